@@ -1,0 +1,1 @@
+"""The subject itself: images, captions, embeddings, shards. Knows nothing of Dagster."""

@@ -1,0 +1,31 @@
+"""The seven aspect buckets, and which one an image belongs to.
+
+Source: seed 000 "Aspect ratio bucketing", seed 002 decision 2; CONTRACTS section 1, row "bucket".
+"""
+
+# The seed's order: it breaks ties.
+BUCKETS = ("1024x1024", "832x1216", "1216x832", "768x1280", "1280x768", "704x1344", "1344x704")
+
+# Outside this range of width / height an image still gets its nearest bucket, with a warning.
+USUAL_RATIOS = (0.4, 2.5)
+
+
+def bucket_size(bucket: str) -> tuple[int, int]:
+    """(width, height) in pixels."""
+    width, _, height = bucket.partition("x")
+    return int(width), int(height)
+
+
+_RATIOS = tuple(w / h for w, h in map(bucket_size, BUCKETS))
+
+
+def assign_bucket(width: int, height: int) -> str:
+    """The bucket whose width/height is nearest to this image's; the first in the seed's order on a tie."""
+    ratio = width / height
+    distances = [abs(ratio - r) for r in _RATIOS]
+    return BUCKETS[distances.index(min(distances))]
+
+
+def is_unusual_ratio(width: int, height: int) -> bool:
+    low, high = USUAL_RATIOS
+    return not low <= width / height <= high

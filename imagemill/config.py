@@ -1,0 +1,97 @@
+"""Configuration as values: one field, one unit, one sentence. Read from `imagemill.yaml`, absent file = preview models.
+
+    encoders:
+      vae_latents: {model: black-forest-labs/FLUX.1-dev, subfolder: vae, revision: main, device: auto, dtype: bfloat16}
+    threads: 2
+
+Belongs here: the shape of the configuration, its defaults and its errors.
+Belongs elsewhere: live objects made from it (resources/).
+Source: CONTRACTS section 6.
+"""
+
+import os
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+import yaml
+
+from imagemill.embedding_specs import EmbeddingSpec, embedding_specs
+from imagemill.errors import MissingInput, WrongUsage
+
+PREVIEW = "preview"
+
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class EncoderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How one kind is encoded.
+
+    Attributes:
+        model: hub id or folder written by `save_pretrained`; `preview` for the small stand-in.
+        revision: branch, tag or commit on the hub.
+        subfolder: folder inside the model repository.
+        device: where the model runs; `auto` takes cuda (ROCm too), then mps, then cpu.
+        dtype: compute dtype, `float32`, `bfloat16`, `float16` or `float64`.
+        batch_size: most items in one model call.
+        batch_pixels: most pixels in one model call, for kinds whose cost grows with the image.
+    """
+
+    model: str = PREVIEW
+    revision: str | None = None
+    subfolder: str | None = None
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    dtype: Literal["float32", "bfloat16", "float16", "float64"] = "float32"
+    batch_size: Positive = 8
+    batch_pixels: Positive = 4 * 1024 * 1024
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The whole of `imagemill.yaml`.
+
+    Attributes:
+        encoders: settings per embedding kind; a kind left out uses its preview model.
+        threads: CPU threads of a model's own arithmetic; 0 takes the number of processors.
+        decode_threads: threads that open and prepare images ahead of the model.
+        write_threads: threads that write and flush files behind the model.
+        shard_size: most samples in one tar.
+    """
+
+    encoders: dict[str, EncoderSettings] = {}
+    threads: Annotated[int, msgspec.Meta(ge=0)] = 0
+    decode_threads: Positive = 2
+    write_threads: Positive = 8
+    shard_size: Positive = 1000
+
+    def encoder(self, spec: EmbeddingSpec) -> EncoderSettings:
+        settings = self.encoders.get(spec.kind, EncoderSettings())
+        if settings.model == spec.default_model and settings.subfolder is None:
+            return msgspec.structs.replace(settings, subfolder=spec.default_subfolder)
+        return settings
+
+    @property
+    def model_threads(self) -> int:
+        return self.threads or os.cpu_count() or 1
+
+
+def read_config(path: Path, *, required: bool = False) -> Config:
+    """Read and check a configuration file.
+
+    Raises:
+        MissingInput: `required` and no file there.
+        WrongUsage: not YAML, an unknown field, a value of the wrong kind.
+    """
+    if not path.exists():
+        if required:
+            raise MissingInput("configuration file not found", where=path, do="check --config")
+        return Config()
+    try:
+        config = msgspec.convert(yaml.safe_load(path.read_text("utf-8")) or {}, Config)
+    except (yaml.YAMLError, msgspec.ValidationError, UnicodeDecodeError) as error:
+        raise WrongUsage(f"configuration is not valid: {error}", where=path, do="see README, 'Real models'") from error
+    known = {spec.kind for spec in embedding_specs()}
+    if unknown := sorted(set(config.encoders) - known):
+        raise WrongUsage(
+            f"unknown embedding kind {unknown[0]!r}", where=f"{path}, encoders", do=f"choose from {', '.join(sorted(known))}"
+        )
+    return config

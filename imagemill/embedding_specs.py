@@ -1,0 +1,116 @@
+"""What each embedding kind is: said once, read by passes, shards, checks, counters and the command line.
+
+Adding a kind: one `EmbeddingSpec` here, one encoder file in encoders/ (with its preview recipe), one line in
+assets/embeddings.py. Everything else follows from the registry.
+
+Source: seed 000 (shapes, dtypes, folders), seed 001 (shard member names), CONTRACTS section 1.
+"""
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+DINOV3_WIDTH = 1024
+VAE_CHANNELS = 16
+VAE_DOWNSAMPLING = 8
+T5_TOKENS = 77
+T5_WIDTH = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingSpec:
+    """One embedding kind.
+
+    Attributes:
+        kind: the asset's name, also the name in ledger, provenance and configuration.
+        pass_name: what `--pass` calls it.
+        folder: folder below `derived/` that holds one `{image_id}.npy` per image.
+        member: tar member suffix in a shard (`dinov3.npy`).
+        source: what it is made from, and so what makes it stale: the image's pixels or its caption.
+        dtype: NumPy name of the stored dtype.
+        shape: (height, width) of the oriented image in pixels → shape of the stored array.
+        encoder: `module:Class` with a classmethod `load(settings)`; imported only when a file has to be made.
+        default_model: hub id for real work, with `default_subfolder` inside it.
+    """
+
+    kind: str
+    pass_name: str
+    folder: str
+    member: str
+    source: Literal["pixels", "caption"]
+    dtype: str
+    shape: Callable[[int, int], tuple[int, ...]]
+    encoder: str
+    default_model: str
+    default_subfolder: str | None = None
+
+    def encoder_class(self) -> Any:
+        """Import the encoder: this is where torch comes in, so call it late."""
+        module, _, name = self.encoder.partition(":")
+        return getattr(importlib.import_module(module), name)
+
+
+def latent_shape(height: int, width: int) -> tuple[int, int, int]:
+    """(16, H // 8, W // 8)."""
+    return VAE_CHANNELS, height // VAE_DOWNSAMPLING, width // VAE_DOWNSAMPLING
+
+
+_SPECS: dict[str, EmbeddingSpec] = {}
+
+
+def register(spec: EmbeddingSpec) -> EmbeddingSpec:
+    """Make a kind known to every room. Names, folders and members must be its own."""
+    for other in _SPECS.values():
+        for field in ("pass_name", "folder", "member"):
+            if other.kind != spec.kind and getattr(other, field) == getattr(spec, field):
+                raise ValueError(f"embedding kind {spec.kind}: {field} {getattr(spec, field)!r} belongs to {other.kind}")
+    _SPECS[spec.kind] = spec
+    return spec
+
+
+def embedding_specs() -> tuple[EmbeddingSpec, ...]:
+    """Every kind, in order of registration, which is also the order of members in a shard."""
+    return tuple(_SPECS.values())
+
+
+DINOV3 = register(
+    EmbeddingSpec(
+        kind="dinov3_npy",
+        pass_name="dinov3",
+        folder="dinov3",
+        member="dinov3.npy",
+        source="pixels",
+        dtype="float32",
+        shape=lambda height, width: (DINOV3_WIDTH,),
+        encoder="imagemill.encoders.dinov3:DinoV3Encoder",
+        default_model="facebook/dinov3-vitl16-pretrain-lvd1689m",
+    )
+)
+VAE = register(
+    EmbeddingSpec(
+        kind="vae_latents",
+        pass_name="vae",
+        folder="vae_latents",
+        member="vae.npy",
+        source="pixels",
+        dtype="float16",
+        shape=latent_shape,
+        encoder="imagemill.encoders.flux_vae:FluxVaeEncoder",
+        default_model="black-forest-labs/FLUX.1-dev",
+        default_subfolder="vae",
+    )
+)
+T5 = register(
+    EmbeddingSpec(
+        kind="t5_hidden",
+        pass_name="t5",
+        folder="t5_hidden",
+        member="t5h.npy",
+        source="caption",
+        dtype="float16",
+        shape=lambda height, width: (T5_TOKENS, T5_WIDTH),
+        encoder="imagemill.encoders.t5:T5Encoder",
+        default_model="google-t5/t5-large",
+    )
+)

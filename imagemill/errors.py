@@ -1,0 +1,73 @@
+"""Errors that say what, where, why, and what to do.
+
+Belongs here: the base class and every error more than one room raises.
+Belongs elsewhere: findings about data (validation/findings.py), ledger rows (ledger.py): those are values, not exceptions.
+"""
+
+from pathlib import Path
+
+
+class ImagemillError(Exception):
+    """A failure the reader can act on. The facts are attributes, the message is laid out for people."""
+
+    def __init__(self, what: str, *, where: object = None, why: str | None = None, do: str | None = None) -> None:
+        self.what, self.where, self.why, self.do = what, where, why, do
+        super().__init__(what)
+
+    def __str__(self) -> str:
+        hints = (("where:", self.where), ("why:  ", self.why), ("do:   ", self.do))
+        return "\n".join([self.what, *(f"  {label} {text}" for label, text in hints if text)])
+
+    def __reduce__(self):
+        # Exceptions with keyword-only arguments do not survive a worker process without this.
+        return _rebuild, (type(self), self.__dict__.copy())
+
+
+def _rebuild(cls: type[ImagemillError], state: dict) -> ImagemillError:
+    error = cls.__new__(cls)
+    Exception.__init__(error, state["what"])
+    error.__dict__.update(state)
+    return error
+
+
+class WrongUsage(ImagemillError, ValueError):
+    """An unknown name or a bad value: exit code 2."""
+
+
+class MissingInput(ImagemillError, FileNotFoundError):
+    """A file or folder the work begins from is not there."""
+
+
+class Refused(ImagemillError):
+    """The input's own fault: tried again only when the input changes, never fails a run.
+
+    `reason` is the ledger's reason code (`undecodable`, `too_small`, …).
+    """
+
+    def __init__(self, reason: str, what: str, *, where: object = None, why: str | None = None, do: str | None = None):
+        super().__init__(what, where=where, why=why, do=do)
+        self.reason = reason
+
+
+class InvalidNpy(ImagemillError, ValueError):
+    """A file under a final name does not hold what its contract says; `reason` is one word for reports."""
+
+    def __init__(self, reason: str, path: Path, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}", where=path, do="run imagemill again: it replaces the file and says so")
+        self.reason = reason
+
+
+class NonFiniteEmbedding(ImagemillError, ValueError):
+    """An encoder produced NaN or infinity before the cast to its stored dtype."""
+
+
+class ModelUnusable(ImagemillError, RuntimeError):
+    """A model cannot be found, loaded or run on this machine."""
+
+
+class ModelMismatch(ImagemillError, RuntimeError):
+    """The encoder of this run is not the one that made the files already there: one directory never mixes two."""
+
+
+class ShardExists(ImagemillError, FileExistsError):
+    """Shards are already there and nobody said to replace them."""

@@ -1,0 +1,119 @@
+"""Final names appear whole or not at all: a temporary name in the same folder, flushed, then renamed.
+
+    derived/dinov3/.tmp-<host>-<pid>-<birth>-000001     being written by a living process
+    derived/dinov3/abc123xyz.npy                        whole
+
+The temporary name carries the writing process, so that only those of dead ones are swept.
+Source: CONTRACTS section 0, "Every final name appears atomically".
+"""
+
+import functools
+import hashlib
+import itertools
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+import psutil
+
+_PREFIX = ".tmp-"
+_serial = itertools.count(1)
+
+
+def process_birth(pid: int) -> int | None:
+    """When that process began, in clock ticks (Linux: since boot); None where none runs.
+
+    A pid alone is used again by the system; with its birth it names one process.
+    """
+    try:
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return None if state in "ZX" else int(fields[18])
+    except (FileNotFoundError, ProcessLookupError):
+        return None if Path("/proc/self/stat").exists() else _birth_elsewhere(pid)
+
+
+def _birth_elsewhere(pid: int) -> int | None:
+    # Not on Linux: psutil's wall-clock birth moves when the clock is set, so it is only second choice.
+    try:
+        process = psutil.Process(pid)
+        return None if process.status() == psutil.STATUS_ZOMBIE else round(process.create_time() * 100)
+    except psutil.NoSuchProcess:
+        return None
+
+
+@functools.lru_cache(maxsize=1)
+def _host() -> str:
+    return hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]
+
+
+@functools.lru_cache(maxsize=4)
+def _owner(pid: int) -> str:
+    return f"{_host()}-{pid}-{process_birth(pid)}"
+
+
+def owner_name() -> str:
+    """This process as it stands in temporary names and lock files: host, pid, birth."""
+    return _owner(os.getpid())
+
+
+def is_dead_owner(name: str) -> bool:
+    """Whether the process so named ran on this host and is gone. Another host's is never called dead."""
+    host, pid, birth = (name.split("-") + ["", ""])[:3]
+    return host == _host() and pid.isdigit() and str(process_birth(int(pid))) != birth
+
+
+def temporary_path(folder: Path) -> Path:
+    """A fresh name beside the final one. It does not carry the final name: that may use all 255 bytes."""
+    return folder / f"{_PREFIX}{owner_name()}-{next(_serial):06d}"
+
+
+def temporaries(folder: Path) -> list[Path]:
+    """Temporary names in this folder, whoever owns them."""
+    return [Path(e.path) for e in os.scandir(folder) if e.name.startswith(_PREFIX)] if folder.is_dir() else []
+
+
+def is_orphan(path: Path) -> bool:
+    """Whether a temporary name belongs to a dead process."""
+    return is_dead_owner(path.name.removeprefix(_PREFIX))
+
+
+def sweep_temporaries(folder: Path) -> int:
+    """Remove what dead processes left half-written in this folder; returns how many files."""
+    dead = [path for path in temporaries(folder) if is_orphan(path) and not path.is_dir()]
+    for path in dead:
+        path.unlink(missing_ok=True)
+    return len(dead)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames in this folder durable."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def atomic_write(path: Path) -> Iterator[BinaryIO]:
+    """Open a binary file that gets its name, durably, when the block ends; an exception leaves the old one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = temporary_path(path.parent)
+    try:
+        with open(temporary, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def write_bytes_atomic(path: Path, data: bytes) -> None:
+    with atomic_write(path) as file:
+        file.write(data)

@@ -1,0 +1,84 @@
+"""Where things live below one data root. Paths only: nothing here touches the disk.
+
+    data/
+    ├─ approved/       {image_id}.jpg  {image_id}.txt          (may be a symlink; only read)
+    ├─ derived/        approved_image_dataset.jsonl  dinov3/  vae_latents/  t5_hidden/
+    ├─ shards/         bucket_<bucket>/shard-NNNNNN.tar  index.jsonl  manifest.json
+    ├─ imagemill.yaml  configuration, optional
+    ├─ .imagemill/     ledger.sqlite  provenance/  preview_models/  quarantine/
+    └─ .dagster/       the Dagster history of this root
+
+Source: CONTRACTS, first table.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT_VARIABLE = "IMAGEMILL_DATA_ROOT"
+DEFAULT_ROOT = "data"
+
+
+@dataclass(frozen=True, slots=True)
+class DataRoot:
+    """One data root, as an absolute path."""
+
+    path: Path
+
+    @classmethod
+    def resolve(cls, given: str | os.PathLike[str] | None = None) -> "DataRoot":
+        """The given folder, else $IMAGEMILL_DATA_ROOT, else ./data."""
+        chosen = given or os.environ.get(ROOT_VARIABLE) or DEFAULT_ROOT
+        return cls(Path(os.path.abspath(Path(chosen).expanduser())))
+
+    @property
+    def approved(self) -> Path:
+        return self.path / "approved"
+
+    @property
+    def derived(self) -> Path:
+        return self.path / "derived"
+
+    @property
+    def stage2_jsonl(self) -> Path:
+        return self.derived / "approved_image_dataset.jsonl"
+
+    @property
+    def shards(self) -> Path:
+        return self.path / "shards"
+
+    @property
+    def state(self) -> Path:
+        return self.path / ".imagemill"
+
+    @property
+    def ledger(self) -> Path:
+        return self.state / "ledger.sqlite"
+
+    @property
+    def provenance(self) -> Path:
+        return self.state / "provenance"
+
+    @property
+    def locks(self) -> Path:
+        return self.state / "locks"
+
+    @property
+    def quarantine(self) -> Path:
+        return self.state / "quarantine"
+
+    @property
+    def preview_models(self) -> Path:
+        return self.state / "preview_models"
+
+    @property
+    def config_file(self) -> Path:
+        return self.path / "imagemill.yaml"
+
+    @property
+    def dagster_home(self) -> Path:
+        return self.path / ".dagster"
+
+    def image_path(self, file_name: str) -> str:
+        """What a record's `image_path` holds: relative to the data root's parent, with `/`."""
+        return f"{self.path.name}/approved/{file_name}"

@@ -1,0 +1,1 @@
+"""What is done with images: plan_* decides on values, run_* and write_* touch the disk."""

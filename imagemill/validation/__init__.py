@@ -1,0 +1,1 @@
+"""One validator for asset checks, the command line and preflight."""
