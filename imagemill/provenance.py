@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from imagemill.errors import ModelMismatch
-from imagemill.formats.atomic import write_bytes_atomic
+from imagemill.atomic import write_bytes_atomic
 
 UNKNOWN = "unknown"
 
