@@ -61,7 +61,7 @@ def owner_name() -> str:
 
 def is_dead_owner(name: str) -> bool:
     """Whether the process so named ran on this host and is gone. Another host's is never called dead."""
-    host, pid, birth = (name.split("-") + ["", ""])[:3]
+    host, pid, birth = [*name.split("-"), "", ""][:3]
     return host == _host() and pid.isdigit() and str(process_birth(int(pid))) != birth
 
 

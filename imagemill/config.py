@@ -92,6 +92,8 @@ def read_config(path: Path, *, required: bool = False) -> Config:
     known = {spec.kind for spec in embedding_specs()}
     if unknown := sorted(set(config.encoders) - known):
         raise WrongUsage(
-            f"unknown embedding kind {unknown[0]!r}", where=f"{path}, encoders", do=f"choose from {', '.join(sorted(known))}"
+            f"unknown embedding kind {unknown[0]!r}",
+            where=f"{path}, encoders",
+            do=f"choose from {', '.join(sorted(known))}",
         )
     return config

@@ -64,7 +64,9 @@ def register(spec: EmbeddingSpec) -> EmbeddingSpec:
     for other in _SPECS.values():
         for field in ("pass_name", "folder", "member"):
             if other.kind != spec.kind and getattr(other, field) == getattr(spec, field):
-                raise ValueError(f"embedding kind {spec.kind}: {field} {getattr(spec, field)!r} belongs to {other.kind}")
+                raise ValueError(
+                    f"embedding kind {spec.kind}: {field} {getattr(spec, field)!r} belongs to {other.kind}"
+                )
     _SPECS[spec.kind] = spec
     return spec
 

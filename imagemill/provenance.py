@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from imagemill.errors import ModelMismatch
 from imagemill.atomic import write_bytes_atomic
+from imagemill.errors import ModelMismatch
 
 UNKNOWN = "unknown"
 

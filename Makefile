@@ -1,0 +1,84 @@
+# imagemill: set-up, the main job, tests. Plain `make` lists the targets.
+
+PYTHON ?= python3
+# Any build of torch: make setup TORCH='torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu'
+TORCH ?= torch==2.13.0
+UV ?= uv==0.13.8
+BIN := .venv/bin
+STAMP := .venv/set-up.stamp
+
+# Recipes read these from the environment, so that folder names may hold spaces.
+export IMAGES DATA_ROOT TORCH
+
+.PHONY: help setup run ui test soak lint lock bench clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## /make \1  /p' Makefile
+
+setup: $(STAMP) ## virtual environment and locked dependencies in .venv
+
+# A torch named on the command line is installed even where another one is already there.
+ifeq ($(origin TORCH),command line)
+.PHONY: $(STAMP)
+HAVE_TORCH := false
+else
+HAVE_TORCH := $(BIN)/python -c 'import torch' 2>/dev/null
+endif
+
+$(STAMP): requirements.lock pyproject.toml | $(BIN)/uv
+	$(HAVE_TORCH) || $(BIN)/python -m pip install $$TORCH
+	$(BIN)/uv pip install --python $(BIN)/python --require-hashes -r requirements.lock
+	$(BIN)/uv pip install --python $(BIN)/python --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(BIN)/uv:
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' || \
+		{ echo "imagemill needs Python 3.11, 3.12 or 3.13; do: make setup PYTHON=python3.12" >&2; exit 1; }
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install '$(UV)'
+
+REAL_PATH := $(BIN)/python -c 'import os, sys; print(os.path.realpath(os.path.expanduser(sys.argv[1])))'
+
+run: setup ## the main job on sample photographs, or on IMAGES=folder with a data root of its own (DATA_ROOT=)
+ifeq ($(strip $(IMAGES)),)
+	@$(BIN)/python -m imagemill.demo "$${DATA_ROOT:-data}"
+	$(BIN)/imagemill run --data-root "$${DATA_ROOT:-data}"
+else
+	@set -eu; \
+	refuse() { echo "make run: $$1" >&2; exit 2; }; \
+	folder=$$($(REAL_PATH) "$$IMAGES"); \
+	test -d "$$folder" || refuse "no such folder: IMAGES=$$IMAGES"; \
+	root=$$($(REAL_PATH) "$${DATA_ROOT:-data-$$(basename "$$folder")}"); \
+	case "$$root/" in "$$folder"/*) refuse "data root $$root lies in the folder of images, which is only read; choose another DATA_ROOT=" ;; esac; \
+	approved=$$root/approved; \
+	if [ ! -e "$$approved" ] && [ ! -L "$$approved" ]; then mkdir -p "$$root"; ln -s "$$folder" "$$approved"; fi; \
+	test "$$($(REAL_PATH) "$$approved")" = "$$folder" || \
+		refuse "$$approved holds or names other images; choose another DATA_ROOT="; \
+	$(BIN)/imagemill run --data-root "$$root"
+endif
+
+ui: setup ## the Dagster UI on the history of DATA_ROOT (default data)
+	$(BIN)/imagemill ui --data-root "$${DATA_ROOT:-data}"
+
+test: setup ## every test but the soak trials; skips are listed with their reasons at the end
+	$(BIN)/pytest
+
+soak: setup ## full-length crash and endurance trials
+	$(BIN)/pytest -m soak
+
+lint: setup ## rules, format, types, import contract
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+lock: $(BIN)/uv ## resolve pyproject.toml into requirements.lock (versions there stay where they still fit)
+	$(BIN)/uv pip compile --universal --generate-hashes --no-strip-extras --python-version 3.11 --all-extras \
+		--override requirements-overrides.txt -o requirements.lock pyproject.toml
+
+bench: setup ## every benchmark against its limit
+	@set -e; for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python "$$file"; done
+
+clean: ## caches and build outputs; .venv and data stay
+	rm -rf dist build .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -path ./.venv -prune -o -path './data*' -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +

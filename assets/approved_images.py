@@ -1,0 +1,17 @@
+"""The source of the graph: the folder of approved images, which imagemill reads and never writes."""
+
+import dagster as dg
+
+from assets.partitions import images
+
+approved_images = dg.AssetSpec(
+    "approved_images",
+    partitions_def=images,
+    group_name="stage2",
+    kinds={"file"},
+    owners=["team:imagemill"],
+    description=(
+        "One partition per image of `approved/`: jpg, jpeg, png or webp at its top level, its caption beside it as "
+        "`{image_id}.txt`. Read only. New files become partitions through `imagemill run` or the sensor."
+    ),
+)

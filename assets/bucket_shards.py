@@ -1,0 +1,67 @@
+"""WebDataset tars per aspect bucket."""
+
+from contextlib import closing
+
+import dagster as dg
+from pydantic import Field
+
+from assets.partitions import buckets
+from assets.stage2_jsonl import stage2_jsonl
+from imagemill.pipeline.readiness import ASSET, find_ready
+from imagemill.pipeline.shards import Existing, ShardParameters, ShardSet, plan_shards, refuse_conflicts
+from resources.data_root import DataRootResource
+
+
+class ShardConfig(dg.Config):
+    """Parameters of one packing run."""
+
+    shard_size: int | None = Field(
+        None, ge=1, description="Samples per tar; unset: shard_size of imagemill.yaml (1000)."
+    )
+    shuffle: bool = Field(False, description="Reorder the ready samples before limit and grouping.")
+    seed: int = Field(1337, description="Seed of the shuffle.")
+    limit: int | None = Field(None, ge=1, description="Samples over all buckets, after the shuffle.")
+    existing: str = Field(
+        "update", description="Shards already there: `update` changed sets of ours, `refuse`, or `replace`."
+    )
+    output_dir: str | None = Field(None, description="Folder for the shards; unset: the remembered one, else shards/.")
+    progress_every: int = Field(500, ge=1, description="Ready records between two progress lines.")
+
+
+@dg.asset(
+    deps=[stage2_jsonl],
+    partitions_def=buckets,
+    backfill_policy=dg.BackfillPolicy.single_run(),
+    io_manager_key="tar_io",
+    group_name="shards",
+    kinds={"webdataset"},
+    owners=["team:imagemill"],
+    code_version="1",
+)
+def bucket_shards(context: dg.AssetExecutionContext, config: ShardConfig, data_root: DataRootResource) -> ShardSet:
+    """`shards/bucket_<bucket>/shard-NNNNNN.tar` with index and manifest, from every record whose files are valid and current."""
+    root = data_root.root()
+    output = data_root.shards_folder(config.output_dir)
+    parameters = ShardParameters(
+        config.shard_size or data_root.config().shard_size, config.shuffle, config.seed, config.limit
+    )
+    existing: Existing = config.existing  # type: ignore[assignment]
+    with closing(data_root.ledger()) as ledger:
+        found = find_ready(root.stage2_jsonl, root.derived, ledger, buckets=context.partition_keys)
+        ledger.record_files(found.adopted)
+        ledger.replace_problems(ASSET, found.problems)
+        ledger.record_counts(
+            context.run_id,
+            ASSET,
+            {
+                "total_records": found.total_records,
+                "ready_records": len(found.ready),
+                "skipped_incomplete": found.skipped_incomplete,
+                "filtered": found.filtered,
+            },
+        )
+    shard_set = plan_shards(found.ready, context.partition_keys, output, parameters, existing)
+    refuse_conflicts(shard_set)
+    for plan in shard_set.plans:
+        context.add_asset_metadata({"samples": plan.samples, "shards": len(plan.shards)}, partition_key=plan.bucket)
+    return shard_set

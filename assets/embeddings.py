@@ -1,0 +1,81 @@
+"""One npy per image and kind. Adding a kind is one line here, besides its spec and its encoder."""
+
+from contextlib import closing
+
+import dagster as dg
+from imagemill.formats.npy import NpyStore
+from pydantic import Field
+
+from assets.approved_images import approved_images
+from assets.partitions import IMAGES_PER_RUN, images
+from imagemill.embedding_specs import DINOV3, T5, VAE, EmbeddingSpec
+from imagemill.pipeline.embed import EmbeddingStream, EmbedWorker
+from imagemill.pipeline.facts import adopt_captions
+from imagemill.pipeline.plan import plan_for
+from imagemill.pipeline.scan import survey
+from resources.data_root import DataRootResource
+from resources.encoders import Encoders
+from resources.engine import Engine
+
+
+class ImageConfig(dg.Config):
+    """Which of the run's images to take."""
+
+    up_to: str | None = Field(None, description="Only images whose id sorts at or before this one.")
+
+
+def embedding_asset(spec: EmbeddingSpec, description: str) -> dg.AssetsDefinition:
+    """The asset of one embedding kind: it lists what its images lack and streams the making of it to the npy IO manager."""
+
+    @dg.asset(
+        name=spec.kind,
+        deps=[approved_images],
+        partitions_def=images,
+        backfill_policy=dg.BackfillPolicy.multi_run(IMAGES_PER_RUN),
+        io_manager_key="npy_io",
+        group_name="stage2",
+        kinds={"numpy", "pytorch"},
+        owners=["team:imagemill"],
+        code_version="1",
+        description=description,
+        metadata={"folder": f"derived/{spec.folder}", "dtype": spec.dtype, "default model": spec.default_model},
+    )
+    def embedding(
+        context: dg.AssetExecutionContext,
+        config: ImageConfig,
+        data_root: DataRootResource,
+        encoders: Encoders,
+        engine: Engine,
+    ) -> EmbeddingStream:
+        ids = [i for i in context.partition_keys if config.up_to is None or i <= config.up_to]
+        root = data_root.root()
+        encoders.check_recorded(spec)
+        options = encoders.worker_options(spec)
+        store: NpyStore = options["store"]
+        store.sweep()
+        with closing(data_root.ledger()) as ledger:
+            scan = survey(root.approved, ledger)
+            adopt_captions(root.stage2_jsonl, scan, ledger)
+            plan = plan_for(spec, ids, scan, ledger, store.listing())
+        rows = engine.map_batches(EmbedWorker, plan.jobs, batch_size=options["settings"].batch_size, **options)
+        return EmbeddingStream(store, plan, rows, root.ledger)
+
+    return embedding
+
+
+dinov3_npy = embedding_asset(
+    DINOV3,
+    "DINOv3 pooled output of each image, float32 (1024,), in `derived/dinov3/{image_id}.npy`: for similarity search, "
+    "near-duplicate checks and curation.",
+)
+vae_latents = embedding_asset(
+    VAE,
+    "Flux VAE latent of each image at its original size, float16 (16, H//8, W//8), in `derived/vae_latents/{image_id}.npy`: "
+    "posterior mean, neither scaled nor shifted.",
+)
+t5_hidden = embedding_asset(
+    T5,
+    "T5-Large hidden states of each caption, float16 (77, 1024), zeros where the mask is 0, in `derived/t5_hidden/{image_id}.npy`.",
+)
+
+embedding_assets = [dinov3_npy, vae_latents, t5_hidden]

@@ -1,0 +1,13 @@
+"""How the work is cut: by image, by bucket."""
+
+import dagster as dg
+
+from imagemill.buckets import BUCKETS
+
+# One key per approved image. Keys are never deleted: a vanished source keeps its outputs.
+images = dg.DynamicPartitionsDefinition(name="images")
+
+buckets = dg.StaticPartitionsDefinition(list(BUCKETS))
+
+# Runs take ranges of at most this many images: 0.3 ms of bookkeeping per image instead of a run each.
+IMAGES_PER_RUN = 8192

@@ -1,0 +1,37 @@
+"""The light metadata: one JSON line per image that opens and has a caption."""
+
+from contextlib import closing
+
+import dagster as dg
+from imagemill.formats.jsonl import read_jsonl
+
+from assets.embeddings import embedding_assets
+from imagemill.pipeline.facts import adopt_captions, complete_facts, complete_masks, note_missing_captions
+from imagemill.pipeline.merge import Merge, plan_merge
+from imagemill.pipeline.scan import survey
+from resources.data_root import DataRootResource
+from resources.encoders import Encoders
+
+
+@dg.asset(
+    deps=[dg.AssetDep(asset, partition_mapping=dg.AllPartitionMapping()) for asset in embedding_assets],
+    io_manager_key="jsonl_io",
+    group_name="stage2",
+    kinds={"json"},
+    owners=["team:imagemill"],
+    code_version="1",
+)
+def stage2_jsonl(context: dg.AssetExecutionContext, data_root: DataRootResource, encoders: Encoders) -> Merge:
+    """`derived/approved_image_dataset.jsonl`: id, path, caption, T5 mask, size, bucket; no embeddings inside.
+
+    Built from the ledger without opening an image that a pass has opened before.
+    """
+    root = data_root.root()
+    with closing(data_root.ledger()) as ledger:
+        scan = survey(root.approved, ledger)
+        adopt_captions(root.stage2_jsonl, scan, ledger)
+        complete_facts(root.approved, scan, ledger, threads=data_root.config().decode_threads)
+        complete_masks(ledger, encoders.masks)
+        note_missing_captions(scan, ledger)
+        lines = read_jsonl(root.stage2_jsonl) if root.stage2_jsonl.is_file() else []
+        return plan_merge(lines, ledger.sources(), ledger.captions(), root)

@@ -1,0 +1,43 @@
+"""`imagemill explain ID`: why is this image, or why is it not, in the shards?"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import click
+import msgspec
+
+from dagster_project.cli.options import root_options
+from imagemill.layout import DataRoot
+from imagemill.pipeline.story import explain
+
+
+@click.command("explain")
+@click.argument("image_id", metavar="ID")
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@root_options
+def command(root: DataRoot, image_id: str, as_json: bool) -> None:
+    """Tell one image's whole story: source, caption, embeddings, record, bucket, shard, or what stopped it."""
+    story = explain(root, image_id)
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(story)).decode())
+        return
+    for line in story_lines(story):
+        click.echo(line)
+
+
+def story_lines(story: Mapping[str, Any]) -> Iterator[str]:
+    yield story["image_id"]
+    yield f"  source     {_facts(story.get('source')) or 'no image in approved/'}"
+    yield f"  caption    {_facts(story.get('caption')) or 'none'}"
+    yield f"  bucket     {story.get('bucket') or 'unknown until the image opens'}"
+    for kind, embedding in story["embeddings"].items():
+        yield f"  {kind:<10} {_facts(embedding) or 'no file'}"
+    yield f"  record     {'line ' + str(story['record']) if story['record'] else 'none'}"
+    yield f"  shard      {_facts(story['shard']) or 'in none'}"
+    for problem in story["problems"]:
+        yield f"  {problem['outcome']} by {problem['asset']}: {problem['reason']}: {problem['detail']}"
+        yield f"    do: {problem['do']}"
+
+
+def _facts(facts: Mapping[str, Any] | None) -> str:
+    return ", ".join(f"{name} {value}" for name, value in (facts or {}).items())

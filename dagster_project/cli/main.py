@@ -1,0 +1,70 @@
+"""`imagemill`: finds a command's file when it is called, so that `validate` and `explain` never load Dagster or torch.
+
+Exit codes: 0 done; 1 the work or a validation failed; 2 wrong usage; 130 and 143 interrupted by SIGINT and SIGTERM.
+"""
+
+import importlib
+import sys
+
+import click
+
+from imagemill.errors import ImagemillError, WrongUsage
+
+COMMANDS = {
+    "run": "run",
+    "stage2": "stage2",
+    "shards": "shards",
+    "validate": "validate",
+    "verify": "verify",
+    "explain": "explain",
+    "status": "status",
+    "ui": "ui",
+}
+
+
+class _Commands(click.Group):
+    """Commands by name, imported on demand."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        return importlib.import_module(f"dagster_project.cli.{COMMANDS[cmd_name]}").command
+
+
+@click.group(
+    cls=_Commands,
+    # Every multi-word option takes `-` and `_`.
+    context_settings={
+        "token_normalize_func": lambda name: name.replace("_", "-"),
+        "help_option_names": ["-h", "--help"],
+    },
+)
+@click.version_option(package_name="imagemill")
+def cli() -> None:
+    """Folders of approved images in, training-ready datasets out."""
+
+
+def main() -> None:
+    try:
+        cli.main(standalone_mode=False)
+    except click.exceptions.Exit as done:
+        sys.exit(done.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        sys.exit(130)
+    except ImagemillError as error:
+        click.echo(f"imagemill: {error}", err=True)
+        sys.exit(2 if isinstance(error, WrongUsage) else 1)
+    except BrokenPipeError:
+        # `imagemill explain … | head` is not an error.
+        sys.stderr.close()
+        sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,31 @@
+"""Options that every command takes, and what they resolve to."""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from imagemill.layout import ROOT_VARIABLE, DataRoot
+
+CONFIG_VARIABLE = "IMAGEMILL_CONFIG"
+
+
+def root_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """`--data-root` and `--config`; the command gets `root: DataRoot`.
+
+    Both go into the environment too, where the code location and its child processes find them.
+    """
+
+    @click.option("--data-root", metavar="DIR", help="Data root (default: $IMAGEMILL_DATA_ROOT, else data/).")
+    @click.option("--config", metavar="FILE", help="Configuration (default: imagemill.yaml in the data root).")
+    def with_root(data_root: str | None, config: str | None, **given: Any) -> Any:
+        root = DataRoot.resolve(data_root)
+        os.environ[ROOT_VARIABLE] = str(root.path)
+        if config:
+            os.environ[CONFIG_VARIABLE] = os.path.abspath(config)
+        return command(root=root, **given)
+
+    with_root.__name__, with_root.__doc__ = command.__name__, command.__doc__
+    with_root.__click_params__ = [*with_root.__click_params__, *getattr(command, "__click_params__", [])]  # type: ignore[attr-defined]
+    return with_root

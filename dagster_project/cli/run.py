@@ -1,0 +1,46 @@
+"""`imagemill run`: approved images → embeddings → records → shards → checks."""
+
+import sys
+
+import click
+
+from dagster_project.cli.options import root_options
+from imagemill.embedding_specs import embedding_specs
+from imagemill.layout import DataRoot
+
+
+def pass_names() -> list[str]:
+    return [*(spec.pass_name for spec in embedding_specs()), "migrate", "all"]
+
+
+class Passes(click.ParamType):
+    """Comma-separated pass names."""
+
+    name = "names"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        if isinstance(value, tuple):
+            return value
+        names = tuple(name.strip() for name in str(value).split(",") if name.strip())
+        for name in names:
+            if name not in pass_names():
+                self.fail(f"{name!r} is not one of {', '.join(pass_names())}", param, ctx)
+        return names
+
+
+@click.command("run")
+@click.option("--passes", type=Passes(), default=(), metavar="A,B", help="Embedding passes (default: all).")
+@click.option("--fail-on-skip", is_flag=True, help="Exit 1 if any input was refused.")
+@root_options
+def command(root: DataRoot, passes: tuple[str, ...], fail_on_skip: bool) -> None:
+    """Bring everything up to date: only what is missing, invalid or stale is made."""
+    from dagster_project.summary import exit_code, summary_lines
+    from dagster_project.work import chosen_specs, open_work
+
+    with open_work(root) as work:
+        work.embed([] if passes == ("migrate",) else chosen_specs(passes))
+        if not work.interrupted:
+            work.publish()
+        for line in summary_lines(work):
+            click.echo(line)
+        sys.exit(exit_code(work, fail_on_skip=fail_on_skip))

@@ -1,0 +1,31 @@
+"""`imagemill status`: how the data root stands."""
+
+import click
+
+from dagster_project.cli.options import root_options
+from imagemill.layout import DataRoot
+from imagemill.pipeline.story import Status, read_status
+
+
+@click.command("status")
+@root_options
+def command(root: DataRoot) -> None:
+    """Count images, embeddings, records, shards, and what is in the way."""
+    for line in status_lines(read_status(root)):
+        click.echo(line)
+
+
+def status_lines(status: Status) -> list[str]:
+    lines = [f"images      {status.images} seen, source_missing {status.source_missing}"]
+    for kind, counts in status.kinds.items():
+        lines.append(f"{kind:<11} " + ", ".join(f"{count} {name}" for name, count in counts.items()))
+    lines.append(f"records     {status.records}")
+    lines += [
+        f"bucket      {bucket:<10} {samples} samples in {shards} shards"
+        for bucket, (samples, shards) in status.buckets.items()
+    ]
+    lines += [f"not arrived {reason:<18} {count}" for reason, count in sorted(status.reasons().items())]
+    lines += [f"  {p.item}: {p.outcome} by {p.asset}: {p.reason}: {p.detail}" for p in status.problems[:20]]
+    if len(status.problems) > 20:
+        lines.append(f"  and {len(status.problems) - 20} more; `imagemill explain ID` tells each one's story")
+    return lines

@@ -1,0 +1,34 @@
+"""`imagemill verify`: every record, header and value of Stage 2, and the shards against index and checksums."""
+
+import sys
+
+import click
+
+from dagster_project.cli.options import root_options
+from imagemill.layout import DataRoot
+from imagemill.pipeline.story import open_ledger, shards_folder
+from imagemill.validation.findings import Report, as_text
+from imagemill.validation.validator import validate, verify_stage2
+
+
+@click.command("verify")
+@root_options
+def command(root: DataRoot) -> None:
+    """Read everything back and compare. Names each bad id; exit 1 on any finding."""
+    with open_ledger(root) as ledger:
+        output = shards_folder(root, ledger)
+    reports = [verify_stage2(root.stage2_jsonl, root.derived)]
+    reports += [
+        validate(folder, kind="shards", derived=root.derived)
+        for folder in sorted(output.glob("bucket_*"))
+        if folder.is_dir()
+    ]
+    sys.exit(show(reports))
+
+
+def show(reports: list[Report]) -> int:
+    """Print reports; the exit code."""
+    for report in reports:
+        for line in as_text(report):
+            click.echo(line)
+    return 0 if all(report.passed for report in reports) else 1

@@ -1,0 +1,64 @@
+"""The resources of each deployment, by name; `IMAGEMILL_DEPLOYMENT` chooses (default `local`).
+
+local        one machine, the data root from the command line or the environment
+test         a data root given in code
+production   like local, but the data root must be named: a service never works on ./data by accident
+"""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from io_managers.npy import NpyIOManager
+
+from imagemill.errors import WrongUsage
+from imagemill.layout import ROOT_VARIABLE
+from io_managers.jsonl import JsonlIOManager
+from io_managers.tar import TarIOManager
+from resources.data_root import DataRootResource
+from resources.encoders import Encoders
+from resources.engine import Engine
+
+DEPLOYMENT_VARIABLE = "IMAGEMILL_DEPLOYMENT"
+
+Resources = dict[str, Any]
+
+
+def local_resources(path: str | None = None) -> Resources:
+    """Everything assets, IO managers and checks ask for, on one machine."""
+    data_root = DataRootResource(path=path)
+    return {
+        "data_root": data_root,
+        "encoders": Encoders(data_root=data_root),
+        "engine": Engine(),
+        "npy_io": NpyIOManager(data_root=data_root),
+        "jsonl_io": JsonlIOManager(data_root=data_root),
+        "tar_io": TarIOManager(data_root=data_root),
+    }
+
+
+def test_resources(path: str) -> Resources:
+    return local_resources(path)
+
+
+def production_resources() -> Resources:
+    if not os.environ.get(ROOT_VARIABLE):
+        raise WrongUsage(
+            f"{ROOT_VARIABLE} is not set",
+            where=f"{DEPLOYMENT_VARIABLE}=production",
+            do="name the data root of this service",
+        )
+    return local_resources()
+
+
+DEPLOYMENTS: dict[str, Callable[[], Resources]] = {"local": local_resources, "production": production_resources}
+
+
+def chosen_resources() -> Resources:
+    """The resources of the deployment that the environment names."""
+    name = os.environ.get(DEPLOYMENT_VARIABLE, "local")
+    if name not in DEPLOYMENTS:
+        raise WrongUsage(
+            f"unknown deployment {name!r}", where=DEPLOYMENT_VARIABLE, do=f"choose from {', '.join(DEPLOYMENTS)}"
+        )
+    return DEPLOYMENTS[name]()

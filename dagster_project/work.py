@@ -1,0 +1,126 @@
+"""The main job as the command line runs it: the same assets in the same instance as the UI, in as few runs as can be.
+
+    survey ─> register partitions ─> embedding runs over ranges of images ─> one run for records, shards and checks
+
+Belongs here: which runs a command needs, and what they did.
+Belongs elsewhere: what one run does (assets/), how a run of ours is started (dagster_project/runs.py), printing (cli/).
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import dagster as dg
+from dagster_project.instance import open_instance
+from dagster_project.runs import RunOutcome, run_here
+from imagemill.formats.npy import NpyStore
+from io_managers.events import DEFER_TAG
+
+from assets.partitions import IMAGES_PER_RUN, buckets, images
+from dagster_project.partitions import register_images, report_sources
+from imagemill.embedding_specs import EmbeddingSpec, embedding_specs
+from imagemill.layout import DataRoot
+from imagemill.ledger import Ledger
+from imagemill.pipeline.facts import adopt_captions
+from imagemill.pipeline.plan import Job, plan_for
+from imagemill.pipeline.ranges import plan_ranges
+from imagemill.pipeline.scan import Scan, survey
+
+
+@dataclass(slots=True)
+class Work:
+    """What one command has done so far.
+
+    `counts`: per asset, counters of its runs. `checks`: check name → passed. `error`: text of the first run that failed.
+    """
+
+    root: DataRoot
+    instance: dg.DagsterInstance
+    began: float = field(default_factory=time.monotonic)
+    outcomes: list[RunOutcome] = field(default_factory=list)
+    seen: int = 0
+
+    @property
+    def run_ids(self) -> list[str]:
+        return [outcome.run_id for outcome in self.outcomes]
+
+    @property
+    def error(self) -> str | None:
+        return next((outcome.error for outcome in self.outcomes if outcome.error), None)
+
+    @property
+    def interrupted(self) -> int | None:
+        """Number of the signal that stopped a run, if one did."""
+        return next((outcome.signal for outcome in self.outcomes if outcome.signal), None)
+
+    def seconds(self) -> float:
+        return time.monotonic() - self.began
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        with Ledger(self.root.ledger) as ledger:
+            return ledger.counts(self.run_ids)
+
+    def checks(self) -> dict[str, bool]:
+        return {name: passed for outcome in self.outcomes for name, passed in outcome.checks.items()}
+
+    # ---- the two halves
+
+    def embed(self, specs: Sequence[EmbeddingSpec], *, limit: int | None = None) -> None:
+        """Embed what is missing, invalid or stale, in name order, a few thousand images per run."""
+        with Ledger(self.root.ledger) as ledger:
+            scan = survey(self.root.approved, ledger)
+            adopt_captions(self.root.stage2_jsonl, scan, ledger)
+            wanted = sorted({job.image_id for spec in specs for job in self._jobs(spec, scan, ledger)})[:limit]
+        self.seen = scan.seen
+        register_images(self.instance, scan.sources, scan)
+        report_sources(self.instance, self.root, scan)
+        assert images.name
+        for part in plan_ranges(self.instance.get_dynamic_partitions(images.name), wanted, IMAGES_PER_RUN):
+            if self.interrupted or self._stopped():
+                return
+            up_to = {"up_to": wanted[-1]} if limit else {}
+            self._run(
+                [spec.kind for spec in specs],
+                tags={DEFER_TAG: "true"},
+                partition_range=(part.first, part.last),
+                run_config={"ops": {spec.kind: {"config": up_to} for spec in specs}},
+            )
+
+    def _jobs(self, spec: EmbeddingSpec, scan: Scan, ledger: Ledger) -> list[Job]:
+        listing = NpyStore(self.root.derived / spec.folder, spec).listing()
+        return plan_for(spec, list(scan.sources), scan, ledger, listing).jobs
+
+    def _stopped(self) -> bool:
+        """A run ended by something other than single images: the next range would meet the same."""
+        return any(outcome.error and not outcome.only_images_failed for outcome in self.outcomes)
+
+    def publish(
+        self, assets: Sequence[str] = ("stage2_jsonl", "bucket_shards"), *, chosen: Sequence[str] = (), **config: Any
+    ) -> None:
+        """Write the records, and the shards of the chosen buckets (default all)."""
+        keys = list(chosen) or list(buckets.get_partition_keys())
+        given = {name: value for name, value in config.items() if value is not None}
+        self._run(
+            assets,
+            partition_range=(keys[0], keys[-1]) if "bucket_shards" in assets else None,
+            run_config={"ops": {"bucket_shards": {"config": given}}} if "bucket_shards" in assets and given else None,
+        )
+
+    def _run(self, assets: Sequence[str], **how: Any) -> None:
+        self.outcomes.append(run_here(self.instance, assets, **how))
+
+
+@contextmanager
+def open_work(root: DataRoot) -> Iterator[Work]:
+    """A data root with its Dagster history, for one command."""
+    with open_instance(root) as instance:
+        yield Work(root, instance)
+
+
+def chosen_specs(passes: Sequence[str]) -> list[EmbeddingSpec]:
+    """The specs of these pass names; all of them where none is named, or `all` is."""
+    if not passes or "all" in passes:
+        return list(embedding_specs())
+    return [spec for spec in embedding_specs() if spec.pass_name in passes]

@@ -1,0 +1,318 @@
+"""What we know about each image, and why it did or did not get where it was going. One SQLite file per data root.
+
+    sources   the approved image as it was last read: stat triple, fingerprint, oriented size
+    captions  its caption: text, where it came from, T5 mask
+    files     every npy we vouch for, by the stat triple it has on disk: made from what, by which model
+    problems  one row per input and asset that did not arrive: reason code, detail, remedy
+    counts    what each run did, for summaries
+    verified  shard sets that passed a full check, by what the file system said of them then
+    places    folders outside the root that a run was told to use
+
+A file's row is committed *before* the file gets its final name, and is found by stat triple: a kill between the two leaves
+either the old file with its old row, or the new file with its new one, never a file with the wrong history.
+
+Belongs here: the schema, typed rows, reads and writes in one transaction each.
+Belongs elsewhere: what to do about it (pipeline/).
+"""
+
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import msgspec
+
+from imagemill.errors import ImagemillError
+from imagemill.files import StatTriple
+
+SCHEMA_VERSION = 1
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS sources (
+    image_id TEXT PRIMARY KEY, file_name TEXT NOT NULL, size INT, mtime_ns INT, inode INT,
+    fingerprint TEXT NOT NULL, height INT NOT NULL, width INT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS captions (
+    image_id TEXT PRIMARY KEY, size INT, mtime_ns INT, inode INT,
+    text TEXT NOT NULL, origin TEXT NOT NULL, fingerprint TEXT NOT NULL, mask TEXT, truncated INT) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS files (
+    kind TEXT, image_id TEXT, size INT, mtime_ns INT, inode INT,
+    source TEXT, content TEXT NOT NULL, maker TEXT NOT NULL,
+    PRIMARY KEY (kind, image_id, size, mtime_ns, inode)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS problems (
+    item TEXT, asset TEXT, outcome TEXT NOT NULL, reason TEXT NOT NULL, detail TEXT NOT NULL, remedy TEXT NOT NULL,
+    size INT, mtime_ns INT, inode INT, run_id TEXT, at TEXT NOT NULL, PRIMARY KEY (item, asset)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS counts (run_id TEXT, asset TEXT, counts TEXT NOT NULL, PRIMARY KEY (run_id, asset)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS verified (path TEXT PRIMARY KEY, signature TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS places (name TEXT PRIMARY KEY, path TEXT NOT NULL) WITHOUT ROWID;
+"""
+
+
+class SourceRow(msgspec.Struct, frozen=True):
+    """An approved image as last read. `height` and `width` in pixels, after EXIF orientation."""
+
+    image_id: str
+    file_name: str
+    stat: StatTriple
+    fingerprint: str
+    height: int
+    width: int
+
+
+class CaptionRow(msgspec.Struct, frozen=True):
+    """A caption as it goes into the record. `stat` is the sidecar's, None for other origins; `mask` holds 77 ints."""
+
+    image_id: str
+    stat: StatTriple | None
+    text: str
+    origin: str
+    fingerprint: str
+    mask: list[int] | None = None
+    truncated: bool = False
+
+
+class FileRow(msgspec.Struct, frozen=True):
+    """One npy file we vouch for.
+
+    `source`: fingerprint of what it was made from, None where nobody knows; `content`: of the file's bytes;
+    `maker`: the model's key, or `unknown` for adopted files.
+    """
+
+    kind: str
+    image_id: str
+    stat: StatTriple
+    source: str | None
+    content: str
+    maker: str
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """Why an input did not get through an asset. `item`: image id, or file name where there is no id.
+
+    `outcome`: *refused* is the input's own fault (not tried again until `stat` changes), *failed* is ours.
+    """
+
+    item: str
+    asset: str
+    outcome: Literal["refused", "failed"]
+    reason: str
+    detail: str
+    remedy: str
+    stat: StatTriple | None = None
+    run_id: str = ""
+    at: str = ""
+
+
+class Ledger:
+    """One connection. Use as a context manager; `transaction()` groups writes."""
+
+    def __init__(self, path: Path, *, read_only: bool = False) -> None:
+        self.path = path
+        try:
+            self._db = _connect(path, read_only)
+        except sqlite3.DatabaseError as error:
+            raise ImagemillError(
+                f"the ledger cannot be opened: {error}",
+                where=path,
+                do="move the file away: imagemill makes a new one and adopts the files on disk",
+            ) from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._db.close()
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """All or nothing, and durable when the block ends. Nested blocks join the outer one."""
+        if self._db.in_transaction:
+            yield
+            return
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
+        self._db.execute("COMMIT")
+
+    # ---- reads
+
+    def sources(self, ids: Sequence[str] | None = None) -> dict[str, SourceRow]:
+        rows = self._select("sources", "image_id, file_name, size, mtime_ns, inode, fingerprint, height, width", ids)
+        return {r[0]: SourceRow(r[0], r[1], StatTriple(*r[2:5]), *r[5:]) for r in rows}
+
+    def captions(self, ids: Sequence[str] | None = None) -> dict[str, CaptionRow]:
+        rows = self._select(
+            "captions", "image_id, size, mtime_ns, inode, text, origin, fingerprint, mask, truncated", ids
+        )
+        return {r[0]: CaptionRow(r[0], _triple(r[1:4]), r[4], r[5], r[6], _mask(r[7]), bool(r[8])) for r in rows}
+
+    def files(self, kind: str, ids: Sequence[str] | None = None) -> dict[tuple[str, StatTriple], FileRow]:
+        """Every file vouched for, by (image id, stat triple)."""
+        rows = self._select(
+            "files", "kind, image_id, size, mtime_ns, inode, source, content, maker", ids, "kind = ?", (kind,)
+        )
+        found = (FileRow(r[0], r[1], StatTriple(*r[2:5]), *r[5:]) for r in rows)
+        return {(row.image_id, row.stat): row for row in found}
+
+    def problems(self, items: Sequence[str] | None = None) -> list[Problem]:
+        columns = "item, asset, outcome, reason, detail, remedy, size, mtime_ns, inode, run_id, at"
+        rows = self._select("problems", columns, items, key="item")
+        return [Problem(*r[:6], _triple(r[6:9]), *r[9:]) for r in rows]
+
+    def counts(self, run_ids: Sequence[str]) -> dict[str, dict[str, int]]:
+        """Counters per asset, added up over these runs."""
+        total: dict[str, dict[str, int]] = {}
+        for asset, counts in self._select("counts", "asset, counts", run_ids, key="run_id"):
+            into = total.setdefault(asset, {})
+            for name, value in msgspec.json.decode(counts).items():
+                into[name] = into.get(name, 0) + value
+        return total
+
+    def place(self, name: str) -> Path | None:
+        row = self._db.execute("SELECT path FROM places WHERE name = ?", (name,)).fetchone()
+        return Path(row[0]) if row else None
+
+    def verified(self, path: Path) -> str | None:
+        row = self._db.execute("SELECT signature FROM verified WHERE path = ?", (str(path),)).fetchone()
+        return row[0] if row else None
+
+    # ---- writes
+
+    def record_sources(self, rows: Iterable[SourceRow]) -> None:
+        self._upsert("sources", 8, ((r.image_id, r.file_name, *r.stat, r.fingerprint, r.height, r.width) for r in rows))
+
+    def record_captions(self, rows: Iterable[CaptionRow]) -> None:
+        self._upsert(
+            "captions",
+            9,
+            (
+                (
+                    r.image_id,
+                    *(r.stat or _NO_STAT),
+                    r.text,
+                    r.origin,
+                    r.fingerprint,
+                    _mask_text(r.mask),
+                    int(r.truncated),
+                )
+                for r in rows
+            ),
+        )
+
+    def record_masks(self, rows: Iterable[tuple[str, str, list[int], bool]]) -> None:
+        """(image id, caption fingerprint, mask, truncated): only where that is still the caption."""
+        with self.transaction():
+            self._db.executemany(
+                "UPDATE captions SET mask = ?, truncated = ? WHERE image_id = ? AND fingerprint = ?",
+                ((_mask_text(mask), int(cut), image_id, fingerprint) for image_id, fingerprint, mask, cut in rows),
+            )
+
+    def record_files(self, rows: Iterable[FileRow]) -> None:
+        self._upsert("files", 8, ((r.kind, r.image_id, *r.stat, r.source, r.content, r.maker) for r in rows))
+
+    def forget_superseded(self, rows: Iterable[FileRow]) -> None:
+        """Drop the rows of files that these have replaced on disk. Call after the rename."""
+        with self.transaction():
+            self._db.executemany(
+                "DELETE FROM files WHERE kind = ? AND image_id = ? AND NOT (size = ? AND mtime_ns = ? AND inode = ?)",
+                ((r.kind, r.image_id, *r.stat) for r in rows),
+            )
+
+    def record_problems(self, rows: Iterable[Problem]) -> None:
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        self._upsert(
+            "problems",
+            11,
+            (
+                (r.item, r.asset, r.outcome, r.reason, r.detail, r.remedy, *(r.stat or _NO_STAT), r.run_id, r.at or now)
+                for r in rows
+            ),
+        )
+
+    def clear_problems(self, asset: str, items: Iterable[str]) -> None:
+        with self.transaction():
+            self._db.executemany("DELETE FROM problems WHERE item = ? AND asset = ?", ((item, asset) for item in items))
+
+    def replace_problems(self, asset: str, rows: Iterable[Problem]) -> None:
+        """These are all the problems this asset has now."""
+        with self.transaction():
+            self._db.execute("DELETE FROM problems WHERE asset = ?", (asset,))
+            self.record_problems(rows)
+
+    def record_counts(self, run_id: str, asset: str, counts: dict[str, int]) -> None:
+        self._upsert("counts", 3, [(run_id, asset, msgspec.json.encode(counts).decode())])
+
+    def record_verified(self, path: Path, signature: str) -> None:
+        self._upsert("verified", 2, [(str(path), signature)])
+
+    def remember_place(self, name: str, path: Path) -> None:
+        self._upsert("places", 2, [(name, str(path))])
+
+    # ---- plumbing
+
+    def _select(
+        self,
+        table: str,
+        columns: str,
+        ids: Sequence[str] | None,
+        where: str = "1",
+        given: tuple = (),
+        *,
+        key: str = "image_id",
+    ) -> Iterator[tuple[Any, ...]]:
+        if ids is not None:
+            # json_each takes any number of ids in one parameter, where IN (?, ?, …) has a limit.
+            where, given = (
+                f"{where} AND {key} IN (SELECT value FROM json_each(?))",
+                (*given, msgspec.json.encode(ids).decode()),
+            )
+        return self._db.execute(f"SELECT {columns} FROM {table} WHERE {where}", given)
+
+    def _upsert(self, table: str, columns: int, rows: Iterable[tuple]) -> None:
+        with self.transaction():
+            self._db.executemany(f"INSERT OR REPLACE INTO {table} VALUES ({', '.join('?' * columns)})", rows)
+
+
+_NO_STAT = (None, None, None)
+
+
+def _connect(path: Path, read_only: bool) -> sqlite3.Connection:
+    if read_only:
+        db = sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=60, isolation_level=None)
+        db.execute("SELECT 1 FROM sources LIMIT 1")
+        return db
+    path.parent.mkdir(parents=True, exist_ok=True)
+    db = sqlite3.connect(path, timeout=60, isolation_level=None)
+    db.execute("PRAGMA journal_mode = WAL")
+    # FULL: a row is on the disk before the file it vouches for gets its name.
+    db.execute("PRAGMA synchronous = FULL")
+    db.executescript(_SCHEMA)
+    version = db.execute("PRAGMA user_version").fetchone()[0]
+    if version > SCHEMA_VERSION:
+        raise ImagemillError(
+            f"the ledger has version {version}, this imagemill knows up to {SCHEMA_VERSION}",
+            where=path,
+            do="upgrade imagemill",
+        )
+    if version < SCHEMA_VERSION:
+        db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+    return db
+
+
+def _triple(columns: Sequence[int | None]) -> StatTriple | None:
+    return None if columns[0] is None else StatTriple(*columns)  # type: ignore[arg-type]
+
+
+def _mask(text: str | None) -> list[int] | None:
+    # Stored as "1110…": 77 characters instead of a JSON array.
+    return None if text is None else [int(c) for c in text]
+
+
+def _mask_text(mask: Sequence[int] | None) -> str | None:
+    return None if mask is None else "".join("1" if bit else "0" for bit in mask)

@@ -1,0 +1,384 @@
+"""The stream that turns images into npy files: decode ahead, infer, write behind; memory flat in the number of images.
+
+    jobs ──decode threads──> prepared items ──groups──> model ──write threads──> staged files ──publish──> final names
+              (open, hash, check what is there)   (equal shapes,                 (.tmp-…, on disk)  (ledger row, then rename)
+                                                   pixel budget)
+
+Belongs here: the worker an engine runs (`EmbedWorker`), its rows, and `publish`, which the process that owns the ledger runs.
+Belongs elsewhere: what is a job at all (pipeline/plan.py), the models (encoders/), Dagster events (io_managers/npy.py).
+"""
+
+import contextlib
+import os
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from imagemill.atomic import sync_folder
+from imagemill.config import EncoderSettings
+from imagemill.embedding_specs import EmbeddingSpec
+from imagemill.encoding import Encoder, Prepared
+from imagemill.errors import ImagemillError, InvalidNpy, ModelUnusable, Refused
+from imagemill.files import StatTriple, fingerprint, stat_triple
+from imagemill.formats.npy import NpyStore, npy_header
+from imagemill.ledger import FileRow, Ledger, Problem, SourceRow
+from imagemill.pipeline.facts import inspect_image
+from imagemill.pipeline.plan import EmbeddingPlan, Job
+from imagemill.provenance import UNKNOWN, guard_identity
+
+Outcome = Literal["computed", "kept", "adopted", "refused", "failed"]
+
+# Rows per ledger transaction and folder flush, and the longest a finished file waits for its name.
+PUBLISH_ROWS = 128
+PUBLISH_SECONDS = 1.0
+
+
+@dataclass(slots=True)
+class EmbedRow:
+    """What became of one job: a few hundred bytes, never pixels.
+
+    `replaced`: why a file that was there is not good (`truncated`, `stale`, …). `staged`: the temporary file to publish.
+    `calls`: model calls that this row's batch took, on one row of each batch.
+    """
+
+    image_id: str
+    outcome: Outcome
+    stat: StatTriple
+    source: SourceRow | None = None
+    caption_fingerprint: str | None = None
+    file: FileRow | None = None
+    staged: Path | None = None
+    replaced: str | None = None
+    reason: str = ""
+    detail: str = ""
+    remedy: str = ""
+    calls: int = 0
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Item:
+    """A job on its way through the worker."""
+
+    job: Job
+    source: SourceRow
+    prepared: Prepared
+    replaced: str | None
+
+
+class EmbedWorker:
+    """Makes files of one kind. Built once per process; the model is loaded when the first file has to be made.
+
+    Args:
+        spec: the kind.
+        approved: folder of images. store: where the files go.
+        settings, threads, preview_root: for the encoder.
+        provenance: folder of recorded identities: a model that differs from the recorded one is refused before any call.
+    """
+
+    def __init__(
+        self,
+        *,
+        spec: EmbeddingSpec,
+        approved: Path,
+        store: NpyStore,
+        provenance: Path,
+        preview_root: Path,
+        settings: EncoderSettings,
+        threads: int,
+        decode_threads: int = 2,
+        write_threads: int = 8,
+    ) -> None:
+        self.spec, self.approved, self.store, self.provenance = spec, approved, store, provenance
+        self.preview_root, self.settings, self.threads = preview_root, settings, threads
+        self.decode_threads, self.write_threads = decode_threads, write_threads
+        self._encoder: Encoder | None = None
+        self._loading = threading.Lock()
+        self._succeeded = False
+
+    # ---- the stream
+
+    def stream(self, jobs: Iterable[Job]) -> Iterator[EmbedRow]:
+        """Yield one row per job, in any order. An interrupt first yields what is already written, then goes on its way."""
+        self.store.folder.mkdir(parents=True, exist_ok=True)
+        writes: deque[Future[EmbedRow]] = deque()
+        with (
+            ThreadPoolExecutor(self.decode_threads, "decode") as decoders,
+            ThreadPoolExecutor(self.write_threads, "write") as writers,
+        ):
+            ahead = self._decode_ahead(decoders, jobs)
+            try:
+                for batch in self._batches(ahead):
+                    if isinstance(batch, EmbedRow):
+                        yield batch
+                        continue
+                    writes.extend(self._make(batch, writers))
+                    yield from _finished(writes, keep=2 * self.write_threads)
+                yield from _finished(writes, keep=0)
+            except GeneratorExit:
+                raise
+            except BaseException:
+                decoders.shutdown(wait=False, cancel_futures=True)
+                yield from _finished(writes, keep=0)
+                raise
+
+    def close(self) -> None:
+        if self._encoder is not None:
+            self._encoder.close()
+            self._encoder = None
+
+    def encoder(self) -> Encoder:
+        """The model, loaded and its identity recorded (or refused) on first use."""
+        with self._loading:
+            if self._encoder is None:
+                given = {"spec": self.spec, "threads": self.threads, "preview_root": self.preview_root}
+                encoder_class = self.spec.encoder_class()
+                guard_identity(self.provenance, encoder_class.identify(self.settings, **given))
+                self._encoder = encoder_class.load(self.settings, **given)
+            return self._encoder
+
+    # ---- decode threads
+
+    def _decode_ahead(self, pool: ThreadPoolExecutor, jobs: Iterable[Job]) -> Iterator[_Item | EmbedRow]:
+        """Run `_prepare` on threads, at most a batch and a little more ahead of the model."""
+        ahead = self.settings.batch_size + 2 * self.decode_threads
+        running: deque[Future[_Item | EmbedRow]] = deque()
+        for job in jobs:
+            running.append(pool.submit(self._prepare, job))
+            if len(running) >= ahead:
+                yield running.popleft().result()
+        while running:
+            yield running.popleft().result()
+
+    def _prepare(self, job: Job) -> _Item | EmbedRow:
+        try:
+            return self._examine(job)
+        except Refused as refusal:
+            row = EmbedRow(job.image_id, "refused", job.stat, reason=refusal.reason, detail=refusal.what)
+            row.remedy = refusal.do or "replace the image"
+            return row
+        except ImagemillError:  # the model cannot be loaded, or is not the recorded one: that stops the pass
+            raise
+        except Exception as error:  # disk, memory: this image is tried again by the next run
+            return _failure(job, "read_error" if isinstance(error, OSError) else "prepare_error", error)
+
+    def _examine(self, job: Job) -> _Item | EmbedRow:
+        """Keep or adopt the file that is there, or prepare the image for the model."""
+        facts, pixels = job.facts, None
+        if facts is None:
+            facts, pixels = inspect_image(self.approved, job)
+        wanted = facts.fingerprint if self.spec.source == "pixels" else job.caption_fingerprint
+        replaced = None
+        if job.present:
+            row, replaced = self._existing(job, facts, wanted)
+            if row:
+                outcome: Outcome = "kept" if job.known else "adopted"
+                return EmbedRow(job.image_id, outcome, job.stat, facts, job.caption_fingerprint, row)
+        encoder = self.encoder()
+        if self.spec.source == "caption":
+            item: np.ndarray | str = job.caption or ""
+        else:
+            item = pixels if pixels is not None else inspect_image(self.approved, job)[1]
+        return _Item(job, facts, encoder.prepare(item), replaced)
+
+    def _existing(self, job: Job, facts: SourceRow, wanted: str | None) -> tuple[FileRow | None, str | None]:
+        """The row of a file that may stay, or the reason why it may not."""
+        if job.known and job.known.source is not None:
+            return (job.known, None) if job.known.source == wanted else (None, "stale")
+        try:
+            content = self.store.check(job.image_id, facts.height, facts.width)
+        except InvalidNpy as invalid:
+            return None, invalid.reason
+        assert job.present
+        return FileRow(self.spec.kind, job.image_id, job.present, wanted, content, UNKNOWN), None
+
+    # ---- groups
+
+    def _batches(self, items: Iterable[_Item | EmbedRow]) -> Iterator[list[_Item] | EmbedRow]:
+        """Items of one group, up to `batch_size` and `batch_pixels`; the first batch is a single one, to fail early."""
+        waiting: dict[Any, list[_Item]] = {}
+        for item in items:
+            if isinstance(item, EmbedRow):
+                yield item
+                continue
+            group = waiting.setdefault(item.prepared.group, [])
+            group.append(item)
+            if not self._succeeded or self._is_full(group):
+                yield waiting.pop(item.prepared.group)
+            elif self._is_crowded(waiting.values()):
+                yield waiting.pop(max(waiting, key=lambda key: len(waiting[key])))
+        yield from waiting.values()
+
+    def _is_full(self, group: Sequence[_Item]) -> bool:
+        pixels = sum(item.prepared.pixels for item in group)
+        next_pixels = pixels + group[-1].prepared.pixels
+        return len(group) >= self.settings.batch_size or next_pixels > self.settings.batch_pixels
+
+    def _is_crowded(self, groups: Iterable[Sequence[_Item]]) -> bool:
+        """Whether so much waits for company that the largest group goes as it is."""
+        items = [item for group in groups for item in group]
+        pixels = sum(item.prepared.pixels for item in items)
+        return len(items) >= 4 * self.settings.batch_size or pixels >= 4 * self.settings.batch_pixels
+
+    # ---- the model
+
+    def _make(self, batch: list[_Item], writers: ThreadPoolExecutor) -> list[Future[EmbedRow]]:
+        """Encode a batch and hand each array to a writer. A batch that raises is halved until the culprit is alone."""
+        encoder = self.encoder()
+        before = encoder.calls
+        try:
+            arrays = encoder.encode([item.prepared for item in batch])
+        except Exception as error:
+            if len(batch) > 1:
+                middle = len(batch) // 2
+                return self._make(batch[:middle], writers) + self._make(batch[middle:], writers)
+            return [_done(self._model_failure(batch[0], error, encoder))]
+        self._succeeded = True
+        calls = [encoder.calls - before] + [0] * (len(batch) - 1)
+        return [writers.submit(self._write, *made) for made in zip(batch, arrays, calls, strict=True)]
+
+    def _model_failure(self, item: _Item, error: Exception, encoder: Encoder) -> EmbedRow:
+        finite = not isinstance(error, ImagemillError)
+        if not self._succeeded and finite:
+            # Nothing has ever come out of this model here: say so in seconds instead of failing every image.
+            raise ModelUnusable(
+                f"{self.spec.kind}: {encoder.identity.model} does not run on {encoder.identity.device}: {error}",
+                where=self.approved / item.job.file_name,
+                do="choose another device, dtype or batch_size in imagemill.yaml",
+            ) from error
+        return _failure(item.job, "model_error" if finite else "non_finite", error)
+
+    # ---- write threads
+
+    def _write(self, item: _Item, array: np.ndarray, calls: int) -> EmbedRow:
+        job = item.job
+        expected = (self.spec.shape(item.source.height, item.source.width), self.spec.dtype)
+        if (array.shape, array.dtype.name) != expected:
+            return _failure(job, "wrong_shape", ValueError(f"{array.shape} {array.dtype}, expected {expected}"))
+        try:
+            staged = self.store.stage(array)
+        except OSError as error:
+            return _failure(job, "write_error", error)
+        content = fingerprint(npy_header(array.shape, array.dtype), np.ascontiguousarray(array).data.cast("B"))
+        wanted = item.source.fingerprint if self.spec.source == "pixels" else job.caption_fingerprint
+        maker = self.encoder().identity.key
+        file = FileRow(self.spec.kind, job.image_id, stat_triple(staged), wanted, content, maker)
+        return EmbedRow(
+            job.image_id, "computed", job.stat, item.source, job.caption_fingerprint, file, staged, item.replaced,
+            calls=calls, facts=item.prepared.facts,
+        )  # fmt: skip
+
+
+def _done(row: EmbedRow) -> Future[EmbedRow]:
+    future: Future[EmbedRow] = Future()
+    future.set_result(row)
+    return future
+
+
+def _finished(writes: deque[Future[EmbedRow]], *, keep: int) -> Iterator[EmbedRow]:
+    """Rows of the oldest writes, waiting for them while more than `keep` are under way."""
+    while len(writes) > keep or (writes and writes[0].done()):
+        yield writes.popleft().result()
+
+
+def _failure(job: Job, reason: str, error: Exception) -> EmbedRow:
+    detail = error.what if isinstance(error, ImagemillError) else f"{type(error).__name__}: {error}"
+    row = EmbedRow(job.image_id, "failed", job.stat, reason=reason, detail=detail, remedy="run imagemill again")
+    return row
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingStream:
+    """A light handle around one pass's stream: what the npy IO manager drains.
+
+    A bare generator would be read by Dagster as events. `plan`: everything about images that need no work.
+    """
+
+    store: NpyStore
+    plan: EmbeddingPlan
+    rows: Iterator[EmbedRow]
+    ledger: Path
+
+
+# ---- publishing: one process, the one that owns the ledger
+
+
+def publish(rows: Iterable[EmbedRow], store: NpyStore, ledger: Ledger, *, run_id: str = "") -> Iterator[list[EmbedRow]]:
+    """Record rows in the ledger, then give their files their final names; yield each batch once it is durable.
+
+    Interrupted, it still publishes the rows it holds, then lets the interrupt go on.
+    """
+    for batch in _timely_batches(rows):
+        _publish_batch(batch, store, ledger, run_id)
+        yield batch
+
+
+def _timely_batches(rows: Iterable[EmbedRow]) -> Iterator[list[EmbedRow]]:
+    batch: list[EmbedRow] = []
+    began = time.monotonic()
+    try:
+        for row in rows:
+            batch.append(row)
+            if len(batch) >= PUBLISH_ROWS or time.monotonic() - began >= PUBLISH_SECONDS:
+                ready, batch = batch, []
+                yield ready
+                began = time.monotonic()
+    except GeneratorExit:
+        raise
+    except BaseException:
+        if batch:
+            yield batch
+        raise
+    if batch:
+        yield batch
+
+
+def _publish_batch(batch: Sequence[EmbedRow], store: NpyStore, ledger: Ledger, run_id: str) -> None:
+    kind = store.spec.kind
+    files = [row.file for row in batch if row.file]
+    good = [row.image_id for row in batch if row.file]
+    masks = [
+        (r.image_id, r.caption_fingerprint, r.facts["mask"], r.facts["truncated"]) for r in batch if "mask" in r.facts
+    ]
+    with ledger.transaction():
+        ledger.record_sources(row.source for row in batch if row.source)
+        ledger.record_files(files)
+        ledger.record_masks(mask for mask in masks if mask[1] is not None)  # type: ignore[misc]
+        ledger.clear_problems(kind, good)
+        ledger.record_problems(problem_of(row, kind, run_id) for row in batch if row.outcome in {"refused", "failed"})
+    staged = [row for row in batch if row.staged]
+    for row in staged:
+        assert row.staged
+        os.replace(row.staged, store.path(row.image_id))
+    if staged:
+        sync_folder(store.folder)
+        ledger.forget_superseded(row.file for row in staged if row.file)
+
+
+def problem_of(row: EmbedRow, asset: str, run_id: str) -> Problem:
+    outcome: Literal["refused", "failed"] = "refused" if row.outcome == "refused" else "failed"
+    return Problem(row.image_id, asset, outcome, row.reason, row.detail, row.remedy, row.stat, run_id)
+
+
+def count_rows(counts: Counter[str], batch: Iterable[EmbedRow]) -> None:
+    """Add a batch to a pass's counters: outcomes, `calls`, and `replaced` files."""
+    for row in batch:
+        counts[row.outcome] += 1
+        counts["calls"] += row.calls
+        counts["replaced"] += row.replaced is not None
+
+
+def run_pass(worker: EmbedWorker, jobs: Sequence[Job], ledger: Ledger, *, run_id: str = "") -> Counter[str]:
+    """One whole pass in this process, without Dagster: what an asset does, as a plain call."""
+    counts: Counter[str] = Counter()
+    with contextlib.closing(worker):
+        for batch in publish(worker.stream(jobs), worker.store, ledger, run_id=run_id):
+            count_rows(counts, batch)
+    return counts

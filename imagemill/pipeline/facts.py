@@ -1,0 +1,120 @@
+"""What a record needs of an image besides its embeddings: that it opens, its size, its caption's mask.
+
+The first pass that opens an image records its facts on the way. Whatever is still unknown when records are written (a T5-only
+run, a caption that came later) is completed here, so that the order of passes never shows in the result.
+
+Source: CONTRACTS section 1, row "record".
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from imagemill.errors import Refused
+from imagemill.files import fingerprint
+from imagemill.formats.jsonl import read_jsonl
+from imagemill.ledger import CaptionRow, Ledger, Problem, SourceRow
+from imagemill.pipeline.merge import record_id
+from imagemill.pipeline.plan import IMAGE_REASONS, Job, Known, missing_caption
+from imagemill.pipeline.scan import Scan, SourceFile, caption_row
+from imagemill.pixels import decode_rgb
+
+ASSET = "stage2_jsonl"
+_CHUNK = 512
+T = TypeVar("T")
+
+# Captions in, (mask of 77 ints, whether the caption was cut) out: the tokenizer alone.
+Masks = Callable[[Sequence[str]], Sequence[tuple[list[int], bool]]]
+
+
+def inspect_image(approved: Path, source: SourceFile | Job) -> tuple[SourceRow, np.ndarray]:
+    """Read an image once.
+
+    Returns:
+        its fingerprint and oriented size, and its pixels, uint8 (H, W, 3).
+
+    Raises:
+        Refused: it does not open, or is too small or too large. OSError: the disk's fault.
+    """
+    data = (approved / source.file_name).read_bytes()
+    pixels = decode_rgb(data, source.file_name)
+    height, width = pixels.shape[:2]
+    return SourceRow(source.image_id, source.file_name, source.stat, fingerprint(data), height, width), pixels
+
+
+def complete_facts(approved: Path, scan: Scan, ledger: Ledger, *, threads: int = 2) -> None:
+    """Open the images no pass has opened yet; record their facts, or why they do not open."""
+    known = Known.read(ledger)
+    refused = {
+        image_id for image_id, problems in known.refusals.items()
+        for p in problems if p.reason in IMAGE_REASONS and image_id in scan.sources and p.stat == scan.sources[image_id].stat
+    }  # fmt: skip
+    todo = [s for s in scan.sources.values() if known.facts(s) is None and s.image_id not in refused]
+    with ThreadPoolExecutor(threads, "inspect") as pool:
+        for chunk in _chunks(todo):
+            results = list(pool.map(lambda source: _facts_or_problem(approved, source), chunk))
+            with ledger.transaction():
+                ledger.record_sources(r for r in results if isinstance(r, SourceRow))
+                ledger.record_problems(r for r in results if isinstance(r, Problem))
+
+
+def _facts_or_problem(approved: Path, source: SourceFile) -> SourceRow | Problem:
+    try:
+        return inspect_image(approved, source)[0]
+    except Refused as refusal:
+        return Problem(
+            source.image_id,
+            ASSET,
+            "refused",
+            refusal.reason,
+            refusal.what,
+            refusal.do or "replace the image",
+            source.stat,
+        )
+    except Exception as error:
+        return Problem(source.image_id, ASSET, "failed", "read_error", str(error), "run imagemill again", source.stat)
+
+
+def adopt_captions(jsonl: Path, scan: Scan, ledger: Ledger) -> None:
+    """Images without a sidecar take the caption of the record they already have, byte for byte."""
+    known = ledger.captions()
+    orphans = {image_id for image_id in scan.sources if image_id not in known}
+    if not orphans or not jsonl.is_file():
+        return
+    rows: list[CaptionRow] = []
+    for line in read_jsonl(jsonl):
+        image_id = record_id(line.value) if line.value is not None else None
+        if image_id in orphans and line.value is not None:
+            caption = line.value.get("caption")
+            if isinstance(caption, str) and caption.strip():
+                rows.append(caption_row(image_id, caption, "record"))
+    ledger.record_captions(rows)
+
+
+def complete_masks(ledger: Ledger, masks: Callable[[], Masks]) -> None:
+    """Tokenise captions that have no mask yet. `masks` loads the tokenizer: it is called only if there are any."""
+    todo = [row for row in ledger.captions().values() if row.mask is None]
+    if not todo:
+        return
+    tokenise = masks()
+    for chunk in _chunks(todo):
+        made = tokenise([row.text for row in chunk])
+        ledger.record_masks((row.image_id, row.fingerprint, *mask) for row, mask in zip(chunk, made, strict=True))
+
+
+def note_missing_captions(scan: Scan, ledger: Ledger) -> None:
+    """One row per image without a caption, so that nothing disappears silently whichever passes ran."""
+    captions = ledger.captions()
+    absent = [s for s in scan.sources.values() if s.image_id not in captions]
+    with ledger.transaction():
+        ledger.clear_problems(
+            ASSET, (p.item for p in ledger.problems() if p.asset == ASSET and p.reason == "missing_caption")
+        )
+        ledger.record_problems(missing_caption(ASSET, source) for source in absent)
+
+
+def _chunks(items: Sequence[T]) -> Iterator[Sequence[T]]:
+    return (items[i : i + _CHUNK] for i in range(0, len(items), _CHUNK))

@@ -1,0 +1,163 @@
+"""What happened to one image, and how the whole data root stands. Reads only; opens no image and no npy.
+
+Belongs here: gathering facts from folders, ledger, records and shard indexes.
+Belongs elsewhere: printing them (dagster_project/cli/).
+Source: CONTRACTS section 0, "Nothing disappears silently".
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from imagemill.buckets import BUCKETS, assign_bucket
+from imagemill.embedding_specs import embedding_specs
+from imagemill.errors import MissingInput
+from imagemill.files import StatTriple
+from imagemill.formats.jsonl import read_jsonl
+from imagemill.formats.npy import NpyStore
+from imagemill.layout import DataRoot
+from imagemill.ledger import Ledger, Problem
+from imagemill.pipeline.merge import record_id
+from imagemill.pipeline.plan import EmbeddingPlan, plan_for
+from imagemill.pipeline.scan import Scan, scan_approved
+from imagemill.pipeline.shards import INDEX, bucket_folder, read_manifest
+
+SHARDS_PLACE = "shards"
+
+
+@dataclass(slots=True)
+class Status:
+    """How a data root stands.
+
+    `kinds`: per embedding kind, counts of done, missing, refused. `problems`: rows that hold now.
+    """
+
+    images: int = 0
+    source_missing: int = 0
+    records: int = 0
+    kinds: dict[str, dict[str, int]] = field(default_factory=dict)
+    buckets: dict[str, tuple[int, int]] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+
+    def reasons(self) -> dict[str, int]:
+        """How many inputs per reason; an input refused by several assets for one reason counts once."""
+        return dict(Counter(reason for _, reason in {(p.item, p.reason) for p in self.problems}))
+
+
+def open_ledger(root: DataRoot) -> Ledger:
+    """The ledger for reading. Raises MissingInput where no run has been."""
+    if not root.ledger.exists():
+        raise MissingInput("nothing has run on this data root yet", where=root.path, do="imagemill run --data-root …")
+    return Ledger(root.ledger, read_only=True)
+
+
+def shards_folder(root: DataRoot, ledger: Ledger) -> Path:
+    return ledger.place(SHARDS_PLACE) or root.shards
+
+
+def read_status(root: DataRoot) -> Status:
+    """Count everything, from listings and the ledger."""
+    scan = scan_approved(root.approved)
+    status = Status(images=scan.seen)
+    with open_ledger(root) as ledger:
+        for spec in embedding_specs():
+            plan = plan_for(
+                spec, list(scan.sources), scan, ledger, NpyStore(root.derived / spec.folder, spec).listing()
+            )
+            status.kinds[spec.kind] = _plan_counts(plan)
+        status.source_missing = len(ledger.sources().keys() - scan.sources.keys())
+        status.problems = current_problems(scan, ledger)
+        output = shards_folder(root, ledger)
+    if root.stage2_jsonl.is_file():
+        status.records = sum(line.value is not None for line in read_jsonl(root.stage2_jsonl))
+    for bucket in BUCKETS:
+        manifest = read_manifest(bucket_folder(output, bucket))
+        if manifest:
+            status.buckets[bucket] = (manifest["samples"], len(manifest["shards"]))
+    return status
+
+
+def _plan_counts(plan: EmbeddingPlan) -> dict[str, int]:
+    return {"done": len(plan.done), "to do": len(plan.jobs), "refused": len(plan.refused)}
+
+
+def current_problems(scan: Scan, ledger: Ledger) -> list[Problem]:
+    """The ledger's problems that still hold: of the bytes that are there now, and of names that are still there."""
+    rows = [p for p in ledger.problems() if p.stat is None or p.stat == _stat_of(p, scan)]
+    captions = ledger.captions()
+    return [p for p in rows if p.reason != "missing_caption" or p.item not in captions]
+
+
+def _stat_of(problem: Problem, scan: Scan) -> StatTriple | None:
+    source = scan.sources.get(problem.item)
+    if source is None:
+        return None
+    return source.caption if problem.reason == "bad_caption" else source.stat
+
+
+def explain(root: DataRoot, image_id: str) -> dict[str, Any]:
+    """The whole story of one image: what is known at every station, and why it went no further.
+
+    Raises:
+        MissingInput: no station has ever heard of it.
+    """
+    scan = scan_approved(root.approved)
+    with open_ledger(root) as ledger:
+        source, facts = scan.sources.get(image_id), ledger.sources([image_id]).get(image_id)
+        caption = ledger.captions([image_id]).get(image_id)
+        story: dict[str, Any] = {"image_id": image_id}
+        if source:
+            story["source"] = {"file": f"approved/{source.file_name}", "bytes": source.stat.size}
+        if facts:
+            story["source"] = {**story.get("source", {"file": f"approved/{facts.file_name}", "missing": True}),
+                               "fingerprint": facts.fingerprint, "height": facts.height, "width": facts.width}  # fmt: skip
+            story["bucket"] = assign_bucket(facts.width, facts.height)
+        if caption:
+            story["caption"] = {"text": caption.text, "origin": caption.origin, "truncated": caption.truncated}
+        story["embeddings"] = {spec.kind: _embedding(root, spec, image_id, ledger) for spec in embedding_specs()}
+        story["record"] = _record_line(root, image_id)
+        story["shard"] = _shard_place(shards_folder(root, ledger), image_id)
+        problems = [p for p in current_problems(scan, ledger) if p.item == image_id or Path(p.item).stem == image_id]
+        story["problems"] = [
+            {"asset": p.asset, "outcome": p.outcome, "reason": p.reason, "detail": p.detail, "do": p.remedy}
+            for p in problems
+        ]
+    if not (source or facts or problems or story["record"] or story["shard"]):
+        raise MissingInput(
+            f"no image {image_id!r}",
+            where=root.approved,
+            do="ids are file names without extension; `imagemill status` lists problems",
+        )
+    return story
+
+
+def _embedding(root: DataRoot, spec: Any, image_id: str, ledger: Ledger) -> dict[str, Any] | None:
+    store = NpyStore(root.derived / spec.folder, spec)
+    path = store.path(image_id)
+    if not path.is_file():
+        return None
+    rows = [row for (_, stat), row in ledger.files(spec.kind, [image_id]).items() if stat == store.stat(image_id)]
+    known = {"maker": rows[0].maker, "made from": rows[0].source} if rows else {"maker": "not in the ledger"}
+    return {"file": f"derived/{spec.folder}/{path.name}", "bytes": path.stat().st_size, **known}
+
+
+def _record_line(root: DataRoot, image_id: str) -> int | None:
+    if not root.stage2_jsonl.is_file():
+        return None
+    return next(
+        (line.number for line in read_jsonl(root.stage2_jsonl) if line.value and record_id(line.value) == image_id),
+        None,
+    )
+
+
+def _shard_place(output: Path, image_id: str) -> dict[str, Any] | None:
+    for index in sorted(output.glob(f"bucket_*/{INDEX}")):
+        for line in read_jsonl(index):
+            if line.value and line.value.get("image_id") == image_id:
+                return {
+                    "tar": f"{index.parent.name}/{line.value['shard']}",
+                    "offset": line.value["offset"],
+                    "size": line.value["size"],
+                }
+    return None

@@ -1,0 +1,52 @@
+"""How long work shows that it moves: a bar on a terminal, a plain line now and then elsewhere."""
+
+import sys
+import time
+from typing import Self
+
+from tqdm import tqdm
+
+PLAIN_SECONDS = 30.0
+
+
+class Progress:
+    """Counts items of one task; rate and time left come with it. Use as a context manager."""
+
+    def __init__(self, task: str, total: int, *, unit: str = "img") -> None:
+        self._bar = tqdm(
+            total=total,
+            desc=task,
+            unit=unit,
+            file=sys.stderr,
+            dynamic_ncols=True,
+            # Where there is no terminal the bar stays silent and `_plain` speaks.
+            disable=None,
+        )
+        self._task, self._total, self._unit = task, total, unit
+        self._done = 0
+        self._began = self._spoken = time.monotonic()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+
+    def advance(self, items: int = 1) -> None:
+        self._done += items
+        self._bar.update(items)
+        if self._bar.disable:
+            self._plain()
+
+    def _plain(self) -> None:
+        now = time.monotonic()
+        if now - self._spoken < PLAIN_SECONDS or not self._done:
+            return
+        self._spoken = now
+        rate = self._done / (now - self._began)
+        left = (self._total - self._done) / rate
+        print(
+            f"{self._task}: {self._done} of {self._total}, {rate:.1f} {self._unit}/s, {left:.0f} s left",
+            file=sys.stderr,
+            flush=True,
+        )

@@ -1,0 +1,29 @@
+"""Rules about the npy files of one kind as they lie on disk, with the ledger as witness."""
+
+from collections.abc import Iterator
+
+from imagemill.errors import InvalidNpy
+from imagemill.formats.npy import NpyStore
+from imagemill.ledger import Ledger
+from imagemill.validation.findings import Finding
+
+
+def embedding_files(store: NpyStore, ledger: Ledger) -> Iterator[Finding | int]:
+    """Every file of a kind. One whose stat triple the ledger vouches for has been read whole before and is not again."""
+    sources, rows = ledger.sources(), ledger.files(store.spec.kind)
+    for image_id, stat in sorted(store.listing().items()):
+        yield 1
+        at = {"file": store.folder.name, "item": image_id}
+        source = sources.get(image_id)
+        if source is None:
+            message = "a file of an image that was never seen"
+            yield Finding(
+                rule="unknown_image", message=message, remedy="run imagemill stage2", severity="warning", **at
+            )
+            continue
+        if (image_id, stat) in rows:
+            continue
+        try:
+            store.check(image_id, source.height, source.width)
+        except InvalidNpy as invalid:
+            yield Finding(rule=invalid.reason, message=invalid.what, remedy=invalid.do or "", **at)

@@ -1,0 +1,73 @@
+"""What a validator says: where, which rule, what was found, what to do. For people as text, for programs as JSON."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+
+class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One broken rule. `line` counts from 1 and is 0 where the finding is about the whole file."""
+
+    file: str
+    rule: str
+    message: str
+    remedy: str
+    line: int = 0
+    field: str = ""
+    item: str = ""
+    severity: str = "error"
+
+    def __str__(self) -> str:
+        place = f"{self.file}:{self.line}" if self.line else self.file
+        subject = " ".join(part for part in (self.item, self.field) if part)
+        return f"{place}: {self.rule}: {subject + ': ' if subject else ''}{self.message}\n  do: {self.remedy}"
+
+
+class Report(msgspec.Struct):
+    """Findings of one file, counted in full and kept up to a bound, so that a million bad lines stay small."""
+
+    file: str
+    kind: str
+    checked: int = 0
+    errors: int = 0
+    warnings: int = 0
+    rules: dict[str, int] = {}
+    findings: list[Finding] = []
+
+    @property
+    def passed(self) -> bool:
+        return self.errors == 0
+
+
+# How many findings a report shows; the counters always hold all of them.
+KEPT_FINDINGS = 100
+
+
+def collect(file: str, kind: str, findings: Iterable[Finding | int]) -> Report:
+    """Drain a validator: an int counts checked items, a Finding is counted and, up to a bound, kept."""
+    report = Report(file, kind)
+    rules: Counter[str] = Counter()
+    for finding in findings:
+        if isinstance(finding, int):
+            report.checked += finding
+            continue
+        rules[finding.rule] += 1
+        if finding.severity == "error":
+            report.errors += 1
+        else:
+            report.warnings += 1
+        if len(report.findings) < KEPT_FINDINGS:
+            report.findings.append(finding)
+    report.rules = dict(rules)
+    return report
+
+
+def as_text(report: Report) -> Iterator[str]:
+    """Lines for a terminal."""
+    yield from (str(finding) for finding in report.findings)
+    hidden = sum(report.rules.values()) - len(report.findings)
+    if hidden:
+        yield f"{report.file}: {hidden} more findings ({', '.join(f'{rule} {n}' for rule, n in sorted(report.rules.items()))})"
+    verdict = "passed" if report.passed else "FAILED"
+    yield f"{report.file}: {verdict}: {report.kind}, {report.checked} checked, {report.errors} errors, {report.warnings} warnings"

@@ -1,0 +1,202 @@
+"""The rules, one function per kind of file: lines or members in, findings out.
+
+Each yields `1` per item it has checked and a Finding per broken rule; `findings.collect` adds them up.
+Adding a rule: yield it from the function of its kind, and give it a passing and a failing test.
+Source: CONTRACTS section 4.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from imagemill.buckets import assign_bucket, is_unusual_ratio
+from imagemill.embedding_specs import embedding_specs
+from imagemill.errors import ImagemillError, InvalidNpy
+from imagemill.formats.jsonl import read_jsonl
+from imagemill.formats.manifest import sha256_file
+from imagemill.formats.npy import NpyStore, parse_npy
+from imagemill.formats.tar import read_shard
+from imagemill.ids import id_of_member_key
+from imagemill.pipeline.shards import INDEX, JSON_MEMBER, MASK_MEMBER, read_manifest
+from imagemill.records import record_problems
+from imagemill.validation.findings import Finding
+
+Findings = Iterator[Finding | int]
+
+
+def stage2_records(jsonl: Path, *, derived: Path | None = None) -> Findings:
+    """Every line of a Stage 2 JSONL; with `derived`, every npy is read whole too."""
+    seen: dict[str, int] = {}
+    stores = [NpyStore(derived / spec.folder, spec) for spec in embedding_specs()] if derived else []
+    for line in read_jsonl(jsonl):
+        yield 1
+        at: dict[str, Any] = {"file": jsonl.name, "line": line.number}
+        if line.value is None:
+            yield Finding(
+                rule="strict_json", message=line.problem or "not a record", remedy="repair or remove the line", **at
+            )
+            continue
+        record = line.value
+        problems = record_problems(record)
+        item = str(record.get("image_id", ""))
+        for problem in problems:
+            yield Finding(
+                rule=problem.rule, field=problem.field, message=problem.message, remedy=problem.remedy, item=item, **at
+            )
+        if item in seen:
+            yield Finding(
+                rule="duplicate_id", item=item, message=f"also in line {seen[item]}", remedy="keep one of them", **at
+            )
+        seen[item] = line.number
+        if problems:
+            continue
+        yield from _aspect(record, item, at)
+        for store in stores:
+            yield from _npy(store, record, at)
+
+
+def _aspect(record: Mapping[str, Any], item: str, at: dict[str, Any]) -> Findings:
+    width, height = record["width"], record["height"]
+    if is_unusual_ratio(width, height):
+        yield Finding(
+            rule="unusual_ratio",
+            item=item,
+            message=f"{width}x{height}",
+            remedy="check the image",
+            severity="warning",
+            **at,
+        )
+    nearest = assign_bucket(width, height)
+    if nearest != record["aspect_bucket"]:
+        yield Finding(
+            rule="not_nearest_bucket", item=item, field="aspect_bucket", severity="warning",
+            message=f"{record['aspect_bucket']}, nearest is {nearest}", remedy="run imagemill stage2", **at,
+        )  # fmt: skip
+
+
+def _npy(store: NpyStore, record: Mapping[str, Any], at: dict[str, Any]) -> Findings:
+    try:
+        store.check(record["image_id"], record["height"], record["width"])
+    except FileNotFoundError:
+        yield Finding(
+            rule="missing_file",
+            item=record["image_id"],
+            field=store.spec.folder,
+            message="no npy file",
+            remedy="run imagemill stage2",
+            **at,
+        )
+    except InvalidNpy as invalid:
+        yield Finding(
+            rule=invalid.reason,
+            item=record["image_id"],
+            field=store.spec.folder,
+            message=invalid.what,
+            remedy=invalid.do or "",
+            **at,
+        )
+
+
+def shard_set(folder: Path, *, derived: Path | None = None) -> Findings:
+    """One bucket's set: manifest, checksums, member order, index agreement; with `derived`, npy members equal to the files."""
+    manifest = read_manifest(folder)
+    if manifest is None:
+        yield Finding(
+            file=folder.name, rule="manifest", message="no manifest of ours", remedy="run imagemill shards --overwrite"
+        )
+        return
+    index = {line.value["key"]: line.value for line in read_jsonl(folder / INDEX) if line.value}
+    for shard in manifest["shards"]:
+        path = folder / shard["name"]
+        if not path.is_file():
+            yield Finding(
+                file=f"{folder.name}/{path.name}",
+                rule="missing_shard",
+                message="named by the manifest, not there",
+                remedy=_REPACK,
+            )
+            continue
+        yield from _shard(path, shard, index, manifest, derived)
+    extra = {tar.name for tar in folder.glob("*.tar")} - {shard["name"] for shard in manifest["shards"]}
+    for name in sorted(extra):
+        yield Finding(
+            file=f"{folder.name}/{name}",
+            rule="foreign_shard",
+            message="not named by the manifest",
+            remedy="move it away",
+        )
+    if index:
+        key = sorted(index)[0]
+        yield Finding(
+            file=f"{folder.name}/{INDEX}",
+            rule="index",
+            item=key,
+            message=f"{len(index)} entries without a sample",
+            remedy=_REPACK,
+        )
+
+
+_REPACK = "run imagemill shards --overwrite"
+
+
+def _shard(
+    path: Path, shard: Mapping[str, Any], index: dict[str, Any], manifest: Mapping[str, Any], derived: Path | None
+) -> Findings:
+    name = f"{path.parent.name}/{path.name}"
+    if sha256_file(path) != shard["sha256"]:
+        yield Finding(file=name, rule="checksum", message="bytes differ from the manifest's sha256", remedy=_REPACK)
+    samples = 0
+    try:
+        for key, members in read_shard(path):
+            yield 1
+            samples += 1
+            at = {"file": name, "item": id_of_member_key(key)}
+            entry = index.pop(key, None)
+            if entry is None or entry["shard"] != path.name:
+                yield Finding(rule="index", message="not where the index says", remedy=_REPACK, **at)
+            if list(members) != manifest["members"]:
+                yield Finding(rule="members", message=f"{', '.join(members)}", remedy=_REPACK, **at)
+                continue
+            yield from _members(members, derived, at)
+    except ImagemillError as error:
+        yield Finding(file=name, rule="unreadable", message=error.what, remedy=_REPACK)
+    if samples != shard["samples"]:
+        yield Finding(
+            file=name, rule="count", message=f"{samples} samples, manifest says {shard['samples']}", remedy=_REPACK
+        )
+
+
+def _members(members: Mapping[str, bytes], derived: Path | None, at: dict[str, Any]) -> Findings:
+    record = _json(members[JSON_MEMBER])
+    if record is None or record_problems(record):
+        yield Finding(rule="record", field=JSON_MEMBER, message="not a valid Stage 2 record", remedy=_REPACK, **at)
+        return
+    if parse_npy(members[MASK_MEMBER]).tolist() != record["t5_attention_mask"]:
+        yield Finding(rule="mask", field=MASK_MEMBER, message="not the record's mask", remedy=_REPACK, **at)
+    for spec in embedding_specs():
+        array = parse_npy(members[spec.member])
+        shape = spec.shape(record["height"], record["width"])
+        if array.shape != shape or array.dtype.name != spec.dtype or not np.isfinite(array).all():
+            yield Finding(
+                rule="npy",
+                field=spec.member,
+                message=f"{array.dtype} {array.shape}, expected {spec.dtype} {shape}",
+                remedy=_REPACK,
+                **at,
+            )
+        if derived and _differs(derived / spec.folder / f"{at['item']}.npy", members[spec.member]):
+            yield Finding(
+                rule="verbatim", field=spec.member, message="not the bytes of the file on disk", remedy=_REPACK, **at
+            )
+
+
+def _differs(path: Path, data: bytes) -> bool:
+    return path.is_file() and path.read_bytes() != data
+
+
+def _json(data: bytes) -> dict[str, Any] | None:
+    from imagemill.formats.jsonl import parse_object
+
+    return parse_object(data)

@@ -1,0 +1,59 @@
+"""Shard sets on disk: which folder a plan becomes. Byte logic is in imagemill/formats/tar.py and pipeline/shards.py."""
+
+from collections.abc import Mapping
+from contextlib import closing
+
+import dagster as dg
+
+from imagemill.embedding_specs import embedding_specs
+from imagemill.pipeline.shards import BucketResult, ShardSet, write_bucket
+from imagemill.progress import Progress
+from imagemill.provenance import ModelIdentity, read_identity
+from resources.data_root import DataRootResource
+
+
+class TarIOManager(dg.ConfigurableIOManager):
+    """Writes each planned bucket's set, and puts it in its place in one step."""
+
+    data_root: dg.ResourceDependency[DataRootResource]
+
+    def handle_output(self, context: dg.OutputContext, obj: ShardSet) -> None:
+        root = self.data_root.root()
+        identities = self._identities()
+        total = sum(plan.samples for plan in obj.plans)
+        with Progress("bucket_shards", total) as progress:
+            results = [
+                write_bucket(obj, plan, root.derived, identities, on_sample=lambda size: progress.advance())
+                for plan in obj.plans
+            ]
+        counts = _counts(results)
+        with closing(self.data_root.ledger()) as ledger:
+            ledger.record_counts(context.run_id, "written", counts)
+        context.add_output_metadata({**counts, "path": dg.MetadataValue.path(str(obj.output))})
+
+    def load_input(self, context: dg.InputContext) -> list[str]:
+        """The tars of the requested buckets, as urls for a WebDataset pipeline."""
+        output = self.data_root.shards_folder()
+        return [
+            str(tar)
+            for bucket in context.asset_partition_keys
+            for tar in sorted((output / f"bucket_{bucket}").glob("*.tar"))
+        ]
+
+    def _identities(self) -> Mapping[str, ModelIdentity]:
+        folder = self.data_root.root().provenance
+        recorded = {spec.kind: read_identity(folder, spec.kind) for spec in embedding_specs()}
+        return {kind: identity for kind, identity in recorded.items() if identity}
+
+
+def _counts(results: list[BucketResult]) -> dict[str, int]:
+    written = [r for r in results if r.status == "written"]
+    return {
+        "written_samples": sum(r.samples for r in written),
+        "written_shards": sum(r.shards for r in written),
+        "written_buckets": len(written),
+        "unchanged_buckets": sum(r.status == "unchanged" for r in results),
+        "samples": sum(r.samples for r in results),
+        "shards": sum(r.shards for r in results),
+        "bytes": sum(r.bytes for r in results),
+    }

@@ -1,0 +1,51 @@
+"""The data root of this deployment: its paths, its configuration file, its ledger.
+
+Belongs here: which folder and file a run works on.
+Belongs elsewhere: what lies where below it (imagemill/layout.py), what the file may say (imagemill/config.py).
+"""
+
+import os
+from pathlib import Path
+
+import dagster as dg
+from pydantic import Field
+
+from imagemill.config import Config, read_config
+from imagemill.layout import DataRoot
+from imagemill.ledger import Ledger
+
+CONFIG_VARIABLE = "IMAGEMILL_CONFIG"
+SHARDS_PLACE = "shards"
+
+
+class DataRootResource(dg.ConfigurableResource):
+    """One data root. Unset fields fall back to the environment, which the command line sets."""
+
+    path: str | None = Field(None, description="Data root; unset: $IMAGEMILL_DATA_ROOT, else ./data.")
+    config_file: str | None = Field(
+        None, description="Configuration file; unset: $IMAGEMILL_CONFIG, else imagemill.yaml in the data root."
+    )
+
+    def root(self) -> DataRoot:
+        return DataRoot.resolve(self.path)
+
+    def config(self) -> Config:
+        return config_of(self.root(), self.config_file)
+
+    def ledger(self) -> Ledger:
+        return Ledger(self.root().ledger)
+
+    def shards_folder(self, given: str | None = None) -> Path:
+        """Where shards go: as given (and remembered from then on), else as remembered, else below the root."""
+        with self.ledger() as ledger:
+            if given:
+                place = Path(os.path.abspath(given))
+                ledger.remember_place(SHARDS_PLACE, place)
+                return place
+            return ledger.place(SHARDS_PLACE) or self.root().shards
+
+
+def config_of(root: DataRoot, given: str | None = None) -> Config:
+    """The configuration in force for a data root; a file that was named must be there."""
+    named = given or os.environ.get(CONFIG_VARIABLE)
+    return read_config(Path(named) if named else root.config_file, required=bool(named))

@@ -1,0 +1,80 @@
+"""How each kind is encoded in this deployment: the configuration file, and what a run says differently.
+
+Belongs here: settings and what a worker is built with.
+Belongs elsewhere: the models (imagemill/encoders/), which are loaded in the worker.
+"""
+
+from typing import Any
+
+import dagster as dg
+import msgspec
+from imagemill.formats.npy import NpyStore
+from pydantic import Field
+
+from imagemill.config import EncoderSettings
+from imagemill.embedding_specs import T5, EmbeddingSpec
+from imagemill.encoding import Encoder
+from imagemill.errors import WrongUsage
+from imagemill.pipeline.facts import Masks
+from imagemill.provenance import guard_identity, read_identity
+from resources.data_root import DataRootResource
+
+
+class Encoders(dg.ConfigurableResource):
+    """Encoder settings per embedding kind."""
+
+    data_root: dg.ResourceDependency[DataRootResource]
+    overrides: dict[str, dict[str, Any]] = Field(
+        {}, description="Per embedding kind, fields of its settings that differ from imagemill.yaml in this run."
+    )
+
+    def settings(self, spec: EmbeddingSpec) -> EncoderSettings:
+        """The file's settings with this run's overrides. Raises WrongUsage for an unknown field or a bad value."""
+        base = msgspec.to_builtins(self.data_root.config().encoder(spec))
+        try:
+            return msgspec.convert({**base, **self.overrides.get(spec.kind, {})}, EncoderSettings)
+        except msgspec.ValidationError as error:
+            raise WrongUsage(
+                f"{spec.kind}: {error}", where="run configuration, resources.encoders.overrides"
+            ) from error
+
+    def worker_options(self, spec: EmbeddingSpec) -> dict[str, Any]:
+        """What an EmbedWorker of this kind is built with."""
+        root, config = self.data_root.root(), self.data_root.config()
+        return {
+            "spec": spec,
+            "approved": root.approved,
+            "store": NpyStore(root.derived / spec.folder, spec),
+            "provenance": root.provenance,
+            "preview_root": root.preview_models,
+            "settings": self.settings(spec),
+            "threads": config.model_threads,
+            "decode_threads": config.decode_threads,
+            "write_threads": config.write_threads,
+        }
+
+    def check_recorded(self, spec: EmbeddingSpec) -> None:
+        """Refuse a configured model that is not the one that made the files, even where nothing is left to make.
+
+        The model's files are only read where the names differ from the recorded ones.
+        """
+        root, settings = self.data_root.root(), self.settings(spec)
+        recorded = read_identity(root.provenance, spec.kind)
+        if recorded is None or (recorded.model, recorded.revision or settings.revision) == (
+            settings.model,
+            settings.revision,
+        ):
+            return
+        guard_identity(root.provenance, self.encoder_class(spec).identify(settings, **self._given(spec)))
+
+    def encoder_class(self, spec: EmbeddingSpec) -> type[Encoder]:
+        return spec.encoder_class()
+
+    def masks(self) -> Masks:
+        """The T5 tokenizer alone, as a function from captions to masks."""
+        tokenizer = T5.encoder_class().tokenizer(self.settings(T5), **self._given(T5))
+        return tokenizer.masks
+
+    def _given(self, spec: EmbeddingSpec) -> dict[str, Any]:
+        root = self.data_root.root()
+        return {"spec": spec, "threads": self.data_root.config().model_threads, "preview_root": root.preview_models}

@@ -1,0 +1,65 @@
+"""What every test shares: a clean environment, a data root, and skips that fail where nothing may be skipped.
+
+IMAGEMILL_NO_SKIP=1        a skipped test fails with the skip's reason (.ci/run sets it)
+IMAGEMILL_COCO128=folder   128 photographs with annotations; tests that want them skip without
+"""
+
+import os
+from pathlib import Path
+
+# Before any import of huggingface_hub, which reads it once: tests never reach for a hub.
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["DAGSTER_DISABLE_TELEMETRY"] = "yes"
+
+import pytest
+
+from imagemill.layout import ROOT_VARIABLE, DataRoot
+
+
+def _fail_if_skipped(report):
+    if os.environ.get("IMAGEMILL_NO_SKIP") == "1" and report.skipped and not hasattr(report, "wasxfail"):
+        path, line, reason = report.longrepr
+        report.outcome = "failed"
+        report.longrepr = f"{path}:{line}: {reason} (IMAGEMILL_NO_SKIP=1: nothing may be skipped here)"
+    return report
+
+
+# tryfirst makes these the outermost wrappers: they see the report after pytest's own verdict on skips and xfails.
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport():
+    return _fail_if_skipped((yield))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_make_collect_report():
+    return _fail_if_skipped((yield))
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch):
+    """No test sees the developer's own data root or Dagster history."""
+    for name in (ROOT_VARIABLE, "DAGSTER_HOME"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def data_root(tmp_path) -> DataRoot:
+    """A data root with an empty `approved/`."""
+    root = DataRoot(tmp_path / "data")
+    root.approved.mkdir(parents=True)
+    return root
+
+
+@pytest.fixture(scope="session")
+def preview_root(tmp_path_factory) -> Path:
+    """One folder for the whole session, in which each preview model is built once."""
+    return tmp_path_factory.mktemp("preview_models")
+
+
+@pytest.fixture(scope="session")
+def coco128() -> Path:
+    """The folder of 128 photographs: `images/` and `instances_train2017.json`."""
+    folder = os.environ.get("IMAGEMILL_COCO128")
+    if not folder:
+        pytest.skip("IMAGEMILL_COCO128 names no folder with the 128 photographs")
+    return Path(folder)

@@ -1,0 +1,128 @@
+"""The ledger keeps what it is told, whole, and finds files by what is on disk."""
+
+import sqlite3
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from imagemill.errors import ImagemillError
+from imagemill.files import StatTriple
+from imagemill.ledger import CaptionRow, FileRow, Ledger, Problem, SourceRow
+
+OLD, NEW = StatTriple(10, 1, 100), StatTriple(10, 2, 101)
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    with Ledger(tmp_path / "state" / "ledger.sqlite") as ledger:
+        yield ledger
+
+
+def file_row(stat, source="s1", image_id="a"):
+    return FileRow("dinov3_npy", image_id, stat, source, "c", "model")
+
+
+def test_rows_come_back_as_they_were_recorded(ledger):
+    """Every typed row survives the round trip, masks and missing stats too."""
+    source = SourceRow("ü.b", "ü.b.jpg", OLD, "xxh3:1", 30, 40)
+    caption = CaptionRow("ü.b", None, "two\u2028words", "record", "xxh3:2", [1] * 76 + [0], True)
+    problem = Problem("x.gif", "approved_images", "refused", "unsupported_type", "d", "r", None, "run", "2026-01-01T00:00:00+00:00")
+
+    ledger.record_sources([source])
+    ledger.record_captions([caption])
+    ledger.record_files([file_row(OLD, None)])
+    ledger.record_problems([problem])
+
+    assert ledger.sources() == {"ü.b": source}
+    assert ledger.captions() == {"ü.b": caption}
+    assert ledger.files("dinov3_npy") == {("a", OLD): file_row(OLD, None)}
+    assert ledger.problems() == [problem]
+
+
+def test_new_file_is_known_beside_the_old_until_it_has_its_name(ledger):
+    """A kill between commit and rename leaves the old file with its old row."""
+    ledger.record_files([file_row(OLD, "old")])
+    ledger.record_files([file_row(NEW, "new")])
+
+    assert {row.source for row in ledger.files("dinov3_npy").values()} == {"old", "new"}
+
+    ledger.forget_superseded([file_row(NEW, "new")])
+    assert ledger.files("dinov3_npy") == {("a", NEW): file_row(NEW, "new")}
+
+
+def test_mask_of_an_earlier_caption_is_not_recorded(ledger):
+    """A mask belongs to the text it was made from; a caption edited meanwhile keeps none."""
+    ledger.record_captions([CaptionRow("a", OLD, "new text", "sidecar", "xxh3:new")])
+
+    ledger.record_masks([("a", "xxh3:old", [1] * 77, False)])
+    assert ledger.captions()["a"].mask is None
+
+    ledger.record_masks([("a", "xxh3:new", [1] * 77, True)])
+    assert (ledger.captions()["a"].mask, ledger.captions()["a"].truncated) == ([1] * 77, True)
+
+
+def test_selection_by_ids_takes_more_than_sqlite_has_parameters(ledger):
+    ids = [f"i{n}" for n in range(40_000)]
+    ledger.record_sources(SourceRow(i, f"{i}.jpg", OLD, "f", 1, 1) for i in ids)
+
+    assert list(ledger.sources(ids[:39_999])) == sorted(ids[:39_999])
+    assert ledger.sources(["i7", "absent"]).keys() == {"i7"}
+
+
+def test_transaction_that_raises_leaves_nothing(ledger):
+    with pytest.raises(RuntimeError), ledger.transaction():
+        ledger.record_files([file_row(OLD)])
+        raise RuntimeError
+
+    assert ledger.files("dinov3_npy") == {}
+
+
+def test_counts_add_up_over_runs(ledger):
+    ledger.record_counts("r1", "dinov3_npy", {"computed": 2, "calls": 1})
+    ledger.record_counts("r2", "dinov3_npy", {"computed": 3})
+    ledger.record_counts("r3", "dinov3_npy", {"computed": 100})
+
+    assert ledger.counts(["r1", "r2"]) == {"dinov3_npy": {"computed": 5, "calls": 1}}
+
+
+def test_committed_rows_survive_a_killed_process(tmp_path):
+    """What was committed before kill -9 is there, what was not is not."""
+    path = tmp_path / "ledger.sqlite"
+    script = f"""
+        import os, signal
+        from pathlib import Path
+        from imagemill.ledger import Ledger, FileRow
+        from imagemill.files import StatTriple
+        ledger = Ledger(Path({str(path)!r}))
+        row = lambda i: FileRow("k", i, StatTriple(1, 2, 3), "s", "c", "m")
+        ledger.record_files([row("kept")])
+        with ledger.transaction():
+            ledger.record_files([row("lost")])
+            os.kill(os.getpid(), signal.SIGKILL)
+    """
+    process = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=False)
+    assert process.returncode == -9
+
+    with Ledger(path) as ledger:
+        assert [image_id for image_id, _ in ledger.files("k")] == ["kept"]
+
+
+def test_file_that_is_no_ledger_is_refused_with_the_remedy(tmp_path):
+    path = tmp_path / "ledger.sqlite"
+    path.write_bytes(b"not a database, but long enough to look at" * 100)
+
+    with pytest.raises(ImagemillError, match="move the file away"):
+        Ledger(path)
+
+
+def test_ledger_of_a_later_version_is_refused(tmp_path):
+    path = tmp_path / "ledger.sqlite"
+    Ledger(path).close()
+    db = sqlite3.connect(path)
+    db.execute("PRAGMA user_version = 99")
+    db.close()
+
+    with pytest.raises(ImagemillError, match="upgrade imagemill"):
+        Ledger(path)
