@@ -3,12 +3,12 @@
 from contextlib import closing
 
 import dagster as dg
-from imagemill.formats.npy import NpyStore
 from pydantic import Field
 
 from assets.approved_images import approved_images
 from assets.partitions import IMAGES_PER_RUN, images
 from imagemill.embedding_specs import DINOV3, T5, VAE, EmbeddingSpec
+from imagemill.formats.npy import NpyStore
 from imagemill.pipeline.embed import EmbeddingStream, EmbedWorker
 from imagemill.pipeline.facts import adopt_captions
 from imagemill.pipeline.plan import plan_for

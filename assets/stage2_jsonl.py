@@ -3,9 +3,9 @@
 from contextlib import closing
 
 import dagster as dg
-from imagemill.formats.jsonl import read_jsonl
 
 from assets.embeddings import embedding_assets
+from imagemill.formats.jsonl import read_jsonl
 from imagemill.pipeline.facts import adopt_captions, complete_facts, complete_masks, note_missing_captions
 from imagemill.pipeline.merge import Merge, plan_merge
 from imagemill.pipeline.scan import survey

@@ -3,11 +3,11 @@
 from contextlib import closing
 
 import dagster as dg
-from imagemill.formats.npy import NpyStore
 
 from assets.embeddings import embedding_assets
 from checks.results import as_result
 from imagemill.embedding_specs import EmbeddingSpec, embedding_specs
+from imagemill.formats.npy import NpyStore
 from imagemill.validation.files import embedding_files
 from imagemill.validation.findings import collect
 from resources.data_root import DataRootResource

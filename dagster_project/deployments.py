@@ -9,11 +9,10 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from io_managers.npy import NpyIOManager
-
 from imagemill.errors import WrongUsage
 from imagemill.layout import ROOT_VARIABLE
 from io_managers.jsonl import JsonlIOManager
+from io_managers.npy import NpyIOManager
 from io_managers.tar import TarIOManager
 from resources.data_root import DataRootResource
 from resources.encoders import Encoders

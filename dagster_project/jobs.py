@@ -1,12 +1,12 @@
 """The two halves of the main job. One run has one partitions definition, so images and buckets cannot share one."""
 
 import dagster as dg
-from io_managers.events import DEFER_TAG
 
 from assets.bucket_shards import bucket_shards
 from assets.embeddings import embedding_assets
 from assets.partitions import buckets, images
 from assets.stage2_jsonl import stage2_jsonl
+from io_managers.events import DEFER_TAG
 
 embed_images = dg.define_asset_job(
     "embed_images",

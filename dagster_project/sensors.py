@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from contextlib import closing
 
 import dagster as dg
-from imagemill.formats.npy import NpyStore
 
 from assets.partitions import IMAGES_PER_RUN, buckets, images
 from dagster_project.jobs import embed_images, publish_shards
 from dagster_project.partitions import range_tags, register_images
 from imagemill.embedding_specs import embedding_specs
+from imagemill.formats.npy import NpyStore
 from imagemill.layout import DataRoot
 from imagemill.ledger import Ledger
 from imagemill.pipeline.plan import plan_for

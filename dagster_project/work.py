@@ -13,14 +13,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import dagster as dg
-from dagster_project.instance import open_instance
-from dagster_project.runs import RunOutcome, run_here
-from imagemill.formats.npy import NpyStore
-from io_managers.events import DEFER_TAG
 
 from assets.partitions import IMAGES_PER_RUN, buckets, images
-from dagster_project.partitions import register_images, report_sources
+from dagster_project.instance import open_instance
+from dagster_project.partitions import register_images
+from dagster_project.runs import RunOutcome, run_here
 from imagemill.embedding_specs import EmbeddingSpec, embedding_specs
+from imagemill.formats.npy import NpyStore
 from imagemill.layout import DataRoot
 from imagemill.ledger import Ledger
 from imagemill.pipeline.facts import adopt_captions
@@ -75,7 +74,6 @@ class Work:
             wanted = sorted({job.image_id for spec in specs for job in self._jobs(spec, scan, ledger)})[:limit]
         self.seen = scan.seen
         register_images(self.instance, scan.sources, scan)
-        report_sources(self.instance, self.root, scan)
         assert images.name
         for part in plan_ranges(self.instance.get_dynamic_partitions(images.name), wanted, IMAGES_PER_RUN):
             if self.interrupted or self._stopped():
@@ -83,7 +81,7 @@ class Work:
             up_to = {"up_to": wanted[-1]} if limit else {}
             self._run(
                 [spec.kind for spec in specs],
-                tags={DEFER_TAG: "true"},
+                deferred=True,
                 partition_range=(part.first, part.last),
                 run_config={"ops": {spec.kind: {"config": up_to} for spec in specs}},
             )
@@ -94,7 +92,7 @@ class Work:
 
     def _stopped(self) -> bool:
         """A run ended by something other than single images: the next range would meet the same."""
-        return any(outcome.error and not outcome.only_images_failed for outcome in self.outcomes)
+        return any(outcome.failures and not outcome.only_images_failed for outcome in self.outcomes)
 
     def publish(
         self, assets: Sequence[str] = ("stage2_jsonl", "bucket_shards"), *, chosen: Sequence[str] = (), **config: Any

@@ -4,8 +4,8 @@ from contextlib import closing
 from pathlib import Path
 
 import dagster as dg
-from imagemill.formats.jsonl import write_lines
 
+from imagemill.formats.jsonl import write_lines
 from imagemill.pipeline.merge import Merge, quarantine
 from resources.data_root import DataRootResource
 

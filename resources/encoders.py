@@ -8,13 +8,13 @@ from typing import Any
 
 import dagster as dg
 import msgspec
-from imagemill.formats.npy import NpyStore
 from pydantic import Field
 
 from imagemill.config import EncoderSettings
 from imagemill.embedding_specs import T5, EmbeddingSpec
 from imagemill.encoding import Encoder
 from imagemill.errors import WrongUsage
+from imagemill.formats.npy import NpyStore
 from imagemill.pipeline.facts import Masks
 from imagemill.provenance import guard_identity, read_identity
 from resources.data_root import DataRootResource

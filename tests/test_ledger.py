@@ -28,7 +28,9 @@ def test_rows_come_back_as_they_were_recorded(ledger):
     """Every typed row survives the round trip, masks and missing stats too."""
     source = SourceRow("ü.b", "ü.b.jpg", OLD, "xxh3:1", 30, 40)
     caption = CaptionRow("ü.b", None, "two\u2028words", "record", "xxh3:2", [1] * 76 + [0], True)
-    problem = Problem("x.gif", "approved_images", "refused", "unsupported_type", "d", "r", None, "run", "2026-01-01T00:00:00+00:00")
+    problem = Problem(
+        "x.gif", "approved_images", "refused", "unsupported_type", "d", "r", None, "run", "2026-01-01T00:00:00+00:00"
+    )
 
     ledger.record_sources([source])
     ledger.record_captions([caption])

@@ -8,7 +8,9 @@ MASK = [1] * 5 + [0] * 72
 
 
 def record(**changes):
-    built = build_record(image_id="abc", image_path="data/approved/abc.jpg", caption="A ball.", mask=MASK, height=768, width=1024)
+    built = build_record(
+        image_id="abc", image_path="data/approved/abc.jpg", caption="A ball.", mask=MASK, height=768, width=1024
+    )
     return {**built, **changes}
 
 
@@ -52,7 +54,9 @@ def test_record_with_a_bad_field_is_named_by_it(field, value):
     assert problem.remedy
 
 
-@pytest.mark.parametrize("mask", [None, [], [1] * 76, [1] * 78, [0] * 77, [2] + [0] * 76, [True] * 77, [1.0] * 77, ["1"] * 77])
+@pytest.mark.parametrize(
+    "mask", [None, [], [1] * 76, [1] * 78, [0] * 77, [2] + [0] * 76, [True] * 77, [1.0] * 77, ["1"] * 77]
+)
 def test_mask_is_77_ints_of_0_and_1_with_a_1(mask):
     """`true` and `1.0` pass naive checks. Source: SPEED, "JSONL"."""
     assert mask_problem(mask)

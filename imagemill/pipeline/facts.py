@@ -106,9 +106,9 @@ def complete_masks(ledger: Ledger, masks: Callable[[], Masks]) -> None:
 
 
 def note_missing_captions(scan: Scan, ledger: Ledger) -> None:
-    """One row per image without a caption, so that nothing disappears silently whichever passes ran."""
-    captions = ledger.captions()
-    absent = [s for s in scan.sources.values() if s.image_id not in captions]
+    """One row per image that opens and has no caption, so that nothing disappears silently whichever passes ran."""
+    captions, opened = ledger.captions(), ledger.sources()
+    absent = [s for s in scan.sources.values() if s.image_id in opened and s.image_id not in captions]
     with ledger.transaction():
         ledger.clear_problems(
             ASSET, (p.item for p in ledger.problems() if p.asset == ASSET and p.reason == "missing_caption")

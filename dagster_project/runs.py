@@ -1,0 +1,342 @@
+"""Runs that our own command line executes in its process: shown, terminated and re-executed in the UI like any other.
+
+    create ──> execute in this process ──> RunOutcome
+                   ▲ a watcher turns "terminate" of the UI into SIGINT; SIGTERM does what SIGINT does
+    sweep: a run whose process is gone is reported as failed
+
+Belongs here: starting, stopping and reading the outcome of one run.
+Belongs elsewhere: which runs a command needs (work.py), where the history is (instance.py).
+
+Private names of Dagster 1.13 are used: `execute_in_process` and `materialize` can neither be terminated nor re-executed
+from the UI, and a launched run needs the daemon and ten times as long to start.
+"""
+
+import importlib
+import os
+import re
+import signal
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import dagster as dg
+from dagster._core.definitions.assets.job.asset_job import IMPLICIT_ASSET_JOB_NAME
+from dagster._core.definitions.reconstruct import ReconstructableJob, ReconstructableRepository
+from dagster._core.definitions.repository_definition import SINGLETON_REPOSITORY_NAME
+from dagster._core.events import DagsterEvent, DagsterEventType
+from dagster._core.execution.api import create_execution_plan, execute_run
+from dagster._core.execution.plan.objects import ErrorSource
+from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
+from dagster._core.snap import snapshot_from_execution_plan
+from dagster._core.storage.tags import ASSET_PARTITION_RANGE_END_TAG, ASSET_PARTITION_RANGE_START_TAG
+from dagster._core.utils import make_new_run_id
+from dagster._utils.interrupts import capture_interrupts
+from dagster_shared.error import SerializableErrorInfo
+
+from imagemill.atomic import is_dead_owner
+from io_managers.events import DEFER, IMAGES_FAILED, OWNER_TAG, owner_of_run
+
+LOCATION = "imagemill"  # its name in workspace.yaml
+MODULE = "dagster_project.definitions"
+ATTRIBUTE = "defs"
+
+KILLED = "killed; run again to resume"
+WATCH_SECONDS = 1.0
+
+# Dagster prints each failed step as an ERROR with its own frames; `RunOutcome.error` says it in the user's words.
+_QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
+
+_LIVE = [
+    dg.DagsterRunStatus.NOT_STARTED,
+    dg.DagsterRunStatus.STARTING,
+    dg.DagsterRunStatus.STARTED,
+    dg.DagsterRunStatus.CANCELING,
+]
+_STOPPED = {dg.DagsterRunStatus.CANCELING, dg.DagsterRunStatus.CANCELED}
+
+
+@dataclass(frozen=True, slots=True)
+class StepFailure:
+    """Why one step failed.
+
+    Attributes:
+        step: its key, the asset's name; empty where the run failed before any step.
+        kind: class name of the exception (`ModelMismatch`, `Failure`).
+        text: what the exception says, laid out by ImagemillError where it is one.
+        trace: the frames of the user's code, for errors nobody foresaw; empty for ours.
+        only_images: whether single images failed and nothing else (`io_managers.events.images_failed`).
+    """
+
+    step: str
+    kind: str
+    text: str
+    trace: str = ""
+    only_images: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RunOutcome:
+    """What became of one run.
+
+    Attributes:
+        run: as it stands in the history now.
+        failures: steps that failed by themselves; a step that an interrupt stopped is not among them.
+        checks: `asset:check` → passed, of the checks that this run evaluated.
+        signal: number of the signal that reached this process meanwhile; SIGINT too where the UI terminated the run.
+    """
+
+    run: dg.DagsterRun
+    failures: tuple[StepFailure, ...] = ()
+    checks: Mapping[str, bool] = field(default_factory=dict)
+    signal: int | None = None
+
+    @property
+    def run_id(self) -> str:
+        return self.run.run_id
+
+    @property
+    def success(self) -> bool:
+        return self.run.is_success
+
+    @property
+    def error(self) -> str | None:
+        """The failures' texts, one after another; None where no step failed."""
+        return "\n".join(dict.fromkeys(failure.text for failure in self.failures)) or None
+
+    @property
+    def only_images_failed(self) -> bool:
+        return bool(self.failures) and all(failure.only_images for failure in self.failures)
+
+
+# ---- running
+
+
+def run_here(
+    instance: dg.DagsterInstance,
+    assets: Iterable[str | dg.AssetKey],
+    *,
+    tags: Mapping[str, str] | None = None,
+    run_config: Mapping[str, Any] | None = None,
+    checks: bool = True,
+    partition_range: tuple[str, str] | None = None,
+    deferred: bool = False,
+    module: str = MODULE,
+    attribute: str = ATTRIBUTE,
+    location: str = LOCATION,
+) -> RunOutcome:
+    """Execute one run over these assets in this process, and return when it has ended.
+
+    Failing steps, SIGINT, SIGTERM and a termination in the UI end in the outcome, not in an exception; finished work is
+    kept. Steps that do not depend on a failed one are still done.
+
+    Args:
+        instance: a persistent one (`open_instance`).
+        assets: what to materialise; one partitions definition per run.
+        tags, run_config: of the run.
+        checks: whether the assets' checks are part of it.
+        partition_range: first and last partition key, in order of registration.
+        deferred: whether the assets report their own events (`io_managers.events`).
+        module, attribute: where the definitions are. location: their name in workspace.yaml, for re-execution.
+
+    Raises:
+        DagsterError: the assets, the partition range or the run configuration do not fit the definitions.
+    """
+    sweep(instance)
+    with _signals() as signals, capture_interrupts():
+        job = _job(module, attribute, assets, checks)
+        given = {**(DEFER if deferred else {}), **_range_tags(partition_range), **(tags or {})}
+        run = _create(instance, job, location, given, {**_QUIET, **(run_config or {})})
+        with _watched(instance, run.run_id):
+            try:
+                result = execute_run(job, run, instance)
+            except BaseException:
+                _report_failed(instance, run.run_id, "the run could not be executed")
+                raise
+    return _outcome(instance, run.run_id, result.all_events, signals)
+
+
+def _job(module: str, attribute: str, assets: Iterable[str | dg.AssetKey], checks: bool) -> ReconstructableJob:
+    keys = frozenset(
+        asset if isinstance(asset, dg.AssetKey) else dg.AssetKey.from_user_string(asset) for asset in assets
+    )
+    importlib.import_module(module)  # Dagster would look for it without the first entry of sys.path
+    repository = ReconstructableRepository.for_module(module, attribute)
+    job = repository.get_reconstructable_job(IMPLICIT_ASSET_JOB_NAME)
+    # None selects every check of the selected assets.
+    return job.get_subset(asset_selection=keys, asset_check_selection=None if checks else frozenset())
+
+
+def _range_tags(partition_range: tuple[str, str] | None) -> dict[str, str]:
+    if partition_range is None:
+        return {}
+    first, last = partition_range
+    return {ASSET_PARTITION_RANGE_START_TAG: first, ASSET_PARTITION_RANGE_END_TAG: last}
+
+
+def _create(
+    instance: dg.DagsterInstance,
+    job: ReconstructableJob,
+    location: str,
+    tags: Mapping[str, str],
+    run_config: Mapping[str, Any],
+) -> dg.DagsterRun:
+    """A run that names its code location, so that the UI can re-execute it, and its process, so that a sweep finds it."""
+    run_id, definition = make_new_run_id(), job.get_definition()
+    plan = create_execution_plan(job, run_config=run_config, instance_ref=instance.get_ref(), tags=tags)
+    repository = RemoteRepositoryOrigin(RegisteredCodeLocationOrigin(location), SINGLETON_REPOSITORY_NAME)
+    return instance.create_run(
+        job_name=definition.name,
+        run_id=run_id,
+        run_config=run_config,
+        status=dg.DagsterRunStatus.NOT_STARTED,
+        # The job's own tags choose executors and pools; the run's go first.
+        tags={**definition.run_tags, **tags, OWNER_TAG: owner_of_run(run_id)},
+        root_run_id=None,
+        parent_run_id=None,
+        step_keys_to_execute=plan.step_keys_to_execute,
+        execution_plan_snapshot=snapshot_from_execution_plan(plan, definition.get_job_snapshot_id()),
+        job_snapshot=definition.get_job_snapshot(),
+        parent_job_snapshot=definition.get_parent_job_snapshot(),
+        asset_selection=job.asset_selection,
+        asset_check_selection=job.asset_check_selection,
+        resolved_op_selection=None,
+        op_selection=None,
+        remote_job_origin=RemoteJobOrigin(repository, definition.name),
+        job_code_origin=job.get_python_origin(),
+        asset_graph=definition.asset_layer.asset_graph,
+    )
+
+
+# ---- stopping
+
+
+@contextmanager
+def _signals() -> Iterator[list[int]]:
+    """Numbers of the SIGINTs and SIGTERMs of the block, filled in at its end; their handlers are put back.
+
+    Dagster handles both by one function that forgets which it was. The wakeup descriptor is written before any handler.
+    """
+    received: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    reading, writing = os.pipe()
+    for end in (reading, writing):
+        os.set_blocking(end, False)
+    before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    try:
+        yield received
+    finally:
+        signal.set_wakeup_fd(before)
+        for number, handler in handlers.items():
+            if handler is not None:  # None: not set by Python, which then cannot put it back
+                signal.signal(number, handler)
+        with suppress(BlockingIOError):
+            received += [number for number in os.read(reading, 4096) if number in handlers]
+        os.close(reading)
+        os.close(writing)
+
+
+@contextmanager
+def _watched(instance: dg.DagsterInstance, run_id: str) -> Iterator[None]:
+    """Interrupt the main thread when somebody terminates or deletes the run.
+
+    The UI can only write that into the history: it has no way to this process.
+    """
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(WATCH_SECONDS):
+            with suppress(Exception):  # a locked database is read again a second later
+                run = instance.get_run_by_id(run_id)
+                if run is None or run.status in _STOPPED:
+                    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+                    return
+
+    watcher = threading.Thread(target=watch, name="run watcher", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()
+
+
+def sweep(instance: dg.DagsterInstance) -> list[str]:
+    """Report the runs of dead processes of this machine as ended; returns their ids.
+
+    Dagster's run monitoring does not see that such a process is gone, and its queue would wait for it for ever.
+    """
+    dead = [run for run in instance.get_runs(dg.RunsFilter(statuses=_LIVE)) if _is_orphan(run)]
+    for run in dead:
+        if run.status is dg.DagsterRunStatus.CANCELING:
+            instance.report_run_canceled(run, KILLED)
+        else:
+            instance.report_run_failed(run, KILLED)
+    return [run.run_id for run in dead]
+
+
+def _is_orphan(run: dg.DagsterRun) -> bool:
+    owner, _, run_id = run.tags.get(OWNER_TAG, "").partition("/")
+    # A re-execution inherits its parent's tags: only a tag that names this very run says who executes it.
+    return run_id == run.run_id and is_dead_owner(owner)
+
+
+def _report_failed(instance: dg.DagsterInstance, run_id: str, message: str) -> None:
+    run = instance.get_run_by_id(run_id)
+    if run and not run.is_finished:
+        instance.report_run_failed(run, message)
+
+
+# ---- the outcome
+
+
+def _outcome(
+    instance: dg.DagsterInstance, run_id: str, events: Sequence[DagsterEvent], signals: Sequence[int]
+) -> RunOutcome:
+    run = instance.get_run_by_id(run_id)
+    assert run
+    failures = tuple(failure for event in events if (failure := _step_failure(event)))
+    if not failures and run.status is dg.DagsterRunStatus.FAILURE and not signals:
+        failures = tuple(failure for event in events if (failure := _run_failure(event)))
+    evaluations = [
+        event.asset_check_evaluation_data
+        for event in events
+        if event.event_type is DagsterEventType.ASSET_CHECK_EVALUATION
+    ]
+    checks = {evaluation.asset_check_key.to_user_string(): evaluation.passed for evaluation in evaluations}
+    return RunOutcome(run, failures, checks, signals[0] if signals else None)
+
+
+def _step_failure(event: DagsterEvent) -> StepFailure | None:
+    if not event.is_step_failure or event.step_failure_data.error_source is ErrorSource.INTERRUPT:
+        return None
+    data, step = event.step_failure_data, event.step_key or ""
+    if data.user_failure_data:
+        said = data.user_failure_data
+        return StepFailure(step, "Failure", said.description or said.label, only_images=IMAGES_FAILED in said.metadata)
+    return _explained(step, data.error)
+
+
+def _run_failure(event: DagsterEvent) -> StepFailure | None:
+    """The failure of a run that ended outside its steps: a resource, most often."""
+    if not event.is_failure or not event.is_job_event:
+        return None
+    error = getattr(event.event_specific_data, "error", None)
+    return _explained("", error) if error else StepFailure("", "", event.message or "the run failed")
+
+
+def _explained(step: str, error: SerializableErrorInfo | None) -> StepFailure:
+    """The user's exception out of Dagster's around it."""
+    if error is None:
+        return StepFailure(step, "", "the step failed and said nothing")
+    while error.cause and (error.cls_name or "").startswith("Dagster"):
+        error = error.cause
+    kind, message = error.cls_name or "", error.message.strip()
+    ours = re.match(rf"imagemill[\w.]*\.{re.escape(kind)}: ", message)
+    if ours:
+        return StepFailure(step, kind, message[ours.end() :])
+    return StepFailure(step, kind, message, "".join(error.stack))

@@ -1,0 +1,384 @@
+"""From settings to a checked model: one path for preview, local and hub checkpoints.
+
+    settings ──resolve──> folder ──fingerprints──> ModelIdentity
+                             └─────load_model────> weights, gated
+
+A name becomes a folder first, and everything is read from that folder: so the fingerprints are those of what was loaded.
+
+Belongs here: finding the folder, its fingerprints, loading whole checkpoints only, device and arithmetic set-up, the cast.
+Belongs elsewhere: what one model takes and gives (dinov3.py, flux_vae.py, t5.py), preview weights (preview.py).
+Source: CONTRACTS section 0, "Provenance"; section 1, "First image".
+"""
+
+import functools
+import gc
+import hashlib
+import importlib.util
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from imagemill.config import PREVIEW, EncoderSettings
+from imagemill.embedding_specs import EmbeddingSpec
+from imagemill.encoders.preview import LIBRARY_KEYS, MARKER, ensure_preview, is_preview
+from imagemill.errors import ModelUnusable, NonFiniteEmbedding
+from imagemill.files import stat_triple
+from imagemill.provenance import ModelIdentity
+
+# Keys of config.json that say how or where a checkpoint was saved, not what it computes.
+VOLATILE_KEYS = LIBRARY_KEYS | {"_name_or_path", "torch_dtype", "architectures"}
+
+_SHA256_NAME = re.compile(r"[0-9a-f]{64}")
+
+
+# ---- where a model is
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A model folder as configured, found on this machine.
+
+    Attributes:
+        kind: embedding kind.
+        model: hub id or path as configured.
+        path: the folder with `config.json`.
+        revision: commit on the hub; None for a folder.
+        preview: whether it is a stand-in.
+        device: where it is to run, resolved: `cuda`, `mps` or `cpu`.
+        dtype: compute dtype.
+    """
+
+    kind: str
+    model: str
+    path: Path
+    revision: str | None
+    preview: bool
+    device: str
+    dtype: str
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return getattr(torch, self.dtype)
+
+    @property
+    def host_dtype(self) -> torch.dtype:
+        """What pixels are prepared in: never less than float32."""
+        return torch.float64 if self.dtype == "float64" else torch.float32
+
+    def json(self, name: str = "config.json") -> dict[str, Any]:
+        """A JSON file of the folder. Raises ModelUnusable where it is not there or not an object."""
+        try:
+            value = json.loads((self.path / name).read_text("utf-8"))
+        except FileNotFoundError:
+            raise self.unusable(f"it has no {name}") from None
+        except ValueError as error:
+            raise self.unusable(f"{name} is not JSON: {error}") from error
+        if not isinstance(value, dict):
+            raise self.unusable(f"{name} is not a JSON object")
+        return value
+
+    def unusable(self, reason: str, *, do: str | None = None) -> ModelUnusable:
+        return _unusable(self.kind, self.model, self.device, reason, where=self.path, do=do)
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """Whatever a library raises while it loads becomes ModelUnusable with the model's and the device's name."""
+        try:
+            yield
+        except ModelUnusable:
+            raise
+        except Exception as error:
+            raise self.unusable(f"{type(error).__name__}: {error}") from error
+
+
+def resolve(
+    settings: EncoderSettings,
+    *,
+    spec: EmbeddingSpec,
+    preview_root: Path,
+    files: Sequence[str],
+    config: str = "config.json",
+) -> Checkpoint:
+    """Find the folder that these settings mean: the preview model, an existing folder, or a snapshot from the hub.
+
+    Args:
+        files: patterns, relative to the folder, of what is fetched from the hub. HF_HUB_OFFLINE=1 uses the cache alone.
+        config: a file that must be there.
+
+    Raises:
+        ModelUnusable: no such folder or hub model, no access, or no such device.
+    """
+    quiet_libraries()
+    device = _pick_device(spec.kind, settings)
+    path, revision = _folder(settings, spec, preview_root, device, files)
+    if not (path / config).is_file():
+        inner = spec.default_subfolder
+        hint = f"set encoders.{spec.kind}.subfolder: {inner}" if inner and (path / inner / config).is_file() else None
+        raise _unusable(spec.kind, settings.model, device, f"it has no {config}", where=path, do=hint)
+    return Checkpoint(spec.kind, settings.model, path, revision, is_preview(path), device, settings.dtype)
+
+
+def _folder(
+    settings: EncoderSettings, spec: EmbeddingSpec, preview_root: Path, device: str, files: Sequence[str]
+) -> tuple[Path, str | None]:
+    if settings.model == PREVIEW:
+        return ensure_preview(spec, preview_root), None
+    inner = settings.subfolder or ""
+    folder = Path(settings.model).expanduser()
+    if folder.is_dir():
+        return folder / inner, None
+    patterns = tuple(f"{inner}/{name}" if inner else name for name in (*files, MARKER))
+    try:
+        snapshot = _snapshot(settings.model, settings.revision, patterns)
+    except Exception as error:
+        raise _not_fetched(settings, spec.kind, device, error) from error
+    return snapshot / inner, snapshot.name
+
+
+@functools.lru_cache(maxsize=32)
+def _snapshot(model: str, revision: str | None, patterns: tuple[str, ...]) -> Path:
+    # Kept per process: `identify` and `load` then mean one commit even where a branch moves between them.
+    from huggingface_hub import snapshot_download
+
+    return Path(snapshot_download(model, revision=revision, allow_patterns=list(patterns)))
+
+
+def _not_fetched(settings: EncoderSettings, kind: str, device: str, error: Exception) -> ModelUnusable:
+    from huggingface_hub import constants
+    from huggingface_hub.errors import HFValidationError
+
+    if isinstance(error, HFValidationError):
+        return _unusable(kind, settings.model, device, "there is no such folder")
+    offline = "; HF_HUB_OFFLINE is set, so only the local cache was asked" if constants.HF_HUB_OFFLINE else ""
+    return _unusable(
+        kind,
+        settings.model,
+        device,
+        f"there is no such folder, and it does not come from the hub{offline}",
+        why=f"{type(error).__name__}: {str(error).strip().splitlines()[0]}" if str(error).strip() else repr(error),
+        do=f"check encoders.{kind}.model and revision in imagemill.yaml; for a gated model accept its licence at "
+        f"https://huggingface.co/{settings.model} and log in with `hf auth login`, or set HF_TOKEN",
+    )
+
+
+def _unusable(
+    kind: str,
+    model: str,
+    device: str,
+    reason: str,
+    *,
+    where: object = None,
+    why: str | None = None,
+    do: str | None = None,
+) -> ModelUnusable:
+    do = (
+        do
+        or f"set encoders.{kind}.model in imagemill.yaml to a hub id, a folder written by save_pretrained, or preview"
+    )
+    return ModelUnusable(f"{kind}: model {model} cannot be used on {device}: {reason}", where=where, why=why, do=do)
+
+
+def _pick_device(kind: str, settings: EncoderSettings) -> str:
+    """`auto` takes cuda (ROCm too), then mps, then cpu; a device asked for by name must be there."""
+    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if settings.device == "auto":
+        return next(name for name, usable in there.items() if usable)
+    if not there[settings.device]:
+        reason = f"this machine or this build of torch ({torch.__version__}) has no {settings.device}"
+        raise _unusable(kind, settings.model, settings.device, reason, do=f"set encoders.{kind}.device: auto")
+    return settings.device
+
+
+# ---- what a model is
+
+
+def weight_files(checkpoint: Checkpoint, stem: str) -> list[Path]:
+    """`<stem>.safetensors`, or the parts its index names. Raises ModelUnusable where one is missing."""
+    whole, index = checkpoint.path / f"{stem}.safetensors", f"{stem}.safetensors.index.json"
+    if whole.is_file():
+        return [whole]
+    if not (checkpoint.path / index).is_file():
+        raise checkpoint.unusable(f"it has no {whole.name}")
+    names = sorted(set(checkpoint.json(index).get("weight_map", {}).values()))
+    missing = [name for name in names if not (checkpoint.path / name).is_file()]
+    if missing or not names:
+        raise checkpoint.unusable(f"it has no {missing[0] if missing else 'weights in ' + index}")
+    return [checkpoint.path / name for name in names]
+
+
+def weight_patterns(stem: str) -> tuple[str, ...]:
+    """What to fetch of a repository for `weight_files`: never pickles, never other variants."""
+    return f"{stem}.safetensors", f"{stem}-*.safetensors", f"{stem}.safetensors.index.json"
+
+
+def file_sha256(path: Path) -> str:
+    """sha256 of a file: the name of its blob in the hub's cache, else read, once per size, mtime and inode."""
+    real = path.resolve()
+    if real.parent.name == "blobs" and _SHA256_NAME.fullmatch(real.name):
+        return real.name
+    return _read_sha256(real, *stat_triple(real))
+
+
+@functools.lru_cache(maxsize=64)
+def _read_sha256(path: Path, size: int, mtime_ns: int, inode: int) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def json_sha256(value: Mapping[str, Any], *, without: Iterable[str] = VOLATILE_KEYS) -> str:
+    """sha256 of a JSON object whatever its layout and the order of its keys."""
+    kept = {key: value[key] for key in value.keys() - set(without)}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+
+
+def expect_config(checkpoint: Checkpoint, **wanted: Any) -> dict[str, Any]:
+    """config.json, if it says what this encoder needs.
+
+    Raises:
+        ModelUnusable: another kind of model. Without this `from_pretrained` loads it, with random weights.
+    """
+    config = checkpoint.json()
+    for key, value in wanted.items():
+        if config.get(key) != value:
+            raise checkpoint.unusable(f"config.json says {key} {config.get(key)!r}, needed is {value!r}")
+    return config
+
+
+def identity(checkpoint: Checkpoint, *, spec: EmbeddingSpec, threads: int, weights: str, **facts: Any) -> ModelIdentity:
+    """The identity of a checkpoint; `facts` adds what this encoder does with it. JSON values only."""
+    return ModelIdentity(
+        kind=spec.kind,
+        model=checkpoint.model,
+        revision=checkpoint.revision,
+        preview=checkpoint.preview,
+        device=checkpoint.device,
+        threads=threads,
+        facts={
+            "weights_sha256": {path.name: file_sha256(path) for path in weight_files(checkpoint, weights)},
+            "config_sha256": json_sha256(checkpoint.json()),
+            "compute_dtype": checkpoint.dtype,
+            "stored_dtype": spec.dtype,
+            **facts,
+        },
+    )
+
+
+# ---- loading
+
+
+def load_model(model_class: Any, checkpoint: Checkpoint, **options: Any) -> Any:
+    """`from_pretrained`, on the CPU, for inference; only whole checkpoints pass.
+
+    Raises:
+        ModelUnusable: weights are missing or of another shape (they would be random), or the library refuses.
+    """
+    with checkpoint.loading():
+        model, info = model_class.from_pretrained(
+            checkpoint.path,
+            local_files_only=True,
+            use_safetensors=True,
+            dtype=checkpoint.torch_dtype,
+            output_loading_info=True,
+            **options,
+        )
+        gate(checkpoint, info)
+        return model.eval().requires_grad_(False)
+
+
+def gate(checkpoint: Checkpoint, info: Mapping[str, Any]) -> None:
+    """Refuse what `from_pretrained` only logs. Unexpected keys are fine: the T5 checkpoint has a decoder too."""
+    for name in ("missing_keys", "mismatched_keys", "error_msgs"):
+        if found := sorted(map(str, info.get(name) or ())):
+            shown = ", ".join(found[:4]) + (f" and {len(found) - 4} more" if len(found) > 4 else "")
+            raise checkpoint.unusable(f"its weights are not whole: {name.replace('_', ' ')} {shown}")
+
+
+def release() -> None:
+    """Give the memory of models back that nobody holds any more."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+# ---- arithmetic
+
+
+def set_up_arithmetic(threads: int) -> None:
+    """Set what decides the last bits in this process: the number of threads, and that float32 means float32."""
+    torch.set_num_threads(threads)
+    # By default cuDNN convolves float32 in TF32, which has 10 bits of mantissa. Who wants speed asks for bfloat16.
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_tf32 = False
+
+
+def require_pixels(kind: str, item: object) -> np.ndarray:
+    """The item as uint8 (H, W, 3). Raises TypeError otherwise: a caller's mistake, not an image's."""
+    if not isinstance(item, np.ndarray) or item.dtype != np.uint8 or item.ndim != 3 or item.shape[2] != 3:
+        got = f"{item.dtype} {item.shape}" if isinstance(item, np.ndarray) else type(item).__name__
+        raise TypeError(f"{kind} takes uint8 pixels (height, width, 3), not {got}")
+    return item
+
+
+def to_device(values: torch.Tensor, device: str) -> torch.Tensor:
+    return values.pin_memory().to(device, non_blocking=True) if device == "cuda" else values.to(device)
+
+
+def to_stored(values: torch.Tensor, spec: EmbeddingSpec) -> np.ndarray:
+    """Cast to the stored dtype.
+
+    Raises:
+        NonFiniteEmbedding: a value is NaN or infinite, or becomes infinite by the cast.
+    """
+    stored = values.to(getattr(torch, spec.dtype))
+    # One question to the device for both: what was not finite before is not finite after.
+    if torch.isfinite(stored).all():
+        return stored.cpu().numpy()
+    if torch.isfinite(values).all():
+        largest = values.abs().max().item()
+        raise NonFiniteEmbedding(f"{spec.kind}: a value of {largest:g} does not fit into {spec.dtype}")
+    raise NonFiniteEmbedding(
+        f"{spec.kind}: the model produced NaN or infinity",
+        do=f"set encoders.{spec.kind}.dtype: float32, or check the model's weights",
+    )
+
+
+# ---- the libraries around
+
+
+@functools.lru_cache(maxsize=1)
+def quiet_libraries() -> None:
+    """No progress bars and no advice from the libraries: what matters is raised. Checks their torchvision first."""
+    check_torchvision()
+    import diffusers.utils.logging
+    import huggingface_hub.utils
+    import transformers.utils.logging
+
+    for logging in (transformers.utils.logging, diffusers.utils.logging):
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
+    huggingface_hub.utils.disable_progress_bars()
+
+
+def check_torchvision() -> None:
+    """A torchvision built for another torch makes every model class fail to import, so say that instead.
+
+    Raises:
+        ModelUnusable: torchvision is installed and cannot be imported.
+    """
+    if importlib.util.find_spec("torchvision") is None:
+        return
+    try:
+        importlib.import_module("torchvision")
+    except Exception as error:
+        raise ModelUnusable(
+            f"torchvision does not fit torch {torch.__version__}: {error}",
+            why="transformers and diffusers import it where it is installed, so no model can be loaded",
+            do="uninstall torchvision (imagemill does not need it), or install the build that belongs to this torch",
+        ) from error

@@ -1,0 +1,158 @@
+"""Preview checkpoints: small, deterministic stand-ins in `save_pretrained` form, for machines without hub access or GPU.
+
+    .imagemill/preview_models/
+    └─ vae_latents/     config.json  diffusion_pytorch_model.safetensors  PREVIEW.json
+
+Values come from SHAKE-256 over the key in the weight file, not from a random generator: they are the same on every machine
+and with every library version, and exact in float32, float16 and bfloat16.
+
+Belongs here: the recipe for weights, the marker, building a folder once.
+Belongs elsewhere: which small configuration stands for a model (`write_preview` of each encoder).
+"""
+
+import hashlib
+import json
+import math
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from imagemill.atomic import is_orphan, temporaries, temporary_path
+from imagemill.embedding_specs import EmbeddingSpec
+from imagemill.errors import ModelUnusable
+from imagemill.swap import replace_folder
+
+# A change of `_values`, or of any `write_preview`, needs another number: old folders are then built again.
+RECIPE = "imagemill-preview-1"
+MARKER = "PREVIEW.json"
+
+# What libraries write into config.json about themselves.
+LIBRARY_KEYS = frozenset({"transformers_version", "_diffusers_version", "dtype"})
+
+_BIAS_GAIN = 0.25
+# Standard deviation of a uniform int8.
+_INT8_SPREAD = 73.6
+
+
+def ensure_preview(spec: EmbeddingSpec, root: Path) -> Path:
+    """The folder of this kind's preview model, built where it is not there, damaged, or of another recipe.
+
+    Processes that build at once get the same bytes, and one of them wins.
+
+    Raises:
+        ModelUnusable: the encoder has no `write_preview`, or the folder cannot be written.
+    """
+    folder = root / spec.kind
+    if not _is_whole(folder):
+        write = getattr(spec.encoder_class(), "write_preview", None)
+        if write is None:
+            raise ModelUnusable(
+                f"{spec.kind}: there is no preview model of this kind",
+                where=spec.encoder,
+                why="the encoder class has no write_preview(folder)",
+                do=f"set encoders.{spec.kind}.model in imagemill.yaml",
+            )
+        try:
+            _build(write, folder, stands_for=spec.default_model)
+        except OSError as error:
+            raise ModelUnusable(
+                f"{spec.kind}: the preview model cannot be written: {error}",
+                where=folder,
+                do="free the disk, then again",
+            ) from error
+    return folder
+
+
+def is_preview(folder: Path) -> bool:
+    """Whether the checkpoint in this folder is a stand-in, wherever it was copied to."""
+    return (folder / MARKER).exists()
+
+
+def save_preview(model: Any, folder: Path, *, gains: Mapping[str, float] | None = None) -> None:
+    """`save_pretrained` a model built from a small config, then give its weights the recipe's values.
+
+    Args:
+        model: a transformers or diffusers model; its random values are not used.
+        gains: part of a key in the weight file → gain; 1 for the rest, 0.25 for biases. Norm weights are ones.
+    """
+    model.save_pretrained(folder)
+    for file in sorted(folder.glob("*.safetensors")):
+        _rewrite_weights(file, gains or {})
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    write_json(folder / "config.json", {key: config[key] for key in config.keys() - LIBRARY_KEYS})
+
+
+def write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n", "utf-8")
+
+
+def _build(write: Any, folder: Path, *, stands_for: str) -> None:
+    import torch
+
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    for path in temporaries(folder.parent):
+        if is_orphan(path):
+            shutil.rmtree(path, ignore_errors=True)
+    building = temporary_path(folder.parent)
+    building.mkdir()
+    try:
+        # Building a model draws random numbers, which the caller's own generator must not notice.
+        with torch.random.fork_rng(devices=[]):
+            write(building)
+        files = {path.name: _sha256(path) for path in sorted(building.iterdir())}
+        marker = {"kind": "preview", "recipe": RECIPE, "stands_for": stands_for, "files": files}
+        write_json(building / MARKER, marker)
+        try:
+            replace_folder(building, folder)
+        except OSError:
+            if not _is_whole(folder):  # else another process was faster
+                raise
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+
+
+def _is_whole(folder: Path) -> bool:
+    try:
+        marker = json.loads((folder / MARKER).read_text("utf-8"))
+        return marker["recipe"] == RECIPE and all(
+            _sha256(folder / name) == expected for name, expected in marker["files"].items()
+        )
+    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _rewrite_weights(file: Path, gains: Mapping[str, float]) -> None:
+    """Replace every tensor of a weight file. Keys in the file are stable; parameter names change between versions."""
+    from safetensors import safe_open
+    from safetensors.numpy import save_file
+
+    with safe_open(file, "np") as stored:
+        shapes = {key: tuple(stored.get_slice(key).get_shape()) for key in sorted(stored.keys())}
+    save_file({key: _tensor(key, shape, gains) for key, shape in shapes.items()}, file, metadata={"format": "pt"})
+
+
+def _tensor(key: str, shape: tuple[int, ...], gains: Mapping[str, float]) -> np.ndarray:
+    gain = next((gain for part, gain in gains.items() if part in key), None)
+    if gain is None and len(shape) == 1 and not key.endswith("bias"):
+        return np.ones(shape, np.float16)
+    if gain is None:
+        gain = _BIAS_GAIN if key.endswith("bias") else 1.0
+    return _values(key, shape, gain)
+
+
+def _values(key: str, shape: tuple[int, ...], gain: float) -> np.ndarray:
+    """float16: int8 numbers from SHAKE-256 times a power of two, spread about gain / sqrt(fan-in)."""
+    digest = hashlib.shake_256(f"{RECIPE}:{key}:{shape}".encode()).digest(math.prod(shape))
+    numbers = np.frombuffer(digest, np.int8).astype(np.int16)
+    numbers = np.where(numbers == -128, 0, numbers)
+    fan_in = math.prod(shape[1:]) if len(shape) > 1 else shape[0]
+    power = round(math.log2(_INT8_SPREAD * math.sqrt(fan_in) / gain))
+    return (numbers.astype(np.float32) * np.float32(2.0**-power)).astype(np.float16).reshape(shape)

@@ -1,0 +1,135 @@
+"""JSON lines: a reader that survives any bytes, and writers that leave whole files.
+
+Belongs here: one line, one file of lines.
+Belongs elsewhere: what a record must hold (records.py), merging old and new records (pipeline/merge.py).
+Source: CONTRACTS section 0, "JSONL input of any kind"; seed 000 "Atomic JSONL updates".
+"""
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from imagemill.atomic import atomic_write, sync_folder, temporary_path
+
+_decoder = msgspec.json.Decoder()
+_encoder = msgspec.json.Encoder()
+_sorting_encoder = msgspec.json.Encoder(order="sorted")
+
+
+class Line(NamedTuple):
+    """One line of a file, as an object or with the reason why it is none.
+
+    Attributes:
+        number: from 1.
+        raw: its bytes without the line ending.
+        value: the object, None where there is a problem.
+        problem: why it is no object (`blank`, `malformed: …`, `null`, `a list`, …), None where it is one.
+        torn: the last line, unreadable and without a newline: most likely cut off while it was written.
+    """
+
+    number: int
+    raw: bytes
+    value: dict[str, Any] | None
+    problem: str | None
+    torn: bool = False
+
+
+def read_jsonl(path: Path) -> Iterator[Line]:
+    """Every line of a file, good or bad, in order; memory flat in the number of lines."""
+    with open(path, "rb") as file:
+        for number, whole in enumerate(file, start=1):
+            raw = whole.removesuffix(b"\n").removesuffix(b"\r")
+            value, problem = _parse(raw)
+            yield Line(number, raw, value, problem, torn=value is None and not whole.endswith(b"\n"))
+
+
+def parse_object(data: bytes) -> dict[str, Any] | None:
+    """One JSON object, strictly; None where the bytes hold anything else."""
+    return _parse(data)[0]
+
+
+def _parse(raw: bytes) -> tuple[dict[str, Any] | None, str | None]:
+    """The object or the problem. Strict: no NaN or infinity, no lone surrogate, no number out of range."""
+    try:
+        value = _decoder.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return None, _problem(raw, error)
+    return (value, None) if isinstance(value, dict) else (None, _KINDS[type(value)])
+
+
+_KINDS: Mapping[type, str] = {
+    type(None): "null",
+    list: "a list",
+    str: "a string",
+    bool: "true or false",
+    int: "a number",
+    float: "a number",
+}
+
+
+def _problem(raw: bytes, error: Exception) -> str:
+    if not raw.strip():
+        return "blank"
+    if raw.startswith(b"\xef\xbb\xbf"):
+        return "malformed: a byte order mark before the object"
+    if isinstance(error, UnicodeDecodeError):
+        return "malformed: invalid UTF-8"
+    if isinstance(error, RecursionError):
+        return "malformed: nested too deeply"
+    return f"malformed: {error}"
+
+
+def encode_line(obj: Any) -> bytes:
+    """UTF-8 JSON in the given order of keys, with one newline. JSON has no NaN and no infinity: they become null."""
+    return _encoder.encode(obj) + b"\n"
+
+
+def encode_sorted(obj: Any) -> bytes:
+    """`encode_line` with keys in order of their code points, at every level: equal objects give equal bytes."""
+    return _sorting_encoder.encode(obj) + b"\n"
+
+
+def write_jsonl(path: Path, rows: Iterable[Any]) -> int:
+    """Replace a file by these rows, whole or not at all; returns how many. Memory flat in the number of rows."""
+    count = 0
+    with atomic_write(path) as file:
+        for row in rows:
+            file.write(encode_line(row))
+            count += 1
+    return count
+
+
+def write_lines(path: Path, lines: Sequence[bytes], *, temporary: Path | None = None) -> bool:
+    """Make a file hold exactly these lines, each with its newline; one that already does keeps its bytes and mtime.
+
+    Args:
+        temporary: the name the file has until it is whole, in the same folder; it is gone afterwards.
+
+    Returns:
+        whether the file was rewritten.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = temporary or temporary_path(path.parent)
+    try:
+        if _holds(path, lines):
+            return False
+        with open(temporary, "wb") as file:
+            file.writelines(lines)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_folder(path.parent)
+    return True
+
+
+def _holds(path: Path, lines: Sequence[bytes]) -> bool:
+    try:
+        with open(path, "rb") as file:
+            return all(file.read(len(line)) == line for line in lines) and not file.read(1)
+    except FileNotFoundError:
+        return False

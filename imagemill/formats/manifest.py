@@ -1,0 +1,44 @@
+"""Small JSON documents for people and programs (manifests), and the checksums that stand in them.
+
+Belongs here: one document as bytes.
+Belongs elsewhere: what a manifest says (pipeline/shards.py), files of many records (formats/jsonl.py).
+"""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from imagemill.atomic import write_bytes_atomic
+from imagemill.errors import ImagemillError, MissingInput
+
+
+def write_json(path: Path, obj: Any) -> None:
+    """Replace a document, whole or not at all: keys sorted, two spaces of indent, one newline; equal objects, equal bytes."""
+    write_bytes_atomic(path, msgspec.json.format(msgspec.json.encode(obj, order="sorted"), indent=2) + b"\n")
+
+
+def read_json(path: Path) -> Any:
+    """The document's value.
+
+    Raises:
+        MissingInput: no such file. ImagemillError: not JSON.
+    """
+    try:
+        return msgspec.json.decode(path.read_bytes())
+    except FileNotFoundError:
+        raise MissingInput(f"no {path.name}", where=path) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ImagemillError(
+            f"{path.name} is not valid JSON",
+            where=path,
+            why=str(error),
+            do="restore the file, or remove it and run imagemill again",
+        ) from error
+
+
+def sha256_file(path: Path) -> str:
+    """sha256 of a file's bytes, in hex: what leaves the house is told apart by it."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,296 @@
+"""npy files: bytes out and in, and the folder of one embedding kind.
+
+    derived/dinov3/
+    ├─ abc123xyz.npy           magic, version, header text padded to 64 bytes, values in C order
+    └─ .tmp-<owner>-000001     staged: whole and on disk, not yet named
+
+Belongs here: writing, reading and checking one file; listing a folder of them.
+Belongs elsewhere: which files are missing or stale (pipeline/plan.py), when a staged file gets its name (pipeline/embed.py).
+Source: NumPy's format description (NEP 1); seed 000, storage requirements; CONTRACTS section 0, "Completion is validity".
+"""
+
+import functools
+import io
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.lib import format as npy_format
+
+from imagemill.atomic import sweep_temporaries, sync_folder, temporary_path
+from imagemill.embedding_specs import EmbeddingSpec, embedding_specs
+from imagemill.errors import InvalidNpy
+from imagemill.files import StatTriple, fingerprint, stat_triple
+
+SUFFIX = ".npy"
+
+# NumPy reads no header text above 10,000 characters; a version 1 header cannot be longer than this.
+_LONGEST_HEADER = 1 << 16
+
+# Size and times beyond what a reader needs are not flushed, where the system makes the difference.
+_flush = getattr(os, "fdatasync", os.fsync)
+
+
+# ---- writing
+
+
+@functools.lru_cache(maxsize=8192)
+def npy_header(shape: tuple[int, ...], dtype: np.dtype | str) -> bytes:
+    """What `np.save` writes before the values of a C-ordered array."""
+    dtype = np.dtype(dtype)
+    if dtype.hasobject:
+        raise ValueError(f"{dtype} is stored by pickling, which no file of ours holds")
+    stream = io.BytesIO()
+    fields = {"descr": npy_format.dtype_to_descr(dtype), "fortran_order": False, "shape": tuple(map(int, shape))}
+    npy_format.write_array_header_1_0(stream, fields)
+    return stream.getvalue()
+
+
+def stage_npy(folder: Path, array: np.ndarray) -> Path:
+    """Write an array to a temporary name in this folder, durably.
+
+    Returns:
+        the temporary path: rename it, then flush the folder. On an error nothing is left behind.
+    """
+    array = np.asarray(array, order="C")
+    header, values = npy_header(array.shape, array.dtype), _bytes_of(array)
+    path = temporary_path(folder)
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        _write_all(handle, header, values)
+        _flush(handle)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(handle)
+    return path
+
+
+def _bytes_of(array: np.ndarray) -> memoryview:
+    return array.reshape(-1).view(np.uint8).data
+
+
+def _write_all(handle: int, header: bytes, values: memoryview) -> None:
+    written = os.writev(handle, [header, values])
+    if written < len(header) + len(values):  # cut short by a signal, or more than one call takes
+        rest = memoryview(header + values)[written:]
+        while rest:
+            rest = rest[os.write(handle, rest) :]
+
+
+def write_npy(path: Path, array: np.ndarray) -> None:
+    """Write one file under its final name, whole or not at all; missing folders are made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    os.replace(stage_npy(path.parent, array), path)
+    sync_folder(path.parent)
+
+
+# ---- reading
+
+
+@dataclass(frozen=True, slots=True)
+class _Header:
+    """`offset`: where the values begin."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    fortran_order: bool
+    offset: int
+
+    @property
+    def file_size(self) -> int:
+        return self.offset + math.prod(self.shape) * self.dtype.itemsize
+
+
+def read_npy(path: Path) -> np.ndarray:
+    """The array of a file, writable. Raises InvalidNpy; an OSError of the disk goes its way."""
+    return parse_npy(_read(path), path)
+
+
+def parse_npy(data: bytes | bytearray, path: Path = Path("npy bytes")) -> np.ndarray:
+    """The array of a whole npy file held in memory: a view of `data`.
+
+    Args:
+        path: what to call the bytes in a message.
+
+    Raises:
+        InvalidNpy: `unreadable`, `truncated`, `trailing_bytes`, or `wrong_dtype` for pickled objects.
+    """
+    header = _parse_header(data, path)
+    if header.dtype.hasobject:
+        raise InvalidNpy("wrong_dtype", path, f"{header.dtype} holds pickled objects")
+    _check_size(header, len(data), path)
+    try:
+        values = np.frombuffer(data, header.dtype, math.prod(header.shape), header.offset)
+        return values.reshape(header.shape, order="F" if header.fortran_order else "C")
+    except (ValueError, OverflowError) as error:  # a shape or an item size that no array has
+        raise InvalidNpy("unreadable", path, str(error)) from error
+
+
+def check_npy(path: Path, shape: Sequence[int], dtype: np.dtype | str, *, values: bool = True) -> str:
+    """Read a file whole and hold it against its contract; any header that NumPy reads will do.
+
+    Args:
+        values: also look for NaN and infinity.
+
+    Returns:
+        fingerprint of the file's bytes.
+
+    Raises:
+        InvalidNpy: `unreadable`, `wrong_dtype`, `wrong_shape`, `fortran_order`, `truncated`, `trailing_bytes` or `non_finite`.
+        OSError: the disk's fault, or no such file.
+    """
+    data = _read(path)
+    header = _check_header(data, len(data), tuple(shape), dtype, path)
+    if values and not _all_finite(np.frombuffer(data, header.dtype, offset=header.offset)):
+        raise InvalidNpy("non_finite", path, "NaN or infinity among the values")
+    return fingerprint(memoryview(data))
+
+
+def check_npy_header(path: Path, shape: Sequence[int], dtype: np.dtype | str) -> None:
+    """Header and length only: one open, one read, one fstat. Raises as `check_npy`, but never `non_finite`."""
+    expected = npy_header(tuple(shape), dtype)
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        head, size = os.read(handle, len(expected)), os.fstat(handle).st_size
+        if head != expected:
+            head = os.pread(handle, _LONGEST_HEADER, 0)
+    finally:
+        os.close(handle)
+    _check_header(head, size, tuple(shape), dtype, path)
+
+
+def _read(path: Path) -> bytearray:
+    with open(path, "rb", buffering=0) as file:
+        data = bytearray(os.fstat(file.fileno()).st_size)
+        filled = 0
+        while count := file.readinto(memoryview(data)[filled:]):
+            filled += count
+    return data if filled == len(data) else data[:filled]
+
+
+def _check_header(
+    head: bytes | bytearray, size: int, shape: tuple[int, ...], dtype: np.dtype | str, path: Path
+) -> _Header:
+    """`head`: the file's beginning, at least its header; `size`: of the whole file."""
+    expected = npy_header(shape, dtype)
+    if head.startswith(expected):  # what we and NumPy write; parsing costs more than reading a small file
+        header = _Header(shape, np.dtype(dtype), False, len(expected))
+    else:
+        header = _parse_header(head, path)
+        _check_contract(header, shape, np.dtype(dtype), path)
+    _check_size(header, size, path)
+    return header
+
+
+def _check_contract(header: _Header, shape: tuple[int, ...], dtype: np.dtype, path: Path) -> None:
+    if header.dtype != dtype:
+        raise InvalidNpy("wrong_dtype", path, f"{header.dtype.str}, expected {dtype.str}")
+    if header.shape != shape:
+        raise InvalidNpy("wrong_shape", path, f"{header.shape}, expected {shape}")
+    if header.fortran_order and sum(side > 1 for side in shape) > 1:
+        raise InvalidNpy("fortran_order", path, "values in Fortran order, expected C order")
+
+
+def _check_size(header: _Header, size: int, path: Path) -> None:
+    if size != header.file_size:
+        reason = "truncated" if size < header.file_size else "trailing_bytes"
+        raise InvalidNpy(reason, path, f"{size} bytes, the header promises {header.file_size}")
+
+
+def _parse_header(head: bytes | bytearray, path: Path) -> _Header:
+    stream = io.BytesIO(head)
+    try:
+        version = npy_format.read_magic(stream)
+        if version == (1, 0):
+            shape, fortran_order, dtype = npy_format.read_array_header_1_0(stream)
+        elif version in {(2, 0), (3, 0)}:
+            # 3.0 is 2.0 with UTF-8 text, which makes a difference only to field names.
+            shape, fortran_order, dtype = npy_format.read_array_header_2_0(stream)
+        else:
+            raise ValueError(f"format version {version} is unknown")
+        if min(shape, default=0) < 0:
+            raise ValueError(f"shape {shape} is negative")
+    except (
+        Exception
+    ) as error:  # the text is evaluated as a Python literal: the ways in which it can be wrong have no common type
+        reason = "truncated" if "EOF" in str(error) else "unreadable"
+        raise InvalidNpy(reason, path, f"no npy header: {error}") from error
+    return _Header(shape, dtype, fortran_order, stream.tell())
+
+
+def _all_finite(values: np.ndarray) -> bool:
+    if values.dtype.kind not in "fc" or not values.size:
+        return True
+    if values.dtype == np.float16:
+        # Through the bits: 15 times faster than isfinite, which converts each half first.
+        return int((values.view(np.uint16) & 0x7FFF).max()) < 0x7C00
+    return bool(np.isfinite(values).all())
+
+
+# ---- a folder of them
+
+
+@dataclass(frozen=True)
+class NpyStore:
+    """Files of one embedding kind, one per image. A value: it holds nothing open and travels to worker processes."""
+
+    folder: Path
+    spec: EmbeddingSpec
+
+    def __reduce__(self):
+        # A spec's shape rule may be a lambda, which does not travel: the kind's name does.
+        return _store_of_kind, (self.folder, self.spec.kind)
+
+    def path(self, image_id: str) -> Path:
+        return self.folder / f"{image_id}{SUFFIX}"
+
+    def stat(self, image_id: str) -> StatTriple:
+        return stat_triple(self.path(image_id))
+
+    def listing(self) -> dict[str, StatTriple]:
+        """The files there are, by image id, from one pass over the folder; none where there is no folder."""
+        try:
+            folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return {}
+        try:
+            with os.scandir(folder) as entries:  # by handle: each stat looks up one name, not a whole path
+                files = (
+                    (entry.name.removesuffix(SUFFIX), _file_stat(entry))
+                    for entry in entries
+                    if entry.name.endswith(SUFFIX)
+                )
+                return {image_id: stat for image_id, stat in files if stat}
+        finally:
+            os.close(folder)
+
+    def sweep(self) -> int:
+        """Remove what dead processes staged; returns how many files."""
+        return sweep_temporaries(self.folder)
+
+    def check(self, image_id: str, height: int, width: int) -> str:
+        """`check_npy` of this image's file, by its spec; height and width in pixels, after orientation."""
+        return check_npy(self.path(image_id), self.spec.shape(height, width), self.spec.dtype)
+
+    def stage(self, array: np.ndarray) -> Path:
+        """`stage_npy` in this folder."""
+        return stage_npy(self.folder, array)
+
+
+def _file_stat(entry: os.DirEntry[str]) -> StatTriple | None:
+    try:
+        return stat_triple(entry.stat()) if entry.is_file() else None
+    except FileNotFoundError:  # gone since the folder was read
+        return None
+
+
+def _store_of_kind(folder: Path, kind: str) -> NpyStore:
+    for spec in embedding_specs():
+        if spec.kind == kind:
+            return NpyStore(folder, spec)
+    raise LookupError(f"embedding kind {kind!r} is not registered in this process")

@@ -1,0 +1,129 @@
+"""One way to open an image: whatever the file holds, upright 8-bit RGB comes out, or a refusal that says why.
+
+Belongs here: bytes of an image file → pixels.
+Belongs elsewhere: resizing and normalising for a model (encoders/), fingerprints of the same bytes (files.py).
+Source: CONTRACTS section 1, rows "pixels" and "VAE latent" (sides under 8 px).
+"""
+
+import io
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from imagemill.errors import Refused
+
+# What a file named .jpg, .png or .webp really may hold. Pillow opens many more; some of those start other programs.
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
+
+# Below this a VAE latent has no cell; above it a small file may ask for any amount of memory: 512 MiB of RGB, the size at which
+# Pillow itself speaks of an attack, and more than any camera takes.
+MIN_SIDE = 8
+MAX_PIXELS = 178_956_970
+
+# Pillow warns from half of that on, once per process and without the file's name. Where it draws the line, our refusal does.
+Image.MAX_IMAGE_PIXELS = MAX_PIXELS
+
+_ORIENTATION_TAG = 0x0112
+_TO_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+def open_rgb(path: Path) -> np.ndarray:
+    """`decode_rgb` of a file's bytes. A disk or permission error is no refusal: the OSError goes its way."""
+    return decode_rgb(path.read_bytes(), path.name)
+
+
+def decode_rgb(data: bytes, name: str) -> np.ndarray:
+    """Decode an image file held in memory; of animated ones the first frame.
+
+    EXIF orientation is applied, alpha is composited over white, 16-bit samples are scaled to 8, everything else becomes RGB.
+
+    Returns:
+        uint8, shape (H, W, 3), C order, writable.
+
+    Raises:
+        Refused: `undecodable`, `too_small` or `too_large`; `name` is the file's in the message.
+    """
+    if not data:
+        raise _undecodable(name, "the file is empty")
+    try:
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            _refuse_size(image.size, name)
+            image.load()
+            return np.array(_upright(_to_rgb(image), _orientation(image)))
+    except (Refused, MemoryError):
+        raise
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise _too_large(name, str(error)) from error
+    except Image.UnidentifiedImageError as error:
+        raise _undecodable(name, "not an image in any format we read") from error
+    except Exception as error:  # nothing but these bytes is at hand, so whatever Pillow raises is about them
+        if "out of memory" in str(error):  # a codec's own MemoryError
+            raise MemoryError(str(error)) from error
+        raise _undecodable(name, str(error) or type(error).__name__) from error
+
+
+def _refuse_size(size: tuple[int, int], name: str) -> None:
+    width, height = size
+    if min(size) < MIN_SIDE:
+        raise Refused(
+            "too_small",
+            f"{width}x{height}: a side is under {MIN_SIDE} pixels",
+            where=name,
+            do="replace it by a larger image",
+        )
+    if width * height > MAX_PIXELS:
+        raise _too_large(name, f"{width}x{height} is more than {MAX_PIXELS} pixels")
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    if image.mode.startswith("I;16"):
+        image = _to_8_bit(image)
+    if image.mode in {"I", "F"}:
+        raise ValueError(f"samples of mode {image.mode} have no agreed range")
+    return _over_white(image) if image.has_transparency_data else image.convert("RGB")
+
+
+def _to_8_bit(image: Image.Image) -> Image.Image:
+    # The high byte, as Pillow itself takes it of 16-bit colour, so that grey and colour files agree.
+    samples = np.asarray(image)
+    grey = Image.fromarray((samples >> 8).astype(np.uint8))
+    if "transparency" in image.info:
+        grey.putalpha(Image.fromarray((samples != image.info["transparency"]).astype(np.uint8) * 255))
+    return grey
+
+
+def _over_white(image: Image.Image) -> Image.Image:
+    rgba = image.convert("RGBA")
+    canvas = Image.new("RGB", rgba.size, "white")
+    canvas.paste(rgba, mask=rgba.getchannel("A"))
+    return canvas
+
+
+def _orientation(image: Image.Image) -> int:
+    try:
+        return image.getexif().get(_ORIENTATION_TAG, 1)
+    except Exception:
+        # Broken EXIF beside good pixels: the image stands as it is stored, as viewers show it.
+        return 1
+
+
+def _upright(image: Image.Image, orientation: int) -> Image.Image:
+    method = _TO_UPRIGHT.get(orientation)
+    return image if method is None else image.transpose(method)
+
+
+def _undecodable(name: str, why: str) -> Refused:
+    return Refused("undecodable", f"cannot be decoded: {why}", where=name, do="replace the file by a whole image")
+
+
+def _too_large(name: str, why: str) -> Refused:
+    return Refused("too_large", f"too many pixels: {why}", where=name, do="scale it down")

@@ -1,0 +1,1 @@
+"""Dagster's context turned into paths and events; no byte logic."""

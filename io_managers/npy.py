@@ -1,0 +1,108 @@
+"""Embedding files as they land: drains a pass's stream, and tells Dagster of each image that arrived.
+
+    stream of rows ──> publish (ledger, final names) ──> one event per image ──> counts, and a Failure where images are missing
+
+Belongs here: what Dagster hears about an embedding pass, and how its step ends.
+Belongs elsewhere: making and publishing files (imagemill/pipeline/embed.py), storing events (io_managers/events.py).
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+
+import dagster as dg
+
+from imagemill.embedding_specs import embedding_specs
+from imagemill.formats.npy import NpyStore
+from imagemill.ledger import FileRow, Ledger, Problem
+from imagemill.pipeline.embed import EmbeddingStream, count_rows, publish
+from imagemill.pipeline.plan import EmbeddingPlan
+from imagemill.progress import Progress
+from io_managers.events import StreamedEvents, deferred, images_failed, launched_in_ui
+from resources.data_root import DataRootResource
+
+SOURCE_ASSET = "approved_images"
+SHOWN = 5
+
+
+class NpyIOManager(dg.ConfigurableIOManager):
+    """Publishes one kind's files and streams their events."""
+
+    data_root: dg.ResourceDependency[DataRootResource]
+
+    def handle_output(self, context: dg.OutputContext, obj: EmbeddingStream) -> None:
+        kind, plan = obj.store.spec.kind, obj.plan
+        counts = Counter(kept=len(plan.done), refused=len(plan.refused), absent=len(plan.absent))
+        with closing(Ledger(obj.ledger)) as ledger:
+            ledger.record_problems(p for p in plan.refused if p.asset == kind)
+            try:
+                with StreamedEvents(context) as events:
+                    for row in self._news(context, plan):
+                        _report(events, row)
+                    failed = self._drain(context, obj, ledger, events, counts)
+                    _end(context, plan, counts, failed)
+            finally:
+                ledger.record_counts(context.run_id, kind, dict(counts))
+        context.add_output_metadata({**counts, "path": dg.MetadataValue.path(str(obj.store.folder))})
+
+    def load_input(self, context: dg.InputContext) -> NpyStore:
+        """The files as a handle: a folder and a spec, never gigabytes."""
+        spec = next(s for s in embedding_specs() if s.kind == context.asset_key.to_user_string())
+        return NpyStore(self.data_root.root().derived / spec.folder, spec)
+
+    def _drain(
+        self,
+        context: dg.OutputContext,
+        obj: EmbeddingStream,
+        ledger: Ledger,
+        events: StreamedEvents,
+        counts: Counter[str],
+    ) -> list[str]:
+        """Publish every row; the ids that did not arrive."""
+        missing: list[str] = []
+        with Progress(obj.store.spec.kind, len(obj.plan.jobs)) as progress:
+            for batch in publish(obj.rows, obj.store, ledger, run_id=context.run_id):
+                count_rows(counts, batch)
+                for row in batch:
+                    if row.file:
+                        _report(events, row.file)
+                    else:
+                        missing.append(row.image_id)
+                progress.advance(len(batch))
+        return missing
+
+    def _news(self, context: dg.OutputContext, plan: EmbeddingPlan) -> Iterator[FileRow]:
+        """Files that were there already, as far as Dagster does not know them.
+
+        A backfill counts a partition that its run does not report as failed, so a run of the UI reports them all.
+        """
+        if not plan.done:
+            return
+        instance = context.step_context.instance
+        known = frozenset() if launched_in_ui(context) else instance.get_materialized_partitions(context.asset_key)
+        yield from (row for row in plan.done if row.image_id not in known)
+
+
+def _report(events: StreamedEvents, row: FileRow) -> None:
+    inputs = {SOURCE_ASSET: row.source} if row.source else None
+    events.add(
+        row.image_id, data_version=row.content, inputs=inputs, metadata={"bytes": row.stat.size, "maker": row.maker}
+    )
+
+
+def _end(context: dg.OutputContext, plan: EmbeddingPlan, counts: Counter[str], missing: list[str]) -> None:
+    """Fail the step where images failed; where Dagster expects every partition, also where they were refused.
+
+    Raises:
+        dg.Failure: naming them; everything else is done and reported.
+    """
+    expects_all = launched_in_ui(context) or not deferred(context)
+    if not counts["failed"] and not (expects_all and (missing or plan.refused or plan.absent)):
+        return
+    ids = [*missing, *(_ids(plan.refused)), *plan.absent] if expects_all else missing
+    shown = ", ".join(ids[:SHOWN]) + (f" and {len(ids) - SHOWN} more" if len(ids) > SHOWN else "")
+    raise images_failed(f"{len(ids)} images did not arrive: {shown}; `imagemill explain ID` says why", ids)
+
+
+def _ids(problems: list[Problem]) -> list[str]:
+    return [problem.item for problem in problems]

@@ -1,0 +1,240 @@
+"""dagster_project/storage.py: the batching event log holds what stock storage holds, from any number of writers."""
+
+import re
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import dagster as dg
+import pytest
+from dagster._core.storage.event_log.sqlite.sqlite_event_log import SqliteEventLogStorage
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+sys.path.append(str(Path(__file__).parent))  # toy_defs
+
+from dagster_project import storage
+from dagster_project.instance import open_instance
+from dagster_project.runs import run_here
+from dagster_project.storage import BATCH_VARIABLE, BatchSqliteEventLogStorage
+from io_managers.events import report_without_run
+
+KEYS = [f"k{n:02d}" for n in range(12)]
+WRITERS, BATCHES, EVENTS = 3, 6, 50
+
+
+# ---- the same tables
+
+
+def _everything_dagster_writes(instance) -> None:
+    """Automatic, streamed, unpartitioned, check, observation and runless events."""
+    instance.add_dynamic_partitions("images", KEYS)
+    given = {"module": "toy_defs", "location": "toy"}
+    runs = [
+        run_here(instance, ["plain"], partition_range=(KEYS[0], KEYS[-1]), **given),
+        run_here(instance, ["dinov3_npy"], partition_range=(KEYS[0], KEYS[-1]), **given),
+        run_here(instance, ["dinov3_npy"], partition_range=(KEYS[2], KEYS[-2]), deferred=True, **given),
+        run_here(instance, ["totals", "shards"], partition_range=("wide", "tall"), **given),
+        run_here(instance, ["watched"], **given),
+    ]
+    assert all(run.success for run in runs)
+    events = [
+        event
+        for key in KEYS[:3]
+        for event in (
+            dg.AssetMaterialization("approved_images", partition=key, tags={"dagster/data_version": key}),
+            dg.AssetObservation("approved_images", partition=key, tags={"dagster/data_version": key}),
+        )
+    ]
+    assert report_without_run(instance, events) == len(events)
+
+
+# What differs between any two runs of anything: times, the process, names drawn by chance.
+_VOLATILE = [
+    (re.compile(r'("[a-z_]*time[a-z_]*": )(?:[\d.]+|"[^"]*")'), r"\1TIME"),
+    (re.compile(r'("(?:pid|duration_ms)": )[\d.]+'), r"\1N"),
+    (re.compile(r'("log_key": )"\w+"'), r"\1KEY"),
+    (re.compile(r"in [\d.]+ ?m?s|pid: \d+|-\d+-\d+/"), "N"),
+]
+_TIME_COLUMN = re.compile("time")
+
+
+def _tables(home: Path) -> dict[tuple[str, str], list]:
+    """Every table of every database below `home`, with run ids as `run 0`, `run 1`, … and without what is volatile."""
+    with sqlite3.connect(home / "history" / "runs.db") as connection:
+        run_ids = [run_id for (run_id,) in connection.execute("select run_id from runs order by id")]
+
+    def stable(text):
+        if not isinstance(text, str):
+            return text
+        for number, run_id in enumerate(run_ids):
+            text = text.replace(run_id, f"run {number}")
+        for pattern, instead in _VOLATILE:
+            text = pattern.sub(instead, text)
+        return text
+
+    found = {}
+    for path in home.rglob("*.db"):
+        with sqlite3.connect(path) as connection:
+            connection.row_factory = sqlite3.Row
+            for (table,) in connection.execute("select name from sqlite_master where type = 'table'").fetchall():
+                rows = connection.execute(f"select * from {table}").fetchall()
+                found[stable(str(path.relative_to(home))), table] = [
+                    {column: stable(row[column]) for column in row.keys() if not _TIME_COLUMN.search(column)} for row in rows
+                ]
+    return found
+
+
+@pytest.fixture(scope="module")
+def both_histories(tmp_path_factory):
+    """The same runs in a history of ours and in a stock one: two folders."""
+    from imagemill.layout import DataRoot
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("DAGSTER_HOME", raising=False)
+        ours = DataRoot(tmp_path_factory.mktemp("ours") / "data")
+        with open_instance(ours) as instance:
+            assert isinstance(instance.event_log_storage, BatchSqliteEventLogStorage)
+            _everything_dagster_writes(instance)
+        stock = DataRoot(tmp_path_factory.mktemp("stock") / "data")
+        stock.dagster_home.mkdir(parents=True)
+        (stock.dagster_home / "dagster.yaml").write_text("telemetry: {enabled: false}\n")
+        patch.setenv(BATCH_VARIABLE, "0")
+        with open_instance(stock) as instance:
+            assert type(instance.event_log_storage) is SqliteEventLogStorage
+            _everything_dagster_writes(instance)
+    return ours.dagster_home, stock.dagster_home
+
+
+def test_every_table_equals_stock_storages_after_the_same_runs(both_histories):
+    """Rows, their order and their ids are those of stock storage. Source: DAGSTER section 2."""
+    ours, stock = (_tables(home) for home in both_histories)
+
+    assert ours.keys() == stock.keys()
+    # plain and dinov3_npy whole, dinov3_npy's inner range, totals and three buckets, watched, three without a run
+    index = ours["history/runs/index.db", "event_logs"]
+    assert sum(row["dagster_event_type"] == "ASSET_MATERIALIZATION" for row in index) == 12 + 12 + 9 + 4 + 1 + 3
+    for key in stock:
+        assert ours[key] == stock[key], key
+
+
+def test_asset_event_tags_point_at_the_events_they_belong_to(both_histories):
+    """The ids of a batch come back in the order of its rows."""
+    index = both_histories[0] / "history" / "runs" / "index.db"
+    with sqlite3.connect(index) as connection:
+        pairs = connection.execute(
+            "select t.value, e.event from asset_event_tags t join event_logs e on e.id = t.event_id"
+        ).fetchall()
+
+    assert len(pairs) >= 8 + 6
+    assert all(f'"dagster/data_version": "{value}"' in event for value, event in pairs)
+
+
+def test_batches_are_stored_one_by_one_where_a_private_name_is_gone(tmp_path, monkeypatch):
+    """Another patch release must not lose history. Source: DAGSTER section 2, "fall back to the parent"."""
+    monkeypatch.setattr(storage, "_CAN_BATCH", False)
+    monkeypatch.setattr(storage, "DynamicPartitionsTable", None)
+    monkeypatch.setattr(BatchSqliteEventLogStorage, "_store_together", lambda *_: pytest.fail("batched"))
+    log = BatchSqliteEventLogStorage(str(tmp_path))
+
+    with dg.instance_for_test() as instance:
+        monkeypatch.setattr(instance, "_event_storage", log)
+        report_without_run(instance, [dg.AssetMaterialization("a", partition=key) for key in KEYS])
+        log.add_dynamic_partitions("images", KEYS)
+
+        assert log.get_materialized_partitions(dg.AssetKey("a")) == set(KEYS)
+        assert log.get_dynamic_partitions("images") == KEYS
+
+
+# ---- several writers
+
+_WRITER = """
+import sys, dagster as dg
+from dagster_project.instance import open_instance
+from imagemill.layout import DataRoot
+from io_managers.events import report_without_run
+who, batches, events = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+with open_instance(DataRoot.resolve()) as instance:
+    for batch in range(batches):
+        instance.add_dynamic_partitions("images", [f"{who}-{batch}"])
+        report_without_run(instance, [
+            dg.AssetMaterialization("shared", partition=f"{who}-{batch}-{n}", tags={"dagster/data_version": f"{who}-{batch}-{n}"})
+            for n in range(events)
+        ])
+"""
+
+
+def test_writers_in_several_processes_lose_and_mix_nothing(data_root, monkeypatch):
+    """Command line, daemon and code servers write one index at once. Source: DAGSTER section 2."""
+    with open_instance(data_root):
+        pass
+    monkeypatch.setenv("IMAGEMILL_DATA_ROOT", str(data_root.path))
+    arguments = [sys.executable, "-W", "ignore", "-c", _WRITER]
+    writers = [
+        subprocess.Popen([*arguments, f"w{n}", str(BATCHES), str(EVENTS)], cwd=Path(__file__).parents[2])
+        for n in range(WRITERS)
+    ]
+    assert [writer.wait(timeout=60) for writer in writers] == [0] * WRITERS
+
+    expected = {f"w{w}-{b}-{n}" for w in range(WRITERS) for b in range(BATCHES) for n in range(EVENTS)}
+    with open_instance(data_root) as instance:
+        assert instance.get_materialized_partitions(dg.AssetKey("shared")) == expected
+        assert len(instance.get_dynamic_partitions("images")) == WRITERS * BATCHES
+    with sqlite3.connect(data_root.dagster_home / "history" / "runs" / "index.db") as connection:
+        (rows,) = connection.execute("select count(*) from event_logs where asset_key = '[\"shared\"]'").fetchone()
+        (wrong,) = connection.execute(
+            "select count(*) from asset_event_tags t join event_logs e on e.id = t.event_id where t.value <> e.partition"
+        ).fetchone()
+    assert (rows, wrong) == (len(expected), 0)
+
+
+# ---- partition keys
+
+
+@pytest.fixture(scope="module")
+def log_and_witness(tmp_path_factory):
+    """The caching storage, and a stock one over the same files, as another process would have."""
+    folder = str(tmp_path_factory.mktemp("log"))
+    return BatchSqliteEventLogStorage(folder), SqliteEventLogStorage(folder)
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(
+        st.tuples(st.booleans(), st.booleans(), st.sets(st.sampled_from(KEYS), min_size=1, max_size=3)), max_size=8
+    )
+)
+def test_dynamic_partitions_are_those_in_the_database_after_any_change(log_and_witness, changes):
+    """Keys are read once per state of the definition, whoever changes it: never an old list. Source: DAGSTER section 2."""
+    log, witness = log_and_witness
+    for elsewhere, adding, keys in changes:
+        writer = witness if elsewhere else log
+        if adding:
+            writer.add_dynamic_partitions("images", sorted(keys))
+        else:
+            writer.delete_dynamic_partition("images", min(keys))
+        assert log.get_dynamic_partitions("images") == witness.get_dynamic_partitions("images")
+        assert log.get_dynamic_partitions("others") == []
+
+
+def test_dynamic_partitions_are_fresh_after_the_newest_key_was_replaced(log_and_witness):
+    """SQLite gives the newest row's id again, and the count is the same."""
+    log, witness = log_and_witness
+    log.add_dynamic_partitions("swapped", ["a", "b"])
+    assert log.get_dynamic_partitions("swapped") == ["a", "b"]
+
+    witness.delete_dynamic_partition("swapped", "b")
+    witness.add_dynamic_partitions("swapped", ["c"])
+
+    assert log.get_dynamic_partitions("swapped") == ["a", "c"]
+
+
+def test_dynamic_partitions_are_not_read_again_while_nothing_changes(log_and_witness, monkeypatch):
+    """A range run asks fifteen times. The caller may change the list it gets."""
+    log, _ = log_and_witness
+    log.add_dynamic_partitions("still", ["a", "b"])
+    log.get_dynamic_partitions("still").append("not mine")
+    monkeypatch.setattr(SqliteEventLogStorage, "get_dynamic_partitions", lambda *_: pytest.fail("read again"))
+
+    assert log.get_dynamic_partitions("still") == ["a", "b"]

@@ -1,0 +1,145 @@
+"""A code location with one asset of each sort, and no imagemill inside: what the Dagster plumbing is tried on.
+
+Environment: TOY_MISSING (comma-separated keys that do not arrive), TOY_SLEEP (seconds per row), TOY_MARK (a file that
+grows by one line per row), TOY_BREAK (`ours`, `foreign` or `resource`).
+"""
+
+import os
+import time
+from pathlib import Path
+
+import dagster as dg
+
+from imagemill.errors import ModelMismatch
+from io_managers.events import StreamedEvents, deferred, images_failed, launched_in_ui
+
+images = dg.DynamicPartitionsDefinition(name="images")
+buckets = dg.StaticPartitionsDefinition(["wide", "square", "tall"])
+
+approved_images = dg.AssetSpec("approved_images", partitions_def=images)
+
+
+class Rows:
+    """A handle around the keys: a bare generator would be read by Dagster as events."""
+
+    def __init__(self, keys):
+        self.keys = keys
+
+
+class StreamingIO(dg.IOManager):
+    """What io_managers/npy.py is to the embeddings."""
+
+    def handle_output(self, context, obj):
+        missing = [key for key in os.environ.get("TOY_MISSING", "").split(",") if key in obj.keys]
+        with StreamedEvents(context) as events:
+            for key in obj.keys:
+                time.sleep(float(os.environ.get("TOY_SLEEP", "0")))
+                if key not in missing:
+                    events.add(key, data_version=f"v-{key}", inputs={"approved_images": f"in-{key}"}, metadata={"n": 1})
+                if mark := os.environ.get("TOY_MARK"):
+                    with Path(mark).open("a") as file:
+                        file.write(f"{key}\n")
+            if missing and (launched_in_ui(context) or not deferred(context)):
+                raise images_failed(f"{len(missing)} images did not arrive: {', '.join(missing)}", missing)
+        context.add_output_metadata({"rows": len(obj.keys)})
+
+    def load_input(self, context):
+        raise NotImplementedError
+
+
+class NothingIO(dg.IOManager):
+    def handle_output(self, context, obj):
+        context.add_output_metadata({"value": str(obj)})
+
+    def load_input(self, context):
+        return None
+
+
+class Breakable(dg.ConfigurableResource):
+    def setup_for_execution(self, context):
+        if os.environ.get("TOY_BREAK") == "resource":
+            raise ModelMismatch("the resource is broken", where="resource", do="mend it")
+
+
+@dg.asset(
+    deps=[approved_images],
+    partitions_def=images,
+    backfill_policy=dg.BackfillPolicy.multi_run(8192),
+    io_manager_key="stream_io",
+    code_version="7",
+)
+def dinov3_npy(context: dg.AssetExecutionContext) -> Rows:
+    match os.environ.get("TOY_BREAK"):
+        case "ours":
+            raise ModelMismatch("two models", where="here", why="never mixed", do="choose one")
+        case "foreign":
+            raise ZeroDivisionError("nobody foresaw this")
+    context.log.info("streaming")
+    return Rows(list(context.partition_keys))
+
+
+@dg.asset(
+    partitions_def=images,
+    deps=[approved_images],
+    backfill_policy=dg.BackfillPolicy.multi_run(8192),
+    io_manager_key="nothing_io",
+)
+def plain(context: dg.AssetExecutionContext) -> int:
+    """Left to Dagster's own events."""
+    return len(context.partition_keys)
+
+
+@dg.asset(deps=[dg.AssetDep(dinov3_npy, partition_mapping=dg.AllPartitionMapping())], io_manager_key="nothing_io")
+def totals(breakable: Breakable) -> int:
+    return 1
+
+
+@dg.asset(
+    deps=[totals], partitions_def=buckets, backfill_policy=dg.BackfillPolicy.single_run(), io_manager_key="nothing_io"
+)
+def shards(context: dg.AssetExecutionContext) -> int:
+    for key in context.partition_keys:
+        context.add_asset_metadata({"samples": 3}, partition_key=key)
+    return 3
+
+
+@dg.asset
+def watched(context: dg.AssetExecutionContext) -> None:
+    context.log_event(dg.AssetObservation("watched", metadata={"n": 1}, tags={"dagster/data_version": "seen"}))
+
+
+@dg.asset_check(asset=dinov3_npy)
+def files_valid() -> dg.AssetCheckResult:
+    return dg.AssetCheckResult(passed=not os.environ.get("TOY_MISSING"), metadata={"checked": 3})
+
+
+@dg.asset_check(asset=totals)
+def adds_up() -> dg.AssetCheckResult:
+    return dg.AssetCheckResult(passed=True)
+
+
+@dg.definitions
+def defs() -> dg.Definitions:
+    return dg.Definitions(
+        assets=[approved_images, dinov3_npy, plain, totals, shards, watched],
+        asset_checks=[files_valid, adds_up],
+        resources={"stream_io": StreamingIO(), "nothing_io": NothingIO(), "breakable": Breakable()},
+        executor=dg.in_process_executor,
+    )
+
+
+def run_from_command_line() -> None:
+    """`python -c 'import toy_defs; toy_defs.run_from_command_line()' first last`: a run in a process of its own."""
+    import sys
+
+    from dagster_project.instance import open_instance
+    from dagster_project.runs import run_here
+    from imagemill.layout import DataRoot
+
+    first, last = sys.argv[1:3]
+    with open_instance(DataRoot.resolve()) as instance:
+        outcome = run_here(
+            instance, ["dinov3_npy"], partition_range=(first, last), deferred=True, module="toy_defs", location="toy"
+        )
+    print(outcome.run.status.value, outcome.signal, flush=True)
+    sys.exit(128 + outcome.signal if outcome.signal else 0)

@@ -1,0 +1,71 @@
+"""Encoders without a model: real shapes, real dtypes, values that depend on the input, no cost.
+
+Importing this module gives every embedding kind the stub; `python tests/helpers/stubs.py ARGS…` is `imagemill ARGS…` with it.
+`IMAGEMILL_STUB_SLEEP` makes each call take that many seconds, so that a run can be killed in the middle.
+"""
+
+import os
+import time
+import zlib
+
+import numpy as np
+
+from imagemill.embedding_specs import EmbeddingSpec
+from imagemill.encoding import Prepared
+from imagemill.provenance import ModelIdentity
+
+
+class StubEncoder:
+    """Fills the stored shape with one value taken from the input's bytes."""
+
+    def __init__(self, spec, identity):
+        self.spec, self.identity, self.calls = spec, identity, 0
+
+    @classmethod
+    def identify(cls, settings, *, spec, threads, preview_root):
+        return ModelIdentity(
+            kind=spec.kind,
+            model=settings.model,
+            preview=True,
+            threads=threads,
+            facts={"stub": spec.kind, "model": settings.model},
+        )
+
+    @classmethod
+    def load(cls, settings, *, spec, threads, preview_root):
+        return cls(spec, cls.identify(settings, spec=spec, threads=threads, preview_root=preview_root))
+
+    @classmethod
+    def tokenizer(cls, settings, *, spec, threads, preview_root):
+        return StubTokenizer()
+
+    def prepare(self, item):
+        data = item.encode() if isinstance(item, str) else np.ascontiguousarray(item).tobytes()
+        value = zlib.crc32(data) % 1000
+        if isinstance(item, str):
+            ((mask, truncated),) = StubTokenizer().masks([item])
+            return Prepared((value, self.spec.shape(0, 0)), "text", facts={"mask": mask, "truncated": truncated})
+        shape = self.spec.shape(*item.shape[:2])
+        return Prepared((value, shape), shape, pixels=item.shape[0] * item.shape[1])
+
+    def encode(self, batch):
+        self.calls += 1
+        time.sleep(float(os.environ.get("IMAGEMILL_STUB_SLEEP", "0")))
+        return [np.full(shape, value, self.spec.dtype) for value, shape in (item.payload for item in batch)]
+
+    def close(self):
+        pass
+
+
+class StubTokenizer:
+    def masks(self, captions):
+        counts = [min(len(caption.split()) + 1, 77) for caption in captions]
+        return [([1] * n + [0] * (77 - n), n == 77) for n in counts]
+
+
+EmbeddingSpec.encoder_class = lambda self: StubEncoder
+
+if __name__ == "__main__":
+    from dagster_project.cli.main import main
+
+    main()
