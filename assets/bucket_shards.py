@@ -7,7 +7,7 @@ from pydantic import Field
 
 from assets.partitions import buckets
 from assets.stage2_jsonl import stage2_jsonl
-from imagemill.pipeline.readiness import ASSET, find_ready
+from imagemill.pipeline.readiness import ASSET, find_ready, progress_lines
 from imagemill.pipeline.shards import Existing, ShardParameters, ShardSet, plan_shards, refuse_conflicts
 from resources.data_root import DataRootResource
 
@@ -47,7 +47,8 @@ def bucket_shards(context: dg.AssetExecutionContext, config: ShardConfig, data_r
     )
     existing: Existing = config.existing  # type: ignore[assignment]
     with closing(data_root.ledger()) as ledger:
-        found = find_ready(root.stage2_jsonl, root.derived, ledger, buckets=context.partition_keys)
+        say = progress_lines(config.progress_every)
+        found = find_ready(root.stage2_jsonl, root.derived, ledger, buckets=context.partition_keys, on_ready=say)
         ledger.record_files(found.adopted)
         ledger.replace_problems(ASSET, found.problems)
         ledger.record_counts(

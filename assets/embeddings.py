@@ -75,7 +75,8 @@ vae_latents = embedding_asset(
 )
 t5_hidden = embedding_asset(
     T5,
-    "T5-Large hidden states of each caption, float16 (77, 1024), zeros where the mask is 0, in `derived/t5_hidden/{image_id}.npy`.",
+    "T5-Large hidden states of each caption, float16 (77, 1024), zeros where the mask is 0, in "
+    "`derived/t5_hidden/{image_id}.npy`.",
 )
 
 embedding_assets = [dinov3_npy, vae_latents, t5_hidden]

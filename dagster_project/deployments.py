@@ -25,10 +25,10 @@ Resources = dict[str, Any]
 
 def local_resources(path: str | None = None) -> Resources:
     """Everything assets, IO managers and checks ask for, on one machine."""
-    data_root = DataRootResource(path=path)
+    data_root = DataRootResource(path=path, config_file=None)
     return {
         "data_root": data_root,
-        "encoders": Encoders(data_root=data_root),
+        "encoders": Encoders(data_root=data_root, overrides={}),
         "engine": Engine(),
         "npy_io": NpyIOManager(data_root=data_root),
         "jsonl_io": JsonlIOManager(data_root=data_root),

@@ -163,7 +163,7 @@ class Ledger:
     def problems(self, items: Sequence[str] | None = None) -> list[Problem]:
         columns = "item, asset, outcome, reason, detail, remedy, size, mtime_ns, inode, run_id, at"
         rows = self._select("problems", columns, items, key="item")
-        return [Problem(*r[:6], _triple(r[6:9]), *r[9:]) for r in rows]
+        return [Problem(r[0], r[1], r[2], r[3], r[4], r[5], _triple(r[6:9]), r[9], r[10]) for r in rows]
 
     def counts(self, run_ids: Sequence[str]) -> dict[str, dict[str, int]]:
         """Counters per asset, added up over these runs."""

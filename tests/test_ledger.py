@@ -74,9 +74,13 @@ def test_selection_by_ids_takes_more_than_sqlite_has_parameters(ledger):
 
 
 def test_transaction_that_raises_leaves_nothing(ledger):
-    with pytest.raises(RuntimeError), ledger.transaction():
-        ledger.record_files([file_row(OLD)])
-        raise RuntimeError
+    def fail_halfway():
+        with ledger.transaction():
+            ledger.record_files([file_row(OLD)])
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail_halfway()
 
     assert ledger.files("dinov3_npy") == {}
 

@@ -9,7 +9,7 @@ import click
 from dagster_project.cli.options import root_options
 from imagemill.buckets import BUCKETS
 from imagemill.layout import DataRoot
-from imagemill.pipeline.readiness import Readiness, find_ready
+from imagemill.pipeline.readiness import find_ready, progress_lines
 from imagemill.pipeline.shards import ShardParameters, check_buckets, conflicts, plan_shards
 
 
@@ -109,15 +109,3 @@ def _dry_run(
     }
     click.echo("dry run, nothing written: " + counters(planned))
     return 1 if problems else 0
-
-
-def progress_lines(every: int):
-    """A plain line every so many ready records."""
-
-    def say(found: Readiness) -> None:
-        if len(found.ready) % every == 0:
-            click.echo(
-                f"total_records={found.total_records} ready_records={len(found.ready)} skipped_incomplete={found.skipped_incomplete}"
-            )
-
-    return say

@@ -13,6 +13,7 @@ Source: CONTRACTS section 0, "Provenance"; section 1, "First image".
 import functools
 import gc
 import hashlib
+import importlib
 import importlib.util
 import json
 import re
@@ -115,7 +116,6 @@ def resolve(
     Raises:
         ModelUnusable: no such folder or hub model, no access, or no such device.
     """
-    quiet_libraries()
     device = _pick_device(spec.kind, settings)
     path, revision = _folder(settings, spec, preview_root, device, files)
     if not (path / config).is_file():
@@ -146,7 +146,9 @@ def _folder(
 def _snapshot(model: str, revision: str | None, patterns: tuple[str, ...]) -> Path:
     # Kept per process: `identify` and `load` then mean one commit even where a branch moves between them.
     from huggingface_hub import snapshot_download
+    from huggingface_hub.utils import disable_progress_bars
 
+    disable_progress_bars()
     return Path(snapshot_download(model, revision=revision, allow_patterns=list(patterns)))
 
 
@@ -352,18 +354,19 @@ def to_stored(values: torch.Tensor, spec: EmbeddingSpec) -> np.ndarray:
 # ---- the libraries around
 
 
-@functools.lru_cache(maxsize=1)
-def quiet_libraries() -> None:
-    """No progress bars and no advice from the libraries: what matters is raised. Checks their torchvision first."""
-    check_torchvision()
-    import diffusers.utils.logging
-    import huggingface_hub.utils
-    import transformers.utils.logging
+@functools.lru_cache(maxsize=4)
+def library(name: str) -> Any:
+    """transformers or diffusers, imported late, without progress bars and advice: what matters is raised.
 
-    for logging in (transformers.utils.logging, diffusers.utils.logging):
-        logging.set_verbosity_error()
-        logging.disable_progress_bar()
-    huggingface_hub.utils.disable_progress_bars()
+    Raises:
+        ModelUnusable: a torchvision is installed that breaks them.
+    """
+    check_torchvision()
+    module = importlib.import_module(name)
+    logging = importlib.import_module(f"{name}.utils.logging")
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    return module
 
 
 def check_torchvision() -> None:

@@ -132,11 +132,14 @@ def _sha256(path: Path) -> str:
 def _rewrite_weights(file: Path, gains: Mapping[str, float]) -> None:
     """Replace every tensor of a weight file. Keys in the file are stable; parameter names change between versions."""
     from safetensors import safe_open
-    from safetensors.numpy import save_file
+    from safetensors.numpy import save
 
     with safe_open(file, "np") as stored:
         shapes = {key: tuple(stored.get_slice(key).get_shape()) for key in sorted(stored.keys())}
-    save_file({key: _tensor(key, shape, gains) for key, shape in shapes.items()}, file, metadata={"format": "pt"})
+    data = save({key: _tensor(key, shape, gains) for key, shape in shapes.items()}, metadata={"format": "pt"})
+    # A new file, because the library makes its own readable by one user only.
+    file.unlink()
+    file.write_bytes(data)
 
 
 def _tensor(key: str, shape: tuple[int, ...], gains: Mapping[str, float]) -> np.ndarray:
@@ -153,6 +156,6 @@ def _values(key: str, shape: tuple[int, ...], gain: float) -> np.ndarray:
     digest = hashlib.shake_256(f"{RECIPE}:{key}:{shape}".encode()).digest(math.prod(shape))
     numbers = np.frombuffer(digest, np.int8).astype(np.int16)
     numbers = np.where(numbers == -128, 0, numbers)
-    fan_in = math.prod(shape[1:]) if len(shape) > 1 else shape[0]
+    fan_in = math.prod(shape[1:] or shape)
     power = round(math.log2(_INT8_SPREAD * math.sqrt(fan_in) / gain))
     return (numbers.astype(np.float32) * np.float32(2.0**-power)).astype(np.float16).reshape(shape)

@@ -92,7 +92,7 @@ def write_npy(path: Path, array: np.ndarray) -> None:
 # ---- reading
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Header:
     """`offset`: where the values begin."""
 
@@ -101,9 +101,15 @@ class _Header:
     fortran_order: bool
     offset: int
 
-    @property
+    @functools.cached_property
     def file_size(self) -> int:
         return self.offset + math.prod(self.shape) * self.dtype.itemsize
+
+
+@functools.lru_cache(maxsize=8192)
+def _own_header(shape: tuple[int, ...], dtype: np.dtype | str) -> _Header:
+    """`npy_header` as it reads back."""
+    return _Header(shape, np.dtype(dtype), False, len(npy_header(shape, dtype)))
 
 
 def read_npy(path: Path) -> np.ndarray:
@@ -153,7 +159,8 @@ def check_npy(path: Path, shape: Sequence[int], dtype: np.dtype | str, *, values
 
 def check_npy_header(path: Path, shape: Sequence[int], dtype: np.dtype | str) -> None:
     """Header and length only: one open, one read, one fstat. Raises as `check_npy`, but never `non_finite`."""
-    expected = npy_header(tuple(shape), dtype)
+    shape = tuple(shape)
+    expected = npy_header(shape, dtype)
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         head, size = os.read(handle, len(expected)), os.fstat(handle).st_size
@@ -161,7 +168,7 @@ def check_npy_header(path: Path, shape: Sequence[int], dtype: np.dtype | str) ->
             head = os.pread(handle, _LONGEST_HEADER, 0)
     finally:
         os.close(handle)
-    _check_header(head, size, tuple(shape), dtype, path)
+    _check_header(head, size, shape, dtype, path)
 
 
 def _read(path: Path) -> bytearray:
@@ -177,10 +184,8 @@ def _check_header(
     head: bytes | bytearray, size: int, shape: tuple[int, ...], dtype: np.dtype | str, path: Path
 ) -> _Header:
     """`head`: the file's beginning, at least its header; `size`: of the whole file."""
-    expected = npy_header(shape, dtype)
-    if head.startswith(expected):  # what we and NumPy write; parsing costs more than reading a small file
-        header = _Header(shape, np.dtype(dtype), False, len(expected))
-    else:
+    expected, header = npy_header(shape, dtype), _own_header(shape, dtype)
+    if not head.startswith(expected):  # what we and NumPy write; parsing costs more than reading a small file
         header = _parse_header(head, path)
         _check_contract(header, shape, np.dtype(dtype), path)
     _check_size(header, size, path)

@@ -138,11 +138,14 @@ class EmbedWorker:
         """The model, loaded and its identity recorded (or refused) on first use."""
         with self._loading:
             if self._encoder is None:
-                given = {"spec": self.spec, "threads": self.threads, "preview_root": self.preview_root}
-                encoder_class = self.spec.encoder_class()
-                guard_identity(self.provenance, encoder_class.identify(self.settings, **given))
-                self._encoder = encoder_class.load(self.settings, **given)
+                self._encoder = self._load()
             return self._encoder
+
+    def _load(self) -> Encoder:
+        given = {"spec": self.spec, "threads": self.threads, "preview_root": self.preview_root}
+        encoder_class: type[Encoder] = self.spec.encoder_class()
+        guard_identity(self.provenance, encoder_class.identify(self.settings, **given))
+        return encoder_class.load(self.settings, **given)
 
     # ---- decode threads
 
@@ -290,8 +293,7 @@ def _finished(writes: deque[Future[EmbedRow]], *, keep: int) -> Iterator[EmbedRo
 
 def _failure(job: Job, reason: str, error: Exception) -> EmbedRow:
     detail = error.what if isinstance(error, ImagemillError) else f"{type(error).__name__}: {error}"
-    row = EmbedRow(job.image_id, "failed", job.stat, reason=reason, detail=detail, remedy="run imagemill again")
-    return row
+    return EmbedRow(job.image_id, "failed", job.stat, reason=reason, detail=detail, remedy="run imagemill again")
 
 
 @dataclass(frozen=True, slots=True)

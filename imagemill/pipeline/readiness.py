@@ -140,6 +140,17 @@ def find_ready(
     return found
 
 
+def progress_lines(every: int) -> Callable[[Readiness], None]:
+    """A plain line every so many ready records. Source: seed 001, "Progress during scan"."""
+
+    def say(found: Readiness) -> None:
+        if len(found.ready) % every == 0:
+            counts = f"total_records={found.total_records} ready_records={len(found.ready)}"
+            print(f"{counts} skipped_incomplete={found.skipped_incomplete}", flush=True)
+
+    return say
+
+
 def _latest_records(jsonl: Path, found: Readiness) -> list[Record]:
     """The records in file order, of duplicates the last one; everything else is counted as incomplete."""
     latest: dict[str, tuple[int, Record]] = {}

@@ -1,6 +1,7 @@
 """Rules about the npy files of one kind as they lie on disk, with the ledger as witness."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from imagemill.errors import InvalidNpy
 from imagemill.formats.npy import NpyStore
@@ -13,7 +14,7 @@ def embedding_files(store: NpyStore, ledger: Ledger) -> Iterator[Finding | int]:
     sources, rows = ledger.sources(), ledger.files(store.spec.kind)
     for image_id, stat in sorted(store.listing().items()):
         yield 1
-        at = {"file": store.folder.name, "item": image_id}
+        at: dict[str, Any] = {"file": store.folder.name, "item": image_id}
         source = sources.get(image_id)
         if source is None:
             message = "a file of an image that was never seen"

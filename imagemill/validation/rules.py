@@ -152,7 +152,7 @@ def _shard(
         for key, members in read_shard(path):
             yield 1
             samples += 1
-            at = {"file": name, "item": id_of_member_key(key)}
+            at: dict[str, Any] = {"file": name, "item": id_of_member_key(key)}
             entry = index.pop(key, None)
             if entry is None or entry["shard"] != path.name:
                 yield Finding(rule="index", message="not where the index says", remedy=_REPACK, **at)

@@ -1,0 +1,183 @@
+"""DINOv3 ViT-L/16: one vector per image, its class token after the final norm.
+
+The preprocessor is our own, bit-equal to transformers' on the CPU: theirs needs torchvision, whose builds fit one build of
+torch each.
+
+Belongs here: preprocessing, the forward call, the preview configuration of this kind.
+Source: seed 000, "DINOv3"; CONTRACTS section 1.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch.nn.functional import interpolate
+
+from imagemill.config import EncoderSettings
+from imagemill.embedding_specs import DINOV3_WIDTH, EmbeddingSpec
+from imagemill.encoders.loading import (
+    Checkpoint,
+    expect_config,
+    identity,
+    json_sha256,
+    library,
+    load_model,
+    release,
+    require_pixels,
+    resolve,
+    set_up_arithmetic,
+    to_device,
+    to_stored,
+    weight_patterns,
+)
+from imagemill.encoders.preview import save_preview, write_json
+from imagemill.encoding import Prepared
+from imagemill.provenance import ModelIdentity
+
+PREPROCESSING = "dinov3-1"
+
+_WEIGHTS = "model"
+_PROCESSOR = "preprocessor_config.json"
+_FILES = ("config.json", _PROCESSOR, *weight_patterns(_WEIGHTS))
+_BILINEAR = 2
+
+
+class DinoV3Preprocessor:
+    """uint8 RGB pixels → normalised tensor of the model's size, as transformers' DINOv3ViTImageProcessor does it.
+
+    The order is theirs: rescale, resize (aspect not kept, antialiased), normalise.
+    """
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        config = checkpoint.json(_PROCESSOR)
+        steps = {name: config.get(name, True) for name in ("do_resize", "do_rescale", "do_normalize")}
+        if (
+            not str(config.get("image_processor_type", "")).startswith("DINOv3ViTImageProcessor")
+            or config.get("resample", _BILINEAR) != _BILINEAR
+            or config.get("do_center_crop")
+            or not all(steps.values())
+        ):
+            raise checkpoint.unusable(f"{_PROCESSOR} asks for other steps than DINOv3's")
+        try:
+            self.size = (int(config["size"]["height"]), int(config["size"]["width"]))
+            self.values = {name: config[name] for name in ("rescale_factor", "image_mean", "image_std")}
+        except (KeyError, TypeError, ValueError) as error:
+            raise checkpoint.unusable(f"{_PROCESSOR} lacks {error}") from error
+        self.scale: float = self.values["rescale_factor"]
+        self.dtype = checkpoint.host_dtype
+        self.mean, self.std = (
+            torch.tensor(self.values[name], dtype=self.dtype).view(3, 1, 1) for name in ("image_mean", "image_std")
+        )
+
+    @property
+    def sha256(self) -> str:
+        """Fingerprint of what it does, whatever else its file says."""
+        return json_sha256({"size": self.size, **self.values})
+
+    def __call__(self, pixels: np.ndarray) -> torch.Tensor:
+        """uint8 (H, W, 3) → float32 (3, height, width), float64 where the model computes in it."""
+        values = torch.from_numpy(np.array(pixels)).permute(2, 0, 1).contiguous().to(self.dtype) * self.scale
+        if tuple(values.shape[1:]) != self.size:
+            values = interpolate(values[None], self.size, mode="bilinear", align_corners=False, antialias=True)[0]
+        return (values - self.mean) / self.std
+
+
+class DinoV3Encoder:
+    """Pixels → float32 (1024,), not normalised."""
+
+    def __init__(
+        self,
+        model: Any,
+        preprocess: DinoV3Preprocessor,
+        checkpoint: Checkpoint,
+        spec: EmbeddingSpec,
+        made_by: ModelIdentity,
+    ) -> None:
+        self.calls = 0
+        self.identity = made_by
+        self._model: Any = model
+        self._preprocess, self._checkpoint, self._spec = preprocess, checkpoint, spec
+
+    @classmethod
+    def identify(
+        cls, settings: EncoderSettings, *, spec: EmbeddingSpec, threads: int, preview_root: Path
+    ) -> ModelIdentity:
+        """Read the identity off the files; no weights are loaded. Raises ModelUnusable."""
+        return _identify(_resolve(settings, spec, preview_root), spec, threads)
+
+    @classmethod
+    def load(cls, settings: EncoderSettings, *, spec: EmbeddingSpec, threads: int, preview_root: Path) -> Self:
+        """Load the model, whole. Raises ModelUnusable."""
+        checkpoint = _resolve(settings, spec, preview_root)
+        made_by = _identify(checkpoint, spec, threads)
+        set_up_arithmetic(threads)
+        with checkpoint.loading():
+            model = load_model(library("transformers").DINOv3ViTModel, checkpoint).to(checkpoint.device)
+        return cls(model, DinoV3Preprocessor(checkpoint), checkpoint, spec, made_by)
+
+    def prepare(self, item: np.ndarray | str) -> Prepared:
+        """Resize and normalise one image. All images are of one size then, so its own pixels cost nothing."""
+        return Prepared(self._preprocess(require_pixels(self._spec.kind, item)), group=self._preprocess.size)
+
+    @torch.inference_mode()
+    def encode(self, batch: Sequence[Prepared]) -> list[np.ndarray]:
+        """One call; float32 (1024,) each. Raises NonFiniteEmbedding."""
+        values = to_device(torch.stack([item.payload for item in batch]), self._checkpoint.device)
+        self.calls += 1
+        pooled = self._model(pixel_values=values.to(self._checkpoint.torch_dtype)).pooler_output
+        return list(to_stored(pooled, self._spec))
+
+    def close(self) -> None:
+        """Give the model's memory back."""
+        self._model = None
+        release()
+
+    @staticmethod
+    def write_preview(folder: Path) -> None:
+        """One layer of the real width, so that the class token sees the image; about 10 MB."""
+        transformers = library("transformers")
+        config = transformers.DINOv3ViTConfig(
+            hidden_size=DINOV3_WIDTH,
+            intermediate_size=128,
+            num_hidden_layers=1,
+            num_attention_heads=16,
+            num_register_tokens=4,
+        )
+        # A small gain for the class token: with the usual one it hides the image, and all vectors look alike.
+        gains = {"cls_token": 2.0, "register_tokens": 8.0, "mask_token": 1.0}
+        save_preview(transformers.DINOv3ViTModel(config), folder, gains=gains)
+        write_json(
+            folder / _PROCESSOR,
+            {
+                "do_center_crop": None,
+                "do_normalize": True,
+                "do_rescale": True,
+                "do_resize": True,
+                "image_mean": [0.485, 0.456, 0.406],
+                "image_processor_type": "DINOv3ViTImageProcessorFast",
+                "image_std": [0.229, 0.224, 0.225],
+                "resample": _BILINEAR,
+                "rescale_factor": 1 / 255,
+                "size": {"height": 224, "width": 224},
+            },
+        )
+
+
+def _resolve(settings: EncoderSettings, spec: EmbeddingSpec, preview_root: Path) -> Checkpoint:
+    checkpoint = resolve(settings, spec=spec, preview_root=preview_root, files=_FILES)
+    expect_config(checkpoint, model_type="dinov3_vit", hidden_size=DINOV3_WIDTH)
+    return checkpoint
+
+
+def _identify(checkpoint: Checkpoint, spec: EmbeddingSpec, threads: int) -> ModelIdentity:
+    return identity(
+        checkpoint,
+        spec=spec,
+        threads=threads,
+        weights=_WEIGHTS,
+        output="class token after the final norm",
+        preprocessing=PREPROCESSING,
+        preprocessor_sha256=DinoV3Preprocessor(checkpoint).sha256,
+    )

@@ -1,0 +1,163 @@
+"""The Flux VAE's encoder: an image as 16 channels at an eighth of its size.
+
+Belongs here: crop, scaling of pixels, tiling rule, the forward call, the preview configuration of this kind.
+Source: seed 000, "VAE latent storage"; CONTRACTS section 1.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+
+from imagemill.config import EncoderSettings
+from imagemill.embedding_specs import VAE_CHANNELS, VAE_DOWNSAMPLING, EmbeddingSpec
+from imagemill.encoders.loading import (
+    Checkpoint,
+    expect_config,
+    identity,
+    library,
+    load_model,
+    release,
+    require_pixels,
+    resolve,
+    set_up_arithmetic,
+    to_device,
+    to_stored,
+    weight_patterns,
+)
+from imagemill.encoders.preview import save_preview
+from imagemill.encoding import Prepared
+from imagemill.errors import Refused
+from imagemill.provenance import ModelIdentity
+
+PREPROCESSING = "flux-vae-1"
+
+# Above this the mid attention, quadratic in pixels, asks for tens of gigabytes. Pixels alone decide, never free memory:
+# a tiled latent is not equal to a whole one, so the same image must always get the same one.
+TILED_ABOVE_PIXELS = 4 * 1024 * 1024
+TILE_PIXELS = 1024
+TILE_OVERLAP = 0.25
+
+_WEIGHTS = "diffusion_pytorch_model"
+_FILES = ("config.json", *weight_patterns(_WEIGHTS))
+
+
+class FluxVaeEncoder:
+    """Pixels → float16 (16, H // 8, W // 8): the posterior's mean, neither scaled nor shifted.
+
+    The image is cropped at right and bottom to multiples of 8, so that the decoded latent is exactly the cropped picture.
+    """
+
+    def __init__(self, model: Any, checkpoint: Checkpoint, spec: EmbeddingSpec, made_by: ModelIdentity) -> None:
+        self.calls = 0
+        self.identity = made_by
+        self._model: Any = model
+        self._checkpoint, self._spec = checkpoint, spec
+
+    @classmethod
+    def identify(
+        cls, settings: EncoderSettings, *, spec: EmbeddingSpec, threads: int, preview_root: Path
+    ) -> ModelIdentity:
+        """Read the identity off the files; no weights are loaded. Raises ModelUnusable."""
+        return _identify(_resolve(settings, spec, preview_root), spec, threads)
+
+    @classmethod
+    def load(cls, settings: EncoderSettings, *, spec: EmbeddingSpec, threads: int, preview_root: Path) -> Self:
+        """Load the model, whole, and let go of its decoder. Raises ModelUnusable."""
+        checkpoint = _resolve(settings, spec, preview_root)
+        made_by = _identify(checkpoint, spec, threads)
+        set_up_arithmetic(threads)
+        with checkpoint.loading():
+            # Without accelerate the other way prints a page of advice and does the same.
+            model = load_model(library("diffusers").AutoencoderKL, checkpoint, low_cpu_mem_usage=False)
+            del model.decoder
+            model.tile_sample_min_size = TILE_PIXELS
+            model.tile_latent_min_size = TILE_PIXELS // VAE_DOWNSAMPLING
+            model.tile_overlap_factor = TILE_OVERLAP
+            # One image at a time inside a call: else the mid attention's norm gives other last bits in company.
+            model.use_slicing = True
+            model.to(checkpoint.device, memory_format=torch.channels_last)
+        return cls(model, checkpoint, spec, made_by)
+
+    def prepare(self, item: np.ndarray | str) -> Prepared:
+        """Crop one image. It stays uint8 until it is on the device: a quarter of the bytes to hold and to move.
+
+        Raises:
+            Refused: `too_small`, a side under 8 pixels.
+        """
+        pixels = require_pixels(self._spec.kind, item)
+        height, width = (side // VAE_DOWNSAMPLING * VAE_DOWNSAMPLING for side in pixels.shape[:2])
+        if not height or not width:
+            raise Refused(
+                "too_small",
+                f"the image is {pixels.shape[1]}x{pixels.shape[0]} pixels, a latent needs {VAE_DOWNSAMPLING} on each side",
+                do="replace the image",
+            )
+        group = (height // VAE_DOWNSAMPLING, width // VAE_DOWNSAMPLING, height * width > TILED_ABOVE_PIXELS)
+        return Prepared(torch.from_numpy(np.array(pixels[:height, :width], order="C")), group, height * width)
+
+    @torch.inference_mode()
+    def encode(self, batch: Sequence[Prepared]) -> list[np.ndarray]:
+        """One call over images of one size; float16 (16, H // 8, W // 8) each. Raises NonFiniteEmbedding."""
+        pixels = to_device(torch.stack([item.payload for item in batch]), self._checkpoint.device)
+        values = pixels.to(self._checkpoint.host_dtype).div_(127.5).sub_(1)
+        # Height, width, colour in memory is what channels_last means, so this moves nothing.
+        values = values.permute(0, 3, 1, 2).to(self._checkpoint.torch_dtype)
+        self._model.use_tiling = batch[0].pixels > TILED_ABOVE_PIXELS
+        self.calls += 1
+        mean = self._model.encode(values).latent_dist.mean
+        return list(np.ascontiguousarray(to_stored(mean, self._spec)))
+
+    def close(self) -> None:
+        """Give the model's memory back."""
+        self._model = None
+        release()
+
+    @staticmethod
+    def write_preview(folder: Path) -> None:
+        """Four narrow blocks, three downsamplings, no mid attention (half of the time at a megapixel); 0.2 MB."""
+        model = library("diffusers").AutoencoderKL(
+            in_channels=3,
+            out_channels=3,
+            down_block_types=("DownEncoderBlock2D",) * 4,
+            up_block_types=("UpDecoderBlock2D",) * 4,
+            block_out_channels=(8, 8, 16, 16),
+            layers_per_block=1,
+            latent_channels=VAE_CHANNELS,
+            norm_num_groups=4,
+            sample_size=1024,
+            scaling_factor=0.3611,
+            shift_factor=0.1159,
+            use_quant_conv=False,
+            use_post_quant_conv=False,
+            mid_block_add_attention=False,
+        )
+        save_preview(model, folder)
+
+
+def _resolve(settings: EncoderSettings, spec: EmbeddingSpec, preview_root: Path) -> Checkpoint:
+    checkpoint = resolve(settings, spec=spec, preview_root=preview_root, files=_FILES)
+    config = expect_config(checkpoint, _class_name="AutoencoderKL", latent_channels=VAE_CHANNELS, in_channels=3)
+    downsampling = 2 ** (len(config.get("down_block_types", ())) - 1)
+    if downsampling != VAE_DOWNSAMPLING:
+        raise checkpoint.unusable(f"it makes images {downsampling} times smaller, needed is {VAE_DOWNSAMPLING}")
+    return checkpoint
+
+
+def _identify(checkpoint: Checkpoint, spec: EmbeddingSpec, threads: int) -> ModelIdentity:
+    config = checkpoint.json()
+    return identity(
+        checkpoint,
+        spec=spec,
+        threads=threads,
+        weights=_WEIGHTS,
+        output="posterior mean",
+        preprocessing=PREPROCESSING,
+        crop_to_multiple_of=VAE_DOWNSAMPLING,
+        scaled=False,
+        scaling_factor=config.get("scaling_factor"),
+        shift_factor=config.get("shift_factor"),
+        tiling={"above_pixels": TILED_ABOVE_PIXELS, "tile_pixels": TILE_PIXELS, "overlap": TILE_OVERLAP},
+    )

@@ -1,0 +1,229 @@
+"""T5's encoder: a caption as 77 hidden states, and its tokenizer, which also serves alone.
+
+Belongs here: tokens and masks, the forward call, the preview configuration and vocabulary of this kind.
+Source: seed 000, "T5"; CONTRACTS section 1.
+"""
+
+import string
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+
+from imagemill.config import EncoderSettings
+from imagemill.embedding_specs import T5_TOKENS, T5_WIDTH, EmbeddingSpec
+from imagemill.encoders.loading import (
+    Checkpoint,
+    expect_config,
+    identity,
+    json_sha256,
+    library,
+    load_model,
+    release,
+    resolve,
+    set_up_arithmetic,
+    to_device,
+    to_stored,
+    weight_patterns,
+)
+from imagemill.encoders.preview import save_preview
+from imagemill.encoding import Prepared
+from imagemill.provenance import ModelIdentity
+
+PREPROCESSING = "t5-1"
+
+# Each caption is computed padded to its own multiple of this: its bytes do not depend on its neighbours.
+LENGTH_STEP = 8
+
+_WEIGHTS = "model"
+_TOKENIZER = "tokenizer.json"
+_TOKENIZER_FILES = ("config.json", _TOKENIZER, "tokenizer_config.json", "special_tokens_map.json")
+_FILES = (*_TOKENIZER_FILES, *weight_patterns(_WEIGHTS))
+
+
+class CaptionTokenizer:
+    """Captions → token ids and masks, without the model's weights. Safe on several threads."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        with checkpoint.loading():
+            tokenizer = library("transformers").AutoTokenizer.from_pretrained(checkpoint.path, local_files_only=True)
+            self._backend = tokenizer.backend_tokenizer
+        # Calling the transformers object sets truncation and padding on this shared backend at each call, which threads
+        # would see of each other. Without both, encoding reads only.
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self.pad_id: int = tokenizer.pad_token_id
+        self.vocabulary_size = len(tokenizer)
+        if self._backend.encode("").ids != [tokenizer.eos_token_id]:
+            raise checkpoint.unusable("its tokenizer does not end a caption with the end token")
+
+    @classmethod
+    def load(cls, settings: EncoderSettings, *, spec: EmbeddingSpec, preview_root: Path) -> Self:
+        """The tokenizer of these settings; of a hub model only its files are fetched. Raises ModelUnusable."""
+        return cls(resolve(settings, spec=spec, preview_root=preview_root, files=_TOKENIZER_FILES, config=_TOKENIZER))
+
+    def encode(self, caption: str) -> tuple[list[int], bool]:
+        """Token ids, at most 77, the last of them the end token; and whether the caption was cut."""
+        # A lone surrogate, which a JSON escape can bring, is no character of any vocabulary.
+        ids = self._backend.encode(caption.encode("utf-8", "replace").decode("utf-8")).ids
+        if len(ids) <= T5_TOKENS:
+            return ids, False
+        return [*ids[: T5_TOKENS - 1], ids[-1]], True
+
+    def masks(self, captions: Iterable[str]) -> list[tuple[list[int], bool]]:
+        """For each caption its mask, 77 numbers, 1 for a token and 0 for padding; and whether it was cut."""
+        return [(mask_of(ids), truncated) for ids, truncated in map(self.encode, captions)]
+
+
+def mask_of(ids: Sequence[int]) -> list[int]:
+    return [1] * len(ids) + [0] * (T5_TOKENS - len(ids))
+
+
+class T5Encoder:
+    """Caption → float16 (77, 1024); rows where the mask is 0 hold zeros."""
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: CaptionTokenizer,
+        checkpoint: Checkpoint,
+        spec: EmbeddingSpec,
+        made_by: ModelIdentity,
+    ) -> None:
+        self.calls = 0
+        self.identity = made_by
+        self._model: Any = model
+        self._tokenizer, self._checkpoint, self._spec = tokenizer, checkpoint, spec
+
+    @classmethod
+    def identify(
+        cls, settings: EncoderSettings, *, spec: EmbeddingSpec, threads: int, preview_root: Path
+    ) -> ModelIdentity:
+        """Read the identity off the files; no weights are loaded. Raises ModelUnusable."""
+        return _identify(_resolve(settings, spec, preview_root), spec, threads)
+
+    @classmethod
+    def load(cls, settings: EncoderSettings, *, spec: EmbeddingSpec, threads: int, preview_root: Path) -> Self:
+        """Load tokenizer and model, whole. Raises ModelUnusable."""
+        checkpoint = _resolve(settings, spec, preview_root)
+        made_by = _identify(checkpoint, spec, threads)
+        tokenizer = CaptionTokenizer(checkpoint)
+        set_up_arithmetic(threads)
+        with checkpoint.loading():
+            model = load_model(library("transformers").T5EncoderModel, checkpoint).to(checkpoint.device)
+        if tokenizer.vocabulary_size > model.config.vocab_size:
+            raise checkpoint.unusable(
+                f"its tokenizer knows {tokenizer.vocabulary_size} pieces, its model {model.config.vocab_size}"
+            )
+        return cls(model, tokenizer, checkpoint, spec, made_by)
+
+    @classmethod
+    def tokenizer(
+        cls, settings: EncoderSettings, *, spec: EmbeddingSpec, threads: int, preview_root: Path
+    ) -> CaptionTokenizer:
+        """The tokenizer alone, for whoever has only the spec. `threads` is there because all share one signature."""
+        return CaptionTokenizer.load(settings, spec=spec, preview_root=preview_root)
+
+    def prepare(self, item: np.ndarray | str) -> Prepared:
+        """Tokenise one caption."""
+        if not isinstance(item, str):
+            raise TypeError(f"{self._spec.kind} takes a caption, not {type(item).__name__}")
+        ids, truncated = self._tokenizer.encode(item)
+        return Prepared(ids, group=_padded_length(ids), facts={"mask": mask_of(ids), "truncated": truncated})
+
+    @torch.inference_mode()
+    def encode(self, batch: Sequence[Prepared]) -> list[np.ndarray]:
+        """One call over captions of one padded length; float16 (77, 1024) each. Raises NonFiniteEmbedding."""
+        unique = {tuple(item.payload): None for item in batch}
+        place = {ids: index for index, ids in enumerate(unique)}
+        ids, mask = self._padded(list(unique))
+        device = self._checkpoint.device
+        ids, mask = to_device(ids, device), to_device(mask, device)
+        self.calls += 1
+        # Without the mask, padding would change the real tokens' states.
+        hidden = self._model(input_ids=ids, attention_mask=mask).last_hidden_state
+        hidden = hidden.masked_fill(mask[..., None] == 0, 0)[:, :T5_TOKENS]
+        stored = to_stored(hidden, self._spec)
+        rows = np.zeros((len(unique), T5_TOKENS, T5_WIDTH), stored.dtype)
+        rows[:, : stored.shape[1]] = stored
+        return [rows[place[tuple(item.payload)]] for item in batch]
+
+    def _padded(self, captions: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Token ids and mask, int64 (captions, length)."""
+        ids = torch.full((len(captions), _padded_length(captions[0])), self._tokenizer.pad_id)
+        mask = torch.zeros_like(ids)
+        for row, caption in enumerate(captions):
+            ids[row, : len(caption)] = torch.tensor(caption)
+            mask[row, : len(caption)] = 1
+        return ids, mask
+
+    def close(self) -> None:
+        """Give the model's memory back."""
+        self._model = None
+        release()
+
+    @staticmethod
+    def write_preview(folder: Path) -> None:
+        """One layer of the real width over a fixed vocabulary; 2 MB."""
+        transformers = library("transformers")
+        tokenizer = transformers.T5Tokenizer(vocab=_preview_vocabulary(), extra_ids=0, model_max_length=512)
+        tokenizer.save_pretrained(folder)
+        config = transformers.T5Config(
+            vocab_size=len(tokenizer), d_model=T5_WIDTH, d_kv=64, d_ff=128, num_layers=1, num_heads=2
+        )
+        save_preview(
+            transformers.T5EncoderModel(config), folder, gains={"shared": 32.0, "relative_attention_bias": 0.5}
+        )
+
+
+def _padded_length(ids: Sequence[int]) -> int:
+    return -(-len(ids) // LENGTH_STEP) * LENGTH_STEP
+
+
+def _resolve(settings: EncoderSettings, spec: EmbeddingSpec, preview_root: Path) -> Checkpoint:
+    checkpoint = resolve(settings, spec=spec, preview_root=preview_root, files=_FILES)
+    expect_config(checkpoint, model_type="t5", d_model=T5_WIDTH)
+    return checkpoint
+
+
+def _identify(checkpoint: Checkpoint, spec: EmbeddingSpec, threads: int) -> ModelIdentity:
+    return identity(
+        checkpoint,
+        spec=spec,
+        threads=threads,
+        weights=_WEIGHTS,
+        output="last hidden state",
+        pad_rows="zero",
+        padding=f"each caption to its own multiple of {LENGTH_STEP}",
+        preprocessing=PREPROCESSING,
+        tokenizer_sha256=json_sha256(checkpoint.json(_TOKENIZER), without=("truncation", "padding")),
+        tokens=T5_TOKENS,
+    )
+
+
+_PREVIEW_WORDS = """
+    a the of in on at with and or is are was by for from to an its one two three many some no not
+    photo picture image painting drawing portrait view close background foreground light dark bright
+    man woman child boy girl people person face hand dog cat bird horse animal tree flower grass forest
+    mountain river sea water sky cloud sun snow rain night day city street house building room window
+    door table chair food fruit car boat train road bridge sign book
+    red green blue yellow black white brown grey orange pink purple small large old young long round
+    standing sitting walking running holding wearing looking near under over behind between
+"""
+_PREVIEW_ENDINGS = ("s", "es", "ed", "ing", "er", "est", "ly", "y", "en", "al", "ion", "ness", "ment", "th")
+
+
+def _preview_vocabulary() -> list[tuple[str, float]]:
+    """A fixed list of pieces: training one gives another list on every run. Letters, so that any ASCII text has tokens."""
+    letters = string.digits + string.ascii_letters + string.punctuation
+    pieces = {"<pad>": 0.0, "</s>": 0.0, "<unk>": 0.0, "\u2581": -3.0}
+    for group, score in (
+        ([f"\u2581{w}" for w in _PREVIEW_WORDS.split()], -5.0),
+        (_PREVIEW_ENDINGS, -7.0),
+        (letters, -10.0),
+    ):
+        for piece in group:
+            pieces.setdefault(piece, score)
+    return list(pieces.items())

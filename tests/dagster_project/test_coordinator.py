@@ -1,0 +1,123 @@
+"""dagster_project/coordinator.py: what the UI launches reports each image itself, as our own runs do."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import dagster as dg
+import pytest
+from dagster._core.events import DagsterEvent, DagsterEventType
+from dagster._core.execution.api import execute_run
+from dagster._core.run_coordinator import SubmitRunContext
+
+sys.path.append(str(Path(__file__).parent))  # toy_defs
+
+from dagster_project import runs
+from dagster_project.coordinator import streamed_assets
+from dagster_project.instance import open_instance
+from imagemill import embedding_specs
+from imagemill.embedding_specs import DINOV3
+from io_managers.events import DEFER, DEFER_TAG, OWNER_TAG, PLANNED_TAG, owner_of_run
+
+KEYS = [f"k{n}" for n in range(6)]
+STREAMED = dg.AssetKey("dinov3_npy")
+
+
+@pytest.fixture
+def instance(data_root):
+    with open_instance(data_root) as opened:
+        opened.add_dynamic_partitions("images", KEYS)
+        yield opened
+
+
+def created(instance, asset="dinov3_npy", tags=None, partition_range=(KEYS[0], KEYS[-1])):
+    """A run as the UI's launchpad creates it, and its job."""
+    job = runs._job("toy_defs", "defs", [asset], True)
+    run = runs._create(instance, job, "toy", {**runs._range_tags(partition_range), **(tags or {})}, runs._QUIET)
+    # The launchpad's process is not the one that executes.
+    instance.add_run_tags(run.run_id, {OWNER_TAG: ""})
+    return job, instance.get_run_by_id(run.run_id)
+
+
+def submitted(instance, run):
+    return instance.run_coordinator.submit_run(SubmitRunContext(run, workspace=None))  # type: ignore[arg-type]
+
+
+def executed(instance, job, run):
+    """What the daemon and the code server do with a queued run."""
+    starting = DagsterEvent(event_type_value=DagsterEventType.PIPELINE_STARTING.value, job_name=run.job_name)
+    instance.report_dagster_event(starting, run_id=run.run_id)
+    return execute_run(job, instance.get_run_by_id(run.run_id), instance)
+
+
+def statuses(instance):
+    found = instance.get_status_by_partition(STREAMED, KEYS, dg.DynamicPartitionsDefinition(name="images"))
+    return {key: status.name for key, status in found.items() if status}
+
+
+def test_run_with_a_streamed_asset_is_queued_with_the_defer_tag(instance):
+    """Definitions cannot set it. Source: DAGSTER section 3, "Runs launched in the UI"."""
+    _, run = created(instance)
+    assert DEFER_TAG not in run.tags
+
+    queued = submitted(instance, run)
+
+    assert queued.status is dg.DagsterRunStatus.QUEUED
+    assert queued.tags[DEFER_TAG] == "true"
+    assert queued.tags[PLANNED_TAG] == run.run_id
+
+
+def test_run_without_a_streamed_asset_is_left_alone(instance):
+    """In a deferred run an asset that does not report itself would have no event at all."""
+    _, run = created(instance, "plain")
+
+    queued = submitted(instance, run)
+
+    assert queued.status is dg.DagsterRunStatus.QUEUED
+    assert not {DEFER_TAG, PLANNED_TAG} & queued.tags.keys()
+
+
+def test_run_that_carries_the_tag_from_the_start_has_nothing_planned(instance):
+    """Jobs and sensors, and re-executions of deferred runs."""
+    _, run = created(instance, tags={**DEFER, PLANNED_TAG: "the run it was copied from"})
+
+    queued = submitted(instance, run)
+
+    assert queued.tags[PLANNED_TAG] == "the run it was copied from"
+    assert not instance.all_logs(run.run_id, of_type=DagsterEventType.ASSET_MATERIALIZATION_PLANNED)
+
+
+def test_kind_registered_later_is_streamed_too(monkeypatch):
+    """The registry is read when a run is submitted, not on import. Source: DAGSTER section 3; issue 3, toy kind."""
+    monkeypatch.setattr(embedding_specs, "_SPECS", dict(embedding_specs._SPECS))
+    before = streamed_assets()
+    embedding_specs.register(replace(DINOV3, kind="toy", pass_name="toy", folder="toy", member="toy.npy"))
+
+    assert streamed_assets() - before == {dg.AssetKey("toy")}
+    assert STREAMED in before
+
+
+def test_run_of_the_ui_marks_exactly_the_missing_images_as_failed(instance, monkeypatch):
+    """Source: DAGSTER section 3: "Materialized 1800, Failed 200"; issue 3, backfill by real clicks."""
+    monkeypatch.setenv("TOY_MISSING", "k2,k4")
+    job, run = created(instance)
+    queued = submitted(instance, run)
+    assert set(statuses(instance).values()) == {"IN_PROGRESS"}
+
+    result = executed(instance, job, queued)
+
+    assert not result.success
+    assert statuses(instance) == {key: "FAILED" if key in {"k2", "k4"} else "MATERIALIZED" for key in KEYS}
+    records = instance.fetch_materializations(STREAMED, limit=100).records
+    assert sorted(record.partition_key for record in records) == ["k0", "k1", "k3", "k5"]
+
+
+def test_run_of_the_ui_names_the_process_that_executes_it(instance):
+    """A sweep finds runs of dead code servers by it. Source: CONTRACTS section 0, "A run left STARTED"."""
+    job, run = created(instance)
+    queued = submitted(instance, run)
+    assert queued.tags[OWNER_TAG] == ""
+
+    assert executed(instance, job, queued).success
+
+    assert instance.get_run_by_id(run.run_id).tags[OWNER_TAG] == owner_of_run(run.run_id)

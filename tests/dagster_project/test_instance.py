@@ -1,0 +1,105 @@
+"""dagster_project/instance.py: one history per data root, ours where nobody has chosen otherwise."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import dagster as dg
+import yaml
+from dagster._core.storage.event_log.sqlite.sqlite_event_log import SqliteEventLogStorage
+
+from dagster_project.coordinator import DeferCoordinator
+from dagster_project.instance import TEMPLATE, environment_of, home_of, open_instance, prepare_home
+from dagster_project.storage import BatchSqliteEventLogStorage
+from imagemill.layout import DataRoot
+
+
+def test_history_lives_in_the_data_root(data_root):
+    """Source: CONTRACTS section 6, "The Dagster history of a data root"."""
+    assert home_of(data_root) == data_root.path / ".dagster"
+
+
+def test_history_lives_where_dagster_home_says(data_root, tmp_path, monkeypatch):
+    """Absolute, since Dagster refuses any other. Source: CONTRACTS section 6."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DAGSTER_HOME", "elsewhere")
+
+    assert home_of(data_root) == tmp_path / "elsewhere"
+    assert environment_of(data_root) == {
+        "DAGSTER_HOME": str(tmp_path / "elsewhere"),
+        "IMAGEMILL_DATA_ROOT": str(data_root.path),
+    }
+
+
+def test_home_without_settings_gets_ours(data_root):
+    """Source: CONTRACTS section 6: batching storage, telemetry and nux off, one run at a time."""
+    home = prepare_home(data_root)
+
+    written = yaml.safe_load((home / "dagster.yaml").read_text())
+    assert (home / "dagster.yaml").read_bytes() == TEMPLATE.read_bytes()
+    assert [written[key]["enabled"] for key in ("telemetry", "nux", "run_monitoring")] == [False, False, True]
+    assert written["run_coordinator"]["config"] == {"max_concurrent_runs": 1}
+    assert [path.name for path in home.iterdir()] == ["dagster.yaml"]
+
+
+def test_settings_that_are_there_are_never_overwritten(data_root):
+    """The user's choice stands, another storage too."""
+    data_root.dagster_home.mkdir()
+    theirs = "telemetry: {enabled: false}\n"
+    (data_root.dagster_home / "dagster.yaml").write_text(theirs)
+
+    with open_instance(data_root) as instance:
+        assert type(instance.event_log_storage) is SqliteEventLogStorage
+    assert (data_root.dagster_home / "dagster.yaml").read_text() == theirs
+
+
+def test_open_instance_is_ours_and_leaves_the_environment_as_it_was(data_root, monkeypatch):
+    """Assets, storage and child processes find root and history by the environment."""
+    monkeypatch.setenv("IMAGEMILL_DATA_ROOT", "another")
+    with open_instance(data_root) as instance:
+        assert isinstance(instance.event_log_storage, BatchSqliteEventLogStorage)
+        assert isinstance(instance.run_coordinator, DeferCoordinator)
+        assert instance.get_concurrency_config().run_queue_config.max_concurrent_runs == 1
+        assert instance.python_log_level == "INFO"
+        assert not instance.telemetry_enabled
+        assert not instance.nux_enabled
+        assert os.environ["DAGSTER_HOME"] == str(data_root.dagster_home)
+        assert os.environ["IMAGEMILL_DATA_ROOT"] == str(data_root.path)
+
+    assert "DAGSTER_HOME" not in os.environ
+    assert os.environ["IMAGEMILL_DATA_ROOT"] == "another"
+    assert os.environ["DAGSTER_EVENT_BATCH_SIZE"] == "1000"
+
+
+def test_history_is_found_after_its_data_root_moved(data_root):
+    """No path of the machine is in the settings."""
+    with open_instance(data_root) as instance:
+        instance.report_runless_asset_event(dg.AssetMaterialization("a", partition="1"))
+    moved = DataRoot(data_root.path.rename(data_root.path.with_name("moved")))
+
+    with open_instance(moved) as instance:
+        assert instance.get_materialized_partitions(dg.AssetKey("a")) == {"1"}
+    assert not data_root.path.exists()
+
+
+def test_dagsters_own_processes_open_the_same_history(data_root):
+    """`dagster dev` reads dagster.yaml itself: storage class and folder come from the template and DAGSTER_HOME alone."""
+    with open_instance(data_root) as instance:
+        instance.report_runless_asset_event(dg.AssetMaterialization("a", partition="1"))
+    program = (
+        "import dagster as dg; i = dg.DagsterInstance.get(); "
+        "print(type(i.event_log_storage).__name__, type(i.compute_log_manager).__name__, "
+        "i.get_materialized_partitions(dg.AssetKey('a')))"
+    )
+    there = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program],
+        env={**os.environ, **environment_of(data_root)},
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+
+    assert there.stdout.split() == ["BatchSqliteEventLogStorage", "LocalComputeLogManager", "{'1'}"]

@@ -1,0 +1,271 @@
+"""dagster_project/runs.py: runs of our own command line are seen, stopped, re-executed and swept like any other."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import dagster as dg
+import pytest
+from dagster._core.events import DagsterEventType
+from dagster._core.origin import JobPythonOrigin
+
+sys.path.append(str(Path(__file__).parent))  # toy_defs
+
+from dagster_project.instance import environment_of, open_instance
+from dagster_project.runs import KILLED, RunOutcome, StepFailure, run_here, sweep
+from imagemill.atomic import owner_name
+from io_managers.events import DEFER_TAG, OWNER_TAG, owner_of_run
+
+KEYS = [f"k{n:03d}" for n in range(400)]
+STREAMED = dg.AssetKey("dinov3_npy")
+FEW = (KEYS[0], KEYS[4])
+
+
+@pytest.fixture
+def instance(data_root):
+    with open_instance(data_root) as opened:
+        opened.add_dynamic_partitions("images", KEYS)
+        yield opened
+
+
+def run(instance, *assets, **how) -> RunOutcome:
+    return run_here(instance, assets, module="toy_defs", location="toy", **how)
+
+
+# ---- runs
+
+
+def test_range_of_images_is_one_visible_run(instance):
+    """Location, selection and range are in the history, as the UI needs them. Source: DAGSTER section 9."""
+    outcome = run(instance, "dinov3_npy", partition_range=FEW, deferred=True, tags={"who": "me"})
+
+    (seen,) = instance.get_runs()
+    assert outcome.success
+    assert (outcome.error, outcome.failures, outcome.signal) == (None, (), None)
+    assert seen.run_id == outcome.run_id
+    assert seen.remote_job_origin.location_name == "toy"
+    assert seen.remote_job_origin.repository_origin.repository_name == "__repository__"
+    assert isinstance(seen.job_code_origin, JobPythonOrigin)
+    assert seen.asset_selection == {STREAMED}
+    assert seen.tags[DEFER_TAG] == "true"
+    assert seen.tags["who"] == "me"
+    assert (seen.tags["dagster/asset_partition_range_start"], seen.tags["dagster/asset_partition_range_end"]) == FEW
+    assert seen.tags[OWNER_TAG] == owner_of_run(seen.run_id)
+    assert instance.get_materialized_partitions(STREAMED) == set(KEYS[:5])
+
+
+def test_one_run_makes_the_records_and_a_range_of_buckets(instance):
+    """Untagged, so Dagster reports both; metadata belongs to its bucket. Source: DAGSTER section 8."""
+    outcome = run(instance, "totals", "shards", partition_range=("square", "tall"))
+
+    records = instance.fetch_materializations(dg.AssetKey("shards"), limit=9).records
+    assert outcome.success
+    assert DEFER_TAG not in outcome.run.tags
+    assert instance.get_latest_materialization_event(dg.AssetKey("totals")).run_id == outcome.run_id
+    assert {r.partition_key: r.asset_materialization.metadata["samples"].value for r in records} == {"square": 3, "tall": 3}
+
+
+def test_checks_of_the_selected_assets_are_part_of_the_run(instance, monkeypatch):
+    """Each with its verdict; those of other assets stay out. Source: issue 3, asset checks."""
+    monkeypatch.setenv("TOY_MISSING", KEYS[1])
+    outcome = run(instance, "dinov3_npy", "totals", partition_range=FEW, deferred=True)
+
+    assert outcome.success
+    assert outcome.checks == {"dinov3_npy:files_valid": False, "totals:adds_up": True}
+    assert run(instance, "totals").checks == {"totals:adds_up": True}
+
+
+def test_checks_can_be_left_out(instance):
+    assert run(instance, "totals", checks=False).checks == {}
+
+
+def test_console_stays_free_for_our_own_progress(instance, capfd, monkeypatch):
+    """Neither Dagster's lines nor its traceback of a failing step. Source: CONTRACTS section 0, "No traceback"."""
+    run(instance, "dinov3_npy", partition_range=FEW, deferred=True)
+    monkeypatch.setenv("TOY_BREAK", "ours")
+    run(instance, "dinov3_npy", partition_range=FEW, deferred=True)
+
+    assert capfd.readouterr() == ("", "")
+
+
+# ---- failures
+
+
+def test_our_error_is_told_in_its_own_words(instance, monkeypatch):
+    """What, where, why, do, without Dagster's frames; other steps are done. Source: CONTRACTS section 0."""
+    monkeypatch.setenv("TOY_BREAK", "ours")
+    outcome = run(instance, "dinov3_npy", "plain", partition_range=FEW)
+
+    told = "two models\n  where: here\n  why:   never mixed\n  do:    choose one"
+    assert not outcome.success
+    assert outcome.failures == (StepFailure("dinov3_npy", "ModelMismatch", told),)
+    assert outcome.error == told
+    assert not outcome.only_images_failed
+    assert instance.get_materialized_partitions(dg.AssetKey("plain")) == set(KEYS[:5])
+
+
+def test_foreign_error_keeps_its_frames(instance, monkeypatch):
+    """Nobody foresaw it, so somebody has to find it."""
+    monkeypatch.setenv("TOY_BREAK", "foreign")
+    outcome = run(instance, "dinov3_npy", partition_range=FEW, deferred=True)
+
+    assert outcome.error == "ZeroDivisionError: nobody foresaw this"
+    assert "toy_defs.py" in outcome.failures[0].trace
+
+
+def test_broken_resource_is_told_though_no_step_ran(instance, monkeypatch):
+    monkeypatch.setenv("TOY_BREAK", "resource")
+    outcome = run(instance, "totals")
+
+    assert outcome.run.status is dg.DagsterRunStatus.FAILURE
+    assert outcome.error == "the resource is broken\n  where: resource\n  do:    mend it"
+
+
+def test_failure_over_single_images_is_known_as_such(instance, monkeypatch):
+    """The next range may go on; after any other error it would only meet the same."""
+    monkeypatch.setenv("TOY_MISSING", f"{KEYS[0]},{KEYS[3]}")
+    outcome = run(instance, "dinov3_npy", partition_range=FEW)
+
+    assert outcome.only_images_failed
+    assert outcome.error == f"2 images did not arrive: {KEYS[0]}, {KEYS[3]}"
+
+
+# ---- stopping
+
+
+class CommandLine:
+    """A run in a process of its own, some tens of rows into its stream."""
+
+    def __init__(self, data_root, tmp_path):
+        self.mark = tmp_path / "mark"
+        environment = {
+            **os.environ, **environment_of(data_root), "TOY_SLEEP": "0.02", "TOY_MARK": str(self.mark),
+            "PYTHONPATH": str(Path(__file__).parent), "PYTHONWARNINGS": "ignore",
+        }  # fmt: skip
+        program = "import toy_defs; toy_defs.run_from_command_line()"
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", program, KEYS[0], KEYS[-1]],
+            cwd=Path(__file__).parents[2], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+
+    def rows(self) -> int:
+        return len(self.mark.read_text().splitlines()) if self.mark.exists() else 0
+
+    def wait_for_rows(self, count: int) -> None:
+        deadline = time.monotonic() + 40
+        while self.rows() < count:
+            assert self.process.poll() is None, self.process.communicate()[0]
+            assert time.monotonic() < deadline, "the run does not get on"
+            time.sleep(0.05)
+
+
+@pytest.fixture
+def command_line(instance, data_root, tmp_path):
+    """Over one second of rows in: at least one batch of events is stored, and many rows are to come."""
+    started = CommandLine(data_root, tmp_path)
+    try:
+        started.wait_for_rows(90)
+        yield started
+    finally:
+        started.process.kill()
+        started.process.communicate()
+
+
+def events_of(instance) -> list[str]:
+    records = instance.fetch_materializations(STREAMED, limit=1000).records
+    return sorted(record.partition_key for record in records)
+
+
+def test_run_terminated_in_the_ui_stops_within_seconds_with_its_work_kept(instance, command_line):
+    """The UI can only write CANCELING into the history. Source: DAGSTER section 9; issue 3."""
+    (live,) = instance.get_runs()
+    asked = time.monotonic()
+    instance.report_run_canceling(live)
+
+    output, _ = command_line.process.communicate(timeout=20)
+
+    assert time.monotonic() - asked < 8
+    assert command_line.process.returncode == 128 + signal.SIGINT, output
+    assert output.split() == ["CANCELED", str(int(signal.SIGINT))]
+    assert events_of(instance) == KEYS[: command_line.rows()]
+    assert len(events_of(instance)) < len(KEYS)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_stops_the_run_with_its_work_kept(instance, command_line, number):
+    """130 and 143: which signal it was is known. Source: CONTRACTS section 0, exit codes."""
+    command_line.process.send_signal(number)
+
+    output, _ = command_line.process.communicate(timeout=20)
+
+    assert command_line.process.returncode == 128 + number, output
+    assert output.split() == ["FAILURE", str(int(number))]
+    # The row that the signal met may be marked or not.
+    assert len(events_of(instance)) - command_line.rows() in {0, 1}
+    assert events_of(instance) == KEYS[: len(events_of(instance))]
+
+
+def test_killed_run_keeps_its_flushed_events_and_is_swept(instance, command_line):
+    """kill -9 loses at most the last batch, and the next command says so. Source: DAGSTER sections 3, 9."""
+    command_line.process.kill()
+    command_line.process.wait()
+    (live,) = instance.get_runs()
+    assert live.status is dg.DagsterRunStatus.STARTED
+
+    assert sweep(instance) == [live.run_id]
+
+    (over,) = instance.get_runs()
+    (told,) = instance.all_logs(over.run_id, of_type=DagsterEventType.RUN_FAILURE)
+    assert over.status is dg.DagsterRunStatus.FAILURE
+    assert told.dagster_event.message == KILLED
+    kept = events_of(instance)
+    assert kept
+    assert kept == KEYS[: len(kept)]
+    assert sweep(instance) == []
+
+
+def test_next_run_sweeps_what_a_dead_process_left(instance):
+    """Dagster's queue would wait for it for ever. Source: CONTRACTS section 0, "A run left STARTED"."""
+    dead = owner_name().rpartition("-")[0] + "-1"
+    ids = {}
+    for name, owner in {"dead": dead, "living": owner_name(), "elsewhere": "0123abcd-1-1", "unnamed": None}.items():
+        left = instance.create_run_for_job(_toy_job(), status=dg.DagsterRunStatus.STARTED)
+        ids[name] = left.run_id
+        if owner:
+            instance.add_run_tags(left.run_id, {OWNER_TAG: f"{owner}/{left.run_id}"})
+    copied = instance.create_run_for_job(_toy_job(), status=dg.DagsterRunStatus.STARTED)
+    instance.add_run_tags(copied.run_id, {OWNER_TAG: f"{dead}/{ids['dead']}"})
+
+    assert run(instance, "totals").success
+
+    failed = instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.FAILURE]))
+    assert [swept.run_id for swept in failed] == [ids["dead"]]
+
+
+def _toy_job():
+    import toy_defs
+
+    return toy_defs.defs().resolve_implicit_global_asset_job_def()
+
+
+def test_signal_handlers_are_as_before_after_a_run(instance):
+    """A command goes on after its first run: Ctrl-C must still mean what it meant."""
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    threads = threading.active_count()
+    run(instance, "totals")
+
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+    assert signal.set_wakeup_fd(-1) == -1
+    assert threading.active_count() == threads
+
+
+def test_run_that_does_not_fit_the_definitions_leaves_nothing_live(instance):
+    """An unknown asset is the caller's mistake: raised, not hidden in an outcome."""
+    with pytest.raises(Exception, match="no_such_asset"):
+        run(instance, "no_such_asset")
+
+    assert [r for r in instance.get_runs() if not r.is_finished] == []
