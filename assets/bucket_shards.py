@@ -8,13 +8,16 @@ from pydantic import Field
 from assets.partitions import buckets
 from assets.stage2_jsonl import stage2_jsonl
 from imagemill.pipeline.readiness import ASSET, find_ready, progress_lines
-from imagemill.pipeline.shards import Existing, ShardParameters, ShardSet, plan_shards, refuse_conflicts
+from imagemill.pipeline.shards import Existing, ShardParameters, ShardSet, check_buckets, plan_shards, refuse_conflicts
 from resources.data_root import DataRootResource
 
 
 class ShardConfig(dg.Config):
     """Parameters of one packing run."""
 
+    only: list[str] = Field(
+        [], description="Of the run's buckets only these; empty: all. A run takes one range of them."
+    )
     shard_size: int | None = Field(
         None, ge=1, description="Samples per tar; unset: shard_size of imagemill.yaml (1000)."
     )
@@ -40,6 +43,7 @@ class ShardConfig(dg.Config):
 )
 def bucket_shards(context: dg.AssetExecutionContext, config: ShardConfig, data_root: DataRootResource) -> ShardSet:
     """`shards/bucket_<bucket>/shard-NNNNNN.tar` with index and manifest, from every record whose files are valid and current."""
+    chosen = check_buckets(config.only or context.partition_keys)
     root = data_root.root()
     output = data_root.shards_folder(config.output_dir)
     parameters = ShardParameters(
@@ -48,7 +52,7 @@ def bucket_shards(context: dg.AssetExecutionContext, config: ShardConfig, data_r
     existing: Existing = config.existing  # type: ignore[assignment]
     with closing(data_root.ledger()) as ledger:
         say = progress_lines(config.progress_every)
-        found = find_ready(root.stage2_jsonl, root.derived, ledger, buckets=context.partition_keys, on_ready=say)
+        found = find_ready(root.stage2_jsonl, root.derived, ledger, buckets=chosen, on_ready=say)
         ledger.record_files(found.adopted)
         ledger.replace_problems(ASSET, found.problems)
         ledger.record_counts(
@@ -61,7 +65,7 @@ def bucket_shards(context: dg.AssetExecutionContext, config: ShardConfig, data_r
                 "filtered": found.filtered,
             },
         )
-    shard_set = plan_shards(found.ready, context.partition_keys, output, parameters, existing)
+    shard_set = plan_shards(found.ready, chosen, output, parameters, existing)
     refuse_conflicts(shard_set)
     for plan in shard_set.plans:
         context.add_asset_metadata({"samples": plan.samples, "shards": len(plan.shards)}, partition_key=plan.bucket)

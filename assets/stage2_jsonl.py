@@ -3,6 +3,7 @@
 from contextlib import closing
 
 import dagster as dg
+from pydantic import Field
 
 from assets.embeddings import embedding_assets
 from imagemill.formats.jsonl import read_jsonl
@@ -13,6 +14,12 @@ from resources.data_root import DataRootResource
 from resources.encoders import Encoders
 
 
+class RecordsConfig(dg.Config):
+    """How far a run goes for its records."""
+
+    complete: bool = Field(True, description="Open images no pass has opened yet, tokenise captions without a mask.")
+
+
 @dg.asset(
     deps=[dg.AssetDep(asset, partition_mapping=dg.AllPartitionMapping()) for asset in embedding_assets],
     io_manager_key="jsonl_io",
@@ -21,7 +28,7 @@ from resources.encoders import Encoders
     owners=["team:imagemill"],
     code_version="1",
 )
-def stage2_jsonl(context: dg.AssetExecutionContext, data_root: DataRootResource, encoders: Encoders) -> Merge:
+def stage2_jsonl(config: RecordsConfig, data_root: DataRootResource, encoders: Encoders) -> Merge:
     """`derived/approved_image_dataset.jsonl`: id, path, caption, T5 mask, size, bucket; no embeddings inside.
 
     Built from the ledger without opening an image that a pass has opened before.
@@ -30,8 +37,9 @@ def stage2_jsonl(context: dg.AssetExecutionContext, data_root: DataRootResource,
     with closing(data_root.ledger()) as ledger:
         scan = survey(root.approved, ledger)
         adopt_captions(root.stage2_jsonl, scan, ledger)
-        complete_facts(root.approved, scan, ledger, threads=data_root.config().decode_threads)
-        complete_masks(ledger, encoders.masks)
+        if config.complete:
+            complete_facts(root.approved, scan, ledger, threads=data_root.config().decode_threads)
+            complete_masks(ledger, encoders.masks)
         note_missing_captions(scan, ledger)
         lines = read_jsonl(root.stage2_jsonl) if root.stage2_jsonl.is_file() else []
         return plan_merge(lines, ledger.sources(), ledger.captions(), root)

@@ -26,6 +26,8 @@ from imagemill.pipeline.facts import adopt_captions
 from imagemill.pipeline.plan import Job, plan_for
 from imagemill.pipeline.ranges import plan_ranges
 from imagemill.pipeline.scan import Scan, survey
+from resources.data_root import DataRootResource, config_of
+from resources.encoders import Encoders
 
 
 @dataclass(slots=True)
@@ -64,10 +66,17 @@ class Work:
     def checks(self) -> dict[str, bool]:
         return {name: passed for outcome in self.outcomes for name, passed in outcome.checks.items()}
 
+    @property
+    def encoders(self) -> Encoders:
+        data_root = DataRootResource(path=str(self.root.path), config_file=None)
+        return Encoders(data_root=data_root, overrides={})
+
     # ---- the two halves
 
     def embed(self, specs: Sequence[EmbeddingSpec], *, limit: int | None = None) -> None:
         """Embed what is missing, invalid or stale, in name order, a few thousand images per run."""
+        for spec in specs:
+            self.encoders.check_recorded(spec)
         with Ledger(self.root.ledger) as ledger:
             scan = survey(self.root.approved, ledger)
             adopt_captions(self.root.stage2_jsonl, scan, ledger)
@@ -94,25 +103,37 @@ class Work:
         """A run ended by something other than single images: the next range would meet the same."""
         return any(outcome.failures and not outcome.only_images_failed for outcome in self.outcomes)
 
-    def publish(
-        self, assets: Sequence[str] = ("stage2_jsonl", "bucket_shards"), *, chosen: Sequence[str] = (), **config: Any
-    ) -> None:
-        """Write the records, and the shards of the chosen buckets (default all)."""
-        keys = list(chosen) or list(buckets.get_partition_keys())
-        given = {name: value for name, value in config.items() if value is not None}
+    def publish(self) -> None:
+        """Write the records, and the shards of every bucket whose samples changed."""
+        keys = buckets.get_partition_keys()
+        self._run(["stage2_jsonl", "bucket_shards"], partition_range=(keys[0], keys[-1]))
+
+    def write_records(self) -> None:
+        """Write the records; after an interrupt what is finished, without opening another image."""
+        self._run(["stage2_jsonl"], run_config=_config("stage2_jsonl", complete=not self.interrupted))
+
+    def pack(self, chosen: Sequence[str], **config: Any) -> None:
+        """Write the shards of these buckets. Only they are reported, whatever lies between the first and the last."""
         self._run(
-            assets,
-            partition_range=(keys[0], keys[-1]) if "bucket_shards" in assets else None,
-            run_config={"ops": {"bucket_shards": {"config": given}}} if "bucket_shards" in assets and given else None,
+            ["bucket_shards"],
+            partition_range=(chosen[0], chosen[-1]),
+            deferred=True,
+            run_config=_config("bucket_shards", only=list(chosen), **config),
         )
 
     def _run(self, assets: Sequence[str], **how: Any) -> None:
         self.outcomes.append(run_here(self.instance, assets, **how))
 
 
+def _config(asset: str, **given: Any) -> dict[str, Any]:
+    """Run configuration of one asset, without what was left to its default."""
+    return {"ops": {asset: {"config": {name: value for name, value in given.items() if value is not None}}}}
+
+
 @contextmanager
 def open_work(root: DataRoot) -> Iterator[Work]:
-    """A data root with its Dagster history, for one command."""
+    """A data root with its Dagster history, for one command. A wrong configuration is refused before anything begins."""
+    config_of(root)
     with open_instance(root) as instance:
         yield Work(root, instance)
 

@@ -9,6 +9,7 @@ from imagemill.embedding_specs import embedding_specs
 from imagemill.pipeline.shards import BucketResult, ShardSet, write_bucket
 from imagemill.progress import Progress
 from imagemill.provenance import ModelIdentity, read_identity
+from io_managers.events import StreamedEvents
 from resources.data_root import DataRootResource
 
 
@@ -21,11 +22,12 @@ class TarIOManager(dg.ConfigurableIOManager):
         root = self.data_root.root()
         identities = self._identities()
         total = sum(plan.samples for plan in obj.plans)
-        with Progress("bucket_shards", total) as progress:
-            results = [
-                write_bucket(obj, plan, root.derived, identities, on_sample=lambda size: progress.advance())
-                for plan in obj.plans
-            ]
+        results = []
+        with Progress("bucket_shards", total) as progress, StreamedEvents(context) as events:
+            for plan in obj.plans:
+                result = write_bucket(obj, plan, root.derived, identities, on_sample=lambda size: progress.advance())
+                results.append(result)
+                events.add(plan.bucket, data_version=plan.digest, metadata=_metadata(result))
         counts = _counts(results)
         with closing(self.data_root.ledger()) as ledger:
             ledger.record_counts(context.run_id, "written", counts)
@@ -44,6 +46,10 @@ class TarIOManager(dg.ConfigurableIOManager):
         folder = self.data_root.root().provenance
         recorded = {spec.kind: read_identity(folder, spec.kind) for spec in embedding_specs()}
         return {kind: identity for kind, identity in recorded.items() if identity}
+
+
+def _metadata(result: BucketResult) -> dict[str, str | int]:
+    return {"status": result.status, "samples": result.samples, "shards": result.shards, "bytes": result.bytes}
 
 
 def _counts(results: list[BucketResult]) -> dict[str, int]:

@@ -39,7 +39,9 @@ def command(root: DataRoot, passes: tuple[str, ...], fail_on_skip: bool) -> None
 
     with open_work(root) as work:
         work.embed([] if passes == ("migrate",) else chosen_specs(passes))
-        if not work.interrupted:
+        if work.interrupted:
+            work.write_records()
+        else:
             work.publish()
         for line in summary_lines(work):
             click.echo(line)

@@ -56,9 +56,8 @@ def command(
     from dagster_project.work import open_work
 
     with open_work(root) as work:
-        work.publish(
-            ["bucket_shards"],
-            chosen=buckets,
+        work.pack(
+            buckets,
             limit=limit,
             shuffle=shuffle,
             seed=seed,

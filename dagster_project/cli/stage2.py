@@ -40,7 +40,7 @@ def command(
     names = (*single, *passes)
     with open_work(root) as work:
         work.embed([] if names and set(names) == {"migrate"} else chosen_specs(names), limit=limit)
-        work.publish(["stage2_jsonl"])
+        work.write_records()
         for line in summary_lines(work):
             click.echo(line)
         sys.exit(exit_code(work, fail_on_skip=fail_on_skip))

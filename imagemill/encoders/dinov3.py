@@ -62,19 +62,20 @@ class DinoV3Preprocessor:
             raise checkpoint.unusable(f"{_PROCESSOR} asks for other steps than DINOv3's")
         try:
             self.size = (int(config["size"]["height"]), int(config["size"]["width"]))
-            self.values = {name: config[name] for name in ("rescale_factor", "image_mean", "image_std")}
-        except (KeyError, TypeError, ValueError) as error:
-            raise checkpoint.unusable(f"{_PROCESSOR} lacks {error}") from error
-        self.scale: float = self.values["rescale_factor"]
+            self.scale = float(config["rescale_factor"])
+            self.mean, self.std = (
+                torch.tensor(config[name], dtype=checkpoint.host_dtype).reshape(3, 1, 1)
+                for name in ("image_mean", "image_std")
+            )
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise checkpoint.unusable(f"{_PROCESSOR} lacks a usable value: {error!r}") from error
         self.dtype = checkpoint.host_dtype
-        self.mean, self.std = (
-            torch.tensor(self.values[name], dtype=self.dtype).view(3, 1, 1) for name in ("image_mean", "image_std")
-        )
+        self._values = {name: config[name] for name in ("rescale_factor", "image_mean", "image_std")}
 
     @property
     def sha256(self) -> str:
         """Fingerprint of what it does, whatever else its file says."""
-        return json_sha256({"size": self.size, **self.values})
+        return json_sha256({"size": self.size, **self._values})
 
     def __call__(self, pixels: np.ndarray) -> torch.Tensor:
         """uint8 (H, W, 3) → float32 (3, height, width), float64 where the model computes in it."""

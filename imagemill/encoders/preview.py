@@ -14,7 +14,7 @@ import hashlib
 import json
 import math
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,24 +46,26 @@ def ensure_preview(spec: EmbeddingSpec, root: Path) -> Path:
         ModelUnusable: the encoder has no `write_preview`, or the folder cannot be written.
     """
     folder = root / spec.kind
-    if not _is_whole(folder):
-        write = getattr(spec.encoder_class(), "write_preview", None)
-        if write is None:
-            raise ModelUnusable(
-                f"{spec.kind}: there is no preview model of this kind",
-                where=spec.encoder,
-                why="the encoder class has no write_preview(folder)",
-                do=f"set encoders.{spec.kind}.model in imagemill.yaml",
-            )
-        try:
-            _build(write, folder, stands_for=spec.default_model)
-        except OSError as error:
-            raise ModelUnusable(
-                f"{spec.kind}: the preview model cannot be written: {error}",
-                where=folder,
-                do="free the disk, then again",
-            ) from error
+    try:
+        if not _is_whole(folder):
+            _build(_writer(spec), folder, stands_for=spec.default_model)
+    except OSError as error:
+        raise ModelUnusable(
+            f"{spec.kind}: the preview model cannot be built: {error}", where=folder, do="make room there, then again"
+        ) from error
     return folder
+
+
+def _writer(spec: EmbeddingSpec) -> Callable[[Path], None]:
+    write = getattr(spec.encoder_class(), "write_preview", None)
+    if write is None:
+        raise ModelUnusable(
+            f"{spec.kind}: there is no preview model of this kind",
+            where=spec.encoder,
+            why="the encoder class has no write_preview(folder)",
+            do=f"set encoders.{spec.kind}.model in imagemill.yaml",
+        )
+    return write
 
 
 def is_preview(folder: Path) -> bool:
@@ -89,7 +91,7 @@ def write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n", "utf-8")
 
 
-def _build(write: Any, folder: Path, *, stands_for: str) -> None:
+def _build(write: Callable[[Path], None], folder: Path, *, stands_for: str) -> None:
     import torch
 
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -108,7 +110,8 @@ def _build(write: Any, folder: Path, *, stands_for: str) -> None:
         try:
             replace_folder(building, folder)
         except OSError:
-            if not _is_whole(folder):  # else another process was faster
+            # Another process put the same bytes there meanwhile.
+            if not _is_whole(folder):
                 raise
     finally:
         shutil.rmtree(building, ignore_errors=True)

@@ -12,9 +12,10 @@ from dagster._core.run_coordinator import SubmitRunContext
 
 sys.path.append(str(Path(__file__).parent))  # toy_defs
 
+from toy_defs import toy_instance
+
 from dagster_project import runs
 from dagster_project.coordinator import streamed_assets
-from dagster_project.instance import open_instance
 from imagemill import embedding_specs
 from imagemill.embedding_specs import DINOV3
 from io_managers.events import DEFER, DEFER_TAG, OWNER_TAG, PLANNED_TAG, owner_of_run
@@ -25,8 +26,7 @@ STREAMED = dg.AssetKey("dinov3_npy")
 
 @pytest.fixture
 def instance(data_root):
-    with open_instance(data_root) as opened:
-        opened.add_dynamic_partitions("images", KEYS)
+    with toy_instance(data_root, KEYS) as opened:
         yield opened
 
 

@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 
 sys.path.append(str(Path(__file__).parent))  # toy_defs
 
+from toy_defs import run_toy
+
 from dagster_project import storage
 from dagster_project.instance import open_instance
-from dagster_project.runs import run_here
 from dagster_project.storage import BATCH_VARIABLE, BatchSqliteEventLogStorage
+from imagemill.layout import DataRoot
 from io_managers.events import report_without_run
 
 KEYS = [f"k{n:02d}" for n in range(12)]
@@ -30,13 +32,12 @@ WRITERS, BATCHES, EVENTS = 3, 6, 50
 def _everything_dagster_writes(instance) -> None:
     """Automatic, streamed, unpartitioned, check, observation and runless events."""
     instance.add_dynamic_partitions("images", KEYS)
-    given = {"module": "toy_defs", "location": "toy"}
     runs = [
-        run_here(instance, ["plain"], partition_range=(KEYS[0], KEYS[-1]), **given),
-        run_here(instance, ["dinov3_npy"], partition_range=(KEYS[0], KEYS[-1]), **given),
-        run_here(instance, ["dinov3_npy"], partition_range=(KEYS[2], KEYS[-2]), deferred=True, **given),
-        run_here(instance, ["totals", "shards"], partition_range=("wide", "tall"), **given),
-        run_here(instance, ["watched"], **given),
+        run_toy(instance, "plain", partition_range=(KEYS[0], KEYS[-1])),
+        run_toy(instance, "dinov3_npy", partition_range=(KEYS[0], KEYS[-1])),
+        run_toy(instance, "dinov3_npy", partition_range=(KEYS[2], KEYS[-2]), deferred=True),
+        run_toy(instance, "totals", "shards", partition_range=("wide", "tall")),
+        run_toy(instance, "watched"),
     ]
     assert all(run.success for run in runs)
     events = [
@@ -89,8 +90,6 @@ def _tables(home: Path) -> dict[tuple[str, str], list]:
 @pytest.fixture(scope="module")
 def both_histories(tmp_path_factory):
     """The same runs in a history of ours and in a stock one: two folders."""
-    from imagemill.layout import DataRoot
-
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("DAGSTER_HOME", raising=False)
         ours = DataRoot(tmp_path_factory.mktemp("ours") / "data")

@@ -4,13 +4,22 @@ Environment: TOY_MISSING (comma-separated keys that do not arrive), TOY_SLEEP (s
 grows by one line per row), TOY_BREAK (`ours`, `foreign` or `resource`).
 """
 
+import atexit
+import functools
 import os
+import shutil
+import sys
+import tempfile
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import dagster as dg
 
+from dagster_project.instance import open_instance
+from dagster_project.runs import run_here
 from imagemill.errors import ModelMismatch
+from imagemill.layout import DataRoot
 from io_managers.events import StreamedEvents, deferred, images_failed, launched_in_ui
 
 images = dg.DynamicPartitionsDefinition(name="images")
@@ -128,18 +137,33 @@ def defs() -> dg.Definitions:
     )
 
 
+@functools.cache
+def _empty_history() -> Path:
+    """A history with its tables made and nothing in it: making them takes longer than most tests."""
+    root = DataRoot(Path(tempfile.mkdtemp()) / "data")
+    atexit.register(shutil.rmtree, root.path.parent)
+    with open_instance(root):
+        pass
+    return root.dagster_home
+
+
+@contextmanager
+def toy_instance(root, keys):
+    """The root's instance, with these keys registered as images."""
+    shutil.copytree(_empty_history(), root.dagster_home)
+    with open_instance(root) as instance:
+        instance.add_dynamic_partitions("images", keys)
+        yield instance
+
+
+def run_toy(instance, *assets, **how):
+    return run_here(instance, assets, module="toy_defs", location="toy", **how)
+
+
 def run_from_command_line() -> None:
     """`python -c 'import toy_defs; toy_defs.run_from_command_line()' first last`: a run in a process of its own."""
-    import sys
-
-    from dagster_project.instance import open_instance
-    from dagster_project.runs import run_here
-    from imagemill.layout import DataRoot
-
     first, last = sys.argv[1:3]
     with open_instance(DataRoot.resolve()) as instance:
-        outcome = run_here(
-            instance, ["dinov3_npy"], partition_range=(first, last), deferred=True, module="toy_defs", location="toy"
-        )
+        outcome = run_toy(instance, "dinov3_npy", partition_range=(first, last), deferred=True)
     print(outcome.run.status.value, outcome.signal, flush=True)
     sys.exit(128 + outcome.signal if outcome.signal else 0)

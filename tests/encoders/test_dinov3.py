@@ -1,0 +1,289 @@
+"""DINOv3: preprocessing value by value, one float32 vector per image."""
+
+import hashlib
+import json
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file, save_file
+
+from imagemill.config import EncoderSettings
+from imagemill.embedding_specs import DINOV3
+from imagemill.encoders.dinov3 import DinoV3Encoder
+from imagemill.encoders.preview import ensure_preview
+from imagemill.errors import ModelUnusable, NonFiniteEmbedding
+
+# Of the float64 reference, which is the same with any number of threads, any batch and any instruction set.
+GOLDEN = "023e0e3bd1b186082e2c5beaacdc9a4a536425b96119a4c54e3176ad6a6c7bc0"
+
+
+def image(height, width, seed="image"):
+    """Smooth colours with some grain, the same on every machine."""
+    y, x = np.mgrid[:height, :width]
+    smooth = np.stack([y * 200 // height, x * 200 // width, (x + y) * 200 // (height + width)], axis=2)
+    grain = np.frombuffer(hashlib.shake_256(seed.encode()).digest(smooth.size), np.uint8).reshape(smooth.shape)
+    return (smooth + grain // 5).astype(np.uint8)
+
+
+def load(preview_root, *, model="preview", threads=1, dtype="float32"):
+    settings = EncoderSettings(model=str(model), device="cpu", dtype=dtype)
+    return DinoV3Encoder.load(settings, spec=DINOV3, threads=threads, preview_root=preview_root)
+
+
+@pytest.fixture(scope="module")
+def encoder(preview_root):
+    return load(preview_root)
+
+
+@pytest.fixture
+def folder(preview_root, tmp_path):
+    """A copy of the preview model, to be spoilt."""
+    return shutil.copytree(ensure_preview(DINOV3, preview_root), tmp_path / "model")
+
+
+def edit_processor(folder, **changes):
+    path = folder / "preprocessor_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def encode(encoder, *images):
+    return np.stack(encoder.encode([encoder.prepare(pixels) for pixels in images]))
+
+
+def triangle_weights(size, target):
+    """Rows of an antialiased bilinear resize: triangle filter as wide as the scale, pixel centres at halves."""
+    scale = size / target
+    reach = max(scale, 1.0)
+    centres = (np.arange(target) + 0.5) * scale
+    distance = np.abs(np.arange(size)[None] + 0.5 - centres[:, None])
+    weights = np.maximum(1 - distance / reach, 0)
+    return weights / weights.sum(axis=1, keepdims=True)
+
+
+# ---- preprocessing
+
+
+@pytest.mark.parametrize(("height", "width"), [(769, 1023), (224, 224), (100, 37), (1, 1), (224, 500), (64, 2000)])
+def test_preprocessing_equals_an_independent_statement_of_it(height, width, encoder):
+    """Rescale, resize without keeping aspect, antialiased, then normalise. Source: MODELS 1.2."""
+    pixels = image(height, width)
+    resized = np.einsum(
+        "ih,jw,hwc->cij", triangle_weights(height, 224), triangle_weights(width, 224), pixels / 255, optimize=True
+    )
+    mean, std = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
+    expected = (resized - mean[:, None, None]) / std[:, None, None]
+
+    prepared = encoder.prepare(pixels).payload
+
+    assert (torch.float32, (3, 224, 224)) == (prepared.dtype, tuple(prepared.shape))
+    np.testing.assert_allclose(expected, prepared.numpy(), atol=2e-5)
+
+
+def test_image_of_the_models_size_is_only_rescaled_and_normalised(encoder):
+    """Equal bit for bit: no resize takes place."""
+    pixels = image(224, 224)
+    mean = torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1)
+    std = torch.tensor([0.229, 0.224, 0.225]).view(3, 1, 1)
+
+    expected = (torch.tensor(pixels).permute(2, 0, 1) * (1 / 255) - mean) / std
+
+    assert torch.equal(expected, encoder.prepare(pixels).payload)
+
+
+def test_preprocessing_has_the_same_bits_with_any_number_of_threads(encoder):
+    pixels = image(769, 1023)
+    before = torch.get_num_threads()
+    prepared = []
+    for threads in (1, 2, 4):
+        torch.set_num_threads(threads)
+        prepared.append(encoder.prepare(pixels).payload)
+    torch.set_num_threads(before)
+
+    assert torch.equal(prepared[0], prepared[1])
+    assert torch.equal(prepared[0], prepared[2])
+
+
+def test_preprocessing_takes_size_and_statistics_from_the_model(preview_root, folder):
+    edit_processor(folder, size={"height": 64, "width": 96}, image_mean=[0.5] * 3, image_std=[0.5] * 3)
+    encoder = load(preview_root, model=folder)
+
+    prepared = encoder.prepare(np.full((80, 80, 3), 255, np.uint8))
+
+    assert (prepared.group, tuple(prepared.payload.shape)) == ((64, 96), (3, 64, 96))
+    torch.testing.assert_close(torch.ones(3, 64, 96), prepared.payload)
+    assert load(preview_root).identity.key != encoder.identity.key
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"image_processor_type": "ViTImageProcessor"},
+        {"resample": 3},
+        {"do_center_crop": True},
+        {"do_resize": False},
+        {"do_normalize": False},
+        {"size": {"shortest_edge": 224}},
+        {"size": None},
+        {"image_mean": [0.5, 0.5]},
+        {"image_std": "grey"},
+        {"rescale_factor": None},
+    ],
+)
+def test_preprocessing_that_asks_for_other_steps_is_refused(change, preview_root, folder):
+    """Never other pixels than the model was trained on, silently."""
+    edit_processor(folder, **change)
+
+    with pytest.raises(ModelUnusable, match=r"preprocessor_config\.json"):
+        load(preview_root, model=folder)
+
+
+def test_name_of_the_slow_processor_means_the_same_steps(preview_root, folder):
+    """What the file's other keys say is not part of the identity."""
+    edit_processor(folder, image_processor_type="DINOv3ViTImageProcessor", data_format="channels_first")
+
+    assert load(preview_root).identity.key == load(preview_root, model=folder).identity.key
+
+
+def test_preparing_on_many_threads_gives_what_one_gives(encoder):
+    """`prepare` runs on decode threads. Source: Encoder protocol."""
+    images = [image(50 + 7 * n, 90 - 3 * n, str(n)) for n in range(16)]
+    expected = [encoder.prepare(pixels).payload for pixels in images]
+
+    with ThreadPoolExecutor(8) as pool:
+        prepared = list(pool.map(lambda pixels: encoder.prepare(pixels).payload, images))
+
+    assert all(torch.equal(one, other) for one, other in zip(expected, prepared, strict=True))
+
+
+@pytest.mark.parametrize("flag", ["read-only", "turned", "view"])
+def test_pixels_may_be_read_only_or_a_view(flag, encoder, recwarn):
+    """np.asarray of a PIL image is read-only. Source: MODELS 7."""
+    pixels = image(40, 60)
+    expected = encoder.prepare(pixels.copy()).payload
+    match flag:
+        case "read-only":
+            pixels.flags.writeable = False
+        case "turned":
+            pixels = np.ascontiguousarray(pixels[::-1, ::-1])[::-1, ::-1]
+        case "view":
+            pixels = np.pad(pixels, ((3, 3), (5, 5), (0, 0)))[3:-3, 5:-5]
+
+    assert torch.equal(expected, encoder.prepare(pixels).payload)
+    assert not recwarn.list
+
+
+@pytest.mark.parametrize(
+    "item",
+    ["text", np.zeros((8, 8), np.uint8), np.zeros((8, 8, 4), np.uint8), np.zeros((8, 8, 3), np.float32)],
+    ids=["text", "grey", "alpha", "float"],
+)
+def test_item_that_is_no_rgb_image_is_refused(item, encoder):
+    """Alpha crashes a model and grey broadcasts silently. Source: MODELS 7."""
+    with pytest.raises(TypeError, match=r"dinov3_npy takes uint8 pixels \(height, width, 3\), not"):
+        encoder.prepare(item)
+
+
+# ---- the model
+
+
+def test_embedding_is_one_float32_vector(encoder):
+    """float32 (1024,). Source: CONTRACTS section 1, DINOv3."""
+    [vector] = encoder.encode([encoder.prepare(image(769, 1023))])
+
+    assert ((1024,), np.float32) == (vector.shape, vector.dtype)
+    assert np.isfinite(vector).all()
+    assert not np.isclose(np.linalg.norm(vector), 1), "it must not be normalised"
+
+
+def test_embedding_is_the_class_token_after_the_final_norm(encoder):
+    prepared = encoder.prepare(image(100, 150))
+
+    with torch.inference_mode():
+        expected = encoder._model(pixel_values=prepared.payload[None]).last_hidden_state[0, 0]
+
+    np.testing.assert_array_equal(expected.numpy(), encoder.encode([prepared])[0])
+
+
+def test_embedding_does_not_depend_on_company_or_repetition(encoder):
+    """Batch of 4, batches of 1, and again: the same bits."""
+    images = [image(60 + 10 * n, 100, str(n)) for n in range(4)]
+
+    together = encode(encoder, *images)
+
+    np.testing.assert_array_equal(together, np.concatenate([encode(encoder, pixels) for pixels in images]))
+    np.testing.assert_array_equal(together, encode(encoder, *images))
+    assert len({vector.tobytes() for vector in together}) == 4
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_float64_reference_has_its_golden_value(threads, preview_root):
+    """Bit-stable over threads, batches and instruction sets. Source: MODELS 1.4."""
+    encoder = load(preview_root, threads=threads, dtype="float64")
+
+    vectors = encode(encoder, image(77, 123, "a"), image(123, 77, "b"))
+
+    assert hashlib.sha256(vectors.tobytes()).hexdigest() == GOLDEN
+    np.testing.assert_array_equal(vectors[:1], encode(encoder, image(77, 123, "a")))
+
+
+def test_float32_is_close_to_the_float64_reference(encoder, preview_root):
+    """Within 1e-4. Source: MODELS 1.4, rules for tests."""
+    reference = load(preview_root, dtype="float64")
+
+    np.testing.assert_allclose(encode(reference, image(77, 123)), encode(encoder, image(77, 123)), atol=1e-4)
+
+
+def test_bfloat16_points_the_same_way(encoder, preview_root):
+    """Cosine at least 0.999, stored as float32. Source: MODELS 1.4."""
+    [expected], [vector] = encode(encoder, image(77, 123)), encode(load(preview_root, dtype="bfloat16"), image(77, 123))
+
+    assert np.float32 == vector.dtype
+    assert expected @ vector / np.linalg.norm(expected) / np.linalg.norm(vector) >= 0.999
+
+
+def test_likeness_of_images_shows_in_the_preview_vectors(encoder):
+    """Near-duplicate logic can be tried without the real model. Source: MODELS 1.3."""
+    pixels = image(300, 400)
+    smaller = pixels[::2, ::2]
+    other = 255 - pixels[::-1]
+    a, b, c = (vector / np.linalg.norm(vector) for vector in encode(encoder, pixels, smaller, other))
+
+    assert a @ b > 0.95 > a @ c
+
+
+def test_calls_are_counted(preview_root):
+    """The summary prints model calls per kind. Source: CONTRACTS section 1, first image."""
+    encoder = load(preview_root)
+    counts = [encoder.calls]
+    for batch in (1, 3):
+        encode(encoder, *[image(20, 20)] * batch)
+        counts.append(encoder.calls)
+
+    assert counts == [0, 1, 2]
+
+
+def test_weights_that_are_not_numbers_give_no_embedding(preview_root, folder):
+    """Source: CONTRACTS section 0, `non_finite`."""
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    tensors["norm.weight"][5] = np.nan
+    save_file(tensors, file, metadata={"format": "pt"})
+
+    with pytest.raises(NonFiniteEmbedding, match="dinov3_npy: the model produced NaN or infinity"):
+        encode(load(preview_root, model=folder), image(20, 20))
+
+
+def test_closed_encoder_has_let_go_of_its_model(preview_root):
+    """A pass gives the memory back. Source: CONTRACTS section 1, passes."""
+    import weakref
+
+    encoder = load(preview_root)
+    model = weakref.ref(encoder._model)
+
+    encoder.close()
+    encoder.close()
+
+    assert model() is None

@@ -1,0 +1,539 @@
+"""From settings to a folder, its fingerprints, and only whole checkpoints of the right kind."""
+
+import hashlib
+import json
+import os
+import pickle
+import shutil
+from pathlib import Path
+
+import huggingface_hub
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file, save_file
+
+from imagemill.config import EncoderSettings
+from imagemill.embedding_specs import DINOV3, T5, VAE
+from imagemill.encoders import loading
+from imagemill.encoders.preview import ensure_preview
+from imagemill.errors import ModelUnusable, NonFiniteEmbedding
+
+SPECS = [DINOV3, VAE, T5]
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+def by_kind(spec):
+    return spec.kind
+
+
+@pytest.fixture(autouse=True)
+def forget_snapshots():
+    loading._snapshot.cache_clear()
+    yield
+    loading._snapshot.cache_clear()
+
+
+@pytest.fixture
+def given(preview_root):
+    """What every encoder's class methods take beside the settings."""
+    return lambda spec: {"spec": spec, "threads": 1, "preview_root": preview_root}
+
+
+@pytest.fixture
+def copy_of(preview_root, tmp_path):
+    """A copy of a kind's preview folder, to be spoilt."""
+
+    def copy(spec):
+        return shutil.copytree(ensure_preview(spec, preview_root), tmp_path / spec.kind)
+
+    return copy
+
+
+def weights_of(folder):
+    return next(folder.glob("*.safetensors"))
+
+
+def edit_weights(folder, edit):
+    tensors = load_file(weights_of(folder))
+    edit(tensors)
+    save_file(tensors, weights_of(folder), metadata={"format": "pt"})
+
+
+def edit_config(folder, **changes):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def hub_cache(cache, repo, folder, inner=""):
+    """Lay a folder out as huggingface_hub caches it: blobs by sha256, a snapshot of links, a branch."""
+    store = cache / f"models--{repo.replace('/', '--')}"
+    snapshot = store / "snapshots" / COMMIT / inner
+    for part in (store / "blobs", store / "refs", snapshot):
+        part.mkdir(parents=True)
+    (store / "refs" / "main").write_text(COMMIT)
+    for path in folder.iterdir():
+        blob = store / "blobs" / hashlib.sha256(path.read_bytes()).hexdigest()
+        shutil.copy(path, blob)
+        (snapshot / path.name).symlink_to(os.path.relpath(blob, snapshot))
+    return snapshot
+
+
+# ---- where a model is
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=by_kind)
+def test_folder_that_holds_a_preview_is_recorded_as_one_under_its_own_path(spec, given, copy_of):
+    """Preview models can never be mistaken for real ones. Source: CONTRACTS section 0, Provenance."""
+    folder = copy_of(spec)
+
+    by_path = spec.encoder_class().identify(EncoderSettings(model=str(folder)), **given(spec))
+    by_name = spec.encoder_class().identify(EncoderSettings(), **given(spec))
+
+    assert (str(folder), None, True) == (by_path.model, by_path.revision, by_path.preview)
+    assert (by_name.model, by_name.revision, by_name.preview) == ("preview", None, True)
+    assert by_path.key == by_name.key
+
+
+def test_folder_without_marker_is_no_preview(given, copy_of):
+    folder = copy_of(T5)
+    (folder / "PREVIEW.json").unlink()
+
+    assert not T5.encoder_class().identify(EncoderSettings(model=str(folder)), **given(T5)).preview
+
+
+def test_subfolder_of_a_folder_is_used(given, copy_of, tmp_path):
+    (tmp_path / "flux").mkdir()
+    copy_of(VAE).rename(tmp_path / "flux" / "vae")
+    settings = EncoderSettings(model=str(tmp_path / "flux"), subfolder="vae")
+
+    assert VAE.encoder_class().identify(settings, **given(VAE)).preview
+
+
+def test_folder_whose_model_lies_in_the_default_subfolder_is_refused_with_the_setting(given, copy_of, tmp_path):
+    (tmp_path / "flux").mkdir()
+    copy_of(VAE).rename(tmp_path / "flux" / "vae")
+
+    with pytest.raises(ModelUnusable) as caught:
+        VAE.encoder_class().identify(EncoderSettings(model=str(tmp_path / "flux")), **given(VAE))
+
+    assert caught.value.what.endswith("cannot be used on cpu: it has no config.json")
+    assert caught.value.do == "set encoders.vae_latents.subfolder: vae"
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=by_kind)
+def test_path_that_does_not_exist_is_refused_with_model_device_and_remedy(spec, given, tmp_path):
+    """A model that cannot run here fails in seconds with its name and the device. Source: CONTRACTS section 1."""
+    settings = EncoderSettings(model=str(tmp_path / "nowhere"), device="cpu")
+
+    with pytest.raises(ModelUnusable) as caught:
+        spec.encoder_class().load(settings, **given(spec))
+
+    assert str(caught.value) == (
+        f"{spec.kind}: model {tmp_path}/nowhere cannot be used on cpu: there is no such folder\n"
+        f"  do:    set encoders.{spec.kind}.model in imagemill.yaml to a hub id, a folder written by save_pretrained, "
+        "or preview"
+    )
+
+
+def test_model_of_the_hub_that_is_not_cached_offline_is_refused_with_licence_and_token(given):
+    """FLUX.1-dev and DINOv3 are gated. Source: MODELS 1.1."""
+    with pytest.raises(ModelUnusable) as caught:
+        DINOV3.encoder_class().load(EncoderSettings(model=DINOV3.default_model, device="cpu"), **given(DINOV3))
+
+    message = str(caught.value)
+    assert f"dinov3_npy: model {DINOV3.default_model} cannot be used on cpu: " in message
+    assert "HF_HUB_OFFLINE is set, so only the local cache was asked" in message
+    assert f"accept its licence at https://huggingface.co/{DINOV3.default_model}" in message
+    assert "hf auth login" in message
+
+
+def test_refusal_survives_a_worker_process(given, tmp_path):
+    with pytest.raises(ModelUnusable) as caught:
+        T5.encoder_class().identify(EncoderSettings(model=str(tmp_path / "nowhere")), **given(T5))
+
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+def test_model_of_the_hub_is_taken_from_the_cache_with_its_commit(given, copy_of, tmp_path, monkeypatch):
+    """HF_HUB_OFFLINE is respected; the revision recorded is the resolved commit. Source: ModelIdentity."""
+    hub_cache(tmp_path / "cache", "someone/flux", copy_of(VAE), inner="vae")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    settings = EncoderSettings(model="someone/flux", subfolder="vae")
+
+    encoder = VAE.encoder_class().load(settings, **given(VAE))
+
+    assert (
+        encoder.identity.model,
+        encoder.identity.revision,
+        encoder.identity.preview,
+    ) == ("someone/flux", COMMIT, True)
+    assert VAE.encoder_class().identify(EncoderSettings(), **given(VAE)).key == encoder.identity.key
+
+
+@pytest.fixture
+def asked(monkeypatch, tmp_path):
+    """What snapshot_download was asked for; it finds nothing."""
+    calls = []
+
+    def record(model, **options):
+        calls.append((model, options))
+        raise FileNotFoundError("nothing here")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", record)
+    return calls
+
+
+def test_only_needed_files_of_one_subfolder_are_fetched(given, asked):
+    """Fetch only `vae/*` of FLUX; never pickled weights. Source: MODELS 1.1."""
+    settings = EncoderSettings(model="black-forest-labs/FLUX.1-dev", subfolder="vae", revision="main")
+
+    with pytest.raises(ModelUnusable, match="nothing here"):
+        VAE.encoder_class().identify(settings, **given(VAE))
+
+    [(model, options)] = asked
+    assert (model, options["revision"]) == ("black-forest-labs/FLUX.1-dev", "main")
+    assert "vae/diffusion_pytorch_model.safetensors" in options["allow_patterns"]
+    assert all(
+        name.startswith("vae/") and name.endswith((".json", ".safetensors")) for name in options["allow_patterns"]
+    )
+
+
+def test_tokenizer_alone_is_fetched_without_weights(given, asked):
+    """The mask comes from the tokenizer alone. Source: CONTRACTS section 1, record."""
+    with pytest.raises(ModelUnusable):
+        T5.encoder_class().tokenizer(EncoderSettings(model="google-t5/t5-large"), **given(T5))
+
+    assert not [name for name in asked[0][1]["allow_patterns"] if "safetensors" in name]
+
+
+# ---- devices
+
+
+@pytest.mark.parametrize(
+    ("cuda", "mps", "expected"), [(True, True, "cuda"), (False, True, "mps"), (False, False, "cpu")]
+)
+def test_device_auto_takes_cuda_then_mps_then_cpu(cuda, mps, expected, given, monkeypatch):
+    """Source: EncoderSettings.device."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
+
+    assert expected == T5.encoder_class().identify(EncoderSettings(), **given(T5)).device
+
+
+def test_device_that_is_not_there_is_refused(given, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+    with pytest.raises(ModelUnusable, match=r"t5_hidden: model preview cannot be used on cuda: .* has no cuda"):
+        T5.encoder_class().load(EncoderSettings(device="cuda"), **given(T5))
+
+
+def test_device_on_which_loading_fails_is_named(given, monkeypatch):
+    def out_of_memory(self, *args, **kwargs):
+        raise torch.OutOfMemoryError("tried to allocate 2 GiB")
+
+    monkeypatch.setattr(torch.nn.Module, "to", out_of_memory)
+
+    with pytest.raises(ModelUnusable, match="model preview cannot be used on cpu: OutOfMemoryError: tried to allocate"):
+        VAE.encoder_class().load(EncoderSettings(device="cpu"), **given(VAE))
+
+
+# ---- identity
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=by_kind)
+def test_identity_names_everything_that_decides_the_bytes(spec, given):
+    """Source: CONTRACTS section 0, Provenance."""
+    identity = spec.encoder_class().identify(EncoderSettings(), **given(spec))
+    shared = {"weights_sha256", "config_sha256", "compute_dtype", "stored_dtype", "preprocessing", "output"}
+    own = {
+        DINOV3: {"preprocessor_sha256"},
+        VAE: {"scaled", "scaling_factor", "shift_factor", "crop_to_multiple_of", "tiling"},
+        T5: {"tokenizer_sha256", "pad_rows", "padding", "tokens"},
+    }
+
+    assert identity.facts.keys() == shared | own[spec]
+    assert ("float32", spec.dtype) == (identity.facts["compute_dtype"], identity.facts["stored_dtype"])
+    # What is recorded as JSON must compare equal to what is read from it.
+    assert json.loads(json.dumps(identity.facts)) == identity.facts
+
+
+def test_vae_identity_holds_the_factors_that_decoding_needs(given):
+    facts = VAE.encoder_class().identify(EncoderSettings(), **given(VAE)).facts
+
+    assert (facts["scaling_factor"], facts["shift_factor"], facts["scaled"]) == (0.3611, 0.1159, False)
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=by_kind)
+def test_identity_before_loading_is_that_of_the_loaded_model(spec, given):
+    encoder = spec.encoder_class().load(EncoderSettings(), **given(spec))
+
+    assert spec.encoder_class().identify(EncoderSettings(), **given(spec)) == encoder.identity
+
+
+def test_other_weights_config_tokenizer_or_dtype_are_another_model(given, copy_of):
+    folder = copy_of(T5)
+    settings = EncoderSettings(model=str(folder))
+    identify = T5.encoder_class().identify
+    keys = [identify(settings, **given(T5)).key]
+
+    edit_weights(folder, lambda tensors: tensors["shared.weight"].__iadd__(1))
+    keys.append(identify(settings, **given(T5)).key)
+    edit_config(folder, dropout_rate=0.5)
+    keys.append(identify(settings, **given(T5)).key)
+    tokenizer = folder / "tokenizer.json"
+    tokenizer.write_text(tokenizer.read_text().replace("-5.0", "-5.5"))
+    keys.append(identify(settings, **given(T5)).key)
+    keys.append(identify(EncoderSettings(model=str(folder), dtype="bfloat16"), **given(T5)).key)
+
+    assert len(keys) == len(set(keys)) == 5
+
+
+def test_layout_of_json_and_traces_of_libraries_are_the_same_model(given, copy_of):
+    """config.json minus volatile keys. Source: MODELS 6."""
+    folder = copy_of(T5)
+    settings = EncoderSettings(model=str(folder))
+    before = T5.encoder_class().identify(settings, **given(T5)).key
+
+    edit_config(folder, transformers_version="9.9", dtype="float16", torch_dtype="float16", _name_or_path="elsewhere")
+    tokenizer = json.loads((folder / "tokenizer.json").read_text()) | {"truncation": {"max_length": 9}}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+
+    assert before == T5.encoder_class().identify(settings, **given(T5)).key
+
+
+def test_threads_and_device_are_recorded_beside_the_key(given):
+    identify = T5.encoder_class().identify
+
+    one, two = (identify(EncoderSettings(), **{**given(T5), "threads": threads}) for threads in (1, 2))
+
+    assert (1, 2, one.key) == (one.threads, two.threads, two.key)
+
+
+def test_weights_in_parts_are_all_fingerprinted(given, copy_of):
+    """Sharded checkpoints: the index names the parts."""
+    folder = copy_of(T5)
+    tensors = load_file(weights_of(folder))
+    weights_of(folder).unlink()
+    names = sorted(tensors)
+    parts = {"model-00001-of-00002.safetensors": names[:3], "model-00002-of-00002.safetensors": names[3:]}
+    for part, keys in parts.items():
+        save_file({key: tensors[key] for key in keys}, folder / part, metadata={"format": "pt"})
+    index = {"metadata": {}, "weight_map": {key: part for part, keys in parts.items() for key in keys}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+    encoder = T5.encoder_class().load(EncoderSettings(model=str(folder)), **given(T5))
+    whole = T5.encoder_class().load(EncoderSettings(), **given(T5))
+
+    assert set(parts) == set(encoder.identity.facts["weights_sha256"])
+    caption = "a red bird"
+    np.testing.assert_array_equal(whole.encode([whole.prepare(caption)]), encoder.encode([encoder.prepare(caption)]))
+    (folder / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(ModelUnusable, match=r"it has no model-00002-of-00002\.safetensors"):
+        T5.encoder_class().identify(EncoderSettings(model=str(folder)), **given(T5))
+
+
+def test_sha256_of_a_cached_blob_is_its_name(tmp_path):
+    """Free for files of the hub's cache. Source: MODELS 6."""
+    (tmp_path / "blobs").mkdir()
+    blob = tmp_path / "blobs" / ("ab" * 32)
+    blob.write_bytes(b"never read")
+    link = tmp_path / "model.safetensors"
+    link.symlink_to(blob)
+
+    assert loading.file_sha256(link) == "ab" * 32
+
+
+def test_sha256_of_other_files_is_read_again_only_when_they_change(tmp_path, monkeypatch):
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(b"one")
+    loading.file_sha256(path)
+    reads = []
+    digest = hashlib.file_digest
+    monkeypatch.setattr(hashlib, "file_digest", lambda *args: reads.append(1) or digest(*args))
+
+    loading.file_sha256(path)
+    unread = len(reads)
+    path.write_bytes(b"other")
+
+    assert hashlib.sha256(b"other").hexdigest() == loading.file_sha256(path)
+    assert (unread, len(reads)) == (0, 1)
+
+
+# ---- only whole checkpoints of the right kind
+
+
+@pytest.mark.parametrize(
+    ("spec", "other", "reason"),
+    [
+        (DINOV3, T5, "config.json says model_type 't5', needed is 'dinov3_vit'"),
+        (T5, DINOV3, "config.json says model_type 'dinov3_vit', needed is 't5'"),
+        (VAE, T5, "config.json says _class_name None, needed is 'AutoencoderKL'"),
+    ],
+    ids=["t5 as dinov3", "dinov3 as t5", "t5 as vae"],
+)
+def test_folder_of_another_kind_is_refused(spec, other, reason, given, preview_root):
+    """`from_pretrained` would load it, with random weights. Source: MODELS 6, "gate"."""
+    folder = ensure_preview(other, preview_root)
+
+    for call in (spec.encoder_class().identify, spec.encoder_class().load):
+        with pytest.raises(ModelUnusable) as caught:
+            call(EncoderSettings(model=str(folder), device="cpu"), **given(spec))
+        assert caught.value.what == f"{spec.kind}: model {folder} cannot be used on cpu: {reason}"
+
+
+@pytest.mark.parametrize(
+    ("spec", "change", "reason"),
+    [
+        (DINOV3, {"hidden_size": 384}, "hidden_size 384, needed is 1024"),
+        (VAE, {"latent_channels": 4}, "latent_channels 4, needed is 16"),
+        (VAE, {"down_block_types": ["DownEncoderBlock2D"] * 3}, "4 times smaller, needed is 8"),
+        (T5, {"d_model": 768}, "d_model 768, needed is 1024"),
+    ],
+)
+def test_model_of_another_size_is_refused(spec, change, reason, given, copy_of):
+    folder = copy_of(spec)
+    edit_config(folder, **change)
+
+    with pytest.raises(ModelUnusable, match=reason):
+        spec.encoder_class().identify(EncoderSettings(model=str(folder)), **given(spec))
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=by_kind)
+def test_checkpoint_with_a_missing_tensor_is_refused(spec, given, copy_of):
+    """It would be random, and another one on each run. Source: MODELS 6."""
+    folder = copy_of(spec)
+    gone = {
+        DINOV3: "layer.0.attention.o_proj.weight",
+        VAE: "encoder.conv_out.weight",
+        T5: "encoder.final_layer_norm.weight",
+    }[spec]
+    edit_weights(folder, lambda tensors: tensors.pop(gone))
+
+    with pytest.raises(ModelUnusable, match=r"its weights are not whole: missing keys .*weight"):
+        spec.encoder_class().load(EncoderSettings(model=str(folder)), **given(spec))
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=by_kind)
+def test_checkpoint_with_a_tensor_of_another_shape_is_refused(spec, given, copy_of):
+    folder = copy_of(spec)
+    key = {DINOV3: "norm.weight", VAE: "encoder.conv_out.bias", T5: "encoder.final_layer_norm.weight"}[spec]
+    edit_weights(folder, lambda tensors: tensors.update({key: np.ones(3, np.float16)}))
+
+    with pytest.raises(ModelUnusable, match=f"{spec.kind}: model .* cannot be used on cpu"):
+        spec.encoder_class().load(EncoderSettings(model=str(folder), device="cpu"), **given(spec))
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=by_kind)
+def test_truncated_weights_are_refused(spec, given, copy_of):
+    folder = copy_of(spec)
+    os.truncate(weights_of(folder), 2000)
+
+    with pytest.raises(ModelUnusable, match=f"{spec.kind}: model .* cannot be used on cpu"):
+        spec.encoder_class().load(EncoderSettings(model=str(folder), device="cpu"), **given(spec))
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("config.json", "it has no config.json"),
+        ("model.safetensors", "it has no model.safetensors"),
+        ("tokenizer.json", "it has no tokenizer.json"),
+    ],
+)
+def test_folder_without_a_file_it_needs_is_refused(name, reason, given, copy_of):
+    folder = copy_of(T5)
+    (folder / name).unlink()
+
+    with pytest.raises(ModelUnusable, match=reason):
+        T5.encoder_class().identify(EncoderSettings(model=str(folder)), **given(T5))
+
+
+def test_pickled_weights_are_not_read(given, copy_of):
+    """Loading a pickle runs what is in it."""
+    folder = copy_of(T5)
+    weights_of(folder).rename(folder / "pytorch_model.bin")
+
+    with pytest.raises(ModelUnusable, match=r"it has no model\.safetensors"):
+        T5.encoder_class().load(EncoderSettings(model=str(folder)), **given(T5))
+
+
+@pytest.mark.parametrize("text", ["{", "[]", ""])
+def test_config_that_is_no_json_object_is_refused(text, given, copy_of):
+    folder = copy_of(T5)
+    (folder / "config.json").write_text(text)
+
+    with pytest.raises(ModelUnusable, match=r"config\.json is not"):
+        T5.encoder_class().identify(EncoderSettings(model=str(folder)), **given(T5))
+
+
+def test_decoder_of_the_full_t5_checkpoint_is_no_fault(given, copy_of):
+    """t5-large holds both halves; only the encoder is loaded."""
+    folder = copy_of(T5)
+    edit_weights(folder, lambda t: t.update({"decoder.final_layer_norm.weight": np.ones(1024, np.float16)}))
+
+    T5.encoder_class().load(EncoderSettings(model=str(folder)), **given(T5)).close()
+
+
+# ---- arithmetic and surroundings
+
+
+def test_loading_sets_threads_and_true_float32(given):
+    """The thread count is configuration. Source: CONTRACTS section 1, first image."""
+    before = torch.get_num_threads()
+    try:
+        T5.encoder_class().load(EncoderSettings(), **{**given(T5), "threads": before + 1})
+        assert before + 1 == torch.get_num_threads()
+        assert not torch.backends.cudnn.allow_tf32
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=by_kind)
+def test_loading_prints_nothing(spec, given, capfd, recwarn):
+    """Progress bars and advice of the libraries are silenced."""
+    spec.encoder_class().load(EncoderSettings(), **given(spec)).close()
+
+    assert capfd.readouterr() == ("", "")
+    assert [str(warning.message) for warning in recwarn] == []
+
+
+def test_value_beyond_the_stored_dtype_is_refused():
+    """Finite before the cast and after it. Source: CONTRACTS section 1, VAE latent."""
+    with pytest.raises(NonFiniteEmbedding, match="vae_latents: a value of 70000 does not fit into float16"):
+        loading.to_stored(torch.tensor([1.0, -70000.0]), VAE)
+
+
+def test_nan_before_the_cast_is_refused():
+    with pytest.raises(NonFiniteEmbedding, match="vae_latents: the model produced NaN or infinity"):
+        loading.to_stored(torch.tensor([1.0, float("nan")]), VAE)
+
+
+def test_torchvision_of_another_torch_is_named(tmp_path, monkeypatch):
+    """Its import breaks every model class, with messages that do not say so. Source: MODELS 1.2."""
+    (tmp_path / "torchvision").mkdir()
+    text = "raise RuntimeError('operator torchvision::nms does not exist')"
+    (tmp_path / "torchvision" / "__init__.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    with pytest.raises(ModelUnusable, match=r"torchvision does not fit torch .*: operator torchvision::nms") as caught:
+        loading.check_torchvision()
+
+    assert "uninstall torchvision" in caught.value.do
+
+
+def test_machine_without_torchvision_passes(monkeypatch):
+    monkeypatch.setattr(loading.importlib.util, "find_spec", lambda name: None)
+
+    assert loading.check_torchvision() is None
+
+
+def test_nothing_in_the_shared_rooms_lists_the_kinds():
+    """A kind added by a user works the same. Source: HOUSE, One spec per embedding."""
+    folder = Path(loading.__file__).parent
+
+    for name in ("loading.py", "preview.py"):
+        code = (folder / name).read_text()
+        assert not [
+            word for spec in SPECS for word in (spec.encoder, f'"{spec.kind}"', spec.default_model) if word in code
+        ]

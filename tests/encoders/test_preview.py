@@ -1,0 +1,209 @@
+"""Preview checkpoints: same bytes everywhere, built once, whole or not at all."""
+
+import hashlib
+import json
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from imagemill.embedding_specs import DINOV3, T5, VAE, EmbeddingSpec
+from imagemill.encoders import preview
+from imagemill.encoders.preview import ensure_preview, is_preview
+from imagemill.errors import ModelUnusable
+
+WEIGHTS = {
+    DINOV3: ("model.safetensors", "1a66a8c820e1b6ce8fa212ce8eec62bb82843f8efb8c1a8ea70b1cf1855cb93f"),
+    VAE: ("diffusion_pytorch_model.safetensors", "b65cf4bf89b2e232c0c2c6644bfa668dc2cd88db4aac67f0d7e2e3f5699319a5"),
+    T5: ("model.safetensors", "4eafb9621219e52f1c4025bd7539e96955585bb6f51daad5fd03fdfe214ac927"),
+}
+
+TOY = """
+import threading
+
+class ToyEncoder:
+    built = []
+    together = threading.Barrier(1)
+
+    @staticmethod
+    def write_preview(folder):
+        ToyEncoder.together.wait(10)
+        ToyEncoder.built.append(folder)
+        (folder / "config.json").write_text('{"model_type": "toy"}')
+        (folder / "model.safetensors").write_bytes(b"weights")
+
+class Bare:
+    pass
+"""
+
+
+def toy_spec(encoder="toy_encoder:ToyEncoder"):
+    return EmbeddingSpec(
+        kind="toy",
+        pass_name="toy",
+        folder="toy",
+        member="toy.npy",
+        source="pixels",
+        dtype="float32",
+        shape=lambda height, width: (4,),
+        encoder=encoder,
+        default_model="someone/toy",
+    )
+
+
+@pytest.fixture
+def toy(tmp_path, monkeypatch):
+    """A kind that imagemill does not know, as a user would add one."""
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "toy_encoder.py").write_text(TOY)
+    monkeypatch.syspath_prepend(tmp_path / "code")
+    yield toy_spec()
+    sys.modules.pop("toy_encoder", None)
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("spec", WEIGHTS, ids=lambda spec: spec.kind)
+def test_preview_weights_have_the_same_bytes_everywhere(spec, preview_root):
+    """SHAKE-256 over keys, no random generator. Source: CONTRACTS section 1, Preview models."""
+    name, expected = WEIGHTS[spec]
+
+    folder = ensure_preview(spec, preview_root)
+
+    assert expected == hashlib.sha256((folder / name).read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize("spec", WEIGHTS, ids=lambda spec: spec.kind)
+def test_preview_is_marked_and_says_what_it_stands_for(spec, preview_root):
+    """Preview models can never be mistaken for real ones. Source: CONTRACTS section 0, Provenance."""
+    folder = ensure_preview(spec, preview_root)
+
+    marker = json.loads((folder / "PREVIEW.json").read_text())
+
+    assert is_preview(folder)
+    assert ("preview", spec.default_model) == (marker["kind"], marker["stands_for"])
+    assert set(marker["files"]) == {path.name for path in folder.iterdir()} - {"PREVIEW.json"}
+
+
+def test_folder_without_marker_is_no_preview(tmp_path):
+    assert not is_preview(tmp_path)
+
+
+def test_preview_config_carries_no_library_version(preview_root):
+    """Another version of the library writes the same model."""
+    for spec in WEIGHTS:
+        config = json.loads((ensure_preview(spec, preview_root) / "config.json").read_text())
+        assert not config.keys() & {"transformers_version", "_diffusers_version", "dtype"}
+
+
+def test_second_build_of_a_preview_gives_the_same_folder(tmp_path, preview_root):
+    again = ensure_preview(VAE, tmp_path)
+
+    assert contents(ensure_preview(VAE, preview_root)) == contents(again)
+
+
+def test_building_a_preview_leaves_the_callers_random_numbers_alone(tmp_path):
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    torch.manual_seed(7)
+
+    ensure_preview(VAE, tmp_path)
+
+    assert torch.equal(expected, torch.rand(3))
+
+
+def test_kind_of_a_user_gets_its_preview_from_its_own_encoder(toy, tmp_path):
+    """Adding a kind is one spec and one encoder file. Source: HOUSE, One spec per embedding."""
+    folder = ensure_preview(toy, tmp_path / "previews")
+
+    assert tmp_path / "previews" / "toy" == folder
+    assert folder.joinpath("model.safetensors").read_bytes() == b"weights"
+    assert json.loads((folder / "PREVIEW.json").read_text())["stands_for"] == "someone/toy"
+
+
+def test_whole_preview_is_not_built_again(toy, tmp_path):
+    folder = ensure_preview(toy, tmp_path)
+    before = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
+
+    ensure_preview(toy, tmp_path)
+
+    assert before == {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
+    assert len(toy.encoder_class().built) == 1
+
+
+@pytest.mark.parametrize("damage", ["truncate", "remove", "marker", "recipe", "file in its place"])
+def test_damaged_preview_is_built_again(toy, tmp_path, damage, monkeypatch):
+    """Completion is validity, not existence. Source: CONTRACTS section 0."""
+    folder = ensure_preview(toy, tmp_path)
+    good = contents(folder)
+    match damage:
+        case "truncate":
+            (folder / "model.safetensors").write_bytes(b"wei")
+        case "remove":
+            (folder / "config.json").unlink()
+        case "marker":
+            (folder / "PREVIEW.json").write_text("[]")
+        case "recipe":
+            marker = json.loads((folder / "PREVIEW.json").read_text()) | {"recipe": "older"}
+            (folder / "PREVIEW.json").write_text(json.dumps(marker))
+        case "file in its place":
+            (folder / "model.safetensors").write_bytes(b"WEIGHTS")
+
+    ensure_preview(toy, tmp_path)
+
+    assert good == contents(folder)
+
+
+def test_preview_built_by_several_at_once_is_whole_and_leaves_nothing_behind(toy, tmp_path):
+    """A temporary folder, renamed: one wins, all get the same bytes."""
+    toy.encoder_class().together = threading.Barrier(4)
+
+    with ThreadPoolExecutor(4) as pool:
+        folders = list(pool.map(lambda _: ensure_preview(toy, tmp_path / "previews"), range(4)))
+
+    assert {tmp_path / "previews" / "toy"} == set(folders)
+    assert [path.name for path in (tmp_path / "previews").iterdir()] == ["toy"]
+    assert preview._is_whole(folders[0])
+
+
+def test_preview_that_fails_half_way_leaves_no_folder(toy, tmp_path, monkeypatch):
+    def break_off(folder):
+        (folder / "config.json").write_text("{")
+        raise OSError("disk full")
+
+    monkeypatch.setattr(toy.encoder_class(), "write_preview", break_off)
+
+    with pytest.raises(ModelUnusable, match="toy: the preview model cannot be built: disk full"):
+        ensure_preview(toy, tmp_path / "previews")
+
+    assert list((tmp_path / "previews").iterdir()) == []
+
+
+def test_folder_left_by_a_killed_build_is_swept(toy, tmp_path):
+    """Only those of dead processes are removed. Source: CONTRACTS section 0."""
+    from imagemill.atomic import temporary_path
+
+    host, _, _ = temporary_path(tmp_path).name.removeprefix(".tmp-").split("-")[:3]
+    dead = tmp_path / f".tmp-{host}-999999999-1-000001"
+    dead.mkdir()
+    (dead / "model.safetensors").touch()
+    alive = temporary_path(tmp_path)
+    alive.mkdir()
+
+    ensure_preview(toy, tmp_path)
+
+    assert (dead.exists(), alive.exists()) == (False, True)
+
+
+def test_kind_without_preview_is_refused_with_the_remedy(toy, tmp_path):
+    bare = toy_spec("toy_encoder:Bare")
+
+    with pytest.raises(ModelUnusable) as caught:
+        ensure_preview(bare, tmp_path)
+
+    assert caught.value.what == "toy: there is no preview model of this kind"
+    assert caught.value.do == "set encoders.toy.model in imagemill.yaml"

@@ -1,0 +1,83 @@
+"""The product as its users have it: the command in a process of its own, and folders of images to run it on."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+STUBS = Path(__file__).with_name("stubs.py")
+PROJECT = Path(__file__).parents[2]
+
+
+def imagemill(*arguments, stub=False, **environment):
+    """Run a command to its end; `.returncode`, `.stdout`, `.stderr` as text."""
+    return subprocess.run(
+        command(*arguments, stub=stub),
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=PROJECT,
+        env=_environment(environment),
+    )
+
+
+def start(*arguments, stub=True, **environment):
+    """Start a command in a process group of its own."""
+    return subprocess.Popen(
+        command(*arguments, stub=stub), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=PROJECT,
+        env=_environment(environment), start_new_session=True,
+    )  # fmt: skip
+
+
+def command(*arguments, stub):
+    program = [str(STUBS)] if stub else ["-m", "dagster_project.cli.main"]
+    return [sys.executable, *program, *map(str, arguments)]
+
+
+def _environment(changes):
+    kept = {k: v for k, v in os.environ.items() if k not in {"DAGSTER_HOME", "IMAGEMILL_DATA_ROOT", "IMAGEMILL_CONFIG"}}
+    return {**kept, "PYTHONPATH": str(PROJECT), **{k: str(v) for k, v in changes.items()}}
+
+
+def photos(approved, count, *, size=(48, 32)):
+    """Small noisy JPEGs with captions, all different."""
+    approved.mkdir(parents=True, exist_ok=True)
+    for n in range(count):
+        pixels = np.random.default_rng(n).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(approved / f"photo{n:04d}.jpg")
+        (approved / f"photo{n:04d}.txt").write_text(f"noise number {n}\n")
+
+
+def coco_photos(coco128, approved):
+    """The 128 photographs as links, with captions made from the categories of their annotations."""
+    approved.mkdir(parents=True, exist_ok=True)
+    instances = json.loads((coco128 / "instances_train2017.json").read_text())
+    names = {category["id"]: category["name"] for category in instances["categories"]}
+    captions = {}
+    for annotation in instances["annotations"]:
+        captions.setdefault(annotation["image_id"], []).append(names[annotation["category_id"]])
+    for image in sorted((coco128 / "images" / "train2017").iterdir()):
+        (approved / image.name).symlink_to(image)
+        found = captions.get(int(image.stem))
+        if found:
+            (approved / f"{image.stem}.txt").write_text(f"a photo of {', '.join(sorted(set(found)))}")
+
+
+def snapshot(*folders):
+    """Every file below some folders: bytes and modification time."""
+    files = [path for folder in folders for path in sorted(folder.rglob("*")) if path.is_file()]
+    return {str(path): (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
+
+
+def contents(root):
+    """What a run makes, without times and inodes: outputs byte for byte."""
+    return {
+        str(path.relative_to(root.path)): path.read_bytes()
+        for folder in (root.derived, root.shards)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
