@@ -7,6 +7,7 @@ from pydantic import Field
 
 from assets.partitions import buckets
 from assets.stage2_jsonl import stage2_jsonl
+from imagemill.pipeline.claims import claimed_until_output
 from imagemill.pipeline.readiness import ASSET, find_ready, progress_lines
 from imagemill.pipeline.shards import Existing, ShardParameters, ShardSet, check_buckets, plan_shards, refuse_conflicts
 from resources.data_root import DataRootResource
@@ -50,11 +51,14 @@ def bucket_shards(context: dg.AssetExecutionContext, config: ShardConfig, data_r
         config.shard_size or data_root.config().shard_size, config.shuffle, config.seed, config.limit
     )
     existing: Existing = config.existing  # type: ignore[assignment]
-    with closing(data_root.ledger()) as ledger:
+    with closing(data_root.ledger()) as ledger, claimed_until_output(ledger, ASSET, chosen, context.run_id):
         say = progress_lines(config.progress_every)
         found = find_ready(root.stage2_jsonl, root.derived, ledger, buckets=chosen, on_ready=say)
         ledger.record_files(found.adopted)
-        ledger.replace_problems(ASSET, found.problems)
+        if found.filtered:
+            ledger.record_problems(found.problems)
+        else:
+            ledger.replace_problems(ASSET, found.problems)
         ledger.record_counts(
             context.run_id,
             ASSET,
@@ -65,8 +69,8 @@ def bucket_shards(context: dg.AssetExecutionContext, config: ShardConfig, data_r
                 "filtered": found.filtered,
             },
         )
-    shard_set = plan_shards(found.ready, chosen, output, parameters, existing)
-    refuse_conflicts(shard_set)
-    for plan in shard_set.plans:
-        context.add_asset_metadata({"samples": plan.samples, "shards": len(plan.shards)}, partition_key=plan.bucket)
-    return shard_set
+        shard_set = plan_shards(found.ready, chosen, output, parameters, existing)
+        refuse_conflicts(shard_set)
+        for plan in shard_set.plans:
+            context.add_asset_metadata({"samples": plan.samples, "shards": len(plan.shards)}, partition_key=plan.bucket)
+        return shard_set

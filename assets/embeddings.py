@@ -9,6 +9,7 @@ from assets.approved_images import approved_images
 from assets.partitions import IMAGES_PER_RUN, images
 from imagemill.embedding_specs import DINOV3, T5, VAE, EmbeddingSpec
 from imagemill.formats.npy import NpyStore
+from imagemill.pipeline.claims import claimed_until_output
 from imagemill.pipeline.embed import EmbeddingStream, EmbedWorker
 from imagemill.pipeline.facts import adopt_captions
 from imagemill.pipeline.plan import plan_for
@@ -52,8 +53,11 @@ def embedding_asset(spec: EmbeddingSpec, description: str) -> dg.AssetsDefinitio
         encoders.check_recorded(spec)
         options = encoders.worker_options(spec)
         store: NpyStore = options["store"]
-        store.sweep()
-        with closing(data_root.ledger()) as ledger:
+        with (
+            closing(data_root.ledger()) as ledger,
+            claimed_until_output(ledger, spec.kind, context.partition_keys, context.run_id),
+        ):
+            store.sweep()
             scan = survey(root.approved, ledger)
             adopt_captions(root.stage2_jsonl, scan, ledger)
             plan = plan_for(spec, ids, scan, ledger, store.listing())

@@ -7,7 +7,8 @@ from pydantic import Field
 
 from assets.embeddings import embedding_assets
 from imagemill.formats.jsonl import read_jsonl
-from imagemill.pipeline.facts import adopt_captions, complete_facts, complete_masks, note_missing_captions
+from imagemill.pipeline.claims import claimed_until_output
+from imagemill.pipeline.facts import ASSET, adopt_captions, complete_facts, complete_masks, note_missing_captions
 from imagemill.pipeline.merge import Merge, plan_merge
 from imagemill.pipeline.scan import survey
 from resources.data_root import DataRootResource
@@ -28,13 +29,15 @@ class RecordsConfig(dg.Config):
     owners=["team:imagemill"],
     code_version="1",
 )
-def stage2_jsonl(config: RecordsConfig, data_root: DataRootResource, encoders: Encoders) -> Merge:
+def stage2_jsonl(
+    context: dg.AssetExecutionContext, config: RecordsConfig, data_root: DataRootResource, encoders: Encoders
+) -> Merge:
     """`derived/approved_image_dataset.jsonl`: id, path, caption, T5 mask, size, bucket; no embeddings inside.
 
     Built from the ledger without opening an image that a pass has opened before.
     """
     root = data_root.root()
-    with closing(data_root.ledger()) as ledger:
+    with closing(data_root.ledger()) as ledger, claimed_until_output(ledger, ASSET, ["all"], context.run_id):
         scan = survey(root.approved, ledger)
         adopt_captions(root.stage2_jsonl, scan, ledger)
         if config.complete:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 
 import dagster as dg
 from dagster._core.storage.tags import ASSET_PARTITION_RANGE_END_TAG, ASSET_PARTITION_RANGE_START_TAG
+from sqlalchemy.exc import IntegrityError
 
 from assets.partitions import images
 from imagemill.pipeline.scan import Scan
@@ -18,8 +19,19 @@ def register_images(instance: dg.DagsterInstance, ids: Iterable[str], scan: Scan
     known = set(instance.get_dynamic_partitions(images.name))
     new = [image_id for image_id in ids if image_id not in known]
     for start in range(0, len(new), _KEYS_PER_BATCH):
-        instance.add_dynamic_partitions(images.name, new[start : start + _KEYS_PER_BATCH])
+        _add(instance, images.name, new[start : start + _KEYS_PER_BATCH])
     return len(new)
+
+
+def _add(instance: dg.DagsterInstance, definition: str, keys: list[str]) -> None:
+    # Two commands on one folder may add the same key between Dagster's look and its insert: look again.
+    while keys:
+        try:
+            instance.add_dynamic_partitions(definition, keys)
+            return
+        except IntegrityError:
+            known = set(instance.get_dynamic_partitions(definition))
+            keys = [key for key in keys if key not in known]
 
 
 def range_tags(first: str, last: str) -> Mapping[str, str]:

@@ -5,6 +5,7 @@
     files     every npy we vouch for, by the stat triple it has on disk: made from what, by which model
     problems  one row per input and asset that did not arrive: reason code, detail, remedy
     counts    what each run did, for summaries
+    claims    which process works on which partition now
     verified  shard sets that passed a full check, by what the file system said of them then
     places    folders outside the root that a run was told to use
 
@@ -24,6 +25,7 @@ from typing import Any, Literal, Self
 
 import msgspec
 
+from imagemill.atomic import is_dead_owner, owner_name
 from imagemill.errors import ImagemillError
 from imagemill.files import StatTriple
 
@@ -43,6 +45,8 @@ CREATE TABLE IF NOT EXISTS problems (
     item TEXT, asset TEXT, outcome TEXT NOT NULL, reason TEXT NOT NULL, detail TEXT NOT NULL, remedy TEXT NOT NULL,
     size INT, mtime_ns INT, inode INT, run_id TEXT, at TEXT NOT NULL, PRIMARY KEY (item, asset)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS counts (run_id TEXT, asset TEXT, counts TEXT NOT NULL, PRIMARY KEY (run_id, asset)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS claims (
+    asset TEXT, item TEXT, owner TEXT NOT NULL, run_id TEXT NOT NULL, PRIMARY KEY (asset, item)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS verified (path TEXT PRIMARY KEY, signature TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS places (name TEXT PRIMARY KEY, path TEXT NOT NULL) WITHOUT ROWID;
 """
@@ -250,6 +254,24 @@ class Ledger:
 
     def record_verified(self, path: Path, signature: str) -> None:
         self._upsert("verified", 2, [(str(path), signature)])
+
+    # ---- claims
+
+    def claim(self, asset: str, items: Sequence[str], run_id: str) -> set[str]:
+        """Claim all of these partitions for this process, or none: then the runs of living processes that hold some."""
+        owner = owner_name()
+        with self.transaction():
+            held = set(self._select("claims", "owner, run_id", items, "asset = ?", (asset,), key="item"))
+            others = {holder for name, holder in held if name != owner and not is_dead_owner(name)}
+            if not others:
+                self._upsert("claims", 4, ((asset, item, owner, run_id) for item in items))
+        return others
+
+    def release(self, asset: str, run_id: str) -> None:
+        with self.transaction():
+            self._db.execute(
+                "DELETE FROM claims WHERE asset = ? AND owner = ? AND run_id = ?", (asset, owner_name(), run_id)
+            )
 
     def remember_place(self, name: str, path: Path) -> None:
         self._upsert("places", 2, [(name, str(path))])

@@ -16,13 +16,23 @@ class JsonlIOManager(dg.ConfigurableIOManager):
     data_root: dg.ResourceDependency[DataRootResource]
 
     def handle_output(self, context: dg.OutputContext, obj: Merge) -> None:
+        asset = context.asset_key.to_user_string()
+        with closing(self.data_root.ledger()) as ledger:
+            try:
+                counts = self._write(obj)
+                ledger.record_counts(context.run_id, asset, counts)
+            finally:
+                ledger.release(asset, context.run_id)
+        context.add_output_metadata({**counts, "path": dg.MetadataValue.path(str(self.data_root.root().stage2_jsonl))})
+
+    def _write(self, obj: Merge) -> dict[str, int]:
         root = self.data_root.root()
         quarantined = quarantine(root.quarantine, root.stage2_jsonl.name, obj.quarantined)
         # `.tmp` beside it is the name other readers of this layout know the unfinished file by.
         rewritten = write_lines(
             root.stage2_jsonl, obj.ordered(), temporary=root.stage2_jsonl.with_name(f"{root.stage2_jsonl.name}.tmp")
         )
-        counts = {
+        return {
             "records": len(obj.lines),
             "added": len(obj.added),
             "changed": len(obj.changed),
@@ -30,9 +40,6 @@ class JsonlIOManager(dg.ConfigurableIOManager):
             "quarantined": quarantined,
             "rewritten": int(rewritten),
         }
-        with closing(self.data_root.ledger()) as ledger:
-            ledger.record_counts(context.run_id, context.asset_key.to_user_string(), counts)
-        context.add_output_metadata({**counts, "path": dg.MetadataValue.path(str(root.stage2_jsonl))})
 
     def load_input(self, context: dg.InputContext) -> Path:
         """The file; read it with `imagemill.formats.jsonl.read_jsonl`."""

@@ -43,6 +43,7 @@ class NpyIOManager(dg.ConfigurableIOManager):
                     _end(context, plan, counts, failed)
             finally:
                 ledger.record_counts(context.run_id, kind, dict(counts))
+                ledger.release(kind, context.run_id)
         context.add_output_metadata({**counts, "path": dg.MetadataValue.path(str(obj.store.folder))})
 
     def load_input(self, context: dg.InputContext) -> NpyStore:

@@ -19,19 +19,24 @@ class TarIOManager(dg.ConfigurableIOManager):
     data_root: dg.ResourceDependency[DataRootResource]
 
     def handle_output(self, context: dg.OutputContext, obj: ShardSet) -> None:
-        root = self.data_root.root()
-        identities = self._identities()
-        total = sum(plan.samples for plan in obj.plans)
-        results = []
-        with Progress("bucket_shards", total) as progress, StreamedEvents(context) as events:
-            for plan in obj.plans:
-                result = write_bucket(obj, plan, root.derived, identities, on_sample=lambda size: progress.advance())
-                results.append(result)
-                events.add(plan.bucket, data_version=plan.digest, metadata=_metadata(result))
-        counts = _counts(results)
         with closing(self.data_root.ledger()) as ledger:
-            ledger.record_counts(context.run_id, "written", counts)
+            try:
+                counts = _counts(self._write(context, obj))
+                ledger.record_counts(context.run_id, "written", counts)
+            finally:
+                ledger.release(context.asset_key.to_user_string(), context.run_id)
         context.add_output_metadata({**counts, "path": dg.MetadataValue.path(str(obj.output))})
+
+    def _write(self, context: dg.OutputContext, shard_set: ShardSet) -> list[BucketResult]:
+        """Write bucket by bucket; each is reported as it gets its place."""
+        derived, identities, results = self.data_root.root().derived, self._identities(), []
+        samples = sum(plan.samples for plan in shard_set.plans)
+        with Progress("bucket_shards", samples, unit="sample") as progress, StreamedEvents(context) as events:
+            for plan in shard_set.plans:
+                result = write_bucket(shard_set, plan, derived, identities, on_sample=lambda size: progress.advance())
+                events.add(plan.bucket, data_version=plan.digest, metadata=_metadata(result))
+                results.append(result)
+        return results
 
     def load_input(self, context: dg.InputContext) -> list[str]:
         """The tars of the requested buckets, as urls for a WebDataset pipeline."""

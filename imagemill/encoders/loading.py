@@ -86,6 +86,8 @@ class Checkpoint:
         return value
 
     def unusable(self, reason: str, *, do: str | None = None) -> ModelUnusable:
+        setting = f"set encoders.{self.kind}.model in imagemill.yaml"
+        do = do or f"copy or fetch the model again, or {setting} to another one, or to preview"
         return _unusable(self.kind, self.model, self.device, reason, where=self.path, do=do)
 
     @contextmanager
@@ -288,6 +290,7 @@ def load_model(model_class: Any, checkpoint: Checkpoint, **options: Any) -> Any:
             use_safetensors=True,
             dtype=checkpoint.torch_dtype,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # told by the gate, with the tensor's name
             **options,
         )
         gate(checkpoint, info)

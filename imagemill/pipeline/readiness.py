@@ -53,7 +53,7 @@ class _Kind:
     """The files of one kind, on disk and in the ledger."""
 
     def __init__(self, spec: EmbeddingSpec, derived: Path, ledger: Ledger) -> None:
-        self.spec = spec
+        self.spec, self.ledger = spec, ledger
         self.store = NpyStore(derived / spec.folder, spec)
         self.listing: Mapping[str, StatTriple] = self.store.listing()
         self.rows = ledger.files(spec.kind)
@@ -69,15 +69,24 @@ class _Kind:
         row = self.rows.get((image_id, present))
         if row is None:
             try:
-                content = self.store.check(image_id, record["height"], record["width"])
+                row = self._unlisted(record, present)
             except InvalidNpy as invalid:
                 return invalid.reason, invalid.what
-            row = FileRow(self.spec.kind, image_id, present, None, content, UNKNOWN)
             adopted.append(row)
         if row.source is not None and row.source != self._current_source(record, sources):
             earlier = "image" if self.spec.source == "pixels" else "caption"
             return "stale", f"{self.spec.folder}/{image_id}.npy was made from an earlier {earlier}"
         return row
+
+    def _unlisted(self, record: Record, present: StatTriple) -> FileRow:
+        """A file the ledger did not vouch for when the folder was listed: read it, or find that a run has replaced it since."""
+        image_id = record["image_id"]
+        content = self.store.check(image_id, record["height"], record["width"])
+        now = self.store.stat(image_id)
+        if now != present:
+            known = self.ledger.files(self.spec.kind, [image_id]).get((image_id, now))
+            return known or self._unlisted(record, now)
+        return FileRow(self.spec.kind, image_id, present, None, content, UNKNOWN)
 
     def _current_source(self, record: Record, sources: Mapping[str, SourceRow]) -> str | None:
         if self.spec.source == "caption":

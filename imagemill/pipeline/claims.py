@@ -1,0 +1,36 @@
+"""Who is working on what: one claim per asset and partition, so that chunks of a backfill, buckets, ranks and a sensor's run
+work side by side, and the same partition never twice at once.
+
+Claims live in the ledger. A claim of a dead process counts for nothing.
+Source: CONTRACTS section 0, "Locks are per asset and partition, never per root".
+"""
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from imagemill.ledger import Ledger
+
+POLL_SECONDS = 0.25
+
+
+def wait_for_claim(ledger: Ledger, asset: str, items: Sequence[str], run_id: str) -> None:
+    """Claim these partitions for this process; while a living run holds one of them, wait and say whose it is."""
+    told: set[str] = set()
+    while holders := ledger.claim(asset, items, run_id):
+        for holder in sorted(holders - told):
+            print(f"{asset}: waiting for run {holder}, which works on the same partitions", file=sys.stderr, flush=True)
+        told |= holders
+        time.sleep(POLL_SECONDS)
+
+
+@contextmanager
+def claimed_until_output(ledger: Ledger, asset: str, items: Sequence[str], run_id: str) -> Iterator[None]:
+    """Claim partitions for an asset's body. They stay claimed when it ends well: its IO manager releases them at the end."""
+    wait_for_claim(ledger, asset, items, run_id)
+    try:
+        yield
+    except BaseException:
+        ledger.release(asset, run_id)
+        raise

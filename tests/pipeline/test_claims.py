@@ -1,0 +1,95 @@
+"""The same partition is never worked on twice at once; others are. Source: CONTRACTS section 0, "Locks"."""
+
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import pytest
+
+from imagemill.ledger import Ledger
+from imagemill.pipeline.claims import claimed_until_output, wait_for_claim
+
+
+def holder(path, items, after):
+    """Another process that claims, says so, and then does as told."""
+    script = f"""
+        import os, signal, sys, time
+        from pathlib import Path
+        from imagemill.ledger import Ledger
+        ledger = Ledger(Path({str(path)!r}))
+        assert not ledger.claim("dinov3_npy", {items!r}, "run-of-other")
+        print("claimed", flush=True)
+        {after}
+    """
+    process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout
+    assert process.stdout.readline() == "claimed\n"
+    return process
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "ledger.sqlite"
+
+
+def test_partition_that_a_living_process_holds_is_not_claimed_and_others_are(path):
+    process = holder(path, ["a", "b"], "time.sleep(60)")
+    try:
+        with Ledger(path) as ledger:
+            assert ledger.claim("dinov3_npy", ["b", "c"], "mine") == {"run-of-other"}
+            assert ledger.claim("dinov3_npy", ["c", "d"], "mine") == set()
+            assert ledger.claim("vae_latents", ["a"], "mine") == set()
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_claim_of_a_killed_process_counts_for_nothing(path):
+    process = holder(path, ["a"], "os.kill(os.getpid(), signal.SIGKILL)")
+    process.wait()
+
+    with Ledger(path) as ledger:
+        assert ledger.claim("dinov3_npy", ["a"], "mine") == set()
+
+
+def test_second_waits_names_the_first_and_goes_on_when_it_is_done(path, capfd):
+    process = holder(path, ["a"], 'time.sleep(1.5); ledger.release("dinov3_npy", "run-of-other"); time.sleep(60)')
+    try:
+        began = time.monotonic()
+        with Ledger(path) as ledger:
+            wait_for_claim(ledger, "dinov3_npy", ["a"], "mine")
+        assert time.monotonic() - began > 0.5
+        assert "run-of-other" in capfd.readouterr().err
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_body_that_raises_leaves_no_claim(path):
+    def fail(ledger):
+        with claimed_until_output(ledger, "dinov3_npy", ["a"], "mine"):
+            raise RuntimeError
+
+    with Ledger(path) as ledger:
+        with pytest.raises(RuntimeError):
+            fail(ledger)
+        assert ledger._db.execute("SELECT count(*) FROM claims").fetchone() == (0,)
+
+
+def test_claims_of_many_threads_are_all_or_nothing(path):
+    """One transaction each: never half of what was asked for."""
+    Ledger(path).close()
+
+    def work(n):
+        with Ledger(path) as ledger:
+            ledger.claim("dinov3_npy", [f"{n}-{i}" for i in range(50)], f"run{n}")
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    with Ledger(path) as ledger:
+        assert ledger._db.execute("SELECT count(*) FROM claims").fetchone() == (400,)
