@@ -31,6 +31,8 @@ def _add(instance: dg.DagsterInstance, definition: str, keys: list[str]) -> None
             return
         except IntegrityError:
             known = set(instance.get_dynamic_partitions(definition))
+            if known.isdisjoint(keys):
+                raise
             keys = [key for key in keys if key not in known]
 
 

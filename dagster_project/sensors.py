@@ -5,7 +5,7 @@ Off by default. Switch it on in the UI (Automation → new_images) or with `dags
 
 import hashlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 
 import dagster as dg
@@ -14,11 +14,9 @@ from assets.partitions import IMAGES_PER_RUN, buckets, images
 from dagster_project.jobs import embed_images, publish_shards
 from dagster_project.partitions import range_tags, register_images
 from imagemill.embedding_specs import embedding_specs
-from imagemill.formats.npy import NpyStore
 from imagemill.layout import DataRoot
-from imagemill.ledger import Ledger
-from imagemill.pipeline.plan import plan_for
-from imagemill.pipeline.ranges import plan_ranges
+from imagemill.pipeline.plan import images_with_work
+from imagemill.pipeline.ranges import KeyRange, plan_ranges
 from imagemill.pipeline.scan import Scan, survey
 from resources.data_root import DataRootResource
 
@@ -47,20 +45,21 @@ def new_images(
 
     The cursor holds the embedding run whose records and shards were requested last.
     """
-    embedding = _latest_run(context.instance)
-    if embedding and embedding.status in _UNDER_WAY:
-        yield dg.SkipReason(f"run {embedding.run_id} is embedding images")
-    elif embedding and embedding.run_id != context.cursor:
-        context.update_cursor(embedding.run_id)
-        yield _publish(embedding.run_id)
+    runs = _embedding_runs(context.instance)
+    working = [run for run in runs if run.status in _UNDER_WAY]
+    if working:
+        yield dg.SkipReason(f"run {working[0].run_id} is embedding images")
+    elif runs and runs[0].run_id != context.cursor:
+        context.update_cursor(runs[0].run_id)
+        yield _publish(runs[0].run_id)
     else:
         yield from _embed(context, data_root.root(), data_root)
 
 
-def _latest_run(instance: dg.DagsterInstance) -> dg.DagsterRun | None:
-    """The newest embedding run that this sensor asked for."""
-    runs = instance.get_runs(dg.RunsFilter(job_name=embed_images.name, tags={SENSOR_TAG: new_images.name}), limit=1)
-    return runs[0] if runs else None
+def _embedding_runs(instance: dg.DagsterInstance) -> Sequence[dg.DagsterRun]:
+    """The newest embedding runs that this sensor asked for: more than one tick can ask for."""
+    asked = dg.RunsFilter(job_name=embed_images.name, tags={SENSOR_TAG: new_images.name})
+    return instance.get_runs(asked, limit=IMAGES_PER_TICK // IMAGES_PER_RUN + 1)
 
 
 def _publish(run_id: str) -> dg.RunRequest:
@@ -73,7 +72,8 @@ def _embed(
 ) -> Iterator[dg.RunRequest | dg.SkipReason]:
     with closing(data_root.ledger()) as ledger:
         scan = survey(root.approved, ledger)
-        wanted = still_images(images_with_work(root, scan, ledger), scan, time.time_ns())[:IMAGES_PER_TICK]
+        wanted = images_with_work(embedding_specs(), root.derived, scan, ledger)
+        wanted = still_images(wanted, scan, time.time_ns())[:IMAGES_PER_TICK]
         vanished = len(ledger.sources().keys() - scan.sources.keys())
     if vanished:
         context.log.warning(f"{vanished} images are no longer in {root.approved}; what was made from them is kept")
@@ -84,18 +84,9 @@ def _embed(
     for part in plan_ranges(context.instance.get_dynamic_partitions(images.name or ""), wanted, IMAGES_PER_RUN):
         yield dg.RunRequest(
             job_name=embed_images.name,
-            run_key=_run_key(part.first, part.last, wanted, scan),
+            run_key=_run_key(part, wanted, scan),
             tags={**range_tags(part.first, part.last), SENSOR_TAG: new_images.name},
         )
-
-
-def images_with_work(root: DataRoot, scan: Scan, ledger: Ledger) -> list[str]:
-    """Images that lack a file of any kind, or have an invalid or stale one, in name order."""
-    wanted: set[str] = set()
-    for spec in embedding_specs():
-        listing = NpyStore(root.derived / spec.folder, spec).listing()
-        wanted.update(job.image_id for job in plan_for(spec, list(scan.sources), scan, ledger, listing).jobs)
-    return [image_id for image_id in scan.sources if image_id in wanted]
 
 
 def still_images(ids: list[str], scan: Scan, now_ns: int) -> list[str]:
@@ -103,7 +94,7 @@ def still_images(ids: list[str], scan: Scan, now_ns: int) -> list[str]:
     return [i for i in ids if now_ns - scan.sources[i].changed_ns >= STILL_SECONDS * 1e9]
 
 
-def _run_key(first: str, last: str, wanted: list[str], scan: Scan) -> str:
+def _run_key(part: KeyRange, wanted: list[str], scan: Scan) -> str:
     """Names these images in this state: the same failure is not tried at every tick, a new change is."""
-    state = "\n".join(f"{i} {scan.sources[i].stat} {scan.sources[i].caption}" for i in wanted if first <= i <= last)
-    return f"{first} … {last} {hashlib.sha256(state.encode()).hexdigest()[:12]}"
+    state = "\n".join(f"{i} {scan.sources[i].stat} {scan.sources[i].caption}" for i in wanted)
+    return f"{part.first} … {part.last} {hashlib.sha256(state.encode()).hexdigest()[:12]}"

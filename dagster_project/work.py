@@ -19,13 +19,12 @@ from dagster_project.instance import open_instance
 from dagster_project.partitions import register_images
 from dagster_project.runs import RunOutcome, run_here
 from imagemill.embedding_specs import EmbeddingSpec, embedding_specs
-from imagemill.formats.npy import NpyStore
 from imagemill.layout import DataRoot
 from imagemill.ledger import Ledger
 from imagemill.pipeline.facts import adopt_captions
-from imagemill.pipeline.plan import Job, plan_for
+from imagemill.pipeline.plan import images_with_work
 from imagemill.pipeline.ranges import plan_ranges
-from imagemill.pipeline.scan import Scan, survey
+from imagemill.pipeline.scan import survey
 from resources.data_root import DataRootResource, config_of
 from resources.encoders import Encoders
 
@@ -80,7 +79,7 @@ class Work:
         with Ledger(self.root.ledger) as ledger:
             scan = survey(self.root.approved, ledger)
             adopt_captions(self.root.stage2_jsonl, scan, ledger)
-            wanted = sorted({job.image_id for spec in specs for job in self._jobs(spec, scan, ledger)})[:limit]
+            wanted = images_with_work(specs, self.root.derived, scan, ledger)[:limit]
         self.seen = scan.seen
         register_images(self.instance, scan.sources, scan)
         assert images.name
@@ -94,10 +93,6 @@ class Work:
                 partition_range=(part.first, part.last),
                 run_config={"ops": {spec.kind: {"config": up_to} for spec in specs}},
             )
-
-    def _jobs(self, spec: EmbeddingSpec, scan: Scan, ledger: Ledger) -> list[Job]:
-        listing = NpyStore(self.root.derived / spec.folder, spec).listing()
-        return plan_for(spec, list(scan.sources), scan, ledger, listing).jobs
 
     def _stopped(self) -> bool:
         """A run ended by something other than single images: the next range would meet the same."""

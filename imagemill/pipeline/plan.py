@@ -1,4 +1,4 @@
-"""Which images an embedding pass has to look at. Values in, values out; no file is opened here.
+"""Which images an embedding pass has to look at. Values in, values out; folders are listed, no file is opened.
 
 An image is *done* where the ledger vouches for its file (by stat triple) and for its source, and both belong together.
 It is *refused* where the ledger says so of these very bytes. Everything else is a job: the worker opens what it needs and
@@ -13,6 +13,7 @@ from pathlib import Path
 
 from imagemill.embedding_specs import EmbeddingSpec
 from imagemill.files import StatTriple
+from imagemill.formats.npy import NpyStore
 from imagemill.ledger import CaptionRow, FileRow, Ledger, Problem, SourceRow
 from imagemill.pipeline.scan import Scan, SourceFile
 
@@ -147,5 +148,10 @@ def plan_for(
     return plan_embedding(spec, ids, scan, Known.read(ledger, ids), ledger.files(spec.kind, ids), listing)
 
 
-def kind_folder(derived: Path, spec: EmbeddingSpec) -> Path:
-    return derived / spec.folder
+def images_with_work(specs: Sequence[EmbeddingSpec], derived: Path, scan: Scan, ledger: Ledger) -> list[str]:
+    """Images that lack a file of any of these kinds, or have an invalid or stale one, in name order."""
+    wanted: set[str] = set()
+    for spec in specs:
+        plan = plan_for(spec, list(scan.sources), scan, ledger, NpyStore(derived / spec.folder, spec).listing())
+        wanted.update(job.image_id for job in plan.jobs)
+    return sorted(wanted)

@@ -1,0 +1,118 @@
+"""Noticing new and changed images.."""
+
+import time
+
+import dagster as dg
+import pytest
+from dagster._core.storage.tags import ASSET_PARTITION_RANGE_END_TAG, ASSET_PARTITION_RANGE_START_TAG
+
+from assets.partitions import images
+from dagster_project import sensors
+from dagster_project.instance import open_instance
+from imagemill.pipeline.scan import scan_approved
+from resources.data_root import DataRootResource
+from tests.helpers.product import imagemill, photos
+
+
+@pytest.fixture
+def instance(data_root):
+    with open_instance(data_root) as instance:
+        yield instance
+
+
+@pytest.fixture
+def still(monkeypatch):
+    """Files are old enough at once."""
+    monkeypatch.setattr(sensors, "STILL_SECONDS", 0.0)
+
+
+def tick(root, instance, cursor=None):
+    context = dg.build_sensor_context(
+        instance=instance, cursor=cursor, resources={"data_root": DataRootResource(path=str(root.path), config_file=None)}
+    )
+    data = sensors.new_images.evaluate_tick(context)
+    return data.run_requests or [], data.skip_message, data.cursor
+
+
+def test_two_new_files_make_one_run_over_both(data_root, instance, still):
+    photos(data_root.approved, 2)
+
+    requests, _, _ = tick(data_root, instance)
+
+    assert [request.job_name for request in requests] == ["embed_images"]
+    tags = requests[0].tags
+    assert (tags[ASSET_PARTITION_RANGE_START_TAG], tags[ASSET_PARTITION_RANGE_END_TAG]) == ("photo0000", "photo0001")
+    assert set(instance.get_dynamic_partitions(images.name)) == {"photo0000", "photo0001"}
+
+
+def test_file_that_changed_within_ten_seconds_waits(data_root, instance):
+    photos(data_root.approved, 1)
+
+    requests, skipped, _ = tick(data_root, instance)
+
+    assert requests == []
+    assert "nothing new" in skipped
+    scan = scan_approved(data_root.approved)
+    now = time.time_ns()
+    assert sensors.still_images(["photo0000"], scan, now) == []
+    assert sensors.still_images(["photo0000"], scan, now + int(11e9)) == ["photo0000"]
+
+
+def test_change_of_the_caption_counts_as_a_change(data_root):
+    """A caption still being written holds its image back."""
+    photos(data_root.approved, 1)
+    before = scan_approved(data_root.approved).sources["photo0000"].changed_ns
+    time.sleep(0.02)
+    (data_root.approved / "photo0000.txt").write_text("more")
+
+    assert scan_approved(data_root.approved).sources["photo0000"].changed_ns > before
+
+
+def test_nothing_is_asked_for_where_everything_is_done_and_an_edited_caption_asks_again(data_root, instance, still):
+    photos(data_root.approved, 3)
+    assert imagemill("run", "--data-root", data_root.path, stub=True).returncode == 0
+    assert tick(data_root, instance)[0] == []
+
+    (data_root.approved / "photo0001.txt").write_text("another caption")
+    requests, _, _ = tick(data_root, instance)
+
+    assert [request.tags[ASSET_PARTITION_RANGE_START_TAG] for request in requests] == ["photo0001"]
+
+
+def test_same_state_has_the_same_run_key_and_a_new_state_another(data_root, instance, still):
+    """A failure is not tried again at every tick; a change is tried."""
+    photos(data_root.approved, 1)
+    first, again = tick(data_root, instance)[0][0].run_key, tick(data_root, instance)[0][0].run_key
+    (data_root.approved / "photo0000.txt").write_text("another caption")
+
+    assert first == again
+    assert tick(data_root, instance)[0][0].run_key != first
+
+
+def test_records_and_shards_follow_an_embedding_run_once(data_root, instance, still):
+    photos(data_root.approved, 1)
+    (request,) = tick(data_root, instance)[0]
+    run = instance.create_run_for_job(job_def=_job(), tags=request.tags, status=dg.DagsterRunStatus.STARTED)
+    assert tick(data_root, instance)[0] == []
+
+    instance.report_run_failed(run)
+    (follow,), _, cursor = tick(data_root, instance)
+    assert follow.job_name == "publish_shards"
+    assert tick(data_root, instance, cursor)[0][0].job_name == "embed_images", "not published twice"
+
+
+def _job():
+    from dagster_project.definitions import build_definitions
+    from dagster_project.deployments import test_resources
+
+    return build_definitions(test_resources("unused")).resolve_job_def("embed_images")
+
+
+def test_vanished_image_is_reported_and_asks_for_nothing(data_root, instance, still):
+    """A vanished source makes nothing stale. Source: CONTRACTS section 0."""
+    photos(data_root.approved, 2)
+    imagemill("run", "--data-root", data_root.path, stub=True)
+    (data_root.approved / "photo0001.jpg").unlink()
+
+    assert tick(data_root, instance)[0] == []
+    assert "source_missing 1" in imagemill("status", "--data-root", data_root.path).stdout

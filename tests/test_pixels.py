@@ -1,0 +1,358 @@
+"""One way to open an image. Expected pixels are stated here by hand or by the format's own definition, not taken from Pillow."""
+
+import json
+import struct
+import warnings
+import zlib
+from io import BytesIO
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from imagemill import pixels
+from imagemill.errors import Refused
+from imagemill.pixels import decode_rgb, open_rgb
+
+HEIGHT, WIDTH = 12, 20
+RED, GREEN, BLUE, WHITE, GREY = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255), (128, 128, 128)
+
+
+def corners() -> np.ndarray:
+    """uint8 (12, 20, 3): red top left, green top right, blue bottom left, white bottom right."""
+    image = np.zeros((HEIGHT, WIDTH, 3), np.uint8)
+    top, left = slice(None, HEIGHT // 2), slice(None, WIDTH // 2)
+    bottom, right = slice(HEIGHT // 2, None), slice(WIDTH // 2, None)
+    image[top, left], image[top, right], image[bottom, left], image[bottom, right] = RED, GREEN, BLUE, WHITE
+    return image
+
+
+def plain(colour: tuple[int, int, int]) -> np.ndarray:
+    return np.full((HEIGHT, WIDTH, 3), colour, np.uint8)
+
+
+def encoded(image: Image.Image, image_format: str = "PNG", **options) -> bytes:
+    buffer = BytesIO()
+    image.save(buffer, image_format, **options)
+    return buffer.getvalue()
+
+
+def png(width: int, height: int, bit_depth: int, colour_type: int, rows: bytes, *extra: tuple[bytes, bytes]) -> bytes:
+    """A PNG put together by its specification, chunk by chunk; `rows` hold samples in network order, without filter bytes."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", width, height, bit_depth, colour_type, 0, 0, 0)
+    length = len(rows) // height
+    filtered = b"".join(b"\0" + rows[i * length : (i + 1) * length] for i in range(height))
+    middle = b"".join(chunk(kind, data) for kind, data in extra)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + middle + chunk(b"IDAT", zlib.compress(filtered)) + chunk(b"IEND", b"")
+
+
+def exif(orientation: int) -> bytes:
+    tags = Image.Exif()
+    tags[0x0112] = orientation
+    return tags.tobytes()
+
+
+# ---- orientation
+
+# EXIF 2.3, tag 0x0112: on which side of the upright picture the stored row 0 and column 0 lie.
+ROW_0_COLUMN_0 = {
+    1: ("top", "left"),
+    2: ("top", "right"),
+    3: ("bottom", "right"),
+    4: ("bottom", "left"),
+    5: ("left", "top"),
+    6: ("right", "top"),
+    7: ("right", "bottom"),
+    8: ("left", "bottom"),
+}
+
+
+def stored_form(upright: np.ndarray, orientation: int) -> np.ndarray:
+    """How a camera stores an upright picture under an orientation: walk its rows and columns from the sides EXIF names."""
+    row_0, column_0 = ROW_0_COLUMN_0[orientation]
+    from_side = {
+        "top": lambda i: (i, None),
+        "bottom": lambda i: (upright.shape[0] - 1 - i, None),
+        "left": lambda i: (None, i),
+        "right": lambda i: (None, upright.shape[1] - 1 - i),
+    }
+    turned = row_0 in {"left", "right"}
+    rows, columns = (upright.shape[1], upright.shape[0]) if turned else upright.shape[:2]
+    stored = np.empty((rows, columns, 3), np.uint8)
+    for r in range(rows):
+        for c in range(columns):
+            (y1, x1), (y2, x2) = from_side[row_0](r), from_side[column_0](c)
+            stored[r, c] = upright[y1 if y1 is not None else y2, x1 if x1 is not None else x2]
+    return stored
+
+
+@pytest.mark.parametrize("image_format", ["PNG", "JPEG", "WEBP", "TIFF"])
+@pytest.mark.parametrize("orientation", ROW_0_COLUMN_0)
+def test_image_comes_out_upright_for_every_exif_orientation(image_format, orientation):
+    """Source: CONTRACTS section 1, "EXIF orientation applied first; width and height are those after orientation"."""
+    stored = Image.fromarray(stored_form(corners(), orientation))
+    options = {"JPEG": {"quality": 100, "subsampling": 0}, "WEBP": {"lossless": True}}.get(image_format, {})
+    rgb = decode_rgb(encoded(stored, image_format, exif=exif(orientation), **options), "photo")
+    assert rgb.shape == (HEIGHT, WIDTH, 3)
+    tolerance = 3 if image_format == "JPEG" else 0
+    assert np.abs(rgb.astype(int) - corners()).max() <= tolerance
+
+
+@pytest.mark.parametrize("orientation", [0, 9, 65535])
+def test_orientation_that_exif_does_not_define_leaves_the_image_as_stored(orientation):
+    np.testing.assert_array_equal(decode_rgb(encoded(Image.fromarray(corners()), exif=exif(orientation)), "photo"), corners())
+
+
+@pytest.mark.parametrize("broken", [b"Exif\0\0", b"Exif\0\0MM\0*\xff\xff\xff\xff", b"Exif\0\0II*\0\x08\0\0\0\xff\xff", b"garbage"])
+def test_broken_exif_does_not_cost_the_image(broken):
+    """The pixels are good, and viewers show them."""
+    data = encoded(Image.fromarray(corners()), "JPEG", quality=100, subsampling=0, exif=broken)
+    assert np.abs(decode_rgb(data, "photo").astype(int) - corners()).max() <= 3
+
+
+# ---- modes
+
+
+def test_pixels_are_rgb_bytes_that_a_tensor_may_share():
+    """uint8 (H, W, 3), C order, writable: `torch.from_numpy` takes nothing less without a warning."""
+    rgb = decode_rgb(encoded(Image.fromarray(corners())), "photo")
+    assert rgb.dtype == np.uint8
+    assert rgb.flags.c_contiguous
+    assert rgb.flags.writeable
+    np.testing.assert_array_equal(rgb, corners())
+
+
+def test_grey_becomes_three_equal_channels():
+    np.testing.assert_array_equal(decode_rgb(encoded(Image.new("L", (WIDTH, HEIGHT), 128)), "photo"), plain(GREY))
+
+
+@pytest.mark.parametrize(("bit", "expected"), [(0, (0, 0, 0)), (1, WHITE)])
+def test_one_bit_becomes_black_and_white(bit, expected):
+    np.testing.assert_array_equal(decode_rgb(encoded(Image.new("1", (WIDTH, HEIGHT), bit)), "photo"), plain(expected))
+
+
+def test_palette_is_looked_up():
+    image = Image.new("P", (WIDTH, HEIGHT), 1)
+    image.putpalette([*RED, *GREEN, *BLUE])
+    np.testing.assert_array_equal(decode_rgb(encoded(image), "photo"), plain(GREEN))
+
+
+@pytest.mark.parametrize(("index", "expected"), [(0, WHITE), (1, (127, 255, 127)), (2, BLUE)])
+def test_transparent_palette_entry_is_composited_over_white(index, expected):
+    """Alpha 0, 128 and 255 over red, green, blue: 255 - alpha of white shines through."""
+    image = Image.new("P", (WIDTH, HEIGHT), index)
+    image.putpalette([*RED, *GREEN, *BLUE])
+    rgb = decode_rgb(encoded(image, transparency=bytes([0, 128, 255])), "photo")
+    np.testing.assert_array_equal(rgb, plain(expected))
+
+
+@pytest.mark.parametrize("alpha", [0, 1, 64, 128, 254, 255])
+def test_alpha_is_composited_over_white(alpha):
+    """result = colour · alpha + white · (1 - alpha), to the nearest level. Source: CONTRACTS section 1, "pixels"."""
+    rgb = decode_rgb(encoded(Image.new("RGBA", (WIDTH, HEIGHT), (200, 100, 0, alpha))), "photo")
+    expected = np.rint(np.array([200, 100, 0]) * alpha / 255 + 255 * (1 - alpha / 255))
+    assert np.abs(rgb.astype(int) - expected).max() <= 1
+    if alpha in {0, 255}:
+        np.testing.assert_array_equal(rgb, plain(WHITE if alpha == 0 else (200, 100, 0)))
+
+
+def test_grey_with_alpha_is_composited_over_white():
+    np.testing.assert_array_equal(decode_rgb(encoded(Image.new("LA", (WIDTH, HEIGHT), (0, 128))), "photo"), plain((127, 127, 127)))
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+def test_single_transparent_colour_becomes_white(mode):
+    """PNG's tRNS chunk for images without a palette."""
+    image = Image.fromarray(corners()).convert(mode)
+    transparent = image.getpixel((0, 0))
+    rgb = decode_rgb(encoded(image, transparency=transparent), "photo")
+    np.testing.assert_array_equal(rgb[0, 0], WHITE)
+    np.testing.assert_array_equal(rgb[0, -1], np.asarray(image.convert("RGB"))[0, -1])
+
+
+@pytest.mark.parametrize(
+    ("cmyk", "expected"), [((0, 0, 0, 0), WHITE), ((0, 0, 0, 255), (0, 0, 0)), ((0, 255, 255, 0), RED), ((255, 255, 0, 0), BLUE)]
+)
+@pytest.mark.parametrize("image_format", ["TIFF", "JPEG"])
+def test_inks_become_light(cmyk, expected, image_format):
+    """No ink is white, black ink black, magenta and yellow make red, cyan and magenta blue."""
+    rgb = decode_rgb(encoded(Image.new("CMYK", (WIDTH, HEIGHT), cmyk), image_format), "photo")
+    assert np.abs(rgb.astype(int) - expected).max() <= (3 if image_format == "JPEG" else 0)
+
+
+SIXTEEN_BIT = [(0, 0), (257, 1), (32896, 128), (65278, 254), (65535, 255)]
+
+
+@pytest.mark.parametrize(("sample", "expected"), SIXTEEN_BIT)
+def test_sixteen_bit_grey_is_scaled_not_clipped(sample, expected):
+    """v · 257 is the 16-bit form of v. Source: CONTRACTS section 1, "16-bit scaled to 8"."""
+    data = png(WIDTH, HEIGHT, 16, 0, struct.pack(">H", sample) * WIDTH * HEIGHT)
+    np.testing.assert_array_equal(decode_rgb(data, "photo"), plain((expected,) * 3))
+
+
+@pytest.mark.parametrize(("sample", "expected"), SIXTEEN_BIT)
+def test_sixteen_bit_colour_is_scaled_not_clipped(sample, expected):
+    data = png(WIDTH, HEIGHT, 16, 2, struct.pack(">HHH", sample, 0, 65535) * WIDTH * HEIGHT)
+    np.testing.assert_array_equal(decode_rgb(data, "photo"), plain((expected, 0, 255)))
+
+
+@pytest.mark.parametrize("colour_type", [0, 2])
+def test_sixteen_bit_grey_and_colour_agree_on_every_level(colour_type):
+    """Within one level of v / 257 for all 65,536 values, and the same for both."""
+    levels = np.arange(65536, dtype=">u2").repeat(3 if colour_type == 2 else 1)
+    rgb = decode_rgb(png(256, 256, 16, colour_type, levels.tobytes()), "photo")
+    exact = np.arange(65536).reshape(256, 256, 1) / 257
+    assert np.abs(rgb - exact).max() <= 1
+    np.testing.assert_array_equal(rgb[..., 0].ravel(), np.arange(65536) // 256)
+
+
+@pytest.mark.parametrize(("alpha", "expected"), [(0, WHITE), (65535, (128, 128, 128))])
+def test_sixteen_bit_alpha_is_composited_over_white(alpha, expected):
+    data = png(WIDTH, HEIGHT, 16, 4, struct.pack(">HH", 32896, alpha) * WIDTH * HEIGHT)
+    np.testing.assert_array_equal(decode_rgb(data, "photo"), plain(expected))
+
+
+def test_transparent_sixteen_bit_grey_is_matched_at_sixteen_bits():
+    """The tRNS sample names one of 65,536 levels; its neighbour, equal in 8 bits, stays."""
+    row = struct.pack(">HH", 1000, 1001) * (WIDTH // 2)
+    rgb = decode_rgb(png(WIDTH, HEIGHT, 16, 0, row * HEIGHT, (b"tRNS", struct.pack(">H", 1000))), "photo")
+    np.testing.assert_array_equal(rgb[0, :2], [WHITE, (3, 3, 3)])
+
+
+@pytest.mark.parametrize("mode", ["I", "F"])
+def test_samples_without_an_agreed_range_are_refused(mode):
+    """A 32-bit TIFF says nothing about which value is white: better no sample than a black one."""
+    with pytest.raises(Refused, match="no agreed range") as refusal:
+        decode_rgb(encoded(Image.new(mode, (WIDTH, HEIGHT), 1), "TIFF"), "photo")
+    assert refusal.value.reason == "undecodable"
+
+
+@pytest.mark.parametrize("image_format", ["GIF", "WEBP", "PNG", "MPO", "TIFF"])
+def test_first_frame_of_several_is_taken(image_format):
+    frames = [Image.new("RGB", (WIDTH, HEIGHT), colour) for colour in (RED, BLUE)]
+    options = {"GIF": {}, "WEBP": {"lossless": True}, "MPO": {"quality": 100}}.get(image_format, {})
+    rgb = decode_rgb(encoded(frames[0], image_format, save_all=True, append_images=frames[1:], **options), "photo")
+    assert np.abs(rgb.astype(int) - RED).max() <= 3
+
+
+# ---- refusals
+
+
+def refusal_of(data: bytes) -> Refused:
+    with pytest.raises(Refused) as caught:
+        decode_rgb(data, "photo.jpg")
+    refusal = caught.value
+    assert refusal.where == "photo.jpg"
+    assert refusal.do
+    return refusal
+
+
+NOISE = Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(b"", id="empty"),
+        pytest.param(b"not an image at all", id="text"),
+        pytest.param(bytes(4096), id="zeros"),
+        pytest.param(b"<svg xmlns='http://www.w3.org/2000/svg'/>", id="svg"),
+        pytest.param(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 64 64\n", id="eps, which Pillow hands to another program"),
+        pytest.param(encoded(NOISE, "JPEG")[:-500], id="truncated jpeg"),
+        pytest.param(encoded(NOISE, "PNG")[:-500], id="truncated png"),
+        pytest.param(encoded(NOISE, "WEBP", lossless=True)[:-500], id="truncated webp"),
+        pytest.param(encoded(NOISE, "JPEG")[:20], id="header only"),
+    ],
+)
+def test_file_that_is_no_whole_image_is_refused_as_undecodable(data):
+    """Source: CONTRACTS section 0, reason codes."""
+    refusal = refusal_of(data)
+    assert refusal.reason == "undecodable"
+    assert "photo.jpg" in str(refusal)
+
+
+@given(st.binary(max_size=200), st.integers(0, 5), st.data())
+@settings(max_examples=100, deadline=None)
+def test_damaged_bytes_are_decoded_or_refused_and_nothing_else(garbage, which, data):
+    """One bad item never stops the others: whatever a file holds, the caller meets pixels or Refused."""
+    whole = encoded(NOISE, ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF"][which])
+    at = data.draw(st.integers(0, len(whole)))
+    try:
+        rgb = decode_rgb(whole[:at] + garbage + whole[at + len(garbage) :], "photo")
+    except Refused as refusal:
+        assert refusal.reason in {"undecodable", "too_small", "too_large"}
+    else:
+        assert rgb.dtype == np.uint8
+        assert rgb.shape[2:] == (3,)
+
+
+@pytest.mark.parametrize(("width", "height"), [(7, 100), (100, 7), (1, 1)])
+def test_side_under_eight_pixels_is_refused(width, height):
+    """A VAE latent of such an image has no cell. Source: CONTRACTS section 1, "VAE latent"."""
+    refusal = refusal_of(encoded(Image.new("RGB", (width, height))))
+    assert refusal.reason == "too_small"
+    assert f"{width}x{height}" in refusal.what
+
+
+def test_side_of_eight_pixels_is_enough():
+    assert decode_rgb(encoded(Image.new("RGB", (8, 9))), "photo").shape == (9, 8, 3)
+
+
+@pytest.mark.parametrize(("width", "height"), [(14_000, 13_000), (30_000, 20_000), (2**31 - 1, 2**31 - 1)])
+@pytest.mark.parametrize("as_error", [False, True])
+def test_decompression_bomb_is_refused_before_it_is_unpacked(width, height, as_error):
+    """A small file may ask for any amount of memory: just over our limit, over twice of it, and all that PNG can say."""
+    header = png(width, height, 8, 2, b"", *[])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error" if as_error else "ignore")
+        assert refusal_of(header).reason == "too_large"
+
+
+def test_image_at_the_limit_is_decoded(monkeypatch):
+    """The limit itself is allowed; one row more is not."""
+    monkeypatch.setattr(pixels, "MAX_PIXELS", 64 * 64)
+    assert decode_rgb(encoded(NOISE), "photo").shape == (64, 64, 3)
+    assert refusal_of(encoded(NOISE.resize((64, 65)))).reason == "too_large"
+
+
+@pytest.mark.parametrize("error", [MemoryError(), OSError("out of memory error when reading image file")])
+def test_lack_of_memory_is_no_refusal(monkeypatch, error):
+    """*Failed* is disk and memory, and is tried again. Source: CONTRACTS section 0, "Refused and failed"."""
+
+    def fail(*_args, **_options):
+        raise error
+
+    monkeypatch.setattr(Image, "open", fail)
+    with pytest.raises(MemoryError):
+        decode_rgb(b"any", "photo")
+
+
+def test_disk_error_is_no_refusal(tmp_path):
+    """What cannot be read at all goes its way as an OSError: it is retried by the next run."""
+    with pytest.raises(FileNotFoundError):
+        open_rgb(tmp_path / "missing.jpg")
+    with pytest.raises(IsADirectoryError):
+        open_rgb(tmp_path)
+
+
+def test_file_on_disk_decodes_like_its_bytes(tmp_path):
+    path = tmp_path / "photo.png"
+    path.write_bytes(encoded(Image.fromarray(corners())))
+    np.testing.assert_array_equal(open_rgb(path), corners())
+
+
+def test_real_photographs_decode_to_their_annotated_size(coco128):
+    """128 photographs, some of them grey; the annotations state width and height."""
+    sizes = {i["file_name"]: (i["height"], i["width"], 3) for i in json.loads((coco128 / "instances_train2017.json").read_bytes())["images"]}
+    photos = sorted((coco128 / "images").rglob("*.jpg"))
+    assert len(photos) == 128
+    for photo in photos:
+        rgb = open_rgb(photo)
+        assert rgb.shape == sizes.get(photo.name, rgb.shape), photo.name
+        assert rgb.std() > 1, photo.name
