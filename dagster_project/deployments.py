@@ -40,6 +40,9 @@ def test_resources(path: str) -> Resources:
     return local_resources(path)
 
 
+test_resources.__test__ = False  # pytest would take it for a test where it is imported
+
+
 def production_resources() -> Resources:
     if not os.environ.get(ROOT_VARIABLE):
         raise WrongUsage(

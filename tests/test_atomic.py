@@ -152,7 +152,9 @@ def test_owner_is_dead_only_where_this_host_knows_it_is_gone():
 
 def test_ended_process_has_no_birth_even_before_it_is_waited_for():
     """A killed child of a living parent stays in the process table; it writes nothing any more."""
-    child = subprocess.Popen([sys.executable, "-c", "print('up', flush=True); input()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    child = subprocess.Popen(
+        [sys.executable, "-c", "print('up', flush=True); input()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
     assert child.stdout
     child.stdout.readline()
     assert process_birth(child.pid) is not None

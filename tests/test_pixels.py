@@ -49,7 +49,13 @@ def png(width: int, height: int, bit_depth: int, colour_type: int, rows: bytes, 
     length = len(rows) // height
     filtered = b"".join(b"\0" + rows[i * length : (i + 1) * length] for i in range(height))
     middle = b"".join(chunk(kind, data) for kind, data in extra)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + middle + chunk(b"IDAT", zlib.compress(filtered)) + chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + middle
+        + chunk(b"IDAT", zlib.compress(filtered))
+        + chunk(b"IEND", b"")
+    )
 
 
 def exif(orientation: int) -> bytes:
@@ -106,10 +112,14 @@ def test_image_comes_out_upright_for_every_exif_orientation(image_format, orient
 
 @pytest.mark.parametrize("orientation", [0, 9, 65535])
 def test_orientation_that_exif_does_not_define_leaves_the_image_as_stored(orientation):
-    np.testing.assert_array_equal(decode_rgb(encoded(Image.fromarray(corners()), exif=exif(orientation)), "photo"), corners())
+    np.testing.assert_array_equal(
+        decode_rgb(encoded(Image.fromarray(corners()), exif=exif(orientation)), "photo"), corners()
+    )
 
 
-@pytest.mark.parametrize("broken", [b"Exif\0\0", b"Exif\0\0MM\0*\xff\xff\xff\xff", b"Exif\0\0II*\0\x08\0\0\0\xff\xff", b"garbage"])
+@pytest.mark.parametrize(
+    "broken", [b"Exif\0\0", b"Exif\0\0MM\0*\xff\xff\xff\xff", b"Exif\0\0II*\0\x08\0\0\0\xff\xff", b"garbage"]
+)
 def test_broken_exif_does_not_cost_the_image(broken):
     """The pixels are good, and viewers show them."""
     data = encoded(Image.fromarray(corners()), "JPEG", quality=100, subsampling=0, exif=broken)
@@ -163,7 +173,9 @@ def test_alpha_is_composited_over_white(alpha):
 
 
 def test_grey_with_alpha_is_composited_over_white():
-    np.testing.assert_array_equal(decode_rgb(encoded(Image.new("LA", (WIDTH, HEIGHT), (0, 128))), "photo"), plain((127, 127, 127)))
+    np.testing.assert_array_equal(
+        decode_rgb(encoded(Image.new("LA", (WIDTH, HEIGHT), (0, 128))), "photo"), plain((127, 127, 127))
+    )
 
 
 @pytest.mark.parametrize("mode", ["L", "RGB"])
@@ -177,7 +189,8 @@ def test_single_transparent_colour_becomes_white(mode):
 
 
 @pytest.mark.parametrize(
-    ("cmyk", "expected"), [((0, 0, 0, 0), WHITE), ((0, 0, 0, 255), (0, 0, 0)), ((0, 255, 255, 0), RED), ((255, 255, 0, 0), BLUE)]
+    ("cmyk", "expected"),
+    [((0, 0, 0, 0), WHITE), ((0, 0, 0, 255), (0, 0, 0)), ((0, 255, 255, 0), RED), ((255, 255, 0, 0), BLUE)],
 )
 @pytest.mark.parametrize("image_format", ["TIFF", "JPEG"])
 def test_inks_become_light(cmyk, expected, image_format):
@@ -263,7 +276,9 @@ NOISE = Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), d
         pytest.param(b"not an image at all", id="text"),
         pytest.param(bytes(4096), id="zeros"),
         pytest.param(b"<svg xmlns='http://www.w3.org/2000/svg'/>", id="svg"),
-        pytest.param(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 64 64\n", id="eps, which Pillow hands to another program"),
+        pytest.param(
+            b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 64 64\n", id="eps, which Pillow hands to another program"
+        ),
         pytest.param(encoded(NOISE, "JPEG")[:-500], id="truncated jpeg"),
         pytest.param(encoded(NOISE, "PNG")[:-500], id="truncated png"),
         pytest.param(encoded(NOISE, "WEBP", lossless=True)[:-500], id="truncated webp"),
@@ -349,7 +364,10 @@ def test_file_on_disk_decodes_like_its_bytes(tmp_path):
 
 def test_real_photographs_decode_to_their_annotated_size(coco128):
     """128 photographs, some of them grey; the annotations state width and height."""
-    sizes = {i["file_name"]: (i["height"], i["width"], 3) for i in json.loads((coco128 / "instances_train2017.json").read_bytes())["images"]}
+    sizes = {
+        i["file_name"]: (i["height"], i["width"], 3)
+        for i in json.loads((coco128 / "instances_train2017.json").read_bytes())["images"]
+    }
     photos = sorted((coco128 / "images").rglob("*.jpg"))
     assert len(photos) == 128
     for photo in photos:

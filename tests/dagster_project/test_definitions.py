@@ -1,0 +1,72 @@
+"""The code location loads, names what the card fixes, and is one graph from the source to the shards."""
+
+import os
+import subprocess
+import sys
+
+import dagster as dg
+import pytest
+
+from dagster_project.definitions import build_definitions
+from dagster_project.deployments import chosen_resources, local_resources
+from imagemill.errors import WrongUsage
+from tests.helpers.product import PROJECT
+
+ASSETS = {"approved_images", "dinov3_npy", "vae_latents", "t5_hidden", "stage2_jsonl", "bucket_shards"}
+
+
+@pytest.fixture(scope="module")
+def graph():
+    return build_definitions(local_resources("unused")).resolve_asset_graph()
+
+
+def test_assets_have_the_names_of_the_card(graph):
+    assert {key.to_user_string() for key in graph.get_all_asset_keys()} == ASSETS
+
+
+def test_graph_begins_at_the_source_and_ends_at_the_shards(graph):
+    def parents(name):
+        return {key.to_user_string() for key in graph.get(dg.AssetKey(name)).parent_keys}
+
+    embeddings = {"dinov3_npy", "vae_latents", "t5_hidden"}
+    assert parents("approved_images") == set()
+    assert all(parents(name) == {"approved_images"} for name in embeddings)
+    assert parents("stage2_jsonl") == embeddings
+    assert parents("bucket_shards") == {"stage2_jsonl"}
+
+
+def test_every_asset_that_is_made_has_a_check_a_description_and_an_owner(graph):
+    checked = {key.asset_key.to_user_string() for key in graph.asset_check_keys}
+    assert checked == ASSETS - {"approved_images"}
+    for name in ASSETS:
+        node = graph.get(dg.AssetKey(name))
+        assert node.description, name
+        assert node.owners, name
+
+
+def test_sensor_is_off_by_default():
+    (sensor,) = build_definitions(local_resources("unused")).sensors
+    assert sensor.default_status is dg.DefaultSensorStatus.STOPPED
+
+
+def test_workspace_is_valid_for_dagsters_own_command(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "dagster", "definitions", "validate", "-w", "workspace.yaml"],
+        cwd=PROJECT, env={**os.environ, "DAGSTER_HOME": str(tmp_path)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_production_wants_its_data_root_named(monkeypatch):
+    monkeypatch.setenv("IMAGEMILL_DEPLOYMENT", "production")
+    with pytest.raises(WrongUsage, match="IMAGEMILL_DATA_ROOT"):
+        chosen_resources()
+
+    monkeypatch.setenv("IMAGEMILL_DATA_ROOT", "somewhere")
+    assert "data_root" in chosen_resources()
+
+
+def test_unknown_deployment_is_refused(monkeypatch):
+    monkeypatch.setenv("IMAGEMILL_DEPLOYMENT", "nonsense")
+    with pytest.raises(WrongUsage, match="local, production"):
+        chosen_resources()

@@ -1,0 +1,60 @@
+"""`imagemill.yaml`: absent means preview models, wrong is named. Source: CONTRACTS section 6."""
+
+import pytest
+
+from imagemill.config import PREVIEW, read_config
+from imagemill.embedding_specs import DINOV3, VAE
+from imagemill.errors import MissingInput, WrongUsage
+
+
+def write(tmp_path, text):
+    path = tmp_path / "imagemill.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_absent_file_means_preview_models(tmp_path):
+    config = read_config(tmp_path / "absent.yaml")
+
+    assert config.encoder(VAE).model == PREVIEW
+    assert config.model_threads >= 1
+
+
+def test_named_file_that_is_absent_is_an_error(tmp_path):
+    with pytest.raises(MissingInput):
+        read_config(tmp_path / "absent.yaml", required=True)
+
+
+def test_settings_of_one_kind_leave_the_others_alone(tmp_path):
+    config = read_config(
+        write(tmp_path, "encoders: {dinov3_npy: {model: a/b, revision: v1, dtype: bfloat16, batch_size: 64}}")
+    )
+
+    settings = config.encoder(DINOV3)
+    assert (settings.model, settings.revision, settings.dtype, settings.batch_size) == ("a/b", "v1", "bfloat16", 64)
+    assert config.encoder(VAE).model == PREVIEW
+
+
+def test_default_hub_id_of_a_kind_brings_its_subfolder(tmp_path):
+    """FLUX.1-dev holds its VAE in a folder of its own."""
+    config = read_config(write(tmp_path, "encoders: {vae_latents: {model: black-forest-labs/FLUX.1-dev}}"))
+
+    assert config.encoder(VAE).subfolder == "vae"
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("encoders: {vae: {}}", "vae"),
+        ("encoders: {vae_latents: {dtpye: float32}}", "dtpye"),
+        ("encoders: {vae_latents: {device: tpu}}", "tpu"),
+        ("encoders: {vae_latents: {batch_size: 0}}", "batch_size"),
+        ("threads: -1", "threads"),
+        ("nonsense: 1", "nonsense"),
+        ("- a list", "object"),
+        ("{", "not valid"),
+    ],
+)
+def test_wrong_configuration_is_refused_and_named(tmp_path, text, named):
+    with pytest.raises(WrongUsage, match=named):
+        read_config(write(tmp_path, text))
