@@ -22,6 +22,8 @@ from dagster._serdes import ConfigurableClassData
 from sqlalchemy import func, select
 from sqlalchemy.engine import Connection
 
+from io_managers.events import interrupts_held
+
 try:
     from dagster._core.storage.event_log.schema import DynamicPartitionsTable, SqlEventLogStorageTable
     from dagster._core.storage.sqlite_storage import _event_logs_directory
@@ -54,7 +56,7 @@ class BatchSqliteEventLogStorage(SqliteEventLogStorage):
 
     @contextmanager
     def _connect(self, shard: str) -> Iterator[Connection]:
-        with super()._connect(shard) as connection:
+        with interrupts_held(), super()._connect(shard) as connection:
             yield connection
 
     def store_event_batch(self, events: Sequence[EventLogEntry]) -> None:

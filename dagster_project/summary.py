@@ -1,6 +1,8 @@
 """What a command says at its end: what was seen, made and left out, the checks, the rate, where to look."""
 
+import shlex
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,7 +32,7 @@ def summary_lines(work: Work) -> Iterator[str]:
     if not made and not counts.get("written", {}).get("written_buckets") and not work.error:
         yield "  nothing to do: every image is embedded, every record and shard is up to date"
     yield from _how_it_ended(work)
-    yield f"  look       imagemill ui --data-root {_shown(work.root.path)}"
+    yield f"  look       {_program()} ui --data-root {shlex.quote(str(_shown(work.root.path)))}"
 
 
 def _embedded(status: Status) -> int:
@@ -88,6 +90,12 @@ def exit_code(work: Work, *, fail_on_skip: bool = False) -> int:
     if work.error or failed or all_refused or not all(work.checks().values()) or (fail_on_skip and refused):
         return 1
     return 0
+
+
+def _program() -> str:
+    """How this command was called, so that the line can be pasted."""
+    called = Path(sys.argv[0])
+    return str(_shown(called.absolute())) if called.name == "imagemill" else "imagemill"
 
 
 def _plural(count: int, word: str) -> str:

@@ -15,6 +15,8 @@ from dagster._core.definitions.data_version import (
 from dagster._core.loader import LoadingContextForTest
 from hypothesis import given
 from hypothesis import strategies as st
+from sqlalchemy.engine import Engine
+from sqlalchemy.event import listen, remove
 
 sys.path.append(str(Path(__file__).parents[1] / "dagster_project"))  # toy_defs
 
@@ -233,41 +235,24 @@ def test_interrupt_between_flushes_still_tells_what_arrived(instance, monkeypatc
     assert keys_of(instance) == KEYS[:12]
 
 
-def test_log_line_interrupted_inside_its_insert_does_not_lock_the_history(instance, monkeypatch):
+def test_log_line_interrupted_inside_its_insert_is_stored_first(instance):
     """`context.log` in an asset writes the same database, outside any flush."""
-    rows, prepared = [], BatchSqliteEventLogStorage.prepare_insert_event
+    met = []
 
-    def prepare(self, event):
-        if event.user_message == "streaming":
-            rows.append(event)
-        return prepared(self, event)
+    def interrupt(connection, cursor, statement, parameters, context, many):
+        if statement.startswith("INSERT INTO event_logs") and "- streaming" in str(parameters):
+            met.append(statement)
+            signal.raise_signal(signal.SIGINT)
 
-    connect = BatchSqliteEventLogStorage.run_connection
+    listen(Engine, "after_cursor_execute", interrupt)
+    try:
+        outcome = run(instance, "dinov3_npy", partition_range=WHOLE, deferred=True)
+    finally:
+        remove(Engine, "after_cursor_execute", interrupt)
 
-    def connection(self, run_id=None):
-        opened = connect(self, run_id)
-        if len(rows) == 1:
-            rows.append(None)
-            enter = opened.__enter__
-
-            class Interrupted:
-                def __enter__(self):
-                    entered = enter()
-                    signal.raise_signal(signal.SIGINT)
-                    return entered
-
-                def __exit__(self, *error):
-                    return opened.__exit__(*error)
-
-            return Interrupted()
-        return opened
-
-    monkeypatch.setattr(BatchSqliteEventLogStorage, "prepare_insert_event", prepare)
-    monkeypatch.setattr(BatchSqliteEventLogStorage, "run_connection", connection)
-    outcome = run(instance, "dinov3_npy", partition_range=WHOLE, deferred=True)
-
-    assert rows[1:] == [None]
+    assert len(met) == 1
     assert outcome.signal == signal.SIGINT
+    assert outcome.run.status is dg.DagsterRunStatus.FAILURE
     assert "streaming" in [entry.user_message for entry in instance.all_logs(outcome.run_id)]
     assert keys_of(instance) == []
 
