@@ -40,7 +40,8 @@ def test_resources(path: str) -> Resources:
     return local_resources(path)
 
 
-test_resources.__test__ = False  # pytest would take it for a test where it is imported
+# pytest would take it for a test where it is imported.
+test_resources.__test__ = False  # pyright: ignore[reportFunctionMemberAccess]
 
 
 def production_resources() -> Resources:

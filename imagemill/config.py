@@ -20,6 +20,7 @@ from imagemill.embedding_specs import EmbeddingSpec, embedding_specs
 from imagemill.errors import MissingInput, WrongUsage
 
 PREVIEW = "preview"
+CONFIG_VARIABLE = "IMAGEMILL_CONFIG"
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 

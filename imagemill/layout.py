@@ -17,6 +17,8 @@ from pathlib import Path
 
 ROOT_VARIABLE = "IMAGEMILL_DATA_ROOT"
 DEFAULT_ROOT = "data"
+# Under this name the ledger remembers a shards folder outside the root.
+SHARDS_PLACE = "shards"
 
 
 @dataclass(frozen=True, slots=True)

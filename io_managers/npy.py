@@ -17,11 +17,11 @@ from imagemill.formats.npy import NpyStore
 from imagemill.ledger import FileRow, Ledger, Problem
 from imagemill.pipeline.embed import EmbeddingStream, count_rows, publish
 from imagemill.pipeline.plan import EmbeddingPlan
+from imagemill.pipeline.scan import SOURCE_ASSET
 from imagemill.progress import Progress
 from io_managers.events import StreamedEvents, deferred, images_failed, launched_in_ui
 from resources.data_root import DataRootResource
 
-SOURCE_ASSET = "approved_images"
 SHOWN = 5
 
 

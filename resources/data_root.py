@@ -10,12 +10,9 @@ from pathlib import Path
 import dagster as dg
 from pydantic import Field
 
-from imagemill.config import Config, read_config
-from imagemill.layout import DataRoot
+from imagemill.config import CONFIG_VARIABLE, Config, read_config
+from imagemill.layout import SHARDS_PLACE, DataRoot
 from imagemill.ledger import Ledger
-
-CONFIG_VARIABLE = "IMAGEMILL_CONFIG"
-SHARDS_PLACE = "shards"
 
 
 class DataRootResource(dg.ConfigurableResource):

@@ -6,9 +6,8 @@ from typing import Any
 
 import click
 
+from imagemill.config import CONFIG_VARIABLE
 from imagemill.layout import ROOT_VARIABLE, DataRoot
-
-CONFIG_VARIABLE = "IMAGEMILL_CONFIG"
 
 
 def root_options(command: Callable[..., Any]) -> Callable[..., Any]:

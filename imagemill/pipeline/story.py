@@ -16,14 +16,12 @@ from imagemill.errors import MissingInput
 from imagemill.files import StatTriple
 from imagemill.formats.jsonl import read_jsonl
 from imagemill.formats.npy import NpyStore
-from imagemill.layout import DataRoot
+from imagemill.layout import SHARDS_PLACE, DataRoot
 from imagemill.ledger import Ledger, Problem
 from imagemill.pipeline.merge import record_id
 from imagemill.pipeline.plan import EmbeddingPlan, plan_for
 from imagemill.pipeline.scan import Scan, scan_approved
 from imagemill.pipeline.shards import INDEX, bucket_folder, read_manifest
-
-SHARDS_PLACE = "shards"
 
 
 @dataclass(slots=True)

@@ -92,13 +92,18 @@ def dinov3_npy(context: dg.AssetExecutionContext) -> Rows:
     deps=[approved_images],
     backfill_policy=dg.BackfillPolicy.multi_run(8192),
     io_manager_key="nothing_io",
+    code_version="1",
 )
 def plain(context: dg.AssetExecutionContext) -> int:
     """Left to Dagster's own events."""
     return len(context.partition_keys)
 
 
-@dg.asset(deps=[dg.AssetDep(dinov3_npy, partition_mapping=dg.AllPartitionMapping())], io_manager_key="nothing_io")
+@dg.asset(
+    deps=[dg.AssetDep(dinov3_npy, partition_mapping=dg.AllPartitionMapping())],
+    io_manager_key="nothing_io",
+    code_version="1",
+)
 def totals(breakable: Breakable) -> int:
     return 1
 
@@ -112,7 +117,7 @@ def shards(context: dg.AssetExecutionContext) -> int:
     return 3
 
 
-@dg.asset
+@dg.asset(code_version="1")
 def watched(context: dg.AssetExecutionContext) -> None:
     context.log_event(dg.AssetObservation("watched", metadata={"n": 1}, tags={"dagster/data_version": "seen"}))
 

@@ -240,7 +240,7 @@ def test_log_line_interrupted_inside_its_insert_is_stored_first(instance):
     met = []
 
     def interrupt(connection, cursor, statement, parameters, context, many):
-        if statement.startswith("INSERT INTO event_logs") and "- streaming" in str(parameters):
+        if statement.startswith("INSERT INTO event_logs") and '"streaming"' in str(parameters):
             met.append(statement)
             signal.raise_signal(signal.SIGINT)
 

@@ -1,0 +1,243 @@
+"""JSON lines: the standard library's parser, made strict, is the witness."""
+
+import json
+import math
+import os
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from imagemill.formats.jsonl import (
+    Line,
+    encode_line,
+    encode_sorted,
+    parse_object,
+    read_jsonl,
+    write_jsonl,
+    write_lines,
+)
+
+# What JSON can say and comes back as it went: no NaN, no lone surrogates.
+texts = st.text(st.characters(exclude_categories=["Cs"]))
+scalars = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False) | texts
+values = st.recursive(scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3), max_leaves=8)
+objects = st.dictionaries(texts, values, max_size=5)
+
+
+def read(folder, data: bytes) -> list[Line]:
+    path = folder / "lines.jsonl"
+    path.write_bytes(data)
+    return list(read_jsonl(path))
+
+
+# ---- reading
+
+
+@pytest.mark.parametrize(
+    ("raw", "problem"),
+    [
+        (b"", "blank"),
+        (b" \t ", "blank"),
+        (b"null", "null"),
+        (b"[]", "a list"),
+        (b'["a"]', "a list"),
+        (b"7", "a number"),
+        (b"-1.5e3", "a number"),
+        (b"true", "true or false"),
+        (b'"text"', "a string"),
+        (b'{"a": 1', "malformed"),
+        (b"{'a': 1}", "malformed"),
+        (b'{"a": 1} {"b": 2}', "malformed"),
+        (b'{"a": 01}', "malformed"),
+        (b'{"a": NaN}', "malformed"),
+        (b'{"a": Infinity}', "malformed"),
+        (b'{"a": -Infinity}', "malformed"),
+        (b'{"a": 1e999}', "malformed"),
+        (b'{"a": "\\ud800"}', "malformed"),
+        (b'{"a": "\\udc00 alone"}', "malformed"),
+        (b'{"\\ud800": 1}', "malformed"),
+        (b'{"a": "\xff"}', "malformed: invalid UTF-8"),
+        (b'{"a": "\xed\xa0\x80"}', "malformed: invalid UTF-8"),
+        (b"\xef\xbb\xbf{}", "malformed: a byte order mark before the object"),
+        (b'{"a": ' * 100_000, "malformed: nested too deeply"),
+        (b"\x00\x01\x02", "malformed"),
+    ],
+    ids=repr,
+)
+def test_line_that_holds_no_object_is_reported_with_its_number(tmp_path, raw, problem):
+    """It never crashes the reader, and its neighbours are read. Source: CONTRACTS section 0, "JSONL input of any kind"."""
+    before, line, after = read(tmp_path, b'{"n": 1}\n' + raw + b'\n{"n": 3}\n')
+    assert (before.value, after.value) == ({"n": 1}, {"n": 3})
+    assert (line.number, line.raw, line.value, line.torn) == (2, raw, None, False)
+    assert line.problem
+    assert line.problem.startswith(problem)
+    assert parse_object(raw) is None
+
+
+def test_object_comes_with_its_raw_bytes(tmp_path):
+    raw = b'{ "image_id" : "\xc3\xa4",\t"x": [1, 2.0, null, "\\u00e4\\ud83d\\ude00"] }'
+    value = {"image_id": "ä", "x": [1, 2.0, None, "ä😀"]}
+    assert read(tmp_path, raw + b"\n") == [Line(1, raw, value, None)]
+    assert parse_object(raw) == value
+
+
+@pytest.mark.parametrize("ending", [b"\n", b"\r\n"])
+def test_line_ending_of_either_kind_is_no_part_of_the_line(tmp_path, ending):
+    lines = read(tmp_path, b'{"a": 1}' + ending + b'{"a": 2}' + ending)
+    assert [(line.raw, line.value) for line in lines] == [(b'{"a": 1}', {"a": 1}), (b'{"a": 2}', {"a": 2})]
+
+
+def test_last_line_without_a_newline_is_read(tmp_path):
+    """Many programs write none."""
+    assert read(tmp_path, b'{"a": 1}\n{"a": 2}')[-1] == Line(2, b'{"a": 2}', {"a": 2}, None, torn=False)
+
+
+def test_last_line_cut_off_is_torn(tmp_path):
+    """A kill in the middle of an append. Source: CONTRACTS section 1, "merge": a torn tail loses only its last line."""
+    good, torn = read(tmp_path, b'{"a": 1}\n{"a": ')
+    assert not good.torn
+    assert torn.torn
+    assert torn.problem
+
+
+def test_empty_file_has_no_lines(tmp_path):
+    assert read(tmp_path, b"") == []
+
+
+@given(st.binary(max_size=300))
+@example(b"\r\n\r\n{}\r")
+@settings(deadline=None)
+def test_any_bytes_are_read_line_by_line(tmp_path_factory, data):
+    """Each line is an object or has a problem, numbers run from 1, and no byte is lost but line endings."""
+    lines = read(tmp_path_factory.mktemp("jsonl"), data)
+    assert [line.number for line in lines] == list(range(1, len(lines) + 1))
+    assert all((line.value is None) != (line.problem is None) for line in lines)
+    wholes = data.split(b"\n")
+    assert [line.raw for line in lines] == [w.removesuffix(b"\r") for w in (wholes if wholes[-1] else wholes[:-1])]
+
+
+def strict(text: str):
+    """The standard library's value, without what it accepts beyond JSON."""
+
+    def refuse(constant):
+        raise ValueError(constant)
+
+    value = json.loads(text, parse_constant=refuse)
+    json.dumps(value, ensure_ascii=False).encode("utf-8")  # a lone surrogate has no UTF-8
+    return value
+
+
+json_like = st.one_of(
+    st.text('{}[]:,"\\ue0123456789.-+ntrfalsd \t', max_size=30).map(lambda text: f'{{"a": {text}}}'),
+    objects.map(json.dumps),
+    st.lists(st.sampled_from(["\\ud83d", "\\ude00", "\\u0041", "x", "\\n", "\\"]), max_size=6).map(lambda parts: f'{{"a": "{"".join(parts)}"}}'),
+)
+
+
+@given(json_like)
+@settings(max_examples=200, deadline=None)
+def test_accepted_objects_are_those_of_the_standard_library(text):
+    """An accepted line means the same to every reader; a refused one is none to a strict reader, or out of range."""
+    value = parse_object(text.encode("utf-8"))
+    try:
+        expected = strict(text)
+    except (ValueError, RecursionError):
+        assert value is None
+        return
+    assert value == expected or (value is None and has_infinity(expected))
+
+
+def has_infinity(value) -> bool:
+    if isinstance(value, dict):
+        return any(map(has_infinity, value.values()))
+    if isinstance(value, list):
+        return any(map(has_infinity, value))
+    return isinstance(value, float) and math.isinf(value)
+
+
+# ---- writing
+
+
+def test_line_is_utf8_in_the_given_order_with_one_newline():
+    assert encode_line({"b": 1, "a": "ä\n😀", "c": [1.5, None]}) == '{"b":1,"a":"ä\\n😀","c":[1.5,null]}\n'.encode()
+
+
+def test_sorted_line_has_its_keys_in_order_at_every_level():
+    """The json member of a sample. Source: CONTRACTS section 2, "keys sorted, UTF-8, one newline"."""
+    assert encode_sorted({"b": {"z": 1, "y": 2}, "ä": 0, "a": [{"d": 1, "c": 2}]}) == '{"a":[{"c":2,"d":1}],"b":{"y":2,"z":1},"ä":0}\n'.encode()
+
+
+@given(objects)
+@settings(deadline=None)
+def test_object_comes_back_as_it_was_written(obj):
+    assert parse_object(encode_line(obj)) == parse_object(encode_sorted(obj)) == obj == json.loads(encode_line(obj))
+    assert encode_line(obj).count(b"\n") == 1
+
+
+@given(objects)
+@settings(deadline=None)
+def test_equal_objects_give_equal_sorted_bytes(obj):
+    shuffled = dict(reversed(obj.items()))
+    assert encode_sorted(shuffled) == encode_sorted(obj)
+
+
+@given(st.lists(objects, max_size=5))
+@settings(max_examples=20, deadline=None)
+def test_rows_come_back_as_written(tmp_path_factory, rows):
+    path = tmp_path_factory.mktemp("jsonl") / "folder" / "rows.jsonl"
+    assert write_jsonl(path, iter(rows)) == len(rows)
+    assert [line.value for line in read_jsonl(path)] == rows
+
+
+def test_old_file_stands_when_a_row_fails(tmp_path):
+    """Source: seed 000, "the main JSONL file is not modified until final merge"."""
+    path = tmp_path / "rows.jsonl"
+    write_jsonl(path, [{"a": 1}])
+    with pytest.raises(TypeError):
+        write_jsonl(path, [{"a": 2}, object()])
+    assert path.read_bytes() == b'{"a":1}\n'
+    assert os.listdir(tmp_path) == ["rows.jsonl"]
+
+
+LINES = [b'{"a":1}\n', b'{"a":2}\n']
+
+
+@pytest.mark.parametrize("old", [None, b"", b'{"a":1}\n', b'{"a":1}\n{"a":2}\n{"a":3}\n', b'{"a":1}\n{"a":7}\n'])
+def test_lines_replace_a_file_that_holds_others(tmp_path, old):
+    path, temporary = tmp_path / "new" / "main.jsonl", tmp_path / "new" / "main.jsonl.tmp"
+    if old is not None:
+        path.parent.mkdir()
+        path.write_bytes(old)
+    assert write_lines(path, LINES, temporary=temporary) is True
+    assert path.read_bytes() == b"".join(LINES)
+    assert os.listdir(path.parent) == ["main.jsonl"]
+
+
+def test_file_that_holds_these_lines_keeps_bytes_and_mtime(tmp_path):
+    """A second run changes nothing; what an interrupted one left under the temporary name goes. Source: CONTRACTS section 0."""
+    path, temporary = tmp_path / "main.jsonl", tmp_path / "main.jsonl.tmp"
+    write_lines(path, LINES)
+    before = path.stat()
+    temporary.write_bytes(LINES[0][:3])
+    assert write_lines(path, LINES, temporary=temporary) is False
+    assert path.stat() == before
+    assert os.listdir(tmp_path) == ["main.jsonl"]
+
+
+def test_lines_are_written_to_the_temporary_name_first(tmp_path, monkeypatch):
+    """Source: seed 000, "new records are appended to a .tmp file", deleted after the merge."""
+    path, temporary = tmp_path / "main.jsonl", tmp_path / "main.jsonl.tmp"
+    path.write_bytes(b"old\n")
+    seen = {}
+
+    def look(handle):
+        seen.update(main=path.read_bytes(), temporary=temporary.read_bytes())
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", look)
+    with pytest.raises(OSError, match="No space"):
+        write_lines(path, LINES, temporary=temporary)
+    assert seen == {"main": b"old\n", "temporary": b"".join(LINES)}
+    assert path.read_bytes() == b"old\n"
+    assert os.listdir(tmp_path) == ["main.jsonl"]
