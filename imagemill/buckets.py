@@ -3,6 +3,8 @@
 Source: seed 000 "Aspect ratio bucketing", seed 002 decision 2; CONTRACTS section 1, row "bucket".
 """
 
+from fractions import Fraction
+
 # The seed's order: it breaks ties.
 BUCKETS = ("1024x1024", "832x1216", "1216x832", "768x1280", "1280x768", "704x1344", "1344x704")
 
@@ -16,13 +18,10 @@ def bucket_size(bucket: str) -> tuple[int, int]:
     return int(width), int(height)
 
 
-_RATIOS = tuple(w / h for w, h in map(bucket_size, BUCKETS))
-
-
 def assign_bucket(width: int, height: int) -> str:
     """The bucket whose width/height is nearest to this image's; the first in the seed's order on a tie."""
-    ratio = width / height
-    distances = [abs(ratio - r) for r in _RATIOS]
+    # Exact: rounded quotients break ties by their last bit. The image's own height divides every distance alike.
+    distances = [Fraction(abs(width * h - height * w), h) for w, h in map(bucket_size, BUCKETS)]
     return BUCKETS[distances.index(min(distances))]
 
 

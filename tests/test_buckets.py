@@ -57,14 +57,12 @@ def test_bucket_is_the_nearest_in_exact_arithmetic(width, height):
         assert assign_bucket(width, height) == nearest_exactly(width, height)
 
 
-ROUNDED = pytest.mark.xfail(strict=True, reason="assign_bucket compares rounded quotients: the other wins by 3e-17")
-
 # The ratio halfway between two neighbouring buckets, as whole numbers.
 TIES = [
     pytest.param(59, 105, "768x1280", id="between 704x1344 and 768x1280"),
     pytest.param(61, 95, "832x1216", id="between 768x1280 and 832x1216"),
-    pytest.param(16, 19, "1024x1024", id="between 832x1216 and 1024x1024", marks=ROUNDED),
-    pytest.param(16, 13, "1024x1024", id="between 1024x1024 and 1216x832", marks=ROUNDED),
+    pytest.param(16, 19, "1024x1024", id="between 832x1216 and 1024x1024"),
+    pytest.param(16, 13, "1024x1024", id="between 1024x1024 and 1216x832"),
     pytest.param(61, 39, "1216x832", id="between 1216x832 and 1280x768"),
     pytest.param(59, 33, "1280x768", id="between 1280x768 and 1344x704"),
 ]

@@ -117,6 +117,7 @@ def test_orientation_that_exif_does_not_define_leaves_the_image_as_stored(orient
     )
 
 
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     "broken", [b"Exif\0\0", b"Exif\0\0MM\0*\xff\xff\xff\xff", b"Exif\0\0II*\0\x08\0\0\0\xff\xff", b"garbage"]
 )
@@ -292,6 +293,7 @@ def test_file_that_is_no_whole_image_is_refused_as_undecodable(data):
     assert "photo.jpg" in str(refusal)
 
 
+@pytest.mark.filterwarnings("ignore")
 @given(st.binary(max_size=200), st.integers(0, 5), st.data())
 @settings(max_examples=100, deadline=None)
 def test_damaged_bytes_are_decoded_or_refused_and_nothing_else(garbage, which, data):

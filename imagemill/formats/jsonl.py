@@ -79,7 +79,9 @@ def _problem(raw: bytes, error: Exception) -> str:
         return "malformed: invalid UTF-8"
     if isinstance(error, RecursionError):
         return "malformed: nested too deeply"
-    return f"malformed: {error}"
+    if "truncated" in str(error) and b"\\ud" in raw.lower():
+        return "malformed: cut off, or an unpaired surrogate"  # to the parser both lack what should follow
+    return f"malformed: {str(error).removeprefix('JSON is malformed: ')}"
 
 
 def encode_line(obj: Any) -> bytes:

@@ -109,7 +109,11 @@ def totals(breakable: Breakable) -> int:
 
 
 @dg.asset(
-    deps=[totals], partitions_def=buckets, backfill_policy=dg.BackfillPolicy.single_run(), io_manager_key="nothing_io"
+    deps=[totals],
+    partitions_def=buckets,
+    backfill_policy=dg.BackfillPolicy.single_run(),
+    io_manager_key="nothing_io",
+    code_version="1",
 )
 def shards(context: dg.AssetExecutionContext) -> int:
     for key in context.partition_keys:

@@ -20,8 +20,16 @@ from imagemill.formats.jsonl import (
 
 # What JSON can say and comes back as it went: no NaN, no lone surrogates.
 texts = st.text(st.characters(exclude_categories=["Cs"]))
-scalars = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False) | texts
-values = st.recursive(scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3), max_leaves=8)
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | texts
+)
+values = st.recursive(
+    scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3), max_leaves=8
+)
 objects = st.dictionaries(texts, values, max_size=5)
 
 
@@ -54,9 +62,9 @@ def read(folder, data: bytes) -> list[Line]:
         (b'{"a": Infinity}', "malformed"),
         (b'{"a": -Infinity}', "malformed"),
         (b'{"a": 1e999}', "malformed"),
-        (b'{"a": "\\ud800"}', "malformed"),
-        (b'{"a": "\\udc00 alone"}', "malformed"),
-        (b'{"\\ud800": 1}', "malformed"),
+        (b'{"a": "\\ud800"}', "malformed: cut off, or an unpaired surrogate"),
+        (b'{"a": "\\udc00 alone"}', "malformed: invalid utf-16 surrogate pair (byte 13)"),
+        (b'{"\\ud800": 1}', "malformed: cut off, or an unpaired surrogate"),
         (b'{"a": "\xff"}', "malformed: invalid UTF-8"),
         (b'{"a": "\xed\xa0\x80"}', "malformed: invalid UTF-8"),
         (b"\xef\xbb\xbf{}", "malformed: a byte order mark before the object"),
@@ -131,7 +139,9 @@ def strict(text: str):
 json_like = st.one_of(
     st.text('{}[]:,"\\ue0123456789.-+ntrfalsd \t', max_size=30).map(lambda text: f'{{"a": {text}}}'),
     objects.map(json.dumps),
-    st.lists(st.sampled_from(["\\ud83d", "\\ude00", "\\u0041", "x", "\\n", "\\"]), max_size=6).map(lambda parts: f'{{"a": "{"".join(parts)}"}}'),
+    st.lists(st.sampled_from(["\\ud83d", "\\ude00", "\\u0041", "x", "\\n", "\\"]), max_size=6).map(
+        lambda parts: f'{{"a": "{"".join(parts)}"}}'
+    ),
 )
 
 
@@ -165,7 +175,10 @@ def test_line_is_utf8_in_the_given_order_with_one_newline():
 
 def test_sorted_line_has_its_keys_in_order_at_every_level():
     """The json member of a sample. Source: CONTRACTS section 2, "keys sorted, UTF-8, one newline"."""
-    assert encode_sorted({"b": {"z": 1, "y": 2}, "ä": 0, "a": [{"d": 1, "c": 2}]}) == '{"a":[{"c":2,"d":1}],"b":{"y":2,"z":1},"ä":0}\n'.encode()
+    assert (
+        encode_sorted({"b": {"z": 1, "y": 2}, "ä": 0, "a": [{"d": 1, "c": 2}]})
+        == '{"a":[{"c":2,"d":1}],"b":{"y":2,"z":1},"ä":0}\n'.encode()
+    )
 
 
 @given(objects)

@@ -16,10 +16,18 @@ def test_document_is_sorted_and_indented_with_one_newline(tmp_path):
     """For people, and for a diff between two runs."""
     path = tmp_path / "folder" / "manifest.json"
     write_json(path, {"b": [1, 2], "a": {"z": None, "y": "ä"}})
-    assert path.read_text("utf-8") == '{\n  "a": {\n    "y": "ä",\n    "z": null\n  },\n  "b": [\n    1,\n    2\n  ]\n}\n'
+    assert (
+        path.read_text("utf-8") == '{\n  "a": {\n    "y": "ä",\n    "z": null\n  },\n  "b": [\n    1,\n    2\n  ]\n}\n'
+    )
 
 
-@given(st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), st.integers(0, 9) | st.lists(st.booleans(), max_size=2), max_size=5))
+@given(
+    st.dictionaries(
+        st.text(st.characters(exclude_categories=["Cs"])),
+        st.integers(0, 9) | st.lists(st.booleans(), max_size=2),
+        max_size=5,
+    )
+)
 @settings(max_examples=25, deadline=None)
 def test_document_comes_back_whatever_order_it_was_given_in(tmp_path_factory, document):
     folder = tmp_path_factory.mktemp("manifest")
@@ -39,7 +47,11 @@ def test_old_document_stands_when_the_new_one_cannot_be_written(tmp_path):
     assert os.listdir(tmp_path) == ["manifest.json"]
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b"{'a': 1}", b'{"a": NaN}', b"\xff", b'{"a": "\xff"}', b"[" * 100_000], ids=lambda data: repr(data[:8]))
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"{", b"{'a': 1}", b'{"a": NaN}', b"\xff", b'{"a": "\xff"}', b"[" * 100_000],
+    ids=lambda data: repr(data[:8]),
+)
 def test_document_that_is_no_json_says_where_and_what_to_do(tmp_path, data):
     path = tmp_path / "manifest.json"
     path.write_bytes(data)

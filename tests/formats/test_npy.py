@@ -86,7 +86,9 @@ def test_objects_are_never_written(tmp_path):
 @settings(max_examples=60, deadline=None)
 def test_array_of_any_layout_comes_back_equal(tmp_path_factory, array, layout):
     """Written in C order whatever its layout in memory; NumPy and we read the same."""
-    given_array = array[::-1] if layout == "reversed" and array.ndim else np.asarray(array, order="F" if layout == "F" else "C")
+    given_array = (
+        array[::-1] if layout == "reversed" and array.ndim else np.asarray(array, order="F" if layout == "F" else "C")
+    )
     path = tmp_path_factory.mktemp("npy") / "folder" / "abc.npy"
     write_npy(path, given_array)
     assert path.read_bytes() == saved(np.array(given_array, order="C"))
@@ -294,7 +296,9 @@ def test_any_bytes_are_an_array_or_refused(data):
     """Whatever a file holds, the caller meets an array or InvalidNpy."""
     whole = saved(GOOD)
     at = data.draw(st.integers(0, len(whole)))
-    patch = data.draw(st.one_of(st.binary(max_size=20), st.text("(){}[],'\":LxfO0123456789 \n", max_size=20).map(str.encode)))
+    patch = data.draw(
+        st.one_of(st.binary(max_size=20), st.text("(){}[],'\":LxfO0123456789 \n", max_size=20).map(str.encode))
+    )
     candidate = data.draw(st.sampled_from([whole[:at] + patch + whole[at + len(patch) :], patch, whole[:at] + patch]))
     try:
         array = parse_npy(candidate)
@@ -327,7 +331,9 @@ def test_store_of_a_missing_folder_is_empty(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("spec", "shape"), [(DINOV3, (1024,)), (VAE, (16, 96, 128)), (T5, (77, 1024))], ids=lambda value: getattr(value, "kind", "")
+    ("spec", "shape"),
+    [(DINOV3, (1024,)), (VAE, (16, 96, 128)), (T5, (77, 1024))],
+    ids=lambda value: getattr(value, "kind", ""),
 )
 def test_store_checks_a_file_by_the_shape_of_its_image(tmp_path, spec, shape):
     """An image 1024 wide and 768 high. Source: seed 000, storage requirements."""

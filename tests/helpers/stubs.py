@@ -1,6 +1,6 @@
 """Encoders without a model: real shapes, real dtypes, values that depend on the input, no cost.
 
-Importing this module gives every embedding kind the stub; `python tests/helpers/stubs.py ARGS…` is `imagemill ARGS…` with it.
+`python tests/helpers/stubs.py ARGS…` is `imagemill ARGS…` with the stub for every embedding kind; importing changes nothing.
 `IMAGEMILL_STUB_SLEEP` makes each call take that many seconds, so that a run can be killed in the middle.
 """
 
@@ -63,9 +63,8 @@ class StubTokenizer:
         return [([1] * n + [0] * (77 - n), n == 77) for n in counts]
 
 
-EmbeddingSpec.encoder_class = lambda self: StubEncoder
-
 if __name__ == "__main__":
     from dagster_project.cli.main import main
 
+    EmbeddingSpec.encoder_class = lambda self: StubEncoder
     main()

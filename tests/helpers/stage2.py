@@ -1,0 +1,123 @@
+"""Data roots filled in the test's own process: small pictures, then embeddings and records by the real pipeline with stub
+encoders; or the bare files that another program would have written."""
+
+import dataclasses
+import itertools
+import json
+from contextlib import closing
+
+import numpy as np
+from PIL import Image
+
+from imagemill.config import EncoderSettings
+from imagemill.embedding_specs import EmbeddingSpec, embedding_specs
+from imagemill.formats.jsonl import read_jsonl, write_lines
+from imagemill.formats.npy import NpyStore
+from imagemill.ledger import Ledger
+from imagemill.pipeline.embed import EmbedWorker, run_pass
+from imagemill.pipeline.merge import plan_merge
+from imagemill.pipeline.plan import plan_for
+from imagemill.pipeline.readiness import find_ready
+from imagemill.pipeline.scan import survey
+from imagemill.records import build_record
+from tests.helpers.stubs import StubEncoder, StubTokenizer
+
+_serial = itertools.count(1)
+
+
+def picture(path, *, size=(32, 24), seed=None):
+    """A small noisy picture, unlike every other one unless a seed is given; size is (width, height)."""
+    noise = np.random.default_rng(next(_serial) if seed is None else seed)
+    Image.fromarray(noise.integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)).save(path)
+
+
+def photos(root, *ids, size=(32, 24), captions=True):
+    """Pictures in `approved/`, with captions beside them."""
+    for image_id in ids:
+        picture(root.approved / f"{image_id}.png", size=size)
+        if captions:
+            (root.approved / f"{image_id}.txt").write_text(f"noise called {image_id}")
+
+
+def with_encoder(spec, encoder):
+    """The same kind, made by another encoder class."""
+
+    class Spec(EmbeddingSpec):
+        def encoder_class(self):
+            return encoder
+
+    return Spec(**{field.name: getattr(spec, field.name) for field in dataclasses.fields(spec)})
+
+
+def worker_of(root, spec, *, decode_threads=2, write_threads=2, **settings):
+    """A worker of a spec that has its encoder already (`with_encoder`)."""
+    return EmbedWorker(
+        spec=spec, approved=root.approved, store=NpyStore(root.derived / spec.folder, spec), provenance=root.provenance,
+        preview_root=root.preview_models, settings=EncoderSettings(**settings), threads=1, decode_threads=decode_threads,
+        write_threads=write_threads,
+    )  # fmt: skip
+
+
+def plan_of(root, spec, ledger):
+    """What one pass would do now with every image there is."""
+    scan = survey(root.approved, ledger)
+    return plan_for(spec, list(scan.sources), scan, ledger, NpyStore(root.derived / spec.folder, spec).listing())
+
+
+def embed(root, *specs, encoder=StubEncoder, **options):
+    """Passes without Dagster; returns the counters of each kind."""
+    counts = {}
+    with Ledger(root.ledger) as ledger:
+        for spec in specs or embedding_specs():
+            stubbed = with_encoder(spec, encoder)
+            counts[spec.kind] = run_pass(worker_of(root, stubbed, **options), plan_of(root, spec, ledger).jobs, ledger)
+    return counts
+
+
+def write_records(root):
+    """The JSONL, merged and written."""
+    with Ledger(root.ledger) as ledger:
+        survey(root.approved, ledger)
+        lines = read_jsonl(root.stage2_jsonl) if root.stage2_jsonl.is_file() else []
+        merge = plan_merge(lines, ledger.sources(), ledger.captions(), root)
+    write_lines(root.stage2_jsonl, merge.ordered())
+    return merge
+
+
+def stage2(root, *ids, size=(32, 24)):
+    """Photos, embedded and recorded."""
+    photos(root, *ids, size=size)
+    embed(root)
+    write_records(root)
+
+
+def ready(root, buckets):
+    """Readiness by this root's ledger, adopted files recorded as the asset does."""
+    with closing(Ledger(root.ledger)) as ledger:
+        found = find_ready(root.stage2_jsonl, root.derived, ledger, buckets=buckets)
+        ledger.record_files(found.adopted)
+    return found
+
+
+def record_of(image_id, *, size=(32, 24), caption="noise", **changes):
+    """A valid record as another program would write it."""
+    record = build_record(
+        image_id=image_id, image_path=f"data/approved/{image_id}.png", caption=caption,
+        mask=StubTokenizer().masks([caption])[0][0], height=size[1], width=size[0],
+    )  # fmt: skip
+    return {**record, **changes}
+
+
+def foreign(root, *records):
+    """A Stage 2 layout that imagemill has never seen: records and npy files by numpy's own writer, no ledger."""
+    for record in records:
+        for spec in embedding_specs():
+            path = root.derived / spec.folder / f"{record['image_id']}.npy"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            np.save(path, np.full(spec.shape(record["height"], record["width"]), next(_serial) % 1000, spec.dtype))
+    write_text(root.stage2_jsonl, *(json.dumps(record) for record in records))
+
+
+def write_text(path, *lines):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"".join((line if isinstance(line, bytes) else line.encode()) + b"\n" for line in lines))
