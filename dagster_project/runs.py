@@ -35,8 +35,7 @@ from dagster._core.utils import make_new_run_id
 from dagster._utils.interrupts import capture_interrupts
 from dagster_shared.error import SerializableErrorInfo
 
-from imagemill.atomic import is_dead_owner
-from io_managers.events import DEFER, IMAGES_FAILED, OWNER_TAG, owner_of_run
+from io_managers.events import DEFER, IMAGES_FAILED, OWNER_TAG, is_orphan, owner_of_run
 
 LOCATION = "imagemill"  # its name in workspace.yaml
 MODULE = "dagster_project.definitions"
@@ -270,19 +269,13 @@ def sweep(instance: dg.DagsterInstance) -> list[str]:
 
     Dagster's run monitoring does not see that such a process is gone, and its queue would wait for it for ever.
     """
-    dead = [run for run in instance.get_runs(dg.RunsFilter(statuses=_LIVE)) if _is_orphan(run)]
+    dead = [run for run in instance.get_runs(dg.RunsFilter(statuses=_LIVE)) if is_orphan(run)]
     for run in dead:
         if run.status is dg.DagsterRunStatus.CANCELING:
             instance.report_run_canceled(run, KILLED)
         else:
             instance.report_run_failed(run, KILLED)
     return [run.run_id for run in dead]
-
-
-def _is_orphan(run: dg.DagsterRun) -> bool:
-    owner, _, run_id = run.tags.get(OWNER_TAG, "").partition("/")
-    # A re-execution inherits its parent's tags: only a tag that names this very run says who executes it.
-    return run_id == run.run_id and is_dead_owner(owner)
 
 
 def _report_failed(instance: dg.DagsterInstance, run_id: str, message: str) -> None:

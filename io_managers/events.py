@@ -35,9 +35,8 @@ from dagster._core.events.log import EventLogEntry
 from dagster._core.execution.plan.step import ExecutionStep
 from dagster._core.instance.utils import RUNLESS_JOB_NAME, RUNLESS_RUN_ID
 from dagster._core.storage.tags import EXTERNALLY_MANAGED_ASSETS_TAG
-from dagster._utils.interrupts import capture_interrupts, check_captured_interrupt
 
-from imagemill.atomic import owner_name
+from imagemill.atomic import is_dead_owner, owner_name
 
 # `dagster/defer_asset_events`: "true" suppresses Dagster's own events for every asset of the run.
 DEFER_TAG = EXTERNALLY_MANAGED_ASSETS_TAG
@@ -79,6 +78,16 @@ def owner_of_run(run_id: str) -> str:
     return f"{owner_name()}/{run_id}"
 
 
+def is_run_of_ours(run: dg.DagsterRun) -> bool:
+    """Whether a process has said that it executes this very run: a re-execution inherits its parent's tags."""
+    return run.tags.get(OWNER_TAG, "").partition("/")[2] == run.run_id
+
+
+def is_orphan(run: dg.DagsterRun) -> bool:
+    """Whether the process that executes this run has ended on this machine."""
+    return is_run_of_ours(run) and is_dead_owner(run.tags[OWNER_TAG].partition("/")[0])
+
+
 def _run_of(context: AnyContext) -> dg.DagsterRun:
     return context.step_context.dagster_run if isinstance(context, dg.OutputContext) else context.run
 
@@ -107,16 +116,20 @@ def interrupts_held() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    hit = False
+    held: list[int] = []
+    # A handler that is None was not set by Python, which could not put it back.
+    handlers = {
+        number: old for number in (signal.SIGINT, signal.SIGTERM) if (old := signal.getsignal(number)) is not None
+    }
     try:
-        with capture_interrupts():
-            try:
-                yield
-            finally:
-                hit = check_captured_interrupt()
+        for number in handlers:
+            signal.signal(number, lambda received, _: held.append(received))
+        yield
     finally:
-        if hit:
-            signal.raise_signal(signal.SIGINT)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        if held:
+            signal.raise_signal(held[0])
 
 
 # ---- events

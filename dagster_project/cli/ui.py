@@ -16,9 +16,10 @@ from imagemill.layout import DataRoot
 @root_options
 def command(root: DataRoot, port: int, host: str) -> None:
     """Open the UI: assets, partitions, checks, runs, backfills, sensors. Ends with Ctrl-C."""
-    from dagster_project.instance import prepare_home
+    from dagster_project.instance import environment_of, prepare_home
 
-    os.environ["DAGSTER_HOME"] = str(prepare_home(root))
+    prepare_home(root)
+    os.environ.update(environment_of(root))
     click.echo(f"imagemill: http://{host}:{port} over {root.path}")
     arguments = ["-m", "dagster", "dev", *_location(), "--host", host, "--port", str(port)]
     os.execv(sys.executable, [sys.executable, *arguments])

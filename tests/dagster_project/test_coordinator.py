@@ -6,9 +6,11 @@ from pathlib import Path
 
 import dagster as dg
 import pytest
+from dagster._core.errors import DagsterUserCodeUnreachableError
 from dagster._core.events import DagsterEvent, DagsterEventType
 from dagster._core.execution.api import execute_run
 from dagster._core.run_coordinator import SubmitRunContext
+from dagster._core.storage.tags import GRPC_INFO_TAG
 
 sys.path.append(str(Path(__file__).parent))  # toy_defs
 
@@ -121,3 +123,35 @@ def test_run_of_the_ui_names_the_process_that_executes_it(instance):
     assert executed(instance, job, queued).success
 
     assert instance.get_run_by_id(run.run_id).tags[OWNER_TAG] == owner_of_run(run.run_id)
+
+
+@pytest.mark.parametrize(("owner", "status"), [("living", "CANCELING"), ("dead", "CANCELED")])
+def test_run_of_our_command_line_can_be_terminated_in_the_ui(instance, owner, status):
+    """Its watcher reads CANCELING; where nobody is left to read it, it is over. Source: issue 3, "terminated (in seconds)"."""
+    _, run = created(instance)
+    names = {"living": owner_of_run(run.run_id), "dead": owner_of_run(run.run_id).replace("-", "-1", 1)}
+    instance.add_run_tags(run.run_id, {OWNER_TAG: names[owner]})
+
+    assert instance.run_coordinator.cancel_run(run.run_id)
+
+    assert instance.get_run_by_id(run.run_id).status.name == status
+
+
+def test_run_that_a_code_server_executes_is_terminated_through_it(instance):
+    """That one is reached as Dagster does it, even where its process has a name."""
+    _, run = created(instance)
+    instance.add_run_tags(
+        run.run_id, {OWNER_TAG: owner_of_run(run.run_id), GRPC_INFO_TAG: '{"host": "h", "socket": "/gone"}'}
+    )
+
+    with pytest.raises(DagsterUserCodeUnreachableError):
+        instance.run_coordinator.cancel_run(run.run_id)
+
+
+def test_queued_run_is_terminated_in_the_queue(instance):
+    _, run = created(instance)
+    submitted(instance, run)
+
+    assert instance.run_coordinator.cancel_run(run.run_id)
+
+    assert instance.get_run_by_id(run.run_id).status is dg.DagsterRunStatus.CANCELED

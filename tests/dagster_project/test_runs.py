@@ -65,7 +65,10 @@ def test_one_run_makes_the_records_and_a_range_of_buckets(instance):
     assert outcome.success
     assert DEFER_TAG not in outcome.run.tags
     assert instance.get_latest_materialization_event(dg.AssetKey("totals")).run_id == outcome.run_id
-    assert {r.partition_key: r.asset_materialization.metadata["samples"].value for r in records} == {"square": 3, "tall": 3}
+    assert {r.partition_key: r.asset_materialization.metadata["samples"].value for r in records} == {
+        "square": 3,
+        "tall": 3,
+    }
 
 
 def test_checks_of_the_selected_assets_are_part_of_the_run(instance, monkeypatch):

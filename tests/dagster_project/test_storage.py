@@ -82,7 +82,8 @@ def _tables(home: Path) -> dict[tuple[str, str], list]:
             for (table,) in connection.execute("select name from sqlite_master where type = 'table'").fetchall():
                 rows = connection.execute(f"select * from {table}").fetchall()
                 found[stable(str(path.relative_to(home))), table] = [
-                    {column: stable(row[column]) for column in row.keys() if not _TIME_COLUMN.search(column)} for row in rows
+                    {column: stable(row[column]) for column in row.keys() if not _TIME_COLUMN.search(column)}
+                    for row in rows
                 ]
     return found
 

@@ -89,9 +89,7 @@ def test_event_looks_like_one_of_dagsters_own(instance):
     one = (KEYS[0], KEYS[0])
     run(instance, "dinov3_npy", partition_range=one, deferred=True)
     run(instance, "plain", partition_range=one)
-    (ours,), (theirs,) = (
-        [r.event_log_entry for r in events_of(instance, asset)] for asset in (STREAMED, PLAIN)
-    )
+    (ours,), (theirs,) = ([r.event_log_entry for r in events_of(instance, asset)] for asset in (STREAMED, PLAIN))
 
     assert (ours.level, type(ours.timestamp), ours.error_info) == (theirs.level, type(theirs.timestamp), None)
     assert ours.step_key == "dinov3_npy"
@@ -157,7 +155,9 @@ def batches_of(monkeypatch):
 
 def limits(monkeypatch, **given):
     """Give every StreamedEvents these limits."""
-    monkeypatch.setattr(StreamedEvents.__init__, "__kwdefaults__", {"pointer": None, "batch": 500, "seconds": 1.0, **given})
+    monkeypatch.setattr(
+        StreamedEvents.__init__, "__kwdefaults__", {"pointer": None, "batch": 500, "seconds": 1.0, **given}
+    )
 
 
 def test_events_are_stored_by_the_batch(instance, monkeypatch):
@@ -258,16 +258,30 @@ def test_log_line_interrupted_inside_its_insert_is_stored_first(instance):
 
 
 def test_interrupt_is_held_until_the_block_is_over():
-    """Then it acts as it would have before."""
+    """Then it acts as it would have before, and handlers are as they were."""
     steps = []
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     with pytest.raises(KeyboardInterrupt):
+        with interrupts_held():
+            signal.raise_signal(signal.SIGINT)
+            steps.append("went on")
+
+    assert steps == ["went on"]
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_termination_is_held_until_the_block_is_over():
+    """The signal that comes out is the one that went in."""
+    steps = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: steps.append(number))
+    try:
         with interrupts_held():
             signal.raise_signal(signal.SIGTERM)
             steps.append("went on")
-    assert steps == ["went on"]
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
-    with interrupts_held(), pytest.raises(ZeroDivisionError):
-        raise ZeroDivisionError
+    assert steps == ["went on", signal.SIGTERM]
 
 
 def test_interrupt_held_over_a_failing_block_keeps_its_error_as_context():
@@ -366,7 +380,9 @@ def test_version_tags_are_read_back_by_dagster(inputs):
     provenance = DataProvenance.from_tags(version_tags("d", code_version="c", inputs=inputs, pointer=None))
 
     assert {key.to_user_string(): version.value for key, version in provenance.input_data_versions.items()} == inputs
-    assert {key.to_user_string(): pointer for key, pointer in provenance.input_storage_ids.items()} == dict.fromkeys(inputs)
+    assert {key.to_user_string(): pointer for key, pointer in provenance.input_storage_ids.items()} == dict.fromkeys(
+        inputs
+    )
     assert (provenance.code_version, provenance.is_user_provided) == ("c", True)
 
 
