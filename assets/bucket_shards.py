@@ -1,6 +1,7 @@
 """WebDataset tars per aspect bucket."""
 
 from contextlib import closing
+from dataclasses import fields
 
 import dagster as dg
 from pydantic import Field
@@ -12,6 +13,8 @@ from imagemill.pipeline.readiness import ASSET, find_ready, progress_lines
 from imagemill.pipeline.shards import Existing, ShardParameters, ShardSet, check_buckets, plan_shards, refuse_conflicts
 from resources.data_root import DataRootResource
 
+PARAMETERS = [field.name for field in fields(ShardParameters)]
+
 
 class ShardConfig(dg.Config):
     """Parameters of one packing run."""
@@ -22,8 +25,8 @@ class ShardConfig(dg.Config):
     shard_size: int | None = Field(
         None, ge=1, description="Samples per tar; unset: shard_size of imagemill.yaml (1000)."
     )
-    shuffle: bool = Field(False, description="Reorder the ready samples before limit and grouping.")
-    seed: int = Field(1337, description="Seed of the shuffle.")
+    shuffle: bool | None = Field(None, description="Reorder the ready samples before limit and grouping.")
+    seed: int | None = Field(None, description="Seed of the shuffle; unset: 1337.")
     limit: int | None = Field(None, ge=1, description="Samples over all buckets, after the shuffle.")
     existing: str = Field(
         "update", description="Shards already there: `update` changed sets of ours, `refuse`, or `replace`."
@@ -47,15 +50,15 @@ def bucket_shards(context: dg.AssetExecutionContext, config: ShardConfig, data_r
     chosen = check_buckets(config.only or context.partition_keys)
     root = data_root.root()
     output = data_root.shards_folder(config.output_dir)
-    parameters = ShardParameters(
-        config.shard_size or data_root.config().shard_size, config.shuffle, config.seed, config.limit
-    )
+    asked = {name: value for name in PARAMETERS if (value := getattr(config, name)) is not None}
+    parameters = ShardParameters(**{"shard_size": data_root.config().shard_size, **asked})
     existing: Existing = config.existing  # type: ignore[assignment]
     with closing(data_root.ledger()) as ledger, claimed_until_output(ledger, ASSET, chosen, context.run_id):
         say = progress_lines(config.progress_every)
         found = find_ready(root.stage2_jsonl, root.derived, ledger, buckets=chosen, on_ready=say)
         ledger.record_files(found.adopted)
         if found.filtered:
+            ledger.clear_problems(ASSET, (sample.image_id for sample in found.ready))
             ledger.record_problems(found.problems)
         else:
             ledger.replace_problems(ASSET, found.problems)
@@ -69,7 +72,9 @@ def bucket_shards(context: dg.AssetExecutionContext, config: ShardConfig, data_r
                 "filtered": found.filtered,
             },
         )
-        shard_set = plan_shards(found.ready, chosen, output, parameters, existing)
+        shard_set = plan_shards(
+            found.ready, chosen, output, parameters, existing, as_recorded=existing == "update" and not asked
+        )
         refuse_conflicts(shard_set)
         for plan in shard_set.plans:
             context.add_asset_metadata({"samples": plan.samples, "shards": len(plan.shards)}, partition_key=plan.bucket)

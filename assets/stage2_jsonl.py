@@ -6,10 +6,9 @@ import dagster as dg
 from pydantic import Field
 
 from assets.embeddings import embedding_assets
-from imagemill.formats.jsonl import read_jsonl
 from imagemill.pipeline.claims import claimed_until_output
 from imagemill.pipeline.facts import ASSET, adopt_captions, complete_facts, complete_masks, note_missing_captions
-from imagemill.pipeline.merge import Merge, plan_merge
+from imagemill.pipeline.merge import Merge, existing_lines, plan_merge
 from imagemill.pipeline.scan import survey
 from resources.data_root import DataRootResource
 from resources.encoders import Encoders
@@ -44,5 +43,4 @@ def stage2_jsonl(
             complete_facts(root.approved, scan, ledger, threads=data_root.config().decode_threads)
             complete_masks(ledger, encoders.masks)
         note_missing_captions(scan, ledger)
-        lines = read_jsonl(root.stage2_jsonl) if root.stage2_jsonl.is_file() else []
-        return plan_merge(lines, ledger.sources(), ledger.captions(), root)
+        return plan_merge(existing_lines(root.stage2_jsonl), ledger.sources(), ledger.captions(), root)

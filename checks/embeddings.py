@@ -30,4 +30,6 @@ def files_check(asset: dg.AssetsDefinition, spec: EmbeddingSpec) -> dg.AssetChec
     return files_valid
 
 
-embedding_checks = [files_check(asset, spec) for asset, spec in zip(embedding_assets, embedding_specs(), strict=True)]
+_SPECS = {dg.AssetKey(spec.kind): spec for spec in embedding_specs()}
+
+embedding_checks = [files_check(asset, _SPECS[asset.key]) for asset in embedding_assets]

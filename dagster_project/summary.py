@@ -8,15 +8,15 @@ from pathlib import Path
 
 from dagster_project.work import Work
 from imagemill.embedding_specs import embedding_specs
-from imagemill.pipeline.story import Status, read_status
+from imagemill.pipeline.story import Status
 
 MADE = ("computed", "adopted")
 SHOWN_PROBLEMS = 10
 
 
-def summary_lines(work: Work) -> Iterator[str]:
-    """The summary of `imagemill run`."""
-    status, counts = read_status(work.root), work.counts()
+def summary_lines(work: Work, status: Status) -> Iterator[str]:
+    """The summary of `imagemill run`; `status`: as the data root stands now."""
+    counts = work.counts()
     made = sum(counts.get(spec.kind, {}).get(name, 0) for spec in embedding_specs() for name in MADE)
     yield ""
     yield f"imagemill: {work.root.path}"
@@ -79,11 +79,10 @@ def _how_it_ended(work: Work) -> Iterator[str]:
         yield from (f"  {'failed' if n == 0 else '':<10} {line}" for n, line in enumerate(work.error.splitlines()))
 
 
-def exit_code(work: Work, *, fail_on_skip: bool = False) -> int:
+def exit_code(work: Work, status: Status, *, fail_on_skip: bool = False) -> int:
     """0 done; 1 something failed, a check too, or every input was refused; 128 + signal where one stopped us."""
     if work.interrupted:
         return 128 + work.interrupted
-    status = read_status(work.root)
     failed = any(problem.outcome == "failed" for problem in status.problems)
     refused = _not_arrived(status)
     all_refused = bool(status.images) and not status.records and bool(refused)

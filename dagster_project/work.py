@@ -7,7 +7,7 @@ Belongs elsewhere: what one run does (assets/), how a run of ours is started (da
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -80,6 +80,8 @@ class Work:
             scan = survey(self.root.approved, ledger)
             adopt_captions(self.root.stage2_jsonl, scan, ledger)
             wanted = images_with_work(specs, self.root.derived, scan, ledger)[:limit]
+            if limit is None:
+                wanted = sorted({*wanted, *self._unreported(specs, ledger, scan.sources)})
         self.seen = scan.seen
         register_images(self.instance, scan.sources, scan)
         assert images.name
@@ -93,6 +95,14 @@ class Work:
                 partition_range=(part.first, part.last),
                 run_config={"ops": {spec.kind: {"config": up_to} for spec in specs}},
             )
+
+    def _unreported(self, specs: Sequence[EmbeddingSpec], ledger: Ledger, present: Container[str]) -> set[str]:
+        """Images with a file that Dagster has not heard of: the last events before a kill, or a history that was removed."""
+        missing: set[str] = set()
+        for spec in specs:
+            reported = self.instance.get_materialized_partitions(dg.AssetKey(spec.kind))
+            missing.update(image_id for image_id, _ in ledger.files(spec.kind) if image_id not in reported)
+        return {image_id for image_id in missing if image_id in present}
 
     def _stopped(self) -> bool:
         """A run ended by something other than single images: the next range would meet the same."""

@@ -9,7 +9,7 @@ from fractions import Fraction
 BUCKETS = ("1024x1024", "832x1216", "1216x832", "768x1280", "1280x768", "704x1344", "1344x704")
 
 # Outside this range of width / height an image still gets its nearest bucket, with a warning.
-USUAL_RATIOS = (0.4, 2.5)
+USUAL_RATIOS = (Fraction(2, 5), Fraction(5, 2))
 
 
 def bucket_size(bucket: str) -> tuple[int, int]:
@@ -27,4 +27,4 @@ def assign_bucket(width: int, height: int) -> str:
 
 def is_unusual_ratio(width: int, height: int) -> bool:
     low, high = USUAL_RATIOS
-    return not low <= width / height <= high
+    return not low <= Fraction(width, height) <= high

@@ -62,10 +62,6 @@ class DataRoot:
         return self.state / "provenance"
 
     @property
-    def locks(self) -> Path:
-        return self.state / "locks"
-
-    @property
     def quarantine(self) -> Path:
         return self.state / "quarantine"
 

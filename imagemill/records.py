@@ -10,6 +10,7 @@ Source: seed 000 "JSONL metadata format"; CONTRACTS section 1 "record", section 
 """
 
 from collections.abc import Sequence
+from pathlib import PurePath
 from typing import Any
 
 import msgspec
@@ -56,7 +57,7 @@ def build_record(
     base = base or {}
     record: Record = {
         "image_id": image_id,
-        "image_path": base.get("image_path") or image_path,
+        "image_path": _kept_path(base.get("image_path"), image_path),
         "caption": caption,
         "t5_attention_mask": list(mask),
         "height": height,
@@ -66,6 +67,11 @@ def build_record(
     }
     record.update((key, value) for key, value in base.items() if key not in record and key != INLINE_VECTOR)
     return record
+
+
+def _kept_path(old: object, path: str) -> str:
+    """A record keeps the path it had, wherever its folder, as long as that names the same file."""
+    return old if isinstance(old, str) and PurePath(old).name == PurePath(path).name else path
 
 
 class RecordProblem(msgspec.Struct, frozen=True):

@@ -6,7 +6,7 @@ from pathlib import Path
 import dagster as dg
 
 from imagemill.formats.jsonl import write_lines
-from imagemill.pipeline.merge import Merge, quarantine
+from imagemill.pipeline.merge import Merge, quarantine, unfinished
 from resources.data_root import DataRootResource
 
 
@@ -28,10 +28,7 @@ class JsonlIOManager(dg.ConfigurableIOManager):
     def _write(self, obj: Merge) -> dict[str, int]:
         root = self.data_root.root()
         quarantined = quarantine(root.quarantine, root.stage2_jsonl.name, obj.quarantined)
-        # `.tmp` beside it is the name other readers of this layout know the unfinished file by.
-        rewritten = write_lines(
-            root.stage2_jsonl, obj.ordered(), temporary=root.stage2_jsonl.with_name(f"{root.stage2_jsonl.name}.tmp")
-        )
+        rewritten = write_lines(root.stage2_jsonl, obj.ordered(), temporary=unfinished(root.stage2_jsonl))
         return {
             "records": len(obj.lines),
             "added": len(obj.added),

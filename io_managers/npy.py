@@ -14,12 +14,12 @@ import dagster as dg
 
 from imagemill.embedding_specs import embedding_specs
 from imagemill.formats.npy import NpyStore
-from imagemill.ledger import FileRow, Ledger, Problem
+from imagemill.ledger import FileRow, Ledger, Problem, SourceRow
 from imagemill.pipeline.embed import EmbeddingStream, count_rows, publish
 from imagemill.pipeline.plan import EmbeddingPlan
 from imagemill.pipeline.scan import SOURCE_ASSET
 from imagemill.progress import Progress
-from io_managers.events import StreamedEvents, deferred, images_failed, launched_in_ui
+from io_managers.events import StreamedEvents, deferred, images_failed, launched_in_ui, report_without_run
 from resources.data_root import DataRootResource
 
 SHOWN = 5
@@ -40,6 +40,7 @@ class NpyIOManager(dg.ConfigurableIOManager):
                     for row in self._news(context, plan):
                         _report(events, row)
                     failed = self._drain(context, obj, ledger, events, counts)
+                    _report_sources(context.step_context.instance, plan, ledger)
                     _end(context, plan, counts, failed)
             finally:
                 ledger.record_counts(context.run_id, kind, dict(counts))
@@ -89,6 +90,27 @@ def _report(events: StreamedEvents, row: FileRow) -> None:
     events.add(
         row.image_id, data_version=row.content, inputs=inputs, metadata={"bytes": row.stat.size, "maker": row.maker}
     )
+
+
+def _report_sources(instance: dg.DagsterInstance, plan: EmbeddingPlan, ledger: Ledger) -> None:
+    """Show the approved images that were opened: those Dagster does not know of, and those read anew in this step.
+
+    Each is a materialisation, which fills partition counts; one observation of them all is what the graph shows as latest
+    event. Observations of single images would be compared: a replaced image would call its T5 file stale, which is made
+    from the caption alone. The ledger knows what is stale.
+    """
+    opened = ledger.sources([*(row.image_id for row in plan.done), *(job.image_id for job in plan.jobs)])
+    read_anew = {job.image_id for job in plan.jobs if job.facts is None}
+    known = instance.get_materialized_partitions(dg.AssetKey(SOURCE_ASSET))
+    news = [row for row in opened.values() if row.image_id in read_anew or row.image_id not in known]
+    if news:
+        together = dg.AssetObservation(SOURCE_ASSET, metadata={"opened": len(news)})
+        report_without_run(instance, [*map(_source_event, news), together])
+
+
+def _source_event(row: SourceRow) -> dg.AssetMaterialization:
+    facts = {"file": row.file_name, "bytes": row.stat.size, "width": row.width, "height": row.height}
+    return dg.AssetMaterialization(SOURCE_ASSET, partition=row.image_id, metadata=facts)
 
 
 def _end(context: dg.OutputContext, plan: EmbeddingPlan, counts: Counter[str], missing: list[str]) -> None:

@@ -5,6 +5,7 @@ Belongs elsewhere: what lies where below it (imagemill/layout.py), what the file
 """
 
 import os
+import sys
 from pathlib import Path
 
 import dagster as dg
@@ -35,11 +36,14 @@ class DataRootResource(dg.ConfigurableResource):
     def shards_folder(self, given: str | None = None) -> Path:
         """Where shards go: as given (and remembered from then on), else as remembered, else below the root."""
         with self.ledger() as ledger:
-            if given:
-                place = Path(os.path.abspath(given))
-                ledger.remember_place(SHARDS_PLACE, place)
-                return place
-            return ledger.place(SHARDS_PLACE) or self.root().shards
+            remembered = ledger.place(SHARDS_PLACE) or self.root().shards
+            if not given:
+                return remembered
+            place = Path(os.path.abspath(given))
+            if place != remembered:
+                print(f"shards go to {place} from now on, until now: {remembered}", file=sys.stderr, flush=True)
+            ledger.remember_place(SHARDS_PLACE, place)
+            return place
 
 
 def config_of(root: DataRoot, given: str | None = None) -> Config:

@@ -22,12 +22,22 @@ def test_record_holds_the_eight_fields_in_the_seeds_order():
 
 def test_extra_fields_of_an_earlier_record_are_kept_and_its_inline_vector_is_not():
     built = build_record(
-        image_id="abc", image_path="new", caption="A ball.", mask=MASK, height=8, width=8,
+        image_id="abc", image_path="new/abc.jpg", caption="A ball.", mask=MASK, height=8, width=8,
         base={"image_path": "old/abc.jpg", "note": "mine", "dinov3_embedding": [0.0]},
     )  # fmt: skip
 
     assert (built["image_path"], built["note"]) == ("old/abc.jpg", "mine")
     assert "dinov3_embedding" not in built
+
+
+def test_record_of_a_file_under_another_name_gets_its_path():
+    """`a.jpg` replaced by `a.png` keeps its id, not its path."""
+    built = build_record(
+        image_id="a", image_path="data/approved/a.png", caption="A ball.", mask=MASK, height=8, width=8,
+        base={"image_path": "data/approved/a.jpg"},
+    )  # fmt: skip
+
+    assert built["image_path"] == "data/approved/a.png"
 
 
 def test_complete_record_has_no_problem():

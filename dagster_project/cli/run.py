@@ -36,6 +36,7 @@ def command(root: DataRoot, passes: tuple[str, ...], fail_on_skip: bool) -> None
     """Bring everything up to date: only what is missing, invalid or stale is made."""
     from dagster_project.summary import exit_code, summary_lines
     from dagster_project.work import chosen_specs, open_work
+    from imagemill.pipeline.story import read_status
 
     with open_work(root) as work:
         work.embed([] if passes == ("migrate",) else chosen_specs(passes))
@@ -43,6 +44,7 @@ def command(root: DataRoot, passes: tuple[str, ...], fail_on_skip: bool) -> None
             work.write_records()
         else:
             work.publish()
-        for line in summary_lines(work):
+        status = read_status(root)
+        for line in summary_lines(work, status):
             click.echo(line)
-        sys.exit(exit_code(work, fail_on_skip=fail_on_skip))
+        sys.exit(exit_code(work, status, fail_on_skip=fail_on_skip))

@@ -36,11 +36,13 @@ def command(
         sys.exit(show([verify_stage2(root.stage2_jsonl, root.derived)]))
     from dagster_project.summary import exit_code, summary_lines
     from dagster_project.work import chosen_specs, open_work
+    from imagemill.pipeline.story import read_status
 
     names = (*single, *passes)
     with open_work(root) as work:
         work.embed([] if names and set(names) == {"migrate"} else chosen_specs(names), limit=limit)
         work.write_records()
-        for line in summary_lines(work):
+        status = read_status(root)
+        for line in summary_lines(work, status):
             click.echo(line)
-        sys.exit(exit_code(work, fail_on_skip=fail_on_skip))
+        sys.exit(exit_code(work, status, fail_on_skip=fail_on_skip))

@@ -25,12 +25,12 @@ from imagemill.atomic import sync_folder
 from imagemill.config import EncoderSettings
 from imagemill.embedding_specs import EmbeddingSpec
 from imagemill.encoding import Encoder, Prepared
-from imagemill.errors import ImagemillError, InvalidNpy, ModelUnusable, Refused
+from imagemill.errors import ImagemillError, InvalidNpy, ModelUnusable, NonFiniteEmbedding, Refused
 from imagemill.files import StatTriple, fingerprint, stat_triple
 from imagemill.formats.npy import NpyStore, npy_header
 from imagemill.ledger import FileRow, Ledger, Problem, SourceRow
 from imagemill.pipeline.facts import inspect_image
-from imagemill.pipeline.plan import EmbeddingPlan, Job
+from imagemill.pipeline.plan import EmbeddingPlan, Job, row_of_bytes
 from imagemill.provenance import UNKNOWN, guard_identity
 
 Outcome = Literal["computed", "kept", "adopted", "refused", "failed"]
@@ -38,6 +38,10 @@ Outcome = Literal["computed", "kept", "adopted", "refused", "failed"]
 # Rows per ledger transaction and folder flush, and the longest a finished file waits for its name.
 PUBLISH_ROWS = 128
 PUBLISH_SECONDS = 1.0
+
+# A model that fails this many images one by one before it has made anything does not run here. Not one: an image that the
+# model cannot take, first by name, would stop every run.
+_TRIES = 3
 
 
 @dataclass(slots=True)
@@ -101,7 +105,7 @@ class EmbedWorker:
         self.decode_threads, self.write_threads = decode_threads, write_threads
         self._encoder: Encoder | None = None
         self._loading = threading.Lock()
-        self._succeeded = False
+        self._succeeded, self._failures = False, 0
 
     # ---- the stream
 
@@ -143,9 +147,17 @@ class EmbedWorker:
 
     def _load(self) -> Encoder:
         given = {"spec": self.spec, "threads": self.threads, "preview_root": self.preview_root}
-        encoder_class: type[Encoder] = self.spec.encoder_class()
-        guard_identity(self.provenance, encoder_class.identify(self.settings, **given))
-        return encoder_class.load(self.settings, **given)
+        try:
+            encoder_class: type[Encoder] = self.spec.encoder_class()
+            guard_identity(self.provenance, encoder_class.identify(self.settings, **given))
+            return encoder_class.load(self.settings, **given)
+        except ImagemillError:
+            raise
+        except Exception as error:  # whatever a library raises, no image is to blame
+            raise ModelUnusable(
+                f"{self.spec.kind}: {self.settings.model} cannot be loaded: {type(error).__name__}: {error}",
+                do="check model, device and dtype in imagemill.yaml",
+            ) from error
 
     # ---- decode threads
 
@@ -182,7 +194,7 @@ class EmbedWorker:
         if job.present:
             row, replaced = self._existing(job, facts, wanted)
             if row:
-                outcome: Outcome = "kept" if job.known else "adopted"
+                outcome: Outcome = "kept" if any(known.content == row.content for known in job.known) else "adopted"
                 return EmbedRow(job.image_id, outcome, job.stat, facts, job.caption_fingerprint, row)
         encoder = self.encoder()
         if self.spec.source == "caption":
@@ -193,14 +205,16 @@ class EmbedWorker:
 
     def _existing(self, job: Job, facts: SourceRow, wanted: str | None) -> tuple[FileRow | None, str | None]:
         """The row of a file that may stay, or the reason why it may not."""
-        if job.known and job.known.source is not None:
-            return (job.known, None) if job.known.source == wanted else (None, "stale")
-        try:
-            content = self.store.check(job.image_id, facts.height, facts.width)
-        except InvalidNpy as invalid:
-            return None, invalid.reason
         assert job.present
-        return FileRow(self.spec.kind, job.image_id, job.present, wanted, content, UNKNOWN), None
+        row = next((known for known in job.known if known.stat == job.present), None)
+        if row is None or row.source is None:
+            try:
+                content = self.store.check(job.image_id, facts.height, facts.width)
+            except InvalidNpy as invalid:
+                return None, invalid.reason
+            row = row_of_bytes(job.known, content, job.present, wanted)
+            row = row or FileRow(self.spec.kind, job.image_id, job.present, wanted, content, UNKNOWN)
+        return (row, None) if row.source == wanted else (None, "stale")
 
     # ---- groups
 
@@ -232,43 +246,47 @@ class EmbedWorker:
 
     # ---- the model
 
-    def _make(self, batch: list[_Item], writers: ThreadPoolExecutor) -> list[Future[EmbedRow]]:
-        """Encode a batch and hand each array to a writer. A batch that raises is halved until the culprit is alone."""
+    def _make(self, batch: list[_Item], writers: ThreadPoolExecutor) -> Iterator[Future[EmbedRow]]:
+        """Encode a batch and hand each array to a writer. A batch that fails is halved until the culprit is alone."""
         encoder = self.encoder()
         before = encoder.calls
         try:
-            arrays = encoder.encode([item.prepared for item in batch])
+            made = list(zip(batch, encoder.encode([item.prepared for item in batch]), strict=True))
         except Exception as error:
             if len(batch) > 1:
                 middle = len(batch) // 2
-                return self._make(batch[:middle], writers) + self._make(batch[middle:], writers)
-            return [_done(self._model_failure(batch[0], error, encoder))]
+                yield from self._make(batch[:middle], writers)
+                yield from self._make(batch[middle:], writers)
+            else:
+                yield _done(self._model_failure(batch[0], error, encoder))
+            return
         self._succeeded = True
-        calls = [encoder.calls - before] + [0] * (len(batch) - 1)
-        return [writers.submit(self._write, *made) for made in zip(batch, arrays, calls, strict=True)]
+        for number, (item, array) in enumerate(made):
+            yield writers.submit(self._write, item, array, 0 if number else encoder.calls - before)
 
     def _model_failure(self, item: _Item, error: Exception, encoder: Encoder) -> EmbedRow:
-        finite = not isinstance(error, ImagemillError)
-        if not self._succeeded and finite:
-            # Nothing has ever come out of this model here: say so in seconds instead of failing every image.
+        self._failures += 1
+        if not self._succeeded and self._failures >= _TRIES:
             raise ModelUnusable(
                 f"{self.spec.kind}: {encoder.identity.model} does not run on {encoder.identity.device}: {error}",
                 where=self.approved / item.job.file_name,
                 do="choose another device, dtype or batch_size in imagemill.yaml",
             ) from error
-        return _failure(item.job, "model_error" if finite else "non_finite", error)
+        return _failure(item.job, "non_finite" if isinstance(error, NonFiniteEmbedding) else "model_error", error)
 
     # ---- write threads
 
     def _write(self, item: _Item, array: np.ndarray, calls: int) -> EmbedRow:
-        job = item.job
         expected = (self.spec.shape(item.source.height, item.source.width), self.spec.dtype)
         if (array.shape, array.dtype.name) != expected:
-            return _failure(job, "wrong_shape", ValueError(f"{array.shape} {array.dtype}, expected {expected}"))
+            return _failure(item.job, "wrong_shape", ValueError(f"{array.shape} {array.dtype}, expected {expected}"))
         try:
-            staged = self.store.stage(array)
-        except OSError as error:
-            return _failure(job, "write_error", error)
+            return self._stage(item, array, calls)
+        except Exception as error:  # disk, memory: this image is tried again by the next run
+            return _failure(item.job, "write_error", error)
+
+    def _stage(self, item: _Item, array: np.ndarray, calls: int) -> EmbedRow:
+        job, staged = item.job, self.store.stage(array)
         content = fingerprint(npy_header(array.shape, array.dtype), np.ascontiguousarray(array).data.cast("B"))
         wanted = item.source.fingerprint if self.spec.source == "pixels" else job.caption_fingerprint
         maker = self.encoder().identity.key
@@ -355,13 +373,22 @@ def _publish_batch(batch: Sequence[EmbedRow], store: NpyStore, ledger: Ledger, r
         ledger.record_masks(mask for mask in masks if mask[1] is not None)  # type: ignore[misc]
         ledger.clear_problems(kind, good)
         ledger.record_problems(problem_of(row, kind, run_id) for row in batch if row.outcome in {"refused", "failed"})
-    staged = [row for row in batch if row.staged]
-    for row in staged:
-        assert row.staged
-        os.replace(row.staged, store.path(row.image_id))
-    if staged:
+    if nameless := [row for row in batch if row.staged and not _give_name(row, row.staged, store)]:
+        ledger.record_problems(problem_of(row, kind, run_id) for row in nameless)
+    if any(row.staged for row in batch):
         sync_folder(store.folder)
-        ledger.forget_superseded(row.file for row in staged if row.file)
+    ledger.forget_superseded(row.file for row in batch if row.file)
+
+
+def _give_name(row: EmbedRow, staged: Path, store: NpyStore) -> bool:
+    """Rename a staged file. Where that cannot be, the row becomes one of a failed image."""
+    try:
+        os.replace(staged, store.path(row.image_id))
+    except OSError as error:
+        staged.unlink(missing_ok=True)
+        row.outcome, row.reason, row.detail, row.remedy = "failed", "write_error", str(error), "run imagemill again"
+        row.file = None
+    return row.file is not None
 
 
 def problem_of(row: EmbedRow, asset: str, run_id: str) -> Problem:

@@ -59,6 +59,16 @@ def complete_facts(approved: Path, scan: Scan, ledger: Ledger, *, threads: int =
             with ledger.transaction():
                 ledger.record_sources(r for r in results if isinstance(r, SourceRow))
                 ledger.record_problems(r for r in results if isinstance(r, Problem))
+    _forget_overcome(scan, ledger)
+
+
+def _forget_overcome(scan: Scan, ledger: Ledger) -> None:
+    """Drop what was noted of images that have opened since, here or in an embedding pass."""
+    opened = ledger.sources()
+    noted = [p.item for p in ledger.problems() if p.asset == ASSET]
+    ledger.clear_problems(
+        ASSET, [i for i in noted if i in opened and i in scan.sources and opened[i].stat == scan.sources[i].stat]
+    )
 
 
 def _facts_or_problem(approved: Path, source: SourceFile) -> SourceRow | Problem:

@@ -10,12 +10,12 @@ another replaced go to the quarantine.
 Source: seed 000 "Atomic JSONL updates"; CONTRACTS section 0 "JSONL input", section 1 "merge", "record".
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 
 from imagemill.atomic import write_bytes_atomic
-from imagemill.formats.jsonl import Line, encode_line
+from imagemill.formats.jsonl import Line, encode_line, encode_sorted, read_jsonl
 from imagemill.layout import DataRoot
 from imagemill.ledger import CaptionRow, SourceRow
 from imagemill.records import INLINE_VECTOR, Record, build_record
@@ -62,10 +62,23 @@ def plan_merge(
             width=source.width,
             base=old,
         )
-        if record != old:
+        # As bytes: Python calls 24.0 and true equal to ints, which a valid record needs.
+        if old is None or encode_sorted(record) != encode_sorted(old):
             (merge.changed if old else merge.added).append(image_id)
             merge.lines[image_id] = encode_line(record)
     return merge
+
+
+def unfinished(jsonl: Path) -> Path:
+    """The name under which the next file is written, by us and by other writers of this layout."""
+    return jsonl.with_name(f"{jsonl.name}.tmp")
+
+
+def existing_lines(jsonl: Path) -> Iterator[Line]:
+    """The lines of the file, then those an interrupted writer left beside it: they are newer. A torn tail is one bad line."""
+    for path in (jsonl, unfinished(jsonl)):
+        if path.is_file():
+            yield from read_jsonl(path)
 
 
 def _join(existing: Iterable[Line], merge: Merge) -> dict[str, Record]:

@@ -7,9 +7,12 @@ either keeps, adopts or makes the file.
 Source: CONTRACTS section 0, "Completion is validity", "Refused and failed", "Staleness".
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import msgspec
 
 from imagemill.embedding_specs import EmbeddingSpec
 from imagemill.files import StatTriple
@@ -26,7 +29,7 @@ class Job:
     """One image for one kind, with what is known of it beforehand.
 
     `facts`: the source as last read, only if it still has that stat triple; `present`: the stat triple of a file already
-    there; `known`: the ledger's row for exactly that file.
+    there; `known`: the ledger's rows of this image's files, that one's and earlier ones'.
     """
 
     image_id: str
@@ -36,7 +39,7 @@ class Job:
     caption: str | None
     caption_fingerprint: str | None
     present: StatTriple | None
-    known: FileRow | None
+    known: tuple[FileRow, ...] = ()
 
 
 @dataclass(slots=True)
@@ -85,6 +88,9 @@ def plan_embedding(
         files: the ledger's rows of this kind. listing: the files of this kind on disk, by image id.
     """
     plan = EmbeddingPlan()
+    rows: dict[str, list[FileRow]] = defaultdict(list)
+    for row in files.values():
+        rows[row.image_id].append(row)
     for image_id in ids:
         source = scan.sources.get(image_id)
         if source is None:
@@ -109,7 +115,7 @@ def plan_embedding(
                 caption.text if caption else None,
                 caption.fingerprint if caption else None,
                 present,
-                row,
+                tuple(rows.get(image_id, ())),
             )
         )
     return plan
@@ -118,6 +124,17 @@ def plan_embedding(
 def _wanted(spec: EmbeddingSpec, facts: SourceRow, caption: CaptionRow | None) -> str | None:
     """Fingerprint of what a current file of this kind is made from."""
     return facts.fingerprint if spec.source == "pixels" else (caption.fingerprint if caption else None)
+
+
+def row_of_bytes(rows: Iterable[FileRow], content: str, stat: StatTriple, wanted: str | None) -> FileRow | None:
+    """The row of a file that has been read whole, by its bytes: copied to another place it keeps its maker and its source.
+
+    Args:
+        rows: of one image and kind. wanted: the source to prefer, where equal bytes came of several.
+    """
+    same = [row for row in rows if row.content == content and row.source is not None]
+    found = next((row for row in same if row.source == wanted), same[0] if same else None)
+    return found and msgspec.structs.replace(found, stat=stat)
 
 
 def _refusal(spec: EmbeddingSpec, source: SourceFile, caption: CaptionRow | None, known: Known) -> Problem | None:

@@ -6,6 +6,7 @@ layout of the seed's form is understood, also one that another program wrote.
 Source: seed 001 "Load Stage 2 metadata and validate readiness"; CONTRACTS section 2, "Readiness".
 """
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,12 +15,19 @@ from imagemill.embedding_specs import EmbeddingSpec, embedding_specs
 from imagemill.errors import InvalidNpy, MissingInput
 from imagemill.files import StatTriple, fingerprint
 from imagemill.formats.jsonl import encode_sorted, read_jsonl
-from imagemill.formats.npy import NpyStore
+from imagemill.formats.npy import NpyStore, check_npy_header
 from imagemill.ledger import FileRow, Ledger, Problem, SourceRow
+from imagemill.pipeline.plan import row_of_bytes
 from imagemill.provenance import UNKNOWN
 from imagemill.records import Record, record_problem
 
 ASSET = "bucket_shards"
+
+# Reason code of a file that the disk did not give: ours to answer for, not the record's.
+_READ_ERROR = "read_error"
+# Malformed lines that are told one by one; all of them are counted.
+_WARNINGS = 20
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,26 +75,40 @@ class _Kind:
         if present is None:
             return "missing_file", f"no {self.spec.folder}/{image_id}.npy"
         row = self.rows.get((image_id, present))
-        if row is None:
-            try:
-                row = self._unlisted(record, present)
-            except InvalidNpy as invalid:
-                return invalid.reason, invalid.what
-            adopted.append(row)
+        try:
+            if row is None:
+                row = self._unlisted(record, present, sources)
+                adopted.append(row)
+            else:
+                self._check_shape(record, sources.get(image_id))
+        except InvalidNpy as invalid:
+            return invalid.reason, invalid.what
+        except OSError as error:
+            return _READ_ERROR, str(error)
         if row.source is not None and row.source != self._current_source(record, sources):
             earlier = "image" if self.spec.source == "pixels" else "caption"
             return "stale", f"{self.spec.folder}/{image_id}.npy was made from an earlier {earlier}"
         return row
 
-    def _unlisted(self, record: Record, present: StatTriple) -> FileRow:
+    def _check_shape(self, record: Record, source: SourceRow | None) -> None:
+        """A file the ledger vouches for is whole; whether it is of this record's size is for the record to show.
+
+        Raises:
+            InvalidNpy: it is not.
+        """
+        shape = self.spec.shape(record["height"], record["width"])
+        if source is None or self.spec.shape(source.height, source.width) != shape:
+            check_npy_header(self.store.path(record["image_id"]), shape, self.spec.dtype)
+
+    def _unlisted(self, record: Record, present: StatTriple, sources: Mapping[str, SourceRow]) -> FileRow:
         """A file the ledger did not vouch for when the folder was listed: read it, or find that a run has replaced it since."""
         image_id = record["image_id"]
         content = self.store.check(image_id, record["height"], record["width"])
-        now = self.store.stat(image_id)
+        now, known = self.store.stat(image_id), self.ledger.files(self.spec.kind, [image_id])
         if now != present:
-            known = self.ledger.files(self.spec.kind, [image_id]).get((image_id, now))
-            return known or self._unlisted(record, now)
-        return FileRow(self.spec.kind, image_id, present, None, content, UNKNOWN)
+            return known.get((image_id, now)) or self._unlisted(record, now, sources)
+        same = row_of_bytes(known.values(), content, present, self._current_source(record, sources))
+        return same or FileRow(self.spec.kind, image_id, present, None, content, UNKNOWN)
 
     def _current_source(self, record: Record, sources: Mapping[str, SourceRow]) -> str | None:
         if self.spec.source == "caption":
@@ -117,12 +139,12 @@ def find_ready(
     latest = _latest_records(jsonl, found)
     sources = ledger.sources()
     kinds = [_Kind(spec, derived, ledger) for spec in embedding_specs()]
-    for record in latest:
+    for item, record in latest:
         problem = record_problem(record)
         if problem:
             _skip(
                 found,
-                record,
+                item,
                 "bad_mask" if problem.rule == "mask" else f"bad_{problem.field}",
                 problem.message,
                 problem.remedy,
@@ -134,7 +156,7 @@ def find_ready(
         files = [kind.file(record, sources, found.adopted) for kind in kinds]
         refusal = next((f for f in files if isinstance(f, tuple)), None)
         if refusal:
-            _skip(found, record, *refusal, "run `imagemill stage2`")
+            _skip(found, item, *refusal, "run `imagemill stage2`")
             continue
         found.ready.append(
             ReadySample(
@@ -160,42 +182,39 @@ def progress_lines(every: int) -> Callable[[Readiness], None]:
     return say
 
 
-def _latest_records(jsonl: Path, found: Readiness) -> list[Record]:
-    """The records in file order, of duplicates the last one; everything else is counted as incomplete."""
+def _latest_records(jsonl: Path, found: Readiness) -> list[tuple[str, Record]]:
+    """The records in file order, of duplicates the last one, each with its id, or its line where it has none.
+
+    Everything else is counted as incomplete.
+    """
+    # In the order of the lines that count: a later record of the same id is put in anew.
     latest: dict[str, tuple[int, Record]] = {}
-    rest: list[tuple[int, Record]] = []
     for line in read_jsonl(jsonl):
         if not line.raw.strip():
             continue
         found.total_records += 1
+        place = f"{jsonl.name}:{line.number}"
         if line.value is None:
-            item = f"{jsonl.name}:{line.number}"
-            found.skipped_incomplete += 1
-            found.problems.append(
-                Problem(item, ASSET, "refused", "malformed", line.problem or "", "repair or remove the line")
-            )
+            _skip(found, place, "malformed", line.problem or "", "repair or remove the line")
+            _warn(found, line.problem)
             continue
         image_id = line.value.get("image_id")
-        if not isinstance(image_id, str):
-            rest.append((line.number, line.value))
-            continue
-        if image_id in latest:
-            number, _ = latest.pop(image_id)
-            found.skipped_incomplete += 1
-            found.problems.append(
-                Problem(
-                    f"{jsonl.name}:{number}",
-                    ASSET,
-                    "refused",
-                    "duplicate_id",
-                    f"{image_id} again in line {line.number}",
-                    "keep one of them",
-                )
-            )
-        latest[image_id] = (line.number, line.value)
-    return [record for _, record in sorted([*latest.values(), *rest], key=lambda pair: pair[0])]
+        item = image_id if isinstance(image_id, str) and image_id else place
+        if item in latest:
+            number, _ = latest.pop(item)
+            detail = f"{item} again in line {line.number}"
+            _skip(found, f"{jsonl.name}:{number}", "duplicate_id", detail, "keep one of them")
+        latest[item] = (line.number, line.value)
+    return [(item, record) for item, (_, record) in latest.items()]
 
 
-def _skip(found: Readiness, record: Record, reason: str, detail: str, remedy: str) -> None:
+def _skip(found: Readiness, item: str, reason: str, detail: str, remedy: str) -> None:
     found.skipped_incomplete += 1
-    found.problems.append(Problem(str(record.get("image_id")), ASSET, "refused", reason, detail, remedy))
+    outcome = "failed" if reason == _READ_ERROR else "refused"
+    found.problems.append(Problem(item, ASSET, outcome, reason, detail, remedy))
+
+
+def _warn(found: Readiness, problem: str | None) -> None:
+    """Source: seed 001, "Malformed JSONL line is skipped gracefully"."""
+    if found.skipped_incomplete <= _WARNINGS:
+        _log.warning("%s is skipped: %s", found.problems[-1].item, problem)

@@ -169,12 +169,21 @@ def read_captions(
                 )
             )
             continue
-        if text:
+        if not text and old:
+            problems.append(_blank(source, path.name))
+        elif text:
             row = caption_row(source.image_id, text, "sidecar", source.caption)
             if old and old.fingerprint == row.fingerprint:
                 row = CaptionRow(row.image_id, row.stat, row.text, row.origin, row.fingerprint, old.mask, old.truncated)
             rows.append(row)
     return rows, problems
+
+
+def _blank(source: SourceFile, name: str) -> Problem:
+    detail = f"{name} is blank; the caption it had, or the record's, is still used"
+    return Problem(
+        source.image_id, "captions", "refused", "blank_caption", detail, "write one line of text", source.caption
+    )
 
 
 def survey(folder: Path, ledger: Ledger) -> Scan:

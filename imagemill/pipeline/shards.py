@@ -17,18 +17,19 @@ import hashlib
 import random
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
+import msgspec
 import numpy as np
 
 from imagemill.atomic import is_orphan, sync_folder, temporaries, temporary_path
 from imagemill.buckets import BUCKETS
 from imagemill.embedding_specs import embedding_specs
 from imagemill.errors import ImagemillError, ShardExists, WrongUsage
-from imagemill.files import stat_triple
+from imagemill.files import StatTriple, stat_triple
 from imagemill.formats.jsonl import write_jsonl
 from imagemill.formats.manifest import read_json, sha256_file, write_json
 from imagemill.formats.tar import IndexEntry, Sample, write_shard
@@ -59,11 +60,12 @@ class ShardParameters:
 
 @dataclass(frozen=True, slots=True)
 class BucketPlan:
-    """One bucket's set: its samples shard by shard, and a digest that says whether anything changed."""
+    """One bucket's set: its samples shard by shard, a digest that says whether one changed, what it was planned with."""
 
     bucket: str
     shards: tuple[tuple[ReadySample, ...], ...]
     digest: str
+    parameters: ShardParameters
 
     @property
     def samples(self) -> int:
@@ -86,7 +88,6 @@ class ShardSet:
     """All chosen buckets of one run, planned."""
 
     output: Path
-    parameters: ShardParameters
     plans: list[BucketPlan] = field(default_factory=list)
     existing: Existing = "refuse"
 
@@ -113,31 +114,57 @@ def plan_shards(
     output: Path,
     parameters: ShardParameters,
     existing: Existing = "refuse",
+    *,
+    as_recorded: bool = False,
 ) -> ShardSet:
-    """Choose buckets, shuffle, limit, group, cut: in this order (seed 001, "Limit applies after shuffle")."""
-    chosen = [sample for sample in ready if sample.bucket in set(buckets)]
+    """Choose buckets, shuffle, limit, group, cut: in this order (seed 001, "Limit applies after shuffle").
+
+    Args:
+        as_recorded: a bucket that has a set of ours keeps the parameters of its manifest: bringing a shuffled or limited
+            set up to date must not undo that. Buckets of equal parameters were, and are, shuffled and limited together.
+
+    Raises:
+        WrongUsage: an unknown `existing`.
+    """
+    if existing not in get_args(Existing):
+        raise WrongUsage(f"unknown existing={existing!r}", do=f"choose from {', '.join(get_args(Existing))}")
+    groups: dict[ShardParameters, list[str]] = {}
+    for bucket in buckets:
+        recorded = _recorded(bucket_folder(output, bucket)) if as_recorded else None
+        groups.setdefault(recorded or parameters, []).append(bucket)
+    plans = [plan for given, group in groups.items() for plan in _plan_group(ready, group, given)]
+    return ShardSet(output, sorted(plans, key=lambda plan: list(buckets).index(plan.bucket)), existing)
+
+
+def _recorded(folder: Path) -> ShardParameters | None:
+    manifest = read_manifest(folder)
+    return ShardParameters(**manifest["parameters"]) if manifest else None
+
+
+def _plan_group(
+    ready: Sequence[ReadySample], buckets: Sequence[str], parameters: ShardParameters
+) -> Iterator[BucketPlan]:
+    members = set(buckets)
+    chosen = [sample for sample in ready if sample.bucket in members]
     if parameters.shuffle:
         random.Random(parameters.seed).shuffle(chosen)
     chosen = chosen[: parameters.limit]
     size = parameters.shard_size
-    plans = []
     for bucket in buckets:
         samples = [sample for sample in chosen if sample.bucket == bucket]
         shards = tuple(tuple(samples[i : i + size]) for i in range(0, len(samples), size))
-        plans.append(BucketPlan(bucket, shards, _digest(shards)))
-    return ShardSet(output, parameters, plans, existing)
+        yield BucketPlan(bucket, shards, _digest(samples), parameters)
 
 
-def _digest(shards: Sequence[Sequence[ReadySample]]) -> str:
-    """Changes when a sample, its order or its shard changes; equal inputs give equal digests on any machine."""
-    digest = hashlib.sha256()
-    for shard in shards:
-        digest.update(f"shard {len(shard)}\n".encode())
-        for sample in shard:
-            digest.update(sample.record)
-            for file in sample.files:
-                digest.update(f"{file.kind} {file.content}\n".encode())
-    return digest.hexdigest()
+def _digest(samples: Iterable[ReadySample]) -> str:
+    """Of the samples whatever their order: a new image in one bucket moves others' places in a common shuffle, no more."""
+    one_by_one = sorted(_sample_digest(sample) for sample in samples)
+    return hashlib.sha256(b"".join(one_by_one)).hexdigest()
+
+
+def _sample_digest(sample: ReadySample) -> bytes:
+    files = "".join(f"{file.kind} {file.content}\n" for file in sample.files)
+    return hashlib.sha256(sample.record + files.encode()).digest()
 
 
 # ---- conflicts
@@ -158,10 +185,13 @@ def _conflict(shard_set: ShardSet, plan: BucketPlan) -> str | None:
     manifest = read_manifest(folder)
     if manifest is None:
         return f"{folder.name} holds shards without our manifest"
+    return None if _agrees(folder, manifest) else f"{folder.name}: the tars are not those of its manifest"
+
+
+def _agrees(folder: Path, manifest: Mapping[str, Any]) -> bool:
+    """Whether the tars in a folder are those of its manifest, by name and size."""
     recorded = {shard["name"]: shard["bytes"] for shard in manifest["shards"]}
-    if recorded != {tar.name: tar.stat().st_size for tar in tars}:
-        return f"{folder.name}: the tars are not those of its manifest"
-    return None
+    return recorded == {tar.name: tar.stat().st_size for tar in folder.glob("*.tar")}
 
 
 def refuse_conflicts(shard_set: ShardSet) -> None:
@@ -176,11 +206,32 @@ def refuse_conflicts(shard_set: ShardSet) -> None:
         )
 
 
+class _ManifestShard(msgspec.Struct):
+    name: str
+    samples: int
+    bytes: int
+    sha256: str
+
+
+class _Manifest(msgspec.Struct):
+    """What readers of a manifest rely on."""
+
+    format: str
+    digest: str
+    samples: int
+    members: list[str]
+    shards: list[_ManifestShard]
+    parameters: ShardParameters
+
+
 def read_manifest(folder: Path) -> dict[str, Any] | None:
-    """A bucket's manifest if it is ours, else None."""
-    path = folder / MANIFEST
-    manifest = read_json(path) if path.is_file() else None
-    return manifest if isinstance(manifest, dict) and manifest.get("format") == FORMAT else None
+    """A bucket's manifest if it is there, ours and whole, else None."""
+    try:
+        manifest = read_json(folder / MANIFEST)
+        ours = msgspec.convert(manifest, _Manifest).format == FORMAT
+    except (ImagemillError, msgspec.ValidationError):
+        return None
+    return manifest if ours else None
 
 
 # ---- writing
@@ -200,21 +251,26 @@ def write_bucket(
         derived: folder of the npy folders. identities: recorded maker of each kind. on_sample: called with each sample's bytes.
     """
     folder = bucket_folder(shard_set.output, plan.bucket)
-    manifest = read_manifest(folder) if folder.is_dir() else None
-    if shard_set.existing == "update" and manifest and manifest["digest"] == plan.digest:
+    sweep_sets(shard_set.output)
+    manifest = read_manifest(folder)
+    if shard_set.existing == "update" and manifest and _is_current(folder, manifest, plan):
         return BucketResult(plan.bucket, "unchanged", plan.samples, len(plan.shards), _total_bytes(manifest))
     if not plan.shards:
         return _remove(folder, plan)
     shard_set.output.mkdir(parents=True, exist_ok=True)
-    sweep_sets(shard_set.output)
     staging = temporary_path(shard_set.output)
     staging.mkdir()
     try:
-        manifest = _write_set(staging, shard_set.parameters, plan, derived, identities, on_sample)
+        manifest = _write_set(staging, plan, derived, identities, on_sample)
         replace_folder(staging, folder)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     return BucketResult(plan.bucket, "written", plan.samples, len(plan.shards), _total_bytes(manifest))
+
+
+def _is_current(folder: Path, manifest: Mapping[str, Any], plan: BucketPlan) -> bool:
+    same = (manifest["digest"], manifest["parameters"]) == (plan.digest, asdict(plan.parameters))
+    return same and _agrees(folder, manifest) and (folder / INDEX).is_file()
 
 
 def sweep_sets(output: Path) -> None:
@@ -241,7 +297,6 @@ def _total_bytes(manifest: Mapping[str, Any]) -> int:
 
 def _write_set(
     folder: Path,
-    parameters: ShardParameters,
     plan: BucketPlan,
     derived: Path,
     identities: Mapping[str, ModelIdentity],
@@ -264,12 +319,7 @@ def _write_set(
         "samples": plan.samples,
         "members": [JSON_MEMBER, *(spec.member for spec in embedding_specs()), MASK_MEMBER],
         "shards": shards,
-        "parameters": {
-            "shard_size": parameters.shard_size,
-            "shuffle": parameters.shuffle,
-            "seed": parameters.seed if parameters.shuffle else None,
-            "limit": parameters.limit,
-        },
+        "parameters": asdict(plan.parameters),
         "provenance": {
             spec.kind: _provenance(spec.kind, n, plan, identities) for n, spec in enumerate(embedding_specs())
         },
@@ -283,7 +333,7 @@ def _members(samples: Sequence[ReadySample], derived: Path, on_sample: Callable[
     for sample in samples:
         files = [(spec.member, derived / spec.folder / f"{sample.image_id}.npy") for spec in specs]
         for (_, path), file in zip(files, sample.files, strict=True):
-            if stat_triple(path) != file.stat:
+            if _stat_of(path) != file.stat:
                 raise ImagemillError(
                     "a file changed while it was being packed",
                     where=path,
@@ -295,6 +345,13 @@ def _members(samples: Sequence[ReadySample], derived: Path, on_sample: Callable[
             [(JSON_MEMBER, sample.record), *files, (MASK_MEMBER, mask_npy(sample.mask))],
         )
         on_sample(sum(file.stat.size for file in sample.files) + len(sample.record))
+
+
+def _stat_of(path: Path) -> StatTriple | None:
+    try:
+        return stat_triple(path)
+    except FileNotFoundError:
+        return None
 
 
 def mask_npy(mask: Sequence[int]) -> bytes:

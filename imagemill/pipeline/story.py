@@ -16,11 +16,12 @@ from imagemill.errors import MissingInput
 from imagemill.files import StatTriple
 from imagemill.formats.jsonl import read_jsonl
 from imagemill.formats.npy import NpyStore
+from imagemill.ids import image_id_of
 from imagemill.layout import SHARDS_PLACE, DataRoot
 from imagemill.ledger import Ledger, Problem
 from imagemill.pipeline.merge import record_id
 from imagemill.pipeline.plan import EmbeddingPlan, plan_for
-from imagemill.pipeline.scan import Scan, scan_approved
+from imagemill.pipeline.scan import SOURCE_ASSET, Scan, scan_approved
 from imagemill.pipeline.shards import INDEX, bucket_folder, read_manifest
 
 
@@ -91,7 +92,7 @@ def _stat_of(problem: Problem, scan: Scan) -> StatTriple | None:
     source = scan.sources.get(problem.item)
     if source is None:
         return None
-    return source.caption if problem.reason == "bad_caption" else source.stat
+    return source.caption if problem.reason in {"bad_caption", "blank_caption"} else source.stat
 
 
 def explain(root: DataRoot, image_id: str) -> dict[str, Any]:
@@ -116,7 +117,7 @@ def explain(root: DataRoot, image_id: str) -> dict[str, Any]:
         story["embeddings"] = {spec.kind: _embedding(root, spec, image_id, ledger) for spec in embedding_specs()}
         story["record"] = _record_line(root, image_id)
         story["shard"] = _shard_place(shards_folder(root, ledger), image_id)
-        problems = [p for p in current_problems(scan, ledger) if p.item == image_id or Path(p.item).stem == image_id]
+        problems = [p for p in current_problems(scan, ledger) if _id_of(p) == image_id]
         story["problems"] = [
             {"asset": p.asset, "outcome": p.outcome, "reason": p.reason, "detail": p.detail, "do": p.remedy}
             for p in problems
@@ -130,32 +131,37 @@ def explain(root: DataRoot, image_id: str) -> dict[str, Any]:
     return story
 
 
+def _id_of(problem: Problem) -> str:
+    """What was refused by its name is known by its file name, everything else by its id."""
+    return image_id_of(problem.item) if problem.asset == SOURCE_ASSET else problem.item
+
+
 def _embedding(root: DataRoot, spec: Any, image_id: str, ledger: Ledger) -> dict[str, Any] | None:
     store = NpyStore(root.derived / spec.folder, spec)
     path = store.path(image_id)
-    if not path.is_file():
+    try:
+        stat = store.stat(image_id)
+    except (OSError, ValueError):  # not there, or no name that a file can have
         return None
-    rows = [row for (_, stat), row in ledger.files(spec.kind, [image_id]).items() if stat == store.stat(image_id)]
+    rows = [row for row in ledger.files(spec.kind, [image_id]).values() if row.stat == stat]
     known = {"maker": rows[0].maker, "made from": rows[0].source} if rows else {"maker": "not in the ledger"}
-    return {"file": f"derived/{spec.folder}/{path.name}", "bytes": path.stat().st_size, **known}
+    return {"file": f"derived/{spec.folder}/{path.name}", "bytes": stat.size, **known}
 
 
 def _record_line(root: DataRoot, image_id: str) -> int | None:
     if not root.stage2_jsonl.is_file():
         return None
-    return next(
-        (line.number for line in read_jsonl(root.stage2_jsonl) if line.value and record_id(line.value) == image_id),
-        None,
-    )
+    # The last one, which is the one that counts.
+    numbers = [
+        line.number for line in read_jsonl(root.stage2_jsonl) if line.value and record_id(line.value) == image_id
+    ]
+    return numbers[-1] if numbers else None
 
 
 def _shard_place(output: Path, image_id: str) -> dict[str, Any] | None:
     for index in sorted(output.glob(f"bucket_*/{INDEX}")):
         for line in read_jsonl(index):
             if line.value and line.value.get("image_id") == image_id:
-                return {
-                    "tar": f"{index.parent.name}/{line.value['shard']}",
-                    "offset": line.value["offset"],
-                    "size": line.value["size"],
-                }
+                place = {name: line.value.get(name) for name in ("offset", "size")}
+                return {"tar": f"{index.parent.name}/{line.value.get('shard')}", **place}
     return None

@@ -28,3 +28,5 @@ def embedding_files(store: NpyStore, ledger: Ledger) -> Iterator[Finding | int]:
             store.check(image_id, source.height, source.width)
         except InvalidNpy as invalid:
             yield Finding(rule=invalid.reason, message=invalid.what, remedy=invalid.do or "", **at)
+        except OSError as error:
+            yield Finding(rule="read_error", message=str(error), remedy="make the file readable", **at)

@@ -5,19 +5,20 @@ Adding a rule: yield it from the function of its kind, and give it a passing and
 Source: CONTRACTS section 4.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 
 from imagemill.buckets import assign_bucket, is_unusual_ratio
-from imagemill.embedding_specs import embedding_specs
+from imagemill.embedding_specs import EmbeddingSpec, embedding_specs
 from imagemill.errors import ImagemillError, InvalidNpy
-from imagemill.formats.jsonl import read_jsonl
+from imagemill.formats.jsonl import parse_object, read_jsonl
 from imagemill.formats.manifest import sha256_file
 from imagemill.formats.npy import NpyStore, parse_npy
-from imagemill.formats.tar import read_shard
+from imagemill.formats.tar import IndexEntry, read_sample, read_shard
 from imagemill.ids import id_of_member_key
 from imagemill.pipeline.shards import INDEX, JSON_MEMBER, MASK_MEMBER, read_manifest
 from imagemill.records import record_problems
@@ -45,11 +46,11 @@ def stage2_records(jsonl: Path, *, derived: Path | None = None) -> Findings:
             yield Finding(
                 rule=problem.rule, field=problem.field, message=problem.message, remedy=problem.remedy, item=item, **at
             )
-        if item in seen:
-            yield Finding(
-                rule="duplicate_id", item=item, message=f"also in line {seen[item]}", remedy="keep one of them", **at
-            )
-        seen[item] = line.number
+        if isinstance(record.get("image_id"), str):
+            if item in seen:
+                message = f"also in line {seen[item]}"
+                yield Finding(rule="duplicate_id", item=item, message=message, remedy="keep one of them", **at)
+            seen[item] = line.number
         if problems:
             continue
         yield from _aspect(record, item, at)
@@ -98,6 +99,26 @@ def _npy(store: NpyStore, record: Mapping[str, Any], at: dict[str, Any]) -> Find
             **at,
         )
 
+    except OSError as error:
+        yield Finding(
+            rule="read_error",
+            item=record["image_id"],
+            field=store.spec.folder,
+            message=str(error),
+            remedy="make the file readable",
+            **at,
+        )
+
+
+class _Place(msgspec.Struct):
+    """A line of the index."""
+
+    image_id: str
+    key: str
+    shard: str
+    offset: Annotated[int, msgspec.Meta(ge=0)]
+    size: Annotated[int, msgspec.Meta(ge=0)]
+
 
 def shard_set(folder: Path, *, derived: Path | None = None) -> Findings:
     """One bucket's set: manifest, checksums, member order, index agreement; with `derived`, npy members equal to the files."""
@@ -107,7 +128,7 @@ def shard_set(folder: Path, *, derived: Path | None = None) -> Findings:
             file=folder.name, rule="manifest", message="no manifest of ours", remedy="run imagemill shards --overwrite"
         )
         return
-    index = {line.value["key"]: line.value for line in read_jsonl(folder / INDEX) if line.value}
+    index = yield from _index(folder)
     for shard in manifest["shards"]:
         path = folder / shard["name"]
         if not path.is_file():
@@ -141,8 +162,36 @@ def shard_set(folder: Path, *, derived: Path | None = None) -> Findings:
 _REPACK = "run imagemill shards --overwrite"
 
 
+def _index(folder: Path) -> Generator[Finding, None, dict[str, _Place]]:
+    """The index by key; its lines that are none are findings."""
+    at: dict[str, Any] = {"file": f"{folder.name}/{INDEX}", "rule": "index", "remedy": _REPACK}
+    places: dict[str, _Place] = {}
+    if not (folder / INDEX).is_file():
+        yield Finding(message="no index", **at)
+        return places
+    for line in read_jsonl(folder / INDEX):
+        try:
+            place = msgspec.convert(line.value, _Place)
+        except msgspec.ValidationError as error:
+            yield Finding(line=line.number, message=line.problem or str(error), **at)
+            continue
+        if place.key in places or place.image_id != id_of_member_key(place.key):
+            yield Finding(line=line.number, item=place.image_id, message="a key twice, or of another id", **at)
+        places[place.key] = place
+    return places
+
+
+def _is_at(path: Path, place: _Place, key: str, members: Mapping[str, bytes]) -> bool:
+    if place.shard != path.name or place.offset + place.size > path.stat().st_size:
+        return False
+    try:
+        return read_sample(path, IndexEntry(key, place.offset, place.size)) == members
+    except ImagemillError:
+        return False
+
+
 def _shard(
-    path: Path, shard: Mapping[str, Any], index: dict[str, Any], manifest: Mapping[str, Any], derived: Path | None
+    path: Path, shard: Mapping[str, Any], index: dict[str, _Place], manifest: Mapping[str, Any], derived: Path | None
 ) -> Findings:
     name = f"{path.parent.name}/{path.name}"
     if sha256_file(path) != shard["sha256"]:
@@ -153,8 +202,8 @@ def _shard(
             yield 1
             samples += 1
             at: dict[str, Any] = {"file": name, "item": id_of_member_key(key)}
-            entry = index.pop(key, None)
-            if entry is None or entry["shard"] != path.name:
+            place = index.pop(key, None)
+            if place is None or not _is_at(path, place, key, members):
                 yield Finding(rule="index", message="not where the index says", remedy=_REPACK, **at)
             if list(members) != manifest["members"]:
                 yield Finding(rule="members", message=f"{', '.join(members)}", remedy=_REPACK, **at)
@@ -169,23 +218,16 @@ def _shard(
 
 
 def _members(members: Mapping[str, bytes], derived: Path | None, at: dict[str, Any]) -> Findings:
-    record = _json(members[JSON_MEMBER])
-    if record is None or record_problems(record):
-        yield Finding(rule="record", field=JSON_MEMBER, message="not a valid Stage 2 record", remedy=_REPACK, **at)
+    record = parse_object(members[JSON_MEMBER])
+    if record is None or record_problems(record) or record["image_id"] != at["item"]:
+        message = "not a valid Stage 2 record of this sample"
+        yield Finding(rule="record", field=JSON_MEMBER, message=message, remedy=_REPACK, **at)
         return
-    if parse_npy(members[MASK_MEMBER]).tolist() != record["t5_attention_mask"]:
-        yield Finding(rule="mask", field=MASK_MEMBER, message="not the record's mask", remedy=_REPACK, **at)
+    if problem := _mask_problem(members[MASK_MEMBER], record["t5_attention_mask"]):
+        yield Finding(rule="mask", field=MASK_MEMBER, message=problem, remedy=_REPACK, **at)
     for spec in embedding_specs():
-        array = parse_npy(members[spec.member])
-        shape = spec.shape(record["height"], record["width"])
-        if array.shape != shape or array.dtype.name != spec.dtype or not np.isfinite(array).all():
-            yield Finding(
-                rule="npy",
-                field=spec.member,
-                message=f"{array.dtype} {array.shape}, expected {spec.dtype} {shape}",
-                remedy=_REPACK,
-                **at,
-            )
+        if problem := _npy_problem(members[spec.member], spec, record):
+            yield Finding(rule="npy", field=spec.member, message=problem, remedy=_REPACK, **at)
         if derived and _differs(derived / spec.folder / f"{at['item']}.npy", members[spec.member]):
             yield Finding(
                 rule="verbatim", field=spec.member, message="not the bytes of the file on disk", remedy=_REPACK, **at
@@ -196,7 +238,20 @@ def _differs(path: Path, data: bytes) -> bool:
     return path.is_file() and path.read_bytes() != data
 
 
-def _json(data: bytes) -> dict[str, Any] | None:
-    from imagemill.formats.jsonl import parse_object
+def _mask_problem(data: bytes, mask: list[int]) -> str | None:
+    try:
+        array = parse_npy(data)
+    except InvalidNpy as invalid:
+        return invalid.what
+    return None if array.dtype == np.uint8 and array.tolist() == mask else "not the record's mask"
 
-    return parse_object(data)
+
+def _npy_problem(data: bytes, spec: EmbeddingSpec, record: Mapping[str, Any]) -> str | None:
+    try:
+        array = parse_npy(data)
+    except InvalidNpy as invalid:
+        return invalid.what
+    shape = spec.shape(record["height"], record["width"])
+    if array.shape != shape or array.dtype != np.dtype(spec.dtype):
+        return f"{array.dtype.str} {array.shape}, expected {spec.dtype} {shape}"
+    return None if np.isfinite(array).all() else "NaN or infinity among the values"

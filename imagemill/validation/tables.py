@@ -5,7 +5,7 @@ from pathlib import Path
 
 from imagemill.buckets import BUCKETS
 from imagemill.formats.jsonl import read_jsonl
-from imagemill.records import FORMAT_VERSION
+from imagemill.records import FORMAT_VERSION, Record
 from imagemill.validation.findings import Finding
 
 COLUMNS = ("image_id", "image_path", "caption", "height", "width", "aspect_bucket", "format_version")
@@ -35,7 +35,7 @@ def validate_stage2_table(jsonl: Path) -> Iterator[Finding | int]:
     import pandas as pd
     import pandera.errors
 
-    rows = [[line.value.get(name) for name in COLUMNS] for line in read_jsonl(jsonl) if line.value]
+    rows = [[_cell(line.value, name) for name in COLUMNS] for line in read_jsonl(jsonl) if line.value is not None]
     table = pd.DataFrame(rows, columns=list(COLUMNS))
     yield len(table)
     if table.empty:
@@ -50,3 +50,9 @@ def validate_stage2_table(jsonl: Path) -> Iterator[Finding | int]:
                 file=jsonl.name, rule="table", item=item, field=str(failure.column),
                 message=f"{failure.check}: {failure.failure_case!r}", remedy="run imagemill stage2",
             )  # fmt: skip
+
+
+def _cell(record: Record, name: str) -> str | int | None:
+    """A value that a table can hold. Lists and objects are no cells; what they are is told record by record."""
+    value = record.get(name, FORMAT_VERSION if name == "format_version" else None)
+    return value if type(value) in (str, int) else None

@@ -41,6 +41,9 @@ def validate(path: Path, *, kind: str | None = None, derived: Path | None = None
     kind = kind or kind_of(path)
     if kind not in KINDS:
         raise WrongUsage(f"unknown kind {kind!r}", do=f"choose from {', '.join(KINDS)}")
+    if path.is_dir() != (kind == "shards") and path.suffix != ".tar":
+        expected = "a bucket's folder, or a tar in it" if kind == "shards" else "a file of records"
+        raise WrongUsage(f"{path.name} cannot be validated as {kind}", where=path, do=f"give {expected}")
     if kind == "shards" and path.is_file():
         path = path.parent
     return collect(str(path), kind, KINDS[kind](path, derived=derived))

@@ -4,7 +4,7 @@ encoders; or the bare files that another program would have written."""
 import dataclasses
 import itertools
 import json
-from contextlib import closing
+from contextlib import contextmanager
 
 import numpy as np
 from PIL import Image
@@ -64,10 +64,18 @@ def plan_of(root, spec, ledger):
     return plan_for(spec, list(scan.sources), scan, ledger, NpyStore(root.derived / spec.folder, spec).listing())
 
 
+@contextmanager
+def _quick_ledger(root):
+    """Without waiting for the disk, which nothing here is about to lose."""
+    with Ledger(root.ledger) as ledger:
+        ledger._db.execute("PRAGMA synchronous = OFF")
+        yield ledger
+
+
 def embed(root, *specs, encoder=StubEncoder, **options):
     """Passes without Dagster; returns the counters of each kind."""
     counts = {}
-    with Ledger(root.ledger) as ledger:
+    with _quick_ledger(root) as ledger:
         for spec in specs or embedding_specs():
             stubbed = with_encoder(spec, encoder)
             counts[spec.kind] = run_pass(worker_of(root, stubbed, **options), plan_of(root, spec, ledger).jobs, ledger)
@@ -76,7 +84,7 @@ def embed(root, *specs, encoder=StubEncoder, **options):
 
 def write_records(root):
     """The JSONL, merged and written."""
-    with Ledger(root.ledger) as ledger:
+    with _quick_ledger(root) as ledger:
         survey(root.approved, ledger)
         lines = read_jsonl(root.stage2_jsonl) if root.stage2_jsonl.is_file() else []
         merge = plan_merge(lines, ledger.sources(), ledger.captions(), root)
@@ -93,7 +101,7 @@ def stage2(root, *ids, size=(32, 24)):
 
 def ready(root, buckets):
     """Readiness by this root's ledger, adopted files recorded as the asset does."""
-    with closing(Ledger(root.ledger)) as ledger:
+    with _quick_ledger(root) as ledger:
         found = find_ready(root.stage2_jsonl, root.derived, ledger, buckets=buckets)
         ledger.record_files(found.adopted)
     return found
@@ -105,7 +113,7 @@ def record_of(image_id, *, size=(32, 24), caption="noise", **changes):
         image_id=image_id, image_path=f"data/approved/{image_id}.png", caption=caption,
         mask=StubTokenizer().masks([caption])[0][0], height=size[1], width=size[0],
     )  # fmt: skip
-    return {**record, **changes}
+    return record | changes
 
 
 def foreign(root, *records):

@@ -1,3 +1,6 @@
-"""On PYTHONPATH, this folder gives every Python process the stub encoders: those that `imagemill ui` starts too."""
+"""With this folder on PYTHONPATH every Python process has the stub encoders: those that `imagemill ui` starts too."""
 
-import tests.helpers.stubs  # noqa: F401
+from imagemill.embedding_specs import EmbeddingSpec
+from tests.helpers.stubs import StubEncoder
+
+EmbeddingSpec.encoder_class = lambda self: StubEncoder

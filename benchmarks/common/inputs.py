@@ -1,0 +1,35 @@
+"""Photographs that nobody took: noise, which no codec and no cache gets for free."""
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+MEMORY = Path("/dev/shm")
+
+
+def noise_photos(folder: Path, count: int, *, width: int, height: int, smooth: int = 1) -> None:
+    """JPEGs with captions, all different.
+
+    Args:
+        smooth: pixels per grain of noise; 8 gives files of about the size that cameras give.
+    """
+    folder.mkdir(parents=True)
+    for number in range(count):
+        grains = (max(height // smooth, 1), max(width // smooth, 1), 3)
+        pixels = np.random.default_rng(number).integers(0, 256, grains, dtype=np.uint8)
+        image = Image.fromarray(pixels).resize((width, height), Image.Resampling.BICUBIC)
+        image.save(folder / f"photo{number:06d}.jpg", quality=90)
+        (folder / f"photo{number:06d}.txt").write_text(f"noise, number {number}", "utf-8")
+
+
+@contextmanager
+def scratch(*, in_memory_bytes: int = 0) -> Iterator[Path]:
+    """A folder that is gone afterwards; in memory where that many bytes are free there, as a disk's CPU time is noise."""
+    roomy = in_memory_bytes and MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > in_memory_bytes
+    with tempfile.TemporaryDirectory(prefix="imagemill-bench-", dir=MEMORY if roomy else None) as folder:
+        yield Path(folder)

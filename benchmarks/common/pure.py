@@ -1,0 +1,84 @@
+"""The main job as plain calls, in one process and without Dagster: `python -m benchmarks.common.pure DATA_ROOT`.
+
+What `imagemill run` does with images is here once each: look, embed, write records, pack shards, validate, count.
+"""
+
+import sys
+
+from benchmarks.common.encoders import use_stubs
+from imagemill.buckets import BUCKETS
+from imagemill.config import read_config
+from imagemill.embedding_specs import EmbeddingSpec, embedding_specs
+from imagemill.formats.jsonl import read_jsonl, write_lines
+from imagemill.formats.npy import NpyStore
+from imagemill.layout import DataRoot
+from imagemill.ledger import Ledger
+from imagemill.pipeline.embed import EmbedWorker, run_pass
+from imagemill.pipeline.merge import plan_merge
+from imagemill.pipeline.plan import plan_for
+from imagemill.pipeline.readiness import find_ready
+from imagemill.pipeline.scan import Scan, survey
+from imagemill.pipeline.shards import ShardParameters, plan_shards, write_bucket
+from imagemill.pipeline.story import read_status
+from imagemill.provenance import read_identity
+from imagemill.validation.files import embedding_files
+from imagemill.validation.findings import Report, collect
+from imagemill.validation.tables import validate_stage2_table
+from imagemill.validation.validator import validate, validate_shards
+
+
+def main() -> None:
+    root = DataRoot.resolve(sys.argv[1])
+    with Ledger(root.ledger) as ledger:
+        scan = survey(root.approved, ledger)
+        for spec in embedding_specs():
+            embed(spec, root, scan, ledger)
+        write_records(root, ledger)
+        pack(root, ledger)
+        assert all(report.passed for report in reports(root, ledger))
+    assert not read_status(root).problems
+
+
+def embed(spec: EmbeddingSpec, root: DataRoot, scan: Scan, ledger: Ledger) -> None:
+    config, store = read_config(root.config_file), NpyStore(root.derived / spec.folder, spec)
+    plan = plan_for(spec, list(scan.sources), scan, ledger, store.listing())
+    worker = EmbedWorker(
+        spec=spec,
+        approved=root.approved,
+        store=store,
+        provenance=root.provenance,
+        preview_root=root.preview_models,
+        settings=config.encoder(spec),
+        threads=config.model_threads,
+        decode_threads=config.decode_threads,
+        write_threads=config.write_threads,
+    )
+    run_pass(worker, plan.jobs, ledger)
+
+
+def write_records(root: DataRoot, ledger: Ledger) -> None:
+    lines = read_jsonl(root.stage2_jsonl) if root.stage2_jsonl.is_file() else []
+    write_lines(root.stage2_jsonl, plan_merge(lines, ledger.sources(), ledger.captions(), root).ordered())
+
+
+def pack(root: DataRoot, ledger: Ledger) -> None:
+    ready = find_ready(root.stage2_jsonl, root.derived, ledger, buckets=BUCKETS).ready
+    shard_set = plan_shards(ready, list(BUCKETS), root.shards, ShardParameters())
+    makers = {spec.kind: read_identity(root.provenance, spec.kind) for spec in embedding_specs()}
+    for plan in shard_set.plans:
+        write_bucket(shard_set, plan, root.derived, {kind: maker for kind, maker in makers.items() if maker})
+
+
+def reports(root: DataRoot, ledger: Ledger) -> list[Report]:
+    stores = [NpyStore(root.derived / spec.folder, spec) for spec in embedding_specs()]
+    return [
+        *(collect(store.spec.folder, store.spec.kind, embedding_files(store, ledger)) for store in stores),
+        validate(root.stage2_jsonl, kind="stage2"),
+        collect(root.stage2_jsonl.name, "stage2 table", validate_stage2_table(root.stage2_jsonl)),
+        *validate_shards(root.shards, root.derived, ledger),
+    ]
+
+
+if __name__ == "__main__":
+    use_stubs()
+    main()

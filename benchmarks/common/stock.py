@@ -1,0 +1,32 @@
+"""`imagemill` on Dagster's defaults: `python -m benchmarks.common.stock ARGUMENTS`, with DAGSTER_HOME a folder of its own.
+
+The same command and the same assets over the same range. What differs is what imagemill adds: stock SQLite storage
+instead of ours, and the events that Dagster writes by itself instead of streamed ones.
+"""
+
+import functools
+import os
+from pathlib import Path
+
+import dagster_project.work
+from benchmarks.common.encoders import use_stubs
+from dagster_project.cli.main import main
+from dagster_project.runs import run_here
+
+
+def run_on_defaults() -> None:
+    home = Path(os.environ["DAGSTER_HOME"])
+    home.mkdir(parents=True, exist_ok=True)
+    (home / "dagster.yaml").write_text("telemetry:\n  enabled: false\n")
+
+    @functools.wraps(run_here)
+    def without_the_tag(*given, **how):
+        return run_here(*given, **{**how, "deferred": False})
+
+    dagster_project.work.run_here = without_the_tag
+    main()
+
+
+if __name__ == "__main__":
+    use_stubs()
+    run_on_defaults()

@@ -1,0 +1,202 @@
+"""Embedding assets as Dagster runs them: ranges, configuration, what stops a step. Source: CONTRACTS sections 0 and 6; HOUSE,
+"How data walks through it"."""
+
+import subprocess
+import sys
+
+import pytest
+
+from assets.embeddings import dinov3_npy, embedding_assets, t5_hidden, vae_latents
+from assets.partitions import IMAGES_PER_RUN, images
+from imagemill.atomic import temporaries
+from imagemill.embedding_specs import DINOV3, embedding_specs
+from imagemill.ledger import Ledger
+from tests.helpers.product import PROJECT
+from tests.helpers.stage2 import embed, photos
+from tests.helpers.stubs import StubEncoder
+from tests.helpers.wiring import claims, failure_of, history, materialize, materialized, stub_every_kind
+
+KEYS = ["a", "b", "c", "d"]
+
+
+@pytest.fixture
+def instance():
+    with history(*KEYS) as instance:
+        yield instance
+
+
+@pytest.fixture(autouse=True)
+def stubs(monkeypatch):
+    stub_every_kind(monkeypatch)
+
+
+def files(root, spec=DINOV3):
+    return sorted(path.stem for path in (root.derived / spec.folder).glob("*.npy"))
+
+
+def test_every_kind_has_an_asset_of_its_name_in_the_order_of_the_specs():
+    assert [asset.key.to_user_string() for asset in embedding_assets] == [spec.kind for spec in embedding_specs()]
+    for asset in embedding_assets:
+        assert asset.partitions_def == images
+        assert asset.backfill_policy.max_partitions_per_run == IMAGES_PER_RUN
+        assert [key.to_user_string() for key in asset.dependency_keys] == ["approved_images"]
+
+
+@pytest.mark.parametrize("deferred", [True, False])
+def test_range_of_good_images_is_embedded_and_materialised(data_root, instance, deferred):
+    photos(data_root, *KEYS)
+
+    result = materialize(data_root, instance, dinov3_npy, vae_latents, t5_hidden, keys=KEYS, deferred=deferred)
+
+    assert result.success
+    for spec in embedding_specs():
+        assert files(data_root, spec) == KEYS
+        assert sorted(materialized(instance, spec.kind)) == KEYS, "once each"
+
+
+def test_range_with_a_bad_image_fails_without_the_tag_and_the_good_ones_are_reported(data_root, instance):
+    """Dagster would mark the whole range where the step succeeds. Source: CONTRACTS section 0; DAGSTER section 3."""
+    photos(data_root, *KEYS)
+    (data_root.approved / "b.png").write_bytes(b"no picture")
+
+    result = materialize(data_root, instance, dinov3_npy, keys=KEYS)
+
+    assert not result.success
+    assert "1 images did not arrive: b" in failure_of(result, "dinov3_npy")
+    assert "imagemill explain" in failure_of(result, "dinov3_npy")
+    assert sorted(materialized(instance, "dinov3_npy")) == ["a", "c", "d"] == files(data_root)
+
+
+def test_range_with_a_refused_image_succeeds_with_the_tag(data_root, instance):
+    """*Refused* never fails a run of ours."""
+    photos(data_root, *KEYS)
+    (data_root.approved / "b.png").write_bytes(b"no picture")
+
+    result = materialize(data_root, instance, dinov3_npy, keys=KEYS, deferred=True)
+
+    assert result.success
+    assert sorted(materialized(instance, "dinov3_npy")) == ["a", "c", "d"]
+
+
+def test_range_with_a_failed_image_fails_with_the_tag_too(data_root, instance, monkeypatch):
+    """After all the rest is done."""
+
+    class Encoder(StubEncoder):
+        def encode(self, batch):
+            arrays = super().encode(batch)
+            if self.calls > 1:
+                raise RuntimeError("out of memory")
+            return arrays
+
+    stub_every_kind(monkeypatch, Encoder)
+    photos(data_root, *KEYS)
+
+    result = materialize(data_root, instance, dinov3_npy, keys=KEYS, deferred=True)
+
+    assert not result.success
+    assert "3 images did not arrive: " in failure_of(result, "dinov3_npy")
+    assert materialized(instance, "dinov3_npy") == ["a"]
+
+
+def test_partition_whose_image_is_gone_is_not_materialised(data_root, instance):
+    photos(data_root, "a", "c")
+
+    assert materialize(data_root, instance, dinov3_npy, keys=KEYS, deferred=True).success
+    assert sorted(materialized(instance, "dinov3_npy")) == ["a", "c"]
+
+    result = materialize(data_root, instance, dinov3_npy, keys=KEYS)
+    assert "2 images did not arrive: b, d" in failure_of(result, "dinov3_npy")
+
+
+def test_only_images_of_the_range_are_embedded(data_root, instance):
+    photos(data_root, *KEYS)
+
+    materialize(data_root, instance, dinov3_npy, keys=["b", "c"], deferred=True)
+
+    assert files(data_root) == ["b", "c"]
+
+
+def test_images_behind_up_to_are_left_for_another_run(data_root, instance):
+    """`--limit N`: at most N images that still have work, in name order."""
+    photos(data_root, *KEYS)
+
+    result = materialize(data_root, instance, dinov3_npy, keys=KEYS, deferred=True, dinov3_npy={"up_to": "b"})
+
+    assert result.success
+    assert files(data_root) == ["a", "b"]
+
+
+def test_second_run_makes_nothing_and_loads_no_model(data_root, instance, monkeypatch):
+    photos(data_root, *KEYS)
+    materialize(data_root, instance, dinov3_npy, keys=KEYS, deferred=True)
+
+    monkeypatch.setattr(StubEncoder, "load", classmethod(lambda *_, **__: pytest.fail("loaded")))
+    result = materialize(data_root, instance, dinov3_npy, keys=KEYS, deferred=True)
+
+    assert result.success
+    with Ledger(data_root.ledger) as ledger:
+        assert ledger.counts([result.run_id])["dinov3_npy"] == {"kept": 4, "refused": 0, "absent": 0}
+
+
+def test_configured_model_that_is_not_the_recorded_one_is_refused_even_with_nothing_to_do(data_root, instance):
+    """Source: CONTRACTS section 0, "Provenance"."""
+    photos(data_root, *KEYS)
+    embed(data_root)
+    (data_root.path / "imagemill.yaml").write_text("encoders: {dinov3_npy: {model: org/other}}")
+
+    result = materialize(data_root, instance, dinov3_npy, vae_latents, keys=KEYS, deferred=True)
+
+    assert "ModelMismatch" in failure_of(result, "dinov3_npy")
+    assert sorted(materialized(instance, "vae_latents")) == KEYS, "the other kind is still done"
+
+
+def test_settings_of_the_file_reach_the_encoder(data_root, instance, monkeypatch):
+    seen = []
+
+    class Encoder(StubEncoder):
+        @classmethod
+        def load(cls, settings, **given):
+            seen.append((settings.model, settings.batch_size, given["threads"]))
+            return super().load(settings, **given)
+
+    stub_every_kind(monkeypatch, Encoder)
+    (data_root.path / "imagemill.yaml").write_text("encoders: {dinov3_npy: {model: org/m, batch_size: 3}}\nthreads: 2")
+    photos(data_root, *KEYS)
+
+    assert materialize(data_root, instance, dinov3_npy, keys=KEYS, deferred=True).success
+    assert seen == [("org/m", 3, 2)]
+
+
+def test_leftovers_of_a_killed_run_are_swept(data_root, instance):
+    """Only those of dead runs."""
+    photos(data_root, "a")
+    folder = data_root.derived / DINOV3.folder
+    folder.mkdir(parents=True)
+    script = f"import pathlib, imagemill.atomic as a; a.temporary_path(pathlib.Path({str(folder)!r})).touch()"
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=PROJECT)
+    assert len(temporaries(folder)) == 1
+
+    materialize(data_root, instance, dinov3_npy, keys=["a", "a"], deferred=True)
+
+    assert temporaries(folder) == []
+
+
+@pytest.mark.parametrize("why", ["no folder", "wrong configuration", "other model"])
+def test_step_that_cannot_begin_leaves_no_claim(data_root, instance, why):
+    """A claim that stayed would make every other run wait."""
+    photos(data_root, "a")
+    match why:
+        case "no folder":
+            (data_root.approved / "a.png").unlink()
+            (data_root.approved / "a.txt").unlink()
+            data_root.approved.rmdir()
+        case "wrong configuration":
+            (data_root.path / "imagemill.yaml").write_text("encoders: {dinov3_npy: {nonsense: 1}}")
+        case "other model":
+            embed(data_root, DINOV3, model="org/one")
+
+    result = materialize(data_root, instance, dinov3_npy, keys=["a", "a"], deferred=True)
+
+    assert not result.success
+    with Ledger(data_root.ledger) as ledger:
+        assert claims(ledger) == []

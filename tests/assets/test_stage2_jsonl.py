@@ -1,0 +1,113 @@
+"""The records asset: from the ledger, completed where a pass is missing. Source: CONTRACTS section 1, "record", "passes"."""
+
+import json
+
+import pytest
+
+from assets.stage2_jsonl import stage2_jsonl
+from imagemill.embedding_specs import DINOV3, T5, VAE
+from imagemill.formats.jsonl import read_jsonl
+from imagemill.ledger import Ledger
+from imagemill.pipeline import facts
+from imagemill.records import record_problem
+from tests.helpers.stage2 import embed, photos, record_of, write_text
+from tests.helpers.stubs import StubEncoder
+from tests.helpers.wiring import claims, failure_of, history, materialize, stub_every_kind
+
+
+@pytest.fixture
+def instance():
+    with history() as instance:
+        yield instance
+
+
+@pytest.fixture(autouse=True)
+def stubs(monkeypatch):
+    stub_every_kind(monkeypatch)
+
+
+def records(root):
+    return {line.value["image_id"]: line.value for line in read_jsonl(root.stage2_jsonl)}
+
+
+def problems(root):
+    with Ledger(root.ledger) as ledger:
+        return {(p.item, p.asset, p.reason) for p in ledger.problems()}
+
+
+def test_record_needs_no_embedding(data_root, instance):
+    """A decodable image, a caption and a mask, which comes from the tokenizer alone."""
+    photos(data_root, "a", "b")
+
+    assert materialize(data_root, instance, stage2_jsonl).success
+
+    assert records(data_root).keys() == {"a", "b"}
+    assert all(record_problem(record) is None for record in records(data_root).values())
+
+
+@pytest.mark.parametrize("passes", [[], [DINOV3], [T5], [VAE, T5]], ids=len)
+def test_records_are_the_same_whichever_passes_ran_before(data_root, instance, passes):
+    photos(data_root, "a")
+    if passes:
+        embed(data_root, *passes)
+
+    materialize(data_root, instance, stage2_jsonl)
+
+    assert records(data_root) == {"a": record_of("a", caption="noise called a")}
+
+
+def test_image_that_a_pass_has_opened_is_not_opened_again(data_root, instance, monkeypatch):
+    photos(data_root, "a", "b")
+    embed(data_root)
+    monkeypatch.setattr(facts, "inspect_image", lambda *_: pytest.fail("opened"))
+    monkeypatch.setattr(StubEncoder, "tokenizer", classmethod(lambda *_, **__: pytest.fail("loaded a tokenizer")))
+
+    assert materialize(data_root, instance, stage2_jsonl).success
+    assert records(data_root).keys() == {"a", "b"}
+
+
+def test_run_that_is_not_to_complete_writes_what_is_known(data_root, instance, monkeypatch):
+    """After an interrupt: all work up to it is preserved, and no image is opened. Source: seed 000, "Graceful shutdown"."""
+    photos(data_root, "a")
+    embed(data_root)
+    photos(data_root, "b")
+    monkeypatch.setattr(facts, "inspect_image", lambda *_: pytest.fail("opened"))
+
+    assert materialize(data_root, instance, stage2_jsonl, stage2_jsonl={"complete": False}).success
+    assert records(data_root).keys() == {"a"}
+
+
+def test_inputs_that_get_no_record_have_a_row(data_root, instance):
+    photos(data_root, "a", "uncaptioned", "torn")
+    (data_root.approved / "uncaptioned.txt").unlink()
+    (data_root.approved / "torn.png").write_bytes(b"no picture")
+
+    assert materialize(data_root, instance, stage2_jsonl).success
+
+    assert records(data_root).keys() == {"a"}
+    assert problems(data_root) == {
+        ("uncaptioned", "stage2_jsonl", "missing_caption"), ("torn", "stage2_jsonl", "undecodable"),
+    }  # fmt: skip
+
+
+def test_caption_of_a_record_serves_an_image_without_a_sidecar(data_root, instance):
+    photos(data_root, "a", captions=False)
+    write_text(
+        data_root.stage2_jsonl, json.dumps({"image_path": "data/approved/a.png", "caption": "of  Stage 1", "x": 1})
+    )
+
+    materialize(data_root, instance, stage2_jsonl)
+
+    (record,) = records(data_root).values()
+    assert (record["caption"], record["x"]) == ("of  Stage 1", 1)
+    assert record_problem(record) is None
+
+
+def test_data_root_without_images_says_what_to_do_and_leaves_no_claim(data_root, instance):
+    data_root.approved.rmdir()
+
+    result = materialize(data_root, instance, stage2_jsonl)
+
+    assert "put images there" in failure_of(result, "stage2_jsonl")
+    with Ledger(data_root.ledger) as ledger:
+        assert claims(ledger) == []

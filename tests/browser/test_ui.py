@@ -1,0 +1,346 @@
+"""The UI over a data root, by real clicks: what it shows is what is on disk, what it starts ends, what it stops is kept.
+
+One UI and one data root for all tests of this file; each brings images of its own, and they run in the order of the file.
+"""
+
+import json
+
+import pytest
+
+from checks.bucket_shards import shard_checks
+from checks.embeddings import embedding_checks
+from checks.stage2_jsonl import stage2_checks
+from dagster_project.instance import open_instance
+from dagster_project.partitions import register_images
+from dagster_project.sensors import STILL_SECONDS
+from imagemill.embedding_specs import embedding_specs
+from imagemill.layout import DataRoot
+from imagemill.pipeline.scan import scan_approved
+from tests.helpers.product import imagemill, photos, snapshot, start
+from tests.helpers.ui import CHROMIUM, browser, node, open_graph, running_ui, wait_until, watched_page
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(not CHROMIUM, reason="no chromium on the path: apt-get install chromium"),
+]
+
+BROKEN = "broken"
+KINDS = [spec.kind for spec in embedding_specs()]
+CHECKS = [key for check in (*embedding_checks, *stage2_checks, *shard_checks) for key in check.check_keys]
+CHECKED_ASSETS = sorted({key.asset_key.to_user_string() for key in CHECKS})
+# A daemon looks after backfills every 30 s, and after sensors every 5 s.
+DAEMON_SECONDS = 150
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """Twelve photographs and a file that is no image, through the main job."""
+    root = DataRoot(tmp_path_factory.mktemp("ui") / "data")
+    photos(root.approved, 12)
+    (root.approved / f"{BROKEN}.jpg").write_bytes(b"no image")
+    (root.approved / f"{BROKEN}.txt").write_text("no image")
+    done = imagemill("run", "--data-root", root.path, stub=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return root
+
+
+@pytest.fixture(scope="module")
+def ui(root):
+    with running_ui(root, log=root.path.with_name("ui.log")) as ui:
+        yield ui
+
+
+@pytest.fixture(scope="module")
+def context():
+    with browser() as context:
+        yield context
+
+
+@pytest.fixture
+def watched(context):
+    with watched_page(context) as watched:
+        yield watched
+
+
+@pytest.fixture
+def page(watched):
+    return watched.page
+
+
+# ---- what is on disk, and what GraphQL says
+
+
+def files(root, kind):
+    folder = next(spec.folder for spec in embedding_specs() if spec.kind == kind)
+    return {path.stem for path in (root.derived / folder).glob("*.npy")}
+
+
+def all_files(root):
+    return {kind: files(root, kind) for kind in KINDS}
+
+
+def opened(root):
+    """Approved images without the broken one."""
+    return scan_approved(root.approved).sources.keys() - {BROKEN}
+
+
+def partitions(ui, asset):
+    """Counts of an asset's partitions, in Dagster's words."""
+    query = """query ($key: AssetKeyInput!) { assetNodeOrError(assetKey: $key) { ... on AssetNode { partitionStats {
+        numPartitions numMaterialized numFailed numMaterializing } } } }"""
+    return ui.graphql(query, key={"path": [asset]})["assetNodeOrError"]["partitionStats"]
+
+
+def checks(ui, asset):
+    """Name → status of an asset's checks at its latest materialisation."""
+    query = """query ($key: AssetKeyInput!) { assetNodeOrError(assetKey: $key) { ... on AssetNode { assetChecksOrError {
+        ... on AssetChecks { checks { name executionForLatestMaterialization { status } } } } } } }"""
+    found = ui.graphql(query, key={"path": [asset]})["assetNodeOrError"]["assetChecksOrError"]["checks"]
+    return {check["name"]: check["executionForLatestMaterialization"]["status"] for check in found}
+
+
+def stale(ui, wanted):
+    """Which of these (asset, partition) are not fresh, and why."""
+    ask = """n%d: assetNodeOrError(assetKey: {path: [%s]}) { ... on AssetNode {
+        staleStatus(partition: %s) staleCauses(partition: %s) { reason } } }"""
+    parts = [ask % (n, *map(json.dumps, (asset, key, key))) for n, (asset, key) in enumerate(wanted)]
+    answers = ui.graphql("{ " + " ".join(parts) + " }")
+    return [
+        (name, answer)
+        for name, answer in zip(wanted, answers.values(), strict=True)
+        if answer["staleStatus"] != "FRESH"
+    ]
+
+
+def newest_runs(ui, count=1):
+    query = """query ($n: Int!) { runsOrError(limit: $n) { ... on Runs { results {
+        runId status jobName tags { key value } } } } }"""
+    return ui.graphql(query, n=count)["runsOrError"]["results"]
+
+
+def run_status(ui, run_id):
+    query = "query ($id: ID!) { runOrError(runId: $id) { ... on Run { status } } }"
+    return ui.graphql(query, id=run_id)["runOrError"]["status"]
+
+
+def add_photos(root, folder, prefix, count):
+    """New photographs with captions in `approved/`; returns their ids."""
+    photos(folder, count, size=(32, 48))
+    for path in sorted(folder.iterdir(), reverse=True):  # captions first: the sensor may look meanwhile
+        path.rename(root.approved / f"{prefix}-{path.name}")
+    return {f"{prefix}-photo{n:04d}" for n in range(count)}
+
+
+# ---- what is shown
+
+
+def test_graph_shows_every_asset_with_the_counts_of_graphql(ui, root, watched, tmp_path):
+    """Issue 3, "The UI": no console error, no failed request."""
+    open_graph(watched.page, ui.url)
+    watched.page.screenshot(path=tmp_path / "graph.png")
+
+    for asset in ("approved_images", *KINDS):
+        stats = partitions(ui, asset)
+        assert f"{stats['numPartitions']} partitions" in node(watched.page, asset).inner_text()
+        assert stats["numPartitions"] == len(opened(root)) + 1
+    for asset in CHECKED_ASSETS:
+        results = list(checks(ui, asset).values())
+        passed = results.count("SUCCEEDED")
+        assert f"{passed} / {len(results)} Passed" in node(watched.page, asset).inner_text()
+    assert watched.errors() == []
+
+
+def test_asset_page_shows_the_latest_materialisation_and_its_check(ui, watched, tmp_path):
+    watched.page.goto(f"{ui.url}/assets/dinov3_npy")
+    watched.page.get_by_text("facebook/dinov3").wait_for()
+    watched.page.get_by_text("Latest check results").wait_for()
+    watched.page.screenshot(path=tmp_path / "asset.png")
+
+    assert watched.page.get_by_text("Never materialized").count() == 0
+    assert watched.errors() == []
+
+
+@pytest.mark.parametrize("asset", ["approved_images", *KINDS])
+def test_partitions_page_says_how_many_images_are_materialised(ui, root, watched, tmp_path, asset):
+    """As many as there are files on disk, and as GraphQL says; of the source, as many as were opened."""
+    expected = len(opened(root))
+    if asset in KINDS:
+        assert len(files(root, asset)) == expected
+
+    watched.page.goto(f"{ui.url}/assets/{asset}?view=partitions")
+    watched.page.get_by_text(f"Materialized ({expected})").wait_for()
+    watched.page.screenshot(path=tmp_path / f"partitions-{asset}.png")
+
+    assert partitions(ui, asset)["numMaterialized"] == expected
+    assert watched.errors() == []
+
+
+@pytest.mark.parametrize("asset", CHECKED_ASSETS)
+def test_checks_page_counts_agree_with_graphql(ui, watched, tmp_path, asset):
+    expected = sorted(key.name for key in CHECKS if key.asset_key.to_user_string() == asset)
+    results = checks(ui, asset)
+    assert sorted(results) == expected
+
+    watched.page.goto(f"{ui.url}/assets/{asset}?view=checks")
+    watched.page.get_by_text(f"Checks ({len(expected)})").wait_for()
+    succeeded = watched.page.get_by_text("Succeeded", exact=True)
+    succeeded.first.wait_for()
+    watched.page.screenshot(path=tmp_path / f"checks-{asset}.png")
+
+    assert succeeded.count() == list(results.values()).count("SUCCEEDED") == len(expected)
+    assert watched.errors() == []
+
+
+def test_nothing_is_called_stale_or_unsynced_after_a_good_run(ui, root, page):
+    """Streamed events carry version tags. Source: DAGSTER section 3."""
+    wanted = [(kind, image_id) for kind in KINDS for image_id in sorted(opened(root))[::4]]
+    wanted += [("stage2_jsonl", None), ("bucket_shards", "1216x832"), ("bucket_shards", "704x1344")]
+    assert stale(ui, wanted) == []
+
+    open_graph(page, ui.url)
+    assert page.get_by_text("Unsynced").count() == 0
+
+
+# ---- what is started and stopped
+
+
+def test_backfill_ends_with_the_broken_image_failed_and_all_others_materialised(ui, root, page, context, tmp_path):
+    """Issue 3, "From the UI, by real clicks"; DAGSTER section 3, "Runs launched in the UI"."""
+    add_photos(root, tmp_path / "new", "backfilled", 6)
+    with open_instance(root) as instance:
+        scan = scan_approved(root.approved)
+        assert register_images(instance, scan.sources, scan) == 6
+    expected = len(opened(root))
+    with watched_page(context) as other:
+        other.page.goto(f"{ui.url}/assets/vae_latents?view=partitions")
+        other.page.get_by_text(f"Materialized ({expected - 6})").wait_for()
+
+        open_graph(page, ui.url)
+        page.get_by_role("button", name="Materialize all").click()
+        page.get_by_role("button", name="All", exact=True).click()
+        page.screenshot(path=tmp_path / "dialog.png")
+        page.get_by_role("button", name="Launch backfill").click()
+        backfill = wait_until(lambda: backfills(ui), 30, "the backfill is known")[0]["id"]
+        page.goto(f"{ui.url}/runs/b/{backfill}")
+
+        # The page that was open all the while counts by itself.
+        other.page.get_by_text(f"Materialized ({expected})").wait_for(timeout=1000 * DAEMON_SECONDS)
+        other.page.get_by_text("Failed (1)").wait_for()
+        other.page.screenshot(path=tmp_path / "partitions.png")
+    ended = wait_until(lambda: [b for b in backfills(ui) if b["endTimestamp"]], DAEMON_SECONDS, "the backfill ends")[0]
+    page.reload()
+    page.get_by_text("100% completed").first.wait_for()
+    page.screenshot(path=tmp_path / "backfill.png")
+    assert page.get_by_text(str(expected), exact=True).count() == len(KINDS)
+
+    assert ended["status"] == "COMPLETED_FAILED"
+    counts = {c["assetKey"]["path"][0]: c for c in ended["assetBackfillData"]["assetBackfillStatuses"] if c}
+    for kind in KINDS:
+        assert files(root, kind) == opened(root)
+        assert partitions(ui, kind) == {
+            "numPartitions": expected + 1, "numMaterialized": expected, "numFailed": 1, "numMaterializing": 0,
+        }  # fmt: skip
+        assert counts[kind]["numPartitionsMaterialized"] == expected
+        assert counts[kind]["numPartitionsFailed"] == 1
+        assert image_status(ui, kind, BROKEN) == "FAILED"
+
+
+def backfills(ui):
+    query = """{ partitionBackfillsOrError(limit: 1) { ... on PartitionBackfills { results { id status endTimestamp
+        assetBackfillData { assetBackfillStatuses { ... on AssetPartitionsStatusCounts {
+            assetKey { path } numPartitionsMaterialized numPartitionsFailed } } } } } } }"""
+    return ui.graphql(query)["partitionBackfillsOrError"]["results"]
+
+
+def image_status(ui, asset, image_id):
+    query = """query ($key: AssetKeyInput!) { assetNodeOrError(assetKey: $key) { ... on AssetNode {
+        assetPartitionStatuses { ... on DefaultPartitionStatuses {
+            materializedPartitions failedPartitions unmaterializedPartitions } } } } }"""
+    found = ui.graphql(query, key={"path": [asset]})["assetNodeOrError"]["assetPartitionStatuses"]
+    names = {
+        "materializedPartitions": "MATERIALIZED",
+        "failedPartitions": "FAILED",
+        "unmaterializedPartitions": "MISSING",
+    }
+    return next(status for name, status in names.items() if image_id in found[name])
+
+
+def test_run_of_the_command_line_is_terminated_and_reexecuted(ui, root, page, tmp_path):
+    """Its work is kept, and the second run makes the rest. Source: issue 3, "From the UI"; DAGSTER section 9."""
+    new = add_photos(root, tmp_path / "new", "stopped", 24)
+    command = start("run", "--data-root", root.path, IMAGEMILL_STUB_SLEEP=1.5)
+    wait_until(lambda: any(new & files(root, kind) for kind in KINDS), 60, "the first files are there")
+    (run,) = newest_runs(ui)
+    assert run["status"] == "STARTED"
+
+    page.goto(f"{ui.url}/runs/{run['runId']}")
+    page.get_by_role("button", name="Terminate").click()
+    page.get_by_role("button", name="Terminate 1 run").click()
+    output, _ = command.communicate(timeout=30)
+    page.get_by_text("Canceled", exact=True).first.wait_for()
+    page.screenshot(path=tmp_path / "terminated.png")
+
+    assert command.returncode == 130, output
+    assert "to resume" in output
+    assert run_status(ui, run["runId"]) == "CANCELED"
+    kept = snapshot(root.derived / "dinov3", root.derived / "t5_hidden", root.derived / "vae_latents")
+    assert new & {image_id for kind in KINDS for image_id in files(root, kind)}, "finished files are kept"
+    assert not all(new <= files(root, kind) for kind in KINDS), "it was stopped before its end"
+
+    page.get_by_role("button", name="Re-execute all").click()
+    page.wait_for_url(lambda url: "/runs/" in url and run["runId"] not in url)
+    again = page.url.rsplit("/", 1)[1].partition("?")[0]
+    wait_until(lambda: run_status(ui, again) in {"SUCCESS", "FAILURE"}, DAEMON_SECONDS, "the second run ends")
+    page.get_by_text("Success", exact=True).first.wait_for()
+    page.screenshot(path=tmp_path / "reexecuted.png")
+
+    assert run_status(ui, again) == "SUCCESS"
+    assert all(new <= files(root, kind) for kind in KINDS)
+    now = snapshot(root.derived / "dinov3", root.derived / "t5_hidden", root.derived / "vae_latents")
+    assert {path: now[path] for path in kept} == kept, "what was finished is not made again"
+
+
+def test_sensor_makes_one_run_of_two_new_files_and_both_become_samples(ui, root, page, tmp_path):
+    """Records and shards follow at the next tick. Source: issue 3, "With the sensor on"."""
+    new = add_photos(root, tmp_path / "new", "noticed", 2)
+    page.goto(f"{ui.url}/locations/__repository__@imagemill/sensors/new_images")
+    switch = page.locator("label", has=page.get_by_role("checkbox"))
+    switch.wait_for()
+    # Not the photographs' times count but their latest change of any sort, a renaming too.
+    page.wait_for_timeout(1000 * (STILL_SECONDS + 1))
+    switch.click()
+    try:
+        ticks = wait_until(lambda: finished_ticks(ui), DAEMON_SECONDS, "two ticks have made runs")
+        page.screenshot(path=tmp_path / "sensor.png")
+    finally:
+        switch.click()
+        wait_until(lambda: sensor(ui)["status"] == "STOPPED", 30, "the sensor is off")
+
+    assert [len(tick["runs"]) for tick in ticks] == [1, 1]
+    embedded, published = (tick["runs"][0] for tick in ticks)
+    assert (embedded["jobName"], published["jobName"]) == ("embed_images", "publish_shards")
+    for run in (embedded, published):
+        wait_until(lambda run=run: run_status(ui, run["runId"]) in {"SUCCESS", "FAILURE"}, 90, "the run ends")
+        assert run_status(ui, run["runId"]) == "SUCCESS"
+    assert all(new <= files(root, kind) for kind in KINDS)
+    assert new <= set(samples(root))
+
+
+def sensor(ui):
+    query = """{ sensorOrError(sensorSelector: {repositoryName: "__repository__", repositoryLocationName: "imagemill",
+        sensorName: "new_images"}) { ... on Sensor { sensorState { status ticks(limit: 20) {
+            status runs { runId jobName } } } } } }"""
+    return ui.graphql(query)["sensorOrError"]["sensorState"]
+
+
+def finished_ticks(ui):
+    """Ticks that made runs, oldest first, as soon as there are two."""
+    made = [tick for tick in sensor(ui)["ticks"] if tick["status"] == "SUCCESS" and tick["runs"]]
+    return made[::-1] if len(made) > 1 else None
+
+
+def samples(root):
+    """Ids of all samples in the shards, by their index."""
+    for index in root.shards.glob("bucket_*/index.jsonl"):
+        for line in index.read_bytes().splitlines():
+            yield json.loads(line)["image_id"]

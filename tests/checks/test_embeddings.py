@@ -1,0 +1,63 @@
+"""The checks of the embedding assets: pass on what a run made, fail on what was spoilt since. Source: CONTRACTS section 0."""
+
+import numpy as np
+import pytest
+
+from assets.embeddings import embedding_assets
+from checks.embeddings import embedding_checks
+from imagemill.embedding_specs import VAE, embedding_specs
+from tests.helpers.stage2 import embed, photos
+from tests.helpers.wiring import check, checks_of, history, materialize, stub_every_kind
+
+KEYS = ["a", "b"]
+
+
+@pytest.fixture
+def instance(monkeypatch):
+    stub_every_kind(monkeypatch)
+    with history(*KEYS) as instance:
+        yield instance
+
+
+def test_every_kind_has_a_check():
+    assert {key.to_user_string() for check in embedding_checks for key in check.check_keys} == {
+        f"{spec.kind}:files_valid" for spec in embedding_specs()
+    }
+
+
+def test_checks_pass_on_what_a_run_made_and_fail_where_a_file_was_spoilt(data_root, instance):
+    photos(data_root, *KEYS)
+    made = materialize(data_root, instance, *embedding_assets, *embedding_checks, keys=KEYS, deferred=True)
+
+    assert made.success
+    assert {name: e.passed for name, e in checks_of(made).items()} == {
+        f"{spec.kind}:files_valid": True for spec in embedding_specs()
+    }
+    assert checks_of(made)["vae_latents:files_valid"].metadata["checked"].value == 2
+
+    np.save(data_root.derived / VAE.folder / "b.npy", np.zeros((16, 3, 3), np.float16))
+    found = check(data_root, instance, *embedding_assets, *embedding_checks)
+
+    assert {name for name, e in found.items() if not e.passed} == {"vae_latents:files_valid"}
+    evaluation = found["vae_latents:files_valid"]
+    assert evaluation.description == "wrong_shape: 1"
+    assert "b" in evaluation.metadata["first findings"].value
+    assert evaluation.metadata["errors"].value == 1
+
+
+@pytest.mark.parametrize("spec", embedding_specs(), ids=lambda spec: spec.kind)
+def test_check_fails_where_a_byte_is_missing(data_root, instance, spec):
+    photos(data_root, *KEYS)
+    embed(data_root)
+    path = data_root.derived / spec.folder / "a.npy"
+    path.write_bytes(path.read_bytes()[:-1])
+
+    assert {
+        name for name, e in check(data_root, instance, *embedding_assets, *embedding_checks).items() if not e.passed
+    } == {f"{spec.kind}:files_valid"}
+
+
+def test_checks_pass_where_nothing_was_made(data_root, instance):
+    assert all(
+        evaluation.passed for evaluation in check(data_root, instance, *embedding_assets, *embedding_checks).values()
+    )

@@ -1,0 +1,55 @@
+"""Reports as one check result."""
+
+import pytest
+
+from checks.results import SHOWN, as_result
+from imagemill.validation.findings import Finding, Report, collect
+
+
+def report(name, *severities, rule="mask"):
+    findings = (
+        Finding(file=name, rule=rule, message="wrong", remedy="repair", line=n, severity=severity)
+        for n, severity in enumerate(severities, start=1)
+    )
+    return collect(name, "k", [1, *findings])
+
+
+def metadata(result):
+    return {name: value.value for name, value in result.metadata.items()}
+
+
+def test_no_report_is_no_finding():
+    result = as_result()
+
+    assert result.passed
+    assert (result.description, metadata(result)["first findings"]) == ("no findings", "none")
+
+
+@pytest.mark.parametrize(
+    ("reports", "passed"),
+    [
+        ([report("a")], True), ([report("a", "warning")], True), ([report("a"), report("b", "error")], False),
+        ([report("a", "error"), report("b")], False),
+    ],
+)  # fmt: skip
+def test_one_report_that_fails_fails_the_check(reports, passed):
+    assert as_result(*reports).passed is passed
+
+
+def test_counters_and_rules_of_all_reports_are_added():
+    result = as_result(report("a", "error", "error"), report("b", "warning"), report("c", "error", rule="id"))
+
+    found = metadata(result)
+    assert (found["checked"], found["errors"], found["warnings"]) == (3, 3, 1)
+    assert result.description == "id: 1; mask: 3"
+
+
+def test_only_the_first_findings_are_shown():
+    text = metadata(as_result(report("a", *["error"] * 50)))["first findings"]
+
+    assert text.count("\n- ") + 1 == SHOWN
+    assert text.startswith("- a:1: mask: wrong")
+
+
+def test_report_without_findings_is_left_out():
+    assert metadata(as_result(Report("a", "k"), report("b", "error")))["first findings"].startswith("- b:1")

@@ -1,0 +1,66 @@
+"""The checks of the records: line by line, and as a table. Source: CONTRACTS sections 0 and 4."""
+
+import json
+
+import pytest
+
+from assets.stage2_jsonl import stage2_jsonl
+from checks.stage2_jsonl import stage2_checks
+from tests.helpers.stage2 import embed, photos, record_of, write_text
+from tests.helpers.wiring import check, checks_of, history, materialize, stub_every_kind
+
+RECORDS, TABLE = "stage2_jsonl:records_valid", "stage2_jsonl:table_valid"
+
+
+@pytest.fixture
+def instance(monkeypatch):
+    stub_every_kind(monkeypatch)
+    with history() as instance:
+        yield instance
+
+
+def check_lines(root, instance, *lines):
+    """The verdicts on a file of these lines."""
+    write_text(root.stage2_jsonl, *(line if isinstance(line, bytes) else json.dumps(line) for line in lines))
+    return check(root, instance, stage2_jsonl, *stage2_checks)
+
+
+def test_checks_pass_on_what_a_run_made(data_root, instance):
+    photos(data_root, "a", "b")
+    embed(data_root)
+
+    result = materialize(data_root, instance, stage2_jsonl, *stage2_checks)
+
+    found = checks_of(result)
+    assert {name: e.passed for name, e in found.items()} == {RECORDS: True, TABLE: True}
+    assert {name: e.metadata["checked"].value for name, e in found.items()} == {RECORDS: 2, TABLE: 2}
+    assert found[RECORDS].description == "no findings"
+
+
+def test_check_fails_where_a_line_is_malformed(data_root, instance):
+    found = check_lines(data_root, instance, record_of("a"), b"{", record_of("b"))
+
+    assert not found[RECORDS].passed
+    assert found[RECORDS].description == "strict_json: 1"
+    assert ":2: strict_json" in found[RECORDS].metadata["first findings"].value
+    assert found[TABLE].passed, "the table is that of the records that can be read"
+
+
+def test_checks_fail_where_an_id_stands_twice(data_root, instance):
+    found = check_lines(data_root, instance, record_of("a"), record_of("a"))
+
+    assert [e.passed for e in found.values()] == [False, False]
+
+
+def test_warnings_do_not_fail_a_check(data_root, instance):
+    found = check_lines(data_root, instance, record_of("a", size=(90, 9)))
+
+    assert found[RECORDS].passed
+    assert (found[RECORDS].metadata["warnings"].value, found[RECORDS].metadata["errors"].value) == (1, 0)
+
+
+def test_many_findings_are_counted_and_some_are_shown(data_root, instance):
+    found = check_lines(data_root, instance, *[b"{"] * 500)
+
+    assert found[RECORDS].metadata["errors"].value == 500
+    assert len(found[RECORDS].metadata["first findings"].value.splitlines()) <= 40

@@ -1,0 +1,109 @@
+"""io_managers/jsonl.py: a merge becomes the file in one rename, and only if a byte changed. Source: seed 000, "Atomic JSONL
+updates"; CONTRACTS section 0 "JSONL input", section 1 "merge"."""
+
+import json
+
+import dagster as dg
+import pytest
+
+from assets.stage2_jsonl import stage2_jsonl
+from imagemill.formats.jsonl import read_jsonl
+from imagemill.ledger import Ledger
+from io_managers import jsonl as jsonl_module
+from tests.helpers.stage2 import embed, photos, record_of, write_text
+from tests.helpers.wiring import claims, failure_of, history, materialize, stub_every_kind
+
+
+@pytest.fixture
+def instance():
+    with history() as instance:
+        yield instance
+
+
+@pytest.fixture
+def root(data_root, monkeypatch):
+    stub_every_kind(monkeypatch)
+    photos(data_root, "a", "b")
+    embed(data_root)
+    return data_root
+
+
+def counts(root, result):
+    with Ledger(root.ledger) as ledger:
+        return ledger.counts([result.run_id])["stage2_jsonl"]
+
+
+def test_records_are_written_and_counted(root, instance):
+    result = materialize(root, instance, stage2_jsonl)
+
+    assert result.success
+    assert [line.value["image_id"] for line in read_jsonl(root.stage2_jsonl)] == ["a", "b"]
+    assert counts(root, result) == {
+        "records": 2, "added": 2, "changed": 0, "stage1": 0, "quarantined": 0, "rewritten": 1,
+    }  # fmt: skip
+    (event,) = result.asset_materializations_for_node("stage2_jsonl")
+    assert event.metadata["records"].value == 2
+    assert event.metadata["path"].value == str(root.stage2_jsonl)
+
+
+def test_file_that_nothing_changed_keeps_bytes_and_mtime(root, instance):
+    materialize(root, instance, stage2_jsonl)
+    before = root.stage2_jsonl.stat().st_mtime_ns, root.stage2_jsonl.read_bytes()
+
+    result = materialize(root, instance, stage2_jsonl)
+
+    assert (root.stage2_jsonl.stat().st_mtime_ns, root.stage2_jsonl.read_bytes()) == before
+    assert counts(root, result)["rewritten"] == 0
+
+
+def test_lines_that_were_taken_out_go_to_the_quarantine(root, instance):
+    write_text(root.stage2_jsonl, "{", json.dumps(record_of("elsewhere", note=1)), json.dumps(record_of("elsewhere")))
+
+    result = materialize(root, instance, stage2_jsonl)
+
+    assert (counts(root, result)["quarantined"], counts(root, result)["records"]) == (2, 3)
+    kept = [line.value for line in read_jsonl(root.quarantine / "approved_image_dataset.jsonl.quarantine.jsonl")]
+    assert [(entry["line"], entry["why"].partition(":")[0]) for entry in kept] == [
+        (1, "malformed"),
+        (2, "replaced by line 3"),
+    ]
+
+
+def test_unfinished_file_is_never_left_and_never_the_main_one(root, instance, monkeypatch):
+    """Updates are written to a temporary file first."""
+    materialize(root, instance, stage2_jsonl)
+    before = root.stage2_jsonl.read_bytes()
+    photos(root, "c")
+    embed(root)
+    seen = []
+
+    def fail(path, lines, *, temporary):
+        seen.append(temporary.name)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(jsonl_module, "write_lines", fail)
+    result = materialize(root, instance, stage2_jsonl)
+
+    assert "No space left" in failure_of(result, "stage2_jsonl")
+    assert seen == ["approved_image_dataset.jsonl.tmp"]
+    assert root.stage2_jsonl.read_bytes() == before
+    with Ledger(root.ledger) as ledger:
+        assert claims(ledger) == [], "the next run does not wait for this one"
+
+
+def test_leftover_of_a_killed_run_is_taken_away(root, instance):
+    write_text(root.stage2_jsonl.with_name("approved_image_dataset.jsonl.tmp"), '{"image_id": "torn')
+
+    materialize(root, instance, stage2_jsonl)
+
+    assert sorted(path.name for path in root.derived.iterdir() if path.is_file()) == ["approved_image_dataset.jsonl"]
+
+
+def test_downstream_asset_gets_the_path(root, instance):
+    @dg.asset(io_manager_key="plain")
+    def lines(stage2_jsonl):
+        return [line.value["image_id"] for line in read_jsonl(stage2_jsonl)]
+
+    result = materialize(root, instance, stage2_jsonl, lines, resources={"plain": dg.InMemoryIOManager()})
+
+    assert result.output_for_node("lines") == ["a", "b"]

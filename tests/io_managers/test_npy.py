@@ -1,0 +1,155 @@
+"""io_managers/npy.py: files get their names, Dagster hears of exactly those, the ledger keeps the counts."""
+
+import dagster as dg
+import numpy as np
+import pytest
+from dagster._core.definitions.data_version import extract_data_provenance_from_entry, extract_data_version_from_entry
+
+from assets.embeddings import dinov3_npy, t5_hidden
+from imagemill.embedding_specs import DINOV3, T5
+from imagemill.formats.npy import NpyStore
+from imagemill.ledger import Ledger
+from tests.helpers.stage2 import embed, photos
+from tests.helpers.stubs import StubEncoder
+from tests.helpers.wiring import claims, failure_of, history, materialize, materialized, stub_every_kind
+
+KEYS = ["a", "b", "c"]
+
+
+@pytest.fixture
+def instance():
+    with history(*KEYS) as instance:
+        yield instance
+
+
+@pytest.fixture(autouse=True)
+def stubs(monkeypatch):
+    stub_every_kind(monkeypatch)
+
+
+def counts(root, result, kind="dinov3_npy"):
+    with Ledger(root.ledger) as ledger:
+        return ledger.counts([result.run_id])[kind]
+
+
+def test_event_carries_the_versions_of_the_file_and_its_image(data_root, instance):
+    """Fresh and stale are told apart by them."""
+    photos(data_root, "a")
+    materialize(data_root, instance, dinov3_npy, keys=["a", "a"], deferred=True)
+
+    (record,) = instance.fetch_materializations(dg.AssetKey("dinov3_npy"), limit=10).records
+    store = NpyStore(data_root.derived / DINOV3.folder, DINOV3)
+    with Ledger(data_root.ledger) as ledger:
+        row = ledger.files(DINOV3.kind)["a", store.stat("a")]
+    assert extract_data_version_from_entry(record.event_log_entry) == dg.DataVersion(row.content)
+    provenance = extract_data_provenance_from_entry(record.event_log_entry)
+    assert provenance.input_data_versions[dg.AssetKey("approved_images")] == dg.DataVersion(row.source)
+    metadata = record.asset_materialization.metadata
+    assert (metadata["bytes"].value, metadata["maker"].value) == (row.stat.size, row.maker)
+
+
+def test_ledger_keeps_the_counters_of_the_run(data_root, instance):
+    photos(data_root, *KEYS)
+    (data_root.approved / "b.png").write_bytes(b"no picture")
+
+    result = materialize(data_root, instance, dinov3_npy, keys=KEYS, deferred=True)
+
+    made = counts(data_root, result)
+    assert (made["computed"], made["refused"], made["kept"], made["calls"]) == (2, 1, 0, 2)
+
+
+def test_refusals_known_before_are_counted_without_being_met_again(data_root, instance):
+    photos(data_root, *KEYS)
+    (data_root.approved / "b.png").write_bytes(b"no picture")
+    embed(data_root, DINOV3)
+
+    result = materialize(data_root, instance, dinov3_npy, keys=KEYS, deferred=True)
+
+    assert counts(data_root, result) == {"kept": 2, "refused": 1, "absent": 0}
+
+
+def test_image_without_a_caption_has_a_row_of_the_kind_that_wants_one(data_root, instance):
+    photos(data_root, *KEYS)
+    (data_root.approved / "b.txt").unlink()
+
+    assert materialize(data_root, instance, t5_hidden, keys=KEYS, deferred=True).success
+    with Ledger(data_root.ledger) as ledger:
+        assert [(p.item, p.asset, p.reason) for p in ledger.problems()] == [("b", T5.kind, "missing_caption")]
+
+
+def test_files_that_dagster_does_not_know_are_reported_once(data_root, instance):
+    """A history of its own may be younger than the files."""
+    photos(data_root, *KEYS)
+    embed(data_root, DINOV3)
+
+    for _ in range(2):
+        assert materialize(data_root, instance, dinov3_npy, keys=KEYS, deferred=True).success
+    assert sorted(materialized(instance, "dinov3_npy")) == KEYS
+
+
+def test_replaced_file_is_reported_again(data_root, instance):
+    photos(data_root, *KEYS)
+    materialize(data_root, instance, dinov3_npy, keys=KEYS, deferred=True)
+    (data_root.derived / DINOV3.folder / "b.npy").write_bytes(b"")
+
+    result = materialize(data_root, instance, dinov3_npy, keys=KEYS, deferred=True)
+
+    assert materialized(instance, "dinov3_npy").count("b") == 2
+    assert counts(data_root, result)["replaced"] == 1
+
+
+def test_many_missing_images_are_counted_and_some_are_named(data_root):
+    keys = [f"i{n:02d}" for n in range(12)]
+    photos(data_root, "good")
+    with history("good", *keys) as instance:
+        result = materialize(data_root, instance, dinov3_npy, keys=["good", keys[-1]])
+
+    assert "12 images did not arrive: i00, i01, i02, i03, i04 and 7 more" in failure_of(result, "dinov3_npy")
+
+
+@pytest.mark.parametrize("bad", [False, True])
+def test_claims_are_released_when_the_step_ends(data_root, instance, bad):
+    photos(data_root, *KEYS)
+    if bad:
+        (data_root.approved / "b.png").write_bytes(b"no picture")
+
+    materialize(data_root, instance, dinov3_npy, keys=KEYS)
+
+    with Ledger(data_root.ledger) as ledger:
+        assert claims(ledger) == []
+
+
+def test_interrupted_step_keeps_what_is_finished_and_releases_its_claims(data_root, instance, monkeypatch):
+    class Encoder(StubEncoder):
+        def encode(self, batch):
+            if self.calls:
+                raise KeyboardInterrupt
+            return super().encode(batch)
+
+    stub_every_kind(monkeypatch, Encoder)
+    photos(data_root, *KEYS)
+
+    assert not materialize(data_root, instance, dinov3_npy, keys=KEYS, deferred=True).success
+
+    assert materialized(instance, "dinov3_npy") == ["a"]
+    assert [path.name for path in (data_root.derived / DINOV3.folder).iterdir()] == ["a.npy"]
+    with Ledger(data_root.ledger) as ledger:
+        assert claims(ledger) == []
+
+
+def test_downstream_asset_gets_a_handle_to_the_files(data_root, instance):
+    """A folder and a spec, never gigabytes. Source: HOUSE."""
+
+    @dg.asset(ins={"dinov3_npy": dg.AssetIn(partition_mapping=dg.AllPartitionMapping())}, io_manager_key="plain")
+    def norms(dinov3_npy):
+        assert isinstance(dinov3_npy, NpyStore)
+        return {i: float(np.linalg.norm(np.load(dinov3_npy.path(i)))) for i in dinov3_npy.listing()}
+
+    photos(data_root, *KEYS)
+    embed(data_root, DINOV3)
+    result = materialize(
+        data_root, instance, dinov3_npy.to_source_assets()[0], norms, resources={"plain": dg.InMemoryIOManager()}
+    )  # fmt: skip
+
+    assert result.success
+    assert sorted(result.output_for_node("norms")) == KEYS

@@ -1,0 +1,114 @@
+"""io_managers/tar.py: planned buckets become sets, each reported as it gets its place. Source: seed 001; CONTRACTS section 2."""
+
+import dagster as dg
+import pytest
+from dagster._core.definitions.data_version import extract_data_version_from_entry
+
+from assets.bucket_shards import bucket_shards
+from assets.partitions import buckets
+from imagemill.buckets import BUCKETS
+from imagemill.ledger import Ledger
+from imagemill.pipeline.shards import read_manifest
+from io_managers import tar as tar_module
+from tests.helpers.stage2 import stage2
+from tests.helpers.wiring import claims, failure_of, history, materialize, materialized
+
+SQUARE, TALL = "1024x1024", "832x1216"
+
+
+@pytest.fixture
+def instance():
+    with history() as instance:
+        yield instance
+
+
+@pytest.fixture
+def root(data_root):
+    stage2(data_root, "a", "b", size=(24, 24))
+    stage2(data_root, "tall", size=(24, 36))
+    return data_root
+
+
+def pack(root, instance, *chosen, deferred=True, **config):
+    """As the command line runs it: the range spans the chosen buckets, and only they are reported."""
+    chosen = chosen or BUCKETS
+    return materialize(
+        root, instance, bucket_shards, keys=[chosen[0], chosen[-1]], deferred=deferred, bucket_shards={**config}
+    )
+
+
+def written(root, result):
+    with Ledger(root.ledger) as ledger:
+        return ledger.counts([result.run_id])["written"]
+
+
+def test_counters_tell_what_was_written(root, instance):
+    result = pack(root, instance)
+
+    assert result.success
+    found = written(root, result)
+    assert (found["written_samples"], found["written_shards"], found["written_buckets"]) == (3, 2, 2)
+    assert found["bytes"] == sum(tar.stat().st_size for tar in root.shards.rglob("*.tar"))
+    again = written(root, pack(root, instance))
+    assert (again["written_samples"], again["unchanged_buckets"], again["samples"]) == (0, 2, 3)
+
+
+def test_every_bucket_of_the_run_is_reported_with_its_digest(root, instance):
+    pack(root, instance)
+
+    assert materialized(instance, "bucket_shards") == list(BUCKETS)
+    records = {
+        r.partition_key: r for r in instance.fetch_materializations(dg.AssetKey("bucket_shards"), limit=100).records
+    }  # fmt: skip
+    manifest = read_manifest(root.shards / f"bucket_{SQUARE}")
+    assert manifest
+    entry = records[SQUARE].event_log_entry
+    assert extract_data_version_from_entry(entry) == dg.DataVersion(manifest["digest"])
+    metadata = records[SQUARE].asset_materialization.metadata
+    assert {name: metadata[name].value for name in ("status", "samples", "shards")} == {
+        "status": "written", "samples": 2, "shards": 1,
+    }  # fmt: skip
+    assert records["704x1344"].asset_materialization.metadata["status"].value == "empty"
+
+
+@pytest.mark.parametrize("deferred", [True, False])
+def test_bucket_is_reported_once_with_and_without_the_tag(root, instance, deferred):
+    assert pack(root, instance, deferred=deferred).success
+    assert sorted(materialized(instance, "bucket_shards")) == sorted(BUCKETS)
+
+
+def test_bucket_that_fails_leaves_the_earlier_ones_in_place_and_reported(root, instance, monkeypatch):
+    write = tar_module.write_bucket
+
+    def fail_at_tall(shard_set, plan, *rest, **more):
+        if plan.bucket == TALL:
+            raise OSError(28, "No space left on device")
+        return write(shard_set, plan, *rest, **more)
+
+    monkeypatch.setattr(tar_module, "write_bucket", fail_at_tall)
+    result = pack(root, instance)
+
+    assert "No space left" in failure_of(result, "bucket_shards")
+    assert materialized(instance, "bucket_shards") == [SQUARE]
+    assert [path.name for path in root.shards.iterdir()] == [f"bucket_{SQUARE}"]
+    with Ledger(root.ledger) as ledger:
+        assert claims(ledger) == []
+
+
+def test_downstream_asset_gets_the_urls_of_its_buckets(root, instance):
+    """For a WebDataset pipeline."""
+
+    @dg.asset(partitions_def=buckets, io_manager_key="plain")
+    def urls(bucket_shards):
+        return bucket_shards
+
+    pack(root, instance, shard_size=1)
+    result = materialize(
+        root, instance, bucket_shards.to_source_assets()[0], urls, keys=[SQUARE, SQUARE],
+        resources={"plain": dg.InMemoryIOManager()},
+    )  # fmt: skip
+
+    assert result.success
+    assert result.output_for_node("urls") == [
+        str(root.shards / f"bucket_{SQUARE}" / f"shard-00000{n}.tar") for n in range(2)
+    ]  # fmt: skip

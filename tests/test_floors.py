@@ -1,0 +1,75 @@
+"""The floors of docs/architecture.md: who may import whom, and what reading commands must not load."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from imagemill.layout import DataRoot
+from tests.helpers.product import PROJECT, imagemill, photos
+
+MODELS = {"torch", "transformers", "diffusers", "webdataset"}
+HEAVY = MODELS | {"dagster", "pandas", "pandera"}
+
+# Prints what a block has loaded, whichever way the block ends.
+LOADED = """
+import sys
+try:
+    {block}
+finally:
+    print("loaded:", *sorted({{name.partition(".")[0] for name in sys.modules}}))
+"""
+
+
+def loaded_by(block):
+    """The top-level modules in memory after a block of Python in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-c", LOADED.format(block=block)],
+        cwd=PROJECT, env={**os.environ, "PYTHONPATH": str(PROJECT)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return set(done.stdout.rpartition("loaded:")[2].split())
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A data root on which the main job has run."""
+    root = DataRoot(tmp_path_factory.mktemp("floors") / "data")
+    photos(root.approved, 2)
+    done = imagemill("run", "--data-root", root.path, stub=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return root
+
+
+def test_import_contracts_are_kept():
+    """Layers, no Dagster in the subject, no circles: [tool.importlinter] in pyproject.toml."""
+    done = subprocess.run(
+        [sys.executable, "-c", "from importlinter.cli import lint_imports_command; lint_imports_command()", "--no-cache"],
+        cwd=PROJECT, env={**os.environ, "PYTHONPATH": str(PROJECT)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "0 broken" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("validate", "{root}/derived/approved_image_dataset.jsonl"), ("validate", "{root}/shards/bucket_1216x832"),
+     ("explain", "photo0000"), ("status",), ("verify",)],
+    ids=["validate records", "validate shards", "explain", "status", "verify"],
+)  # fmt: skip
+def test_reading_command_loads_no_heavy_library(finished, arguments):
+    """`validate`, `verify`, `explain`, `status` start fast. Source: CONTRACTS, section 6."""
+    argv = ["imagemill", *(part.format(root=finished.path) for part in arguments), "--data-root", str(finished.path)]
+    loaded = loaded_by(f"from dagster_project.cli.main import main; sys.argv = {argv!r}; main()")
+
+    assert "imagemill" in loaded
+    assert not loaded & HEAVY
+
+
+def test_definitions_load_without_models_or_tars():
+    """A code location is loaded again and again. Source: HOUSE.md, "Heavy libraries are imported where they are used"."""
+    loaded = loaded_by("from dagster_project.definitions import defs; defs().resolve_asset_graph()")
+
+    assert "dagster" in loaded
+    assert not loaded & MODELS

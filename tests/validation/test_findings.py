@@ -1,0 +1,82 @@
+"""Findings and reports: all are counted, few are kept. Source: CONTRACTS section 4."""
+
+import itertools
+import tracemalloc
+
+import msgspec
+import pytest
+
+from imagemill.validation.findings import KEPT_FINDINGS, Finding, Report, as_text, collect
+
+
+def finding(**changes):
+    return Finding(**{"file": "x.jsonl", "rule": "mask", "message": "holds no 1", "remedy": "run imagemill", **changes})
+
+
+def test_ints_count_what_was_checked_and_findings_what_is_wrong():
+    report = collect("x", "stage2", [1, 1, finding(), 3, finding(rule="id"), finding(severity="warning")])
+
+    assert (report.checked, report.errors, report.warnings) == (5, 2, 1)
+    assert report.rules == {"mask": 2, "id": 1}
+    assert not report.passed
+
+
+def test_warnings_alone_pass():
+    assert collect("x", "stage2", [1, finding(severity="warning")]).passed
+    assert collect("x", "stage2", []).passed
+
+
+def test_endless_findings_are_counted_in_bounded_memory():
+    """Memory stays bounded on a million bad lines."""
+    many = (finding(line=number) for number in range(100_000))
+    tracemalloc.start()
+    try:
+        report = collect("x", "stage2", many)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert report.errors == report.rules["mask"] == 100_000
+    assert [kept.line for kept in report.findings] == list(range(KEPT_FINDINGS))
+    assert peak < 300_000
+
+
+def test_reports_do_not_share_their_lists():
+    one, other = Report("a", "k"), Report("b", "k")
+    one.findings.append(finding())
+    one.rules["x"] = 1
+
+    assert (other.findings, other.rules) == ([], {})
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({}, "x.jsonl: mask: holds no 1\n  do: run imagemill"),
+        ({"line": 3, "item": "a"}, "x.jsonl:3: mask: a: holds no 1\n  do: run imagemill"),
+        ({"line": 3, "item": "a", "field": "t5"}, "x.jsonl:3: mask: a t5: holds no 1\n  do: run imagemill"),
+    ],
+)  # fmt: skip
+def test_finding_says_where_which_rule_what_and_what_to_do(changes, text):
+    assert str(finding(**changes)) == text
+
+
+def test_text_ends_with_the_verdict_and_counts_what_it_does_not_show():
+    passed = list(as_text(collect("x", "stage2", [7])))
+    assert passed == ["x: passed: stage2, 7 checked, 0 errors, 0 warnings"]
+
+    lines = list(as_text(collect("x", "stage2", itertools.repeat(finding(), KEPT_FINDINGS + 5))))
+    assert len(lines) == KEPT_FINDINGS + 2
+    assert lines[-2:] == [
+        f"x: 5 more findings (mask {KEPT_FINDINGS + 5})",
+        f"x: FAILED: stage2, 0 checked, {KEPT_FINDINGS + 5} errors, 0 warnings",
+    ]
+
+
+def test_report_is_json_for_programs():
+    report = collect("x", "stage2", [1, finding(line=2, item="a")])
+
+    assert msgspec.json.decode(msgspec.json.encode(report), type=Report) == report
+    assert msgspec.json.decode(msgspec.json.encode(report))["findings"] == [
+        {"file": "x.jsonl", "rule": "mask", "message": "holds no 1", "remedy": "run imagemill", "line": 2, "item": "a"}
+    ]

@@ -1,0 +1,96 @@
+"""The records as one table: what only the whole can show. Source: HOUSE, "pandera"; CONTRACTS section 4."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from imagemill.validation.findings import collect
+from imagemill.validation.tables import validate_stage2_table
+from tests.helpers.stage2 import record_of, write_text
+
+
+def check(tmp_path, *lines):
+    path = tmp_path / "records.jsonl"
+    write_text(path, *(line if isinstance(line, bytes | str) else json.dumps(line) for line in lines))
+    return collect(path.name, "table", validate_stage2_table(path))
+
+
+def test_valid_records_are_a_valid_table(tmp_path):
+    report = check(tmp_path, record_of("a"), record_of("b", size=(24, 24), extra=[1]))
+
+    assert (report.passed, report.checked, report.findings) == (True, 2, [])
+
+
+def test_records_without_a_version_are_taken(tmp_path):
+    """Where format_version is given it is 2. Source: CONTRACTS section 2, "Readiness"."""
+    nameless = {name: value for name, value in record_of("a").items() if name != "format_version"}
+
+    assert check(tmp_path, nameless).findings == []
+    assert check(tmp_path, nameless, record_of("b")).findings == []
+
+
+@pytest.mark.parametrize("lines", [[], [""], ["null", "{", "[]"]])
+def test_file_without_a_record_is_an_empty_table(tmp_path, lines):
+    report = check(tmp_path, *lines)
+
+    assert (report.passed, report.checked) == (True, 0)
+
+
+def test_id_that_stands_twice_is_found(tmp_path):
+    report = check(tmp_path, record_of("a"), record_of("b"), record_of("a"))
+
+    assert not report.passed
+    assert {finding.field for finding in report.findings} == {"image_id"}
+    assert {finding.item for finding in report.findings} == {"a"}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("image_id", None), ("image_id", 7), ("image_id", ["a"]), ("image_id", {"a": 1}), ("image_id", " "),
+        ("image_path", ""), ("image_path", 3), ("caption", " \t"), ("caption", {}), ("caption", None),
+        ("height", 7), ("height", "24"), ("height", 24.5), ("height", True), ("height", None), ("height", 10**30),
+        ("width", 0), ("width", [32]), ("aspect_bucket", "512x512"), ("aspect_bucket", ["1024x1024"]),
+        ("format_version", 1), ("format_version", "2"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("company", [[], [record_of("good")]], ids=["alone", "among others"])
+def test_value_out_of_its_column_is_found(tmp_path, field, value, company):
+    report = check(tmp_path, *company, record_of("a") | {field: value})
+
+    assert not report.passed
+    assert field in {finding.field for finding in report.findings}
+    assert all(finding.rule == "table" and finding.message and finding.remedy for finding in report.findings)
+    assert not {finding.item for finding in report.findings} & {"good"}
+
+
+def test_record_without_any_field_is_found(tmp_path):
+    report = check(tmp_path, "{}", record_of("a"))
+
+    assert report.checked == 2
+    assert not report.passed
+
+
+values = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**25), 10**25)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=4)
+)
+containers = st.lists(values, max_size=2) | st.dictionaries(st.text(max_size=2), values, max_size=2)
+odd = st.dictionaries(st.sampled_from(list(record_of("a"))), values | containers, max_size=3)
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    st.lists(
+        odd.map(lambda changes: json.dumps({**record_of("a"), **changes}).encode()) | st.binary(max_size=8), max_size=4
+    )
+)
+def test_any_lines_give_a_report(tmp_path_factory, lines):
+    report = check(tmp_path_factory.mktemp("any"), *lines)
+
+    assert report.passed == (not report.findings)

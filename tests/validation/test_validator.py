@@ -1,0 +1,172 @@
+"""A path in, a report out; whatever the path. Source: CONTRACTS section 4, "one implementation"."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from imagemill.errors import MissingInput, WrongUsage
+from imagemill.ledger import Ledger
+from imagemill.pipeline.shards import ShardParameters, plan_shards, write_bucket
+from imagemill.validation import rules
+from imagemill.validation.validator import kind_of, validate, validate_shards, verify_stage2
+from tests.helpers.product import PROJECT
+from tests.helpers.stage2 import foreign, ready, record_of, write_text
+
+SQUARE, TALL = "1024x1024", "832x1216"
+
+
+@pytest.fixture
+def packed(data_root):
+    """One sample in each of two buckets."""
+    foreign(data_root, record_of("a", size=(24, 24)), record_of("tall", size=(24, 36)))
+    buckets = [SQUARE, TALL]
+    plan = plan_shards(ready(data_root, buckets).ready, buckets, data_root.shards, ShardParameters(), "replace")
+    for bucket in plan.plans:
+        write_bucket(plan, bucket, data_root.derived, {})
+    return data_root
+
+
+def tar_of(root, bucket=SQUARE):
+    return root.shards / f"bucket_{bucket}" / "shard-000000.tar"
+
+
+def flip(path, position=2000):
+    data = bytearray(path.read_bytes())
+    data[position] ^= 1
+    path.write_bytes(data)
+
+
+def test_kind_follows_from_the_path(packed):
+    assert kind_of(packed.stage2_jsonl) == "stage2"
+    assert kind_of(tar_of(packed)) == "shards"
+    assert kind_of(packed.shards / f"bucket_{SQUARE}") == "shards"
+    with pytest.raises(WrongUsage, match=r"--kind stage2\|shards"):
+        kind_of(packed.path / "imagemill.yaml")
+
+
+def test_records_are_validated_by_their_name_or_by_the_kind_given(packed):
+    assert validate(packed.stage2_jsonl).kind == "stage2"
+    other = packed.path / "records.txt"
+    other.write_bytes(packed.stage2_jsonl.read_bytes())
+    assert validate(other, kind="stage2").checked == 2
+
+
+def test_tar_is_validated_with_its_whole_set(packed):
+    report = validate(tar_of(packed))
+
+    assert (report.passed, report.checked, report.kind) == (True, 1, "shards")
+    assert report.file == str(tar_of(packed).parent)
+
+
+def test_files_are_compared_only_where_their_folder_is_given(packed):
+    (packed.derived / "dinov3" / "a.npy").unlink()
+
+    assert validate(packed.stage2_jsonl).passed
+    assert validate(packed.stage2_jsonl, derived=packed.derived).rules == {"missing_file": 1}
+
+
+def test_path_that_is_not_there_is_said(packed):
+    with pytest.raises(MissingInput, match="nothing to validate"):
+        validate(packed.path / "nowhere.jsonl")
+
+
+def test_unknown_kind_is_wrong_usage(packed):
+    with pytest.raises(WrongUsage, match="stage2, shards"):
+        validate(packed.stage2_jsonl, kind="preset")
+
+
+@pytest.mark.parametrize(("name", "kind"), [("derived", "stage2"), ("derived/approved_image_dataset.jsonl", "shards")])
+def test_kind_that_cannot_be_that_path_is_wrong_usage(packed, name, kind):
+    """No traceback for a user's mistake."""
+    with pytest.raises(WrongUsage, match=f"as {kind}"):
+        validate(packed.path / name, kind=kind)
+
+
+def test_folder_that_is_no_set_is_a_finding(packed):
+    assert validate(packed.derived).rules == {"manifest": 1}
+
+
+# ---- all sets of a shards folder
+
+
+def reports_of(root):
+    with Ledger(root.ledger) as ledger:
+        return list(validate_shards(root.shards, root.derived, ledger))
+
+
+def test_every_bucket_has_a_report(packed):
+    assert [(report.file.rpartition("_")[2], report.passed) for report in reports_of(packed)] == [
+        (SQUARE, True), (TALL, True),
+    ]  # fmt: skip
+    assert reports_of(packed.__class__(packed.path / "none")) == []
+
+
+def test_set_that_is_as_it_was_is_not_read_again(packed, monkeypatch):
+    """A file whose size, mtime and inode are those of its last full check is not read again."""
+    first = reports_of(packed)
+
+    monkeypatch.setattr(rules, "sha256_file", lambda path: pytest.fail("read again"))
+    assert [(r.file, r.checked, r.passed) for r in reports_of(packed)] == [(r.file, r.checked, r.passed) for r in first]
+
+
+@pytest.mark.parametrize("name", ["shard-000000.tar", "index.jsonl", "manifest.json"])
+def test_set_that_changed_is_read_again(packed, name):
+    reports_of(packed)
+    path = packed.shards / f"bucket_{SQUARE}" / name
+    flip(path, 3)
+
+    square, tall = reports_of(packed)
+    assert not square.passed
+    assert tall.passed
+
+
+def test_touched_set_is_read_again_and_passes(packed):
+    reports_of(packed)
+    os.utime(tar_of(packed), ns=(1, 1))
+
+    assert all(report.passed for report in reports_of(packed))
+
+
+def test_broken_set_is_never_remembered_as_checked(packed):
+    flip(tar_of(packed))
+
+    assert [report.passed for report in reports_of(packed)] == [False, True]
+    assert [report.passed for report in reports_of(packed)] == [False, True]
+
+
+# ---- Stage 2 read whole
+
+
+def test_verify_reads_every_record_and_every_file(packed):
+    report = verify_stage2(packed.stage2_jsonl, packed.derived)
+    assert (report.passed, report.checked) == (True, 2)
+
+    path = packed.derived / "t5_hidden" / "tall.npy"
+    path.write_bytes(path.read_bytes()[:-2])
+    write_text(
+        packed.stage2_jsonl,
+        json.dumps(record_of("a", size=(24, 24))),
+        "{",
+        packed.stage2_jsonl.read_bytes().split(b"\n")[1],
+    )
+    report = verify_stage2(packed.stage2_jsonl, packed.derived)
+    assert report.rules == {"strict_json": 1, "truncated": 1}
+    assert [finding.item for finding in report.findings] == ["", "tall"]
+
+
+def test_verify_without_records_says_what_to_run(data_root):
+    with pytest.raises(MissingInput, match="imagemill stage2"):
+        verify_stage2(data_root.stage2_jsonl, data_root.derived)
+
+
+def test_validator_loads_nothing_heavy():
+    """A launch script calls it before training. Source: CONTRACTS section 6."""
+    heavy = ["torch", "dagster", "pandas", "pandera", "webdataset", "transformers", "diffusers"]
+    script = f"import sys, imagemill.validation.validator; print([m for m in {heavy} if m in sys.modules])"
+
+    done = subprocess.run([sys.executable, "-c", script], cwd=PROJECT, capture_output=True, text=True, check=True)
+
+    assert done.stdout == "[]\n"
