@@ -23,7 +23,9 @@ def main(root: DataRoot, picture: Path) -> None:
             for asset in ("approved_images", "dinov3_npy", "vae_latents", "t5_hidden"):
                 node(page, asset).get_by_text("filled").wait_for()
             page.wait_for_timeout(1000)  # the graph glides into its place
-            page.screenshot(path=picture, clip=_around([box.bounding_box() for box in page.locator("svg foreignObject").all()]))
+            page.screenshot(
+                path=picture, clip=_around([box.bounding_box() for box in page.locator("svg foreignObject").all()])
+            )
     print(f"{picture}: {picture.stat().st_size / 1000:.0f} kB")
 
 

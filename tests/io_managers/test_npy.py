@@ -107,6 +107,28 @@ def test_many_missing_images_are_counted_and_some_are_named(data_root):
     assert "12 images did not arrive: i00, i01, i02, i03, i04 and 7 more" in failure_of(result, "dinov3_npy")
 
 
+def test_approved_image_counts_as_materialised_once_it_was_opened(data_root, instance):
+    """Told once, by the first kind that meets it, and again when its file was read anew."""
+    photos(data_root, *KEYS)
+    (data_root.approved / "b.png").write_bytes(b"no picture")
+    for asset in (dinov3_npy, t5_hidden, dinov3_npy):
+        materialize(data_root, instance, asset, keys=KEYS, deferred=True)
+    assert materialized(instance, "approved_images") == ["a", "c"]
+
+    (data_root.approved / "c.png").touch()
+    materialize(data_root, instance, dinov3_npy, keys=KEYS, deferred=True)
+    assert materialized(instance, "approved_images") == ["a", "c", "c"]
+
+
+def test_opened_images_of_a_failed_step_are_told_too(data_root, instance):
+    """A run of the UI, in which a broken image fails the step."""
+    photos(data_root, *KEYS)
+    (data_root.approved / "b.png").write_bytes(b"no picture")
+
+    assert not materialize(data_root, instance, dinov3_npy, keys=KEYS).success
+    assert materialized(instance, "approved_images") == ["a", "c"]
+
+
 @pytest.mark.parametrize("bad", [False, True])
 def test_claims_are_released_when_the_step_ends(data_root, instance, bad):
     photos(data_root, *KEYS)
