@@ -39,7 +39,7 @@ def embedding_asset(spec: EmbeddingSpec, description: str) -> dg.AssetsDefinitio
         owners=["team:imagemill"],
         code_version="1",
         description=description,
-        metadata={"folder": f"derived/{spec.folder}", "dtype": spec.dtype, "default model": spec.default_model},
+        metadata={"folder": f"derived/{spec.folder}", "dtype": spec.dtype, "model for real work": spec.default_model},
     )
     def embedding(
         context: dg.AssetExecutionContext,

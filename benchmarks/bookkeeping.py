@@ -26,7 +26,7 @@ GOAL_MS = 1.0
 GOAL_RATIO = 0.1
 BYTES_PER_IMAGE = 700_000  # an npy per kind, its copy in a tar, the history; twice what it takes
 
-OURS = ("tests/helpers/stubs.py", "run", "--data-root")
+OURS = ("-m", "benchmarks.common.ours", "run", "--data-root")
 STOCK = ("-m", "benchmarks.common.stock", "run", "--data-root")
 PURE = ("-m", "benchmarks.common.pure")
 

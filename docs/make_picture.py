@@ -10,7 +10,7 @@ from imagemill.layout import DataRoot
 from tests.helpers.ui import browser, node, open_graph, running_ui, watched_page
 
 PICTURE = Path(__file__).with_name("images") / "asset-graph.png"
-# Beside the nodes, so that no border is cut; above them the groups' names need more.
+# Pixels around the boxes, so that no border is cut.
 MARGIN = 14
 
 
@@ -23,9 +23,8 @@ def main(root: DataRoot, picture: Path) -> None:
             for asset in ("approved_images", "dinov3_npy", "vae_latents", "t5_hidden"):
                 node(page, asset).get_by_text("filled").wait_for()
             page.wait_for_timeout(1000)  # the graph glides into its place
-            page.screenshot(
-                path=picture, clip=_around([box.bounding_box() for box in page.locator("svg foreignObject").all()])
-            )
+            boxes = [box.bounding_box() for box in page.locator("svg foreignObject").all()]
+            page.screenshot(path=picture, clip=_around(boxes))
     print(f"{picture}: {picture.stat().st_size / 1000:.0f} kB")
 
 

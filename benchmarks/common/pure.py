@@ -5,7 +5,7 @@ What `imagemill run` does with images is here once each: look, embed, write reco
 
 import sys
 
-from benchmarks.common.encoders import use_stubs
+from benchmarks.common.encoders import use_free_encoders
 from imagemill.buckets import BUCKETS
 from imagemill.config import read_config
 from imagemill.embedding_specs import EmbeddingSpec, embedding_specs
@@ -80,5 +80,5 @@ def reports(root: DataRoot, ledger: Ledger) -> list[Report]:
 
 
 if __name__ == "__main__":
-    use_stubs()
+    use_free_encoders()
     main()

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 import dagster_project.work
-from benchmarks.common.encoders import use_stubs
+from benchmarks.common.encoders import use_free_encoders
 from dagster_project.cli.main import main
 from dagster_project.runs import run_here
 
@@ -28,5 +28,5 @@ def run_on_defaults() -> None:
 
 
 if __name__ == "__main__":
-    use_stubs()
+    use_free_encoders()
     run_on_defaults()

@@ -1,6 +1,7 @@
 """The stream from images to npy files: batches, isolation of what fails, adoption, publication, interrupts."""
 
 import errno
+import json
 import os
 import shutil
 import threading
@@ -15,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from imagemill.atomic import temporaries
+from imagemill.buckets import BUCKETS
 from imagemill.embedding_specs import DINOV3, T5, VAE, embedding_specs
 from imagemill.errors import ModelMismatch, ModelUnusable, NonFiniteEmbedding, Refused
 from imagemill.files import fingerprint, stat_triple
@@ -24,7 +26,17 @@ from imagemill.ledger import Ledger
 from imagemill.pipeline import embed as embed_module
 from imagemill.pipeline.embed import EmbedRow, count_rows, publish, run_pass
 from imagemill.provenance import UNKNOWN, read_identity
-from tests.helpers.stage2 import embed, photos, picture, plan_of, with_encoder, worker_of
+from tests.helpers.stage2 import (
+    embed,
+    photos,
+    picture,
+    plan_of,
+    ready,
+    record_of,
+    with_encoder,
+    worker_of,
+    write_text,
+)
 from tests.helpers.stubs import StubEncoder
 
 
@@ -494,6 +506,24 @@ def test_valid_file_that_the_ledger_does_not_know_is_adopted_byte_for_byte(data_
             assert row.source == wanted[image_id].fingerprint
             assert row.content == fingerprint((data_root.derived / spec.folder / f"{image_id}.npy").read_bytes())
         assert plan_of(data_root, spec, ledger).jobs == []
+
+
+def test_file_that_packing_has_adopted_is_kept_and_gets_its_source(data_root):
+    """Packing opens no image; the next pass fingerprints it."""
+    adopted_root(data_root)
+    write_text(data_root.stage2_jsonl, *(json.dumps(record_of(image_id)) for image_id in "ab"))
+    ready(data_root, BUCKETS)
+    before = snapshot(data_root.derived / DINOV3.folder)
+
+    counts = embed(data_root, DINOV3, encoder=NoEncoder)[DINOV3.kind]
+
+    assert (counts["kept"], counts["replaced"]) == (2, 0)
+    assert snapshot(data_root.derived / DINOV3.folder) == before
+    with Ledger(data_root.ledger) as ledger:
+        sources = ledger.sources()
+        assert {row.image_id: row.source for row in ledger.files(DINOV3.kind).values()} == {
+            image_id: sources[image_id].fingerprint for image_id in "ab"
+        }
 
 
 def truncated(path):

@@ -1,0 +1,8 @@
+"""`imagemill` as it is, but for encoders of no cost: `python -m benchmarks.common.ours ARGUMENTS`."""
+
+from benchmarks.common.encoders import use_free_encoders
+from dagster_project.cli.main import main
+
+if __name__ == "__main__":
+    use_free_encoders()
+    main()
