@@ -7,7 +7,6 @@ share is a slope. Everything the command does beyond one plain pass over the ima
 at the folder too.
 
 Goals: at most 1 ms, and at most 1/10 of the same command with Dagster's default storage and events.
-Limit and measurements: docs/decisions, "images are partitions".
 """
 
 import argparse

@@ -59,14 +59,17 @@ def read_status(root: DataRoot) -> Status:
     """Count everything, from listings and the ledger."""
     scan = scan_approved(root.approved)
     status = Status(images=scan.seen)
+    done: dict[str, set[str]] = {}
     with open_ledger(root) as ledger:
         for spec in embedding_specs():
             plan = plan_for(
                 spec, list(scan.sources), scan, ledger, NpyStore(root.derived / spec.folder, spec).listing()
             )
             status.kinds[spec.kind] = _plan_counts(plan)
+            done[spec.kind] = {row.image_id for row in plan.done}
         status.source_missing = len(ledger.sources().keys() - scan.sources.keys())
-        status.problems = current_problems(scan, ledger)
+        # A file that is there and current has overcome what once stopped it, whoever brought it back.
+        status.problems = [p for p in current_problems(scan, ledger) if p.item not in done.get(p.asset, ())]
         output = shards_folder(root, ledger)
     if root.stage2_jsonl.is_file():
         status.records = sum(line.value is not None for line in read_jsonl(root.stage2_jsonl))

@@ -293,3 +293,14 @@ def test_root_without_records_or_shards_has_a_status(tmp_path):
     assert explain(root, "a")["record"] is None
     write_records(root)
     assert explain(root, "a")["record"] is None, "no mask yet"
+
+
+def test_failure_that_a_current_file_has_overcome_is_no_problem_any_more(root):
+    """A caption edited, failed, and taken back: the file of the first one is current again."""
+    failed = Problem("a", T5.kind, "failed", "model_error", "out of memory", "run imagemill again")
+    with Ledger(root.ledger) as ledger:
+        ledger.record_problems([failed])
+    assert read_status(root).problems == []
+
+    (root.derived / T5.folder / "a.npy").unlink()
+    assert [(p.item, p.reason) for p in read_status(root).problems] == [("a", "model_error")]
