@@ -1,10 +1,15 @@
 """Names that people really have: unicode, spaces, dots, percent signs, very long ones. Each arrives under its true id."""
 
+import shutil
+
+import dagster as dg
 import numpy as np
 import webdataset
 
+from dagster_project.instance import open_instance
 from imagemill.embedding_specs import embedding_specs
 from imagemill.ids import id_of_member_key
+from imagemill.layout import DataRoot
 from tests.helpers.product import imagemill, photos
 
 NAMES = [
@@ -43,9 +48,7 @@ def test_odd_names_arrive_in_the_shards_under_their_true_ids(data_root):
 
 
 def test_copied_data_root_keeps_its_history_and_makes_nothing_again(data_root, tmp_path):
-    """Other inodes and times, equal bytes: nothing is stale, and the makers are still known."""
-    import shutil
-
+    """Other inodes and times, equal bytes: nothing is stale, the makers are known, a new Dagster history hears of every file."""
     photos(data_root.approved, 6)
     imagemill("run", "--data-root", data_root.path, stub=True)
     copy = tmp_path / "copy" / "data"
@@ -58,3 +61,8 @@ def test_copied_data_root_keeps_its_history_and_makes_nothing_again(data_root, t
     assert "dinov3_npy 0 made" in done.stdout
     manifest = next(copy.glob("shards/*/manifest.json")).read_text()
     assert '"unknown_maker": 0' in manifest
+    with open_instance(DataRoot(copy)) as instance:
+        for spec in embedding_specs():
+            assert len(instance.get_materialized_partitions(dg.AssetKey(spec.kind))) == 6
+    again = imagemill("run", "--data-root", copy, stub=True)
+    assert "nothing to do" in again.stdout

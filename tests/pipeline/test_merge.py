@@ -11,7 +11,7 @@ from imagemill.files import StatTriple
 from imagemill.formats.jsonl import encode_line, parse_object, read_jsonl
 from imagemill.layout import DataRoot
 from imagemill.ledger import CaptionRow, SourceRow
-from imagemill.pipeline.merge import plan_merge, quarantine, record_id
+from imagemill.pipeline.merge import existing_lines, plan_merge, quarantine, record_id, unfinished
 from imagemill.records import RECORD_FIELDS, record_problem
 from tests.helpers.stage2 import record_of, write_text
 
@@ -271,3 +271,15 @@ def test_no_line_is_lost_and_a_second_merge_changes_nothing(tmp_path_factory, ra
 @given(records)
 def test_line_we_write_reads_back_as_the_same_record(record):
     assert parse_object(encode_line(record)) == record
+
+
+def test_records_an_interrupted_writer_left_are_merged_and_a_torn_tail_loses_its_last_line(tmp_path):
+    """A torn `.tmp` tail loses only its last line. Source: CONTRACTS section 1, "merge"."""
+    jsonl = tmp_path / "approved_image_dataset.jsonl"
+    jsonl.write_bytes(b'{"image_id":"a","note":1}\n{"image_id":"b"}\n')
+    unfinished(jsonl).write_bytes(b'{"image_id":"a","note":2}\n{"image_id":"c"}\n{"image_id":"d","no')
+
+    merge = plan_merge(existing_lines(jsonl), {}, {}, DataRoot(tmp_path))
+
+    assert merge.ordered() == [b'{"image_id":"a","note":2}\n', b'{"image_id":"b"}\n', b'{"image_id":"c"}\n']
+    assert [raw for _, _, raw in merge.quarantined] == [b'{"image_id":"a","note":1}', b'{"image_id":"d","no']

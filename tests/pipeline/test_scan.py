@@ -121,3 +121,24 @@ def test_sidecar_that_is_not_utf8_is_reported_and_not_used(tmp_path):
 
         assert ledger.captions() == {}
         assert [(p.item, p.reason) for p in ledger.problems()] == [("a", "bad_caption")]
+
+
+def test_sidecar_that_becomes_blank_keeps_its_caption_and_is_reported(tmp_path):
+    """Source: docs/decisions/0021."""
+    approved = tmp_path / "approved"
+    approved.mkdir()
+    touch(approved, "a.jpg", "b.jpg")
+    (approved / "a.txt").write_text("A red ball")
+    (approved / "b.txt").write_text(" \n")
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        survey(approved, ledger)
+        assert ledger.problems() == [], "b never had one: the T5 pass calls that missing_caption"
+
+        (approved / "a.txt").write_text("\n")
+        survey(approved, ledger)
+        assert ledger.captions()["a"].text == "A red ball"
+        assert [(p.item, p.reason) for p in ledger.problems()] == [("a", "blank_caption")]
+
+        (approved / "a.txt").write_text("A blue ball")
+        survey(approved, ledger)
+        assert (ledger.captions()["a"].text, ledger.problems()) == ("A blue ball", [])
