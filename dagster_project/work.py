@@ -40,7 +40,6 @@ class Work:
     instance: dg.DagsterInstance
     began: float = field(default_factory=time.monotonic)
     outcomes: list[RunOutcome] = field(default_factory=list)
-    seen: int = 0
 
     @property
     def run_ids(self) -> list[str]:
@@ -82,7 +81,6 @@ class Work:
             wanted = images_with_work(specs, self.root.derived, scan, ledger)[:limit]
             if limit is None:
                 wanted = sorted({*wanted, *self._unreported(specs, ledger, scan.sources)})
-        self.seen = scan.seen
         register_images(self.instance, scan.sources, scan)
         assert images.name
         for part in plan_ranges(self.instance.get_dynamic_partitions(images.name), wanted, IMAGES_PER_RUN):

@@ -14,6 +14,7 @@ from pydantic import Field
 from imagemill.config import CONFIG_VARIABLE, Config, read_config
 from imagemill.layout import SHARDS_PLACE, DataRoot
 from imagemill.ledger import Ledger
+from imagemill.pipeline.story import shards_folder
 
 
 class DataRootResource(dg.ConfigurableResource):
@@ -36,7 +37,7 @@ class DataRootResource(dg.ConfigurableResource):
     def shards_folder(self, given: str | None = None) -> Path:
         """Where shards go: as given (and remembered from then on), else as remembered, else below the root."""
         with self.ledger() as ledger:
-            remembered = ledger.place(SHARDS_PLACE) or self.root().shards
+            remembered = shards_folder(self.root(), ledger)
             if not given:
                 return remembered
             place = Path(os.path.abspath(given))
