@@ -6,9 +6,11 @@ from dataclasses import fields
 import dagster as dg
 from pydantic import Field
 
+from assets.near_duplicates import near_duplicates
 from assets.partitions import buckets
 from assets.stage2_jsonl import stage2_jsonl
 from imagemill.pipeline.claims import claimed_until_output
+from imagemill.pipeline.near_duplicates import excluded_images
 from imagemill.pipeline.readiness import ASSET, find_ready, progress_lines
 from imagemill.pipeline.shards import Existing, ShardParameters, ShardSet, check_buckets, plan_shards, refuse_conflicts
 from resources.data_root import DataRootResource
@@ -36,7 +38,7 @@ class ShardConfig(dg.Config):
 
 
 @dg.asset(
-    deps=[stage2_jsonl],
+    deps=[stage2_jsonl, near_duplicates],
     partitions_def=buckets,
     backfill_policy=dg.BackfillPolicy.single_run(),
     io_manager_key="tar_io",
@@ -55,7 +57,8 @@ def bucket_shards(context: dg.AssetExecutionContext, config: ShardConfig, data_r
     existing: Existing = config.existing  # type: ignore[assignment]
     with closing(data_root.ledger()) as ledger, claimed_until_output(ledger, ASSET, chosen, context.run_id):
         say = progress_lines(config.progress_every)
-        found = find_ready(root.stage2_jsonl, root.derived, ledger, buckets=chosen, on_ready=say)
+        excluded = excluded_images(root.derived, ledger, data_root.config().near_duplicates)
+        found = find_ready(root.stage2_jsonl, root.derived, ledger, buckets=chosen, excluded=excluded, on_ready=say)
         ledger.record_files(found.adopted)
         if found.filtered:
             ledger.clear_problems(ASSET, (sample.image_id for sample in found.ready))

@@ -12,7 +12,10 @@ from imagemill.formats.npy import NpyStore
 from imagemill.pipeline.claims import claimed_until_output
 from imagemill.pipeline.embed import EmbeddingStream, EmbedWorker
 from imagemill.pipeline.facts import adopt_captions
+from imagemill.pipeline.forecast import check_space
 from imagemill.pipeline.plan import plan_for
+from imagemill.pipeline.recorded import read_recorded
+from imagemill.pipeline.regenerate import regenerate, resume
 from imagemill.pipeline.scan import survey
 from resources.data_root import DataRootResource
 from resources.encoders import Encoders
@@ -23,6 +26,11 @@ class ImageConfig(dg.Config):
     """Which of the run's images to take."""
 
     up_to: str | None = Field(None, description="Only images whose id sorts at or before this one.")
+    extract_only: bool = Field(False, description="Take vectors out of Stage 1 records; load no model.")
+    regenerate: bool = Field(
+        False,
+        description="Make every file of this kind anew, with the model configured now; until all are, nothing packs it.",
+    )
 
 
 def embedding_asset(spec: EmbeddingSpec, description: str) -> dg.AssetsDefinition:
@@ -50,19 +58,25 @@ def embedding_asset(spec: EmbeddingSpec, description: str) -> dg.AssetsDefinitio
     ) -> EmbeddingStream:
         ids = [i for i in context.partition_keys if config.up_to is None or i <= config.up_to]
         root = data_root.root()
-        encoders.check_recorded(spec)
-        options = encoders.worker_options(spec)
+        options = {**encoders.worker_options(spec), "extract_only": config.extract_only}
         store: NpyStore = options["store"]
         with (
             closing(data_root.ledger()) as ledger,
             claimed_until_output(ledger, spec.kind, context.partition_keys, context.run_id),
         ):
+            if config.regenerate:
+                regenerate(ledger, root.provenance, spec.kind)
+            options["regenerate"] = resume(ledger, root.provenance, spec.kind)
+            encoders.check_recorded(spec)
             store.sweep()
-            scan = survey(root.approved, ledger)
-            adopt_captions(root.stage2_jsonl, scan, ledger)
-            plan = plan_for(spec, ids, scan, ledger, store.listing())
+            scan, recorded = survey(root.approved, ledger), read_recorded(root.stage2_jsonl)
+            adopt_captions(recorded, ledger)
+            plan = plan_for(spec, ids, scan, ledger, store.listing(), recorded)
+            if config.extract_only:
+                plan.jobs = [job for job in plan.jobs if job.inline]
+            check_space({spec: plan.jobs}, root.approved, root.derived, state=root.state)
         rows = engine.map_batches(EmbedWorker, plan.jobs, batch_size=options["settings"].batch_size, **options)
-        return EmbeddingStream(store, plan, rows, root.ledger)
+        return EmbeddingStream(store, plan, rows, root.ledger, scan.sources.keys())
 
     return embedding
 

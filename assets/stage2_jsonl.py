@@ -1,14 +1,18 @@
 """The light metadata: one JSON line per image that opens and has a caption."""
 
 from contextlib import closing
+from typing import Any
 
 import dagster as dg
 from pydantic import Field
 
 from assets.embeddings import embedding_assets
+from imagemill.embedding_specs import embedding_specs
 from imagemill.pipeline.claims import claimed_until_output
-from imagemill.pipeline.facts import ASSET, adopt_captions, complete_facts, complete_masks, note_missing_captions
-from imagemill.pipeline.merge import Merge, existing_lines, plan_merge
+from imagemill.pipeline.facts import adopt_captions, complete_facts, complete_masks, note_missing_captions
+from imagemill.pipeline.merge import ASSET, Merge
+from imagemill.pipeline.recorded import read_recorded
+from imagemill.pipeline.rollback import Rollback
 from imagemill.pipeline.scan import survey
 from resources.data_root import DataRootResource
 from resources.encoders import Encoders
@@ -18,6 +22,13 @@ class RecordsConfig(dg.Config):
     """How far a run goes for its records."""
 
     complete: bool = Field(True, description="Open images no pass has opened yet, tokenise captions without a mask.")
+    migrate: bool = Field(True, description="Turn Stage 1 records into version 2, whose vectors are in npy files.")
+    up_to: str | None = Field(None, description="Open images and migrate records only up to this id.")
+    kinds: list[str] = Field(
+        [spec.kind for spec in embedding_specs()], description="Kinds whose refusals the counters count as failed."
+    )
+    rollback: bool = Field(False, description="Only put the Stage 1 file back; the version 2 file is kept beside it.")
+    delete_embeddings: bool = Field(False, description="With rollback: delete every npy file too.")
 
 
 @dg.asset(
@@ -30,17 +41,20 @@ class RecordsConfig(dg.Config):
 )
 def stage2_jsonl(
     context: dg.AssetExecutionContext, config: RecordsConfig, data_root: DataRootResource, encoders: Encoders
-) -> Merge:
+) -> Any:
     """`derived/approved_image_dataset.jsonl`: id, path, caption, T5 mask, size, bucket; no embeddings inside.
 
     Built from the ledger without opening an image that a pass has opened before.
     """
     root = data_root.root()
     with closing(data_root.ledger()) as ledger, claimed_until_output(ledger, ASSET, ["all"], context.run_id):
+        if config.rollback:
+            return Rollback(root, config.delete_embeddings)
         scan = survey(root.approved, ledger)
-        adopt_captions(root.stage2_jsonl, scan, ledger)
+        adopt_captions(read_recorded(root.stage2_jsonl), ledger)
         if config.complete:
-            complete_facts(root.approved, scan, ledger, threads=data_root.config().decode_threads)
+            threads = data_root.config().decode_threads
+            complete_facts(root.approved, scan, ledger, threads=threads, up_to=config.up_to)
             complete_masks(ledger, encoders.masks)
         note_missing_captions(scan, ledger)
-        return plan_merge(existing_lines(root.stage2_jsonl), ledger.sources(), ledger.captions(), root)
+        return Merge(root, scan, tuple(config.kinds), config.migrate, config.up_to)

@@ -13,6 +13,7 @@ from imagemill.errors import WrongUsage
 from imagemill.layout import ROOT_VARIABLE
 from io_managers.jsonl import JsonlIOManager
 from io_managers.npy import NpyIOManager
+from io_managers.report import ReportIOManager
 from io_managers.tar import TarIOManager
 from resources.data_root import DataRootResource
 from resources.encoders import Encoders
@@ -25,7 +26,7 @@ Resources = dict[str, Any]
 
 def local_resources(path: str | None = None) -> Resources:
     """Everything assets, IO managers and checks ask for, on one machine."""
-    data_root = DataRootResource(path=path, config_file=None)
+    data_root = DataRootResource(path=path, config_file=None, output_base_dir=None)
     return {
         "data_root": data_root,
         "encoders": Encoders(data_root=data_root, overrides={}),
@@ -33,6 +34,7 @@ def local_resources(path: str | None = None) -> Resources:
         "npy_io": NpyIOManager(data_root=data_root),
         "jsonl_io": JsonlIOManager(data_root=data_root),
         "tar_io": TarIOManager(data_root=data_root),
+        "report_io": ReportIOManager(data_root=data_root),
     }
 
 

@@ -18,6 +18,7 @@ from dagster import DagsterInstance
 from dagster._core.instance.ref import InstanceRef
 
 from imagemill.atomic import write_bytes_atomic
+from imagemill.errors import disk_full_told
 from imagemill.layout import ROOT_VARIABLE, DataRoot
 
 HOME_VARIABLE = "DAGSTER_HOME"
@@ -56,9 +57,13 @@ def environment_of(root: DataRoot) -> dict[str, str]:
 
 @contextmanager
 def open_instance(root: DataRoot) -> Iterator[DagsterInstance]:
-    """The root's instance, for runs in this process. DAGSTER_HOME and IMAGEMILL_DATA_ROOT are set meanwhile."""
-    home = prepare_home(root)
-    with _environment(environment_of(root)):
+    """The root's instance, for runs in this process. DAGSTER_HOME and IMAGEMILL_DATA_ROOT are set meanwhile.
+
+    Raises:
+        DiskFull: where history or ledger could not be written to in the block.
+    """
+    with disk_full_told(root.path), _environment(environment_of(root)):
+        home = prepare_home(root)
         reference = InstanceRef.from_dir(str(home), overrides=_TO_THE_TERMINAL)
         with DagsterInstance.from_ref(reference) as instance:
             yield instance

@@ -1,4 +1,7 @@
-"""The two halves of the main job. One run has one partitions definition, so images and buckets cannot share one."""
+"""The two halves of the main job, and reading everything back.
+
+One run has one partitions definition, so images and buckets cannot share one.
+"""
 
 import dagster as dg
 
@@ -6,7 +9,10 @@ from assets.bucket_shards import bucket_shards
 from assets.embeddings import embedding_assets
 from assets.partitions import buckets, images
 from assets.stage2_jsonl import stage2_jsonl
+from imagemill.validation.findings import as_text
+from imagemill.validation.validator import verify_stage2
 from io_managers.events import DEFER_TAG
+from resources.data_root import DataRootResource
 
 embed_images = dg.define_asset_job(
     "embed_images",
@@ -15,6 +21,23 @@ embed_images = dg.define_asset_job(
     tags={DEFER_TAG: "true"},
     description="All embeddings of a range of images.",
 )
+
+
+@dg.op
+def read_back(context: dg.OpExecutionContext, data_root: DataRootResource) -> None:
+    """Read every record, header and value."""
+    root = data_root.root()
+    report = verify_stage2(root.stage2_jsonl, root.derived)
+    for line in as_text(report):
+        context.log.info(line)
+    if not report.passed:
+        raise dg.Failure(f"{report.errors} findings; the first ones are in this run's log")
+
+
+@dg.job(description="Read back every Stage 2 record and every npy file it names; fails on any finding.")
+def verify_stage2_files() -> None:
+    read_back()
+
 
 publish_shards = dg.define_asset_job(
     "publish_shards",

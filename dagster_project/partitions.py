@@ -7,13 +7,12 @@ from dagster._core.storage.tags import ASSET_PARTITION_RANGE_END_TAG, ASSET_PART
 from sqlalchemy.exc import IntegrityError
 
 from assets.partitions import images
-from imagemill.pipeline.scan import Scan
 
 # Keys per insert: one statement each would be one transaction per image.
 _KEYS_PER_BATCH = 5000
 
 
-def register_images(instance: dg.DagsterInstance, ids: Iterable[str], scan: Scan) -> int:
+def register_images(instance: dg.DagsterInstance, ids: Iterable[str]) -> int:
     """Make partitions of the images that have none yet, in name order; returns how many."""
     assert images.name
     known = set(instance.get_dynamic_partitions(images.name))

@@ -11,6 +11,7 @@ Private names of Dagster 1.13 are used: `execute_in_process` and `materialize` c
 from the UI, and a launched run needs the daemon and ten times as long to start.
 """
 
+import errno
 import importlib
 import os
 import re
@@ -35,6 +36,7 @@ from dagster._core.utils import make_new_run_id
 from dagster._utils.interrupts import capture_interrupts
 from dagster_shared.error import SerializableErrorInfo
 
+from imagemill.errors import FULL_DISK, ImagemillError
 from io_managers.events import DEFER, IMAGES_FAILED, OWNER_TAG, is_orphan, owner_of_run
 
 LOCATION = "imagemill"  # its name in workspace.yaml
@@ -46,6 +48,9 @@ WATCH_SECONDS = 1.0
 
 # Dagster prints each failed step as an ERROR with its own frames; `RunOutcome.error` says it in the user's words.
 _QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
+
+# How a full disk reads once Dagster has turned its error into text.
+_DISK_FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT), "database or disk is full")
 
 _LIVE = [
     dg.DagsterRunStatus.NOT_STARTED,
@@ -151,7 +156,8 @@ def run_here(
             try:
                 result = execute_run(job, run, instance)
             except BaseException:
-                _report_failed(instance, run.run_id, "the run could not be executed")
+                with suppress(Exception):  # the history itself may be what cannot be written to
+                    _report_failed(instance, run.run_id, "the run could not be executed")
                 raise
     return _outcome(instance, run.run_id, result.all_events, signals)
 
@@ -332,4 +338,6 @@ def _explained(step: str, error: SerializableErrorInfo | None) -> StepFailure:
     ours = re.match(rf"imagemill[\w.]*\.{re.escape(kind)}: ", message)
     if ours:
         return StepFailure(step, kind, message[ours.end() :])
+    if any(text in message for text in _DISK_FULL):
+        message = str(ImagemillError(message, do=FULL_DISK))
     return StepFailure(step, kind, message, "".join(error.stack))

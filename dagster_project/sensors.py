@@ -80,7 +80,7 @@ def _embed(
     if not wanted:
         yield dg.SkipReason(f"nothing new among {scan.seen} images")
         return
-    register_images(context.instance, wanted, scan)
+    register_images(context.instance, wanted)
     for part in plan_ranges(context.instance.get_dynamic_partitions(images.name or ""), wanted, IMAGES_PER_RUN):
         yield dg.RunRequest(
             job_name=embed_images.name,

@@ -7,10 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dagster_project.work import Work
-from imagemill.embedding_specs import embedding_specs
+from imagemill.embedding_specs import T5_TOKENS, embedding_specs
+from imagemill.pipeline.counters import progress_line
 from imagemill.pipeline.story import Status
 
-MADE = ("computed", "adopted")
+MADE = ("computed", "extracted", "adopted")
+_TOLD_OF_RECORDS = (
+    "added", "migrated", "changed", "height_corrected", "width_corrected", "mask_corrected", "caption_replaced",
+    "quarantined", "stage1",
+)  # fmt: skip
 SHOWN_PROBLEMS = 10
 
 
@@ -24,15 +29,25 @@ def summary_lines(work: Work, status: Status) -> Iterator[str]:
     yield from _problems(status)
     for spec in embedding_specs():
         yield f"  {spec.kind:<10} {_made(counts.get(spec.kind, {}))}"
-    yield f"  records    {status.records}"
+    yield from _records(status, counts.get("stage2_jsonl", {}))
     for bucket, (samples, shards) in status.buckets.items():
         yield f"  bucket     {bucket:<10} {samples} {_plural(samples, 'sample')} in {shards} {_plural(shards, 'shard')}"
     yield f"  checks     {_checks(work)}"
+    if "total" in counts.get("stage2_jsonl", {}):
+        yield f"  {progress_line(counts['stage2_jsonl'], work.seconds())}"
     yield f"  time       {work.seconds():.1f} s{_rate(work, made)}"
-    if not made and not counts.get("written", {}).get("written_buckets") and not work.error:
+    written = counts.get("written", {}).get("written_buckets") or counts.get("stage2_jsonl", {}).get("rewritten")
+    if not made and not written and not work.error:
         yield "  nothing to do: every image is embedded, every record and shard is up to date"
     yield from _how_it_ended(work)
     yield f"  look       {_program()} ui --data-root {shlex.quote(str(_shown(work.root.path)))}"
+
+
+def _records(status: Status, counts: dict[str, int]) -> Iterator[str]:
+    told = [f"{counts[name]} {name.replace('_', ' ')}" for name in _TOLD_OF_RECORDS if counts.get(name)]
+    yield f"  records    {', '.join([str(status.records), *told])}"
+    if cut := counts.get("truncated_captions"):
+        yield f"  captions   {cut} longer than the text encoder's {T5_TOKENS} tokens: it sees their beginning"
 
 
 def _embedded(status: Status) -> int:
@@ -56,7 +71,9 @@ def _problems(status: Status) -> Iterator[str]:
 def _made(counts: dict[str, int]) -> str:
     parts = [f"{counts.get('computed', 0)} made in {counts.get('calls', 0)} model calls"]
     parts += [
-        f"{counts[name]} {name}" for name in ("adopted", "kept", "refused", "failed", "replaced") if counts.get(name)
+        f"{counts[name]} {name}"
+        for name in ("extracted", "adopted", "kept", "refused", "failed", "replaced")
+        if counts.get(name)
     ]
     return ", ".join(parts)
 

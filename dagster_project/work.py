@@ -7,7 +7,7 @@ Belongs elsewhere: what one run does (assets/), how a run of ours is started (da
 """
 
 import time
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,12 +19,17 @@ from dagster_project.instance import open_instance
 from dagster_project.partitions import register_images
 from dagster_project.runs import RunOutcome, run_here
 from imagemill.embedding_specs import EmbeddingSpec, embedding_specs
+from imagemill.formats.npy import NpyStore
 from imagemill.layout import DataRoot
 from imagemill.ledger import Ledger
 from imagemill.pipeline.facts import adopt_captions
-from imagemill.pipeline.plan import images_with_work
+from imagemill.pipeline.forecast import check_space
+from imagemill.pipeline.passes import Passes
+from imagemill.pipeline.plan import Job, all_jobs, ids_of
 from imagemill.pipeline.ranges import plan_ranges
-from imagemill.pipeline.scan import survey
+from imagemill.pipeline.recorded import read_recorded
+from imagemill.pipeline.regenerate import finish, regenerate, resume
+from imagemill.pipeline.scan import Scan, survey
 from resources.data_root import DataRootResource, config_of
 from resources.encoders import Encoders
 
@@ -33,13 +38,15 @@ from resources.encoders import Encoders
 class Work:
     """What one command has done so far.
 
-    `counts`: per asset, counters of its runs. `checks`: check name → passed. `error`: text of the first run that failed.
+    `up_to`: last id that `--limit` lets through. `counts`: per asset, counters of its runs. `checks`: check name → passed.
+    `error`: text of the first run that failed.
     """
 
     root: DataRoot
     instance: dg.DagsterInstance
     began: float = field(default_factory=time.monotonic)
     outcomes: list[RunOutcome] = field(default_factory=list)
+    up_to: str | None = None
 
     @property
     def run_ids(self) -> list[str]:
@@ -66,32 +73,67 @@ class Work:
 
     @property
     def encoders(self) -> Encoders:
-        data_root = DataRootResource(path=str(self.root.path), config_file=None)
+        data_root = DataRootResource(path=str(self.root.path), config_file=None, output_base_dir=None)
         return Encoders(data_root=data_root, overrides={})
 
     # ---- the two halves
 
-    def embed(self, specs: Sequence[EmbeddingSpec], *, limit: int | None = None) -> None:
-        """Embed what is missing, invalid or stale, in name order, a few thousand images per run."""
-        for spec in specs:
-            self.encoders.check_recorded(spec)
+    def embed(
+        self, passes: Passes, *, limit: int | None = None, regenerate: Sequence[str] = (), packs: bool = False
+    ) -> None:
+        """Embed what is missing, invalid or stale, in name order, a few thousand images per run.
+
+        Args:
+            limit: at most so many images that have work. regenerate: kinds to make anew; those begun earlier go on.
+            packs: whether the command writes shards afterwards, which take disk space too.
+
+        Raises:
+            ModelMismatch: a configured model is not the recorded one. NotEnoughSpace: by the forecast, before any work.
+        """
         with Ledger(self.root.ledger) as ledger:
-            scan = survey(self.root.approved, ledger)
-            adopt_captions(self.root.stage2_jsonl, scan, ledger)
-            wanted = images_with_work(specs, self.root.derived, scan, ledger)[:limit]
-            if limit is None:
-                wanted = sorted({*wanted, *self._unreported(specs, ledger, scan.sources)})
-        register_images(self.instance, scan.sources, scan)
+            self._begin(passes.specs, regenerate, ledger)
+            scan, recorded = survey(self.root.approved, ledger), read_recorded(self.root.stage2_jsonl)
+            adopt_captions(recorded, ledger)
+            jobs = passes.select(all_jobs(passes.kinds_to_run(), self.root.derived, scan, ledger, recorded))
+            if limit is not None:
+                with_work = sorted({*ids_of(jobs), *(recorded.stage1 if passes.migrate else ())})
+                self.up_to = with_work[:limit][-1] if with_work else ""
+                jobs = {spec: [job for job in of_kind if job.image_id <= self.up_to] for spec, of_kind in jobs.items()}
+            self._check_space(jobs, packs)
+            self._finish_regenerations(passes.specs, scan, ledger)
+            unreported = self._unreported(passes.specs, ledger, scan.sources) if limit is None else set()
+        wanted = sorted({*ids_of(jobs), *unreported})
+        register_images(self.instance, sorted({*scan.sources, *wanted}))
+        self._embed_in_ranges(passes, wanted)
+
+    def _finish_regenerations(self, specs: Sequence[EmbeddingSpec], scan: Scan, ledger: Ledger) -> None:
+        """Where nothing is left to make, no run will come to say so."""
+        for spec in specs:
+            finish(ledger, NpyStore(self.root.derived / spec.folder, spec), scan.sources)
+
+    def _check_space(self, jobs: Mapping[EmbeddingSpec, Sequence[Job]], packs: bool) -> None:
+        shards = self.root.shards if packs else None
+        check_space(jobs, self.root.approved, self.root.derived, state=self.root.state, shards=shards)
+
+    def _begin(self, specs: Sequence[EmbeddingSpec], regenerated: Sequence[str], ledger: Ledger) -> None:
+        for kind in regenerated:
+            regenerate(ledger, self.root.provenance, kind)
+        for spec in specs:
+            resume(ledger, self.root.provenance, spec.kind)
+            self.encoders.check_recorded(spec)
+
+    def _embed_in_ranges(self, passes: Passes, wanted: Sequence[str]) -> None:
         assert images.name
+        specs = passes.kinds_to_run()
+        config = {"extract_only": not passes.specs, **({} if self.up_to is None else {"up_to": self.up_to})}
         for part in plan_ranges(self.instance.get_dynamic_partitions(images.name), wanted, IMAGES_PER_RUN):
             if self.interrupted or self._stopped():
                 return
-            up_to = {"up_to": wanted[-1]} if limit else {}
             self._run(
                 [spec.kind for spec in specs],
                 deferred=True,
                 partition_range=(part.first, part.last),
-                run_config={"ops": {spec.kind: {"config": up_to} for spec in specs}},
+                run_config={"ops": {spec.kind: {"config": config} for spec in specs}},
             )
 
     def _unreported(self, specs: Sequence[EmbeddingSpec], ledger: Ledger, present: Container[str]) -> set[str]:
@@ -106,14 +148,30 @@ class Work:
         """A run ended by something other than single images: the next range would meet the same."""
         return any(outcome.failures and not outcome.only_images_failed for outcome in self.outcomes)
 
-    def publish(self) -> None:
+    def publish(self, passes: Passes) -> None:
         """Write the records, and the shards of every bucket whose samples changed."""
         keys = buckets.get_partition_keys()
-        self._run(["stage2_jsonl", "bucket_shards"], partition_range=(keys[0], keys[-1]))
+        self._run(
+            ["stage2_jsonl", "bucket_shards"],
+            partition_range=(keys[0], keys[-1]),
+            run_config=_config("stage2_jsonl", **self._records_config(passes)),
+        )
 
-    def write_records(self) -> None:
+    def write_records(self, passes: Passes) -> None:
         """Write the records; after an interrupt what is finished, without opening another image."""
-        self._run(["stage2_jsonl"], run_config=_config("stage2_jsonl", complete=not self.interrupted))
+        self._run(["stage2_jsonl"], run_config=_config("stage2_jsonl", **self._records_config(passes)))
+
+    def roll_back(self, *, delete_embeddings: bool) -> None:
+        """Put the Stage 1 file back. Its checks, which are of version 2, are left out."""
+        config = _config("stage2_jsonl", rollback=True, delete_embeddings=delete_embeddings)
+        self._run(["stage2_jsonl"], run_config=config, checks=False)
+        if delete_embeddings and not self.error:
+            for spec in embedding_specs():
+                self.instance.wipe_assets([dg.AssetKey(spec.kind)])
+
+    def _records_config(self, passes: Passes) -> dict[str, Any]:
+        kinds = [spec.kind for spec in passes.specs]
+        return {"complete": not self.interrupted, "migrate": passes.migrate, "up_to": self.up_to, "kinds": kinds}
 
     def pack(self, chosen: Sequence[str], **config: Any) -> None:
         """Write the shards of these buckets. Only they are reported, whatever lies between the first and the last."""
@@ -139,10 +197,3 @@ def open_work(root: DataRoot) -> Iterator[Work]:
     config_of(root)
     with open_instance(root) as instance:
         yield Work(root, instance)
-
-
-def chosen_specs(passes: Sequence[str]) -> list[EmbeddingSpec]:
-    """The specs of these pass names; all of them where none is named, or `all` is."""
-    if not passes or "all" in passes:
-        return list(embedding_specs())
-    return [spec for spec in embedding_specs() if spec.pass_name in passes]

@@ -22,6 +22,9 @@ from imagemill.errors import MissingInput, WrongUsage
 PREVIEW = "preview"
 CONFIG_VARIABLE = "IMAGEMILL_CONFIG"
 
+# Two photos of 24 megapixels and one of 16, or a batch of 64 images of one megapixel.
+DECODE_AHEAD_PIXELS = 64 * 1024 * 1024
+
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 
 
@@ -47,6 +50,20 @@ class EncoderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     batch_pixels: Positive = 4 * 1024 * 1024
 
 
+class NearDuplicateSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How near duplicates are found, and what becomes of them.
+
+    Attributes:
+        threshold: cosine of two DINOv3 vectors from which their images count as near duplicates.
+        exclude: whether shards leave out what is a near duplicate of its group's representative.
+        probes: above 50,000 images, cells of the index that each search looks into: more finds more, and is slower.
+    """
+
+    threshold: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.97
+    exclude: bool = False
+    probes: Positive = 16
+
+
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The whole of `imagemill.yaml`.
 
@@ -55,14 +72,18 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         threads: CPU threads of a model's own arithmetic; 0 takes the number of processors.
         decode_threads: threads that open and prepare images ahead of the model.
         write_threads: threads that write and flush files behind the model.
+        decode_ahead_pixels: most pixels of images opened ahead of the model, at up to 20 bytes each; one image always may.
         shard_size: most samples in one tar.
+        near_duplicates: how they are found, and whether shards leave them out.
     """
 
     encoders: dict[str, EncoderSettings] = {}
     threads: Annotated[int, msgspec.Meta(ge=0)] = 0
     decode_threads: Positive = 2
-    write_threads: Positive = 8
+    write_threads: Positive = 32
+    decode_ahead_pixels: Positive = DECODE_AHEAD_PIXELS
     shard_size: Positive = 1000
+    near_duplicates: NearDuplicateSettings = NearDuplicateSettings()
 
     def encoder(self, spec: EmbeddingSpec) -> EncoderSettings:
         settings = self.encoders.get(spec.kind, EncoderSettings())

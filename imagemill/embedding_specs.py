@@ -32,6 +32,7 @@ class EmbeddingSpec:
         shape: (height, width) of the oriented image in pixels → shape of the stored array.
         encoder: `module:Class` with a classmethod `load(settings)`; imported only when a file has to be made.
         default_model: hub id for real work, with `default_subfolder` inside it.
+        inline_field: field of a Stage 1 record that held this array, where one did.
     """
 
     kind: str
@@ -44,6 +45,7 @@ class EmbeddingSpec:
     encoder: str
     default_model: str
     default_subfolder: str | None = None
+    inline_field: str | None = None
 
     def encoder_class(self) -> Any:
         """Import the encoder: this is where torch comes in, so call it late."""
@@ -87,6 +89,7 @@ DINOV3 = register(
         shape=lambda height, width: (DINOV3_WIDTH,),
         encoder="imagemill.encoders.dinov3:DinoV3Encoder",
         default_model="facebook/dinov3-vitl16-pretrain-lvd1689m",
+        inline_field="dinov3_embedding",
     )
 )
 VAE = register(

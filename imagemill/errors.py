@@ -4,6 +4,9 @@ Belongs here: the base class and every error more than one room raises.
 Belongs elsewhere: findings about data (validation/findings.py), ledger rows (ledger.py): those are values, not exceptions.
 """
 
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -71,3 +74,47 @@ class ModelMismatch(ImagemillError, RuntimeError):
 
 class ShardExists(ImagemillError, FileExistsError):
     """Shards are already there and nobody said to replace them."""
+
+
+class NotEnoughSpace(ImagemillError, OSError):
+    """A disk cannot take what a job is about to write; `needed` and `free` in bytes."""
+
+    def __init__(
+        self, what: str, *, needed: int, free: int, where: object = None, why: str | None = None, do: str | None = None
+    ) -> None:
+        super().__init__(what, where=where, why=why, do=do)
+        self.needed, self.free = needed, free
+
+
+class DiskFull(ImagemillError, OSError):
+    """A disk, or what a user may have of it, filled up while something was written."""
+
+
+# The second is the file through which connections share an index of the log: it cannot grow.
+_SQLITE_FULL = {"SQLITE_FULL", "SQLITE_IOERR_SHMSIZE"}
+
+FULL_DISK = "finished work is kept and every file is whole: free space, then run the same command again"
+
+
+@contextmanager
+def disk_full_told(where: Path) -> Iterator[None]:
+    """Let what a full disk raises in this block, in whatever library, leave it as `DiskFull`."""
+    try:
+        yield
+    except ImagemillError:
+        raise
+    except Exception as error:
+        if not is_disk_full(error):
+            raise
+        raise DiskFull(f"the disk is full: {str(error).splitlines()[0]}", where=where, do=FULL_DISK) from error
+
+
+def is_disk_full(error: BaseException | None) -> bool:
+    """Whether an exception, or one that it came of, says that there is no space left."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
+            return True
+        if getattr(error, "sqlite_errorname", None) in _SQLITE_FULL:
+            return True
+        error = error.__cause__ or error.__context__
+    return False

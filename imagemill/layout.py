@@ -17,15 +17,15 @@ from pathlib import Path
 
 ROOT_VARIABLE = "IMAGEMILL_DATA_ROOT"
 DEFAULT_ROOT = "data"
-# Under this name the ledger remembers a shards folder outside the root.
-SHARDS_PLACE = "shards"
 
 
 @dataclass(frozen=True, slots=True)
 class DataRoot:
-    """One data root, as an absolute path."""
+    """One data root, as an absolute path; `derived_at`, `shards_at`: where these folders are, if not below it."""
 
     path: Path
+    derived_at: Path | None = None
+    shards_at: Path | None = None
 
     @classmethod
     def resolve(cls, given: str | os.PathLike[str] | None = None) -> "DataRoot":
@@ -39,7 +39,7 @@ class DataRoot:
 
     @property
     def derived(self) -> Path:
-        return self.path / "derived"
+        return self.derived_at or self.path / "derived"
 
     @property
     def stage2_jsonl(self) -> Path:
@@ -47,7 +47,7 @@ class DataRoot:
 
     @property
     def shards(self) -> Path:
-        return self.path / "shards"
+        return self.shards_at or self.path / "shards"
 
     @property
     def state(self) -> Path:

@@ -5,6 +5,8 @@
     files     every npy we vouch for, by the stat triple it has on disk: made from what, by which model
     problems  one row per input and asset that did not arrive: reason code, detail, remedy
     counts    what each run did, for summaries
+    changes   what was made of which image since the last merge of the records
+    regenerating  kinds whose files are all being replaced
     claims    which process works on which partition now
     verified  shard sets that passed a full check, by what the file system said of them then
     places    folders outside the root that a run was told to use
@@ -30,6 +32,9 @@ from imagemill.errors import ImagemillError
 from imagemill.files import StatTriple
 
 SCHEMA_VERSION = 1
+
+# Maker of a file that is still there while its kind is being regenerated.
+SUPERSEDED = "superseded"
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS sources (
     image_id TEXT PRIMARY KEY, file_name TEXT NOT NULL, size INT, mtime_ns INT, inode INT,
@@ -45,6 +50,8 @@ CREATE TABLE IF NOT EXISTS problems (
     item TEXT, asset TEXT, outcome TEXT NOT NULL, reason TEXT NOT NULL, detail TEXT NOT NULL, remedy TEXT NOT NULL,
     size INT, mtime_ns INT, inode INT, run_id TEXT, at TEXT NOT NULL, PRIMARY KEY (item, asset)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS counts (run_id TEXT, asset TEXT, counts TEXT NOT NULL, PRIMARY KEY (run_id, asset)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS changes (item TEXT, asset TEXT, what TEXT, PRIMARY KEY (item, asset, what)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS regenerating (kind TEXT PRIMARY KEY, state TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS claims (
     asset TEXT, item TEXT, owner TEXT NOT NULL, run_id TEXT NOT NULL, PRIMARY KEY (asset, item)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS verified (path TEXT PRIMARY KEY, signature TEXT NOT NULL) WITHOUT ROWID;
@@ -186,6 +193,33 @@ class Ledger:
         row = self._db.execute("SELECT signature FROM verified WHERE path = ?", (str(path),)).fetchone()
         return row[0] if row else None
 
+    def ids(self, table: Literal["sources", "captions"]) -> set[str]:
+        return {row[0] for row in self._db.execute(f"SELECT image_id FROM {table}")}
+
+    def facts(self) -> Iterator[tuple[str, SourceRow | None, CaptionRow]]:
+        """Every image with a caption, its source where it has been read: in order of id, one row at a time."""
+        columns = "c.image_id, c.size, c.mtime_ns, c.inode, text, origin, c.fingerprint, mask, truncated"
+        source = "file_name, s.size, s.mtime_ns, s.inode, s.fingerprint, height, width"
+        joined = "captions c LEFT JOIN sources s USING (image_id) ORDER BY image_id"
+        for r in self._db.execute(f"SELECT {columns}, {source} FROM {joined}"):
+            caption = CaptionRow(r[0], _triple(r[1:4]), r[4], r[5], r[6], _mask(r[7]), bool(r[8]))
+            yield r[0], SourceRow(r[0], r[9], StatTriple(*r[10:13]), *r[13:]) if r[9] else None, caption
+
+    def changes(self) -> dict[str, set[tuple[str, str]]]:
+        """Per image, what was made of it since the last merge: (asset, what)."""
+        found: dict[str, set[tuple[str, str]]] = {}
+        for item, asset, what in self._db.execute("SELECT item, asset, what FROM changes"):
+            found.setdefault(item, set()).add((asset, what))
+        return found
+
+    def truncated(self) -> int:
+        """Captions of which the text encoder sees only the first 77 tokens."""
+        return self._db.execute("SELECT count(*) FROM captions WHERE truncated").fetchone()[0]
+
+    def regenerating(self) -> dict[str, str]:
+        """Kinds whose files are all being replaced, with how far the beginning got (pipeline/regenerate.py)."""
+        return dict(self._db.execute("SELECT kind, state FROM regenerating"))
+
     # ---- writes
 
     def record_sources(self, rows: Iterable[SourceRow]) -> None:
@@ -248,6 +282,32 @@ class Ledger:
         with self.transaction():
             self._db.execute("DELETE FROM problems WHERE asset = ?", (asset,))
             self.record_problems(rows)
+
+    def record_changes(self, rows: Iterable[tuple[str, str, str]]) -> None:
+        """(image id, asset, what was done)."""
+        self._upsert("changes", 3, rows)
+
+    def forget_changes(self) -> None:
+        with self.transaction():
+            self._db.execute("DELETE FROM changes")
+
+    def forget_files(self, kind: str) -> None:
+        """The files of this kind are gone, all of them."""
+        with self.transaction():
+            self._db.execute("DELETE FROM files WHERE kind = ?", (kind,))
+
+    def supersede_files(self, kind: str, state: str) -> None:
+        """Vouch for no file of this kind any more, and remember that all are being replaced."""
+        with self.transaction():
+            self._db.execute("UPDATE files SET maker = ?, source = NULL WHERE kind = ?", (SUPERSEDED, kind))
+            self._upsert("regenerating", 2, [(kind, state)])
+
+    def note_regeneration(self, kind: str, state: str | None) -> None:
+        """How far it is; None: every file has been replaced."""
+        with self.transaction():
+            self._db.execute("DELETE FROM regenerating WHERE kind = ?", (kind,))
+            if state is not None:
+                self._upsert("regenerating", 2, [(kind, state)])
 
     def record_counts(self, run_id: str, asset: str, counts: dict[str, int]) -> None:
         self._upsert("counts", 3, [(run_id, asset, msgspec.json.encode(counts).decode())])

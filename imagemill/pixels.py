@@ -6,10 +6,13 @@ Source: CONTRACTS section 1, rows "pixels" and "VAE latent" (sides under 8 px).
 """
 
 import io
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
+from PIL import Image, PngImagePlugin
 
 from imagemill.errors import Refused
 
@@ -21,8 +24,13 @@ FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 MIN_SIDE = 8
 MAX_PIXELS = 178_956_970
 
-# Pillow warns from half of that on, once per process and without the file's name. Where it draws the line, our refusal does.
 Image.MAX_IMAGE_PIXELS = MAX_PIXELS
+
+# Pillow warns of such files and of broken EXIF, once per process and without the file's name: our refusal has it.
+warnings.filterwarnings("ignore", module=r"PIL\.")
+
+# Pillow refuses a PNG of which a text or the colour profile unpacks to more than 1 MiB; editors write more than that.
+PngImagePlugin.MAX_TEXT_CHUNK = PngImagePlugin.MAX_TEXT_MEMORY
 
 _ORIENTATION_TAG = 0x0112
 _TO_UPRIGHT = {
@@ -34,6 +42,7 @@ _TO_UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+_TURNED = {5, 6, 7, 8}
 
 
 def open_rgb(path: Path) -> np.ndarray:
@@ -52,20 +61,42 @@ def decode_rgb(data: bytes, name: str) -> np.ndarray:
     Raises:
         Refused: `undecodable`, `too_small` or `too_large`; `name` is the file's in the message.
     """
-    if not data:
-        raise _undecodable(name, "the file is empty")
-    try:
+    with _refusals(name):
+        if not data:
+            raise _undecodable(name, "the file is empty")
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             _refuse_size(image.size, name)
+            _transparent_at_eight_bits(image)
             image.load()
             return np.array(_upright(_to_rgb(image), _orientation(image)))
+
+
+def header_size(path: Path) -> tuple[int, int]:
+    """(height, width) in pixels after EXIF orientation, by the file's header alone: no pixel is decoded.
+
+    A PNG that states its orientation behind its pixels counts as it is stored. Raises as `decode_rgb`, also for what it
+    cannot read of the file; an OSError where the file does not open.
+    """
+    with open(path, "rb") as file, _refusals(path.name), Image.open(file, formats=FORMATS) as image:
+        _refuse_size(image.size, path.name)
+        width, height = image.size
+        # Of a TIFF Pillow tells the upright size by itself.
+        turned = image.format != "TIFF" and _orientation(image, header_only=True) in _TURNED
+        return (width, height) if turned else (height, width)
+
+
+@contextmanager
+def _refusals(name: str) -> Iterator[None]:
+    """Whatever Pillow raises in this block is about one file's bytes, and becomes a refusal of it."""
+    try:
+        yield
     except (Refused, MemoryError):
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise _too_large(name, str(error)) from error
     except Image.UnidentifiedImageError as error:
         raise _undecodable(name, "not an image in any format we read") from error
-    except Exception as error:  # nothing but these bytes is at hand, so whatever Pillow raises is about them
+    except Exception as error:
         if "out of memory" in str(error):  # a codec's own MemoryError
             raise MemoryError(str(error)) from error
         raise _undecodable(name, str(error) or type(error).__name__) from error
@@ -104,6 +135,15 @@ def _to_8_bit(image: Image.Image) -> Image.Image:
     return grey
 
 
+def _transparent_at_eight_bits(image: Image.Image) -> None:
+    """Before loading: Pillow takes the high bytes of 16-bit colour, and would compare them with a tRNS colour's low bytes.
+
+    Of the colours that are equal in 8 bits all become transparent: which one it was is not known any more.
+    """
+    if any(tile.args == "RGB;16B" for tile in getattr(image, "tile", ())) and "transparency" in image.info:
+        image.info["transparency"] = tuple(sample >> 8 for sample in image.info["transparency"])
+
+
 def _over_white(image: Image.Image) -> Image.Image:
     rgba = image.convert("RGBA")
     canvas = Image.new("RGB", rgba.size, "white")
@@ -111,9 +151,11 @@ def _over_white(image: Image.Image) -> Image.Image:
     return canvas
 
 
-def _orientation(image: Image.Image) -> int:
+def _orientation(image: Image.Image, *, header_only: bool = False) -> int:
     try:
-        return image.getexif().get(_ORIENTATION_TAG, 1)
+        # A PNG's own getexif decodes the pixels where the header names no EXIF, to look behind them.
+        exif = Image.Image.getexif(image) if header_only else image.getexif()
+        return exif.get(_ORIENTATION_TAG, 1)
     except Exception:
         # Broken EXIF beside good pixels: the image stands as it is stored, as viewers show it.
         return 1

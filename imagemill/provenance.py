@@ -8,6 +8,7 @@ Source: CONTRACTS section 0, "Provenance".
 """
 
 import hashlib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,13 @@ def write_identity(folder: Path, identity: ModelIdentity) -> None:
     write_bytes_atomic(folder / f"{identity.kind}.json", data + b"\n")
 
 
+def forget_identity(folder: Path, kind: str) -> None:
+    """No file of this kind counts any more; the record is kept beside, for people."""
+    path = folder / f"{kind}.json"
+    if path.exists():
+        os.replace(path, folder / f"{kind}.previous.json")
+
+
 def guard_identity(folder: Path, identity: ModelIdentity) -> None:
     """Record the first maker of a kind, or refuse one that differs from it.
 
@@ -80,5 +88,6 @@ def guard_identity(folder: Path, identity: ModelIdentity) -> None:
             f"(recorded {recorded.model}, requested {identity.model}; differs in {', '.join(fields)})",
             where=folder / f"{identity.kind}.json",
             why="one directory never mixes the vectors of two models",
-            do="set the recorded model in imagemill.yaml, or use another data root for the new one",
+            do="set the recorded model in imagemill.yaml, or make every file anew with "
+            f"`imagemill stage2 --regenerate {identity.kind}`",
         )

@@ -16,13 +16,13 @@ from typing import Any
 import msgspec
 
 from imagemill.buckets import BUCKETS, assign_bucket
-from imagemill.embedding_specs import T5_TOKENS
+from imagemill.embedding_specs import DINOV3, T5_TOKENS
 from imagemill.ids import id_problem
 
 FORMAT_VERSION = 2
 
 # Stage 1 kept the vector in the record; Stage 2 never does.
-INLINE_VECTOR = "dinov3_embedding"
+INLINE_VECTOR = DINOV3.inline_field or ""
 
 Record = dict[str, Any]
 
@@ -67,6 +67,11 @@ def build_record(
     }
     record.update((key, value) for key, value in base.items() if key not in record and key != INLINE_VECTOR)
     return record
+
+
+def is_stage1(record: Record) -> bool:
+    """Whether a record is not of this format yet: its vector is inside, or nothing says that it is version 2."""
+    return INLINE_VECTOR in record or record.get("format_version") != FORMAT_VERSION
 
 
 def _kept_path(old: object, path: str) -> str:
@@ -136,7 +141,12 @@ def mask_problem(mask: object) -> str | None:
 
 
 def _size_problem(value: object) -> str | None:
-    return None if type(value) is int and value > 0 else "not a positive int"
+    return None if positive_int(value) else "not a positive int"
+
+
+def positive_int(value: object) -> bool:
+    """Python calls True an int and 24.0 equal to 24; neither is a size."""
+    return type(value) is int and value > 0
 
 
 def _bucket_problem(value: object) -> str | None:

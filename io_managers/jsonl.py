@@ -1,43 +1,43 @@
-"""The Stage 2 records on disk: which file a merge becomes. Byte logic is in imagemill/formats/jsonl.py."""
+"""The Stage 2 records on disk: which file a merge becomes, and what it did. Byte logic is in imagemill/pipeline/merge.py."""
 
 from contextlib import closing
 from pathlib import Path
 
 import dagster as dg
 
-from imagemill.formats.jsonl import write_lines
-from imagemill.pipeline.merge import Merge, quarantine, unfinished
+from imagemill.ledger import Ledger
+from imagemill.pipeline.counters import count_merge
+from imagemill.pipeline.merge import UNMIGRATED, Merge, write_records
+from imagemill.pipeline.rollback import Rollback, roll_back
 from resources.data_root import DataRootResource
 
 
 class JsonlIOManager(dg.ConfigurableIOManager):
-    """Writes a merge to `derived/approved_image_dataset.jsonl`, in one rename and only if a byte changed."""
+    """Writes `derived/approved_image_dataset.jsonl`, in one rename and only if a byte changed."""
 
     data_root: dg.ResourceDependency[DataRootResource]
 
-    def handle_output(self, context: dg.OutputContext, obj: Merge) -> None:
+    def handle_output(self, context: dg.OutputContext, obj: Merge | Rollback) -> None:
         asset = context.asset_key.to_user_string()
         with closing(self.data_root.ledger()) as ledger:
             try:
-                counts = self._write(obj)
+                counts = roll_back(obj, ledger) if isinstance(obj, Rollback) else _merge(obj, ledger, asset)
                 ledger.record_counts(context.run_id, asset, counts)
             finally:
                 ledger.release(asset, context.run_id)
-        context.add_output_metadata({**counts, "path": dg.MetadataValue.path(str(self.data_root.root().stage2_jsonl))})
-
-    def _write(self, obj: Merge) -> dict[str, int]:
-        root = self.data_root.root()
-        quarantined = quarantine(root.quarantine, root.stage2_jsonl.name, obj.quarantined)
-        rewritten = write_lines(root.stage2_jsonl, obj.ordered(), temporary=unfinished(root.stage2_jsonl))
-        return {
-            "records": len(obj.lines),
-            "added": len(obj.added),
-            "changed": len(obj.changed),
-            "stage1": len(obj.stage1),
-            "quarantined": quarantined,
-            "rewritten": int(rewritten),
-        }
+        context.add_output_metadata({**counts, "path": dg.MetadataValue.path(str(obj.root.stage2_jsonl))})
 
     def load_input(self, context: dg.InputContext) -> Path:
         """The file; read it with `imagemill.formats.jsonl.read_jsonl`."""
         return self.data_root.root().stage2_jsonl
+
+
+def _merge(merge: Merge, ledger: Ledger, asset: str) -> dict[str, int]:
+    merged = write_records(merge, ledger)
+    with ledger.transaction():
+        ledger.clear_problems(asset, (p.item for p in ledger.problems() if p.asset == asset and p.reason in UNMIGRATED))
+        ledger.record_problems(merged.problems)
+        ledger.record_changes((image_id, asset, what) for image_id, what in merged.changes)
+    counts = {**merged.counts, "truncated_captions": ledger.truncated(), **count_merge(merge, ledger)}
+    ledger.forget_changes()
+    return counts

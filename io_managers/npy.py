@@ -17,6 +17,7 @@ from imagemill.formats.npy import NpyStore
 from imagemill.ledger import FileRow, Ledger, Problem, SourceRow
 from imagemill.pipeline.embed import EmbeddingStream, count_rows, publish
 from imagemill.pipeline.plan import EmbeddingPlan
+from imagemill.pipeline.regenerate import finish
 from imagemill.pipeline.scan import SOURCE_ASSET
 from imagemill.progress import Progress
 from io_managers.events import StreamedEvents, deferred, images_failed, launched_in_ui, report_without_run
@@ -41,6 +42,8 @@ class NpyIOManager(dg.ConfigurableIOManager):
                         _report(events, row)
                     failed = self._drain(context, obj, ledger, events, counts)
                     _report_sources(context.step_context.instance, plan, ledger)
+                    failed += (stuck := finish(ledger, obj.store, obj.present))
+                    counts.update("failed" for _ in stuck)
                     _end(context, plan, counts, failed)
             finally:
                 ledger.record_counts(context.run_id, kind, dict(counts))

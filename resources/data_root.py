@@ -5,16 +5,15 @@ Belongs elsewhere: what lies where below it (imagemill/layout.py), what the file
 """
 
 import os
-import sys
 from pathlib import Path
 
 import dagster as dg
 from pydantic import Field
 
 from imagemill.config import CONFIG_VARIABLE, Config, read_config
-from imagemill.layout import SHARDS_PLACE, DataRoot
+from imagemill.layout import DataRoot
 from imagemill.ledger import Ledger
-from imagemill.pipeline.story import shards_folder
+from imagemill.places import locate, put
 
 
 class DataRootResource(dg.ConfigurableResource):
@@ -25,8 +24,15 @@ class DataRootResource(dg.ConfigurableResource):
         None, description="Configuration file; unset: $IMAGEMILL_CONFIG, else imagemill.yaml in the data root."
     )
 
+    output_base_dir: str | None = Field(
+        None, description="Folder for records and embeddings instead of derived/, remembered from then on."
+    )
+
     def root(self) -> DataRoot:
-        return DataRoot.resolve(self.path)
+        root = locate(self.path)
+        if self.output_base_dir and Path(os.path.abspath(self.output_base_dir)) != root.derived:
+            return put(root, "derived", self.output_base_dir)
+        return root
 
     def config(self) -> Config:
         return config_of(self.root(), self.config_file)
@@ -36,15 +42,8 @@ class DataRootResource(dg.ConfigurableResource):
 
     def shards_folder(self, given: str | None = None) -> Path:
         """Where shards go: as given (and remembered from then on), else as remembered, else below the root."""
-        with self.ledger() as ledger:
-            remembered = shards_folder(self.root(), ledger)
-            if not given:
-                return remembered
-            place = Path(os.path.abspath(given))
-            if place != remembered:
-                print(f"shards go to {place} from now on, until now: {remembered}", file=sys.stderr, flush=True)
-            ledger.remember_place(SHARDS_PLACE, place)
-            return place
+        root = self.root()
+        return put(root, "shards", given).shards if given else root.shards
 
 
 def config_of(root: DataRoot, given: str | None = None) -> Config:

@@ -51,6 +51,7 @@ class Encoders(dg.ConfigurableResource):
             "threads": config.model_threads,
             "decode_threads": config.decode_threads,
             "write_threads": config.write_threads,
+            "decode_ahead_pixels": config.decode_ahead_pixels,
         }
 
     def check_recorded(self, spec: EmbeddingSpec) -> None:

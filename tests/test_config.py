@@ -42,6 +42,15 @@ def test_default_hub_id_of_a_kind_brings_its_subfolder(tmp_path):
     assert config.encoder(VAE).subfolder == "vae"
 
 
+def test_near_duplicates_stay_in_the_shards_unless_the_file_says_otherwise(tmp_path):
+    """ "It reports, and excludes from shards only when asked". Source: issue 4."""
+    settings = read_config(tmp_path / "absent.yaml").near_duplicates
+    assert (settings.threshold, settings.exclude) == (0.97, False)
+
+    settings = read_config(write(tmp_path, "near_duplicates: {threshold: 0.9, exclude: true}")).near_duplicates
+    assert (settings.threshold, settings.exclude) == (0.9, True)
+
+
 @pytest.mark.parametrize(
     ("text", "named"),
     [
@@ -50,6 +59,11 @@ def test_default_hub_id_of_a_kind_brings_its_subfolder(tmp_path):
         ("encoders: {vae_latents: {device: tpu}}", "tpu"),
         ("encoders: {vae_latents: {batch_size: 0}}", "batch_size"),
         ("threads: -1", "threads"),
+        ("near_duplicates: {threshold: 1.1}", "threshold"),
+        ("near_duplicates: {threshold: 0}", "threshold"),
+        ("near_duplicates: {exclude: 1}", "exclude"),
+        ("near_duplicates: {probes: 0}", "probes"),
+        ("near_duplicates: {treshold: 0.9}", "treshold"),
         ("nonsense: 1", "nonsense"),
         ("- a list", "object"),
         ("{", "not valid"),

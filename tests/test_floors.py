@@ -9,7 +9,7 @@ import pytest
 from imagemill.layout import DataRoot
 from tests.helpers.product import PROJECT, imagemill, photos
 
-MODELS = {"torch", "transformers", "diffusers", "webdataset"}
+MODELS = {"torch", "transformers", "diffusers", "webdataset", "faiss"}
 HEAVY = MODELS | {"dagster", "pandas", "pandera"}
 
 # Prints what a block has loaded, whichever way the block ends.

@@ -4,17 +4,17 @@ import json
 import struct
 import warnings
 import zlib
-from io import BytesIO
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageCms
 
 from imagemill import pixels
 from imagemill.errors import Refused
-from imagemill.pixels import decode_rgb, open_rgb
+from imagemill.pixels import decode_rgb, header_size, open_rgb
+from tests.helpers.images import ROW_0_COLUMN_0, encoded, exif, png, stored_form, ycck
 
 HEIGHT, WIDTH = 12, 20
 RED, GREEN, BLUE, WHITE, GREY = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255), (128, 128, 128)
@@ -33,69 +33,7 @@ def plain(colour: tuple[int, int, int]) -> np.ndarray:
     return np.full((HEIGHT, WIDTH, 3), colour, np.uint8)
 
 
-def encoded(image: Image.Image, image_format: str = "PNG", **options) -> bytes:
-    buffer = BytesIO()
-    image.save(buffer, image_format, **options)
-    return buffer.getvalue()
-
-
-def png(width: int, height: int, bit_depth: int, colour_type: int, rows: bytes, *extra: tuple[bytes, bytes]) -> bytes:
-    """A PNG put together by its specification, chunk by chunk; `rows` hold samples in network order, without filter bytes."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    header = struct.pack(">IIBBBBB", width, height, bit_depth, colour_type, 0, 0, 0)
-    length = len(rows) // height
-    filtered = b"".join(b"\0" + rows[i : i + length] for i in range(0, len(rows), length or 1))
-    middle = b"".join(chunk(kind, data) for kind, data in extra)
-    return (
-        b"\x89PNG\r\n\x1a\n"
-        + chunk(b"IHDR", header)
-        + middle
-        + chunk(b"IDAT", zlib.compress(filtered))
-        + chunk(b"IEND", b"")
-    )
-
-
-def exif(orientation: int) -> bytes:
-    tags = Image.Exif()
-    tags[0x0112] = orientation
-    return tags.tobytes()
-
-
 # ---- orientation
-
-# EXIF 2.3, tag 0x0112: on which side of the upright picture the stored row 0 and column 0 lie.
-ROW_0_COLUMN_0 = {
-    1: ("top", "left"),
-    2: ("top", "right"),
-    3: ("bottom", "right"),
-    4: ("bottom", "left"),
-    5: ("left", "top"),
-    6: ("right", "top"),
-    7: ("right", "bottom"),
-    8: ("left", "bottom"),
-}
-
-
-def stored_form(upright: np.ndarray, orientation: int) -> np.ndarray:
-    """How a camera stores an upright picture under an orientation: walk its rows and columns from the sides EXIF names."""
-    row_0, column_0 = ROW_0_COLUMN_0[orientation]
-    from_side = {
-        "top": lambda i: (i, None),
-        "bottom": lambda i: (upright.shape[0] - 1 - i, None),
-        "left": lambda i: (None, i),
-        "right": lambda i: (None, upright.shape[1] - 1 - i),
-    }
-    turned = row_0 in {"left", "right"}
-    rows, columns = (upright.shape[1], upright.shape[0]) if turned else upright.shape[:2]
-    stored = np.empty((rows, columns, 3), np.uint8)
-    for r in range(rows):
-        for c in range(columns):
-            (y1, x1), (y2, x2) = from_side[row_0](r), from_side[column_0](c)
-            stored[r, c] = upright[y1 if y1 is not None else y2, x1 if x1 is not None else x2]
-    return stored
 
 
 @pytest.mark.parametrize("image_format", ["PNG", "JPEG", "WEBP", "TIFF"])
@@ -108,6 +46,27 @@ def test_image_comes_out_upright_for_every_exif_orientation(image_format, orient
     assert rgb.shape == (HEIGHT, WIDTH, 3)
     tolerance = 3 if image_format == "JPEG" else 0
     assert np.abs(rgb.astype(int) - corners()).max() <= tolerance
+
+
+@pytest.mark.parametrize("image_format", ["PNG", "JPEG", "WEBP", "TIFF"])
+@pytest.mark.parametrize("orientation", ROW_0_COLUMN_0)
+def test_header_alone_tells_the_upright_size(tmp_path, image_format, orientation):
+    """What a forecast needs, without a pixel: half of a PNG or JPEG is enough."""
+    stored = NOISE.resize((128, 96) if orientation < 5 else (96, 128))
+    data = encoded(stored, image_format, exif=exif(orientation))
+    (tmp_path / "photo").write_bytes(data[: len(data) // 2] if image_format in {"PNG", "JPEG"} else data)
+    assert header_size(tmp_path / "photo") == (96, 128)
+
+
+def test_header_of_no_image_is_refused_and_a_missing_file_is_not(tmp_path):
+    (tmp_path / "photo").write_bytes(b"no image")
+    (tmp_path / "flat").write_bytes(encoded(Image.new("RGB", (100, 7))))
+    for name, reason in {"photo": "undecodable", "flat": "too_small"}.items():
+        with pytest.raises(Refused) as caught:
+            header_size(tmp_path / name)
+        assert caught.value.reason == reason
+    with pytest.raises(FileNotFoundError):
+        header_size(tmp_path / "missing")
 
 
 @pytest.mark.parametrize("orientation", [0, 9, 65535])
@@ -200,6 +159,13 @@ def test_inks_become_light(cmyk, expected, image_format):
     assert np.abs(rgb.astype(int) - expected).max() <= (3 if image_format == "JPEG" else 0)
 
 
+@pytest.mark.parametrize("colour", [RED, GREEN, BLUE, WHITE, (0, 0, 0), (200, 100, 50)])
+def test_inverted_ycck_becomes_light(colour):
+    """What Photoshop writes for print: inks inverted, three of them as luma and chroma. Source: Adobe Technical Note 5116."""
+    rgb = decode_rgb(ycck(WIDTH, HEIGHT, colour), "photo")
+    assert np.abs(rgb.astype(int) - colour).max() <= 4
+
+
 SIXTEEN_BIT = [(0, 0), (257, 1), (32896, 128), (65278, 254), (65535, 255)]
 
 
@@ -237,6 +203,46 @@ def test_transparent_sixteen_bit_grey_is_matched_at_sixteen_bits():
     row = struct.pack(">HH", 1000, 1001) * (WIDTH // 2)
     rgb = decode_rgb(png(WIDTH, HEIGHT, 16, 0, row * HEIGHT, (b"tRNS", struct.pack(">H", 1000))), "photo")
     np.testing.assert_array_equal(rgb[0, :2], [WHITE, (3, 3, 3)])
+
+
+@pytest.mark.parametrize("transparent", [(1000, 2000, 3000), (255, 255, 255), (65535, 0, 40000)])
+def test_transparent_sixteen_bit_colour_becomes_white_and_others_do_not(transparent):
+    """tRNS names a colour at 16 bits; one whose low bytes alone are the same is another colour."""
+    other = tuple(sample >> 8 | (sample & 255) << 8 for sample in transparent)
+    other = other if other != transparent else (40_000, 0, 0)
+    row = (struct.pack(">HHH", *transparent) + struct.pack(">HHH", *other)) * (WIDTH // 2)
+    rgb = decode_rgb(png(WIDTH, HEIGHT, 16, 2, row * HEIGHT, (b"tRNS", struct.pack(">HHH", *transparent))), "photo")
+    np.testing.assert_array_equal(rgb[0, :2], [WHITE, [sample >> 8 for sample in other]])
+
+
+# ---- colour profiles
+
+
+@pytest.mark.parametrize("image_format", ["PNG", "JPEG", "WEBP", "TIFF"])
+@pytest.mark.parametrize(
+    "profile", [b"no profile", bytes(200), b"x" * 3_000_000], ids=["text", "zeros", "three megabytes"]
+)
+def test_colour_profile_changes_no_pixel_and_a_broken_one_costs_no_image(image_format, profile):
+    """Stored values are kept, whatever profile is beside them."""
+    options = {"JPEG": {"quality": 100, "subsampling": 0}, "WEBP": {"lossless": True}}.get(image_format, {})
+    rgb = decode_rgb(encoded(Image.fromarray(corners()), image_format, icc_profile=profile, **options), "photo")
+    assert np.abs(rgb.astype(int) - corners()).max() <= (3 if image_format == "JPEG" else 0)
+
+
+def test_profile_of_another_colour_space_changes_no_pixel():
+    profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("LAB")).tobytes()
+    np.testing.assert_array_equal(
+        decode_rgb(encoded(Image.fromarray(corners()), icc_profile=profile), "photo"), corners()
+    )
+
+
+@pytest.mark.parametrize("kind", [b"iCCP", b"zTXt", b"iTXt"])
+@pytest.mark.parametrize("content", [b"not deflated", zlib.compress(bytes(2 << 20)), zlib.compress(b"x" * 100)[:-4]])
+def test_metadata_of_a_png_costs_no_image(kind, content):
+    """Broken, cut off, or longer than Pillow takes by itself: editors write megabytes of history there."""
+    head = {b"iCCP": b"name\0\0", b"zTXt": b"key\0\0", b"iTXt": b"key\0\1\0\0\0"}[kind]
+    data = png(WIDTH, HEIGHT, 8, 2, corners().tobytes(), (kind, head + content))
+    np.testing.assert_array_equal(decode_rgb(data, "photo"), corners())
 
 
 @pytest.mark.parametrize("mode", ["I", "F"])

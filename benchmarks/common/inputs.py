@@ -1,5 +1,6 @@
 """Photographs that nobody took: noise, which no codec and no cache gets for free."""
 
+import random
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -33,3 +34,50 @@ def scratch(*, in_memory_bytes: int = 0) -> Iterator[Path]:
     roomy = in_memory_bytes and MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > in_memory_bytes
     with tempfile.TemporaryDirectory(prefix="imagemill-bench-", dir=MEMORY if roomy else None) as folder:
         yield Path(folder)
+
+
+_SUBJECTS = [
+    "a woman",
+    "a man",
+    "two children",
+    "an old dog",
+    "a black cat",
+    "a red fishing boat",
+    "the street musician",
+    "a herd of horses",
+]
+_DOINGS = ["standing", "walking slowly", "looking into the camera", "sleeping", "waiting", "playing", "resting"]
+_PLACES = [
+    "on a quiet beach",
+    "in front of a white brick wall",
+    "under a large tree",
+    "beside the harbour",
+    "in the snow",
+    "at a market stall",
+]
+_DETAILS = [
+    "soft evening light falls from the left",
+    "the background is out of focus",
+    "reflections are visible in the wet ground",
+    "the colours are muted and warm",
+    "a row of houses can be seen in the distance",
+    "the sky is overcast",
+    "the image is slightly grainy",
+    "several people pass by without noticing",
+    "a wooden fence leads the eye to the horizon",
+]
+
+
+def mixed_captions(count: int) -> list[str]:
+    """From a few words, as people write them, to three or four sentences, as vision-language models do; some of them equal."""
+    choose = random.Random(0)
+    captions = []
+    for _ in range(count):
+        if captions and choose.random() < 0.05:
+            captions.append(choose.choice(captions))
+            continue
+        text = f"{choose.choice(_SUBJECTS)} {choose.choice(_DOINGS)} {choose.choice(_PLACES)}"
+        for detail in choose.sample(_DETAILS, min(int(choose.expovariate(0.35)), 8)):
+            text += f" and {detail}"
+        captions.append(text)
+    return captions

@@ -9,12 +9,11 @@ from benchmarks.common.encoders import use_free_encoders
 from imagemill.buckets import BUCKETS
 from imagemill.config import read_config
 from imagemill.embedding_specs import EmbeddingSpec, embedding_specs
-from imagemill.formats.jsonl import read_jsonl, write_lines
 from imagemill.formats.npy import NpyStore
 from imagemill.layout import DataRoot
 from imagemill.ledger import Ledger
+from imagemill.pipeline import merge
 from imagemill.pipeline.embed import EmbedWorker, run_pass
-from imagemill.pipeline.merge import plan_merge
 from imagemill.pipeline.plan import plan_for
 from imagemill.pipeline.readiness import find_ready
 from imagemill.pipeline.scan import Scan, survey
@@ -52,13 +51,13 @@ def embed(spec: EmbeddingSpec, root: DataRoot, scan: Scan, ledger: Ledger) -> No
         threads=config.model_threads,
         decode_threads=config.decode_threads,
         write_threads=config.write_threads,
+        decode_ahead_pixels=config.decode_ahead_pixels,
     )
     run_pass(worker, plan.jobs, ledger)
 
 
 def write_records(root: DataRoot, ledger: Ledger) -> None:
-    lines = read_jsonl(root.stage2_jsonl) if root.stage2_jsonl.is_file() else []
-    write_lines(root.stage2_jsonl, plan_merge(lines, ledger.sources(), ledger.captions(), root).ordered())
+    merge.write_records(merge.Merge(root, survey(root.approved, ledger)), ledger)
 
 
 def pack(root: DataRoot, ledger: Ledger) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 import click
 
 from imagemill.config import CONFIG_VARIABLE
-from imagemill.layout import ROOT_VARIABLE, DataRoot
+from imagemill.layout import ROOT_VARIABLE
+from imagemill.places import locate
 
 
 def root_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -19,7 +20,7 @@ def root_options(command: Callable[..., Any]) -> Callable[..., Any]:
     @click.option("--data-root", metavar="DIR", help="Data root (default: $IMAGEMILL_DATA_ROOT, else data/).")
     @click.option("--config", metavar="FILE", help="Configuration (default: imagemill.yaml in the data root).")
     def with_root(data_root: str | None, config: str | None, **given: Any) -> Any:
-        root = DataRoot.resolve(data_root)
+        root = locate(data_root)
         os.environ[ROOT_VARIABLE] = str(root.path)
         if config:
             os.environ[CONFIG_VARIABLE] = os.path.abspath(config)

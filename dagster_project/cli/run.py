@@ -5,15 +5,11 @@ import sys
 import click
 
 from dagster_project.cli.options import root_options
-from imagemill.embedding_specs import embedding_specs
 from imagemill.layout import DataRoot
+from imagemill.pipeline.passes import Passes, pass_names
 
 
-def pass_names() -> list[str]:
-    return [*(spec.pass_name for spec in embedding_specs()), "migrate", "all"]
-
-
-class Passes(click.ParamType):
+class PassNames(click.ParamType):
     """Comma-separated pass names."""
 
     name = "names"
@@ -29,21 +25,22 @@ class Passes(click.ParamType):
 
 
 @click.command("run")
-@click.option("--passes", type=Passes(), default=(), metavar="A,B", help="Embedding passes (default: all).")
+@click.option("--passes", type=PassNames(), default=(), metavar="A,B", help="Embedding passes (default: all).")
 @click.option("--fail-on-skip", is_flag=True, help="Exit 1 if any input was refused.")
 @root_options
 def command(root: DataRoot, passes: tuple[str, ...], fail_on_skip: bool) -> None:
     """Bring everything up to date: only what is missing, invalid or stale is made."""
     from dagster_project.summary import exit_code, summary_lines
-    from dagster_project.work import chosen_specs, open_work
+    from dagster_project.work import open_work
     from imagemill.pipeline.story import read_status
 
     with open_work(root) as work:
-        work.embed([] if passes == ("migrate",) else chosen_specs(passes))
+        chosen = Passes.named(passes)
+        work.embed(chosen, packs=True)
         if work.interrupted:
-            work.write_records()
+            work.write_records(chosen)
         else:
-            work.publish()
+            work.publish(chosen)
         status = read_status(root)
         for line in summary_lines(work, status):
             click.echo(line)

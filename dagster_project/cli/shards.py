@@ -89,11 +89,10 @@ def _dry_run(
     every: int,
 ) -> int:
     from imagemill.ledger import Ledger
-    from imagemill.pipeline.story import shards_folder
 
     with Ledger(root.ledger) as ledger:
         found = find_ready(root.stage2_jsonl, root.derived, ledger, buckets=buckets, on_ready=progress_lines(every))
-        output = output_dir or shards_folder(root, ledger)
+    output = output_dir or root.shards
     shard_set = plan_shards(found.ready, buckets, output, parameters, "replace" if overwrite else "refuse")
     problems = conflicts(shard_set)
     for problem in problems:

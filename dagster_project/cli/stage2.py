@@ -1,23 +1,48 @@
-"""`imagemill stage2`: embeddings and records, without shards."""
+"""`imagemill stage2`: embeddings and records, without shards; back to Stage 1 too."""
 
 import sys
+from pathlib import Path
 
 import click
 
 from dagster_project.cli.options import root_options
-from dagster_project.cli.run import Passes, pass_names
+from dagster_project.cli.run import PassNames
+from imagemill.embedding_specs import embedding_specs
+from imagemill.errors import WrongUsage
 from imagemill.layout import DataRoot
+from imagemill.pipeline.passes import Passes, pass_names
+from imagemill.places import put
+
+
+class Kind(click.Choice):
+    """An embedding kind, by its own name or its pass's."""
+
+    def __init__(self) -> None:
+        super().__init__([name for spec in embedding_specs() for name in (spec.kind, spec.pass_name)])
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        chosen = super().convert(value, param, ctx)
+        return next(spec.kind for spec in embedding_specs() if chosen in {spec.kind, spec.pass_name})
 
 
 @click.command("stage2")
 @click.option(
     "--pass", "single", multiple=True, type=click.Choice(pass_names()), help="One pass; may repeat (default: all)."
 )
-@click.option("--passes", type=Passes(), default=(), metavar="A,B", help="The same as several --pass.")
+@click.option("--passes", type=PassNames(), default=(), metavar="A,B", help="The same as several --pass.")
 @click.option(
     "--limit", type=click.IntRange(min=1), help="At most this many images that still have work, in name order."
 )
+@click.option(
+    "--regenerate", multiple=True, type=Kind(), metavar="KIND",
+    help="Make every file of this kind anew with the configured model; may repeat. Run again to go on.",
+)  # fmt: skip
+@click.option(
+    "--output-base-dir", metavar="DIR", help="Folder for records and embeddings instead of derived/; remembered."
+)
 @click.option("--verify", is_flag=True, help="Only read back every record, header and value; exit 1 on any finding.")
+@click.option("--rollback", is_flag=True, help="Only put the Stage 1 file back; the version 2 file is kept beside it.")
+@click.option("--delete-embeddings", is_flag=True, help="With --rollback: delete every npy file too.")
 @click.option("--fail-on-skip", is_flag=True, help="Exit 1 if any input was refused.")
 @root_options
 def command(
@@ -25,24 +50,68 @@ def command(
     single: tuple[str, ...],
     passes: tuple[str, ...],
     limit: int | None,
+    regenerate: tuple[str, ...],
+    output_base_dir: str | None,
     verify: bool,
+    rollback: bool,
+    delete_embeddings: bool,
     fail_on_skip: bool,
 ) -> None:
-    """Make the missing embeddings and write the records. Resume = run again."""
+    """Make the missing embeddings and write the records, from Stage 1 ones too. Resume = run again."""
+    names = (*single, *passes)
+    _refuse_contradictions(verify, rollback, delete_embeddings, makes=bool(names or limit or regenerate))
+    if output_base_dir:
+        root = put(root, "derived", output_base_dir)
     if verify:
-        from dagster_project.cli.verify import show
-        from imagemill.validation.validator import verify_stage2
-
-        sys.exit(show([verify_stage2(root.stage2_jsonl, root.derived)]))
+        sys.exit(_verify(root))
+    if rollback:
+        sys.exit(_roll_back(root, delete_embeddings))
     from dagster_project.summary import exit_code, summary_lines
-    from dagster_project.work import chosen_specs, open_work
+    from dagster_project.work import open_work
     from imagemill.pipeline.story import read_status
 
-    names = (*single, *passes)
+    chosen = Passes.named(names)
+    if missing := set(regenerate) - {spec.kind for spec in chosen.specs}:
+        raise WrongUsage(f"--regenerate {missing.pop()} needs its pass", do="leave --pass out, or name that pass too")
     with open_work(root) as work:
-        work.embed([] if names and set(names) == {"migrate"} else chosen_specs(names), limit=limit)
-        work.write_records()
+        work.embed(chosen, limit=limit, regenerate=regenerate)
+        work.write_records(chosen)
         status = read_status(root)
         for line in summary_lines(work, status):
             click.echo(line)
         sys.exit(exit_code(work, status, fail_on_skip=fail_on_skip))
+
+
+def _refuse_contradictions(verify: bool, rollback: bool, delete_embeddings: bool, *, makes: bool) -> None:
+    if delete_embeddings and not rollback:
+        raise WrongUsage("--delete-embeddings goes with --rollback", do="add --rollback, or leave it out")
+    if (verify or rollback) and (makes or (verify and rollback)):
+        raise WrongUsage(f"{'--verify' if verify else '--rollback'} makes no embeddings", do="give it alone")
+
+
+def _verify(root: DataRoot) -> int:
+    from dagster_project.cli.verify import show
+    from imagemill.validation.validator import verify_stage2
+
+    return show([verify_stage2(root.stage2_jsonl, root.derived)])
+
+
+def _roll_back(root: DataRoot, delete_embeddings: bool) -> int:
+    from dagster_project.work import open_work
+
+    with open_work(root) as work:
+        work.roll_back(delete_embeddings=delete_embeddings)
+        if work.error:
+            click.echo(f"imagemill: {work.error}", err=True)
+            return 128 + work.interrupted if work.interrupted else 1
+        for line in _rolled_back(root.stage2_jsonl, work.counts()["stage2_jsonl"]):
+            click.echo(line)
+    return 0
+
+
+def _rolled_back(jsonl: Path, counts: dict[str, int]) -> list[str]:
+    source = "the backup" if counts["from_backup"] else "the npy files"
+    lines = [f"rolled back: {counts['records']} records of Stage 1 from {source} in {jsonl}"]
+    if "deleted_files" in counts:
+        lines.append(f"deleted {counts['deleted_files']} npy files")
+    return [*lines, f"the version 2 file, where there was one, is {jsonl.name}.stage2.backup"]

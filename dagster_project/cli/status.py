@@ -19,7 +19,9 @@ def status_lines(status: Status) -> list[str]:
     lines = [f"images      {status.images} seen, source_missing {status.source_missing}"]
     for kind, counts in status.kinds.items():
         lines.append(f"{kind:<11} " + ", ".join(f"{count} {name}" for name, count in counts.items()))
-    lines.append(f"records     {status.records}")
+    told = ((status.stage1, "of Stage 1"), (status.truncated, "with a caption longer than the text encoder sees"))
+    lines.append(", ".join([f"records     {status.records}", *(f"{count} {what}" for count, what in told if count)]))
+    lines += [f"{kind:<11} being regenerated: nothing packs it yet" for kind in status.regenerating]
     lines += [
         f"bucket      {bucket:<10} {samples} samples in {shards} shards"
         for bucket, (samples, shards) in status.buckets.items()

@@ -6,7 +6,7 @@ import click
 
 from dagster_project.cli.options import root_options
 from imagemill.layout import DataRoot
-from imagemill.pipeline.story import open_ledger, shards_folder
+from imagemill.pipeline.story import open_ledger
 from imagemill.validation.findings import Report, as_text
 from imagemill.validation.validator import validate, verify_stage2
 
@@ -15,12 +15,11 @@ from imagemill.validation.validator import validate, verify_stage2
 @root_options
 def command(root: DataRoot) -> None:
     """Read everything back and compare. Names each bad id; exit 1 on any finding."""
-    with open_ledger(root) as ledger:
-        output = shards_folder(root, ledger)
+    open_ledger(root).close()
     reports = [verify_stage2(root.stage2_jsonl, root.derived)]
     reports += [
         validate(folder, kind="shards", derived=root.derived)
-        for folder in sorted(output.glob("bucket_*"))
+        for folder in sorted(root.shards.glob("bucket_*"))
         if folder.is_dir()
     ]
     sys.exit(show(reports))

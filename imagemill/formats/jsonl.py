@@ -6,9 +6,9 @@ Source: CONTRACTS section 0, "JSONL input of any kind"; seed 000 "Atomic JSONL u
 """
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 
@@ -17,6 +17,8 @@ from imagemill.atomic import atomic_write, sync_folder, temporary_path
 _decoder = msgspec.json.Decoder()
 _encoder = msgspec.json.Encoder()
 _sorting_encoder = msgspec.json.Encoder(order="sorted")
+
+_COPY_BYTES = 1 << 20
 
 
 class Line(NamedTuple):
@@ -28,6 +30,7 @@ class Line(NamedTuple):
         value: the object, None where there is a problem.
         problem: why it is no object (`blank`, `malformed: …`, `null`, `a list`, …), None where it is one.
         torn: the last line, unreadable and without a newline: most likely cut off while it was written.
+        offset: where it begins in the file, in bytes.
     """
 
     number: int
@@ -35,15 +38,18 @@ class Line(NamedTuple):
     value: dict[str, Any] | None
     problem: str | None
     torn: bool = False
+    offset: int = 0
 
 
 def read_jsonl(path: Path) -> Iterator[Line]:
     """Every line of a file, good or bad, in order; memory flat in the number of lines."""
     with open(path, "rb") as file:
+        offset = 0
         for number, whole in enumerate(file, start=1):
             raw = whole.removesuffix(b"\n").removesuffix(b"\r")
             value, problem = _parse(raw)
-            yield Line(number, raw, value, problem, torn=value is None and not whole.endswith(b"\n"))
+            yield Line(number, raw, value, problem, value is None and not whole.endswith(b"\n"), offset)
+            offset += len(whole)
 
 
 def parse_object(data: bytes) -> dict[str, Any] | None:
@@ -104,24 +110,34 @@ def write_jsonl(path: Path, rows: Iterable[Any]) -> int:
     return count
 
 
-def write_lines(path: Path, lines: Sequence[bytes], *, temporary: Path | None = None) -> bool:
+def replace_lines(
+    path: Path, lines: Iterable[bytes], *, temporary: Path | None = None, before: Callable[[], None] = lambda: None
+) -> bool:
     """Make a file hold exactly these lines, each with its newline; one that already does keeps its bytes and mtime.
+
+    Memory flat in the number of lines. Up to the first difference nothing is written at all.
 
     Args:
         temporary: the name the file has until it is whole, in the same folder; it is gone afterwards.
+        before: called when the new file is whole and the old one still has its name.
 
     Returns:
         whether the file was rewritten.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    lines = iter(lines)
+    same, first = _common_beginning(path, lines)
+    if first is None:
+        return False
     temporary = temporary or temporary_path(path.parent)
     try:
-        if _holds(path, lines):
-            return False
         with open(temporary, "wb") as file:
+            _copy_beginning(path, same, file)
+            file.write(first)
             file.writelines(lines)
             file.flush()
             os.fsync(file.fileno())
+        before()
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -129,9 +145,22 @@ def write_lines(path: Path, lines: Sequence[bytes], *, temporary: Path | None = 
     return True
 
 
-def _holds(path: Path, lines: Sequence[bytes]) -> bool:
-    try:
-        with open(path, "rb") as file:
-            return all(file.read(len(line)) == line for line in lines) and not file.read(1)
-    except FileNotFoundError:
-        return False
+def _common_beginning(path: Path, lines: Iterator[bytes]) -> tuple[int, bytes | None]:
+    """How many bytes are the same, and the first other line: empty where only the file goes on, None where all are equal."""
+    same = 0
+    if not path.is_file():
+        return 0, next(lines, b"")
+    with open(path, "rb") as file:
+        for line in lines:
+            if file.read(len(line)) != line:
+                return same, line
+            same += len(line)
+        return same, b"" if file.read(1) else None
+
+
+def _copy_beginning(path: Path, size: int, into: BinaryIO) -> None:
+    if not size:
+        return
+    with open(path, "rb") as file:
+        while size:
+            size -= into.write(file.read(min(size, _COPY_BYTES)))

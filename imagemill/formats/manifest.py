@@ -14,9 +14,14 @@ from imagemill.atomic import write_bytes_atomic
 from imagemill.errors import ImagemillError, MissingInput
 
 
+def json_bytes(obj: Any) -> bytes:
+    """A document: keys sorted, two spaces of indent, one newline; equal objects, equal bytes."""
+    return msgspec.json.format(msgspec.json.encode(obj, order="sorted"), indent=2) + b"\n"
+
+
 def write_json(path: Path, obj: Any) -> None:
-    """Replace a document, whole or not at all: keys sorted, two spaces of indent, one newline; equal objects, equal bytes."""
-    write_bytes_atomic(path, msgspec.json.format(msgspec.json.encode(obj, order="sorted"), indent=2) + b"\n")
+    """Replace a document by `json_bytes`, whole or not at all."""
+    write_bytes_atomic(path, json_bytes(obj))
 
 
 def read_json(path: Path) -> Any:

@@ -9,35 +9,42 @@ Belongs elsewhere: what is a job at all (pipeline/plan.py), the models (encoders
 """
 
 import contextlib
+import math
 import os
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from imagemill.atomic import sync_folder
-from imagemill.config import EncoderSettings
+from imagemill.config import DECODE_AHEAD_PIXELS, EncoderSettings
 from imagemill.embedding_specs import EmbeddingSpec
 from imagemill.encoding import Encoder, Prepared
 from imagemill.errors import ImagemillError, InvalidNpy, ModelUnusable, NonFiniteEmbedding, Refused
 from imagemill.files import StatTriple, fingerprint, stat_triple
 from imagemill.formats.npy import NpyStore, npy_header
 from imagemill.ledger import FileRow, Ledger, Problem, SourceRow
+from imagemill.pipeline.ahead import work_ahead
 from imagemill.pipeline.facts import inspect_image
 from imagemill.pipeline.plan import EmbeddingPlan, Job, row_of_bytes
+from imagemill.pipeline.stage1 import Unusable, read_vector
+from imagemill.pixels import header_size
 from imagemill.provenance import UNKNOWN, guard_identity
 
-Outcome = Literal["computed", "kept", "adopted", "refused", "failed"]
+Outcome = Literal["computed", "extracted", "kept", "adopted", "refused", "failed"]
 
 # Rows per ledger transaction and folder flush, and the longest a finished file waits for its name.
 PUBLISH_ROWS = 128
 PUBLISH_SECONDS = 1.0
+
+# Arrays that wait for the disk; those of one batch may be more.
+WRITE_BEHIND_BYTES = 64 * 1024 * 1024
 
 # A model that fails this many images one by one before it has made anything does not run here. Not one: an image that the
 # model cannot take, first by name, would stop every run.
@@ -48,13 +55,14 @@ _TRIES = 3
 class EmbedRow:
     """What became of one job: a few hundred bytes, never pixels.
 
-    `replaced`: why a file that was there is not good (`truncated`, `stale`, …). `staged`: the temporary file to publish.
-    `calls`: model calls that this row's batch took, on one row of each batch.
+    `stat`: of the image, None where it is gone. `replaced`: why what was there is no good (a file: `truncated`, `stale`, …; a
+    Stage 1 record's vector: `unusable_vector`). `staged`: the temporary file to publish. `calls`: model calls that this row's
+    batch took, on one row of each batch.
     """
 
     image_id: str
     outcome: Outcome
-    stat: StatTriple
+    stat: StatTriple | None
     source: SourceRow | None = None
     caption_fingerprint: str | None = None
     file: FileRow | None = None
@@ -69,12 +77,19 @@ class EmbedRow:
 
 @dataclass(slots=True)
 class _Item:
-    """A job on its way through the worker."""
+    """A job on its way through the worker. `source`: None where the image is gone."""
 
     job: Job
-    source: SourceRow
+    source: SourceRow | None
     prepared: Prepared
     replaced: str | None
+
+
+class _Write(NamedTuple):
+    """A row under way, and how many bytes wait for the disk with it."""
+
+    row: Future[EmbedRow]
+    bytes: int
 
 
 class EmbedWorker:
@@ -85,6 +100,8 @@ class EmbedWorker:
         approved: folder of images. store: where the files go.
         settings, threads, preview_root: for the encoder.
         provenance: folder of recorded identities: a model that differs from the recorded one is refused before any call.
+        extract_only: take vectors out of Stage 1 records and load no model.
+        regenerate: make every file anew, whatever is there.
     """
 
     def __init__(
@@ -98,12 +115,18 @@ class EmbedWorker:
         settings: EncoderSettings,
         threads: int,
         decode_threads: int = 2,
-        write_threads: int = 8,
+        write_threads: int = 32,
+        decode_ahead_pixels: int = DECODE_AHEAD_PIXELS,
+        extract_only: bool = False,
+        regenerate: bool = False,
     ) -> None:
         self.spec, self.approved, self.store, self.provenance = spec, approved, store, provenance
         self.preview_root, self.settings, self.threads = preview_root, settings, threads
         self.decode_threads, self.write_threads = decode_threads, write_threads
+        self.decode_ahead_pixels = decode_ahead_pixels
+        self.extract_only, self.regenerate = extract_only, regenerate
         self._encoder: Encoder | None = None
+        self._maker = UNKNOWN
         self._loading = threading.Lock()
         self._succeeded, self._failures = False, 0
 
@@ -112,25 +135,25 @@ class EmbedWorker:
     def stream(self, jobs: Iterable[Job]) -> Iterator[EmbedRow]:
         """Yield one row per job, in any order. An interrupt first yields what is already written, then goes on its way."""
         self.store.folder.mkdir(parents=True, exist_ok=True)
-        writes: deque[Future[EmbedRow]] = deque()
+        writes: deque[_Write] = deque()
         with (
             ThreadPoolExecutor(self.decode_threads, "decode") as decoders,
             ThreadPoolExecutor(self.write_threads, "write") as writers,
         ):
-            ahead = self._decode_ahead(decoders, jobs)
+            ahead = self._decode_ahead(decoders, self._in_order(jobs))
             try:
                 for batch in self._batches(ahead):
                     if isinstance(batch, EmbedRow):
                         yield batch
                         continue
                     writes.extend(self._make(batch, writers))
-                    yield from _finished(writes, keep=2 * self.write_threads)
-                yield from _finished(writes, keep=0)
+                    yield from _finished(writes, most=2 * self.write_threads, most_bytes=WRITE_BEHIND_BYTES)
+                yield from _finished(writes)
             except GeneratorExit:
                 raise
             except BaseException:
                 decoders.shutdown(wait=False, cancel_futures=True)
-                yield from _finished(writes, keep=0)
+                yield from _finished(writes)
                 raise
 
     def close(self) -> None:
@@ -143,6 +166,7 @@ class EmbedWorker:
         with self._loading:
             if self._encoder is None:
                 self._encoder = self._load()
+                self._maker = self._encoder.identity.key
             return self._encoder
 
     def _load(self) -> Encoder:
@@ -159,18 +183,38 @@ class EmbedWorker:
                 do="check model, device and dtype in imagemill.yaml",
             ) from error
 
+    def _in_order(self, jobs: Iterable[Job]) -> Iterable[Job]:
+        """Captions of one length together and equal ones side by side: full batches, and few texts computed twice."""
+        if self.spec.source == "pixels":
+            return jobs
+        return sorted(jobs, key=lambda job: (len(job.caption or ""), job.caption or ""))
+
     # ---- decode threads
 
     def _decode_ahead(self, pool: ThreadPoolExecutor, jobs: Iterable[Job]) -> Iterator[_Item | EmbedRow]:
-        """Run `_prepare` on threads, at most a batch and a little more ahead of the model."""
-        ahead = self.settings.batch_size + 2 * self.decode_threads
-        running: deque[Future[_Item | EmbedRow]] = deque()
-        for job in jobs:
-            running.append(pool.submit(self._prepare, job))
-            if len(running) >= ahead:
-                yield running.popleft().result()
-        while running:
-            yield running.popleft().result()
+        """Run `_prepare` on threads, at most a batch and a little more ahead of the model, and `decode_ahead_pixels`."""
+        return work_ahead(
+            pool,
+            self._prepare,
+            jobs,
+            weigh=self._known_pixels,
+            measure=self._header_pixels,
+            keeps=lambda made: made.prepared.pixels if isinstance(made, _Item) else 0,
+            most=self.settings.batch_size + 2 * self.decode_threads,
+            budget=self.decode_ahead_pixels,
+        )
+
+    def _known_pixels(self, job: Job) -> int | None:
+        """Pixels of the image that this job decodes, 0 where it decodes none, None where nobody has looked yet."""
+        if job.facts:
+            return 0 if self.spec.source == "caption" else job.facts.height * job.facts.width
+        return None if job.stat else 0
+
+    def _header_pixels(self, job: Job) -> int:
+        try:
+            return math.prod(header_size(self.approved / job.file_name))
+        except (Refused, OSError):  # nothing is decoded then, and `_prepare` says why
+            return 0
 
     def _prepare(self, job: Job) -> _Item | EmbedRow:
         try:
@@ -185,17 +229,24 @@ class EmbedWorker:
             return _failure(job, "read_error" if isinstance(error, OSError) else "prepare_error", error)
 
     def _examine(self, job: Job) -> _Item | EmbedRow:
-        """Keep or adopt the file that is there, or prepare the image for the model."""
+        """Keep or adopt the file that is there, take the vector of a Stage 1 record, or prepare the image for the model."""
         facts, pixels = job.facts, None
-        if facts is None:
+        if facts is None and job.stat is not None:
             facts, pixels = inspect_image(self.approved, job)
-        wanted = facts.fingerprint if self.spec.source == "pixels" else job.caption_fingerprint
+        wanted = facts.fingerprint if self.spec.source == "pixels" and facts else job.caption_fingerprint
         replaced = None
-        if job.present:
+        if job.present and not self.regenerate:
             row, replaced = self._existing(job, facts, wanted)
             if row:
                 outcome: Outcome = "kept" if any(known.content == row.content for known in job.known) else "adopted"
                 return EmbedRow(job.image_id, outcome, job.stat, facts, job.caption_fingerprint, row)
+        if job.inline and not self.regenerate:
+            try:
+                return self._extract(job, facts, read_vector(job.inline, job.image_id), replaced)
+            except Unusable as unusable:
+                if self.extract_only or job.stat is None:
+                    return _unusable(job, unusable)
+                replaced = "unusable_vector"
         encoder = self.encoder()
         if self.spec.source == "caption":
             item: np.ndarray | str = job.caption or ""
@@ -203,13 +254,19 @@ class EmbedWorker:
             item = pixels if pixels is not None else inspect_image(self.approved, job)[1]
         return _Item(job, facts, encoder.prepare(item), replaced)
 
-    def _existing(self, job: Job, facts: SourceRow, wanted: str | None) -> tuple[FileRow | None, str | None]:
+    def _extract(self, job: Job, facts: SourceRow | None, vector: np.ndarray, replaced: str | None) -> EmbedRow:
+        """Stage the vector of a Stage 1 record, bit for bit; nobody knows which model made it."""
+        wanted = facts.fingerprint if facts else None
+        file, staged = self._staged(job, vector, wanted, UNKNOWN)
+        return EmbedRow(job.image_id, "extracted", job.stat, facts, job.caption_fingerprint, file, staged, replaced)
+
+    def _existing(self, job: Job, facts: SourceRow | None, wanted: str | None) -> tuple[FileRow | None, str | None]:
         """The row of a file that may stay, or the reason why it may not."""
         assert job.present
         row = next((known for known in job.known if known.stat == job.present), None)
         if row is None or row.source is None:
             try:
-                content = self.store.check(job.image_id, facts.height, facts.width)
+                content = self.store.check(job.image_id, *((facts.height, facts.width) if facts else (0, 0)))
             except InvalidNpy as invalid:
                 return None, invalid.reason
             row = row_of_bytes(job.known, content, job.present, wanted)
@@ -246,7 +303,7 @@ class EmbedWorker:
 
     # ---- the model
 
-    def _make(self, batch: list[_Item], writers: ThreadPoolExecutor) -> Iterator[Future[EmbedRow]]:
+    def _make(self, batch: list[_Item], writers: ThreadPoolExecutor) -> Iterator[_Write]:
         """Encode a batch and hand each array to a writer. A batch that fails is halved until the culprit is alone."""
         encoder = self.encoder()
         before = encoder.calls
@@ -262,7 +319,10 @@ class EmbedWorker:
             return
         self._succeeded = True
         for number, (item, array) in enumerate(made):
-            yield writers.submit(self._write, item, array, 0 if number else encoder.calls - before)
+            item.prepared.payload = None  # no pixels wait for the disk
+            yield _Write(
+                writers.submit(self._write, item, array, 0 if number else encoder.calls - before), array.nbytes
+            )
 
     def _model_failure(self, item: _Item, error: Exception, encoder: Encoder) -> EmbedRow:
         self._failures += 1
@@ -277,8 +337,9 @@ class EmbedWorker:
     # ---- write threads
 
     def _write(self, item: _Item, array: np.ndarray, calls: int) -> EmbedRow:
-        expected = (self.spec.shape(item.source.height, item.source.width), self.spec.dtype)
-        if (array.shape, array.dtype.name) != expected:
+        size = (item.source.height, item.source.width) if item.source else (0, 0)
+        expected = (self.spec.shape(*size), np.dtype(self.spec.dtype))
+        if (array.shape, array.dtype) != expected:
             return _failure(item.job, "wrong_shape", ValueError(f"{array.shape} {array.dtype}, expected {expected}"))
         try:
             return self._stage(item, array, calls)
@@ -286,27 +347,30 @@ class EmbedWorker:
             return _failure(item.job, "write_error", error)
 
     def _stage(self, item: _Item, array: np.ndarray, calls: int) -> EmbedRow:
-        job, staged = item.job, self.store.stage(array)
-        content = fingerprint(npy_header(array.shape, array.dtype), np.ascontiguousarray(array).data.cast("B"))
-        wanted = item.source.fingerprint if self.spec.source == "pixels" else job.caption_fingerprint
-        maker = self.encoder().identity.key
-        file = FileRow(self.spec.kind, job.image_id, stat_triple(staged), wanted, content, maker)
+        job = item.job
+        wanted = item.source.fingerprint if self.spec.source == "pixels" and item.source else job.caption_fingerprint
+        file, staged = self._staged(job, array, wanted, self._maker)
         return EmbedRow(
             job.image_id, "computed", job.stat, item.source, job.caption_fingerprint, file, staged, item.replaced,
             calls=calls, facts=item.prepared.facts,
         )  # fmt: skip
 
+    def _staged(self, job: Job, array: np.ndarray, source: str | None, maker: str) -> tuple[FileRow, Path]:
+        staged = self.store.stage(array)
+        content = fingerprint(npy_header(array.shape, array.dtype), np.ascontiguousarray(array).data.cast("B"))
+        return FileRow(self.spec.kind, job.image_id, stat_triple(staged), source, content, maker), staged
 
-def _done(row: EmbedRow) -> Future[EmbedRow]:
+
+def _done(row: EmbedRow) -> _Write:
     future: Future[EmbedRow] = Future()
     future.set_result(row)
-    return future
+    return _Write(future, 0)
 
 
-def _finished(writes: deque[Future[EmbedRow]], *, keep: int) -> Iterator[EmbedRow]:
-    """Rows of the oldest writes, waiting for them while more than `keep` are under way."""
-    while len(writes) > keep or (writes and writes[0].done()):
-        yield writes.popleft().result()
+def _finished(writes: deque[_Write], *, most: int = 0, most_bytes: int = 0) -> Iterator[EmbedRow]:
+    """Rows of the oldest writes, waiting for them while more than that is under way."""
+    while writes and (writes[0].row.done() or len(writes) > most or sum(write.bytes for write in writes) > most_bytes):
+        yield writes.popleft().row.result()
 
 
 def _failure(job: Job, reason: str, error: Exception) -> EmbedRow:
@@ -314,17 +378,26 @@ def _failure(job: Job, reason: str, error: Exception) -> EmbedRow:
     return EmbedRow(job.image_id, "failed", job.stat, reason=reason, detail=detail, remedy="run imagemill again")
 
 
+def _unusable(job: Job, unusable: Unusable) -> EmbedRow:
+    remedy = "run imagemill stage2 --pass dinov3" if job.stat else "put the image back, or repair the record"
+    return EmbedRow(
+        job.image_id, "failed", job.stat, reason="unusable_vector", detail=f"the record's {unusable}", remedy=remedy
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class EmbeddingStream:
     """A light handle around one pass's stream: what the npy IO manager drains.
 
-    A bare generator would be read by Dagster as events. `plan`: everything about images that need no work.
+    A bare generator would be read by Dagster as events. `plan`: everything about images that need no work; `present`: ids of
+    the images there are.
     """
 
     store: NpyStore
     plan: EmbeddingPlan
     rows: Iterator[EmbedRow]
     ledger: Path
+    present: Collection[str] = ()
 
 
 # ---- publishing: one process, the one that owns the ledger
@@ -371,6 +444,9 @@ def _publish_batch(batch: Sequence[EmbedRow], store: NpyStore, ledger: Ledger, r
         ledger.record_sources(row.source for row in batch if row.source)
         ledger.record_files(files)
         ledger.record_masks(mask for mask in masks if mask[1] is not None)  # type: ignore[misc]
+        ledger.record_changes(
+            (row.image_id, kind, row.outcome) for row in batch if row.outcome in {"computed", "extracted"}
+        )
         ledger.clear_problems(kind, good)
         ledger.record_problems(problem_of(row, kind, run_id) for row in batch if row.outcome in {"refused", "failed"})
     if nameless := [row for row in batch if row.staged and not _give_name(row, row.staged, store)]:

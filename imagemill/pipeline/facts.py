@@ -15,14 +15,13 @@ import numpy as np
 
 from imagemill.errors import Refused
 from imagemill.files import fingerprint
-from imagemill.formats.jsonl import read_jsonl
 from imagemill.ledger import CaptionRow, Ledger, Problem, SourceRow
-from imagemill.pipeline.merge import record_id
+from imagemill.pipeline.merge import ASSET
 from imagemill.pipeline.plan import IMAGE_REASONS, Job, Known, missing_caption
+from imagemill.pipeline.recorded import Recorded, Span
 from imagemill.pipeline.scan import Scan, SourceFile, caption_row
 from imagemill.pixels import decode_rgb
 
-ASSET = "stage2_jsonl"
 _CHUNK = 512
 T = TypeVar("T")
 
@@ -42,17 +41,19 @@ def inspect_image(approved: Path, source: SourceFile | Job) -> tuple[SourceRow, 
     data = (approved / source.file_name).read_bytes()
     pixels = decode_rgb(data, source.file_name)
     height, width = pixels.shape[:2]
+    assert source.stat  # an image that is gone is not asked for
     return SourceRow(source.image_id, source.file_name, source.stat, fingerprint(data), height, width), pixels
 
 
-def complete_facts(approved: Path, scan: Scan, ledger: Ledger, *, threads: int = 2) -> None:
-    """Open the images no pass has opened yet; record their facts, or why they do not open."""
+def complete_facts(approved: Path, scan: Scan, ledger: Ledger, *, threads: int = 2, up_to: str | None = None) -> None:
+    """Open the images no pass has opened yet, those up to an id; record their facts, or why they do not open."""
     known = Known.read(ledger)
     refused = {
         image_id for image_id, problems in known.refusals.items()
         for p in problems if p.reason in IMAGE_REASONS and image_id in scan.sources and p.stat == scan.sources[image_id].stat
     }  # fmt: skip
-    todo = [s for s in scan.sources.values() if known.facts(s) is None and s.image_id not in refused]
+    asked = [s for s in scan.sources.values() if up_to is None or s.image_id <= up_to]
+    todo = [s for s in asked if known.facts(s) is None and s.image_id not in refused]
     with ThreadPoolExecutor(threads, "inspect") as pool:
         for chunk in _chunks(todo):
             results = list(pool.map(lambda source: _facts_or_problem(approved, source), chunk))
@@ -88,20 +89,16 @@ def _facts_or_problem(approved: Path, source: SourceFile) -> SourceRow | Problem
         return Problem(source.image_id, ASSET, "failed", "read_error", str(error), "run imagemill again", source.stat)
 
 
-def adopt_captions(jsonl: Path, scan: Scan, ledger: Ledger) -> None:
-    """Images without a sidecar take the caption of the record they already have, byte for byte."""
-    known = ledger.captions()
-    orphans = {image_id for image_id in scan.sources if image_id not in known}
-    if not orphans or not jsonl.is_file():
-        return
-    rows: list[CaptionRow] = []
-    for line in read_jsonl(jsonl):
-        image_id = record_id(line.value) if line.value is not None else None
-        if image_id in orphans and line.value is not None:
-            caption = line.value.get("caption")
-            if isinstance(caption, str) and caption.strip():
-                rows.append(caption_row(image_id, caption, "record"))
-    ledger.record_captions(rows)
+def adopt_captions(recorded: Recorded, ledger: Ledger) -> None:
+    """Images without a sidecar take the caption of the record they already have, byte for byte; images that are gone too."""
+    known = ledger.ids("captions")
+    rows = (_recorded_caption(image_id, span) for image_id, span in recorded.lines.items() if image_id not in known)
+    ledger.record_captions(row for row in rows if row)
+
+
+def _recorded_caption(image_id: str, span: Span) -> CaptionRow | None:
+    caption = span.record().get("caption")
+    return caption_row(image_id, caption, "record") if isinstance(caption, str) and caption.strip() else None
 
 
 def complete_masks(ledger: Ledger, masks: Callable[[], Masks]) -> None:

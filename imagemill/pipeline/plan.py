@@ -2,7 +2,8 @@
 
 An image is *done* where the ledger vouches for its file (by stat triple) and for its source, and both belong together.
 It is *refused* where the ledger says so of these very bytes. Everything else is a job: the worker opens what it needs and
-either keeps, adopts or makes the file.
+either keeps, adopts or makes the file. Of an image that is gone, its record still gives what needs no pixels: the vector
+inside a Stage 1 record, the caption's hidden state.
 
 Source: CONTRACTS section 0, "Completion is validity", "Refused and failed", "Staleness".
 """
@@ -17,8 +18,11 @@ import msgspec
 from imagemill.embedding_specs import EmbeddingSpec
 from imagemill.files import StatTriple
 from imagemill.formats.npy import NpyStore
-from imagemill.ledger import CaptionRow, FileRow, Ledger, Problem, SourceRow
+from imagemill.ledger import SUPERSEDED, CaptionRow, FileRow, Ledger, Problem, SourceRow
+from imagemill.pipeline.recorded import Recorded, Span
 from imagemill.pipeline.scan import Scan, SourceFile
+
+NOTHING_RECORDED = Recorded()
 
 # Refusals of the image itself, which hold for every kind made from it.
 IMAGE_REASONS = frozenset({"undecodable", "too_small", "too_large"})
@@ -28,18 +32,20 @@ IMAGE_REASONS = frozenset({"undecodable", "too_small", "too_large"})
 class Job:
     """One image for one kind, with what is known of it beforehand.
 
-    `facts`: the source as last read, only if it still has that stat triple; `present`: the stat triple of a file already
-    there; `known`: the ledger's rows of this image's files, that one's and earlier ones'.
+    `stat`: None, and no file name, where the image is gone; `facts`: the source as last read, only if it still has that stat
+    triple; `present`: the stat triple of a file already there; `known`: the ledger's rows of this image's files, that one's
+    and earlier ones'; `inline`: the Stage 1 record that holds this array.
     """
 
     image_id: str
     file_name: str
-    stat: StatTriple
+    stat: StatTriple | None
     facts: SourceRow | None
     caption: str | None
     caption_fingerprint: str | None
     present: StatTriple | None
     known: tuple[FileRow, ...] = ()
+    inline: Span | None = None
 
 
 @dataclass(slots=True)
@@ -81,49 +87,62 @@ def plan_embedding(
     known: Known,
     files: Mapping[tuple[str, StatTriple], FileRow],
     listing: Mapping[str, StatTriple],
+    recorded: Recorded = NOTHING_RECORDED,
 ) -> EmbeddingPlan:
     """Sort images into done, refused, absent and jobs.
 
     Args:
         files: the ledger's rows of this kind. listing: the files of this kind on disk, by image id.
+        recorded: the records there are.
     """
     plan = EmbeddingPlan()
     rows: dict[str, list[FileRow]] = defaultdict(list)
     for row in files.values():
         rows[row.image_id].append(row)
+    vectors = recorded.vectors if spec.inline_field else {}
     for image_id in ids:
-        source = scan.sources.get(image_id)
-        if source is None:
+        source, caption = scan.sources.get(image_id), known.captions.get(image_id)
+        inline = vectors.get(image_id)
+        if source is None and not (inline or _from_record(spec, image_id, caption, recorded)):
             plan.absent.append(image_id)
             continue
-        caption = known.captions.get(image_id)
-        if refusal := _refusal(spec, source, caption, known):
+        if source and (refusal := _refusal(spec, source, caption, known)):
             plan.refused.append(refusal)
             continue
-        facts = known.facts(source)
+        facts = known.facts(source) if source else None
         present = listing.get(image_id)
         row = files.get((image_id, present)) if present else None
-        if row and facts and row.source == _wanted(spec, facts, caption):
+        if row and row.maker != SUPERSEDED and _is_current(row, spec, source, facts, caption):
             plan.done.append(row)
             continue
         plan.jobs.append(
             Job(
                 image_id,
-                source.file_name,
-                source.stat,
+                source.file_name if source else "",
+                source.stat if source else None,
                 facts,
                 caption.text if caption else None,
                 caption.fingerprint if caption else None,
                 present,
                 tuple(rows.get(image_id, ())),
+                inline,
             )
         )
     return plan
 
 
-def _wanted(spec: EmbeddingSpec, facts: SourceRow, caption: CaptionRow | None) -> str | None:
-    """Fingerprint of what a current file of this kind is made from."""
-    return facts.fingerprint if spec.source == "pixels" else (caption.fingerprint if caption else None)
+def _from_record(spec: EmbeddingSpec, image_id: str, caption: CaptionRow | None, recorded: Recorded) -> bool:
+    """Whether a record alone is enough for this kind."""
+    return spec.source == "caption" and caption is not None and image_id in recorded.lines
+
+
+def _is_current(
+    row: FileRow, spec: EmbeddingSpec, source: SourceFile | None, facts: SourceRow | None, caption: CaptionRow | None
+) -> bool:
+    """Whether a file the ledger vouches for is made from what is there now; of pixels that are gone, nothing is newer."""
+    if spec.source == "pixels":
+        return source is None or (facts is not None and row.source == facts.fingerprint)
+    return (source is None or facts is not None) and caption is not None and row.source == caption.fingerprint
 
 
 def row_of_bytes(rows: Iterable[FileRow], content: str, stat: StatTriple, wanted: str | None) -> FileRow | None:
@@ -159,16 +178,34 @@ def missing_caption(asset: str, source: SourceFile) -> Problem:
 
 
 def plan_for(
-    spec: EmbeddingSpec, ids: Sequence[str], scan: Scan, ledger: Ledger, listing: Mapping[str, StatTriple]
+    spec: EmbeddingSpec,
+    ids: Sequence[str],
+    scan: Scan,
+    ledger: Ledger,
+    listing: Mapping[str, StatTriple],
+    recorded: Recorded = NOTHING_RECORDED,
 ) -> EmbeddingPlan:
     """`plan_embedding` with the ledger's rows for these images."""
-    return plan_embedding(spec, ids, scan, Known.read(ledger, ids), ledger.files(spec.kind, ids), listing)
+    return plan_embedding(spec, ids, scan, Known.read(ledger, ids), ledger.files(spec.kind, ids), listing, recorded)
 
 
-def images_with_work(specs: Sequence[EmbeddingSpec], derived: Path, scan: Scan, ledger: Ledger) -> list[str]:
-    """Images that lack a file of any of these kinds, or have an invalid or stale one, in name order."""
-    wanted: set[str] = set()
-    for spec in specs:
-        plan = plan_for(spec, list(scan.sources), scan, ledger, NpyStore(derived / spec.folder, spec).listing())
-        wanted.update(job.image_id for job in plan.jobs)
-    return sorted(wanted)
+def all_jobs(
+    specs: Sequence[EmbeddingSpec], derived: Path, scan: Scan, ledger: Ledger, recorded: Recorded = NOTHING_RECORDED
+) -> dict[EmbeddingSpec, list[Job]]:
+    """Per kind, the images that lack its file, or have an invalid or stale one; images that are gone too, by their records."""
+    ids = [*scan.sources, *(image_id for image_id in recorded.lines if image_id not in scan.sources)]
+    return {
+        spec: plan_for(spec, ids, scan, ledger, NpyStore(derived / spec.folder, spec).listing(), recorded).jobs
+        for spec in specs
+    }
+
+
+def images_with_work(
+    specs: Sequence[EmbeddingSpec], derived: Path, scan: Scan, ledger: Ledger, recorded: Recorded = NOTHING_RECORDED
+) -> list[str]:
+    """The images of `all_jobs`, in name order."""
+    return ids_of(all_jobs(specs, derived, scan, ledger, recorded))
+
+
+def ids_of(jobs: Mapping[EmbeddingSpec, Iterable[Job]]) -> list[str]:
+    return sorted({job.image_id for of_kind in jobs.values() for job in of_kind})

@@ -18,6 +18,7 @@ from imagemill.formats.jsonl import encode_sorted, read_jsonl
 from imagemill.formats.npy import NpyStore, check_npy_header
 from imagemill.ledger import FileRow, Ledger, Problem, SourceRow
 from imagemill.pipeline.plan import row_of_bytes
+from imagemill.pipeline.regenerate import refuse_regenerating
 from imagemill.provenance import UNKNOWN
 from imagemill.records import Record, record_problem
 
@@ -25,6 +26,7 @@ ASSET = "bucket_shards"
 
 # Reason code of a file that the disk did not give: ours to answer for, not the record's.
 _READ_ERROR = "read_error"
+_KEEP_DUPLICATE = "set near_duplicates.exclude: false, or remove one of them"
 # Malformed lines that are told one by one; all of them are counted.
 _WARNINGS = 20
 _log = logging.getLogger(__name__)
@@ -123,16 +125,19 @@ def find_ready(
     ledger: Ledger,
     *,
     buckets: Sequence[str],
+    excluded: Mapping[str, str] | None = None,
     on_ready: Callable[[Readiness], None] = lambda found: None,
 ) -> Readiness:
     """Read the records and match them with the files on disk.
 
     Args:
         buckets: records of other buckets count as filtered. on_ready: called after each ready record, for progress.
+        excluded: near duplicates to leave out, with what stands for each (`near_duplicates.excluded_images`).
 
     Raises:
-        MissingInput: no JSONL there.
+        MissingInput: no JSONL there. ImagemillError: a kind is being regenerated.
     """
+    refuse_regenerating(ledger)
     if not jsonl.is_file():
         raise MissingInput("no Stage 2 records", where=jsonl, do="run `imagemill stage2` first")
     found = Readiness()
@@ -152,6 +157,9 @@ def find_ready(
             continue
         if record["aspect_bucket"] not in buckets:
             found.filtered += 1
+            continue
+        if excluded and item in excluded:
+            _skip(found, item, "near_duplicate", excluded[item], _KEEP_DUPLICATE)
             continue
         files = [kind.file(record, sources, found.adopted) for kind in kinds]
         refusal = next((f for f in files if isinstance(f, tuple)), None)

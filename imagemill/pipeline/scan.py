@@ -47,7 +47,7 @@ class Scan:
     @property
     def seen(self) -> int:
         """Images in the folder, those refused by name included."""
-        return len(self.sources) + sum(_is_image(p.item) for p in self.problems)
+        return len(self.sources) + sum(is_image(p.item) for p in self.problems)
 
 
 def scan_approved(folder: Path) -> Scan:
@@ -70,7 +70,7 @@ def scan_approved(folder: Path) -> Scan:
             refusal = _refuse_entry(entry)
             if refusal:
                 problems.append(refusal)
-            elif _is_image(entry.name):
+            elif is_image(entry.name):
                 images[image_id_of(entry.name)].append((entry.name, entry.stat()))
             else:
                 captions[image_id_of(entry.name)] = (entry.name, entry.stat())
@@ -84,7 +84,8 @@ def scan_approved(folder: Path) -> Scan:
     return Scan(sources, problems)
 
 
-def _is_image(name: str) -> bool:
+def is_image(name: str) -> bool:
+    """Whether a name has an image's extension, in any case."""
     return PurePath(name).suffix.lower() in IMAGE_SUFFIXES
 
 
@@ -95,7 +96,7 @@ def _refuse_entry(entry: os.DirEntry[str]) -> Problem | None:
     if not entry.is_file():
         kind = "a symlink to nothing" if entry.is_symlink() else "neither a file nor a link to one"
         return _refusal(name, "not_a_file", kind, "remove it, or put the file there")
-    if not _is_image(name) and PurePath(name).suffix != CAPTION_SUFFIX:
+    if not is_image(name) and PurePath(name).suffix != CAPTION_SUFFIX:
         return _refusal(name, "unsupported_type", "not jpg, jpeg, png or webp", "convert it, or move it elsewhere")
     if problem := id_problem(image_id_of(name)):
         return _refusal(name, "bad_id", f"the id {problem}", "rename the file")

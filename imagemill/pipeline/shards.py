@@ -28,7 +28,7 @@ import numpy as np
 from imagemill.atomic import is_orphan, sync_folder, temporaries, temporary_path
 from imagemill.buckets import BUCKETS
 from imagemill.embedding_specs import embedding_specs
-from imagemill.errors import ImagemillError, ShardExists, WrongUsage
+from imagemill.errors import ImagemillError, ShardExists, WrongUsage, disk_full_told
 from imagemill.files import StatTriple, stat_triple
 from imagemill.formats.jsonl import write_jsonl
 from imagemill.formats.manifest import read_json, sha256_file, write_json
@@ -249,6 +249,9 @@ def write_bucket(
 
     Args:
         derived: folder of the npy folders. identities: recorded maker of each kind. on_sample: called with each sample's bytes.
+
+    Raises:
+        DiskFull: the old set is where it was.
     """
     folder = bucket_folder(shard_set.output, plan.bucket)
     sweep_sets(shard_set.output)
@@ -257,12 +260,12 @@ def write_bucket(
         return BucketResult(plan.bucket, "unchanged", plan.samples, len(plan.shards), _total_bytes(manifest))
     if not plan.shards:
         return _remove(folder, plan)
-    shard_set.output.mkdir(parents=True, exist_ok=True)
     staging = temporary_path(shard_set.output)
-    staging.mkdir()
     try:
-        manifest = _write_set(staging, plan, derived, identities, on_sample)
-        replace_folder(staging, folder)
+        with disk_full_told(folder):
+            staging.mkdir(parents=True)
+            manifest = _write_set(staging, plan, derived, identities, on_sample)
+            replace_folder(staging, folder)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     return BucketResult(plan.bucket, "written", plan.samples, len(plan.shards), _total_bytes(manifest))

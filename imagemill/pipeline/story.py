@@ -17,10 +17,10 @@ from imagemill.files import StatTriple
 from imagemill.formats.jsonl import read_jsonl
 from imagemill.formats.npy import NpyStore
 from imagemill.ids import image_id_of
-from imagemill.layout import SHARDS_PLACE, DataRoot
+from imagemill.layout import DataRoot
 from imagemill.ledger import Ledger, Problem
-from imagemill.pipeline.merge import record_id
 from imagemill.pipeline.plan import EmbeddingPlan, plan_for
+from imagemill.pipeline.recorded import read_recorded
 from imagemill.pipeline.scan import SOURCE_ASSET, Scan, scan_approved
 from imagemill.pipeline.shards import INDEX, bucket_folder, read_manifest
 
@@ -29,13 +29,17 @@ from imagemill.pipeline.shards import INDEX, bucket_folder, read_manifest
 class Status:
     """How a data root stands.
 
-    `kinds`: per embedding kind, counts of done, missing, refused. `problems`: rows that hold now.
+    `kinds`: per embedding kind, counts of done, missing, refused. `regenerating`: kinds whose files are all being replaced.
+    `stage1`: records that have not become version 2. `problems`: rows that hold now.
     """
 
     images: int = 0
     source_missing: int = 0
     records: int = 0
     kinds: dict[str, dict[str, int]] = field(default_factory=dict)
+    stage1: int = 0
+    truncated: int = 0
+    regenerating: list[str] = field(default_factory=list)
     buckets: dict[str, tuple[int, int]] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
 
@@ -51,10 +55,6 @@ def open_ledger(root: DataRoot) -> Ledger:
     return Ledger(root.ledger, read_only=True)
 
 
-def shards_folder(root: DataRoot, ledger: Ledger) -> Path:
-    return ledger.place(SHARDS_PLACE) or root.shards
-
-
 def read_status(root: DataRoot) -> Status:
     """Count everything, from listings and the ledger."""
     scan = scan_approved(root.approved)
@@ -67,14 +67,14 @@ def read_status(root: DataRoot) -> Status:
             )
             status.kinds[spec.kind] = _plan_counts(plan)
             done[spec.kind] = {row.image_id for row in plan.done}
+        status.regenerating, status.truncated = sorted(ledger.regenerating()), ledger.truncated()
         status.source_missing = len(ledger.sources().keys() - scan.sources.keys())
         # A file that is there and current has overcome what once stopped it, whoever brought it back.
         status.problems = [p for p in current_problems(scan, ledger) if p.item not in done.get(p.asset, ())]
-        output = shards_folder(root, ledger)
-    if root.stage2_jsonl.is_file():
-        status.records = sum(line.value is not None for line in read_jsonl(root.stage2_jsonl))
+    recorded = read_recorded(root.stage2_jsonl)
+    status.records, status.stage1 = len(recorded.lines), len(recorded.stage1)
     for bucket in BUCKETS:
-        manifest = read_manifest(bucket_folder(output, bucket))
+        manifest = read_manifest(bucket_folder(root.shards, bucket))
         if manifest:
             status.buckets[bucket] = (manifest["samples"], len(manifest["shards"]))
     return status
@@ -119,7 +119,7 @@ def explain(root: DataRoot, image_id: str) -> dict[str, Any]:
             story["caption"] = {"text": caption.text, "origin": caption.origin, "truncated": caption.truncated}
         story["embeddings"] = {spec.kind: _embedding(root, spec, image_id, ledger) for spec in embedding_specs()}
         story["record"] = _record_line(root, image_id)
-        story["shard"] = _shard_place(shards_folder(root, ledger), image_id)
+        story["shard"] = _shard_place(root.shards, image_id)
         problems = [p for p in current_problems(scan, ledger) if _id_of(p) == image_id]
         story["problems"] = [
             {"asset": p.asset, "outcome": p.outcome, "reason": p.reason, "detail": p.detail, "do": p.remedy}
@@ -152,13 +152,8 @@ def _embedding(root: DataRoot, spec: Any, image_id: str, ledger: Ledger) -> dict
 
 
 def _record_line(root: DataRoot, image_id: str) -> int | None:
-    if not root.stage2_jsonl.is_file():
-        return None
-    # The last one, which is the one that counts.
-    numbers = [
-        line.number for line in read_jsonl(root.stage2_jsonl) if line.value and record_id(line.value) == image_id
-    ]
-    return numbers[-1] if numbers else None
+    span = read_recorded(root.stage2_jsonl).lines.get(image_id)
+    return span.number if span else None
 
 
 def _shard_place(output: Path, image_id: str) -> dict[str, Any] | None:

@@ -20,15 +20,20 @@ from imagemill.formats.manifest import sha256_file
 from imagemill.formats.npy import NpyStore, parse_npy
 from imagemill.formats.tar import IndexEntry, read_sample, read_shard
 from imagemill.ids import id_of_member_key
+from imagemill.pipeline.recorded import record_id
 from imagemill.pipeline.shards import INDEX, JSON_MEMBER, MASK_MEMBER, read_manifest
-from imagemill.records import record_problems
+from imagemill.records import is_stage1, record_problems
 from imagemill.validation.findings import Finding
 
 Findings = Iterator[Finding | int]
 
 
-def stage2_records(jsonl: Path, *, derived: Path | None = None) -> Findings:
-    """Every line of a Stage 2 JSONL; with `derived`, every npy is read whole too."""
+def stage2_records(jsonl: Path, *, derived: Path | None = None, migrating: bool = False) -> Findings:
+    """Every line of a Stage 2 JSONL; with `derived`, every npy is read whole too.
+
+    Args:
+        migrating: a record of Stage 1 is no more than a warning: it waits for a pass, a caption or its image.
+    """
     seen: dict[str, int] = {}
     stores = [NpyStore(derived / spec.folder, spec) for spec in embedding_specs()] if derived else []
     for line in read_jsonl(jsonl):
@@ -40,6 +45,14 @@ def stage2_records(jsonl: Path, *, derived: Path | None = None) -> Findings:
             )
             continue
         record = line.value
+        if migrating and is_stage1(record):
+            message, remedy = (
+                "a record of Stage 1, which nothing packs",
+                "run imagemill stage2; explain says what it lacks",
+            )
+            item = record_id(record) or ""
+            yield Finding(rule="stage1", item=item, message=message, remedy=remedy, severity="warning", **at)
+            continue
         problems = record_problems(record)
         item = str(record.get("image_id", ""))
         for problem in problems:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from imagemill.buckets import BUCKETS
 from imagemill.formats.jsonl import read_jsonl
-from imagemill.records import FORMAT_VERSION, Record
+from imagemill.records import FORMAT_VERSION, Record, is_stage1
 from imagemill.validation.findings import Finding
 
 COLUMNS = ("image_id", "image_path", "caption", "height", "width", "aspect_bucket", "format_version")
@@ -30,12 +30,13 @@ def stage2_schema():
     )
 
 
-def validate_stage2_table(jsonl: Path) -> Iterator[Finding | int]:
-    """The table of all parsable records against `stage2_schema`."""
+def validate_stage2_table(jsonl: Path, *, migrating: bool = False) -> Iterator[Finding | int]:
+    """The table of all parsable records against `stage2_schema`; `migrating`: those of Stage 1 are left out."""
     import pandas as pd
     import pandera.errors
 
-    rows = [[_cell(line.value, name) for name in COLUMNS] for line in read_jsonl(jsonl) if line.value is not None]
+    lines = (line.value for line in read_jsonl(jsonl) if line.value is not None)
+    rows = [[_cell(record, name) for name in COLUMNS] for record in lines if not (migrating and is_stage1(record))]
     table = pd.DataFrame(rows, columns=list(COLUMNS))
     yield len(table)
     if table.empty:

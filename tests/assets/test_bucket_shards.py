@@ -9,7 +9,6 @@ from assets.bucket_shards import bucket_shards
 from assets.partitions import buckets
 from imagemill.buckets import BUCKETS
 from imagemill.formats.tar import read_shard
-from imagemill.layout import SHARDS_PLACE
 from imagemill.ledger import Ledger
 from imagemill.pipeline.shards import read_manifest
 from tests.helpers.stage2 import embed, photos, picture, stage2, write_records
@@ -145,7 +144,7 @@ def test_folder_given_for_the_shards_is_remembered(root, instance, tmp_path):
     pack(root, instance, existing="replace")
     assert not root.shards.exists()
     with Ledger(root.ledger) as ledger:
-        assert ledger.place(SHARDS_PLACE) == elsewhere
+        assert ledger.place("shards") == elsewhere
 
 
 def test_records_that_are_not_packed_have_a_row_until_they_are(root, instance):

@@ -200,3 +200,29 @@ def test_step_that_cannot_begin_leaves_no_claim(data_root, instance, why):
     assert not result.success
     with Ledger(data_root.ledger) as ledger:
         assert claims(ledger) == []
+
+
+def test_regeneration_is_run_configuration_and_ends_with_the_last_file(data_root, instance):
+    """Two chunks of a backfill with the same configuration make each file once. Source: CONTRACTS section 0, "Provenance"."""
+    photos(data_root, *KEYS)
+    materialize(data_root, instance, dinov3_npy, keys=KEYS, deferred=True)
+    chunks = [KEYS[:2], KEYS[2:]]
+
+    for number, chunk in enumerate(chunks):
+        result = materialize(
+            data_root, instance, dinov3_npy, keys=chunk, deferred=True, dinov3_npy={"regenerate": True}
+        )
+        assert result.success
+        with Ledger(data_root.ledger) as ledger:
+            assert ledger.counts([result.run_id])["dinov3_npy"]["computed"] == 2
+            assert bool(ledger.regenerating()) == (number == 0)
+
+
+def test_job_that_the_disk_cannot_hold_stops_before_it_begins(data_root, instance, monkeypatch):
+    photos(data_root, *KEYS)
+    monkeypatch.setattr("imagemill.pipeline.forecast.free_bytes", lambda folder: 1000)
+
+    result = materialize(data_root, instance, dinov3_npy, keys=KEYS, deferred=True)
+
+    assert "NotEnoughSpace" in failure_of(result, "dinov3_npy")
+    assert not list(data_root.derived.rglob("*.npy"))

@@ -4,12 +4,14 @@ import json
 
 import pytest
 
+from assets.embeddings import dinov3_npy
 from assets.stage2_jsonl import stage2_jsonl
 from imagemill.embedding_specs import DINOV3, T5, VAE
 from imagemill.formats.jsonl import read_jsonl
 from imagemill.ledger import Ledger
 from imagemill.pipeline import facts
 from imagemill.records import record_problem
+from tests.helpers.stage1 import stage1_record, write_stage1
 from tests.helpers.stage2 import embed, photos, record_of, write_text
 from tests.helpers.stubs import StubEncoder
 from tests.helpers.wiring import claims, failure_of, history, materialize, stub_every_kind
@@ -111,3 +113,55 @@ def test_data_root_without_images_says_what_to_do_and_leaves_no_claim(data_root,
     assert "put images there" in failure_of(result, "stage2_jsonl")
     with Ledger(data_root.ledger) as ledger:
         assert claims(ledger) == []
+
+
+# ---- Stage 1, from the UI: by run configuration
+
+
+def test_migration_and_rollback_are_run_configuration(data_root, instance):
+    """All of it from the UI too. Source: issue "Stage 2 to the last scenario"."""
+    before = write_stage1(data_root, [stage1_record(n) for n in range(2)])
+    ids = ["photo0000", "photo0001"]
+    instance.add_dynamic_partitions("images", ids)
+
+    materialize(data_root, instance, stage2_jsonl, stage2_jsonl={"migrate": False})
+    assert data_root.stage2_jsonl.read_bytes() == before
+    extracted = materialize(
+        data_root,
+        instance,
+        dinov3_npy,
+        keys=ids,
+        deferred=True,
+        dinov3_npy={"extract_only": True, "up_to": "photo0000"},
+    )
+    result = materialize(data_root, instance, stage2_jsonl)
+    assert extracted.success
+    assert result.success
+    (event,) = result.asset_materializations_for_node("stage2_jsonl")
+    assert (event.metadata["migrated"].value, event.metadata["stage1"].value) == (1, 1)
+    assert ("photo0001", "stage2_jsonl", "missing_vector") in problems(data_root)
+
+    result = materialize(data_root, instance, stage2_jsonl, stage2_jsonl={"rollback": True})
+    assert result.success
+    assert data_root.stage2_jsonl.read_bytes() == before
+
+
+def test_counters_of_everything_since_the_last_merge_are_metadata(data_root, instance):
+    photos(data_root, "a", "b")
+    embed(data_root)
+
+    for expected in ((2, 0), (0, 2)):
+        (event,) = materialize(data_root, instance, stage2_jsonl).asset_materializations_for_node("stage2_jsonl")
+        assert (event.metadata["migrated_new"].value, event.metadata["skipped"].value) == expected
+        assert event.metadata["total"].value == 2
+
+
+def test_caption_longer_than_the_text_encoder_sees_is_counted(data_root, instance):
+    """Truncation counted and shown."""
+    photos(data_root, "a", "b")
+    (data_root.approved / "a.txt").write_text("word " * 200)
+    embed(data_root)
+
+    (event,) = materialize(data_root, instance, stage2_jsonl).asset_materializations_for_node("stage2_jsonl")
+
+    assert event.metadata["truncated_captions"].value == 1

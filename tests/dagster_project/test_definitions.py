@@ -12,7 +12,10 @@ from dagster_project.deployments import chosen_resources, local_resources
 from imagemill.errors import WrongUsage
 from tests.helpers.product import PROJECT
 
-ASSETS = {"approved_images", "dinov3_npy", "vae_latents", "t5_hidden", "stage2_jsonl", "bucket_shards"}
+ASSETS = {
+    "approved_images", "dinov3_npy", "vae_latents", "t5_hidden", "stage2_jsonl", "bucket_shards",
+    "latent_statistics", "near_duplicates",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +35,9 @@ def test_graph_begins_at_the_source_and_ends_at_the_shards(graph):
     assert parents("approved_images") == set()
     assert all(parents(name) == {"approved_images"} for name in embeddings)
     assert parents("stage2_jsonl") == embeddings
-    assert parents("bucket_shards") == {"stage2_jsonl"}
+    assert parents("latent_statistics") == {"vae_latents"}
+    assert parents("near_duplicates") == {"dinov3_npy"}
+    assert parents("bucket_shards") == {"stage2_jsonl", "near_duplicates"}
 
 
 def test_every_asset_that_is_made_has_a_check_a_description_and_an_owner(graph):

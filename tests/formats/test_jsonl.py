@@ -14,8 +14,8 @@ from imagemill.formats.jsonl import (
     encode_sorted,
     parse_object,
     read_jsonl,
+    replace_lines,
     write_jsonl,
-    write_lines,
 )
 
 # What JSON can say and comes back as it went: no NaN, no lone surrogates.
@@ -98,7 +98,7 @@ def test_line_ending_of_either_kind_is_no_part_of_the_line(tmp_path, ending):
 
 def test_last_line_without_a_newline_is_read(tmp_path):
     """Many programs write none."""
-    assert read(tmp_path, b'{"a": 1}\n{"a": 2}')[-1] == Line(2, b'{"a": 2}', {"a": 2}, None, torn=False)
+    assert read(tmp_path, b'{"a": 1}\n{"a": 2}')[-1] == Line(2, b'{"a": 2}', {"a": 2}, None, torn=False, offset=9)
 
 
 def test_last_line_cut_off_is_torn(tmp_path):
@@ -222,20 +222,29 @@ def test_lines_replace_a_file_that_holds_others(tmp_path, old):
     if old is not None:
         path.parent.mkdir()
         path.write_bytes(old)
-    assert write_lines(path, LINES, temporary=temporary) is True
+    assert replace_lines(path, LINES, temporary=temporary) is True
     assert path.read_bytes() == b"".join(LINES)
     assert os.listdir(path.parent) == ["main.jsonl"]
 
 
 def test_file_that_holds_these_lines_keeps_bytes_and_mtime(tmp_path):
-    """A second run changes nothing; what an interrupted one left under the temporary name goes. Source: CONTRACTS section 0."""
+    """A second run changes nothing, and writes nothing. Source: CONTRACTS section 0."""
     path, temporary = tmp_path / "main.jsonl", tmp_path / "main.jsonl.tmp"
-    write_lines(path, LINES)
+    replace_lines(path, LINES)
     before = path.stat()
-    temporary.write_bytes(LINES[0][:3])
-    assert write_lines(path, LINES, temporary=temporary) is False
+    assert replace_lines(path, LINES, temporary=temporary) is False
     assert path.stat() == before
     assert os.listdir(tmp_path) == ["main.jsonl"]
+
+
+@given(st.lists(st.binary(max_size=4)), st.lists(st.binary(max_size=4)))
+def test_file_holds_the_new_lines_whatever_it_held(tmp_path_factory, old, new):
+    """Also where one begins like the other: up to the first difference the old bytes are copied."""
+    path = tmp_path_factory.mktemp("lines") / "main.jsonl"
+    old, new = ([line.replace(b"\n", b"") + b"\n" for line in lines] for lines in (old, new))
+    path.write_bytes(b"".join(old))
+    assert replace_lines(path, iter(new)) is (old != new)
+    assert path.read_bytes() == b"".join(new)
 
 
 def test_lines_are_written_to_the_temporary_name_first(tmp_path, monkeypatch):
@@ -250,7 +259,7 @@ def test_lines_are_written_to_the_temporary_name_first(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", look)
     with pytest.raises(OSError, match="No space"):
-        write_lines(path, LINES, temporary=temporary)
+        replace_lines(path, LINES, temporary=temporary)
     assert seen == {"main": b"old\n", "temporary": b"".join(LINES)}
     assert path.read_bytes() == b"old\n"
     assert os.listdir(tmp_path) == ["main.jsonl"]

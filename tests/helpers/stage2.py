@@ -11,13 +11,13 @@ from PIL import Image
 
 from imagemill.config import EncoderSettings
 from imagemill.embedding_specs import EmbeddingSpec, embedding_specs
-from imagemill.formats.jsonl import read_jsonl, write_lines
 from imagemill.formats.npy import NpyStore
 from imagemill.ledger import Ledger
+from imagemill.pipeline import merge
 from imagemill.pipeline.embed import EmbedWorker, run_pass
-from imagemill.pipeline.merge import plan_merge
 from imagemill.pipeline.plan import plan_for
 from imagemill.pipeline.readiness import find_ready
+from imagemill.pipeline.recorded import read_recorded
 from imagemill.pipeline.scan import survey
 from imagemill.records import build_record
 from tests.helpers.stubs import StubEncoder, StubTokenizer
@@ -61,7 +61,9 @@ def worker_of(root, spec, *, decode_threads=2, write_threads=2, **settings):
 def plan_of(root, spec, ledger):
     """What one pass would do now with every image there is."""
     scan = survey(root.approved, ledger)
-    return plan_for(spec, list(scan.sources), scan, ledger, NpyStore(root.derived / spec.folder, spec).listing())
+    recorded = read_recorded(root.stage2_jsonl)
+    ids = [*scan.sources, *(image_id for image_id in recorded.lines if image_id not in scan.sources)]
+    return plan_for(spec, ids, scan, ledger, NpyStore(root.derived / spec.folder, spec).listing(), recorded)
 
 
 @contextmanager
@@ -83,13 +85,9 @@ def embed(root, *specs, encoder=StubEncoder, **options):
 
 
 def write_records(root):
-    """The JSONL, merged and written."""
+    """The JSONL, merged and written; what the merge did."""
     with _quick_ledger(root) as ledger:
-        survey(root.approved, ledger)
-        lines = read_jsonl(root.stage2_jsonl) if root.stage2_jsonl.is_file() else []
-        merge = plan_merge(lines, ledger.sources(), ledger.captions(), root)
-    write_lines(root.stage2_jsonl, merge.ordered())
-    return merge
+        return merge.write_records(merge.Merge(root, survey(root.approved, ledger)), ledger)
 
 
 def stage2(root, *ids, size=(32, 24)):

@@ -9,7 +9,7 @@ import pytest
 from assets.stage2_jsonl import stage2_jsonl
 from imagemill.formats.jsonl import read_jsonl
 from imagemill.ledger import Ledger
-from io_managers import jsonl as jsonl_module
+from imagemill.pipeline import merge
 from tests.helpers.stage2 import embed, photos, record_of, write_text
 from tests.helpers.wiring import claims, failure_of, history, materialize, stub_every_kind
 
@@ -39,7 +39,9 @@ def test_records_are_written_and_counted(root, instance):
     assert result.success
     assert [line.value["image_id"] for line in read_jsonl(root.stage2_jsonl)] == ["a", "b"]
     assert counts(root, result) == {
-        "records": 2, "added": 2, "changed": 0, "stage1": 0, "quarantined": 0, "rewritten": 1,
+        "records": 2, "added": 2, "migrated": 0, "changed": 0, "stage1": 0, "quarantined": 0, "rewritten": 1,
+        "truncated_captions": 0,
+        "failed": 0, "skipped": 0, "migrated_new": 2, "extracted": 0, "enriched": 0, "total": 2,
     }  # fmt: skip
     (event,) = result.asset_materializations_for_node("stage2_jsonl")
     assert event.metadata["records"].value == 2
@@ -77,11 +79,11 @@ def test_unfinished_file_is_never_left_and_never_the_main_one(root, instance, mo
     embed(root)
     seen = []
 
-    def fail(path, lines, *, temporary):
+    def fail(path, lines, *, temporary, before):
         seen.append(temporary.name)
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(jsonl_module, "write_lines", fail)
+    monkeypatch.setattr(merge, "replace_lines", fail)
     result = materialize(root, instance, stage2_jsonl)
 
     assert "No space left" in failure_of(result, "stage2_jsonl")

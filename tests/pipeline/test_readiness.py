@@ -466,3 +466,25 @@ def test_counters_always_add_up(packed, lines, buckets):
     assert len(set(ids(found))) == len(found.ready)
     assert set(ids(found)) <= set("abc")
     assert {sample.bucket for sample in found.ready} <= set(buckets)
+
+
+# ---- near duplicates
+
+
+def test_image_that_another_one_stands_for_is_skipped_where_asked(data_root):
+    """Counted like every other record that is not packed. Source: issue 4, "excludes from shards only when asked"."""
+    stage2(data_root, "a", "b")
+    stage2(data_root, "tall", size=(24, 36))
+    with Ledger(data_root.ledger) as ledger:
+        found = find_ready(
+            data_root.stage2_jsonl, data_root.derived, ledger, buckets=["1216x832"],
+            excluded={"b": "cosine 0.9900 to a", "tall": "cosine 0.9800 to a", "gone": "cosine 1.0000 to a"},
+        )  # fmt: skip
+
+    assert ids(found) == ["a"]
+    assert (found.skipped_incomplete, found.filtered) == (1, 1)
+    assert adds_up(found)
+    (problem,) = found.problems
+    assert (problem.item, problem.outcome, problem.reason) == ("b", "refused", "near_duplicate")
+    assert problem.detail == "cosine 0.9900 to a"
+    assert "near_duplicates.exclude: false" in problem.remedy

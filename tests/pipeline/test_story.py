@@ -11,13 +11,14 @@ from imagemill.buckets import BUCKETS
 from imagemill.embedding_specs import DINOV3, T5, VAE, embedding_specs
 from imagemill.errors import MissingInput
 from imagemill.files import stat_triple
-from imagemill.layout import SHARDS_PLACE, DataRoot
+from imagemill.layout import DataRoot
 from imagemill.ledger import Ledger, Problem
 from imagemill.pipeline.facts import complete_facts, note_missing_captions
 from imagemill.pipeline.readiness import ASSET, find_ready
 from imagemill.pipeline.scan import survey
 from imagemill.pipeline.shards import ShardParameters, plan_shards, write_bucket
 from imagemill.pipeline.story import explain, open_ledger, read_status
+from imagemill.places import locate
 from imagemill.provenance import UNKNOWN
 from tests.helpers.stage2 import embed, photos, picture, record_of, stage2, write_records, write_text
 
@@ -31,7 +32,7 @@ def pack(root, output=None):
         ledger.record_files(found.adopted)
         ledger.replace_problems(ASSET, found.problems)
         if output:
-            ledger.remember_place(SHARDS_PLACE, output)
+            ledger.remember_place("shards", output)
     shard_set = plan_shards(found.ready, BUCKETS, output or root.shards, ShardParameters(), "replace")
     for plan in shard_set.plans:
         write_bucket(shard_set, plan, root.derived, {})
@@ -175,7 +176,7 @@ def test_shards_are_looked_for_where_they_were_put(root, tmp_path):
     pack(root, tmp_path / "elsewhere")
     (root.shards / "bucket_1216x832" / "index.jsonl").unlink()
 
-    assert explain(root, "a")["shard"]
+    assert explain(locate(root.path), "a")["shard"]
 
 
 @pytest.mark.parametrize("line", ["{", "null", "{}", '{"image_id": "a"}', '{"image_id": "a", "shard": 3}'])

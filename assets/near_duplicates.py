@@ -1,0 +1,47 @@
+"""Images that are nearly the same."""
+
+from contextlib import closing
+
+import dagster as dg
+import msgspec
+from pydantic import Field
+
+from assets.embeddings import dinov3_npy
+from imagemill.pipeline.claims import claimed_until_output
+from imagemill.pipeline.near_duplicates import ASSET, lines_path, near_duplicate_reports, plan_near_duplicates
+from imagemill.pipeline.reports import Reports
+from resources.data_root import DataRootResource
+
+
+class NearDuplicateConfig(dg.Config):
+    """What counts as a near duplicate in this run."""
+
+    threshold: float | None = Field(
+        None, gt=0, le=1, description="Cosine from which two images are near duplicates; unset: imagemill.yaml (0.97)."
+    )
+
+
+@dg.asset(
+    deps=[dg.AssetDep(dinov3_npy, partition_mapping=dg.AllPartitionMapping())],
+    io_manager_key="report_io",
+    group_name="curation",
+    kinds={"numpy", "json"},
+    owners=["team:imagemill"],
+    code_version="1",
+    metadata={"place": f"{ASSET}.jsonl"},
+)
+def near_duplicates(
+    context: dg.AssetExecutionContext, config: NearDuplicateConfig, data_root: DataRootResource
+) -> Reports:
+    """`derived/near_duplicates.jsonl`: groups of images whose DINOv3 vectors nearly agree, with a sheet of thumbnails.
+
+    A report. Shards leave near duplicates out only where `imagemill.yaml` says `near_duplicates: {exclude: true}`.
+    """
+    root, given = data_root.root(), data_root.config()
+    settings = given.near_duplicates
+    if config.threshold is not None:
+        settings = msgspec.structs.replace(settings, threshold=config.threshold)
+    with closing(data_root.ledger()) as ledger, claimed_until_output(ledger, ASSET, ["all"], context.run_id):
+        plan = plan_near_duplicates(root.derived, ledger, settings)
+    stream = near_duplicate_reports(plan, root.approved, threads=given.decode_threads, search=given.model_threads)
+    return Reports(lines_path(root.derived), stream)

@@ -1,0 +1,162 @@
+"""What durable, atomic npy files cost the disk: the pass's own way against one file of the same bytes and one flush.
+
+    one file     every byte in one file, one fdatasync: the limit
+    imagemill    stream and publish as in a real pass: staged, flushed, ledger row, rename, folder flushed
+    plain        `np.save` under the final name and fsync, file by file
+
+Nothing is decoded and no model runs: the arrays are there. Rounds are interleaved, each in an empty folder.
+
+Goal: at most twice the limit.
+"""
+
+import argparse
+import dataclasses
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+from benchmarks.common.inputs import scratch
+from imagemill.config import Config, EncoderSettings
+from imagemill.embedding_specs import EmbeddingSpec, embedding_specs
+from imagemill.encoding import Prepared
+from imagemill.files import StatTriple
+from imagemill.formats.npy import NpyStore, npy_header
+from imagemill.layout import DataRoot
+from imagemill.ledger import Ledger, SourceRow
+from imagemill.pipeline.embed import EmbedWorker, run_pass
+from imagemill.pipeline.plan import Job
+from tests.helpers.stubs import StubEncoder
+
+GOAL_RATIO = 2.0
+SIDE = 1024
+
+Arrays = dict[EmbeddingSpec, list[np.ndarray]]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--samples", type=int, default=500, help="images of 1 MP, three files each")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--write-threads", type=int, default=Config().write_threads)
+    arguments = parser.parse_args()
+    arrays = _arrays(arguments.samples)
+
+    def imagemill(arrays: Arrays, folder: Path) -> None:
+        passes(arrays, folder, write_threads=arguments.write_threads)
+
+    with scratch() as folder:
+        ways = [one_file, imagemill, plain]
+        rounds = [[_timed(way, arrays, folder) for way in ways] for _ in range(arguments.rounds + 1)][1:]
+    seconds = [median(column) for column in zip(*rounds, strict=True)]
+    megabytes = sum(array.nbytes for kind in arrays.values() for array in kind) / 1e6
+    print(f"{3 * arguments.samples} files, {megabytes:.0f} MB, medians of {arguments.rounds} rounds")
+    print(f"{'':<12}{'seconds':>10}{'of the limit':>16}{'fastest':>10}")
+    for way, took, column in zip(ways, seconds, zip(*rounds, strict=True), strict=True):
+        print(f"{way.__name__.replace('_', ' '):<12}{took:>10.2f}{took / seconds[0]:>16.2f}{min(column):>10.2f}")
+    ratio = median(ours / limit for limit, ours, _ in rounds)
+    print(f"imagemill takes {ratio:.2f} times the limit, median over rounds (goal: at most {GOAL_RATIO:g})")
+    return 0 if ratio <= GOAL_RATIO else 1
+
+
+def _arrays(samples: int) -> Arrays:
+    """Noise of the stored shapes and dtypes, all different and all finite."""
+    noise = np.random.default_rng(0)
+    return {
+        spec: [noise.random(spec.shape(SIDE, SIDE), np.float32).astype(spec.dtype) for _ in range(samples)]
+        for spec in embedding_specs()
+    }
+
+
+def _timed(way: Callable[[Arrays, Path], None], arrays: Arrays, folder: Path) -> float:
+    """Seconds in an empty folder. What is written stays as empty files: ext4 searches for long before it gives the place of a
+    file that was just deleted to a new one, and memory that no file has used yet costs as much as the copying."""
+    name = Path(tempfile.mkdtemp(dir=folder))
+    os.sync()
+    began = time.perf_counter()
+    way(arrays, name)
+    took = time.perf_counter() - began
+    for path in name.rglob("*.npy"):
+        os.truncate(path, 0)
+    return took
+
+
+def one_file(arrays: Arrays, folder: Path) -> None:
+    handle = os.open(folder / "all.npy", os.O_WRONLY | os.O_CREAT)
+    for kind in arrays.values():
+        for array in kind:
+            os.writev(handle, [npy_header(array.shape, array.dtype), array.data.cast("B")])
+    os.fdatasync(handle)
+    os.close(handle)
+
+
+def plain(arrays: Arrays, folder: Path) -> None:
+    for spec, kind in arrays.items():
+        (folder / spec.folder).mkdir()
+        for number, array in enumerate(kind):
+            with open(folder / spec.folder / f"{number}.npy", "wb") as file:
+                np.save(file, array)
+                file.flush()
+                os.fsync(file.fileno())
+
+
+def passes(arrays: Arrays, folder: Path, *, write_threads: int) -> None:
+    """One pass per kind over images whose facts the ledger knows, so that no image is opened."""
+    root = DataRoot(folder)
+    with Ledger(root.ledger) as ledger:
+        for kind, made in arrays.items():
+            spec = _Ready.of(kind, made)
+            worker = EmbedWorker(
+                spec=spec,
+                approved=root.approved,
+                store=NpyStore(root.derived / spec.folder, spec),
+                provenance=root.provenance,
+                preview_root=root.preview_models,
+                settings=EncoderSettings(),
+                threads=1,
+                write_threads=write_threads,
+            )
+            counts = run_pass(worker, _jobs(len(made)), ledger)
+            assert counts["computed"] == len(made)
+
+
+def _jobs(count: int) -> Sequence[Job]:
+    """`caption` is the number of the image's array."""
+    stat = StatTriple(1, 1, 1)
+    return [
+        Job(name, name, stat, SourceRow(name, name, stat, "xxh3:0", SIDE, SIDE), str(number), f"xxh3:{number}", None)
+        for number, name in enumerate(f"photo{number:06d}" for number in range(count))
+    ]
+
+
+class _Ready(EmbeddingSpec):
+    """A kind made from captions by an encoder that has the arrays already."""
+
+    @classmethod
+    def of(cls, spec: EmbeddingSpec, arrays: list[np.ndarray]) -> "_Ready":
+        fields = {field.name: getattr(spec, field.name) for field in dataclasses.fields(spec)}
+        ready = cls(**{**fields, "source": "caption"})
+        object.__setattr__(ready, "arrays", arrays)
+        return ready
+
+    def encoder_class(self):
+        arrays = self.arrays  # type: ignore[attr-defined]
+
+        class Encoder(StubEncoder):
+            def prepare(self, item):
+                return Prepared(int(item), "all")
+
+            def encode(self, batch):
+                self.calls += 1
+                return [arrays[item.payload] for item in batch]
+
+        return Encoder
+
+
+if __name__ == "__main__":
+    sys.exit(main())

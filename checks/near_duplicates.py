@@ -1,0 +1,19 @@
+"""The report of near duplicates: groups as they should be, and the lines those of its summary."""
+
+import dagster as dg
+
+from assets.near_duplicates import near_duplicates
+from checks.results import as_result
+from imagemill.pipeline.near_duplicates import ASSET
+from imagemill.validation import reports
+from imagemill.validation.findings import collect
+from resources.data_root import DataRootResource
+
+
+@dg.asset_check(asset=near_duplicates)
+def groups_valid(data_root: DataRootResource) -> dg.AssetCheckResult:
+    """Two members or more in each group, the representative among them, no image in two groups."""
+    return as_result(collect(ASSET, "near duplicates", reports.near_duplicates(data_root.root().derived)))
+
+
+near_duplicate_checks = [groups_valid]

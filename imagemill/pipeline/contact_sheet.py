@@ -1,0 +1,117 @@
+"""A sheet of thumbnails: one row per group, a line of text above it, a name under each picture.
+
+Belongs here: drawing. Belongs elsewhere: what is shown (pipeline/near_duplicates.py), opening images (pixels.py).
+"""
+
+import base64
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from PIL import Image, ImageDraw, ImageFont
+
+from imagemill.errors import Refused
+from imagemill.pixels import open_rgb
+
+TILE = 160
+PER_ROW = 8
+
+_GAP, _LINE = 10, 20
+_WHITE, _GREY, _BLACK, _FRAME = (255, 255, 255), (190, 190, 190), (20, 20, 20), (30, 110, 200)
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """One picture and its name; where there is no picture to open, a grey field stands."""
+
+    path: Path
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Pictures that belong together. The first one is framed; what does not fit is counted in the last place."""
+
+    title: str
+    tiles: Sequence[Tile]
+
+
+def draw_sheet(rows: Sequence[Row], *, empty: str) -> Image.Image:
+    """The sheet, RGB, as wide as its longest row. `empty`: what stands there where there is no row."""
+    height, columns = _LINE + TILE + _LINE + _GAP, min(PER_ROW, max([2, *(len(row.tiles) for row in rows)]))
+    sheet = Image.new("RGB", (_GAP + columns * (TILE + _GAP), _GAP + max(len(rows) * height, _LINE + _GAP)), _WHITE)
+    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(12)
+    if not rows:
+        draw.text((_GAP, _GAP), empty, _BLACK, font)
+    for n, row in enumerate(rows):
+        top = _GAP + n * height
+        draw.text((_GAP, top), row.title, _BLACK, font)
+        for place, tile in enumerate(row.tiles[:PER_ROW]):
+            corner = (_GAP + place * (TILE + _GAP), top + _LINE)
+            hidden = len(row.tiles) - PER_ROW + 1
+            if hidden > 1 and place == PER_ROW - 1:
+                _more(draw, font, corner, hidden)
+            else:
+                _tile(sheet, draw, font, corner, tile, framed=place == 0)
+    return sheet
+
+
+def _tile(
+    sheet: Image.Image, draw: ImageDraw.ImageDraw, font, corner: tuple[int, int], tile: Tile, *, framed: bool
+) -> None:
+    left, top = corner
+    picture = _thumbnail(tile.path)
+    sheet.paste(picture, (left + (TILE - picture.width) // 2, top + (TILE - picture.height) // 2))
+    if framed:
+        draw.rectangle((left - 2, top - 2, left + TILE + 1, top + TILE + 1), outline=_FRAME, width=2)
+    draw.text((left, top + TILE + 2), _fitting(tile.name, font), _BLACK, font)
+
+
+def _more(draw: ImageDraw.ImageDraw, font, corner: tuple[int, int], hidden: int) -> None:
+    left, top = corner
+    draw.rectangle((left, top, left + TILE - 1, top + TILE - 1), outline=_GREY)
+    draw.text((left + TILE // 2, top + TILE // 2), f"and {hidden} more", _BLACK, font, anchor="mm")
+
+
+def _thumbnail(path: Path) -> Image.Image:
+    """Upright, at most TILE pixels a side."""
+    try:
+        picture = Image.fromarray(open_rgb(path))
+    except (Refused, OSError):
+        return Image.new("RGB", (TILE, TILE), _GREY)
+    picture.thumbnail((TILE, TILE))
+    return picture
+
+
+def _fitting(name: str, font) -> str:
+    """A name as far as a tile is wide; of a longer one beginning and end, which tell names apart."""
+    name = name.encode("utf-8", "replace").decode()
+    if font.getlength(name) <= TILE:
+        return name
+    kept = len(name)
+    while kept > 2 and font.getlength(f"{name[: kept // 2]}…{name[-(kept // 2) :]}") > TILE:
+        kept -= 2
+    return f"{name[: kept // 2]}…{name[-(kept // 2) :]}"
+
+
+# ---- as bytes
+
+
+def as_png(sheet: Image.Image) -> bytes:
+    buffer = io.BytesIO()
+    sheet.save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def as_data_uri(sheet: Image.Image, limit: int) -> str | None:
+    """A JPEG inside a link, for markdown, as large as fits into `limit` characters; None where nothing does."""
+    for scale in (1.0, 0.75, 0.5, 0.35, 0.25):
+        smaller = sheet.resize((max(1, int(sheet.width * scale)), max(1, int(sheet.height * scale))))
+        for quality in (80, 60, 40):
+            buffer = io.BytesIO()
+            smaller.save(buffer, "JPEG", quality=quality)
+            uri = "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode()
+            if len(uri) <= limit:
+                return uri
+    return None

@@ -1,0 +1,47 @@
+"""What a curation asset hands to its IO manager: files to write, counters and pages to show, one report after another.
+
+Belongs here: the value, and a file that is only written where its bytes change.
+Belongs elsewhere: what a report says (latent_statistics.py, near_duplicates.py), when it is written (io_managers/report.py).
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from imagemill.atomic import write_bytes_atomic
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One partition's report, or a whole asset's.
+
+    Attributes:
+        version: equal versions are equal reports.
+        partition: its key; None for what belongs to the asset as a whole.
+        files: whole contents, to be written in this order; none where what lies there is up to date.
+        counts: counters. pages: title → markdown.
+    """
+
+    version: str
+    partition: str | None = None
+    files: Mapping[Path, bytes] = field(default_factory=dict)
+    counts: Mapping[str, int] = field(default_factory=dict)
+    pages: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Reports:
+    """A handle around reports that are made while they are read; `place`: the file or folder they end in."""
+
+    place: Path
+    stream: Iterator[Report]
+
+
+def write_report(report: Report) -> int:
+    """Write a report's files, each whole or not at all; returns how many. One that holds its bytes keeps its mtime."""
+    written = 0
+    for path, data in report.files.items():
+        if not (path.is_file() and path.read_bytes() == data):
+            write_bytes_atomic(path, data)
+            written += 1
+    return written

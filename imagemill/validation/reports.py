@@ -1,0 +1,97 @@
+"""Rules about the reports of curation: what they say of themselves, without reading a vector or a latent again."""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from imagemill.buckets import BUCKETS
+from imagemill.formats.jsonl import read_jsonl
+from imagemill.pipeline.latent_statistics import ALL, Statistics, merge, read_statistics, statistics_path
+from imagemill.pipeline.near_duplicates import Group, lines_path, read_groups, read_summary, summary_path
+from imagemill.validation.findings import Finding
+
+# Merged in another order, moments differ by a few units of the last place.
+RELATIVE = 1e-12
+
+
+def latent_statistics(derived: Path) -> Iterator[Finding | int]:
+    """Every document whole and its numbers possible; `all.json` the merge of the buckets it names."""
+    present = {
+        name: read_statistics(path) for name in (*BUCKETS, ALL) if (path := statistics_path(derived, name)).exists()
+    }
+    for name, statistics in present.items():
+        yield 1
+        if statistics is None:
+            yield _finding(f"{name}.json", "unreadable", "not a document of ours", "latent_statistics")
+            continue
+        yield from _numbers(f"{name}.json", statistics)
+    parts = {name: statistics for name, statistics in present.items() if name != ALL and statistics}
+    together = present.get(ALL)
+    if parts and together is None:
+        yield _finding(f"{ALL}.json", "missing_file", "buckets are there, their merge is not", "latent_statistics")
+    elif together and not _is_merge(together, parts):
+        yield _finding(f"{ALL}.json", "not_the_merge", "differs from its buckets put together", "latent_statistics")
+
+
+def _numbers(file: str, statistics: Statistics) -> Iterator[Finding]:
+    numbers = [*statistics.mean, *statistics.m2, *statistics.std]
+    if not all(map(math.isfinite, numbers)) or any(value < 0 for value in [*statistics.m2, *statistics.std]):
+        yield _finding(file, "impossible", "a mean, m2 or std that no data has", "latent_statistics")
+    if not all(
+        low <= mean <= high for low, mean, high in zip(statistics.min, statistics.mean, statistics.max, strict=True)
+    ):
+        yield _finding(file, "impossible", "a mean outside min and max", "latent_statistics")
+    if flat := [n for n, std in enumerate(statistics.std) if std == 0]:
+        yield Finding(
+            file=file,
+            rule="constant_channel",
+            message=f"channels {flat} have one value throughout",
+            remedy="look at the latents: a real VAE does not make these",
+            severity="warning",
+        )
+
+
+def _is_merge(together: Statistics, parts: dict[str, Statistics]) -> bool:
+    if not set(together.buckets) <= parts.keys():
+        return False
+    expected, found = merge(parts[name].moments for name in together.buckets), together.moments
+    if (expected.images, expected.count) != (found.images, found.count):
+        return False
+    if not expected.count:
+        return True
+    close = np.allclose(found.mean, expected.mean, rtol=RELATIVE, atol=RELATIVE * float(expected.std.max()))
+    return close and np.allclose(found.m2, expected.m2, rtol=RELATIVE, atol=0)
+
+
+def near_duplicates(derived: Path) -> Iterator[Finding | int]:
+    """Every line a group: two members or more in order of id, its representative among them, no image in two groups."""
+    summary = read_summary(derived)
+    if summary is None:
+        if lines_path(derived).exists() or summary_path(derived).exists():
+            yield _finding(summary_path(derived).name, "unreadable", "not a document of ours", "near_duplicates")
+        return
+    file = lines_path(derived).name
+    if read_groups(derived, summary) is None:
+        yield _finding(file, "not_the_summarys", "not the lines that the summary was written with", "near_duplicates")
+        return
+    seen: set[str] = set()
+    for line in read_jsonl(lines_path(derived)):
+        yield 1
+        group = msgspec.convert(line.value, Group)
+        ids = [member.image_id for member in group.members]
+        if len(ids) < 2 or ids != sorted(set(ids)) or group.representative not in ids:
+            yield _finding(
+                file, "bad_group", "members not sorted, alone, or without the representative", "near_duplicates"
+            )
+        if twice := seen.intersection(ids):
+            yield _finding(file, "two_groups", f"{min(twice)} is in two groups", "near_duplicates")
+        if any(not -1 <= member.cosine <= 1 for member in group.members):
+            yield _finding(file, "impossible", "a cosine outside -1 and 1", "near_duplicates")
+        seen.update(ids)
+
+
+def _finding(file: str, rule: str, message: str, asset: str) -> Finding:
+    return Finding(file=file, rule=rule, message=message, remedy=f"remove the file and materialize {asset} again")

@@ -1,0 +1,55 @@
+"""Reports on disk and in the UI: each is written as soon as it is made, with its counters and pages as metadata.
+
+What a report says is decided in imagemill/pipeline/; a file that already holds its bytes keeps its modification time.
+"""
+
+from collections import Counter
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+
+from imagemill.pipeline.reports import Report, Reports, write_report
+from io_managers.events import StreamedEvents
+from resources.data_root import DataRootResource
+
+
+class ReportIOManager(dg.ConfigurableIOManager):
+    """Drains reports into their files. The asset's definition names the place below `derived/` as metadata `place`."""
+
+    data_root: dg.ResourceDependency[DataRootResource]
+
+    def handle_output(self, context: dg.OutputContext, obj: Reports) -> None:
+        asset = context.asset_key.to_user_string()
+        with closing(self.data_root.ledger()) as ledger:
+            try:
+                counts = self._write(context, obj)
+                ledger.record_counts(context.run_id, asset, counts)
+            finally:
+                ledger.release(asset, context.run_id)
+
+    def _write(self, context: dg.OutputContext, obj: Reports) -> dict[str, int]:
+        counts: Counter[str] = Counter()
+        with StreamedEvents(context) as events:
+            for report in obj.stream:
+                counts.update({"reports": 1, "rewritten": write_report(report)})
+                _tell(context, events, report, obj.place)
+        return dict(counts)
+
+    def load_input(self, context: dg.InputContext) -> Path:
+        """The folder or file that the reports end in."""
+        assert context.upstream_output
+        return self.data_root.root().derived / context.upstream_output.definition_metadata["place"]
+
+
+def _tell(context: dg.OutputContext, events: StreamedEvents, report: Report, place: Path) -> None:
+    """As an event of ours where the run is deferred, else as metadata of the event that Dagster writes."""
+    pages = {title: dg.MetadataValue.md(page) for title, page in report.pages.items()}
+    if report.partition is None and context.has_asset_partitions:
+        # Of all partitions together: it stands with each of them.
+        context.step_context.add_asset_metadata(pages)
+        return
+    metadata: dict[str, Any] = {**report.counts, **pages, "path": dg.MetadataValue.path(str(place))}
+    context.step_context.add_asset_metadata(metadata, partition_key=report.partition)
+    events.add(report.partition, data_version=report.version, metadata=metadata)

@@ -1,0 +1,208 @@
+"""A disk that fills up while imagemill works: a clear error, nothing torn, and after room was made the next run finishes.
+
+Source: issue 4, "Disk full"; CONTRACTS section 0, "Every final name appears atomically", "Refused and failed".
+"""
+
+import os
+import subprocess
+import time
+
+import pytest
+
+from imagemill.embedding_specs import embedding_specs
+from imagemill.formats.npy import NpyStore
+from imagemill.layout import DataRoot
+from imagemill.ledger import Ledger
+from imagemill.pipeline.shards import read_manifest
+from tests.helpers.product import contents, imagemill, photos, snapshot, start
+
+IMAGES = 40
+MEGABYTE = 1 << 20
+
+
+class SmallDisk:
+    """A tmpfs of so many bytes, and ballast that leaves as little of it free as a test wants."""
+
+    def __init__(self, path, size):
+        self.path = path
+        path.mkdir()
+        mounted = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", f"size={size}", "small", path], capture_output=True, text=True, check=False
+        )
+        if mounted.returncode:
+            pytest.skip(
+                f"mounting a tmpfs needs root: unshare -rm .venv/bin/pytest {__file__} ({mounted.stderr.strip()})"
+            )
+
+    def free(self):
+        disk = os.statvfs(self.path)
+        return disk.f_bavail * disk.f_frsize
+
+    def fill(self, *, leave):
+        with open(self.path / "ballast", "ab") as ballast:
+            ballast.write(bytes(max(0, self.free() - leave)))
+
+    def empty(self):
+        (self.path / "ballast").unlink()
+
+    def close(self):
+        subprocess.run(["umount", "--lazy", self.path], check=True)
+
+
+@pytest.fixture
+def disk(tmp_path):
+    small = SmallDisk(tmp_path / "small", 32 * MEGABYTE)
+    yield small
+    small.close()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """What a run with room makes of the same photographs."""
+    root = DataRoot(tmp_path_factory.mktemp("undisturbed") / "data")
+    photos(root.approved, IMAGES)
+    done = imagemill("run", "--data-root", root.path, stub=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return contents(root)
+
+
+def run_until(root, count, *arguments):
+    """Start a command, and come back once that many npy files have their names."""
+    process = start(*arguments, "--data-root", root.path, IMAGEMILL_STUB_SLEEP=0.1)
+    while process.poll() is None and sum(1 for _ in root.derived.glob("*/*.npy")) < count:
+        time.sleep(0.01)
+    assert process.poll() is None, process.communicate()[0]
+    return process
+
+
+def output_of(process):
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 1, output
+    assert "Traceback" not in output
+    return output
+
+
+def assert_told(output):
+    """What happened and what to do."""
+    assert "No space left on device" in output or "disk is full" in output
+    assert "free space" in output
+    assert "run the same command again" in output
+
+
+def assert_whole(root):
+    """Every file under a final name, and a ledger that opens and vouches for nothing that is not there."""
+    for spec in embedding_specs():
+        store = NpyStore(root.derived / spec.folder, spec)
+        for image_id in store.listing():
+            store.check(image_id, 32, 48)
+    with Ledger(root.ledger) as ledger:
+        ledger.problems()
+
+
+def assert_rerun_completes(root, undisturbed):
+    done = imagemill("run", "--data-root", root.path, stub=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert contents(root) == undisturbed
+    assert not list(root.derived.glob("*/.tmp-*")) + list(root.derived.glob("*.tmp")) + list(root.shards.glob(".tmp-*"))
+    assert imagemill("verify", "--data-root", root.path).returncode == 0
+
+
+def on(disk, root, name):
+    """Put one folder of a data root on the small disk."""
+    (disk.path / name).mkdir()
+    root.path.mkdir(parents=True, exist_ok=True)
+    (root.path / name).symlink_to(disk.path / name)
+
+
+def test_job_that_the_disk_cannot_take_is_stopped_before_it_begins(disk, data_root):
+    """Source: CONTRACTS section 1, "disk"."""
+    on(disk, data_root, "derived")
+    photos(data_root.approved, IMAGES)
+    disk.fill(leave=MEGABYTE)
+
+    done = imagemill("run", "--data-root", data_root.path, stub=True)
+
+    assert done.returncode == 1
+    assert "this job needs about" in done.stdout + done.stderr
+    assert "--limit" in done.stdout + done.stderr
+    assert not list(data_root.derived.rglob("*.npy"))
+
+
+def test_outputs_disk_that_fills_in_the_middle_stops_the_pass_and_tears_nothing(disk, data_root, undisturbed):
+    """Files that have their names stay, records of before stay byte for byte; the model is not called for every image in vain."""
+    on(disk, data_root, "derived")
+    photos(data_root.approved, 8)
+    imagemill("run", "--data-root", data_root.path, stub=True)
+    records = data_root.stage2_jsonl.read_bytes()
+    before = snapshot(data_root.derived, data_root.shards)
+    photos(data_root.approved, IMAGES)
+    for n in range(8):  # as they were: photos() has written them again
+        os.utime(data_root.approved / f"photo{n:04d}.jpg")
+    process = run_until(data_root, 3 * 8 + 4, "run")
+    disk.fill(leave=64 << 10)
+
+    output = output_of(process)
+
+    assert_told(output)
+    assert str(data_root.derived) in output
+    assert_whole(data_root)
+    assert data_root.stage2_jsonl.read_bytes().startswith(records)
+    kept = snapshot(data_root.derived, data_root.shards)
+    assert all(kept[name] == before[name] for name in before if name.endswith((".npy", ".tar")))
+    disk.empty()
+    assert_rerun_completes(data_root, undisturbed)
+
+
+@pytest.mark.parametrize("leave", [0, 100_000, MEGABYTE])
+def test_data_root_on_a_full_disk_says_so_and_recovers(disk, undisturbed, leave):
+    """Ledger and Dagster history have no room either."""
+    root = DataRoot(disk.path / "data")
+    photos(root.approved, IMAGES)
+    process = run_until(root, 4, "run")
+    disk.fill(leave=leave)
+
+    output = output_of(process)
+
+    assert_told(output)
+    assert_whole(root)
+    disk.empty()
+    assert_rerun_completes(root, undisturbed)
+
+
+@pytest.mark.parametrize("command", [["run"], ["stage2"], ["shards", "--overwrite"], ["status"]])
+def test_command_that_begins_on_a_full_disk_changes_nothing(disk, command):
+    root = DataRoot(disk.path / "data")
+    photos(root.approved, 8)
+    imagemill("run", "--data-root", root.path, stub=True)
+    before = snapshot(root.derived, root.shards)
+    photos(root.approved, 10)
+    disk.fill(leave=0)
+
+    done = imagemill(*command, "--data-root", root.path, stub=True)
+
+    assert done.returncode == 1
+    assert_told(done.stdout + done.stderr)
+    assert "Traceback" not in done.stderr
+    assert snapshot(root.derived, root.shards) == before
+
+
+def test_shards_on_a_full_disk_leave_the_old_set_whole(disk, data_root):
+    """Source: seed 001; CONTRACTS section 2, "a reader sees the complete old set or the complete new one"."""
+    on(disk, data_root, "shards")
+    photos(data_root.approved, IMAGES)
+    imagemill("run", "--data-root", data_root.path, stub=True)
+    before = snapshot(data_root.shards)
+    disk.fill(leave=2 * MEGABYTE)
+
+    done = imagemill("shards", "--overwrite", "--shard-size", 7, "--data-root", data_root.path, stub=True)
+
+    assert done.returncode == 1
+    assert_told(done.stderr)
+    assert "bucket_1216x832" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert snapshot(data_root.shards) == before, "nothing new is left either"
+    assert imagemill("verify", "--data-root", data_root.path).returncode == 0
+    disk.empty()
+    again = imagemill("shards", "--overwrite", "--shard-size", 7, "--data-root", data_root.path, stub=True)
+    assert again.returncode == 0, again.stderr
+    assert len(read_manifest(data_root.shards / "bucket_1216x832")["shards"]) == 6

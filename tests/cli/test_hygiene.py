@@ -1,0 +1,257 @@
+"""Whatever people put into `approved/`: good images of every form become samples, the others are named and stop nothing.
+
+Source: issue 4, "Image hygiene"; CONTRACTS section 0 ("Nothing disappears silently", "Refused and failed"), section 1 ("inputs",
+"image_id", "pixels", "bucket").
+"""
+
+import os
+import unicodedata
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from imagemill.formats.jsonl import read_jsonl
+from imagemill.ids import image_id_of
+from imagemill.layout import DataRoot
+from imagemill.ledger import Ledger
+from tests.helpers.images import ROW_0_COLUMN_0, encoded, exif, png, stored_form, ycck
+from tests.helpers.product import imagemill
+
+WIDTH, HEIGHT = 48, 32
+NOISE = np.random.default_rng(7).integers(0, 256, (HEIGHT, WIDTH, 3), dtype=np.uint8)
+PHOTO = Image.fromarray(NOISE)
+FRAMES = [PHOTO, PHOTO.transpose(Image.Transpose.ROTATE_180)]
+SAME_PIXELS = [f"upright{n}" for n in ROW_0_COLUMN_0]
+
+
+def animated(image_format, **options):
+    return encoded(FRAMES[0], image_format, save_all=True, append_images=FRAMES[1:], **options)
+
+
+def good_images():
+    """File name → bytes, all of them 48x32 once upright."""
+    grey, palette = PHOTO.convert("L"), PHOTO.convert("P")
+    alpha = PHOTO.convert("RGBA")
+    alpha.putalpha(grey)
+    turned = {f"upright{n}.png": encoded(Image.fromarray(stored_form(NOISE, n)), exif=exif(n)) for n in ROW_0_COLUMN_0}
+    return turned | {
+        "rgba.png": encoded(alpha),
+        "la.png": encoded(alpha.convert("LA")),
+        "palette.png": encoded(palette),
+        "palette transparent.png": encoded(palette, transparency=bytes(range(256))),
+        "one bit.png": encoded(PHOTO.convert("1")),
+        "grey.jpeg": encoded(grey, "JPEG"),
+        "grey 16.png": png(WIDTH, HEIGHT, 16, 0, NOISE[..., :2].tobytes()),
+        "colour 16.png": png(WIDTH, HEIGHT, 16, 2, np.repeat(NOISE, 2).tobytes(), (b"tRNS", bytes(6))),
+        "cmyk.jpg": encoded(PHOTO.convert("CMYK"), "JPEG"),
+        "ycck.jpg": ycck(WIDTH, HEIGHT, (200, 30, 60)),
+        "profile.JPG": encoded(PHOTO, "JPEG", icc_profile=b"no profile"),
+        "gif.png": animated("GIF"),
+        "apng.png": animated("PNG"),
+        "animated.webp": animated("WEBP"),
+        "exif broken.jpg": encoded(PHOTO, "JPEG", exif=b"Exif\0\0MM\0*\xff\xff\xff\xff"),
+        "x" * 180 + ".png": encoded(PHOTO),
+        "a.b..c.png": encoded(PHOTO),
+        " spaces  .png": encoded(PHOTO),
+        unicodedata.normalize("NFC", "café.png"): encoded(PHOTO),
+        unicodedata.normalize("NFD", "café.png"): encoded(PHOTO),
+    }
+
+
+def bad_images():
+    """File name → (bytes, reason): refused once the file is opened."""
+    jpeg, png_file = encoded(PHOTO, "JPEG"), encoded(PHOTO)
+    return {
+        "empty.jpg": (b"", "undecodable"),
+        "text.png": (b"no image at all", "undecodable"),
+        "cut.jpg": (jpeg[: len(jpeg) // 2], "undecodable"),
+        "cut too.png": (png_file[: len(png_file) // 2], "undecodable"),
+        "header.webp": (encoded(PHOTO, "WEBP")[:30], "undecodable"),
+        "vector.png": (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "undecodable"),
+        "float.png": (encoded(Image.new("F", (WIDTH, HEIGHT)), "TIFF"), "undecodable"),
+        "bomb.png": (png(14_000, 13_000, 8, 2, b""), "too_large"),
+        "large bomb.png": (png(2**31 - 1, 2**31 - 1, 8, 2, b""), "too_large"),
+        "flat.png": (encoded(Image.new("RGB", (100, 7))), "too_small"),
+        "dot.webp": (encoded(Image.new("RGB", (1, 1)), "WEBP"), "too_small"),
+    }
+
+
+def put_bad_entries(approved):
+    """Entries refused by their names alone; returns item → reason."""
+    (approved / "folder.jpg").mkdir()
+    (approved / "dangling.png").symlink_to(approved / "nowhere.png")
+    os.mkfifo(approved / "pipe.jpg")
+    for name in ("twin.jpg", "twin.png", "case.jpg", "case.JPG", "drawing.svg", "new\nline.jpg"):
+        (approved / name).write_bytes(encoded(PHOTO))
+    (approved / "alone.txt").write_text("a caption without an image")
+    (approved / os.fsdecode(b"latin\xff.jpg")).write_bytes(encoded(PHOTO))
+    (approved / ".hidden.jpg").write_bytes(b"not looked at")
+    return {
+        "folder": "sub_folder", "dangling": "not_a_file", "pipe": "not_a_file", "twin": "id_collision",
+        "case": "id_collision", "drawing": "unsupported_type", "alone": "orphan_caption",
+    }  # fmt: skip
+
+
+def put(approved, name, data, caption="a caption"):
+    approved.mkdir(parents=True, exist_ok=True)
+    (approved / name).write_bytes(data)
+    (approved / f"{image_id_of(name)}.txt").write_text(caption)
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory):
+    """A data root with all of them, run once; its linked image counts as good."""
+    root = DataRoot(tmp_path_factory.mktemp("mixed") / "data")
+    for name, data in good_images().items():
+        put(root.approved, name, data)
+    for name, (data, _) in bad_images().items():
+        put(root.approved, name, data)
+    put(root.approved, "wide.png", encoded(Image.new("RGB", (400, 40))))
+    put_bad_entries(root.approved)
+    (root.path / "elsewhere.png").write_bytes(encoded(PHOTO))
+    (root.approved / "linked.png").symlink_to(root.path / "elsewhere.png")
+    (root.approved / "linked.txt").write_text("a link")
+    return root, imagemill("run", "--data-root", root.path, stub=True)
+
+
+def records_of(root):
+    return {line.value["image_id"]: line.value for line in read_jsonl(root.stage2_jsonl)}
+
+
+def rows_of(root):
+    """Ledger rows by the id or name that `explain` takes."""
+    rows = {}
+    with Ledger(root.ledger) as ledger:
+        for problem in ledger.problems():
+            by_name = problem.asset == "approved_images"
+            rows.setdefault(image_id_of(problem.item) if by_name else problem.item, []).append(problem)
+    return rows
+
+
+def test_every_good_image_becomes_a_sample(mixed):
+    """The refused ones stop nothing: exit 0."""
+    root, done = mixed
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    expected = {image_id_of(name) for name in good_images()} | {"wide", "linked"}
+    records = records_of(root)
+    assert records.keys() == expected
+    assert {(r["width"], r["height"]) for i, r in records.items() if i != "wide"} == {(WIDTH, HEIGHT)}
+    with Ledger(root.ledger) as ledger:
+        assert not [p for p in ledger.problems() if p.asset == "bucket_shards"], "all of them are in the shards"
+    assert imagemill("verify", "--data-root", root.path).returncode == 0
+
+
+def test_eight_orientations_of_one_photo_give_one_embedding(mixed):
+    root, _ = mixed
+    vectors = {(root.derived / "dinov3" / f"{image_id}.npy").read_bytes() for image_id in SAME_PIXELS}
+    assert len(vectors) == 1
+
+
+def test_nothing_but_our_own_words_reaches_the_terminal(mixed):
+    """No library's warning about one of the files, which it does not name."""
+    _, done = mixed
+    assert "Warning" not in done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", bad_images())
+def test_file_that_cannot_be_used_has_one_row_with_reason_and_remedy(mixed, name):
+    root, _ = mixed
+
+    (row,) = rows_of(root)[image_id_of(name)]
+
+    assert (row.outcome, row.reason) == ("refused", bad_images()[name][1])
+    assert row.detail
+    assert row.remedy
+
+
+def test_every_entry_refused_by_its_name_has_one_row_with_reason_and_remedy(mixed, tmp_path):
+    """Files of one stem are refused both, extensions of other case too."""
+    root, _ = mixed
+    (tmp_path / "approved").mkdir()
+    expected = put_bad_entries(tmp_path / "approved")
+
+    rows = rows_of(root)
+
+    for item, reason in expected.items():
+        assert {row.reason for row in rows[item]} == {reason}
+        assert len(rows[item]) == (2 if reason == "id_collision" else 1)
+        assert all(row.detail and row.remedy for row in rows[item])
+    assert len([row for found in rows.values() for row in found if row.reason == "bad_id"]) == 2
+    assert not any("hidden" in item for item in rows)
+
+
+def test_nothing_else_is_refused(mixed):
+    """As many rows as inputs that did not arrive."""
+    root, _ = mixed
+    rows = [row for found in rows_of(root).values() for row in found]
+    assert len(rows) == len(bad_images()) + len(["folder", "dangling", "pipe", "drawing", "alone"]) + 2 * 2 + 2
+
+
+@pytest.mark.parametrize("image_id", ["empty", "bomb", "flat", "folder", "dangling", "twin", "alone"])
+def test_explain_tells_reason_and_remedy(mixed, image_id):
+    root, _ = mixed
+    row = rows_of(root)[image_id][0]
+
+    told = imagemill("explain", image_id, "--data-root", root.path)
+
+    assert told.returncode == 0, told.stderr
+    assert row.reason in told.stdout
+    assert f"do: {row.remedy}" in told.stdout
+
+
+def test_extreme_ratio_is_a_warning_and_never_a_failure(mixed):
+    """10:1 has its nearest bucket, a sample, and a finding. Source: CONTRACTS section 1, "bucket"."""
+    root, _ = mixed
+    assert records_of(root)["wide"]["aspect_bucket"] == "1344x704"
+    assert "wide" not in rows_of(root)
+
+    found = imagemill("validate", root.stage2_jsonl, "--json")
+
+    assert found.returncode == 0
+    assert '"unusual_ratio":1' in found.stdout
+    assert '"errors":0' in found.stdout
+
+
+def test_second_run_tries_no_refused_image_again(mixed):
+    """Source: CONTRACTS section 0, "tried again only when the input changes"."""
+    root, _ = mixed
+    before = rows_of(root)
+
+    again = imagemill("run", "--data-root", root.path, stub=True)
+
+    assert again.returncode == 0
+    assert "nothing to do" in again.stdout
+    assert rows_of(root).keys() == before.keys()
+
+
+def test_replaced_by_a_good_image_it_becomes_a_sample(data_root):
+    put(data_root.approved, "a.png", b"broken")
+    put(data_root.approved, "b.png", encoded(PHOTO))
+    imagemill("run", "--data-root", data_root.path, stub=True)
+    put(data_root.approved, "a.png", encoded(PHOTO))
+
+    done = imagemill("run", "--data-root", data_root.path, stub=True)
+
+    assert done.returncode == 0, done.stdout
+    assert records_of(data_root).keys() == {"a", "b"}
+    assert imagemill("run", "--fail-on-skip", "--data-root", data_root.path, stub=True).returncode == 0
+
+
+def test_refused_input_fails_a_run_only_where_asked(mixed):
+    root, _ = mixed
+    assert imagemill("run", "--fail-on-skip", "--data-root", root.path, stub=True).returncode == 1
+
+
+@pytest.mark.parametrize("command", ["run", "stage2"])
+def test_every_input_refused_exits_with_1(data_root, command):
+    """Source: CONTRACTS section 0, "Every input refused: exit 1"."""
+    for name, (data, _) in bad_images().items():
+        put(data_root.approved, name, data)
+
+    done = imagemill(command, "--data-root", data_root.path, stub=True)
+
+    assert done.returncode == 1
+    assert "Traceback" not in done.stdout + done.stderr

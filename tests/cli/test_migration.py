@@ -1,0 +1,265 @@
+"""From the monolithic Stage 1 file to version 2 and back. Source: seed 002; CONTRACTS section 1, "migration"."""
+
+import json
+import os
+import random
+import signal
+import time
+
+import numpy as np
+import pytest
+
+from imagemill.formats.jsonl import read_jsonl
+from imagemill.formats.npy import read_npy
+from imagemill.layout import DataRoot
+from tests.helpers.product import imagemill, photos, snapshot, start
+from tests.helpers.stage1 import stage1_record, vector, write_stage1
+
+IMAGES = 40
+
+
+def stage2(root, *arguments, **options):
+    done = imagemill("stage2", *arguments, "--data-root", root.path, stub=True, **options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def records(root):
+    return {line.value["image_id"]: line.value for line in read_jsonl(root.stage2_jsonl)}
+
+
+def backup(root, stage="stage1"):
+    return root.stage2_jsonl.with_name(f"{root.stage2_jsonl.name}.{stage}.backup")
+
+
+@pytest.fixture(scope="module")
+def migrated(tmp_path_factory):
+    """Eight images and ten records: one vector too short, one NaN, one wrong height, one without caption, one broken line."""
+    root = DataRoot(tmp_path_factory.mktemp("migrated") / "data")
+    old = [stage1_record(n, score=n / 3, tags=["x"]) for n in range(10)]
+    old[1]["dinov3_embedding"] = old[1]["dinov3_embedding"][:7]
+    old[3]["height"] = 99
+    old[5]["caption"] = " \n"
+    lines = [*old[:4], b"{broken", *old[4:]]
+    before = write_stage1(root, lines, images=8)
+    (root.approved / "photo0006.txt").write_text("a newer  caption\n")
+    return root, old, before, stage2(root)
+
+
+def test_vectors_come_out_bit_for_bit_and_only_the_unusable_one_is_computed(migrated):
+    root, _, _, output = migrated
+
+    for number in (0, 2, 3, 4, 5, 6, 7, 8, 9):
+        assert read_npy(root.derived / "dinov3" / f"photo{number:04d}.npy").tobytes() == vector(number).tobytes()
+    assert len(set(read_npy(root.derived / "dinov3" / "photo0001.npy"))) == 1, "made by the stub encoder"
+    assert "dinov3_npy 1 made in 1 model calls, 9 extracted, 1 replaced" in output
+
+
+def test_records_become_version_2_and_keep_what_else_they_had(migrated):
+    root, old, _, _ = migrated
+    lines = {line.value.get("image_id", "photo0005"): line.value for line in read_jsonl(root.stage2_jsonl)}
+
+    for number in (0, 1, 2, 3, 4, 7, 8, 9):
+        record = lines[f"photo{number:04d}"]
+        assert record["format_version"] == 2
+        assert "dinov3_embedding" not in record
+        assert (record["caption"], record["score"], record["tags"]) == (f"as  recorded {number} ", number / 3, ["x"])
+        assert (record["height"], record["width"]) == (32, 48)
+    assert lines["photo0006"]["caption"] == "a newer caption"
+    assert lines["photo0005"] == old[5], "without a caption it stays as it is"
+
+
+def test_every_image_is_counted_once_and_corrections_are_told(migrated):
+    """Photos 8 and 9 are gone: their latents cannot be made."""
+    _, _, _, output = migrated
+
+    assert "progress: 7 migrated, 2 enriched, 0 extracted, 0 skipped (total: 10)" in output
+    assert "failed=1" in output
+    assert "1 height corrected" in output
+    assert "1 caption replaced" in output
+    assert "1 quarantined" in output
+    assert "missing_caption  photo0005" in output
+
+
+def test_original_is_kept_byte_for_byte_and_its_broken_line_twice(migrated):
+    root, _, before, _ = migrated
+
+    assert backup(root).read_bytes() == before
+    (kept,) = read_jsonl(root.quarantine / "approved_image_dataset.jsonl.quarantine.jsonl")
+    assert (kept.value["line"], kept.value["text"]) == (5, "{broken")
+
+
+def test_jsonl_is_at_least_nine_tenths_smaller(tmp_path):
+    """Source: seed 000, "JSONL size is reduced significantly"."""
+    root = DataRoot(tmp_path / "data")
+    before = write_stage1(root, [stage1_record(n) for n in range(12)])
+
+    stage2(root)
+
+    assert root.stage2_jsonl.stat().st_size <= 0.1 * len(before)
+
+
+def test_second_run_changes_nothing(migrated):
+    root, *_ = migrated
+    before = snapshot(root.derived)
+
+    output = stage2(root)
+
+    assert snapshot(root.derived) == before
+    assert "progress: 0 migrated, 0 enriched, 0 extracted, 9 skipped (total: 10) rate=0.0/s failed=1" in output
+
+
+def test_rollback_gives_the_original_back_and_migration_can_be_repeated(tmp_path):
+    root = DataRoot(tmp_path / "data")
+    before = write_stage1(root, [stage1_record(0), b"{broken", stage1_record(1)])
+    stage2(root)
+    newer = snapshot(root.derived)
+    version_2 = root.stage2_jsonl.read_bytes()
+
+    output = stage2(root, "--rollback")
+    assert "rolled back" in output
+    assert root.stage2_jsonl.read_bytes() == before
+    assert backup(root, "stage2").read_bytes() == version_2
+
+    assert "0 made in 0 model calls" in stage2(root)
+    assert root.stage2_jsonl.read_bytes() == version_2
+    assert backup(root).read_bytes() == before
+    assert {p: b for p, b in snapshot(root.derived).items() if p.endswith(".npy")} == {
+        p: b for p, b in newer.items() if p.endswith(".npy")
+    }
+
+
+def test_rollback_can_delete_the_embeddings(tmp_path):
+    root = DataRoot(tmp_path / "data")
+    before = write_stage1(root, [stage1_record(n) for n in range(3)])
+    stage2(root)
+
+    output = stage2(root, "--rollback", "--delete-embeddings")
+
+    assert "deleted 9 npy files" in output
+    assert root.stage2_jsonl.read_bytes() == before
+    assert not list(root.derived.rglob("*.npy"))
+    assert "3 extracted" in stage2(root), "and migration makes them again"
+
+
+ORDERS = [("dinov3", "vae", "t5", "migrate"), ("migrate", "t5", "vae", "dinov3", "migrate")]
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=" ".join)
+def test_any_order_of_passes_gives_the_result_of_all(migrated, tmp_path, order):
+    """Source: CONTRACTS section 1, "passes"; seed 002, "Migration Plan"."""
+    root, _, before, _ = migrated
+    other = DataRoot(tmp_path / "data")
+    write_stage1(other, [], images=8)
+    photos(other.approved, 8)
+    for caption in other.approved.glob("*.txt"):
+        caption.unlink()
+    (other.approved / "photo0006.txt").write_text("a newer  caption\n")
+    other.stage2_jsonl.write_bytes(before)
+
+    outputs = {}
+    for name in order:
+        done = imagemill("stage2", "--pass", name, "--data-root", other.path, stub=True)
+        outputs.setdefault(name, done.stdout)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = {p.removeprefix(str(other.derived)): b for p, (b, _) in snapshot(other.derived).items()}
+    assert found == {p.removeprefix(str(root.derived)): b for p, (b, _) in snapshot(root.derived).items()}
+    if order[0] == "dinov3":
+        assert "progress: 0 migrated, 1 enriched, 9 extracted, 0 skipped (total: 10)" in outputs["dinov3"]
+
+
+def test_migrate_pass_loads_no_embedding_model(tmp_path):
+    """Without them a record with an unusable vector stays, and says which pass it needs. Real tokenizer, models nowhere."""
+    root = DataRoot(tmp_path / "data")
+    write_stage1(root, [stage1_record(0), stage1_record(1, dinov3_embedding=[0.5])])
+    nowhere = {kind: {"model": str(tmp_path / "nowhere")} for kind in ("dinov3_npy", "vae_latents")}
+    root.config_file.write_text(json.dumps({"encoders": nowhere}))
+
+    done = imagemill("stage2", "--pass", "migrate", "--data-root", root.path)
+
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "unusable_vector" in done.stdout
+    assert "run imagemill stage2 --pass dinov3" in done.stdout
+    assert [line.value.get("format_version") for line in read_jsonl(root.stage2_jsonl)] == [2, None]
+    assert np.array_equal(read_npy(root.derived / "dinov3" / "photo0000.npy"), vector(0))
+
+
+def test_limit_migrates_so_many_records(tmp_path):
+    root = DataRoot(tmp_path / "data")
+    before = write_stage1(root, [stage1_record(n) for n in range(6)])
+
+    stage2(root, "--limit", 2)
+    assert [line.value.get("format_version") for line in read_jsonl(root.stage2_jsonl)] == [
+        2,
+        2,
+        None,
+        None,
+        None,
+        None,
+    ]
+    stage2(root, "--limit", 2)
+    stage2(root)
+
+    assert all(record["format_version"] == 2 for record in records(root).values())
+    assert backup(root).read_bytes() == before
+
+
+def test_outputs_on_another_disk_take_the_records_along(tmp_path):
+    """Source: seed 002, "Provide --output-base-dir flag to write to different disk if needed"."""
+    root, disk = DataRoot(tmp_path / "data"), tmp_path / "disk2" / "out"
+    before = write_stage1(root, [stage1_record(n) for n in range(3)])
+
+    done = imagemill("stage2", "--output-base-dir", disk, "--data-root", root.path, stub=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"derived: in {disk} from now on" in done.stderr
+
+    assert root.stage2_jsonl.read_bytes() == before, "the old file is left alone"
+    assert sum(1 for _ in disk.rglob("*.npy")) == 9
+    assert not list(root.derived.rglob("*.npy"))
+    done = imagemill("run", "--data-root", root.path, stub=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "0 made in 0 model calls" in done.stdout, "remembered"
+    assert "3 samples" in done.stdout
+    assert imagemill("verify", "--data-root", root.path).returncode == 0
+
+
+# ---- killed
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    root = DataRoot(tmp_path_factory.mktemp("undisturbed") / "data")
+    write_stage1(root, [stage1_record(n) for n in range(IMAGES)])
+    stage2(root)
+    return {p.removeprefix(str(root.derived)): b for p, (b, _) in snapshot(root.derived).items()}
+
+
+def kill_migration(root, undisturbed, seed):
+    before = write_stage1(root, [stage1_record(n) for n in range(IMAGES)])
+    moment = random.Random(seed)
+    process = start("stage2", "--data-root", root.path, IMAGEMILL_STUB_SLEEP=0.01)
+    files = moment.randrange(3 * IMAGES)
+    while process.poll() is None and sum(1 for _ in root.derived.glob("*/*.npy")) < files:
+        time.sleep(0.01)
+    time.sleep(moment.uniform(0, 0.5))
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    originals = [path for path in (root.stage2_jsonl, backup(root)) if path.exists() and path.read_bytes() == before]
+    assert originals, "the original is there at every moment"
+
+    stage2(root)
+
+    assert {p.removeprefix(str(root.derived)): b for p, (b, _) in snapshot(root.derived).items()} == undisturbed
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_killed_migration_is_completed_by_the_next_run(data_root, undisturbed, seed):
+    """kill -9 at a random moment."""
+    kill_migration(data_root, undisturbed, seed)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(100, 120))
+def test_killed_migration_is_completed_by_the_next_run_twenty_times(data_root, undisturbed, seed):
+    kill_migration(data_root, undisturbed, seed)

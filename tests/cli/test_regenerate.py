@@ -1,0 +1,125 @@
+"""Every file of one kind made anew, by another model. Source: CONTRACTS section 0, "Provenance", "Staleness"."""
+
+import json
+import os
+import signal
+import time
+
+import pytest
+
+from imagemill.embedding_specs import embedding_specs
+from imagemill.ledger import Ledger
+from tests.helpers.product import imagemill, photos, snapshot, start
+
+
+def product(root, *arguments, code=0, **options):
+    done = imagemill(*arguments, "--data-root", root.path, stub=True, **options)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def use_model(root, name, kind="vae_latents"):
+    root.config_file.write_text(json.dumps({"encoders": {kind: {"model": name}}}))
+
+
+def makers(root, kind="vae_latents"):
+    with Ledger(root.ledger) as ledger:
+        return {row.maker for row in ledger.files(kind).values()}
+
+
+@pytest.fixture
+def root(data_root):
+    """Six images in shards, and a new model configured for one kind."""
+    photos(data_root.approved, 6)
+    product(data_root, "run")
+    use_model(data_root, "newer")
+    return data_root
+
+
+def test_changed_model_is_refused_and_says_how_to_regenerate(root):
+    said = product(root, "run", code=1)
+
+    assert "model is not the one that made the files already there" in said
+    assert "--regenerate vae_latents" in said
+
+
+@pytest.mark.parametrize("name", ["vae_latents", "vae"])
+def test_exactly_the_files_of_that_kind_are_made_anew(root, name):
+    before, old = snapshot(root.derived), makers(root)
+
+    said = product(root, "stage2", "--regenerate", name)
+
+    assert "vae_latents 6 made" in said
+    assert "dinov3_npy 0 made in 0 model calls" in said
+    assert "t5_hidden  0 made in 0 model calls" in said
+    after = snapshot(root.derived)
+    changed = {path for path in before if before[path] != after[path]}
+    assert changed == {str(root.derived / "vae_latents" / f"photo{n:04d}.npy") for n in range(6)}
+    assert len(makers(root)) == 1
+    assert makers(root).isdisjoint(old)
+    assert "6 samples" in product(root, "run")
+    assert "nothing to do" in product(root, "run")
+
+
+def test_unfinished_regeneration_packs_nothing_and_the_next_run_goes_on_with_it(root):
+    """A kind being regenerated is marked so, until the last file is replaced."""
+    said = product(root, "stage2", "--pass", "vae", "--regenerate", "vae", "--limit", "2")
+    assert "vae_latents 2 made" in said
+
+    assert "being regenerated" in product(root, "status")
+    assert "vae_latents: being regenerated" in product(root, "shards", "--overwrite", code=1)
+    assert "vae_latents: being regenerated" in product(root, "shards", "--dry-run", code=1)
+    before = snapshot(root.derived)
+    said = product(root, "run")
+    assert "vae_latents 4 made" in said
+    assert sum(before[path] == after for path, after in snapshot(root.derived).items() if "vae_latents" in path) == 2
+    assert "being regenerated" not in product(root, "status")
+
+
+def test_killed_regeneration_is_completed_by_the_same_command(root):
+    """Run again to go on: files made by the new model are not made twice."""
+    folder = root.derived / "vae_latents"
+    old = {path: path.stat().st_ino for path in folder.glob("*.npy")}
+    process = start("stage2", "--regenerate", "vae", "--data-root", root.path, IMAGEMILL_STUB_SLEEP=1)
+    while process.poll() is None and all(path.stat().st_ino == inode for path, inode in old.items()):
+        time.sleep(0.02)
+    assert process.poll() is None
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+    new = {path for path, inode in old.items() if path.stat().st_ino != inode}
+    said = product(root, "stage2", "--regenerate", "vae")
+
+    assert f"vae_latents {6 - len(new)} made" in said
+    assert "6 samples" in product(root, "run")
+    assert len(makers(root)) == 1
+    assert len({row for spec in embedding_specs() for row in makers(root, spec.kind)}) == 3
+
+
+def test_same_model_may_make_its_files_anew(data_root):
+    """Whoever does not trust the files: the bytes come back the same, each by a call."""
+    photos(data_root.approved, 3)
+    product(data_root, "stage2")
+    before = {path: data for path, (data, _) in snapshot(data_root.derived).items()}
+
+    assert "t5_hidden  3 made" in product(data_root, "stage2", "--regenerate", "t5")
+
+    assert {path: data for path, (data, _) in snapshot(data_root.derived).items()} == before
+
+
+def test_file_whose_image_is_gone_keeps_the_mark_until_someone_decides(root):
+    """One directory never mixes two models, and a vanished source deletes nothing."""
+    (root.approved / "photo0003.jpg").unlink()
+
+    said = product(root, "stage2", "--regenerate", "vae", code=1)
+    assert "cannot_regenerate" in said
+    assert "photo0003" in said
+    product(root, "shards", "--overwrite", code=1)
+
+    (root.derived / "vae_latents" / "photo0003.npy").unlink()
+    product(root, "run")
+    assert "5 samples" in product(root, "status")
+
+
+def test_regeneration_needs_its_pass(root):
+    assert "needs its pass" in product(root, "stage2", "--pass", "t5", "--regenerate", "vae", code=2)

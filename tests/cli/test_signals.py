@@ -1,0 +1,123 @@
+"""SIGINT and SIGTERM in the middle of the work: stopped in seconds, finished work kept and recorded, resumed by the same command.
+
+tests/cli/test_crashes.py kills and stops `imagemill run`; here are what a stopped command leaves, and a second signal.
+Source: issue 4, "Signals"; CONTRACTS section 0 ("Exit codes"), section 1 ("merge": every interrupted run ends with it).
+"""
+
+import signal
+import time
+
+import pytest
+
+from imagemill.atomic import temporaries
+from imagemill.embedding_specs import embedding_specs
+from imagemill.formats.jsonl import read_jsonl
+from imagemill.formats.npy import NpyStore
+from imagemill.layout import DataRoot
+from tests.helpers.product import contents, imagemill, photos, start
+
+IMAGES = 40
+# Generous: the machine may be busy. Without a reaction to the signal the work would take ten times as long.
+SECONDS = 20
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    root = DataRoot(tmp_path_factory.mktemp("undisturbed") / "data")
+    photos(root.approved, IMAGES)
+    done = imagemill("stage2", "--data-root", root.path, stub=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return contents(root)
+
+
+def made(root):
+    """Files under final names, as kind and image id."""
+    return {(path.parent.name, path.stem) for path in root.derived.glob("*/*.npy")}
+
+
+def begin(root, *arguments):
+    """A command that has published its first files, and would take minutes for the rest."""
+    photos(root.approved, IMAGES)
+    process = start(*arguments, "--data-root", root.path, IMAGEMILL_STUB_SLEEP=4)
+    while process.poll() is None and not made(root):
+        time.sleep(0.01)
+    assert process.poll() is None, process.communicate()[0]
+    return process
+
+
+def stop(process, *numbers, pause=0.3):
+    began = time.monotonic()
+    for number in numbers:
+        process.send_signal(number)
+        time.sleep(pause)
+    output, _ = process.communicate(timeout=120)
+    assert time.monotonic() - began < SECONDS
+    assert "Traceback" not in output, output
+    return output
+
+
+def assert_resumed(root, undisturbed):
+    done = imagemill("stage2", "--data-root", root.path, stub=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert contents(root) == undisturbed
+
+
+def assert_whole(root):
+    for spec in embedding_specs():
+        store = NpyStore(root.derived / spec.folder, spec)
+        for image_id in store.listing():
+            store.check(image_id, 32, 48)
+
+
+def leftovers(root):
+    return [
+        path for folder in (root.derived, *root.derived.iterdir()) if folder.is_dir() for path in temporaries(folder)
+    ]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_stopped_pass_leaves_its_files_and_their_records_and_nothing_else(data_root, undisturbed, number, code):
+    """Also what was finished and not published when the signal came: a batch of eight beside the first file."""
+    process = begin(data_root, "stage2", "--pass", "t5")
+    before = made(data_root)
+
+    output = stop(process, number)
+
+    assert process.returncode == code, output
+    assert signal.Signals(number).name in output
+    assert "run the same command to resume" in output
+    assert_whole(data_root)
+    assert before < made(data_root)
+    assert not leftovers(data_root)
+    assert not list(data_root.derived.glob("*.tmp"))
+    recorded = {line.value["image_id"] for line in read_jsonl(data_root.stage2_jsonl)}
+    assert recorded == {image_id for _, image_id in made(data_root)}
+    assert len(recorded) < IMAGES
+    assert_resumed(data_root, undisturbed)
+
+
+@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
+def test_second_signal_while_stopping_loses_nothing(data_root, undisturbed, second):
+    """People press Ctrl-C again, and supervisors send SIGTERM after it."""
+    process = begin(data_root, "run")
+    before = made(data_root)
+
+    output = stop(process, signal.SIGINT, second, second)
+
+    assert process.returncode in {130, 143, -second}, output
+    assert before <= made(data_root)
+    assert_whole(data_root)
+    assert_resumed(data_root, undisturbed)
+
+
+def test_signal_before_the_first_file_leaves_a_root_that_runs(data_root, undisturbed):
+    """While it starts, lists and loads."""
+    photos(data_root.approved, IMAGES)
+    process = start("stage2", "--data-root", data_root.path, IMAGEMILL_STUB_SLEEP=4)
+    while process.poll() is None and not data_root.ledger.exists():
+        time.sleep(0.01)
+
+    output = stop(process, signal.SIGINT)
+
+    assert process.returncode == 130, output
+    assert_resumed(data_root, undisturbed)

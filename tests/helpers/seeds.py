@@ -1,0 +1,135 @@
+"""What the tests of the seeds share: the pictures they run on, and short names for what a data root holds."""
+
+import re
+import shutil
+from dataclasses import dataclass
+
+import numpy as np
+from PIL import Image
+
+from imagemill.buckets import BUCKETS, bucket_size
+from imagemill.embedding_specs import embedding_specs
+from imagemill.formats.jsonl import read_jsonl
+from imagemill.layout import DataRoot
+from tests.helpers.product import imagemill
+from tests.helpers.stage1 import stage1_record, write_stage1
+
+FIELDS = {
+    "image_id", "image_path", "caption", "t5_attention_mask", "height", "width", "aspect_bucket", "format_version",
+}  # fmt: skip
+
+# Ten pictures as (width, height): the seed's example, a megapixel, one for each bucket, one outside [0.4, 2.5].
+PORTRAIT, MEGAPIXEL, PANORAMA = "abc123xyz", "megapixel", "panorama"
+SAMPLES = {
+    PORTRAIT: (768, 1024),
+    MEGAPIXEL: (1024, 1024),
+    **{f"near_{bucket}": tuple(side // 16 for side in bucket_size(bucket)) for bucket in BUCKETS},
+    PANORAMA: (120, 40),
+}
+LATER = "zz_later"  # sorts behind the ten
+
+# Pictures of the interrupted migration, and those that come in afterwards.
+INTERRUPTED_IMAGES, NEW = 16, ("photo0016", "photo0017", "photo0018")
+
+# Records of Stage 1, the last of them without its image.
+STAGE_1_RECORDS, STAGE_1_IMAGES = 6, 5
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A data root that the product has worked on; `before`: its Stage 1 file."""
+
+    root: DataRoot
+    output: str
+    before: bytes = b""
+
+
+@dataclass(frozen=True)
+class Interrupted:
+    """A migration that SIGINT stopped in its last pass, three new photos, and the same command again.
+
+    `while_running`: the file of records when the first hidden states had their names. Then, when the process was gone: `code`
+    and `said`; `stopped_with`, the ids with hidden states; `stopped`, every file of the outputs; `recorded`, the records;
+    `left`, whether there was a `.tmp`. `output`: of the second command.
+    """
+
+    root: DataRoot
+    before: bytes
+    while_running: bytes
+    code: int
+    said: str
+    stopped_with: set[str]
+    stopped: dict[str, tuple[bytes, int]]
+    recorded: dict[str, dict]
+    left: bool
+    output: str
+
+
+def product(root, *arguments, code=0, **options):
+    """A command on a data root; its standard output and error."""
+    done = imagemill(*arguments, "--data-root", root.path, **options)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def sample_pictures(approved):
+    approved.mkdir(parents=True)
+    for seed, (image_id, (width, height)) in enumerate({**SAMPLES, LATER: (64, 64)}.items()):
+        noise = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+        Image.fromarray(noise).save(approved / f"{image_id}.jpg")
+        (approved / f"{image_id}.txt").write_text(f"noise of {width} by {height} pixels")
+
+
+def stage1_root(path):
+    """Six records with a field of their own, five images; returns the root and the file's bytes."""
+    root = DataRoot(path)
+    records = [stage1_record(n, score=n / 3) for n in range(STAGE_1_RECORDS)]
+    return root, write_stage1(root, records, images=STAGE_1_IMAGES)
+
+
+def copy_of(root, path):
+    shutil.copytree(root.path, path)
+    return DataRoot(path)
+
+
+def records(root):
+    """Records by id, those of Stage 1 by the stem of their path."""
+    values = [line.value for line in read_jsonl(root.stage2_jsonl)]
+    return {
+        value.get("image_id") or value["image_path"].rpartition("/")[2].partition(".")[0]: value for value in values
+    }
+
+
+def ids_in(root, spec):
+    return {path.stem for path in (root.derived / spec.folder).glob("*.npy")}
+
+
+def load(root, spec, image_id):
+    """One array as anyone reads it."""
+    return np.load(root.derived / spec.folder / f"{image_id}.npy", allow_pickle=False)
+
+
+def derived_files(root):
+    """What lies below `derived/`: relative path → bytes."""
+    files = (path for path in root.derived.rglob("*") if path.is_file())
+    return {str(path.relative_to(root.derived)): path.read_bytes() for path in files}
+
+
+def stage1_backup(root):
+    return root.stage2_jsonl.with_name(f"{root.stage2_jsonl.name}.stage1.backup")
+
+
+def unfinished(root):
+    return root.stage2_jsonl.with_name(f"{root.stage2_jsonl.name}.tmp")
+
+
+def made(output):
+    """Per kind, how many files the models made."""
+    return {spec.kind: int(re.search(rf"{spec.kind} +(\d+) made", output)[1]) for spec in embedding_specs()}
+
+
+def counters(output):
+    """The numbers of the progress line, by their words."""
+    (line,) = re.findall(r"progress: .*", output)
+    found = {word: int(number) for number, word in re.findall(r"(\d+) (migrated|enriched|extracted|skipped)", line)}
+    return found | {name: int(re.search(rf"{name}[:=] ?(\d+)", line)[1]) for name in ("total", "failed")}

@@ -1,0 +1,111 @@
+"""io_managers/report.py: reports become files as they are made, and metadata of their partitions. Source: issue 4."""
+
+import dagster as dg
+import pytest
+
+from assets.partitions import buckets
+from imagemill.buckets import BUCKETS
+from imagemill.ledger import Ledger
+from imagemill.pipeline.claims import claimed_until_output
+from imagemill.pipeline.reports import Report, Reports, write_report
+from tests.helpers.wiring import claims, failure_of, history, materialize, materialized
+
+FIRST, SECOND = BUCKETS[:2]
+
+
+@pytest.fixture
+def instance():
+    with history() as instance:
+        yield instance
+
+
+def partitioned(root, stream):
+    """An asset over the buckets whose reports come from a function of its partition keys."""
+
+    @dg.asset(
+        partitions_def=buckets, backfill_policy=dg.BackfillPolicy.single_run(), io_manager_key="report_io",
+        metadata={"place": "thing"}, code_version="1",
+    )  # fmt: skip
+    def thing(context: dg.AssetExecutionContext) -> Reports:
+        with Ledger(root.ledger) as ledger, claimed_until_output(ledger, "thing", ["x"], context.run_id):
+            return Reports(root.derived / "thing", stream(context.partition_keys))
+
+    return thing
+
+
+def one_each(root):
+    def stream(keys):
+        for key in keys:
+            path = root.derived / "thing" / f"{key}.json"
+            yield Report(f"v-{key}", key, {path: key.encode()}, {"images": len(key)}, {"table": f"| {key} |"})
+        yield Report("v-all", None, {root.derived / "thing" / "all.json": b"all"}, {"images": 1}, {"sum": "| all |"})
+
+    return stream
+
+
+def metadata(instance):
+    """Per partition, what its newest event says."""
+    records = instance.fetch_materializations(dg.AssetKey("thing"), limit=100).records
+    return {
+        r.partition_key: {k: v.value for k, v in r.asset_materialization.metadata.items()} for r in reversed(records)
+    }
+
+
+@pytest.mark.parametrize("deferred", [False, True])
+def test_each_report_is_written_and_told_with_its_partition(data_root, instance, deferred):
+    result = materialize(
+        data_root, instance, partitioned(data_root, one_each(data_root)), keys=[FIRST, SECOND], deferred=deferred
+    )
+
+    assert result.success
+    assert {p.name: p.read_text() for p in (data_root.derived / "thing").iterdir()} == {
+        f"{FIRST}.json": FIRST, f"{SECOND}.json": SECOND, "all.json": "all",
+    }  # fmt: skip
+    assert sorted(materialized(instance, "thing")) == sorted([FIRST, SECOND])
+    told = metadata(instance)
+    assert told[SECOND]["table"] == f"| {SECOND} |"
+    assert told[SECOND]["images"] == len(SECOND)
+    assert told[SECOND]["path"] == str(data_root.derived / "thing")
+    assert deferred or told[FIRST]["sum"] == "| all |"
+    with Ledger(data_root.ledger) as ledger:
+        assert ledger.counts([result.run_id])["thing"] == {"reports": 3, "rewritten": 3}
+        assert claims(ledger) == []
+
+
+def test_reports_made_before_a_failure_stay(data_root, instance):
+    def stream(keys):
+        yield from list(one_each(data_root)(keys[:1]))[:1]
+        raise OSError("the disk is gone")
+
+    result = materialize(data_root, instance, partitioned(data_root, stream), keys=[FIRST, SECOND], deferred=True)
+
+    assert "the disk is gone" in failure_of(result, "thing")
+    assert [path.name for path in (data_root.derived / "thing").iterdir()] == [f"{FIRST}.json"]
+    assert materialized(instance, "thing") == [FIRST]
+    with Ledger(data_root.ledger) as ledger:
+        assert claims(ledger) == [], "the next run does not wait for this one"
+
+
+def test_file_that_holds_its_bytes_is_not_written_again(tmp_path):
+    path, other = tmp_path / "folder" / "a.json", tmp_path / "b.png"
+    assert write_report(Report("v", files={path: b"same", other: b"one"})) == 2
+    before = path.stat().st_mtime_ns
+
+    assert write_report(Report("v", files={path: b"same", other: b"two"})) == 1
+    assert (path.stat().st_mtime_ns, other.read_bytes()) == (before, b"two")
+
+
+def test_downstream_asset_gets_the_place(data_root, instance):
+    @dg.asset(
+        partitions_def=buckets, ins={"thing": dg.AssetIn()}, io_manager_key="plain",
+        backfill_policy=dg.BackfillPolicy.single_run(),
+    )  # fmt: skip
+    def reader(thing):
+        return sorted(path.name for path in thing.iterdir())
+
+    result = materialize(
+        data_root, instance, partitioned(data_root, one_each(data_root)), reader, keys=[FIRST],
+        resources={"plain": dg.InMemoryIOManager()},
+    )  # fmt: skip
+
+    assert result.output_for_node("reader") == [f"{FIRST}.json", "all.json"]

@@ -1,0 +1,302 @@
+"""The forecast against what is really written, and the comparison with what is free. Source: CONTRACTS section 1, row "disk"."""
+
+import dataclasses
+import os
+import pickle
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from imagemill.buckets import BUCKETS
+from imagemill.embedding_specs import DINOV3, T5, VAE, embedding_specs
+from imagemill.errors import ImagemillError, NotEnoughSpace
+from imagemill.files import StatTriple, stat_triple
+from imagemill.ledger import Ledger, SourceRow
+from imagemill.pipeline import forecast as module
+from imagemill.pipeline.forecast import (
+    as_size,
+    check_space,
+    forecast,
+    free_bytes,
+    measure_sizes,
+    npy_bytes,
+    on_disk,
+    require_space,
+)
+from imagemill.pipeline.plan import Job
+from imagemill.pipeline.recorded import Span
+from imagemill.pipeline.shards import ShardParameters, plan_shards, write_bucket
+from tests.helpers.stage2 import embed, picture, plan_of, ready, stage2, write_records
+
+MEGABYTE = 1_000_000
+SEEN = StatTriple(1, 2, 3)
+
+
+def job(image_id, *, size=None, present=None, caption=None, stat=SEEN):
+    """A job; `size` is (height, width) as last read."""
+    name = f"{image_id}.png"
+    facts = SourceRow(image_id, name, SEEN, "xxh3:0", *size) if size else None
+    return Job(image_id, name, stat, facts, caption, None, StatTriple(present, 0, 0) if present else None)
+
+
+def disk_of(monkeypatch, free, *, device=lambda path: 1):
+    """One disk (or several, by `device`) with this much free, blocks of 4096."""
+    full = SimpleNamespace(f_bavail=free // 4096, f_frsize=4096, f_blocks=10**9)
+    monkeypatch.setattr(module.os, "statvfs", lambda path: full)
+    monkeypatch.setattr(module, "_nearest", lambda p: SimpleNamespace(stat=lambda: SimpleNamespace(st_dev=device(p))))
+
+
+# ---- what it takes
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.integers(8, 700), st.integers(8, 700)), min_size=1, max_size=6))
+def test_forecast_is_what_numpy_writes_or_a_little_more(tmp_path, sizes):
+    """Never less, and at most a tenth more than the blocks that the files occupy."""
+    jobs = {spec: [job(f"i{n}", size=size) for n, size in enumerate(sizes)] for spec in embedding_specs()}
+    occupied = length = 0
+    for spec in jobs:
+        for n, size in enumerate(sizes):
+            path = tmp_path / f"{spec.kind}{n}.npy"
+            np.save(path, np.zeros(spec.shape(*size), spec.dtype))
+            length += path.stat().st_size
+            occupied += -(-path.stat().st_size // os.statvfs(path).f_frsize) * os.statvfs(path).f_frsize
+
+    needs = forecast(jobs, measure_sizes(jobs, tmp_path), tmp_path, state=tmp_path)
+
+    told = sum(need.bytes for need in needs if need.kind in {spec.kind for spec in jobs})
+    assert length <= told
+    assert occupied <= told <= 1.1 * occupied
+
+
+def test_latent_of_a_megapixel_takes_what_the_shape_rule_says():
+    """524,288 bytes of values and a header of 128. Source: CONTRACTS section 7, "a 1024x1024 latent"."""
+    assert npy_bytes(VAE, 1024, 1024) == 524_288 + 128
+    assert npy_bytes(DINOV3, 1024, 1024) == 4096 + 128
+    assert npy_bytes(T5, 1024, 1024) == 157_696 + 128
+
+
+@pytest.mark.parametrize(("size", "occupied"), [(0, 0), (1, 4096), (4096, 4096), (4097, 8192)])
+def test_files_grow_by_blocks(size, occupied):
+    assert on_disk(size, 4096) == occupied
+
+
+def test_size_is_the_recorded_one_else_the_header_s(tmp_path):
+    """Height and width after EXIF orientation; pixels are not needed: the second half of a photo is missing here."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.new("RGB", (640, 320)).save(tmp_path / "turned.png", exif=exif)
+    whole = (tmp_path / "turned.png").read_bytes()
+    (tmp_path / "turned.png").write_bytes(whole[: len(whole) // 2])
+
+    sizes = measure_sizes({VAE: [job("turned"), job("known", size=(100, 200))]}, tmp_path)
+
+    assert sizes == {"turned": (640, 320), "known": (100, 200)}
+
+
+@pytest.mark.parametrize("content", [None, b"", b"no image", b"\x89PNG\r\n\x1a\n"])
+def test_image_that_does_not_open_takes_nothing(tmp_path, content):
+    """It will be refused or fail in the pass, which says why."""
+    if content is not None:
+        (tmp_path / "a.png").write_bytes(content)
+
+    sizes = measure_sizes({VAE: [job("a")]}, tmp_path)
+
+    assert sizes == {}
+    assert [need.kind for need in forecast({VAE: [job("a")]}, sizes, tmp_path, state=tmp_path)] == ["history entries"]
+
+
+def test_image_that_is_gone_takes_what_does_not_depend_on_its_size(tmp_path):
+    """A Stage 1 record's vector is migrated without its image. Source: CONTRACTS section 1, "migration"."""
+    jobs = {DINOV3: [job("gone", stat=None)]}
+
+    needs = forecast(jobs, measure_sizes(jobs, tmp_path), tmp_path, state=tmp_path)
+
+    block = os.statvfs(tmp_path).f_frsize
+    assert {need.kind: need.bytes for need in needs}["dinov3_npy"] == on_disk(4224, block)
+
+
+def test_replaced_file_counts_by_its_growth_and_some_stand_side_by_side(tmp_path, monkeypatch):
+    """Old and new are both there until their batch is published, never all of them."""
+    monkeypatch.setattr(module, "SIDE_BY_SIDE", 2)
+    disk_of(monkeypatch, 0)
+    new = npy_bytes(VAE, 800, 800)
+    jobs = {VAE: [job(f"i{n}", size=(800, 800), present=new) for n in range(10)]}
+    grown = {VAE: [job("i", size=(800, 800), present=100)]}
+
+    same = forecast(jobs, measure_sizes(jobs, tmp_path), tmp_path, state=tmp_path)
+    more = forecast(grown, measure_sizes(grown, tmp_path), tmp_path, state=tmp_path)
+
+    assert next(need.bytes for need in same if need.kind == "vae_latents") == 2 * on_disk(new, 4096)
+    assert next(need.bytes for need in more if need.kind == "vae_latents") == on_disk(new, 4096)
+
+
+def test_records_are_written_beside_the_old_ones(tmp_path):
+    (tmp_path / "approved_image_dataset.jsonl").write_bytes(b"x" * 12_345)
+    jobs = {T5: [job("a", size=(64, 64), caption="c" * 500)]}
+
+    needs = {n.kind: n for n in forecast(jobs, measure_sizes(jobs, tmp_path), tmp_path, state=tmp_path)}
+
+    assert 12_345 + 500 + 300 < needs["records"].bytes < 12_345 + 500 + 500
+
+
+def test_vectors_that_leave_a_stage_1_file_are_not_written_beside_it(tmp_path):
+    """Ten records of 20 kB become ten of some hundred bytes. Source: CONTRACTS section 1, "migration"."""
+    jsonl = tmp_path / "approved_image_dataset.jsonl"
+    jsonl.write_bytes(b"x" * 200_000)
+    jobs = {
+        DINOV3: [
+            dataclasses.replace(job(f"i{n}", size=(64, 64)), inline=Span(jsonl, n + 1, n * 20_000, 20_000))
+            for n in range(10)
+        ]
+    }
+
+    needs = {n.kind: n for n in forecast(jobs, measure_sizes(jobs, tmp_path), tmp_path, state=tmp_path)}
+
+    assert needs["records"].bytes < 10 * 500
+
+
+@pytest.mark.parametrize("image_id", ["photo", "図" * 40, "with.dots." + "x" * 100])
+def test_shards_are_forecast_as_they_are_written(data_root, image_id):
+    """Members, headers, padding and index: never less than the set takes, and at most a tenth and a fixed part more."""
+    ids = [f"{image_id}{n}" for n in range(20)]
+    with Ledger(data_root.ledger) as ledger:
+        for n in ids:
+            picture(data_root.approved / f"{n}.png", size=(320, 256))
+            (data_root.approved / f"{n}.txt").write_text("a caption")
+        jobs = {spec: plan_of(data_root, spec, ledger).jobs for spec in embedding_specs()}
+    sizes = measure_sizes(jobs, data_root.approved)
+    needs = forecast(jobs, sizes, data_root.derived, state=data_root.state, shards=data_root.shards)
+    told = next(need.bytes for need in needs if need.kind == "shards")
+
+    _pack(data_root, ids)
+
+    written = sum(path.stat().st_size for path in data_root.shards.glob("*/*"))
+    assert written <= told <= 1.1 * written + module.SET_BYTES
+
+
+def test_set_that_is_replaced_stands_beside_the_new_one(data_root):
+    stage2(data_root, "a", "b")
+    _pack(data_root, [])
+    old = sum(path.stat().st_size for path in data_root.shards.glob("*/*.tar"))
+    jobs = {spec: [job("c", size=(24, 32))] for spec in embedding_specs()}
+
+    def told(shards):
+        needs = forecast(
+            jobs, measure_sizes(jobs, data_root.approved), data_root.derived, state=data_root.state, shards=shards
+        )
+        return next(need.bytes for need in needs if need.kind == "shards")
+
+    assert told(data_root.shards) - told(data_root.path / "nowhere") == old > 0
+
+
+def _pack(root, ids):
+    if ids:
+        embed(root)
+        write_records(root)
+    found = ready(root, BUCKETS)
+    shard_set = plan_shards(found.ready, BUCKETS, root.shards, ShardParameters(), "replace")
+    for plan in shard_set.plans:
+        write_bucket(shard_set, plan, root.derived, {})
+
+
+# ---- whether it is there
+
+
+def test_job_that_fits_is_let_through_and_told(data_root):
+    picture(data_root.approved / "a.png")
+    found = stat_triple(data_root.approved / "a.png")
+    jobs = {VAE: [job("a", stat=found)]}
+
+    needs = check_space(jobs, data_root.approved, data_root.derived, state=data_root.state)
+
+    assert {need.kind for need in needs} == {"vae_latents", "records", "history entries"}
+    assert not data_root.derived.exists(), "nothing is written"
+
+
+def test_nothing_to_do_needs_no_space(data_root, monkeypatch):
+    disk_of(monkeypatch, 0)
+    assert check_space({VAE: []}, data_root.approved, data_root.derived, state=data_root.state) == []
+
+
+def test_job_that_does_not_fit_is_stopped_with_the_forecast(tmp_path, monkeypatch):
+    """What, where, why, do; the number of images that fit really fits."""
+    disk_of(monkeypatch, 100 * MEGABYTE)
+    jobs = {VAE: [job(f"i{n:04d}", size=(1024, 1024)) for n in range(1000)]}
+
+    with pytest.raises(NotEnoughSpace) as caught:
+        check_space(jobs, tmp_path, tmp_path / "derived", state=tmp_path)
+
+    told = caught.value
+    assert isinstance(told, ImagemillError)
+    assert isinstance(told, OSError)
+    assert "this job needs about 536.3 MB, 100.0 MB are free" in str(told)
+    assert "528.4 MB for 1,000 vae_latents" in str(told)
+    assert "1,000 records" in str(told)
+    assert "--limit 186" in str(told)
+    assert "--output-base-dir" in str(told)
+    assert told.needed > told.free
+
+    first = {VAE: jobs[VAE][:186]}
+    assert check_space(first, tmp_path, tmp_path / "derived", state=tmp_path)
+    with pytest.raises(NotEnoughSpace):
+        check_space({VAE: jobs[VAE][:187]}, tmp_path, tmp_path / "derived", state=tmp_path)
+
+
+def test_disk_on_which_not_one_image_fits_suggests_no_limit(tmp_path, monkeypatch):
+    disk_of(monkeypatch, 10_000)
+    with pytest.raises(NotEnoughSpace) as caught:
+        check_space({VAE: [job("a", size=(1024, 1024))]}, tmp_path, tmp_path, state=tmp_path)
+    assert "--limit" not in str(caught.value)
+
+
+def test_folders_of_one_disk_are_added_up_and_disks_are_not(tmp_path, monkeypatch):
+    """64 MB of latents and as much of shards: 100 MB are too little on one disk, enough on each of two."""
+    jobs = {VAE: [job(f"i{n}", size=(1024, 1024)) for n in range(120)]}
+    places = {"derived": tmp_path / "derived", "state": tmp_path / "state", "shards": tmp_path / "shards"}
+    disk_of(monkeypatch, 100 * MEGABYTE)
+    with pytest.raises(NotEnoughSpace, match=r"needs about 1[4-9]"):
+        check_space(jobs, tmp_path, **places)
+
+    disk_of(monkeypatch, 100 * MEGABYTE, device=lambda path: path.name == "shards")
+    assert check_space(jobs, tmp_path, **places)
+
+
+def test_disk_of_shards_alone_gets_its_own_remedy(tmp_path, monkeypatch):
+    disk_of(monkeypatch, 70 * MEGABYTE, device=lambda path: path.name == "shards")
+    jobs = {VAE: [job(f"i{n}", size=(1024, 1024)) for n in range(120)]}
+    with pytest.raises(NotEnoughSpace) as caught:
+        check_space(jobs, tmp_path, tmp_path / "derived", state=tmp_path, shards=tmp_path / "shards")
+    assert "--output-dir" in str(caught.value)
+    assert "--limit" not in str(caught.value)
+
+
+def test_folder_that_is_not_there_counts_by_its_nearest_parent(tmp_path):
+    assert free_bytes(tmp_path / "not" / "yet") == pytest.approx(free_bytes(tmp_path), rel=0.1)
+
+
+def test_file_system_without_a_limit_has_room(tmp_path, monkeypatch):
+    """A tmpfs mounted without one says 0 blocks."""
+    monkeypatch.setattr(module.os, "statvfs", lambda path: SimpleNamespace(f_bavail=0, f_frsize=4096, f_blocks=0))
+    assert free_bytes(tmp_path) > 2**60
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(41_234_567_890, "41.2 GB"), (12_300_000, "12.3 MB"), (4096, "4.1 kB"), (1_234_000_000_000, "1,234.0 GB")],
+)
+def test_sizes_are_decimal(count, text):
+    assert as_size(count) == text
+
+
+def test_error_survives_a_worker_process():
+    error = pickle.loads(pickle.dumps(NotEnoughSpace("what", needed=2, free=1, do="this")))
+    assert (error.needed, error.free, str(error)) == (2, 1, "what\n  do:    this")
+
+
+def test_needs_without_anything_are_enough(tmp_path):
+    require_space([])
