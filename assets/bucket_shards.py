@@ -1,7 +1,6 @@
 """WebDataset tars per aspect bucket."""
 
 from contextlib import closing
-from dataclasses import fields
 
 import dagster as dg
 from pydantic import Field
@@ -12,10 +11,11 @@ from assets.stage2_jsonl import stage2_jsonl
 from imagemill.pipeline.claims import claimed_until_output
 from imagemill.pipeline.near_duplicates import excluded_images
 from imagemill.pipeline.readiness import ASSET, find_ready, progress_lines
-from imagemill.pipeline.shards import Existing, ShardParameters, ShardSet, check_buckets, plan_shards, refuse_conflicts
+from imagemill.pipeline.shard_sets import ShardParameters
+from imagemill.pipeline.shards import Existing, ShardSet, check_buckets, plan_shards, refuse_conflicts
 from resources.data_root import DataRootResource
 
-PARAMETERS = [field.name for field in fields(ShardParameters)]
+PARAMETERS = ShardParameters.__struct_fields__
 
 
 class ShardConfig(dg.Config):
@@ -31,9 +31,14 @@ class ShardConfig(dg.Config):
     seed: int | None = Field(None, description="Seed of the shuffle; unset: 1337.")
     limit: int | None = Field(None, ge=1, description="Samples over all buckets, after the shuffle.")
     existing: str = Field(
-        "update", description="Shards already there: `update` changed sets of ours, `refuse`, or `replace`."
+        "update",
+        description="Shards already there: `update` changed sets of ours, `refuse`, `replace`; `append` new tars and tombstones, "
+        "`repack` to fold them in, `withdraw` for withdrawals alone.",
     )
     output_dir: str | None = Field(None, description="Folder for the shards; unset: the remembered one, else shards/.")
+    workers: int | None = Field(
+        None, ge=1, description="Tars written at a time; unset: pack_threads of imagemill.yaml."
+    )
     progress_every: int = Field(500, ge=1, description="Ready records between two progress lines.")
 
 
@@ -76,9 +81,13 @@ def bucket_shards(context: dg.AssetExecutionContext, config: ShardConfig, data_r
             },
         )
         shard_set = plan_shards(
-            found.ready, chosen, output, parameters, existing, as_recorded=existing == "update" and not asked
-        )
+            found.ready, chosen, output, parameters, existing, withdrawn=ledger.ids("withdrawn"),
+            as_recorded=existing not in {"refuse", "replace"} and not asked,
+        )  # fmt: skip
+        shard_set.workers = config.workers or data_root.config().pack_threads
         refuse_conflicts(shard_set)
         for plan in shard_set.plans:
-            context.add_asset_metadata({"samples": plan.samples, "shards": len(plan.shards)}, partition_key=plan.bucket)
+            context.add_asset_metadata(
+                {"samples": plan.live, "new shards": len(plan.shards)}, partition_key=plan.bucket
+            )
         return shard_set

@@ -59,6 +59,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--kind", action="append", help="only this embedding kind; may repeat")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda", "mps"])
     parser.add_argument("--dtype", default="bfloat16", help="of weights and arithmetic")
+    parser.add_argument("--threads", type=int, default=Config().model_threads, help="of the model's arithmetic")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--batch-size", type=int, default=EncoderSettings().batch_size)
     parser.add_argument("--images", type=int, default=17, help="photographs of 1 MP for DINOv3")
@@ -212,7 +213,7 @@ def _measure(spec: EmbeddingSpec, folder: Path, arguments: argparse.Namespace) -
     settings = EncoderSettings(
         model=str(model), device=arguments.device, dtype=arguments.dtype, batch_size=arguments.batch_size
     )
-    given: dict[str, Any] = {"spec": spec, "threads": Config().model_threads, "preview_root": folder}
+    given: dict[str, Any] = {"spec": spec, "threads": arguments.threads, "preview_root": folder}
     kept = Kept(spec.encoder_class().load(settings, **given))
     stream_spec = _with_encoder(spec, kept.encoder)
     with kept.noting_inputs():

@@ -7,6 +7,7 @@ import dagster as dg
 
 from assets.bucket_shards import bucket_shards
 from assets.embeddings import embedding_assets
+from assets.near_duplicates import near_duplicates
 from assets.partitions import buckets, images
 from assets.stage2_jsonl import stage2_jsonl
 from imagemill.validation.findings import as_text
@@ -41,7 +42,12 @@ def verify_stage2_files() -> None:
 
 publish_shards = dg.define_asset_job(
     "publish_shards",
-    selection=dg.AssetSelection.assets(stage2_jsonl, bucket_shards),
+    selection=dg.AssetSelection.assets(stage2_jsonl, near_duplicates, bucket_shards),
     partitions_def=buckets,
-    description="The Stage 2 records, and the shards of every bucket whose samples changed.",
+    description="The Stage 2 records, near duplicates, and the shards of every bucket whose samples changed.",
 )
+
+
+def published(*, excluding: bool) -> list[str]:
+    """Names of the assets that bring records and shards up to date; `excluding`: whether shards leave near duplicates out."""
+    return ["stage2_jsonl", *(["near_duplicates"] if excluding else []), "bucket_shards"]

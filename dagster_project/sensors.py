@@ -11,7 +11,7 @@ from contextlib import closing
 import dagster as dg
 
 from assets.partitions import IMAGES_PER_RUN, buckets, images
-from dagster_project.jobs import embed_images, publish_shards
+from dagster_project.jobs import embed_images, publish_shards, published
 from dagster_project.partitions import range_tags, register_images
 from imagemill.embedding_specs import embedding_specs
 from imagemill.layout import DataRoot
@@ -51,7 +51,7 @@ def new_images(
         yield dg.SkipReason(f"run {working[0].run_id} is embedding images")
     elif runs and runs[0].run_id != context.cursor:
         context.update_cursor(runs[0].run_id)
-        yield _publish(runs[0].run_id)
+        yield _publish(runs[0].run_id, excluding=data_root.config().near_duplicates.exclude)
     else:
         yield from _embed(context, data_root.root(), data_root)
 
@@ -62,9 +62,16 @@ def _embedding_runs(instance: dg.DagsterInstance) -> Sequence[dg.DagsterRun]:
     return instance.get_runs(asked, limit=IMAGES_PER_TICK // IMAGES_PER_RUN + 1)
 
 
-def _publish(run_id: str) -> dg.RunRequest:
+def _publish(run_id: str, *, excluding: bool) -> dg.RunRequest:
+    """Near duplicates are looked for where shards leave them out."""
     keys = buckets.get_partition_keys()
-    return dg.RunRequest(job_name=publish_shards.name, run_key=f"publish {run_id}", tags=range_tags(keys[0], keys[-1]))
+    assets = [dg.AssetKey(name) for name in published(excluding=excluding)]
+    return dg.RunRequest(
+        job_name=publish_shards.name,
+        run_key=f"publish {run_id}",
+        tags=range_tags(keys[0], keys[-1]),
+        asset_selection=assets,
+    )
 
 
 def _embed(

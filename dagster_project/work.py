@@ -16,6 +16,7 @@ import dagster as dg
 
 from assets.partitions import IMAGES_PER_RUN, buckets, images
 from dagster_project.instance import open_instance
+from dagster_project.jobs import published
 from dagster_project.partitions import register_images
 from dagster_project.runs import RunOutcome, run_here
 from imagemill.embedding_specs import EmbeddingSpec, embedding_specs
@@ -152,7 +153,7 @@ class Work:
         """Write the records, and the shards of every bucket whose samples changed."""
         keys = buckets.get_partition_keys()
         self._run(
-            ["stage2_jsonl", "bucket_shards"],
+            published(excluding=config_of(self.root).near_duplicates.exclude),
             partition_range=(keys[0], keys[-1]),
             run_config=_config("stage2_jsonl", **self._records_config(passes)),
         )

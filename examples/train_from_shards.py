@@ -1,33 +1,28 @@
 """Train on the shards: one bucket per batch, latents and masked text states straight out of the tars.
 
-    python examples/train_from_shards.py data/shards --steps 20 --batch-size 4
+    python examples/train_from_shards.py data/shards --steps 20 --batch-size 4 --workers 2 --state position.json
 
-The model is a toy (it shows that the loss falls, and nothing else); the way the data goes is the one for a real model. The
-shards are plain WebDataset tars: nothing of imagemill is imported here.
-
-One sample holds
-    json        the record: image_id, caption, size, bucket, …
-    vae.npy     float16 (16, H // 8, W // 8): latent of the whole image, neither scaled nor shifted
-    t5h.npy     float16 (77, 1024): hidden states of the caption     t5m.npy  uint8 (77,): 1 where there is text
-    dinov3.npy  float32 (1024,): for search and curation, not used here
+The model is a toy (it shows that the loss falls, and nothing else); the way the data goes is the one for a real model: buckets
+drawn by the samples they have left, latents cut to the bucket's size, read ahead by worker processes, under torchrun split
+among the ranks, and gone on with where the last call stopped (a real script keeps the position in its checkpoint, beside the
+model).
 """
 
 import argparse
-import itertools
 import json
 import sys
-from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import torch
-import webdataset
 from torch import nn
 from torch.nn import functional
 
+from imagemill.errors import ImagemillError
+from imagemill.reading import ShardDataset
+
 LATENT_CHANNELS = 16
 TEXT_WIDTH = 1024
-
-Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def main() -> int:
@@ -35,75 +30,43 @@ def main() -> int:
     parser.add_argument("shards", type=Path, help="folder of bucket_<bucket>/, or one such bucket folder")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--batch-size", type=int, default=4)
+    parser.add_argument("--workers", type=int, default=0, help="processes that read ahead")
+    parser.add_argument("--state", type=Path, help="file that keeps the position from one call to the next")
     arguments = parser.parse_args()
-
-    buckets = find_buckets(arguments.shards)
-    if not buckets:
-        print(f"no shards in {arguments.shards}; do: imagemill run --data-root …", file=sys.stderr)
+    try:
+        train(arguments)
+    except ImagemillError as error:
+        print(error, file=sys.stderr)
         return 1
+    return 0
+
+
+def train(arguments: argparse.Namespace) -> None:
+    dataset = ShardDataset(
+        arguments.shards,
+        arguments.batch_size,
+        latents="crop",
+        crop="random",
+        normalized=True,
+        tail="pad",  # equally many full batches for every rank
+        repeat=True,
+        allow_preview=True,  # a toy may learn from what preview models made; leave this out of a real script
+    )
+    if arguments.state and arguments.state.exists():
+        dataset.load_state_dict(json.loads(arguments.state.read_text("utf-8")))
     torch.manual_seed(0)
     model = ToyDenoiser()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    # One bucket after the other: a batch never mixes aspect ratios.
-    loaders = itertools.cycle([(folder.name, batches(folder, arguments.batch_size)) for folder in buckets])
-    for step, (name, loader) in enumerate(itertools.islice(loaders, arguments.steps), start=1):
-        latents, text, mask = next(loader)
+    batches = islice(dataset.loader(num_workers=arguments.workers), arguments.steps)
+    for step, batch in enumerate(batches, start=1):
+        latents, text, mask = batch["vae"], batch["t5h"].float(), batch["t5m"].bool()
         loss = denoising_loss(model, latents, text, mask)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        print(f"step {step}  {name}  latents {tuple(latents.shape)}  loss {loss.item():.4f}")
-    return 0
-
-
-# ---- data
-
-
-def find_buckets(folder: Path) -> list[Path]:
-    """Bucket folders with shards in them, in name order."""
-    return sorted({tar.parent for pattern in ("shard-*.tar", "bucket_*/shard-*.tar") for tar in folder.glob(pattern)})
-
-
-def batches(bucket: Path, batch_size: int) -> Iterator[Batch]:
-    """Batches of one bucket, for ever."""
-    scale, shift = latent_factors(bucket)
-    tars = [str(tar) for tar in sorted(bucket.glob("shard-*.tar"))]
-    samples = (
-        # A buffer of samples is shuffled; where there are many shards, `shardshuffle` mixes those too.
-        webdataset.WebDataset(tars, shardshuffle=False, empty_check=False)
-        .shuffle(1000)
-        .decode()
-        .to_tuple("vae.npy", "t5h.npy", "t5m.npy", "json")
-        .batched(batch_size, collation_fn=None)
-    )
-    while True:
-        for batch in samples:
-            latents, text, mask = collate(batch)
-            yield (latents - shift) * scale, text, mask
-
-
-def collate(batch: list) -> Batch:
-    """Stack samples. Images keep their own size, so latents are cropped, around the middle, to the smallest of the batch."""
-    latents, text, masks, _records = zip(*batch, strict=True)
-    height = min(latent.shape[1] for latent in latents)
-    width = min(latent.shape[2] for latent in latents)
-    return (
-        torch.stack([centre_crop(torch.from_numpy(latent).float(), height, width) for latent in latents]),
-        torch.stack([torch.from_numpy(hidden).float() for hidden in text]),
-        torch.stack([torch.from_numpy(mask) for mask in masks]).bool(),
-    )
-
-
-def centre_crop(latent: torch.Tensor, height: int, width: int) -> torch.Tensor:
-    top, left = (latent.shape[1] - height) // 2, (latent.shape[2] - width) // 2
-    return latent[:, top : top + height, left : left + width]
-
-
-def latent_factors(bucket: Path) -> tuple[float, float]:
-    """(scaling factor, shift factor) of the VAE that made the latents, out of the manifest beside the shards."""
-    provenance = json.loads((bucket / "manifest.json").read_text("utf-8"))["provenance"]["vae_latents"]
-    facts = provenance["facts"] or {}
-    return facts.get("scaling_factor") or 1.0, facts.get("shift_factor") or 0.0
+        print(f"step {step}  bucket_{batch['bucket']}  latents {tuple(latents.shape)}  loss {loss.item():.4f}")
+    if arguments.state:
+        arguments.state.write_text(json.dumps(dataset.state_dict()), "utf-8")
 
 
 # ---- model

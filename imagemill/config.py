@@ -74,6 +74,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         write_threads: threads that write and flush files behind the model.
         decode_ahead_pixels: most pixels of images opened ahead of the model, at up to 20 bytes each; one image always may.
         shard_size: most samples in one tar.
+        pack_threads: tars written at a time.
         near_duplicates: how they are found, and whether shards leave them out.
     """
 
@@ -83,6 +84,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     write_threads: Positive = 32
     decode_ahead_pixels: Positive = DECODE_AHEAD_PIXELS
     shard_size: Positive = 1000
+    pack_threads: Positive = 2
     near_duplicates: NearDuplicateSettings = NearDuplicateSettings()
 
     def encoder(self, spec: EmbeddingSpec) -> EncoderSettings:

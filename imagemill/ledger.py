@@ -9,6 +9,7 @@
     regenerating  kinds whose files are all being replaced
     claims    which process works on which partition now
     verified  shard sets that passed a full check, by what the file system said of them then
+    withdrawn images that somebody took out of the shards
     places    folders outside the root that a run was told to use
 
 A file's row is committed *before* the file gets its final name, and is found by stat triple: a kill between the two leaves
@@ -52,6 +53,7 @@ CREATE TABLE IF NOT EXISTS problems (
 CREATE TABLE IF NOT EXISTS counts (run_id TEXT, asset TEXT, counts TEXT NOT NULL, PRIMARY KEY (run_id, asset)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS changes (item TEXT, asset TEXT, what TEXT, PRIMARY KEY (item, asset, what)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS regenerating (kind TEXT PRIMARY KEY, state TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS withdrawn (image_id TEXT PRIMARY KEY, at TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS claims (
     asset TEXT, item TEXT, owner TEXT NOT NULL, run_id TEXT NOT NULL, PRIMARY KEY (asset, item)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS verified (path TEXT PRIMARY KEY, signature TEXT NOT NULL) WITHOUT ROWID;
@@ -193,7 +195,7 @@ class Ledger:
         row = self._db.execute("SELECT signature FROM verified WHERE path = ?", (str(path),)).fetchone()
         return row[0] if row else None
 
-    def ids(self, table: Literal["sources", "captions"]) -> set[str]:
+    def ids(self, table: Literal["sources", "captions", "withdrawn"]) -> set[str]:
         return {row[0] for row in self._db.execute(f"SELECT image_id FROM {table}")}
 
     def facts(self) -> Iterator[tuple[str, SourceRow | None, CaptionRow]]:
@@ -314,6 +316,14 @@ class Ledger:
 
     def record_verified(self, path: Path, signature: str) -> None:
         self._upsert("verified", 2, [(str(path), signature)])
+
+    def withdraw(self, ids: Iterable[str]) -> None:
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        self._upsert("withdrawn", 2, ((image_id, now) for image_id in ids))
+
+    def restore(self, ids: Iterable[str]) -> None:
+        with self.transaction():
+            self._db.executemany("DELETE FROM withdrawn WHERE image_id = ?", ((image_id,) for image_id in ids))
 
     # ---- claims
 

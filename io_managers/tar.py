@@ -54,16 +54,18 @@ class TarIOManager(dg.ConfigurableIOManager):
 
 
 def _metadata(result: BucketResult) -> dict[str, str | int]:
-    return {"status": result.status, "samples": result.samples, "shards": result.shards, "bytes": result.bytes}
+    counts = {"samples": result.samples, "shards": result.shards, "tombstones": result.tombstones}
+    return {"status": result.status, **counts, "bytes": result.bytes}
 
 
 def _counts(results: list[BucketResult]) -> dict[str, int]:
     written = [r for r in results if r.status == "written"]
     return {
-        "written_samples": sum(r.samples for r in written),
-        "written_shards": sum(r.shards for r in written),
+        "written_samples": sum(r.new_samples for r in written),
+        "written_shards": sum(r.new_shards for r in written),
         "written_buckets": len(written),
         "unchanged_buckets": sum(r.status == "unchanged" for r in results),
+        "tombstones": sum(r.tombstones for r in results),
         "samples": sum(r.samples for r in results),
         "shards": sum(r.shards for r in results),
         "bytes": sum(r.bytes for r in results),

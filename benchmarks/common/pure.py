@@ -17,7 +17,8 @@ from imagemill.pipeline.embed import EmbedWorker, run_pass
 from imagemill.pipeline.plan import plan_for
 from imagemill.pipeline.readiness import find_ready
 from imagemill.pipeline.scan import Scan, survey
-from imagemill.pipeline.shards import ShardParameters, plan_shards, write_bucket
+from imagemill.pipeline.shard_sets import ShardParameters
+from imagemill.pipeline.shards import plan_shards, write_bucket
 from imagemill.pipeline.story import read_status
 from imagemill.provenance import read_identity
 from imagemill.validation.files import embedding_files

@@ -14,6 +14,7 @@ COMMANDS = {
     "run": "run",
     "stage2": "stage2",
     "shards": "shards",
+    "withdraw": "withdraw",
     "validate": "validate",
     "verify": "verify",
     "explain": "explain",

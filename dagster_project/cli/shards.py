@@ -2,15 +2,18 @@
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
 
 from dagster_project.cli.options import root_options
 from imagemill.buckets import BUCKETS
+from imagemill.errors import WrongUsage
 from imagemill.layout import DataRoot
 from imagemill.pipeline.readiness import find_ready, progress_lines
-from imagemill.pipeline.shards import ShardParameters, check_buckets, conflicts, plan_shards
+from imagemill.pipeline.shard_sets import ShardParameters
+from imagemill.pipeline.shards import Existing, check_buckets, conflicts, plan_shards
 
 
 @click.command("shards")
@@ -22,6 +25,9 @@ from imagemill.pipeline.shards import ShardParameters, check_buckets, conflicts,
 @click.option("--seed", type=int, default=1337, show_default=True, help="Seed of the shuffle.")
 @click.option("--shard-size", type=click.IntRange(min=1), help="Samples per tar (default: imagemill.yaml's, 1000).")
 @click.option("--overwrite", is_flag=True, help="Replace each chosen bucket's whole set.")
+@click.option("--append", is_flag=True, help="New tars and tombstones over sets that stay; nothing is rewritten.")
+@click.option("--repack", is_flag=True, help="Write sets anew that were appended to or have tombstones.")
+@click.option("--workers", type=click.IntRange(min=1), help="Tars written at a time (default: imagemill.yaml's, 2).")
 @click.option("--dry-run", is_flag=True, help="Count and print conflicts; write nothing.")
 @click.option(
     "--progress-every",
@@ -42,17 +48,21 @@ def command(
     seed: int,
     shard_size: int | None,
     overwrite: bool,
+    append: bool,
+    repack: bool,
+    workers: int | None,
     dry_run: bool,
     progress_every: int,
     output_dir: Path | None,
 ) -> None:
     """Pack every ready sample into WebDataset tars, bucket by bucket."""
     buckets = check_buckets(chosen or BUCKETS)
+    existing = _existing(overwrite=overwrite, append=append, repack=repack)
     if dry_run:
         from resources.data_root import config_of
 
         parameters = ShardParameters(shard_size or config_of(root).shard_size, shuffle, seed, limit)
-        sys.exit(_dry_run(root, buckets, parameters, output_dir, overwrite, progress_every))
+        sys.exit(_dry_run(root, buckets, parameters, output_dir, existing, progress_every))
     from dagster_project.work import open_work
 
     with open_work(root) as work:
@@ -62,7 +72,8 @@ def command(
             shuffle=shuffle,
             seed=seed,
             shard_size=shard_size,
-            existing="replace" if overwrite else "refuse",
+            existing=existing,
+            workers=workers,
             output_dir=os.path.abspath(output_dir) if output_dir else None,
             progress_every=progress_every,
         )
@@ -70,8 +81,27 @@ def command(
             click.echo(f"imagemill: {work.error}", err=True)
             sys.exit(128 + work.interrupted if work.interrupted else 1)
         counts = work.counts()
-        click.echo(counters({**counts["bucket_shards"], **counts["written"]}))
+        for line in told({**counts["bucket_shards"], **counts["written"]}):
+            click.echo(line)
         sys.exit(0 if all(work.checks().values()) else 1)
+
+
+def _existing(**asked: bool) -> Existing:
+    names = [name for name, given in asked.items() if given]
+    if len(names) > 1:
+        raise WrongUsage(f"--{names[0]} and --{names[1]} contradict each other", do="give one of them")
+    modes: dict[str, Existing] = {"overwrite": "replace", "append": "append", "repack": "repack"}
+    return modes[names[0]] if names else "refuse"
+
+
+def told(counts: dict[str, int]) -> Iterator[str]:
+    """What a packing command says at its end; the seed's line is the last one."""
+    if dead := counts.get("tombstones"):
+        yield (
+            f"{dead} samples in the tars count no more (tombstones.jsonl): imagemill.reading leaves them out, readers that "
+            "take every member of a tar still see them until `imagemill shards --repack`"
+        )
+    yield counters(counts)
 
 
 def counters(counts: dict[str, int]) -> str:
@@ -85,15 +115,21 @@ def _dry_run(
     buckets: list[str],
     parameters: ShardParameters,
     output_dir: Path | None,
-    overwrite: bool,
+    existing: Existing,
     every: int,
 ) -> int:
     from imagemill.ledger import Ledger
+    from imagemill.pipeline.near_duplicates import excluded_images
+    from resources.data_root import config_of
 
     with Ledger(root.ledger) as ledger:
-        found = find_ready(root.stage2_jsonl, root.derived, ledger, buckets=buckets, on_ready=progress_lines(every))
+        excluded = excluded_images(root.derived, ledger, config_of(root).near_duplicates)
+        found = find_ready(
+            root.stage2_jsonl, root.derived, ledger, buckets=buckets, excluded=excluded, on_ready=progress_lines(every)
+        )
+        withdrawn = ledger.ids("withdrawn")
     output = output_dir or root.shards
-    shard_set = plan_shards(found.ready, buckets, output, parameters, "replace" if overwrite else "refuse")
+    shard_set = plan_shards(found.ready, buckets, output, parameters, existing, withdrawn=withdrawn)
     problems = conflicts(shard_set)
     for problem in problems:
         click.echo(f"conflict: {problem}", err=True)

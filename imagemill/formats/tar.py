@@ -24,9 +24,17 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from imagemill.errors import ImagemillError
 from imagemill.ids import id_problem
+
+
+class Checksum(Protocol):
+    """As `hashlib` makes them."""
+
+    def update(self, data: memoryview, /) -> None: ...
+
 
 # A key, and its members in order: suffix without the leading dot, and the bytes or the file that holds them.
 Sample = tuple[str, Sequence[tuple[str, bytes | Path]]]
@@ -59,10 +67,13 @@ class IndexEntry:
 # ---- writing
 
 
-def write_shard(path: Path, samples: Iterable[Sample]) -> list[IndexEntry]:
+def write_shard(path: Path, samples: Iterable[Sample], *, checksum: Checksum | None = None) -> list[IndexEntry]:
     """Write one tar at exactly this path and flush it; the caller chooses a temporary name and renames.
 
     Files are copied verbatim. `samples` is read up to 16 ahead.
+
+    Args:
+        checksum: is given every byte of the tar, in order: reading a finished tar again costs as much as writing it.
 
     Raises:
         ImagemillError: a key that WebDataset would read differently, or a file that changed its length while it was read.
@@ -71,7 +82,7 @@ def write_shard(path: Path, samples: Iterable[Sample]) -> list[IndexEntry]:
     entries: list[IndexEntry] = []
     output = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     try:
-        _write_samples(output, samples, entries)
+        _write_samples(output, samples, entries, checksum)
         _flush(output)
     except BaseException:
         path.unlink(missing_ok=True)
@@ -81,7 +92,9 @@ def write_shard(path: Path, samples: Iterable[Sample]) -> list[IndexEntry]:
     return entries
 
 
-def _write_samples(output: int, samples: Iterable[Sample], entries: list[IndexEntry]) -> None:
+def _write_samples(
+    output: int, samples: Iterable[Sample], entries: list[IndexEntry], checksum: Checksum | None
+) -> None:
     offset, buffer = 0, bytearray()
     with closing(_opened(samples)) as opened:
         for sample in opened:
@@ -89,9 +102,9 @@ def _write_samples(output: int, samples: Iterable[Sample], entries: list[IndexEn
                 buffer = bytearray(sample.size)
             content = memoryview(buffer)[: sample.size]
             entries.append(sample.fill(content, offset))
-            _write_all(output, content)
+            _write_all(output, content, checksum)
             offset += sample.size
-    _write_all(output, memoryview(_END + bytes(-(offset + len(_END)) % _RECORD)))
+    _write_all(output, memoryview(_END + bytes(-(offset + len(_END)) % _RECORD)), checksum)
 
 
 def _opened(samples: Iterable[Sample]) -> Generator["_OpenSample"]:
@@ -189,7 +202,9 @@ def _read_exactly(file: _OpenFile, place: memoryview) -> None:
         )
 
 
-def _write_all(output: int, content: memoryview) -> None:
+def _write_all(output: int, content: memoryview, checksum: Checksum | None) -> None:
+    if checksum:
+        checksum.update(content)
     for start in range(0, len(content), _PIECE):
         piece = content[start : start + _PIECE]
         while piece:

@@ -7,7 +7,7 @@
 
 A group is what pairs of at least the threshold connect; in a long chain of pairs the ends may have little in common, so a
 member counts as a near duplicate *of the representative* only where its own cosine says so. The representative is, of the
-members with a caption if there are any, the one with the most pixels, the first by id among equals.
+members that have a caption and are not withdrawn if there are any, the one with the most pixels, the first by id among equals.
 
 Belongs here: the report, and what shards leave out by it when asked.
 Belongs elsewhere: the search (pipeline/similarity.py), drawing (pipeline/contact_sheet.py).
@@ -106,7 +106,7 @@ def summary_path(derived: Path) -> Path:
 
 @dataclass(slots=True)
 class DuplicatesPlan:
-    """The vectors to compare, whose images have captions, and the report's version."""
+    """The vectors to compare, whose images may be packed (a caption, not withdrawn), and the report's version."""
 
     derived: Path
     found: CurrentFiles
@@ -116,7 +116,8 @@ class DuplicatesPlan:
 
 
 def plan_near_duplicates(derived: Path, ledger: Ledger, settings: NearDuplicateSettings) -> DuplicatesPlan:
-    found, captioned = current_files(DINOV3, derived, ledger), ledger.ids("captions")
+    found = current_files(DINOV3, derived, ledger)
+    captioned = ledger.ids("captions") - ledger.ids("withdrawn")
     lines = [f"{FORMAT} {settings.threshold} {settings.probes}"]
     for file in found.files:
         source = file.source

@@ -142,7 +142,7 @@ def find_ready(
         raise MissingInput("no Stage 2 records", where=jsonl, do="run `imagemill stage2` first")
     found = Readiness()
     latest = _latest_records(jsonl, found)
-    sources = ledger.sources()
+    sources, withdrawn = ledger.sources(), ledger.ids("withdrawn")
     kinds = [_Kind(spec, derived, ledger) for spec in embedding_specs()]
     for item, record in latest:
         problem = record_problem(record)
@@ -157,6 +157,9 @@ def find_ready(
             continue
         if record["aspect_bucket"] not in buckets:
             found.filtered += 1
+            continue
+        if item in withdrawn:
+            _skip(found, item, "withdrawn", "taken out by imagemill withdraw", f"imagemill withdraw --restore {item}")
             continue
         if excluded and item in excluded:
             _skip(found, item, "near_duplicate", excluded[item], _KEEP_DUPLICATE)

@@ -1,23 +1,23 @@
 """Samples into tars, bucket by bucket, a whole set at a time.
 
-    shards/bucket_1024x1024/
-    ├─ shard-000000.tar …    WebDataset samples: json, one npy per kind, t5m.npy
-    ├─ index.jsonl           {"image_id", "key", "shard", "offset", "size"} per sample
-    └─ manifest.json         counts, checksums, parameters, provenance, and a digest of the samples
-
 A set is written beside its place and changes places with the old one in a single step, so a reader sees the complete old set
-or the complete new one.
+or the complete new one. Appending does the same: the tars that stay come along by hardlink.
 
 Belongs here: order, grouping, limits, conflicts, publication.
-Belongs elsewhere: the bytes of a tar (formats/tar.py), what may be packed (pipeline/readiness.py).
+Belongs elsewhere: what a set is on disk (shard_sets.py), what appending changes (append.py), the bytes of a tar
+(formats/tar.py), what may be packed (readiness.py).
 Source: seed 001; CONTRACTS section 2.
 """
 
+import functools
 import hashlib
+import itertools
+import os
 import random
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -31,53 +31,77 @@ from imagemill.embedding_specs import embedding_specs
 from imagemill.errors import ImagemillError, ShardExists, WrongUsage, disk_full_told
 from imagemill.files import StatTriple, stat_triple
 from imagemill.formats.jsonl import write_jsonl
-from imagemill.formats.manifest import read_json, sha256_file, write_json
-from imagemill.formats.tar import IndexEntry, Sample, write_shard
+from imagemill.formats.manifest import write_json
+from imagemill.formats.tar import Sample, write_shard
 from imagemill.ids import member_key
+from imagemill.pipeline.append import Overlay, lay_over
 from imagemill.pipeline.readiness import ReadySample
+from imagemill.pipeline.shard_sets import (
+    FORMAT,
+    INDEX,
+    MANIFEST,
+    TOMBSTONES,
+    IndexLine,
+    ShardParameters,
+    agrees,
+    bucket_folder,
+    read_index,
+    read_manifest,
+    read_tombstones,
+    recorded_parameters,
+    sample_digest,
+    set_digest,
+    shard_name,
+)
 from imagemill.provenance import UNKNOWN, ModelIdentity
 from imagemill.swap import replace_folder
 
-FORMAT = "imagemill-shards/1"
-INDEX = "index.jsonl"
-MANIFEST = "manifest.json"
 JSON_MEMBER = "json"
 MASK_MEMBER = "t5m.npy"
 
-# What to do about shards that are there: refuse them, replace them, or bring up to date those that are ours.
-Existing = Literal["refuse", "replace", "update"]
+# What to do about shards that are there: refuse them; replace them; bring sets of ours up to date, whole (`update`, and
+# `repack`, which also folds in what was appended) or by new tars and tombstones (`append`, and `withdraw`, which does nothing
+# but withdrawals).
+Existing = Literal["refuse", "replace", "update", "repack", "append", "withdraw"]
+OVERLAYS = {"append", "withdraw"}
 
-
-@dataclass(frozen=True, slots=True)
-class ShardParameters:
-    """What a set of shards depends on besides its samples."""
-
-    shard_size: int = 1000
-    shuffle: bool = False
-    seed: int = 1337
-    limit: int | None = None
+# What a set has besides its tars.
+OURS = {INDEX, TOMBSTONES, MANIFEST}
 
 
 @dataclass(frozen=True, slots=True)
 class BucketPlan:
-    """One bucket's set: its samples shard by shard, a digest that says whether one changed, what it was planned with."""
+    """One bucket's set: its samples shard by shard, a digest that says whether one changed, what it was planned with.
+
+    `overlay`: where the set stays, what changes; `shards` are then the new ones.
+    """
 
     bucket: str
     shards: tuple[tuple[ReadySample, ...], ...]
     digest: str
     parameters: ShardParameters
+    overlay: Overlay | None = None
 
     @property
     def samples(self) -> int:
+        """Samples that this plan writes."""
         return sum(map(len, self.shards))
+
+    @property
+    def live(self) -> int:
+        """Samples that count afterwards."""
+        return self.samples + (len(self.overlay.live) if self.overlay else 0)
 
 
 @dataclass(slots=True)
 class BucketResult:
-    """What became of one bucket."""
+    """What became of one bucket. `samples`, `shards`, `bytes`: of its whole set; `new_samples`, `new_shards`: written now."""
 
     bucket: str
     status: Literal["written", "unchanged", "removed", "empty"]
+    new_samples: int = 0
+    new_shards: int = 0
+    tombstones: int = 0
     samples: int = 0
     shards: int = 0
     bytes: int = 0
@@ -85,11 +109,12 @@ class BucketResult:
 
 @dataclass(slots=True)
 class ShardSet:
-    """All chosen buckets of one run, planned."""
+    """All chosen buckets of one run, planned. `workers`: tars written at a time."""
 
     output: Path
     plans: list[BucketPlan] = field(default_factory=list)
     existing: Existing = "refuse"
+    workers: int = 1
 
 
 def check_buckets(buckets: Iterable[str]) -> list[str]:
@@ -100,14 +125,6 @@ def check_buckets(buckets: Iterable[str]) -> list[str]:
     return [bucket for bucket in BUCKETS if bucket in chosen]
 
 
-def bucket_folder(output: Path, bucket: str) -> Path:
-    return output / f"bucket_{bucket}"
-
-
-def shard_name(number: int) -> str:
-    return f"shard-{number:06d}.tar"
-
-
 def plan_shards(
     ready: Sequence[ReadySample],
     buckets: Sequence[str],
@@ -116,12 +133,14 @@ def plan_shards(
     existing: Existing = "refuse",
     *,
     as_recorded: bool = False,
+    withdrawn: Set[str] = frozenset(),
 ) -> ShardSet:
     """Choose buckets, shuffle, limit, group, cut: in this order (seed 001, "Limit applies after shuffle").
 
     Args:
         as_recorded: a bucket that has a set of ours keeps the parameters of its manifest: bringing a shuffled or limited
             set up to date must not undo that. Buckets of equal parameters were, and are, shuffled and limited together.
+        withdrawn: ids that somebody took out; they are not among the ready ones.
 
     Raises:
         WrongUsage: an unknown `existing`.
@@ -130,15 +149,30 @@ def plan_shards(
         raise WrongUsage(f"unknown existing={existing!r}", do=f"choose from {', '.join(get_args(Existing))}")
     groups: dict[ShardParameters, list[str]] = {}
     for bucket in buckets:
-        recorded = _recorded(bucket_folder(output, bucket)) if as_recorded else None
+        recorded = recorded_parameters(bucket_folder(output, bucket)) if as_recorded else None
         groups.setdefault(recorded or parameters, []).append(bucket)
     plans = [plan for given, group in groups.items() for plan in _plan_group(ready, group, given)]
+    if existing in OVERLAYS:
+        plans = [_laid_over(plan, bucket_folder(output, plan.bucket), existing, withdrawn) for plan in plans]
     return ShardSet(output, sorted(plans, key=lambda plan: list(buckets).index(plan.bucket)), existing)
 
 
-def _recorded(folder: Path) -> ShardParameters | None:
-    manifest = read_manifest(folder)
-    return ShardParameters(**manifest["parameters"]) if manifest else None
+def _laid_over(plan: BucketPlan, folder: Path, existing: Existing, withdrawn: Set[str]) -> BucketPlan:
+    """The plan as a change of the set that is there; without one, the plan itself, or nothing where only withdrawals count."""
+    if read_manifest(folder) is None:
+        return plan if existing == "append" else BucketPlan(plan.bucket, (), "", plan.parameters)
+    by_id = {sample.image_id: sample for shard in plan.shards for sample in shard}
+    overlay = lay_over(
+        read_index(folder), read_tombstones(folder), {i: digest_of(sample) for i, sample in by_id.items()}, withdrawn,
+        withdrawals_only=existing == "withdraw",
+    )  # fmt: skip
+    new = [by_id[image_id] for image_id in overlay.missing]
+    digest = set_digest([*overlay.live, *map(digest_of, new)])
+    return BucketPlan(plan.bucket, _cut(new, plan.parameters.shard_size), digest, plan.parameters, overlay)
+
+
+def _cut(samples: Sequence[ReadySample], size: int) -> tuple[tuple[ReadySample, ...], ...]:
+    return tuple(tuple(samples[i : i + size]) for i in range(0, len(samples), size))
 
 
 def _plan_group(
@@ -149,22 +183,14 @@ def _plan_group(
     if parameters.shuffle:
         random.Random(parameters.seed).shuffle(chosen)
     chosen = chosen[: parameters.limit]
-    size = parameters.shard_size
     for bucket in buckets:
         samples = [sample for sample in chosen if sample.bucket == bucket]
-        shards = tuple(tuple(samples[i : i + size]) for i in range(0, len(samples), size))
-        yield BucketPlan(bucket, shards, _digest(samples), parameters)
+        shards = _cut(samples, parameters.shard_size)
+        yield BucketPlan(bucket, shards, set_digest(map(digest_of, samples)), parameters)
 
 
-def _digest(samples: Iterable[ReadySample]) -> str:
-    """Of the samples whatever their order: a new image in one bucket moves others' places in a common shuffle, no more."""
-    one_by_one = sorted(_sample_digest(sample) for sample in samples)
-    return hashlib.sha256(b"".join(one_by_one)).hexdigest()
-
-
-def _sample_digest(sample: ReadySample) -> bytes:
-    files = "".join(f"{file.kind} {file.content}\n" for file in sample.files)
-    return hashlib.sha256(sample.record + files.encode()).digest()
+def digest_of(sample: ReadySample) -> str:
+    return sample_digest(sample.record, ((file.kind, file.content) for file in sample.files))
 
 
 # ---- conflicts
@@ -185,13 +211,7 @@ def _conflict(shard_set: ShardSet, plan: BucketPlan) -> str | None:
     manifest = read_manifest(folder)
     if manifest is None:
         return f"{folder.name} holds shards without our manifest"
-    return None if _agrees(folder, manifest) else f"{folder.name}: the tars are not those of its manifest"
-
-
-def _agrees(folder: Path, manifest: Mapping[str, Any]) -> bool:
-    """Whether the tars in a folder are those of its manifest, by name and size."""
-    recorded = {shard["name"]: shard["bytes"] for shard in manifest["shards"]}
-    return recorded == {tar.name: tar.stat().st_size for tar in folder.glob("*.tar")}
+    return None if agrees(folder, manifest) else f"{folder.name}: the tars are not those of its manifest"
 
 
 def refuse_conflicts(shard_set: ShardSet) -> None:
@@ -204,34 +224,6 @@ def refuse_conflicts(shard_set: ShardSet) -> None:
             why="existing shards are never replaced unless asked",
             do="`imagemill shards --overwrite` replaces each chosen bucket's whole set",
         )
-
-
-class _ManifestShard(msgspec.Struct):
-    name: str
-    samples: int
-    bytes: int
-    sha256: str
-
-
-class _Manifest(msgspec.Struct):
-    """What readers of a manifest rely on."""
-
-    format: str
-    digest: str
-    samples: int
-    members: list[str]
-    shards: list[_ManifestShard]
-    parameters: ShardParameters
-
-
-def read_manifest(folder: Path) -> dict[str, Any] | None:
-    """A bucket's manifest if it is there, ours and whole, else None."""
-    try:
-        manifest = read_json(folder / MANIFEST)
-        ours = msgspec.convert(manifest, _Manifest).format == FORMAT
-    except (ImagemillError, msgspec.ValidationError):
-        return None
-    return manifest if ours else None
 
 
 # ---- writing
@@ -248,7 +240,8 @@ def write_bucket(
     """Write one bucket's set beside its place, then put it there at once. Call `refuse_conflicts` first.
 
     Args:
-        derived: folder of the npy folders. identities: recorded maker of each kind. on_sample: called with each sample's bytes.
+        derived: folder of the npy folders. identities: recorded maker of each kind. on_sample: called with each sample's bytes,
+            on several threads.
 
     Raises:
         DiskFull: the old set is where it was.
@@ -256,24 +249,40 @@ def write_bucket(
     folder = bucket_folder(shard_set.output, plan.bucket)
     sweep_sets(shard_set.output)
     manifest = read_manifest(folder)
-    if shard_set.existing == "update" and manifest and _is_current(folder, manifest, plan):
-        return BucketResult(plan.bucket, "unchanged", plan.samples, len(plan.shards), _total_bytes(manifest))
-    if not plan.shards:
+    if manifest and _stays(shard_set.existing, folder, manifest, plan):
+        return _result(plan, "unchanged", manifest)
+    if not plan.live:
         return _remove(folder, plan)
+    if manifest is None and shard_set.existing == "withdraw":
+        return BucketResult(plan.bucket, "empty")
     staging = temporary_path(shard_set.output)
     try:
         with disk_full_told(folder):
             staging.mkdir(parents=True)
-            manifest = _write_set(staging, plan, derived, identities, on_sample)
+            _carry_foreign(folder, staging)
+            manifest = _write_set(staging, folder, plan, derived, identities, on_sample, shard_set.workers)
             replace_folder(staging, folder)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
-    return BucketResult(plan.bucket, "written", plan.samples, len(plan.shards), _total_bytes(manifest))
+    return _result(plan, "written", manifest)
 
 
-def _is_current(folder: Path, manifest: Mapping[str, Any], plan: BucketPlan) -> bool:
-    same = (manifest["digest"], manifest["parameters"]) == (plan.digest, asdict(plan.parameters))
-    return same and _agrees(folder, manifest) and (folder / INDEX).is_file()
+def _stays(existing: Existing, folder: Path, manifest: Mapping[str, Any], plan: BucketPlan) -> bool:
+    """Whether a set is what the plan wants already."""
+    if not (agrees(folder, manifest) and (folder / INDEX).is_file()):
+        return False
+    if plan.overlay:
+        return not plan.shards and list(plan.overlay.tombstones) == read_tombstones(folder)
+    same = (manifest["digest"], manifest["parameters"]) == (plan.digest, msgspec.to_builtins(plan.parameters))
+    folded = not (manifest["appended"] or manifest["tombstones"])
+    return same and (existing == "update" or (existing == "repack" and folded))
+
+
+def _result(plan: BucketPlan, status: Literal["written", "unchanged"], manifest: Mapping[str, Any]) -> BucketResult:
+    shards = manifest["shards"]
+    new = (plan.samples, len(plan.shards)) if status == "written" else (0, 0)
+    total = sum(shard["bytes"] for shard in shards)
+    return BucketResult(plan.bucket, status, *new, manifest["tombstones"], manifest["samples"], len(shards), total)
 
 
 def sweep_sets(output: Path) -> None:
@@ -287,48 +296,95 @@ def _remove(folder: Path, plan: BucketPlan) -> BucketResult:
     """A bucket without samples ends with no set: it leaves its place in one step too."""
     if not folder.is_dir():
         return BucketResult(plan.bucket, "empty")
-    gone = temporary_path(folder.parent)
-    folder.rename(gone)
-    sync_folder(folder.parent)
-    shutil.rmtree(gone)
+    staging = temporary_path(folder.parent)
+    staging.mkdir()
+    _carry_foreign(folder, staging)
+    if any(staging.iterdir()):
+        replace_folder(staging, folder)
+    else:
+        staging.rmdir()
+        folder.rename(staging)
+        sync_folder(folder.parent)
+    shutil.rmtree(staging, ignore_errors=True)
     return BucketResult(plan.bucket, "removed")
 
 
-def _total_bytes(manifest: Mapping[str, Any]) -> int:
-    return sum(shard["bytes"] for shard in manifest["shards"])
+def _carry_foreign(folder: Path, staging: Path) -> None:
+    """What is not part of a set is not ours to delete: it comes along. Tars that are not the set's do not."""
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if path.name in OURS or path.suffix == ".tar":
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.copytree(path, staging / path.name, symlinks=True, copy_function=_link)
+        else:
+            _link(path, staging / path.name)
+
+
+def _link(source: str | Path, target: str | Path) -> None:
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except OSError:  # a file system without links
+        shutil.copy2(source, target, follow_symlinks=False)
 
 
 def _write_set(
     folder: Path,
+    old: Path,
     plan: BucketPlan,
     derived: Path,
     identities: Mapping[str, ModelIdentity],
     on_sample: Callable[[int], None],
+    threads: int,
 ) -> dict[str, Any]:
-    ids = {member_key(sample.image_id): sample.image_id for shard in plan.shards for sample in shard}
-    shards, index = [], []
-    for number, samples in enumerate(plan.shards):
-        path = folder / shard_name(number)
-        entries = write_shard(path, _members(samples, derived, on_sample))
-        index += [_index_line(ids[entry.key], path.name, entry) for entry in entries]
-        shards.append(
-            {"name": path.name, "samples": len(samples), "bytes": path.stat().st_size, "sha256": sha256_file(path)}
-        )
+    """Everything of a set: tars that stay, new tars, index, tombstones, and the manifest last."""
+    before = read_manifest(old) if plan.overlay else None
+    kept: list[dict[str, Any]] = before["shards"] if before else []
+    for shard in kept:
+        _link(old / shard["name"], folder / shard["name"])
+    first = 1 + max((int(shard["name"][len("shard-") : -len(".tar")]) for shard in kept), default=-1)
+    write = functools.partial(_write_one, folder, derived=derived, on_sample=on_sample)
+    with ThreadPoolExecutor(threads, "pack") as pool:
+        written = list(pool.map(write, itertools.count(first), plan.shards))
+    index = [*(read_index(old) if before else []), *(line for lines, _ in written for line in lines)]
     write_jsonl(folder / INDEX, index)
+    tombstones = plan.overlay.tombstones if plan.overlay else ()
+    if tombstones:
+        write_jsonl(folder / TOMBSTONES, tombstones)
     manifest = {
         "format": FORMAT,
         "bucket": plan.bucket,
         "digest": plan.digest,
-        "samples": plan.samples,
+        "samples": plan.live,
+        "tombstones": len(tombstones),
+        "appended": before is not None,
         "members": [JSON_MEMBER, *(spec.member for spec in embedding_specs()), MASK_MEMBER],
-        "shards": shards,
-        "parameters": asdict(plan.parameters),
+        "shards": [*kept, *(shard for _, shard in written)],
+        "parameters": msgspec.to_builtins(plan.parameters),
         "provenance": {
-            spec.kind: _provenance(spec.kind, n, plan, identities) for n, spec in enumerate(embedding_specs())
+            spec.kind: _provenance(spec.kind, n, plan, identities, before) for n, spec in enumerate(embedding_specs())
         },
     }
     write_json(folder / MANIFEST, manifest)
     return manifest
+
+
+def _write_one(
+    folder: Path,
+    number: int,
+    samples: Sequence[ReadySample],
+    *,
+    derived: Path,
+    on_sample: Callable[[int], None],
+) -> tuple[list[IndexLine], dict[str, Any]]:
+    """One tar: its lines of the index, and its entry in the manifest."""
+    path, checksum = folder / shard_name(number), hashlib.sha256()
+    entries = write_shard(path, _members(samples, derived, on_sample), checksum=checksum)
+    lines = [
+        IndexLine(sample.image_id, entry.key, path.name, entry.offset, entry.size, digest_of(sample))
+        for sample, entry in zip(samples, entries, strict=True)
+    ]
+    size = path.stat().st_size
+    return lines, {"name": path.name, "samples": len(samples), "bytes": size, "sha256": checksum.hexdigest()}
 
 
 def _members(samples: Sequence[ReadySample], derived: Path, on_sample: Callable[[int], None]) -> Iterator[Sample]:
@@ -364,12 +420,16 @@ def mask_npy(mask: Sequence[int]) -> bytes:
     return buffer.getvalue()
 
 
-def _index_line(image_id: str, shard: str, entry: IndexEntry) -> dict[str, Any]:
-    return {"image_id": image_id, "key": entry.key, "shard": shard, "offset": entry.offset, "size": entry.size}
-
-
-def _provenance(kind: str, position: int, plan: BucketPlan, identities: Mapping[str, ModelIdentity]) -> dict[str, Any]:
+def _provenance(
+    kind: str,
+    position: int,
+    plan: BucketPlan,
+    identities: Mapping[str, ModelIdentity],
+    before: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """`unknown_maker` counts samples in the tars whose file of this kind was adopted, those of earlier tars too."""
     makers = [sample.files[position].maker for shard in plan.shards for sample in shard]
+    earlier = before["provenance"].get(kind, {}).get("unknown_maker", 0) if before else 0
     identity = identities.get(kind)
     return {
         "model": identity.model if identity else None,
@@ -377,5 +437,5 @@ def _provenance(kind: str, position: int, plan: BucketPlan, identities: Mapping[
         "key": identity.key if identity else None,
         "preview": identity.preview if identity else None,
         "facts": identity.facts if identity else None,
-        "unknown_maker": makers.count(UNKNOWN),
+        "unknown_maker": earlier + makers.count(UNKNOWN),
     }

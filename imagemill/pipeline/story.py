@@ -22,7 +22,7 @@ from imagemill.ledger import Ledger, Problem
 from imagemill.pipeline.plan import EmbeddingPlan, plan_for
 from imagemill.pipeline.recorded import read_recorded
 from imagemill.pipeline.scan import SOURCE_ASSET, Scan, scan_approved
-from imagemill.pipeline.shards import INDEX, bucket_folder, read_manifest
+from imagemill.pipeline.shard_sets import INDEX, bucket_folder, read_manifest
 
 
 @dataclass(slots=True)

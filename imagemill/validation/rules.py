@@ -6,8 +6,9 @@ Source: CONTRACTS section 4.
 """
 
 from collections.abc import Generator, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -21,7 +22,16 @@ from imagemill.formats.npy import NpyStore, parse_npy
 from imagemill.formats.tar import IndexEntry, read_sample, read_shard
 from imagemill.ids import id_of_member_key
 from imagemill.pipeline.recorded import record_id
-from imagemill.pipeline.shards import INDEX, JSON_MEMBER, MASK_MEMBER, read_manifest
+from imagemill.pipeline.shard_sets import (
+    INDEX,
+    MANIFEST,
+    TOMBSTONES,
+    IndexLine,
+    read_manifest,
+    read_tombstones,
+    set_digest,
+)
+from imagemill.pipeline.shards import JSON_MEMBER, MASK_MEMBER
 from imagemill.records import is_stage1, record_problems
 from imagemill.validation.findings import Finding
 
@@ -123,14 +133,12 @@ def _npy(store: NpyStore, record: Mapping[str, Any], at: dict[str, Any]) -> Find
         )
 
 
-class _Place(msgspec.Struct):
-    """A line of the index."""
+@dataclass(slots=True)
+class _Index:
+    """The samples of a set by place; `dead`: places of those that count no more."""
 
-    image_id: str
-    key: str
-    shard: str
-    offset: Annotated[int, msgspec.Meta(ge=0)]
-    size: Annotated[int, msgspec.Meta(ge=0)]
+    places: dict[tuple[str, int], IndexLine] = field(default_factory=dict)
+    dead: set[tuple[str, int]] = field(default_factory=set)
 
 
 def shard_set(folder: Path, *, derived: Path | None = None) -> Findings:
@@ -141,7 +149,7 @@ def shard_set(folder: Path, *, derived: Path | None = None) -> Findings:
             file=folder.name, rule="manifest", message="no manifest of ours", remedy="run imagemill shards --overwrite"
         )
         return
-    index = yield from _index(folder)
+    index = yield from _index(folder, manifest)
     for shard in manifest["shards"]:
         path = folder / shard["name"]
         if not path.is_file():
@@ -161,13 +169,12 @@ def shard_set(folder: Path, *, derived: Path | None = None) -> Findings:
             message="not named by the manifest",
             remedy="move it away",
         )
-    if index:
-        key = sorted(index)[0]
+    if index.places:
         yield Finding(
             file=f"{folder.name}/{INDEX}",
             rule="index",
-            item=key,
-            message=f"{len(index)} entries without a sample",
+            item=index.places[min(index.places)].image_id,
+            message=f"{len(index.places)} entries without a sample",
             remedy=_REPACK,
         )
 
@@ -175,27 +182,45 @@ def shard_set(folder: Path, *, derived: Path | None = None) -> Findings:
 _REPACK = "run imagemill shards --overwrite"
 
 
-def _index(folder: Path) -> Generator[Finding, None, dict[str, _Place]]:
-    """The index by key; its lines that are none are findings."""
+def _index(folder: Path, manifest: Mapping[str, Any]) -> Generator[Finding, None, _Index]:
+    """The index by place; its lines that are none are findings, and so is a manifest that counts otherwise."""
     at: dict[str, Any] = {"file": f"{folder.name}/{INDEX}", "rule": "index", "remedy": _REPACK}
-    places: dict[str, _Place] = {}
     if not (folder / INDEX).is_file():
         yield Finding(message="no index", **at)
-        return places
+        return _Index()
+    index = _Index(dead=(yield from _tombstones(folder)))
+    live: dict[str, IndexLine] = {}
     for line in read_jsonl(folder / INDEX):
         try:
-            place = msgspec.convert(line.value, _Place)
+            entry = msgspec.convert(line.value, IndexLine)
         except msgspec.ValidationError as error:
             yield Finding(line=line.number, message=line.problem or str(error), **at)
             continue
-        if place.key in places or place.image_id != id_of_member_key(place.key):
-            yield Finding(line=line.number, item=place.image_id, message="a key twice, or of another id", **at)
-        places[place.key] = place
-    return places
+        counts = entry.place not in index.dead
+        twice = entry.place in index.places or (counts and entry.image_id in live)
+        if twice or entry.image_id != id_of_member_key(entry.key):
+            yield Finding(line=line.number, item=entry.image_id, message="a sample twice, or of another id", **at)
+        index.places[entry.place] = entry
+        if counts:
+            live[entry.image_id] = entry
+    for shard, offset in sorted(index.dead - index.places.keys()):
+        yield Finding(message=f"a tombstone for {shard} at {offset}, where no sample is", **at)
+    if (manifest["samples"], manifest["digest"]) != (len(live), set_digest(entry.digest for entry in live.values())):
+        at = {**at, "file": f"{folder.name}/{MANIFEST}", "rule": "live_samples"}
+        yield Finding(message=f"says {manifest['samples']} samples, {len(live)} count or others do", **at)
+    return index
 
 
-def _is_at(path: Path, place: _Place, key: str, members: Mapping[str, bytes]) -> bool:
-    if place.shard != path.name or place.offset + place.size > path.stat().st_size:
+def _tombstones(folder: Path) -> Generator[Finding, None, set[tuple[str, int]]]:
+    try:
+        return {tombstone.place for tombstone in read_tombstones(folder)}
+    except ImagemillError as error:
+        yield Finding(file=f"{folder.name}/{TOMBSTONES}", rule="tombstones", message=str(error.why), remedy=_REPACK)
+        return set()
+
+
+def _is_at(path: Path, place: IndexLine, key: str, members: Mapping[str, bytes]) -> bool:
+    if place.key != key or place.offset + place.size > path.stat().st_size:
         return False
     try:
         return read_sample(path, IndexEntry(key, place.offset, place.size)) == members
@@ -204,9 +229,10 @@ def _is_at(path: Path, place: _Place, key: str, members: Mapping[str, bytes]) ->
 
 
 def _shard(
-    path: Path, shard: Mapping[str, Any], index: dict[str, _Place], manifest: Mapping[str, Any], derived: Path | None
+    path: Path, shard: Mapping[str, Any], index: _Index, manifest: Mapping[str, Any], derived: Path | None
 ) -> Findings:
     name = f"{path.parent.name}/{path.name}"
+    expected = {place.key: place for place in index.places.values() if place.shard == path.name}
     if sha256_file(path) != shard["sha256"]:
         yield Finding(file=name, rule="checksum", message="bytes differ from the manifest's sha256", remedy=_REPACK)
     samples = 0
@@ -215,13 +241,14 @@ def _shard(
             yield 1
             samples += 1
             at: dict[str, Any] = {"file": name, "item": id_of_member_key(key)}
-            place = index.pop(key, None)
+            place = expected.get(key)
             if place is None or not _is_at(path, place, key, members):
                 yield Finding(rule="index", message="not where the index says", remedy=_REPACK, **at)
+            counts = place is None or index.places.pop(place.place).place not in index.dead
             if list(members) != manifest["members"]:
                 yield Finding(rule="members", message=f"{', '.join(members)}", remedy=_REPACK, **at)
                 continue
-            yield from _members(members, derived, at)
+            yield from _members(members, derived if counts else None, at)
     except ImagemillError as error:
         yield Finding(file=name, rule="unreadable", message=error.what, remedy=_REPACK)
     if samples != shard["samples"]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from imagemill.errors import MissingInput, WrongUsage
 from imagemill.files import fingerprint, stat_triple
 from imagemill.ledger import Ledger
-from imagemill.pipeline.shards import read_manifest
+from imagemill.pipeline.shard_sets import read_manifest
 from imagemill.validation import rules
 from imagemill.validation.findings import Report, collect
 

@@ -10,7 +10,7 @@ from assets.partitions import buckets
 from imagemill.buckets import BUCKETS
 from imagemill.formats.tar import read_shard
 from imagemill.ledger import Ledger
-from imagemill.pipeline.shards import read_manifest
+from imagemill.pipeline.shard_sets import read_manifest
 from tests.helpers.stage2 import embed, photos, picture, stage2, write_records
 from tests.helpers.wiring import claims, failure_of, history, materialize, materialized
 

@@ -141,6 +141,7 @@ def test_check_warns_of_a_channel_without_spread(data_root, instance):
     [
         ({"format": "other"}, "unreadable"), ({"mean": [1.0]}, "unreadable"), ({"m2": [-1.0] * 16}, "impossible"),
         ({"mean": [1e9] * 16}, "impossible"), ({"images": 7}, "not_the_merge"),
+        ({"m2": [0.5] * 16}, "not_the_merge"), ({"std": [-1.0] * 16}, "impossible"),
     ],
 )  # fmt: skip
 def test_check_fails_where_a_document_was_spoilt(root, instance, change, rule):

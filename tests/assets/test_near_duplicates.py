@@ -11,6 +11,7 @@ from assets.near_duplicates import near_duplicates
 from checks.near_duplicates import near_duplicate_checks
 from imagemill.buckets import BUCKETS
 from imagemill.embedding_specs import DINOV3, VAE
+from imagemill.files import fingerprint
 from imagemill.formats.tar import read_shard
 from imagemill.ledger import Ledger
 from imagemill.pipeline.story import explain, read_status
@@ -144,6 +145,29 @@ def test_check_fails_where_lines_or_summary_were_spoilt(root, instance):
 
     (root.derived / "near_duplicates.json").write_text("{")
     assert not check(root, instance, near_duplicates, *near_duplicate_checks)[NAME].passed
+
+
+@pytest.mark.parametrize(
+    ("spoil", "rule"),
+    [
+        (lambda group: [group, group], "two_groups"),
+        (lambda group: [{**group, "members": group["members"][::-1]}], "bad_group"),
+        (lambda group: [{**group, "members": group["members"][:1]}], "bad_group"),
+        (lambda group: [{**group, "representative": "a"}], "bad_group"),
+        (lambda group: [{**group, "members": [{**m, "cosine": 1.5} for m in group["members"]]}], "impossible"),
+    ],
+)
+def test_check_fails_where_groups_are_not_what_they_should_be(root, instance, spoil, rule):
+    find(root, instance)
+    data = b"".join(json.dumps(group).encode() + b"\n" for group in spoil(lines(root)[0]))
+    (root.derived / "near_duplicates.jsonl").write_bytes(data)
+    summary = root.derived / "near_duplicates.json"
+    summary.write_text(json.dumps(json.loads(summary.read_text()) | {"lines": fingerprint(data)}))
+
+    evaluation = check(root, instance, near_duplicates, *near_duplicate_checks)[NAME]
+
+    assert not evaluation.passed
+    assert rule in evaluation.description
 
 
 # ---- shards

@@ -209,7 +209,7 @@ def test_backfill_ends_with_the_broken_image_failed_and_all_others_materialised(
     add_photos(root, tmp_path / "new", "backfilled", 6)
     with open_instance(root) as instance:
         scan = scan_approved(root.approved)
-        assert register_images(instance, scan.sources, scan) == 6
+        assert register_images(instance, scan.sources) == 6
     expected = len(opened(root))
     with watched_page(context) as other:
         other.page.goto(f"{ui.url}/assets/vae_latents?view=partitions")

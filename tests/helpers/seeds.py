@@ -1,18 +1,24 @@
 """What the tests of the seeds share: the pictures they run on, and short names for what a data root holds."""
 
+import io
 import re
 import shutil
+import sys
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 
 import numpy as np
+import pytest
 from PIL import Image
 
+from dagster_project.cli.main import main
 from imagemill.buckets import BUCKETS, bucket_size
-from imagemill.embedding_specs import embedding_specs
+from imagemill.config import CONFIG_VARIABLE
+from imagemill.embedding_specs import EmbeddingSpec, embedding_specs
 from imagemill.formats.jsonl import read_jsonl
-from imagemill.layout import DataRoot
-from tests.helpers.product import imagemill
+from imagemill.layout import ROOT_VARIABLE, DataRoot
 from tests.helpers.stage1 import stage1_record, write_stage1
+from tests.helpers.stubs import StubEncoder
 
 FIELDS = {
     "image_id", "image_path", "caption", "t5_attention_mask", "height", "width", "aspect_bucket", "format_version",
@@ -65,11 +71,19 @@ class Interrupted:
     output: str
 
 
-def product(root, *arguments, code=0, **options):
-    """A command on a data root; its standard output and error."""
-    done = imagemill(*arguments, "--data-root", root.path, **options)
-    assert done.returncode == code, done.stdout + done.stderr
-    return done.stdout + done.stderr
+def product(root, *arguments, code=0):
+    """A command on a data root, in this process and with stub encoders; its standard output and error."""
+    said = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(said), redirect_stderr(said):
+        patch.setattr(EmbeddingSpec, "encoder_class", lambda self: StubEncoder)
+        patch.setattr(sys, "argv", ["imagemill", *map(str, arguments), "--data-root", str(root.path)])
+        patch.setenv(ROOT_VARIABLE, str(root.path))
+        for name in ("DAGSTER_HOME", CONFIG_VARIABLE):
+            patch.delenv(name, raising=False)
+        with pytest.raises(SystemExit) as ended:
+            main()
+    assert ended.value.code == code, said.getvalue()
+    return said.getvalue()
 
 
 def sample_pictures(approved):

@@ -12,6 +12,8 @@ from tests.helpers.wiring import claims, failure_of, history, materialize, mater
 
 FIRST, SECOND = BUCKETS[:2]
 
+pytestmark = pytest.mark.filterwarnings("ignore:Parameter `backfill_policy`")
+
 
 @pytest.fixture
 def instance():

@@ -54,7 +54,7 @@ def test_valid_file_that_the_ledger_does_not_know_is_adopted(root):
     assert UNKNOWN in makers
 
 
-def test_copied_folder_keeps_its_fingerprints(root):
+def test_copied_folder_keeps_its_fingerprints_and_its_makers(root):
     before = [file.content for file in look(root).files]
     for image_id in "ab":
         data = npy(root, image_id).read_bytes()
@@ -62,6 +62,8 @@ def test_copied_folder_keeps_its_fingerprints(root):
         npy(root, image_id).write_bytes(data)
 
     assert [file.content for file in look(root).files] == before
+    with Ledger(root.ledger) as ledger:
+        assert UNKNOWN not in {row.maker for row in ledger.files(DINOV3.kind).values()}
 
 
 def test_file_made_from_an_earlier_image_is_left_out(root):

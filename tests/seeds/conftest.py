@@ -7,7 +7,7 @@ import pytest
 
 from imagemill.embedding_specs import DINOV3, T5, VAE
 from imagemill.layout import DataRoot
-from tests.helpers.product import photos, snapshot, start
+from tests.helpers.product import imagemill, photos, snapshot, start
 from tests.helpers.seeds import (
     INTERRUPTED_IMAGES,
     NEW,
@@ -29,14 +29,16 @@ def samples(tmp_path_factory) -> Ran:
     """Ten of eleven pictures, embedded by the real model classes with preview weights. Read only."""
     root = DataRoot(tmp_path_factory.mktemp("samples") / "data")
     sample_pictures(root.approved)
-    return Ran(root, product(root, "stage2", "--limit", 10))
+    done = imagemill("stage2", "--limit", 10, "--data-root", root.path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return Ran(root, done.stdout)
 
 
 @pytest.fixture(scope="session")
 def migrated(tmp_path_factory) -> Ran:
     """Stage 1 records that one command without any flag has migrated. Read only."""
     root, before = stage1_root(tmp_path_factory.mktemp("migrated") / "data")
-    return Ran(root, product(root, "stage2", stub=True), before)
+    return Ran(root, product(root, "stage2"), before)
 
 
 @pytest.fixture(scope="session")
@@ -58,7 +60,7 @@ def interrupted(tmp_path_factory) -> Interrupted:
         "left": unfinished(root).exists(),
     }
     bring_new_photos(root, tmp_path_factory.mktemp("new"))
-    output = product(root, "stage2", stub=True)
+    output = product(root, "stage2")
     return Interrupted(root, before, while_running, process.returncode, said, **stopped, output=output)
 
 

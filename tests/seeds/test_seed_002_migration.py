@@ -6,7 +6,6 @@ CONTRACTS says and the docstring says so. Depth is elsewhere: tests/cli/test_mig
 
 import gc
 import json
-import sys
 import weakref
 from dataclasses import dataclass, replace
 
@@ -15,11 +14,9 @@ import pytest
 
 from assets.embeddings import embedding_assets
 from assets.latent_statistics import latent_statistics
-from dagster_project.cli.main import main
 from imagemill.buckets import BUCKETS, bucket_size
 from imagemill.config import Config, EncoderSettings
 from imagemill.embedding_specs import DINOV3, T5, VAE, EmbeddingSpec, embedding_specs
-from imagemill.layout import ROOT_VARIABLE
 from imagemill.pipeline.latent_statistics import read_statistics, statistics_path
 from imagemill.pipeline.passes import Passes
 from imagemill.pixels import open_rgb
@@ -82,7 +79,7 @@ def phases(tmp_path_factory) -> Phases:
     root, before = stage1_root(tmp_path_factory.mktemp("phases") / "data")
     steps = {}
     for name in ("dinov3", "vae", "t5", "migrate"):
-        output = product(root, "stage2", "--pass", name, stub=True)
+        output = product(root, "stage2", "--pass", name)
         steps[name] = Step(output, derived_files(root))
     return Phases(before, steps)
 
@@ -95,7 +92,7 @@ def touched(migrated, tmp_path_factory) -> tuple[Ran, dict]:
     picture(root.approved / "photo0009.jpg", size=(48, 32), seed=9)
     (root.approved / "photo0009.txt").write_text("a new one")
     before = snapshot(root.derived)
-    return Ran(root, product(root, "stage2", stub=True)), before
+    return Ran(root, product(root, "stage2")), before
 
 
 def passes_here(root, ids, *assets):
@@ -180,7 +177,7 @@ def test_decision_1_three_pass_architecture(migrated, phases):
 
 
 def test_decision_2_aspect_ratio_bucketing_strategy(samples):
-    """Decision 2: Aspect Ratio Bucketing Strategy. Seven buckets of about 1024x1024 pixels, sides in steps of 64; nearest ratio."""
+    """Decision 2: Aspect Ratio Bucketing Strategy. Seven, each of about a megapixel, sides in steps of 64; nearest ratio."""
     ratios = {
         bucket: width / height for bucket, (width, height) in zip(BUCKETS, map(bucket_size, BUCKETS), strict=True)
     }
@@ -189,7 +186,7 @@ def test_decision_2_aspect_ratio_bucketing_strategy(samples):
     for bucket in BUCKETS:
         width, height = bucket_size(bucket)
         assert (width % 64, height % 64) == (0, 0)
-        assert 0.9 < width * height / 1024**2 < 1
+        assert 0.9 < width * height / 1024**2 <= 1
     for image_id, record in records(samples.root).items():
         width, height = SAMPLES[image_id]
         assert record["aspect_bucket"] == min(ratios, key=lambda bucket: abs(ratios[bucket] - width / height))
@@ -267,7 +264,7 @@ def test_decision_7_idempotency_and_resumption(data_root, monkeypatch):
     truncated = data_root.derived / "t5_hidden" / "c.npy"
     truncated.write_bytes(truncated.read_bytes()[:1000])
     assert passes_here(data_root, "abc", *embedding_assets).success
-    assert loaded == ["vae_latents", "one", "t5_hidden", "one"]
+    assert loaded == ["t5_hidden", "one", "vae_latents", "one"], "in Dagster's order, that of the names"
     assert load(data_root, T5, "c").shape == (77, 1024), "it exists, but was not complete"
 
 
@@ -356,43 +353,39 @@ def test_mitigation_error_names_the_model_and_the_details(unusable_vae):
 # ---- risk: disk space exhaustion
 
 
-def stage2_here(root, monkeypatch, free):
-    """`imagemill stage2` in this process, on a disk with so many bytes free; its exit code."""
-    monkeypatch.setenv(ROOT_VARIABLE, str(root.path))
-    monkeypatch.setattr("imagemill.pipeline.forecast.free_bytes", lambda folder: free)
-    monkeypatch.setattr(sys, "argv", ["imagemill", "stage2", "--data-root", str(root.path)])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return ended.value.code
-
-
-def test_mitigation_disk_space_is_checked_before_starting(data_root, monkeypatch, capfd):
+def test_mitigation_disk_space_is_checked_before_starting(data_root, monkeypatch):
     """18GB Disk Space Exhaustion: Check available disk space before starting (abort if < 20GB free).
 
-    CONTRACTS section 7: compared with the forecast of this job, whose three small images need one megabyte, not with a constant.
+    CONTRACTS section 7: compared with the forecast of this job, half a megabyte for three small images, not with a constant.
     """
-    stub_every_kind(monkeypatch)
     photos(data_root.approved, 3)
+    free = "imagemill.pipeline.forecast.free_bytes"
 
-    assert stage2_here(data_root, monkeypatch, 100_000) == 1
-    assert "this job needs about 0.5 MB, 0.1 MB are free" in capfd.readouterr().err
+    monkeypatch.setattr(free, lambda folder: 100_000)
+    said = product(data_root, "stage2", code=1)
+    assert "this job needs about" in said
+    assert "100.0 kB are free" in said
     assert not list(data_root.derived.rglob("*.npy"))
 
-    assert stage2_here(data_root, monkeypatch, 10_000_000) == 0, "far less than 20 GB, and enough"
-    assert len(list(data_root.derived.rglob("*.npy"))) == 9
+    monkeypatch.setattr(free, lambda folder: 10_000_000)
+    product(data_root, "stage2")
+    assert len(list(data_root.derived.rglob("*.npy"))) == 9, "far less than 20 GB, and enough"
 
 
-def test_mitigation_work_can_be_done_in_chunks(samples, tmp_path):
-    """18GB Disk Space Exhaustion: Process in chunks (e.g., 10k images at a time) if space is tight. `--limit N`."""
-    root = copy_of(samples.root, tmp_path / "data")
-    assert LATER not in records(root)
-    files = snapshot(root.derived)
+def test_mitigation_work_can_be_done_in_chunks(samples, data_root):
+    """18GB Disk Space Exhaustion: Process in chunks (e.g., 10k images at a time) if space is tight. `--limit N`, repeated."""
+    assert LATER not in records(samples.root), "ten of eleven"
+    photos(data_root.approved, 3)
 
-    product(root, "stage2", "--limit", 10)
+    product(data_root, "stage2", "--limit", 2)
+    assert sorted(records(data_root)) == ["photo0000", "photo0001"]
+    first = {path: file for path, file in snapshot(data_root.derived).items() if path.endswith(".npy")}
+    assert len(first) == 6
 
-    assert records(root).keys() == {*SAMPLES, LATER}
-    changed = {path for path, kept in files.items() if snapshot(root.derived)[path] != kept}
-    assert changed == {str(root.stage2_jsonl)}
+    product(data_root, "stage2", "--limit", 2)
+    assert sorted(records(data_root)) == ["photo0000", "photo0001", "photo0002"]
+    both = snapshot(data_root.derived)
+    assert {path: both[path] for path in first} == first, "a finished chunk is left alone"
 
 
 def test_mitigation_outputs_may_go_to_another_disk(data_root, tmp_path):
@@ -400,7 +393,7 @@ def test_mitigation_outputs_may_go_to_another_disk(data_root, tmp_path):
     photos(data_root.approved, 2)
     disk = tmp_path / "disk2"
 
-    product(data_root, "stage2", "--output-base-dir", disk, stub=True)
+    product(data_root, "stage2", "--output-base-dir", disk)
 
     assert sorted(path.name for path in disk.iterdir()) == [JSONL, "dinov3", "t5_hidden", "vae_latents"]
     assert len(list(disk.glob("*/*.npy"))) == 6
@@ -484,14 +477,15 @@ def watched(monkeypatch):
 
 
 def test_mitigation_models_are_loaded_one_at_a_time(data_root, watched):
-    """T5-Large Model Memory Footprint: Use three-pass architecture (only one model loaded at a time). In one run of all passes."""
+    """T5-Large Model Memory Footprint: Use three-pass architecture (only one model loaded at a time). In a run of all."""
     pictures(data_root, *"abc")
 
     assert passes_here(data_root, "abc", *embedding_assets).success
 
-    assert [event for event in watched if "beside" not in event] == [
-        f"{what} {spec.kind}" for spec in embedding_specs() for what in ("load", "close")
-    ]
+    kinds = [event.removeprefix("load ") for event in watched if event.startswith("load ")]
+    assert sorted(kinds) == sorted(spec.kind for spec in embedding_specs())
+    opened_and_closed = [event for event in watched if "beside" not in event]
+    assert opened_and_closed == [f"{what} {kind}" for kind in kinds for what in ("load", "close")]
 
 
 def test_mitigation_models_are_freed_between_passes(data_root, watched, monkeypatch):
@@ -519,7 +513,7 @@ def test_mitigation_passes_run_independently(data_root):
     """T5-Large Model Memory Footprint: Allow `--passes` flag to run specific passes independently if needed."""
     photos(data_root.approved, 2)
 
-    output = product(data_root, "stage2", "--passes", "t5,vae", stub=True)
+    output = product(data_root, "stage2", "--passes", "t5,vae")
 
     assert made(output) == {"dinov3_npy": 0, "vae_latents": 2, "t5_hidden": 2}
     assert sorted(path.name for path in data_root.derived.iterdir()) == [JSONL, "t5_hidden", "vae_latents"]
@@ -529,7 +523,7 @@ def test_mitigation_passes_run_independently(data_root):
 
 
 def test_trade_off_external_files_versus_inline(samples, migrated, touched):
-    """Trade-off: External Files vs Inline. 95% smaller JSONL, three files per image that NumPy reads, each made anew by itself."""
+    """Trade-off: External Files vs Inline. 95% smaller JSONL, three files per image that NumPy reads, each made by itself."""
     assert migrated.root.stage2_jsonl.stat().st_size <= 0.05 * len(migrated.before)
     assert len(list(samples.root.derived.rglob("*.npy"))) == 3 * len(SAMPLES)
     for spec in embedding_specs():
@@ -573,7 +567,7 @@ def test_phase_1_validation(samples):
             assert array.shape == spec.shape(record["height"], record["width"])
             assert array.dtype == spec.dtype
             assert np.isfinite(array).all()
-            assert array.std() > 0, "computed, not filled in"
+            assert len(np.unique(array)) > 10, "computed, not filled in"
 
 
 def test_phase_2_dinov3_extraction_pass(phases):
@@ -639,7 +633,7 @@ def test_rollback_backup_is_restored(migrated, tmp_path):
     root = copy_of(migrated.root, tmp_path / "data")
     version_2 = root.stage2_jsonl.read_bytes()
 
-    product(root, "stage2", "--rollback", "--delete-embeddings", stub=True)
+    product(root, "stage2", "--rollback", "--delete-embeddings")
 
     assert derived_files(root) == {JSONL: migrated.before, f"{JSONL}.stage2.backup": version_2}
 
@@ -650,7 +644,7 @@ def test_rollback_inline_format_is_regenerated_from_npy_files(migrated, tmp_path
     stage1_backup(root).unlink()
     files = {path: data for path, data in derived_files(root).items() if path.endswith(".npy")}
 
-    product(root, "stage2", "--rollback", stub=True)
+    product(root, "stage2", "--rollback")
 
     for number, image_id in enumerate(IDS):
         record = records(root)[image_id]
@@ -670,7 +664,7 @@ def test_open_question_1_vae_model_exact_name():
 
 
 def test_open_question_2_latent_normalisation_is_a_separate_step(samples, data_root):
-    """Open question 2: VAE latent normalization now or later? Later: an asset of its own; latents are stored as the VAE says."""
+    """Open question 2: VAE latent normalization now or later? Later: an asset of its own; latents stay as the VAE gives them."""
     assert not (samples.root.derived / "latent_statistics").exists()
     assert read_identity(samples.root.provenance, "vae_latents").facts["scaled"] is False
     stage2_in_process(data_root, *"abc")
@@ -699,7 +693,7 @@ def test_open_question_3_unusual_aspect_ratio_is_a_warning(samples):
 
 
 def test_open_question_4_concurrent_processing(data_root, tmp_path):
-    """Open question 4: Concurrent processing? Threads open images and write files beside the model; bytes do not depend on them."""
+    """Open question 4: Concurrent processing? Threads open images and write files beside the model; bytes do not tell."""
     pictures(data_root, *"abcdefghijkl")
     other = copy_of(data_root, tmp_path / "other")
 

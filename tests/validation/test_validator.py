@@ -9,7 +9,8 @@ import pytest
 
 from imagemill.errors import MissingInput, WrongUsage
 from imagemill.ledger import Ledger
-from imagemill.pipeline.shards import ShardParameters, plan_shards, write_bucket
+from imagemill.pipeline.shard_sets import ShardParameters
+from imagemill.pipeline.shards import plan_shards, write_bucket
 from imagemill.validation import rules
 from imagemill.validation.validator import kind_of, validate, validate_shards, verify_stage2
 from tests.helpers.product import PROJECT

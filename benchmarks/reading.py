@@ -1,0 +1,140 @@
+"""What training reads per second: `imagemill.reading` against bare `webdataset` over the same tars.
+
+    bare         webdataset.WebDataset(tars).decode(): every sample decoded, in tar order, nothing put together
+    imagemill    ShardDataset, streaming: shuffled, every member decoded, in batches of tensors
+    by workers   both again behind a DataLoader with as many processes as asked for
+
+Samples have the sizes of 1 MP images and are noise. Rounds are interleaved. The tars stay in memory: what is measured is
+the reader's own work, not the disk's.
+
+Goal: at least 0.95 of bare webdataset.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterable
+from io import BytesIO
+from pathlib import Path
+from statistics import median
+
+import msgspec
+import numpy as np
+import webdataset
+
+from benchmarks.common.inputs import scratch
+from imagemill.embedding_specs import embedding_specs
+from imagemill.formats.jsonl import write_jsonl
+from imagemill.formats.manifest import write_json
+from imagemill.formats.tar import write_shard
+from imagemill.pipeline.shard_sets import FORMAT, INDEX, MANIFEST, IndexLine, ShardParameters, bucket_folder, shard_name
+from imagemill.pipeline.shards import mask_npy
+from imagemill.reading import ShardDataset
+from imagemill.reading.samples import short_name
+
+GOAL_RATIO = 0.95
+SIDE = 1024
+BUCKET = f"{SIDE}x{SIDE}"
+MEMBERS = ["json", *(spec.member for spec in embedding_specs()), "t5m.npy"]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--samples", type=int, default=1000)
+    parser.add_argument("--shard-size", type=int, default=250)
+    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--workers", type=int, default=2)
+    arguments = parser.parse_args()
+
+    with scratch(in_memory_bytes=2_000_000 * arguments.samples) as folder:
+        write_set(folder, arguments.samples, arguments.shard_size)
+        ratio = _compare(folder, arguments, 0)
+        if arguments.workers:
+            _compare(folder, arguments, arguments.workers)
+    print(f"goal, without workers: at least {GOAL_RATIO:g}")
+    return 0 if ratio >= GOAL_RATIO else 1
+
+
+def _compare(folder: Path, arguments: argparse.Namespace, workers: int) -> float:
+    """Interleaved rounds of both, the first of them thrown away; prints and returns the median ratio."""
+    ways = [lambda: bare(folder, workers), lambda: ours(folder, arguments.batch_size, workers)]
+    rounds = [[_rate(way, arguments.samples) for way in ways] for _ in range(arguments.rounds + 1)][1:]
+    plain, imagemill = (median(column) for column in zip(*rounds, strict=True))
+    ratio = median(ours / bare for bare, ours in rounds)
+    print(
+        f"{workers} workers: bare webdataset {plain:.0f}, imagemill {imagemill:.0f} samples/s; "
+        f"ratio {ratio:.2f}, median over {arguments.rounds} rounds"
+    )
+    return ratio
+
+
+def bare(folder: Path, workers: int) -> int:
+    tars = [str(tar) for tar in sorted(folder.glob("bucket_*/*.tar"))]
+    samples: Iterable = webdataset.WebDataset(tars, shardshuffle=False, empty_check=False).decode()
+    if workers:
+        # The library's own loader; torch's conversion of every number of a record is no part of it.
+        samples = webdataset.WebLoader(samples, batch_size=None, num_workers=workers, collate_fn=_unchanged)
+    return sum(1 for _ in samples)
+
+
+def ours(folder: Path, batch_size: int, workers: int) -> int:
+    dataset = ShardDataset(folder, batch_size, latents="crop", members=list(map(short_name, MEMBERS)))
+    batches: Iterable = dataset.loader(num_workers=workers) if workers else dataset
+    return sum(len(batch["image_id"]) for batch in batches)
+
+
+def _unchanged(sample: dict) -> dict:
+    return sample
+
+
+def _rate(way: Callable[[], int], samples: int) -> float:
+    began = time.perf_counter()
+    delivered = way()
+    took = time.perf_counter() - began
+    assert delivered == samples
+    return samples / took
+
+
+# ---- the set
+
+
+def write_set(folder: Path, samples: int, shard_size: int) -> None:
+    """One bucket as `imagemill shards` leaves it, without the Stage 2 files behind it."""
+    bucket = bucket_folder(folder, BUCKET)
+    bucket.mkdir()
+    index, shards = [], []
+    for number, first in enumerate(range(0, samples, shard_size)):
+        numbers = range(first, min(first + shard_size, samples))
+        path = bucket / shard_name(number)
+        entries = write_shard(path, map(_sample, numbers))
+        index += [IndexLine(e.key, e.key, path.name, e.offset, e.size, "-") for e in entries]
+        shards.append({"name": path.name, "samples": len(entries), "bytes": path.stat().st_size, "sha256": "-"})
+    write_jsonl(bucket / INDEX, map(msgspec.to_builtins, index))
+    manifest = {
+        "format": FORMAT, "bucket": BUCKET, "digest": "-", "samples": samples, "members": MEMBERS, "shards": shards,
+        "parameters": msgspec.to_builtins(ShardParameters(shard_size=shard_size)), "provenance": {},
+    }  # fmt: skip
+    write_json(bucket / MANIFEST, manifest)
+
+
+def _sample(number: int) -> tuple[str, list[tuple[str, bytes]]]:
+    noise = np.random.default_rng(number)
+    image_id, mask = f"photo{number:06d}", [1] * 20 + [0] * 57
+    record = {
+        "image_id": image_id, "image_path": f"data/approved/{image_id}.jpg", "caption": "noise, of a longer kind " * 8,
+        "t5_attention_mask": mask, "height": SIDE, "width": SIDE, "aspect_bucket": BUCKET, "format_version": 2,
+    }  # fmt: skip
+    arrays = [noise.random(spec.shape(SIDE, SIDE), np.float32).astype(spec.dtype) for spec in embedding_specs()]
+    values = [msgspec.json.encode(record), *map(_npy, arrays), mask_npy(mask)]
+    return image_id, list(zip(MEMBERS, values, strict=True))
+
+
+def _npy(array: np.ndarray) -> bytes:
+    buffer = BytesIO()
+    np.save(buffer, array)
+    return buffer.getvalue()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,153 @@
+"""A bucket's set of shards as it lies on disk: what is in it, what of it counts.
+
+    shards/bucket_1024x1024/
+    ├─ shard-000000.tar …
+    ├─ index.jsonl         {"image_id", "key", "shard", "offset", "size", "digest"} per sample in the tars
+    ├─ tombstones.jsonl    {"image_id", "shard", "offset", "why"} per sample that counts no more; absent where all do
+    └─ manifest.json       counts, checksums, parameters, provenance, a digest of the samples that count
+
+A sample is *live* where the index has it and no tombstone does. Of one id at most one sample is live.
+
+Belongs here: reading a set's documents; what makes two sets equal.
+Belongs elsewhere: planning and writing sets (pipeline/shards.py), the tars' bytes (formats/tar.py), reading samples (reading/).
+Source: CONTRACTS section 2, last point.
+"""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from imagemill.errors import ImagemillError
+from imagemill.formats.jsonl import read_jsonl
+from imagemill.formats.manifest import read_json
+
+FORMAT = "imagemill-shards/1"
+INDEX = "index.jsonl"
+TOMBSTONES = "tombstones.jsonl"
+MANIFEST = "manifest.json"
+
+
+class ShardParameters(msgspec.Struct, frozen=True):
+    """What a set of shards depends on besides its samples."""
+
+    shard_size: int = 1000
+    shuffle: bool = False
+    seed: int = 1337
+    limit: int | None = None
+
+
+class IndexLine(msgspec.Struct, frozen=True):
+    """One sample in a tar: bytes from the tar's beginning; `digest`: of its record and files, see `sample_digest`."""
+
+    image_id: str
+    key: str
+    shard: str
+    offset: int
+    size: int
+    digest: str
+
+    @property
+    def place(self) -> tuple[str, int]:
+        return self.shard, self.offset
+
+
+class Tombstone(msgspec.Struct, frozen=True):
+    """A sample that counts no more. `why`: `withdrawn`, `changed`, or `not_ready`."""
+
+    image_id: str
+    shard: str
+    offset: int
+    why: str
+
+    @property
+    def place(self) -> tuple[str, int]:
+        return self.shard, self.offset
+
+
+class _ManifestShard(msgspec.Struct):
+    name: str
+    samples: int
+    bytes: int
+    sha256: str
+
+
+class _Manifest(msgspec.Struct):
+    """What readers of a manifest rely on."""
+
+    format: str
+    digest: str
+    samples: int
+    members: list[str]
+    shards: list[_ManifestShard]
+    parameters: ShardParameters
+    tombstones: int = 0
+
+
+def bucket_folder(output: Path, bucket: str) -> Path:
+    return output / f"bucket_{bucket}"
+
+
+def shard_name(number: int) -> str:
+    return f"shard-{number:06d}.tar"
+
+
+def read_manifest(folder: Path) -> dict[str, Any] | None:
+    """A bucket's manifest if it is there, ours and whole, else None."""
+    try:
+        manifest = read_json(folder / MANIFEST)
+        ours = msgspec.convert(manifest, _Manifest).format == FORMAT
+    except (ImagemillError, msgspec.ValidationError):
+        return None
+    return manifest if ours else None
+
+
+def recorded_parameters(folder: Path) -> ShardParameters | None:
+    """The parameters a set was written with."""
+    manifest = read_manifest(folder)
+    return msgspec.convert(manifest["parameters"], ShardParameters) if manifest else None
+
+
+def agrees(folder: Path, manifest: Mapping[str, Any]) -> bool:
+    """Whether the tars in a folder are those of its manifest, by name and size."""
+    recorded = {shard["name"]: shard["bytes"] for shard in manifest["shards"]}
+    return recorded == {tar.name: tar.stat().st_size for tar in folder.glob("*.tar")}
+
+
+def read_index(folder: Path) -> list[IndexLine]:
+    """Every sample in the tars, in order. Raises ImagemillError where the index is not ours or damaged."""
+    return list(_lines(folder / INDEX, IndexLine))
+
+
+def read_tombstones(folder: Path) -> list[Tombstone]:
+    path = folder / TOMBSTONES
+    return list(_lines(path, Tombstone)) if path.is_file() else []
+
+
+def live_lines(folder: Path) -> list[IndexLine]:
+    """The samples that count, in order."""
+    dead = {tombstone.place for tombstone in read_tombstones(folder)}
+    return [line for line in read_index(folder) if line.place not in dead]
+
+
+def _lines(path: Path, kind: type) -> Iterator[Any]:
+    try:
+        for line in read_jsonl(path):
+            yield msgspec.convert(line.value, kind)
+    except (OSError, msgspec.ValidationError) as error:
+        raise ImagemillError(
+            f"{path.name} cannot be read", where=path, why=str(error), do="run `imagemill shards --overwrite`"
+        ) from error
+
+
+def sample_digest(record: bytes, contents: Iterable[tuple[str, str]]) -> str:
+    """Of one sample: its json member and the content fingerprint of its file of each kind; 32 hex digits."""
+    files = "".join(f"{kind} {content}\n" for kind, content in contents)
+    return hashlib.sha256(record + files.encode()).hexdigest()[:32]
+
+
+def set_digest(digests: Iterable[str]) -> str:
+    """Of the samples whatever their order: a new image in one bucket moves others' places in a common shuffle, no more."""
+    return hashlib.sha256("\n".join(sorted(digests)).encode()).hexdigest()

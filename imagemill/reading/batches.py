@@ -1,0 +1,98 @@
+"""Pieces of a plan in, batches of tensors out: the stage of the pipeline that reads.
+
+Belongs here: what a batch looks like. Belongs elsewhere: which samples are in it (plan.py), a sample (samples.py).
+"""
+
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from imagemill.embedding_specs import VAE
+from imagemill.reading.latents import Fit, fit_latent, latent_factors
+from imagemill.reading.plan import Piece
+from imagemill.reading.samples import chosen_suffixes, read_members, short_name
+from imagemill.reading.sets import Bucket
+
+Crop = Literal["center", "random"]
+Batch = dict[str, Any]
+
+_LATENT = short_name(VAE.member)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchReader:
+    """Reads pieces one after the other. `suffixes`: of the members to decode, for each bucket."""
+
+    buckets: Sequence[Bucket]
+    suffixes: Sequence[Sequence[str]]
+    latents: Fit
+    crop: Crop
+    factors: Sequence[tuple[float, float]] | None
+    seed: int
+
+    @classmethod
+    def of(
+        cls, buckets: Sequence[Bucket], members: Sequence[str], *, latents: Fit, crop: Crop, normalized: bool, seed: int
+    ) -> "BatchReader":
+        """Raises WrongUsage for a member that a bucket lacks, ImagemillError where factors are wanted and not recorded."""
+        suffixes = [chosen_suffixes(members, bucket.members, bucket.folder) for bucket in buckets]
+        factors = [latent_factors(bucket.manifest, bucket.folder) for bucket in buckets] if normalized else None
+        return cls(buckets, suffixes, latents, crop, factors, seed)
+
+    def __call__(self, pieces: Iterable[Piece]) -> Iterator[Batch]:
+        return map(self.read, pieces)
+
+    def read(self, piece: Piece) -> Batch:
+        bucket, suffixes = self.buckets[piece.bucket], self.suffixes[piece.bucket]
+        lines = [bucket.lines[row] for row in piece.rows]
+        samples = [read_members(bucket.folder, line, suffixes) for line in lines]
+        batch: Batch = {
+            "epoch": piece.epoch,
+            "step": piece.step,
+            "bucket": bucket.name,
+            "image_id": [line.image_id for line in lines],
+        }
+        for name in map(short_name, suffixes):
+            values = [sample[name] for sample in samples]
+            if name == "json":
+                batch |= {"json": values, "caption": [record["caption"] for record in values]}
+            elif name == _LATENT:
+                batch[name] = self._latents(values, piece, batch["image_id"])
+            else:
+                batch[name] = _stacked(values)
+        return batch
+
+    def _latents(self, latents: list[np.ndarray], piece: Piece, image_ids: Sequence[str]) -> Any:
+        if self.latents != "as_stored":
+            size = self.buckets[piece.bucket].latent_size
+            corners = [self._corner(piece.epoch, image_id) for image_id in image_ids]
+            latents = [fit_latent(z, size, self.latents, corner) for z, corner in zip(latents, corners, strict=True)]
+        if self.factors:
+            scaling, shift = self.factors[piece.bucket]
+            latents = [(z.astype(np.float32) - np.float32(shift)) * np.float32(scaling) for z in latents]
+        return _each(latents) if self.latents == "as_stored" else _stacked(latents)
+
+    def _corner(self, epoch: int, image_id: str) -> tuple[float, float] | None:
+        """Of this sample in this epoch, whoever reads it."""
+        if self.crop == "center":
+            return None
+        chance = random.Random(f"{self.seed}/{epoch}/{image_id}")
+        return chance.random(), chance.random()
+
+
+def _stacked(values: list[np.ndarray]) -> Any:
+    """One tensor; a list of tensors for a kind whose arrays differ in shape."""
+    import torch
+
+    same = len({value.shape for value in values}) == 1
+    return torch.from_numpy(np.stack(values)) if same else _each(values)
+
+
+def _each(values: list[np.ndarray]) -> list[Any]:
+    import torch
+
+    # Decoded arrays are read-only views, which torch does not know.
+    return [torch.from_numpy(np.array(value)) for value in values]

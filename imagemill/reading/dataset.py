@@ -1,0 +1,232 @@
+"""Shards as an endless or epoch-wise source of batches, with a position that can be saved and gone back to.
+
+    plan ──> pieces of this rank ──> webdataset.split_by_worker ──> BatchReader ──> batches     a webdataset.DataPipeline
+
+Belongs here: putting the stages together, ranks, position and state. Belongs elsewhere: every stage itself.
+Source: CONTRACTS section 2; the names `state_dict` and `load_state_dict` are torch's.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+
+from imagemill.errors import WrongUsage
+from imagemill.reading.batches import Batch, BatchReader, Crop
+from imagemill.reading.latents import Fit
+from imagemill.reading.plan import BucketLayout, Order, Piece, Plan, Tail
+from imagemill.reading.sets import Bucket, open_buckets
+
+
+class ShardDataset:
+    """Batches of one bucket each, over every live sample of a set.
+
+    A batch is a dict:
+        bucket    as `1024x1024`             epoch, step   its position in the plan
+        image_id  list of true ids           caption, json lists of texts and of whole records
+        vae       float16 (n, 16, h, w); float32 with `normalized`; a list of tensors with latents="as_stored"
+        t5h       float16 (n, 77, 1024)      t5m           uint8 (n, 77), 1 where there is text
+        dinov3    float32 (n, 1024), if asked for
+
+    Args:
+        folder: `shards/`, or one bucket folder in it.
+        batch_size: per rank.
+        members: what to decode: `json` (brings `caption`), `vae`, `t5h`, `t5m`, `dinov3`, and kinds of your own.
+        latents: `as_stored`; `crop` or `resize` to the bucket's own size (see `fit_latent`; resizing is approximate).
+        crop: where a window of a larger latent lies; `random` is another one each epoch, the same for the same seed.
+        normalized: apply (z - shift_factor) * scaling_factor of the VAE in the manifest.
+        order, buffer, tail, seed: see `Plan`. For DDP choose tail="pad" or "drop": equally many full batches for every rank.
+        repeat: go on with the next epoch for ever.
+        allow_preview: read what preview models made.
+        rank, world_size: default RANK and WORLD_SIZE of the environment, else torch.distributed where it is initialised
+            by now, else one rank.
+
+    Every iteration begins at the position: where the last batch, or `load_state_dict`, left it. After an epoch that is the
+    next epoch's beginning.
+
+    Raises:
+        MissingInput, ImagemillError: see `open_buckets`. WrongUsage: an unknown name or value, or no batch for this rank.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        batch_size: int,
+        *,
+        members: Sequence[str] = ("json", "vae", "t5h", "t5m"),
+        latents: Fit = "as_stored",
+        crop: Crop = "center",
+        normalized: bool = False,
+        order: Order = "stream",
+        buffer: int = 1000,
+        tail: Tail = "short",
+        seed: int = 0,
+        repeat: bool = False,
+        allow_preview: bool = False,
+        rank: int | None = None,
+        world_size: int | None = None,
+    ) -> None:
+        _check_choices(latents=(latents, Fit), crop=(crop, Crop), order=(order, Order), tail=(tail, Tail))
+        self.rank, world_size = _node(rank, world_size)
+        _check_numbers(batch_size=(batch_size, 1), buffer=(buffer, 0), seed=(seed, 0))
+        self.buckets = open_buckets(Path(folder), allow_preview=allow_preview)
+        self.plan = Plan(
+            [_layout(bucket) for bucket in self.buckets], batch_size, world_size, seed, order, buffer, tail
+        )
+        if not len(self):
+            raise WrongUsage(
+                f"no batch for rank {self.rank} of {world_size}",
+                where=folder,
+                why=f"a step takes {self.plan.global_batch} samples of one bucket; there are {self.samples} in all",
+                do='choose tail="pad", a smaller batch or fewer ranks',
+            )
+        self._reader = BatchReader.of(
+            self.buckets, members, latents=latents, crop=crop, normalized=normalized, seed=seed
+        )
+        self._repeat = repeat
+        self._samples_digest = {bucket.name: bucket.digest() for bucket in self.buckets}
+        self._epoch, self._step = 0, 0
+
+    def __len__(self) -> int:
+        """Batches of this rank in a whole epoch."""
+        return self.plan.batches(self.rank)
+
+    @property
+    def samples(self) -> int:
+        """Live samples in the set."""
+        return sum(len(bucket.lines) for bucket in self.buckets)
+
+    # ---- iterating
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Batches in this process. In a script: `loader`, which reads ahead in others."""
+        return self._followed(self.pipeline())
+
+    def loader(self, num_workers: int = 0, **options: Any) -> "ShardLoader":
+        """A DataLoader over this dataset; `options` are torch's (`pin_memory`, `prefetch_factor`, …)."""
+        return ShardLoader(self, num_workers, options)
+
+    def pipeline(self) -> Any:
+        """A `webdataset.DataPipeline` of batches from the position on, to be extended by `.compose(…)`.
+
+        A DataLoader over it (batch_size=None) delivers the same batches in the same order with any number of workers. Then
+        tell `delivered` of each batch if you want to save the position: a worker's copy of the dataset cannot.
+        """
+        from webdataset.pipeline import DataPipeline
+        from webdataset.shardlists import split_by_worker
+
+        return DataPipeline(self._pieces, split_by_worker, self._reader)
+
+    def _pieces(self) -> Iterator[Piece]:
+        epoch, step = self._epoch, self._step
+        yield from self.plan.pieces(epoch, self.rank, step)
+        while self._repeat:
+            epoch += 1
+            yield from self.plan.pieces(epoch, self.rank)
+
+    def _followed(self, batches: Any) -> Iterator[Batch]:
+        epoch = self._epoch
+        for batch in batches:
+            self.delivered(batch)
+            yield batch
+        self.set_epoch(epoch + 1)
+
+    # ---- position
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to an epoch's beginning. Iterating to an epoch's end does it too."""
+        _check_numbers(epoch=(epoch, 0))
+        self._epoch, self._step = epoch, 0
+
+    def delivered(self, batch: Batch) -> None:
+        """Put the position behind a batch. `loader` and plain iteration do it themselves."""
+        over = batch["step"] + 1 == self.plan.steps
+        self._epoch, self._step = (batch["epoch"] + 1, 0) if over else (batch["epoch"], batch["step"] + 1)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position behind the last batch that was delivered, and what it holds for: plain numbers and texts.
+
+        Batches that workers have read ahead are not counted, so nothing is lost. The same on every rank that is at the
+        same step; it may be loaded with another number of workers, and of ranks where world_size × batch_size is the same.
+        """
+        return {"epoch": self._epoch, "step": self._step, **self._holds_for()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on exactly where `state_dict` was taken; nothing that went before is read.
+
+        Raises:
+            WrongUsage: the state is of another plan or of another set of samples.
+        """
+        now = self._holds_for()
+        if differing := [name for name in now if state.get(name) != now[name]]:
+            name = differing[0]
+            raise WrongUsage(
+                f"this state is of another plan: {name} was {state.get(name)}, now {now[name]}",
+                why="a position means the same batch only in the same order of the same samples",
+                do="restore what differs, or begin the next epoch with set_epoch",
+            )
+        self._epoch, self._step = state["epoch"], state["step"]
+
+    def _holds_for(self) -> dict[str, Any]:
+        plan = self.plan
+        return {
+            "seed": plan.seed,
+            "order": plan.order,
+            "buffer": plan.buffer if plan.order == "stream" else None,
+            "tail": plan.tail,
+            "global_batch": plan.global_batch,
+            "samples": self._samples_digest,
+        }
+
+
+class ShardLoader:
+    """Batches read ahead by worker processes, in the plan's order; the position is kept in the dataset."""
+
+    def __init__(self, dataset: ShardDataset, num_workers: int, options: Mapping[str, Any]) -> None:
+        self.dataset = dataset
+        self._options = {"num_workers": num_workers, **options}
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __iter__(self) -> Iterator[Batch]:
+        from webdataset.compat import WebLoader
+
+        # A new one each time: its workers begin at the position of now.
+        batches = WebLoader(self.dataset.pipeline(), batch_size=None, collate_fn=_unchanged, **self._options)
+        return self.dataset._followed(batches)
+
+
+def _unchanged(batch: Batch) -> Batch:
+    """torch's own would look into every number of every record."""
+    return batch
+
+
+def _layout(bucket: Bucket) -> BucketLayout:
+    numbers = {shard["name"]: number for number, shard in enumerate(bucket.manifest["shards"])}
+    return BucketLayout(bucket.name, np.array([numbers[line.shard] for line in bucket.lines], np.int64))
+
+
+def _node(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    """Asked here and not in a worker, which may have been started without its parent's process group."""
+    if rank is None or world_size is None:
+        from webdataset.utils import pytorch_worker_info
+
+        found_rank, found_size, _, _ = pytorch_worker_info()
+        rank, world_size = found_rank if rank is None else rank, found_size if world_size is None else world_size
+    if not 0 <= rank < world_size:
+        raise WrongUsage(f"rank {rank} of {world_size}", do="give both: rank from 0 to world_size - 1")
+    return rank, world_size
+
+
+def _check_choices(**given: tuple[object, Any]) -> None:
+    for name, (value, choices) in given.items():
+        if value not in get_args(choices):
+            raise WrongUsage(f"unknown {name}={value!r}", do=f"choose from {', '.join(get_args(choices))}")
+
+
+def _check_numbers(**given: tuple[object, int]) -> None:
+    for name, (value, least) in given.items():
+        if type(value) is not int or value < least:
+            raise WrongUsage(f"{name}={value!r}", do=f"give an int of at least {least}")

@@ -1,0 +1,74 @@
+"""Latents fitted to their bucket: a window of them, or all of them made smaller or larger.
+
+Belongs here: one latent's size and scale.
+Belongs elsewhere: when it is asked for (batches.py), what the encoder did (encoders/flux_vae.py).
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import numpy as np
+
+from imagemill.embedding_specs import VAE
+from imagemill.errors import ImagemillError
+
+Fit = Literal["as_stored", "crop", "resize"]
+
+Size = tuple[int, int]
+
+
+def fit_latent(latent: np.ndarray, size: Size, fit: Fit, corner: tuple[float, float] | None = None) -> np.ndarray:
+    """A latent of exactly the bucket's size.
+
+    Resizing a latent is approximate: it is not the latent of the resized image, since the VAE is not linear; expect softened
+    detail. Cropping is exact up to what the encoder saw beyond the window's edge.
+
+    Args:
+        latent: (16, h, w). size: (height, width) of the result.
+        fit: `crop`: a window of the latent as it is; one that is too small is enlarged just as far as needed first.
+            `resize`: enlarged or reduced until it just covers the size, proportions kept, the rest cropped.
+        corner: where the window lies within the room there is, both in [0, 1); None: in the middle.
+
+    Returns:
+        the dtype of `latent`, shape (16, *size).
+    """
+    too_small = latent.shape[1] < size[0] or latent.shape[2] < size[1]
+    if fit == "resize" or too_small:
+        latent = _covering(latent, size)
+    room = latent.shape[1] - size[0], latent.shape[2] - size[1]
+    down, right = corner or (0.5, 0.5)
+    top, left = (int(down * (room[0] + 1)), int(right * (room[1] + 1))) if corner else (room[0] // 2, room[1] // 2)
+    return latent[:, top : top + size[0], left : left + size[1]]
+
+
+def _covering(latent: np.ndarray, size: Size) -> np.ndarray:
+    """The smallest latent of these proportions that covers `size`: averaged areas when shrinking, bilinear when growing."""
+    import torch
+    from torch.nn import functional
+
+    _, height, width = latent.shape
+    scale = max(size[0] / height, size[1] / width)
+    covering = max(size[0], round(height * scale)), max(size[1], round(width * scale))
+    if covering == (height, width):
+        return latent
+    values = torch.from_numpy(latent.astype(np.float32))[None]
+    mode = "area" if scale < 1 else "bilinear"
+    return functional.interpolate(values, covering, mode=mode)[0].numpy().astype(latent.dtype)
+
+
+def latent_factors(manifest: Mapping[str, Any], where: object) -> tuple[float, float]:
+    """(scaling factor, shift factor) of the VAE that made a set's latents. A model trains on (z - shift) * scaling.
+
+    Raises:
+        ImagemillError: the manifest does not say; a VAE without a shift has 0.
+    """
+    facts = ((manifest.get("provenance") or {}).get(VAE.kind) or {}).get("facts") or {}
+    scaling = facts.get("scaling_factor")
+    if scaling is None:
+        raise ImagemillError(
+            "the manifest does not say by what these latents are scaled",
+            where=where,
+            why="another program made them, or their maker is not recorded",
+            do="leave normalized=False and apply your VAE's scaling_factor and shift_factor yourself",
+        )
+    return float(scaling), float(facts.get("shift_factor") or 0.0)

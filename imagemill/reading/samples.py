@@ -1,0 +1,65 @@
+"""One sample out of its tar, decoded: the record as a dict, npy members as views of the bytes that were read.
+
+Belongs here: members, by the names a training script uses.
+Belongs elsewhere: where the sample lies (sets.py), the tar's bytes (formats/tar.py), an npy file's (formats/npy.py).
+"""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from imagemill.errors import ImagemillError, WrongUsage
+from imagemill.formats.jsonl import parse_object
+from imagemill.formats.npy import parse_npy
+from imagemill.formats.tar import IndexEntry, read_sample
+from imagemill.pipeline.shard_sets import IndexLine
+
+
+def short_name(suffix: str) -> str:
+    """A member's name in a sample or batch: `vae.npy` → `vae`."""
+    return suffix.removesuffix(".npy")
+
+
+def chosen_suffixes(names: Iterable[str], there: Sequence[str], where: Path) -> list[str]:
+    """The suffixes of the members with these names. Raises WrongUsage for a name that the set does not have."""
+    suffixes = {short_name(suffix): suffix for suffix in there}
+    names = list(names)
+    if unknown := [name for name in names if name not in suffixes]:
+        raise WrongUsage(
+            f"no member {unknown[0]!r}",
+            where=where,
+            why="the manifest lists none",
+            do=f"choose from {', '.join(suffixes)}",
+        )
+    return [suffixes[name] for name in names]
+
+
+def read_members(folder: Path, line: IndexLine, suffixes: Sequence[str]) -> dict[str, Any]:
+    """Decode these members of one sample, and no other: by short name, `json` a dict, the rest read-only arrays.
+
+    Raises:
+        ImagemillError: the sample is not there, or a member is missing or damaged.
+    """
+    path = folder / line.shard
+    values = read_sample(path, IndexEntry(line.key, line.offset, line.size))
+    if missing := [suffix for suffix in suffixes if suffix not in values]:
+        raise _damaged(path, line, f"it has no member {missing[0]}")
+    return {short_name(suffix): _decoded(suffix, values[suffix], path, line) for suffix in suffixes}
+
+
+def _decoded(suffix: str, data: bytes, path: Path, line: IndexLine) -> Any:
+    if suffix != "json":
+        return parse_npy(data, path / f"{line.key}.{suffix}")
+    record = parse_object(data)
+    if record is None or not isinstance(record.get("caption"), str):
+        raise _damaged(path, line, "its json is no record with a caption")
+    return record
+
+
+def _damaged(path: Path, line: IndexLine, why: str) -> ImagemillError:
+    return ImagemillError(
+        f"sample {line.image_id!r} is damaged",
+        where=f"{path}, byte {line.offset}",
+        why=why,
+        do="write the set again: imagemill shards --overwrite",
+    )

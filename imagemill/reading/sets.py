@@ -1,0 +1,168 @@
+"""Sets of shards, opened: every live sample of every bucket by its index entry; nothing of a tar is read before it is asked for.
+
+    data/shards/                    open this, or one bucket folder
+    └─ bucket_1024x1024/
+       ├─ shard-000000.tar …
+       ├─ index.jsonl               where each sample lies
+       ├─ tombstones.jsonl          what of it counts no more, if anything: never delivered
+       └─ manifest.json             what made it, and how many samples count
+
+Belongs here: finding, checking and refusing sets; random access by id.
+Belongs elsewhere: the documents themselves (pipeline/shard_sets.py), a sample's members (samples.py), order (plan.py).
+Source: CONTRACTS section 2.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from imagemill.buckets import BUCKETS, bucket_size
+from imagemill.embedding_specs import latent_shape
+from imagemill.errors import ImagemillError, MissingInput
+from imagemill.ids import member_key
+from imagemill.pipeline.shard_sets import MANIFEST, IndexLine, live_lines, read_manifest
+from imagemill.reading.samples import read_members
+
+_WRITE_AGAIN = "write the set again: imagemill shards --overwrite"
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """One bucket's set. `name`: as `1024x1024`; `lines`: the samples that count, in index order."""
+
+    name: str
+    folder: Path
+    manifest: Mapping[str, Any]
+    lines: Sequence[IndexLine]
+
+    @property
+    def latent_size(self) -> tuple[int, int]:
+        """(height, width) of a latent of the bucket's own size."""
+        width, height = bucket_size(self.name)
+        return latent_shape(height, width)[1:]
+
+    @property
+    def members(self) -> list[str]:
+        """Member suffixes as in the tars."""
+        return self.manifest["members"]
+
+    def digest(self) -> str:
+        """Of the live samples and their places: equal digests mean that a position means the same sample."""
+        places = "\n".join(f"{line.image_id}\t{line.shard}\t{line.offset}" for line in self.lines)
+        return hashlib.sha256(places.encode()).hexdigest()[:16]
+
+
+def open_buckets(folder: Path, *, allow_preview: bool = False) -> tuple[Bucket, ...]:
+    """Every bucket below a shards folder, by name, or the one whose folder this is.
+
+    Raises:
+        MissingInput: no sets there, or one without manifest. ImagemillError: a set that does not agree with itself, or whose
+            files a preview model made.
+    """
+    folders = [folder] if folder.name.startswith("bucket_") else sorted(folder.glob("bucket_*/"))
+    if not folders or not folder.is_dir():
+        raise MissingInput(f"no shards in {folder}", do="imagemill run, or give the folder that holds bucket_<bucket>/")
+    buckets = tuple(_open_bucket(path) for path in folders)
+    for bucket in buckets:
+        if not allow_preview:
+            _refuse_preview(bucket)
+    return buckets
+
+
+def _open_bucket(folder: Path) -> Bucket:
+    manifest = read_manifest(folder)
+    if manifest is None or manifest.get("bucket") not in BUCKETS:
+        missing = not (folder / MANIFEST).exists()
+        raise (MissingInput if missing else ImagemillError)(
+            f"{folder.name} has no {MANIFEST}" if missing else f"{folder.name}/{MANIFEST} is not one of ours",
+            where=folder,
+            why="samples are found through the index and manifest that imagemill writes beside the tars",
+            do=f"{_WRITE_AGAIN}; foreign tars: webdataset.WebDataset",
+        )
+    bucket = Bucket(manifest["bucket"], folder, manifest, live_lines(folder))
+    if problem := _disagreement(bucket):
+        raise ImagemillError(
+            f"{folder.name}: its documents and tars do not agree",
+            where=folder,
+            why=problem,
+            do=f"copy the folder whole, or {_WRITE_AGAIN}",
+        )
+    return bucket
+
+
+def _disagreement(bucket: Bucket) -> str | None:
+    """Whether index, manifest and the tars' sizes contradict each other; no tar is opened."""
+    sizes = {shard["name"]: shard["bytes"] for shard in bucket.manifest["shards"]}
+    for name, size in sizes.items():
+        path = bucket.folder / name
+        found = path.stat().st_size if path.is_file() else None
+        if found != size:
+            return f"{name} is missing" if found is None else f"{name} has {found} bytes, {size} by the manifest"
+    for line in bucket.lines:
+        if line.offset < 0 or line.size < 0 or line.offset + line.size > sizes.get(line.shard, -1):
+            return f"the index puts {line.image_id!r} where {line.shard} has no bytes"
+        if line.key != member_key(line.image_id):
+            return f"the index gives {line.image_id!r} the key {line.key!r}"
+    expected = bucket.manifest["samples"]
+    return None if len(bucket.lines) == expected else f"{len(bucket.lines)} live samples, {expected} by the manifest"
+
+
+def _refuse_preview(bucket: Bucket) -> None:
+    made = [kind for kind, maker in (bucket.manifest.get("provenance") or {}).items() if maker and maker.get("preview")]
+    if made:
+        raise ImagemillError(
+            f"{bucket.folder.name} holds what a preview model made: {', '.join(made)}",
+            where=bucket.folder / MANIFEST,
+            why="preview models have the shapes of the real ones and random weights: nothing can be learned from them",
+            do="run imagemill with real models, or pass allow_preview=True to try a pipeline out",
+        )
+
+
+class ShardSet(Mapping[str, dict[str, Any]]):
+    """Samples by id; reading one costs one read of one tar.
+
+    A sample is a dict: image_id, bucket, caption, `json` (the record), and one writable array per npy member, named without
+    the `.npy`, as stored: vae float16 (16, H // 8, W // 8) neither scaled nor shifted, t5h float16 (77, 1024),
+    t5m uint8 (77,), dinov3 float32 (1024,).
+    """
+
+    def __init__(self, buckets: Sequence[Bucket]) -> None:
+        self.buckets = tuple(buckets)
+        self._places: dict[str, tuple[Bucket, IndexLine]] = {}
+        for bucket in buckets:
+            for line in bucket.lines:
+                if line.image_id in self._places:
+                    raise ImagemillError(
+                        f"{line.image_id!r} is live twice",
+                        where=bucket.folder,
+                        why="an id names one sample",
+                        do=_WRITE_AGAIN,
+                    )
+                self._places[line.image_id] = bucket, line
+
+    @classmethod
+    def open(cls, folder: str | Path, *, allow_preview: bool = False) -> "ShardSet":
+        """A shards folder or one of its bucket folders; errors as of `open_buckets`."""
+        return cls(open_buckets(Path(folder), allow_preview=allow_preview))
+
+    def __getitem__(self, image_id: str) -> dict[str, Any]:
+        """Raises KeyError for an id that is not live, ImagemillError where the tar is damaged."""
+        bucket, line = self._places[image_id]
+        sample = read_members(bucket.folder, line, bucket.members)
+        return {
+            "image_id": image_id,
+            "bucket": bucket.name,
+            "caption": sample["json"]["caption"],
+            **{name: value.copy() for name, value in sample.items()},
+        }
+
+    def __contains__(self, image_id: object) -> bool:
+        return image_id in self._places
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)

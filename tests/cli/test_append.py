@@ -1,0 +1,68 @@
+"""Shards that grow: --append, withdraw, --repack, by the command line. Source: CONTRACTS section 2, last point."""
+
+import pytest
+
+from imagemill.layout import DataRoot
+from tests.helpers.product import imagemill, photos, snapshot
+
+
+def product(root, *arguments, code=0):
+    done = imagemill(*arguments, "--data-root", root.path, stub=True)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    root = DataRoot(tmp_path_factory.mktemp("append") / "data")
+    photos(root.approved, 4)
+    product(root, "run")
+    return root
+
+
+def tars(root):
+    return {path: content for path, content in snapshot(root.shards).items() if path.endswith(".tar")}
+
+
+def test_growing_set_is_appended_to_withdrawn_from_and_folded(root):
+    """One story: each step leaves what came before as it was, until the last one folds it."""
+    first = tars(root)
+    photos(root.approved, 6)
+    (root.approved / "photo0001.txt").write_text("edited")
+    product(root, "stage2")
+
+    said = product(root, "shards", "--append")
+    assert "written_samples=3 written_shards=1" in said
+    assert "1 samples in the tars count no more" in said, "readers that ignore the index still see the old one"
+    assert first.items() <= tars(root).items()
+    assert "6 samples in 2 shards" in product(root, "status")
+    assert product(root, "verify")
+
+    said = product(root, "withdraw", "photo0002", "photo0005")
+    assert "withdrawn: photo0002, photo0005" in said
+    assert "written_samples=0 written_shards=0" in said
+    assert "4 samples in 2 shards" in product(root, "status")
+    assert "withdraw --restore photo0002" in product(root, "explain", "photo0002")
+    assert product(root, "verify")
+    before = tars(root)
+    product(root, "withdraw", "--restore", "photo0005")
+    assert tars(root) == before
+    assert "5 samples in 2 shards" in product(root, "status")
+
+    said = product(root, "shards", "--repack")
+    assert "written_samples=5 written_shards=1" in said
+    assert "count no more" not in said
+    assert product(root, "verify")
+    assert "nothing to do" in product(root, "run")
+
+
+def test_unknown_id_withdraws_nothing(root):
+    before = snapshot(root.shards)
+
+    assert "no image nobody" in product(root, "withdraw", "photo0000", "nobody", code=1)
+
+    assert snapshot(root.shards) == before
+
+
+def test_modes_that_contradict_each_other_are_refused(root):
+    assert "--overwrite and --append contradict" in product(root, "shards", "--overwrite", "--append", code=2)

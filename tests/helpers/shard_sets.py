@@ -1,0 +1,49 @@
+"""Sets of shards written by the product from records that another program might have made."""
+
+import json
+
+import numpy as np
+
+from imagemill.buckets import BUCKETS
+from imagemill.embedding_specs import VAE, embedding_specs, latent_shape
+from imagemill.formats.manifest import read_json, write_json
+from imagemill.layout import DataRoot
+from imagemill.pipeline.shard_sets import MANIFEST
+from imagemill.pipeline.shards import ShardParameters, plan_shards, write_bucket
+from imagemill.provenance import ModelIdentity
+from tests.helpers.stage2 import foreign, ready, record_of
+
+FACTORS = {"scaling_factor": 0.5, "shift_factor": 0.25}
+
+
+def shard_set(folder, sizes, *, shard_size=3, preview=False):
+    """A data root with shards; latents are noise.
+
+    Args:
+        sizes: id → (width, height) in pixels. preview: what the manifests say of the VAE's maker.
+    """
+    root = DataRoot(folder)
+    foreign(root, *(record_of(i, size=size, caption=f"a picture called {i}") for i, size in sizes.items()))
+    for number, (image_id, (width, height)) in enumerate(sizes.items()):
+        noise = np.random.default_rng(number).normal(size=latent_shape(height, width))
+        np.save(root.derived / VAE.folder / f"{image_id}.npy", noise.astype(VAE.dtype))
+    plans = plan_shards(
+        ready(root, BUCKETS).ready, list(BUCKETS), root.shards, ShardParameters(shard_size=shard_size), "replace"
+    )
+    makers = {s.kind: ModelIdentity(kind=s.kind, model="m", preview=preview, facts=FACTORS) for s in embedding_specs()}
+    for plan in plans.plans:
+        write_bucket(plans, plan, root.derived, makers)
+    return root
+
+
+def change_manifest(folder, **changes):
+    write_json(folder / MANIFEST, read_json(folder / MANIFEST) | changes)
+
+
+def bury(bucket, *image_ids):
+    """Tombstones for these ids; the manifest counts the rest."""
+    lines = [json.loads(line) for line in (bucket / "index.jsonl").read_text().splitlines()]
+    dead = [line for line in lines if line["image_id"] in image_ids]
+    tombstones = [{key: line[key] for key in ("image_id", "shard", "offset")} | {"why": "withdrawn"} for line in dead]
+    (bucket / "tombstones.jsonl").write_text("".join(json.dumps(tombstone) + "\n" for tombstone in tombstones))
+    change_manifest(bucket, samples=len(lines) - len(dead), tombstones=len(dead))

@@ -1,0 +1,59 @@
+"""Every scenario of seed 000 and every decision, mitigation and phase of seed 002 has a test named after it. Source: issue 4."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.seeds.table import SCENARIOS, SEED_000, SEED_002, TESTS
+
+HERE = Path(__file__).parent
+
+
+def docstrings_in(file):
+    """Names of the tests of a file, each with its docstring in one line."""
+    functions = [node for node in ast.parse((HERE / file).read_text()).body if isinstance(node, ast.FunctionDef)]
+    tests = [function for function in functions if function.name.startswith("test_")]
+    assert len({test.name for test in tests}) == len(tests), "a second one of a name hides the first"
+    return {test.name: " ".join((ast.get_docstring(test) or "").split()) for test in tests}
+
+
+@pytest.mark.parametrize("file", TESTS)
+def test_every_title_has_its_test_and_every_test_its_title(file):
+    assert sorted(docstrings_in(file)) == sorted(TESTS[file].values())
+
+
+@pytest.mark.parametrize("file", TESTS)
+def test_every_test_names_its_title(file):
+    found = docstrings_in(file)
+
+    assert [title for title, name in TESTS[file].items() if title.rstrip(".?") not in found[name]] == []
+
+
+def test_names_of_scenarios_are_their_titles():
+    assert TESTS[SEED_000]["DINOv3 file size is approximately 4KB"] == "test_dinov3_file_size_is_approximately_4kb"
+    assert len(SCENARIOS) == len(set(TESTS[SEED_000].values())) == 22
+
+
+def test_every_numbered_part_of_the_migration_is_there():
+    """Eight decisions, five phases, four open questions; twelve mitigations, three of each risk."""
+    heads = [title.partition(":")[0] for title in TESTS[SEED_002]]
+
+    for what, count in {"Decision": 8, "Phase": 5, "Open question": 4}.items():
+        assert [head for head in heads if re.fullmatch(rf"{what} \d", head)] == [
+            f"{what} {n + 1}" for n in range(count)
+        ]
+    mitigations = [title.partition(":")[0] for title, name in TESTS[SEED_002].items() if "test_mitigation_" in name]
+    assert sorted(mitigations.count(risk) for risk in set(mitigations)) == [3, 3, 3, 3]
+    assert len(set(TESTS[SEED_002].values())) == len(TESTS[SEED_002])
+
+
+def test_table_is_printed_as_markdown():
+    done = subprocess.run([sys.executable, HERE / "table.py"], capture_output=True, text=True, check=True)
+
+    for tests in TESTS.values():
+        for title, name in tests.items():
+            assert f"| {title} | `{name}` |" in done.stdout.splitlines()
