@@ -29,6 +29,7 @@ from benchmarks.common.full_size import write_model
 from benchmarks.common.inputs import mixed_captions, noise_photos, scratch
 from imagemill.config import Config, EncoderSettings
 from imagemill.embedding_specs import DINOV3, T5, T5_TOKENS, VAE, EmbeddingSpec
+from imagemill.encoders.loading import library
 from imagemill.formats.npy import NpyStore
 from imagemill.layout import DataRoot
 from imagemill.ledger import Ledger
@@ -182,11 +183,8 @@ def _stored_shape(spec: EmbeddingSpec, item: Any) -> tuple[int, ...]:
 
 
 @torch.inference_mode()
-def _plain(encoder: Any, captions: Sequence[str], model: Path, folder: Path) -> None:
+def _plain(encoder: Any, tokenizer: Any, captions: Sequence[str], folder: Path) -> None:
     """Seed 002's loop: four at a time, padded to 77, one thing after the other."""
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(model)
     device = encoder.identity.device
     with TemporaryDirectory(dir=folder) as name:
         for start in range(0, len(captions), PLAIN_BATCH):
@@ -221,7 +219,8 @@ def _measure(spec: EmbeddingSpec, folder: Path, arguments: argparse.Namespace) -
 
     ways: dict[str, Callable[[], None]] = {"bare": kept.bare, "stream": lambda: _stream(stream_spec, folder, settings)}
     if spec is T5:
-        ways["plain"] = lambda: _plain(kept.encoder, captions, model, folder)
+        tokenizer = library("transformers").AutoTokenizer.from_pretrained(model)
+        ways["plain"] = lambda: _plain(kept.encoder, tokenizer, captions, folder)
     if arguments.device != "cpu":
         ways["host"] = lambda: _host(spec, folder, settings, kept.encoder)
     kept.bare()

@@ -17,10 +17,11 @@ from collections.abc import Callable, Iterable
 from io import BytesIO
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import msgspec
 import numpy as np
-import webdataset
+from webdataset.compat import WebDataset, WebLoader
 
 from benchmarks.common.inputs import scratch
 from imagemill.embedding_specs import embedding_specs
@@ -71,10 +72,10 @@ def _compare(folder: Path, arguments: argparse.Namespace, workers: int) -> float
 
 def bare(folder: Path, workers: int) -> int:
     tars = [str(tar) for tar in sorted(folder.glob("bucket_*/*.tar"))]
-    samples: Iterable = webdataset.WebDataset(tars, shardshuffle=False, empty_check=False).decode()
+    samples: Any = WebDataset(tars, shardshuffle=False, empty_check=False).decode()
     if workers:
         # The library's own loader; torch's conversion of every number of a record is no part of it.
-        samples = webdataset.WebLoader(samples, batch_size=None, num_workers=workers, collate_fn=_unchanged)
+        samples = WebLoader(samples, batch_size=None, num_workers=workers, collate_fn=_unchanged)
     return sum(1 for _ in samples)
 
 

@@ -14,7 +14,7 @@ from imagemill.pipeline.story import Status
 MADE = ("computed", "extracted", "adopted")
 _TOLD_OF_RECORDS = (
     "added", "migrated", "changed", "height_corrected", "width_corrected", "mask_corrected", "caption_replaced",
-    "quarantined", "stage1",
+    "unusual_ratio", "quarantined", "stage1",
 )  # fmt: skip
 SHOWN_PROBLEMS = 10
 

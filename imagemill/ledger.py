@@ -173,6 +173,18 @@ class Ledger:
         found = (FileRow(r[0], r[1], StatTriple(*r[2:5]), *r[5:]) for r in rows)
         return {(row.image_id, row.stat): row for row in found}
 
+    def file_rows(self, kind: str) -> Iterator[FileRow]:
+        """Every file vouched for, in order of image id."""
+        rows = self._select(
+            "files", "image_id, size, mtime_ns, inode, source, content, maker", None, "kind = ?", (kind,)
+        )
+        for image_id, size, mtime_ns, inode, source, content, maker in rows:
+            yield FileRow(kind, image_id, tuple.__new__(StatTriple, (size, mtime_ns, inode)), source, content, maker)
+
+    def source_facts(self) -> Iterator[tuple[str, str, int, int]]:
+        """`sources` without objects: image id, fingerprint, height, width."""
+        return self._select("sources", "image_id, fingerprint, height, width", None)
+
     def problems(self, items: Sequence[str] | None = None) -> list[Problem]:
         columns = "item, asset, outcome, reason, detail, remedy, size, mtime_ns, inode, run_id, at"
         rows = self._select("problems", columns, items, key="item")

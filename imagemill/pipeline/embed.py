@@ -4,6 +4,11 @@
               (open, hash, check what is there)   (equal shapes,                 (.tmp-…, on disk)  (ledger row, then rename)
                                                    pixel budget)
 
+Beside the model and what it takes for a batch, memory holds at most
+    20 bytes x `decode_ahead_pixels`: images while they are opened and prepared (1.3 GB by default); one always may be
+    3 bytes x 4 x `batch_pixels`: images that wait for company of their shape (50 MB by default), and the last one to come
+    64 MiB of arrays on their way to the disk, and those of one batch.
+
 Belongs here: the worker an engine runs (`EmbedWorker`), its rows, and `publish`, which the process that owns the ledger runs.
 Belongs elsewhere: what is a job at all (pipeline/plan.py), the models (encoders/), Dagster events (io_managers/npy.py).
 """
@@ -30,6 +35,7 @@ from imagemill.errors import ImagemillError, InvalidNpy, ModelUnusable, NonFinit
 from imagemill.files import StatTriple, fingerprint, stat_triple
 from imagemill.formats.npy import NpyStore, npy_header
 from imagemill.ledger import FileRow, Ledger, Problem, SourceRow
+from imagemill.memory import reuse_freed_memory
 from imagemill.pipeline.ahead import work_ahead
 from imagemill.pipeline.facts import inspect_image
 from imagemill.pipeline.plan import EmbeddingPlan, Job, row_of_bytes
@@ -42,6 +48,10 @@ Outcome = Literal["computed", "extracted", "kept", "adopted", "refused", "failed
 # Rows per ledger transaction and folder flush, and the longest a finished file waits for its name.
 PUBLISH_ROWS = 128
 PUBLISH_SECONDS = 1.0
+
+# What a pixel that counts against `decode_ahead_pixels` takes at most, while it is decoded, turned and made floats of; three
+# once that is done.
+BYTES_PER_PIXEL_AHEAD = 20
 
 # Arrays that wait for the disk; those of one batch may be more.
 WRITE_BEHIND_BYTES = 64 * 1024 * 1024
@@ -134,6 +144,7 @@ class EmbedWorker:
 
     def stream(self, jobs: Iterable[Job]) -> Iterator[EmbedRow]:
         """Yield one row per job, in any order. An interrupt first yields what is already written, then goes on its way."""
+        reuse_freed_memory()
         self.store.folder.mkdir(parents=True, exist_ok=True)
         writes: deque[_Write] = deque()
         with (

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from imagemill.atomic import temporary_path, write_bytes_atomic
+from imagemill.buckets import is_unusual_ratio
 from imagemill.embedding_specs import DINOV3
 from imagemill.errors import ImagemillError
 from imagemill.files import StatTriple
@@ -226,7 +227,9 @@ def _record(old: Record | None, source: SourceRow | None, caption: CaptionRow | 
 
 
 def _corrections(old: Record | None, new: Record) -> Iterator[str]:
-    """What a record had otherwise than image, tokenizer or sidecar say."""
+    """What a record had otherwise than image, tokenizer or sidecar say, and what people want to look at."""
+    if is_unusual_ratio(new["width"], new["height"]):
+        yield "unusual_ratio"
     for name in ("height", "width"):
         if old and name in old and old[name] != new[name]:
             yield f"{name}_corrected"

@@ -6,21 +6,24 @@ layout of the seed's form is understood, also one that another program wrote.
 Source: seed 001 "Load Stage 2 metadata and validate readiness"; CONTRACTS section 2, "Readiness".
 """
 
+import gc
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from imagemill.embedding_specs import EmbeddingSpec, embedding_specs
 from imagemill.errors import InvalidNpy, MissingInput
-from imagemill.files import StatTriple, fingerprint
-from imagemill.formats.jsonl import encode_sorted, read_jsonl
+from imagemill.files import StatTriple
+from imagemill.formats.jsonl import parse_line, read_raw
 from imagemill.formats.npy import NpyStore, check_npy_header
-from imagemill.ledger import FileRow, Ledger, Problem, SourceRow
+from imagemill.ledger import FileRow, Ledger, Problem
 from imagemill.pipeline.plan import row_of_bytes
 from imagemill.pipeline.regenerate import refuse_regenerating
+from imagemill.pipeline.slim import SlimRecord, slim_of, slim_record
 from imagemill.provenance import UNKNOWN
-from imagemill.records import Record, record_problem
+from imagemill.records import RecordProblem, record_problem
 
 ASSET = "bucket_shards"
 
@@ -59,6 +62,10 @@ class Readiness:
     adopted: list[FileRow] = field(default_factory=list)
 
 
+# Fingerprint, height and width of an image as last read.
+_Source = tuple[str, int, int]
+
+
 class _Kind:
     """The files of one kind, on disk and in the ledger."""
 
@@ -66,57 +73,55 @@ class _Kind:
         self.spec, self.ledger = spec, ledger
         self.store = NpyStore(derived / spec.folder, spec)
         self.listing: Mapping[str, StatTriple] = self.store.listing()
-        self.rows = ledger.files(spec.kind)
+        self.rows = {
+            row.image_id: row for row in ledger.file_rows(spec.kind) if self.listing.get(row.image_id) == row.stat
+        }
 
-    def file(
-        self, record: Record, sources: Mapping[str, SourceRow], adopted: list[FileRow]
-    ) -> FileRow | tuple[str, str]:
+    def file(self, record: SlimRecord, source: _Source | None, adopted: list[FileRow]) -> FileRow | tuple[str, str]:
         """The row of this record's file, or (reason, detail) why there is none to pack."""
-        image_id = record["image_id"]
-        present = self.listing.get(image_id)
-        if present is None:
-            return "missing_file", f"no {self.spec.folder}/{image_id}.npy"
-        row = self.rows.get((image_id, present))
+        image_id = record.image_id
+        row = self.rows.get(image_id)
         try:
             if row is None:
-                row = self._unlisted(record, present, sources)
+                present = self.listing.get(image_id)
+                if present is None:
+                    return "missing_file", f"no {self.spec.folder}/{image_id}.npy"
+                row = self._unlisted(record, present, source)
                 adopted.append(row)
-            else:
-                self._check_shape(record, sources.get(image_id))
+            elif source is None or source[1] != record.height or source[2] != record.width:
+                self._check_shape(record, source)
         except InvalidNpy as invalid:
             return invalid.reason, invalid.what
         except OSError as error:
             return _READ_ERROR, str(error)
-        if row.source is not None and row.source != self._current_source(record, sources):
+        if row.source is not None and row.source != self._wanted(record, source):
             earlier = "image" if self.spec.source == "pixels" else "caption"
             return "stale", f"{self.spec.folder}/{image_id}.npy was made from an earlier {earlier}"
         return row
 
-    def _check_shape(self, record: Record, source: SourceRow | None) -> None:
+    def _wanted(self, record: SlimRecord, source: _Source | None) -> str | None:
+        """Fingerprint of what a current file is made from."""
+        return record.caption if self.spec.source == "caption" else (source[0] if source else None)
+
+    def _check_shape(self, record: SlimRecord, source: _Source | None) -> None:
         """A file the ledger vouches for is whole; whether it is of this record's size is for the record to show.
 
         Raises:
             InvalidNpy: it is not.
         """
-        shape = self.spec.shape(record["height"], record["width"])
-        if source is None or self.spec.shape(source.height, source.width) != shape:
-            check_npy_header(self.store.path(record["image_id"]), shape, self.spec.dtype)
+        shape = self.spec.shape(record.height, record.width)
+        if source is None or self.spec.shape(*source[1:]) != shape:
+            check_npy_header(self.store.path(record.image_id), shape, self.spec.dtype)
 
-    def _unlisted(self, record: Record, present: StatTriple, sources: Mapping[str, SourceRow]) -> FileRow:
+    def _unlisted(self, record: SlimRecord, present: StatTriple, source: _Source | None) -> FileRow:
         """A file the ledger did not vouch for when the folder was listed: read it, or find that a run has replaced it since."""
-        image_id = record["image_id"]
-        content = self.store.check(image_id, record["height"], record["width"])
+        image_id = record.image_id
+        content = self.store.check(image_id, record.height, record.width)
         now, known = self.store.stat(image_id), self.ledger.files(self.spec.kind, [image_id])
         if now != present:
-            return known.get((image_id, now)) or self._unlisted(record, now, sources)
-        same = row_of_bytes(known.values(), content, present, self._current_source(record, sources))
+            return known.get((image_id, now)) or self._unlisted(record, now, source)
+        same = row_of_bytes(known.values(), content, present, self._wanted(record, source))
         return same or FileRow(self.spec.kind, image_id, present, None, content, UNKNOWN)
-
-    def _current_source(self, record: Record, sources: Mapping[str, SourceRow]) -> str | None:
-        if self.spec.source == "caption":
-            return fingerprint(record["caption"].encode("utf-8"))
-        source = sources.get(record["image_id"])
-        return source.fingerprint if source else None
 
 
 def find_ready(
@@ -131,31 +136,50 @@ def find_ready(
     """Read the records and match them with the files on disk.
 
     Args:
-        buckets: records of other buckets count as filtered. on_ready: called after each ready record, for progress.
-        excluded: near duplicates to leave out, with what stands for each (`near_duplicates.excluded_images`).
+        buckets: records of other buckets count as filtered. excluded: image id → why it is a near duplicate to leave out; such
+            a record counts as incomplete. on_ready: called after each ready record, for progress.
 
     Raises:
         MissingInput: no JSONL there. ImagemillError: a kind is being regenerated.
     """
     refuse_regenerating(ledger)
+    with _no_collector():
+        return _find_ready(jsonl, derived, ledger, buckets, excluded, on_ready)
+
+
+@contextmanager
+def _no_collector() -> Iterator[None]:
+    """Half a million small objects, none in a circle: looking for circles among them took a fifth of the time."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+def _find_ready(
+    jsonl: Path,
+    derived: Path,
+    ledger: Ledger,
+    buckets: Sequence[str],
+    excluded: Mapping[str, str] | None,
+    on_ready: Callable[[Readiness], None],
+) -> Readiness:
     if not jsonl.is_file():
         raise MissingInput("no Stage 2 records", where=jsonl, do="run `imagemill stage2` first")
     found = Readiness()
     latest = _latest_records(jsonl, found)
-    sources, withdrawn = ledger.sources(), ledger.ids("withdrawn")
+    sources: dict[str, _Source] = {row[0]: row[1:] for row in ledger.source_facts()}
+    withdrawn = ledger.ids("withdrawn")
     kinds = [_Kind(spec, derived, ledger) for spec in embedding_specs()]
     for item, record in latest:
-        problem = record_problem(record)
-        if problem:
-            _skip(
-                found,
-                item,
-                "bad_mask" if problem.rule == "mask" else f"bad_{problem.field}",
-                problem.message,
-                problem.remedy,
-            )
+        if isinstance(record, RecordProblem):
+            reason = "bad_mask" if record.rule == "mask" else f"bad_{record.field}"
+            _skip(found, item, reason, record.message, record.remedy)
             continue
-        if record["aspect_bucket"] not in buckets:
+        if record.bucket not in buckets:
             found.filtered += 1
             continue
         if item in withdrawn:
@@ -164,20 +188,12 @@ def find_ready(
         if excluded and item in excluded:
             _skip(found, item, "near_duplicate", excluded[item], _KEEP_DUPLICATE)
             continue
-        files = [kind.file(record, sources, found.adopted) for kind in kinds]
+        files = [kind.file(record, sources.get(item), found.adopted) for kind in kinds]
         refusal = next((f for f in files if isinstance(f, tuple)), None)
         if refusal:
             _skip(found, item, *refusal, "run `imagemill stage2`")
             continue
-        found.ready.append(
-            ReadySample(
-                record["image_id"],
-                record["aspect_bucket"],
-                encode_sorted(record),
-                tuple(record["t5_attention_mask"]),
-                tuple(f for f in files if isinstance(f, FileRow)),
-            )
-        )
+        found.ready.append(ReadySample(item, record.bucket, record.member, record.mask, tuple(files)))  # type: ignore[arg-type]
         on_ready(found)
     return found
 
@@ -193,30 +209,42 @@ def progress_lines(every: int) -> Callable[[Readiness], None]:
     return say
 
 
-def _latest_records(jsonl: Path, found: Readiness) -> list[tuple[str, Record]]:
-    """The records in file order, of duplicates the last one, each with its id, or its line where it has none.
+def _latest_records(jsonl: Path, found: Readiness) -> list[tuple[str, SlimRecord | RecordProblem]]:
+    """The records in file order, of duplicates the last one, each with its id, or its line where it has none; or what is wrong.
 
     Everything else is counted as incomplete.
     """
     # In the order of the lines that count: a later record of the same id is put in anew.
-    latest: dict[str, tuple[int, Record]] = {}
-    for line in read_jsonl(jsonl):
-        if not line.raw.strip():
-            continue
+    latest: dict[str, tuple[int, SlimRecord | RecordProblem]] = {}
+    for number, raw in read_raw(jsonl):
+        record: SlimRecord | RecordProblem | None = slim_record(raw)
+        if record is None:
+            if not raw.strip():
+                continue
+            item, record = _slowly(jsonl, number, raw, found)
+        else:
+            item = record.image_id
         found.total_records += 1
-        place = f"{jsonl.name}:{line.number}"
-        if line.value is None:
-            _skip(found, place, "malformed", line.problem or "", "repair or remove the line")
-            _warn(found, line.problem)
+        if record is None:
             continue
-        image_id = line.value.get("image_id")
-        item = image_id if isinstance(image_id, str) and image_id else place
         if item in latest:
-            number, _ = latest.pop(item)
-            detail = f"{item} again in line {line.number}"
-            _skip(found, f"{jsonl.name}:{number}", "duplicate_id", detail, "keep one of them")
-        latest[item] = (line.number, line.value)
+            earlier, _ = latest.pop(item)
+            detail = f"{item} again in line {number}"
+            _skip(found, f"{jsonl.name}:{earlier}", "duplicate_id", detail, "keep one of them")
+        latest[item] = (number, record)
     return [(item, record) for item, (_, record) in latest.items()]
+
+
+def _slowly(jsonl: Path, number: int, raw: bytes, found: Readiness) -> tuple[str, SlimRecord | RecordProblem | None]:
+    """The verdict on a line that cannot be told by a look; None where it is no record at all."""
+    place, line = f"{jsonl.name}:{number}", parse_line(number, raw)
+    if line.value is None:
+        _skip(found, place, "malformed", line.problem or "", "repair or remove the line")
+        _warn(found, line.problem)
+        return place, None
+    image_id = line.value.get("image_id")
+    item = image_id if isinstance(image_id, str) and image_id else place
+    return item, record_problem(line.value) or slim_of(line.value)
 
 
 def _skip(found: Readiness, item: str, reason: str, detail: str, remedy: str) -> None:

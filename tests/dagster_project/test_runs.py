@@ -12,6 +12,7 @@ import dagster as dg
 import pytest
 from dagster._core.events import DagsterEventType
 from dagster._core.origin import JobPythonOrigin
+from dagster_shared.error import SerializableErrorInfo
 
 sys.path.append(str(Path(__file__).parent))  # toy_defs
 
@@ -20,7 +21,7 @@ from toy_defs import run_toy as run
 from toy_defs import toy_instance
 
 from dagster_project.instance import environment_of
-from dagster_project.runs import KILLED, StepFailure, sweep
+from dagster_project.runs import KILLED, StepFailure, _explained, sweep
 from imagemill.atomic import owner_name
 from io_managers.events import DEFER_TAG, OWNER_TAG, owner_of_run
 
@@ -117,6 +118,18 @@ def test_foreign_error_keeps_its_frames(instance, monkeypatch):
 
     assert outcome.error == "ZeroDivisionError: nobody foresaw this"
     assert "toy_defs.py" in outcome.failures[0].trace
+
+
+@pytest.mark.parametrize(
+    "said", ["OSError: [Errno 28] No space left on device\n", "sqlite3.OperationalError: database or disk is full\n"]
+)
+def test_full_disk_in_a_step_is_told_with_its_remedy(said):
+    """Dagster leaves nothing of an exception but its text. Source: issue 4, "Disk full"."""
+    told = _explained("dinov3_npy", SerializableErrorInfo(said, ["frames"], said.partition(":")[0]))
+
+    assert told.text.startswith(said.strip())
+    assert "do:    " in told.text
+    assert "free space" in told.text
 
 
 def test_broken_resource_is_told_though_no_step_ran(instance, monkeypatch):

@@ -199,6 +199,52 @@ def test_stream_writes_a_bounded_number_of_arrays_behind_the_model(data_root, mo
     assert max(behind) <= 2 * 2 + 2 + 2
 
 
+def test_stream_writes_a_bounded_number_of_bytes_behind_the_model(data_root, monkeypatch):
+    """Latents of large photos are megabytes each."""
+    photos(data_root, *(f"{n:03d}" for n in range(30)), size=(64, 64))
+    latent = 16 * 8 * 8 * 2
+    stage, written, behind = NpyStore.stage, [], []
+
+    def slowly(self, array):
+        time.sleep(0.005)
+        written.append(1)
+        return stage(self, array)
+
+    def encode(batch, arrays):
+        behind.append(sum(sizes(encoder)) - len(batch) - len(written))
+        return arrays
+
+    monkeypatch.setattr(NpyStore, "stage", slowly)
+    monkeypatch.setattr(embed_module, "WRITE_BEHIND_BYTES", 3 * latent)
+    encoder = recording(encode)
+    embed(data_root, VAE, encoder=encoder, batch_size=2, write_threads=8)
+
+    assert 0 < max(behind) <= 3
+
+
+def test_pixels_are_let_go_before_their_array_is_written(data_root):
+    photos(data_root, *"abc")
+    encoder = recording()
+
+    embed(data_root, VAE, encoder=encoder)
+
+    assert {item.payload for batch in encoder.batches for item in batch} == {None}
+
+
+def test_captions_of_one_length_share_a_call_and_equal_ones_stand_together(data_root):
+    """Whatever order their images have: full batches, and a text that many images share goes to the model together."""
+    captions = ["a dog", "a much longer caption of one of them", "a dog", "a cat"]
+    for n in range(12):
+        photos(data_root, f"{n:02d}")
+        (data_root.approved / f"{n:02d}.txt").write_text(captions[n % 4])
+    texts = []
+
+    encoder = recording(prepare=lambda encoder, item: texts.append(item))
+    embed(data_root, T5, encoder=encoder, decode_threads=1)
+
+    assert texts == ["a cat"] * 3 + ["a dog"] * 6 + ["a much longer caption of one of them"] * 3
+
+
 def test_model_is_loaded_once_and_only_if_a_file_has_to_be_made(data_root):
     photos(data_root, *"abcdef")
     encoder = recording()

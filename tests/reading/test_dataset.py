@@ -123,6 +123,17 @@ def test_loader_delivers_the_plan_in_order_with_any_number_of_workers(dataset, w
     assert ids(dataset().loader(num_workers=workers)) == expected
 
 
+@pytest.mark.parametrize("fit", ["as_stored", "crop"])
+def test_values_are_the_same_from_a_worker(dataset, fit):
+    """There they are put together in shared memory; either way they are the trainer's own to change."""
+    here, there = (list(batches) for batches in (dataset(latents=fit), dataset(latents=fit).loader(num_workers=2)))
+
+    for expected, batch in zip(here, there, strict=True):
+        for name in ("vae", "t5h", "t5m"):
+            torch.testing.assert_close(batch[name], expected[name], rtol=0, atol=0)
+            batch[name][0].zero_()
+
+
 def test_worker_that_is_started_afresh_delivers_the_same(dataset):
     """Start method `spawn`: the dataset travels by pickle, and no worker inherits anything."""
     expected = ids(dataset(rank=1, world_size=2))

@@ -1,0 +1,238 @@
+"""Packing against the disk: tars written durably, and records matched with their files.
+
+Writing: the same samples, of real sizes, into tars, each flushed, by `write_shard` on two threads with checksums, by
+`webdataset.ShardWriter`, and as the limit a plain copy of the finished tars in 64 KiB pieces, each flushed too.
+Readiness: `find_ready` over records and three files each, against a loop of `json.loads` and `os.path.exists`, and as the limit
+one listing per folder with sizes and a parse of every line that keeps nothing.
+
+Goals (medians of interleaved rounds): writing at most 1.1 of the copy, at least 2 times as fast as ShardWriter; readiness at
+least 3 times as fast as the loop, at most 2.0 of its limit.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+import msgspec
+import numpy as np
+
+from benchmarks.common.inputs import scratch
+from imagemill.buckets import BUCKETS, assign_bucket
+from imagemill.embedding_specs import EmbeddingSpec, embedding_specs
+from imagemill.files import fingerprint, stat_triple
+from imagemill.formats.jsonl import write_jsonl
+from imagemill.formats.npy import npy_header, write_npy
+from imagemill.layout import DataRoot
+from imagemill.ledger import FileRow, Ledger, SourceRow
+from imagemill.pipeline.readiness import ReadySample, find_ready
+from imagemill.pipeline.shard_sets import ShardParameters, bucket_folder
+from imagemill.pipeline.shards import plan_shards, write_bucket
+from imagemill.records import build_record
+
+COPY_GOAL, WRITER_GOAL = 1.1, 2.0
+LOOP_GOAL, LIMIT_GOAL = 3.0, 2.0
+PER_TAR = 250
+SIZES = ((1024, 1024), (832, 1216), (1216, 832), (768, 1024), (1280, 768))
+PIECE = 64 * 1024
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--samples", type=int, default=5_000, help="samples to write, about 0.7 MB each")
+    parser.add_argument("--records", type=int, default=60_000, help="records to match")
+    parser.add_argument("--rounds", type=int, default=9)
+    arguments = parser.parse_args()
+    with scratch() as folder:
+        written = writing(DataRoot(folder / "pack"), arguments.samples, arguments.rounds)
+    with scratch() as folder:
+        matched = matching(DataRoot(folder / "match"), arguments.records, arguments.rounds)
+    return 0 if written and matched else 1
+
+
+# ---- writing
+
+
+def writing(root: DataRoot, samples: int, rounds: int) -> bool:
+    ready = make_samples(root, samples)
+    pack(root, ready)
+    tars = sorted(root.shards.rglob("*.tar"))
+    size = sum(tar.stat().st_size for tar in tars)
+    ways = {"copy of the tars": partial(copy, tars), "imagemill": partial(pack, root, ready)}
+    ways["ShardWriter"] = partial(shard_writer, root, ready)
+    print(f"{samples} samples in {len(tars)} tars, {size / 1e9:.2f} GB, medians of {rounds} rounds")
+    seconds = interleaved(ways, rounds)
+    for name, taken in seconds.items():
+        print(f"  {name:<24}{median(taken):>8.2f} s{size / 1e6 / median(taken):>10.0f} MB/s")
+    ours, limit, plain = (median(seconds[name]) for name in ("imagemill", "copy of the tars", "ShardWriter"))
+    print(f"  of the copy: {ours / limit:.2f} (goal: at most {COPY_GOAL}); ShardWriter takes {plain / ours:.2f} times "
+          f"as long (goal: at least {WRITER_GOAL})", flush=True)  # fmt: skip
+    return ours / limit <= COPY_GOAL and plain / ours >= WRITER_GOAL
+
+
+def make_samples(root: DataRoot, count: int) -> list[ReadySample]:
+    """Files of a few images, each under many ids by hardlink: what is read is in the page cache either way."""
+    arrays: dict[tuple[str, tuple[int, int]], Path] = {}
+    for spec in embedding_specs():
+        for height, width in SIZES:
+            path = root.path / "originals" / f"{spec.kind}-{height}x{width}.npy"
+            values = np.random.default_rng(height).integers(0, 256, spec.shape(height, width), np.uint8)
+            write_npy(path, values.astype(spec.dtype))
+            arrays[spec.kind, (height, width)] = path
+    return [_sample(root, n, arrays) for n in range(count)]
+
+
+def _sample(root: DataRoot, n: int, arrays: dict[tuple[str, tuple[int, int]], Path]) -> ReadySample:
+    size, image_id = SIZES[n % len(SIZES)], f"image{n:07d}"
+    files = []
+    for spec in embedding_specs():
+        path = root.derived / spec.folder / f"{image_id}.npy"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        os.link(arrays[spec.kind, size], path)
+        files.append(FileRow(spec.kind, image_id, stat_triple(path), None, "content", "maker"))
+    record = record_of(image_id, size)
+    return ReadySample(
+        image_id, BUCKETS[0], msgspec.json.encode(record), tuple(record["t5_attention_mask"]), tuple(files)
+    )
+
+
+def record_of(image_id: str, size: tuple[int, int]) -> dict:
+    return build_record(
+        image_id=image_id, image_path=f"data/approved/{image_id}.jpg", caption=f"a photo of something, called {image_id}",
+        mask=[1] * 12 + [0] * 65, height=size[0], width=size[1],
+    )  # fmt: skip
+
+
+def pack(root: DataRoot, ready: Sequence[ReadySample]) -> None:
+    shard_set = plan_shards(ready, BUCKETS[:1], root.shards, ShardParameters(PER_TAR), "replace")
+    shard_set.workers = 2
+    write_bucket(shard_set, shard_set.plans[0], root.derived, {})
+
+
+def copy(tars: Sequence[Path]) -> None:
+    """The limit: every byte once more, two files at a time, flushed."""
+    folder = tars[0].parent.with_name("copies")
+    folder.mkdir(exist_ok=True)
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda tar: _copy_one(tar, folder / tar.name), tars))
+
+
+def _copy_one(source: Path, target: Path) -> None:
+    piece = bytearray(PIECE)
+    with open(source, "rb", buffering=0) as read, open(target, "wb", buffering=0) as write:
+        while count := read.readinto(piece):
+            write.write(memoryview(piece)[:count])
+        os.fdatasync(write.fileno())
+
+
+def shard_writer(root: DataRoot, ready: Sequence[ReadySample]) -> None:
+    import webdataset
+
+    folder = bucket_folder(root.shards, BUCKETS[0]).with_name("webdataset")
+    folder.mkdir(exist_ok=True)
+    with webdataset.ShardWriter(str(folder / "shard-%06d.tar"), maxcount=PER_TAR, verbose=0) as writer:
+        for sample in ready:
+            files = {
+                spec.member: (root.derived / spec.folder / f"{sample.image_id}.npy").read_bytes()
+                for spec in embedding_specs()
+            }
+            mask = npy_header((77,), "uint8") + bytes(sample.mask)
+            writer.write({"__key__": sample.image_id, "json": sample.record, **files, "t5m.npy": mask})
+    for tar in folder.iterdir():
+        handle = os.open(tar, os.O_RDONLY)
+        os.fdatasync(handle)
+        os.close(handle)
+
+
+# ---- readiness
+
+
+def matching(root: DataRoot, records: int, rounds: int) -> bool:
+    make_records(root, records)
+    ways: dict[str, Callable[[], None]] = {
+        "listing and parsing": partial(limit, root),
+        "imagemill": partial(find_all, root, records),
+        "json.loads and exists": partial(loop, root, records),
+    }
+    print(f"{records} records with {3 * records} files, medians of {rounds} rounds")
+    seconds = interleaved(ways, rounds)
+    for name, taken in seconds.items():
+        print(f"  {name:<24}{median(taken):>8.2f} s")
+    least, ours, plain = (median(taken) for taken in seconds.values())
+    print(f"  of the limit: {ours / least:.2f} (goal: at most {LIMIT_GOAL}); the loop takes {plain / ours:.2f} times as long "
+          f"(goal: at least {LOOP_GOAL})", flush=True)  # fmt: skip
+    return ours / least <= LIMIT_GOAL and plain / ours >= LOOP_GOAL
+
+
+def make_records(root: DataRoot, count: int) -> None:
+    """Records, empty-hearted files of the right names, and a ledger that vouches for them."""
+    rows: dict[EmbeddingSpec, list[FileRow]] = {spec: [] for spec in embedding_specs()}
+    sources, records = [], []
+    for n in range(count):
+        image_id, size = f"image{n:07d}", SIZES[n % len(SIZES)]
+        sources.append(SourceRow(image_id, f"{image_id}.jpg", stat_triple(Path(__file__)), "pixels", *size))
+        records.append(record_of(image_id, size))
+        for spec, of_kind in rows.items():
+            path = root.derived / spec.folder / f"{image_id}.npy"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+            source = "pixels" if spec.source == "pixels" else fingerprint(records[-1]["caption"].encode())
+            of_kind.append(FileRow(spec.kind, image_id, stat_triple(path), source, "content", "maker"))
+    write_jsonl(root.stage2_jsonl, records)
+    assert {assign_bucket(width, height) for height, width in SIZES}
+    with Ledger(root.ledger) as ledger:
+        ledger.record_sources(sources)
+        for of_kind in rows.values():
+            ledger.record_files(of_kind)
+
+
+def find_all(root: DataRoot, records: int) -> None:
+    with Ledger(root.ledger) as ledger:
+        found = find_ready(root.stage2_jsonl, root.derived, ledger, buckets=BUCKETS)
+    assert len(found.ready) == records, found.problems[:3]
+
+
+def limit(root: DataRoot) -> None:
+    for spec in embedding_specs():
+        folder = os.open(root.derived / spec.folder, os.O_RDONLY)
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                entry.stat()
+        os.close(folder)
+    decoder = msgspec.json.Decoder()
+    with open(root.stage2_jsonl, "rb") as lines:
+        for line in lines:
+            decoder.decode(line)
+
+
+def loop(root: DataRoot, records: int) -> None:
+    """As seed 001 describes it: a record is ready where its fields and its three files are there."""
+    ready = 0
+    with open(root.stage2_jsonl) as lines:
+        for line in lines:
+            record = json.loads(line)
+            mask = record.get("t5_attention_mask")
+            valid = record.get("caption") and len(mask) == 77 and all(bit in (0, 1) for bit in mask)
+            files = (root.derived / spec.folder / f"{record['image_id']}.npy" for spec in embedding_specs())
+            ready += bool(valid and all(os.path.exists(path) for path in files))
+    assert ready == records
+
+
+def interleaved(ways: dict[str, Callable[[], None]], rounds: int) -> dict[str, list[float]]:
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(rounds):
+        for name, way in ways.items():
+            began = time.perf_counter()
+            way()
+            seconds[name].append(time.perf_counter() - began)
+    return seconds
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+"""A record as packing needs it, told by a look at its line.
+
+Most lines are as this program writes them: the eight fields in order, plain text, no escapes. One regular expression tells
+those, and no object is built. Whatever is unusual (another field or order, an escape, a size as 24.0, a space) is left to the
+slow path, which alone gives verdicts.
+"""
+
+import re
+from typing import NamedTuple
+
+import msgspec
+
+from imagemill.buckets import BUCKETS
+from imagemill.embedding_specs import T5_TOKENS
+from imagemill.files import fingerprint
+from imagemill.formats.jsonl import encode_sorted
+from imagemill.records import Record
+
+
+class SlimRecord(NamedTuple):
+    """A valid record: `member`, the sample's json in the tar; `caption`, fingerprint of its text. Sizes in pixels."""
+
+    image_id: str
+    bucket: str
+    mask: tuple[int, ...]
+    height: int
+    width: int
+    caption: str
+    member: bytes
+
+
+# JSON text without escapes stands for itself. Ids beyond these letters may hold what no file name may: the slow path knows.
+_TEXT = rb'[^"\\\x00-\x1f\x7f]+'
+_LINE = re.compile(
+    rb'\{"image_id":"([A-Za-z0-9_-][A-Za-z0-9_.-]*)","image_path":"(' + _TEXT + rb')","caption":"(' + _TEXT + rb')",'
+    rb'"t5_attention_mask":(\[[01,]+\]),"height":([1-9][0-9]{0,8}),"width":([1-9][0-9]{0,8}),'
+    rb'"aspect_bucket":"([0-9x]+)","format_version":2\}'
+)  # fmt: skip
+_BUCKETS = {bucket.encode(): bucket for bucket in BUCKETS}
+# As tokenizers make them: so many tokens, the rest padding.
+_MASKS = {
+    msgspec.json.encode(mask): mask
+    for tokens in range(1, T5_TOKENS + 1)
+    for mask in [(1,) * tokens + (0,) * (T5_TOKENS - tokens)]
+}
+
+
+def slim_record(raw: bytes) -> SlimRecord | None:
+    """The record of a line; None where only the slow path can tell. Of what it accepts, the slow path would say the same."""
+    line = _LINE.fullmatch(raw)
+    if line is None:
+        return None
+    image_id, path, caption, spelled, height, width, named = line.groups()
+    bucket, mask = _BUCKETS.get(named), _MASKS.get(spelled)
+    if bucket is None or mask is None or not (_says_something(path) and _says_something(caption)):
+        return None
+    member = b'{"aspect_bucket":"%b","caption":"%b","format_version":2,"height":%b,"image_id":"%b","image_path":"%b",' % (
+        named, caption, height, image_id, path,
+    ) + b'"t5_attention_mask":%b,"width":%b}\n' % (spelled, width)  # fmt: skip
+    return SlimRecord(image_id.decode(), bucket, mask, int(height), int(width), fingerprint(caption), member)
+
+
+def _says_something(text: bytes) -> bool:
+    """UTF-8, and not blank."""
+    try:
+        return bool(text.decode("utf-8").strip())
+    except UnicodeDecodeError:
+        return False
+
+
+def slim_of(record: Record) -> SlimRecord:
+    """The same of a record that the slow path has found valid."""
+    return SlimRecord(
+        record["image_id"],
+        record["aspect_bucket"],
+        tuple(record["t5_attention_mask"]),
+        record["height"],
+        record["width"],
+        fingerprint(record["caption"].encode("utf-8")),
+        encode_sorted(record),
+    )

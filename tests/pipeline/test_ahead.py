@@ -1,0 +1,138 @@
+"""Work ahead on threads: in order, complete, and never more at once than a count and a budget."""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from imagemill.pipeline.ahead import work_ahead
+
+
+def run(weights, *, threads=2, most=6, budget=10, keeps=lambda made: 0, known=lambda weight: weight, work=lambda x: x):
+    """Results, each item being its own weight."""
+    with ThreadPoolExecutor(threads) as pool:
+        yield from work_ahead(
+            pool, work, weights, weigh=known, measure=lambda weight: weight, keeps=keeps, most=most, budget=budget
+        )
+
+
+class Meter:
+    """Notes the largest weight and number of what is under way: from its start to when it is taken."""
+
+    def __init__(self, keeps=lambda weight: weight):
+        self.lock, self.now, self.keeps = threading.Lock(), [], keeps
+        self.heaviest = self.most = 0
+
+    def work(self, weight):
+        with self.lock:
+            self.now.append(weight)
+            self.most = max(self.most, len(self.now))
+            self.heaviest = max(self.heaviest, sum(self.now))
+        time.sleep(0.0005)
+        with self.lock:
+            self.now[self.now.index(weight)] = self.keeps(weight)
+        return weight
+
+    def take(self, weight):
+        with self.lock:
+            self.now.remove(self.keeps(weight))
+
+
+def metered(weights, **how):
+    meter = Meter(how.get("keeps", lambda weight: 0))
+    taken = []
+    for weight in run(weights, work=meter.work, **how):
+        meter.take(weight)
+        taken.append(weight)
+    return meter, taken
+
+
+weights_of = st.lists(st.integers(0, 25), max_size=30)
+
+
+@settings(deadline=None, max_examples=60)
+@given(weights_of, st.integers(1, 4), st.integers(1, 8), st.booleans(), st.booleans())
+def test_every_result_comes_in_order_and_no_more_than_the_budget_is_under_way(weights, threads, most, light, known):
+    """One alone may weigh anything. Ends, too: nothing waits for a budget while it holds some of it."""
+    meter, taken = metered(
+        weights, threads=threads, most=most, budget=10, keeps=(lambda made: 0) if light else (lambda made: made),
+        known=(lambda weight: weight) if known else (lambda weight: None),
+    )  # fmt: skip
+
+    assert taken == weights
+    assert meter.heaviest <= max(10, max(weights, default=0))
+    assert meter.most <= most
+
+
+@pytest.mark.parametrize(("keeps", "started"), [(0, [1, 2]), (4, [1])])
+def test_results_that_weigh_nothing_make_room_before_they_are_taken(keeps, started):
+    """A shrunk image holds no pixels: the next one is opened although nobody has taken the first."""
+    most, done = 3, []
+
+    def source():
+        for number in range(1, 8):
+            deadline = time.monotonic() + 10
+            while len(done) < number - most - 1 and time.monotonic() < deadline:
+                time.sleep(0.001)
+            yield number
+
+    with ThreadPoolExecutor(1) as pool:
+        results = work_ahead(
+            pool, lambda number: done.append(number) or number, source(), weigh=lambda number: 4, measure=int,
+            keeps=lambda made: keeps, most=most, budget=4,
+        )  # fmt: skip
+        next(results)
+        assert done[: len(started)] == started
+        assert (len(done) > 1) is (keeps == 0)
+        assert list(results) == [2, 3, 4, 5, 6, 7]
+
+
+def test_items_are_taken_from_their_source_only_as_room_is_made():
+    """The source may be as long as it likes."""
+    asked = []
+
+    def source():
+        for number in range(1000):
+            asked.append(number)
+            yield 1
+
+    results = run(source(), most=5, budget=3)
+    next(results)
+
+    assert len(asked) <= 2 * 5 + 2
+    results.close()
+
+
+def test_error_of_one_item_comes_in_its_place():
+    def work(weight):
+        if weight == 3:
+            raise OSError("no such file")
+        return weight
+
+    results = run([1, 2, 3, 4], work=work)
+
+    assert [next(results), next(results)] == [1, 2]
+    with pytest.raises(OSError, match="no such file"):
+        next(results)
+
+
+def test_item_of_unknown_weight_is_measured_on_the_pool():
+    """Reading a header is work like any other."""
+    here, measured = threading.get_ident(), []
+
+    def measure(weight):
+        measured.append(threading.get_ident())
+        return weight
+
+    with ThreadPoolExecutor(2) as pool:
+        results = work_ahead(
+            pool, lambda x: x, [1, 2, 3], weigh=lambda x: None if x == 2 else x, measure=measure, keeps=lambda x: 0,
+            most=2, budget=5,
+        )  # fmt: skip
+        assert list(results) == [1, 2, 3]
+
+    assert len(measured) == 1
+    assert here not in measured

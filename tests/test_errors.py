@@ -1,0 +1,65 @@
+"""What a full disk is called, whichever library met it. Source: issue 4, "Disk full"; STYLE, "Error"."""
+
+import errno
+import os
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from imagemill.errors import DiskFull, ImagemillError, WrongUsage, disk_full_told, is_disk_full
+
+PLACE = Path("data/shards")
+
+
+def sqlite_error(name):
+    error = sqlite3.OperationalError("database or disk is full")
+    error.sqlite_errorname = name
+    return error
+
+
+def wrapped(error):
+    """As SQLAlchemy does it."""
+    outer = RuntimeError("(sqlite3.OperationalError) database or disk is full\n(Background on this error at: …)")
+    outer.__cause__ = error
+    return outer
+
+
+FULL = [
+    OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
+    OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)),
+    sqlite_error("SQLITE_FULL"),
+    sqlite_error("SQLITE_IOERR_SHMSIZE"),
+    wrapped(sqlite_error("SQLITE_FULL")),
+]
+
+
+@pytest.mark.parametrize("error", FULL, ids=str)
+def test_full_disk_is_told_with_place_and_remedy(error):
+    with pytest.raises(DiskFull) as caught, disk_full_told(PLACE):
+        raise error
+
+    assert is_disk_full(error)
+    assert isinstance(caught.value, OSError)
+    assert caught.value.what.startswith("the disk is full: ")
+    assert "\n" not in caught.value.what
+    assert caught.value.where == PLACE
+    assert "free space" in caught.value.do
+
+
+@pytest.mark.parametrize(
+    "error",
+    [OSError(errno.EIO, "Input/output error"), sqlite_error("SQLITE_BUSY"), WrongUsage("what"), KeyboardInterrupt()],
+    ids=repr,
+)
+def test_every_other_error_goes_its_way(error):
+    with pytest.raises(type(error)) as caught, disk_full_told(PLACE):
+        raise error
+    assert caught.value is error
+
+
+def test_error_that_says_so_already_keeps_its_words():
+    ours = DiskFull("the disk is full", where="inner")
+    with pytest.raises(ImagemillError) as caught, disk_full_told(PLACE):
+        raise ours
+    assert caught.value is ours
