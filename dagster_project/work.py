@@ -40,7 +40,7 @@ class Work:
     """What one command has done so far.
 
     `up_to`: last id that `--limit` lets through. `counts`: per asset, counters of its runs. `checks`: check name → passed.
-    `error`: text of the first run that failed.
+    `error`: what failed runs say.
     """
 
     root: DataRoot
@@ -55,7 +55,7 @@ class Work:
 
     @property
     def error(self) -> str | None:
-        return next((outcome.error for outcome in self.outcomes if outcome.error), None)
+        return "\n".join(dict.fromkeys(outcome.error for outcome in self.outcomes if outcome.error)) or None
 
     @property
     def interrupted(self) -> int | None:

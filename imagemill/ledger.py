@@ -20,7 +20,7 @@ Belongs elsewhere: what to do about it (pipeline/).
 """
 
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,10 +29,10 @@ from typing import Any, Literal, Self
 import msgspec
 
 from imagemill.atomic import is_dead_owner, owner_name
-from imagemill.errors import ImagemillError
+from imagemill.errors import ImagemillError, disk_full_told
 from imagemill.files import StatTriple
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 # Maker of a file that is still there while its kind is being regenerated.
 SUPERSEDED = "superseded"
@@ -122,7 +122,8 @@ class Ledger:
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
         self.path = path
         try:
-            self._db = _connect(path, read_only)
+            with disk_full_told(path):
+                self._db = _connect(path, read_only)
         except sqlite3.DatabaseError as error:
             raise ImagemillError(
                 f"the ledger cannot be opened: {error}",
@@ -173,13 +174,17 @@ class Ledger:
         found = (FileRow(r[0], r[1], StatTriple(*r[2:5]), *r[5:]) for r in rows)
         return {(row.image_id, row.stat): row for row in found}
 
-    def file_rows(self, kind: str) -> Iterator[FileRow]:
-        """Every file vouched for, in order of image id."""
+    def present_files(self, kind: str, listing: Mapping[str, StatTriple]) -> dict[str, FileRow]:
+        """Of the files in a folder those vouched for as they are, by image id."""
         rows = self._select(
             "files", "image_id, size, mtime_ns, inode, source, content, maker", None, "kind = ?", (kind,)
         )
+        found: dict[str, FileRow] = {}
         for image_id, size, mtime_ns, inode, source, content, maker in rows:
-            yield FileRow(kind, image_id, tuple.__new__(StatTriple, (size, mtime_ns, inode)), source, content, maker)
+            stat = listing.get(image_id)
+            if stat is not None and stat == (size, mtime_ns, inode):
+                found[image_id] = FileRow(kind, image_id, stat, source, content, maker)
+        return found
 
     def source_facts(self) -> Iterator[tuple[str, str, int, int]]:
         """`sources` without objects: image id, fingerprint, height, width."""
@@ -389,14 +394,17 @@ _NO_STAT = (None, None, None)
 def _connect(path: Path, read_only: bool) -> sqlite3.Connection:
     if read_only:
         db = sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=60, isolation_level=None)
-        db.execute("SELECT 1 FROM sources LIMIT 1")
+        if db.execute("PRAGMA user_version").fetchone()[0] < SCHEMA_VERSION:
+            # Of an earlier imagemill, or whoever was about to make it has been stopped.
+            db.close()
+            _connect(path, read_only=False).close()
+            return _connect(path, read_only=True)
         return db
     path.parent.mkdir(parents=True, exist_ok=True)
     db = sqlite3.connect(path, timeout=60, isolation_level=None)
     db.execute("PRAGMA journal_mode = WAL")
     # FULL: a row is on the disk before the file it vouches for gets its name.
     db.execute("PRAGMA synchronous = FULL")
-    db.executescript(_SCHEMA)
     version = db.execute("PRAGMA user_version").fetchone()[0]
     if version > SCHEMA_VERSION:
         raise ImagemillError(
@@ -405,7 +413,8 @@ def _connect(path: Path, read_only: bool) -> sqlite3.Connection:
             do="upgrade imagemill",
         )
     if version < SCHEMA_VERSION:
-        db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        # At once: nobody meets some of the tables, and a version says that all are there.
+        db.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT")
     return db
 
 

@@ -15,12 +15,19 @@ import dagster as dg
 from imagemill.embedding_specs import embedding_specs
 from imagemill.formats.npy import NpyStore
 from imagemill.ledger import FileRow, Ledger, Problem, SourceRow
-from imagemill.pipeline.embed import EmbeddingStream, count_rows, publish
+from imagemill.pipeline.embed import EmbeddingStream, EmbedRow, after_interrupt, count_rows, publish
 from imagemill.pipeline.plan import EmbeddingPlan
 from imagemill.pipeline.regenerate import finish
 from imagemill.pipeline.scan import SOURCE_ASSET
 from imagemill.progress import Progress
-from io_managers.events import StreamedEvents, deferred, images_failed, launched_in_ui, report_without_run
+from io_managers.events import (
+    StreamedEvents,
+    deferred,
+    images_failed,
+    interrupts_held,
+    launched_in_ui,
+    report_without_run,
+)
 from resources.data_root import DataRootResource
 
 SHOWN = 5
@@ -65,8 +72,10 @@ class NpyIOManager(dg.ConfigurableIOManager):
     ) -> list[str]:
         """Publish every row; the ids that did not arrive."""
         missing: list[str] = []
+        batches = publish(obj.rows, obj.store, ledger, run_id=context.run_id, held=interrupts_held)
         with Progress(obj.store.spec.kind, len(obj.plan.jobs)) as progress:
-            for batch in publish(obj.rows, obj.store, ledger, run_id=context.run_id):
+
+            def take(batch: list[EmbedRow]) -> None:
                 count_rows(counts, batch)
                 for row in batch:
                     if row.file:
@@ -74,6 +83,14 @@ class NpyIOManager(dg.ConfigurableIOManager):
                     else:
                         missing.append(row.image_id)
                 progress.advance(len(batch))
+
+            try:
+                for batch in batches:
+                    take(batch)
+            except BaseException as interrupt:
+                for batch in after_interrupt(batches, interrupt):
+                    take(batch)
+                raise
         return missing
 
     def _news(self, context: dg.OutputContext, plan: EmbeddingPlan) -> Iterator[FileRow]:

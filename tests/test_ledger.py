@@ -1,5 +1,6 @@
 """The ledger keeps what it is told, whole, and finds files by what is on disk."""
 
+import contextlib
 import sqlite3
 import subprocess
 import sys
@@ -132,3 +133,17 @@ def test_ledger_of_a_later_version_is_refused(tmp_path):
 
     with pytest.raises(ImagemillError, match="upgrade imagemill"):
         Ledger(path)
+
+
+@pytest.mark.parametrize("begun", [False, True], ids=["no byte yet", "no table yet"])
+def test_ledger_whose_making_was_stopped_is_made_by_the_next_reader(tmp_path, begun):
+    """A first run that is killed at once stops no later command, and nobody has to move a file away."""
+    path = tmp_path / "ledger.sqlite"
+    path.touch()
+    if begun:
+        with contextlib.closing(sqlite3.connect(path)) as half:
+            half.execute("PRAGMA journal_mode = WAL")
+
+    with Ledger(path, read_only=True) as ledger:
+        assert ledger.problems() == []
+        assert ledger.place("derived") is None

@@ -264,13 +264,14 @@ class NpyStore:
             folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except FileNotFoundError:
             return {}
+        found: dict[str, StatTriple] = {}
         try:
             with os.scandir(folder) as entries:  # by handle: each stat looks up one name, not a whole path
-                return {
-                    entry.name.removesuffix(SUFFIX): triple
-                    for entry in entries
-                    if entry.name.endswith(SUFFIX) and (triple := _file_stat(entry))
-                }
+                for entry in entries:
+                    name = entry.name
+                    if name.endswith(SUFFIX) and (triple := _file_stat(entry)):
+                        found[name[: -len(SUFFIX)]] = triple
+            return found
         finally:
             os.close(folder)
 

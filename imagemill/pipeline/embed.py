@@ -19,11 +19,12 @@ import os
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -31,7 +32,16 @@ from imagemill.atomic import sync_folder
 from imagemill.config import DECODE_AHEAD_PIXELS, EncoderSettings
 from imagemill.embedding_specs import EmbeddingSpec
 from imagemill.encoding import Encoder, Prepared
-from imagemill.errors import ImagemillError, InvalidNpy, ModelUnusable, NonFiniteEmbedding, Refused
+from imagemill.errors import (
+    FULL_DISK,
+    DiskFull,
+    ImagemillError,
+    InvalidNpy,
+    ModelUnusable,
+    NonFiniteEmbedding,
+    Refused,
+    is_disk_full,
+)
 from imagemill.files import StatTriple, fingerprint, stat_triple
 from imagemill.formats.npy import NpyStore, npy_header
 from imagemill.ledger import FileRow, Ledger, Problem, SourceRow
@@ -43,6 +53,7 @@ from imagemill.pipeline.stage1 import Unusable, read_vector
 from imagemill.pixels import header_size
 from imagemill.provenance import UNKNOWN, guard_identity
 
+T = TypeVar("T")
 Outcome = Literal["computed", "extracted", "kept", "adopted", "refused", "failed"]
 
 # Rows per ledger transaction and folder flush, and the longest a finished file waits for its name.
@@ -138,7 +149,7 @@ class EmbedWorker:
         self._encoder: Encoder | None = None
         self._maker = UNKNOWN
         self._loading = threading.Lock()
-        self._succeeded, self._failures = False, 0
+        self._succeeded, self._failures, self._disk_full = False, 0, False
 
     # ---- the stream
 
@@ -154,12 +165,14 @@ class EmbedWorker:
             ahead = self._decode_ahead(decoders, self._in_order(jobs))
             try:
                 for batch in self._batches(ahead):
+                    self._stop_where_full()
                     if isinstance(batch, EmbedRow):
                         yield batch
                         continue
                     writes.extend(self._make(batch, writers))
                     yield from _finished(writes, most=2 * self.write_threads, most_bytes=WRITE_BEHIND_BYTES)
                 yield from _finished(writes)
+                self._stop_where_full()
             except GeneratorExit:
                 raise
             except BaseException:
@@ -355,7 +368,13 @@ class EmbedWorker:
         try:
             return self._stage(item, array, calls)
         except Exception as error:  # disk, memory: this image is tried again by the next run
+            self._disk_full = self._disk_full or is_disk_full(error)
             return _failure(item.job, "write_error", error)
+
+    def _stop_where_full(self) -> None:
+        """No file more would fit: the model is not called for every other image in vain."""
+        if self._disk_full:
+            raise DiskFull("the disk is full: No space left on device", where=self.store.folder, do=FULL_DISK)
 
     def _stage(self, item: _Item, array: np.ndarray, calls: int) -> EmbedRow:
         job = item.job
@@ -414,14 +433,47 @@ class EmbeddingStream:
 # ---- publishing: one process, the one that owns the ledger
 
 
-def publish(rows: Iterable[EmbedRow], store: NpyStore, ledger: Ledger, *, run_id: str = "") -> Iterator[list[EmbedRow]]:
+def publish(
+    rows: Iterable[EmbedRow],
+    store: NpyStore,
+    ledger: Ledger,
+    *,
+    run_id: str = "",
+    held: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
+) -> Iterator[list[EmbedRow]]:
     """Record rows in the ledger, then give their files their final names; yield each batch once it is durable.
 
-    Interrupted, it still publishes the rows it holds, then lets the interrupt go on.
+    Interrupted, it still publishes the rows it holds and those the stream has finished, then lets the interrupt go on.
+
+    Args:
+        held: while a batch is published, interrupts wait.
     """
-    for batch in _timely_batches(rows):
-        _publish_batch(batch, store, ledger, run_id)
-        yield batch
+    batches = _timely_batches(rows)
+    try:
+        for batch in batches:
+            with held():
+                _publish_batch(batch, store, ledger, run_id)
+            yield batch
+    except GeneratorExit:
+        raise
+    except BaseException as interrupt:
+        for batch in after_interrupt(batches, interrupt):
+            _publish_batch(batch, store, ledger, run_id)
+            yield batch
+        raise
+
+
+def after_interrupt(stream: Iterable[T], interrupt: BaseException) -> Iterator[T]:
+    """What a generator still has when an interrupt meets its consumer: it hears of it, and hands over what is finished.
+
+    Nothing where the interrupt came out of the generator itself.
+    """
+    if not isinstance(stream, Generator):
+        return
+    with contextlib.suppress(StopIteration, type(interrupt)):
+        yield stream.throw(interrupt)
+        while True:
+            yield next(stream)
 
 
 def _timely_batches(rows: Iterable[EmbedRow]) -> Iterator[list[EmbedRow]]:
@@ -436,7 +488,8 @@ def _timely_batches(rows: Iterable[EmbedRow]) -> Iterator[list[EmbedRow]]:
                 began = time.monotonic()
     except GeneratorExit:
         raise
-    except BaseException:
+    except BaseException as interrupt:
+        batch += after_interrupt(rows, interrupt)
         if batch:
             yield batch
         raise

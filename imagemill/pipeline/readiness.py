@@ -73,9 +73,7 @@ class _Kind:
         self.spec, self.ledger = spec, ledger
         self.store = NpyStore(derived / spec.folder, spec)
         self.listing: Mapping[str, StatTriple] = self.store.listing()
-        self.rows = {
-            row.image_id: row for row in ledger.file_rows(spec.kind) if self.listing.get(row.image_id) == row.stat
-        }
+        self.rows = ledger.present_files(spec.kind, self.listing)
 
     def file(self, record: SlimRecord, source: _Source | None, adopted: list[FileRow]) -> FileRow | tuple[str, str]:
         """The row of this record's file, or (reason, detail) why there is none to pack."""

@@ -6,6 +6,7 @@ Source: CONTRACTS section 1, rows "inputs", "image_id", "captions".
 """
 
 import os
+import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -124,8 +125,9 @@ def _orphan(name: str) -> Problem:
 
 
 def _refusal(name: str, reason: str, detail: str, remedy: str) -> Problem:
-    # Names that are not UTF-8 reach us as lone surrogates, which no database stores.
-    printable = name.encode("utf-8", "backslashreplace").decode()
+    # Names that are not UTF-8 reach us as lone surrogates, which no database stores; a line break would split a summary.
+    visible = "".join(repr(c)[1:-1] if unicodedata.category(c) == "Cc" else c for c in name)
+    printable = visible.encode("utf-8", "backslashreplace").decode()
     return Problem(printable, SOURCE_ASSET, "refused", reason, detail, remedy)
 
 

@@ -109,7 +109,7 @@ def _npy(store: NpyStore, record: Mapping[str, Any], at: dict[str, Any]) -> Find
             item=record["image_id"],
             field=store.spec.folder,
             message="no npy file",
-            remedy="run imagemill stage2",
+            remedy="run imagemill stage2, or put the image back if it is gone",
             **at,
         )
     except InvalidNpy as invalid:

@@ -1,5 +1,6 @@
 """The stream from images to npy files: batches, isolation of what fails, adoption, publication, interrupts."""
 
+import contextlib
 import errno
 import json
 import os
@@ -18,13 +19,13 @@ from hypothesis import strategies as st
 from imagemill.atomic import temporaries
 from imagemill.buckets import BUCKETS
 from imagemill.embedding_specs import DINOV3, T5, VAE, embedding_specs
-from imagemill.errors import ModelMismatch, ModelUnusable, NonFiniteEmbedding, Refused
+from imagemill.errors import DiskFull, ModelMismatch, ModelUnusable, NonFiniteEmbedding, Refused
 from imagemill.files import fingerprint, stat_triple
 from imagemill.formats.npy import NpyStore, read_npy
 from imagemill.layout import DataRoot
 from imagemill.ledger import Ledger
 from imagemill.pipeline import embed as embed_module
-from imagemill.pipeline.embed import EmbedRow, count_rows, publish, run_pass
+from imagemill.pipeline.embed import EmbedRow, after_interrupt, count_rows, publish, run_pass
 from imagemill.provenance import UNKNOWN, read_identity
 from tests.helpers.stage2 import (
     embed,
@@ -348,6 +349,72 @@ def test_model_that_cannot_be_loaded_is_named_and_not_tried_for_every_image(data
     assert len(tries) <= 1 + 8 + 2, "at most what was under way"
 
 
+def test_full_disk_ends_the_pass_with_what_was_finished(data_root, monkeypatch):
+    """No file more would fit: the model is not called for every other image in vain. Source: issue 4, "Disk full"."""
+    photos(data_root, *(f"i{n:03d}" for n in range(200)))
+    stage, staged = NpyStore.stage, []
+
+    def stage_or_fail(self, array):
+        if len(staged) >= 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        staged.append(stage(self, array))
+        return staged[-1]
+
+    monkeypatch.setattr(NpyStore, "stage", stage_or_fail)
+    with pytest.raises(DiskFull) as caught:
+        embed(data_root, DINOV3, write_threads=1)
+
+    folder = data_root.derived / DINOV3.folder
+    assert caught.value.where == folder
+    assert len(list(folder.glob("*.npy"))) == 3
+    assert 0 < len(problems(data_root)) < 100
+    assert not temporaries(folder)
+
+
+class Pressed(BaseException):
+    """An interrupt."""
+
+
+@pytest.mark.parametrize("moment", ["consumer", "publishing"])
+def test_interrupt_outside_the_stream_still_publishes_what_the_stream_has_finished(data_root, monkeypatch, moment):
+    """Wherever the main thread is when Ctrl-C comes. Source: issue 4, "Signals" (keep all finished work)."""
+    photos(data_root, *(f"i{n:03d}" for n in range(40)))
+    spec = with_encoder(DINOV3, StubEncoder)
+    monkeypatch.setattr("imagemill.pipeline.embed.PUBLISH_ROWS", 1)
+    rows = []
+
+    @contextlib.contextmanager
+    def interrupted():
+        yield
+        if moment == "publishing" and not rows:
+            raise Pressed
+
+    with Ledger(data_root.ledger) as ledger:
+        jobs = plan_of(data_root, DINOV3, ledger).jobs
+        worker = worker_of(data_root, spec, write_threads=4)
+        batches = publish(worker.stream(jobs), worker.store, ledger, held=interrupted)
+        with pytest.raises(Pressed):
+            interrupt_first(batches, rows, raising=moment == "consumer")
+
+    folder = data_root.derived / DINOV3.folder
+    assert not temporaries(folder)
+    assert 0 < len(list(folder.glob("*.npy"))) < 40
+    assert len(rows) == len(list(folder.glob("*.npy"))) - (moment == "publishing")
+
+
+def interrupt_first(batches, rows, *, raising):
+    """What a consumer does: take batches; an interrupt after the first is passed on, and the rest is taken."""
+    try:
+        for batch in batches:
+            rows += batch
+            if raising:
+                raise Pressed
+    except Pressed as pressed:
+        for batch in after_interrupt(batches, pressed):
+            rows += batch
+        raise
+
+
 def test_value_that_is_not_finite_fails_its_image_alone(data_root):
     photos(data_root, *"abcd")
     bad = failing_for(data_root, "c", error=NonFiniteEmbedding("the model produced NaN"))
@@ -385,7 +452,7 @@ def test_wrong_number_of_arrays_gives_no_image_anothers_vector(data_root, answer
         assert value_of(image_id, data_root) == value_of_image(data_root, image_id)
 
 
-@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), MemoryError("no memory")])
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error"), MemoryError("no memory")])
 def test_file_that_cannot_be_written_fails_its_image_alone(data_root, monkeypatch, error):
     """Disk and memory are ours to answer for: failed, and tried again."""
     photos(data_root, *"abcd")

@@ -80,6 +80,16 @@ def test_latents_fitted_to_the_bucket_have_one_shape_per_bucket(dataset, fit):
     assert shapes == {("1024x1024", (16, 128, 128)), ("1216x832", (16, 104, 152))}
 
 
+@pytest.mark.parametrize("fit", ["as_stored", "crop"])
+def test_tensors_are_writable_without_a_warning(root, fit):
+    """A tensor over the bytes that were read makes torch warn, once per process, and would change them."""
+    code = f"from imagemill.reading import ShardDataset; list(ShardDataset({str(root.shards)!r}, 2, latents={fit!r}))"
+
+    done = subprocess.run([sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, check=False)
+
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_random_windows_are_others_each_epoch_and_the_same_for_the_same_seed(dataset):
     def windows(seed, epoch):
         random = dataset(11, latents="crop", crop="random", seed=seed, members=("vae",))
@@ -216,6 +226,14 @@ def test_next_epoch_has_another_order_and_the_same_samples(dataset):
     assert {batch["epoch"] for batch in second} == {1}
     assert ids(first) != ids(second)
     assert sorted(i for b in first for i in b["image_id"]) == sorted(i for b in second for i in b["image_id"])
+
+
+def test_rank_without_samples_in_the_last_step_goes_to_the_next_epoch_too(own_root):
+    """Five samples, steps of four: the fifth is another rank's."""
+    short = ShardDataset(own_root.shards, 2, rank=0, world_size=2)
+
+    assert [batch["epoch"] for batch in short] == [0]
+    assert [batch["epoch"] for batch in short] == [1]
 
 
 def test_repeat_goes_on_over_epochs_in_worker_processes_too(dataset):
