@@ -67,7 +67,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--latents", type=int, default=5, help="images for the VAE")
     parser.add_argument("--side", type=int, default=256, help="their height and width in pixels")
     parser.add_argument("--captions", type=Path, help="text file, one caption a line")
-    parser.add_argument("--caption-count", type=int, default=129)
+    parser.add_argument("--caption-count", type=int, default=97)
     parser.add_argument("--peak-tflops", type=float, help="of the device in that dtype: shows the utilisation")
     return parser.parse_args()
 
