@@ -322,11 +322,13 @@ class Ledger:
             self._upsert("regenerating", 2, [(kind, state)])
 
     def note_regeneration(self, kind: str, state: str | None) -> None:
-        """How far it is; None: every file has been replaced."""
+        """How far it is; None: every file has been replaced, and rows that a kill left of earlier ones go too."""
         with self.transaction():
             self._db.execute("DELETE FROM regenerating WHERE kind = ?", (kind,))
             if state is not None:
                 self._upsert("regenerating", 2, [(kind, state)])
+            else:
+                self._db.execute("DELETE FROM files WHERE kind = ? AND maker = ?", (kind, SUPERSEDED))
 
     def record_counts(self, run_id: str, asset: str, counts: dict[str, int]) -> None:
         self._upsert("counts", 3, [(run_id, asset, msgspec.json.encode(counts).decode())])
