@@ -71,7 +71,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         encoders: settings per embedding kind; a kind left out uses its preview model.
         threads: CPU threads of a model's own arithmetic; 0 takes the number of processors.
         decode_threads: threads that open and prepare images ahead of the model.
-        write_threads: threads that write and flush files behind the model.
+        write_threads: threads that write files behind the model.
         decode_ahead_pixels: most pixels of images opened ahead of the model, at up to 20 bytes each; one image always may.
         shard_size: most samples in one tar.
         pack_threads: tars written at a time.
@@ -81,7 +81,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     encoders: dict[str, EncoderSettings] = {}
     threads: Annotated[int, msgspec.Meta(ge=0)] = 0
     decode_threads: Positive = 2
-    write_threads: Positive = 32
+    write_threads: Positive = 8
     decode_ahead_pixels: Positive = DECODE_AHEAD_PIXELS
     shard_size: Positive = 1000
     pack_threads: Positive = 2

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.lib import format as npy_format
 
 from imagemill.atomic import sweep_temporaries, sync_folder, temporary_path
+from imagemill.durable import begin_writing_back, flush_files
 from imagemill.embedding_specs import EmbeddingSpec, embedding_specs
 from imagemill.errors import InvalidNpy
 from imagemill.files import StatTriple, fingerprint, stat_triple
@@ -30,10 +31,6 @@ SUFFIX = ".npy"
 
 # NumPy reads no header text above 10,000 characters; a version 1 header cannot be longer than this.
 _LONGEST_HEADER = 1 << 16
-
-# Size and times beyond what a reader needs are not flushed, where the system makes the difference.
-_flush = getattr(os, "fdatasync", os.fsync)
-
 
 # ---- writing
 
@@ -51,10 +48,10 @@ def npy_header(shape: tuple[int, ...], dtype: np.dtype | str) -> bytes:
 
 
 def stage_npy(folder: Path, array: np.ndarray) -> Path:
-    """Write an array to a temporary name in this folder, durably.
+    """Write an array to a temporary name in this folder, which the disk begins to take.
 
     Returns:
-        the temporary path: rename it, then flush the folder. On an error nothing is left behind.
+        the temporary path: `flush_files`, then rename it, then flush the folder. On an error nothing is left behind.
     """
     array = np.asarray(array, order="C")
     header, values = npy_header(array.shape, array.dtype), _bytes_of(array)
@@ -62,7 +59,7 @@ def stage_npy(folder: Path, array: np.ndarray) -> Path:
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         _write_all(handle, header, values)
-        _flush(handle)
+        begin_writing_back(handle)
     except BaseException:
         path.unlink(missing_ok=True)
         raise
@@ -86,7 +83,14 @@ def _write_all(handle: int, header: bytes, values: memoryview) -> None:
 def write_npy(path: Path, array: np.ndarray) -> None:
     """Write one file under its final name, whole or not at all; missing folders are made."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    os.replace(stage_npy(path.parent, array), path)
+    staged = stage_npy(path.parent, array)
+    try:
+        for error in flush_files([staged]).values():
+            raise error
+        os.replace(staged, path)
+    except BaseException:
+        staged.unlink(missing_ok=True)
+        raise
     sync_folder(path.parent)
 
 

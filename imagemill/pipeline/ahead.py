@@ -34,10 +34,17 @@ def work_ahead(
         keeps: what its result weighs until it is taken.
     """
     running: deque[tuple[Future[R], int]] = deque()
+    begun = 0
     for item, weight in _weighed(pool, weigh, measure, items, most):
-        while running and (len(running) >= most or _held(running, keeps) + weight > budget):
-            yield running.popleft()[0].result()
+        # What was begun is never less than what is held, and known without asking each.
+        while running and (
+            len(running) >= most or (begun + weight > budget and _held(running, keeps) + weight > budget)
+        ):
+            future, taken = running.popleft()
+            begun -= taken
+            yield future.result()
         running.append((pool.submit(work, item), weight))
+        begun += weight
     while running:
         yield running.popleft()[0].result()
 

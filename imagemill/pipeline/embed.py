@@ -30,6 +30,7 @@ import numpy as np
 
 from imagemill.atomic import sync_folder
 from imagemill.config import DECODE_AHEAD_PIXELS, EncoderSettings
+from imagemill.durable import flush_files
 from imagemill.embedding_specs import EmbeddingSpec
 from imagemill.encoding import Encoder, Prepared
 from imagemill.errors import (
@@ -136,7 +137,7 @@ class EmbedWorker:
         settings: EncoderSettings,
         threads: int,
         decode_threads: int = 2,
-        write_threads: int = 32,
+        write_threads: int = 8,
         decode_ahead_pixels: int = DECODE_AHEAD_PIXELS,
         extract_only: bool = False,
         regenerate: bool = False,
@@ -499,6 +500,7 @@ def _timely_batches(rows: Iterable[EmbedRow]) -> Iterator[list[EmbedRow]]:
 
 def _publish_batch(batch: Sequence[EmbedRow], store: NpyStore, ledger: Ledger, run_id: str) -> None:
     kind = store.spec.kind
+    _make_durable(batch)
     files = [row.file for row in batch if row.file]
     good = [row.image_id for row in batch if row.file]
     masks = [
@@ -520,15 +522,26 @@ def _publish_batch(batch: Sequence[EmbedRow], store: NpyStore, ledger: Ledger, r
     ledger.forget_superseded(row.file for row in batch if row.file)
 
 
+def _make_durable(batch: Sequence[EmbedRow]) -> None:
+    """Flush the staged files. A row whose file the disk does not take becomes one of a failed image."""
+    staged = {row.staged: row for row in batch if row.staged}
+    for path, error in flush_files(list(staged)).items():
+        _not_written(staged[path], path, error)
+
+
 def _give_name(row: EmbedRow, staged: Path, store: NpyStore) -> bool:
     """Rename a staged file. Where that cannot be, the row becomes one of a failed image."""
     try:
         os.replace(staged, store.path(row.image_id))
     except OSError as error:
-        staged.unlink(missing_ok=True)
-        row.outcome, row.reason, row.detail, row.remedy = "failed", "write_error", str(error), "run imagemill again"
-        row.file = None
+        _not_written(row, staged, error)
     return row.file is not None
+
+
+def _not_written(row: EmbedRow, staged: Path, error: OSError) -> None:
+    staged.unlink(missing_ok=True)
+    row.outcome, row.reason, row.detail, row.remedy = "failed", "write_error", str(error), "run imagemill again"
+    row.file = row.staged = None
 
 
 def problem_of(row: EmbedRow, asset: str, run_id: str) -> Problem:

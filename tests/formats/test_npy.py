@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from imagemill import durable
 from imagemill.atomic import temporaries
 from imagemill.embedding_specs import DINOV3, T5, VAE
 from imagemill.errors import InvalidNpy
@@ -113,10 +114,15 @@ def test_array_is_written_whole_where_the_system_takes_it_in_parts(tmp_path, vec
 
 
 def test_nothing_is_left_behind_when_the_disk_is_full(tmp_path, vector, monkeypatch):
-    def full(handle):
+    """Whether the disk says so at once or only when it is made to take what it was given."""
+
+    def full(*given):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(npy, "_flush", full)
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="No space"):
+        patched.setattr(os, "writev", full)
+        write_npy(tmp_path / "abc.npy", vector)
+    monkeypatch.setattr(durable, "flush", full)
     with pytest.raises(OSError, match="No space"):
         write_npy(tmp_path / "abc.npy", vector)
     assert os.listdir(tmp_path) == []
@@ -125,7 +131,7 @@ def test_nothing_is_left_behind_when_the_disk_is_full(tmp_path, vector, monkeypa
 def test_old_file_stands_until_the_new_one_is_whole(tmp_path, vector, monkeypatch):
     path = tmp_path / "abc.npy"
     write_npy(path, vector)
-    monkeypatch.setattr(npy, "_flush", lambda handle: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(npy, "flush_files", lambda paths: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         write_npy(path, vector * 2)
     np.testing.assert_array_equal(np.load(path), vector)

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from imagemill import durable
 from imagemill.atomic import temporaries
 from imagemill.buckets import BUCKETS
 from imagemill.embedding_specs import DINOV3, T5, VAE, embedding_specs
@@ -482,6 +483,52 @@ def test_file_that_cannot_get_its_name_fails_its_image_alone(data_root):
     assert (counts["computed"], counts["failed"]) == (2, 1)
     assert problems(data_root) == {("b", "failed", "write_error")}
     assert not temporaries(data_root.derived / DINOV3.folder)
+
+
+@pytest.mark.parametrize("count", [3, 40])
+def test_file_that_the_disk_does_not_take_never_gets_its_name(data_root, monkeypatch, count):
+    """A disk may be full, or broken, only when it is flushed: a failed image, not a truncated file. Few files or many."""
+    ids = [f"{n:02d}" for n in range(count)]
+    photos(data_root, *ids)
+    wrong, flush = value_of_image(data_root, "01"), durable.flush
+    bad = {image_id for image_id in ids if value_of_image(data_root, image_id) == wrong}
+
+    def flush_or_fail(handle):
+        if np.float32(wrong).tobytes() == os.pread(handle, 4, 128):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        flush(handle)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(durable, "flush", flush_or_fail)
+        patched.setattr(durable, "_sync_file_system", lambda folder: False)
+        counts = embed(data_root, DINOV3)[DINOV3.kind]
+
+    assert (counts["computed"], counts["failed"]) == (count - len(bad), len(bad))
+    assert problems(data_root) == {(image_id, "failed", "write_error") for image_id in bad}
+    assert {path.stem for path in (data_root.derived / DINOV3.folder).iterdir()} == {*ids} - bad
+    assert embed(data_root, DINOV3)[DINOV3.kind]["computed"] == len(bad)
+
+
+def test_files_are_durable_before_the_ledger_and_their_names_know_them(data_root, monkeypatch):
+    """Else a power cut leaves a row that vouches for a file of zeros. Source: CONTRACTS section 0."""
+    photos(data_root, *"abc")
+    order, replace = [], os.replace
+
+    def flush_files(paths):
+        with Ledger(data_root.ledger) as witness:
+            order.append(("flush", len(paths), len(witness.files(DINOV3.kind))))
+        return {}
+
+    def named(one, other):
+        if other.suffix == ".npy":
+            order.append("name")
+        return replace(one, other)
+
+    monkeypatch.setattr(embed_module, "flush_files", flush_files)
+    monkeypatch.setattr(embed_module.os, "replace", named)
+    embed(data_root, DINOV3)
+
+    assert order == [("flush", 3, 0), "name", "name", "name"]
 
 
 def test_image_that_cannot_be_read_is_failed_and_one_that_does_not_open_refused(data_root, ledger):
