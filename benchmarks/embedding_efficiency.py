@@ -61,7 +61,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda", "mps"])
     parser.add_argument("--dtype", default="bfloat16", help="of weights and arithmetic")
     parser.add_argument("--threads", type=int, default=Config().model_threads, help="of the model's arithmetic")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--batch-size", type=int, default=EncoderSettings().batch_size)
     parser.add_argument("--images", type=int, default=17, help="photographs of 1 MP for DINOv3")
     parser.add_argument("--latents", type=int, default=5, help="images for the VAE")

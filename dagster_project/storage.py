@@ -11,6 +11,7 @@ tests/dagster_project/test_storage.py compares every table with stock storage's 
 
 import itertools
 import os
+import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
@@ -20,7 +21,8 @@ from dagster._core.storage.event_log.sqlite.sqlite_event_log import SqliteEventL
 from dagster._core.storage.sqlite_storage import DagsterSqliteStorage
 from dagster._serdes import ConfigurableClassData
 from sqlalchemy import func, select
-from sqlalchemy.engine import Connection
+from sqlalchemy.engine import Connection, Engine
+from sqlalchemy.event import listens_for
 
 from io_managers.events import interrupts_held
 
@@ -41,8 +43,18 @@ ONE_ASSET_TYPES = frozenset(
 _METHODS = ("_event_to_row", "_store_asset_event_tags", "_store_asset_event", "run_connection", "index_transaction")
 _CAN_BATCH = SqlEventLogStorageTable is not None and all(hasattr(SqliteEventLogStorage, name) for name in _METHODS)
 
+# Python's SQLite gives up after five seconds; a busy disk may take longer, and then two commands at once cost one its run.
+LOCK_SECONDS = 60
+
 BATCH_VARIABLE = "DAGSTER_EVENT_BATCH_SIZE"
 BATCH_SIZE = "1000"
+
+
+@listens_for(Engine, "connect")
+def _wait_for_locks(connection: Any, _: object) -> None:
+    """Every SQLite database of the history waits for whoever writes it."""
+    if isinstance(connection, sqlite3.Connection):
+        connection.execute(f"PRAGMA busy_timeout = {1000 * LOCK_SECONDS}")
 
 
 class BatchSqliteEventLogStorage(SqliteEventLogStorage):

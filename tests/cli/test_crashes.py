@@ -114,13 +114,14 @@ def test_run_of_a_dead_process_is_reported_by_the_next_command(data_root):
     photos(data_root.approved, 8)
     process = start("run", "--data-root", data_root.path, IMAGEMILL_STUB_SLEEP=5)
     with open_instance(data_root) as instance:
-        for _ in range(300):
+        for _ in range(900):
             time.sleep(0.1)
             if instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTED])):
                 break
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        imagemill("run", "--data-root", data_root.path, stub=True)
+        done = imagemill("run", "--data-root", data_root.path, stub=True)
+        assert done.returncode == 0, done.stdout + done.stderr
         assert not instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTED]))
         failed = instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.FAILURE]))
         assert len(failed) == 1
@@ -132,7 +133,7 @@ def test_two_runs_at_once_make_what_one_makes(data_root, undisturbed):
     """Nothing is torn or lost where two commands meet. Source: CONTRACTS section 0, "Locks"."""
     photos(data_root.approved, IMAGES)
     both = [start("run", "--data-root", data_root.path) for _ in range(2)]
-    outputs = [process.communicate(timeout=120)[0] for process in both]
+    outputs = [process.communicate(timeout=300)[0] for process in both]
 
     assert [process.returncode for process in both] == [0, 0], outputs
     assert contents(data_root) == undisturbed

@@ -239,3 +239,12 @@ def test_dynamic_partitions_are_not_read_again_while_nothing_changes(log_and_wit
     monkeypatch.setattr(SqliteEventLogStorage, "get_dynamic_partitions", lambda *_: pytest.fail("read again"))
 
     assert log.get_dynamic_partitions("still") == ["a", "b"]
+
+
+def test_databases_of_the_history_wait_for_whoever_writes_them(tmp_path):
+    """A busy disk takes longer than Python's five seconds to flush; then two commands at once cost one of them its run."""
+    with open_instance(DataRoot(tmp_path / "data")) as instance:
+        with instance.run_storage.connect() as connection:
+            assert connection.exec_driver_sql("PRAGMA busy_timeout").scalar() == 60_000
+        with instance.event_log_storage.index_connection() as connection:
+            assert connection.exec_driver_sql("PRAGMA busy_timeout").scalar() == 60_000
