@@ -4,6 +4,8 @@ PYTHON ?= python3
 # Any build of torch: make setup TORCH='torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu'
 TORCH ?= torch==2.13.0
 UV ?= uv==0.13.8
+# Tests side by side; `make test TEST_PROCESSES=0` for one after another.
+TEST_PROCESSES ?= auto
 BIN := .venv/bin
 STAMP := .venv/set-up.stamp
 
@@ -27,7 +29,7 @@ endif
 
 $(STAMP): requirements.lock pyproject.toml | $(BIN)/uv
 	$(HAVE_TORCH) || $(BIN)/python -m pip install $$TORCH
-	$(BIN)/uv pip install --python $(BIN)/python --require-hashes -r requirements.lock
+	$(BIN)/uv pip install --python $(BIN)/python --no-deps --require-hashes -r requirements.lock
 	$(BIN)/uv pip install --python $(BIN)/python --no-deps --no-build-isolation -e .
 	@touch $@
 
@@ -61,7 +63,7 @@ ui: setup ## the Dagster UI on the history of DATA_ROOT (default data)
 	$(BIN)/imagemill ui --data-root "$${DATA_ROOT:-data}"
 
 test: setup ## every test but the soak trials; skips are listed with their reasons at the end
-	$(BIN)/pytest
+	$(BIN)/pytest -n $(TEST_PROCESSES) --dist loadfile
 
 soak: setup ## full-length crash and endurance trials
 	$(BIN)/pytest -m soak
@@ -77,7 +79,8 @@ lock: $(BIN)/uv ## resolve pyproject.toml into requirements.lock (versions there
 		--override requirements-overrides.txt -o requirements.lock pyproject.toml
 
 bench: setup ## every benchmark against its limit
-	@set -e; for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python "$$file"; done
+	@set -e; for file in benchmarks/[a-z]*.py; do \
+		echo "== $$file"; $(BIN)/python -m "benchmarks.$$(basename "$$file" .py)"; done
 
 clean: ## caches and build outputs; .venv and data stay
 	rm -rf dist build .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,6 +1,9 @@
 """WebDataset tars per aspect bucket."""
 
+import os
+from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 
 import dagster as dg
 from pydantic import Field
@@ -8,11 +11,12 @@ from pydantic import Field
 from assets.near_duplicates import near_duplicates
 from assets.partitions import buckets
 from assets.stage2_jsonl import stage2_jsonl
+from imagemill.ledger import Ledger
 from imagemill.pipeline.claims import claimed_until_output
-from imagemill.pipeline.near_duplicates import excluded_images
-from imagemill.pipeline.readiness import ASSET, find_ready, progress_lines
+from imagemill.pipeline.packing import Packing, dry_run, plan_packing, scanned
+from imagemill.pipeline.readiness import ASSET, Readiness
 from imagemill.pipeline.shard_sets import ShardParameters
-from imagemill.pipeline.shards import Existing, ShardSet, check_buckets, plan_shards, refuse_conflicts
+from imagemill.pipeline.shards import Existing, ShardSet, check_buckets, refuse_conflicts
 from resources.data_root import DataRootResource
 
 PARAMETERS = ShardParameters.__struct_fields__
@@ -29,17 +33,25 @@ class ShardConfig(dg.Config):
     )
     shuffle: bool | None = Field(None, description="Reorder the ready samples before limit and grouping.")
     seed: int | None = Field(None, description="Seed of the shuffle; unset: 1337.")
-    limit: int | None = Field(None, ge=1, description="Samples over all buckets, after the shuffle.")
+    limit: int | None = Field(None, ge=1, description="Samples over all buckets of the run, after the shuffle.")
     existing: str = Field(
         "update",
         description="Shards already there: `update` changed sets of ours, `refuse`, `replace`; `append` new tars and tombstones, "
         "`repack` to fold them in, `withdraw` for withdrawals alone.",
     )
+    dry_run: bool = Field(False, description="Count and tell conflicts; write nothing, materialize nothing.")
     output_dir: str | None = Field(None, description="Folder for the shards; unset: the remembered one, else shards/.")
     workers: int | None = Field(
         None, ge=1, description="Tars written at a time; unset: pack_threads of imagemill.yaml."
     )
+    allow_preview: bool = Field(False, description="Pack samples with captions of a preview model too.")
     progress_every: int = Field(500, ge=1, description="Ready records between two progress lines.")
+
+    def packing(self, chosen: list[str], output: Path) -> Packing:
+        asked = {name: value for name in PARAMETERS if (value := getattr(self, name)) is not None}
+        existing: Existing = self.existing  # type: ignore[assignment]
+        chosen = check_buckets(self.only or chosen)
+        return Packing(chosen, output, existing, asked, self.progress_every, self.allow_preview)
 
 
 @dg.asset(
@@ -51,39 +63,27 @@ class ShardConfig(dg.Config):
     kinds={"webdataset"},
     owners=["team:imagemill"],
     code_version="1",
+    output_required=False,
 )
-def bucket_shards(context: dg.AssetExecutionContext, config: ShardConfig, data_root: DataRootResource) -> ShardSet:
+def bucket_shards(
+    context: dg.AssetExecutionContext, config: ShardConfig, data_root: DataRootResource
+) -> Iterator[dg.Output[ShardSet]]:
     """`shards/bucket_<bucket>/shard-NNNNNN.tar` with index and manifest, from every record whose files are valid and current."""
-    chosen = check_buckets(config.only or context.partition_keys)
-    root = data_root.root()
-    output = data_root.shards_folder(config.output_dir)
-    asked = {name: value for name in PARAMETERS if (value := getattr(config, name)) is not None}
-    parameters = ShardParameters(**{"shard_size": data_root.config().shard_size, **asked})
-    existing: Existing = config.existing  # type: ignore[assignment]
-    with closing(data_root.ledger()) as ledger, claimed_until_output(ledger, ASSET, chosen, context.run_id):
-        say = progress_lines(config.progress_every)
-        excluded = excluded_images(root.derived, ledger, data_root.config().near_duplicates)
-        found = find_ready(root.stage2_jsonl, root.derived, ledger, buckets=chosen, excluded=excluded, on_ready=say)
-        ledger.record_files(found.adopted)
-        if found.filtered:
-            ledger.clear_problems(ASSET, (sample.image_id for sample in found.ready))
-            ledger.record_problems(found.problems)
-        else:
-            ledger.replace_problems(ASSET, found.problems)
-        ledger.record_counts(
-            context.run_id,
-            ASSET,
-            {
-                "total_records": found.total_records,
-                "ready_records": len(found.ready),
-                "skipped_incomplete": found.skipped_incomplete,
-                "filtered": found.filtered,
-            },
-        )
-        shard_set = plan_shards(
-            found.ready, chosen, output, parameters, existing, withdrawn=ledger.ids("withdrawn"),
-            as_recorded=existing not in {"refuse", "replace"} and not asked,
-        )  # fmt: skip
+    if config.dry_run:
+        _rehearse(context, config, data_root)
+    else:
+        yield dg.Output(_planned(context, config, data_root))
+
+
+def _planned(context: dg.AssetExecutionContext, config: ShardConfig, data_root: DataRootResource) -> ShardSet:
+    """The plan, without conflicts; what it leaves out and adopts stands in the ledger, its buckets are claimed."""
+    packing = config.packing(list(context.partition_keys), data_root.shards_folder(config.output_dir))
+    with (
+        closing(data_root.ledger()) as ledger,
+        claimed_until_output(ledger, ASSET, packing.buckets, context.run_id),
+    ):
+        found, shard_set = plan_packing(data_root.root(), data_root.config(), ledger, packing)
+        _record(ledger, context.run_id, found)
         shard_set.workers = config.workers or data_root.config().pack_threads
         refuse_conflicts(shard_set)
         for plan in shard_set.plans:
@@ -91,3 +91,23 @@ def bucket_shards(context: dg.AssetExecutionContext, config: ShardConfig, data_r
                 {"samples": plan.live, "new shards": len(plan.shards)}, partition_key=plan.bucket
             )
         return shard_set
+
+
+def _record(ledger: Ledger, run_id: str, found: Readiness) -> None:
+    ledger.record_files(found.adopted)
+    if found.filtered:
+        ledger.clear_problems(ASSET, (sample.image_id for sample in found.ready))
+        ledger.record_problems(found.problems)
+    else:
+        ledger.replace_problems(ASSET, found.problems)
+    ledger.record_counts(run_id, ASSET, scanned(found))
+
+
+def _rehearse(context: dg.AssetExecutionContext, config: ShardConfig, data_root: DataRootResource) -> None:
+    """Tell the counters. Raises Failure where the real run would refuse: the command line exits 1 there."""
+    root = data_root.root()
+    output = Path(os.path.abspath(config.output_dir)) if config.output_dir else root.shards
+    found = dry_run(root, data_root.config(), config.packing(list(context.partition_keys), output))
+    context.log.info("dry run, nothing written: " + " ".join(f"{name}={n}" for name, n in found.counts.items()))
+    if found.conflicts:
+        raise dg.Failure("a real run would refuse: " + "; ".join(found.conflicts), allow_retries=False)

@@ -110,7 +110,7 @@ def write_set(folder: Path, samples: int, shard_size: int) -> None:
         path = bucket / shard_name(number)
         entries = write_shard(path, map(_sample, numbers))
         index += [IndexLine(e.key, e.key, path.name, e.offset, e.size, "-") for e in entries]
-        shards.append({"name": path.name, "samples": len(entries), "bytes": path.stat().st_size, "sha256": "-"})
+        shards.append({"name": path.name, "samples": len(entries), "bytes": path.stat().st_size, "checksum": "-"})
     write_jsonl(bucket / INDEX, map(msgspec.to_builtins, index))
     manifest = {
         "format": FORMAT, "bucket": BUCKET, "digest": "-", "samples": samples, "members": MEMBERS, "shards": shards,
@@ -127,7 +127,7 @@ def _sample(number: int) -> tuple[str, list[tuple[str, bytes]]]:
         "t5_attention_mask": mask, "height": SIDE, "width": SIDE, "aspect_bucket": BUCKET, "format_version": 2,
     }  # fmt: skip
     arrays = [noise.random(spec.shape(SIDE, SIDE), np.float32).astype(spec.dtype) for spec in embedding_specs()]
-    values = [msgspec.json.encode(record), *map(_npy, arrays), mask_npy(mask)]
+    values = [msgspec.json.encode(record), *map(_npy, arrays), mask_npy(tuple(mask))]
     return image_id, list(zip(MEMBERS, values, strict=True))
 
 

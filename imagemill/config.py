@@ -75,7 +75,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         decode_ahead_pixels: most pixels of images opened ahead of the model, at up to 20 bytes each; one image always may.
         shard_size: most samples in one tar.
         pack_threads: tars written at a time.
+        rescale_workers: processes that rescale images of a preset; 0 takes the number of processors.
         near_duplicates: how they are found, and whether shards leave them out.
+        licence: of the images, as the hub names it (`cc-by-4.0`), for the card beside the shards.
     """
 
     encoders: dict[str, EncoderSettings] = {}
@@ -85,7 +87,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     decode_ahead_pixels: Positive = DECODE_AHEAD_PIXELS
     shard_size: Positive = 1000
     pack_threads: Positive = 2
+    rescale_workers: Annotated[int, msgspec.Meta(ge=0)] = 0
     near_duplicates: NearDuplicateSettings = NearDuplicateSettings()
+    licence: str | None = None
 
     def encoder(self, spec: EmbeddingSpec) -> EncoderSettings:
         settings = self.encoders.get(spec.kind, EncoderSettings())

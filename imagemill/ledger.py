@@ -20,17 +20,19 @@ Belongs elsewhere: what to do about it (pipeline/).
 """
 
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 import msgspec
 
 from imagemill.atomic import is_dead_owner, owner_name
 from imagemill.errors import ImagemillError, disk_full_told
 from imagemill.files import StatTriple
+
+T = TypeVar("T")
 
 SCHEMA_VERSION = 2
 
@@ -84,7 +86,7 @@ class CaptionRow(msgspec.Struct, frozen=True):
     truncated: bool = False
 
 
-class FileRow(msgspec.Struct, frozen=True):
+class FileRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One npy file we vouch for.
 
     `source`: fingerprint of what it was made from, None where nobody knows; `content`: of the file's bytes;
@@ -97,6 +99,26 @@ class FileRow(msgspec.Struct, frozen=True):
     source: str | None
     content: str
     maker: str
+
+
+class SourceFacts(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Of an approved image as last read: fingerprint, and oriented size in pixels."""
+
+    image_id: str
+    fingerprint: str
+    height: int
+    width: int
+
+
+# Rows that are read at a time, 10 MB of text at most, and what is read.
+_PORTION = 50_000
+_FILE_ROWS = msgspec.json.Decoder(list[FileRow])
+_FILES = """
+SELECT json_array(kind, image_id, json_array(size, mtime_ns, inode), source, content, maker) AS row FROM files
+WHERE kind = ? AND (image_id, size, mtime_ns, inode) > (?, ?, ?, ?) ORDER BY image_id, size, mtime_ns, inode"""
+_SOURCE_ROWS = msgspec.json.Decoder(list[SourceFacts])
+_SOURCE_FACTS = """
+SELECT json_array(image_id, fingerprint, height, width) AS row FROM sources WHERE image_id > ? ORDER BY image_id"""
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -168,27 +190,44 @@ class Ledger:
 
     def files(self, kind: str, ids: Sequence[str] | None = None) -> dict[tuple[str, StatTriple], FileRow]:
         """Every file vouched for, by (image id, stat triple)."""
+        if ids is None:
+            return {(row.image_id, row.stat): row for row in self.files_of(kind)}
         rows = self._select(
             "files", "kind, image_id, size, mtime_ns, inode, source, content, maker", ids, "kind = ?", (kind,)
         )
         found = (FileRow(r[0], r[1], StatTriple(*r[2:5]), *r[5:]) for r in rows)
         return {(row.image_id, row.stat): row for row in found}
 
-    def present_files(self, kind: str, listing: Mapping[str, StatTriple]) -> dict[str, FileRow]:
-        """Of the files in a folder those vouched for as they are, by image id."""
-        rows = self._select(
-            "files", "image_id, size, mtime_ns, inode, source, content, maker", None, "kind = ?", (kind,)
-        )
-        found: dict[str, FileRow] = {}
-        for image_id, size, mtime_ns, inode, source, content, maker in rows:
-            stat = listing.get(image_id)
-            if stat is not None and stat == (size, mtime_ns, inode):
-                found[image_id] = FileRow(kind, image_id, stat, source, content, maker)
-        return found
+    def files_of(self, kind: str) -> list[FileRow]:
+        """Every file vouched for, in order of id."""
+        return list(self._portions(_FILES, _FILE_ROWS, (kind,), ("", 0, 0, 0), lambda row: (row.image_id, *row.stat)))
 
-    def source_facts(self) -> Iterator[tuple[str, str, int, int]]:
-        """`sources` without objects: image id, fingerprint, height, width."""
-        return self._select("sources", "image_id, fingerprint, height, width", None)
+    def source_facts(self) -> dict[str, SourceFacts]:
+        """What records are held against, by image id."""
+        rows = self._portions(_SOURCE_FACTS, _SOURCE_ROWS, (), ("",), lambda row: (row.image_id,))
+        return {row.image_id: row for row in rows}
+
+    def _portions(
+        self,
+        query: str,
+        decoder: msgspec.json.Decoder[list[T]],
+        given: tuple[Any, ...],
+        after: tuple[Any, ...],
+        key_of: Callable[[T], tuple[Any, ...]],
+    ) -> Iterator[T]:
+        """Rows by the tens of thousands: SQLite writes them as JSON and msgspec reads that, with no Python per row.
+
+        Args:
+            query: in order of a key, from beyond the key `after`. key_of: where the next portion goes on.
+        """
+        while True:
+            portion = f"SELECT json_group_array(json(row)) FROM ({query} LIMIT {_PORTION})"
+            (text,) = self._db.execute(portion, (*given, *after)).fetchone()
+            rows = decoder.decode(text)
+            yield from rows
+            if len(rows) < _PORTION:
+                return
+            after = key_of(rows[-1])
 
     def problems(self, items: Sequence[str] | None = None) -> list[Problem]:
         columns = "item, asset, outcome, reason, detail, remedy, size, mtime_ns, inode, run_id, at"
@@ -230,6 +269,10 @@ class Ledger:
         for item, asset, what in self._db.execute("SELECT item, asset, what FROM changes"):
             found.setdefault(item, set()).add((asset, what))
         return found
+
+    def preview_captions(self) -> set[str]:
+        """Images whose caption a preview model made: its origin begins with `preview`."""
+        return {row[0] for row in self._db.execute("SELECT image_id FROM captions WHERE origin GLOB 'preview*'")}
 
     def truncated(self) -> int:
         """Captions of which the text encoder sees only the first 77 tokens."""

@@ -4,12 +4,14 @@ import ctypes
 import os
 import shutil
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from imagemill.atomic import sync_folder
 
 _RENAME_EXCHANGE = 2
 _AT_FDCWD = -100
+_THREADS = 4
 
 
 def replace_folder(new: Path, place: Path) -> None:
@@ -22,13 +24,22 @@ def replace_folder(new: Path, place: Path) -> None:
     if not place.exists():
         os.rename(new, place)
     elif _exchange(new, place):
-        shutil.rmtree(new)
+        _remove(new)
     else:
         aside = new.with_name(new.name + "-old")
         os.rename(place, aside)
         os.rename(new, place)
-        shutil.rmtree(aside)
+        _remove(aside)
     sync_folder(place.parent)
+
+
+def _remove(folder: Path) -> None:
+    """The system takes a while to let go of gigabytes: files go side by side."""
+    with os.scandir(folder) as entries:
+        files = [entry.path for entry in entries if entry.is_file(follow_symlinks=False)]
+    with ThreadPoolExecutor(_THREADS, "remove") as pool:
+        list(pool.map(os.unlink, files))
+    shutil.rmtree(folder)
 
 
 def _exchange(one: Path, other: Path) -> bool:

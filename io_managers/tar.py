@@ -6,7 +6,8 @@ from contextlib import closing
 import dagster as dg
 
 from imagemill.embedding_specs import embedding_specs
-from imagemill.pipeline.shards import BucketResult, ShardSet, write_bucket
+from imagemill.pipeline.shard_card import write_card, write_metadataset
+from imagemill.pipeline.shards import BucketResult, ShardSet, sample_bytes, write_bucket
 from imagemill.progress import Progress
 from imagemill.provenance import ModelIdentity, read_identity
 from io_managers.events import StreamedEvents
@@ -30,12 +31,14 @@ class TarIOManager(dg.ConfigurableIOManager):
     def _write(self, context: dg.OutputContext, shard_set: ShardSet) -> list[BucketResult]:
         """Write bucket by bucket; each is reported as it gets its place."""
         derived, identities, results = self.data_root.root().derived, self._identities(), []
-        samples = sum(plan.samples for plan in shard_set.plans)
-        with Progress("bucket_shards", samples, unit="sample") as progress, StreamedEvents(context) as events:
+        total = sum(sample_bytes(sample) for plan in shard_set.plans for shard in plan.shards for sample in shard)
+        with Progress("bucket_shards", total, unit="B") as progress, StreamedEvents(context) as events:
             for plan in shard_set.plans:
-                result = write_bucket(shard_set, plan, derived, identities, on_sample=lambda size: progress.advance())
+                result = write_bucket(shard_set, plan, derived, identities, on_sample=progress.advance)
                 events.add(plan.bucket, data_version=plan.digest, metadata=_metadata(result))
                 results.append(result)
+        write_card(shard_set.output, licence=self.data_root.config().licence)
+        write_metadataset(shard_set.output)
         return results
 
     def load_input(self, context: dg.InputContext) -> list[str]:

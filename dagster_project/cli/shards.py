@@ -11,9 +11,8 @@ from dagster_project.cli.options import root_options
 from imagemill.buckets import BUCKETS
 from imagemill.errors import WrongUsage
 from imagemill.layout import DataRoot
-from imagemill.pipeline.readiness import find_ready, progress_lines
-from imagemill.pipeline.shard_sets import ShardParameters
-from imagemill.pipeline.shards import Existing, check_buckets, conflicts, plan_shards
+from imagemill.pipeline.packing import Packing, dry_run
+from imagemill.pipeline.shards import Existing, check_buckets
 
 
 @click.command("shards")
@@ -21,14 +20,15 @@ from imagemill.pipeline.shards import Existing, check_buckets, conflicts, plan_s
     "--bucket", "chosen", multiple=True, metavar="WxH", help="Only this bucket; may repeat (default: all seven)."
 )
 @click.option("--limit", type=click.IntRange(min=1), help="Samples over all buckets, after the shuffle.")
-@click.option("--shuffle", is_flag=True, help="Reorder the ready samples.")
-@click.option("--seed", type=int, default=1337, show_default=True, help="Seed of the shuffle.")
+@click.option("--shuffle", is_flag=True, default=None, help="Reorder the ready samples.")
+@click.option("--seed", type=int, help="Seed of the shuffle (default: 1337).")
 @click.option("--shard-size", type=click.IntRange(min=1), help="Samples per tar (default: imagemill.yaml's, 1000).")
 @click.option("--overwrite", is_flag=True, help="Replace each chosen bucket's whole set.")
 @click.option("--append", is_flag=True, help="New tars and tombstones over sets that stay; nothing is rewritten.")
 @click.option("--repack", is_flag=True, help="Write sets anew that were appended to or have tombstones.")
 @click.option("--workers", type=click.IntRange(min=1), help="Tars written at a time (default: imagemill.yaml's, 2).")
-@click.option("--dry-run", is_flag=True, help="Count and print conflicts; write nothing.")
+@click.option("--allow-preview", is_flag=True, help="Pack captions of a preview model too.")
+@click.option("--dry-run", "rehearse", is_flag=True, help="Count and print conflicts; write nothing.")
 @click.option(
     "--progress-every",
     type=click.IntRange(min=1),
@@ -44,38 +44,37 @@ def command(
     root: DataRoot,
     chosen: tuple[str, ...],
     limit: int | None,
-    shuffle: bool,
-    seed: int,
+    shuffle: bool | None,
+    seed: int | None,
     shard_size: int | None,
     overwrite: bool,
     append: bool,
     repack: bool,
     workers: int | None,
-    dry_run: bool,
+    allow_preview: bool,
+    rehearse: bool,
     progress_every: int,
     output_dir: Path | None,
 ) -> None:
     """Pack every ready sample into WebDataset tars, bucket by bucket."""
     buckets = check_buckets(chosen or BUCKETS)
     existing = _existing(overwrite=overwrite, append=append, repack=repack)
-    if dry_run:
-        from resources.data_root import config_of
-
-        parameters = ShardParameters(shard_size or config_of(root).shard_size, shuffle, seed, limit)
-        sys.exit(_dry_run(root, buckets, parameters, output_dir, existing, progress_every))
+    parameters = {"shard_size": shard_size, "shuffle": shuffle, "seed": seed, "limit": limit}
+    if rehearse:
+        asked = {name: value for name, value in parameters.items() if value is not None}
+        output = output_dir or root.shards
+        sys.exit(_dry_run(root, Packing(buckets, output, existing, asked, progress_every, allow_preview)))
     from dagster_project.work import open_work
 
     with open_work(root) as work:
         work.pack(
             buckets,
-            limit=limit,
-            shuffle=shuffle,
-            seed=seed,
-            shard_size=shard_size,
+            **parameters,
             existing=existing,
             workers=workers,
             output_dir=os.path.abspath(output_dir) if output_dir else None,
             progress_every=progress_every,
+            allow_preview=allow_preview,
         )
         if work.error:
             click.echo(f"imagemill: {work.error}", err=True)
@@ -110,36 +109,11 @@ def counters(counts: dict[str, int]) -> str:
     return " ".join(f"{name}={counts[name]}" for name in names)
 
 
-def _dry_run(
-    root: DataRoot,
-    buckets: list[str],
-    parameters: ShardParameters,
-    output_dir: Path | None,
-    existing: Existing,
-    every: int,
-) -> int:
-    from imagemill.ledger import Ledger
-    from imagemill.pipeline.near_duplicates import excluded_images
+def _dry_run(root: DataRoot, packing: Packing) -> int:
     from resources.data_root import config_of
 
-    with Ledger(root.ledger) as ledger:
-        excluded = excluded_images(root.derived, ledger, config_of(root).near_duplicates)
-        found = find_ready(
-            root.stage2_jsonl, root.derived, ledger, buckets=buckets, excluded=excluded, on_ready=progress_lines(every)
-        )
-        withdrawn = ledger.ids("withdrawn")
-    output = output_dir or root.shards
-    shard_set = plan_shards(found.ready, buckets, output, parameters, existing, withdrawn=withdrawn)
-    problems = conflicts(shard_set)
-    for problem in problems:
+    found = dry_run(root, config_of(root), packing)
+    for problem in found.conflicts:
         click.echo(f"conflict: {problem}", err=True)
-    planned = {
-        "total_records": found.total_records,
-        "ready_records": len(found.ready),
-        "skipped_incomplete": found.skipped_incomplete,
-        "filtered": found.filtered,
-        "written_samples": sum(plan.samples for plan in shard_set.plans),
-        "written_shards": sum(len(plan.shards) for plan in shard_set.plans),
-    }
-    click.echo("dry run, nothing written: " + counters(planned))
-    return 1 if problems else 0
+    click.echo("dry run, nothing written: " + counters(found.counts))
+    return 1 if found.conflicts else 0

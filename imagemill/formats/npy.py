@@ -13,8 +13,7 @@ import functools
 import io
 import math
 import os
-import stat
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +25,7 @@ from imagemill.durable import begin_writing_back, flush_files
 from imagemill.embedding_specs import EmbeddingSpec, embedding_specs
 from imagemill.errors import InvalidNpy
 from imagemill.files import StatTriple, fingerprint, stat_triple
+from imagemill.listing import list_files
 
 SUFFIX = ".npy"
 
@@ -262,22 +262,9 @@ class NpyStore:
     def stat(self, image_id: str) -> StatTriple:
         return stat_triple(self.path(image_id))
 
-    def listing(self) -> dict[str, StatTriple]:
+    def listing(self) -> Mapping[str, StatTriple]:
         """The files there are, by image id, from one pass over the folder; none where there is no folder."""
-        try:
-            folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return {}
-        found: dict[str, StatTriple] = {}
-        try:
-            with os.scandir(folder) as entries:  # by handle: each stat looks up one name, not a whole path
-                for entry in entries:
-                    name = entry.name
-                    if name.endswith(SUFFIX) and (triple := _file_stat(entry)):
-                        found[name[: -len(SUFFIX)]] = triple
-            return found
-        finally:
-            os.close(folder)
+        return {image_id: StatTriple._make(triple) for image_id, triple in list_files(self.folder, SUFFIX).items()}
 
     def sweep(self) -> int:
         """Remove what dead processes staged; returns how many files."""
@@ -290,17 +277,6 @@ class NpyStore:
     def stage(self, array: np.ndarray) -> Path:
         """`stage_npy` in this folder."""
         return stage_npy(self.folder, array)
-
-
-def _file_stat(entry: os.DirEntry[str]) -> StatTriple | None:
-    try:
-        found = entry.stat()
-    except FileNotFoundError:  # gone since the folder was read
-        return None
-    if not stat.S_ISREG(found.st_mode):
-        return None
-    # Past the named constructor: half the time, and there is one per file.
-    return tuple.__new__(StatTriple, (found.st_size, found.st_mtime_ns, found.st_ino))
 
 
 def _store_of_kind(folder: Path, kind: str) -> NpyStore:

@@ -9,34 +9,46 @@ Source: seed 001 "Load Stage 2 metadata and validate readiness"; CONTRACTS secti
 import gc
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
 
 from imagemill.embedding_specs import EmbeddingSpec, embedding_specs
 from imagemill.errors import InvalidNpy, MissingInput
 from imagemill.files import StatTriple
 from imagemill.formats.jsonl import parse_line, read_raw
-from imagemill.formats.npy import NpyStore, check_npy_header
-from imagemill.ledger import FileRow, Ledger, Problem
+from imagemill.formats.npy import SUFFIX, NpyStore, check_npy_header
+from imagemill.ledger import FileRow, Ledger, Problem, SourceFacts
+from imagemill.listing import Triple, begin_listing
 from imagemill.pipeline.plan import row_of_bytes
 from imagemill.pipeline.regenerate import refuse_regenerating
 from imagemill.pipeline.slim import SlimRecord, slim_of, slim_record
 from imagemill.provenance import UNKNOWN
-from imagemill.records import RecordProblem, record_problem
+from imagemill.records import INLINE_VECTOR, Record, RecordProblem, record_problem
 
 ASSET = "bucket_shards"
 
 # Reason code of a file that the disk did not give: ours to answer for, not the record's.
 _READ_ERROR = "read_error"
+_TAKEN_OUT = "taken out by imagemill withdraw"
 _KEEP_DUPLICATE = "set near_duplicates.exclude: false, or remove one of them"
+_PREVIEW = (
+    "preview_caption",
+    "its caption is by a preview model, which describes nothing",
+    "write a caption beside the image, configure a real captioner, or pack with --allow-preview",
+)
+# Reason codes of what is wrong with a record, by its rule; of other rules `bad_<field>`.
+_REASONS = {"mask": "bad_mask", "stage1": "stage1"}
 # Malformed lines that are told one by one; all of them are counted.
 _WARNINGS = 20
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class ReadySample:
+class ReadySample(msgspec.Struct, frozen=True, gc=False):
     """One sample on its way into a tar.
 
     `record`: the json member's bytes. `files`: one ledger row per kind, in the order of the kinds; its stat triple and
@@ -62,56 +74,66 @@ class Readiness:
     adopted: list[FileRow] = field(default_factory=list)
 
 
-# Fingerprint, height and width of an image as last read.
-_Source = tuple[str, int, int]
+class _Refusal(NamedTuple):
+    reason: str
+    detail: str
 
 
 class _Kind:
     """The files of one kind, on disk and in the ledger."""
 
-    def __init__(self, spec: EmbeddingSpec, derived: Path, ledger: Ledger) -> None:
-        self.spec, self.ledger = spec, ledger
-        self.store = NpyStore(derived / spec.folder, spec)
-        self.listing: Mapping[str, StatTriple] = self.store.listing()
-        self.rows = ledger.present_files(spec.kind, self.listing)
+    def __init__(
+        self, spec: EmbeddingSpec, store: NpyStore, listing: Future[Mapping[str, Triple]], ledger: Ledger
+    ) -> None:
+        self.spec, self.store, self.ledger = spec, store, ledger
+        known = ledger.files_of(spec.kind)  # while the folders are being listed
+        self.listing = listing.result()
+        self.rows = {row.image_id: row for row in known if self.listing.get(row.image_id) == row.stat}
+        self.of_caption = spec.source == "caption"
 
-    def file(self, record: SlimRecord, source: _Source | None, adopted: list[FileRow]) -> FileRow | tuple[str, str]:
-        """The row of this record's file, or (reason, detail) why there is none to pack."""
-        image_id = record.image_id
-        row = self.rows.get(image_id)
+    def vouched(self, record: SlimRecord, source: SourceFacts) -> FileRow | None:
+        """The row of this record's file where nothing needs a closer look: the image is known, and of the record's size."""
+        row = self.rows.get(record.image_id)
+        if row is None or row.source is None:
+            return row
+        return row if row.source == (record.caption if self.of_caption else source.fingerprint) else None
+
+    def file(self, record: SlimRecord, source: SourceFacts | None, adopted: list[FileRow]) -> FileRow | _Refusal:
+        """The row of this record's file, or why there is none to pack."""
+        row = self.rows.get(record.image_id)
         try:
             if row is None:
-                present = self.listing.get(image_id)
+                present = self.listing.get(record.image_id)
                 if present is None:
-                    return "missing_file", f"no {self.spec.folder}/{image_id}.npy"
-                row = self._unlisted(record, present, source)
+                    return _Refusal("missing_file", f"no {self.spec.folder}/{record.image_id}.npy")
+                row = self._unlisted(record, StatTriple._make(present), source)
                 adopted.append(row)
-            elif source is None or source[1] != record.height or source[2] != record.width:
+            else:
                 self._check_shape(record, source)
         except InvalidNpy as invalid:
-            return invalid.reason, invalid.what
+            return _Refusal(invalid.reason, invalid.what)
         except OSError as error:
-            return _READ_ERROR, str(error)
+            return _Refusal(_READ_ERROR, str(error))
         if row.source is not None and row.source != self._wanted(record, source):
-            earlier = "image" if self.spec.source == "pixels" else "caption"
-            return "stale", f"{self.spec.folder}/{image_id}.npy was made from an earlier {earlier}"
+            earlier = "caption" if self.of_caption else "image"
+            return _Refusal("stale", f"{self.spec.folder}/{record.image_id}.npy was made from an earlier {earlier}")
         return row
 
-    def _wanted(self, record: SlimRecord, source: _Source | None) -> str | None:
+    def _wanted(self, record: SlimRecord, source: SourceFacts | None) -> str | None:
         """Fingerprint of what a current file is made from."""
-        return record.caption if self.spec.source == "caption" else (source[0] if source else None)
+        return record.caption if self.of_caption else (source.fingerprint if source else None)
 
-    def _check_shape(self, record: SlimRecord, source: _Source | None) -> None:
+    def _check_shape(self, record: SlimRecord, source: SourceFacts | None) -> None:
         """A file the ledger vouches for is whole; whether it is of this record's size is for the record to show.
 
         Raises:
             InvalidNpy: it is not.
         """
         shape = self.spec.shape(record.height, record.width)
-        if source is None or self.spec.shape(*source[1:]) != shape:
+        if source is None or self.spec.shape(source.height, source.width) != shape:
             check_npy_header(self.store.path(record.image_id), shape, self.spec.dtype)
 
-    def _unlisted(self, record: SlimRecord, present: StatTriple, source: _Source | None) -> FileRow:
+    def _unlisted(self, record: SlimRecord, present: StatTriple, source: SourceFacts | None) -> FileRow:
         """A file the ledger did not vouch for when the folder was listed: read it, or find that a run has replaced it since."""
         image_id = record.image_id
         content = self.store.check(image_id, record.height, record.width)
@@ -129,20 +151,22 @@ def find_ready(
     *,
     buckets: Sequence[str],
     excluded: Mapping[str, str] | None = None,
+    allow_preview: bool = False,
     on_ready: Callable[[Readiness], None] = lambda found: None,
 ) -> Readiness:
     """Read the records and match them with the files on disk.
 
     Args:
         buckets: records of other buckets count as filtered. excluded: image id → why it is a near duplicate to leave out; such
-            a record counts as incomplete. on_ready: called after each ready record, for progress.
+            a record counts as incomplete. allow_preview: pack captions of preview models too.
+        on_ready: called after each ready record, for progress.
 
     Raises:
         MissingInput: no JSONL there. ImagemillError: a kind is being regenerated.
     """
     refuse_regenerating(ledger)
     with _no_collector():
-        return _find_ready(jsonl, derived, ledger, buckets, excluded, on_ready)
+        return _find_ready(jsonl, derived, ledger, buckets, excluded, allow_preview, on_ready)
 
 
 @contextmanager
@@ -163,37 +187,59 @@ def _find_ready(
     ledger: Ledger,
     buckets: Sequence[str],
     excluded: Mapping[str, str] | None,
+    allow_preview: bool,
     on_ready: Callable[[Readiness], None],
 ) -> Readiness:
     if not jsonl.is_file():
         raise MissingInput("no Stage 2 records", where=jsonl, do="run `imagemill stage2` first")
     found = Readiness()
-    latest = _latest_records(jsonl, found)
-    sources: dict[str, _Source] = {row[0]: row[1:] for row in ledger.source_facts()}
-    withdrawn = ledger.ids("withdrawn")
-    kinds = [_Kind(spec, derived, ledger) for spec in embedding_specs()]
-    for item, record in latest:
+    stores = {spec: NpyStore(derived / spec.folder, spec) for spec in embedding_specs()}
+    with ThreadPoolExecutor(len(stores), "list") as pool:
+        listings = begin_listing(pool, [store.folder for store in stores.values()], SUFFIX)
+        latest = _latest_records(jsonl, found)
+        sources = ledger.source_facts()
+        kinds = [_Kind(*of_kind, listing, ledger) for of_kind, listing in zip(stores.items(), listings, strict=True)]
+    previews = () if allow_preview else ledger.preview_captions()
+    left_out = dict.fromkeys(previews, _PREVIEW)
+    left_out |= {i: ("near_duplicate", detail, _KEEP_DUPLICATE) for i, detail in (excluded or {}).items()}
+    # Last, so that it is what counts of a sample that is left out for several reasons; the remedy names the id.
+    left_out |= {i: ("withdrawn", _TAKEN_OUT, f"imagemill withdraw --restore {i}") for i in ledger.ids("withdrawn")}
+    chosen, adopted = set(buckets), found.adopted
+    for item, record in latest.items():
         if isinstance(record, RecordProblem):
-            reason = "bad_mask" if record.rule == "mask" else f"bad_{record.field}"
+            reason = _REASONS.get(record.rule, f"bad_{record.field}")
             _skip(found, item, reason, record.message, record.remedy)
             continue
-        if record.bucket not in buckets:
+        if record.bucket not in chosen:
             found.filtered += 1
             continue
-        if item in withdrawn:
-            _skip(found, item, "withdrawn", "taken out by imagemill withdraw", f"imagemill withdraw --restore {item}")
+        if item in left_out:
+            _skip(found, item, *left_out[item])
             continue
-        if excluded and item in excluded:
-            _skip(found, item, "near_duplicate", excluded[item], _KEEP_DUPLICATE)
+        files = _files(record, sources.get(item), kinds, adopted)
+        if isinstance(files, _Refusal):
+            _skip(found, item, *files, "run `imagemill stage2`")
             continue
-        files = [kind.file(record, sources.get(item), found.adopted) for kind in kinds]
-        refusal = next((f for f in files if isinstance(f, tuple)), None)
-        if refusal:
-            _skip(found, item, *refusal, "run `imagemill stage2`")
-            continue
-        found.ready.append(ReadySample(item, record.bucket, record.member, record.mask, tuple(files)))  # type: ignore[arg-type]
+        found.ready.append(ReadySample(item, record.bucket, record.member, record.mask, files))
         on_ready(found)
     return found
+
+
+def _files(
+    record: SlimRecord, source: SourceFacts | None, kinds: Sequence[_Kind], adopted: list[FileRow]
+) -> tuple[FileRow, ...] | _Refusal:
+    """A row per kind, or why a kind has none to pack."""
+    if source is not None and source.height == record.height and source.width == record.width:
+        rows = tuple([row for kind in kinds if (row := kind.vouched(record, source))])
+        if len(rows) == len(kinds):
+            return rows
+    files: list[FileRow] = []
+    for kind in kinds:
+        file = kind.file(record, source, adopted)
+        if isinstance(file, _Refusal):
+            return file
+        files.append(file)
+    return tuple(files)
 
 
 def progress_lines(every: int) -> Callable[[Readiness], None]:
@@ -207,13 +253,14 @@ def progress_lines(every: int) -> Callable[[Readiness], None]:
     return say
 
 
-def _latest_records(jsonl: Path, found: Readiness) -> list[tuple[str, SlimRecord | RecordProblem]]:
-    """The records in file order, of duplicates the last one, each with its id, or its line where it has none; or what is wrong.
+def _latest_records(jsonl: Path, found: Readiness) -> dict[str, SlimRecord | RecordProblem]:
+    """The records in file order, of duplicates the last one, by id, or by line where it has none; or what is wrong with it.
 
     Everything else is counted as incomplete.
     """
     # In the order of the lines that count: a later record of the same id is put in anew.
-    latest: dict[str, tuple[int, SlimRecord | RecordProblem]] = {}
+    latest: dict[str, SlimRecord | RecordProblem] = {}
+    lines: dict[str, int] = {}
     for number, raw in read_raw(jsonl):
         record: SlimRecord | RecordProblem | None = slim_record(raw)
         if record is None:
@@ -226,11 +273,11 @@ def _latest_records(jsonl: Path, found: Readiness) -> list[tuple[str, SlimRecord
         if record is None:
             continue
         if item in latest:
-            earlier, _ = latest.pop(item)
+            del latest[item]
             detail = f"{item} again in line {number}"
-            _skip(found, f"{jsonl.name}:{earlier}", "duplicate_id", detail, "keep one of them")
-        latest[item] = (number, record)
-    return [(item, record) for item, (_, record) in latest.items()]
+            _skip(found, f"{jsonl.name}:{lines[item]}", "duplicate_id", detail, "keep one of them")
+        latest[item], lines[item] = record, number
+    return latest
 
 
 def _slowly(jsonl: Path, number: int, raw: bytes, found: Readiness) -> tuple[str, SlimRecord | RecordProblem | None]:
@@ -242,7 +289,16 @@ def _slowly(jsonl: Path, number: int, raw: bytes, found: Readiness) -> tuple[str
         return place, None
     image_id = line.value.get("image_id")
     item = image_id if isinstance(image_id, str) and image_id else place
-    return item, record_problem(line.value) or slim_of(line.value)
+    return item, _stage1_problem(line.value) or record_problem(line.value) or slim_of(line.value)
+
+
+def _stage1_problem(record: Record) -> RecordProblem | None:
+    """What Stage 1 wrote lacks no single field: it waits for its migration."""
+    unmigrated = "image_path" in record and not {"image_id", "format_version"} & record.keys()
+    if unmigrated or INLINE_VECTOR in record:
+        message = "a Stage 1 record, not migrated yet"
+        return RecordProblem("format_version", "stage1", message, "run `imagemill stage2`: it migrates them")
+    return None
 
 
 def _skip(found: Readiness, item: str, reason: str, detail: str, remedy: str) -> None:

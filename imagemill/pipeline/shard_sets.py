@@ -2,9 +2,10 @@
 
     shards/bucket_1024x1024/
     ├─ shard-000000.tar …
-    ├─ index.jsonl         {"image_id", "key", "shard", "offset", "size", "digest"} per sample in the tars
+    ├─ index.jsonl         {"image_id", "key", "shard", "offset", "size", "digest", "width", "height", "tokens"} per sample
     ├─ tombstones.jsonl    {"image_id", "shard", "offset", "why"} per sample that counts no more; absent where all do
-    └─ manifest.json       counts, checksums, parameters, provenance, a digest of the samples that count
+    ├─ manifest.json       counts, checksums, parameters, provenance, statistics, a digest of the samples that count
+    └─ .nv-meta/  *.tar.idx    the same for Megatron-Energon (formats/energon.py)
 
 A sample is *live* where the index has it and no tombstone does. Of one id at most one sample is live.
 
@@ -16,7 +17,7 @@ Source: CONTRACTS section 2, last point.
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -24,23 +25,30 @@ from imagemill.errors import ImagemillError
 from imagemill.formats.jsonl import read_jsonl
 from imagemill.formats.manifest import read_json
 
-FORMAT = "imagemill-shards/1"
+FORMAT = "imagemill-shards/2"
 INDEX = "index.jsonl"
 TOMBSTONES = "tombstones.jsonl"
 MANIFEST = "manifest.json"
 
 
+_Count = Annotated[int, msgspec.Meta(ge=1)]
+
+
 class ShardParameters(msgspec.Struct, frozen=True):
     """What a set of shards depends on besides its samples."""
 
-    shard_size: int = 1000
+    shard_size: _Count = 1000
     shuffle: bool = False
     seed: int = 1337
-    limit: int | None = None
+    limit: _Count | None = None
 
 
 class IndexLine(msgspec.Struct, frozen=True):
-    """One sample in a tar: bytes from the tar's beginning; `digest`: of its record and files, see `sample_digest`."""
+    """One sample in a tar: bytes from the tar's beginning.
+
+    `digest`: of its record and files, see `sample_digest`. `width`, `height`: of its image in pixels; `tokens` of its caption;
+    0 in sets of earlier versions.
+    """
 
     image_id: str
     key: str
@@ -48,6 +56,9 @@ class IndexLine(msgspec.Struct, frozen=True):
     offset: int
     size: int
     digest: str
+    width: int = 0
+    height: int = 0
+    tokens: int = 0
 
     @property
     def place(self) -> tuple[str, int]:
@@ -68,10 +79,10 @@ class Tombstone(msgspec.Struct, frozen=True):
 
 
 class _ManifestShard(msgspec.Struct):
-    name: str
+    name: Annotated[str, msgspec.Meta(pattern=r"^shard-[0-9]{6,}\.tar$")]
     samples: int
     bytes: int
-    sha256: str
+    checksum: str
 
 
 class _Manifest(msgspec.Struct):
@@ -83,7 +94,9 @@ class _Manifest(msgspec.Struct):
     members: list[str]
     shards: list[_ManifestShard]
     parameters: ShardParameters
-    tombstones: int = 0
+    provenance: dict[str, dict[str, Any]]
+    appended: bool
+    tombstones: int
 
 
 def bucket_folder(output: Path, bucket: str) -> Path:

@@ -10,7 +10,6 @@ Source: seed 001; CONTRACTS section 2.
 """
 
 import functools
-import hashlib
 import itertools
 import os
 import random
@@ -20,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import msgspec
 import numpy as np
@@ -28,11 +27,12 @@ import numpy as np
 from imagemill.atomic import is_orphan, sync_folder, temporaries, temporary_path
 from imagemill.buckets import BUCKETS
 from imagemill.embedding_specs import embedding_specs
-from imagemill.errors import ImagemillError, ShardExists, WrongUsage, disk_full_told
-from imagemill.files import StatTriple, stat_triple
+from imagemill.errors import ShardExists, WrongUsage, disk_full_told
+from imagemill.files import RunningFingerprint
+from imagemill.formats.energon import META, SQLITE, is_energon, write_energon
 from imagemill.formats.jsonl import write_jsonl
 from imagemill.formats.manifest import write_json
-from imagemill.formats.tar import Sample, write_shard
+from imagemill.formats.tar import IndexEntry, KnownFile, Sample, write_shard
 from imagemill.ids import member_key
 from imagemill.pipeline.append import Overlay, lay_over
 from imagemill.pipeline.readiness import ReadySample
@@ -53,6 +53,7 @@ from imagemill.pipeline.shard_sets import (
     set_digest,
     shard_name,
 )
+from imagemill.pipeline.shard_statistics import measures_of, statistics_of
 from imagemill.provenance import UNKNOWN, ModelIdentity
 from imagemill.swap import replace_folder
 
@@ -269,7 +270,7 @@ def write_bucket(
 
 def _stays(existing: Existing, folder: Path, manifest: Mapping[str, Any], plan: BucketPlan) -> bool:
     """Whether a set is what the plan wants already."""
-    if not (agrees(folder, manifest) and (folder / INDEX).is_file()):
+    if not (agrees(folder, manifest) and (folder / INDEX).is_file() and (folder / META / SQLITE).is_file()):
         return False
     if plan.overlay:
         return not plan.shards and list(plan.overlay.tombstones) == read_tombstones(folder)
@@ -312,7 +313,7 @@ def _remove(folder: Path, plan: BucketPlan) -> BucketResult:
 def _carry_foreign(folder: Path, staging: Path) -> None:
     """What is not part of a set is not ours to delete: it comes along. Tars that are not the set's do not."""
     for path in folder.iterdir() if folder.is_dir() else ():
-        if path.name in OURS or path.suffix == ".tar":
+        if path.name in OURS or path.suffix == ".tar" or is_energon(path.name):
             continue
         if path.is_dir() and not path.is_symlink():
             shutil.copytree(path, staging / path.name, symlinks=True, copy_function=_link)
@@ -345,11 +346,15 @@ def _write_set(
     write = functools.partial(_write_one, folder, derived=derived, on_sample=on_sample)
     with ThreadPoolExecutor(threads, "pack") as pool:
         written = list(pool.map(write, itertools.count(first), plan.shards))
-    index = [*(read_index(old) if before else []), *(line for lines, _ in written for line in lines)]
+    earlier = read_index(old) if before else []
+    index = [*earlier, *(line for shard in written for line in shard.lines)]
     write_jsonl(folder / INDEX, index)
     tombstones = plan.overlay.tombstones if plan.overlay else ()
     if tombstones:
         write_jsonl(folder / TOMBSTONES, tombstones)
+    dead = {tombstone.place for tombstone in tombstones}
+    shards = [*_entries_of(kept, earlier), *((shard.told["name"], shard.entries) for shard in written)]
+    write_energon(folder, shards, bucket=plan.bucket, dead=dead, earlier=old if before else None)
     manifest = {
         "format": FORMAT,
         "bucket": plan.bucket,
@@ -358,7 +363,8 @@ def _write_set(
         "tombstones": len(tombstones),
         "appended": before is not None,
         "members": [JSON_MEMBER, *(spec.member for spec in embedding_specs()), MASK_MEMBER],
-        "shards": [*kept, *(shard for _, shard in written)],
+        "shards": [*kept, *(shard.told for shard in written)],
+        "statistics": statistics_of(line for line in index if line.place not in dead),
         "parameters": msgspec.to_builtins(plan.parameters),
         "provenance": {
             spec.kind: _provenance(spec.kind, n, plan, identities, before) for n, spec in enumerate(embedding_specs())
@@ -368,6 +374,21 @@ def _write_set(
     return manifest
 
 
+def _entries_of(shards: Sequence[Mapping[str, Any]], lines: Sequence[IndexLine]) -> list[tuple[str, list[IndexEntry]]]:
+    entries: dict[str, list[IndexEntry]] = {shard["name"]: [] for shard in shards}
+    for line in lines:
+        entries[line.shard].append(IndexEntry(line.key, line.offset, line.size))
+    return list(entries.items())
+
+
+class _Written(NamedTuple):
+    """One new tar: `told` is its entry in the manifest."""
+
+    entries: list[IndexEntry]
+    lines: list[IndexLine]
+    told: dict[str, Any]
+
+
 def _write_one(
     folder: Path,
     number: int,
@@ -375,45 +396,41 @@ def _write_one(
     *,
     derived: Path,
     on_sample: Callable[[int], None],
-) -> tuple[list[IndexLine], dict[str, Any]]:
-    """One tar: its lines of the index, and its entry in the manifest."""
-    path, checksum = folder / shard_name(number), hashlib.sha256()
+) -> _Written:
+    path, checksum = folder / shard_name(number), RunningFingerprint()
     entries = write_shard(path, _members(samples, derived, on_sample), checksum=checksum)
     lines = [
-        IndexLine(sample.image_id, entry.key, path.name, entry.offset, entry.size, digest_of(sample))
+        IndexLine(
+            sample.image_id, entry.key, path.name, entry.offset, entry.size, digest_of(sample),
+            *measures_of(sample.record, sample.mask),
+        )
         for sample, entry in zip(samples, entries, strict=True)
-    ]
+    ]  # fmt: skip
     size = path.stat().st_size
-    return lines, {"name": path.name, "samples": len(samples), "bytes": size, "sha256": checksum.hexdigest()}
+    told = {"name": path.name, "samples": len(samples), "bytes": size, "checksum": str(checksum)}
+    return _Written(entries, lines, told)
 
 
 def _members(samples: Sequence[ReadySample], derived: Path, on_sample: Callable[[int], None]) -> Iterator[Sample]:
-    specs = embedding_specs()
+    kinds = [(spec.member, f"{derived / spec.folder}{os.sep}") for spec in embedding_specs()]
     for sample in samples:
-        files = [(spec.member, derived / spec.folder / f"{sample.image_id}.npy") for spec in specs]
-        for (_, path), file in zip(files, sample.files, strict=True):
-            if _stat_of(path) != file.stat:
-                raise ImagemillError(
-                    "a file changed while it was being packed",
-                    where=path,
-                    why="the plan vouched for other bytes",
-                    do="run the command again",
-                )
-        yield (
-            member_key(sample.image_id),
-            [(JSON_MEMBER, sample.record), *files, (MASK_MEMBER, mask_npy(sample.mask))],
-        )
-        on_sample(sum(file.stat.size for file in sample.files) + len(sample.record))
+        name = f"{sample.image_id}.npy"
+        files = [
+            (suffix, KnownFile(folder + name, file.stat))
+            for (suffix, folder), file in zip(kinds, sample.files, strict=True)
+        ]
+        members = [(JSON_MEMBER, sample.record), *files, (MASK_MEMBER, mask_npy(sample.mask))]
+        yield member_key(sample.image_id), members
+        on_sample(sample_bytes(sample))
 
 
-def _stat_of(path: Path) -> StatTriple | None:
-    try:
-        return stat_triple(path)
-    except FileNotFoundError:
-        return None
+def sample_bytes(sample: ReadySample) -> int:
+    """What a sample brings to a tar, headers aside."""
+    return sum([file.stat.size for file in sample.files]) + len(sample.record)
 
 
-def mask_npy(mask: Sequence[int]) -> bytes:
+@functools.lru_cache(maxsize=1024)
+def mask_npy(mask: tuple[int, ...]) -> bytes:
     """The mask as an npy of uint8, shape (77,). Source: seed 001, "T5 attention mask is saved as .npy"."""
     buffer = BytesIO()
     np.save(buffer, np.asarray(mask, np.uint8))

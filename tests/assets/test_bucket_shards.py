@@ -7,12 +7,18 @@ import pytest
 
 from assets.bucket_shards import bucket_shards
 from assets.partitions import buckets
+from dagster_project.cli.shards import command
+from dagster_project.definitions import build_definitions
+from dagster_project.deployments import test_resources as resources_of
 from imagemill.buckets import BUCKETS
 from imagemill.formats.tar import read_shard
 from imagemill.ledger import Ledger
 from imagemill.pipeline.shard_sets import read_manifest
+from tests.helpers.product import snapshot
+from tests.helpers.seeds import product
+from tests.helpers.shard_runs import written
 from tests.helpers.stage2 import embed, photos, picture, stage2, write_records
-from tests.helpers.wiring import claims, failure_of, history, materialize, materialized
+from tests.helpers.wiring import QUIET, claims, failure_of, history, materialize, materialized
 
 SQUARE, TALL = "1024x1024", "832x1216"
 
@@ -67,7 +73,7 @@ def test_every_ready_sample_is_packed(root, instance):
 def test_run_of_one_bucket_packs_that_bucket(root, instance):
     result = pack(root, instance, TALL)
 
-    assert [path.name for path in root.shards.iterdir()] == [f"bucket_{TALL}"]
+    assert [path.name for path in root.shards.glob("bucket_*")] == [f"bucket_{TALL}"]
     assert counts(root, result)["filtered"] == 4
     assert materialized(instance, "bucket_shards") == [TALL]
 
@@ -77,7 +83,7 @@ def test_only_the_chosen_buckets_of_a_range_are_packed_and_reported(root, instan
     pack(root, instance, SQUARE, "1344x704", only=[SQUARE, "1344x704"])
 
     assert materialized(instance, "bucket_shards") == [SQUARE, "1344x704"]
-    assert [path.name for path in root.shards.iterdir()] == [f"bucket_{SQUARE}"]
+    assert [path.name for path in root.shards.glob("bucket_*")] == [f"bucket_{SQUARE}"]
 
 
 def test_parameters_reach_the_plan(root, instance):
@@ -116,7 +122,7 @@ def test_existing_shards_are_refused_before_a_byte_is_written_where_asked(root, 
 
     message = failure_of(result, "bucket_shards")
     assert all(text in message for text in ("ShardExists", "bucket_832x1216", "--overwrite"))
-    assert [path.name for path in root.shards.iterdir()] == [f"bucket_{TALL}"]
+    assert [path.name for path in root.shards.glob("bucket_*")] == [f"bucket_{TALL}"]
     with Ledger(root.ledger) as ledger:
         assert claims(ledger) == []
 
@@ -196,3 +202,158 @@ def test_progress_is_told_every_so_many_ready_records(root, instance, capfd):
 
     lines = [line for line in capfd.readouterr().out.splitlines() if line.startswith("total_records=")]
     assert [line.split()[1] for line in lines] == ["ready_records=2", "ready_records=4"]
+
+
+# ---- one bucket after another
+
+
+FLAGS = [{}, {"shuffle": True}, {"limit": 2}, {"shuffle": True, "limit": 3, "seed": 7}, {"shard_size": 1, "limit": 3}]
+
+
+@pytest.mark.parametrize("flags", FLAGS, ids=str)
+def test_run_of_one_partition_means_the_command_for_that_bucket(root, instance, flags):
+    """Shuffle and limit go over the buckets of the run. Source: CONTRACTS section 2, "Order"."""
+    for bucket in (SQUARE, TALL):
+        assert pack(root, instance, bucket, **flags).success
+    by_partition = written(root.shards)
+
+    options = [text for name, value in flags.items() for text in option(name, value)]
+    for bucket in (SQUARE, TALL):
+        product(root, "shards", "--overwrite", "--bucket", bucket, *options)
+
+    assert written(root.shards) == by_partition
+    assert len(shards(root)) * len(shards(root, TALL)) > 0
+
+
+@pytest.mark.parametrize("flags", FLAGS, ids=str)
+def test_run_of_several_partitions_means_the_command_for_those_buckets(root, instance, flags, tmp_path):
+    """A global order: of a limit of three, not three of each bucket."""
+    assert pack(root, instance, SQUARE, TALL, **flags).success
+    by_partitions = written(root.shards)
+
+    options = [text for name, value in flags.items() for text in option(name, value)]
+    product(root, "shards", "--overwrite", "--bucket", SQUARE, "--bucket", TALL, *options)
+
+    assert written(root.shards) == by_partitions
+    live = sum(map(len, [*shards(root), *shards(root, TALL)]))
+    assert live == min(5, flags.get("limit", 5))
+
+
+def option(name, value):
+    flag = f"--{name.replace('_', '-')}"
+    return [flag] if value is True else [flag, value]
+
+
+def test_every_flag_of_the_command_has_its_field(root):
+    """So that the UI can do what the command does. Source: issue 5."""
+    named = {
+        "chosen": "only",
+        "overwrite": "existing",
+        "append": "existing",
+        "repack": "existing",
+        "rehearse": "dry_run",
+    }
+    flags = {parameter.name for parameter in command.params} - {"data_root", "config"}
+
+    fields = set(bucket_shards.op.config_schema.as_field().config_type.fields)
+    assert {named.get(name, name) for name in flags} == fields
+
+
+def test_appended_and_repacked_by_run_configuration(root, instance):
+    pack(root, instance)
+    first = written(root.shards)
+    photos(root, "e", size=(24, 24))
+    embed(root)
+    write_records(root)
+
+    assert pack(root, instance, existing="append").success
+    assert first.items() - written(root.shards).items() == {
+        (path, content)
+        for path, content in first.items()
+        if not path.endswith((".tar", ".tar.idx", "/dataset.yaml")) and not path.startswith(f"bucket_{TALL}")
+    }
+    assert shards(root) == [list("abcd"), ["e"]]
+
+    assert pack(root, instance, existing="repack").success
+    assert shards(root) == [list("abcde")]
+
+
+@pytest.mark.parametrize("flag", ["--repack", "--append"])
+def test_set_keeps_its_shuffle_cut_and_limit_when_it_is_brought_up_to_date(root, flag):
+    """As by `imagemill run` and the UI: what nobody names stays as it was."""
+    product(root, "shards", "--bucket", SQUARE, "--shuffle", "--seed", 5, "--shard-size", 2, "--limit", 3)
+    before = written(root.shards)
+
+    product(root, "shards", "--bucket", SQUARE, flag)
+
+    assert written(root.shards) == before
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_any_number_of_workers_writes_the_same(root, instance, workers, tmp_path):
+    pack(root, instance, shard_size=1, workers=workers)
+    here = written(root.shards)
+    pack(root, instance, shard_size=1, output_dir=str(tmp_path / "two"), workers=2)
+
+    assert here == written(tmp_path / "two")
+    assert len(shards(root)) == 4
+
+
+# ---- dry runs
+
+
+def test_dry_run_tells_the_counters_and_touches_nothing(root, instance):
+    before = snapshot(root.path)
+
+    result = pack(root, instance, dry_run=True, shard_size=3)
+
+    assert result.success
+    assert materialized(instance, "bucket_shards") == []
+    after = {path: kept for path, kept in snapshot(root.path).items() if not path.endswith(("-shm", "-wal"))}
+    assert after == before, "but for what SQLite lays beside a ledger that is open"
+    said = [entry.user_message for entry in instance.all_logs(result.run_id)]
+    assert [line for line in said if line.startswith("dry run")] == [
+        "dry run, nothing written: total_records=5 ready_records=5 skipped_incomplete=0 filtered=0 "
+        "written_samples=5 written_shards=3"
+    ]
+
+
+def test_dry_run_fails_where_the_real_one_would_refuse(root, instance):
+    pack(root, instance)
+    before = snapshot(root.shards)
+
+    said = failure_of(pack(root, instance, dry_run=True, existing="refuse"), "bucket_shards")
+
+    assert "shard-000000.tar exists" in said
+    assert snapshot(root.shards) == before
+
+
+def test_dry_run_does_not_remember_the_folder(root, instance, tmp_path):
+    assert pack(root, instance, dry_run=True, output_dir=str(tmp_path / "elsewhere")).success
+
+    with Ledger(root.ledger) as ledger:
+        assert ledger.place("shards") is None
+
+
+# ---- as the UI launches it
+
+
+def test_run_of_the_job_as_the_ui_launches_it(root, instance):
+    """The launchpad's configuration, one partition by its key, in the repository's own job of all assets."""
+    job = build_definitions(resources_of(str(root.path))).resolve_implicit_global_asset_job_def()
+    config = {"ops": {"bucket_shards": {"config": {"shuffle": True, "limit": 2, "existing": "replace", "workers": 1}}}}
+
+    result = job.execute_in_process(
+        run_config={**QUIET, **config}, partition_key=SQUARE, asset_selection=[bucket_shards.key], instance=instance,
+    )  # fmt: skip
+
+    assert result.success
+    assert [len(shard) for shard in shards(root)] == [2]
+    assert materialized(instance, "bucket_shards") == [SQUARE]
+    assert not (root.shards / f"bucket_{TALL}").exists()
+
+
+@pytest.mark.parametrize("config", [{"limit": 0}, {"shard_size": 0}, {"workers": 0}, {"progress_every": 0}])
+def test_value_out_of_range_is_refused(root, instance, config):
+    assert f"{next(iter(config))}" in failure_of(pack(root, instance, **config), "bucket_shards")
+    assert not root.shards.exists()

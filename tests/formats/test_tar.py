@@ -402,6 +402,6 @@ def test_index_of_another_shard_is_an_error_not_other_values(shard, entry):
 def test_flush_comes_before_the_caller_may_rename(tmp_path, shard, monkeypatch):
     """A renamed shard that is not on disk is gone after a power cut. Source: CONTRACTS section 0."""
     flushed = []
-    monkeypatch.setattr(tar, "_flush", lambda handle: flushed.append(os.fstat(handle).st_size))
+    monkeypatch.setattr(tar, "flush", lambda handle: flushed.append(os.fstat(handle).st_size))
     write_shard(shard, few())
     assert flushed == [len(WHOLE)]

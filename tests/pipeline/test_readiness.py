@@ -4,6 +4,7 @@ import errno
 import json
 import os
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -19,6 +20,7 @@ from imagemill.layout import DataRoot
 from imagemill.ledger import Ledger
 from imagemill.pipeline.readiness import find_ready, progress_lines
 from imagemill.provenance import UNKNOWN, read_identity
+from tests.helpers.stage1 import stage1_record
 from tests.helpers.stage2 import embed, foreign, photos, picture, ready, record_of, stage2, write_records, write_text
 
 
@@ -89,7 +91,7 @@ def test_json_member_is_the_whole_record_with_sorted_keys(data_root):
         ({"t5_attention_mask": [2] * 77}, "bad_mask"), ({"t5_attention_mask": None}, "bad_mask"),
         ({"image_path": ""}, "bad_image_path"), ({"height": 0}, "bad_height"), ({"width": 32.0}, "bad_width"),
         ({"aspect_bucket": "512x512"}, "bad_aspect_bucket"), ({"format_version": 1}, "bad_format_version"),
-        ({"dinov3_embedding": [0.1]}, "bad_dinov3_embedding"),
+        ({"dinov3_embedding": [0.1]}, "stage1"),
     ],
 )  # fmt: skip
 def test_incomplete_sample_is_skipped(data_root, change, reason):
@@ -488,3 +490,31 @@ def test_image_that_another_one_stands_for_is_skipped_where_asked(data_root):
     assert (problem.item, problem.outcome, problem.reason) == ("b", "refused", "near_duplicate")
     assert problem.detail == "cosine 0.9900 to a"
     assert "near_duplicates.exclude: false" in problem.remedy
+
+
+@pytest.mark.parametrize("inline", [True, False], ids=["with its vector", "without"])
+def test_stage_1_record_waits_for_its_migration(data_root, inline):
+    """It lacks no field by mistake: its reason says what it is, its remedy what to run."""
+    record = stage1_record(0)
+    if not inline:
+        del record["dinov3_embedding"]
+    write_text(data_root.stage2_jsonl, json.dumps(record))
+
+    found = look(data_root)
+
+    (problem,) = found.problems
+    assert (problem.reason, found.skipped_incomplete) == ("stage1", 1)
+    assert "imagemill stage2" in problem.remedy
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_caption_of_a_preview_model_is_packed_only_where_that_is_allowed(data_root, allowed):
+    """Source: CONTRACTS section 2, "Samples with preview captions need `--allow-preview`"."""
+    stage2(data_root, "a", "b")
+    with Ledger(data_root.ledger) as ledger:
+        rows = {row.image_id: row for row in ledger.captions().values()}
+        ledger.record_captions([msgspec.structs.replace(rows["a"], origin="preview captioner")])
+        found = find_ready(data_root.stage2_jsonl, data_root.derived, ledger, buckets=BUCKETS, allow_preview=allowed)
+
+    assert ids(found) == (["a", "b"] if allowed else ["b"])
+    assert [(p.item, p.reason) for p in found.problems] == ([] if allowed else [("a", "preview_caption")])

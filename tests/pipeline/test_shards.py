@@ -21,9 +21,9 @@ from imagemill.atomic import temporaries
 from imagemill.buckets import BUCKETS
 from imagemill.embedding_specs import embedding_specs
 from imagemill.errors import ImagemillError, ShardExists, WrongUsage
-from imagemill.files import StatTriple
+from imagemill.files import StatTriple, fingerprint_file
 from imagemill.formats.jsonl import read_jsonl
-from imagemill.formats.manifest import read_json, sha256_file, write_json
+from imagemill.formats.manifest import read_json, write_json
 from imagemill.formats.tar import IndexEntry, read_sample, read_shard
 from imagemill.layout import DataRoot
 from imagemill.ledger import FileRow
@@ -34,7 +34,6 @@ from imagemill.pipeline.shards import (
     ShardParameters,
     check_buckets,
     conflicts,
-    mask_npy,
     plan_shards,
     read_manifest,
     refuse_conflicts,
@@ -248,6 +247,16 @@ def statuses(results):
     return {bucket: result.status for bucket, result in results.items() if result.status != "empty"}
 
 
+def set_files(tars):
+    """Every file of a whole set of so many tars."""
+    energon = [
+        ".nv-meta/" + name
+        for name in (".info.json", ".info.yaml", "dataset.yaml", "index.sqlite", "index.uuid", "split.yaml")
+    ]
+    names = [shard_name(n) for n in range(tars)]
+    return ["index.jsonl", "manifest.json", *names, *(f"{name}.idx" for name in names), *energon]
+
+
 def contents(folder):
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
@@ -305,7 +314,6 @@ def test_t5_attention_mask_is_saved_as_npy(root):
     mask = np.load(io.BytesIO(members(folder_of(root) / "shard-000000.tar")["a.t5m.npy"]))
     assert (mask.dtype, mask.shape) == (np.uint8, (77,))
     assert mask.tolist() == [1] * 4 + [0] * 73
-    assert mask_npy([1, 0] * 2) == mask_npy((1, 0, 1, 0))
 
 
 def test_npy_files_are_copied_as_is(root):
@@ -346,7 +354,7 @@ def test_manifest_tells_counts_checksums_parameters_and_provenance(root):
     assert [shard["samples"] for shard in manifest["shards"]] == [2, 1]
     for shard in manifest["shards"]:
         tar = folder_of(root) / shard["name"]
-        assert (shard["bytes"], shard["sha256"]) == (tar.stat().st_size, sha256_file(tar))
+        assert (shard["bytes"], shard["checksum"]) == (tar.stat().st_size, fingerprint_file(tar))
     provenance = manifest["provenance"]["dinov3_npy"]
     assert (provenance["model"], provenance["preview"], provenance["unknown_maker"]) == ("preview", True, 3)
     assert provenance["key"] == identities(root)["dinov3_npy"].key
@@ -449,7 +457,7 @@ def test_overwrite_flag_allows_replacement_and_no_stale_shard_survives(root):
     result = pack(root, SQUARE, existing="replace", shard_size=3)[SQUARE]
 
     assert result.status == "written"
-    assert sorted(p.name for p in folder_of(root).iterdir()) == ["index.jsonl", "manifest.json", "shard-000000.tar"]
+    assert sorted(set_files(1)) == sorted(contents(folder_of(root)))
     assert not temporaries(root.shards)
 
 
@@ -473,13 +481,37 @@ def test_chosen_bucket_without_samples_ends_with_none(root, existing):
 
 
 @pytest.mark.parametrize(
-    "damage", ["", "{", "null", '{"format": "imagemill-shards/1"}', '{"format": "imagemill-shards/1", "shards": 3}']
+    "damage", ["", "{", "null", '{"format": "imagemill-shards/2"}', '{"format": "imagemill-shards/2", "shards": 3}']
 )
 def test_overwrite_replaces_a_set_whose_manifest_is_damaged(root, damage):
     pack(root, SQUARE)
     (folder_of(root) / "manifest.json").write_text(damage)
 
     assert read_manifest(folder_of(root)) is None
+    assert pack(root, SQUARE, existing="replace")[SQUARE].status == "written"
+
+
+NONSENSE = {
+    "no samples in a tar": ("parameters", {"shard_size": 0}),
+    "a text for a number": ("parameters", {"shard_size": "many"}),
+    "a limit of nothing": ("parameters", {"limit": 0}),
+    "a tar elsewhere": ("shards", [{"name": "../shard-000000.tar", "samples": 1, "bytes": 1, "checksum": ""}]),
+    "no provenance": ("provenance", None),
+    "nobody knows whether it grew": ("appended", "yes"),
+}
+
+
+@pytest.mark.parametrize("nonsense", NONSENSE.values(), ids=NONSENSE)
+@pytest.mark.parametrize("existing", ["update", "append", "repack"])
+def test_manifest_that_says_nonsense_is_not_ours(root, nonsense, existing):
+    """The set is refused with the remedy, and replaced where asked; nothing crashes. Source: CONTRACTS section 2."""
+    pack(root, SQUARE)
+    path = folder_of(root) / "manifest.json"
+    write_json(path, read_json(path) | dict([nonsense]))
+
+    planned = plan_shards([], [SQUARE], root.shards, ShardParameters(), existing, as_recorded=True)
+
+    assert "without our manifest" in conflicts(planned)[0]
     assert pack(root, SQUARE, existing="replace")[SQUARE].status == "written"
 
 
@@ -566,7 +598,7 @@ def test_update_writes_an_index_that_somebody_deleted(root):
 def test_update_does_not_take_anothers_manifest_for_ours(root):
     pack(root, existing="update")
     manifest = read_json(folder_of(root) / "manifest.json")
-    write_json(folder_of(root) / "manifest.json", {**manifest, "format": "imagemill-shards/2"})
+    write_json(folder_of(root) / "manifest.json", {**manifest, "format": "another-shards/2"})
 
     with pytest.raises(ShardExists):
         pack(root, existing="update")
@@ -644,15 +676,15 @@ def test_killed_writer_leaves_a_whole_set_and_the_next_run_sweeps(root, moment):
     done = subprocess.run([sys.executable, "-c", script], cwd=PROJECT, check=False, capture_output=True, text=True)
     assert done.returncode == -9, done.stderr
 
-    new = ["index.jsonl", "manifest.json", *(shard_name(n) for n in range(3))]
+    new = set_files(3)
     if moment == "after the exchange":
         assert sorted(contents(folder_of(root))) == sorted(new)
     else:
         assert contents(folder_of(root)) == old
     manifest = read_manifest(folder_of(root))
     assert manifest
-    assert {s["name"]: s["sha256"] for s in manifest["shards"]} == {
-        tar.name: sha256_file(tar) for tar in folder_of(root).glob("*.tar")
+    assert {s["name"]: s["checksum"] for s in manifest["shards"]} == {
+        tar.name: fingerprint_file(tar) for tar in folder_of(root).glob("*.tar")
     }
     assert len(temporaries(root.shards)) == 1
 

@@ -1,12 +1,13 @@
-"""Which test answers for which title of seeds 000 and 002. `python tests/seeds/table.py` prints it as Markdown.
+"""Which test answers for which title of seeds 000, 001 and 002. `python tests/seeds/table.py` prints it as Markdown.
 
 The titles are the seeds' own; tests/seeds/test_coverage.py sees to it that every test exists and names its title.
 """
 
 SEED_000 = "test_seed_000_stage2_format.py"
+SEED_001 = "test_seed_001_shards.py"
 SEED_002 = "test_seed_002_migration.py"
 
-# Of seed 000 the name follows from the title: see `name_of`.
+# Of seeds 000 and 001 the name follows from the title: see `name_of`.
 SCENARIOS = (
     "Output directories are created",
     "JSONL metadata is stored separately from embeddings",
@@ -30,6 +31,32 @@ SCENARIOS = (
     "Graceful shutdown merges temporary file",
     "JSONL size is reduced significantly",
     "Total Stage 2 storage is predictable",
+)
+
+SHARD_SCENARIOS = (
+    "Complete sample is identified as ready",
+    "Incomplete sample is skipped",
+    "Malformed JSONL line is skipped gracefully",
+    "Samples are grouped by bucket",
+    "Bucket filter restricts output",
+    "Tar entry contains all five files",
+    "JSON metadata includes required fields",
+    "T5 attention mask is saved as .npy",
+    "Bucket directory is created",
+    "Shard files use zero-padded naming",
+    "Single shard for small bucket",
+    "Multiple shards for large bucket",
+    "Limit restricts total output",
+    "Limit applies after shuffle",
+    "Shuffle produces different order",
+    "Seed ensures reproducibility",
+    "Existing shard blocks write",
+    "Overwrite flag allows replacement",
+    "Dry run does not write files",
+    "Dry run validates inputs",
+    "Progress during scan",
+    "Final summary",
+    "NPY files are copied as-is",
 )
 
 # Of seed 002: headings and bullets → tests.
@@ -116,7 +143,11 @@ def name_of(scenario: str) -> str:
     return "_".join(["test", *words])
 
 
-TESTS = {SEED_000: {title: name_of(title) for title in SCENARIOS}, SEED_002: MIGRATION}
+TESTS = {
+    SEED_000: {title: name_of(title) for title in SCENARIOS},
+    SEED_001: {title: name_of(title) for title in SHARD_SCENARIOS},
+    SEED_002: MIGRATION,
+}
 
 
 def markdown() -> str:

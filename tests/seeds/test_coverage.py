@@ -1,4 +1,7 @@
-"""Every scenario of seed 000 and every decision, mitigation and phase of seed 002 has a test named after it. Source: issue 4."""
+"""Every scenario of seeds 000 and 001, every decision, mitigation and phase of seed 002 has a test named after it.
+
+Source: issues 4 and 5.
+"""
 
 import ast
 import re
@@ -8,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.seeds.table import SCENARIOS, SEED_000, SEED_002, TESTS
+from tests.seeds.table import SCENARIOS, SEED_000, SEED_001, SEED_002, SHARD_SCENARIOS, TESTS
 
 HERE = Path(__file__).parent
 
@@ -35,7 +38,9 @@ def test_every_test_names_its_title(file):
 
 def test_names_of_scenarios_are_their_titles():
     assert TESTS[SEED_000]["DINOv3 file size is approximately 4KB"] == "test_dinov3_file_size_is_approximately_4kb"
+    assert TESTS[SEED_001]["NPY files are copied as-is"] == "test_npy_files_are_copied_as_is"
     assert len(SCENARIOS) == len(set(TESTS[SEED_000].values())) == 22
+    assert len(SHARD_SCENARIOS) == len(set(TESTS[SEED_001].values())) == 23
 
 
 def test_every_numbered_part_of_the_migration_is_there():

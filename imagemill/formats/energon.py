@@ -1,0 +1,241 @@
+"""NVIDIA Megatron-Energon's own index beside a set of shards, so that its loaders mount the folder as it is.
+
+    bucket_1024x1024/
+    ├─ shard-000000.tar.idx   uint64, little-endian: where each sample begins, then where the last one ends
+    └─ .nv-meta/
+       ├─ .info.json          samples per tar; `.info.yaml`: the same for releases before 7
+       ├─ split.yaml          every tar is in `train`; samples that count no more are excluded
+       ├─ dataset.yaml        the loader: members under their own names (`CrudeWebdataset`)
+       ├─ index.sqlite        live samples by key, and their members: random access and joins
+       └─ index.uuid          another one whenever the samples or their places are others
+
+Energon goes by positions, so tars and `.idx` count every sample; it passes over the excluded ones when it meets them. Equal
+sets give equal bytes; those of index.sqlite are as equal as SQLite's version is. The YAML is JSON, which every YAML reader reads.
+
+Belongs here: energon's files as bytes.
+Belongs elsewhere: what a set holds and what of it counts (pipeline/shard_sets.py).
+Source: megatron-energon 7.4.1, flavors/webdataset/{prepare,indexing,itar,metadata,structs,itar_reader}.py and
+metadataset/metadataset_v2.py.
+"""
+
+import hashlib
+import itertools
+import sqlite3
+import tarfile
+import uuid
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from imagemill.atomic import sync_folder
+from imagemill.durable import flush_files
+from imagemill.errors import ImagemillError
+from imagemill.formats.manifest import read_json
+from imagemill.formats.tar import IndexEntry
+
+META = ".nv-meta"
+TAR_INDEX_SUFFIX = ".idx"
+SQLITE = "index.sqlite"
+METADATASET = "metadataset.yaml"
+
+# A tar, and its samples in order.
+Shard = tuple[str, Sequence[IndexEntry]]
+# (suffix, offset, size) of each member's values.
+Members = tuple[tuple[str, int, int], ...]
+# A tar's name and a sample's offset in it.
+Place = tuple[str, int]
+
+_PRAGMAS = "PRAGMA page_size = 4096; PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF;"
+
+# As `SqliteIndexWriter` has them; the indices come after the rows, which is faster.
+_TABLES = """
+CREATE TABLE samples (
+    tar_file_id INTEGER NOT NULL, sample_key TEXT NOT NULL UNIQUE, sample_index INTEGER NOT NULL,
+    byte_offset INTEGER, byte_size INTEGER
+);
+CREATE TABLE sample_parts (
+    tar_file_id INTEGER, sample_index INTEGER, part_name TEXT, content_byte_offset INTEGER, content_byte_size INTEGER
+);
+"""
+_INDICES = """
+CREATE INDEX idx_samples_by_tar_and_idx ON samples(tar_file_id, sample_index);
+CREATE INDEX idx_sample_parts_seq ON sample_parts(tar_file_id, sample_index, content_byte_offset);
+CREATE INDEX idx_sample_parts_full
+    ON sample_parts(tar_file_id, sample_index, part_name, content_byte_offset, content_byte_size);
+"""
+
+
+def is_energon(name: str) -> bool:
+    """Whether a name in a bucket's folder is one of those written here."""
+    return name == META or name.endswith(f".tar{TAR_INDEX_SUFFIX}")
+
+
+def write_energon(
+    folder: Path, shards: Sequence[Shard], *, bucket: str, dead: Collection[Place] = (), earlier: Path | None = None
+) -> None:
+    """Write and flush every file of energon's beside the tars, in a folder that has none yet.
+
+    Args:
+        shards: every tar of the set with every sample in it. Entries without `members` are looked up in `earlier`, and read
+            from their tar where that does not have them.
+        bucket: as `1024x1024`; energon hands it to training code as the subflavor `bucket`.
+        dead: samples that count no more.
+        earlier: the folder of the set that this one continues.
+
+    Raises:
+        ImagemillError: a sample is not where its entry says.
+    """
+    meta = folder / META
+    meta.mkdir()
+    indices = {folder / f"{name}{TAR_INDEX_SUFFIX}": _tar_index(entries) for name, entries in shards}
+    counts = _json({"shard_counts": {name: len(entries) for name, entries in shards}})
+    documents = {
+        meta / ".info.json": counts,
+        meta / ".info.yaml": counts,
+        meta / "split.yaml": _json(_split(shards, dead)),
+        meta / "dataset.yaml": _json(_dataset(bucket)),
+        meta / "index.uuid": _uuid(shards, dead).encode(),
+    }
+    for path, content in {**indices, **documents}.items():
+        path.write_bytes(content)
+    _write_sqlite(meta / SQLITE, _live_rows(folder, shards, frozenset(dead), _recorded_members(earlier)))
+    # `flush_files` is of one folder at a time.
+    for paths in (list(indices), [*documents, meta / SQLITE]):
+        for error in flush_files(paths).values():
+            raise error
+    sync_folder(meta)
+
+
+def metadataset(weights: Mapping[str, int]) -> bytes:
+    """A blend of bucket folders, drawn from by weight: how many samples of each count. Paths are relative to the file."""
+    blend = [{"path": f"./{name}", "weight": float(weight)} for name, weight in weights.items()]
+    return _json(
+        {"__module__": "megatron.energon", "__class__": "MetadatasetV2", "splits": {"train": {"blend": blend}}}
+    )
+
+
+# ---- documents
+
+
+def _json(document: object) -> bytes:
+    """Keys as they are: the order of the tars is what energon numbers them by."""
+    return msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
+
+
+def _tar_index(entries: Sequence[IndexEntry]) -> bytes:
+    ends = [entries[-1].offset + entries[-1].size] if entries else [0]
+    return np.asarray([*(entry.offset for entry in entries), *ends], "<u8").tobytes()
+
+
+def _split(shards: Sequence[Shard], dead: Collection[Place]) -> dict[str, object]:
+    gone = frozenset(dead)
+    exclude = [
+        _without_braces(f"{name}/{entry.key}")
+        for name, entries in shards
+        for entry in entries
+        if (name, entry.offset) in gone
+    ]
+    return {"split_parts": {"train": [name for name, _ in shards], "val": [], "test": []}, "exclude": exclude}
+
+
+def _without_braces(name: str) -> str:
+    """Energon expands `{a,b}` in these names as a shell does."""
+    return name.replace("{", "\\{").replace("}", "\\}")
+
+
+def _dataset(bucket: str) -> dict[str, object]:
+    return {"__module__": "megatron.energon", "__class__": "CrudeWebdataset", "subflavors": {"bucket": bucket}}
+
+
+def _uuid(shards: Sequence[Shard], dead: Collection[Place]) -> str:
+    """Energon takes a join's index for outdated when this changes."""
+    digest = hashlib.sha256()
+    for name, entries in shards:
+        for entry in entries:
+            digest.update(f"{name}/{entry.offset}/{entry.size}/{entry.key}\n".encode())
+    for name, offset in sorted(dead):
+        digest.update(f"-{name}/{offset}\n".encode())
+    return str(uuid.UUID(bytes=digest.digest()[:16], version=4))
+
+
+# ---- index.sqlite
+
+
+# One row of the table `samples`, and its members.
+_Row = tuple[tuple[int, str, int, int, int], Members]
+
+
+def _live_rows(
+    folder: Path, shards: Sequence[Shard], dead: Collection[Place], recorded: Mapping[Place, Members]
+) -> Iterator[_Row]:
+    """A key may stand in two tars, where at most one sample counts; the column takes it once. So only live ones go in."""
+    for tar, (name, entries) in enumerate(shards):
+        for number, entry in enumerate(entries):
+            if (name, entry.offset) not in dead:
+                members = entry.members or recorded.get((name, entry.offset)) or _walk(folder / name, entry)
+                yield (tar, entry.key, number, entry.offset, entry.size), members
+
+
+def _write_sqlite(path: Path, rows: Iterable[_Row]) -> None:
+    with closing(sqlite3.connect(path)) as database:
+        # Nobody sees the file before it is whole and flushed.
+        database.executescript(_PRAGMAS + _TABLES)
+        for sample, members in rows:
+            database.execute("INSERT INTO samples VALUES (?, ?, ?, ?, ?)", sample)
+            parts = ((sample[0], sample[2], *member) for member in members)
+            database.executemany("INSERT INTO sample_parts VALUES (?, ?, ?, ?, ?)", parts)
+        database.executescript(_INDICES)  # commits the rows first
+
+
+def _recorded_members(folder: Path | None) -> dict[Place, Members]:
+    """Members by their sample's place, of an earlier set's index; nothing where it has none that can be read."""
+    if folder is None or not (folder / META / SQLITE).is_file():
+        return {}
+    location = (folder / META / SQLITE).resolve().as_uri()
+    try:
+        names = dict(enumerate(read_json(folder / META / ".info.json")["shard_counts"]))
+        with closing(sqlite3.connect(f"{location}?mode=ro&immutable=1", uri=True)) as database:
+            return dict(_members_by_place(database, names))
+    except (sqlite3.Error, ImagemillError, LookupError, TypeError):
+        return {}
+
+
+def _members_by_place(database: sqlite3.Connection, names: Mapping[int, str]) -> Iterator[tuple[Place, Members]]:
+    rows = database.execute(
+        "SELECT tar_file_id, byte_offset, part_name, content_byte_offset, content_byte_size"
+        " FROM samples JOIN sample_parts USING (tar_file_id, sample_index)"
+        " ORDER BY tar_file_id, sample_index, content_byte_offset"
+    )
+    for (tar, offset), members in itertools.groupby(rows, key=lambda row: (row[0], row[1])):
+        yield (names[tar], offset), tuple(row[2:] for row in members)
+
+
+def _walk(path: Path, entry: IndexEntry) -> Members:
+    """A sample's members by its headers alone."""
+    members = []
+    try:
+        with open(path, "rb") as file:
+            file.seek(entry.offset)
+            with tarfile.open(fileobj=file, mode="r:", encoding="utf-8") as tar:
+                for info in tar:
+                    key, _, suffix = info.name.partition(".")
+                    if key != entry.key:
+                        break
+                    members.append((suffix, info.offset_data, info.size))
+    except tarfile.TarError as error:
+        raise _not_there(path, entry) from error
+    if not members:
+        raise _not_there(path, entry)
+    return tuple(members)
+
+
+def _not_there(path: Path, entry: IndexEntry) -> ImagemillError:
+    return ImagemillError(
+        f"no sample {entry.key!r} at byte {entry.offset}",
+        where=path,
+        why="the index is of another shard",
+        do="run `imagemill shards --overwrite`",
+    )

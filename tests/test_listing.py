@@ -1,0 +1,54 @@
+"""Listing folders: what the files are, in this process or in another one."""
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from imagemill import listing
+from imagemill.listing import begin_listing, list_files
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A file of ours, an odd name, a link, and four things that are not listed."""
+    (tmp_path / "a.b.npy").write_bytes(b"four")
+    (tmp_path / "日本 語.npy").touch()
+    (tmp_path / "link.npy").symlink_to(tmp_path / "a.b.npy")
+    (tmp_path / "dangling.npy").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "folder.npy").mkdir()
+    (tmp_path / "a.txt").touch()
+    os.mkfifo(tmp_path / "pipe.npy")
+    return tmp_path
+
+
+def test_files_are_listed_by_name_without_suffix(folder: Path) -> None:
+    """Regular files, links to them too, with what the file system says of them."""
+    found = list_files(folder, ".npy")
+    assert {"a.b", "日本 語", "link"} == found.keys()
+    status = (folder / "a.b.npy").stat()
+    assert (4, status.st_mtime_ns, status.st_ino) == found["a.b"] == found["link"]
+
+
+def test_no_folder_has_no_files(tmp_path: Path) -> None:
+    """A kind that was never made has no folder."""
+    assert list_files(tmp_path / "nowhere", ".npy") == {}
+
+
+@pytest.mark.parametrize("many", [0, 1000])
+def test_folders_listed_aside_are_listed_alike(folder: Path, monkeypatch: pytest.MonkeyPatch, many: int) -> None:
+    """Large folders are listed by another interpreter, with the same outcome, in the order asked for."""
+    monkeypatch.setattr(listing, "_MANY", many)
+    with ThreadPoolExecutor(2) as pool:
+        first, second = begin_listing(pool, [folder, folder / "nowhere"], ".npy")
+    assert (list_files(folder, ".npy"), {}) == (first.result(), second.result())
+
+
+def test_an_interpreter_that_fails_is_stood_in_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no interpreter can be started this one does the work."""
+    monkeypatch.setattr(listing, "_MANY", 0)
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    with ThreadPoolExecutor(1) as pool:
+        (found,) = begin_listing(pool, [folder], ".npy")
+    assert list_files(folder, ".npy") == found.result()
