@@ -1,4 +1,4 @@
-"""How the work is cut: by image, by bucket."""
+"""How the work is cut: by image, by bucket, by preset."""
 
 import dagster as dg
 
@@ -11,3 +11,9 @@ buckets = dg.StaticPartitionsDefinition(list(BUCKETS))
 
 # Runs take ranges of at most this many images: 0.3 ms of bookkeeping per image instead of a run each.
 IMAGES_PER_RUN = 8192
+
+# Public datasets; base presets, `<dataset>/<preset>`; and presets by what their coordinates are made of: base ones in place,
+# derived ones with a limit on objects.
+datasets = dg.DynamicPartitionsDefinition(name="datasets")
+presets = dg.DynamicPartitionsDefinition(name="presets")
+coord_presets = dg.DynamicPartitionsDefinition(name="coord_presets")

@@ -1,12 +1,16 @@
 """The shards: checksums, members, index and manifest of every bucket, npy members against the files on disk."""
 
 from contextlib import closing
+from pathlib import Path
 
 import dagster as dg
 
 from assets.bucket_shards import bucket_shards
 from checks.results import as_result
-from imagemill.validation.validator import validate_shards
+from imagemill.pipeline.shard_sets import INDEX
+from imagemill.validation.findings import Report, broken, collect
+from imagemill.validation.shard_sets import validate_shards
+from imagemill.validation.tables import validate_index_table
 from resources.data_root import DataRootResource
 
 
@@ -15,7 +19,15 @@ def shards_valid(data_root: DataRootResource) -> dg.AssetCheckResult:
     """Every tar is what its manifest says, every sample where the index says, every npy the file's bytes."""
     output = data_root.shards_folder()
     with closing(data_root.ledger()) as ledger:
-        return as_result(*validate_shards(output, data_root.root().derived, ledger))
+        return as_result(
+            *validate_shards(output, data_root.root().derived, ledger),
+            *map(_index_table, sorted(index.parent for index in output.glob(f"bucket_*/{INDEX}"))),
+        )
+
+
+def _index_table(folder: Path) -> Report:
+    """Of a set whose samples are counted already: what is found, without its lines."""
+    return collect(str(folder), "shard index", broken(validate_index_table(folder)))
 
 
 shard_checks = [shards_valid]

@@ -4,9 +4,9 @@ import dagster as dg
 
 from assets.stage2_jsonl import stage2_jsonl
 from checks.results import as_result
-from imagemill.validation.findings import collect
-from imagemill.validation.rules import stage2_records
-from imagemill.validation.tables import validate_stage2_table
+from imagemill.validation.findings import broken, collect
+from imagemill.validation.stage2 import stage2_records
+from imagemill.validation.tables import validate_ledger_tables, validate_stage2_table
 from resources.data_root import DataRootResource
 
 
@@ -19,9 +19,13 @@ def records_valid(data_root: DataRootResource) -> dg.AssetCheckResult:
 
 @dg.asset_check(asset=stage2_jsonl)
 def table_valid(data_root: DataRootResource) -> dg.AssetCheckResult:
-    """The records as a table: column types, ranges and uniqueness over the whole file."""
-    path = data_root.root().stage2_jsonl
-    return as_result(collect(path.name, "stage2 table", validate_stage2_table(path, migrating=True)))
+    """The records, and what the ledger knows of them, as tables: column types, ranges and uniqueness over the whole."""
+    root = data_root.root()
+    data_root.ledger().close()  # of another version, it says so itself
+    return as_result(
+        collect(root.stage2_jsonl.name, "stage2 table", validate_stage2_table(root.stage2_jsonl, migrating=True)),
+        collect(root.ledger.name, "ledger tables", broken(validate_ledger_tables(root.ledger))),
+    )
 
 
 stage2_checks = [records_valid, table_valid]

@@ -10,30 +10,43 @@ from assets.bucket_shards import bucket_shards
 from assets.embeddings import embedding_assets
 from assets.latent_statistics import latent_statistics
 from assets.near_duplicates import near_duplicates
+from assets.presets import derived_preset, raw_dataset, rescale_preset
 from assets.stage2_jsonl import stage2_jsonl
 from checks.bucket_shards import shard_checks
 from checks.embeddings import embedding_checks
 from checks.latent_statistics import statistics_checks
 from checks.near_duplicates import near_duplicate_checks
+from checks.presets import preset_checks
 from checks.stage2_jsonl import stage2_checks
 from dagster_project.deployments import Resources, chosen_resources
 from dagster_project.jobs import embed_images, publish_shards, verify_stage2_files
-from dagster_project.sensors import new_images
+from dagster_project.sensors import configured_presets, new_images
 
 
 def build_definitions(resources: Resources) -> dg.Definitions:
     """The code location, over any set of resources."""
     return dg.Definitions(
-        assets=[approved_images, *embedding_assets, stage2_jsonl, latent_statistics, near_duplicates, bucket_shards],
+        assets=[
+            approved_images,
+            *embedding_assets,
+            stage2_jsonl,
+            latent_statistics,
+            near_duplicates,
+            bucket_shards,
+            raw_dataset,
+            rescale_preset,
+            derived_preset,
+        ],
         asset_checks=[
             *embedding_checks,
             *stage2_checks,
             *statistics_checks,
             *near_duplicate_checks,
             *shard_checks,
+            *preset_checks,
         ],
         jobs=[embed_images, publish_shards, verify_stage2_files],
-        sensors=[new_images],
+        sensors=[new_images, configured_presets],
         resources=resources,
         # The multiprocess executor costs seconds per step, and its children outlive a killed run.
         executor=dg.in_process_executor,

@@ -11,13 +11,14 @@ from typing import Any
 
 from imagemill.errors import WrongUsage
 from imagemill.layout import ROOT_VARIABLE
+from io_managers.hardlink import HardlinkIOManager
 from io_managers.jsonl import JsonlIOManager
 from io_managers.npy import NpyIOManager
 from io_managers.report import ReportIOManager
 from io_managers.tar import TarIOManager
 from resources.data_root import DataRootResource
 from resources.encoders import Encoders
-from resources.engine import Engine
+from resources.engine import Engine, LocalProcesses
 
 DEPLOYMENT_VARIABLE = "IMAGEMILL_DEPLOYMENT"
 
@@ -31,9 +32,11 @@ def local_resources(path: str | None = None) -> Resources:
         "data_root": data_root,
         "encoders": Encoders(data_root=data_root, overrides={}),
         "engine": Engine(),
+        "processes": LocalProcesses(workers=1),
         "npy_io": NpyIOManager(data_root=data_root),
         "jsonl_io": JsonlIOManager(data_root=data_root),
         "tar_io": TarIOManager(data_root=data_root),
+        "hardlink_io": HardlinkIOManager(data_root=data_root),
         "report_io": ReportIOManager(data_root=data_root),
     }
 

@@ -1,4 +1,4 @@
-"""Images as Dagster sees them: registering keys, reporting sources, tagging ranges."""
+"""Images and presets as Dagster sees them: registering keys, tagging ranges."""
 
 from collections.abc import Iterable, Mapping
 
@@ -6,7 +6,8 @@ import dagster as dg
 from dagster._core.storage.tags import ASSET_PARTITION_RANGE_END_TAG, ASSET_PARTITION_RANGE_START_TAG
 from sqlalchemy.exc import IntegrityError
 
-from assets.partitions import images
+from assets.partitions import coord_presets, datasets, images, presets
+from imagemill.pipeline.preset_config import Presets, split_key
 
 # Keys per insert: one statement each would be one transaction per image.
 _KEYS_PER_BATCH = 5000
@@ -14,11 +15,26 @@ _KEYS_PER_BATCH = 5000
 
 def register_images(instance: dg.DagsterInstance, ids: Iterable[str]) -> int:
     """Make partitions of the images that have none yet, in name order; returns how many."""
-    assert images.name
-    known = set(instance.get_dynamic_partitions(images.name))
-    new = [image_id for image_id in ids if image_id not in known]
+    return register(instance, images, ids)
+
+
+def register_presets(instance: dg.DagsterInstance, configured: Presets) -> int:
+    """Make partitions of what `presets.yaml` names; returns how many are new."""
+    bases = list(configured.presets)
+    return (
+        register(instance, datasets, {*configured.datasets, *(split_key(key)[0] for key in bases)})
+        + register(instance, presets, bases)
+        + register(instance, coord_presets, configured.keys())
+    )
+
+
+def register(instance: dg.DagsterInstance, definition: dg.DynamicPartitionsDefinition, keys: Iterable[str]) -> int:
+    """Make partitions of keys that have none yet, in the order given; returns how many."""
+    assert definition.name
+    known = set(instance.get_dynamic_partitions(definition.name))
+    new = [key for key in keys if key not in known]
     for start in range(0, len(new), _KEYS_PER_BATCH):
-        _add(instance, images.name, new[start : start + _KEYS_PER_BATCH])
+        _add(instance, definition.name, new[start : start + _KEYS_PER_BATCH])
     return len(new)
 
 

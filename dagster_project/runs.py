@@ -19,13 +19,14 @@ import signal
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import dagster as dg
 from dagster._core.definitions.assets.job.asset_job import IMPLICIT_ASSET_JOB_NAME
 from dagster._core.definitions.reconstruct import ReconstructableJob, ReconstructableRepository
 from dagster._core.definitions.repository_definition import SINGLETON_REPOSITORY_NAME
+from dagster._core.errors import DagsterAssetCheckFailedError
 from dagster._core.events import DagsterEvent, DagsterEventType
 from dagster._core.execution.api import create_execution_plan, execute_run
 from dagster._core.execution.plan.objects import ErrorSource
@@ -307,6 +308,8 @@ def _outcome(
         if event.event_type is DagsterEventType.ASSET_CHECK_EVALUATION
     ]
     checks = {evaluation.asset_check_key.to_user_string(): evaluation.passed for evaluation in evaluations}
+    failed = [evaluation for evaluation in evaluations if not evaluation.passed]
+    failures = tuple(_with_findings(failure, failed) for failure in failures)
     return RunOutcome(run, failures, checks, signals[0] if signals else None)
 
 
@@ -318,6 +321,18 @@ def _step_failure(event: DagsterEvent) -> StepFailure | None:
         said = data.user_failure_data
         return StepFailure(step, "Failure", said.description or said.label, only_images=IMAGES_FAILED in said.metadata)
     return _explained(step, data.error)
+
+
+def _with_findings(failure: StepFailure, failed: Sequence[dg.AssetCheckEvaluation]) -> StepFailure:
+    """Dagster says of a blocking check only that it failed."""
+    if failure.kind != DagsterAssetCheckFailedError.__name__:
+        return failure
+    told = []
+    for evaluation in failed:
+        first = evaluation.metadata.get("first findings")
+        told.append(f"check {evaluation.asset_check_key.to_user_string()} failed: {evaluation.description}")
+        told += [str(first.value)] if first else []
+    return replace(failure, text="\n".join(told), trace="")
 
 
 def _run_failure(event: DagsterEvent) -> StepFailure | None:

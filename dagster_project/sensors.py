@@ -1,6 +1,7 @@
-"""Noticing approved images: new and changed files become partitions and runs, and what depends on them follows.
+"""Noticing what is new: approved images become partitions and runs, and what depends on them follows; presets of
+`presets.yaml` become partitions.
 
-Off by default. Switch it on in the UI (Automation → new_images) or with `dagster sensor start new_images`.
+`new_images` is off by default: switch it on in the UI (Automation → new_images) or with `dagster sensor start new_images`.
 """
 
 import hashlib
@@ -11,11 +12,13 @@ from contextlib import closing
 import dagster as dg
 
 from assets.partitions import IMAGES_PER_RUN, buckets, images
+from assets.presets import derived_preset, public_data, raw_dataset, rescale_preset
 from dagster_project.jobs import embed_images, publish_shards, published
-from dagster_project.partitions import range_tags, register_images
+from dagster_project.partitions import range_tags, register_images, register_presets
 from imagemill.embedding_specs import embedding_specs
 from imagemill.layout import DataRoot
 from imagemill.pipeline.plan import images_with_work
+from imagemill.pipeline.preset_config import read_presets
 from imagemill.pipeline.ranges import KeyRange, plan_ranges
 from imagemill.pipeline.scan import Scan, survey
 from resources.data_root import DataRootResource
@@ -105,3 +108,16 @@ def _run_key(part: KeyRange, wanted: list[str], scan: Scan) -> str:
     """Names these images in this state: the same failure is not tried at every tick, a new change is."""
     state = "\n".join(f"{i} {scan.sources[i].stat} {scan.sources[i].caption}" for i in wanted)
     return f"{part.first} … {part.last} {hashlib.sha256(state.encode()).hexdigest()[:12]}"
+
+
+@dg.sensor(
+    asset_selection=[raw_dataset, rescale_preset, derived_preset],
+    minimum_interval_seconds=60,
+    default_status=dg.DefaultSensorStatus.RUNNING,
+    description="Datasets and presets that presets.yaml names become partitions, to be materialised when you like.",
+)
+def configured_presets(context: dg.SensorEvaluationContext, data_root: DataRootResource) -> dg.SkipReason:
+    """One tick: partitions of what the file names now. Nothing is run: rescaling is asked for."""
+    place = public_data(data_root)
+    new = register_presets(context.instance, read_presets(place.presets_yaml))
+    return dg.SkipReason(f"{new} new partitions of {place.presets_yaml}")

@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import dagster as dg
+from dagster._core.storage.tags import PARTITION_NAME_TAG
 
-from assets.partitions import IMAGES_PER_RUN, buckets, images
+from assets.partitions import IMAGES_PER_RUN, buckets, coord_presets, datasets, images, presets
 from dagster_project.instance import open_instance
 from dagster_project.jobs import published
-from dagster_project.partitions import register_images
+from dagster_project.partitions import register, register_images
 from dagster_project.runs import RunOutcome, run_here
 from imagemill.embedding_specs import EmbeddingSpec, embedding_specs
 from imagemill.formats.npy import NpyStore
@@ -33,6 +34,8 @@ from imagemill.pipeline.regenerate import finish, regenerate, resume
 from imagemill.pipeline.scan import Scan, survey
 from resources.data_root import DataRootResource, config_of
 from resources.encoders import Encoders
+
+_DEFINITIONS = {"raw_dataset": datasets, "rescale_preset": presets, "derived_preset": coord_presets}
 
 
 @dataclass(slots=True)
@@ -182,6 +185,11 @@ class Work:
             deferred=True,
             run_config=_config("bucket_shards", only=list(chosen), **config),
         )
+
+    def make_preset(self, asset: str, key: str, **config: Any) -> None:
+        """Materialise one partition of an asset of public data; a partition that is not there yet is made."""
+        register(self.instance, _DEFINITIONS[asset], [key])
+        self._run([asset], tags={PARTITION_NAME_TAG: key}, run_config=_config(asset, **config))
 
     def _run(self, assets: Sequence[str], **how: Any) -> None:
         self.outcomes.append(run_here(self.instance, assets, **how))

@@ -4,6 +4,7 @@
     ├─ approved/       {image_id}.jpg  {image_id}.txt          (may be a symlink; only read)
     ├─ derived/        approved_image_dataset.jsonl  dinov3/  vae_latents/  t5_hidden/
     ├─ shards/         bucket_<bucket>/shard-NNNNNN.tar  index.jsonl  manifest.json
+    ├─ public_data/    presets.yaml  <dataset>/raw/  <dataset>/<preset>/
     ├─ imagemill.yaml  configuration, optional
     ├─ .imagemill/     ledger.sqlite  provenance/  preview_models/  quarantine/
     └─ .dagster/       the Dagster history of this root
@@ -21,11 +22,12 @@ DEFAULT_ROOT = "data"
 
 @dataclass(frozen=True, slots=True)
 class DataRoot:
-    """One data root, as an absolute path; `derived_at`, `shards_at`: where these folders are, if not below it."""
+    """One data root, as an absolute path; `derived_at` and its like: where these folders are, if not below it."""
 
     path: Path
     derived_at: Path | None = None
     shards_at: Path | None = None
+    public_data_at: Path | None = None
 
     @classmethod
     def resolve(cls, given: str | os.PathLike[str] | None = None) -> "DataRoot":
@@ -48,6 +50,10 @@ class DataRoot:
     @property
     def shards(self) -> Path:
         return self.shards_at or self.path / "shards"
+
+    @property
+    def public_data(self) -> Path:
+        return self.public_data_at or self.path / "public_data"
 
     @property
     def state(self) -> Path:

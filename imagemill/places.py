@@ -1,6 +1,6 @@
 """Folders outside the data root that a run was told to use, and that later commands find again.
 
-    derived   --output-base-dir      shards   --output-dir
+    derived   --output-base-dir      shards   --output-dir      public_data   --public-data-root
 
 Belongs here: remembering them, and the data root with them in place.
 Belongs elsewhere: what lies where below a root (layout.py).
@@ -12,13 +12,13 @@ import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from imagemill.atomic import atomic_write
 from imagemill.layout import DataRoot
 from imagemill.ledger import Ledger
 
-Place = Literal["derived", "shards"]
+Place = Literal["derived", "shards", "public_data"]
 
 
 def locate(given: str | os.PathLike[str] | None = None) -> DataRoot:
@@ -27,7 +27,7 @@ def locate(given: str | os.PathLike[str] | None = None) -> DataRoot:
     if not root.ledger.is_file():
         return root
     with Ledger(root.ledger, read_only=True) as ledger:
-        return replace(root, derived_at=ledger.place("derived"), shards_at=ledger.place("shards"))
+        return replace(root, **{f"{name}_at": ledger.place(name) for name in get_args(Place)})
 
 
 def put(root: DataRoot, name: Place, folder: str | os.PathLike[str]) -> DataRoot:

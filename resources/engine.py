@@ -9,6 +9,9 @@ from contextlib import closing
 from typing import Any, Protocol, TypeVar
 
 import dagster as dg
+from pydantic import Field
+
+from resources.local_pool import run_on_processes
 
 Key = TypeVar("Key", contravariant=True)
 Row = TypeVar("Row", covariant=True)
@@ -44,3 +47,32 @@ class Engine(dg.ConfigurableResource):
         """
         with closing(worker_class(**options)) as worker:
             yield from worker.stream(keys)
+
+
+class LocalProcesses(Engine):
+    """Several worker processes of this machine; one worker stays in the process of the run.
+
+    A worker that is killed ends the run with a WorkerDied that names it; finished work stays, the next run continues.
+    """
+
+    workers: int = Field(1, ge=1, description="Worker processes; each has its own memory and its own copy of a model.")
+
+    def with_workers(self, workers: int) -> "LocalProcesses":
+        """The same engine with that many workers."""
+        return LocalProcesses(workers=workers)
+
+    def map_batches(
+        self,
+        worker_class: type[Any],
+        keys: Iterable[Any],
+        *,
+        batch_size: int = 8,
+        num_cpus: float = 1,
+        num_gpus: float = 0,
+        **options: Any,
+    ) -> Iterator[Any]:
+        """As the in-process engine; a worker's `stream` is called once per batch, and rows come in any order."""
+        if self.workers == 1:
+            yield from super().map_batches(worker_class, keys, batch_size=batch_size, **options)
+            return
+        yield from run_on_processes(worker_class, keys, workers=self.workers, batch_size=batch_size, options=options)

@@ -1,5 +1,6 @@
 """One way to open an image. Expected pixels are stated here by hand or by the format's own definition, not taken from Pillow."""
 
+import io
 import json
 import struct
 import warnings
@@ -13,7 +14,7 @@ from PIL import Image, ImageCms
 
 from imagemill import pixels
 from imagemill.errors import Refused
-from imagemill.pixels import decode_rgb, header_size, open_rgb
+from imagemill.pixels import check_decodable, decode_rgb, decode_stored, header_size, open_rgb, stored_header
 from tests.helpers.images import ROW_0_COLUMN_0, encoded, exif, png, stored_form, ycck
 
 HEIGHT, WIDTH = 12, 20
@@ -383,3 +384,43 @@ def test_real_photographs_decode_to_their_annotated_size(coco128):
         rgb = open_rgb(photo)
         assert rgb.shape == sizes.get(photo.name, rgb.shape), photo.name
         assert rgb.std() > 1, photo.name
+
+
+# ---- pixels as they are stored
+
+
+def _file(width, height, form="JPEG", **options):
+    buffer = io.BytesIO()
+    Image.effect_noise((width, height), 60).convert("RGB").save(buffer, form, **options)
+    return buffer.getvalue()
+
+
+def _turning(orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return exif
+
+
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP"])
+def test_stored_pixels_are_not_turned(form):
+    """Presets: boxes mean stored pixels. Source: CONTRACTS section 3."""
+    data = _file(30, 20, form, exif=_turning(6))
+
+    header = stored_header(data, "x")
+
+    assert decode_stored(data, "x").shape == (20, 30, 3)
+    assert (header.width, header.height, header.format, header.orientation, header.turned) == (30, 20, form, 6, True)
+    assert not stored_header(_file(30, 20, form, exif=_turning(3)), "x").turned
+
+
+def test_one_pixel_is_an_image_where_no_latent_is_made_of_it():
+    assert decode_stored(_file(1, 1), "x").shape == (1, 1, 3)
+
+
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP"])
+def test_file_that_is_cut_is_found_without_making_its_pixels(form):
+    data = _file(200, 160, form)
+    check_decodable(data, "x")
+    for cut in (0, 1, len(data) // 2, len(data) - 200):
+        with pytest.raises(Refused):
+            check_decodable(data[:cut], "x")

@@ -23,8 +23,9 @@ from imagemill.pipeline.story import read_status
 from imagemill.provenance import read_identity
 from imagemill.validation.files import embedding_files
 from imagemill.validation.findings import Report, collect
+from imagemill.validation.shard_sets import validate_shards
 from imagemill.validation.tables import validate_stage2_table
-from imagemill.validation.validator import validate, validate_shards
+from imagemill.validation.validator import validate
 
 
 def main() -> None:

@@ -15,6 +15,7 @@ COMMANDS = {
     "stage2": "stage2",
     "shards": "shards",
     "withdraw": "withdraw",
+    "preset": "preset",
     "validate": "validate",
     "verify": "verify",
     "explain": "explain",

@@ -2,30 +2,79 @@
 
 import sys
 from pathlib import Path
+from typing import get_args
 
 import click
-import msgspec
 
 from dagster_project.cli.options import root_options
+from imagemill.errors import MissingInput
 from imagemill.layout import DataRoot
-from imagemill.validation.findings import as_text
-from imagemill.validation.validator import KINDS, validate
+from imagemill.validation.findings import Report, as_json, as_text
+from imagemill.validation.images import FIRST, ImageMode
+from imagemill.validation.presets import Limits
+from imagemill.validation.validator import KINDS, Options, missing, validate_each
 
 
 @click.command("validate")
 @click.argument("files", metavar="FILE…", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--kind", type=click.Choice(list(KINDS)), help="What the files are (default: by their names).")
-@click.option("--json", "as_json", is_flag=True, help="One JSON report per line, for programs.")
+@click.option("--kind", type=click.Choice(list(KINDS)), help="What the files are (default: by name and first lines).")
+@click.option("--max-pixels", type=click.IntRange(min=1), help="Limit of width times height (default: the manifest's).")
+@click.option("--multiple-of", type=click.IntRange(min=1), help="Factor of both sides (default: the manifest's).")
+@click.option("--image-check-mode", type=click.Choice(get_args(ImageMode)), default="open", show_default=True,
+              help="How closely to look at images.")  # fmt: skip
+@click.option("--image-check-n", type=int, default=FIRST, show_default=True,
+              help="Look at the images of the first N valid records of each file; 0 or less: of all.")  # fmt: skip
+@click.option("--enforce-real-images-dir", is_flag=True, help="Demand a real images/ also beside no manifest.")
+@click.option("--sample", type=int, metavar="N",
+              help="Shards: compare the npy members of the first N samples of each tar with the files; 0: of all.")  # fmt: skip
+@click.option("--json", "as_lines", is_flag=True, help="One JSON report per line, for programs.")
 @root_options
-def command(root: DataRoot, files: tuple[Path, ...], kind: str | None, as_json: bool) -> None:
-    """Check Stage 2 records (.jsonl) or shards (a tar or its bucket folder) by every rule. Exit 1 on any finding."""
+def command(
+    root: DataRoot,
+    files: tuple[Path, ...],
+    kind: str | None,
+    max_pixels: int | None,
+    multiple_of: int | None,
+    image_check_mode: ImageMode,
+    image_check_n: int,
+    enforce_real_images_dir: bool,
+    sample: int | None,
+    as_lines: bool,
+) -> None:
+    """Check records (.jsonl), shards (a tar or its bucket's folder) or a preset's folder by every rule of their kind.
+
+    Exit 1 on any error; a warning is none.
+    """
     passed = True
     for path in files:
-        report = validate(path, kind=kind)
-        passed &= report.passed
-        if as_json:
-            click.echo(msgspec.json.encode(report).decode())
-        else:
-            for line in as_text(report):
-                click.echo(line)
+        options = Options(
+            limits=Limits(max_pixels, multiple_of),
+            image_mode=image_check_mode,
+            image_first=image_check_n,
+            enforce_real_images_folder=enforce_real_images_dir,
+            # Members are compared where it is asked for, and where this data root has the files.
+            derived=root.derived if sample is not None and _is_shards(path) else None,
+            sample=sample,
+            data_root=root.path if path.absolute() == root.stage2_jsonl.absolute() else None,
+        )
+        try:
+            for report in validate_each(path, kind=kind, options=options):
+                passed &= report.passed
+                show(report, as_lines=as_lines)
+        except MissingInput as error:
+            # The files after it are looked at all the same: one call tells a launch script everything.
+            passed = False
+            click.echo(f"imagemill: {error}", err=True)
+            if as_lines:
+                show(missing(path, error), as_lines=True)
     sys.exit(0 if passed else 1)
+
+
+def show(report: Report, *, as_lines: bool) -> None:
+    """Print one report, for people or as a line for programs."""
+    for line in [as_json(report).decode()] if as_lines else as_text(report):
+        click.echo(line)
+
+
+def _is_shards(path: Path) -> bool:
+    return path.is_dir() or path.suffix == ".tar"

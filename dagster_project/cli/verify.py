@@ -8,17 +8,21 @@ from dagster_project.cli.options import root_options
 from imagemill.layout import DataRoot
 from imagemill.pipeline.story import open_ledger
 from imagemill.validation.findings import Report, as_text
-from imagemill.validation.validator import validate, verify_stage2
+from imagemill.validation.validator import Options, validate, verify_stage2
 
 
 @click.command("verify")
+@click.option(
+    "--sample", type=int, metavar="N", default=0, help="Compare the first N samples of each tar (default: all)."
+)
 @root_options
-def command(root: DataRoot) -> None:
+def command(root: DataRoot, sample: int) -> None:
     """Read everything back and compare. Names each bad id; exit 1 on any finding."""
     open_ledger(root).close()
     reports = [verify_stage2(root.stage2_jsonl, root.derived)]
+    options = Options(derived=root.derived, sample=sample)
     reports += [
-        validate(folder, kind="shards", derived=root.derived)
+        validate(folder, kind="shards", options=options)
         for folder in sorted(root.shards.glob("bucket_*"))
         if folder.is_dir()
     ]

@@ -34,3 +34,11 @@ def claimed_until_output(ledger: Ledger, asset: str, items: Sequence[str], run_i
     except BaseException:
         ledger.release(asset, run_id)
         raise
+
+
+@contextmanager
+def claimed(ledger: Ledger, asset: str, items: Sequence[str], run_id: str) -> Iterator[None]:
+    """Claim partitions while the block runs."""
+    with claimed_until_output(ledger, asset, items, run_id):
+        yield
+    ledger.release(asset, run_id)

@@ -17,6 +17,9 @@ from imagemill.pixels import open_rgb
 TILE = 160
 PER_ROW = 8
 
+# Of a page with a smaller picture of a sheet inside, which goes into Dagster's history with every run.
+PAGE_CHARACTERS = 100_000
+
 _GAP, _LINE = 10, 20
 _WHITE, _GREY, _BLACK, _FRAME = (255, 255, 255), (190, 190, 190), (20, 20, 20), (30, 110, 200)
 

@@ -30,7 +30,7 @@ from imagemill.files import fingerprint
 from imagemill.formats.jsonl import encode_line
 from imagemill.formats.manifest import json_bytes, read_json
 from imagemill.ledger import Ledger
-from imagemill.pipeline.contact_sheet import Row, Tile, as_data_uri, as_png, draw_sheet
+from imagemill.pipeline.contact_sheet import PAGE_CHARACTERS, Row, Tile, as_data_uri, as_png, draw_sheet
 from imagemill.pipeline.current import CurrentFile, CurrentFiles, current_files, measured
 from imagemill.pipeline.reports import Report
 from imagemill.pipeline.similarity import (
@@ -47,9 +47,8 @@ from imagemill.progress import Progress
 ASSET = "near_duplicates"
 FORMAT = "imagemill-near-duplicates/1"
 
-# Groups on the sheet, and characters of the smaller picture of it that goes into Dagster's history with every run.
+# Groups on the sheet.
 SHEET_GROUPS = 20
-PAGE_CHARACTERS = 100_000
 
 
 class Member(msgspec.Struct, frozen=True):

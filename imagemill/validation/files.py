@@ -6,6 +6,7 @@ from typing import Any
 from imagemill.errors import InvalidNpy
 from imagemill.formats.npy import NpyStore
 from imagemill.ledger import Ledger
+from imagemill.validation.catalogue import finding
 from imagemill.validation.findings import Finding
 
 
@@ -17,16 +18,13 @@ def embedding_files(store: NpyStore, ledger: Ledger) -> Iterator[Finding | int]:
         at: dict[str, Any] = {"file": store.folder.name, "item": image_id}
         source = sources.get(image_id)
         if source is None:
-            message = "a file of an image that was never seen"
-            yield Finding(
-                rule="unknown_image", message=message, remedy="run imagemill stage2", severity="warning", **at
-            )
+            yield finding("unknown_image", "a file of an image that was never seen", **at)
             continue
         if (image_id, stat) in rows:
             continue
         try:
             store.check(image_id, source.height, source.width)
         except InvalidNpy as invalid:
-            yield Finding(rule=invalid.reason, message=invalid.what, remedy=invalid.do or "", **at)
+            yield finding(invalid.reason, invalid.what, remedy=invalid.do, **at)
         except OSError as error:
-            yield Finding(rule="read_error", message=str(error), remedy="make the file readable", **at)
+            yield finding("read_error", str(error), **at)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 
-class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
+class Finding(msgspec.Struct, frozen=True):
     """One broken rule. `line` counts from 1 and is 0 where the finding is about the whole file."""
 
     file: str
@@ -25,7 +25,7 @@ class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Report(msgspec.Struct):
-    """Findings of one file, counted in full and kept up to a bound, so that a million bad lines stay small."""
+    """Findings of one file, counted in full and kept up to a bound per rule, so that a million bad lines stay small."""
 
     file: str
     kind: str
@@ -40,12 +40,12 @@ class Report(msgspec.Struct):
         return self.errors == 0
 
 
-# How many findings a report shows; the counters always hold all of them.
+# How many findings of one rule a report shows; the counters always hold all of them.
 KEPT_FINDINGS = 100
 
 
 def collect(file: str, kind: str, findings: Iterable[Finding | int]) -> Report:
-    """Drain a validator: an int counts checked items, a Finding is counted and, up to a bound, kept."""
+    """Drain a validator: an int counts checked items, a Finding is counted and, up to a bound per rule, kept."""
     report = Report(file, kind)
     rules: Counter[str] = Counter()
     for finding in findings:
@@ -57,10 +57,15 @@ def collect(file: str, kind: str, findings: Iterable[Finding | int]) -> Report:
             report.errors += 1
         else:
             report.warnings += 1
-        if len(report.findings) < KEPT_FINDINGS:
+        if rules[finding.rule] <= KEPT_FINDINGS:
             report.findings.append(finding)
     report.rules = dict(rules)
     return report
+
+
+def broken(findings: Iterable[Finding | int]) -> Iterator[Finding]:
+    """The findings without the counts: for a second look at what another validator counts."""
+    return (finding for finding in findings if isinstance(finding, Finding))
 
 
 def as_text(report: Report) -> Iterator[str]:
@@ -71,3 +76,8 @@ def as_text(report: Report) -> Iterator[str]:
         yield f"{report.file}: {hidden} more findings ({', '.join(f'{rule} {n}' for rule, n in sorted(report.rules.items()))})"
     verdict = "passed" if report.passed else "FAILED"
     yield f"{report.file}: {verdict}: {report.kind}, {report.checked} checked, {report.errors} errors, {report.warnings} warnings"
+
+
+def as_json(report: Report) -> bytes:
+    """One line for programs: every key of a report and of its findings is always there."""
+    return msgspec.json.encode({"passed": report.passed, **msgspec.structs.asdict(report)})

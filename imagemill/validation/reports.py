@@ -11,6 +11,7 @@ from imagemill.buckets import BUCKETS
 from imagemill.formats.jsonl import read_jsonl
 from imagemill.pipeline.latent_statistics import ALL, Statistics, merge, read_statistics, statistics_path
 from imagemill.pipeline.near_duplicates import Group, lines_path, read_groups, read_summary, summary_path
+from imagemill.validation.catalogue import finding
 from imagemill.validation.findings import Finding
 
 # Merged in another order, moments differ by a few units of the last place.
@@ -45,13 +46,7 @@ def _numbers(file: str, statistics: Statistics) -> Iterator[Finding]:
     ):
         yield _finding(file, "impossible", "a mean outside min and max", "latent_statistics")
     if flat := [n for n, std in enumerate(statistics.std) if std == 0]:
-        yield Finding(
-            file=file,
-            rule="constant_channel",
-            message=f"channels {flat} have one value throughout",
-            remedy="look at the latents: a real VAE does not make these",
-            severity="warning",
-        )
+        yield finding("constant_channel", f"channels {flat} have one value throughout", file=file)
 
 
 def _is_merge(together: Statistics, parts: dict[str, Statistics]) -> bool:
@@ -94,4 +89,4 @@ def near_duplicates(derived: Path) -> Iterator[Finding | int]:
 
 
 def _finding(file: str, rule: str, message: str, asset: str) -> Finding:
-    return Finding(file=file, rule=rule, message=message, remedy=f"remove the file and materialize {asset} again")
+    return finding(rule, message, file=file, remedy=f"remove the file and materialize {asset} again")

@@ -1,14 +1,19 @@
 """Whole tables, checked as tables. Single records are records.py's affair: this is for what only the whole can show."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from imagemill.buckets import BUCKETS
+from imagemill.embedding_specs import embedding_specs
 from imagemill.formats.jsonl import read_jsonl
+from imagemill.pipeline.shard_sets import INDEX
 from imagemill.records import FORMAT_VERSION, Record, is_stage1
-from imagemill.validation.findings import Finding
+from imagemill.validation.catalogue import finding
+from imagemill.validation.lines import Findings
 
 COLUMNS = ("image_id", "image_path", "caption", "height", "width", "aspect_bucket", "format_version")
+TAR_BLOCK = 512
 
 
 def stage2_schema():
@@ -30,27 +35,93 @@ def stage2_schema():
     )
 
 
-def validate_stage2_table(jsonl: Path, *, migrating: bool = False) -> Iterator[Finding | int]:
+def ledger_schemas():
+    """pandera schemas of the ledger's tables that say what is known of images, captions, files and refusals."""
+    import pandera.pandas as pa
+
+    text = pa.Check(lambda column: column.str.strip().str.len() > 0, name="not blank")
+    side, fingerprint = pa.Column(int, pa.Check.gt(0)), pa.Column(str, pa.Check.str_contains(":"))
+    name, kinds = pa.Column(str, text), [spec.kind for spec in embedding_specs()]
+    return {
+        "sources": pa.DataFrameSchema(
+            {"image_id": pa.Column(str, text, unique=True), "file_name": name, "fingerprint": fingerprint, "height": side,
+             "width": side}
+        ),
+        "captions": pa.DataFrameSchema(
+            {"image_id": pa.Column(str, text, unique=True), "text": name, "origin": name, "fingerprint": fingerprint}
+        ),
+        "files": pa.DataFrameSchema(
+            {"kind": pa.Column(str, pa.Check.isin(kinds)), "image_id": name, "content": name, "maker": name}
+        ),
+        "problems": pa.DataFrameSchema(
+            {"item": name, "asset": name, "outcome": pa.Column(str, pa.Check.isin(["refused", "failed"])), "reason": name,
+             "remedy": name}
+        ),
+    }  # fmt: skip
+
+
+def index_schema():
+    """pandera schema of a shard set's index: no place and no key of a tar twice, all on tar's blocks."""
+    import pandera.pandas as pa
+
+    text = pa.Check(lambda column: column.str.strip().str.len() > 0, name="not blank")
+    on_block = pa.Check(lambda column: column % TAR_BLOCK == 0, name="on a block of 512 bytes")
+    name = pa.Column(str, text)
+    offset, size = pa.Column(int, [pa.Check.ge(0), on_block]), pa.Column(int, [pa.Check.gt(0), on_block])
+    columns = {"image_id": name, "key": name, "shard": name, "offset": offset, "size": size, "digest": name}
+    return pa.DataFrameSchema(columns, unique=["shard", "offset"], strict=False)
+
+
+def validate_stage2_table(jsonl: Path, *, migrating: bool = False) -> Findings:
     """The table of all parsable records against `stage2_schema`; `migrating`: those of Stage 1 are left out."""
+    lines = (line.value for line in read_jsonl(jsonl) if line.value is not None)
+    records = (record for record in lines if not (migrating and is_stage1(record)))
+    yield from _checked("table", jsonl.name, _table(records, COLUMNS), stage2_schema(), "image_id")
+
+
+def validate_ledger_tables(ledger: Path) -> Findings:
+    """The tables of `.imagemill/ledger.sqlite` against `ledger_schemas`; it is only read."""
+    import sqlite3
+    from contextlib import closing
+
     import pandas as pd
+
+    with closing(sqlite3.connect(f"{ledger.absolute().as_uri()}?mode=ro", uri=True)) as db:
+        for name, schema in ledger_schemas().items():
+            table = pd.read_sql_query(f"SELECT {', '.join(schema.columns)} FROM {name}", db)
+            key = "item" if name == "problems" else "image_id"
+            yield from _checked("ledger_table", f"{ledger.name}:{name}", table, schema, key)
+
+
+def validate_index_table(folder: Path) -> Findings:
+    """The index of one shard set against `index_schema`. What it says of the tars is judged with them (shards.py)."""
+    records = (line.value or {} for line in read_jsonl(folder / INDEX))
+    schema = index_schema()
+    table = _table(records, tuple(schema.columns))
+    yield from _checked("index_table", f"{folder.name}/{INDEX}", table, schema, "image_id")
+
+
+def _table(records: Iterable[Record], columns: Sequence[str]):
+    import pandas as pd
+
+    return pd.DataFrame([[_cell(record, name) for name in columns] for record in records], columns=list(columns))
+
+
+def _checked(rule: str, file: str, table: Any, schema: Any, key: str) -> Findings:
+    """Every failing cell of a table; `key` names the column that says whose row it is."""
     import pandera.errors
 
-    lines = (line.value for line in read_jsonl(jsonl) if line.value is not None)
-    rows = [[_cell(record, name) for name in COLUMNS] for record in lines if not (migrating and is_stage1(record))]
-    table = pd.DataFrame(rows, columns=list(COLUMNS))
     yield len(table)
     if table.empty:
         return
     try:
-        stage2_schema().validate(table, lazy=True)
+        schema.validate(table, lazy=True)
     except pandera.errors.SchemaErrors as errors:
         for failure in errors.failure_cases.itertuples():
             position = failure.index
-            item = str(table["image_id"].get(position, "")) if position is not None else ""
-            yield Finding(
-                file=jsonl.name, rule="table", item=item, field=str(failure.column),
-                message=f"{failure.check}: {failure.failure_case!r}", remedy="run imagemill stage2",
-            )  # fmt: skip
+            item = str(table[key].get(position, "")) if position is not None else ""
+            message = f"{failure.check}: {failure.failure_case!r}"
+            yield finding(rule, message, file=file, item=item, field=str(failure.column))
 
 
 def _cell(record: Record, name: str) -> str | int | None:

@@ -1,79 +1,170 @@
 """The validator's front: a path in, a report out. Asset checks, the command line and training scripts all call this.
 
 Belongs here: which rules apply to which path.
-Belongs elsewhere: the rules (validation/rules.py), how a report looks (validation/findings.py).
+Belongs elsewhere: the rules (catalogue.py and a file per kind), how a report looks (findings.py).
 """
 
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from imagemill.errors import MissingInput, WrongUsage
-from imagemill.files import fingerprint, stat_triple
-from imagemill.ledger import Ledger
-from imagemill.pipeline.shard_sets import read_manifest
-from imagemill.validation import rules
+from imagemill.formats.jsonl import parse_object
+from imagemill.public_data import MANIFEST, RAW
+from imagemill.validation.catalogue import finding
 from imagemill.validation.findings import Report, collect
+from imagemill.validation.images import FIRST, ImageLook, ImageMode
+from imagemill.validation.lines import Findings
+from imagemill.validation.presets import Limits, preset_files, preset_folder, preset_records
+from imagemill.validation.stage2 import stage2_records
+from imagemill.validation.stage_a import SUFFIX, stage_a_records
 
-KINDS: dict[str, Callable[..., rules.Findings]] = {"stage2": rules.stage2_records, "shards": rules.shard_set}
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to validate; what does not concern a kind is ignored by it.
+
+    Attributes:
+        limits: of a preset's sizes; what they leave open comes from its manifest.
+        image_mode, image_first: how closely to look at the images of the first so many valid records; 0 or less: of all.
+        enforce_real_images_folder: demand a real `images/` also where no manifest lies beside the records.
+        derived: folder of the npy folders; given, files on disk are read, or compared with the shards' members.
+        sample: compare this many samples of each tar; None or less than 1: all.
+        data_root: where the images of Stage 2 records lie; without it they are not looked at.
+    """
+
+    limits: Limits = field(default_factory=Limits)
+    image_mode: ImageMode = "open"
+    image_first: int = FIRST
+    enforce_real_images_folder: bool = False
+    derived: Path | None = None
+    sample: int | None = None
+    data_root: Path | None = None
+
+    def images(self) -> ImageLook:
+        return ImageLook(self.image_mode, self.image_first)
+
+
+def _stage2(path: Path, options: Options) -> Findings:
+    return stage2_records(path, derived=options.derived, images=options.images(), data_root=options.data_root)
+
+
+def _preset(path: Path, options: Options) -> Findings:
+    enforced = options.enforce_real_images_folder
+    return preset_records(path, limits=options.limits, images=options.images(), enforce_real_images_folder=enforced)
+
+
+def _stage_a(path: Path, options: Options) -> Findings:
+    return stage_a_records(path)
+
+
+def _shards(path: Path, options: Options) -> Findings:
+    from imagemill.validation.shards import shard_set  # tars need numpy, records do not
+
+    return shard_set(path if path.is_dir() else path.parent, derived=options.derived, sample=options.sample)
+
+
+KINDS: dict[str, Callable[[Path, Options], Findings]] = {
+    "stage2": _stage2,
+    "preset": _preset,
+    "stage-a": _stage_a,
+    "shards": _shards,
+}
+
+# A key that only one kind of record has.
+_TELLING_KEYS = {"objects": "preset", "per_image": "stage-a", "t5_attention_mask": "stage2"}
+_LINES_TO_TELL, _BYTES_TO_TELL = 20, 1 << 20
 
 
 def kind_of(path: Path) -> str:
-    """`shards` for a bucket folder or a tar, `stage2` for a JSONL file."""
-    if path.is_dir() or path.suffix == ".tar":
-        return "shards"
-    if path.suffix == ".jsonl":
-        return "stage2"
-    raise WrongUsage(f"cannot tell what to validate {path.name} as", where=path, do=f"give --kind {'|'.join(KINDS)}")
-
-
-def validate(path: Path, *, kind: str | None = None, derived: Path | None = None) -> Report:
-    """Check one file or bucket folder by every rule of its kind.
-
-    Args:
-        derived: folder of the npy folders; given, files on disk are compared too.
+    """What a path holds: by its name, by what lies beside it, by the keys of its first lines.
 
     Raises:
-        MissingInput: nothing at that path. WrongUsage: unknown kind.
+        WrongUsage: neither a folder nor a .jsonl nor a .tar.
     """
-    if not path.exists():
-        raise MissingInput("nothing to validate", where=path, do="check the path")
-    kind = kind or kind_of(path)
-    if kind not in KINDS:
-        raise WrongUsage(f"unknown kind {kind!r}", do=f"choose from {', '.join(KINDS)}")
+    if path.is_dir():
+        return "preset" if os.path.lexists(path / MANIFEST) else "shards"
+    if path.suffix == ".tar":
+        return "shards"
+    if path.suffix != ".jsonl":
+        raise WrongUsage(
+            f"cannot tell what to validate {path.name} as", where=path, do=f"give --kind {'|'.join(KINDS)}"
+        )
+    if path.name.endswith(SUFFIX):
+        return "stage-a"
+    if path.name.endswith((".norm.jsonl", ".coord.jsonl")) or os.path.lexists(path.parent / MANIFEST):
+        return "preset"
+    return _told_by_lines(path) or ("preset" if path.parent.name == RAW else "stage2")
+
+
+def _told_by_lines(path: Path) -> str | None:
+    try:
+        with open(path, "rb") as file:
+            head = [file.readline(_BYTES_TO_TELL) for _ in range(_LINES_TO_TELL)]
+    except OSError:
+        return None
+    keys = (key for line in head for key in parse_object(line) or ())
+    return next((_TELLING_KEYS[key] for key in keys if key in _TELLING_KEYS), None)
+
+
+def validate(
+    path: Path, *, kind: str | None = None, derived: Path | None = None, options: Options | None = None
+) -> Report:
+    """Check one file of records or one bucket's folder by every rule of its kind.
+
+    Args:
+        derived: short for `Options(derived=…)`.
+
+    Raises:
+        MissingInput: nothing at that path. WrongUsage: unknown kind, or one that the path cannot be.
+    """
+    options = options or Options(derived=derived)
+    kind = _checked_kind(path, kind)
     if path.is_dir() != (kind == "shards") and path.suffix != ".tar":
         expected = "a bucket's folder, or a tar in it" if kind == "shards" else "a file of records"
         raise WrongUsage(f"{path.name} cannot be validated as {kind}", where=path, do=f"give {expected}")
     if kind == "shards" and path.is_file():
         path = path.parent
-    return collect(str(path), kind, KINDS[kind](path, derived=derived))
+    return collect(str(path), kind, KINDS[kind](path, options))
 
 
-def validate_shards(output: Path, derived: Path, ledger: Ledger) -> Iterator[Report]:
-    """Every bucket below a shards folder. A set that is as it was at its last full check is not read again."""
-    for folder in sorted(p for p in output.glob("bucket_*") if p.is_dir()):
-        signature = _signature(folder)
-        if ledger.verified(folder) == signature:
-            manifest = read_manifest(folder) or {}
-            yield Report(str(folder), "shards", checked=manifest.get("samples", 0))
-            continue
-        report = validate(folder, kind="shards", derived=derived)
-        if report.passed:
-            ledger.record_verified(folder, signature)
-        yield report
+def validate_each(path: Path, *, kind: str | None = None, options: Options | None = None) -> Iterator[Report]:
+    """`validate`, or for a preset's folder a report of each of its files, and one of the folder."""
+    if path.is_dir() and _checked_kind(path, kind) == "preset":
+        yield from validate_preset(path, options)
+    else:
+        yield validate(path, kind=kind, options=options)
 
 
-def _signature(folder: Path) -> str:
-    """What the file system says of every file in a folder."""
-    return fingerprint(
-        "\n".join(
-            f"{e.name} {stat_triple(e.stat())}" for e in sorted(os.scandir(folder), key=lambda e: e.name)
-        ).encode()
-    )
+def validate_preset(folder: Path, options: Options | None = None) -> Iterator[Report]:
+    """All files of records of a preset, then the folder itself; one without records fails."""
+    files = preset_files(folder)
+    if not files:
+        do = "run imagemill preset rescale, then coord"
+        yield missing(folder, MissingInput("no records in this preset", where=folder, do=do))
+        return
+    for path in files:
+        yield validate(path, kind="preset", options=options)
+    yield collect(str(folder), "preset", preset_folder(folder))
+
+
+def missing(path: Path, error: MissingInput) -> Report:
+    """The report of what is not there."""
+    return collect(str(path), "", [finding("missing_input", error.what, file=path.name, remedy=error.do)])
+
+
+def _checked_kind(path: Path, kind: str | None) -> str:
+    if not path.exists():
+        raise MissingInput("nothing to validate", where=path, do="check the path")
+    kind = kind or kind_of(path)
+    if kind not in KINDS:
+        raise WrongUsage(f"unknown kind {kind!r}", do=f"choose from {', '.join(KINDS)}")
+    return kind
 
 
 def verify_stage2(jsonl: Path, derived: Path) -> Report:
     """Every record by every rule, and every npy it names read whole: header, shape, dtype, length, finite."""
     if not jsonl.is_file():
         raise MissingInput("no Stage 2 records", where=jsonl, do="run `imagemill stage2` first")
-    return collect(str(jsonl), "stage2, files read whole", rules.stage2_records(jsonl, derived=derived))
+    return collect(str(jsonl), "stage2, files read whole", stage2_records(jsonl, derived=derived))

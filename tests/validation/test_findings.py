@@ -6,7 +6,7 @@ import tracemalloc
 import msgspec
 import pytest
 
-from imagemill.validation.findings import KEPT_FINDINGS, Finding, Report, as_text, collect
+from imagemill.validation.findings import KEPT_FINDINGS, Finding, Report, as_json, as_text, broken, collect
 
 
 def finding(**changes):
@@ -76,7 +76,24 @@ def test_text_ends_with_the_verdict_and_counts_what_it_does_not_show():
 def test_report_is_json_for_programs():
     report = collect("x", "stage2", [1, finding(line=2, item="a")])
 
-    assert msgspec.json.decode(msgspec.json.encode(report), type=Report) == report
-    assert msgspec.json.decode(msgspec.json.encode(report))["findings"] == [
-        {"file": "x.jsonl", "rule": "mask", "message": "holds no 1", "remedy": "run imagemill", "line": 2, "item": "a"}
-    ]
+    assert msgspec.json.decode(as_json(report), type=Report) == report
+    assert msgspec.json.decode(as_json(report)) == {
+        "passed": False, "file": "x", "kind": "stage2", "checked": 1, "errors": 1, "warnings": 0, "rules": {"mask": 1},
+        "findings": [
+            {"file": "x.jsonl", "rule": "mask", "message": "holds no 1", "remedy": "run imagemill", "line": 2, "field": "",
+             "item": "a", "severity": "error"}
+        ],
+    }  # fmt: skip
+
+
+def test_findings_of_one_rule_do_not_hide_those_of_another():
+    report = collect("x", "stage2", [*itertools.repeat(finding(), KEPT_FINDINGS + 5), finding(rule="id")])
+
+    assert report.findings[-1].rule == "id"
+    assert report.rules == {"mask": KEPT_FINDINGS + 5, "id": 1}
+
+
+def test_second_look_counts_nothing_and_finds_the_same():
+    report = collect("x", "stage2", broken([3, finding(), 4]))
+
+    assert (report.checked, report.findings) == (0, [finding()])

@@ -1,13 +1,18 @@
 """The records as one table: what only the whole can show. Source: HOUSE, "pandera"; CONTRACTS section 4."""
 
 import json
+import sqlite3
+from contextlib import closing
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from imagemill.formats.jsonl import read_jsonl, write_jsonl
+from imagemill.pipeline.shard_sets import bucket_folder
 from imagemill.validation.findings import collect
-from imagemill.validation.tables import validate_stage2_table
+from imagemill.validation.tables import validate_index_table, validate_ledger_tables, validate_stage2_table
+from tests.helpers.situations import SQUARE, embedded, shards
 from tests.helpers.stage2 import record_of, write_text
 
 
@@ -94,3 +99,67 @@ def test_any_lines_give_a_report(tmp_path_factory, lines):
     report = check(tmp_path_factory.mktemp("any"), *lines)
 
     assert report.passed == (not report.findings)
+
+
+# ---- the ledger and the index of shards
+
+
+def ledger_rules(root):
+    return collect("ledger", "ledger", validate_ledger_tables(root.ledger))
+
+
+def test_ledger_of_a_run_is_valid_tables(tmp_path):
+    root = embedded(tmp_path)
+
+    report = ledger_rules(root)
+    assert (report.passed, report.findings) == (True, [])
+    assert report.checked == 2 + 2 + 6, "images, captions, files"
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ("UPDATE sources SET height = 0 WHERE image_id = 'a'", "height"), ("UPDATE sources SET file_name = ' '", "file_name"),
+        ("UPDATE captions SET origin = ''", "origin"),
+        ("UPDATE captions SET fingerprint = 'x' WHERE image_id = 'b'", "fingerprint"),
+        ("UPDATE files SET kind = 'other' WHERE image_id = 'a'", "kind"), ("UPDATE files SET maker = ''", "maker"),
+        ("UPDATE sources SET width = 'wide'", "width"),
+        ("INSERT INTO problems VALUES ('a', 'x', 'lost', 'r', 'd', 'm', 0, 0, 0, NULL, 'now')", "outcome"),
+    ],
+)  # fmt: skip
+def test_value_that_no_run_writes_is_found_in_the_ledger(tmp_path, change, field):
+    root = embedded(tmp_path)
+    with closing(sqlite3.connect(root.ledger)) as db, db:
+        db.execute(change)
+
+    report = ledger_rules(root)
+
+    assert report.rules.keys() == {"ledger_table"}
+    assert {found.field for found in report.findings} == {field}
+    assert all(found.file.startswith("ledger.sqlite:") for found in report.findings)
+
+
+def test_index_of_a_set_is_a_valid_table(tmp_path):
+    folder = bucket_folder(shards(tmp_path).shards, SQUARE)
+
+    assert collect("index", "shards", validate_index_table(folder)).findings == []
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"offset": 7}, "offset"), ({"offset": -512}, "offset"), ({"size": 0}, "size"), ({"size": 1000}, "size"),
+        ({"key": ""}, "key"), ({"digest": None}, "digest"), ({"shard": "shard-000000.tar"}, "shard"),
+        ({"image_id": 7}, "image_id"),
+        ({"offset": "0"}, "offset"),
+    ],
+)  # fmt: skip
+def test_line_that_no_index_has_is_found(tmp_path, change, field):
+    folder = bucket_folder(shards(tmp_path).shards, SQUARE)
+    first, second = (line.value for line in read_jsonl(folder / "index.jsonl"))
+    write_jsonl(folder / "index.jsonl", [first, {**second, **change}])
+
+    report = collect("index", "shards", validate_index_table(folder))
+
+    assert report.rules.keys() == {"index_table"}
+    assert field in {found.field for found in report.findings}

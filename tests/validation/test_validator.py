@@ -4,16 +4,21 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
 
+from imagemill.embedding_specs import embedding_specs
 from imagemill.errors import MissingInput, WrongUsage
 from imagemill.ledger import Ledger
-from imagemill.pipeline.shard_sets import ShardParameters
+from imagemill.pipeline.shard_sets import ShardParameters, bucket_folder
 from imagemill.pipeline.shards import plan_shards, write_bucket
-from imagemill.validation import rules
-from imagemill.validation.validator import kind_of, validate, validate_shards, verify_stage2
+from imagemill.validation import shards
+from imagemill.validation.shard_sets import validate_shards
+from imagemill.validation.validator import Options, kind_of, validate, validate_each, verify_stage2
 from tests.helpers.product import PROJECT
+from tests.helpers.situations import preset
 from tests.helpers.stage2 import foreign, ready, record_of, write_text
 
 SQUARE, TALL = "1024x1024", "832x1216"
@@ -44,8 +49,65 @@ def test_kind_follows_from_the_path(packed):
     assert kind_of(packed.stage2_jsonl) == "stage2"
     assert kind_of(tar_of(packed)) == "shards"
     assert kind_of(packed.shards / f"bucket_{SQUARE}") == "shards"
-    with pytest.raises(WrongUsage, match=r"--kind stage2\|shards"):
+    with pytest.raises(WrongUsage, match=r"--kind stage2\|preset\|stage-a\|shards"):
         kind_of(packed.path / "imagemill.yaml")
+
+
+@pytest.mark.parametrize(
+    ("name", "lines", "kind"),
+    [
+        ("x.jsonl", ["", "{", '{"image_id": "a", "t5_attention_mask": []}'], "stage2"),
+        ("x.jsonl", ['{"width": 1, "objects": []}'], "preset"), ("x.jsonl", ["[]", '{"per_image": {}}'], "stage-a"),
+        ("x.jsonl", [], "stage2"), ("m_stage_a.jsonl", [], "stage-a"), ("train.norm.jsonl", [], "preset"),
+        ("train.coord.jsonl", ['{"t5_attention_mask": 1}'], "preset"), ("raw/train.jsonl", [], "preset"),
+        ("raw/x.jsonl", ['{"t5_attention_mask": 1}'], "stage2"),
+    ],
+)  # fmt: skip
+def test_kind_of_records_follows_from_name_place_or_first_lines(tmp_path, name, lines, kind):
+    write_text(tmp_path / name, *lines)
+
+    assert kind_of(tmp_path / name) == kind
+
+
+def test_records_beside_a_presets_manifest_are_a_presets(tmp_path):
+    write_text(tmp_path / "train.jsonl", '{"t5_attention_mask": 1}')
+    (tmp_path / "pipeline_manifest.json").symlink_to("nowhere")
+
+    assert kind_of(tmp_path / "train.jsonl") == "preset"
+    assert kind_of(tmp_path) == "preset"
+
+
+def test_presets_folder_is_all_its_files_and_a_file_is_one(tmp_path):
+    folder = preset(tmp_path)
+
+    assert [Path(report.file).name for report in validate_each(folder)] == ["train.jsonl", "small_max2"]
+    assert [report.checked for report in validate_each(folder / "train.jsonl")] == [2]
+    with pytest.raises(WrongUsage, match="as preset"):
+        validate(folder, kind="preset")
+
+
+def test_sample_compares_the_first_npy_members_of_each_tar(packed):
+    """Compared, not read: a tar is read whole whatever the sample, its checksum must hold."""
+    tall = bucket_folder(packed.shards, TALL)
+    for spec in embedding_specs():
+        np.save(packed.derived / spec.folder / "tall.npy", np.ones(spec.shape(36, 24), spec.dtype))
+
+    def compared(sample):
+        return validate(tall, options=Options(derived=packed.derived, sample=sample)).rules
+
+    assert compared(None) == compared(0) == compared(1) == {"verbatim": 3}
+    assert validate(tall).rules == {}
+
+
+def test_sample_leaves_out_what_comes_after_it(data_root):
+    foreign(data_root, record_of("a", size=(24, 24)), record_of("b", size=(24, 24)))
+    plan = plan_shards(ready(data_root, [SQUARE]).ready, [SQUARE], data_root.shards, ShardParameters(), "replace")
+    write_bucket(plan, plan.plans[0], data_root.derived, {})
+    np.save(data_root.derived / "dinov3" / "b.npy", np.ones(1024, np.float32))
+    folder = bucket_folder(data_root.shards, SQUARE)
+
+    assert validate(folder, options=Options(derived=data_root.derived, sample=1)).rules == {}
+    assert validate(folder, options=Options(derived=data_root.derived, sample=2)).rules == {"verbatim": 1}
 
 
 def test_records_are_validated_by_their_name_or_by_the_kind_given(packed):
@@ -75,8 +137,8 @@ def test_path_that_is_not_there_is_said(packed):
 
 
 def test_unknown_kind_is_wrong_usage(packed):
-    with pytest.raises(WrongUsage, match="stage2, shards"):
-        validate(packed.stage2_jsonl, kind="preset")
+    with pytest.raises(WrongUsage, match="stage2, preset, stage-a, shards"):
+        validate(packed.stage2_jsonl, kind="nonsense")
 
 
 @pytest.mark.parametrize(("name", "kind"), [("derived", "stage2"), ("derived/approved_image_dataset.jsonl", "shards")])
@@ -109,7 +171,7 @@ def test_set_that_is_as_it_was_is_not_read_again(packed, monkeypatch):
     """A file whose size, mtime and inode are those of its last full check is not read again."""
     first = reports_of(packed)
 
-    monkeypatch.setattr(rules, "sha256_file", lambda path: pytest.fail("read again"))
+    monkeypatch.setattr(shards, "fingerprint_file", lambda path: pytest.fail("read again"))
     assert [(r.file, r.checked, r.passed) for r in reports_of(packed)] == [(r.file, r.checked, r.passed) for r in first]
 
 
@@ -165,7 +227,18 @@ def test_verify_without_records_says_what_to_run(data_root):
 
 def test_validator_loads_nothing_heavy():
     """A launch script calls it before training. Source: CONTRACTS section 6."""
-    heavy = ["torch", "dagster", "pandas", "pandera", "webdataset", "transformers", "diffusers"]
+    heavy = [
+        "torch",
+        "dagster",
+        "pandas",
+        "pandera",
+        "webdataset",
+        "transformers",
+        "diffusers",
+        "numpy",
+        "PIL",
+        "sqlite3",
+    ]
     script = f"import sys, imagemill.validation.validator; print([m for m in {heavy} if m in sys.modules])"
 
     done = subprocess.run([sys.executable, "-c", script], cwd=PROJECT, capture_output=True, text=True, check=True)

@@ -1,0 +1,162 @@
+"""Public datasets: raw records by an adapter, images rescaled into presets, records in coordinates, filtered presets.
+
+raw_dataset <dataset>  ─▶  rescale_preset <dataset>/<preset>  ─▶  derived_preset <dataset>/<preset>[_max{N}]
+"""
+
+import os
+from collections.abc import Mapping
+from contextlib import closing
+
+import dagster as dg
+from pydantic import Field
+
+from assets.partitions import coord_presets, datasets, presets
+from imagemill.adapters.convert import convert
+from imagemill.ledger import Ledger, Problem
+from imagemill.pipeline.claims import claimed, claimed_until_output
+from imagemill.pipeline.preset_config import read_presets, split_key
+from imagemill.pipeline.preset_sheet import sheet_page, write_preset_sheet
+from imagemill.pipeline.raw_source import RawSource, raw_source
+from imagemill.pipeline.rescale import RescaleFailed, RescalePlan, RescaleReport, carry_out, plan_rescale
+from imagemill.pipeline.rescale_setup import choose_parameters
+from imagemill.preset_names import parse_preset
+from imagemill.public_data import PublicData
+from io_managers.hardlink import CLAIM, Coord
+from resources.data_root import DataRootResource
+from resources.engine import LocalProcesses
+
+RESCALE = "rescale_preset"
+
+
+class RawConfig(dg.Config):
+    """Where a dataset's own files are; unset: as presets.yaml says."""
+
+    adapter: str | None = Field(None, description="Adapter by name; unset: presets.yaml.")
+    annotations: dict[str, str] | None = Field(None, description="File of annotations by split; unset: presets.yaml.")
+    images: str | None = Field(None, description="Folder of images; unset: presets.yaml.")
+    geometry: str | None = Field(
+        None, description="`boxes`, or `polygons` where an instance has one; unset: presets.yaml."
+    )
+
+
+class RescaleConfig(dg.Config):
+    """Parameters of a preset; unset ones are those of presets.yaml, else of the preset as it was made, else the defaults."""
+
+    image_factor: int | None = Field(None, ge=1, description="Both sides are multiples of this (32).")
+    max_pixels: int | None = Field(None, ge=1, description="Largest width times height (786432).")
+    min_pixels: int | None = Field(None, ge=1, description="Smallest width times height (4096).")
+    library: str | None = Field(None, description="`torch` or `pillow`; a preset never mixes two.")
+    splits: list[str] | None = Field(None, description="`train`, `val`; unset: all that raw has.")
+    workers: int | None = Field(None, ge=1, description="Processes; unset: rescale_workers of imagemill.yaml.")
+
+
+class CoordConfig(dg.Config):
+    """What of a preset gets coordinates."""
+
+    splits: list[str] | None = Field(None, description="`train`, `val`; unset: all that the base preset has published.")
+
+
+def public_data(data_root: DataRootResource) -> PublicData:
+    return PublicData(data_root.root().public_data)
+
+
+@dg.asset(
+    partitions_def=datasets, group_name="public_data", kinds={"json"}, owners=["team:imagemill"], code_version="1"
+)
+def raw_dataset(
+    context: dg.AssetExecutionContext, config: RawConfig, data_root: DataRootResource
+) -> dg.MaterializeResult:
+    """`<dataset>/raw/<split>.jsonl` and a link to the images, from the dataset's own annotations by an adapter."""
+    place = public_data(data_root)
+    dataset = place.dataset(context.partition_key)
+    asked = {name: getattr(config, name) for name in RawSource._fields}
+    source = raw_source(read_presets(place.presets_yaml), dataset.name, asked)
+    counts: dict[str, int] = {}
+    with closing(data_root.ledger()) as ledger, claimed(ledger, CLAIM, [dataset.name], context.run_id):
+        for split, annotations in source.annotations.items():
+            made = convert(dataset, source.adapter, annotations, source.images, split=split, geometry=source.geometry)
+            counts |= {f"{split} {name.replace('_', ' ')}": count for name, count in sorted(made.items()) if count}
+        ledger.record_counts(context.run_id, "raw_dataset", counts)
+    return dg.MaterializeResult(metadata={**counts, "path": dg.MetadataValue.path(str(dataset.raw))})
+
+
+@dg.asset(
+    deps=[dg.AssetDep(raw_dataset, partition_mapping=dg.AllPartitionMapping())],
+    partitions_def=presets,
+    group_name="public_data",
+    kinds={"pillow"},
+    owners=["team:imagemill"],
+    code_version="1",
+)
+def rescale_preset(
+    context: dg.AssetExecutionContext, config: RescaleConfig, data_root: DataRootResource, processes: LocalProcesses
+) -> dg.MaterializeResult:
+    """`<dataset>/<preset>/`: every image of raw at its target size, records in its pixels. An image there is never replaced."""
+    place, key = public_data(data_root), context.partition_key
+    name, preset = split_key(key)
+    dataset = place.dataset(name)
+    flags = {
+        field: getattr(config, field) for field in ("image_factor", "max_pixels", "min_pixels", "library", "splits")
+    }
+    settings = read_presets(place.presets_yaml).settings(name, preset, **flags)
+    with closing(data_root.ledger()) as ledger, claimed(ledger, CLAIM, [key], context.run_id):
+        parameters = choose_parameters(dataset.preset(preset), **settings.parameters)
+        plan = plan_rescale(dataset, preset, parameters, settings.splits)
+        workers = config.workers or data_root.config().rescale_workers or os.cpu_count()
+        engine = processes.model_copy(update={"workers": workers})
+        report = _carried_out(plan, engine, ledger, key)
+        ledger.record_counts(context.run_id, RESCALE, dict(report.counts))
+    return dg.MaterializeResult(metadata=_told(plan, report))
+
+
+def _carried_out(plan: RescalePlan, engine: LocalProcesses, ledger: Ledger, key: str) -> RescaleReport:
+    """Do it; lines and images that are not in the preset stand in the ledger, whatever becomes of the run."""
+    try:
+        report = carry_out(plan, engine.map_batches)
+    except RescaleFailed as failed:
+        _record(ledger, key, plan, failed.report)
+        raise
+    _record(ledger, key, plan, report)
+    return report
+
+
+def _record(ledger: Ledger, key: str, plan: RescalePlan, report: RescaleReport) -> None:
+    """These are all the problems that the run's splits have now."""
+    looked_at = tuple(f"{key}/{split.split}.jsonl:" for split in plan.splits)
+    before = [p.item for p in ledger.problems() if p.asset == RESCALE and p.item.startswith(looked_at)]
+    ledger.clear_problems(RESCALE, before)
+    ledger.record_problems(
+        Problem(f"{key}/{p.split}.jsonl:{p.line}", RESCALE, "refused", p.reason, p.message, p.remedy)
+        for p in report.problems.listed
+    )
+
+
+def _told(plan: RescalePlan, report: RescaleReport) -> Mapping[str, dg.MetadataValue | int | str]:
+    splits = {
+        f"{split} {name}": value
+        for split, of in report.splits.items()
+        for name, value in of.items()
+        if isinstance(value, int)
+    }
+    path = dg.MetadataValue.path(str(plan.preset.path))
+    sheet = write_preset_sheet(plan.dataset, plan.preset, plan.preset.splits()[0])
+    pages = {"boxes": dg.MetadataValue.md(sheet_page(sheet))}
+    return {**report.counts, **splits, "turned by viewers": report.turned, "path": path, **pages}
+
+
+@dg.asset(
+    deps=[dg.AssetDep(rescale_preset, partition_mapping=dg.AllPartitionMapping())],
+    partitions_def=coord_presets,
+    io_manager_key="hardlink_io",
+    group_name="public_data",
+    kinds={"json"},
+    owners=["team:imagemill"],
+    code_version="1",
+)
+def derived_preset(context: dg.AssetExecutionContext, config: CoordConfig, data_root: DataRootResource) -> Coord:
+    """Norm and coord records of a preset; for `<preset>_max{N}` a preset of its own that shares every image by hardlink."""
+    dataset, preset = split_key(context.partition_key)
+    name = parse_preset(preset)
+    keys = sorted({context.partition_key, f"{dataset}/{name.base}"})
+    with closing(data_root.ledger()) as ledger, claimed_until_output(ledger, CLAIM, keys, context.run_id):
+        return Coord(public_data(data_root).dataset(dataset), name, config.splits)

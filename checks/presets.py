@@ -1,0 +1,64 @@
+"""Public datasets: every line of raw records and of presets by the validator's rules, and the images of the first of them."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import dagster as dg
+
+from assets.presets import derived_preset, public_data, raw_dataset, rescale_preset
+from checks.results import as_result
+from imagemill.pipeline.preset_config import split_key
+from imagemill.public_data import PublicData
+from imagemill.validation.findings import Report
+from imagemill.validation.validator import validate, validate_preset
+from resources.data_root import DataRootResource
+
+# Of a run over partitions: its one key, or the ends of its range.
+_KEY_TAGS = ("dagster/partition", "dagster/asset_partition_range_start", "dagster/asset_partition_range_end")
+
+
+@dg.asset_check(asset=raw_dataset, blocking=True)
+def raw_valid(context: dg.AssetCheckExecutionContext, data_root: DataRootResource) -> dg.AssetCheckResult:
+    """Every raw record keeps the contract, and the first images are what their records say."""
+    place = public_data(data_root)
+    names = _keys(context) or sorted(path.parent.name for path in place.path.glob("*/raw"))
+    return as_result(*(report for name in names for report in _raw_reports(place, name)))
+
+
+def _raw_reports(place: PublicData, name: str) -> Iterator[Report]:
+    dataset = place.dataset(name)
+    for split in dataset.splits():
+        yield validate(dataset.raw_jsonl(split), kind="preset")
+
+
+@dg.asset_check(asset=rescale_preset, blocking=True)
+def rescaled_valid(context: dg.AssetCheckExecutionContext, data_root: DataRootResource) -> dg.AssetCheckResult:
+    """Every record keeps the contract and the preset's limits; `images/` is a real folder, its first images are whole."""
+    return _presets_valid(context, data_root)
+
+
+@dg.asset_check(asset=derived_preset, blocking=True)
+def derived_valid(context: dg.AssetCheckExecutionContext, data_root: DataRootResource) -> dg.AssetCheckResult:
+    """The same of norm and coord records, and every image of a derived preset is its base's file."""
+    return _presets_valid(context, data_root)
+
+
+def _presets_valid(context: dg.AssetCheckExecutionContext, data_root: DataRootResource) -> dg.AssetCheckResult:
+    place = public_data(data_root)
+    folders = [_folder(place, key) for key in _keys(context)]
+    folders = folders or sorted(path.parent for path in place.path.glob("*/*/pipeline_manifest.json"))
+    return as_result(*(report for folder in folders for report in validate_preset(folder)))
+
+
+def _folder(place: PublicData, key: str) -> Path:
+    dataset, preset = split_key(key)
+    return place.dataset(dataset).preset(preset).path
+
+
+def _keys(context: dg.AssetCheckExecutionContext) -> list[str]:
+    """The partitions that the run is about; none where the check runs by itself."""
+    tags = context.run.tags
+    return list(dict.fromkeys(tags[name] for name in _KEY_TAGS if name in tags))
+
+
+preset_checks = [raw_valid, rescaled_valid, derived_valid]

@@ -1,0 +1,233 @@
+"""`imagemill preset {convert|rescale|coord|all|validate} DATASET`: public datasets into presets, over the preset assets."""
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dagster_project.cli.options import root_options
+from imagemill.adapters.convert import find_adapter
+from imagemill.errors import WrongUsage
+from imagemill.layout import DataRoot
+from imagemill.ledger import Ledger
+from imagemill.pipeline import derive_checks
+from imagemill.pipeline.preset_config import Presets, read_presets
+from imagemill.pipeline.raw_source import raw_source
+from imagemill.pipeline.rescale_plan import chosen_splits
+from imagemill.pipeline.rescale_setup import choose_parameters
+from imagemill.places import put
+from imagemill.preset_names import MAX_OBJECTS_VARIABLE, Command, PresetName, effective_preset, parse_preset
+from imagemill.public_data import SPLITS, Dataset, PublicData
+
+
+@click.group("preset", context_settings={"token_normalize_func": lambda name: name.replace("_", "-")})
+def command() -> None:
+    """Public datasets: adapt, rescale, add coordinates, derive filtered presets by hardlink, validate."""
+
+
+def dataset_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What every subcommand takes; the function gets `root` and `dataset`."""
+
+    @click.argument("dataset")
+    @click.option(
+        "--public-data-root", metavar="DIR", help="Folder of public datasets (default: public_data/ in the data root)."
+    )
+    @root_options
+    def with_dataset(root: DataRoot, dataset: str, public_data_root: str | None, **given: Any) -> Any:
+        place = PublicData.at(public_data_root) if public_data_root else PublicData(root.public_data)
+        return function(root=root, dataset=place.dataset(dataset), **given)
+
+    with_dataset.__name__, with_dataset.__doc__ = function.__name__, function.__doc__
+    with_dataset.__click_params__ = [  # type: ignore[attr-defined]
+        *with_dataset.__click_params__,  # type: ignore[attr-defined]
+        *getattr(function, "__click_params__", []),
+    ]
+    return with_dataset
+
+
+_preset = click.option("--preset", required=True, help="The preset's name.")
+_splits = click.option("--split", "splits", multiple=True, type=click.Choice(SPLITS), help="May repeat (default: all).")
+_workers = click.option(
+    "--workers", type=click.IntRange(min=1), help="Processes (default: imagemill.yaml's, else all processors)."
+)
+_max_objects = click.option(
+    "--max-objects", help=f"Drop records with more objects (also: {MAX_OBJECTS_VARIABLE}); coord alone takes it."
+)
+
+
+def _parameters(function: Callable[..., Any]) -> Callable[..., Any]:
+    for option in (
+        click.option(
+            "--library", type=click.Choice(["torch", "pillow"]), help="What resizes; a preset never mixes two."
+        ),
+        click.option("--min-pixels", type=click.IntRange(min=1), help="Smallest width times height (4096)."),
+        click.option("--max-pixels", type=click.IntRange(min=1), help="Largest width times height (786432)."),
+        click.option("--image-factor", type=click.IntRange(min=1), help="Both sides are multiples of this (32)."),
+    ):
+        function = option(function)
+    return function
+
+
+@command.command("convert")
+@click.option("--adapter", help="coco, lvis or visual_genome (default: presets.yaml).")
+@click.option("--annotations", type=click.Path(path_type=Path), help="The dataset's own file (default: presets.yaml).")
+@click.option("--images", type=click.Path(path_type=Path), help="Folder of its images (default: presets.yaml).")
+@click.option("--split", type=click.Choice(SPLITS), help="What the file is (default: train, or those of presets.yaml).")
+@click.option(
+    "--geometry", type=click.Choice(["boxes", "polygons"]), help="What an instance with both becomes (boxes)."
+)
+@click.option("--preset", hidden=True, help="The runner names one with every step; raw records are of no preset.")
+@dataset_options
+def convert(
+    root: DataRoot,
+    dataset: Dataset,
+    preset: str | None,
+    adapter: str | None,
+    annotations: Path | None,
+    images: Path | None,
+    split: str | None,
+    geometry: str | None,
+) -> None:
+    """A dataset's own annotations into raw/<split>.jsonl, its images as a link."""
+    config = {
+        "adapter": adapter,
+        "annotations": {split or SPLITS[0]: os.path.abspath(annotations)} if annotations else None,
+        "images": os.path.abspath(images) if images else None,
+        "geometry": geometry,
+    }
+    if split and not annotations:
+        raise WrongUsage("--split without --annotations", do="name the split's file, or leave both to presets.yaml")
+    find_adapter(raw_source(_configured(dataset), dataset.name, config).adapter)
+    _materialise(root, dataset, [("raw_dataset", dataset.name, config)])
+
+
+@command.command("rescale")
+@_preset
+@_parameters
+@_splits
+@_workers
+@_max_objects
+@dataset_options
+def rescale(root: DataRoot, dataset: Dataset, preset: str, max_objects: str | None, **given: Any) -> None:
+    """Every image at its target size, once: an image that is there is never replaced."""
+    _name("rescale", dataset, preset, max_objects)
+    _materialise(root, dataset, [_rescaling(dataset, preset, **given)])
+
+
+@command.command("coord")
+@_preset
+@_splits
+@_workers
+@_max_objects
+@dataset_options
+def coord(
+    root: DataRoot, dataset: Dataset, preset: str, max_objects: str | None, splits: tuple[str, ...], workers: int | None
+) -> None:
+    """Norm and coord records; with a limit on objects, a derived preset that shares every image by hardlink."""
+    name = _name("coord", dataset, preset, max_objects)
+    base = dataset.preset(name.base)
+    derive_checks.base_manifest(base)
+    derive_checks.chosen_splits(base, splits or None)
+    _materialise(root, dataset, [_coordinates(dataset, name, splits)])
+
+
+@command.command("all")
+@_preset
+@_parameters
+@_splits
+@_workers
+@_max_objects
+@dataset_options
+def everything(root: DataRoot, dataset: Dataset, preset: str, max_objects: str | None, **given: Any) -> None:
+    """Rescale, then coord; where presets.yaml limits the objects, also the derived preset."""
+    base = _name("all", dataset, preset, max_objects)
+    names = dict.fromkeys([base, base._replace(max_objects=_limit(dataset, preset))])
+    steps = [_rescaling(dataset, preset, **given), *(_coordinates(dataset, name, given["splits"]) for name in names)]
+    _materialise(root, dataset, steps)
+
+
+@command.command("validate")
+@_preset
+@_max_objects
+@click.option("--image-check-mode", type=click.Choice(["none", "exists", "open"]), default="open", show_default=True)
+@click.option(
+    "--image-check-n", type=int, default=64, show_default=True, help="Images of the first N valid records; 0: all."
+)
+@click.option("--json", "as_lines", is_flag=True, help="One JSON report per line, for programs.")
+@dataset_options
+def validate(
+    root: DataRoot,
+    dataset: Dataset,
+    preset: str,
+    max_objects: str | None,
+    image_check_mode: Any,
+    image_check_n: int,
+    as_lines: bool,
+) -> None:
+    """Every file of a preset, and its images/, by every rule. Reads only."""
+    from dagster_project.cli.validate import show
+    from imagemill.validation.validator import Options, validate_preset
+
+    name = _name("validate", dataset, preset, max_objects)
+    options = Options(image_mode=image_check_mode, image_first=image_check_n)
+    passed = True
+    for report in validate_preset(dataset.preset(name.effective).path, options):
+        passed &= report.passed
+        show(report, as_lines=as_lines)
+    sys.exit(0 if passed else 1)
+
+
+# ---- what is asked, as runs of the assets
+
+Step = tuple[str, str, dict[str, Any]]
+
+
+def _configured(dataset: Dataset) -> Presets:
+    return read_presets(PublicData(dataset.path.parent).presets_yaml)
+
+
+def _limit(dataset: Dataset, preset: str) -> int | None:
+    """max_objects of presets.yaml, which names base presets."""
+    settings = _configured(dataset).presets.get(f"{dataset.name}/{parse_preset(preset).base}")
+    return settings.max_objects if settings else None
+
+
+def _name(command: Command, dataset: Dataset, preset: str, flag: str | None) -> PresetName:
+    """Which preset is meant; whatever contradicts itself is refused before any work."""
+    dataset.preset(preset)
+    environment = os.environ.get(MAX_OBJECTS_VARIABLE)
+    return effective_preset(command, preset, flag=flag, config=_limit(dataset, preset), environment=environment)
+
+
+def _rescaling(dataset: Dataset, preset: str, splits: Sequence[str], **given: Any) -> Step:
+    """Asked here too, so that a mistake is told at once and leaves neither a partition nor a run."""
+    flags = {name: value for name, value in given.items() if name != "workers"}
+    settings = _configured(dataset).settings(dataset.name, preset, **flags, splits=list(splits) or None)
+    choose_parameters(dataset.preset(preset), **settings.parameters)
+    chosen_splits(dataset, settings.splits)
+    return "rescale_preset", f"{dataset.name}/{preset}", {**given, "splits": list(splits) or None}
+
+
+def _coordinates(dataset: Dataset, name: PresetName, splits: Sequence[str]) -> Step:
+    return "derived_preset", f"{dataset.name}/{name.effective}", {"splits": list(splits) or None}
+
+
+def _materialise(root: DataRoot, dataset: Dataset, steps: Sequence[Step]) -> None:
+    from dagster_project.work import open_work
+
+    place = dataset.path.parent
+    if place != root.public_data:
+        root = put(root, "public_data", place)
+    with open_work(root) as work:
+        for asset, key, config in steps:
+            work.make_preset(asset, key, **config)
+            if work.error:
+                click.echo(f"imagemill: {work.error}", err=True)
+                sys.exit(128 + work.interrupted if work.interrupted else 1)
+            with Ledger(root.ledger, read_only=True) as ledger:
+                counts = ledger.counts(work.run_ids[-1:]).get(asset, {})
+            told = " ".join(f"{name.replace(' ', '_')}={count}" for name, count in counts.items())
+            click.echo(f"{key}: {told}")

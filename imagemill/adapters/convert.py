@@ -1,0 +1,107 @@
+"""One split of a public dataset made raw: `raw/<split>.jsonl`, and `raw/images`, a link to where the images are.
+
+    imagemill preset convert coco --adapter coco --annotations instances_train2017.json --images /data/coco --split train
+
+The link keeps every image's path below its folder. Splits whose images lie in different folders are converted with the
+folder that holds both.
+
+Belongs here: adapters by name, and what they write. Belongs elsewhere: what one of them reads (its module).
+Source: CONTRACTS section 3, "raw/images may be a symlink (convert makes one: raw is only read)".
+"""
+
+import importlib
+import os
+import pkgutil
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from imagemill import adapters
+from imagemill.adapters.source import Geometry, Source
+from imagemill.atomic import sweep_temporaries, sync_folder, temporary_path
+from imagemill.errors import ImagemillError, MissingInput, WrongUsage
+from imagemill.formats.jsonl import encode_line, replace_lines
+from imagemill.public_data import SPLITS, Dataset
+
+_NOT_ADAPTERS = {"convert", "source"}
+
+Read = Callable[[Source], Iterator[dict[str, Any]]]
+
+
+def adapter_names() -> list[str]:
+    """Each module beside this one is an adapter."""
+    found = (module.name for module in pkgutil.iter_modules(adapters.__path__))
+    return sorted(name for name in found if name not in _NOT_ADAPTERS)
+
+
+def find_adapter(name: str) -> Read:
+    """An adapter's `read`. Raises WrongUsage for an unknown name."""
+    if name not in adapter_names():
+        raise WrongUsage(f"no adapter {name!r}", do=f"choose from {', '.join(adapter_names())}")
+    return importlib.import_module(f"{adapters.__name__}.{name}").read
+
+
+def convert(
+    dataset: Dataset,
+    adapter: str,
+    annotations: Path,
+    images: Path,
+    *,
+    split: str = "train",
+    geometry: Geometry = "boxes",
+) -> Counter[str]:
+    """Write one split's raw records; equal ones leave the file as it is.
+
+    Returns:
+        `records` and `objects` made, `without_objects` among them, and what was left out: `missing_image`, `crowd`,
+        `degenerate_box`, `blank_name`, `unknown_category`, `unknown_image`; with polygons `polygon_as_box`, `parts_dropped`.
+
+    Raises:
+        WrongUsage: an unknown adapter or split. MissingInput: no such file or folder, or none of the images is there.
+        ImagemillError: the file is not the adapter's, or raw has images from another folder.
+    """
+    read = find_adapter(adapter)
+    if split not in SPLITS:
+        raise WrongUsage(f"no split {split!r}", do=f"choose from {', '.join(SPLITS)}")
+    if not annotations.is_file():
+        raise MissingInput("no file of annotations", where=annotations, do="check --annotations")
+    if not images.is_dir():
+        raise MissingInput("no folder of images", where=images, do="check --images")
+    source = Source(annotations, images, geometry)
+    _check_link(dataset, images)
+    sweep_temporaries(dataset.raw)
+    replace_lines(dataset.raw_jsonl(split), _lines(source, read))
+    _link(dataset, images)
+    return source.counts
+
+
+def _lines(source: Source, read: Read) -> Iterator[bytes]:
+    yield from map(encode_line, read(source))
+    if source.counts["missing_image"] and not source.counts["records"]:
+        raise MissingInput(
+            f"none of {source.counts['missing_image']} annotated images is in the folder of images",
+            where=source.images,
+            do="check --images: names in the annotations are relative to it",
+        )
+
+
+def _check_link(dataset: Dataset, images: Path) -> None:
+    there = dataset.raw_images
+    if os.path.lexists(there) and os.path.realpath(there) != os.path.realpath(images):
+        raise ImagemillError(
+            f"{dataset.name} has its raw images from another folder",
+            where=f"{there}, which is {os.path.realpath(there)}",
+            why="one folder holds the images of all splits",
+            do="give --images the folder that holds both splits, and convert each; or remove the link",
+        )
+
+
+def _link(dataset: Dataset, images: Path) -> None:
+    if os.path.lexists(dataset.raw_images):
+        return
+    dataset.raw.mkdir(parents=True, exist_ok=True)
+    temporary = temporary_path(dataset.raw)
+    temporary.symlink_to(os.path.realpath(images), target_is_directory=True)
+    os.rename(temporary, dataset.raw_images)
+    sync_folder(dataset.raw)

@@ -1,0 +1,174 @@
+"""Sizes, boxes and polygons of presets: plain numbers in, plain numbers out.
+
+    target_size     1920 x 1080  →  1152 x 640
+    scale_*         pixels of the raw image  →  whole pixels of the preset's image
+    quantise_*      pixels  →  0…999
+
+Belongs here: the arithmetic. It is done in whole numbers wherever the input is, so no result hangs on a float's last bit.
+Belongs elsewhere: what a record must hold (preset_records.py), pixels themselves (formats/resize.py).
+Source: CONTRACTS section 3, "Target size", "Geometry", "Quantization"; seed 004.
+"""
+
+from collections.abc import Mapping, Sequence
+from math import isqrt
+from typing import Any
+
+from imagemill.errors import Refused, WrongUsage
+
+Number = int | float
+
+IMAGE_FACTOR, MAX_PIXELS, MIN_PIXELS = 32, 786_432, 4_096
+MAX_ASPECT = 200
+LAST_BIN = 999
+
+
+def check_limits(image_factor: int, max_pixels: int, min_pixels: int) -> None:
+    """Raises WrongUsage for limits that no image can keep."""
+    if image_factor < 1 or min_pixels < 1:
+        raise WrongUsage(f"image_factor {image_factor}, min_pixels {min_pixels}: both must be at least 1")
+    if max_pixels < max(min_pixels, image_factor**2):
+        raise WrongUsage(
+            f"max_pixels {max_pixels} leaves room for no image",
+            why=f"min_pixels is {min_pixels} and the smallest image {image_factor}x{image_factor}",
+            do="raise max_pixels",
+        )
+
+
+def target_size(
+    width: int,
+    height: int,
+    *,
+    image_factor: int = IMAGE_FACTOR,
+    max_pixels: int = MAX_PIXELS,
+    min_pixels: int = MIN_PIXELS,
+) -> tuple[int, int]:
+    """The size an image has in a preset, (width, height), each a multiple of `image_factor`.
+
+    Raises:
+        Refused: `aspect`, one side is more than 200 times the other; `too_large`, no size keeps both limits.
+    """
+    if max(width, height) > MAX_ASPECT * min(width, height):
+        raise Refused(
+            "aspect",
+            f"{width}x{height}: one side is more than {MAX_ASPECT} times the other",
+            do="cut the image, or leave the record out",
+        )
+    size = _nearest(width, image_factor), _nearest(height, image_factor)
+    # A side times sqrt(limit / area) is sqrt(side * limit / other side), and its whole part is isqrt of that one's.
+    if size[0] * size[1] > max_pixels:
+        size = (
+            _floor(isqrt(width * max_pixels // height), image_factor),
+            _floor(isqrt(height * max_pixels // width), image_factor),
+        )
+    elif size[0] * size[1] < min_pixels:
+        size = (
+            _ceil(isqrt(width * min_pixels // height), image_factor),
+            _ceil(isqrt(height * min_pixels // width), image_factor),
+        )
+    if size[0] * size[1] > max_pixels:
+        raise Refused(
+            "too_large",
+            f"{width}x{height} becomes {size[0]}x{size[1]}, more than max_pixels {max_pixels}",
+            why=f"no side is under image_factor {image_factor}, nor the image under min_pixels {min_pixels}",
+            do="raise max_pixels, or leave the record out",
+        )
+    return size
+
+
+def _nearest(side: int, factor: int) -> int:
+    return max(1, round(side / factor)) * factor
+
+
+def _floor(side: int, factor: int) -> int:
+    return max(1, side // factor) * factor
+
+
+def _ceil(side: int, factor: int) -> int:
+    return max(1, -(-side // factor)) * factor
+
+
+# ---- pixels to pixels
+
+
+def scale_objects(
+    objects: Sequence[Mapping[str, Any]], source: tuple[int, int], target: tuple[int, int]
+) -> list[dict[str, Any]]:
+    """Objects with their geometry scaled from one image size (width, height) to another; all else stays, in order.
+
+    Equal sizes leave geometry as it is written. Raises Refused as `scale_box`.
+    """
+    if source == target:
+        return [dict(obj) for obj in objects]
+    return [_scale_object(obj, source, target) for obj in objects]
+
+
+def _scale_object(obj: Mapping[str, Any], source: tuple[int, int], target: tuple[int, int]) -> dict[str, Any]:
+    if "bbox_2d" in obj:
+        return {**obj, "bbox_2d": scale_box(obj["bbox_2d"], source, target)}
+    return {**obj, "poly": scale_polygon(obj["poly"], source, target)}
+
+
+def scale_polygon(points: Sequence[Number], source: tuple[int, int], target: tuple[int, int]) -> list[int]:
+    """x, y, x, y, …: each times the scale, rounded half to even, clamped into the image."""
+    (old_width, old_height), (width, height) = source, target
+    scaled: list[Any] = list(points)
+    scaled[0::2] = [_scaled(x, old_width, width) for x in points[0::2]]
+    scaled[1::2] = [_scaled(y, old_height, height) for y in points[1::2]]
+    return scaled
+
+
+def _scaled(value: Number, old: int, new: int) -> int:
+    # What lies outside is clamped first: the product of a huge number may be none that a float can hold.
+    return 0 if value <= 0 else new - 1 if value >= old else min(round(value * new / old), new - 1)
+
+
+def scale_box(box: Sequence[Number], source: tuple[int, int], target: tuple[int, int]) -> list[int]:
+    """x1, y1, x2, y2 as `scale_polygon`; a side that collapsed is widened by one pixel inside the image.
+
+    Raises:
+        Refused: `too_small`, the image is one pixel wide or high: no box has an extent in it.
+    """
+    x1, y1, x2, y2 = scale_polygon(box, source, target)
+    if min(target) < 2:
+        raise Refused("too_small", f"no box fits into {target[0]}x{target[1]}", do="choose an image_factor above 1")
+    x1, x2 = _widened(x1, x2, target[0] - 1)
+    y1, y2 = _widened(y1, y2, target[1] - 1)
+    return [x1, y1, x2, y2]
+
+
+def _widened(low: int, high: int, last: int) -> tuple[int, int]:
+    if high > low:
+        return low, high
+    return (low, low + 1) if low < last else (last - 1, last)
+
+
+# ---- pixels to 0…999
+
+
+def quantise_box(box: Sequence[Number], width: int, height: int) -> list[int]:
+    """x1, y1 rounded down and x2, y2 rounded up over (width - 1), (height - 1): the bins cover the box, and at least two."""
+    x1, y1, x2, y2 = box
+    across, down = width - 1, height - 1
+    left, right = _widened(_floor_bin(x1, across), _ceil_bin(x2, across), LAST_BIN)
+    top, bottom = _widened(_floor_bin(y1, down), _ceil_bin(y2, down), LAST_BIN)
+    return [left, top, right, bottom]
+
+
+def quantise_polygon(points: Sequence[Number], width: int, height: int) -> list[int]:
+    """x, y, x, y, … rounded half to even over (width - 1), (height - 1), in the order given."""
+    bins: list[Any] = list(points)
+    bins[0::2] = [_nearest_bin(x, width - 1) for x in points[0::2]]
+    bins[1::2] = [_nearest_bin(y, height - 1) for y in points[1::2]]
+    return bins
+
+
+def _floor_bin(value: Number, last: int) -> int:
+    return 0 if value <= 0 else LAST_BIN if value >= last else int(value * LAST_BIN // last)
+
+
+def _ceil_bin(value: Number, last: int) -> int:
+    return 0 if value <= 0 else LAST_BIN if value >= last else int(-(-value * LAST_BIN // last))
+
+
+def _nearest_bin(value: Number, last: int) -> int:
+    return 0 if value <= 0 else LAST_BIN if value >= last else round(value * LAST_BIN / last)

@@ -1,0 +1,211 @@
+"""Records of a preset from pixels into the other spaces: `bbox_2d` and `poly` as ints 0…999, then as tokens `<|coord_K|>`.
+
+    {"desc": "bowl", "bbox_2d": [10, 12, 80, 60]}                                           pixels of a 128x96 image
+    {"desc": "bowl", "bbox_2d": [78, 126, 630, 631]}                                        norm
+    {"desc": "bowl", "bbox_2d": ["<|coord_78|>", "<|coord_126|>", "<|coord_630|>", …]}      coord
+
+Records with more than `max_objects` objects are dropped whole, never cut. Keys that nobody knows pass through, objects keep their
+order and polygons their walk.
+
+Belongs here: one record, and some lines of a file.
+Belongs elsewhere: what a record must hold (preset_records.py), the arithmetic (geometry.py), whole files (coord_files.py).
+Source: CONTRACTS section 3, "Quantisation", "Presets are strict", "Derived presets".
+"""
+
+import functools
+import re
+from collections.abc import Sequence
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from imagemill.formats.jsonl import parse_line, parse_object
+from imagemill.geometry import LAST_BIN, quantise_box, quantise_polygon
+from imagemill.preset_records import path_problem, preset_problems
+
+Record = dict[str, Any]
+Number = int | float
+
+TOKENS = tuple(f"<|coord_{bin_}|>" for bin_ in range(LAST_BIN + 1))
+
+# Sides beyond this get a table of nothing: their pixels are computed one by one.
+_LARGEST_AXIS = 1 << 14
+
+# A path that needs no further look.
+_PLAIN_PATH = re.compile(r"images/(?:[\w-]+/)*[\w-]+\.[A-Za-z]+")
+
+_encoder = msgspec.json.Encoder()
+
+
+# ---- one record
+
+
+class _Item(msgspec.Struct, gc=False):
+    """An object of the usual kind; what does not fit is looked at by the rules themselves."""
+
+    desc: str
+    bbox_2d: Annotated[list[Number], Meta(min_length=4, max_length=4)] | UnsetType = UNSET
+    poly: Annotated[list[Number], Meta(min_length=6)] | UnsetType = UNSET
+    poly_points: int | UnsetType = UNSET
+    bbox: UnsetType = UNSET
+    polygon: UnsetType = UNSET
+    line: UnsetType = UNSET
+    line_points: UnsetType = UNSET
+
+
+class _Record(msgspec.Struct, gc=False):
+    images: Annotated[list[str], Meta(min_length=1, max_length=1)]
+    objects: list[_Item]
+    width: Annotated[int, Meta(gt=0)]
+    height: Annotated[int, Meta(gt=0)]
+
+
+def is_plainly_valid(record: Record) -> bool:
+    """Whether a record in pixels has nothing wrong, told fast. False leaves the verdict to `preset_problems`."""
+    try:
+        typed = msgspec.convert(record, _Record)
+    except msgspec.ValidationError:
+        return False
+    path = typed.images[0]
+    return bool(_PLAIN_PATH.fullmatch(path) or path_problem(path) is None) and all(map(_is_plain, typed.objects))
+
+
+def _is_plain(item: _Item) -> bool:
+    box, poly, points = item.bbox_2d, item.poly, item.poly_points
+    if not item.desc.strip():
+        return False
+    if box is not UNSET:
+        return poly is UNSET and box[0] < box[2] and box[1] < box[3]
+    return poly is not UNSET and len(poly) % 2 == 0 and (points is UNSET or points * 2 == len(poly))
+
+
+class _Axis(NamedTuple):
+    """The bins of whole pixels along a side, 0 to its length: rounded down, up, and to the nearest."""
+
+    low: list[int]
+    high: list[int]
+    nearest: list[int]
+
+
+@functools.lru_cache(maxsize=256)
+def _axis(side: int) -> _Axis:
+    last, pixels = side - 1 or 1, range(side + 1 if side else 0)
+    return _Axis(
+        [min(at * LAST_BIN // last, LAST_BIN) for at in pixels],
+        [min(-(-at * LAST_BIN // last), LAST_BIN) for at in pixels],
+        [min(round(at * LAST_BIN / last), LAST_BIN) for at in pixels],
+    )
+
+
+def box_bins(box: Sequence[Number], across: _Axis, down: _Axis) -> list[int] | None:
+    """What `quantise_box` gives for a valid box of whole pixels inside the image; None for others."""
+    x1, y1, x2, y2 = box
+    if x1 < 0 or y1 < 0:
+        return None
+    try:
+        bins = [across.low[x1], down.low[y1], across.high[x2], down.high[y2]]  # type: ignore[index]
+    except (TypeError, IndexError):  # not whole, or outside
+        return None
+    return bins if bins[0] < bins[2] and bins[1] < bins[3] else None
+
+
+def polygon_bins(points: Sequence[Number], across: _Axis, down: _Axis) -> list[int] | None:
+    """What `quantise_polygon` gives for whole pixels inside the image; None for other polygons."""
+    if min(points) < 0:
+        return None
+    bins: list[Any] = list(points)
+    try:
+        bins[0::2] = map(across.nearest.__getitem__, points[0::2])  # type: ignore[arg-type]
+        bins[1::2] = map(down.nearest.__getitem__, points[1::2])  # type: ignore[arg-type]
+    except (TypeError, IndexError):  # not whole, or outside
+        return None
+    return bins
+
+
+def to_norm(record: Record) -> list[tuple[Record, str, list[int]]]:
+    """Turn a valid record's geometry into 0…999, in place; returns each object with its key and bins."""
+    width, height = record["width"], record["height"]
+    across, down = (_axis(side if side <= _LARGEST_AXIS else 0) for side in (width, height))
+    places: list[tuple[Record, str, list[int]]] = []
+    for item in record["objects"]:
+        if "bbox_2d" in item:
+            key, box = "bbox_2d", item["bbox_2d"]
+            bins = box_bins(box, across, down) or quantise_box(box, width, height)
+        else:
+            key, points = "poly", item["poly"]
+            bins = polygon_bins(points, across, down) or quantise_polygon(points, width, height)
+        item[key] = bins
+        places.append((item, key, bins))
+    return places
+
+
+# ---- some lines
+
+
+class Counts(NamedTuple):
+    """What became of a split's records; `largest` is the most objects that one of them has."""
+
+    records: int = 0
+    dropped: int = 0
+    objects: int = 0
+    dropped_objects: int = 0
+    largest: int = 0
+
+    def plus(self, other: "Counts") -> "Counts":
+        sums = Counts(*map(sum, zip(self, other, strict=True)))
+        return sums._replace(largest=max(self.largest, other.largest))
+
+    @property
+    def kept(self) -> int:
+        return self.records - self.dropped
+
+
+class Chunk(NamedTuple):
+    """What some lines become: bytes for the three files, images of the kept ones, and what is wrong, by line."""
+
+    pixel: bytes
+    norm: bytes
+    coord: bytes
+    images: list[str]
+    counts: Counts
+    problems: list[str]
+
+
+def transform(first: int, lines: Sequence[bytes], max_objects: int | None) -> Chunk:
+    """Some lines of `<split>.jsonl` in every form; `first` is the first one's number."""
+    kept: list[Record] = []
+    pixel: list[bytes] = []
+    problems: list[str] = []
+    objects = dropped = dropped_objects = largest = 0
+    for number, line in enumerate(lines, start=first):
+        raw = line.rstrip(b"\r\n")
+        record, wrong = _read(number, raw)
+        problems += wrong
+        if record is None:
+            continue
+        count = len(record["objects"])
+        objects, largest = objects + count, max(largest, count)
+        if max_objects is not None and count > max_objects:
+            dropped, dropped_objects = dropped + 1, dropped_objects + count
+            continue
+        kept.append(record)
+        pixel.append(raw + b"\n")
+    counts = Counts(len(lines), dropped, objects, dropped_objects, largest)
+    places = [place for record in kept for place in to_norm(record)]
+    norm = _encoder.encode_lines(kept)
+    for item, key, bins in places:
+        item[key] = [TOKENS[bin_] for bin_ in bins]
+    images = [record["images"][0] for record in kept]
+    return Chunk(b"".join(pixel), norm, _encoder.encode_lines(kept), images, counts, problems)
+
+
+def _read(number: int, raw: bytes) -> tuple[Record | None, list[str]]:
+    """A line's record, or what is wrong with it."""
+    record = parse_object(raw)
+    if record is None:
+        return None, [f"line {number}: {parse_line(number, raw).problem}"]
+    if is_plainly_valid(record):
+        return record, []
+    wrong = [f"line {number}: {p.field}: {p.rule}: {p.message}" for p in preset_problems(record, "pixel")]
+    return (None, wrong) if wrong else (record, [])

@@ -1,0 +1,217 @@
+"""`presets.yaml`: which datasets and presets there are. Each preset named here is a partition of the preset assets.
+
+    datasets:
+      coco:
+        adapter: coco
+        annotations: {train: coco/instances_train2017.json, val: coco/instances_val2017.json}
+        images: /data/coco              # relative to this file, as annotations are
+        geometry: boxes
+    presets:
+      coco/rescale_32_768: {image_factor: 32, max_pixels: 786432, max_objects: 60, splits: [train, val]}
+
+What a preset leaves out is as it was made, else the default. `max_objects` yields a derived preset beside the base.
+
+Belongs here: the file as a value, its errors by line, agreement of flags with it.
+Belongs elsewhere: agreement with what was recorded (rescale_setup.py), sources of max_objects (preset_names.py).
+Source: CONTRACTS section 3, last paragraph; issue 6, "Presets are configuration".
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, NoReturn, TypeVar
+
+import msgspec
+import yaml
+
+from imagemill.adapters.convert import adapter_names
+from imagemill.adapters.source import Geometry
+from imagemill.errors import ImagemillError, WrongUsage
+from imagemill.geometry import IMAGE_FACTOR, MAX_PIXELS, MIN_PIXELS, check_limits
+from imagemill.preset_names import derived_name, parse_preset
+from imagemill.public_data import folder_name
+
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+Split = Literal["train", "val"]
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+class DatasetSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where a dataset's own files are. `annotations`: a file per split. `geometry`: what an instance with both becomes."""
+
+    adapter: str
+    annotations: dict[Split, str]
+    images: str
+    geometry: Geometry = "boxes"
+
+
+class PresetSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is asked of a preset; None: nothing is. Sizes in pixels."""
+
+    image_factor: Positive | None = None
+    max_pixels: Positive | None = None
+    min_pixels: Positive | None = None
+    library: Literal["torch", "pillow"] | None = None
+    splits: list[Split] | None = None
+    max_objects: Positive | None = None
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """What `choose_parameters` takes."""
+        return {name: getattr(self, name) for name in ("image_factor", "max_pixels", "min_pixels", "library")}
+
+
+class Presets(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole file. `presets` by key, `<dataset>/<preset>`, of base presets."""
+
+    path: Path
+    datasets: dict[str, DatasetSettings] = {}
+    presets: dict[str, PresetSettings] = {}
+
+    def keys(self) -> list[str]:
+        """Partition keys in the order of the file, each base before what is derived from it."""
+        found = []
+        for key, settings in self.presets.items():
+            dataset, preset = split_key(key)
+            found.append(key)
+            if settings.max_objects is not None:
+                found.append(f"{dataset}/{derived_name(preset, settings.max_objects)}")
+        return found
+
+    def settings(self, dataset: str, preset: str, **flags: Any) -> PresetSettings:
+        """What is asked of a base preset by the file and by flags; one the file does not name takes flags alone.
+
+        Args:
+            flags: fields of PresetSettings but max_objects, None where a flag was not given. `splits` may be some of the file's.
+
+        Raises:
+            WrongUsage: a flag differs from the file; both are named.
+        """
+        key = f"{dataset}/{preset}"
+        of_file = self.presets.get(key, PresetSettings())
+        given = {name: value for name, value in flags.items() if value is not None}
+        for name, value in given.items():
+            stated = getattr(of_file, name)
+            agrees = set(value) <= set(stated or value) if name == "splits" else stated in {None, value}
+            if not agrees:
+                raise WrongUsage(
+                    f"{key}: --{name.replace('_', '-')} says {value}, {self.path.name} says {stated}",
+                    where=self.path,
+                    do="leave the flag out, correct the file, or choose a new preset name",
+                )
+        return msgspec.structs.replace(of_file, **given)
+
+    def place(self, path: str) -> Path:
+        """A path of the file: relative to its folder."""
+        return self.path.parent / Path(path).expanduser()
+
+
+def split_key(key: str) -> tuple[str, str]:
+    """Dataset and preset of a partition's key. Raises WrongUsage where it is none."""
+    dataset, slash, preset = key.partition("/")
+    if not slash:
+        raise WrongUsage(f"{key!r} names no preset", do="write <dataset>/<preset>")
+    return folder_name(dataset, "dataset"), folder_name(preset, "preset", taken=("raw",))
+
+
+def read_presets(path: Path) -> Presets:
+    """Read and check the file; where there is none, no preset is configured.
+
+    Raises:
+        WrongUsage: not YAML, an unknown field, a bad value, a name twice; with the line.
+    """
+    if not path.exists():
+        return Presets(path=path)
+    document = _Document(path)
+    if unknown := [key for key in document.value if key not in {"datasets", "presets"}]:
+        document.refuse([str(unknown[0])], "unknown field", "the file has `datasets` and `presets`")
+    datasets = document.entries("datasets", DatasetSettings)
+    for name, settings in datasets.items():
+        _check(document, ["datasets", name], lambda name=name: folder_name(name, "dataset"))
+        if settings.adapter not in adapter_names():
+            known = f"choose from {', '.join(adapter_names())}"
+            document.refuse(["datasets", name, "adapter"], f"no adapter {settings.adapter!r}", known)
+    presets = document.entries("presets", PresetSettings)
+    for key, settings in presets.items():
+        _check(document, ["presets", key], lambda key=key, settings=settings: _check_preset(key, settings))
+    return Presets(path=path, datasets=datasets, presets=presets)
+
+
+def _check_preset(key: str, settings: PresetSettings) -> None:
+    dataset, preset = split_key(key)
+    base, limit = parse_preset(preset)
+    if limit is not None:
+        raise WrongUsage("the file names base presets", do=f"write {dataset}/{base} with max_objects: {limit}")
+    check_limits(
+        settings.image_factor or IMAGE_FACTOR, settings.max_pixels or MAX_PIXELS, settings.min_pixels or MIN_PIXELS
+    )
+
+
+def _check(document: "_Document", place: list[str], rule: Any) -> None:
+    try:
+        rule()
+    except ImagemillError as error:
+        document.refuse(place, error.what, error.do or "")
+
+
+class _Document:
+    """A YAML file of nested mappings that knows its lines."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._node = yaml.compose(path.read_text("utf-8"), yaml.SafeLoader)
+            self.value: Mapping[str, Any] = yaml.safe_load(path.read_text("utf-8")) or {}
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
+            raise WrongUsage(f"{path.name} is not YAML: {error}", where=path, do="correct the file") from error
+        if not isinstance(self.value, dict):
+            self.refuse([], "not a mapping", "the file has `datasets` and `presets`")
+        self._refuse_repetition(self._node, [])
+
+    def entries(self, section: str, kind: type[T]) -> dict[str, T]:
+        """Each entry of a section as a value."""
+        entries = self.value.get(section) or {}
+        if not isinstance(entries, dict) or not all(isinstance(name, str) for name in entries):
+            self.refuse([section], "not a mapping of names", f"write `{section}:` and below it `name: {{…}}`")
+        return {name: self._entry([section, name], entry or {}, kind) for name, entry in entries.items()}
+
+    def _entry(self, place: list[str], entry: Any, kind: type[T]) -> T:
+        try:
+            return msgspec.convert(entry, kind)
+        except msgspec.ValidationError as error:
+            field = re.search(r"unknown field `([^`]+)`|at `\$\.(\w+)", str(error))
+            name = [field[1] or field[2]] if field else []
+            known = f"its fields are {', '.join(kind.__struct_fields__)}"
+            self.refuse([*place, *name], str(error), known)
+
+    def refuse(self, place: list[str], what: str, do: str) -> NoReturn:
+        named = ".".join(place)
+        raise WrongUsage(
+            f"{self.path.name} line {self._line(place)}: {named + ': ' if named else ''}{what}", where=self.path, do=do
+        )
+
+    def _line(self, place: list[str]) -> int:
+        node, line = self._node, 1
+        for name in place:
+            pairs = node.value if isinstance(node, yaml.MappingNode) else []
+            found = next(((key, value) for key, value in pairs if key.value == name), None)
+            if found is None:
+                break
+            line, node = found[0].start_mark.line + 1, found[1]
+        return line
+
+    def _refuse_repetition(self, node: Any, place: list[str]) -> None:
+        """YAML's own reader lets the last of two equal names win."""
+        if not isinstance(node, yaml.MappingNode):
+            return
+        seen: dict[str, int] = {}
+        for key, value in node.value:
+            if key.value in seen:
+                named = ".".join([*place, key.value])
+                raise WrongUsage(
+                    f"{self.path.name} line {key.start_mark.line + 1}: {named} stands in line {seen[key.value]} already",
+                    where=self.path,
+                    do="keep one of them",
+                )
+            seen[key.value] = key.start_mark.line + 1
+            self._refuse_repetition(value, [*place, str(key.value)])

@@ -1,0 +1,91 @@
+"""What is known of each image of a preset: which raw bytes it was made of, and that nobody touched it since.
+
+    coco/rescale_32_768/.images.jsonl
+    {"image": "images/a.jpg", "raw": [size, mtime_ns, inode], "raw_fingerprint": "xxh3:…", "raw_size": [640, 427],
+     "made": [size, mtime_ns, inode], "made_fingerprint": "xxh3:…", "orientation": 1}
+
+It lies in the preset, not in a data root's ledger: a preset is moved, copied and given away by itself, and public data may lie
+outside every data root. It is a cache: without it images are read and adopted. Lines are appended as images get their names;
+the last line of an image counts, and a torn one is passed over.
+
+Belongs here: those lines. Belongs elsewhere: who decides by them (rescale.py, rescale_worker.py).
+Source: CONTRACTS section 0, "Staleness"; section 3, "An existing preset image is never replaced".
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from imagemill.files import StatTriple, stat_triple
+from imagemill.formats.jsonl import encode_line, read_raw
+from imagemill.public_data import PresetDir
+
+INDEX = ".images.jsonl"
+
+
+class Known(msgspec.Struct, frozen=True, kw_only=True):
+    """One image: its raw file and its own, as they were when they were last read whole. `raw_size`: (width, height)."""
+
+    image: str
+    raw: StatTriple
+    raw_fingerprint: str
+    raw_size: tuple[int, int]
+    made: StatTriple
+    made_fingerprint: str
+    orientation: int = 1
+
+    def stands(self, raw: Path, made: Path) -> bool:
+        """Whether both files look as they did; a raw file that is gone makes nothing stale."""
+        return _triple(made) == self.made and _triple(raw) in {self.raw, None}
+
+
+def _triple(path: Path) -> StatTriple | None:
+    try:
+        return stat_triple(path)
+    except OSError:
+        return None
+
+
+_decoder = msgspec.json.Decoder(Known)
+
+
+def read_known(preset: PresetDir) -> dict[str, Known]:
+    """Every image's last line, by its path in the preset."""
+    path = preset.path / INDEX
+    return {known.image: known for known in _lines(path)} if path.is_file() else {}
+
+
+def _lines(path: Path) -> Iterator[Known]:
+    for _, raw in read_raw(path):
+        try:
+            yield _decoder.decode(raw)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            continue  # torn, or not ours: its image is looked at again
+
+
+@contextmanager
+def appending(preset: PresetDir) -> Iterator["Appender"]:
+    """Lines are on their way to the disk when the block ends."""
+    with open(preset.path / INDEX, "ab+") as file:
+        if file.tell() and not _ends_a_line(file):
+            file.write(b"\n")
+        yield Appender(file)
+
+
+def _ends_a_line(file: BinaryIO) -> bool:
+    file.seek(-1, 2)
+    return file.read(1) == b"\n"
+
+
+class Appender:
+    """Adds lines to the index."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    def add(self, known: Known) -> None:
+        self._file.write(encode_line(known))
+        self._file.flush()

@@ -1,0 +1,178 @@
+"""Preset names: `<base>`, and `<base>_max{N}` for what is left of it when records with more than N objects are dropped.
+
+    rescale_32_768          a base preset
+    rescale_32_768_max60    derived from it, N = 60
+    rescale_32_768_max_60   refused: rename it to rescale_32_768_max60
+
+Belongs here: reading and making names; where N comes from when several places give one; which command takes it.
+Belongs elsewhere: making the derived preset (pipeline/derive.py), which names a folder can have (public_data.py).
+Source: seed 004, decisions 2 and 3, "Note on max-object configuration"; CONTRACTS section 3, "Derived presets".
+"""
+
+import re
+from typing import Literal, NamedTuple, NoReturn
+
+from imagemill.errors import WrongUsage
+
+MAX_OBJECTS_VARIABLE = "PUBLIC_DATA_MAX_OBJECTS"
+
+Command = Literal["convert", "rescale", "coord", "all", "validate"]
+
+# Digits are 0 to 9 only: `\d` takes other alphabets' too.
+_SUFFIX = re.compile(r"(?s)(.*)_max([0-9]+)")
+_OLD_SUFFIX = re.compile(r"_max_([0-9]+)(?=_|\Z)")
+_NUMBER = re.compile(r"[0-9]+")
+
+_SOURCES = {
+    "suffix": "the preset's name",
+    "flag": "--max-objects",
+    "config": "presets.yaml",
+    MAX_OBJECTS_VARIABLE: MAX_OBJECTS_VARIABLE,
+}
+
+
+class PresetName(NamedTuple):
+    """A preset by what it is made of: `max_objects` is None for a base preset."""
+
+    base: str
+    max_objects: int | None = None
+
+    @property
+    def effective(self) -> str:
+        """The name of its folder."""
+        return self.base if self.max_objects is None else f"{self.base}_max{self.max_objects}"
+
+
+def parse_preset(name: str) -> PresetName:
+    """Read a preset's name.
+
+    Raises:
+        WrongUsage: its suffix is `_max_{N}`, zero-padded, below 1 or one of two.
+    """
+    _refuse_old_suffix(name)
+    match = _SUFFIX.fullmatch(name)
+    if match is None:
+        return PresetName(name)
+    base, digits = match[1], match[2]
+    if not base:
+        _refuse(name, "nothing stands before the suffix", "name it <base preset>_max{N}")
+    stacked = _SUFFIX.fullmatch(base)
+    if stacked:
+        smaller = min(int(digits), int(stacked[2]))
+        why = "two suffixes; records over the smaller limit are dropped either way"
+        _refuse(name, why, f"rename it to {stacked[1]}_max{smaller}")
+    if int(digits) < 1:
+        _refuse(name, "max_objects must be at least 1", f"use {base}, or {base}_max{{N}} with N of 1 or more")
+    if digits.startswith("0"):
+        _refuse(name, "the number is zero-padded", f"rename it to {base}_max{int(digits)}")
+    return PresetName(base, int(digits))
+
+
+def derived_name(base: str, max_objects: int) -> str:
+    """The name of what is left of a base preset; refuses a base that is derived itself."""
+    refuse_derived(base, "a derived preset is made of a base preset")
+    return PresetName(base, max_objects_of(max_objects, "max_objects")).effective
+
+
+def refuse_derived(name: str, why: str) -> None:
+    """Take a base preset's name only."""
+    base, max_objects = parse_preset(name)
+    if max_objects is not None:
+        _refuse(
+            name,
+            why,
+            f"use --preset {base}; then `imagemill preset coord … --preset {base} --max-objects {max_objects}`",
+        )
+
+
+def max_objects_of(value: int | str, source: str) -> int:
+    """The number that a flag, a variable or a configuration gives.
+
+    Raises:
+        WrongUsage: it is no whole number of 1 or more; `source` stands in the message.
+    """
+    if isinstance(value, str) and _NUMBER.fullmatch(value.strip()):
+        value = int(value)
+    if type(value) is not int or value < 1:
+        raise WrongUsage(
+            f"{source} is {value!r}: not a whole number of at least 1",
+            why="records with more than N objects are dropped whole",
+            do="give N of 1 or more, or leave it out for the base preset",
+        )
+    return value
+
+
+def resolve_max_objects(**sources: int | str | None) -> int | None:
+    """The one N of all places that give one: `suffix`, `flag`, `config`, `PUBLIC_DATA_MAX_OBJECTS`.
+
+    None and an empty variable give none. Equal values pass.
+
+    Raises:
+        WrongUsage: two differ (both are named), or one is no N.
+    """
+    given = {
+        source: max_objects_of(value, _SOURCES[source])
+        for source, value in sources.items()
+        if value is not None and value != ""
+    }
+    (first, value), *others = given.items() or [("", None)]
+    for source, other in others:
+        if other != value:
+            raise WrongUsage(
+                f"max_objects differs: {value} by {_SOURCES[first]}, {other} by {_SOURCES[source]}",
+                why="neither is silently overridden",
+                do="give it in one place, or the same in both",
+            )
+    return value
+
+
+def effective_preset(
+    command: Command,
+    preset: str,
+    *,
+    flag: int | str | None = None,
+    config: int | str | None = None,
+    environment: int | str | None = None,
+) -> PresetName:
+    """Which preset a command is about. The only place that decides it.
+
+    Args:
+        flag, environment: `--max-objects` and `PUBLIC_DATA_MAX_OBJECTS`, for `coord` alone.
+        config: `max_objects` of presets.yaml; concerns `coord` alone, and other commands pass it by.
+
+    Raises:
+        WrongUsage: a name, a number or a conflict that is refused; always before any work.
+    """
+    name = parse_preset(preset)
+    if command == "coord":
+        found = resolve_max_objects(
+            suffix=name.max_objects, flag=flag, config=config, **{MAX_OBJECTS_VARIABLE: environment}
+        )
+        return PresetName(name.base, found)
+    found = resolve_max_objects(flag=flag, **{MAX_OBJECTS_VARIABLE: environment})
+    if found is not None and command != "convert":
+        _refuse_other_command(command, name, found, "flag" if flag not in {None, ""} else MAX_OBJECTS_VARIABLE)
+    if command in {"rescale", "all"}:
+        refuse_derived(preset, f"{command} makes images, and only a base preset has images of its own")
+    return name
+
+
+def _refuse_other_command(command: str, name: PresetName, max_objects: int, source: str) -> NoReturn:
+    raise WrongUsage(
+        f"preset {command} takes no max_objects: {max_objects} by {_SOURCES[source]}",
+        why="only coord drops records",
+        do=f"two steps: `imagemill preset rescale … --preset {name.base}`, "
+        f"then `imagemill preset coord … --preset {name.base} --max-objects {max_objects}`",
+    )
+
+
+def _refuse_old_suffix(name: str) -> None:
+    old = _OLD_SUFFIX.search(name)
+    if old is None:
+        return
+    rest = _OLD_SUFFIX.sub("", name)
+    _refuse(name, "the suffix is `_max{N}`; `_max_{N}` is of an older layout", f"rename it to {rest}_max{int(old[1])}")
+
+
+def _refuse(name: str, why: str, do: str) -> NoReturn:
+    raise WrongUsage(f"{name!r} is no preset's name", why=why, do=do)

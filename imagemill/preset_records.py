@@ -1,0 +1,220 @@
+"""Records of a preset, in any of its three spaces: what makes one valid.
+
+    {"images": ["images/000000000009.jpg"], "objects": [{"desc": "bowl", "bbox_2d": [1, 188, 613, 474]}],
+     "width": 640, "height": 480}
+
+Space `pixel` holds numbers in pixels of the image (raw records too), `norm` the ints 0…999, `coord` the tokens `<|coord_0|>` to
+`<|coord_999|>`.
+
+Belongs here: one record as a value; the rules about it as data.
+Belongs elsewhere: files of records and of images (validation/presets.py, validation/images.py), making them (pipeline/).
+Source: seed 004; CONTRACTS section 3 "Record", section 4 "Preset rules".
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+from imagemill.records import RecordProblem, positive_int
+
+Space = Literal["pixel", "norm", "coord"]
+
+# Norm and coord count from 0 to this over a side.
+TOP = 999
+
+
+class PresetRule(NamedTuple):
+    """What a rule demands, and what to do where it is broken."""
+
+    says: str
+    remedy: str
+
+
+_RAW = "repair the raw record and make the preset again"
+PRESET_RULES: dict[str, PresetRule] = {
+    "images": PresetRule("images is a list of exactly one path", "write one record per image"),
+    "image_path": PresetRule(
+        "a path is relative to its file's folder and stays in it: not empty, no '..', no backslash, no folder",
+        "name the image relative to the folder of this file, with /",
+    ),
+    "image_size": PresetRule("width and height are ints above 0", "write the size of the image file"),
+    "max_pixels": PresetRule("width times height is within the preset's max_pixels", "rescale into a preset with this limit"),
+    "multiple_of": PresetRule("width and height are multiples of the image factor", "rescale into a preset with this factor"),
+    "objects": PresetRule("objects is a list of objects", _RAW),
+    "desc": PresetRule("an object has a desc that is not blank", _RAW),
+    "legacy_key": PresetRule("no bbox, polygon, line or line_points", "rename bbox to bbox_2d, polygon to poly; drop lines"),
+    "geometry": PresetRule("an object has exactly one of bbox_2d and poly", _RAW),
+    "bbox": PresetRule("bbox_2d is [x1, y1, x2, y2]", _RAW),
+    "inverted": PresetRule("x2 is above x1 and y2 above y1", _RAW),
+    "poly": PresetRule("poly is a flat list of x and y, at least three points; poly_points counts them", _RAW),
+    "space": PresetRule(
+        "numbers in .jsonl, ints 0…999 in .norm.jsonl, tokens in .coord.jsonl, never mixed",
+        "write the values of one space; imagemill preset coord makes norm and coord of pixels",
+    ),
+}  # fmt: skip
+# Told apart from the rest: a record of which only these are broken is valid.
+PRESET_WARNINGS: dict[str, PresetRule] = {
+    "beyond_edge": PresetRule("geometry lies within the image", "look at the object; normalised it is cut at the edge"),
+}
+
+LEGACY_KEYS = ("bbox", "polygon", "line", "line_points")
+_TOKEN = re.compile(r"<\|coord_(0|[1-9][0-9]{0,2})\|>")
+_Problems = Iterator[RecordProblem]
+
+
+def preset_problems(
+    record: Mapping[str, Any], space: Space, *, max_pixels: int | None = None, multiple_of: int | None = None
+) -> list[RecordProblem]:
+    """Everything wrong with a record by itself; no file is looked at. Raw records are of space `pixel`, without limits."""
+    return [
+        *_image_problems(record.get("images")),
+        *_size_problems(record, max_pixels, multiple_of),
+        *_objects_problems(record.get("objects"), space),
+    ]
+
+
+def preset_warnings(record: Mapping[str, Any], space: Space) -> list[RecordProblem]:
+    """What is unusual in a valid record: geometry beyond the image's edge, one warning per object."""
+    if space != "pixel":
+        return []
+    sides = record["width"], record["height"]
+    return [
+        _warning("beyond_edge", f"objects[{n}]", f"outside {sides[0]}x{sides[1]}")
+        for n, item in enumerate(record["objects"])
+        if is_beyond_edge(item.get("bbox_2d") or item["poly"], *sides)
+    ]
+
+
+def is_beyond_edge(values: Sequence[float], width: int, height: int) -> bool:
+    """Whether x and y in turn leave the rectangle [0, width] × [0, height], in pixels."""
+    return min(values) < 0 or max(values[::2]) > width or max(values[1::2]) > height
+
+
+def path_problem(path: object) -> str | None:
+    """Why this is no path of an image below its file's folder."""
+    if not isinstance(path, str) or not path.strip():
+        return "empty, or no text"
+    if "\\" in path or "\0" in path:
+        return "holds a backslash or a zero byte"
+    if path.startswith("/") or re.match(r"[A-Za-z]:", path) or "://" in path:
+        return "not relative"
+    parts = path.split("/")
+    if ".." in parts:
+        return "leads upwards with '..'"
+    return "names a folder" if parts[-1] in {"", "."} else None
+
+
+def _image_problems(images: object) -> _Problems:
+    if not isinstance(images, list) or len(images) != 1:
+        yield _problem("images", "images", f"{_shown(images)}, expected a list of one path")
+    elif message := path_problem(images[0]):
+        yield _problem("image_path", "images", f"{_shown(images[0])}: {message}")
+
+
+def _size_problems(record: Mapping[str, Any], max_pixels: int | None, multiple_of: int | None) -> _Problems:
+    sizes = {name: record.get(name) for name in ("width", "height")}
+    bad = [name for name, value in sizes.items() if not positive_int(value)]
+    for name in bad:
+        yield _problem("image_size", name, f"{_shown(sizes[name])}, expected an int above 0")
+    if bad:
+        return
+    width, height = record["width"], record["height"]
+    if max_pixels is not None and width * height > max_pixels:
+        yield _problem("max_pixels", "width", f"{_shown(width)} x {_shown(height)} is more than {max_pixels} pixels")
+    for name, value in sizes.items():
+        if multiple_of is not None and record[name] % multiple_of:
+            yield _problem("multiple_of", name, f"{_shown(value)} is no multiple of {multiple_of}")
+
+
+def _objects_problems(objects: object, space: Space) -> _Problems:
+    if not isinstance(objects, list):
+        yield _problem("objects", "objects", f"{_shown(objects)}, expected a list")
+        return
+    for n, item in enumerate(objects):
+        if isinstance(item, dict):
+            yield from _object_problems(item, f"objects[{n}]", space)
+        else:
+            yield _problem("objects", f"objects[{n}]", f"{_shown(item)}, expected an object")
+
+
+def _object_problems(item: Mapping[str, Any], at: str, space: Space) -> _Problems:
+    desc = item.get("desc")
+    if not isinstance(desc, str) or not desc.strip():
+        yield _problem("desc", f"{at}.desc", "missing or blank")
+    for key in LEGACY_KEYS:
+        if key in item:
+            yield _problem("legacy_key", f"{at}.{key}", "a key of older layouts")
+    if ("bbox_2d" in item) == ("poly" in item):
+        both = "bbox_2d" in item
+        yield _problem("geometry", at, "has bbox_2d and poly" if both else "has neither bbox_2d nor poly")
+    elif "bbox_2d" in item:
+        yield from _bbox_problems(item["bbox_2d"], f"{at}.bbox_2d", space)
+    else:
+        yield from _poly_problems(item, f"{at}.poly", space)
+
+
+def _bbox_problems(box: object, at: str, space: Space) -> _Problems:
+    if not isinstance(box, list) or len(box) != 4:
+        yield _problem("bbox", at, f"{_shown(box)}, expected four values")
+        return
+    values: list[Any] = list(map(_VALUE_IN[space], box))
+    if None in values:
+        yield _space_problem(box, values, at, space)
+        return
+    x1, y1, x2, y2 = values
+    if x2 <= x1 or y2 <= y1:
+        yield _problem("inverted", at, _shown(box))
+
+
+def _poly_problems(item: Mapping[str, Any], at: str, space: Space) -> _Problems:
+    poly, points = item["poly"], item.get("poly_points")
+    if not isinstance(poly, list) or len(poly) < 6 or len(poly) % 2:
+        yield _problem("poly", at, f"{_shown(poly)}, expected x and y of at least three points")
+        return
+    if "poly_points" in item and (type(points) is not int or points != len(poly) // 2):
+        yield _problem("poly", f"{at}_points", f"{_shown(points)}, there are {len(poly) // 2} points")
+    values = list(map(_VALUE_IN[space], poly))
+    if None in values:
+        yield _space_problem(poly, values, at, space)
+
+
+def _space_problem(given: list[object], values: list[Any], at: str, space: Space) -> RecordProblem:
+    expected = {"pixel": "a number", "norm": f"an int 0…{TOP}", "coord": f"a token <|coord_0|>…<|coord_{TOP}|>"}[space]
+    return _problem("space", at, f"{_shown(given[values.index(None)])}, expected {expected}")
+
+
+def _pixel(value: object) -> float | None:
+    if type(value) is float:
+        return value if math.isfinite(value) else None
+    return value if type(value) is int else None
+
+
+def _norm(value: object) -> int | None:
+    return value if type(value) is int and 0 <= value <= TOP else None
+
+
+def _coord(value: object) -> int | None:
+    match = _TOKEN.fullmatch(value) if isinstance(value, str) else None
+    return int(match[1]) if match else None
+
+
+# A value of each space as a number, None where it is of another or none.
+_VALUE_IN: dict[Space, Callable[[object], float | None]] = {"pixel": _pixel, "norm": _norm, "coord": _coord}
+
+
+def _problem(rule: str, field: str, message: str) -> RecordProblem:
+    return RecordProblem(field, rule, message, PRESET_RULES[rule].remedy)
+
+
+def _warning(rule: str, field: str, message: str) -> RecordProblem:
+    return RecordProblem(field, rule, message, PRESET_WARNINGS[rule].remedy)
+
+
+def _shown(value: object) -> str:
+    """A value as a message can bear it; a number of thousands of digits is one that Python refuses to spell."""
+    try:
+        text = repr(value)
+    except ValueError:
+        return "a number too long to show"
+    return text if len(text) <= 60 else f"{text[:57]}…"

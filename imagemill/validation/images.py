@@ -1,0 +1,123 @@
+"""The images that records name: exactly the first N of them, in file order, none replaced by a later one.
+
+Belongs here: whether a file is there, opens, has the declared size, is the base preset's own.
+Belongs elsewhere: which records count (their own rules), pixels for a model (imagemill/pixels.py).
+Source: seed 004 "Validation determinism", decision 4; CONTRACTS section 4.
+"""
+
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal, get_args
+
+from imagemill.errors import Refused
+from imagemill.validation.catalogue import finding
+from imagemill.validation.findings import Finding
+
+ImageMode = Literal["none", "exists", "open"]
+IMAGE_MODES: tuple[str, ...] = get_args(ImageMode)
+FIRST = 64
+
+
+@dataclass(slots=True)
+class ImageLook:
+    """How closely to look at the images of how many records; remembers how many it has seen.
+
+    Attributes:
+        first: records to look at; 0 or less means all.
+    """
+
+    mode: ImageMode = "open"
+    first: int = FIRST
+    _taken: int = field(default=0, init=False)
+
+    @property
+    def wanted(self) -> bool:
+        """Whether the next valid record's image is one to look at."""
+        return self.mode != "none" and (self.first <= 0 or self._taken < self.first)
+
+    def take(self) -> bool:
+        """Take the place of one valid record; whether to look at its image."""
+        wanted = self.wanted
+        self._taken += wanted
+        return wanted
+
+    def look_at_preset(
+        self, folder: Path, base: Path | None, record: dict[str, Any], line: dict[str, Any]
+    ) -> Iterator[Finding]:
+        """The image of a valid preset record, relative to the folder of its file.
+
+        Args:
+            base: the folder of the preset that this one is derived from.
+        """
+        name = record["images"][0]
+        at = {**line, "item": name, "field": "images"}
+        found = _stat(folder / name)
+        if isinstance(found, str):
+            yield finding(found, _MESSAGES[found], **at)
+            return
+        if base is not None and not _is_same_file(base / name, found):
+            yield finding("not_shared", f"not the file of {base.name}", **at)
+        if self.mode == "open":
+            yield from _opened(folder / name, (record["width"], record["height"]), upright=False, at=at)
+
+    def look_at_source(self, data_root: Path, record: dict[str, Any], line: dict[str, Any]) -> Iterator[Finding]:
+        """The image of a valid Stage 2 record, where the record says or by its name in `approved/`."""
+        at = {**line, "field": "image_path"}
+        places = (
+            data_root.parent / record["image_path"],
+            data_root / "approved" / PurePosixPath(record["image_path"]).name,
+        )
+        found = [(path, _stat(path)) for path in places]
+        path, result = next((pair for pair in found if pair[1] != "image_missing"), found[0])
+        if isinstance(result, str):
+            yield finding("source_missing" if result == "image_missing" else result, _MESSAGES[result], **at)
+        elif self.mode == "open":
+            yield from _opened(path, (record["width"], record["height"]), upright=True, at=at)
+
+
+_MESSAGES = {"image_missing": "no such file", "not_a_file": "a folder, or nothing that holds bytes"}
+
+
+def is_real_directory(path: Path) -> bool:
+    """A directory itself; not a link to one, nor one that leads nowhere."""
+    try:
+        return stat.S_ISDIR(os.lstat(path).st_mode)
+    except OSError:
+        return False
+
+
+def _stat(path: Path) -> os.stat_result | str:
+    """What the system says of a regular file, or the rule that its absence breaks."""
+    try:
+        found = os.stat(path)
+    except (OSError, ValueError):  # no such name, a name too long, one that no file system holds
+        return "image_missing"
+    return found if stat.S_ISREG(found.st_mode) else "not_a_file"
+
+
+def _is_same_file(path: Path, found: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(os.stat(path), found)
+    except OSError:
+        return False
+
+
+def _opened(path: Path, size: tuple[int, int], *, upright: bool, at: dict[str, Any]) -> Iterator[Finding]:
+    from imagemill.pixels import check_decodable, header_size, stored_header  # Pillow and numpy: only where images are
+
+    try:
+        data = path.read_bytes()
+        check_decodable(data, path.name)
+        header = stored_header(data, path.name)
+        found = header_size(path)[::-1] if upright else (header.width, header.height)
+    except OSError as error:
+        yield finding("undecodable", f"cannot be read: {error}", **at)
+        return
+    except Refused as refused:
+        yield finding("undecodable", refused.what, **at)
+        return
+    if found != size:
+        yield finding("size_differs", f"the file has {found[0]}x{found[1]}, the record {size[0]}x{size[1]}", **at)

@@ -1,0 +1,164 @@
+"""Stage 2 records: the eight fields of every line, no id twice, and on demand every npy file that a record names.
+
+Belongs here: the file of records.
+Belongs elsewhere: one record (imagemill/records.py), the records as a table (tables.py).
+Source: CONTRACTS sections 1, 2 "Readiness" and 4.
+"""
+
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from imagemill.buckets import BUCKETS, assign_bucket, is_unusual_ratio
+from imagemill.embedding_specs import T5_TOKENS, embedding_specs
+from imagemill.formats.jsonl import encode_line
+from imagemill.records import FORMAT_VERSION, RECORD_FIELDS, is_stage1, record_problems
+from imagemill.validation.catalogue import finding
+from imagemill.validation.findings import Finding
+from imagemill.validation.images import ImageLook
+from imagemill.validation.lines import NOT_OF_THE_TYPE, Findings, check_lines
+
+_Text = Annotated[str, msgspec.Meta(min_length=1)]
+_Side = Annotated[int, msgspec.Meta(gt=0, lt=1 << 32)]
+
+
+class _Line(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    """A record as this program writes it. The mask stays bytes: 77 numbers cost more to parse than all the rest."""
+
+    image_id: _Text
+    image_path: _Text
+    caption: _Text
+    t5_attention_mask: msgspec.Raw
+    height: _Side
+    width: _Side
+    aspect_bucket: Literal[BUCKETS]  # type: ignore[valid-type]
+    format_version: Literal[2]
+
+
+_decode = msgspec.json.Decoder(_Line).decode
+# As tokenizers make them: so many tokens, the rest padding.
+_MASKS = frozenset(msgspec.json.encode([1] * tokens + [0] * (T5_TOKENS - tokens)) for tokens in range(1, T5_TOKENS + 1))
+_NO_NAMES = {".", ".."}
+# Two for each name and each of the four texts: a key given twice, or an escape, makes it more.
+_QUOTES = 2 * (len(RECORD_FIELDS) + 4)
+
+
+def stage2_records(
+    jsonl: Path,
+    *,
+    derived: Path | None = None,
+    migrating: bool = False,
+    images: ImageLook | None = None,
+    data_root: Path | None = None,
+) -> Findings:
+    """Every line of a Stage 2 JSONL; with `derived`, every npy is read whole too.
+
+    Args:
+        migrating: a record of Stage 1 is no more than a warning: it waits for a pass, a caption or its image.
+        images, data_root: which images to look at, and below which root they lie; without the root none.
+    """
+    return check_lines(jsonl, _Stage2Lines(jsonl.name, derived, migrating, images if data_root else None, data_root))
+
+
+class _Stage2Lines:
+    def __init__(
+        self, file: str, derived: Path | None, migrating: bool, images: ImageLook | None, data_root: Path | None
+    ) -> None:
+        self._file, self._migrating, self._images, self._data_root = file, migrating, images, data_root
+        self._stores = _stores(derived)
+        self._seen: dict[str, int] = {}
+
+    def accept(self, raw: bytes, number: int) -> bool:
+        if self._stores or (self._images and self._images.wanted):
+            return False
+        try:
+            line = _decode(raw)
+        except NOT_OF_THE_TYPE:
+            return False
+        image_id, path, caption = line.image_id, line.image_path, line.caption
+        frame = _frame(line.width, line.height, line.aspect_bucket)
+        return (
+            frame > 0
+            # As short as this record can be, or with no more quotes: no key is there twice.
+            and (len(raw) - len(image_id) - len(path) - len(caption) == frame or raw.count(b'"') == _QUOTES)
+            and bytes(line.t5_attention_mask) in _MASKS
+            and image_id.isprintable()
+            and "/" not in image_id
+            and "\\" not in image_id
+            and image_id not in _NO_NAMES
+            and not (path.isspace() or caption.isspace())
+            and self._seen.setdefault(image_id, number) == number
+        )
+
+    def judge(self, record: dict[str, Any], number: int) -> Iterator[Finding]:
+        item = _shown_id(record)
+        at: dict[str, Any] = {"file": self._file, "line": number, "item": item}
+        if self._migrating and is_stage1(record):
+            yield finding("stage1", "a record of Stage 1, which nothing packs", **at)
+            return
+        problems = record_problems(record)
+        for problem in problems:
+            yield finding(problem.rule, problem.message, field=problem.field, remedy=problem.remedy, **at)
+        image_id = record.get("image_id")
+        if isinstance(image_id, str):
+            first = self._seen.setdefault(image_id, number)
+            if first != number:
+                yield finding("duplicate_id", f"also in line {first}", **at)
+        if problems:
+            return
+        for rule, field, message in _aspect(record["width"], record["height"], record["aspect_bucket"]):
+            yield finding(rule, message, field=field, **at)
+        for store in self._stores:
+            yield from _npy(store, record, at)
+        if self._images and self._data_root and self._images.take():
+            yield from self._images.look_at_source(self._data_root, record, at)
+
+
+def _stores(derived: Path | None) -> list[Any]:
+    if derived is None:
+        return []
+    from imagemill.formats.npy import NpyStore  # numpy takes longer to load than a thousand records to check
+
+    return [NpyStore(derived / spec.folder, spec) for spec in embedding_specs()]
+
+
+def _shown_id(record: dict[str, Any]) -> str:
+    image_id = record.get("image_id")
+    return image_id if isinstance(image_id, str) else ""
+
+
+@lru_cache(maxsize=1 << 14)
+def _aspect(width: int, height: int, bucket: str) -> tuple[tuple[str, str, str], ...]:
+    """Rule, field and message of what is unusual about a valid size and bucket. Few sizes make up most files."""
+    found = []
+    if is_unusual_ratio(width, height):
+        found.append(("unusual_ratio", "", f"{width}x{height}"))
+    nearest = assign_bucket(width, height)
+    if nearest != bucket:
+        found.append(("not_nearest_bucket", "aspect_bucket", f"{bucket}, nearest is {nearest}"))
+    return tuple(found)
+
+
+@lru_cache(maxsize=1 << 14)
+def _frame(width: int, height: int, bucket: str) -> int:
+    """Bytes of a line but for its three texts, its newline included; 0 where size or bucket are unusual."""
+    mask = msgspec.Raw(b"[" + b",".join([b"1"] * T5_TOKENS) + b"]")
+    if _aspect(width, height, bucket):
+        return 0
+    return len(encode_line(_Line("", "", "", mask, width, height, bucket, FORMAT_VERSION)))
+
+
+def _npy(store: Any, record: dict[str, Any], at: dict[str, Any]) -> Iterator[Finding]:
+    from imagemill.errors import InvalidNpy
+
+    try:
+        store.check(record["image_id"], record["height"], record["width"])
+    except FileNotFoundError:
+        yield finding("missing_file", "no npy file", field=store.spec.folder, **at)
+    except InvalidNpy as invalid:
+        yield finding(invalid.reason, invalid.what, field=store.spec.folder, remedy=invalid.do, **at)
+    except OSError as error:
+        yield finding("read_error", str(error), field=store.spec.folder, **at)

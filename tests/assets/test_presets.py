@@ -1,0 +1,250 @@
+"""The assets of public data: partitions, parameters, the ledger, claims, what the UI shows.
+
+Source: seed 004 "Invariants"; CONTRACTS section 3; issue 6, "Presets are configuration".
+"""
+
+from types import SimpleNamespace
+
+import dagster as dg
+import pytest
+
+from assets import partitions
+from assets.presets import derived_preset, raw_dataset, rescale_preset
+from imagemill.ledger import Ledger
+from imagemill.pipeline import claims as claims_module
+from imagemill.public_data import read_preset_manifest
+from tests.helpers import public
+from tests.helpers.presets import SIZES, coco_annotations, make_here, public_data
+from tests.helpers.public import put_records, record, records_of, snapshot
+from tests.helpers.wiring import claims, failure_of, history, materialized
+
+KEY = "coco/p"
+
+
+@pytest.fixture
+def instance():
+    with history() as instance:
+        yield instance
+
+
+@pytest.fixture
+def dataset(data_root):
+    return public.raw_dataset(public_data(data_root).path / "coco", SIZES)
+
+
+def presets_yaml(root, text):
+    place = public_data(root)
+    place.path.mkdir(parents=True, exist_ok=True)
+    place.presets_yaml.write_text(text)
+
+
+def rescale(root, instance, key=KEY, **config):
+    return make_here(root, instance, rescale_preset, key, **{"library": "pillow", "workers": 1, **config})
+
+
+def parameters(dataset, preset="p"):
+    manifest = read_preset_manifest(dataset.preset(preset))
+    assert manifest
+    return manifest["stage_stats"]["rescale"]
+
+
+def problems(root):
+    with Ledger(root.ledger) as ledger:
+        return {p.item: (p.reason, p.remedy) for p in ledger.problems() if p.asset == "rescale_preset"}
+
+
+def metadata(instance, asset):
+    (event,) = instance.fetch_materializations(dg.AssetKey(asset), limit=1).records
+    return {name: value.value for name, value in event.asset_materialization.metadata.items()}
+
+
+# ---- partitions
+
+
+def test_datasets_base_presets_and_presets_with_coordinates_are_three_kinds_of_partition():
+    """A derived preset is never rescaled, so that it is no partition of the asset that rescales."""
+    assert raw_dataset.partitions_def == partitions.datasets
+    assert rescale_preset.partitions_def == partitions.presets
+    assert derived_preset.partitions_def == partitions.coord_presets
+
+
+def test_each_preset_has_its_own_history(data_root, instance, dataset):
+    assert rescale(data_root, instance, "coco/p").success
+    assert rescale(data_root, instance, "coco/q", image_factor=16).success
+    assert make_here(data_root, instance, derived_preset, "coco/p").success
+    assert make_here(data_root, instance, derived_preset, "coco/p_max1").success
+
+    assert materialized(instance, "rescale_preset") == ["coco/p", "coco/q"]
+    assert materialized(instance, "derived_preset") == ["coco/p", "coco/p_max1"]
+
+
+# ---- raw
+
+
+def test_raw_records_are_made_of_what_presets_yaml_names(data_root, instance):
+    source = data_root.path / "source"
+    coco_annotations(source)
+    coco_annotations(source, SIZES[:1], split="val")
+    files = f"{{train: {source}/instances_train.json, val: {source}/instances_val.json}}"
+    presets_yaml(data_root, f"datasets: {{coco: {{adapter: coco, annotations: {files}, images: {source}/images}}}}")
+
+    assert make_here(data_root, instance, raw_dataset, "coco").success
+
+    dataset = public_data(data_root).dataset("coco")
+    assert [len(records_of(dataset.raw_jsonl(split))) for split in ("train", "val")] == [3, 1]
+    found = metadata(instance, "raw_dataset")
+    assert (found["train records"], found["val records"], found["train objects"]) == (3, 1, 6)
+
+
+def test_raw_records_are_made_of_what_a_run_names(data_root, instance):
+    annotations = coco_annotations(data_root.path / "source")
+
+    result = make_here(
+        data_root, instance, raw_dataset, "coco", adapter="coco", annotations={"train": str(annotations)},
+        images=str(annotations.parent / "images"),
+    )  # fmt: skip
+
+    assert result.success
+    assert public_data(data_root).dataset("coco").splits() == ["train"]
+
+
+# ---- parameters
+
+
+def test_parameters_are_those_of_presets_yaml_of_the_run_and_the_defaults(data_root, instance, dataset):
+    presets_yaml(data_root, "presets: {coco/p: {image_factor: 16, splits: [train]}}")
+
+    assert rescale(data_root, instance, min_pixels=1024).success
+
+    found = parameters(dataset)
+    assert (found["image_factor"], found["min_pixels"], found["max_pixels"]) == (16, 1024, 786432)
+    assert [(r["width"], r["height"]) for r in records_of(dataset.preset("p").jsonl("train"))][2] == (48, 48)
+
+
+def test_parameters_that_nobody_names_are_those_the_preset_was_made_with(data_root, instance, dataset):
+    assert rescale(data_root, instance, image_factor=16).success
+    before = snapshot(dataset.preset("p").path)
+
+    assert rescale(data_root, instance).success
+
+    assert parameters(dataset)["image_factor"] == 16
+    assert snapshot(dataset.preset("p").path) == before
+
+
+def test_run_that_differs_from_presets_yaml_fails_before_any_write_and_names_both(data_root, instance, dataset):
+    presets_yaml(data_root, "presets: {coco/p: {max_pixels: 786432}}")
+
+    result = rescale(data_root, instance, max_pixels=602112)
+
+    assert "--max-pixels says 602112, presets.yaml says 786432" in failure_of(result, "rescale_preset")
+    assert not dataset.preset("p").path.exists()
+
+
+def test_run_with_other_parameters_than_recorded_fails_before_any_write(data_root, instance, dataset):
+    assert rescale(data_root, instance).success
+    dataset.preset("p").images.joinpath("0.jpg").unlink()
+    before = snapshot(dataset.path)
+
+    result = rescale(data_root, instance, max_pixels=602112)
+
+    said = failure_of(result, "rescale_preset")
+    assert "max_pixels recorded 786432, requested 602112" in said
+    assert "choose a new preset name" in said
+    assert snapshot(dataset.path) == before
+    with Ledger(data_root.ledger) as ledger:
+        assert claims(ledger) == []
+
+
+# ---- refused lines
+
+
+def test_refused_lines_stand_in_the_ledger_and_leave_it_after_the_repair(data_root, instance, dataset):
+    put_records(dataset, [record("0.jpg", 101, 67), "{", record("1.jpg", 99, 64)])
+
+    assert not rescale(data_root, instance).success
+
+    found = problems(data_root)
+    assert list(found) == ["coco/p/train.jsonl:2", "coco/p/train.jsonl:3"]
+    assert found["coco/p/train.jsonl:2"][0] == "line"
+    assert all(remedy for _, remedy in found.values())
+    assert not dataset.preset("p").jsonl("train").exists()
+
+    put_records(dataset, [record("0.jpg", 101, 67), record("1.jpg", 96, 64)])
+    assert rescale(data_root, instance).success
+    assert problems(data_root) == {}
+
+
+def test_refused_lines_of_another_split_or_preset_stay_until_it_is_looked_at(data_root, instance, dataset):
+    put_records(dataset, ["{"], split="val")
+    assert not rescale(data_root, instance).success
+    assert not rescale(data_root, instance, "coco/p2").success
+
+    assert rescale(data_root, instance, splits=["train"]).success
+
+    assert sorted(problems(data_root)) == ["coco/p/val.jsonl:1", "coco/p2/val.jsonl:1"]
+
+
+# ---- claims
+
+
+@pytest.mark.parametrize(
+    ("asset", "key"), [(rescale_preset, KEY), (derived_preset, KEY), (derived_preset, "coco/p_max1")]
+)
+def test_rescale_and_coord_of_one_base_wait_for_each_other(
+    data_root, instance, dataset, asset, key, monkeypatch, capfd
+):
+    """Both write the base's manifest, and coord reads its records. Source: CONTRACTS section 0, "Locks"."""
+    assert rescale(data_root, instance).success
+    with Ledger(data_root.ledger) as ledger:
+        assert ledger.claim("presets", [KEY], "another") == set()
+
+    def end_the_other(seconds):
+        with Ledger(data_root.ledger) as ledger:
+            ledger.release("presets", "another")
+
+    monkeypatch.setattr(claims_module, "time", SimpleNamespace(sleep=end_the_other))
+    result = make_here(data_root, instance, asset, key)
+
+    assert result.success
+    assert capfd.readouterr().err.count("waiting for run another") == 1
+    with Ledger(data_root.ledger) as ledger:
+        assert claims(ledger) == []
+
+
+def test_another_preset_of_the_dataset_does_not_wait(data_root, instance, dataset, capfd):
+    with Ledger(data_root.ledger) as ledger:
+        ledger.claim("presets", ["coco/other"], "another")
+
+    assert rescale(data_root, instance).success
+
+    assert "waiting" not in capfd.readouterr().err
+
+
+# ---- what is told
+
+
+def test_materialisation_has_counts_and_the_contact_sheet(data_root, instance, dataset):
+    assert rescale(data_root, instance).success
+
+    found = metadata(instance, "rescale_preset")
+    assert (found["resized"], found["copied"], found["kept"], found["train records"]) == (2, 1, 0, 3)
+    assert found["path"] == str(dataset.preset("p").path)
+    assert "](data:image/" in found["boxes"]
+    assert (dataset.preset("p").path / "contact_sheet.png").is_file()
+
+
+def test_counts_of_a_run_stand_in_the_ledger(data_root, instance, dataset):
+    result = rescale(data_root, instance)
+
+    with Ledger(data_root.ledger) as ledger:
+        counts = ledger.counts([result.run_id])["rescale_preset"]
+    assert {name: count for name, count in counts.items() if count} == {"resized": 2, "copied": 1}
+
+
+def test_derived_preset_without_its_base_fails_with_the_command_to_run(data_root, instance, dataset):
+    result = make_here(data_root, instance, derived_preset, "coco/p_max1")
+
+    assert "imagemill preset rescale coco --preset p" in failure_of(result, "derived_preset")
+    assert not dataset.preset("p_max1").path.exists()
+    with Ledger(data_root.ledger) as ledger:
+        assert claims(ledger) == []

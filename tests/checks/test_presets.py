@@ -1,0 +1,110 @@
+"""The checks of public data: what is bad does not flow on. Source: CONTRACTS section 4; issue 6, "blocking"."""
+
+import pytest
+
+from assets.presets import derived_preset, raw_dataset, rescale_preset
+from checks.presets import derived_valid, raw_valid, rescaled_valid
+from dagster_project.work import open_work
+from tests.helpers import public
+from tests.helpers.presets import SIZES, coco_annotations, make_here, public_data
+from tests.helpers.wiring import check, checks_of, history
+
+
+@pytest.fixture
+def instance():
+    with history() as instance:
+        yield instance
+
+
+@pytest.fixture
+def dataset(data_root, instance):
+    """Two rescaled presets, one of them with coordinates and a derived preset."""
+    dataset = public.raw_dataset(public_data(data_root).path / "coco", SIZES)
+    for key in ("coco/p", "coco/q"):
+        assert make_here(data_root, instance, rescale_preset, key, library="pillow", workers=1).success
+    for key in ("coco/p", "coco/p_max1"):
+        assert make_here(data_root, instance, derived_preset, key).success
+    return dataset
+
+
+def evaluated(root, instance, asset, key, *checks, **config):
+    result = make_here(root, instance, asset, key, *checks, **config)
+    return result, {name.partition(":")[2]: evaluation for name, evaluation in checks_of(result).items()}
+
+
+def test_checks_of_good_presets_pass_and_count_every_record(data_root, instance, dataset):
+    result, found = evaluated(data_root, instance, rescale_preset, "coco/p", rescaled_valid)
+    assert result.success
+    assert found["rescaled_valid"].passed
+    result, found = evaluated(data_root, instance, derived_preset, "coco/p_max1", derived_valid)
+    assert result.success
+    assert found["derived_valid"].passed
+    assert found["derived_valid"].metadata["checked"].value == 3 * 3 + 1, "three files of three records, and the folder"
+
+
+def test_check_of_raw_records_looks_at_every_split(data_root, instance):
+    annotations = coco_annotations(data_root.path / "source")
+    given = {
+        "adapter": "coco",
+        "annotations": {"train": str(annotations)},
+        "images": str(annotations.parent / "images"),
+    }
+
+    result, found = evaluated(data_root, instance, raw_dataset, "coco", raw_valid, **given)
+    assert result.success
+    assert found["raw_valid"].metadata["checked"].value == 3
+
+    (annotations.parent / "images" / "train1.jpg").write_bytes(b"no picture")
+    result, found = evaluated(data_root, instance, raw_dataset, "coco", raw_valid, **given)
+    assert not result.success, "blocking"
+    assert "train.jsonl:2" in found["raw_valid"].metadata["first findings"].value
+
+
+@pytest.mark.parametrize(
+    ("asset", "validity", "key"),
+    [(rescale_preset, rescaled_valid, "coco/p"), (derived_preset, derived_valid, "coco/p_max1")],
+)
+def test_bad_preset_fails_its_run_and_no_other(data_root, instance, dataset, asset, validity, key):
+    folder = dataset.preset(key.partition("/")[2]).path
+    (folder / "train.raw.jsonl").write_text("")
+
+    result, found = evaluated(data_root, instance, asset, key, validity)
+
+    (evaluation,) = found.values()
+    assert not result.success, "blocking"
+    assert evaluation.description == "legacy_file: 1"
+    other = "coco/q" if asset is rescale_preset else "coco/p"
+    assert evaluated(data_root, instance, asset, other, validity)[0].success
+
+
+def test_copy_instead_of_a_link_is_found(data_root, instance, dataset):
+    image = dataset.preset("p_max1").images / "0.jpg"
+    data = image.read_bytes()
+    image.unlink()
+    image.write_bytes(data)
+
+    evaluation = check(data_root, instance, derived_preset, derived_valid)["derived_preset:derived_valid"]
+
+    assert not evaluation.passed
+    assert "images/0.jpg" in evaluation.metadata["first findings"].value
+
+
+def test_check_by_itself_looks_at_every_preset(data_root, instance, dataset):
+    (dataset.preset("q").path / "train.raw.jsonl").write_text("")
+
+    found = check(data_root, instance, rescale_preset, rescaled_valid)["rescale_preset:rescaled_valid"]
+
+    assert found.description == "legacy_file: 1"
+    assert found.metadata["checked"].value > 10
+
+
+def test_outcome_of_a_run_of_ours_tells_the_findings(data_root, instance, dataset):
+    (dataset.preset("q").path / "train.raw.jsonl").write_text("")
+
+    with open_work(data_root) as work:
+        work.make_preset("rescale_preset", "coco/q")
+
+    assert work.error
+    assert "check rescale_preset:rescaled_valid failed: legacy_file: 1" in work.error
+    assert "train.raw.jsonl" in work.error
+    assert "Dagster" not in work.error

@@ -1,0 +1,83 @@
+"""Presets as partitions. Source: CONTRACTS section 3, "preset partitions are dynamic"."""
+
+import dagster as dg
+import pytest
+
+from assets.partitions import coord_presets, datasets, presets
+from dagster_project import sensors
+from dagster_project.partitions import register_presets
+from dagster_project.work import open_work
+from imagemill.pipeline.preset_config import read_presets
+from resources.data_root import DataRootResource
+
+TEXT = """
+datasets:
+  lvis: {adapter: lvis, annotations: {train: lvis.json}, images: images}
+presets:
+  coco/rescale_32_768: {max_objects: 60}
+  coco/rescale_28_768: {image_factor: 28}
+"""
+
+
+@pytest.fixture
+def instance():
+    with dg.DagsterInstance.ephemeral() as instance:
+        yield instance
+
+
+@pytest.fixture
+def presets_yaml(data_root):
+    path = data_root.public_data / "presets.yaml"
+    path.parent.mkdir()
+    path.write_text(TEXT)
+    return path
+
+
+def keys(instance):
+    return [instance.get_dynamic_partitions(kind.name) for kind in (datasets, presets, coord_presets)]
+
+
+def tick(root, instance):
+    resources = {"data_root": DataRootResource(path=str(root.path), config_file=None)}
+    context = dg.build_sensor_context(instance=instance, resources=resources)
+    return sensors.configured_presets.evaluate_tick(context)
+
+
+def test_file_gives_the_partitions_of_the_three_assets(presets_yaml, instance):
+    assert register_presets(instance, read_presets(presets_yaml)) == 7
+    bases = ["coco/rescale_32_768", "coco/rescale_28_768"]
+    assert [sorted(keys(instance)[0]), *keys(instance)[1:]] == [
+        ["coco", "lvis"], bases, [bases[0], f"{bases[0]}_max60", bases[1]],
+    ]  # fmt: skip
+
+
+def test_known_partitions_are_left_and_those_taken_out_of_the_file_keep_their_history(presets_yaml, instance):
+    register_presets(instance, read_presets(presets_yaml))
+    before = keys(instance)
+    presets_yaml.write_text("presets: {coco/rescale_32_768: {max_objects: 60}}")
+
+    assert register_presets(instance, read_presets(presets_yaml)) == 0
+    assert keys(instance) == before
+
+
+def test_sensor_makes_partitions_of_what_is_new_and_runs_nothing(data_root, presets_yaml, instance):
+    data = tick(data_root, instance)
+
+    assert not data.run_requests
+    assert data.skip_message.startswith("7 new partitions")
+    presets_yaml.write_text(TEXT + "  coco/new: {}\n")
+    assert tick(data_root, instance).skip_message.startswith("2 new partitions")
+    assert "coco/new" in keys(instance)[1]
+
+
+def test_sensor_is_content_without_a_file(data_root, instance):
+    assert tick(data_root, instance).skip_message.startswith("0 new partitions")
+
+
+def test_preset_made_by_flags_registers_its_partition(data_root):
+    with open_work(data_root) as work:
+        work.make_preset("rescale_preset", "coco/by_flags", max_pixels=602112)
+
+        assert work.instance.get_dynamic_partitions(presets.name) == ["coco/by_flags"]
+    assert work.error
+    assert "no raw records of train" in work.error

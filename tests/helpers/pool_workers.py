@@ -1,0 +1,54 @@
+"""Workers for the engine's tests; processes import them by name."""
+
+import os
+import signal
+import time
+
+
+class Doubling:
+    """Rows (key, twice the key, process id, serial number of the worker's batch)."""
+
+    def __init__(self, log=None, nap=0.0):
+        self.batches, self.log, self.nap = 0, log, nap
+
+    def stream(self, keys):
+        self.batches += 1
+        for key in keys:
+            time.sleep(self.nap)
+            if self.log:
+                (self.log / str(key)).touch()
+            yield key, 2 * key, os.getpid(), self.batches
+
+    def close(self):
+        if self.log:
+            (self.log / f"closed-{os.getpid()}").touch()
+
+
+class Poisoned(Doubling):
+    """Key 13 kills its process; key 14 raises what `errors.py` makes; key 15 what no pickle carries."""
+
+    def stream(self, keys):
+        for key in keys:
+            if key == 13:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if key == 14:
+                from imagemill.errors import DiskFull
+
+                raise DiskFull("no space", where="/there")
+            if key == 15:
+                raise type("Local", (Exception,), {})("strange")
+            yield key
+
+
+class Broken:
+    """Cannot be built."""
+
+    def __init__(self):
+        raise ValueError("no model")
+
+
+class Wordy(Doubling):
+    """Rows far larger than a pipe holds."""
+
+    def stream(self, keys):
+        return iter(["x" * 300_000 for _ in keys])

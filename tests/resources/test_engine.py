@@ -1,0 +1,181 @@
+"""One verb, several engines. Source: HOUSE.md "One engine"; issue 6, "A worker that is killed ends the run in bounded time"."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from imagemill.errors import DiskFull, ImagemillError
+from resources.engine import Engine, LocalProcesses
+from resources.local_pool import WorkerDied, run_on_processes
+from tests.helpers.pool_workers import Broken, Doubling, Poisoned, Wordy
+
+two = LocalProcesses(workers=2)
+
+
+def children():
+    return [p for p in psutil.Process().children() if "spawn_main" in " ".join(p.cmdline())]
+
+
+@pytest.mark.parametrize("engine", [Engine(), LocalProcesses(), two], ids=["in process", "one", "two"])
+def test_every_key_gives_one_row(engine):
+    rows = list(engine.map_batches(Doubling, range(20), batch_size=3))
+
+    assert sorted(row[:2] for row in rows) == [(key, 2 * key) for key in range(20)]
+
+
+def test_workers_are_built_once_per_process_and_closed(tmp_path):
+    rows = list(two.map_batches(Doubling, range(40), batch_size=4, log=tmp_path))
+
+    pids = {row[2] for row in rows}
+    assert len(pids) == 2
+    assert os.getpid() not in pids
+    assert max(row[3] for row in rows) > 1, "a worker takes several batches"
+    assert {f"closed-{pid}" for pid in pids} == {p.name for p in tmp_path.glob("closed-*")}
+    assert children() == []
+
+
+def test_one_worker_stays_in_this_process():
+    assert {row[2] for row in LocalProcesses(workers=1).map_batches(Doubling, [1, 2])} == {os.getpid()}
+
+
+def test_number_of_workers_is_chosen_per_run():
+    assert (LocalProcesses().with_workers(3).workers, LocalProcesses().workers) == (3, 1)
+
+
+def test_no_keys_start_no_process():
+    assert list(two.map_batches(Broken, [])) == []
+
+
+def test_keys_are_taken_as_they_are_needed(tmp_path):
+    """A window of batches, not the whole plan: memory stays flat."""
+    taken = []
+    keys = (taken.append(key) or key for key in range(1000))
+
+    rows = two.map_batches(Doubling, keys, batch_size=5)
+    next(rows)
+
+    assert len(taken) <= 30
+    rows.close()
+    assert children() == []
+
+
+def test_killed_worker_ends_the_run_and_is_named():
+    with pytest.raises(WorkerDied) as died:
+        list(two.map_batches(Poisoned, range(100), batch_size=4))
+
+    assert died.value.exitcode == -signal.SIGKILL
+    assert 13 in died.value.keys
+    assert str(died.value.pid) in str(died.value)
+    assert "SIGKILL" in str(died.value)
+    assert children() == []
+
+
+def test_worker_killed_from_outside_ends_the_run(tmp_path):
+    rows = two.map_batches(Doubling, range(10_000), batch_size=1, nap=0.01, log=tmp_path)
+    pid = next(rows)[2]
+    os.kill(pid, signal.SIGKILL)
+
+    with pytest.raises(WorkerDied) as died:
+        list(rows)
+
+    assert died.value.pid == pid
+    assert len(list(tmp_path.iterdir())) < 5_000, "at once, not at the end"
+    assert children() == []
+
+
+def test_interrupt_that_reaches_a_worker_alone_is_not_its_business():
+    """A terminal sends it to every process of the group; the caller's own decides."""
+    rows = two.map_batches(Doubling, range(200), batch_size=2, nap=0.005)
+    os.kill(next(rows)[2], signal.SIGINT)
+
+    assert len(list(rows)) == 199
+
+
+@pytest.mark.parametrize(("key", "kind", "says"), [(14, DiskFull, "no space"), (15, ImagemillError, "Local: strange")])
+def test_exception_of_a_worker_arrives_with_its_facts(key, kind, says):
+    with pytest.raises(kind, match=says):
+        list(two.map_batches(Poisoned, [1, 2, key, 3], batch_size=1))
+    assert children() == []
+
+
+def test_worker_that_cannot_be_built_ends_the_run_with_its_reason():
+    with pytest.raises(ValueError, match="no model"):
+        list(two.map_batches(Broken, range(10)))
+    assert children() == []
+
+
+def test_consumer_that_stops_leaves_no_process():
+    """An interrupt closes the stream."""
+    rows = two.map_batches(Doubling, range(1000), batch_size=2, nap=0.01)
+    next(rows)
+    assert len(children()) == 2
+
+    rows.close()
+
+    assert children() == []
+
+
+def test_large_rows_and_large_batches_do_not_wait_for_each_other():
+    keys = ["k" * 10_000] * 64
+    rows = run_on_processes(Wordy, keys, workers=2, batch_size=16, options={})
+    assert len(list(rows)) == 64
+
+
+CALLER = """
+from resources.local_pool import run_on_processes as run
+from tests.helpers.pool_workers import Doubling
+
+if __name__ == "__main__":
+    try:
+        for row in run(Doubling, range(10**6), workers=2, batch_size=2, options={"nap": 0.02}):
+            print(row[2], flush=True)
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+"""
+
+
+@pytest.fixture
+def caller(tmp_path):
+    """A program that keeps two workers busy, as the head of a group of processes; and the workers' ids."""
+    script = tmp_path / "caller.py"
+    script.write_text(CALLER)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    with subprocess.Popen(
+        [sys.executable, str(script)], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    ) as program:  # fmt: skip
+        workers: set[int] = set()
+        while len(workers) < 2:
+            workers.add(int(program.stdout.readline()))
+        yield program, workers
+        program.kill()
+
+
+def assert_gone(workers):
+    gone_by = time.monotonic() + 30
+    while any(psutil.pid_exists(pid) for pid in workers) and time.monotonic() < gone_by:
+        time.sleep(0.05)
+    assert not any(psutil.pid_exists(pid) for pid in workers)
+
+
+def test_workers_of_a_killed_caller_end_by_themselves(caller):
+    program, workers = caller
+    program.kill()
+    program.wait()
+    assert_gone(workers)
+
+
+def test_interrupt_of_the_terminal_ends_caller_and_workers_without_a_word_of_theirs(caller):
+    """It reaches every process of the group; what it means is for the caller to say."""
+    program, workers = caller
+    os.killpg(program.pid, signal.SIGINT)
+    out, err = program.communicate(timeout=60)
+
+    assert (out.splitlines()[-1], err) == ("interrupted", "")
+    assert_gone(workers)

@@ -1,0 +1,237 @@
+"""Records of presets and raw data with their folder. Source: seed 004; CONTRACTS sections 3 and 4."""
+
+import json
+import os
+
+import pytest
+
+from imagemill.formats.jsonl import write_jsonl
+from imagemill.formats.manifest import write_json
+from imagemill.validation.findings import collect
+from imagemill.validation.presets import Limits, base_of, limits_of, preset_records
+from imagemill.validation.validator import Options, validate_preset
+from tests.helpers.situations import PRESET_RECORD, RESCALE, preset
+from tests.helpers.stage2 import write_text
+
+BOX = {"desc": "bowl", "bbox_2d": [1, 2, 3, 4]}
+
+
+def tokens(*numbers):
+    return [f"<|coord_{number}|>" for number in numbers]
+
+
+def check(tmp_path, *records, name="train.jsonl", **options):
+    path = tmp_path / name
+    write_text(path, *(record if isinstance(record, bytes) else json.dumps(record) for record in records))
+    return collect(name, "preset", preset_records(path, **options))
+
+
+def of(*objects, **changes):
+    return {**PRESET_RECORD, "objects": list(objects), **changes}
+
+
+# ---- spaces
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [("a.jsonl", [1, 2.5, 3, 4]), ("a.norm.jsonl", [0, 1, 998, 999]), ("a.coord.jsonl", tokens(0, 1, 998, 999))],
+)
+@pytest.mark.parametrize("geometry", ["bbox_2d", "poly"])
+def test_each_space_is_taken_in_its_own_file_only(tmp_path, name, values, geometry):
+    """Numbers in .jsonl, integers 0…999 in .norm.jsonl, tokens in .coord.jsonl, never mixed."""
+    long = values if geometry == "bbox_2d" else [*values, *values[:2]]
+    assert check(tmp_path, of({"desc": "a", geometry: long}), name=name, limits=Limits(2048)).errors == 0
+
+    for foreign in {"a.jsonl", "a.norm.jsonl", "a.coord.jsonl"} - {name}:
+        if (name, foreign) == ("a.norm.jsonl", "a.jsonl"):
+            continue  # ints are numbers
+        assert check(tmp_path, of({"desc": "a", geometry: long}), name=foreign).rules == {"space": 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("a.jsonl", True), ("a.jsonl", "1"), ("a.jsonl", None), ("a.jsonl", [1]), ("a.norm.jsonl", True), ("a.norm.jsonl", 1000),
+        ("a.norm.jsonl", -1), ("a.norm.jsonl", 1.0), ("a.coord.jsonl", "<|coord_1000|>"), ("a.coord.jsonl", "<|coord_01|>"),
+        ("a.coord.jsonl", "<|coord_-1|>"), ("a.coord.jsonl", "<|coord_１|>"), ("a.coord.jsonl", "<|coord_1|> "),
+        ("a.coord.jsonl", 1),
+    ],
+)  # fmt: skip
+def test_one_value_of_another_space_is_found(tmp_path, name, value):
+    good = tokens(0, 2, 3, 4) if "coord" in name else [0, 2, 3, 4]
+
+    (found,) = check(
+        tmp_path, of(BOX | {"bbox_2d": good}), of({"desc": "a", "bbox_2d": [value, *good[1:]]}), name=name
+    ).findings
+    assert (found.rule, found.line, found.field) == ("space", 2, "objects[0].bbox_2d")
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.norm.jsonl", "a.coord.jsonl"])
+@pytest.mark.parametrize("box", [[3, 2, 3, 4], [4, 2, 3, 4], [1, 4, 3, 4], [9, 2, 10, 1]])
+def test_box_without_an_inside_is_found_by_number_and_not_by_spelling(tmp_path, name, box):
+    """x2 > x1, y2 > y1. Token 10 is more than token 9, whatever the text says."""
+    values = tokens(*box) if "coord" in name else box
+    assert check(tmp_path, of({"desc": "a", "bbox_2d": values}), name=name).rules == {"inverted": 1}
+
+    good = tokens(9, 99, 10, 100) if "coord" in name else [9, 9, 10, 10]
+    assert check(tmp_path, of({"desc": "a", "bbox_2d": good}), name=name).findings == []
+
+
+# ---- records
+
+
+@pytest.mark.parametrize(
+    ("images", "rule"),
+    [
+        (None, "images"), ([], "images"), (["a.jpg", "b.jpg"], "images"), ("a.jpg", "images"), ([""], "image_path"),
+        ([" "], "image_path"),
+        ([7], "image_path"), (["/a.jpg"], "image_path"), (["images/../a.jpg"], "image_path"), (["..\\a.jpg"], "image_path"),
+        (["images/"], "image_path"), (["images/."], "image_path"), (["C:/a.jpg"], "image_path"), (["a\0.jpg"], "image_path"),
+        (["http://x/a.jpg"], "image_path"),
+    ],
+)  # fmt: skip
+def test_path_that_is_no_image_below_the_folder_is_found(tmp_path, images, rule):
+    (found,) = check(tmp_path, of(BOX, images=images)).findings
+
+    assert (found.rule, found.field, found.line) == (rule, "images", 1)
+
+
+@pytest.mark.parametrize("path", ["images/a.jpg", "./a b/ü.jpg", "a..b/..c.jpg", "images//a.jpg"])
+def test_unusual_path_below_the_folder_is_taken(tmp_path, path):
+    assert check(tmp_path, of(BOX, images=[path])).findings == []
+
+
+def test_unknown_keys_pass(tmp_path):
+    assert check(tmp_path, {**of({**BOX, "score": None}), "bbox": [1], "image_id": 7}).findings == []
+
+
+def test_polygon_is_flat_and_counted(tmp_path):
+    poly = {"desc": "a", "poly": [1, 2, 3, 4, 5, 6]}
+    assert check(tmp_path, of(poly, poly | {"poly_points": 3})).findings == []
+
+    broken = [poly | {"poly_points": 4}, poly | {"poly_points": True}, poly | {"poly_points": None},
+              {**poly, "poly": [[1, 2]] * 3}, {**poly, "poly": [1, 2, 3, 4, 5]}, {**poly, "poly": "x"}]  # fmt: skip
+    report = check(tmp_path, *(of(item) for item in broken))
+    assert [(found.line, found.rule) for found in report.findings] == [
+        (1, "poly"), (2, "poly"), (3, "poly"), (4, "poly"), (5, "poly"), (6, "poly"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("key", ["bbox", "polygon", "line", "line_points"])
+def test_legacy_key_is_refused_beside_a_good_one_too(tmp_path, key):
+    (found,) = check(tmp_path, of({**BOX, key: None})).findings
+
+    assert (found.rule, found.field) == ("legacy_key", f"objects[0].{key}")
+
+
+@pytest.mark.parametrize("box", [[-0.5, 2, 3, 4], [1, -1, 3, 4], [1, 2, 64.5, 4], [1, 2, 3, 33]])
+def test_geometry_beyond_the_edge_is_a_warning(tmp_path, box):
+    report = check(tmp_path, of({"desc": "a", "bbox_2d": box}))
+    assert report.passed
+    assert report.rules == {"beyond_edge": 1}
+
+    assert check(tmp_path, of({"desc": "a", "bbox_2d": [-0.0, 0, 64, 32]})).findings == []
+    polygon = {"desc": "a", "poly": [*box, 1, 2]}
+    assert check(tmp_path, of(polygon)).rules == {"beyond_edge": 1}
+
+
+def test_one_image_has_one_size_however_its_path_is_spelled(tmp_path):
+    """Two records may share one image. Source: CONTRACTS section 3."""
+    assert check(tmp_path, of(BOX), of(BOX, desc=1)).findings == []
+
+    (found,) = check(tmp_path, of(BOX), of(BOX, images=["images//a.jpg"], width=32)).findings
+    assert (found.rule, found.line) == ("two_sizes", 2)
+    assert "64x32" in found.message
+
+
+# ---- limits
+
+
+def test_limits_come_from_the_manifest_unless_given(tmp_path):
+    write_json(tmp_path / "pipeline_manifest.json", {"stage_stats": {"rescale": RESCALE}})
+    (tmp_path / "images").mkdir()
+    wide, odd = of(BOX, width=4096, height=64), of(BOX, images=["b.jpg"], width=33)
+
+    assert check(tmp_path, wide, odd).rules == {"max_pixels": 1, "multiple_of": 1}
+    assert check(tmp_path, wide, odd, limits=Limits(10**6)).rules == {"multiple_of": 1}
+    assert check(tmp_path, wide, odd, limits=Limits(10**6, 1)).rules == {}
+    (tmp_path / "pipeline_manifest.json").unlink()
+    assert check(tmp_path, wide, odd).rules == {}, "raw records have no limits"
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [{}, {"stage_stats": []}, {"stage_stats": {}}, {"stage_stats": {"rescale": 7}},
+     {"stage_stats": {"rescale": {"max_pixels": True, "image_factor": 0}}}],
+)  # fmt: skip
+def test_manifest_without_limits_gives_none(manifest):
+    assert limits_of(manifest) == Limits(None, None)
+
+
+def test_manifest_without_limits_is_a_warning_unless_they_are_given(tmp_path):
+    write_json(tmp_path / "pipeline_manifest.json", {})
+    (tmp_path / "images").mkdir()
+
+    assert check(tmp_path, of(BOX)).rules == {"no_limits": 1}
+    assert check(tmp_path, of(BOX), limits=Limits(2048, 32)).rules == {}
+
+
+# ---- the folder
+
+
+@pytest.mark.parametrize("how", ["link", "dangling", "file", "absent"])
+def test_images_folder_is_a_real_directory_beside_a_manifest_always(tmp_path, how):
+    """Elsewhere with the flag. Source: CONTRACTS section 4; seed 004 decision 4."""
+    images = tmp_path / "images"
+    (tmp_path / "elsewhere").mkdir()
+    if how in {"link", "dangling"}:
+        images.symlink_to("elsewhere" if how == "link" else "nowhere")
+    elif how == "file":
+        images.touch()
+
+    assert check(tmp_path, of(BOX)).rules == {}
+    assert check(tmp_path, of(BOX), enforce_real_images_folder=True).rules == {"images_folder": 1}
+    write_json(tmp_path / "pipeline_manifest.json", {"stage_stats": {"rescale": RESCALE}})
+    assert check(tmp_path, of(BOX)).rules == {"images_folder": 1}
+    (tmp_path / "pipeline_manifest.json").unlink()
+    (tmp_path / "pipeline_manifest.json").symlink_to("nowhere")
+    assert "images_folder" in check(tmp_path, of(BOX)).rules, "a manifest that cannot be read is one too"
+
+
+def test_base_is_a_sibling_and_nothing_else(tmp_path):
+    (tmp_path / "base").mkdir()
+    (tmp_path / "derived").mkdir()
+
+    assert base_of(tmp_path / "derived", {"base": {"preset": "base"}}) == tmp_path / "base"
+    for name in ("gone", "../base", "", ".", "..", None, 7):
+        assert base_of(tmp_path / "derived", {"base": {"preset": name}}) is None
+    assert base_of(tmp_path / "derived", {"base": "base"}) is None
+
+
+def test_whole_preset_has_a_report_per_file_and_one_of_its_folder(tmp_path):
+    folder = preset(tmp_path)
+    (folder / "train.coord.jsonl").write_bytes(b"{\n")
+    os.link(folder / "train.jsonl", folder / "val.raw.jsonl")
+
+    reports = {report.file.removeprefix(f"{folder}").strip("/"): report.rules for report in validate_preset(folder)}
+
+    assert reports == {"train.coord.jsonl": {"strict_json": 1}, "train.jsonl": {}, "": {"legacy_file": 1}}
+
+
+@pytest.mark.parametrize("name", ["empty", "gone"])
+def test_preset_without_records_fails_and_says_what_to_run(tmp_path, name):
+    (tmp_path / "empty" / "images").mkdir(parents=True)
+
+    (report,) = validate_preset(tmp_path / name, Options())
+
+    assert report.rules == {"missing_input": 1}
+    assert "preset rescale" in report.findings[0].remedy
+
+
+def test_records_of_raw_data_need_no_manifest(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "images").symlink_to("elsewhere")
+    write_jsonl(tmp_path / "train.jsonl", [of(BOX)])
+
+    assert collect("x", "preset", preset_records(tmp_path / "train.jsonl")).findings == []
