@@ -84,7 +84,7 @@ def raw_dataset(
     deps=[dg.AssetDep(raw_dataset, partition_mapping=dg.AllPartitionMapping())],
     partitions_def=presets,
     group_name="public_data",
-    kinds={"pillow"},
+    kinds={"file"},
     owners=["team:imagemill"],
     code_version="1",
 )

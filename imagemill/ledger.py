@@ -202,10 +202,9 @@ class Ledger:
         """Every file vouched for, in order of id."""
         return list(self._portions(_FILES, _FILE_ROWS, (kind,), ("", 0, 0, 0), lambda row: (row.image_id, *row.stat)))
 
-    def source_facts(self) -> dict[str, SourceFacts]:
-        """What records are held against, by image id."""
-        rows = self._portions(_SOURCE_FACTS, _SOURCE_ROWS, (), ("",), lambda row: (row.image_id,))
-        return {row.image_id: row for row in rows}
+    def source_facts(self) -> list[SourceFacts]:
+        """What records are held against, in order of id."""
+        return list(self._portions(_SOURCE_FACTS, _SOURCE_ROWS, (), ("",), lambda row: (row.image_id,)))
 
     def _portions(
         self,

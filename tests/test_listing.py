@@ -14,6 +14,7 @@ from imagemill.listing import begin_listing, list_files
 def folder(tmp_path: Path) -> Path:
     """A file of ours, an odd name, a link, and four things that are not listed."""
     (tmp_path / "a.b.npy").write_bytes(b"four")
+    (tmp_path / "a.npy").touch()
     (tmp_path / "日本 語.npy").touch()
     (tmp_path / "link.npy").symlink_to(tmp_path / "a.b.npy")
     (tmp_path / "dangling.npy").symlink_to(tmp_path / "nowhere")
@@ -26,14 +27,14 @@ def folder(tmp_path: Path) -> Path:
 def test_files_are_listed_by_name_without_suffix(folder: Path) -> None:
     """Regular files, links to them too, with what the file system says of them."""
     found = list_files(folder, ".npy")
-    assert {"a.b", "日本 語", "link"} == found.keys()
+    assert found.names == ["a", "a.b", "link", "日本 語"], "in order of the names without suffix"
     status = (folder / "a.b.npy").stat()
-    assert (4, status.st_mtime_ns, status.st_ino) == found["a.b"] == found["link"]
+    assert (4, status.st_mtime_ns, status.st_ino) == found.triples[1] == found.triples[2]
 
 
 def test_no_folder_has_no_files(tmp_path: Path) -> None:
     """A kind that was never made has no folder."""
-    assert list_files(tmp_path / "nowhere", ".npy") == {}
+    assert list_files(tmp_path / "nowhere", ".npy") == ([], [])
 
 
 @pytest.mark.parametrize("many", [0, 1000])
@@ -42,7 +43,7 @@ def test_folders_listed_aside_are_listed_alike(folder: Path, monkeypatch: pytest
     monkeypatch.setattr(listing, "_MANY", many)
     with ThreadPoolExecutor(2) as pool:
         first, second = begin_listing(pool, [folder, folder / "nowhere"], ".npy")
-    assert (list_files(folder, ".npy"), {}) == (first.result(), second.result())
+    assert (list_files(folder, ".npy"), ([], [])) == (first.result(), second.result())
 
 
 def test_an_interpreter_that_fails_is_stood_in_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

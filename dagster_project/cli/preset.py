@@ -120,7 +120,7 @@ def rescale(root: DataRoot, dataset: Dataset, preset: str, max_objects: str | No
 @command.command("coord")
 @_preset
 @_splits
-@_workers
+@click.option("--workers", type=click.IntRange(min=1), help="Accepted; one process reads records, as two took longer.")
 @_max_objects
 @dataset_options
 def coord(

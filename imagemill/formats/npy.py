@@ -264,7 +264,8 @@ class NpyStore:
 
     def listing(self) -> Mapping[str, StatTriple]:
         """The files there are, by image id, from one pass over the folder; none where there is no folder."""
-        return {image_id: StatTriple._make(triple) for image_id, triple in list_files(self.folder, SUFFIX).items()}
+        listed = list_files(self.folder, SUFFIX)
+        return dict(zip(listed.names, map(StatTriple._make, listed.triples), strict=True))
 
     def sweep(self) -> int:
         """Remove what dead processes staged; returns how many files."""

@@ -157,7 +157,7 @@ def _histograms(sets: Sequence[Set]) -> str:
     tokens = counts["caption_tokens"]
     parts = [
         "## Histograms",
-        f"Tokens of a caption, by its mask; {tokens[str(T5_TOKENS)]:,} captions fill all {T5_TOKENS} and may be cut off:",
+        f"Tokens of a caption, by its mask; captions that fill all {T5_TOKENS}, and may be cut off: {tokens[str(T5_TOKENS)]:,}.",
         _bars("tokens", _token_classes(tokens)),
         "Width / height of the images:",
         _bars("ratio", _ratio_classes(counts["aspect_ratios"])),

@@ -8,32 +8,27 @@ Source: seed 001 "Load Stage 2 metadata and validate readiness"; CONTRACTS secti
 
 import gc
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
 from imagemill.embedding_specs import EmbeddingSpec, embedding_specs
-from imagemill.errors import InvalidNpy, MissingInput
-from imagemill.files import StatTriple
+from imagemill.errors import MissingInput
 from imagemill.formats.jsonl import parse_line, read_raw
-from imagemill.formats.npy import SUFFIX, NpyStore, check_npy_header
+from imagemill.formats.npy import SUFFIX, NpyStore
 from imagemill.ledger import FileRow, Ledger, Problem, SourceFacts
-from imagemill.listing import Triple, begin_listing
-from imagemill.pipeline.plan import row_of_bytes
+from imagemill.listing import begin_listing
+from imagemill.pipeline.kind_files import READ_ERROR, KindFiles, Refusal, aligned, images_of_size
 from imagemill.pipeline.regenerate import refuse_regenerating
 from imagemill.pipeline.slim import SlimRecord, slim_of, slim_record
-from imagemill.provenance import UNKNOWN
 from imagemill.records import INLINE_VECTOR, Record, RecordProblem, record_problem
 
 ASSET = "bucket_shards"
 
-# Reason code of a file that the disk did not give: ours to answer for, not the record's.
-_READ_ERROR = "read_error"
 _TAKEN_OUT = "taken out by imagemill withdraw"
 _KEEP_DUPLICATE = "set near_duplicates.exclude: false, or remove one of them"
 _PREVIEW = (
@@ -72,76 +67,6 @@ class Readiness:
     ready: list[ReadySample] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     adopted: list[FileRow] = field(default_factory=list)
-
-
-class _Refusal(NamedTuple):
-    reason: str
-    detail: str
-
-
-class _Kind:
-    """The files of one kind, on disk and in the ledger."""
-
-    def __init__(
-        self, spec: EmbeddingSpec, store: NpyStore, listing: Future[Mapping[str, Triple]], ledger: Ledger
-    ) -> None:
-        self.spec, self.store, self.ledger = spec, store, ledger
-        known = ledger.files_of(spec.kind)  # while the folders are being listed
-        self.listing = listing.result()
-        self.rows = {row.image_id: row for row in known if self.listing.get(row.image_id) == row.stat}
-        self.of_caption = spec.source == "caption"
-
-    def vouched(self, record: SlimRecord, source: SourceFacts) -> FileRow | None:
-        """The row of this record's file where nothing needs a closer look: the image is known, and of the record's size."""
-        row = self.rows.get(record.image_id)
-        if row is None or row.source is None:
-            return row
-        return row if row.source == (record.caption if self.of_caption else source.fingerprint) else None
-
-    def file(self, record: SlimRecord, source: SourceFacts | None, adopted: list[FileRow]) -> FileRow | _Refusal:
-        """The row of this record's file, or why there is none to pack."""
-        row = self.rows.get(record.image_id)
-        try:
-            if row is None:
-                present = self.listing.get(record.image_id)
-                if present is None:
-                    return _Refusal("missing_file", f"no {self.spec.folder}/{record.image_id}.npy")
-                row = self._unlisted(record, StatTriple._make(present), source)
-                adopted.append(row)
-            else:
-                self._check_shape(record, source)
-        except InvalidNpy as invalid:
-            return _Refusal(invalid.reason, invalid.what)
-        except OSError as error:
-            return _Refusal(_READ_ERROR, str(error))
-        if row.source is not None and row.source != self._wanted(record, source):
-            earlier = "caption" if self.of_caption else "image"
-            return _Refusal("stale", f"{self.spec.folder}/{record.image_id}.npy was made from an earlier {earlier}")
-        return row
-
-    def _wanted(self, record: SlimRecord, source: SourceFacts | None) -> str | None:
-        """Fingerprint of what a current file is made from."""
-        return record.caption if self.of_caption else (source.fingerprint if source else None)
-
-    def _check_shape(self, record: SlimRecord, source: SourceFacts | None) -> None:
-        """A file the ledger vouches for is whole; whether it is of this record's size is for the record to show.
-
-        Raises:
-            InvalidNpy: it is not.
-        """
-        shape = self.spec.shape(record.height, record.width)
-        if source is None or self.spec.shape(source.height, source.width) != shape:
-            check_npy_header(self.store.path(record.image_id), shape, self.spec.dtype)
-
-    def _unlisted(self, record: SlimRecord, present: StatTriple, source: SourceFacts | None) -> FileRow:
-        """A file the ledger did not vouch for when the folder was listed: read it, or find that a run has replaced it since."""
-        image_id = record.image_id
-        content = self.store.check(image_id, record.height, record.width)
-        now, known = self.store.stat(image_id), self.ledger.files(self.spec.kind, [image_id])
-        if now != present:
-            return known.get((image_id, now)) or self._unlisted(record, now, source)
-        same = row_of_bytes(known.values(), content, present, self._wanted(record, source))
-        return same or FileRow(self.spec.kind, image_id, present, None, content, UNKNOWN)
 
 
 def find_ready(
@@ -194,49 +119,89 @@ def _find_ready(
         raise MissingInput("no Stage 2 records", where=jsonl, do="run `imagemill stage2` first")
     found = Readiness()
     stores = {spec: NpyStore(derived / spec.folder, spec) for spec in embedding_specs()}
-    with ThreadPoolExecutor(len(stores), "list") as pool:
+    with ThreadPoolExecutor(len(stores) + 1, "list") as pool:
         listings = begin_listing(pool, [store.folder for store in stores.values()], SUFFIX)
+        rows = pool.submit(_known, ledger.path, list(stores))
         latest = _latest_records(jsonl, found)
-        sources = ledger.source_facts()
-        kinds = [_Kind(*of_kind, listing, ledger) for of_kind, listing in zip(stores.items(), listings, strict=True)]
-    previews = () if allow_preview else ledger.preview_captions()
-    left_out = dict.fromkeys(previews, _PREVIEW)
+        sources, known = rows.result()
+        kinds = [
+            KindFiles(*of_kind, listing.result(), rows, ledger)
+            for of_kind, listing, rows in zip(stores.items(), listings, known, strict=True)
+        ]
+    left_out = _left_out(ledger, excluded, allow_preview)
+    records = list(_chosen(latest, set(buckets), left_out, found))
+    _match(records, sources, kinds, found, on_ready)
+    return found
+
+
+def _known(path: Path, specs: Sequence[EmbeddingSpec]) -> tuple[list[SourceFacts], list[list[FileRow]]]:
+    """What the ledger knows of images and of each kind's files, over a connection of this thread's own."""
+    if not path.is_file():
+        return [], [[] for _ in specs]
+    with Ledger(path, read_only=True) as ledger:
+        return ledger.source_facts(), [ledger.files_of(spec.kind) for spec in specs]
+
+
+def _left_out(
+    ledger: Ledger, excluded: Mapping[str, str] | None, allow_preview: bool
+) -> dict[str, tuple[str, str, str]]:
+    """Image id → reason, detail and remedy, of samples that somebody does not want packed."""
+    left_out = dict.fromkeys(() if allow_preview else ledger.preview_captions(), _PREVIEW)
     left_out |= {i: ("near_duplicate", detail, _KEEP_DUPLICATE) for i, detail in (excluded or {}).items()}
     # Last, so that it is what counts of a sample that is left out for several reasons; the remedy names the id.
-    left_out |= {i: ("withdrawn", _TAKEN_OUT, f"imagemill withdraw --restore {i}") for i in ledger.ids("withdrawn")}
-    chosen, adopted = set(buckets), found.adopted
+    return left_out | {
+        i: ("withdrawn", _TAKEN_OUT, f"imagemill withdraw --restore {i}") for i in ledger.ids("withdrawn")
+    }
+
+
+def _chosen(
+    latest: Mapping[str, SlimRecord | RecordProblem],
+    buckets: Set[str],
+    left_out: Mapping[str, tuple[str, str, str]],
+    found: Readiness,
+) -> Iterator[SlimRecord]:
+    """The records whose files are looked for; the others are counted."""
     for item, record in latest.items():
         if isinstance(record, RecordProblem):
             reason = _REASONS.get(record.rule, f"bad_{record.field}")
             _skip(found, item, reason, record.message, record.remedy)
-            continue
-        if record.bucket not in chosen:
+        elif record.bucket not in buckets:
             found.filtered += 1
-            continue
-        if item in left_out:
+        elif item in left_out:
             _skip(found, item, *left_out[item])
+        else:
+            yield record
+
+
+def _match(
+    records: Sequence[SlimRecord],
+    sources: Sequence[SourceFacts],
+    kinds: Sequence[KindFiles],
+    found: Readiness,
+    on_ready: Callable[[Readiness], None],
+) -> None:
+    """Each record with its files: all that are as they should be at once, the others one by one."""
+    ids = [record.image_id for record in records]
+    images = aligned(sources, ids)
+    of_size = images_of_size(images, records)
+    vouched = zip(*(kind.vouched(records, ids, of_size) for kind in kinds), strict=True)
+    for record, source, rows in zip(records, images, vouched, strict=True):
+        files = rows if all(rows) else _looked_for(record, source, kinds, found.adopted)
+        if isinstance(files, Refusal):
+            _skip(found, record.image_id, *files, "run `imagemill stage2`")
             continue
-        files = _files(record, sources.get(item), kinds, adopted)
-        if isinstance(files, _Refusal):
-            _skip(found, item, *files, "run `imagemill stage2`")
-            continue
-        found.ready.append(ReadySample(item, record.bucket, record.member, record.mask, files))
+        found.ready.append(ReadySample(record.image_id, record.bucket, record.member, record.mask, files))
         on_ready(found)
-    return found
 
 
-def _files(
-    record: SlimRecord, source: SourceFacts | None, kinds: Sequence[_Kind], adopted: list[FileRow]
-) -> tuple[FileRow, ...] | _Refusal:
+def _looked_for(
+    record: SlimRecord, source: SourceFacts | None, kinds: Sequence[KindFiles], adopted: list[FileRow]
+) -> tuple[FileRow, ...] | Refusal:
     """A row per kind, or why a kind has none to pack."""
-    if source is not None and source.height == record.height and source.width == record.width:
-        rows = tuple([row for kind in kinds if (row := kind.vouched(record, source))])
-        if len(rows) == len(kinds):
-            return rows
     files: list[FileRow] = []
     for kind in kinds:
-        file = kind.file(record, source, adopted)
-        if isinstance(file, _Refusal):
+        file = kind.look(record, source, adopted)
+        if isinstance(file, Refusal):
             return file
         files.append(file)
     return tuple(files)
@@ -303,7 +268,7 @@ def _stage1_problem(record: Record) -> RecordProblem | None:
 
 def _skip(found: Readiness, item: str, reason: str, detail: str, remedy: str) -> None:
     found.skipped_incomplete += 1
-    outcome = "failed" if reason == _READ_ERROR else "refused"
+    outcome = "failed" if reason == READ_ERROR else "refused"
     found.problems.append(Problem(item, ASSET, outcome, reason, detail, remedy))
 
 

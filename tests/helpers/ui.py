@@ -28,7 +28,7 @@ STUBBED = Path(__file__).with_name("stubbed")
 READY_SECONDS = 120
 PAGE_SECONDS = 45
 
-GRAPH = "/asset-groups?expanded=global@global:stage2,global@global:shards"
+GROUPS = ("stage2", "shards")
 _LOADED = (
     "{ workspaceOrError { ... on Workspace { locationEntries { loadStatus locationOrLoadError { __typename } } } } }"
 )
@@ -181,9 +181,9 @@ def _note_response(watched, response):
         watched.answers.append(response)
 
 
-def open_graph(page, url):
-    """The lineage of all assets, both groups open and the list at its side closed, each asset with its facts."""
-    page.goto(url + GRAPH)
+def open_graph(page, url, groups=GROUPS):
+    """The lineage of all assets, these groups open and the list at its side closed, each asset with its facts."""
+    page.goto(url + "/asset-groups?expanded=" + ",".join(f"global@global:{group}" for group in groups))
     node(page, "bucket_shards").wait_for()
     page.locator("button:right-of(input[placeholder^='Jump to'])").first.click()
     node(page, "bucket_shards").get_by_text("filled").wait_for()

@@ -162,7 +162,7 @@ def test_histograms_sum_the_buckets(tmp_path):
     assert rows(text, "<0.4")[1] == "1", "unusual ratios are in one class"
     assert rows(text, "0.4")[1] == "1"
     assert rows(text, "<2")[1] == "3"
-    assert "1 captions fill all 77" in text
+    assert "captions that fill all 77, and may be cut off: 1" in text
 
 
 def test_sets_without_statistics_are_told_about(tmp_path):
