@@ -8,7 +8,7 @@ Belongs elsewhere: which records are packed (readiness.py), whether a file is va
 Source: CONTRACTS section 0, "Completion is validity", section 2, "Readiness".
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import NamedTuple, TypeVar
 
@@ -61,22 +61,21 @@ class KindFiles:
         self.rows = _present(known, listing)
 
     def vouched(
-        self, records: Sequence[SlimRecord], ids: Sequence[str], images: Iterable[str | None]
-    ) -> list[FileRow | None]:
+        self, records: Sequence[SlimRecord], ids: Sequence[str], images: Sequence[str | None]
+    ) -> Sequence[FileRow | None]:
         """The row of each record's file; None where it needs a closer look.
 
         Args:
             images: of each record, as `images_of_size` has it.
         """
-        rows = aligned(self.rows, ids)
+        rows, wanted = aligned(self.rows, ids), images
         if self.of_caption:
-            return [
-                row if row is not None and image is not None and row.source in {None, record.caption} else None
-                for row, image, record in zip(rows, images, records, strict=True)
-            ]
+            wanted = [image and record.caption for image, record in zip(images, records, strict=True)]
+        if rows is self.rows and None not in wanted and [row.source for row in self.rows] == wanted:
+            return rows
         return [
-            row if row is not None and image is not None and (row.source == image or row.source is None) else None
-            for row, image in zip(rows, images, strict=True)
+            row if row is not None and want is not None and row.source in {None, want} else None
+            for row, want in zip(rows, wanted, strict=True)
         ]
 
     def look(self, record: SlimRecord, source: SourceFacts | None, adopted: list[FileRow]) -> FileRow | Refusal:
