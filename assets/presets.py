@@ -126,7 +126,7 @@ def _record(ledger: Ledger, key: str, plan: RescalePlan, report: RescaleReport) 
     before = [p.item for p in ledger.problems() if p.asset == RESCALE and p.item.startswith(looked_at)]
     ledger.clear_problems(RESCALE, before)
     ledger.record_problems(
-        Problem(f"{key}/{p.split}.jsonl:{p.line}", RESCALE, "refused", p.reason, p.message, p.remedy)
+        Problem(f"{key}/{p.split}.jsonl:{p.line}", RESCALE, p.outcome, p.reason, p.message, p.remedy)
         for p in report.problems.listed
     )
 

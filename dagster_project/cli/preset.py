@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from dagster_project.cli.ended import leave_if_ended
 from dagster_project.cli.options import root_options
 from imagemill.adapters.convert import find_adapter
 from imagemill.errors import WrongUsage
@@ -218,15 +219,12 @@ def _coordinates(dataset: Dataset, name: PresetName, splits: Sequence[str]) -> S
 def _materialise(root: DataRoot, dataset: Dataset, steps: Sequence[Step]) -> None:
     from dagster_project.work import open_work
 
-    place = dataset.path.parent
-    if place != root.public_data:
-        root = put(root, "public_data", place)
     with open_work(root) as work:
+        if dataset.path.parent != root.public_data:
+            put(root, "public_data", dataset.path.parent)
         for asset, key, config in steps:
             work.make_preset(asset, key, **config)
-            if work.error:
-                click.echo(f"imagemill: {work.error}", err=True)
-                sys.exit(128 + work.interrupted if work.interrupted else 1)
+            leave_if_ended(work)
             with Ledger(root.ledger, read_only=True) as ledger:
                 counts = ledger.counts(work.run_ids[-1:]).get(asset, {})
             told = " ".join(f"{name.replace(' ', '_')}={count}" for name, count in counts.items())

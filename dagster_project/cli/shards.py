@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from dagster_project.cli.ended import leave_if_ended
 from dagster_project.cli.options import root_options
 from imagemill.buckets import BUCKETS
 from imagemill.errors import WrongUsage
@@ -76,9 +77,7 @@ def command(
             progress_every=progress_every,
             allow_preview=allow_preview,
         )
-        if work.error:
-            click.echo(f"imagemill: {work.error}", err=True)
-            sys.exit(128 + work.interrupted if work.interrupted else 1)
+        leave_if_ended(work)
         counts = work.counts()
         for line in told({**counts["bucket_shards"], **counts["written"]}):
             click.echo(line)

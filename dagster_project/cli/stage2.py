@@ -5,6 +5,7 @@ from pathlib import Path
 
 import click
 
+from dagster_project.cli.ended import leave_if_ended
 from dagster_project.cli.options import root_options
 from dagster_project.cli.run import PassNames
 from imagemill.embedding_specs import embedding_specs
@@ -101,9 +102,7 @@ def _roll_back(root: DataRoot, delete_embeddings: bool) -> int:
 
     with open_work(root) as work:
         work.roll_back(delete_embeddings=delete_embeddings)
-        if work.error:
-            click.echo(f"imagemill: {work.error}", err=True)
-            return 128 + work.interrupted if work.interrupted else 1
+        leave_if_ended(work)
         for line in _rolled_back(root.stage2_jsonl, work.counts()["stage2_jsonl"]):
             click.echo(line)
     return 0

@@ -4,6 +4,7 @@ import sys
 
 import click
 
+from dagster_project.cli.ended import leave_if_ended
 from dagster_project.cli.options import root_options
 from dagster_project.cli.shards import told
 from imagemill.buckets import BUCKETS
@@ -26,9 +27,7 @@ def command(root: DataRoot, ids: tuple[str, ...], restore: bool) -> None:
             _refuse_unknown(root, ledger, ids)
             (ledger.restore if restore else ledger.withdraw)(ids)
         work.pack(BUCKETS, existing="withdraw")
-        if work.error:
-            click.echo(f"imagemill: {work.error}", err=True)
-            sys.exit(128 + work.interrupted if work.interrupted else 1)
+        leave_if_ended(work)
         counts = work.counts()
         click.echo(f"{'restored' if restore else 'withdrawn'}: {', '.join(ids)}")
         for line in told({**counts["bucket_shards"], **counts["written"]}):

@@ -58,7 +58,7 @@ _PIECE = 64 * 1024
 _AHEAD = 16
 
 # The disk begins with every so many bytes while the next ones are read: half the time of a tar that is flushed at its end.
-_WRITE_BACK = 8 * 1024 * 1024
+_WRITE_BACK = 2 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)

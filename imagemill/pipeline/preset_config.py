@@ -35,6 +35,9 @@ Positive = Annotated[int, msgspec.Meta(ge=1)]
 Split = Literal["train", "val"]
 T = TypeVar("T", bound=msgspec.Struct)
 
+# Fields that the command line spells otherwise.
+_FLAGS = {"splits": "split"}
+
 
 class DatasetSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where a dataset's own files are. `annotations`: a file per split. `geometry`: what an instance with both becomes."""
@@ -95,7 +98,7 @@ class Presets(msgspec.Struct, frozen=True, kw_only=True):
             agrees = set(value) <= set(stated or value) if name == "splits" else stated in {None, value}
             if not agrees:
                 raise WrongUsage(
-                    f"{key}: --{name.replace('_', '-')} says {value}, {self.path.name} says {stated}",
+                    f"{key}: --{_FLAGS.get(name, name.replace('_', '-'))} says {value}, {self.path.name} says {stated}",
                     where=self.path,
                     do="leave the flag out, correct the file, or choose a new preset name",
                 )

@@ -98,13 +98,16 @@ def carry_out(plan: RescalePlan, map_batches: Callable[..., Iterator[RescaleRow]
         open_preset(plan.dataset, plan.preset, plan.parameters)
         for folder in (plan.preset.path, plan.preset.images):
             sweep_temporaries(folder)
-        with closing(_rows(plan, map_batches)) as rows:
-            for row in rows:
-                counts[row.status] += 1
-                if row.known:
-                    known[row.name] = row.known
-                else:
-                    bad[row.name] = row
+        try:
+            with closing(_rows(plan, map_batches)) as rows:
+                for row in rows:
+                    counts[row.status] += 1
+                    if row.known:
+                        known[row.name] = row.known
+                    else:
+                        bad[row.name] = row
+        finally:
+            sweep_temporaries(plan.preset.images)  # of workers that were stopped or killed
     for problem in _image_problems(plan, bad):
         plan.problems.add(problem)
     turned = sum(

@@ -5,9 +5,12 @@ Source: CONTRACTS section 3, "Presets are strict".
 """
 
 from collections import Counter
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 LISTED = 1000
+
+# Reason code of what the disk did not let us do: ours to answer for, not the input's.
+OS_ERROR = "os_error"
 
 
 class Problem(NamedTuple):
@@ -18,6 +21,11 @@ class Problem(NamedTuple):
     reason: str
     message: str
     remedy: str
+
+    @property
+    def outcome(self) -> Literal["refused", "failed"]:
+        """Whose fault it is: the input's, or the disk's."""
+        return "failed" if self.reason == OS_ERROR else "refused"
 
     def __str__(self) -> str:
         where = f"{self.split}.jsonl:{self.line}" if self.line else f"{self.split}.jsonl"

@@ -24,6 +24,7 @@ from imagemill.files import StatTriple, fingerprint, stat_triple
 from imagemill.formats.resize import resized, written_format
 from imagemill.memory import reuse_freed_memory
 from imagemill.pipeline.preset_images import Known
+from imagemill.pipeline.rescale_problems import OS_ERROR
 from imagemill.pixels import StoredHeader, check_decodable, stored_header
 
 # How much is flushed together: enough to share the flush, little enough to lose when a run is killed.
@@ -290,7 +291,7 @@ def _refusal_row(job: RescaleJob, refusal: Refused) -> RescaleRow:
 
 def _failure_row(job: RescaleJob, error: OSError) -> RescaleRow:
     return RescaleRow(
-        name=job.name, status="failed", reason="os_error", message=str(error), remedy="repair it and run again"
+        name=job.name, status="failed", reason=OS_ERROR, message=str(error), remedy="repair it and run again"
     )
 
 

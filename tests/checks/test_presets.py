@@ -1,5 +1,6 @@
 """The checks of public data: what is bad does not flow on. Source: CONTRACTS section 4; issue 6, "blocking"."""
 
+import dagster as dg
 import pytest
 
 from assets.presets import derived_preset, raw_dataset, rescale_preset
@@ -7,7 +8,8 @@ from checks.presets import derived_valid, raw_valid, rescaled_valid
 from dagster_project.work import open_work
 from tests.helpers import public
 from tests.helpers.presets import SIZES, coco_annotations, make_here, public_data
-from tests.helpers.wiring import check, checks_of, history
+from tests.helpers.public import put_records
+from tests.helpers.wiring import checks_of, history, materialize
 
 
 @pytest.fixture
@@ -32,6 +34,13 @@ def evaluated(root, instance, asset, key, *checks, **config):
     return result, {name.partition(":")[2]: evaluation for name, evaluation in checks_of(result).items()}
 
 
+def alone(root, instance, asset, validity):
+    """A check without its asset, of no partition."""
+    result = materialize(root, instance, asset, validity, selection=dg.AssetSelection.all_asset_checks())
+    (evaluation,) = checks_of(result).values()
+    return evaluation
+
+
 def test_checks_of_good_presets_pass_and_count_every_record(data_root, instance, dataset):
     result, found = evaluated(data_root, instance, rescale_preset, "coco/p", rescaled_valid)
     assert result.success
@@ -50,8 +59,10 @@ def test_check_of_raw_records_looks_at_every_split(data_root, instance):
         "images": str(annotations.parent / "images"),
     }
 
+    put_records(public_data(data_root).dataset("of_somebody_else"), ["{"])
+
     result, found = evaluated(data_root, instance, raw_dataset, "coco", raw_valid, **given)
-    assert result.success
+    assert result.success, "a run is about its own dataset"
     assert found["raw_valid"].metadata["checked"].value == 3
 
     (annotations.parent / "images" / "train1.jpg").write_bytes(b"no picture")
@@ -83,7 +94,7 @@ def test_copy_instead_of_a_link_is_found(data_root, instance, dataset):
     image.unlink()
     image.write_bytes(data)
 
-    evaluation = check(data_root, instance, derived_preset, derived_valid)["derived_preset:derived_valid"]
+    evaluation = alone(data_root, instance, derived_preset, derived_valid)
 
     assert not evaluation.passed
     assert "images/0.jpg" in evaluation.metadata["first findings"].value
@@ -92,7 +103,7 @@ def test_copy_instead_of_a_link_is_found(data_root, instance, dataset):
 def test_check_by_itself_looks_at_every_preset(data_root, instance, dataset):
     (dataset.preset("q").path / "train.raw.jsonl").write_text("")
 
-    found = check(data_root, instance, rescale_preset, rescaled_valid)["rescale_preset:rescaled_valid"]
+    found = alone(data_root, instance, rescale_preset, rescaled_valid)
 
     assert found.description == "legacy_file: 1"
     assert found.metadata["checked"].value > 10

@@ -10,10 +10,12 @@ import time
 import pytest
 
 from imagemill.atomic import temporaries
+from imagemill.buckets import BUCKETS
 from imagemill.embedding_specs import embedding_specs
 from imagemill.formats.jsonl import read_jsonl
 from imagemill.formats.npy import NpyStore
 from imagemill.layout import DataRoot
+from imagemill.ledger import Ledger
 from tests.helpers.product import contents, imagemill, photos, start
 
 IMAGES = 40
@@ -121,3 +123,19 @@ def test_signal_before_the_first_file_leaves_a_root_that_runs(data_root, undistu
 
     assert process.returncode == 130, output
     assert_resumed(data_root, undisturbed)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_stopped_packing_says_so(data_root, number, code):
+    """A run that was stopped without an error of its own has no counters to print."""
+    photos(data_root.approved, 1)
+    assert imagemill("stage2", "--data-root", data_root.path, stub=True).returncode == 0
+    with Ledger(data_root.ledger) as ledger:
+        assert not ledger.claim("bucket_shards", BUCKETS, "another run")  # by this process: the command waits for it
+    process = start("shards", "--data-root", data_root.path)
+    assert "waiting for run another run" in next(line for line in process.stdout if "waiting" in line)
+
+    output = stop(process, number)
+
+    assert process.returncode == code, output
+    assert f"stopped by {signal.Signals(number).name}" in output

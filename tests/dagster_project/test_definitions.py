@@ -14,7 +14,7 @@ from tests.helpers.product import PROJECT
 
 ASSETS = {
     "approved_images", "dinov3_npy", "vae_latents", "t5_hidden", "stage2_jsonl", "bucket_shards",
-    "latent_statistics", "near_duplicates",
+    "latent_statistics", "near_duplicates", "raw_dataset", "rescale_preset", "derived_preset",
 }  # fmt: skip
 
 
@@ -40,6 +40,12 @@ def test_graph_begins_at_the_source_and_ends_at_the_shards(graph):
     assert parents("bucket_shards") == {"stage2_jsonl", "near_duplicates"}
 
 
+def test_graph_of_public_data_is_by_itself(graph):
+    chain = ["raw_dataset", "rescale_preset", "derived_preset"]
+    parents = [{key.to_user_string() for key in graph.get(dg.AssetKey(name)).parent_keys} for name in chain]
+    assert parents == [set(), {"raw_dataset"}, {"rescale_preset"}]
+
+
 def test_every_asset_that_is_made_has_a_check_a_description_and_an_owner(graph):
     checked = {key.asset_key.to_user_string() for key in graph.asset_check_keys}
     assert checked == ASSETS - {"approved_images"}
@@ -49,9 +55,12 @@ def test_every_asset_that_is_made_has_a_check_a_description_and_an_owner(graph):
         assert node.owners, name
 
 
-def test_sensor_is_off_by_default():
-    (sensor,) = build_definitions(local_resources("unused")).sensors
-    assert sensor.default_status is dg.DefaultSensorStatus.STOPPED
+def test_sensor_that_starts_runs_is_off_by_default():
+    """The other one only names partitions."""
+    status = {sensor.name: sensor.default_status for sensor in build_definitions(local_resources("unused")).sensors}
+    assert status == {
+        "new_images": dg.DefaultSensorStatus.STOPPED, "configured_presets": dg.DefaultSensorStatus.RUNNING,
+    }  # fmt: skip
 
 
 def test_workspace_is_valid_for_dagsters_own_command(tmp_path):

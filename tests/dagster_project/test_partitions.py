@@ -5,6 +5,8 @@ import pytest
 
 from assets.partitions import coord_presets, datasets, presets
 from dagster_project import sensors
+from dagster_project.definitions import build_definitions
+from dagster_project.deployments import test_resources
 from dagster_project.partitions import register_presets
 from dagster_project.work import open_work
 from imagemill.pipeline.preset_config import read_presets
@@ -39,7 +41,8 @@ def keys(instance):
 
 def tick(root, instance):
     resources = {"data_root": DataRootResource(path=str(root.path), config_file=None)}
-    context = dg.build_sensor_context(instance=instance, resources=resources)
+    repository = build_definitions(test_resources("unused")).get_repository_def()
+    context = dg.build_sensor_context(instance=instance, resources=resources, repository_def=repository)
     return sensors.configured_presets.evaluate_tick(context)
 
 

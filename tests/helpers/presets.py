@@ -1,10 +1,22 @@
 """Presets made by Dagster in the test's own process, and what lies on disk afterwards."""
 
-import dagster as dg
+import io
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from typing import NamedTuple
 
+import dagster as dg
+import pytest
+
+from dagster_project.cli.main import main
 from dagster_project.deployments import test_resources
 from imagemill.formats.jsonl import encode_line
+from imagemill.pipeline.derive import coord
+from imagemill.pipeline.rescale import carry_out, plan_rescale
+from imagemill.pipeline.rescale_setup import choose_parameters
+from imagemill.preset_names import MAX_OBJECTS_VARIABLE, parse_preset
 from imagemill.public_data import PublicData
+from resources.engine import Engine
 from tests.helpers.public import picture
 from tests.helpers.wiring import QUIET
 
@@ -44,6 +56,41 @@ def coco_annotations(folder, sizes=SIZES, objects=1, split="train"):
 
 
 def inodes(preset):
-    """Inode and mtime of each image of a preset, by its path."""
-    stats = {path: path.lstat() for path in preset.images.rglob("*") if not path.is_dir()}
+    """Inode and mtime of each image of a preset, by its path; temporary files are none."""
+    paths = [path for path in preset.images.rglob("*") if not path.name.startswith(".tmp-") and not path.is_dir()]
+    stats = {path: path.lstat() for path in paths}
     return {str(path.relative_to(preset.path)): (stat.st_ino, stat.st_mtime_ns) for path, stat in stats.items()}
+
+
+def rescale_here(dataset, preset="p", *, engine=None, splits=None, library="pillow", **asked):
+    """The pipeline's functions alone. Pillow starts faster than torch."""
+    parameters = choose_parameters(dataset.preset(preset), library=library, **asked)
+    return carry_out(plan_rescale(dataset, preset, parameters, splits), (engine or Engine()).map_batches)
+
+
+def coord_here(dataset, name="p", **options):
+    return coord(dataset, parse_preset(name), **options)
+
+
+class Done(NamedTuple):
+    """What a command said and how it ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def imagemill_here(root, *arguments, **environment) -> Done:
+    """A command in the test's own process: what it costs to start one is saved."""
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.delenv(MAX_OBJECTS_VARIABLE, raising=False)
+        patch.setenv("IMAGEMILL_DATA_ROOT", str(root.path))
+        patch.setattr(sys, "argv", ["imagemill", *map(str, arguments)])
+        for name, value in environment.items():
+            patch.setenv(name, str(value))
+        try:
+            main()
+        except SystemExit as end:
+            return Done(int(end.code or 0), out.getvalue(), err.getvalue())
+    return Done(0, out.getvalue(), err.getvalue())

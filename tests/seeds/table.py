@@ -1,4 +1,4 @@
-"""Which test answers for which title of seeds 000, 001 and 002. `python tests/seeds/table.py` prints it as Markdown.
+"""Which test answers for which title of seeds 000, 001, 002 and 004. `python tests/seeds/table.py` prints it as Markdown.
 
 The titles are the seeds' own; tests/seeds/test_coverage.py sees to it that every test exists and names its title.
 """
@@ -6,6 +6,7 @@ The titles are the seeds' own; tests/seeds/test_coverage.py sees to it that ever
 SEED_000 = "test_seed_000_stage2_format.py"
 SEED_001 = "test_seed_001_shards.py"
 SEED_002 = "test_seed_002_migration.py"
+SEED_004 = "test_seed_004_presets.py"
 
 # Of seeds 000 and 001 the name follows from the title: see `name_of`.
 SCENARIOS = (
@@ -136,6 +137,115 @@ MIGRATION = {
     "Open question 4: Concurrent processing?": "test_open_question_4_concurrent_processing",
 }
 
+# Of seed 004: notes, decisions and their points, invariants, acceptance checks → tests.
+PRESETS = {
+    "Note on CLI flags: No new runner flags are introduced for `public_data/run.sh`": (
+        "test_note_runner_grammar_remains_stable"
+    ),
+    "Max-object configuration: `PUBLIC_DATA_MAX_OBJECTS` remains the supported user-facing knob": (
+        "test_note_variable_remains_the_knob"
+    ),
+    "Max-object configuration: if the values are identical, proceed": "test_note_identical_values_proceed",
+    "Max-object configuration: otherwise, fail fast with an actionable error (do not silently override)": (
+        "test_note_differing_values_fail_fast"
+    ),
+    "Decision 1: Canonical preset JSONL layout": "test_decision_1_canonical_preset_jsonl_layout",
+    "Decision 2: Canonical max-object suffix": "test_decision_2_canonical_max_object_suffix",
+    "Decision 2: Treat `_max_{N}` as invalid after migration (fail-fast with an actionable rename hint)": (
+        "test_decision_2_old_suffix_is_invalid"
+    ),
+    "Decision 3: Single-source preset resolution": "test_decision_3_single_source_preset_resolution",
+    "Decision 4: Derived preset image sharing (no byte-copy)": "test_decision_4_derived_preset_image_sharing",
+    "Decision 4: Keep JSONL `images[0]` stable as `images/...` (no `..` path components)": (
+        "test_decision_4_paths_are_stable"
+    ),
+    "Decision 4: Materialize the derived preset's `images/` as a real directory containing hardlinks": (
+        "test_decision_4_images_is_a_real_directory"
+    ),
+    "Decision 4: If hardlink creation fails for any reason, the pipeline MUST fail fast (no byte-copy fallback)": (
+        "test_decision_4_failing_hardlink_fails_fast"
+    ),
+    "Decision 4: Never use a directory symlink for `images/`": "test_decision_4_no_directory_symlink",
+    "Dedup: The base rescale stage is the only place that is allowed to create resized pixels": (
+        "test_dedup_pixels_are_created_in_the_base_only"
+    ),
+    "Dedup: If a source image already matches the target `(width, height)`, the rescale implementation MAY copy it as-is": (
+        "test_dedup_image_of_the_target_size_is_copied"
+    ),
+    "Dedup: Derived presets do not rescale images": "test_dedup_derived_presets_do_not_rescale",
+    "Dedup: The pipeline MUST precheck this and fail fast with an actionable hint if the filesystem contract is violated": (
+        "test_dedup_file_system_is_prechecked"
+    ),
+    "Dedup: If the base preset is missing an expected resized image, the derived preset MUST fail fast": (
+        "test_dedup_missing_base_image_fails_fast"
+    ),
+    "Hardlink contract: For every `images/...` path referenced, the derived preset MUST contain a file": (
+        "test_hardlink_contract_every_path_is_there"
+    ),
+    "Hardlink contract: That file MUST be a hardlink to the base preset's corresponding resized image file": (
+        "test_hardlink_contract_every_file_is_the_bases"
+    ),
+    "Hardlink contract: if the destination path does not exist: create the hardlink": (
+        "test_hardlink_contract_absent_path_is_linked"
+    ),
+    "Hardlink contract: if the destination path exists and is already the same inode as the source: do nothing": (
+        "test_hardlink_contract_same_inode_is_left"
+    ),
+    'Hardlink contract: otherwise: fail fast (do not overwrite or "repair" in place)': (
+        "test_hardlink_contract_other_file_fails_fast"
+    ),
+    "Decision 5: Unified validation boundary": "test_decision_5_unified_validation_boundary",
+    "Decision 6: Parallelism policy": "test_decision_6_parallelism_policy",
+    "Decision 6: Metadata scans (counting lines, collecting unique image specs) remain sequential": (
+        "test_decision_6_metadata_scans_remain_sequential"
+    ),
+    "Validation determinism: Any structural failure is a validator failure": (
+        "test_determinism_structural_failure_is_a_failure"
+    ),
+    "Validation determinism: The validator MUST still scan the full JSONL to completion to report stable summary counts": (
+        "test_determinism_full_file_is_scanned"
+    ),
+    "Validation determinism: Select exactly the first `N` structurally-parsed records in JSONL line order": (
+        "test_determinism_first_records_are_selected"
+    ),
+    "Validation determinism: Run image checks on those records in that exact order": (
+        "test_determinism_order_is_that_of_the_file"
+    ),
+    "Validation determinism: Do not skip, replace, or resample any of those `N` records": (
+        "test_determinism_no_record_is_replaced"
+    ),
+    "Invariant: Preset `images/` are immutable once written by the rescale stage": "test_invariant_images_are_immutable",
+    "Invariant: allowed: create-missing only": "test_invariant_missing_images_are_created",
+    "Invariant: disallowed: truncate/overwrite/replace existing paths in-place": (
+        "test_invariant_existing_images_are_not_overwritten"
+    ),
+    "Invariant: `pipeline_manifest.json` MUST record the rescale-affecting parameters": (
+        "test_invariant_manifest_records_the_parameters"
+    ),
+    "Invariant: The rescale stage MUST compare the requested rescale params against the recorded params": (
+        "test_invariant_parameters_are_compared_before_any_work"
+    ),
+    "Invariant: If the recorded params are missing or differ, rescale MUST fail fast with an actionable rebuild hint": (
+        "test_invariant_missing_parameters_fail_fast"
+    ),
+    "Invariant: If `pipeline_manifest.json` is missing but the preset directory already exists, do not infer params": (
+        "test_invariant_missing_manifest_fails_fast"
+    ),
+    "Invariant: rebuild is manual: the user either picks a new preset name or deliberately deletes the directory": (
+        "test_invariant_rebuild_is_manual"
+    ),
+    "Risk: tools that repair or overwrite image files could mutate the shared inode across presets": (
+        "test_risk_coord_writes_no_image"
+    ),
+    "Acceptance: ./public_data/run.sh coco rescale --preset rescale_32_768_bbox": "test_acceptance_base_preset_creation",
+    "Acceptance: PUBLIC_DATA_MAX_OBJECTS=60 ./public_data/run.sh coco coord --preset rescale_32_768_bbox": (
+        "test_acceptance_derived_preset_creation"
+    ),
+    "Acceptance: Training preflight validation uses the unified validator": (
+        "test_acceptance_preflight_enforces_max_pixels_and_multiple_of"
+    ),
+}
+
 
 def name_of(scenario: str) -> str:
     """A scenario's title in snake case."""
@@ -147,6 +257,7 @@ TESTS = {
     SEED_000: {title: name_of(title) for title in SCENARIOS},
     SEED_001: {title: name_of(title) for title in SHARD_SCENARIOS},
     SEED_002: MIGRATION,
+    SEED_004: PRESETS,
 }
 
 

@@ -1,6 +1,7 @@
-"""Every scenario of seeds 000 and 001, every decision, mitigation and phase of seed 002 has a test named after it.
+"""Every scenario of seeds 000 and 001, every decision, mitigation and phase of seed 002, every decision,
+invariant and acceptance check of seed 004 has a test named after it.
 
-Source: issues 4 and 5.
+Source: issues 4, 5 and 6.
 """
 
 import ast
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.seeds.table import SCENARIOS, SEED_000, SEED_001, SEED_002, SHARD_SCENARIOS, TESTS
+from tests.seeds.table import SCENARIOS, SEED_000, SEED_001, SEED_002, SEED_004, SHARD_SCENARIOS, TESTS
 
 HERE = Path(__file__).parent
 
@@ -54,6 +55,16 @@ def test_every_numbered_part_of_the_migration_is_there():
     mitigations = [title.partition(":")[0] for title, name in TESTS[SEED_002].items() if "test_mitigation_" in name]
     assert sorted(mitigations.count(risk) for risk in set(mitigations)) == [3, 3, 3, 3]
     assert len(set(TESTS[SEED_002].values())) == len(TESTS[SEED_002])
+
+
+def test_every_numbered_part_of_the_presets_is_there():
+    """Six decisions; the three steps of materialisation and two demands on links; three acceptance checks."""
+    heads = [title.partition(":")[0] for title in TESTS[SEED_004]]
+
+    assert sorted({head for head in heads if head.startswith("Decision")}) == [f"Decision {n + 1}" for n in range(6)]
+    assert heads.count("Hardlink contract") == 5
+    assert heads.count("Acceptance") == 3
+    assert len(set(TESTS[SEED_004].values())) == len(TESTS[SEED_004])
 
 
 def test_table_is_printed_as_markdown():

@@ -1,0 +1,268 @@
+"""What lies in a mission's folder: groups of images under two labels, and what is there besides.
+
+    stage_a/input/<mission>/审核不通过/<group folder>/QC-TEMP-20250118-0015956-001.jpeg    label fail
+                            审核通过/<group folder>/…                                      label pass
+
+A group's id comes from its first image's name, else from its folder's. Of one id twice under one label the later fails; the same
+id under both labels is two groups.
+
+Belongs here: the listing, group ids, sampling.
+Belongs elsewhere: who works on which image (ranks.py), what is made of it (stage_a.py).
+Source: seed 003 "Per-image inference and grouped aggregation", "Group sampling"; CONTRACTS section 5.
+"""
+
+import os
+import re
+import unicodedata
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePath
+from random import Random
+from typing import Literal
+
+import msgspec
+
+from imagemill.errors import MissingInput, WrongUsage
+from imagemill.ids import id_problem
+from imagemill.natural_sort import natural_key
+
+Label = Literal["fail", "pass"]
+
+# In the order in which they are worked on.
+LABEL_FOLDERS: dict[Label, str] = {"fail": "审核不通过", "pass": "审核通过"}
+EXTENSIONS = (".jpg", ".jpeg", ".png")
+DEFAULT_SEED = 42
+
+# What is added to a mission's name in file names, with a rank of ten digits, must fit into 255 bytes.
+MAX_MISSION_BYTES = 255 - len("_stage_a.images.rank0123456789.jsonl")
+
+_GROUP_ID = re.compile(r"QC-[A-Za-z]+-[0-9]{8}-[0-9]+")
+
+
+class Group(msgspec.Struct, frozen=True, gc=False):
+    """One group. `folder`: its folder's name under the label's; `images`: file names in natural order, at least one."""
+
+    label: Label
+    folder: str
+    group_id: str
+    images: tuple[str, ...]
+
+    @property
+    def place(self) -> str:
+        """Its folder, relative to the mission's."""
+        return f"{LABEL_FOLDERS[self.label]}/{self.folder}"
+
+    def image_place(self, image_index: int) -> str:
+        """An image, counted from 1, relative to the mission's folder."""
+        return f"{self.place}/{self.images[image_index - 1]}"
+
+
+class InputProblem(msgspec.Struct, frozen=True):
+    """Something in a mission's folder that is not processed, or a warning. `place`: relative to the mission's folder.
+
+    `outcome`: *refused*, its own fault; *failed*, a group that the output lacks; *warning*, it is processed.
+    """
+
+    place: str
+    outcome: Literal["refused", "failed", "warning"]
+    reason: str
+    detail: str
+    remedy: str
+
+
+@dataclass(slots=True)
+class Discovery:
+    """A mission's groups, fail before pass, each in order of folder name; and what else lies there."""
+
+    mission: str
+    folder: Path
+    groups: list[Group] = field(default_factory=list)
+    problems: list[InputProblem] = field(default_factory=list)
+
+    @property
+    def failed(self) -> list[InputProblem]:
+        """Groups that cannot become a record."""
+        return [problem for problem in self.problems if problem.outcome == "failed"]
+
+
+def discover(root: Path, mission: str) -> Discovery:
+    """List one mission; no image is opened.
+
+    Raises:
+        WrongUsage: no folder can have that name. MissingInput: there is no such mission; those found are listed.
+    """
+    check_mission(mission)
+    folder = root / mission
+    if not folder.is_dir():
+        raise _no_mission(root, mission)
+    found = Discovery(mission, folder)
+    names = {label_folder: label for label, label_folder in LABEL_FOLDERS.items()}
+    for entry in _entries(folder):
+        if entry.name not in names:
+            found.problems.append(_unexpected(entry, entry.name, "outside_labels", "beside the folders of the labels"))
+        elif not _is_folder(entry):
+            found.problems.append(_problem(entry.name, "not_a_folder", "the label's name, and no folder", "remove it"))
+    for label, label_folder in LABEL_FOLDERS.items():
+        if (folder / label_folder).is_dir():
+            _list_label(found, label)
+    return found
+
+
+def missions(root: Path) -> list[str]:
+    """Every folder that may be a mission, by name."""
+    return [entry.name for entry in _entries(root) if _is_folder(entry)] if root.is_dir() else []
+
+
+def check_mission(mission: str) -> None:
+    """Raises WrongUsage for what cannot name a mission."""
+    problem = id_problem(mission) or (None if mission.strip() and not mission.startswith(".") else "hidden or blank")
+    if problem is None and len(mission.encode()) > MAX_MISSION_BYTES:
+        problem = f"longer than {MAX_MISSION_BYTES} bytes, so that no output file could be named after it"
+    if problem:
+        raise WrongUsage(f"{mission!r} is no mission's name: {problem}", do="give the name of a folder of the input")
+
+
+def sample_groups(
+    groups: Sequence[Group], *, passes: int | None = None, fails: int | None = None, seed: int = DEFAULT_SEED
+) -> list[Group]:
+    """At most so many groups of each label, in their order: None takes all, 0 none.
+
+    Raises:
+        WrongUsage: a negative number.
+    """
+    wanted: dict[Label, tuple[int | None, int]] = {"fail": (fails, seed + 1), "pass": (passes, seed)}
+    kept: set[int] = set()
+    for label, (count, label_seed) in wanted.items():
+        if count is not None and count < 0:
+            raise WrongUsage(f"--{label}_group_number is {count}", do="give 0 or more, or leave it out for all")
+        indices = [index for index, group in enumerate(groups) if group.label == label]
+        kept.update(indices if count is None or count >= len(indices) else Random(label_seed).sample(indices, count))
+    return [group for index, group in enumerate(groups) if index in kept]
+
+
+def group_id_in(name: str) -> str | None:
+    """The group id with which a file name begins."""
+    match = _GROUP_ID.match(PurePath(name).stem)
+    return match[0] if match else None
+
+
+def _list_label(found: Discovery, label: Label) -> None:
+    seen: dict[str, Group] = {}
+    label_folder = LABEL_FOLDERS[label]
+    for entry in _entries(found.folder / label_folder):
+        place = f"{label_folder}/{entry.name}"
+        if not _is_folder(entry):
+            found.problems.append(_unexpected(entry, place, "outside_groups", "directly in a label's folder"))
+            continue
+        try:
+            group = _list_group(found, label, entry.name)
+        except OSError as error:
+            found.problems.append(_failed(place, "read_error", str(error), "repair it and run again"))
+            continue
+        if group is None:
+            continue
+        first = seen.setdefault(group.group_id, group)
+        if first is group:
+            found.groups.append(group)
+        else:
+            what = f"{group.group_id} is the id of {first.place} already; {group.place} has no record"
+            found.problems.append(
+                _failed(place, "duplicate_group", what, "rename the images of one, or put both in one")
+            )
+
+
+def _list_group(found: Discovery, label: Label, name: str) -> Group | None:
+    """One group folder; None, and a problem, where it holds no group."""
+    place = f"{LABEL_FOLDERS[label]}/{name}"
+    images: list[str] = []
+    for entry in _entries(found.folder / LABEL_FOLDERS[label] / name):
+        inside = f"{place}/{entry.name}"
+        if _is_folder(entry):
+            found.problems.append(_too_deep(entry, inside))
+        elif not _is_image_name(entry.name):
+            found.problems.append(_unexpected(entry, inside, "unsupported_type", "neither jpg, jpeg nor png"))
+        elif _no_text(entry.name):
+            found.problems.append(_problem(inside, "bad_name", "its name is not UTF-8", "rename it"))
+        elif not _answers(entry.is_file):
+            found.problems.append(_problem(inside, "not_a_file", "a link to nothing, or no file", "replace it"))
+        else:
+            images.append(entry.name)
+    if not images:
+        found.problems.append(_problem(place, "empty_group", "no image in it", "put its images there, or remove it"))
+        return None
+    images.sort(key=natural_key)
+    group_id = group_id_in(images[0]) or name
+    why = "not UTF-8" if _no_text(name) else id_problem(group_id) or (None if group_id.strip() else "blank")
+    if why:
+        found.problems.append(_failed(place, "bad_name", f"its name cannot be a group's: {why}", "rename it"))
+        return None
+    found.problems.extend(_mixed(place, group_id, images))
+    return Group(label, name, group_id, tuple(images))
+
+
+def _mixed(place: str, group_id: str, images: Sequence[str]) -> Iterator[InputProblem]:
+    others = sorted({other for name in images if (other := group_id_in(name)) and other != group_id})
+    if others:
+        what = f"its group is {group_id}, by its first image or folder; some images name {', '.join(others[:3])}"
+        yield InputProblem(place, "warning", "mixed_ids", what, "put each id into a folder of its own")
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    """What a folder holds, dot-files left out, in order of name."""
+    with os.scandir(folder) as entries:
+        return sorted((e for e in entries if not e.name.startswith(".")), key=lambda entry: entry.name)
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    return _answers(entry.is_dir)
+
+
+def _answers(question: Callable[[], bool]) -> bool:
+    """A link to itself is neither file nor folder."""
+    try:
+        return question()
+    except OSError:
+        return False
+
+
+def _is_image_name(name: str) -> bool:
+    return name.lower().endswith(EXTENSIONS)
+
+
+def _no_text(name: str) -> bool:
+    return any(unicodedata.category(c) == "Cs" for c in name)
+
+
+def _too_deep(entry: os.DirEntry[str], place: str) -> InputProblem:
+    count = sum(_is_image_name(name) for _, _, names in os.walk(entry.path) for name in names if name[0] != ".")
+    return _problem(
+        place, "too_deep", f"a folder within a group, with {count} images", "move them into a group's folder"
+    )
+
+
+def _unexpected(entry: os.DirEntry[str], place: str, reason: str, where: str) -> InputProblem:
+    kind = "a folder" if _is_folder(entry) else "an image" if _is_image_name(entry.name) else "a file"
+    return _problem(place, reason, f"{kind}: {where}", "move it into a group's folder, or remove it")
+
+
+def _problem(place: str, reason: str, detail: str, remedy: str) -> InputProblem:
+    return InputProblem(_printable(place), "refused", reason, detail, remedy)
+
+
+def _failed(place: str, reason: str, detail: str, remedy: str) -> InputProblem:
+    return InputProblem(_printable(place), "failed", reason, detail, remedy)
+
+
+def _printable(place: str) -> str:
+    """Names that are not UTF-8 with marks in their place: reports are text."""
+    return place.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+def _no_mission(root: Path, mission: str) -> MissingInput:
+    found = missions(root)
+    return MissingInput(
+        f"no mission {mission!r}",
+        where=root,
+        why=f"missions found: {', '.join(map(_printable, found))}" if found else "there is no mission in it",
+        do="check --mission and --input_dir",
+    )

@@ -1,0 +1,376 @@
+"""`imagemill preset …`: a public dataset from its own annotations to validated presets, and what is wrong usage.
+
+Source: seed 004; CONTRACTS sections 3 and 6; issue 6, "Must hold".
+"""
+
+import json
+import os
+import re
+
+import pytest
+
+from dagster_project.work import open_work
+from imagemill.layout import DataRoot
+from imagemill.places import locate
+from imagemill.preset_names import MAX_OBJECTS_VARIABLE
+from imagemill.public_data import PublicData, read_preset_manifest
+from tests.helpers import public
+from tests.helpers.presets import SIZES, coco_annotations, imagemill_here, inodes
+from tests.helpers.product import imagemill
+from tests.helpers.public import put_records, record, records_of, snapshot
+
+THING = {"desc": "thing", "bbox_2d": [1, 2, 30, 31]}
+VARIABLE = MAX_OBJECTS_VARIABLE
+
+
+# ---- real photographs
+
+
+class Story:
+    """128 photographs through every step; `said`: what each command printed."""
+
+    def __init__(self, root, coco128):
+        self.root, self.said = root, {}
+        self.coco = PublicData(root.public_data).dataset("coco")
+        self.base, self.derived = self.coco.preset("rescale_32_768"), self.coco.preset("rescale_32_768_max10")
+        source = ["--annotations", coco128 / "instances_train2017.json", "--images", coco128 / "images"]
+        self.run("convert", "coco", "--adapter", "coco", *source)
+        self.run("rescale", "coco", "--preset", "rescale_32_768")
+        self.images = inodes(self.base)
+        self.run("coord", "coco", "--preset", "rescale_32_768")
+        self.run("coord", "coco", "--preset", "rescale_32_768_max10")
+        self.run("validate", "coco", "--preset", "rescale_32_768_max10", "--image-check-n", 0)
+
+    def run(self, step, *arguments):
+        done = imagemill_here(self.root, "preset", step, *arguments)
+        assert done.returncode == 0, done.stderr
+        self.said[step] = done.stdout
+
+
+@pytest.fixture(scope="module")
+def story(coco128, tmp_path_factory):
+    return Story(DataRoot(tmp_path_factory.mktemp("story") / "data"), coco128)
+
+
+def test_real_coco_passes_every_step(story):
+    assert "train_records=128" in story.said["convert"]
+    assert sum(map(int, re.findall(r"(?:resized|copied)=(\d+)", story.said["rescale"]))) == 128
+    assert "records=97 dropped=31 linked=97" in story.said["coord"]
+    assert story.said["validate"].count(": passed: ") == 4
+    largest = max(len(r["objects"]) for r in records_of(story.derived.jsonl("train")))
+    assert largest == 10, "dropped, never cut"
+
+
+def test_every_derived_image_has_its_bases_inode(story):
+    named = {record["images"][0] for record in records_of(story.derived.jsonl("train"))}
+
+    assert inodes(story.derived).keys() == named
+    assert inodes(story.derived).items() <= inodes(story.base).items()
+    assert inodes(story.base) == story.images, "coord touches no image"
+
+
+def test_images_of_the_derived_preset_take_no_disk_space(story):
+    base = {ino for ino, _ in inodes(story.base).values()}
+    new = [path for path in story.derived.images.rglob("*") if path.lstat().st_ino not in base]
+
+    assert [path for path in new if not path.is_dir()] == []
+    folders = [story.derived.images, *new]
+    blocks = sum(path.lstat().st_blocks for path in folders)
+    assert blocks * 512 < 64 * 1024
+    assert sum(path.stat().st_size for path in story.derived.images.rglob("*.jpg")) > 5 << 20, "shared"
+
+
+def test_manifest_of_the_derived_preset_has_the_rescale_parameters(story):
+    base, derived = (read_preset_manifest(preset) for preset in (story.base, story.derived))
+
+    assert base
+    assert derived
+    assert derived["stage_stats"]["rescale"] == base["stage_stats"]["rescale"]
+    assert derived["stage_stats"]["rescale"]["max_pixels"] == 786432
+    assert derived["base"]["preset"] == "rescale_32_768"
+
+
+def test_layout_is_the_contracts(story):
+    names = {path.name for path in story.derived.path.iterdir()}
+
+    assert names == {
+        "train.jsonl", "train.norm.jsonl", "train.coord.jsonl", "train.filter_stats.json", "images",
+        "pipeline_manifest.json", "contact_sheet.png",
+    }  # fmt: skip
+
+
+def test_each_preset_stands_in_the_history_by_itself(story):
+    import dagster as dg
+
+    with open_work(story.root) as work:
+        rescaled = work.instance.get_materialized_partitions(dg.AssetKey("rescale_preset"))
+        coord = work.instance.get_materialized_partitions(dg.AssetKey("derived_preset"))
+
+    assert rescaled == {"coco/rescale_32_768"}
+    assert coord == {"coco/rescale_32_768", "coco/rescale_32_768_max10"}
+
+
+def test_second_run_of_every_step_changes_nothing(story):
+    before = snapshot(story.coco.path)
+
+    for preset in ("rescale_32_768", "rescale_32_768_max10"):
+        story.run("coord", "coco", "--preset", preset)
+    story.run("rescale", "coco", "--preset", "rescale_32_768")
+
+    assert snapshot(story.coco.path) == before
+
+
+# ---- small ones
+
+
+@pytest.fixture
+def dataset(data_root):
+    """Raw records with one, two and three objects."""
+    dataset = public.raw_dataset(data_root.public_data / "coco", SIZES)
+    put_records(dataset, [record(f"{n}.jpg", *size, *[THING] * (n + 1)) for n, size in enumerate(SIZES)])
+    return dataset
+
+
+def run(root, *arguments, **environment):
+    done = imagemill_here(root, "preset", *arguments, **environment)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def rescaled(root, preset="p"):
+    run(root, "rescale", "coco", "--preset", preset, "--library", "pillow", "--workers", 1)
+
+
+def presets_yaml(root, text):
+    (root.public_data / "presets.yaml").write_text(text)
+
+
+def test_all_is_rescale_and_coord_of_what_presets_yaml_names(data_root, dataset):
+    presets_yaml(data_root, "presets: {coco/p: {library: pillow, max_objects: 2}}")
+
+    said = run(data_root, "all", "coco", "--preset", "p", "--workers", 1).stdout.splitlines()
+
+    assert [line.partition(":")[0] for line in said] == ["coco/p", "coco/p", "coco/p_max2"]
+    assert "records=3 dropped=0" in said[1]
+    assert "records=2 dropped=1" in said[2], "each line has the counts of its own run"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment"),
+    [
+        (["--preset", "p_max2"], {}),
+        (["--preset", "p", "--max_objects", "2"], {}),
+        (["--preset", "p"], {VARIABLE: "2"}),
+        (["--preset", "p_max2", "--max-objects", "2"], {VARIABLE: "2"}),
+        (["--preset", "p"], {VARIABLE: ""}),
+    ],
+)
+def test_every_way_to_say_max_objects_makes_the_same_preset(data_root, dataset, arguments, environment):
+    rescaled(data_root)
+    if environment == {VARIABLE: ""}:
+        presets_yaml(data_root, "presets: {coco/p: {max_objects: 2}}")
+
+    run(data_root, "coord", "coco", *arguments, **environment)
+
+    assert len(records_of(dataset.preset("p_max2").coord("train"))) == 2
+
+
+def test_limit_of_another_preset_whose_name_begins_alike_does_not_count(data_root, dataset):
+    presets_yaml(data_root, "presets: {coco/p: {max_objects: 2}}")
+    rescaled(data_root, "p_maximal")
+
+    run(data_root, "coord", "coco", "--preset", "p_maximal")
+
+    assert dataset.preset("p_maximal").coord("train").is_file()
+
+
+def test_options_take_underscores_and_dashes(data_root, dataset):
+    for name, spelled in {"a": ("--max_pixels", "--image_factor"), "b": ("--max-pixels", "--image-factor")}.items():
+        run(data_root, "rescale", "coco", "--preset", name, spelled[0], 4096, spelled[1], 16, "--library", "pillow")
+    one, other = (read_preset_manifest(dataset.preset(name)) for name in "ab")
+
+    assert one
+    assert other
+    assert one["stage_stats"] == other["stage_stats"]
+    assert one["stage_stats"]["rescale"]["image_factor"] == 16
+
+
+def test_chosen_splits_alone_are_made(data_root, dataset):
+    put_records(dataset, [record("0.jpg", *SIZES[0])], split="val")
+
+    run(data_root, "all", "coco", "--preset", "p", "--split", "train", "--library", "pillow")
+
+    assert dataset.preset("p").splits() == ["train"]
+    run(data_root, "all", "coco", "--preset", "p")
+    assert dataset.preset("p").splits() == ["train", "val"]
+
+
+def test_convert_takes_everything_from_presets_yaml(data_root, tmp_path):
+    coco_annotations(tmp_path / "source")
+    data_root.public_data.mkdir()
+    source = f"{{adapter: coco, annotations: {{train: {tmp_path}/source/instances_train.json}}, "
+    presets_yaml(data_root, f"datasets: {{coco: {source}images: {tmp_path}/source/images}}}}")
+
+    said = run(data_root, "convert", "coco").stdout
+
+    assert said == "coco: train_objects=6 train_records=3\n"
+
+
+def test_validate_fails_with_1_names_the_line_and_writes_nothing(data_root, dataset):
+    rescaled(data_root)
+    with dataset.preset("p").jsonl("train").open("a") as file:
+        file.write("\n")
+    before = snapshot(data_root.public_data)
+
+    done = imagemill_here(data_root, "preset", "validate", "coco", "--preset", "p", "--json")
+
+    assert done.returncode == 1
+    reports = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [report["passed"] for report in reports].count(False) == 1
+    assert any(finding["line"] == 4 for report in reports for finding in report["findings"])
+    assert snapshot(data_root.public_data) == before
+
+
+# ---- folders elsewhere
+
+
+def test_public_data_root_is_remembered(data_root, tmp_path):
+    elsewhere = tmp_path / "disk2"
+    public.raw_dataset(elsewhere / "coco", SIZES[:1])
+
+    first = run(
+        data_root, "rescale", "coco", "--preset", "p", "--public-data-root", elsewhere, "--library", "pillow",
+        "--workers", 1,
+    )  # fmt: skip
+    run(data_root, "coord", "coco", "--preset", "p")
+
+    assert f"public_data: in {elsewhere} from now on" in first.stderr
+    assert (elsewhere / "coco" / "p" / "train.coord.jsonl").is_file()
+    assert not data_root.public_data.exists()
+    assert locate(data_root.path).public_data == elsewhere
+
+
+def test_public_data_root_of_a_command_that_is_wrong_usage_is_not_remembered(data_root, tmp_path):
+    elsewhere = tmp_path / "disk2"
+    public.raw_dataset(elsewhere / "coco", SIZES[:1])
+    data_root.config_file.write_text("no_such_setting: 1")
+    before = tree(tmp_path)
+
+    done = imagemill_here(data_root, "preset", "rescale", "coco", "--preset", "p", "--public-data-root", elsewhere)
+
+    assert done.returncode == 2
+    assert "no_such_setting" in done.stderr
+    assert tree(tmp_path) == before
+
+
+# ---- wrong usage
+
+
+def tree(folder):
+    return {str(path): path.lstat().st_mtime_ns for path in folder.rglob("*")}
+
+
+WRONG = [
+    (["coord", "coco", "--preset", "p_max10", "--max-objects", "20"], {}, ["10 by the preset's name", "20 by --max-objects"]),
+    (["coord", "coco", "--preset", "p_max10"], {VARIABLE: "20"}, ["10 by the preset's name", f"20 by {VARIABLE}"]),
+    (["coord", "coco", "--preset", "p", "--max-objects", "20"], {VARIABLE: "30"}, ["20 by --max-objects", "30 by"]),
+    (["coord", "coco", "--preset", "limited", "--max-objects", "20"], {}, ["20 by --max-objects", "2 by presets.yaml"]),
+    (["coord", "coco", "--preset", "limited"], {VARIABLE: "20"}, ["2 by presets.yaml", f"20 by {VARIABLE}"]),
+    (["coord", "coco", "--preset", "limited_max3"], {}, ["3 by the preset's name", "2 by presets.yaml"]),
+    (["coord", "coco", "--preset", "p_max_10"], {}, ["rename it to p_max10"]),
+    (["rescale", "coco", "--preset", "p_max_10"], {}, ["rename it to p_max10"]),
+    (["validate", "coco", "--preset", "p_max_10"], {}, ["rename it to p_max10"]),
+    (["coord", "coco", "--preset", "p_max010"], {}, ["rename it to p_max10"]),
+    (["coord", "coco", "--preset", "p_max10_max20"], {}, ["rename it to p_max10"]),
+    (["rescale", "coco", "--preset", "p_max10"], {}, ["only a base preset has images", "--max-objects 10"]),
+    (["all", "coco", "--preset", "p_max10"], {}, ["only a base preset has images"]),
+    (["rescale", "coco", "--preset", "p", "--max-objects", "10"], {}, ["two steps", "preset rescale", "preset coord"]),
+    (["rescale", "coco", "--preset", "p"], {VARIABLE: "10"}, ["two steps", VARIABLE]),
+    (["validate", "coco", "--preset", "p"], {VARIABLE: "10"}, ["two steps"]),
+    (["all", "coco", "--preset", "p", "--max-objects", "10"], {}, ["two steps"]),
+    (["all", "coco", "--preset", "p"], {VARIABLE: "10"}, ["two steps"]),
+    (["coord", "coco", "--preset", "p", "--max-objects", "0"], {}, ["at least 1"]),
+    (["coord", "coco", "--preset", "p"], {VARIABLE: "many"}, [VARIABLE, "'many'"]),
+    (["rescale", "coco", "--preset", "p", "--split", "test"], {}, ["'test'", "train", "val"]),
+    (["rescale", "coco", "--preset", "p", "--max-pixel", "5"], {}, ["No such option"]),
+    (["rescale", "coco", "--preset", "p", "--max-pixels", "0"], {}, ["--max-pixels"]),
+    (["rescale", "coco", "--preset", "limited", "--max-pixels", "5000"], {}, ["says 5000", "presets.yaml says 602112"]),
+    (["rescale", "coco"], {}, ["--preset"]),
+    (["rescale", "../coco", "--preset", "p"], {}, ["no name of a dataset"]),
+    (["rescale", "coco", "--preset", "raw"], {}, ["no name of a preset"]),
+    (["rescale", "coco", "--preset", "../p", "--public-data-root", "elsewhere"], {}, ["no name of a preset"]),
+    (["convert", "coco"], {}, ["nothing says its adapter"]),
+    (["convert", "coco", "--adapter", "yolo", "--annotations", "x", "--images", "x"], {}, ["no adapter 'yolo'"]),
+    (["convert", "coco", "--split", "val"], {}, ["--split without --annotations"]),
+    (["convert", "named", "--adapter", "lvis"], {}, ["--adapter says lvis", "presets.yaml says coco"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("arguments", "environment", "says"), WRONG)
+def test_wrong_usage_is_2_and_nothing_is_written(data_root, dataset, arguments, environment, says):
+    presets_yaml(
+        data_root,
+        "datasets: {named: {adapter: coco, annotations: {train: x.json}, images: x}}\n"
+        "presets: {coco/limited: {max_objects: 2, max_pixels: 602112}}",
+    )
+    before = tree(data_root.path)
+
+    done = imagemill_here(data_root, "preset", *arguments, **environment)
+
+    assert done.returncode == 2, done.stderr
+    assert [text for text in says if text not in done.stderr] == []
+    assert tree(data_root.path) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["rescale", "nosuch", "--preset", "p"], "preset convert nosuch"),
+        (["rescale", "coco", "--preset", "p", "--split", "val"], "no raw records of val"),
+        (["coord", "coco", "--preset", "p_max10"], "preset rescale coco --preset p"),
+        (["all", "nosuch", "--preset", "p"], "preset convert nosuch"),
+    ],
+)
+def test_missing_input_is_1_names_the_command_to_run_and_leaves_no_partition(data_root, dataset, arguments, says):
+    before = tree(data_root.path)
+
+    done = imagemill_here(data_root, "preset", *arguments)
+
+    assert done.returncode == 1
+    assert says in done.stderr
+    assert tree(data_root.path) == before
+
+
+def test_other_parameters_than_recorded_are_1_and_nothing_is_written(data_root, dataset):
+    rescaled(data_root)
+    before = tree(data_root.public_data)
+
+    done = imagemill_here(data_root, "preset", "rescale", "coco", "--preset", "p", "--image-factor", 16)
+
+    assert done.returncode == 1
+    assert "image_factor recorded 32, requested 16" in done.stderr
+    assert "new preset name" in done.stderr
+    assert tree(data_root.public_data) == before
+
+
+def test_refused_lines_are_1_all_named_and_the_repair_goes_on(data_root, dataset):
+    """The real program once, as users start it."""
+    lines = dataset.raw_jsonl("train").read_text()
+    put_records(dataset, ["{", *lines.splitlines(), "null"])
+    command = ["preset", "rescale", "coco", "--preset", "p", "--library", "pillow", "--workers", 1]
+
+    done = imagemill(*command, "--data-root", data_root.path)
+
+    assert done.returncode == 1
+    assert "train.jsonl:1" in done.stderr
+    assert "train.jsonl:5" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(inodes(dataset.preset("p"))) == 3
+    assert not dataset.preset("p").jsonl("train").exists()
+    images = inodes(dataset.preset("p"))
+    dataset.raw_jsonl("train").write_text(lines)
+
+    rescaled(data_root)
+
+    assert inodes(dataset.preset("p")) == images
+    assert os.path.exists(dataset.preset("p").jsonl("train"))

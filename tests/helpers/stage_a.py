@@ -1,0 +1,83 @@
+"""Missions with small images, and summarizers that remember what they were asked."""
+
+from pathlib import Path
+
+from imagemill.pipeline.finished import store_folder
+from imagemill.pipeline.missions import LABEL_FOLDERS, Group, discover
+from imagemill.pipeline.rank_files import output_file
+from imagemill.pipeline.stage_a import RankWorker, plan_stage_a
+from imagemill.pipeline.stage_a_merge import finish_stage_a
+from tests.helpers.stage2 import picture
+
+MISSION = "挡风板安装检查"
+TICKET = "QC-TEMP-20250118-0015956"
+
+
+def ticket(root: Path, label: str, folder: str, *names: str, mission: str = MISSION) -> Path:
+    """A group's folder with an image under each name, no two alike."""
+    path = root / mission / LABEL_FOLDERS[label] / folder
+    path.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        picture(path / name, size=(16, 16))
+    return path
+
+
+def touch(path: Path) -> Path:
+    """A file that is an image by its name alone: for what opens none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"")
+    return path
+
+
+def group(name: str, size: int, label: str = "pass") -> Group:
+    return Group(label, name, name, tuple(f"{name}-{index}.jpg" for index in range(1, size + 1)))
+
+
+class Recorder:
+    """Answers with the image's name; `batches` holds the names of each call. `answers` replaces answers by name."""
+
+    def __init__(self, answers=None):
+        self.batches: list[list[str]] = []
+        self.answers = answers or {}
+
+    def summarize(self, images, mission):
+        self.batches.append([image.name for image in images])
+        assert all(image.image.mode == "RGB" for image in images)
+        return [self.answers.get(image.name, f"{mission} {image.name}") for image in images]
+
+    @property
+    def asked(self) -> list[str]:
+        return [name for batch in self.batches for name in batch]
+
+
+class Bench:
+    """A mission's folders, and runs over it."""
+
+    def __init__(self, tmp: Path) -> None:
+        self.input, self.output, self.state = tmp / "input", tmp / "output", tmp / "state"
+        self.store = store_folder(self.state, MISSION)
+
+    def plan(self, *, identity="stub", **options):
+        return plan_stage_a(discover(self.input, MISSION), identity, **options)
+
+    def rank(self, plan, rank, summarizer, **options):
+        worker = RankWorker(plan=plan, summarizer=lambda: summarizer, output=self.output, store=self.store, **options)
+        return worker.stream([rank])
+
+    def infer(self, plan, summarizer=None, **options):
+        """All ranks, one after another; their summarizers."""
+        made = [summarizer or Recorder() for _ in range(plan.ranks.world_size)]
+        for rank, each in enumerate(made):
+            for _ in self.rank(plan, rank, each, **options):
+                pass
+        return made
+
+    def run(self, summarizer=None, *, identity="stub", batch_size=8, fresh=False, keep=False, **options):
+        """A whole run; its summarizers and what the merge came to."""
+        plan = self.plan(identity=identity, **options)
+        made = self.infer(plan, summarizer, batch_size=batch_size, fresh=fresh)
+        return made, finish_stage_a(plan, self.output, self.store, keep=keep)
+
+    @property
+    def result(self) -> Path:
+        return output_file(self.output, MISSION)
