@@ -29,13 +29,15 @@ class SlimRecord(NamedTuple):
     member: bytes
 
 
+# A mask is passed over by its length (77 digits and their commas) and then looked up as a whole, in `_MASKS`.
 # JSON text without escapes stands for itself; this begins with no blank. Ids beyond these letters may hold what no file name
 # may: the slow path knows.
 _TEXT = rb'[!#-\[\]-~\x80-\xff][^"\\\x00-\x1f\x7f]*'
 _LINE = re.compile(
     rb'\{"image_id":"([A-Za-z0-9_-][A-Za-z0-9_.-]*)","image_path":"(' + _TEXT + rb')","caption":"(' + _TEXT + rb')",'
-    rb'"t5_attention_mask":(\[[01,]+\]),"height":([1-9][0-9]{0,8}),"width":([1-9][0-9]{0,8}),'
-    rb'"aspect_bucket":"([0-9x]+)","format_version":2\}'
+    rb'"t5_attention_mask":(\[.{%d}\]),"height":([1-9][0-9]{0,8}),"width":([1-9][0-9]{0,8}),'
+    rb'"aspect_bucket":"([0-9x]+)","format_version":2\}' % (2 * T5_TOKENS - 1),
+    re.DOTALL,
 )  # fmt: skip
 _BUCKETS = {bucket.encode(): bucket for bucket in BUCKETS}
 # As tokenizers make them: so many tokens, the rest padding.
