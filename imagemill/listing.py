@@ -7,7 +7,6 @@ Source: CONTRACTS section 0, "Completion is validity".
 """
 
 import marshal
-import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -17,9 +16,6 @@ from typing import NamedTuple
 
 from imagemill import stat_folder
 from imagemill.stat_folder import Triple
-
-# Fewer files than these are listed before another interpreter has started.
-_MANY = 10_000
 
 
 class Listing(NamedTuple):
@@ -34,24 +30,21 @@ def list_files(folder: Path, suffix: str) -> Listing:
     return Listing(*stat_folder.stat_folder(folder, suffix))
 
 
-def begin_listing(pool: ThreadPoolExecutor, folders: Sequence[Path], suffix: str) -> list[Future[Listing]]:
-    """List these folders side by side on the pool's threads, while the caller does something else."""
-    return [pool.submit(_list_aside, folder, suffix) for folder in folders]
+def begin_listing(
+    pool: ThreadPoolExecutor, folders: Sequence[Path], suffix: str, *, aside: bool
+) -> list[Future[Listing]]:
+    """List these folders side by side on the pool's threads, while the caller does something else.
+
+    Args:
+        aside: by other interpreters; a few thousand files are listed before one has started.
+    """
+    return [pool.submit(_list_aside if aside else list_files, folder, suffix) for folder in folders]
 
 
 def _list_aside(folder: Path, suffix: str) -> Listing:
-    if not _is_large(folder):
-        return list_files(folder, suffix)
     command = [sys.executable, "-I", "-S", stat_folder.__file__, str(folder), suffix]
     listed = subprocess.run(
         command, check=False, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     )
     # Whatever kept it from its work, a verdict or an error is for this process to give.
     return Listing(*marshal.loads(listed.stdout)) if listed.returncode == 0 else list_files(folder, suffix)
-
-
-def _is_large(folder: Path) -> bool:
-    try:
-        return len(os.listdir(folder)) > _MANY
-    except OSError:
-        return False

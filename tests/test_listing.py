@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from imagemill import listing
 from imagemill.listing import begin_listing, list_files
 
 
@@ -37,19 +36,17 @@ def test_no_folder_has_no_files(tmp_path: Path) -> None:
     assert list_files(tmp_path / "nowhere", ".npy") == ([], [])
 
 
-@pytest.mark.parametrize("many", [0, 1000])
-def test_folders_listed_aside_are_listed_alike(folder: Path, monkeypatch: pytest.MonkeyPatch, many: int) -> None:
-    """Large folders are listed by another interpreter, with the same outcome, in the order asked for."""
-    monkeypatch.setattr(listing, "_MANY", many)
+@pytest.mark.parametrize("aside", [True, False])
+def test_folders_are_listed_alike_by_another_interpreter(folder: Path, aside: bool) -> None:
+    """The same outcome, in the order asked for."""
     with ThreadPoolExecutor(2) as pool:
-        first, second = begin_listing(pool, [folder, folder / "nowhere"], ".npy")
+        first, second = begin_listing(pool, [folder, folder / "nowhere"], ".npy", aside=aside)
     assert (list_files(folder, ".npy"), ([], [])) == (first.result(), second.result())
 
 
 def test_an_interpreter_that_fails_is_stood_in_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where no interpreter can be started this one does the work."""
-    monkeypatch.setattr(listing, "_MANY", 0)
     monkeypatch.setattr("sys.executable", "/bin/false")
     with ThreadPoolExecutor(1) as pool:
-        (found,) = begin_listing(pool, [folder], ".npy")
+        (found,) = begin_listing(pool, [folder], ".npy", aside=True)
     assert list_files(folder, ".npy") == found.result()

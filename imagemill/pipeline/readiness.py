@@ -38,6 +38,8 @@ _PREVIEW = (
 )
 # Reason codes of what is wrong with a record, by its rule; of other rules `bad_<field>`.
 _REASONS = {"mask": "bad_mask", "stage1": "stage1"}
+# Bytes of records from which there are files enough to list them by other interpreters: some 10,000 records.
+_LARGE = 4 * 1024 * 1024
 # Malformed lines that are told one by one; all of them are counted.
 _WARNINGS = 20
 _log = logging.getLogger(__name__)
@@ -120,7 +122,8 @@ def _find_ready(
     found = Readiness()
     stores = {spec: NpyStore(derived / spec.folder, spec) for spec in embedding_specs()}
     with ThreadPoolExecutor(len(stores) + 1, "list") as pool:
-        listings = begin_listing(pool, [store.folder for store in stores.values()], SUFFIX)
+        folders, aside = [store.folder for store in stores.values()], jsonl.stat().st_size > _LARGE
+        listings = begin_listing(pool, folders, SUFFIX, aside=aside)
         rows = pool.submit(_known, ledger.path, list(stores))
         latest = _latest_records(jsonl, found)
         sources, known = rows.result()
