@@ -29,7 +29,7 @@ from imagemill.formats.jsonl import write_jsonl
 from imagemill.formats.manifest import write_json
 from imagemill.formats.tar import write_shard
 from imagemill.pipeline.shard_sets import FORMAT, INDEX, MANIFEST, IndexLine, ShardParameters, bucket_folder, shard_name
-from imagemill.pipeline.shards import mask_npy
+from imagemill.pipeline.shard_writer import mask_npy
 from imagemill.reading import ShardDataset
 from imagemill.reading.samples import short_name
 

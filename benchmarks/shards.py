@@ -33,7 +33,8 @@ from imagemill.layout import DataRoot
 from imagemill.ledger import FileRow, Ledger, SourceRow
 from imagemill.pipeline.readiness import ReadySample, find_ready
 from imagemill.pipeline.shard_sets import ShardParameters, bucket_folder
-from imagemill.pipeline.shards import plan_shards, write_bucket
+from imagemill.pipeline.shard_writer import write_bucket
+from imagemill.pipeline.shards import plan_shards
 from imagemill.records import build_record
 
 COPY_GOAL, WRITER_GOAL = 1.1, 2.0

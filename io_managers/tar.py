@@ -1,4 +1,4 @@
-"""Shard sets on disk: which folder a plan becomes. Byte logic is in imagemill/formats/tar.py and pipeline/shards.py."""
+"""Shard sets on disk: which folder a plan becomes. Byte logic is in imagemill/formats/tar.py and pipeline/shard_writer.py."""
 
 from collections.abc import Mapping
 from contextlib import closing
@@ -7,7 +7,8 @@ import dagster as dg
 
 from imagemill.embedding_specs import embedding_specs
 from imagemill.pipeline.shard_card import write_card, write_metadataset
-from imagemill.pipeline.shards import BucketResult, ShardSet, sample_bytes, write_bucket
+from imagemill.pipeline.shard_writer import BucketResult, sample_bytes, write_bucket
+from imagemill.pipeline.shards import ShardSet
 from imagemill.progress import Progress
 from imagemill.provenance import ModelIdentity, read_identity
 from io_managers.events import StreamedEvents

@@ -18,7 +18,8 @@ from imagemill.pipeline.plan import plan_for
 from imagemill.pipeline.readiness import find_ready
 from imagemill.pipeline.scan import Scan, survey
 from imagemill.pipeline.shard_sets import ShardParameters
-from imagemill.pipeline.shards import plan_shards, write_bucket
+from imagemill.pipeline.shard_writer import write_bucket
+from imagemill.pipeline.shards import plan_shards
 from imagemill.pipeline.story import read_status
 from imagemill.provenance import read_identity
 from imagemill.validation.files import embedding_files

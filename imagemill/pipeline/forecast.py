@@ -26,8 +26,7 @@ from imagemill.formats.npy import npy_header
 from imagemill.formats.tar import BLOCK
 from imagemill.ids import member_key
 from imagemill.pipeline.plan import Job
-from imagemill.pipeline.shard_sets import bucket_folder
-from imagemill.pipeline.shards import JSON_MEMBER, MASK_MEMBER
+from imagemill.pipeline.shard_sets import JSON_MEMBER, MASK_MEMBER, bucket_folder
 from imagemill.pixels import header_size
 
 # A record without its caption and names; what ledger and Dagster history keep of one image and kind (7,100 bytes measured);

@@ -22,14 +22,15 @@ from imagemill.formats.tar import IndexEntry, read_sample, read_shard
 from imagemill.ids import id_of_member_key
 from imagemill.pipeline.shard_sets import (
     INDEX,
+    JSON_MEMBER,
     MANIFEST,
+    MASK_MEMBER,
     TOMBSTONES,
     IndexLine,
     read_manifest,
     read_tombstones,
     set_digest,
 )
-from imagemill.pipeline.shards import JSON_MEMBER, MASK_MEMBER
 from imagemill.records import record_problems
 from imagemill.validation.catalogue import RULES, finding
 from imagemill.validation.findings import Finding

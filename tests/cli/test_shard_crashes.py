@@ -35,7 +35,8 @@ WRITER = """
     from imagemill.layout import DataRoot
     from imagemill.ledger import Ledger
     from imagemill.pipeline.packing import Packing, plan_packing
-    from imagemill.pipeline.shards import refuse_conflicts, write_bucket
+    from imagemill.pipeline.shard_writer import write_bucket
+    from imagemill.pipeline.shards import refuse_conflicts
 
     root, shards = DataRoot(Path({root!r})), Path({shards!r})
     with Ledger(root.ledger) as ledger:

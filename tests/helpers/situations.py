@@ -19,7 +19,8 @@ from imagemill.ledger import Ledger
 from imagemill.pipeline.latent_statistics import ALL, Statistics, statistics_path
 from imagemill.pipeline.near_duplicates import Group, Member, Summary, lines_path, summary_path
 from imagemill.pipeline.shard_sets import ShardParameters, bucket_folder
-from imagemill.pipeline.shards import plan_shards, write_bucket
+from imagemill.pipeline.shard_writer import write_bucket
+from imagemill.pipeline.shards import plan_shards
 from imagemill.validation import reports
 from imagemill.validation.files import embedding_files
 from imagemill.validation.findings import Report, collect

@@ -18,7 +18,8 @@ from imagemill.pipeline.shard_sets import (
     read_manifest,
     read_tombstones,
 )
-from imagemill.pipeline.shards import ShardSet, plan_shards, write_bucket
+from imagemill.pipeline.shard_writer import write_bucket
+from imagemill.pipeline.shards import ShardSet, plan_shards
 from imagemill.validation.validator import validate
 from tests.helpers.product import snapshot
 from tests.helpers.stage2 import embed, photos, picture, ready, stage2, write_records

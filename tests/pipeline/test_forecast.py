@@ -30,7 +30,8 @@ from imagemill.pipeline.forecast import (
 from imagemill.pipeline.plan import Job
 from imagemill.pipeline.recorded import Span
 from imagemill.pipeline.shard_sets import ShardParameters
-from imagemill.pipeline.shards import plan_shards, write_bucket
+from imagemill.pipeline.shard_writer import write_bucket
+from imagemill.pipeline.shards import plan_shards
 from tests.helpers.stage2 import embed, picture, plan_of, ready, stage2, write_records
 
 MEGABYTE = 1_000_000

@@ -8,7 +8,7 @@ from imagemill.errors import MissingInput, WrongUsage
 from imagemill.ledger import Ledger
 from imagemill.pipeline.packing import Packing, dry_run, plan_packing
 from imagemill.pipeline.shard_sets import ShardParameters
-from imagemill.pipeline.shards import write_bucket
+from imagemill.pipeline.shard_writer import write_bucket
 from tests.helpers.product import snapshot
 from tests.helpers.stage2 import foreign, record_of
 

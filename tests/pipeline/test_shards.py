@@ -27,19 +27,11 @@ from imagemill.formats.manifest import read_json, write_json
 from imagemill.formats.tar import IndexEntry, read_sample, read_shard
 from imagemill.layout import DataRoot
 from imagemill.ledger import FileRow
-from imagemill.pipeline import shards
+from imagemill.pipeline import shard_writer
 from imagemill.pipeline.readiness import ReadySample
-from imagemill.pipeline.shards import (
-    BucketPlan,
-    ShardParameters,
-    check_buckets,
-    conflicts,
-    plan_shards,
-    read_manifest,
-    refuse_conflicts,
-    shard_name,
-    write_bucket,
-)
+from imagemill.pipeline.shard_sets import ShardParameters, read_manifest, shard_name
+from imagemill.pipeline.shard_writer import write_bucket
+from imagemill.pipeline.shards import BucketPlan, check_buckets, conflicts, plan_shards, refuse_conflicts
 from imagemill.provenance import UNKNOWN, read_identity
 from tests.helpers.product import PROJECT, snapshot
 from tests.helpers.stage2 import embed, foreign, picture, ready, record_of, stage2, write_records
@@ -648,20 +640,20 @@ KILLED = """
     sys.path.insert(0, {project!r})
     from imagemill import swap
     from imagemill.layout import DataRoot
-    from imagemill.pipeline import shards
+    from imagemill.pipeline import shard_sets, shard_writer, shards
     from tests.helpers.stage2 import ready
 
     kill = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
     {when}
     root = DataRoot(Path({root!r}))
     chosen = ["1024x1024"]
-    parameters = shards.ShardParameters(shard_size=1)
+    parameters = shard_sets.ShardParameters(shard_size=1)
     shard_set = shards.plan_shards(ready(root, chosen).ready, chosen, root.shards, parameters, "replace")
-    shards.write_bucket(shard_set, shard_set.plans[0], root.derived, {{}}, on_sample=on_sample)
+    shard_writer.write_bucket(shard_set, shard_set.plans[0], root.derived, {{}}, on_sample=on_sample)
 """
 MOMENTS = {
     "amid the samples": "done = []; on_sample = lambda size: kill() if len(done) == 1 else done.append(1)",
-    "before the exchange": "on_sample = lambda size: None; shards.replace_folder = kill",
+    "before the exchange": "on_sample = lambda size: None; shard_writer.replace_folder = kill",
     "after the exchange": "on_sample = lambda size: None; swap.shutil.rmtree = kill",
 }
 
@@ -694,7 +686,7 @@ def test_killed_writer_leaves_a_whole_set_and_the_next_run_sweeps(root, moment):
 
 
 def test_set_of_a_living_writer_is_not_swept(root):
-    living = shards.temporary_path(root.shards)
+    living = shard_writer.temporary_path(root.shards)
     living.mkdir(parents=True)
 
     pack(root, SQUARE)

@@ -17,7 +17,8 @@ from imagemill.pipeline.facts import complete_facts, note_missing_captions
 from imagemill.pipeline.readiness import ASSET, find_ready
 from imagemill.pipeline.scan import survey
 from imagemill.pipeline.shard_sets import ShardParameters
-from imagemill.pipeline.shards import plan_shards, write_bucket
+from imagemill.pipeline.shard_writer import write_bucket
+from imagemill.pipeline.shards import plan_shards
 from imagemill.pipeline.story import explain, open_ledger, read_status
 from imagemill.places import locate
 from imagemill.provenance import UNKNOWN

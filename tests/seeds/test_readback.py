@@ -19,7 +19,9 @@ from imagemill.embedding_specs import T5, VAE, embedding_specs
 from imagemill.formats.energon import META, METADATASET, SQLITE
 from imagemill.ids import id_of_member_key, member_key
 from imagemill.pipeline.shard_card import write_card, write_metadataset
-from imagemill.pipeline.shards import ShardParameters, plan_shards, write_bucket
+from imagemill.pipeline.shard_sets import ShardParameters
+from imagemill.pipeline.shard_writer import write_bucket
+from imagemill.pipeline.shards import plan_shards
 from tests.helpers.shard_sets import shard_set
 from tests.helpers.stage2 import ready
 

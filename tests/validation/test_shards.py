@@ -12,7 +12,8 @@ from imagemill.formats.manifest import read_json, write_json
 from imagemill.formats.npy import npy_header
 from imagemill.layout import DataRoot
 from imagemill.pipeline.shard_sets import ShardParameters
-from imagemill.pipeline.shards import plan_shards, write_bucket
+from imagemill.pipeline.shard_writer import write_bucket
+from imagemill.pipeline.shards import plan_shards
 from imagemill.validation.findings import collect
 from imagemill.validation.shards import shard_set
 from tests.helpers.situations import repack
