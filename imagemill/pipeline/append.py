@@ -6,7 +6,7 @@
 
 The samples that count afterwards are those of the plan: what `--overwrite` would pack, without touching a tar.
 
-Belongs here: the decision, as values. Belongs elsewhere: writing it (pipeline/shard_writer.py), what may be packed (readiness.py).
+Belongs here: the decision, as values. Belongs elsewhere: writing it (shard_writer.py), what may be packed (readiness.py).
 Source: CONTRACTS section 2, last point; section 0, "A vanished source makes nothing stale".
 """
 
