@@ -10,7 +10,7 @@
 A sample is *live* where the index has it and no tombstone does. Of one id at most one sample is live.
 
 Belongs here: reading a set's documents; what makes two sets equal.
-Belongs elsewhere: planning and writing sets (shards.py, shard_writer.py), tars' bytes (formats/tar.py), reading samples (reading/).
+Belongs elsewhere: planning and writing sets (shards.py, shard_writer.py), tars (formats/tar.py), reading samples (reading/).
 Source: CONTRACTS section 2, last point.
 """
 
