@@ -350,7 +350,7 @@ def _explained(step: str, error: SerializableErrorInfo | None) -> StepFailure:
     while error.cause and (error.cls_name or "").startswith("Dagster"):
         error = error.cause
     kind, message = error.cls_name or "", error.message.strip()
-    ours = re.match(rf"imagemill[\w.]*\.{re.escape(kind)}: ", message)
+    ours = re.match(rf"(?:imagemill|resources)[\w.]*\.{re.escape(kind)}: ", message)
     if ours:
         return StepFailure(step, kind, message[ours.end() :])
     if any(text in message for text in _DISK_FULL):

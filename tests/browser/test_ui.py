@@ -17,7 +17,7 @@ from imagemill.embedding_specs import embedding_specs
 from imagemill.layout import DataRoot
 from imagemill.pipeline.scan import scan_approved
 from tests.helpers.product import imagemill, photos, snapshot, start
-from tests.helpers.ui import CHROMIUM, browser, node, open_graph, running_ui, wait_until, watched_page
+from tests.helpers.ui import CHROMIUM, browser, node, open_graph, open_group, running_ui, wait_until, watched_page
 
 pytestmark = [
     pytest.mark.browser,
@@ -215,7 +215,7 @@ def test_backfill_ends_with_the_broken_image_failed_and_all_others_materialised(
         other.page.goto(f"{ui.url}/assets/vae_latents?view=partitions")
         other.page.get_by_text(f"Materialized ({expected - 6})").wait_for()
 
-        open_graph(page, ui.url)
+        open_group(page, ui.url, "stage2")
         page.get_by_role("button", name="Materialize all").click()
         page.get_by_role("button", name="All", exact=True).click()
         page.screenshot(path=tmp_path / "dialog.png")

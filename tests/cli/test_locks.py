@@ -159,7 +159,8 @@ def test_two_buckets_are_packed_side_by_side(two_buckets, tmp_path):
     assert [process.returncode for process in (*both, together)] == [0, 0, 0], [*outputs, said]
     assert not any("waiting" in output for output in outputs)
     assert sets_in(tmp_path / "apart") == sets_in(tmp_path / "together")
-    assert {name.split("/")[0] for name in sets_in(tmp_path / "apart")} == {f"bucket_{WIDE}", f"bucket_{TALL}"}
+    folders = {name.split("/")[0] for name in sets_in(tmp_path / "apart") if "/" in name}
+    assert folders == {f"bucket_{WIDE}", f"bucket_{TALL}"}
 
 
 def test_bucket_that_another_process_holds_waits_and_others_do_not(two_buckets, holder, tmp_path):

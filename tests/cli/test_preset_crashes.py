@@ -191,7 +191,7 @@ def test_interrupted_command_says_so_and_the_next_run_goes_on(tmp_path):
         said, _ = process.communicate(timeout=ENDS_WITHIN)
 
         assert process.returncode == 128 + number
-        assert "run the same command again" in said
+        assert "run the same command to resume" in said
         assert "Traceback" not in said
         psutil.wait_procs(workers, ENDS_WITHIN)
         assert not any(worker.is_running() for worker in workers)

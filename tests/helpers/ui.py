@@ -189,6 +189,11 @@ def open_graph(page, url, groups=GROUPS):
     node(page, "bucket_shards").get_by_text("filled").wait_for()
 
 
+def open_group(page, url, group):
+    """One group by itself: assets that are cut alike, and can be materialised together."""
+    page.goto(f"{url}/locations/__repository__@imagemill/asset-groups/{group}/lineage")
+
+
 def node(page, asset):
     """An asset's box in the graph."""
     return page.locator("svg foreignObject > *", has=page.get_by_text(asset, exact=True)).last

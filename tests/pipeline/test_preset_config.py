@@ -121,7 +121,7 @@ def test_preset_that_the_file_does_not_name_takes_flags_alone(read):
 @pytest.mark.parametrize(
     ("flag", "says"),
     [({"max_pixels": 5000}, "--max-pixels says 5000, presets.yaml says 602112"),
-     ({"splits": ["val"]}, r"--splits says \['val'\], presets.yaml says \['train'\]")],
+     ({"splits": ["val"]}, r"--split says \['val'\], presets.yaml says \['train'\]")],
 )  # fmt: skip
 def test_flag_that_differs_from_the_file_names_both(read, flag, says):
     with pytest.raises(WrongUsage, match=says):
