@@ -1,4 +1,4 @@
-"""How the work is cut: by image, by bucket, by preset."""
+"""How the work is cut: by image, by bucket, by preset, by mission and rank."""
 
 import dagster as dg
 
@@ -17,3 +17,7 @@ IMAGES_PER_RUN = 8192
 datasets = dg.DynamicPartitionsDefinition(name="datasets")
 presets = dg.DynamicPartitionsDefinition(name="presets")
 coord_presets = dg.DynamicPartitionsDefinition(name="coord_presets")
+
+# Stage-A: missions, and `<mission>/<r>of<W>`: the world size is part of the key, as W ranks cut a mission otherwise than V do.
+missions = dg.DynamicPartitionsDefinition(name="missions")
+ranks = dg.DynamicPartitionsDefinition(name="ranks")

@@ -19,6 +19,7 @@ from io_managers.tar import TarIOManager
 from resources.data_root import DataRootResource
 from resources.encoders import Encoders
 from resources.engine import Engine, LocalProcesses
+from resources.summarizer import SummarizerResource
 
 DEPLOYMENT_VARIABLE = "IMAGEMILL_DEPLOYMENT"
 
@@ -31,6 +32,7 @@ def local_resources(path: str | None = None) -> Resources:
     return {
         "data_root": data_root,
         "encoders": Encoders(data_root=data_root, overrides={}),
+        "summarizer": SummarizerResource(data_root=data_root, kind=None, overrides={}),
         "engine": Engine(),
         "processes": LocalProcesses(workers=1),
         "npy_io": NpyIOManager(data_root=data_root),

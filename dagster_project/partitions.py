@@ -1,4 +1,4 @@
-"""Images and presets as Dagster sees them: registering keys, tagging ranges."""
+"""Images, presets and missions as Dagster sees them: registering keys, tagging ranges."""
 
 from collections.abc import Iterable, Mapping
 
@@ -6,7 +6,8 @@ import dagster as dg
 from dagster._core.storage.tags import ASSET_PARTITION_RANGE_END_TAG, ASSET_PARTITION_RANGE_START_TAG
 from sqlalchemy.exc import IntegrityError
 
-from assets.partitions import coord_presets, datasets, images, presets
+from assets.partitions import coord_presets, datasets, images, missions, presets, ranks
+from assets.stage_a_groups import rank_key
 from imagemill.pipeline.preset_config import Presets, split_key
 
 # Keys per insert: one statement each would be one transaction per image.
@@ -26,6 +27,13 @@ def register_presets(instance: dg.DagsterInstance, configured: Presets) -> int:
         + register(instance, presets, bases)
         + register(instance, coord_presets, configured.keys())
     )
+
+
+def register_missions(instance: dg.DagsterInstance, found: Iterable[str], world_size: int) -> int:
+    """Make partitions of missions, and of their ranks in this world size; returns how many are new."""
+    names = list(found)
+    keys = (rank_key(mission, rank, world_size) for mission in names for rank in range(world_size))
+    return register(instance, missions, names) + register(instance, ranks, keys)
 
 
 def register(instance: dg.DagsterInstance, definition: dg.DynamicPartitionsDefinition, keys: Iterable[str]) -> int:

@@ -1,5 +1,5 @@
 """Noticing what is new: approved images become partitions and runs, and what depends on them follows; presets of
-`presets.yaml` become partitions.
+`presets.yaml` and missions of Stage-A become partitions.
 
 `new_images` is off by default: switch it on in the UI (Automation → new_images) or with `dagster sensor start new_images`.
 """
@@ -13,10 +13,12 @@ import dagster as dg
 
 from assets.partitions import IMAGES_PER_RUN, buckets, images
 from assets.presets import derived_preset, public_data, raw_dataset, rescale_preset
+from assets.stage_a_groups import stage_a_groups, stage_a_ranks
 from dagster_project.jobs import embed_images, publish_shards, published
-from dagster_project.partitions import range_tags, register_images, register_presets
+from dagster_project.partitions import range_tags, register_images, register_missions, register_presets
 from imagemill.embedding_specs import embedding_specs
 from imagemill.layout import DataRoot
+from imagemill.pipeline.missions import is_mission, missions
 from imagemill.pipeline.plan import images_with_work
 from imagemill.pipeline.preset_config import read_presets
 from imagemill.pipeline.ranges import KeyRange, plan_ranges
@@ -121,3 +123,17 @@ def configured_presets(context: dg.SensorEvaluationContext, data_root: DataRootR
     place = public_data(data_root)
     new = register_presets(context.instance, read_presets(place.presets_yaml))
     return dg.SkipReason(f"{new} new partitions of {place.presets_yaml}")
+
+
+@dg.sensor(
+    asset_selection=[stage_a_ranks, stage_a_groups],
+    minimum_interval_seconds=60,
+    default_status=dg.DefaultSensorStatus.RUNNING,
+    description="Folders of stage_a/input become partitions, with as many ranks as imagemill.yaml says.",
+)
+def found_missions(context: dg.SensorEvaluationContext, data_root: DataRootResource) -> dg.SkipReason:
+    """One tick: partitions of what is there now. Nothing is run: summaries are asked for."""
+    place = data_root.root().stage_a_input
+    names = [name for name in missions(place) if is_mission(name)]
+    new = register_missions(context.instance, names, data_root.config().stage_a_ranks)
+    return dg.SkipReason(f"{new} new partitions of {place}")

@@ -16,9 +16,10 @@ import dagster as dg
 from dagster._core.storage.tags import PARTITION_NAME_TAG
 
 from assets.partitions import IMAGES_PER_RUN, buckets, coord_presets, datasets, images, presets
+from assets.stage_a_groups import RANKS, rank_key
 from dagster_project.instance import open_instance
 from dagster_project.jobs import published
-from dagster_project.partitions import register, register_images
+from dagster_project.partitions import register, register_images, register_missions
 from dagster_project.runs import RunOutcome, run_here
 from imagemill.embedding_specs import EmbeddingSpec, embedding_specs
 from imagemill.formats.npy import NpyStore
@@ -32,6 +33,7 @@ from imagemill.pipeline.ranges import plan_ranges
 from imagemill.pipeline.recorded import read_recorded
 from imagemill.pipeline.regenerate import finish, regenerate, resume
 from imagemill.pipeline.scan import Scan, survey
+from imagemill.pipeline.stage_a_problems import ASSET as GROUPS
 from resources.data_root import DataRootResource, config_of
 from resources.encoders import Encoders
 
@@ -191,6 +193,24 @@ class Work:
         register(self.instance, _DEFINITIONS[asset], [key])
         self._run([asset], tags={PARTITION_NAME_TAG: key}, run_config=_config(asset, **config))
 
+    def infer_ranks(
+        self, mission: str, numbers: Sequence[int], world_size: int, *, summarizer: str | None, **config: Any
+    ) -> None:
+        """Let these ranks of a mission work, the first to the last."""
+        keys = [rank_key(mission, rank, world_size) for rank in range(world_size)]
+        register_missions(self.instance, [mission], world_size)
+        self._run(
+            [RANKS],
+            partition_range=(keys[numbers[0]], keys[numbers[-1]]),
+            run_config={**_config(RANKS, **config), **_summarizer(summarizer)},
+        )
+
+    def merge_groups(self, mission: str, *, summarizer: str | None, **config: Any) -> None:
+        """Merge what the ranks of a mission have left."""
+        register_missions(self.instance, [mission], 0)
+        run_config = {**_config(GROUPS, **config), **_summarizer(summarizer)}
+        self._run([GROUPS], tags={PARTITION_NAME_TAG: mission}, run_config=run_config)
+
     def _run(self, assets: Sequence[str], **how: Any) -> None:
         self.outcomes.append(run_here(self.instance, assets, **how))
 
@@ -198,6 +218,11 @@ class Work:
 def _config(asset: str, **given: Any) -> dict[str, Any]:
     """Run configuration of one asset, without what was left to its default."""
     return {"ops": {asset: {"config": {name: value for name, value in given.items() if value is not None}}}}
+
+
+def _summarizer(kind: str | None) -> dict[str, Any]:
+    """Run configuration of the summarizer, where it is not the configured one."""
+    return {"resources": {"summarizer": {"config": {"kind": kind}}}} if kind else {}
 
 
 @contextmanager

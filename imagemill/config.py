@@ -2,6 +2,7 @@
 
     encoders:
       vae_latents: {model: black-forest-labs/FLUX.1-dev, subfolder: vae, revision: main, device: auto, dtype: bfloat16}
+    summarizer: {model: Qwen/Qwen3-VL-4B-Instruct, dtype: bfloat16, prompts: {default: prompts/summary.txt}}
     threads: 2
 
 Belongs here: the shape of the configuration, its defaults and its errors.
@@ -20,6 +21,7 @@ from imagemill.embedding_specs import EmbeddingSpec, embedding_specs
 from imagemill.errors import MissingInput, WrongUsage
 
 PREVIEW = "preview"
+TRANSFORMERS = "transformers"
 CONFIG_VARIABLE = "IMAGEMILL_CONFIG"
 
 # Two photos of 24 megapixels and one of 16, or a batch of 64 images of one megapixel.
@@ -28,8 +30,8 @@ DECODE_AHEAD_PIXELS = 64 * 1024 * 1024
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 
 
-class EncoderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How one kind is encoded.
+class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which model, and where it runs.
 
     Attributes:
         model: hub id or folder written by `save_pretrained`; `preview` for the small stand-in.
@@ -37,8 +39,6 @@ class EncoderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         subfolder: folder inside the model repository.
         device: where the model runs; `auto` takes cuda (ROCm too), then mps, then cpu.
         dtype: compute dtype, `float32`, `bfloat16`, `float16` or `float64`.
-        batch_size: most items in one model call.
-        batch_pixels: most pixels in one model call, for kinds whose cost grows with the image.
     """
 
     model: str = PREVIEW
@@ -46,8 +46,64 @@ class EncoderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     subfolder: str | None = None
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     dtype: Literal["float32", "bfloat16", "float16", "float64"] = "float32"
+
+
+class EncoderSettings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How one kind is encoded.
+
+    Attributes:
+        batch_size: most items in one model call.
+        batch_pixels: most pixels in one model call, for kinds whose cost grows with the image.
+    """
+
     batch_size: Positive = 8
     batch_pixels: Positive = 4 * 1024 * 1024
+
+
+class VlmSettings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A vision-language model, and how it generates.
+
+    Attributes:
+        max_new_tokens: longest answer; unset takes the model's own limit, 512 where it has none.
+        temperature: 0 always takes the likeliest token; above, tokens are drawn, and answers differ from run to run.
+        top_p: when drawing, only among the likeliest tokens whose probabilities add up to this.
+        repetition_penalty: above 1 makes tokens that are there already less likely; unset takes the model's own.
+        max_pixels: images above are scaled down to about this many pixels before the model sees them.
+    """
+
+    max_new_tokens: Positive | None = None
+    temperature: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
+    repetition_penalty: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    max_pixels: Positive = 1024 * 1024
+
+
+class SummarizerSettings(VlmSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What summarizes images in Stage-A.
+
+    Attributes:
+        kind: `transformers` for the model named here, or `MODULE:CLASS` for a class of one's own, which takes none of the rest.
+        batch_size: most images in one model call.
+        prompts: mission → text file with its prompt, relative to the configuration file; `default` serves missions without one.
+    """
+
+    kind: str = TRANSFORMERS
+    batch_size: Positive = 8
+    prompts: dict[str, str] = {}
+
+
+class CaptionerSettings(VlmSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What captions images in Stage 2 that have no caption.
+
+    Attributes:
+        enabled: whether it does.
+        batch_size: most images in one model call.
+        prompt: text file with its prompt, relative to the configuration file; unset takes ours.
+    """
+
+    enabled: bool = False
+    batch_size: Positive = 8
+    prompt: str | None = None
 
 
 class NearDuplicateSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -76,7 +132,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         shard_size: most samples in one tar.
         pack_threads: tars written at a time.
         rescale_workers: processes that rescale images of a preset; 0 takes the number of processors.
+        stage_a_ranks: how many ranks share a mission of Stage-A, each a process with a model of its own.
         near_duplicates: how they are found, and whether shards leave them out.
+        summarizer: what summarizes images in Stage-A.
+        captioner: what captions images that have no caption; off.
         licence: of the images, as the hub names it (`cc-by-4.0`), for the card beside the shards.
     """
 
@@ -88,7 +147,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     shard_size: Positive = 1000
     pack_threads: Positive = 2
     rescale_workers: Annotated[int, msgspec.Meta(ge=0)] = 0
+    stage_a_ranks: Positive = 1
     near_duplicates: NearDuplicateSettings = NearDuplicateSettings()
+    summarizer: SummarizerSettings = SummarizerSettings()
+    captioner: CaptionerSettings = CaptionerSettings()
     licence: str | None = None
 
     def encoder(self, spec: EmbeddingSpec) -> EncoderSettings:
@@ -124,4 +186,35 @@ def read_config(path: Path, *, required: bool = False) -> Config:
             where=f"{path}, encoders",
             do=f"choose from {', '.join(sorted(known))}",
         )
-    return config
+    check_kind(config.summarizer.kind, where=f"{path}, summarizer.kind")
+    if config.captioner.enabled:
+        raise WrongUsage(
+            "no pass captions images yet",
+            where=f"{path}, captioner.enabled",
+            why="a setting that did nothing would look like captions that are on their way",
+            do="write captions beside the images, {image_id}.txt, and leave captioner off",
+        )
+    return _with_prompts_from(path.parent, config)
+
+
+def check_kind(kind: str, *, where: object) -> None:
+    """Raises WrongUsage for a summarizer that is neither `transformers` nor of the form `MODULE:CLASS`."""
+    module, _, name = kind.partition(":")
+    if kind != TRANSFORMERS and not (name.isidentifier() and all(part.isidentifier() for part in module.split("."))):
+        raise WrongUsage(
+            f"no summarizer is called {kind!r}",
+            where=where,
+            do=f"say {TRANSFORMERS} for a vision-language model, or MODULE:CLASS for a class with "
+            "summarize(images, mission) -> list[str]",
+        )
+
+
+def _with_prompts_from(folder: Path, config: Config) -> Config:
+    """The same, with the paths of prompts made absolute: they are relative to the configuration file."""
+    prompts = {mission: str(folder / Path(file).expanduser()) for mission, file in config.summarizer.prompts.items()}
+    prompt = config.captioner.prompt and str(folder / Path(config.captioner.prompt).expanduser())
+    return msgspec.structs.replace(
+        config,
+        summarizer=msgspec.structs.replace(config.summarizer, prompts=prompts),
+        captioner=msgspec.structs.replace(config.captioner, prompt=prompt),
+    )

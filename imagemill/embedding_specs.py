@@ -47,6 +47,11 @@ class EmbeddingSpec:
     default_subfolder: str | None = None
     inline_field: str | None = None
 
+    @property
+    def section(self) -> str:
+        """Where its settings stand in the configuration file."""
+        return f"encoders.{self.kind}"
+
     def encoder_class(self) -> Any:
         """Import the encoder: this is where torch comes in, so call it late."""
         module, _, name = self.encoder.partition(":")

@@ -5,6 +5,7 @@
     ├─ derived/        approved_image_dataset.jsonl  dinov3/  vae_latents/  t5_hidden/
     ├─ shards/         bucket_<bucket>/shard-NNNNNN.tar  index.jsonl  manifest.json
     ├─ public_data/    presets.yaml  <dataset>/raw/  <dataset>/<preset>/
+    ├─ stage_a/        input/<mission>/<label>/<group>/  output/<mission>_stage_a.jsonl
     ├─ imagemill.yaml  configuration, optional
     ├─ .imagemill/     ledger.sqlite  provenance/  preview_models/  quarantine/
     └─ .dagster/       the Dagster history of this root
@@ -28,6 +29,8 @@ class DataRoot:
     derived_at: Path | None = None
     shards_at: Path | None = None
     public_data_at: Path | None = None
+    stage_a_input_at: Path | None = None
+    stage_a_output_at: Path | None = None
 
     @classmethod
     def resolve(cls, given: str | os.PathLike[str] | None = None) -> "DataRoot":
@@ -54,6 +57,15 @@ class DataRoot:
     @property
     def public_data(self) -> Path:
         return self.public_data_at or self.path / "public_data"
+
+    @property
+    def stage_a_input(self) -> Path:
+        """One folder per mission; only read."""
+        return self.stage_a_input_at or self.path / "stage_a" / "input"
+
+    @property
+    def stage_a_output(self) -> Path:
+        return self.stage_a_output_at or self.path / "stage_a" / "output"
 
     @property
     def state(self) -> Path:

@@ -1,6 +1,7 @@
 """Folders outside the data root that a run was told to use, and that later commands find again.
 
     derived   --output-base-dir      shards   --output-dir      public_data   --public-data-root
+    stage_a_input   --input_dir      stage_a_output   --output_dir
 
 Belongs here: remembering them, and the data root with them in place.
 Belongs elsewhere: what lies where below a root (layout.py).
@@ -18,7 +19,7 @@ from imagemill.atomic import atomic_write
 from imagemill.layout import DataRoot
 from imagemill.ledger import Ledger
 
-Place = Literal["derived", "shards", "public_data"]
+Place = Literal["derived", "shards", "public_data", "stage_a_input", "stage_a_output"]
 
 
 def locate(given: str | os.PathLike[str] | None = None) -> DataRoot:
@@ -30,11 +31,15 @@ def locate(given: str | os.PathLike[str] | None = None) -> DataRoot:
         return replace(root, **{f"{name}_at": ledger.place(name) for name in get_args(Place)})
 
 
+def at(root: DataRoot, name: Place, folder: str | os.PathLike[str]) -> DataRoot:
+    """The data root with this folder elsewhere, for whoever must not remember it."""
+    return replace(root, **{f"{name}_at": Path(os.path.abspath(Path(folder).expanduser()))})
+
+
 def put(root: DataRoot, name: Place, folder: str | os.PathLike[str]) -> DataRoot:
     """Use this folder from now on. Another one than before is said, and records that lie in the old one come along."""
-    place = Path(os.path.abspath(Path(folder).expanduser()))
-    before = getattr(root, name)
-    now = replace(root, **{f"{name}_at": place})
+    now, before = at(root, name, folder), getattr(root, name)
+    place = getattr(now, name)
     if place != before:
         print(f"{name}: in {place} from now on, until now in {before}", file=sys.stderr, flush=True)
         if name == "derived":

@@ -9,6 +9,10 @@ from tqdm import tqdm
 
 PLAIN_SECONDS = 30.0
 
+# Threads of one process share a bar, processes never do; tqdm's own lock is a semaphore of the system, which a process
+# that is stopped leaves behind.
+tqdm.set_lock(threading.RLock())
+
 
 class Progress:
     """Counts items of one task; rate and time left come with it. Use as a context manager, from as many threads as you like.

@@ -2,7 +2,7 @@
 
 import pytest
 
-from imagemill.config import PREVIEW, read_config
+from imagemill.config import PREVIEW, TRANSFORMERS, read_config
 from imagemill.embedding_specs import DINOV3, VAE
 from imagemill.errors import MissingInput, WrongUsage
 
@@ -51,6 +51,27 @@ def test_near_duplicates_stay_in_the_shards_unless_the_file_says_otherwise(tmp_p
     assert (settings.threshold, settings.exclude) == (0.9, True)
 
 
+def test_summarizer_is_the_preview_model_and_greedy_and_the_captioner_off(tmp_path):
+    """ "Greedy by default", "off by default". Source: issue "Stage-A"; CONTRACTS section 1, captions."""
+    config = read_config(tmp_path / "absent.yaml")
+
+    assert (config.summarizer.kind, config.summarizer.model) == (TRANSFORMERS, PREVIEW)
+    assert (config.summarizer.temperature, config.captioner.enabled) == (0, False)
+
+
+def test_prompt_files_are_relative_to_the_configuration_file(tmp_path):
+    text = "summarizer: {prompts: {default: ask.txt, other: /a/b.txt}}\ncaptioner: {prompt: caption.txt}"
+    config = read_config(write(tmp_path, text))
+
+    assert config.summarizer.prompts == {"default": str(tmp_path / "ask.txt"), "other": "/a/b.txt"}
+    assert config.captioner.prompt == str(tmp_path / "caption.txt")
+
+
+@pytest.mark.parametrize("kind", ["transformers", "module:Mine", "a.b.c:Mine"])
+def test_summarizer_is_the_model_or_a_class(tmp_path, kind):
+    assert read_config(write(tmp_path, f"summarizer: {{kind: '{kind}'}}")).summarizer.kind == kind
+
+
 @pytest.mark.parametrize(
     ("text", "named"),
     [
@@ -64,6 +85,19 @@ def test_near_duplicates_stay_in_the_shards_unless_the_file_says_otherwise(tmp_p
         ("near_duplicates: {exclude: 1}", "exclude"),
         ("near_duplicates: {probes: 0}", "probes"),
         ("near_duplicates: {treshold: 0.9}", "treshold"),
+        ("summarizer: {modle: a/b}", "modle"),
+        ("summarizer: {kind: vllm}", "vllm"),
+        ("summarizer: {kind: 'my module:Mine'}", "my module"),
+        ("summarizer: {kind: 'module:'}", "module:"),
+        ("summarizer: {batch_size: 0}", "batch_size"),
+        ("summarizer: {max_new_tokens: 0}", "max_new_tokens"),
+        ("summarizer: {temperature: -1}", "temperature"),
+        ("summarizer: {top_p: 0}", "top_p"),
+        ("summarizer: {prompts: ask.txt}", "prompts"),
+        ("summarizer: {enabled: true}", "enabled"),
+        ("captioner: {enabled: 1}", "enabled"),
+        ("captioner: {enabled: true}", "no pass captions images yet"),
+        ("captioner: {kind: transformers}", "kind"),
         ("nonsense: 1", "nonsense"),
         ("- a list", "object"),
         ("{", "not valid"),

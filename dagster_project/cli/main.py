@@ -16,6 +16,7 @@ COMMANDS = {
     "shards": "shards",
     "withdraw": "withdraw",
     "preset": "preset",
+    "stage-a": "stage_a",
     "validate": "validate",
     "verify": "verify",
     "explain": "explain",

@@ -26,9 +26,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from imagemill.config import PREVIEW, EncoderSettings
+from imagemill.config import PREVIEW, ModelSettings
 from imagemill.embedding_specs import EmbeddingSpec
-from imagemill.encoders.preview import LIBRARY_KEYS, MARKER, ensure_preview, is_preview
+from imagemill.encoders.preview import LIBRARY_KEYS, MARKER, ModelSpec, ensure_preview, is_preview
 from imagemill.errors import ModelUnusable, NonFiniteEmbedding
 from imagemill.files import stat_triple
 from imagemill.provenance import ModelIdentity
@@ -48,6 +48,7 @@ class Checkpoint:
 
     Attributes:
         kind: embedding kind.
+        section: where its settings stand in the configuration file.
         model: hub id or path as configured.
         path: the folder with `config.json`.
         revision: commit on the hub; None for a folder.
@@ -57,6 +58,7 @@ class Checkpoint:
     """
 
     kind: str
+    section: str
     model: str
     path: Path
     revision: str | None
@@ -86,9 +88,9 @@ class Checkpoint:
         return value
 
     def unusable(self, reason: str, *, do: str | None = None) -> ModelUnusable:
-        setting = f"set encoders.{self.kind}.model in imagemill.yaml"
+        setting = f"set {self.section}.model in imagemill.yaml"
         do = do or f"copy or fetch the model again, or {setting} to another one, or to preview"
-        return _unusable(self.kind, self.model, self.device, reason, where=self.path, do=do)
+        return _unusable(self, self.model, self.device, reason, where=self.path, do=do)
 
     @contextmanager
     def loading(self) -> Iterator[None]:
@@ -102,9 +104,9 @@ class Checkpoint:
 
 
 def resolve(
-    settings: EncoderSettings,
+    settings: ModelSettings,
     *,
-    spec: EmbeddingSpec,
+    spec: ModelSpec,
     preview_root: Path,
     files: Sequence[str],
     config: str = "config.json",
@@ -118,17 +120,26 @@ def resolve(
     Raises:
         ModelUnusable: no such folder or hub model, no access, or no such device.
     """
-    device = _pick_device(spec.kind, settings)
+    device = _pick_device(spec, settings)
     path, revision = _folder(settings, spec, preview_root, device, files)
     if not (path / config).is_file():
         inner = spec.default_subfolder
-        hint = f"set encoders.{spec.kind}.subfolder: {inner}" if inner and (path / inner / config).is_file() else None
-        raise _unusable(spec.kind, settings.model, device, f"it has no {config}", where=path, do=hint)
-    return Checkpoint(spec.kind, settings.model, path, revision, is_preview(path), device, settings.dtype)
+        hint = f"set {spec.section}.subfolder: {inner}" if inner and (path / inner / config).is_file() else None
+        raise _unusable(spec, settings.model, device, f"it has no {config}", where=path, do=hint)
+    return Checkpoint(
+        kind=spec.kind,
+        section=spec.section,
+        model=settings.model,
+        path=path,
+        revision=revision,
+        preview=is_preview(path),
+        device=device,
+        dtype=settings.dtype,
+    )
 
 
 def _folder(
-    settings: EncoderSettings, spec: EmbeddingSpec, preview_root: Path, device: str, files: Sequence[str]
+    settings: ModelSettings, spec: ModelSpec, preview_root: Path, device: str, files: Sequence[str]
 ) -> tuple[Path, str | None]:
     if settings.model == PREVIEW:
         return ensure_preview(spec, preview_root), None
@@ -140,7 +151,7 @@ def _folder(
     try:
         snapshot = _snapshot(settings.model, settings.revision, patterns)
     except Exception as error:
-        raise _not_fetched(settings, spec.kind, device, error) from error
+        raise _not_fetched(settings, spec, device, error) from error
     return snapshot / inner, snapshot.name
 
 
@@ -154,26 +165,26 @@ def _snapshot(model: str, revision: str | None, patterns: tuple[str, ...]) -> Pa
     return Path(snapshot_download(model, revision=revision, allow_patterns=list(patterns)))
 
 
-def _not_fetched(settings: EncoderSettings, kind: str, device: str, error: Exception) -> ModelUnusable:
+def _not_fetched(settings: ModelSettings, spec: ModelSpec, device: str, error: Exception) -> ModelUnusable:
     from huggingface_hub import constants
     from huggingface_hub.errors import HFValidationError
 
     if isinstance(error, HFValidationError):
-        return _unusable(kind, settings.model, device, "there is no such folder")
+        return _unusable(spec, settings.model, device, "there is no such folder")
     offline = "; HF_HUB_OFFLINE is set, so only the local cache was asked" if constants.HF_HUB_OFFLINE else ""
     return _unusable(
-        kind,
+        spec,
         settings.model,
         device,
         f"there is no such folder, and it does not come from the hub{offline}",
         why=f"{type(error).__name__}: {str(error).strip().splitlines()[0]}" if str(error).strip() else repr(error),
-        do=f"check encoders.{kind}.model and revision in imagemill.yaml; for a gated model accept its licence at "
+        do=f"check {spec.section}.model and revision in imagemill.yaml; for a gated model accept its licence at "
         f"https://huggingface.co/{settings.model} and log in with `hf auth login`, or set HF_TOKEN",
     )
 
 
 def _unusable(
-    kind: str,
+    of: ModelSpec | Checkpoint,
     model: str,
     device: str,
     reason: str,
@@ -182,21 +193,18 @@ def _unusable(
     why: str | None = None,
     do: str | None = None,
 ) -> ModelUnusable:
-    do = (
-        do
-        or f"set encoders.{kind}.model in imagemill.yaml to a hub id, a folder written by save_pretrained, or preview"
-    )
-    return ModelUnusable(f"{kind}: model {model} cannot be used on {device}: {reason}", where=where, why=why, do=do)
+    do = do or f"set {of.section}.model in imagemill.yaml to a hub id, a folder written by save_pretrained, or preview"
+    return ModelUnusable(f"{of.kind}: model {model} cannot be used on {device}: {reason}", where=where, why=why, do=do)
 
 
-def _pick_device(kind: str, settings: EncoderSettings) -> str:
+def _pick_device(spec: ModelSpec, settings: ModelSettings) -> str:
     """`auto` takes cuda (ROCm too), then mps, then cpu; a device asked for by name must be there."""
     there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if settings.device == "auto":
         return next(name for name, usable in there.items() if usable)
     if not there[settings.device]:
         reason = f"this machine or this build of torch ({torch.__version__}) has no {settings.device}"
-        raise _unusable(kind, settings.model, settings.device, reason, do=f"set encoders.{kind}.device: auto")
+        raise _unusable(spec, settings.model, settings.device, reason, do=f"set {spec.section}.device: auto")
     return settings.device
 
 
@@ -264,14 +272,17 @@ def identity(checkpoint: Checkpoint, *, spec: EmbeddingSpec, threads: int, weigh
         preview=checkpoint.preview,
         device=checkpoint.device,
         threads=threads,
-        facts={
-            "weights_sha256": {path.name: file_sha256(path) for path in weight_files(checkpoint, weights)},
-            "config_sha256": json_sha256(checkpoint.json()),
-            "compute_dtype": checkpoint.dtype,
-            "stored_dtype": spec.dtype,
-            **facts,
-        },
+        facts={**checkpoint_facts(checkpoint, weights), "stored_dtype": spec.dtype, **facts},
     )
+
+
+def checkpoint_facts(checkpoint: Checkpoint, weights: str) -> dict[str, Any]:
+    """What every kind of model is told by: its weights, its configuration, what it computes in."""
+    return {
+        "weights_sha256": {path.name: file_sha256(path) for path in weight_files(checkpoint, weights)},
+        "config_sha256": json_sha256(checkpoint.json()),
+        "compute_dtype": checkpoint.dtype,
+    }
 
 
 # ---- loading
@@ -350,7 +361,7 @@ def to_stored(values: torch.Tensor, spec: EmbeddingSpec) -> np.ndarray:
         raise NonFiniteEmbedding(f"{spec.kind}: a value of {largest:g} does not fit into {spec.dtype}")
     raise NonFiniteEmbedding(
         f"{spec.kind}: the model produced NaN or infinity",
-        do=f"set encoders.{spec.kind}.dtype: float32, or check the model's weights",
+        do=f"set {spec.section}.dtype: float32, or check the model's weights",
     )
 
 

@@ -16,12 +16,11 @@ import math
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from imagemill.atomic import is_orphan, temporaries, temporary_path
-from imagemill.embedding_specs import EmbeddingSpec
 from imagemill.errors import ModelUnusable
 from imagemill.swap import replace_folder
 
@@ -37,7 +36,23 @@ _BIAS_GAIN = 0.25
 _INT8_SPREAD = 73.6
 
 
-def ensure_preview(spec: EmbeddingSpec, root: Path) -> Path:
+class ModelSpec(Protocol):
+    """What is asked of a kind of model to find or build one: an EmbeddingSpec, or the vision-language model's."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def section(self) -> str: ...
+    @property
+    def encoder(self) -> str: ...
+    @property
+    def default_model(self) -> str: ...
+    @property
+    def default_subfolder(self) -> str | None: ...
+    def encoder_class(self) -> Any: ...
+
+
+def ensure_preview(spec: ModelSpec, root: Path) -> Path:
     """The folder of this kind's preview model, built where it is not there, damaged, or of another recipe.
 
     Processes that build at once get the same bytes, and one of them wins.
@@ -56,14 +71,14 @@ def ensure_preview(spec: EmbeddingSpec, root: Path) -> Path:
     return folder
 
 
-def _writer(spec: EmbeddingSpec) -> Callable[[Path], None]:
+def _writer(spec: ModelSpec) -> Callable[[Path], None]:
     write = getattr(spec.encoder_class(), "write_preview", None)
     if write is None:
         raise ModelUnusable(
             f"{spec.kind}: there is no preview model of this kind",
             where=spec.encoder,
             why="the encoder class has no write_preview(folder)",
-            do=f"set encoders.{spec.kind}.model in imagemill.yaml",
+            do=f"set {spec.section}.model in imagemill.yaml",
         )
     return write
 

@@ -146,6 +146,15 @@ def group_id_in(name: str) -> str | None:
     return match[0] if match else None
 
 
+def is_mission(name: str) -> bool:
+    """Whether a folder of that name can be one."""
+    try:
+        check_mission(name)
+    except WrongUsage:
+        return False
+    return True
+
+
 def _list_label(found: Discovery, label: Label) -> None:
     seen: dict[str, Group] = {}
     label_folder = LABEL_FOLDERS[label]

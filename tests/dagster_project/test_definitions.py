@@ -15,6 +15,7 @@ from tests.helpers.product import PROJECT
 ASSETS = {
     "approved_images", "dinov3_npy", "vae_latents", "t5_hidden", "stage2_jsonl", "bucket_shards",
     "latent_statistics", "near_duplicates", "raw_dataset", "rescale_preset", "derived_preset",
+    "stage_a_ranks", "stage_a_groups",
 }  # fmt: skip
 
 
@@ -46,6 +47,14 @@ def test_graph_of_public_data_is_by_itself(graph):
     assert parents == [set(), {"raw_dataset"}, {"rescale_preset"}]
 
 
+def test_graph_of_stage_a_goes_from_ranks_to_groups(graph):
+    parents = [
+        {key.to_user_string() for key in graph.get(dg.AssetKey(name)).parent_keys}
+        for name in ("stage_a_ranks", "stage_a_groups")
+    ]
+    assert parents == [set(), {"stage_a_ranks"}]
+
+
 def test_every_asset_that_is_made_has_a_check_a_description_and_an_owner(graph):
     checked = {key.asset_key.to_user_string() for key in graph.asset_check_keys}
     assert checked == ASSETS - {"approved_images"}
@@ -56,10 +65,11 @@ def test_every_asset_that_is_made_has_a_check_a_description_and_an_owner(graph):
 
 
 def test_sensor_that_starts_runs_is_off_by_default():
-    """The other one only names partitions."""
+    """The others only name partitions."""
     status = {sensor.name: sensor.default_status for sensor in build_definitions(local_resources("unused")).sensors}
     assert status == {
         "new_images": dg.DefaultSensorStatus.STOPPED, "configured_presets": dg.DefaultSensorStatus.RUNNING,
+        "found_missions": dg.DefaultSensorStatus.RUNNING,
     }  # fmt: skip
 
 

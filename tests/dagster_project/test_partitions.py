@@ -1,9 +1,9 @@
-"""Presets as partitions. Source: CONTRACTS section 3, "preset partitions are dynamic"."""
+"""Presets and missions as partitions. Source: CONTRACTS section 3, "preset partitions are dynamic", and section 5."""
 
 import dagster as dg
 import pytest
 
-from assets.partitions import coord_presets, datasets, presets
+from assets.partitions import coord_presets, datasets, missions, presets, ranks
 from dagster_project import sensors
 from dagster_project.definitions import build_definitions
 from dagster_project.deployments import test_resources
@@ -39,11 +39,11 @@ def keys(instance):
     return [instance.get_dynamic_partitions(kind.name) for kind in (datasets, presets, coord_presets)]
 
 
-def tick(root, instance):
+def tick(root, instance, sensor=sensors.configured_presets):
     resources = {"data_root": DataRootResource(path=str(root.path), config_file=None)}
     repository = build_definitions(test_resources("unused")).get_repository_def()
     context = dg.build_sensor_context(instance=instance, resources=resources, repository_def=repository)
-    return sensors.configured_presets.evaluate_tick(context)
+    return sensor.evaluate_tick(context)
 
 
 def test_file_gives_the_partitions_of_the_three_assets(presets_yaml, instance):
@@ -84,3 +84,17 @@ def test_preset_made_by_flags_registers_its_partition(data_root):
         assert work.instance.get_dynamic_partitions(presets.name) == ["coco/by_flags"]
     assert work.error
     assert "no raw records of train" in work.error
+
+
+def test_sensor_makes_partitions_of_missions_with_the_configured_number_of_ranks(data_root, instance):
+    """CONTRACTS section 5: ranks; what can be no mission's name is none."""
+    for name in ("铁塔", ".hidden", "a\nb"):
+        (data_root.stage_a_input / name).mkdir(parents=True)
+    data_root.config_file.write_text("stage_a_ranks: 2\n")
+
+    data = tick(data_root, instance, sensors.found_missions)
+
+    assert not data.run_requests
+    assert instance.get_dynamic_partitions(missions.name) == ["铁塔"]
+    assert instance.get_dynamic_partitions(ranks.name) == ["铁塔/0of2", "铁塔/1of2"]
+    assert tick(data_root, instance, sensors.found_missions).skip_message.startswith("0 new partitions")

@@ -78,6 +78,10 @@ class Bench:
         made = self.infer(plan, summarizer, batch_size=batch_size, fresh=fresh)
         return made, finish_stage_a(plan, self.output, self.store, keep=keep)
 
+    def merge(self, **options):
+        """What the ranks of this plan have left, merged."""
+        return finish_stage_a(self.plan(**options), self.output, self.store)
+
     @property
     def result(self) -> Path:
         return output_file(self.output, MISSION)

@@ -1,4 +1,4 @@
-"""Which test answers for which title of seeds 000, 001, 002 and 004. `python tests/seeds/table.py` prints it as Markdown.
+"""Which test answers for which title of seeds 000 to 004. `python tests/seeds/table.py` prints it as Markdown.
 
 The titles are the seeds' own; tests/seeds/test_coverage.py sees to it that every test exists and names its title.
 """
@@ -6,9 +6,10 @@ The titles are the seeds' own; tests/seeds/test_coverage.py sees to it that ever
 SEED_000 = "test_seed_000_stage2_format.py"
 SEED_001 = "test_seed_001_shards.py"
 SEED_002 = "test_seed_002_migration.py"
+SEED_003 = "test_seed_003_stage_a.py"
 SEED_004 = "test_seed_004_presets.py"
 
-# Of seeds 000 and 001 the name follows from the title: see `name_of`.
+# Of seeds 000, 001 and 003 the name follows from the title: see `name_of`.
 SCENARIOS = (
     "Output directories are created",
     "JSONL metadata is stored separately from embeddings",
@@ -58,6 +59,21 @@ SHARD_SCENARIOS = (
     "Progress during scan",
     "Final summary",
     "NPY files are copied as-is",
+)
+
+STAGE_A_SCENARIOS = (
+    "Basic directory with 3 images in one group",
+    "Empty summary validation",
+    "Default behavior remains per_group",
+    "Legacy batching flag is rejected",
+    "Sampling preserves group counts in per_image mode",
+    "Same groups, different texts are allowed",
+    "per_group batching is group-local",
+    "per_image sharding improves balance without changing group contract",
+    "Merge order is not a correctness criterion",
+    "Missing image result causes group failure only",
+    "Default cleanup of intermediate files",
+    "Keep intermediate files for debugging",
 )
 
 # Of seed 002: headings and bullets → tests.
@@ -257,6 +273,7 @@ TESTS = {
     SEED_000: {title: name_of(title) for title in SCENARIOS},
     SEED_001: {title: name_of(title) for title in SHARD_SCENARIOS},
     SEED_002: MIGRATION,
+    SEED_003: {title: name_of(title) for title in STAGE_A_SCENARIOS},
     SEED_004: PRESETS,
 }
 

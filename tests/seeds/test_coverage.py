@@ -1,7 +1,7 @@
-"""Every scenario of seeds 000 and 001, every decision, mitigation and phase of seed 002, every decision,
+"""Every scenario of seeds 000, 001 and 003, every decision, mitigation and phase of seed 002, every decision,
 invariant and acceptance check of seed 004 has a test named after it.
 
-Source: issues 4, 5 and 6.
+Source: issues 4 to 7.
 """
 
 import ast
@@ -12,7 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.seeds.table import SCENARIOS, SEED_000, SEED_001, SEED_002, SEED_004, SHARD_SCENARIOS, TESTS
+from tests.seeds.table import (
+    SCENARIOS,
+    SEED_000,
+    SEED_001,
+    SEED_002,
+    SEED_003,
+    SEED_004,
+    SHARD_SCENARIOS,
+    STAGE_A_SCENARIOS,
+    TESTS,
+)
 
 HERE = Path(__file__).parent
 
@@ -42,6 +52,7 @@ def test_names_of_scenarios_are_their_titles():
     assert TESTS[SEED_001]["NPY files are copied as-is"] == "test_npy_files_are_copied_as_is"
     assert len(SCENARIOS) == len(set(TESTS[SEED_000].values())) == 22
     assert len(SHARD_SCENARIOS) == len(set(TESTS[SEED_001].values())) == 23
+    assert len(STAGE_A_SCENARIOS) == len(set(TESTS[SEED_003].values())) == 12
 
 
 def test_every_numbered_part_of_the_migration_is_there():

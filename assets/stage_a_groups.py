@@ -1,0 +1,239 @@
+"""Stage-A: one-line summaries of a mission's images by ranks, merged into one record per group.
+
+stage_a_ranks <mission>/<r>of<W>  ─▶  stage_a_groups <mission>
+
+A rank's lines are of a plan (groups, sampling, mode, world size, summarizer): both assets make it from the same configuration,
+and the merge takes no line of another one.
+
+Belongs here: which ranks a run works on and where, what Dagster and the ledger are told.
+Belongs elsewhere: one rank (pipeline/stage_a.py), the merge (pipeline/stage_a_merge.py).
+Source: seed 003; CONTRACTS section 5.
+"""
+
+import re
+import sys
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+from pydantic import Field
+
+from assets.partitions import missions, ranks
+from imagemill.atomic import sweep_temporaries
+from imagemill.errors import WrongUsage, disk_full_told
+from imagemill.layout import DataRoot
+from imagemill.ledger import Ledger
+from imagemill.pipeline.claims import claimed, claimed_until_output
+from imagemill.pipeline.finished import store_folder
+from imagemill.pipeline.missions import DEFAULT_SEED, Discovery, discover
+from imagemill.pipeline.rank_files import output_file, rank_file, wait_for_ranks
+from imagemill.pipeline.rank_shares import RankShare, ShareWorker
+from imagemill.pipeline.stage_a import StageAPlan, plan_stage_a
+from imagemill.pipeline.stage_a_merge import Merged, finish_stage_a
+from imagemill.pipeline.stage_a_problems import ASSET, stage_a_problems
+from imagemill.pipeline.stage_a_report import counts_of, failed_groups, late_ranks, nothing_written, warnings
+from imagemill.ranks import DEFAULT_MODE
+from resources.data_root import DataRootResource
+from resources.engine import LocalProcesses
+from resources.summarizer import SummarizerResource
+
+RANKS = "stage_a_ranks"
+
+# One claim per mission, for its ranks and its merge.
+CLAIM = "stage_a"
+
+_KEY = re.compile(r"(?P<mission>.+)/(?P<rank>0|[1-9][0-9]*)of(?P<world>[1-9][0-9]*)")
+
+
+class PlanConfig(dg.Config):
+    """What a plan is made of. Ranks and merge must be given the same."""
+
+    mode: str = Field(DEFAULT_MODE, description="`per_group` or `per_image`: what a rank takes every W-th of.")
+    passes: int | None = Field(None, description="At most so many groups labelled pass; unset: all.")
+    fails: int | None = Field(None, description="At most so many groups labelled fail; unset: all.")
+    seed: int = Field(DEFAULT_SEED, description="Of the sampling.")
+
+    def plan(self, found: Discovery, identity: str, world_size: int) -> StageAPlan:
+        """Raises WrongUsage for a value out of range."""
+        how: Any = {"mode": self.mode, "passes": self.passes, "fails": self.fails, "seed": self.seed}
+        return plan_stage_a(found, identity, world_size=world_size, **how)
+
+
+class RanksConfig(PlanConfig):
+    """How ranks work. `claim_stays` and `launch` are the command's, which merges in the same process."""
+
+    batch_size: int | None = Field(
+        None, ge=1, description="Most decoded images in flight, in each rank; unset: imagemill.yaml."
+    )
+    workers: int = Field(1, ge=1, description="Processes, where a run has several ranks.")
+    fresh: bool = Field(False, description="Infer every image, also where its summary is known.")
+    launch: str = Field("", description="What the ranks of one start by torchrun have in common.")
+    claim_stays: bool = Field(False, description="Whether the mission stays claimed by this process afterwards.")
+
+
+class GroupsConfig(PlanConfig):
+    """How a mission is merged."""
+
+    world_size: int | None = Field(None, ge=1, description="How many ranks there were; unset: imagemill.yaml.")
+    keep: bool = Field(False, description="Rank files stay.")
+    launch: str | None = Field(None, description="Under torchrun: only ranks of this start count as ended.")
+    wait_seconds: float = Field(0, ge=0, description="Longest silence of ranks that have not ended.")
+
+
+def rank_key(mission: str, rank: int, world_size: int) -> str:
+    return f"{mission}/{rank}of{world_size}"
+
+
+def split_rank_keys(keys: Sequence[str]) -> tuple[str, list[int], int]:
+    """Mission, ranks and world size of some partitions.
+
+    Raises:
+        WrongUsage: a key of another form, keys of two missions or world sizes.
+    """
+    matches = [_KEY.fullmatch(key) for key in keys]
+    parts = {(match["mission"], int(match["world"])) for match in matches if match}
+    numbers = [int(match["rank"]) for match in matches if match]
+    if len(numbers) < len(keys) or len(parts) != 1:
+        do = "choose the ranks of one mission and one world size, such as mission/0of2 and mission/1of2"
+        raise WrongUsage(f"no ranks of one mission: {', '.join(keys[:4])}", do=do)
+    ((mission, world_size),) = parts
+    return mission, numbers, world_size
+
+
+@dg.asset(
+    partitions_def=ranks,
+    backfill_policy=dg.BackfillPolicy.single_run(),
+    group_name="stage_a",
+    kinds={"json"},
+    owners=["team:imagemill"],
+    code_version="1",
+)
+def stage_a_ranks(
+    context: dg.AssetExecutionContext,
+    config: RanksConfig,
+    data_root: DataRootResource,
+    processes: LocalProcesses,
+    summarizer: SummarizerResource,
+) -> dg.MaterializeResult:
+    """`<mission>_stage_a.images.rank<r>.jsonl`: one line per image of a rank. Several ranks of a run go to several processes."""
+    mission, numbers, world_size = split_rank_keys(context.partition_keys)
+    root = data_root.root()
+    claim = claimed_until_output if config.claim_stays else claimed
+    with closing(data_root.ledger()) as ledger, claim(ledger, CLAIM, [mission], context.run_id):
+        plan = config.plan(discover(root.stage_a_input, mission), summarizer.identity(mission), world_size)
+        options = rank_options(plan, root, summarizer, config)
+        for folder in (options["output"], options["store"]):
+            sweep_temporaries(folder)
+        engine = processes.with_workers(min(config.workers, len(numbers)))
+        keys = numbers if plan.groups else []
+        shares = list(engine.map_batches(ShareWorker, keys, batch_size=1, options=options))
+        ledger.record_counts(context.run_id, RANKS, _sum(shares))
+    for share in shares:
+        _tell_rank(context, rank_key(mission, share.rank, world_size), share)
+    return dg.MaterializeResult(metadata={"path": dg.MetadataValue.path(str(root.stage_a_output))})
+
+
+def rank_options(
+    plan: StageAPlan, root: DataRoot, summarizer: SummarizerResource, config: RanksConfig
+) -> dict[str, Any]:
+    """The options of a ShareWorker, wherever it runs."""
+    return {
+        "plan": plan,
+        "summarizer": summarizer.factory(),
+        "output": root.stage_a_output,
+        "store": store_folder(root.state, plan.mission),
+        "batch_size": config.batch_size or summarizer.settings().batch_size,
+        "launch": config.launch,
+        "fresh": config.fresh,
+    }
+
+
+def _sum(shares: Sequence[RankShare]) -> dict[str, int]:
+    return {
+        "inferred": sum(share.inferred for share in shares),
+        "reused": sum(share.reused for share in shares),
+        "failed": sum(share.failed for share in shares),
+    }
+
+
+def _tell_rank(context: dg.AssetExecutionContext, key: str, share: RankShare) -> None:
+    context.add_asset_metadata(_sum([share]), partition_key=key)
+
+
+@dg.asset(
+    deps=[dg.AssetDep(stage_a_ranks, partition_mapping=dg.AllPartitionMapping())],
+    partitions_def=missions,
+    group_name="stage_a",
+    kinds={"json"},
+    owners=["team:imagemill"],
+    code_version="1",
+)
+def stage_a_groups(
+    context: dg.AssetExecutionContext,
+    config: GroupsConfig,
+    data_root: DataRootResource,
+    summarizer: SummarizerResource,
+) -> dg.MaterializeResult:
+    """`<mission>_stage_a.jsonl`: one record per group all of whose images have a summary; the other groups are listed."""
+    mission, root = context.partition_key, data_root.root()
+    output, store = root.stage_a_output, store_folder(root.state, mission)
+    with closing(data_root.ledger()) as ledger, claimed(ledger, CLAIM, [mission], context.run_id):
+        found = discover(root.stage_a_input, mission)
+        world_size = config.world_size or data_root.config().stage_a_ranks
+        plan = config.plan(found, summarizer.identity(mission), world_size)
+        late = _wait(plan, output, config)
+        for rank in late:
+            print(f"stage-a {mission}: rank {rank} of {world_size} has not come to its end", file=sys.stderr)
+        sweep_temporaries(output)
+        others = _ended_elsewhere(plan, late, config)
+        with disk_full_told(output):
+            merged = finish_stage_a(
+                plan, output, store, launch=config.launch, keep=config.keep, failed=len(found.failed)
+            )
+        _record(ledger, found, merged)
+        ledger.record_counts(context.run_id, ASSET, counts_of(found, merged))
+    for event in others:
+        context.log_event(event)
+    if merged.exit_code:
+        raise dg.Failure(nothing_written(found, merged), metadata=_pages(found, merged), allow_retries=False)
+    told = {"path": dg.MetadataValue.path(str(output_file(output, mission))), "summarizer": plan.identity}
+    return dg.MaterializeResult(metadata={**counts_of(found, merged), **_pages(found, merged), **told})
+
+
+def _wait(plan: StageAPlan, output: Path, config: GroupsConfig) -> list[int]:
+    """Ranks that have not come to their end when none of them has written anything for `wait_seconds`."""
+    late = list(range(plan.ranks.world_size)) if plan.groups else []
+    written = -1
+    while late and written != (written := _size(plan, output, late)):
+        late = wait_for_ranks(output, plan.mission, late, plan.digest, config.launch, seconds=config.wait_seconds)
+    return late
+
+
+def _size(plan: StageAPlan, output: Path, numbers: Sequence[int]) -> int:
+    """Bytes of these ranks' files."""
+    paths = [rank_file(output, plan.mission, rank) for rank in numbers]
+    return sum(path.stat().st_size for path in paths if path.is_file())
+
+
+def _ended_elsewhere(plan: StageAPlan, late: Sequence[int], config: GroupsConfig) -> list[dg.AssetMaterialization]:
+    """Under torchrun the other ranks tell nobody of their end: rank 0 does, before their files go."""
+    if config.launch is None or not plan.groups:
+        return []
+    ended = [rank for rank in range(1, plan.ranks.world_size) if rank not in late]
+    keys = [rank_key(plan.mission, rank, plan.ranks.world_size) for rank in ended]
+    return [dg.AssetMaterialization(RANKS, partition=key) for key in keys]
+
+
+def _record(ledger: Ledger, found: Discovery, merged: Merged) -> None:
+    """These are all the problems that the mission has now; those of other missions stay."""
+    before = [p.item for p in ledger.problems() if p.asset == ASSET and p.item.startswith(f"{found.mission}/")]
+    with ledger.transaction():
+        ledger.clear_problems(ASSET, before)
+        ledger.record_problems(stage_a_problems(found, merged))
+
+
+def _pages(found: Discovery, merged: Merged) -> dict[str, Any]:
+    pages = {"failed groups": [*late_ranks(merged), *failed_groups(found, merged)], "warnings": warnings(found)}
+    return {name: dg.MetadataValue.md("\n".join(f"- {line}" for line in told)) for name, told in pages.items() if told}

@@ -1,0 +1,53 @@
+"""Stage-A: every line of the ranks of a run can be read, every record of the output keeps the validator's rules."""
+
+import dagster as dg
+
+from assets.stage_a_groups import split_rank_keys, stage_a_groups, stage_a_ranks
+from checks.results import as_result
+from imagemill.pipeline.rank_files import output_file, parse_rank_line, rank_file
+from imagemill.validation.stage_a import SUFFIX
+from imagemill.validation.validator import validate
+from resources.data_root import DataRootResource
+
+_KEY_TAG = "dagster/partition"
+
+
+@dg.asset_check(asset=stage_a_ranks)
+def lines_whole(context: dg.AssetCheckExecutionContext, data_root: DataRootResource) -> dg.AssetCheckResult:
+    """Every line that a rank of this run has left is one; files that a merge has removed are not missed."""
+    folder = data_root.root().stage_a_output
+    paths = [rank_file(folder, mission, rank) for mission, rank in _ranks(context)]
+    paths = [path for path in paths if path.is_file()] if paths else sorted(folder.glob("*_stage_a.images.rank*.jsonl"))
+    lines = torn = failed = 0
+    for path in paths:
+        with open(path, "rb") as file:
+            for raw in file:
+                line = parse_rank_line(raw)
+                lines, torn, failed = lines + 1, torn + (line is None), failed + (line is not None and not line.ok)
+    told = f"{torn} of {lines} lines cannot be read" if torn else "no findings"
+    return dg.AssetCheckResult(
+        passed=not torn, description=told, metadata={"checked": lines, "errors": torn, "images failed": failed}
+    )
+
+
+@dg.asset_check(asset=stage_a_groups, blocking=True)
+def groups_valid(context: dg.AssetCheckExecutionContext, data_root: DataRootResource) -> dg.AssetCheckResult:
+    """Every record: the five fields, a label, images aligned with image_1 … image_N, one line of text each, no group twice."""
+    folder = data_root.root().stage_a_output
+    key = context.run.tags.get(_KEY_TAG)
+    paths = [output_file(folder, key)] if key else sorted(folder.glob(f"*{SUFFIX}"))
+    return as_result(*(validate(path, kind="stage-a") for path in paths))
+
+
+def _ranks(context: dg.AssetCheckExecutionContext) -> list[tuple[str, int]]:
+    """The ranks that the run is about; none where the check runs by itself."""
+    tags = context.run.tags
+    names = (_KEY_TAG, "dagster/asset_partition_range_start", "dagster/asset_partition_range_end")
+    keys = [tags[name] for name in names if name in tags]
+    if not keys:
+        return []
+    mission, numbers, _ = split_rank_keys(keys)
+    return [(mission, rank) for rank in range(numbers[0], numbers[-1] + 1)]
+
+
+stage_a_checks = [lines_whole, groups_valid]

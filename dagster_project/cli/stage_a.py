@@ -1,0 +1,209 @@
+"""`imagemill stage-a --mission M`: one-line summaries of a mission's images, merged per group.
+
+    imagemill stage-a --mission M                    one rank, in this process
+    imagemill stage-a --mission M --world-size W     W ranks, each in a process of this machine
+    torchrun … -m dagster_project.cli.main stage-a   each process is one rank; rank 0 waits for the others and merges
+
+Source: seed 003; CONTRACTS sections 5 and 6.
+"""
+
+import os
+from collections.abc import Callable
+from typing import Any, get_args
+
+import click
+
+from dagster_project.cli.ended import leave_if_ended
+from dagster_project.cli.options import root_options
+from imagemill.errors import WrongUsage
+from imagemill.layout import DataRoot
+from imagemill.ledger import Ledger
+from imagemill.pipeline.missions import Discovery, discover
+from imagemill.pipeline.stage_a_problems import ASSET
+from imagemill.places import Place, at, put
+from imagemill.ranks import DEFAULT_MODE, Ranks, ShardingMode, launch_of, ranks_of
+
+# Longest silence of the other ranks: a model of many gigabytes is loaded meanwhile.
+WAIT_SECONDS = 1800.0
+
+
+def _refuse_batching_mode(context: click.Context, option: click.Parameter, given: str | None) -> None:
+    if given is not None:
+        do = f"use --sharding_mode {{{'|'.join(get_args(ShardingMode))}}}"
+        raise WrongUsage("--batching_mode is no option any more", do=do)
+
+
+def _known_mode(context: click.Context, option: click.Parameter, given: str) -> str:
+    """Not a click.Choice: that would show the modes with `-`, as options are."""
+    modes = get_args(ShardingMode)
+    if given not in modes:
+        raise click.BadParameter(f"{given!r} is not one of {', '.join(modes)}")
+    return given
+
+
+_OPTIONS = (
+    click.option("--mission", required=True, help="Name of a folder of the input."),
+    click.option(
+        "--sharding-mode",
+        metavar="|".join(get_args(ShardingMode)),
+        callback=_known_mode,
+        default=DEFAULT_MODE,
+        show_default=True,
+        help="Whether a group's images stay on one rank.",
+    ),
+    click.option(
+        "--world-size",
+        type=click.IntRange(min=1),
+        help="Ranks, each a process of its own (default: imagemill.yaml, 1).",
+    ),
+    click.option(
+        "--batch-size",
+        type=click.IntRange(min=1),
+        help="Most images in one model call of a rank (default: imagemill.yaml, 8).",
+    ),
+    click.option("--pass-group-number", type=click.IntRange(min=0), help="At most so many groups labelled pass."),
+    click.option("--fail-group-number", type=click.IntRange(min=0), help="At most so many groups labelled fail."),
+    click.option("--sample-seed", type=int, help="Seed of the sampling (42)."),
+    click.option("--keep-intermediate-outputs", is_flag=True, help="Rank files stay after a merge without a failure."),
+    click.option("--fresh", is_flag=True, help="Infer every image, also where its summary is known."),
+    click.option("--input-dir", metavar="DIR", help="Folder of missions (default: stage_a/input in the data root)."),
+    click.option("--output-dir", metavar="DIR", help="Where records go (default: stage_a/output in the data root)."),
+    click.option(
+        "--summarizer", metavar="transformers|MODULE:CLASS", help="What makes the summaries (default: imagemill.yaml)."
+    ),
+    click.option(
+        "--wait-seconds",
+        type=click.FloatRange(min=0),
+        default=WAIT_SECONDS,
+        show_default=True,
+        help="Under torchrun: longest silence of the other ranks.",
+    ),
+    click.option(
+        "--batching-mode", is_flag=False, flag_value="", hidden=True, expose_value=False, callback=_refuse_batching_mode
+    ),
+)
+
+
+def _options(function: Callable[..., Any]) -> Callable[..., Any]:
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return function
+
+
+@click.command("stage-a", context_settings={"token_normalize_func": lambda name: name.replace("_", "-")})
+@root_options
+@_options
+def command(
+    root: DataRoot,
+    mission: str,
+    world_size: int | None,
+    input_dir: str | None,
+    output_dir: str | None,
+    summarizer: str | None,
+    sharding_mode: str,
+    pass_group_number: int | None,
+    fail_group_number: int | None,
+    sample_seed: int | None,
+    **given: Any,
+) -> None:
+    """Summarise every image of a mission in one line, and merge the lines into one record per group."""
+    if world_size is None and not os.environ.get("WORLD_SIZE"):
+        world_size = _configured_ranks(root)
+    ranks = ranks_of(os.environ, world_size)
+    places: dict[Place, str | None] = {"stage_a_input": input_dir, "stage_a_output": output_dir}
+    here = root
+    for name, folder in places.items():
+        here = at(here, name, folder) if folder else here
+    found = discover(here.stage_a_input, mission)
+    plan = {"mode": sharding_mode, "passes": pass_group_number, "fails": fail_group_number, "seed": sample_seed}
+    plan = {name: value for name, value in plan.items() if value is not None}
+    if ranks.rank:
+        _other_rank(here, found, ranks.rank, ranks.world_size, summarizer, plan, given)
+    else:
+        _whole(root, places, found, ranks, summarizer, plan, given)
+
+
+def _other_rank(
+    root: DataRoot,
+    found: Discovery,
+    rank: int,
+    world_size: int,
+    summarizer: str | None,
+    plan: dict[str, Any],
+    given: dict[str, Any],
+) -> None:
+    """A rank of torchrun but the first: no Dagster history, its lines and its end mark are all it leaves."""
+    from assets.stage_a_groups import RanksConfig, rank_options
+    from imagemill.pipeline.rank_shares import ShareWorker
+
+    resource = _resource(root, summarizer)
+    config = RanksConfig(**plan, **_working(given), launch=launch_of(os.environ))
+    made = config.plan(found, resource.identity(found.mission), world_size)
+    for share in ShareWorker(rank_options(made, root, resource, config)).stream([rank] if made.groups else []):
+        told = f"inferred={share.inferred} reused={share.reused} failed={share.failed}"
+        click.echo(f"rank {rank} of {world_size}: {told}")
+
+
+def _whole(
+    root: DataRoot,
+    places: dict[Place, str | None],
+    found: Discovery,
+    ranks: Ranks,
+    summarizer: str | None,
+    plan: dict[str, Any],
+    given: dict[str, Any],
+) -> None:
+    """All ranks, or the first of torchrun's; then the merge."""
+    from dagster_project.work import open_work
+
+    _resource(root, summarizer).factory()  # a mistake is told at once, and leaves neither a partition nor a run
+    under_torchrun = ranks.rank is not None
+    launch = launch_of(os.environ) if under_torchrun else None
+    numbers = [0] if under_torchrun else list(range(ranks.world_size))
+    with open_work(root) as work:
+        for name, folder in places.items():
+            if folder:
+                put(root, name, folder)
+        if found.groups:
+            how = {**plan, **_working(given), "workers": len(numbers), "launch": launch, "claim_stays": True}
+            work.infer_ranks(found.mission, numbers, ranks.world_size, summarizer=summarizer, **how)
+            leave_if_ended(work)
+        how = {**plan, "world_size": ranks.world_size, "keep": given["keep_intermediate_outputs"], "launch": launch}
+        wait = given["wait_seconds"] if under_torchrun else None
+        work.merge_groups(found.mission, summarizer=summarizer, wait_seconds=wait, **how)
+        leave_if_ended(work)
+        _tell(root, found, work.counts())
+
+
+def _configured_ranks(root: DataRoot) -> int:
+    from resources.data_root import config_of
+
+    return config_of(root).stage_a_ranks
+
+
+def _working(given: dict[str, Any]) -> dict[str, Any]:
+    """What concerns the ranks alone."""
+    return {name: given[name] for name in ("batch_size", "fresh") if given[name] is not None}
+
+
+def _resource(root: DataRoot, summarizer: str | None) -> Any:
+    from resources.data_root import DataRootResource
+    from resources.summarizer import SummarizerResource
+
+    data_root = DataRootResource(path=str(root.path), config_file=None, output_base_dir=None)
+    return SummarizerResource(data_root=data_root, kind=summarizer, overrides={})
+
+
+def _tell(root: DataRoot, found: Discovery, counts: dict[str, dict[str, int]]) -> None:
+    """The summary: counters, then every group without a record."""
+    for what, of in sorted(counts.items(), reverse=True):  # ranks, then groups
+        click.echo(f"{what} {found.mission}: {' '.join(f'{name}={count}' for name, count in of.items())}")
+    if not counts[ASSET]["groups"]:
+        click.echo(f"imagemill: warning: mission {found.mission} has no groups; the output is empty", err=True)
+    for problem in found.problems:
+        click.echo(f"{problem.outcome}: {problem.place}: {problem.reason}: {problem.detail}", err=True)
+    with Ledger(root.ledger, read_only=True) as ledger:
+        rows = [row for row in ledger.problems() if row.asset == ASSET and row.item.startswith(f"{found.mission}/")]
+    for row in rows:
+        if row.reason == "incomplete_group":
+            click.echo(f"failed: {row.detail}", err=True)

@@ -1,0 +1,78 @@
+"""What a vision-language model is asked: one text file per mission, and one for captions.
+
+    stage_a/<mission>.txt     that mission's images, in Chinese, one line
+    stage_a/default.txt       every other mission's
+    caption.txt               an image that has no caption, in English, one paragraph
+
+Files named in imagemill.yaml go before these: a mission's own, then `default`.
+
+Belongs here: the texts, which of them counts, reading them.
+Belongs elsewhere: how they reach a model (encoders/vlm.py), what becomes of its answers (pipeline/summaries.py).
+Source: issue "Stage-A": "prompts per mission in data files"; seed 003 "a Chinese single-line summary per image".
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Self
+
+from imagemill.errors import MissingInput, WrongUsage
+
+DEFAULT = "default"
+
+_FOLDER = files(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """Stage-A's prompts. `given`: mission, or `default`, → text that goes before ours."""
+
+    given: Mapping[str, str]
+
+    @classmethod
+    def read(cls, paths: Mapping[str, str]) -> Self:
+        """Read the configured files now, so that what is recorded is what is asked. Raises as `read_prompt` does."""
+        return cls(
+            {mission: read_prompt(Path(path), f"summarizer.prompts, {mission}") for mission, path in paths.items()}
+        )
+
+    def of(self, mission: str) -> str:
+        """The prompt for a mission's images."""
+        given = self.given.get(mission) or self.given.get(DEFAULT)
+        ours = _ours()
+        return given or ours.get(mission) or ours[DEFAULT]
+
+
+def caption_prompt(path: str | None = None) -> str:
+    """The captioner's prompt: the configured file's, else ours. Raises as `read_prompt` does."""
+    if path is not None:
+        return read_prompt(Path(path), "captioner.prompt")
+    return _FOLDER.joinpath("caption.txt").read_text("utf-8").strip()
+
+
+def read_prompt(path: Path, setting: str) -> str:
+    """A prompt from a text file, without the space around it.
+
+    Raises:
+        MissingInput: there is no such file. WrongUsage: it is blank, or no UTF-8 text.
+    """
+    do = f"put the prompt there as UTF-8 text, or correct {setting} in imagemill.yaml"
+    try:
+        text = path.read_text("utf-8-sig").strip()
+    except OSError as error:
+        raise MissingInput(f"prompt file cannot be read: {error.strerror}", where=path, do=do) from error
+    except UnicodeDecodeError as error:
+        raise WrongUsage(f"prompt file is no UTF-8 text: {error}", where=path, do=do) from error
+    if not text:
+        raise WrongUsage("prompt file is blank", where=path, do=do)
+    return text
+
+
+def _ours() -> dict[str, str]:
+    # A listing, not a path made of the mission: whatever a mission is called, nothing outside the folder is read.
+    return {
+        file.name.removesuffix(".txt"): file.read_text("utf-8").strip()
+        for file in _FOLDER.joinpath("stage_a").iterdir()
+        if file.name.endswith(".txt")
+    }

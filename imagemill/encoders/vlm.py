@@ -1,0 +1,276 @@
+"""A vision-language model of the Qwen3-VL class: images and a prompt in, one text per image out.
+
+One conversation per image, all of a call in one batch, padded on the left: the model goes on where each prompt ends.
+
+Belongs here: the model, generation, the summarizer and the captioner made of them.
+Belongs elsewhere: pixels and tokens (vlm_processor.py), prompts (prompts/), the preview model (vlm_preview.py), what becomes of
+failures and of answers (pipeline/summarize.py, pipeline/summaries.py).
+Source: CONTRACTS section 5 "Summaries", section 1 "captions"; issue "Stage-A", "The summarizer resource".
+"""
+
+import os
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from PIL import Image
+
+from imagemill.config import VlmSettings
+from imagemill.encoders.loading import (
+    Checkpoint,
+    checkpoint_facts,
+    expect_config,
+    file_sha256,
+    json_sha256,
+    library,
+    load_model,
+    release,
+    resolve,
+    set_up_arithmetic,
+    weight_patterns,
+)
+from imagemill.encoders.prompts import Prompts
+from imagemill.encoders.vlm_preview import write_preview
+from imagemill.encoders.vlm_processor import image_size, load_processor, pads_right, require_one_vocabulary
+from imagemill.errors import NonFiniteEmbedding
+from imagemill.provenance import ModelIdentity
+from imagemill.summarizer import NamedImage
+
+PREPROCESSING = "qwen3-vl-1"
+DEFAULT_MAX_NEW_TOKENS = 512
+
+_WEIGHTS = "model"
+# Beside the weights, all that decides an answer. Folders hold some of them, by the version that wrote them.
+_PARTS = (
+    "preprocessor_config.json",
+    "processor_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+    "generation_config.json",
+)
+_FILES = ("config.json", *_PARTS, *weight_patterns(_WEIGHTS))
+
+
+@dataclass(frozen=True, slots=True)
+class VlmSpec:
+    """One use of the model, by the section of the configuration that it is set in."""
+
+    section: str
+    kind: str = "vision_language"
+    encoder: str = "imagemill.encoders.vlm:VisionLanguageModel"
+    default_model: str = "Qwen/Qwen3-VL-4B-Instruct"
+    default_subfolder: str | None = None
+
+    def encoder_class(self) -> Any:
+        return VisionLanguageModel
+
+
+SUMMARIZER = VlmSpec("summarizer")
+CAPTIONER = VlmSpec("captioner")
+
+
+class VisionLanguageModel:
+    """Images and a prompt → one answer per image. `calls` counts calls of the model."""
+
+    def __init__(
+        self, model: Any, processor: Any, checkpoint: Checkpoint, settings: VlmSettings, made_by: ModelIdentity
+    ) -> None:
+        self.calls = 0
+        self.identity = made_by
+        self._model: Any = model
+        self._processor, self._checkpoint = processor, checkpoint
+        self._size = image_size(processor, settings.max_pixels)
+        self._generation = _generation(model, settings)
+
+    @classmethod
+    def identify(
+        cls, settings: VlmSettings, *, spec: VlmSpec, threads: int, preview_root: Path, **facts: Any
+    ) -> ModelIdentity:
+        """Read the identity off the files, and add `facts`; no weights are loaded. Raises ModelUnusable."""
+        return _identify(_resolve(settings, spec, preview_root), settings, threads, **facts)
+
+    @classmethod
+    def load(cls, settings: VlmSettings, *, spec: VlmSpec, threads: int, preview_root: Path) -> Self:
+        """Load processor and model, whole. Raises ModelUnusable."""
+        checkpoint = _resolve(settings, spec, preview_root)
+        made_by = _identify(checkpoint, settings, threads)
+        processor = load_processor(checkpoint)
+        set_up_arithmetic(threads)
+        with checkpoint.loading():
+            _take_own_gpu(checkpoint)
+            model_class = library("transformers").Qwen3VLForConditionalGeneration
+            model = load_model(model_class, checkpoint).to(checkpoint.device)
+            require_one_vocabulary(checkpoint, processor, model.config)
+            return cls(model, processor, checkpoint, settings, made_by)
+
+    @torch.inference_mode()
+    def generate(self, images: Sequence[Image.Image], prompt: str) -> list[str]:
+        """One call over all of them, RGB; answers as the model gives them, without the space around.
+
+        Raises:
+            ModelUnusable: its processor does not pad on the left.
+            NonFiniteEmbedding: the model produced NaN. Whatever else the libraries raise, out of memory among it.
+        """
+        if not images:
+            return []
+        inputs = self._inputs(images, prompt)
+        self.calls += 1
+        tokens = self._model.generate(
+            **inputs.to(self._checkpoint.device),
+            generation_config=self._generation,
+            logits_processor=[self._require_numbers],
+        )
+        answers = tokens[:, inputs["input_ids"].shape[1] :]
+        return [text.strip() for text in self._processor.tokenizer.batch_decode(answers, skip_special_tokens=True)]
+
+    def _inputs(self, images: Sequence[Image.Image], prompt: str) -> Any:
+        """Token ids and masks (images, longest prompt); patches of all images, one after another."""
+        content = [{"type": "image"}, {"type": "text", "text": prompt}]
+        text = self._processor.apply_chat_template(
+            [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
+        )
+        inputs = self._processor(
+            text=[text] * len(images),
+            images=[[image] for image in images],
+            images_kwargs={"size": self._size},
+            text_kwargs={"padding": True},
+            return_tensors="pt",
+        )
+        if not inputs["attention_mask"][:, -1].all():
+            raise pads_right(self._checkpoint)
+        return inputs
+
+    def _require_numbers(self, tokens: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        # Of NaN the likeliest is always one and the same token: an answer of exclamation marks, and no error.
+        if scores.isnan().any():
+            raise NonFiniteEmbedding(
+                "the model produced NaN", do=f"set {self._checkpoint.section}.dtype: bfloat16 or float32"
+            )
+        return scores
+
+    def close(self) -> None:
+        """Give the model's memory back."""
+        self._model = None
+        release()
+
+    @staticmethod
+    def write_preview(folder: Path) -> None:
+        write_preview(folder)
+
+
+class VlmSummarizer:
+    """Stage-A's summarizer."""
+
+    def __init__(self, model: VisionLanguageModel, prompts: Prompts) -> None:
+        self._model, self._prompts = model, prompts
+
+    def summarize(self, images: Sequence[NamedImage], mission: str) -> list[str]:
+        """One answer per image, to the mission's prompt, in one call of the model."""
+        return self._model.generate([named.image for named in images], self._prompts.of(mission))
+
+
+class VlmCaptioner:
+    """A caption for an image that has none."""
+
+    def __init__(self, model: VisionLanguageModel, prompt: str) -> None:
+        self._model, self._prompt = model, prompt
+        self.identity = model.identity
+
+    def caption(self, images: Sequence[Image.Image]) -> list[str]:
+        """One paragraph per image, whitespace runs turned into one space; blank where the model says nothing."""
+        return [" ".join(text.split()) for text in self._model.generate(images, self._prompt)]
+
+
+# ---- one model per process
+
+_held: dict[tuple[Any, ...], VisionLanguageModel] = {}
+_holding = threading.Lock()
+
+
+def held(settings: VlmSettings, spec: VlmSpec, threads: int, preview_root: Path) -> VisionLanguageModel:
+    """The model of these settings, loaded once in this process. Another one makes room first: two may not fit."""
+    wanted = (_bare(settings), threads, preview_root)
+    with _holding:
+        if wanted not in _held:
+            for other in _held.values():
+                other.close()
+            _held.clear()
+            _held[wanted] = VisionLanguageModel.load(settings, spec=spec, threads=threads, preview_root=preview_root)
+        return _held[wanted]
+
+
+def _bare(settings: VlmSettings) -> VlmSettings:
+    """What summarizer and captioner have in common."""
+    return VlmSettings(**{name: getattr(settings, name) for name in VlmSettings.__struct_fields__})
+
+
+def _take_own_gpu(checkpoint: Checkpoint) -> None:
+    """torchrun starts a process per GPU and tells each its number; all would take the first one."""
+    local_rank = os.environ.get("LOCAL_RANK", "")
+    if checkpoint.device == "cuda" and local_rank.isdecimal():
+        torch.cuda.set_device(int(local_rank) % torch.cuda.device_count())
+
+
+# ---- generation
+
+
+def _generation(model: Any, settings: VlmSettings) -> Any:
+    """The model's own generation settings with ours over them; greedy unless a temperature is set."""
+    own = model.generation_config
+    values = own.to_dict() | {
+        "max_new_tokens": settings.max_new_tokens or own.max_new_tokens or DEFAULT_MAX_NEW_TOKENS,
+        "max_length": None,
+        "do_sample": settings.temperature > 0,
+    }
+    if settings.repetition_penalty is not None:
+        values["repetition_penalty"] = settings.repetition_penalty
+    if values["do_sample"]:
+        values |= {"temperature": settings.temperature, "top_p": settings.top_p}
+    else:
+        values |= dict.fromkeys(("temperature", "top_p", "top_k"))
+    return library("transformers").GenerationConfig.from_dict(values)
+
+
+# ---- what it is
+
+
+def _resolve(settings: VlmSettings, spec: VlmSpec, preview_root: Path) -> Checkpoint:
+    checkpoint = resolve(settings, spec=spec, preview_root=preview_root, files=_FILES)
+    expect_config(checkpoint, model_type="qwen3_vl")
+    return checkpoint
+
+
+def _identify(checkpoint: Checkpoint, settings: VlmSettings, threads: int, **facts: Any) -> ModelIdentity:
+    parts = [checkpoint.path / name for name in _PARTS if (checkpoint.path / name).is_file()]
+    return ModelIdentity(
+        kind=checkpoint.kind,
+        model=checkpoint.model,
+        revision=checkpoint.revision,
+        preview=checkpoint.preview,
+        device=checkpoint.device,
+        threads=threads,
+        facts={
+            **checkpoint_facts(checkpoint, _WEIGHTS),
+            "parts_sha256": {path.name: _part_sha256(checkpoint, path) for path in parts},
+            "preprocessing": PREPROCESSING,
+            "max_pixels": settings.max_pixels,
+            "max_new_tokens": settings.max_new_tokens,
+            "temperature": settings.temperature,
+            "top_p": settings.top_p,
+            "repetition_penalty": settings.repetition_penalty,
+            **facts,
+        },
+    )
+
+
+def _part_sha256(checkpoint: Checkpoint, path: Path) -> str:
+    return json_sha256(checkpoint.json(path.name)) if path.suffix == ".json" else file_sha256(path)

@@ -1,0 +1,78 @@
+"""Which summarizer Stage-A uses in this deployment: the vision-language model, or `MODULE:CLASS`, as configured or as a run says.
+
+Belongs here: the choice, its settings, its identity.
+Belongs elsewhere: what a summarizer is (imagemill/summarizer.py), how a worker makes one (imagemill/encoders/recipes.py), models
+(imagemill/encoders/vlm.py), who calls it (imagemill/pipeline/stage_a.py).
+Source: CONTRACTS section 5, "The summarizer is replaceable".
+"""
+
+import hashlib
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import dagster as dg
+import msgspec
+from pydantic import Field
+
+from imagemill.config import TRANSFORMERS, SummarizerSettings, check_kind
+from imagemill.encoders.prompts import Prompts
+from imagemill.encoders.recipes import import_class, make_class, make_vlm
+from imagemill.errors import WrongUsage
+from imagemill.provenance import ModelIdentity
+from imagemill.summarizer import Summarizer, class_identity
+from resources.data_root import DataRootResource
+
+
+class SummarizerResource(dg.ConfigurableResource):
+    """The summarizer of a run."""
+
+    data_root: dg.ResourceDependency[DataRootResource]
+    kind: str | None = Field(None, description="`transformers` or `MODULE:CLASS`; unset: as imagemill.yaml says.")
+    overrides: dict[str, Any] = Field(
+        {}, description="Fields of `summarizer` that differ from imagemill.yaml in this run: model, temperature, …"
+    )
+
+    def settings(self) -> SummarizerSettings:
+        """The file's settings with this run's differences. Raises WrongUsage for an unknown field or a bad value."""
+        where = "run configuration, resources.summarizer"
+        said = {**self.overrides, **({"kind": self.kind} if self.kind else {})}
+        base = msgspec.to_builtins(self.data_root.config().summarizer)
+        try:
+            settings = msgspec.convert({**base, **said}, SummarizerSettings)
+        except msgspec.ValidationError as error:
+            raise WrongUsage(f"summarizer: {error}", where=where) from error
+        check_kind(settings.kind, where=where)
+        return settings
+
+    def identity(self, mission: str) -> str:
+        """What makes two summarizers the same for this mission: model, prompt and settings, or class."""
+        made_by = self.made_by(mission)
+        if made_by is None:
+            return class_identity(import_class(self.settings().kind))
+        return f"{made_by.kind}:{made_by.key}"
+
+    def made_by(self, mission: str) -> ModelIdentity | None:
+        """The model with this mission's prompt, read from its files; None for a class. Raises ModelUnusable."""
+        settings = self.settings()
+        if settings.kind != TRANSFORMERS:
+            return None
+        from imagemill.encoders.vlm import SUMMARIZER, VisionLanguageModel
+
+        prompt = Prompts.read(settings.prompts).of(mission)
+        return VisionLanguageModel.identify(
+            settings,
+            spec=SUMMARIZER,
+            threads=self.data_root.config().model_threads,
+            preview_root=self.data_root.root().preview_models,
+            prompt_sha256=hashlib.sha256(prompt.encode()).hexdigest(),
+        )
+
+    def factory(self) -> Callable[[], Summarizer]:
+        """Picklable; makes the summarizer in the process that will use it. A class that is not there is told here."""
+        settings = self.settings()
+        if settings.kind != TRANSFORMERS:
+            import_class(settings.kind)
+            return partial(make_class, settings.kind)
+        threads, preview_root = self.data_root.config().model_threads, self.data_root.root().preview_models
+        return partial(make_vlm, settings, Prompts.read(settings.prompts), threads, preview_root)

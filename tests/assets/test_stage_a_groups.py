@@ -1,0 +1,243 @@
+"""The assets of Stage-A: ranks as partitions, claims, the ledger, what the UI shows, the checks.
+
+Source: seed 003; CONTRACTS sections 0 and 5; issue 7, "Parts".
+"""
+
+import json
+import subprocess
+import sys
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import dagster as dg
+import pytest
+
+from assets.partitions import ranks
+from assets.stage_a_groups import rank_key, split_rank_keys, stage_a_groups, stage_a_ranks
+from checks.stage_a_groups import groups_valid, lines_whole, stage_a_checks
+from dagster_project.deployments import test_resources
+from dagster_project.partitions import range_tags
+from imagemill.errors import WrongUsage
+from imagemill.ledger import Ledger
+from imagemill.pipeline import claims as claims_module
+from imagemill.pipeline.rank_files import output_file, rank_file, rank_files
+from tests.helpers.product import PROJECT
+from tests.helpers.stage_a import MISSION, ticket
+from tests.helpers.stage_a_runs import NAMED, groups, merge, metadata, rank, run
+from tests.helpers.summarizers import MODULE, Named
+from tests.helpers.wiring import QUIET, claims, failure_of, history
+
+BLANK = f"{MODULE}:Blank"
+
+
+@pytest.fixture
+def instance():
+    with history() as instance:
+        yield instance
+
+
+@pytest.fixture
+def tickets(data_root):
+    ticket(data_root.stage_a_input, "fail", "a", "a1.jpg", "a2.jpg", "a3.jpg")
+    ticket(data_root.stage_a_input, "pass", "b", "b1.jpg")
+    ticket(data_root.stage_a_input, "pass", "c", "c1.jpg", "c2.png")
+    return data_root
+
+
+# ---- partitions
+
+
+@pytest.mark.parametrize("mode", ["per_group", "per_image"])
+def test_ranks_one_after_another_as_partitions_are_merged_by_the_asset_downstream(tickets, instance, mode):
+    """Issue 7: "Ranks run as Dagster partitions one after another"; checks pass over what they left."""
+    for number in range(2):
+        done = rank(tickets, instance, number, 2, lines_whole, mode=mode)
+        assert done.success
+        assert [event.passed for event in done.get_asset_check_evaluations()] == [True]
+    assert len(rank_files(tickets.stage_a_output, MISSION)) == 2
+
+    done = merge(tickets, instance, groups_valid, world_size=2, mode=mode)
+
+    assert done.success
+    assert [event.passed for event in done.get_asset_check_evaluations()] == [True]
+    assert {name: len(texts) for name, texts in groups(tickets).items()} == {"a": 3, "b": 1, "c": 2}
+    assert metadata(instance, "stage_a_groups") | {"groups": 3, "written": 3, "failed": 0} == metadata(
+        instance, "stage_a_groups"
+    )
+    assert metadata(instance, "stage_a_groups")["summarizer"] == NAMED
+    assert rank_files(tickets.stage_a_output, MISSION) == {}
+
+
+def test_range_of_ranks_is_one_run_and_each_has_its_own_counters(tickets, instance):
+    keys = [rank_key(MISSION, number, 2) for number in range(2)]
+    instance.add_dynamic_partitions(ranks.name, keys)
+
+    done = run(tickets, instance, stage_a_ranks, tags=range_tags(*keys), mode="per_group", batch_size=1)
+
+    assert done.success
+    records = instance.fetch_materializations(dg.AssetKey("stage_a_ranks"), limit=9).records
+    inferred = {each.partition_key: each.asset_materialization.metadata["inferred"].value for each in records}
+    assert inferred == {keys[0]: 5, keys[1]: 1}
+
+
+def test_merge_takes_no_line_of_another_plan(tickets, instance):
+    """CONTRACTS section 5: "The merge trusts a line only if it fits": another world size is another plan."""
+    assert rank(tickets, instance, 0, 1).success
+
+    done = merge(tickets, instance, world_size=2)
+
+    assert not done.success
+    said = failure_of(done, "stage_a_groups")
+    assert "none of 3 groups could be written" in said
+    assert "ranks that have not come to their end: 0, 1" in said
+
+
+@pytest.mark.parametrize("keys", [["m"], ["m/1"], ["m/01of2"], ["m/0of2", "n/1of2"], ["m/0of2", "m/1of3"], ["m/0of0"]])
+def test_keys_that_are_no_ranks_of_one_mission_are_refused(keys):
+    with pytest.raises(WrongUsage, match="no ranks of one mission"):
+        split_rank_keys(keys)
+
+
+def test_key_holds_mission_rank_and_world_size():
+    assert split_rank_keys([rank_key("3of4/件", 0, 12), rank_key("3of4/件", 11, 12)]) == ("3of4/件", [0, 11], 12)
+
+
+# ---- what is told
+
+
+def test_failed_groups_stand_in_the_metadata_and_those_of_other_missions_stay(tickets, instance):
+    """Issue 7: "Group failures are listed with image and reason in the ledger, in the materialisation's metadata"."""
+    other = "另一任务"
+    for mission in (MISSION, other):
+        ticket(tickets.stage_a_input, "pass", "bad", "blank.jpg", "fine.jpg", mission=mission)
+        ticket(tickets.stage_a_input, "pass", "good", "good.jpg", mission=mission)
+        assert rank(tickets, instance, 0, 1, mission=mission, summarizer=BLANK).success
+        assert merge(tickets, instance, mission=mission, summarizer=BLANK).success
+
+    assert "pass bad: blank.jpg: blank_summary" in metadata(instance, "stage_a_groups")["failed groups"]
+    (tickets.stage_a_input / other / "审核通过" / "bad" / "blank.jpg").unlink()
+    assert rank(tickets, instance, 0, 1, mission=other, summarizer=BLANK).success
+    assert merge(tickets, instance, mission=other, summarizer=BLANK).success
+    with Ledger(tickets.ledger) as ledger:
+        items = [problem.item for problem in ledger.problems()]
+    assert items == [f"{MISSION}/审核通过/bad", f"{MISSION}/审核通过/bad/blank.jpg"]
+
+
+def test_mixed_ids_are_a_warning_in_the_metadata(tickets, instance):
+    """CONTRACTS section 5: "mixed ids in one directory: a warning"."""
+    ticket(tickets.stage_a_input, "pass", "x", "QC-A-20250101-1-1.jpg", "QC-A-20250101-2-1.jpg")
+    assert rank(tickets, instance, 0, 1).success
+    assert merge(tickets, instance).success
+
+    assert "审核通过/x" in metadata(instance, "stage_a_groups")["warnings"]
+    with Ledger(tickets.ledger) as ledger:
+        assert ledger.problems() == []
+
+
+def test_check_finds_a_record_that_is_not_aligned(tickets, instance):
+    record = {
+        "group_id": "g",
+        "mission": MISSION,
+        "label": "pass",
+        "images": ["1.jpg", "2.jpg"],
+        "per_image": {"image_1": "x"},
+    }
+    tickets.stage_a_output.mkdir(parents=True)
+    output_file(tickets.stage_a_output, MISSION).write_text(json.dumps(record) + "\n")
+    rank_file(tickets.stage_a_output, MISSION, 0).write_bytes(b'{"group_seq":0,"gro')
+
+    done = dg.materialize(
+        [stage_a_ranks, stage_a_groups, *stage_a_checks], instance=instance, run_config=QUIET, raise_on_error=False,
+        resources=test_resources(str(tickets.path)), selection=dg.AssetSelection.all_asset_checks(),
+    )  # fmt: skip
+
+    passed = {event.check_name: (event.passed, event.description) for event in done.get_asset_check_evaluations()}
+    assert passed == {
+        "groups_valid": (False, "coverage: 1"), "lines_whole": (False, "1 of 1 lines cannot be read"),
+    }  # fmt: skip
+
+
+# ---- claims
+
+
+def test_mission_stays_claimed_between_ranks_and_merge_of_one_process(tickets, instance):
+    """CONTRACTS section 0, "Locks are per asset and partition"; one claim per mission for the whole run."""
+    assert rank(tickets, instance, 0, 1, claim_stays=True).success
+    with Ledger(tickets.ledger) as ledger:
+        assert claims(ledger) == [("stage_a", MISSION)]
+
+    assert merge(tickets, instance).success
+    with Ledger(tickets.ledger) as ledger:
+        assert claims(ledger) == []
+
+
+def test_run_that_fails_holds_no_claim(tickets, instance, monkeypatch):
+    monkeypatch.setattr(Named, "__init__", lambda self: 1 / 0)
+
+    assert not rank(tickets, instance, 0, 1, claim_stays=True).success
+
+    with Ledger(tickets.ledger) as ledger:
+        assert claims(ledger) == []
+
+
+OTHER = """
+import sys
+from pathlib import Path
+from imagemill.ledger import Ledger
+with Ledger(Path(sys.argv[1])) as ledger:
+    ledger.claim("stage_a", [sys.argv[2]], "another")
+    print("claimed", flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextmanager
+def another_run(root, mission):
+    """A process that works on a mission until its input is closed."""
+    command = [sys.executable, "-c", OTHER, str(root.ledger), mission]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=PROJECT) as process:
+        assert process.stdout
+        assert process.stdout.readline() == "claimed\n"
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_ranks_and_merge_of_a_mission_wait_for_another_run_and_those_of_another_mission_do_not(
+    tickets, instance, monkeypatch, capfd
+):
+    """CONTRACTS section 0: "Locks are per asset and partition"."""
+    with another_run(tickets, "another mission"):
+        assert rank(tickets, instance, 0, 1).success
+    for work in (lambda: rank(tickets, instance, 0, 1), lambda: merge(tickets, instance)):
+        assert "waiting" not in capfd.readouterr().err
+        with another_run(tickets, MISSION) as process:
+            # The wait is over as soon as there is one.
+            monkeypatch.setattr(claims_module, "time", SimpleNamespace(sleep=lambda _, p=process: p.communicate()))
+            assert work().success
+        assert capfd.readouterr().err.count("waiting for run another") == 1
+
+
+# ---- under torchrun
+
+
+def test_first_rank_reports_the_ranks_of_other_processes(tickets, instance):
+    """CONTRACTS section 5: "only rank 0 opens the Dagster instance … merges and materialises"."""
+    for number in range(2):
+        assert rank(tickets, instance, number, 2, launch="one").success
+    instance.wipe_assets([dg.AssetKey("stage_a_ranks")])
+
+    assert merge(tickets, instance, world_size=2, launch="one").success
+
+    records = instance.fetch_materializations(dg.AssetKey("stage_a_ranks"), limit=9).records
+    assert [each.partition_key for each in records] == [rank_key(MISSION, 1, 2)]
+
+
+def test_rank_of_another_start_has_not_ended(tickets, instance):
+    for number, launch in enumerate(("one", "two")):
+        assert rank(tickets, instance, number, 2, launch=launch).success
+
+    assert merge(tickets, instance, world_size=2, launch="two").success
+
+    assert metadata(instance, "stage_a_groups")["missing_ranks"] == 1

@@ -1,0 +1,292 @@
+"""`imagemill stage-a …`: ranks one by one, in processes and under torchrun; death and resume; wrong usage.
+
+Source: seed 003; CONTRACTS sections 0, 5 and 6.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from random import Random
+
+import pytest
+
+from imagemill.formats.jsonl import read_raw
+from imagemill.ledger import Ledger
+from imagemill.pipeline.rank_files import output_file, rank_files
+from imagemill.places import locate
+from imagemill.validation.validator import validate
+from tests.helpers.presets import imagemill_here
+from tests.helpers.product import PROJECT, start
+from tests.helpers.stage_a import MISSION, TICKET, ticket
+from tests.helpers.summarizers import MODULE, asked
+
+NAMED = f"{MODULE}:Named"
+SIZES = {"a": 5, "b": 1, "c": 3, "d": 4}
+NAMES = {name: [f"{name}{n}.{'jpg' if n % 2 else 'png'}" for n in range(1, size + 1)] for name, size in SIZES.items()}
+ALL_IMAGES = sorted(name for names in NAMES.values() for name in names)
+WHOLE = {"a::fail": 5, "b::pass": 1, "c::fail": 3, "d::pass": 4}
+
+
+@pytest.fixture
+def tickets(data_root):
+    """Four groups, two of each label."""
+    for number, (name, images) in enumerate(NAMES.items()):
+        ticket(data_root.stage_a_input, "pass" if number % 2 else "fail", name, *images)
+    return data_root
+
+
+def stage_a(root, *options, summarizer=NAMED, **environment):
+    """The command in the test's own process."""
+    environment = {"RANK": "", "WORLD_SIZE": "", **environment}
+    given = ["--mission", MISSION, "--summarizer", summarizer]
+    return imagemill_here(root, "stage-a", *given, *options, **environment)
+
+
+def records(root, mission=MISSION):
+    return [json.loads(raw) for _, raw in read_raw(output_file(root.stage_a_output, mission))]
+
+
+def groups(root):
+    return {f"{record['group_id']}::{record['label']}": record["images"] for record in records(root)}
+
+
+def counts(done):
+    """The counters that a command printed."""
+    words = [word.partition("=") for word in done.stdout.split() if "=" in word]
+    return {name: int(value) for name, _, value in words}
+
+
+# ---- ranks
+
+
+def test_every_world_size_and_mode_gives_the_same_groups(tickets, tmp_path):
+    """CONTRACTS section 5: "Rank r of W takes jobs[r::W] (per_image) or groups[r::W] (per_group)"; known summaries are kept."""
+    assert stage_a(tickets).returncode == 0
+    expected, bytes_before = groups(tickets), output_file(tickets.stage_a_output, MISSION).read_bytes()
+    assert {group_id: len(images) for group_id, images in expected.items()} == WHOLE
+
+    log = tmp_path / "asked"
+    two = stage_a(tickets, "--sharding_mode", "per_image", "--world_size", 2, "--fresh", ASKED=log)
+    assert two.returncode == 0, two.stderr
+    assert groups(tickets) == expected
+    assert sorted(sum(map(len, batches)) for batches in asked(log).values()) == [6, 7], (
+        "each rank in a process of its own"
+    )
+
+    tickets.config_file.write_text("stage_a_ranks: 4\n")
+    four = stage_a(tickets, "--sharding-mode", "per_group", "--keep-intermediate-outputs")
+    assert (counts(four)["inferred"], counts(four)["reused"]) == (0, 13)
+    assert output_file(tickets.stage_a_output, MISSION).read_bytes() == bytes_before
+    assert list(rank_files(tickets.stage_a_output, MISSION)) == [0, 1, 2, 3]
+    assert validate(output_file(tickets.stage_a_output, MISSION)).passed
+
+
+def test_torchrun_runs_each_process_as_one_rank_and_the_first_merges(tickets, tmp_path):
+    """CONTRACTS section 5, "Under torchrun each process is rank RANK": the real torchrun, two processes."""
+    log = tmp_path / "asked"
+    done = subprocess.run(
+        [
+            *[sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"],
+            *["-m", "dagster_project.cli.main", "stage-a", "--data-root", tickets.path, "--mission", MISSION],
+            *["--sharding_mode", "per_image", "--summarizer", NAMED],
+        ],
+        cwd=PROJECT, env={**os.environ, "ASKED": str(log)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stderr
+    assert "rank 1 of 2: inferred=6" in done.stdout
+    assert "written=4" in done.stdout
+    assert len(asked(log)) == 2
+    assert len(groups(tickets)) == 4
+
+
+def test_first_rank_names_ranks_that_do_not_come_and_merges_what_is_there(tickets):
+    """CONTRACTS section 5: "waits a bounded time for the other ranks' end marks (missing ranks named)"."""
+    first = stage_a(tickets, "--wait-seconds", 0, RANK=0, WORLD_SIZE=2)
+    assert first.returncode == 0, first.stderr
+    assert counts(first) | {"missing_ranks": 1, "written": 2, "failed": 2} == counts(first)
+    assert "rank 1 of 2 has not come to its end" in first.stderr
+    assert groups(tickets).keys() == {"a::fail", "b::pass"}
+
+    other = stage_a(tickets, RANK=1, WORLD_SIZE=2)
+    assert other.stdout == "rank 1 of 2: inferred=7 reused=0 failed=0\n"
+    again = stage_a(tickets, "--wait-seconds", 0, RANK=0, WORLD_SIZE=2)
+    assert (counts(again)["missing_ranks"], counts(again)["written"]) == (0, 4)
+
+
+# ---- death and resume
+
+
+def kill_one_rank(root, log, *, seconds, rng):
+    """Two ranks at work on single images; one is killed so long after both have begun. Exit code and what was said."""
+    arguments = [
+        "--data-root",
+        root.path,
+        "--mission",
+        MISSION,
+        "--summarizer",
+        NAMED,
+        "--batch-size",
+        1,
+        "--world-size",
+        2,
+    ]
+    process = start("stage-a", *arguments, stub=False, ASKED=log, BATCH_SECONDS=0.4)
+    until = time.monotonic() + 60
+    while len(asked(log)) < 2 and time.monotonic() < until:
+        time.sleep(0.05)
+    time.sleep(seconds)
+    with suppress(ProcessLookupError):  # it had come to its end
+        os.kill(rng.choice(sorted(asked(log))), signal.SIGKILL)
+    said, _ = process.communicate(timeout=60)
+    return process.returncode, said
+
+
+def finished(root):
+    """Names of the images whose summaries are kept."""
+    store = root.state / "stage_a" / MISSION
+    lines = [line for path in store.iterdir() for line in path.read_bytes().splitlines()]
+    return {json.loads(line)["image"].rpartition("/")[2] for line in lines}
+
+
+def resume(root, log):
+    """The command again; names of the images that it asked the summarizer for."""
+    done = stage_a(root, ASKED=log)
+    assert done.returncode == 0, done.stderr
+    return [name for batches in asked(log).values() for batch in batches for name in batch]
+
+
+def test_killed_rank_costs_the_batch_at_hand_and_no_finished_image_is_inferred_again(tickets, tmp_path):
+    """Issue 7: "kill -9 one of two ranks …, rerun, merge: the same groups as an uninterrupted run"."""
+    code, said = kill_one_rank(tickets, tmp_path / "asked", seconds=0.6, rng=Random(1))
+
+    assert code == 1, said
+    assert "was ended by SIGKILL" in said
+    assert not output_file(tickets.stage_a_output, MISSION).exists()
+    kept = finished(tickets)
+    assert 0 < len(kept) < 13
+    inferred = resume(tickets, tmp_path / "again")
+    assert sorted([*inferred, *kept]) == ALL_IMAGES
+    assert {name: len(images) for name, images in groups(tickets).items()} == WHOLE
+
+
+@pytest.mark.soak
+def test_ten_random_moments_to_kill_a_rank_all_end_in_the_same_groups(tickets, tmp_path):
+    """The same rule, ten times: none of the runs infers an image that an earlier one has finished."""
+    rng = Random(7)
+    for trial in range(10):
+        for folder in (tickets.stage_a_output, tickets.state / "stage_a"):
+            shutil.rmtree(folder, ignore_errors=True)
+        code, said = kill_one_rank(tickets, tmp_path / f"asked{trial}", seconds=rng.uniform(0, 3), rng=rng)
+        assert code in {0, 1}, said
+        kept = finished(tickets)
+        inferred = resume(tickets, tmp_path / f"again{trial}")
+        assert sorted([*inferred, *kept]) == ALL_IMAGES, trial
+        assert {name: len(images) for name, images in groups(tickets).items()} == WHOLE, trial
+
+
+# ---- groups that fail
+
+
+def test_failed_group_is_listed_and_the_others_are_written(tickets):
+    """CONTRACTS section 5: "Exit 0 when groups failed but others were written (each listed)"; section 0, the ledger."""
+    ticket(tickets.stage_a_input, "pass", "e", "e1.jpg", "blank.jpg")
+
+    done = stage_a(tickets, summarizer=f"{MODULE}:Blank")
+
+    assert done.returncode == 0, done.stderr
+    assert counts(done) | {"groups": 5, "written": 4, "failed": 1} == counts(done)
+    assert "failed: pass e: blank.jpg: blank_summary" in done.stderr
+    with Ledger(tickets.ledger) as ledger:
+        rows = {row.item: row.reason for row in ledger.problems()}
+    place = f"{MISSION}/审核通过/e"
+    assert rows == {place: "incomplete_group", f"{place}/blank.jpg": "blank_summary"}
+    assert rank_files(tickets.stage_a_output, MISSION), "they are the resume"
+
+    (tickets.stage_a_input / place / "blank.jpg").unlink()
+    assert counts(stage_a(tickets, summarizer=f"{MODULE}:Blank"))["written"] == 5
+    with Ledger(tickets.ledger) as ledger:
+        assert ledger.problems() == []
+
+
+def test_nothing_written_is_exit_1_and_the_previous_output_stays(tickets):
+    """CONTRACTS section 5: "1 when none could be written, and the previous output stays"."""
+    assert stage_a(tickets, "--pass-group-number", 1, "--fail_group_number", 0).returncode == 0
+    before = output_file(tickets.stage_a_output, MISSION).read_bytes()
+
+    done = stage_a(tickets, summarizer=f"{MODULE}:Dumb")
+
+    assert done.returncode == 1
+    assert "none of 4 groups could be written" in done.stderr
+    assert "blank_summary" in done.stderr
+    assert output_file(tickets.stage_a_output, MISSION).read_bytes() == before
+
+
+def test_mission_without_groups_has_an_empty_output_and_a_warning(data_root):
+    """CONTRACTS section 5: "Mission folder without groups: a warning, exit 0, an empty file"."""
+    (data_root.stage_a_input / MISSION).mkdir(parents=True)
+
+    done = stage_a(data_root)
+
+    assert done.returncode == 0, done.stderr
+    assert "warning" in done.stderr
+    assert "no groups" in done.stderr
+    assert output_file(data_root.stage_a_output, MISSION).read_bytes() == b""
+
+
+def test_missing_mission_lists_those_found_and_writes_nothing(tickets):
+    """CONTRACTS section 5: "Mission folder missing: exit 1, nothing written, the missions found are listed"."""
+    done = imagemill_here(tickets, "stage-a", "--mission", "nowhere", "--summarizer", NAMED)
+
+    assert done.returncode == 1
+    assert MISSION in done.stderr
+    assert not tickets.stage_a_output.exists()
+    assert not tickets.dagster_home.exists()
+
+
+# ---- places, usage
+
+
+def test_folders_elsewhere_are_used_and_remembered(data_root, tmp_path):
+    """CONTRACTS, first table: `--input_dir`, `--output_dir`."""
+    given, out = tmp_path / "photos", tmp_path / "lines"
+    ticket(given, "pass", TICKET, f"{TICKET}-001.jpeg")
+
+    first = stage_a(data_root, "--input_dir", given, "--output-dir", out, "--keep_intermediate_outputs")
+    assert first.returncode == 0, first.stderr
+    assert list(rank_files(out, MISSION)) == [0]
+    assert (locate(data_root.path).stage_a_input, locate(data_root.path).stage_a_output) == (given, out)
+    again = stage_a(data_root)
+    assert counts(again)["reused"] == 1
+    assert list(rank_files(out, MISSION)) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--batching_mode", "per_image"], "--sharding_mode {per_group|per_image}"),
+        (["--batching-mode"], "--sharding_mode {per_group|per_image}"),
+        (["--sharding", "per_image"], "No such option"),
+        (["--world", "2"], "No such option"),
+        (["--sharding_mode", "per_batch"], "per_group"),
+        (["--pass_group_number", "-1"], "-1"),
+        (["--batch-size", "0"], "0"),
+        (["--summarizer", "nowhere:Class"], "nowhere:Class"),
+        (["--summarizer", "json:loads"], "no class"),
+        (["--world-size", "3"], "two world sizes"),
+    ],
+)
+def test_wrong_usage_is_told_before_any_work(tickets, options, told):
+    """CONTRACTS section 5: "`--batching_mode` is refused with a hint …; abbreviations are not accepted"."""
+    environment = {"WORLD_SIZE": 2} if "3" in options else {}
+
+    done = stage_a(tickets, *options, **environment)
+
+    assert done.returncode == 2
+    assert told in done.stderr
+    assert not tickets.dagster_home.exists()

@@ -1,0 +1,179 @@
+"""Which summarizer a deployment uses, and by what finished summaries know it. Source: CONTRACTS section 5; issue "Stage-A"."""
+
+import pickle
+import shutil
+import subprocess
+import sys
+
+import pytest
+from PIL import Image
+
+from imagemill.encoders import vlm
+from imagemill.encoders.preview import ensure_preview
+from imagemill.errors import MissingInput, ModelUnusable, WrongUsage
+from imagemill.summarizer import NamedImage
+from resources.data_root import DataRootResource
+from resources.summarizer import SummarizerResource
+from tests.helpers.product import PROJECT
+
+MISSION, OTHER = "挡风板安装检查", "别的任务"
+
+
+@pytest.fixture
+def resource(data_root, preview_root):
+    """From the text of imagemill.yaml to its resource; the preview model is the session's."""
+    data_root.preview_models.parent.mkdir(parents=True, exist_ok=True)
+    data_root.preview_models.symlink_to(preview_root)
+
+    def make(text="{}", **fields):
+        data_root.config_file.write_text(text, "utf-8")
+        return SummarizerResource(data_root=DataRootResource(path=str(data_root.path)), **fields)
+
+    return make
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """A module of a user, in the working directory."""
+    (tmp_path / "mine_summarizer.py").write_text(
+        "class Mine:\n    identity = 'v1'\n"
+        "    def summarize(self, images, mission):\n        return [f'{mission} {i.name}' for i in images]\n"
+        "class Mute:\n    pass\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    yield "mine_summarizer"
+    sys.modules.pop("mine_summarizer", None)
+
+
+# ---- the model
+
+
+def test_configured_model_answers_after_a_journey_to_a_worker(resource):
+    """The factory is picklable, and ranks of one process share the model."""
+    factory = pickle.loads(pickle.dumps(resource().factory()))
+    images = [NamedImage(f"{index}.jpg", Image.effect_noise((40, 40), 90).convert("RGB")) for index in range(3)]
+
+    one, two = factory(), factory()
+
+    answers = one.summarize(images, MISSION)
+    assert len(answers) == 3
+    assert all(answers)
+    assert one._model is two._model
+
+
+def test_recipe_of_the_model_brings_neither_torch_nor_dagster_to_a_worker(resource):
+    """A worker that finds every summary finished loads no model."""
+    data = pickle.dumps(resource().factory())
+    code = "import pickle, sys; pickle.loads(sys.stdin.buffer.read()); print({'torch', 'dagster'} & set(sys.modules))"
+
+    done = subprocess.run([sys.executable, "-c", code], input=data, cwd=PROJECT, capture_output=True, check=True)
+
+    assert done.stdout == b"set()\n"
+
+
+def test_identity_stays_for_equal_settings_and_names_the_preview(resource):
+    first, second = resource(), resource("threads: 3\nsummarizer: {batch_size: 2}")
+
+    assert first.identity(MISSION) == second.identity(MISSION)
+    assert first.made_by(MISSION).preview
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["summarizer: {max_new_tokens: 9}", "summarizer: {temperature: 0.7}", "summarizer: {dtype: bfloat16}",
+     "summarizer: {prompts: {挡风板安装检查: ask.txt}}", "summarizer: {prompts: {default: ask.txt}}"],
+)  # fmt: skip
+def test_another_setting_or_prompt_is_another_summarizer(resource, data_root, text):
+    """Lines are reused if model or class, prompt and settings are the same. Source: CONTRACTS section 5, "Resume"."""
+    (data_root.path / "ask.txt").write_text("问", "utf-8")
+    before = resource().identity(MISSION)
+
+    assert before != resource(text).identity(MISSION)
+
+
+def test_another_model_is_another_summarizer(resource, preview_root, tmp_path):
+    folder = shutil.copytree(ensure_preview(vlm.SUMMARIZER, preview_root), tmp_path / "model")
+    same = resource(f"summarizer: {{model: '{folder}'}}").identity(MISSION)
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
+
+    other = resource(f"summarizer: {{model: '{folder}'}}").identity(MISSION)
+
+    assert resource().identity(MISSION) == same != other
+
+
+def test_prompt_of_one_mission_leaves_the_others_alone(resource, data_root):
+    (data_root.path / "ask.txt").write_text("问", "utf-8")
+    before, after = resource(), f"summarizer: {{prompts: {{{MISSION}: ask.txt}}}}"
+    kept, changed = before.identity(OTHER), before.identity(MISSION)
+
+    assert kept == resource(after).identity(OTHER)
+    assert changed != resource(after).identity(MISSION)
+
+
+def test_prompt_file_edited_is_another_summarizer(resource, data_root):
+    asking = resource("summarizer: {prompts: {default: ask.txt}}")
+    (data_root.path / "ask.txt").write_text("问", "utf-8")
+    before = asking.identity(MISSION)
+    (data_root.path / "ask.txt").write_text("问吧", "utf-8")
+
+    assert before != asking.identity(MISSION)
+
+
+def test_missing_model_is_an_error(resource):
+    """Never a template answer. Source: issue "Stage-A"."""
+    absent = resource("summarizer: {model: /nowhere/at-all}")
+
+    with pytest.raises(ModelUnusable, match="/nowhere/at-all cannot be used"):
+        absent.identity(MISSION)
+    with pytest.raises(ModelUnusable, match="/nowhere/at-all cannot be used"):
+        absent.factory()()
+
+
+def test_missing_prompt_file_is_told_before_a_worker_starts(resource):
+    with pytest.raises(MissingInput, match="prompt file cannot be read"):
+        resource("summarizer: {prompts: {default: absent.txt}}").factory()
+
+
+def test_run_overrides_the_file(resource):
+    settings = resource("summarizer: {batch_size: 2, max_new_tokens: 9}", overrides={"max_new_tokens": 4}).settings()
+
+    assert (settings.batch_size, settings.max_new_tokens) == (2, 4)
+
+
+@pytest.mark.parametrize("overrides", [{"modle": "x"}, {"batch_size": 0}, {"kind": "vllm"}])
+def test_wrong_override_is_refused_and_named(resource, overrides):
+    with pytest.raises(WrongUsage, match=next(iter(overrides)) if "kind" not in overrides else "vllm") as caught:
+        resource(overrides=overrides).settings()
+
+    assert "run configuration" in caught.value.where
+
+
+# ---- a class
+
+
+@pytest.mark.parametrize("how", ["file", "run"])
+def test_class_of_ones_own_takes_the_models_place(resource, module, how):
+    named = f"{module}:Mine"
+    mine = resource(f"summarizer: {{kind: '{named}'}}") if how == "file" else resource(kind=named)
+
+    made = pickle.loads(pickle.dumps(mine.factory()))()
+
+    assert made.summarize([NamedImage("a.jpg", Image.new("RGB", (1, 1)))], MISSION) == [f"{MISSION} a.jpg"]
+    assert mine.identity(MISSION) == f"{named}:v1"
+    assert mine.made_by(MISSION) is None
+
+
+def test_run_may_go_back_to_the_model(resource, module):
+    assert resource(f"summarizer: {{kind: '{module}:Mine'}}", kind="transformers").made_by(MISSION).preview
+
+
+@pytest.mark.parametrize(
+    ("named", "reason"),
+    [("nowhere_to_be_found:Mine", "No module named"), ("mine_summarizer:Absent", "Absent"),
+     ("mine_summarizer:Mute", "is no class of a summarizer"), ("mine_summarizer", "no summarizer is called")],
+)  # fmt: skip
+def test_class_that_cannot_be_used_is_refused_before_a_worker_starts(resource, module, named, reason):
+    for use in (lambda made: made.factory(), lambda made: made.identity(MISSION)):
+        with pytest.raises(WrongUsage, match=reason) as caught:
+            use(resource(kind=named))
+        assert "summarize(images, mission) -> list[str]" in caught.value.do
