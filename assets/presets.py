@@ -102,9 +102,8 @@ def rescale_preset(
     with closing(data_root.ledger()) as ledger, claimed(ledger, CLAIM, [key], context.run_id):
         parameters = choose_parameters(dataset.preset(preset), **settings.parameters)
         plan = plan_rescale(dataset, preset, parameters, settings.splits)
-        workers = config.workers or data_root.config().rescale_workers or os.cpu_count()
-        engine = processes.model_copy(update={"workers": workers})
-        report = _carried_out(plan, engine, ledger, key)
+        workers = config.workers or data_root.config().rescale_workers or os.cpu_count() or 1
+        report = _carried_out(plan, processes.with_workers(workers), ledger, key)
         ledger.record_counts(context.run_id, RESCALE, dict(report.counts))
     return dg.MaterializeResult(metadata=_told(plan, report))
 

@@ -3,9 +3,6 @@
 Source: seed 004 "Invariants"; CONTRACTS section 3; issue 6, "Presets are configuration".
 """
 
-import subprocess
-import sys
-from contextlib import contextmanager
 from types import SimpleNamespace
 
 import dagster as dg
@@ -17,8 +14,8 @@ from imagemill.ledger import Ledger
 from imagemill.pipeline import claims as claims_module
 from imagemill.public_data import read_preset_manifest
 from tests.helpers import public
+from tests.helpers.another_run import another_run
 from tests.helpers.presets import SIZES, coco_annotations, make_here, public_data
-from tests.helpers.product import PROJECT
 from tests.helpers.public import put_records, record, records_of, snapshot
 from tests.helpers.wiring import claims, failure_of, history, materialized
 
@@ -191,30 +188,6 @@ def test_refused_lines_of_another_split_or_preset_stay_until_it_is_looked_at(dat
 # ---- claims
 
 
-OTHER = """
-import sys
-from pathlib import Path
-from imagemill.ledger import Ledger
-ledger = Ledger(Path(sys.argv[1]))
-assert not ledger.claim("presets", [sys.argv[2]], "another")
-print("claimed", flush=True)
-sys.stdin.read()
-"""
-
-
-@contextmanager
-def another_run(root, key):
-    """A process that works on a preset until its input is closed."""
-    command = [sys.executable, "-c", OTHER, str(root.ledger), key]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=PROJECT) as process:
-        assert process.stdout
-        assert process.stdout.readline() == "claimed\n"
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
 @pytest.mark.parametrize(
     ("asset", "key"), [(rescale_preset, KEY), (derived_preset, KEY), (derived_preset, "coco/p_max1")]
 )
@@ -223,7 +196,7 @@ def test_rescale_and_coord_of_one_base_wait_for_each_other(
 ):
     """Both write the base's manifest, and coord reads its records. Source: CONTRACTS section 0, "Locks"."""
     assert rescale(data_root, instance).success
-    with another_run(data_root, KEY) as process:
+    with another_run(data_root, "presets", KEY) as process:
         # The wait is over as soon as there is one.
         monkeypatch.setattr(claims_module, "time", SimpleNamespace(sleep=lambda seconds: process.communicate()))
         result = make_here(data_root, instance, asset, key)
@@ -235,7 +208,7 @@ def test_rescale_and_coord_of_one_base_wait_for_each_other(
 
 
 def test_another_preset_of_the_dataset_does_not_wait(data_root, instance, dataset, capfd):
-    with another_run(data_root, "coco/other"):
+    with another_run(data_root, "presets", "coco/other"):
         assert rescale(data_root, instance).success
 
     assert "waiting" not in capfd.readouterr().err

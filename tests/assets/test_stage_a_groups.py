@@ -4,9 +4,6 @@ Source: seed 003; CONTRACTS sections 0 and 5; issue 7, "Parts".
 """
 
 import json
-import subprocess
-import sys
-from contextlib import contextmanager
 from types import SimpleNamespace
 
 import dagster as dg
@@ -21,7 +18,7 @@ from imagemill.errors import WrongUsage
 from imagemill.ledger import Ledger
 from imagemill.pipeline import claims as claims_module
 from imagemill.pipeline.rank_files import output_file, rank_file, rank_files
-from tests.helpers.product import PROJECT
+from tests.helpers.another_run import another_run
 from tests.helpers.stage_a import MISSION, ticket
 from tests.helpers.stage_a_runs import NAMED, groups, merge, metadata, rank, run
 from tests.helpers.summarizers import MODULE, Named
@@ -180,39 +177,15 @@ def test_run_that_fails_holds_no_claim(tickets, instance, monkeypatch):
         assert claims(ledger) == []
 
 
-OTHER = """
-import sys
-from pathlib import Path
-from imagemill.ledger import Ledger
-with Ledger(Path(sys.argv[1])) as ledger:
-    ledger.claim("stage_a", [sys.argv[2]], "another")
-    print("claimed", flush=True)
-    sys.stdin.read()
-"""
-
-
-@contextmanager
-def another_run(root, mission):
-    """A process that works on a mission until its input is closed."""
-    command = [sys.executable, "-c", OTHER, str(root.ledger), mission]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=PROJECT) as process:
-        assert process.stdout
-        assert process.stdout.readline() == "claimed\n"
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
 def test_ranks_and_merge_of_a_mission_wait_for_another_run_and_those_of_another_mission_do_not(
     tickets, instance, monkeypatch, capfd
 ):
     """CONTRACTS section 0: "Locks are per asset and partition"."""
-    with another_run(tickets, "another mission"):
+    with another_run(tickets, "stage_a", "another mission"):
         assert rank(tickets, instance, 0, 1).success
     for work in (lambda: rank(tickets, instance, 0, 1), lambda: merge(tickets, instance)):
         assert "waiting" not in capfd.readouterr().err
-        with another_run(tickets, MISSION) as process:
+        with another_run(tickets, "stage_a", MISSION) as process:
             # The wait is over as soon as there is one.
             monkeypatch.setattr(claims_module, "time", SimpleNamespace(sleep=lambda _, p=process: p.communicate()))
             assert work().success
