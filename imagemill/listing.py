@@ -6,7 +6,7 @@ side, each by a small interpreter of its own.
 Source: CONTRACTS section 0, "Completion is validity".
 """
 
-import marshal
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -15,19 +15,33 @@ from pathlib import Path
 from typing import NamedTuple
 
 from imagemill import stat_folder
-from imagemill.stat_folder import Triple
+from imagemill.columns import Column
+from imagemill.files import StatTriple
 
 
 class Listing(NamedTuple):
-    """Files in order of name, without their suffix; `triples`: what the file system says of each."""
+    """Files in order of name, without their suffix, column by column: sizes in bytes, times in nanoseconds."""
 
-    names: list[str]
-    triples: list[Triple]
+    names: Column
+    sizes: Column
+    times: Column
+    inodes: Column
+
+    @classmethod
+    def of(cls, texts: Sequence[str]) -> "Listing":
+        return cls(*map(Column, texts))
+
+    def stat(self, at: int) -> StatTriple:
+        return StatTriple(int(self.sizes.values[at]), int(self.times.values[at]), int(self.inodes.values[at]))
+
+    def stats(self) -> dict[str, StatTriple]:
+        return {name: self.stat(n) for n, name in enumerate(self.names.values)}
 
 
-def list_files(folder: Path, suffix: str) -> Listing:
-    """Regular files (links to them too); none where there is no folder."""
-    return Listing(*stat_folder.stat_folder(folder, suffix))
+def list_files(folder: Path, suffix: str) -> dict[str, StatTriple]:
+    """Regular files (links to them too), in order of name; none where there is no folder."""
+    names, *stats = stat_folder.stat_folder(folder, suffix)
+    return dict(zip(names, map(StatTriple, *stats), strict=True))
 
 
 def begin_listing(
@@ -38,7 +52,11 @@ def begin_listing(
     Args:
         aside: by other interpreters; a few thousand files are listed before one has started.
     """
-    return [pool.submit(_list_aside if aside else list_files, folder, suffix) for folder in folders]
+    return [pool.submit(_list_aside if aside else _list_here, folder, suffix) for folder in folders]
+
+
+def _list_here(folder: Path, suffix: str) -> Listing:
+    return Listing.of(stat_folder.as_text(stat_folder.stat_folder(folder, suffix)))
 
 
 def _list_aside(folder: Path, suffix: str) -> Listing:
@@ -47,4 +65,4 @@ def _list_aside(folder: Path, suffix: str) -> Listing:
         command, check=False, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     )
     # Whatever kept it from its work, a verdict or an error is for this process to give.
-    return Listing(*marshal.loads(listed.stdout)) if listed.returncode == 0 else list_files(folder, suffix)
+    return Listing.of(os.fsdecode(listed.stdout).split("\0")) if listed.returncode == 0 else _list_here(folder, suffix)

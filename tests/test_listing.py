@@ -26,14 +26,14 @@ def folder(tmp_path: Path) -> Path:
 def test_files_are_listed_by_name_without_suffix(folder: Path) -> None:
     """Regular files, links to them too, with what the file system says of them."""
     found = list_files(folder, ".npy")
-    assert found.names == ["a", "a.b", "link", "日本 語"], "in order of the names without suffix"
+    assert list(found) == ["a", "a.b", "link", "日本 語"], "in order of the names without suffix"
     status = (folder / "a.b.npy").stat()
-    assert (4, status.st_mtime_ns, status.st_ino) == found.triples[1] == found.triples[2]
+    assert (4, status.st_mtime_ns, status.st_ino) == found["a.b"] == found["link"]
 
 
 def test_no_folder_has_no_files(tmp_path: Path) -> None:
     """A kind that was never made has no folder."""
-    assert list_files(tmp_path / "nowhere", ".npy") == ([], [])
+    assert list_files(tmp_path / "nowhere", ".npy") == {}
 
 
 @pytest.mark.parametrize("aside", [True, False])
@@ -41,7 +41,8 @@ def test_folders_are_listed_alike_by_another_interpreter(folder: Path, aside: bo
     """The same outcome, in the order asked for."""
     with ThreadPoolExecutor(2) as pool:
         first, second = begin_listing(pool, [folder, folder / "nowhere"], ".npy", aside=aside)
-    assert (list_files(folder, ".npy"), ([], [])) == (first.result(), second.result())
+    assert (list_files(folder, ".npy"), {}) == (first.result().stats(), second.result().stats())
+    assert first.result().names.values == ["a", "a.b", "link", "日本 語"]
 
 
 def test_an_interpreter_that_fails_is_stood_in_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,4 +50,4 @@ def test_an_interpreter_that_fails_is_stood_in_for(folder: Path, monkeypatch: py
     monkeypatch.setattr("sys.executable", "/bin/false")
     with ThreadPoolExecutor(1) as pool:
         (found,) = begin_listing(pool, [folder], ".npy", aside=True)
-    assert list_files(folder, ".npy") == found.result()
+    assert list_files(folder, ".npy") == found.result().stats()

@@ -264,8 +264,7 @@ class NpyStore:
 
     def listing(self) -> Mapping[str, StatTriple]:
         """The files there are, by image id, from one pass over the folder; none where there is no folder."""
-        listed = list_files(self.folder, SUFFIX)
-        return dict(zip(listed.names, map(StatTriple._make, listed.triples), strict=True))
+        return list_files(self.folder, SUFFIX)
 
     def sweep(self) -> int:
         """Remove what dead processes staged; returns how many files."""

@@ -16,15 +16,16 @@ from pathlib import Path
 
 import msgspec
 
+from imagemill.columns import Column
 from imagemill.embedding_specs import EmbeddingSpec, embedding_specs
 from imagemill.errors import MissingInput
-from imagemill.formats.jsonl import parse_line, read_raw
+from imagemill.formats.jsonl import parse_line, read_blocks
 from imagemill.formats.npy import SUFFIX, NpyStore
-from imagemill.ledger import FileRow, Ledger, Problem, SourceFacts
+from imagemill.ledger import FileColumns, FileRow, Ledger, Problem, SourceColumns
 from imagemill.listing import begin_listing
-from imagemill.pipeline.kind_files import READ_ERROR, KindFiles, Refusal, aligned, images_of_size
+from imagemill.pipeline.kind_files import READ_ERROR, FilesAt, Image, KindFiles, Records, Refusal
 from imagemill.pipeline.regenerate import refuse_regenerating
-from imagemill.pipeline.slim import SlimRecord, slim_of, slim_record
+from imagemill.pipeline.slim import SlimRecord, slim_of, slim_records
 from imagemill.records import INLINE_VECTOR, Record, RecordProblem, record_problem
 
 ASSET = "bucket_shards"
@@ -56,7 +57,7 @@ class ReadySample(msgspec.Struct, frozen=True, gc=False):
     bucket: str
     record: bytes
     mask: tuple[int, ...]
-    files: tuple[FileRow, ...]
+    files: FilesAt | tuple[FileRow, ...]
 
 
 @dataclass(slots=True)
@@ -126,23 +127,24 @@ def _find_ready(
         listings = begin_listing(pool, folders, SUFFIX, aside=aside)
         rows = pool.submit(_known, ledger.path, list(stores))
         latest = _latest_records(jsonl, found)
+        chosen = list(_chosen(latest, set(buckets), _left_out(ledger, excluded, allow_preview), found))
         sources, known = rows.result()
+        records = Records(chosen, sources)
         kinds = [
             KindFiles(*of_kind, listing.result(), rows, ledger)
             for of_kind, listing, rows in zip(stores.items(), listings, known, strict=True)
         ]
-    left_out = _left_out(ledger, excluded, allow_preview)
-    records = list(_chosen(latest, set(buckets), left_out, found))
-    _match(records, sources, kinds, found, on_ready)
+    _match(records, kinds, found, on_ready)
     return found
 
 
-def _known(path: Path, specs: Sequence[EmbeddingSpec]) -> tuple[list[SourceFacts], list[list[FileRow]]]:
+def _known(path: Path, specs: Sequence[EmbeddingSpec]) -> tuple[SourceColumns, list[FileColumns]]:
     """What the ledger knows of images and of each kind's files, over a connection of this thread's own."""
     if not path.is_file():
-        return [], [[] for _ in specs]
+        nothing = SourceColumns(Column(), Column(), Column(), Column())
+        return nothing, [FileColumns.of(spec.kind, [""] * 7) for spec in specs]
     with Ledger(path, read_only=True) as ledger:
-        return ledger.source_facts(), [ledger.files_of(spec.kind) for spec in specs]
+        return ledger.source_columns(), [ledger.file_columns(spec.kind) for spec in specs]
 
 
 def _left_out(
@@ -177,19 +179,13 @@ def _chosen(
 
 
 def _match(
-    records: Sequence[SlimRecord],
-    sources: Sequence[SourceFacts],
-    kinds: Sequence[KindFiles],
-    found: Readiness,
-    on_ready: Callable[[Readiness], None],
+    records: Records, kinds: Sequence[KindFiles], found: Readiness, on_ready: Callable[[Readiness], None]
 ) -> None:
     """Each record with its files: all that are as they should be at once, the others one by one."""
-    ids = [record.image_id for record in records]
-    images = aligned(sources, ids)
-    of_size = images_of_size(images, records)
-    vouched = zip(*(kind.vouched(records, ids, of_size) for kind in kinds), strict=True)
-    for record, source, rows in zip(records, images, vouched, strict=True):
-        files = rows if all(rows) else _looked_for(record, source, kinds, found.adopted)
+    columns = tuple(kind.rows for kind in kinds)
+    vouched = zip(*(kind.vouched(records) for kind in kinds), strict=True)
+    for n, (record, at) in enumerate(zip(records.records, vouched, strict=True)):
+        files = _looked_for(record, records.image(n), kinds, found.adopted) if None in at else FilesAt(columns, at)
         if isinstance(files, Refusal):
             _skip(found, record.image_id, *files, "run `imagemill stage2`")
             continue
@@ -198,12 +194,12 @@ def _match(
 
 
 def _looked_for(
-    record: SlimRecord, source: SourceFacts | None, kinds: Sequence[KindFiles], adopted: list[FileRow]
+    record: SlimRecord, image: Image, kinds: Sequence[KindFiles], adopted: list[FileRow]
 ) -> tuple[FileRow, ...] | Refusal:
     """A row per kind, or why a kind has none to pack."""
     files: list[FileRow] = []
     for kind in kinds:
-        file = kind.look(record, source, adopted)
+        file = kind.look(record, image, adopted)
         if isinstance(file, Refusal):
             return file
         files.append(file)
@@ -229,14 +225,7 @@ def _latest_records(jsonl: Path, found: Readiness) -> dict[str, SlimRecord | Rec
     # In the order of the lines that count: a later record of the same id is put in anew.
     latest: dict[str, SlimRecord | RecordProblem] = {}
     lines: dict[str, int] = {}
-    for number, raw in read_raw(jsonl):
-        record: SlimRecord | RecordProblem | None = slim_record(raw)
-        if record is None:
-            if not raw.strip():
-                continue
-            item, record = _slowly(jsonl, number, raw, found)
-        else:
-            item = record.image_id
+    for number, item, record in _records(jsonl, found):
         found.total_records += 1
         if record is None:
             continue
@@ -248,7 +237,30 @@ def _latest_records(jsonl: Path, found: Readiness) -> dict[str, SlimRecord | Rec
     return latest
 
 
-def _slowly(jsonl: Path, number: int, raw: bytes, found: Readiness) -> tuple[str, SlimRecord | RecordProblem | None]:
+def _records(jsonl: Path, found: Readiness) -> Iterator[tuple[int, str, SlimRecord | RecordProblem | None]]:
+    """Line number, id and record of each line that is not blank."""
+    for first, lines in read_blocks(jsonl):
+        records = slim_records(lines)
+        if records is None:
+            yield from _slowly(jsonl, first, lines, found)
+            continue
+        for number, record in enumerate(records, start=first):
+            yield number, record.image_id, record
+
+
+def _slowly(
+    jsonl: Path, first: int, lines: bytes, found: Readiness
+) -> Iterator[tuple[int, str, SlimRecord | RecordProblem | None]]:
+    """The same of lines of which some are unusual: one by one."""
+    for number, raw in enumerate(lines.split(b"\n"), start=first):
+        (record,) = slim_records(raw + b"\n") or (None,)
+        if record is not None:
+            yield number, record.image_id, record
+        elif raw.strip():
+            yield number, *_verdict(jsonl, number, raw.removesuffix(b"\r"), found)
+
+
+def _verdict(jsonl: Path, number: int, raw: bytes, found: Readiness) -> tuple[str, SlimRecord | RecordProblem | None]:
     """The verdict on a line that cannot be told by a look; None where it is no record at all."""
     place, line = f"{jsonl.name}:{number}", parse_line(number, raw)
     if line.value is None:

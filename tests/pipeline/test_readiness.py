@@ -486,6 +486,31 @@ def test_counters_always_add_up(packed, lines, buckets):
     assert {sample.bucket for sample in found.ready} <= set(buckets)
 
 
+USUAL, OTHER = (msgspec.json.encode(record_of(name, size=(16, 16))).decode() for name in "ab")
+UNUSUAL = (
+    "x" + USUAL, USUAL + USUAL, USUAL + "\r", "", " \r", "{", USUAL[:-1], USUAL.replace("photo", "\\u00e9"),
+    USUAL.replace("photo", "été"), USUAL.replace('"a"', '"日本"'), USUAL.replace("[1,", "[2,"), USUAL.replace(",", ", "),
+)  # fmt: skip
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.sampled_from([USUAL, OTHER, *UNUSUAL]), max_size=6), st.sampled_from([1, 500, 1 << 20]))
+def test_a_look_tells_what_a_decoder_tells(packed, lines, block):
+    """Thousands of lines in one go or each by itself, with whatever stands around them: the same outcome."""
+    write_text(packed.stage2_jsonl, *lines)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("imagemill.formats.jsonl._BLOCK", block)
+        looked = look(packed)
+        patched.setattr(readiness, "slim_records", lambda lines: None)
+        decoded = look(packed)
+
+    assert [(s.image_id, s.record, s.mask, tuple(s.files)) for s in looked.ready] == [
+        (s.image_id, s.record, s.mask, tuple(s.files)) for s in decoded.ready
+    ]
+    assert looked.problems == decoded.problems
+    assert (looked.total_records, looked.filtered) == (decoded.total_records, decoded.filtered)
+
+
 # ---- near duplicates
 
 
