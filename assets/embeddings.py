@@ -1,5 +1,6 @@
 """One npy per image and kind. Adding a kind is one line here, besides its spec and its encoder."""
 
+from collections.abc import Sequence
 from contextlib import closing
 
 import dagster as dg
@@ -9,6 +10,8 @@ from assets.approved_images import approved_images
 from assets.partitions import IMAGES_PER_RUN, images
 from imagemill.embedding_specs import DINOV3, T5, VAE, EmbeddingSpec
 from imagemill.formats.npy import NpyStore
+from imagemill.ledger import Ledger
+from imagemill.pipeline.caption import CaptionJob, CaptionWorker, forget_problems, keep_captions
 from imagemill.pipeline.claims import claimed_until_output
 from imagemill.pipeline.embed import EmbeddingStream, EmbedWorker
 from imagemill.pipeline.facts import adopt_captions
@@ -17,6 +20,10 @@ from imagemill.pipeline.plan import plan_for
 from imagemill.pipeline.recorded import read_recorded
 from imagemill.pipeline.regenerate import regenerate, resume
 from imagemill.pipeline.scan import survey
+from imagemill.progress import Progress
+from imagemill.provenance import write_identity
+from imagemill.summarizer import CAPTIONER
+from resources.captioner import CaptionerResource
 from resources.data_root import DataRootResource
 from resources.encoders import Encoders
 from resources.engine import Engine
@@ -30,6 +37,9 @@ class ImageConfig(dg.Config):
     regenerate: bool = Field(
         False,
         description="Make every file of this kind anew, with the model configured now; until all are, nothing packs it.",
+    )
+    recaption: bool = Field(
+        False, description="t5_hidden: also caption anew what another captioner, or another prompt, has captioned."
     )
 
 
@@ -54,6 +64,7 @@ def embedding_asset(spec: EmbeddingSpec, description: str) -> dg.AssetsDefinitio
         config: ImageConfig,
         data_root: DataRootResource,
         encoders: Encoders,
+        captioner: CaptionerResource,
         engine: Engine,
     ) -> EmbeddingStream:
         ids = [i for i in context.partition_keys if config.up_to is None or i <= config.up_to]
@@ -70,7 +81,9 @@ def embedding_asset(spec: EmbeddingSpec, description: str) -> dg.AssetsDefinitio
             encoders.check_recorded(spec)
             store.sweep()
             scan, recorded = survey(root.approved, ledger), read_recorded(root.stage2_jsonl)
-            adopt_captions(recorded, ledger)
+            adopt_captions(recorded, ledger, root.provenance)
+            if spec.source == "caption":
+                caption(context, captioner.jobs(ids, scan, ledger, anew=config.recaption), captioner, engine, ledger)
             plan = plan_for(spec, ids, scan, ledger, store.listing(), recorded)
             if config.extract_only:
                 plan.jobs = [job for job in plan.jobs if job.inline]
@@ -79,6 +92,28 @@ def embedding_asset(spec: EmbeddingSpec, description: str) -> dg.AssetsDefinitio
         return EmbeddingStream(store, plan, rows, root.ledger, scan.sources.keys())
 
     return embedding
+
+
+def caption(
+    context: dg.AssetExecutionContext,
+    jobs: Sequence[CaptionJob],
+    captioner: CaptionerResource,
+    engine: Engine,
+    ledger: Ledger,
+) -> None:
+    """Caption what has no caption, where a captioner is configured; its memory is free again afterwards."""
+    forget_problems(jobs, ledger)
+    if not jobs:
+        return
+    made_by, options = captioner.made_by(), captioner.worker_options()
+    write_identity(captioner.data_root.root().provenance, made_by)
+    rows = engine.map_batches(CaptionWorker, jobs, batch_size=options["images_per_call"], **options)
+    with Progress("captions", len(jobs)) as progress:
+        counts = keep_captions(
+            rows, ledger, maker=made_by.key, preview=made_by.preview, run_id=context.run_id, on_row=progress.advance
+        )
+    ledger.record_counts(context.run_id, CAPTIONER, dict(counts))
+    context.add_output_metadata({"captioner": made_by.model, "captioned": counts["captioned"]})
 
 
 dinov3_npy = embedding_asset(
@@ -94,7 +129,7 @@ vae_latents = embedding_asset(
 t5_hidden = embedding_asset(
     T5,
     "T5-Large hidden states of each caption, float16 (77, 1024), zeros where the mask is 0, in "
-    "`derived/t5_hidden/{image_id}.npy`.",
+    "`derived/t5_hidden/{image_id}.npy`. Images without a caption are captioned first, where a captioner is configured.",
 )
 
 embedding_assets = [dinov3_npy, vae_latents, t5_hidden]

@@ -16,6 +16,7 @@ from io_managers.jsonl import JsonlIOManager
 from io_managers.npy import NpyIOManager
 from io_managers.report import ReportIOManager
 from io_managers.tar import TarIOManager
+from resources.captioner import CaptionerResource
 from resources.data_root import DataRootResource
 from resources.encoders import Encoders
 from resources.engine import Engine, LocalProcesses
@@ -32,6 +33,7 @@ def local_resources(path: str | None = None) -> Resources:
     return {
         "data_root": data_root,
         "encoders": Encoders(data_root=data_root, overrides={}),
+        "captioner": CaptionerResource(data_root=data_root),
         "summarizer": SummarizerResource(data_root=data_root, kind=None, overrides={}),
         "engine": Engine(),
         "processes": LocalProcesses(workers=1),

@@ -19,10 +19,11 @@ from dagster_project.partitions import range_tags, register_images, register_mis
 from imagemill.embedding_specs import embedding_specs
 from imagemill.layout import DataRoot
 from imagemill.pipeline.missions import is_mission, missions
-from imagemill.pipeline.plan import images_with_work
+from imagemill.pipeline.plan import all_jobs, ids_of
 from imagemill.pipeline.preset_config import read_presets
 from imagemill.pipeline.ranges import KeyRange, plan_ranges
 from imagemill.pipeline.scan import Scan, survey
+from resources.captioner import CaptionerResource
 from resources.data_root import DataRootResource
 
 # A file is taken once neither its content nor its name has changed for this long: it may still be being written.
@@ -84,7 +85,8 @@ def _embed(
 ) -> Iterator[dg.RunRequest | dg.SkipReason]:
     with closing(data_root.ledger()) as ledger:
         scan = survey(root.approved, ledger)
-        wanted = images_with_work(embedding_specs(), root.derived, scan, ledger)
+        awaited = {job.image_id for job in CaptionerResource(data_root=data_root).jobs(scan.sources, scan, ledger)}
+        wanted = ids_of(all_jobs(embedding_specs(), root.derived, scan, ledger, awaited=awaited))
         wanted = still_images(wanted, scan, time.time_ns())[:IMAGES_PER_TICK]
         vanished = len(ledger.sources().keys() - scan.sources.keys())
     if vanished:

@@ -10,6 +10,8 @@ from dagster_project.work import Work
 from imagemill.embedding_specs import T5_TOKENS, embedding_specs
 from imagemill.pipeline.counters import progress_line
 from imagemill.pipeline.story import Status
+from imagemill.provenance import read_identity
+from imagemill.summarizer import CAPTIONER
 
 MADE = ("computed", "extracted", "adopted")
 _TOLD_OF_RECORDS = (
@@ -29,6 +31,7 @@ def summary_lines(work: Work, status: Status) -> Iterator[str]:
     yield from _problems(status)
     for spec in embedding_specs():
         yield f"  {spec.kind:<10} {_made(counts.get(spec.kind, {}))}"
+    yield from _captions(work, counts.get(CAPTIONER, {}))
     yield from _records(status, counts.get("stage2_jsonl", {}))
     for bucket, (samples, shards) in status.buckets.items():
         yield f"  bucket     {bucket:<10} {samples} {_plural(samples, 'sample')} in {shards} {_plural(shards, 'shard')}"
@@ -48,6 +51,16 @@ def _records(status: Status, counts: dict[str, int]) -> Iterator[str]:
     yield f"  records    {', '.join([str(status.records), *told])}"
     if cut := counts.get("truncated_captions"):
         yield f"  captions   {cut} longer than the text encoder's {T5_TOKENS} tokens: it sees their beginning"
+
+
+def _captions(work: Work, counts: dict[str, int]) -> Iterator[str]:
+    maker = read_identity(work.root.provenance, CAPTIONER) if counts else None
+    if maker is None:
+        return
+    told = [f"{counts[name]} {name}" for name in ("captioned", "kept", "refused", "failed") if counts.get(name)]
+    yield f"  captions   {', '.join(told)} by {maker.model}"
+    if maker.preview and counts.get("captioned"):
+        yield "             a preview model: they describe nothing, and shards take them only with --allow-preview"
 
 
 def _embedded(status: Status) -> int:

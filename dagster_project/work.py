@@ -25,6 +25,7 @@ from imagemill.embedding_specs import EmbeddingSpec, embedding_specs
 from imagemill.formats.npy import NpyStore
 from imagemill.layout import DataRoot
 from imagemill.ledger import Ledger
+from imagemill.pipeline.caption import forget_problems
 from imagemill.pipeline.facts import adopt_captions
 from imagemill.pipeline.forecast import check_space
 from imagemill.pipeline.passes import Passes
@@ -34,6 +35,7 @@ from imagemill.pipeline.recorded import read_recorded
 from imagemill.pipeline.regenerate import finish, regenerate, resume
 from imagemill.pipeline.scan import Scan, survey
 from imagemill.pipeline.stage_a_problems import ASSET as GROUPS
+from resources.captioner import CaptionerResource
 from resources.data_root import DataRootResource, config_of
 from resources.encoders import Encoders
 
@@ -78,29 +80,41 @@ class Work:
         return {name: passed for outcome in self.outcomes for name, passed in outcome.checks.items()}
 
     @property
+    def _data_root(self) -> DataRootResource:
+        return DataRootResource(path=str(self.root.path), config_file=None, output_base_dir=None)
+
+    @property
     def encoders(self) -> Encoders:
-        data_root = DataRootResource(path=str(self.root.path), config_file=None, output_base_dir=None)
-        return Encoders(data_root=data_root, overrides={})
+        return Encoders(data_root=self._data_root, overrides={})
 
     # ---- the two halves
 
     def embed(
-        self, passes: Passes, *, limit: int | None = None, regenerate: Sequence[str] = (), packs: bool = False
+        self,
+        passes: Passes,
+        *,
+        limit: int | None = None,
+        regenerate: Sequence[str] = (),
+        recaption: bool = False,
+        packs: bool = False,
     ) -> None:
         """Embed what is missing, invalid or stale, in name order, a few thousand images per run.
 
         Args:
             limit: at most so many images that have work. regenerate: kinds to make anew; those begun earlier go on.
+            recaption: caption anew what another captioner, or another prompt, has captioned.
             packs: whether the command writes shards afterwards, which take disk space too.
 
         Raises:
-            ModelMismatch: a configured model is not the recorded one. NotEnoughSpace: by the forecast, before any work.
+            ModelMismatch: a configured model is not the recorded one. ModelUnusable: the captioner's. NotEnoughSpace: by the
+                forecast, before any work.
         """
         with Ledger(self.root.ledger) as ledger:
             self._begin(passes.specs, regenerate, ledger)
             scan, recorded = survey(self.root.approved, ledger), read_recorded(self.root.stage2_jsonl)
-            adopt_captions(recorded, ledger)
-            jobs = passes.select(all_jobs(passes.kinds_to_run(), self.root.derived, scan, ledger, recorded))
+            adopt_captions(recorded, ledger, self.root.provenance)
+            awaited = self._awaited(passes, scan, ledger, recaption)
+            jobs = passes.select(all_jobs(passes.kinds_to_run(), self.root.derived, scan, ledger, recorded, awaited))
             if limit is not None:
                 with_work = sorted({*ids_of(jobs), *(recorded.stage1 if passes.migrate else ())})
                 self.up_to = with_work[:limit][-1] if with_work else ""
@@ -110,7 +124,18 @@ class Work:
             unreported = self._unreported(passes.specs, ledger, scan.sources) if limit is None else set()
         wanted = sorted({*ids_of(jobs), *unreported})
         register_images(self.instance, sorted({*scan.sources, *wanted}))
-        self._embed_in_ranges(passes, wanted)
+        self._embed_in_ranges(passes, wanted, recaption)
+
+    def _awaited(self, passes: Passes, scan: Scan, ledger: Ledger, recaption: bool) -> set[str]:
+        """Images that T5's pass captions first."""
+        if not any(spec.source == "caption" for spec in passes.specs):
+            return set()
+        captioner = CaptionerResource(data_root=self._data_root)
+        jobs = captioner.jobs(scan.sources, scan, ledger, anew=recaption)
+        forget_problems(jobs, ledger)
+        if jobs:
+            captioner.made_by()  # a model that is not there is told before anything is made
+        return {job.image_id for job in jobs}
 
     def _finish_regenerations(self, specs: Sequence[EmbeddingSpec], scan: Scan, ledger: Ledger) -> None:
         """Where nothing is left to make, no run will come to say so."""
@@ -128,10 +153,11 @@ class Work:
             resume(ledger, self.root.provenance, spec.kind)
             self.encoders.check_recorded(spec)
 
-    def _embed_in_ranges(self, passes: Passes, wanted: Sequence[str]) -> None:
+    def _embed_in_ranges(self, passes: Passes, wanted: Sequence[str], recaption: bool) -> None:
         assert images.name
         specs = passes.kinds_to_run()
-        config = {"extract_only": not passes.specs, **({} if self.up_to is None else {"up_to": self.up_to})}
+        up_to = {} if self.up_to is None else {"up_to": self.up_to}
+        config = {"extract_only": not passes.specs, "recaption": recaption, **up_to}
         for part in plan_ranges(self.instance.get_dynamic_partitions(images.name), wanted, IMAGES_PER_RUN):
             if self.interrupted or self._stopped():
                 return

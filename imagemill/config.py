@@ -3,6 +3,7 @@
     encoders:
       vae_latents: {model: black-forest-labs/FLUX.1-dev, subfolder: vae, revision: main, device: auto, dtype: bfloat16}
     summarizer: {model: Qwen/Qwen3-VL-4B-Instruct, dtype: bfloat16, prompts: {default: prompts/summary.txt}}
+    captioner: {enabled: true, model: Qwen/Qwen3-VL-4B-Instruct, dtype: bfloat16}
     threads: 2
 
 Belongs here: the shape of the configuration, its defaults and its errors.
@@ -187,13 +188,6 @@ def read_config(path: Path, *, required: bool = False) -> Config:
             do=f"choose from {', '.join(sorted(known))}",
         )
     check_kind(config.summarizer.kind, where=f"{path}, summarizer.kind")
-    if config.captioner.enabled:
-        raise WrongUsage(
-            "no pass captions images yet",
-            where=f"{path}, captioner.enabled",
-            why="a setting that did nothing would look like captions that are on their way",
-            do="write captions beside the images, {image_id}.txt, and leave captioner off",
-        )
     return _with_prompts_from(path.parent, config)
 
 

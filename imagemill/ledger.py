@@ -36,6 +36,10 @@ from imagemill.listing import Listing
 
 SCHEMA_VERSION = 2
 
+# Where a caption came from. `preview` in front keeps it out of shards.
+FROM_SIDECAR, FROM_RECORD, FROM_CAPTIONER = "sidecar", "record", "captioner"
+FROM_PREVIEW, FROM_PREVIEW_RECORD = "preview captioner", "preview record"
+
 # Maker of a file that is still there while its kind is being regenerated.
 SUPERSEDED = "superseded"
 _SCHEMA = """
@@ -45,6 +49,7 @@ CREATE TABLE IF NOT EXISTS sources (
 CREATE TABLE IF NOT EXISTS captions (
     image_id TEXT PRIMARY KEY, size INT, mtime_ns INT, inode INT,
     text TEXT NOT NULL, origin TEXT NOT NULL, fingerprint TEXT NOT NULL, mask TEXT, truncated INT) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS captioned (image_id TEXT PRIMARY KEY, image TEXT NOT NULL, maker TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS files (
     kind TEXT, image_id TEXT, size INT, mtime_ns INT, inode INT,
     source TEXT, content TEXT NOT NULL, maker TEXT NOT NULL,
@@ -84,6 +89,14 @@ class CaptionRow(msgspec.Struct, frozen=True):
     fingerprint: str
     mask: list[int] | None = None
     truncated: bool = False
+
+
+class Captioned(msgspec.Struct, frozen=True):
+    """What a caption by a model was made of, and by which: fingerprint of the image's bytes, key of the captioner."""
+
+    image_id: str
+    image: str
+    maker: str
 
 
 class FileRow(msgspec.Struct, frozen=True, gc=False):
@@ -210,6 +223,10 @@ class Ledger:
         )
         return {r[0]: CaptionRow(r[0], _triple(r[1:4]), r[4], r[5], r[6], _mask(r[7]), bool(r[8])) for r in rows}
 
+    def captioned(self) -> dict[str, Captioned]:
+        """Every image that a model has captioned; its caption may be another one by now."""
+        return {row[0]: Captioned(*row) for row in self._db.execute("SELECT image_id, image, maker FROM captioned")}
+
     def files(self, kind: str, ids: Sequence[str] | None = None) -> dict[tuple[str, StatTriple], FileRow]:
         """Every file vouched for, by (image id, stat triple)."""
         if ids is None:
@@ -280,7 +297,7 @@ class Ledger:
         return found
 
     def preview_captions(self) -> set[str]:
-        """Images whose caption a preview model made: its origin begins with `preview`."""
+        """Images whose caption a preview model made, or may have made: its origin begins with `preview`."""
         return {row[0] for row in self._db.execute("SELECT image_id FROM captions WHERE origin GLOB 'preview*'")}
 
     def truncated(self) -> int:
@@ -313,6 +330,9 @@ class Ledger:
                 for r in rows
             ),
         )
+
+    def record_captioned(self, rows: Iterable[Captioned]) -> None:
+        self._upsert("captioned", 3, ((r.image_id, r.image, r.maker) for r in rows))
 
     def record_masks(self, rows: Iterable[tuple[str, str, list[int], bool]]) -> None:
         """(image id, caption fingerprint, mask, truncated): only where that is still the caption."""

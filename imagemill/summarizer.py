@@ -1,4 +1,4 @@
-"""What a summarizer is, for the rooms that use one without importing torch.
+"""What a summarizer and a captioner are, for the rooms that use one without importing torch.
 
     class Mine:                                      # --summarizer module:Mine, made without arguments
         def summarize(self, images, mission):        # images[i].name, images[i].image
@@ -14,6 +14,9 @@ from typing import Any, NamedTuple, Protocol
 
 from PIL import Image
 
+# The name of the captioner's provenance, and of the counts and problems of captions.
+CAPTIONER = "captioner"
+
 
 class NamedImage(NamedTuple):
     """One image: its file's name, and its pixels (RGB, upright)."""
@@ -27,6 +30,18 @@ class Summarizer(Protocol):
 
     def summarize(self, images: Sequence[NamedImage], mission: str) -> list[str]:
         """One answer per image, in order."""
+        ...
+
+
+class Captioner(Protocol):
+    """One loaded model that describes images."""
+
+    def caption(self, images: Sequence[Image.Image]) -> list[str]:
+        """One paragraph per image, in order."""
+        ...
+
+    def close(self) -> None:
+        """Give the model's memory back."""
         ...
 
 

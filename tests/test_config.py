@@ -65,6 +65,7 @@ def test_prompt_files_are_relative_to_the_configuration_file(tmp_path):
 
     assert config.summarizer.prompts == {"default": str(tmp_path / "ask.txt"), "other": "/a/b.txt"}
     assert config.captioner.prompt == str(tmp_path / "caption.txt")
+    assert read_config(write(tmp_path, "captioner: {enabled: true}")).captioner.enabled
 
 
 @pytest.mark.parametrize("kind", ["transformers", "module:Mine", "a.b.c:Mine"])
@@ -96,7 +97,6 @@ def test_summarizer_is_the_model_or_a_class(tmp_path, kind):
         ("summarizer: {prompts: ask.txt}", "prompts"),
         ("summarizer: {enabled: true}", "enabled"),
         ("captioner: {enabled: 1}", "enabled"),
-        ("captioner: {enabled: true}", "no pass captions images yet"),
         ("captioner: {kind: transformers}", "kind"),
         ("nonsense: 1", "nonsense"),
         ("- a list", "object"),

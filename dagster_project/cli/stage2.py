@@ -8,22 +8,25 @@ import click
 from dagster_project.cli.ended import leave_if_ended
 from dagster_project.cli.options import root_options
 from dagster_project.cli.run import PassNames
-from imagemill.embedding_specs import embedding_specs
+from imagemill.embedding_specs import T5, embedding_specs
 from imagemill.errors import WrongUsage
 from imagemill.layout import DataRoot
 from imagemill.pipeline.passes import Passes, pass_names
 from imagemill.places import put
 
+CAPTIONS = "captions"
+
 
 class Kind(click.Choice):
-    """An embedding kind, by its own name or its pass's."""
+    """What can be made anew: an embedding kind, by its own name or its pass's, or `captions`."""
 
     def __init__(self) -> None:
-        super().__init__([name for spec in embedding_specs() for name in (spec.kind, spec.pass_name)])
+        super().__init__([*(name for spec in embedding_specs() for name in (spec.kind, spec.pass_name)), CAPTIONS])
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         chosen = super().convert(value, param, ctx)
-        return next(spec.kind for spec in embedding_specs() if chosen in {spec.kind, spec.pass_name})
+        kinds = (spec.kind for spec in embedding_specs() if chosen in {spec.kind, spec.pass_name})
+        return next(kinds, chosen)
 
 
 @click.command("stage2")
@@ -36,7 +39,8 @@ class Kind(click.Choice):
 )
 @click.option(
     "--regenerate", multiple=True, type=Kind(), metavar="KIND",
-    help="Make every file of this kind anew with the configured model; may repeat. Run again to go on.",
+    help="Make every file of this kind anew with the configured model; may repeat. Run again to go on. `captions`: what another "
+    "captioner, or another prompt, has captioned.",
 )  # fmt: skip
 @click.option(
     "--output-base-dir", metavar="DIR", help="Folder for records and embeddings instead of derived/; remembered."
@@ -72,10 +76,12 @@ def command(
     from imagemill.pipeline.story import read_status
 
     chosen = Passes.named(names)
-    if missing := set(regenerate) - {spec.kind for spec in chosen.specs}:
+    kinds, recaption = [kind for kind in regenerate if kind != CAPTIONS], CAPTIONS in regenerate
+    made = {spec.kind for spec in chosen.specs} | ({CAPTIONS} if T5 in chosen.specs else set())
+    if missing := set(regenerate) - made:
         raise WrongUsage(f"--regenerate {missing.pop()} needs its pass", do="leave --pass out, or name that pass too")
     with open_work(root) as work:
-        work.embed(chosen, limit=limit, regenerate=regenerate)
+        work.embed(chosen, limit=limit, regenerate=kinds, recaption=recaption)
         work.write_records(chosen)
         status = read_status(root)
         for line in summary_lines(work, status):

@@ -9,7 +9,7 @@ Source: seed 000, "DINOv3"; CONTRACTS section 1.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from torch.nn.functional import interpolate
 
 from imagemill.config import EncoderSettings
 from imagemill.embedding_specs import DINOV3_WIDTH, EmbeddingSpec
+from imagemill.encoders.base import CheckpointEncoder
 from imagemill.encoders.loading import (
     Checkpoint,
     expect_config,
@@ -24,10 +25,8 @@ from imagemill.encoders.loading import (
     json_sha256,
     library,
     load_model,
-    release,
     require_pixels,
     resolve,
-    set_up_arithmetic,
     to_device,
     to_stored,
     weight_patterns,
@@ -87,42 +86,38 @@ class DinoV3Preprocessor:
         return (values - self.mean) / self.std
 
 
-class DinoV3Encoder:
+class DinoV3Encoder(CheckpointEncoder):
     """Pixels → float32 (1024,), not normalised."""
 
-    def __init__(
-        self,
-        model: Any,
-        preprocess: DinoV3Preprocessor,
-        checkpoint: Checkpoint,
-        spec: EmbeddingSpec,
-        made_by: ModelIdentity,
-    ) -> None:
-        self.calls = 0
-        self.identity = made_by
-        self._model: Any = model
-        self._preprocess, self._checkpoint, self._spec = preprocess, checkpoint, spec
+    @classmethod
+    def _resolve(cls, settings: EncoderSettings, spec: EmbeddingSpec, preview_root: Path) -> Checkpoint:
+        checkpoint = resolve(settings, spec=spec, preview_root=preview_root, files=_FILES)
+        expect_config(checkpoint, model_type="dinov3_vit", hidden_size=DINOV3_WIDTH)
+        return checkpoint
 
     @classmethod
-    def identify(
-        cls, settings: EncoderSettings, *, spec: EmbeddingSpec, threads: int, preview_root: Path
-    ) -> ModelIdentity:
-        """Read the identity off the files; no weights are loaded. Raises ModelUnusable."""
-        return _identify(_resolve(settings, spec, preview_root), spec, threads)
+    def _identity_of(cls, checkpoint: Checkpoint, spec: EmbeddingSpec, threads: int) -> ModelIdentity:
+        return identity(
+            checkpoint,
+            spec=spec,
+            threads=threads,
+            weights=_WEIGHTS,
+            output="class token after the final norm",
+            preprocessing=PREPROCESSING,
+            preprocessor_sha256=DinoV3Preprocessor(checkpoint).sha256,
+        )
 
     @classmethod
-    def load(cls, settings: EncoderSettings, *, spec: EmbeddingSpec, threads: int, preview_root: Path) -> Self:
-        """Load the model, whole. Raises ModelUnusable."""
-        checkpoint = _resolve(settings, spec, preview_root)
-        made_by = _identify(checkpoint, spec, threads)
-        set_up_arithmetic(threads)
-        with checkpoint.loading():
-            model = load_model(library("transformers").DINOv3ViTModel, checkpoint).to(checkpoint.device)
-        return cls(model, DinoV3Preprocessor(checkpoint), checkpoint, spec, made_by)
+    def _host_side(cls, checkpoint: Checkpoint) -> DinoV3Preprocessor:
+        return DinoV3Preprocessor(checkpoint)
+
+    @classmethod
+    def _model_of(cls, checkpoint: Checkpoint, host: Any) -> Any:
+        return load_model(library("transformers").DINOv3ViTModel, checkpoint).to(checkpoint.device)
 
     def prepare(self, item: np.ndarray | str) -> Prepared:
         """Resize and normalise one image. All images are of one size then, so its own pixels cost nothing."""
-        return Prepared(self._preprocess(require_pixels(self._spec.kind, item)), group=self._preprocess.size)
+        return Prepared(self._host(require_pixels(self._spec.kind, item)), group=self._host.size)
 
     @torch.inference_mode()
     def encode(self, batch: Sequence[Prepared]) -> list[np.ndarray]:
@@ -131,11 +126,6 @@ class DinoV3Encoder:
         self.calls += 1
         pooled = self._model(pixel_values=values.to(self._checkpoint.torch_dtype)).pooler_output
         return list(to_stored(pooled, self._spec))
-
-    def close(self) -> None:
-        """Give the model's memory back."""
-        self._model = None
-        release()
 
     @staticmethod
     def write_preview(folder: Path) -> None:
@@ -166,21 +156,3 @@ class DinoV3Encoder:
                 "size": {"height": 224, "width": 224},
             },
         )
-
-
-def _resolve(settings: EncoderSettings, spec: EmbeddingSpec, preview_root: Path) -> Checkpoint:
-    checkpoint = resolve(settings, spec=spec, preview_root=preview_root, files=_FILES)
-    expect_config(checkpoint, model_type="dinov3_vit", hidden_size=DINOV3_WIDTH)
-    return checkpoint
-
-
-def _identify(checkpoint: Checkpoint, spec: EmbeddingSpec, threads: int) -> ModelIdentity:
-    return identity(
-        checkpoint,
-        spec=spec,
-        threads=threads,
-        weights=_WEIGHTS,
-        output="class token after the final norm",
-        preprocessing=PREPROCESSING,
-        preprocessor_sha256=DinoV3Preprocessor(checkpoint).sha256,
-    )

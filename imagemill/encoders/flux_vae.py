@@ -6,23 +6,22 @@ Source: seed 000, "VAE latent storage"; CONTRACTS section 1.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
 
 from imagemill.config import EncoderSettings
 from imagemill.embedding_specs import VAE_CHANNELS, VAE_DOWNSAMPLING, EmbeddingSpec
+from imagemill.encoders.base import CheckpointEncoder
 from imagemill.encoders.loading import (
     Checkpoint,
     expect_config,
     identity,
     library,
     load_model,
-    release,
     require_pixels,
     resolve,
-    set_up_arithmetic,
     to_device,
     to_stored,
     weight_patterns,
@@ -44,42 +43,50 @@ _WEIGHTS = "diffusion_pytorch_model"
 _FILES = ("config.json", *weight_patterns(_WEIGHTS))
 
 
-class FluxVaeEncoder:
+class FluxVaeEncoder(CheckpointEncoder):
     """Pixels → float16 (16, H // 8, W // 8): the posterior's mean, neither scaled nor shifted.
 
     The image is cropped at right and bottom to multiples of 8, so that the decoded latent is exactly the cropped picture.
     """
 
-    def __init__(self, model: Any, checkpoint: Checkpoint, spec: EmbeddingSpec, made_by: ModelIdentity) -> None:
-        self.calls = 0
-        self.identity = made_by
-        self._model: Any = model
-        self._checkpoint, self._spec = checkpoint, spec
+    @classmethod
+    def _resolve(cls, settings: EncoderSettings, spec: EmbeddingSpec, preview_root: Path) -> Checkpoint:
+        checkpoint = resolve(settings, spec=spec, preview_root=preview_root, files=_FILES)
+        config = expect_config(checkpoint, _class_name="AutoencoderKL", latent_channels=VAE_CHANNELS, in_channels=3)
+        downsampling = 2 ** (len(config.get("down_block_types", ())) - 1)
+        if downsampling != VAE_DOWNSAMPLING:
+            raise checkpoint.unusable(f"it makes images {downsampling} times smaller, needed is {VAE_DOWNSAMPLING}")
+        return checkpoint
 
     @classmethod
-    def identify(
-        cls, settings: EncoderSettings, *, spec: EmbeddingSpec, threads: int, preview_root: Path
-    ) -> ModelIdentity:
-        """Read the identity off the files; no weights are loaded. Raises ModelUnusable."""
-        return _identify(_resolve(settings, spec, preview_root), spec, threads)
+    def _identity_of(cls, checkpoint: Checkpoint, spec: EmbeddingSpec, threads: int) -> ModelIdentity:
+        config = checkpoint.json()
+        return identity(
+            checkpoint,
+            spec=spec,
+            threads=threads,
+            weights=_WEIGHTS,
+            output="posterior mean",
+            preprocessing=PREPROCESSING,
+            crop_to_multiple_of=VAE_DOWNSAMPLING,
+            scaled=False,
+            scaling_factor=config.get("scaling_factor"),
+            shift_factor=config.get("shift_factor"),
+            tiling={"above_pixels": TILED_ABOVE_PIXELS, "tile_pixels": TILE_PIXELS, "overlap": TILE_OVERLAP},
+        )
 
     @classmethod
-    def load(cls, settings: EncoderSettings, *, spec: EmbeddingSpec, threads: int, preview_root: Path) -> Self:
-        """Load the model, whole, and let go of its decoder. Raises ModelUnusable."""
-        checkpoint = _resolve(settings, spec, preview_root)
-        made_by = _identify(checkpoint, spec, threads)
-        set_up_arithmetic(threads)
-        with checkpoint.loading():
-            # Without accelerate the other way prints a page of advice and does the same.
-            model = load_model(library("diffusers").AutoencoderKL, checkpoint, low_cpu_mem_usage=False)
-            del model.decoder
-            model.tile_sample_min_size = TILE_PIXELS
-            model.tile_latent_min_size = TILE_PIXELS // VAE_DOWNSAMPLING
-            model.tile_overlap_factor = TILE_OVERLAP
-            # One image at a time inside a call: else the mid attention's norm gives other last bits in company.
-            model.use_slicing = True
-            model.to(checkpoint.device, memory_format=torch.channels_last)
-        return cls(model, checkpoint, spec, made_by)
+    def _model_of(cls, checkpoint: Checkpoint, host: Any) -> Any:
+        """Without its decoder."""
+        # Without accelerate the other way prints a page of advice and does the same.
+        model = load_model(library("diffusers").AutoencoderKL, checkpoint, low_cpu_mem_usage=False)
+        del model.decoder
+        model.tile_sample_min_size = TILE_PIXELS
+        model.tile_latent_min_size = TILE_PIXELS // VAE_DOWNSAMPLING
+        model.tile_overlap_factor = TILE_OVERLAP
+        # One image at a time inside a call: else the mid attention's norm gives other last bits in company.
+        model.use_slicing = True
+        return model.to(checkpoint.device, memory_format=torch.channels_last)
 
     def prepare(self, item: np.ndarray | str) -> Prepared:
         """Crop one image. It stays uint8 until it is on the device: a quarter of the bytes to hold and to move.
@@ -110,11 +117,6 @@ class FluxVaeEncoder:
         mean = self._model.encode(values).latent_dist.mean
         return list(np.ascontiguousarray(to_stored(mean, self._spec)))
 
-    def close(self) -> None:
-        """Give the model's memory back."""
-        self._model = None
-        release()
-
     @staticmethod
     def write_preview(folder: Path) -> None:
         """Four narrow blocks, three downsamplings, no mid attention (half of the time at a megapixel); 0.2 MB."""
@@ -135,29 +137,3 @@ class FluxVaeEncoder:
             mid_block_add_attention=False,
         )
         save_preview(model, folder)
-
-
-def _resolve(settings: EncoderSettings, spec: EmbeddingSpec, preview_root: Path) -> Checkpoint:
-    checkpoint = resolve(settings, spec=spec, preview_root=preview_root, files=_FILES)
-    config = expect_config(checkpoint, _class_name="AutoencoderKL", latent_channels=VAE_CHANNELS, in_channels=3)
-    downsampling = 2 ** (len(config.get("down_block_types", ())) - 1)
-    if downsampling != VAE_DOWNSAMPLING:
-        raise checkpoint.unusable(f"it makes images {downsampling} times smaller, needed is {VAE_DOWNSAMPLING}")
-    return checkpoint
-
-
-def _identify(checkpoint: Checkpoint, spec: EmbeddingSpec, threads: int) -> ModelIdentity:
-    config = checkpoint.json()
-    return identity(
-        checkpoint,
-        spec=spec,
-        threads=threads,
-        weights=_WEIGHTS,
-        output="posterior mean",
-        preprocessing=PREPROCESSING,
-        crop_to_multiple_of=VAE_DOWNSAMPLING,
-        scaled=False,
-        scaling_factor=config.get("scaling_factor"),
-        shift_factor=config.get("shift_factor"),
-        tiling={"above_pixels": TILED_ABOVE_PIXELS, "tile_pixels": TILE_PIXELS, "overlap": TILE_OVERLAP},
-    )

@@ -2,6 +2,7 @@
 
     partial(make_class, "module:Mine")                     a class of one's own
     partial(make_vlm, settings, prompts, threads, root)    the vision-language model, one per process
+    partial(make_captioner, settings, prompt, threads, root)    the same model, captioning
 
 Belongs here: making a summarizer in whatever process will use it.
 Belongs elsewhere: which one a deployment uses (resources/summarizer.py), the model (encoders/vlm.py).
@@ -9,6 +10,7 @@ Source: CONTRACTS section 5, "The summarizer is replaceable".
 """
 
 import importlib
+import inspect
 import os
 import sys
 from pathlib import Path
@@ -16,10 +18,13 @@ from typing import Any
 
 from imagemill.config import VlmSettings
 from imagemill.encoders.prompts import Prompts
-from imagemill.errors import WrongUsage
-from imagemill.summarizer import Summarizer
+from imagemill.errors import ImagemillError, ModelUnusable, WrongUsage
+from imagemill.summarizer import Captioner, Summarizer
 
-_HINT = "give MODULE:CLASS, the class having summarize(images, mission) -> list[str], its module on PYTHONPATH"
+_HINT = (
+    "give MODULE:CLASS, the class made without arguments and having summarize(images, mission) -> list[str], "
+    "its module on PYTHONPATH"
+)
 
 
 def make_vlm(settings: VlmSettings, prompts: Prompts, threads: int, preview_root: Path) -> Summarizer:
@@ -29,24 +34,54 @@ def make_vlm(settings: VlmSettings, prompts: Prompts, threads: int, preview_root
     return VlmSummarizer(held(settings, SUMMARIZER, threads, preview_root), prompts)
 
 
+def make_captioner(settings: VlmSettings, prompt: str, threads: int, preview_root: Path) -> Captioner:
+    """The vision-language model as a captioner. Raises ModelUnusable."""
+    from imagemill.encoders.vlm import CAPTIONER, VlmCaptioner, held
+
+    return VlmCaptioner(held(settings, CAPTIONER, threads, preview_root), prompt)
+
+
 def make_class(named: str) -> Summarizer:
-    """A summarizer by the name of its class, made without arguments."""
-    return import_class(named)()
+    """A summarizer by the name of its class, made without arguments. Raises ModelUnusable: of whatever its making raises."""
+    try:
+        return import_class(named)()
+    except ImagemillError:
+        raise
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}"
+        raise ModelUnusable(f"summarizer {named} cannot be made", why=why, do="correct its __init__") from error
 
 
 def import_class(named: str) -> type[Any]:
     """The class that `MODULE:CLASS` names; modules of the working directory are found too.
 
     Raises:
-        WrongUsage: no such module or class, or one without `summarize`.
+        WrongUsage: no such module or class, a module that cannot be imported, or a class that is called in another way.
     """
     module, _, name = named.partition(":")
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     try:
         found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise WrongUsage(f"no summarizer {named!r}: {error}", do=_HINT) from error
+    except Exception as error:  # importing runs somebody's code
+        raise WrongUsage(f"no summarizer {named!r}: {type(error).__name__}: {error}", do=_HINT) from error
     if not isinstance(found, type) or not callable(getattr(found, "summarize", None)):
         raise WrongUsage(f"{named!r} is no class of a summarizer", do=_HINT)
+    if wrong := _refused(found) or _refused(inspect.getattr_static(found, "summarize"), "self", "images", "mission"):
+        raise WrongUsage(f"{named!r} cannot be called as a summarizer is: {wrong}", do=_HINT)
     return found
+
+
+def _refused(called: Any, *arguments: str) -> str | None:
+    """Why it does not take these arguments; None where it does, or cannot be asked."""
+    if not isinstance(called, type) and not inspect.isfunction(called):
+        return None
+    try:
+        signature = inspect.signature(called)
+    except (TypeError, ValueError):  # of a class written in C
+        return None
+    try:
+        signature.bind(*arguments)
+    except TypeError as error:
+        return f"{called.__qualname__}{signature}: {error}"
+    return None

@@ -14,6 +14,7 @@ import torch
 
 from imagemill.config import EncoderSettings
 from imagemill.embedding_specs import T5_TOKENS, T5_WIDTH, EmbeddingSpec
+from imagemill.encoders.base import CheckpointEncoder
 from imagemill.encoders.loading import (
     Checkpoint,
     expect_config,
@@ -21,9 +22,7 @@ from imagemill.encoders.loading import (
     json_sha256,
     library,
     load_model,
-    release,
     resolve,
-    set_up_arithmetic,
     to_device,
     to_stored,
     weight_patterns,
@@ -81,43 +80,42 @@ def mask_of(ids: Sequence[int]) -> list[int]:
     return [1] * len(ids) + [0] * (T5_TOKENS - len(ids))
 
 
-class T5Encoder:
+class T5Encoder(CheckpointEncoder):
     """Caption → float16 (77, 1024); rows where the mask is 0 hold zeros."""
 
-    def __init__(
-        self,
-        model: Any,
-        tokenizer: CaptionTokenizer,
-        checkpoint: Checkpoint,
-        spec: EmbeddingSpec,
-        made_by: ModelIdentity,
-    ) -> None:
-        self.calls = 0
-        self.identity = made_by
-        self._model: Any = model
-        self._tokenizer, self._checkpoint, self._spec = tokenizer, checkpoint, spec
+    @classmethod
+    def _resolve(cls, settings: EncoderSettings, spec: EmbeddingSpec, preview_root: Path) -> Checkpoint:
+        checkpoint = resolve(settings, spec=spec, preview_root=preview_root, files=_FILES)
+        expect_config(checkpoint, model_type="t5", d_model=T5_WIDTH)
+        return checkpoint
 
     @classmethod
-    def identify(
-        cls, settings: EncoderSettings, *, spec: EmbeddingSpec, threads: int, preview_root: Path
-    ) -> ModelIdentity:
-        """Read the identity off the files; no weights are loaded. Raises ModelUnusable."""
-        return _identify(_resolve(settings, spec, preview_root), spec, threads)
+    def _identity_of(cls, checkpoint: Checkpoint, spec: EmbeddingSpec, threads: int) -> ModelIdentity:
+        return identity(
+            checkpoint,
+            spec=spec,
+            threads=threads,
+            weights=_WEIGHTS,
+            output="last hidden state",
+            pad_rows="zero",
+            padding=f"each caption to its own multiple of {LENGTH_STEP}",
+            preprocessing=PREPROCESSING,
+            tokenizer_sha256=json_sha256(checkpoint.json(_TOKENIZER), without=("truncation", "padding")),
+            tokens=T5_TOKENS,
+        )
 
     @classmethod
-    def load(cls, settings: EncoderSettings, *, spec: EmbeddingSpec, threads: int, preview_root: Path) -> Self:
-        """Load tokenizer and model, whole. Raises ModelUnusable."""
-        checkpoint = _resolve(settings, spec, preview_root)
-        made_by = _identify(checkpoint, spec, threads)
-        tokenizer = CaptionTokenizer(checkpoint)
-        set_up_arithmetic(threads)
-        with checkpoint.loading():
-            model = load_model(library("transformers").T5EncoderModel, checkpoint).to(checkpoint.device)
-        if tokenizer.vocabulary_size > model.config.vocab_size:
+    def _host_side(cls, checkpoint: Checkpoint) -> CaptionTokenizer:
+        return CaptionTokenizer(checkpoint)
+
+    @classmethod
+    def _model_of(cls, checkpoint: Checkpoint, host: CaptionTokenizer) -> Any:
+        model = load_model(library("transformers").T5EncoderModel, checkpoint).to(checkpoint.device)
+        if host.vocabulary_size > model.config.vocab_size:
             raise checkpoint.unusable(
-                f"its tokenizer knows {tokenizer.vocabulary_size} pieces, its model {model.config.vocab_size}"
+                f"its tokenizer knows {host.vocabulary_size} pieces, its model {model.config.vocab_size}"
             )
-        return cls(model, tokenizer, checkpoint, spec, made_by)
+        return model
 
     @classmethod
     def tokenizer(
@@ -130,7 +128,7 @@ class T5Encoder:
         """Tokenise one caption."""
         if not isinstance(item, str):
             raise TypeError(f"{self._spec.kind} takes a caption, not {type(item).__name__}")
-        ids, truncated = self._tokenizer.encode(item)
+        ids, truncated = self._host.encode(item)
         return Prepared(ids, group=_padded_length(ids), facts={"mask": mask_of(ids), "truncated": truncated})
 
     @torch.inference_mode()
@@ -152,17 +150,12 @@ class T5Encoder:
 
     def _padded(self, captions: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
         """Token ids and mask, int64 (captions, length)."""
-        ids = torch.full((len(captions), _padded_length(captions[0])), self._tokenizer.pad_id)
+        ids = torch.full((len(captions), _padded_length(captions[0])), self._host.pad_id)
         mask = torch.zeros_like(ids)
         for row, caption in enumerate(captions):
             ids[row, : len(caption)] = torch.tensor(caption)
             mask[row, : len(caption)] = 1
         return ids, mask
-
-    def close(self) -> None:
-        """Give the model's memory back."""
-        self._model = None
-        release()
 
     @staticmethod
     def write_preview(folder: Path) -> None:
@@ -180,27 +173,6 @@ class T5Encoder:
 
 def _padded_length(ids: Sequence[int]) -> int:
     return -(-len(ids) // LENGTH_STEP) * LENGTH_STEP
-
-
-def _resolve(settings: EncoderSettings, spec: EmbeddingSpec, preview_root: Path) -> Checkpoint:
-    checkpoint = resolve(settings, spec=spec, preview_root=preview_root, files=_FILES)
-    expect_config(checkpoint, model_type="t5", d_model=T5_WIDTH)
-    return checkpoint
-
-
-def _identify(checkpoint: Checkpoint, spec: EmbeddingSpec, threads: int) -> ModelIdentity:
-    return identity(
-        checkpoint,
-        spec=spec,
-        threads=threads,
-        weights=_WEIGHTS,
-        output="last hidden state",
-        pad_rows="zero",
-        padding=f"each caption to its own multiple of {LENGTH_STEP}",
-        preprocessing=PREPROCESSING,
-        tokenizer_sha256=json_sha256(checkpoint.json(_TOKENIZER), without=("truncation", "padding")),
-        tokens=T5_TOKENS,
-    )
 
 
 _PREVIEW_WORDS = """

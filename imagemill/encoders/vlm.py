@@ -189,6 +189,10 @@ class VlmCaptioner:
         """One paragraph per image, whitespace runs turned into one space; blank where the model says nothing."""
         return [" ".join(text.split()) for text in self._model.generate(images, self._prompt)]
 
+    def close(self) -> None:
+        """Give the model's memory back: what comes next needs it."""
+        let_go()
+
 
 # ---- one model per process
 
@@ -206,6 +210,14 @@ def held(settings: VlmSettings, spec: VlmSpec, threads: int, preview_root: Path)
             _held.clear()
             _held[wanted] = VisionLanguageModel.load(settings, spec=spec, threads=threads, preview_root=preview_root)
         return _held[wanted]
+
+
+def let_go() -> None:
+    """Close the model that is held, if there is one."""
+    with _holding:
+        for model in _held.values():
+            model.close()
+        _held.clear()
 
 
 def _bare(settings: VlmSettings) -> VlmSettings:

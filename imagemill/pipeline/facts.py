@@ -9,18 +9,20 @@ Source: CONTRACTS section 1, row "record".
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 
 from imagemill.errors import Refused
-from imagemill.files import fingerprint
-from imagemill.ledger import CaptionRow, Ledger, Problem, SourceRow
+from imagemill.files import StatTriple, fingerprint
+from imagemill.ledger import FROM_PREVIEW_RECORD, FROM_RECORD, CaptionRow, Ledger, Problem, SourceRow
 from imagemill.pipeline.merge import ASSET
-from imagemill.pipeline.plan import IMAGE_REASONS, Job, Known, missing_caption
+from imagemill.pipeline.plan import IMAGE_REASONS, Known, missing_caption
 from imagemill.pipeline.recorded import Recorded, Span
 from imagemill.pipeline.scan import Scan, SourceFile, caption_row
 from imagemill.pixels import decode_rgb
+from imagemill.provenance import read_identity
+from imagemill.summarizer import CAPTIONER
 
 _CHUNK = 512
 T = TypeVar("T")
@@ -29,7 +31,18 @@ T = TypeVar("T")
 Masks = Callable[[Sequence[str]], Sequence[tuple[list[int], bool]]]
 
 
-def inspect_image(approved: Path, source: SourceFile | Job) -> tuple[SourceRow, np.ndarray]:
+class ImageFile(Protocol):
+    """An image of `approved/`, as it was listed."""
+
+    @property
+    def image_id(self) -> str: ...
+    @property
+    def file_name(self) -> str: ...
+    @property
+    def stat(self) -> StatTriple | None: ...
+
+
+def inspect_image(approved: Path, source: ImageFile) -> tuple[SourceRow, np.ndarray]:
     """Read an image once.
 
     Returns:
@@ -89,16 +102,25 @@ def _facts_or_problem(approved: Path, source: SourceFile) -> SourceRow | Problem
         return Problem(source.image_id, ASSET, "failed", "read_error", str(error), "run imagemill again", source.stat)
 
 
-def adopt_captions(recorded: Recorded, ledger: Ledger) -> None:
+def adopt_captions(recorded: Recorded, ledger: Ledger, provenance: Path) -> None:
     """Images without a sidecar take the caption of the record they already have, byte for byte; images that are gone too."""
     known = ledger.ids("captions")
-    rows = (_recorded_caption(image_id, span) for image_id, span in recorded.lines.items() if image_id not in known)
+    origin = FROM_RECORD if known else _origin_unknown(provenance)
+    rows = (
+        _recorded_caption(image_id, span, origin) for image_id, span in recorded.lines.items() if image_id not in known
+    )
     ledger.record_captions(row for row in rows if row)
 
 
-def _recorded_caption(image_id: str, span: Span) -> CaptionRow | None:
+def _origin_unknown(provenance: Path) -> str:
+    """Without its ledger nobody knows which captions a preview model made: where one did, none counts as real."""
+    captioner = read_identity(provenance, CAPTIONER)
+    return FROM_PREVIEW_RECORD if captioner and captioner.preview else FROM_RECORD
+
+
+def _recorded_caption(image_id: str, span: Span, origin: str) -> CaptionRow | None:
     caption = span.record().get("caption")
-    return caption_row(image_id, caption, "record") if isinstance(caption, str) and caption.strip() else None
+    return caption_row(image_id, caption, origin) if isinstance(caption, str) and caption.strip() else None
 
 
 def complete_masks(ledger: Ledger, masks: Callable[[], Masks]) -> None:

@@ -9,7 +9,7 @@ Source: CONTRACTS section 0, "Completion is validity", "Refused and failed", "St
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -88,12 +88,13 @@ def plan_embedding(
     files: Mapping[tuple[str, StatTriple], FileRow],
     listing: Mapping[str, StatTriple],
     recorded: Recorded = NOTHING_RECORDED,
+    awaited: Set[str] = frozenset(),
 ) -> EmbeddingPlan:
     """Sort images into done, refused, absent and jobs.
 
     Args:
         files: the ledger's rows of this kind. listing: the files of this kind on disk, by image id.
-        recorded: the records there are.
+        recorded: the records there are. awaited: images that are to be captioned first.
     """
     plan = EmbeddingPlan()
     rows: dict[str, list[FileRow]] = defaultdict(list)
@@ -106,13 +107,14 @@ def plan_embedding(
         if source is None and not (inline or _from_record(spec, image_id, caption, recorded)):
             plan.absent.append(image_id)
             continue
-        if source and (refusal := _refusal(spec, source, caption, known)):
+        waits = spec.source == "caption" and image_id in awaited
+        if source and not waits and (refusal := _refusal(spec, source, caption, known)):
             plan.refused.append(refusal)
             continue
         facts = known.facts(source) if source else None
         present = listing.get(image_id)
         row = files.get((image_id, present)) if present else None
-        if row and row.maker != SUPERSEDED and _is_current(row, spec, source, facts, caption):
+        if row and not waits and row.maker != SUPERSEDED and _is_current(row, spec, source, facts, caption):
             plan.done.append(row)
             continue
         plan.jobs.append(
@@ -157,12 +159,17 @@ def row_of_bytes(rows: Iterable[FileRow], content: str, stat: StatTriple, wanted
 
 
 def _refusal(spec: EmbeddingSpec, source: SourceFile, caption: CaptionRow | None, known: Known) -> Problem | None:
-    for problem in known.refusals.get(source.image_id, ()):
-        if problem.stat == source.stat and problem.reason in IMAGE_REASONS:
-            return problem
+    if problem := refused_image(source, known):
+        return problem
     if spec.source == "caption" and caption is None:
         return missing_caption(spec.kind, source)
     return None
+
+
+def refused_image(source: SourceFile, known: Known) -> Problem | None:
+    """The refusal of these very bytes, whichever asset met them."""
+    refusals = known.refusals.get(source.image_id, ())
+    return next((p for p in refusals if p.stat == source.stat and p.reason in IMAGE_REASONS), None)
 
 
 def missing_caption(asset: str, source: SourceFile) -> Problem:
@@ -184,27 +191,27 @@ def plan_for(
     ledger: Ledger,
     listing: Mapping[str, StatTriple],
     recorded: Recorded = NOTHING_RECORDED,
+    awaited: Set[str] = frozenset(),
 ) -> EmbeddingPlan:
     """`plan_embedding` with the ledger's rows for these images."""
-    return plan_embedding(spec, ids, scan, Known.read(ledger, ids), ledger.files(spec.kind, ids), listing, recorded)
+    known, files = Known.read(ledger, ids), ledger.files(spec.kind, ids)
+    return plan_embedding(spec, ids, scan, known, files, listing, recorded, awaited)
 
 
 def all_jobs(
-    specs: Sequence[EmbeddingSpec], derived: Path, scan: Scan, ledger: Ledger, recorded: Recorded = NOTHING_RECORDED
+    specs: Sequence[EmbeddingSpec],
+    derived: Path,
+    scan: Scan,
+    ledger: Ledger,
+    recorded: Recorded = NOTHING_RECORDED,
+    awaited: Set[str] = frozenset(),
 ) -> dict[EmbeddingSpec, list[Job]]:
     """Per kind, the images that lack its file, or have an invalid or stale one; images that are gone too, by their records."""
     ids = [*scan.sources, *(image_id for image_id in recorded.lines if image_id not in scan.sources)]
+    listings = {spec: NpyStore(derived / spec.folder, spec).listing() for spec in specs}
     return {
-        spec: plan_for(spec, ids, scan, ledger, NpyStore(derived / spec.folder, spec).listing(), recorded).jobs
-        for spec in specs
+        spec: plan_for(spec, ids, scan, ledger, listing, recorded, awaited).jobs for spec, listing in listings.items()
     }
-
-
-def images_with_work(
-    specs: Sequence[EmbeddingSpec], derived: Path, scan: Scan, ledger: Ledger, recorded: Recorded = NOTHING_RECORDED
-) -> list[str]:
-    """The images of `all_jobs`, in name order."""
-    return ids_of(all_jobs(specs, derived, scan, ledger, recorded))
 
 
 def ids_of(jobs: Mapping[EmbeddingSpec, Iterable[Job]]) -> list[str]:

@@ -35,7 +35,7 @@ _KEEP_DUPLICATE = "set near_duplicates.exclude: false, or remove one of them"
 _PREVIEW = (
     "preview_caption",
     "its caption is by a preview model, which describes nothing",
-    "write a caption beside the image, configure a real captioner, or pack with --allow-preview",
+    "write a caption beside the image, configure a real captioner, or pack with `imagemill shards --allow-preview`",
 )
 # Reason codes of what is wrong with a record, by its rule; of other rules `bad_<field>`.
 _REASONS = {"mask": "bad_mask", "stage1": "stage1"}

@@ -15,7 +15,7 @@ from pathlib import Path, PurePath
 from imagemill.errors import MissingInput
 from imagemill.files import StatTriple, fingerprint, stat_triple
 from imagemill.ids import id_problem, image_id_of
-from imagemill.ledger import CaptionRow, Ledger, Problem
+from imagemill.ledger import FROM_SIDECAR, CaptionRow, Ledger, Problem
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp"})
 CAPTION_SUFFIX = ".txt"
@@ -175,7 +175,7 @@ def read_captions(
         if not text and old:
             problems.append(_blank(source, path.name))
         elif text:
-            row = caption_row(source.image_id, text, "sidecar", source.caption)
+            row = caption_row(source.image_id, text, FROM_SIDECAR, source.caption)
             if old and old.fingerprint == row.fingerprint:
                 row = CaptionRow(row.image_id, row.stat, row.text, row.origin, row.fingerprint, old.mask, old.truncated)
             rows.append(row)

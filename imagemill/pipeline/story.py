@@ -55,9 +55,14 @@ def open_ledger(root: DataRoot) -> Ledger:
     return Ledger(root.ledger, read_only=True)
 
 
+def _scan(root: DataRoot) -> Scan:
+    """`approved/` as it is; nothing where a root that has runs behind it holds only public data or Stage-A."""
+    return scan_approved(root.approved) if root.approved.is_dir() or not root.ledger.exists() else Scan({}, [])
+
+
 def read_status(root: DataRoot) -> Status:
     """Count everything, from listings and the ledger."""
-    scan = scan_approved(root.approved)
+    scan = _scan(root)
     status = Status(images=scan.seen)
     done: dict[str, set[str]] = {}
     with open_ledger(root) as ledger:
@@ -104,7 +109,7 @@ def explain(root: DataRoot, image_id: str) -> dict[str, Any]:
     Raises:
         MissingInput: no station has ever heard of it.
     """
-    scan = scan_approved(root.approved)
+    scan = _scan(root)
     with open_ledger(root) as ledger:
         source, facts = scan.sources.get(image_id), ledger.sources([image_id]).get(image_id)
         caption = ledger.captions([image_id]).get(image_id)

@@ -7,12 +7,14 @@
 Source: CONTRACTS section 5, "The summarizer is replaceable"; issue "Stage-A": "An out-of-memory batch is halved".
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
 
 from imagemill.errors import ModelUnusable
 from imagemill.pipeline.summaries import clean_answer
 from imagemill.summarizer import NamedImage, Summarizer
+
+T = TypeVar("T")
 
 
 class Summary(NamedTuple):
@@ -37,20 +39,36 @@ def summarize_batch(summarizer: Summarizer, images: Sequence[NamedImage], missio
     Raises:
         ModelUnusable: the summarizer cannot work at all.
     """
-    answers = _asked(summarizer, images, mission)
+    return answer_batch(lambda part: summarizer.summarize(part, mission), images, clean_answer)
+
+
+def answer_batch(
+    ask: Callable[[Sequence[T]], Sequence[str]], images: Sequence[T], clean: Callable[[str], str | None]
+) -> list[Answer]:
+    """One answer per image, in order, of whatever is asked.
+
+    Args:
+        clean: an answer as it is kept, None where it says nothing.
+
+    Raises:
+        ModelUnusable: the model cannot work at all.
+    """
+    answers = _asked(ask, images, clean)
     if isinstance(answers, list):
         return answers
     if len(images) == 1 or answers.reason == "wrong_answers":
         return [answers] * len(images)
     size = (len(images) + 1) // 2 if answers.reason == "out_of_memory" else 1
     parts = (images[begin : begin + size] for begin in range(0, len(images), size))
-    return [answer for part in parts for answer in summarize_batch(summarizer, part, mission)]
+    return [answer for part in parts for answer in answer_batch(ask, part, clean)]
 
 
-def _asked(summarizer: Summarizer, images: Sequence[NamedImage], mission: str) -> list[Answer] | NoSummary:
+def _asked(
+    ask: Callable[[Sequence[T]], Sequence[str]], images: Sequence[T], clean: Callable[[str], str | None]
+) -> list[Answer] | NoSummary:
     """The answers of one call, or what went wrong with it. The exception ends here: its frames hold the batch's memory."""
     try:
-        answers = summarizer.summarize(images, mission)
+        answers = ask(images)
     except ModelUnusable:
         raise
     except Exception as error:
@@ -59,7 +77,7 @@ def _asked(summarizer: Summarizer, images: Sequence[NamedImage], mission: str) -
     if not isinstance(answers, list | tuple) or len(answers) != len(images):
         count = len(answers) if isinstance(answers, list | tuple) else type(answers).__name__
         return NoSummary("wrong_answers", f"{count} for a batch of {len(images)} images")
-    return [_cleaned(answer) for answer in answers]
+    return [_cleaned(answer, clean) for answer in answers]
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -70,8 +88,8 @@ def is_out_of_memory(error: BaseException) -> bool:
     )
 
 
-def _cleaned(answer: object) -> Answer:
+def _cleaned(answer: object, clean: Callable[[str], str | None]) -> Answer:
     if not isinstance(answer, str):
         return NoSummary("wrong_answers", f"the answer is no text: {type(answer).__name__}")
-    summary = clean_answer(answer)
-    return NoSummary("blank_summary", "the answer is blank") if summary is None else Summary(summary)
+    text = clean(answer)
+    return NoSummary("blank_summary", "the answer is blank") if text is None else Summary(text)

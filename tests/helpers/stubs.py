@@ -1,7 +1,8 @@
 """Encoders without a model: real shapes, real dtypes, values that depend on the input, no cost.
 
-`python tests/helpers/stubs.py ARGS…` is `imagemill ARGS…` with the stub for every embedding kind; importing changes nothing.
-`IMAGEMILL_STUB_SLEEP` makes each call take that many seconds, so that a run can be killed in the middle.
+`python tests/helpers/stubs.py ARGS…` is `imagemill ARGS…` with the stub for every embedding kind and for the captioner; importing
+changes nothing. `IMAGEMILL_STUB_SLEEP` makes each call take that many seconds, so that a run can be killed in the middle;
+`IMAGEMILL_STUB_CAPTIONED` names a file that each captioned image appends a line to.
 """
 
 import os
@@ -63,8 +64,36 @@ class StubTokenizer:
         return [([1] * n + [0] * (77 - n), n == 77) for n in counts]
 
 
+class StubCaptioner:
+    """Says the prompt and a number that depends on the pixels."""
+
+    def __init__(self, prompt):
+        self.prompt = prompt
+
+    @staticmethod
+    def identify(settings, prompt):
+        facts = {"stub": "captioner", "model": settings.model, "prompt": prompt}
+        return ModelIdentity(kind="captioner", model=settings.model, preview=settings.model == "preview", facts=facts)
+
+    def caption(self, images):
+        time.sleep(float(os.environ.get("IMAGEMILL_STUB_SLEEP", "0")))
+        said = [f"{self.prompt} {zlib.crc32(image.tobytes()) % 10**6}" for image in images]
+        if log := os.environ.get("IMAGEMILL_STUB_CAPTIONED"):
+            with open(log, "a") as file:
+                file.writelines(f"{line}\n" for line in said)
+        return said
+
+    def close(self):
+        pass
+
+
 if __name__ == "__main__":
     from dagster_project.cli.main import main
+    from resources import captioner
 
+    captioner.make_captioner = lambda settings, prompt, threads, root: StubCaptioner(prompt)
+    captioner.CaptionerResource.made_by = lambda self: StubCaptioner.identify(
+        self.settings(), captioner.caption_prompt(self.settings().prompt)
+    )
     EmbeddingSpec.encoder_class = lambda self: StubEncoder
     main()

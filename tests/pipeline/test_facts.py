@@ -158,7 +158,7 @@ def captions(ledger):
 
 def adopt(root, ledger):
     survey(root.approved, ledger)
-    adopt_captions(read_recorded(root.stage2_jsonl), ledger)
+    adopt_captions(read_recorded(root.stage2_jsonl), ledger, root.provenance)
 
 
 def test_image_without_a_sidecar_takes_the_caption_of_its_record_byte_for_byte(data_root, ledger):

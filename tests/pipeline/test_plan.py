@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from imagemill.embedding_specs import DINOV3, T5, VAE
 from imagemill.files import StatTriple
 from imagemill.ledger import CaptionRow, FileRow, Ledger, Problem, SourceRow
-from imagemill.pipeline.plan import Known, images_with_work, missing_caption, plan_embedding
+from imagemill.pipeline.plan import Known, all_jobs, ids_of, missing_caption, plan_embedding
 from imagemill.pipeline.scan import Scan, SourceFile
 from tests.helpers.stage2 import embed, photos, picture, plan_of
 
@@ -238,6 +238,6 @@ def test_images_with_work_are_those_that_lack_something_in_name_order(data_root)
         from imagemill.pipeline.scan import survey
 
         scan = survey(data_root.approved, ledger)
-        assert images_with_work([DINOV3, VAE, T5], data_root.derived, scan, ledger) == ["c", "e", "f"]
-        assert images_with_work([VAE], data_root.derived, scan, ledger) == []
+        assert ids_of(all_jobs([DINOV3, VAE, T5], data_root.derived, scan, ledger)) == ["c", "e", "f"]
+        assert ids_of(all_jobs([VAE], data_root.derived, scan, ledger)) == []
         assert [problem.item for problem in plan_of(data_root, DINOV3, ledger).refused] == ["broken"]

@@ -285,6 +285,18 @@ def test_status_opens_no_image_and_no_npy(root, monkeypatch):
     assert not [name for name in opened if name.endswith((".npy", ".png"))]
 
 
+def test_root_that_holds_only_other_work_has_a_status(tmp_path):
+    """Public data or Stage-A alone: no folder of approved images, and what failed there is told."""
+    root = DataRoot(tmp_path / "data")
+    with Ledger(root.ledger) as ledger:
+        ledger.record_problems([Problem("m/pass/g", "stage_a_groups", "failed", "incomplete_group", "d", "r")])
+
+    status = read_status(root)
+
+    assert (status.images, status.records) == (0, 0)
+    assert status.reasons() == {"incomplete_group": 1}
+
+
 def test_root_without_records_or_shards_has_a_status(tmp_path):
     root = DataRoot(tmp_path / "data")
     root.approved.mkdir(parents=True)

@@ -1,0 +1,72 @@
+"""What encoders of embedding kinds have in common: from settings to a checkpoint, from a checkpoint to an identity and a model.
+
+A new kind's encoder is this class with three answers (which checkpoint, who it is, the model), besides `prepare`, `encode` and
+`write_preview`.
+
+Belongs here: the order of these steps, the loaded model, giving it back.
+Belongs elsewhere: each step's work (loading.py), the protocol (imagemill/encoding.py).
+"""
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any, Self
+
+from imagemill.config import EncoderSettings
+from imagemill.embedding_specs import EmbeddingSpec
+from imagemill.encoders.loading import Checkpoint, release, set_up_arithmetic
+from imagemill.provenance import ModelIdentity
+
+
+class CheckpointEncoder(ABC):
+    """One loaded model. `calls` counts calls of it; `host`: what makes its inputs, on decode threads."""
+
+    def __init__(
+        self, model: Any, host: Any, checkpoint: Checkpoint, spec: EmbeddingSpec, made_by: ModelIdentity
+    ) -> None:
+        self.calls = 0
+        self.identity = made_by
+        self._model: Any = model
+        self._host, self._checkpoint, self._spec = host, checkpoint, spec
+
+    @classmethod
+    def identify(
+        cls, settings: EncoderSettings, *, spec: EmbeddingSpec, threads: int, preview_root: Path
+    ) -> ModelIdentity:
+        """Read the identity off the files; no weights are loaded. Raises ModelUnusable."""
+        return cls._identity_of(cls._resolve(settings, spec, preview_root), spec, threads)
+
+    @classmethod
+    def load(cls, settings: EncoderSettings, *, spec: EmbeddingSpec, threads: int, preview_root: Path) -> Self:
+        """Load the model, whole. Raises ModelUnusable."""
+        checkpoint = cls._resolve(settings, spec, preview_root)
+        made_by = cls._identity_of(checkpoint, spec, threads)
+        host = cls._host_side(checkpoint)
+        set_up_arithmetic(threads)
+        with checkpoint.loading():
+            model = cls._model_of(checkpoint, host)
+        return cls(model, host, checkpoint, spec, made_by)
+
+    def close(self) -> None:
+        """Give the model's memory back."""
+        self._model = None
+        release()
+
+    @classmethod
+    @abstractmethod
+    def _resolve(cls, settings: EncoderSettings, spec: EmbeddingSpec, preview_root: Path) -> Checkpoint:
+        """The files of these settings, of the right model. Raises ModelUnusable."""
+
+    @classmethod
+    @abstractmethod
+    def _identity_of(cls, checkpoint: Checkpoint, spec: EmbeddingSpec, threads: int) -> ModelIdentity:
+        """Everything that decides a byte of the output."""
+
+    @classmethod
+    @abstractmethod
+    def _model_of(cls, checkpoint: Checkpoint, host: Any) -> Any:
+        """The model on its device. Raises ModelUnusable."""
+
+    @classmethod
+    def _host_side(cls, checkpoint: Checkpoint) -> Any:
+        """What prepares its inputs, if that takes more than a function."""
+        return None

@@ -1,0 +1,72 @@
+"""Which model captions images that have no caption, where one does: off unless imagemill.yaml says otherwise.
+
+Belongs here: its settings, its identity, what a worker is built with.
+Belongs elsewhere: which images it captions (imagemill/pipeline/caption.py), making one (imagemill/encoders/recipes.py).
+Source: CONTRACTS section 1, row "captions".
+"""
+
+import hashlib
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+import dagster as dg
+import msgspec
+
+from imagemill.config import PREVIEW, CaptionerSettings
+from imagemill.encoders.prompts import caption_prompt
+from imagemill.encoders.recipes import make_captioner
+from imagemill.ledger import Ledger
+from imagemill.pipeline.caption import CaptionJob, caption_jobs
+from imagemill.pipeline.scan import Scan
+from imagemill.provenance import ModelIdentity
+from imagemill.summarizer import CAPTIONER
+from resources.data_root import DataRootResource
+
+
+class CaptionerResource(dg.ConfigurableResource):
+    """The captioner of a run."""
+
+    data_root: dg.ResourceDependency[DataRootResource]
+
+    def settings(self) -> CaptionerSettings:
+        return self.data_root.config().captioner
+
+    def jobs(self, ids: Iterable[str], scan: Scan, ledger: Ledger, *, anew: bool = False) -> list[CaptionJob]:
+        """What it is to caption; nothing where it is off.
+
+        Args:
+            anew: also what another captioner, or this one with another prompt or other settings, has captioned.
+        """
+        settings = self.settings()
+        if not settings.enabled:
+            return []
+        key = self.made_by().key if anew else None
+        return caption_jobs(ids, scan, ledger, preview=settings.model == PREVIEW, anew=key)
+
+    def made_by(self) -> ModelIdentity:
+        """The model with its prompt, read from its files. Raises ModelUnusable."""
+        from imagemill.encoders.vlm import CAPTIONER as SPEC
+        from imagemill.encoders.vlm import VisionLanguageModel
+
+        settings, root = self.settings(), self.data_root.root()
+        identity = VisionLanguageModel.identify(
+            settings,
+            spec=SPEC,
+            threads=self.data_root.config().model_threads,
+            preview_root=root.preview_models,
+            prompt_sha256=hashlib.sha256(caption_prompt(settings.prompt).encode()).hexdigest(),
+        )
+        return msgspec.structs.replace(identity, kind=CAPTIONER)
+
+    def worker_options(self) -> dict[str, Any]:
+        """What a CaptionWorker is built with."""
+        root, config, settings = self.data_root.root(), self.data_root.config(), self.settings()
+        prompt = caption_prompt(settings.prompt)
+        return {
+            "approved": root.approved,
+            "captioner": partial(make_captioner, settings, prompt, config.model_threads, root.preview_models),
+            "images_per_call": settings.batch_size,
+            "decode_threads": config.decode_threads,
+            "decode_ahead_pixels": config.decode_ahead_pixels,
+        }

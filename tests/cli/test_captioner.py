@@ -1,0 +1,170 @@
+"""The captioner through the command line. Source: CONTRACTS section 1, row "captions"; section 2, "preview captions"."""
+
+import json
+import os
+import signal
+import time
+
+import pytest
+from PIL import Image
+
+from imagemill.ledger import Ledger
+from tests.helpers.product import imagemill, photos, start
+
+
+def product(root, *arguments, code=0, stub=True, **environment):
+    done = imagemill(*arguments, "--data-root", root.path, stub=stub, **environment)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def configure(root, **captioner):
+    root.config_file.write_text(json.dumps({"captioner": {"enabled": True, **captioner}}))
+
+
+def captions(root):
+    with Ledger(root.ledger) as ledger:
+        return {image_id: (row.text, row.origin) for image_id, row in ledger.captions().items()}
+
+
+def records(root):
+    lines = root.stage2_jsonl.read_text().splitlines()
+    return {record["image_id"]: record["caption"] for record in map(json.loads, lines)}
+
+
+@pytest.fixture
+def root(data_root):
+    """Five images of which the first has a caption, and a captioner that is called real."""
+    photos(data_root.approved, 5)
+    for n in range(1, 5):
+        (data_root.approved / f"photo{n:04d}.txt").unlink()
+    (data_root.path / "prompt.txt").write_text("seen:")
+    configure(data_root, model="real", prompt="prompt.txt")
+    return data_root
+
+
+def test_images_without_a_caption_are_captioned_and_packed(root):
+    said = product(root, "run")
+
+    assert "captions   4 captioned by real" in said
+    assert "5 samples in 1 shard" in said
+    made = records(root)
+    assert made["photo0000"] == "noise number 0"
+    assert all(made[f"photo{n:04d}"].startswith("seen: ") for n in range(1, 5))
+    assert len(set(made.values())) == 5, "each caption is of its own image"
+    assert captions(root)["photo0001"] == (made["photo0001"], "captioner")
+    assert "nothing to do" in product(root, "run")
+
+
+def test_without_a_captioner_images_without_a_caption_are_refused(root):
+    root.config_file.unlink()
+
+    assert "missing_caption  photo0001" in product(root, "run")
+
+
+def test_preview_captions_are_packed_only_where_asked(root):
+    configure(root)
+
+    said = product(root, "run")
+
+    assert "a preview model: they describe nothing" in said
+    assert "preview_caption  photo0001" in said
+    assert "1 sample in 1 shard" in said
+    assert "ready_records=1 skipped_incomplete=4" in product(root, "shards", "--overwrite", "--dry-run")
+    assert "ready_records=5 skipped_incomplete=0" in product(root, "shards", "--overwrite", "--allow-preview")
+
+
+def test_real_captioner_takes_over_from_the_preview_model(root):
+    configure(root)
+    product(root, "run")
+    configure(root, model="real", prompt="prompt.txt")
+
+    said = product(root, "run")
+
+    assert "captions   4 captioned by real" in said
+    assert "t5_hidden  4 made" in said
+    assert "dinov3_npy 0 made" in said
+    assert "5 samples in 1 shard" in said
+
+
+def test_another_prompt_changes_captions_only_where_asked(root):
+    product(root, "run")
+    (root.path / "prompt.txt").write_text("now:")
+    assert "nothing to do" in product(root, "run")
+
+    said = product(root, "stage2", "--regenerate", "captions")
+
+    assert "captions   4 captioned by real" in said
+    assert all(text.startswith("now: ") for image_id, text in records(root).items() if image_id != "photo0000")
+    assert "t5_hidden  0 made" in product(root, "stage2", "--regenerate", "captions")
+
+
+def test_captions_belong_to_the_pass_of_t5(root):
+    """Any order of passes gives the same as all of them; the others need no captioner."""
+    assert "captioned" not in product(root, "stage2", "--pass", "dinov3")
+    assert "captions   2 captioned" in product(root, "stage2", "--pass", "t5", "--limit", "3")
+    assert "captions   2 captioned" in product(root, "stage2", "--pass", "t5")
+    assert "--regenerate captions needs its pass" in product(
+        root, "stage2", "--pass", "vae", "--regenerate", "captions", code=2
+    )
+
+
+def test_replaced_image_gets_a_caption_of_its_own(root):
+    product(root, "run")
+    before = records(root)
+    Image.new("RGB", (48, 32), "red").save(root.approved / "photo0001.jpg")
+
+    assert "captions   1 captioned" in product(root, "run")
+
+    after = records(root)
+    assert {image_id for image_id in after if after[image_id] != before[image_id]} == {"photo0001"}
+
+
+def test_killed_captioner_goes_on_where_it_was(root, tmp_path):
+    """No image is captioned twice but those of the batch at hand. A few of the moments that kill -9 may choose."""
+    log = tmp_path / "captioned"
+    photos(root.approved, 12)
+    for sidecar in root.approved.glob("*.txt"):
+        sidecar.unlink()
+    configure(root, model="real", prompt="prompt.txt", batch_size=2)
+    for seen in (1, 5):
+        log.touch()
+        process = start("run", "--data-root", root.path, IMAGEMILL_STUB_SLEEP=0.2, IMAGEMILL_STUB_CAPTIONED=log)
+        while len(log.read_text().splitlines()) < seen and process.poll() is None:
+            time.sleep(0.02)
+        assert process.poll() is None
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+    said = product(root, "run", IMAGEMILL_STUB_CAPTIONED=log)
+
+    assert "12 samples in 1 shard" in said
+    lines = log.read_text().splitlines()
+    assert set(lines) == set(records(root).values())
+    assert len(lines) <= 12 + 2 * 2
+
+
+def test_missing_model_is_told_before_anything_is_made(root):
+    """The real loading path: no hub here, and no such folder."""
+    configure(root, model="nowhere/at-all")
+
+    said = product(root, "run", stub=False, code=1, HF_HUB_OFFLINE=1)
+
+    assert "captioner" in said
+    assert "nowhere/at-all" in said
+    assert not list(root.path.rglob("*.npy"))
+
+
+def test_preview_model_captions_real_images(data_root):
+    """The real class with preview weights: words, no sense. Source: CONTRACTS section 1, "Preview models"."""
+    photos(data_root.approved, 2)
+    (data_root.approved / "photo0001.txt").unlink()
+    configure(data_root, max_new_tokens=8)
+
+    said = product(data_root, "stage2", "--pass", "t5", stub=False)
+
+    assert "captions   1 captioned by preview" in said
+    text, origin = captions(data_root)["photo0001"]
+    assert origin == "preview captioner"
+    assert text.split()
+    assert "preview captioner" in product(data_root, "explain", "photo0001", stub=False)
