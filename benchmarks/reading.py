@@ -14,28 +14,20 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Iterable
-from io import BytesIO
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import msgspec
-import numpy as np
 from webdataset.compat import WebDataset, WebLoader
 
 from benchmarks.common.inputs import scratch
+from benchmarks.common.samples import make_samples, pack
 from imagemill.embedding_specs import embedding_specs
-from imagemill.formats.jsonl import write_jsonl
-from imagemill.formats.manifest import write_json
-from imagemill.formats.tar import write_shard
-from imagemill.pipeline.shard_sets import FORMAT, INDEX, MANIFEST, IndexLine, ShardParameters, bucket_folder, shard_name
-from imagemill.pipeline.shard_writer import mask_npy
+from imagemill.layout import DataRoot
 from imagemill.reading import ShardDataset
 from imagemill.reading.samples import short_name
 
 GOAL_RATIO = 0.95
-SIDE = 1024
-BUCKET = f"{SIDE}x{SIDE}"
 MEMBERS = ["json", *(spec.member for spec in embedding_specs()), "t5m.npy"]
 
 
@@ -49,10 +41,11 @@ def main() -> int:
     arguments = parser.parse_args()
 
     with scratch(in_memory_bytes=2_000_000 * arguments.samples) as folder:
-        write_set(folder, arguments.samples, arguments.shard_size)
-        ratio = _compare(folder, arguments, 0)
+        root = DataRoot(folder)
+        pack(root, make_samples(root, arguments.samples, sizes=[(1024, 1024)]), per_tar=arguments.shard_size)
+        ratio = _compare(root.shards, arguments, 0)
         if arguments.workers:
-            _compare(folder, arguments, arguments.workers)
+            _compare(root.shards, arguments, arguments.workers)
     print(f"goal, without workers: at least {GOAL_RATIO:g}")
     return 0 if ratio >= GOAL_RATIO else 1
 
@@ -95,46 +88,6 @@ def _rate(way: Callable[[], int], samples: int) -> float:
     took = time.perf_counter() - began
     assert delivered == samples
     return samples / took
-
-
-# ---- the set
-
-
-def write_set(folder: Path, samples: int, shard_size: int) -> None:
-    """One bucket as `imagemill shards` leaves it, without the Stage 2 files behind it."""
-    bucket = bucket_folder(folder, BUCKET)
-    bucket.mkdir()
-    index, shards = [], []
-    for number, first in enumerate(range(0, samples, shard_size)):
-        numbers = range(first, min(first + shard_size, samples))
-        path = bucket / shard_name(number)
-        entries = write_shard(path, map(_sample, numbers))
-        index += [IndexLine(e.key, e.key, path.name, e.offset, e.size, "-") for e in entries]
-        shards.append({"name": path.name, "samples": len(entries), "bytes": path.stat().st_size, "checksum": "-"})
-    write_jsonl(bucket / INDEX, map(msgspec.to_builtins, index))
-    manifest = {
-        "format": FORMAT, "bucket": BUCKET, "digest": "-", "samples": samples, "members": MEMBERS, "shards": shards,
-        "parameters": msgspec.to_builtins(ShardParameters(shard_size=shard_size)), "provenance": {},
-    }  # fmt: skip
-    write_json(bucket / MANIFEST, manifest)
-
-
-def _sample(number: int) -> tuple[str, list[tuple[str, bytes]]]:
-    noise = np.random.default_rng(number)
-    image_id, mask = f"photo{number:06d}", [1] * 20 + [0] * 57
-    record = {
-        "image_id": image_id, "image_path": f"data/approved/{image_id}.jpg", "caption": "noise, of a longer kind " * 8,
-        "t5_attention_mask": mask, "height": SIDE, "width": SIDE, "aspect_bucket": BUCKET, "format_version": 2,
-    }  # fmt: skip
-    arrays = [noise.random(spec.shape(SIDE, SIDE), np.float32).astype(spec.dtype) for spec in embedding_specs()]
-    values = [msgspec.json.encode(record), *map(_npy, arrays), mask_npy(tuple(mask))]
-    return image_id, list(zip(MEMBERS, values, strict=True))
-
-
-def _npy(array: np.ndarray) -> bytes:
-    buffer = BytesIO()
-    np.save(buffer, array)
-    return buffer.getvalue()
 
 
 if __name__ == "__main__":

@@ -22,26 +22,21 @@ from pathlib import Path
 from statistics import median
 
 import msgspec
-import numpy as np
 
 from benchmarks.common.inputs import scratch
+from benchmarks.common.samples import SIZES, make_samples, pack, record_of
 from imagemill.buckets import BUCKETS, assign_bucket
 from imagemill.embedding_specs import EmbeddingSpec, embedding_specs
 from imagemill.files import fingerprint, stat_triple
 from imagemill.formats.jsonl import write_jsonl
-from imagemill.formats.npy import npy_header, write_npy
+from imagemill.formats.npy import npy_header
 from imagemill.layout import DataRoot
 from imagemill.ledger import FileRow, Ledger, SourceRow
 from imagemill.pipeline.readiness import ReadySample, find_ready
-from imagemill.pipeline.shard_sets import ShardParameters, bucket_folder
-from imagemill.pipeline.shard_writer import write_bucket
-from imagemill.pipeline.shards import plan_shards
-from imagemill.records import build_record
+from imagemill.pipeline.shard_sets import bucket_folder
 
 COPY_GOAL, WRITER_GOAL = 1.1, 2.0
 LOOP_GOAL, LIMIT_GOAL = 3.0, 2.0
-PER_TAR = 250
-SIZES = ((1024, 1024), (832, 1216), (1216, 832), (768, 1024), (1280, 768))
 PIECE = 64 * 1024
 
 
@@ -79,45 +74,6 @@ def writing(root: DataRoot, samples: int, rounds: int) -> bool:
     return ours / limit <= COPY_GOAL and plain / ours >= WRITER_GOAL
 
 
-def make_samples(root: DataRoot, count: int) -> list[ReadySample]:
-    """Files of a few images, each under many ids by hardlink: what is read is in the page cache either way."""
-    arrays: dict[tuple[str, tuple[int, int]], Path] = {}
-    for spec in embedding_specs():
-        for height, width in SIZES:
-            path = root.path / "originals" / f"{spec.kind}-{height}x{width}.npy"
-            values = np.random.default_rng(height).integers(0, 256, spec.shape(height, width), np.uint8)
-            write_npy(path, values.astype(spec.dtype))
-            arrays[spec.kind, (height, width)] = path
-    return [_sample(root, n, arrays) for n in range(count)]
-
-
-def _sample(root: DataRoot, n: int, arrays: dict[tuple[str, tuple[int, int]], Path]) -> ReadySample:
-    size, image_id = SIZES[n % len(SIZES)], f"image{n:07d}"
-    files = []
-    for spec in embedding_specs():
-        path = root.derived / spec.folder / f"{image_id}.npy"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        os.link(arrays[spec.kind, size], path)
-        files.append(FileRow(spec.kind, image_id, stat_triple(path), None, "content", "maker"))
-    record = record_of(image_id, size)
-    return ReadySample(
-        image_id, BUCKETS[0], msgspec.json.encode(record), tuple(record["t5_attention_mask"]), tuple(files)
-    )
-
-
-def record_of(image_id: str, size: tuple[int, int]) -> dict:
-    return build_record(
-        image_id=image_id, image_path=f"data/approved/{image_id}.jpg", caption=f"a photo of something, called {image_id}",
-        mask=[1] * 12 + [0] * 65, height=size[0], width=size[1],
-    )  # fmt: skip
-
-
-def pack(root: DataRoot, ready: Sequence[ReadySample]) -> None:
-    shard_set = plan_shards(ready, BUCKETS[:1], root.shards, ShardParameters(PER_TAR), "replace")
-    shard_set.workers = 2
-    write_bucket(shard_set, shard_set.plans[0], root.derived, {})
-
-
 def copy(tars: Sequence[Path], at_a_time: int = 1) -> None:
     """The limit: every byte once more, flushed."""
     folder = tars[0].parent.with_name("copies")
@@ -139,7 +95,7 @@ def shard_writer(root: DataRoot, ready: Sequence[ReadySample]) -> None:
 
     folder = bucket_folder(root.shards, BUCKETS[0]).with_name("webdataset")
     folder.mkdir(exist_ok=True)
-    with webdataset.ShardWriter(str(folder / "shard-%06d.tar"), maxcount=PER_TAR, verbose=0) as writer:
+    with webdataset.ShardWriter(str(folder / "shard-%06d.tar"), maxcount=250, verbose=0) as writer:
         for sample in ready:
             files = {
                 spec.member: (root.derived / spec.folder / f"{sample.image_id}.npy").read_bytes()

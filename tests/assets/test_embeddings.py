@@ -4,16 +4,17 @@
 import subprocess
 import sys
 
+import dagster as dg
 import pytest
 
 from assets.embeddings import dinov3_npy, embedding_assets, t5_hidden, vae_latents
 from assets.partitions import IMAGES_PER_RUN, images
 from imagemill.atomic import temporaries
-from imagemill.embedding_specs import DINOV3, embedding_specs
+from imagemill.embedding_specs import DINOV3, T5, embedding_specs
 from imagemill.ledger import Ledger
 from tests.helpers.product import PROJECT
 from tests.helpers.stage2 import embed, photos
-from tests.helpers.stubs import StubEncoder
+from tests.helpers.stubs import StubEncoder, stub_captioner
 from tests.helpers.wiring import claims, failure_of, history, materialize, materialized, stub_every_kind
 
 KEYS = ["a", "b", "c", "d"]
@@ -114,6 +115,25 @@ def test_only_images_of_the_range_are_embedded(data_root, instance):
     materialize(data_root, instance, dinov3_npy, keys=["b", "c"], deferred=True)
 
     assert files(data_root) == ["b", "c"]
+
+
+def test_images_of_the_range_that_have_no_caption_are_captioned_first(data_root, instance, monkeypatch):
+    """T5's step alone, from the UI too. Source: CONTRACTS section 1, "captions"."""
+    stub_captioner(monkeypatch.setattr)
+    photos(data_root, *KEYS, captions=False)
+    (data_root.approved / "b.txt").write_text("mine")
+    data_root.config_file.write_text("captioner: {enabled: true, model: real}")
+
+    result = materialize(data_root, instance, dinov3_npy, t5_hidden, keys=["b", "c"])
+
+    assert result.success
+    assert files(data_root, T5) == ["b", "c"] == sorted(materialized(instance, "t5_hidden"))
+    with Ledger(data_root.ledger) as ledger:
+        origins = {image_id: row.origin for image_id, row in ledger.captions().items()}
+    assert origins == {"b": "sidecar", "c": "captioner"}
+    (event,) = instance.fetch_materializations(dg.AssetKey("t5_hidden"), limit=1).records
+    shown = event.asset_materialization.metadata
+    assert (shown["captioned"].value, shown["captioner"].value) == (1, "real")
 
 
 def test_images_behind_up_to_are_left_for_another_run(data_root, instance):

@@ -87,13 +87,21 @@ class StubCaptioner:
         pass
 
 
+def stub_captioner(set_attribute=setattr):
+    """Let the captioner that is configured be a stub of its name and prompt."""
+    import resources.captioner as room
+
+    def identity(resource):
+        settings = resource.settings()
+        return StubCaptioner.identify(settings, room.caption_prompt(settings.prompt))
+
+    set_attribute(room, "make_captioner", lambda settings, prompt, threads, root: StubCaptioner(prompt))
+    set_attribute(room.CaptionerResource, "made_by", identity)
+
+
 if __name__ == "__main__":
     from dagster_project.cli.main import main
-    from resources import captioner
 
-    captioner.make_captioner = lambda settings, prompt, threads, root: StubCaptioner(prompt)
-    captioner.CaptionerResource.made_by = lambda self: StubCaptioner.identify(
-        self.settings(), captioner.caption_prompt(self.settings().prompt)
-    )
+    stub_captioner()
     EmbeddingSpec.encoder_class = lambda self: StubEncoder
     main()

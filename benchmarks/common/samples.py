@@ -1,0 +1,65 @@
+"""Samples of real sizes that are ready to be packed, without a model behind them."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from imagemill.buckets import BUCKETS
+from imagemill.embedding_specs import embedding_specs
+from imagemill.files import stat_triple
+from imagemill.formats.npy import write_npy
+from imagemill.layout import DataRoot
+from imagemill.ledger import FileRow
+from imagemill.pipeline.readiness import ReadySample
+from imagemill.pipeline.shard_sets import ShardParameters
+from imagemill.pipeline.shard_writer import write_bucket
+from imagemill.pipeline.shards import plan_shards
+from imagemill.records import build_record
+
+SIZES = ((1024, 1024), (832, 1216), (1216, 832), (768, 1024), (1280, 768))
+
+
+def make_samples(root: DataRoot, count: int, sizes: Sequence[tuple[int, int]] = SIZES) -> list[ReadySample]:
+    """Files of a few images of these (height, width), each under many ids by hardlink: what is read is in the page cache
+    either way."""
+    arrays: dict[tuple[str, tuple[int, int]], Path] = {}
+    for spec in embedding_specs():
+        for height, width in sizes:
+            path = root.path / "originals" / f"{spec.kind}-{height}x{width}.npy"
+            values = np.random.default_rng(height).integers(0, 256, spec.shape(height, width), np.uint8)
+            write_npy(path, values.astype(spec.dtype))
+            arrays[spec.kind, (height, width)] = path
+    return [_sample(root, n, sizes[n % len(sizes)], arrays) for n in range(count)]
+
+
+def _sample(
+    root: DataRoot, n: int, size: tuple[int, int], arrays: dict[tuple[str, tuple[int, int]], Path]
+) -> ReadySample:
+    image_id = f"image{n:07d}"
+    files = []
+    for spec in embedding_specs():
+        path = root.derived / spec.folder / f"{image_id}.npy"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        os.link(arrays[spec.kind, size], path)
+        files.append(FileRow(spec.kind, image_id, stat_triple(path), None, "content", "maker"))
+    record = record_of(image_id, size)
+    return ReadySample(
+        image_id, BUCKETS[0], msgspec.json.encode(record), tuple(record["t5_attention_mask"]), tuple(files)
+    )
+
+
+def record_of(image_id: str, size: tuple[int, int]) -> dict:
+    return build_record(
+        image_id=image_id, image_path=f"data/approved/{image_id}.jpg", caption=f"a photo of something, called {image_id}",
+        mask=[1] * 12 + [0] * 65, height=size[0], width=size[1],
+    )  # fmt: skip
+
+
+def pack(root: DataRoot, ready: Sequence[ReadySample], *, per_tar: int = 250) -> None:
+    """The product's own writing of them, two tars at a time."""
+    shard_set = plan_shards(ready, BUCKETS[:1], root.shards, ShardParameters(per_tar), "replace")
+    shard_set.workers = 2
+    write_bucket(shard_set, shard_set.plans[0], root.derived, {})

@@ -1,0 +1,42 @@
+"""Every benchmark runs to its end on next to nothing; what it measures then says nothing, so its goals may be missed."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.product import PROJECT
+
+SMALL = {
+    "bookkeeping": ["--images", "2", "--stock-images", "2"],
+    "coords": ["--records", "50", "--rounds", "1"],
+    "embedding_efficiency": ["--rounds", "1", "--images", "1", "--latents", "1", "--side", "32", "--caption-count", "2"],
+    "embedding_stream": ["--images", "2", "--rounds", "1"],
+    "hardlinks": ["--images", "20", "--rounds", "1"],
+    "migration": ["--records", "20"],
+    "npy_writes": ["--samples", "2", "--rounds", "1"],
+    "reading": ["--samples", "16", "--shard-size", "8", "--rounds", "1", "--workers", "0"],
+    "rescale": ["--images", "64", "--rounds", "1", "--compared", "1", "--worker-rounds", "1", "--repeat", "2"],
+    "shards": ["--samples", "4", "--records", "40", "--rounds", "1"],
+    "stage_a": ["--lines", "200", "--rounds", "1"],
+    "validation": ["--records", "50", "--presets", "50", "--rounds", "1"],
+}  # fmt: skip
+# Full-size weights of gigabytes; nine runs of the command; images enough for two workers to get going.
+SLOW = {"embedding_efficiency", "bookkeeping", "rescale"}
+
+
+def test_every_benchmark_is_tried() -> None:
+    """A new one gets its line here."""
+    assert {path.stem for path in Path(PROJECT, "benchmarks").glob("[a-z]*.py")} == set(SMALL)
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.soak) if n in SLOW else n for n in SMALL])
+def test_benchmark_runs_to_its_end(name: str) -> None:
+    """0: goals reached; 1: missed, which so few items may be; anything else, and a traceback, is a fault."""
+    command = [sys.executable, "-m", f"benchmarks.{name}", *SMALL[name]]
+    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
+
+    assert "Traceback" not in done.stderr, done.stderr
+    assert done.returncode in {0, 1}, done.stdout + done.stderr
+    assert "goal" in done.stdout
