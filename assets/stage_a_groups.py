@@ -10,9 +10,10 @@ Belongs elsewhere: one rank (pipeline/stage_a.py), the merge (pipeline/stage_a_m
 Source: seed 003; CONTRACTS section 5.
 """
 
+import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -30,11 +31,13 @@ from imagemill.pipeline.finished import store_folder
 from imagemill.pipeline.missions import DEFAULT_SEED, Discovery, discover
 from imagemill.pipeline.rank_files import output_file, rank_file, wait_for_ranks
 from imagemill.pipeline.rank_shares import RankShare, ShareWorker
+from imagemill.pipeline.rank_start import FIRST
 from imagemill.pipeline.stage_a import StageAPlan, plan_stage_a
-from imagemill.pipeline.stage_a_merge import Merged, finish_stage_a
+from imagemill.pipeline.stage_a_merge import Merged, ended_on_another_plan, finish_stage_a
 from imagemill.pipeline.stage_a_problems import ASSET, stage_a_problems
 from imagemill.pipeline.stage_a_report import counts_of, failed_groups, late_ranks, nothing_written, warnings
-from imagemill.ranks import DEFAULT_MODE
+from imagemill.places import at
+from imagemill.ranks import DEFAULT_MODE, processes_here
 from resources.data_root import DataRootResource
 from resources.engine import LocalProcesses
 from resources.summarizer import SummarizerResource
@@ -48,12 +51,24 @@ _KEY = re.compile(r"(?P<mission>.+)/(?P<rank>0|[1-9][0-9]*)of(?P<world>[1-9][0-9
 
 
 class PlanConfig(dg.Config):
-    """What a plan is made of. Ranks and merge must be given the same."""
+    """What a plan is made of, and where. Ranks and merge must be given the same."""
 
     mode: str = Field(DEFAULT_MODE, description="`per_group` or `per_image`: what a rank takes every W-th of.")
     passes: int | None = Field(None, description="At most so many groups labelled pass; unset: all.")
     fails: int | None = Field(None, description="At most so many groups labelled fail; unset: all.")
     seed: int = Field(DEFAULT_SEED, description="Of the sampling.")
+    input_dir: str | None = Field(
+        None, description="Folder of missions; unset: the remembered one, else stage_a/input."
+    )
+    output_dir: str | None = Field(
+        None, description="Where records go; unset: the remembered one, else stage_a/output."
+    )
+
+    def root(self, data_root: DataRootResource) -> DataRoot:
+        """The data root with these folders: another command may have others remembered between ranks and merge."""
+        root = data_root.root()
+        root = at(root, "stage_a_input", self.input_dir) if self.input_dir else root
+        return at(root, "stage_a_output", self.output_dir) if self.output_dir else root
 
     def plan(self, found: Discovery, identity: str, world_size: int) -> StageAPlan:
         """Raises WrongUsage for a value out of range."""
@@ -119,29 +134,31 @@ def stage_a_ranks(
 ) -> dg.MaterializeResult:
     """`<mission>_stage_a.images.rank<r>.jsonl`: one line per image of a rank. Several ranks of a run go to several processes."""
     mission, numbers, world_size = split_rank_keys(context.partition_keys)
-    root = data_root.root()
+    root = config.root(data_root)
     claim = claimed_until_output if config.claim_stays else claimed
     with closing(data_root.ledger()) as ledger, claim(ledger, CLAIM, [mission], context.run_id):
         plan = config.plan(discover(root.stage_a_input, mission), summarizer.identity(mission), world_size)
-        options = rank_options(plan, root, summarizer, config)
+        maker = summarizer.maker(mission)
+        engine = processes.with_workers(min(config.workers, len(numbers)))
+        options = rank_options(plan, root, summarizer, config, processes=engine.workers)
         for folder in (options["output"], options["store"]):
             sweep_temporaries(folder)
-        engine = processes.with_workers(min(config.workers, len(numbers)))
         keys = numbers if plan.groups else []
         shares = list(engine.map_batches(ShareWorker, keys, batch_size=1, options=options))
         ledger.record_counts(context.run_id, RANKS, _sum(shares))
     for share in shares:
         _tell_rank(context, rank_key(mission, share.rank, world_size), share)
-    return dg.MaterializeResult(metadata={"path": dg.MetadataValue.path(str(root.stage_a_output))})
+    path = dg.MetadataValue.path(str(root.stage_a_output))
+    return dg.MaterializeResult(metadata={"path": path, **maker})
 
 
 def rank_options(
-    plan: StageAPlan, root: DataRoot, summarizer: SummarizerResource, config: RanksConfig
+    plan: StageAPlan, root: DataRoot, summarizer: SummarizerResource, config: RanksConfig, *, processes: int = 1
 ) -> dict[str, Any]:
-    """The options of a ShareWorker, wherever it runs."""
+    """The options of a ShareWorker, wherever it runs. `processes`: how many this process has at work on ranks at a time."""
     return {
         "plan": plan,
-        "summarizer": summarizer.factory(),
+        "summarizer": summarizer.factory(processes * processes_here(os.environ)),
         "output": root.stage_a_output,
         "store": store_folder(root.state, plan.mission),
         "batch_size": config.batch_size or summarizer.settings().batch_size,
@@ -177,17 +194,16 @@ def stage_a_groups(
     summarizer: SummarizerResource,
 ) -> dg.MaterializeResult:
     """`<mission>_stage_a.jsonl`: one record per group all of whose images have a summary; the other groups are listed."""
-    mission, root = context.partition_key, data_root.root()
+    mission, root = context.partition_key, config.root(data_root)
     output, store = root.stage_a_output, store_folder(root.state, mission)
     with closing(data_root.ledger()) as ledger, claimed(ledger, CLAIM, [mission], context.run_id):
         found = discover(root.stage_a_input, mission)
         world_size = config.world_size or data_root.config().stage_a_ranks
         plan = config.plan(found, summarizer.identity(mission), world_size)
         late = _wait(plan, output, config)
-        for rank in late:
-            print(f"stage-a {mission}: rank {rank} of {world_size} has not come to its end", file=sys.stderr)
         sweep_temporaries(output)
-        others = _ended_elsewhere(plan, late, config)
+        maker = summarizer.maker(mission)
+        others = _ended_elsewhere(plan, late, config, maker)
         with disk_full_told(output):
             merged = finish_stage_a(
                 plan, output, store, launch=config.launch, keep=config.keep, failed=len(found.failed)
@@ -198,13 +214,17 @@ def stage_a_groups(
         context.log_event(event)
     if merged.exit_code:
         raise dg.Failure(nothing_written(found, merged), metadata=_pages(found, merged), allow_retries=False)
-    told = {"path": dg.MetadataValue.path(str(output_file(output, mission))), "summarizer": plan.identity}
-    return dg.MaterializeResult(metadata={**counts_of(found, merged), **_pages(found, merged), **told})
+    for line in late_ranks(merged):
+        print(f"stage-a {mission}: {line}", file=sys.stderr)
+    path = dg.MetadataValue.path(str(output_file(output, mission)))
+    return dg.MaterializeResult(metadata={**counts_of(found, merged), **_pages(found, merged), "path": path, **maker})
 
 
 def _wait(plan: StageAPlan, output: Path, config: GroupsConfig) -> list[int]:
     """Ranks that have not come to their end when none of them has written anything for `wait_seconds`."""
     late = list(range(plan.ranks.world_size)) if plan.groups else []
+    if config.launch is not None and ended_on_another_plan(plan, output, FIRST):
+        return late  # the other ranks work on what this process began with, too
     written = -1
     while late and written != (written := _size(plan, output, late)):
         late = wait_for_ranks(output, plan.mission, late, plan.digest, config.launch, seconds=config.wait_seconds)
@@ -217,13 +237,15 @@ def _size(plan: StageAPlan, output: Path, numbers: Sequence[int]) -> int:
     return sum(path.stat().st_size for path in paths if path.is_file())
 
 
-def _ended_elsewhere(plan: StageAPlan, late: Sequence[int], config: GroupsConfig) -> list[dg.AssetMaterialization]:
+def _ended_elsewhere(
+    plan: StageAPlan, late: Sequence[int], config: GroupsConfig, maker: Mapping[str, str]
+) -> list[dg.AssetMaterialization]:
     """Under torchrun the other ranks tell nobody of their end: rank 0 does, before their files go."""
     if config.launch is None or not plan.groups:
         return []
     ended = [rank for rank in range(1, plan.ranks.world_size) if rank not in late]
     keys = [rank_key(plan.mission, rank, plan.ranks.world_size) for rank in ended]
-    return [dg.AssetMaterialization(RANKS, partition=key) for key in keys]
+    return [dg.AssetMaterialization(RANKS, partition=key, metadata=dict(maker)) for key in keys]
 
 
 def _record(ledger: Ledger, found: Discovery, merged: Merged) -> None:

@@ -1,10 +1,15 @@
 """Stage-A: every line of the ranks of a run can be read, every record of the output keeps the validator's rules."""
 
+from pathlib import Path
+from typing import Any
+
 import dagster as dg
 
-from assets.stage_a_groups import split_rank_keys, stage_a_groups, stage_a_ranks
+from assets.stage_a_groups import RANKS, split_rank_keys, stage_a_groups, stage_a_ranks
 from checks.results import as_result
 from imagemill.pipeline.rank_files import output_file, parse_rank_line, rank_file
+from imagemill.pipeline.stage_a_problems import ASSET as GROUPS
+from imagemill.places import at
 from imagemill.validation.stage_a import SUFFIX
 from imagemill.validation.validator import validate
 from resources.data_root import DataRootResource
@@ -15,7 +20,7 @@ _KEY_TAG = "dagster/partition"
 @dg.asset_check(asset=stage_a_ranks)
 def lines_whole(context: dg.AssetCheckExecutionContext, data_root: DataRootResource) -> dg.AssetCheckResult:
     """Every line that a rank of this run has left is one; files that a merge has removed are not missed."""
-    folder = data_root.root().stage_a_output
+    folder = _output(context, data_root, RANKS)
     paths = [rank_file(folder, mission, rank) for mission, rank in _ranks(context)]
     paths = [path for path in paths if path.is_file()] if paths else sorted(folder.glob("*_stage_a.images.rank*.jsonl"))
     lines = torn = failed = 0
@@ -33,10 +38,18 @@ def lines_whole(context: dg.AssetCheckExecutionContext, data_root: DataRootResou
 @dg.asset_check(asset=stage_a_groups, blocking=True)
 def groups_valid(context: dg.AssetCheckExecutionContext, data_root: DataRootResource) -> dg.AssetCheckResult:
     """Every record: the five fields, a label, images aligned with image_1 … image_N, one line of text each, no group twice."""
-    folder = data_root.root().stage_a_output
+    folder = _output(context, data_root, GROUPS)
     key = context.run.tags.get(_KEY_TAG)
     paths = [output_file(folder, key)] if key else sorted(folder.glob(f"*{SUFFIX}"))
     return as_result(*(validate(path, kind="stage-a") for path in paths))
+
+
+def _output(context: dg.AssetCheckExecutionContext, data_root: DataRootResource, asset: str) -> Path:
+    """Where the asset of this run writes; where the check runs by itself, the remembered folder."""
+    run_config: Any = context.run.run_config
+    folder = run_config.get("ops", {}).get(asset, {}).get("config", {}).get("output_dir")
+    root = data_root.root()
+    return (at(root, "stage_a_output", folder) if folder else root).stage_a_output
 
 
 def _ranks(context: dg.AssetCheckExecutionContext) -> list[tuple[str, int]]:

@@ -96,6 +96,11 @@ def ranks_of(environment: Mapping[str, str], world_size: int | None = None) -> R
     return Ranks(rank, count)
 
 
+def processes_here(environment: Mapping[str, str]) -> int:
+    """How many ranks torchrun has started on this machine; 1 where it did not."""
+    return max(_number(environment, "LOCAL_WORLD_SIZE") or 1, 1)
+
+
 def launch_of(environment: Mapping[str, str]) -> str:
     """What all ranks of one start by torchrun have in common, and no other start has.
 

@@ -23,6 +23,8 @@ from imagemill.provenance import ModelIdentity
 from imagemill.summarizer import Summarizer, class_identity
 from resources.data_root import DataRootResource
 
+PREVIEW_NOTE = "preview model: these summaries describe nothing"
+
 
 class SummarizerResource(dg.ConfigurableResource):
     """The summarizer of a run."""
@@ -68,11 +70,30 @@ class SummarizerResource(dg.ConfigurableResource):
             prompt_sha256=hashlib.sha256(prompt.encode()).hexdigest(),
         )
 
-    def factory(self) -> Callable[[], Summarizer]:
-        """Picklable; makes the summarizer in the process that will use it. A class that is not there is told here."""
+    def maker(self, mission: str) -> dict[str, str]:
+        """Who makes the summaries, for people: `summarizer`; of a model also its `revision` and `key`, and whether it is none.
+
+        Raises:
+            ModelUnusable, WrongUsage, MissingInput: it is not there, as far as its files and its prompt tell.
+        """
+        made_by = self.made_by(mission)
+        if made_by is None:
+            return {"summarizer": self.identity(mission)}
+        known = {"summarizer": made_by.model, "revision": made_by.revision, "key": made_by.key}
+        known["preview"] = PREVIEW_NOTE if made_by.preview else None
+        return {name: value for name, value in known.items() if value}
+
+    def factory(self, processes: int = 1) -> Callable[[], Summarizer]:
+        """Picklable; makes the summarizer in the process that will use it. A class that is not there is told here.
+
+        Args:
+            processes: how many on this machine will each make one: they share its threads.
+        """
         settings = self.settings()
         if settings.kind != TRANSFORMERS:
             import_class(settings.kind)
             return partial(make_class, settings.kind)
-        threads, preview_root = self.data_root.config().model_threads, self.data_root.root().preview_models
-        return partial(make_vlm, settings, Prompts.read(settings.prompts), threads, preview_root)
+        threads = max(self.data_root.config().model_threads // processes, 1)
+        return partial(
+            make_vlm, settings, Prompts.read(settings.prompts), threads, self.data_root.root().preview_models
+        )

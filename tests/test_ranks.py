@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from imagemill.errors import WrongUsage
-from imagemill.ranks import ImageJob, Ranks, launch_of, plan_ranks, ranks_of
+from imagemill.ranks import ImageJob, Ranks, launch_of, plan_ranks, processes_here, ranks_of
 
 sizes = st.lists(st.integers(1, 9), max_size=12)
 modes = st.sampled_from(["per_group", "per_image"])
@@ -112,3 +112,11 @@ def test_ranks_of_one_start_share_its_name_and_a_restart_has_another():
     assert launch_of(one) != launch_of({**one, "TORCHELASTIC_RESTART_COUNT": "1"})
     assert str(os.getppid()) in launch_of(one)
     assert str(os.getppid()) not in launch_of({**one, "WORLD_SIZE": "4"}).split("/")[-1]
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [({}, 1), ({"LOCAL_WORLD_SIZE": "4", "WORLD_SIZE": "8"}, 4), ({"LOCAL_WORLD_SIZE": "0"}, 1)],
+)
+def test_torchrun_says_how_many_ranks_share_a_machine(environment, expected):
+    assert processes_here(environment) == expected

@@ -9,13 +9,16 @@ Source: seed 003; CONTRACTS sections 5 and 6.
 
 import os
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any, get_args
 
 import click
 
 from dagster_project.cli.ended import leave_if_ended
 from dagster_project.cli.options import root_options
-from imagemill.errors import WrongUsage
+from imagemill.config import check_kind
+from imagemill.errors import ImagemillError, WrongUsage
 from imagemill.layout import DataRoot
 from imagemill.ledger import Ledger
 from imagemill.pipeline.missions import Discovery, discover
@@ -76,7 +79,7 @@ _OPTIONS = (
         type=click.FloatRange(min=0),
         default=WAIT_SECONDS,
         show_default=True,
-        help="Under torchrun: longest silence of the other ranks.",
+        help="Under torchrun: longest silence of the other ranks, and longest that they wait for rank 0 to begin.",
     ),
     click.option(
         "--batching-mode", is_flag=False, flag_value="", hidden=True, expose_value=False, callback=_refuse_batching_mode
@@ -110,6 +113,8 @@ def command(
     if world_size is None and not os.environ.get("WORLD_SIZE"):
         world_size = _configured_ranks(root)
     ranks = ranks_of(os.environ, world_size)
+    if summarizer:
+        check_kind(summarizer, where="--summarizer")
     places: dict[Place, str | None] = {"stage_a_input": input_dir, "stage_a_output": output_dir}
     here = root
     for name, folder in places.items():
@@ -120,7 +125,7 @@ def command(
     if ranks.rank:
         _other_rank(here, found, ranks.rank, ranks.world_size, summarizer, plan, given)
     else:
-        _whole(root, places, found, ranks, summarizer, plan, given)
+        _whole(root, here, places, found, ranks, summarizer, plan, given)
 
 
 def _other_rank(
@@ -135,17 +140,25 @@ def _other_rank(
     """A rank of torchrun but the first: no Dagster history, its lines and its end mark are all it leaves."""
     from assets.stage_a_groups import RanksConfig, rank_options
     from imagemill.pipeline.rank_shares import ShareWorker
+    from imagemill.pipeline.rank_start import stop_if_superseded, wait_for_first
 
-    resource = _resource(root, summarizer)
-    config = RanksConfig(**plan, **_working(given), launch=launch_of(os.environ))
+    resource, launch = _resource(root, summarizer), launch_of(os.environ)
+    config = RanksConfig(**plan, **_working(given), launch=launch)
     made = config.plan(found, resource.identity(found.mission), world_size)
-    for share in ShareWorker(rank_options(made, root, resource, config)).stream([rank] if made.groups else []):
+    options = rank_options(made, root, resource, config)
+    if not made.groups:
+        return
+    output = root.stage_a_output
+    wait_for_first(output, found.mission, made.digest, launch, seconds=given["wait_seconds"])
+    go_on = partial(stop_if_superseded, output, found.mission, launch)
+    for share in ShareWorker(options, go_on).stream([rank]):
         told = f"inferred={share.inferred} reused={share.reused} failed={share.failed}"
         click.echo(f"rank {rank} of {world_size}: {told}")
 
 
 def _whole(
     root: DataRoot,
+    here: DataRoot,
     places: dict[Place, str | None],
     found: Discovery,
     ranks: Ranks,
@@ -156,7 +169,12 @@ def _whole(
     """All ranks, or the first of torchrun's; then the merge."""
     from dagster_project.work import open_work
 
-    _resource(root, summarizer).factory()  # a mistake is told at once, and leaves neither a partition nor a run
+    resource = _resource(root, summarizer)
+    # A mistake, or a model that is not there, is told at once, and leaves neither a partition nor a run.
+    maker = resource.maker(found.mission)
+    resource.factory()
+    _make_folder(here.stage_a_output)
+    plan = {**plan, "input_dir": str(here.stage_a_input), "output_dir": str(here.stage_a_output)}
     under_torchrun = ranks.rank is not None
     launch = launch_of(os.environ) if under_torchrun else None
     numbers = [0] if under_torchrun else list(range(ranks.world_size))
@@ -172,7 +190,16 @@ def _whole(
         wait = given["wait_seconds"] if under_torchrun else None
         work.merge_groups(found.mission, summarizer=summarizer, wait_seconds=wait, **how)
         leave_if_ended(work)
-        _tell(root, found, work.counts())
+        _tell(root, found, work.counts(), maker)
+
+
+def _make_folder(output: Path) -> None:
+    """Where no record can be written, no image is inferred, and the place is not remembered."""
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        what = f"the output folder cannot be made: {error.strerror}"
+        raise ImagemillError(what, where=output, do="give another --output_dir") from error
 
 
 def _configured_ranks(root: DataRoot) -> int:
@@ -194,12 +221,20 @@ def _resource(root: DataRoot, summarizer: str | None) -> Any:
     return SummarizerResource(data_root=data_root, kind=summarizer, overrides={})
 
 
-def _tell(root: DataRoot, found: Discovery, counts: dict[str, dict[str, int]]) -> None:
-    """The summary: counters, then every group without a record."""
+def _revision(maker: dict[str, str]) -> list[str]:
+    return [f"revision {maker['revision']}"] if "revision" in maker else []
+
+
+def _tell(root: DataRoot, found: Discovery, counts: dict[str, dict[str, int]], maker: dict[str, str]) -> None:
+    """The summary: who made the summaries, counters, then every group without a record."""
+    click.echo("summarizer: " + ", ".join([maker["summarizer"], *_revision(maker)]))
+    if "preview" in maker:
+        click.echo(maker["preview"])
     for what, of in sorted(counts.items(), reverse=True):  # ranks, then groups
         click.echo(f"{what} {found.mission}: {' '.join(f'{name}={count}' for name, count in of.items())}")
     if not counts[ASSET]["groups"]:
-        click.echo(f"imagemill: warning: mission {found.mission} has no groups; the output is empty", err=True)
+        why = "no group was chosen from" if found.groups else "there are no groups in"
+        click.echo(f"imagemill: warning: {why} mission {found.mission}; the output is empty", err=True)
     for problem in found.problems:
         click.echo(f"{problem.outcome}: {problem.place}: {problem.reason}: {problem.detail}", err=True)
     with Ledger(root.ledger, read_only=True) as ledger:

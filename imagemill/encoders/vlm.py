@@ -58,6 +58,8 @@ _PARTS = (
     "generation_config.json",
 )
 _FILES = ("config.json", *_PARTS, *weight_patterns(_WEIGHTS))
+# Of each, one file or another, by the version that wrote them: told before anything is loaded.
+_NEEDED = (("tokenizer.json", "vocab.json"), ("preprocessor_config.json", "processor_config.json"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +260,9 @@ def _generation(model: Any, settings: VlmSettings) -> Any:
 def _resolve(settings: VlmSettings, spec: VlmSpec, preview_root: Path) -> Checkpoint:
     checkpoint = resolve(settings, spec=spec, preview_root=preview_root, files=_FILES)
     expect_config(checkpoint, model_type="qwen3_vl")
+    for names in _NEEDED:
+        if not any((checkpoint.path / name).is_file() for name in names):
+            raise checkpoint.unusable(f"it has no {names[0]}")
     return checkpoint
 
 

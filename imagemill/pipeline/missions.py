@@ -183,19 +183,11 @@ def _list_label(found: Discovery, label: Label) -> None:
 def _list_group(found: Discovery, label: Label, name: str) -> Group | None:
     """One group folder; None, and a problem, where it holds no group."""
     place = f"{LABEL_FOLDERS[label]}/{name}"
-    images: list[str] = []
-    for entry in _entries(found.folder / LABEL_FOLDERS[label] / name):
-        inside = f"{place}/{entry.name}"
-        if _is_folder(entry):
-            found.problems.append(_too_deep(entry, inside))
-        elif not _is_image_name(entry.name):
-            found.problems.append(_unexpected(entry, inside, "unsupported_type", "neither jpg, jpeg nor png"))
-        elif _no_text(entry.name):
-            found.problems.append(_problem(inside, "bad_name", "its name is not UTF-8", "rename it"))
-        elif not _answers(entry.is_file):
-            found.problems.append(_problem(inside, "not_a_file", "a link to nothing, or no file", "replace it"))
-        else:
-            images.append(entry.name)
+    images, unusable = _list_images(found, place)
+    if unusable:
+        what = f"a record would lack {', '.join(map(_printable, unusable[:3]))}{', …' if len(unusable) > 3 else ''}"
+        found.problems.append(_failed(place, "unusable_image", what, "replace or remove these images"))
+        return None
     if not images:
         found.problems.append(_problem(place, "empty_group", "no image in it", "put its images there, or remove it"))
         return None
@@ -207,6 +199,27 @@ def _list_group(found: Discovery, label: Label, name: str) -> Group | None:
         return None
     found.problems.extend(_mixed(place, group_id, images))
     return Group(label, name, group_id, tuple(images))
+
+
+def _list_images(found: Discovery, place: str) -> tuple[list[str], list[str]]:
+    """File names of a group's images, and of those that cannot be opened or named; what else lies there is told."""
+    images: list[str] = []
+    unusable: list[str] = []
+    for entry in _entries(found.folder / place):
+        inside = f"{place}/{entry.name}"
+        if _is_folder(entry):
+            found.problems.append(_too_deep(entry, inside))
+        elif not _is_image_name(entry.name):
+            found.problems.append(_unexpected(entry, inside, "unsupported_type", "neither jpg, jpeg nor png"))
+        elif _no_text(entry.name):
+            found.problems.append(_problem(inside, "bad_name", "its name is not UTF-8", "rename it"))
+            unusable.append(entry.name)
+        elif not _answers(entry.is_file):
+            found.problems.append(_problem(inside, "not_a_file", "a link to nothing, or no file", "replace it"))
+            unusable.append(entry.name)
+        else:
+            images.append(entry.name)
+    return images, unusable
 
 
 def _mixed(place: str, group_id: str, images: Sequence[str]) -> Iterator[InputProblem]:
@@ -263,8 +276,9 @@ def _failed(place: str, reason: str, detail: str, remedy: str) -> InputProblem:
 
 
 def _printable(place: str) -> str:
-    """Names that are not UTF-8 with marks in their place: reports are text."""
-    return place.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    """On one line: reports are text. What is not UTF-8 or a control character has a mark in its place."""
+    text = place.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    return "".join("\ufffd" if unicodedata.category(c) in {"Cc", "Zl", "Zp"} else c for c in text)
 
 
 def _no_mission(root: Path, mission: str) -> MissingInput:
@@ -272,6 +286,10 @@ def _no_mission(root: Path, mission: str) -> MissingInput:
     return MissingInput(
         f"no mission {mission!r}",
         where=root,
-        why=f"missions found: {', '.join(map(_printable, found))}" if found else "there is no mission in it",
+        why=f"missions found: {', '.join(map(_printable, found))}" if found else _no_mission_at_all(root),
         do="check --mission and --input_dir",
     )
+
+
+def _no_mission_at_all(root: Path) -> str:
+    return "there is no mission in it" if root.is_dir() else "there is no such folder"

@@ -8,7 +8,7 @@ Source: CONTRACTS section 5, "Rank r of W".
 import multiprocessing
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from imagemill.errors import ImagemillError
@@ -30,11 +30,13 @@ class ShareWorker:
 
     Args:
         options: what a RankWorker takes; as one value, because engines have a `batch_size` of their own.
+        go_on: called after each image; raises where the rank must stop.
     """
 
-    def __init__(self, options: Mapping[str, Any]) -> None:
+    def __init__(self, options: Mapping[str, Any], go_on: Callable[[], None] | None = None) -> None:
         self._plan: StageAPlan = options["plan"]
         self._worker = RankWorker(**options)
+        self._go_on = go_on or _stop_if_orphaned
 
     def stream(self, ranks: Iterable[int]) -> Iterator[RankShare]:
         """One row per rank, once it has come to its end.
@@ -56,7 +58,7 @@ class ShareWorker:
             for row in self._worker.stream([rank]):
                 counts[row.how] += 1
                 progress.advance()
-                _stop_if_orphaned()
+                self._go_on()  # the last time before the rank's end mark
         return RankShare(rank, counts["inferred"], counts["reused"], counts["failed"])
 
 

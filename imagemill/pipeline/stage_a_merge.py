@@ -64,7 +64,7 @@ class Merged:
         rewritten: whether the output file changed; where it would be the same, it stays as it is.
         kept_previous: no group could be written, so whatever lay there stays.
         strays: lines that name no group of the plan. unreadable: lines that are none.
-        missing_ranks: ranks that did not come to their end.
+        missing_ranks: ranks that did not come to their end. other_plan: those of them that did, on another plan.
         removed: rank files removed.
     """
 
@@ -76,6 +76,7 @@ class Merged:
     unreadable: int = 0
     failures: list[GroupFailure] = field(default_factory=list)
     missing_ranks: list[int] = field(default_factory=list)
+    other_plan: list[int] = field(default_factory=list)
     removed: int = 0
 
     @property
@@ -99,6 +100,7 @@ def finish_stage_a(
     files = {rank: rank_file(output, plan.mission, rank) for rank in ranks if _is_of(plan, output, rank)}
     merged = merge_ranks(plan.mission, plan.groups, files, output_file(output, plan.mission), failed=failed)
     merged.missing_ranks = missing
+    merged.other_plan = [rank for rank in missing if ended_on_another_plan(plan, output, rank)]
     if plan.groups and not missing:
         compact(store)
         if not merged.failures and not keep:
@@ -109,6 +111,12 @@ def finish_stage_a(
 def _is_of(plan: StageAPlan, output: Path, rank: int) -> bool:
     mark = read_mark(output, plan.mission, rank)
     return mark is not None and mark.plan == plan.digest
+
+
+def ended_on_another_plan(plan: StageAPlan, output: Path, rank: int) -> bool:
+    """Whether there is no use in waiting for this rank: it has come to its end, and images or options have changed since."""
+    mark = read_mark(output, plan.mission, rank)
+    return mark is not None and mark.ended and mark.plan != plan.digest
 
 
 def merge_ranks(

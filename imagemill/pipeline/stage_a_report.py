@@ -31,9 +31,18 @@ def failed_groups(found: Discovery, merged: Merged) -> list[str]:
 
 
 def late_ranks(merged: Merged) -> list[str]:
-    """One line that names the ranks that have not come to their end; none where all have."""
-    names = ", ".join(map(str, merged.missing_ranks))
-    return [f"ranks that have not come to their end: {names}"] if names else []
+    """Which ranks have left nothing to merge, and why; no line where all have come to their end."""
+    late = [rank for rank in merged.missing_ranks if rank not in merged.other_plan]
+    told = [f"ranks that have not come to their end: {_listed(late)}"] if late else []
+    if merged.other_plan:
+        since = "since then images, sampling, summarizer or the number of ranks have changed"
+        do = "run stage-a again: what is finished is not inferred again"
+        told.append(f"ranks that worked on another plan: {_listed(merged.other_plan)} ({since}; {do})")
+    return told
+
+
+def _listed(ranks: list[int]) -> str:
+    return ", ".join(map(str, ranks))
 
 
 def warnings(found: Discovery) -> list[str]:

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import dagster as dg
 import pytest
 
+from assets import stage_a_groups as stage_a_groups_module
 from assets.partitions import ranks
 from assets.stage_a_groups import rank_key, split_rank_keys, stage_a_groups, stage_a_ranks
 from checks.stage_a_groups import groups_valid, lines_whole, stage_a_checks
@@ -18,6 +19,7 @@ from imagemill.errors import WrongUsage
 from imagemill.ledger import Ledger
 from imagemill.pipeline import claims as claims_module
 from imagemill.pipeline.rank_files import output_file, rank_file, rank_files
+from imagemill.places import put
 from tests.helpers.another_run import another_run
 from tests.helpers.stage_a import MISSION, ticket
 from tests.helpers.stage_a_runs import NAMED, groups, merge, metadata, rank, run
@@ -61,7 +63,7 @@ def test_ranks_one_after_another_as_partitions_are_merged_by_the_asset_downstrea
     assert metadata(instance, "stage_a_groups") | {"groups": 3, "written": 3, "failed": 0} == metadata(
         instance, "stage_a_groups"
     )
-    assert metadata(instance, "stage_a_groups")["summarizer"] == NAMED
+    assert [metadata(instance, asset)["summarizer"] for asset in ("stage_a_ranks", "stage_a_groups")] == [NAMED, NAMED]
     assert rank_files(tickets.stage_a_output, MISSION) == {}
 
 
@@ -86,7 +88,8 @@ def test_merge_takes_no_line_of_another_plan(tickets, instance):
     assert not done.success
     said = failure_of(done, "stage_a_groups")
     assert "none of 3 groups could be written" in said
-    assert "ranks that have not come to their end: 0, 1" in said
+    assert "ranks that have not come to their end: 1" in said
+    assert "ranks that worked on another plan: 0" in said
 
 
 @pytest.mark.parametrize("keys", [["m"], ["m/1"], ["m/01of2"], ["m/0of2", "n/1of2"], ["m/0of2", "m/1of3"], ["m/0of0"]])
@@ -129,6 +132,21 @@ def test_mixed_ids_are_a_warning_in_the_metadata(tickets, instance):
     assert "审核通过/x" in metadata(instance, "stage_a_groups")["warnings"]
     with Ledger(tickets.ledger) as ledger:
         assert ledger.problems() == []
+
+
+def test_folders_of_a_run_are_its_own_whatever_another_command_has_remembered_since(tickets, instance, tmp_path):
+    """A command of another mission may remember an output folder while this one's ranks are at work."""
+    folders = {"input_dir": str(tickets.stage_a_input), "output_dir": str(tmp_path / "mine")}
+    assert rank(tickets, instance, 0, 1, lines_whole, **folders).success
+    put(tickets, "stage_a_input", tmp_path / "its input")
+    put(tickets, "stage_a_output", tmp_path / "its output")
+
+    done = merge(tickets, instance, groups_valid, **folders)
+
+    assert done.success
+    assert [event.passed for event in done.get_asset_check_evaluations()] == [True]
+    assert len(output_file(tmp_path / "mine", MISSION).read_bytes().splitlines()) == 3
+    assert not (tmp_path / "its output").exists()
 
 
 def test_check_finds_a_record_that_is_not_aligned(tickets, instance):
@@ -214,3 +232,17 @@ def test_rank_of_another_start_has_not_ended(tickets, instance):
     assert merge(tickets, instance, world_size=2, launch="two").success
 
     assert metadata(instance, "stage_a_groups")["missing_ranks"] == 1
+
+
+def test_images_that_come_while_ranks_work_are_told_and_nobody_waits_for_them(tickets, instance, monkeypatch):
+    """The ranks' lines are of the mission as it was: no rank will ever end on the plan of now."""
+    waits = []
+    monkeypatch.setattr(stage_a_groups_module, "wait_for_ranks", lambda *_, **__: waits.append(1) or [])
+    assert rank(tickets, instance, 0, 2, launch="one").success
+    ticket(tickets.stage_a_input, "pass", "new", "new.jpg")
+
+    done = merge(tickets, instance, world_size=2, launch="one", wait_seconds=60)
+
+    assert not done.success
+    assert "ranks that worked on another plan: 0 (since then images" in failure_of(done, "stage_a_groups")
+    assert waits == []

@@ -1,6 +1,8 @@
-"""Real photographs through Stage-A with the preview model. Source: issue 7, "Must hold"."""
+"""Real photographs through Stage-A with the preview model. Source: issue 7, "Must hold".
 
-import json
+All 128 of them, through the command: tests/cli/test_stage_a_photos.py (soak).
+"""
+
 import shutil
 
 import pytest
@@ -10,7 +12,7 @@ from imagemill.pipeline.missions import LABEL_FOLDERS
 from imagemill.pipeline.rank_files import output_file
 from imagemill.validation.validator import validate
 from tests.helpers.stage_a import MISSION
-from tests.helpers.stage_a_runs import merge, metadata, rank
+from tests.helpers.stage_a_runs import merge, metadata, rank, summaries_alone, summaries_written
 from tests.helpers.wiring import history
 
 SIZES = {"fail": (6, 1), "pass": (3, 4)}
@@ -35,7 +37,7 @@ def tickets(data_root, coco128):
 
 def test_real_photos_give_the_same_groups_in_both_modes_on_one_two_and_four_ranks(tickets):
     """Identical group sets, strict coverage, images aligned; every image is inferred in each of the two modes."""
-    written = {}
+    written, expected = {}, summaries_alone(tickets)
     with history() as instance:
         for mode, world_size, fresh in (("per_group", 1, True), ("per_image", 4, True), ("per_group", 2, False)):
             inferred = 0
@@ -45,14 +47,13 @@ def test_real_photos_give_the_same_groups_in_both_modes_on_one_two_and_four_rank
             assert inferred == (14 if fresh else 0)
             done = merge(tickets, instance, summarizer=None, mode=mode, world_size=world_size)
             assert done.success
-            written[mode, world_size] = output_file(tickets.stage_a_output, MISSION).read_bytes()
+            written[mode, world_size] = summaries_written(tickets)
             assert metadata(instance, "stage_a_groups")["written"] == 4
+            for asset in ("stage_a_ranks", "stage_a_groups"):
+                assert metadata(instance, asset)["preview"] == "preview model: these summaries describe nothing"
 
-    for lines in written.values():
-        records = [json.loads(line) for line in lines.splitlines()]
-        assert {f"{record['group_id']}::{record['label']}": len(record["images"]) for record in records} == {
-            "QC-TEMP-20250118-1::fail": 6, "ticket 1::fail": 1, "QC-TEMP-20250118-1::pass": 3, "ticket 1::pass": 4,
-        }  # fmt: skip
-        names = [[f"image_{n}" for n in range(1, len(record["images"]) + 1)] for record in records]
-        assert [list(record["per_image"]) for record in records] == names
+    assert all(summaries == expected for summaries in written.values()), "each image beside its own summary"
+    assert {name: len(images) for name, images in expected.items()} == {
+        "QC-TEMP-20250118-1::fail": 6, "ticket 1::fail": 1, "QC-TEMP-20250118-1::pass": 3, "ticket 1::pass": 4,
+    }  # fmt: skip
     assert validate(output_file(tickets.stage_a_output, MISSION)).passed

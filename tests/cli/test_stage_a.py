@@ -17,9 +17,11 @@ import pytest
 
 from imagemill.formats.jsonl import read_raw
 from imagemill.ledger import Ledger
-from imagemill.pipeline.rank_files import output_file, rank_files
+from imagemill.pipeline import rank_start
+from imagemill.pipeline.rank_files import RankMark, output_file, rank_files, read_mark
 from imagemill.places import locate
 from imagemill.validation.validator import validate
+from resources.summarizer import SummarizerResource
 from tests.helpers.presets import imagemill_here
 from tests.helpers.product import PROJECT, start
 from tests.helpers.stage_a import MISSION, TICKET, ticket
@@ -64,7 +66,17 @@ def counts(done):
 # ---- ranks
 
 
-def test_every_world_size_and_mode_gives_the_same_groups(tickets, tmp_path):
+@pytest.fixture
+def shared(monkeypatch):
+    """Among how many processes each run's summarizers share the machine."""
+    asked, factory = [], SummarizerResource.factory
+    monkeypatch.setattr(
+        SummarizerResource, "factory", lambda self, processes=1: (asked.append(processes), factory(self, processes))[1]
+    )
+    return asked
+
+
+def test_every_world_size_and_mode_gives_the_same_groups(tickets, tmp_path, shared):
     """CONTRACTS section 5: "Rank r of W takes jobs[r::W] (per_image) or groups[r::W] (per_group)"; known summaries are kept."""
     assert stage_a(tickets).returncode == 0
     expected, bytes_before = groups(tickets), output_file(tickets.stage_a_output, MISSION).read_bytes()
@@ -77,6 +89,7 @@ def test_every_world_size_and_mode_gives_the_same_groups(tickets, tmp_path):
     assert sorted(sum(map(len, batches)) for batches in asked(log).values()) == [6, 7], (
         "each rank in a process of its own"
     )
+    assert shared[-1] == 2, "and each model takes half of the threads"
 
     tickets.config_file.write_text("stage_a_ranks: 4\n")
     four = stage_a(tickets, "--sharding-mode", "per_group", "--keep-intermediate-outputs")
@@ -86,36 +99,85 @@ def test_every_world_size_and_mode_gives_the_same_groups(tickets, tmp_path):
     assert validate(output_file(tickets.stage_a_output, MISSION)).passed
 
 
+def torchrun(root, *options, **environment):
+    """The command as two ranks of the real torchrun, started."""
+    arguments = ["--data-root", root.path, "--mission", MISSION, "--summarizer", NAMED, *options]
+    return subprocess.Popen(
+        [
+            *[sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"],
+            *["-m", "dagster_project.cli.main", "stage-a", *map(str, arguments)],
+        ],
+        cwd=PROJECT, env={**os.environ, **{name: str(value) for name, value in environment.items()}},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+
+
 def test_torchrun_runs_each_process_as_one_rank_and_the_first_merges(tickets, tmp_path):
     """CONTRACTS section 5, "Under torchrun each process is rank RANK": the real torchrun, two processes."""
     log = tmp_path / "asked"
-    done = subprocess.run(
-        [
-            *[sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"],
-            *["-m", "dagster_project.cli.main", "stage-a", "--data-root", tickets.path, "--mission", MISSION],
-            *["--sharding_mode", "per_image", "--summarizer", NAMED],
-        ],
-        cwd=PROJECT, env={**os.environ, "ASKED": str(log)}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    process = torchrun(tickets, "--sharding_mode", "per_image", ASKED=log)
+    said, _ = process.communicate()
 
-    assert done.returncode == 0, done.stderr
-    assert "rank 1 of 2: inferred=6" in done.stdout
-    assert "written=4" in done.stdout
+    assert process.returncode == 0, said
+    assert "rank 1 of 2: inferred=6" in said
+    assert "written=4" in said
     assert len(asked(log)) == 2
     assert len(groups(tickets)) == 4
 
 
-def test_first_rank_names_ranks_that_do_not_come_and_merges_what_is_there(tickets):
+@pytest.mark.soak
+def test_two_starts_of_torchrun_at_a_time_do_not_touch_each_others_ranks(tickets, tmp_path):
+    """The second waits, all of its ranks: each start writes every group, and no image is inferred twice. Decision 35."""
+    log = tmp_path / "asked"
+    slow = ["--batch-size", 1, "--sharding_mode", "per_image"]
+    first = torchrun(tickets, *slow, ASKED=log, BATCH_SECONDS=1)
+    while len(asked(log)) < 2 and first.poll() is None:
+        time.sleep(0.05)
+    second = torchrun(tickets, *slow, "--pass-group-number", 1, ASKED=log, BATCH_SECONDS=1)
+    said = [process.communicate()[0] for process in (first, second)]
+
+    assert [first.returncode, second.returncode] == [0, 0], said
+    assert "groups=4 written=4 failed=0 missing_ranks=0" in said[0]
+    assert "groups=3 written=3 failed=0 missing_ranks=0" in said[1]
+    assert "inferred=0" in said[1]
+    assert sorted(name for batches in asked(log).values() for batch in batches for name in batch) == ALL_IMAGES
+
+
+def test_rank_that_another_start_has_overtaken_stops_without_an_end_mark(tickets, monkeypatch):
+    """Its mark would vouch for the other start's lines. Decision 35."""
+    assert stage_a(tickets, "--wait-seconds", 0, RANK=0, WORLD_SIZE=2).returncode == 0
+    first = read_mark(tickets.stage_a_output, MISSION, 0)
+    marks = iter([first, RankMark("any plan", "another start", False)])
+    monkeypatch.setattr(rank_start, "read_mark", lambda *_: next(marks))
+
+    done = stage_a(tickets, RANK=1, WORLD_SIZE=2)
+
+    assert done.returncode == 1
+    assert "another start of the ranks has begun" in done.stderr
+    assert not read_mark(tickets.stage_a_output, MISSION, 1).ended
+
+
+def test_rank_does_nothing_before_the_first_of_its_start_has_the_mission(tickets):
+    """Rank 0 claims for all; ranks without one would write over those of the run at work. Decision 35."""
+    done = stage_a(tickets, "--wait-seconds", 0, RANK=1, WORLD_SIZE=2)
+
+    assert done.returncode == 1
+    assert "rank 0 of this start has not begun within 0 s" in done.stderr
+    assert rank_files(tickets.stage_a_output, MISSION) == {}
+
+
+def test_first_rank_names_ranks_that_do_not_come_and_merges_what_is_there(tickets, shared):
     """CONTRACTS section 5: "waits a bounded time for the other ranks' end marks (missing ranks named)"."""
-    first = stage_a(tickets, "--wait-seconds", 0, RANK=0, WORLD_SIZE=2)
+    first = stage_a(tickets, "--wait-seconds", 0, RANK=0, WORLD_SIZE=2, LOCAL_WORLD_SIZE=2)
     assert first.returncode == 0, first.stderr
+    assert shared[-1] == 2
     assert counts(first) | {"missing_ranks": 1, "written": 2, "failed": 2} == counts(first)
-    assert "rank 1 of 2 has not come to its end" in first.stderr
+    assert "ranks that have not come to their end: 1" in first.stderr
     assert groups(tickets).keys() == {"a::fail", "b::pass"}
 
-    other = stage_a(tickets, RANK=1, WORLD_SIZE=2)
+    other = stage_a(tickets, RANK=1, WORLD_SIZE=2, LOCAL_WORLD_SIZE=2)
     assert other.stdout == "rank 1 of 2: inferred=7 reused=0 failed=0\n"
-    again = stage_a(tickets, "--wait-seconds", 0, RANK=0, WORLD_SIZE=2)
+    again = stage_a(tickets, "--wait-seconds", 0, RANK=0, WORLD_SIZE=2, LOCAL_WORLD_SIZE=2)
     assert (counts(again)["missing_ranks"], counts(again)["written"]) == (0, 4)
 
 
@@ -235,8 +297,13 @@ def test_mission_without_groups_has_an_empty_output_and_a_warning(data_root):
 
     assert done.returncode == 0, done.stderr
     assert "warning" in done.stderr
-    assert "no groups" in done.stderr
+    assert "there are no groups in mission" in done.stderr
     assert output_file(data_root.stage_a_output, MISSION).read_bytes() == b""
+
+    ticket(data_root.stage_a_input, "pass", "a", "a.jpg")
+    done = stage_a(data_root, "--pass-group-number", 0)
+    assert done.returncode == 0, done.stderr
+    assert "no group was chosen from mission" in done.stderr
 
 
 def test_missing_mission_lists_those_found_and_writes_nothing(tickets):
@@ -247,6 +314,41 @@ def test_missing_mission_lists_those_found_and_writes_nothing(tickets):
     assert MISSION in done.stderr
     assert not tickets.stage_a_output.exists()
     assert not tickets.dagster_home.exists()
+
+
+# ---- who made them
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        (
+            "summarizer: {model: /nowhere/at-all}",
+            "model /nowhere/at-all cannot be used on cpu: there is no such folder",
+        ),
+        ("summarizer: {prompts: {default: absent.txt}}", "absent.txt"),
+    ],
+)
+def test_model_that_is_not_there_is_told_before_any_run(tickets, config, told):
+    """Issue 7: "a missing model is an error, never a template answer"; nothing of Dagster's is there afterwards."""
+    tickets.config_file.write_text(config)
+
+    done = stage_a(tickets, summarizer="transformers")
+
+    assert done.returncode == 1
+    assert told in done.stderr
+    assert "  do:    " in done.stderr
+    assert not tickets.dagster_home.exists()
+    assert not tickets.stage_a_output.exists()
+
+
+def test_summary_names_the_maker_and_says_what_a_preview_model_is_worth(data_root):
+    """A number of summaries says nothing of who wrote them."""
+    (data_root.stage_a_input / MISSION).mkdir(parents=True)  # no group: no model is loaded
+
+    assert stage_a(data_root).stdout.startswith(f"summarizer: {NAMED}\nstage_a_groups ")
+    preview = stage_a(data_root, summarizer="transformers").stdout
+    assert preview.startswith("summarizer: preview\npreview model: these summaries describe nothing\nstage_a_groups ")
 
 
 # ---- places, usage
@@ -266,6 +368,18 @@ def test_folders_elsewhere_are_used_and_remembered(data_root, tmp_path):
     assert list(rank_files(out, MISSION)) == []
 
 
+def test_folder_that_cannot_be_made_is_told_before_any_work_and_not_remembered(tickets, tmp_path):
+    """Records would have nowhere to go after hours of inference, and the next command would look there too."""
+    (tmp_path / "file").touch()
+
+    done = stage_a(tickets, "--output_dir", tmp_path / "file" / "out")
+
+    assert done.returncode == 1
+    assert "the output folder cannot be made: Not a directory" in done.stderr
+    assert not tickets.dagster_home.exists()
+    assert locate(tickets.path).stage_a_output == tickets.stage_a_output
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [
@@ -278,6 +392,8 @@ def test_folders_elsewhere_are_used_and_remembered(data_root, tmp_path):
         (["--batch-size", "0"], "0"),
         (["--summarizer", "nowhere:Class"], "nowhere:Class"),
         (["--summarizer", "json:loads"], "no class"),
+        (["--summarizer", "vllm"], "where: --summarizer"),
+        (["--summarizer", "tests.helpers.summarizers:asked"], "no class"),
         (["--world-size", "3"], "two world sizes"),
     ],
 )

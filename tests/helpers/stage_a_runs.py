@@ -3,11 +3,19 @@
 import json
 
 import dagster as dg
+from PIL import Image
 
 from assets.partitions import missions, ranks
 from assets.stage_a_groups import rank_key, stage_a_groups, stage_a_ranks
 from dagster_project.deployments import test_resources
+from imagemill.config import SummarizerSettings
+from imagemill.encoders.prompts import Prompts
+from imagemill.encoders.recipes import make_vlm
+from imagemill.pipeline.missions import discover
 from imagemill.pipeline.rank_files import output_file
+from imagemill.pipeline.summaries import clean_answer
+from imagemill.pixels import decode_rgb
+from imagemill.summarizer import NamedImage
 from resources.summarizer import SummarizerResource
 from tests.helpers.stage_a import MISSION
 from tests.helpers.summarizers import MODULE
@@ -42,6 +50,31 @@ def groups(root):
     """What was written: group id → summaries."""
     lines = output_file(root.stage_a_output, MISSION).read_bytes().splitlines()
     return {record["group_id"]: list(record["per_image"].values()) for record in map(json.loads, lines)}
+
+
+def summaries_written(root):
+    """`group_id::label` → file name → summary; coverage is strict, and no group is there twice."""
+    lines = output_file(root.stage_a_output, MISSION).read_bytes().splitlines()
+    written = {}
+    for record in map(json.loads, lines):
+        assert list(record["per_image"]) == [f"image_{n}" for n in range(1, len(record["images"]) + 1)]
+        texts = record["per_image"].values()
+        written[f"{record['group_id']}::{record['label']}"] = dict(zip(record["images"], texts, strict=True))
+    assert len(written) == len(lines)
+    return written
+
+
+def summaries_alone(root):
+    """The same by the preview model asked for each image alone: without ranks, batches, lines or a merge."""
+    model = make_vlm(SummarizerSettings(), Prompts({}), 1, root.preview_models)
+    found = discover(root.stage_a_input, MISSION)
+    expected = {}
+    for group in found.groups:
+        for index, name in enumerate(group.images, start=1):
+            pixels = decode_rgb((found.folder / group.image_place(index)).read_bytes(), name)
+            (answer,) = model.summarize([NamedImage(name, Image.fromarray(pixels))], MISSION)
+            expected.setdefault(f"{group.group_id}::{group.label}", {})[name] = clean_answer(answer)
+    return expected
 
 
 def metadata(instance, asset):

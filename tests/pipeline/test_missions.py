@@ -107,7 +107,6 @@ def test_what_is_no_image_of_a_group_is_told_and_not_processed(mission):
         "pass", "x/1.JPG", "x/2.png", "x/3.webp", "x/.4.jpg", "x/deep/5.jpg", "6.jpg", "empty/.keep", ".hidden/7.jpg"
     )
     touch(mission.folder / "notes.txt")
-    os.symlink("nowhere", mission.folder / "审核通过" / "x" / "8.jpg")
     os.symlink("loop", mission.folder / "审核通过" / "loop")
 
     found = mission.find()
@@ -119,17 +118,35 @@ def test_what_is_no_image_of_a_group_is_told_and_not_processed(mission):
         ("refused", "outside_groups", "审核通过/loop"),
         ("refused", "unsupported_type", "审核通过/x/3.webp"),
         ("refused", "too_deep", "审核通过/x/deep"),
-        ("refused", "not_a_file", "审核通过/x/8.jpg"),
         ("refused", "empty_group", "审核通过/empty"),
     } == told(found)
     assert "1 images" in next(problem.detail for problem in found.problems if problem.reason == "too_deep")
+
+
+@pytest.mark.parametrize("images", [["x/1.jpg", "x/2.jpg"], []])
+def test_group_with_an_image_that_cannot_be_opened_or_named_has_no_record(mission, images):
+    """A record without it would be partial. Source: seed 003 "All discovered images MUST yield a non-empty cleaned summary"."""
+    mission("pass", "whole/1.jpg", *images)
+    for name in ("8.jpg", os.fsdecode(b"\xff.jpg")):
+        (mission.folder / "审核通过" / "x").mkdir(exist_ok=True)
+        os.symlink("nowhere", mission.folder / "审核通过" / "x" / name)
+
+    found = mission.find()
+
+    assert [g.folder for g in found.groups] == ["whole"]
+    assert {
+        ("refused", "not_a_file", "审核通过/x/8.jpg"),
+        ("refused", "bad_name", "审核通过/x/\ufffd.jpg"),
+        ("failed", "unusable_image", "审核通过/x"),
+    } == told(found)
+    assert "8.jpg, \ufffd.jpg" in found.failed[0].detail
 
 
 def test_names_that_no_output_can_hold_are_told(mission):
     folder = mission.folder / "审核通过"
     touch(folder / os.fsdecode(b"\xff") / f"{TICKET}-1.jpg")
     touch(folder / " " / "1.jpg")
-    touch(folder / "x" / os.fsdecode(b"\xff.jpg"))
+    touch(folder / "two\nlines" / "1.jpg")
     touch(folder / "x" / "1.jpg")
 
     found = mission.find()
@@ -138,7 +155,7 @@ def test_names_that_no_output_can_hold_are_told(mission):
     assert {
         ("failed", "bad_name", "审核通过/\ufffd"),
         ("failed", "bad_name", "审核通过/ "),
-        ("refused", "bad_name", "审核通过/x/\ufffd.jpg"),
+        ("failed", "bad_name", "审核通过/two\ufffdlines"),
     } == told(found)
 
 
@@ -151,8 +168,9 @@ def test_missing_mission_is_an_error_that_lists_those_found(mission):
         discover(mission.root, "甲")
 
     assert f"missions found: 乙, {MISSION}" in str(caught.value)
-    with pytest.raises(MissingInput, match="甲"):
+    with pytest.raises(MissingInput, match="甲") as caught:
         discover(mission.root / "nowhere", "甲")
+    assert caught.value.why == "there is no such folder"
 
 
 def test_mission_without_groups_has_none(mission):

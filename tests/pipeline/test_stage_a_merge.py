@@ -309,7 +309,7 @@ def test_rank_that_did_not_end_is_named_and_what_it_finished_is_merged(bench):
 
     merged = finish_stage_a(plan, bench.output, bench.store)
 
-    assert (merged.missing_ranks, merged.written, merged.removed) == ([1], 1, 0)
+    assert (merged.missing_ranks, merged.other_plan, merged.written, merged.removed) == ([1], [], 1, 0)
     assert {("b", "2.jpg", "missing_line")} == failures(merged)
 
 
@@ -323,6 +323,7 @@ def test_lines_of_another_plan_are_never_merged(bench):
     merged = finish_stage_a(plan, bench.output, bench.store)
 
     assert ([1], {("a", "pass")}) == (merged.missing_ranks, written(bench.result).keys())
+    assert merged.other_plan == [1]
     assert {("b", "1.jpg", "missing_line"), ("b", "2.jpg", "missing_line")} == failures(merged)
 
 

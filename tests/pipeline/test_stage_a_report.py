@@ -35,6 +35,10 @@ def test_groups_that_failed_before_and_in_the_merge_are_counted_and_listed():
 def test_ranks_that_are_late_are_named():
     assert late_ranks(Merged()) == []
     assert late_ranks(Merged(missing_ranks=[0, 2])) == ["ranks that have not come to their end: 0, 2"]
+    late, changed = late_ranks(Merged(missing_ranks=[0, 1, 2], other_plan=[1]))
+    assert late == "ranks that have not come to their end: 0, 2"
+    assert changed.startswith("ranks that worked on another plan: 1 (since then images, ")
+    assert "run stage-a again" in changed
 
 
 def test_error_lists_the_first_groups_and_says_how_many_more():

@@ -11,9 +11,10 @@ from PIL import Image
 from imagemill.encoders import vlm
 from imagemill.encoders.preview import ensure_preview
 from imagemill.errors import MissingInput, ModelUnusable, WrongUsage
+from imagemill.provenance import ModelIdentity
 from imagemill.summarizer import NamedImage
 from resources.data_root import DataRootResource
-from resources.summarizer import SummarizerResource
+from resources.summarizer import PREVIEW_NOTE, SummarizerResource
 from tests.helpers.product import PROJECT
 
 MISSION, OTHER = "挡风板安装检查", "别的任务"
@@ -39,7 +40,12 @@ def module(tmp_path, monkeypatch):
         "class Mine:\n    identity = 'v1'\n"
         "    def summarize(self, images, mission):\n        return [f'{mission} {i.name}' for i in images]\n"
         "class Mute:\n    pass\n"
+        "class Needy(Mine):\n    def __init__(self, path):\n        pass\n"
+        "class Narrow:\n    def summarize(self, images):\n        return []\n"
+        "class Static:\n    @staticmethod\n    def summarize(images, mission):\n        return []\n"
+        "class Broken(Mine):\n    def __init__(self):\n        raise OSError('no licence')\n"
     )
+    (tmp_path / "no_python.py").write_text("class (\n")
     monkeypatch.chdir(tmp_path)
     yield "mine_summarizer"
     sys.modules.pop("mine_summarizer", None)
@@ -148,6 +154,37 @@ def test_wrong_override_is_refused_and_named(resource, overrides):
     assert "run configuration" in caught.value.where
 
 
+@pytest.mark.parametrize(("processes", "threads"), [(1, 5), (2, 2), (5, 1), (9, 1)])
+def test_ranks_of_one_machine_share_its_threads_and_the_identity_stays(resource, monkeypatch, processes, threads):
+    """Each process brings its own model; threads are no part of what it is. Source: decision 11."""
+    monkeypatch.setattr(vlm, "held", lambda settings, spec, threads, preview_root: threads)
+    expected = resource().identity(MISSION)
+    shared = resource("threads: 5")
+
+    assert shared.factory(processes)()._model == threads
+    assert shared.identity(MISSION) == expected
+
+
+def test_maker_is_the_model_as_configured_and_whether_it_is_a_stand_in(resource, preview_root, tmp_path):
+    folder = shutil.copytree(ensure_preview(vlm.SUMMARIZER, preview_root), tmp_path / "model")
+    settings = f"summarizer: {{model: '{folder}'}}"
+    key = resource().made_by(MISSION).key
+
+    assert resource().maker(MISSION) == {"summarizer": "preview", "key": key, "preview": PREVIEW_NOTE}
+    assert resource(settings).maker(MISSION) == {"summarizer": str(folder), "key": key, "preview": PREVIEW_NOTE}
+    (folder / "PREVIEW.json").unlink()
+    assert resource(settings).maker(MISSION) == {"summarizer": str(folder), "key": key}
+
+
+def test_maker_has_a_revision_where_the_model_has_one(resource, monkeypatch):
+    made_by = ModelIdentity(kind="vision_language", model="Qwen/Qwen3-VL-4B-Instruct", revision="89644892", facts={})
+    monkeypatch.setattr(SummarizerResource, "made_by", lambda self, mission: made_by)
+
+    assert resource().maker(MISSION) == {
+        "summarizer": "Qwen/Qwen3-VL-4B-Instruct", "revision": "89644892", "key": made_by.key,
+    }  # fmt: skip
+
+
 # ---- a class
 
 
@@ -161,6 +198,7 @@ def test_class_of_ones_own_takes_the_models_place(resource, module, how):
     assert made.summarize([NamedImage("a.jpg", Image.new("RGB", (1, 1)))], MISSION) == [f"{MISSION} a.jpg"]
     assert mine.identity(MISSION) == f"{named}:v1"
     assert mine.made_by(MISSION) is None
+    assert mine.maker(MISSION) == {"summarizer": f"{named}:v1"}
 
 
 def test_run_may_go_back_to_the_model(resource, module):
@@ -170,10 +208,25 @@ def test_run_may_go_back_to_the_model(resource, module):
 @pytest.mark.parametrize(
     ("named", "reason"),
     [("nowhere_to_be_found:Mine", "No module named"), ("mine_summarizer:Absent", "Absent"),
-     ("mine_summarizer:Mute", "is no class of a summarizer"), ("mine_summarizer", "no summarizer is called")],
+     ("mine_summarizer:Mute", "is no class of a summarizer"), ("mine_summarizer", "no summarizer is called"),
+     ("mine_summarizer:Needy", "Needy.path.: missing a required argument"),
+     ("mine_summarizer:Narrow", "Narrow.summarize.self, images.: too many"), ("no_python:Mine", "SyntaxError")],
 )  # fmt: skip
 def test_class_that_cannot_be_used_is_refused_before_a_worker_starts(resource, module, named, reason):
     for use in (lambda made: made.factory(), lambda made: made.identity(MISSION)):
         with pytest.raises(WrongUsage, match=reason) as caught:
             use(resource(kind=named))
         assert "summarize(images, mission) -> list[str]" in caught.value.do
+
+
+def test_class_that_cannot_be_made_is_named(resource, module):
+    """What its `__init__` raises says nothing of a summarizer."""
+    factory = resource(kind=f"{module}:Broken").factory()
+
+    with pytest.raises(ModelUnusable, match="mine_summarizer:Broken cannot be made") as caught:
+        factory()
+    assert caught.value.why == "OSError: no licence"
+
+
+def test_static_method_is_as_good(resource, module):
+    assert resource(kind=f"{module}:Static").factory()().summarize([], MISSION) == []
