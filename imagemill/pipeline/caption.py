@@ -29,7 +29,7 @@ from imagemill.pipeline.ahead import work_ahead
 from imagemill.pipeline.facts import inspect_image
 from imagemill.pipeline.plan import Known, refused_image
 from imagemill.pipeline.scan import Scan, SourceFile, caption_row, normalise_caption
-from imagemill.pipeline.summarize import NoSummary, answer_batch
+from imagemill.pipeline.summarize import Unanswered, answer_batch
 from imagemill.pixels import header_size
 from imagemill.summarizer import CAPTIONER, Captioner
 
@@ -181,14 +181,14 @@ class CaptionWorker:
             self._captioner = self._make()
         images = [Image.fromarray(opened.image) for opened in batch]
         for opened, answer in zip(batch, answer_batch(self._captioner.caption, images, _one_line), strict=True):
-            if isinstance(answer, NoSummary):
+            if isinstance(answer, Unanswered):
                 self._note_failure(answer)
                 yield CaptionedImage(opened.job, "failed", opened.source, reason=answer.reason, detail=answer.detail)
             else:
                 self._succeeded = True
                 yield CaptionedImage(opened.job, "captioned", opened.source, answer.text)
 
-    def _note_failure(self, failed: NoSummary) -> None:
+    def _note_failure(self, failed: Unanswered) -> None:
         self._failures += 1
         if not self._succeeded and self._failures >= _TRIES:
             raise ModelUnusable(

@@ -35,7 +35,8 @@ from imagemill.pipeline.rank_files import (
     rank_files,
     write_mark,
 )
-from imagemill.pipeline.summarize import NoSummary, Summary, summarize_batch
+from imagemill.pipeline.summaries import summarize_batch
+from imagemill.pipeline.summarize import Answered, Unanswered
 from imagemill.pixels import decode_rgb
 from imagemill.ranks import DEFAULT_MODE, ImageJob, RankPlan, ShardingMode, plan_ranks
 from imagemill.summarizer import NamedImage, Summarizer
@@ -238,11 +239,13 @@ class _Rank:
             image = NamedImage(name, Image.fromarray(decode_rgb(data, name)))
             return _Ready(job, stat, content, known_by, image)
         except Refused as refusal:
-            return self._line(job, known_by, NoSummary(refusal.reason, refusal.what)), "failed"
+            return self._line(job, known_by, Unanswered(refusal.reason, refusal.what)), "failed"
         except OSError as error:
-            return self._line(job, known_by, NoSummary("read_error", str(error))), "failed"
+            return self._line(job, known_by, Unanswered("read_error", str(error))), "failed"
         except MemoryError as error:
-            return self._line(job, known_by, NoSummary("out_of_memory", str(error) or "while it was decoded")), "failed"
+            return self._line(
+                job, known_by, Unanswered("out_of_memory", str(error) or "while it was decoded")
+            ), "failed"
 
     def _infer(self, batch: list[_Ready]) -> list[_Outcome]:
         """The lines of a batch, which is empty afterwards: its images are not held while its lines are written."""
@@ -253,7 +256,7 @@ class _Rank:
         batch.clear()
         outcomes: list[_Outcome] = []
         for ready, answer in zip(done, answers, strict=True):
-            if isinstance(answer, Summary):
+            if isinstance(answer, Answered):
                 place = self._plan.groups[ready.job.group_seq].image_place(ready.job.image_index)
                 self._keeper.keep(place, ready.stat, ready.content, ready.known_by, answer.text)
                 outcomes.append((self._line(ready.job, ready.known_by, answer.text), "inferred"))
@@ -261,9 +264,9 @@ class _Rank:
                 outcomes.append((self._line(ready.job, ready.known_by, answer), "failed"))
         return outcomes
 
-    def _line(self, job: ImageJob, known_by: str, result: str | NoSummary) -> RankLine:
+    def _line(self, job: ImageJob, known_by: str, result: str | Unanswered) -> RankLine:
         group = self._plan.groups[job.group_seq]
-        failed = isinstance(result, NoSummary)
+        failed = isinstance(result, Unanswered)
         return RankLine(
             group_seq=job.group_seq,
             group_id=group.group_id,

@@ -220,7 +220,7 @@ class _Lines:
             reason, _, detail = (line.error or "failed").partition(": ")
             return ImageFailure(name, reason, detail)
         if not is_summary(line.summary):
-            return ImageFailure(name, "blank_summary", "its line holds no summary, or not one line of text")
+            return ImageFailure(name, "blank_answer", "its line holds no summary, or not one line of text")
         return str(line.summary)
 
 

@@ -20,9 +20,9 @@ _AGAIN = "run again: what is finished is not inferred again"
 # Reasons that are the image's own; every other one is ours.
 _REFUSALS = {"undecodable", "too_small", "too_large"}
 _REMEDIES = {
-    "blank_summary": "run again; if it stays blank, change the prompt or the summarizer",
+    "blank_answer": "run again; if it stays blank, change the prompt or the summarizer",
     "wrong_answers": "correct the summarizer: it gives one text per image, in order",
-    "summarizer_error": "see the detail: it is what the summarizer raised for this image",
+    "model_error": "see the detail: it is what the summarizer raised for this image",
     "out_of_memory": "scale the image down, or run the summarizer on a larger device",
     "foreign_line": "run again; nothing else should write rank files",
     "duplicate_line": "run again; nothing else should write rank files",

@@ -12,8 +12,11 @@ Source: CONTRACTS section 5, "Summaries"; seed 003 "non-empty cleaned summary".
 import json
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
+
+from imagemill.pipeline.summarize import Answer, answer_batch
+from imagemill.summarizer import NamedImage, Summarizer
 
 IRRELEVANT = "无关图片"
 STATISTICS = "统计"
@@ -90,3 +93,8 @@ def _whole_characters(text: str) -> str:
 def _is_visible(character: str) -> bool:
     # Zero-width, control and separating characters.
     return unicodedata.category(character) not in {"Cc", "Cf", "Cs", "Zl", "Zp", "Zs"}
+
+
+def summarize_batch(summarizer: Summarizer, images: Sequence[NamedImage], mission: str) -> list[Answer]:
+    """One summary per image, in order. Raises ModelUnusable: the summarizer cannot work at all."""
+    return answer_batch(lambda part: summarizer.summarize(part, mission), images, clean_answer)

@@ -1,4 +1,4 @@
-"""One batch of images through a summarizer; one image at fault costs only itself.
+"""One batch of images through whatever answers; one image at fault costs only itself.
 
     exception            the batch's images one by one
     wrong number         the whole batch fails
@@ -11,35 +11,24 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
 from imagemill.errors import ModelUnusable
-from imagemill.pipeline.summaries import clean_answer
-from imagemill.summarizer import NamedImage, Summarizer
 
 T = TypeVar("T")
 
 
-class Summary(NamedTuple):
-    """One image's summary."""
+class Answered(NamedTuple):
+    """What was said of one image."""
 
     text: str
 
 
-class NoSummary(NamedTuple):
-    """Why an image has none. `reason`: out_of_memory, summarizer_error, wrong_answers or blank_summary."""
+class Unanswered(NamedTuple):
+    """Why nothing was. `reason`: out_of_memory, model_error, wrong_answers or blank_answer."""
 
     reason: str
     detail: str
 
 
-Answer = Summary | NoSummary
-
-
-def summarize_batch(summarizer: Summarizer, images: Sequence[NamedImage], mission: str) -> list[Answer]:
-    """One answer per image, in order.
-
-    Raises:
-        ModelUnusable: the summarizer cannot work at all.
-    """
-    return answer_batch(lambda part: summarizer.summarize(part, mission), images, clean_answer)
+Answer = Answered | Unanswered
 
 
 def answer_batch(
@@ -65,7 +54,7 @@ def answer_batch(
 
 def _asked(
     ask: Callable[[Sequence[T]], Sequence[str]], images: Sequence[T], clean: Callable[[str], str | None]
-) -> list[Answer] | NoSummary:
+) -> list[Answer] | Unanswered:
     """The answers of one call, or what went wrong with it. The exception ends here: its frames hold the batch's memory."""
     try:
         answers = ask(images)
@@ -73,10 +62,10 @@ def _asked(
         raise
     except Exception as error:
         told = " ".join(f"{type(error).__name__}: {error}".split())
-        return NoSummary("out_of_memory" if is_out_of_memory(error) else "summarizer_error", told)
+        return Unanswered("out_of_memory" if is_out_of_memory(error) else "model_error", told)
     if not isinstance(answers, list | tuple) or len(answers) != len(images):
         count = len(answers) if isinstance(answers, list | tuple) else type(answers).__name__
-        return NoSummary("wrong_answers", f"{count} for a batch of {len(images)} images")
+        return Unanswered("wrong_answers", f"{count} for a batch of {len(images)} images")
     return [_cleaned(answer, clean) for answer in answers]
 
 
@@ -90,6 +79,6 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def _cleaned(answer: object, clean: Callable[[str], str | None]) -> Answer:
     if not isinstance(answer, str):
-        return NoSummary("wrong_answers", f"the answer is no text: {type(answer).__name__}")
+        return Unanswered("wrong_answers", f"the answer is no text: {type(answer).__name__}")
     text = clean(answer)
-    return NoSummary("blank_summary", "the answer is blank") if text is None else Summary(text)
+    return Unanswered("blank_answer", "the answer is blank") if text is None else Answered(text)

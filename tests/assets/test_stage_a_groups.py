@@ -114,7 +114,7 @@ def test_failed_groups_stand_in_the_metadata_and_those_of_other_missions_stay(ti
         assert rank(tickets, instance, 0, 1, mission=mission, summarizer=BLANK).success
         assert merge(tickets, instance, mission=mission, summarizer=BLANK).success
 
-    assert "pass bad: blank.jpg: blank_summary" in metadata(instance, "stage_a_groups")["failed groups"]
+    assert "pass bad: blank.jpg: blank_answer" in metadata(instance, "stage_a_groups")["failed groups"]
     (tickets.stage_a_input / other / "审核通过" / "bad" / "blank.jpg").unlink()
     assert rank(tickets, instance, 0, 1, mission=other, summarizer=BLANK).success
     assert merge(tickets, instance, mission=other, summarizer=BLANK).success

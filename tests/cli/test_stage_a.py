@@ -263,11 +263,11 @@ def test_failed_group_is_listed_and_the_others_are_written(tickets):
 
     assert done.returncode == 0, done.stderr
     assert counts(done) | {"groups": 5, "written": 4, "failed": 1} == counts(done)
-    assert "failed: pass e: blank.jpg: blank_summary" in done.stderr
+    assert "failed: pass e: blank.jpg: blank_answer" in done.stderr
     with Ledger(tickets.ledger) as ledger:
         rows = {row.item: row.reason for row in ledger.problems()}
     place = f"{MISSION}/审核通过/e"
-    assert rows == {place: "incomplete_group", f"{place}/blank.jpg": "blank_summary"}
+    assert rows == {place: "incomplete_group", f"{place}/blank.jpg": "blank_answer"}
     assert rank_files(tickets.stage_a_output, MISSION), "they are the resume"
 
     (tickets.stage_a_input / place / "blank.jpg").unlink()
@@ -285,7 +285,7 @@ def test_nothing_written_is_exit_1_and_the_previous_output_stays(tickets):
 
     assert done.returncode == 1
     assert "none of 4 groups could be written" in done.stderr
-    assert "blank_summary" in done.stderr
+    assert "blank_answer" in done.stderr
     assert output_file(tickets.stage_a_output, MISSION).read_bytes() == before
 
 

@@ -18,7 +18,8 @@ from imagemill.encoders.preview import ensure_preview, is_preview
 from imagemill.encoders.prompts import Prompts
 from imagemill.encoders.vlm import CAPTIONER, SUMMARIZER, VisionLanguageModel, VlmCaptioner, VlmSummarizer
 from imagemill.errors import ModelUnusable, NonFiniteEmbedding
-from imagemill.pipeline.summarize import Summary, summarize_batch
+from imagemill.pipeline.summaries import summarize_batch
+from imagemill.pipeline.summarize import Answered
 from imagemill.summarizer import NamedImage
 
 WEIGHTS = "6dc73ace59b360f7d27cb058a8b14449e662197c69789d3afae7d6d85c2cecaf"
@@ -395,7 +396,7 @@ def test_summaries_of_the_preview_model_are_clean(model):
 
     answers = summarize_batch(VlmSummarizer(model, Prompts({})), named, "挡风板安装检查")
 
-    assert [Summary] * len(IMAGES) == [type(answer) for answer in answers]
+    assert [Answered] * len(IMAGES) == [type(answer) for answer in answers]
 
 
 def test_image_that_the_model_refuses_costs_only_itself(model):
@@ -404,7 +405,7 @@ def test_image_that_the_model_refuses_costs_only_itself(model):
 
     answers = summarize_batch(VlmSummarizer(model, Prompts({})), named, "挡风板安装检查")
 
-    assert [isinstance(answer, Summary) for answer in answers] == [True, True, False]
+    assert [isinstance(answer, Answered) for answer in answers] == [True, True, False]
     assert "aspect ratio" in answers[2].detail
 
 

@@ -107,10 +107,10 @@ def test_line_too_many_fails_its_group_alone(merge, extra, reason):
     [
         ({"ok": False, "error": "undecodable: cannot: be"}, "undecodable"),
         ({"ok": False}, "failed"),
-        ({"summary": " "}, "blank_summary"),
-        ({"summary": ""}, "blank_summary"),
-        ({"summary": "a\u2028b"}, "blank_summary"),
-        ({"summary": "\u200b"}, "blank_summary"),
+        ({"summary": " "}, "blank_answer"),
+        ({"summary": ""}, "blank_answer"),
+        ({"summary": "a\u2028b"}, "blank_answer"),
+        ({"summary": "\u200b"}, "blank_answer"),
     ],
 )
 def test_failed_or_blank_line_fails_its_group_alone(merge, fields, reason):

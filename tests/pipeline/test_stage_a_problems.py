@@ -58,7 +58,7 @@ def test_what_was_not_processed_has_a_row_and_a_warning_has_none():
 
 
 def test_ledger_takes_the_rows(tmp_path):
-    given = rows(failed("summarizer_error"))
+    given = rows(failed("model_error"))
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
         ledger.record_problems(given.values())
 

@@ -7,7 +7,8 @@ import pytest
 from PIL import Image
 
 from imagemill.errors import ModelUnusable
-from imagemill.pipeline.summarize import NoSummary, Summary, is_out_of_memory, summarize_batch
+from imagemill.pipeline.summaries import summarize_batch
+from imagemill.pipeline.summarize import Answered, Unanswered, is_out_of_memory
 from imagemill.summarizer import NamedImage
 
 IMAGES = [NamedImage(name, Image.new("RGB", (8, 8))) for name in "abcdefgh"]
@@ -36,11 +37,11 @@ def asked(summarizer, images=IMAGES):
 
 
 def reasons(answers):
-    return [answer.reason if isinstance(answer, NoSummary) else "ok" for answer in answers]
+    return [answer.reason if isinstance(answer, Unanswered) else "ok" for answer in answers]
 
 
 def test_answers_are_cleaned_in_order():
-    assert [Summary(f"答 {name}") for name in "abcdefgh"] == asked(
+    assert [Answered(f"答 {name}") for name in "abcdefgh"] == asked(
         Scripted(answers=lambda ns: [f" 答\n{n}" for n in ns])
     )
 
@@ -51,8 +52,8 @@ def test_exception_costs_only_the_image_at_fault():
     answers = asked(summarizer)
 
     assert ["abcdefgh", *"abcdefgh"] == summarizer.calls
-    assert NoSummary("summarizer_error", "ValueError: bad pixel") == answers[2]
-    assert ["ok", "ok", "summarizer_error", *["ok"] * 5] == reasons(answers)
+    assert Unanswered("model_error", "ValueError: bad pixel") == answers[2]
+    assert ["ok", "ok", "model_error", *["ok"] * 5] == reasons(answers)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +84,7 @@ def test_blank_answer_and_one_that_is_no_text_fail_alone():
     """Scenario: Empty summary validation."""
     answers = asked(Scripted(answers=lambda names: ["答", " \u2028", None]), IMAGES[:3])
 
-    assert reasons(answers) == ["ok", "blank_summary", "wrong_answers"]
+    assert reasons(answers) == ["ok", "blank_answer", "wrong_answers"]
 
 
 @pytest.mark.parametrize("error", [ModelUnusable("no model"), KeyboardInterrupt(), SystemExit(3)])

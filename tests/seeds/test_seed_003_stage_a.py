@@ -102,7 +102,7 @@ def test_empty_summary_validation(bench):
 
     assert groups(bench) == {"whole::pass": ["3.jpg"]}
     assert [(f.group.group_id, [(i.image_name, i.reason) for i in f.images]) for f in merged.failures] == [
-        ("empty", [("2.jpg", "blank_summary")])
+        ("empty", [("2.jpg", "blank_answer")])
     ]
 
 
