@@ -13,10 +13,10 @@ from assets.partitions import buckets
 from assets.stage2_jsonl import stage2_jsonl
 from imagemill.ledger import Ledger
 from imagemill.pipeline.claims import claimed_until_output
-from imagemill.pipeline.packing import Packing, dry_run, plan_packing, scanned
-from imagemill.pipeline.readiness import ASSET, Readiness
-from imagemill.pipeline.shard_sets import ShardParameters
-from imagemill.pipeline.shards import Existing, ShardSet, check_buckets, refuse_conflicts
+from imagemill.pipeline.shards.packing import Packing, dry_run, plan_packing, scanned
+from imagemill.pipeline.shards.readiness import ASSET, Readiness
+from imagemill.pipeline.shards.shard_plan import Existing, ShardSet, check_buckets, refuse_conflicts
+from imagemill.pipeline.shards.shard_sets import ShardParameters
 from resources.data_root import DataRootResource
 
 PARAMETERS = ShardParameters.__struct_fields__

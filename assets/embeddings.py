@@ -11,15 +11,15 @@ from assets.partitions import IMAGES_PER_RUN, images
 from imagemill.embedding_specs import DINOV3, T5, VAE, EmbeddingSpec
 from imagemill.formats.npy import NpyStore
 from imagemill.ledger import Ledger
-from imagemill.pipeline.caption import CaptionJob, CaptionWorker, forget_problems, keep_captions
 from imagemill.pipeline.claims import claimed_until_output
-from imagemill.pipeline.embed import EmbeddingStream, EmbedWorker
-from imagemill.pipeline.facts import adopt_captions
 from imagemill.pipeline.forecast import check_space
-from imagemill.pipeline.plan import plan_for
-from imagemill.pipeline.recorded import read_recorded
-from imagemill.pipeline.regenerate import regenerate, resume
-from imagemill.pipeline.scan import survey
+from imagemill.pipeline.stage2.caption import CaptionJob, CaptionWorker, forget_problems, keep_captions
+from imagemill.pipeline.stage2.embed import EmbeddingStream, EmbedWorker
+from imagemill.pipeline.stage2.facts import adopt_captions
+from imagemill.pipeline.stage2.plan import plan_for
+from imagemill.pipeline.stage2.recorded import read_recorded
+from imagemill.pipeline.stage2.regenerate import regenerate, resume
+from imagemill.pipeline.stage2.scan import survey
 from imagemill.progress import Progress
 from imagemill.provenance import write_identity
 from imagemill.summarizer import CAPTIONER

@@ -9,8 +9,8 @@ from assets.partitions import buckets
 from imagemill.embedding_specs import VAE
 from imagemill.ledger import Ledger
 from imagemill.pipeline.claims import claimed_until_output, wait_for_claim
-from imagemill.pipeline.latent_statistics import ALL, ASSET, plan_statistics, statistics_reports
-from imagemill.pipeline.reports import Reports
+from imagemill.pipeline.curation.latent_statistics import ALL, ASSET, plan_statistics, statistics_reports
+from imagemill.pipeline.curation.reports import Reports
 from imagemill.provenance import read_identity
 from resources.data_root import DataRootResource
 

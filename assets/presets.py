@@ -14,11 +14,11 @@ from assets.partitions import coord_presets, datasets, presets
 from imagemill.adapters.convert import convert
 from imagemill.ledger import Ledger, Problem
 from imagemill.pipeline.claims import claimed, claimed_until_output
-from imagemill.pipeline.preset_config import read_presets, split_key
-from imagemill.pipeline.preset_sheet import sheet_page, write_preset_sheet
-from imagemill.pipeline.raw_source import RawSource, raw_source
-from imagemill.pipeline.rescale import RescaleFailed, RescalePlan, RescaleReport, carry_out, plan_rescale
-from imagemill.pipeline.rescale_setup import choose_parameters
+from imagemill.pipeline.presets.preset_config import read_presets, split_key
+from imagemill.pipeline.presets.preset_sheet import sheet_page, write_preset_sheet
+from imagemill.pipeline.presets.raw_source import RawSource, raw_source
+from imagemill.pipeline.presets.rescale import RescaleFailed, RescalePlan, RescaleReport, carry_out, plan_rescale
+from imagemill.pipeline.presets.rescale_setup import choose_parameters
 from imagemill.preset_names import parse_preset
 from imagemill.public_data import PublicData
 from io_managers.hardlink import CLAIM, Coord

@@ -6,7 +6,7 @@ A rank's lines are of a plan (groups, sampling, mode, world size, summarizer): b
 and the merge takes no line of another one.
 
 Belongs here: which ranks a run works on and where, what Dagster and the ledger are told.
-Belongs elsewhere: one rank (pipeline/stage_a.py), the merge (pipeline/stage_a_merge.py).
+Belongs elsewhere: one rank (pipeline/stage_a/rank_worker.py), the merge (pipeline/stage_a/stage_a_merge.py).
 Source: seed 003; CONTRACTS section 5.
 """
 
@@ -27,15 +27,15 @@ from imagemill.errors import WrongUsage, disk_full_told
 from imagemill.layout import DataRoot
 from imagemill.ledger import Ledger
 from imagemill.pipeline.claims import claimed, claimed_until_output
-from imagemill.pipeline.finished import store_folder
-from imagemill.pipeline.missions import DEFAULT_SEED, Discovery, discover
-from imagemill.pipeline.rank_files import output_file, rank_file, wait_for_ranks
-from imagemill.pipeline.rank_shares import RankShare, ShareWorker
-from imagemill.pipeline.rank_start import FIRST
-from imagemill.pipeline.stage_a import StageAPlan, plan_stage_a
-from imagemill.pipeline.stage_a_merge import Merged, ended_on_another_plan, finish_stage_a
-from imagemill.pipeline.stage_a_problems import ASSET, stage_a_problems
-from imagemill.pipeline.stage_a_report import counts_of, failed_groups, late_ranks, nothing_written, warnings
+from imagemill.pipeline.stage_a.finished import store_folder
+from imagemill.pipeline.stage_a.missions import DEFAULT_SEED, Discovery, discover
+from imagemill.pipeline.stage_a.rank_files import output_file, rank_file, wait_for_ranks
+from imagemill.pipeline.stage_a.rank_shares import RankShare, ShareWorker
+from imagemill.pipeline.stage_a.rank_start import FIRST
+from imagemill.pipeline.stage_a.rank_worker import StageAPlan, plan_stage_a
+from imagemill.pipeline.stage_a.stage_a_merge import Merged, ended_on_another_plan, finish_stage_a
+from imagemill.pipeline.stage_a.stage_a_problems import ASSET, stage_a_problems
+from imagemill.pipeline.stage_a.stage_a_report import counts_of, failed_groups, late_ranks, nothing_written, warnings
 from imagemill.places import at
 from imagemill.ranks import DEFAULT_MODE, processes_here
 from resources.data_root import DataRootResource

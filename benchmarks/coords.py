@@ -23,7 +23,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.common.inputs import scratch
-from imagemill.pipeline.coord_files import draft_split
+from imagemill.pipeline.presets.coord_files import draft_split
 from imagemill.public_data import PresetDir
 
 GOAL = 5.0

@@ -33,7 +33,7 @@ from imagemill.embedding_specs import EmbeddingSpec, embedding_specs
 from imagemill.encoding import Encoder
 from imagemill.layout import DataRoot
 from imagemill.ledger import Ledger
-from imagemill.pipeline.scan import survey
+from imagemill.pipeline.stage2.scan import survey
 from imagemill.pixels import open_rgb
 
 GOAL_RATIO = 1.0

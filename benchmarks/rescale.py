@@ -31,7 +31,7 @@ from PIL import Image
 from benchmarks.common.inputs import noise_photos, scratch
 from imagemill.formats.resize import QUALITY
 from imagemill.geometry import target_size
-from imagemill.pipeline.rescale_worker import RescaleJob, RescaleWorker
+from imagemill.pipeline.presets.rescale_worker import RescaleJob, RescaleWorker
 from resources.local_pool import run_on_processes
 
 PLAIN_GOAL, LIMIT_GOAL, PSNR_GOAL, WORKERS_GOAL = 1.9, 1.9, -0.5, 1.7

@@ -32,8 +32,8 @@ from imagemill.formats.jsonl import write_jsonl
 from imagemill.formats.npy import npy_header
 from imagemill.layout import DataRoot
 from imagemill.ledger import FileRow, Ledger, SourceRow
-from imagemill.pipeline.readiness import ReadySample, find_ready
-from imagemill.pipeline.shard_sets import bucket_folder
+from imagemill.pipeline.shards.readiness import ReadySample, find_ready
+from imagemill.pipeline.shards.shard_sets import bucket_folder
 
 COPY_GOAL, WRITER_GOAL = 1.1, 2.0
 LOOP_GOAL, LIMIT_GOAL = 3.0, 2.0

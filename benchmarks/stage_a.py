@@ -20,10 +20,10 @@ from PIL import Image
 
 from benchmarks.common.inputs import scratch
 from imagemill.formats.jsonl import encode_line
-from imagemill.pipeline.missions import LABEL_FOLDERS, Group, discover
-from imagemill.pipeline.rank_files import RankLine, output_file, rank_file
-from imagemill.pipeline.stage_a import RankWorker, plan_stage_a
-from imagemill.pipeline.stage_a_merge import merge_ranks
+from imagemill.pipeline.stage_a.missions import LABEL_FOLDERS, Group, discover
+from imagemill.pipeline.stage_a.rank_files import RankLine, output_file, rank_file
+from imagemill.pipeline.stage_a.rank_worker import RankWorker, plan_stage_a
+from imagemill.pipeline.stage_a.stage_a_merge import merge_ranks
 from imagemill.ranks import ShardingMode
 
 BALANCE_GOAL, MERGE_GOAL, BYTES_GOAL = 0.6, 1.0, 64

@@ -7,7 +7,7 @@ import dagster as dg
 
 from assets.bucket_shards import bucket_shards
 from checks.results import as_result
-from imagemill.pipeline.shard_sets import INDEX
+from imagemill.pipeline.shards.shard_sets import INDEX
 from imagemill.validation.findings import Report, broken, collect
 from imagemill.validation.shard_sets import validate_shards
 from imagemill.validation.tables import validate_index_table

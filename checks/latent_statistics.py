@@ -4,7 +4,7 @@ import dagster as dg
 
 from assets.latent_statistics import latent_statistics
 from checks.results import as_result
-from imagemill.pipeline.latent_statistics import ASSET
+from imagemill.pipeline.curation.latent_statistics import ASSET
 from imagemill.validation import reports
 from imagemill.validation.findings import collect
 from resources.data_root import DataRootResource

@@ -4,7 +4,7 @@ import dagster as dg
 
 from assets.near_duplicates import near_duplicates
 from checks.results import as_result
-from imagemill.pipeline.near_duplicates import ASSET
+from imagemill.pipeline.curation.near_duplicates import ASSET
 from imagemill.validation import reports
 from imagemill.validation.findings import collect
 from resources.data_root import DataRootResource

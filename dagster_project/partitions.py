@@ -8,7 +8,7 @@ from sqlalchemy.exc import IntegrityError
 
 from assets.partitions import coord_presets, datasets, images, missions, presets, ranks
 from assets.stage_a_groups import rank_key
-from imagemill.pipeline.preset_config import Presets, split_key
+from imagemill.pipeline.presets.preset_config import Presets, split_key
 
 # Keys per insert: one statement each would be one transaction per image.
 _KEYS_PER_BATCH = 5000

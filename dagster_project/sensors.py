@@ -18,11 +18,11 @@ from dagster_project.jobs import embed_images, publish_shards, published
 from dagster_project.partitions import range_tags, register_images, register_missions, register_presets
 from imagemill.embedding_specs import embedding_specs
 from imagemill.layout import DataRoot
-from imagemill.pipeline.missions import is_mission, missions
-from imagemill.pipeline.plan import all_jobs, ids_of
-from imagemill.pipeline.preset_config import read_presets
-from imagemill.pipeline.ranges import KeyRange, plan_ranges
-from imagemill.pipeline.scan import Scan, survey
+from imagemill.pipeline.presets.preset_config import read_presets
+from imagemill.pipeline.stage2.plan import all_jobs, ids_of
+from imagemill.pipeline.stage2.ranges import KeyRange, plan_ranges
+from imagemill.pipeline.stage2.scan import Scan, survey
+from imagemill.pipeline.stage_a.missions import is_mission, missions
 from resources.captioner import CaptionerResource
 from resources.data_root import DataRootResource
 

@@ -25,16 +25,16 @@ from imagemill.embedding_specs import EmbeddingSpec, embedding_specs
 from imagemill.formats.npy import NpyStore
 from imagemill.layout import DataRoot
 from imagemill.ledger import Ledger
-from imagemill.pipeline.caption import forget_problems
-from imagemill.pipeline.facts import adopt_captions
 from imagemill.pipeline.forecast import check_space
-from imagemill.pipeline.passes import Passes
-from imagemill.pipeline.plan import Job, all_jobs, ids_of
-from imagemill.pipeline.ranges import plan_ranges
-from imagemill.pipeline.recorded import read_recorded
-from imagemill.pipeline.regenerate import finish, regenerate, resume
-from imagemill.pipeline.scan import Scan, survey
-from imagemill.pipeline.stage_a_problems import ASSET as GROUPS
+from imagemill.pipeline.stage2.caption import forget_problems
+from imagemill.pipeline.stage2.facts import adopt_captions
+from imagemill.pipeline.stage2.passes import Passes
+from imagemill.pipeline.stage2.plan import Job, all_jobs, ids_of
+from imagemill.pipeline.stage2.ranges import plan_ranges
+from imagemill.pipeline.stage2.recorded import read_recorded
+from imagemill.pipeline.stage2.regenerate import finish, regenerate, resume
+from imagemill.pipeline.stage2.scan import Scan, survey
+from imagemill.pipeline.stage_a.stage_a_problems import ASSET as GROUPS
 from resources.captioner import CaptionerResource
 from resources.data_root import DataRootResource, config_of
 from resources.encoders import Encoders

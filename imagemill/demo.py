@@ -9,7 +9,7 @@
        └─ not_a_photograph.jpg        text: one file that is no image
 
 Belongs here: which samples, their captions, their credits, putting them into a folder that is empty or holds only them.
-Belongs elsewhere: what becomes of a folder of images (pipeline/scan.py), a folder of the user's own (Makefile).
+Belongs elsewhere: what becomes of a folder of images (pipeline/stage2/scan.py), a folder of the user's own (Makefile).
 Source: issue 3, "Two commands"; CONTRACTS, first table (`approved/` may be a symlink: then it is only read).
 """
 

@@ -1,7 +1,7 @@
 """What an encoder is, for the rooms that use one without importing torch.
 
 Belongs here: the protocol and the value that passes between `prepare` and `encode`.
-Belongs elsewhere: the models (encoders/), the stream that feeds them (pipeline/embed.py).
+Belongs elsewhere: the models (encoders/), the stream that feeds them (pipeline/stage2/embed.py).
 """
 
 from collections.abc import Hashable, Sequence

@@ -305,7 +305,7 @@ class Ledger:
         return self._db.execute("SELECT count(*) FROM captions WHERE truncated").fetchone()[0]
 
     def regenerating(self) -> dict[str, str]:
-        """Kinds whose files are all being replaced, with how far the beginning got (pipeline/regenerate.py)."""
+        """Kinds whose files are all being replaced, with how far the beginning got (pipeline/stage2/regenerate.py)."""
         return dict(self._db.execute("SELECT kind, state FROM regenerating"))
 
     # ---- writes

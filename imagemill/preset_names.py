@@ -5,7 +5,7 @@
     rescale_32_768_max_60   refused: rename it to rescale_32_768_max60
 
 Belongs here: reading and making names; where N comes from when several places give one; which command takes it.
-Belongs elsewhere: making the derived preset (pipeline/derive.py), which names a folder can have (public_data.py).
+Belongs elsewhere: making the derived preset (pipeline/presets/derive.py), which names a folder can have (public_data.py).
 Source: seed 004, decisions 2 and 3, "Note on max-object configuration"; CONTRACTS section 3, "Derived presets".
 """
 

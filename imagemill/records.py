@@ -4,8 +4,8 @@
      "height": 768, "width": 1024, "aspect_bucket": "1280x768", "format_version": 2}
 
 Belongs here: one record as a value.
-Belongs elsewhere: the file of records (formats/jsonl.py), merging old and new ones (pipeline/merge.py), rules about whole files
-(validation/).
+Belongs elsewhere: the file of records (formats/jsonl.py), merging old and new ones (pipeline/stage2/merge.py), rules about whole
+files (validation/).
 Source: seed 000 "JSONL metadata format"; CONTRACTS section 1 "record", section 2 "Readiness".
 """
 

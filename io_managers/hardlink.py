@@ -1,4 +1,4 @@
-"""Presets by hardlink: which folder a request becomes. Links and records are made in imagemill/pipeline/derive.py."""
+"""Presets by hardlink: which folder a request becomes. Links and records are made in imagemill/pipeline/presets/derive.py."""
 
 from collections.abc import Sequence
 from contextlib import closing
@@ -8,9 +8,9 @@ from typing import Any
 import dagster as dg
 
 from imagemill.formats.jsonl import read_raw
-from imagemill.pipeline.derive import CoordResult, coord
-from imagemill.pipeline.preset_config import split_key
-from imagemill.pipeline.preset_sheet import sheet_page, write_preset_sheet
+from imagemill.pipeline.presets.derive import CoordResult, coord
+from imagemill.pipeline.presets.preset_config import split_key
+from imagemill.pipeline.presets.preset_sheet import sheet_page, write_preset_sheet
 from imagemill.preset_names import PresetName
 from imagemill.progress import Progress
 from imagemill.public_data import Dataset, PresetDir, PublicData

@@ -1,4 +1,4 @@
-"""The Stage 2 records on disk: which file a merge becomes, and what it did. Byte logic is in imagemill/pipeline/merge.py."""
+"""The Stage 2 records on disk: which file a merge becomes, and what it did. Byte logic is in pipeline/stage2/merge.py."""
 
 from contextlib import closing
 from pathlib import Path
@@ -7,8 +7,8 @@ import dagster as dg
 
 from imagemill.ledger import Ledger
 from imagemill.pipeline.counters import count_merge
-from imagemill.pipeline.merge import UNMIGRATED, Merge, write_records
-from imagemill.pipeline.rollback import Rollback, roll_back
+from imagemill.pipeline.stage2.merge import UNMIGRATED, Merge, write_records
+from imagemill.pipeline.stage2.rollback import Rollback, roll_back
 from resources.data_root import DataRootResource
 
 

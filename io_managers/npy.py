@@ -3,7 +3,7 @@
     stream of rows ──> publish (ledger, final names) ──> one event per image ──> counts, and a Failure where images are missing
 
 Belongs here: what Dagster hears about an embedding pass, and how its step ends.
-Belongs elsewhere: making and publishing files (imagemill/pipeline/embed.py), storing events (io_managers/events.py).
+Belongs elsewhere: making and publishing files (imagemill/pipeline/stage2/embed.py), storing events (io_managers/events.py).
 """
 
 from collections import Counter
@@ -15,10 +15,10 @@ import dagster as dg
 from imagemill.embedding_specs import embedding_specs
 from imagemill.formats.npy import NpyStore
 from imagemill.ledger import FileRow, Ledger, Problem, SourceRow
-from imagemill.pipeline.embed import EmbeddingStream, EmbedRow, after_interrupt, count_rows, publish
-from imagemill.pipeline.plan import EmbeddingPlan
-from imagemill.pipeline.regenerate import finish
-from imagemill.pipeline.scan import SOURCE_ASSET
+from imagemill.pipeline.stage2.embed import EmbeddingStream, EmbedRow, after_interrupt, count_rows, publish
+from imagemill.pipeline.stage2.plan import EmbeddingPlan
+from imagemill.pipeline.stage2.regenerate import finish
+from imagemill.pipeline.stage2.scan import SOURCE_ASSET
 from imagemill.progress import Progress
 from io_managers.events import (
     StreamedEvents,

@@ -1,4 +1,4 @@
-"""Shard sets on disk: which folder a plan becomes. Byte logic is in imagemill/formats/tar.py and pipeline/shard_writer.py."""
+"""Shard sets on disk: which folder a plan becomes. Byte logic is in formats/tar.py and pipeline/shards/shard_writer.py."""
 
 from collections.abc import Mapping
 from contextlib import closing
@@ -6,9 +6,9 @@ from contextlib import closing
 import dagster as dg
 
 from imagemill.embedding_specs import embedding_specs
-from imagemill.pipeline.shard_card import write_card, write_metadataset
-from imagemill.pipeline.shard_writer import BucketResult, sample_bytes, write_bucket
-from imagemill.pipeline.shards import ShardSet
+from imagemill.pipeline.shards.shard_card import write_card, write_metadataset
+from imagemill.pipeline.shards.shard_plan import ShardSet
+from imagemill.pipeline.shards.shard_writer import BucketResult, sample_bytes, write_bucket
 from imagemill.progress import Progress
 from imagemill.provenance import ModelIdentity, read_identity
 from io_managers.events import StreamedEvents

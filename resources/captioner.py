@@ -1,7 +1,7 @@
 """Which model captions images that have no caption, where one does: off unless imagemill.yaml says otherwise.
 
 Belongs here: its settings, its identity, what a worker is built with.
-Belongs elsewhere: which images it captions (imagemill/pipeline/caption.py), making one (imagemill/encoders/recipes.py).
+Belongs elsewhere: which images it captions (imagemill/pipeline/stage2/caption.py), making one (imagemill/encoders/recipes.py).
 Source: CONTRACTS section 1, row "captions".
 """
 
@@ -17,8 +17,8 @@ from imagemill.config import PREVIEW, CaptionerSettings
 from imagemill.encoders.prompts import caption_prompt
 from imagemill.encoders.recipes import make_captioner
 from imagemill.ledger import Ledger
-from imagemill.pipeline.caption import CaptionJob, caption_jobs
-from imagemill.pipeline.scan import Scan
+from imagemill.pipeline.stage2.caption import CaptionJob, caption_jobs
+from imagemill.pipeline.stage2.scan import Scan
 from imagemill.provenance import ModelIdentity
 from imagemill.summarizer import CAPTIONER
 from resources.data_root import DataRootResource

@@ -15,7 +15,7 @@ from imagemill.embedding_specs import T5, EmbeddingSpec
 from imagemill.encoding import Encoder
 from imagemill.errors import WrongUsage
 from imagemill.formats.npy import NpyStore
-from imagemill.pipeline.facts import Masks
+from imagemill.pipeline.stage2.facts import Masks
 from imagemill.provenance import guard_identity, read_identity
 from resources.data_root import DataRootResource
 

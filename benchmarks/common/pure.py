@@ -12,14 +12,14 @@ from imagemill.embedding_specs import EmbeddingSpec, embedding_specs
 from imagemill.formats.npy import NpyStore
 from imagemill.layout import DataRoot
 from imagemill.ledger import Ledger
-from imagemill.pipeline import merge
-from imagemill.pipeline.embed import EmbedWorker, run_pass
-from imagemill.pipeline.plan import plan_for
-from imagemill.pipeline.readiness import find_ready
-from imagemill.pipeline.scan import Scan, survey
-from imagemill.pipeline.shard_sets import ShardParameters
-from imagemill.pipeline.shard_writer import write_bucket
-from imagemill.pipeline.shards import plan_shards
+from imagemill.pipeline.shards.readiness import find_ready
+from imagemill.pipeline.shards.shard_plan import plan_shards
+from imagemill.pipeline.shards.shard_sets import ShardParameters
+from imagemill.pipeline.shards.shard_writer import write_bucket
+from imagemill.pipeline.stage2 import merge
+from imagemill.pipeline.stage2.embed import EmbedWorker, run_pass
+from imagemill.pipeline.stage2.plan import plan_for
+from imagemill.pipeline.stage2.scan import Scan, survey
 from imagemill.pipeline.story import read_status
 from imagemill.provenance import read_identity
 from imagemill.validation.files import embedding_files

@@ -13,10 +13,10 @@ from imagemill.files import stat_triple
 from imagemill.formats.npy import write_npy
 from imagemill.layout import DataRoot
 from imagemill.ledger import FileRow
-from imagemill.pipeline.readiness import ReadySample
-from imagemill.pipeline.shard_sets import ShardParameters
-from imagemill.pipeline.shard_writer import write_bucket
-from imagemill.pipeline.shards import plan_shards
+from imagemill.pipeline.shards.readiness import ReadySample
+from imagemill.pipeline.shards.shard_plan import plan_shards
+from imagemill.pipeline.shards.shard_sets import ShardParameters
+from imagemill.pipeline.shards.shard_writer import write_bucket
 from imagemill.records import build_record
 
 SIZES = ((1024, 1024), (832, 1216), (1216, 832), (768, 1024), (1280, 768))

@@ -14,11 +14,11 @@ from imagemill.adapters.convert import find_adapter
 from imagemill.errors import WrongUsage
 from imagemill.layout import DataRoot
 from imagemill.ledger import Ledger
-from imagemill.pipeline import derive_checks
-from imagemill.pipeline.preset_config import Presets, read_presets
-from imagemill.pipeline.raw_source import raw_source
-from imagemill.pipeline.rescale_plan import chosen_splits
-from imagemill.pipeline.rescale_setup import choose_parameters
+from imagemill.pipeline.presets import derive_checks
+from imagemill.pipeline.presets.preset_config import Presets, read_presets
+from imagemill.pipeline.presets.raw_source import raw_source
+from imagemill.pipeline.presets.rescale_plan import chosen_splits
+from imagemill.pipeline.presets.rescale_setup import choose_parameters
 from imagemill.places import put
 from imagemill.preset_names import MAX_OBJECTS_VARIABLE, Command, PresetName, effective_preset, parse_preset
 from imagemill.public_data import SPLITS, Dataset, PublicData

@@ -6,7 +6,7 @@ import click
 
 from dagster_project.cli.options import root_options
 from imagemill.layout import DataRoot
-from imagemill.pipeline.passes import Passes, pass_names
+from imagemill.pipeline.stage2.passes import Passes, pass_names
 
 
 class PassNames(click.ParamType):

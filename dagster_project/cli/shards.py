@@ -12,8 +12,8 @@ from dagster_project.cli.options import root_options
 from imagemill.buckets import BUCKETS
 from imagemill.errors import WrongUsage
 from imagemill.layout import DataRoot
-from imagemill.pipeline.packing import Packing, dry_run
-from imagemill.pipeline.shards import Existing, check_buckets
+from imagemill.pipeline.shards.packing import Packing, dry_run
+from imagemill.pipeline.shards.shard_plan import Existing, check_buckets
 
 
 @click.command("shards")

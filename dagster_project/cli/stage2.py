@@ -11,7 +11,7 @@ from dagster_project.cli.run import PassNames
 from imagemill.embedding_specs import T5, embedding_specs
 from imagemill.errors import WrongUsage
 from imagemill.layout import DataRoot
-from imagemill.pipeline.passes import Passes, pass_names
+from imagemill.pipeline.stage2.passes import Passes, pass_names
 from imagemill.places import put
 
 CAPTIONS = "captions"

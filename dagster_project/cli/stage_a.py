@@ -21,8 +21,8 @@ from imagemill.config import check_kind
 from imagemill.errors import ImagemillError, WrongUsage
 from imagemill.layout import DataRoot
 from imagemill.ledger import Ledger
-from imagemill.pipeline.missions import Discovery, discover
-from imagemill.pipeline.stage_a_problems import ASSET
+from imagemill.pipeline.stage_a.missions import Discovery, discover
+from imagemill.pipeline.stage_a.stage_a_problems import ASSET
 from imagemill.places import Place, at, put
 from imagemill.ranks import DEFAULT_MODE, Ranks, ShardingMode, launch_of, ranks_of
 
@@ -139,8 +139,8 @@ def _other_rank(
 ) -> None:
     """A rank of torchrun but the first: no Dagster history, its lines and its end mark are all it leaves."""
     from assets.stage_a_groups import RanksConfig, rank_options
-    from imagemill.pipeline.rank_shares import ShareWorker
-    from imagemill.pipeline.rank_start import stop_if_superseded, wait_for_first
+    from imagemill.pipeline.stage_a.rank_shares import ShareWorker
+    from imagemill.pipeline.stage_a.rank_start import stop_if_superseded, wait_for_first
 
     resource, launch = _resource(root, summarizer), launch_of(os.environ)
     config = RanksConfig(**plan, **_working(given), launch=launch)

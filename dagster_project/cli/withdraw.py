@@ -11,7 +11,7 @@ from imagemill.buckets import BUCKETS
 from imagemill.errors import MissingInput
 from imagemill.layout import DataRoot
 from imagemill.ledger import Ledger
-from imagemill.pipeline.recorded import read_recorded
+from imagemill.pipeline.stage2.recorded import read_recorded
 
 
 @click.command("withdraw")

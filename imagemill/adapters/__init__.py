@@ -3,5 +3,5 @@
     def read(source: Source) -> Iterator[dict]      one record per image, in the order of the annotations
 
 Belongs here: what each family's files say. They are read from the disk; nothing is downloaded.
-Belongs elsewhere: what follows from raw records (pipeline/rescale.py).
+Belongs elsewhere: what follows from raw records (pipeline/presets/rescale.py).
 """

@@ -13,7 +13,7 @@ Energon goes by positions, so tars and `.idx` count every sample; it passes over
 sets give equal bytes; those of index.sqlite are as equal as SQLite's version is. The YAML is JSON, which every YAML reader reads.
 
 Belongs here: energon's files as bytes.
-Belongs elsewhere: what a set holds and what of it counts (pipeline/shard_sets.py).
+Belongs elsewhere: what a set holds and what of it counts (pipeline/shards/shard_sets.py).
 Source: megatron-energon 7.4.1, flavors/webdataset/{prepare,indexing,itar,metadata,structs,itar_reader}.py and
 metadataset/metadataset_v2.py.
 """

@@ -9,7 +9,7 @@
     missing in the base, too     refused: the base is to be repaired first
 
 Belongs here: names and inodes.
-Belongs elsewhere: which images a preset names (pipeline/coords.py), when they are linked (pipeline/derive.py).
+Belongs elsewhere: which images a preset names (pipeline/presets/coords.py), when they are linked (pipeline/presets/derive.py).
 Source: seed 004 decision 4, "Hardlink materialization contract"; CONTRACTS section 3, "Derived presets".
 """
 

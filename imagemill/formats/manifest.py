@@ -1,7 +1,7 @@
 """Small JSON documents for people and programs (manifests), and the checksums that stand in them.
 
 Belongs here: one document as bytes.
-Belongs elsewhere: what a manifest says (pipeline/shard_writer.py), files of many records (formats/jsonl.py).
+Belongs elsewhere: what a manifest says (pipeline/shards/shard_writer.py), files of many records (formats/jsonl.py).
 """
 
 import hashlib

@@ -5,7 +5,7 @@
     └─ .tmp-<owner>-000001     staged: whole and on disk, not yet named
 
 Belongs here: writing, reading and checking one file; listing a folder of them.
-Belongs elsewhere: which files are missing or stale (pipeline/plan.py), when a staged file gets its name (pipeline/embed.py).
+Belongs elsewhere: which files are missing or stale, when a staged file gets its name (pipeline/stage2/plan.py, embed.py).
 Source: NumPy's format description (NEP 1); seed 000, storage requirements; CONTRACTS section 0, "Completion is validity".
 """
 

@@ -4,11 +4,11 @@
     torch      lanczos (from 2.12 on)         about 1/2
     pillow     lanczos                        1
 
-Their results are within a few levels of each other. A preset records its library and keeps it (pipeline/rescale_setup.py).
+Their results are within a few levels of each other. A preset records its library and keeps it (presets/rescale_setup.py).
 Only whole decodes are scaled: a JPEG decoder's own reduced sizes lose quality.
 
 Belongs here: pixels of one size → another, and back into the format they came in.
-Belongs elsewhere: opening images (pixels.py), which size (geometry.py), which files (pipeline/rescale_worker.py).
+Belongs elsewhere: opening images (pixels.py), which size (geometry.py), which files (pipeline/presets/rescale_worker.py).
 Source: CONTRACTS section 3, "Geometry": JPEG quality 95, no orientation tag in what is encoded anew.
 """
 

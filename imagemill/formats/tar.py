@@ -10,7 +10,7 @@ bytes, stands in a PAX header before its member, in UTF-8 whatever the reader's 
 writes in its PAX format, an order of magnitude faster.
 
 Belongs here: writing and reading one shard, member names, deterministic headers.
-Belongs elsewhere: which samples go into which shard (pipeline/shards.py), where shards live (io_managers/tar.py).
+Belongs elsewhere: which samples go into which shard (pipeline/shards/shard_plan.py), where shards live (io_managers/tar.py).
 Source: POSIX pax, "ustar Interchange Format"; seed 001; CONTRACTS section 2.
 """
 

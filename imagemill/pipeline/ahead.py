@@ -1,7 +1,7 @@
 """Work on threads ahead of whoever takes the results: in order, and never more of it at once than a budget.
 
 Belongs here: how much is under way.
-Belongs elsewhere: what the work is and what it weighs (pipeline/embed.py).
+Belongs elsewhere: what the work is and what it weighs (pipeline/stage2/embed.py).
 """
 
 from collections import deque

@@ -25,8 +25,8 @@ from imagemill.errors import NotEnoughSpace, Refused
 from imagemill.formats.npy import npy_header
 from imagemill.formats.tar import BLOCK
 from imagemill.ids import member_key
-from imagemill.pipeline.plan import Job
-from imagemill.pipeline.shard_sets import JSON_MEMBER, MASK_MEMBER, bucket_folder
+from imagemill.pipeline.shards.shard_sets import JSON_MEMBER, MASK_MEMBER, bucket_folder
+from imagemill.pipeline.stage2.plan import Job
 from imagemill.pixels import header_size
 
 # A record without its caption and names; what ledger and Dagster history keep of one image and kind (7,100 bytes measured);

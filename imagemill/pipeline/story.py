@@ -19,10 +19,10 @@ from imagemill.formats.npy import NpyStore
 from imagemill.ids import image_id_of
 from imagemill.layout import DataRoot
 from imagemill.ledger import Ledger, Problem
-from imagemill.pipeline.plan import EmbeddingPlan, plan_for
-from imagemill.pipeline.recorded import read_recorded
-from imagemill.pipeline.scan import SOURCE_ASSET, Scan, scan_approved
-from imagemill.pipeline.shard_sets import INDEX, bucket_folder, read_manifest
+from imagemill.pipeline.shards.shard_sets import INDEX, bucket_folder, read_manifest
+from imagemill.pipeline.stage2.plan import EmbeddingPlan, plan_for
+from imagemill.pipeline.stage2.recorded import read_recorded
+from imagemill.pipeline.stage2.scan import SOURCE_ASSET, Scan, scan_approved
 
 
 @dataclass(slots=True)

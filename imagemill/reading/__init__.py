@@ -15,7 +15,7 @@ It reads sets that lie in a file system, by their index. Tars behind a pipe or a
 `webdataset.WebDataset`: they are ordinary WebDataset tars, but it knows no tombstones.
 
 Belongs here: what is read, in which order, in what form.
-Belongs elsewhere: what a set is on disk (pipeline/shard_sets.py), the bytes of a tar (formats/tar.py).
+Belongs elsewhere: what a set is on disk (pipeline/shards/shard_sets.py), the bytes of a tar (formats/tar.py).
 Source: CONTRACTS section 2.
 """
 

@@ -12,7 +12,7 @@ from imagemill.errors import ImagemillError, WrongUsage
 from imagemill.formats.jsonl import parse_object
 from imagemill.formats.npy import parse_npy
 from imagemill.formats.tar import IndexEntry, read_sample
-from imagemill.pipeline.shard_sets import IndexLine
+from imagemill.pipeline.shards.shard_sets import IndexLine
 
 
 def short_name(suffix: str) -> str:

@@ -8,7 +8,7 @@
        └─ manifest.json             what made it, and how many samples count
 
 Belongs here: finding, checking and refusing sets; random access by id.
-Belongs elsewhere: the documents themselves (pipeline/shard_sets.py), a sample's members (samples.py), order (plan.py).
+Belongs elsewhere: the documents themselves (pipeline/shards/shard_sets.py), a sample's members (samples.py), order (plan.py).
 Source: CONTRACTS section 2.
 """
 
@@ -22,7 +22,7 @@ from imagemill.buckets import BUCKETS, bucket_size
 from imagemill.embedding_specs import latent_shape
 from imagemill.errors import ImagemillError, MissingInput
 from imagemill.ids import member_key
-from imagemill.pipeline.shard_sets import MANIFEST, IndexLine, live_lines, read_manifest
+from imagemill.pipeline.shards.shard_sets import MANIFEST, IndexLine, live_lines, read_manifest
 from imagemill.reading.samples import read_members
 
 _WRITE_AGAIN = "write the set again: imagemill shards --overwrite"

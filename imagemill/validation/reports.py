@@ -9,8 +9,8 @@ import numpy as np
 
 from imagemill.buckets import BUCKETS
 from imagemill.formats.jsonl import read_jsonl
-from imagemill.pipeline.latent_statistics import ALL, Statistics, merge, read_statistics, statistics_path
-from imagemill.pipeline.near_duplicates import Group, lines_path, read_groups, read_summary, summary_path
+from imagemill.pipeline.curation.latent_statistics import ALL, Statistics, merge, read_statistics, statistics_path
+from imagemill.pipeline.curation.near_duplicates import Group, lines_path, read_groups, read_summary, summary_path
 from imagemill.validation.catalogue import finding
 from imagemill.validation.findings import Finding
 

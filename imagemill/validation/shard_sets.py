@@ -11,7 +11,7 @@ from pathlib import Path
 
 from imagemill.files import fingerprint, stat_triple
 from imagemill.ledger import Ledger
-from imagemill.pipeline.shard_sets import read_manifest
+from imagemill.pipeline.shards.shard_sets import read_manifest
 from imagemill.validation.findings import Report
 from imagemill.validation.validator import validate
 

@@ -1,7 +1,7 @@
 """Shards of one bucket: manifest, checksums, member order, index agreement; npy members against the files on disk.
 
 Belongs here: one bucket's folder.
-Belongs elsewhere: reading tars (formats/tar.py), what is known of a set (pipeline/shard_sets.py).
+Belongs elsewhere: reading tars (formats/tar.py), what is known of a set (pipeline/shards/shard_sets.py).
 Source: seed 001; CONTRACTS sections 2 and 4.
 """
 
@@ -20,7 +20,7 @@ from imagemill.formats.jsonl import parse_object, read_jsonl
 from imagemill.formats.npy import parse_npy
 from imagemill.formats.tar import IndexEntry, read_sample, read_shard
 from imagemill.ids import id_of_member_key
-from imagemill.pipeline.shard_sets import (
+from imagemill.pipeline.shards.shard_sets import (
     INDEX,
     JSON_MEMBER,
     MANIFEST,

@@ -7,7 +7,7 @@ from typing import Any
 from imagemill.buckets import BUCKETS
 from imagemill.embedding_specs import embedding_specs
 from imagemill.formats.jsonl import read_jsonl
-from imagemill.pipeline.shard_sets import INDEX
+from imagemill.pipeline.shards.shard_sets import INDEX
 from imagemill.records import FORMAT_VERSION, Record, is_stage1
 from imagemill.validation.catalogue import finding
 from imagemill.validation.lines import Findings

@@ -9,7 +9,7 @@ from assets.stage2_jsonl import stage2_jsonl
 from imagemill.embedding_specs import DINOV3, T5, VAE
 from imagemill.formats.jsonl import read_jsonl
 from imagemill.ledger import Ledger
-from imagemill.pipeline import facts
+from imagemill.pipeline.stage2 import facts
 from imagemill.records import record_problem
 from tests.helpers.stage1 import stage1_record, write_stage1
 from tests.helpers.stage2 import embed, photos, record_of, write_text

@@ -18,7 +18,7 @@ from dagster_project.partitions import range_tags
 from imagemill.errors import WrongUsage
 from imagemill.ledger import Ledger
 from imagemill.pipeline import claims as claims_module
-from imagemill.pipeline.rank_files import output_file, rank_file, rank_files
+from imagemill.pipeline.stage_a.rank_files import output_file, rank_file, rank_files
 from imagemill.places import put
 from tests.helpers.another_run import another_run
 from tests.helpers.stage_a import MISSION, ticket

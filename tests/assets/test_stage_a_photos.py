@@ -8,8 +8,8 @@ import shutil
 import pytest
 from PIL import Image
 
-from imagemill.pipeline.missions import LABEL_FOLDERS
-from imagemill.pipeline.rank_files import output_file
+from imagemill.pipeline.stage_a.missions import LABEL_FOLDERS
+from imagemill.pipeline.stage_a.rank_files import output_file
 from imagemill.validation.validator import validate
 from tests.helpers.stage_a import MISSION
 from tests.helpers.stage_a_runs import merge, metadata, rank, summaries_alone, summaries_written

@@ -15,7 +15,7 @@ from dagster_project.partitions import register_images
 from dagster_project.sensors import STILL_SECONDS
 from imagemill.embedding_specs import embedding_specs
 from imagemill.layout import DataRoot
-from imagemill.pipeline.scan import scan_approved
+from imagemill.pipeline.stage2.scan import scan_approved
 from tests.helpers.product import imagemill, photos, snapshot, start
 from tests.helpers.ui import CHROMIUM, browser, node, open_graph, open_group, running_ui, wait_until, watched_page
 

@@ -14,7 +14,7 @@ from imagemill.embedding_specs import embedding_specs
 from imagemill.formats.npy import NpyStore
 from imagemill.layout import DataRoot
 from imagemill.ledger import Ledger
-from imagemill.pipeline.shard_sets import read_manifest
+from imagemill.pipeline.shards.shard_sets import read_manifest
 from tests.helpers.product import contents, imagemill, photos, snapshot, start
 
 IMAGES = 40

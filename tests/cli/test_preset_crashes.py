@@ -1,6 +1,7 @@
 """Presets killed at any moment: the next run completes them to what a clean run makes, and does nothing twice.
 
-Coord and derived presets under kill -9: tests/pipeline/test_derive.py; a kill at each name given: tests/pipeline/test_rescale.py.
+Coord and derived presets under kill -9: tests/pipeline/presets/test_derive.py; a kill at each name given: test_rescale.py
+there.
 Source: CONTRACTS section 0, "Every final name appears atomically"; section 3, "Presets are strict"; issue 6.
 """
 
@@ -17,7 +18,7 @@ import pytest
 
 from imagemill.atomic import temporaries
 from imagemill.layout import DataRoot
-from imagemill.pipeline.preset_images import INDEX
+from imagemill.pipeline.presets.preset_images import INDEX
 from imagemill.public_data import Dataset, read_preset_manifest
 from imagemill.validation.validator import validate_preset
 from tests.helpers.presets import inodes, rescale_here
@@ -31,8 +32,8 @@ ENDS_WITHIN = 120  # seconds; a run that hangs is caught, a busy machine is not
 RUN = """
 import sys
 from pathlib import Path
-from imagemill.pipeline import rescale
-from imagemill.pipeline.rescale_setup import choose_parameters
+from imagemill.pipeline.presets import rescale
+from imagemill.pipeline.presets.rescale_setup import choose_parameters
 from imagemill.public_data import Dataset
 from resources.engine import LocalProcesses
 

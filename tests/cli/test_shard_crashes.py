@@ -16,7 +16,7 @@ import pytest
 from imagemill.atomic import temporaries
 from imagemill.files import fingerprint_file
 from imagemill.layout import DataRoot
-from imagemill.pipeline.shard_sets import agrees, read_manifest
+from imagemill.pipeline.shards.shard_sets import agrees, read_manifest
 from tests.helpers.product import PROJECT, imagemill, start
 from tests.helpers.shard_runs import SQUARE, TALL, bucket_folders, packed_here, written
 from tests.helpers.stage2 import foreign, record_of
@@ -34,9 +34,9 @@ WRITER = """
     from imagemill.config import Config
     from imagemill.layout import DataRoot
     from imagemill.ledger import Ledger
-    from imagemill.pipeline.packing import Packing, plan_packing
-    from imagemill.pipeline.shard_writer import write_bucket
-    from imagemill.pipeline.shards import refuse_conflicts
+    from imagemill.pipeline.shards.packing import Packing, plan_packing
+    from imagemill.pipeline.shards.shard_writer import write_bucket
+    from imagemill.pipeline.shards.shard_plan import refuse_conflicts
 
     root, shards = DataRoot(Path({root!r})), Path({shards!r})
     with Ledger(root.ledger) as ledger:

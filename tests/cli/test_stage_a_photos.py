@@ -9,8 +9,8 @@ from itertools import cycle
 import pytest
 from PIL import Image
 
-from imagemill.pipeline.missions import LABEL_FOLDERS
-from imagemill.pipeline.rank_files import output_file, rank_files
+from imagemill.pipeline.stage_a.missions import LABEL_FOLDERS
+from imagemill.pipeline.stage_a.rank_files import output_file, rank_files
 from imagemill.validation.validator import validate
 from tests.helpers.product import imagemill
 from tests.helpers.stage_a import MISSION

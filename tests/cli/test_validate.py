@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 from dagster_project.cli.main import cli
 from imagemill.formats.jsonl import write_jsonl
-from imagemill.pipeline.shard_sets import bucket_folder
+from imagemill.pipeline.shards.shard_sets import bucket_folder
 from tests.helpers.situations import PRESET_RECORD, SQUARE, preset, shards, stage2_folder
 from tests.helpers.stage2 import picture
 

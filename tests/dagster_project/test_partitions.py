@@ -9,7 +9,7 @@ from dagster_project.definitions import build_definitions
 from dagster_project.deployments import test_resources
 from dagster_project.partitions import register_presets
 from dagster_project.work import open_work
-from imagemill.pipeline.preset_config import read_presets
+from imagemill.pipeline.presets.preset_config import read_presets
 from resources.data_root import DataRootResource
 
 TEXT = """

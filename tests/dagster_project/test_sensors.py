@@ -9,7 +9,7 @@ from dagster._core.storage.tags import ASSET_PARTITION_RANGE_END_TAG, ASSET_PART
 from assets.partitions import images
 from dagster_project import sensors
 from dagster_project.instance import open_instance
-from imagemill.pipeline.scan import scan_approved
+from imagemill.pipeline.stage2.scan import scan_approved
 from resources.data_root import DataRootResource
 from tests.helpers.product import imagemill, photos
 

@@ -18,8 +18,8 @@ from imagemill.encoders.preview import ensure_preview, is_preview
 from imagemill.encoders.prompts import Prompts
 from imagemill.encoders.vlm import CAPTIONER, SUMMARIZER, VisionLanguageModel, VlmCaptioner, VlmSummarizer
 from imagemill.errors import ModelUnusable, NonFiniteEmbedding
-from imagemill.pipeline.summaries import summarize_batch
-from imagemill.pipeline.summarize import Answered
+from imagemill.pipeline.answers import Answered
+from imagemill.pipeline.stage_a.summaries import summarize_batch
 from imagemill.summarizer import NamedImage
 
 WEIGHTS = "6dc73ace59b360f7d27cb058a8b14449e662197c69789d3afae7d6d85c2cecaf"

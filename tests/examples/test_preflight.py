@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from imagemill.pipeline.shard_sets import bucket_folder
+from imagemill.pipeline.shards.shard_sets import bucket_folder
 from tests.helpers.product import PROJECT
 from tests.helpers.situations import SQUARE, preset, shards, stage_a
 

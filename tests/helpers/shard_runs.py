@@ -10,9 +10,9 @@ from imagemill.files import StatTriple
 from imagemill.formats.tar import read_shard
 from imagemill.layout import DataRoot
 from imagemill.ledger import FileRow, Ledger
-from imagemill.pipeline.readiness import ReadySample
-from imagemill.pipeline.shard_sets import ShardParameters
-from imagemill.pipeline.shards import plan_shards
+from imagemill.pipeline.shards.readiness import ReadySample
+from imagemill.pipeline.shards.shard_plan import plan_shards
+from imagemill.pipeline.shards.shard_sets import ShardParameters
 from tests.helpers.wiring import history, materialize
 
 SQUARE, TALL = "1024x1024", "832x1216"

@@ -8,9 +8,9 @@ from imagemill.buckets import BUCKETS
 from imagemill.embedding_specs import VAE, embedding_specs, latent_shape
 from imagemill.formats.manifest import read_json, write_json
 from imagemill.layout import DataRoot
-from imagemill.pipeline.shard_sets import MANIFEST, ShardParameters
-from imagemill.pipeline.shard_writer import write_bucket
-from imagemill.pipeline.shards import plan_shards
+from imagemill.pipeline.shards.shard_plan import plan_shards
+from imagemill.pipeline.shards.shard_sets import MANIFEST, ShardParameters
+from imagemill.pipeline.shards.shard_writer import write_bucket
 from imagemill.provenance import ModelIdentity
 from tests.helpers.stage2 import foreign, ready, record_of
 

@@ -13,12 +13,12 @@ from imagemill.config import EncoderSettings
 from imagemill.embedding_specs import EmbeddingSpec, embedding_specs
 from imagemill.formats.npy import NpyStore
 from imagemill.ledger import Ledger
-from imagemill.pipeline import merge
-from imagemill.pipeline.embed import EmbedWorker, run_pass
-from imagemill.pipeline.plan import plan_for
-from imagemill.pipeline.readiness import find_ready
-from imagemill.pipeline.recorded import read_recorded
-from imagemill.pipeline.scan import survey
+from imagemill.pipeline.shards.readiness import find_ready
+from imagemill.pipeline.stage2 import merge
+from imagemill.pipeline.stage2.embed import EmbedWorker, run_pass
+from imagemill.pipeline.stage2.plan import plan_for
+from imagemill.pipeline.stage2.recorded import read_recorded
+from imagemill.pipeline.stage2.scan import survey
 from imagemill.records import build_record
 from tests.helpers.stubs import StubEncoder, StubTokenizer
 

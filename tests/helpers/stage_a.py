@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from imagemill.pipeline.finished import store_folder
-from imagemill.pipeline.missions import LABEL_FOLDERS, Group, discover
-from imagemill.pipeline.rank_files import output_file
-from imagemill.pipeline.stage_a import RankWorker, plan_stage_a
-from imagemill.pipeline.stage_a_merge import finish_stage_a
+from imagemill.pipeline.stage_a.finished import store_folder
+from imagemill.pipeline.stage_a.missions import LABEL_FOLDERS, Group, discover
+from imagemill.pipeline.stage_a.rank_files import output_file
+from imagemill.pipeline.stage_a.rank_worker import RankWorker, plan_stage_a
+from imagemill.pipeline.stage_a.stage_a_merge import finish_stage_a
 from tests.helpers.stage2 import picture
 
 MISSION = "挡风板安装检查"

@@ -11,9 +11,9 @@ from dagster_project.deployments import test_resources
 from imagemill.config import SummarizerSettings
 from imagemill.encoders.prompts import Prompts
 from imagemill.encoders.recipes import make_vlm
-from imagemill.pipeline.missions import discover
-from imagemill.pipeline.rank_files import output_file
-from imagemill.pipeline.summaries import clean_answer
+from imagemill.pipeline.stage_a.missions import discover
+from imagemill.pipeline.stage_a.rank_files import output_file
+from imagemill.pipeline.stage_a.summaries import clean_answer
 from imagemill.pixels import decode_rgb
 from imagemill.summarizer import NamedImage
 from resources.summarizer import SummarizerResource

@@ -8,7 +8,7 @@ from assets.bucket_shards import bucket_shards
 from assets.partitions import buckets
 from imagemill.buckets import BUCKETS
 from imagemill.ledger import Ledger
-from imagemill.pipeline.shard_sets import read_manifest
+from imagemill.pipeline.shards.shard_sets import read_manifest
 from io_managers import tar as tar_module
 from tests.helpers.stage2 import stage2
 from tests.helpers.wiring import claims, failure_of, history, materialize, materialized

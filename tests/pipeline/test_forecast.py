@@ -27,11 +27,11 @@ from imagemill.pipeline.forecast import (
     on_disk,
     require_space,
 )
-from imagemill.pipeline.plan import Job
-from imagemill.pipeline.recorded import Span
-from imagemill.pipeline.shard_sets import ShardParameters
-from imagemill.pipeline.shard_writer import write_bucket
-from imagemill.pipeline.shards import plan_shards
+from imagemill.pipeline.shards.shard_plan import plan_shards
+from imagemill.pipeline.shards.shard_sets import ShardParameters
+from imagemill.pipeline.shards.shard_writer import write_bucket
+from imagemill.pipeline.stage2.plan import Job
+from imagemill.pipeline.stage2.recorded import Span
 from tests.helpers.stage2 import embed, picture, plan_of, ready, stage2, write_records
 
 MEGABYTE = 1_000_000

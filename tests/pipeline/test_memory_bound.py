@@ -10,7 +10,7 @@ from PIL import Image
 
 from imagemill.embedding_specs import VAE
 from imagemill.formats.npy import NpyStore
-from imagemill.pipeline.embed import BYTES_PER_PIXEL_AHEAD, WRITE_BEHIND_BYTES
+from imagemill.pipeline.stage2.embed import BYTES_PER_PIXEL_AHEAD, WRITE_BEHIND_BYTES
 
 PROJECT = Path(__file__).parents[2]
 WIDTH, HEIGHT = 6000, 4000

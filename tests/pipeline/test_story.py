@@ -13,12 +13,12 @@ from imagemill.errors import MissingInput
 from imagemill.files import stat_triple
 from imagemill.layout import DataRoot
 from imagemill.ledger import Ledger, Problem
-from imagemill.pipeline.facts import complete_facts, note_missing_captions
-from imagemill.pipeline.readiness import ASSET, find_ready
-from imagemill.pipeline.scan import survey
-from imagemill.pipeline.shard_sets import ShardParameters
-from imagemill.pipeline.shard_writer import write_bucket
-from imagemill.pipeline.shards import plan_shards
+from imagemill.pipeline.shards.readiness import ASSET, find_ready
+from imagemill.pipeline.shards.shard_plan import plan_shards
+from imagemill.pipeline.shards.shard_sets import ShardParameters
+from imagemill.pipeline.shards.shard_writer import write_bucket
+from imagemill.pipeline.stage2.facts import complete_facts, note_missing_captions
+from imagemill.pipeline.stage2.scan import survey
 from imagemill.pipeline.story import explain, open_ledger, read_status
 from imagemill.places import locate
 from imagemill.provenance import UNKNOWN

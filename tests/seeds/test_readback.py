@@ -18,10 +18,10 @@ from imagemill.buckets import BUCKETS, assign_bucket
 from imagemill.embedding_specs import T5, VAE, embedding_specs
 from imagemill.formats.energon import META, METADATASET, SQLITE
 from imagemill.ids import id_of_member_key, member_key
-from imagemill.pipeline.shard_card import write_card, write_metadataset
-from imagemill.pipeline.shard_sets import ShardParameters
-from imagemill.pipeline.shard_writer import write_bucket
-from imagemill.pipeline.shards import plan_shards
+from imagemill.pipeline.shards.shard_card import write_card, write_metadataset
+from imagemill.pipeline.shards.shard_plan import plan_shards
+from imagemill.pipeline.shards.shard_sets import ShardParameters
+from imagemill.pipeline.shards.shard_writer import write_bucket
 from tests.helpers.shard_sets import shard_set
 from tests.helpers.stage2 import ready
 

@@ -19,7 +19,7 @@ from imagemill.formats.jsonl import read_jsonl
 from imagemill.ids import image_id_of
 from imagemill.ledger import SourceRow
 from imagemill.pipeline.forecast import forecast
-from imagemill.pipeline.plan import Job
+from imagemill.pipeline.stage2.plan import Job
 from tests.helpers.product import snapshot
 from tests.helpers.seeds import (
     FIELDS,

@@ -16,7 +16,7 @@ from imagemill.files import fingerprint_file
 from imagemill.formats.tar import read_shard
 from imagemill.layout import DataRoot
 from imagemill.ledger import Ledger
-from imagemill.pipeline.shard_sets import read_manifest
+from imagemill.pipeline.shards.shard_sets import read_manifest
 from tests.helpers.product import imagemill, snapshot
 from tests.helpers.seeds import product
 from tests.helpers.shard_runs import SQUARE, TALL, ids_packed, packed_here, tars, written

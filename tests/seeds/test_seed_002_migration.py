@@ -18,8 +18,8 @@ from assets.latent_statistics import latent_statistics
 from imagemill.buckets import BUCKETS, bucket_size
 from imagemill.config import Config, EncoderSettings
 from imagemill.embedding_specs import DINOV3, T5, VAE, EmbeddingSpec, embedding_specs
-from imagemill.pipeline.latent_statistics import read_statistics, statistics_path
-from imagemill.pipeline.passes import Passes
+from imagemill.pipeline.curation.latent_statistics import read_statistics, statistics_path
+from imagemill.pipeline.stage2.passes import Passes
 from imagemill.pixels import open_rgb
 from imagemill.provenance import read_identity
 from tests.helpers.product import photos, snapshot

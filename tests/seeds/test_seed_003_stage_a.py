@@ -12,7 +12,7 @@ import pytest
 
 from dagster_project.cli.stage_a import command
 from imagemill.layout import DataRoot
-from imagemill.pipeline.rank_files import rank_file, rank_files, read_rank_lines
+from imagemill.pipeline.stage_a.rank_files import rank_file, rank_files, read_rank_lines
 from imagemill.validation.validator import validate
 from tests.helpers.presets import imagemill_here
 from tests.helpers.stage_a import MISSION, TICKET, Bench, Recorder, ticket

@@ -1,7 +1,7 @@
 """Every decision, invariant and acceptance check of seed 004, the public-data presets: one test each, named after it.
 
 The acceptance checks run as they are written, by examples/public_data/run.sh and examples/preflight.sh. Depth is elsewhere:
-tests/pipeline/test_rescale.py, test_derive.py, test_coords.py, tests/validation, tests/cli/test_preset.py.
+tests/pipeline/presets/test_rescale.py, test_derive.py, test_coords.py, tests/validation, tests/cli/test_preset.py.
 """
 
 import errno
@@ -19,9 +19,9 @@ from checks.results import as_result
 from imagemill.errors import WrongUsage
 from imagemill.formats.hardlinks import LinksRefused, NotLinkable
 from imagemill.formats.manifest import write_json
-from imagemill.pipeline.derive_checks import CoordRefused
-from imagemill.pipeline.rescale import RescaleFailed
-from imagemill.pipeline.rescale_setup import PresetConflict
+from imagemill.pipeline.presets.derive_checks import CoordRefused
+from imagemill.pipeline.presets.rescale import RescaleFailed
+from imagemill.pipeline.presets.rescale_setup import PresetConflict
 from imagemill.preset_names import effective_preset, parse_preset
 from imagemill.public_data import read_preset_manifest
 from imagemill.validation.validator import Options, validate, validate_preset

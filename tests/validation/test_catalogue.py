@@ -15,9 +15,9 @@ from imagemill.errors import MissingInput
 from imagemill.formats.jsonl import read_jsonl, write_jsonl
 from imagemill.formats.manifest import read_json, write_json
 from imagemill.layout import DataRoot
-from imagemill.pipeline.latent_statistics import ALL, Statistics, statistics_path
-from imagemill.pipeline.near_duplicates import Group, Member, lines_path
-from imagemill.pipeline.shard_sets import TOMBSTONES, bucket_folder
+from imagemill.pipeline.curation.latent_statistics import ALL, Statistics, statistics_path
+from imagemill.pipeline.curation.near_duplicates import Group, Member, lines_path
+from imagemill.pipeline.shards.shard_sets import TOMBSTONES, bucket_folder
 from imagemill.validation.catalogue import RULES
 from imagemill.validation.validator import missing, validate
 from tests.helpers.situations import (

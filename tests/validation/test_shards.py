@@ -11,9 +11,9 @@ from imagemill.embedding_specs import T5, embedding_specs
 from imagemill.formats.manifest import read_json, write_json
 from imagemill.formats.npy import npy_header
 from imagemill.layout import DataRoot
-from imagemill.pipeline.shard_sets import ShardParameters
-from imagemill.pipeline.shard_writer import write_bucket
-from imagemill.pipeline.shards import plan_shards
+from imagemill.pipeline.shards.shard_plan import plan_shards
+from imagemill.pipeline.shards.shard_sets import ShardParameters
+from imagemill.pipeline.shards.shard_writer import write_bucket
 from imagemill.validation.findings import collect
 from imagemill.validation.shards import shard_set
 from tests.helpers.situations import repack

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from imagemill.formats.jsonl import read_jsonl, write_jsonl
-from imagemill.pipeline.shard_sets import bucket_folder
+from imagemill.pipeline.shards.shard_sets import bucket_folder
 from imagemill.validation.findings import collect
 from imagemill.validation.tables import validate_index_table, validate_ledger_tables, validate_stage2_table
 from tests.helpers.situations import SQUARE, embedded, shards

@@ -12,9 +12,9 @@ import pytest
 from imagemill.embedding_specs import embedding_specs
 from imagemill.errors import MissingInput, WrongUsage
 from imagemill.ledger import Ledger
-from imagemill.pipeline.shard_sets import ShardParameters, bucket_folder
-from imagemill.pipeline.shard_writer import write_bucket
-from imagemill.pipeline.shards import plan_shards
+from imagemill.pipeline.shards.shard_plan import plan_shards
+from imagemill.pipeline.shards.shard_sets import ShardParameters, bucket_folder
+from imagemill.pipeline.shards.shard_writer import write_bucket
 from imagemill.validation import shards
 from imagemill.validation.shard_sets import validate_shards
 from imagemill.validation.validator import Options, kind_of, validate, validate_each, verify_stage2

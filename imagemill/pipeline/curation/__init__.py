@@ -1,0 +1,4 @@
+"""Looks at the whole dataset: moments of the latents, images that are nearly the same.
+
+Source: issue "Curation".
+"""

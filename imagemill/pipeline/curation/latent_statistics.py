@@ -1,0 +1,305 @@
+"""Mean and spread of the VAE latents, channel by channel: what every trainer of a latent model asks for.
+
+    derived/latent_statistics/
+    ├─ 1024x1024.json …    one per aspect bucket: counts, and mean, sum of squared distances (m2), std, min, max per channel
+    └─ all.json            all buckets that are there, merged
+
+Each file gives its moments in float64; moments are merged by Chan's formula, so buckets are counted apart and put together
+without reading a latent again. Files are taken in order of image id: the same files give the same bytes.
+
+Belongs here: the arithmetic, the documents, which of them are up to date.
+Belongs elsewhere: which files count (pipeline/stage2/current.py), writing (io_managers/report.py).
+Source: Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979.
+"""
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from imagemill.buckets import BUCKETS, assign_bucket
+from imagemill.embedding_specs import VAE, VAE_CHANNELS
+from imagemill.errors import ImagemillError, InvalidNpy
+from imagemill.files import fingerprint
+from imagemill.formats.manifest import json_bytes, read_json
+from imagemill.ledger import Ledger
+from imagemill.pipeline.curation.reports import Report
+from imagemill.pipeline.stage2.current import CurrentFile, CurrentFiles, current_files, measured
+from imagemill.progress import Progress
+from imagemill.provenance import ModelIdentity
+
+ASSET = "latent_statistics"
+FORMAT = "imagemill-latent-statistics/1"
+ALL = "all"
+
+# Moments merged at once: numpy adds them pairwise, and memory stays flat.
+_TOGETHER = 1024
+
+
+# ---- moments
+
+
+@dataclass(frozen=True, slots=True)
+class Moments:
+    """Per channel, float64: the mean, the sum of squared distances from it, the least and the greatest value.
+
+    `images`: how many latents; `count`: values per channel in all of them.
+    """
+
+    images: int
+    count: int
+    mean: np.ndarray
+    m2: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+    @property
+    def std(self) -> np.ndarray:
+        """Of the whole set, not an estimate from a sample: divided by `count`."""
+        return np.sqrt(self.m2 / max(self.count, 1))
+
+
+def moments_of(latent: np.ndarray, path: Path = Path("latent")) -> Moments:
+    """Two passes over one latent, any float dtype, shape (channels, h, w). Raises InvalidNpy where a value is not finite."""
+    values = latent.reshape(len(latent), -1).astype(np.float64)
+    low, high = values.min(axis=1), values.max(axis=1)
+    if not (np.isfinite(low) & np.isfinite(high)).all():
+        raise InvalidNpy("non_finite", path, "NaN or infinity among the values")
+    mean = values.mean(axis=1)
+    values -= mean[:, None]
+    return Moments(1, values.shape[1], mean, np.einsum("ij,ij->i", values, values), low, high)
+
+
+def merge(parts: Iterable[Moments]) -> Moments:
+    """The moments of all parts together; of none, zeros and no values."""
+    parts = [part for part in parts if part.count]
+    if not parts:
+        zeros = np.zeros(VAE_CHANNELS)
+        return Moments(0, 0, zeros, zeros, zeros, zeros)
+    counts = np.array([part.count for part in parts], np.float64)
+    # One row per channel: numpy adds along the last axis pairwise, which keeps the error at that of a few additions.
+    means, m2s, lows, highs = (
+        np.stack([getattr(part, name) for part in parts], axis=1) for name in ("mean", "m2", "low", "high")
+    )
+    near = means[:, :1]  # distances from one of the means lose nothing where the mean is large against the spread
+    mean = near[:, 0] + ((means - near) * counts).sum(axis=1) / counts.sum()
+    m2 = m2s.sum(axis=1) + ((means - mean[:, None]) ** 2 * counts).sum(axis=1)
+    images, count = sum(part.images for part in parts), sum(part.count for part in parts)
+    return Moments(images, count, mean, m2, lows.min(axis=1), highs.max(axis=1))
+
+
+# ---- documents
+
+
+class Scaled(msgspec.Struct, frozen=True):
+    """The same after `(z - shift) * scale`, which is what the model works on; both factors as recorded of the VAE."""
+
+    shift: float
+    scale: float
+    mean: list[float]
+    std: list[float]
+
+
+class Statistics(msgspec.Struct, frozen=True, kw_only=True):
+    """One document. Lists hold one number per channel and are empty where there is no latent.
+
+    `model`: key of the VAE; `fingerprint`: of all that the numbers were made from; `left_out`: reason → images.
+    """
+
+    format: str = FORMAT
+    buckets: list[str]
+    model: str | None
+    fingerprint: str
+    images: int
+    values_per_channel: int
+    left_out: dict[str, int]
+    mean: list[float]
+    m2: list[float]
+    std: list[float]
+    min: list[float]
+    max: list[float]
+    scaled: Scaled | None
+
+    @property
+    def moments(self) -> Moments:
+        lists = (np.array(values) for values in (self.mean, self.m2, self.min, self.max))
+        return Moments(self.images, self.values_per_channel, *lists)
+
+
+def statistics_path(derived: Path, name: str) -> Path:
+    """Of a bucket, or of `all`."""
+    return derived / ASSET / f"{name}.json"
+
+
+def read_statistics(path: Path) -> Statistics | None:
+    """A document if it is there, ours and whole, else None."""
+    try:
+        statistics = msgspec.convert(read_json(path), Statistics)
+    except (ImagemillError, msgspec.ValidationError):
+        return None
+    lengths = {
+        len(values) for values in (statistics.mean, statistics.m2, statistics.std, statistics.min, statistics.max)
+    }
+    whole = lengths == {VAE_CHANNELS if statistics.values_per_channel else 0}
+    return statistics if whole and statistics.format == FORMAT else None
+
+
+def _document(
+    moments: Moments, buckets: Sequence[str], version: str, left_out: Counter[str], identity: ModelIdentity | None
+) -> Statistics:
+    some = slice(None) if moments.count else slice(0)
+    mean, m2, std, low, high = (
+        values[some].tolist() for values in (moments.mean, moments.m2, moments.std, moments.low, moments.high)
+    )
+    return Statistics(
+        buckets=list(buckets),
+        model=identity.key if identity else None,
+        fingerprint=version,
+        images=moments.images,
+        values_per_channel=moments.count,
+        left_out=dict(left_out),
+        mean=mean,
+        m2=m2,
+        std=std,
+        min=low,
+        max=high,
+        scaled=_scaled(moments, identity) if moments.count else None,
+    )
+
+
+def _scaled(moments: Moments, identity: ModelIdentity | None) -> Scaled | None:
+    shift, scale = _factors(identity)
+    if shift is None or scale is None:
+        return None
+    return Scaled(shift, scale, ((moments.mean - shift) * scale).tolist(), (moments.std * abs(scale)).tolist())
+
+
+def _factors(identity: ModelIdentity | None) -> tuple[float | None, float | None]:
+    facts = identity.facts if identity else {}
+    return facts.get("shift_factor"), facts.get("scaling_factor")
+
+
+def as_table(statistics: Statistics) -> str:
+    """Markdown: a row per channel."""
+    scaled = statistics.scaled
+    head = ["channel", "mean", "std", "min", "max", *(["mean scaled", "std scaled"] if scaled else [])]
+    columns = [statistics.mean, statistics.std, statistics.min, statistics.max]
+    columns += [scaled.mean, scaled.std] if scaled else []
+    rows = [[str(n), *(f"{value:.5g}" for value in row)] for n, row in enumerate(zip(*columns, strict=True))]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in [head, ["---:"] * len(head), *rows])
+
+
+# ---- what to count
+
+
+@dataclass(slots=True)
+class BucketPart:
+    """One bucket's files, and why images of it are left out; `version`: fingerprint of both and of the model."""
+
+    bucket: str
+    files: list[CurrentFile] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)
+    version: str = ""
+
+
+@dataclass(slots=True)
+class StatisticsPlan:
+    """The chosen buckets, over one look at the folder of latents."""
+
+    derived: Path
+    found: CurrentFiles
+    parts: list[BucketPart]
+    identity: ModelIdentity | None
+
+
+def plan_statistics(
+    derived: Path, ledger: Ledger, identity: ModelIdentity | None, buckets: Iterable[str]
+) -> StatisticsPlan:
+    """Sort the latents into buckets by the size of their images. `identity`: the recorded maker of the latents."""
+    found = current_files(VAE, derived, ledger)
+    bucket_of = functools.cache(assign_bucket)
+    parts = {bucket: BucketPart(bucket) for bucket in buckets}
+    for file in found.files:
+        if part := parts.get(bucket_of(file.source.width, file.source.height)):
+            part.files.append(file)
+    for image_id, reason in found.left_out.items():
+        source = found.sources.get(image_id)
+        if source and (part := parts.get(bucket_of(source.width, source.height))):
+            part.left_out[image_id] = reason
+    for part in parts.values():
+        part.version = _version(part, identity)
+    return StatisticsPlan(derived, found, list(parts.values()), identity)
+
+
+def _version(part: BucketPart, identity: ModelIdentity | None) -> str:
+    lines = [f"{FORMAT} {identity.key if identity else None} {_factors(identity)}"]
+    lines += [f"{file.image_id} {file.content}" for file in part.files]
+    lines += [f"{image_id} {reason}" for image_id, reason in sorted(part.left_out.items())]
+    return fingerprint("\n".join(lines).encode())
+
+
+# ---- counting
+
+
+def statistics_reports(
+    plan: StatisticsPlan, *, threads: int = 2, before_merge: Callable[[], None] = lambda: None
+) -> Iterator[Report]:
+    """One report per bucket, and one of all buckets on disk once the caller has written those.
+
+    A bucket whose files are those of its document is not read again.
+
+    Args:
+        before_merge: called before the buckets on disk are read, to keep other writers of `all.json` away.
+    """
+    with Progress(ASSET, sum(len(part.files) for part in plan.parts)) as progress:
+        for part in plan.parts:
+            path = statistics_path(plan.derived, part.bucket)
+            statistics = read_statistics(path)
+            if statistics and statistics.fingerprint == part.version:
+                progress.advance(len(part.files))
+                yield _report(statistics, path, part.bucket, write=False)
+            else:
+                yield _report(_count(plan, part, threads, progress), path, part.bucket)
+    before_merge()
+    yield _report(merged(plan.derived, plan.identity), statistics_path(plan.derived, ALL))
+
+
+def _count(plan: StatisticsPlan, part: BucketPart, threads: int, progress: Progress) -> Statistics:
+    stream = measured(plan.found, part.files, moments_of, threads=threads)
+    chunks: list[Moments] = []
+    while chunk := [moments for _, moments in islice(stream, _TOGETHER)]:
+        chunks.append(merge(chunk))
+        progress.advance(len(chunk))
+    left_out = {**part.left_out, **_of(part.files, plan.found.left_out)}
+    return _document(merge(chunks), [part.bucket], part.version, Counter(sorted(left_out.values())), plan.identity)
+
+
+def _of(files: Iterable[CurrentFile], left_out: dict[str, str]) -> dict[str, str]:
+    """What reading showed not to be a latent after all."""
+    return {file.image_id: left_out[file.image_id] for file in files if file.image_id in left_out}
+
+
+def merged(derived: Path, identity: ModelIdentity | None) -> Statistics:
+    """Every bucket on disk that was counted of this model's latents, in one document."""
+    key = identity.key if identity else None
+    present = {bucket: read_statistics(statistics_path(derived, bucket)) for bucket in BUCKETS}
+    parts = {bucket: part for bucket, part in present.items() if part and part.model == key}
+    version = fingerprint("\n".join(f"{bucket} {part.fingerprint}" for bucket, part in parts.items()).encode())
+    left_out = sum((Counter(part.left_out) for part in parts.values()), Counter())
+    return _document(merge(part.moments for part in parts.values()), list(parts), version, left_out, identity)
+
+
+def _report(statistics: Statistics, path: Path, partition: str | None = None, *, write: bool = True) -> Report:
+    counts = {
+        "images": statistics.images,
+        "values_per_channel": statistics.values_per_channel,
+        **{f"left out: {reason}": count for reason, count in sorted(statistics.left_out.items())},
+    }
+    title = "channels" if partition else "all buckets"
+    files = {path: json_bytes(statistics)} if write else {}
+    return Report(statistics.fingerprint, partition, files, counts, {title: as_table(statistics)})

@@ -1,0 +1,323 @@
+"""Which images are nearly the same, by the cosine of their DINOv3 vectors.
+
+    derived/
+    ├─ near_duplicates.jsonl   one line per group: its representative, every member with its cosine to that one
+    ├─ near_duplicates.png     thumbnails of the most striking groups, a row each
+    └─ near_duplicates.json    threshold, counts, what both were made from; written last
+
+A group is what pairs of at least the threshold connect; in a long chain of pairs the ends may have little in common, so a
+member counts as a near duplicate *of the representative* only where its own cosine says so. The representative is, of the
+members that have a caption and are not withdrawn if there are any, the one with the most pixels, the first by id among equals.
+
+Belongs here: the report, and what shards leave out by it when asked.
+Belongs elsewhere: the search (pipeline/curation/similarity.py), drawing (pipeline/contact_sheet.py).
+"""
+
+import io
+from collections import Counter
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from PIL import Image
+
+from imagemill.config import NearDuplicateSettings
+from imagemill.embedding_specs import DINOV3, DINOV3_WIDTH
+from imagemill.errors import ImagemillError, InvalidNpy, MissingInput
+from imagemill.files import fingerprint
+from imagemill.formats.jsonl import encode_line
+from imagemill.formats.manifest import json_bytes, read_json
+from imagemill.ledger import Ledger
+from imagemill.pipeline.contact_sheet import PAGE_CHARACTERS, Row, Tile, as_data_uri, as_png, draw_sheet
+from imagemill.pipeline.curation.reports import Report
+from imagemill.pipeline.curation.similarity import (
+    TOLERANCE,
+    block_size,
+    connected,
+    make_index,
+    search_threads,
+    similar_pairs,
+    training_size,
+)
+from imagemill.pipeline.stage2.current import CurrentFile, CurrentFiles, current_files, measured
+from imagemill.progress import Progress
+
+ASSET = "near_duplicates"
+FORMAT = "imagemill-near-duplicates/1"
+
+# Groups on the sheet.
+SHEET_GROUPS = 20
+
+
+class Member(msgspec.Struct, frozen=True):
+    """An image of a group; `cosine` to the representative, six digits. Sizes in pixels, upright."""
+
+    image_id: str
+    file: str
+    width: int
+    height: int
+    cosine: float
+
+
+class Group(msgspec.Struct, frozen=True):
+    """A line of the report; members in order of id, the representative among them."""
+
+    representative: str
+    members: list[Member]
+
+    @property
+    def least(self) -> float:
+        return min(member.cosine for member in self.members)
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """What the groups were made from, and how many there are.
+
+    `fingerprint`: of every vector and of the settings; `lines`: of the JSONL's bytes; `left_out`: reason → images.
+    """
+
+    format: str = FORMAT
+    fingerprint: str
+    threshold: float
+    images: int
+    groups: int
+    members: int
+    left_out: dict[str, int]
+    lines: str
+
+
+def lines_path(derived: Path) -> Path:
+    return derived / f"{ASSET}.jsonl"
+
+
+def sheet_path(derived: Path) -> Path:
+    return derived / f"{ASSET}.png"
+
+
+def summary_path(derived: Path) -> Path:
+    return derived / f"{ASSET}.json"
+
+
+# ---- planning
+
+
+@dataclass(slots=True)
+class DuplicatesPlan:
+    """The vectors to compare, whose images may be packed (a caption, not withdrawn), and the report's version."""
+
+    derived: Path
+    found: CurrentFiles
+    captioned: Container[str]
+    settings: NearDuplicateSettings
+    version: str
+
+
+def plan_near_duplicates(derived: Path, ledger: Ledger, settings: NearDuplicateSettings) -> DuplicatesPlan:
+    found = current_files(DINOV3, derived, ledger)
+    captioned = ledger.ids("captions") - ledger.ids("withdrawn")
+    lines = [f"{FORMAT} {settings.threshold} {settings.probes}"]
+    for file in found.files:
+        source = file.source
+        facts = source.file_name, source.fingerprint, file.content, source.image_id in captioned
+        lines.append(f"{source.image_id} {' '.join(map(str, facts))}")
+    version = fingerprint("\n".join(lines).encode())
+    return DuplicatesPlan(derived, found, captioned, settings, version)
+
+
+# ---- the report
+
+
+def near_duplicate_reports(
+    plan: DuplicatesPlan, approved: Path, *, threads: int = 2, search: int = 1
+) -> Iterator[Report]:
+    """The one report; where nothing has changed since the last one, no vector is read.
+
+    Args:
+        approved: folder of the images, for the sheet.
+        threads: that read files. search: that compare vectors.
+    """
+    summary, groups, files = read_summary(plan.derived), None, {}
+    if summary and summary.fingerprint == plan.version:
+        groups = read_groups(plan.derived, summary)
+    sheet = _opened(sheet_path(plan.derived)) if groups is not None else None
+    if summary is None or groups is None or sheet is None:
+        groups = find_groups(plan, threads=threads, search=search)
+        sheet = draw_sheet(
+            [_row(approved, group) for group in striking(groups)[:SHEET_GROUPS]], empty="no near duplicates"
+        )
+        lines = b"".join(map(encode_line, groups))
+        summary = _summary(plan, groups, lines)
+        files = {
+            lines_path(plan.derived): lines,
+            sheet_path(plan.derived): as_png(sheet),
+            summary_path(plan.derived): json_bytes(summary),
+        }
+    yield Report(summary.fingerprint, files=files, counts=_counts(summary), pages={"sheet": _page(groups, sheet)})
+
+
+def find_groups(plan: DuplicatesPlan, *, threads: int = 2, search: int = 1) -> list[Group]:
+    """Compare all vectors; groups in order of their representatives."""
+    found, settings = plan.found, plan.settings
+    count = len(found.files)
+    if count < 2:
+        return []
+    compared: list[CurrentFile] = []
+    with search_threads(search), Progress(ASSET, count) as progress:
+        index = make_index(DINOV3_WIDTH, count, lambda: _sample(found, threads), probes=settings.probes)
+        blocks = _blocks(found, compared, threads, progress)
+        groups = connected(count, similar_pairs(index, blocks, settings.threshold))
+        return sorted((_group(plan, rows, compared, index) for rows in groups), key=lambda group: group.representative)
+
+
+def unit_vector(vector: np.ndarray, path: Path = Path("vector")) -> np.ndarray:
+    """A vector of length 1, float32. Raises InvalidNpy for one without a direction."""
+    with np.errstate(invalid="ignore"):
+        length = np.linalg.norm(vector.astype(np.float64))
+    if not np.isfinite(length):
+        raise InvalidNpy("non_finite", path, "NaN or infinity among the values")
+    if not length:
+        raise InvalidNpy("zero_norm", path, "all values are zero")
+    return (vector / length).astype(np.float32)
+
+
+def _sample(found: CurrentFiles, threads: int) -> np.ndarray:
+    """Vectors from all over the folder, to train the index with."""
+    size = training_size(len(found.files))
+    chosen = [found.files[i] for i in np.linspace(0, len(found.files) - 1, size).astype(int)]
+    return np.stack([vector for _, vector in measured(found, chosen, unit_vector, threads=threads)])
+
+
+def _blocks(found: CurrentFiles, compared: list[CurrentFile], threads: int, progress: Progress) -> Iterator[np.ndarray]:
+    """All vectors, float32 (n, 1024); the files of the rows so far are put into `compared`."""
+    size = block_size(len(found.files))
+    block: list[np.ndarray] = []
+    for file, vector in measured(found, found.files, unit_vector, threads=threads):
+        compared.append(file)
+        block.append(vector)
+        if len(block) == size:
+            yield np.stack(block)
+            progress.advance(len(block))
+            block.clear()
+    if block:
+        yield np.stack(block)
+        progress.advance(len(block))
+
+
+def _group(plan: DuplicatesPlan, rows: np.ndarray, compared: Sequence[CurrentFile], index) -> Group:
+    files = [compared[row].source for row in rows]
+    best = min(
+        range(len(rows)),
+        key=lambda n: (
+            files[n].image_id not in plan.captioned,
+            -files[n].width * files[n].height,
+            files[n].image_id,
+        ),
+    )
+    vectors = np.stack([index.reconstruct(int(row)) for row in rows]).astype(np.float64)
+    cosines = np.clip(vectors @ vectors[best] / np.linalg.norm(vectors, axis=1) / np.linalg.norm(vectors[best]), -1, 1)
+    members = [
+        Member(file.image_id, file.file_name, file.width, file.height, round(float(cosine), 6))
+        for file, cosine in zip(files, cosines, strict=True)
+    ]
+    return Group(files[best].image_id, members)
+
+
+def _summary(plan: DuplicatesPlan, groups: Sequence[Group], lines: bytes) -> Summary:
+    left_out = Counter(sorted(plan.found.left_out.values()))
+    compared = len(plan.found.files) - sum(file.image_id in plan.found.left_out for file in plan.found.files)
+    return Summary(
+        fingerprint=plan.version,
+        threshold=plan.settings.threshold,
+        images=compared,
+        groups=len(groups),
+        members=sum(len(group.members) for group in groups),
+        left_out=dict(left_out),
+        lines=fingerprint(lines),
+    )
+
+
+def _counts(summary: Summary) -> dict[str, int]:
+    return {
+        "images": summary.images,
+        "groups": summary.groups,
+        "members": summary.members,
+        **{f"left out: {reason}": count for reason, count in sorted(summary.left_out.items())},
+    }
+
+
+# ---- showing it
+
+
+def striking(groups: Iterable[Group]) -> list[Group]:
+    """The largest groups first; among equals those whose members are most alike."""
+    return sorted(groups, key=lambda group: (-len(group.members), -group.least, group.representative))
+
+
+def _row(approved: Path, group: Group) -> Row:
+    """The representative first, then by likeness to it."""
+    members = sorted(group.members, key=lambda m: (m.image_id != group.representative, -m.cosine, m.image_id))
+    title = f"{len(members)} images, cosine to the first one at least {group.least:.4f}"
+    return Row(title, [Tile(approved / member.file, member.image_id) for member in members])
+
+
+def _page(groups: Sequence[Group], sheet: Image.Image) -> str:
+    """Markdown with a picture of the sheet inside, small enough for an event of Dagster's history."""
+    shown = f", shown: the {SHEET_GROUPS} largest" if len(groups) > SHEET_GROUPS else ""
+    head = f"groups: {len(groups)}{shown}" if groups else "no near duplicates"
+    picture = as_data_uri(sheet, PAGE_CHARACTERS - len(head) - 50) if groups else None
+    return f"{head}\n\n![near duplicates]({picture})" if picture else head
+
+
+def _opened(path: Path) -> Image.Image | None:
+    try:
+        return Image.open(io.BytesIO(path.read_bytes()), formats=["PNG"]).convert("RGB")
+    except (OSError, SyntaxError):
+        return None
+
+
+# ---- reading it back
+
+
+def read_summary(derived: Path) -> Summary | None:
+    """The summary if it is there, ours and whole, else None."""
+    try:
+        summary = msgspec.convert(read_json(summary_path(derived)), Summary)
+    except (ImagemillError, msgspec.ValidationError):
+        return None
+    return summary if summary.format == FORMAT else None
+
+
+def read_groups(derived: Path, summary: Summary) -> list[Group] | None:
+    """The lines that this summary was written with; None where others, or none, are there."""
+    try:
+        data = lines_path(derived).read_bytes()
+    except FileNotFoundError:
+        return None
+    return msgspec.json.Decoder(Group).decode_lines(data) if fingerprint(data) == summary.lines else None
+
+
+def excluded_images(derived: Path, ledger: Ledger, settings: NearDuplicateSettings) -> Mapping[str, str]:
+    """What shards leave out by the report: image id → which image stands for it, and how near it is. Nothing unless asked.
+
+    Raises:
+        MissingInput: there is no report. ImagemillError: it is of other vectors, or of other settings.
+    """
+    if not settings.exclude:
+        return {}
+    summary = read_summary(derived)
+    groups = read_groups(derived, summary) if summary else None
+    why = "imagemill.yaml says near_duplicates.exclude: true"
+    do = "run `imagemill run`, or materialize near_duplicates in the UI; or set near_duplicates.exclude: false"
+    if summary is None or groups is None:
+        raise MissingInput("no report of near duplicates", where=summary_path(derived), why=why, do=do)
+    if summary.fingerprint != plan_near_duplicates(derived, ledger, settings).version:
+        what = "the report of near duplicates is older than the vectors, or was made with other settings"
+        raise ImagemillError(what, where=summary_path(derived), why=why, do=do)
+    return {
+        member.image_id: f"cosine {member.cosine:.4f} to {group.representative}, which stands for it"
+        for group in groups
+        for member in group.members
+        if member.image_id != group.representative and member.cosine >= settings.threshold - TOLERANCE
+    }

@@ -1,0 +1,200 @@
+"""From raw records and images to a rescaled preset.
+
+    raw/{train,val}.jsonl ─▶ plan_rescale ─▶ jobs ─▶ RescaleWorker, on every core ─▶ images/
+                                          └─ finish: <split>.jsonl, once its whole split is good ─▶ manifest
+
+    plan = plan_rescale(dataset, "rescale_32_768", choose_parameters(preset, max_pixels=602112))      # writes nothing
+    report = carry_out(plan, engine.map_batches)
+
+Presets are strict: one refused line or image fails the run, after all of them are listed; finished images stay.
+
+Belongs here: carrying a plan out, what is published when.
+Belongs elsewhere: what there is to do (rescale_plan.py), one image (rescale_worker.py), parameters and the folder
+(rescale_setup.py), norm and coord (coords.py).
+Source: seed 004; CONTRACTS section 3.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from imagemill.atomic import sweep_temporaries
+from imagemill.errors import ImagemillError
+from imagemill.formats.jsonl import encode_line, parse_line, read_raw, replace_lines
+from imagemill.geometry import scale_objects
+from imagemill.pipeline.presets.preset_images import Known, appending
+from imagemill.pipeline.presets.rescale_plan import RescalePlan, SplitPlan, image_name, plan_rescale
+from imagemill.pipeline.presets.rescale_problems import Problem, Problems
+from imagemill.pipeline.presets.rescale_setup import open_preset, record_split
+from imagemill.pipeline.presets.rescale_worker import RescaleRow, RescaleWorker
+from imagemill.progress import Progress
+
+__all__ = ["RescaleFailed", "RescalePlan", "RescaleReport", "RescaleWorker", "carry_out", "plan_rescale"]
+
+# Problems in the message; the report has more of them.
+SHOWN = 20
+BATCH = 32
+
+
+@dataclass(slots=True)
+class RescaleReport:
+    """What a run did.
+
+    Attributes:
+        counts: images by what became of them (`resized`, `copied`, `kept`, `adopted`, `refused`, `failed`).
+        splits: of each published split, what the manifest says.
+        rewritten: splits whose file of records changed.
+        turned: identity copies that carry an orientation tag, which viewers will turn and training will not: a warning.
+    """
+
+    counts: Counter[str]
+    splits: dict[str, dict[str, Any]]
+    rewritten: list[str]
+    turned: int
+    problems: Problems
+
+
+class RescaleFailed(ImagemillError):
+    """Lines or images were refused, or failed; `report` has what was done all the same."""
+
+    def __init__(self, plan: RescalePlan, report: RescaleReport) -> None:
+        self.report = report
+        problems = report.problems
+        counts = ", ".join(f"{reason}: {count}" for reason, count in problems.by_reason.most_common())
+        shown = [f"    {problem}" for problem in problems.listed[:SHOWN]]
+        more = len(problems) - len(shown)
+        unpublished = [f"{split.split}.jsonl" for split in plan.splits if split.split not in report.splits]
+        super().__init__(
+            "\n".join(
+                [
+                    f"{plan.dataset.name}/{plan.preset.name}: {counts}",
+                    *shown,
+                    *([f"    and {more} more"] if more else []),
+                ]
+            ),
+            where=plan.dataset.raw,
+            why=f"a preset is published whole: not written: {', '.join(unpublished)}; finished images stay",
+            do="; ".join([*problems.remedies(), "then run the same command again"]),
+        )
+
+
+def carry_out(plan: RescalePlan, map_batches: Callable[..., Iterator[RescaleRow]]) -> RescaleReport:
+    """Make what is missing, then publish each split that is whole.
+
+    Args:
+        map_batches: an engine's verb (resources/engine.py).
+
+    Raises:
+        RescaleFailed: lines or images were refused or failed; all else is done. PresetConflict: `images` is no real folder.
+    """
+    counts, known = Counter(kept=len(plan.standing)), dict(plan.standing)
+    bad: dict[str, RescaleRow] = {}
+    if plan.images or not plan.problems:
+        open_preset(plan.dataset, plan.preset, plan.parameters)
+        for folder in (plan.preset.path, plan.preset.images):
+            sweep_temporaries(folder)
+        try:
+            with closing(_rows(plan, map_batches)) as rows:
+                for row in rows:
+                    counts[row.status] += 1
+                    if row.known:
+                        known[row.name] = row.known
+                    else:
+                        bad[row.name] = row
+        finally:
+            sweep_temporaries(plan.preset.images)  # of workers that were stopped or killed
+    for problem in _image_problems(plan, bad):
+        plan.problems.add(problem)
+    turned = sum(
+        entry.orientation != 1
+        for name, entry in known.items()
+        if plan.images[name].declared == plan.images[name].target
+    )
+    report = RescaleReport(counts, {}, [], turned, plan.problems)
+    for split in plan.splits:
+        if not plan.problems.by_split[split.split]:
+            _finish_split(plan, split, known, report)
+    if plan.problems:
+        raise RescaleFailed(plan, report)
+    return report
+
+
+def _rows(plan: RescalePlan, map_batches: Callable[..., Iterator[RescaleRow]]) -> Generator[RescaleRow]:
+    """What became of each job; what is known of an image is written down before its row is passed on."""
+    if not plan.jobs:
+        return
+    rows = map_batches(RescaleWorker, plan.jobs, batch_size=BATCH, **plan.worker_options)
+    task = f"rescale {plan.dataset.name}/{plan.preset.name}"
+    try:
+        with Progress(task, len(plan.jobs)) as progress, appending(plan.preset) as index:
+            for row in rows:
+                if row.known:
+                    index.add(row.known)
+                progress.advance()
+                yield row
+    finally:
+        # An interrupt ends the engine's processes now, not when its traceback is forgotten.
+        getattr(rows, "close", lambda: None)()
+
+
+def _image_problems(plan: RescalePlan, bad: Mapping[str, RescaleRow]) -> Iterator[Problem]:
+    """Of each split that names a bad image, its first line."""
+    for split in plan.splits:
+        for name in sorted(bad.keys() & split.images.keys(), key=split.images.__getitem__):
+            row = bad[name]
+            yield Problem(split.split, split.images[name], row.reason, f"{name}: {row.message}", row.remedy)
+
+
+def _finish_split(plan: RescalePlan, split: SplitPlan, known: Mapping[str, Known], report: RescaleReport) -> None:
+    """Publish a split all of whose lines and images are good; a file that says the same keeps its bytes and mtime."""
+    raw, digest = plan.dataset.raw_jsonl(split.split), xxhash.xxh3_128()
+
+    def lines() -> Iterator[bytes]:
+        for number, line in read_raw(raw):
+            digest.update(line + b"\n")
+            yield encode_line(_rescaled(plan, parse_line(number, line).value, raw))
+        _check_unchanged(raw, split.fingerprint, f"xxh3:{digest.hexdigest()}")
+
+    if replace_lines(plan.preset.jsonl(split.split), lines()):
+        report.rewritten.append(split.split)
+    copied = sum(plan.images[name].declared == plan.images[name].target for name in split.images)
+    counts = {
+        "records": split.records,
+        "objects": split.objects,
+        "images": len(split.images),
+        "copied": copied,
+        "resized": len(split.images) - copied,
+        "orientation_tags": sum(
+            known[name].orientation != 1
+            for name in split.images
+            if plan.images[name].declared == plan.images[name].target
+        ),
+        "raw_fingerprint": split.fingerprint,
+    }
+    record_split(plan.preset, split.split, counts)
+    report.splits[split.split] = counts
+
+
+def _rescaled(plan: RescalePlan, record: Mapping[str, Any] | None, raw: Path) -> dict[str, Any]:
+    """A raw record as the preset has it: sizes and geometry of its image there, all else as it is, in order."""
+    sizes = plan.images.get(image_name(record)) if record and record.get("images") else None
+    if record is None or sizes is None:
+        raise _changed(raw)
+    (width, height), objects = sizes.target, scale_objects(record["objects"], sizes.declared, sizes.target)
+    return {**record, "width": width, "height": height, "objects": objects}
+
+
+def _check_unchanged(raw: Path, before: str, now: str) -> None:
+    if before != now:
+        raise _changed(raw)
+
+
+def _changed(raw: Path) -> ImagemillError:
+    return ImagemillError(
+        f"{raw.name} changed while it was rescaled", where=raw, do="run the same command again; finished images stay"
+    )

@@ -1,0 +1,89 @@
+"""What one packing run was asked for, and what it would do: the same plan for the real run and for a dry one.
+
+Belongs here: from a request to a plan, whoever asks (run configuration or command line).
+Belongs elsewhere: what may be packed (readiness.py), order and cut (shards.py), claims and rows of the ledger (assets/).
+Source: seed 001, "Support dry-run mode"; CONTRACTS section 2.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from imagemill.config import Config
+from imagemill.layout import DataRoot
+from imagemill.ledger import Ledger
+from imagemill.pipeline.curation.near_duplicates import excluded_images
+from imagemill.pipeline.shards.readiness import Readiness, find_ready, progress_lines
+from imagemill.pipeline.shards.shard_plan import Existing, ShardSet, conflicts, plan_shards
+from imagemill.pipeline.shards.shard_sets import ShardParameters
+
+# What these write is said by the request alone; the others keep what a set of ours was written with.
+_ANEW = {"refuse", "replace"}
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """A request. `asked`: the fields of ShardParameters that somebody named; `progress_every`: ready records per line.
+
+    `allow_preview`: samples whose caption a preview model made are packed too.
+    """
+
+    buckets: Sequence[str]
+    output: Path
+    existing: Existing
+    asked: Mapping[str, Any] = field(default_factory=dict)
+    progress_every: int = 500
+    allow_preview: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DryRun:
+    """The counters of the real run, and why it would refuse to write."""
+
+    counts: dict[str, int]
+    conflicts: list[str]
+
+
+def plan_packing(root: DataRoot, config: Config, ledger: Ledger, packing: Packing) -> tuple[Readiness, ShardSet]:
+    """Match records with files, then order, limit, group and cut. Writes nothing.
+
+    Raises:
+        MissingInput: no records. WrongUsage: an unknown `existing`.
+    """
+    excluded = excluded_images(root.derived, ledger, config.near_duplicates)
+    say = progress_lines(packing.progress_every)
+    found = find_ready(
+        root.stage2_jsonl, root.derived, ledger, buckets=packing.buckets, excluded=excluded,
+        allow_preview=packing.allow_preview, on_ready=say,
+    )  # fmt: skip
+    parameters = ShardParameters(**{"shard_size": config.shard_size, **packing.asked})
+    as_recorded = packing.existing not in _ANEW and not packing.asked
+    shard_set = plan_shards(
+        found.ready, packing.buckets, packing.output, parameters, packing.existing, as_recorded=as_recorded,
+        withdrawn=ledger.ids("withdrawn"),
+    )  # fmt: skip
+    return found, shard_set
+
+
+def scanned(found: Readiness) -> dict[str, int]:
+    """The counters of the scan."""
+    return {
+        "total_records": found.total_records,
+        "ready_records": len(found.ready),
+        "skipped_incomplete": found.skipped_incomplete,
+        "filtered": found.filtered,
+    }
+
+
+def dry_run(root: DataRoot, config: Config, packing: Packing) -> DryRun:
+    """What a run would count and meet. The disk stays as it is: a data root without a ledger gets none."""
+    path = root.ledger
+    with Ledger(path, read_only=True) if path.is_file() else Ledger(Path(":memory:")) as ledger:
+        found, shard_set = plan_packing(root, config, ledger, packing)
+    counts = {
+        **scanned(found),
+        "written_samples": sum(plan.samples for plan in shard_set.plans),
+        "written_shards": sum(len(plan.shards) for plan in shard_set.plans),
+    }
+    return DryRun(counts, conflicts(shard_set))

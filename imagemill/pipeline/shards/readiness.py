@@ -1,0 +1,293 @@
+"""Which records are ready to be packed: a valid record and a valid, current file of every kind.
+
+Names and sizes come from one listing per folder; a file is opened only where the ledger does not vouch for it. Any Stage 2
+layout of the seed's form is understood, also one that another program wrote.
+
+Source: seed 001 "Load Stage 2 metadata and validate readiness"; CONTRACTS section 2, "Readiness".
+"""
+
+import gc
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from imagemill.columns import Column
+from imagemill.embedding_specs import EmbeddingSpec, embedding_specs
+from imagemill.errors import MissingInput
+from imagemill.formats.jsonl import parse_line, read_blocks
+from imagemill.formats.npy import SUFFIX, NpyStore
+from imagemill.ledger import FileColumns, FileRow, Ledger, Problem, SourceColumns
+from imagemill.listing import begin_listing
+from imagemill.pipeline.shards.kind_files import READ_ERROR, FilesAt, Image, KindFiles, Records, Refusal
+from imagemill.pipeline.shards.slim import SlimRecord, slim_of, slim_records
+from imagemill.pipeline.stage2.regenerate import refuse_regenerating
+from imagemill.records import INLINE_VECTOR, Record, RecordProblem, record_problem
+
+ASSET = "bucket_shards"
+
+_TAKEN_OUT = "taken out by imagemill withdraw"
+_KEEP_DUPLICATE = "set near_duplicates.exclude: false, or remove one of them"
+_PREVIEW = (
+    "preview_caption",
+    "its caption is by a preview model, which describes nothing",
+    "write a caption beside the image, configure a real captioner, or pack with `imagemill shards --allow-preview`",
+)
+# Reason codes of what is wrong with a record, by its rule; of other rules `bad_<field>`.
+_REASONS = {"mask": "bad_mask", "stage1": "stage1"}
+# Bytes of records from which there are files enough to list them by other interpreters: some 10,000 records.
+_LARGE = 4 * 1024 * 1024
+# Malformed lines that are told one by one; all of them are counted.
+_WARNINGS = 20
+_log = logging.getLogger(__name__)
+
+
+class ReadySample(msgspec.Struct, frozen=True, gc=False):
+    """One sample on its way into a tar.
+
+    `record`: the json member's bytes. `files`: one ledger row per kind, in the order of the kinds; its stat triple and
+    content fingerprint are those of the file on disk.
+    """
+
+    image_id: str
+    bucket: str
+    record: bytes
+    mask: tuple[int, ...]
+    files: FilesAt | tuple[FileRow, ...]
+
+
+@dataclass(slots=True)
+class Readiness:
+    """Every record of the file, sorted into ready, filtered and incomplete: the three add up to `total_records`."""
+
+    total_records: int = 0
+    filtered: int = 0
+    skipped_incomplete: int = 0
+    ready: list[ReadySample] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    adopted: list[FileRow] = field(default_factory=list)
+
+
+def find_ready(
+    jsonl: Path,
+    derived: Path,
+    ledger: Ledger,
+    *,
+    buckets: Sequence[str],
+    excluded: Mapping[str, str] | None = None,
+    allow_preview: bool = False,
+    on_ready: Callable[[Readiness], None] = lambda found: None,
+) -> Readiness:
+    """Read the records and match them with the files on disk.
+
+    Args:
+        buckets: records of other buckets count as filtered. excluded: image id → why it is a near duplicate to leave out; such
+            a record counts as incomplete. allow_preview: pack captions of preview models too.
+        on_ready: called after each ready record, for progress.
+
+    Raises:
+        MissingInput: no JSONL there. ImagemillError: a kind is being regenerated.
+    """
+    refuse_regenerating(ledger)
+    with _no_collector():
+        return _find_ready(jsonl, derived, ledger, buckets, excluded, allow_preview, on_ready)
+
+
+@contextmanager
+def _no_collector() -> Iterator[None]:
+    """Half a million small objects, none in a circle: looking for circles among them took a fifth of the time."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+def _find_ready(
+    jsonl: Path,
+    derived: Path,
+    ledger: Ledger,
+    buckets: Sequence[str],
+    excluded: Mapping[str, str] | None,
+    allow_preview: bool,
+    on_ready: Callable[[Readiness], None],
+) -> Readiness:
+    if not jsonl.is_file():
+        raise MissingInput("no Stage 2 records", where=jsonl, do="run `imagemill stage2` first")
+    found = Readiness()
+    stores = {spec: NpyStore(derived / spec.folder, spec) for spec in embedding_specs()}
+    with ThreadPoolExecutor(len(stores) + 1, "list") as pool:
+        folders, aside = [store.folder for store in stores.values()], jsonl.stat().st_size > _LARGE
+        listings = begin_listing(pool, folders, SUFFIX, aside=aside)
+        rows = pool.submit(_known, ledger.path, list(stores))
+        latest = _latest_records(jsonl, found)
+        chosen = list(_chosen(latest, set(buckets), _left_out(ledger, excluded, allow_preview), found))
+        sources, known = rows.result()
+        records = Records(chosen, sources)
+        kinds = [
+            KindFiles(*of_kind, listing.result(), rows, ledger)
+            for of_kind, listing, rows in zip(stores.items(), listings, known, strict=True)
+        ]
+    _match(records, kinds, found, on_ready)
+    return found
+
+
+def _known(path: Path, specs: Sequence[EmbeddingSpec]) -> tuple[SourceColumns, list[FileColumns]]:
+    """What the ledger knows of images and of each kind's files, over a connection of this thread's own."""
+    if not path.is_file():
+        nothing = SourceColumns(Column(), Column(), Column(), Column())
+        return nothing, [FileColumns.of(spec.kind, [""] * 7) for spec in specs]
+    with Ledger(path, read_only=True) as ledger:
+        return ledger.source_columns(), [ledger.file_columns(spec.kind) for spec in specs]
+
+
+def _left_out(
+    ledger: Ledger, excluded: Mapping[str, str] | None, allow_preview: bool
+) -> dict[str, tuple[str, str, str]]:
+    """Image id → reason, detail and remedy, of samples that somebody does not want packed."""
+    left_out = dict.fromkeys(() if allow_preview else ledger.preview_captions(), _PREVIEW)
+    left_out |= {i: ("near_duplicate", detail, _KEEP_DUPLICATE) for i, detail in (excluded or {}).items()}
+    # Last, so that it is what counts of a sample that is left out for several reasons; the remedy names the id.
+    return left_out | {
+        i: ("withdrawn", _TAKEN_OUT, f"imagemill withdraw --restore {i}") for i in ledger.ids("withdrawn")
+    }
+
+
+def _chosen(
+    latest: Mapping[str, SlimRecord | RecordProblem],
+    buckets: Set[str],
+    left_out: Mapping[str, tuple[str, str, str]],
+    found: Readiness,
+) -> Iterator[SlimRecord]:
+    """The records whose files are looked for; the others are counted."""
+    for item, record in latest.items():
+        if isinstance(record, RecordProblem):
+            reason = _REASONS.get(record.rule, f"bad_{record.field}")
+            _skip(found, item, reason, record.message, record.remedy)
+        elif record.bucket not in buckets:
+            found.filtered += 1
+        elif item in left_out:
+            _skip(found, item, *left_out[item])
+        else:
+            yield record
+
+
+def _match(
+    records: Records, kinds: Sequence[KindFiles], found: Readiness, on_ready: Callable[[Readiness], None]
+) -> None:
+    """Each record with its files: all that are as they should be at once, the others one by one."""
+    columns = tuple(kind.rows for kind in kinds)
+    vouched = zip(*(kind.vouched(records) for kind in kinds), strict=True)
+    for n, (record, at) in enumerate(zip(records.records, vouched, strict=True)):
+        files = _looked_for(record, records.image(n), kinds, found.adopted) if None in at else FilesAt(columns, at)
+        if isinstance(files, Refusal):
+            _skip(found, record.image_id, *files, "run `imagemill stage2`")
+            continue
+        found.ready.append(ReadySample(record.image_id, record.bucket, record.member, record.mask, files))
+        on_ready(found)
+
+
+def _looked_for(
+    record: SlimRecord, image: Image, kinds: Sequence[KindFiles], adopted: list[FileRow]
+) -> tuple[FileRow, ...] | Refusal:
+    """A row per kind, or why a kind has none to pack."""
+    files: list[FileRow] = []
+    for kind in kinds:
+        file = kind.look(record, image, adopted)
+        if isinstance(file, Refusal):
+            return file
+        files.append(file)
+    return tuple(files)
+
+
+def progress_lines(every: int) -> Callable[[Readiness], None]:
+    """A plain line every so many ready records. Source: seed 001, "Progress during scan"."""
+
+    def say(found: Readiness) -> None:
+        if len(found.ready) % every == 0:
+            counts = f"total_records={found.total_records} ready_records={len(found.ready)}"
+            print(f"{counts} skipped_incomplete={found.skipped_incomplete}", flush=True)
+
+    return say
+
+
+def _latest_records(jsonl: Path, found: Readiness) -> dict[str, SlimRecord | RecordProblem]:
+    """The records in file order, of duplicates the last one, by id, or by line where it has none; or what is wrong with it.
+
+    Everything else is counted as incomplete.
+    """
+    # In the order of the lines that count: a later record of the same id is put in anew.
+    latest: dict[str, SlimRecord | RecordProblem] = {}
+    lines: dict[str, int] = {}
+    for number, item, record in _records(jsonl, found):
+        found.total_records += 1
+        if record is None:
+            continue
+        if item in latest:
+            del latest[item]
+            detail = f"{item} again in line {number}"
+            _skip(found, f"{jsonl.name}:{lines[item]}", "duplicate_id", detail, "keep one of them")
+        latest[item], lines[item] = record, number
+    return latest
+
+
+def _records(jsonl: Path, found: Readiness) -> Iterator[tuple[int, str, SlimRecord | RecordProblem | None]]:
+    """Line number, id and record of each line that is not blank."""
+    for first, lines in read_blocks(jsonl):
+        records = slim_records(lines)
+        if records is None:
+            yield from _slowly(jsonl, first, lines, found)
+            continue
+        for number, record in enumerate(records, start=first):
+            yield number, record.image_id, record
+
+
+def _slowly(
+    jsonl: Path, first: int, lines: bytes, found: Readiness
+) -> Iterator[tuple[int, str, SlimRecord | RecordProblem | None]]:
+    """The same of lines of which some are unusual: one by one."""
+    for number, raw in enumerate(lines.split(b"\n"), start=first):
+        (record,) = slim_records(raw + b"\n") or (None,)
+        if record is not None:
+            yield number, record.image_id, record
+        elif raw.strip():
+            yield number, *_verdict(jsonl, number, raw.removesuffix(b"\r"), found)
+
+
+def _verdict(jsonl: Path, number: int, raw: bytes, found: Readiness) -> tuple[str, SlimRecord | RecordProblem | None]:
+    """The verdict on a line that cannot be told by a look; None where it is no record at all."""
+    place, line = f"{jsonl.name}:{number}", parse_line(number, raw)
+    if line.value is None:
+        _skip(found, place, "malformed", line.problem or "", "repair or remove the line")
+        _warn(found, line.problem)
+        return place, None
+    image_id = line.value.get("image_id")
+    item = image_id if isinstance(image_id, str) and image_id else place
+    return item, _stage1_problem(line.value) or record_problem(line.value) or slim_of(line.value)
+
+
+def _stage1_problem(record: Record) -> RecordProblem | None:
+    """What Stage 1 wrote lacks no single field: it waits for its migration."""
+    unmigrated = "image_path" in record and not {"image_id", "format_version"} & record.keys()
+    if unmigrated or INLINE_VECTOR in record:
+        message = "a Stage 1 record, not migrated yet"
+        return RecordProblem("format_version", "stage1", message, "run `imagemill stage2`: it migrates them")
+    return None
+
+
+def _skip(found: Readiness, item: str, reason: str, detail: str, remedy: str) -> None:
+    found.skipped_incomplete += 1
+    outcome = "failed" if reason == READ_ERROR else "refused"
+    found.problems.append(Problem(item, ASSET, outcome, reason, detail, remedy))
+
+
+def _warn(found: Readiness, problem: str | None) -> None:
+    """Source: seed 001, "Malformed JSONL line is skipped gracefully"."""
+    if found.skipped_incomplete <= _WARNINGS:
+        _log.warning("%s is skipped: %s", found.problems[-1].item, problem)

@@ -1,0 +1,178 @@
+"""Samples into shards, as a plan: order, grouping, limits, and what is in its way.
+
+Belongs here: which samples go into which tar of which bucket, conflicts with what is there.
+Belongs elsewhere: writing a plan (shard_writer.py), what a set is on disk (shard_sets.py), what appending changes (append.py),
+what may be packed (readiness.py).
+Source: seed 001; CONTRACTS section 2.
+"""
+
+import random
+from collections.abc import Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, get_args
+
+from imagemill.buckets import BUCKETS
+from imagemill.errors import ShardExists, WrongUsage
+from imagemill.pipeline.shards.append import Overlay, lay_over
+from imagemill.pipeline.shards.readiness import ReadySample
+from imagemill.pipeline.shards.shard_sets import (
+    ShardParameters,
+    agrees,
+    bucket_folder,
+    read_index,
+    read_manifest,
+    read_tombstones,
+    recorded_parameters,
+    sample_digest,
+    set_digest,
+)
+
+# What to do about shards that are there: refuse them; replace them; bring sets of ours up to date, whole (`update`, and
+# `repack`, which also folds in what was appended) or by new tars and tombstones (`append`, and `withdraw`, which does nothing
+# but withdrawals).
+Existing = Literal["refuse", "replace", "update", "repack", "append", "withdraw"]
+OVERLAYS = {"append", "withdraw"}
+
+
+@dataclass(frozen=True, slots=True)
+class BucketPlan:
+    """One bucket's set: its samples shard by shard, a digest that says whether one changed, what it was planned with.
+
+    `overlay`: where the set stays, what changes; `shards` are then the new ones.
+    """
+
+    bucket: str
+    shards: tuple[tuple[ReadySample, ...], ...]
+    digest: str
+    parameters: ShardParameters
+    overlay: Overlay | None = None
+
+    @property
+    def samples(self) -> int:
+        """Samples that this plan writes."""
+        return sum(map(len, self.shards))
+
+    @property
+    def live(self) -> int:
+        """Samples that count afterwards."""
+        return self.samples + (len(self.overlay.live) if self.overlay else 0)
+
+
+@dataclass(slots=True)
+class ShardSet:
+    """All chosen buckets of one run, planned. `workers`: tars written at a time."""
+
+    output: Path
+    plans: list[BucketPlan] = field(default_factory=list)
+    existing: Existing = "refuse"
+    workers: int = 1
+
+
+def check_buckets(buckets: Iterable[str]) -> list[str]:
+    """The chosen buckets in the seed's order; another name is refused before anything touches a path."""
+    chosen = set(buckets)
+    if unknown := sorted(chosen - set(BUCKETS)):
+        raise WrongUsage(f"unknown bucket {unknown[0]!r}", do=f"choose from {', '.join(BUCKETS)}")
+    return [bucket for bucket in BUCKETS if bucket in chosen]
+
+
+def plan_shards(
+    ready: Sequence[ReadySample],
+    buckets: Sequence[str],
+    output: Path,
+    parameters: ShardParameters,
+    existing: Existing = "refuse",
+    *,
+    as_recorded: bool = False,
+    withdrawn: Set[str] = frozenset(),
+) -> ShardSet:
+    """Choose buckets, shuffle, limit, group, cut: in this order (seed 001, "Limit applies after shuffle").
+
+    Args:
+        as_recorded: a bucket that has a set of ours keeps the parameters of its manifest: bringing a shuffled or limited
+            set up to date must not undo that. Buckets of equal parameters were, and are, shuffled and limited together.
+        withdrawn: ids that somebody took out; they are not among the ready ones.
+
+    Raises:
+        WrongUsage: an unknown `existing`.
+    """
+    if existing not in get_args(Existing):
+        raise WrongUsage(f"unknown existing={existing!r}", do=f"choose from {', '.join(get_args(Existing))}")
+    groups: dict[ShardParameters, list[str]] = {}
+    for bucket in buckets:
+        recorded = recorded_parameters(bucket_folder(output, bucket)) if as_recorded else None
+        groups.setdefault(recorded or parameters, []).append(bucket)
+    plans = [plan for given, group in groups.items() for plan in _plan_group(ready, group, given)]
+    if existing in OVERLAYS:
+        plans = [_laid_over(plan, bucket_folder(output, plan.bucket), existing, withdrawn) for plan in plans]
+    return ShardSet(output, sorted(plans, key=lambda plan: list(buckets).index(plan.bucket)), existing)
+
+
+def _laid_over(plan: BucketPlan, folder: Path, existing: Existing, withdrawn: Set[str]) -> BucketPlan:
+    """The plan as a change of the set that is there; without one, the plan itself, or nothing where only withdrawals count."""
+    if read_manifest(folder) is None:
+        return plan if existing == "append" else BucketPlan(plan.bucket, (), "", plan.parameters)
+    by_id = {sample.image_id: sample for shard in plan.shards for sample in shard}
+    overlay = lay_over(
+        read_index(folder), read_tombstones(folder), {i: digest_of(sample) for i, sample in by_id.items()}, withdrawn,
+        withdrawals_only=existing == "withdraw",
+    )  # fmt: skip
+    new = [by_id[image_id] for image_id in overlay.missing]
+    digest = set_digest([*overlay.live, *map(digest_of, new)])
+    return BucketPlan(plan.bucket, _cut(new, plan.parameters.shard_size), digest, plan.parameters, overlay)
+
+
+def _cut(samples: Sequence[ReadySample], size: int) -> tuple[tuple[ReadySample, ...], ...]:
+    return tuple(tuple(samples[i : i + size]) for i in range(0, len(samples), size))
+
+
+def _plan_group(
+    ready: Sequence[ReadySample], buckets: Sequence[str], parameters: ShardParameters
+) -> Iterator[BucketPlan]:
+    members = set(buckets)
+    chosen = [sample for sample in ready if sample.bucket in members]
+    if parameters.shuffle:
+        random.Random(parameters.seed).shuffle(chosen)
+    chosen = chosen[: parameters.limit]
+    for bucket in buckets:
+        samples = [sample for sample in chosen if sample.bucket == bucket]
+        shards = _cut(samples, parameters.shard_size)
+        yield BucketPlan(bucket, shards, set_digest(map(digest_of, samples)), parameters)
+
+
+def digest_of(sample: ReadySample) -> str:
+    return sample_digest(sample.record, ((file.kind, file.content) for file in sample.files))
+
+
+# ---- conflicts
+
+
+def conflicts(shard_set: ShardSet) -> list[str]:
+    """Why these buckets may not be written, looked for in every one before a byte is."""
+    return [problem for plan in shard_set.plans if (problem := _conflict(shard_set, plan))]
+
+
+def _conflict(shard_set: ShardSet, plan: BucketPlan) -> str | None:
+    folder = bucket_folder(shard_set.output, plan.bucket)
+    tars = sorted(folder.glob("*.tar")) if folder.is_dir() else []
+    if not tars or shard_set.existing == "replace":
+        return None
+    if shard_set.existing == "refuse":
+        return f"{folder.name}/{tars[0].name} exists"
+    manifest = read_manifest(folder)
+    if manifest is None:
+        return f"{folder.name} holds shards without our manifest"
+    return None if agrees(folder, manifest) else f"{folder.name}: the tars are not those of its manifest"
+
+
+def refuse_conflicts(shard_set: ShardSet) -> None:
+    """Raises ShardExists listing every conflict."""
+    if found := conflicts(shard_set):
+        raise ShardExists(
+            f"shards are already there: {found[0]}"
+            + (f" (and {len(found) - 1} more buckets)" if len(found) > 1 else ""),
+            where=shard_set.output,
+            why="existing shards are never replaced unless asked",
+            do="`imagemill shards --overwrite` replaces each chosen bucket's whole set",
+        )

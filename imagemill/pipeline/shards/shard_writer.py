@@ -1,0 +1,297 @@
+"""A planned set of shards on disk: written beside its place, and put there in one step.
+
+A reader sees the complete old set or the complete new one. Appending does the same: the tars that stay come along by hardlink.
+
+Belongs here: what a set's folder gets, in which order, and its publication.
+Belongs elsewhere: which samples and why (shards.py), the bytes of a tar (formats/tar.py), energon's index (formats/energon.py).
+Source: seed 001; CONTRACTS section 2.
+"""
+
+import functools
+import itertools
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+import numpy as np
+
+from imagemill.atomic import is_orphan, sync_folder, temporaries, temporary_path
+from imagemill.embedding_specs import embedding_specs
+from imagemill.errors import disk_full_told
+from imagemill.files import RunningFingerprint
+from imagemill.formats.energon import META, SQLITE, is_energon, write_energon
+from imagemill.formats.jsonl import write_jsonl
+from imagemill.formats.manifest import write_json
+from imagemill.formats.tar import IndexEntry, KnownFile, Sample, write_shard
+from imagemill.ids import member_key
+from imagemill.pipeline.shards.readiness import ReadySample
+from imagemill.pipeline.shards.shard_plan import BucketPlan, Existing, ShardSet, digest_of
+from imagemill.pipeline.shards.shard_sets import (
+    FORMAT,
+    INDEX,
+    JSON_MEMBER,
+    MANIFEST,
+    MASK_MEMBER,
+    TOMBSTONES,
+    IndexLine,
+    agrees,
+    bucket_folder,
+    read_index,
+    read_manifest,
+    read_tombstones,
+    shard_name,
+)
+from imagemill.pipeline.shards.shard_statistics import measures_of, statistics_of
+from imagemill.provenance import UNKNOWN, ModelIdentity
+from imagemill.swap import replace_folder
+
+# What a set has besides its tars.
+OURS = {INDEX, TOMBSTONES, MANIFEST}
+
+
+@dataclass(slots=True)
+class BucketResult:
+    """What became of one bucket. `samples`, `shards`, `bytes`: of its whole set; `new_samples`, `new_shards`: written now."""
+
+    bucket: str
+    status: Literal["written", "unchanged", "removed", "empty"]
+    new_samples: int = 0
+    new_shards: int = 0
+    tombstones: int = 0
+    samples: int = 0
+    shards: int = 0
+    bytes: int = 0
+
+
+def write_bucket(
+    shard_set: ShardSet,
+    plan: BucketPlan,
+    derived: Path,
+    identities: Mapping[str, ModelIdentity],
+    *,
+    on_sample: Callable[[int], None] = lambda size: None,
+) -> BucketResult:
+    """Write one bucket's set beside its place, then put it there at once. Call `refuse_conflicts` first.
+
+    Args:
+        derived: folder of the npy folders. identities: recorded maker of each kind. on_sample: called with each sample's bytes,
+            on several threads.
+
+    Raises:
+        DiskFull: the old set is where it was.
+    """
+    folder = bucket_folder(shard_set.output, plan.bucket)
+    sweep_sets(shard_set.output)
+    manifest = read_manifest(folder)
+    if manifest and _stays(shard_set.existing, folder, manifest, plan):
+        return _result(plan, "unchanged", manifest)
+    if not plan.live:
+        return _remove(folder, plan)
+    if manifest is None and shard_set.existing == "withdraw":
+        return BucketResult(plan.bucket, "empty")
+    staging = temporary_path(shard_set.output)
+    try:
+        with disk_full_told(folder):
+            staging.mkdir(parents=True)
+            _carry_foreign(folder, staging)
+            manifest = _write_set(staging, folder, plan, derived, identities, on_sample, shard_set.workers)
+            replace_folder(staging, folder)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    return _result(plan, "written", manifest)
+
+
+def _stays(existing: Existing, folder: Path, manifest: Mapping[str, Any], plan: BucketPlan) -> bool:
+    """Whether a set is what the plan wants already."""
+    if not (agrees(folder, manifest) and (folder / INDEX).is_file() and (folder / META / SQLITE).is_file()):
+        return False
+    if plan.overlay:
+        return not plan.shards and list(plan.overlay.tombstones) == read_tombstones(folder)
+    same = (manifest["digest"], manifest["parameters"]) == (plan.digest, msgspec.to_builtins(plan.parameters))
+    folded = not (manifest["appended"] or manifest["tombstones"])
+    return same and (existing == "update" or (existing == "repack" and folded))
+
+
+def _result(plan: BucketPlan, status: Literal["written", "unchanged"], manifest: Mapping[str, Any]) -> BucketResult:
+    shards = manifest["shards"]
+    new = (plan.samples, len(plan.shards)) if status == "written" else (0, 0)
+    total = sum(shard["bytes"] for shard in shards)
+    return BucketResult(plan.bucket, status, *new, manifest["tombstones"], manifest["samples"], len(shards), total)
+
+
+def sweep_sets(output: Path) -> None:
+    """Remove sets that dead runs left beside their place."""
+    for path in temporaries(output):
+        if is_orphan(path):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _remove(folder: Path, plan: BucketPlan) -> BucketResult:
+    """A bucket without samples ends with no set: it leaves its place in one step too."""
+    if not folder.is_dir():
+        return BucketResult(plan.bucket, "empty")
+    staging = temporary_path(folder.parent)
+    staging.mkdir()
+    _carry_foreign(folder, staging)
+    if any(staging.iterdir()):
+        replace_folder(staging, folder)
+    else:
+        staging.rmdir()
+        folder.rename(staging)
+        sync_folder(folder.parent)
+    shutil.rmtree(staging, ignore_errors=True)
+    return BucketResult(plan.bucket, "removed")
+
+
+def _carry_foreign(folder: Path, staging: Path) -> None:
+    """What is not part of a set is not ours to delete: it comes along. Tars that are not the set's do not."""
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if path.name in OURS or path.suffix == ".tar" or is_energon(path.name):
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.copytree(path, staging / path.name, symlinks=True, copy_function=_link)
+        else:
+            _link(path, staging / path.name)
+
+
+def _link(source: str | Path, target: str | Path) -> None:
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except OSError:  # a file system without links
+        shutil.copy2(source, target, follow_symlinks=False)
+
+
+def _write_set(
+    folder: Path,
+    old: Path,
+    plan: BucketPlan,
+    derived: Path,
+    identities: Mapping[str, ModelIdentity],
+    on_sample: Callable[[int], None],
+    threads: int,
+) -> dict[str, Any]:
+    """Everything of a set: tars that stay, new tars, index, tombstones, and the manifest last."""
+    before = read_manifest(old) if plan.overlay else None
+    kept: list[dict[str, Any]] = before["shards"] if before else []
+    for shard in kept:
+        _link(old / shard["name"], folder / shard["name"])
+    first = 1 + max((int(shard["name"][len("shard-") : -len(".tar")]) for shard in kept), default=-1)
+    write = functools.partial(_write_one, folder, derived=derived, on_sample=on_sample)
+    with ThreadPoolExecutor(threads, "pack") as pool:
+        written = list(pool.map(write, itertools.count(first), plan.shards))
+    earlier = read_index(old) if before else []
+    index = [*earlier, *(line for shard in written for line in shard.lines)]
+    write_jsonl(folder / INDEX, index)
+    tombstones = plan.overlay.tombstones if plan.overlay else ()
+    if tombstones:
+        write_jsonl(folder / TOMBSTONES, tombstones)
+    dead = {tombstone.place for tombstone in tombstones}
+    shards = [*_entries_of(kept, earlier), *((shard.told["name"], shard.entries) for shard in written)]
+    write_energon(folder, shards, bucket=plan.bucket, dead=dead, earlier=old if before else None)
+    manifest = {
+        "format": FORMAT,
+        "bucket": plan.bucket,
+        "digest": plan.digest,
+        "samples": plan.live,
+        "tombstones": len(tombstones),
+        "appended": before is not None,
+        "members": [JSON_MEMBER, *(spec.member for spec in embedding_specs()), MASK_MEMBER],
+        "shards": [*kept, *(shard.told for shard in written)],
+        "statistics": statistics_of(line for line in index if line.place not in dead),
+        "parameters": msgspec.to_builtins(plan.parameters),
+        "provenance": {
+            spec.kind: _provenance(spec.kind, n, plan, identities, before) for n, spec in enumerate(embedding_specs())
+        },
+    }
+    write_json(folder / MANIFEST, manifest)
+    return manifest
+
+
+def _entries_of(shards: Sequence[Mapping[str, Any]], lines: Sequence[IndexLine]) -> list[tuple[str, list[IndexEntry]]]:
+    entries: dict[str, list[IndexEntry]] = {shard["name"]: [] for shard in shards}
+    for line in lines:
+        entries[line.shard].append(IndexEntry(line.key, line.offset, line.size))
+    return list(entries.items())
+
+
+class _Written(NamedTuple):
+    """One new tar: `told` is its entry in the manifest."""
+
+    entries: list[IndexEntry]
+    lines: list[IndexLine]
+    told: dict[str, Any]
+
+
+def _write_one(
+    folder: Path,
+    number: int,
+    samples: Sequence[ReadySample],
+    *,
+    derived: Path,
+    on_sample: Callable[[int], None],
+) -> _Written:
+    path, checksum = folder / shard_name(number), RunningFingerprint()
+    entries = write_shard(path, _members(samples, derived, on_sample), checksum=checksum)
+    lines = [
+        IndexLine(
+            sample.image_id, entry.key, path.name, entry.offset, entry.size, digest_of(sample),
+            *measures_of(sample.record, sample.mask),
+        )
+        for sample, entry in zip(samples, entries, strict=True)
+    ]  # fmt: skip
+    size = path.stat().st_size
+    told = {"name": path.name, "samples": len(samples), "bytes": size, "checksum": str(checksum)}
+    return _Written(entries, lines, told)
+
+
+def _members(samples: Sequence[ReadySample], derived: Path, on_sample: Callable[[int], None]) -> Iterator[Sample]:
+    kinds = [(spec.member, f"{derived / spec.folder}{os.sep}") for spec in embedding_specs()]
+    for sample in samples:
+        name = f"{sample.image_id}.npy"
+        files = [
+            (suffix, KnownFile(folder + name, file.stat))
+            for (suffix, folder), file in zip(kinds, sample.files, strict=True)
+        ]
+        members = [(JSON_MEMBER, sample.record), *files, (MASK_MEMBER, mask_npy(sample.mask))]
+        yield member_key(sample.image_id), members
+        on_sample(sample_bytes(sample))
+
+
+def sample_bytes(sample: ReadySample) -> int:
+    """What a sample brings to a tar, headers aside."""
+    return sum([file.stat.size for file in sample.files]) + len(sample.record)
+
+
+@functools.lru_cache(maxsize=1024)
+def mask_npy(mask: tuple[int, ...]) -> bytes:
+    """The mask as an npy of uint8, shape (77,). Source: seed 001, "T5 attention mask is saved as .npy"."""
+    buffer = BytesIO()
+    np.save(buffer, np.asarray(mask, np.uint8))
+    return buffer.getvalue()
+
+
+def _provenance(
+    kind: str,
+    position: int,
+    plan: BucketPlan,
+    identities: Mapping[str, ModelIdentity],
+    before: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """`unknown_maker` counts samples in the tars whose file of this kind was adopted, those of earlier tars too."""
+    makers = [sample.files[position].maker for shard in plan.shards for sample in shard]
+    earlier = before["provenance"].get(kind, {}).get("unknown_maker", 0) if before else 0
+    identity = identities.get(kind)
+    return {
+        "model": identity.model if identity else None,
+        "revision": identity.revision if identity else None,
+        "key": identity.key if identity else None,
+        "preview": identity.preview if identity else None,
+        "facts": identity.facts if identity else None,
+        "unknown_maker": earlier + makers.count(UNKNOWN),
+    }

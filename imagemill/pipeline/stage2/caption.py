@@ -1,0 +1,253 @@
+"""Captions by a vision-language model for images that have none: what T5's pass does before it embeds captions.
+
+    images without one ──decode threads──> pixels ──batches──> captioner ──> one paragraph each ──> the ledger
+
+A caption is remembered with the image it was made of and with its maker. It is made anew where the image changed, where a
+preview model made it and a real one is configured, or where the run asks for it because the captioner changed.
+
+Belongs here: which images get a caption, the worker, what the ledger is told.
+Belongs elsewhere: sidecars and records, which go before (scan.py, facts.py), the model (encoders/vlm.py).
+Source: CONTRACTS section 1, row "captions".
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import numpy as np
+from PIL import Image
+
+from imagemill.config import DECODE_AHEAD_PIXELS
+from imagemill.errors import ModelUnusable, Refused
+from imagemill.files import StatTriple
+from imagemill.ledger import FROM_CAPTIONER, FROM_PREVIEW, Captioned, CaptionRow, Ledger, Problem, SourceRow
+from imagemill.pipeline.ahead import work_ahead
+from imagemill.pipeline.answers import Unanswered, answer_batch
+from imagemill.pipeline.stage2.facts import inspect_image
+from imagemill.pipeline.stage2.plan import Known, refused_image
+from imagemill.pipeline.stage2.scan import Scan, SourceFile, caption_row, normalise_caption
+from imagemill.pixels import header_size
+from imagemill.summarizer import CAPTIONER, Captioner
+
+_BY_A_MODEL = {FROM_CAPTIONER, FROM_PREVIEW}
+
+# A model that fails this many images before it has captioned any does not run here.
+_TRIES = 3
+
+
+class CaptionJob(msgspec.Struct, frozen=True):
+    """One image to caption. `described`: fingerprint of the image that its caption describes, where that may still be it."""
+
+    image_id: str
+    file_name: str
+    stat: StatTriple
+    described: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CaptionedImage:
+    """What became of one job. `text`: the caption, None where there is none, or where the one it has still describes it."""
+
+    job: CaptionJob
+    outcome: Literal["captioned", "kept", "refused", "failed"]
+    source: SourceRow | None = None
+    text: str | None = None
+    reason: str = ""
+    detail: str = ""
+    remedy: str = "run imagemill again"
+
+
+def caption_jobs(
+    ids: Iterable[str], scan: Scan, ledger: Ledger, *, preview: bool, anew: str | None = None
+) -> list[CaptionJob]:
+    """Images that a captioner is to caption.
+
+    Args:
+        preview: whether the captioner is a preview model, whose captions never replace those of a real one.
+        anew: key of the captioner, where captions of every other one are to be replaced.
+    """
+    known, captioned = Known.read(ledger), ledger.captioned()
+    sources = [
+        source for image_id in ids if (source := scan.sources.get(image_id)) and not refused_image(source, known)
+    ]
+    jobs: list[CaptionJob] = []
+    for source in sources:
+        caption, made = known.captions.get(source.image_id), captioned.get(source.image_id)
+        if caption is None or _is_replaced(caption, made, preview, anew):
+            jobs.append(CaptionJob(source.image_id, source.file_name, source.stat))
+        elif made and caption.origin in _BY_A_MODEL and not _describes(made, source, known):
+            jobs.append(CaptionJob(source.image_id, source.file_name, source.stat, made.image))
+    return jobs
+
+
+def _is_replaced(caption: CaptionRow, made: Captioned | None, preview: bool, anew: str | None) -> bool:
+    """Whether a caption makes room whatever the image."""
+    if caption.origin.startswith("preview") and not preview:
+        return True
+    return anew is not None and caption.origin in _BY_A_MODEL and (made is None or made.maker != anew)
+
+
+def _describes(made: Captioned, source: SourceFile, known: Known) -> bool:
+    """Whether the image is known to be the one that was captioned."""
+    facts = known.facts(source)
+    return facts is not None and facts.fingerprint == made.image
+
+
+class CaptionWorker:
+    """Captions images. Built once per process; the model is loaded when the first image needs it.
+
+    Args:
+        captioner: makes one. decode_ahead_pixels: most pixels of images opened ahead of the model.
+    """
+
+    def __init__(
+        self,
+        *,
+        approved: Path,
+        captioner: Callable[[], Captioner],
+        images_per_call: int = 8,
+        decode_threads: int = 2,
+        decode_ahead_pixels: int = DECODE_AHEAD_PIXELS,
+    ) -> None:
+        self._approved, self._make, self._most = approved, captioner, images_per_call
+        self._decode_threads, self._decode_ahead_pixels = decode_threads, decode_ahead_pixels
+        self._captioner: Captioner | None = None
+        self._succeeded, self._failures = False, 0
+
+    def close(self) -> None:
+        if self._captioner is not None:
+            self._captioner.close()
+            self._captioner = None
+
+    def stream(self, jobs: Iterable[CaptionJob]) -> Iterator[CaptionedImage]:
+        """One row per job, in order.
+
+        Raises:
+            ModelUnusable: it cannot be loaded, or does not run here.
+        """
+        with ThreadPoolExecutor(self._decode_threads, "decode") as pool:
+            batch: list[_Opened] = []
+            for opened in self._opened_ahead(pool, jobs):
+                if isinstance(opened, CaptionedImage):
+                    yield opened
+                    continue
+                batch.append(opened)
+                # The first one alone: a model that does not run here fails in seconds.
+                if len(batch) == (self._most if self._succeeded else 1):
+                    yield from self._caption(batch)
+                    batch = []
+            if batch:
+                yield from self._caption(batch)
+
+    def _opened_ahead(
+        self, pool: ThreadPoolExecutor, jobs: Iterable[CaptionJob]
+    ) -> Iterator["CaptionedImage | _Opened"]:
+        return work_ahead(
+            pool,
+            self._open,
+            jobs,
+            weigh=lambda job: None,
+            measure=self._header_pixels,
+            keeps=lambda opened: opened.pixels if isinstance(opened, _Opened) else 0,
+            most=self._most + 2 * self._decode_threads,
+            budget=self._decode_ahead_pixels,
+        )
+
+    def _header_pixels(self, job: CaptionJob) -> int:
+        try:
+            height, width = header_size(self._approved / job.file_name)
+        except (Refused, OSError):  # nothing is decoded then, and `_open` says why
+            return 0
+        return height * width
+
+    def _open(self, job: CaptionJob) -> "CaptionedImage | _Opened":
+        try:
+            source, pixels = inspect_image(self._approved, job)
+        except Refused as refusal:
+            remedy = refusal.do or "replace the image"
+            return CaptionedImage(job, "refused", reason=refusal.reason, detail=refusal.what, remedy=remedy)
+        except Exception as error:  # disk, memory: this image is tried again by the next run
+            return CaptionedImage(job, "failed", reason="read_error", detail=f"{type(error).__name__}: {error}")
+        if job.described == source.fingerprint:
+            return CaptionedImage(job, "kept", source)
+        return _Opened(job, source, pixels)
+
+    def _caption(self, batch: Sequence["_Opened"]) -> Iterator[CaptionedImage]:
+        if self._captioner is None:
+            self._captioner = self._make()
+        images = [Image.fromarray(opened.image) for opened in batch]
+        for opened, answer in zip(batch, answer_batch(self._captioner.caption, images, _one_line), strict=True):
+            if isinstance(answer, Unanswered):
+                self._note_failure(answer)
+                yield CaptionedImage(opened.job, "failed", opened.source, reason=answer.reason, detail=answer.detail)
+            else:
+                self._succeeded = True
+                yield CaptionedImage(opened.job, "captioned", opened.source, answer.text)
+
+    def _note_failure(self, failed: Unanswered) -> None:
+        self._failures += 1
+        if not self._succeeded and self._failures >= _TRIES:
+            raise ModelUnusable(
+                f"the captioner does not run here: {failed.detail}",
+                where="imagemill.yaml, captioner",
+                do="choose another device, dtype or model, or leave the captioner off",
+            )
+
+
+class _Opened(msgspec.Struct):
+    job: CaptionJob
+    source: SourceRow
+    image: np.ndarray
+
+    @property
+    def pixels(self) -> int:
+        return self.source.height * self.source.width
+
+
+def _one_line(answer: str) -> str | None:
+    return normalise_caption(answer) or None
+
+
+def keep_captions(
+    rows: Iterable[CaptionedImage],
+    ledger: Ledger,
+    *,
+    maker: str,
+    preview: bool,
+    run_id: str = "",
+    on_row: Callable[[], None] = lambda: None,
+) -> Counter[str]:
+    """Record each row as it comes; a kill loses the batch that the model is at. Returns counts by outcome.
+
+    Args:
+        maker: key of the captioner. on_row: called after each row, for progress.
+    """
+    counts: Counter[str] = Counter()
+    for row in rows:
+        job, origin = row.job, FROM_PREVIEW if preview else FROM_CAPTIONER
+        with ledger.transaction():
+            ledger.record_sources([row.source] if row.source else [])
+            if row.text is not None and row.source is not None:
+                ledger.record_captions([caption_row(job.image_id, row.text, origin)])
+                ledger.record_captioned([Captioned(job.image_id, row.source.fingerprint, maker)])
+            ledger.clear_problems(CAPTIONER, [job.image_id])
+            ledger.record_problems([_problem(row, run_id)] if row.reason else [])
+        counts[row.outcome] += 1
+        on_row()
+    return counts
+
+
+def forget_problems(jobs: Sequence[CaptionJob], ledger: Ledger) -> None:
+    """Drop what was noted of images that no longer wait for a captioner: they have another caption, or it is off."""
+    waiting = {job.image_id for job in jobs}
+    noted = [problem.item for problem in ledger.problems() if problem.asset == CAPTIONER]
+    ledger.clear_problems(CAPTIONER, [item for item in noted if item not in waiting])
+
+
+def _problem(row: CaptionedImage, run_id: str) -> Problem:
+    outcome: Literal["refused", "failed"] = "refused" if row.outcome == "refused" else "failed"
+    return Problem(row.job.image_id, CAPTIONER, outcome, row.reason, row.detail, row.remedy, row.job.stat, run_id)

@@ -1,0 +1,566 @@
+"""The stream that turns images into npy files: decode ahead, infer, write behind; memory flat in the number of images.
+
+    jobs ──decode threads──> prepared items ──groups──> model ──write threads──> staged files ──publish──> final names
+              (open, hash, check what is there)   (equal shapes,                 (.tmp-…, on disk)  (ledger row, then rename)
+                                                   pixel budget)
+
+Beside the model and what it takes for a batch, memory holds at most
+    20 bytes x `decode_ahead_pixels`: images while they are opened and prepared (1.3 GB by default); one always may be
+    3 bytes x 4 x `batch_pixels`: images that wait for company of their shape (50 MB by default), and the last one to come
+    64 MiB of arrays on their way to the disk, and those of one batch.
+
+Belongs here: the worker an engine runs (`EmbedWorker`), its rows, and `publish`, which the process that owns the ledger runs.
+Belongs elsewhere: what is a job at all (pipeline/stage2/plan.py), the models (encoders/), Dagster events (io_managers/npy.py).
+"""
+
+import contextlib
+import math
+import os
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeVar
+
+import numpy as np
+
+from imagemill.atomic import sync_folder
+from imagemill.config import DECODE_AHEAD_PIXELS, EncoderSettings
+from imagemill.durable import flush_files
+from imagemill.embedding_specs import EmbeddingSpec
+from imagemill.encoding import Encoder, Prepared
+from imagemill.errors import (
+    FULL_DISK,
+    DiskFull,
+    ImagemillError,
+    InvalidNpy,
+    ModelUnusable,
+    NonFiniteEmbedding,
+    Refused,
+    is_disk_full,
+)
+from imagemill.files import StatTriple, fingerprint, stat_triple
+from imagemill.formats.npy import NpyStore, npy_header
+from imagemill.ledger import FileRow, Ledger, Problem, SourceRow
+from imagemill.memory import reuse_freed_memory
+from imagemill.pipeline.ahead import work_ahead
+from imagemill.pipeline.stage2.facts import inspect_image
+from imagemill.pipeline.stage2.plan import EmbeddingPlan, Job, row_of_bytes
+from imagemill.pipeline.stage2.stage1 import Unusable, read_vector
+from imagemill.pixels import header_size
+from imagemill.provenance import UNKNOWN, guard_identity
+
+T = TypeVar("T")
+Outcome = Literal["computed", "extracted", "kept", "adopted", "refused", "failed"]
+
+# Rows per ledger transaction and folder flush, and the longest a finished file waits for its name.
+PUBLISH_ROWS = 128
+PUBLISH_SECONDS = 1.0
+
+# What a pixel that counts against `decode_ahead_pixels` takes at most, while it is decoded, turned and made floats of; three
+# once that is done.
+BYTES_PER_PIXEL_AHEAD = 20
+
+# Arrays that wait for the disk; those of one batch may be more.
+WRITE_BEHIND_BYTES = 64 * 1024 * 1024
+
+# A model that fails this many images one by one before it has made anything does not run here. Not one: an image that the
+# model cannot take, first by name, would stop every run.
+_TRIES = 3
+
+
+@dataclass(slots=True)
+class EmbedRow:
+    """What became of one job: a few hundred bytes, never pixels.
+
+    `stat`: of the image, None where it is gone. `replaced`: why what was there is no good (a file: `truncated`, `stale`, …; a
+    Stage 1 record's vector: `unusable_vector`). `staged`: the temporary file to publish. `calls`: model calls that this row's
+    batch took, on one row of each batch.
+    """
+
+    image_id: str
+    outcome: Outcome
+    stat: StatTriple | None
+    source: SourceRow | None = None
+    caption_fingerprint: str | None = None
+    file: FileRow | None = None
+    staged: Path | None = None
+    replaced: str | None = None
+    reason: str = ""
+    detail: str = ""
+    remedy: str = ""
+    calls: int = 0
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Item:
+    """A job on its way through the worker. `source`: None where the image is gone."""
+
+    job: Job
+    source: SourceRow | None
+    prepared: Prepared
+    replaced: str | None
+
+
+class _Write(NamedTuple):
+    """A row under way, and how many bytes wait for the disk with it."""
+
+    row: Future[EmbedRow]
+    bytes: int
+
+
+class EmbedWorker:
+    """Makes files of one kind. Built once per process; the model is loaded when the first file has to be made.
+
+    Args:
+        spec: the kind.
+        approved: folder of images. store: where the files go.
+        settings, threads, preview_root: for the encoder.
+        provenance: folder of recorded identities: a model that differs from the recorded one is refused before any call.
+        extract_only: take vectors out of Stage 1 records and load no model.
+        regenerate: make every file anew, whatever is there.
+    """
+
+    def __init__(
+        self,
+        *,
+        spec: EmbeddingSpec,
+        approved: Path,
+        store: NpyStore,
+        provenance: Path,
+        preview_root: Path,
+        settings: EncoderSettings,
+        threads: int,
+        decode_threads: int = 2,
+        write_threads: int = 8,
+        decode_ahead_pixels: int = DECODE_AHEAD_PIXELS,
+        extract_only: bool = False,
+        regenerate: bool = False,
+    ) -> None:
+        self.spec, self.approved, self.store, self.provenance = spec, approved, store, provenance
+        self.preview_root, self.settings, self.threads = preview_root, settings, threads
+        self.decode_threads, self.write_threads = decode_threads, write_threads
+        self.decode_ahead_pixels = decode_ahead_pixels
+        self.extract_only, self.regenerate = extract_only, regenerate
+        self._encoder: Encoder | None = None
+        self._maker = UNKNOWN
+        self._loading = threading.Lock()
+        self._succeeded, self._failures, self._disk_full = False, 0, False
+
+    # ---- the stream
+
+    def stream(self, jobs: Iterable[Job]) -> Iterator[EmbedRow]:
+        """Yield one row per job, in any order. An interrupt first yields what is already written, then goes on its way."""
+        reuse_freed_memory()
+        self.store.folder.mkdir(parents=True, exist_ok=True)
+        writes: deque[_Write] = deque()
+        with (
+            ThreadPoolExecutor(self.decode_threads, "decode") as decoders,
+            ThreadPoolExecutor(self.write_threads, "write") as writers,
+        ):
+            ahead = self._decode_ahead(decoders, self._in_order(jobs))
+            try:
+                for batch in self._batches(ahead):
+                    self._stop_where_full()
+                    if isinstance(batch, EmbedRow):
+                        yield batch
+                        continue
+                    writes.extend(self._make(batch, writers))
+                    yield from _finished(writes, most=2 * self.write_threads, most_bytes=WRITE_BEHIND_BYTES)
+                yield from _finished(writes)
+                self._stop_where_full()
+            except GeneratorExit:
+                raise
+            except BaseException:
+                decoders.shutdown(wait=False, cancel_futures=True)
+                yield from _finished(writes)
+                raise
+
+    def close(self) -> None:
+        if self._encoder is not None:
+            self._encoder.close()
+            self._encoder = None
+
+    def encoder(self) -> Encoder:
+        """The model, loaded and its identity recorded (or refused) on first use."""
+        with self._loading:
+            if self._encoder is None:
+                self._encoder = self._load()
+                self._maker = self._encoder.identity.key
+            return self._encoder
+
+    def _load(self) -> Encoder:
+        given = {"spec": self.spec, "threads": self.threads, "preview_root": self.preview_root}
+        try:
+            encoder_class: type[Encoder] = self.spec.encoder_class()
+            guard_identity(self.provenance, encoder_class.identify(self.settings, **given))
+            return encoder_class.load(self.settings, **given)
+        except ImagemillError:
+            raise
+        except Exception as error:  # whatever a library raises, no image is to blame
+            raise ModelUnusable(
+                f"{self.spec.kind}: {self.settings.model} cannot be loaded: {type(error).__name__}: {error}",
+                do="check model, device and dtype in imagemill.yaml",
+            ) from error
+
+    def _in_order(self, jobs: Iterable[Job]) -> Iterable[Job]:
+        """Captions of one length together and equal ones side by side: full batches, and few texts computed twice."""
+        if self.spec.source == "pixels":
+            return jobs
+        return sorted(jobs, key=lambda job: (len(job.caption or ""), job.caption or ""))
+
+    # ---- decode threads
+
+    def _decode_ahead(self, pool: ThreadPoolExecutor, jobs: Iterable[Job]) -> Iterator[_Item | EmbedRow]:
+        """Run `_prepare` on threads, at most a batch and a little more ahead of the model, and `decode_ahead_pixels`."""
+        return work_ahead(
+            pool,
+            self._prepare,
+            jobs,
+            weigh=self._known_pixels,
+            measure=self._header_pixels,
+            keeps=lambda made: made.prepared.pixels if isinstance(made, _Item) else 0,
+            most=self.settings.batch_size + 2 * self.decode_threads,
+            budget=self.decode_ahead_pixels,
+        )
+
+    def _known_pixels(self, job: Job) -> int | None:
+        """Pixels of the image that this job decodes, 0 where it decodes none, None where nobody has looked yet."""
+        if job.facts:
+            return 0 if self.spec.source == "caption" else job.facts.height * job.facts.width
+        return None if job.stat else 0
+
+    def _header_pixels(self, job: Job) -> int:
+        try:
+            return math.prod(header_size(self.approved / job.file_name))
+        except (Refused, OSError):  # nothing is decoded then, and `_prepare` says why
+            return 0
+
+    def _prepare(self, job: Job) -> _Item | EmbedRow:
+        try:
+            return self._examine(job)
+        except Refused as refusal:
+            row = EmbedRow(job.image_id, "refused", job.stat, reason=refusal.reason, detail=refusal.what)
+            row.remedy = refusal.do or "replace the image"
+            return row
+        except ImagemillError:  # the model cannot be loaded, or is not the recorded one: that stops the pass
+            raise
+        except Exception as error:  # disk, memory: this image is tried again by the next run
+            return _failure(job, "read_error" if isinstance(error, OSError) else "prepare_error", error)
+
+    def _examine(self, job: Job) -> _Item | EmbedRow:
+        """Keep or adopt the file that is there, take the vector of a Stage 1 record, or prepare the image for the model."""
+        facts, pixels = job.facts, None
+        if facts is None and job.stat is not None:
+            facts, pixels = inspect_image(self.approved, job)
+        wanted = facts.fingerprint if self.spec.source == "pixels" and facts else job.caption_fingerprint
+        replaced = None
+        if job.present and not self.regenerate:
+            row, replaced = self._existing(job, facts, wanted)
+            if row:
+                outcome: Outcome = "kept" if any(known.content == row.content for known in job.known) else "adopted"
+                return EmbedRow(job.image_id, outcome, job.stat, facts, job.caption_fingerprint, row)
+        if job.inline and not self.regenerate:
+            try:
+                return self._extract(job, facts, read_vector(job.inline, job.image_id), replaced)
+            except Unusable as unusable:
+                if self.extract_only or job.stat is None:
+                    return _unusable(job, unusable)
+                replaced = "unusable_vector"
+        encoder = self.encoder()
+        if self.spec.source == "caption":
+            item: np.ndarray | str = job.caption or ""
+        else:
+            item = pixels if pixels is not None else inspect_image(self.approved, job)[1]
+        return _Item(job, facts, encoder.prepare(item), replaced)
+
+    def _extract(self, job: Job, facts: SourceRow | None, vector: np.ndarray, replaced: str | None) -> EmbedRow:
+        """Stage the vector of a Stage 1 record, bit for bit; nobody knows which model made it."""
+        wanted = facts.fingerprint if facts else None
+        file, staged = self._staged(job, vector, wanted, UNKNOWN)
+        return EmbedRow(job.image_id, "extracted", job.stat, facts, job.caption_fingerprint, file, staged, replaced)
+
+    def _existing(self, job: Job, facts: SourceRow | None, wanted: str | None) -> tuple[FileRow | None, str | None]:
+        """The row of a file that may stay, or the reason why it may not."""
+        assert job.present
+        row = next((known for known in job.known if known.stat == job.present), None)
+        if row is None or row.source is None:
+            try:
+                content = self.store.check(job.image_id, *((facts.height, facts.width) if facts else (0, 0)))
+            except InvalidNpy as invalid:
+                return None, invalid.reason
+            row = row_of_bytes(job.known, content, job.present, wanted)
+            row = row or FileRow(self.spec.kind, job.image_id, job.present, wanted, content, UNKNOWN)
+        return (row, None) if row.source == wanted else (None, "stale")
+
+    # ---- groups
+
+    def _batches(self, items: Iterable[_Item | EmbedRow]) -> Iterator[list[_Item] | EmbedRow]:
+        """Items of one group, up to `batch_size` and `batch_pixels`; the first batch is a single one, to fail early."""
+        waiting: dict[Any, list[_Item]] = {}
+        for item in items:
+            if isinstance(item, EmbedRow):
+                yield item
+                continue
+            group = waiting.setdefault(item.prepared.group, [])
+            group.append(item)
+            if not self._succeeded or self._is_full(group):
+                yield waiting.pop(item.prepared.group)
+            elif self._is_crowded(waiting.values()):
+                yield waiting.pop(max(waiting, key=lambda key: len(waiting[key])))
+        yield from waiting.values()
+
+    def _is_full(self, group: Sequence[_Item]) -> bool:
+        pixels = sum(item.prepared.pixels for item in group)
+        next_pixels = pixels + group[-1].prepared.pixels
+        return len(group) >= self.settings.batch_size or next_pixels > self.settings.batch_pixels
+
+    def _is_crowded(self, groups: Iterable[Sequence[_Item]]) -> bool:
+        """Whether so much waits for company that the largest group goes as it is."""
+        items = [item for group in groups for item in group]
+        pixels = sum(item.prepared.pixels for item in items)
+        return len(items) >= 4 * self.settings.batch_size or pixels >= 4 * self.settings.batch_pixels
+
+    # ---- the model
+
+    def _make(self, batch: list[_Item], writers: ThreadPoolExecutor) -> Iterator[_Write]:
+        """Encode a batch and hand each array to a writer. A batch that fails is halved until the culprit is alone."""
+        encoder = self.encoder()
+        before = encoder.calls
+        try:
+            made = list(zip(batch, encoder.encode([item.prepared for item in batch]), strict=True))
+        except Exception as error:
+            if len(batch) > 1:
+                middle = len(batch) // 2
+                yield from self._make(batch[:middle], writers)
+                yield from self._make(batch[middle:], writers)
+            else:
+                yield _done(self._model_failure(batch[0], error, encoder))
+            return
+        self._succeeded = True
+        for number, (item, array) in enumerate(made):
+            item.prepared.payload = None  # no pixels wait for the disk
+            yield _Write(
+                writers.submit(self._write, item, array, 0 if number else encoder.calls - before), array.nbytes
+            )
+
+    def _model_failure(self, item: _Item, error: Exception, encoder: Encoder) -> EmbedRow:
+        self._failures += 1
+        if not self._succeeded and self._failures >= _TRIES:
+            raise ModelUnusable(
+                f"{self.spec.kind}: {encoder.identity.model} does not run on {encoder.identity.device}: {error}",
+                where=self.approved / item.job.file_name,
+                do="choose another device, dtype or batch_size in imagemill.yaml",
+            ) from error
+        return _failure(item.job, "non_finite" if isinstance(error, NonFiniteEmbedding) else "model_error", error)
+
+    # ---- write threads
+
+    def _write(self, item: _Item, array: np.ndarray, calls: int) -> EmbedRow:
+        size = (item.source.height, item.source.width) if item.source else (0, 0)
+        expected = (self.spec.shape(*size), np.dtype(self.spec.dtype))
+        if (array.shape, array.dtype) != expected:
+            return _failure(item.job, "wrong_shape", ValueError(f"{array.shape} {array.dtype}, expected {expected}"))
+        try:
+            return self._stage(item, array, calls)
+        except Exception as error:  # disk, memory: this image is tried again by the next run
+            self._disk_full = self._disk_full or is_disk_full(error)
+            return _failure(item.job, "write_error", error)
+
+    def _stop_where_full(self) -> None:
+        """No file more would fit: the model is not called for every other image in vain."""
+        if self._disk_full:
+            raise DiskFull("the disk is full: No space left on device", where=self.store.folder, do=FULL_DISK)
+
+    def _stage(self, item: _Item, array: np.ndarray, calls: int) -> EmbedRow:
+        job = item.job
+        wanted = item.source.fingerprint if self.spec.source == "pixels" and item.source else job.caption_fingerprint
+        file, staged = self._staged(job, array, wanted, self._maker)
+        return EmbedRow(
+            job.image_id, "computed", job.stat, item.source, job.caption_fingerprint, file, staged, item.replaced,
+            calls=calls, facts=item.prepared.facts,
+        )  # fmt: skip
+
+    def _staged(self, job: Job, array: np.ndarray, source: str | None, maker: str) -> tuple[FileRow, Path]:
+        staged = self.store.stage(array)
+        content = fingerprint(npy_header(array.shape, array.dtype), np.ascontiguousarray(array).data.cast("B"))
+        return FileRow(self.spec.kind, job.image_id, stat_triple(staged), source, content, maker), staged
+
+
+def _done(row: EmbedRow) -> _Write:
+    future: Future[EmbedRow] = Future()
+    future.set_result(row)
+    return _Write(future, 0)
+
+
+def _finished(writes: deque[_Write], *, most: int = 0, most_bytes: int = 0) -> Iterator[EmbedRow]:
+    """Rows of the oldest writes, waiting for them while more than that is under way."""
+    while writes and (writes[0].row.done() or len(writes) > most or sum(write.bytes for write in writes) > most_bytes):
+        yield writes.popleft().row.result()
+
+
+def _failure(job: Job, reason: str, error: Exception) -> EmbedRow:
+    detail = error.what if isinstance(error, ImagemillError) else f"{type(error).__name__}: {error}"
+    return EmbedRow(job.image_id, "failed", job.stat, reason=reason, detail=detail, remedy="run imagemill again")
+
+
+def _unusable(job: Job, unusable: Unusable) -> EmbedRow:
+    remedy = "run imagemill stage2 --pass dinov3" if job.stat else "put the image back, or repair the record"
+    return EmbedRow(
+        job.image_id, "failed", job.stat, reason="unusable_vector", detail=f"the record's {unusable}", remedy=remedy
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingStream:
+    """A light handle around one pass's stream: what the npy IO manager drains.
+
+    A bare generator would be read by Dagster as events. `plan`: everything about images that need no work; `present`: ids of
+    the images there are.
+    """
+
+    store: NpyStore
+    plan: EmbeddingPlan
+    rows: Iterator[EmbedRow]
+    ledger: Path
+    present: Collection[str] = ()
+
+
+# ---- publishing: one process, the one that owns the ledger
+
+
+def publish(
+    rows: Iterable[EmbedRow],
+    store: NpyStore,
+    ledger: Ledger,
+    *,
+    run_id: str = "",
+    held: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
+) -> Iterator[list[EmbedRow]]:
+    """Record rows in the ledger, then give their files their final names; yield each batch once it is durable.
+
+    Interrupted, it still publishes the rows it holds and those the stream has finished, then lets the interrupt go on.
+
+    Args:
+        held: while a batch is published, interrupts wait.
+    """
+    batches = _timely_batches(rows)
+    try:
+        for batch in batches:
+            with held():
+                _publish_batch(batch, store, ledger, run_id)
+            yield batch
+    except GeneratorExit:
+        raise
+    except BaseException as interrupt:
+        for batch in after_interrupt(batches, interrupt):
+            _publish_batch(batch, store, ledger, run_id)
+            yield batch
+        raise
+
+
+def after_interrupt(stream: Iterable[T], interrupt: BaseException) -> Iterator[T]:
+    """What a generator still has when an interrupt meets its consumer: it hears of it, and hands over what is finished.
+
+    Nothing where the interrupt came out of the generator itself.
+    """
+    if not isinstance(stream, Generator):
+        return
+    with contextlib.suppress(StopIteration, type(interrupt)):
+        yield stream.throw(interrupt)
+        while True:
+            yield next(stream)
+
+
+def _timely_batches(rows: Iterable[EmbedRow]) -> Iterator[list[EmbedRow]]:
+    batch: list[EmbedRow] = []
+    began = time.monotonic()
+    try:
+        for row in rows:
+            batch.append(row)
+            if len(batch) >= PUBLISH_ROWS or time.monotonic() - began >= PUBLISH_SECONDS:
+                ready, batch = batch, []
+                yield ready
+                began = time.monotonic()
+    except GeneratorExit:
+        raise
+    except BaseException as interrupt:
+        batch += after_interrupt(rows, interrupt)
+        if batch:
+            yield batch
+        raise
+    if batch:
+        yield batch
+
+
+def _publish_batch(batch: Sequence[EmbedRow], store: NpyStore, ledger: Ledger, run_id: str) -> None:
+    kind = store.spec.kind
+    _make_durable(batch)
+    files = [row.file for row in batch if row.file]
+    good = [row.image_id for row in batch if row.file]
+    masks = [
+        (r.image_id, r.caption_fingerprint, r.facts["mask"], r.facts["truncated"]) for r in batch if "mask" in r.facts
+    ]
+    with ledger.transaction():
+        ledger.record_sources(row.source for row in batch if row.source)
+        ledger.record_files(files)
+        ledger.record_masks(mask for mask in masks if mask[1] is not None)  # type: ignore[misc]
+        ledger.record_changes(
+            (row.image_id, kind, row.outcome) for row in batch if row.outcome in {"computed", "extracted"}
+        )
+        ledger.clear_problems(kind, good)
+        ledger.record_problems(problem_of(row, kind, run_id) for row in batch if row.outcome in {"refused", "failed"})
+    if nameless := [row for row in batch if row.staged and not _give_name(row, row.staged, store)]:
+        ledger.record_problems(problem_of(row, kind, run_id) for row in nameless)
+    if any(row.staged for row in batch):
+        sync_folder(store.folder)
+    ledger.forget_superseded(row.file for row in batch if row.file)
+
+
+def _make_durable(batch: Sequence[EmbedRow]) -> None:
+    """Flush the staged files. A row whose file the disk does not take becomes one of a failed image."""
+    staged = {row.staged: row for row in batch if row.staged}
+    for path, error in flush_files(list(staged)).items():
+        _not_written(staged[path], path, error)
+
+
+def _give_name(row: EmbedRow, staged: Path, store: NpyStore) -> bool:
+    """Rename a staged file. Where that cannot be, the row becomes one of a failed image."""
+    try:
+        os.replace(staged, store.path(row.image_id))
+    except OSError as error:
+        _not_written(row, staged, error)
+    return row.file is not None
+
+
+def _not_written(row: EmbedRow, staged: Path, error: OSError) -> None:
+    staged.unlink(missing_ok=True)
+    row.outcome, row.reason, row.detail, row.remedy = "failed", "write_error", str(error), "run imagemill again"
+    row.file = row.staged = None
+
+
+def problem_of(row: EmbedRow, asset: str, run_id: str) -> Problem:
+    outcome: Literal["refused", "failed"] = "refused" if row.outcome == "refused" else "failed"
+    return Problem(row.image_id, asset, outcome, row.reason, row.detail, row.remedy, row.stat, run_id)
+
+
+def count_rows(counts: Counter[str], batch: Iterable[EmbedRow]) -> None:
+    """Add a batch to a pass's counters: outcomes, `calls`, and `replaced` files."""
+    for row in batch:
+        counts[row.outcome] += 1
+        counts["calls"] += row.calls
+        counts["replaced"] += row.replaced is not None
+
+
+def run_pass(worker: EmbedWorker, jobs: Sequence[Job], ledger: Ledger, *, run_id: str = "") -> Counter[str]:
+    """One whole pass in this process, without Dagster: what an asset does, as a plain call."""
+    counts: Counter[str] = Counter()
+    with contextlib.closing(worker):
+        for batch in publish(worker.stream(jobs), worker.store, ledger, run_id=run_id):
+            count_rows(counts, batch)
+    return counts

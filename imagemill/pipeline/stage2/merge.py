@@ -1,0 +1,285 @@
+"""Bringing ledger and JSONL together: which records the file holds after a run.
+
+    ledger, in order of id ───┐
+                              ├──> one line per id ──> approved_image_dataset.jsonl.tmp ──rename──> approved_image_dataset.jsonl
+    index of the old file ────┘
+
+Records join by `image_id`, of duplicates the last wins, lines stand in order of id. A record that nothing changed keeps its
+bytes; records of images we do not know are kept as they are. Nothing is dropped: lines that cannot be read and records that
+another replaced go to the quarantine; before a file with Stage 1 records changes for the first time, it gets its backup.
+
+Source: seed 000 "Atomic JSONL updates"; seed 002 decision 6; CONTRACTS section 0 "JSONL input", section 1 "merge", "record",
+"migration".
+"""
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from imagemill.atomic import temporary_path, write_bytes_atomic
+from imagemill.buckets import is_unusual_ratio
+from imagemill.embedding_specs import DINOV3
+from imagemill.errors import ImagemillError
+from imagemill.files import StatTriple
+from imagemill.formats.jsonl import encode_line, encode_sorted, parse_object, replace_lines
+from imagemill.formats.npy import NpyStore
+from imagemill.layout import DataRoot
+from imagemill.ledger import CaptionRow, Ledger, Problem, SourceRow
+from imagemill.pipeline.stage2.recorded import Recorded, read_recorded, record_id, state_of, unfinished
+from imagemill.pipeline.stage2.scan import Scan
+from imagemill.records import INLINE_VECTOR, Record, build_record, is_stage1, positive_int
+
+ASSET = "stage2_jsonl"
+
+# Told one by one in the ledger's journal: a record that came in, became version 2, or was corrected.
+ADDED, MIGRATED, CHANGED = "added", "migrated", "changed"
+_COUNTS = ("records", ADDED, MIGRATED, CHANGED, "stage1", "quarantined", "rewritten")
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """What a merge is to do.
+
+    Attributes:
+        scan: the images there are. kinds: those whose refusals the counters count.
+        migrate: whether Stage 1 records become version 2; else they stay byte for byte.
+        up_to: Stage 1 records whose id sorts behind this one wait for another run.
+    """
+
+    root: DataRoot
+    scan: Scan
+    kinds: tuple[str, ...] = ()
+    migrate: bool = True
+    up_to: str | None = None
+
+
+@dataclass(slots=True)
+class Merged:
+    """What a merge did: counters, the journal's rows, Stage 1 records that stay as they are.
+
+    `vectors`: ids with a valid DINOv3 file: only theirs may leave the records.
+    """
+
+    vectors: Set[str] = frozenset()
+    counts: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(_COUNTS, 0)))
+    changes: list[tuple[str, str]] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+
+
+def write_records(merge: Merge, ledger: Ledger) -> Merged:
+    """Replace the file of records by the merged one, in one rename and only if a byte changed. Memory: the old file's index."""
+    jsonl, merged = merge.root.stage2_jsonl, Merged(_ids_with_vector(merge.root, ledger))
+    recorded, began = read_recorded(jsonl), state_of(jsonl)
+    merged.counts["quarantined"] = quarantine(
+        merge.root.quarantine, jsonl.name, [(s.number, why, s.read()) for why, s in recorded.set_aside]
+    )
+    left = unfinished(jsonl)
+    # Lines are still read from what another writer left under the usual name: then the next file takes one of its own.
+    temporary = temporary_path(jsonl.parent) if left.exists() else left
+    rewritten = replace_lines(
+        jsonl,
+        merged_lines(merge, recorded, ledger, merged),
+        temporary=temporary,
+        before=lambda: _make_way(jsonl, began, merged),
+    )
+    left.unlink(missing_ok=True)
+    merged.counts["rewritten"] = int(rewritten)
+    return merged
+
+
+def _ids_with_vector(root: DataRoot, ledger: Ledger) -> Set[str]:
+    files = NpyStore(root.derived / DINOV3.folder, DINOV3).listing()
+    known = ledger.files(DINOV3.kind)
+    return {image_id for image_id, stat in files.items() if (image_id, stat) in known}
+
+
+def _make_way(jsonl: Path, began: Sequence[StatTriple | None], merged: Merged) -> None:
+    """What has to be true before the old file loses its name."""
+    if state_of(jsonl)[0] != began[0]:
+        raise _meanwhile(jsonl)
+    if merged.counts[MIGRATED] or merged.counts["stage1"]:
+        _back_up(jsonl)
+
+
+def merged_lines(merge: Merge, recorded: Recorded, ledger: Ledger, merged: Merged) -> Iterator[bytes]:
+    """Every line of the next file, in order of id; `merged` is filled on the way."""
+    old_ids = iter(sorted(recorded.lines))
+    waiting = next(old_ids, None)
+    for image_id, source, caption in ledger.facts():
+        while waiting is not None and waiting < image_id:
+            yield _line(waiting, None, None, merge, recorded, merged)
+            waiting = next(old_ids, None)
+        if waiting == image_id:
+            waiting = next(old_ids, None)
+        elif source is None or caption.mask is None:
+            continue  # no record yet, and not enough for one
+        yield _line(image_id, source, caption, merge, recorded, merged)
+    while waiting is not None:
+        yield _line(waiting, None, None, merge, recorded, merged)
+        waiting = next(old_ids, None)
+
+
+def _line(
+    image_id: str,
+    source: SourceRow | None,
+    caption: CaptionRow | None,
+    merge: Merge,
+    recorded: Recorded,
+    merged: Merged,
+) -> bytes:
+    """The next line of one id: the old one's bytes where nothing is to change."""
+    merged.counts["records"] += 1
+    raw, old = _old_line(image_id, recorded)
+    pending = image_id in recorded.vectors and image_id not in merged.vectors
+    if old is not None and (pending or image_id in recorded.stage1):
+        why = _stays(image_id, old, source, caption, merge)
+        if why is None and pending:
+            why = "missing_vector"
+        if why is not None:
+            merged.counts["stage1"] += 1
+            merged.problems.extend([_unmigrated(image_id, why)] if why else [])
+            return _with_vector(image_id, old, recorded, raw)
+    record = _record(old, source, caption, merge.root)
+    # As bytes: Python calls 24.0 and true equal to ints, which a valid record needs.
+    if record is None or (old is not None and encode_sorted(record) == encode_sorted(old)):
+        return raw + b"\n"
+    what = ADDED if old is None else MIGRATED if is_stage1(old) else CHANGED
+    merged.counts[what] += 1
+    merged.changes.append((image_id, what))
+    merged.counts.update(_corrections(old, record))
+    return encode_line(record)
+
+
+def _old_line(image_id: str, recorded: Recorded) -> tuple[bytes, Record | None]:
+    if image_id not in recorded.lines:
+        return b"", None
+    raw = recorded.lines[image_id].read()
+    old = parse_object(raw)
+    if old is None or record_id(old) != image_id:
+        raise _meanwhile(recorded.lines[image_id].path)
+    return raw, old
+
+
+def _meanwhile(path: Path) -> ImagemillError:
+    return ImagemillError("the file of records changed while it was merged", where=path, do="run imagemill again")
+
+
+def _stays(
+    image_id: str, old: Record, source: SourceRow | None, caption: CaptionRow | None, merge: Merge
+) -> str | None:
+    """None where a Stage 1 record may become version 2; else why not, blank where nobody asked for it."""
+    if not merge.migrate or (merge.up_to is not None and image_id > merge.up_to):
+        return ""
+    if caption is None:
+        return "missing_caption"
+    if caption.mask is None:
+        return ""  # stopped before the tokenizer came to it
+    if source is None and not (positive_int(old.get("height")) and positive_int(old.get("width"))):
+        return "missing_size"
+    return None
+
+
+_WHY = {
+    "missing_caption": ("the Stage 1 record has no caption", "write one line of text to {id}.txt beside the image"),
+    "missing_size": ("the image is gone and the record lacks its height or width", "put the image back"),
+    "missing_vector": (
+        "its inline vector is not in a valid npy file yet, so it stays in the record",
+        "run imagemill stage2 --pass dinov3",
+    ),
+}
+
+
+# Reasons that a merge gives anew each time.
+UNMIGRATED = frozenset(_WHY) - {"missing_caption"}
+
+
+def _unmigrated(image_id: str, why: str) -> Problem:
+    detail, remedy = _WHY[why]
+    return Problem(image_id, ASSET, "failed" if why == "missing_vector" else "refused", why, detail,
+                   remedy.format(id=image_id))  # fmt: skip
+
+
+def _with_vector(image_id: str, old: Record, recorded: Recorded, raw: bytes) -> bytes:
+    """The line as it was; one that replaced a record with a vector gets that vector back until it is in a file."""
+    span = recorded.vectors.get(image_id)
+    if INLINE_VECTOR in old or span is None:
+        return raw + b"\n"
+    return encode_line({**old, INLINE_VECTOR: span.record().get(INLINE_VECTOR)})
+
+
+def _record(old: Record | None, source: SourceRow | None, caption: CaptionRow | None, root: DataRoot) -> Record | None:
+    """The record by what the ledger knows; None where that is not enough, or nothing new about an image that is gone."""
+    if caption is None or caption.mask is None or (source is None and (old is None or not is_stage1(old))):
+        return None
+    old = old or {}
+    height, width = (source.height, source.width) if source else (old["height"], old["width"])
+    return build_record(
+        image_id=caption.image_id,
+        image_path=root.image_path(source.file_name) if source else old.get("image_path", ""),
+        caption=caption.text,
+        mask=caption.mask,
+        height=height,
+        width=width,
+        base=old,
+    )
+
+
+def _corrections(old: Record | None, new: Record) -> Iterator[str]:
+    """What a record had otherwise than image, tokenizer or sidecar say, and what people want to look at."""
+    if is_unusual_ratio(new["width"], new["height"]):
+        yield "unusual_ratio"
+    for name in ("height", "width"):
+        if old and name in old and old[name] != new[name]:
+            yield f"{name}_corrected"
+    if old and "caption" in old and old["caption"] != new["caption"]:
+        yield "caption_replaced"
+    elif old and "t5_attention_mask" in old and old["t5_attention_mask"] != new["t5_attention_mask"]:
+        yield "mask_corrected"
+
+
+# ---- what is kept of the old file
+
+
+def stage1_backup(jsonl: Path) -> Path:
+    return jsonl.with_name(f"{jsonl.name}.stage1.backup")
+
+
+def _back_up(jsonl: Path) -> None:
+    """Give the Stage 1 file a second name before its first one goes to the merged file. Made once, never overwritten."""
+    backup = stage1_backup(jsonl)
+    if not backup.exists():
+        try:
+            os.link(jsonl, backup)
+        except FileExistsError:
+            return
+        except OSError:  # a file system without links
+            _copy(jsonl, backup)
+
+
+def _copy(source: Path, target: Path) -> None:
+    with open(source, "rb") as read:
+        replace_lines(target, read)
+
+
+def quarantine(folder: Path, name: str, lines: Sequence[tuple[int, str, bytes]]) -> int:
+    """Keep the lines that a merge took out, each with its number and why; returns how many were new.
+
+    One file per JSONL: `<name>.quarantine.jsonl`, with the raw bytes as text where they are UTF-8, else in hex.
+    """
+    path = folder / f"{name}.quarantine.jsonl"
+    known = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
+    seen = set(known)
+    rows = [encode_line({"line": number, "why": why, **_as_text(raw)}) for number, why, raw in lines]
+    new = [row for row in dict.fromkeys(rows) if row not in seen]
+    if new:
+        write_bytes_atomic(path, b"".join([*known, *new]))
+    return len(new)
+
+
+def _as_text(raw: bytes) -> dict[str, str]:
+    try:
+        return {"text": raw.decode("utf-8")}
+    except UnicodeDecodeError:
+        return {"hex": raw.hex()}

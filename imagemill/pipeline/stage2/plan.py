@@ -1,0 +1,218 @@
+"""Which images an embedding pass has to look at. Values in, values out; folders are listed, no file is opened.
+
+An image is *done* where the ledger vouches for its file (by stat triple) and for its source, and both belong together.
+It is *refused* where the ledger says so of these very bytes. Everything else is a job: the worker opens what it needs and
+either keeps, adopts or makes the file. Of an image that is gone, its record still gives what needs no pixels: the vector
+inside a Stage 1 record, the caption's hidden state.
+
+Source: CONTRACTS section 0, "Completion is validity", "Refused and failed", "Staleness".
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from imagemill.embedding_specs import EmbeddingSpec
+from imagemill.files import StatTriple
+from imagemill.formats.npy import NpyStore
+from imagemill.ledger import SUPERSEDED, CaptionRow, FileRow, Ledger, Problem, SourceRow
+from imagemill.pipeline.stage2.recorded import Recorded, Span
+from imagemill.pipeline.stage2.scan import Scan, SourceFile
+
+NOTHING_RECORDED = Recorded()
+
+# Refusals of the image itself, which hold for every kind made from it.
+IMAGE_REASONS = frozenset({"undecodable", "too_small", "too_large"})
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One image for one kind, with what is known of it beforehand.
+
+    `stat`: None, and no file name, where the image is gone; `facts`: the source as last read, only if it still has that stat
+    triple; `present`: the stat triple of a file already there; `known`: the ledger's rows of this image's files, that one's
+    and earlier ones'; `inline`: the Stage 1 record that holds this array.
+    """
+
+    image_id: str
+    file_name: str
+    stat: StatTriple | None
+    facts: SourceRow | None
+    caption: str | None
+    caption_fingerprint: str | None
+    present: StatTriple | None
+    known: tuple[FileRow, ...] = ()
+    inline: Span | None = None
+
+
+@dataclass(slots=True)
+class EmbeddingPlan:
+    """What one pass does with the images it was given; every id is in exactly one list."""
+
+    jobs: list[Job] = field(default_factory=list)
+    done: list[FileRow] = field(default_factory=list)
+    refused: list[Problem] = field(default_factory=list)
+    absent: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """The ledger's rows for some images, read once for a plan."""
+
+    sources: Mapping[str, SourceRow]
+    captions: Mapping[str, CaptionRow]
+    refusals: Mapping[str, Sequence[Problem]]
+
+    @classmethod
+    def read(cls, ledger: Ledger, ids: Sequence[str] | None = None) -> "Known":
+        refusals: dict[str, list[Problem]] = {}
+        for problem in ledger.problems(ids):
+            if problem.outcome == "refused":
+                refusals.setdefault(problem.item, []).append(problem)
+        return cls(ledger.sources(ids), ledger.captions(ids), refusals)
+
+    def facts(self, source: SourceFile) -> SourceRow | None:
+        """The source as last read, if it has not changed since."""
+        row = self.sources.get(source.image_id)
+        return row if row and row.stat == source.stat else None
+
+
+def plan_embedding(
+    spec: EmbeddingSpec,
+    ids: Iterable[str],
+    scan: Scan,
+    known: Known,
+    files: Mapping[tuple[str, StatTriple], FileRow],
+    listing: Mapping[str, StatTriple],
+    recorded: Recorded = NOTHING_RECORDED,
+    awaited: Set[str] = frozenset(),
+) -> EmbeddingPlan:
+    """Sort images into done, refused, absent and jobs.
+
+    Args:
+        files: the ledger's rows of this kind. listing: the files of this kind on disk, by image id.
+        recorded: the records there are. awaited: images that are to be captioned first.
+    """
+    plan = EmbeddingPlan()
+    rows: dict[str, list[FileRow]] = defaultdict(list)
+    for row in files.values():
+        rows[row.image_id].append(row)
+    vectors = recorded.vectors if spec.inline_field else {}
+    for image_id in ids:
+        source, caption = scan.sources.get(image_id), known.captions.get(image_id)
+        inline = vectors.get(image_id)
+        if source is None and not (inline or _from_record(spec, image_id, caption, recorded)):
+            plan.absent.append(image_id)
+            continue
+        waits = spec.source == "caption" and image_id in awaited
+        if source and not waits and (refusal := _refusal(spec, source, caption, known)):
+            plan.refused.append(refusal)
+            continue
+        facts = known.facts(source) if source else None
+        present = listing.get(image_id)
+        row = files.get((image_id, present)) if present else None
+        if row and not waits and row.maker != SUPERSEDED and _is_current(row, spec, source, facts, caption):
+            plan.done.append(row)
+            continue
+        plan.jobs.append(
+            Job(
+                image_id,
+                source.file_name if source else "",
+                source.stat if source else None,
+                facts,
+                caption.text if caption else None,
+                caption.fingerprint if caption else None,
+                present,
+                tuple(rows.get(image_id, ())),
+                inline,
+            )
+        )
+    return plan
+
+
+def _from_record(spec: EmbeddingSpec, image_id: str, caption: CaptionRow | None, recorded: Recorded) -> bool:
+    """Whether a record alone is enough for this kind."""
+    return spec.source == "caption" and caption is not None and image_id in recorded.lines
+
+
+def _is_current(
+    row: FileRow, spec: EmbeddingSpec, source: SourceFile | None, facts: SourceRow | None, caption: CaptionRow | None
+) -> bool:
+    """Whether a file the ledger vouches for is made from what is there now; of pixels that are gone, nothing is newer."""
+    if spec.source == "pixels":
+        return source is None or (facts is not None and row.source == facts.fingerprint)
+    return (source is None or facts is not None) and caption is not None and row.source == caption.fingerprint
+
+
+def row_of_bytes(rows: Iterable[FileRow], content: str, stat: StatTriple, wanted: str | None) -> FileRow | None:
+    """The row of a file that has been read whole, by its bytes: copied to another place it keeps its maker and its source.
+
+    Args:
+        rows: of one image and kind. wanted: the source to prefer, where equal bytes came of several.
+    """
+    same = [row for row in rows if row.content == content and row.source is not None]
+    found = next((row for row in same if row.source == wanted), same[0] if same else None)
+    return found and msgspec.structs.replace(found, stat=stat)
+
+
+def _refusal(spec: EmbeddingSpec, source: SourceFile, caption: CaptionRow | None, known: Known) -> Problem | None:
+    if problem := refused_image(source, known):
+        return problem
+    if spec.source == "caption" and caption is None:
+        return missing_caption(spec.kind, source)
+    return None
+
+
+def refused_image(source: SourceFile, known: Known) -> Problem | None:
+    """The refusal of these very bytes, whichever asset met them."""
+    refusals = known.refusals.get(source.image_id, ())
+    return next((p for p in refusals if p.stat == source.stat and p.reason in IMAGE_REASONS), None)
+
+
+def missing_caption(asset: str, source: SourceFile) -> Problem:
+    return Problem(
+        source.image_id,
+        asset,
+        "refused",
+        "missing_caption",
+        f"no caption for {source.file_name}" if source.caption is None else f"{source.image_id}.txt is blank",
+        f"write one line of text to {source.image_id}.txt beside the image",
+        source.stat,
+    )
+
+
+def plan_for(
+    spec: EmbeddingSpec,
+    ids: Sequence[str],
+    scan: Scan,
+    ledger: Ledger,
+    listing: Mapping[str, StatTriple],
+    recorded: Recorded = NOTHING_RECORDED,
+    awaited: Set[str] = frozenset(),
+) -> EmbeddingPlan:
+    """`plan_embedding` with the ledger's rows for these images."""
+    known, files = Known.read(ledger, ids), ledger.files(spec.kind, ids)
+    return plan_embedding(spec, ids, scan, known, files, listing, recorded, awaited)
+
+
+def all_jobs(
+    specs: Sequence[EmbeddingSpec],
+    derived: Path,
+    scan: Scan,
+    ledger: Ledger,
+    recorded: Recorded = NOTHING_RECORDED,
+    awaited: Set[str] = frozenset(),
+) -> dict[EmbeddingSpec, list[Job]]:
+    """Per kind, the images that lack its file, or have an invalid or stale one; images that are gone too, by their records."""
+    ids = [*scan.sources, *(image_id for image_id in recorded.lines if image_id not in scan.sources)]
+    listings = {spec: NpyStore(derived / spec.folder, spec).listing() for spec in specs}
+    return {
+        spec: plan_for(spec, ids, scan, ledger, listing, recorded, awaited).jobs for spec, listing in listings.items()
+    }
+
+
+def ids_of(jobs: Mapping[EmbeddingSpec, Iterable[Job]]) -> list[str]:
+    return sorted({job.image_id for of_kind in jobs.values() for job in of_kind})

@@ -1,0 +1,137 @@
+"""Back to Stage 1: one file with the vectors inside.
+
+    approved_image_dataset.jsonl                  the Stage 1 file again
+    approved_image_dataset.jsonl.stage1.backup    where it comes from; gone once it is back under its own name
+    approved_image_dataset.jsonl.stage2.backup    the version 2 file it replaces
+
+Belongs here: putting the file back, deleting embeddings when told.
+Belongs elsewhere: one record (stage1.py), making the backup (merge.py).
+Source: seed 002, "Rollback Strategy"; CONTRACTS section 1, "rollback".
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from imagemill.atomic import sync_folder, temporary_path
+from imagemill.embedding_specs import DINOV3, embedding_specs
+from imagemill.errors import ImagemillError, InvalidNpy, MissingInput
+from imagemill.formats.jsonl import encode_line, read_jsonl, replace_lines
+from imagemill.formats.npy import NpyStore, read_npy
+from imagemill.layout import DataRoot
+from imagemill.ledger import Ledger
+from imagemill.pipeline.stage2.merge import stage1_backup
+from imagemill.pipeline.stage2.recorded import record_id
+from imagemill.pipeline.stage2.stage1 import as_vector, stage1_record
+from imagemill.provenance import forget_identity
+from imagemill.records import is_stage1
+
+_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Rollback:
+    """What a rollback is to do."""
+
+    root: DataRoot
+    delete_embeddings: bool = False
+
+
+def roll_back(rollback: Rollback, ledger: Ledger) -> dict[str, int]:
+    """Put the Stage 1 file back, from the backup or out of the npy files; returns counters.
+
+    Raises:
+        MissingInput: neither records nor a backup. ImagemillError: a record without a valid vector; nothing is changed then.
+    """
+    jsonl = rollback.root.stage2_jsonl
+    backup = stage1_backup(jsonl)
+    if not jsonl.is_file() and not backup.is_file():
+        raise MissingInput("no records to roll back", where=jsonl, do="check --data-root and --output-base-dir")
+    _keep_version_2(jsonl)
+    counts = _from_backup(jsonl, backup) if backup.is_file() else _from_files(jsonl, rollback.root.derived)
+    ledger.forget_changes()
+    if rollback.delete_embeddings:
+        counts["deleted_files"] = _delete_embeddings(rollback.root, ledger)
+    return counts
+
+
+def stage2_backup(jsonl: Path) -> Path:
+    return jsonl.with_name(f"{jsonl.name}.stage2.backup")
+
+
+def _keep_version_2(jsonl: Path) -> None:
+    """The file that is there gets a second name; a file of an earlier rollback under that name gives way."""
+    if not jsonl.is_file() or all(line.value is None or is_stage1(line.value) for line in read_jsonl(jsonl)):
+        return
+    temporary = temporary_path(jsonl.parent)
+    try:
+        os.link(jsonl, temporary)
+        os.replace(temporary, stage2_backup(jsonl))
+        sync_folder(jsonl.parent)
+    except OSError:  # a file system without links
+        with open(jsonl, "rb") as lines:
+            replace_lines(stage2_backup(jsonl), lines)
+    finally:
+        # Renaming a second name onto the same file does nothing and leaves both.
+        temporary.unlink(missing_ok=True)
+
+
+def _from_backup(jsonl: Path, backup: Path) -> dict[str, int]:
+    os.replace(backup, jsonl)
+    sync_folder(jsonl.parent)
+    return {"records": sum(1 for _ in read_jsonl(jsonl)), "from_backup": 1}
+
+
+def _from_files(jsonl: Path, derived: Path) -> dict[str, int]:
+    store = NpyStore(derived / DINOV3.folder, DINOV3)
+    missing = [image_id for image_id in _lacking(jsonl) if not _has_vector(store, image_id)]
+    if missing:
+        shown = ", ".join(missing[:_SHOWN]) + (f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else "")
+        raise ImagemillError(
+            f"{len(missing)} records have no valid vector to put back: {shown}",
+            where=store.folder,
+            why="the backup of Stage 1 is gone, so every vector has to come from its npy file",
+            do="run `imagemill stage2 --pass dinov3` first",
+        )
+    counts = {"records": 0, "from_backup": 0}
+    replace_lines(jsonl, _rebuilt(jsonl, store, counts))
+    return counts
+
+
+def _lacking(jsonl: Path) -> Iterator[str]:
+    """Ids of the records whose vector is not inside them."""
+    for line in read_jsonl(jsonl):
+        if line.value is not None and not is_stage1(line.value) and (image_id := record_id(line.value)):
+            yield image_id
+
+
+def _has_vector(store: NpyStore, image_id: str) -> bool:
+    try:
+        store.check(image_id, 0, 0)
+    except (InvalidNpy, OSError):
+        return False
+    return True
+
+
+def _rebuilt(jsonl: Path, store: NpyStore, counts: dict[str, int]) -> Iterator[bytes]:
+    for line in read_jsonl(jsonl):
+        if line.value is None or is_stage1(line.value):
+            yield line.raw + b"\n"
+            continue
+        counts["records"] += 1
+        vector = read_npy(store.path(record_id(line.value) or ""))
+        yield encode_line(stage1_record(line.value, as_vector(vector.tolist())))
+
+
+def _delete_embeddings(root: DataRoot, ledger: Ledger) -> int:
+    deleted = 0
+    for spec in embedding_specs():
+        store = NpyStore(root.derived / spec.folder, spec)
+        names: Sequence[str] = list(store.listing())
+        for image_id in names:
+            store.path(image_id).unlink(missing_ok=True)
+        ledger.forget_files(spec.kind)
+        forget_identity(root.provenance, spec.kind)
+        deleted += len(names)
+    return deleted

@@ -1,0 +1,200 @@
+"""What lies in `approved/`, and what of it cannot become a sample by its name alone.
+
+Belongs here: listing images and sidecars, names that are refused, captions read from sidecars.
+Belongs elsewhere: opening images (pipeline/stage2/embed.py), deciding what is stale (pipeline/stage2/plan.py).
+Source: CONTRACTS section 1, rows "inputs", "image_id", "captions".
+"""
+
+import os
+import unicodedata
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+
+from imagemill.errors import MissingInput
+from imagemill.files import StatTriple, fingerprint, stat_triple
+from imagemill.ids import id_problem, image_id_of
+from imagemill.ledger import FROM_SIDECAR, CaptionRow, Ledger, Problem
+
+IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp"})
+CAPTION_SUFFIX = ".txt"
+
+# The asset these refusals belong to: the source of the graph.
+SOURCE_ASSET = "approved_images"
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """One approved image as the folder lists it; `caption` is its sidecar's stat triple, None without one.
+
+    `changed_ns`: the latest of the modification and change times of image and sidecar, in nanoseconds.
+    """
+
+    image_id: str
+    file_name: str
+    stat: StatTriple
+    caption: StatTriple | None
+    changed_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """All of `approved/`, in name order: images that may be processed, and every entry that may not."""
+
+    sources: dict[str, SourceFile]
+    problems: list[Problem]
+
+    @property
+    def seen(self) -> int:
+        """Images in the folder, those refused by name included."""
+        return len(self.sources) + sum(is_image(p.item) for p in self.problems)
+
+
+def scan_approved(folder: Path) -> Scan:
+    """List the top level of a folder of approved images.
+
+    Raises:
+        MissingInput: the folder is not there.
+    """
+    if not folder.is_dir():
+        raise MissingInput(
+            "no folder of approved images", where=folder, do="put images there, captions beside them as {image_id}.txt"
+        )
+    images: dict[str, list[tuple[str, os.stat_result]]] = defaultdict(list)
+    captions: dict[str, tuple[str, os.stat_result]] = {}
+    problems: list[Problem] = []
+    with os.scandir(folder) as entries:
+        for entry in sorted(entries, key=lambda e: e.name):
+            if entry.name.startswith("."):
+                continue
+            refusal = _refuse_entry(entry)
+            if refusal:
+                problems.append(refusal)
+            elif is_image(entry.name):
+                images[image_id_of(entry.name)].append((entry.name, entry.stat()))
+            else:
+                captions[image_id_of(entry.name)] = (entry.name, entry.stat())
+    sources = {}
+    for image_id, files in images.items():
+        if len(files) > 1:
+            problems.extend(_collision(name, [other for other, _ in files if other != name]) for name, _ in files)
+        else:
+            sources[image_id] = _source(image_id, *files[0], captions.get(image_id))
+    problems.extend(_orphan(name) for image_id, (name, _) in captions.items() if image_id not in images)
+    return Scan(sources, problems)
+
+
+def is_image(name: str) -> bool:
+    """Whether a name has an image's extension, in any case."""
+    return PurePath(name).suffix.lower() in IMAGE_SUFFIXES
+
+
+def _refuse_entry(entry: os.DirEntry[str]) -> Problem | None:
+    name = entry.name
+    if entry.is_dir():
+        return _refusal(name, "sub_folder", "a folder below approved/", "move its images to the top level")
+    if not entry.is_file():
+        kind = "a symlink to nothing" if entry.is_symlink() else "neither a file nor a link to one"
+        return _refusal(name, "not_a_file", kind, "remove it, or put the file there")
+    if not is_image(name) and PurePath(name).suffix != CAPTION_SUFFIX:
+        return _refusal(name, "unsupported_type", "not jpg, jpeg, png or webp", "convert it, or move it elsewhere")
+    if problem := id_problem(image_id_of(name)):
+        return _refusal(name, "bad_id", f"the id {problem}", "rename the file")
+    return None
+
+
+def _source(image_id: str, name: str, stat: os.stat_result, caption: tuple[str, os.stat_result] | None) -> SourceFile:
+    stats = [stat] + ([caption[1]] if caption else [])
+    # The change time too: a copy that keeps modification times is still being written when it looks old.
+    changed = max(max(s.st_mtime_ns, s.st_ctime_ns) for s in stats)
+    return SourceFile(image_id, name, stat_triple(stat), stat_triple(caption[1]) if caption else None, changed)
+
+
+def _collision(name: str, others: list[str]) -> Problem:
+    return _refusal(
+        name,
+        "id_collision",
+        f"the same id as {', '.join(others)}",
+        "rename one of them: the id is the name without extension",
+    )
+
+
+def _orphan(name: str) -> Problem:
+    return _refusal(name, "orphan_caption", "a caption without an image", "add the image, or remove the caption")
+
+
+def _refusal(name: str, reason: str, detail: str, remedy: str) -> Problem:
+    # Names that are not UTF-8 reach us as lone surrogates, which no database stores; a line break would split a summary.
+    visible = "".join(repr(c)[1:-1] if unicodedata.category(c) == "Cc" else c for c in name)
+    printable = visible.encode("utf-8", "backslashreplace").decode()
+    return Problem(printable, SOURCE_ASSET, "refused", reason, detail, remedy)
+
+
+def normalise_caption(text: str) -> str:
+    """Every run of white space, line breaks too, becomes one space; none at the ends."""
+    return " ".join(text.split())
+
+
+def caption_row(image_id: str, text: str, origin: str, stat: StatTriple | None = None) -> CaptionRow:
+    return CaptionRow(image_id, stat, text, origin, fingerprint(text.encode("utf-8")))
+
+
+def read_captions(
+    folder: Path, sources: Iterable[SourceFile], known: Mapping[str, CaptionRow]
+) -> tuple[list[CaptionRow], list[Problem]]:
+    """Read the sidecars that are new or changed.
+
+    Returns:
+        rows to record (a mask survives only where the text did not change), and a problem per sidecar that is not UTF-8 text.
+    """
+    rows: list[CaptionRow] = []
+    problems: list[Problem] = []
+    for source in sources:
+        old = known.get(source.image_id)
+        if source.caption is None or (old and old.stat == source.caption):
+            continue
+        path = folder / (source.image_id + CAPTION_SUFFIX)
+        try:
+            text = normalise_caption(path.read_bytes().decode("utf-8-sig"))
+        except FileNotFoundError:
+            continue
+        except UnicodeDecodeError as error:
+            problems.append(
+                Problem(
+                    source.image_id,
+                    "captions",
+                    "refused",
+                    "bad_caption",
+                    f"{path.name} is not UTF-8: {error.reason}",
+                    "save the caption as UTF-8",
+                    source.caption,
+                )
+            )
+            continue
+        if not text and old:
+            problems.append(_blank(source, path.name))
+        elif text:
+            row = caption_row(source.image_id, text, FROM_SIDECAR, source.caption)
+            if old and old.fingerprint == row.fingerprint:
+                row = CaptionRow(row.image_id, row.stat, row.text, row.origin, row.fingerprint, old.mask, old.truncated)
+            rows.append(row)
+    return rows, problems
+
+
+def _blank(source: SourceFile, name: str) -> Problem:
+    detail = f"{name} is blank; the caption it had, or the record's, is still used"
+    return Problem(
+        source.image_id, "captions", "refused", "blank_caption", detail, "write one line of text", source.caption
+    )
+
+
+def survey(folder: Path, ledger: Ledger) -> Scan:
+    """Scan the folder, read what is new among sidecars, and put both into the ledger."""
+    scan = scan_approved(folder)
+    captions, problems = read_captions(folder, scan.sources.values(), ledger.captions())
+    with ledger.transaction():
+        ledger.record_captions(captions)
+        ledger.replace_problems(SOURCE_ASSET, scan.problems)
+        ledger.replace_problems("captions", problems)
+    return scan

@@ -1,0 +1,61 @@
+"""Where a dataset's own files are. Source: CONTRACTS section 3, last paragraph."""
+
+from pathlib import Path
+
+import pytest
+
+from imagemill.errors import WrongUsage
+from imagemill.pipeline.presets.preset_config import read_presets
+from imagemill.pipeline.presets.raw_source import RawSource, raw_source
+
+NOTHING = dict.fromkeys(RawSource._fields)
+FLAGS = {**NOTHING, "adapter": "lvis", "annotations": {"train": "/x/lvis.json"}, "images": "/x/images"}
+
+
+@pytest.fixture
+def configured(tmp_path):
+    path = tmp_path / "presets.yaml"
+    path.write_text(
+        "datasets: {coco: {adapter: coco, annotations: {train: a/train.json, val: a/val.json}, images: /data/coco}}"
+    )
+    return read_presets(path)
+
+
+def test_source_is_what_the_file_says_relative_to_it(configured, tmp_path):
+    files = {"train": tmp_path / "a" / "train.json", "val": tmp_path / "a" / "val.json"}
+
+    assert raw_source(configured, "coco", NOTHING) == RawSource("coco", files, Path("/data/coco"), "boxes")
+
+
+def test_dataset_that_the_file_does_not_name_is_what_was_asked(configured):
+    found = raw_source(configured, "lvis", {**FLAGS, "geometry": "polygons"})
+
+    assert found == RawSource("lvis", {"train": Path("/x/lvis.json")}, Path("/x/images"), "polygons")
+
+
+def test_one_split_of_the_file_may_be_asked_for(configured, tmp_path):
+    asked = {**NOTHING, "annotations": {"val": str(tmp_path / "a" / "val.json")}, "adapter": "coco"}
+
+    assert list(raw_source(configured, "coco", asked).annotations) == ["val"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"adapter": "lvis"}, "--adapter says lvis, presets.yaml says coco"),
+        ({"images": "/other"}, "--images says /other, presets.yaml says /data/coco"),
+        ({"geometry": "polygons"}, "--geometry says polygons, presets.yaml says boxes"),
+        ({"annotations": {"train": "/x.json"}}, "--annotations says train: /x.json, presets.yaml says train: "),
+    ],
+)
+def test_difference_names_both(configured, asked, says):
+    with pytest.raises(WrongUsage, match="leave the flag out") as refused:
+        raw_source(configured, "coco", {**NOTHING, **asked})
+    assert says in str(refused.value)
+    assert "PosixPath" not in str(refused.value)
+
+
+@pytest.mark.parametrize("missing", ["adapter", "annotations", "images"])
+def test_what_nobody_says_is_named(configured, missing):
+    with pytest.raises(WrongUsage, match=f"nothing says its {missing}"):
+        raw_source(configured, "lvis", {**FLAGS, missing: None})

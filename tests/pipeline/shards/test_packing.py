@@ -1,0 +1,113 @@
+"""From a request to a plan, and dry runs. Source: seed 001, "Support dry-run mode"; CONTRACTS section 2."""
+
+import pytest
+
+from imagemill.buckets import BUCKETS
+from imagemill.config import Config, NearDuplicateSettings
+from imagemill.errors import MissingInput, WrongUsage
+from imagemill.ledger import Ledger
+from imagemill.pipeline.shards.packing import Packing, dry_run, plan_packing
+from imagemill.pipeline.shards.shard_sets import ShardParameters
+from imagemill.pipeline.shards.shard_writer import write_bucket
+from tests.helpers.product import snapshot
+from tests.helpers.stage2 import foreign, record_of
+
+SQUARE, TALL = "1024x1024", "832x1216"
+
+
+@pytest.fixture
+def root(data_root):
+    foreign(data_root, *(record_of(i, size=(24, 24)) for i in "abcd"), record_of("tall", size=(24, 36)))
+    return data_root
+
+
+def packing(root, existing="refuse", *, buckets=BUCKETS, **asked):
+    return Packing(buckets, root.shards, existing, asked)
+
+
+def plan(root, *given, **asked):
+    with Ledger(root.ledger) as ledger:
+        return plan_packing(root, Config(shard_size=3), ledger, packing(root, *given, **asked))[1]
+
+
+def pack(root, *given, **asked):
+    shard_set = plan(root, *given, **asked)
+    for bucket in shard_set.plans:
+        write_bucket(shard_set, bucket, root.derived, {})
+
+
+def parameters(shard_set):
+    return {bucket.bucket: bucket.parameters for bucket in shard_set.plans}
+
+
+def test_what_nobody_asked_for_is_the_configuration_s(root):
+    asked = parameters(plan(root, shuffle=True, seed=3))
+
+    assert set(asked.values()) == {ShardParameters(shard_size=3, shuffle=True, seed=3)}
+
+
+@pytest.mark.parametrize("existing", ["update", "append", "repack", "withdraw"])
+def test_set_of_ours_keeps_what_it_was_written_with(root, existing):
+    pack(root, shuffle=True, shard_size=2, buckets=[SQUARE])
+
+    kept = parameters(plan(root, existing))
+
+    assert kept[SQUARE] == ShardParameters(shard_size=2, shuffle=True)
+    assert kept[TALL] == ShardParameters(shard_size=3), "no set there to keep anything of"
+
+
+@pytest.mark.parametrize(("existing", "asked"), [("replace", {}), ("refuse", {}), ("update", {"seed": 1337})])
+def test_set_written_anew_or_as_asked_keeps_nothing(root, existing, asked):
+    pack(root, shuffle=True, shard_size=2)
+
+    assert set(parameters(plan(root, existing, **asked)).values()) == {ShardParameters(shard_size=3)}
+
+
+def test_dry_run_gives_the_counters_of_the_plan(root):
+    (root.derived / "dinov3" / "a.npy").unlink()
+
+    found = dry_run(root, Config(shard_size=2), packing(root, buckets=[SQUARE]))
+
+    assert found.conflicts == []
+    assert found.counts == {
+        "total_records": 5, "ready_records": 3, "skipped_incomplete": 1, "filtered": 1, "written_samples": 3,
+        "written_shards": 2,
+    }  # fmt: skip
+
+
+def test_dry_run_leaves_a_data_root_without_a_ledger_without_one(root):
+    before = snapshot(root.path)
+
+    dry_run(root, Config(), packing(root))
+
+    assert snapshot(root.path) == before
+    assert not root.state.exists()
+
+
+def test_dry_run_knows_what_the_ledger_knows(root):
+    with Ledger(root.ledger) as ledger:
+        ledger.withdraw(["a"])
+
+    assert dry_run(root, Config(), packing(root)).counts["skipped_incomplete"] == 1
+
+
+def test_dry_run_tells_every_conflict(root):
+    pack(root)
+
+    found = dry_run(root, Config(), packing(root))
+
+    assert [conflict.split("/")[0] for conflict in found.conflicts] == [f"bucket_{SQUARE}", f"bucket_{TALL}"]
+    assert dry_run(root, Config(), packing(root, "replace")).conflicts == []
+
+
+def test_dry_run_without_its_inputs_says_what_is_missing(root, data_root):
+    with pytest.raises(MissingInput, match="near duplicates"):
+        dry_run(root, Config(near_duplicates=NearDuplicateSettings(exclude=True)), packing(root))
+    root.stage2_jsonl.unlink()
+    with pytest.raises(MissingInput, match="no Stage 2 records"):
+        dry_run(root, Config(), packing(root))
+
+
+def test_unknown_way_with_existing_shards_is_refused(root):
+    with pytest.raises(WrongUsage, match="Replace"):
+        plan(root, "Replace")

@@ -1,0 +1,561 @@
+"""Which records may be packed. Source: seed 001, "Load Stage 2 metadata and validate readiness"; CONTRACTS section 2."""
+
+import errno
+import json
+import os
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from imagemill.buckets import BUCKETS
+from imagemill.embedding_specs import DINOV3, T5, VAE, embedding_specs
+from imagemill.errors import MissingInput
+from imagemill.files import fingerprint, stat_triple
+from imagemill.formats.jsonl import parse_object, read_jsonl
+from imagemill.formats.npy import NpyStore
+from imagemill.layout import DataRoot
+from imagemill.ledger import Ledger
+from imagemill.pipeline.shards.readiness import find_ready, progress_lines
+from imagemill.pipeline.shards.shard_plan import readiness
+from imagemill.provenance import UNKNOWN, read_identity
+from tests.helpers.stage1 import stage1_record
+from tests.helpers.stage2 import embed, foreign, photos, picture, ready, record_of, stage2, write_records, write_text
+
+
+def look(root, *buckets):
+    return ready(root, buckets or BUCKETS)
+
+
+def ids(found):
+    return [sample.image_id for sample in found.ready]
+
+
+def reasons(found):
+    return {problem.item: problem.reason for problem in found.problems}
+
+
+def adds_up(found):
+    return found.total_records == len(found.ready) + found.skipped_incomplete + found.filtered
+
+
+def npy(root, spec, image_id):
+    return root.derived / spec.folder / f"{image_id}.npy"
+
+
+def rewrite(root, change):
+    """Change the records of the JSONL one by one."""
+    records = [line.value for line in read_jsonl(root.stage2_jsonl)]
+    write_text(root.stage2_jsonl, *(json.dumps(change(record)) for record in records))
+
+
+# ---- the scenarios of the seed
+
+
+def test_complete_sample_is_identified_as_ready(data_root):
+    stage2(data_root, "a", "b")
+
+    found = look(data_root)
+
+    assert ids(found) == ["a", "b"]
+    assert (found.total_records, found.skipped_incomplete, found.filtered) == (2, 0, 0)
+    sample = found.ready[0]
+    assert sample.bucket == "1216x832"
+    assert list(sample.mask) == parse_object(sample.record)["t5_attention_mask"]
+    assert [file.kind for file in sample.files] == [spec.kind for spec in embedding_specs()]
+    for spec, file in zip(embedding_specs(), sample.files, strict=True):
+        assert file.stat == stat_triple(npy(data_root, spec, "a"))
+        assert file.content == fingerprint(npy(data_root, spec, "a").read_bytes())
+
+
+def test_large_dataset_is_matched_alike(data_root, monkeypatch):
+    """Its folders are listed by other interpreters; here one file is missing and one was written over in place."""
+    stage2(data_root, "a", "b", "c", "d")
+    npy(data_root, DINOV3, "b").unlink()
+    npy(data_root, VAE, "c").write_bytes(b"no npy")
+    small = look(data_root)
+
+    monkeypatch.setattr(readiness, "_LARGE", 0)
+    large = look(data_root)
+
+    assert ids(large) == ids(small) == ["a", "d"]
+    assert reasons(large) == reasons(small)
+    assert large.ready == small.ready
+
+
+def test_json_member_is_the_whole_record_with_sorted_keys(data_root):
+    """UTF-8, one newline. Source: CONTRACTS section 2, "Members"."""
+    foreign(data_root, record_of("a", caption="Ein Bäumchen", note={"z": 1, "b": 2}))
+
+    (sample,) = look(data_root).ready
+
+    record = json.loads(sample.record)
+    assert record["note"] == {"z": 1, "b": 2}
+    assert list(record) == sorted(record)
+    assert sample.record.endswith(b"}\n")
+    assert "Bäumchen".encode() in sample.record
+    assert sample.record.index(b'"b":2') < sample.record.index(b'"z":1')
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"caption": None}, "bad_caption"), ({"caption": " "}, "bad_caption"),
+        ({"t5_attention_mask": [1] * 76}, "bad_mask"), ({"t5_attention_mask": [0] * 77}, "bad_mask"),
+        ({"t5_attention_mask": [2] * 77}, "bad_mask"), ({"t5_attention_mask": None}, "bad_mask"),
+        ({"image_path": ""}, "bad_image_path"), ({"height": 0}, "bad_height"), ({"width": 32.0}, "bad_width"),
+        ({"aspect_bucket": "512x512"}, "bad_aspect_bucket"), ({"format_version": 1}, "bad_format_version"),
+        ({"dinov3_embedding": [0.1]}, "stage1"),
+    ],
+)  # fmt: skip
+def test_incomplete_sample_is_skipped(data_root, change, reason):
+    foreign(data_root, record_of("a"))
+    rewrite(data_root, lambda record: {**record, **change})
+
+    found = look(data_root)
+
+    assert found.ready == []
+    assert (found.total_records, found.skipped_incomplete) == (1, 1)
+    assert reasons(found) == {"a": reason}
+    assert all(problem.detail and problem.remedy for problem in found.problems)
+
+
+@pytest.mark.parametrize(
+    "field", ["image_id", "image_path", "caption", "t5_attention_mask", "height", "width", "aspect_bucket"]
+)
+def test_incomplete_sample_without_a_field_is_skipped(data_root, field):
+    foreign(data_root, record_of("a"))
+    rewrite(data_root, lambda record: {name: value for name, value in record.items() if name != field})
+
+    found = look(data_root)
+
+    assert (len(found.ready), found.skipped_incomplete) == (0, 1)
+
+
+@pytest.mark.parametrize("spec", embedding_specs(), ids=lambda spec: spec.kind)
+def test_incomplete_sample_without_a_file_is_skipped(data_root, spec):
+    stage2(data_root, "a", "b")
+    npy(data_root, spec, "a").unlink()
+
+    found = look(data_root)
+
+    assert ids(found) == ["b"]
+    assert reasons(found) == {"a": "missing_file"}
+    assert spec.folder in found.problems[0].detail
+
+
+@pytest.mark.parametrize("line", ["{", "null", "[1]", "3", b"\xff\xfe", '{"image_id": NaN}', '{"image_id": "a"'])
+def test_malformed_jsonl_line_is_skipped_gracefully(data_root, caplog, line):
+    """A warning, counted, and on with it."""
+    foreign(data_root, record_of("a"), record_of("b"))
+    good = data_root.stage2_jsonl.read_bytes().splitlines()
+    write_text(data_root.stage2_jsonl, good[0], line, good[1])
+
+    found = look(data_root)
+
+    assert ids(found) == ["a", "b"]
+    assert (found.total_records, found.skipped_incomplete) == (3, 1)
+    assert reasons(found) == {"approved_image_dataset.jsonl:2": "malformed"}
+    (warning,) = caplog.records
+    assert warning.levelname == "WARNING"
+    assert "approved_image_dataset.jsonl:2" in warning.getMessage()
+
+
+def test_many_malformed_lines_are_counted_and_the_first_ones_told(data_root, caplog):
+    write_text(data_root.stage2_jsonl, *["{"] * 1000)
+
+    found = look(data_root)
+
+    assert (found.total_records, found.skipped_incomplete) == (1000, 1000)
+    assert len(caplog.records) < 50
+
+
+# ---- more of readiness
+
+
+def test_blank_lines_do_not_count(data_root):
+    foreign(data_root, record_of("a"))
+    write_text(data_root.stage2_jsonl, b"", data_root.stage2_jsonl.read_bytes().strip(), b"  ", b"")
+
+    assert (look(data_root).total_records, ids(look(data_root))) == (1, ["a"])
+
+
+def test_records_of_other_buckets_are_filtered(data_root):
+    foreign(data_root, record_of("wide", size=(48, 24)), record_of("square", size=(24, 24)))
+
+    found = look(data_root, "1024x1024")
+
+    assert (ids(found), found.filtered, found.skipped_incomplete) == (["square"], 1, 0)
+    assert adds_up(found)
+
+
+def test_bucket_is_taken_as_written(data_root):
+    """If it is one of the seven."""
+    foreign(data_root, record_of("a", size=(24, 24), aspect_bucket="704x1344"))
+
+    assert [sample.bucket for sample in look(data_root).ready] == ["704x1344"]
+
+
+def test_last_of_several_records_is_packed_once(data_root):
+    """An earlier duplicate counts as skipped_incomplete."""
+    foreign(data_root, record_of("a", note=1), record_of("b"), record_of("a", note=2))
+
+    found = look(data_root)
+
+    assert ids(found) == ["b", "a"], "in the order of the lines that count"
+    assert json.loads(found.ready[1].record)["note"] == 2
+    assert (found.total_records, found.skipped_incomplete) == (3, 1)
+    assert reasons(found) == {"approved_image_dataset.jsonl:1": "duplicate_id"}
+
+
+def test_records_without_an_id_each_have_their_own_row(data_root):
+    """Each input that does not reach the output has one row. Source: CONTRACTS section 0."""
+    foreign(data_root, record_of("a"))
+    good = data_root.stage2_jsonl.read_bytes().strip()
+    write_text(data_root.stage2_jsonl, '{"caption": "x"}', good, '{"image_id": 7}', '{"image_id": ""}')
+
+    found = look(data_root)
+
+    name = data_root.stage2_jsonl.name
+    assert reasons(found) == {f"{name}:{number}": "bad_image_id" for number in (1, 3, 4)}
+    assert adds_up(found)
+
+
+@pytest.mark.parametrize("image_id", ["../a", "a/b", "a\x00b", "a" * 300])
+def test_id_that_can_name_no_file_is_skipped(data_root, image_id):
+    write_text(data_root.stage2_jsonl, json.dumps(record_of(image_id)))
+
+    found = look(data_root)
+
+    assert (len(found.ready), found.skipped_incomplete) == (0, 1)
+
+
+def test_jsonl_that_is_not_there_is_said(data_root):
+    with Ledger(data_root.ledger) as ledger:
+        with pytest.raises(MissingInput, match="imagemill stage2"):
+            find_ready(data_root.stage2_jsonl, data_root.derived, ledger, buckets=BUCKETS)
+
+
+def test_empty_jsonl_has_nothing_ready(data_root):
+    write_text(data_root.stage2_jsonl)
+
+    assert look(data_root).total_records == 0
+
+
+# ---- files: valid and current
+
+
+def not_npy(path):
+    path.write_bytes(b"not an npy file")
+
+
+def truncated(path):
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def of_another_size(path):
+    np.save(path, np.zeros((16, 9, 9), np.float16))
+
+
+def of_another_dtype(path):
+    np.save(path, np.zeros((16, 3, 4), np.float32))
+
+
+def not_finite(path):
+    np.save(path, np.full((16, 3, 4), np.inf, np.float16))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [(not_npy, "unreadable"), (truncated, "truncated"), (of_another_size, "wrong_shape"), (of_another_dtype, "wrong_dtype"),
+     (not_finite, "non_finite")],
+    ids=lambda value: value if isinstance(value, str) else value.__name__,
+)  # fmt: skip
+@pytest.mark.parametrize("known", [True, False])
+def test_file_that_is_not_what_its_contract_says_is_not_packed(data_root, spoil, reason, known):
+    if known:
+        stage2(data_root, "a", "b")
+    else:
+        foreign(data_root, record_of("a"), record_of("b"))
+    spoil(npy(data_root, VAE, "a"))
+
+    found = look(data_root)
+
+    assert ids(found) == ["b"]
+    assert reasons(found) == {"a": reason}
+
+
+def test_layout_that_another_program_wrote_is_packed_and_adopted(data_root):
+    """Any Stage 2 layout of the seed's form is packed, without ledger, images or version field."""
+    foreign(data_root, record_of("a"), record_of("b"))
+    rewrite(data_root, lambda record: {k: v for k, v in record.items() if k != "format_version"})
+
+    found = look(data_root)
+
+    assert ids(found) == ["a", "b"]
+    assert {file.maker for sample in found.ready for file in sample.files} == {UNKNOWN}
+    assert len(found.adopted) == 6
+
+
+def test_adopted_file_is_not_read_again(data_root, monkeypatch):
+    """A file whose size, mtime and inode are those of its last full check is not read again."""
+    foreign(data_root, record_of("a"))
+    first = look(data_root)
+
+    monkeypatch.setattr(NpyStore, "check", lambda *_: pytest.fail("read again"))
+    again = look(data_root)
+
+    assert again.ready == first.ready
+    assert again.adopted == []
+
+
+def test_file_that_the_ledger_vouches_for_is_not_read(data_root, monkeypatch):
+    stage2(data_root, "a")
+
+    monkeypatch.setattr(NpyStore, "check", lambda *_: pytest.fail("read"))
+    assert ids(look(data_root)) == ["a"]
+
+
+@pytest.mark.parametrize("how", ["made", "foreign"])
+def test_record_of_another_size_than_its_files_is_not_packed(data_root, how):
+    """The ledger vouches for a file, not for what a record says of it."""
+    if how == "made":
+        stage2(data_root, "a", size=(32, 24))
+    else:
+        foreign(data_root, record_of("a"))
+        assert ids(look(data_root)) == ["a"]
+    rewrite(data_root, lambda record: {**record, "height": 32, "width": 24})
+
+    found = look(data_root)
+
+    assert reasons(found) == {"a": "wrong_shape"}
+
+
+def test_files_of_a_replaced_image_are_stale_until_they_are_made_anew(data_root):
+    stage2(data_root, "a", "b")
+    picture(data_root.approved / "a.png")
+    embed(data_root, VAE)
+
+    found = look(data_root)
+    assert ids(found) == ["b"]
+    assert reasons(found) == {"a": "stale"}
+    assert "earlier image" in found.problems[0].detail
+
+    embed(data_root, DINOV3)
+    assert ids(look(data_root)) == ["a", "b"]
+
+
+def test_hidden_states_of_an_edited_caption_are_stale(data_root):
+    stage2(data_root, "a")
+    (data_root.approved / "a.txt").write_text("other words")
+    embed(data_root, T5)
+
+    assert reasons(look(data_root)) == {"a": "stale"}, "the record still has the earlier caption"
+    write_records(data_root)
+    assert ids(look(data_root)) == ["a"]
+
+
+def test_vanished_image_stays_ready(data_root):
+    """A vanished source makes nothing stale. Source: CONTRACTS section 0."""
+    stage2(data_root, "a")
+    (data_root.approved / "a.png").unlink()
+    (data_root.approved / "a.txt").unlink()
+    write_records(data_root)
+
+    assert ids(look(data_root)) == ["a"]
+
+
+def test_touched_file_keeps_its_maker(data_root):
+    """Equal bytes are the same file, whatever its times."""
+    stage2(data_root, "a")
+    os.utime(npy(data_root, VAE, "a"), ns=(7, 7))
+
+    (sample,) = look(data_root).ready
+
+    identity = read_identity(data_root.provenance, VAE.kind)
+    assert identity
+    assert sample.files[1].maker == identity.key
+
+
+def test_touched_file_of_a_replaced_image_is_still_stale(data_root):
+    stage2(data_root, "a")
+    picture(data_root.approved / "a.png")
+    embed(data_root, VAE)
+    os.utime(npy(data_root, DINOV3, "a"), ns=(7, 7))
+
+    assert reasons(look(data_root)) == {"a": "stale"}
+
+
+def test_file_that_cannot_be_read_fails_its_sample_alone(data_root, monkeypatch):
+    """Disk errors are failures, not refusals; one never stops the others."""
+    foreign(data_root, record_of("a"), record_of("b"))
+    check = NpyStore.check
+
+    def fail(self, image_id, *size):
+        if image_id == "a":
+            raise OSError(errno.EIO, "input/output error")
+        return check(self, image_id, *size)
+
+    monkeypatch.setattr(NpyStore, "check", fail)
+    found = look(data_root)
+
+    assert ids(found) == ["b"]
+    assert [(p.item, p.outcome, p.reason) for p in found.problems] == [("a", "failed", "read_error")]
+
+
+def test_file_replaced_while_records_are_read_is_taken_as_it_is_now(data_root, monkeypatch):
+    """A pass of another process publishes between listing and reading."""
+    stage2(data_root, "a")
+    store = NpyStore(data_root.derived / VAE.folder, VAE)
+    os.utime(store.path("a"), ns=(7, 7))
+    check = NpyStore.check
+
+    def replaced_meanwhile(self, image_id, *size):
+        monkeypatch.setattr(NpyStore, "check", check)
+        store.path("a").unlink()
+        photos(data_root, "a")
+        embed(data_root)
+        write_records(data_root)
+        return "xxh3:of the earlier bytes"
+
+    monkeypatch.setattr(NpyStore, "check", replaced_meanwhile)
+    with Ledger(data_root.ledger) as ledger:
+        found = find_ready(data_root.stage2_jsonl, data_root.derived, ledger, buckets=BUCKETS)
+
+    for sample in found.ready:
+        assert sample.files[1].stat == store.stat("a")
+        assert sample.files[1].content == fingerprint(store.path("a").read_bytes())
+
+
+# ---- progress
+
+
+def test_progress_during_scan(data_root, capsys):
+    """A line every so many ready records. Source: seed 001, "Progress during scan"."""
+    foreign(data_root, *(record_of(f"r{n}") for n in range(7)))
+    (data_root.derived / VAE.folder / "r2.npy").unlink()
+
+    with Ledger(data_root.ledger) as ledger:
+        find_ready(
+            data_root.stage2_jsonl, data_root.derived, ledger, buckets=BUCKETS, on_ready=progress_lines(2)
+        )  # fmt: skip
+
+    assert capsys.readouterr().out.splitlines() == [
+        "total_records=7 ready_records=2 skipped_incomplete=0",
+        "total_records=7 ready_records=4 skipped_incomplete=1",
+        "total_records=7 ready_records=6 skipped_incomplete=1",
+    ]
+
+
+# ---- all of it
+
+names = st.sampled_from(["a", "b", "c", "gone"])
+good = st.builds(record_of, names, size=st.just((16, 16)))
+bad = st.builds(
+    lambda record, change: {**record, **change}, good,
+    st.fixed_dictionaries({}, optional={
+        "caption": st.none(), "t5_attention_mask": st.just([2]), "height": st.just(10**400), "aspect_bucket": st.just("x"),
+        "image_id": st.none() | st.integers() | st.just("../x"),
+    }),
+)  # fmt: skip
+jsonl = st.lists(st.one_of(good.map(json.dumps), bad.map(json.dumps), st.binary(max_size=6)), max_size=8)
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory):
+    root = DataRoot(tmp_path_factory.mktemp("packed") / "data")
+    foreign(root, *(record_of(name, size=(16, 16)) for name in "abc"))
+    return root
+
+
+@settings(deadline=None, max_examples=40)
+@given(jsonl, st.lists(st.sampled_from(["1024x1024", "832x1216"]), min_size=1, unique=True))
+def test_counters_always_add_up(packed, lines, buckets):
+    """total_records = ready_records + skipped_incomplete + filtered, whatever the bytes."""
+    write_text(packed.stage2_jsonl, *lines)
+
+    found = look(packed, *buckets)
+
+    assert adds_up(found)
+    assert found.total_records == sum(bool(line.strip()) for line in packed.stage2_jsonl.read_bytes().split(b"\n"))
+    assert len(found.problems) == found.skipped_incomplete
+    assert len(set(ids(found))) == len(found.ready)
+    assert set(ids(found)) <= set("abc")
+    assert {sample.bucket for sample in found.ready} <= set(buckets)
+
+
+USUAL, OTHER = (msgspec.json.encode(record_of(name, size=(16, 16))).decode() for name in "ab")
+UNUSUAL = (
+    "x" + USUAL, USUAL + USUAL, USUAL + "\r", "", " \r", "{", USUAL[:-1], USUAL.replace("photo", "\\u00e9"),
+    USUAL.replace("photo", "été"), USUAL.replace('"a"', '"日本"'), USUAL.replace("[1,", "[2,"), USUAL.replace(",", ", "),
+)  # fmt: skip
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.sampled_from([USUAL, OTHER, *UNUSUAL]), max_size=6), st.sampled_from([1, 500, 1 << 20]))
+def test_a_look_tells_what_a_decoder_tells(packed, lines, block):
+    """Thousands of lines in one go or each by itself, with whatever stands around them: the same outcome."""
+    write_text(packed.stage2_jsonl, *lines)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("imagemill.formats.jsonl._BLOCK", block)
+        looked = look(packed)
+        patched.setattr(readiness, "slim_records", lambda lines: None)
+        decoded = look(packed)
+
+    assert [(s.image_id, s.record, s.mask, tuple(s.files)) for s in looked.ready] == [
+        (s.image_id, s.record, s.mask, tuple(s.files)) for s in decoded.ready
+    ]
+    assert looked.problems == decoded.problems
+    assert (looked.total_records, looked.filtered) == (decoded.total_records, decoded.filtered)
+
+
+# ---- near duplicates
+
+
+def test_image_that_another_one_stands_for_is_skipped_where_asked(data_root):
+    """Counted like every other record that is not packed. Source: issue 4, "excludes from shards only when asked"."""
+    stage2(data_root, "a", "b")
+    stage2(data_root, "tall", size=(24, 36))
+    with Ledger(data_root.ledger) as ledger:
+        found = find_ready(
+            data_root.stage2_jsonl, data_root.derived, ledger, buckets=["1216x832"],
+            excluded={"b": "cosine 0.9900 to a", "tall": "cosine 0.9800 to a", "gone": "cosine 1.0000 to a"},
+        )  # fmt: skip
+
+    assert ids(found) == ["a"]
+    assert (found.skipped_incomplete, found.filtered) == (1, 1)
+    assert adds_up(found)
+    (problem,) = found.problems
+    assert (problem.item, problem.outcome, problem.reason) == ("b", "refused", "near_duplicate")
+    assert problem.detail == "cosine 0.9900 to a"
+    assert "near_duplicates.exclude: false" in problem.remedy
+
+
+@pytest.mark.parametrize("inline", [True, False], ids=["with its vector", "without"])
+def test_stage_1_record_waits_for_its_migration(data_root, inline):
+    """It lacks no field by mistake: its reason says what it is, its remedy what to run."""
+    record = stage1_record(0)
+    if not inline:
+        del record["dinov3_embedding"]
+    write_text(data_root.stage2_jsonl, json.dumps(record))
+
+    found = look(data_root)
+
+    (problem,) = found.problems
+    assert (problem.reason, found.skipped_incomplete) == ("stage1", 1)
+    assert "imagemill stage2" in problem.remedy
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_caption_of_a_preview_model_is_packed_only_where_that_is_allowed(data_root, allowed):
+    """Source: CONTRACTS section 2, "Samples with preview captions need `--allow-preview`"."""
+    stage2(data_root, "a", "b")
+    with Ledger(data_root.ledger) as ledger:
+        rows = {row.image_id: row for row in ledger.captions().values()}
+        ledger.record_captions([msgspec.structs.replace(rows["a"], origin="preview captioner")])
+        found = find_ready(data_root.stage2_jsonl, data_root.derived, ledger, buckets=BUCKETS, allow_preview=allowed)
+
+    assert ids(found) == (["a", "b"] if allowed else ["b"])
+    assert [(p.item, p.reason) for p in found.problems] == ([] if allowed else [("a", "preview_caption")])

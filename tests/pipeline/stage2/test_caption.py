@@ -1,0 +1,244 @@
+"""Captions by a model for images that have none. Source: CONTRACTS section 1, row "captions"; section 0, "Staleness"."""
+
+import json
+import os
+
+import pytest
+
+from imagemill.errors import ModelUnusable
+from imagemill.ledger import FROM_CAPTIONER, FROM_PREVIEW, FROM_PREVIEW_RECORD, FROM_RECORD, Ledger
+from imagemill.pipeline.stage2.caption import CaptionWorker, caption_jobs, forget_problems, keep_captions
+from imagemill.pipeline.stage2.facts import adopt_captions, complete_facts
+from imagemill.pipeline.stage2.recorded import read_recorded
+from imagemill.pipeline.stage2.scan import survey
+from imagemill.provenance import ModelIdentity, write_identity
+from imagemill.summarizer import CAPTIONER
+from tests.helpers.stage2 import photos, picture, record_of, write_text
+
+
+class Model:
+    """Answers "a picture" and its number of the day; `fails`: what it raises, by the size of the batch."""
+
+    def __init__(self, *answers, fails=None):
+        self.answers, self.fails, self.batches, self.closed = list(answers), fails, [], False
+
+    def caption(self, images):
+        self.batches.append(len(images))
+        if self.fails and (error := self.fails(images)):
+            raise error
+        return [self.answers.pop(0) if self.answers else f"a picture\n of  {image.size}" for image in images]
+
+    def close(self):
+        self.closed = True
+
+
+@pytest.fixture
+def ledger(data_root):
+    with Ledger(data_root.ledger) as ledger:
+        yield ledger
+
+
+def jobs(root, ledger, *, preview=False, anew=None):
+    scan = survey(root.approved, ledger)
+    return caption_jobs(scan.sources, scan, ledger, preview=preview, anew=anew)
+
+
+def run(root, ledger, model, *, preview=False, anew=None, maker="key", images_per_call=8):
+    asked = jobs(root, ledger, preview=preview, anew=anew)
+    worker = CaptionWorker(approved=root.approved, captioner=lambda: model, images_per_call=images_per_call)
+    counts = keep_captions(worker.stream(asked), ledger, maker=maker, preview=preview)
+    worker.close()
+    return dict(counts)
+
+
+def texts(ledger):
+    return {image_id: row.text for image_id, row in ledger.captions().items()}
+
+
+def ids_of_problems(ledger):
+    return [problem.item for problem in ledger.problems() if problem.asset == CAPTIONER]
+
+
+def ids(found):
+    return [job.image_id for job in found]
+
+
+# ---- which images
+
+
+def test_only_images_without_a_caption_are_captioned(data_root, ledger):
+    photos(data_root, "a")
+    photos(data_root, "b", "c", captions=False)
+    (data_root.approved / "c.txt").write_text(" \n ")
+
+    assert ids(jobs(data_root, ledger)) == ["b", "c"]
+    assert run(data_root, ledger, Model()) == {"captioned": 2}
+
+    assert texts(ledger) == {"a": "noise called a", "b": "a picture of (32, 24)", "c": "a picture of (32, 24)"}
+    assert ledger.captions()["b"].origin == FROM_CAPTIONER
+    assert jobs(data_root, ledger) == []
+
+
+def test_sidecar_that_appears_replaces_the_models_caption_and_stays(data_root, ledger):
+    photos(data_root, "a", captions=False)
+    run(data_root, ledger, Model())
+    (data_root.approved / "a.txt").write_text("what I see")
+
+    assert jobs(data_root, ledger, anew="another") == []
+    assert texts(ledger) == {"a": "what I see"}
+
+
+def test_caption_of_a_replaced_image_is_made_anew_and_of_a_touched_one_is_kept(data_root, ledger):
+    photos(data_root, "a", "b", captions=False)
+    run(data_root, ledger, Model("one", "two"))
+    picture(data_root.approved / "a.png")
+    os.utime(data_root.approved / "b.png", ns=(1, 1))
+    model = Model("three")
+
+    assert run(data_root, ledger, model) == {"captioned": 1, "kept": 1}
+    assert model.batches == [1]
+    assert texts(ledger) == {"a": "three", "b": "two"}
+    assert jobs(data_root, ledger) == []
+
+
+def test_real_model_replaces_captions_of_a_preview_model_and_never_the_other_way(data_root, ledger):
+    photos(data_root, "a", captions=False)
+    run(data_root, ledger, Model("preview"), preview=True)
+    assert ledger.captions()["a"].origin == FROM_PREVIEW
+    assert ledger.preview_captions() == {"a"}
+    assert jobs(data_root, ledger, preview=True) == []
+
+    assert run(data_root, ledger, Model("real")) == {"captioned": 1}
+
+    assert (texts(ledger), ledger.preview_captions()) == ({"a": "real"}, set())
+    assert jobs(data_root, ledger, preview=True) == []
+
+
+def test_another_captioner_replaces_captions_only_where_asked(data_root, ledger):
+    photos(data_root, "a", "b", captions=False)
+    run(data_root, ledger, Model("one", "two"), maker="old")
+
+    assert jobs(data_root, ledger) == []
+    assert ids(jobs(data_root, ledger, anew="new")) == ["a", "b"]
+    run(data_root, ledger, Model("three", "four"), maker="new", anew="new")
+    assert texts(ledger) == {"a": "three", "b": "four"}
+    assert jobs(data_root, ledger, anew="new") == []
+
+
+def test_image_refused_for_its_bytes_is_not_asked_for(data_root, ledger):
+    photos(data_root, "a", captions=False)
+    (data_root.approved / "b.png").write_bytes(b"no image")
+    scan = survey(data_root.approved, ledger)
+    complete_facts(data_root.approved, scan, ledger)
+
+    assert ids(jobs(data_root, ledger)) == ["a"]
+
+
+# ---- the worker
+
+
+def test_first_image_goes_alone_and_the_others_in_batches(data_root, ledger):
+    photos(data_root, *"abcdef", captions=False)
+    model = Model()
+
+    run(data_root, ledger, model, images_per_call=3)
+
+    assert model.batches == [1, 3, 2]
+    assert model.closed
+
+
+def test_undecodable_image_is_refused_and_costs_only_itself(data_root, ledger):
+    photos(data_root, "a", "c", captions=False)
+    (data_root.approved / "b.png").write_bytes(b"no image")
+
+    assert run(data_root, ledger, Model()) == {"captioned": 2, "refused": 1}
+    (problem,) = [p for p in ledger.problems() if p.asset == CAPTIONER]
+    assert (problem.item, problem.outcome, problem.reason) == ("b", "refused", "undecodable")
+
+
+def test_batch_out_of_memory_is_halved_down_to_one_which_fails_alone(data_root, ledger):
+    photos(data_root, *"abcd", captions=False)
+    photos(data_root, "e", captions=False, size=(64, 64))
+
+    def full(images):
+        large = any(image.size == (64, 64) for image in images)
+        return MemoryError("too much") if len(images) > 2 or large else None
+
+    model = Model(fails=full)
+    assert run(data_root, ledger, model) == {"captioned": 4, "failed": 1}
+    (problem,) = ledger.problems(["e"])
+    assert (problem.asset, problem.outcome, problem.reason) == (CAPTIONER, "failed", "out_of_memory")
+    assert model.batches == [1, 4, 2, 2, 1, 1]
+
+    assert run(data_root, ledger, Model("at last")) == {"captioned": 1}
+    assert ledger.problems(["e"]) == []
+
+
+def test_blank_answer_is_a_failure_and_no_caption(data_root, ledger):
+    photos(data_root, "a", "b", captions=False)
+
+    assert run(data_root, ledger, Model("  \n ", "b")) == {"failed": 1, "captioned": 1}
+    assert texts(ledger) == {"b": "b"}
+
+
+def test_model_that_fails_every_image_stops_the_run(data_root, ledger):
+    """Three tries: the first image alone may be one that no model takes."""
+    photos(data_root, *"abcde", captions=False)
+    model = Model(fails=lambda images: RuntimeError("no kernel image"))
+
+    with pytest.raises(ModelUnusable, match="no kernel image"):
+        run(data_root, ledger, model)
+    assert model.batches == [1, 1, 1]
+
+
+def test_nothing_is_loaded_where_nothing_is_to_do(data_root, ledger):
+    photos(data_root, "a", captions=False)
+    (data_root.approved / "b.png").write_bytes(b"no image")
+    run(data_root, ledger, Model())
+    os.utime(data_root.approved / "a.png", ns=(1, 1))
+
+    def never():
+        raise AssertionError("loaded")
+
+    worker = CaptionWorker(approved=data_root.approved, captioner=never)
+    assert [row.outcome for row in worker.stream(jobs(data_root, ledger))] == ["kept"]
+    worker.close()
+
+
+# ---- the ledger
+
+
+def test_finished_captions_stay_when_the_run_is_stopped(data_root, ledger):
+    photos(data_root, "a", "b", captions=False)
+    model = Model("one", fails=lambda images: KeyboardInterrupt() if len(model.batches) == 2 else None)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(data_root, ledger, model)
+    assert texts(ledger) == {"a": "one"}
+    assert ids(jobs(data_root, ledger)) == ["b"]
+
+
+def test_problems_of_images_that_no_longer_wait_are_forgotten(data_root, ledger):
+    photos(data_root, "a", "b", captions=False)
+    run(data_root, ledger, Model("a caption", " "))
+    assert ids_of_problems(ledger) == ["b"]
+    (data_root.approved / "b.txt").write_text("mine")
+
+    forget_problems(jobs(data_root, ledger), ledger)
+
+    assert ids_of_problems(ledger) == []
+
+
+@pytest.mark.parametrize("preview", [True, False])
+def test_without_its_ledger_no_caption_counts_as_real_where_a_preview_model_worked(data_root, preview):
+    """A record does not say where its caption came from. Source: CONTRACTS section 0, "can never be mistaken for real ones"."""
+    photos(data_root, "a", captions=False)
+    write_text(data_root.stage2_jsonl, json.dumps(record_of("a")))
+    write_identity(data_root.provenance, ModelIdentity(kind=CAPTIONER, model="m", preview=preview, facts={}))
+    with Ledger(data_root.ledger) as ledger:
+        adopt_captions(read_recorded(data_root.stage2_jsonl), ledger, data_root.provenance)
+        (row,) = ledger.captions().values()
+        assert row.origin == (FROM_PREVIEW_RECORD if preview else FROM_RECORD)
+        assert bool(ledger.preview_captions()) == preview
+        assert bool(jobs(data_root, ledger)) == preview, "a real captioner makes it anew"
+        assert jobs(data_root, ledger, preview=True) == []

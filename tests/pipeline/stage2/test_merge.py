@@ -1,0 +1,437 @@
+"""Ledger and JSONL brought together; nothing is dropped. Source: seed 000, "Atomic JSONL updates"; CONTRACTS section 0 "JSONL
+input", section 1 "merge", "record", "migration"."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from imagemill.errors import ImagemillError
+from imagemill.files import StatTriple, stat_triple
+from imagemill.formats.jsonl import encode_line, parse_object, read_jsonl
+from imagemill.formats.npy import write_npy
+from imagemill.layout import DataRoot
+from imagemill.ledger import CaptionRow, FileRow, Ledger, SourceRow
+from imagemill.pipeline.stage2.merge import Merge, quarantine, stage1_backup, write_records
+from imagemill.pipeline.stage2.recorded import record_id, unfinished
+from imagemill.pipeline.stage2.scan import Scan
+from imagemill.records import RECORD_FIELDS, record_problem
+from tests.helpers.stage2 import record_of, write_text
+
+STAT = StatTriple(1, 2, 3)
+MASK = [1] * 2 + [0] * 75
+
+
+def source(image_id, size=(32, 24)):
+    return SourceRow(image_id, f"{image_id}.png", STAT, "pixels", size[1], size[0])
+
+
+def caption(image_id, text="noise", mask=MASK):
+    return CaptionRow(image_id, STAT, text, "sidecar", "words", mask)
+
+
+@pytest.fixture
+def root(tmp_path):
+    return DataRoot(tmp_path / "data")
+
+
+def merge(root, *lines, **known):
+    """Merge with a file of these lines: bytes, text, or objects."""
+    write_text(root.stage2_jsonl, *(line if isinstance(line, bytes | str) else json.dumps(line) for line in lines))
+    return merge_file(root, **known)
+
+
+def merge_file(root, *, sources=(), captions=(), **options):
+    """Merge the file there is with what a new ledger knows; the result has the next file's lines too."""
+    with Ledger(root.path / "ledger.sqlite") as ledger:
+        ledger.record_sources(sources)
+        ledger.record_captions(captions)
+        merged = write_records(Merge(root, Scan({}, []), **options), ledger)
+    return SimpleNamespace(
+        lines=root.stage2_jsonl.read_bytes().splitlines(keepends=True), counts=merged.counts, problems=merged.problems,
+        **{what: [i for i, done in merged.changes if done == what] for what in ("added", "changed", "migrated")},
+    )  # fmt: skip
+
+
+def values(merged):
+    return [parse_object(line) for line in merged.lines]
+
+
+def quarantined(root):
+    path = root.quarantine / "approved_image_dataset.jsonl.quarantine.jsonl"
+    entries = [line.value for line in read_jsonl(path)] if path.exists() else []
+    return [(e["line"], e["why"], bytes.fromhex(e["hex"]) if "hex" in e else e["text"].encode()) for e in entries]
+
+
+# ---- what is added
+
+
+def test_image_with_a_caption_and_a_mask_becomes_a_valid_record(root):
+    merged = merge(root, sources=[source("a")], captions=[caption("a")])
+
+    (record,) = values(merged)
+    assert merged.added == ["a"]
+    assert tuple(record) == RECORD_FIELDS
+    assert record_problem(record) is None
+    assert record == record_of("a")
+
+
+@pytest.mark.parametrize(
+    ("sources", "captions"),
+    [([], [caption("a")]), ([source("a")], []), ([source("a")], [caption("a", mask=None)])],
+    ids=["not opened", "no caption", "no mask"],
+)
+def test_image_that_lacks_something_has_no_record_yet(root, sources, captions):
+    assert values(merge(root, sources=sources, captions=captions)) == []
+
+
+def test_lines_stand_in_order_of_id(root):
+    merged = merge(
+        root, record_of("c"), record_of("Z"), sources=[source("b"), source("a")], captions=[caption("a"), caption("b")]
+    )  # fmt: skip
+
+    assert [record["image_id"] for record in values(merged)] == ["Z", "a", "b", "c"]
+
+
+# ---- what is kept
+
+
+def test_record_that_nothing_changed_keeps_its_bytes(root):
+    """In its own spelling and order of keys."""
+    odd = json.dumps(dict(sorted(record_of("a", caption="nöise").items())), indent=None, separators=(" ,  ", ":"))
+
+    merged = merge(root, odd, sources=[source("a")], captions=[caption("a", "nöise")])
+
+    assert merged.lines == [odd.encode() + b"\n"]
+    assert merged.changed == []
+
+
+def test_record_of_an_image_we_do_not_know_is_kept_as_it_is(root):
+    line = b'{"image_id": "elsewhere",   "anything": [1.50, null]}'
+
+    assert merge(root, line).lines == [line + b"\n"]
+
+
+def test_line_endings_of_another_system_become_one_newline(root):
+    line = json.dumps(record_of("a")).encode()
+
+    assert merge(root, line + b"\r").lines == [line + b"\n"]
+
+
+def test_extra_fields_and_the_path_of_an_earlier_record_are_kept(root):
+    """Any extra fields a Stage 1 record had."""
+    old = record_of("a", caption="old", image_path="elsewhere/a.png", score=0.5, tags=["x", {"y": None}])
+
+    merged = merge(root, old, sources=[source("a")], captions=[caption("a", "new")])
+
+    assert values(merged) == [{**old, "caption": "new"}]
+    assert merged.changed == ["a"]
+
+
+def test_path_that_is_none_is_replaced(root):
+    """Else the record could never become valid."""
+    for path in (7, "", "  ", None, ["a.png"]):
+        merged = merge(root, record_of("a", image_path=path), sources=[source("a")], captions=[caption("a")])
+        assert values(merged) == [record_of("a")]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("height", 25), ("height", 24.0), ("width", "32"), ("t5_attention_mask", [1] * 77),
+        ("t5_attention_mask", [True] * 2 + [0] * 75), ("t5_attention_mask", [1.0] * 2 + [0] * 75),
+        ("aspect_bucket", "1024x1024"), ("format_version", 1), ("format_version", 2.0), ("format_version", True),
+    ],
+)  # fmt: skip
+def test_field_that_image_or_tokenizer_know_better_is_corrected(root, field, value):
+    """24.0 and true are no ints, though Python calls them equal: such a record would never be ready."""
+    merged = merge(root, record_of("a", **{field: value}), sources=[source("a")], captions=[caption("a")])
+
+    assert values(merged) == [record_of("a")]
+    assert record_problem(values(merged)[0]) is None
+    assert merged.changed + merged.migrated == ["a"]
+    told = {"t5_attention_mask": "mask_corrected"}.get(field, f"{field}_corrected")
+    # What Python calls equal is another spelling of the same value.
+    assert merged.counts[told] == (field in {"height", "width", "t5_attention_mask"} and value != record_of("a")[field])
+
+
+# ---- Stage 1
+
+
+def stage1_line(image_id="a", **changes):
+    record = {"image_path": f"old/{image_id}.png", "dinov3_embedding": [0.25] * 1024, "caption": "noise",
+              "t5_attention_mask": MASK, "height": 24, "width": 32, **changes}  # fmt: skip
+    return json.dumps({key: value for key, value in record.items() if value is not None}).encode()
+
+
+def with_vector(root, image_id="a"):
+    """A valid DINOv3 file that the ledger vouches for."""
+    path = root.derived / "dinov3" / f"{image_id}.npy"
+    write_npy(path, np.full(1024, 0.25, np.float32))
+    with Ledger(root.path / "ledger.sqlite") as ledger:
+        ledger.record_files([FileRow("dinov3_npy", image_id, stat_triple(path), "pixels", "content", "unknown")])
+
+
+def test_stage_1_record_waits_for_its_vectors_file_untouched(root):
+    """The inline value leaves the JSONL only after a valid npy exists."""
+    line = stage1_line()
+
+    merged = merge(root, line, sources=[source("a")], captions=[caption("a")])
+
+    assert merged.lines == [line + b"\n"]
+    assert merged.counts["stage1"] == 1
+    assert [(p.item, p.outcome, p.reason) for p in merged.problems] == [("a", "failed", "missing_vector")]
+    assert not stage1_backup(root.stage2_jsonl).exists()
+
+
+def test_stage_1_record_with_its_vector_in_a_file_becomes_version_2(root):
+    """And the file gets its backup, bit for bit."""
+    with_vector(root)
+    line = stage1_line(score=0.5)
+
+    merged = merge(root, line, sources=[source("a")], captions=[caption("a")])
+
+    assert values(merged) == [{**record_of("a", image_path="old/a.png"), "score": 0.5}]
+    assert (merged.migrated, merged.problems) == (["a"], [])
+    assert stage1_backup(root.stage2_jsonl).read_bytes() == line + b"\n"
+
+
+def test_backup_is_never_overwritten(root):
+    with_vector(root)
+    root.derived.mkdir(exist_ok=True)
+    stage1_backup(root.stage2_jsonl).write_bytes(b"the first one")
+
+    merge(root, stage1_line(), sources=[source("a")], captions=[caption("a")])
+
+    assert stage1_backup(root.stage2_jsonl).read_bytes() == b"the first one"
+
+
+def test_stage_1_record_stays_where_no_migration_was_asked_for(root):
+    """A pass for one kind leaves the records of Stage 1 alone."""
+    with_vector(root)
+    line = stage1_line()
+
+    merged = merge(root, line, sources=[source("a")], captions=[caption("a")], migrate=False)
+
+    assert (merged.lines, merged.problems) == ([line + b"\n"], [])
+
+
+def test_stage_1_records_behind_the_limit_wait(root):
+    with_vector(root, "a"), with_vector(root, "b")
+
+    merged = merge(root, stage1_line("a"), stage1_line("b"), captions=[caption("a"), caption("b")], up_to="a")
+
+    assert (merged.migrated, merged.counts["stage1"]) == (["a"], 1)
+
+
+def test_stage_1_record_of_an_image_that_is_gone_migrates_by_its_own_size(root):
+    with_vector(root)
+
+    merged = merge(root, stage1_line(), captions=[caption("a")])
+
+    assert values(merged) == [record_of("a", image_path="old/a.png")]
+
+
+@pytest.mark.parametrize(
+    ("changes", "known", "reason"),
+    [
+        ({"caption": "  "}, [], "missing_caption"),
+        ({"height": None}, ["a"], "missing_size"),
+        ({"width": "32"}, ["a"], "missing_size"),
+    ],
+)  # fmt: skip
+def test_stage_1_record_that_lacks_something_stays_as_it_is_and_failed(root, changes, known, reason):
+    with_vector(root)
+    line = stage1_line(**changes)
+
+    merged = merge(root, line, captions=map(caption, known))
+
+    assert merged.lines == [line + b"\n"]
+    assert [p.reason for p in merged.problems] == [reason]
+
+
+def test_size_and_mask_of_a_stage_1_record_are_corrected_and_counted(root):
+    with_vector(root)
+
+    merged = merge(
+        root, stage1_line(height=25, t5_attention_mask=[1] * 77), sources=[source("a")], captions=[caption("a")]
+    )
+
+    assert values(merged) == [record_of("a", image_path="old/a.png")]
+    assert (merged.counts["height_corrected"], merged.counts["width_corrected"], merged.counts["mask_corrected"]) == (
+        1,
+        0,
+        1,
+    )
+
+
+def test_vector_of_a_record_that_an_interrupted_writer_replaced_is_not_lost(root):
+    """Its newer line has none: until the vector is in a file, the two stand together."""
+    root.derived.mkdir(parents=True)
+    unfinished(root.stage2_jsonl).write_bytes(json.dumps(record_of("a", image_path="old/a.png")).encode() + b"\n")
+
+    merged = merge(root, stage1_line(), sources=[source("a")], captions=[caption("a")])
+    assert values(merged) == [{**record_of("a", image_path="old/a.png"), "dinov3_embedding": [0.25] * 1024}]
+
+    with_vector(root)
+    again = merge_file(root, sources=[source("a")], captions=[caption("a")])
+    assert values(again) == [record_of("a", image_path="old/a.png")]
+
+
+def test_record_without_an_id_takes_its_images_stem(root):
+    assert record_id({"image_path": "data/approved/abc123xyz.jpg"}) == "abc123xyz"
+    assert record_id({"image_id": "", "image_path": "x/a.b.png"}) == "a.b"
+    assert record_id({"image_id": 7}) is None
+    assert record_id({"image_path": ""}) is None
+
+    old = {"image_path": "data/approved/a.png", "caption": "old", "note": 1}
+    merged = merge(root, old, sources=[source("a")], captions=[caption("a")])
+    assert values(merged) == [{**record_of("a"), "note": 1}]
+
+
+# ---- what is taken out
+
+
+def test_last_of_several_records_wins_and_the_earlier_ones_are_quarantined(root):
+    first, last = record_of("a", note=1), record_of("a", note=2)
+
+    merged = merge(root, first, record_of("b"), last)
+
+    assert values(merged) == [last, record_of("b")]
+    assert quarantined(root) == [(1, "replaced by line 3", json.dumps(first).encode())]
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("null", "null"), ("[]", "a list"), ("7", "a number"), ("", "blank"), ("{", "malformed"),
+        (b'{"image_id": "\xff"}', "malformed: invalid UTF-8"), ("{}", "no image_id and no image_path"),
+        ('{"image_id": 7}', "no image_id and no image_path"),
+    ],
+)  # fmt: skip
+def test_line_that_is_no_record_is_quarantined_with_its_number(root, line, why):
+    merged = merge(root, record_of("a"), line, record_of("b"))
+
+    assert len(merged.lines) == 2
+    ((number, reason, raw),) = quarantined(root)
+    assert number == 2
+    assert reason.startswith(why)
+    assert raw == (line if isinstance(line, bytes) else line.encode())
+
+
+def test_quarantine_keeps_every_line_once_and_says_how_many_are_new(tmp_path):
+    lines = [(3, "malformed", b"{"), (9, "malformed: invalid UTF-8", b"\xff\x00")]
+
+    assert quarantine(tmp_path / "q", "x.jsonl", lines) == 2
+    assert quarantine(tmp_path / "q", "x.jsonl", [lines[0], (3, "malformed", b"[")]) == 1
+    assert quarantine(tmp_path / "q", "x.jsonl", []) == 0
+
+    kept = [line.value for line in read_jsonl(tmp_path / "q" / "x.jsonl.quarantine.jsonl")]
+    assert kept == [
+        {"line": 3, "why": "malformed", "text": "{"},
+        {"line": 9, "why": "malformed: invalid UTF-8", "hex": "ff00"},
+        {"line": 3, "why": "malformed", "text": "["},
+    ]
+
+
+def test_nothing_to_quarantine_leaves_no_file(tmp_path):
+    assert quarantine(tmp_path / "q", "x.jsonl", []) == 0
+    assert not (tmp_path / "q").exists()
+
+
+# ---- all of it
+
+ids = st.sampled_from(["a", "b", "c.d", "ü", "elsewhere"])
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**30), 10**30)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=5)
+)
+extras = st.dictionaries(st.text(max_size=4), st.recursive(scalars, st.lists, max_leaves=4), max_size=3)
+records = st.builds(lambda i, more, changes: {**more, **record_of(i), **changes}, ids, extras, extras)
+stage1 = st.builds(
+    lambda i, more: {**more, "image_path": f"data/approved/{i}.png", "dinov3_embedding": [0.5]}, ids, extras
+)
+broken = st.binary(max_size=12).filter(lambda raw: b"\n" not in raw)
+lines = st.lists((records | stage1).map(lambda r: json.dumps(r).encode()) | broken, max_size=8)
+known = st.lists(ids.filter(lambda i: i != "elsewhere"), unique=True)
+
+
+def write(root, raw):
+    root.stage2_jsonl.parent.mkdir(parents=True, exist_ok=True)
+    root.stage2_jsonl.write_bytes(b"".join(raw))
+
+
+@settings(deadline=None, max_examples=40)
+@given(lines, known, known, st.booleans())
+def test_no_line_is_lost_and_a_second_merge_changes_nothing(tmp_path_factory, raw, opened, captioned, ends):
+    root = DataRoot(tmp_path_factory.mktemp("merge") / "data")
+    write(root, [line + b"\n" for line in raw] if ends else [b"\n".join(raw)])
+    rows = {"sources": list(map(source, opened)), "captions": list(map(caption, captioned))}
+    before = list(read_jsonl(root.stage2_jsonl))
+
+    merged = merge_file(root, **rows)
+
+    after = {record_id(record): record for record in values(merged)}
+    taken_out = {(number, text) for number, _, text in quarantined(root)}
+    changed = {*merged.changed, *merged.migrated}
+    for line in before:
+        kept = line.value is not None and line.value.items() <= after.get(record_id(line.value), {}).items()
+        replaced = line.value is not None and record_id(line.value) in changed
+        assert ((line.number, line.raw) in taken_out) + (kept or replaced) >= 1, line
+    last = {record_id(line.value): line.value for line in before if line.value is not None}
+    for image_id, new in after.items():
+        old = last.get(image_id)
+        if old is None:
+            continue
+        assert {k: v for k, v in old.items() if k not in RECORD_FIELDS}.items() <= new.items(), "extras stay"
+        if "dinov3_embedding" in old:
+            assert new == old
+        elif image_id == "elsewhere":
+            assert {**new, "dinov3_embedding": 0} == {**old, "dinov3_embedding": 0}
+    assert [record_id(record) for record in values(merged)] == sorted(after)
+    for image_id in set(opened) & set(captioned) & set(after):
+        assert "dinov3_embedding" in after[image_id] or record_problem(after[image_id]) is None
+
+    again = merge_file(root, **rows)
+    assert again.lines == merged.lines
+    assert (again.added, again.changed, again.counts["quarantined"]) == ([], [], 0)
+
+
+@given(records)
+def test_line_we_write_reads_back_as_the_same_record(record):
+    assert parse_object(encode_line(record)) == record
+
+
+def test_records_an_interrupted_writer_left_are_merged_and_a_torn_tail_loses_its_last_line(root):
+    """A torn `.tmp` tail loses only its last line. Source: CONTRACTS section 1, "merge"."""
+    write_text(root.stage2_jsonl, '{"image_id":"a","note":1}', '{"image_id":"b"}')
+    unfinished(root.stage2_jsonl).write_bytes(b'{"image_id":"a","note":2}\n{"image_id":"c"}\n{"image_id":"d","no')
+
+    merged = merge_file(root)
+
+    assert merged.lines == [b'{"image_id":"a","note":2}\n', b'{"image_id":"b"}\n', b'{"image_id":"c"}\n']
+    assert [raw for _, _, raw in quarantined(root)] == [b'{"image_id":"a","note":1}', b'{"image_id":"d","no']
+    assert not unfinished(root.stage2_jsonl).exists()
+
+
+def test_file_that_changes_while_it_is_merged_is_not_replaced(root, monkeypatch):
+    """Another program appended a record meanwhile: its line would be lost."""
+    write_text(root.stage2_jsonl, json.dumps(record_of("a", height=1)))
+
+    def append(*_):
+        with open(root.stage2_jsonl, "a") as file:
+            file.write(json.dumps(record_of("b")) + "\n")
+        return iter(())
+
+    monkeypatch.setattr("imagemill.pipeline.stage2.merge._corrections", append)
+    with pytest.raises(ImagemillError, match="changed while it was merged"):
+        merge_file(root, sources=[source("a")], captions=[caption("a")])
+
+    assert [line.value["image_id"] for line in read_jsonl(root.stage2_jsonl)] == ["a", "b"]
+    assert [path.name for path in root.derived.iterdir()] == ["approved_image_dataset.jsonl"]

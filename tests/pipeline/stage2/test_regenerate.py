@@ -1,0 +1,85 @@
+"""The mark on a kind whose files are all being replaced. Source: CONTRACTS section 0, "Provenance"."""
+
+import msgspec
+import pytest
+
+from imagemill.embedding_specs import DINOV3, VAE
+from imagemill.errors import ImagemillError
+from imagemill.formats.npy import NpyStore
+from imagemill.ledger import SUPERSEDED, Ledger
+from imagemill.pipeline.stage2.regenerate import finish, refuse_regenerating, regenerate, resume
+from imagemill.provenance import read_identity
+from tests.helpers.stage2 import embed, photos, plan_of
+
+
+@pytest.fixture
+def root(data_root):
+    photos(data_root, "a", "b")
+    embed(data_root, DINOV3)
+    return data_root
+
+
+@pytest.fixture
+def ledger(root):
+    with Ledger(root.ledger) as ledger:
+        yield ledger
+
+
+def store(root):
+    return NpyStore(root.derived / DINOV3.folder, DINOV3)
+
+
+def test_begun_regeneration_makes_every_file_a_job_and_forgets_the_model(root, ledger):
+    assert regenerate(ledger, root.provenance, DINOV3.kind)
+
+    assert [job.image_id for job in plan_of(root, DINOV3, ledger).jobs] == ["a", "b"]
+    assert read_identity(root.provenance, DINOV3.kind) is None
+    assert not resume(ledger, root.provenance, VAE.kind), "other kinds are left alone"
+    with pytest.raises(ImagemillError, match="dinov3_npy: being regenerated"):
+        refuse_regenerating(ledger)
+
+
+def test_asking_again_goes_on_and_does_not_begin_anew(root, ledger):
+    regenerate(ledger, root.provenance, DINOV3.kind)
+    (row, *_) = ledger.files(DINOV3.kind).values()
+    ledger.record_files([msgspec.structs.replace(row, maker="newer", source="pixels")])
+
+    assert not regenerate(ledger, root.provenance, DINOV3.kind)
+    assert "newer" in {row.maker for row in ledger.files(DINOV3.kind).values()}
+
+
+def test_beginning_that_was_killed_is_completed(root, ledger):
+    """Between the mark and the model's record: else the next run would refuse the new model."""
+    ledger.supersede_files(DINOV3.kind, "begun")
+    assert read_identity(root.provenance, DINOV3.kind) is not None
+
+    assert resume(ledger, root.provenance, DINOV3.kind)
+
+    assert read_identity(root.provenance, DINOV3.kind) is None
+
+
+def test_mark_goes_with_the_last_old_file_and_takes_rows_of_replaced_ones_along(root, ledger):
+    """A kill between a rename and the ledger's clean-up leaves such a row."""
+    regenerate(ledger, root.provenance, DINOV3.kind)
+    assert finish(ledger, store(root), ["a", "b"]) == []
+    assert DINOV3.kind in ledger.regenerating()
+
+    for (image_id, stat), row in ledger.files(DINOV3.kind).items():
+        ledger.record_files([msgspec.structs.replace(row, maker="newer")])
+        ledger.record_files([msgspec.structs.replace(row, stat=stat._replace(inode=1), maker=SUPERSEDED)])
+        assert image_id in "ab"
+    assert finish(ledger, store(root), ["a", "b"]) == []
+
+    assert ledger.regenerating() == {}
+    assert {row.maker for row in ledger.files(DINOV3.kind).values()} == {"newer"}
+
+
+def test_old_file_of_an_image_that_is_gone_is_named_until_it_is_decided(root, ledger):
+    regenerate(ledger, root.provenance, DINOV3.kind)
+
+    assert finish(ledger, store(root), ["a"]) == ["b"]
+    assert [(p.item, p.reason) for p in ledger.problems()] == [("b", "cannot_regenerate")]
+
+    (root.derived / "dinov3" / "b.npy").unlink()
+    assert finish(ledger, store(root), ["a"]) == []
+    assert ledger.problems() == []

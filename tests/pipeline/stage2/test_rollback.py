@@ -1,0 +1,89 @@
+"""Back to Stage 1. Source: seed 002, "Rollback Strategy"; CONTRACTS section 1, "rollback"."""
+
+import json
+
+import pytest
+
+from imagemill.errors import ImagemillError, MissingInput
+from imagemill.formats.jsonl import read_jsonl
+from imagemill.formats.npy import write_npy
+from imagemill.ledger import Ledger
+from imagemill.pipeline.stage2.merge import stage1_backup
+from imagemill.pipeline.stage2.rollback import Rollback, roll_back, stage2_backup
+from tests.helpers.stage1 import stage1_record, vector
+from tests.helpers.stage2 import record_of, write_text
+
+
+def back(root, **options):
+    with Ledger(root.ledger) as ledger:
+        return roll_back(Rollback(root, **options), ledger)
+
+
+def version_2(root, *ids):
+    for number, image_id in enumerate(ids):
+        write_npy(root.derived / "dinov3" / f"{image_id}.npy", vector(number))
+        write_npy(root.derived / "vae_latents" / f"{image_id}.npy", vector(number))
+    write_text(root.stage2_jsonl, *(json.dumps(record_of(image_id)) for image_id in ids))
+
+
+def test_backup_gets_its_name_back_and_the_version_2_file_is_kept(data_root):
+    version_2(data_root, "a")
+    newer = data_root.stage2_jsonl.read_bytes()
+    stage1_backup(data_root.stage2_jsonl).write_bytes(b'{"image_path": "as it was"}\n{torn')
+
+    counts = back(data_root)
+
+    assert counts == {"records": 2, "from_backup": 1}
+    assert data_root.stage2_jsonl.read_bytes() == b'{"image_path": "as it was"}\n{torn'
+    assert stage2_backup(data_root.stage2_jsonl).read_bytes() == newer
+    assert not stage1_backup(data_root.stage2_jsonl).exists()
+    assert len(list(data_root.derived.rglob("*.npy"))) == 2, "npy files stay"
+
+
+def test_without_a_backup_the_vectors_come_from_their_files_bit_for_bit(data_root):
+    version_2(data_root, "a", "b")
+
+    assert back(data_root) == {"records": 2, "from_backup": 0}
+
+    for number, line in enumerate(read_jsonl(data_root.stage2_jsonl)):
+        assert line.value["dinov3_embedding"] == vector(number).astype(float).tolist()
+        assert line.value.keys() == stage1_record(0).keys()
+
+
+def test_record_whose_vector_is_nowhere_stops_the_rollback_before_anything_changes(data_root):
+    version_2(data_root, "a", "b", "c")
+    (data_root.derived / "dinov3" / "a.npy").unlink()
+    (data_root.derived / "dinov3" / "b.npy").write_bytes(b"torn")
+    before = data_root.stage2_jsonl.read_bytes()
+
+    with pytest.raises(ImagemillError, match="2 records have no valid vector to put back: a, b"):
+        back(data_root)
+
+    assert data_root.stage2_jsonl.read_bytes() == before
+
+
+def test_rolled_back_file_is_not_rolled_back_again(data_root):
+    version_2(data_root, "a")
+    back(data_root)
+    before = data_root.stage2_jsonl.read_bytes()
+
+    assert back(data_root) == {"records": 0, "from_backup": 0}
+    assert data_root.stage2_jsonl.read_bytes() == before
+
+
+def test_embeddings_go_only_when_told(data_root):
+    version_2(data_root, "a", "b")
+
+    counts = back(data_root, delete_embeddings=True)
+
+    assert counts["deleted_files"] == 4
+    assert list(data_root.derived.rglob("*.npy")) == []
+    assert [line.value["image_path"] for line in read_jsonl(data_root.stage2_jsonl)] == [
+        "data/approved/a.png",
+        "data/approved/b.png",
+    ]
+
+
+def test_nothing_to_roll_back_is_said(data_root):
+    with pytest.raises(MissingInput, match="no records to roll back"):
+        back(data_root)

@@ -1,0 +1,144 @@
+"""What `approved/` holds, by names alone. Source: CONTRACTS section 1, rows "inputs", "image_id", "captions"."""
+
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from imagemill.errors import MissingInput
+from imagemill.ledger import Ledger
+from imagemill.pipeline.stage2.scan import normalise_caption, scan_approved, survey
+
+
+def touch(folder, *names):
+    for name in names:
+        (folder / name).write_bytes(b"x")
+
+
+def reasons(scan):
+    return {problem.item: problem.reason for problem in scan.problems}
+
+
+def test_images_are_listed_in_name_order_whatever_the_case_of_their_extension(tmp_path):
+    touch(tmp_path, "c.JPG", "a.png", "b.WebP", "d.jpeg", ".hidden.jpg")
+
+    scan = scan_approved(tmp_path)
+
+    assert list(scan.sources) == ["a", "b", "c", "d"]
+    assert scan.problems == []
+
+
+def test_two_files_with_one_stem_are_both_refused(tmp_path):
+    """Neither is processed, both reported. Source: CONTRACTS section 1, "image_id"."""
+    touch(tmp_path, "a.jpg", "a.png", "b.jpg")
+
+    scan = scan_approved(tmp_path)
+
+    assert list(scan.sources) == ["b"]
+    assert reasons(scan) == {"a.jpg": "id_collision", "a.png": "id_collision"}
+    assert scan.seen == 3
+
+
+def test_every_other_entry_has_a_row(tmp_path):
+    """Nothing disappears silently: sub-folders and sidecars without an image have one too."""
+    touch(tmp_path, "a.gif", "lonely.txt", "ok.jpg", "ok.txt")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "gone.jpg").symlink_to(tmp_path / "nothing")
+
+    assert reasons(scan_approved(tmp_path)) == {
+        "a.gif": "unsupported_type",
+        "folder": "sub_folder",
+        "gone.jpg": "not_a_file",
+        "lonely.txt": "orphan_caption",
+    }
+
+
+def test_symlink_to_an_image_is_taken(tmp_path):
+    real = tmp_path / "elsewhere" / "x.jpg"
+    real.parent.mkdir()
+    real.write_bytes(b"x")
+    approved = tmp_path / "approved"
+    approved.mkdir()
+    (approved / "linked.jpg").symlink_to(real)
+
+    assert list(scan_approved(approved).sources) == ["linked"]
+
+
+def test_name_with_a_control_character_or_broken_bytes_is_refused_and_recorded(tmp_path):
+    touch(tmp_path, "a\nb.jpg")
+    os.close(os.open(os.fsencode(tmp_path) + b"/\xff.jpg", os.O_CREAT))
+
+    with Ledger(tmp_path / "state" / "ledger.sqlite") as ledger:
+        scan = survey(tmp_path, ledger)
+        assert set(reasons(scan).values()) == {"bad_id", "sub_folder"}
+        assert len(ledger.problems()) == 3
+
+
+def test_missing_folder_says_what_to_do(tmp_path):
+    with pytest.raises(MissingInput, match="put images there"):
+        scan_approved(tmp_path / "nowhere")
+
+
+@given(st.text())
+def test_caption_is_one_line_without_runs_of_space(text):
+    normal = normalise_caption(text)
+
+    assert normal == normalise_caption(normal)
+    assert "\n" not in normal
+    assert "  " not in normal
+    assert normal.split() == text.split()
+
+
+def test_sidecar_is_read_once_and_again_when_it_changes(tmp_path):
+    """A sidecar that differs from what was read replaces the caption. Source: CONTRACTS section 1, "captions"."""
+    approved = tmp_path / "approved"
+    approved.mkdir()
+    touch(approved, "a.jpg")
+    (approved / "a.txt").write_text("\ufeffA  red\n\nball\n", encoding="utf-8")
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        survey(approved, ledger)
+        first = ledger.captions()["a"]
+        assert (first.text, first.origin) == ("A red ball", "sidecar")
+        ledger.record_masks([("a", first.fingerprint, [1] * 77, False)])
+
+        os.utime(approved / "a.txt", ns=(1, 1))
+        survey(approved, ledger)
+        assert ledger.captions()["a"].mask == [1] * 77, "same text keeps its mask"
+
+        (approved / "a.txt").write_text("A blue ball")
+        survey(approved, ledger)
+        assert (ledger.captions()["a"].text, ledger.captions()["a"].mask) == ("A blue ball", None)
+
+
+def test_sidecar_that_is_not_utf8_is_reported_and_not_used(tmp_path):
+    approved = tmp_path / "approved"
+    approved.mkdir()
+    touch(approved, "a.jpg")
+    (approved / "a.txt").write_bytes(b"caf\xe9")
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        survey(approved, ledger)
+
+        assert ledger.captions() == {}
+        assert [(p.item, p.reason) for p in ledger.problems()] == [("a", "bad_caption")]
+
+
+def test_sidecar_that_becomes_blank_keeps_its_caption_and_is_reported(tmp_path):
+    """Source: docs/decisions/0021."""
+    approved = tmp_path / "approved"
+    approved.mkdir()
+    touch(approved, "a.jpg", "b.jpg")
+    (approved / "a.txt").write_text("A red ball")
+    (approved / "b.txt").write_text(" \n")
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        survey(approved, ledger)
+        assert ledger.problems() == [], "b never had one: the T5 pass calls that missing_caption"
+
+        (approved / "a.txt").write_text("\n")
+        survey(approved, ledger)
+        assert ledger.captions()["a"].text == "A red ball"
+        assert [(p.item, p.reason) for p in ledger.problems()] == [("a", "blank_caption")]
+
+        (approved / "a.txt").write_text("A blue ball")
+        survey(approved, ledger)
+        assert (ledger.captions()["a"].text, ledger.problems()) == ("A blue ball", [])

@@ -1,0 +1,216 @@
+"""What lies in a mission's folder. Source: seed 003 "Per-image inference and grouped aggregation"; CONTRACTS section 5."""
+
+import os
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from imagemill.errors import MissingInput, WrongUsage
+from imagemill.pipeline.stage_a.missions import LABEL_FOLDERS, discover, group_id_in, sample_groups
+from tests.helpers.stage_a import MISSION, TICKET, group, touch
+
+
+@pytest.fixture
+def mission(tmp_path):
+    """Lays out empty files: `lay("pass", "a/1.jpg")`."""
+    (tmp_path / MISSION).mkdir()
+
+    def lay(label, *places):
+        for place in places:
+            touch(tmp_path / MISSION / LABEL_FOLDERS[label] / place)
+
+    lay.root, lay.folder = tmp_path, tmp_path / MISSION
+    lay.find = lambda: discover(tmp_path, MISSION)
+    return lay
+
+
+def told(found):
+    return {(problem.outcome, problem.reason, problem.place) for problem in found.problems}
+
+
+def test_basic_directory_with_three_images_in_one_group(mission):
+    """Scenario: Basic directory with 3 images in one group."""
+    mission("pass", *(f"x/{TICKET}-{number}.jpeg" for number in ("010", "002", "001")))
+
+    (found,) = mission.find().groups
+
+    assert (found.group_id, found.label) == (TICKET, "pass")
+    assert tuple(f"{TICKET}-{number}.jpeg" for number in ("001", "002", "010")) == found.images
+    assert f"审核通过/x/{TICKET}-002.jpeg" == found.image_place(2)
+
+
+def test_images_are_in_natural_order_and_ties_in_order_of_name(mission):
+    mission("pass", "x/10.jpg", "x/9.jpg", "x/009.jpg", "x/1.png")
+
+    assert mission.find().groups[0].images == ("1.png", "009.jpg", "9.jpg", "10.jpg")
+
+
+def test_fail_groups_come_first_each_in_order_of_name(mission):
+    mission("pass", "10/1.jpg", "9/1.jpg")
+    mission("fail", "b/1.jpg", "a/1.jpg")
+
+    found = mission.find()
+
+    assert [(g.label, g.folder) for g in found.groups] == [("fail", "a"), ("fail", "b"), ("pass", "10"), ("pass", "9")]
+    assert found.problems == []
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("QC-TEMP-20250118-0015956-001.jpeg", "QC-TEMP-20250118-0015956"),
+        ("QC-t-20250118-1.jpg", "QC-t-20250118-1"),
+        ("QC-TEMP-2025011-1.jpg", None), ("QC-T3-20250118-1.jpg", None), ("xQC-T-20250118-1.jpg", None),
+        ("QC-T-2025011٨-1.jpg", None), ("QC-T-20250118-.jpg", None), ("1.jpg", None),
+    ],
+)  # fmt: skip
+def test_group_id_begins_the_file_name(name, expected):
+    assert expected == group_id_in(name)
+
+
+def test_group_without_id_in_its_first_image_is_named_after_its_folder(mission):
+    mission("pass", "folder/1.jpg", f"folder/{TICKET}-2.jpg")
+
+    found = mission.find()
+
+    assert [g.group_id for g in found.groups] == ["folder"]
+    assert {("warning", "mixed_ids", "审核通过/folder")} == told(found)
+
+
+def test_mixed_ids_are_a_warning_and_the_first_counts(mission):
+    mission("pass", "x/QC-A-20250118-1-1.jpg", "x/QC-A-20250118-2-1.jpg", "x/z.jpg")
+
+    found = mission.find()
+
+    assert [g.group_id for g in found.groups] == ["QC-A-20250118-1"]
+    assert len(found.groups[0].images) == 3
+    assert {("warning", "mixed_ids", "审核通过/x")} == told(found)
+
+
+def test_one_id_twice_under_one_label_fails_the_later_and_names_both(mission):
+    mission("pass", f"b/{TICKET}-1.jpg", f"a/{TICKET}-2.jpg")
+    mission("fail", f"c/{TICKET}-1.jpg")
+
+    found = mission.find()
+
+    assert [g.folder for g in found.groups] == ["c", "a"]
+    (problem,) = found.failed
+    assert (problem.place, problem.reason) == ("审核通过/b", "duplicate_group")
+    assert "审核通过/a" in problem.detail
+    assert "审核通过/b" in problem.detail
+
+
+def test_what_is_no_image_of_a_group_is_told_and_not_processed(mission):
+    mission(
+        "pass", "x/1.JPG", "x/2.png", "x/3.webp", "x/.4.jpg", "x/deep/5.jpg", "6.jpg", "empty/.keep", ".hidden/7.jpg"
+    )
+    touch(mission.folder / "notes.txt")
+    os.symlink("loop", mission.folder / "审核通过" / "loop")
+
+    found = mission.find()
+
+    assert [g.images for g in found.groups] == [("1.JPG", "2.png")]
+    assert {
+        ("refused", "outside_labels", "notes.txt"),
+        ("refused", "outside_groups", "审核通过/6.jpg"),
+        ("refused", "outside_groups", "审核通过/loop"),
+        ("refused", "unsupported_type", "审核通过/x/3.webp"),
+        ("refused", "too_deep", "审核通过/x/deep"),
+        ("refused", "empty_group", "审核通过/empty"),
+    } == told(found)
+    assert "1 images" in next(problem.detail for problem in found.problems if problem.reason == "too_deep")
+
+
+@pytest.mark.parametrize("images", [["x/1.jpg", "x/2.jpg"], []])
+def test_group_with_an_image_that_cannot_be_opened_or_named_has_no_record(mission, images):
+    """A record without it would be partial. Source: seed 003 "All discovered images MUST yield a non-empty cleaned summary"."""
+    mission("pass", "whole/1.jpg", *images)
+    for name in ("8.jpg", os.fsdecode(b"\xff.jpg")):
+        (mission.folder / "审核通过" / "x").mkdir(exist_ok=True)
+        os.symlink("nowhere", mission.folder / "审核通过" / "x" / name)
+
+    found = mission.find()
+
+    assert [g.folder for g in found.groups] == ["whole"]
+    assert {
+        ("refused", "not_a_file", "审核通过/x/8.jpg"),
+        ("refused", "bad_name", "审核通过/x/\ufffd.jpg"),
+        ("failed", "unusable_image", "审核通过/x"),
+    } == told(found)
+    assert "8.jpg, \ufffd.jpg" in found.failed[0].detail
+
+
+def test_names_that_no_output_can_hold_are_told(mission):
+    folder = mission.folder / "审核通过"
+    touch(folder / os.fsdecode(b"\xff") / f"{TICKET}-1.jpg")
+    touch(folder / " " / "1.jpg")
+    touch(folder / "two\nlines" / "1.jpg")
+    touch(folder / "x" / "1.jpg")
+
+    found = mission.find()
+
+    assert [g.images for g in found.groups] == [("1.jpg",)]
+    assert {
+        ("failed", "bad_name", "审核通过/\ufffd"),
+        ("failed", "bad_name", "审核通过/ "),
+        ("failed", "bad_name", "审核通过/two\ufffdlines"),
+    } == told(found)
+
+
+def test_missing_mission_is_an_error_that_lists_those_found(mission):
+    (mission.root / "乙").mkdir()
+    (mission.root / ".git").mkdir()
+    touch(mission.root / "file")
+
+    with pytest.raises(MissingInput) as caught:
+        discover(mission.root, "甲")
+
+    assert f"missions found: 乙, {MISSION}" in str(caught.value)
+    with pytest.raises(MissingInput, match="甲") as caught:
+        discover(mission.root / "nowhere", "甲")
+    assert caught.value.why == "there is no such folder"
+
+
+def test_mission_without_groups_has_none(mission):
+    assert (mission.find().groups, mission.find().problems) == ([], [])
+
+
+@pytest.mark.parametrize("name", ["", " ", "..", "a/b", ".dagster", "检" * 80, "a\nb"])
+def test_name_that_no_mission_can_have_is_refused(tmp_path, name):
+    with pytest.raises(WrongUsage):
+        discover(tmp_path, name)
+
+
+POPULATION = [group(f"f{n}", 1, "fail") for n in range(20)] + [group(f"p{n}", 1) for n in range(30)]
+
+
+def test_sample_is_that_of_the_label_s_own_generator():
+    """Source: CONTRACTS section 5, "Sampling"; default seed 42."""
+    fails, passes = range(20), range(20, 50)
+    expected = sorted(Random(43).sample(fails, 3)) + sorted(Random(42).sample(passes, 5))
+
+    assert [POPULATION[n] for n in expected] == sample_groups(POPULATION, passes=5, fails=3)
+
+
+@given(st.none() | st.integers(0, 40), st.none() | st.integers(0, 40), st.integers(0, 5))
+def test_sample_keeps_order_and_counts(passes, fails, seed):
+    """Scenario: Sampling preserves group counts. None takes all, 0 none, more than there are takes all."""
+    sampled = sample_groups(POPULATION, passes=passes, fails=fails, seed=seed)
+
+    assert [g for g in POPULATION if g in sampled] == sampled
+    for label, wanted, there in (("pass", passes, 30), ("fail", fails, 20)):
+        assert there if wanted is None else min(wanted, there) == sum(g.label == label for g in sampled)
+    assert sampled == sample_groups(POPULATION, passes=passes, fails=fails, seed=seed)
+
+
+def test_one_label_s_sample_does_not_depend_on_the_other_s():
+    alone, both = (sample_groups(POPULATION, passes=5, fails=fails) for fails in (0, 7))
+
+    assert alone == [g for g in both if g.label == "pass"]
+
+
+def test_negative_number_of_groups_is_refused():
+    with pytest.raises(WrongUsage, match="--fail_group_number is -1"):
+        sample_groups(POPULATION, fails=-1)

@@ -1,0 +1,76 @@
+"""Ranks of one start by torchrun, and those of another. Source: CONTRACTS section 0, "Locks"; section 5, "Under torchrun"."""
+
+from functools import partial
+
+import pytest
+
+from imagemill.errors import ImagemillError
+from imagemill.pipeline.stage_a.rank_files import RankMark, rank_file, read_rank_lines, unfinished_ranks, write_mark
+from imagemill.pipeline.stage_a.rank_shares import RankShare, ShareWorker
+from imagemill.pipeline.stage_a.rank_start import stop_if_superseded, wait_for_first
+from tests.helpers.stage_a import MISSION, Bench, Recorder, ticket
+
+
+def test_rank_begins_once_the_first_has_the_mission(tmp_path):
+    """Rank 0 claims for all of them: a mark of another start, or of another plan, is not its word."""
+    now = [0.0]
+    marks = {
+        2: RankMark("plan", "other start", False),
+        4: RankMark("other plan", "start", False),
+        6: RankMark("plan", "start", False),
+    }
+
+    def sleep(seconds):
+        now[0] += seconds
+        if now[0] in marks:
+            write_mark(tmp_path, "m", 0, marks[now[0]])
+
+    wait_for_first(tmp_path, "m", "plan", "start", seconds=10, clock=lambda: now[0], sleep=sleep)
+
+    assert now[0] == 6
+
+
+def test_rank_whose_first_does_not_begin_says_what_it_waited_for(tmp_path):
+    """The wait is bounded: nobody ends processes that were started by hand."""
+    now = iter(range(100))
+
+    with pytest.raises(ImagemillError, match="rank 0 of this start has not begun within 3 s") as caught:
+        wait_for_first(tmp_path, "m", "plan", "start", seconds=3, clock=lambda: next(now), sleep=lambda _: None)
+
+    assert "another run" in caught.value.why
+    assert "--wait-seconds" in caught.value.do
+
+
+class _TakenOver(Recorder):
+    """While it answers for `a2.jpg`, rank 0 of another start begins."""
+
+    def __init__(self, bench):
+        super().__init__()
+        self._bench = bench
+
+    def summarize(self, images, mission):
+        if images[0].name == "a2.jpg":
+            write_mark(self._bench.output, mission, 0, RankMark("any plan", "two", False))
+        return super().summarize(images, mission)
+
+
+def test_rank_stops_where_another_start_has_the_mission(tmp_path):
+    """Its end mark would vouch for the file of the other start's rank; what it has finished is kept."""
+    bench = Bench(tmp_path)
+    ticket(bench.input, "pass", "a", "a1.jpg", "a2.jpg", "a3.jpg")
+    plan, summarizer = bench.plan(), _TakenOver(bench)
+    options = {
+        "plan": plan, "summarizer": lambda: summarizer, "output": bench.output, "store": bench.store,
+        "batch_size": 1, "launch": "one",
+    }  # fmt: skip
+    go_on = partial(stop_if_superseded, bench.output, MISSION, "one")
+
+    with pytest.raises(ImagemillError, match="another start"):
+        list(ShareWorker(options, go_on).stream([0]))
+
+    assert summarizer.asked == ["a1.jpg", "a2.jpg"]
+    assert unfinished_ranks(bench.output, MISSION, [0], plan.digest, None) == [0]
+    assert [line.image_name for line in read_rank_lines(rank_file(bench.output, MISSION, 0))] == ["a1.jpg", "a2.jpg"]
+    options["launch"] = "two"
+    share = list(ShareWorker(options, partial(stop_if_superseded, bench.output, MISSION, "two")).stream([0]))
+    assert share == [RankShare(0, 1, 2, 0)]

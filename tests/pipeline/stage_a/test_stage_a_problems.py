@@ -1,0 +1,72 @@
+"""Rows of the ledger for what has no place in the output. Source: CONTRACTS section 0, "Nothing disappears silently"."""
+
+from pathlib import Path
+
+from imagemill.ledger import Ledger
+from imagemill.pipeline.stage_a.missions import Discovery, InputProblem
+from imagemill.pipeline.stage_a.stage_a_merge import GroupFailure, ImageFailure, Merged
+from imagemill.pipeline.stage_a.stage_a_problems import ASSET, stage_a_problems, told
+from tests.helpers.stage_a import group
+
+PLACE = "m/审核通过/a"
+
+
+def failed(*reasons):
+    images = tuple(ImageFailure(f"a-{number}.jpg", reason, "why") for number, reason in enumerate(reasons, start=1))
+    return GroupFailure(group("a", len(reasons)), images)
+
+
+def rows(*failures, problems=()):
+    found = Discovery("m", Path("m"), [], list(problems))
+    return {row.item: row for row in stage_a_problems(found, Merged(failures=list(failures)))}
+
+
+def test_group_and_each_image_at_fault_have_a_row():
+    found = rows(failed("undecodable", "missing_line"))
+
+    assert {item: (row.outcome, row.reason) for item, row in found.items()} == {
+        PLACE: ("failed", "incomplete_group"),
+        f"{PLACE}/a-1.jpg": ("refused", "undecodable"),
+        f"{PLACE}/a-2.jpg": ("failed", "missing_line"),
+    }
+    assert all(row.remedy and row.asset == ASSET for row in found.values())
+
+
+def test_group_is_refused_where_each_image_at_fault_is():
+    assert rows(failed("undecodable", "too_small"))[PLACE].outcome == "refused"
+
+
+def test_image_with_two_reasons_has_one_row_with_the_first():
+    images = (ImageFailure("a-1.jpg", "foreign_line", "1"), ImageFailure("a-1.jpg", "missing_line", "2"))
+
+    assert rows(GroupFailure(group("a", 1), images))[f"{PLACE}/a-1.jpg"].reason == "foreign_line"
+
+
+def test_what_was_not_processed_has_a_row_and_a_warning_has_none():
+    found = rows(
+        problems=[
+            InputProblem("审核通过/x.jpg", "refused", "outside_groups", "why", "move it"),
+            InputProblem("审核通过/b", "failed", "duplicate_group", "why", "rename"),
+            InputProblem("审核通过/c", "warning", "mixed_ids", "why", "split"),
+        ]
+    )
+
+    assert {item: row.outcome for item, row in found.items()} == {
+        "m/审核通过/x.jpg": "refused",
+        "m/审核通过/b": "failed",
+    }
+
+
+def test_ledger_takes_the_rows(tmp_path):
+    given = rows(failed("model_error"))
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        ledger.record_problems(given.values())
+
+        assert given.keys() == {row.item for row in ledger.problems()}
+
+
+def test_failed_group_is_told_with_image_and_reason():
+    text = told(failed("undecodable", *["missing_line"] * 6))
+
+    assert text.startswith("pass a: a-1.jpg: undecodable (why); a-2.jpg: missing_line (why)")
+    assert text.endswith("; and 2 more")

@@ -1,0 +1,95 @@
+"""From answers to summaries. Source: CONTRACTS section 5 "Summaries"; seed 003 "non-empty cleaned summary"."""
+
+import json
+import sys
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from imagemill.pipeline.stage_a.summaries import clean_answer, is_summary
+
+LINE_BREAKS = [c for c in map(chr, range(sys.maxunicode + 1)) if len(f"a{c}b".splitlines()) == 2]
+
+
+@pytest.mark.parametrize("line_break", [*LINE_BREAKS, "\r\n"])
+def test_every_line_break_becomes_a_space(line_break):
+    assert len(LINE_BREAKS) >= 10
+    assert clean_answer(f"甲{line_break}乙") == "甲 乙"
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (" 甲 \t\u3000 乙\u00a0", "甲 乙"),
+        ("无关图片", "无关图片"), ("无关图片，画面为办公室", "无关图片"), (" 无关图片\n说明", "无关图片"),
+        ("不是无关图片", "不是无关图片"),
+        ("", None), (" \n\u3000", None), ("\u200b\u2060", None), ("\x00", None),
+        ("<DOMAIN=BBU><TASK=SUMMARY>\n甲", "甲"), ("<DOMAIN=BBU><TASK=SUMMARY>", None),
+        ("<DOMAIN=BBU><TASK=SUMMARY>甲", "甲"), ("甲<DOMAIN=B><TASK=S>", "甲<DOMAIN=B><TASK=S>"),
+        ('<DOMAIN=BBU><TASK=SUMMARY>\r\n{"品牌": "华为", "数量": 2, "状态": "合\\n格"}', "华为，合 格"),
+        ('```json\n{"a": "甲", "b": " "}\n```', "甲"),
+        ('{"a": "甲"}\n{"a": "乙"}', "乙"),
+        ('{"a": "无关图片，办公室"}', "无关图片"),
+        ('标签{型号}不清 {"a": "甲"}', '标签{型号}不清 {"a": "甲"}'),
+        ('{"a": 1}', '{"a": 1}'), ("{}", "{}"),
+        ('{"a": NaN}', '{"a": NaN}'), ('{"a": "甲"', '{"a": "甲"'),
+        ('{"a": "\\ud83d\\ude00"}', "😀"), ('{"a": "x\\ud800y"}', "x\ufffdy"),
+    ],
+)  # fmt: skip
+def test_answer_becomes_one_line(answer, expected):
+    assert clean_answer(answer) == expected
+
+
+def test_last_object_with_statistics_is_kept_whole():
+    first, last = {"统计": [1]}, {"统计": [{"类别": "BBU设备", "品牌": {"华为": 1}}], "备注": "甲\n乙"}
+    answer = f'<DOMAIN=BBU><TASK=SUMMARY>\n{json.dumps(first)}\n{json.dumps(last, indent=2)}\n完 {{"a": "b"}}'
+
+    cleaned = clean_answer(answer)
+
+    assert json.loads(cleaned) == last
+    assert "统计" in cleaned
+
+
+def test_line_break_inside_an_object_s_text_does_no_harm():
+    assert json.loads(clean_answer('{"统计": "甲\u2028乙"}')) == {"统计": "甲\n乙"}
+
+
+@pytest.mark.parametrize("answer", ['{"a":' * 5000, "[" * 5000 + '{"统计":', '{"统计":' + "[" * 100_000, "{" * 20_000])
+def test_endless_answer_is_text(answer):
+    assert clean_answer(answer) == answer
+
+
+@pytest.mark.parametrize("text", ["", " ", "a\n", "a\u2028b", None, 3, "\u200b"])
+def test_what_is_not_one_visible_line_is_no_summary(text):
+    assert not is_summary(text)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+@given(st.text(st.characters()) | st.text('{}":, \n甲统计', max_size=30) | json_values.map(json.dumps))
+def test_summary_is_one_visible_line_of_real_characters(answer):
+    summary = clean_answer(answer)
+
+    if summary is None:
+        hidden = {"Cc", "Cf", "Zl", "Zp", "Zs"}
+        assert "DOMAIN" in answer or "{" in answer or all(unicodedata.category(c) in hidden for c in answer)
+    else:
+        assert is_summary(summary)
+        assert summary == " ".join(summary.split())
+        summary.encode()
+
+
+plain = st.text('甲a1"\\{}', max_size=6)
+
+
+@given(st.dictionaries(plain, plain | st.integers() | st.lists(plain)), st.text("甲乙\n ", max_size=5))
+def test_statistics_survive_whatever_stands_around(value, around):
+    value = {**value, "统计": value}
+
+    assert json.loads(clean_answer(around + json.dumps(value) + around)) == value
