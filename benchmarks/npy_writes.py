@@ -31,8 +31,9 @@ from imagemill.files import StatTriple
 from imagemill.formats.npy import NpyStore, npy_header
 from imagemill.layout import DataRoot
 from imagemill.ledger import Ledger, SourceRow
-from imagemill.pipeline.stage2.embed import EmbedWorker, run_pass
+from imagemill.pipeline.stage2.embed import EmbedWorker
 from imagemill.pipeline.stage2.plan import Job
+from imagemill.pipeline.stage2.publish import run_pass
 from tests.helpers.stubs import StubEncoder
 
 GOAL_RATIO = 2.0

@@ -15,8 +15,9 @@ import dagster as dg
 from imagemill.embedding_specs import embedding_specs
 from imagemill.formats.npy import NpyStore
 from imagemill.ledger import FileRow, Ledger, Problem, SourceRow
-from imagemill.pipeline.stage2.embed import EmbeddingStream, EmbedRow, after_interrupt, count_rows, publish
+from imagemill.pipeline.stage2.embed import EmbeddingStream, EmbedRow
 from imagemill.pipeline.stage2.plan import EmbeddingPlan
+from imagemill.pipeline.stage2.publish import after_interrupt, count_rows, publish
 from imagemill.pipeline.stage2.regenerate import finish
 from imagemill.pipeline.stage2.scan import SOURCE_ASSET
 from imagemill.progress import Progress

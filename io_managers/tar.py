@@ -6,7 +6,7 @@ from contextlib import closing
 import dagster as dg
 
 from imagemill.embedding_specs import embedding_specs
-from imagemill.pipeline.shards.shard_card import write_card, write_metadataset
+from imagemill.pipeline.shards.shard_card import write_beside
 from imagemill.pipeline.shards.shard_plan import ShardSet
 from imagemill.pipeline.shards.shard_writer import BucketResult, sample_bytes, write_bucket
 from imagemill.progress import Progress
@@ -38,8 +38,7 @@ class TarIOManager(dg.ConfigurableIOManager):
                 result = write_bucket(shard_set, plan, derived, identities, on_sample=progress.advance)
                 events.add(plan.bucket, data_version=plan.digest, metadata=_metadata(result))
                 results.append(result)
-        write_card(shard_set.output, licence=self.data_root.config().licence)
-        write_metadataset(shard_set.output)
+        write_beside(shard_set.output, licence=self.data_root.config().licence)
         return results
 
     def load_input(self, context: dg.InputContext) -> list[str]:

@@ -17,8 +17,9 @@ from imagemill.pipeline.shards.shard_plan import plan_shards
 from imagemill.pipeline.shards.shard_sets import ShardParameters
 from imagemill.pipeline.shards.shard_writer import write_bucket
 from imagemill.pipeline.stage2 import merge
-from imagemill.pipeline.stage2.embed import EmbedWorker, run_pass
+from imagemill.pipeline.stage2.embed import EmbedWorker
 from imagemill.pipeline.stage2.plan import plan_for
+from imagemill.pipeline.stage2.publish import run_pass
 from imagemill.pipeline.stage2.scan import Scan, survey
 from imagemill.pipeline.story import read_status
 from imagemill.provenance import read_identity

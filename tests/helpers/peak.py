@@ -15,7 +15,8 @@ from imagemill.encoding import Prepared
 from imagemill.formats.npy import NpyStore
 from imagemill.layout import DataRoot
 from imagemill.ledger import Ledger
-from imagemill.pipeline.stage2.embed import EmbedWorker, run_pass
+from imagemill.pipeline.stage2.embed import EmbedWorker
+from imagemill.pipeline.stage2.publish import run_pass
 from tests.helpers.stage2 import plan_of, with_encoder
 from tests.helpers.stubs import StubEncoder
 

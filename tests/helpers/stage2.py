@@ -15,8 +15,9 @@ from imagemill.formats.npy import NpyStore
 from imagemill.ledger import Ledger
 from imagemill.pipeline.shards.readiness import find_ready
 from imagemill.pipeline.stage2 import merge
-from imagemill.pipeline.stage2.embed import EmbedWorker, run_pass
+from imagemill.pipeline.stage2.embed import EmbedWorker
 from imagemill.pipeline.stage2.plan import plan_for
+from imagemill.pipeline.stage2.publish import run_pass
 from imagemill.pipeline.stage2.recorded import read_recorded
 from imagemill.pipeline.stage2.scan import survey
 from imagemill.records import build_record

@@ -36,6 +36,15 @@ def read_sets(output: Path) -> list[Set]:
     return [Set(bucket, manifest, read_tombstones(folder)) for bucket, folder, manifest in found if manifest]
 
 
+def write_beside(output: Path, *, licence: str | None = None) -> None:
+    """Both, until they tell of the sets that are there: a run that packs other buckets may publish one at any moment."""
+    told = None
+    while (sets := read_sets(output)) != told:
+        write_card(output, licence=licence)
+        write_metadataset(output)
+        told = sets
+
+
 def write_card(output: Path, *, licence: str | None = None) -> Path | None:
     """Write the card of the sets below `output` as they are now; without sets there is none.
 

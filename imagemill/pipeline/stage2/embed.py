@@ -9,28 +9,23 @@ Beside the model and what it takes for a batch, memory holds at most
     3 bytes x 4 x `batch_pixels`: images that wait for company of their shape (50 MB by default), and the last one to come
     64 MiB of arrays on their way to the disk, and those of one batch.
 
-Belongs here: the worker an engine runs (`EmbedWorker`), its rows, and `publish`, which the process that owns the ledger runs.
-Belongs elsewhere: what is a job at all (pipeline/stage2/plan.py), the models (encoders/), Dagster events (io_managers/npy.py).
+Belongs here: the worker an engine runs (`EmbedWorker`), and its rows.
+Belongs elsewhere: what is a job at all (plan.py), final names and the ledger (publish.py), the models (encoders/), Dagster events
+(io_managers/npy.py).
 """
 
-import contextlib
 import math
-import os
 import threading
-import time
-from collections import Counter, deque
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
-from imagemill.atomic import sync_folder
 from imagemill.config import DECODE_AHEAD_PIXELS, EncoderSettings
-from imagemill.durable import flush_files
 from imagemill.embedding_specs import EmbeddingSpec
 from imagemill.encoding import Encoder, Prepared
 from imagemill.errors import (
@@ -45,7 +40,7 @@ from imagemill.errors import (
 )
 from imagemill.files import StatTriple, fingerprint, stat_triple
 from imagemill.formats.npy import NpyStore, npy_header
-from imagemill.ledger import FileRow, Ledger, Problem, SourceRow
+from imagemill.ledger import FileRow, SourceRow
 from imagemill.memory import reuse_freed_memory
 from imagemill.pipeline.ahead import work_ahead
 from imagemill.pipeline.stage2.facts import inspect_image
@@ -56,10 +51,6 @@ from imagemill.provenance import UNKNOWN, guard_identity
 
 T = TypeVar("T")
 Outcome = Literal["computed", "extracted", "kept", "adopted", "refused", "failed"]
-
-# Rows per ledger transaction and folder flush, and the longest a finished file waits for its name.
-PUBLISH_ROWS = 128
-PUBLISH_SECONDS = 1.0
 
 # What a pixel that counts against `decode_ahead_pixels` takes at most, while it is decoded, turned and made floats of; three
 # once that is done.
@@ -429,138 +420,3 @@ class EmbeddingStream:
     rows: Iterator[EmbedRow]
     ledger: Path
     present: Collection[str] = ()
-
-
-# ---- publishing: one process, the one that owns the ledger
-
-
-def publish(
-    rows: Iterable[EmbedRow],
-    store: NpyStore,
-    ledger: Ledger,
-    *,
-    run_id: str = "",
-    held: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
-) -> Iterator[list[EmbedRow]]:
-    """Record rows in the ledger, then give their files their final names; yield each batch once it is durable.
-
-    Interrupted, it still publishes the rows it holds and those the stream has finished, then lets the interrupt go on.
-
-    Args:
-        held: while a batch is published, interrupts wait.
-    """
-    batches = _timely_batches(rows)
-    try:
-        for batch in batches:
-            with held():
-                _publish_batch(batch, store, ledger, run_id)
-            yield batch
-    except GeneratorExit:
-        raise
-    except BaseException as interrupt:
-        for batch in after_interrupt(batches, interrupt):
-            _publish_batch(batch, store, ledger, run_id)
-            yield batch
-        raise
-
-
-def after_interrupt(stream: Iterable[T], interrupt: BaseException) -> Iterator[T]:
-    """What a generator still has when an interrupt meets its consumer: it hears of it, and hands over what is finished.
-
-    Nothing where the interrupt came out of the generator itself.
-    """
-    if not isinstance(stream, Generator):
-        return
-    with contextlib.suppress(StopIteration, type(interrupt)):
-        yield stream.throw(interrupt)
-        while True:
-            yield next(stream)
-
-
-def _timely_batches(rows: Iterable[EmbedRow]) -> Iterator[list[EmbedRow]]:
-    batch: list[EmbedRow] = []
-    began = time.monotonic()
-    try:
-        for row in rows:
-            batch.append(row)
-            if len(batch) >= PUBLISH_ROWS or time.monotonic() - began >= PUBLISH_SECONDS:
-                ready, batch = batch, []
-                yield ready
-                began = time.monotonic()
-    except GeneratorExit:
-        raise
-    except BaseException as interrupt:
-        batch += after_interrupt(rows, interrupt)
-        if batch:
-            yield batch
-        raise
-    if batch:
-        yield batch
-
-
-def _publish_batch(batch: Sequence[EmbedRow], store: NpyStore, ledger: Ledger, run_id: str) -> None:
-    kind = store.spec.kind
-    _make_durable(batch)
-    files = [row.file for row in batch if row.file]
-    good = [row.image_id for row in batch if row.file]
-    masks = [
-        (r.image_id, r.caption_fingerprint, r.facts["mask"], r.facts["truncated"]) for r in batch if "mask" in r.facts
-    ]
-    with ledger.transaction():
-        ledger.record_sources(row.source for row in batch if row.source)
-        ledger.record_files(files)
-        ledger.record_masks(mask for mask in masks if mask[1] is not None)  # type: ignore[misc]
-        ledger.record_changes(
-            (row.image_id, kind, row.outcome) for row in batch if row.outcome in {"computed", "extracted"}
-        )
-        ledger.clear_problems(kind, good)
-        ledger.record_problems(problem_of(row, kind, run_id) for row in batch if row.outcome in {"refused", "failed"})
-    if nameless := [row for row in batch if row.staged and not _give_name(row, row.staged, store)]:
-        ledger.record_problems(problem_of(row, kind, run_id) for row in nameless)
-    if any(row.staged for row in batch):
-        sync_folder(store.folder)
-    ledger.forget_superseded(row.file for row in batch if row.file)
-
-
-def _make_durable(batch: Sequence[EmbedRow]) -> None:
-    """Flush the staged files. A row whose file the disk does not take becomes one of a failed image."""
-    staged = {row.staged: row for row in batch if row.staged}
-    for path, error in flush_files(list(staged)).items():
-        _not_written(staged[path], path, error)
-
-
-def _give_name(row: EmbedRow, staged: Path, store: NpyStore) -> bool:
-    """Rename a staged file. Where that cannot be, the row becomes one of a failed image."""
-    try:
-        os.replace(staged, store.path(row.image_id))
-    except OSError as error:
-        _not_written(row, staged, error)
-    return row.file is not None
-
-
-def _not_written(row: EmbedRow, staged: Path, error: OSError) -> None:
-    staged.unlink(missing_ok=True)
-    row.outcome, row.reason, row.detail, row.remedy = "failed", "write_error", str(error), "run imagemill again"
-    row.file = row.staged = None
-
-
-def problem_of(row: EmbedRow, asset: str, run_id: str) -> Problem:
-    outcome: Literal["refused", "failed"] = "refused" if row.outcome == "refused" else "failed"
-    return Problem(row.image_id, asset, outcome, row.reason, row.detail, row.remedy, row.stat, run_id)
-
-
-def count_rows(counts: Counter[str], batch: Iterable[EmbedRow]) -> None:
-    """Add a batch to a pass's counters: outcomes, `calls`, and `replaced` files."""
-    for row in batch:
-        counts[row.outcome] += 1
-        counts["calls"] += row.calls
-        counts["replaced"] += row.replaced is not None
-
-
-def run_pass(worker: EmbedWorker, jobs: Sequence[Job], ledger: Ledger, *, run_id: str = "") -> Counter[str]:
-    """One whole pass in this process, without Dagster: what an asset does, as a plain call."""
-    counts: Counter[str] = Counter()
-    with contextlib.closing(worker):
-        for batch in publish(worker.stream(jobs), worker.store, ledger, run_id=run_id):
-            count_rows(counts, batch)
-    return counts

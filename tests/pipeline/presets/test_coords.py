@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from hypothesis import assume, given, settings
@@ -18,8 +17,7 @@ from imagemill.pipeline.presets.coord_files import draft_split
 from imagemill.pipeline.presets.coords import is_plainly_valid, to_norm, transform
 from imagemill.preset_records import preset_problems
 from imagemill.public_data import PresetDir
-
-PROJECT = Path(__file__).parents[2]
+from tests.helpers.product import PROJECT
 
 BOX = {"desc": "bowl", "bbox_2d": [10, 12, 80, 60]}
 POLYGON = {"desc": "dog", "poly": [0, 0, 127, 0, 127, 95], "poly_points": 3}

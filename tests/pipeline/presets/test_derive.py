@@ -21,8 +21,8 @@ from imagemill.pipeline.presets.derive import coord
 from imagemill.pipeline.presets.derive_checks import BaseChanged, CoordRefused, stale_splits
 from imagemill.preset_names import PresetName, effective_preset
 from imagemill.public_data import Dataset, read_preset_manifest
+from tests.helpers.product import PROJECT
 
-PROJECT = Path(__file__).parents[2]
 RESCALE = {
     "image_factor": 32,
     "max_pixels": 786432,

@@ -18,8 +18,8 @@ from imagemill.formats.jsonl import parse_object, read_jsonl
 from imagemill.formats.npy import NpyStore
 from imagemill.layout import DataRoot
 from imagemill.ledger import Ledger
+from imagemill.pipeline.shards import readiness
 from imagemill.pipeline.shards.readiness import find_ready, progress_lines
-from imagemill.pipeline.shards.shard_plan import readiness
 from imagemill.provenance import UNKNOWN, read_identity
 from tests.helpers.stage1 import stage1_record
 from tests.helpers.stage2 import embed, foreign, photos, picture, ready, record_of, stage2, write_records, write_text

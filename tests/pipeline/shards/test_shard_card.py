@@ -9,7 +9,8 @@ import yaml
 from imagemill.formats.energon import METADATASET
 from imagemill.formats.jsonl import write_jsonl
 from imagemill.formats.manifest import write_json
-from imagemill.pipeline.shards.shard_card import CARD, MARKER, OTHER_CARD, write_card, write_metadataset
+from imagemill.pipeline.shards import shard_card
+from imagemill.pipeline.shards.shard_card import CARD, MARKER, OTHER_CARD, write_beside, write_card, write_metadataset
 from imagemill.pipeline.shards.shard_sets import FORMAT, MANIFEST, TOMBSTONES, Tombstone
 from imagemill.pipeline.shards.shard_statistics import Measures, statistics_of
 
@@ -269,3 +270,26 @@ def test_metadataset_weighs_buckets_by_their_samples(tmp_path):
     blend = yaml.safe_load(write_metadataset(tmp_path).read_text())["splits"]["train"]["blend"]
 
     assert {one["path"]: one["weight"] for one in blend} == {"./bucket_1024x1024": 30, "./bucket_832x1216": 10}
+
+
+# ---- beside another run
+
+
+def test_bucket_that_another_run_publishes_meanwhile_is_told_of(tmp_path, monkeypatch):
+    """Runs claim buckets, not the folder: whoever looks last tells of all."""
+    bucket_set(tmp_path)
+    write = shard_card.card
+
+    def slow_card(sets, *arguments):
+        if len(sets) == 1:
+            bucket_set(tmp_path, TALL)
+        return write(sets, *arguments)
+
+    monkeypatch.setattr(shard_card, "card", slow_card)
+    write_beside(tmp_path)
+
+    assert [config["config_name"] for config in front_matter((tmp_path / CARD).read_text())["configs"]][1:] == [
+        SQUARE,
+        TALL,
+    ]
+    assert f"bucket_{TALL}" in (tmp_path / METADATASET).read_text()

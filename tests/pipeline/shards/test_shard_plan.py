@@ -27,6 +27,7 @@ from imagemill.formats.manifest import read_json, write_json
 from imagemill.formats.tar import IndexEntry, read_sample, read_shard
 from imagemill.layout import DataRoot
 from imagemill.ledger import FileRow
+from imagemill.pipeline.shards import shard_writer
 from imagemill.pipeline.shards.readiness import ReadySample
 from imagemill.pipeline.shards.shard_plan import (
     BucketPlan,
@@ -34,7 +35,6 @@ from imagemill.pipeline.shards.shard_plan import (
     conflicts,
     plan_shards,
     refuse_conflicts,
-    shard_writer,
 )
 from imagemill.pipeline.shards.shard_sets import ShardParameters, read_manifest, shard_name
 from imagemill.pipeline.shards.shard_writer import write_bucket
@@ -646,9 +646,7 @@ KILLED = """
     sys.path.insert(0, {project!r})
     from imagemill import swap
     from imagemill.layout import DataRoot
-    from imagemill.pipeline.shards.shard_plan import shard_sets
-    from imagemill.pipeline.shards.shard_plan import shard_writer
-    from imagemill.pipeline.shards.shard_plan import shard_plan as shards
+    from imagemill.pipeline.shards import shard_plan, shard_sets, shard_writer
     from tests.helpers.stage2 import ready
 
     kill = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
@@ -656,7 +654,7 @@ KILLED = """
     root = DataRoot(Path({root!r}))
     chosen = ["1024x1024"]
     parameters = shard_sets.ShardParameters(shard_size=1)
-    shard_set = shards.plan_shards(ready(root, chosen).ready, chosen, root.shards, parameters, "replace")
+    shard_set = shard_plan.plan_shards(ready(root, chosen).ready, chosen, root.shards, parameters, "replace")
     shard_writer.write_bucket(shard_set, shard_set.plans[0], root.derived, {{}}, on_sample=on_sample)
 """
 MOMENTS = {

@@ -26,7 +26,9 @@ from imagemill.formats.npy import NpyStore, read_npy
 from imagemill.layout import DataRoot
 from imagemill.ledger import Ledger
 from imagemill.pipeline.stage2 import embed as embed_module
-from imagemill.pipeline.stage2.embed import EmbedRow, after_interrupt, count_rows, publish, run_pass
+from imagemill.pipeline.stage2 import publish as publish_module
+from imagemill.pipeline.stage2.embed import EmbedRow
+from imagemill.pipeline.stage2.publish import after_interrupt, count_rows, publish, run_pass
 from imagemill.provenance import UNKNOWN, read_identity
 from tests.helpers.stage2 import (
     embed,
@@ -381,7 +383,7 @@ def test_interrupt_outside_the_stream_still_publishes_what_the_stream_has_finish
     """Wherever the main thread is when Ctrl-C comes. Source: issue 4, "Signals" (keep all finished work)."""
     photos(data_root, *(f"i{n:03d}" for n in range(40)))
     spec = with_encoder(DINOV3, StubEncoder)
-    monkeypatch.setattr("imagemill.pipeline.stage2.embed.PUBLISH_ROWS", 1)
+    monkeypatch.setattr("imagemill.pipeline.stage2.publish.PUBLISH_ROWS", 1)
     rows = []
 
     @contextlib.contextmanager
@@ -524,8 +526,8 @@ def test_files_are_durable_before_the_ledger_and_their_names_know_them(data_root
             order.append("name")
         return replace(one, other)
 
-    monkeypatch.setattr(embed_module, "flush_files", flush_files)
-    monkeypatch.setattr(embed_module.os, "replace", named)
+    monkeypatch.setattr(publish_module, "flush_files", flush_files)
+    monkeypatch.setattr(publish_module.os, "replace", named)
     embed(data_root, DINOV3)
 
     assert order == [("flush", 3, 0), "name", "name", "name"]
@@ -852,7 +854,7 @@ def test_ledger_knows_a_file_before_it_has_its_name(data_root, monkeypatch):
         return replace(one, other)
 
     with monkeypatch.context() as patched:
-        patched.setattr(embed_module.os, "replace", kill_at_third)
+        patched.setattr(publish_module.os, "replace", kill_at_third)
         with pytest.raises(KeyboardInterrupt):
             embed(data_root, DINOV3)
     assert vouched == [True] * 3
@@ -911,7 +913,7 @@ def test_stream_that_nobody_reads_to_its_end_stops_its_threads(data_root, ledger
 
 def test_finished_files_get_their_names_while_the_stream_goes_on(data_root, ledger, monkeypatch):
     """A kill -9 loses at most a second of work, or a hundred files."""
-    monkeypatch.setattr(embed_module, "PUBLISH_ROWS", 3)
+    monkeypatch.setattr(publish_module, "PUBLISH_ROWS", 3)
     photos(data_root, *map(str, range(7)))
     worker = worker_of(data_root, with_encoder(DINOV3, StubEncoder))
     folder = data_root.derived / DINOV3.folder
@@ -924,7 +926,7 @@ def test_finished_files_get_their_names_while_the_stream_goes_on(data_root, ledg
 
 
 def test_slow_rows_do_not_wait_for_company(data_root, ledger, monkeypatch):
-    monkeypatch.setattr(embed_module, "PUBLISH_SECONDS", 0.0)
+    monkeypatch.setattr(publish_module, "PUBLISH_SECONDS", 0.0)
     photos(data_root, *"abc")
     worker = worker_of(data_root, with_encoder(DINOV3, StubEncoder))
 

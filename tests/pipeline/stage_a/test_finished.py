@@ -3,10 +3,10 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.pipeline.test_rank_files import line
 
 from imagemill.files import StatTriple
 from imagemill.formats.jsonl import encode_line, read_jsonl
+from imagemill.pipeline.stage_a import finished
 from imagemill.pipeline.stage_a.finished import (
     ADOPTED,
     COMPACTED,
@@ -18,7 +18,7 @@ from imagemill.pipeline.stage_a.finished import (
     summary_fingerprint,
 )
 from imagemill.pipeline.stage_a.rank_files import rank_file
-from imagemill.pipeline.stage_a.rank_worker import finished
+from tests.pipeline.stage_a.test_rank_files import line
 
 STAT = StatTriple(10, 20, 30)
 

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 
 from imagemill.errors import ImagemillError
+from imagemill.pipeline.stage_a import rank_shares
 from imagemill.pipeline.stage_a.rank_files import unfinished_ranks
 from imagemill.pipeline.stage_a.rank_shares import RankShare, ShareWorker
-from imagemill.pipeline.stage_a.rank_worker import rank_shares
 from tests.helpers.stage_a import MISSION, Bench, Recorder, ticket
 
 

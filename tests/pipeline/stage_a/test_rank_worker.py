@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import weakref
-from pathlib import Path
 
 import pytest
 from PIL import Image
@@ -18,6 +17,7 @@ from imagemill.errors import ModelUnusable, WrongUsage
 from imagemill.formats.jsonl import read_jsonl
 from imagemill.pipeline.stage_a.rank_files import rank_file, rank_files, read_mark, read_rank_lines
 from imagemill.pipeline.stage_a.rank_worker import RankWorker
+from tests.helpers.product import PROJECT
 from tests.helpers.stage_a import MISSION, Bench, Recorder, ticket, touch
 
 MODES = ["per_group", "per_image"]
@@ -160,12 +160,10 @@ def test_rank_that_is_killed_loses_only_the_batch_at_hand(bench, lost):
     """Source: CONTRACTS section 5, "A rank's finished images survive its death": in both places."""
     program = (
         "import sys; from pathlib import Path; from tests.helpers.stage_a import Bench\n"
-        "from tests.pipeline.test_stage_a import Killed\n"
+        "from tests.pipeline.stage_a.test_rank_worker import Killed\n"
         "bench = Bench(Path(sys.argv[1])); bench.infer(bench.plan(mode='per_image'), Killed(), batch_size=5)"
     )
-    killed = subprocess.run(
-        [sys.executable, "-c", program, bench.input.parent], cwd=Path(__file__).parents[2], check=False
-    )
+    killed = subprocess.run([sys.executable, "-c", program, bench.input.parent], cwd=PROJECT, check=False)
     shutil.rmtree(getattr(bench, lost))
 
     made, merged = bench.run(mode="per_image", world_size=2)
@@ -205,22 +203,22 @@ def test_unchanged_file_is_not_read_again(bench, monkeypatch):
     """Source: CONTRACTS section 0, "is not read again"."""
     bench.run()
     read = []
-    from imagemill.pipeline.stage_a.rank_worker import rank_worker as stage_a
+    from imagemill.pipeline.stage_a import rank_worker
 
-    monkeypatch.setattr(stage_a, "_read", read.append)
+    monkeypatch.setattr(rank_worker, "_read", read.append)
     bench.run()
 
     assert read == []
 
 
 def test_touched_file_is_read_once_and_its_summary_used_again(bench, monkeypatch):
-    from imagemill.pipeline.stage_a.rank_worker import rank_worker as stage_a
+    from imagemill.pipeline.stage_a import rank_worker
 
     bench.run()
     image = bench.input / MISSION / "审核通过" / "b" / "1.jpeg"
     os.utime(image, ns=(1, 1))
-    read, really = [], stage_a._read
-    monkeypatch.setattr(stage_a, "_read", lambda path: read.append(path) or really(path))
+    read, really = [], rank_worker._read
+    monkeypatch.setattr(rank_worker, "_read", lambda path: read.append(path) or really(path))
 
     made = [summarizer for _ in range(2) for summarizer in bench.run()[0]]
 
@@ -371,7 +369,7 @@ def test_only_sampled_groups_are_worked_on(bench, mode):
 
 
 def test_store_does_not_grow_with_fresh_runs(bench, monkeypatch):
-    from imagemill.pipeline.stage_a.rank_worker import finished
+    from imagemill.pipeline.stage_a import finished
 
     monkeypatch.setattr(finished, "SMALL_BYTES", 0)
     sizes = []
