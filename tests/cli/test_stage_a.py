@@ -17,8 +17,8 @@ import pytest
 
 from imagemill.formats.jsonl import read_raw
 from imagemill.ledger import Ledger
+from imagemill.pipeline.stage_a import rank_start
 from imagemill.pipeline.stage_a.rank_files import RankMark, output_file, rank_files, read_mark
-from imagemill.pipeline.stage_a.rank_worker import rank_start
 from imagemill.places import locate
 from imagemill.validation.validator import validate
 from resources.summarizer import SummarizerResource
