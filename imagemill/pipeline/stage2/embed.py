@@ -7,7 +7,8 @@
 Beside the model and what it takes for a batch, memory holds at most
     20 bytes x `decode_ahead_pixels`: images while they are opened and prepared (1.3 GB by default); one always may be
     3 bytes x 4 x `batch_pixels`: images that wait for company of their shape (50 MB by default), and the last one to come
-    64 MiB of arrays on their way to the disk, and those of one batch.
+    64 MiB of arrays on their way to the disk, and those of one batch
+    64 MiB in each decode thread, freed and kept for its next arrays (imagemill/memory.py).
 
 Belongs here: the worker an engine runs (`EmbedWorker`), and its rows.
 Belongs elsewhere: what is a job at all (plan.py), final names and the ledger (publish.py), the models (encoders/), Dagster events
