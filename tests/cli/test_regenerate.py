@@ -18,8 +18,8 @@ def product(root, *arguments, code=0, **options):
     return done.stdout + done.stderr
 
 
-def use_model(root, name, kind="vae_latents"):
-    root.config_file.write_text(json.dumps({"encoders": {kind: {"model": name}}}))
+def use_model(root, name, kind="vae_latents", **settings):
+    root.config_file.write_text(json.dumps({"encoders": {kind: {"model": name, **settings}}}))
 
 
 def makers(root, kind="vae_latents"):
@@ -78,6 +78,7 @@ def test_unfinished_regeneration_packs_nothing_and_the_next_run_goes_on_with_it(
 
 def test_killed_regeneration_is_completed_by_the_same_command(root):
     """Run again to go on: files made by the new model are not made twice."""
+    use_model(root, "newer", batch_size=2)  # several calls: a file gets its name while the next ones are made
     folder = root.derived / "vae_latents"
     old = {path: path.stat().st_ino for path in folder.glob("*.npy")}
     process = start("stage2", "--regenerate", "vae", "--data-root", root.path, IMAGEMILL_STUB_SLEEP=1)
