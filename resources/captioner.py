@@ -5,7 +5,6 @@ Belongs elsewhere: which images it captions (imagemill/pipeline/stage2/caption.p
 Source: CONTRACTS section 1, row "captions".
 """
 
-import hashlib
 from collections.abc import Iterable
 from functools import partial
 from typing import Any
@@ -22,6 +21,7 @@ from imagemill.pipeline.stage2.scan import Scan
 from imagemill.provenance import ModelIdentity
 from imagemill.summarizer import CAPTIONER
 from resources.data_root import DataRootResource
+from resources.vlm import vlm_identity
 
 
 class CaptionerResource(dg.ConfigurableResource):
@@ -46,17 +46,8 @@ class CaptionerResource(dg.ConfigurableResource):
 
     def made_by(self) -> ModelIdentity:
         """The model with its prompt, read from its files. Raises ModelUnusable."""
-        from imagemill.encoders.vlm import CAPTIONER as SPEC
-        from imagemill.encoders.vlm import VisionLanguageModel
-
-        settings, root = self.settings(), self.data_root.root()
-        identity = VisionLanguageModel.identify(
-            settings,
-            spec=SPEC,
-            threads=self.data_root.config().model_threads,
-            preview_root=root.preview_models,
-            prompt_sha256=hashlib.sha256(caption_prompt(settings.prompt).encode()).hexdigest(),
-        )
+        settings = self.settings()
+        identity = vlm_identity(self.data_root, settings, "captioner", caption_prompt(settings.prompt))
         return msgspec.structs.replace(identity, kind=CAPTIONER)
 
     def worker_options(self) -> dict[str, Any]:

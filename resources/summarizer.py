@@ -6,7 +6,6 @@ Belongs elsewhere: what a summarizer is (imagemill/summarizer.py), how a worker 
 Source: CONTRACTS section 5, "The summarizer is replaceable".
 """
 
-import hashlib
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -22,6 +21,7 @@ from imagemill.errors import WrongUsage
 from imagemill.provenance import ModelIdentity
 from imagemill.summarizer import Summarizer, class_identity
 from resources.data_root import DataRootResource
+from resources.vlm import vlm_identity
 
 PREVIEW_NOTE = "preview model: these summaries describe nothing"
 
@@ -59,16 +59,7 @@ class SummarizerResource(dg.ConfigurableResource):
         settings = self.settings()
         if settings.kind != TRANSFORMERS:
             return None
-        from imagemill.encoders.vlm import SUMMARIZER, VisionLanguageModel
-
-        prompt = Prompts.read(settings.prompts).of(mission)
-        return VisionLanguageModel.identify(
-            settings,
-            spec=SUMMARIZER,
-            threads=self.data_root.config().model_threads,
-            preview_root=self.data_root.root().preview_models,
-            prompt_sha256=hashlib.sha256(prompt.encode()).hexdigest(),
-        )
+        return vlm_identity(self.data_root, settings, "summarizer", Prompts.read(settings.prompts).of(mission))
 
     def maker(self, mission: str) -> dict[str, str]:
         """Who makes the summaries, for people: `summarizer`; of a model also its `revision` and `key`, and whether it is none.

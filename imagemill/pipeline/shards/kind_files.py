@@ -67,7 +67,7 @@ class Records:
     """The records that look for their files, in order, held against what is known of their images.
 
     `images`: fingerprint of each record's image, empty where the image is not known or not of the record's size.
-    `all_known`: none is empty.
+    `all_known`: none is empty, and images and records stand in the same order.
     """
 
     def __init__(self, records: Sequence[SlimRecord], known: SourceColumns):

@@ -70,10 +70,9 @@ def caption_jobs(
         preview: whether the captioner is a preview model, whose captions never replace those of a real one.
         anew: key of the captioner, where captions of every other one are to be replaced.
     """
-    known, captioned = Known.read(ledger), ledger.captioned()
-    sources = [
-        source for image_id in ids if (source := scan.sources.get(image_id)) and not refused_image(source, known)
-    ]
+    asked = list(ids)
+    known, captioned = Known.read(ledger, asked), ledger.captioned()
+    sources = [source for i in asked if (source := scan.sources.get(i)) and not refused_image(source, known)]
     jobs: list[CaptionJob] = []
     for source in sources:
         caption, made = known.captions.get(source.image_id), captioned.get(source.image_id)
