@@ -16,7 +16,7 @@ MARGIN = 14
 
 def main(root: DataRoot, picture: Path) -> None:
     picture.parent.mkdir(parents=True, exist_ok=True)
-    size = {"width": 1800, "height": 1100}
+    size = {"width": 1800, "height": 1240}
     with running_ui(root, stub=False) as ui, browser(device_scale_factor=1.5, viewport=size) as context:
         with watched_page(context) as watched:
             page = watched.page
