@@ -16,6 +16,7 @@ import importlib
 import os
 import re
 import signal
+import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -26,7 +27,7 @@ import dagster as dg
 from dagster._core.definitions.assets.job.asset_job import IMPLICIT_ASSET_JOB_NAME
 from dagster._core.definitions.reconstruct import ReconstructableJob, ReconstructableRepository
 from dagster._core.definitions.repository_definition import SINGLETON_REPOSITORY_NAME
-from dagster._core.errors import DagsterAssetCheckFailedError
+from dagster._core.errors import DagsterAssetCheckFailedError, DagsterExecutionInterruptedError
 from dagster._core.events import DagsterEvent, DagsterEventType
 from dagster._core.execution.api import create_execution_plan, execute_run
 from dagster._core.execution.plan.objects import ErrorSource
@@ -248,27 +249,56 @@ def _signals() -> Iterator[list[int]]:
 
 @contextmanager
 def _watched(instance: dg.DagsterInstance, run_id: str) -> Iterator[None]:
-    """Interrupt the main thread when somebody terminates or deletes the run.
+    """Interrupt the main thread when somebody terminates or deletes the run, and again where Python forgot an interrupt.
 
-    The UI can only write that into the history: it has no way to this process.
+    The UI can only write a termination into the history: it has no way to this process.
     """
     over = threading.Event()
 
     def watch() -> None:
+        told = False
         while not over.wait(WATCH_SECONDS):
-            with suppress(Exception):  # a locked database is read again a second later
-                run = instance.get_run_by_id(run_id)
-                if run is None or run.status in _STOPPED:
-                    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-                    return
+            again = bool(forgotten)
+            forgotten.clear()
+            if again or (not told and _is_stopped(instance, run_id)):
+                told = True
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     watcher = threading.Thread(target=watch, name="run watcher", daemon=True)
-    watcher.start()
+    with _forgotten_interrupts() as forgotten:
+        watcher.start()
+        try:
+            yield
+        finally:
+            over.set()
+            watcher.join()
+
+
+def _is_stopped(instance: dg.DagsterInstance, run_id: str) -> bool:
     try:
-        yield
+        run = instance.get_run_by_id(run_id)
+    except Exception:  # a locked database is read again a second later
+        return False
+    return run is None or run.status in _STOPPED
+
+
+@contextmanager
+def _forgotten_interrupts() -> Iterator[list[object]]:
+    """Interrupts that Dagster's handler raised inside a callback of the garbage collector: no error can leave that."""
+    forgotten: list[object] = []
+    before = sys.unraisablehook
+
+    def take(unraisable: Any) -> None:
+        if issubclass(unraisable.exc_type, DagsterExecutionInterruptedError):
+            forgotten.append(unraisable.exc_type)
+        else:
+            before(unraisable)
+
+    sys.unraisablehook = take
+    try:
+        yield forgotten
     finally:
-        over.set()
-        watcher.join()
+        sys.unraisablehook = before
 
 
 def sweep(instance: dg.DagsterInstance) -> list[str]:

@@ -14,12 +14,14 @@ import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Self
 
 from dagster import DagsterEventType, EventLogEntry
 from dagster._core.storage.event_log.sqlite.sqlite_event_log import SqliteEventLogStorage
 from dagster._core.storage.sqlite_storage import DagsterSqliteStorage
 from dagster._serdes import ConfigurableClassData
+from filelock import FileLock
 from sqlalchemy import func, select
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.event import listens_for
@@ -45,6 +47,8 @@ _CAN_BATCH = SqlEventLogStorageTable is not None and all(hasattr(SqliteEventLogS
 
 # Python's SQLite gives up after five seconds; a busy disk may take longer, and then two commands at once cost one its run.
 LOCK_SECONDS = 60
+
+LOCK_NAME = ".lock"  # held while a process opens the history
 
 BATCH_VARIABLE = "DAGSTER_EVENT_BATCH_SIZE"
 BATCH_SIZE = "1000"
@@ -142,6 +146,12 @@ class BatchSqliteStorage(DagsterSqliteStorage):
     """What `dagster.yaml` names: runs and schedules as in stock SQLite storage, the event log by the batch."""
 
     def __init__(self, base_dir: str, inst_data: ConfigurableClassData | None = None) -> None:
+        # Dagster makes the tables of a new history without asking whether another command is at it.
+        Path(base_dir).mkdir(parents=True, exist_ok=True)
+        with FileLock(Path(base_dir, LOCK_NAME)):
+            self._open(base_dir, inst_data)
+
+    def _open(self, base_dir: str, inst_data: ConfigurableClassData | None) -> None:
         super().__init__(base_dir, inst_data)
         if _event_logs_directory is not None:
             self._event_log_storage = BatchSqliteEventLogStorage(_event_logs_directory(base_dir))

@@ -155,11 +155,11 @@ def test_failure_over_single_images_is_known_as_such(instance, monkeypatch):
 class CommandLine:
     """A run in a process of its own, some tens of rows into its stream."""
 
-    def __init__(self, data_root, tmp_path):
+    def __init__(self, data_root, tmp_path, **environment):
         self.mark = tmp_path / "mark"
         environment = {
             **os.environ, **environment_of(data_root), "TOY_SLEEP": "0.02", "TOY_MARK": str(self.mark),
-            "PYTHONPATH": str(Path(__file__).parent), "PYTHONWARNINGS": "ignore",
+            "PYTHONPATH": str(Path(__file__).parent), "PYTHONWARNINGS": "ignore", **environment,
         }  # fmt: skip
         program = "import toy_defs; toy_defs.run_from_command_line()"
         self.process = subprocess.Popen(
@@ -227,6 +227,18 @@ def test_signal_stops_the_run_with_its_work_kept(instance, command_line, number)
     assert command_line.process.returncode == 128 + number, output
     assert output.split() == ["FAILURE", str(int(number))]
     assert_all_rows_are_told(instance, command_line)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_that_python_forgets_stops_the_run_too(instance, data_root, tmp_path, number):
+    """It arrives while the collector runs a callback, and no error leaves that. Source: CONTRACTS section 0, exit codes."""
+    process = CommandLine(data_root, tmp_path, TOY_SIGNAL=str(int(number))).process
+
+    output, _ = process.communicate(timeout=60)
+
+    assert process.returncode == 128 + number, output
+    assert output.split() == ["FAILURE", str(int(number))]
+    assert len(events_of(instance)) < len(KEYS)
 
 
 def test_killed_run_keeps_its_flushed_events_and_is_swept(instance, command_line):

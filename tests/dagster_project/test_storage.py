@@ -156,6 +156,8 @@ from dagster_project.instance import open_instance
 from imagemill.layout import DataRoot
 from io_managers.events import report_without_run
 who, batches, events = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+print(flush=True)
+sys.stdin.readline()  # until every writer is ready
 with open_instance(DataRoot.resolve()) as instance:
     for batch in range(batches):
         instance.add_dynamic_partitions("images", [f"{who}-{batch}"])
@@ -167,15 +169,25 @@ with open_instance(DataRoot.resolve()) as instance:
 
 
 def test_writers_in_several_processes_lose_and_mix_nothing(data_root, monkeypatch):
-    """Command line, daemon and code servers write one index at once. Source: DAGSTER section 2."""
-    with open_instance(data_root):
-        pass
+    """Command line, daemon and code servers write one index at once; none of them found a history there.
+
+    Source: DAGSTER section 2; CONTRACTS section 0, "Locks".
+    """
     monkeypatch.setenv("IMAGEMILL_DATA_ROOT", str(data_root.path))
     arguments = [sys.executable, "-W", "ignore", "-c", _WRITER]
     writers = [
-        subprocess.Popen([*arguments, f"w{n}", str(BATCHES), str(EVENTS)], cwd=Path(__file__).parents[2])
+        subprocess.Popen(
+            [*arguments, f"w{n}", str(BATCHES), str(EVENTS)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=Path(__file__).parents[2],
+        )
         for n in range(WRITERS)
     ]
+    for writer in writers:
+        assert writer.stdout.readline()
+    for writer in writers:
+        writer.stdin.close()
     assert [writer.wait(timeout=60) for writer in writers] == [0] * WRITERS
 
     expected = {f"w{w}-{b}-{n}" for w in range(WRITERS) for b in range(BATCHES) for n in range(EVENTS)}

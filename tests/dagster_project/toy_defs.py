@@ -1,16 +1,19 @@
 """A code location with one asset of each sort, and no imagemill inside: what the Dagster plumbing is tried on.
 
 Environment: TOY_MISSING (comma-separated keys that do not arrive), TOY_SLEEP (seconds per row), TOY_MARK (a file that
-grows by one line per row), TOY_BREAK (`ours`, `foreign` or `resource`).
+grows by one line per row), TOY_BREAK (`ours`, `foreign` or `resource`), TOY_SIGNAL (number of a signal that arrives
+while the collector runs a callback, before the first row).
 """
 
 import atexit
 import functools
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
+import weakref
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -35,10 +38,20 @@ class Rows:
         self.keys = keys
 
 
+def _signal_in_callback(number):
+    """What is raised there, Python reports and forgets."""
+    rows = Rows([])
+    reference = weakref.ref(rows, lambda _: signal.raise_signal(number))
+    del rows
+    assert reference() is None
+
+
 class StreamingIO(dg.IOManager):
     """What io_managers/npy.py is to the embeddings."""
 
     def handle_output(self, context, obj):
+        if number := os.environ.get("TOY_SIGNAL"):
+            _signal_in_callback(int(number))
         missing = [key for key in os.environ.get("TOY_MISSING", "").split(",") if key in obj.keys]
         with StreamedEvents(context) as events:
             for key in obj.keys:
