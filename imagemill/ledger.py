@@ -181,6 +181,13 @@ class Ledger:
         try:
             with disk_full_told(path):
                 self._db = _connect(path, read_only)
+        except sqlite3.OperationalError as error:
+            raise ImagemillError(
+                f"the ledger cannot be opened: {error}",
+                where=path,
+                why="its folder cannot be written to, or another program holds the file",
+                do="make the folder writable or end the other program, then run the same command again",
+            ) from error
         except sqlite3.DatabaseError as error:
             raise ImagemillError(
                 f"the ledger cannot be opened: {error}",
@@ -476,7 +483,6 @@ def _connect(path: Path, read_only: bool) -> sqlite3.Connection:
         return db
     path.parent.mkdir(parents=True, exist_ok=True)
     db = sqlite3.connect(path, timeout=60, isolation_level=None)
-    db.execute("PRAGMA journal_mode = WAL")
     # FULL: a row is on the disk before the file it vouches for gets its name.
     db.execute("PRAGMA synchronous = FULL")
     version = db.execute("PRAGMA user_version").fetchone()[0]
@@ -487,9 +493,18 @@ def _connect(path: Path, read_only: bool) -> sqlite3.Connection:
             do="upgrade imagemill",
         )
     if version < SCHEMA_VERSION:
+        _make(db, path)
+    return db
+
+
+def _make(db: sqlite3.Connection, path: Path) -> None:
+    from filelock import FileLock
+
+    # SQLite fails instead of waiting where two processes turn its write-ahead log on.
+    with FileLock(path.with_name(f".{path.name}.lock")):
+        db.execute("PRAGMA journal_mode = WAL")
         # At once: nobody meets some of the tables, and a version says that all are there.
         db.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT")
-    return db
 
 
 def _triple(columns: Sequence[int | None]) -> StatTriple | None:

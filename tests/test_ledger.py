@@ -124,6 +124,40 @@ def test_file_that_is_no_ledger_is_refused_with_the_remedy(tmp_path):
         Ledger(path)
 
 
+def test_ledger_that_cannot_be_reached_is_not_called_broken(tmp_path):
+    path = tmp_path / "ledger.sqlite"
+    path.mkdir()
+
+    with pytest.raises(ImagemillError, match="make the folder writable") as told:
+        Ledger(path)
+    assert "move the file away" not in str(told.value)
+
+
+def test_processes_that_meet_in_a_new_root_make_one_ledger(tmp_path):
+    """Source: CONTRACTS section 0, "Locks"."""
+    script = """
+        import sys
+        from pathlib import Path
+        from imagemill.ledger import Ledger
+        print(flush=True)
+        sys.stdin.readline()  # until every process is ready
+        for n in range(40):
+            Ledger(Path(sys.argv[1], str(n), "ledger.sqlite")).close()
+    """
+    makers = [
+        subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(script), str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        for _ in range(4)
+    ]
+    for maker in makers:
+        assert maker.stdout.readline()
+    for maker in makers:
+        maker.stdin.close()
+
+    assert [maker.wait(timeout=120) for maker in makers] == [0] * 4
+
+
 def test_ledger_of_a_later_version_is_refused(tmp_path):
     path = tmp_path / "ledger.sqlite"
     Ledger(path).close()
