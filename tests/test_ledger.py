@@ -146,7 +146,9 @@ def test_processes_that_meet_in_a_new_root_make_one_ledger(tmp_path):
     """
     makers = [
         subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(script), str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [sys.executable, "-c", textwrap.dedent(script), str(tmp_path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
         )
         for _ in range(4)
     ]
