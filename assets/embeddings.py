@@ -13,7 +13,7 @@ from imagemill.formats.npy import NpyStore
 from imagemill.ledger import Ledger
 from imagemill.pipeline.claims import claimed_until_output
 from imagemill.pipeline.forecast import check_space
-from imagemill.pipeline.stage2.caption import CaptionJob, CaptionWorker, forget_problems, keep_captions
+from imagemill.pipeline.stage2.caption import CaptionJob, CaptionWorker, forget_problems, keep_captions, look_again
 from imagemill.pipeline.stage2.embed import EmbeddingStream, EmbedWorker
 from imagemill.pipeline.stage2.facts import adopt_captions
 from imagemill.pipeline.stage2.plan import plan_for
@@ -71,18 +71,21 @@ def embedding_asset(spec: EmbeddingSpec, description: str) -> dg.AssetsDefinitio
         root = data_root.root()
         options = {**encoders.worker_options(spec), "extract_only": config.extract_only}
         store: NpyStore = options["store"]
+        if config.regenerate:
+            with closing(data_root.ledger()) as ledger:
+                regenerate(ledger, root.provenance, spec.kind, context.run_id)
         with (
             closing(data_root.ledger()) as ledger,
             claimed_until_output(ledger, spec.kind, context.partition_keys, context.run_id),
         ):
-            if config.regenerate:
-                regenerate(ledger, root.provenance, spec.kind)
             options["regenerate"] = resume(ledger, root.provenance, spec.kind)
             encoders.check_recorded(spec)
             store.sweep()
             scan, recorded = survey(root.approved, ledger), read_recorded(root.stage2_jsonl)
             adopt_captions(recorded, ledger, root.provenance)
             if spec.source == "caption":
+                if not captioner.settings().enabled:
+                    look_again(ids, scan, ledger, root.approved)
                 caption(context, captioner.jobs(ids, scan, ledger, anew=config.recaption), captioner, engine, ledger)
             plan = plan_for(spec, ids, scan, ledger, store.listing(), recorded)
             if config.extract_only:

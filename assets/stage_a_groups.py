@@ -13,8 +13,9 @@ Source: seed 003; CONTRACTS section 5.
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,21 +24,24 @@ from pydantic import Field
 
 from assets.partitions import missions, ranks
 from imagemill.atomic import sweep_temporaries
-from imagemill.errors import WrongUsage, disk_full_told
+from imagemill.errors import ImagemillError, WrongUsage, disk_full_told
 from imagemill.layout import DataRoot
 from imagemill.ledger import Ledger
 from imagemill.pipeline.claims import claimed, claimed_until_output
+from imagemill.pipeline.stage_a.at_work import left_behind
+from imagemill.pipeline.stage_a.dead_rank import close_dead_rank
 from imagemill.pipeline.stage_a.finished import store_folder
-from imagemill.pipeline.stage_a.missions import DEFAULT_SEED, Discovery, discover
+from imagemill.pipeline.stage_a.missions import DEFAULT_SEED, Discovery, discover, leave_unselected
 from imagemill.pipeline.stage_a.rank_files import output_file, rank_file, wait_for_ranks
 from imagemill.pipeline.stage_a.rank_shares import RankShare, ShareWorker
 from imagemill.pipeline.stage_a.rank_start import FIRST
-from imagemill.pipeline.stage_a.rank_worker import StageAPlan, plan_stage_a
+from imagemill.pipeline.stage_a.rank_worker import StageAPlan, plan_stage_a, split_jobs
 from imagemill.pipeline.stage_a.stage_a_merge import Merged, ended_on_another_plan, finish_stage_a
 from imagemill.pipeline.stage_a.stage_a_problems import ASSET, stage_a_problems
 from imagemill.pipeline.stage_a.stage_a_report import counts_of, failed_groups, late_ranks, nothing_written, warnings
 from imagemill.places import at
 from imagemill.ranks import DEFAULT_MODE, processes_here
+from io_managers.events import images_failed
 from resources.data_root import DataRootResource
 from resources.engine import LocalProcesses
 from resources.summarizer import SummarizerResource
@@ -143,13 +147,52 @@ def stage_a_ranks(
         options = rank_options(plan, root, summarizer, config, processes=engine.workers)
         for folder in (options["output"], options["store"]):
             sweep_temporaries(folder)
-        keys = numbers if plan.groups else []
-        shares = list(engine.map_batches(ShareWorker, keys, batch_size=1, options=options))
+        shares = list(run_ranks(engine, numbers if plan.groups else [], options))
         ledger.record_counts(context.run_id, RANKS, _sum(shares))
-    for share in shares:
-        _tell_rank(context, rank_key(mission, share.rank, world_size), share)
     path = dg.MetadataValue.path(str(root.stage_a_output))
+    _refuse_dead(context, mission, world_size, shares, {"path": path, **maker})
+    for share in shares:
+        context.add_asset_metadata(_sum([share]), partition_key=rank_key(mission, share.rank, world_size))
     return dg.MaterializeResult(metadata={"path": path, **maker})
+
+
+def run_ranks(
+    engine: LocalProcesses, numbers: Sequence[int], options: Mapping[str, Any], go_on: Callable[[], None] | None = None
+) -> Iterator[RankShare]:
+    """Each of these ranks to its end. One whose process dies is closed, and the others go on; what an earlier one left in the
+    hands of a dead process is looked at in another process than this.
+
+    Args:
+        options: of a ShareWorker. go_on: as of a ShareWorker.
+    """
+    plan, store = options["plan"], options["store"]
+    behind = left_behind(store)
+    apart = any(split_jobs(plan, rank, behind)[1] for rank in numbers)
+    died = partial(close_dead_rank, plan, options["output"], store, options["launch"])
+    return engine.map_keys(ShareWorker, numbers, died, apart=apart, options=options, go_on=go_on)
+
+
+def _refuse_dead(
+    context: dg.AssetExecutionContext,
+    mission: str,
+    world_size: int,
+    shares: Sequence[RankShare],
+    metadata: Mapping[str, Any],
+) -> None:
+    """Fail the step where ranks died, once Dagster has been told of the others. The merge says which groups that costs."""
+    dead = [share for share in shares if share.died]
+    if not dead:
+        return
+    for share in shares:
+        if not share.died:
+            key = rank_key(mission, share.rank, world_size)
+            context.log_event(dg.AssetMaterialization(RANKS, partition=key, metadata={**metadata, **_sum([share])}))
+    told = ImagemillError(
+        "\n".join(share.died for share in dead),
+        why="something outside ended it (the system does when memory runs out), or one of these images brought it down",
+        do="run again: what was finished stays, these images come last and in a process of their own",
+    )
+    raise images_failed(str(told), [rank_key(mission, share.rank, world_size) for share in dead])
 
 
 def rank_options(
@@ -175,10 +218,6 @@ def _sum(shares: Sequence[RankShare]) -> dict[str, int]:
     }
 
 
-def _tell_rank(context: dg.AssetExecutionContext, key: str, share: RankShare) -> None:
-    context.add_asset_metadata(_sum([share]), partition_key=key)
-
-
 @dg.asset(
     deps=[dg.AssetDep(stage_a_ranks, partition_mapping=dg.AllPartitionMapping())],
     partitions_def=missions,
@@ -197,7 +236,7 @@ def stage_a_groups(
     mission, root = context.partition_key, config.root(data_root)
     output, store = root.stage_a_output, store_folder(root.state, mission)
     with closing(data_root.ledger()) as ledger, claimed(ledger, CLAIM, [mission], context.run_id):
-        found = discover(root.stage_a_input, mission)
+        found = leave_unselected(discover(root.stage_a_input, mission), passes=config.passes, fails=config.fails)
         world_size = config.world_size or data_root.config().stage_a_ranks
         plan = config.plan(found, summarizer.identity(mission), world_size)
         late = _wait(plan, output, config)

@@ -5,6 +5,7 @@ from typing import Any
 
 import dagster as dg
 
+from assets.partitions import ranks
 from assets.stage_a_groups import RANKS, split_rank_keys, stage_a_groups, stage_a_ranks
 from checks.results import as_result
 from imagemill.pipeline.stage_a.rank_files import output_file, parse_rank_line, rank_file
@@ -15,6 +16,7 @@ from imagemill.validation.validator import validate
 from resources.data_root import DataRootResource
 
 _KEY_TAG = "dagster/partition"
+_RANGE_TAGS = ("dagster/asset_partition_range_start", "dagster/asset_partition_range_end")
 
 
 @dg.asset_check(asset=stage_a_ranks)
@@ -55,12 +57,16 @@ def _output(context: dg.AssetCheckExecutionContext, data_root: DataRootResource,
 def _ranks(context: dg.AssetCheckExecutionContext) -> list[tuple[str, int]]:
     """The ranks that the run is about; none where the check runs by itself."""
     tags = context.run.tags
-    names = (_KEY_TAG, "dagster/asset_partition_range_start", "dagster/asset_partition_range_end")
-    keys = [tags[name] for name in names if name in tags]
+    ends = [tags[name] for name in _RANGE_TAGS if name in tags]
+    if ends:
+        keys = list(context.instance.get_dynamic_partitions(str(ranks.name)))
+        keys = keys[keys.index(ends[0]) : keys.index(ends[-1]) + 1]
+    else:
+        keys = [tags[_KEY_TAG]] if _KEY_TAG in tags else []
     if not keys:
         return []
     mission, numbers, _ = split_rank_keys(keys)
-    return [(mission, rank) for rank in range(numbers[0], numbers[-1] + 1)]
+    return [(mission, rank) for rank in numbers]
 
 
 stage_a_checks = [lines_whole, groups_valid]

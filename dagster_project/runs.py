@@ -90,12 +90,14 @@ class RunOutcome:
         run: as it stands in the history now.
         failures: steps that failed by themselves; a step that an interrupt stopped is not among them.
         checks: `asset:check` → passed, of the checks that this run evaluated.
+        findings: what the failed ones of them say.
         signal: number of the signal that reached this process meanwhile; SIGINT too where the UI terminated the run.
     """
 
     run: dg.DagsterRun
     failures: tuple[StepFailure, ...] = ()
     checks: Mapping[str, bool] = field(default_factory=dict)
+    findings: Mapping[str, str] = field(default_factory=dict)
     signal: int | None = None
 
     @property
@@ -338,9 +340,9 @@ def _outcome(
         if event.event_type is DagsterEventType.ASSET_CHECK_EVALUATION
     ]
     checks = {evaluation.asset_check_key.to_user_string(): evaluation.passed for evaluation in evaluations}
-    failed = [evaluation for evaluation in evaluations if not evaluation.passed]
-    failures = tuple(_with_findings(failure, failed) for failure in failures)
-    return RunOutcome(run, failures, checks, signals[0] if signals else None)
+    findings = {e.asset_check_key.to_user_string(): _said(e) for e in evaluations if not e.passed}
+    failures = tuple(_with_findings(failure, findings.values()) for failure in failures)
+    return RunOutcome(run, failures, checks, findings, signals[0] if signals else None)
 
 
 def _step_failure(event: DagsterEvent) -> StepFailure | None:
@@ -353,16 +355,18 @@ def _step_failure(event: DagsterEvent) -> StepFailure | None:
     return _explained(step, data.error)
 
 
-def _with_findings(failure: StepFailure, failed: Sequence[dg.AssetCheckEvaluation]) -> StepFailure:
+def _said(failed: dg.AssetCheckEvaluation) -> str:
+    """A failed check with the rules that are broken, and its first findings with their remedies."""
+    said = f"check {failed.asset_check_key.to_user_string()} failed: {failed.description}"
+    first = failed.metadata.get("first findings")
+    return f"{said}\n{first.value}" if first else said
+
+
+def _with_findings(failure: StepFailure, findings: Iterable[str]) -> StepFailure:
     """Dagster says of a blocking check only that it failed."""
     if failure.kind != DagsterAssetCheckFailedError.__name__:
         return failure
-    told = []
-    for evaluation in failed:
-        first = evaluation.metadata.get("first findings")
-        told.append(f"check {evaluation.asset_check_key.to_user_string()} failed: {evaluation.description}")
-        told += [str(first.value)] if first else []
-    return replace(failure, text="\n".join(told), trace="")
+    return replace(failure, text="\n".join(findings), trace="")
 
 
 def _run_failure(event: DagsterEvent) -> StepFailure | None:

@@ -36,6 +36,8 @@ def summary_lines(work: Work, status: Status) -> Iterator[str]:
     for bucket, (samples, shards) in status.buckets.items():
         yield f"  bucket     {bucket:<10} {samples} {_plural(samples, 'sample')} in {shards} {_plural(shards, 'shard')}"
     yield f"  checks     {_checks(work)}"
+    said = [text for text in work.findings() if text not in (work.error or "")]
+    yield from (f"    {line}" for text in said for line in text.splitlines())
     if "total" in counts.get("stage2_jsonl", {}):
         yield f"  {progress_line(counts['stage2_jsonl'], work.seconds())}"
     yield f"  time       {work.seconds():.1f} s{_rate(work, made)}"

@@ -6,16 +6,18 @@ Belongs here: which runs a command needs, and what they did.
 Belongs elsewhere: what one run does (assets/), how a run of ours is started (dagster_project/runs.py), printing (cli/).
 """
 
+import os
 import time
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 import dagster as dg
 from dagster._core.storage.tags import PARTITION_NAME_TAG
 
-from assets.partitions import IMAGES_PER_RUN, buckets, coord_presets, datasets, images, presets
+from assets.partitions import IMAGES_PER_RUN, buckets, coord_presets, datasets, images, presets, ranks
 from assets.stage_a_groups import RANKS, rank_key
 from dagster_project.instance import open_instance
 from dagster_project.jobs import published
@@ -35,6 +37,7 @@ from imagemill.pipeline.stage2.recorded import read_recorded
 from imagemill.pipeline.stage2.regenerate import finish, regenerate, resume
 from imagemill.pipeline.stage2.scan import Scan, survey
 from imagemill.pipeline.stage_a.stage_a_problems import ASSET as GROUPS
+from imagemill.places import refuse_no_folder
 from resources.captioner import CaptionerResource
 from resources.data_root import DataRootResource, config_of
 from resources.encoders import Encoders
@@ -69,6 +72,11 @@ class Work:
         """Number of the signal that stopped a run, if one did."""
         return next((outcome.signal for outcome in self.outcomes if outcome.signal), None)
 
+    @property
+    def only_images_failed(self) -> bool:
+        """Whether the runs so far ended well, or but for images that they name."""
+        return not any(outcome.failures and not outcome.only_images_failed for outcome in self.outcomes)
+
     def seconds(self) -> float:
         return time.monotonic() - self.began
 
@@ -78,6 +86,11 @@ class Work:
 
     def checks(self) -> dict[str, bool]:
         return {name: passed for outcome in self.outcomes for name, passed in outcome.checks.items()}
+
+    def findings(self) -> list[str]:
+        """What failed checks say, with remedies."""
+        said = {name: text for outcome in self.outcomes for name, text in outcome.findings.items()}
+        return [said[name] for name, passed in sorted(self.checks().items()) if not passed]
 
     @property
     def _data_root(self) -> DataRootResource:
@@ -148,7 +161,7 @@ class Work:
 
     def _begin(self, specs: Sequence[EmbeddingSpec], regenerated: Sequence[str], ledger: Ledger) -> None:
         for kind in regenerated:
-            regenerate(ledger, self.root.provenance, kind)
+            regenerate(ledger, self.root.provenance, kind, f"of process {os.getpid()}")
         for spec in specs:
             resume(ledger, self.root.provenance, spec.kind)
             self.encoders.check_recorded(spec)
@@ -159,7 +172,7 @@ class Work:
         up_to = {} if self.up_to is None else {"up_to": self.up_to}
         config = {"extract_only": not passes.specs, "recaption": recaption, **up_to}
         for part in plan_ranges(self.instance.get_dynamic_partitions(images.name), wanted, IMAGES_PER_RUN):
-            if self.interrupted or self._stopped():
+            if self.interrupted or not self.only_images_failed:  # the next range would meet the same
                 return
             self._run(
                 [spec.kind for spec in specs],
@@ -175,10 +188,6 @@ class Work:
             reported = self.instance.get_materialized_partitions(dg.AssetKey(spec.kind))
             missing.update(image_id for image_id, _ in ledger.files(spec.kind) if image_id not in reported)
         return {image_id for image_id in missing if image_id in present}
-
-    def _stopped(self) -> bool:
-        """A run ended by something other than single images: the next range would meet the same."""
-        return any(outcome.failures and not outcome.only_images_failed for outcome in self.outcomes)
 
     def publish(self, passes: Passes) -> None:
         """Write the records, and the shards of every bucket whose samples changed."""
@@ -222,14 +231,18 @@ class Work:
     def infer_ranks(
         self, mission: str, numbers: Sequence[int], world_size: int, *, summarizer: str | None, **config: Any
     ) -> None:
-        """Let these ranks of a mission work, the first to the last."""
-        keys = [rank_key(mission, rank, world_size) for rank in range(world_size)]
+        """Let these ranks of a mission work: in one run, or in several where others were registered in between."""
+        assert ranks.name
+        keys = {rank_key(mission, rank, world_size) for rank in numbers}
         register_missions(self.instance, [mission], world_size)
-        self._run(
-            [RANKS],
-            partition_range=(keys[numbers[0]], keys[numbers[-1]]),
-            run_config={**_config(RANKS, **config), **_summarizer(summarizer)},
-        )
+        for first, last in _side_by_side(self.instance.get_dynamic_partitions(ranks.name), keys):
+            if self.interrupted or not self.only_images_failed:
+                return
+            self._run(
+                [RANKS],
+                partition_range=(first, last),
+                run_config={**_config(RANKS, **config), **_summarizer(summarizer)},
+            )
 
     def merge_groups(self, mission: str, *, summarizer: str | None, **config: Any) -> None:
         """Merge what the ranks of a mission have left."""
@@ -239,6 +252,12 @@ class Work:
 
     def _run(self, assets: Sequence[str], **how: Any) -> None:
         self.outcomes.append(run_here(self.instance, assets, **how))
+
+
+def _side_by_side(keys: Sequence[str], wanted: Container[str]) -> list[tuple[str, str]]:
+    """First and last of each row of wanted keys that nothing else lies between, in order of registration."""
+    rows = [list(row) for is_wanted, row in groupby(keys, lambda key: key in wanted) if is_wanted]
+    return [(row[0], row[-1]) for row in rows]
 
 
 def _config(asset: str, **given: Any) -> dict[str, Any]:
@@ -255,5 +274,6 @@ def _summarizer(kind: str | None) -> dict[str, Any]:
 def open_work(root: DataRoot) -> Iterator[Work]:
     """A data root with its Dagster history, for one command. A wrong configuration is refused before anything begins."""
     config_of(root)
+    refuse_no_folder("derived", root.derived)
     with open_instance(root) as instance:
         yield Work(root, instance)

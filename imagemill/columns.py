@@ -20,8 +20,10 @@ class Column:
     @classmethod
     def of(cls, values: Iterable[str]) -> "Column":
         """Of values without a slash."""
-        joined = END.join([*values, ""])
-        return cls(joined)
+        values = list(values)
+        column = cls(END.join([*values, ""]))
+        column.values = values
+        return column
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Column) and self.text == other.text

@@ -21,7 +21,7 @@ Belongs elsewhere: what to do about it (pipeline/).
 
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
@@ -39,6 +39,11 @@ SCHEMA_VERSION = 2
 # Where a caption came from. `preview` in front keeps it out of shards.
 FROM_SIDECAR, FROM_RECORD, FROM_CAPTIONER = "sidecar", "record", "captioner"
 FROM_PREVIEW, FROM_PREVIEW_RECORD = "preview captioner", "preview record"
+
+# Of the tables `captions`, `captioned` and `sources`: a caption by a model of a picture that is not the image's any more.
+_OUTDATED = f"""origin IN ('{FROM_CAPTIONER}', '{FROM_PREVIEW}') AND EXISTS (
+    SELECT 1 FROM captioned m JOIN sources s ON s.image_id = m.image_id
+    WHERE m.image_id = captions.image_id AND s.fingerprint != m.image)"""
 
 # Maker of a file that is still there while its kind is being regenerated.
 SUPERSEDED = "superseded"
@@ -135,10 +140,6 @@ class FileColumns(NamedTuple):
         stat = self.listing.stat(at)
         return FileRow(self.kind, image_id, stat, source, self.contents.values[at], self.makers.values[at])
 
-    def only(self, chosen: Sequence[int]) -> "FileColumns":
-        texts = [Column.of([column.values[n] for n in chosen]).text for column in (*self.listing, *self[2:])]
-        return FileColumns.of(self.kind, texts)
-
 
 class SourceColumns(NamedTuple):
     """Of the approved images as last read, in order of id: fingerprints, and oriented sizes in pixels."""
@@ -171,6 +172,13 @@ class Problem(msgspec.Struct, frozen=True):
     stat: StatTriple | None = None
     run_id: str = ""
     at: str = ""
+
+
+# Claimed like a partition: all of an asset at once. No image id begins like this: it would name no file.
+EVERY = "/"
+
+# A ledger for looking only, where a data root has none.
+IN_MEMORY = Path(":memory:")
 
 
 class Ledger:
@@ -225,14 +233,18 @@ class Ledger:
         return {r[0]: SourceRow(r[0], r[1], StatTriple(*r[2:5]), *r[5:]) for r in rows}
 
     def captions(self, ids: Sequence[str] | None = None) -> dict[str, CaptionRow]:
-        rows = self._select(
-            "captions", "image_id, size, mtime_ns, inode, text, origin, fingerprint, mask, truncated", ids
-        )
+        """Every caption but the outdated ones."""
+        columns = "image_id, size, mtime_ns, inode, text, origin, fingerprint, mask, truncated"
+        rows = self._select("captions", columns, ids, f"NOT ({_OUTDATED})")
         return {r[0]: CaptionRow(r[0], _triple(r[1:4]), r[4], r[5], r[6], _mask(r[7]), bool(r[8])) for r in rows}
 
     def captioned(self) -> dict[str, Captioned]:
         """Every image that a model has captioned; its caption may be another one by now."""
         return {row[0]: Captioned(*row) for row in self._db.execute("SELECT image_id, image, maker FROM captioned")}
+
+    def outdated_captions(self) -> set[str]:
+        """Images whose caption a model made of the picture that was there before, as far as somebody has looked."""
+        return {row[0] for row in self._db.execute(f"SELECT image_id FROM captions WHERE {_OUTDATED}")}
 
     def files(self, kind: str, ids: Sequence[str] | None = None) -> dict[tuple[str, StatTriple], FileRow]:
         """Every file vouched for, by (image id, stat triple)."""
@@ -288,10 +300,12 @@ class Ledger:
         return {row[0] for row in self._db.execute(f"SELECT image_id FROM {table}")}
 
     def facts(self) -> Iterator[tuple[str, SourceRow | None, CaptionRow]]:
-        """Every image with a caption, its source where it has been read: in order of id, one row at a time."""
-        columns = "c.image_id, c.size, c.mtime_ns, c.inode, text, origin, c.fingerprint, mask, truncated"
-        source = "file_name, s.size, s.mtime_ns, s.inode, s.fingerprint, height, width"
-        joined = "captions c LEFT JOIN sources s USING (image_id) ORDER BY image_id"
+        """Every image with a caption that is not outdated, its source where it has been read: in order of id, row by row."""
+        columns = (
+            "captions.image_id, captions.size, captions.mtime_ns, captions.inode, text, origin, captions.fingerprint"
+        )
+        source = "mask, truncated, file_name, f.size, f.mtime_ns, f.inode, f.fingerprint, height, width"
+        joined = f"captions LEFT JOIN sources f USING (image_id) WHERE NOT ({_OUTDATED}) ORDER BY image_id"
         for r in self._db.execute(f"SELECT {columns}, {source} FROM {joined}"):
             caption = CaptionRow(r[0], _triple(r[1:4]), r[4], r[5], r[6], _mask(r[7]), bool(r[8]))
             yield r[0], SourceRow(r[0], r[9], StatTriple(*r[10:13]), *r[13:]) if r[9] else None, caption
@@ -426,10 +440,13 @@ class Ledger:
     # ---- claims
 
     def claim(self, asset: str, items: Sequence[str], run_id: str) -> set[str]:
-        """Claim all of these partitions for this process, or none: then the runs of living processes that hold some."""
-        owner = owner_name()
+        """Claim all of these partitions for this process, or none: then the runs of living processes that hold some.
+
+        `[EVERY]` claims the whole asset, partitions that nobody knows yet too.
+        """
+        owner, met = owner_name(), None if EVERY in items else [*items, EVERY]
         with self.transaction():
-            held = set(self._select("claims", "owner, run_id", items, "asset = ?", (asset,), key="item"))
+            held = set(self._select("claims", "owner, run_id", met, "asset = ?", (asset,), key="item"))
             others = {holder for name, holder in held if name != owner and not is_dead_owner(name)}
             if not others:
                 self._upsert("claims", 4, ((asset, item, owner, run_id) for item in items))
@@ -501,7 +518,7 @@ def _make(db: sqlite3.Connection, path: Path) -> None:
     from filelock import FileLock
 
     # SQLite fails instead of waiting where two processes turn its write-ahead log on.
-    with FileLock(path.with_name(f".{path.name}.lock")):
+    with nullcontext() if path == IN_MEMORY else FileLock(path.with_name(f".{path.name}.lock")):
         db.execute("PRAGMA journal_mode = WAL")
         # At once: nobody meets some of the tables, and a version says that all are there.
         db.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT")

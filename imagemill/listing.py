@@ -34,9 +34,6 @@ class Listing(NamedTuple):
     def stat(self, at: int) -> StatTriple:
         return StatTriple(int(self.sizes.values[at]), int(self.times.values[at]), int(self.inodes.values[at]))
 
-    def stats(self) -> dict[str, StatTriple]:
-        return {name: self.stat(n) for n, name in enumerate(self.names.values)}
-
 
 def list_files(folder: Path, suffix: str) -> dict[str, StatTriple]:
     """Regular files (links to them too), in order of name; none where there is no folder."""

@@ -15,7 +15,7 @@ def stat_folder(folder: str | os.PathLike[str], suffix: str) -> Columns:
     """Regular files (links to them too) in order of their names without `suffix`; none where there is no folder."""
     try:
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return [], [], [], []
     names: list[str] = []
     sizes: list[int] = []

@@ -13,7 +13,8 @@ from pydantic import Field
 from imagemill.config import CONFIG_VARIABLE, Config, read_config
 from imagemill.layout import DataRoot
 from imagemill.ledger import Ledger
-from imagemill.places import locate, put
+from imagemill.pipeline.shards.shard_sets import refuse_no_sets
+from imagemill.places import locate, put, refuse_no_folder
 
 
 class DataRootResource(dg.ConfigurableResource):
@@ -41,9 +42,16 @@ class DataRootResource(dg.ConfigurableResource):
         return Ledger(self.root().ledger)
 
     def shards_folder(self, given: str | None = None) -> Path:
-        """Where shards go: as given (and remembered from then on), else as remembered, else below the root."""
+        """Where shards go: as given (and remembered from then on), else as remembered, else below the root.
+
+        Raises ImagemillError where no folder of shards is or can be.
+        """
         root = self.root()
-        return put(root, "shards", given).shards if given else root.shards
+        if given:
+            root = put(root, "shards", given)
+        refuse_no_folder("shards", root.shards)
+        refuse_no_sets(root.shards)
+        return root.shards
 
 
 def config_of(root: DataRoot, given: str | None = None) -> Config:

@@ -4,14 +4,14 @@ Belongs here: handing keys to workers and their rows back.
 Belongs elsewhere: what a worker does (imagemill/pipeline/), the model's device (imagemill.yaml).
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from typing import Any, Protocol, TypeVar
 
 import dagster as dg
 from pydantic import Field
 
-from resources.local_pool import run_on_processes
+from resources.local_pool import WorkerDied, run_on_processes
 
 Key = TypeVar("Key", contravariant=True)
 Row = TypeVar("Row", covariant=True)
@@ -52,7 +52,7 @@ class Engine(dg.ConfigurableResource):
 class LocalProcesses(Engine):
     """Several worker processes of this machine; one worker stays in the process of the run.
 
-    A worker that is killed ends the run with a WorkerDied that names it; finished work stays, the next run continues.
+    A worker that is killed ends `map_batches` with a WorkerDied that names it; finished work stays, the next run continues.
     """
 
     workers: int = Field(1, ge=1, description="Worker processes; each has its own memory and its own copy of a model.")
@@ -76,3 +76,27 @@ class LocalProcesses(Engine):
             yield from super().map_batches(worker_class, keys, batch_size=batch_size, **options)
             return
         yield from run_on_processes(worker_class, keys, workers=self.workers, batch_size=batch_size, options=options)
+
+    def map_keys(
+        self,
+        worker_class: type[Any],
+        keys: Sequence[Any],
+        died: Callable[[Any, str], Any],
+        *,
+        apart: bool = False,
+        **options: Any,
+    ) -> Iterator[Any]:
+        """One key at a time; a worker that is killed costs its key alone, and the others go on.
+
+        Args:
+            died: the row of a key whose worker ended before it, and how, such as "was ended by SIGKILL".
+            apart: in a process of its own, also where there is one worker.
+        """
+        if self.workers == 1 and not apart:
+            yield from super().map_batches(worker_class, keys, batch_size=1, **options)
+            return
+
+        def rows(lost: Sequence[Any], death: WorkerDied) -> list[Any]:
+            return [died(key, death.how) for key in lost]
+
+        yield from run_on_processes(worker_class, keys, workers=self.workers, batch_size=1, options=options, died=rows)

@@ -6,6 +6,7 @@
 
 Processes are spawned, never forked: libraries with threads of their own do not survive a fork. A worker that dies ends the
 work at once with its process id and the keys it had; what it had finished lies on the disk, and the next run goes on from there.
+Where the caller says what becomes of its batch, another process takes the dead worker's place and the others go on.
 Workers whose caller was killed find their pipe closed and end after their batch.
 
 Belongs here: processes and pipes; no Dagster, which every worker would have to import.
@@ -17,9 +18,9 @@ import queue
 import signal
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from itertools import islice
+from itertools import chain, islice
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -34,9 +35,10 @@ class WorkerDied(ImagemillError, RuntimeError):
 
     def __init__(self, pid: int | None, exitcode: int | None, keys: list[Any]) -> None:
         self.pid, self.exitcode, self.keys = pid, exitcode, keys
+        self.how = _how(exitcode)
         shown = ", ".join(_short(key) for key in keys[:3]) + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")
         super().__init__(
-            f"worker process {pid} {_how(exitcode)}",
+            f"worker process {pid} {self.how}",
             where=f"at work on {shown}" if keys else None,
             why="something outside ended it (the system does when memory runs out), or one of these files brought it down",
             do="run the same command again: what was finished stays; with fewer workers, less memory is used",
@@ -44,14 +46,23 @@ class WorkerDied(ImagemillError, RuntimeError):
 
 
 def run_on_processes(
-    worker_class: type[Any], keys: Iterable[Any], *, workers: int, batch_size: int, options: Mapping[str, Any]
+    worker_class: type[Any],
+    keys: Iterable[Any],
+    *,
+    workers: int,
+    batch_size: int,
+    options: Mapping[str, Any],
+    died: Callable[[list[Any], WorkerDied], Iterable[Any]] | None = None,
 ) -> Iterator[Any]:
     """Yield what `worker_class(**options).stream(batch)` yields, for batches of the keys, as it arrives.
 
     No more processes are started than there are batches. An exception of a worker is raised here, and ends the others.
+
+    Args:
+        died: the rows of the batch that a worker was at work on when it died; None: its death ends the work.
     """
     remaining = iter(keys)
-    todo = iter(lambda: list(islice(remaining, batch_size)), [])
+    todo: Iterator[list[Any]] = iter(lambda: list(islice(remaining, batch_size)), [])
     members: list[_Member] = []
     try:
         for batch in islice(todo, workers):
@@ -61,7 +72,18 @@ def run_on_processes(
             _fill(member, todo)
         while busy := [member for member in members if member.batches]:
             for member in _ready(busy):
-                rows = member.receive()
+                try:
+                    rows = member.receive()
+                except WorkerDied as death:
+                    if died is None:
+                        raise
+                    lost, *waiting = member.batches
+                    rows, todo = died(lost, death), chain(waiting, todo)
+                    members.remove(member)
+                    member.connection.close()
+                    if batch := next(todo, None):
+                        members.append(member := _Member(worker_class, options))
+                        member.send(batch)
                 _fill(member, todo)
                 yield from rows
     except BaseException:

@@ -10,7 +10,7 @@ import pytest
 
 from imagemill.errors import ImagemillError
 from imagemill.files import StatTriple
-from imagemill.ledger import CaptionRow, FileRow, Ledger, Problem, SourceRow
+from imagemill.ledger import IN_MEMORY, CaptionRow, FileRow, Ledger, Problem, SourceRow
 
 OLD, NEW = StatTriple(10, 1, 100), StatTriple(10, 2, 101)
 
@@ -158,6 +158,15 @@ def test_processes_that_meet_in_a_new_root_make_one_ledger(tmp_path):
         maker.stdin.close()
 
     assert [maker.wait(timeout=120) for maker in makers] == [0] * 4
+
+
+def test_ledger_in_memory_leaves_no_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    with Ledger(IN_MEMORY) as ledger:
+        assert ledger.problems() == []
+
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_ledger_of_a_later_version_is_refused(tmp_path):

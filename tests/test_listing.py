@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from imagemill.listing import begin_listing, list_files
+from imagemill.files import StatTriple
+from imagemill.listing import Listing, begin_listing, list_files
 
 
 @pytest.fixture
@@ -23,6 +24,10 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def stats(listing: Listing) -> dict[str, StatTriple]:
+    return {name: listing.stat(n) for n, name in enumerate(listing.names.values)}
+
+
 def test_files_are_listed_by_name_without_suffix(folder: Path) -> None:
     """Regular files, links to them too, with what the file system says of them."""
     found = list_files(folder, ".npy")
@@ -32,8 +37,10 @@ def test_files_are_listed_by_name_without_suffix(folder: Path) -> None:
 
 
 def test_no_folder_has_no_files(tmp_path: Path) -> None:
-    """A kind that was never made has no folder."""
-    assert list_files(tmp_path / "nowhere", ".npy") == {}
+    """A kind that was never made has no folder; nor has one below a file."""
+    (tmp_path / "file").touch()
+
+    assert list_files(tmp_path / "nowhere", ".npy") == list_files(tmp_path / "file" / "dinov3", ".npy") == {}
 
 
 @pytest.mark.parametrize("aside", [True, False])
@@ -41,7 +48,7 @@ def test_folders_are_listed_alike_by_another_interpreter(folder: Path, aside: bo
     """The same outcome, in the order asked for."""
     with ThreadPoolExecutor(2) as pool:
         first, second = begin_listing(pool, [folder, folder / "nowhere"], ".npy", aside=aside)
-    assert (list_files(folder, ".npy"), {}) == (first.result().stats(), second.result().stats())
+    assert (list_files(folder, ".npy"), {}) == (stats(first.result()), stats(second.result()))
     assert first.result().names.values == ["a", "a.b", "link", "日本 語"]
 
 
@@ -50,4 +57,4 @@ def test_an_interpreter_that_fails_is_stood_in_for(folder: Path, monkeypatch: py
     monkeypatch.setattr("sys.executable", "/bin/false")
     with ThreadPoolExecutor(1) as pool:
         (found,) = begin_listing(pool, [folder], ".npy", aside=True)
-    assert list_files(folder, ".npy") == found.result().stats()
+    assert list_files(folder, ".npy") == stats(found.result())

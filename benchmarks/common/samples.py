@@ -1,6 +1,6 @@
 """Samples of real sizes that are ready to be packed, without a model behind them."""
 
-import os
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,8 +23,8 @@ SIZES = ((1024, 1024), (832, 1216), (1216, 832), (768, 1024), (1280, 768))
 
 
 def make_samples(root: DataRoot, count: int, sizes: Sequence[tuple[int, int]] = SIZES) -> list[ReadySample]:
-    """Files of a few images of these (height, width), each under many ids by hardlink: what is read is in the page cache
-    either way."""
+    """Samples of a few images of these (height, width), each with files of its own: the same few files under all names would be
+    read from the processor's cache, which no real data set fits."""
     arrays: dict[tuple[str, tuple[int, int]], Path] = {}
     for spec in embedding_specs():
         for height, width in sizes:
@@ -43,7 +43,7 @@ def _sample(
     for spec in embedding_specs():
         path = root.derived / spec.folder / f"{image_id}.npy"
         path.parent.mkdir(parents=True, exist_ok=True)
-        os.link(arrays[spec.kind, size], path)
+        shutil.copyfile(arrays[spec.kind, size], path)
         files.append(FileRow(spec.kind, image_id, stat_triple(path), None, "content", "maker"))
     record = record_of(image_id, size)
     return ReadySample(

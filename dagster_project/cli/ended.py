@@ -2,12 +2,19 @@
 
 import signal
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
 if TYPE_CHECKING:
     from dagster_project.work import Work
+
+
+def leave_by_checks(work: "Work") -> NoReturn:
+    """Say what failed checks found, and exit: 1 where one failed, else 0."""
+    for said in work.findings():
+        click.echo(f"imagemill: {said}", err=True)
+    sys.exit(0 if all(work.checks().values()) else 1)
 
 
 def leave_if_ended(work: "Work") -> None:

@@ -33,10 +33,16 @@ def story_lines(story: Mapping[str, Any]) -> Iterator[str]:
     for kind, embedding in story["embeddings"].items():
         yield f"  {kind:<10} {_facts(embedding) or 'no file'}"
     yield f"  record     {'line ' + str(story['record']) if story['record'] else 'none'}"
-    yield f"  shard      {_facts(story['shard']) or 'in none'}"
+    yield f"  shard      {_facts(story['shard']) or _in_none(story)}"
     for problem in story["problems"]:
         yield f"  {problem['outcome']} by {problem['asset']}: {problem['reason']}: {problem['detail']}"
         yield f"    do: {problem['do']}"
+
+
+def _in_none(story: Mapping[str, Any]) -> str:
+    if limit := story.get("limit"):
+        return f"in none: packed with a limit of {limit} samples; `imagemill shards --overwrite` packs all"
+    return "in none"
 
 
 def _facts(facts: Mapping[str, Any] | None) -> str:

@@ -7,13 +7,15 @@ from pathlib import Path
 
 import click
 
-from dagster_project.cli.ended import leave_if_ended
+from dagster_project.cli.ended import leave_by_checks, leave_if_ended
 from dagster_project.cli.options import root_options
 from imagemill.buckets import BUCKETS
 from imagemill.errors import WrongUsage
 from imagemill.layout import DataRoot
 from imagemill.pipeline.shards.packing import Packing, dry_run
 from imagemill.pipeline.shards.shard_plan import Existing, check_buckets
+from imagemill.pipeline.shards.shard_sets import refuse_no_sets
+from imagemill.places import refuse_no_folder
 
 
 @click.command("shards")
@@ -60,10 +62,12 @@ def command(
     """Pack every ready sample into WebDataset tars, bucket by bucket."""
     buckets = check_buckets(chosen or BUCKETS)
     existing = _existing(overwrite=overwrite, append=append, repack=repack)
+    output = output_dir or root.shards
+    refuse_no_folder("shards", output)
+    refuse_no_sets(output)
     parameters = {"shard_size": shard_size, "shuffle": shuffle, "seed": seed, "limit": limit}
     if rehearse:
         asked = {name: value for name, value in parameters.items() if value is not None}
-        output = output_dir or root.shards
         sys.exit(_dry_run(root, Packing(buckets, output, existing, asked, progress_every, allow_preview)))
     from dagster_project.work import open_work
 
@@ -81,7 +85,7 @@ def command(
         counts = work.counts()
         for line in told({**counts["bucket_shards"], **counts["written"]}):
             click.echo(line)
-        sys.exit(0 if all(work.checks().values()) else 1)
+        leave_by_checks(work)
 
 
 def _existing(**asked: bool) -> Existing:

@@ -8,7 +8,8 @@ Source: seed 003; CONTRACTS sections 5 and 6.
 """
 
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
@@ -20,8 +21,9 @@ from dagster_project.cli.options import root_options
 from imagemill.config import check_kind
 from imagemill.errors import ImagemillError, WrongUsage
 from imagemill.layout import DataRoot
-from imagemill.ledger import Ledger
-from imagemill.pipeline.stage_a.missions import Discovery, discover
+from imagemill.ledger import Ledger, Problem
+from imagemill.pipeline.stage_a.at_work import RANK_DIED
+from imagemill.pipeline.stage_a.missions import Discovery, discover, leave_unselected
 from imagemill.pipeline.stage_a.stage_a_problems import ASSET
 from imagemill.places import Place, at, put
 from imagemill.ranks import DEFAULT_MODE, Ranks, ShardingMode, launch_of, ranks_of
@@ -119,7 +121,7 @@ def command(
     here = root
     for name, folder in places.items():
         here = at(here, name, folder) if folder else here
-    found = discover(here.stage_a_input, mission)
+    found = leave_unselected(discover(here.stage_a_input, mission), passes=pass_group_number, fails=fail_group_number)
     plan = {"mode": sharding_mode, "passes": pass_group_number, "fails": fail_group_number, "seed": sample_seed}
     plan = {name: value for name, value in plan.items() if value is not None}
     if ranks.rank:
@@ -138,9 +140,9 @@ def _other_rank(
     given: dict[str, Any],
 ) -> None:
     """A rank of torchrun but the first: no Dagster history, its lines and its end mark are all it leaves."""
-    from assets.stage_a_groups import RanksConfig, rank_options
-    from imagemill.pipeline.stage_a.rank_shares import ShareWorker
+    from assets.stage_a_groups import RanksConfig, rank_options, run_ranks
     from imagemill.pipeline.stage_a.rank_start import stop_if_superseded, wait_for_first
+    from resources.engine import LocalProcesses
 
     resource, launch = _resource(root, summarizer), launch_of(os.environ)
     config = RanksConfig(**plan, **_working(given), launch=launch)
@@ -151,9 +153,11 @@ def _other_rank(
     output = root.stage_a_output
     wait_for_first(output, found.mission, made.digest, launch, seconds=given["wait_seconds"])
     go_on = partial(stop_if_superseded, output, found.mission, launch)
-    for share in ShareWorker(options, go_on).stream([rank]):
+    for share in run_ranks(LocalProcesses(workers=1), [rank], options, go_on):
         told = f"inferred={share.inferred} reused={share.reused} failed={share.failed}"
         click.echo(f"rank {rank} of {world_size}: {told}")
+        if share.died:  # no failure of this process: torchrun would end the others, and the first could not merge
+            click.echo(f"imagemill: {share.died}", err=True)
 
 
 def _whole(
@@ -185,12 +189,18 @@ def _whole(
         if found.groups:
             how = {**plan, **_working(given), "workers": len(numbers), "launch": launch, "claim_stays": True}
             work.infer_ranks(found.mission, numbers, ranks.world_size, summarizer=summarizer, **how)
-            leave_if_ended(work)
+            if work.interrupted or not work.only_images_failed:
+                leave_if_ended(work)
         how = {**plan, "world_size": ranks.world_size, "keep": given["keep_intermediate_outputs"], "launch": launch}
         wait = given["wait_seconds"] if under_torchrun else None
         work.merge_groups(found.mission, summarizer=summarizer, wait_seconds=wait, **how)
+        if work.interrupted or not work.only_images_failed:
+            leave_if_ended(work)
+        rows = _problems(root, found.mission)
+        _tell(found, work.counts(), maker, rows)
         leave_if_ended(work)
-        _tell(root, found, work.counts(), maker)
+    if any(row.reason == RANK_DIED for row in rows):  # a rank of torchrun's, which told its own process alone
+        sys.exit(1)
 
 
 def _make_folder(output: Path) -> None:
@@ -225,7 +235,12 @@ def _revision(maker: dict[str, str]) -> list[str]:
     return [f"revision {maker['revision']}"] if "revision" in maker else []
 
 
-def _tell(root: DataRoot, found: Discovery, counts: dict[str, dict[str, int]], maker: dict[str, str]) -> None:
+def _problems(root: DataRoot, mission: str) -> list[Problem]:
+    with Ledger(root.ledger, read_only=True) as ledger:
+        return [row for row in ledger.problems() if row.asset == ASSET and row.item.startswith(f"{mission}/")]
+
+
+def _tell(found: Discovery, counts: dict[str, dict[str, int]], maker: dict[str, str], rows: Sequence[Problem]) -> None:
     """The summary: who made the summaries, counters, then every group without a record."""
     click.echo("summarizer: " + ", ".join([maker["summarizer"], *_revision(maker)]))
     if "preview" in maker:
@@ -237,8 +252,6 @@ def _tell(root: DataRoot, found: Discovery, counts: dict[str, dict[str, int]], m
         click.echo(f"imagemill: warning: {why} mission {found.mission}; the output is empty", err=True)
     for problem in found.problems:
         click.echo(f"{problem.outcome}: {problem.place}: {problem.reason}: {problem.detail}", err=True)
-    with Ledger(root.ledger, read_only=True) as ledger:
-        rows = [row for row in ledger.problems() if row.asset == ASSET and row.item.startswith(f"{found.mission}/")]
     for row in rows:
         if row.reason == "incomplete_group":
             click.echo(f"failed: {row.detail}", err=True)

@@ -5,6 +5,7 @@ import click
 from dagster_project.cli.options import root_options
 from imagemill.layout import DataRoot
 from imagemill.pipeline.story import Status, read_status
+from imagemill.places import gone
 
 
 @click.command("status")
@@ -13,6 +14,8 @@ def command(root: DataRoot) -> None:
     """Count images, embeddings, records, shards, and what is in the way."""
     for line in status_lines(read_status(root)):
         click.echo(line)
+    for name, place in gone(root).items():
+        click.echo(f"gone        {name}: the remembered folder {place} is not there")
 
 
 def status_lines(status: Status) -> list[str]:

@@ -1,14 +1,19 @@
 """`imagemill verify`: every record, header and value of Stage 2, and the shards against index and checksums."""
 
 import sys
+from collections.abc import Iterator
 
 import click
 
 from dagster_project.cli.options import root_options
+from imagemill.errors import ImagemillError
 from imagemill.layout import DataRoot
+from imagemill.pipeline.shards.shard_sets import refuse_no_sets
 from imagemill.pipeline.story import open_ledger
+from imagemill.places import refuse_gone
 from imagemill.validation.findings import Report, as_text
-from imagemill.validation.validator import Options, validate, verify_stage2
+from imagemill.validation.shard_sets import set_folders
+from imagemill.validation.validator import Options, missing, validate, verify_stage2
 
 
 @click.command("verify")
@@ -19,14 +24,19 @@ from imagemill.validation.validator import Options, validate, verify_stage2
 def command(root: DataRoot, sample: int) -> None:
     """Read everything back and compare. Names each bad id; exit 1 on any finding."""
     open_ledger(root).close()
-    reports = [verify_stage2(root.stage2_jsonl, root.derived)]
-    options = Options(derived=root.derived, sample=sample)
-    reports += [
-        validate(folder, kind="shards", options=options)
-        for folder in sorted(root.shards.glob("bucket_*"))
-        if folder.is_dir()
-    ]
+    reports = [verify_stage2(root.stage2_jsonl, root.derived), *_shards(root, sample)]
     sys.exit(show(reports))
+
+
+def _shards(root: DataRoot, sample: int) -> Iterator[Report]:
+    """Every set. Where they should be and no folder is, nothing was verified: that is a finding."""
+    try:
+        refuse_gone(root, "shards")
+        refuse_no_sets(root.shards)
+    except ImagemillError as error:
+        yield missing(root.shards, error)
+    for folder in set_folders(root.shards):
+        yield validate(folder, kind="shards", options=Options(derived=root.derived, sample=sample))
 
 
 def show(reports: list[Report]) -> int:

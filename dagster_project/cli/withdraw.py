@@ -1,17 +1,17 @@
 """`imagemill withdraw ID…`: samples that nobody should train on, out of the shards without rewriting a tar."""
 
-import sys
-
 import click
 
-from dagster_project.cli.ended import leave_if_ended
+from dagster_project.cli.ended import leave_by_checks, leave_if_ended
 from dagster_project.cli.options import root_options
 from dagster_project.cli.shards import told
 from imagemill.buckets import BUCKETS
 from imagemill.errors import MissingInput
 from imagemill.layout import DataRoot
 from imagemill.ledger import Ledger
+from imagemill.pipeline.shards.shard_sets import bucket_folder, live_lines, read_manifest, refuse_no_sets
 from imagemill.pipeline.stage2.recorded import read_recorded
+from imagemill.places import refuse_gone
 
 
 @click.command("withdraw")
@@ -20,6 +20,8 @@ from imagemill.pipeline.stage2.recorded import read_recorded
 @root_options
 def command(root: DataRoot, ids: tuple[str, ...], restore: bool) -> None:
     """Take images out of the shards, or bring them back. Their files and records stay."""
+    refuse_gone(root, "shards")
+    refuse_no_sets(root.shards)
     from dagster_project.work import open_work
 
     with open_work(root) as work:
@@ -30,18 +32,29 @@ def command(root: DataRoot, ids: tuple[str, ...], restore: bool) -> None:
         leave_if_ended(work)
         counts = work.counts()
         click.echo(f"{'restored' if restore else 'withdrawn'}: {', '.join(ids)}")
+        if restore and (absent := set(ids) - _counting(root)):
+            click.echo(
+                f"in no shards now: {', '.join(sorted(absent))}; `imagemill shards --append` packs what is ready"
+            )
         for line in told({**counts["bucket_shards"], **counts["written"]}):
             click.echo(line)
-        sys.exit(0 if all(work.checks().values()) else 1)
+        leave_by_checks(work)
 
 
 def _refuse_unknown(root: DataRoot, ledger: Ledger, ids: tuple[str, ...]) -> None:
     """A typing error must not look like a sample that is gone."""
     known = {*ledger.ids("sources"), *ledger.ids("withdrawn"), *read_recorded(root.stage2_jsonl).lines}
-    if unknown := [image_id for image_id in ids if image_id not in known]:
+    unknown = set(ids) - known
+    if unknown and (unknown := unknown - _counting(root)):
         raise MissingInput(
-            f"no image {', '.join(unknown)}",
+            f"no image {', '.join(sorted(unknown))}",
             where=root.path,
             why="nothing was withdrawn or restored",
             do="check the ids",
         )
+
+
+def _counting(root: DataRoot) -> set[str]:
+    """Ids of the samples that count, in all buckets."""
+    folders = [bucket_folder(root.shards, bucket) for bucket in BUCKETS]
+    return {line.image_id for folder in folders if read_manifest(folder) for line in live_lines(folder)}

@@ -32,7 +32,7 @@ def read_json(path: Path) -> Any:
     """
     try:
         return msgspec.json.decode(path.read_bytes())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # a file where its folder should be
         raise MissingInput(f"no {path.name}", where=path) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ImagemillError(

@@ -313,7 +313,11 @@ def read_sample(path: Path, entry: IndexEntry) -> dict[str, bytes]:
     """
     with open(path, "rb") as file:
         file.seek(entry.offset)
-        content = file.read(entry.size)
+        return parse_sample(file.read(entry.size), entry, path)
+
+
+def parse_sample(content: bytes, entry: IndexEntry, path: Path) -> dict[str, bytes]:
+    """One sample out of the bytes at its place; `path` is for messages. Raises as `read_sample`."""
     samples = list(_samples(io.BytesIO(content), len(content), path)) if content else []
     if len(content) != entry.size or [key for key, _ in samples] != [entry.key]:
         raise _broken(path, f"no sample {entry.key!r} at byte {entry.offset}: the index is of another shard")

@@ -57,7 +57,7 @@ def _asked(
 ) -> list[Answer] | Unanswered:
     """The answers of one call, or what went wrong with it. The exception ends here: its frames hold the batch's memory."""
     try:
-        answers = ask(images)
+        answers = ask(list(images))  # its own: what it does to the list is nobody else's business
     except ModelUnusable:
         raise
     except Exception as error:

@@ -19,7 +19,13 @@ from imagemill.formats.npy import NpyStore
 from imagemill.ids import image_id_of
 from imagemill.layout import DataRoot
 from imagemill.ledger import Ledger, Problem
-from imagemill.pipeline.shards.shard_sets import INDEX, bucket_folder, read_manifest
+from imagemill.pipeline.shards.shard_sets import (
+    INDEX,
+    bucket_folder,
+    read_manifest,
+    read_tombstones,
+    recorded_parameters,
+)
 from imagemill.pipeline.stage2.plan import EmbeddingPlan, plan_for
 from imagemill.pipeline.stage2.recorded import read_recorded
 from imagemill.pipeline.stage2.scan import SOURCE_ASSET, Scan, scan_approved
@@ -125,6 +131,8 @@ def explain(root: DataRoot, image_id: str) -> dict[str, Any]:
         story["embeddings"] = {spec.kind: _embedding(root, spec, image_id, ledger) for spec in embedding_specs()}
         story["record"] = _record_line(root, image_id)
         story["shard"] = _shard_place(root.shards, image_id)
+        if story["record"] and story["shard"] is None and (limit := _limit(root.shards, story.get("bucket"))):
+            story["limit"] = limit
         problems = [p for p in current_problems(scan, ledger) if _id_of(p) == image_id]
         story["problems"] = [
             {"asset": p.asset, "outcome": p.outcome, "reason": p.reason, "detail": p.detail, "do": p.remedy}
@@ -162,9 +170,23 @@ def _record_line(root: DataRoot, image_id: str) -> int | None:
 
 
 def _shard_place(output: Path, image_id: str) -> dict[str, Any] | None:
+    """Where its sample lies: the one that counts, else the newest that counts no more."""
+    found: dict[str, Any] | None = None
     for index in sorted(output.glob(f"bucket_*/{INDEX}")):
+        dead = {tombstone.place: tombstone.why for tombstone in read_tombstones(index.parent)}
         for line in read_jsonl(index):
-            if line.value and line.value.get("image_id") == image_id:
-                place = {name: line.value.get(name) for name in ("offset", "size")}
-                return {"tar": f"{index.parent.name}/{line.value.get('shard')}", **place}
-    return None
+            if not line.value or line.value.get("image_id") != image_id:
+                continue
+            name, offset, size = (line.value.get(field) for field in ("shard", "offset", "size"))
+            found = {"tar": f"{index.parent.name}/{name}", "offset": offset, "size": size}
+            place: Any = (name, offset)
+            if place not in dead:
+                return found
+            found["counts no more"] = dead[place]
+    return found
+
+
+def _limit(output: Path, bucket: str | None) -> int | None:
+    """How many samples the set of its bucket was cut down to, all buckets of that packing together."""
+    recorded = recorded_parameters(bucket_folder(output, bucket)) if bucket else None
+    return recorded.limit if recorded else None

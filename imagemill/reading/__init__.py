@@ -11,6 +11,9 @@
 
     ShardSet.open("data/shards")["chelsea"]["vae"]  # one sample, by its index entry
 
+What is read is the set that was there when it was opened: `--append` and `withdraw` do not disturb an open reader, a set packed
+anew in its place ends it with `ShardsReplaced`.
+
 It reads sets that lie in a file system, by their index. Tars behind a pipe or a URL, or without our index, are for plain
 `webdataset.WebDataset`: they are ordinary WebDataset tars, but it knows no tombstones.
 
@@ -21,5 +24,6 @@ Source: CONTRACTS section 2.
 
 from imagemill.reading.dataset import ShardDataset, ShardLoader
 from imagemill.reading.sets import Bucket, ShardSet
+from imagemill.reading.tars import ShardsReplaced
 
-__all__ = ["Bucket", "ShardDataset", "ShardLoader", "ShardSet"]
+__all__ = ["Bucket", "ShardDataset", "ShardLoader", "ShardSet", "ShardsReplaced"]

@@ -49,7 +49,7 @@ class BatchReader:
     def read(self, piece: Piece) -> Batch:
         bucket, suffixes = self.buckets[piece.bucket], self.suffixes[piece.bucket]
         lines = [bucket.lines[row] for row in piece.rows]
-        samples = [read_members(bucket.folder, line, suffixes) for line in lines]
+        samples = [read_members(bucket.tars, line, suffixes) for line in lines]
         batch: Batch = {
             "epoch": piece.epoch,
             "step": piece.step,
@@ -68,13 +68,15 @@ class BatchReader:
 
     def _latents(self, latents: list[np.ndarray], piece: Piece, image_ids: Sequence[str]) -> Any:
         if self.latents != "as_stored":
-            size = self.buckets[piece.bucket].latent_size
-            corners = [self._corner(piece.epoch, image_id) for image_id in image_ids]
-            latents = [fit_latent(z, size, self.latents, corner) for z, corner in zip(latents, corners, strict=True)]
+            latents = [self._fitted(z, piece, image_id) for z, image_id in zip(latents, image_ids, strict=True)]
         if self.factors:
             scaling, shift = self.factors[piece.bucket]
             latents = [(z.astype(np.float32) - np.float32(shift)) * np.float32(scaling) for z in latents]
         return _each(latents) if self.latents == "as_stored" else _stacked(latents)
+
+    def _fitted(self, latent: np.ndarray, piece: Piece, image_id: str) -> np.ndarray:
+        bucket, corner = self.buckets[piece.bucket], self._corner(piece.epoch, image_id)
+        return fit_latent(latent, bucket.latent_size, self.latents, corner, where=f"{bucket.folder}, {image_id!r}")
 
     def _corner(self, epoch: int, image_id: str) -> tuple[float, float] | None:
         """Of this sample in this epoch, whoever reads it."""

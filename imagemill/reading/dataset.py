@@ -18,6 +18,17 @@ from imagemill.reading.latents import Fit
 from imagemill.reading.plan import BucketLayout, Order, Piece, Plan, Tail
 from imagemill.reading.sets import Bucket, open_buckets
 
+# What torch's DataLoader would be told is the plan's to decide: option, and what to do instead.
+_DECIDED = {
+    "batch_size": "give batch_size to ShardDataset",
+    "batch_sampler": "give batch_size to ShardDataset",
+    "sampler": "choose order and seed of ShardDataset",
+    "shuffle": "choose order and seed of ShardDataset",
+    "drop_last": 'choose tail="drop" of ShardDataset',
+    "collate_fn": "change each batch as it comes, or dataset.pipeline().compose(webdataset.map(…))",
+    "in_order": "leave it out: the position counts batches in the plan's order",
+}
+
 
 class ShardDataset:
     """Batches of one bucket each, over every live sample of a set.
@@ -47,6 +58,7 @@ class ShardDataset:
 
     Raises:
         MissingInput, ImagemillError: see `open_buckets`. WrongUsage: an unknown name or value, or no batch for this rank.
+        While iterating, ShardsReplaced: another set took the place of the one that was opened.
     """
 
     def __init__(
@@ -104,8 +116,24 @@ class ShardDataset:
         return self._followed(self.pipeline())
 
     def loader(self, num_workers: int = 0, **options: Any) -> "ShardLoader":
-        """A DataLoader over this dataset; `options` are torch's (`pin_memory`, `prefetch_factor`, …)."""
+        """A DataLoader over this dataset; `options` are torch's (`pin_memory`, `prefetch_factor`, …).
+
+        Raises:
+            WrongUsage: an option that the dataset decides (`batch_size`, `shuffle`, …).
+        """
+        _check_numbers(num_workers=(num_workers, 0))
+        if decided := [name for name in options if name in _DECIDED]:
+            raise WrongUsage(f"loader(): {decided[0]} is no option", why="the plan decides it", do=_DECIDED[decided[0]])
         return ShardLoader(self, num_workers, options)
+
+    def __getitem__(self, _: object) -> Batch:
+        """What a plain `torch.utils.data.DataLoader(dataset)` calls. In its workers the position would be lost unsaid."""
+        raise WrongUsage(
+            "a ShardDataset is read in its plan's order, not by number",
+            why="only its own loader hears in the trainer's process how far its workers' batches got",
+            do="for batch in dataset.loader(num_workers=4); where it must be a DataLoader: DataLoader(dataset.pipeline(), "
+            "batch_size=None), see `pipeline`; one sample: ShardSet.open(folder)[image_id]",
+        )
 
     def pipeline(self) -> Any:
         """A `webdataset.DataPipeline` of batches from the position on, to be extended by `.compose(…)`.

@@ -17,7 +17,9 @@ Fit = Literal["as_stored", "crop", "resize"]
 Size = tuple[int, int]
 
 
-def fit_latent(latent: np.ndarray, size: Size, fit: Fit, corner: tuple[float, float] | None = None) -> np.ndarray:
+def fit_latent(
+    latent: np.ndarray, size: Size, fit: Fit, corner: tuple[float, float] | None = None, *, where: object = None
+) -> np.ndarray:
     """A latent of exactly the bucket's size.
 
     Resizing a latent is approximate: it is not the latent of the resized image, since the VAE is not linear; expect softened
@@ -28,10 +30,21 @@ def fit_latent(latent: np.ndarray, size: Size, fit: Fit, corner: tuple[float, fl
         fit: `crop`: a window of the latent as it is; one that is too small is enlarged just as far as needed first.
             `resize`: enlarged or reduced until it just covers the size, proportions kept, the rest cropped.
         corner: where the window lies within the room there is, both in [0, 1); None: in the middle.
+        where: of the sample, for the message.
 
     Returns:
         the dtype of `latent`, shape (16, *size).
+
+    Raises:
+        ImagemillError: a latent without a value; nothing can be made larger of it.
     """
+    if not latent.size:
+        raise ImagemillError(
+            "a latent is empty",
+            where=where,
+            why=f"its shape is {latent.shape}: a side of its image is shorter than one place of a latent",
+            do='imagemill withdraw ID takes the sample out; latents="as_stored" delivers it as it is',
+        )
     too_small = latent.shape[1] < size[0] or latent.shape[2] < size[1]
     if fit == "resize" or too_small:
         latent = _covering(latent, size)

@@ -1,7 +1,8 @@
 """One sample out of its tar, decoded: the record as a dict, npy members as views of the bytes that were read.
 
 Belongs here: members, by the names a training script uses.
-Belongs elsewhere: where the sample lies (sets.py), the tar's bytes (formats/tar.py), an npy file's (formats/npy.py).
+Belongs elsewhere: where the sample lies (sets.py), whose bytes they are (tars.py), a tar's (formats/tar.py) and an npy
+file's form (formats/npy.py).
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,8 +12,9 @@ from typing import Any
 from imagemill.errors import ImagemillError, WrongUsage
 from imagemill.formats.jsonl import parse_object
 from imagemill.formats.npy import parse_npy
-from imagemill.formats.tar import IndexEntry, read_sample
+from imagemill.formats.tar import IndexEntry, parse_sample
 from imagemill.pipeline.shards.shard_sets import IndexLine
+from imagemill.reading.tars import OpenedTars
 
 
 def short_name(suffix: str) -> str:
@@ -34,14 +36,16 @@ def chosen_suffixes(names: Iterable[str], there: Sequence[str], where: Path) -> 
     return [suffixes[name] for name in names]
 
 
-def read_members(folder: Path, line: IndexLine, suffixes: Sequence[str]) -> dict[str, Any]:
+def read_members(tars: OpenedTars, line: IndexLine, suffixes: Sequence[str]) -> dict[str, Any]:
     """Decode these members of one sample, and no other: by short name, `json` a dict, the rest read-only arrays.
 
     Raises:
-        ImagemillError: the sample is not there, or a member is missing or damaged.
+        ShardsReplaced: the tar is not the one of this set any more. ImagemillError: the sample is not there, or a member is
+            missing or damaged.
     """
-    path = folder / line.shard
-    values = read_sample(path, IndexEntry(line.key, line.offset, line.size))
+    path = tars.folder / line.shard
+    content = tars.read(line.shard, line.offset, line.size)
+    values = parse_sample(content, IndexEntry(line.key, line.offset, line.size), path)
     if missing := [suffix for suffix in suffixes if suffix not in values]:
         raise _damaged(path, line, f"it has no member {missing[0]}")
     return {short_name(suffix): _decoded(suffix, values[suffix], path, line) for suffix in suffixes}

@@ -8,13 +8,15 @@
        └─ manifest.json             what made it, and how many samples count
 
 Belongs here: finding, checking and refusing sets; random access by id.
-Belongs elsewhere: the documents themselves (pipeline/shards/shard_sets.py), a sample's members (samples.py), order (plan.py).
+Belongs elsewhere: the documents themselves (pipeline/shards/shard_sets.py), the tars' bytes (tars.py), a sample's members
+(samples.py), order (plan.py).
 Source: CONTRACTS section 2.
 """
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +26,21 @@ from imagemill.errors import ImagemillError, MissingInput
 from imagemill.ids import member_key
 from imagemill.pipeline.shards.shard_sets import MANIFEST, IndexLine, live_lines, read_manifest
 from imagemill.reading.samples import read_members
+from imagemill.reading.tars import OpenedTars
+from imagemill.swap import read_unswapped
 
 _WRITE_AGAIN = "write the set again: imagemill shards --overwrite"
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """One bucket's set. `name`: as `1024x1024`; `lines`: the samples that count, in index order."""
+    """One bucket's set, whole and of one publication. `name`: as `1024x1024`; `lines`: the samples that count, in index order."""
 
     name: str
     folder: Path
     manifest: Mapping[str, Any]
     lines: Sequence[IndexLine]
+    tars: OpenedTars
 
     @property
     def latent_size(self) -> tuple[int, int]:
@@ -49,30 +54,37 @@ class Bucket:
         return self.manifest["members"]
 
     def digest(self) -> str:
-        """Of the live samples and their places: equal digests mean that a position means the same sample."""
-        places = "\n".join(f"{line.image_id}\t{line.shard}\t{line.offset}" for line in self.lines)
-        return hashlib.sha256(places.encode()).hexdigest()[:16]
+        """Of the live samples, their contents and places: equal digests mean that a position means the same sample."""
+        samples = "\n".join(f"{line.image_id}\t{line.shard}\t{line.offset}\t{line.digest}" for line in self.lines)
+        return hashlib.sha256(samples.encode()).hexdigest()[:16]
 
 
 def open_buckets(folder: Path, *, allow_preview: bool = False) -> tuple[Bucket, ...]:
     """Every bucket below a shards folder, by name, or the one whose folder this is.
 
+    A bucket's folder with neither manifest nor tars (somebody's notes stayed when its last sample went) is no set.
+
     Raises:
-        MissingInput: no sets there, or one without manifest. ImagemillError: a set that does not agree with itself, or whose
+        MissingInput: no sets there, or tars without manifest. ImagemillError: a set that does not agree with itself, or whose
             files a preview model made.
     """
+    # A training script may change its working folder.
+    folder = folder.absolute()
     folders = [folder] if folder.name.startswith("bucket_") else sorted(folder.glob("bucket_*/"))
-    if not folders or not folder.is_dir():
+    buckets = tuple(bucket for path in folders if path.is_dir() and (bucket := read_unswapped(path, partial(_read_bucket, path))))
+    if not buckets:
         raise MissingInput(f"no shards in {folder}", do="imagemill run, or give the folder that holds bucket_<bucket>/")
-    buckets = tuple(_open_bucket(path) for path in folders)
     for bucket in buckets:
         if not allow_preview:
             _refuse_preview(bucket)
     return buckets
 
 
-def _open_bucket(folder: Path) -> Bucket:
+def _read_bucket(folder: Path) -> Bucket | None:
+    """The set that is there; None where there is none."""
     manifest = read_manifest(folder)
+    if not (folder / MANIFEST).exists() and not any(folder.glob("*.tar")):
+        return None
     if manifest is None or manifest.get("bucket") not in BUCKETS:
         missing = not (folder / MANIFEST).exists()
         raise (MissingInput if missing else ImagemillError)(
@@ -81,7 +93,7 @@ def _open_bucket(folder: Path) -> Bucket:
             why="samples are found through the index and manifest that imagemill writes beside the tars",
             do=f"{_WRITE_AGAIN}; foreign tars: webdataset.WebDataset",
         )
-    bucket = Bucket(manifest["bucket"], folder, manifest, live_lines(folder))
+    bucket = Bucket(manifest["bucket"], folder, manifest, live_lines(folder), OpenedTars.of(folder, manifest))
     if problem := _disagreement(bucket):
         raise ImagemillError(
             f"{folder.name}: its documents and tars do not agree",
@@ -96,10 +108,11 @@ def _disagreement(bucket: Bucket) -> str | None:
     """Whether index, manifest and the tars' sizes contradict each other; no tar is opened."""
     sizes = {shard["name"]: shard["bytes"] for shard in bucket.manifest["shards"]}
     for name, size in sizes.items():
-        path = bucket.folder / name
-        found = path.stat().st_size if path.is_file() else None
-        if found != size:
-            return f"{name} is missing" if found is None else f"{name} has {found} bytes, {size} by the manifest"
+        found = bucket.tars.stats.get(name)
+        if found is None:
+            return f"{name} is missing"
+        if found.size != size:
+            return f"{name} has {found.size} bytes, {size} by the manifest"
     for line in bucket.lines:
         if line.offset < 0 or line.size < 0 or line.offset + line.size > sizes.get(line.shard, -1):
             return f"the index puts {line.image_id!r} where {line.shard} has no bytes"
@@ -148,9 +161,11 @@ class ShardSet(Mapping[str, dict[str, Any]]):
         return cls(open_buckets(Path(folder), allow_preview=allow_preview))
 
     def __getitem__(self, image_id: str) -> dict[str, Any]:
-        """Raises KeyError for an id that is not live, ImagemillError where the tar is damaged."""
+        """Raises KeyError for an id that is not live, ShardsReplaced where another set took this one's place, ImagemillError
+        where the tar is damaged.
+        """
         bucket, line = self._places[image_id]
-        sample = read_members(bucket.folder, line, bucket.members)
+        sample = read_members(bucket.tars, line, bucket.members)
         return {
             "image_id": image_id,
             "bucket": bucket.name,

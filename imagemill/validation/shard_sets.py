@@ -6,34 +6,64 @@ Source: CONTRACTS section 0, "not read again"; section 4.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
 from imagemill.files import fingerprint, stat_triple
+from imagemill.formats.energon import META
 from imagemill.ledger import Ledger
-from imagemill.pipeline.shards.shard_sets import read_manifest
+from imagemill.pipeline.shards.shard_sets import INDEX, MANIFEST, read_manifest
+from imagemill.swap import read_unswapped
+from imagemill.validation.catalogue import RULES
 from imagemill.validation.findings import Report
 from imagemill.validation.validator import validate
+
+KIND = "shards"
 
 
 def validate_shards(output: Path, derived: Path, ledger: Ledger) -> Iterator[Report]:
     """Every bucket below a shards folder. A set that is as it was at its last full check is not read again."""
-    for folder in sorted(p for p in output.glob("bucket_*") if p.is_dir()):
-        signature = _signature(folder)
-        if ledger.verified(folder) == signature:
-            manifest = read_manifest(folder) or {}
-            yield Report(str(folder), "shards", checked=manifest.get("samples", 0))
-            continue
-        report = validate(folder, kind="shards", derived=derived)
-        if report.passed:
-            ledger.record_verified(folder, signature)
-        yield report
+    for folder in set_folders(output):
+        if report := read_unswapped(folder, partial(_report, folder, derived, ledger)):
+            yield report
+
+
+def set_folders(output: Path) -> list[Path]:
+    """Folders of buckets that hold something of a set. Where only somebody's notes stayed, none is."""
+    folders = sorted(path for path in output.glob("bucket_*") if path.is_dir())
+    return [
+        path for path in folders if any((path / name).exists() for name in (MANIFEST, INDEX)) or [*path.glob("*.tar")]
+    ]
+
+
+def _report(folder: Path, derived: Path, ledger: Ledger) -> Report | None:
+    """None where somebody has taken the bucket's set away meanwhile."""
+    if not folder.exists():
+        return None
+    signature = _signature(folder)
+    if ledger.verified(folder) == signature:
+        manifest = read_manifest(folder) or {}
+        return Report(str(folder), KIND, checked=manifest.get("samples", 0))
+    report = validate(folder, kind=KIND, derived=derived)
+    if report.passed:
+        ledger.record_verified(folder, signature)
+    return report
 
 
 def _signature(folder: Path) -> str:
-    """What the file system says of every file in a folder."""
-    return fingerprint(
-        "\n".join(
-            f"{e.name} {stat_triple(e.stat())}" for e in sorted(os.scandir(folder), key=lambda e: e.name)
-        ).encode()
-    )
+    """What the file system says of every file of a set, and the names of the rules: a new one is a new check."""
+    entries = sorted((*os.scandir(folder), *_energon(folder / META)), key=lambda entry: entry.path)
+    files = [f"{entry.name} {stat_triple(_stat(entry))}" for entry in entries]
+    return fingerprint("\n".join([*files, *(name for name, rule in RULES.items() if KIND in rule.kinds)]).encode())
+
+
+def _energon(folder: Path) -> Iterable[os.DirEntry[str]]:
+    return os.scandir(folder) if folder.is_dir() else ()
+
+
+def _stat(entry: os.DirEntry[str]) -> os.stat_result:
+    try:
+        return entry.stat()
+    except FileNotFoundError:  # a link to nothing
+        return entry.stat(follow_symlinks=False)

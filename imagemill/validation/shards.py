@@ -1,48 +1,40 @@
-"""Shards of one bucket: manifest, checksums, member order, index agreement; npy members against the files on disk.
+"""Shards of one bucket: checksums, member order, index agreement; npy members against the files on disk.
 
-Belongs here: one bucket's folder.
-Belongs elsewhere: reading tars (formats/tar.py), what is known of a set (pipeline/shards/shard_sets.py).
+Belongs here: one bucket's folder, and what its tars hold.
+Belongs elsewhere: its documents against each other (shard_documents.py), energon's files (energon_files.py), reading tars
+(formats/tar.py), what is known of a set (pipeline/shards/shard_sets.py).
 Source: seed 001; CONTRACTS sections 2 and 4.
 """
 
-from collections.abc import Generator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-import msgspec
 import numpy as np
 
 from imagemill.embedding_specs import EmbeddingSpec, embedding_specs
 from imagemill.errors import ImagemillError, InvalidNpy
-from imagemill.files import fingerprint_file
-from imagemill.formats.jsonl import parse_object, read_jsonl
+from imagemill.files import fingerprint, fingerprint_file
+from imagemill.formats.jsonl import parse_object
 from imagemill.formats.npy import parse_npy
 from imagemill.formats.tar import IndexEntry, read_sample, read_shard
 from imagemill.ids import id_of_member_key
 from imagemill.pipeline.shards.shard_sets import (
     INDEX,
     JSON_MEMBER,
-    MANIFEST,
     MASK_MEMBER,
-    TOMBSTONES,
     IndexLine,
     read_manifest,
-    read_tombstones,
-    set_digest,
+    sample_digest,
 )
+from imagemill.pipeline.shards.shard_statistics import measures_of
 from imagemill.records import record_problems
 from imagemill.validation.catalogue import RULES, finding
+from imagemill.validation.energon_files import energon_files
 from imagemill.validation.findings import Finding
 from imagemill.validation.lines import Findings
-
-
-@dataclass(slots=True)
-class _Index:
-    """The samples of a set by place; `dead`: places of those that count no more."""
-
-    places: dict[tuple[str, int], IndexLine] = field(default_factory=dict)
-    dead: set[tuple[str, int]] = field(default_factory=set)
+from imagemill.validation.shard_documents import Index, documents
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,18 +48,47 @@ class _Compared:
         return self.derived if self.first is None or nth <= self.first else None
 
 
+_T = TypeVar("_T")
+
+# Where one of these is broken, nobody can say what energon's files should hold.
+_GROUND = {"index", "tombstones", "missing_shard", "checksum", "unreadable"}
+
+
 def shard_set(folder: Path, *, derived: Path | None = None, sample: int | None = None) -> Findings:
     """One bucket's set. Every tar is read whole; with `derived`, npy members are compared with the files there too.
 
     Args:
         sample: of each tar, compare this many samples, the first ones; None or less than 1: all.
     """
+    folder = folder.absolute()  # `.` has no name
     manifest = read_manifest(folder)
     if manifest is None:
         yield finding("manifest", "no manifest of ours", file=folder.name)
         return
-    index = yield from _index(folder, manifest)
+    broken: set[str] = set()
+    index = yield from _noting(broken, documents(folder, manifest))
+    shards = index.shards(manifest)
     compared = _Compared(derived, sample if sample and sample > 0 else None)
+    yield from _noting(broken, _tars(folder, index, manifest, compared))
+    if not broken & _GROUND:
+        yield from energon_files(folder, folder.name.removeprefix("bucket_"), shards, index.dead)
+
+
+def _noting(broken: set[str], findings: Generator[Finding | int, None, _T]) -> Generator[Finding | int, None, _T]:
+    """The findings as they come, their rules noted."""
+    try:
+        while True:
+            found = next(findings)
+            if isinstance(found, Finding):
+                broken.add(found.rule)
+            yield found
+    except StopIteration as end:
+        return end.value
+
+
+def _tars(
+    folder: Path, index: Index, manifest: Mapping[str, Any], compared: _Compared
+) -> Generator[Finding | int, None, None]:
     for shard in manifest["shards"]:
         path = folder / shard["name"]
         if path.is_file():
@@ -82,47 +103,8 @@ def shard_set(folder: Path, *, derived: Path | None = None, sample: int | None =
         yield finding("index", message, file=f"{folder.name}/{INDEX}", item=item)
 
 
-def _index(folder: Path, manifest: Mapping[str, Any]) -> Generator[Finding, None, _Index]:
-    """The index by place; its lines that are none are findings, and so is a manifest that counts otherwise."""
-    file = f"{folder.name}/{INDEX}"
-    if not (folder / INDEX).is_file():
-        yield finding("index", "no index", file=file)
-        return _Index()
-    index = _Index(dead=(yield from _tombstones(folder)))
-    live: dict[str, IndexLine] = {}
-    for line in read_jsonl(folder / INDEX):
-        try:
-            entry = msgspec.convert(line.value, IndexLine)
-        except msgspec.ValidationError as error:
-            yield finding("index", line.problem or str(error), file=file, line=line.number)
-            continue
-        counts = entry.place not in index.dead
-        twice = entry.place in index.places or (counts and entry.image_id in live)
-        if twice or entry.image_id != id_of_member_key(entry.key):
-            message = "a sample twice, or of another id"
-            yield finding("index", message, file=file, line=line.number, item=entry.image_id)
-        index.places[entry.place] = entry
-        if counts:
-            live[entry.image_id] = entry
-    for shard, offset in sorted(index.dead - index.places.keys()):
-        message = f"one for {shard} at {offset}, where no sample is"
-        yield finding("tombstones", message, file=f"{folder.name}/{TOMBSTONES}")
-    if (manifest["samples"], manifest["digest"]) != (len(live), set_digest(entry.digest for entry in live.values())):
-        message = f"says {manifest['samples']} samples, {len(live)} count or others do"
-        yield finding("live_samples", message, file=f"{folder.name}/{MANIFEST}")
-    return index
-
-
-def _tombstones(folder: Path) -> Generator[Finding, None, set[tuple[str, int]]]:
-    try:
-        return {tombstone.place for tombstone in read_tombstones(folder)}
-    except ImagemillError as error:
-        yield finding("tombstones", str(error.why), file=f"{folder.name}/{TOMBSTONES}")
-        return set()
-
-
 def _is_at(path: Path, place: IndexLine, key: str, members: Mapping[str, bytes]) -> bool:
-    if place.key != key or place.offset + place.size > path.stat().st_size:
+    if place.key != key or place.offset < 0 or place.offset + place.size > path.stat().st_size:
         return False
     try:
         return read_sample(path, IndexEntry(key, place.offset, place.size)) == members
@@ -131,7 +113,7 @@ def _is_at(path: Path, place: IndexLine, key: str, members: Mapping[str, bytes])
 
 
 def _shard(
-    path: Path, shard: Mapping[str, Any], index: _Index, manifest: Mapping[str, Any], compared: _Compared
+    path: Path, shard: Mapping[str, Any], index: Index, manifest: Mapping[str, Any], compared: _Compared
 ) -> Findings:
     name = f"{path.parent.name}/{path.name}"
     expected = {place.key: place for place in index.places.values() if place.shard == path.name}
@@ -150,25 +132,50 @@ def _shard(
             if list(members) != manifest["members"]:
                 yield finding("members", ", ".join(members), **at)
                 continue
-            yield from _members(members, compared.folder(samples) if counts else None, at)
+            yield from _sample(members, place, compared.folder(samples) if counts else None, at)
     except ImagemillError as error:
         yield finding("unreadable", error.what, file=name, remedy=RULES["checksum"].remedy)
-    if samples != shard["samples"]:
-        yield finding("count", f"{samples} samples, manifest says {shard['samples']}", file=name)
+    counted = {"samples": samples, "bytes": path.stat().st_size}
+    for what, count in counted.items():
+        if count != shard[what]:
+            yield finding("count", f"{count} {what}, manifest says {shard[what]}", file=name)
 
 
-def _members(members: Mapping[str, bytes], derived: Path | None, at: dict[str, Any]) -> Findings:
+def _sample(
+    members: Mapping[str, bytes], place: IndexLine | None, derived: Path | None, at: dict[str, Any]
+) -> Findings:
     record = parse_object(members[JSON_MEMBER])
     if record is None or record_problems(record) or record["image_id"] != at["item"]:
         yield finding("record", "not a valid Stage 2 record of this sample", field=JSON_MEMBER, **at)
         return
+    if f"bucket_{record['aspect_bucket']}" != Path(at["file"]).parent.name:
+        yield finding("set_bucket", f"of {record['aspect_bucket']}", field=JSON_MEMBER, **at)
+    fits = True
+    for broken in _arrays(members, record, at):
+        fits = False
+        yield broken
+    if fits and place and (problem := _indexed_otherwise(place, members, record)):
+        yield finding("indexed", problem, **at)
+    for spec in embedding_specs():
+        if derived and _differs(derived / spec.folder / f"{at['item']}.npy", members[spec.member]):
+            yield finding("verbatim", "not the bytes of the file on disk", field=spec.member, **at)
+
+
+def _arrays(members: Mapping[str, bytes], record: Mapping[str, Any], at: dict[str, Any]) -> Iterator[Finding]:
     if problem := _mask_problem(members[MASK_MEMBER], record["t5_attention_mask"]):
         yield finding("mask", problem, field=MASK_MEMBER, remedy=RULES["record"].remedy, **at)
     for spec in embedding_specs():
         if problem := _npy_problem(members[spec.member], spec, record):
             yield finding("npy", problem, field=spec.member, **at)
-        if derived and _differs(derived / spec.folder / f"{at['item']}.npy", members[spec.member]):
-            yield finding("verbatim", "not the bytes of the file on disk", field=spec.member, **at)
+
+
+def _indexed_otherwise(place: IndexLine, members: Mapping[str, bytes], record: Mapping[str, Any]) -> str | None:
+    """Sets of earlier versions have no numbers."""
+    says = (place.width, place.height, place.tokens)
+    if says != (0, 0, 0) and says != measures_of(members[JSON_MEMBER], record["t5_attention_mask"]):
+        return f"the index says width, height, tokens {says}"
+    contents = ((spec.kind, fingerprint(members[spec.member])) for spec in embedding_specs())
+    return None if place.digest == sample_digest(members[JSON_MEMBER], contents) else "the index has another digest"
 
 
 def _differs(path: Path, data: bytes) -> bool:

@@ -7,11 +7,13 @@ Belongs elsewhere: the rules (catalogue.py and a file per kind), how a report lo
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
-from imagemill.errors import MissingInput, WrongUsage
+from imagemill.errors import ImagemillError, MissingInput, WrongUsage
 from imagemill.formats.jsonl import parse_object
 from imagemill.public_data import MANIFEST, RAW
+from imagemill.swap import read_unswapped
 from imagemill.validation.catalogue import finding
 from imagemill.validation.findings import Report, collect
 from imagemill.validation.images import FIRST, ImageLook, ImageMode
@@ -124,8 +126,15 @@ def validate(
     if path.is_dir() != (kind == "shards") and path.suffix != ".tar":
         expected = "a bucket's folder, or a tar in it" if kind == "shards" else "a file of records"
         raise WrongUsage(f"{path.name} cannot be validated as {kind}", where=path, do=f"give {expected}")
-    if kind == "shards" and path.is_file():
-        path = path.parent
+    if kind == "shards":
+        folder = path if path.is_dir() else path.parent
+        return read_unswapped(folder, partial(_report, folder, kind, options))
+    return _report(path, kind, options)
+
+
+def _report(path: Path, kind: str, options: Options) -> Report:
+    if not path.exists():
+        raise MissingInput("nothing to validate", where=path, do="check the path")
     return collect(str(path), kind, KINDS[kind](path, options))
 
 
@@ -149,8 +158,8 @@ def validate_preset(folder: Path, options: Options | None = None) -> Iterator[Re
     yield collect(str(folder), "preset", preset_folder(folder))
 
 
-def missing(path: Path, error: MissingInput) -> Report:
-    """The report of what is not there."""
+def missing(path: Path, error: ImagemillError) -> Report:
+    """The report of what is not there, or cannot be looked at."""
     return collect(str(path), "", [finding("missing_input", error.what, file=path.name, remedy=error.do)])
 
 

@@ -79,6 +79,42 @@ def test_range_of_ranks_is_one_run_and_each_has_its_own_counters(tickets, instan
     assert inferred == {keys[0]: 5, keys[1]: 1}
 
 
+def test_rank_that_dies_fails_its_partition_alone_and_the_merge_goes_on(tickets, instance):
+    """Source: CONTRACTS section 0, "One bad item never stops the others"; seed 003 "merge SHALL continue for other groups"."""
+    ticket(tickets.stage_a_input, "pass", "b", "deadly.jpg")
+    keys = [rank_key(MISSION, number, 2) for number in range(2)]
+    instance.add_dynamic_partitions(ranks.name, keys)
+
+    done = run(
+        tickets, instance, stage_a_ranks, tags=range_tags(*keys), summarizer=f"{MODULE}:Deadly", workers=2,
+        claim_stays=True,
+    )  # fmt: skip
+
+    assert not done.success
+    assert f"rank 1 of 2 of {MISSION} ended with exit code 9 at work on 审核通过/b/b1.jpg" in failure_of(
+        done, "stage_a_ranks"
+    )
+    assert instance.get_materialized_partitions(dg.AssetKey("stage_a_ranks")) == {keys[0]}
+    with Ledger(tickets.ledger) as ledger:
+        assert claims(ledger) == [("stage_a", MISSION)], "the merge of this process follows"
+    assert merge(tickets, instance, world_size=2, summarizer=f"{MODULE}:Deadly").success
+    assert groups(tickets).keys() == {"a", "c"}
+
+
+def test_check_reads_the_lines_of_every_rank_of_its_run_in_whatever_order_they_were_registered(tickets, instance):
+    ticket(tickets.stage_a_input, "pass", "other", "1.jpg", mission="other")
+    rank(tickets, instance, 0, 1, mission="other")
+    with rank_file(tickets.stage_a_output, "other", 0).open("a") as file:
+        file.write("torn")
+    keys = [rank_key(MISSION, number, 2) for number in (1, 0)]
+    instance.add_dynamic_partitions(ranks.name, keys)
+
+    done = run(tickets, instance, stage_a_ranks, lines_whole, tags=range_tags(*keys))
+
+    (evaluation,) = done.get_asset_check_evaluations()
+    assert (evaluation.passed, evaluation.metadata["checked"].value) == (True, 6)
+
+
 def test_merge_takes_no_line_of_another_plan(tickets, instance):
     """CONTRACTS section 5: "The merge trusts a line only if it fits": another world size is another plan."""
     assert rank(tickets, instance, 0, 1).success
@@ -146,7 +182,7 @@ def test_folders_of_a_run_are_its_own_whatever_another_command_has_remembered_si
     assert done.success
     assert [event.passed for event in done.get_asset_check_evaluations()] == [True]
     assert len(output_file(tmp_path / "mine", MISSION).read_bytes().splitlines()) == 3
-    assert not (tmp_path / "its output").exists()
+    assert not any((tmp_path / "its output").iterdir())
 
 
 def test_check_finds_a_record_that_is_not_aligned(tickets, instance):

@@ -56,6 +56,32 @@ def test_growing_set_is_appended_to_withdrawn_from_and_folded(root):
     assert "nothing to do" in product(root, "run")
 
 
+def test_restored_sample_whose_bucket_is_gone_is_said_to_be_in_no_shards(data_root):
+    """`--restore` undoes it; what it cannot bring back it says, with the remedy."""
+    photos(data_root.approved, 1)
+    product(data_root, "run")
+    product(data_root, "withdraw", "photo0000")
+    assert not list(data_root.shards.glob("bucket_*"))
+
+    said = product(data_root, "withdraw", "--restore", "photo0000")
+
+    assert "in no shards now: photo0000; `imagemill shards --append`" in said
+    assert "written_samples=1" in product(data_root, "shards", "--append")
+
+
+def test_sample_is_withdrawn_while_a_kind_is_regenerated(data_root):
+    """Nobody should train on it now, whatever else is unfinished."""
+    photos(data_root.approved, 3)
+    product(data_root, "run")
+    data_root.config_file.write_text('{"encoders": {"vae_latents": {"model": "newer"}}}')
+    product(data_root, "stage2", "--pass", "vae", "--regenerate", "vae", "--limit", "1")
+
+    said = product(data_root, "withdraw", "photo0001")
+
+    assert "1 samples in the tars count no more" in said
+    assert "counts no more withdrawn" in product(data_root, "explain", "photo0001")
+
+
 def test_unknown_id_withdraws_nothing(root):
     before = snapshot(root.shards)
 

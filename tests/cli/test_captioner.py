@@ -120,6 +120,30 @@ def test_replaced_image_gets_a_caption_of_its_own(root):
     assert {image_id for image_id in after if after[image_id] != before[image_id]} == {"photo0001"}
 
 
+@pytest.mark.parametrize("passes", [("run",), ("stage2", "--pass", "t5")])
+def test_caption_of_another_picture_is_not_packed(root, passes):
+    """The captioner is off by now. Source: CONTRACTS section 0, "Staleness"; the image put back, its caption counts again."""
+    product(root, "run")
+    image, before = root.approved / "photo0001.jpg", records(root)
+    old = image.read_bytes()
+    configure(root, enabled=False)
+    Image.new("RGB", (48, 32), "red").save(image)
+
+    said = product(root, *passes) + product(root, "run")
+
+    assert "missing_caption  photo0001: " in said
+    assert "of the image that was there before" in said
+    assert "4 samples in 1 shard" in said
+    assert "ready_records=4 skipped_incomplete=1" in product(
+        root, "shards", "--overwrite", "--allow-preview", "--dry-run"
+    )
+    assert "missing_caption" in product(root, "explain", "photo0001")
+
+    image.write_bytes(old)
+    assert "5 samples in 1 shard" in product(root, "run")
+    assert records(root) == before
+
+
 def test_killed_captioner_goes_on_where_it_was(root, tmp_path):
     """No image is captioned twice but those of the batch at hand. A few of the moments that kill -9 may choose."""
     log = tmp_path / "captioned"

@@ -61,6 +61,45 @@ def test_exactly_the_files_of_that_kind_are_made_anew(root, name):
     assert "nothing to do" in product(root, "run")
 
 
+def making_anew(root):
+    """A run of the earlier model that has replaced one of six deleted files, and goes on slowly."""
+    made = root.derived / "vae_latents"
+    for path in made.glob("*.npy"):
+        path.unlink()
+    use_model(root, "preview", batch_size=1)
+    process = start("stage2", "--pass", "vae", "--data-root", root.path, IMAGEMILL_STUB_SLEEP=2.5)
+    while not list(made.glob("*.npy")):
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.02)
+    return process
+
+
+def test_regeneration_waits_for_a_run_that_makes_files_of_the_kind(root):
+    """They would pass for new ones, and one folder would hold two models. Source: CONTRACTS section 0, "Provenance"."""
+    older = making_anew(root)
+    use_model(root, "newer")
+
+    said = product(root, "stage2", "--pass", "vae", "--regenerate", "vae")
+
+    assert older.wait(timeout=60) == 0, older.communicate()[0]
+    older.communicate()
+    assert "vae_latents: waiting for run" in said
+    assert "vae_latents 6 made" in said
+    assert len(makers(root)) == 1
+
+
+def test_deleting_the_embeddings_waits_for_a_run_that_makes_some(root):
+    """Of a kind whose folder is emptied meanwhile, the rest would be left without the model that made it."""
+    maker = making_anew(root)
+
+    said = product(root, "stage2", "--rollback", "--delete-embeddings")
+
+    maker.communicate(timeout=60)
+    assert "vae_latents: waiting for run" in said
+    assert not list(root.derived.glob("*/*.npy"))
+    assert makers(root) == set()
+
+
 def test_unfinished_regeneration_packs_nothing_and_the_next_run_goes_on_with_it(root):
     """A kind being regenerated is marked so, until the last file is replaced."""
     said = product(root, "stage2", "--pass", "vae", "--regenerate", "vae", "--limit", "2")
@@ -81,7 +120,7 @@ def test_killed_regeneration_is_completed_by_the_same_command(root):
     use_model(root, "newer", batch_size=2)  # several calls: a file gets its name while the next ones are made
     folder = root.derived / "vae_latents"
     old = {path: path.stat().st_ino for path in folder.glob("*.npy")}
-    process = start("stage2", "--regenerate", "vae", "--data-root", root.path, IMAGEMILL_STUB_SLEEP=1)
+    process = start("stage2", "--regenerate", "vae", "--data-root", root.path, IMAGEMILL_STUB_SLEEP=2.5)
     while process.poll() is None and all(path.stat().st_ino == inode for path, inode in old.items()):
         time.sleep(0.02)
     assert process.poll() is None

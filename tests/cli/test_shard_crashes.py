@@ -36,7 +36,7 @@ WRITER = """
     from imagemill.ledger import Ledger
     from imagemill.pipeline.shards.packing import Packing, plan_packing
     from imagemill.pipeline.shards.shard_writer import write_bucket
-    from imagemill.pipeline.shards.shard_plan import refuse_conflicts
+    from imagemill.pipeline.shards.conflicts import refuse_conflicts
 
     root, shards = DataRoot(Path({root!r})), Path({shards!r})
     with Ledger(root.ledger) as ledger:

@@ -13,8 +13,11 @@ import time
 from contextlib import suppress
 from random import Random
 
+import dagster as dg
 import pytest
 
+from assets.partitions import ranks
+from dagster_project.instance import open_instance
 from imagemill.formats.jsonl import read_raw
 from imagemill.ledger import Ledger
 from imagemill.pipeline.stage_a import rank_start
@@ -97,6 +100,21 @@ def test_every_world_size_and_mode_gives_the_same_groups(tickets, tmp_path, shar
     assert output_file(tickets.stage_a_output, MISSION).read_bytes() == bytes_before
     assert list(rank_files(tickets.stage_a_output, MISSION)) == [0, 1, 2, 3]
     assert validate(output_file(tickets.stage_a_output, MISSION)).passed
+
+
+def test_ranks_registered_in_any_order_are_all_run(tickets):
+    """Partitions keep the order in which somebody made them: the UI, or the removal of one."""
+    with open_instance(tickets) as instance:
+        instance.add_dynamic_partitions(ranks.name, [f"{MISSION}/1of2", "other/0of1"])
+
+    done = stage_a(tickets, "--world-size", 2)
+
+    assert done.returncode == 0, done.stderr
+    assert (counts(done)["inferred"], counts(done)["written"], counts(done)["missing_ranks"]) == (13, 4, 0)
+    with open_instance(tickets) as instance:
+        assert instance.get_materialized_partitions(dg.AssetKey("stage_a_ranks")) == {
+            f"{MISSION}/0of2", f"{MISSION}/1of2",
+        }  # fmt: skip
 
 
 def torchrun(root, *options, **environment):
@@ -212,29 +230,64 @@ def kill_one_rank(root, log, *, seconds, rng):
 def finished(root):
     """Names of the images whose summaries are kept."""
     store = root.state / "stage_a" / MISSION
-    lines = [line for path in store.iterdir() for line in path.read_bytes().splitlines()]
+    lines = [line for path in store.glob("*.jsonl") for line in path.read_bytes().splitlines()]
     return {json.loads(line)["image"].rpartition("/")[2] for line in lines}
 
 
-def resume(root, log):
+def resume(root, log, **options):
     """The command again; names of the images that it asked the summarizer for."""
-    done = stage_a(root, ASKED=log)
+    done = stage_a(root, ASKED=log, **options)
     assert done.returncode == 0, done.stderr
     return [name for batches in asked(log).values() for batch in batches for name in batch]
 
 
 def test_killed_rank_costs_the_batch_at_hand_and_no_finished_image_is_inferred_again(tickets, tmp_path):
-    """Issue 7: "kill -9 one of two ranks …, rerun, merge: the same groups as an uninterrupted run"."""
+    """Issue 7: "kill -9 one of two ranks …, rerun, merge: the same groups as an uninterrupted run"; the other rank goes on."""
     code, said = kill_one_rank(tickets, tmp_path / "asked", seconds=0.6, rng=Random(1))
 
     assert code == 1, said
-    assert "was ended by SIGKILL" in said
-    assert not output_file(tickets.stage_a_output, MISSION).exists()
+    assert f"of 2 of {MISSION} was ended by SIGKILL at work on 审核" in said
+    assert "rank_died" in said
+    assert len(groups(tickets)) >= 2, "those of the other rank"
+    assert {name: len(images) for name, images in groups(tickets).items()}.items() < WHOLE.items()
     kept = finished(tickets)
     assert 0 < len(kept) < 13
     inferred = resume(tickets, tmp_path / "again")
     assert sorted([*inferred, *kept]) == ALL_IMAGES
     assert {name: len(images) for name, images in groups(tickets).items()} == WHOLE
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_image_that_kills_its_process_costs_its_group_alone_after_a_rerun(tickets, tmp_path, world):
+    """CONTRACTS section 0: "a killed worker: retried by the next run, and this run exits 1 after all the rest is done"."""
+    ticket(tickets.stage_a_input, "pass", "b", "b1.jpg", "deadly.jpg")
+    given = [
+        "--data-root",
+        tickets.path,
+        "--mission",
+        MISSION,
+        "--summarizer",
+        f"{MODULE}:Deadly",
+        "--world-size",
+        world,
+    ]
+    for _ in range(2):
+        process = start("stage-a", *given, stub=False, ASKED=tmp_path / "asked")
+        said, _ = process.communicate(timeout=120)
+
+    assert process.returncode == 1, said
+    assert groups(tickets).keys() == {"a::fail", "c::fail", "d::pass"}
+    assert "failed: pass b: deadly.jpg: rank_died" in said
+    with Ledger(tickets.ledger) as ledger:
+        rows = {row.item: (row.outcome, row.reason) for row in ledger.problems()}
+    place = f"{MISSION}/审核通过/b"
+    assert rows == {place: ("failed", "incomplete_group"), f"{place}/deadly.jpg": ("failed", "rank_died")}
+
+    (tickets.stage_a_input / place / "deadly.jpg").unlink()
+    assert resume(tickets, tmp_path / "again", summarizer=f"{MODULE}:Deadly") == []
+    assert {name: len(images) for name, images in groups(tickets).items()} == WHOLE
+    with Ledger(tickets.ledger) as ledger:
+        assert ledger.problems() == []
 
 
 @pytest.mark.soak

@@ -79,6 +79,8 @@ def test_checks_of_the_selected_assets_are_part_of_the_run(instance, monkeypatch
 
     assert outcome.success
     assert outcome.checks == {"dinov3_npy:files_valid": False, "totals:adds_up": True}
+    (said,) = outcome.findings.values()
+    assert said.startswith("check dinov3_npy:files_valid failed: ")
     assert run(instance, "totals").checks == {"totals:adds_up": True}
 
 

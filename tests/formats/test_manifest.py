@@ -61,9 +61,12 @@ def test_document_that_is_no_json_says_where_and_what_to_do(tmp_path, data):
 
 
 def test_missing_document_is_a_missing_input(tmp_path):
-    with pytest.raises(MissingInput) as caught:
-        read_json(tmp_path / "manifest.json")
-    assert caught.value.where == tmp_path / "manifest.json"
+    """Also where a file has its folder's place."""
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "manifest.json", tmp_path / "file" / "manifest.json"):
+        with pytest.raises(MissingInput) as caught:
+            read_json(path)
+        assert caught.value.where == path
 
 
 @pytest.mark.parametrize("size", [0, 1, 3_000_000])

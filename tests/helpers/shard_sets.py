@@ -5,7 +5,7 @@ import json
 import numpy as np
 
 from imagemill.buckets import BUCKETS
-from imagemill.embedding_specs import VAE, embedding_specs, latent_shape
+from imagemill.embedding_specs import DINOV3, VAE, embedding_specs, latent_shape
 from imagemill.formats.manifest import read_json, write_json
 from imagemill.layout import DataRoot
 from imagemill.pipeline.shards.shard_plan import plan_shards
@@ -15,6 +15,7 @@ from imagemill.provenance import ModelIdentity
 from tests.helpers.stage2 import foreign, ready, record_of
 
 FACTORS = {"scaling_factor": 0.5, "shift_factor": 0.25}
+NEW_VALUE = -5
 
 
 def shard_set(folder, sizes, *, shard_size=3, preview=False):
@@ -35,6 +36,22 @@ def shard_set(folder, sizes, *, shard_size=3, preview=False):
     for plan in plans.plans:
         write_bucket(plans, plan, root.derived, makers)
     return root
+
+
+def change_values(root, *image_ids):
+    """Other DINOv3 values, in files of the same length: packed anew, every sample keeps its place."""
+    for image_id in image_ids:
+        np.save(root.derived / DINOV3.folder / f"{image_id}.npy", np.full(1024, NEW_VALUE, DINOV3.dtype))
+
+
+def publish(root, existing, *, withdrawn=(), shard_size=3):
+    """What is ready now takes the place of the sets that are there, as the commands do it."""
+    samples = [sample for sample in ready(root, BUCKETS).ready if sample.image_id not in withdrawn]
+    plans = plan_shards(
+        samples, list(BUCKETS), root.shards, ShardParameters(shard_size=shard_size), existing, withdrawn=set(withdrawn)
+    )
+    for plan in plans.plans:
+        write_bucket(plans, plan, root.derived, {})
 
 
 def change_manifest(folder, **changes):

@@ -4,16 +4,18 @@ What breaks a rule is a change to one of these: a situation as it is has no find
 """
 
 import os
+import shutil
 from pathlib import Path
 
 import msgspec
 
 from imagemill.embedding_specs import VAE
 from imagemill.files import fingerprint, fingerprint_file
+from imagemill.formats.energon import META, write_energon
 from imagemill.formats.jsonl import encode_line, read_jsonl, write_jsonl
 from imagemill.formats.manifest import read_json, write_json
 from imagemill.formats.npy import NpyStore
-from imagemill.formats.tar import read_shard, write_shard
+from imagemill.formats.tar import IndexEntry, read_shard, write_shard
 from imagemill.layout import DataRoot
 from imagemill.ledger import Ledger
 from imagemill.pipeline.curation.latent_statistics import ALL, Statistics, statistics_path
@@ -148,21 +150,27 @@ def check_reports(folder: Path) -> Report:
 
 
 def repack(root, change, *, honest=True, name="shard-000000.tar"):
-    """Write one tar again with other members; honest: its checksum and size in the manifest, its places in the index."""
-    path = bucket_folder(root.shards, SQUARE) / name
+    """Write one tar again with other members; honest: its checksum and size in the manifest, its places in the indexes."""
+    folder = bucket_folder(root.shards, SQUARE)
+    path = folder / name
     samples = [(key, list(change(dict(members)).items())) for key, members in read_shard(path)]
     entries = write_shard(path, samples)
     if not honest:
         return
-    manifest = read_json(bucket_folder(root.shards, SQUARE) / "manifest.json")
+    manifest = read_json(folder / "manifest.json")
     for shard in manifest["shards"]:
         if shard["name"] == name:
             shard.update(checksum=fingerprint_file(path), bytes=path.stat().st_size)
-    write_json(bucket_folder(root.shards, SQUARE) / "manifest.json", manifest)
-    index = [line.value for line in read_jsonl(bucket_folder(root.shards, SQUARE) / "index.jsonl")]
+    write_json(folder / "manifest.json", manifest)
+    index = [line.value for line in read_jsonl(folder / "index.jsonl")]
     for line in index:
         line.update(next(({"offset": e.offset, "size": e.size} for e in entries if e.key == line["key"]), {}))
-    write_jsonl(bucket_folder(root.shards, SQUARE) / "index.jsonl", index)
+    write_jsonl(folder / "index.jsonl", index)
+    tars = {shard["name"]: [] for shard in manifest["shards"]}
+    for line in index:
+        tars[line["shard"]].append(IndexEntry(line["key"], line["offset"], line["size"]))
+    shutil.rmtree(folder / META)
+    write_energon(folder, list(tars.items()), bucket=SQUARE)
 
 
 def embedded(tmp: Path) -> DataRoot:

@@ -32,6 +32,13 @@ class Dumb(Named):
         return ""
 
 
+class Deadly(Named):
+    """Ends its process at an image with `deadly` in its name."""
+
+    def answer(self, name, mission):
+        return os._exit(9) if "deadly" in name else super().answer(name, mission)
+
+
 class Unpredictable(Named):
     """Another text each time, as a model that samples gives."""
 

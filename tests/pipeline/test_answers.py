@@ -56,6 +56,23 @@ def test_exception_costs_only_the_image_at_fault():
     assert ["ok", "ok", "model_error", *["ok"] * 5] == reasons(answers)
 
 
+@pytest.mark.parametrize("error", [ValueError("bad"), MemoryError()])
+def test_summarizer_that_changes_its_list_changes_nobody_else_s(error):
+    """It has no more than its arguments to work with, and may empty them on the way."""
+
+    class Eater(Scripted):
+        def summarize(self, images, mission):
+            names = [images.pop(0).name for _ in range(len(images))]
+            if "c" in names:
+                raise error
+            return [f"答 {name}" for name in names]
+
+    answers = asked(Eater())
+
+    assert [n for n, answer in enumerate(answers) if isinstance(answer, Unanswered)] == [2]
+    assert answers[3] == Answered("答 d")
+
+
 @pytest.mark.parametrize(
     "error", [OutOfMemoryError("CUDA out of memory"), MemoryError(), RuntimeError("HIP out of memory.")]
 )

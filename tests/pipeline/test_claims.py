@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from imagemill.ledger import Ledger
+from imagemill.ledger import EVERY, Ledger
 from imagemill.pipeline.claims import claimed_until_output, wait_for_claim
 
 
@@ -17,7 +17,7 @@ def holder(path, items, after):
     script = f"""
         import os, signal, sys, time
         from pathlib import Path
-        from imagemill.ledger import Ledger
+        from imagemill.ledger import EVERY, Ledger
         ledger = Ledger(Path({str(path)!r}))
         assert not ledger.claim("dinov3_npy", {items!r}, "run-of-other")
         print("claimed", flush=True)
@@ -41,6 +41,25 @@ def test_partition_that_a_living_process_holds_is_not_claimed_and_others_are(pat
             assert ledger.claim("dinov3_npy", ["b", "c"], "mine") == {"run-of-other"}
             assert ledger.claim("dinov3_npy", ["c", "d"], "mine") == set()
             assert ledger.claim("vae_latents", ["a"], "mine") == set()
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_whole_asset_is_claimed_only_where_nobody_holds_a_part_and_keeps_every_part(path):
+    """Replacing all files of a kind, and deleting them, must meet no run that makes some."""
+    process = holder(path, ["a"], "time.sleep(60)")
+    try:
+        with Ledger(path) as ledger:
+            assert ledger.claim("dinov3_npy", [EVERY], "mine") == {"run-of-other"}
+            assert ledger.claim("vae_latents", [EVERY], "mine") == set()
+    finally:
+        process.kill()
+        process.wait()
+    process = holder(path, [EVERY], "time.sleep(60)")
+    try:
+        with Ledger(path) as ledger:
+            assert ledger.claim("dinov3_npy", ["b"], "mine") == {"run-of-other"}
     finally:
         process.kill()
         process.wait()

@@ -7,6 +7,7 @@ import os
 import numpy as np
 import pytest
 
+from dagster_project.cli.explain import story_lines
 from imagemill.buckets import BUCKETS
 from imagemill.embedding_specs import DINOV3, T5, VAE, embedding_specs
 from imagemill.errors import MissingInput
@@ -27,7 +28,7 @@ from tests.helpers.stage2 import embed, photos, picture, record_of, stage2, writ
 KINDS = {spec.kind for spec in embedding_specs()}
 
 
-def pack(root, output=None):
+def pack(root, output=None, existing="replace", **parameters):
     """Shards as the asset makes them, problems noted."""
     with Ledger(root.ledger) as ledger:
         found = find_ready(root.stage2_jsonl, root.derived, ledger, buckets=BUCKETS)
@@ -35,7 +36,10 @@ def pack(root, output=None):
         ledger.replace_problems(ASSET, found.problems)
         if output:
             ledger.remember_place("shards", output)
-    shard_set = plan_shards(found.ready, BUCKETS, output or root.shards, ShardParameters(), "replace")
+        withdrawn = ledger.ids("withdrawn")
+    shard_set = plan_shards(
+        found.ready, BUCKETS, output or root.shards, ShardParameters(**parameters), existing, withdrawn=withdrawn
+    )
     for plan in shard_set.plans:
         write_bucket(shard_set, plan, root.derived, {})
 
@@ -70,6 +74,35 @@ def test_image_that_went_all_the_way_has_a_place_at_every_station(root):
     assert story["shard"]["tar"] == "bucket_1216x832/shard-000000.tar"
     assert (story["shard"]["offset"], story["problems"]) == (0, [])
     assert explain(root, "b")["shard"]["offset"] == story["shard"]["size"]
+
+
+def test_sample_that_counts_no_more_is_not_shown_as_if_it_did(root):
+    with Ledger(root.ledger) as ledger:
+        ledger.withdraw(["a"])
+    pack(root, existing="withdraw")
+
+    assert explain(root, "a")["shard"]["counts no more"] == "withdrawn"
+    assert "counts no more" not in explain(root, "b")["shard"]
+
+
+def test_changed_sample_is_shown_where_its_new_bytes_are(root):
+    write_text(root.approved / "a.txt", "another caption")
+    embed(root)
+    write_records(root)
+    pack(root, existing="append")
+
+    shard = explain(root, "a")["shard"]
+
+    assert (shard["tar"], "counts no more" in shard) == ("bucket_1216x832/shard-000001.tar", False)
+
+
+def test_image_beyond_the_limit_of_its_set_says_so(root):
+    """Why is this image not in the shards? Nothing is wrong with it."""
+    pack(root, limit=1)
+
+    assert explain(root, "b")["shard"] is None
+    assert "packed with a limit of 1 samples" in "\n".join(story_lines(explain(root, "b")))
+    assert "limit" not in explain(root, "a")
 
 
 def test_image_that_does_not_open_says_which_asset_refused_it_and_what_to_do(root):

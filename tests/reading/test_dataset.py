@@ -12,9 +12,9 @@ import webdataset
 
 from imagemill.errors import ImagemillError, WrongUsage
 from imagemill.formats.manifest import read_json
-from imagemill.reading import ShardDataset, ShardSet
+from imagemill.reading import ShardDataset, ShardSet, batches
 from tests.helpers.product import PROJECT
-from tests.helpers.shard_sets import FACTORS, bury, change_manifest
+from tests.helpers.shard_sets import FACTORS, bury, change_manifest, change_values, publish
 from tests.reading.conftest import SIZES
 
 
@@ -88,6 +88,20 @@ def test_tensors_are_writable_without_a_warning(root, fit):
     done = subprocess.run([sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, check=False)
 
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_latent_without_a_value_is_told_with_its_sample(own_root, monkeypatch):
+    """A record of another program may be of an image with a side below 8 pixels."""
+    monkeypatch.setattr(batches, "read_members", lambda *_: {"vae": np.zeros((16, 0, 12), np.float16)})
+
+    as_stored = next(iter(ShardDataset(own_root.shards, 1, members=("vae",))))
+
+    assert as_stored["vae"][0].shape == (16, 0, 12)
+    for fit in ("crop", "resize"):
+        with pytest.raises(
+            ImagemillError, match=r"(?s)empty.*where: +\S*bucket_1024x1024, '[a-e]'.*\(16, 0, 12\).*withdraw"
+        ):
+            next(iter(ShardDataset(own_root.shards, 1, members=("vae",), latents=fit)))
 
 
 def test_random_windows_are_others_each_epoch_and_the_same_for_the_same_seed(dataset):
@@ -216,6 +230,27 @@ def test_length_is_the_number_of_batches(dataset, tail):
     assert len(loaded) == len(loaded.loader()) == len(list(loaded))
 
 
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [({"batch_size": 2}, "give batch_size to ShardDataset"), ({"shuffle": True}, "choose order and seed"),
+     ({"sampler": [0]}, "order and seed"), ({"batch_sampler": [[0]]}, "batch_size to ShardDataset"),
+     ({"drop_last": True}, 'tail="drop"'), ({"collate_fn": list}, "change each batch as it comes"),
+     ({"in_order": False}, "leave it out"), ({"num_workers": -1}, "at least 0")],
+    ids=str,
+)  # fmt: skip
+def test_option_of_a_loader_that_the_dataset_decides_is_refused_with_what_to_do(dataset, option, told):
+    """Not by a TypeError or a silent loss of the position."""
+    with pytest.raises(WrongUsage, match=f"(?s){next(iter(option))}.*do: .*{told}"):
+        dataset().loader(**option)
+
+
+@pytest.mark.parametrize("settings", [{}, {"batch_size": None, "num_workers": 1}, {"shuffle": True}], ids=str)
+def test_plain_data_loader_over_the_dataset_says_what_to_do(dataset, settings):
+    """In its workers the position would be lost without a word: every epoch the same order, no resume."""
+    with pytest.raises(WrongUsage, match=r"(?s)dataset.loader\(.*dataset.pipeline\(\), batch_size=None"):
+        next(iter(torch.utils.data.DataLoader(dataset(), **settings)))
+
+
 # ---- position
 
 
@@ -309,6 +344,18 @@ def test_state_of_another_set_of_samples_is_refused(own_root):
     """One sample withdrawn moves every position behind it."""
     state = ShardDataset(own_root.shards, 2).state_dict()
     bury(own_root.shards / "bucket_1024x1024", "c")
+
+    with pytest.raises(WrongUsage, match="another plan: samples was"):
+        ShardDataset(own_root.shards, 2).load_state_dict(state)
+
+
+def test_state_of_other_contents_in_the_same_places_is_refused(own_root):
+    """A file changed its values and nothing of its length; the set was packed anew."""
+    state = ShardDataset(own_root.shards, 2).state_dict()
+    publish(own_root, "replace")
+    ShardDataset(own_root.shards, 2).load_state_dict(state)  # of the same samples: the same set
+    change_values(own_root, "c")
+    publish(own_root, "replace")
 
     with pytest.raises(WrongUsage, match="another plan: samples was"):
         ShardDataset(own_root.shards, 2).load_state_dict(state)

@@ -99,6 +99,18 @@ def test_missing_manifest_is_told(own_root):
         ShardSet.open(own_root.shards)
 
 
+def test_bucket_folder_without_tars_is_passed_over(own_root):
+    """Its last sample was withdrawn, and somebody's notes stayed: no set."""
+    empty = own_root.shards / "bucket_1216x832"
+    empty.mkdir()
+    (empty / "notes.txt").write_text("mine")
+
+    assert sorted(ShardSet.open(own_root.shards)) == list("abcde")
+    assert ShardDataset(own_root.shards, 2).samples == 5
+    with pytest.raises(MissingInput, match="no shards in"):
+        ShardSet.open(empty)
+
+
 @pytest.mark.parametrize("changes", [{"format": "other/1"}, {"bucket": "1x1"}, {"shards": None}])
 def test_manifest_of_another_format_is_told(own_root, changes):
     change_manifest(own_root.shards / SQUARE, **changes)

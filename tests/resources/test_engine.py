@@ -76,6 +76,22 @@ def test_killed_worker_ends_the_run_and_is_named():
     assert children() == []
 
 
+@pytest.mark.parametrize("keys", [[1, 13, 2, 3, 4, 5, 13], [13]])
+def test_killed_worker_costs_its_key_alone_where_the_caller_says_what_becomes_of_it(keys):
+    """Keys that waited behind it go to another process."""
+    for engine, apart in ((two, False), (LocalProcesses(workers=1), True)):
+        rows = list(engine.map_keys(Poisoned, keys, lambda key, how: f"{key} {how}", apart=apart))
+
+        assert sorted(map(str, rows)) == sorted("13 was ended by SIGKILL" if key == 13 else str(key) for key in keys)
+        assert children() == []
+
+
+def test_one_worker_stays_in_this_process_where_nothing_speaks_against_it():
+    rows = LocalProcesses(workers=1).map_keys(Doubling, [1], lambda key, how: None)
+
+    assert [row[2] for row in rows] == [os.getpid()]
+
+
 def test_worker_killed_from_outside_ends_the_run(tmp_path):
     rows = two.map_batches(Doubling, range(10_000), batch_size=1, nap=0.01, log=tmp_path)
     pid = next(rows)[2]

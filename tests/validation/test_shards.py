@@ -1,6 +1,8 @@
 """Sets of shards on disk; any bytes give findings, never a traceback. Source: CONTRACTS sections 2 and 4."""
 
 import json
+import sqlite3
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from imagemill.formats.manifest import read_json, write_json
 from imagemill.formats.npy import npy_header
 from imagemill.layout import DataRoot
 from imagemill.pipeline.shards.shard_plan import plan_shards
-from imagemill.pipeline.shards.shard_sets import ShardParameters
+from imagemill.pipeline.shards.shard_sets import ShardParameters, read_index, set_digest
 from imagemill.pipeline.shards.shard_writer import write_bucket
 from imagemill.validation.findings import collect
 from imagemill.validation.shards import shard_set
@@ -232,12 +234,153 @@ def test_missing_index_is_found(packed):
     assert "index" in check_set(packed).rules
 
 
+def test_index_in_another_order_is_found(packed):
+    """Readers and energon count positions. Source: issue 5, "index agreement"."""
+    change_index(packed, lambda lines: lines[::-1])
+
+    report = check_set(packed)
+
+    assert report.rules == {"index_order": 1}, "and nothing else: energon's files are still right"
+    assert report.findings[0].file == f"bucket_{SQUARE}/index.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [(b'"width":24', b'"width":32'), (b'"tokens":', b'"tokens":1'), (b'"height":24', b'"height":8')]
+)
+def test_index_that_measures_otherwise_than_its_record_is_found(packed, old, new):
+    change_index(packed, lambda lines: [lines[0], lines[1].replace(old, new)])
+
+    report = check_set(packed)
+
+    assert report.rules.keys() >= {"indexed", "statistics"}
+    assert {f.item for f in report.findings if f.rule == "indexed"} == {"b"}
+
+
+def test_digest_of_other_files_is_found(packed):
+    """Index and manifest agree on it; the sample does not. Source: issue 5, "index agreement"."""
+    change_index(packed, lambda lines: [json.dumps({**json.loads(lines[0]), "digest": "f" * 32}).encode(), lines[1]])
+    edit_manifest(packed, digest=set_digest(line.digest for line in read_index(folder_of(packed))))
+
+    (found,) = check_set(packed, derived=False).findings
+    assert (found.rule, found.item) == ("indexed", "a")
+
+
+def test_set_of_before_samples_were_measured_passes(packed):
+    """Such sets have neither numbers in the index nor statistics; the card says so."""
+    kept = ("image_id", "key", "shard", "offset", "size", "digest")
+    change_index(
+        packed, lambda lines: [json.dumps({key: json.loads(line)[key] for key in kept}).encode() for line in lines]
+    )
+    manifest = read_json(folder_of(packed) / "manifest.json")
+    del manifest["statistics"]
+    write_json(folder_of(packed) / "manifest.json", manifest)
+
+    assert check_set(packed).findings == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule"),
+    [
+        ({"tombstones": 3}, "tombstones"),
+        ({"statistics": {"caption_tokens": {"5": 99}}}, "statistics"),
+        ({"bucket": "832x1216"}, "set_bucket"),
+        ({"bucket": None}, "set_bucket"),
+    ],
+)
+def test_manifest_that_says_otherwise_than_the_index_is_found(packed, changes, rule):
+    """Source: CONTRACTS section 2, "Beside the tars"."""
+    edit_manifest(packed, **changes)
+
+    report = check_set(packed)
+
+    assert set(report.rules) == {rule}
+    assert report.findings[0].file == f"bucket_{SQUARE}/manifest.json"
+
+
+def test_set_in_the_folder_of_another_bucket_is_found(packed):
+    folder_of(packed).rename(packed.shards / "bucket_832x1216")
+
+    report = collect("set", "shards", shard_set(packed.shards / "bucket_832x1216"))
+
+    assert [f.item for f in report.findings if f.rule == "set_bucket"] == ["", "a", "b"]
+
+
+def test_tar_of_other_length_than_the_manifests_is_found(packed):
+    shards = read_json(folder_of(packed) / "manifest.json")["shards"]
+    edit_manifest(packed, shards=[{**shards[0], "bytes": 5}, shards[1]])
+
+    assert check_set(packed).rules == {"count": 1}
+
+
+def test_tombstone_of_another_id_than_the_sample_it_lies_on_is_found(packed):
+    tombstone = {"image_id": "z", "shard": "shard-000000.tar", "offset": 0, "why": "withdrawn"}
+    write_text(folder_of(packed) / "tombstones.jsonl", json.dumps(tombstone).encode())
+
+    assert "tombstones" in check_set(packed).rules
+
+
+# ---- energon's files
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["shard-000000.tar.idx", ".nv-meta/.info.json", ".nv-meta/.info.yaml", ".nv-meta/split.yaml",
+     ".nv-meta/dataset.yaml", ".nv-meta/index.uuid", ".nv-meta/index.sqlite"],
+)  # fmt: skip
+@pytest.mark.parametrize("damage", [None, b"", b"something else"], ids=["gone", "empty", "other"])
+def test_file_of_energon_that_is_not_what_the_index_asks_for_is_found(packed, name, damage):
+    """Source: issue 5, "index agreement"."""
+    path = folder_of(packed) / name
+    path.unlink()
+    if damage is not None:
+        path.write_bytes(damage)
+
+    (found,) = check_set(packed).findings
+    assert (found.rule, found.file) == ("energon", f"bucket_{SQUARE}/{name}")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "DELETE FROM samples WHERE sample_key = 'a'",
+        "UPDATE samples SET byte_offset = byte_offset + 512",
+        "UPDATE sample_parts SET content_byte_size = content_byte_size - 1 WHERE part_name = 'vae.npy'",
+        "INSERT INTO sample_parts VALUES (0, 0, 'more', 0, 1)",
+        "DROP TABLE sample_parts",
+    ],
+)
+def test_row_of_energons_index_that_is_another_is_found(packed, change):
+    with closing(sqlite3.connect(folder_of(packed) / ".nv-meta" / "index.sqlite")) as database, database:
+        database.execute(change)
+
+    assert check_set(packed).rules == {"energon": 1}
+
+
+def test_index_of_energon_that_another_sqlite_wrote_passes(packed):
+    """Its bytes are as equal as SQLite's version is: rows are compared. Source: docs/formats.md."""
+    with closing(sqlite3.connect(folder_of(packed) / ".nv-meta" / "index.sqlite")) as database:
+        database.executescript("PRAGMA page_size = 8192; VACUUM")
+
+    assert check_set(packed).findings == []
+
+
 def test_odd_ids_pass(data_root):
     """Dots and percent signs are encoded in keys and true in records. Source: CONTRACTS section 2."""
     foreign(data_root, *(record_of(i, size=(16, 16)) for i in ("a.b", "100%", "%2E", "ü x")))
     write_set(data_root)
 
     assert check_set(data_root).findings == []
+
+
+def test_set_that_was_appended_to_passes(packed):
+    """Two tars with one id, a tombstone on the earlier: only live samples stand in energon's rows."""
+    foreign(packed, record_of("a", size=(24, 24), caption="another"), record_of("b", size=(24, 24)))
+    found = ready(packed, [SQUARE])
+    plan = plan_shards(found.ready, [SQUARE], packed.shards, ShardParameters(1), "append")
+    write_bucket(plan, plan.plans[0], packed.derived, {})
+    assert read_json(folder_of(packed) / "manifest.json")["tombstones"] == 2
+
+    assert check_set(packed).findings == []
 
 
 # ---- any bytes
@@ -252,7 +395,7 @@ def module_set(tmp_path_factory):
 
 
 @settings(deadline=None, max_examples=40)
-@given(st.sampled_from(["manifest.json", "index.jsonl", "shard-000000.tar"]), st.data())
+@given(st.sampled_from(["manifest.json", "index.jsonl", "shard-000000.tar", ".nv-meta/index.sqlite"]), st.data())
 def test_any_bytes_in_a_set_give_a_report(module_set, name, data):
     path = folder_of(module_set) / name
     original = path.read_bytes()

@@ -16,6 +16,7 @@ from imagemill.pipeline.shards.shard_plan import plan_shards
 from imagemill.pipeline.shards.shard_sets import ShardParameters, bucket_folder
 from imagemill.pipeline.shards.shard_writer import write_bucket
 from imagemill.validation import shards
+from imagemill.validation.catalogue import RULES
 from imagemill.validation.shard_sets import validate_shards
 from imagemill.validation.validator import Options, kind_of, validate, validate_each, verify_stage2
 from tests.helpers.product import PROJECT
@@ -44,6 +45,28 @@ def flip(path, position=2000):
     data = bytearray(path.read_bytes())
     data[position] ^= 1
     path.write_bytes(data)
+
+
+@pytest.mark.parametrize("removed", [False, True], ids=["another set", "no set"])
+def test_set_that_changes_place_while_it_is_read_gives_no_findings(packed, monkeypatch, removed):
+    """A reader sees the complete old set or the complete new one. Source: CONTRACTS section 2."""
+    foreign(packed, *(record_of(i, size=(24, 24)) for i in "abc"), record_of("tall", size=(24, 36)))
+    folder, read = bucket_folder(packed.shards, SQUARE), shards.read_manifest
+
+    def read_and_publish(path):
+        manifest = read(path)
+        monkeypatch.undo()
+        found = [] if removed else ready(packed, [SQUARE]).ready
+        plan = plan_shards(found, [SQUARE], packed.shards, ShardParameters(shard_size=2), "replace")
+        write_bucket(plan, plan.plans[0], packed.derived, {})
+        return manifest
+
+    monkeypatch.setattr(shards, "read_manifest", read_and_publish)
+    with Ledger(packed.ledger) as ledger:
+        reports = {Path(r.file).name: r for r in validate_shards(packed.shards, packed.derived, ledger)}
+
+    found = reports.get(folder.name)
+    assert (found and found.findings, found and found.checked) == ((None, None) if removed else ([], 3))
 
 
 def test_kind_follows_from_the_path(packed):
@@ -168,6 +191,16 @@ def test_every_bucket_has_a_report(packed):
     assert reports_of(packed.__class__(packed.path / "none")) == []
 
 
+def test_folder_that_only_holds_somebodys_notes_is_no_set(packed):
+    """They stay when a bucket's last sample has gone."""
+    (packed.shards / "bucket_704x1344").mkdir()
+    (packed.shards / "bucket_704x1344" / "notes.txt").touch()
+    assert len(reports_of(packed)) == 2
+
+    (packed.shards / "bucket_704x1344" / "shard-000000.tar").touch()
+    assert [report.passed for report in reports_of(packed)] == [True, False, True]
+
+
 def test_set_that_is_as_it_was_is_not_read_again(packed, monkeypatch):
     """A file whose size, mtime and inode are those of its last full check is not read again."""
     first = reports_of(packed)
@@ -176,7 +209,7 @@ def test_set_that_is_as_it_was_is_not_read_again(packed, monkeypatch):
     assert [(r.file, r.checked, r.passed) for r in reports_of(packed)] == [(r.file, r.checked, r.passed) for r in first]
 
 
-@pytest.mark.parametrize("name", ["shard-000000.tar", "index.jsonl", "manifest.json"])
+@pytest.mark.parametrize("name", ["shard-000000.tar", "index.jsonl", "manifest.json", ".nv-meta/split.yaml"])
 def test_set_that_changed_is_read_again(packed, name):
     reports_of(packed)
     path = packed.shards / f"bucket_{SQUARE}" / name
@@ -190,6 +223,21 @@ def test_set_that_changed_is_read_again(packed, name):
 def test_touched_set_is_read_again_and_passes(packed):
     reports_of(packed)
     os.utime(tar_of(packed), ns=(1, 1))
+
+    assert all(report.passed for report in reports_of(packed))
+
+
+def test_set_that_passed_fewer_rules_is_read_again(packed, monkeypatch):
+    """A full check is one by the rules that there were."""
+    reports_of(packed)
+    monkeypatch.setitem(RULES, "a new one", RULES["checksum"])
+    monkeypatch.setattr(shards, "fingerprint_file", lambda path: "another")
+
+    assert [report.passed for report in reports_of(packed)] == [False, False]
+
+
+def test_dangling_link_in_a_set_is_no_traceback(packed):
+    (packed.shards / f"bucket_{SQUARE}" / "notes.txt").symlink_to("gone")
 
     assert all(report.passed for report in reports_of(packed))
 

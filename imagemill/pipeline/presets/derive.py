@@ -132,7 +132,7 @@ def _staging(dataset: Dataset, unpublished: ExitStack) -> Path:
     """A folder that takes the derived preset's name later, or goes; those of dead runs go now."""
     for left in temporaries(dataset.path):
         if is_orphan(left) and left.is_dir():
-            shutil.rmtree(left)
+            shutil.rmtree(left, ignore_errors=True)  # another command may be at it too
     sweep_temporaries(dataset.path)
     staging = temporary_path(dataset.path)
     staging.mkdir()

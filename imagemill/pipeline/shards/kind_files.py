@@ -10,7 +10,6 @@ Source: CONTRACTS section 0, "Completion is validity", section 2, "Readiness".
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from itertools import count
 from typing import NamedTuple
 
 import msgspec
@@ -52,8 +51,7 @@ def positions(of: Column, ids: Column) -> Sequence[int | None]:
     """Where in `of` each id stands, None where it does not."""
     if of == ids:
         return range(len(ids.values))
-    at = {image_id: n for n, image_id in enumerate(of.values)}
-    return [at.get(image_id) for image_id in ids.values]
+    return list(map({image_id: n for n, image_id in enumerate(of.values)}.get, ids.values))
 
 
 class Image(NamedTuple):
@@ -78,34 +76,40 @@ class Records:
         heights = Column.of(str(record.height) for record in records)
         widths = Column.of(str(record.width) for record in records)
         self.all_known = known.image_ids == self.ids and known.heights == heights and known.widths == widths
-        self.images = known.fingerprints if self.all_known else Column.of(map(self._of_size, count(), records))
+        self.images = known.fingerprints if self.all_known else self._of_size(heights, widths)
+
+    def within(self, names: Column) -> Sequence[int | None]:
+        """Where in `names` each record's id stands, None where it does not."""
+        return self._at if names == self._known.image_ids else positions(names, self.ids)
 
     def image(self, record: int) -> Image:
         at = self._at[record]
         return Image() if at is None else Image(self._known.fingerprints.values[at], self._known.size(at))
 
-    def _of_size(self, n: int, record: SlimRecord) -> str:
-        image = self.image(n)
-        return image.fingerprint or "" if image.size == (record.height, record.width) else ""
+    def _of_size(self, heights: Column, widths: Column) -> Column:
+        fingerprints, *sides = (column.values for column in self._known[1:])
+        sizes = list(zip(*sides, strict=True))
+        wanted = zip(self._at, zip(heights.values, widths.values, strict=True), strict=True)
+        return Column.of("" if at is None or sizes[at] != size else fingerprints[at] for at, size in wanted)
 
 
 class KindFiles:
-    """The files of one kind. `known`: every row of the ledger, in order of id."""
+    """The files of one kind. `rows`: every row of the ledger, in order of id."""
 
-    def __init__(self, spec: EmbeddingSpec, store: NpyStore, listing: Listing, known: FileColumns, ledger: Ledger):
-        self.spec, self.store, self.listing, self.ledger = spec, store, listing, ledger
+    def __init__(self, spec: EmbeddingSpec, store: NpyStore, listing: Listing, rows: FileColumns, ledger: Ledger):
+        self.spec, self.store, self.listing, self.rows, self.ledger = spec, store, listing, rows, ledger
         self.of_caption = spec.source == "caption"
-        self.rows = _present(known, listing)
+        self._unchanged = listing == rows.listing
 
     def vouched(self, records: Records) -> Sequence[int | None]:
         """Where in `rows` each record's file stands; None where it needs a closer look."""
         wanted = records.captions if self.of_caption else records.images
         names, sources = self.rows.listing.names, self.rows.sources
-        at = positions(names, records.ids)
-        if records.all_known and names == records.ids and sources == wanted:
+        at = records.within(names) if self._unchanged else list(map(self._at.get, records.ids.values))
+        if self._unchanged and names == records.ids and records.all_known and sources == wanted:
             return at
         return [
-            n if n is not None and image and sources.values[n] in {"", want} else None
+            n if n is not None and image and sources.values[n] in ("", want) else None
             for n, image, want in zip(at, records.images.values, wanted.values, strict=True)
         ]
 
@@ -114,10 +118,10 @@ class KindFiles:
         at = self._at.get(record.image_id)
         try:
             if at is None:
-                present = self._listed.get(record.image_id)
-                if present is None:
+                listed = self._listed.get(record.image_id)
+                if listed is None:
                     return Refusal("missing_file", f"no {self.spec.folder}/{record.image_id}.npy")
-                row = self._unlisted(record, present, image)
+                row = self._unlisted(record, self.listing.stat(listed), image)
                 adopted.append(row)
             else:
                 row = self.rows.row(at)
@@ -133,11 +137,15 @@ class KindFiles:
 
     @cached_property
     def _at(self) -> dict[str, int]:
-        return {image_id: n for n, image_id in enumerate(self.rows.listing.names.values)}
+        """Where the rows stand whose files are as they were."""
+        if self._unchanged:
+            return {image_id: n for n, image_id in enumerate(self.rows.listing.names.values)}
+        now = set(_files(self.listing))
+        return {file[0]: n for n, file in enumerate(_files(self.rows.listing)) if file in now}
 
     @cached_property
-    def _listed(self) -> dict[str, StatTriple]:
-        return self.listing.stats()
+    def _listed(self) -> dict[str, int]:
+        return {image_id: n for n, image_id in enumerate(self.listing.names.values)}
 
     def _wanted(self, record: SlimRecord, image: Image) -> str | None:
         """Fingerprint of what a current file is made from."""
@@ -164,11 +172,6 @@ class KindFiles:
         return same or FileRow(self.spec.kind, image_id, present, None, content, UNKNOWN)
 
 
-def _present(known: FileColumns, listing: Listing) -> FileColumns:
-    """The rows of files that are as they were, in order of id."""
-    if listing == known.listing:
-        return known
-    listed = listing.stats()
-    return known.only(
-        [n for n, name in enumerate(known.listing.names.values) if listed.get(name) == known.listing.stat(n)]
-    )
+def _files(listing: Listing) -> Iterator[tuple[str, ...]]:
+    """Name, size, time and inode of each file as text: to compare them nobody needs the numbers."""
+    return zip(*(column.values for column in listing), strict=True)

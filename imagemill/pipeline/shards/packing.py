@@ -1,7 +1,7 @@
 """What one packing run was asked for, and what it would do: the same plan for the real run and for a dry one.
 
 Belongs here: from a request to a plan, whoever asks (run configuration or command line).
-Belongs elsewhere: what may be packed (readiness.py), order and cut (shards.py), claims and rows of the ledger (assets/).
+Belongs elsewhere: what may be packed (readiness.py), order and cut (shard_plan.py), claims and rows of the ledger (assets/).
 Source: seed 001, "Support dry-run mode"; CONTRACTS section 2.
 """
 
@@ -12,11 +12,13 @@ from typing import Any
 
 from imagemill.config import Config
 from imagemill.layout import DataRoot
-from imagemill.ledger import Ledger
+from imagemill.ledger import IN_MEMORY, Ledger
 from imagemill.pipeline.curation.near_duplicates import excluded_images
+from imagemill.pipeline.shards.conflicts import conflicts, stays
 from imagemill.pipeline.shards.readiness import Readiness, find_ready, progress_lines
-from imagemill.pipeline.shards.shard_plan import Existing, ShardSet, conflicts, plan_shards
+from imagemill.pipeline.shards.shard_plan import Existing, ShardSet, plan_shards
 from imagemill.pipeline.shards.shard_sets import ShardParameters
+from imagemill.pipeline.stage2.regenerate import refuse_regenerating
 
 # What these write is said by the request alone; the others keep what a set of ours was written with.
 _ANEW = {"refuse", "replace"}
@@ -49,8 +51,10 @@ def plan_packing(root: DataRoot, config: Config, ledger: Ledger, packing: Packin
     """Match records with files, then order, limit, group and cut. Writes nothing.
 
     Raises:
-        MissingInput: no records. WrongUsage: an unknown `existing`.
+        MissingInput: no records. WrongUsage: an unknown `existing`. ImagemillError: a kind is being regenerated.
     """
+    if packing.existing != "withdraw":  # which packs nothing, and must not wait
+        refuse_regenerating(ledger)
     excluded = excluded_images(root.derived, ledger, config.near_duplicates)
     say = progress_lines(packing.progress_every)
     found = find_ready(
@@ -58,10 +62,9 @@ def plan_packing(root: DataRoot, config: Config, ledger: Ledger, packing: Packin
         allow_preview=packing.allow_preview, on_ready=say,
     )  # fmt: skip
     parameters = ShardParameters(**{"shard_size": config.shard_size, **packing.asked})
-    as_recorded = packing.existing not in _ANEW and not packing.asked
     shard_set = plan_shards(
-        found.ready, packing.buckets, packing.output, parameters, packing.existing, as_recorded=as_recorded,
-        withdrawn=ledger.ids("withdrawn"),
+        found.ready, packing.buckets, packing.output, parameters, packing.existing,
+        asked=None if packing.existing in _ANEW else packing.asked, withdrawn=ledger.ids("withdrawn"),
     )  # fmt: skip
     return found, shard_set
 
@@ -79,11 +82,12 @@ def scanned(found: Readiness) -> dict[str, int]:
 def dry_run(root: DataRoot, config: Config, packing: Packing) -> DryRun:
     """What a run would count and meet. The disk stays as it is: a data root without a ledger gets none."""
     path = root.ledger
-    with Ledger(path, read_only=True) if path.is_file() else Ledger(Path(":memory:")) as ledger:
+    with Ledger(path, read_only=True) if path.is_file() else Ledger(IN_MEMORY) as ledger:
         found, shard_set = plan_packing(root, config, ledger, packing)
+    written = [plan for plan in shard_set.plans if not stays(shard_set, plan)]
     counts = {
         **scanned(found),
-        "written_samples": sum(plan.samples for plan in shard_set.plans),
-        "written_shards": sum(len(plan.shards) for plan in shard_set.plans),
+        "written_samples": sum(plan.samples for plan in written),
+        "written_shards": sum(len(plan.shards) for plan in written),
     }
     return DryRun(counts, conflicts(shard_set))

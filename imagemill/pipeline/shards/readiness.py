@@ -25,7 +25,7 @@ from imagemill.ledger import FileColumns, FileRow, Ledger, Problem, SourceColumn
 from imagemill.listing import begin_listing
 from imagemill.pipeline.shards.kind_files import READ_ERROR, FilesAt, Image, KindFiles, Records, Refusal
 from imagemill.pipeline.shards.slim import SlimRecord, slim_of, slim_records
-from imagemill.pipeline.stage2.regenerate import refuse_regenerating
+from imagemill.pipeline.stage2.plan import OUTDATED_CAPTION
 from imagemill.records import INLINE_VECTOR, Record, RecordProblem, record_problem
 
 ASSET = "bucket_shards"
@@ -37,6 +37,7 @@ _PREVIEW = (
     "its caption is by a preview model, which describes nothing",
     "write a caption beside the image, configure a real captioner, or pack with `imagemill shards --allow-preview`",
 )
+_OUTDATED = ("missing_caption", OUTDATED_CAPTION, "write a caption beside the image, or configure a captioner")
 # Reason codes of what is wrong with a record, by its rule; of other rules `bad_<field>`.
 _REASONS = {"mask": "bad_mask", "stage1": "stage1"}
 # Bytes of records from which there are files enough to list them by other interpreters: some 10,000 records.
@@ -90,9 +91,8 @@ def find_ready(
         on_ready: called after each ready record, for progress.
 
     Raises:
-        MissingInput: no JSONL there. ImagemillError: a kind is being regenerated.
+        MissingInput: no JSONL there.
     """
-    refuse_regenerating(ledger)
     with _no_collector():
         return _find_ready(jsonl, derived, ledger, buckets, excluded, allow_preview, on_ready)
 
@@ -152,6 +152,7 @@ def _left_out(
 ) -> dict[str, tuple[str, str, str]]:
     """Image id → reason, detail and remedy, of samples that somebody does not want packed."""
     left_out = dict.fromkeys(() if allow_preview else ledger.preview_captions(), _PREVIEW)
+    left_out |= dict.fromkeys(ledger.outdated_captions(), _OUTDATED)
     left_out |= {i: ("near_duplicate", detail, _KEEP_DUPLICATE) for i, detail in (excluded or {}).items()}
     # Last, so that it is what counts of a sample that is left out for several reasons; the remedy names the id.
     return left_out | {
@@ -240,24 +241,11 @@ def _latest_records(jsonl: Path, found: Readiness) -> dict[str, SlimRecord | Rec
 def _records(jsonl: Path, found: Readiness) -> Iterator[tuple[int, str, SlimRecord | RecordProblem | None]]:
     """Line number, id and record of each line that is not blank."""
     for first, lines in read_blocks(jsonl):
-        records = slim_records(lines)
-        if records is None:
-            yield from _slowly(jsonl, first, lines, found)
-            continue
-        for number, record in enumerate(records, start=first):
-            yield number, record.image_id, record
-
-
-def _slowly(
-    jsonl: Path, first: int, lines: bytes, found: Readiness
-) -> Iterator[tuple[int, str, SlimRecord | RecordProblem | None]]:
-    """The same of lines of which some are unusual: one by one."""
-    for number, raw in enumerate(lines.split(b"\n"), start=first):
-        (record,) = slim_records(raw + b"\n") or (None,)
-        if record is not None:
-            yield number, record.image_id, record
-        elif raw.strip():
-            yield number, *_verdict(jsonl, number, raw.removesuffix(b"\r"), found)
+        for number, record in enumerate(slim_records(lines), start=first):
+            if isinstance(record, SlimRecord):
+                yield number, record.image_id, record
+            elif record.strip():
+                yield number, *_verdict(jsonl, number, record.removesuffix(b"\r"), found)
 
 
 def _verdict(jsonl: Path, number: int, raw: bytes, found: Readiness) -> tuple[str, SlimRecord | RecordProblem | None]:

@@ -1,24 +1,25 @@
-"""Samples into shards, as a plan: order, grouping, limits, and what is in its way.
+"""Samples into shards, as a plan: order, grouping, limits.
 
-Belongs here: which samples go into which tar of which bucket, conflicts with what is there.
-Belongs elsewhere: writing a plan (shard_writer.py), what a set is on disk (shard_sets.py), what appending changes (append.py),
-what may be packed (readiness.py).
+Belongs here: which samples go into which tar of which bucket.
+Belongs elsewhere: writing a plan (shard_writer.py), what is there already and in its way (conflicts.py), what a set is on disk
+(shard_sets.py), what appending changes (append.py), what may be packed (readiness.py).
 Source: seed 001; CONTRACTS section 2.
 """
 
 import random
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
+
+import msgspec
 
 from imagemill.buckets import BUCKETS
-from imagemill.errors import ShardExists, WrongUsage
+from imagemill.errors import WrongUsage
 from imagemill.pipeline.shards.append import Overlay, lay_over
 from imagemill.pipeline.shards.readiness import ReadySample
 from imagemill.pipeline.shards.shard_sets import (
     ShardParameters,
-    agrees,
     bucket_folder,
     read_index,
     read_manifest,
@@ -84,14 +85,15 @@ def plan_shards(
     parameters: ShardParameters,
     existing: Existing = "refuse",
     *,
-    as_recorded: bool = False,
+    asked: Mapping[str, Any] | None = None,
     withdrawn: Set[str] = frozenset(),
 ) -> ShardSet:
     """Choose buckets, shuffle, limit, group, cut: in this order (seed 001, "Limit applies after shuffle").
 
     Args:
-        as_recorded: a bucket that has a set of ours keeps the parameters of its manifest: bringing a shuffled or limited
-            set up to date must not undo that. Buckets of equal parameters were, and are, shuffled and limited together.
+        asked: where given, a bucket that has a set of ours keeps the parameters of its manifest but for these: bringing a
+            shuffled or limited set up to date, or cutting it anew, must not undo that. Buckets of equal parameters were, and
+            are, shuffled and limited together.
         withdrawn: ids that somebody took out; they are not among the ready ones.
 
     Raises:
@@ -101,22 +103,24 @@ def plan_shards(
         raise WrongUsage(f"unknown existing={existing!r}", do=f"choose from {', '.join(get_args(Existing))}")
     groups: dict[ShardParameters, list[str]] = {}
     for bucket in buckets:
-        recorded = recorded_parameters(bucket_folder(output, bucket)) if as_recorded else None
-        groups.setdefault(recorded or parameters, []).append(bucket)
+        recorded = None if asked is None else recorded_parameters(bucket_folder(output, bucket))
+        given = msgspec.structs.replace(recorded, **(asked or {})) if recorded else parameters
+        groups.setdefault(given, []).append(bucket)
     plans = [plan for given, group in groups.items() for plan in _plan_group(ready, group, given)]
     if existing in OVERLAYS:
-        plans = [_laid_over(plan, bucket_folder(output, plan.bucket), existing, withdrawn) for plan in plans]
+        ids = {sample.image_id for sample in ready}
+        plans = [_laid_over(plan, bucket_folder(output, plan.bucket), existing, withdrawn, ids) for plan in plans]
     return ShardSet(output, sorted(plans, key=lambda plan: list(buckets).index(plan.bucket)), existing)
 
 
-def _laid_over(plan: BucketPlan, folder: Path, existing: Existing, withdrawn: Set[str]) -> BucketPlan:
+def _laid_over(plan: BucketPlan, folder: Path, existing: Existing, withdrawn: Set[str], ready: Set[str]) -> BucketPlan:
     """The plan as a change of the set that is there; without one, the plan itself, or nothing where only withdrawals count."""
     if read_manifest(folder) is None:
         return plan if existing == "append" else BucketPlan(plan.bucket, (), "", plan.parameters)
     by_id = {sample.image_id: sample for shard in plan.shards for sample in shard}
     overlay = lay_over(
         read_index(folder), read_tombstones(folder), {i: digest_of(sample) for i, sample in by_id.items()}, withdrawn,
-        withdrawals_only=existing == "withdraw",
+        ready=ready, withdrawals_only=existing == "withdraw",
     )  # fmt: skip
     new = [by_id[image_id] for image_id in overlay.missing]
     digest = set_digest([*overlay.live, *map(digest_of, new)])
@@ -143,36 +147,3 @@ def _plan_group(
 
 def digest_of(sample: ReadySample) -> str:
     return sample_digest(sample.record, ((file.kind, file.content) for file in sample.files))
-
-
-# ---- conflicts
-
-
-def conflicts(shard_set: ShardSet) -> list[str]:
-    """Why these buckets may not be written, looked for in every one before a byte is."""
-    return [problem for plan in shard_set.plans if (problem := _conflict(shard_set, plan))]
-
-
-def _conflict(shard_set: ShardSet, plan: BucketPlan) -> str | None:
-    folder = bucket_folder(shard_set.output, plan.bucket)
-    tars = sorted(folder.glob("*.tar")) if folder.is_dir() else []
-    if not tars or shard_set.existing == "replace":
-        return None
-    if shard_set.existing == "refuse":
-        return f"{folder.name}/{tars[0].name} exists"
-    manifest = read_manifest(folder)
-    if manifest is None:
-        return f"{folder.name} holds shards without our manifest"
-    return None if agrees(folder, manifest) else f"{folder.name}: the tars are not those of its manifest"
-
-
-def refuse_conflicts(shard_set: ShardSet) -> None:
-    """Raises ShardExists listing every conflict."""
-    if found := conflicts(shard_set):
-        raise ShardExists(
-            f"shards are already there: {found[0]}"
-            + (f" (and {len(found) - 1} more buckets)" if len(found) > 1 else ""),
-            where=shard_set.output,
-            why="existing shards are never replaced unless asked",
-            do="`imagemill shards --overwrite` replaces each chosen bucket's whole set",
-        )

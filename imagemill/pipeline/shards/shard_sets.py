@@ -15,12 +15,14 @@ Source: CONTRACTS section 2, last point.
 """
 
 import hashlib
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 
+from imagemill.buckets import BUCKETS
 from imagemill.errors import ImagemillError
 from imagemill.formats.jsonl import read_jsonl
 from imagemill.formats.manifest import read_json
@@ -70,7 +72,7 @@ class IndexLine(msgspec.Struct, frozen=True):
 
 
 class Tombstone(msgspec.Struct, frozen=True):
-    """A sample that counts no more. `why`: `withdrawn`, `changed`, or `not_ready`."""
+    """A sample that counts no more. `why`: `withdrawn`, `changed`, `not_ready`, or `beyond_limit`."""
 
     image_id: str
     shard: str
@@ -105,6 +107,21 @@ class _Manifest(msgspec.Struct):
 
 def bucket_folder(output: Path, bucket: str) -> Path:
     return output / f"bucket_{bucket}"
+
+
+def refuse_no_sets(output: Path) -> None:
+    """Raises ImagemillError where something else than a folder has the place of the shards or of a bucket's set.
+
+    A link to a folder is one. Nothing is written in place of a link to nothing: its disk may not be mounted.
+    """
+    for folder in (output, *(bucket_folder(output, bucket) for bucket in BUCKETS)):
+        if os.path.lexists(folder) and not folder.is_dir():
+            raise ImagemillError(
+                f"{folder.name} is no folder",
+                where=folder,
+                why="a link to nothing" if folder.is_symlink() else "a file is in its place",
+                do="move it away; of a link, bring back what it points to",
+            )
 
 
 def shard_name(number: int) -> str:

@@ -3,7 +3,7 @@
 A reader sees the complete old set or the complete new one. Appending does the same: the tars that stay come along by hardlink.
 
 Belongs here: what a set's folder gets, in which order, and its publication.
-Belongs elsewhere: which samples and why (shards.py), the bytes of a tar (formats/tar.py), energon's index (formats/energon.py).
+Belongs elsewhere: which samples and why (shard_plan.py), bytes of a tar (formats/tar.py), energon's index (formats/energon.py).
 Source: seed 001; CONTRACTS section 2.
 """
 
@@ -13,6 +13,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -25,13 +26,14 @@ from imagemill.atomic import is_orphan, sync_folder, temporaries, temporary_path
 from imagemill.embedding_specs import embedding_specs
 from imagemill.errors import disk_full_told
 from imagemill.files import RunningFingerprint
-from imagemill.formats.energon import META, SQLITE, is_energon, write_energon
+from imagemill.formats.energon import is_energon, write_energon
 from imagemill.formats.jsonl import write_jsonl
 from imagemill.formats.manifest import write_json
 from imagemill.formats.tar import IndexEntry, KnownFile, Sample, write_shard
 from imagemill.ids import member_key
+from imagemill.pipeline.shards.conflicts import stays
 from imagemill.pipeline.shards.readiness import ReadySample
-from imagemill.pipeline.shards.shard_plan import BucketPlan, Existing, ShardSet, digest_of
+from imagemill.pipeline.shards.shard_plan import BucketPlan, ShardSet, digest_of
 from imagemill.pipeline.shards.shard_sets import (
     FORMAT,
     INDEX,
@@ -40,16 +42,14 @@ from imagemill.pipeline.shards.shard_sets import (
     MASK_MEMBER,
     TOMBSTONES,
     IndexLine,
-    agrees,
     bucket_folder,
     read_index,
     read_manifest,
-    read_tombstones,
     shard_name,
 )
 from imagemill.pipeline.shards.shard_statistics import measures_of, statistics_of
 from imagemill.provenance import UNKNOWN, ModelIdentity
-from imagemill.swap import replace_folder
+from imagemill.swap import remove_folder, replace_folder
 
 # What a set has besides its tars.
 OURS = {INDEX, TOMBSTONES, MANIFEST}
@@ -89,7 +89,7 @@ def write_bucket(
     folder = bucket_folder(shard_set.output, plan.bucket)
     sweep_sets(shard_set.output)
     manifest = read_manifest(folder)
-    if manifest and _stays(shard_set.existing, folder, manifest, plan):
+    if manifest and stays(shard_set, plan):
         return _result(plan, "unchanged", manifest)
     if not plan.live:
         return _remove(folder, plan)
@@ -100,22 +100,11 @@ def write_bucket(
         with disk_full_told(folder):
             staging.mkdir(parents=True)
             _carry_foreign(folder, staging)
-            manifest = _write_set(staging, folder, plan, derived, identities, on_sample, shard_set.workers)
+            manifest = _write_set(staging, folder, plan, derived, identities, on_sample, shard_set)
             replace_folder(staging, folder)
     finally:
-        shutil.rmtree(staging, ignore_errors=True)
+        _discard(staging)
     return _result(plan, "written", manifest)
-
-
-def _stays(existing: Existing, folder: Path, manifest: Mapping[str, Any], plan: BucketPlan) -> bool:
-    """Whether a set is what the plan wants already."""
-    if not (agrees(folder, manifest) and (folder / INDEX).is_file() and (folder / META / SQLITE).is_file()):
-        return False
-    if plan.overlay:
-        return not plan.shards and list(plan.overlay.tombstones) == read_tombstones(folder)
-    same = (manifest["digest"], manifest["parameters"]) == (plan.digest, msgspec.to_builtins(plan.parameters))
-    folded = not (manifest["appended"] or manifest["tombstones"])
-    return same and (existing == "update" or (existing == "repack" and folded))
 
 
 def _result(plan: BucketPlan, status: Literal["written", "unchanged"], manifest: Mapping[str, Any]) -> BucketResult:
@@ -129,7 +118,13 @@ def sweep_sets(output: Path) -> None:
     """Remove sets that dead runs left beside their place."""
     for path in temporaries(output):
         if is_orphan(path):
-            shutil.rmtree(path, ignore_errors=True)
+            _discard(path)
+
+
+def _discard(folder: Path) -> None:
+    """It may be gone already, and another command may be sweeping too."""
+    with suppress(OSError):
+        remove_folder(folder)
 
 
 def _remove(folder: Path, plan: BucketPlan) -> BucketResult:
@@ -145,7 +140,7 @@ def _remove(folder: Path, plan: BucketPlan) -> BucketResult:
         staging.rmdir()
         folder.rename(staging)
         sync_folder(folder.parent)
-    shutil.rmtree(staging, ignore_errors=True)
+    _discard(staging)
     return BucketResult(plan.bucket, "removed")
 
 
@@ -174,7 +169,7 @@ def _write_set(
     derived: Path,
     identities: Mapping[str, ModelIdentity],
     on_sample: Callable[[int], None],
-    threads: int,
+    shard_set: ShardSet,
 ) -> dict[str, Any]:
     """Everything of a set: tars that stay, new tars, index, tombstones, and the manifest last."""
     before = read_manifest(old) if plan.overlay else None
@@ -183,7 +178,7 @@ def _write_set(
         _link(old / shard["name"], folder / shard["name"])
     first = 1 + max((int(shard["name"][len("shard-") : -len(".tar")]) for shard in kept), default=-1)
     write = functools.partial(_write_one, folder, derived=derived, on_sample=on_sample)
-    with ThreadPoolExecutor(threads, "pack") as pool:
+    with ThreadPoolExecutor(shard_set.workers, "pack") as pool:
         written = list(pool.map(write, itertools.count(first), plan.shards))
     earlier = read_index(old) if before else []
     index = [*earlier, *(line for shard in written for line in shard.lines)]
@@ -205,9 +200,10 @@ def _write_set(
         "shards": [*kept, *(shard.told for shard in written)],
         "statistics": statistics_of(line for line in index if line.place not in dead),
         "parameters": msgspec.to_builtins(plan.parameters),
-        "provenance": {
-            spec.kind: _provenance(spec.kind, n, plan, identities, before) for n, spec in enumerate(embedding_specs())
-        },
+        # Withdrawing leaves samples that another model made since: their tars are what the earlier manifest says.
+        "provenance": before["provenance"]
+        if before and shard_set.existing == "withdraw"
+        else _provenance(plan, identities, before),
     }
     write_json(folder / MANIFEST, manifest)
     return manifest
@@ -277,21 +273,20 @@ def mask_npy(mask: tuple[int, ...]) -> bytes:
 
 
 def _provenance(
-    kind: str,
-    position: int,
-    plan: BucketPlan,
-    identities: Mapping[str, ModelIdentity],
-    before: Mapping[str, Any] | None,
-) -> dict[str, Any]:
-    """`unknown_maker` counts samples in the tars whose file of this kind was adopted, those of earlier tars too."""
-    makers = [sample.files[position].maker for shard in plan.shards for sample in shard]
-    earlier = before["provenance"].get(kind, {}).get("unknown_maker", 0) if before else 0
-    identity = identities.get(kind)
-    return {
-        "model": identity.model if identity else None,
-        "revision": identity.revision if identity else None,
-        "key": identity.key if identity else None,
-        "preview": identity.preview if identity else None,
-        "facts": identity.facts if identity else None,
-        "unknown_maker": earlier + makers.count(UNKNOWN),
-    }
+    plan: BucketPlan, identities: Mapping[str, ModelIdentity], before: Mapping[str, Any] | None
+) -> dict[str, dict[str, Any]]:
+    """By kind. `unknown_maker` counts samples in the tars whose file was adopted, those of earlier tars too."""
+    told = {}
+    for n, spec in enumerate(embedding_specs()):
+        makers = [sample.files[n].maker for shard in plan.shards for sample in shard]
+        earlier = before["provenance"].get(spec.kind, {}).get("unknown_maker", 0) if before else 0
+        identity = identities.get(spec.kind)
+        told[spec.kind] = {
+            "model": identity.model if identity else None,
+            "revision": identity.revision if identity else None,
+            "key": identity.key if identity else None,
+            "preview": identity.preview if identity else None,
+            "facts": identity.facts if identity else None,
+            "unknown_maker": earlier + makers.count(UNKNOWN),
+        }
+    return told

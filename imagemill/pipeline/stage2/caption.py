@@ -26,8 +26,8 @@ from imagemill.errors import ModelUnusable, Refused
 from imagemill.files import StatTriple
 from imagemill.ledger import FROM_CAPTIONER, FROM_PREVIEW, Captioned, CaptionRow, Ledger, Problem, SourceRow
 from imagemill.pipeline.ahead import work_ahead
-from imagemill.pipeline.answers import Unanswered, answer_batch
-from imagemill.pipeline.stage2.facts import inspect_image
+from imagemill.pipeline.answers import Answer, Unanswered, answer_batch
+from imagemill.pipeline.stage2.facts import complete_facts, inspect_image
 from imagemill.pipeline.stage2.plan import Known, refused_image
 from imagemill.pipeline.stage2.scan import Scan, SourceFile, caption_row, normalise_caption
 from imagemill.pixels import header_size
@@ -35,8 +35,9 @@ from imagemill.summarizer import CAPTIONER, Captioner
 
 _BY_A_MODEL = {FROM_CAPTIONER, FROM_PREVIEW}
 
-# A model that fails this many images before it has captioned any does not run here.
+# A model that raises for this many images before it has answered for any does not run here: captioning stops, nothing else.
 _TRIES = 3
+UNUSABLE = "captioner_unusable"
 
 
 class CaptionJob(msgspec.Struct, frozen=True):
@@ -76,11 +77,23 @@ def caption_jobs(
     jobs: list[CaptionJob] = []
     for source in sources:
         caption, made = known.captions.get(source.image_id), captioned.get(source.image_id)
-        if caption is None or _is_replaced(caption, made, preview, anew):
+        outdated = source.image_id in known.outdated  # unless the picture of before is back
+        if (caption is None and not outdated) or (caption and _is_replaced(caption, made, preview, anew)):
             jobs.append(CaptionJob(source.image_id, source.file_name, source.stat))
-        elif made and caption.origin in _BY_A_MODEL and not _describes(made, source, known):
+        elif made and (outdated or (caption and caption.origin in _BY_A_MODEL and not _describes(made, source, known))):
             jobs.append(CaptionJob(source.image_id, source.file_name, source.stat, made.image))
-    return jobs
+    behind = {p.item for p in ledger.problems(asked) if p.asset == CAPTIONER and p.outcome == "failed"
+              and p.reason != UNUSABLE}  # fmt: skip
+    # Else the same few would stop each run before it came to those that can be captioned.
+    return sorted(jobs, key=lambda job: job.image_id in behind)
+
+
+def look_again(ids: Iterable[str], scan: Scan, ledger: Ledger, approved: Path, *, threads: int = 2) -> None:
+    """Open the images whose caption a model made and whose file has changed since: only then does the ledger know whether it is
+    of another picture (`outdated_captions`). For where no captioner looks at them."""
+    changed = [job.image_id for job in caption_jobs(ids, scan, ledger, preview=True) if job.described is not None]
+    if changed:
+        complete_facts(approved, Scan({i: scan.sources[i] for i in changed}, []), ledger, threads=threads)
 
 
 def _is_replaced(caption: CaptionRow, made: Captioned | None, preview: bool, anew: str | None) -> bool:
@@ -115,7 +128,8 @@ class CaptionWorker:
         self._approved, self._make, self._most = approved, captioner, images_per_call
         self._decode_threads, self._decode_ahead_pixels = decode_threads, decode_ahead_pixels
         self._captioner: Captioner | None = None
-        self._succeeded, self._failures = False, 0
+        self._answered, self._failures = False, 0
+        self._unusable: str | None = None
 
     def close(self) -> None:
         if self._captioner is not None:
@@ -123,11 +137,7 @@ class CaptionWorker:
             self._captioner = None
 
     def stream(self, jobs: Iterable[CaptionJob]) -> Iterator[CaptionedImage]:
-        """One row per job, in order.
-
-        Raises:
-            ModelUnusable: it cannot be loaded, or does not run here.
-        """
+        """One row per job, in order. Where the model cannot be loaded or does not run here, what is left fails unasked."""
         with ThreadPoolExecutor(self._decode_threads, "decode") as pool:
             batch: list[_Opened] = []
             for opened in self._opened_ahead(pool, jobs):
@@ -136,7 +146,7 @@ class CaptionWorker:
                     continue
                 batch.append(opened)
                 # The first one alone: a model that does not run here fails in seconds.
-                if len(batch) == (self._most if self._succeeded else 1):
+                if len(batch) == (self._most if self._answered else 1):
                     yield from self._caption(batch)
                     batch = []
             if batch:
@@ -164,6 +174,8 @@ class CaptionWorker:
         return height * width
 
     def _open(self, job: CaptionJob) -> "CaptionedImage | _Opened":
+        if self._unusable is not None and job.described is None:
+            return _unasked(job, self._unusable)
         try:
             source, pixels = inspect_image(self._approved, job)
         except Refused as refusal:
@@ -176,25 +188,40 @@ class CaptionWorker:
         return _Opened(job, source, pixels)
 
     def _caption(self, batch: Sequence["_Opened"]) -> Iterator[CaptionedImage]:
-        if self._captioner is None:
-            self._captioner = self._make()
-        images = [Image.fromarray(opened.image) for opened in batch]
-        for opened, answer in zip(batch, answer_batch(self._captioner.caption, images, _one_line), strict=True):
-            if isinstance(answer, Unanswered):
-                self._note_failure(answer)
+        for opened, answer in zip(batch, self._answers(batch), strict=True):
+            if self._unusable is not None and answer is None:
+                yield _unasked(opened.job, self._unusable, opened.source)
+            elif isinstance(answer, Unanswered):
                 yield CaptionedImage(opened.job, "failed", opened.source, reason=answer.reason, detail=answer.detail)
-            else:
-                self._succeeded = True
+            elif answer is not None:
                 yield CaptionedImage(opened.job, "captioned", opened.source, answer.text)
 
-    def _note_failure(self, failed: Unanswered) -> None:
-        self._failures += 1
-        if not self._succeeded and self._failures >= _TRIES:
-            raise ModelUnusable(
-                f"the captioner does not run here: {failed.detail}",
-                where="imagemill.yaml, captioner",
-                do="choose another device, dtype or model, or leave the captioner off",
-            )
+    def _answers(self, batch: Sequence["_Opened"]) -> "Sequence[Answer | None]":
+        """One per image; None of each where the model is not to be asked."""
+        if self._unusable is None:
+            try:
+                self._captioner = self._captioner or self._make()
+                images = [Image.fromarray(opened.image) for opened in batch]
+                answers = answer_batch(self._captioner.caption, images, _one_line)
+            except ModelUnusable as error:
+                self._unusable = error.what
+            else:
+                self._judge(answers)
+                return answers
+        return [None] * len(batch)
+
+    def _judge(self, answers: Sequence[Answer]) -> None:
+        """A model that says nothing of an image runs; one that only raises does not."""
+        raised = [a for a in answers if isinstance(a, Unanswered) and a.reason != "blank_answer"]
+        self._answered = self._answered or len(raised) < len(answers)
+        self._failures += len(raised)
+        if not self._answered and self._failures >= _TRIES:
+            self._unusable = f"the captioner does not run here: {raised[-1].detail}"
+
+
+def _unasked(job: CaptionJob, why: str, source: SourceRow | None = None) -> CaptionedImage:
+    do = "choose another device, dtype or model under captioner in imagemill.yaml, or leave the captioner off"
+    return CaptionedImage(job, "failed", source, reason=UNUSABLE, detail=why, remedy=do)
 
 
 class _Opened(msgspec.Struct):

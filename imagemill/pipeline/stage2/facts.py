@@ -136,13 +136,13 @@ def complete_masks(ledger: Ledger, masks: Callable[[], Masks]) -> None:
 
 def note_missing_captions(scan: Scan, ledger: Ledger) -> None:
     """One row per image that opens and has no caption, so that nothing disappears silently whichever passes ran."""
-    captions, opened = ledger.captions(), ledger.sources()
+    captions, opened, outdated = ledger.captions(), ledger.sources(), ledger.outdated_captions()
     absent = [s for s in scan.sources.values() if s.image_id in opened and s.image_id not in captions]
     with ledger.transaction():
         ledger.clear_problems(
             ASSET, (p.item for p in ledger.problems() if p.asset == ASSET and p.reason == "missing_caption")
         )
-        ledger.record_problems(missing_caption(ASSET, source) for source in absent)
+        ledger.record_problems(missing_caption(ASSET, s, outdated=s.image_id in outdated) for s in absent)
 
 
 def _chunks(items: Sequence[T]) -> Iterator[Sequence[T]]:

@@ -60,11 +60,12 @@ class EmbeddingPlan:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """The ledger's rows for some images, read once for a plan."""
+    """The ledger's rows for some images, read once for a plan. `outdated`: any image whose caption is of an earlier picture."""
 
     sources: Mapping[str, SourceRow]
     captions: Mapping[str, CaptionRow]
     refusals: Mapping[str, Sequence[Problem]]
+    outdated: Set[str] = frozenset()
 
     @classmethod
     def read(cls, ledger: Ledger, ids: Sequence[str] | None = None) -> "Known":
@@ -72,7 +73,7 @@ class Known:
         for problem in ledger.problems(ids):
             if problem.outcome == "refused":
                 refusals.setdefault(problem.item, []).append(problem)
-        return cls(ledger.sources(ids), ledger.captions(ids), refusals)
+        return cls(ledger.sources(ids), ledger.captions(ids), refusals, ledger.outdated_captions())
 
     def facts(self, source: SourceFile) -> SourceRow | None:
         """The source as last read, if it has not changed since."""
@@ -162,7 +163,7 @@ def _refusal(spec: EmbeddingSpec, source: SourceFile, caption: CaptionRow | None
     if problem := refused_image(source, known):
         return problem
     if spec.source == "caption" and caption is None:
-        return missing_caption(spec.kind, source)
+        return missing_caption(spec.kind, source, outdated=source.image_id in known.outdated)
     return None
 
 
@@ -172,13 +173,18 @@ def refused_image(source: SourceFile, known: Known) -> Problem | None:
     return next((p for p in refusals if p.stat == source.stat and p.reason in IMAGE_REASONS), None)
 
 
-def missing_caption(asset: str, source: SourceFile) -> Problem:
+OUTDATED_CAPTION = "its caption is by a model, of the image that was there before"
+
+
+def missing_caption(asset: str, source: SourceFile, *, outdated: bool = False) -> Problem:
+    """`outdated`: there is a caption, of another picture."""
+    lacking = f"no caption for {source.file_name}" if source.caption is None else f"{source.image_id}.txt is blank"
     return Problem(
         source.image_id,
         asset,
         "refused",
         "missing_caption",
-        f"no caption for {source.file_name}" if source.caption is None else f"{source.image_id}.txt is blank",
+        OUTDATED_CAPTION if outdated else lacking,
         f"write one line of text to {source.image_id}.txt beside the image",
         source.stat,
     )

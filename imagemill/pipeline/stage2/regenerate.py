@@ -11,19 +11,24 @@ from pathlib import Path
 
 from imagemill.errors import ImagemillError
 from imagemill.formats.npy import NpyStore
-from imagemill.ledger import SUPERSEDED, Ledger, Problem
+from imagemill.ledger import EVERY, SUPERSEDED, Ledger, Problem
+from imagemill.pipeline.claims import claimed
 from imagemill.provenance import forget_identity
 
 _BEGUN, _UNDER_WAY = "begun", "under way"
 _REASON = "cannot_regenerate"
 
 
-def regenerate(ledger: Ledger, provenance: Path, kind: str) -> bool:
-    """Mark a kind; one that is marked already goes on where it was. Returns whether it begins now."""
+def regenerate(ledger: Ledger, provenance: Path, kind: str, run_id: str) -> bool:
+    """Mark a kind; one that is marked already goes on where it was. Returns whether it begins now.
+
+    Waits until no other run works on this kind: what it is about to write would pass for new.
+    """
     if kind in ledger.regenerating():
         return False
-    ledger.supersede_files(kind, _BEGUN)
-    resume(ledger, provenance, kind)
+    with claimed(ledger, kind, [EVERY], run_id):
+        ledger.supersede_files(kind, _BEGUN)
+        resume(ledger, provenance, kind)
     return True
 
 

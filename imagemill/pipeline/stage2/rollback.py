@@ -11,6 +11,7 @@ Source: seed 002, "Rollback Strategy"; CONTRACTS section 1, "rollback".
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +21,8 @@ from imagemill.errors import ImagemillError, InvalidNpy, MissingInput
 from imagemill.formats.jsonl import encode_line, read_jsonl, replace_lines
 from imagemill.formats.npy import NpyStore, read_npy
 from imagemill.layout import DataRoot
-from imagemill.ledger import Ledger
+from imagemill.ledger import EVERY, Ledger
+from imagemill.pipeline.claims import claimed
 from imagemill.pipeline.stage2.merge import stage1_backup
 from imagemill.pipeline.stage2.recorded import record_id
 from imagemill.pipeline.stage2.stage1 import as_vector, stage1_record
@@ -38,8 +40,10 @@ class Rollback:
     delete_embeddings: bool = False
 
 
-def roll_back(rollback: Rollback, ledger: Ledger) -> dict[str, int]:
+def roll_back(rollback: Rollback, ledger: Ledger, run_id: str) -> dict[str, int]:
     """Put the Stage 1 file back, from the backup or out of the npy files; returns counters.
+
+    Where embeddings are to be deleted, it waits until no run makes any: what that run had finished would be half of a kind.
 
     Raises:
         MissingInput: neither records nor a backup. ImagemillError: a record without a valid vector; nothing is changed then.
@@ -48,11 +52,14 @@ def roll_back(rollback: Rollback, ledger: Ledger) -> dict[str, int]:
     backup = stage1_backup(jsonl)
     if not jsonl.is_file() and not backup.is_file():
         raise MissingInput("no records to roll back", where=jsonl, do="check --data-root and --output-base-dir")
-    _keep_version_2(jsonl)
-    counts = _from_backup(jsonl, backup) if backup.is_file() else _from_files(jsonl, rollback.root.derived)
-    ledger.forget_changes()
-    if rollback.delete_embeddings:
-        counts["deleted_files"] = _delete_embeddings(rollback.root, ledger)
+    with ExitStack() as alone:
+        for spec in embedding_specs() if rollback.delete_embeddings else ():
+            alone.enter_context(claimed(ledger, spec.kind, [EVERY], run_id))
+        _keep_version_2(jsonl)
+        counts = _from_backup(jsonl, backup) if backup.is_file() else _from_files(jsonl, rollback.root.derived)
+        ledger.forget_changes()
+        if rollback.delete_embeddings:
+            counts["deleted_files"] = _delete_embeddings(rollback.root, ledger)
     return counts
 
 

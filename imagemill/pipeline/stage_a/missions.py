@@ -14,8 +14,9 @@ Source: seed 003 "Per-image inference and grouped aggregation", "Group sampling"
 import os
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
 from random import Random
 from typing import Literal
@@ -140,6 +141,19 @@ def sample_groups(
     return [group for index, group in enumerate(groups) if index in kept]
 
 
+def leave_unselected(found: Discovery, *, passes: int | None = None, fails: int | None = None) -> Discovery:
+    """The same without groups at fault that sampling passes by: of their label as many as are wanted can be processed."""
+    wanted = {LABEL_FOLDERS["pass"]: passes, LABEL_FOLDERS["fail"]: fails}
+    there = Counter(LABEL_FOLDERS[group.label] for group in found.groups)
+
+    def passed_by(problem: InputProblem) -> bool:
+        folder = problem.place.partition("/")[0]
+        most = wanted.get(folder)
+        return problem.outcome == "failed" and most is not None and most <= there[folder]
+
+    return replace(found, problems=[problem for problem in found.problems if not passed_by(problem)])
+
+
 def group_id_in(name: str) -> str | None:
     """The group id with which a file name begins."""
     match = _GROUP_ID.match(PurePath(name).stem)
@@ -185,7 +199,7 @@ def _list_group(found: Discovery, label: Label, name: str) -> Group | None:
     place = f"{LABEL_FOLDERS[label]}/{name}"
     images, unusable = _list_images(found, place)
     if unusable:
-        what = f"a record would lack {', '.join(map(_printable, unusable[:3]))}{', …' if len(unusable) > 3 else ''}"
+        what = f"a record would lack {', '.join(map(printable, unusable[:3]))}{', …' if len(unusable) > 3 else ''}"
         found.problems.append(_failed(place, "unusable_image", what, "replace or remove these images"))
         return None
     if not images:
@@ -268,16 +282,16 @@ def _unexpected(entry: os.DirEntry[str], place: str, reason: str, where: str) ->
 
 
 def _problem(place: str, reason: str, detail: str, remedy: str) -> InputProblem:
-    return InputProblem(_printable(place), "refused", reason, detail, remedy)
+    return InputProblem(printable(place), "refused", reason, printable(detail), remedy)
 
 
 def _failed(place: str, reason: str, detail: str, remedy: str) -> InputProblem:
-    return InputProblem(_printable(place), "failed", reason, detail, remedy)
+    return InputProblem(printable(place), "failed", reason, printable(detail), remedy)
 
 
-def _printable(place: str) -> str:
+def printable(text: str) -> str:
     """On one line: reports are text. What is not UTF-8 or a control character has a mark in its place."""
-    text = place.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    text = text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     return "".join("\ufffd" if unicodedata.category(c) in {"Cc", "Zl", "Zp"} else c for c in text)
 
 
@@ -286,7 +300,7 @@ def _no_mission(root: Path, mission: str) -> MissingInput:
     return MissingInput(
         f"no mission {mission!r}",
         where=root,
-        why=f"missions found: {', '.join(map(_printable, found))}" if found else _no_mission_at_all(root),
+        why=f"missions found: {', '.join(map(printable, found))}" if found else _no_mission_at_all(root),
         do="check --mission and --input_dir",
     )
 

@@ -17,12 +17,13 @@ from imagemill.progress import Progress
 
 
 class RankShare(NamedTuple):
-    """What one rank did, in images."""
+    """What one rank did, in images. `died`: how it ended, where its process did before it."""
 
     rank: int
     inferred: int
     reused: int
     failed: int
+    died: str = ""
 
 
 class ShareWorker:
@@ -36,7 +37,7 @@ class ShareWorker:
     def __init__(self, options: Mapping[str, Any], go_on: Callable[[], None] | None = None) -> None:
         self._plan: StageAPlan = options["plan"]
         self._worker = RankWorker(**options)
-        self._go_on = go_on or _stop_if_orphaned
+        self._go_on = go_on
 
     def stream(self, ranks: Iterable[int]) -> Iterator[RankShare]:
         """One row per rank, once it has come to its end.
@@ -58,13 +59,15 @@ class ShareWorker:
             for row in self._worker.stream([rank]):
                 counts[row.how] += 1
                 progress.advance()
-                self._go_on()  # the last time before the rank's end mark
+                _stop_if_orphaned()  # the last time before the rank's end mark
+                if self._go_on:
+                    self._go_on()
         return RankShare(rank, counts["inferred"], counts["reused"], counts["failed"])
 
 
 def _name_rank(rank: int) -> None:
-    """In a process of our own, as torchrun does: by this number a model chooses its GPU."""
-    if multiprocessing.parent_process() is not None:
+    """In a process of our own, as torchrun does where it has not: by this number a model chooses its GPU."""
+    if multiprocessing.parent_process() is not None and "LOCAL_WORLD_SIZE" not in os.environ:
         os.environ["LOCAL_RANK"] = str(rank)
 
 

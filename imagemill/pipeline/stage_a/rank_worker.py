@@ -5,7 +5,7 @@
                                                            └▶ else decode ─▶ batch ─▶ summarizer ─▶ clean ─▶ its line
 
 A finished summary goes into the store before it goes into the rank's file, batch by batch: a rank that dies loses the batch at
-hand. Images are decoded for the next batch only.
+hand. Images are decoded for the next batch only. What a process was at work on when it died comes last, image by image.
 
 Belongs here: the plan, one rank.
 Belongs elsewhere: rank files (rank_files.py), the store (finished.py), groups of all ranks' lines (stage_a_merge.py).
@@ -13,7 +13,7 @@ Source: seed 003; CONTRACTS section 5.
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -25,6 +25,7 @@ from PIL import Image
 from imagemill.errors import Refused, WrongUsage, disk_full_told
 from imagemill.files import StatTriple, fingerprint, stat_triple
 from imagemill.pipeline.answers import Answered, Unanswered
+from imagemill.pipeline.stage_a.at_work import AtWork, left_behind
 from imagemill.pipeline.stage_a.finished import FinishedIndex, Keeper, summary_fingerprint
 from imagemill.pipeline.stage_a.missions import DEFAULT_SEED, Discovery, Group, sample_groups
 from imagemill.pipeline.stage_a.rank_files import (
@@ -164,10 +165,14 @@ class RankWorker:
                 keeper.flush()
             # In this order: at no moment does a mark vouch for lines of another plan.
             mark_file(self._output, plan.mission, rank).unlink(missing_ok=True)
-            with new_rank_file(rank_file(self._output, plan.mission, rank)) as lines:
+            behind = left_behind(self._store)
+            with (
+                new_rank_file(rank_file(self._output, plan.mission, rank)) as lines,
+                AtWork(self._store, rank) as hands,
+            ):
                 self._mark(rank, ended=False)
-                run = _Rank(plan, self._summarizer, index, keeper, self._batch_size)
-                for rows in run.rows(plan.ranks.jobs(rank)):
+                run = _Rank(plan, self._summarizer, index, keeper, hands, self._batch_size)
+                for rows in run.rows(*split_jobs(plan, rank, behind)):
                     keeper.flush()
                     for line, _ in rows:
                         lines.append(line)
@@ -184,6 +189,17 @@ class RankWorker:
         write_mark(self._output, self._plan.mission, rank, RankMark(self._plan.digest, self._launch, ended))
 
 
+def split_jobs(plan: StageAPlan, rank: int, behind: Sequence[str]) -> tuple[Iterable[ImageJob], list[ImageJob]]:
+    """A rank's images: those to do in order, and those among `behind`, in the order of that, to do last and one by one."""
+    jobs = plan.ranks.jobs(rank)
+    if not behind:
+        return jobs, []
+    order = {place: number for number, place in enumerate(behind)}
+    numbers = {job: order.get(plan.groups[job.group_seq].image_place(job.image_index)) for job in jobs}
+    last = {number: job for job, number in numbers.items() if number is not None}
+    return [job for job, number in numbers.items() if number is None], [job for _, job in sorted(last.items())]
+
+
 _Outcome = tuple[RankLine, Literal["inferred", "reused", "failed"]]
 
 
@@ -196,27 +212,37 @@ class _Rank:
         make: Callable[[], Summarizer],
         index: FinishedIndex,
         keeper: Keeper,
+        hands: AtWork,
         batch_size: int,
     ) -> None:
         self._plan, self._make, self._index, self._keeper = plan, make, index, keeper
-        self._batch_size = batch_size
+        self._hands, self._batch_size = hands, batch_size
         self._summarizer: Summarizer | None = None
 
-    def rows(self, jobs: Iterable[ImageJob]) -> Iterator[list[_Outcome]]:
+    def rows(self, jobs: Iterable[ImageJob], last: Iterable[ImageJob] = ()) -> Iterator[list[_Outcome]]:
+        """`last`: each alone, once all the others are written."""
+        yield from self._batches(jobs, self._batch_size)
+        for job in last:
+            yield from self._batches([job], 1)
+
+    def _batches(self, jobs: Iterable[ImageJob], size: int) -> Iterator[list[_Outcome]]:
         batch: list[_Ready] = []
         for job in jobs:
             if batch and not self._plan.ranks.mixes_groups and batch[-1].job.group_seq != job.group_seq:
                 yield self._infer(batch)
+                self._hands.done()
             found = self._look(job)
             if isinstance(found, _Ready):
                 batch.append(found)
             else:
                 yield [found]
             del found  # or a decoded image more than the batch's would be held
-            if len(batch) == self._batch_size:
+            if len(batch) == size:
                 yield self._infer(batch)
+                self._hands.done()
         if batch:
             yield self._infer(batch)
+        self._hands.done()
 
     def _look(self, job: ImageJob) -> _Ready | _Outcome:
         """The line of an image whose summary is known or that cannot be read, else the image."""
@@ -230,6 +256,7 @@ class _Rank:
                 known_by = summary_fingerprint(name, content, self._plan.identity)
                 if summary := self._index.summary(known_by):
                     return self._line(job, known_by, summary), "reused"
+            self._hands.begin(place)
             data, stat = _read(path)
             content = fingerprint(data)
             known_by = summary_fingerprint(name, content, self._plan.identity)
@@ -265,19 +292,24 @@ class _Rank:
         return outcomes
 
     def _line(self, job: ImageJob, known_by: str, result: str | Unanswered) -> RankLine:
-        group = self._plan.groups[job.group_seq]
-        failed = isinstance(result, Unanswered)
-        return RankLine(
-            group_seq=job.group_seq,
-            group_id=group.group_id,
-            label=group.label,
-            image_index=job.image_index,
-            image_name=group.images[job.image_index - 1],
-            ok=not failed,
-            summary=UNSET if failed else result,
-            error=f"{result.reason}: {result.detail}" if failed else UNSET,
-            fingerprint=known_by,
-        )
+        return rank_line(self._plan, job, known_by, result)
+
+
+def rank_line(plan: StageAPlan, job: ImageJob, known_by: str, result: str | Unanswered) -> RankLine:
+    """What became of one image, a summary or why there is none, as a line of its rank's file."""
+    group = plan.groups[job.group_seq]
+    failed = isinstance(result, Unanswered)
+    return RankLine(
+        group_seq=job.group_seq,
+        group_id=group.group_id,
+        label=group.label,
+        image_index=job.image_index,
+        image_name=group.images[job.image_index - 1],
+        ok=not failed,
+        summary=UNSET if failed else result,
+        error=f"{result.reason}: {result.detail}" if failed else UNSET,
+        fingerprint=known_by,
+    )
 
 
 def _read(path: Path) -> tuple[bytes, StatTriple]:

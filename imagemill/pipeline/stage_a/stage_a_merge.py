@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from imagemill.formats.jsonl import encode_line, replace_lines
+from imagemill.pipeline.stage_a.at_work import RANK_DIED, forget
 from imagemill.pipeline.stage_a.finished import compact
 from imagemill.pipeline.stage_a.missions import Group
 from imagemill.pipeline.stage_a.rank_files import (
@@ -53,6 +54,10 @@ class GroupFailure(NamedTuple):
 
     group: Group
     images: tuple[ImageFailure, ...]
+
+    def places(self, reason: str) -> list[str]:
+        """Its images that failed for this reason, relative to the mission's folder."""
+        return [f"{self.group.place}/{image.image_name}" for image in self.images if image.reason == reason]
 
 
 @dataclass(slots=True)
@@ -103,7 +108,8 @@ def finish_stage_a(
     merged.other_plan = [rank for rank in missing if ended_on_another_plan(plan, output, rank)]
     if plan.groups and not missing:
         compact(store)
-        if not merged.failures and not keep:
+        forget(store, but={place for failure in merged.failures for place in failure.places(RANK_DIED)})
+        if not merged.failures and not failed and not keep:
             merged.removed = remove_rank_files(output, plan.mission)
     return merged
 

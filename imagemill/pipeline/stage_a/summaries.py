@@ -2,7 +2,9 @@
 
     header lines       <DOMAIN=BBU><TASK=SUMMARY>              dropped
     JSON with 统计     … {"统计": [...]} …                      the last such object, on one line
-    JSON alone         {"品牌": "华为", "状态": "合格"}          华为，合格
+    JSON               {"品牌": "华为", "状态": "合格"}          华为，合格
+      in a fence       以下是结果：```json {…} ```               as if it stood alone; so it does behind a colon
+      saying nothing   {"摘要": ""}, {}, ""                    blank
     no matter          无关图片，画面为办公室                    无关图片
     text               any line breaks and runs of spaces      one space
 
@@ -10,9 +12,10 @@ Source: CONTRACTS section 5, "Summaries"; seed 003 "non-empty cleaned summary".
 """
 
 import json
+import math
 import re
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from imagemill.pipeline.answers import Answer, answer_batch
@@ -23,6 +26,7 @@ STATISTICS = "统计"
 
 _HEADER = re.compile(r"^[^\S\n]*<DOMAIN=[^<>\n]*>[^\S\n]*<TASK=[^<>\n]*>", re.MULTILINE)
 _FENCE = re.compile(r"^\s*```\w*\s*$", re.MULTILINE)
+_FENCED = re.compile(r"```\w*\s(.*?)```", re.DOTALL)
 
 
 def clean_answer(answer: str) -> str | None:
@@ -45,14 +49,59 @@ def is_summary(text: object) -> bool:
 
 
 def _content(text: str) -> str:
-    objects = list(_objects(text))
-    with_statistics = [value for value, _ in objects if STATISTICS in value]
-    if with_statistics:
-        return _whole_characters(json.dumps(with_statistics[-1], ensure_ascii=False))
+    try:
+        objects = list(_objects(text))
+        statistics = [found for value, _ in objects for found in _with_statistics(value)]
+        if statistics:
+            return _whole_characters(json.dumps(statistics[-1], ensure_ascii=False))
+        value = _json_answer(text, objects)
+        return text if value is _NO_JSON else _said(value, text)
+    except RecursionError:  # nested nearly as deep as can be read
+        return text
+
+
+def _with_statistics(value: Any) -> list[dict[str, Any]]:
+    """The objects with that key, in order; what lies within one is part of it."""
+    has = lambda inner: isinstance(inner, dict) and STATISTICS in inner  # noqa: E731
+    return [inner for inner in _walk(value, stop=has) if has(inner)]
+
+
+def _json_answer(text: str, objects: Sequence[tuple[dict[str, Any], tuple[int, int]]]) -> Any:
+    """The JSON that an answer consists of, or that it leads up to; else `_NO_JSON`."""
+    alone = _FENCE.sub("", text).strip()
+    whole = _parsed(alone) if alone else None
+    if whole is None or isinstance(whole, dict | list | str):
+        return whole
     if objects and _nothing_besides(text, [span for _, span in objects]):
-        strings = (_one_line(value) for value in objects[-1][0].values() if isinstance(value, str))
-        return _whole_characters("，".join(filter(None, strings))) or text
-    return text
+        return objects[-1][0]
+    fenced = [value for block in _FENCED.findall(text) if isinstance(value := _parsed(block), dict | list)]
+    if fenced:
+        return fenced[-1]
+    if objects:
+        value, (begin, end) = objects[-1]
+        if text[:begin].rstrip().endswith((":", "：")) and not text[end:].strip():
+            return value
+    return _NO_JSON
+
+
+def _said(value: Any, text: str) -> str:
+    """The strings of a JSON answer; the whole text where it holds numbers alone, nothing where it holds not even those."""
+    inner = list(_walk(value))
+    strings = [_one_line(each) for each in inner if isinstance(each, str) and any(map(_is_visible, each))]
+    if strings:
+        return _whole_characters("，".join(strings))
+    return text if any(isinstance(each, int | float) for each in inner) else ""
+
+
+def _walk(value: Any, stop: Callable[[Any], bool] = lambda inner: False) -> Iterator[Any]:
+    """A JSON value and all within it, in order; nothing within what `stop` holds for. Not by recursion: it may be deep."""
+    waiting = [value]
+    while waiting:
+        inner = waiting.pop()
+        yield inner
+        if not stop(inner):
+            within = inner.values() if isinstance(inner, dict) else inner if isinstance(inner, list) else ()
+            waiting.extend(reversed(list(within)))
 
 
 def _objects(text: str) -> Iterator[tuple[dict[str, Any], tuple[int, int]]]:
@@ -69,6 +118,13 @@ def _objects(text: str) -> Iterator[tuple[dict[str, Any], tuple[int, int]]]:
         begin = text.find("{", end)
 
 
+def _parsed(text: str) -> Any:
+    try:
+        return _DECODER.decode(text)
+    except (ValueError, RecursionError):
+        return _NO_JSON
+
+
 def _nothing_besides(text: str, spans: list[tuple[int, int]]) -> bool:
     for begin, end in reversed(spans):
         text = text[:begin] + text[end:]
@@ -79,7 +135,14 @@ def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is no JSON")
 
 
-_DECODER = json.JSONDecoder(parse_constant=_no_constant, strict=False)
+def _finite(digits: str) -> float:
+    if math.isinf(number := float(digits)):
+        raise ValueError(f"{digits} would come out as Infinity")
+    return number
+
+
+_NO_JSON = object()
+_DECODER = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite, strict=False)
 
 
 def _one_line(text: str) -> str:

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from imagemill.embedding_specs import embedding_specs
 from imagemill.errors import ImagemillError
 from imagemill.ledger import Ledger
 from imagemill.pipeline.shards.append import lay_over
@@ -20,6 +21,7 @@ from imagemill.pipeline.shards.shard_sets import (
     read_tombstones,
 )
 from imagemill.pipeline.shards.shard_writer import write_bucket
+from imagemill.provenance import ModelIdentity
 from imagemill.validation.validator import validate
 from tests.helpers.product import snapshot
 from tests.helpers.stage2 import embed, photos, picture, ready, stage2, write_records
@@ -63,10 +65,36 @@ def test_withdrawing_takes_out_those_ids_and_nothing_else(lines, wanted, withdra
     assert overlay.missing == ()
 
 
+@given(index, st.data(), planned, st.sets(ids))
+def test_restoring_undoes_exactly_the_withdrawing(lines, data, wanted, withdrawn):
+    """What was dead before stays dead, and why; what counted counts again, whatever is ready now."""
+    newest = {line.image_id: line for line in lines}
+    dead = data.draw(st.sets(st.sampled_from(lines))) if lines else set()
+    before = [
+        Tombstone(line.image_id, line.shard, line.offset, "changed")
+        for line in lines
+        if line in dead or newest[line.image_id] is not line
+    ]
+
+    there = lay_over(lines, before, wanted, withdrawn, withdrawals_only=True)
+    back = lay_over(lines, there.tombstones, wanted, set(), withdrawals_only=True)
+
+    assert list(back.tombstones) == before
+
+
+def test_sample_that_is_ready_and_not_planned_is_beyond_the_limit():
+    line = IndexLine("a", "a", "shard-000000.tar", 0, 1, "1")
+
+    (limited,) = lay_over([line], [], {}, set(), ready={"a"}).tombstones
+    (unready,) = lay_over([line], [], {}, set(), ready={"b"}).tombstones
+
+    assert (limited.why, unready.why) == ("beyond_limit", "not_ready")
+
+
 # ---- on disk
 
 
-def pack(root, existing, **parameters):
+def pack(root, existing, identities=None, **parameters):
     """One bucket, packed as the asset does it."""
     with Ledger(root.ledger) as ledger:
         withdrawn = ledger.ids("withdrawn")
@@ -74,7 +102,7 @@ def pack(root, existing, **parameters):
     shard_set: ShardSet = plan_shards(
         found.ready, [BUCKET], root.shards, ShardParameters(**parameters), existing, withdrawn=withdrawn
     )
-    return write_bucket(shard_set, shard_set.plans[0], root.derived, {})
+    return write_bucket(shard_set, shard_set.plans[0], root.derived, identities or {})
 
 
 def live(root):
@@ -179,6 +207,23 @@ def test_withdrawn_sample_stays_out_of_every_later_set(root):
     for existing in ("append", "repack", "replace", "update"):
         pack(root, existing)
         assert live(root) == ["b", "c", "d"], existing
+
+
+def test_withdrawing_says_no_other_model_of_tars_that_stay(root):
+    """The manifest tells which model made what is in the tars, not which one makes files now. Source: CONTRACTS section 0."""
+    folder = bucket_folder(root.shards, BUCKET)
+    kinds = [spec.kind for spec in embedding_specs()]
+    preview = {kind: ModelIdentity(kind=kind, model="preview", preview=True, facts={"weights": "1"}) for kind in kinds}
+    real = {kind: ModelIdentity(kind=kind, model="real", facts={"weights": "2"}) for kind in kinds}
+    pack(root, "replace", preview)
+    before = read_manifest(folder)["provenance"]
+    with Ledger(root.ledger) as ledger:
+        ledger.withdraw(["a"])
+
+    pack(root, "withdraw", real)
+
+    assert read_manifest(folder)["provenance"] == before
+    assert all(told["preview"] for told in before.values())
 
 
 def test_index_of_another_program_cannot_be_appended_to(root):

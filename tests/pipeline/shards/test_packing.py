@@ -4,8 +4,9 @@ import pytest
 
 from imagemill.buckets import BUCKETS
 from imagemill.config import Config, NearDuplicateSettings
-from imagemill.errors import MissingInput, WrongUsage
+from imagemill.errors import MissingInput, ShardExists, WrongUsage
 from imagemill.ledger import Ledger
+from imagemill.pipeline.shards.conflicts import refuse_conflicts
 from imagemill.pipeline.shards.packing import Packing, dry_run, plan_packing
 from imagemill.pipeline.shards.shard_sets import ShardParameters
 from imagemill.pipeline.shards.shard_writer import write_bucket
@@ -56,11 +57,22 @@ def test_set_of_ours_keeps_what_it_was_written_with(root, existing):
     assert kept[TALL] == ShardParameters(shard_size=3), "no set there to keep anything of"
 
 
-@pytest.mark.parametrize(("existing", "asked"), [("replace", {}), ("refuse", {}), ("update", {"seed": 1337})])
-def test_set_written_anew_or_as_asked_keeps_nothing(root, existing, asked):
+@pytest.mark.parametrize("existing", ["replace", "refuse"])
+def test_set_written_anew_keeps_nothing(root, existing):
     pack(root, shuffle=True, shard_size=2)
 
-    assert set(parameters(plan(root, existing, **asked)).values()) == {ShardParameters(shard_size=3)}
+    assert set(parameters(plan(root, existing)).values()) == {ShardParameters(shard_size=3)}
+
+
+@pytest.mark.parametrize("existing", ["update", "append", "repack"])
+def test_one_parameter_named_leaves_the_others_as_recorded(root, existing):
+    """Cutting a limited set anew must not put samples in that the limit left out."""
+    pack(root, shuffle=True, limit=3, shard_size=2, buckets=[SQUARE])
+
+    kept = parameters(plan(root, existing, shard_size=5))
+
+    assert kept[SQUARE] == ShardParameters(shard_size=5, shuffle=True, limit=3)
+    assert kept[TALL] == ShardParameters(shard_size=5)
 
 
 def test_dry_run_gives_the_counters_of_the_plan(root):
@@ -98,6 +110,32 @@ def test_dry_run_tells_every_conflict(root):
 
     assert [conflict.split("/")[0] for conflict in found.conflicts] == [f"bucket_{SQUARE}", f"bucket_{TALL}"]
     assert dry_run(root, Config(), packing(root, "replace")).conflicts == []
+
+
+@pytest.mark.parametrize("existing", ["update", "repack", "append"])
+def test_dry_run_counts_nothing_for_a_set_that_stays(root, existing):
+    """Seed 001: the counters are those of the real run."""
+    pack(root)
+
+    counts = dry_run(root, Config(shard_size=3), packing(root, existing)).counts
+
+    assert (counts["ready_records"], counts["written_samples"], counts["written_shards"]) == (5, 0, 0)
+
+
+@pytest.mark.parametrize("existing", ["replace", "append", "update"])
+def test_image_that_changed_its_bucket_never_counts_twice(root, existing):
+    """Its old bucket has to be packed too, or first."""
+    pack(root)
+    foreign(root, *(record_of(i, size=(24, 24)) for i in "bcd"), *(record_of(i, size=(24, 36)) for i in ("a", "tall")))
+
+    alone = plan(root, existing, buckets=[TALL])
+
+    told = f"a belongs to {TALL} now, and still counts in bucket_{SQUARE}"
+    assert dry_run(root, Config(shard_size=3), packing(root, existing, buckets=[TALL])).conflicts == [told]
+    with pytest.raises(ShardExists, match=told):
+        refuse_conflicts(alone)
+    refuse_conflicts(plan(root, existing, buckets=[SQUARE]))
+    refuse_conflicts(plan(root, existing))
 
 
 def test_dry_run_without_its_inputs_says_what_is_missing(root, data_root):

@@ -19,8 +19,11 @@ from imagemill.formats.npy import NpyStore
 from imagemill.layout import DataRoot
 from imagemill.ledger import Ledger
 from imagemill.pipeline.shards import readiness
+from imagemill.pipeline.shards.kind_files import KindFiles
 from imagemill.pipeline.shards.readiness import find_ready, progress_lines
+from imagemill.pipeline.shards.slim import slim_of, slim_records
 from imagemill.provenance import UNKNOWN, read_identity
+from imagemill.records import record_problem
 from tests.helpers.stage1 import stage1_record
 from tests.helpers.stage2 import embed, foreign, photos, picture, ready, record_of, stage2, write_records, write_text
 
@@ -487,28 +490,137 @@ def test_counters_always_add_up(packed, lines, buckets):
 
 
 USUAL, OTHER = (msgspec.json.encode(record_of(name, size=(16, 16))).decode() for name in "ab")
+
+
+def respelled(**change):
+    """The record with other fields, as most programs spell JSON."""
+    return json.dumps({**json.loads(USUAL), **change})
+
+
 UNUSUAL = (
-    "x" + USUAL, USUAL + USUAL, USUAL + "\r", "", " \r", "{", USUAL[:-1], USUAL.replace("photo", "\\u00e9"),
-    USUAL.replace("photo", "été"), USUAL.replace('"a"', '"日本"'), USUAL.replace("[1,", "[2,"), USUAL.replace(",", ", "),
+    # Other spellings of what is valid.
+    respelled(), respelled(note={"z": [1, 1e3], "b": "ä\u2028"}), respelled(caption='a "STOP" sign'), respelled(caption="\té"),
+    json.dumps(dict(sorted(json.loads(USUAL).items()))), USUAL.replace(',"format_version":2', ""), USUAL + "\r", " " + USUAL,
+    USUAL.replace("noise", "\\u00e9"), USUAL.replace("noise", "été"), USUAL.replace(",", ", "), USUAL.replace(":", " :\t"),
+    USUAL.replace("}", ',"caption":"another"}'), USUAL.replace("}", ',"height":16,"note":null}'),
+    # Ids of no file, or of one that is missing.
+    *(respelled(image_id=image_id) for image_id in ("日本", "", ".", "..", "a/b", "a\\b", "a\tb", "a\u2028b", None, 7)),
+    USUAL.replace('"a"', '"日本"'), USUAL.replace('"a"', '"c.d"'),
+    # What only looks valid.
+    *(respelled(height=height) for height in (0, -16, 16.0, True, "16", 10**400)), USUAL.replace(":16,", ":1e1,"),
+    *(respelled(format_version=version) for version in (1, 2.0, "2", None)), respelled(aspect_bucket="16x16"),
+    *(respelled(t5_attention_mask=mask) for mask in ([], [0] * 77, [1.0] * 77, [True] * 77, [0] * 5 + [1] * 72, "[1]")),
+    USUAL.replace("[1,", "[2,"), respelled(caption=" \u00a0"), respelled(image_path="\u3000"), USUAL.replace("noise", "\x7f"),
+    USUAL.replace("noise", "\u00a0"), USUAL.replace("data/approved/a.png", "\u3000"),
+    respelled(dinov3_embedding=None), '{"image_path": "x.jpg", "caption": "x"}',
+    # No records.
+    "", " \r", "\ufeff" + USUAL, "{", "[]", "null", "x" + USUAL, USUAL + USUAL, USUAL[:-1], USUAL[:-1] + ",", USUAL[1:],
+    *(USUAL.replace("}", f',"note":{value}}}') for value in ("NaN", "1e999", '"\\ud800"', '"\x01"', "[" * 2000)),
+    USUAL.encode().replace(b"noise", b"\xff"), USUAL.encode().replace(b"}", b',"note":"\xff"}'),
 )  # fmt: skip
 
 
-@settings(deadline=None, max_examples=30)
-@given(st.lists(st.sampled_from([USUAL, OTHER, *UNUSUAL]), max_size=6), st.sampled_from([1, 500, 1 << 20]))
-def test_a_look_tells_what_a_decoder_tells(packed, lines, block):
+@pytest.mark.parametrize("line", UNUSUAL)
+def test_what_a_look_tells_is_valid(line):
+    """And the same as of the whole record; it may leave any line to the verdict."""
+    raw = line if isinstance(line, bytes) else line.encode()
+
+    (told,) = slim_records(raw)
+
+    record = parse_object(raw) or {}
+    assert told == raw if record_problem(record) else told in (raw, slim_of(record))
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    st.lists(st.one_of(st.sampled_from([USUAL, OTHER]), st.sampled_from(UNUSUAL)), max_size=6),
+    st.sampled_from([1, 500, 1 << 20]),
+    st.booleans(),
+)
+def test_a_look_tells_what_a_decoder_tells(packed, lines, block, ended):
     """Thousands of lines in one go or each by itself, with whatever stands around them: the same outcome."""
     write_text(packed.stage2_jsonl, *lines)
+    if not ended:
+        packed.stage2_jsonl.write_bytes(packed.stage2_jsonl.read_bytes().removesuffix(b"\n"))
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("imagemill.formats.jsonl._BLOCK", block)
         looked = look(packed)
-        patched.setattr(readiness, "slim_records", lambda lines: None)
+        patched.setattr(readiness, "slim_records", lambda lines: lines.split(b"\n"))
         decoded = look(packed)
 
-    assert [(s.image_id, s.record, s.mask, tuple(s.files)) for s in looked.ready] == [
-        (s.image_id, s.record, s.mask, tuple(s.files)) for s in decoded.ready
+    assert [(s.image_id, s.bucket, s.record, s.mask, tuple(s.files)) for s in looked.ready] == [
+        (s.image_id, s.bucket, s.record, s.mask, tuple(s.files)) for s in decoded.ready
     ]
     assert looked.problems == decoded.problems
     assert (looked.total_records, looked.filtered) == (decoded.total_records, decoded.filtered)
+
+
+FOUR = ("a", "b", "c", "d")
+
+
+def spoiled(root):
+    """Four samples of the product's own, of which two have a file that the ledger does not vouch for as it is."""
+    stage2(root, *FOUR)
+    npy(root, VAE, "b").write_bytes(b"no npy")
+    npy(root, T5, "c").unlink()
+    npy(root, DINOV3, "stranger").write_bytes(b"no npy")
+    return root
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    root = DataRoot(tmp_path_factory.mktemp("made") / "data")
+    root.approved.mkdir(parents=True)
+    return spoiled(root)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.permutations(FOUR), st.integers(0, 4), st.sampled_from([json.dumps, msgspec.json.encode]))
+def test_order_and_company_of_records_change_no_verdict(made, order, count, spell):
+    """Whole columns are compared where records, images and files are all in step: each alone has the same outcome."""
+    records = {name: spell(record_of(name, caption=f"noise called {name}", size=(32, 24))) for name in FOUR}
+    chosen = order[:count]
+
+    together = verdicts(made, [records[name] for name in chosen])
+
+    alone = [verdicts(made, [records[name]]) for name in chosen]
+    assert [sample for one in alone for sample in one[0]] == together[0]
+    assert {item: why for one in alone for item, why in one[1].items()} == together[1]
+    assert {"a", "d"} & set(chosen) == {sample[0] for sample in together[0]}
+
+
+def verdicts(root, lines):
+    write_text(root.stage2_jsonl, *lines)
+    found = look(root)
+    return [(s.image_id, s.record, tuple(s.files)) for s in found.ready], {p.item: p for p in found.problems}
+
+
+def test_only_a_file_that_nothing_vouches_for_gets_a_closer_look(data_root, monkeypatch):
+    """Records in another order, a record or a file too many: the other samples are matched by columns as before."""
+    spoiled(data_root)
+    lines = data_root.stage2_jsonl.read_bytes().splitlines()
+    write_text(data_root.stage2_jsonl, *lines[::-1][:3])
+    closer, once = [], KindFiles.look
+    monkeypatch.setattr(
+        KindFiles, "look", lambda self, record, *rest: closer.append(record.image_id) or once(self, record, *rest)
+    )
+
+    found = look(data_root)
+
+    assert ids(found) == ["d"]
+    assert set(closer) == {"b", "c"}
+
+
+def test_images_without_a_file_of_every_kind_keep_no_other_from_being_matched_by_columns(data_root, monkeypatch):
+    """An image that waits for its caption has no hidden state and no record."""
+    photos(data_root, "A", captions=False)
+    stage2(data_root, "a", "b", "c")
+
+    monkeypatch.setattr(KindFiles, "look", lambda *_: pytest.fail("a closer look"))
+    found = look(data_root)
+
+    assert ids(found) == ["a", "b", "c"]
+    assert [{file.image_id for file in sample.files} for sample in found.ready] == [{"a"}, {"b"}, {"c"}]
 
 
 # ---- near duplicates

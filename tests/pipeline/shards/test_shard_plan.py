@@ -28,13 +28,12 @@ from imagemill.formats.tar import IndexEntry, read_sample, read_shard
 from imagemill.layout import DataRoot
 from imagemill.ledger import FileRow
 from imagemill.pipeline.shards import shard_writer
+from imagemill.pipeline.shards.conflicts import conflicts, refuse_conflicts
 from imagemill.pipeline.shards.readiness import ReadySample
 from imagemill.pipeline.shards.shard_plan import (
     BucketPlan,
     check_buckets,
-    conflicts,
     plan_shards,
-    refuse_conflicts,
 )
 from imagemill.pipeline.shards.shard_sets import ShardParameters, read_manifest, shard_name
 from imagemill.pipeline.shards.shard_writer import write_bucket
@@ -195,7 +194,7 @@ def test_bringing_up_to_date_keeps_the_parameters_of_a_set(root, parameters):
     before = snapshot(root.shards)
     chosen = list(BUCKETS)
 
-    again = plan_shards(ready(root, chosen).ready, chosen, root.shards, ShardParameters(), "update", as_recorded=True)
+    again = plan_shards(ready(root, chosen).ready, chosen, root.shards, ShardParameters(), "update", asked={})
     for planned in again.plans:
         write_bucket(again, planned, root.derived, {})
 
@@ -507,7 +506,7 @@ def test_manifest_that_says_nonsense_is_not_ours(root, nonsense, existing):
     path = folder_of(root) / "manifest.json"
     write_json(path, read_json(path) | dict([nonsense]))
 
-    planned = plan_shards([], [SQUARE], root.shards, ShardParameters(), existing, as_recorded=True)
+    planned = plan_shards([], [SQUARE], root.shards, ShardParameters(), existing, asked={})
 
     assert "without our manifest" in conflicts(planned)[0]
     assert pack(root, SQUARE, existing="replace")[SQUARE].status == "written"

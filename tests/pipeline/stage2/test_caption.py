@@ -7,8 +7,8 @@ import pytest
 
 from imagemill.errors import ModelUnusable
 from imagemill.ledger import FROM_CAPTIONER, FROM_PREVIEW, FROM_PREVIEW_RECORD, FROM_RECORD, Ledger
-from imagemill.pipeline.stage2.caption import CaptionWorker, caption_jobs, forget_problems, keep_captions
-from imagemill.pipeline.stage2.facts import adopt_captions, complete_facts
+from imagemill.pipeline.stage2.caption import CaptionWorker, caption_jobs, forget_problems, keep_captions, look_again
+from imagemill.pipeline.stage2.facts import adopt_captions, complete_facts, note_missing_captions
 from imagemill.pipeline.stage2.recorded import read_recorded
 from imagemill.pipeline.stage2.scan import survey
 from imagemill.provenance import ModelIdentity, write_identity
@@ -101,6 +101,47 @@ def test_caption_of_a_replaced_image_is_made_anew_and_of_a_touched_one_is_kept(d
     assert jobs(data_root, ledger) == []
 
 
+def test_caption_of_a_replaced_image_does_not_count_where_nobody_makes_another(data_root, ledger):
+    """Source: CONTRACTS section 0, "A replaced image … makes exactly the artefacts that depend on it stale"."""
+    photos(data_root, "a", "b", "mine", captions=False)
+    run(data_root, ledger, Model("one", "two", "three"))
+    (data_root.approved / "mine.txt").write_text("as I see it")
+    old = (data_root.approved / "a.png").read_bytes()
+    for image_id in ("a", "mine"):
+        picture(data_root.approved / f"{image_id}.png")
+    os.utime(data_root.approved / "b.png", ns=(1, 1))
+    scan = survey(data_root.approved, ledger)
+    assert ledger.outdated_captions() == set(), "nobody has looked yet"
+
+    look_again(scan.sources, scan, ledger, data_root.approved)
+
+    assert ledger.outdated_captions() == {"a"}
+    assert texts(ledger) == {"b": "two", "mine": "as I see it"}
+    assert [image_id for image_id, _, _ in ledger.facts()] == ["b", "mine"]
+    note_missing_captions(scan, ledger)
+    (problem,) = [p for p in ledger.problems(["a"]) if p.reason == "missing_caption"]
+    assert "of the image that was there before" in problem.detail
+
+    (data_root.approved / "a.png").write_bytes(old)
+    scan = survey(data_root.approved, ledger)
+    look_again(scan.sources, scan, ledger, data_root.approved)
+    assert texts(ledger)["a"] == "one"
+
+
+def test_caption_that_a_replaced_image_had_is_not_taken_out_of_its_record(data_root, ledger):
+    photos(data_root, "a", captions=False)
+    run(data_root, ledger, Model("one"))
+    write_text(data_root.stage2_jsonl, json.dumps(record_of("a")))
+    picture(data_root.approved / "a.png")
+    scan = survey(data_root.approved, ledger)
+    look_again(scan.sources, scan, ledger, data_root.approved)
+
+    adopt_captions(read_recorded(data_root.stage2_jsonl), ledger, data_root.provenance)
+
+    assert texts(ledger) == {}
+    assert ids(jobs(data_root, ledger)) == ["a"]
+
+
 def test_real_model_replaces_captions_of_a_preview_model_and_never_the_other_way(data_root, ledger):
     photos(data_root, "a", captions=False)
     run(data_root, ledger, Model("preview"), preview=True)
@@ -181,14 +222,59 @@ def test_blank_answer_is_a_failure_and_no_caption(data_root, ledger):
     assert texts(ledger) == {"b": "b"}
 
 
-def test_model_that_fails_every_image_stops_the_run(data_root, ledger):
-    """Three tries: the first image alone may be one that no model takes."""
+def problems(ledger):
+    return {p.item: p.reason for p in ledger.problems() if p.asset == CAPTIONER}
+
+
+def test_model_that_fails_every_image_stops_captioning_and_each_image_that_waits_is_named(data_root, ledger):
+    """Three tries: the first image alone may be one that no model takes. Source: CONTRACTS section 0, "One bad item"."""
     photos(data_root, *"abcde", captions=False)
     model = Model(fails=lambda images: RuntimeError("no kernel image"))
 
-    with pytest.raises(ModelUnusable, match="no kernel image"):
-        run(data_root, ledger, model)
+    assert run(data_root, ledger, model) == {"failed": 5}
+
     assert model.batches == [1, 1, 1]
+    assert problems(ledger) == dict.fromkeys("abc", "model_error") | dict.fromkeys("de", "captioner_unusable")
+    assert all("no kernel image" in problem.detail for problem in ledger.problems(["c", "e"]))
+
+
+def test_model_that_cannot_be_loaded_fails_each_image_that_waits(data_root, ledger):
+    photos(data_root, "a", "b", captions=False)
+    made = []
+
+    def load():
+        made.append(1)
+        raise ModelUnusable("no such device")
+
+    worker = CaptionWorker(approved=data_root.approved, captioner=load)
+    rows = list(worker.stream(jobs(data_root, ledger)))
+    worker.close()
+
+    assert [(row.outcome, row.reason, row.detail) for row in rows] == [
+        ("failed", "captioner_unusable", "no such device")
+    ] * 2
+    assert len(made) == 1
+
+
+def test_blank_answers_do_not_stop_a_model_that_runs(data_root, ledger):
+    photos(data_root, *"abcde", captions=False)
+
+    assert run(data_root, ledger, Model(*" " * 4, "at last")) == {"failed": 4, "captioned": 1}
+
+    assert problems(ledger) == dict.fromkeys("abcd", "blank_answer")
+
+
+def test_images_at_fault_are_behind_the_others_in_the_next_run(data_root, ledger):
+    """Else the same three would stop every run before it came to those that can be captioned."""
+    photos(data_root, *"abcd", captions=False, size=(64, 64))
+    photos(data_root, "e", captions=False)
+    model = Model(fails=lambda images: RuntimeError("no") if images[0].size == (64, 64) else None)
+    assert run(data_root, ledger, model) == {"failed": 5}
+
+    assert ids(jobs(data_root, ledger)) == ["d", "e", "a", "b", "c"]
+    assert run(data_root, ledger, model) == {"failed": 4, "captioned": 1}
+
+    assert texts(ledger).keys() == {"e"}
 
 
 def test_nothing_is_loaded_where_nothing_is_to_do(data_root, ledger):

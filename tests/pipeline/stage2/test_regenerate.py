@@ -30,7 +30,7 @@ def store(root):
 
 
 def test_begun_regeneration_makes_every_file_a_job_and_forgets_the_model(root, ledger):
-    assert regenerate(ledger, root.provenance, DINOV3.kind)
+    assert regenerate(ledger, root.provenance, DINOV3.kind, "run")
 
     assert [job.image_id for job in plan_of(root, DINOV3, ledger).jobs] == ["a", "b"]
     assert read_identity(root.provenance, DINOV3.kind) is None
@@ -40,11 +40,11 @@ def test_begun_regeneration_makes_every_file_a_job_and_forgets_the_model(root, l
 
 
 def test_asking_again_goes_on_and_does_not_begin_anew(root, ledger):
-    regenerate(ledger, root.provenance, DINOV3.kind)
+    regenerate(ledger, root.provenance, DINOV3.kind, "run")
     (row, *_) = ledger.files(DINOV3.kind).values()
     ledger.record_files([msgspec.structs.replace(row, maker="newer", source="pixels")])
 
-    assert not regenerate(ledger, root.provenance, DINOV3.kind)
+    assert not regenerate(ledger, root.provenance, DINOV3.kind, "run")
     assert "newer" in {row.maker for row in ledger.files(DINOV3.kind).values()}
 
 
@@ -60,7 +60,7 @@ def test_beginning_that_was_killed_is_completed(root, ledger):
 
 def test_mark_goes_with_the_last_old_file_and_takes_rows_of_replaced_ones_along(root, ledger):
     """A kill between a rename and the ledger's clean-up leaves such a row."""
-    regenerate(ledger, root.provenance, DINOV3.kind)
+    regenerate(ledger, root.provenance, DINOV3.kind, "run")
     assert finish(ledger, store(root), ["a", "b"]) == []
     assert DINOV3.kind in ledger.regenerating()
 
@@ -75,7 +75,7 @@ def test_mark_goes_with_the_last_old_file_and_takes_rows_of_replaced_ones_along(
 
 
 def test_old_file_of_an_image_that_is_gone_is_named_until_it_is_decided(root, ledger):
-    regenerate(ledger, root.provenance, DINOV3.kind)
+    regenerate(ledger, root.provenance, DINOV3.kind, "run")
 
     assert finish(ledger, store(root), ["a"]) == ["b"]
     assert [(p.item, p.reason) for p in ledger.problems()] == [("b", "cannot_regenerate")]

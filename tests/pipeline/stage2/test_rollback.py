@@ -16,7 +16,7 @@ from tests.helpers.stage2 import record_of, write_text
 
 def back(root, **options):
     with Ledger(root.ledger) as ledger:
-        return roll_back(Rollback(root, **options), ledger)
+        return roll_back(Rollback(root, **options), ledger, "run")
 
 
 def version_2(root, *ids):

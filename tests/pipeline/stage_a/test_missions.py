@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from imagemill.errors import MissingInput, WrongUsage
-from imagemill.pipeline.stage_a.missions import LABEL_FOLDERS, discover, group_id_in, sample_groups
+from imagemill.pipeline.stage_a.missions import LABEL_FOLDERS, discover, group_id_in, leave_unselected, sample_groups
 from tests.helpers.stage_a import MISSION, TICKET, group, touch
 
 
@@ -140,6 +140,42 @@ def test_group_with_an_image_that_cannot_be_opened_or_named_has_no_record(missio
         ("failed", "unusable_image", "审核通过/x"),
     } == told(found)
     assert "8.jpg, \ufffd.jpg" in found.failed[0].detail
+
+
+@pytest.mark.parametrize(
+    ("wanted", "failed"),
+    [
+        ({}, ["c", "z"]),
+        ({"passes": 0}, ["c"]),
+        ({"passes": 1}, ["c"]),
+        ({"passes": 2}, ["c", "z"]),
+        ({"passes": 0, "fails": 0}, []),
+        ({"fails": 1}, ["c", "z"]),
+    ],
+)
+def test_group_at_fault_that_sampling_passes_by_is_no_failure(mission, wanted, failed):
+    """As many as are wanted can be processed. Source: seed 003 "at most P pass groups and at most F fail groups are selected"."""
+    mission("pass", "a/1.jpg", "deep/er/1.jpg")
+    for label, folder in (("pass", "z"), ("fail", "c")):
+        touch(mission.folder / LABEL_FOLDERS[label] / folder / "1.jpg")
+        os.symlink("nowhere", mission.folder / LABEL_FOLDERS[label] / folder / "2.jpg")
+    found = mission.find()
+
+    selected = leave_unselected(found, **wanted)
+
+    assert [problem.place.rpartition("/")[2] for problem in selected.failed] == failed
+    refused = [p for p in found.problems if p.outcome == "refused"]
+    assert [p for p in selected.problems if p.outcome == "refused"] == refused
+    assert selected.groups == found.groups
+
+
+def test_what_is_told_of_a_group_is_printable(mission):
+    """A name may hold what moves a terminal's cursor."""
+    mission("pass", f"a\x1b[2J/{TICKET}-1.jpg", f"b\n/{TICKET}-2.jpg")
+
+    (problem,) = mission.find().failed
+
+    assert (problem.place + problem.detail).isprintable()
 
 
 def test_names_that_no_output_can_hold_are_told(mission):

@@ -17,6 +17,7 @@ from imagemill.errors import ModelUnusable, WrongUsage
 from imagemill.formats.jsonl import read_jsonl
 from imagemill.pipeline.stage_a.rank_files import rank_file, rank_files, read_mark, read_rank_lines
 from imagemill.pipeline.stage_a.rank_worker import RankWorker
+from imagemill.pipeline.stage_a.stage_a_merge import finish_stage_a
 from tests.helpers.product import PROJECT
 from tests.helpers.stage_a import MISSION, Bench, Recorder, ticket, touch
 
@@ -366,6 +367,17 @@ def test_only_sampled_groups_are_worked_on(bench, mode):
 
     assert total(made) == ["1.PNG", "10.png", "2.png"]
     assert merged.groups == 1
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_rank_files_stay_where_a_group_failed_before_there_was_a_plan(bench, keep):
+    """Source: CONTRACTS section 5, "Rank files go only after a merge with no failed group, unless kept"."""
+    bench.infer(bench.plan())
+
+    merged = finish_stage_a(bench.plan(), bench.output, bench.store, failed=1)
+
+    assert (merged.removed, list(rank_files(bench.output, MISSION))) == (0, [0])
+    assert finish_stage_a(bench.plan(), bench.output, bench.store, keep=keep).removed == (not keep)
 
 
 def test_store_does_not_grow_with_fresh_runs(bench, monkeypatch):

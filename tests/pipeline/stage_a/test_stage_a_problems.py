@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from imagemill.ledger import Ledger
-from imagemill.pipeline.stage_a.missions import Discovery, InputProblem
+from imagemill.pipeline.stage_a.missions import Discovery, Group, InputProblem
 from imagemill.pipeline.stage_a.stage_a_merge import GroupFailure, ImageFailure, Merged
 from imagemill.pipeline.stage_a.stage_a_problems import ASSET, stage_a_problems, told
 from tests.helpers.stage_a import group
@@ -34,6 +34,16 @@ def test_group_and_each_image_at_fault_have_a_row():
 
 def test_group_is_refused_where_each_image_at_fault_is():
     assert rows(failed("undecodable", "too_small"))[PLACE].outcome == "refused"
+
+
+def test_what_is_told_of_an_image_is_printable():
+    """A name may hold what begins a line of its own, or moves a terminal's cursor."""
+    image = ImageFailure("x\nfailed: pass fake\x1b[31m.jpg", "undecodable", "of \x1b[31m.jpg\u2028")
+    failure = GroupFailure(Group("pass", "a\x07", "a", (image.image_name,)), (image,))
+
+    assert told(failure).isprintable()
+    for item, row in rows(failure).items():
+        assert (item + row.detail).isprintable()
 
 
 def test_image_with_two_reasons_has_one_row_with_the_first():

@@ -1,0 +1,95 @@
+"""A plan and the sets that are there: what is in its way, and what is as it should be already.
+
+Belongs here: looking before a byte is written, for real runs and dry ones.
+Belongs elsewhere: the plan (shard_plan.py), writing it (shard_writer.py).
+Source: seed 001, "Refuse existing shards"; CONTRACTS section 2.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from imagemill.buckets import BUCKETS
+from imagemill.errors import ShardExists
+from imagemill.formats.energon import META, SQLITE
+from imagemill.pipeline.shards.shard_plan import BucketPlan, ShardSet
+from imagemill.pipeline.shards.shard_sets import (
+    INDEX,
+    agrees,
+    bucket_folder,
+    live_lines,
+    read_manifest,
+    read_tombstones,
+)
+
+
+def stays(shard_set: ShardSet, plan: BucketPlan) -> bool:
+    """Whether the bucket's set is what the plan wants already: nothing is written."""
+    folder = bucket_folder(shard_set.output, plan.bucket)
+    manifest = read_manifest(folder)
+    if not (manifest and agrees(folder, manifest) and _has_indexes(folder)):
+        return False
+    if plan.overlay:
+        return not plan.shards and list(plan.overlay.tombstones) == read_tombstones(folder)
+    same = (manifest["digest"], manifest["parameters"]) == (plan.digest, msgspec.to_builtins(plan.parameters))
+    folded = not (manifest["appended"] or manifest["tombstones"])
+    return same and (shard_set.existing == "update" or (shard_set.existing == "repack" and folded))
+
+
+def _has_indexes(folder: Path) -> bool:
+    return (folder / INDEX).is_file() and (folder / META / SQLITE).is_file()
+
+
+def conflicts(shard_set: ShardSet) -> list[str]:
+    """Why these buckets may not be written, looked for in every one before a byte is."""
+    return [*_there(shard_set), *_twice(shard_set)]
+
+
+def refuse_conflicts(shard_set: ShardSet) -> None:
+    """Raises ShardExists with the first conflict of a sort and the number of the others."""
+    if there := _there(shard_set):
+        raise ShardExists(
+            f"shards are already there: {_said(there, 'buckets')}",
+            where=shard_set.output,
+            why="existing shards are never replaced unless asked",
+            do="`imagemill shards --overwrite` replaces each chosen bucket's whole set",
+        )
+    if twice := list(_twice(shard_set)):
+        raise ShardExists(
+            f"a sample would count twice: {_said(twice, 'samples')}",
+            where=shard_set.output,
+            why="its old bucket is not among the chosen ones",
+            do="pack the old bucket too, or first: the same command with that --bucket, or without any",
+        )
+
+
+def _said(found: Sequence[str], of_what: str) -> str:
+    return found[0] + (f" (and {len(found) - 1} more {of_what})" if len(found) > 1 else "")
+
+
+def _there(shard_set: ShardSet) -> list[str]:
+    return [problem for plan in shard_set.plans if (problem := _conflict(shard_set, plan))]
+
+
+def _conflict(shard_set: ShardSet, plan: BucketPlan) -> str | None:
+    folder = bucket_folder(shard_set.output, plan.bucket)
+    tars = sorted(folder.glob("*.tar")) if folder.is_dir() else []
+    if not tars or shard_set.existing == "replace":
+        return None
+    if shard_set.existing == "refuse":
+        return f"{folder.name}/{tars[0].name} exists"
+    manifest = read_manifest(folder)
+    if manifest is None:
+        return f"{folder.name} holds shards without our manifest"
+    return None if agrees(folder, manifest) else f"{folder.name}: the tars are not those of its manifest"
+
+
+def _twice(shard_set: ShardSet) -> Iterator[str]:
+    """Samples that would count in two buckets: their image changed its bucket, and the old one is not among the chosen."""
+    new = {sample.image_id: plan.bucket for plan in shard_set.plans for shard in plan.shards for sample in shard}
+    for bucket in set(BUCKETS) - {plan.bucket for plan in shard_set.plans} if new else ():
+        folder = bucket_folder(shard_set.output, bucket)
+        for line in live_lines(folder) if read_manifest(folder) else ():
+            if line.image_id in new:
+                yield f"{line.image_id} belongs to {new[line.image_id]} now, and still counts in {folder.name}"

@@ -1,0 +1,74 @@
+"""Energon's files beside a set against those that its writer makes for the set's index.
+
+Belongs here: the comparison. Belongs elsewhere: the files (formats/energon.py), whether the index is right (shards.py).
+Source: issue 5, "index agreement".
+"""
+
+import itertools
+import sqlite3
+import tempfile
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+
+from imagemill.errors import ImagemillError
+from imagemill.formats.energon import SQLITE, Place, Shard, write_energon
+from imagemill.pipeline.shards.shard_sets import INDEX
+from imagemill.validation.catalogue import finding
+from imagemill.validation.findings import Finding
+
+_TABLES = {
+    "samples": "tar_file_id, sample_key, sample_index, byte_offset, byte_size",
+    "sample_parts": "tar_file_id, sample_index, content_byte_offset, part_name, content_byte_size",
+}
+
+
+def energon_files(folder: Path, bucket: str, shards: Sequence[Shard], dead: Collection[Place]) -> Iterator[Finding]:
+    """Every file of energon's that is not there or another. The index must be right: of the tars only headers are read.
+
+    Args:
+        shards, dead: as of `write_energon`.
+    """
+    with tempfile.TemporaryDirectory(prefix="imagemill-") as name:
+        made = Path(name)
+        for tar, _ in shards:
+            (made / tar).symlink_to((folder / tar).absolute())
+        try:
+            write_energon(made, shards, bucket=bucket, dead=dead)
+        except ImagemillError as error:
+            yield finding("index", error.what, file=f"{folder.name}/{INDEX}")
+            return
+        for path in sorted(path for path in made.rglob("*") if path.is_file() and not path.is_symlink()):
+            file = path.relative_to(made)
+            if problem := _problem(folder / file, path):
+                yield finding("energon", problem, file=f"{folder.name}/{file.as_posix()}")
+
+
+def _problem(found: Path, expected: Path) -> str | None:
+    if not found.is_file():
+        return "not there"
+    if found.read_bytes() == expected.read_bytes():
+        return None
+    # Its bytes are as equal as SQLite's version is.
+    same = expected.name == SQLITE and _same_rows(found, expected)
+    return None if same else "not what the index asks for"
+
+
+def _same_rows(one: Path, other: Path) -> bool:
+    try:
+        with closing(_opened(one)) as first, closing(_opened(other)) as second:
+            return all(
+                mine == theirs
+                for name, columns in _TABLES.items()
+                for mine, theirs in itertools.zip_longest(_rows(first, name, columns), _rows(second, name, columns))
+            )
+    except sqlite3.Error:
+        return False
+
+
+def _opened(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)
+
+
+def _rows(database: sqlite3.Connection, table: str, columns: str) -> sqlite3.Cursor:
+    return database.execute(f"SELECT {columns} FROM {table} ORDER BY {columns}")

@@ -1,0 +1,105 @@
+"""Shards in folders elsewhere, and what is found in their place. Source: CONTRACTS section 0, "Exit codes"."""
+
+import os
+import shutil
+
+import pytest
+
+from imagemill.places import locate
+from tests.helpers.product import imagemill, snapshot
+from tests.helpers.stage2 import foreign, record_of
+
+SQUARE, TALL = "bucket_1024x1024", "bucket_832x1216"
+
+
+def product(root, *arguments, code=0):
+    """What a command says, having ended as it should, and in no traceback."""
+    done = imagemill(*arguments, "--data-root", root.path, stub=True)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    return done
+
+
+@pytest.fixture
+def root(data_root):
+    """Two sets of one sample each, in the data root's own folder."""
+    foreign(data_root, record_of("square", size=(24, 24)), record_of("tall", size=(24, 36)))
+    product(data_root, "shards")
+    return data_root
+
+
+def test_file_as_output_folder_is_wrong_usage_and_never_remembered(root, tmp_path):
+    (tmp_path / "file").touch()
+
+    for more in ([], ["--dry-run"]):
+        done = product(root, "shards", "--output-dir", tmp_path / "file", *more, code=2)
+        assert f"{tmp_path / 'file'} is a file" in done.stderr
+        assert "give another --output-dir" in done.stderr
+
+    assert locate(root.path).shards == root.shards
+    assert f"{SQUARE}: passed" in product(root, "verify").stdout
+
+
+def test_remembered_folder_that_is_gone_is_told_by_every_command(root, tmp_path):
+    """A disk that is not mounted; then a file in its place."""
+    disk = tmp_path / "disk"
+    product(root, "shards", "--output-dir", disk)
+    shutil.rmtree(disk)
+
+    verified = product(root, "verify", code=1).stdout
+    assert "the remembered folder is not there" in verified
+    assert "stage2, files read whole, 2 checked, 0 errors" in verified, "and the rest is verified"
+    assert "bring it back" in product(root, "withdraw", "square", code=1).stderr
+    disk.touch()
+    assert f"shards: the remembered folder {disk} is not there" in product(root, "status").stdout
+    assert "the remembered folder is not there" in product(root, "verify", code=1).stdout
+
+    product(root, "shards", "--output-dir", root.shards, "--overwrite")
+    assert "2 checked" in product(root, "verify").stdout
+
+
+def test_file_or_link_to_nothing_in_a_buckets_place_is_refused_before_any_work(root):
+    """The others' sets stay as they are."""
+    shutil.rmtree(root.shards / TALL)
+    (root.shards / TALL).touch()
+    before = snapshot(root.shards)
+    for command in (["shards", "--overwrite"], ["shards", "--dry-run"], ["withdraw", "square"], ["verify"]):
+        done = product(root, *command, code=1)
+        assert f"{TALL} is no folder" in done.stdout + done.stderr, command
+    assert snapshot(root.shards) == before
+
+    (root.shards / TALL).unlink()
+    (root.shards / TALL).symlink_to("nothing")
+    assert "a link to nothing" in product(root, "shards", "--overwrite", code=1).stderr
+    assert (root.shards / TALL).is_symlink()
+
+
+def test_linked_buckets_set_is_replaced_and_what_it_points_to_left_alone(root, tmp_path):
+    (root.shards / SQUARE).rename(tmp_path / "elsewhere")
+    (root.shards / SQUARE).symlink_to(tmp_path / "elsewhere")
+    before = {path: path.stat() for path in (tmp_path / "elsewhere").iterdir()}
+    assert "shard-000000.tar exists" in product(root, "shards", code=1).stderr
+
+    product(root, "shards", "--overwrite")
+
+    assert not (root.shards / SQUARE).is_symlink()
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "elsewhere").iterdir()} == {
+        path: stat.st_mtime_ns for path, stat in before.items()
+    }
+    assert not [name for name in os.listdir(root.shards) if name.startswith(".tmp")]
+    assert "2 checked" in product(root, "verify").stdout
+
+
+def test_failed_check_is_named_with_its_findings_and_what_to_do(root):
+    """The check looks at every set, also at those that this run did not write. Source: CONTRACTS section 0, "Messages"."""
+    tar = root.shards / TALL / "shard-000000.tar"
+    data = bytearray(tar.read_bytes())
+    data[600] ^= 1
+    tar.write_bytes(data)
+
+    for command in (["shards", "--overwrite", "--bucket", "1024x1024"], ["withdraw", "square"]):
+        done = product(root, *command, code=1)
+        assert "check bucket_shards:shards_valid failed: checksum: 1" in done.stderr
+        assert f"{TALL}/shard-000000.tar: checksum: bytes differ" in done.stderr
+        assert "do: run imagemill shards --overwrite" in done.stderr
+        assert "written_shards=" in done.stdout, "the work is done all the same"

@@ -1,0 +1,123 @@
+"""A rank that dies costs what it had not finished, and a rerun costs only the image at fault.
+
+Source: CONTRACTS section 0, "One bad item never stops the others"; seed 003 "merge SHALL continue for other groups".
+"""
+
+import pytest
+
+from imagemill.pipeline.stage_a.at_work import left_behind
+from imagemill.pipeline.stage_a.dead_rank import close_dead_rank
+from imagemill.pipeline.stage_a.stage_a_merge import finish_stage_a
+from tests.helpers.stage_a import Bench, Recorder, ticket
+
+
+class Death(BaseException):
+    """Stands for the end of the process."""
+
+
+class Deadly(Recorder):
+    """Dies of images with `die` in their name."""
+
+    def summarize(self, images, mission):
+        if any("die" in image.name for image in images):
+            self.batches.append([image.name for image in images])
+            raise Death
+        return super().summarize(images, mission)
+
+
+@pytest.fixture
+def bench(tmp_path):
+    bench = Bench(tmp_path)
+    for name, images in {"a": ["a1.jpg"], "b": ["b1.jpg", "die1.jpg", "b2.jpg"], "c": ["die2.jpg"]}.items():
+        ticket(bench.input, "pass", name, *images)
+    for name in ("d", "e"):
+        ticket(bench.input, "pass", name, f"{name}1.jpg")
+    return bench
+
+
+@pytest.fixture(autouse=True)
+def death(monkeypatch):
+    """A process that dies closes nothing: what it had in its hands stays written."""
+    from imagemill.pipeline.stage_a.at_work import AtWork
+
+    leave = AtWork.__exit__
+    monkeypatch.setattr(
+        AtWork, "__exit__", lambda self, kind, *more: None if kind is Death else leave(self, kind, *more)
+    )
+
+
+def attempt(bench, **options):
+    """One rank for all, closed where it dies; what the summarizer was asked, the rank's share, the merge."""
+    plan, summarizer, share = bench.plan(), Deadly(), None
+    try:
+        for _ in bench.rank(plan, 0, summarizer, **options):
+            pass
+    except Death:
+        share = close_dead_rank(plan, bench.output, bench.store, "", 0, "was ended by SIGKILL")
+    return summarizer, share, finish_stage_a(plan, bench.output, bench.store)
+
+
+def failed(merged):
+    return {
+        failure.group.group_id: {image.image_name: image.reason for image in failure.images}
+        for failure in merged.failures
+    }
+
+
+def test_dead_rank_costs_what_it_had_not_finished_and_names_it(bench):
+    _, share, merged = attempt(bench, batch_size=8)
+
+    assert (merged.written, merged.missing_ranks) == (1, [])
+    assert failed(merged).keys() == {"b", "c", "d", "e"}
+    assert set(failed(merged)["b"].values()) == {"rank_died"}
+    assert (share.rank, share.inferred, share.failed) == (0, 1, 6)
+    hands = "审核通过/b/b1.jpg, 审核通过/b/b2.jpg, 审核通过/b/die1.jpg"
+    assert share.died == f"rank 0 of 1 of {bench.plan().mission} was ended by SIGKILL at work on {hands}"
+    details = {image.image_name: image.detail for failure in merged.failures for image in failure.images}
+    assert details["die1.jpg"].endswith("was ended by SIGKILL at work on this image and 2 more")
+    assert details["d1.jpg"].endswith("was ended by SIGKILL before it had finished this image")
+
+
+def test_reruns_come_to_every_group_but_those_of_the_images_at_fault(bench):
+    attempt(bench, batch_size=8)
+    attempt(bench, batch_size=8)
+    summarizer, _, merged = attempt(bench, batch_size=8)
+
+    assert failed(merged) == {"b": {"die1.jpg": "rank_died"}, "c": {"die2.jpg": "rank_died"}}
+    assert merged.written == 3
+    assert summarizer.batches == [["d1.jpg"], ["e1.jpg"], ["b1.jpg"], ["b2.jpg"], ["die1.jpg"]]
+    assert left_behind(bench.store) == ["审核通过/c/die2.jpg", "审核通过/b/die1.jpg"]
+
+    summarizer, _, again = attempt(bench, batch_size=8)
+    assert (summarizer.asked, failed(again)) == (["die2.jpg"], failed(merged))
+
+
+def test_what_was_left_behind_is_looked_at_last_and_alone(bench):
+    attempt(bench, batch_size=8)
+
+    assert left_behind(bench.store) == [f"审核通过/b/{name}.jpg" for name in ("b1", "b2", "die1")]
+    summarizer, _, _ = attempt(bench, batch_size=8)
+
+    assert summarizer.batches == [["die2.jpg"]], "the first that nobody has looked at"
+
+
+def test_nothing_is_left_behind_once_the_images_are_gone(bench):
+    attempt(bench, batch_size=8)
+    (bench.input / "挡风板安装检查/审核通过/c/die2.jpg").unlink()
+    (bench.input / "挡风板安装检查/审核通过/b/die1.jpg").unlink()
+
+    _, share, merged = attempt(bench, batch_size=8)
+
+    assert (share, merged.failures) == (None, [])
+    assert left_behind(bench.store) == []
+
+
+def test_rank_that_died_before_its_first_line_leaves_none_of_another_plan(bench):
+    """Its file may still be of an earlier plan: those lines are not merged."""
+    bench.infer(bench.plan(passes=1))
+    plan = bench.plan()
+
+    share = close_dead_rank(plan, bench.output, bench.store, "", 0, "ended with exit code 9")
+
+    assert (share.inferred, share.failed, share.died.endswith("exit code 9")) == (0, 7, True)
+    assert finish_stage_a(plan, bench.output, bench.store).written == 0

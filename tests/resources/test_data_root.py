@@ -1,0 +1,48 @@
+"""The data root of a deployment: where shards go, whoever asks. Source: CONTRACTS, first table."""
+
+import pytest
+
+from imagemill.errors import ImagemillError, WrongUsage
+from imagemill.places import locate
+from resources.data_root import DataRootResource
+
+
+@pytest.fixture
+def resource(data_root):
+    return DataRootResource(path=str(data_root.path), config_file=None, output_base_dir=None)
+
+
+def test_shards_go_where_the_run_says_and_from_then_on(resource, data_root, tmp_path):
+    assert resource.shards_folder() == data_root.shards
+
+    assert resource.shards_folder(str(tmp_path / "disk")) == resource.shards_folder() == tmp_path / "disk"
+
+
+def test_file_as_shards_folder_is_refused_and_not_remembered(resource, data_root, tmp_path):
+    """A run of the UI gets there without the command line."""
+    (tmp_path / "file").touch()
+
+    with pytest.raises(WrongUsage, match="no folder"):
+        resource.shards_folder(str(tmp_path / "file"))
+
+    assert locate(data_root.path).shards == resource.shards_folder() == data_root.shards
+
+
+@pytest.mark.parametrize("make", ["file", "link to nothing"])
+def test_bucket_that_is_no_folder_is_refused_before_any_work(resource, data_root, make):
+    data_root.shards.mkdir(parents=True)
+    place = data_root.shards / "bucket_1024x1024"
+    place.touch() if make == "file" else place.symlink_to("nothing")
+
+    with pytest.raises(ImagemillError, match="bucket_1024x1024 is no folder") as caught:
+        resource.shards_folder()
+
+    assert make in caught.value.why
+    assert caught.value.do
+
+
+def test_bucket_that_is_a_link_to_a_folder_is_one(resource, data_root, tmp_path):
+    data_root.shards.mkdir(parents=True)
+    (data_root.shards / "bucket_1024x1024").symlink_to(tmp_path)
+
+    assert resource.shards_folder() == data_root.shards
