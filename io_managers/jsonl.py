@@ -21,7 +21,9 @@ class JsonlIOManager(dg.ConfigurableIOManager):
         asset = context.asset_key.to_user_string()
         with closing(self.data_root.ledger()) as ledger:
             try:
-                counts = roll_back(obj, ledger, context.run_id) if isinstance(obj, Rollback) else _merge(obj, ledger, asset)
+                counts = (
+                    roll_back(obj, ledger, context.run_id) if isinstance(obj, Rollback) else _merge(obj, ledger, asset)
+                )
                 ledger.record_counts(context.run_id, asset, counts)
             finally:
                 ledger.release(asset, context.run_id)

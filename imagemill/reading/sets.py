@@ -71,7 +71,9 @@ def open_buckets(folder: Path, *, allow_preview: bool = False) -> tuple[Bucket, 
     # A training script may change its working folder.
     folder = folder.absolute()
     folders = [folder] if folder.name.startswith("bucket_") else sorted(folder.glob("bucket_*/"))
-    buckets = tuple(bucket for path in folders if path.is_dir() and (bucket := read_unswapped(path, partial(_read_bucket, path))))
+    buckets = tuple(
+        bucket for path in folders if path.is_dir() and (bucket := read_unswapped(path, partial(_read_bucket, path)))
+    )
     if not buckets:
         raise MissingInput(f"no shards in {folder}", do="imagemill run, or give the folder that holds bucket_<bucket>/")
     for bucket in buckets:

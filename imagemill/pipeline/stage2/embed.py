@@ -61,7 +61,7 @@ BYTES_PER_PIXEL_AHEAD = 20
 WRITE_BEHIND_BYTES = 64 * 1024 * 1024
 
 # A model that fails this many images one by one before it has made anything does not run here. Not one: an image that the
-# model cannot take, first by name, would stop every run.
+# model cannot take, first by name, would stop every run. Those that failed in an earlier run do not count.
 _TRIES = 3
 
 
@@ -342,7 +342,7 @@ class EmbedWorker:
             )
 
     def _model_failure(self, item: _Item, error: Exception, encoder: Encoder) -> EmbedRow:
-        self._failures += 1
+        self._failures += not item.job.failed
         if not self._succeeded and self._failures >= _TRIES:
             raise ModelUnusable(
                 f"{self.spec.kind}: {encoder.identity.model} does not run on {encoder.identity.device}: {error}",

@@ -24,6 +24,11 @@ from imagemill.pipeline.stage2.scan import Scan, SourceFile
 
 NOTHING_RECORDED = Recorded()
 
+OUTDATED_CAPTION = "its caption is by a model, of the image that was there before"
+
+# Failures of the model on one item.
+MODEL_REASONS = frozenset({"model_error", "non_finite"})
+
 # Refusals of the image itself, which hold for every kind made from it.
 IMAGE_REASONS = frozenset({"undecodable", "too_small", "too_large"})
 
@@ -34,7 +39,8 @@ class Job:
 
     `stat`: None, and no file name, where the image is gone; `facts`: the source as last read, only if it still has that stat
     triple; `present`: the stat triple of a file already there; `known`: the ledger's rows of this image's files, that one's
-    and earlier ones'; `inline`: the Stage 1 record that holds this array.
+    and earlier ones'; `inline`: the Stage 1 record that holds this array; `failed`: whether the model could not take these very
+    bytes in an earlier run.
     """
 
     image_id: str
@@ -46,6 +52,7 @@ class Job:
     present: StatTriple | None
     known: tuple[FileRow, ...] = ()
     inline: Span | None = None
+    failed: bool = False
 
 
 @dataclass(slots=True)
@@ -60,20 +67,27 @@ class EmbeddingPlan:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """The ledger's rows for some images, read once for a plan. `outdated`: any image whose caption is of an earlier picture."""
+    """The ledger's rows for some images, read once for a plan.
+
+    `outdated`: any image whose caption is of an earlier picture; `failures`: kind, image and bytes that a model could not take.
+    """
 
     sources: Mapping[str, SourceRow]
     captions: Mapping[str, CaptionRow]
     refusals: Mapping[str, Sequence[Problem]]
     outdated: Set[str] = frozenset()
+    failures: Set[tuple[str, str, StatTriple | None]] = frozenset()
 
     @classmethod
     def read(cls, ledger: Ledger, ids: Sequence[str] | None = None) -> "Known":
         refusals: dict[str, list[Problem]] = {}
+        failures = set()
         for problem in ledger.problems(ids):
             if problem.outcome == "refused":
                 refusals.setdefault(problem.item, []).append(problem)
-        return cls(ledger.sources(ids), ledger.captions(ids), refusals, ledger.outdated_captions())
+            elif problem.reason in MODEL_REASONS:
+                failures.add((problem.asset, problem.item, problem.stat))
+        return cls(ledger.sources(ids), ledger.captions(ids), refusals, ledger.outdated_captions(), failures)
 
     def facts(self, source: SourceFile) -> SourceRow | None:
         """The source as last read, if it has not changed since."""
@@ -129,8 +143,11 @@ def plan_embedding(
                 present,
                 tuple(rows.get(image_id, ())),
                 inline,
+                (spec.kind, image_id, source and source.stat) in known.failures,
             )
         )
+    # What failed before comes last: a few such images must not keep the model from the others.
+    plan.jobs.sort(key=lambda job: job.failed)
     return plan
 
 
@@ -171,9 +188,6 @@ def refused_image(source: SourceFile, known: Known) -> Problem | None:
     """The refusal of these very bytes, whichever asset met them."""
     refusals = known.refusals.get(source.image_id, ())
     return next((p for p in refusals if p.stat == source.stat and p.reason in IMAGE_REASONS), None)
-
-
-OUTDATED_CAPTION = "its caption is by a model, of the image that was there before"
 
 
 def missing_caption(asset: str, source: SourceFile, *, outdated: bool = False) -> Problem:

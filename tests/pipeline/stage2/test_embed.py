@@ -335,6 +335,23 @@ def test_first_image_that_fails_alone_does_not_condemn_the_model(data_root):
     assert "out of memory" in problem.detail
 
 
+def test_images_the_model_cannot_take_stop_the_others_for_one_run_at_most(data_root):
+    """They come last in the next run, and say nothing of the model there. Source: CONTRACTS section 0, "One bad item"."""
+    photos(data_root, *"abcdef")
+    encoder = recording(failing_for(data_root, *"abcd"))
+    with pytest.raises(ModelUnusable):
+        embed(data_root, DINOV3, encoder=encoder)
+
+    counts = embed(data_root, DINOV3, encoder=encoder)[DINOV3.kind]
+    assert (counts["computed"], counts["failed"]) == (2, 4)
+
+    photos(data_root, "z")
+    counts = embed(data_root, DINOV3, encoder=encoder)[DINOV3.kind]
+    assert (counts["computed"], counts["failed"]) == (1, 4)
+    counts = embed(data_root, DINOV3, encoder=encoder)[DINOV3.kind]
+    assert (counts["computed"], counts["failed"]) == (0, 4), "each is told by itself"
+
+
 def test_model_that_cannot_be_loaded_is_named_and_not_tried_for_every_image(data_root):
     """Whatever its library raises."""
     photos(data_root, *"abcdef")
