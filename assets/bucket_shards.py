@@ -84,7 +84,7 @@ def _planned(context: dg.AssetExecutionContext, config: ShardConfig, data_root: 
         claimed_until_output(ledger, ASSET, packing.buckets, context.run_id),
     ):
         found, shard_set = plan_packing(data_root.root(), data_root.config(), ledger, packing)
-        _record(ledger, context.run_id, found)
+        _record(ledger, context.run_id, found, adopting=packing.existing != "withdraw")
         shard_set.workers = config.workers or data_root.config().pack_threads
         refuse_conflicts(shard_set)
         for plan in shard_set.plans:
@@ -94,8 +94,9 @@ def _planned(context: dg.AssetExecutionContext, config: ShardConfig, data_root: 
         return shard_set
 
 
-def _record(ledger: Ledger, run_id: str, found: Readiness) -> None:
-    ledger.record_files(found.adopted)
+def _record(ledger: Ledger, run_id: str, found: Readiness, *, adopting: bool) -> None:
+    if adopting:  # withdrawing packs no file, and one of a kind that is being regenerated must stay old
+        ledger.record_files(found.adopted)
     if found.filtered:
         ledger.clear_problems(ASSET, (sample.image_id for sample in found.ready))
         ledger.record_problems(found.problems)

@@ -300,12 +300,12 @@ class Ledger:
         return {row[0] for row in self._db.execute(f"SELECT image_id FROM {table}")}
 
     def facts(self) -> Iterator[tuple[str, SourceRow | None, CaptionRow]]:
-        """Every image with a caption that is not outdated, its source where it has been read: in order of id, row by row."""
+        """Every image with a caption, an outdated one too, its source where it has been read: in order of id, row by row."""
         columns = (
             "captions.image_id, captions.size, captions.mtime_ns, captions.inode, text, origin, captions.fingerprint"
         )
         source = "mask, truncated, file_name, f.size, f.mtime_ns, f.inode, f.fingerprint, height, width"
-        joined = f"captions LEFT JOIN sources f USING (image_id) WHERE NOT ({_OUTDATED}) ORDER BY image_id"
+        joined = "captions LEFT JOIN sources f USING (image_id) ORDER BY image_id"
         for r in self._db.execute(f"SELECT {columns}, {source} FROM {joined}"):
             caption = CaptionRow(r[0], _triple(r[1:4]), r[4], r[5], r[6], _mask(r[7]), bool(r[8]))
             yield r[0], SourceRow(r[0], r[9], StatTriple(*r[10:13]), *r[13:]) if r[9] else None, caption

@@ -4,20 +4,21 @@ import ctypes
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
 from imagemill.atomic import sync_folder
 from imagemill.errors import ImagemillError
-from imagemill.files import StatTriple, stat_triple
 
 _T = TypeVar("_T")
 
 _RENAME_EXCHANGE = 2
 _AT_FDCWD = -100
 _THREADS = 4
+_READS = 10
 
 
 def replace_folder(new: Path, place: Path) -> None:
@@ -43,25 +44,50 @@ def read_unswapped(folder: Path, read: Callable[[], _T]) -> _T:
     """What `read` says of a folder whose documents it opens one after the other, by name.
 
     When another folder has taken the place meanwhile, it reads again: else it would tell of a mixture that nobody published.
+
+    Raises:
+        ImagemillError: it was replaced again and again.
     """
-    while True:
-        before = _publication(folder)
-        try:
-            found = read()
-        except (ImagemillError, OSError):
-            if _publication(folder) == before:
-                raise
-        else:
-            if _publication(folder) == before:
-                return found
+    for _ in range(_READS):
+        with _held(folder) as before:
+            try:
+                found = read()
+            except (ImagemillError, OSError):
+                if _place(folder) == before:
+                    raise
+            else:
+                if _place(folder) == before:
+                    return found
+    raise ImagemillError(
+        f"{folder.name} was replaced {_READS} times while it was read",
+        where=folder,
+        do="wait until whoever writes it has ended, then run again",
+    )
 
 
-def _publication(folder: Path) -> StatTriple | None:
-    """Another one for each: a set comes in a folder of its own. None where there is none."""
+@contextmanager
+def _held(folder: Path) -> Iterator[tuple[int, int] | None]:
+    """Which folder has the place now; None where none has. Held open, it lends its number to no other."""
     try:
-        return stat_triple(folder)
-    except FileNotFoundError:
+        number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except (FileNotFoundError, NotADirectoryError):
+        yield None
+        return
+    try:
+        yield _identity(os.fstat(number))
+    finally:
+        os.close(number)
+
+
+def _place(folder: Path) -> tuple[int, int] | None:
+    try:
+        return _identity(os.stat(folder))
+    except (FileNotFoundError, NotADirectoryError):
         return None
+
+
+def _identity(stat: os.stat_result) -> tuple[int, int]:
+    return stat.st_dev, stat.st_ino
 
 
 def remove_folder(folder: Path) -> None:

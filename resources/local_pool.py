@@ -81,6 +81,7 @@ def run_on_processes(
                     rows, todo = died(lost, death), chain(waiting, todo)
                     members.remove(member)
                     member.connection.close()
+                    member.process.kill()  # its pipe is closed; it may not be dead
                     if batch := next(todo, None):
                         members.append(member := _Member(worker_class, options))
                         member.send(batch)

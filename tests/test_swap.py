@@ -6,6 +6,7 @@ import threading
 import pytest
 
 from imagemill import swap
+from imagemill.errors import ImagemillError
 from imagemill.swap import read_unswapped, remove_folder, replace_folder
 
 
@@ -97,6 +98,26 @@ def test_reading_begins_again_where_another_folder_took_the_place(tmp_path):
 
     assert read_unswapped(place, look) == ("new 2", "new 2")
     assert len(looks) == 3
+
+
+def test_file_that_comes_beside_changes_no_place(tmp_path):
+    """Somebody's notes are no publication."""
+    place, looks = make(tmp_path / "place", "old"), []
+
+    def look():
+        looks.append(1)
+        (place / f"notes-{len(looks)}").write_text("mine")
+
+    read_unswapped(place, look)
+
+    assert len(looks) == 1
+
+
+def test_folder_that_never_stays_is_told(tmp_path):
+    place = make(tmp_path / "place", "old")
+
+    with pytest.raises(ImagemillError, match="place was replaced 10 times"):
+        read_unswapped(place, lambda: replace_folder(make(tmp_path / "new", "new"), place))
 
 
 def test_error_of_a_folder_that_stayed_is_its_own(tmp_path):

@@ -131,9 +131,10 @@ def explain(root: DataRoot, image_id: str) -> dict[str, Any]:
         story["embeddings"] = {spec.kind: _embedding(root, spec, image_id, ledger) for spec in embedding_specs()}
         story["record"] = _record_line(root, image_id)
         story["shard"] = _shard_place(root.shards, image_id)
-        if story["record"] and story["shard"] is None and (limit := _limit(root.shards, story.get("bucket"))):
-            story["limit"] = limit
         problems = [p for p in current_problems(scan, ledger) if _id_of(p) == image_id]
+        packable = story["record"] and all(story["embeddings"].values()) and not problems
+        if packable and story["shard"] is None and (limit := _limit(root.shards, story.get("bucket"))):
+            story["limit"] = limit
         story["problems"] = [
             {"asset": p.asset, "outcome": p.outcome, "reason": p.reason, "detail": p.detail, "do": p.remedy}
             for p in problems

@@ -1,5 +1,7 @@
 """Shards that grow: --append, withdraw, --repack, by the command line. Source: CONTRACTS section 2, last point."""
 
+import os
+
 import pytest
 
 from imagemill.layout import DataRoot
@@ -80,6 +82,10 @@ def test_sample_is_withdrawn_while_a_kind_is_regenerated(data_root):
 
     assert "1 samples in the tars count no more" in said
     assert "counts no more withdrawn" in product(data_root, "explain", "photo0001")
+    for path in (data_root.derived / "vae_latents").iterdir():
+        os.utime(path)
+    product(data_root, "withdraw", "--restore", "photo0001")
+    assert "vae_latents 3 made" in product(data_root, "stage2"), "none is taken for new that is not in the ledger"
 
 
 def test_unknown_id_withdraws_nothing(root):

@@ -127,7 +127,7 @@ def test_caption_of_another_picture_is_not_packed(root, passes):
     image, before = root.approved / "photo0001.jpg", records(root)
     old = image.read_bytes()
     configure(root, enabled=False)
-    Image.new("RGB", (48, 32), "red").save(image)
+    Image.new("RGB", (32, 48), "red").save(image)
 
     said = product(root, *passes) + product(root, "run")
 
@@ -138,6 +138,7 @@ def test_caption_of_another_picture_is_not_packed(root, passes):
         root, "shards", "--overwrite", "--allow-preview", "--dry-run"
     )
     assert "missing_caption" in product(root, "explain", "photo0001")
+    assert product(root, "verify"), "the record has the size of the latent that is there"
 
     image.write_bytes(old)
     assert "5 samples in 1 shard" in product(root, "run")

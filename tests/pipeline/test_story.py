@@ -103,6 +103,8 @@ def test_image_beyond_the_limit_of_its_set_says_so(root):
     assert explain(root, "b")["shard"] is None
     assert "packed with a limit of 1 samples" in "\n".join(story_lines(explain(root, "b")))
     assert "limit" not in explain(root, "a")
+    (root.derived / "dinov3" / "b.npy").unlink()
+    assert "limit" not in explain(root, "b"), "the missing file is the reason"
 
 
 def test_image_that_does_not_open_says_which_asset_refused_it_and_what_to_do(root):

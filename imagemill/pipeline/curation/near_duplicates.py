@@ -116,7 +116,7 @@ class DuplicatesPlan:
 
 def plan_near_duplicates(derived: Path, ledger: Ledger, settings: NearDuplicateSettings) -> DuplicatesPlan:
     found = current_files(DINOV3, derived, ledger)
-    captioned = ledger.ids("captions") - ledger.ids("withdrawn")
+    captioned = ledger.captions().keys() - ledger.ids("withdrawn")
     lines = [f"{FORMAT} {settings.threshold} {settings.probes}"]
     for file in found.files:
         source = file.source

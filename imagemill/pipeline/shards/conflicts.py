@@ -6,12 +6,13 @@ Source: seed 001, "Refuse existing shards"; CONTRACTS section 2.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from imagemill.buckets import BUCKETS
-from imagemill.errors import ShardExists
+from imagemill.errors import ImagemillError, ShardExists
 from imagemill.formats.energon import META, SQLITE
 from imagemill.pipeline.shards.shard_plan import BucketPlan, ShardSet
 from imagemill.pipeline.shards.shard_sets import (
@@ -90,6 +91,7 @@ def _twice(shard_set: ShardSet) -> Iterator[str]:
     new = {sample.image_id: plan.bucket for plan in shard_set.plans for shard in plan.shards for sample in shard}
     for bucket in set(BUCKETS) - {plan.bucket for plan in shard_set.plans} if new else ():
         folder = bucket_folder(shard_set.output, bucket)
-        for line in live_lines(folder) if read_manifest(folder) else ():
-            if line.image_id in new:
-                yield f"{line.image_id} belongs to {new[line.image_id]} now, and still counts in {folder.name}"
+        with suppress(ImagemillError):  # damaged: validators tell, and nobody reads from it
+            for line in live_lines(folder) if read_manifest(folder) else ():
+                if line.image_id in new:
+                    yield f"{line.image_id} belongs to {new[line.image_id]} now, and still counts in {folder.name}"

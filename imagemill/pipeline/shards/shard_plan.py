@@ -108,8 +108,13 @@ def plan_shards(
         groups.setdefault(given, []).append(bucket)
     plans = [plan for given, group in groups.items() for plan in _plan_group(ready, group, given)]
     if existing in OVERLAYS:
-        ids = {sample.image_id for sample in ready}
-        plans = [_laid_over(plan, bucket_folder(output, plan.bucket), existing, withdrawn, ids) for plan in plans]
+        ids: dict[str, set[str]] = {bucket: set() for bucket in buckets}
+        for sample in ready:
+            ids[sample.bucket].add(sample.image_id)
+        plans = [
+            _laid_over(plan, bucket_folder(output, plan.bucket), existing, withdrawn, ids[plan.bucket])
+            for plan in plans
+        ]
     return ShardSet(output, sorted(plans, key=lambda plan: list(buckets).index(plan.bucket)), existing)
 
 

@@ -105,7 +105,7 @@ def _make_way(jsonl: Path, began: Sequence[StatTriple | None], merged: Merged) -
 
 def merged_lines(merge: Merge, recorded: Recorded, ledger: Ledger, merged: Merged) -> Iterator[bytes]:
     """Every line of the next file, in order of id; `merged` is filled on the way."""
-    old_ids = iter(sorted(recorded.lines))
+    old_ids, outdated = iter(sorted(recorded.lines)), ledger.outdated_captions()
     waiting = next(old_ids, None)
     for image_id, source, caption in ledger.facts():
         while waiting is not None and waiting < image_id:
@@ -113,7 +113,7 @@ def merged_lines(merge: Merge, recorded: Recorded, ledger: Ledger, merged: Merge
             waiting = next(old_ids, None)
         if waiting == image_id:
             waiting = next(old_ids, None)
-        elif source is None or caption.mask is None:
+        elif source is None or caption.mask is None or image_id in outdated:
             continue  # no record yet, and not enough for one
         yield _line(image_id, source, caption, merge, recorded, merged)
     while waiting is not None:

@@ -27,6 +27,8 @@ def regenerate(ledger: Ledger, provenance: Path, kind: str, run_id: str) -> bool
     if kind in ledger.regenerating():
         return False
     with claimed(ledger, kind, [EVERY], run_id):
+        if kind in ledger.regenerating():  # another began while this one waited
+            return False
         ledger.supersede_files(kind, _BEGUN)
         resume(ledger, provenance, kind)
     return True

@@ -75,13 +75,11 @@ def left_behind(store: Path) -> list[str]:
 
 def in_hands(store: Path, rank: int) -> list[str]:
     """What a rank that has died was at work on."""
-    found: list[str] = []
-    for place in _read(_path(store, rank)):
-        if place is None:
-            found = []
-        else:
-            found.append(place)
-    return found
+    lines = list(_read(_path(store, rank)))
+    if None not in lines:
+        return []  # it died before it began: these are of an earlier one
+    begun = len(lines) - lines[::-1].index(None)
+    return [place for place in lines[begun:] if place is not None]
 
 
 def forget(store: Path, but: Collection[str]) -> None:

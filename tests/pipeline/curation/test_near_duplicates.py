@@ -11,7 +11,7 @@ from imagemill.config import EncoderSettings, NearDuplicateSettings
 from imagemill.embedding_specs import DINOV3
 from imagemill.encoders.dinov3 import DinoV3Encoder
 from imagemill.errors import ImagemillError, InvalidNpy, MissingInput
-from imagemill.ledger import Ledger
+from imagemill.ledger import FROM_CAPTIONER, Captioned, CaptionRow, Ledger
 from imagemill.pipeline.curation import similarity
 from imagemill.pipeline.curation.near_duplicates import (
     PAGE_CHARACTERS,
@@ -118,6 +118,21 @@ def test_image_without_a_caption_represents_no_captioned_one(data_root):
     embed(data_root, DINOV3)
     for image_id in ("large", "small"):
         put(data_root, image_id, 0)
+
+    report(data_root)
+
+    assert [group.representative for group in groups(data_root)] == ["small"]
+
+
+def test_image_with_the_caption_of_another_picture_represents_none_either(data_root):
+    photos(data_root, "large", size=(64, 48), captions=False)
+    photos(data_root, "small")
+    embed(data_root, DINOV3)
+    for image_id in ("large", "small"):
+        put(data_root, image_id, 0)
+    with Ledger(data_root.ledger) as ledger:
+        ledger.record_captions([CaptionRow("large", None, "what was there before", FROM_CAPTIONER, "c")])
+        ledger.record_captioned([Captioned("large", "another picture", "model")])
 
     report(data_root)
 

@@ -8,7 +8,7 @@ from imagemill.errors import MissingInput, ShardExists, WrongUsage
 from imagemill.ledger import Ledger
 from imagemill.pipeline.shards.conflicts import refuse_conflicts
 from imagemill.pipeline.shards.packing import Packing, dry_run, plan_packing
-from imagemill.pipeline.shards.shard_sets import ShardParameters
+from imagemill.pipeline.shards.shard_sets import ShardParameters, bucket_folder, read_tombstones
 from imagemill.pipeline.shards.shard_writer import write_bucket
 from tests.helpers.product import snapshot
 from tests.helpers.stage2 import foreign, record_of
@@ -136,6 +136,23 @@ def test_image_that_changed_its_bucket_never_counts_twice(root, existing):
         refuse_conflicts(alone)
     refuse_conflicts(plan(root, existing, buckets=[SQUARE]))
     refuse_conflicts(plan(root, existing))
+
+
+def test_image_that_changed_its_bucket_is_beyond_no_limit(root):
+    pack(root)
+    foreign(root, *(record_of(i, size=(24, 24)) for i in "bcd"), *(record_of(i, size=(24, 36)) for i in ("a", "tall")))
+
+    pack(root, "append")
+
+    why = {tombstone.image_id: tombstone.why for tombstone in read_tombstones(bucket_folder(root.shards, SQUARE))}
+    assert why["a"] == "not_ready"
+
+
+def test_damaged_set_of_another_bucket_is_in_nobodys_way(root):
+    pack(root)
+    (bucket_folder(root.shards, TALL) / "index.jsonl").write_text("{")
+
+    refuse_conflicts(plan(root, "replace", buckets=[SQUARE]))
 
 
 def test_dry_run_without_its_inputs_says_what_is_missing(root, data_root):

@@ -117,7 +117,7 @@ def test_caption_of_a_replaced_image_does_not_count_where_nobody_makes_another(d
 
     assert ledger.outdated_captions() == {"a"}
     assert texts(ledger) == {"b": "two", "mine": "as I see it"}
-    assert [image_id for image_id, _, _ in ledger.facts()] == ["b", "mine"]
+    assert [image_id for image_id, _, _ in ledger.facts()] == ["a", "b", "mine"], "its record follows the image's size"
     note_missing_captions(scan, ledger)
     (problem,) = [p for p in ledger.problems(["a"]) if p.reason == "missing_caption"]
     assert "of the image that was there before" in problem.detail

@@ -1,5 +1,7 @@
 """The mark on a kind whose files are all being replaced. Source: CONTRACTS section 0, "Provenance"."""
 
+from contextlib import contextmanager
+
 import msgspec
 import pytest
 
@@ -46,6 +48,20 @@ def test_asking_again_goes_on_and_does_not_begin_anew(root, ledger):
 
     assert not regenerate(ledger, root.provenance, DINOV3.kind, "run")
     assert "newer" in {row.maker for row in ledger.files(DINOV3.kind).values()}
+
+
+def test_regeneration_that_another_began_meanwhile_goes_on(root, ledger, monkeypatch):
+    """What that one has made is not superseded."""
+
+    @contextmanager
+    def waited(ledger, kind, items, run_id):
+        ledger.note_regeneration(kind, "under way")
+        yield
+
+    monkeypatch.setattr("imagemill.pipeline.stage2.regenerate.claimed", waited)
+
+    assert not regenerate(ledger, root.provenance, DINOV3.kind, "run")
+    assert SUPERSEDED not in {row.maker for row in ledger.files(DINOV3.kind).values()}
 
 
 def test_beginning_that_was_killed_is_completed(root, ledger):
