@@ -121,7 +121,7 @@ def foreign(root, *records):
         for spec in embedding_specs():
             path = root.derived / spec.folder / f"{record['image_id']}.npy"
             path.parent.mkdir(parents=True, exist_ok=True)
-            np.save(path, np.full(spec.shape(record["height"], record["width"]), next(_serial) % 1000, spec.dtype))
+            np.save(path, np.full(spec.shape(record["height"], record["width"]), 1 + next(_serial) % 999, spec.dtype))
     write_text(root.stage2_jsonl, *(json.dumps(record) for record in records))
 
 
