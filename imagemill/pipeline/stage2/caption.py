@@ -91,6 +91,8 @@ def caption_jobs(
 def look_again(ids: Iterable[str], scan: Scan, ledger: Ledger, approved: Path, *, threads: int = 2) -> None:
     """Open the images whose caption a model made and whose file has changed since: only then does the ledger know whether it is
     of another picture (`outdated_captions`). For where no captioner looks at them."""
+    if not ledger.captioned():  # nearly everywhere: no model has captioned anything
+        return
     changed = [job.image_id for job in caption_jobs(ids, scan, ledger, preview=True) if job.described is not None]
     if changed:
         complete_facts(approved, Scan({i: scan.sources[i] for i in changed}, []), ledger, threads=threads)

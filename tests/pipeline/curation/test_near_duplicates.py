@@ -111,13 +111,18 @@ def test_representative_has_the_most_pixels_and_the_first_id_among_equals(data_r
     assert [member.image_id for member in group.members] == ["a", "m", "n", "z"]
 
 
+def large_without_a_caption_beside_small(root):
+    """Two images of one direction."""
+    photos(root, "large", size=(64, 48), captions=False)
+    photos(root, "small")
+    embed(root, DINOV3)
+    for image_id in ("large", "small"):
+        put(root, image_id, 0)
+
+
 def test_image_without_a_caption_represents_no_captioned_one(data_root):
     """It becomes no sample: where shards leave near duplicates out, nothing of the group would be left."""
-    photos(data_root, "large", size=(64, 48), captions=False)
-    photos(data_root, "small")
-    embed(data_root, DINOV3)
-    for image_id in ("large", "small"):
-        put(data_root, image_id, 0)
+    large_without_a_caption_beside_small(data_root)
 
     report(data_root)
 
@@ -125,11 +130,7 @@ def test_image_without_a_caption_represents_no_captioned_one(data_root):
 
 
 def test_image_with_the_caption_of_another_picture_represents_none_either(data_root):
-    photos(data_root, "large", size=(64, 48), captions=False)
-    photos(data_root, "small")
-    embed(data_root, DINOV3)
-    for image_id in ("large", "small"):
-        put(data_root, image_id, 0)
+    large_without_a_caption_beside_small(data_root)
     with Ledger(data_root.ledger) as ledger:
         ledger.record_captions([CaptionRow("large", None, "what was there before", FROM_CAPTIONER, "c")])
         ledger.record_captioned([Captioned("large", "another picture", "model")])
