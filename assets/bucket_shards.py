@@ -11,13 +11,13 @@ from pydantic import Field
 from assets.near_duplicates import near_duplicates
 from assets.partitions import buckets
 from assets.stage2_jsonl import stage2_jsonl
-from imagemill.ledger import Ledger
 from imagemill.pipeline.claims import claimed_until_output
 from imagemill.pipeline.shards.conflicts import refuse_conflicts
 from imagemill.pipeline.shards.packing import Packing, dry_run, plan_packing, scanned
 from imagemill.pipeline.shards.readiness import ASSET, Readiness
 from imagemill.pipeline.shards.shard_plan import Existing, ShardSet, check_buckets
 from imagemill.pipeline.shards.shard_sets import ShardParameters
+from imagemill.store.ledger import Ledger
 from resources.data_root import DataRootResource
 
 PARAMETERS = ShardParameters.__struct_fields__

@@ -10,7 +10,6 @@ from assets.approved_images import approved_images
 from assets.partitions import IMAGES_PER_RUN, images
 from imagemill.embedding_specs import DINOV3, T5, VAE, EmbeddingSpec
 from imagemill.formats.npy import NpyStore
-from imagemill.ledger import Ledger
 from imagemill.pipeline.claims import claimed_until_output
 from imagemill.pipeline.forecast import check_space
 from imagemill.pipeline.stage2.caption import CaptionJob, CaptionWorker, forget_problems, keep_captions, look_again
@@ -21,7 +20,8 @@ from imagemill.pipeline.stage2.recorded import read_recorded
 from imagemill.pipeline.stage2.regenerate import regenerate, resume
 from imagemill.pipeline.stage2.scan import survey
 from imagemill.progress import Progress
-from imagemill.provenance import write_identity
+from imagemill.provenance import record_identity
+from imagemill.store.ledger import Ledger
 from imagemill.summarizer import CAPTIONER
 from resources.captioner import CaptionerResource
 from resources.data_root import DataRootResource
@@ -73,16 +73,16 @@ def embedding_asset(spec: EmbeddingSpec, description: str) -> dg.AssetsDefinitio
         store: NpyStore = options["store"]
         if config.regenerate:
             with closing(data_root.ledger()) as ledger:
-                regenerate(ledger, root.provenance, spec.kind, context.run_id)
+                regenerate(ledger, spec.kind, context.run_id, check=lambda: encoders.identify(spec))
         with (
             closing(data_root.ledger()) as ledger,
             claimed_until_output(ledger, spec.kind, context.partition_keys, context.run_id),
         ):
-            options["regenerate"] = resume(ledger, root.provenance, spec.kind)
+            options["regenerate"] = resume(ledger, spec.kind)
             encoders.check_recorded(spec)
             store.sweep()
             scan, recorded = survey(root.approved, ledger), read_recorded(root.stage2_jsonl)
-            adopt_captions(recorded, ledger, root.provenance)
+            adopt_captions(root, recorded, scan, ledger)
             if spec.source == "caption":
                 if not captioner.settings().enabled:
                     look_again(ids, scan, ledger, root.approved)
@@ -109,7 +109,7 @@ def caption(
     if not jobs:
         return
     made_by, options = captioner.made_by(), captioner.worker_options()
-    write_identity(captioner.data_root.root().provenance, made_by)
+    record_identity(ledger, made_by)
     rows = engine.map_batches(CaptionWorker, jobs, batch_size=options["images_per_call"], **options)
     with Progress("captions", len(jobs)) as progress:
         counts = keep_captions(

@@ -7,11 +7,11 @@ import dagster as dg
 from assets.embeddings import vae_latents
 from assets.partitions import buckets
 from imagemill.embedding_specs import VAE
-from imagemill.ledger import Ledger
 from imagemill.pipeline.claims import claimed_until_output, wait_for_claim
 from imagemill.pipeline.curation.latent_statistics import ALL, ASSET, plan_statistics, statistics_reports
 from imagemill.pipeline.curation.reports import Reports
 from imagemill.provenance import read_identity
+from imagemill.store.ledger import Ledger
 from resources.data_root import DataRootResource
 
 
@@ -32,12 +32,11 @@ def latent_statistics(context: dg.AssetExecutionContext, data_root: DataRootReso
     As stored, and after the model's own scaling. Buckets are counted apart and merged without reading a latent again.
     """
     root, config = data_root.root(), data_root.config()
-    identity = read_identity(root.provenance, VAE.kind)
     with (
         closing(data_root.ledger()) as ledger,
         claimed_until_output(ledger, ASSET, context.partition_keys, context.run_id),
     ):
-        plan = plan_statistics(root.derived, ledger, identity, context.partition_keys)
+        plan = plan_statistics(root.derived, ledger, read_identity(ledger, VAE.kind), context.partition_keys)
 
     def claim_all() -> None:
         with Ledger(root.ledger) as ledger:

@@ -12,7 +12,6 @@ from pydantic import Field
 
 from assets.partitions import coord_presets, datasets, presets
 from imagemill.adapters.convert import convert
-from imagemill.ledger import Ledger, Problem
 from imagemill.pipeline.claims import claimed, claimed_until_output
 from imagemill.pipeline.presets.preset_config import read_presets, split_key
 from imagemill.pipeline.presets.preset_sheet import sheet_page, write_preset_sheet
@@ -21,6 +20,7 @@ from imagemill.pipeline.presets.rescale import RescaleFailed, RescalePlan, Resca
 from imagemill.pipeline.presets.rescale_setup import choose_parameters
 from imagemill.preset_names import parse_preset
 from imagemill.public_data import PublicData
+from imagemill.store.ledger import Ledger, Problem
 from io_managers.hardlink import CLAIM, Coord
 from resources.data_root import DataRootResource
 from resources.engine import LocalProcesses

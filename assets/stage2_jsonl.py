@@ -51,7 +51,7 @@ def stage2_jsonl(
         if config.rollback:
             return Rollback(root, config.delete_embeddings)
         scan = survey(root.approved, ledger)
-        adopt_captions(read_recorded(root.stage2_jsonl), ledger, root.provenance)
+        adopt_captions(root, read_recorded(root.stage2_jsonl), scan, ledger)
         if config.complete:
             threads = data_root.config().decode_threads
             complete_facts(root.approved, scan, ledger, threads=threads, up_to=config.up_to)

@@ -26,7 +26,6 @@ from assets.partitions import missions, ranks
 from imagemill.atomic import sweep_temporaries
 from imagemill.errors import ImagemillError, WrongUsage, disk_full_told
 from imagemill.layout import DataRoot
-from imagemill.ledger import Ledger
 from imagemill.pipeline.claims import claimed, claimed_until_output
 from imagemill.pipeline.stage_a.at_work import left_behind
 from imagemill.pipeline.stage_a.dead_rank import close_dead_rank
@@ -41,6 +40,7 @@ from imagemill.pipeline.stage_a.stage_a_problems import ASSET, stage_a_problems
 from imagemill.pipeline.stage_a.stage_a_report import counts_of, failed_groups, late_ranks, nothing_written, warnings
 from imagemill.places import at
 from imagemill.ranks import DEFAULT_MODE, processes_here
+from imagemill.store.ledger import Ledger
 from io_managers.events import images_failed
 from resources.data_root import DataRootResource
 from resources.engine import LocalProcesses

@@ -33,12 +33,12 @@ from imagemill.embedding_specs import DINOV3, T5, T5_TOKENS, VAE, EmbeddingSpec
 from imagemill.encoders.loading import library
 from imagemill.formats.npy import NpyStore
 from imagemill.layout import DataRoot
-from imagemill.ledger import Ledger
 from imagemill.pipeline.stage2.embed import EmbedWorker
 from imagemill.pipeline.stage2.facts import complete_facts
 from imagemill.pipeline.stage2.plan import plan_for
 from imagemill.pipeline.stage2.publish import run_pass
 from imagemill.pipeline.stage2.scan import survey
+from imagemill.store.ledger import Ledger
 
 CPU_GOAL, VAE_GOAL, GPU_GOAL, PLAIN_GOAL = 0.95, 0.90, 0.85, 2.0
 PLAIN_BATCH = 4

@@ -32,9 +32,9 @@ from imagemill.config import EncoderSettings
 from imagemill.embedding_specs import EmbeddingSpec, embedding_specs
 from imagemill.encoding import Encoder
 from imagemill.layout import DataRoot
-from imagemill.ledger import Ledger
 from imagemill.pipeline.stage2.scan import survey
 from imagemill.pixels import open_rgb
+from imagemill.store.ledger import Ledger
 
 GOAL_RATIO = 1.0
 WIDTH, HEIGHT = 1152, 896

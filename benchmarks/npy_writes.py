@@ -27,13 +27,13 @@ from benchmarks.common.inputs import scratch
 from imagemill.config import Config, EncoderSettings
 from imagemill.embedding_specs import EmbeddingSpec, embedding_specs
 from imagemill.encoding import Prepared
-from imagemill.files import StatTriple
+from imagemill.files import posix_signature
 from imagemill.formats.npy import NpyStore, npy_header
 from imagemill.layout import DataRoot
-from imagemill.ledger import Ledger, SourceRow
 from imagemill.pipeline.stage2.embed import EmbedWorker
 from imagemill.pipeline.stage2.plan import Job
 from imagemill.pipeline.stage2.publish import run_pass
+from imagemill.store.ledger import Ledger, SourceRow
 from tests.helpers.stubs import StubEncoder
 
 GOAL_RATIO = 2.0
@@ -152,7 +152,7 @@ def passes(arrays: Arrays, folder: Path, *, write_threads: int) -> None:
 
 def _jobs(count: int) -> Sequence[Job]:
     """`caption` is the number of the image's array."""
-    stat = StatTriple(1, 1, 1)
+    stat = posix_signature(1, 1, 1)
     return [
         Job(name, name, stat, SourceRow(name, name, stat, "xxh3:0", SIDE, SIDE), str(number), f"xxh3:{number}", None)
         for number, name in enumerate(f"photo{number:06d}" for number in range(count))

@@ -30,13 +30,13 @@ from benchmarks.common.inputs import scratch
 from benchmarks.common.samples import SIZES, make_samples, pack, record_of
 from imagemill.buckets import BUCKETS, assign_bucket
 from imagemill.embedding_specs import EmbeddingSpec, embedding_specs
-from imagemill.files import fingerprint, stat_triple
+from imagemill.files import file_signature, fingerprint
 from imagemill.formats.jsonl import write_jsonl
 from imagemill.formats.npy import npy_header
 from imagemill.layout import DataRoot
-from imagemill.ledger import FileRow, Ledger, SourceRow
 from imagemill.pipeline.shards.readiness import ReadySample, find_ready
 from imagemill.pipeline.shards.shard_sets import bucket_folder
+from imagemill.store.ledger import FileRow, Ledger, SourceRow
 
 COPY_GOAL, WRITER_GOAL = 1.1, 2.0
 LOOP_GOAL, LIMIT_GOAL, OTHER_GOAL = 3.0, 2.0, 2.0
@@ -168,7 +168,7 @@ def make_records(root: DataRoot, count: int) -> None:
     for n in range(count):
         image_id, size = f"image{n:07d}", SIZES[n % len(SIZES)]
         pixels = fingerprint(image_id.encode())
-        sources.append(SourceRow(image_id, f"{image_id}.jpg", stat_triple(Path(__file__)), pixels, *size))
+        sources.append(SourceRow(image_id, f"{image_id}.jpg", file_signature(Path(__file__)), pixels, *size))
         records.append(record_of(image_id, size))
         for spec, of_kind in rows.items():
             path = root.derived / spec.folder / f"{image_id}.npy"
@@ -176,7 +176,7 @@ def make_records(root: DataRoot, count: int) -> None:
             path.touch()
             source = pixels if spec.source == "pixels" else fingerprint(records[-1]["caption"].encode())
             content, maker = fingerprint(str(path).encode()), fingerprint(spec.kind.encode())
-            of_kind.append(FileRow(spec.kind, image_id, stat_triple(path), source, content, maker))
+            of_kind.append(FileRow(spec.kind, image_id, file_signature(path), source, content, maker))
     write_jsonl(root.stage2_jsonl, records)
     assert {assign_bucket(width, height) for height, width in SIZES}
     with Ledger(root.ledger) as ledger:

@@ -19,6 +19,7 @@ from dagster._core.instance.ref import InstanceRef
 
 from imagemill.atomic import write_bytes_atomic
 from imagemill.errors import disk_full_told
+from imagemill.fs.owners import use
 from imagemill.layout import ROOT_VARIABLE, DataRoot
 
 HOME_VARIABLE = "DAGSTER_HOME"
@@ -64,6 +65,7 @@ def open_instance(root: DataRoot) -> Iterator[DagsterInstance]:
     """
     with disk_full_told(root.path), _environment(environment_of(root)):
         home = prepare_home(root)
+        use(root.owners)
         reference = InstanceRef.from_dir(str(home), overrides=_TO_THE_TERMINAL)
         with DagsterInstance.from_ref(reference) as instance:
             yield instance

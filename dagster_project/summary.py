@@ -11,6 +11,7 @@ from imagemill.embedding_specs import T5_TOKENS, embedding_specs
 from imagemill.pipeline.counters import progress_line
 from imagemill.pipeline.story import Status
 from imagemill.provenance import read_identity
+from imagemill.store.ledger import Ledger
 from imagemill.summarizer import CAPTIONER
 
 MADE = ("computed", "extracted", "adopted")
@@ -56,7 +57,10 @@ def _records(status: Status, counts: dict[str, int]) -> Iterator[str]:
 
 
 def _captions(work: Work, counts: dict[str, int]) -> Iterator[str]:
-    maker = read_identity(work.root.provenance, CAPTIONER) if counts else None
+    if not counts:
+        return
+    with Ledger(work.root.ledger, read_only=True) as ledger:
+        maker = read_identity(ledger, CAPTIONER)
     if maker is None:
         return
     told = [f"{counts[name]} {name}" for name in ("captioned", "kept", "refused", "failed") if counts.get(name)]

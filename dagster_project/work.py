@@ -26,7 +26,6 @@ from dagster_project.runs import RunOutcome, run_here
 from imagemill.embedding_specs import EmbeddingSpec, embedding_specs
 from imagemill.formats.npy import NpyStore
 from imagemill.layout import DataRoot
-from imagemill.ledger import Ledger
 from imagemill.pipeline.forecast import check_space
 from imagemill.pipeline.stage2.caption import forget_problems
 from imagemill.pipeline.stage2.facts import adopt_captions
@@ -34,10 +33,12 @@ from imagemill.pipeline.stage2.passes import Passes
 from imagemill.pipeline.stage2.plan import Job, all_jobs, ids_of
 from imagemill.pipeline.stage2.ranges import plan_ranges
 from imagemill.pipeline.stage2.recorded import read_recorded
-from imagemill.pipeline.stage2.regenerate import finish, regenerate, resume
+from imagemill.pipeline.stage2.regenerate import cancel, finish, regenerate, resume
 from imagemill.pipeline.stage2.scan import Scan, survey
 from imagemill.pipeline.stage_a.stage_a_problems import ASSET as GROUPS
 from imagemill.places import refuse_no_folder
+from imagemill.store.ledger import Ledger
+from imagemill.store.second_copy import open_ledger
 from resources.captioner import CaptionerResource
 from resources.data_root import DataRootResource, config_of
 from resources.encoders import Encoders
@@ -81,7 +82,7 @@ class Work:
         return time.monotonic() - self.began
 
     def counts(self) -> dict[str, dict[str, int]]:
-        with Ledger(self.root.ledger) as ledger:
+        with Ledger(self.root.ledger, read_only=True) as ledger:
             return ledger.counts(self.run_ids)
 
     def checks(self) -> dict[str, bool]:
@@ -122,10 +123,10 @@ class Work:
             ModelMismatch: a configured model is not the recorded one. ModelUnusable: the captioner's. NotEnoughSpace: by the
                 forecast, before any work.
         """
-        with Ledger(self.root.ledger) as ledger:
+        with open_ledger(self.root) as ledger:
             self._begin(passes.specs, regenerate, ledger)
             scan, recorded = survey(self.root.approved, ledger), read_recorded(self.root.stage2_jsonl)
-            adopt_captions(recorded, ledger, self.root.provenance)
+            adopt_captions(self.root, recorded, scan, ledger)
             awaited = self._awaited(passes, scan, ledger, recaption)
             jobs = passes.select(all_jobs(passes.kinds_to_run(), self.root.derived, scan, ledger, recorded, awaited))
             if limit is not None:
@@ -161,10 +162,24 @@ class Work:
 
     def _begin(self, specs: Sequence[EmbeddingSpec], regenerated: Sequence[str], ledger: Ledger) -> None:
         for kind in regenerated:
-            regenerate(ledger, self.root.provenance, kind, f"of process {os.getpid()}")
+            spec = next(spec for spec in specs if spec.kind == kind)
+            regenerate(
+                ledger, kind, f"of process {os.getpid()}", check=lambda spec=spec: self._can_regenerate(spec, ledger)
+            )
         for spec in specs:
-            resume(ledger, self.root.provenance, spec.kind)
+            resume(ledger, spec.kind)
             self.encoders.check_recorded(spec)
+
+    def _can_regenerate(self, spec: EmbeddingSpec, ledger: Ledger) -> None:
+        """Raise ModelUnusable or NotEnoughSpace if the files of this kind, all superseded, could not be made."""
+        self.encoders.identify(spec)
+        scan, recorded = survey(self.root.approved, ledger), read_recorded(self.root.stage2_jsonl)
+        self._check_space(all_jobs([spec], self.root.derived, scan, ledger, recorded), packs=False)
+
+    def cancel_regeneration(self, kind: str) -> int:
+        """Take the mark off a kind of which no file has been replaced; return how many files count again."""
+        with open_ledger(self.root) as ledger:
+            return cancel(ledger, kind, f"of process {os.getpid()}")
 
     def _embed_in_ranges(self, passes: Passes, wanted: Sequence[str], recaption: bool) -> None:
         assert images.name

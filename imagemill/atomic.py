@@ -1,23 +1,22 @@
 """Final names appear whole or not at all: a temporary name in the same folder, flushed, then renamed.
 
-    derived/dinov3/.tmp-<host>-<pid>-<birth>-000001     being written by a living process
-    derived/dinov3/abc123xyz.npy                        whole
+    derived/dinov3/.tmp-<owner>-000001     being written by a living process
+    derived/dinov3/abc123xyz.npy           whole
 
-The temporary name carries the writing process, so that only those of dead ones are swept.
-Source: CONTRACTS section 0, "Every final name appears atomically".
+The temporary name contains the name of the writing process's lock file (fs/owners.py), so that only temporary files of dead
+processes are removed.
 """
 
-import functools
-import hashlib
 import itertools
 import os
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
 import psutil
+
+from imagemill.fs.owners import is_dead_owner, owner_name
 
 _PREFIX = ".tmp-"
 _serial = itertools.count(1)
@@ -44,27 +43,6 @@ def _birth_elsewhere(pid: int) -> int | None:
         return None
 
 
-@functools.lru_cache(maxsize=1)
-def _host() -> str:
-    return hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]
-
-
-@functools.lru_cache(maxsize=4)
-def _owner(pid: int) -> str:
-    return f"{_host()}-{pid}-{process_birth(pid)}"
-
-
-def owner_name() -> str:
-    """This process as it stands in temporary names and lock files: host, pid, birth."""
-    return _owner(os.getpid())
-
-
-def is_dead_owner(name: str) -> bool:
-    """Whether the process so named ran on this host and is gone. Another host's is never called dead."""
-    host, pid, birth = [*name.split("-"), "", ""][:3]
-    return host == _host() and pid.isdigit() and str(process_birth(int(pid))) != birth
-
-
 def temporary_path(folder: Path) -> Path:
     """A fresh name beside the final one. It does not carry the final name: that may use all 255 bytes."""
     return folder / f"{_PREFIX}{owner_name()}-{next(_serial):06d}"
@@ -77,7 +55,7 @@ def temporaries(folder: Path) -> list[Path]:
 
 def is_orphan(path: Path) -> bool:
     """Whether a temporary name belongs to a dead process."""
-    return is_dead_owner(path.name.removeprefix(_PREFIX))
+    return is_dead_owner(path.name.removeprefix(_PREFIX).rpartition("-")[0])
 
 
 def sweep_temporaries(folder: Path) -> int:

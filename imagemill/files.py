@@ -1,31 +1,49 @@
-"""What the file system says of a file without opening it."""
+"""File signatures and content fingerprints."""
 
 import os
 from pathlib import Path
-from typing import NamedTuple
+from typing import NewType
 
 import xxhash
 
 _PIECE = 1 << 20
 
-
-class StatTriple(NamedTuple):
-    """Size in bytes, modification time in nanoseconds, inode: unchanged means not read again (CONTRACTS section 0)."""
-
-    size: int
-    mtime_ns: int
-    inode: int
+FileSignature = NewType("FileSignature", str)
+"""State of a file without opening it: `posix:<size>:<mtime_ns>:<inode>`. Compared whole; equal means not read again."""
 
 
-def stat_triple(source: Path | os.stat_result) -> StatTriple:
+def file_signature(source: Path | os.stat_result) -> FileSignature:
+    """Return the signature of a file, or of a stat result. Raises OSError if the file cannot be looked up."""
     stat = source if isinstance(source, os.stat_result) else os.stat(source)
-    return StatTriple(stat.st_size, stat.st_mtime_ns, stat.st_ino)
+    return posix_signature(stat.st_size, stat.st_mtime_ns, stat.st_ino)
+
+
+def posix_signature(size: int, mtime_ns: int, inode: int) -> FileSignature:
+    return FileSignature(f"posix:{size}:{mtime_ns}:{inode}")
+
+
+StoredSignature = FileSignature | tuple[int, int, int]
+"""As it is found in files of earlier releases, which stored size, mtime in nanoseconds and inode as an array."""
+
+
+def stored_signature(stored: StoredSignature) -> FileSignature:
+    return posix_signature(*stored) if isinstance(stored, tuple) else stored
+
+
+def is_copy(one: FileSignature, other: FileSignature) -> bool:
+    """Whether two signatures differ at most in the inode: a copy that kept its modification time."""
+    return one.rpartition(":")[0] == other.rpartition(":")[0]
+
+
+def signature_bytes(signature: FileSignature) -> int:
+    """Return the file size in bytes, which is the second field of a signature."""
+    return int(signature.split(":", 2)[1])
 
 
 def fingerprint(*parts: bytes | memoryview) -> str:
-    """What bytes (the parts joined) are told apart by, with the algorithm's name in front: `xxh3:` and 32 hex digits.
+    """Return the content hash of the concatenated parts: `xxh3:` and 32 hex digits.
 
-    Fast and wide enough to tell a change or a damaged copy; not made to withstand an attacker.
+    It detects changes and damaged copies; it does not withstand an attacker.
     """
     if len(parts) == 1:
         return "xxh3:" + xxhash.xxh3_128_hexdigest(parts[0])
@@ -36,7 +54,7 @@ def fingerprint(*parts: bytes | memoryview) -> str:
 
 
 class RunningFingerprint:
-    """`fingerprint` of bytes that come piece by piece."""
+    """`fingerprint` of bytes that arrive piece by piece."""
 
     def __init__(self) -> None:
         self._digest = xxhash.xxh3_128()
@@ -49,7 +67,7 @@ class RunningFingerprint:
 
 
 def fingerprint_file(path: Path) -> str:
-    """`fingerprint` of a file's bytes, in bounded memory."""
+    """Return the `fingerprint` of a file's bytes, in bounded memory."""
     running = RunningFingerprint()
     with open(path, "rb", buffering=0) as file:
         while piece := file.read(_PIECE):

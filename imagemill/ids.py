@@ -4,7 +4,36 @@ Source: seed 000 "File naming convention"; CONTRACTS sections 1 (image_id) and 2
 """
 
 import unicodedata
+from collections.abc import Callable, Mapping
 from pathlib import PurePath
+from typing import NewType
+
+from imagemill.errors import ImagemillError
+
+ImageId = NewType("ImageId", str)
+"""An id that may name a file and a tar member; made by `image_id` only."""
+
+# A file name takes 255 bytes on every common file system; the longest suffix that we add to an id is `.npy`.
+_LONGEST = 255 - len(".npy")
+
+
+class InvalidImageId(ImagemillError, ValueError):
+    """A text that may not name a file or a tar member: a path, a control character, a hidden or overlong name."""
+
+
+def image_id(value: object) -> ImageId:
+    """Return the value as an image id.
+
+    Raises:
+        InvalidImageId: if it could name something outside a folder, or no file at all.
+    """
+    if problem := id_problem(value):
+        raise InvalidImageId(
+            f"bad image id {str(value)[:80]!r}: {problem}",
+            why="ids become file names and tar member names",
+            do="use the image's file name without its extension as id",
+        )
+    return ImageId(str(value))
 
 
 def image_id_of(file_name: str) -> str:
@@ -27,13 +56,16 @@ def id_of_member_key(key: str) -> str:
 
 
 def id_problem(image_id: object) -> str | None:
-    """Why this id may not name a file or a tar member; None where it may."""
+    """Return why this id may not name a file or a tar member, None if it may."""
     if not isinstance(image_id, str) or not image_id:
         return "not a non-empty string"
-    if "/" in image_id or "\\" in image_id:
-        return "holds a path separator"
-    if image_id in {".", ".."}:
-        return "is a relative path"
-    if any(unicodedata.category(c) in {"Cc", "Cs"} for c in image_id):
-        return "holds a control character"
-    return None
+    return next((problem for problem, holds in _PROBLEMS.items() if holds(image_id)), None)
+
+
+_PROBLEMS: Mapping[str, Callable[[str], bool]] = {
+    "holds a path separator": lambda text: "/" in text or "\\" in text,
+    "is a relative path": lambda text: text in {".", ".."},
+    "holds a control character": lambda text: any(unicodedata.category(c) in {"Cc", "Cs"} for c in text),
+    "begins with a dot": lambda text: text.startswith("."),
+    f"is longer than {_LONGEST} bytes": lambda text: len(text.encode()) > _LONGEST,
+}

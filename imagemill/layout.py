@@ -7,7 +7,7 @@
     ├─ public_data/    presets.yaml  <dataset>/raw/  <dataset>/<preset>/
     ├─ stage_a/        input/<mission>/<label>/<group>/  output/<mission>_stage_a.jsonl
     ├─ imagemill.yaml  configuration, optional
-    ├─ .imagemill/     ledger.sqlite  provenance/  preview_models/  quarantine/
+    ├─ .imagemill/     ledger.sqlite  owners/  preview_models/  quarantine/
     └─ .dagster/       the Dagster history of this root
 
 Source: CONTRACTS, first table.
@@ -76,8 +76,9 @@ class DataRoot:
         return self.state / "ledger.sqlite"
 
     @property
-    def provenance(self) -> Path:
-        return self.state / "provenance"
+    def owners(self) -> Path:
+        """Lock files of the processes that work on this data root."""
+        return self.state / "owners"
 
     @property
     def quarantine(self) -> Path:

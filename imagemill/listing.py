@@ -1,4 +1,4 @@
-"""What a folder's files are, from one pass over it: a size, a time and an inode each, and none is opened.
+"""What a folder's files are, from one pass over it: a signature each, and none is opened.
 
 A call per file is all the work there is, and the interpreter takes one at a time: large folders are therefore listed side by
 side, each by a small interpreter of its own.
@@ -16,29 +16,27 @@ from typing import NamedTuple
 
 from imagemill import stat_folder
 from imagemill.columns import Column
-from imagemill.files import StatTriple
+from imagemill.files import FileSignature
 
 
 class Listing(NamedTuple):
-    """Files in order of name, without their suffix, column by column: sizes in bytes, times in nanoseconds."""
+    """Files in order of name, without their suffix, in columns: names and signatures."""
 
     names: Column
-    sizes: Column
-    times: Column
-    inodes: Column
+    signatures: Column
 
     @classmethod
     def of(cls, texts: Sequence[str]) -> "Listing":
         return cls(*map(Column, texts))
 
-    def stat(self, at: int) -> StatTriple:
-        return StatTriple(int(self.sizes.values[at]), int(self.times.values[at]), int(self.inodes.values[at]))
+    def stat(self, at: int) -> FileSignature:
+        return FileSignature(self.signatures.values[at])
 
 
-def list_files(folder: Path, suffix: str) -> dict[str, StatTriple]:
-    """Regular files (links to them too), in order of name; none where there is no folder."""
-    names, *stats = stat_folder.stat_folder(folder, suffix)
-    return dict(zip(names, map(StatTriple, *stats), strict=True))
+def list_files(folder: Path, suffix: str) -> dict[str, FileSignature]:
+    """Return the regular files (links to them too) in order of name; none if there is no such folder."""
+    names, signatures = stat_folder.stat_folder(folder, suffix)
+    return dict(zip(names, map(FileSignature, signatures), strict=True))
 
 
 def begin_listing(

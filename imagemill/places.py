@@ -18,7 +18,8 @@ from typing import Literal, get_args
 from imagemill.atomic import atomic_write
 from imagemill.errors import MissingInput, WrongUsage
 from imagemill.layout import DataRoot
-from imagemill.ledger import Ledger
+from imagemill.store.ledger import Ledger
+from imagemill.store.second_copy import open_ledger, refresh
 
 Place = Literal["derived", "shards", "public_data", "stage_a_input", "stage_a_output"]
 
@@ -29,6 +30,7 @@ _OPTIONS: dict[Place, str] = {
     "stage_a_input": "--input_dir",
     "stage_a_output": "--output_dir",
 }
+_PLACE = "place."
 _ONLY_READ = {"stage_a_input"}
 
 
@@ -38,7 +40,13 @@ def locate(given: str | os.PathLike[str] | None = None) -> DataRoot:
     if not root.ledger.is_file():
         return root
     with Ledger(root.ledger, read_only=True) as ledger:
-        return replace(root, **{f"{name}_at": ledger.place(name) for name in get_args(Place)})
+        return replace(root, **{f"{name}_at": recorded_place(ledger, name) for name in get_args(Place)})
+
+
+def recorded_place(ledger: Ledger, name: Place) -> Path | None:
+    """Return the folder that an earlier run was told to use instead of the default one."""
+    recorded = ledger.setting(f"{_PLACE}{name}")
+    return Path(recorded) if recorded else None
 
 
 def at(root: DataRoot, name: Place, folder: str | os.PathLike[str]) -> DataRoot:
@@ -61,8 +69,9 @@ def put(root: DataRoot, name: Place, folder: str | os.PathLike[str]) -> DataRoot
         print(f"{name}: in {place} from now on, until now in {before}", file=sys.stderr, flush=True)
         if name == "derived":
             _bring_records(root.stage2_jsonl, now.stage2_jsonl)
-    with Ledger(root.ledger) as ledger:
-        ledger.remember_place(name, place)
+    with open_ledger(now) as ledger:
+        ledger.record_setting(f"{_PLACE}{name}", str(place))
+        refresh(now, ledger)
     return now
 
 

@@ -1,38 +1,51 @@
-"""Which model made the files of each kind, and the rule that one folder never mixes two.
+"""Model identities: which model made the files of each kind, and the rule that one folder never mixes two.
 
-    .imagemill/provenance/vae_latents.json     the ModelIdentity, written when the first file of that kind is made
-
-Belongs here: the identity as a value, its record on disk, the refusal.
-Belongs elsewhere: reading an identity off a model folder (encoders/loading.py).
-Source: CONTRACTS section 0, "Provenance".
+An identity is a setting of the ledger (`identity.<kind>`), recorded when the first file of its kind is made. Reading an
+identity off a model folder belongs in encoders/loading.py.
 """
 
 import hashlib
-import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from imagemill.atomic import write_bytes_atomic
-from imagemill.errors import ModelMismatch
+from imagemill.errors import ImagemillError, ModelMismatch
+from imagemill.formats.npy import NpyStore
+from imagemill.store.ledger import SUPERSEDED, Ledger
 
-UNKNOWN = "unknown"
+# Makers of adopted files: no row says who made them. The second kind carries the comment of a preview model in its header.
+UNKNOWN, UNKNOWN_PREVIEW = "unknown", "unknown preview"
+_NO_MODEL = {UNKNOWN, UNKNOWN_PREVIEW, SUPERSEDED}
+
+SCHEME = 1
+"""Number of the present set of facts. A scheme that adds facts adds their old values below."""
+
+# Facts that a later scheme added, with the value that identities without them stand for.
+OLD_VALUES: Mapping[str, Any] = {
+    "size": "original",
+    "tokens": 77,
+    "padding": "zero",
+    "preprocessing": "exact",
+    "memory_format": "channels_last",
+}
 
 
 class ModelIdentity(msgspec.Struct, frozen=True, kw_only=True):
-    """What decides an encoder's bytes (`facts`), and where it came from (the rest).
+    """The facts that decide an encoder's bytes, and where the model came from.
 
-    The same weights from a mirror are the same model, so id, path, revision, device and threads stay out of `key`.
+    The same weights from a mirror are the same model, so id, path, revision, device and threads are not part of `key`.
 
     Attributes:
         kind: embedding kind.
         model: hub id or path as configured.
-        revision: resolved commit where there is one.
-        preview: whether the weights are a stand-in.
+        revision: resolved commit, if there is one.
+        preview: whether the weights are random stand-ins.
         device: where it ran.
-        threads: CPU threads of the model's arithmetic: the VAE's last bits depend on it.
-        facts: weights and config fingerprints, dtypes, preprocessing version, scaling and shift factors, ….
+        threads: CPU threads of the model's arithmetic; the VAE's last bits depend on it.
+        facts: fingerprints of weights and configuration, dtypes, preprocessing version, scaling and shift factors, ….
+        scheme: number of the set of facts.
     """
 
     kind: str
@@ -42,6 +55,7 @@ class ModelIdentity(msgspec.Struct, frozen=True, kw_only=True):
     device: str = "cpu"
     threads: int = 1
     facts: dict[str, Any]
+    scheme: int = 1
 
     @property
     def key(self) -> str:
@@ -49,45 +63,109 @@ class ModelIdentity(msgspec.Struct, frozen=True, kw_only=True):
         return hashlib.sha256(msgspec.json.encode(self.facts, order="sorted")).hexdigest()[:16]
 
 
-def read_identity(folder: Path, kind: str) -> ModelIdentity | None:
-    """The recorded maker of this kind; None where nothing was made yet."""
-    path = folder / f"{kind}.json"
-    return msgspec.json.decode(path.read_bytes(), type=ModelIdentity) if path.exists() else None
+def differing_facts(recorded: ModelIdentity, requested: ModelIdentity) -> list[str]:
+    """Return the names of the facts in which two identities differ; none means that they are the same model.
+
+    An identity of an older scheme equals a newer one if its facts are equal and every fact that it lacks has its old value.
+    """
+    missing = object()
+
+    def value(identity: ModelIdentity, name: str, other: ModelIdentity) -> Any:
+        old = OLD_VALUES.get(name, missing) if identity.scheme < other.scheme else missing
+        return identity.facts.get(name, old)
+
+    names = recorded.facts.keys() | requested.facts.keys()
+    return sorted(name for name in names if value(recorded, name, requested) != value(requested, name, recorded))
 
 
-def write_identity(folder: Path, identity: ModelIdentity) -> None:
-    data = msgspec.json.format(msgspec.json.encode(identity, order="sorted"))
-    write_bytes_atomic(folder / f"{identity.kind}.json", data + b"\n")
-
-
-def forget_identity(folder: Path, kind: str) -> None:
-    """No file of this kind counts any more; the record is kept beside, for people."""
-    path = folder / f"{kind}.json"
-    if path.exists():
-        os.replace(path, folder / f"{kind}.previous.json")
-
-
-def guard_identity(folder: Path, identity: ModelIdentity) -> None:
-    """Record the first maker of a kind, or refuse one that differs from it.
+def read_identity(ledger: Ledger, kind: str) -> ModelIdentity | None:
+    """Return the recorded model of a kind, None if no file was made yet.
 
     Raises:
-        ModelMismatch: naming the facts that differ.
+        ImagemillError: if the record cannot be read.
     """
-    recorded = read_identity(folder, identity.kind)
+    recorded = ledger.setting(f"identity.{kind}")
     if recorded is None:
-        write_identity(folder, identity)
-        return
-    if recorded.key != identity.key:
-        fields = sorted(
-            name
-            for name in recorded.facts.keys() | identity.facts.keys()
-            if recorded.facts.get(name) != identity.facts.get(name)
-        )
+        return None
+    try:
+        return msgspec.json.decode(recorded, type=ModelIdentity)
+    except msgspec.DecodeError as error:
+        raise ImagemillError(
+            f"{kind}: the recorded model cannot be read: {error}",
+            where=ledger.path,
+            do="run `imagemill repair`, which takes it from its second copy",
+        ) from error
+
+
+def record_identity(ledger: Ledger, identity: ModelIdentity) -> None:
+    ledger.record_setting(f"identity.{identity.kind}", msgspec.json.encode(identity, order="sorted").decode())
+
+
+def forget_identity(ledger: Ledger, kind: str) -> None:
+    """Forget the model of a kind whose files are all being replaced or deleted; keep it as `previous` for people."""
+    with ledger.transaction():
+        if recorded := ledger.setting(f"identity.{kind}"):
+            ledger.record_setting(f"previous.{kind}", recorded)
+            ledger.forget_setting(f"identity.{kind}")
+
+
+def recall_identity(ledger: Ledger, kind: str) -> None:
+    """Undo `forget_identity`."""
+    with ledger.transaction():
+        if previous := ledger.setting(f"previous.{kind}"):
+            ledger.record_setting(f"identity.{kind}", previous)
+
+
+def guard_identity(ledger: Ledger, identity: ModelIdentity) -> ModelIdentity:
+    """Record the first model of a kind, or refuse one that differs from it.
+
+    Returns:
+        the identity in force: the recorded one, which is kept where a newer scheme only spells it with more facts.
+
+    Raises:
+        ModelMismatch: naming the facts that differ, or the files of another model if the record was lost.
+    """
+    with ledger.transaction():
+        recorded = read_identity(ledger, identity.kind)
+        if recorded is None:
+            _refuse_other_makers(ledger, identity)
+            record_identity(ledger, identity)
+            return identity
+    if fields := differing_facts(recorded, identity):
         raise ModelMismatch(
             f"{identity.kind}: this run's model is not the one that made the files already there "
             f"(recorded {recorded.model}, requested {identity.model}; differs in {', '.join(fields)})",
-            where=folder / f"{identity.kind}.json",
+            where=ledger.path,
             why="one directory never mixes the vectors of two models",
             do="set the recorded model in imagemill.yaml, or make every file anew with "
             f"`imagemill stage2 --regenerate {identity.kind}`",
         )
+    return recorded
+
+
+def _refuse_other_makers(ledger: Ledger, identity: ModelIdentity) -> None:
+    """Without a recorded identity, the recorded files still name their makers."""
+    makers = ledger.makers(identity.kind)
+    others = sorted(makers - _NO_MODEL - {identity.key})
+    if not identity.preview and UNKNOWN_PREVIEW in makers:
+        others.append("a preview model")
+    if others:
+        raise ModelMismatch(
+            f"{identity.kind}: the record of the model is lost, and files of another model are there "
+            f"(made by {', '.join(others)}, requested {identity.model} {identity.key})",
+            where=ledger.path,
+            why="one directory never mixes the vectors of two models",
+            do="set the model that made the files in imagemill.yaml, or make every file anew with "
+            f"`imagemill stage2 --regenerate {identity.kind}`",
+        )
+
+
+def maker_of_adopted(store: NpyStore, image_id: str) -> str:
+    """Return the maker to record for a valid file that no row describes: its header shows preview models only."""
+    return UNKNOWN_PREVIEW if store.is_preview(image_id) else UNKNOWN
+
+
+def guard_recorded(path: Path, identity: ModelIdentity) -> ModelIdentity:
+    """`guard_identity` with the ledger at this path, for workers that hold no connection."""
+    with Ledger(path) as ledger:
+        return guard_identity(ledger, identity)

@@ -1,53 +1,52 @@
-"""One pass over a folder, as a function and as a program: `python -I -S stat_folder.py FOLDER SUFFIX`, columns to stdout.
+"""List a folder once, as a function and as a program: `python -I -S stat_folder.py FOLDER SUFFIX` writes columns to stdout.
 
-Imports next to nothing, so that an interpreter that does nothing else starts in a hundredth of a second (listing.py).
+It imports next to nothing, so that an interpreter that does nothing else starts in a hundredth of a second (listing.py).
 """
 
+import errno
 import os
 import stat
-import sys
 
-# Names, sizes in bytes, modification times in nanoseconds, inodes.
-Columns = tuple[list[str], list[int], list[int], list[int]]
+# Names without their suffix, and file signatures as `imagemill.files.posix_signature` spells them.
+Columns = tuple[list[str], list[str]]
 
 
 def stat_folder(folder: str | os.PathLike[str], suffix: str) -> Columns:
-    """Regular files (links to them too) in order of their names without `suffix`; none where there is no folder."""
+    """Return the regular files (links to them too) in order of name, or empty columns if there is no such folder."""
     try:
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
-        return [], [], [], []
+        return [], []
     names: list[str] = []
-    sizes: list[int] = []
-    times: list[int] = []
-    inodes: list[int] = []
+    signatures: list[str] = []
     look, regular, cut = os.stat, stat.S_ISREG, -len(suffix)
     try:
         for name in sorted([name[:cut] for name in os.listdir(handle) if name.endswith(suffix)]):
             try:
-                status = look(name + suffix, dir_fd=handle)  # by handle: one name is looked up, not a whole path
-            except FileNotFoundError:  # gone since the folder was read
-                continue
+                status = look(name + suffix, dir_fd=handle)  # relative to the folder: one name is resolved, not a path
+            except OSError as error:
+                if error.errno in (errno.ENOENT, errno.ELOOP):  # removed since the folder was read; a link to itself
+                    continue
+                raise
             if regular(status.st_mode):
                 names.append(name)
-                sizes.append(status.st_size)
-                times.append(status.st_mtime_ns)
-                inodes.append(status.st_ino)
-        return names, sizes, times, inodes
+                signatures.append(f"posix:{status.st_size}:{status.st_mtime_ns}:{status.st_ino}")
+        return names, signatures
     finally:
         os.close(handle)
 
 
 def as_text(columns: Columns) -> list[str]:
-    """Each column's values with a slash after each, which no file name holds (columns.py)."""
-    return ["/".join([*map(str, column), ""]) for column in columns]
+    """Return each column as one text with a slash after each value; no file name contains one (columns.py)."""
+    return ["/".join([*column, ""]) for column in columns]
 
 
 if __name__ == "__main__":
     import gc
+    import sys
 
     gc.disable()
     listed = "\0".join(as_text(stat_folder(sys.argv[1], sys.argv[2])))
     sys.stdout.buffer.write(os.fsencode(listed))
     sys.stdout.buffer.flush()
-    os._exit(0)  # past the taking apart of a quarter of a million objects
+    os._exit(0)  # skips the destruction of a quarter of a million objects

@@ -36,7 +36,7 @@ from dagster._core.execution.plan.step import ExecutionStep
 from dagster._core.instance.utils import RUNLESS_JOB_NAME, RUNLESS_RUN_ID
 from dagster._core.storage.tags import EXTERNALLY_MANAGED_ASSETS_TAG
 
-from imagemill.atomic import is_dead_owner, owner_name
+from imagemill.fs.owners import is_dead_owner, owner_name
 
 # `dagster/defer_asset_events`: "true" suppresses Dagster's own events for every asset of the run.
 DEFER_TAG = EXTERNALLY_MANAGED_ASSETS_TAG

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import dagster as dg
 
-from imagemill.ledger import Ledger
 from imagemill.pipeline.counters import count_merge
 from imagemill.pipeline.stage2.merge import UNMIGRATED, Merge, write_records
 from imagemill.pipeline.stage2.rollback import Rollback, roll_back
+from imagemill.store.ledger import Ledger
 from resources.data_root import DataRootResource
 
 

@@ -13,14 +13,16 @@ from contextlib import closing
 import dagster as dg
 
 from imagemill.embedding_specs import embedding_specs
+from imagemill.files import signature_bytes
 from imagemill.formats.npy import NpyStore
-from imagemill.ledger import FileRow, Ledger, Problem, SourceRow
 from imagemill.pipeline.stage2.embed import EmbeddingStream, EmbedRow
 from imagemill.pipeline.stage2.plan import EmbeddingPlan
 from imagemill.pipeline.stage2.publish import after_interrupt, count_rows, publish
 from imagemill.pipeline.stage2.regenerate import finish
 from imagemill.pipeline.stage2.scan import SOURCE_ASSET
 from imagemill.progress import Progress
+from imagemill.store.ledger import FileRow, Ledger, Problem, SourceRow
+from imagemill.store.second_copy import refresh
 from io_managers.events import (
     StreamedEvents,
     deferred,
@@ -42,7 +44,7 @@ class NpyIOManager(dg.ConfigurableIOManager):
     def handle_output(self, context: dg.OutputContext, obj: EmbeddingStream) -> None:
         kind, plan = obj.store.spec.kind, obj.plan
         counts = Counter(kept=len(plan.done), refused=len(plan.refused), absent=len(plan.absent))
-        with closing(Ledger(obj.ledger)) as ledger:
+        with closing(self.data_root.ledger()) as ledger:
             ledger.record_problems(p for p in plan.refused if p.asset == kind)
             try:
                 with StreamedEvents(context) as events:
@@ -55,6 +57,7 @@ class NpyIOManager(dg.ConfigurableIOManager):
                     _end(context, plan, counts, failed)
             finally:
                 ledger.record_counts(context.run_id, kind, dict(counts))
+                refresh(self.data_root.root(), ledger)
                 ledger.release(kind, context.run_id)
         context.add_output_metadata({**counts, "path": dg.MetadataValue.path(str(obj.store.folder))})
 
@@ -73,21 +76,24 @@ class NpyIOManager(dg.ConfigurableIOManager):
     ) -> list[str]:
         """Publish every row; the ids that did not arrive."""
         missing: list[str] = []
-        batches = publish(obj.rows, obj.store, ledger, run_id=context.run_id, held=interrupts_held)
+        batches = publish(obj.rows, obj.store, ledger, run_id=context.run_id, held=interrupts_held, leased=True)
         with Progress(obj.store.spec.kind, len(obj.plan.jobs)) as progress:
 
             def take(batch: list[EmbedRow]) -> None:
-                count_rows(counts, batch)
-                for row in batch:
-                    if row.file:
-                        _report(events, row.file)
-                    else:
-                        missing.append(row.image_id)
+                with interrupts_held():
+                    count_rows(counts, batch)
+                    for row in batch:
+                        if row.file:
+                            _report(events, row.file)
+                        else:
+                            missing.append(row.image_id)
                 progress.advance(len(batch))
 
             try:
-                for batch in batches:
+                for number, batch in enumerate(batches):
                     take(batch)
+                    if number == 0:  # the model's identity has been recorded by now
+                        refresh(self.data_root.root(), ledger)
             except BaseException as interrupt:
                 for batch in after_interrupt(batches, interrupt):
                     take(batch)
@@ -109,7 +115,10 @@ class NpyIOManager(dg.ConfigurableIOManager):
 def _report(events: StreamedEvents, row: FileRow) -> None:
     inputs = {SOURCE_ASSET: row.source} if row.source else None
     events.add(
-        row.image_id, data_version=row.content, inputs=inputs, metadata={"bytes": row.stat.size, "maker": row.maker}
+        row.image_id,
+        data_version=row.content,
+        inputs=inputs,
+        metadata={"bytes": signature_bytes(row.stat), "maker": row.maker},
     )
 
 
@@ -130,7 +139,7 @@ def _report_sources(instance: dg.DagsterInstance, plan: EmbeddingPlan, ledger: L
 
 
 def _source_event(row: SourceRow) -> dg.AssetMaterialization:
-    facts = {"file": row.file_name, "bytes": row.stat.size, "width": row.width, "height": row.height}
+    facts = {"file": row.file_name, "bytes": signature_bytes(row.stat), "width": row.width, "height": row.height}
     return dg.AssetMaterialization(SOURCE_ASSET, partition=row.image_id, metadata=facts)
 
 

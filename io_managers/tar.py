@@ -11,6 +11,8 @@ from imagemill.pipeline.shards.shard_plan import ShardSet
 from imagemill.pipeline.shards.shard_writer import BucketResult, sample_bytes, write_bucket
 from imagemill.progress import Progress
 from imagemill.provenance import ModelIdentity, read_identity
+from imagemill.store.ledger import Ledger
+from imagemill.store.second_copy import refresh
 from io_managers.events import StreamedEvents
 from resources.data_root import DataRootResource
 
@@ -23,15 +25,18 @@ class TarIOManager(dg.ConfigurableIOManager):
     def handle_output(self, context: dg.OutputContext, obj: ShardSet) -> None:
         with closing(self.data_root.ledger()) as ledger:
             try:
-                counts = _counts(self._write(context, obj))
+                counts = _counts(self._write(context, obj, _identities(ledger)))
                 ledger.record_counts(context.run_id, "written", counts)
+                refresh(self.data_root.root(), ledger)
             finally:
                 ledger.release(context.asset_key.to_user_string(), context.run_id)
         context.add_output_metadata({**counts, "path": dg.MetadataValue.path(str(obj.output))})
 
-    def _write(self, context: dg.OutputContext, shard_set: ShardSet) -> list[BucketResult]:
+    def _write(
+        self, context: dg.OutputContext, shard_set: ShardSet, identities: Mapping[str, ModelIdentity]
+    ) -> list[BucketResult]:
         """Write bucket by bucket; each is reported as it gets its place."""
-        derived, identities, results = self.data_root.root().derived, self._identities(), []
+        derived, results = self.data_root.root().derived, []
         total = sum(sample_bytes(sample) for plan in shard_set.plans for shard in plan.shards for sample in shard)
         with Progress("bucket_shards", total, unit="B") as progress, StreamedEvents(context) as events:
             for plan in shard_set.plans:
@@ -50,10 +55,10 @@ class TarIOManager(dg.ConfigurableIOManager):
             for tar in sorted((output / f"bucket_{bucket}").glob("*.tar"))
         ]
 
-    def _identities(self) -> Mapping[str, ModelIdentity]:
-        folder = self.data_root.root().provenance
-        recorded = {spec.kind: read_identity(folder, spec.kind) for spec in embedding_specs()}
-        return {kind: identity for kind, identity in recorded.items() if identity}
+
+def _identities(ledger: Ledger) -> Mapping[str, ModelIdentity]:
+    recorded = {spec.kind: read_identity(ledger, spec.kind) for spec in embedding_specs()}
+    return {kind: identity for kind, identity in recorded.items() if identity}
 
 
 def _metadata(result: BucketResult) -> dict[str, str | int]:

@@ -12,9 +12,10 @@ from pydantic import Field
 
 from imagemill.config import CONFIG_VARIABLE, Config, read_config
 from imagemill.layout import DataRoot
-from imagemill.ledger import Ledger
 from imagemill.pipeline.shards.shard_sets import refuse_no_sets
 from imagemill.places import locate, put, refuse_no_folder
+from imagemill.store.ledger import Ledger
+from imagemill.store.second_copy import open_ledger
 
 
 class DataRootResource(dg.ConfigurableResource):
@@ -39,7 +40,7 @@ class DataRootResource(dg.ConfigurableResource):
         return config_of(self.root(), self.config_file)
 
     def ledger(self) -> Ledger:
-        return Ledger(self.root().ledger)
+        return open_ledger(self.root())
 
     def shards_folder(self, given: str | None = None) -> Path:
         """Where shards go: as given (and remembered from then on), else as remembered, else below the root.

@@ -16,7 +16,8 @@ from imagemill.encoding import Encoder
 from imagemill.errors import WrongUsage
 from imagemill.formats.npy import NpyStore
 from imagemill.pipeline.stage2.facts import Masks
-from imagemill.provenance import guard_identity, read_identity
+from imagemill.provenance import ModelIdentity, guard_identity, read_identity
+from imagemill.store.ledger import Ledger
 from resources.data_root import DataRootResource
 
 
@@ -45,7 +46,7 @@ class Encoders(dg.ConfigurableResource):
             "spec": spec,
             "approved": root.approved,
             "store": NpyStore(root.derived / spec.folder, spec),
-            "provenance": root.provenance,
+            "ledger": root.ledger,
             "preview_root": root.preview_models,
             "settings": self.settings(spec),
             "threads": config.model_threads,
@@ -59,14 +60,21 @@ class Encoders(dg.ConfigurableResource):
 
         The model's files are only read where the names differ from the recorded ones.
         """
-        root, settings = self.data_root.root(), self.settings(spec)
-        recorded = read_identity(root.provenance, spec.kind)
+        with self.data_root.ledger() as ledger:
+            self._check_recorded(spec, ledger)
+
+    def _check_recorded(self, spec: EmbeddingSpec, ledger: Ledger) -> None:
+        settings, recorded = self.settings(spec), read_identity(ledger, spec.kind)
         if recorded is None or (recorded.model, recorded.revision or settings.revision) == (
             settings.model,
             settings.revision,
         ):
             return
-        guard_identity(root.provenance, self.encoder_class(spec).identify(settings, **self._given(spec)))
+        guard_identity(ledger, self.identify(spec))
+
+    def identify(self, spec: EmbeddingSpec) -> ModelIdentity:
+        """Return the identity of the configured model, read from its files. Raises ModelUnusable."""
+        return self.encoder_class(spec).identify(self.settings(spec), **self._given(spec))
 
     def encoder_class(self, spec: EmbeddingSpec) -> type[Encoder]:
         return spec.encoder_class()

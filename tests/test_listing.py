@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from imagemill.files import StatTriple
+from imagemill.files import FileSignature
 from imagemill.listing import Listing, begin_listing, list_files
 
 
@@ -24,7 +24,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def stats(listing: Listing) -> dict[str, StatTriple]:
+def stats(listing: Listing) -> dict[str, FileSignature]:
     return {name: listing.stat(n) for n, name in enumerate(listing.names.values)}
 
 

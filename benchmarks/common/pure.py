@@ -11,7 +11,6 @@ from imagemill.config import read_config
 from imagemill.embedding_specs import EmbeddingSpec, embedding_specs
 from imagemill.formats.npy import NpyStore
 from imagemill.layout import DataRoot
-from imagemill.ledger import Ledger
 from imagemill.pipeline.shards.readiness import find_ready
 from imagemill.pipeline.shards.shard_plan import plan_shards
 from imagemill.pipeline.shards.shard_sets import ShardParameters
@@ -23,6 +22,7 @@ from imagemill.pipeline.stage2.publish import run_pass
 from imagemill.pipeline.stage2.scan import Scan, survey
 from imagemill.pipeline.story import read_status
 from imagemill.provenance import read_identity
+from imagemill.store.ledger import Ledger
 from imagemill.validation.files import embedding_files
 from imagemill.validation.findings import Report, collect
 from imagemill.validation.shard_sets import validate_shards

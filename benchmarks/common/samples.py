@@ -9,15 +9,15 @@ import numpy as np
 
 from imagemill.buckets import BUCKETS
 from imagemill.embedding_specs import embedding_specs
-from imagemill.files import stat_triple
+from imagemill.files import file_signature
 from imagemill.formats.npy import write_npy
 from imagemill.layout import DataRoot
-from imagemill.ledger import FileRow
 from imagemill.pipeline.shards.readiness import ReadySample
 from imagemill.pipeline.shards.shard_plan import plan_shards
 from imagemill.pipeline.shards.shard_sets import ShardParameters
 from imagemill.pipeline.shards.shard_writer import write_bucket
 from imagemill.records import build_record
+from imagemill.store.ledger import FileRow
 
 SIZES = ((1024, 1024), (832, 1216), (1216, 832), (768, 1024), (1280, 768))
 
@@ -44,7 +44,7 @@ def _sample(
         path = root.derived / spec.folder / f"{image_id}.npy"
         path.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(arrays[spec.kind, size], path)
-        files.append(FileRow(spec.kind, image_id, stat_triple(path), None, "content", "maker"))
+        files.append(FileRow(spec.kind, image_id, file_signature(path), None, "content", "maker"))
     record = record_of(image_id, size)
     return ReadySample(
         image_id, BUCKETS[0], msgspec.json.encode(record), tuple(record["t5_attention_mask"]), tuple(files)

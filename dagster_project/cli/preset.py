@@ -13,7 +13,6 @@ from dagster_project.cli.options import root_options
 from imagemill.adapters.convert import find_adapter
 from imagemill.errors import WrongUsage
 from imagemill.layout import DataRoot
-from imagemill.ledger import Ledger
 from imagemill.pipeline.presets import derive_checks
 from imagemill.pipeline.presets.preset_config import Presets, read_presets
 from imagemill.pipeline.presets.raw_source import raw_source
@@ -22,6 +21,7 @@ from imagemill.pipeline.presets.rescale_setup import choose_parameters
 from imagemill.places import put
 from imagemill.preset_names import MAX_OBJECTS_VARIABLE, Command, PresetName, effective_preset, parse_preset
 from imagemill.public_data import SPLITS, Dataset, PublicData
+from imagemill.store.ledger import Ledger
 
 
 @click.group("preset", context_settings={"token_normalize_func": lambda name: name.replace("_", "-")})

@@ -43,6 +43,9 @@ class Kind(click.Choice):
     "captioner, or another prompt, has captioned.",
 )  # fmt: skip
 @click.option(
+    "--cancel", is_flag=True, help="With --regenerate: take the mark off again, until the first file has been replaced."
+)
+@click.option(
     "--output-base-dir", metavar="DIR", help="Folder for records and embeddings instead of derived/; remembered."
 )
 @click.option("--verify", is_flag=True, help="Only read back every record, header and value; exit 1 on any finding.")
@@ -56,6 +59,7 @@ def command(
     passes: tuple[str, ...],
     limit: int | None,
     regenerate: tuple[str, ...],
+    cancel: bool,
     output_base_dir: str | None,
     verify: bool,
     rollback: bool,
@@ -71,6 +75,8 @@ def command(
         sys.exit(_verify(root))
     if rollback:
         sys.exit(_roll_back(root, delete_embeddings))
+    if cancel:
+        sys.exit(_cancel(root, regenerate))
     from dagster_project.summary import exit_code, summary_lines
     from dagster_project.work import open_work
     from imagemill.pipeline.story import read_status
@@ -94,6 +100,17 @@ def _refuse_contradictions(verify: bool, rollback: bool, delete_embeddings: bool
         raise WrongUsage("--delete-embeddings goes with --rollback", do="add --rollback, or leave it out")
     if (verify or rollback) and (makes or (verify and rollback)):
         raise WrongUsage(f"{'--verify' if verify else '--rollback'} makes no embeddings", do="give it alone")
+
+
+def _cancel(root: DataRoot, kinds: tuple[str, ...]) -> int:
+    if not kinds or CAPTIONS in kinds:
+        raise WrongUsage("--cancel needs the kind", do="imagemill stage2 --regenerate KIND --cancel")
+    from dagster_project.work import open_work
+
+    with open_work(root) as work:
+        for kind in kinds:
+            click.echo(f"{kind}: regeneration cancelled, {work.cancel_regeneration(kind)} files count again")
+    return 0
 
 
 def _verify(root: DataRoot) -> int:

@@ -21,12 +21,12 @@ from dagster_project.cli.options import root_options
 from imagemill.config import check_kind
 from imagemill.errors import ImagemillError, WrongUsage
 from imagemill.layout import DataRoot
-from imagemill.ledger import Ledger, Problem
 from imagemill.pipeline.stage_a.at_work import RANK_DIED
 from imagemill.pipeline.stage_a.missions import Discovery, discover, leave_unselected
 from imagemill.pipeline.stage_a.stage_a_problems import ASSET
 from imagemill.places import Place, at, put
 from imagemill.ranks import DEFAULT_MODE, Ranks, ShardingMode, launch_of, ranks_of
+from imagemill.store.ledger import Ledger, Problem
 
 # Longest silence of the other ranks: a model of many gigabytes is loaded meanwhile.
 WAIT_SECONDS = 1800.0

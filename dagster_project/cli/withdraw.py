@@ -8,10 +8,11 @@ from dagster_project.cli.shards import told
 from imagemill.buckets import BUCKETS
 from imagemill.errors import MissingInput
 from imagemill.layout import DataRoot
-from imagemill.ledger import Ledger
 from imagemill.pipeline.shards.shard_sets import bucket_folder, live_lines, read_manifest, refuse_no_sets
 from imagemill.pipeline.stage2.recorded import read_recorded
 from imagemill.places import refuse_gone
+from imagemill.store.ledger import Ledger
+from imagemill.store.second_copy import open_ledger
 
 
 @click.command("withdraw")
@@ -25,7 +26,7 @@ def command(root: DataRoot, ids: tuple[str, ...], restore: bool) -> None:
     from dagster_project.work import open_work
 
     with open_work(root) as work:
-        with Ledger(root.ledger) as ledger:
+        with open_ledger(root) as ledger:
             _refuse_unknown(root, ledger, ids)
             (ledger.restore if restore else ledger.withdraw)(ids)
         work.pack(BUCKETS, existing="withdraw")

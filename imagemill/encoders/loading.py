@@ -30,7 +30,7 @@ from imagemill.config import PREVIEW, ModelSettings
 from imagemill.embedding_specs import EmbeddingSpec
 from imagemill.encoders.preview import LIBRARY_KEYS, MARKER, ModelSpec, ensure_preview, is_preview
 from imagemill.errors import ModelUnusable, NonFiniteEmbedding
-from imagemill.files import stat_triple
+from imagemill.files import FileSignature, file_signature
 from imagemill.provenance import ModelIdentity
 
 # Keys of config.json that say how or where a checkpoint was saved, not what it computes.
@@ -235,11 +235,11 @@ def file_sha256(path: Path) -> str:
     real = path.resolve()
     if real.parent.name == "blobs" and _SHA256_NAME.fullmatch(real.name):
         return real.name
-    return _read_sha256(real, *stat_triple(real))
+    return _read_sha256(real, file_signature(real))
 
 
 @functools.lru_cache(maxsize=64)
-def _read_sha256(path: Path, size: int, mtime_ns: int, inode: int) -> str:
+def _read_sha256(path: Path, _: FileSignature) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

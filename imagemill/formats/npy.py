@@ -24,7 +24,8 @@ from imagemill.atomic import sweep_temporaries, sync_folder, temporary_path
 from imagemill.durable import begin_writing_back, flush_files
 from imagemill.embedding_specs import EmbeddingSpec, embedding_specs
 from imagemill.errors import InvalidNpy
-from imagemill.files import StatTriple, fingerprint, stat_triple
+from imagemill.files import FileSignature, file_signature, fingerprint
+from imagemill.ids import image_id as valid_id
 from imagemill.listing import list_files
 
 SUFFIX = ".npy"
@@ -35,9 +36,31 @@ _LONGEST_HEADER = 1 << 16
 # ---- writing
 
 
+PREVIEW_COMMENT = "imagemill-preview"
+"""Comment in the header of files by a preview model: NumPy evaluates the header as a Python literal, which may have one."""
+
+
 @functools.lru_cache(maxsize=8192)
-def npy_header(shape: tuple[int, ...], dtype: np.dtype | str) -> bytes:
-    """What `np.save` writes before the values of a C-ordered array."""
+def npy_header(shape: tuple[int, ...], dtype: np.dtype | str, *, preview: bool = False) -> bytes:
+    """Return the bytes that `np.save` writes before the values of a C-ordered array.
+
+    Args:
+        preview: put PREVIEW_COMMENT into the padding.
+    """
+    header = _plain_header(shape, dtype)
+    if not preview:
+        return header
+    magic, text = header[:_TEXT_BEGINS], header[_TEXT_BEGINS:].decode("latin1").rstrip()
+    text = f"{text} # {PREVIEW_COMMENT}"
+    length = -(-(_TEXT_BEGINS + len(text) + 1) // _ALIGNMENT) * _ALIGNMENT - _TEXT_BEGINS
+    return magic[:-2] + length.to_bytes(2, "little") + text.ljust(length - 1).encode("latin1") + b"\n"
+
+
+# Magic, version and the length of the text in two bytes; the values begin at a multiple of the alignment.
+_TEXT_BEGINS, _ALIGNMENT = 10, 64
+
+
+def _plain_header(shape: tuple[int, ...], dtype: np.dtype | str) -> bytes:
     dtype = np.dtype(dtype)
     if dtype.hasobject:
         raise ValueError(f"{dtype} is stored by pickling, which no file of ours holds")
@@ -47,14 +70,23 @@ def npy_header(shape: tuple[int, ...], dtype: np.dtype | str) -> bytes:
     return stream.getvalue()
 
 
-def stage_npy(folder: Path, array: np.ndarray) -> Path:
+def is_preview_file(path: Path) -> bool:
+    """Whether a file's header has the comment of a preview model."""
+    with open(path, "rb") as file:
+        return PREVIEW_COMMENT.encode() in file.read(256).partition(b"\n")[0]
+
+
+def stage_npy(folder: Path, array: np.ndarray, *, preview: bool = False) -> Path:
     """Write an array to a temporary name in this folder, which the disk begins to take.
+
+    Args:
+        preview: mark it as the output of a preview model.
 
     Returns:
         the temporary path: `flush_files`, then rename it, then flush the folder. On an error nothing is left behind.
     """
     array = np.asarray(array, order="C")
-    header, values = npy_header(array.shape, array.dtype), _bytes_of(array)
+    header, values = npy_header(array.shape, array.dtype, preview=preview), _bytes_of(array)
     path = temporary_path(folder)
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
@@ -257,12 +289,13 @@ class NpyStore:
         return _store_of_kind, (self.folder, self.spec.kind)
 
     def path(self, image_id: str) -> Path:
-        return self.folder / f"{image_id}{SUFFIX}"
+        """Return the file of an image. Raises InvalidImageId for an id that could name something outside the folder."""
+        return self.folder / f"{valid_id(image_id)}{SUFFIX}"
 
-    def stat(self, image_id: str) -> StatTriple:
-        return stat_triple(self.path(image_id))
+    def stat(self, image_id: str) -> FileSignature:
+        return file_signature(self.path(image_id))
 
-    def listing(self) -> Mapping[str, StatTriple]:
+    def listing(self) -> Mapping[str, FileSignature]:
         """The files there are, by image id, from one pass over the folder; none where there is no folder."""
         return list_files(self.folder, SUFFIX)
 
@@ -274,9 +307,13 @@ class NpyStore:
         """`check_npy` of this image's file, by its spec; height and width in pixels, after orientation."""
         return check_npy(self.path(image_id), self.spec.shape(height, width), self.spec.dtype)
 
-    def stage(self, array: np.ndarray) -> Path:
+    def is_preview(self, image_id: str) -> bool:
+        """`is_preview_file` of this image's file."""
+        return is_preview_file(self.path(image_id))
+
+    def stage(self, array: np.ndarray, *, preview: bool = False) -> Path:
         """`stage_npy` in this folder."""
-        return stage_npy(self.folder, array)
+        return stage_npy(self.folder, array, preview=preview)
 
 
 def _store_of_kind(folder: Path, kind: str) -> NpyStore:

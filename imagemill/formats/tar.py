@@ -28,7 +28,7 @@ from typing import NamedTuple, Protocol
 
 from imagemill.durable import begin_writing_back_part, flush
 from imagemill.errors import ImagemillError
-from imagemill.files import StatTriple
+from imagemill.files import FileSignature
 from imagemill.ids import id_problem
 
 
@@ -42,7 +42,7 @@ class KnownFile(NamedTuple):
     """A file to be copied as it was when somebody looked at it, and not otherwise."""
 
     path: str
-    stat: StatTriple
+    stat: FileSignature
 
 
 # A key, and its members in order: suffix without the leading dot, and the bytes or the file that holds them.

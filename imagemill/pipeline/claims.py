@@ -10,18 +10,36 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from imagemill.ledger import Ledger
+from imagemill.errors import ImagemillError
+from imagemill.store.ledger import Ledger
 
 POLL_SECONDS = 0.25
+MOST_SECONDS = 3600.0
+
+
+class StillHeld(ImagemillError, TimeoutError):
+    """Another living run has held a partition for too long."""
 
 
 def wait_for_claim(ledger: Ledger, asset: str, items: Sequence[str], run_id: str) -> None:
-    """Claim these partitions for this process; while a living run holds one of them, wait and say whose it is."""
+    """Lease these partitions to this process; while a living run holds one of them, wait and print whose it is.
+
+    Raises:
+        StillHeld: after `MOST_SECONDS`.
+    """
     told: set[str] = set()
+    began = time.monotonic()
     while holders := ledger.claim(asset, items, run_id):
         for holder in sorted(holders - told):
             print(f"{asset}: waiting for run {holder}, which works on the same partitions", file=sys.stderr, flush=True)
         told |= holders
+        if time.monotonic() - began > MOST_SECONDS:
+            raise StillHeld(
+                f"{asset}: after {MOST_SECONDS / 60:.0f} minutes still held by run {', '.join(sorted(holders))}",
+                where=ledger.path,
+                why="one partition is never worked on twice at once",
+                do="let that run end, or terminate it, then run the same command again",
+            )
         time.sleep(POLL_SECONDS)
 
 

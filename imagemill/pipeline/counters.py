@@ -10,12 +10,12 @@ from collections.abc import Collection, Iterable, Mapping, Set
 
 from imagemill.embedding_specs import DINOV3, embedding_specs
 from imagemill.formats.npy import NpyStore
-from imagemill.ledger import Ledger
 from imagemill.pipeline.stage2.merge import ADDED, ASSET, MIGRATED, Merge
 from imagemill.pipeline.stage2.plan import plan_for
 from imagemill.pipeline.stage2.recorded import read_recorded
 from imagemill.pipeline.stage2.scan import SOURCE_ASSET, is_image
 from imagemill.pipeline.story import current_problems
+from imagemill.store.ledger import Ledger
 
 COUNTERS = ("failed", "skipped", "migrated_new", "extracted", "enriched")
 EXTRACTED = (DINOV3.kind, "extracted")

@@ -22,6 +22,7 @@ import numpy as np
 from imagemill.buckets import assign_bucket
 from imagemill.embedding_specs import T5_TOKENS, EmbeddingSpec, embedding_specs
 from imagemill.errors import NotEnoughSpace, Refused
+from imagemill.files import signature_bytes
 from imagemill.formats.npy import npy_header
 from imagemill.formats.tar import BLOCK
 from imagemill.ids import member_key
@@ -133,7 +134,7 @@ def _npy_need(spec: EmbeddingSpec, jobs: Sequence[Job], sizes: Sizes, folder: Pa
     for job in jobs:
         if job.image_id in sizes:
             new = on_disk(npy_bytes(spec, *sizes[job.image_id]), block)
-            old = on_disk(job.present.size, block) if job.present else 0
+            old = on_disk(signature_bytes(job.present), block) if job.present else 0
             items[job.image_id] = max(0, new - old)
             replaced.append(min(new, old))
     return Need(spec.kind, folder, items, sum(heapq.nlargest(SIDE_BY_SIDE, replaced)))

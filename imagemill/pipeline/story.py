@@ -13,12 +13,11 @@ from typing import Any
 from imagemill.buckets import BUCKETS, assign_bucket
 from imagemill.embedding_specs import embedding_specs
 from imagemill.errors import MissingInput
-from imagemill.files import StatTriple
+from imagemill.files import FileSignature, signature_bytes
 from imagemill.formats.jsonl import read_jsonl
 from imagemill.formats.npy import NpyStore
 from imagemill.ids import image_id_of
 from imagemill.layout import DataRoot
-from imagemill.ledger import Ledger, Problem
 from imagemill.pipeline.shards.shard_sets import (
     INDEX,
     bucket_folder,
@@ -29,6 +28,7 @@ from imagemill.pipeline.shards.shard_sets import (
 from imagemill.pipeline.stage2.plan import EmbeddingPlan, plan_for
 from imagemill.pipeline.stage2.recorded import read_recorded
 from imagemill.pipeline.stage2.scan import SOURCE_ASSET, Scan, scan_approved
+from imagemill.store.ledger import Ledger, Problem
 
 
 @dataclass(slots=True)
@@ -102,7 +102,7 @@ def current_problems(scan: Scan, ledger: Ledger) -> list[Problem]:
     return [p for p in rows if p.reason != "missing_caption" or p.item not in captions]
 
 
-def _stat_of(problem: Problem, scan: Scan) -> StatTriple | None:
+def _stat_of(problem: Problem, scan: Scan) -> FileSignature | None:
     source = scan.sources.get(problem.item)
     if source is None:
         return None
@@ -121,7 +121,7 @@ def explain(root: DataRoot, image_id: str) -> dict[str, Any]:
         caption = ledger.captions([image_id]).get(image_id)
         story: dict[str, Any] = {"image_id": image_id}
         if source:
-            story["source"] = {"file": f"approved/{source.file_name}", "bytes": source.stat.size}
+            story["source"] = {"file": f"approved/{source.file_name}", "bytes": signature_bytes(source.stat)}
         if facts:
             story["source"] = {**story.get("source", {"file": f"approved/{facts.file_name}", "missing": True}),
                                "fingerprint": facts.fingerprint, "height": facts.height, "width": facts.width}  # fmt: skip
@@ -162,7 +162,7 @@ def _embedding(root: DataRoot, spec: Any, image_id: str, ledger: Ledger) -> dict
         return None
     rows = [row for row in ledger.files(spec.kind, [image_id]).values() if row.stat == stat]
     known = {"maker": rows[0].maker, "made from": rows[0].source} if rows else {"maker": "not in the ledger"}
-    return {"file": f"derived/{spec.folder}/{path.name}", "bytes": stat.size, **known}
+    return {"file": f"derived/{spec.folder}/{path.name}", "bytes": signature_bytes(stat), **known}
 
 
 def _record_line(root: DataRoot, image_id: str) -> int | None:

@@ -23,6 +23,7 @@ from typing import Any
 from imagemill.buckets import BUCKETS, bucket_size
 from imagemill.embedding_specs import latent_shape
 from imagemill.errors import ImagemillError, MissingInput
+from imagemill.files import signature_bytes
 from imagemill.ids import member_key
 from imagemill.pipeline.shards.shard_sets import MANIFEST, IndexLine, live_lines, read_manifest
 from imagemill.reading.samples import read_members
@@ -113,8 +114,8 @@ def _disagreement(bucket: Bucket) -> str | None:
         found = bucket.tars.stats.get(name)
         if found is None:
             return f"{name} is missing"
-        if found.size != size:
-            return f"{name} has {found.size} bytes, {size} by the manifest"
+        if (found_size := signature_bytes(found)) != size:
+            return f"{name} has {found_size} bytes, {size} by the manifest"
     for line in bucket.lines:
         if line.offset < 0 or line.size < 0 or line.offset + line.size > sizes.get(line.shard, -1):
             return f"the index puts {line.image_id!r} where {line.shard} has no bytes"

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from imagemill.errors import ImagemillError
-from imagemill.files import RunningFingerprint, StatTriple, stat_triple
+from imagemill.files import FileSignature, RunningFingerprint, file_signature, is_copy
 from imagemill.pipeline.shards.shard_sets import read_manifest
 
 _PIECE = 1 << 20
@@ -38,14 +38,14 @@ class OpenedTars:
 
     folder: Path
     checksums: Mapping[str, str]
-    stats: dict[str, StatTriple]
+    stats: dict[str, FileSignature]
 
     @classmethod
     def of(cls, folder: Path, manifest: Mapping[str, Any]) -> "OpenedTars":
         """Those of the manifest; one that is not there has no stat."""
         checksums = _checksums(manifest)
         return cls(
-            folder, checksums, {name: stat_triple(folder / name) for name in checksums if (folder / name).is_file()}
+            folder, checksums, {name: file_signature(folder / name) for name in checksums if (folder / name).is_file()}
         )
 
     def read(self, name: str, offset: int, size: int) -> bytes:
@@ -61,20 +61,19 @@ class OpenedTars:
             raise self._replaced(name, "is gone") from error
 
     def _check(self, name: str, file: BinaryIO) -> None:
-        now = stat_triple(os.fstat(file.fileno()))
+        now = file_signature(os.fstat(file.fileno()))
         if now != self.stats[name]:
             if not self._is_equal(name, file, now):
                 raise self._replaced(name, "holds other bytes")
             self.stats[name] = now
 
-    def _is_equal(self, name: str, file: BinaryIO, now: StatTriple) -> bool:
+    def _is_equal(self, name: str, file: BinaryIO, now: FileSignature) -> bool:
         """Whether another file under this name has the bytes of the one that was there."""
         manifest = read_manifest(self.folder)
         if manifest is None or _checksums(manifest).get(name) != self.checksums[name]:
             return False
         # A copy keeps the time: appending where the file system has no hardlinks. Reading it whole would cost an epoch.
-        copied = now._replace(inode=0) == self.stats[name]._replace(inode=0)
-        return copied or _fingerprint(file) == self.checksums[name]
+        return is_copy(now, self.stats[name]) or _fingerprint(file) == self.checksums[name]
 
     def _replaced(self, name: str, why: str) -> ShardsReplaced:
         return ShardsReplaced(

@@ -5,7 +5,7 @@ from typing import Any
 
 from imagemill.errors import InvalidNpy
 from imagemill.formats.npy import NpyStore
-from imagemill.ledger import Ledger
+from imagemill.store.ledger import Ledger
 from imagemill.validation.catalogue import finding
 from imagemill.validation.findings import Finding
 

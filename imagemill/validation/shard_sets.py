@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
-from imagemill.files import fingerprint, stat_triple
+from imagemill.files import file_signature, fingerprint
 from imagemill.formats.energon import META
-from imagemill.ledger import Ledger
 from imagemill.pipeline.shards.shard_sets import INDEX, MANIFEST, read_manifest
+from imagemill.store.ledger import Ledger
 from imagemill.swap import read_unswapped
 from imagemill.validation.catalogue import RULES
 from imagemill.validation.findings import Report
@@ -54,7 +54,7 @@ def _report(folder: Path, derived: Path, ledger: Ledger) -> Report | None:
 def _signature(folder: Path) -> str:
     """What the file system says of every file of a set, and the names of the rules: a new one is a new check."""
     entries = sorted((*os.scandir(folder), *_energon(folder / META)), key=lambda entry: entry.path)
-    files = [f"{entry.name} {stat_triple(_stat(entry))}" for entry in entries]
+    files = [f"{entry.name} {file_signature(_stat(entry))}" for entry in entries]
     return fingerprint("\n".join([*files, *(name for name, rule in RULES.items() if KIND in rule.kinds)]).encode())
 
 

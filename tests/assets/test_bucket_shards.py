@@ -12,8 +12,8 @@ from dagster_project.definitions import build_definitions
 from dagster_project.deployments import test_resources as resources_of
 from imagemill.buckets import BUCKETS
 from imagemill.formats.tar import read_shard
-from imagemill.ledger import Ledger
 from imagemill.pipeline.shards.shard_sets import read_manifest
+from imagemill.store.ledger import Ledger
 from tests.helpers.product import snapshot
 from tests.helpers.seeds import product
 from tests.helpers.shard_runs import written

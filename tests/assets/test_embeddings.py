@@ -11,7 +11,7 @@ from assets.embeddings import dinov3_npy, embedding_assets, t5_hidden, vae_laten
 from assets.partitions import IMAGES_PER_RUN, images
 from imagemill.atomic import temporaries
 from imagemill.embedding_specs import DINOV3, T5, embedding_specs
-from imagemill.ledger import Ledger
+from imagemill.store.ledger import Ledger
 from tests.helpers.product import PROJECT
 from tests.helpers.stage2 import embed, photos
 from tests.helpers.stubs import StubEncoder, stub_captioner

@@ -9,9 +9,9 @@ from assets.latent_statistics import latent_statistics
 from assets.partitions import buckets
 from checks.latent_statistics import statistics_checks
 from imagemill.buckets import BUCKETS
-from imagemill.ledger import Ledger
 from imagemill.pipeline.curation.latent_statistics import read_statistics, statistics_path
 from imagemill.provenance import ModelIdentity, write_identity
+from imagemill.store.ledger import Ledger
 from tests.helpers.stage2 import embed, photos
 from tests.helpers.wiring import check, checks_of, claims, history, materialize, materialized
 

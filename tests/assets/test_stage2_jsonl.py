@@ -8,9 +8,9 @@ from assets.embeddings import dinov3_npy
 from assets.stage2_jsonl import stage2_jsonl
 from imagemill.embedding_specs import DINOV3, T5, VAE
 from imagemill.formats.jsonl import read_jsonl
-from imagemill.ledger import Ledger
 from imagemill.pipeline.stage2 import facts
 from imagemill.records import record_problem
+from imagemill.store.ledger import Ledger
 from tests.helpers.stage1 import stage1_record, write_stage1
 from tests.helpers.stage2 import embed, photos, record_of, write_text
 from tests.helpers.stubs import StubEncoder

@@ -11,7 +11,7 @@ from imagemill.atomic import temporaries
 from imagemill.embedding_specs import embedding_specs
 from imagemill.formats.npy import NpyStore
 from imagemill.layout import DataRoot
-from imagemill.ledger import Ledger
+from imagemill.store.ledger import Ledger
 from imagemill.validation.validator import validate
 from tests.helpers.product import contents, imagemill, photos, start
 

@@ -13,8 +13,8 @@ import pytest
 from imagemill.embedding_specs import embedding_specs
 from imagemill.formats.npy import NpyStore
 from imagemill.layout import DataRoot
-from imagemill.ledger import Ledger
 from imagemill.pipeline.shards.shard_sets import read_manifest
+from imagemill.store.ledger import Ledger
 from tests.helpers.product import contents, imagemill, photos, snapshot, start
 
 IMAGES = 40

@@ -14,7 +14,7 @@ from PIL import Image
 from imagemill.formats.jsonl import read_jsonl
 from imagemill.ids import image_id_of
 from imagemill.layout import DataRoot
-from imagemill.ledger import Ledger
+from imagemill.store.ledger import Ledger
 from tests.helpers.images import ROW_0_COLUMN_0, encoded, exif, png, stored_form, ycck
 from tests.helpers.product import imagemill
 

@@ -125,7 +125,7 @@ def holder(two_buckets):
     script = f"""
         import time
         from pathlib import Path
-        from imagemill.ledger import Ledger
+        from imagemill.store.ledger import Ledger
         ledger = Ledger(Path({str(two_buckets.ledger)!r}))
         assert not ledger.claim("bucket_shards", [{WIDE!r}], "run-of-other")
         print("claimed", flush=True)

@@ -11,7 +11,7 @@ from PIL import Image
 from imagemill.embedding_specs import embedding_specs
 from imagemill.formats.jsonl import read_jsonl
 from imagemill.layout import DataRoot
-from imagemill.ledger import Ledger
+from imagemill.store.ledger import Ledger
 from tests.helpers.product import coco_photos, imagemill, snapshot
 
 WITHOUT_ANNOTATION = {"000000000250", "000000000508"}

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from imagemill.embedding_specs import embedding_specs
-from imagemill.ledger import Ledger
+from imagemill.store.ledger import Ledger
 from tests.helpers.product import imagemill, photos, snapshot, start
 
 

@@ -33,7 +33,7 @@ WRITER = """
     sys.path.insert(0, {project!r})
     from imagemill.config import Config
     from imagemill.layout import DataRoot
-    from imagemill.ledger import Ledger
+    from imagemill.store.ledger import Ledger
     from imagemill.pipeline.shards.packing import Packing, plan_packing
     from imagemill.pipeline.shards.shard_writer import write_bucket
     from imagemill.pipeline.shards.conflicts import refuse_conflicts

@@ -15,7 +15,7 @@ from imagemill.embedding_specs import embedding_specs
 from imagemill.formats.jsonl import read_jsonl
 from imagemill.formats.npy import NpyStore
 from imagemill.layout import DataRoot
-from imagemill.ledger import Ledger
+from imagemill.store.ledger import Ledger
 from tests.helpers.product import contents, imagemill, photos, start
 
 IMAGES = 40

@@ -19,10 +19,10 @@ import pytest
 from assets.partitions import ranks
 from dagster_project.instance import open_instance
 from imagemill.formats.jsonl import read_raw
-from imagemill.ledger import Ledger
 from imagemill.pipeline.stage_a import rank_start
 from imagemill.pipeline.stage_a.rank_files import RankMark, output_file, rank_files, read_mark
 from imagemill.places import locate
+from imagemill.store.ledger import Ledger
 from imagemill.validation.validator import validate
 from resources.summarizer import SummarizerResource
 from tests.helpers.presets import imagemill_here

@@ -22,7 +22,7 @@ from toy_defs import toy_instance
 
 from dagster_project.instance import environment_of
 from dagster_project.runs import KILLED, StepFailure, _explained, sweep
-from imagemill.atomic import owner_name
+from imagemill.fs.owners import owner_name
 from io_managers.events import DEFER_TAG, OWNER_TAG, owner_of_run
 
 KEYS = [f"k{n:03d}" for n in range(400)]
@@ -264,9 +264,9 @@ def test_killed_run_keeps_its_flushed_events_and_is_swept(instance, command_line
 
 def test_next_run_sweeps_what_a_dead_process_left(instance):
     """Dagster's queue would wait for it for ever. Source: CONTRACTS section 0, "A run left STARTED"."""
-    dead = owner_name().rpartition("-")[0] + "-1"
+    dead = owner_name().partition("-")[0] + "-0123456789ab"
     ids = {}
-    for name, owner in {"dead": dead, "living": owner_name(), "elsewhere": "0123abcd-1-1", "unnamed": None}.items():
+    for name, owner in {"dead": dead, "living": owner_name(), "elsewhere": "abc-0123456789ab", "unnamed": None}.items():
         left = instance.create_run_for_job(_toy_job(), status=dg.DagsterRunStatus.STARTED)
         ids[name] = left.run_id
         if owner:

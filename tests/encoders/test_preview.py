@@ -187,8 +187,8 @@ def test_folder_left_by_a_killed_build_is_swept(toy, tmp_path):
     """Only those of dead processes are removed. Source: CONTRACTS section 0."""
     from imagemill.atomic import temporary_path
 
-    host, _, _ = temporary_path(tmp_path).name.removeprefix(".tmp-").split("-")[:3]
-    dead = tmp_path / f".tmp-{host}-999999999-1-000001"
+    folder = temporary_path(tmp_path).name.removeprefix(".tmp-").partition("-")[0]
+    dead = tmp_path / f".tmp-{folder}-0123456789ab-000001"
     dead.mkdir()
     (dead / "model.safetensors").touch()
     alive = temporary_path(tmp_path)

@@ -9,7 +9,7 @@ from tests.helpers.product import PROJECT
 OTHER = """
 import sys
 from pathlib import Path
-from imagemill.ledger import Ledger
+from imagemill.store.ledger import Ledger
 ledger = Ledger(Path(sys.argv[1]))
 assert not ledger.claim(sys.argv[2], [sys.argv[3]], "another")
 print("claimed", flush=True)

@@ -14,9 +14,9 @@ from imagemill.embedding_specs import VAE, embedding_specs
 from imagemill.encoding import Prepared
 from imagemill.formats.npy import NpyStore
 from imagemill.layout import DataRoot
-from imagemill.ledger import Ledger
 from imagemill.pipeline.stage2.embed import EmbedWorker
 from imagemill.pipeline.stage2.publish import run_pass
+from imagemill.store.ledger import Ledger
 from tests.helpers.stage2 import plan_of, with_encoder
 from tests.helpers.stubs import StubEncoder
 
@@ -53,7 +53,7 @@ def main(kind, root, preview_root, decode_threads, decode_ahead_pixels):
         spec=spec,
         approved=root.approved,
         store=NpyStore(root.derived / spec.folder, spec),
-        provenance=root.provenance,
+        ledger=root.ledger,
         preview_root=Path(preview_root),
         settings=EncoderSettings(device="cpu"),
         threads=1,

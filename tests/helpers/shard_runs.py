@@ -6,13 +6,13 @@ from pathlib import Path
 from assets.bucket_shards import bucket_shards
 from imagemill.buckets import BUCKETS
 from imagemill.embedding_specs import embedding_specs
-from imagemill.files import StatTriple
+from imagemill.files import posix_signature
 from imagemill.formats.tar import read_shard
 from imagemill.layout import DataRoot
-from imagemill.ledger import FileRow, Ledger
 from imagemill.pipeline.shards.readiness import ReadySample
 from imagemill.pipeline.shards.shard_plan import plan_shards
 from imagemill.pipeline.shards.shard_sets import ShardParameters
+from imagemill.store.ledger import FileRow, Ledger
 from tests.helpers.wiring import history, materialize
 
 SQUARE, TALL = "1024x1024", "832x1216"
@@ -57,7 +57,9 @@ def written(output):
 def planned_values(count, bucket=SQUARE, *, offset=0):
     """Ready samples as values; no file lies behind them."""
     ids = [f"{bucket}-{offset + n:05d}" for n in range(count)]
-    files = {i: tuple(FileRow(s.kind, i, StatTriple(1, 2, 3), "s", "c", "m") for s in embedding_specs()) for i in ids}
+    files = {
+        i: tuple(FileRow(s.kind, i, posix_signature(1, 2, 3), "s", "c", "m") for s in embedding_specs()) for i in ids
+    }
     return [ReadySample(i, bucket, i.encode(), (1,), files[i]) for i in ids]
 
 

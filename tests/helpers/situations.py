@@ -17,12 +17,12 @@ from imagemill.formats.manifest import read_json, write_json
 from imagemill.formats.npy import NpyStore
 from imagemill.formats.tar import IndexEntry, read_shard, write_shard
 from imagemill.layout import DataRoot
-from imagemill.ledger import Ledger
 from imagemill.pipeline.curation.latent_statistics import ALL, Statistics, statistics_path
 from imagemill.pipeline.curation.near_duplicates import Group, Member, Summary, lines_path, summary_path
 from imagemill.pipeline.shards.shard_plan import plan_shards
 from imagemill.pipeline.shards.shard_sets import ShardParameters, bucket_folder
 from imagemill.pipeline.shards.shard_writer import write_bucket
+from imagemill.store.ledger import Ledger
 from imagemill.validation import reports
 from imagemill.validation.files import embedding_files
 from imagemill.validation.findings import Report, collect

@@ -12,7 +12,6 @@ from PIL import Image
 from imagemill.config import EncoderSettings
 from imagemill.embedding_specs import EmbeddingSpec, embedding_specs
 from imagemill.formats.npy import NpyStore
-from imagemill.ledger import Ledger
 from imagemill.pipeline.shards.readiness import find_ready
 from imagemill.pipeline.stage2 import merge
 from imagemill.pipeline.stage2.embed import EmbedWorker
@@ -21,6 +20,7 @@ from imagemill.pipeline.stage2.publish import run_pass
 from imagemill.pipeline.stage2.recorded import read_recorded
 from imagemill.pipeline.stage2.scan import survey
 from imagemill.records import build_record
+from imagemill.store.ledger import Ledger
 from tests.helpers.stubs import StubEncoder, StubTokenizer
 
 _serial = itertools.count(1)
@@ -53,7 +53,7 @@ def with_encoder(spec, encoder):
 def worker_of(root, spec, *, decode_threads=2, write_threads=2, **settings):
     """A worker of a spec that has its encoder already (`with_encoder`)."""
     return EmbedWorker(
-        spec=spec, approved=root.approved, store=NpyStore(root.derived / spec.folder, spec), provenance=root.provenance,
+        spec=spec, approved=root.approved, store=NpyStore(root.derived / spec.folder, spec), ledger=root.ledger,
         preview_root=root.preview_models, settings=EncoderSettings(**settings), threads=1, decode_threads=decode_threads,
         write_threads=write_threads,
     )  # fmt: skip

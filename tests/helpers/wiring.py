@@ -72,4 +72,4 @@ def checks_of(result):
 
 
 def claims(ledger):
-    return ledger._db.execute("SELECT asset, item FROM claims").fetchall()
+    return [(lease.asset, lease.item) for lease in ledger.leases()]

@@ -8,7 +8,7 @@ import pytest
 from assets.partitions import coord_presets
 from assets.presets import derived_preset, rescale_preset
 from dagster_project.deployments import test_resources as resources_of
-from imagemill.ledger import Ledger
+from imagemill.store.ledger import Ledger
 from tests.helpers import public
 from tests.helpers.presets import SIZES, inodes, make_here, public_data
 from tests.helpers.public import put_records, record, records_of

@@ -8,8 +8,8 @@ import pytest
 
 from assets.stage2_jsonl import stage2_jsonl
 from imagemill.formats.jsonl import read_jsonl
-from imagemill.ledger import Ledger
 from imagemill.pipeline.stage2 import merge
+from imagemill.store.ledger import Ledger
 from tests.helpers.stage2 import embed, photos, record_of, write_text
 from tests.helpers.wiring import claims, failure_of, history, materialize, stub_every_kind
 

@@ -8,7 +8,7 @@ from dagster._core.definitions.data_version import extract_data_provenance_from_
 from assets.embeddings import dinov3_npy, t5_hidden
 from imagemill.embedding_specs import DINOV3, T5
 from imagemill.formats.npy import NpyStore
-from imagemill.ledger import Ledger
+from imagemill.store.ledger import Ledger
 from tests.helpers.stage2 import embed, photos
 from tests.helpers.stubs import StubEncoder
 from tests.helpers.wiring import claims, failure_of, history, materialize, materialized, stub_every_kind

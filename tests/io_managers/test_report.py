@@ -5,9 +5,9 @@ import pytest
 
 from assets.partitions import buckets
 from imagemill.buckets import BUCKETS
-from imagemill.ledger import Ledger
 from imagemill.pipeline.claims import claimed_until_output
 from imagemill.pipeline.curation.reports import Report, Reports, write_report
+from imagemill.store.ledger import Ledger
 from tests.helpers.wiring import claims, failure_of, history, materialize, materialized
 
 FIRST, SECOND = BUCKETS[:2]

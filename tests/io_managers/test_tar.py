@@ -7,8 +7,8 @@ from dagster._core.definitions.data_version import extract_data_version_from_ent
 from assets.bucket_shards import bucket_shards
 from assets.partitions import buckets
 from imagemill.buckets import BUCKETS
-from imagemill.ledger import Ledger
 from imagemill.pipeline.shards.shard_sets import read_manifest
+from imagemill.store.ledger import Ledger
 from io_managers import tar as tar_module
 from tests.helpers.stage2 import stage2
 from tests.helpers.wiring import claims, failure_of, history, materialize, materialized

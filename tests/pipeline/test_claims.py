@@ -1,5 +1,6 @@
 """The same partition is never worked on twice at once; others are. Source: CONTRACTS section 0, "Locks"."""
 
+import socket
 import subprocess
 import sys
 import textwrap
@@ -8,8 +9,9 @@ import time
 
 import pytest
 
-from imagemill.ledger import EVERY, Ledger
+from imagemill.pipeline import claims
 from imagemill.pipeline.claims import claimed_until_output, wait_for_claim
+from imagemill.store.ledger import EVERY, LeaseLost, Ledger
 
 
 def holder(path, items, after):
@@ -17,7 +19,7 @@ def holder(path, items, after):
     script = f"""
         import os, signal, sys, time
         from pathlib import Path
-        from imagemill.ledger import EVERY, Ledger
+        from imagemill.store.ledger import EVERY, Ledger
         ledger = Ledger(Path({str(path)!r}))
         assert not ledger.claim("dinov3_npy", {items!r}, "run-of-other")
         print("claimed", flush=True)
@@ -29,6 +31,11 @@ def holder(path, items, after):
     return process
 
 
+def holder_name(process):
+    """As messages name the holder of a lease."""
+    return f"run-of-other (process {process.pid} on {socket.gethostname()})"
+
+
 @pytest.fixture
 def path(tmp_path):
     return tmp_path / "ledger.sqlite"
@@ -38,7 +45,7 @@ def test_partition_that_a_living_process_holds_is_not_claimed_and_others_are(pat
     process = holder(path, ["a", "b"], "time.sleep(60)")
     try:
         with Ledger(path) as ledger:
-            assert ledger.claim("dinov3_npy", ["b", "c"], "mine") == {"run-of-other"}
+            assert ledger.claim("dinov3_npy", ["b", "c"], "mine") == {holder_name(process)}
             assert ledger.claim("dinov3_npy", ["c", "d"], "mine") == set()
             assert ledger.claim("vae_latents", ["a"], "mine") == set()
     finally:
@@ -51,7 +58,7 @@ def test_whole_asset_is_claimed_only_where_nobody_holds_a_part_and_keeps_every_p
     process = holder(path, ["a"], "time.sleep(60)")
     try:
         with Ledger(path) as ledger:
-            assert ledger.claim("dinov3_npy", [EVERY], "mine") == {"run-of-other"}
+            assert ledger.claim("dinov3_npy", [EVERY], "mine") == {holder_name(process)}
             assert ledger.claim("vae_latents", [EVERY], "mine") == set()
     finally:
         process.kill()
@@ -59,7 +66,7 @@ def test_whole_asset_is_claimed_only_where_nobody_holds_a_part_and_keeps_every_p
     process = holder(path, [EVERY], "time.sleep(60)")
     try:
         with Ledger(path) as ledger:
-            assert ledger.claim("dinov3_npy", ["b"], "mine") == {"run-of-other"}
+            assert ledger.claim("dinov3_npy", ["b"], "mine") == {holder_name(process)}
     finally:
         process.kill()
         process.wait()
@@ -94,7 +101,7 @@ def test_body_that_raises_leaves_no_claim(path):
     with Ledger(path) as ledger:
         with pytest.raises(RuntimeError):
             fail(ledger)
-        assert ledger._db.execute("SELECT count(*) FROM claims").fetchone() == (0,)
+        assert ledger.leases() == []
 
 
 def test_claims_of_many_threads_are_all_or_nothing(path):
@@ -111,4 +118,28 @@ def test_claims_of_many_threads_are_all_or_nothing(path):
     for thread in threads:
         thread.join()
     with Ledger(path) as ledger:
-        assert ledger._db.execute("SELECT count(*) FROM claims").fetchone() == (400,)
+        assert len(ledger.leases()) == 400
+
+
+def test_wait_is_bounded_and_names_the_holder(path, monkeypatch):
+    process = holder(path, ["a"], "time.sleep(60)")
+    monkeypatch.setattr(claims, "MOST_SECONDS", 0.5)
+    try:
+        with Ledger(path) as ledger, pytest.raises(claims.StillHeld, match=f"process {process.pid} on"):
+            wait_for_claim(ledger, "dinov3_npy", ["a"], "mine")
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_publish_is_refused_where_the_lease_is_not_its_own_any_more(path):
+    """A process that was taken for dead publishes nothing beside the one that took over."""
+    with Ledger(path) as ledger:
+        ledger.claim("dinov3_npy", ["a", "b"], "mine")
+        ledger.check_lease("dinov3_npy", ["a", "b"], "mine")
+
+        with pytest.raises(LeaseLost, match="run mine"):
+            ledger.check_lease("dinov3_npy", ["a"], "another")
+        ledger.release("dinov3_npy", "mine")
+        with pytest.raises(LeaseLost, match="another run has taken over a"):
+            ledger.check_lease("dinov3_npy", ["a"], "mine")

@@ -14,8 +14,7 @@ from PIL import Image
 from imagemill.buckets import BUCKETS
 from imagemill.embedding_specs import DINOV3, T5, VAE, embedding_specs
 from imagemill.errors import ImagemillError, NotEnoughSpace
-from imagemill.files import StatTriple, stat_triple
-from imagemill.ledger import Ledger, SourceRow
+from imagemill.files import file_signature, posix_signature
 from imagemill.pipeline import forecast as module
 from imagemill.pipeline.forecast import (
     as_size,
@@ -32,17 +31,18 @@ from imagemill.pipeline.shards.shard_sets import ShardParameters
 from imagemill.pipeline.shards.shard_writer import write_bucket
 from imagemill.pipeline.stage2.plan import Job
 from imagemill.pipeline.stage2.recorded import Span
+from imagemill.store.ledger import Ledger, SourceRow
 from tests.helpers.stage2 import embed, picture, plan_of, ready, stage2, write_records
 
 MEGABYTE = 1_000_000
-SEEN = StatTriple(1, 2, 3)
+SEEN = posix_signature(1, 2, 3)
 
 
 def job(image_id, *, size=None, present=None, caption=None, stat=SEEN):
     """A job; `size` is (height, width) as last read."""
     name = f"{image_id}.png"
     facts = SourceRow(image_id, name, SEEN, "xxh3:0", *size) if size else None
-    return Job(image_id, name, stat, facts, caption, None, StatTriple(present, 0, 0) if present else None)
+    return Job(image_id, name, stat, facts, caption, None, posix_signature(present, 0, 0) if present else None)
 
 
 def disk_of(monkeypatch, free, *, device=lambda path: 1):
@@ -211,7 +211,7 @@ def _pack(root, ids):
 
 def test_job_that_fits_is_let_through_and_told(data_root):
     picture(data_root.approved / "a.png")
-    found = stat_triple(data_root.approved / "a.png")
+    found = file_signature(data_root.approved / "a.png")
     jobs = {VAE: [job("a", stat=found)]}
 
     needs = check_space(jobs, data_root.approved, data_root.derived, state=data_root.state)

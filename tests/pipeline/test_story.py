@@ -11,9 +11,8 @@ from dagster_project.cli.explain import story_lines
 from imagemill.buckets import BUCKETS
 from imagemill.embedding_specs import DINOV3, T5, VAE, embedding_specs
 from imagemill.errors import MissingInput
-from imagemill.files import stat_triple
+from imagemill.files import file_signature
 from imagemill.layout import DataRoot
-from imagemill.ledger import Ledger, Problem
 from imagemill.pipeline.shards.readiness import ASSET, find_ready
 from imagemill.pipeline.shards.shard_plan import plan_shards
 from imagemill.pipeline.shards.shard_sets import ShardParameters
@@ -23,6 +22,7 @@ from imagemill.pipeline.stage2.scan import survey
 from imagemill.pipeline.story import explain, open_ledger, read_status
 from imagemill.places import locate
 from imagemill.provenance import UNKNOWN
+from imagemill.store.ledger import Ledger, Problem
 from tests.helpers.stage2 import embed, photos, picture, record_of, stage2, write_records, write_text
 
 KINDS = {spec.kind for spec in embedding_specs()}
@@ -241,7 +241,7 @@ def test_asking_writes_nothing(root):
     def files():
         # The two beside the ledger are SQLite's own, for any reader.
         paths = (path for path in root.path.rglob("*") if path.is_file() and not path.name.endswith(("-wal", "-shm")))
-        return {path: stat_triple(path) for path in paths}
+        return {path: file_signature(path) for path in paths}
 
     before = files()
 
@@ -286,7 +286,7 @@ def test_status_counts_what_is_to_do_refused_and_missing(root):
 
 
 def test_input_that_several_assets_refuse_for_one_reason_counts_once(root):
-    stat = stat_triple(root.approved / "a.png")
+    stat = file_signature(root.approved / "a.png")
     with Ledger(root.ledger) as ledger:
         ledger.record_problems(Problem("a", kind, "refused", "undecodable", "d", "r", stat) for kind in KINDS)
 

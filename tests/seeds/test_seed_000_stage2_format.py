@@ -14,12 +14,12 @@ from assets.embeddings import embedding_assets
 from assets.stage2_jsonl import stage2_jsonl
 from imagemill.buckets import BUCKETS, assign_bucket, bucket_size
 from imagemill.embedding_specs import DINOV3, T5, VAE, embedding_specs
-from imagemill.files import StatTriple
+from imagemill.files import posix_signature
 from imagemill.formats.jsonl import read_jsonl
 from imagemill.ids import image_id_of
-from imagemill.ledger import SourceRow
 from imagemill.pipeline.forecast import forecast
 from imagemill.pipeline.stage2.plan import Job
+from imagemill.store.ledger import SourceRow
 from tests.helpers.product import snapshot
 from tests.helpers.seeds import (
     FIELDS,
@@ -327,7 +327,7 @@ def test_total_stage_2_storage_is_predictable(samples):
 
     assert gigabytes == pytest.approx({"dinov3_npy": 0.25, "vae_latents": 31.5, "t5_hidden": 9.5}, rel=0.02)
     assert sum(gigabytes.values()) + images * line / 1e9 == pytest.approx(41.2, rel=0.01)
-    seen = StatTriple(1, 2, 3)
+    seen = posix_signature(1, 2, 3)
     jobs = [
         Job(f"i{n}", f"i{n}.jpg", seen, SourceRow(f"i{n}", f"i{n}.jpg", seen, "", 1024, 1024), "a caption", None, None)
         for n in range(images)

@@ -15,8 +15,8 @@ from imagemill.embedding_specs import DINOV3, T5, VAE, embedding_specs
 from imagemill.files import fingerprint_file
 from imagemill.formats.tar import read_shard
 from imagemill.layout import DataRoot
-from imagemill.ledger import Ledger
 from imagemill.pipeline.shards.shard_sets import read_manifest
+from imagemill.store.ledger import Ledger
 from tests.helpers.product import imagemill, snapshot
 from tests.helpers.seeds import product
 from tests.helpers.shard_runs import SQUARE, TALL, ids_packed, packed_here, tars, written

@@ -19,10 +19,10 @@ from imagemill.config import Config
 from imagemill.embedding_specs import VAE, embedding_specs
 from imagemill.formats.tar import read_shard
 from imagemill.layout import DataRoot
-from imagemill.ledger import Ledger
 from imagemill.pipeline.shards.conflicts import refuse_conflicts
 from imagemill.pipeline.shards.packing import Packing, plan_packing
 from imagemill.pipeline.shards.shard_plan import ShardSet
+from imagemill.store.ledger import Ledger
 from tests.helpers.product import snapshot
 from tests.helpers.seeds import product
 from tests.helpers.shard_runs import (

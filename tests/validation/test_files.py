@@ -7,7 +7,7 @@ import pytest
 
 from imagemill.embedding_specs import DINOV3, VAE
 from imagemill.formats.npy import NpyStore
-from imagemill.ledger import Ledger
+from imagemill.store.ledger import Ledger
 from imagemill.validation.files import embedding_files
 from imagemill.validation.findings import collect
 from tests.helpers.stage2 import stage2

@@ -11,10 +11,10 @@ import pytest
 
 from imagemill.embedding_specs import embedding_specs
 from imagemill.errors import MissingInput, WrongUsage
-from imagemill.ledger import Ledger
 from imagemill.pipeline.shards.shard_plan import plan_shards
 from imagemill.pipeline.shards.shard_sets import ShardParameters, bucket_folder
 from imagemill.pipeline.shards.shard_writer import write_bucket
+from imagemill.store.ledger import Ledger
 from imagemill.validation import shards
 from imagemill.validation.catalogue import RULES
 from imagemill.validation.shard_sets import validate_shards

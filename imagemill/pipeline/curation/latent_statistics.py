@@ -27,11 +27,11 @@ from imagemill.embedding_specs import VAE, VAE_CHANNELS
 from imagemill.errors import ImagemillError, InvalidNpy
 from imagemill.files import fingerprint
 from imagemill.formats.manifest import json_bytes, read_json
-from imagemill.ledger import Ledger
 from imagemill.pipeline.curation.reports import Report
 from imagemill.pipeline.stage2.current import CurrentFile, CurrentFiles, current_files, measured
 from imagemill.progress import Progress
 from imagemill.provenance import ModelIdentity
+from imagemill.store.ledger import Ledger
 
 ASSET = "latent_statistics"
 FORMAT = "imagemill-latent-statistics/1"

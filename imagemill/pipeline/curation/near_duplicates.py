@@ -29,7 +29,6 @@ from imagemill.errors import ImagemillError, InvalidNpy, MissingInput
 from imagemill.files import fingerprint
 from imagemill.formats.jsonl import encode_line
 from imagemill.formats.manifest import json_bytes, read_json
-from imagemill.ledger import Ledger
 from imagemill.pipeline.contact_sheet import PAGE_CHARACTERS, Row, Tile, as_data_uri, as_png, draw_sheet
 from imagemill.pipeline.curation.reports import Report
 from imagemill.pipeline.curation.similarity import (
@@ -43,6 +42,7 @@ from imagemill.pipeline.curation.similarity import (
 )
 from imagemill.pipeline.stage2.current import CurrentFile, CurrentFiles, current_files, measured
 from imagemill.progress import Progress
+from imagemill.store.ledger import Ledger
 
 ASSET = "near_duplicates"
 FORMAT = "imagemill-near-duplicates/1"

@@ -1,8 +1,8 @@
 """What is known of each image of a preset: which raw bytes it was made of, and that nobody touched it since.
 
     coco/rescale_32_768/.images.jsonl
-    {"image": "images/a.jpg", "raw": [size, mtime_ns, inode], "raw_fingerprint": "xxh3:…", "raw_size": [640, 427],
-     "made": [size, mtime_ns, inode], "made_fingerprint": "xxh3:…", "orientation": 1}
+    {"image": "images/a.jpg", "raw": "posix:<size>:<mtime_ns>:<inode>", "raw_fingerprint": "xxh3:…", "raw_size": [640, 427],
+     "made": "posix:…", "made_fingerprint": "xxh3:…", "orientation": 1}
 
 It lies in the preset, not in a data root's ledger: a preset is moved, copied and given away by itself, and public data may lie
 outside every data root. It is a cache: without it images are read and adopted. Lines are appended as images get their names;
@@ -19,7 +19,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from imagemill.files import StatTriple, stat_triple
+from imagemill.files import FileSignature, StoredSignature, file_signature, stored_signature
 from imagemill.formats.jsonl import encode_line, read_raw
 from imagemill.public_data import PresetDir
 
@@ -30,21 +30,25 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
     """One image: its raw file and its own, as they were when they were last read whole. `raw_size`: (width, height)."""
 
     image: str
-    raw: StatTriple
+    raw: StoredSignature
     raw_fingerprint: str
     raw_size: tuple[int, int]
-    made: StatTriple
+    made: StoredSignature
     made_fingerprint: str
     orientation: int = 1
 
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "raw", stored_signature(self.raw))
+        msgspec.structs.force_setattr(self, "made", stored_signature(self.made))
+
     def stands(self, raw: Path, made: Path) -> bool:
         """Whether both files look as they did; a raw file that is gone makes nothing stale."""
-        return _triple(made) == self.made and _triple(raw) in {self.raw, None}
+        return _signature(made) == self.made and _signature(raw) in {self.raw, None}
 
 
-def _triple(path: Path) -> StatTriple | None:
+def _signature(path: Path) -> FileSignature | None:
     try:
-        return stat_triple(path)
+        return file_signature(path)
     except OSError:
         return None
 

@@ -20,7 +20,7 @@ import msgspec
 from imagemill.atomic import sync_folder, temporary_path
 from imagemill.durable import begin_writing_back, flush_files
 from imagemill.errors import Refused, disk_full_told, is_disk_full
-from imagemill.files import StatTriple, fingerprint, stat_triple
+from imagemill.files import FileSignature, file_signature, fingerprint
 from imagemill.formats.resize import resized, written_format
 from imagemill.memory import reuse_freed_memory
 from imagemill.pipeline.presets.preset_images import Known
@@ -60,7 +60,7 @@ class _Staged(NamedTuple):
     status: Status
     data_fingerprint: str
     raw_fingerprint: str
-    raw: StatTriple
+    raw: FileSignature
     orientation: int
 
 
@@ -123,7 +123,7 @@ class RescaleWorker:
         return self._stage(job, data, triple, header)
 
     def _existing(
-        self, job: RescaleJob, made: Path, data: bytes, triple: StatTriple, header: StoredHeader
+        self, job: RescaleJob, made: Path, data: bytes, triple: FileSignature, header: StoredHeader
     ) -> RescaleRow:
         """Keep what is there, or refuse: it is never replaced."""
         source = fingerprint(data)
@@ -141,7 +141,7 @@ class RescaleWorker:
         )  # fmt: skip
         return RescaleRow(name=job.name, status="kept" if job.known else "adopted", known=known)
 
-    def _stage(self, job: RescaleJob, data: bytes, triple: StatTriple, header: StoredHeader) -> _Staged:
+    def _stage(self, job: RescaleJob, data: bytes, triple: FileSignature, header: StoredHeader) -> _Staged:
         if job.size == job.target:
             check_decodable(data, job.name)
             pixels, status = data, "copied"
@@ -210,7 +210,7 @@ def _meanwhile_row(item: _Staged, final: Path) -> RescaleRow:
 def _made_row(item: _Staged, final: Path) -> RescaleRow:
     known = Known(
         image=item.job.name, raw=item.raw, raw_fingerprint=item.raw_fingerprint, raw_size=item.job.size,
-        made=stat_triple(final), made_fingerprint=item.data_fingerprint, orientation=item.orientation,
+        made=file_signature(final), made_fingerprint=item.data_fingerprint, orientation=item.orientation,
     )  # fmt: skip
     return RescaleRow(name=item.job.name, status=item.status, known=known)
 
@@ -222,11 +222,11 @@ def _make_folders(folder: Path) -> None:
         sync_folder(path.parent)
 
 
-def _read(raw: Path) -> tuple[bytes, StatTriple]:
+def _read(raw: Path) -> tuple[bytes, FileSignature]:
     try:
         with open(raw, "rb") as file:
             # Taken before the bytes: a file that changes while it is read does not look as it did afterwards.
-            triple = stat_triple(os.fstat(file.fileno()))
+            triple = file_signature(os.fstat(file.fileno()))
             return file.read(), triple
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         what = "is a folder" if isinstance(error, IsADirectoryError) else "is not there"
@@ -252,7 +252,7 @@ def _check_size(job: RescaleJob, header: StoredHeader) -> None:
     )
 
 
-def _read_made(job: RescaleJob, made: Path) -> tuple[bytes, StatTriple]:
+def _read_made(job: RescaleJob, made: Path) -> tuple[bytes, FileSignature]:
     if made.is_symlink() or not made.is_file():
         raise _stays(job, "preset_image_bad", "it is not a regular file")
     data, triple = _read(made)

@@ -17,13 +17,13 @@ import msgspec
 from imagemill.columns import Column
 from imagemill.embedding_specs import EmbeddingSpec
 from imagemill.errors import InvalidNpy
-from imagemill.files import StatTriple
+from imagemill.files import FileSignature
 from imagemill.formats.npy import NpyStore, check_npy_header
-from imagemill.ledger import FileColumns, FileRow, Ledger, SourceColumns
 from imagemill.listing import Listing
 from imagemill.pipeline.shards.slim import SlimRecord
 from imagemill.pipeline.stage2.plan import row_of_bytes
-from imagemill.provenance import UNKNOWN
+from imagemill.provenance import maker_of_adopted
+from imagemill.store.ledger import FileColumns, FileRow, Ledger, SourceColumns
 
 # Reason code of a file that the disk did not give: ours to answer for, not the record's.
 READ_ERROR = "read_error"
@@ -161,7 +161,7 @@ class KindFiles:
         if image.size is None or self.spec.shape(*image.size) != shape:
             check_npy_header(self.store.path(record.image_id), shape, self.spec.dtype)
 
-    def _unlisted(self, record: SlimRecord, present: StatTriple, image: Image) -> FileRow:
+    def _unlisted(self, record: SlimRecord, present: FileSignature, image: Image) -> FileRow:
         """A file the ledger did not vouch for when the folder was listed: read it, or find that a run has replaced it since."""
         image_id = record.image_id
         content = self.store.check(image_id, record.height, record.width)
@@ -169,7 +169,7 @@ class KindFiles:
         if now != present:
             return known.get((image_id, now)) or self._unlisted(record, now, image)
         same = row_of_bytes(known.values(), content, present, self._wanted(record, image))
-        return same or FileRow(self.spec.kind, image_id, present, None, content, UNKNOWN)
+        return same or FileRow(self.spec.kind, image_id, present, None, content, maker_of_adopted(self.store, image_id))
 
 
 def _files(listing: Listing) -> Iterator[tuple[str, ...]]:

@@ -12,13 +12,13 @@ from typing import Any
 
 from imagemill.config import Config
 from imagemill.layout import DataRoot
-from imagemill.ledger import IN_MEMORY, Ledger
 from imagemill.pipeline.curation.near_duplicates import excluded_images
 from imagemill.pipeline.shards.conflicts import conflicts, stays
 from imagemill.pipeline.shards.readiness import Readiness, find_ready, progress_lines
 from imagemill.pipeline.shards.shard_plan import Existing, ShardSet, plan_shards
 from imagemill.pipeline.shards.shard_sets import ShardParameters
 from imagemill.pipeline.stage2.regenerate import refuse_regenerating
+from imagemill.store.ledger import IN_MEMORY, Ledger
 
 # What these write is said by the request alone; the others keep what a set of ours was written with.
 _ANEW = {"refuse", "replace"}

@@ -21,12 +21,12 @@ from imagemill.embedding_specs import EmbeddingSpec, embedding_specs
 from imagemill.errors import MissingInput
 from imagemill.formats.jsonl import parse_line, read_blocks
 from imagemill.formats.npy import SUFFIX, NpyStore
-from imagemill.ledger import FileColumns, FileRow, Ledger, Problem, SourceColumns
 from imagemill.listing import begin_listing
 from imagemill.pipeline.shards.kind_files import READ_ERROR, FilesAt, Image, KindFiles, Records, Refusal
 from imagemill.pipeline.shards.slim import SlimRecord, slim_of, slim_records
 from imagemill.pipeline.stage2.plan import OUTDATED_CAPTION
 from imagemill.records import INLINE_VECTOR, Record, RecordProblem, record_problem
+from imagemill.store.ledger import FileColumns, FileRow, Ledger, Problem, SourceColumns
 
 ASSET = "bucket_shards"
 
@@ -142,7 +142,7 @@ def _known(path: Path, specs: Sequence[EmbeddingSpec]) -> tuple[SourceColumns, l
     """What the ledger knows of images and of each kind's files, over a connection of this thread's own."""
     if not path.is_file():
         nothing = SourceColumns(Column(), Column(), Column(), Column())
-        return nothing, [FileColumns.of(spec.kind, [""] * 7) for spec in specs]
+        return nothing, [FileColumns.none(spec.kind) for spec in specs]
     with Ledger(path, read_only=True) as ledger:
         return ledger.source_columns(), [ledger.file_columns(spec.kind) for spec in specs]
 

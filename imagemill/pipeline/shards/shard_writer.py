@@ -25,7 +25,7 @@ import numpy as np
 from imagemill.atomic import is_orphan, sync_folder, temporaries, temporary_path
 from imagemill.embedding_specs import embedding_specs
 from imagemill.errors import disk_full_told
-from imagemill.files import RunningFingerprint
+from imagemill.files import RunningFingerprint, signature_bytes
 from imagemill.formats.energon import is_energon, write_energon
 from imagemill.formats.jsonl import write_jsonl
 from imagemill.formats.manifest import write_json
@@ -48,7 +48,7 @@ from imagemill.pipeline.shards.shard_sets import (
     shard_name,
 )
 from imagemill.pipeline.shards.shard_statistics import measures_of, statistics_of
-from imagemill.provenance import UNKNOWN, ModelIdentity
+from imagemill.provenance import UNKNOWN, UNKNOWN_PREVIEW, ModelIdentity
 from imagemill.swap import remove_folder, replace_folder
 
 # What a set has besides its tars.
@@ -261,7 +261,7 @@ def _members(samples: Sequence[ReadySample], derived: Path, on_sample: Callable[
 
 def sample_bytes(sample: ReadySample) -> int:
     """What a sample brings to a tar, headers aside."""
-    return sum([file.stat.size for file in sample.files]) + len(sample.record)
+    return sum([signature_bytes(file.stat) for file in sample.files]) + len(sample.record)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -285,8 +285,8 @@ def _provenance(
             "model": identity.model if identity else None,
             "revision": identity.revision if identity else None,
             "key": identity.key if identity else None,
-            "preview": identity.preview if identity else None,
+            "preview": True if UNKNOWN_PREVIEW in makers else identity.preview if identity else None,
             "facts": identity.facts if identity else None,
-            "unknown_maker": earlier + makers.count(UNKNOWN),
+            "unknown_maker": earlier + makers.count(UNKNOWN) + makers.count(UNKNOWN_PREVIEW),
         }
     return told

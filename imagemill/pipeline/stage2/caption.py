@@ -23,14 +23,14 @@ from PIL import Image
 
 from imagemill.config import DECODE_AHEAD_PIXELS
 from imagemill.errors import ModelUnusable, Refused
-from imagemill.files import StatTriple
-from imagemill.ledger import FROM_CAPTIONER, FROM_PREVIEW, Captioned, CaptionRow, Ledger, Problem, SourceRow
+from imagemill.files import FileSignature
 from imagemill.pipeline.ahead import work_ahead
 from imagemill.pipeline.answers import Answer, Unanswered, answer_batch
 from imagemill.pipeline.stage2.facts import complete_facts, inspect_image
 from imagemill.pipeline.stage2.plan import Known, refused_image
 from imagemill.pipeline.stage2.scan import Scan, SourceFile, caption_row, normalise_caption
 from imagemill.pixels import header_size
+from imagemill.store.ledger import FROM_CAPTIONER, FROM_PREVIEW, Captioned, CaptionRow, Ledger, Problem, SourceRow
 from imagemill.summarizer import CAPTIONER, Captioner
 
 _BY_A_MODEL = {FROM_CAPTIONER, FROM_PREVIEW}
@@ -45,7 +45,7 @@ class CaptionJob(msgspec.Struct, frozen=True):
 
     image_id: str
     file_name: str
-    stat: StatTriple
+    stat: FileSignature
     described: str | None = None
 
 

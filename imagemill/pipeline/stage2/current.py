@@ -18,11 +18,11 @@ import numpy as np
 
 from imagemill.embedding_specs import EmbeddingSpec
 from imagemill.errors import InvalidNpy
-from imagemill.files import StatTriple
+from imagemill.files import FileSignature
 from imagemill.formats.npy import NpyStore, read_npy
-from imagemill.ledger import SUPERSEDED, FileRow, Ledger, SourceRow
 from imagemill.pipeline.stage2.plan import row_of_bytes
-from imagemill.provenance import UNKNOWN
+from imagemill.provenance import maker_of_adopted
+from imagemill.store.ledger import SUPERSEDED, FileRow, Ledger, SourceRow
 
 # Files in memory at once, at most.
 _AHEAD = 256
@@ -79,7 +79,7 @@ def current_files(spec: EmbeddingSpec, derived: Path, ledger: Ledger) -> Current
     return found
 
 
-def _adopt(store: NpyStore, source: SourceRow, present: StatTriple, known: Iterable[FileRow]) -> FileRow | str:
+def _adopt(store: NpyStore, source: SourceRow, present: FileSignature, known: Iterable[FileRow]) -> FileRow | str:
     """A row for a file that the ledger does not vouch for, or the reason why it is not valid."""
     try:
         content = store.check(source.image_id, source.height, source.width)
@@ -88,7 +88,9 @@ def _adopt(store: NpyStore, source: SourceRow, present: StatTriple, known: Itera
     except OSError:
         return "read_error"
     row = row_of_bytes(known, content, present, source.fingerprint)
-    return row or FileRow(store.spec.kind, source.image_id, present, None, content, UNKNOWN)
+    return row or FileRow(
+        store.spec.kind, source.image_id, present, None, content, maker_of_adopted(store, source.image_id)
+    )
 
 
 def measured(

@@ -26,7 +26,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
-from imagemill.config import DECODE_AHEAD_PIXELS, EncoderSettings
+from imagemill.config import DECODE_AHEAD_PIXELS, PREVIEW, EncoderSettings
 from imagemill.embedding_specs import EmbeddingSpec
 from imagemill.encoding import Encoder, Prepared
 from imagemill.errors import (
@@ -39,16 +39,16 @@ from imagemill.errors import (
     Refused,
     is_disk_full,
 )
-from imagemill.files import StatTriple, fingerprint, stat_triple
+from imagemill.files import FileSignature, file_signature, fingerprint
 from imagemill.formats.npy import NpyStore, npy_header
-from imagemill.ledger import FileRow, SourceRow
 from imagemill.memory import reuse_freed_memory
 from imagemill.pipeline.ahead import work_ahead
 from imagemill.pipeline.stage2.facts import inspect_image
 from imagemill.pipeline.stage2.plan import EmbeddingPlan, Job, row_of_bytes
 from imagemill.pipeline.stage2.stage1 import Unusable, read_vector
 from imagemill.pixels import header_size
-from imagemill.provenance import UNKNOWN, guard_identity
+from imagemill.provenance import UNKNOWN, UNKNOWN_PREVIEW, guard_recorded, maker_of_adopted
+from imagemill.store.ledger import FileRow, SourceRow
 
 T = TypeVar("T")
 Outcome = Literal["computed", "extracted", "kept", "adopted", "refused", "failed"]
@@ -76,7 +76,7 @@ class EmbedRow:
 
     image_id: str
     outcome: Outcome
-    stat: StatTriple | None
+    stat: FileSignature | None
     source: SourceRow | None = None
     caption_fingerprint: str | None = None
     file: FileRow | None = None
@@ -113,7 +113,7 @@ class EmbedWorker:
         spec: the kind.
         approved: folder of images. store: where the files go.
         settings, threads, preview_root: for the encoder.
-        provenance: folder of recorded identities: a model that differs from the recorded one is refused before any call.
+        ledger: path of the ledger: a model that differs from the one recorded there is refused before any call.
         extract_only: take vectors out of Stage 1 records and load no model.
         regenerate: make every file anew, whatever is there.
     """
@@ -124,7 +124,7 @@ class EmbedWorker:
         spec: EmbeddingSpec,
         approved: Path,
         store: NpyStore,
-        provenance: Path,
+        ledger: Path,
         preview_root: Path,
         settings: EncoderSettings,
         threads: int,
@@ -134,13 +134,13 @@ class EmbedWorker:
         extract_only: bool = False,
         regenerate: bool = False,
     ) -> None:
-        self.spec, self.approved, self.store, self.provenance = spec, approved, store, provenance
+        self.spec, self.approved, self.store, self.ledger = spec, approved, store, ledger
         self.preview_root, self.settings, self.threads = preview_root, settings, threads
         self.decode_threads, self.write_threads = decode_threads, write_threads
         self.decode_ahead_pixels = decode_ahead_pixels
         self.extract_only, self.regenerate = extract_only, regenerate
         self._encoder: Encoder | None = None
-        self._maker = UNKNOWN
+        self._maker, self._preview = UNKNOWN, False
         self._loading = threading.Lock()
         self._succeeded, self._failures, self._disk_full = False, 0, False
 
@@ -183,14 +183,14 @@ class EmbedWorker:
         with self._loading:
             if self._encoder is None:
                 self._encoder = self._load()
-                self._maker = self._encoder.identity.key
             return self._encoder
 
     def _load(self) -> Encoder:
         given = {"spec": self.spec, "threads": self.threads, "preview_root": self.preview_root}
         try:
             encoder_class: type[Encoder] = self.spec.encoder_class()
-            guard_identity(self.provenance, encoder_class.identify(self.settings, **given))
+            identity = guard_recorded(self.ledger, encoder_class.identify(self.settings, **given))
+            self._maker, self._preview = identity.key, identity.preview
             return encoder_class.load(self.settings, **given)
         except ImagemillError:
             raise
@@ -287,7 +287,11 @@ class EmbedWorker:
             except InvalidNpy as invalid:
                 return None, invalid.reason
             row = row_of_bytes(job.known, content, job.present, wanted)
-            row = row or FileRow(self.spec.kind, job.image_id, job.present, wanted, content, UNKNOWN)
+            if row is None:
+                maker = maker_of_adopted(self.store, job.image_id)
+                if maker == UNKNOWN_PREVIEW and self.settings.model != PREVIEW:
+                    return None, "preview"
+                row = FileRow(self.spec.kind, job.image_id, job.present, wanted, content, maker)
         return (row, None) if row.source == wanted else (None, "stale")
 
     # ---- groups
@@ -379,9 +383,11 @@ class EmbedWorker:
         )  # fmt: skip
 
     def _staged(self, job: Job, array: np.ndarray, source: str | None, maker: str) -> tuple[FileRow, Path]:
-        staged = self.store.stage(array)
-        content = fingerprint(npy_header(array.shape, array.dtype), np.ascontiguousarray(array).data.cast("B"))
-        return FileRow(self.spec.kind, job.image_id, stat_triple(staged), source, content, maker), staged
+        preview = maker != UNKNOWN and self._preview
+        staged = self.store.stage(array, preview=preview)
+        header = npy_header(array.shape, array.dtype, preview=preview)
+        content = fingerprint(header, np.ascontiguousarray(array).data.cast("B"))
+        return FileRow(self.spec.kind, job.image_id, file_signature(staged), source, content, maker), staged
 
 
 def _done(row: EmbedRow) -> _Write:

@@ -6,7 +6,7 @@ run, a caption that came later) is completed here, so that the order of passes n
 Source: CONTRACTS section 1, row "record".
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -14,14 +14,16 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from imagemill.errors import Refused
-from imagemill.files import StatTriple, fingerprint
-from imagemill.ledger import FROM_PREVIEW_RECORD, FROM_RECORD, CaptionRow, Ledger, Problem, SourceRow
-from imagemill.pipeline.stage2.merge import ASSET
+from imagemill.files import FileSignature, fingerprint
+from imagemill.formats.jsonl import encode_line
+from imagemill.layout import DataRoot
+from imagemill.pipeline.stage2.merge import ASSET, quarantine
 from imagemill.pipeline.stage2.plan import IMAGE_REASONS, Known, missing_caption
 from imagemill.pipeline.stage2.recorded import Recorded, Span
 from imagemill.pipeline.stage2.scan import Scan, SourceFile, caption_row
 from imagemill.pixels import decode_rgb
 from imagemill.provenance import read_identity
+from imagemill.store.ledger import FROM_PREVIEW_RECORD, FROM_RECORD, CaptionKey, CaptionRow, Ledger, Problem, SourceRow
 from imagemill.summarizer import CAPTIONER
 
 _CHUNK = 512
@@ -39,7 +41,7 @@ class ImageFile(Protocol):
     @property
     def file_name(self) -> str: ...
     @property
-    def stat(self) -> StatTriple | None: ...
+    def stat(self) -> FileSignature | None: ...
 
 
 def inspect_image(approved: Path, source: ImageFile) -> tuple[SourceRow, np.ndarray]:
@@ -102,19 +104,51 @@ def _facts_or_problem(approved: Path, source: SourceFile) -> SourceRow | Problem
         return Problem(source.image_id, ASSET, "failed", "read_error", str(error), "run imagemill again", source.stat)
 
 
-def adopt_captions(recorded: Recorded, ledger: Ledger, provenance: Path) -> None:
-    """Images without a sidecar take the caption of the record they already have, byte for byte; images that are gone too."""
-    known = ledger.ids("captions")
-    origin = FROM_RECORD if known else _origin_unknown(provenance)
+def adopt_captions(root: DataRoot, recorded: Recorded, scan: Scan, ledger: Ledger) -> None:
+    """Take the captions of records for images without a sidecar, byte for byte; for images that are gone too.
+
+    A caption of the ledger gives way where the record was edited since the last merge; the text that it had goes to quarantine.
+    """
+    known, merged = ledger.caption_keys(), ledger.recorded_captions()
+    origin = FROM_RECORD if known else _origin_unknown(ledger)
+    without = {
+        i: row for i, row in known.items() if i in recorded.captions and not _has_sidecar(row, scan.sources.get(i))
+    }
+    edited = {i for i, row in without.items() if recorded.captions[i] not in (row.fingerprint, merged.get(i))}
+    _keep_replaced(root, recorded, ledger, edited)
     rows = (
-        _recorded_caption(image_id, span, origin) for image_id, span in recorded.lines.items() if image_id not in known
+        _recorded_caption(image_id, recorded.lines[image_id], FROM_RECORD if image_id in edited else origin)
+        for image_id in recorded.captions
+        if image_id not in known or image_id in edited
     )
-    ledger.record_captions(row for row in rows if row)
+    with ledger.transaction():
+        ledger.record_captions(row for row in rows if row)
+        ledger.forget_sidecars(i for i, row in without.items() if row.stat and recorded.captions[i] == row.fingerprint)
 
 
-def _origin_unknown(provenance: Path) -> str:
+def _has_sidecar(row: CaptionKey, source: SourceFile | None) -> bool:
+    """Whether a caption is that of the sidecar which is there now."""
+    return source is not None and source.caption is not None and row.stat == source.caption
+
+
+def _keep_replaced(root: DataRoot, recorded: Recorded, ledger: Ledger, edited: Set[str]) -> None:
+    """Put the captions of the ledger that an edit of the records replaces into the quarantine file."""
+    if edited:
+        old = ledger.captions(sorted(edited))
+        lines = [
+            (recorded.lines[i].number, "caption replaced by an edit of the record", _as_record(row))
+            for i, row in old.items()
+        ]
+        quarantine(root.quarantine, root.stage2_jsonl.name, lines)
+
+
+def _as_record(row: CaptionRow) -> bytes:
+    return encode_line({"image_id": row.image_id, "caption": row.text}).rstrip(b"\n")
+
+
+def _origin_unknown(ledger: Ledger) -> str:
     """Without its ledger nobody knows which captions a preview model made: where one did, none counts as real."""
-    captioner = read_identity(provenance, CAPTIONER)
+    captioner = read_identity(ledger, CAPTIONER)
     return FROM_PREVIEW_RECORD if captioner and captioner.preview else FROM_RECORD
 
 

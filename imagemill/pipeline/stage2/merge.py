@@ -22,16 +22,26 @@ from imagemill.atomic import temporary_path, write_bytes_atomic
 from imagemill.buckets import is_unusual_ratio
 from imagemill.embedding_specs import DINOV3
 from imagemill.errors import ImagemillError
-from imagemill.files import StatTriple
+from imagemill.files import FileSignature
 from imagemill.formats.jsonl import encode_line, encode_sorted, parse_object, replace_lines
 from imagemill.formats.npy import NpyStore
 from imagemill.layout import DataRoot
-from imagemill.ledger import CaptionRow, Ledger, Problem, SourceRow
-from imagemill.pipeline.stage2.recorded import Recorded, read_recorded, record_id, state_of, unfinished
+from imagemill.pipeline.stage2.recorded import Recorded, Span, read_recorded, record_id, state_of, unfinished
 from imagemill.pipeline.stage2.scan import Scan
 from imagemill.records import INLINE_VECTOR, Record, build_record, is_stage1, positive_int
+from imagemill.store.ledger import CaptionRow, Ledger, Problem, SourceRow
+from imagemill.store.second_copy import refresh
 
 ASSET = "stage2_jsonl"
+
+# Setting that records of this data root were migrated from Stage 1: a rollback without a backup is possible.
+STAGE1 = "stage1"
+
+BAD_ID = "bad_id"
+CAPTION_REPLACED = "caption_replaced"
+
+# A line that goes to quarantine: its number, the reason, its bytes.
+Line = tuple[int, str, bytes]
 
 # Told one by one in the ledger's journal: a record that came in, became version 2, or was corrected.
 ADDED, MIGRATED, CHANGED = "added", "migrated", "changed"
@@ -66,12 +76,14 @@ class Merged:
     counts: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(_COUNTS, 0)))
     changes: list[tuple[str, str]] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
+    replaced: list[Line] = field(default_factory=list)
 
 
 def write_records(merge: Merge, ledger: Ledger) -> Merged:
     """Replace the file of records by the merged one, in one rename and only if a byte changed. Memory: the old file's index."""
     jsonl, merged = merge.root.stage2_jsonl, Merged(_ids_with_vector(merge.root, ledger))
     recorded, began = read_recorded(jsonl), state_of(jsonl)
+    merged.problems.extend(_bad_id(jsonl.name, span, why) for why, span in recorded.bad_ids)
     merged.counts["quarantined"] = quarantine(
         merge.root.quarantine, jsonl.name, [(s.number, why, s.read()) for why, s in recorded.set_aside]
     )
@@ -82,10 +94,11 @@ def write_records(merge: Merge, ledger: Ledger) -> Merged:
         jsonl,
         merged_lines(merge, recorded, ledger, merged),
         temporary=temporary,
-        before=lambda: _make_way(jsonl, began, merged),
+        before=lambda: _make_way(merge.root, began, merged, ledger),
     )
     left.unlink(missing_ok=True)
     merged.counts["rewritten"] = int(rewritten)
+    ledger.record_recorded_captions(read_recorded(jsonl).captions)
     return merged
 
 
@@ -95,12 +108,16 @@ def _ids_with_vector(root: DataRoot, ledger: Ledger) -> Set[str]:
     return {image_id for image_id, stat in files.items() if (image_id, stat) in known}
 
 
-def _make_way(jsonl: Path, began: Sequence[StatTriple | None], merged: Merged) -> None:
-    """What has to be true before the old file loses its name."""
+def _make_way(root: DataRoot, began: Sequence[FileSignature | None], merged: Merged, ledger: Ledger) -> None:
+    """Save what the old file alone holds, before it loses its name."""
+    jsonl = root.stage2_jsonl
     if state_of(jsonl)[0] != began[0]:
         raise _meanwhile(jsonl)
+    quarantine(root.quarantine, jsonl.name, merged.replaced)
     if merged.counts[MIGRATED] or merged.counts["stage1"]:
         _back_up(jsonl)
+        ledger.record_setting(STAGE1, "migrated")
+        refresh(root, ledger)
 
 
 def merged_lines(merge: Merge, recorded: Recorded, ledger: Ledger, merged: Merged) -> Iterator[bytes]:
@@ -148,8 +165,15 @@ def _line(
     what = ADDED if old is None else MIGRATED if is_stage1(old) else CHANGED
     merged.counts[what] += 1
     merged.changes.append((image_id, what))
-    merged.counts.update(_corrections(old, record))
+    corrections = list(_corrections(old, record))
+    merged.counts.update(corrections)
+    if CAPTION_REPLACED in corrections:
+        merged.replaced.append((recorded.lines[image_id].number, f"caption replaced by the {_source(caption)}", raw))
     return encode_line(record)
+
+
+def _source(caption: CaptionRow | None) -> str:
+    return caption.origin if caption else "ledger"
 
 
 def _old_line(image_id: str, recorded: Recorded) -> tuple[bytes, Record | None]:
@@ -195,6 +219,13 @@ _WHY = {
 UNMIGRATED = frozenset(_WHY) - {"missing_caption"}
 
 
+def _bad_id(file: str, span: Span, why: str) -> Problem:
+    remedy = "give the record the image's file name without extension as image_id, and add it to the file again"
+    return Problem(
+        f"{file}:{span.number}", ASSET, "refused", BAD_ID, f"{why}; the line is in .imagemill/quarantine/", remedy
+    )
+
+
 def _unmigrated(image_id: str, why: str) -> Problem:
     detail, remedy = _WHY[why]
     return Problem(image_id, ASSET, "failed" if why == "missing_vector" else "refused", why, detail,
@@ -234,7 +265,7 @@ def _corrections(old: Record | None, new: Record) -> Iterator[str]:
         if old and name in old and old[name] != new[name]:
             yield f"{name}_corrected"
     if old and "caption" in old and old["caption"] != new["caption"]:
-        yield "caption_replaced"
+        yield CAPTION_REPLACED
     elif old and "t5_attention_mask" in old and old["t5_attention_mask"] != new["t5_attention_mask"]:
         yield "mask_corrected"
 
@@ -263,7 +294,7 @@ def _copy(source: Path, target: Path) -> None:
         replace_lines(target, read)
 
 
-def quarantine(folder: Path, name: str, lines: Sequence[tuple[int, str, bytes]]) -> int:
+def quarantine(folder: Path, name: str, lines: Sequence[Line]) -> int:
     """Keep the lines that a merge took out, each with its number and why; returns how many were new.
 
     One file per JSONL: `<name>.quarantine.jsonl`, with the raw bytes as text where they are UTF-8, else in hex.

@@ -16,11 +16,11 @@ from pathlib import Path
 import msgspec
 
 from imagemill.embedding_specs import EmbeddingSpec
-from imagemill.files import StatTriple
+from imagemill.files import FileSignature
 from imagemill.formats.npy import NpyStore
-from imagemill.ledger import SUPERSEDED, CaptionRow, FileRow, Ledger, Problem, SourceRow
 from imagemill.pipeline.stage2.recorded import Recorded, Span
 from imagemill.pipeline.stage2.scan import Scan, SourceFile
+from imagemill.store.ledger import SUPERSEDED, CaptionRow, FileRow, Ledger, Problem, SourceRow
 
 NOTHING_RECORDED = Recorded()
 
@@ -45,11 +45,11 @@ class Job:
 
     image_id: str
     file_name: str
-    stat: StatTriple | None
+    stat: FileSignature | None
     facts: SourceRow | None
     caption: str | None
     caption_fingerprint: str | None
-    present: StatTriple | None
+    present: FileSignature | None
     known: tuple[FileRow, ...] = ()
     inline: Span | None = None
     failed: bool = False
@@ -76,7 +76,7 @@ class Known:
     captions: Mapping[str, CaptionRow]
     refusals: Mapping[str, Sequence[Problem]]
     outdated: Set[str] = frozenset()
-    failures: Set[tuple[str, str, StatTriple | None]] = frozenset()
+    failures: Set[tuple[str, str, FileSignature | None]] = frozenset()
 
     @classmethod
     def read(cls, ledger: Ledger, ids: Sequence[str] | None = None) -> "Known":
@@ -100,8 +100,8 @@ def plan_embedding(
     ids: Iterable[str],
     scan: Scan,
     known: Known,
-    files: Mapping[tuple[str, StatTriple], FileRow],
-    listing: Mapping[str, StatTriple],
+    files: Mapping[tuple[str, FileSignature], FileRow],
+    listing: Mapping[str, FileSignature],
     recorded: Recorded = NOTHING_RECORDED,
     awaited: Set[str] = frozenset(),
 ) -> EmbeddingPlan:
@@ -165,7 +165,7 @@ def _is_current(
     return (source is None or facts is not None) and caption is not None and row.source == caption.fingerprint
 
 
-def row_of_bytes(rows: Iterable[FileRow], content: str, stat: StatTriple, wanted: str | None) -> FileRow | None:
+def row_of_bytes(rows: Iterable[FileRow], content: str, stat: FileSignature, wanted: str | None) -> FileRow | None:
     """The row of a file that has been read whole, by its bytes: copied to another place it keeps its maker and its source.
 
     Args:
@@ -209,7 +209,7 @@ def plan_for(
     ids: Sequence[str],
     scan: Scan,
     ledger: Ledger,
-    listing: Mapping[str, StatTriple],
+    listing: Mapping[str, FileSignature],
     recorded: Recorded = NOTHING_RECORDED,
     awaited: Set[str] = frozenset(),
 ) -> EmbeddingPlan:

@@ -21,9 +21,9 @@ from typing import Literal, TypeVar
 from imagemill.atomic import sync_folder
 from imagemill.durable import flush_files
 from imagemill.formats.npy import NpyStore
-from imagemill.ledger import Ledger, Problem
 from imagemill.pipeline.stage2.embed import EmbedRow, EmbedWorker
 from imagemill.pipeline.stage2.plan import Job
+from imagemill.store.ledger import Ledger, Problem
 
 T = TypeVar("T")
 
@@ -39,25 +39,33 @@ def publish(
     *,
     run_id: str = "",
     held: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
+    leased: bool = False,
 ) -> Iterator[list[EmbedRow]]:
     """Record rows in the ledger, then give their files their final names; yield each batch once it is durable.
 
     Interrupted, it still publishes the rows it holds and those the stream has finished, then lets the interrupt go on.
 
     Args:
-        held: while a batch is published, interrupts wait.
+        held: while a batch is published, interrupts wait; one that came meanwhile is raised when the context ends.
+        leased: whether this run leases its images, which each batch then checks.
+
+    Raises:
+        LeaseLost: if another process has taken over one of the images; nothing of that batch is published.
     """
     batches = _timely_batches(rows)
+    unreported: list[list[EmbedRow]] = []
     try:
         for batch in batches:
             with held():
-                _publish_batch(batch, store, ledger, run_id)
-            yield batch
+                _publish_batch(batch, store, ledger, run_id, leased)
+                unreported.append(batch)
+            yield unreported.pop()
     except GeneratorExit:
         raise
     except BaseException as interrupt:
+        yield from unreported  # published before the interrupt was raised
         for batch in after_interrupt(batches, interrupt):
-            _publish_batch(batch, store, ledger, run_id)
+            _publish_batch(batch, store, ledger, run_id, leased)
             yield batch
         raise
 
@@ -96,7 +104,9 @@ def _timely_batches(rows: Iterable[EmbedRow]) -> Iterator[list[EmbedRow]]:
         yield batch
 
 
-def _publish_batch(batch: Sequence[EmbedRow], store: NpyStore, ledger: Ledger, run_id: str) -> None:
+def _publish_batch(
+    batch: Sequence[EmbedRow], store: NpyStore, ledger: Ledger, run_id: str, leased: bool = False
+) -> None:
     kind = store.spec.kind
     _make_durable(batch)
     files = [row.file for row in batch if row.file]
@@ -105,6 +115,8 @@ def _publish_batch(batch: Sequence[EmbedRow], store: NpyStore, ledger: Ledger, r
         (r.image_id, r.caption_fingerprint, r.facts["mask"], r.facts["truncated"]) for r in batch if "mask" in r.facts
     ]
     with ledger.transaction():
+        if leased:
+            ledger.check_lease(kind, [row.image_id for row in batch], run_id)
         ledger.record_sources(row.source for row in batch if row.source)
         ledger.record_files(files)
         ledger.record_masks(mask for mask in masks if mask[1] is not None)  # type: ignore[misc]

@@ -15,9 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import NamedTuple
 
-from imagemill.files import StatTriple, stat_triple
+from imagemill.files import FileSignature, file_signature, fingerprint
 from imagemill.formats.jsonl import Line, encode_sorted, parse_object, read_jsonl
+from imagemill.ids import id_problem
 from imagemill.records import INLINE_VECTOR, RECORD_FIELDS, Record, is_stage1
+
+# Characters of a refused id that messages show.
+_SHOWN = 80
 
 
 class Span(NamedTuple):
@@ -47,12 +51,16 @@ class Recorded:
 
     `lines`: the last record of each id. `vectors`: of the ids with an inline vector in any of their records, the last such one.
     `stage1`: ids whose record is of Stage 1. `set_aside`: lines that do not count, each with the reason.
+    `captions`: fingerprint of each record's caption, without the records that have none. `bad_ids`: lines among those set aside
+    whose id may not name a file, with the reason.
     """
 
     lines: dict[str, Span] = field(default_factory=dict)
     vectors: dict[str, Span] = field(default_factory=dict)
     stage1: set[str] = field(default_factory=set)
     set_aside: list[tuple[str, Span]] = field(default_factory=list)
+    captions: dict[str, str] = field(default_factory=dict)
+    bad_ids: list[tuple[str, Span]] = field(default_factory=list)
 
 
 def unfinished(jsonl: Path) -> Path:
@@ -69,9 +77,9 @@ def read_recorded(jsonl: Path) -> Recorded:
     return _read(jsonl, state_of(jsonl))
 
 
-def state_of(jsonl: Path) -> tuple[StatTriple | None, StatTriple | None]:
+def state_of(jsonl: Path) -> tuple[FileSignature | None, FileSignature | None]:
     """The file and what was left beside it, by stat triple."""
-    main, left = (stat_triple(path) if path.is_file() else None for path in (jsonl, unfinished(jsonl)))
+    main, left = (file_signature(path) if path.is_file() else None for path in (jsonl, unfinished(jsonl)))
     return main, left
 
 
@@ -95,10 +103,19 @@ def _take(found: Recorded, path: Path, line: Line) -> None:
     if line.value is None or image_id is None:
         found.set_aside.append((line.problem or "no image_id and no image_path", span))
         return
+    if problem := id_problem(image_id):
+        found.set_aside.append((f"bad image id {image_id[:_SHOWN]!r}: {problem}", span))
+        found.bad_ids.append(found.set_aside[-1])
+        return
     earlier = found.lines.get(image_id)
     if earlier and not (earlier.path != path and _holds_all_of(earlier.record(), line.value)):
         found.set_aside.append((f"replaced by line {line.number}", earlier))
     found.lines[image_id] = span
+    caption = line.value.get("caption")
+    if isinstance(caption, str) and caption.strip():
+        found.captions[image_id] = fingerprint(caption.encode("utf-8"))
+    else:
+        found.captions.pop(image_id, None)
     if INLINE_VECTOR in line.value:
         found.vectors[image_id] = span
     if is_stage1(line.value):

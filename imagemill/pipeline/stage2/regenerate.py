@@ -6,39 +6,64 @@ Between the two a folder holds files of both models: the kind is marked, passes 
 Source: CONTRACTS section 0, "Provenance".
 """
 
-from collections.abc import Iterable
-from pathlib import Path
+from collections.abc import Callable, Iterable
 
-from imagemill.errors import ImagemillError
+from imagemill.errors import ImagemillError, WrongUsage
 from imagemill.formats.npy import NpyStore
-from imagemill.ledger import EVERY, SUPERSEDED, Ledger, Problem
 from imagemill.pipeline.claims import claimed
-from imagemill.provenance import forget_identity
+from imagemill.provenance import forget_identity, recall_identity
+from imagemill.store.ledger import EVERY, SUPERSEDED, Ledger, Problem
 
 _BEGUN, _UNDER_WAY = "begun", "under way"
 _REASON = "cannot_regenerate"
 
 
-def regenerate(ledger: Ledger, provenance: Path, kind: str, run_id: str) -> bool:
-    """Mark a kind; one that is marked already goes on where it was. Returns whether it begins now.
+def regenerate(ledger: Ledger, kind: str, run_id: str, check: Callable[[], object] = lambda: None) -> bool:
+    """Mark a kind; one that is marked already continues where it was. Return whether it begins now.
 
     Waits until no other run works on this kind: what it is about to write would pass for new.
+
+    Args:
+        check: raises if the work cannot begin (no such model, no space); it sees the files as superseded, and the kind is not
+            marked then.
     """
     if kind in ledger.regenerating():
         return False
-    with claimed(ledger, kind, [EVERY], run_id):
+    with claimed(ledger, kind, [EVERY], run_id), ledger.transaction():
         if kind in ledger.regenerating():  # another began while this one waited
             return False
         ledger.supersede_files(kind, _BEGUN)
-        resume(ledger, provenance, kind)
+        resume(ledger, kind)
+        check()
     return True
 
 
-def resume(ledger: Ledger, provenance: Path, kind: str) -> bool:
+def cancel(ledger: Ledger, kind: str, run_id: str) -> int:
+    """Take the mark off a kind of which no file has been replaced yet; return how many files count again.
+
+    Raises:
+        WrongUsage: if the kind is not being regenerated. ImagemillError: if a file has been replaced.
+    """
+    with claimed(ledger, kind, [EVERY], run_id), ledger.transaction():
+        if kind not in ledger.regenerating():
+            raise WrongUsage(f"{kind} is not being regenerated", do="`imagemill status` lists the kinds that are")
+        restored = ledger.restore_superseded(kind)
+        if restored < 0:
+            raise ImagemillError(
+                f"{kind}: files have been replaced already, so the regeneration cannot be cancelled",
+                why="the folder holds files of two models",
+                do="run `imagemill stage2` again, which completes it; to go back, configure the earlier model and "
+                f"regenerate {kind} once more",
+            )
+        recall_identity(ledger, kind)
+    return restored
+
+
+def resume(ledger: Ledger, kind: str) -> bool:
     """Whether this kind is being regenerated; a beginning that was killed is completed first."""
     state = ledger.regenerating().get(kind)
     if state == _BEGUN:
-        forget_identity(provenance, kind)
+        forget_identity(ledger, kind)
         ledger.note_regeneration(kind, _UNDER_WAY)
     return state is not None
 

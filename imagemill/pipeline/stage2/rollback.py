@@ -21,13 +21,13 @@ from imagemill.errors import ImagemillError, InvalidNpy, MissingInput
 from imagemill.formats.jsonl import encode_line, read_jsonl, replace_lines
 from imagemill.formats.npy import NpyStore, read_npy
 from imagemill.layout import DataRoot
-from imagemill.ledger import EVERY, Ledger
 from imagemill.pipeline.claims import claimed
-from imagemill.pipeline.stage2.merge import stage1_backup
+from imagemill.pipeline.stage2.merge import STAGE1, stage1_backup
 from imagemill.pipeline.stage2.recorded import record_id
 from imagemill.pipeline.stage2.stage1 import as_vector, stage1_record
 from imagemill.provenance import forget_identity
 from imagemill.records import is_stage1
+from imagemill.store.ledger import EVERY, Ledger
 
 _SHOWN = 5
 
@@ -52,6 +52,13 @@ def roll_back(rollback: Rollback, ledger: Ledger, run_id: str) -> dict[str, int]
     backup = stage1_backup(jsonl)
     if not jsonl.is_file() and not backup.is_file():
         raise MissingInput("no records to roll back", where=jsonl, do="check --data-root and --output-base-dir")
+    if not backup.is_file() and ledger.setting(STAGE1) is None:
+        raise ImagemillError(
+            "nothing to roll back: the records were never migrated from Stage 1",
+            where=jsonl,
+            why=f"there is no {backup.name}, and the data root is not marked as migrated; nothing was changed",
+            do="check --data-root and --output-base-dir",
+        )
     with ExitStack() as alone:
         for spec in embedding_specs() if rollback.delete_embeddings else ():
             alone.enter_context(claimed(ledger, spec.kind, [EVERY], run_id))
@@ -139,6 +146,6 @@ def _delete_embeddings(root: DataRoot, ledger: Ledger) -> int:
         for image_id in names:
             store.path(image_id).unlink(missing_ok=True)
         ledger.forget_files(spec.kind)
-        forget_identity(root.provenance, spec.kind)
+        forget_identity(ledger, spec.kind)
         deleted += len(names)
     return deleted

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 
 from imagemill.errors import MissingInput
-from imagemill.files import StatTriple, fingerprint, stat_triple
+from imagemill.files import FileSignature, file_signature, fingerprint
 from imagemill.ids import id_problem, image_id_of
-from imagemill.ledger import FROM_SIDECAR, CaptionRow, Ledger, Problem
+from imagemill.store.ledger import FROM_SIDECAR, CaptionRow, Ledger, Problem
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp"})
 CAPTION_SUFFIX = ".txt"
@@ -33,8 +33,8 @@ class SourceFile:
 
     image_id: str
     file_name: str
-    stat: StatTriple
-    caption: StatTriple | None
+    stat: FileSignature
+    caption: FileSignature | None
     changed_ns: int
 
 
@@ -108,7 +108,7 @@ def _source(image_id: str, name: str, stat: os.stat_result, caption: tuple[str, 
     stats = [stat] + ([caption[1]] if caption else [])
     # The change time too: a copy that keeps modification times is still being written when it looks old.
     changed = max(max(s.st_mtime_ns, s.st_ctime_ns) for s in stats)
-    return SourceFile(image_id, name, stat_triple(stat), stat_triple(caption[1]) if caption else None, changed)
+    return SourceFile(image_id, name, file_signature(stat), file_signature(caption[1]) if caption else None, changed)
 
 
 def _collision(name: str, others: list[str]) -> Problem:
@@ -136,7 +136,7 @@ def normalise_caption(text: str) -> str:
     return " ".join(text.split())
 
 
-def caption_row(image_id: str, text: str, origin: str, stat: StatTriple | None = None) -> CaptionRow:
+def caption_row(image_id: str, text: str, origin: str, stat: FileSignature | None = None) -> CaptionRow:
     return CaptionRow(image_id, stat, text, origin, fingerprint(text.encode("utf-8")))
 
 

@@ -23,7 +23,7 @@ import numpy as np
 import xxhash
 
 from imagemill.atomic import atomic_write
-from imagemill.files import StatTriple, fingerprint
+from imagemill.files import FileSignature, StoredSignature, fingerprint, stored_signature
 from imagemill.pipeline.stage_a.rank_files import LineAppender, rank_files, read_rank_lines
 from imagemill.pipeline.stage_a.summaries import is_summary
 
@@ -49,9 +49,13 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     fingerprint: str
     summary: str
     image: str = ""
-    stat: StatTriple | None = None
+    stat: StoredSignature | None = None
     content: str = ""
     at: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)] = 0
+
+    def __post_init__(self) -> None:
+        if self.stat is not None:
+            msgspec.structs.force_setattr(self, "stat", stored_signature(self.stat))
 
 
 def summary_fingerprint(image_name: str, content: str, identity: str) -> str:
@@ -101,7 +105,7 @@ class FinishedIndex:
                         self._by_glance.add(_hash(_glance(line.image, line.stat)), base, line.at)
                 base += len(raw)
 
-    def content(self, image: str, stat: StatTriple) -> str | None:
+    def content(self, image: str, stat: FileSignature) -> str | None:
         """Fingerprint of a file's bytes, by what the file system says of it."""
         line = self._line(self._by_glance.find(_hash(_glance(image, stat))))
         return line.content if line and (line.image, line.stat) == (image, stat) else None
@@ -155,7 +159,7 @@ class Keeper(LineAppender):
     def __init__(self, store: Path, rank: int) -> None:
         super().__init__(store / f"rank{rank}.jsonl")
 
-    def keep(self, image: str, stat: StatTriple, content: str, known_by: str, summary: str) -> None:
+    def keep(self, image: str, stat: FileSignature, content: str, known_by: str, summary: str) -> None:
         now = time.time_ns()
         self.append(Finished(fingerprint=known_by, summary=summary, image=image, stat=stat, content=content, at=now))
 
@@ -236,8 +240,8 @@ def _parse(raw: bytes) -> Finished | None:
     return line if line.ok and line.fingerprint and is_summary(line.summary) else None
 
 
-def _glance(image: str, stat: StatTriple) -> str:
-    return "\0".join((image, *map(str, stat)))
+def _glance(image: str, stat: StoredSignature) -> str:
+    return f"{image}\0{stat}"
 
 
 def _hash(text: str) -> int:

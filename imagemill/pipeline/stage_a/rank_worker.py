@@ -23,7 +23,7 @@ from msgspec import UNSET
 from PIL import Image
 
 from imagemill.errors import Refused, WrongUsage, disk_full_told
-from imagemill.files import StatTriple, fingerprint, stat_triple
+from imagemill.files import FileSignature, file_signature, fingerprint
 from imagemill.pipeline.answers import Answered, Unanswered
 from imagemill.pipeline.stage_a.at_work import AtWork, left_behind
 from imagemill.pipeline.stage_a.finished import FinishedIndex, Keeper, summary_fingerprint
@@ -109,7 +109,7 @@ class _Ready(NamedTuple):
     """An image for the next batch."""
 
     job: ImageJob
-    stat: StatTriple
+    stat: FileSignature
     content: str
     known_by: str
     image: NamedImage
@@ -251,7 +251,7 @@ class _Rank:
         known_by = ""
         try:
             path = self._plan.folder / place
-            content = self._index.content(place, stat_triple(path))
+            content = self._index.content(place, file_signature(path))
             if content:
                 known_by = summary_fingerprint(name, content, self._plan.identity)
                 if summary := self._index.summary(known_by):
@@ -312,8 +312,8 @@ def rank_line(plan: StageAPlan, job: ImageJob, known_by: str, result: str | Unan
     )
 
 
-def _read(path: Path) -> tuple[bytes, StatTriple]:
+def _read(path: Path) -> tuple[bytes, FileSignature]:
     with open(path, "rb") as file:
         # Taken before the bytes: a file that changes while it is read does not look as it did afterwards.
-        stat = stat_triple(os.fstat(file.fileno()))
+        stat = file_signature(os.fstat(file.fileno()))
         return file.read(), stat

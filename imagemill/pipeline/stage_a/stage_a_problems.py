@@ -8,9 +8,9 @@ Source: CONTRACTS section 0, "Nothing disappears silently", "Refused and failed"
 
 from collections.abc import Iterator
 
-from imagemill.ledger import Problem
 from imagemill.pipeline.stage_a.missions import Discovery, printable
 from imagemill.pipeline.stage_a.stage_a_merge import GroupFailure, ImageFailure, Merged
+from imagemill.store.ledger import Problem
 
 ASSET = "stage_a_groups"
 

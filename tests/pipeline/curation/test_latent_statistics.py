@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from imagemill.buckets import BUCKETS
 from imagemill.embedding_specs import DINOV3, VAE
 from imagemill.errors import InvalidNpy
-from imagemill.ledger import Ledger
 from imagemill.pipeline.curation.latent_statistics import (
     ALL,
     as_table,
@@ -25,6 +24,7 @@ from imagemill.pipeline.curation.latent_statistics import (
 )
 from imagemill.pipeline.curation.reports import write_report
 from imagemill.provenance import ModelIdentity, read_identity
+from imagemill.store.ledger import Ledger
 from tests.helpers.stage2 import embed, photos, picture
 
 SQUARE, TALL = "1024x1024", "832x1216"

@@ -11,7 +11,6 @@ from imagemill.config import EncoderSettings, NearDuplicateSettings
 from imagemill.embedding_specs import DINOV3
 from imagemill.encoders.dinov3 import DinoV3Encoder
 from imagemill.errors import ImagemillError, InvalidNpy, MissingInput
-from imagemill.ledger import FROM_CAPTIONER, Captioned, CaptionRow, Ledger
 from imagemill.pipeline.curation import similarity
 from imagemill.pipeline.curation.near_duplicates import (
     PAGE_CHARACTERS,
@@ -31,6 +30,7 @@ from imagemill.pipeline.curation.near_duplicates import (
 )
 from imagemill.pipeline.curation.reports import write_report
 from imagemill.pixels import open_rgb
+from imagemill.store.ledger import FROM_CAPTIONER, Captioned, CaptionRow, Ledger
 from tests.helpers.stage2 import embed, photos
 
 SETTINGS = NearDuplicateSettings()

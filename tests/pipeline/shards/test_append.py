@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from imagemill.embedding_specs import embedding_specs
 from imagemill.errors import ImagemillError
-from imagemill.ledger import Ledger
 from imagemill.pipeline.shards.append import lay_over
 from imagemill.pipeline.shards.shard_plan import ShardSet, plan_shards
 from imagemill.pipeline.shards.shard_sets import (
@@ -22,6 +21,7 @@ from imagemill.pipeline.shards.shard_sets import (
 )
 from imagemill.pipeline.shards.shard_writer import write_bucket
 from imagemill.provenance import ModelIdentity
+from imagemill.store.ledger import Ledger
 from imagemill.validation.validator import validate
 from tests.helpers.product import snapshot
 from tests.helpers.stage2 import embed, photos, picture, ready, stage2, write_records

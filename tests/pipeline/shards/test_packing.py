@@ -5,11 +5,11 @@ import pytest
 from imagemill.buckets import BUCKETS
 from imagemill.config import Config, NearDuplicateSettings
 from imagemill.errors import MissingInput, ShardExists, WrongUsage
-from imagemill.ledger import Ledger
 from imagemill.pipeline.shards.conflicts import refuse_conflicts
 from imagemill.pipeline.shards.packing import Packing, dry_run, plan_packing
 from imagemill.pipeline.shards.shard_sets import ShardParameters, bucket_folder, read_tombstones
 from imagemill.pipeline.shards.shard_writer import write_bucket
+from imagemill.store.ledger import Ledger
 from tests.helpers.product import snapshot
 from tests.helpers.stage2 import foreign, record_of
 

@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 from imagemill.buckets import BUCKETS
 from imagemill.embedding_specs import DINOV3, T5, VAE, embedding_specs
 from imagemill.errors import MissingInput
-from imagemill.files import fingerprint, stat_triple
+from imagemill.files import file_signature, fingerprint
 from imagemill.formats.jsonl import parse_object, read_jsonl
 from imagemill.formats.npy import NpyStore
 from imagemill.layout import DataRoot
-from imagemill.ledger import Ledger
 from imagemill.pipeline.shards import readiness
 from imagemill.pipeline.shards.kind_files import KindFiles
 from imagemill.pipeline.shards.readiness import find_ready, progress_lines
 from imagemill.pipeline.shards.slim import slim_of, slim_records
 from imagemill.provenance import UNKNOWN, read_identity
 from imagemill.records import record_problem
+from imagemill.store.ledger import Ledger
 from tests.helpers.stage1 import stage1_record
 from tests.helpers.stage2 import embed, foreign, photos, picture, ready, record_of, stage2, write_records, write_text
 
@@ -69,7 +69,7 @@ def test_complete_sample_is_identified_as_ready(data_root):
     assert list(sample.mask) == parse_object(sample.record)["t5_attention_mask"]
     assert [file.kind for file in sample.files] == [spec.kind for spec in embedding_specs()]
     for spec, file in zip(embedding_specs(), sample.files, strict=True):
-        assert file.stat == stat_triple(npy(data_root, spec, "a"))
+        assert file.stat == file_signature(npy(data_root, spec, "a"))
         assert file.content == fingerprint(npy(data_root, spec, "a").read_bytes())
 
 

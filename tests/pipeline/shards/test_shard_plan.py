@@ -21,12 +21,11 @@ from imagemill.atomic import temporaries
 from imagemill.buckets import BUCKETS
 from imagemill.embedding_specs import embedding_specs
 from imagemill.errors import ImagemillError, ShardExists, WrongUsage
-from imagemill.files import StatTriple, fingerprint_file
+from imagemill.files import fingerprint_file, posix_signature
 from imagemill.formats.jsonl import read_jsonl
 from imagemill.formats.manifest import read_json, write_json
 from imagemill.formats.tar import IndexEntry, read_sample, read_shard
 from imagemill.layout import DataRoot
-from imagemill.ledger import FileRow
 from imagemill.pipeline.shards import shard_writer
 from imagemill.pipeline.shards.conflicts import conflicts, refuse_conflicts
 from imagemill.pipeline.shards.readiness import ReadySample
@@ -38,6 +37,7 @@ from imagemill.pipeline.shards.shard_plan import (
 from imagemill.pipeline.shards.shard_sets import ShardParameters, read_manifest, shard_name
 from imagemill.pipeline.shards.shard_writer import write_bucket
 from imagemill.provenance import UNKNOWN, read_identity
+from imagemill.store.ledger import FileRow
 from tests.helpers.product import PROJECT, snapshot
 from tests.helpers.stage2 import embed, foreign, picture, ready, record_of, stage2, write_records
 
@@ -46,7 +46,7 @@ SQUARE, TALL, WIDE = "1024x1024", "832x1216", "1216x832"
 
 def sample(image_id, bucket=SQUARE, *, content="c", record=None):
     """A ready sample as a value; no file lies behind it."""
-    files = tuple(FileRow(s.kind, image_id, StatTriple(1, 2, 3), "s", content, "m") for s in embedding_specs())
+    files = tuple(FileRow(s.kind, image_id, posix_signature(1, 2, 3), "s", content, "m") for s in embedding_specs())
     return ReadySample(image_id, bucket, record or image_id.encode(), (1,), files)
 
 

@@ -6,12 +6,12 @@ import os
 import pytest
 
 from imagemill.errors import ModelUnusable
-from imagemill.ledger import FROM_CAPTIONER, FROM_PREVIEW, FROM_PREVIEW_RECORD, FROM_RECORD, Ledger
 from imagemill.pipeline.stage2.caption import CaptionWorker, caption_jobs, forget_problems, keep_captions, look_again
 from imagemill.pipeline.stage2.facts import adopt_captions, complete_facts, note_missing_captions
 from imagemill.pipeline.stage2.recorded import read_recorded
 from imagemill.pipeline.stage2.scan import survey
 from imagemill.provenance import ModelIdentity, write_identity
+from imagemill.store.ledger import FROM_CAPTIONER, FROM_PREVIEW, FROM_PREVIEW_RECORD, FROM_RECORD, Ledger
 from imagemill.summarizer import CAPTIONER
 from tests.helpers.stage2 import photos, picture, record_of, write_text
 
@@ -136,7 +136,7 @@ def test_caption_that_a_replaced_image_had_is_not_taken_out_of_its_record(data_r
     scan = survey(data_root.approved, ledger)
     look_again(scan.sources, scan, ledger, data_root.approved)
 
-    adopt_captions(read_recorded(data_root.stage2_jsonl), ledger, data_root.provenance)
+    adopt_captions(read_recorded(data_root.stage2_jsonl), ledger)
 
     assert texts(ledger) == {}
     assert ids(jobs(data_root, ledger)) == ["a"]
@@ -322,7 +322,7 @@ def test_without_its_ledger_no_caption_counts_as_real_where_a_preview_model_work
     write_text(data_root.stage2_jsonl, json.dumps(record_of("a")))
     write_identity(data_root.provenance, ModelIdentity(kind=CAPTIONER, model="m", preview=preview, facts={}))
     with Ledger(data_root.ledger) as ledger:
-        adopt_captions(read_recorded(data_root.stage2_jsonl), ledger, data_root.provenance)
+        adopt_captions(read_recorded(data_root.stage2_jsonl), ledger)
         (row,) = ledger.captions().values()
         assert row.origin == (FROM_PREVIEW_RECORD if preview else FROM_RECORD)
         assert bool(ledger.preview_captions()) == preview

@@ -8,9 +8,9 @@ import pytest
 from imagemill.embedding_specs import DINOV3, VAE
 from imagemill.files import fingerprint
 from imagemill.formats.npy import NpyStore
-from imagemill.ledger import Ledger
 from imagemill.pipeline.stage2.current import current_files, measured
 from imagemill.provenance import UNKNOWN
+from imagemill.store.ledger import Ledger
 from tests.helpers.stage2 import embed, photos, picture
 
 

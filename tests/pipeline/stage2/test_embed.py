@@ -21,15 +21,15 @@ from imagemill.atomic import temporaries
 from imagemill.buckets import BUCKETS
 from imagemill.embedding_specs import DINOV3, T5, VAE, embedding_specs
 from imagemill.errors import DiskFull, ModelMismatch, ModelUnusable, NonFiniteEmbedding, Refused
-from imagemill.files import fingerprint, stat_triple
+from imagemill.files import file_signature, fingerprint
 from imagemill.formats.npy import NpyStore, read_npy
 from imagemill.layout import DataRoot
-from imagemill.ledger import Ledger
 from imagemill.pipeline.stage2 import embed as embed_module
 from imagemill.pipeline.stage2 import publish as publish_module
 from imagemill.pipeline.stage2.embed import EmbedRow
 from imagemill.pipeline.stage2.publish import after_interrupt, count_rows, publish, run_pass
 from imagemill.provenance import UNKNOWN, read_identity
+from imagemill.store.ledger import Ledger
 from tests.helpers.stage2 import (
     embed,
     photos,
@@ -107,7 +107,7 @@ def value_of(image_id, root, spec=DINOV3):
 
 
 def snapshot(folder):
-    return {path.name: (path.read_bytes(), stat_triple(path)) for path in folder.iterdir()}
+    return {path.name: (path.read_bytes(), file_signature(path)) for path in folder.iterdir()}
 
 
 @pytest.fixture
@@ -680,7 +680,7 @@ def test_valid_file_that_the_ledger_does_not_know_is_adopted_byte_for_byte(data_
         rows, sources, captions = ledger.files(spec.kind), ledger.sources(), ledger.captions()
         assert {row.maker for row in rows.values()} == {UNKNOWN}
         for image_id in "ab":
-            row = rows[image_id, stat_triple(data_root.derived / spec.folder / f"{image_id}.npy")]
+            row = rows[image_id, file_signature(data_root.derived / spec.folder / f"{image_id}.npy")]
             wanted = sources if spec.source == "pixels" else captions
             assert row.source == wanted[image_id].fingerprint
             assert row.content == fingerprint((data_root.derived / spec.folder / f"{image_id}.npy").read_bytes())
@@ -865,7 +865,7 @@ def test_ledger_knows_a_file_before_it_has_its_name(data_root, monkeypatch):
         if other.suffix != ".npy":
             return replace(one, other)
         with Ledger(data_root.ledger) as witness:  # another connection sees only what is committed
-            vouched.append((other.stem, stat_triple(one)) in witness.files(DINOV3.kind))
+            vouched.append((other.stem, file_signature(one)) in witness.files(DINOV3.kind))
         if len(vouched) == 3:
             raise KeyboardInterrupt
         return replace(one, other)
@@ -953,7 +953,7 @@ def test_slow_rows_do_not_wait_for_company(data_root, ledger, monkeypatch):
 
 
 def test_problems_carry_the_run_that_met_them(data_root, ledger):
-    row = EmbedRow("a", "failed", stat_triple(data_root.approved), reason="model_error", detail="why", remedy="do")
+    row = EmbedRow("a", "failed", file_signature(data_root.approved), reason="model_error", detail="why", remedy="do")
     store = NpyStore(data_root.derived / DINOV3.folder, DINOV3)
 
     list(publish([row], store, ledger, run_id="run-7"))

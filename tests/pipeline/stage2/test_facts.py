@@ -8,7 +8,6 @@ import pytest
 from imagemill.embedding_specs import DINOV3, T5
 from imagemill.errors import Refused
 from imagemill.files import fingerprint
-from imagemill.ledger import Ledger
 from imagemill.pipeline.stage2 import facts
 from imagemill.pipeline.stage2.facts import (
     ASSET,
@@ -20,6 +19,7 @@ from imagemill.pipeline.stage2.facts import (
 )
 from imagemill.pipeline.stage2.recorded import read_recorded
 from imagemill.pipeline.stage2.scan import scan_approved, survey
+from imagemill.store.ledger import Ledger
 from tests.helpers.stage2 import embed, photos, picture, record_of, write_text
 from tests.helpers.stubs import StubTokenizer
 
@@ -158,7 +158,7 @@ def captions(ledger):
 
 def adopt(root, ledger):
     survey(root.approved, ledger)
-    adopt_captions(read_recorded(root.stage2_jsonl), ledger, root.provenance)
+    adopt_captions(read_recorded(root.stage2_jsonl), ledger)
 
 
 def test_image_without_a_sidecar_takes_the_caption_of_its_record_byte_for_byte(data_root, ledger):

@@ -10,18 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from imagemill.errors import ImagemillError
-from imagemill.files import StatTriple, stat_triple
+from imagemill.files import file_signature, posix_signature
 from imagemill.formats.jsonl import encode_line, parse_object, read_jsonl
 from imagemill.formats.npy import write_npy
 from imagemill.layout import DataRoot
-from imagemill.ledger import CaptionRow, FileRow, Ledger, SourceRow
 from imagemill.pipeline.stage2.merge import Merge, quarantine, stage1_backup, write_records
 from imagemill.pipeline.stage2.recorded import record_id, unfinished
 from imagemill.pipeline.stage2.scan import Scan
 from imagemill.records import RECORD_FIELDS, record_problem
+from imagemill.store.ledger import CaptionRow, FileRow, Ledger, SourceRow
 from tests.helpers.stage2 import record_of, write_text
 
-STAT = StatTriple(1, 2, 3)
+STAT = posix_signature(1, 2, 3)
 MASK = [1] * 2 + [0] * 75
 
 
@@ -172,7 +172,7 @@ def with_vector(root, image_id="a"):
     path = root.derived / "dinov3" / f"{image_id}.npy"
     write_npy(path, np.full(1024, 0.25, np.float32))
     with Ledger(root.path / "ledger.sqlite") as ledger:
-        ledger.record_files([FileRow("dinov3_npy", image_id, stat_triple(path), "pixels", "content", "unknown")])
+        ledger.record_files([FileRow("dinov3_npy", image_id, file_signature(path), "pixels", "content", "unknown")])
 
 
 def test_stage_1_record_waits_for_its_vectors_file_untouched(root):

@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from imagemill.embedding_specs import DINOV3, T5, VAE
-from imagemill.files import StatTriple
-from imagemill.ledger import CaptionRow, FileRow, Ledger, Problem, SourceRow
+from imagemill.files import posix_signature
 from imagemill.pipeline.stage2.plan import Known, all_jobs, ids_of, missing_caption, plan_embedding
 from imagemill.pipeline.stage2.scan import Scan, SourceFile
+from imagemill.store.ledger import CaptionRow, FileRow, Ledger, Problem, SourceRow
 from tests.helpers.stage2 import embed, photos, picture, plan_of
 
-IMAGE, TOUCHED = StatTriple(100, 1, 7), StatTriple(100, 2, 7)
-FILE, OTHER_FILE = StatTriple(4224, 3, 8), StatTriple(4224, 4, 9)
+IMAGE, TOUCHED = posix_signature(100, 1, 7), posix_signature(100, 2, 7)
+FILE, OTHER_FILE = posix_signature(4224, 3, 8), posix_signature(4224, 4, 9)
 
 
 def source(image_id="a", stat=IMAGE, caption=None):

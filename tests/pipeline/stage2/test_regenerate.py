@@ -8,9 +8,9 @@ import pytest
 from imagemill.embedding_specs import DINOV3, VAE
 from imagemill.errors import ImagemillError
 from imagemill.formats.npy import NpyStore
-from imagemill.ledger import SUPERSEDED, Ledger
 from imagemill.pipeline.stage2.regenerate import finish, refuse_regenerating, regenerate, resume
 from imagemill.provenance import read_identity
+from imagemill.store.ledger import SUPERSEDED, Ledger
 from tests.helpers.stage2 import embed, photos, plan_of
 
 
@@ -32,21 +32,21 @@ def store(root):
 
 
 def test_begun_regeneration_makes_every_file_a_job_and_forgets_the_model(root, ledger):
-    assert regenerate(ledger, root.provenance, DINOV3.kind, "run")
+    assert regenerate(ledger, DINOV3.kind, "run")
 
     assert [job.image_id for job in plan_of(root, DINOV3, ledger).jobs] == ["a", "b"]
     assert read_identity(root.provenance, DINOV3.kind) is None
-    assert not resume(ledger, root.provenance, VAE.kind), "other kinds are left alone"
+    assert not resume(ledger, VAE.kind), "other kinds are left alone"
     with pytest.raises(ImagemillError, match="dinov3_npy: being regenerated"):
         refuse_regenerating(ledger)
 
 
 def test_asking_again_goes_on_and_does_not_begin_anew(root, ledger):
-    regenerate(ledger, root.provenance, DINOV3.kind, "run")
+    regenerate(ledger, DINOV3.kind, "run")
     (row, *_) = ledger.files(DINOV3.kind).values()
     ledger.record_files([msgspec.structs.replace(row, maker="newer", source="pixels")])
 
-    assert not regenerate(ledger, root.provenance, DINOV3.kind, "run")
+    assert not regenerate(ledger, DINOV3.kind, "run")
     assert "newer" in {row.maker for row in ledger.files(DINOV3.kind).values()}
 
 
@@ -60,7 +60,7 @@ def test_regeneration_that_another_began_meanwhile_goes_on(root, ledger, monkeyp
 
     monkeypatch.setattr("imagemill.pipeline.stage2.regenerate.claimed", waited)
 
-    assert not regenerate(ledger, root.provenance, DINOV3.kind, "run")
+    assert not regenerate(ledger, DINOV3.kind, "run")
     assert SUPERSEDED not in {row.maker for row in ledger.files(DINOV3.kind).values()}
 
 
@@ -69,14 +69,14 @@ def test_beginning_that_was_killed_is_completed(root, ledger):
     ledger.supersede_files(DINOV3.kind, "begun")
     assert read_identity(root.provenance, DINOV3.kind) is not None
 
-    assert resume(ledger, root.provenance, DINOV3.kind)
+    assert resume(ledger, DINOV3.kind)
 
     assert read_identity(root.provenance, DINOV3.kind) is None
 
 
 def test_mark_goes_with_the_last_old_file_and_takes_rows_of_replaced_ones_along(root, ledger):
     """A kill between a rename and the ledger's clean-up leaves such a row."""
-    regenerate(ledger, root.provenance, DINOV3.kind, "run")
+    regenerate(ledger, DINOV3.kind, "run")
     assert finish(ledger, store(root), ["a", "b"]) == []
     assert DINOV3.kind in ledger.regenerating()
 
@@ -91,7 +91,7 @@ def test_mark_goes_with_the_last_old_file_and_takes_rows_of_replaced_ones_along(
 
 
 def test_old_file_of_an_image_that_is_gone_is_named_until_it_is_decided(root, ledger):
-    regenerate(ledger, root.provenance, DINOV3.kind, "run")
+    regenerate(ledger, DINOV3.kind, "run")
 
     assert finish(ledger, store(root), ["a"]) == ["b"]
     assert [(p.item, p.reason) for p in ledger.problems()] == [("b", "cannot_regenerate")]

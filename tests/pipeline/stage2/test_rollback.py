@@ -7,9 +7,9 @@ import pytest
 from imagemill.errors import ImagemillError, MissingInput
 from imagemill.formats.jsonl import read_jsonl
 from imagemill.formats.npy import write_npy
-from imagemill.ledger import Ledger
 from imagemill.pipeline.stage2.merge import stage1_backup
 from imagemill.pipeline.stage2.rollback import Rollback, roll_back, stage2_backup
+from imagemill.store.ledger import Ledger
 from tests.helpers.stage1 import stage1_record, vector
 from tests.helpers.stage2 import record_of, write_text
 

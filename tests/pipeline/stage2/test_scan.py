@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from imagemill.errors import MissingInput
-from imagemill.ledger import Ledger
 from imagemill.pipeline.stage2.scan import normalise_caption, scan_approved, survey
+from imagemill.store.ledger import Ledger
 
 
 def touch(folder, *names):

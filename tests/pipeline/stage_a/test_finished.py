@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imagemill.files import StatTriple
+from imagemill.files import posix_signature
 from imagemill.formats.jsonl import encode_line, read_jsonl
 from imagemill.pipeline.stage_a import finished
 from imagemill.pipeline.stage_a.finished import (
@@ -20,7 +20,7 @@ from imagemill.pipeline.stage_a.finished import (
 from imagemill.pipeline.stage_a.rank_files import rank_file
 from tests.pipeline.stage_a.test_rank_files import line
 
-STAT = StatTriple(10, 20, 30)
+STAT = posix_signature(10, 20, 30)
 
 
 @pytest.fixture

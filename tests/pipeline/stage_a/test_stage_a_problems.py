@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from imagemill.ledger import Ledger
 from imagemill.pipeline.stage_a.missions import Discovery, Group, InputProblem
 from imagemill.pipeline.stage_a.stage_a_merge import GroupFailure, ImageFailure, Merged
 from imagemill.pipeline.stage_a.stage_a_problems import ASSET, stage_a_problems, told
+from imagemill.store.ledger import Ledger
 from tests.helpers.stage_a import group
 
 PLACE = "m/审核通过/a"

@@ -9,10 +9,10 @@ import textwrap
 import pytest
 
 from imagemill.errors import ImagemillError
-from imagemill.files import StatTriple
-from imagemill.ledger import IN_MEMORY, CaptionRow, FileRow, Ledger, Problem, SourceRow
+from imagemill.files import posix_signature
+from imagemill.store.ledger import IN_MEMORY, CaptionRow, FileRow, Ledger, Problem, SourceRow
 
-OLD, NEW = StatTriple(10, 1, 100), StatTriple(10, 2, 101)
+OLD, NEW = posix_signature(10, 1, 100), posix_signature(10, 2, 101)
 
 
 @pytest.fixture
@@ -100,10 +100,10 @@ def test_committed_rows_survive_a_killed_process(tmp_path):
     script = f"""
         import os, signal
         from pathlib import Path
-        from imagemill.ledger import Ledger, FileRow
-        from imagemill.files import StatTriple
+        from imagemill.store.ledger import Ledger, FileRow
+        from imagemill.files import posix_signature
         ledger = Ledger(Path({str(path)!r}))
-        row = lambda i: FileRow("k", i, StatTriple(1, 2, 3), "s", "c", "m")
+        row = lambda i: FileRow("k", i, posix_signature(1, 2, 3), "s", "c", "m")
         ledger.record_files([row("kept")])
         with ledger.transaction():
             ledger.record_files([row("lost")])
@@ -120,7 +120,7 @@ def test_file_that_is_no_ledger_is_refused_with_the_remedy(tmp_path):
     path = tmp_path / "ledger.sqlite"
     path.write_bytes(b"not a database, but long enough to look at" * 100)
 
-    with pytest.raises(ImagemillError, match="move the file away"):
+    with pytest.raises(ImagemillError, match="imagemill repair"):
         Ledger(path)
 
 
@@ -130,7 +130,7 @@ def test_ledger_that_cannot_be_reached_is_not_called_broken(tmp_path):
 
     with pytest.raises(ImagemillError, match="make the folder writable") as told:
         Ledger(path)
-    assert "move the file away" not in str(told.value)
+    assert "imagemill repair" not in str(told.value)
 
 
 def test_processes_that_meet_in_a_new_root_make_one_ledger(tmp_path):
@@ -138,7 +138,7 @@ def test_processes_that_meet_in_a_new_root_make_one_ledger(tmp_path):
     script = """
         import sys
         from pathlib import Path
-        from imagemill.ledger import Ledger
+        from imagemill.store.ledger import Ledger
         print(flush=True)
         sys.stdin.readline()  # until every process is ready
         for n in range(40):
@@ -191,4 +191,4 @@ def test_ledger_whose_making_was_stopped_is_made_by_the_next_reader(tmp_path, be
 
     with Ledger(path, read_only=True) as ledger:
         assert ledger.problems() == []
-        assert ledger.place("derived") is None
+        assert ledger.settings() == {}

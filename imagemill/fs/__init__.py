@@ -1,0 +1,1 @@
+"""File system primitives; nothing here knows about images."""

@@ -1,0 +1,60 @@
+"""File system types: databases and locks work on one kernel only, so network file systems are refused for them."""
+
+import functools
+import os
+import re
+from pathlib import Path
+
+from imagemill.errors import ImagemillError
+
+_MOUNTS = Path("/proc/self/mountinfo")
+
+# As the kernel spells them; FUSE clients are named `fuse.<program>`.
+_NETWORK = {
+    "afs", "beegfs", "ceph", "cifs", "gfs2", "gpfs", "lustre", "ncpfs", "nfs", "nfs4", "ocfs2", "orangefs",
+    "smb3", "smbfs", "fuse.gcsfuse", "fuse.glusterfs", "fuse.goofys", "fuse.rclone", "fuse.s3fs", "fuse.sshfs",
+    "fuse.mount-s3", "fuse.juicefs",
+}  # fmt: skip
+
+
+class NetworkFileSystem(ImagemillError, OSError):
+    """A folder with a database or locks is on a network file system, where other machines would not see the locks."""
+
+
+def refuse_network_folder(folder: Path, what: str) -> None:
+    """Raise NetworkFileSystem if the folder, or the nearest one that exists above it, is on a network file system."""
+    kind = file_system_type(folder)
+    if kind in _NETWORK:
+        raise NetworkFileSystem(
+            f"{what} is on a network file system ({kind})",
+            where=folder,
+            why="its locks hold on one machine only; two machines would overwrite each other's work",
+            do="keep .imagemill/ and .dagster/ on a local disk; approved/, derived/ and shards/ may be links to the network",
+        )
+
+
+def file_system_type(folder: Path) -> str | None:
+    """Return the type of the mount that holds a folder, None if the system does not tell."""
+    path = os.path.realpath(folder)
+    mounts = _mounts(_read_mounts())
+    matching = [point for point in mounts if path == point or path.startswith(point.rstrip("/") + "/")]
+    return mounts[max(matching, key=len)] if matching else None
+
+
+def _read_mounts() -> str:
+    try:
+        return _MOUNTS.read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError:
+        return ""
+
+
+@functools.lru_cache(maxsize=4)
+def _mounts(mountinfo: str) -> dict[str, str]:
+    """Return mount point → type. Of several mounts at one point the last one counts. Format: proc(5)."""
+    found = {}
+    for line in mountinfo.splitlines():
+        before, _, after = line.partition(" - ")
+        fields, kind = before.split(), after.split()
+        if len(fields) > 4 and kind:
+            found[re.sub(r"\\(\d{3})", lambda match: chr(int(match[1], 8)), fields[4])] = kind[0]
+    return found

@@ -1,0 +1,218 @@
+"""Process liveness by file locks, across containers and host names on one kernel.
+
+    .imagemill/owners/<folder's inode>-<random>    locked by one process from its first use until it ends
+
+A process is dead if the lock of its file can be taken, or the file is gone: the kernel releases the lock however the process
+ends, and whichever process namespace or host name it had. Temporary files, leases and runs carry the file's name.
+
+The lock is an open file description lock: it belongs to the open file, not to the process id. Where the system has none,
+flock(2) has the same property on local disks.
+"""
+
+import fcntl
+import json
+import os
+import re
+import secrets
+import socket
+import struct
+import tempfile
+from collections import OrderedDict
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from imagemill.errors import ImagemillError
+
+# Folders in which one process holds a lock at a time; only tests work on more data roots than this.
+_MOST_FOLDERS = 32
+_NEW = ".new-"
+_OF_EARLIER_RELEASES = re.compile(r"[0-9a-f]{8}-\d+-(\d+|None)")
+
+
+class Owner(msgspec.Struct, frozen=True):
+    """One process as it is recorded in leases, temporary names and run tags.
+
+    Attributes:
+        name: of its lock file. host, pid: for messages. boot_id, pid_namespace: which kernel and namespace the pid is of.
+    """
+
+    name: str
+    host: str
+    pid: int
+    boot_id: str
+    pid_namespace: str
+
+
+class _Held(msgspec.Struct):
+    owner: Owner
+    handle: int
+    path: Path
+
+
+_held: OrderedDict[Path, _Held] = OrderedDict()
+_folders: dict[str, Path] = {}
+_current: list[Path] = []
+
+
+def use(folder: Path) -> Owner:
+    """Make this the folder that names this process from now on, and return its owner record.
+
+    The lock is taken at the first use and kept until the process ends. Locks of dead processes are removed.
+    """
+    folder = folder.absolute()
+    _current[:] = [folder]
+    return _owner(folder).owner
+
+
+def current_folder() -> Path | None:
+    """Return the folder that was last given to `use`, for worker processes of this one."""
+    return _current[0] if _current else None
+
+
+def owner_name() -> str:
+    """Return the name of this process's lock file, in the folder that was last given to `use`."""
+    return _owner(_current[0] if _current else _default_folder()).owner.name
+
+
+def is_dead_owner(name: str) -> bool:
+    """Whether the process with that lock file has ended. A process of a folder that is not known here is called alive.
+
+    Earlier releases named processes by host, pid and birth (three parts); none of them can work beside this release.
+    """
+    if _OF_EARLIER_RELEASES.fullmatch(name):
+        return True
+    prefix = name.partition("-")[0]
+    _folder_of_inode(_default_folder())
+    folder = _folders.get(prefix)
+    return folder is not None and not _is_locked(folder / name)
+
+
+def _default_folder() -> Path:
+    """For a process that works on no data root."""
+    return Path(tempfile.gettempdir()) / f"imagemill-owners-{os.getuid()}"
+
+
+def _owner(folder: Path) -> _Held:
+    held = _held.get(folder)
+    if held is None or not held.path.exists():  # gone: the folder was removed
+        if held is not None:
+            _release(folder)
+        held = _held[folder] = _take(folder)
+        while len(_held) > _MOST_FOLDERS:
+            _release(next(iter(_held)))
+    _held.move_to_end(folder)
+    return held
+
+
+def _take(folder: Path) -> _Held:
+    """Create a lock file, lock it, and only then give it its name."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        prefix = _folder_of_inode(folder)
+        _sweep(folder)
+        name = f"{prefix}-{secrets.token_hex(6)}"
+        new, path = folder / f"{_NEW}{secrets.token_hex(6)}", folder / name
+        handle = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise ImagemillError(
+            f"cannot create a lock file: {error.strerror}",
+            where=folder,
+            do="make the folder writable, then run the same command again",
+        ) from error
+    try:
+        _lock(handle)
+        owner = Owner(name, socket.gethostname(), os.getpid(), boot_id(), pid_namespace())
+        os.write(handle, json.dumps(msgspec.to_builtins(owner)).encode())
+        os.rename(new, path)
+    except BaseException:
+        os.close(handle)
+        new.unlink(missing_ok=True)
+        raise
+    return _Held(owner, handle, path)
+
+
+def _folder_of_inode(folder: Path) -> str:
+    with suppress(OSError):
+        prefix = f"{folder.stat().st_ino:x}"
+        _folders[prefix] = folder
+        return prefix
+    return ""
+
+
+def _release(folder: Path) -> None:
+    held = _held.pop(folder)
+    held.path.unlink(missing_ok=True)
+    os.close(held.handle)
+
+
+def _sweep(folder: Path) -> None:
+    """Remove lock files whose processes are dead."""
+    for path in list(folder.iterdir()):
+        with suppress(OSError):
+            if not _is_locked(path) and not (path.name.startswith(_NEW) and _is_young(path)):
+                path.unlink()
+
+
+def _is_young(path: Path) -> bool:
+    """A file that is about to be locked has no lock yet."""
+    import time
+
+    return time.time() - path.stat().st_mtime < 60
+
+
+_FLOCK = struct.Struct("hhqqi0q")
+
+
+def _lock(handle: int) -> None:
+    if hasattr(fcntl, "F_OFD_SETLK"):
+        fcntl.fcntl(handle, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+    else:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _is_locked(path: Path) -> bool:
+    """Whether another open file holds the lock. A file that may not be opened counts as locked."""
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    try:
+        if hasattr(fcntl, "F_OFD_GETLK"):
+            found = fcntl.fcntl(handle, fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+            return _FLOCK.unpack(found)[0] != fcntl.F_UNLCK
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        return False
+    finally:
+        os.close(handle)
+
+
+def boot_id() -> str:
+    """Return the kernel's id since its start; empty if the system has none."""
+    with suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return ""
+
+
+def pid_namespace() -> str:
+    """Return the name of this process's pid namespace, such as `pid:[4026531836]`; empty if the system has none."""
+    with suppress(OSError):
+        return os.readlink("/proc/self/ns/pid")
+    return ""
+
+
+def _forget_after_fork() -> None:
+    """A forked child is a process of its own: it must not keep its parent's locks alive."""
+    for held in _held.values():
+        with suppress(OSError):
+            os.close(held.handle)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_forget_after_fork)

@@ -1,0 +1,1 @@
+"""Stored knowledge about a data root."""

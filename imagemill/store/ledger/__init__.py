@@ -1,0 +1,45 @@
+"""The ledger: what is known about each image, and why it did or did not reach the output. One SQLite file per data root.
+
+One module per table, with its typed rows, reads and writes; `schema.py` has the numbered upgrades. SQL belongs nowhere else.
+What to do about the rows is decided in pipeline/.
+"""
+
+from typing import Literal
+
+from imagemill.store.ledger.captions import (
+    FROM_CAPTIONER,
+    FROM_PREVIEW,
+    FROM_PREVIEW_RECORD,
+    FROM_RECORD,
+    FROM_SIDECAR,
+    Captioned,
+    CaptionKey,
+    CaptionRow,
+    Captions,
+)
+from imagemill.store.ledger.counts import Counts
+from imagemill.store.ledger.database import IN_MEMORY, LedgerDamaged
+from imagemill.store.ledger.files import SUPERSEDED, FileColumns, FileRow, Files
+from imagemill.store.ledger.leases import EVERY, Lease, LeaseLost, Leases
+from imagemill.store.ledger.problems import Problem, Problems
+from imagemill.store.ledger.regeneration import Regenerations
+from imagemill.store.ledger.schema import VERSION
+from imagemill.store.ledger.settings import Settings
+from imagemill.store.ledger.sources import SourceColumns, SourceRow, Sources
+from imagemill.store.ledger.verified import VerifiedSets
+from imagemill.store.ledger.withdrawals import Withdrawals
+
+
+class Ledger(Sources, Captions, Files, Problems, Counts, Settings, Regenerations, Withdrawals, Leases, VerifiedSets):
+    """One connection to a data root's ledger. Use as a context manager; `transaction()` groups writes."""
+
+    def ids(self, table: Literal["sources", "captions", "withdrawn"]) -> set[str]:
+        """Return the image ids of a table."""
+        return {image_id for (image_id,) in self._rows(f"SELECT image_id FROM {table}")}
+
+
+__all__ = [
+    "EVERY", "FROM_CAPTIONER", "FROM_PREVIEW", "FROM_PREVIEW_RECORD", "FROM_RECORD", "FROM_SIDECAR", "IN_MEMORY",
+    "SUPERSEDED", "VERSION", "CaptionKey", "CaptionRow", "Captioned", "FileColumns", "FileRow", "Lease", "LeaseLost", "Ledger",
+    "LedgerDamaged", "Problem", "SourceColumns", "SourceRow",
+]  # fmt: skip

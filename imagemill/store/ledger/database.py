@@ -1,0 +1,169 @@
+"""The connection of a ledger: opening, transactions, selection by ids."""
+
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import msgspec
+
+from imagemill.errors import ImagemillError, disk_full_told
+from imagemill.fs.mounts import refuse_network_folder
+from imagemill.store.ledger.schema import VERSION, migrate
+from imagemill.store.ledger.table import Table
+
+R = TypeVar("R", bound=msgspec.Struct)
+
+# A ledger in memory, for read-only work on a data root that has none.
+IN_MEMORY = Path(":memory:")
+
+
+class LedgerDamaged(ImagemillError, RuntimeError):
+    """The ledger's file cannot be read as a database; `imagemill repair` rebuilds it."""
+
+    @classmethod
+    def at(cls, path: Path, error: sqlite3.Error) -> "LedgerDamaged":
+        return cls(
+            f"the ledger is damaged: {error}",
+            where=path,
+            why="a part of the file was overwritten, lost or truncated",
+            do="run `imagemill repair`, which reports what it can rebuild from files, records and shards; "
+            "`imagemill repair --apply` rebuilds it and keeps the damaged file in .imagemill/quarantine/",
+        )
+
+
+class Database:
+    """One connection to the ledger's file. Use as a context manager; `transaction()` groups writes.
+
+    Raises:
+        LedgerDamaged: if the file is no ledger, or a page of it cannot be read.
+        ImagemillError: if the file cannot be opened, is on a network file system, or is of a later version.
+    """
+
+    def __init__(self, path: Path, *, read_only: bool = False) -> None:
+        self.path = path
+        with self._errors():
+            self._db = _connect(path, read_only)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._db.close()
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Commit everything in the block, durably, or nothing. Nested blocks join the outer one."""
+        if self._db.in_transaction:
+            yield
+            return
+        with self._errors():
+            self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            with self._errors():
+                self._db.execute("COMMIT")
+        except BaseException:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Translate what SQLite raises: a full disk, a damaged file, a file that cannot be opened."""
+        try:
+            with disk_full_told(self.path):
+                yield
+        except sqlite3.OperationalError as error:
+            if _is_damage(error):
+                raise LedgerDamaged.at(self.path, error) from error
+            raise ImagemillError(
+                f"the ledger cannot be used: {error}",
+                where=self.path,
+                why="its folder cannot be written to, or another program holds the file",
+                do="make the folder writable or end the other program, then run the same command again",
+            ) from error
+        except (sqlite3.DatabaseError, UnicodeDecodeError, msgspec.DecodeError) as error:
+            raise LedgerDamaged.at(self.path, error) from error  # type: ignore[arg-type]
+
+    # ---- statements
+
+    def _rows(self, sql: str, given: Sequence[Any] = ()) -> Iterator[tuple[Any, ...]]:
+        with self._errors():
+            yield from self._db.execute(sql, given)
+
+    def _one(self, sql: str, given: Sequence[Any] = ()) -> tuple[Any, ...] | None:
+        return next(self._rows(sql, given), None)
+
+    def _change(self, sql: str, given: Sequence[Any] = ()) -> int:
+        """Execute one statement in a transaction; return how many rows it changed."""
+        with self.transaction(), self._errors():
+            return self._db.execute(sql, given).rowcount
+
+    def _change_each(self, sql: str, rows: Iterable[Sequence[Any]]) -> None:
+        with self.transaction(), self._errors():
+            self._db.executemany(sql, rows)
+
+    def _insert(self, table: Table[R], rows: Iterable[R]) -> None:
+        self._change_each(table.insert, table.values(rows))
+
+    def _select(
+        self,
+        table: Table[R],
+        ids: Sequence[str] | None = None,
+        where: str = "1",
+        given: Sequence[Any] = (),
+        *,
+        key: str = "image_id",
+    ) -> Iterator[R]:
+        if ids is not None:
+            # json_each takes any number of ids in one parameter; IN (?, ?, …) has a limit.
+            where = f"{where} AND {key} IN (SELECT value FROM json_each(?))"
+            given = (*given, msgspec.json.encode(ids).decode())
+        with self._errors():
+            yield from table.rows(self._rows(f"SELECT {table.columns} FROM {table.name} WHERE {where}", given))
+
+
+def _is_damage(error: sqlite3.OperationalError) -> bool:
+    """Whether an operational error comes from the file's contents: a missing table, a malformed schema, text that is none."""
+    name = getattr(error, "sqlite_errorname", None) or ""
+    return name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_ERROR")) or "Could not decode" in str(error)
+
+
+def _connect(path: Path, read_only: bool) -> sqlite3.Connection:
+    if path != IN_MEMORY:
+        refuse_network_folder(path.parent, "the ledger")
+    if read_only:
+        db = sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=60, isolation_level=None)
+        if _version(db, path) < VERSION:
+            # Written by an earlier release, or its creation was interrupted.
+            db.close()
+            _connect(path, read_only=False).close()
+            return _connect(path, read_only=True)
+        return db
+    path.parent.mkdir(parents=True, exist_ok=True)
+    db = sqlite3.connect(path, timeout=60, isolation_level=None)
+    try:
+        # FULL: a row is on the disk before the file that it describes gets its name.
+        db.execute("PRAGMA synchronous = FULL")
+        if _version(db, path) < VERSION:
+            migrate(db, None if path == IN_MEMORY else path)
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def _version(db: sqlite3.Connection, path: Path) -> int:
+    version = db.execute("PRAGMA user_version").fetchone()[0]
+    if version > VERSION:
+        raise ImagemillError(
+            f"the ledger has schema version {version}; this imagemill supports up to {VERSION}",
+            where=path,
+            do="upgrade imagemill",
+        )
+    return version

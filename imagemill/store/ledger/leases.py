@@ -1,0 +1,96 @@
+"""`leases`: which process works on which partition of an asset now.
+
+A lease belongs to a living process: one whose lock file is still locked (fs/owners.py). Every publish checks that its lease
+is still its own.
+"""
+
+from collections.abc import Collection, Sequence
+
+import msgspec
+
+from imagemill.errors import ImagemillError
+from imagemill.fs.owners import Owner, is_dead_owner, use
+from imagemill.store.ledger.database import IN_MEMORY, Database
+from imagemill.store.ledger.table import Table
+
+# Leased like a partition: all of an asset at once. No image id begins with a slash.
+EVERY = "/"
+
+
+class Lease(msgspec.Struct, frozen=True):
+    """One partition of an asset, and the process that works on it. `owner`: name of its lock file."""
+
+    asset: str
+    item: str
+    owner: str
+    run_id: str
+    boot_id: str
+    pid_namespace: str
+    host: str
+    pid: int
+
+    @property
+    def holder(self) -> str:
+        """The holder, for messages."""
+        return f"{self.run_id} (process {self.pid} on {self.host})"
+
+
+LEASES = Table("leases", Lease)
+
+
+class LeaseLost(ImagemillError, RuntimeError):
+    """Another process has taken over the partitions that this run works on."""
+
+
+class Leases(Database):
+    """Reads and writes of leases. The names `claim` and `release` stand for taking and giving back a lease."""
+
+    def claim(self, asset: str, items: Sequence[str], run_id: str) -> set[str]:
+        """Lease all of these partitions to this process, or none of them.
+
+        Args:
+            items: `[EVERY]` leases the whole asset, including partitions that are not known yet.
+
+        Returns:
+            holders of the leases in the way, for messages; empty if the leases were taken.
+        """
+        owner, met = self._owner(), None if EVERY in items else [*items, EVERY]
+        with self.transaction():
+            held = list(self._select(LEASES, met, "asset = ?", (asset,), key="item"))
+            owners = {lease.owner for lease in held}
+            dead = {name for name in owners if name != owner.name and is_dead_owner(name)}
+            others = {lease.holder for lease in held if lease.owner != owner.name and lease.owner not in dead}
+            if not others:
+                self._insert(LEASES, (self._lease(asset, item, run_id, owner) for item in items))
+        return others
+
+    def release(self, asset: str, run_id: str) -> None:
+        self._change(
+            "DELETE FROM leases WHERE asset = ? AND owner = ? AND run_id = ?", (asset, self._owner().name, run_id)
+        )
+
+    def check_lease(self, asset: str, items: Collection[str], run_id: str) -> None:
+        """Raise LeaseLost unless this process holds every one of these partitions; call it in the publishing transaction."""
+        rows = {lease.item: lease for lease in self._select(LEASES, [*items], "asset = ?", (asset,), key="item")}
+        mine = (self._owner().name, run_id)
+        lost = [item for item in items if item not in rows or (rows[item].owner, rows[item].run_id) != mine]
+        if lost:
+            holder = rows.get(lost[0])
+            raise LeaseLost(
+                f"{asset}: {f'run {holder.holder}' if holder else 'another run'} has taken over {lost[0]}",
+                where=self.path,
+                why="this process was taken for dead",
+                do="nothing was published twice; when that run has ended, run the same command again",
+            )
+
+    def leases(self) -> list[Lease]:
+        return list(self._select(LEASES))
+
+    def _owner(self) -> Owner:
+        if self.path == IN_MEMORY:
+            return Owner("memory", "", 0, "", "")
+        return use(self.path.parent / "owners")
+
+    @staticmethod
+    def _lease(asset: str, item: str, run_id: str, owner: Owner) -> Lease:
+        return Lease(asset, item, owner.name, run_id, owner.boot_id, owner.pid_namespace, owner.host, owner.pid)

@@ -1,0 +1,40 @@
+"""`settings`: what a data root records about itself, by name.
+
+    identity.<kind>   model that makes the files of an embedding kind (provenance.py)
+    place.<name>      folder outside the data root (places.py)
+    stage1            present if records of the data root were migrated from Stage 1
+
+All of them, and the withdrawals, have a second copy beside the data (store/second_copy.py).
+"""
+
+import msgspec
+
+from imagemill.store.ledger.database import Database
+from imagemill.store.ledger.table import Table
+
+
+class Setting(msgspec.Struct, frozen=True):
+    """One recorded setting; `value` is text, JSON if it is structured."""
+
+    name: str
+    value: str
+
+
+SETTINGS = Table("settings", Setting)
+
+
+class Settings(Database):
+    """Reads and writes of settings."""
+
+    def settings(self) -> dict[str, str]:
+        return {row.name: row.value for row in self._select(SETTINGS)}
+
+    def setting(self, name: str) -> str | None:
+        row = next(self._select(SETTINGS, [name], key="name"), None)
+        return row.value if row else None
+
+    def record_setting(self, name: str, value: str) -> None:
+        self._insert(SETTINGS, [Setting(name, value)])
+
+    def forget_setting(self, name: str) -> None:
+        self._change("DELETE FROM settings WHERE name = ?", (name,))

@@ -1,0 +1,48 @@
+"""`sources`: each approved image as it was last read."""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from imagemill.columns import Column
+from imagemill.files import FileSignature
+from imagemill.store.ledger.database import Database
+from imagemill.store.ledger.table import Table
+
+
+class SourceRow(msgspec.Struct, frozen=True):
+    """An approved image as last read. `height` and `width` in pixels, after EXIF orientation."""
+
+    image_id: str
+    file_name: str
+    stat: FileSignature = msgspec.field(name="signature")
+    fingerprint: str
+    height: int
+    width: int
+
+
+class SourceColumns(NamedTuple):
+    """The approved images as last read, in order of id: fingerprints, and oriented sizes in pixels."""
+
+    image_ids: Column
+    fingerprints: Column
+    heights: Column
+    widths: Column
+
+    def size(self, at: int) -> tuple[int, int]:
+        return int(self.heights.values[at]), int(self.widths.values[at])
+
+
+SOURCES = Table("sources", SourceRow)
+
+
+class Sources(Database):
+    """Reads and writes of approved images."""
+
+    def sources(self, ids: Sequence[str] | None = None) -> dict[str, SourceRow]:
+        """Return the images by id; those of `ids` only, if given."""
+        return {row.image_id: row for row in self._select(SOURCES, ids)}
+
+    def record_sources(self, rows: Iterable[SourceRow]) -> None:
+        self._insert(SOURCES, rows)

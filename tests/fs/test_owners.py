@@ -1,0 +1,141 @@
+"""Who is alive: told by file locks, whatever host name or process namespace a process has."""
+
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from imagemill.fs import owners
+from imagemill.fs.owners import is_dead_owner, owner_name, use
+
+UNSHARE = ["unshare", "--uts", "--pid", "--fork", "--mount-proc", "--kill-child"]
+
+
+def process(folder, *, inside=()):
+    """Another process that takes its name in this folder, prints it and waits."""
+    script = f"""
+        import sys
+        from pathlib import Path
+        from imagemill.fs.owners import use
+        owner = use(Path({str(folder)!r}))
+        print(owner.name, owner.pid, flush=True)
+        sys.stdin.readline()
+    """
+    started = subprocess.Popen(
+        [*inside, sys.executable, "-c", textwrap.dedent(script)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": os.getcwd()},
+    )  # fmt: skip
+    name, pid = started.stdout.readline().split()
+    return started, name, int(pid)
+
+
+def end(started):
+    started.kill()
+    started.communicate()
+
+
+def test_process_is_alive_until_it_ends(tmp_path):
+    use(tmp_path)
+    started, name, _ = process(tmp_path)
+
+    assert not is_dead_owner(name)
+    assert not is_dead_owner(owner_name())
+
+    end(started)
+    assert is_dead_owner(name)
+
+
+def test_lock_files_of_dead_processes_are_removed_and_those_of_living_ones_stay(tmp_path):
+    dead, dead_name, _ = process(tmp_path)
+    end(dead)
+    living, living_name, _ = process(tmp_path)
+    try:
+        use(tmp_path)
+        assert {path.name for path in tmp_path.iterdir()} == {living_name, owner_name()}
+        assert dead_name not in {living_name, owner_name()}
+    finally:
+        end(living)
+
+
+def test_process_of_another_folder_is_never_called_dead(tmp_path):
+    """Another data root's, or another machine's: nothing is known of it here."""
+    assert not is_dead_owner("0123456789-0123456789ab")
+
+
+def test_names_of_earlier_releases_are_dead():
+    """Host, pid and birth: none of their processes can work on a root of this release."""
+    assert is_dead_owner("0123abcd-4711-99")
+
+
+def test_forked_child_does_not_keep_its_parent_alive(tmp_path):
+    """The lock belongs to the open file, which a child would share."""
+    script = f"""
+        import os, sys, time
+        from pathlib import Path
+        from imagemill.fs.owners import use, owner_name
+        name = use(Path({str(tmp_path)!r})).name
+        if not (child := os.fork()):
+            time.sleep(60)
+        print(name, child, flush=True)
+        os._exit(0)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], stdout=subprocess.PIPE, text=True, check=True
+    )
+    name, child = done.stdout.split()
+    try:
+        use(tmp_path)
+        assert is_dead_owner(name)
+    finally:
+        os.kill(int(child), 9)
+
+
+def test_folder_that_is_removed_meanwhile_is_made_again(tmp_path):
+    folder = tmp_path / "owners"
+    first = use(folder).name
+    shutil.rmtree(folder)
+
+    second = use(folder).name
+    assert second != first
+    assert not is_dead_owner(second)
+
+
+def test_processes_hold_locks_of_few_folders(tmp_path):
+    """Each takes a file descriptor."""
+    for n in range(2 * owners._MOST_FOLDERS):
+        use(tmp_path / str(n))
+
+    assert len(owners._held) == owners._MOST_FOLDERS
+
+
+@pytest.mark.skipif(
+    shutil.which("unshare") is None
+    or subprocess.run([*UNSHARE, "true"], capture_output=True, check=False).returncode != 0,
+    reason="process namespaces cannot be made here (they need root)",
+)
+def test_processes_of_two_containers_with_one_host_name_know_each_other_alive(tmp_path):
+    """Their process ids mean nothing to each other, and may be equal. A killed one is dead under any host name."""
+    one, one_name, one_pid = process(tmp_path, inside=UNSHARE)
+    other, other_name, other_pid = process(tmp_path, inside=UNSHARE)
+    use(tmp_path)
+    try:
+        assert one_pid == other_pid
+        assert not is_dead_owner(one_name)
+        assert not is_dead_owner(other_name)
+    finally:
+        end(one)
+    assert is_dead_owner(one_name)
+    assert not is_dead_owner(other_name)
+    end(other)
+
+
+@given(st.text(max_size=40))
+@settings(max_examples=50, deadline=None)
+def test_no_name_crashes_the_test(name):
+    """A folder may hold any name."""
+    assert is_dead_owner(name) in {True, False}
