@@ -11,6 +11,7 @@ Source: CONTRACTS, first table: "remembered in .imagemill/; a run with another p
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, get_args
@@ -40,13 +41,13 @@ def locate(given: str | os.PathLike[str] | None = None) -> DataRoot:
     if not root.ledger.is_file():
         return root
     with Ledger(root.ledger, read_only=True) as ledger:
-        return replace(root, **{f"{name}_at": recorded_place(ledger, name) for name in get_args(Place)})
+        return with_recorded(root, ledger.setting)
 
 
-def recorded_place(ledger: Ledger, name: Place) -> Path | None:
-    """Return the folder that an earlier run was told to use instead of the default one."""
-    recorded = ledger.setting(f"{_PLACE}{name}")
-    return Path(recorded) if recorded else None
+def with_recorded(root: DataRoot, setting: Callable[[str], str | None]) -> DataRoot:
+    """Return the data root with the folders that earlier runs were told to use, by the settings that record them."""
+    found = {name: setting(f"{_PLACE}{name}") for name in get_args(Place)}
+    return replace(root, **{f"{name}_at": Path(place) if place else None for name, place in found.items()})
 
 
 def at(root: DataRoot, name: Place, folder: str | os.PathLike[str]) -> DataRoot:

@@ -21,6 +21,7 @@ COMMANDS = {
     "verify": "verify",
     "explain": "explain",
     "status": "status",
+    "repair": "repair",
     "ui": "ui",
 }
 

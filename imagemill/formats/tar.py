@@ -28,7 +28,7 @@ from typing import NamedTuple, Protocol
 
 from imagemill.durable import begin_writing_back_part, flush
 from imagemill.errors import ImagemillError
-from imagemill.files import FileSignature
+from imagemill.files import FileSignature, file_signature
 from imagemill.ids import id_problem
 
 
@@ -153,7 +153,7 @@ class _OpenFile(NamedTuple):
                 raise _changed(path) from None
             raise
         status = os.fstat(handle)
-        if known and (status.st_size, status.st_mtime_ns, status.st_ino) != known:
+        if known and file_signature(status) != known:
             os.close(handle)
             raise _changed(path)
         if hasattr(os, "posix_fadvise"):

@@ -77,11 +77,13 @@ def test_forked_child_does_not_keep_its_parent_alive(tmp_path):
     script = f"""
         import os, sys, time
         from pathlib import Path
-        from imagemill.fs.owners import use, owner_name
+        from imagemill.fs.owners import use
         name = use(Path({str(tmp_path)!r})).name
-        if not (child := os.fork()):
+        if child := os.fork():
+            print(name, child, flush=True)
+        else:
+            os.close(1)
             time.sleep(60)
-        print(name, child, flush=True)
         os._exit(0)
     """
     done = subprocess.run(

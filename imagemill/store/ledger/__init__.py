@@ -33,6 +33,14 @@ from imagemill.store.ledger.withdrawals import Withdrawals
 class Ledger(Sources, Captions, Files, Problems, Counts, Settings, Regenerations, Withdrawals, Leases, VerifiedSets):
     """One connection to a data root's ledger. Use as a context manager; `transaction()` groups writes."""
 
+    def check(self) -> str | None:
+        """Return what is wrong with the file, None if every page and every row of every table can be read."""
+        problems = [text for (text,) in self._rows("PRAGMA integrity_check(3)") if text != "ok"]
+        for (name,) in list(self._rows("SELECT name FROM sqlite_schema WHERE type = 'table'")):
+            for _ in self._rows(f"SELECT * FROM {name}"):
+                pass
+        return "; ".join(problems) or None
+
     def ids(self, table: Literal["sources", "captions", "withdrawn"]) -> set[str]:
         """Return the image ids of a table."""
         return {image_id for (image_id,) in self._rows(f"SELECT image_id FROM {table}")}

@@ -81,6 +81,13 @@ class Database:
         except sqlite3.OperationalError as error:
             if _is_damage(error):
                 raise LedgerDamaged.at(self.path, error) from error
+            if (getattr(error, "sqlite_errorname", None) or "").startswith("SQLITE_IOERR"):
+                raise ImagemillError(
+                    f"the ledger cannot be read or written: {error}",
+                    where=self.path,
+                    why="the disk or its file system reported an error",
+                    do="check the disk, then run the same command again; if the file itself is broken, `imagemill repair`",
+                ) from error
             raise ImagemillError(
                 f"the ledger cannot be used: {error}",
                 where=self.path,

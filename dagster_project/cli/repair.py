@@ -1,0 +1,69 @@
+"""`imagemill repair`: rebuild a damaged or lost ledger."""
+
+import os
+
+import click
+
+from imagemill.config import CONFIG_VARIABLE
+from imagemill.layout import ROOT_VARIABLE, DataRoot
+from imagemill.pipeline.repair import Repair, apply_repair, plan_repair
+from imagemill.places import with_recorded
+from imagemill.store.ledger import LedgerDamaged
+from imagemill.store.second_copy import newest
+
+_SHOWN = 20
+
+
+@click.command("repair")
+@click.option("--apply", is_flag=True, help="Write the new ledger; the damaged one goes to .imagemill/quarantine/.")
+@click.option("--data-root", metavar="DIR", help="Data root (default: $IMAGEMILL_DATA_ROOT, else data/).")
+@click.option("--config", metavar="FILE", help="Configuration (default: imagemill.yaml in the data root).")
+def command(apply: bool, data_root: str | None, config: str | None) -> None:
+    """Report what of a damaged or lost ledger can be rebuilt from files, records, shards and second copies."""
+    root = _located(data_root)
+    os.environ[ROOT_VARIABLE] = str(root.path)
+    if config:
+        os.environ[CONFIG_VARIABLE] = os.path.abspath(config)
+    repair = plan_repair(root)
+    for line in report(root, repair):
+        click.echo(line)
+    if repair.damage is None:
+        return
+    if not apply:
+        click.echo("nothing was changed; `imagemill repair --apply` writes this ledger")
+        return
+    kept = apply_repair(root, repair)
+    click.echo(f"rebuilt {root.ledger}" + (f"; the damaged files are in {kept}" if kept else ""))
+    click.echo("now run `imagemill run`: it reads captions again, and makes what is missing or invalid")
+
+
+def _located(data_root: str | None) -> DataRoot:
+    """The data root with its folders, also if the ledger that records them cannot be read."""
+    from imagemill.places import locate
+
+    root = DataRoot.resolve(data_root)
+    try:
+        if root.ledger.is_file():
+            return locate(data_root)
+    except LedgerDamaged:
+        pass
+    copy = newest(root)
+    return with_recorded(root, copy.settings.get) if copy else root
+
+
+def report(root: DataRoot, repair: Repair) -> list[str]:
+    """Return the lines that describe a repair."""
+    if repair.damage is None:
+        return [f"the ledger is whole: {root.ledger}; nothing to repair"]
+    copied = (
+        f"second copy of {repair.copied_at}" if repair.copied_at else "no second copy: models by the shard manifests"
+    )
+    lines = [f"damaged     {repair.damage}", f"from        {copied}"]
+    lines += [f"model       {kind}: {model}" for kind, model in sorted(repair.models().items())]
+    lines += [f"withdrawn   {len(repair.withdrawn)}", f"images      {len(repair.sources)}"]
+    lines += [f"files       {kind}: {count} by {maker}" for (kind, maker), count in sorted(repair.makers().items())]
+    lines += [f"shards      {name}: cannot be read; `imagemill verify` says why" for name in repair.unreadable_sets]
+    lines += [f"not taken   {name}: {why}" for name, why in list(repair.invalid.items())[:_SHOWN]]
+    if len(repair.invalid) > _SHOWN:
+        lines.append(f"not taken   {len(repair.invalid) - _SHOWN} more")
+    return lines

@@ -1,0 +1,251 @@
+"""Rebuild a damaged or lost ledger from what the data root still holds.
+
+    settings, withdrawals   second copy beside the data, else the models of the shard manifests and withdrawn tombstones
+    images                  files in approved/ with a record: bytes read, size compared with the record
+    npy files               every byte read; the model of those whose bytes are packed is that of the manifest
+
+The rows that a damaged ledger still gives are not used: nothing shows which of them are right. Captions, masks and everything
+else that a run recomputes without a model are left to the next run.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from imagemill.atomic import temporary_path
+from imagemill.buckets import BUCKETS
+from imagemill.embedding_specs import embedding_specs
+from imagemill.errors import ImagemillError, InvalidNpy, MissingInput, Refused
+from imagemill.files import fingerprint, fingerprint_file
+from imagemill.formats.jsonl import encode_sorted
+from imagemill.formats.npy import NpyStore
+from imagemill.layout import DataRoot
+from imagemill.pipeline.shards.shard_sets import (
+    bucket_folder,
+    read_index,
+    read_manifest,
+    read_tombstones,
+    sample_digest,
+)
+from imagemill.pipeline.stage2.merge import STAGE1, stage1_backup
+from imagemill.pipeline.stage2.recorded import Recorded, read_recorded
+from imagemill.pipeline.stage2.scan import SourceFile, scan_approved
+from imagemill.pixels import header_size
+from imagemill.provenance import ModelIdentity, maker_of_adopted, read_identity
+from imagemill.records import Record
+from imagemill.store.ledger import FileRow, Ledger, LedgerDamaged, SourceRow
+from imagemill.store.ledger.schema import wal_files
+from imagemill.store.second_copy import newest, refresh
+
+
+@dataclass(slots=True)
+class Packed:
+    """All samples in shards. `makers`: digest of a sample → the models that made the files of its set, by kind."""
+
+    makers: dict[str, Mapping[str, str]] = field(default_factory=dict)
+    identities: dict[str, ModelIdentity] = field(default_factory=dict)
+    withdrawn: set[str] = field(default_factory=set)
+    unreadable: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Repair:
+    """What a repair would write.
+
+    Attributes:
+        damage: what is wrong with the ledger; None if it is whole.
+        copied_at: when the second copy was written, None if there is none.
+        invalid: npy files that are no good, with the reason: the next run makes them again.
+    """
+
+    damage: str | None
+    copied_at: str | None = None
+    settings: dict[str, str] = field(default_factory=dict)
+    withdrawn: dict[str, str] = field(default_factory=dict)
+    sources: list[SourceRow] = field(default_factory=list)
+    files: list[FileRow] = field(default_factory=list)
+    invalid: dict[str, str] = field(default_factory=dict)
+    unreadable_sets: list[str] = field(default_factory=list)
+
+    def models(self) -> dict[str, str]:
+        """Return the recorded model of each kind."""
+        found = {name.partition(".")[2]: value for name, value in self.settings.items() if name.startswith("identity.")}
+        return {kind: msgspec.json.decode(value, type=ModelIdentity).model for kind, value in found.items()}
+
+    def makers(self) -> Counter[tuple[str, str]]:
+        """Return how many files of each kind each model made."""
+        return Counter((row.kind, row.maker) for row in self.files)
+
+
+def plan_repair(root: DataRoot) -> Repair:
+    """Read everything that a new ledger can be built from; write nothing."""
+    damage = damage_of(root)
+    if damage is None:
+        return Repair(None)
+    copy, packed = newest(root), read_packed(root)
+    if not (root.ledger.exists() or copy or packed.makers or root.derived.is_dir()):
+        raise MissingInput("nothing has run on this data root yet", where=root.path, do="imagemill run --data-root …")
+    repair = Repair(damage, copy.written_at if copy else None, unreadable_sets=packed.unreadable)
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    repair.withdrawn = dict.fromkeys(sorted(packed.withdrawn), now) | (copy.withdrawn if copy else {})
+    repair.settings = {
+        f"identity.{kind}": msgspec.json.encode(identity, order="sorted").decode()
+        for kind, identity in packed.identities.items()
+    } | (copy.settings if copy else {})
+    if stage1_backup(root.stage2_jsonl).is_file():
+        repair.settings.setdefault(STAGE1, "migrated")
+    _read_files(root, packed, repair)
+    return repair
+
+
+def damage_of(root: DataRoot) -> str | None:
+    """Return what is wrong with the ledger, None if every page, table and identity can be read."""
+    if not root.ledger.exists():
+        return "the ledger is not there"
+    try:
+        with Ledger(root.ledger, read_only=True) as ledger:
+            problem = ledger.check()
+            for spec in embedding_specs():
+                read_identity(ledger, spec.kind)
+            return problem
+    except LedgerDamaged as damaged:
+        return damaged.what
+    except ImagemillError as error:
+        if "recorded model cannot be read" in error.what:
+            return error.what
+        raise
+
+
+def read_packed(root: DataRoot) -> Packed:
+    """Read what the shard sets tell about their samples and the models behind them."""
+    packed, live = Packed(), set[str]()
+    for bucket in BUCKETS:
+        folder = bucket_folder(root.shards, bucket)
+        manifest = read_manifest(folder)
+        if manifest is None:
+            continue
+        try:
+            lines, tombstones = read_index(folder), read_tombstones(folder)
+        except ImagemillError:
+            packed.unreadable.append(folder.name)
+            continue
+        makers = {}
+        for kind, maker in manifest["provenance"].items():
+            if maker.get("key") and maker.get("facts") is not None:
+                identity = ModelIdentity(
+                    kind=kind, model=maker["model"] or "", revision=maker.get("revision"),
+                    preview=bool(maker.get("preview")), facts=maker["facts"],
+                )  # fmt: skip
+                packed.identities.setdefault(kind, identity)
+                if not maker.get("unknown_maker"):
+                    makers[kind] = maker["key"]
+        packed.makers.update((line.digest, makers) for line in lines)
+        dead = {tombstone.place for tombstone in tombstones}
+        live |= {line.image_id for line in lines if line.place not in dead}
+        packed.withdrawn |= {tombstone.image_id for tombstone in tombstones if tombstone.why == "withdrawn"}
+    packed.withdrawn -= live
+    return packed
+
+
+def _read_files(root: DataRoot, packed: Packed, repair: Repair) -> None:
+    recorded = read_recorded(root.stage2_jsonl)
+    scan = scan_approved(root.approved) if root.approved.is_dir() else None
+    stores = [NpyStore(root.derived / spec.folder, spec) for spec in embedding_specs()]
+    listings = {store: store.listing() for store in stores}
+    for image_id, span in recorded.lines.items():
+        record = span.record()
+        source = _source(root, scan.sources.get(image_id) if scan else None, record)
+        if source:
+            repair.sources.append(source)
+        found = [
+            row for store in stores if image_id in listings[store]
+            for row in _file(store, image_id, record, source, recorded, repair)
+        ]  # fmt: skip
+        repair.files.extend(_with_makers(record, found, packed))
+    _note_others(recorded, listings, repair)
+
+
+def _source(root: DataRoot, source: SourceFile | None, record: Record) -> SourceRow | None:
+    """The row of an image whose size is that of its record; None for one that the next run has to look at."""
+    if source is None:
+        return None
+    path = root.approved / source.file_name
+    try:
+        size, content = header_size(path), fingerprint_file(path)
+    except (Refused, OSError):
+        return None
+    if size != (record.get("height"), record.get("width")):
+        return None
+    return SourceRow(source.image_id, source.file_name, source.stat, content, *size)
+
+
+def _file(
+    store: NpyStore, image_id: str, record: Record, source: SourceRow | None, recorded: Recorded, repair: Repair
+) -> Iterator[FileRow]:
+    spec, height, width = store.spec, record.get("height"), record.get("width")
+    if not isinstance(height, int) or not isinstance(width, int):
+        return
+    try:
+        signature, content = store.stat(image_id), store.check(image_id, height, width)
+    except (InvalidNpy, OSError) as error:
+        repair.invalid[f"{spec.folder}/{image_id}.npy"] = getattr(error, "what", str(error))
+        return
+    made_from = recorded.captions.get(image_id) if spec.source == "caption" else source and source.fingerprint
+    yield FileRow(spec.kind, image_id, signature, made_from, content, maker_of_adopted(store, image_id))
+
+
+def _with_makers(record: Record, rows: list[FileRow], packed: Packed) -> Iterator[FileRow]:
+    """Files that are packed byte for byte were made by the models of their set's manifest."""
+    digest = sample_digest(encode_sorted(record), ((row.kind, row.content) for row in rows))
+    makers = packed.makers.get(digest, {})
+    for row in rows:
+        yield msgspec.structs.replace(row, maker=makers.get(row.kind, row.maker))
+
+
+def _note_others(recorded: Recorded, listings: Mapping[NpyStore, Mapping[str, str]], repair: Repair) -> None:
+    """Files without a record are left to the next run, which adopts or replaces them."""
+    for store, listing in listings.items():
+        if others := sum(1 for image_id in listing if image_id not in recorded.lines):
+            repair.invalid[f"{store.spec.folder}: {others} files without a record"] = "looked at by the next run"
+
+
+def apply_repair(root: DataRoot, repair: Repair) -> Path | None:
+    """Put a new ledger in the place of the damaged one.
+
+    Returns:
+        folder in quarantine with the damaged files, None if there were none.
+    """
+    root.state.mkdir(parents=True, exist_ok=True)
+    fresh = temporary_path(root.state)
+    try:
+        with Ledger(fresh) as ledger, ledger.transaction():
+            for name, value in repair.settings.items():
+                ledger.record_setting(name, value)
+            ledger.record_withdrawals(repair.withdrawn)
+            ledger.record_sources(repair.sources)
+            ledger.record_files(repair.files)
+        kept = _quarantine(root)
+        os.replace(fresh, root.ledger)
+    finally:
+        for path in wal_files(fresh):
+            path.unlink(missing_ok=True)
+        fresh.with_name(f".{fresh.name}.lock").unlink(missing_ok=True)
+    with Ledger(root.ledger) as ledger:
+        refresh(root, ledger)
+    return kept
+
+
+def _quarantine(root: DataRoot) -> Path | None:
+    damaged = wal_files(root.ledger)
+    if not damaged:
+        return None
+    folder = root.quarantine / f"ledger-{datetime.now(UTC):%Y%m%dT%H%M%S}-{fingerprint(os.urandom(8))[-6:]}"
+    folder.mkdir(parents=True)
+    for path in damaged:
+        os.replace(path, folder / path.name)
+    return folder

@@ -1,0 +1,168 @@
+"""A ledger that is lost or damaged: what commands say, and how it is rebuilt."""
+
+import shutil
+import sqlite3
+from contextlib import closing
+
+import pytest
+
+from imagemill.embedding_specs import VAE, embedding_specs
+from imagemill.layout import DataRoot
+from imagemill.pipeline.repair import apply_repair, damage_of, plan_repair
+from imagemill.store.ledger import Ledger
+from tests.helpers.product import contents, imagemill, photos
+
+KINDS = [spec.kind for spec in embedding_specs()]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A root with four packed images, one of them withdrawn."""
+    root = DataRoot(tmp_path_factory.mktemp("finished") / "data")
+    photos(root.approved, 4)
+    assert imagemill("run", "--data-root", root.path, stub=True).returncode == 0
+    assert imagemill("withdraw", "photo0002", "--data-root", root.path, stub=True).returncode == 0
+    return root
+
+
+@pytest.fixture
+def root(finished, tmp_path):
+    """A copy; the files keep their times and get other inodes, as after a restored backup."""
+    shutil.copytree(finished.path, tmp_path / "data")
+    return DataRoot(tmp_path / "data")
+
+
+def rows(root):
+    with Ledger(root.ledger, read_only=True) as ledger:
+        files = {
+            (row.kind, row.image_id): (row.content, row.maker) for kind in KINDS for row in ledger.files(kind).values()
+        }
+        sources = {row.image_id: (row.fingerprint, row.height, row.width) for row in ledger.sources().values()}
+        return (
+            files,
+            sources,
+            set(ledger.withdrawals()),
+            {k: v for k, v in ledger.settings().items() if "identity" in k},
+        )
+
+
+def overwrite_pages(path):
+    """Garbage in every page but the first."""
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    data = bytearray(path.read_bytes())
+    for start in range(4096, len(data), 4096):
+        data[start : start + 64] = b"\xff" * 64
+    path.write_bytes(data)
+
+
+DAMAGES = {
+    "lost": lambda root: shutil.rmtree(root.state),
+    "pages": lambda root: overwrite_pages(root.ledger),
+    "garbage": lambda root: root.ledger.write_bytes(b"garbage " * 1000),
+    "empty tables": lambda root: _drop_tables(root.ledger),
+    "truncated": lambda root: root.ledger.write_bytes(root.ledger.read_bytes()[:5000]),
+}
+
+
+def _drop_tables(path):
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("DROP TABLE files")
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_repaired_ledger_knows_models_files_images_and_withdrawals(root, finished, damage):
+    """As before the damage; no model runs and no byte changes in the run that follows."""
+    before, made = rows(finished), contents(root)
+    DAMAGES[damage](root)
+
+    reported = plan_repair(root)
+    assert reported.damage
+    if damage != "lost":
+        assert damage_of(root), "reporting changes nothing"
+    kept = apply_repair(root, reported)
+
+    assert rows(root) == before
+    assert (kept is not None) == (damage != "lost")
+    assert not [path for path in root.state.iterdir() if path.name.startswith(".tmp")]
+    done = imagemill("run", "--data-root", root.path, stub=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert contents(root) == made
+    assert "0 made in 0 model calls" in done.stdout or "nothing to do" in done.stdout
+
+
+def test_models_come_from_the_manifests_where_the_second_copy_is_lost_too(root, finished):
+    before = rows(finished)
+    shutil.rmtree(root.state)
+    for folder in (root.derived, root.shards):
+        (folder / ".imagemill.json").unlink()
+
+    apply_repair(root, plan_repair(root))
+
+    files, sources, _, identities = rows(root)
+    assert (files, sources) == before[:2]
+    assert identities.keys() == before[3].keys()
+
+
+@pytest.mark.parametrize("damage", ["pages", "garbage", "empty tables", "truncated"])
+@pytest.mark.parametrize("command", ["status", "run", "verify", "shards"])
+def test_commands_name_the_damage_and_the_remedy(root, damage, command):
+    """Never a traceback, and nothing is written."""
+    DAMAGES[damage](root)
+    before = contents(root)
+
+    said = imagemill(command, "--data-root", root.path, stub=True)
+
+    assert said.returncode == 1
+    assert "Traceback" not in said.stdout + said.stderr
+    assert "imagemill repair" in said.stderr + said.stdout
+    assert contents(root) == before
+
+
+def test_command_reports_first_and_writes_only_when_asked(root):
+    DAMAGES["garbage"](root)
+    damaged = root.ledger.read_bytes()
+
+    reported = imagemill("repair", "--data-root", root.path)
+    assert reported.returncode == 0, reported.stderr
+    assert "nothing was changed" in reported.stdout
+    assert root.ledger.read_bytes() == damaged
+
+    applied = imagemill("repair", "--apply", "--data-root", root.path)
+    assert applied.returncode == 0, applied.stderr
+    (kept,) = root.quarantine.glob("ledger-*")
+    assert (kept / root.ledger.name).read_bytes() == damaged
+    again = imagemill("repair", "--apply", "--data-root", root.path)
+    assert "nothing to repair" in again.stdout
+
+
+def test_lost_ledger_is_reported_and_models_and_withdrawals_survive(root):
+    """A run without `repair` adopts the files; it takes models and withdrawals from the second copy and says so."""
+    shutil.rmtree(root.state)
+
+    done = imagemill("run", "--data-root", root.path, stub=True)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "was lost" in done.stderr
+    assert "1 withdrawn" in done.stderr
+    with Ledger(root.ledger, read_only=True) as ledger:
+        assert set(ledger.withdrawals()) == {"photo0002"}
+        assert ledger.setting(f"identity.{VAE.kind}")
+
+
+def test_whole_ledger_is_left_alone(root):
+    before = root.ledger.read_bytes()
+
+    said = imagemill("repair", "--apply", "--data-root", root.path)
+
+    assert said.returncode == 0
+    assert "nothing to repair" in said.stdout
+    assert root.ledger.read_bytes() == before
+
+
+def test_folder_without_a_run_has_nothing_to_repair(tmp_path):
+    said = imagemill("repair", "--apply", "--data-root", tmp_path)
+
+    assert said.returncode == 1
+    assert "nothing has run" in said.stderr
+    assert list(tmp_path.iterdir()) == []
