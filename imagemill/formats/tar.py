@@ -188,6 +188,10 @@ class _OpenSample:
 
     def open(self, members: Sequence[tuple[str, bytes | Path | KnownFile]]) -> None:
         for suffix, source in members:
+            if problem := id_problem(suffix):
+                raise ImagemillError(
+                    f"{suffix!r} cannot be a member's suffix: it {problem}", do="rename the kind's member"
+                )
             values = source if isinstance(source, bytes) else _OpenFile.open_ahead(source)
             size = len(values) if isinstance(values, bytes) else values.size
             header = _header(f"{self.key}.{suffix}", size)
@@ -338,13 +342,18 @@ def _samples(file: io.BufferedIOBase, size: int, path: Path) -> Iterator[tuple[s
 
 def _member(tar: tarfile.TarFile, info: tarfile.TarInfo, size: int) -> tuple[str, str, bytes]:
     key, dot, suffix = info.name.rpartition("/")[2].partition(".")
-    if not info.isreg() or not (key and dot and suffix):
+    if not info.isreg() or not (key and dot and suffix) or _leaves_its_folder(info.name):
         raise ValueError(f"{info.name!r} is no member of a sample")
     if info.offset_data + info.size > size:
         raise ValueError(f"cut off within {info.name!r}")
     file = tar.extractfile(info)
     assert file is not None
     return info.name[: -len(suffix) - 1], suffix, file.read()
+
+
+def _leaves_its_folder(name: str) -> bool:
+    """Whether a member's name is absolute, or has a part that is no file name. Relative folders are part of WebDataset's keys."""
+    return any(id_problem(part) for part in name.split("/"))
 
 
 def _sample(key: str, members: Sequence[tuple[str, bytes]]) -> dict[str, bytes]:

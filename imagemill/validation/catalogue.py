@@ -101,6 +101,8 @@ RULES: dict[str, Rule] = {
     "duplicate_group": Rule(_STAGE_A, "no group twice under one label", "keep one of them"),
     # shards
     "manifest": Rule(_SHARDS, "the folder has a manifest of ours", _REPACK),
+    "manifest_digest": Rule(_SHARDS, "the manifest's content is what its digest was taken of", _REPACK),
+    "no_manifest_digest": Rule(_SHARDS, "the manifest has a digest of its content", _REPACK, "warning"),
     "index": Rule(_SHARDS, "the index has each sample once, where it is", _REPACK),
     "live_samples": Rule(_SHARDS, "the manifest counts the samples that count", _REPACK),
     "index_order": Rule(_SHARDS, "the index follows the tars, and samples in them", _REPACK),

@@ -43,8 +43,8 @@ def _report(folder: Path, derived: Path, ledger: Ledger) -> Report | None:
         return None
     signature = _signature(folder)
     if ledger.verified(folder) == signature:
-        manifest = read_manifest(folder) or {}
-        return Report(str(folder), KIND, checked=manifest.get("samples", 0))
+        manifest = read_manifest(folder)
+        return Report(str(folder), KIND, checked=manifest.samples if manifest else 0)
     report = validate(folder, kind=KIND, derived=derived)
     if report.passed:
         ledger.record_verified(folder, signature)

@@ -20,12 +20,12 @@ from imagemill.formats.jsonl import parse_object
 from imagemill.formats.npy import parse_npy
 from imagemill.formats.tar import IndexEntry, read_sample, read_shard
 from imagemill.ids import id_of_member_key
+from imagemill.pipeline.shards.shard_manifest import Manifest, ShardEntry
 from imagemill.pipeline.shards.shard_sets import (
     INDEX,
     JSON_MEMBER,
     MASK_MEMBER,
     IndexLine,
-    read_manifest,
     sample_digest,
 )
 from imagemill.pipeline.shards.shard_statistics import measures_of
@@ -34,7 +34,7 @@ from imagemill.validation.catalogue import RULES, finding
 from imagemill.validation.energon_files import energon_files
 from imagemill.validation.findings import Finding
 from imagemill.validation.lines import Findings
-from imagemill.validation.shard_documents import Index, documents
+from imagemill.validation.shard_documents import Index, checked_manifest, documents
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +61,8 @@ def shard_set(folder: Path, *, derived: Path | None = None, sample: int | None =
         sample: of each tar, compare this many samples, the first ones; None or less than 1: all.
     """
     folder = folder.absolute()  # `.` has no name
-    manifest = read_manifest(folder)
+    manifest = yield from checked_manifest(folder)
     if manifest is None:
-        yield finding("manifest", "no manifest of ours", file=folder.name)
         return
     broken: set[str] = set()
     index = yield from _noting(broken, documents(folder, manifest))
@@ -86,16 +85,14 @@ def _noting(broken: set[str], findings: Generator[Finding | int, None, _T]) -> G
         return end.value
 
 
-def _tars(
-    folder: Path, index: Index, manifest: Mapping[str, Any], compared: _Compared
-) -> Generator[Finding | int, None, None]:
-    for shard in manifest["shards"]:
-        path = folder / shard["name"]
+def _tars(folder: Path, index: Index, manifest: Manifest, compared: _Compared) -> Generator[Finding | int, None, None]:
+    for shard in manifest.shards:
+        path = folder / shard.name
         if path.is_file():
             yield from _shard(path, shard, index, manifest, compared)
         else:
             yield finding("missing_shard", "named by the manifest, not there", file=f"{folder.name}/{path.name}")
-    extra = {tar.name for tar in folder.glob("*.tar")} - {shard["name"] for shard in manifest["shards"]}
+    extra = {tar.name for tar in folder.glob("*.tar")} - {shard.name for shard in manifest.shards}
     for name in sorted(extra):
         yield finding("foreign_shard", "not named by the manifest", file=f"{folder.name}/{name}")
     if index.places:
@@ -112,12 +109,10 @@ def _is_at(path: Path, place: IndexLine, key: str, members: Mapping[str, bytes])
         return False
 
 
-def _shard(
-    path: Path, shard: Mapping[str, Any], index: Index, manifest: Mapping[str, Any], compared: _Compared
-) -> Findings:
+def _shard(path: Path, shard: ShardEntry, index: Index, manifest: Manifest, compared: _Compared) -> Findings:
     name = f"{path.parent.name}/{path.name}"
     expected = {place.key: place for place in index.places.values() if place.shard == path.name}
-    if fingerprint_file(path) != shard["checksum"]:
+    if fingerprint_file(path) != shard.checksum:
         yield finding("checksum", "bytes differ from the manifest's checksum", file=name)
     samples = 0
     try:
@@ -129,16 +124,17 @@ def _shard(
             if place is None or not _is_at(path, place, key, members):
                 yield finding("index", "not where the index says", **at)
             counts = place is None or index.places.pop(place.place).place not in index.dead
-            if list(members) != manifest["members"]:
+            if list(members) != manifest.members:
                 yield finding("members", ", ".join(members), **at)
                 continue
             yield from _sample(members, place, compared.folder(samples) if counts else None, at)
     except ImagemillError as error:
         yield finding("unreadable", error.what, file=name, remedy=RULES["checksum"].remedy)
-    counted = {"samples": samples, "bytes": path.stat().st_size}
-    for what, count in counted.items():
-        if count != shard[what]:
-            yield finding("count", f"{count} {what}, manifest says {shard[what]}", file=name)
+    for what, count, expected_count in (
+        ("samples", samples, shard.samples), ("bytes", path.stat().st_size, shard.bytes),
+    ):  # fmt: skip
+        if count != expected_count:
+            yield finding("count", f"{count} {what}, manifest says {expected_count}", file=name)
 
 
 def _sample(

@@ -20,6 +20,7 @@ from imagemill.layout import DataRoot
 from imagemill.ledger import Ledger
 from imagemill.pipeline.curation.latent_statistics import ALL, Statistics, statistics_path
 from imagemill.pipeline.curation.near_duplicates import Group, Member, Summary, lines_path, summary_path
+from imagemill.pipeline.shards.shard_manifest import sealed
 from imagemill.pipeline.shards.shard_plan import plan_shards
 from imagemill.pipeline.shards.shard_sets import ShardParameters, bucket_folder
 from imagemill.pipeline.shards.shard_writer import write_bucket
@@ -161,7 +162,7 @@ def repack(root, change, *, honest=True, name="shard-000000.tar"):
     for shard in manifest["shards"]:
         if shard["name"] == name:
             shard.update(checksum=fingerprint_file(path), bytes=path.stat().st_size)
-    write_json(folder / "manifest.json", manifest)
+    write_json(folder / "manifest.json", sealed(manifest))
     index = [line.value for line in read_jsonl(folder / "index.jsonl")]
     for line in index:
         line.update(next(({"offset": e.offset, "size": e.size} for e in entries if e.key == line["key"]), {}))

@@ -17,6 +17,7 @@ from imagemill.formats.manifest import read_json, write_json
 from imagemill.layout import DataRoot
 from imagemill.pipeline.curation.latent_statistics import ALL, Statistics, statistics_path
 from imagemill.pipeline.curation.near_duplicates import Group, Member, lines_path
+from imagemill.pipeline.shards.shard_manifest import SEAL, sealed
 from imagemill.pipeline.shards.shard_sets import TOMBSTONES, bucket_folder
 from imagemill.validation.catalogue import RULES
 from imagemill.validation.validator import missing, validate
@@ -137,12 +138,12 @@ def shard_file(name, change_bytes):
     return change
 
 
-def set_manifest(change_manifest):
+def set_manifest(change_manifest, *, seal=True):
     def change(root):
         path = bucket_folder(root.shards, SQUARE) / "manifest.json"
         manifest = read_json(path)
         change_manifest(manifest)
-        write_json(path, manifest)
+        write_json(path, sealed(manifest) if seal else manifest)
 
     return change
 
@@ -247,6 +248,8 @@ BREAKS = {
     "summary": ("stage-a", group(per_image={"image_1": "一", "image_2": "a\u2028b"})),
     "duplicate_group": ("stage-a", lambda path: write_jsonl(path, [GROUP, GROUP])),
     "manifest": ("shards", shard_file("manifest.json", lambda data: b"{}")),
+    "manifest_digest": ("shards", set_manifest(lambda manifest: manifest.update(appended=True), seal=False)),
+    "no_manifest_digest": ("shards", set_manifest(lambda manifest: manifest.pop(SEAL), seal=False)),
     "index": ("shards", shard_file("index.jsonl", lambda data: data + b"null\n")),
     "live_samples": ("shards", set_manifest(lambda manifest: manifest.update(samples=3))),
     "tombstones": ("shards", lambda root: write_text(bucket_folder(root.shards, SQUARE) / TOMBSTONES, "null")),

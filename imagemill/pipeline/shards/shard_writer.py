@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -33,9 +33,17 @@ from imagemill.formats.tar import IndexEntry, KnownFile, Sample, write_shard
 from imagemill.ids import member_key
 from imagemill.pipeline.shards.conflicts import stays
 from imagemill.pipeline.shards.readiness import ReadySample
+from imagemill.pipeline.shards.shard_manifest import (
+    FORMAT,
+    Maker,
+    Manifest,
+    ShardEntry,
+    Statistics,
+    document_of,
+    sealed,
+)
 from imagemill.pipeline.shards.shard_plan import BucketPlan, ShardSet, digest_of
 from imagemill.pipeline.shards.shard_sets import (
-    FORMAT,
     INDEX,
     JSON_MEMBER,
     MANIFEST,
@@ -107,11 +115,11 @@ def write_bucket(
     return _result(plan, "written", manifest)
 
 
-def _result(plan: BucketPlan, status: Literal["written", "unchanged"], manifest: Mapping[str, Any]) -> BucketResult:
-    shards = manifest["shards"]
+def _result(plan: BucketPlan, status: Literal["written", "unchanged"], manifest: Manifest) -> BucketResult:
     new = (plan.samples, len(plan.shards)) if status == "written" else (0, 0)
-    total = sum(shard["bytes"] for shard in shards)
-    return BucketResult(plan.bucket, status, *new, manifest["tombstones"], manifest["samples"], len(shards), total)
+    return BucketResult(
+        plan.bucket, status, *new, manifest.tombstones, manifest.samples, len(manifest.shards), manifest.bytes
+    )
 
 
 def sweep_sets(output: Path) -> None:
@@ -170,13 +178,13 @@ def _write_set(
     identities: Mapping[str, ModelIdentity],
     on_sample: Callable[[int], None],
     shard_set: ShardSet,
-) -> dict[str, Any]:
+) -> Manifest:
     """Everything of a set: tars that stay, new tars, index, tombstones, and the manifest last."""
     before = read_manifest(old) if plan.overlay else None
-    kept: list[dict[str, Any]] = before["shards"] if before else []
+    kept = before.shards if before else []
     for shard in kept:
-        _link(old / shard["name"], folder / shard["name"])
-    first = 1 + max((int(shard["name"][len("shard-") : -len(".tar")]) for shard in kept), default=-1)
+        _link(old / shard.name, folder / shard.name)
+    first = 1 + max((int(shard.name[len("shard-") : -len(".tar")]) for shard in kept), default=-1)
     write = functools.partial(_write_one, folder, derived=derived, on_sample=on_sample)
     with ThreadPoolExecutor(shard_set.workers, "pack") as pool:
         written = list(pool.map(write, itertools.count(first), plan.shards))
@@ -187,41 +195,43 @@ def _write_set(
     if tombstones:
         write_jsonl(folder / TOMBSTONES, tombstones)
     dead = {tombstone.place for tombstone in tombstones}
-    shards = [*_entries_of(kept, earlier), *((shard.told["name"], shard.entries) for shard in written)]
+    shards = [*_entries_of(kept, earlier), *((shard.entry.name, shard.entries) for shard in written)]
     write_energon(folder, shards, bucket=plan.bucket, dead=dead, earlier=old if before else None)
-    manifest = {
-        "format": FORMAT,
-        "bucket": plan.bucket,
-        "digest": plan.digest,
-        "samples": plan.live,
-        "tombstones": len(tombstones),
-        "appended": before is not None,
-        "members": [JSON_MEMBER, *(spec.member for spec in embedding_specs()), MASK_MEMBER],
-        "shards": [*kept, *(shard.told for shard in written)],
-        "statistics": statistics_of(line for line in index if line.place not in dead),
-        "parameters": msgspec.to_builtins(plan.parameters),
-        # Withdrawing leaves samples that another model made since: their tars are what the earlier manifest says.
-        "provenance": before["provenance"]
-        if before and shard_set.existing == "withdraw"
-        else _provenance(plan, identities, before),
-    }
-    write_json(folder / MANIFEST, manifest)
+    # Withdrawing leaves samples that another model made since: their tars are what the earlier manifest says.
+    inherited = before if shard_set.existing == "withdraw" else None
+    manifest = Manifest(
+        format=FORMAT,
+        bucket=plan.bucket,
+        digest=plan.digest,
+        samples=plan.live,
+        tombstones=len(tombstones),
+        appended=before is not None,
+        members=[JSON_MEMBER, *(spec.member for spec in embedding_specs()), MASK_MEMBER],
+        shards=[*kept, *(shard.entry for shard in written)],
+        statistics=msgspec.convert(statistics_of(line for line in index if line.place not in dead), Statistics),
+        parameters=plan.parameters,
+        provenance=inherited.provenance if inherited else _provenance(plan, identities, before),
+    )
+    document = document_of(manifest)
+    # A digest would vouch for provenance that was itself taken over unproven.
+    unproven = inherited is not None and not inherited.sealed
+    write_json(folder / MANIFEST, document if unproven else sealed(document))
     return manifest
 
 
-def _entries_of(shards: Sequence[Mapping[str, Any]], lines: Sequence[IndexLine]) -> list[tuple[str, list[IndexEntry]]]:
-    entries: dict[str, list[IndexEntry]] = {shard["name"]: [] for shard in shards}
+def _entries_of(shards: Sequence[ShardEntry], lines: Sequence[IndexLine]) -> list[tuple[str, list[IndexEntry]]]:
+    entries: dict[str, list[IndexEntry]] = {shard.name: [] for shard in shards}
     for line in lines:
         entries[line.shard].append(IndexEntry(line.key, line.offset, line.size))
     return list(entries.items())
 
 
 class _Written(NamedTuple):
-    """One new tar: `told` is its entry in the manifest."""
+    """One new tar: `entry` is its line in the manifest."""
 
     entries: list[IndexEntry]
     lines: list[IndexLine]
-    told: dict[str, Any]
+    entry: ShardEntry
 
 
 def _write_one(
@@ -242,8 +252,7 @@ def _write_one(
         for sample, entry in zip(samples, entries, strict=True)
     ]  # fmt: skip
     size = path.stat().st_size
-    told = {"name": path.name, "samples": len(samples), "bytes": size, "checksum": str(checksum)}
-    return _Written(entries, lines, told)
+    return _Written(entries, lines, ShardEntry(path.name, len(samples), size, str(checksum)))
 
 
 def _members(samples: Sequence[ReadySample], derived: Path, on_sample: Callable[[int], None]) -> Iterator[Sample]:
@@ -272,21 +281,15 @@ def mask_npy(mask: tuple[int, ...]) -> bytes:
     return buffer.getvalue()
 
 
-def _provenance(
-    plan: BucketPlan, identities: Mapping[str, ModelIdentity], before: Mapping[str, Any] | None
-) -> dict[str, dict[str, Any]]:
+def _provenance(plan: BucketPlan, identities: Mapping[str, ModelIdentity], before: Manifest | None) -> dict[str, Maker]:
     """By kind. `unknown_maker` counts samples in the tars whose file was adopted, those of earlier tars too."""
-    told = {}
+    by_kind = {}
     for n, spec in enumerate(embedding_specs()):
         makers = [sample.files[n].maker for shard in plan.shards for sample in shard]
-        earlier = before["provenance"].get(spec.kind, {}).get("unknown_maker", 0) if before else 0
-        identity = identities.get(spec.kind)
-        told[spec.kind] = {
-            "model": identity.model if identity else None,
-            "revision": identity.revision if identity else None,
-            "key": identity.key if identity else None,
-            "preview": identity.preview if identity else None,
-            "facts": identity.facts if identity else None,
-            "unknown_maker": earlier + makers.count(UNKNOWN),
-        }
-    return told
+        earlier = before.provenance.get(spec.kind, Maker()).unknown_maker if before else 0
+        unknown = earlier + makers.count(UNKNOWN)
+        of = identities.get(spec.kind)
+        by_kind[spec.kind] = (
+            Maker(of.model, of.revision, of.key, of.preview, of.facts, unknown) if of else Maker(unknown_maker=unknown)
+        )
+    return by_kind
