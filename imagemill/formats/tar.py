@@ -28,7 +28,7 @@ from typing import NamedTuple, Protocol
 
 from imagemill.durable import begin_writing_back_part, flush
 from imagemill.errors import ImagemillError
-from imagemill.files import StatTriple
+from imagemill.files import StatTriple, fingerprint
 from imagemill.ids import id_problem
 
 
@@ -39,10 +39,15 @@ class Checksum(Protocol):
 
 
 class KnownFile(NamedTuple):
-    """A file to be copied as it was when somebody looked at it, and not otherwise."""
+    """A file to be copied as it was when it was last checked, and not otherwise. `content`: fingerprint of its bytes."""
 
     path: str
     stat: StatTriple
+    content: str | None = None
+
+
+class DamagedFile(ImagemillError):
+    """A file to be packed does not hold the bytes that were recorded, although size, time and inode are the recorded ones."""
 
 
 # A key, and its members in order: suffix without the leading dot, and the bytes or the file that holds them.
@@ -87,7 +92,7 @@ def write_shard(path: Path, samples: Iterable[Sample], *, checksum: Checksum | N
 
     Raises:
         ImagemillError: a key that WebDataset would read differently, a file that is no longer as it was known, or that changed
-            its length while it was read. Nothing is left at `path`.
+            its length while it was read. DamagedFile: a file with other bytes than recorded. Nothing is left at `path`.
     """
     entries: list[IndexEntry] = []
     output = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
@@ -142,10 +147,11 @@ class _OpenFile(NamedTuple):
     path: str | Path
     handle: int
     size: int
+    content: str | None
 
     @classmethod
     def open_ahead(cls, source: Path | KnownFile) -> "_OpenFile":
-        path, known = source if isinstance(source, KnownFile) else (source, None)
+        path, known, content = source if isinstance(source, KnownFile) else (source, None, None)
         try:
             handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -158,7 +164,7 @@ class _OpenFile(NamedTuple):
             raise _changed(path)
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_WILLNEED)
-        return cls(path, handle, status.st_size)
+        return cls(path, handle, status.st_size, content)
 
 
 def _changed(path: str | Path) -> ImagemillError:
@@ -215,6 +221,7 @@ class _OpenSample:
                 content[start:end] = values
             else:
                 _read_exactly(values, content[start:end])
+                _refuse_damage(values, content[start:end])
             places.append((suffix, offset + start, size))
             position = end + _padding(size)
             content[end:position] = _END[: position - end]
@@ -234,6 +241,16 @@ def _read_exactly(file: _OpenFile, place: memoryview) -> None:
             where=file.path,
             why=f"{len(place)} bytes when it was opened, {'fewer' if filled < len(place) else 'more'} when it was read",
             do="let the program that writes it finish, then run the command again",
+        )
+
+
+def _refuse_damage(file: _OpenFile, content: memoryview) -> None:
+    if file.content is not None and fingerprint(content) != file.content:
+        raise DamagedFile(
+            "a file does not hold the bytes that were recorded",
+            where=file.path,
+            why="the disk returns other bytes than were written, or a program changed them and put the time back",
+            do="run `imagemill run` again: it restores the file from the shards, or makes it again",
         )
 
 
@@ -318,6 +335,21 @@ def read_sample(path: Path, entry: IndexEntry) -> dict[str, bytes]:
     with open(path, "rb") as file:
         file.seek(entry.offset)
         return parse_sample(file.read(entry.size), entry, path)
+
+
+class StoredSample(NamedTuple):
+    """A sample in a tar, by its place."""
+
+    path: Path
+    entry: IndexEntry
+
+    def member(self, suffix: str, content: str) -> bytes | None:
+        """The values of one member if their fingerprint is `content`; None otherwise, or if the sample cannot be read."""
+        try:
+            values = read_sample(self.path, self.entry).get(suffix)
+        except (ImagemillError, OSError):
+            return None
+        return values if values is not None and fingerprint(values) == content else None
 
 
 def parse_sample(content: bytes, entry: IndexEntry, path: Path) -> dict[str, bytes]:

@@ -14,9 +14,10 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -29,10 +30,11 @@ from imagemill.files import RunningFingerprint
 from imagemill.formats.energon import is_energon, write_energon
 from imagemill.formats.jsonl import write_jsonl
 from imagemill.formats.manifest import write_json
-from imagemill.formats.tar import IndexEntry, KnownFile, Sample, write_shard
+from imagemill.formats.tar import DamagedFile, IndexEntry, KnownFile, Sample, StoredSample, write_shard
 from imagemill.ids import member_key
 from imagemill.pipeline.shards.conflicts import stays
 from imagemill.pipeline.shards.readiness import ReadySample
+from imagemill.pipeline.shards.rotten_files import FileKey, RottenFiles, find_rotten, without
 from imagemill.pipeline.shards.shard_manifest import (
     FORMAT,
     Maker,
@@ -65,7 +67,10 @@ OURS = {INDEX, TOMBSTONES, MANIFEST}
 
 @dataclass(slots=True)
 class BucketResult:
-    """What became of one bucket. `samples`, `shards`, `bytes`: of its whole set; `new_samples`, `new_shards`: written now."""
+    """What became of one bucket. `samples`, `shards`, `bytes`: of its whole set; `new_samples`, `new_shards`: written now.
+
+    `rotten`: npy files that were not packed because they do not hold their recorded bytes.
+    """
 
     bucket: str
     status: Literal["written", "unchanged", "removed", "empty"]
@@ -75,6 +80,7 @@ class BucketResult:
     samples: int = 0
     shards: int = 0
     bytes: int = 0
+    rotten: RottenFiles = field(default_factory=RottenFiles)
 
 
 def write_bucket(
@@ -91,6 +97,8 @@ def write_bucket(
         derived: folder of the npy folders. identities: recorded maker of each kind. on_sample: called with each sample's bytes,
             on several threads.
 
+    A damaged file is never packed. Its recorded bytes are taken from a tar that holds them, else its sample is left out.
+
     Raises:
         DiskFull: the old set is where it was.
     """
@@ -103,12 +111,38 @@ def write_bucket(
         return _remove(folder, plan)
     if manifest is None and shard_set.existing == "withdraw":
         return BucketResult(plan.bucket, "empty")
+    write = functools.partial(_write, shard_set, derived=derived, identities=identities, on_sample=on_sample)
+    try:
+        return write(plan)
+    except DamagedFile:
+        rotten = find_rotten(plan, derived, shard_set.output)
+    rest = without(plan, rotten.lost)
+    if rest.live:
+        result = write(rest, copies=rotten.copies)
+    else:  # the set that is there, if any, may hold the last good bytes
+        result = _result(plan, "unchanged", manifest) if manifest else BucketResult(plan.bucket, "empty")
+    result.rotten = rotten
+    return result
+
+
+def _write(
+    shard_set: ShardSet,
+    plan: BucketPlan,
+    *,
+    derived: Path,
+    identities: Mapping[str, ModelIdentity],
+    on_sample: Callable[[int], None],
+    copies: Mapping[FileKey, StoredSample] = MappingProxyType({}),
+) -> BucketResult:
+    """Write one set and put it in its place. Raises DamagedFile, which leaves the old set where it was."""
+    folder = bucket_folder(shard_set.output, plan.bucket)
     staging = temporary_path(shard_set.output)
     try:
         with disk_full_told(folder):
             staging.mkdir(parents=True)
             _carry_foreign(folder, staging)
-            manifest = _write_set(staging, folder, plan, derived, identities, on_sample, shard_set)
+            members = functools.partial(_members, derived=derived, copies=copies, on_sample=on_sample)
+            manifest = _write_set(staging, folder, plan, identities, members, shard_set)
             replace_folder(staging, folder)
     finally:
         _discard(staging)
@@ -174,9 +208,8 @@ def _write_set(
     folder: Path,
     old: Path,
     plan: BucketPlan,
-    derived: Path,
     identities: Mapping[str, ModelIdentity],
-    on_sample: Callable[[int], None],
+    members: Callable[[Sequence[ReadySample]], Iterator[Sample]],
     shard_set: ShardSet,
 ) -> Manifest:
     """Everything of a set: tars that stay, new tars, index, tombstones, and the manifest last."""
@@ -185,7 +218,7 @@ def _write_set(
     for shard in kept:
         _link(old / shard.name, folder / shard.name)
     first = 1 + max((int(shard.name[len("shard-") : -len(".tar")]) for shard in kept), default=-1)
-    write = functools.partial(_write_one, folder, derived=derived, on_sample=on_sample)
+    write = functools.partial(_write_one, folder, members=members)
     with ThreadPoolExecutor(shard_set.workers, "pack") as pool:
         written = list(pool.map(write, itertools.count(first), plan.shards))
     earlier = read_index(old) if before else []
@@ -239,11 +272,10 @@ def _write_one(
     number: int,
     samples: Sequence[ReadySample],
     *,
-    derived: Path,
-    on_sample: Callable[[int], None],
+    members: Callable[[Sequence[ReadySample]], Iterator[Sample]],
 ) -> _Written:
     path, checksum = folder / shard_name(number), RunningFingerprint()
-    entries = write_shard(path, _members(samples, derived, on_sample), checksum=checksum)
+    entries = write_shard(path, members(samples), checksum=checksum)
     lines = [
         IndexLine(
             sample.image_id, entry.key, path.name, entry.offset, entry.size, digest_of(sample),
@@ -255,14 +287,23 @@ def _write_one(
     return _Written(entries, lines, ShardEntry(path.name, len(samples), size, str(checksum)))
 
 
-def _members(samples: Sequence[ReadySample], derived: Path, on_sample: Callable[[int], None]) -> Iterator[Sample]:
+def _members(
+    samples: Sequence[ReadySample],
+    *,
+    derived: Path,
+    copies: Mapping[FileKey, StoredSample],
+    on_sample: Callable[[int], None],
+) -> Iterator[Sample]:
+    """The members of each sample: files by their recorded bytes, or from `copies` where the file is damaged."""
     kinds = [(spec.member, f"{derived / spec.folder}{os.sep}") for spec in embedding_specs()]
     for sample in samples:
         name = f"{sample.image_id}.npy"
-        files = [
-            (suffix, KnownFile(folder + name, file.stat))
-            for (suffix, folder), file in zip(kinds, sample.files, strict=True)
-        ]
+        files: list[tuple[str, bytes | KnownFile]] = []
+        for (suffix, folder), file in zip(kinds, sample.files, strict=True):
+            copy = copies.get((file.kind, file.image_id))
+            data = copy.member(suffix, file.content) if copy else None
+            known = KnownFile(folder + name, file.stat, file.content)
+            files.append((suffix, known if data is None else data))
         members = [(JSON_MEMBER, sample.record), *files, (MASK_MEMBER, mask_npy(sample.mask))]
         yield member_key(sample.image_id), members
         on_sample(sample_bytes(sample))

@@ -217,7 +217,7 @@ def test_latent_that_rots_under_the_ledgers_eyes_is_left_out(root):
 
     count(root)
 
-    assert (statistics(root, SQUARE).images, statistics(root, SQUARE).left_out) == (2, {"non_finite": 1})
+    assert (statistics(root, SQUARE).images, statistics(root, SQUARE).left_out) == (2, {"damaged": 1})
 
 
 def test_bucket_of_another_model_is_not_merged(root):
