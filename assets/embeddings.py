@@ -12,6 +12,7 @@ from imagemill.embedding_specs import DINOV3, T5, VAE, EmbeddingSpec
 from imagemill.formats.npy import NpyStore
 from imagemill.pipeline.claims import claimed_until_output
 from imagemill.pipeline.forecast import check_space
+from imagemill.pipeline.shards.copies import with_copies
 from imagemill.pipeline.stage2.caption import CaptionJob, CaptionWorker, forget_problems, keep_captions, look_again
 from imagemill.pipeline.stage2.embed import EmbeddingStream, EmbedWorker
 from imagemill.pipeline.stage2.facts import adopt_captions
@@ -90,6 +91,7 @@ def embedding_asset(spec: EmbeddingSpec, description: str) -> dg.AssetsDefinitio
             plan = plan_for(spec, ids, scan, ledger, store.listing(), recorded)
             if config.extract_only:
                 plan.jobs = [job for job in plan.jobs if job.inline]
+            plan.jobs = with_copies(plan.jobs, root.shards)
             check_space({spec: plan.jobs}, root.approved, root.derived, state=root.state)
         rows = engine.map_batches(EmbedWorker, plan.jobs, batch_size=options["settings"].batch_size, **options)
         return EmbeddingStream(store, plan, rows, root.ledger, scan.sources.keys())

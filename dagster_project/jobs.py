@@ -3,6 +3,8 @@
 One run has one partitions definition, so images and buckets cannot share one.
 """
 
+from contextlib import closing
+
 import dagster as dg
 
 from assets.bucket_shards import bucket_shards
@@ -10,6 +12,8 @@ from assets.embeddings import embedding_assets
 from assets.near_duplicates import near_duplicates
 from assets.partitions import buckets, images
 from assets.stage2_jsonl import stage2_jsonl
+from imagemill.pipeline.stage2.damage import note_damage
+from imagemill.validation.contents import RecordedContents
 from imagemill.validation.findings import as_text
 from imagemill.validation.validator import verify_stage2
 from io_managers.events import DEFER_TAG
@@ -26,11 +30,15 @@ embed_images = dg.define_asset_job(
 
 @dg.op
 def read_back(context: dg.OpExecutionContext, data_root: DataRootResource) -> None:
-    """Read every record, header and value."""
+    """Read every record and every npy file; note damaged files for the next run."""
     root = data_root.root()
-    report = verify_stage2(root.stage2_jsonl, root.derived)
+    contents = RecordedContents.read(root.ledger)
+    report = verify_stage2(root.stage2_jsonl, root.derived, contents)
     for line in as_text(report):
         context.log.info(line)
+    if contents.damaged:
+        with closing(data_root.ledger()) as ledger:
+            context.log.info(note_damage(ledger, contents.damaged))
     if not report.passed:
         raise dg.Failure(f"{report.errors} findings; the first ones are in this run's log")
 

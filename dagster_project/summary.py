@@ -14,7 +14,7 @@ from imagemill.provenance import read_identity
 from imagemill.store.ledger import Ledger
 from imagemill.summarizer import CAPTIONER
 
-MADE = ("computed", "extracted", "adopted")
+MADE = ("computed", "extracted", "restored", "adopted")
 _TOLD_OF_RECORDS = (
     "added", "migrated", "changed", "height_corrected", "width_corrected", "mask_corrected", "caption_replaced",
     "unusual_ratio", "quarantined", "stage1",
@@ -91,7 +91,7 @@ def _made(counts: dict[str, int]) -> str:
     parts = [f"{counts.get('computed', 0)} made in {counts.get('calls', 0)} model calls"]
     parts += [
         f"{counts[name]} {name}"
-        for name in ("extracted", "adopted", "kept", "refused", "failed", "replaced")
+        for name in ("extracted", "restored", "adopted", "kept", "refused", "failed", "replaced")
         if counts.get(name)
     ]
     return ", ".join(parts)

@@ -20,6 +20,7 @@ import yaml
 
 from imagemill.embedding_specs import EmbeddingSpec, embedding_specs
 from imagemill.errors import MissingInput, WrongUsage
+from imagemill.layout import DataRoot
 
 PREVIEW = "preview"
 TRANSFORMERS = "transformers"
@@ -189,6 +190,15 @@ def read_config(path: Path, *, required: bool = False) -> Config:
         )
     check_kind(config.summarizer.kind, where=f"{path}, summarizer.kind")
     return _with_prompts_from(path.parent, config)
+
+
+def config_in_force(root: DataRoot, given: str | None = None) -> Config:
+    """The configuration of a data root: of the given file, else $IMAGEMILL_CONFIG, else imagemill.yaml in the root.
+
+    Raises as `read_config`; a file that was named must exist.
+    """
+    named = given or os.environ.get(CONFIG_VARIABLE)
+    return read_config(Path(named) if named else root.config_file, required=bool(named))
 
 
 def check_kind(kind: str, *, where: object) -> None:

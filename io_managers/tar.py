@@ -4,17 +4,22 @@ from collections.abc import Mapping
 from contextlib import closing
 
 import dagster as dg
+import msgspec
 
 from imagemill.embedding_specs import embedding_specs
+from imagemill.pipeline.shards.readiness import ASSET
 from imagemill.pipeline.shards.shard_card import write_beside
 from imagemill.pipeline.shards.shard_plan import ShardSet
 from imagemill.pipeline.shards.shard_writer import BucketResult, sample_bytes, write_bucket
+from imagemill.pipeline.stage2.damage import damaged_file, file_name
 from imagemill.progress import Progress
 from imagemill.provenance import ModelIdentity, read_identity
 from imagemill.store.ledger import Ledger
 from imagemill.store.second_copy import refresh
-from io_managers.events import StreamedEvents
+from io_managers.events import StreamedEvents, images_failed
 from resources.data_root import DataRootResource
+
+SHOWN = 5
 
 
 class TarIOManager(dg.ConfigurableIOManager):
@@ -25,12 +30,15 @@ class TarIOManager(dg.ConfigurableIOManager):
     def handle_output(self, context: dg.OutputContext, obj: ShardSet) -> None:
         with closing(self.data_root.ledger()) as ledger:
             try:
-                counts = _counts(self._write(context, obj, _identities(ledger)))
+                results = self._write(context, obj, _identities(ledger))
+                counts = _counts(results)
                 ledger.record_counts(context.run_id, "written", counts)
+                _note_damage(ledger, results, context.run_id)
                 refresh(self.data_root.root(), ledger)
             finally:
                 ledger.release(context.asset_key.to_user_string(), context.run_id)
         context.add_output_metadata({**counts, "path": dg.MetadataValue.path(str(obj.output))})
+        _fail_where_damaged(results)
 
     def _write(
         self, context: dg.OutputContext, shard_set: ShardSet, identities: Mapping[str, ModelIdentity]
@@ -59,6 +67,27 @@ class TarIOManager(dg.ConfigurableIOManager):
 def _identities(ledger: Ledger) -> Mapping[str, ModelIdentity]:
     recorded = {spec.kind: read_identity(ledger, spec.kind) for spec in embedding_specs()}
     return {kind: identity for kind, identity in recorded.items() if identity}
+
+
+def _note_damage(ledger: Ledger, results: list[BucketResult], run_id: str) -> None:
+    """Record each damaged file, so that the next run repairs it, and each sample that is left out for it."""
+    files = [file for result in results for file in result.rotten.files]
+    lost = sorted({image_id for result in results for image_id in result.rotten.lost})
+    damaged = [damaged_file(kind, image_id, run_id) for kind, image_id in files]
+    of_shards = [msgspec.structs.replace(problem, asset=ASSET) for problem in damaged if problem.item in lost]
+    ledger.record_problems([*damaged, *of_shards])
+
+
+def _fail_where_damaged(results: list[BucketResult]) -> None:
+    """Raises dg.Failure if a file was damaged. Everything else is packed."""
+    names = [file_name(kind, image_id) for result in results for kind, image_id in result.rotten.files]
+    if names:
+        shown = ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+        text = (
+            f"{len(names)} npy {'file does' if len(names) == 1 else 'files do'} not hold the recorded bytes: {shown}; "
+        )
+        ids = sorted({image_id for result in results for _, image_id in result.rotten.files})
+        raise images_failed(f"{text}run `imagemill run`: it restores them from the shards, or makes them again", ids)
 
 
 def _metadata(result: BucketResult) -> dict[str, str | int]:

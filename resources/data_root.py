@@ -10,7 +10,7 @@ from pathlib import Path
 import dagster as dg
 from pydantic import Field
 
-from imagemill.config import CONFIG_VARIABLE, Config, read_config
+from imagemill.config import Config, config_in_force
 from imagemill.layout import DataRoot
 from imagemill.pipeline.shards.shard_sets import refuse_no_sets
 from imagemill.places import locate, put, refuse_no_folder
@@ -57,5 +57,4 @@ class DataRootResource(dg.ConfigurableResource):
 
 def config_of(root: DataRoot, given: str | None = None) -> Config:
     """The configuration in force for a data root; a file that was named must be there."""
-    named = given or os.environ.get(CONFIG_VARIABLE)
-    return read_config(Path(named) if named else root.config_file, required=bool(named))
+    return config_in_force(root, given)

@@ -48,7 +48,11 @@ class Kind(click.Choice):
 @click.option(
     "--output-base-dir", metavar="DIR", help="Folder for records and embeddings instead of derived/; remembered."
 )
-@click.option("--verify", is_flag=True, help="Only read back every record, header and value; exit 1 on any finding.")
+@click.option(
+    "--verify",
+    is_flag=True,
+    help="Only read back every record and npy file, and note damaged files for the next run; exit 1 on any finding.",
+)
 @click.option("--rollback", is_flag=True, help="Only put the Stage 1 file back; the version 2 file is kept beside it.")
 @click.option("--delete-embeddings", is_flag=True, help="With --rollback: delete every npy file too.")
 @click.option("--fail-on-skip", is_flag=True, help="Exit 1 if any input was refused.")
@@ -115,9 +119,17 @@ def _cancel(root: DataRoot, kinds: tuple[str, ...]) -> int:
 
 def _verify(root: DataRoot) -> int:
     from dagster_project.cli.verify import show
+    from imagemill.pipeline.stage2.damage import note_damage
+    from imagemill.store.ledger import Ledger
+    from imagemill.validation.contents import RecordedContents
     from imagemill.validation.validator import verify_stage2
 
-    return show([verify_stage2(root.stage2_jsonl, root.derived)])
+    contents = RecordedContents.read(root.ledger)
+    code = show([verify_stage2(root.stage2_jsonl, root.derived, contents)])
+    if contents.damaged:
+        with Ledger(root.ledger) as ledger:
+            click.echo(note_damage(ledger, contents.damaged))
+    return code
 
 
 def _roll_back(root: DataRoot, delete_embeddings: bool) -> int:

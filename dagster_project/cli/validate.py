@@ -74,6 +74,8 @@ def show(report: Report, *, as_lines: bool) -> None:
     """Print one report, for people or as a line for programs."""
     for line in [as_json(report).decode()] if as_lines else as_text(report):
         click.echo(line)
+    if report.kind == "stage2" and not as_lines:
+        click.echo(f"{report.file}: the npy files were not opened; `imagemill verify` reads them")
 
 
 def _is_shards(path: Path) -> bool:

@@ -2,16 +2,21 @@
 
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 
 import click
 
 from dagster_project.cli.options import root_options
+from imagemill.config import config_in_force
 from imagemill.errors import ImagemillError
 from imagemill.layout import DataRoot
+from imagemill.pipeline.curation.near_duplicates import reported_images
 from imagemill.pipeline.shards.shard_sets import refuse_no_sets
 from imagemill.pipeline.story import open_ledger
 from imagemill.places import refuse_gone
-from imagemill.validation.findings import Report, as_text
+from imagemill.validation.contents import RecordedContents
+from imagemill.validation.findings import Report, as_text, collect
+from imagemill.validation.shard_coverage import shard_coverage
 from imagemill.validation.shard_sets import set_folders
 from imagemill.validation.validator import Options, missing, validate, verify_stage2
 
@@ -24,11 +29,16 @@ from imagemill.validation.validator import Options, missing, validate, verify_st
 def command(root: DataRoot, sample: int) -> None:
     """Read everything back and compare. Names each bad id; exit 1 on any finding."""
     open_ledger(root).close()
-    reports = [verify_stage2(root.stage2_jsonl, root.derived), *_shards(root, sample)]
+    contents = RecordedContents.read(root.ledger)
+    reports = [
+        verify_stage2(root.stage2_jsonl, root.derived, contents),
+        *_shards(root, sample, contents),
+        *_coverage(root),
+    ]
     sys.exit(show(reports))
 
 
-def _shards(root: DataRoot, sample: int) -> Iterator[Report]:
+def _shards(root: DataRoot, sample: int, contents: RecordedContents) -> Iterator[Report]:
     """Every set. Where they should be and no folder is, nothing was verified: that is a finding."""
     try:
         refuse_gone(root, "shards")
@@ -36,7 +46,17 @@ def _shards(root: DataRoot, sample: int) -> Iterator[Report]:
     except ImagemillError as error:
         yield missing(root.shards, error)
     for folder in set_folders(root.shards):
-        yield validate(folder, kind="shards", options=Options(derived=root.derived, sample=sample))
+        yield validate(folder, kind="shards", options=Options(derived=root.derived, sample=sample, contents=contents))
+
+
+def _coverage(root: DataRoot) -> Iterator[Report]:
+    """The records against all sets together, where there are sets."""
+    excluded = reported_images(root.derived, config_in_force(root).near_duplicates)
+    if excluded is None or not set_folders(root.shards):  # nothing is packed without a report
+        return
+    with closing(open_ledger(root)) as ledger:
+        findings = shard_coverage(root.stage2_jsonl, root.derived, root.shards, ledger, excluded=excluded)
+        yield collect(str(root.shards), "records and shards", findings)
 
 
 def show(reports: list[Report]) -> int:

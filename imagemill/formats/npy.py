@@ -86,7 +86,10 @@ def stage_npy(folder: Path, array: np.ndarray, *, preview: bool = False) -> Path
         the temporary path: `flush_files`, then rename it, then flush the folder. On an error nothing is left behind.
     """
     array = np.asarray(array, order="C")
-    header, values = npy_header(array.shape, array.dtype, preview=preview), _bytes_of(array)
+    return _stage(folder, npy_header(array.shape, array.dtype, preview=preview), _bytes_of(array))
+
+
+def _stage(folder: Path, header: bytes, values: memoryview) -> Path:
     path = temporary_path(folder)
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
@@ -149,9 +152,19 @@ def _own_header(shape: tuple[int, ...], dtype: np.dtype | str) -> _Header:
     return _Header(shape, np.dtype(dtype), False, len(npy_header(shape, dtype)))
 
 
-def read_npy(path: Path) -> np.ndarray:
-    """The array of a file, writable. Raises InvalidNpy; an OSError of the disk goes its way."""
-    return parse_npy(_read(path), path)
+def read_npy(path: Path, *, content: str | None = None) -> np.ndarray:
+    """Return the array of a file, writable.
+
+    Args:
+        content: the recorded fingerprint of the file's bytes, if they are to be compared.
+
+    Raises:
+        InvalidNpy: see `parse_npy`; `damaged`: other bytes than recorded. An OSError of the disk propagates.
+    """
+    data = _read(path)
+    if content is not None and fingerprint(memoryview(data)) != content:
+        raise InvalidNpy("damaged", path, "not the bytes that were recorded")
+    return parse_npy(data, path)
 
 
 def parse_npy(data: bytes | bytearray, path: Path = Path("npy bytes")) -> np.ndarray:
@@ -314,6 +327,10 @@ class NpyStore:
     def stage(self, array: np.ndarray, *, preview: bool = False) -> Path:
         """`stage_npy` in this folder."""
         return stage_npy(self.folder, array, preview=preview)
+
+    def stage_bytes(self, data: bytes) -> Path:
+        """`stage` of a whole file's bytes, whatever its header."""
+        return _stage(self.folder, b"", memoryview(data))
 
 
 def _store_of_kind(folder: Path, kind: str) -> NpyStore:

@@ -28,7 +28,7 @@ from typing import NamedTuple, Protocol
 
 from imagemill.durable import begin_writing_back_part, flush
 from imagemill.errors import ImagemillError
-from imagemill.files import FileSignature, file_signature
+from imagemill.files import FileSignature, file_signature, fingerprint
 from imagemill.ids import id_problem
 
 
@@ -39,10 +39,15 @@ class Checksum(Protocol):
 
 
 class KnownFile(NamedTuple):
-    """A file to be copied as it was when somebody looked at it, and not otherwise."""
+    """A file to be copied as it was when it was last checked, and not otherwise. `content`: fingerprint of its bytes."""
 
     path: str
     stat: FileSignature
+    content: str | None = None
+
+
+class DamagedFile(ImagemillError):
+    """A file to be packed does not hold the bytes that were recorded, although size, time and inode are the recorded ones."""
 
 
 # A key, and its members in order: suffix without the leading dot, and the bytes or the file that holds them.
@@ -87,7 +92,7 @@ def write_shard(path: Path, samples: Iterable[Sample], *, checksum: Checksum | N
 
     Raises:
         ImagemillError: a key that WebDataset would read differently, a file that is no longer as it was known, or that changed
-            its length while it was read. Nothing is left at `path`.
+            its length while it was read. DamagedFile: a file with other bytes than recorded. Nothing is left at `path`.
     """
     entries: list[IndexEntry] = []
     output = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
@@ -142,10 +147,11 @@ class _OpenFile(NamedTuple):
     path: str | Path
     handle: int
     size: int
+    content: str | None
 
     @classmethod
     def open_ahead(cls, source: Path | KnownFile) -> "_OpenFile":
-        path, known = source if isinstance(source, KnownFile) else (source, None)
+        path, known, content = source if isinstance(source, KnownFile) else (source, None, None)
         try:
             handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -158,7 +164,7 @@ class _OpenFile(NamedTuple):
             raise _changed(path)
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_WILLNEED)
-        return cls(path, handle, status.st_size)
+        return cls(path, handle, status.st_size, content)
 
 
 def _changed(path: str | Path) -> ImagemillError:
@@ -188,6 +194,10 @@ class _OpenSample:
 
     def open(self, members: Sequence[tuple[str, bytes | Path | KnownFile]]) -> None:
         for suffix, source in members:
+            if problem := id_problem(suffix):
+                raise ImagemillError(
+                    f"{suffix!r} cannot be a member's suffix: it {problem}", do="rename the kind's member"
+                )
             values = source if isinstance(source, bytes) else _OpenFile.open_ahead(source)
             size = len(values) if isinstance(values, bytes) else values.size
             header = _header(f"{self.key}.{suffix}", size)
@@ -211,6 +221,7 @@ class _OpenSample:
                 content[start:end] = values
             else:
                 _read_exactly(values, content[start:end])
+                _refuse_damage(values, content[start:end])
             places.append((suffix, offset + start, size))
             position = end + _padding(size)
             content[end:position] = _END[: position - end]
@@ -230,6 +241,16 @@ def _read_exactly(file: _OpenFile, place: memoryview) -> None:
             where=file.path,
             why=f"{len(place)} bytes when it was opened, {'fewer' if filled < len(place) else 'more'} when it was read",
             do="let the program that writes it finish, then run the command again",
+        )
+
+
+def _refuse_damage(file: _OpenFile, content: memoryview) -> None:
+    if file.content is not None and fingerprint(content) != file.content:
+        raise DamagedFile(
+            "a file does not hold the bytes that were recorded",
+            where=file.path,
+            why="the disk returns other bytes than were written, or a program changed them and put the time back",
+            do="run `imagemill run` again: it restores the file from the shards, or makes it again",
         )
 
 
@@ -316,6 +337,21 @@ def read_sample(path: Path, entry: IndexEntry) -> dict[str, bytes]:
         return parse_sample(file.read(entry.size), entry, path)
 
 
+class StoredSample(NamedTuple):
+    """A sample in a tar, by its place."""
+
+    path: Path
+    entry: IndexEntry
+
+    def member(self, suffix: str, content: str) -> bytes | None:
+        """The values of one member if their fingerprint is `content`; None otherwise, or if the sample cannot be read."""
+        try:
+            values = read_sample(self.path, self.entry).get(suffix)
+        except (ImagemillError, OSError):
+            return None
+        return values if values is not None and fingerprint(values) == content else None
+
+
 def parse_sample(content: bytes, entry: IndexEntry, path: Path) -> dict[str, bytes]:
     """One sample out of the bytes at its place; `path` is for messages. Raises as `read_sample`."""
     samples = list(_samples(io.BytesIO(content), len(content), path)) if content else []
@@ -338,13 +374,18 @@ def _samples(file: io.BufferedIOBase, size: int, path: Path) -> Iterator[tuple[s
 
 def _member(tar: tarfile.TarFile, info: tarfile.TarInfo, size: int) -> tuple[str, str, bytes]:
     key, dot, suffix = info.name.rpartition("/")[2].partition(".")
-    if not info.isreg() or not (key and dot and suffix):
+    if not info.isreg() or not (key and dot and suffix) or _leaves_its_folder(info.name):
         raise ValueError(f"{info.name!r} is no member of a sample")
     if info.offset_data + info.size > size:
         raise ValueError(f"cut off within {info.name!r}")
     file = tar.extractfile(info)
     assert file is not None
     return info.name[: -len(suffix) - 1], suffix, file.read()
+
+
+def _leaves_its_folder(name: str) -> bool:
+    """Whether a member's name is absolute, or has a part that is no file name. Relative folders are part of WebDataset's keys."""
+    return any(id_problem(part) for part in name.split("/"))
 
 
 def _sample(key: str, members: Sequence[tuple[str, bytes]]) -> dict[str, bytes]:

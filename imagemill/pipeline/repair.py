@@ -135,15 +135,18 @@ def read_packed(root: DataRoot) -> Packed:
             packed.unreadable.append(folder.name)
             continue
         makers = {}
-        for kind, maker in manifest["provenance"].items():
-            if maker.get("key") and maker.get("facts") is not None:
+        for kind, maker in manifest.provenance.items():
+            if maker.key and maker.facts is not None:
                 identity = ModelIdentity(
-                    kind=kind, model=maker["model"] or "", revision=maker.get("revision"),
-                    preview=bool(maker.get("preview")), facts=maker["facts"],
-                )  # fmt: skip
+                    kind=kind,
+                    model=maker.model or "",
+                    revision=maker.revision,
+                    preview=bool(maker.preview),
+                    facts=maker.facts,
+                )
                 packed.identities.setdefault(kind, identity)
-                if not maker.get("unknown_maker"):
-                    makers[kind] = maker["key"]
+                if not maker.unknown_maker:
+                    makers[kind] = maker.key
         packed.makers.update((line.digest, makers) for line in lines)
         dead = {tombstone.place for tombstone in tombstones}
         live |= {line.image_id for line in lines if line.place not in dead}

@@ -87,7 +87,7 @@ def read_status(root: DataRoot) -> Status:
     for bucket in BUCKETS:
         manifest = read_manifest(bucket_folder(root.shards, bucket))
         if manifest:
-            status.buckets[bucket] = (manifest["samples"], len(manifest["shards"]))
+            status.buckets[bucket] = (manifest.samples, len(manifest.shards))
     return status
 
 

@@ -50,6 +50,7 @@ class ShardDataset:
         order, buffer, tail, seed: see `Plan`. For DDP choose tail="pad" or "drop": equally many full batches for every rank.
         repeat: go on with the next epoch for ever.
         allow_preview: read what preview models made.
+        verify: read every tar once on opening and compare it with its checksum; sizes are always compared.
         rank, world_size: default RANK and WORLD_SIZE of the environment, else torch.distributed where it is initialised
             by now, else one rank.
 
@@ -76,13 +77,14 @@ class ShardDataset:
         seed: int = 0,
         repeat: bool = False,
         allow_preview: bool = False,
+        verify: bool = False,
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
         _check_choices(latents=(latents, Fit), crop=(crop, Crop), order=(order, Order), tail=(tail, Tail))
         self.rank, world_size = _node(rank, world_size)
         _check_numbers(batch_size=(batch_size, 1), buffer=(buffer, 0), seed=(seed, 0))
-        self.buckets = open_buckets(Path(folder), allow_preview=allow_preview)
+        self.buckets = open_buckets(Path(folder), allow_preview=allow_preview, verify=verify)
         self.plan = Plan(
             [_layout(bucket) for bucket in self.buckets], batch_size, world_size, seed, order, buffer, tail
         )
@@ -232,7 +234,7 @@ def _unchanged(batch: Batch) -> Batch:
 
 
 def _layout(bucket: Bucket) -> BucketLayout:
-    numbers = {shard["name"]: number for number, shard in enumerate(bucket.manifest["shards"])}
+    numbers = {shard.name: number for number, shard in enumerate(bucket.manifest.shards)}
     return BucketLayout(bucket.name, np.array([numbers[line.shard] for line in bucket.lines], np.int64))
 
 

@@ -4,13 +4,13 @@ Belongs here: one latent's size and scale.
 Belongs elsewhere: when it is asked for (batches.py), what the encoder did (encoders/flux_vae.py).
 """
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from imagemill.embedding_specs import VAE
 from imagemill.errors import ImagemillError
+from imagemill.pipeline.shards.shard_manifest import Maker, Manifest
 
 Fit = Literal["as_stored", "crop", "resize"]
 
@@ -69,13 +69,13 @@ def _covering(latent: np.ndarray, size: Size) -> np.ndarray:
     return functional.interpolate(values, covering, mode=mode)[0].numpy().astype(latent.dtype)
 
 
-def latent_factors(manifest: Mapping[str, Any], where: object) -> tuple[float, float]:
+def latent_factors(manifest: Manifest, where: object) -> tuple[float, float]:
     """(scaling factor, shift factor) of the VAE that made a set's latents. A model trains on (z - shift) * scaling.
 
     Raises:
         ImagemillError: the manifest does not say; a VAE without a shift has 0.
     """
-    facts = ((manifest.get("provenance") or {}).get(VAE.kind) or {}).get("facts") or {}
+    facts = manifest.provenance.get(VAE.kind, Maker()).facts or {}
     scaling = facts.get("scaling_factor")
     if scaling is None:
         raise ImagemillError(

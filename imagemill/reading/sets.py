@@ -14,18 +14,22 @@ Source: CONTRACTS section 2.
 """
 
 import hashlib
+import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from imagemill.buckets import BUCKETS, bucket_size
+from imagemill.buckets import bucket_size
 from imagemill.embedding_specs import latent_shape
 from imagemill.errors import ImagemillError, MissingInput
-from imagemill.files import signature_bytes
+from imagemill.files import fingerprint_file, signature_bytes
 from imagemill.ids import member_key
-from imagemill.pipeline.shards.shard_sets import MANIFEST, IndexLine, live_lines, read_manifest
+from imagemill.pipeline.shards.shard_manifest import Manifest
+from imagemill.pipeline.shards.shard_sets import MANIFEST, IndexLine, live_lines, load_manifest
+from imagemill.reading.preview import refuse_preview
 from imagemill.reading.samples import read_members
 from imagemill.reading.tars import OpenedTars
 from imagemill.swap import read_unswapped
@@ -39,7 +43,7 @@ class Bucket:
 
     name: str
     folder: Path
-    manifest: Mapping[str, Any]
+    manifest: Manifest
     lines: Sequence[IndexLine]
     tars: OpenedTars
 
@@ -52,7 +56,7 @@ class Bucket:
     @property
     def members(self) -> list[str]:
         """Member suffixes as in the tars."""
-        return self.manifest["members"]
+        return self.manifest.members
 
     def digest(self) -> str:
         """Of the live samples, their contents and places: equal digests mean that a position means the same sample."""
@@ -60,14 +64,17 @@ class Bucket:
         return hashlib.sha256(samples.encode()).hexdigest()[:16]
 
 
-def open_buckets(folder: Path, *, allow_preview: bool = False) -> tuple[Bucket, ...]:
+def open_buckets(folder: Path, *, allow_preview: bool = False, verify: bool = False) -> tuple[Bucket, ...]:
     """Every bucket below a shards folder, by name, or the one whose folder this is.
 
     A bucket's folder with neither manifest nor tars (somebody's notes stayed when its last sample went) is no set.
 
+    Args:
+        verify: also read every tar whole and compare it with its checksum; sizes are always compared.
+
     Raises:
-        MissingInput: no sets there, or tars without manifest. ImagemillError: a set that does not agree with itself, or whose
-            files a preview model made.
+        MissingInput: no sets there, or tars without manifest. ImagemillError: a set that does not agree with itself, an id that
+            is live twice, or a set whose files a preview model made.
     """
     # A training script may change its working folder.
     folder = folder.absolute()
@@ -77,26 +84,74 @@ def open_buckets(folder: Path, *, allow_preview: bool = False) -> tuple[Bucket, 
     )
     if not buckets:
         raise MissingInput(f"no shards in {folder}", do="imagemill run, or give the folder that holds bucket_<bucket>/")
+    refuse_twice(buckets)
     for bucket in buckets:
+        if not bucket.manifest.sealed:
+            _warn_unsealed(bucket)
         if not allow_preview:
-            _refuse_preview(bucket)
+            refuse_preview(bucket.folder, bucket.manifest)
+        if verify:
+            _refuse_damaged(bucket)
     return buckets
+
+
+def refuse_twice(buckets: Sequence[Bucket]) -> None:
+    """Raises ImagemillError if an id is live twice, in one bucket or in two."""
+    seen: dict[str, Bucket] = {}
+    for bucket in buckets:
+        for line in bucket.lines:
+            if (other := seen.setdefault(line.image_id, bucket)) is not bucket:
+                raise _twice(line.image_id, other, bucket)
+        if len({line.image_id for line in bucket.lines}) < len(bucket.lines):
+            counts = Counter(line.image_id for line in bucket.lines)
+            raise _twice(counts.most_common(1)[0][0], bucket, bucket)
+
+
+def _twice(image_id: str, one: Bucket, other: Bucket) -> ImagemillError:
+    places = one.folder.name if one is other else f"{one.folder.name} and {other.folder.name}"
+    return ImagemillError(
+        f"{image_id!r} is live twice, in {places}",
+        where=other.folder,
+        why="an id names one sample; a run that moves it between buckets was stopped, or a folder is of another time",
+        do=f"run `imagemill run`, which finishes an interrupted run; else {_WRITE_AGAIN}",
+    )
+
+
+def _warn_unsealed(bucket: Bucket) -> None:
+    warnings.warn(
+        f"{bucket.folder / MANIFEST}: an earlier release wrote this manifest without a digest, so changes to it go unnoticed; "
+        "`imagemill shards --overwrite` writes one",
+        stacklevel=4,
+    )
+
+
+def _refuse_damaged(bucket: Bucket) -> None:
+    """Raises ImagemillError if a tar does not have the manifest's checksum."""
+    for shard in bucket.manifest.shards:
+        path = bucket.folder / shard.name
+        if fingerprint_file(path) != shard.checksum:
+            raise ImagemillError(
+                f"{bucket.folder.name}/{shard.name} is damaged",
+                where=path,
+                why="its bytes do not have the manifest's checksum",
+                do=f"copy the folder again, or {_WRITE_AGAIN}",
+            )
 
 
 def _read_bucket(folder: Path) -> Bucket | None:
     """The set that is there; None where there is none."""
-    manifest = read_manifest(folder)
     if not (folder / MANIFEST).exists() and not any(folder.glob("*.tar")):
         return None
-    if manifest is None or manifest.get("bucket") not in BUCKETS:
-        missing = not (folder / MANIFEST).exists()
-        raise (MissingInput if missing else ImagemillError)(
-            f"{folder.name} has no {MANIFEST}" if missing else f"{folder.name}/{MANIFEST} is not one of ours",
+    try:
+        manifest = load_manifest(folder)
+    except ImagemillError as error:
+        raise type(error)(
+            error.what,
             where=folder,
-            why="samples are found through the index and manifest that imagemill writes beside the tars",
+            why=error.why or "samples are found through the index and manifest that imagemill writes beside the tars",
             do=f"{_WRITE_AGAIN}; foreign tars: webdataset.WebDataset",
-        )
-    bucket = Bucket(manifest["bucket"], folder, manifest, live_lines(folder), OpenedTars.of(folder, manifest))
+        ) from error
+    bucket = Bucket(manifest.bucket, folder, manifest, live_lines(folder), OpenedTars.of(folder, manifest))
     if problem := _disagreement(bucket):
         raise ImagemillError(
             f"{folder.name}: its documents and tars do not agree",
@@ -109,7 +164,7 @@ def _read_bucket(folder: Path) -> Bucket | None:
 
 def _disagreement(bucket: Bucket) -> str | None:
     """Whether index, manifest and the tars' sizes contradict each other; no tar is opened."""
-    sizes = {shard["name"]: shard["bytes"] for shard in bucket.manifest["shards"]}
+    sizes = {shard.name: shard.bytes for shard in bucket.manifest.shards}
     for name, size in sizes.items():
         found = bucket.tars.stats.get(name)
         if found is None:
@@ -121,19 +176,8 @@ def _disagreement(bucket: Bucket) -> str | None:
             return f"the index puts {line.image_id!r} where {line.shard} has no bytes"
         if line.key != member_key(line.image_id):
             return f"the index gives {line.image_id!r} the key {line.key!r}"
-    expected = bucket.manifest["samples"]
+    expected = bucket.manifest.samples
     return None if len(bucket.lines) == expected else f"{len(bucket.lines)} live samples, {expected} by the manifest"
-
-
-def _refuse_preview(bucket: Bucket) -> None:
-    made = [kind for kind, maker in (bucket.manifest.get("provenance") or {}).items() if maker and maker.get("preview")]
-    if made:
-        raise ImagemillError(
-            f"{bucket.folder.name} holds what a preview model made: {', '.join(made)}",
-            where=bucket.folder / MANIFEST,
-            why="preview models have the shapes of the real ones and random weights: nothing can be learned from them",
-            do="run imagemill with real models, or pass allow_preview=True to try a pipeline out",
-        )
 
 
 class ShardSet(Mapping[str, dict[str, Any]]):
@@ -146,22 +190,13 @@ class ShardSet(Mapping[str, dict[str, Any]]):
 
     def __init__(self, buckets: Sequence[Bucket]) -> None:
         self.buckets = tuple(buckets)
-        self._places: dict[str, tuple[Bucket, IndexLine]] = {}
-        for bucket in buckets:
-            for line in bucket.lines:
-                if line.image_id in self._places:
-                    raise ImagemillError(
-                        f"{line.image_id!r} is live twice",
-                        where=bucket.folder,
-                        why="an id names one sample",
-                        do=_WRITE_AGAIN,
-                    )
-                self._places[line.image_id] = bucket, line
+        refuse_twice(self.buckets)
+        self._places = {line.image_id: (bucket, line) for bucket in buckets for line in bucket.lines}
 
     @classmethod
-    def open(cls, folder: str | Path, *, allow_preview: bool = False) -> "ShardSet":
-        """A shards folder or one of its bucket folders; errors as of `open_buckets`."""
-        return cls(open_buckets(Path(folder), allow_preview=allow_preview))
+    def open(cls, folder: str | Path, *, allow_preview: bool = False, verify: bool = False) -> "ShardSet":
+        """A shards folder or one of its bucket folders; arguments and errors as of `open_buckets`."""
+        return cls(open_buckets(Path(folder), allow_preview=allow_preview, verify=verify))
 
     def __getitem__(self, image_id: str) -> dict[str, Any]:
         """Raises KeyError for an id that is not live, ShardsReplaced where another set took this one's place, ImagemillError

@@ -13,10 +13,11 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from imagemill.errors import ImagemillError
 from imagemill.files import FileSignature, RunningFingerprint, file_signature, is_copy
+from imagemill.pipeline.shards.shard_manifest import Manifest
 from imagemill.pipeline.shards.shard_sets import read_manifest
 
 _PIECE = 1 << 20
@@ -41,7 +42,7 @@ class OpenedTars:
     stats: dict[str, FileSignature]
 
     @classmethod
-    def of(cls, folder: Path, manifest: Mapping[str, Any]) -> "OpenedTars":
+    def of(cls, folder: Path, manifest: Manifest) -> "OpenedTars":
         """Those of the manifest; one that is not there has no stat."""
         checksums = _checksums(manifest)
         return cls(
@@ -84,8 +85,8 @@ class OpenedTars:
         )
 
 
-def _checksums(manifest: Mapping[str, Any]) -> dict[str, str]:
-    return {shard["name"]: shard["checksum"] for shard in manifest["shards"]}
+def _checksums(manifest: Manifest) -> dict[str, str]:
+    return {shard.name: shard.checksum for shard in manifest.shards}
 
 
 def _fingerprint(file: BinaryIO) -> str:

@@ -26,9 +26,15 @@ class Rule(NamedTuple):
 
 LINES = ("stage2", "preset", "stage-a")
 _STAGE2, _PRESET, _STAGE_A, _SHARDS = ("stage2",), ("preset",), ("stage-a",), ("shards",)
+_COVERAGE = ("records and shards",)
+_PUBLISH = "run `imagemill run`: it packs every ready record into its bucket, and finishes an interrupted run"
 _FILES, _REPORTS = ("embedding files",), ("reports",)
 _RERUN, _REPACK = "run imagemill stage2", "run imagemill shards --overwrite"
 _REPLACE = "run imagemill again: it replaces the file and says so"
+_REPAIR = (
+    "run `imagemill stage2 --verify`, which notes the file, then `imagemill run`: it restores the file from the shards, or makes "
+    "it again"
+)
 _AGAIN = "remove the file and materialize its asset again"
 
 RULES: dict[str, Rule] = {
@@ -66,6 +72,7 @@ RULES: dict[str, Rule] = {
     "truncated": Rule((*_STAGE2, *_FILES), "the file is as long as its header promises", _REPLACE),
     "trailing_bytes": Rule((*_STAGE2, *_FILES), "nothing follows the values", _REPLACE),
     "unreadable": Rule((*_STAGE2, *_FILES, *_SHARDS, *_REPORTS), "the file can be read to its end", _REPLACE),
+    "damaged": Rule((*_STAGE2, *_SHARDS), "a file has the bytes that the ledger recorded", _REPAIR),
     "unknown_image": Rule(_FILES, "the ledger knows the image", _RERUN, "warning"),
     # presets and raw records
     **{name: Rule(_PRESET, rule.says, rule.remedy) for name, rule in PRESET_RULES.items()},
@@ -101,6 +108,8 @@ RULES: dict[str, Rule] = {
     "duplicate_group": Rule(_STAGE_A, "no group twice under one label", "keep one of them"),
     # shards
     "manifest": Rule(_SHARDS, "the folder has a manifest of ours", _REPACK),
+    "manifest_digest": Rule(_SHARDS, "the manifest's content is what its digest was taken of", _REPACK),
+    "no_manifest_digest": Rule(_SHARDS, "the manifest has a digest of its content", _REPACK, "warning"),
     "index": Rule(_SHARDS, "the index has each sample once, where it is", _REPACK),
     "live_samples": Rule(_SHARDS, "the manifest counts the samples that count", _REPACK),
     "index_order": Rule(_SHARDS, "the index follows the tars, and samples in them", _REPACK),
@@ -117,6 +126,9 @@ RULES: dict[str, Rule] = {
     "npy": Rule(_SHARDS, "an npy member is what its record asks for", _REPACK),
     "indexed": Rule(_SHARDS, "the index's digest, size and tokens are those of the sample", _REPACK),
     "verbatim": Rule(_SHARDS, "an npy member is the file on disk, byte for byte", _REPACK),
+    "live_twice": Rule(_COVERAGE, "no image is live in two buckets", _PUBLISH),
+    "unpacked": Rule(_COVERAGE, "every ready record is in a shard", _PUBLISH),
+    "other_bucket": Rule(_COVERAGE, "a record's sample is in its own bucket", _PUBLISH),
     # reports of curation
     "not_the_merge": Rule(_REPORTS, "all.json is its buckets put together", _AGAIN),
     "impossible": Rule(_REPORTS, "numbers are such as data can have", _AGAIN),

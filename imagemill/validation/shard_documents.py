@@ -8,7 +8,6 @@ Source: CONTRACTS section 2, "Beside the tars"; issue 5, "index agreement".
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -17,6 +16,7 @@ from imagemill.formats.energon import Place, Shard
 from imagemill.formats.jsonl import read_jsonl
 from imagemill.formats.tar import IndexEntry
 from imagemill.ids import id_of_member_key
+from imagemill.pipeline.shards.shard_manifest import SEAL, Manifest, decode_manifest, seal_is_broken
 from imagemill.pipeline.shards.shard_sets import (
     INDEX,
     MANIFEST,
@@ -24,6 +24,7 @@ from imagemill.pipeline.shards.shard_sets import (
     IndexLine,
     Tombstone,
     bucket_folder,
+    read_manifest_document,
     read_tombstones,
     set_digest,
 )
@@ -39,15 +40,37 @@ class Index:
     places: dict[Place, IndexLine] = field(default_factory=dict)
     dead: set[Place] = field(default_factory=set)
 
-    def shards(self, manifest: Mapping[str, Any]) -> list[Shard]:
+    def shards(self, manifest: Manifest) -> list[Shard]:
         """Every tar of the manifest with its samples in order, as energon numbers them."""
-        entries: dict[str, list[IndexEntry]] = {shard["name"]: [] for shard in manifest["shards"]}
+        entries: dict[str, list[IndexEntry]] = {shard.name: [] for shard in manifest.shards}
         for line in sorted(self.places.values(), key=lambda line: line.offset):
             entries.setdefault(line.shard, []).append(IndexEntry(line.key, line.offset, line.size))
         return list(entries.items())
 
 
-def documents(folder: Path, manifest: Mapping[str, Any]) -> Generator[Finding, None, Index]:
+def checked_manifest(folder: Path) -> Generator[Finding, None, Manifest | None]:
+    """The typed manifest, after what is wrong with it as a document; None if it is not one of ours.
+
+    A manifest whose digest belongs to other content is returned: the other checks then show what is wrong with it.
+    """
+    file = f"{folder.name}/{MANIFEST}"
+    try:
+        document = read_manifest_document(folder)
+        manifest = decode_manifest(document)
+    except ImagemillError as error:
+        yield finding("manifest", f"{error.what}: {error.why}" if error.why else error.what, file=file)
+        return None
+    except msgspec.ValidationError as error:
+        yield finding("manifest", f"not a manifest of ours: {error}", file=file)
+        return None
+    if seal_is_broken(document):
+        yield finding("manifest_digest", "changed after it was written", file=file, field=SEAL)
+    elif not manifest.sealed:
+        yield finding("no_manifest_digest", "written by an earlier release, which recorded no digest", file=file)
+    return manifest
+
+
+def documents(folder: Path, manifest: Manifest) -> Generator[Finding, None, Index]:
     """The index, after what is wrong with it; lines that are none, and a manifest that says otherwise, are findings."""
     yield from _bucket(folder, manifest)
     if not (folder / INDEX).is_file():
@@ -65,21 +88,22 @@ def documents(folder: Path, manifest: Mapping[str, Any]) -> Generator[Finding, N
     return index
 
 
-def _bucket(folder: Path, manifest: Mapping[str, Any]) -> Generator[Finding]:
+def _bucket(folder: Path, manifest: Manifest) -> Generator[Finding]:
     """Readers go by the manifest's, `load_dataset` and people by the folder's."""
-    bucket = manifest.get("bucket")
-    if folder.name != bucket_folder(folder.parent, str(bucket)).name:
-        yield finding("set_bucket", f"says {bucket}, the folder is {folder.name}", file=f"{folder.name}/{MANIFEST}")
+    if folder.name != bucket_folder(folder.parent, manifest.bucket).name:
+        yield finding(
+            "set_bucket", f"says {manifest.bucket}, the folder is {folder.name}", file=f"{folder.name}/{MANIFEST}"
+        )
 
 
-def _tombstones(folder: Path, manifest: Mapping[str, Any]) -> Generator[Finding, None, list[Tombstone]]:
+def _tombstones(folder: Path, manifest: Manifest) -> Generator[Finding, None, list[Tombstone]]:
     try:
         tombstones = read_tombstones(folder)
     except ImagemillError as error:
         yield finding("tombstones", str(error.why), file=f"{folder.name}/{TOMBSTONES}")
         return []
-    if len(tombstones) != manifest["tombstones"]:
-        message = f"says {manifest['tombstones']} tombstones, there are {len(tombstones)}"
+    if len(tombstones) != manifest.tombstones:
+        message = f"says {manifest.tombstones} tombstones, there are {len(tombstones)}"
         yield finding("tombstones", message, file=f"{folder.name}/{MANIFEST}")
     return tombstones
 
@@ -104,22 +128,22 @@ def _lines(folder: Path, index: Index) -> Generator[Finding, None, dict[str, Ind
     return live
 
 
-def _order(folder: Path, manifest: Mapping[str, Any], index: Index) -> Generator[Finding]:
+def _order(folder: Path, manifest: Manifest, index: Index) -> Generator[Finding]:
     """A reader's position is a line's; energon's is a place in the tars."""
-    number = {shard["name"]: n for n, shard in enumerate(manifest["shards"])}
+    number = {shard.name: n for n, shard in enumerate(manifest.shards)}
     order = [(number.get(shard, len(number)), offset) for shard, offset in index.places]
     if order != sorted(order):
         message = "lines in another order than their samples"
         yield finding("index_order", message, file=f"{folder.name}/{INDEX}")
 
 
-def _counted(folder: Path, manifest: Mapping[str, Any], live: Mapping[str, IndexLine]) -> Generator[Finding]:
+def _counted(folder: Path, manifest: Manifest, live: Mapping[str, IndexLine]) -> Generator[Finding]:
     """What the manifest says of the samples that count. Sets of earlier versions have no statistics."""
-    file, samples = f"{folder.name}/{MANIFEST}", manifest["samples"]
+    file, samples = f"{folder.name}/{MANIFEST}", manifest.samples
     if samples != len(live):
         yield finding("live_samples", f"says {samples} samples, {len(live)} count", file=file, field="samples")
-    elif manifest["digest"] != set_digest(entry.digest for entry in live.values()):
+    elif manifest.digest != set_digest(entry.digest for entry in live.values()):
         yield finding("live_samples", "of other samples than those of the index", file=file, field="digest")
-    statistics = manifest.get("statistics")
-    if statistics is not None and statistics != statistics_of(live.values()):
+    statistics = manifest.statistics
+    if statistics is not None and msgspec.to_builtins(statistics) != statistics_of(live.values()):
         yield finding("statistics", "not those of the index", file=file, field="statistics")

@@ -16,16 +16,18 @@ from imagemill.pipeline.shards.shard_sets import INDEX, MANIFEST, read_manifest
 from imagemill.store.ledger import Ledger
 from imagemill.swap import read_unswapped
 from imagemill.validation.catalogue import RULES
+from imagemill.validation.contents import RecordedContents
 from imagemill.validation.findings import Report
-from imagemill.validation.validator import validate
+from imagemill.validation.validator import Options, validate
 
 KIND = "shards"
 
 
 def validate_shards(output: Path, derived: Path, ledger: Ledger) -> Iterator[Report]:
     """Every bucket below a shards folder. A set that is as it was at its last full check is not read again."""
+    contents = RecordedContents(ledger)
     for folder in set_folders(output):
-        if report := read_unswapped(folder, partial(_report, folder, derived, ledger)):
+        if report := read_unswapped(folder, partial(_report, folder, derived, ledger, contents)):
             yield report
 
 
@@ -37,15 +39,15 @@ def set_folders(output: Path) -> list[Path]:
     ]
 
 
-def _report(folder: Path, derived: Path, ledger: Ledger) -> Report | None:
+def _report(folder: Path, derived: Path, ledger: Ledger, contents: RecordedContents) -> Report | None:
     """None where somebody has taken the bucket's set away meanwhile."""
     if not folder.exists():
         return None
     signature = _signature(folder)
     if ledger.verified(folder) == signature:
-        manifest = read_manifest(folder) or {}
-        return Report(str(folder), KIND, checked=manifest.get("samples", 0))
-    report = validate(folder, kind=KIND, derived=derived)
+        manifest = read_manifest(folder)
+        return Report(str(folder), KIND, checked=manifest.samples if manifest else 0)
+    report = validate(folder, kind=KIND, options=Options(derived=derived, contents=contents))
     if report.passed:
         ledger.record_verified(folder, signature)
     return report

@@ -17,35 +17,43 @@ from imagemill.embedding_specs import EmbeddingSpec, embedding_specs
 from imagemill.errors import ImagemillError, InvalidNpy
 from imagemill.files import fingerprint, fingerprint_file
 from imagemill.formats.jsonl import parse_object
-from imagemill.formats.npy import parse_npy
+from imagemill.formats.npy import NpyStore, parse_npy
 from imagemill.formats.tar import IndexEntry, read_sample, read_shard
 from imagemill.ids import id_of_member_key
+from imagemill.pipeline.shards.shard_manifest import Manifest, ShardEntry
 from imagemill.pipeline.shards.shard_sets import (
     INDEX,
     JSON_MEMBER,
     MASK_MEMBER,
     IndexLine,
-    read_manifest,
     sample_digest,
 )
 from imagemill.pipeline.shards.shard_statistics import measures_of
 from imagemill.records import record_problems
 from imagemill.validation.catalogue import RULES, finding
+from imagemill.validation.contents import RecordedContents
 from imagemill.validation.energon_files import energon_files
 from imagemill.validation.findings import Finding
 from imagemill.validation.lines import Findings
-from imagemill.validation.shard_documents import Index, documents
+from imagemill.validation.shard_documents import Index, checked_manifest, documents
 
 
 @dataclass(frozen=True, slots=True)
 class _Compared:
-    """Which npy members to hold against the files below `derived`; `first`: how many samples of each tar, None: all."""
+    """Which npy members to compare with the files below `derived`; `first`: how many samples of each tar, None: all.
+
+    `contents`: what the ledger recorded of the files, to tell a damaged file from a tar that is not up to date.
+    """
 
     derived: Path | None
     first: int | None
+    contents: RecordedContents | None
 
-    def folder(self, nth: int) -> Path | None:
-        return self.derived if self.first is None or nth <= self.first else None
+    def stores(self, nth: int) -> dict[EmbeddingSpec, NpyStore]:
+        """The folders to compare the nth sample of a tar with."""
+        if self.derived is None or (self.first is not None and nth > self.first):
+            return {}
+        return {spec: NpyStore(self.derived / spec.folder, spec) for spec in embedding_specs()}
 
 
 _T = TypeVar("_T")
@@ -54,21 +62,27 @@ _T = TypeVar("_T")
 _GROUND = {"index", "tombstones", "missing_shard", "checksum", "unreadable"}
 
 
-def shard_set(folder: Path, *, derived: Path | None = None, sample: int | None = None) -> Findings:
+def shard_set(
+    folder: Path,
+    *,
+    derived: Path | None = None,
+    sample: int | None = None,
+    contents: RecordedContents | None = None,
+) -> Findings:
     """One bucket's set. Every tar is read whole; with `derived`, npy members are compared with the files there too.
 
     Args:
         sample: of each tar, compare this many samples, the first ones; None or less than 1: all.
+        contents: what the ledger recorded of the files below `derived`.
     """
     folder = folder.absolute()  # `.` has no name
-    manifest = read_manifest(folder)
+    manifest = yield from checked_manifest(folder)
     if manifest is None:
-        yield finding("manifest", "no manifest of ours", file=folder.name)
         return
     broken: set[str] = set()
     index = yield from _noting(broken, documents(folder, manifest))
     shards = index.shards(manifest)
-    compared = _Compared(derived, sample if sample and sample > 0 else None)
+    compared = _Compared(derived, sample if sample and sample > 0 else None, contents)
     yield from _noting(broken, _tars(folder, index, manifest, compared))
     if not broken & _GROUND:
         yield from energon_files(folder, folder.name.removeprefix("bucket_"), shards, index.dead)
@@ -86,16 +100,14 @@ def _noting(broken: set[str], findings: Generator[Finding | int, None, _T]) -> G
         return end.value
 
 
-def _tars(
-    folder: Path, index: Index, manifest: Mapping[str, Any], compared: _Compared
-) -> Generator[Finding | int, None, None]:
-    for shard in manifest["shards"]:
-        path = folder / shard["name"]
+def _tars(folder: Path, index: Index, manifest: Manifest, compared: _Compared) -> Generator[Finding | int, None, None]:
+    for shard in manifest.shards:
+        path = folder / shard.name
         if path.is_file():
             yield from _shard(path, shard, index, manifest, compared)
         else:
             yield finding("missing_shard", "named by the manifest, not there", file=f"{folder.name}/{path.name}")
-    extra = {tar.name for tar in folder.glob("*.tar")} - {shard["name"] for shard in manifest["shards"]}
+    extra = {tar.name for tar in folder.glob("*.tar")} - {shard.name for shard in manifest.shards}
     for name in sorted(extra):
         yield finding("foreign_shard", "not named by the manifest", file=f"{folder.name}/{name}")
     if index.places:
@@ -112,12 +124,10 @@ def _is_at(path: Path, place: IndexLine, key: str, members: Mapping[str, bytes])
         return False
 
 
-def _shard(
-    path: Path, shard: Mapping[str, Any], index: Index, manifest: Mapping[str, Any], compared: _Compared
-) -> Findings:
+def _shard(path: Path, shard: ShardEntry, index: Index, manifest: Manifest, compared: _Compared) -> Findings:
     name = f"{path.parent.name}/{path.name}"
     expected = {place.key: place for place in index.places.values() if place.shard == path.name}
-    if fingerprint_file(path) != shard["checksum"]:
+    if fingerprint_file(path) != shard.checksum:
         yield finding("checksum", "bytes differ from the manifest's checksum", file=name)
     samples = 0
     try:
@@ -129,21 +139,22 @@ def _shard(
             if place is None or not _is_at(path, place, key, members):
                 yield finding("index", "not where the index says", **at)
             counts = place is None or index.places.pop(place.place).place not in index.dead
-            if list(members) != manifest["members"]:
+            if list(members) != manifest.members:
                 yield finding("members", ", ".join(members), **at)
                 continue
-            yield from _sample(members, place, compared.folder(samples) if counts else None, at)
+            yield from _sample(members, place, at)
+            if counts:
+                yield from _compare(members, compared.stores(samples), compared.contents, at)
     except ImagemillError as error:
         yield finding("unreadable", error.what, file=name, remedy=RULES["checksum"].remedy)
-    counted = {"samples": samples, "bytes": path.stat().st_size}
-    for what, count in counted.items():
-        if count != shard[what]:
-            yield finding("count", f"{count} {what}, manifest says {shard[what]}", file=name)
+    for what, count, expected_count in (
+        ("samples", samples, shard.samples), ("bytes", path.stat().st_size, shard.bytes),
+    ):  # fmt: skip
+        if count != expected_count:
+            yield finding("count", f"{count} {what}, manifest says {expected_count}", file=name)
 
 
-def _sample(
-    members: Mapping[str, bytes], place: IndexLine | None, derived: Path | None, at: dict[str, Any]
-) -> Findings:
+def _sample(members: Mapping[str, bytes], place: IndexLine | None, at: dict[str, Any]) -> Findings:
     record = parse_object(members[JSON_MEMBER])
     if record is None or record_problems(record) or record["image_id"] != at["item"]:
         yield finding("record", "not a valid Stage 2 record of this sample", field=JSON_MEMBER, **at)
@@ -156,9 +167,20 @@ def _sample(
         yield broken
     if fits and place and (problem := _indexed_otherwise(place, members, record)):
         yield finding("indexed", problem, **at)
-    for spec in embedding_specs():
-        if derived and _differs(derived / spec.folder / f"{at['item']}.npy", members[spec.member]):
-            yield finding("verbatim", "not the bytes of the file on disk", field=spec.member, **at)
+
+
+def _compare(
+    members: Mapping[str, bytes],
+    stores: Mapping[EmbeddingSpec, NpyStore],
+    contents: RecordedContents | None,
+    at: dict[str, Any],
+) -> Findings:
+    """Compare npy members with the files. A damaged file is named itself: the tar may hold the last good copy."""
+    for spec, store in stores.items():
+        if not _differs(store.path(at["item"]), members[spec.member]):
+            continue
+        damage = contents.find_damage(store, at["item"]) if contents else None
+        yield damage or finding("verbatim", "not the bytes of the file on disk", field=spec.member, **at)
 
 
 def _arrays(members: Mapping[str, bytes], record: Mapping[str, Any], at: dict[str, Any]) -> Iterator[Finding]:

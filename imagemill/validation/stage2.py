@@ -8,7 +8,7 @@ Source: CONTRACTS sections 1, 2 "Readiness" and 4.
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 
@@ -20,6 +20,9 @@ from imagemill.validation.catalogue import finding
 from imagemill.validation.findings import Finding
 from imagemill.validation.images import ImageLook
 from imagemill.validation.lines import NOT_OF_THE_TYPE, Findings, check_lines
+
+if TYPE_CHECKING:
+    from imagemill.validation.contents import RecordedContents
 
 _Text = Annotated[str, msgspec.Meta(min_length=1)]
 _Side = Annotated[int, msgspec.Meta(gt=0, lt=1 << 32)]
@@ -53,22 +56,31 @@ def stage2_records(
     migrating: bool = False,
     images: ImageLook | None = None,
     data_root: Path | None = None,
+    contents: "RecordedContents | None" = None,
 ) -> Findings:
     """Every line of a Stage 2 JSONL; with `derived`, every npy is read whole too.
 
     Args:
         migrating: a record of Stage 1 is no more than a warning: it waits for a pass, a caption or its image.
         images, data_root: which images to look at, and below which root they lie; without the root none.
+        contents: with `derived`, what the ledger recorded of the npy files.
     """
-    return check_lines(jsonl, _Stage2Lines(jsonl.name, derived, migrating, images if data_root else None, data_root))
+    look = images if data_root else None
+    return check_lines(jsonl, _Stage2Lines(jsonl.name, derived, migrating, look, data_root, contents))
 
 
 class _Stage2Lines:
     def __init__(
-        self, file: str, derived: Path | None, migrating: bool, images: ImageLook | None, data_root: Path | None
+        self,
+        file: str,
+        derived: Path | None,
+        migrating: bool,
+        images: ImageLook | None,
+        data_root: Path | None,
+        contents: "RecordedContents | None",
     ) -> None:
         self._file, self._migrating, self._images, self._data_root = file, migrating, images, data_root
-        self._stores = _stores(derived)
+        self._stores, self._contents = _stores(derived), contents
         self._seen: dict[str, int] = {}
 
     def accept(self, raw: bytes, number: int) -> bool:
@@ -112,7 +124,7 @@ class _Stage2Lines:
         for rule, field, message in _aspect(record["width"], record["height"], record["aspect_bucket"]):
             yield finding(rule, message, field=field, **at)
         for store in self._stores:
-            yield from _npy(store, record, at)
+            yield from _npy(store, record, at, self._contents)
         if self._images and self._data_root and self._images.take():
             yield from self._images.look_at_source(self._data_root, record, at)
 
@@ -151,14 +163,14 @@ def _frame(width: int, height: int, bucket: str) -> int:
     return len(encode_line(_Line("", "", "", mask, width, height, bucket, FORMAT_VERSION)))
 
 
-def _npy(store: Any, record: dict[str, Any], at: dict[str, Any]) -> Iterator[Finding]:
-    from imagemill.errors import InvalidNpy
+def _npy(
+    store: Any, record: dict[str, Any], at: dict[str, Any], contents: "RecordedContents | None"
+) -> Iterator[Finding]:
+    from imagemill.validation.contents import check_file
 
     try:
-        store.check(record["image_id"], record["height"], record["width"])
+        yield from check_file(store, record, at, contents)
     except FileNotFoundError:
         yield finding("missing_file", "no npy file", field=store.spec.folder, **at)
-    except InvalidNpy as invalid:
-        yield finding(invalid.reason, invalid.what, field=store.spec.folder, remedy=invalid.do, **at)
     except OSError as error:
         yield finding("read_error", str(error), field=store.spec.folder, **at)

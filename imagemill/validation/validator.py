@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from imagemill.errors import ImagemillError, MissingInput, WrongUsage
 from imagemill.formats.jsonl import parse_object
@@ -22,6 +23,9 @@ from imagemill.validation.presets import Limits, preset_files, preset_folder, pr
 from imagemill.validation.stage2 import stage2_records
 from imagemill.validation.stage_a import SUFFIX, stage_a_records
 
+if TYPE_CHECKING:
+    from imagemill.validation.contents import RecordedContents
+
 
 @dataclass(frozen=True, slots=True)
 class Options:
@@ -34,6 +38,7 @@ class Options:
         derived: folder of the npy folders; given, files on disk are read, or compared with the shards' members.
         sample: compare this many samples of each tar; None or less than 1: all.
         data_root: where the images of Stage 2 records lie; without it they are not looked at.
+        contents: what the ledger recorded of the files below `derived`.
     """
 
     limits: Limits = field(default_factory=Limits)
@@ -43,13 +48,20 @@ class Options:
     derived: Path | None = None
     sample: int | None = None
     data_root: Path | None = None
+    contents: "RecordedContents | None" = None
 
     def images(self) -> ImageLook:
         return ImageLook(self.image_mode, self.image_first)
 
 
 def _stage2(path: Path, options: Options) -> Findings:
-    return stage2_records(path, derived=options.derived, images=options.images(), data_root=options.data_root)
+    return stage2_records(
+        path,
+        derived=options.derived,
+        images=options.images(),
+        data_root=options.data_root,
+        contents=options.contents,
+    )
 
 
 def _preset(path: Path, options: Options) -> Findings:
@@ -64,7 +76,12 @@ def _stage_a(path: Path, options: Options) -> Findings:
 def _shards(path: Path, options: Options) -> Findings:
     from imagemill.validation.shards import shard_set  # tars need numpy, records do not
 
-    return shard_set(path if path.is_dir() else path.parent, derived=options.derived, sample=options.sample)
+    return shard_set(
+        path if path.is_dir() else path.parent,
+        derived=options.derived,
+        sample=options.sample,
+        contents=options.contents,
+    )
 
 
 KINDS: dict[str, Callable[[Path, Options], Findings]] = {
@@ -172,8 +189,11 @@ def _checked_kind(path: Path, kind: str | None) -> str:
     return kind
 
 
-def verify_stage2(jsonl: Path, derived: Path) -> Report:
-    """Every record by every rule, and every npy it names read whole: header, shape, dtype, length, finite."""
+def verify_stage2(jsonl: Path, derived: Path, contents: "RecordedContents | None" = None) -> Report:
+    """Check every record by every rule, and read every npy file that it names.
+
+    Header, shape, dtype, length and finite values are checked; with `contents`, the bytes are those of the ledger.
+    """
     if not jsonl.is_file():
         raise MissingInput("no Stage 2 records", where=jsonl, do="run `imagemill stage2` first")
-    return collect(str(jsonl), "stage2, files read whole", stage2_records(jsonl, derived=derived))
+    return collect(str(jsonl), "stage2, files read whole", stage2_records(jsonl, derived=derived, contents=contents))

@@ -12,7 +12,7 @@ from dagster_project.definitions import build_definitions
 from dagster_project.deployments import test_resources as resources_of
 from imagemill.buckets import BUCKETS
 from imagemill.formats.tar import read_shard
-from imagemill.pipeline.shards.shard_sets import read_manifest
+from imagemill.pipeline.shards.shard_sets import ShardParameters, read_manifest
 from imagemill.store.ledger import Ledger
 from tests.helpers.product import snapshot
 from tests.helpers.seeds import product
@@ -91,7 +91,7 @@ def test_parameters_reach_the_plan(root, instance):
 
     manifest = read_manifest(root.shards / f"bucket_{SQUARE}")
     assert manifest
-    assert manifest["parameters"] == {"shard_size": 3, "shuffle": True, "seed": 7, "limit": 4}
+    assert manifest.parameters == ShardParameters(3, True, 7, 4)
     assert sum(map(len, [*shards(root), *shards(root, TALL)])) == 4
 
 

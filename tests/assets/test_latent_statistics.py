@@ -10,9 +10,9 @@ from assets.partitions import buckets
 from checks.latent_statistics import statistics_checks
 from imagemill.buckets import BUCKETS
 from imagemill.pipeline.curation.latent_statistics import read_statistics, statistics_path
-from imagemill.provenance import ModelIdentity, write_identity
+from imagemill.provenance import ModelIdentity
 from imagemill.store.ledger import Ledger
-from tests.helpers.stage2 import embed, photos
+from tests.helpers.stage2 import embed, photos, record_identity_of
 from tests.helpers.wiring import check, checks_of, claims, history, materialize, materialized
 
 SQUARE, TALL = "1024x1024", "832x1216"
@@ -93,8 +93,8 @@ def test_second_run_changes_no_byte_and_no_mtime(root, instance):
 
 
 def test_factors_of_the_recorded_model_are_used(root, instance):
-    write_identity(
-        root.provenance,
+    record_identity_of(
+        root,
         ModelIdentity(kind="vae_latents", model="m", facts={"scaling_factor": 0.25, "shift_factor": 1.0}),
     )
 

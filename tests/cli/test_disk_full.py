@@ -210,4 +210,4 @@ def test_shards_on_a_full_disk_leave_the_old_set_whole(disk, data_root):
     disk.empty()
     again = imagemill("shards", "--overwrite", "--shard-size", 7, "--data-root", data_root.path, stub=True)
     assert again.returncode == 0, again.stderr
-    assert len(read_manifest(data_root.shards / "bucket_1216x832")["shards"]) == 6
+    assert len(read_manifest(data_root.shards / "bucket_1216x832").shards) == 6

@@ -80,8 +80,8 @@ def sets_in(output):
         manifest = read_manifest(folder)
         assert manifest
         assert agrees(folder, manifest), "a foreign tar, or none where there should be one"
-        for shard in manifest["shards"]:
-            assert fingerprint_file(folder / shard["name"]) == shard["checksum"]
+        for shard in manifest.shards:
+            assert fingerprint_file(folder / shard.name) == shard.checksum
     return {name: written(folder) for name, folder in folders.items()}
 
 

@@ -363,6 +363,28 @@ def test_key_keeps_the_folders_before_it(shard):
     assert list(read_shard(shard)) == [("a.d/abc", {"t5h.npy": b"x", "json": b"y"})]
 
 
+@pytest.mark.parametrize("key", ["../abc", "/abc", "a/../abc", "./abc", "a//abc", "a\\abc", "a\nbc"])
+def test_member_that_leaves_its_folder_is_refused(shard, key):
+    shard.write_bytes(tar_of((f"{key}.json", b"y", REG)))
+
+    with pytest.raises(ImagemillError, match=r"is no member of a sample"):
+        list(read_shard(shard))
+
+
+@given(st.text(min_size=1, max_size=12), st.text(min_size=1, max_size=12))
+def test_written_member_is_a_plain_file_name(tmp_path_factory, key, suffix):
+    """Whatever key and suffix a caller gives: a name without separators is written, or nothing is."""
+    path = tmp_path_factory.getbasetemp() / "any-name.tar"
+    try:
+        write_shard(path, [(key, [(suffix, b"x")])])
+    except ImagemillError:
+        assert not path.exists()
+        return
+    with tarfile.open(path, encoding="utf-8") as tar:
+        assert tar.getnames() == [f"{key}.{suffix}"]
+    assert not {"/", "\\", "\0", "\n"} & set(key + suffix)
+
+
 @given(st.integers(0, len(WHOLE) - 1), st.binary(min_size=1, max_size=600))
 @settings(max_examples=150, deadline=None)
 def test_damaged_shard_is_read_or_refused_and_nothing_else(tmp_path_factory, at, patch):

@@ -8,6 +8,7 @@ from imagemill.buckets import BUCKETS
 from imagemill.embedding_specs import DINOV3, VAE, embedding_specs, latent_shape
 from imagemill.formats.manifest import read_json, write_json
 from imagemill.layout import DataRoot
+from imagemill.pipeline.shards.shard_manifest import sealed
 from imagemill.pipeline.shards.shard_plan import plan_shards
 from imagemill.pipeline.shards.shard_sets import MANIFEST, ShardParameters
 from imagemill.pipeline.shards.shard_writer import write_bucket
@@ -55,7 +56,8 @@ def publish(root, existing, *, withdrawn=(), shard_size=3):
 
 
 def change_manifest(folder, **changes):
-    write_json(folder / MANIFEST, read_json(folder / MANIFEST) | changes)
+    """Another manifest that is whole in itself."""
+    write_json(folder / MANIFEST, sealed(read_json(folder / MANIFEST) | changes))
 
 
 def bury(bucket, *image_ids):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from imagemill.buckets import BUCKETS
 from imagemill.embedding_specs import VAE
 from imagemill.files import fingerprint, fingerprint_file
 from imagemill.formats.energon import META, write_energon
@@ -19,16 +20,19 @@ from imagemill.formats.tar import IndexEntry, read_shard, write_shard
 from imagemill.layout import DataRoot
 from imagemill.pipeline.curation.latent_statistics import ALL, Statistics, statistics_path
 from imagemill.pipeline.curation.near_duplicates import Group, Member, Summary, lines_path, summary_path
+from imagemill.pipeline.shards.shard_manifest import sealed
 from imagemill.pipeline.shards.shard_plan import plan_shards
 from imagemill.pipeline.shards.shard_sets import ShardParameters, bucket_folder
 from imagemill.pipeline.shards.shard_writer import write_bucket
 from imagemill.store.ledger import Ledger
 from imagemill.validation import reports
+from imagemill.validation.contents import RecordedContents
 from imagemill.validation.files import embedding_files
 from imagemill.validation.findings import Report, collect
+from imagemill.validation.shard_coverage import shard_coverage
 from imagemill.validation.stage2 import stage2_records
 from imagemill.validation.tables import validate_index_table, validate_ledger_tables, validate_stage2_table
-from imagemill.validation.validator import Options, validate, validate_each
+from imagemill.validation.validator import Options, validate, validate_each, verify_stage2
 from tests.helpers.stage2 import foreign, picture, ready, record_of, stage2
 
 SQUARE = "1024x1024"
@@ -45,6 +49,10 @@ def stage2_folder(tmp: Path) -> DataRoot:
 
 def check_stage2(root: DataRoot) -> Report:
     return validate(root.stage2_jsonl, options=Options(derived=root.derived, data_root=root.path))
+
+
+def check_contents(root: DataRoot) -> Report:
+    return verify_stage2(root.stage2_jsonl, root.derived, RecordedContents.read(root.ledger))
 
 
 def check_table(root: DataRoot) -> Report:
@@ -118,6 +126,22 @@ def check_shards(root: DataRoot) -> Report:
     return validate(bucket_folder(root.shards, SQUARE), derived=root.derived)
 
 
+def two_buckets(tmp: Path) -> DataRoot:
+    """Two records of one bucket and one of another, all packed."""
+    root = DataRoot(tmp / "data")
+    foreign(root, record_of("a", size=(24, 24)), record_of("b", size=(24, 24)), record_of("wide", size=(32, 24)))
+    plan = plan_shards(ready(root, BUCKETS).ready, list(BUCKETS), root.shards, ShardParameters(), "replace")
+    for bucket in plan.plans:
+        write_bucket(plan, bucket, root.derived, {})
+    return root
+
+
+def check_coverage(root: DataRoot) -> Report:
+    with Ledger(root.ledger) as ledger:
+        found = shard_coverage(root.stage2_jsonl, root.derived, root.shards, ledger)
+        return collect("shards", "records and shards", found)
+
+
 def curated(tmp: Path) -> Path:
     """Statistics of one bucket and of all; one group of two."""
     ones = [1.0] * 16
@@ -161,7 +185,7 @@ def repack(root, change, *, honest=True, name="shard-000000.tar"):
     for shard in manifest["shards"]:
         if shard["name"] == name:
             shard.update(checksum=fingerprint_file(path), bytes=path.stat().st_size)
-    write_json(folder / "manifest.json", manifest)
+    write_json(folder / "manifest.json", sealed(manifest))
     index = [line.value for line in read_jsonl(folder / "index.jsonl")]
     for line in index:
         line.update(next(({"offset": e.offset, "size": e.size} for e in entries if e.key == line["key"]), {}))
@@ -183,6 +207,7 @@ def embedded(tmp: Path) -> DataRoot:
 # kind → (how it is made below an empty folder, how it is validated)
 SITUATIONS = {
     "stage2": (stage2_folder, check_stage2),
+    "records of the ledger": (embedded, check_contents),
     "migrating": (stage2_folder, check_migrating),
     "table": (stage2_folder, check_table),
     "files": (embedded, check_files),
@@ -194,5 +219,6 @@ SITUATIONS = {
     "preset": (preset, check_preset),
     "stage-a": (stage_a, validate),
     "shards": (shards, check_shards),
+    "records and shards": (two_buckets, check_coverage),
     "reports": (curated, check_reports),
 }

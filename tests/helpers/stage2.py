@@ -19,6 +19,7 @@ from imagemill.pipeline.stage2.plan import plan_for
 from imagemill.pipeline.stage2.publish import run_pass
 from imagemill.pipeline.stage2.recorded import read_recorded
 from imagemill.pipeline.stage2.scan import survey
+from imagemill.provenance import read_identity, record_identity
 from imagemill.records import build_record
 from imagemill.store.ledger import Ledger
 from tests.helpers.stubs import StubEncoder, StubTokenizer
@@ -128,3 +129,15 @@ def foreign(root, *records):
 def write_text(path, *lines):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"".join((line if isinstance(line, bytes) else line.encode()) + b"\n" for line in lines))
+
+
+def identity_of(root, kind):
+    """The recorded model of a kind."""
+    with Ledger(root.ledger) as ledger:
+        return read_identity(ledger, kind)
+
+
+def record_identity_of(root, identity):
+    """Record a model, as its first file would."""
+    with Ledger(root.ledger) as ledger:
+        record_identity(ledger, identity)

@@ -63,7 +63,7 @@ def test_every_bucket_of_the_run_is_reported_with_its_digest(root, instance):
     manifest = read_manifest(root.shards / f"bucket_{SQUARE}")
     assert manifest
     entry = records[SQUARE].event_log_entry
-    assert extract_data_version_from_entry(entry) == dg.DataVersion(manifest["digest"])
+    assert extract_data_version_from_entry(entry) == dg.DataVersion(manifest.digest)
     metadata = records[SQUARE].asset_materialization.metadata
     assert {name: metadata[name].value for name in ("status", "samples", "shards")} == {
         "status": "written", "samples": 2, "shards": 1,

@@ -6,9 +6,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from imagemill.errors import ImagemillError
+from imagemill.pipeline.shards.shard_manifest import FORMAT, Maker, Manifest, ShardParameters
 from imagemill.reading.latents import fit_latent, latent_factors
 
 sides = st.integers(1, 40)
+
+
+def manifest(**provenance):
+    """A set without samples, whose models are these."""
+    return Manifest(
+        format=FORMAT, bucket="1024x1024", digest="", samples=0, tombstones=0, appended=False, members=[], shards=[],
+        parameters=ShardParameters(), provenance=provenance,
+    )  # fmt: skip
 
 
 def latent(height, width):
@@ -73,10 +82,10 @@ def test_resize_shrinks_by_averages_and_keeps_proportions():
 def test_factors_are_those_of_the_maker(shift, expected):
     facts = {"scaling_factor": 0.3, "shift_factor": shift}
 
-    assert latent_factors({"provenance": {"vae_latents": {"facts": facts}}}, "here") == expected
+    assert latent_factors(manifest(vae_latents=Maker(facts=facts)), "here") == expected
 
 
-@pytest.mark.parametrize("maker", [None, {}, {"facts": None}, {"facts": {"shift_factor": 1.0}}])
+@pytest.mark.parametrize("maker", [None, Maker(), Maker(facts={}), Maker(facts={"shift_factor": 1.0})])
 def test_factors_that_nobody_recorded_are_not_guessed(maker):
     with pytest.raises(ImagemillError, match=r"(?s)does not say.*normalized=False"):
-        latent_factors({"provenance": {"vae_latents": maker}}, "here")
+        latent_factors(manifest(**({"vae_latents": maker} if maker else {})), "here")

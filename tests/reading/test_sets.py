@@ -1,6 +1,7 @@
 """Opening sets, and samples by id. Source: CONTRACTS section 2."""
 
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ from imagemill.errors import ImagemillError, MissingInput, WrongUsage
 from imagemill.formats.jsonl import read_jsonl
 from imagemill.formats.manifest import read_json
 from imagemill.reading import ShardDataset, ShardSet
-from tests.helpers.shard_sets import bury, change_manifest, shard_set
+from tests.helpers.shard_sets import bury, change_manifest, publish, shard_set
+from tests.helpers.stage2 import foreign, record_of
 from tests.reading.conftest import SIZES
 
 SQUARE = "bucket_1024x1024"
@@ -242,3 +244,58 @@ def test_manifest_of_a_set_lists_the_members_that_are_read(root):
     assert read_json(root.shards / SQUARE / "manifest.json")["members"] == [
         "json", *(spec.member for spec in embedding_specs()), "t5m.npy",
     ]  # fmt: skip
+
+
+# ---- an id in two buckets, damaged tars
+
+READERS = [
+    pytest.param(ShardSet.open, id="ShardSet"),
+    pytest.param(lambda folder, **options: ShardDataset(folder, 1, **options), id="ShardDataset"),
+]
+
+
+@pytest.fixture
+def moved(tmp_path):
+    """The sets as a kill between two buckets' exchanges leaves them: `a` is in its new bucket and still in the old one."""
+    root = shard_set(tmp_path / "data", {"a": (64, 64), "b": (64, 64), "wide": (32, 24)})
+    old = root.shards / SQUARE
+    shutil.copytree(old, tmp_path / "kept")
+    foreign(root, record_of("a", size=(32, 24)), record_of("b", size=(64, 64)), record_of("wide", size=(32, 24)))
+    publish(root, "replace")
+    shutil.rmtree(old)
+    shutil.copytree(tmp_path / "kept", old)
+    return root
+
+
+@pytest.mark.parametrize("open_set", READERS)
+def test_id_that_is_live_in_two_buckets_is_refused_by_both_readers(moved, open_set):
+    with pytest.raises(ImagemillError, match=r"'a' is live twice, in bucket_\d+x\d+ and bucket_\d+x\d+") as error:
+        open_set(moved.shards)
+
+    assert "imagemill run" in str(error.value)
+
+
+@pytest.mark.parametrize("open_set", READERS)
+def test_flipped_byte_is_found_on_opening_if_asked(own_root, open_set):
+    tar = own_root.shards / SQUARE / "shard-000001.tar"
+    data = bytearray(tar.read_bytes())
+    data[-3000] ^= 1
+    tar.write_bytes(data)
+
+    open_set(own_root.shards)
+    with pytest.raises(ImagemillError, match=r"shard-000001.tar is damaged"):
+        open_set(own_root.shards, verify=True)
+
+
+@pytest.mark.parametrize("open_set", READERS)
+def test_whole_set_opens_with_verification(own_root, open_set):
+    open_set(own_root.shards, verify=True)
+
+
+@pytest.mark.parametrize("open_set", READERS)
+def test_cut_tar_is_found_on_opening_by_both_readers(own_root, open_set):
+    tar = own_root.shards / SQUARE / "shard-000001.tar"
+    tar.write_bytes(tar.read_bytes()[:-512])
+
+    with pytest.raises(ImagemillError, match=r"shard-000001.tar has \d+ bytes"):
+        open_set(own_root.shards)

@@ -172,7 +172,7 @@ def test_reader_does_not_depend_on_the_working_folder(own_root, tmp_path, monkey
 
 
 @pytest.mark.parametrize("shard_size", [3, 2], ids=["equal layout", "other tars"])
-@pytest.mark.parametrize("step", ["read_manifest", "live_lines"])
+@pytest.mark.parametrize("step", ["load_manifest", "live_lines"])
 def test_set_that_changes_while_it_is_opened_is_read_from_the_beginning(own_root, monkeypatch, step, shard_size):
     """Manifest, index and tars are of one set, where they disagree as where one would not see it."""
 
@@ -192,7 +192,7 @@ def test_set_that_changes_while_it_is_opened_is_read_from_the_beginning(own_root
 def test_bucket_that_goes_while_it_is_opened_is_passed_over(tmp_path, monkeypatch):
     """Its last sample was withdrawn; the other bucket is read."""
     root = shard_set(tmp_path / "data", {"a": (64, 64), "wide": (32, 24)})
-    _after_the_first(monkeypatch, "read_manifest", lambda: publish(root, "withdraw", withdrawn=["a"]))
+    _after_the_first(monkeypatch, "load_manifest", lambda: publish(root, "withdraw", withdrawn=["a"]))
 
     assert list(ShardSet.open(root.shards)) == ["wide"]
 

@@ -143,10 +143,10 @@ def test_same_inputs_and_seed_give_the_same_checksums_everywhere(source, tmp_pat
     for bucket in (SQUARE, TALL):
         manifest = read_manifest(tmp_path / "by_2" / f"bucket_{bucket}")
         assert manifest
-        assert [shard["checksum"] for shard in manifest["shards"]] == [
+        assert [shard.checksum for shard in manifest.shards] == [
             fingerprint_file(tar) for tar in tars(tmp_path / "by_1", bucket)
         ]
-        assert len(manifest["shards"]) > 1
+        assert len(manifest.shards) > 1
 
 
 def test_touched_files_do_not_make_another_set(source, tmp_path):

@@ -21,7 +21,6 @@ from imagemill.embedding_specs import DINOV3, T5, VAE, EmbeddingSpec, embedding_
 from imagemill.pipeline.curation.latent_statistics import read_statistics, statistics_path
 from imagemill.pipeline.stage2.passes import Passes
 from imagemill.pixels import open_rgb
-from imagemill.provenance import read_identity
 from tests.helpers.product import photos, snapshot
 from tests.helpers.seeds import (
     FIELDS,
@@ -44,7 +43,7 @@ from tests.helpers.seeds import (
     stage1_root,
 )
 from tests.helpers.stage1 import stage1_record, vector
-from tests.helpers.stage2 import embed, picture
+from tests.helpers.stage2 import embed, identity_of, picture
 from tests.helpers.stage2 import photos as pictures
 from tests.helpers.stage2 import stage2 as stage2_in_process
 from tests.helpers.stubs import StubEncoder
@@ -121,7 +120,7 @@ def test_goal_every_image_gets_a_vae_latent(samples, migrated):
     """Goals: Generate VAE latents for all images using Flux VAE encoder."""
     assert ids_in(samples.root, VAE) == set(SAMPLES)
     assert ids_in(migrated.root, VAE) == set(WITH_IMAGE), "pixels that are gone cannot be encoded"
-    identity = read_identity(samples.root.provenance, "vae_latents")
+    identity = identity_of(samples.root, "vae_latents")
     assert identity.preview
     assert identity.facts["scaling_factor"] == 0.3611, "Flux's own"
 
@@ -199,7 +198,7 @@ def test_decision_3_vae_latent_encoding(samples):
     for image_id, (width, height) in SAMPLES.items():
         latent = load(samples.root, VAE, image_id)
         assert (latent.shape, latent.dtype) == ((16, height // 8, width // 8), np.float16)
-    facts = read_identity(samples.root.provenance, "vae_latents").facts
+    facts = identity_of(samples.root, "vae_latents").facts
     assert (facts["output"], facts["scaled"]) == ("posterior mean", False)
 
 
@@ -670,7 +669,7 @@ def test_open_question_1_vae_model_exact_name():
 def test_open_question_2_latent_normalisation_is_a_separate_step(samples, data_root):
     """Open question 2: VAE latent normalization now or later? Later: an asset of its own; latents stay as the VAE gives them."""
     assert not (samples.root.derived / "latent_statistics").exists()
-    assert read_identity(samples.root.provenance, "vae_latents").facts["scaled"] is False
+    assert identity_of(samples.root, "vae_latents").facts["scaled"] is False
     stage2_in_process(data_root, *"abc")
     latents = {path: path.read_bytes() for path in data_root.derived.glob("vae_latents/*.npy")}
 

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from imagemill.buckets import BUCKETS
 from imagemill.embedding_specs import DINOV3, VAE
 from imagemill.errors import MissingInput
 from imagemill.formats.jsonl import read_jsonl, write_jsonl
@@ -17,9 +18,13 @@ from imagemill.formats.manifest import read_json, write_json
 from imagemill.layout import DataRoot
 from imagemill.pipeline.curation.latent_statistics import ALL, Statistics, statistics_path
 from imagemill.pipeline.curation.near_duplicates import Group, Member, lines_path
-from imagemill.pipeline.shards.shard_sets import TOMBSTONES, bucket_folder
+from imagemill.pipeline.shards.shard_manifest import SEAL, sealed
+from imagemill.pipeline.shards.shard_plan import plan_shards
+from imagemill.pipeline.shards.shard_sets import TOMBSTONES, ShardParameters, bucket_folder
+from imagemill.pipeline.shards.shard_writer import write_bucket
 from imagemill.validation.catalogue import RULES
 from imagemill.validation.validator import missing, validate
+from tests.helpers.rot import rot
 from tests.helpers.situations import (
     GROUP,
     PRESET_RECORD,
@@ -29,7 +34,9 @@ from tests.helpers.situations import (
     write_groups,
     write_report,
 )
-from tests.helpers.stage2 import picture, write_text
+from tests.helpers.stage2 import foreign, picture, ready, record_of, write_text
+
+WIDE = "1216x832"
 
 # ---- how each rule is broken
 
@@ -137,12 +144,37 @@ def shard_file(name, change_bytes):
     return change
 
 
-def set_manifest(change_manifest):
+def set_manifest(change_manifest, *, seal=True):
     def change(root):
         path = bucket_folder(root.shards, SQUARE) / "manifest.json"
         manifest = read_json(path)
         change_manifest(manifest)
-        write_json(path, manifest)
+        write_json(path, sealed(manifest) if seal else manifest)
+
+    return change
+
+
+def records_of(**sizes):
+    """The records of `two_buckets`, some with another size."""
+    return [record_of(i, size=size) for i, size in {"a": (24, 24), "b": (24, 24), "wide": (32, 24), **sizes}.items()]
+
+
+def moved(*, back):
+    """Image `a` changes its bucket, and only one of the two folders is exchanged before the run is killed.
+
+    Args:
+        back: the new bucket has it already and the old one still; else the other way round.
+    """
+
+    def change(root):
+        kept = bucket_folder(root.shards, SQUARE if back else WIDE)
+        shutil.copytree(kept, root.path / "kept")
+        foreign(root, *records_of(a=(32, 24)))
+        plan = plan_shards(ready(root, BUCKETS).ready, list(BUCKETS), root.shards, ShardParameters(), "replace")
+        for bucket in plan.plans:
+            write_bucket(plan, bucket, root.derived, {})
+        shutil.rmtree(kept)
+        shutil.move(root.path / "kept", kept)
 
     return change
 
@@ -247,6 +279,8 @@ BREAKS = {
     "summary": ("stage-a", group(per_image={"image_1": "一", "image_2": "a\u2028b"})),
     "duplicate_group": ("stage-a", lambda path: write_jsonl(path, [GROUP, GROUP])),
     "manifest": ("shards", shard_file("manifest.json", lambda data: b"{}")),
+    "manifest_digest": ("shards", set_manifest(lambda manifest: manifest.update(appended=True), seal=False)),
+    "no_manifest_digest": ("shards", set_manifest(lambda manifest: manifest.pop(SEAL), seal=False)),
     "index": ("shards", shard_file("index.jsonl", lambda data: data + b"null\n")),
     "live_samples": ("shards", set_manifest(lambda manifest: manifest.update(samples=3))),
     "tombstones": ("shards", lambda root: write_text(bucket_folder(root.shards, SQUARE) / TOMBSTONES, "null")),
@@ -262,6 +296,10 @@ BREAKS = {
     "record": ("shards", member("json", b"{}")),
     "npy": ("shards", member("vae.npy", b"no npy")),
     "indexed": ("shards", shard_file("index.jsonl", lambda data: data.replace(b'"width":24', b'"width":32'))),
+    "live_twice": ("records and shards", moved(back=True)),
+    "unpacked": ("records and shards", moved(back=False)),
+    "other_bucket": ("records and shards", lambda root: foreign(root, *records_of(wide=(24, 24)))),
+    "damaged": ("records of the ledger", lambda root: rot(root.derived / VAE.folder / "a.npy")),
     "verbatim": ("shards", npy(np.ones((16, 3, 3), np.float16))),
     "not_the_merge": ("reports", lambda folder: write_all(folder, images=2)),
     "impossible": ("reports", statistics(mean=[9.0] * 16)),

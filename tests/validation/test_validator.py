@@ -51,17 +51,17 @@ def flip(path, position=2000):
 def test_set_that_changes_place_while_it_is_read_gives_no_findings(packed, monkeypatch, removed):
     """A reader sees the complete old set or the complete new one. Source: CONTRACTS section 2."""
     foreign(packed, *(record_of(i, size=(24, 24)) for i in "abc"), record_of("tall", size=(24, 36)))
-    folder, read = bucket_folder(packed.shards, SQUARE), shards.read_manifest
+    folder, read = bucket_folder(packed.shards, SQUARE), shards.checked_manifest
 
     def read_and_publish(path):
-        manifest = read(path)
+        manifest = yield from read(path)
         monkeypatch.undo()
         found = [] if removed else ready(packed, [SQUARE]).ready
         plan = plan_shards(found, [SQUARE], packed.shards, ShardParameters(shard_size=2), "replace")
         write_bucket(plan, plan.plans[0], packed.derived, {})
         return manifest
 
-    monkeypatch.setattr(shards, "read_manifest", read_and_publish)
+    monkeypatch.setattr(shards, "checked_manifest", read_and_publish)
     with Ledger(packed.ledger) as ledger:
         reports = {Path(r.file).name: r for r in validate_shards(packed.shards, packed.derived, ledger)}
 

@@ -315,6 +315,19 @@ def excluded_images(derived: Path, ledger: Ledger, settings: NearDuplicateSettin
     if summary.fingerprint != plan_near_duplicates(derived, ledger, settings).version:
         what = "the report of near duplicates is older than the vectors, or was made with other settings"
         raise ImagemillError(what, where=summary_path(derived), why=why, do=do)
+    return _excluded(groups, settings)
+
+
+def reported_images(derived: Path, settings: NearDuplicateSettings) -> Mapping[str, str] | None:
+    """`excluded_images` by the report as it is, whatever the age of the vectors; None if shards need one and there is none."""
+    if not settings.exclude:
+        return {}
+    summary = read_summary(derived)
+    groups = read_groups(derived, summary) if summary else None
+    return None if groups is None else _excluded(groups, settings)
+
+
+def _excluded(groups: Iterable[Group], settings: NearDuplicateSettings) -> dict[str, str]:
     return {
         member.image_id: f"cosine {member.cosine:.4f} to {group.representative}, which stands for it"
         for group in groups

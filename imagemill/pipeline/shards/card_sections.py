@@ -13,6 +13,7 @@ import yaml
 
 from imagemill.buckets import USUAL_RATIOS, bucket_size
 from imagemill.embedding_specs import T5_TOKENS, EmbeddingSpec, embedding_specs
+from imagemill.pipeline.shards.shard_manifest import Maker, Manifest
 from imagemill.pipeline.shards.shard_sets import Tombstone
 
 # The hub's classes of dataset sizes: from this many samples on.
@@ -28,16 +29,16 @@ class Set(NamedTuple):
     """One bucket's set as its documents say."""
 
     bucket: str
-    manifest: Mapping[str, Any]
+    manifest: Manifest
     tombstones: Sequence[Tombstone]
 
     @property
     def samples(self) -> int:
-        return self.manifest["samples"]
+        return self.manifest.samples
 
     @property
     def bytes(self) -> int:
-        return sum(shard["bytes"] for shard in self.manifest["shards"])
+        return self.manifest.bytes
 
 
 def card(sets: Sequence[Set], marker: str, licence: str | None = None) -> str:
@@ -87,16 +88,16 @@ def _warning(sets: Sequence[Set]) -> str:
 
 
 def _preview_kinds(sets: Iterable[Set]) -> list[str]:
-    return sorted({kind for one in sets for kind, maker in _makers(one) if maker.get("preview")})
+    return sorted({kind for one in sets for kind, maker in _makers(one) if maker.preview})
 
 
-def _makers(one: Set) -> Iterable[tuple[str, Mapping[str, Any]]]:
-    return ((kind, maker) for kind, maker in (one.manifest.get("provenance") or {}).items() if maker)
+def _makers(one: Set) -> Iterable[tuple[str, Maker]]:
+    return one.manifest.provenance.items()
 
 
 def _counts(sets: Sequence[Set]) -> str:
-    rows = [(one.bucket, f"{one.samples:,}", len(one.manifest["shards"]), _size(one.bytes)) for one in sets]
-    shards = sum(len(one.manifest["shards"]) for one in sets)
+    rows = [(one.bucket, f"{one.samples:,}", len(one.manifest.shards), _size(one.bytes)) for one in sets]
+    shards = sum(len(one.manifest.shards) for one in sets)
     total = ("**all**", f"**{_total(sets):,}**", shards, _size(sum(one.bytes for one in sets)))
     return "## Buckets\n\nA batch holds images of one bucket.\n\n" + _table(
         ("bucket (width x height)", "samples", "shards", "size"), [*rows, total]
@@ -112,7 +113,7 @@ def _members(sets: Sequence[Set]) -> str:
 
 
 def _all_members(sets: Iterable[Set]) -> list[str]:
-    return list(dict.fromkeys(member for one in sets for member in one.manifest["members"]))
+    return list(dict.fromkeys(member for one in sets for member in one.manifest.members))
 
 
 def _described(spec: EmbeddingSpec | None, member: str, width: int, height: int) -> tuple[str, str, str]:
@@ -131,10 +132,9 @@ def _models(sets: Sequence[Set]) -> str:
     made: Counter[tuple[str, ...]] = Counter()
     for one in sets:
         for kind, maker in _makers(one):
-            preview = {True: "**preview: random weights**", False: "no", None: "unknown"}[maker.get("preview")]
-            made[kind, _cell(maker.get("model")), _cell(maker.get("revision")), _cell(maker.get("key")), preview] += (
-                maker.get("unknown_maker") or 0
-            )
+            preview = {True: "**preview: random weights**", False: "no", None: "unknown"}[maker.preview]
+            named = (kind, _cell(maker.model), _cell(maker.revision), _cell(maker.key), preview)
+            made[named] += maker.unknown_maker
     if not made:
         return ""
     head = ("kind", "model", "revision", "key", "preview", "samples whose maker is not known")
@@ -173,7 +173,8 @@ def _histograms(sets: Sequence[Set]) -> str:
 def _summed(sets: Iterable[Set], name: str) -> Counter[str]:
     total: Counter[str] = Counter()
     for one in sets:
-        total.update((one.manifest.get("statistics") or {}).get(name) or {})
+        if one.manifest.statistics:
+            total.update(getattr(one.manifest.statistics, name))
     return total
 
 

@@ -9,10 +9,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-import msgspec
-
 from imagemill.buckets import BUCKETS
-from imagemill.errors import ImagemillError, ShardExists
+from imagemill.errors import ImagemillError, MissingInput, ShardExists
 from imagemill.formats.energon import META, SQLITE
 from imagemill.pipeline.shards.shard_plan import BucketPlan, ShardSet
 from imagemill.pipeline.shards.shard_sets import (
@@ -20,6 +18,7 @@ from imagemill.pipeline.shards.shard_sets import (
     agrees,
     bucket_folder,
     live_lines,
+    load_manifest,
     read_manifest,
     read_tombstones,
 )
@@ -33,8 +32,8 @@ def stays(shard_set: ShardSet, plan: BucketPlan) -> bool:
         return False
     if plan.overlay:
         return not plan.shards and list(plan.overlay.tombstones) == read_tombstones(folder)
-    same = (manifest["digest"], manifest["parameters"]) == (plan.digest, msgspec.to_builtins(plan.parameters))
-    folded = not (manifest["appended"] or manifest["tombstones"])
+    same = (manifest.digest, manifest.parameters) == (plan.digest, plan.parameters)
+    folded = not (manifest.appended or manifest.tombstones)
     return same and (shard_set.existing == "update" or (shard_set.existing == "repack" and folded))
 
 
@@ -80,9 +79,12 @@ def _conflict(shard_set: ShardSet, plan: BucketPlan) -> str | None:
         return None
     if shard_set.existing == "refuse":
         return f"{folder.name}/{tars[0].name} exists"
-    manifest = read_manifest(folder)
-    if manifest is None:
+    try:
+        manifest = load_manifest(folder)
+    except MissingInput:
         return f"{folder.name} holds shards without our manifest"
+    except ImagemillError as error:
+        return f"{folder.name} holds shards without a usable manifest: {error.what}"
     return None if agrees(folder, manifest) else f"{folder.name}: the tars are not those of its manifest"
 
 

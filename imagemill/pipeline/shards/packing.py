@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from imagemill.config import Config
+from imagemill.errors import ImagemillError
 from imagemill.layout import DataRoot
 from imagemill.pipeline.curation.near_duplicates import excluded_images
 from imagemill.pipeline.shards.conflicts import conflicts, stays
@@ -22,6 +23,8 @@ from imagemill.store.ledger import IN_MEMORY, Ledger
 
 # What these write is said by the request alone; the others keep what a set of ours was written with.
 _ANEW = {"refuse", "replace"}
+# Modes of `imagemill shards`. `imagemill run` has migrated what it could, and reports the rest.
+_COMMANDED = {*_ANEW, "append", "repack"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,8 @@ def plan_packing(root: DataRoot, config: Config, ledger: Ledger, packing: Packin
     """Match records with files, then order, limit, group and cut. Writes nothing.
 
     Raises:
-        MissingInput: no records. WrongUsage: an unknown `existing`. ImagemillError: a kind is being regenerated.
+        MissingInput: no records. WrongUsage: an unknown `existing`. ImagemillError: a kind is being regenerated, or no record
+            is of version 2.
     """
     if packing.existing != "withdraw":  # which packs nothing, and must not wait
         refuse_regenerating(ledger)
@@ -61,12 +65,26 @@ def plan_packing(root: DataRoot, config: Config, ledger: Ledger, packing: Packin
         root.stage2_jsonl, root.derived, ledger, buckets=packing.buckets, excluded=excluded,
         allow_preview=packing.allow_preview, on_ready=say,
     )  # fmt: skip
+    if packing.existing in _COMMANDED:
+        _refuse_stage1(root, found)
     parameters = ShardParameters(**{"shard_size": config.shard_size, **packing.asked})
     shard_set = plan_shards(
         found.ready, packing.buckets, packing.output, parameters, packing.existing,
         asked=None if packing.existing in _ANEW else packing.asked, withdrawn=ledger.ids("withdrawn"),
     )  # fmt: skip
     return found, shard_set
+
+
+def _refuse_stage1(root: DataRoot, found: Readiness) -> None:
+    """Raises ImagemillError if every record is of Stage 1: nothing can be packed before they are migrated."""
+    waiting = sum(problem.reason == "stage1" for problem in found.problems)
+    if waiting and waiting == found.total_records:
+        raise ImagemillError(
+            f"no record is of version 2: {waiting} of Stage 1",
+            where=root.stage2_jsonl,
+            why="Stage 1 records hold their vector and have no latents",
+            do="run `imagemill run`, which migrates them and packs the shards",
+        )
 
 
 def scanned(found: Readiness) -> dict[str, int]:

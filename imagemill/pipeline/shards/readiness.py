@@ -265,7 +265,7 @@ def _stage1_problem(record: Record) -> RecordProblem | None:
     unmigrated = "image_path" in record and not {"image_id", "format_version"} & record.keys()
     if unmigrated or INLINE_VECTOR in record:
         message = "a Stage 1 record, not migrated yet"
-        return RecordProblem("format_version", "stage1", message, "run `imagemill stage2`: it migrates them")
+        return RecordProblem("format_version", "stage1", message, "run `imagemill run`: it migrates them")
     return None
 
 

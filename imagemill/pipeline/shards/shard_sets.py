@@ -16,18 +16,26 @@ Source: CONTRACTS section 2, last point.
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 
 from imagemill.buckets import BUCKETS
-from imagemill.errors import ImagemillError
+from imagemill.errors import ImagemillError, MissingInput
 from imagemill.formats.jsonl import read_jsonl
 from imagemill.formats.manifest import read_json
+from imagemill.ids import id_problem
+from imagemill.pipeline.shards.shard_manifest import (
+    SEAL,
+    Manifest,
+    ShardName,
+    ShardParameters,
+    decode_manifest,
+    seal_is_broken,
+)
 
-FORMAT = "imagemill-shards/2"
 INDEX = "index.jsonl"
 TOMBSTONES = "tombstones.jsonl"
 MANIFEST = "manifest.json"
@@ -36,21 +44,11 @@ MANIFEST = "manifest.json"
 JSON_MEMBER = "json"
 MASK_MEMBER = "t5m.npy"
 
-
-_Count = Annotated[int, msgspec.Meta(ge=1)]
-
-
-class ShardParameters(msgspec.Struct, frozen=True):
-    """What a set of shards depends on besides its samples."""
-
-    shard_size: _Count = 1000
-    shuffle: bool = False
-    seed: int = 1337
-    limit: _Count | None = None
+_RESTORE = "restore the file, or write the set again: `imagemill shards --overwrite`"
 
 
-class IndexLine(msgspec.Struct, frozen=True):
-    """One sample in a tar: bytes from the tar's beginning.
+class IndexLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One sample in a tar: bytes from the tar's beginning. Decoding refuses ids and tar names that are no file names.
 
     `digest`: of its record and files, see `sample_digest`. `width`, `height`: of its image in pixels; `tokens` of its caption;
     0 in sets of earlier versions.
@@ -58,7 +56,7 @@ class IndexLine(msgspec.Struct, frozen=True):
 
     image_id: str
     key: str
-    shard: str
+    shard: ShardName
     offset: int
     size: int
     digest: str
@@ -66,43 +64,34 @@ class IndexLine(msgspec.Struct, frozen=True):
     height: int = 0
     tokens: int = 0
 
+    def __post_init__(self) -> None:
+        _refuse_no_id(self.image_id)
+
     @property
     def place(self) -> tuple[str, int]:
         return self.shard, self.offset
 
 
-class Tombstone(msgspec.Struct, frozen=True):
+class Tombstone(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A sample that counts no more. `why`: `withdrawn`, `changed`, `not_ready`, or `beyond_limit`."""
 
     image_id: str
-    shard: str
+    shard: ShardName
     offset: int
     why: str
+
+    def __post_init__(self) -> None:
+        _refuse_no_id(self.image_id)
 
     @property
     def place(self) -> tuple[str, int]:
         return self.shard, self.offset
 
 
-class _ManifestShard(msgspec.Struct):
-    name: Annotated[str, msgspec.Meta(pattern=r"^shard-[0-9]{6,}\.tar$")]
-    samples: int
-    bytes: int
-    checksum: str
-
-
-class _Manifest(msgspec.Struct):
-    """What readers of a manifest rely on."""
-
-    format: str
-    digest: str
-    samples: int
-    members: list[str]
-    shards: list[_ManifestShard]
-    parameters: ShardParameters
-    provenance: dict[str, dict[str, Any]]
-    appended: bool
-    tombstones: int
+def _refuse_no_id(image_id: str) -> None:
+    """Raises ValueError, which msgspec reports as a ValidationError."""
+    if problem := id_problem(image_id):
+        raise ValueError(f"image_id {problem}")
 
 
 def bucket_folder(output: Path, bucket: str) -> Path:
@@ -128,25 +117,59 @@ def shard_name(number: int) -> str:
     return f"shard-{number:06d}.tar"
 
 
-def read_manifest(folder: Path) -> dict[str, Any] | None:
-    """A bucket's manifest if it is there, ours and whole, else None."""
+def load_manifest(folder: Path) -> Manifest:
+    """The manifest of a bucket's set.
+
+    Raises:
+        MissingInput: there is none. ImagemillError: it is not one of ours, or was changed after it was written.
+    """
+    path = folder / MANIFEST
+    document = read_manifest_document(folder)
     try:
-        manifest = read_json(folder / MANIFEST)
-        ours = msgspec.convert(manifest, _Manifest).format == FORMAT
-    except (ImagemillError, msgspec.ValidationError):
+        manifest = decode_manifest(document)
+    except msgspec.ValidationError as error:
+        what = f"{folder.name}/{MANIFEST} is not one of ours"
+        raise ImagemillError(what, where=path, why=str(error), do=_RESTORE) from error
+    if seal_is_broken(document):
+        raise ImagemillError(
+            f"{folder.name}/{MANIFEST} was changed after it was written",
+            where=path,
+            why=f"its {SEAL} belongs to other content",
+            do=_RESTORE,
+        )
+    return manifest
+
+
+def read_manifest_document(folder: Path) -> Any:
+    """The parsed JSON of a set's manifest, unchecked. Raises as `load_manifest`."""
+    try:
+        return read_json(folder / MANIFEST)
+    except MissingInput:
+        raise MissingInput(f"{folder.name} has no {MANIFEST}", where=folder, do=_RESTORE) from None
+    except OSError as error:
+        raise ImagemillError(f"cannot read {folder.name}/{MANIFEST}", where=folder, why=str(error)) from error
+    except ImagemillError as error:
+        what = f"{folder.name}/{MANIFEST} is not one of ours"
+        raise ImagemillError(what, where=folder / MANIFEST, why=error.why, do=_RESTORE) from error
+
+
+def read_manifest(folder: Path) -> Manifest | None:
+    """The manifest of a bucket's set, None if it is absent, foreign or damaged."""
+    try:
+        return load_manifest(folder)
+    except ImagemillError:
         return None
-    return manifest if ours else None
 
 
 def recorded_parameters(folder: Path) -> ShardParameters | None:
     """The parameters a set was written with."""
     manifest = read_manifest(folder)
-    return msgspec.convert(manifest["parameters"], ShardParameters) if manifest else None
+    return manifest.parameters if manifest else None
 
 
-def agrees(folder: Path, manifest: Mapping[str, Any]) -> bool:
+def agrees(folder: Path, manifest: Manifest) -> bool:
     """Whether the tars in a folder are those of its manifest, by name and size."""
-    recorded = {shard["name"]: shard["bytes"] for shard in manifest["shards"]}
+    recorded = {shard.name: shard.bytes for shard in manifest.shards}
     return recorded == {tar.name: tar.stat().st_size for tar in folder.glob("*.tar")}
 
 

@@ -14,10 +14,11 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from types import MappingProxyType
+from typing import Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -29,13 +30,22 @@ from imagemill.files import RunningFingerprint, signature_bytes
 from imagemill.formats.energon import is_energon, write_energon
 from imagemill.formats.jsonl import write_jsonl
 from imagemill.formats.manifest import write_json
-from imagemill.formats.tar import IndexEntry, KnownFile, Sample, write_shard
+from imagemill.formats.tar import DamagedFile, IndexEntry, KnownFile, Sample, StoredSample, write_shard
 from imagemill.ids import member_key
 from imagemill.pipeline.shards.conflicts import stays
 from imagemill.pipeline.shards.readiness import ReadySample
+from imagemill.pipeline.shards.rotten_files import FileKey, RottenFiles, find_rotten, without
+from imagemill.pipeline.shards.shard_manifest import (
+    FORMAT,
+    Maker,
+    Manifest,
+    ShardEntry,
+    Statistics,
+    document_of,
+    sealed,
+)
 from imagemill.pipeline.shards.shard_plan import BucketPlan, ShardSet, digest_of
 from imagemill.pipeline.shards.shard_sets import (
-    FORMAT,
     INDEX,
     JSON_MEMBER,
     MANIFEST,
@@ -57,7 +67,10 @@ OURS = {INDEX, TOMBSTONES, MANIFEST}
 
 @dataclass(slots=True)
 class BucketResult:
-    """What became of one bucket. `samples`, `shards`, `bytes`: of its whole set; `new_samples`, `new_shards`: written now."""
+    """What became of one bucket. `samples`, `shards`, `bytes`: of its whole set; `new_samples`, `new_shards`: written now.
+
+    `rotten`: npy files that were not packed because they do not hold their recorded bytes.
+    """
 
     bucket: str
     status: Literal["written", "unchanged", "removed", "empty"]
@@ -67,6 +80,7 @@ class BucketResult:
     samples: int = 0
     shards: int = 0
     bytes: int = 0
+    rotten: RottenFiles = field(default_factory=RottenFiles)
 
 
 def write_bucket(
@@ -83,6 +97,8 @@ def write_bucket(
         derived: folder of the npy folders. identities: recorded maker of each kind. on_sample: called with each sample's bytes,
             on several threads.
 
+    A damaged file is never packed. Its recorded bytes are taken from a tar that holds them, else its sample is left out.
+
     Raises:
         DiskFull: the old set is where it was.
     """
@@ -95,23 +111,49 @@ def write_bucket(
         return _remove(folder, plan)
     if manifest is None and shard_set.existing == "withdraw":
         return BucketResult(plan.bucket, "empty")
+    write = functools.partial(_write, shard_set, derived=derived, identities=identities, on_sample=on_sample)
+    try:
+        return write(plan)
+    except DamagedFile:
+        rotten = find_rotten(plan, derived, shard_set.output)
+    rest = without(plan, rotten.lost)
+    if rest.live:
+        result = write(rest, copies=rotten.copies)
+    else:  # the set that is there, if any, may hold the last good bytes
+        result = _result(plan, "unchanged", manifest) if manifest else BucketResult(plan.bucket, "empty")
+    result.rotten = rotten
+    return result
+
+
+def _write(
+    shard_set: ShardSet,
+    plan: BucketPlan,
+    *,
+    derived: Path,
+    identities: Mapping[str, ModelIdentity],
+    on_sample: Callable[[int], None],
+    copies: Mapping[FileKey, StoredSample] = MappingProxyType({}),
+) -> BucketResult:
+    """Write one set and put it in its place. Raises DamagedFile, which leaves the old set where it was."""
+    folder = bucket_folder(shard_set.output, plan.bucket)
     staging = temporary_path(shard_set.output)
     try:
         with disk_full_told(folder):
             staging.mkdir(parents=True)
             _carry_foreign(folder, staging)
-            manifest = _write_set(staging, folder, plan, derived, identities, on_sample, shard_set)
+            members = functools.partial(_members, derived=derived, copies=copies, on_sample=on_sample)
+            manifest = _write_set(staging, folder, plan, identities, members, shard_set)
             replace_folder(staging, folder)
     finally:
         _discard(staging)
     return _result(plan, "written", manifest)
 
 
-def _result(plan: BucketPlan, status: Literal["written", "unchanged"], manifest: Mapping[str, Any]) -> BucketResult:
-    shards = manifest["shards"]
+def _result(plan: BucketPlan, status: Literal["written", "unchanged"], manifest: Manifest) -> BucketResult:
     new = (plan.samples, len(plan.shards)) if status == "written" else (0, 0)
-    total = sum(shard["bytes"] for shard in shards)
-    return BucketResult(plan.bucket, status, *new, manifest["tombstones"], manifest["samples"], len(shards), total)
+    return BucketResult(
+        plan.bucket, status, *new, manifest.tombstones, manifest.samples, len(manifest.shards), manifest.bytes
+    )
 
 
 def sweep_sets(output: Path) -> None:
@@ -166,18 +208,17 @@ def _write_set(
     folder: Path,
     old: Path,
     plan: BucketPlan,
-    derived: Path,
     identities: Mapping[str, ModelIdentity],
-    on_sample: Callable[[int], None],
+    members: Callable[[Sequence[ReadySample]], Iterator[Sample]],
     shard_set: ShardSet,
-) -> dict[str, Any]:
+) -> Manifest:
     """Everything of a set: tars that stay, new tars, index, tombstones, and the manifest last."""
     before = read_manifest(old) if plan.overlay else None
-    kept: list[dict[str, Any]] = before["shards"] if before else []
+    kept = before.shards if before else []
     for shard in kept:
-        _link(old / shard["name"], folder / shard["name"])
-    first = 1 + max((int(shard["name"][len("shard-") : -len(".tar")]) for shard in kept), default=-1)
-    write = functools.partial(_write_one, folder, derived=derived, on_sample=on_sample)
+        _link(old / shard.name, folder / shard.name)
+    first = 1 + max((int(shard.name[len("shard-") : -len(".tar")]) for shard in kept), default=-1)
+    write = functools.partial(_write_one, folder, members=members)
     with ThreadPoolExecutor(shard_set.workers, "pack") as pool:
         written = list(pool.map(write, itertools.count(first), plan.shards))
     earlier = read_index(old) if before else []
@@ -187,41 +228,43 @@ def _write_set(
     if tombstones:
         write_jsonl(folder / TOMBSTONES, tombstones)
     dead = {tombstone.place for tombstone in tombstones}
-    shards = [*_entries_of(kept, earlier), *((shard.told["name"], shard.entries) for shard in written)]
+    shards = [*_entries_of(kept, earlier), *((shard.entry.name, shard.entries) for shard in written)]
     write_energon(folder, shards, bucket=plan.bucket, dead=dead, earlier=old if before else None)
-    manifest = {
-        "format": FORMAT,
-        "bucket": plan.bucket,
-        "digest": plan.digest,
-        "samples": plan.live,
-        "tombstones": len(tombstones),
-        "appended": before is not None,
-        "members": [JSON_MEMBER, *(spec.member for spec in embedding_specs()), MASK_MEMBER],
-        "shards": [*kept, *(shard.told for shard in written)],
-        "statistics": statistics_of(line for line in index if line.place not in dead),
-        "parameters": msgspec.to_builtins(plan.parameters),
-        # Withdrawing leaves samples that another model made since: their tars are what the earlier manifest says.
-        "provenance": before["provenance"]
-        if before and shard_set.existing == "withdraw"
-        else _provenance(plan, identities, before),
-    }
-    write_json(folder / MANIFEST, manifest)
+    # Withdrawing leaves samples that another model made since: their tars are what the earlier manifest says.
+    inherited = before if shard_set.existing == "withdraw" else None
+    manifest = Manifest(
+        format=FORMAT,
+        bucket=plan.bucket,
+        digest=plan.digest,
+        samples=plan.live,
+        tombstones=len(tombstones),
+        appended=before is not None,
+        members=[JSON_MEMBER, *(spec.member for spec in embedding_specs()), MASK_MEMBER],
+        shards=[*kept, *(shard.entry for shard in written)],
+        statistics=msgspec.convert(statistics_of(line for line in index if line.place not in dead), Statistics),
+        parameters=plan.parameters,
+        provenance=inherited.provenance if inherited else _provenance(plan, identities, before),
+    )
+    document = document_of(manifest)
+    # A digest would vouch for provenance that was itself taken over unproven.
+    unproven = inherited is not None and not inherited.sealed
+    write_json(folder / MANIFEST, document if unproven else sealed(document))
     return manifest
 
 
-def _entries_of(shards: Sequence[Mapping[str, Any]], lines: Sequence[IndexLine]) -> list[tuple[str, list[IndexEntry]]]:
-    entries: dict[str, list[IndexEntry]] = {shard["name"]: [] for shard in shards}
+def _entries_of(shards: Sequence[ShardEntry], lines: Sequence[IndexLine]) -> list[tuple[str, list[IndexEntry]]]:
+    entries: dict[str, list[IndexEntry]] = {shard.name: [] for shard in shards}
     for line in lines:
         entries[line.shard].append(IndexEntry(line.key, line.offset, line.size))
     return list(entries.items())
 
 
 class _Written(NamedTuple):
-    """One new tar: `told` is its entry in the manifest."""
+    """One new tar: `entry` is its line in the manifest."""
 
     entries: list[IndexEntry]
     lines: list[IndexLine]
-    told: dict[str, Any]
+    entry: ShardEntry
 
 
 def _write_one(
@@ -229,11 +272,10 @@ def _write_one(
     number: int,
     samples: Sequence[ReadySample],
     *,
-    derived: Path,
-    on_sample: Callable[[int], None],
+    members: Callable[[Sequence[ReadySample]], Iterator[Sample]],
 ) -> _Written:
     path, checksum = folder / shard_name(number), RunningFingerprint()
-    entries = write_shard(path, _members(samples, derived, on_sample), checksum=checksum)
+    entries = write_shard(path, members(samples), checksum=checksum)
     lines = [
         IndexLine(
             sample.image_id, entry.key, path.name, entry.offset, entry.size, digest_of(sample),
@@ -242,18 +284,26 @@ def _write_one(
         for sample, entry in zip(samples, entries, strict=True)
     ]  # fmt: skip
     size = path.stat().st_size
-    told = {"name": path.name, "samples": len(samples), "bytes": size, "checksum": str(checksum)}
-    return _Written(entries, lines, told)
+    return _Written(entries, lines, ShardEntry(path.name, len(samples), size, str(checksum)))
 
 
-def _members(samples: Sequence[ReadySample], derived: Path, on_sample: Callable[[int], None]) -> Iterator[Sample]:
+def _members(
+    samples: Sequence[ReadySample],
+    *,
+    derived: Path,
+    copies: Mapping[FileKey, StoredSample],
+    on_sample: Callable[[int], None],
+) -> Iterator[Sample]:
+    """The members of each sample: files by their recorded bytes, or from `copies` where the file is damaged."""
     kinds = [(spec.member, f"{derived / spec.folder}{os.sep}") for spec in embedding_specs()]
     for sample in samples:
         name = f"{sample.image_id}.npy"
-        files = [
-            (suffix, KnownFile(folder + name, file.stat))
-            for (suffix, folder), file in zip(kinds, sample.files, strict=True)
-        ]
+        files: list[tuple[str, bytes | KnownFile]] = []
+        for (suffix, folder), file in zip(kinds, sample.files, strict=True):
+            copy = copies.get((file.kind, file.image_id))
+            data = copy.member(suffix, file.content) if copy else None
+            known = KnownFile(folder + name, file.stat, file.content)
+            files.append((suffix, known if data is None else data))
         members = [(JSON_MEMBER, sample.record), *files, (MASK_MEMBER, mask_npy(sample.mask))]
         yield member_key(sample.image_id), members
         on_sample(sample_bytes(sample))
@@ -272,21 +322,16 @@ def mask_npy(mask: tuple[int, ...]) -> bytes:
     return buffer.getvalue()
 
 
-def _provenance(
-    plan: BucketPlan, identities: Mapping[str, ModelIdentity], before: Mapping[str, Any] | None
-) -> dict[str, dict[str, Any]]:
+def _provenance(plan: BucketPlan, identities: Mapping[str, ModelIdentity], before: Manifest | None) -> dict[str, Maker]:
     """By kind. `unknown_maker` counts samples in the tars whose file was adopted, those of earlier tars too."""
-    told = {}
+    by_kind = {}
     for n, spec in enumerate(embedding_specs()):
         makers = [sample.files[n].maker for shard in plan.shards for sample in shard]
-        earlier = before["provenance"].get(spec.kind, {}).get("unknown_maker", 0) if before else 0
-        identity = identities.get(spec.kind)
-        told[spec.kind] = {
-            "model": identity.model if identity else None,
-            "revision": identity.revision if identity else None,
-            "key": identity.key if identity else None,
-            "preview": True if UNKNOWN_PREVIEW in makers else identity.preview if identity else None,
-            "facts": identity.facts if identity else None,
-            "unknown_maker": earlier + makers.count(UNKNOWN) + makers.count(UNKNOWN_PREVIEW),
-        }
-    return told
+        earlier = before.provenance.get(spec.kind, Maker()).unknown_maker if before else 0
+        unknown = earlier + makers.count(UNKNOWN) + makers.count(UNKNOWN_PREVIEW)
+        of = identities.get(spec.kind)
+        maker = (
+            Maker(of.model, of.revision, of.key, of.preview, of.facts, unknown) if of else Maker(unknown_maker=unknown)
+        )
+        by_kind[spec.kind] = msgspec.structs.replace(maker, preview=True) if UNKNOWN_PREVIEW in makers else maker
+    return by_kind

@@ -112,7 +112,7 @@ def measured(
     def read(file: CurrentFile) -> T | InvalidNpy:
         path = found.store.path(file.image_id)
         try:
-            return measure(_array(found.store, file.source, path), path)
+            return measure(_array(found.store, file, path), path)
         except InvalidNpy as invalid:
             return invalid
 
@@ -126,9 +126,9 @@ def measured(
                     yield file, result
 
 
-def _array(store: NpyStore, source: SourceRow, path: Path) -> np.ndarray:
+def _array(store: NpyStore, file: CurrentFile, path: Path) -> np.ndarray:
     # The ledger vouches for these files; a changed disk must still not end in a wrong number.
-    array, shape = read_npy(path), store.spec.shape(source.height, source.width)
+    array, shape = read_npy(path, content=file.content), store.spec.shape(file.source.height, file.source.width)
     if array.shape != shape or array.dtype != np.dtype(store.spec.dtype):
         raise InvalidNpy("wrong_shape", path, f"{array.dtype} {array.shape}, expected {store.spec.dtype} {shape}")
     return array

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
+import msgspec
 import numpy as np
 
 from imagemill.config import DECODE_AHEAD_PIXELS, PREVIEW, EncoderSettings
@@ -39,10 +40,11 @@ from imagemill.errors import (
     Refused,
     is_disk_full,
 )
-from imagemill.files import FileSignature, file_signature, fingerprint
+from imagemill.files import FileSignature, file_signature, fingerprint, fingerprint_file
 from imagemill.formats.npy import NpyStore, npy_header
 from imagemill.memory import reuse_freed_memory
 from imagemill.pipeline.ahead import work_ahead
+from imagemill.pipeline.stage2.damage import DAMAGED, damaged_file
 from imagemill.pipeline.stage2.facts import inspect_image
 from imagemill.pipeline.stage2.plan import EmbeddingPlan, Job, row_of_bytes
 from imagemill.pipeline.stage2.stage1 import Unusable, read_vector
@@ -51,7 +53,7 @@ from imagemill.provenance import UNKNOWN, UNKNOWN_PREVIEW, guard_recorded, maker
 from imagemill.store.ledger import FileRow, SourceRow
 
 T = TypeVar("T")
-Outcome = Literal["computed", "extracted", "kept", "adopted", "refused", "failed"]
+Outcome = Literal["computed", "extracted", "restored", "kept", "adopted", "refused", "failed"]
 
 # What a pixel that counts against `decode_ahead_pixels` takes at most, while it is decoded, turned and made floats of; three
 # once that is done.
@@ -251,6 +253,8 @@ class EmbedWorker:
         if facts is None and job.stat is not None:
             facts, pixels = inspect_image(self.approved, job)
         wanted = facts.fingerprint if self.spec.source == "pixels" and facts else job.caption_fingerprint
+        if job.suspect and not self.regenerate and (settled := self._settle(job, facts, wanted)):
+            return settled
         replaced = None
         if job.present and not self.regenerate:
             row, replaced = self._existing(job, facts, wanted)
@@ -277,10 +281,38 @@ class EmbedWorker:
         file, staged = self._staged(job, vector, wanted, UNKNOWN)
         return EmbedRow(job.image_id, "extracted", job.stat, facts, job.caption_fingerprint, file, staged, replaced)
 
+    def _settle(self, job: Job, facts: SourceRow | None, wanted: str | None) -> EmbedRow | None:
+        """Keep a suspect file whose bytes are the recorded ones, or restore them from a shard; None: make it anew."""
+        recorded = next((known for known in job.known if known.stat == job.present), None)
+        made_from = wanted if facts or self.spec.source == "caption" else None
+        if recorded is None or (made_from and recorded.source not in (None, made_from)):
+            return None
+        if self._holds(job.image_id, recorded.content):
+            return EmbedRow(job.image_id, "kept", job.stat, facts, job.caption_fingerprint, recorded)
+        copies = (sample.member(self.spec.member, recorded.content) for sample in job.copies)
+        if data := next((copy for copy in copies if copy is not None), None):
+            staged = self.store.stage_bytes(data)
+            row = msgspec.structs.replace(recorded, stat=file_signature(staged))
+            return EmbedRow(
+                job.image_id, "restored", job.stat, facts, job.caption_fingerprint, row, staged, DAMAGED
+            )  # fmt: skip
+        if job.stat is None and not job.inline and self.spec.source == "pixels":
+            return _irreparable(job, self.spec.kind)
+        return None
+
+    def _holds(self, image_id: str, content: str) -> bool:
+        """Whether a file has these bytes; one that the disk does not return has not."""
+        try:
+            return fingerprint_file(self.store.path(image_id)) == content
+        except OSError:
+            return False
+
     def _existing(self, job: Job, facts: SourceRow | None, wanted: str | None) -> tuple[FileRow | None, str | None]:
         """The row of a file that may stay, or the reason why it may not."""
         assert job.present
         row = next((known for known in job.known if known.stat == job.present), None)
+        if row and job.suspect:
+            return None, DAMAGED
         if row is None or row.source is None:
             try:
                 content = self.store.check(job.image_id, *((facts.height, facts.width) if facts else (0, 0)))
@@ -405,6 +437,12 @@ def _finished(writes: deque[_Write], *, most: int = 0, most_bytes: int = 0) -> I
 def _failure(job: Job, reason: str, error: Exception) -> EmbedRow:
     detail = error.what if isinstance(error, ImagemillError) else f"{type(error).__name__}: {error}"
     return EmbedRow(job.image_id, "failed", job.stat, reason=reason, detail=detail, remedy="run imagemill again")
+
+
+def _irreparable(job: Job, kind: str) -> EmbedRow:
+    problem = damaged_file(kind, job.image_id)
+    remedy = "put the image or a good copy of the file back, then run imagemill again"
+    return EmbedRow(job.image_id, "failed", None, reason=DAMAGED, detail=problem.detail, remedy=remedy)
 
 
 def _unusable(job: Job, unusable: Unusable) -> EmbedRow:

@@ -18,6 +18,8 @@ import msgspec
 from imagemill.embedding_specs import EmbeddingSpec
 from imagemill.files import FileSignature
 from imagemill.formats.npy import NpyStore
+from imagemill.formats.tar import StoredSample
+from imagemill.pipeline.stage2.damage import damaged_files
 from imagemill.pipeline.stage2.recorded import Recorded, Span
 from imagemill.pipeline.stage2.scan import Scan, SourceFile
 from imagemill.store.ledger import SUPERSEDED, CaptionRow, FileRow, Ledger, Problem, SourceRow
@@ -40,7 +42,8 @@ class Job:
     `stat`: None, and no file name, where the image is gone; `facts`: the source as last read, only if it still has that stat
     triple; `present`: the stat triple of a file already there; `known`: the ledger's rows of this image's files, that one's
     and earlier ones'; `inline`: the Stage 1 record that holds this array; `failed`: whether the model could not take these very
-    bytes in an earlier run.
+    bytes in an earlier run; `suspect`: the file has other bytes than recorded (damage.py), `copies`: samples in the shards that
+    may hold the recorded ones.
     """
 
     image_id: str
@@ -53,6 +56,8 @@ class Job:
     known: tuple[FileRow, ...] = ()
     inline: Span | None = None
     failed: bool = False
+    suspect: bool = False
+    copies: tuple[StoredSample, ...] = ()
 
 
 @dataclass(slots=True)
@@ -70,6 +75,7 @@ class Known:
     """The ledger's rows for some images, read once for a plan.
 
     `outdated`: any image whose caption is of an earlier picture; `failures`: kind, image and bytes that a model could not take.
+    `damaged`: kind and image of files with other bytes than recorded.
     """
 
     sources: Mapping[str, SourceRow]
@@ -77,17 +83,26 @@ class Known:
     refusals: Mapping[str, Sequence[Problem]]
     outdated: Set[str] = frozenset()
     failures: Set[tuple[str, str, FileSignature | None]] = frozenset()
+    damaged: Set[tuple[str, str]] = frozenset()
 
     @classmethod
     def read(cls, ledger: Ledger, ids: Sequence[str] | None = None) -> "Known":
         refusals: dict[str, list[Problem]] = {}
         failures = set()
-        for problem in ledger.problems(ids):
+        problems = ledger.problems(ids)
+        for problem in problems:
             if problem.outcome == "refused":
                 refusals.setdefault(problem.item, []).append(problem)
             elif problem.reason in MODEL_REASONS:
                 failures.add((problem.asset, problem.item, problem.stat))
-        return cls(ledger.sources(ids), ledger.captions(ids), refusals, ledger.outdated_captions(), failures)
+        return cls(
+            ledger.sources(ids),
+            ledger.captions(ids),
+            refusals,
+            ledger.outdated_captions(),
+            failures,
+            damaged_files(problems),
+        )
 
     def facts(self, source: SourceFile) -> SourceRow | None:
         """The source as last read, if it has not changed since."""
@@ -118,8 +133,9 @@ def plan_embedding(
     vectors = recorded.vectors if spec.inline_field else {}
     for image_id in ids:
         source, caption = scan.sources.get(image_id), known.captions.get(image_id)
-        inline = vectors.get(image_id)
-        if source is None and not (inline or _from_record(spec, image_id, caption, recorded)):
+        inline, present = vectors.get(image_id), listing.get(image_id)
+        suspect = present is not None and (spec.kind, image_id) in known.damaged
+        if source is None and not (inline or suspect or _from_record(spec, image_id, caption, recorded)):
             plan.absent.append(image_id)
             continue
         waits = spec.source == "caption" and image_id in awaited
@@ -127,9 +143,14 @@ def plan_embedding(
             plan.refused.append(refusal)
             continue
         facts = known.facts(source) if source else None
-        present = listing.get(image_id)
         row = files.get((image_id, present)) if present else None
-        if row and not waits and row.maker != SUPERSEDED and _is_current(row, spec, source, facts, caption):
+        if (
+            row
+            and not waits
+            and not suspect
+            and row.maker != SUPERSEDED
+            and _is_current(row, spec, source, facts, caption)
+        ):
             plan.done.append(row)
             continue
         plan.jobs.append(
@@ -144,6 +165,7 @@ def plan_embedding(
                 tuple(rows.get(image_id, ())),
                 inline,
                 (spec.kind, image_id, source and source.stat) in known.failures,
+                suspect,
             )
         )
     # What failed before comes last: a few such images must not keep the model from the others.

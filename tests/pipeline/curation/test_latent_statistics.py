@@ -23,9 +23,9 @@ from imagemill.pipeline.curation.latent_statistics import (
     statistics_reports,
 )
 from imagemill.pipeline.curation.reports import write_report
-from imagemill.provenance import ModelIdentity, read_identity
+from imagemill.provenance import ModelIdentity
 from imagemill.store.ledger import Ledger
-from tests.helpers.stage2 import embed, photos, picture
+from tests.helpers.stage2 import embed, identity_of, photos, picture
 
 SQUARE, TALL = "1024x1024", "832x1216"
 IDENTITY = ModelIdentity(kind="vae_latents", model="m", facts={"scaling_factor": 0.5, "shift_factor": 2.0})
@@ -141,7 +141,7 @@ def test_numbers_after_the_models_scaling_stand_beside_those_as_stored(root):
 
 
 def test_model_without_both_factors_gives_numbers_as_stored_only(root):
-    count(root, identity=read_identity(root.provenance, "vae_latents"))
+    count(root, identity=identity_of(root, "vae_latents"))
 
     assert statistics(root).scaled is None
     assert "scaled" not in as_table(statistics(root))
@@ -217,7 +217,7 @@ def test_latent_that_rots_under_the_ledgers_eyes_is_left_out(root):
 
     count(root)
 
-    assert (statistics(root, SQUARE).images, statistics(root, SQUARE).left_out) == (2, {"non_finite": 1})
+    assert (statistics(root, SQUARE).images, statistics(root, SQUARE).left_out) == (2, {"damaged": 1})
 
 
 def test_bucket_of_another_model_is_not_merged(root):

@@ -149,7 +149,7 @@ def test_manifest_after_appending_is_that_of_overwriting_but_for_the_tars(root):
     pack(root, "replace")
     replaced = read_manifest(bucket_folder(root.shards, BUCKET))
 
-    assert (appended["digest"], appended["samples"]) == (replaced["digest"], replaced["samples"])
+    assert (appended.digest, appended.samples) == (replaced.digest, replaced.samples)
 
 
 def test_appending_without_news_changes_nothing(root):
@@ -216,14 +216,14 @@ def test_withdrawing_says_no_other_model_of_tars_that_stay(root):
     preview = {kind: ModelIdentity(kind=kind, model="preview", preview=True, facts={"weights": "1"}) for kind in kinds}
     real = {kind: ModelIdentity(kind=kind, model="real", facts={"weights": "2"}) for kind in kinds}
     pack(root, "replace", preview)
-    before = read_manifest(folder)["provenance"]
+    before = read_manifest(folder).provenance
     with Ledger(root.ledger) as ledger:
         ledger.withdraw(["a"])
 
     pack(root, "withdraw", real)
 
-    assert read_manifest(folder)["provenance"] == before
-    assert all(told["preview"] for told in before.values())
+    assert read_manifest(folder).provenance == before
+    assert all(maker.preview for maker in before.values())
 
 
 def test_index_of_another_program_cannot_be_appended_to(root):

@@ -21,11 +21,22 @@ from imagemill.pipeline.shards import readiness
 from imagemill.pipeline.shards.kind_files import KindFiles
 from imagemill.pipeline.shards.readiness import find_ready, progress_lines
 from imagemill.pipeline.shards.slim import slim_of, slim_records
-from imagemill.provenance import UNKNOWN, read_identity
+from imagemill.provenance import UNKNOWN
 from imagemill.records import record_problem
 from imagemill.store.ledger import Ledger
 from tests.helpers.stage1 import stage1_record
-from tests.helpers.stage2 import embed, foreign, photos, picture, ready, record_of, stage2, write_records, write_text
+from tests.helpers.stage2 import (
+    embed,
+    foreign,
+    identity_of,
+    photos,
+    picture,
+    ready,
+    record_of,
+    stage2,
+    write_records,
+    write_text,
+)
 
 
 def look(root, *buckets):
@@ -377,7 +388,7 @@ def test_touched_file_keeps_its_maker(data_root):
 
     (sample,) = look(data_root).ready
 
-    identity = read_identity(data_root.provenance, VAE.kind)
+    identity = identity_of(data_root, VAE.kind)
     assert identity
     assert sample.files[1].maker == identity.key
 

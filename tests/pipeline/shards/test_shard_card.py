@@ -11,7 +11,8 @@ from imagemill.formats.jsonl import write_jsonl
 from imagemill.formats.manifest import write_json
 from imagemill.pipeline.shards import shard_card
 from imagemill.pipeline.shards.shard_card import CARD, MARKER, OTHER_CARD, write_beside, write_card, write_metadataset
-from imagemill.pipeline.shards.shard_sets import FORMAT, MANIFEST, TOMBSTONES, Tombstone
+from imagemill.pipeline.shards.shard_manifest import FORMAT
+from imagemill.pipeline.shards.shard_sets import MANIFEST, TOMBSTONES, Tombstone
 from imagemill.pipeline.shards.shard_statistics import Measures, statistics_of
 
 SQUARE, TALL = "1024x1024", "832x1216"

@@ -36,10 +36,10 @@ from imagemill.pipeline.shards.shard_plan import (
 )
 from imagemill.pipeline.shards.shard_sets import ShardParameters, read_manifest, shard_name
 from imagemill.pipeline.shards.shard_writer import write_bucket
-from imagemill.provenance import UNKNOWN, read_identity
+from imagemill.provenance import UNKNOWN
 from imagemill.store.ledger import FileRow
 from tests.helpers.product import PROJECT, snapshot
-from tests.helpers.stage2 import embed, foreign, picture, ready, record_of, stage2, write_records
+from tests.helpers.stage2 import embed, foreign, identity_of, picture, ready, record_of, stage2, write_records
 
 SQUARE, TALL, WIDE = "1024x1024", "832x1216", "1216x832"
 
@@ -225,7 +225,7 @@ NO_MODELS = {}
 
 
 def identities(root):
-    found = {spec.kind: read_identity(root.provenance, spec.kind) for spec in embedding_specs()}
+    found = {spec.kind: identity_of(root, spec.kind) for spec in embedding_specs()}
     return {kind: identity for kind, identity in found.items() if identity}
 
 
@@ -345,16 +345,16 @@ def test_manifest_tells_counts_checksums_parameters_and_provenance(root):
 
     manifest = read_manifest(folder_of(root))
     assert manifest
-    assert (manifest["bucket"], manifest["samples"]) == (SQUARE, 3)
-    assert manifest["members"] == ["json", "dinov3.npy", "vae.npy", "t5h.npy", "t5m.npy"]
-    assert manifest["parameters"] == {"shard_size": 2, "shuffle": True, "seed": 5, "limit": None}
-    assert [shard["samples"] for shard in manifest["shards"]] == [2, 1]
-    for shard in manifest["shards"]:
-        tar = folder_of(root) / shard["name"]
-        assert (shard["bytes"], shard["checksum"]) == (tar.stat().st_size, fingerprint_file(tar))
-    provenance = manifest["provenance"]["dinov3_npy"]
-    assert (provenance["model"], provenance["preview"], provenance["unknown_maker"]) == ("preview", True, 3)
-    assert provenance["key"] == identities(root)["dinov3_npy"].key
+    assert (manifest.bucket, manifest.samples) == (SQUARE, 3)
+    assert manifest.members == ["json", "dinov3.npy", "vae.npy", "t5h.npy", "t5m.npy"]
+    assert manifest.parameters == ShardParameters(2, True, 5, None)
+    assert [shard.samples for shard in manifest.shards] == [2, 1]
+    for shard in manifest.shards:
+        tar = folder_of(root) / shard.name
+        assert (shard.bytes, shard.checksum) == (tar.stat().st_size, fingerprint_file(tar))
+    provenance = manifest.provenance["dinov3_npy"]
+    assert (provenance.model, provenance.preview, provenance.unknown_maker) == ("preview", True, 3)
+    assert provenance.key == identities(root)["dinov3_npy"].key
 
 
 def test_results_count_what_was_written(root):
@@ -508,7 +508,7 @@ def test_manifest_that_says_nonsense_is_not_ours(root, nonsense, existing):
 
     planned = plan_shards([], [SQUARE], root.shards, ShardParameters(), existing, asked={})
 
-    assert "without our manifest" in conflicts(planned)[0]
+    assert "without a usable manifest" in conflicts(planned)[0]
     assert pack(root, SQUARE, existing="replace")[SQUARE].status == "written"
 
 
@@ -680,7 +680,7 @@ def test_killed_writer_leaves_a_whole_set_and_the_next_run_sweeps(root, moment):
         assert contents(folder_of(root)) == old
     manifest = read_manifest(folder_of(root))
     assert manifest
-    assert {s["name"]: s["checksum"] for s in manifest["shards"]} == {
+    assert {s.name: s.checksum for s in manifest.shards} == {
         tar.name: fingerprint_file(tar) for tar in folder_of(root).glob("*.tar")
     }
     assert len(temporaries(root.shards)) == 1
@@ -715,6 +715,6 @@ def test_unknown_makers_are_counted(data_root):
 
     manifest = read_manifest(folder_of(data_root))
     assert manifest
-    assert {kind: entry["unknown_maker"] for kind, entry in manifest["provenance"].items()} == {
+    assert {kind: entry.unknown_maker for kind, entry in manifest.provenance.items()} == {
         "dinov3_npy": 1, "vae_latents": 0, "t5_hidden": 0,
     }  # fmt: skip

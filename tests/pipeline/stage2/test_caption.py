@@ -10,10 +10,10 @@ from imagemill.pipeline.stage2.caption import CaptionWorker, caption_jobs, forge
 from imagemill.pipeline.stage2.facts import adopt_captions, complete_facts, note_missing_captions
 from imagemill.pipeline.stage2.recorded import read_recorded
 from imagemill.pipeline.stage2.scan import survey
-from imagemill.provenance import ModelIdentity, write_identity
+from imagemill.provenance import ModelIdentity
 from imagemill.store.ledger import FROM_CAPTIONER, FROM_PREVIEW, FROM_PREVIEW_RECORD, FROM_RECORD, Ledger
 from imagemill.summarizer import CAPTIONER
-from tests.helpers.stage2 import photos, picture, record_of, write_text
+from tests.helpers.stage2 import photos, picture, record_identity_of, record_of, write_text
 
 
 class Model:
@@ -320,7 +320,7 @@ def test_without_its_ledger_no_caption_counts_as_real_where_a_preview_model_work
     """A record does not say where its caption came from. Source: CONTRACTS section 0, "can never be mistaken for real ones"."""
     photos(data_root, "a", captions=False)
     write_text(data_root.stage2_jsonl, json.dumps(record_of("a")))
-    write_identity(data_root.provenance, ModelIdentity(kind=CAPTIONER, model="m", preview=preview, facts={}))
+    record_identity_of(data_root, ModelIdentity(kind=CAPTIONER, model="m", preview=preview, facts={}))
     with Ledger(data_root.ledger) as ledger:
         adopt_captions(read_recorded(data_root.stage2_jsonl), ledger)
         (row,) = ledger.captions().values()

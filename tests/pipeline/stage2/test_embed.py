@@ -28,10 +28,11 @@ from imagemill.pipeline.stage2 import embed as embed_module
 from imagemill.pipeline.stage2 import publish as publish_module
 from imagemill.pipeline.stage2.embed import EmbedRow
 from imagemill.pipeline.stage2.publish import after_interrupt, count_rows, publish, run_pass
-from imagemill.provenance import UNKNOWN, read_identity
+from imagemill.provenance import UNKNOWN
 from imagemill.store.ledger import Ledger
 from tests.helpers.stage2 import (
     embed,
+    identity_of,
     photos,
     picture,
     plan_of,
@@ -598,7 +599,7 @@ def test_other_model_than_the_recorded_one_is_refused_before_any_call(data_root)
         embed(data_root, DINOV3, encoder=encoder, model="org/two")
 
     assert encoder.batches == []
-    identity = read_identity(data_root.provenance, DINOV3.kind)
+    identity = identity_of(data_root, DINOV3.kind)
     assert identity
     assert identity.model == "org/one"
 
@@ -817,7 +818,7 @@ def test_copied_data_root_keeps_the_makers_of_its_files(data_root, tmp_path):
     assert {counts["kept"] for counts in made.values()} == {2}
     with Ledger(copy.ledger) as ledger:
         for spec in embedding_specs():
-            identity = read_identity(copy.provenance, spec.kind)
+            identity = identity_of(copy, spec.kind)
             assert identity
             rows = ledger.files(spec.kind)
             assert {row.maker for row in rows.values()} == {identity.key}
@@ -848,7 +849,7 @@ def test_row_vouches_for_exactly_the_file_on_disk(data_root):
     with Ledger(data_root.ledger) as ledger:
         row = ledger.files(VAE.kind)["a", store.stat("a")]
         source = ledger.sources()["a"]
-    identity = read_identity(data_root.provenance, VAE.kind)
+    identity = identity_of(data_root, VAE.kind)
     assert identity
     assert (row.content, row.maker) == (fingerprint(store.path("a").read_bytes()), identity.key)
     assert row.source == source.fingerprint == fingerprint((data_root.approved / "a.png").read_bytes())

@@ -9,9 +9,8 @@ from imagemill.embedding_specs import DINOV3, VAE
 from imagemill.errors import ImagemillError
 from imagemill.formats.npy import NpyStore
 from imagemill.pipeline.stage2.regenerate import finish, refuse_regenerating, regenerate, resume
-from imagemill.provenance import read_identity
 from imagemill.store.ledger import SUPERSEDED, Ledger
-from tests.helpers.stage2 import embed, photos, plan_of
+from tests.helpers.stage2 import embed, identity_of, photos, plan_of
 
 
 @pytest.fixture
@@ -35,7 +34,7 @@ def test_begun_regeneration_makes_every_file_a_job_and_forgets_the_model(root, l
     assert regenerate(ledger, DINOV3.kind, "run")
 
     assert [job.image_id for job in plan_of(root, DINOV3, ledger).jobs] == ["a", "b"]
-    assert read_identity(root.provenance, DINOV3.kind) is None
+    assert identity_of(root, DINOV3.kind) is None
     assert not resume(ledger, VAE.kind), "other kinds are left alone"
     with pytest.raises(ImagemillError, match="dinov3_npy: being regenerated"):
         refuse_regenerating(ledger)
@@ -67,11 +66,11 @@ def test_regeneration_that_another_began_meanwhile_goes_on(root, ledger, monkeyp
 def test_beginning_that_was_killed_is_completed(root, ledger):
     """Between the mark and the model's record: else the next run would refuse the new model."""
     ledger.supersede_files(DINOV3.kind, "begun")
-    assert read_identity(root.provenance, DINOV3.kind) is not None
+    assert identity_of(root, DINOV3.kind) is not None
 
     assert resume(ledger, DINOV3.kind)
 
-    assert read_identity(root.provenance, DINOV3.kind) is None
+    assert identity_of(root, DINOV3.kind) is None
 
 
 def test_mark_goes_with_the_last_old_file_and_takes_rows_of_replaced_ones_along(root, ledger):

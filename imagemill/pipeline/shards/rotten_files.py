@@ -1,0 +1,84 @@
+"""Damaged npy files that a packing run meets: which they are, and what is packed in their place.
+
+    a file does not hold its recorded bytes ──> all files of the bucket's plan are read once
+        a tar holds the recorded bytes  ──> these are packed
+        none does                       ──> the sample is left out
+
+Belongs here: finding the files of one plan, and the plan without what is lost.
+Belongs elsewhere: refusing a file while it is packed (formats/tar.py), its row in the ledger (pipeline/stage2/damage.py).
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from pathlib import Path
+
+from imagemill.embedding_specs import EmbeddingSpec, embedding_specs
+from imagemill.files import fingerprint_file
+from imagemill.formats.tar import StoredSample
+from imagemill.pipeline.shards.copies import find_copies
+from imagemill.pipeline.shards.readiness import ReadySample
+from imagemill.pipeline.shards.shard_plan import BucketPlan, digest_of
+from imagemill.pipeline.shards.shard_sets import set_digest
+from imagemill.store.ledger import FileRow
+
+# A file by kind and image id.
+FileKey = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class RottenFiles:
+    """The damaged files of one plan. `copies`: samples that hold the recorded bytes; files without one are `lost`."""
+
+    files: tuple[FileKey, ...] = ()
+    copies: Mapping[FileKey, StoredSample] = dataclasses.field(default_factory=dict)
+
+    @property
+    def lost(self) -> set[str]:
+        """Ids of images with a file whose recorded bytes are nowhere."""
+        return {image_id for kind, image_id in self.files if (kind, image_id) not in self.copies}
+
+
+def find_rotten(plan: BucketPlan, derived: Path, output: Path) -> RottenFiles:
+    """Read every file of the plan's new samples; look up copies of the damaged ones in all sets below `output`."""
+    damaged = [(spec, row) for spec, row in _files(plan) if not _holds(derived / spec.folder / _name(row), row)]
+    samples = find_copies(output, {row.image_id for _, row in damaged})
+    found = ((spec, row, _copy(samples.get(row.image_id, ()), spec, row)) for spec, row in damaged)
+    copies = {(spec.kind, row.image_id): copy for spec, row, copy in found if copy}
+    return RottenFiles(tuple((spec.kind, row.image_id) for spec, row in damaged), copies)
+
+
+def without(plan: BucketPlan, lost: Set[str]) -> BucketPlan:
+    """The plan with the new samples of these images left out; the tars before keep their cut."""
+    if not lost:
+        return plan
+    kept = [tuple(sample for sample in shard if sample.image_id not in lost) for shard in plan.shards]
+    shards = tuple(shard for shard in kept if shard)
+    live = plan.overlay.live if plan.overlay else ()
+    digest = set_digest([*live, *(digest_of(sample) for shard in shards for sample in shard)])
+    return dataclasses.replace(plan, shards=shards, digest=digest)
+
+
+def _files(plan: BucketPlan) -> Iterator[tuple[EmbeddingSpec, FileRow]]:
+    for shard in plan.shards:
+        for sample in shard:
+            yield from _rows(sample)
+
+
+def _rows(sample: ReadySample) -> Iterator[tuple[EmbeddingSpec, FileRow]]:
+    return zip(embedding_specs(), sample.files, strict=True)
+
+
+def _name(row: FileRow) -> str:
+    return f"{row.image_id}.npy"
+
+
+def _holds(path: Path, row: FileRow) -> bool:
+    try:
+        return fingerprint_file(path) == row.content
+    except OSError:
+        return False
+
+
+def _copy(samples: Sequence[StoredSample], spec: EmbeddingSpec, row: FileRow) -> StoredSample | None:
+    return next((sample for sample in samples if sample.member(spec.member, row.content) is not None), None)

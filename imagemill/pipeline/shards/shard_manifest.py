@@ -1,0 +1,131 @@
+"""The manifest of a set of shards: its typed schema, and the digest that binds its content.
+
+    manifest.json ──JSON──> document ──check_seal──> unchanged since it was written
+                                     ──decode─────> Manifest
+
+The digest detects accidents: a flipped byte, an edit by hand, a merge of two manifests. It is not a signature.
+
+Belongs here: one manifest as a value.
+Belongs elsewhere: the folder around it (shard_sets.py), the numbers in it (shard_statistics.py, shard_writer.py).
+"""
+
+import hashlib
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from imagemill.buckets import BUCKETS
+
+FORMAT = "imagemill-shards/2"
+
+# The field that holds the digest of all the others.
+SEAL = "manifest_digest"
+
+# `\Z`, because `$` also matches before a newline at the end.
+ShardName = Annotated[str, msgspec.Meta(pattern=r"^shard-[0-9]{6,}\.tar\Z")]
+_Member = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9_.-]*\Z")]
+# A kind names files below `.imagemill/provenance/`.
+_Kind = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]+\Z")]
+_Positive = Annotated[int, msgspec.Meta(ge=1)]
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class ShardParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a set of shards depends on besides its samples."""
+
+    shard_size: _Positive = 1000
+    shuffle: bool = False
+    seed: int = 1337
+    limit: _Positive | None = None
+
+
+class ShardEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One tar. `checksum`: fingerprint of its bytes."""
+
+    name: ShardName
+    samples: _Count
+    bytes: _Count
+    checksum: str
+
+
+class Maker(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The recorded model of one kind; None where no model is recorded.
+
+    `unknown_maker`: samples in the tars whose file was adopted.
+    """
+
+    model: str | None = None
+    revision: str | None = None
+    key: str | None = None
+    preview: bool | None = None
+    facts: dict[str, Any] | None = None
+    unknown_maker: _Count = 0
+
+
+class Statistics(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Counts over the live samples, see `shard_statistics.statistics_of`."""
+
+    caption_tokens: dict[str, int] = {}
+    aspect_ratios: dict[str, int] = {}
+    megapixels: dict[str, int] = {}
+    unmeasured: _Count = 0
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A set's manifest.
+
+    `digest`: of the live samples. `manifest_digest`: of all other fields, None in sets of earlier releases. `statistics`:
+    None in sets that were written before samples were counted.
+    """
+
+    format: Literal["imagemill-shards/2"]
+    bucket: Literal[BUCKETS]  # type: ignore[valid-type]
+    digest: str
+    samples: _Count
+    tombstones: _Count
+    appended: bool
+    members: list[_Member]
+    shards: list[ShardEntry]
+    parameters: ShardParameters
+    provenance: dict[_Kind, Maker]
+    statistics: Statistics | None = None
+    manifest_digest: str | None = None
+
+    @property
+    def sealed(self) -> bool:
+        """Whether the content is bound by a digest."""
+        return self.manifest_digest is not None
+
+    @property
+    def bytes(self) -> int:
+        """Size of all tars."""
+        return sum(shard.bytes for shard in self.shards)
+
+
+def decode_manifest(document: Any) -> Manifest:
+    """The typed value of a parsed manifest. Raises msgspec.ValidationError for anything else."""
+    return msgspec.convert(document, Manifest)
+
+
+def document_of(manifest: Manifest) -> dict[str, Any]:
+    """The document to write, without a digest; `sealed` adds it."""
+    document = msgspec.to_builtins(manifest)
+    return {name: value for name, value in document.items() if name != SEAL}
+
+
+def sealed(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The document with the digest of its own content."""
+    return {**document, SEAL: content_digest(document)}
+
+
+def content_digest(document: Mapping[str, Any]) -> str:
+    """sha256 over the canonical JSON (keys sorted, no white space) of all fields but the digest itself."""
+    content = {name: value for name, value in document.items() if name != SEAL}
+    return hashlib.sha256(msgspec.json.encode(content, order="sorted")).hexdigest()
+
+
+def seal_is_broken(document: Mapping[str, Any]) -> bool:
+    """Whether the document has a digest, and it is of other content."""
+    recorded = document.get(SEAL)
+    return recorded is not None and recorded != content_digest(document)

@@ -1,0 +1,81 @@
+"""The bytes of npy files against what the ledger recorded of them.
+
+Only a file that still has the recorded size, time and inode is compared: any other is read in full by the next run anyway.
+
+Belongs here: which file is damaged. Nothing is written.
+Belongs elsewhere: what a run does about it (pipeline/stage2/damage.py), headers and values (formats/npy.py).
+"""
+
+import functools
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from imagemill.embedding_specs import embedding_specs
+from imagemill.errors import InvalidNpy
+from imagemill.files import fingerprint_file
+from imagemill.formats.npy import NpyStore
+from imagemill.pipeline.stage2.damage import file_name
+from imagemill.store.ledger import IN_MEMORY, FileRow, Ledger
+from imagemill.validation.catalogue import finding
+from imagemill.validation.findings import Finding
+
+_MESSAGE = "not the bytes that were recorded, though size, time and inode are"
+
+
+class RecordedContents:
+    """The ledger's rows of npy files, each kind's read once; `damaged` collects (kind, image id) as files are compared."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._rows_of = functools.cache(ledger.files)
+        self.damaged: list[tuple[str, str]] = []
+
+    @classmethod
+    def read(cls, ledger: Path) -> "RecordedContents":
+        """Of a data root's ledger; nothing is recorded where there is none."""
+        with closing(Ledger(ledger, read_only=True) if ledger.is_file() else Ledger(IN_MEMORY)) as opened:
+            contents = cls(opened)
+            for spec in embedding_specs():
+                contents._rows_of(spec.kind)
+            return contents
+
+    def row(self, store: NpyStore, image_id: str) -> FileRow | None:
+        """The row that vouches for the file as it is now; None if no row does, or there is no file."""
+        try:
+            return self._rows_of(store.spec.kind).get((image_id, store.stat(image_id)))
+        except (OSError, ValueError):  # not there, or no name that a file can have
+            return None
+
+    def find_damage(self, store: NpyStore, image_id: str) -> Finding | None:
+        """The finding, which names the npy file, if a row vouches for it and its bytes are others."""
+        row = self.row(store, image_id)
+        if row is None or not self._differs(store, row):
+            return None
+        self.damaged.append((store.spec.kind, image_id))
+        return finding("damaged", _MESSAGE, file=file_name(store.spec.kind, image_id), item=image_id)
+
+    def _differs(self, store: NpyStore, row: FileRow) -> bool:
+        try:
+            content = fingerprint_file(store.path(row.image_id))
+        except OSError:
+            return False
+        # A file that was replaced while it was read has another row, or none.
+        return content != row.content and row == self.row(store, row.image_id)
+
+
+def check_file(
+    store: NpyStore, record: dict[str, Any], at: dict[str, Any], contents: RecordedContents | None
+) -> Iterator[Finding]:
+    """What is wrong with the file of one record: its bytes, else its header and values.
+
+    Raises:
+        OSError: the disk's fault, or no such file.
+    """
+    if contents and (damage := contents.find_damage(store, record["image_id"])):
+        yield damage
+        return
+    try:
+        store.check(record["image_id"], record["height"], record["width"])
+    except InvalidNpy as invalid:
+        yield finding(invalid.reason, invalid.what, field=store.spec.folder, remedy=invalid.do, **at)

@@ -1,0 +1,97 @@
+"""Records against shards: every ready record is live once, in its own bucket.
+
+A kill between the exchanges of two buckets' folders leaves each set whole, and an image in both or in none.
+
+Belongs here: which ready records are where they should be.
+Belongs elsewhere: what is ready (pipeline/shards/readiness.py), one set by itself (shards.py).
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from imagemill.buckets import BUCKETS
+from imagemill.errors import ImagemillError
+from imagemill.pipeline.shards.readiness import ReadySample, find_ready
+from imagemill.pipeline.shards.shard_sets import MANIFEST, bucket_folder, live_lines, load_manifest
+from imagemill.store.ledger import Ledger
+from imagemill.validation.catalogue import finding
+from imagemill.validation.findings import Finding
+from imagemill.validation.lines import Findings
+
+
+@dataclass(slots=True)
+class _Sets:
+    """The sets below a shards folder.
+
+    Attributes:
+        buckets: image id → buckets in which it is live.
+        present: buckets that have a set. limited: those that were cut at a limit. damaged: those that cannot be read, on
+            which the validation of the set itself reports.
+    """
+
+    buckets: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    present: set[str] = field(default_factory=set)
+    limited: set[str] = field(default_factory=set)
+    damaged: set[str] = field(default_factory=set)
+
+
+def shard_coverage(
+    jsonl: Path, derived: Path, output: Path, ledger: Ledger, *, excluded: Mapping[str, str] | None = None
+) -> Findings:
+    """Compare the ready records with all sets below `output`; nothing is found where there are no sets.
+
+    Args:
+        excluded: ids that shards leave out as near duplicates.
+    """
+    sets = _read_sets(output)
+    if not sets.present or not jsonl.is_file():
+        return
+    for image_id, buckets in sets.buckets.items():
+        if len(buckets) > 1:
+            yield finding(
+                "live_twice", f"live in {' and '.join(map(_folder, buckets))}", file=output.name, item=image_id
+            )
+    growing = not ledger.regenerating()  # until then nothing is packed
+    for sample in find_ready(jsonl, derived, ledger, buckets=BUCKETS, excluded=excluded).ready:
+        yield 1
+        yield from _placed(sample, sets, output.name, growing=growing)
+
+
+def _placed(sample: ReadySample, sets: _Sets, file: str, *, growing: bool) -> Iterator[Finding]:
+    found = sets.buckets.get(sample.image_id, [])
+    if not found and growing and not _may_be_elsewhere(sample.bucket, sets):
+        yield finding("unpacked", f"ready for {_folder(sample.bucket)}, in no shard", file=file, item=sample.image_id)
+    for bucket in found:
+        if bucket != sample.bucket:
+            message = f"live in {_folder(bucket)}, its record says {sample.bucket}"
+            yield finding("other_bucket", message, file=file, item=sample.image_id)
+
+
+def _may_be_elsewhere(bucket: str, sets: _Sets) -> bool:
+    """Whether a sample of this bucket may be absent: beyond a limit, or in a set that cannot be read."""
+    return bool(sets.damaged) or bucket in sets.limited or (bucket not in sets.present and bool(sets.limited))
+
+
+def _read_sets(output: Path) -> _Sets:
+    sets = _Sets()
+    for bucket in BUCKETS:
+        folder = bucket_folder(output, bucket)
+        if not (folder / MANIFEST).exists() and not any(folder.glob("*.tar")):
+            continue
+        sets.present.add(bucket)
+        try:
+            manifest, lines = load_manifest(folder), live_lines(folder)
+        except ImagemillError:
+            sets.damaged.add(bucket)
+            continue
+        if manifest.parameters.limit is not None:
+            sets.limited.add(bucket)
+        for line in lines:
+            sets.buckets[line.image_id].append(bucket)
+    return sets
+
+
+def _folder(bucket: str) -> str:
+    return bucket_folder(Path(), bucket).name
