@@ -47,8 +47,8 @@ def _located(data_root: str | None) -> DataRoot:
             return locate(data_root)
     except LedgerDamaged:
         pass
-    copy = newest(root)
-    return with_recorded(root, copy.settings.get) if copy else root
+    found = newest(root)
+    return with_recorded(root, found.copy.settings.get) if found else root
 
 
 def report(root: DataRoot, repair: Repair) -> list[str]:

@@ -87,10 +87,13 @@ def plan_repair(root: DataRoot) -> Repair:
     damage = damage_of(root)
     if damage is None:
         return Repair(None)
-    copy, packed = newest(root), read_packed(root)
+    found, packed = newest(root), read_packed(root)
+    copy = found.copy if found else None
     if not (root.ledger.exists() or copy or packed.makers or root.derived.is_dir()):
         raise MissingInput("nothing has run on this data root yet", where=root.path, do="imagemill run --data-root …")
-    repair = Repair(damage, copy.written_at if copy else None, unreadable_sets=packed.unreadable)
+    repair = Repair(
+        damage, f"{found.written_at:%Y-%m-%d %H:%M:%S} UTC" if found else None, unreadable_sets=packed.unreadable
+    )
     now = datetime.now(UTC).isoformat(timespec="seconds")
     repair.withdrawn = dict.fromkeys(sorted(packed.withdrawn), now) | (copy.withdrawn if copy else {})
     repair.settings = {

@@ -2,7 +2,7 @@
 
     derived/.imagemill.json
     shards/.imagemill.json
-    {"format": 1, "written_at": "2026-01-01T00:00:00+00:00", "settings": {"identity.vae_latents": "{…}"}, "withdrawn": {…}}
+    {"format": 1, "settings": {"identity.vae_latents": "{…}"}, "withdrawn": {…}}
 
 It is written after the ledger changed, and read only where a data root has a new, empty ledger beside data of earlier runs:
 `.imagemill/` was lost. Whatever is taken from it is reported.
@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -24,12 +25,21 @@ NAME = ".imagemill.json"
 
 
 class SecondCopy(msgspec.Struct, frozen=True):
-    """Settings by name, and withdrawn image ids with the time of their withdrawal."""
+    """Settings by name, and withdrawn image ids with the time of their withdrawal.
 
-    written_at: str
+    It contains no time of its own: equal data roots have equal bytes. `written_at` is the file's modification time, UTC.
+    """
+
     settings: dict[str, str]
     withdrawn: dict[str, str]
     format: int = 1
+
+
+class FoundCopy(NamedTuple):
+    """A second copy and when it was written, UTC."""
+
+    copy: SecondCopy
+    written_at: datetime
 
 
 def open_ledger(root: DataRoot) -> Ledger:
@@ -46,25 +56,27 @@ def open_ledger(root: DataRoot) -> Ledger:
     return ledger
 
 
-def restore(root: DataRoot, ledger: Ledger) -> SecondCopy | None:
+def restore(root: DataRoot, ledger: Ledger) -> FoundCopy | None:
     """Take settings and withdrawals that the ledger lacks from the newest second copy; return it, None if there is none."""
-    copy = newest(root)
-    if copy is None:
+    found = newest(root)
+    if found is None:
         return None
+    copy = found.copy
     with ledger.transaction():
         for name, value in copy.settings.items():
             if ledger.setting(name) is None:
                 ledger.record_setting(name, value)
         ledger.record_withdrawals({i: at for i, at in copy.withdrawn.items() if i not in ledger.ids("withdrawn")})
-    return copy
+    return found
 
 
-def report_restored(root: DataRoot, copy: SecondCopy | None) -> None:
-    if copy is None:
+def report_restored(root: DataRoot, found: FoundCopy | None) -> None:
+    if found is None:
         return
+    copy, written_at = found
     models = sorted(name.removeprefix("identity.") for name in copy.settings if name.startswith("identity."))
     print(
-        f"the ledger of {root.path} was lost; taken from {NAME} of {copy.written_at}: "
+        f"the ledger of {root.path} was lost; taken from {NAME} of {written_at:%Y-%m-%d %H:%M:%S} UTC: "
         f"models of {', '.join(models) or 'no kind'}, {len(copy.withdrawn)} withdrawn images. "
         "Files are adopted again; which model made each of them is not known any more",
         file=sys.stderr,
@@ -80,14 +92,17 @@ def refresh(root: DataRoot, ledger: Ledger) -> None:
             continue
         present = read_copy(path)
         if present is None or (present.settings, present.withdrawn) != (settings, withdrawn):
-            now = datetime.now(UTC).isoformat(timespec="microseconds")
-            copy = SecondCopy(written_at=now, settings=settings, withdrawn=withdrawn)
+            copy = SecondCopy(settings=settings, withdrawn=withdrawn)
             write_bytes_atomic(path, msgspec.json.format(msgspec.json.encode(copy, order="sorted")) + b"\n")
 
 
-def newest(root: DataRoot) -> SecondCopy | None:
+def newest(root: DataRoot) -> FoundCopy | None:
     """Return the copy that was written last, None if there is none that can be read."""
-    return max(filter(None, map(read_copy, _paths(root))), key=lambda copy: copy.written_at, default=None)
+    found = [
+        FoundCopy(copy, datetime.fromtimestamp(path.stat().st_mtime, UTC))
+        for path in _paths(root) if (copy := read_copy(path))
+    ]  # fmt: skip
+    return max(found, key=lambda one: one.written_at, default=None)
 
 
 def read_copy(path: Path) -> SecondCopy | None:

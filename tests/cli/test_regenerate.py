@@ -8,6 +8,7 @@ import time
 import pytest
 
 from imagemill.embedding_specs import embedding_specs
+from imagemill.pipeline.stage2.regenerate import regenerate
 from imagemill.store.ledger import Ledger
 from tests.helpers.product import imagemill, photos, snapshot, start
 
@@ -163,3 +164,61 @@ def test_file_whose_image_is_gone_keeps_the_mark_until_someone_decides(root):
 
 def test_regeneration_needs_its_pass(root):
     assert "needs its pass" in product(root, "stage2", "--pass", "t5", "--regenerate", "vae", code=2)
+
+
+def marked(root):
+    with Ledger(root.ledger) as ledger:
+        return ledger.regenerating()
+
+
+def test_refused_regeneration_leaves_no_mark(root, tmp_path):
+    """A model that does not exist is found before anything is marked; packing goes on."""
+    use_model(root, str(tmp_path / "no such model"))
+    before = makers(root)
+
+    said = product(root, "stage2", "--regenerate", "vae", code=1)
+
+    assert "no such model" in said
+    assert marked(root) == {}
+    assert makers(root) == before
+    root.config_file.unlink()
+    assert "nothing to do" in product(root, "run") or makers(root) == before
+
+
+def test_cancelled_regeneration_leaves_every_file_as_it_was(root):
+    """Until the first file has been replaced: afterwards the earlier model goes on, and packing is possible."""
+    before, files = makers(root), snapshot(root.derived)
+    with Ledger(root.ledger) as ledger:
+        regenerate(ledger, "vae_latents", "killed at once")
+
+    said = product(root, "stage2", "--regenerate", "vae", "--cancel")
+
+    assert "6 files count again" in said
+    assert (marked(root), makers(root)) == ({}, before)
+    root.config_file.unlink()
+    product(root, "run")
+    assert snapshot(root.derived) == files
+
+
+def test_regeneration_that_has_replaced_a_file_is_not_cancelled(root):
+    product(root, "stage2", "--regenerate", "vae", "--limit", "1")
+
+    said = product(root, "stage2", "--regenerate", "vae", "--cancel", code=1)
+
+    assert "files have been replaced already" in said
+    assert "vae_latents" in marked(root)
+    assert "vae_latents 5 made" in product(root, "stage2")
+
+
+def test_cancelling_what_is_not_regenerated_is_wrong_usage(root):
+    assert "is not being regenerated" in product(root, "stage2", "--regenerate", "vae", "--cancel", code=2)
+    assert "--cancel needs the kind" in product(root, "stage2", "--cancel", code=2)
+
+
+def test_rollback_where_no_stage1_ever_was_changes_nothing(root):
+    before = snapshot(root.derived)
+
+    said = product(root, "stage2", "--rollback", code=1)
+
+    assert "never migrated from Stage 1" in said
+    assert snapshot(root.derived) == before

@@ -13,6 +13,7 @@ import numpy as np
 
 from imagemill.embedding_specs import EmbeddingSpec
 from imagemill.encoding import Prepared
+from imagemill.errors import ModelUnusable
 from imagemill.provenance import ModelIdentity
 
 
@@ -24,10 +25,12 @@ class StubEncoder:
 
     @classmethod
     def identify(cls, settings, *, spec, threads, preview_root):
+        if "no such model" in settings.model:
+            raise ModelUnusable(f"{spec.kind}: {settings.model} cannot be found", do="name another model")
         return ModelIdentity(
             kind=spec.kind,
             model=settings.model,
-            preview=True,
+            preview=settings.model == "preview",
             threads=threads,
             facts={"stub": spec.kind, "model": settings.model},
         )

@@ -136,7 +136,7 @@ def test_caption_that_a_replaced_image_had_is_not_taken_out_of_its_record(data_r
     scan = survey(data_root.approved, ledger)
     look_again(scan.sources, scan, ledger, data_root.approved)
 
-    adopt_captions(read_recorded(data_root.stage2_jsonl), ledger)
+    adopt_captions(data_root, read_recorded(data_root.stage2_jsonl), survey(data_root.approved, ledger), ledger)
 
     assert texts(ledger) == {}
     assert ids(jobs(data_root, ledger)) == ["a"]
@@ -322,7 +322,7 @@ def test_without_its_ledger_no_caption_counts_as_real_where_a_preview_model_work
     write_text(data_root.stage2_jsonl, json.dumps(record_of("a")))
     record_identity_of(data_root, ModelIdentity(kind=CAPTIONER, model="m", preview=preview, facts={}))
     with Ledger(data_root.ledger) as ledger:
-        adopt_captions(read_recorded(data_root.stage2_jsonl), ledger)
+        adopt_captions(data_root, read_recorded(data_root.stage2_jsonl), survey(data_root.approved, ledger), ledger)
         (row,) = ledger.captions().values()
         assert row.origin == (FROM_PREVIEW_RECORD if preview else FROM_RECORD)
         assert bool(ledger.preview_captions()) == preview

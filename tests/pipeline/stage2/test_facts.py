@@ -18,8 +18,8 @@ from imagemill.pipeline.stage2.facts import (
     note_missing_captions,
 )
 from imagemill.pipeline.stage2.recorded import read_recorded
-from imagemill.pipeline.stage2.scan import scan_approved, survey
-from imagemill.store.ledger import Ledger
+from imagemill.pipeline.stage2.scan import caption_row, scan_approved, survey
+from imagemill.store.ledger import FROM_CAPTIONER, Ledger
 from tests.helpers.stage2 import embed, photos, picture, record_of, write_text
 from tests.helpers.stubs import StubTokenizer
 
@@ -157,8 +157,8 @@ def captions(ledger):
 
 
 def adopt(root, ledger):
-    survey(root.approved, ledger)
-    adopt_captions(read_recorded(root.stage2_jsonl), ledger)
+    scan = survey(root.approved, ledger)
+    adopt_captions(root, read_recorded(root.stage2_jsonl), scan, ledger)
 
 
 def test_image_without_a_sidecar_takes_the_caption_of_its_record_byte_for_byte(data_root, ledger):
@@ -215,6 +215,89 @@ def test_record_of_an_image_that_is_gone_gives_its_caption_too(data_root, ledger
     adopt(data_root, ledger)
 
     assert captions(ledger) == {"gone": (" as it was", "record")}
+
+
+def merged(root, ledger):
+    """As if the records on disk were what the last merge wrote."""
+    ledger.record_recorded_captions(read_recorded(root.stage2_jsonl).captions)
+
+
+def test_caption_edited_in_the_record_replaces_the_ledgers_copy(data_root, ledger):
+    """Without a sidecar, the caption is that of the records on disk; the text that it had goes to quarantine."""
+    photos(data_root, "a", captions=False)
+    write_text(data_root.stage2_jsonl, json.dumps(record_of("a", caption="old")))
+    adopt(data_root, ledger)
+    merged(data_root, ledger)
+
+    write_text(data_root.stage2_jsonl, json.dumps(record_of("a", caption="edited\nby hand ")))
+    adopt(data_root, ledger)
+
+    assert captions(ledger) == {"a": ("edited\nby hand ", "record")}
+    assert ledger.captions()["a"].mask is None, "the mask of the old text does not belong to it"
+    (kept,) = data_root.quarantine.iterdir()
+    assert '\\"caption\\":\\"old\\"' in kept.read_text()
+
+
+def test_records_of_a_newer_export_replace_captions_that_were_never_merged(data_root, ledger):
+    """A Stage 1 file that was written again, or put back by a rollback."""
+    photos(data_root, "a", captions=False)
+    write_text(data_root.stage2_jsonl, json.dumps(record_of("a", caption="first export")))
+    adopt(data_root, ledger)
+
+    write_text(data_root.stage2_jsonl, json.dumps({"image_path": "data/approved/a.png", "caption": "second export"}))
+    adopt(data_root, ledger)
+
+    assert captions(ledger) == {"a": ("second export", "record")}
+
+
+def test_sidecar_stays_where_only_the_record_was_edited(data_root, ledger):
+    photos(data_root, "a")
+    write_text(data_root.stage2_jsonl, json.dumps(record_of("a", caption="edited")))
+
+    adopt(data_root, ledger)
+
+    assert captions(ledger) == {"a": ("noise called a", "sidecar")}
+
+
+def test_caption_of_a_removed_sidecar_comes_from_the_record_afterwards(data_root, ledger):
+    """It was merged there; edits of the record count from then on."""
+    photos(data_root, "a")
+    adopt(data_root, ledger)
+    write_text(data_root.stage2_jsonl, json.dumps(record_of("a", caption="noise called a")))
+    merged(data_root, ledger)
+    (data_root.approved / "a.txt").unlink()
+
+    adopt(data_root, ledger)
+    assert captions(ledger) == {"a": ("noise called a", "record")}
+
+    write_text(data_root.stage2_jsonl, json.dumps(record_of("a", caption="edited")))
+    adopt(data_root, ledger)
+    assert captions(ledger) == {"a": ("edited", "record")}
+
+
+def test_caption_by_a_model_is_not_replaced_by_the_one_it_has_just_replaced(data_root, ledger):
+    """The record still has the earlier text until the merge: that is no edit."""
+    photos(data_root, "a", captions=False)
+    write_text(data_root.stage2_jsonl, json.dumps(record_of("a", caption="by the old model")))
+    adopt(data_root, ledger)
+    merged(data_root, ledger)
+    ledger.record_captions([caption_row("a", "by the new model", FROM_CAPTIONER)])
+
+    adopt(data_root, ledger)
+
+    assert captions(ledger) == {"a": ("by the new model", "captioner")}
+
+
+def test_caption_that_is_blanked_in_the_record_is_kept(data_root, ledger):
+    """A blank text is no caption; nothing is lost by it."""
+    photos(data_root, "a", captions=False)
+    write_text(data_root.stage2_jsonl, json.dumps(record_of("a", caption="old")))
+    adopt(data_root, ledger)
+
+    write_text(data_root.stage2_jsonl, json.dumps(record_of("a", caption=" ")))
+    adopt(data_root, ledger)
+
+    assert captions(ledger) == {"a": ("old", "record")}
 
 
 def test_image_without_any_caption_has_a_row_until_it_gets_one(data_root, ledger):
