@@ -4,6 +4,7 @@ Exit codes: 0 done; 1 the work or a validation failed; 2 wrong usage; 130 and 14
 """
 
 import importlib
+import signal
 import sys
 
 import click
@@ -21,8 +22,12 @@ COMMANDS = {
     "verify": "verify",
     "explain": "explain",
     "status": "status",
+    "trust": "trust",
     "ui": "ui",
 }
+
+
+_PERMISSIONS = "make the file or folder accessible to this user, or give another --data-root"
 
 
 class _Commands(click.Group):
@@ -51,6 +56,9 @@ def cli() -> None:
 
 
 def main() -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A script's `&` starts commands with SIGINT ignored, and Dagster gives SIGTERM the handler of SIGINT.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         cli.main(standalone_mode=False)
     except click.exceptions.Exit as done:
@@ -63,6 +71,10 @@ def main() -> None:
     except ImagemillError as error:
         click.echo(f"imagemill: {error}", err=True)
         sys.exit(2 if isinstance(error, WrongUsage) else 1)
+    except PermissionError as error:
+        refused = ImagemillError(f"cannot write or read: {error.strerror}", where=error.filename, do=_PERMISSIONS)
+        click.echo(f"imagemill: {refused}", err=True)
+        sys.exit(1)
     except BrokenPipeError:
         # `imagemill explain … | head` is not an error.
         sys.stderr.close()
