@@ -42,7 +42,6 @@ from dagster_project.service import ATTRIBUTE, LOCATION, MODULE
 from imagemill.errors import FULL_DISK, ImagemillError
 from io_managers.events import DEFER, IMAGES_FAILED, OWNER_TAG, is_orphan, owner_of_run
 
-
 KILLED = "killed; run again to resume"
 WATCH_SECONDS = 1.0
 

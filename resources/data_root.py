@@ -38,6 +38,10 @@ class DataRootResource(dg.ConfigurableResource):
     def config(self) -> Config:
         return config_of(self.root(), self.config_file)
 
+    def own_config_file(self) -> Path | None:
+        """`imagemill.yaml` of the data root; None if another configuration file was named."""
+        return None if _named(self.config_file) else self.root().config_file
+
     def ledger(self) -> Ledger:
         return Ledger(self.root().ledger)
 
@@ -56,5 +60,10 @@ class DataRootResource(dg.ConfigurableResource):
 
 def config_of(root: DataRoot, given: str | None = None) -> Config:
     """The configuration in force for a data root; a file that was named must be there."""
-    named = given or os.environ.get(CONFIG_VARIABLE)
+    named = _named(given)
     return read_config(Path(named) if named else root.config_file, required=bool(named))
+
+
+def _named(given: str | None) -> str | None:
+    """The configuration file that a run or the environment names."""
+    return given or os.environ.get(CONFIG_VARIABLE)

@@ -4,8 +4,10 @@ Exit codes: 0 done; 1 the work or a validation failed; 2 wrong usage; 130 and 14
 """
 
 import importlib
+import os
 import signal
 import sys
+from pathlib import Path
 
 import click
 
@@ -55,7 +57,16 @@ def cli() -> None:
     """Folders of approved images in, training-ready datasets out."""
 
 
+def _leave_out_current_folder() -> None:
+    """Drop the current folder that `python -m` puts first on sys.path, unless PYTHONPATH or the checkout is this folder."""
+    current = os.getcwd()
+    wanted = [*os.environ.get("PYTHONPATH", "").split(os.pathsep), str(Path(__file__).parents[2])]
+    if sys.path[:1] in ([""], [current]) and current not in [os.path.abspath(path) for path in wanted if path]:
+        del sys.path[0]
+
+
 def main() -> None:
+    _leave_out_current_folder()
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # A script's `&` starts commands with SIGINT ignored, and Dagster gives SIGTERM the handler of SIGINT.
         signal.signal(signal.SIGINT, signal.default_int_handler)
