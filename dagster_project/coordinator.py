@@ -6,10 +6,23 @@ Our command line, jobs and sensors carry it from the start.
 
 import dagster as dg
 from dagster._core.run_coordinator import QueuedRunCoordinator, SubmitRunContext
-from dagster._core.storage.tags import GRPC_INFO_TAG
+from dagster._core.storage.tags import (
+    ASSET_PARTITION_RANGE_END_TAG,
+    ASSET_PARTITION_RANGE_START_TAG,
+    MAX_RETRIES_TAG,
+    PARTITION_NAME_TAG,
+    SCHEDULE_NAME_TAG,
+    SENSOR_NAME_TAG,
+)
 
+from imagemill.buckets import BUCKETS
 from imagemill.embedding_specs import embedding_specs
-from io_managers.events import DEFER, DEFER_TAG, PLANNED_TAG, is_orphan, is_run_of_ours
+from io_managers.events import DEFER, DEFER_TAG, PLANNED_TAG, UI_TAG, is_command_line_run, is_orphan
+
+EMBED_JOB, PUBLISH_JOB = "embed_images", "publish_shards"
+
+_LAUNCHED_BY_DAEMON = {SENSOR_NAME_TAG, SCHEDULE_NAME_TAG}
+_PARTITION_TAGS = {PARTITION_NAME_TAG, ASSET_PARTITION_RANGE_START_TAG}
 
 
 def streamed_assets() -> frozenset[dg.AssetKey]:
@@ -22,9 +35,8 @@ class DeferCoordinator(QueuedRunCoordinator):
 
     def submit_run(self, context: SubmitRunContext) -> dg.DagsterRun:
         run = context.dagster_run
-        if DEFER_TAG not in run.tags and not streamed_assets().isdisjoint(run.asset_selection or ()):
-            # The run exists already, and with it Dagster's row "planned" for every image: PLANNED_TAG remembers that.
-            self._instance.add_run_tags(run.run_id, {**DEFER, PLANNED_TAG: run.run_id})
+        if tags := {**_embedding_tags(run), **_bucket_tags(run)}:
+            self._instance.add_run_tags(run.run_id, tags)
             tagged = self._instance.get_run_by_id(run.run_id)
             assert tagged
             context = SubmitRunContext(tagged, context.workspace)
@@ -33,9 +45,35 @@ class DeferCoordinator(QueuedRunCoordinator):
     def cancel_run(self, run_id: str) -> bool:
         """Terminate a run. One of our command line is told by the history alone, which its watcher reads."""
         run = self._instance.get_run_by_id(run_id)
-        if run is None or run.is_finished or GRPC_INFO_TAG in run.tags or not is_run_of_ours(run):
+        if run is None or run.is_finished or not is_command_line_run(run):
             return super().cancel_run(run_id)
         self._instance.report_run_canceling(run)
         if is_orphan(run):
             self._instance.report_run_canceled(run, "The process of this run was gone already.")
         return True
+
+
+def embeds(run: dg.DagsterRun) -> bool:
+    """Whether a run makes embeddings: by the job that does, or by the assets that were selected."""
+    return run.job_name == EMBED_JOB or not streamed_assets().isdisjoint(run.asset_selection or ())
+
+
+def _embedding_tags(run: dg.DagsterRun) -> dict[str, str]:
+    """Tags of a run that makes embeddings: who reports its images, and how it ends."""
+    if not embeds(run):
+        return {}
+    tags = {}
+    if not _LAUNCHED_BY_DAEMON & run.tags.keys():
+        # Images that did not arrive fail such a run; a retry would leave them out and succeed.
+        tags |= {UI_TAG: run.run_id, MAX_RETRIES_TAG: "0"}
+    if DEFER_TAG not in run.tags:
+        # The run exists already, and with it Dagster's row "planned" for every image: PLANNED_TAG remembers that.
+        tags |= {**DEFER, PLANNED_TAG: run.run_id}
+    return tags
+
+
+def _bucket_tags(run: dg.DagsterRun) -> dict[str, str]:
+    """The range of all buckets for a run of `publish_shards` that names none."""
+    if run.job_name != PUBLISH_JOB or _PARTITION_TAGS & run.tags.keys():
+        return {}
+    return {ASSET_PARTITION_RANGE_START_TAG: BUCKETS[0], ASSET_PARTITION_RANGE_END_TAG: BUCKETS[-1]}

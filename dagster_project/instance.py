@@ -9,18 +9,26 @@ Belongs here: where the history is, how it is opened.
 Belongs elsewhere: how it is stored (storage.py), running something in it (runs.py).
 """
 
+import glob
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from dagster import DagsterInstance
+from dagster import DagsterError, DagsterInstance
+from dagster._check import CheckError
 from dagster._core.instance.ref import InstanceRef
+from dagster._serdes import serialize_value
 
-from imagemill.atomic import write_bytes_atomic
-from imagemill.errors import disk_full_told
+from dagster_project.history_errors import config_unusable, history_errors
+from dagster_project.runs import sweep
+from imagemill.atomic import sweep_temporaries, write_bytes_atomic
+from imagemill.errors import WrongUsage, disk_full_told
 from imagemill.fs.owners import use
-from imagemill.layout import ROOT_VARIABLE, DataRoot
+from imagemill.layout import ROOT_VARIABLE, DataRoot, local_path
+from imagemill.places import refuse_read_only
+from imagemill.trust import DAGSTER_CONFIG, dagster_demands, read_mapping, refuse_untrusted
 
 HOME_VARIABLE = "DAGSTER_HOME"
 TEMPLATE = Path(__file__).with_name("dagster.yaml")
@@ -38,17 +46,50 @@ _TO_THE_TERMINAL = {
 def home_of(root: DataRoot) -> Path:
     """$DAGSTER_HOME, else `.dagster` in the data root; absolute."""
     given = os.environ.get(HOME_VARIABLE)
-    return Path(os.path.abspath(Path(given).expanduser())) if given else root.dagster_home
+    return local_path(given, HOME_VARIABLE) if given else root.dagster_home
 
 
 def prepare_home(root: DataRoot) -> Path:
-    """Make the history's folder, with our `dagster.yaml` where it has none; returns the folder."""
+    """Make the history's folder, with our `dagster.yaml` where it has none; returns the folder.
+
+    Raises:
+        NotTrusted: its `dagster.yaml` is inside the data root and needs consent.
+        HistoryUnusable: this file is not YAML.
+        ReadOnly: the folder cannot be written to. Nothing is created.
+    """
     home = home_of(root)
+    config = home / DAGSTER_CONFIG
+    try:
+        read_mapping(config)
+        if not os.environ.get(HOME_VARIABLE):
+            refuse_untrusted(dagster_demands(config), root, f"set {HOME_VARIABLE} to another folder")
+    except WrongUsage as error:
+        raise config_unusable(config, error.why or error.what) from error
+    refuse_network_folder(home, "the Dagster history")
+    refuse_read_only(home)
     home.mkdir(parents=True, exist_ok=True)
-    config = home / "dagster.yaml"
+    sweep_temporaries(home)
     if not config.exists():
         write_bytes_atomic(config, TEMPLATE.read_bytes())
     return home
+
+
+def reference_of(home: Path, overrides: Mapping[str, Any] | None = None) -> InstanceRef:
+    """The instance that a home's `dagster.yaml` describes. Raises HistoryUnusable."""
+    with _config_errors(home):
+        # Dagster expands `*`, `?` and `[` in this path, and would read the file of another folder.
+        return InstanceRef.from_dir(
+            str(home), config_dir=os.sep, config_filename=glob.escape(str(home / DAGSTER_CONFIG)), overrides=overrides
+        )
+
+
+@contextmanager
+def _config_errors(home: Path) -> Iterator[None]:
+    """Raise what an unusable `dagster.yaml` raises as HistoryUnusable."""
+    try:
+        yield
+    except (DagsterError, CheckError, ImportError, AttributeError, TypeError, ValueError) as error:
+        raise config_unusable(home / DAGSTER_CONFIG, " ".join(str(error).split())) from error
 
 
 def environment_of(root: DataRoot) -> dict[str, str]:
@@ -62,13 +103,47 @@ def open_instance(root: DataRoot) -> Iterator[DagsterInstance]:
 
     Raises:
         DiskFull: where history or ledger could not be written to in the block.
+        NotTrusted, HistoryUnusable, ReadOnly: as `prepare_home`; a database of the history is damaged.
     """
-    with disk_full_told(root.path), _environment(environment_of(root)):
-        home = prepare_home(root)
+    home = home_of(root)
+    with disk_full_told(root.path), history_errors(home), _environment(environment_of(root)):
+        reference = reference_of(prepare_home(root), _TO_THE_TERMINAL)
         use(root.owners)
-        reference = InstanceRef.from_dir(str(home), overrides=_TO_THE_TERMINAL)
-        with DagsterInstance.from_ref(reference) as instance:
+        with _opened(home, reference) as instance:
             yield instance
+
+
+@contextmanager
+def _opened(home: Path, reference: InstanceRef) -> Iterator[DagsterInstance]:
+    with _config_errors(home):
+        instance = DagsterInstance.from_ref(reference)
+        # Made when first asked for: a class that does not exist is an error of the file.
+        _ = instance.run_coordinator, instance.run_launcher
+    with instance:
+        yield instance
+
+
+def serialized_instance(root: DataRoot) -> str:
+    """Check that the history can be used, report runs of dead processes, and return its reference for other processes.
+
+    Raises:
+        NotTrusted, HistoryUnusable, ReadOnly, DiskFull: as `open_instance`.
+    """
+    home = home_of(root)
+    with disk_full_told(root.path), history_errors(home), _environment(environment_of(root)):
+        reference = reference_of(prepare_home(root))
+        with _opened(home, reference) as instance:
+            _read_some(instance)
+            sweep(instance)
+        return serialize_value(reference)
+
+
+def _read_some(instance: DagsterInstance) -> None:
+    """Read from each database, so that a damaged one is reported before a service meets it."""
+    instance.get_run_records(limit=1)
+    instance.event_log_storage.get_maximum_record_id()
+    instance.get_asset_records()
+    instance.all_instigator_state()
 
 
 @contextmanager

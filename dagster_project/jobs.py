@@ -12,6 +12,7 @@ from assets.embeddings import embedding_assets
 from assets.near_duplicates import near_duplicates
 from assets.partitions import buckets, images
 from assets.stage2_jsonl import stage2_jsonl
+from dagster_project.coordinator import EMBED_JOB, PUBLISH_JOB
 from imagemill.pipeline.stage2.damage import note_damage
 from imagemill.validation.contents import RecordedContents
 from imagemill.validation.findings import as_text
@@ -20,7 +21,7 @@ from io_managers.events import DEFER_TAG
 from resources.data_root import DataRootResource
 
 embed_images = dg.define_asset_job(
-    "embed_images",
+    EMBED_JOB,
     selection=dg.AssetSelection.assets(*embedding_assets),
     partitions_def=images,
     tags={DEFER_TAG: "true"},
@@ -49,7 +50,7 @@ def verify_stage2_files() -> None:
 
 
 publish_shards = dg.define_asset_job(
-    "publish_shards",
+    PUBLISH_JOB,
     selection=dg.AssetSelection.assets(stage2_jsonl, near_duplicates, bucket_shards),
     partitions_def=buckets,
     description="The Stage 2 records, near duplicates, and the shards of every bucket whose samples changed.",

@@ -38,12 +38,9 @@ from dagster._core.utils import make_new_run_id
 from dagster._utils.interrupts import capture_interrupts
 from dagster_shared.error import SerializableErrorInfo
 
+from dagster_project.service import ATTRIBUTE, LOCATION, MODULE
 from imagemill.errors import FULL_DISK, ImagemillError
 from io_managers.events import DEFER, IMAGES_FAILED, OWNER_TAG, is_orphan, owner_of_run
-
-LOCATION = "imagemill"  # its name in workspace.yaml
-MODULE = "dagster_project.definitions"
-ATTRIBUTE = "defs"
 
 KILLED = "killed; run again to resume"
 WATCH_SECONDS = 1.0

@@ -6,7 +6,7 @@
 
 import hashlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing
 
 import dagster as dg
@@ -14,6 +14,7 @@ import dagster as dg
 from assets.partitions import IMAGES_PER_RUN, buckets, images
 from assets.presets import derived_preset, public_data, raw_dataset, rescale_preset
 from assets.stage_a_groups import stage_a_groups, stage_a_ranks
+from dagster_project.coordinator import embeds
 from dagster_project.jobs import embed_images, publish_shards, published
 from dagster_project.partitions import range_tags, register_images, register_missions, register_presets
 from imagemill.embedding_specs import embedding_specs
@@ -23,6 +24,7 @@ from imagemill.pipeline.stage2.plan import all_jobs, ids_of
 from imagemill.pipeline.stage2.ranges import KeyRange, plan_ranges
 from imagemill.pipeline.stage2.scan import Scan, survey
 from imagemill.pipeline.stage_a.missions import is_mission, missions
+from io_managers.events import is_command_line_run
 from resources.captioner import CaptionerResource
 from resources.data_root import DataRootResource
 
@@ -31,7 +33,11 @@ STILL_SECONDS = 10.0
 # A tick that names more images than this leaves the rest to the next one.
 IMAGES_PER_TICK = 20_000
 
+# Among the latest runs that ended, so many are looked at for one that embedded images.
+LATEST_RUNS = 200
+
 SENSOR_TAG = "imagemill/sensor"
+_ENDED = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
 _UNDER_WAY = [
     dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.NOT_STARTED, dg.DagsterRunStatus.STARTING,
     dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING,
@@ -47,25 +53,32 @@ _UNDER_WAY = [
 def new_images(
     context: dg.SensorEvaluationContext, data_root: DataRootResource
 ) -> Iterator[dg.RunRequest | dg.SkipReason]:
-    """One tick: finish what the last embedding run began, else embed what is new.
+    """One tick: finish what the last embedding run began, also one launched in the UI, else embed what is new.
 
-    The cursor holds the embedding run whose records and shards were requested last.
+    The cursor is the id of the embedding run whose records and shards were requested last.
     """
-    runs = _embedding_runs(context.instance)
-    working = [run for run in runs if run.status in _UNDER_WAY]
+    working, newest = _embedding_runs(context.instance)
     if working:
-        yield dg.SkipReason(f"run {working[0].run_id} is embedding images")
-    elif runs and runs[0].run_id != context.cursor:
-        context.update_cursor(runs[0].run_id)
-        yield _publish(runs[0].run_id, excluding=data_root.config().near_duplicates.exclude)
+        yield dg.SkipReason(f"run {working.run_id} is embedding images")
+    elif newest and newest.run_id != context.cursor:
+        context.update_cursor(newest.run_id)
+        yield _publish(newest.run_id, excluding=data_root.config().near_duplicates.exclude)
     else:
         yield from _embed(context, data_root.root(), data_root)
 
 
-def _embedding_runs(instance: dg.DagsterInstance) -> Sequence[dg.DagsterRun]:
-    """The newest embedding runs that this sensor asked for: more than one tick can ask for."""
-    asked = dg.RunsFilter(job_name=embed_images.name, tags={SENSOR_TAG: new_images.name})
-    return instance.get_runs(asked, limit=IMAGES_PER_TICK // IMAGES_PER_RUN + 1)
+def _embedding_runs(instance: dg.DagsterInstance) -> tuple[dg.DagsterRun | None, dg.DagsterRun | None]:
+    """An embedding run under way, and the newest one that has ended: of this sensor, or launched in the UI.
+
+    Runs of the command line are left out: it writes records and shards as it was asked to.
+    """
+    working = filter(_is_awaited, instance.get_runs(dg.RunsFilter(statuses=_UNDER_WAY)))
+    ended = filter(_is_awaited, instance.get_runs(dg.RunsFilter(statuses=_ENDED), limit=LATEST_RUNS))
+    return next(working, None), next(ended, None)
+
+
+def _is_awaited(run: dg.DagsterRun) -> bool:
+    return embeds(run) and not is_command_line_run(run)
 
 
 def _publish(run_id: str, *, excluding: bool) -> dg.RunRequest:

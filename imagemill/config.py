@@ -197,8 +197,13 @@ def config_in_force(root: DataRoot, given: str | None = None) -> Config:
 
     Raises as `read_config`; a file that was named must exist.
     """
-    named = given or os.environ.get(CONFIG_VARIABLE)
+    named = named_config(given)
     return read_config(Path(named) if named else root.config_file, required=bool(named))
+
+
+def named_config(given: str | None = None) -> str | None:
+    """Return the configuration file that a run or the environment names, None if the data root's own applies."""
+    return given or os.environ.get(CONFIG_VARIABLE)
 
 
 def check_kind(kind: str, *, where: object) -> None:

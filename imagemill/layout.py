@@ -14,11 +14,32 @@ Source: CONTRACTS, first table.
 """
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from imagemill.errors import WrongUsage
+
 ROOT_VARIABLE = "IMAGEMILL_DATA_ROOT"
 DEFAULT_ROOT = "data"
+
+# Path() has already turned `s3://bucket` into `s3:/bucket`.
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+
+
+def local_path(given: str | os.PathLike[str], option: str) -> Path:
+    """Return a given path as an absolute one, `~` expanded.
+
+    Raises:
+        WrongUsage: if it is a URL, which would become a local folder named `s3:`. `option` is named in the message.
+    """
+    if _URL.match(os.fspath(given)):
+        raise WrongUsage(
+            f"{option}: not a path of this machine: {os.fspath(given)}",
+            why="URLs are not supported here",
+            do="give a local path, for example of a mounted file system",
+        )
+    return Path(os.path.abspath(Path(given).expanduser()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +57,13 @@ class DataRoot:
     def resolve(cls, given: str | os.PathLike[str] | None = None) -> "DataRoot":
         """The given folder, else $IMAGEMILL_DATA_ROOT, else ./data."""
         chosen = given or os.environ.get(ROOT_VARIABLE) or DEFAULT_ROOT
-        return cls(Path(os.path.abspath(Path(chosen).expanduser())))
+        return cls(local_path(chosen, "--data-root" if given else ROOT_VARIABLE))
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether the folder contains anything of a data root. A mistyped path usually does not."""
+        names = ("approved", "derived", "shards", "public_data", "stage_a", "imagemill.yaml", ".imagemill", ".dagster")
+        return any(os.path.lexists(self.path / name) for name in names)
 
     @property
     def approved(self) -> Path:

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from imagemill.atomic import atomic_write
-from imagemill.errors import MissingInput, WrongUsage
-from imagemill.layout import DataRoot
+from imagemill.errors import ImagemillError, MissingInput, WrongUsage
+from imagemill.layout import DEFAULT_ROOT, DataRoot, local_path
 from imagemill.store.ledger import Ledger
 from imagemill.store.second_copy import open_ledger, refresh
 
@@ -52,7 +52,7 @@ def with_recorded(root: DataRoot, setting: Callable[[str], str | None]) -> DataR
 
 def at(root: DataRoot, name: Place, folder: str | os.PathLike[str]) -> DataRoot:
     """The data root with this folder elsewhere, for whoever must not remember it."""
-    return replace(root, **{f"{name}_at": Path(os.path.abspath(Path(folder).expanduser()))})
+    return replace(root, **{f"{name}_at": local_path(folder, _OPTIONS[name])})
 
 
 def put(root: DataRoot, name: Place, folder: str | os.PathLike[str]) -> DataRoot:
@@ -78,8 +78,8 @@ def put(root: DataRoot, name: Place, folder: str | os.PathLike[str]) -> DataRoot
 
 def refuse_no_folder(name: Place, folder: str | os.PathLike[str]) -> None:
     """Raises WrongUsage where no folder is, nor could be: a file is in its place or on the way to it. Makes nothing."""
-    place = Path(os.path.abspath(Path(folder).expanduser()))
-    nearest = next(path for path in (place, *place.parents) if os.path.lexists(path))
+    place = local_path(folder, _OPTIONS[name])
+    nearest = _nearest(place)
     if not nearest.is_dir():
         raise _no_folder(name, place, f"{nearest} is a {'link to nothing' if nearest.is_symlink() else 'file'}")
     try:
@@ -88,6 +88,53 @@ def refuse_no_folder(name: Place, folder: str | os.PathLike[str]) -> None:
         return
     except OSError as error:  # a name that is too long, a folder that may not be looked into
         raise _no_folder(name, place, error.strerror) from error
+
+
+def _nearest(place: Path) -> Path:
+    """The path itself, or the nearest parent that exists."""
+    return next(path for path in (place, *place.parents) if os.path.lexists(path))
+
+
+class ReadOnly(ImagemillError, PermissionError):
+    """A folder that a command has to write to is read-only for this user."""
+
+
+def refuse_read_only(folder: Path) -> None:
+    """Raises ReadOnly if this user cannot create files in the folder, or cannot create the folder. Makes nothing."""
+    nearest = _nearest(folder)
+    if nearest.is_dir() and not os.access(nearest, os.W_OK | os.X_OK):
+        raise ReadOnly(
+            "the data root is read-only",
+            where=folder,
+            why=f"{nearest} cannot be written to by this user",
+            do="make it writable, or copy it and give the copy as --data-root",
+        )
+
+
+def refuse_no_root(root: DataRoot, *, may_begin: bool = False) -> None:
+    """Raises MissingInput if the folder is no data root, so that a mistyped path leaves no files behind.
+
+    Args:
+        may_begin: whether the command may create a data root, in a folder that exists or in the default one.
+    """
+    if root.is_begun or (may_begin and (root.path.is_dir() or root.path == DataRoot.resolve(DEFAULT_ROOT).path)):
+        return
+    raise MissingInput(
+        "no data root here" if root.path.is_dir() else "the data root does not exist",
+        where=root.path,
+        why="nothing was written",
+        do="check --data-root; for a new one, create the folder with your images in approved/",
+    )
+
+
+def refuse_no_images(root: DataRoot) -> None:
+    """Raises MissingInput if there is no `approved/`. Makes nothing."""
+    if not root.approved.is_dir():
+        raise MissingInput(
+            "no folder of approved images",
+            where=root.approved,
+            do="check --data-root; put images there, captions beside them as {image_id}.txt",
+        )
 
 
 def gone(root: DataRoot) -> dict[str, Path]:

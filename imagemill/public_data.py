@@ -21,6 +21,7 @@ from typing import Any
 
 from imagemill.errors import ImagemillError, WrongUsage
 from imagemill.formats.manifest import read_json
+from imagemill.layout import local_path
 from imagemill.preset_records import Space
 
 SPLITS = ("train", "val")
@@ -118,7 +119,7 @@ class PublicData:
 
     @classmethod
     def at(cls, folder: str | os.PathLike[str]) -> "PublicData":
-        return cls(Path(os.path.abspath(Path(folder).expanduser())))
+        return cls(local_path(folder, "--public-data-root"))
 
     @property
     def presets_yaml(self) -> Path:

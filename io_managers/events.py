@@ -34,16 +34,17 @@ from dagster._core.events import AssetObservationData, DagsterEvent, DagsterEven
 from dagster._core.events.log import EventLogEntry
 from dagster._core.execution.plan.step import ExecutionStep
 from dagster._core.instance.utils import RUNLESS_JOB_NAME, RUNLESS_RUN_ID
-from dagster._core.storage.tags import EXTERNALLY_MANAGED_ASSETS_TAG
+from dagster._core.storage.tags import EXTERNALLY_MANAGED_ASSETS_TAG, GRPC_INFO_TAG
 
 from imagemill.fs.owners import is_dead_owner, owner_name
 
 # `dagster/defer_asset_events`: "true" suppresses Dagster's own events for every asset of the run.
 DEFER_TAG = EXTERNALLY_MANAGED_ASSETS_TAG
 DEFER = {DEFER_TAG: "true"}
-# Both hold the id of the run they were written for: a re-execution inherits tags, and then they say nothing about it.
+# All contain the id of the run that they were written for: a re-execution inherits tags, and they mean nothing for it.
 OWNER_TAG = "imagemill/owner"
 PLANNED_TAG = "imagemill/planned"
+UI_TAG = "imagemill/launched_in_ui"
 
 # Metadata key of a failure that concerns single images and nothing else.
 IMAGES_FAILED = "images"
@@ -64,13 +65,19 @@ def deferred(context: AnyContext) -> bool:
     return _run_of(context).tags.get(DEFER_TAG) == "true"
 
 
-def launched_in_ui(context: AnyContext) -> bool:
-    """Whether Dagster announced this run's images as planned before the coordinator deferred them.
-
-    Such a step ends with a `dg.Failure` where images are missing, so that the UI shows exactly those as failed.
-    """
+def announced(context: AnyContext) -> bool:
+    """Whether Dagster announced this run's images as planned before the coordinator deferred them."""
     run = _run_of(context)
     return run.tags.get(PLANNED_TAG) == run.run_id
+
+
+def launched_in_ui(context: AnyContext) -> bool:
+    """Whether a person launched this run in the UI, also as a backfill, of a job or again.
+
+    Such a step ends with a `dg.Failure` if images are missing: the UI shows exactly those as failed, and names them.
+    """
+    run = _run_of(context)
+    return run.run_id in {run.tags.get(UI_TAG), run.tags.get(PLANNED_TAG)}
 
 
 def owner_of_run(run_id: str) -> str:
@@ -81,6 +88,11 @@ def owner_of_run(run_id: str) -> str:
 def is_run_of_ours(run: dg.DagsterRun) -> bool:
     """Whether a process has said that it executes this very run: a re-execution inherits its parent's tags."""
     return run.tags.get(OWNER_TAG, "").partition("/")[2] == run.run_id
+
+
+def is_command_line_run(run: dg.DagsterRun) -> bool:
+    """Whether a process of the command line executes this run; a run of the UI is known to its code server too."""
+    return is_run_of_ours(run) and GRPC_INFO_TAG not in run.tags
 
 
 def is_orphan(run: dg.DagsterRun) -> bool:

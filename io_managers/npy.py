@@ -21,10 +21,11 @@ from imagemill.pipeline.stage2.publish import after_interrupt, count_rows, publi
 from imagemill.pipeline.stage2.regenerate import finish
 from imagemill.pipeline.stage2.scan import SOURCE_ASSET
 from imagemill.progress import Progress
-from imagemill.store.ledger import FileRow, Ledger, Problem, SourceRow
+from imagemill.store.ledger import FileRow, Ledger, SourceRow
 from imagemill.store.second_copy import refresh
 from io_managers.events import (
     StreamedEvents,
+    announced,
     deferred,
     images_failed,
     interrupts_held,
@@ -52,7 +53,8 @@ class NpyIOManager(dg.ConfigurableIOManager):
                         _report(events, row)
                     failed = self._drain(context, obj, ledger, events, counts)
                     _report_sources(context.step_context.instance, plan, ledger)
-                    failed += (stuck := finish(ledger, obj.store, obj.present))
+                    stuck = finish(ledger, obj.store, obj.present)
+                    failed |= dict.fromkeys(stuck, "failed")
                     counts.update("failed" for _ in stuck)
                     _end(context, plan, counts, failed)
             finally:
@@ -73,9 +75,9 @@ class NpyIOManager(dg.ConfigurableIOManager):
         ledger: Ledger,
         events: StreamedEvents,
         counts: Counter[str],
-    ) -> list[str]:
-        """Publish every row; the ids that did not arrive."""
-        missing: list[str] = []
+    ) -> dict[str, str]:
+        """Publish every row; return the ids that did not arrive, with their reasons."""
+        missing: dict[str, str] = {}
         batches = publish(obj.rows, obj.store, ledger, run_id=context.run_id, held=interrupts_held, leased=True)
         with Progress(obj.store.spec.kind, len(obj.plan.jobs)) as progress:
 
@@ -86,7 +88,7 @@ class NpyIOManager(dg.ConfigurableIOManager):
                         if row.file:
                             _report(events, row.file)
                         else:
-                            missing.append(row.image_id)
+                            missing[row.image_id] = row.reason or row.outcome
                 progress.advance(len(batch))
 
             try:
@@ -108,7 +110,7 @@ class NpyIOManager(dg.ConfigurableIOManager):
         if not plan.done:
             return
         instance = context.step_context.instance
-        known = frozenset() if launched_in_ui(context) else instance.get_materialized_partitions(context.asset_key)
+        known = frozenset() if announced(context) else instance.get_materialized_partitions(context.asset_key)
         yield from (row for row in plan.done if row.image_id not in known)
 
 
@@ -143,19 +145,18 @@ def _source_event(row: SourceRow) -> dg.AssetMaterialization:
     return dg.AssetMaterialization(SOURCE_ASSET, partition=row.image_id, metadata=facts)
 
 
-def _end(context: dg.OutputContext, plan: EmbeddingPlan, counts: Counter[str], missing: list[str]) -> None:
-    """Fail the step where images failed; where Dagster expects every partition, also where they were refused.
+def _end(context: dg.OutputContext, plan: EmbeddingPlan, counts: Counter[str], missing: dict[str, str]) -> None:
+    """Fail the step if images failed; if the run was launched in the UI, or Dagster expects every partition, also if refused.
 
     Raises:
-        dg.Failure: naming them; everything else is done and reported.
+        dg.Failure: naming them with their reasons; everything else is done and reported.
     """
     expects_all = launched_in_ui(context) or not deferred(context)
     if not counts["failed"] and not (expects_all and (missing or plan.refused or plan.absent)):
         return
-    ids = [*missing, *(_ids(plan.refused)), *plan.absent] if expects_all else missing
-    shown = ", ".join(ids[:SHOWN]) + (f" and {len(ids) - SHOWN} more" if len(ids) > SHOWN else "")
-    raise images_failed(f"{len(ids)} images did not arrive: {shown}; `imagemill explain ID` says why", ids)
-
-
-def _ids(problems: list[Problem]) -> list[str]:
-    return [problem.item for problem in problems]
+    reasons = dict(missing)
+    if expects_all:
+        reasons |= {problem.item: problem.reason for problem in plan.refused} | dict.fromkeys(plan.absent, "no input")
+    named = [f"{image_id} ({reason})" for image_id, reason in reasons.items()]
+    shown = ", ".join(named[:SHOWN]) + (f" and {len(named) - SHOWN} more" if len(named) > SHOWN else "")
+    raise images_failed(f"{len(named)} images did not arrive: {shown}; `imagemill explain ID` says why", named)

@@ -10,7 +10,7 @@ from pathlib import Path
 import dagster as dg
 from pydantic import Field
 
-from imagemill.config import Config, config_in_force
+from imagemill.config import Config, config_in_force, named_config
 from imagemill.layout import DataRoot
 from imagemill.pipeline.shards.shard_sets import refuse_no_sets
 from imagemill.places import locate, put, refuse_no_folder
@@ -38,6 +38,10 @@ class DataRootResource(dg.ConfigurableResource):
 
     def config(self) -> Config:
         return config_of(self.root(), self.config_file)
+
+    def own_config_file(self) -> Path | None:
+        """`imagemill.yaml` of the data root; None if another configuration file was named."""
+        return None if named_config(self.config_file) else self.root().config_file
 
     def ledger(self) -> Ledger:
         return open_ledger(self.root())

@@ -20,6 +20,7 @@ from imagemill.encoders.recipes import import_class, make_class, make_vlm
 from imagemill.errors import WrongUsage
 from imagemill.provenance import ModelIdentity
 from imagemill.summarizer import Summarizer, class_identity
+from imagemill.trust import SUMMARIZER, config_demands, refuse_untrusted
 from resources.data_root import DataRootResource
 from resources.vlm import vlm_identity
 
@@ -36,7 +37,12 @@ class SummarizerResource(dg.ConfigurableResource):
     )
 
     def settings(self) -> SummarizerSettings:
-        """The file's settings with this run's differences. Raises WrongUsage for an unknown field or a bad value."""
+        """Return the file's settings with this run's differences.
+
+        Raises:
+            WrongUsage: an unknown field or a bad value.
+            NotTrusted: the data root's own file names a class, and the user has not consented to it.
+        """
         where = "run configuration, resources.summarizer"
         said = {**self.overrides, **({"kind": self.kind} if self.kind else {})}
         base = msgspec.to_builtins(self.data_root.config().summarizer)
@@ -45,7 +51,15 @@ class SummarizerResource(dg.ConfigurableResource):
         except msgspec.ValidationError as error:
             raise WrongUsage(f"summarizer: {error}", where=where) from error
         check_kind(settings.kind, where=where)
+        if "kind" not in said:
+            self._refuse_untrusted_class()
         return settings
+
+    def _refuse_untrusted_class(self) -> None:
+        """Raises NotTrusted if the data root's own file names a class and the user has not consented."""
+        if file := self.data_root.own_config_file():
+            demands = [demand for demand in config_demands(file) if demand.setting == SUMMARIZER]
+            refuse_untrusted(demands, self.data_root.root(), "name the class by --summarizer, or a file by --config")
 
     def identity(self, mission: str) -> str:
         """What makes two summarizers the same for this mission: model, prompt and settings, or class."""

@@ -36,10 +36,11 @@ def pytest_make_collect_report():
 
 
 @pytest.fixture(autouse=True)
-def clean_environment(monkeypatch):
-    """No test sees the developer's own data root or Dagster history."""
+def clean_environment(monkeypatch, tmp_path):
+    """No test sees the developer's own data root, Dagster history or consents."""
     for name in (ROOT_VARIABLE, "DAGSTER_HOME"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "user-config"))
 
 
 @pytest.fixture

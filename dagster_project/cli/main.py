@@ -4,7 +4,10 @@ Exit codes: 0 done; 1 the work or a validation failed; 2 wrong usage; 130 and 14
 """
 
 import importlib
+import os
+import signal
 import sys
+from pathlib import Path
 
 import click
 
@@ -22,8 +25,12 @@ COMMANDS = {
     "explain": "explain",
     "status": "status",
     "repair": "repair",
+    "trust": "trust",
     "ui": "ui",
 }
+
+
+_PERMISSIONS = "make the file or folder accessible to this user, or give another --data-root"
 
 
 class _Commands(click.Group):
@@ -51,7 +58,19 @@ def cli() -> None:
     """Folders of approved images in, training-ready datasets out."""
 
 
+def _leave_out_current_folder() -> None:
+    """Drop the current folder that `python -m` puts first on sys.path, unless PYTHONPATH or the checkout is this folder."""
+    current = os.getcwd()
+    wanted = [*os.environ.get("PYTHONPATH", "").split(os.pathsep), str(Path(__file__).parents[2])]
+    if sys.path[:1] in ([""], [current]) and current not in [os.path.abspath(path) for path in wanted if path]:
+        del sys.path[0]
+
+
 def main() -> None:
+    _leave_out_current_folder()
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A script's `&` starts commands with SIGINT ignored, and Dagster gives SIGTERM the handler of SIGINT.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         cli.main(standalone_mode=False)
     except click.exceptions.Exit as done:
@@ -64,6 +83,10 @@ def main() -> None:
     except ImagemillError as error:
         click.echo(f"imagemill: {error}", err=True)
         sys.exit(2 if isinstance(error, WrongUsage) else 1)
+    except PermissionError as error:
+        refused = ImagemillError(f"cannot write or read: {error.strerror}", where=error.filename, do=_PERMISSIONS)
+        click.echo(f"imagemill: {refused}", err=True)
+        sys.exit(1)
     except BrokenPipeError:
         # `imagemill explain … | head` is not an error.
         sys.stderr.close()

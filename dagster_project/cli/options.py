@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from imagemill.config import CONFIG_VARIABLE
-from imagemill.layout import ROOT_VARIABLE
+from imagemill.layout import ROOT_VARIABLE, local_path
 from imagemill.places import locate
 
 
@@ -23,7 +23,7 @@ def root_options(command: Callable[..., Any]) -> Callable[..., Any]:
         root = locate(data_root)
         os.environ[ROOT_VARIABLE] = str(root.path)
         if config:
-            os.environ[CONFIG_VARIABLE] = os.path.abspath(config)
+            os.environ[CONFIG_VARIABLE] = str(local_path(config, "--config"))
         return command(root=root, **given)
 
     with_root.__name__, with_root.__doc__ = command.__name__, command.__doc__

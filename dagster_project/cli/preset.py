@@ -12,7 +12,7 @@ from dagster_project.cli.ended import leave_if_ended
 from dagster_project.cli.options import root_options
 from imagemill.adapters.convert import find_adapter
 from imagemill.errors import WrongUsage
-from imagemill.layout import DataRoot
+from imagemill.layout import DataRoot, local_path
 from imagemill.pipeline.presets import derive_checks
 from imagemill.pipeline.presets.preset_config import Presets, read_presets
 from imagemill.pipeline.presets.raw_source import raw_source
@@ -95,8 +95,8 @@ def convert(
     """A dataset's own annotations into raw/<split>.jsonl, its images as a link."""
     config = {
         "adapter": adapter,
-        "annotations": {split or SPLITS[0]: os.path.abspath(annotations)} if annotations else None,
-        "images": os.path.abspath(images) if images else None,
+        "annotations": {split or SPLITS[0]: str(local_path(annotations, "--annotations"))} if annotations else None,
+        "images": str(local_path(images, "--images")) if images else None,
         "geometry": geometry,
     }
     if split and not annotations:
@@ -219,7 +219,7 @@ def _coordinates(dataset: Dataset, name: PresetName, splits: Sequence[str]) -> S
 def _materialise(root: DataRoot, dataset: Dataset, steps: Sequence[Step]) -> None:
     from dagster_project.work import open_work
 
-    with open_work(root) as work:
+    with open_work(root, may_begin=True) as work:
         if dataset.path.parent != root.public_data:
             put(root, "public_data", dataset.path.parent)
         for asset, key, config in steps:

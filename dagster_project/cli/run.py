@@ -7,6 +7,7 @@ import click
 from dagster_project.cli.options import root_options
 from imagemill.layout import DataRoot
 from imagemill.pipeline.stage2.passes import Passes, pass_names
+from imagemill.places import refuse_no_images
 
 
 class PassNames(click.ParamType):
@@ -34,6 +35,7 @@ def command(root: DataRoot, passes: tuple[str, ...], fail_on_skip: bool) -> None
     from dagster_project.work import open_work
     from imagemill.pipeline.story import read_status
 
+    refuse_no_images(root)
     with open_work(root) as work:
         chosen = Passes.named(passes)
         work.embed(chosen, packs=True)

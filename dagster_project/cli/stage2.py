@@ -12,7 +12,7 @@ from imagemill.embedding_specs import T5, embedding_specs
 from imagemill.errors import WrongUsage
 from imagemill.layout import DataRoot
 from imagemill.pipeline.stage2.passes import Passes, pass_names
-from imagemill.places import put
+from imagemill.places import put, refuse_no_images, refuse_no_root
 
 CAPTIONS = "captions"
 
@@ -73,7 +73,10 @@ def command(
     """Make the missing embeddings and write the records, from Stage 1 ones too. Resume = run again."""
     names = (*single, *passes)
     _refuse_contradictions(verify, rollback, delete_embeddings, makes=bool(names or limit or regenerate))
+    if not (verify or rollback):
+        refuse_no_images(root)
     if output_base_dir:
+        refuse_no_root(root)
         root = put(root, "derived", output_base_dir)
     if verify:
         sys.exit(_verify(root))

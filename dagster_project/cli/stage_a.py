@@ -24,7 +24,7 @@ from imagemill.layout import DataRoot
 from imagemill.pipeline.stage_a.at_work import RANK_DIED
 from imagemill.pipeline.stage_a.missions import Discovery, discover, leave_unselected
 from imagemill.pipeline.stage_a.stage_a_problems import ASSET
-from imagemill.places import Place, at, put
+from imagemill.places import Place, at, put, refuse_no_root
 from imagemill.ranks import DEFAULT_MODE, Ranks, ShardingMode, launch_of, ranks_of
 from imagemill.store.ledger import Ledger, Problem
 
@@ -177,12 +177,13 @@ def _whole(
     # A mistake, or a model that is not there, is told at once, and leaves neither a partition nor a run.
     maker = resource.maker(found.mission)
     resource.factory()
+    refuse_no_root(root, may_begin=True)
     _make_folder(here.stage_a_output)
     plan = {**plan, "input_dir": str(here.stage_a_input), "output_dir": str(here.stage_a_output)}
     under_torchrun = ranks.rank is not None
     launch = launch_of(os.environ) if under_torchrun else None
     numbers = [0] if under_torchrun else list(range(ranks.world_size))
-    with open_work(root) as work:
+    with open_work(root, may_begin=True) as work:
         for name, folder in places.items():
             if folder:
                 put(root, name, folder)

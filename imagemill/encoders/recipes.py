@@ -11,8 +11,6 @@ Source: CONTRACTS section 5, "The summarizer is replaceable".
 
 import importlib
 import inspect
-import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -53,14 +51,12 @@ def make_class(named: str) -> Summarizer:
 
 
 def import_class(named: str) -> type[Any]:
-    """The class that `MODULE:CLASS` names; modules of the working directory are found too.
+    """Return the class that `MODULE:CLASS` names. The current folder is searched only if it is on PYTHONPATH.
 
     Raises:
         WrongUsage: no such module or class, a module that cannot be imported, or a class that is called in another way.
     """
     module, _, name = named.partition(":")
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
     try:
         found = getattr(importlib.import_module(module), name)
     except Exception as error:  # importing runs somebody's code

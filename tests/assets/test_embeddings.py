@@ -63,7 +63,7 @@ def test_range_with_a_bad_image_fails_without_the_tag_and_the_good_ones_are_repo
     result = materialize(data_root, instance, dinov3_npy, keys=KEYS)
 
     assert not result.success
-    assert "1 images did not arrive: b" in failure_of(result, "dinov3_npy")
+    assert "1 images did not arrive: b (undecodable);" in failure_of(result, "dinov3_npy")
     assert "imagemill explain" in failure_of(result, "dinov3_npy")
     assert sorted(materialized(instance, "dinov3_npy")) == ["a", "c", "d"] == files(data_root)
 
@@ -106,7 +106,7 @@ def test_partition_whose_image_is_gone_is_not_materialised(data_root, instance):
     assert sorted(materialized(instance, "dinov3_npy")) == ["a", "c"]
 
     result = materialize(data_root, instance, dinov3_npy, keys=KEYS)
-    assert "2 images did not arrive: b, d" in failure_of(result, "dinov3_npy")
+    assert "2 images did not arrive: b (no input), d (no input);" in failure_of(result, "dinov3_npy")
 
 
 def test_only_images_of_the_range_are_embedded(data_root, instance):

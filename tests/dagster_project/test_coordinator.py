@@ -7,20 +7,29 @@ from pathlib import Path
 import dagster as dg
 import pytest
 from dagster._core.errors import DagsterUserCodeUnreachableError
-from dagster._core.events import DagsterEvent, DagsterEventType
+from dagster._core.events import DagsterEvent, DagsterEventType, RunFailureReason
 from dagster._core.execution.api import execute_run
+from dagster._core.execution.retries import auto_reexecution_should_retry_run
 from dagster._core.run_coordinator import SubmitRunContext
-from dagster._core.storage.tags import GRPC_INFO_TAG
+from dagster._core.storage.tags import (
+    ASSET_PARTITION_RANGE_END_TAG,
+    ASSET_PARTITION_RANGE_START_TAG,
+    GRPC_INFO_TAG,
+    MAX_RETRIES_TAG,
+    PARTITION_NAME_TAG,
+)
 
 sys.path.append(str(Path(__file__).parent))  # toy_defs
 
 from toy_defs import toy_instance
 
 from dagster_project import runs
-from dagster_project.coordinator import streamed_assets
+from dagster_project.coordinator import _bucket_tags, streamed_assets
+from dagster_project.instance import open_instance
 from imagemill import embedding_specs
+from imagemill.buckets import BUCKETS
 from imagemill.embedding_specs import DINOV3
-from io_managers.events import DEFER, DEFER_TAG, OWNER_TAG, PLANNED_TAG, owner_of_run
+from io_managers.events import DEFER, DEFER_TAG, OWNER_TAG, PLANNED_TAG, UI_TAG, owner_of_run
 
 KEYS = [f"k{n}" for n in range(6)]
 STREAMED = dg.AssetKey("dinov3_npy")
@@ -87,6 +96,57 @@ def test_run_that_carries_the_tag_from_the_start_has_nothing_planned(instance):
 
     assert queued.tags[PLANNED_TAG] == "the run it was copied from"
     assert not instance.all_logs(run.run_id, of_type=DagsterEventType.ASSET_MATERIALIZATION_PLANNED)
+
+
+def test_run_of_the_ui_is_never_retried_by_dagster(data_root, monkeypatch):
+    """A retry takes the refused images for done and succeeds. The tag is set also if the launchpad says otherwise."""
+    with toy_instance(data_root, KEYS), open(data_root.dagster_home / "dagster.yaml", "a") as file:
+        file.write("\nrun_retries: {enabled: true, max_retries: 2}\n")
+    monkeypatch.setenv("TOY_MISSING", "k2")
+    with open_instance(data_root) as instance:
+        job, run = created(instance, tags={MAX_RETRIES_TAG: "3"})
+        executed(instance, job, submitted(instance, run))
+        run = instance.get_run_by_id(run.run_id)
+
+        assert (run.status, run.tags[MAX_RETRIES_TAG]) == (dg.DagsterRunStatus.FAILURE, "0")
+        assert not auto_reexecution_should_retry_run(instance, run, RunFailureReason.STEP_FAILURE)
+        retried = run.with_tags({key: value for key, value in run.tags.items() if key != MAX_RETRIES_TAG})
+        assert auto_reexecution_should_retry_run(instance, retried, RunFailureReason.STEP_FAILURE)
+
+
+@pytest.mark.parametrize("tag", ["dagster/sensor_name", "dagster/schedule_name"])
+def test_run_of_a_sensor_may_be_retried_and_succeeds_without_the_refused_images(instance, monkeypatch, tag):
+    monkeypatch.setenv("TOY_MISSING", "k2")
+    job, run = created(instance, tags={**DEFER, tag: "mine"})
+
+    queued = submitted(instance, run)
+
+    assert not {MAX_RETRIES_TAG, UI_TAG} & queued.tags.keys()
+    assert executed(instance, job, queued).success
+
+
+def test_second_execution_of_a_run_of_the_ui_fails_for_the_missing_images_too(instance, monkeypatch):
+    """It inherits the defer tag, as a job has it from the start."""
+    monkeypatch.setenv("TOY_MISSING", "k2")
+    inherited = {**DEFER, PLANNED_TAG: "its parent", UI_TAG: "its parent", MAX_RETRIES_TAG: "0"}
+    job, run = created(instance, tags=inherited)
+
+    queued = submitted(instance, run)
+
+    assert queued.tags[UI_TAG] == run.run_id
+    assert not executed(instance, job, queued).success
+
+
+def test_publishing_without_partitions_means_all_buckets(instance):
+    """Dagster cannot execute a partitioned asset without."""
+    _, run = created(instance, "plain", partition_range=None)
+    named = run._replace(job_name="publish_shards")
+    assert _bucket_tags(named) == {
+        ASSET_PARTITION_RANGE_START_TAG: BUCKETS[0],
+        ASSET_PARTITION_RANGE_END_TAG: BUCKETS[-1],
+    }
+    assert _bucket_tags(named.with_tags({PARTITION_NAME_TAG: BUCKETS[2]})) == {}
+    assert _bucket_tags(run) == {}
 
 
 def test_kind_registered_later_is_streamed_too(monkeypatch):

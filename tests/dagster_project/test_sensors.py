@@ -4,7 +4,11 @@ import time
 
 import dagster as dg
 import pytest
-from dagster._core.storage.tags import ASSET_PARTITION_RANGE_END_TAG, ASSET_PARTITION_RANGE_START_TAG
+from dagster._core.storage.tags import (
+    ASSET_PARTITION_RANGE_END_TAG,
+    ASSET_PARTITION_RANGE_START_TAG,
+    GRPC_INFO_TAG,
+)
 
 from assets.partitions import images
 from dagster_project import sensors
@@ -101,6 +105,26 @@ def test_records_and_shards_follow_an_embedding_run_once(data_root, instance, st
     (follow,), _, cursor = tick(data_root, instance)
     assert follow.job_name == "publish_shards"
     assert tick(data_root, instance, cursor)[0][0].job_name == "embed_images", "not published twice"
+
+
+def test_images_embedded_by_a_backfill_of_the_ui_are_published(data_root, instance, still):
+    """Such a run has neither the sensor's tag nor the job's name; one of the command line publishes as it was asked to."""
+    photos(data_root.approved, 1)
+    assert imagemill("stage2", "--data-root", data_root.path, stub=True).returncode == 0
+    assert tick(data_root, instance)[0] == [], "a run of the command line is not published by the sensor"
+    key = dg.AssetKey("dinov3_npy")
+    tags = {"dagster/backfill": "b", GRPC_INFO_TAG: "{}"}
+    run = instance.create_run_for_job(
+        job_def=_job(), asset_selection=frozenset([key]), tags=tags, status=dg.DagsterRunStatus.STARTED
+    )
+    requests, skipped, _ = tick(data_root, instance)
+    assert (requests, run.run_id in skipped) == ([], True)
+
+    instance.report_run_failed(run)
+    (follow,), _, cursor = tick(data_root, instance)
+
+    assert (follow.job_name, cursor) == ("publish_shards", run.run_id)
+    assert tick(data_root, instance, cursor)[0] == []
 
 
 def _job():

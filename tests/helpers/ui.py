@@ -60,12 +60,17 @@ class Ui:
         return [entry["loadStatus"] for entry in entries] == ["LOADED"]
 
 
+def free_port():
+    """A port that no process listens on now."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
 @contextmanager
 def running_ui(root, *, stub=True, log=None):
     """`imagemill ui` over a data root until the block ends. `log`: file for what it prints."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     command = [
         sys.executable,
         "-m",

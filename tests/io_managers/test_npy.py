@@ -104,7 +104,10 @@ def test_many_missing_images_are_counted_and_some_are_named(data_root):
     with history("good", *keys) as instance:
         result = materialize(data_root, instance, dinov3_npy, keys=["good", keys[-1]])
 
-    assert "12 images did not arrive: i00, i01, i02, i03, i04 and 7 more" in failure_of(result, "dinov3_npy")
+    assert (
+        "12 images did not arrive: i00 (no input), i01 (no input), i02 (no input), i03 (no input), i04 (no input) and 7 more"
+        in failure_of(result, "dinov3_npy")
+    )
 
 
 def test_approved_image_counts_as_materialised_once_it_was_opened(data_root, instance):

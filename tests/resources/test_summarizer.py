@@ -13,6 +13,7 @@ from imagemill.encoders.preview import ensure_preview
 from imagemill.errors import MissingInput, ModelUnusable, WrongUsage
 from imagemill.provenance import ModelIdentity
 from imagemill.summarizer import NamedImage
+from imagemill.trust import NotTrusted, record_consent
 from resources.data_root import DataRootResource
 from resources.summarizer import PREVIEW_NOTE, SummarizerResource
 from tests.helpers.product import PROJECT
@@ -35,7 +36,7 @@ def resource(data_root, preview_root):
 
 @pytest.fixture
 def module(tmp_path, monkeypatch):
-    """A module of a user, in the working directory."""
+    """A module of a user, on PYTHONPATH; the current folder is another one."""
     (tmp_path / "mine_summarizer.py").write_text(
         "class Mine:\n    identity = 'v1'\n"
         "    def summarize(self, images, mission):\n        return [f'{mission} {i.name}' for i in images]\n"
@@ -46,7 +47,7 @@ def module(tmp_path, monkeypatch):
         "class Broken(Mine):\n    def __init__(self):\n        raise OSError('no licence')\n"
     )
     (tmp_path / "no_python.py").write_text("class (\n")
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
     yield "mine_summarizer"
     sys.modules.pop("mine_summarizer", None)
 
@@ -192,6 +193,11 @@ def test_maker_has_a_revision_where_the_model_has_one(resource, monkeypatch):
 def test_class_of_ones_own_takes_the_models_place(resource, module, how):
     named = f"{module}:Mine"
     mine = resource(f"summarizer: {{kind: '{named}'}}") if how == "file" else resource(kind=named)
+    if how == "file":
+        with pytest.raises(NotTrusted, match=named):
+            mine.factory()
+        assert "mine_summarizer" not in sys.modules, "nothing of the module was executed"
+        record_consent([mine.data_root.root().config_file])
 
     made = pickle.loads(pickle.dumps(mine.factory()))()
 
@@ -203,6 +209,15 @@ def test_class_of_ones_own_takes_the_models_place(resource, module, how):
 
 def test_run_may_go_back_to_the_model(resource, module):
     assert resource(f"summarizer: {{kind: '{module}:Mine'}}", kind="transformers").made_by(MISSION).preview
+
+
+def test_module_of_the_current_folder_is_not_found(resource, tmp_path, monkeypatch):
+    """A data root may contain modules too."""
+    (tmp_path / "planted.py").write_text("class Mine:\n    def summarize(self, images, mission):\n        return []\n")
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(WrongUsage, match="No module named 'planted'"):
+        resource(kind="planted:Mine").factory()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,61 @@
+"""Errors of the Dagster history as messages: a damaged database, an unusable dagster.yaml, a disk that cannot be read.
+
+Where the history is, and opening it: instance.py. Errors inside a run: runs.py.
+"""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from imagemill.errors import ImagemillError, is_disk_full
+
+_DO_DATABASE = (
+    "move {folder} elsewhere and run the command again: images, files and shards do not depend on it, "
+    "and their events are reported again"
+)
+_DO_CONFIG = "correct the file, or delete it: the next command writes imagemill's own"
+
+
+class HistoryUnusable(ImagemillError, RuntimeError):
+    """The Dagster history of a data root cannot be opened, read or written."""
+
+
+@contextmanager
+def history_errors(home: Path) -> Iterator[None]:
+    """Raise errors of Dagster's databases in the block as HistoryUnusable; all others propagate."""
+    try:
+        yield
+    except ImagemillError:
+        raise
+    except Exception as error:
+        if is_disk_full(error) or not (cause := _database_error(error)):
+            raise
+        raise database_unusable(home, str(cause)) from error
+
+
+def database_unusable(home: Path, why: str) -> HistoryUnusable:
+    """The error for databases of the history below this home."""
+    folder = home / "history"
+    return HistoryUnusable(
+        "the Dagster history cannot be used", where=folder, why=why, do=_DO_DATABASE.format(folder=folder)
+    )
+
+
+def config_unusable(file: Path, why: str) -> HistoryUnusable:
+    """The error for an instance configuration."""
+    return HistoryUnusable("dagster.yaml cannot be used", where=file, why=why, do=_DO_CONFIG)
+
+
+def _database_error(error: BaseException | None) -> BaseException | None:
+    """The SQLite error that an exception of SQLAlchemy came from; None if there is none.
+
+    The ledger is read without SQLAlchemy: its errors are not the history's.
+    """
+    from sqlalchemy.exc import DBAPIError
+
+    while error is not None:
+        if isinstance(error, DBAPIError) and isinstance(error.orig, sqlite3.Error):
+            return error.orig
+        error = error.__cause__ or error.__context__
+    return None

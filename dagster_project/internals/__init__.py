@@ -1,0 +1,1 @@
+"""Private names of Dagster, each used in one module here."""

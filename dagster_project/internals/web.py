@@ -1,0 +1,60 @@
+"""Dagster's webserver as an ASGI application behind the guard.
+
+The stock command `dagster-webserver` does the same without a guard. Private names of Dagster's webserver are used here only.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+
+import uvicorn
+from dagster import DagsterInstance
+from dagster._core.instance.ref import InstanceRef
+from dagster._core.workspace.context import WorkspaceProcessContext
+from dagster._core.workspace.load_target import WorkspaceFileTarget
+from dagster._utils.interrupts import setup_interrupt_handlers
+from dagster_webserver.app import create_app_from_workspace_process_context
+from dagster_webserver.version import __version__
+
+from imagemill.web_guard import WebGuard
+
+# Of the stock command.
+STATEMENT_TIMEOUT_MS = 15_000
+POOL_RECYCLE_SECONDS = 3_600
+POOL_MAX_OVERFLOW = 20
+POLL_MS = 2_000
+
+# A page that keeps its connection open does not delay the end.
+SHUTDOWN_SECONDS = 2
+
+
+def run_webserver(
+    reference: InstanceRef, workspace: str, *, host: str, port: int, allowed_hosts: Sequence[str]
+) -> None:
+    """Serve the UI until SIGINT or SIGTERM.
+
+    Args:
+        reference: of the instance that it shows.
+        workspace: path of the workspace file that names the code server.
+        allowed_hosts: names permitted in Host and Origin besides those of this machine.
+    """
+    setup_interrupt_handlers()
+    with suppress(KeyboardInterrupt), DagsterInstance.from_ref(reference) as instance:
+        instance.optimize_for_webserver(STATEMENT_TIMEOUT_MS, POOL_RECYCLE_SECONDS, POOL_MAX_OVERFLOW)
+        target = WorkspaceFileTarget([workspace])
+        with WorkspaceProcessContext(instance, target, version=__version__, read_only=False) as context:
+            application = create_app_from_workspace_process_context(context, "", POLL_MS, lifespan=_lifespan)
+            uvicorn.run(
+                WebGuard(application, allowed_hosts),  # pyright: ignore[reportArgumentType]
+                host=host,
+                port=port,
+                log_level="warning",
+                timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+            )
+
+
+@asynccontextmanager
+async def _lifespan(_: object) -> AsyncIterator[None]:
+    # uvicorn cancels the lifespan task when it is interrupted.
+    with suppress(asyncio.CancelledError):
+        yield

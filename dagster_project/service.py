@@ -1,0 +1,133 @@
+"""One service of the UI in a process of its own: webserver, daemon or code server.
+
+    python -P -m dagster_project.service NAME FOLDER
+
+    FOLDER/  settings.json  workspace.yaml  code.sock
+
+The process leads a session of its own. It ends itself and all that it started when the process that started it is gone.
+Starting and stopping the three together: supervisor.py.
+"""
+
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from dagster._core.instance.ref import InstanceRef
+
+# Longest time between SIGTERM and SIGKILL for what a service started, once its supervisor is gone.
+GRACE_SECONDS = 10.0
+
+PIPE_VARIABLE = "IMAGEMILL_SUPERVISOR_PIPE"
+SETTINGS, SOCKET, WORKSPACE = "settings.json", "code.sock", "workspace.yaml"
+
+# The code location: its name, as in the workspace.yaml of a checkout, and where its definitions are.
+LOCATION = "imagemill"
+MODULE = "dagster_project.definitions"
+ATTRIBUTE = "defs"
+PROJECT = str(Path(__file__).parents[1])
+
+
+class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What the services of one UI work on.
+
+    Attributes:
+        instance: serialized reference of the Dagster instance.
+        host, port: address of the webserver.
+        allowed_hosts: names that the webserver accepts besides those of this machine.
+    """
+
+    instance: str
+    host: str
+    port: int
+    allowed_hosts: tuple[str, ...] = ()
+
+
+def webserver(settings: ServiceSettings, folder: Path) -> None:
+    """Serve the UI behind the guard."""
+    from dagster_project.internals.web import run_webserver
+
+    run_webserver(
+        _reference(settings),
+        str(folder / WORKSPACE),
+        host=settings.host,
+        port=settings.port,
+        allowed_hosts=settings.allowed_hosts,
+    )
+
+
+def daemon(settings: ServiceSettings, folder: Path) -> None:
+    """Run sensors, the queue, backfills and run monitoring."""
+    from dagster_project.internals.services import run_daemon
+
+    run_daemon(_reference(settings), str(folder / WORKSPACE))
+
+
+def code(settings: ServiceSettings, folder: Path) -> None:
+    """Serve the definitions and execute the runs that the UI launches."""
+    from dagster_project.internals.services import run_code_server
+
+    run_code_server(
+        _reference(settings),
+        str(folder / SOCKET),
+        module=MODULE,
+        attribute=ATTRIBUTE,
+        location=LOCATION,
+        working_directory=PROJECT,
+    )
+
+
+SERVICES: dict[str, Callable[[ServiceSettings, Path], None]] = {"code": code, "daemon": daemon, "webserver": webserver}
+
+
+def _reference(settings: ServiceSettings) -> "InstanceRef":
+    from dagster._core.instance.ref import InstanceRef
+    from dagster._serdes import deserialize_value
+
+    return deserialize_value(settings.instance, InstanceRef)
+
+
+def main(name: str, folder: str) -> None:
+    """Run one service until SIGINT, SIGTERM, or the end of its supervisor."""
+    from dagster_project.history_errors import history_errors
+    from imagemill.errors import ImagemillError
+
+    # Dagster's handlers copy this one, and a process started with `&` begins with SIGINT ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if pipe := os.environ.pop(PIPE_VARIABLE, ""):
+        threading.Thread(target=_end_with, args=[int(pipe), folder], name="supervisor watch", daemon=True).start()
+    settings = msgspec.json.decode(Path(folder, SETTINGS).read_bytes(), type=ServiceSettings)
+    try:
+        with history_errors(Path(os.environ["DAGSTER_HOME"])):
+            SERVICES[name](settings, Path(folder))
+    except ImagemillError as error:
+        sys.exit(f"imagemill {name}: {error}")
+
+
+def _end_with(pipe: int, folder: str) -> None:
+    """Wait until the supervisor's end of the pipe is closed, then end this session."""
+    os.set_inheritable(pipe, False)
+    while os.read(pipe, 1):
+        pass
+    # Not a daemon thread: the main thread leaves on SIGTERM, and what it started may need the SIGKILL.
+    threading.Thread(target=_end_session, name="session end").start()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _end_session() -> None:
+    session = os.getpgrp()
+    os.killpg(session, signal.SIGTERM)
+    time.sleep(GRACE_SECONDS)
+    os.killpg(session, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
