@@ -25,6 +25,7 @@ from dagster_project.history_errors import config_unusable, history_errors
 from dagster_project.runs import sweep
 from imagemill.atomic import sweep_temporaries, write_bytes_atomic
 from imagemill.errors import WrongUsage, disk_full_told
+from imagemill.fs.mounts import refuse_network_folder
 from imagemill.fs.owners import use
 from imagemill.layout import ROOT_VARIABLE, DataRoot, local_path
 from imagemill.places import refuse_read_only
