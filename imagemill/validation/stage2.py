@@ -14,8 +14,8 @@ import msgspec
 
 from imagemill.buckets import BUCKETS, assign_bucket, is_unusual_ratio
 from imagemill.embedding_specs import T5_TOKENS, embedding_specs
-from imagemill.formats.jsonl import encode_line
-from imagemill.records import FORMAT_VERSION, RECORD_FIELDS, is_stage1, record_problems
+from imagemill.formats.jsonl import Line, encode_line, parse_line, tolerate
+from imagemill.records import FORMAT_VERSION, INLINE_VECTOR, RECORD_FIELDS, is_stage1, record_problems
 from imagemill.validation.catalogue import finding
 from imagemill.validation.findings import Finding
 from imagemill.validation.images import ImageLook
@@ -60,7 +60,13 @@ def stage2_records(
         migrating: a record of Stage 1 is no more than a warning: it waits for a pass, a caption or its image.
         images, data_root: which images to look at, and below which root they lie; without the root none.
     """
-    return check_lines(jsonl, _Stage2Lines(jsonl.name, derived, migrating, images if data_root else None, data_root))
+    lines = _Stage2Lines(jsonl.name, derived, migrating, images if data_root else None, data_root)
+    return check_lines(jsonl, lines, _parse_waiting if migrating else parse_line)
+
+
+def _parse_waiting(number: int, raw: bytes) -> Line:
+    """Parse a line of a file that is being migrated: a Stage 1 vector with NaN waits to be recomputed like any unusable one."""
+    return tolerate(parse_line(number, raw), INLINE_VECTOR)
 
 
 class _Stage2Lines:
