@@ -11,12 +11,13 @@ Source: seed 000 "JSONL metadata format"; CONTRACTS section 1 "record", section 
 
 from collections.abc import Sequence
 from pathlib import PurePath
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from imagemill.buckets import BUCKETS, assign_bucket
 from imagemill.embedding_specs import DINOV3, T5_TOKENS
+from imagemill.geometry import MAX_SIDE
 from imagemill.ids import id_problem
 
 FORMAT_VERSION = 2
@@ -25,6 +26,9 @@ FORMAT_VERSION = 2
 INLINE_VECTOR = DINOV3.inline_field or ""
 
 Record = dict[str, Any]
+
+# The width or height of an image, for typed decoding; `positive_int` is the same rule for values.
+Side = Annotated[int, msgspec.Meta(gt=0, le=MAX_SIDE)]
 
 
 class Stage2Record(msgspec.Struct, frozen=True):
@@ -141,12 +145,12 @@ def mask_problem(mask: object) -> str | None:
 
 
 def _size_problem(value: object) -> str | None:
-    return None if positive_int(value) else "not a positive int"
+    return None if positive_int(value) else f"not an int from 1 to {MAX_SIDE}"
 
 
 def positive_int(value: object) -> bool:
-    """Python calls True an int and 24.0 equal to 24; neither is a size."""
-    return type(value) is int and value > 0
+    """True if the value is a side in pixels. Python calls True an int and 24.0 equal to 24; neither is a size."""
+    return type(value) is int and 0 < value <= MAX_SIDE
 
 
 def _bucket_problem(value: object) -> str | None:

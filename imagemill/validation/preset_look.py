@@ -15,10 +15,9 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from imagemill.preset_records import TOP, Space
+from imagemill.records import Side
 
 _Text = Annotated[str, msgspec.Meta(min_length=1)]
-# Below what a float holds exactly; a larger one is for the slow path.
-_Side = Annotated[int, msgspec.Meta(gt=0, lt=1 << 32)]
 _Norm = Annotated[int, msgspec.Meta(ge=0, le=TOP)]
 _TOKENS = {f"<|coord_{number}|>": number for number in range(TOP + 1)}
 # Letters, digits, _ . - in folders that do not begin with a dot: what none of the rules about paths can mean.
@@ -39,7 +38,7 @@ def _decoder(value: Any) -> Any:
         gc=False,
         forbid_unknown_fields=True,
     )
-    fields = [("images", tuple[str]), ("objects", list[item]), ("width", _Side), ("height", _Side)]
+    fields = [("images", tuple[str]), ("objects", list[item]), ("width", Side), ("height", Side)]
     line = msgspec.defstruct("Line", fields, gc=False, forbid_unknown_fields=True)
     return msgspec.json.Decoder(line).decode
 

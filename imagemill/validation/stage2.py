@@ -15,14 +15,13 @@ import msgspec
 from imagemill.buckets import BUCKETS, assign_bucket, is_unusual_ratio
 from imagemill.embedding_specs import T5_TOKENS, embedding_specs
 from imagemill.formats.jsonl import Line, encode_line, parse_line, tolerate
-from imagemill.records import FORMAT_VERSION, INLINE_VECTOR, RECORD_FIELDS, is_stage1, record_problems
+from imagemill.records import FORMAT_VERSION, INLINE_VECTOR, RECORD_FIELDS, Side, is_stage1, record_problems
 from imagemill.validation.catalogue import finding
 from imagemill.validation.findings import Finding
 from imagemill.validation.images import ImageLook
 from imagemill.validation.lines import NOT_OF_THE_TYPE, Findings, check_lines
 
 _Text = Annotated[str, msgspec.Meta(min_length=1)]
-_Side = Annotated[int, msgspec.Meta(gt=0, lt=1 << 32)]
 
 
 class _Line(msgspec.Struct, gc=False, forbid_unknown_fields=True):
@@ -32,8 +31,8 @@ class _Line(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     image_path: _Text
     caption: _Text
     t5_attention_mask: msgspec.Raw
-    height: _Side
-    width: _Side
+    height: Side
+    width: Side
     aspect_bucket: Literal[BUCKETS]  # type: ignore[valid-type]
     format_version: Literal[2]
 
