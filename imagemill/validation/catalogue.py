@@ -81,6 +81,19 @@ RULES: dict[str, Rule] = {
         "warning",
     ),
     "legacy_file": Rule(_PRESET, "no .raw.jsonl beside the records", "delete it: <split>.jsonl holds the same"),
+    "split_without_pixels": Rule(_PRESET, "norm and coord stand beside their split's .jsonl", "run imagemill preset rescale"),
+    "split_lines": Rule(_PRESET, "the files of a split have as many lines", "run imagemill preset coord"),
+    "split_order": Rule(
+        _PRESET, "the files of a split name the same images and objects, in the same order of lines",
+        "run imagemill preset coord",
+    ),
+    "stale_split": Rule(
+        _PRESET, "norm and coord are those of the pixel records that are there", "run imagemill preset coord"
+    ),
+    "base_changed": Rule(
+        _PRESET, "a derived preset is of the records that its base has", "delete it and run imagemill preset coord again",
+        "warning",
+    ),
     # images of records
     "image_missing": Rule(_PRESET, "the image is there", "put the image back, or make the preset again"),
     "not_a_file": Rule((*_STAGE2, *_PRESET), "the image is a regular file", "name an image file"),
