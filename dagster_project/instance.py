@@ -37,7 +37,7 @@ _TO_THE_TERMINAL = {
 def home_of(root: DataRoot) -> Path:
     """$DAGSTER_HOME, else `.dagster` in the data root; absolute."""
     given = os.environ.get(HOME_VARIABLE)
-    return Path(os.path.abspath(Path(given).expanduser())) if given else root.dagster_home
+    return Path(os.path.abspath(os.path.expanduser(given))) if given else root.dagster_home
 
 
 def prepare_home(root: DataRoot) -> Path:

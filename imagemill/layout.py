@@ -36,7 +36,7 @@ class DataRoot:
     def resolve(cls, given: str | os.PathLike[str] | None = None) -> "DataRoot":
         """The given folder, else $IMAGEMILL_DATA_ROOT, else ./data."""
         chosen = given or os.environ.get(ROOT_VARIABLE) or DEFAULT_ROOT
-        return cls(Path(os.path.abspath(Path(chosen).expanduser())))
+        return cls(Path(os.path.abspath(os.path.expanduser(chosen))))
 
     @property
     def approved(self) -> Path:

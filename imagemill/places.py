@@ -43,7 +43,7 @@ def locate(given: str | os.PathLike[str] | None = None) -> DataRoot:
 
 def at(root: DataRoot, name: Place, folder: str | os.PathLike[str]) -> DataRoot:
     """The data root with this folder elsewhere, for whoever must not remember it."""
-    return replace(root, **{f"{name}_at": Path(os.path.abspath(Path(folder).expanduser()))})
+    return replace(root, **{f"{name}_at": Path(os.path.abspath(os.path.expanduser(folder)))})
 
 
 def put(root: DataRoot, name: Place, folder: str | os.PathLike[str]) -> DataRoot:
@@ -68,7 +68,7 @@ def put(root: DataRoot, name: Place, folder: str | os.PathLike[str]) -> DataRoot
 
 def refuse_no_folder(name: Place, folder: str | os.PathLike[str]) -> None:
     """Raises WrongUsage where no folder is, nor could be: a file is in its place or on the way to it. Makes nothing."""
-    place = Path(os.path.abspath(Path(folder).expanduser()))
+    place = Path(os.path.abspath(os.path.expanduser(folder)))
     nearest = next(path for path in (place, *place.parents) if os.path.lexists(path))
     if not nearest.is_dir():
         raise _no_folder(name, place, f"{nearest} is a {'link to nothing' if nearest.is_symlink() else 'file'}")

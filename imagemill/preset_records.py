@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from imagemill.geometry import MAX_SIDE, overlaps
-from imagemill.records import RecordProblem, positive_int
+from imagemill.records import RecordProblem, is_plain_text, positive_int, text_warnings
 
 Space = Literal["pixel", "norm", "coord"]
 
@@ -78,12 +78,18 @@ def preset_problems(
 
 
 def preset_warnings(record: Mapping[str, Any], space: Space) -> list[RecordProblem]:
-    """Return what is unusual in a valid record: geometry beyond the image's edge, one warning per object."""
+    """Return what is unusual in a valid record: in names, and, in pixels, geometry beyond the image's edge."""
+    texts = [
+        warning
+        for n, item in enumerate(record["objects"])
+        if not is_plain_text(item["desc"])
+        for warning in text_warnings(f"objects[{n}].desc", item["desc"])
+    ]
     if space != "pixel":
-        return []
+        return texts
     sides = record["width"], record["height"]
     outside = set(outside_objects(record))
-    return [
+    return texts + [
         _warning("outside_image" if n in outside else "beyond_edge", f"objects[{n}]", f"outside {sides[0]}x{sides[1]}")
         for n, item in enumerate(record["objects"])
         if n in outside or is_beyond_edge(item.get("bbox_2d") or item["poly"], *sides)

@@ -15,7 +15,8 @@ from typing import Any
 import msgspec
 
 from imagemill.atomic import write_bytes_atomic
-from imagemill.errors import ModelMismatch
+from imagemill.errors import ImagemillError, ModelMismatch
+from imagemill.strict_json import NOT_JSON, decode_json
 
 UNKNOWN = "unknown"
 
@@ -50,9 +51,19 @@ class ModelIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_identity(folder: Path, kind: str) -> ModelIdentity | None:
-    """The recorded maker of this kind; None where nothing was made yet."""
+    """Return the recorded maker of this kind; None if nothing was made yet. Raises ImagemillError for a damaged record."""
     path = folder / f"{kind}.json"
-    return msgspec.json.decode(path.read_bytes(), type=ModelIdentity) if path.exists() else None
+    if not path.exists():
+        return None
+    try:
+        return decode_json(path.read_bytes(), ModelIdentity)
+    except NOT_JSON as error:
+        raise ImagemillError(
+            f"the recorded model of {kind} cannot be read",
+            where=path,
+            why=str(error),
+            do="restore the file; without it, files of two models could be mixed",
+        ) from error
 
 
 def write_identity(folder: Path, identity: ModelIdentity) -> None:

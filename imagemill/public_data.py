@@ -118,7 +118,7 @@ class PublicData:
 
     @classmethod
     def at(cls, folder: str | os.PathLike[str]) -> "PublicData":
-        return cls(Path(os.path.abspath(Path(folder).expanduser())))
+        return cls(Path(os.path.abspath(os.path.expanduser(folder))))
 
     @property
     def presets_yaml(self) -> Path:

@@ -9,6 +9,8 @@ files (validation/).
 Source: seed 000 "JSONL metadata format"; CONTRACTS section 1 "record", section 2 "Readiness".
 """
 
+import re
+import unicodedata
 from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Annotated, Any
@@ -83,6 +85,15 @@ def _kept_path(old: object, path: str) -> str:
     return old if isinstance(old, str) and PurePath(old).name == PurePath(path).name else path
 
 
+# `<|coord_1|>`, `<|box_start|>`: a tokenizer may read such text as one of its own tokens.
+_SPECIAL_TOKEN = re.compile(r"<\|[^|<>]+\|>")
+# Rule → what it demands, what to do. Text is kept as it is: only warnings.
+TEXT_WARNINGS = {
+    "control_character": ("text has no control characters", "remove them, if a model reads this text"),
+    "special_token": ("text has nothing in the form <|…|>", "write it differently, if a model reads this text"),
+}
+
+
 class RecordProblem(msgspec.Struct, frozen=True):
     """One way in which a record is not valid: the field, the rule's name, what was found, what to do."""
 
@@ -129,6 +140,21 @@ def record_problems(record: Record) -> list[RecordProblem]:
 
 def _problem(field: str, rule: str, message: str | None, remedy: str) -> RecordProblem | None:
     return RecordProblem(field, rule, message, remedy) if message else None
+
+
+def text_warnings(field: str, text: str) -> list[RecordProblem]:
+    """Return what is unusual in a caption or name: control characters, and what a tokenizer takes for its own tokens."""
+    found = []
+    if control := next((c for c in text if unicodedata.category(c) == "Cc"), None):
+        found.append(("control_character", f"contains {control!r}"))
+    if token := _SPECIAL_TOKEN.search(text):
+        found.append(("special_token", f"contains {token[0][:40]!r}"))
+    return [RecordProblem(field, rule, message, TEXT_WARNINGS[rule][1]) for rule, message in found]
+
+
+def is_plain_text(text: str) -> bool:
+    """True if a look suffices: `text_warnings` has surely nothing to say."""
+    return text.isprintable() and "<|" not in text
 
 
 def _text_problem(value: object) -> str | None:

@@ -3,6 +3,7 @@
 Imports next to nothing, so that an interpreter that does nothing else starts in a hundredth of a second (listing.py).
 """
 
+import errno
 import os
 import stat
 import sys
@@ -26,7 +27,10 @@ def stat_folder(folder: str | os.PathLike[str], suffix: str) -> Columns:
         for name in sorted([name[:cut] for name in os.listdir(handle) if name.endswith(suffix)]):
             try:
                 status = look(name + suffix, dir_fd=handle)  # by handle: one name is looked up, not a whole path
-            except FileNotFoundError:  # gone since the folder was read
+            except OSError as error:
+                # Gone since the folder was read, or a symlink that leads back to itself: no file.
+                if error.errno not in (errno.ENOENT, errno.ELOOP):
+                    raise
                 continue
             if regular(status.st_mode):
                 names.append(name)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from imagemill.buckets import BUCKETS
 from imagemill.preset_records import PRESET_RULES, PRESET_WARNINGS
+from imagemill.records import TEXT_WARNINGS
 from imagemill.validation.findings import Finding
 
 
@@ -37,6 +38,9 @@ RULES: dict[str, Rule] = {
     "duplicate_key": Rule(LINES, "no object has a key twice", "keep one of them"),
     "read_error": Rule((*LINES, *_FILES), "the system opens the file", "make the file readable"),
     "missing_input": Rule((*LINES, "shards"), "what is to be validated is there", "check the path"),
+    **{
+        name: Rule(("stage2", "preset"), says, remedy, "warning") for name, (says, remedy) in TEXT_WARNINGS.items()
+    },
     # Stage 2 records
     "id": Rule(_STAGE2, "image_id can name a file", "use a file stem as id"),
     "path": Rule(_STAGE2, "image_path is text", "give the image's path"),

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from imagemill.preset_records import TOP, Space
-from imagemill.records import Side
+from imagemill.records import Side, is_plain_text
 
 _Text = Annotated[str, msgspec.Meta(min_length=1)]
 _Norm = Annotated[int, msgspec.Meta(ge=0, le=TOP)]
@@ -60,7 +60,7 @@ def _in_pixels(objects: Sequence[Any], width: int, height: int) -> int:
             x1, y1, x2, y2 = item.bbox_2d
             if not (0 <= x1 < x2 <= width and 0 <= y1 < y2 <= height):
                 return _NONE
-        if item.desc.isspace():
+        if item.desc.isspace() or not is_plain_text(item.desc):
             return _NONE
     return quotes
 
@@ -74,7 +74,7 @@ def _in_norm(objects: Sequence[Any], width: int, height: int) -> int:
             x1, y1, x2, y2 = item.bbox_2d
             if x1 >= x2 or y1 >= y2:
                 return _NONE
-        if item.desc.isspace():
+        if item.desc.isspace() or not is_plain_text(item.desc):
             return _NONE
     return quotes
 
@@ -93,7 +93,7 @@ def _in_tokens(objects: Sequence[Any], width: int, height: int) -> int:
                     return _NONE
             except KeyError:
                 return _NONE
-        if item.desc.isspace():
+        if item.desc.isspace() or not is_plain_text(item.desc):
             return _NONE
     return quotes
 

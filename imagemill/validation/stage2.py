@@ -15,7 +15,16 @@ import msgspec
 from imagemill.buckets import BUCKETS, assign_bucket, is_unusual_ratio
 from imagemill.embedding_specs import T5_TOKENS, embedding_specs
 from imagemill.formats.jsonl import Line, encode_line, parse_line, tolerate
-from imagemill.records import FORMAT_VERSION, INLINE_VECTOR, RECORD_FIELDS, Side, is_stage1, record_problems
+from imagemill.records import (
+    FORMAT_VERSION,
+    INLINE_VECTOR,
+    RECORD_FIELDS,
+    Side,
+    is_plain_text,
+    is_stage1,
+    record_problems,
+    text_warnings,
+)
 from imagemill.validation.catalogue import finding
 from imagemill.validation.findings import Finding
 from imagemill.validation.images import ImageLook
@@ -95,6 +104,7 @@ class _Stage2Lines:
             and "\\" not in image_id
             and image_id not in _NO_NAMES
             and not (path.isspace() or caption.isspace())
+            and is_plain_text(caption)
             and self._seen.setdefault(image_id, number) == number
         )
 
@@ -116,6 +126,8 @@ class _Stage2Lines:
             return
         for rule, field, message in _aspect(record["width"], record["height"], record["aspect_bucket"]):
             yield finding(rule, message, field=field, **at)
+        for warning in text_warnings("caption", record["caption"]):
+            yield finding(warning.rule, warning.message, field=warning.field, remedy=warning.remedy, **at)
         for store in self._stores:
             yield from _npy(store, record, at)
         if self._images and self._data_root and self._images.take():
