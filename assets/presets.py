@@ -75,8 +75,8 @@ def raw_dataset(
     with closing(data_root.ledger()) as ledger, claimed(ledger, CLAIM, [dataset.name], context.run_id):
         for split, annotations in source.annotations.items():
             made = convert(dataset, source.adapter, annotations, source.images, split=split, geometry=source.geometry)
-            told = sorted(made.counts.items())
-            counts |= {f"{split} {name.replace('_', ' ')}": count for name, count in told if count}
+            by_reason = sorted(made.counts.items())
+            counts |= {f"{split} {name.replace('_', ' ')}": count for name, count in by_reason if count}
             _record_dropped(ledger, f"{dataset.name}/raw/{split}.jsonl:", made)
         ledger.record_counts(context.run_id, RAW, counts)
     return dg.MaterializeResult(metadata={**counts, "path": dg.MetadataValue.path(str(dataset.raw))})

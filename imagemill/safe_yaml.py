@@ -99,7 +99,7 @@ def _check_size(path: Path, root: yaml.Node) -> None:
     open_nodes: set[int] = set()
 
     def extent(node: yaml.Node, depth: int) -> tuple[int, int]:
-        """How many values a node stands for, and how many levels."""
+        """Return the number of values of a node with its aliases resolved, and of its levels."""
         if id(node) in open_nodes:
             raise _refused(path, node, "an alias of the value that contains it", "write the value out")
         if id(node) not in known and depth <= MAX_DEPTH:

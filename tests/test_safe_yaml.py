@@ -85,10 +85,10 @@ def test_empty_file_has_no_value(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "section", ["summarizer: {prompts: {default: ~nobody_here/x}}", "captioner: {prompt: ~nobody_here/x}"]
+    "section", ["summarizer: {prompts: {default: ~unknown_user/x}}", "captioner: {prompt: ~unknown_user/x}"]
 )
 def test_home_of_an_unknown_user_is_a_plain_name(tmp_path, section):
     (tmp_path / "imagemill.yaml").write_text(section)
     config = read_config(tmp_path / "imagemill.yaml")
 
-    assert str(tmp_path / "~nobody_here/x") in {config.captioner.prompt, *config.summarizer.prompts.values()}
+    assert str(tmp_path / "~unknown_user/x") in {config.captioner.prompt, *config.summarizer.prompts.values()}

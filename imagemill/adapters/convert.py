@@ -30,7 +30,7 @@ Read = Callable[[Source], Iterator[dict[str, Any]]]
 
 
 class Converted(NamedTuple):
-    """What a conversion made and left out: counts by reason; for each image, its objects left out by (reason, name)."""
+    """The result of a conversion: counts by reason; for each image, its objects left out by (reason, name)."""
 
     counts: Counter[str]
     dropped: Mapping[str, Counter[tuple[str, str]]]

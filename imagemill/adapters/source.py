@@ -1,4 +1,4 @@
-"""What every adapter uses: the files, the counts, and objects built one way.
+"""Tools of all adapters: the files, the counts, and objects built one way.
 
 Belongs here: finding images, building objects, reading documents. Belongs elsewhere: one family's layout (its module).
 """
@@ -83,7 +83,7 @@ class Source:
                 self.counts[f"malformed_{what}"] += 1
 
     def find(self, names: Iterable[str]) -> str | None:
-        """Return the first of these names that is a file in the folder of images; count the image if there is none."""
+        """Return the first of these names that is a file in the folder of images; count the image if there is no such file."""
         for name in names:
             if path_problem(name) is None and _is_file(self.images / name):
                 return name
@@ -176,6 +176,6 @@ def names_of_url(url: str) -> list[str]:
     """Where an image of this address may lie: in a folder named as there, or by its own name."""
     try:
         path = PurePosixPath(unquote(urlsplit(url).path))
-    except ValueError:  # an address that is none
+    except ValueError:  # not an address
         return []
     return [f"{path.parent.name}/{path.name}", path.name] if path.name else []

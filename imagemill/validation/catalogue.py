@@ -85,7 +85,7 @@ RULES: dict[str, Rule] = {
         "warning",
     ),
     "legacy_file": Rule(_PRESET, "no .raw.jsonl beside the records", "delete it: <split>.jsonl holds the same"),
-    "split_without_pixels": Rule(_PRESET, "norm and coord stand beside their split's .jsonl", "run imagemill preset rescale"),
+    "split_without_pixels": Rule(_PRESET, "a split with norm or coord records has its .jsonl", "run imagemill preset rescale"),
     "split_lines": Rule(_PRESET, "the files of a split have as many lines", "run imagemill preset coord"),
     "split_order": Rule(
         _PRESET, "the files of a split name the same images and objects, in the same order of lines",

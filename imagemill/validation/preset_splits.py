@@ -23,7 +23,7 @@ class _Object(msgspec.Struct, gc=False):
 
 
 class _Record(msgspec.Struct, gc=False):
-    """What the three records of one image have in common."""
+    """The fields that the three records of one image share."""
 
     images: list[str]
     width: int
@@ -48,7 +48,7 @@ def splits_agree(folder: Path, manifest: Mapping[str, Any], base: Path | None) -
     """Yield a finding for each norm or coord file that does not belong to its split's pixel records.
 
     Args:
-        manifest: of the preset, whatever it contains. base: the folder of the preset that this one is derived from.
+        manifest: of the preset, in any form. base: the folder of the preset that this one is derived from.
     """
     preset = PresetDir(folder)
     for split in SPLITS:
@@ -97,7 +97,7 @@ def _compare(pixels: Path, made: Path) -> _Compared:
 
 
 def _difference(pixel: bytes, coord: bytes) -> str | None:
-    """What two lines disagree in. One that cannot be decoded has findings of its own, and agrees here."""
+    """Return the difference between two records. A line that cannot be decoded has findings of its own and no difference."""
     try:
         ours, theirs = _decode(pixel), _decode(coord)
     except NOT_JSON:

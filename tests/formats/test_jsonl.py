@@ -298,7 +298,7 @@ def test_line_with_another_fault_stays_malformed(raw):
 
 @pytest.mark.parametrize("raw", [b'{"a":' * 101 + b"1" + b"}" * 101, b'{"a":' + b"[" * 100 + b"]" * 100 + b"}"])
 def test_line_is_nested_at_most_a_hundred_levels(raw):
-    """What is encoded, sorted or printed later recurses too."""
+    """Encoding, sorting and printing a value recurse too."""
     line = parse_line(1, raw)
     assert line.problem == "malformed: nested too deeply"
 

@@ -15,7 +15,7 @@ PIECES = (
 )  # fmt: skip
 VALUES = (
     None, True, False, -1, 0, 1, 2**31, 2**53, 2**64, -(2**63), 10**400, 0.5, 1e308, -1e308, float("nan"), float("inf"),
-    "", " ", "\0", "\ud800", "../../../victim/precious", "/tmp/victim", "a" * 300, "a\\b", "C:x", "http://[", "~nobody/x",
+    "", " ", "\0", "\ud800", "../../../victim/precious", "/tmp/victim", "a" * 300, "a\\b", "C:x", "http://[", "~unknown/x",
     "<|box_start|>", "\u2028", [], {}, [[]], [None], [1, 2, 3, 4], [1e308] * 4, ["<|coord_1|>"] * 4, {"a": 1}, [[[[[[1]]]]]],
 )  # fmt: skip
 

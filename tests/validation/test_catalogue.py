@@ -115,7 +115,7 @@ def second_image_first(folder):
 
 
 def recorded_source(base):
-    """What coord recorded of other records: those of the preset itself, or of its base."""
+    """Record a source of norm and coord that differs from the records of the preset itself, or of its base."""
 
     def change(folder):
         pixels = [{**PRESET_RECORD, "objects": []}]
