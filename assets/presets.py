@@ -11,7 +11,7 @@ import dagster as dg
 from pydantic import Field
 
 from assets.partitions import coord_presets, datasets, presets
-from imagemill.adapters.convert import convert
+from imagemill.adapters.convert import Converted, convert
 from imagemill.pipeline.claims import claimed, claimed_until_output
 from imagemill.pipeline.presets.preset_config import read_presets, split_key
 from imagemill.pipeline.presets.preset_sheet import sheet_page, write_preset_sheet
@@ -25,7 +25,7 @@ from io_managers.hardlink import CLAIM, Coord
 from resources.data_root import DataRootResource
 from resources.engine import LocalProcesses
 
-RESCALE = "rescale_preset"
+RAW, RESCALE = "raw_dataset", "rescale_preset"
 
 
 class RawConfig(dg.Config):
@@ -75,9 +75,22 @@ def raw_dataset(
     with closing(data_root.ledger()) as ledger, claimed(ledger, CLAIM, [dataset.name], context.run_id):
         for split, annotations in source.annotations.items():
             made = convert(dataset, source.adapter, annotations, source.images, split=split, geometry=source.geometry)
-            counts |= {f"{split} {name.replace('_', ' ')}": count for name, count in sorted(made.items()) if count}
-        ledger.record_counts(context.run_id, "raw_dataset", counts)
+            by_reason = sorted(made.counts.items())
+            counts |= {f"{split} {name.replace('_', ' ')}": count for name, count in by_reason if count}
+            _record_dropped(ledger, f"{dataset.name}/raw/{split}.jsonl:", made)
+        ledger.record_counts(context.run_id, RAW, counts)
     return dg.MaterializeResult(metadata={**counts, "path": dg.MetadataValue.path(str(dataset.raw))})
+
+
+def _record_dropped(ledger: Ledger, place: str, made: Converted) -> None:
+    """Replace the ledger's rows about a split: one per image of which objects were left out, with reasons and names."""
+    ledger.clear_problems(RAW, [p.item for p in ledger.problems() if p.asset == RAW and p.item.startswith(place)])
+    ledger.record_problems(
+        Problem(f"{place}{image}", RAW, "refused", next(iter(dropped))[0],
+                ", ".join(f"{reason}: {count} x {name!r}" for (reason, name), count in dropped.items()),
+                "correct the annotation and convert again, or leave it out")
+        for image, dropped in made.dropped.items()
+    )  # fmt: skip
 
 
 @dg.asset(

@@ -34,20 +34,22 @@ def _raw_reports(place: PublicData, name: str) -> Iterator[Report]:
 @dg.asset_check(asset=rescale_preset, blocking=True)
 def rescaled_valid(context: dg.AssetCheckExecutionContext, data_root: DataRootResource) -> dg.AssetCheckResult:
     """Every record keeps the contract and the preset's limits; `images/` is a real folder, its first images are whole."""
-    return _presets_valid(context, data_root)
+    return _presets_valid(context, data_root, coord_is_due=True)
 
 
 @dg.asset_check(asset=derived_preset, blocking=True)
 def derived_valid(context: dg.AssetCheckExecutionContext, data_root: DataRootResource) -> dg.AssetCheckResult:
-    """The same of norm and coord records, and every image of a derived preset is its base's file."""
-    return _presets_valid(context, data_root)
+    """The same of norm and coord records, which agree line by line; every image of a derived preset is its base's file."""
+    return _presets_valid(context, data_root, coord_is_due=False)
 
 
-def _presets_valid(context: dg.AssetCheckExecutionContext, data_root: DataRootResource) -> dg.AssetCheckResult:
+def _presets_valid(
+    context: dg.AssetCheckExecutionContext, data_root: DataRootResource, *, coord_is_due: bool
+) -> dg.AssetCheckResult:
     place = public_data(data_root)
     folders = [_folder(place, key) for key in _keys(context)]
     folders = folders or sorted(path.parent for path in place.path.glob("*/*/pipeline_manifest.json"))
-    return as_result(*(report for folder in folders for report in validate_preset(folder)))
+    return as_result(*(report for folder in folders for report in validate_preset(folder, coord_is_due=coord_is_due)))
 
 
 def _folder(place: PublicData, key: str) -> Path:

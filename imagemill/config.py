@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
-import yaml
 
 from imagemill.embedding_specs import EmbeddingSpec, embedding_specs
 from imagemill.errors import MissingInput, WrongUsage
 from imagemill.layout import DataRoot
+from imagemill.safe_yaml import read_yaml
 
 PREVIEW = "preview"
 TRANSFORMERS = "transformers"
@@ -171,15 +171,15 @@ def read_config(path: Path, *, required: bool = False) -> Config:
 
     Raises:
         MissingInput: `required` and no file there.
-        WrongUsage: not YAML, an unknown field, a value of the wrong kind.
+        WrongUsage: not YAML, refused by `read_yaml`, an unknown field, a value of the wrong kind.
     """
     if not path.exists():
         if required:
             raise MissingInput("configuration file not found", where=path, do="check --config")
         return Config()
     try:
-        config = msgspec.convert(yaml.safe_load(path.read_text("utf-8")) or {}, Config)
-    except (yaml.YAMLError, msgspec.ValidationError, UnicodeDecodeError) as error:
+        config = msgspec.convert(read_yaml(path).value or {}, Config)
+    except msgspec.ValidationError as error:
         raise WrongUsage(f"configuration is not valid: {error}", where=path, do="see README, 'Real models'") from error
     known = {spec.kind for spec in embedding_specs()}
     if unknown := sorted(set(config.encoders) - known):
@@ -220,8 +220,8 @@ def check_kind(kind: str, *, where: object) -> None:
 
 def _with_prompts_from(folder: Path, config: Config) -> Config:
     """The same, with the paths of prompts made absolute: they are relative to the configuration file."""
-    prompts = {mission: str(folder / Path(file).expanduser()) for mission, file in config.summarizer.prompts.items()}
-    prompt = config.captioner.prompt and str(folder / Path(config.captioner.prompt).expanduser())
+    prompts = {mission: str(folder / os.path.expanduser(file)) for mission, file in config.summarizer.prompts.items()}
+    prompt = config.captioner.prompt and str(folder / os.path.expanduser(config.captioner.prompt))
     return msgspec.structs.replace(
         config,
         summarizer=msgspec.structs.replace(config.summarizer, prompts=prompts),

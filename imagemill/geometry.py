@@ -19,6 +19,8 @@ Number = int | float
 
 IMAGE_FACTOR, MAX_PIXELS, MIN_PIXELS = 32, 786_432, 4_096
 MAX_ASPECT = 200
+# No image format has longer sides: PNG counts them in 31 bits.
+MAX_SIDE = 2**31 - 1
 LAST_BIN = 999
 
 
@@ -85,6 +87,12 @@ def _floor(side: int, factor: int) -> int:
 
 def _ceil(side: int, factor: int) -> int:
     return max(1, -(-side // factor)) * factor
+
+
+def overlaps(values: Sequence[Number], width: int, height: int) -> bool:
+    """True if the box around x and y in turn has a part in the rectangle [0, width] x [0, height], beyond its edge."""
+    xs, ys = values[0::2], values[1::2]
+    return min(xs) < width and max(xs) > 0 and min(ys) < height and max(ys) > 0
 
 
 # ---- pixels to pixels

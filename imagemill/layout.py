@@ -39,7 +39,7 @@ def local_path(given: str | os.PathLike[str], option: str) -> Path:
             why="URLs are not supported here",
             do="give a local path, for example of a mounted file system",
         )
-    return Path(os.path.abspath(Path(given).expanduser()))
+    return Path(os.path.abspath(os.path.expanduser(given)))  # leaves an unknown ~user as it is
 
 
 @dataclass(frozen=True, slots=True)

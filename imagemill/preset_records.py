@@ -16,7 +16,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from imagemill.records import RecordProblem, positive_int
+from imagemill.geometry import MAX_SIDE, overlaps
+from imagemill.records import RecordProblem, is_plain_text, positive_int, text_warnings
 
 Space = Literal["pixel", "norm", "coord"]
 
@@ -38,7 +39,7 @@ PRESET_RULES: dict[str, PresetRule] = {
         "a path is relative to its file's folder and stays in it: not empty, no '..', no backslash, no folder",
         "name the image relative to the folder of this file, with /",
     ),
-    "image_size": PresetRule("width and height are ints above 0", "write the size of the image file"),
+    "image_size": PresetRule(f"width and height are ints from 1 to {MAX_SIDE}", "write the size of the image file"),
     "max_pixels": PresetRule("width times height is within the preset's max_pixels", "rescale into a preset with this limit"),
     "multiple_of": PresetRule("width and height are multiples of the image factor", "rescale into a preset with this factor"),
     "objects": PresetRule("objects is a list of objects", _RAW),
@@ -46,6 +47,7 @@ PRESET_RULES: dict[str, PresetRule] = {
     "legacy_key": PresetRule("no bbox, polygon, line or line_points", "rename bbox to bbox_2d, polygon to poly; drop lines"),
     "geometry": PresetRule("an object has exactly one of bbox_2d and poly", _RAW),
     "bbox": PresetRule("bbox_2d is [x1, y1, x2, y2]", _RAW),
+    "out_of_range": PresetRule(f"no coordinate is beyond {MAX_SIDE}, the longest side that an image can have", _RAW),
     "inverted": PresetRule("x2 is above x1 and y2 above y1", _RAW),
     "poly": PresetRule("poly is a flat list of x and y, at least three points; poly_points counts them", _RAW),
     "space": PresetRule(
@@ -55,6 +57,7 @@ PRESET_RULES: dict[str, PresetRule] = {
 }  # fmt: skip
 # Told apart from the rest: a record of which only these are broken is valid.
 PRESET_WARNINGS: dict[str, PresetRule] = {
+    "outside_image": PresetRule("geometry has a part in the image", "repair the raw record: rescale refuses it"),
     "beyond_edge": PresetRule("geometry lies within the image", "look at the object; normalised it is cut at the edge"),
 }
 
@@ -75,15 +78,28 @@ def preset_problems(
 
 
 def preset_warnings(record: Mapping[str, Any], space: Space) -> list[RecordProblem]:
-    """What is unusual in a valid record: geometry beyond the image's edge, one warning per object."""
-    if space != "pixel":
-        return []
-    sides = record["width"], record["height"]
-    return [
-        _warning("beyond_edge", f"objects[{n}]", f"outside {sides[0]}x{sides[1]}")
+    """Return what is unusual in a valid record: in names, and, in pixels, geometry beyond the image's edge."""
+    texts = [
+        warning
         for n, item in enumerate(record["objects"])
-        if is_beyond_edge(item.get("bbox_2d") or item["poly"], *sides)
+        if not is_plain_text(item["desc"])
+        for warning in text_warnings(f"objects[{n}].desc", item["desc"])
     ]
+    if space != "pixel":
+        return texts
+    sides = record["width"], record["height"]
+    outside = set(outside_objects(record))
+    return texts + [
+        _warning("outside_image" if n in outside else "beyond_edge", f"objects[{n}]", f"outside {sides[0]}x{sides[1]}")
+        for n, item in enumerate(record["objects"])
+        if n in outside or is_beyond_edge(item.get("bbox_2d") or item["poly"], *sides)
+    ]
+
+
+def outside_objects(record: Mapping[str, Any]) -> list[int]:
+    """Return the positions of the objects of a valid pixel record whose box has no part in the image."""
+    sides = record["width"], record["height"]
+    return [n for n, item in enumerate(record["objects"]) if not overlaps(item.get("bbox_2d") or item["poly"], *sides)]
 
 
 def is_beyond_edge(values: Sequence[float], width: int, height: int) -> bool:
@@ -116,7 +132,7 @@ def _size_problems(record: Mapping[str, Any], max_pixels: int | None, multiple_o
     sizes = {name: record.get(name) for name in ("width", "height")}
     bad = [name for name, value in sizes.items() if not positive_int(value)]
     for name in bad:
-        yield _problem("image_size", name, f"{_shown(sizes[name])}, expected an int above 0")
+        yield _problem("image_size", name, f"{_shown(sizes[name])}, expected an int from 1 to {MAX_SIDE}")
     if bad:
         return
     width, height = record["width"], record["height"]
@@ -162,6 +178,9 @@ def _bbox_problems(box: object, at: str, space: Space) -> _Problems:
     if None in values:
         yield _space_problem(box, values, at, space)
         return
+    if is_out_of_range(values):
+        yield _problem("out_of_range", at, _shown(box))
+        return
     x1, y1, x2, y2 = values
     if x2 <= x1 or y2 <= y1:
         yield _problem("inverted", at, _shown(box))
@@ -174,9 +193,16 @@ def _poly_problems(item: Mapping[str, Any], at: str, space: Space) -> _Problems:
         return
     if "poly_points" in item and (type(points) is not int or points != len(poly) // 2):
         yield _problem("poly", f"{at}_points", f"{_shown(points)}, there are {len(poly) // 2} points")
-    values = list(map(_VALUE_IN[space], poly))
+    values: list[Any] = list(map(_VALUE_IN[space], poly))
     if None in values:
         yield _space_problem(poly, values, at, space)
+    elif is_out_of_range(values):
+        yield _problem("out_of_range", at, _shown(max(values, key=abs)))
+
+
+def is_out_of_range(values: Sequence[float]) -> bool:
+    """True if a coordinate is larger than any image."""
+    return max(values) > MAX_SIDE or min(values) < -MAX_SIDE
 
 
 def _space_problem(given: list[object], values: list[Any], at: str, space: Space) -> RecordProblem:

@@ -14,6 +14,7 @@ import msgspec
 from imagemill.errors import ImagemillError, ModelMismatch
 from imagemill.formats.npy import NpyStore
 from imagemill.store.ledger import SUPERSEDED, Ledger
+from imagemill.strict_json import NOT_JSON, decode_json
 
 # Makers of adopted files: no row says who made them. The second kind carries the comment of a preview model in its header.
 UNKNOWN, UNKNOWN_PREVIEW = "unknown", "unknown preview"
@@ -88,8 +89,8 @@ def read_identity(ledger: Ledger, kind: str) -> ModelIdentity | None:
     if recorded is None:
         return None
     try:
-        return msgspec.json.decode(recorded, type=ModelIdentity)
-    except msgspec.DecodeError as error:
+        return decode_json(recorded.encode(), ModelIdentity)
+    except NOT_JSON as error:
         raise ImagemillError(
             f"{kind}: the recorded model cannot be read: {error}",
             where=ledger.path,

@@ -9,14 +9,17 @@ files (validation/).
 Source: seed 000 "JSONL metadata format"; CONTRACTS section 1 "record", section 2 "Readiness".
 """
 
+import re
+import unicodedata
 from collections.abc import Sequence
 from pathlib import PurePath
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from imagemill.buckets import BUCKETS, assign_bucket
 from imagemill.embedding_specs import DINOV3, T5_TOKENS
+from imagemill.geometry import MAX_SIDE
 from imagemill.ids import id_problem
 
 FORMAT_VERSION = 2
@@ -25,6 +28,9 @@ FORMAT_VERSION = 2
 INLINE_VECTOR = DINOV3.inline_field or ""
 
 Record = dict[str, Any]
+
+# The width or height of an image, for typed decoding; `positive_int` is the same rule for values.
+Side = Annotated[int, msgspec.Meta(gt=0, le=MAX_SIDE)]
 
 
 class Stage2Record(msgspec.Struct, frozen=True):
@@ -79,6 +85,15 @@ def _kept_path(old: object, path: str) -> str:
     return old if isinstance(old, str) and PurePath(old).name == PurePath(path).name else path
 
 
+# `<|coord_1|>`, `<|box_start|>`: a tokenizer may read such text as one of its own tokens.
+_SPECIAL_TOKEN = re.compile(r"<\|[^|<>]+\|>")
+# Rule → what it demands, what to do. Text is kept as it is: only warnings.
+TEXT_WARNINGS = {
+    "control_character": ("text has no control characters", "remove them, if a model reads this text"),
+    "special_token": ("text has nothing in the form <|…|>", "write it differently, if a model reads this text"),
+}
+
+
 class RecordProblem(msgspec.Struct, frozen=True):
     """One way in which a record is not valid: the field, the rule's name, what was found, what to do."""
 
@@ -127,6 +142,21 @@ def _problem(field: str, rule: str, message: str | None, remedy: str) -> RecordP
     return RecordProblem(field, rule, message, remedy) if message else None
 
 
+def text_warnings(field: str, text: str) -> list[RecordProblem]:
+    """Return what is unusual in a caption or name: control characters, and what a tokenizer takes for its own tokens."""
+    found = []
+    if control := next((c for c in text if unicodedata.category(c) == "Cc"), None):
+        found.append(("control_character", f"contains {control!r}"))
+    if token := _SPECIAL_TOKEN.search(text):
+        found.append(("special_token", f"contains {token[0][:40]!r}"))
+    return [RecordProblem(field, rule, message, TEXT_WARNINGS[rule][1]) for rule, message in found]
+
+
+def is_plain_text(text: str) -> bool:
+    """True if a look suffices: `text_warnings` has surely nothing to say."""
+    return text.isprintable() and "<|" not in text
+
+
 def _text_problem(value: object) -> str | None:
     return None if isinstance(value, str) and value.strip() else "missing or blank"
 
@@ -141,12 +171,12 @@ def mask_problem(mask: object) -> str | None:
 
 
 def _size_problem(value: object) -> str | None:
-    return None if positive_int(value) else "not a positive int"
+    return None if positive_int(value) else f"not an int from 1 to {MAX_SIDE}"
 
 
 def positive_int(value: object) -> bool:
-    """Python calls True an int and 24.0 equal to 24; neither is a size."""
-    return type(value) is int and value > 0
+    """True if the value is a side in pixels. Python calls True an int and 24.0 equal to 24; neither is a size."""
+    return type(value) is int and 0 < value <= MAX_SIDE
 
 
 def _bucket_problem(value: object) -> str | None:

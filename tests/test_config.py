@@ -100,7 +100,7 @@ def test_summarizer_is_the_model_or_a_class(tmp_path, kind):
         ("captioner: {kind: transformers}", "kind"),
         ("nonsense: 1", "nonsense"),
         ("- a list", "object"),
-        ("{", "not valid"),
+        ("{", "not YAML"),
     ],
 )
 def test_wrong_configuration_is_refused_and_named(tmp_path, text, named):

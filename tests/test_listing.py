@@ -58,3 +58,10 @@ def test_an_interpreter_that_fails_is_stood_in_for(folder: Path, monkeypatch: py
     with ThreadPoolExecutor(1) as pool:
         (found,) = begin_listing(pool, [folder], ".npy", aside=True)
     assert list_files(folder, ".npy") == stats(found.result())
+
+
+def test_symlink_that_leads_back_to_itself_is_no_file(tmp_path):
+    (tmp_path / "a.npy").touch()
+    (tmp_path / "loop.npy").symlink_to("loop.npy")
+
+    assert list(list_files(tmp_path, ".npy")) == ["a"]

@@ -4,7 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imagemill.preset_records import PRESET_RULES, is_beyond_edge, path_problem, preset_problems, preset_warnings
+from imagemill.preset_records import (
+    PRESET_RULES,
+    is_beyond_edge,
+    outside_objects,
+    path_problem,
+    preset_problems,
+    preset_warnings,
+)
 
 RECORD = {"images": ["images/a.jpg"], "objects": [{"desc": "a", "bbox_2d": [0, 0, 64, 32]}], "width": 64, "height": 32}
 
@@ -53,6 +60,21 @@ def test_everything_wrong_is_told_at_once():
 )
 def test_edge_belongs_to_the_image(values, beyond):
     assert is_beyond_edge(values, 64, 32) is beyond
+
+
+@pytest.mark.parametrize(
+    ("values", "outside"),
+    [
+        ([300, 300, 320, 320], True), ([64, 0, 70, 9], True), ([-9, 0, 0, 9], True), ([0, 32, 9, 40], True),
+        ([63.9, 0, 70, 9], False), ([-9, -9, 0.1, 0.1], False), ([-9, -9, 99, 99], False),
+    ],
+)  # fmt: skip
+def test_geometry_has_a_part_in_the_image_or_lies_outside(values, outside):
+    record = {**RECORD, "objects": [{"desc": "a", "bbox_2d": values}, {"desc": "a", "poly": [*values, *values[:2]]}]}
+    assert outside_objects(record) == ([0, 1] if outside else [])
+
+    rules = {warning.rule for warning in preset_warnings(record, "pixel")}
+    assert rules == {"outside_image" if outside else "beyond_edge"}
 
 
 def test_only_pixels_can_lie_beyond_the_edge():

@@ -2,9 +2,30 @@
 
 import pytest
 
-from imagemill.records import RECORD_FIELDS, build_record, mask_problem, record_problem
+from imagemill.records import (
+    RECORD_FIELDS,
+    build_record,
+    is_plain_text,
+    mask_problem,
+    record_problem,
+    text_warnings,
+)
 
 MASK = [1] * 5 + [0] * 72
+
+
+@pytest.mark.parametrize(
+    ("text", "rules"),
+    [
+        ("a <|coord_1|>", ["special_token"]), ("<|box_start|>", ["special_token"]), ("<|任何|>", ["special_token"]),
+        ("a\x00b", ["control_character"]), ("a\nb", ["control_character"]), ("\x7f\x85", ["control_character"]),
+        ("\x1b<|x|>", ["control_character", "special_token"]),
+        ("a < b | c > d", []), ("<||>", []), ("<| <x> |>", []), ("中文　é", []), ("<b>bold</b>", []),
+    ],
+)  # fmt: skip
+def test_text_that_a_tokenizer_may_misread_is_a_warning(text, rules):
+    assert [warning.rule for warning in text_warnings("caption", text)] == rules
+    assert not (rules and is_plain_text(text))
 
 
 def record(**changes):

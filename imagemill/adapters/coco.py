@@ -16,13 +16,15 @@ from typing import Any
 
 import msgspec
 
-from imagemill.adapters.source import Source, names_of_url
+from imagemill.adapters.source import SizedImage, Source, names_of_url
+from imagemill.records import Side
+from imagemill.strict_json import NOT_JSON
 
 
 class Image(msgspec.Struct, gc=False):
     id: int
-    width: int
-    height: int
+    width: Side
+    height: Side
     file_name: str = ""
     coco_url: str = ""
 
@@ -41,9 +43,11 @@ class Category(msgspec.Struct):
 
 
 class Instances(msgspec.Struct):
-    images: list[Image]
-    annotations: list[Annotation]
-    categories: list[Category]
+    """The document. Its items stay bytes until they are decoded one by one: an odd one does not spoil the others."""
+
+    images: list[msgspec.Raw]
+    annotations: list[msgspec.Raw]
+    categories: list[msgspec.Raw]
 
 
 def read(source: Source) -> Iterator[dict[str, Any]]:
@@ -53,17 +57,30 @@ def read(source: Source) -> Iterator[dict[str, Any]]:
 def read_instances(source: Source, *, described: Callable[[str], str]) -> Iterator[dict[str, Any]]:
     """One record per image that is on the disk. `described`: a category's name as the object's text."""
     document = source.read(Instances)
-    names = {category.id: described(category.name) for category in document.categories}
+    categories = source.each(Category, document.categories, "category")
+    names = {category.id: described(category.name) for category in categories}
     of_image: dict[int, list[Annotation]] = defaultdict(list)
-    for annotation in document.annotations:
+    for annotation in source.each(Annotation, document.annotations, "annotation"):
         of_image[annotation.image_id].append(annotation)
-    for image in document.images:
+    for image in _images(source, document):
         annotations = of_image.pop(image.id, [])
         name = source.find(_names(image))
         if name is not None:
-            objects = [_object(source, annotation, names) for annotation in annotations]
-            yield source.record(name, image.width, image.height, [found for found in objects if found])
+            sized = SizedImage(name, image.width, image.height)
+            yield source.record(sized, [_object(source, sized, annotation, names) for annotation in annotations])
     source.counts["unknown_image"] += sum(map(len, of_image.values()))
+
+
+def _images(source: Source, document: Instances) -> Iterator[Image]:
+    """Yield each image once: the first of those with one id, which gets the annotations of all of them."""
+    seen: set[int] = set()
+    for image in source.each(Image, document.images, "image"):
+        if image.id in seen:
+            name = next(iter(_names(image)), str(image.id))
+            source.drop("duplicate_image", SizedImage(name, image.width, image.height), f"image id {image.id}")
+        else:
+            seen.add(image.id)
+            yield image
 
 
 def _names(image: Image) -> list[str]:
@@ -71,41 +88,33 @@ def _names(image: Image) -> list[str]:
     return [name for name in (image.file_name, *names_of_url(image.coco_url)) if name]
 
 
-def _object(source: Source, annotation: Annotation, names: dict[int, str]) -> dict[str, Any] | None:
+def _object(source: Source, image: SizedImage, annotation: Annotation, names: dict[int, str]) -> dict[str, Any] | None:
     if annotation.iscrowd:
         source.counts["crowd"] += 1
         return None
     if annotation.category_id not in names:
-        source.counts["unknown_category"] += 1
+        source.drop("unknown_category", image, f"category {annotation.category_id}")
         return None
-    box = source.box(names[annotation.category_id], *map(_number, annotation.bbox))
-    return _outlined(source, box, annotation) if box and source.geometry == "polygons" else box
+    name = names[annotation.category_id]
+    outlines = _outlines(annotation) if source.geometry == "polygons" else []
+    if outlines:
+        source.counts["parts_dropped"] += len(outlines) - 1
+        return source.polygon(image, name, max(outlines, key=_area))
+    box = source.box(image, name, annotation.bbox[:2], annotation.bbox[2:])
+    source.counts["polygon_as_box"] += box is not None and source.geometry == "polygons"
+    return box
 
 
-def _outlined(source: Source, box: dict[str, Any], annotation: Annotation) -> dict[str, Any]:
-    """The object with its largest outline in place of its box; with the box where there is none."""
-    parts = [part for part in _parts(annotation.segmentation) if len(part) >= 6 and len(part) % 2 == 0]
-    if not parts:
-        source.counts["polygon_as_box"] += 1
-        return box
-    source.counts["parts_dropped"] += len(parts) - 1
-    largest = [_number(value) for value in max(parts, key=_area)]
-    return {"desc": box["desc"], "poly": largest, "poly_points": len(largest) // 2}
-
-
-def _parts(segmentation: msgspec.Raw) -> list[list[float]]:
+def _outlines(annotation: Annotation) -> list[list[float]]:
+    """The parts of an instance that have an outline; run lengths have none."""
     try:
-        return msgspec.json.decode(segmentation, type=list[list[float]])
-    except msgspec.ValidationError:  # run lengths, or nothing
+        parts = msgspec.json.decode(annotation.segmentation, type=list[list[float]])
+    except NOT_JSON:
         return []
+    return [part for part in parts if len(part) >= 6 and len(part) % 2 == 0]
 
 
 def _area(part: Sequence[float]) -> float:
     """Of a closed outline, by the shoelace formula, whichever way round it goes."""
     xs, ys = part[0::2], part[1::2]
     return abs(sum(xs[n - 1] * ys[n] - xs[n] * ys[n - 1] for n in range(len(xs)))) / 2
-
-
-def _number(value: float) -> int | float:
-    """Whole pixels are written as such."""
-    return int(value) if value.is_integer() else value

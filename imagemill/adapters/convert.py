@@ -13,9 +13,9 @@ import importlib
 import os
 import pkgutil
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from imagemill import adapters
 from imagemill.adapters.source import Geometry, Source
@@ -27,6 +27,13 @@ from imagemill.public_data import SPLITS, Dataset
 _NOT_ADAPTERS = {"convert", "source"}
 
 Read = Callable[[Source], Iterator[dict[str, Any]]]
+
+
+class Converted(NamedTuple):
+    """The result of a conversion: counts by reason; for each image, its objects left out by (reason, name)."""
+
+    counts: Counter[str]
+    dropped: Mapping[str, Counter[tuple[str, str]]]
 
 
 def adapter_names() -> list[str]:
@@ -50,12 +57,14 @@ def convert(
     *,
     split: str = "train",
     geometry: Geometry = "boxes",
-) -> Counter[str]:
+) -> Converted:
     """Write one split's raw records; equal ones leave the file as it is.
 
     Returns:
-        `records` and `objects` made, `without_objects` among them, and what was left out: `missing_image`, `crowd`,
-        `degenerate_box`, `blank_name`, `unknown_category`, `unknown_image`; with polygons `polygon_as_box`, `parts_dropped`.
+        counts of `records` and `objects` made, `without_objects` and `clipped_box` among them, and of what was left out:
+        `missing_image`, `duplicate_image`, `crowd`, `degenerate_box`, `outside_image`, `out_of_range`, `blank_name`,
+        `unknown_category`, `unknown_image`, `malformed_image`, `malformed_annotation`, `malformed_category`; with polygons
+        `polygon_as_box`, `parts_dropped`.
 
     Raises:
         WrongUsage: an unknown adapter or split. MissingInput: no such file or folder, or none of the images is there.
@@ -73,7 +82,7 @@ def convert(
     sweep_temporaries(dataset.raw)
     replace_lines(dataset.raw_jsonl(split), _lines(source, read))
     _link(dataset, images)
-    return source.counts
+    return Converted(source.counts, source.dropped)
 
 
 def _lines(source: Source, read: Read) -> Iterator[bytes]:
@@ -84,6 +93,9 @@ def _lines(source: Source, read: Read) -> Iterator[bytes]:
             where=source.images,
             do="check --images: names in the annotations are relative to it",
         )
+    malformed = [name for name in source.counts if name.startswith("malformed_")]
+    if malformed and not source.counts["records"]:
+        raise source.foreign(f"no record, and {', '.join(f'{source.counts[name]} {name}' for name in malformed)}")
 
 
 def _check_link(dataset: Dataset, images: Path) -> None:

@@ -8,21 +8,23 @@ There are boxes only. An object's first name is its text.
 Source: homes.cs.washington.edu/~ranjay/visualgenome, "API, data format".
 """
 
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
-from imagemill.adapters.source import Source, names_of_url
+from imagemill.adapters.source import SizedImage, Source, names_of_url
 from imagemill.errors import WrongUsage
+from imagemill.records import Side
 
 SIZES = "image_data.json"
 
 
 class Size(msgspec.Struct, gc=False):
     image_id: int
-    width: int
-    height: int
+    width: Side
+    height: Side
     url: str = ""
 
 
@@ -35,27 +37,43 @@ class Object(msgspec.Struct):
 
 
 class Objects(msgspec.Struct):
+    """The objects of one image. They stay bytes until they are decoded one by one: an odd one does not spoil the others."""
+
     image_id: int
-    objects: list[Object]
+    objects: list[msgspec.Raw]
 
 
 def read(source: Source) -> Iterator[dict[str, Any]]:
     """Raises WrongUsage where polygons are asked for."""
     if source.geometry != "boxes":
         raise WrongUsage("Visual Genome has no polygons", do="leave --geometry out")
-    sizes = {size.image_id: size for size in source.read(list[Size], source.annotations.with_name(SIZES))}
-    for raw in source.read(list[msgspec.Raw]):  # one image's objects at a time: all of them are four million
-        annotated = source.decode(Objects, raw)
-        size = sizes.get(annotated.image_id)
+    listed = source.read(list[msgspec.Raw], source.annotations.with_name(SIZES))
+    sizes = {size.image_id: size for size in source.each(Size, listed, "image")}
+    for image_id, raws in _by_image(source).items():
+        size = sizes.get(image_id)
         if size is None:
             source.counts["unknown_image"] += 1
             continue
         name = source.find([*names_of_url(size.url), f"{size.image_id}.jpg"])
         if name is not None:
-            boxes = [_box(source, item) for item in annotated.objects]
-            yield source.record(name, size.width, size.height, [box for box in boxes if box])
+            image = SizedImage(name, size.width, size.height)
+            yield source.record(image, [_box(source, image, item) for item in source.each(Object, raws, "annotation")])
 
 
-def _box(source: Source, item: Object) -> dict[str, Any] | None:
-    x, y, width, height = (int(v) if v.is_integer() else v for v in (item.x, item.y, item.w, item.h))
-    return source.box(item.names[0] if item.names else "", x, y, width, height)
+def _by_image(source: Source) -> dict[int, list[msgspec.Raw]]:
+    """The objects of each image as bytes, in the order of the document: all of them are four million.
+
+    Entries of one image are one record; an entry with the bytes of an earlier one adds nothing.
+    """
+    entries: dict[int, list[list[msgspec.Raw]]] = defaultdict(list)
+    for entry in source.each(Objects, source.read(list[msgspec.Raw]), "image"):
+        of_image = entries[entry.image_id]
+        if of_image:
+            source.drop("duplicate_image", SizedImage(f"{entry.image_id}", 0, 0), f"image id {entry.image_id}")
+        if entry.objects not in of_image:
+            of_image.append(entry.objects)
+    return {image_id: [raw for objects in of_image for raw in objects] for image_id, of_image in entries.items()}
+
+
+def _box(source: Source, image: SizedImage, item: Object) -> dict[str, Any] | None:
+    return source.box(image, item.names[0] if item.names else "", (item.x, item.y), (item.w, item.h))

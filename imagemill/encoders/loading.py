@@ -16,6 +16,7 @@ import hashlib
 import importlib
 import importlib.util
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -81,7 +82,7 @@ class Checkpoint:
             value = json.loads((self.path / name).read_text("utf-8"))
         except FileNotFoundError:
             raise self.unusable(f"it has no {name}") from None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise self.unusable(f"{name} is not JSON: {error}") from error
         if not isinstance(value, dict):
             raise self.unusable(f"{name} is not a JSON object")
@@ -144,7 +145,7 @@ def _folder(
     if settings.model == PREVIEW:
         return ensure_preview(spec, preview_root), None
     inner = settings.subfolder or ""
-    folder = Path(settings.model).expanduser()
+    folder = Path(os.path.expanduser(settings.model))
     if folder.is_dir():
         return folder / inner, None
     patterns = tuple(f"{inner}/{name}" if inner else name for name in (*files, MARKER))

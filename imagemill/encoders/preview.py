@@ -138,7 +138,7 @@ def _is_whole(folder: Path) -> bool:
         return marker["recipe"] == RECIPE and all(
             _sha256(folder / name) == expected for name, expected in marker["files"].items()
         )
-    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
+    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return False
 
 

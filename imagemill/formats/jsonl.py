@@ -5,6 +5,7 @@ Belongs elsewhere: what a record must hold (records.py), merging old and new rec
 Source: CONTRACTS section 0, "JSONL input of any kind"; seed 000 "Atomic JSONL updates".
 """
 
+import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any, BinaryIO, NamedTuple
 import msgspec
 
 from imagemill.atomic import atomic_write, sync_folder, temporary_path
+from imagemill.strict_json import NOT_JSON, is_too_deep
 
 _decoder = msgspec.json.Decoder()
 _encoder = msgspec.json.Encoder()
@@ -79,15 +81,42 @@ def parse_object(data: bytes) -> dict[str, Any] | None:
     return _parse(data)[0]
 
 
+def parse_tolerating(raw: bytes, field: str) -> dict[str, Any] | None:
+    """Parse an object whose `field` may contain NaN and infinity, as Python's `json` writes them.
+
+    Everything else is strict. Returns None if the bytes hold anything else.
+    """
+    value = parse_object(raw)
+    if value is not None or field.encode() not in raw:
+        return value
+    try:
+        loose = json.loads(raw.decode("utf-8"))
+        if not isinstance(loose, dict) or field not in loose or is_too_deep(raw, loose):
+            return None
+        rest = parse_object(json.dumps({key: loose[key] for key in loose if key != field}).encode())
+    except (ValueError, RecursionError):
+        return None
+    return None if rest is None else {key: loose[key] if key == field else rest[key] for key in loose}
+
+
+def tolerate(line: Line, field: str) -> Line:
+    """Return the line as an object if nothing but NaN or infinity in `field` makes it malformed; else as it is."""
+    value = parse_tolerating(line.raw, field) if line.value is None else None
+    return line if value is None else line._replace(value=value, problem=None, torn=False)
+
+
 def _parse(raw: bytes) -> tuple[dict[str, Any] | None, str | None]:
     """The object or the problem. Strict: no NaN or infinity, no lone surrogate, no number out of range."""
     try:
         value = _decoder.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except NOT_JSON as error:
         return None, _problem(raw, error)
+    if is_too_deep(raw, value):
+        return None, _TOO_DEEP
     return (value, None) if isinstance(value, dict) else (None, _KINDS[type(value)])
 
 
+_TOO_DEEP = "malformed: nested too deeply"
 _KINDS: Mapping[type, str] = {
     type(None): "null",
     list: "a list",
@@ -106,7 +135,7 @@ def _problem(raw: bytes, error: Exception) -> str:
     if isinstance(error, UnicodeDecodeError):
         return "malformed: invalid UTF-8"
     if isinstance(error, RecursionError):
-        return "malformed: nested too deeply"
+        return _TOO_DEEP
     if "truncated" in str(error) and b"\\ud" in raw.lower():
         return "malformed: cut off, or an unpaired surrogate"  # to the parser both lack what should follow
     return f"malformed: {str(error).removeprefix('JSON is malformed: ')}"

@@ -12,6 +12,7 @@ import msgspec
 
 from imagemill.atomic import write_bytes_atomic
 from imagemill.errors import ImagemillError, MissingInput
+from imagemill.strict_json import NOT_JSON, decode_json
 
 
 def json_bytes(obj: Any) -> bytes:
@@ -31,10 +32,10 @@ def read_json(path: Path) -> Any:
         MissingInput: no such file. ImagemillError: not JSON.
     """
     try:
-        return msgspec.json.decode(path.read_bytes())
+        return decode_json(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError):  # a file where its folder should be
         raise MissingInput(f"no {path.name}", where=path) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except NOT_JSON as error:
         raise ImagemillError(
             f"{path.name} is not valid JSON",
             where=path,

@@ -27,7 +27,7 @@ from imagemill.pipeline.shards.shard_sets import (
 )
 from imagemill.pipeline.stage2.plan import EmbeddingPlan, plan_for
 from imagemill.pipeline.stage2.recorded import read_recorded
-from imagemill.pipeline.stage2.scan import SOURCE_ASSET, Scan, scan_approved
+from imagemill.pipeline.stage2.scan import CAPTION_REASONS, SOURCE_ASSET, Scan, scan_approved
 from imagemill.store.ledger import Ledger, Problem
 
 
@@ -106,7 +106,7 @@ def _stat_of(problem: Problem, scan: Scan) -> FileSignature | None:
     source = scan.sources.get(problem.item)
     if source is None:
         return None
-    return source.caption if problem.reason in {"bad_caption", "blank_caption"} else source.stat
+    return source.caption if problem.reason in CAPTION_REASONS else source.stat
 
 
 def explain(root: DataRoot, image_id: str) -> dict[str, Any]:

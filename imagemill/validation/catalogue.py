@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from imagemill.buckets import BUCKETS
 from imagemill.preset_records import PRESET_RULES, PRESET_WARNINGS
+from imagemill.records import TEXT_WARNINGS
 from imagemill.validation.findings import Finding
 
 
@@ -43,6 +44,9 @@ RULES: dict[str, Rule] = {
     "duplicate_key": Rule(LINES, "no object has a key twice", "keep one of them"),
     "read_error": Rule((*LINES, *_FILES), "the system opens the file", "make the file readable"),
     "missing_input": Rule((*LINES, "shards"), "what is to be validated is there", "check the path"),
+    **{
+        name: Rule(("stage2", "preset"), says, remedy, "warning") for name, (says, remedy) in TEXT_WARNINGS.items()
+    },
     # Stage 2 records
     "id": Rule(_STAGE2, "image_id can name a file", "use a file stem as id"),
     "path": Rule(_STAGE2, "image_path is text", "give the image's path"),
@@ -88,6 +92,19 @@ RULES: dict[str, Rule] = {
         "warning",
     ),
     "legacy_file": Rule(_PRESET, "no .raw.jsonl beside the records", "delete it: <split>.jsonl holds the same"),
+    "split_without_pixels": Rule(_PRESET, "a split with norm or coord records has its .jsonl", "run imagemill preset rescale"),
+    "split_lines": Rule(_PRESET, "the files of a split have as many lines", "run imagemill preset coord"),
+    "split_order": Rule(
+        _PRESET, "the files of a split name the same images and objects, in the same order of lines",
+        "run imagemill preset coord",
+    ),
+    "stale_split": Rule(
+        _PRESET, "norm and coord are those of the pixel records that are there", "run imagemill preset coord"
+    ),
+    "base_changed": Rule(
+        _PRESET, "a derived preset is of the records that its base has", "delete it and run imagemill preset coord again",
+        "warning",
+    ),
     # images of records
     "image_missing": Rule(_PRESET, "the image is there", "put the image back, or make the preset again"),
     "not_a_file": Rule((*_STAGE2, *_PRESET), "the image is a regular file", "name an image file"),

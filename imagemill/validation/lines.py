@@ -11,20 +11,20 @@ Source: CONTRACTS section 0 "JSONL input of any kind", section 4.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
 
-from imagemill.formats.jsonl import parse_line
+from imagemill.formats.jsonl import Line, parse_line
+from imagemill.strict_json import NOT_JSON
 from imagemill.validation.catalogue import finding
 from imagemill.validation.findings import Finding
 
 Findings = Iterator[Finding | int]
 
-# What a decoder raises at bytes that are no value of its type.
-NOT_OF_THE_TYPE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+NOT_OF_THE_TYPE = NOT_JSON
 
 
 class Lines(Protocol):
@@ -39,28 +39,30 @@ class Lines(Protocol):
         ...
 
 
-def check_lines(path: Path, lines: Lines) -> Findings:
-    """Every line to the end of the file, however many are bad."""
+def check_lines(path: Path, lines: Lines, parse: Callable[[int, bytes], Line] = parse_line) -> Findings:
+    """Check every line to the end of the file, however many are bad; `parse` reads those that are not accepted at once."""
     number, accept = 0, lines.accept
     try:
         with open(path, "rb") as file:
             for number, raw in enumerate(file, start=1):
                 if not accept(raw, number):
-                    yield from _judged(path.name, number, raw, lines)
+                    yield from _judged(path.name, parse(number, _without_ending(raw)), lines)
     except OSError as error:
         yield finding("read_error", str(error), file=path.name, line=number)
     yield number
 
 
-def _judged(file: str, number: int, raw: bytes, lines: Lines) -> Iterator[Finding]:
-    raw = raw.removesuffix(b"\n").removesuffix(b"\r")
-    line = parse_line(number, raw)
+def _without_ending(raw: bytes) -> bytes:
+    return raw.removesuffix(b"\n").removesuffix(b"\r")
+
+
+def _judged(file: str, line: Line, lines: Lines) -> Iterator[Finding]:
     if line.value is None:
-        yield finding("strict_json", line.problem or "no record", file=file, line=number)
-    elif key := key_given_twice(raw, line.value):
-        yield finding("duplicate_key", f"{key!r} is there twice", file=file, line=number)
+        yield finding("strict_json", line.problem or "no record", file=file, line=line.number)
+    elif key := key_given_twice(line.raw, line.value):
+        yield finding("duplicate_key", f"{key!r} is there twice", file=file, line=line.number)
     else:
-        yield from lines.judge(line.value, number)
+        yield from lines.judge(line.value, line.number)
 
 
 def key_given_twice(raw: bytes, value: object) -> str | None:

@@ -15,10 +15,9 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from imagemill.preset_records import TOP, Space
+from imagemill.records import Side, is_plain_text
 
 _Text = Annotated[str, msgspec.Meta(min_length=1)]
-# Below what a float holds exactly; a larger one is for the slow path.
-_Side = Annotated[int, msgspec.Meta(gt=0, lt=1 << 32)]
 _Norm = Annotated[int, msgspec.Meta(ge=0, le=TOP)]
 _TOKENS = {f"<|coord_{number}|>": number for number in range(TOP + 1)}
 # Letters, digits, _ . - in folders that do not begin with a dot: what none of the rules about paths can mean.
@@ -39,7 +38,7 @@ def _decoder(value: Any) -> Any:
         gc=False,
         forbid_unknown_fields=True,
     )
-    fields = [("images", tuple[str]), ("objects", list[item]), ("width", _Side), ("height", _Side)]
+    fields = [("images", tuple[str]), ("objects", list[item]), ("width", Side), ("height", Side)]
     line = msgspec.defstruct("Line", fields, gc=False, forbid_unknown_fields=True)
     return msgspec.json.Decoder(line).decode
 
@@ -61,7 +60,7 @@ def _in_pixels(objects: Sequence[Any], width: int, height: int) -> int:
             x1, y1, x2, y2 = item.bbox_2d
             if not (0 <= x1 < x2 <= width and 0 <= y1 < y2 <= height):
                 return _NONE
-        if item.desc.isspace():
+        if item.desc.isspace() or not is_plain_text(item.desc):
             return _NONE
     return quotes
 
@@ -75,7 +74,7 @@ def _in_norm(objects: Sequence[Any], width: int, height: int) -> int:
             x1, y1, x2, y2 = item.bbox_2d
             if x1 >= x2 or y1 >= y2:
                 return _NONE
-        if item.desc.isspace():
+        if item.desc.isspace() or not is_plain_text(item.desc):
             return _NONE
     return quotes
 
@@ -94,7 +93,7 @@ def _in_tokens(objects: Sequence[Any], width: int, height: int) -> int:
                     return _NONE
             except KeyError:
                 return _NONE
-        if item.desc.isspace():
+        if item.desc.isspace() or not is_plain_text(item.desc):
             return _NONE
     return quotes
 

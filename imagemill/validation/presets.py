@@ -19,6 +19,7 @@ from imagemill.validation.findings import Finding
 from imagemill.validation.images import ImageLook, is_real_directory
 from imagemill.validation.lines import NOT_OF_THE_TYPE, Findings, check_lines
 from imagemill.validation.preset_look import DECODERS, PLAIN_PATH, QUOTES, QUOTES_OF
+from imagemill.validation.preset_splits import splits_agree
 
 
 class Limits(NamedTuple):
@@ -64,12 +65,27 @@ def preset_files(folder: Path) -> list[Path]:
     return [path for path in sorted(folder.glob("[!.]*.jsonl")) if not _is_legacy(path)]
 
 
-def preset_folder(folder: Path) -> Findings:
-    """What only the folder shows: files that the layout no longer has."""
+def preset_folder(folder: Path, *, coord_is_due: bool = False) -> Findings:
+    """Judge what only the folder shows: files that the layout no longer has, and files of a split that do not agree.
+
+    Args:
+        coord_is_due: rescale has just run, so that norm and coord may be those of earlier records.
+    """
     for path in sorted(folder.glob("*.jsonl")):
         if _is_legacy(path):
             yield finding("legacy_file", "a file of an older layout", file=path.name)
+    if not coord_is_due:
+        manifest = _readable_manifest(folder)
+        yield from splits_agree(folder, manifest, base_of(folder, manifest))
     yield 1
+
+
+def _readable_manifest(folder: Path) -> Mapping[str, Any]:
+    """The manifest; empty if it is missing or unreadable, which the files of records report."""
+    try:
+        return read_preset_manifest(PresetDir(folder)) or {}
+    except (ImagemillError, OSError):
+        return {}
 
 
 def _is_legacy(path: Path) -> bool:

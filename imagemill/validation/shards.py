@@ -129,15 +129,17 @@ def _shard(path: Path, shard: ShardEntry, index: Index, manifest: Manifest, comp
     expected = {place.key: place for place in index.places.values() if place.shard == path.name}
     if fingerprint_file(path) != shard.checksum:
         yield finding("checksum", "bytes differ from the manifest's checksum", file=name)
-    samples = 0
+    samples, seen = 0, set[str]()
     try:
         for key, members in read_shard(path):
             yield 1
             samples += 1
             at: dict[str, Any] = {"file": name, "item": id_of_member_key(key)}
-            place = expected.get(key)
+            place = expected.pop(key, None)
             if place is None or not _is_at(path, place, key, members):
-                yield finding("index", "not where the index says", **at)
+                message = "a second sample of this id in the tar" if key in seen else "not where the index says"
+                yield finding("index", message, **at)
+            seen.add(key)
             counts = place is None or index.places.pop(place.place).place not in index.dead
             if list(members) != manifest.members:
                 yield finding("members", ", ".join(members), **at)

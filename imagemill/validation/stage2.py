@@ -14,8 +14,17 @@ import msgspec
 
 from imagemill.buckets import BUCKETS, assign_bucket, is_unusual_ratio
 from imagemill.embedding_specs import T5_TOKENS, embedding_specs
-from imagemill.formats.jsonl import encode_line
-from imagemill.records import FORMAT_VERSION, RECORD_FIELDS, is_stage1, record_problems
+from imagemill.formats.jsonl import Line, encode_line, parse_line, tolerate
+from imagemill.records import (
+    FORMAT_VERSION,
+    INLINE_VECTOR,
+    RECORD_FIELDS,
+    Side,
+    is_plain_text,
+    is_stage1,
+    record_problems,
+    text_warnings,
+)
 from imagemill.validation.catalogue import finding
 from imagemill.validation.findings import Finding
 from imagemill.validation.images import ImageLook
@@ -25,7 +34,6 @@ if TYPE_CHECKING:
     from imagemill.validation.contents import RecordedContents
 
 _Text = Annotated[str, msgspec.Meta(min_length=1)]
-_Side = Annotated[int, msgspec.Meta(gt=0, lt=1 << 32)]
 
 
 class _Line(msgspec.Struct, gc=False, forbid_unknown_fields=True):
@@ -35,8 +43,8 @@ class _Line(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     image_path: _Text
     caption: _Text
     t5_attention_mask: msgspec.Raw
-    height: _Side
-    width: _Side
+    height: Side
+    width: Side
     aspect_bucket: Literal[BUCKETS]  # type: ignore[valid-type]
     format_version: Literal[2]
 
@@ -66,7 +74,13 @@ def stage2_records(
         contents: with `derived`, what the ledger recorded of the npy files.
     """
     look = images if data_root else None
-    return check_lines(jsonl, _Stage2Lines(jsonl.name, derived, migrating, look, data_root, contents))
+    lines = _Stage2Lines(jsonl.name, derived, migrating, look, data_root, contents)
+    return check_lines(jsonl, lines, _parse_waiting if migrating else parse_line)
+
+
+def _parse_waiting(number: int, raw: bytes) -> Line:
+    """Parse a line of a file that is being migrated: a Stage 1 vector with NaN waits to be recomputed like any unusable one."""
+    return tolerate(parse_line(number, raw), INLINE_VECTOR)
 
 
 class _Stage2Lines:
@@ -102,6 +116,7 @@ class _Stage2Lines:
             and "\\" not in image_id
             and image_id not in _NO_NAMES
             and not (path.isspace() or caption.isspace())
+            and is_plain_text(caption)
             and self._seen.setdefault(image_id, number) == number
         )
 
@@ -123,6 +138,8 @@ class _Stage2Lines:
             return
         for rule, field, message in _aspect(record["width"], record["height"], record["aspect_bucket"]):
             yield finding(rule, message, field=field, **at)
+        for warning in text_warnings("caption", record["caption"]):
+            yield finding(warning.rule, warning.message, field=warning.field, remedy=warning.remedy, **at)
         for store in self._stores:
             yield from _npy(store, record, at, self._contents)
         if self._images and self._data_root and self._images.take():

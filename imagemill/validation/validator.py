@@ -163,8 +163,12 @@ def validate_each(path: Path, *, kind: str | None = None, options: Options | Non
         yield validate(path, kind=kind, options=options)
 
 
-def validate_preset(folder: Path, options: Options | None = None) -> Iterator[Report]:
-    """All files of records of a preset, then the folder itself; one without records fails."""
+def validate_preset(folder: Path, options: Options | None = None, *, coord_is_due: bool = False) -> Iterator[Report]:
+    """Check all files of records of a preset, then the folder itself; a preset without records fails.
+
+    Args:
+        coord_is_due: rescale has just run: norm and coord need not agree with the pixel records yet.
+    """
     files = preset_files(folder)
     if not files:
         do = "run imagemill preset rescale, then coord"
@@ -172,7 +176,7 @@ def validate_preset(folder: Path, options: Options | None = None) -> Iterator[Re
         return
     for path in files:
         yield validate(path, kind="preset", options=options)
-    yield collect(str(folder), "preset", preset_folder(folder))
+    yield collect(str(folder), "preset", preset_folder(folder, coord_is_due=coord_is_due))
 
 
 def missing(path: Path, error: ImagemillError) -> Report:

@@ -41,7 +41,7 @@ def run(tmp_path, images):
         annotations = tmp_path / file
         annotations.write_text(json.dumps(content))
         target = Dataset(tmp_path / "public" / dataset)
-        counts = convert(target, adapter, annotations, images, **options)
+        counts, _ = convert(target, adapter, annotations, images, **options)
         return counts, records_of(target.raw_jsonl(options.get("split", "train")))
 
     return convert_document
@@ -49,13 +49,17 @@ def run(tmp_path, images):
 
 def test_box_becomes_two_corners_without_a_tail_of_digits(run):
     counts, records = run(
-        document({"bbox": [61.87, 276.25, 296.42, 103.18]}, {"bbox": [0, 1, 10, 5], "category_id": 2})
+        document(
+            {"bbox": [61.87, 276.25, 296.42, 103.18]},
+            {"bbox": [0, 1, 10, 5], "category_id": 2},
+            images=[{"id": 7, "file_name": "train2017/a.jpg", "width": 400, "height": 400}],
+        )
     )
 
     assert records == [
         {"images": ["images/train2017/a.jpg"],
          "objects": [{"desc": "cup", "bbox_2d": [61.87, 276.25, 358.29, 379.43]}, {"desc": "bowl", "bbox_2d": [0, 1, 10, 6]}],
-         "width": 100, "height": 50}
+         "width": 400, "height": 400}
     ]  # fmt: skip
     assert (counts["records"], counts["objects"]) == (1, 2)
 
@@ -66,13 +70,84 @@ def test_box_becomes_two_corners_without_a_tail_of_digits(run):
      ({"bbox": [1, 1, 5, 5], "iscrowd": 1, "segmentation": {"counts": [1], "size": [1, 1]}}, "crowd"),
      ({"bbox": [1, 1, 5, 5], "category_id": 9}, "unknown_category"),
      ({"bbox": [1, 1, 5, 5], "category_id": 3}, "blank_name"),
-     ({"bbox": [1, 1, 5, 5], "image_id": 8}, "unknown_image")],
+     ({"bbox": [1, 1, 5, 5], "image_id": 8}, "unknown_image"),
+     ({"bbox": [300, 300, 20, 20]}, "outside_image"), ({"bbox": [-20, 1, 20, 5]}, "outside_image"),
+     ({"bbox": [100, 1, 5, 5]}, "outside_image"), ({"bbox": [1, 50, 5, 5]}, "outside_image"),
+     ({"bbox": [10, 10, 1e308, 5]}, "out_of_range"), ({"bbox": [-1e308, 1, 1.7e308, 5]}, "out_of_range"),
+     ({"bbox": [10, 10, 10**400, 5]}, "malformed_annotation"), ({"bbox": [1, 1, 5]}, "malformed_annotation"),
+     ({"bbox": None}, "malformed_annotation"), ({"bbox": [1, 1, float("nan"), 5]}, "malformed_annotation"),
+     ({"bbox": [1, 1, float("inf"), 5]}, "malformed_annotation"), ({"category_id": "cup"}, "malformed_annotation")],
 )  # fmt: skip
 def test_annotation_that_is_no_object_is_left_out_and_counted(run, annotation, reason):
     counts, records = run(document({"bbox": [0, 0, 9, 9]}, annotation, names=("cup", "bowl", " ")))
 
     assert len(records[0]["objects"]) == 1
     assert counts[reason] == 1
+
+
+@pytest.mark.parametrize(
+    ("bbox", "clipped"),
+    [
+        ([-10, -5, 30, 20], [0, 0, 20, 15]),
+        ([90, 40, 20.5, 20], [90, 40, 100, 50]),
+        ([-5, -5, 200, 100], [0, 0, 100, 50]),
+    ],
+)
+def test_box_is_clipped_to_its_image(run, bbox, clipped):
+    counts, records = run(document({"bbox": bbox}, {"bbox": [0, 0, 100, 50]}))
+
+    assert [item["bbox_2d"] for item in records[0]["objects"]] == [clipped, [0, 0, 100, 50]]
+    assert counts["clipped_box"] == 1
+
+
+def test_polygon_is_kept_as_annotated_unless_its_box_does_not_overlap_the_image(run):
+    beyond, outside = [-5, -5, 30, -5, 30, 20], [300, 300, 320, 300, 320, 320]
+    huge = [0, 0, 1e308, 0, 9, 9]
+    segmentations = [{"bbox": [0, 0, 9, 9], "segmentation": [part]} for part in (beyond, outside, huge)]
+    counts, records = run(document(*segmentations), geometry="polygons")
+
+    assert records[0]["objects"] == [{"desc": "cup", "poly": beyond, "poly_points": 3}]
+    assert (counts["outside_image"], counts["out_of_range"], counts["objects"]) == (1, 1, 1)
+
+
+@pytest.mark.parametrize("adapter", ["coco", "lvis"])
+def test_image_id_given_twice_is_one_record_with_all_annotations(run, adapter):
+    image = document()["images"][0]
+    counts, records = run(document({"bbox": [0, 0, 4, 4]}, {"bbox": [1, 1, 4, 4]}, images=[image, image]), adapter)
+
+    assert [len(record["objects"]) for record in records] == [2]
+    assert (counts["duplicate_image"], counts["records"]) == (1, 1)
+
+
+def test_objects_left_out_are_known_by_image_reason_and_name(tmp_path, images):
+    annotations = tmp_path / "annotations.json"
+    outside = {"bbox": [300, 300, 20, 20], "category_id": 2}
+    annotations.write_text(json.dumps(document({"bbox": [0, 0, 4, 4]}, outside, outside, {"bbox": [1, 1, 0, 5]})))
+
+    made = convert(Dataset(tmp_path / "d"), "coco", annotations, images)
+
+    expected = {("outside_image", "bowl"): 2, ("degenerate_box", "cup"): 1}
+    assert {name: dict(dropped) for name, dropped in made.dropped.items()} == {"train2017/a.jpg": expected}
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [{"id": 8}, {"id": 8, "file_name": 3, "width": 1, "height": 1}, {"id": 8, "file_name": "x", "width": 0, "height": 5},
+     {"id": 8, "file_name": "x", "width": 10**12, "height": 5}, None, [],
+     {"id": 8, "width": 9, "height": 9, "coco_url": 1}],
+)  # fmt: skip
+def test_odd_image_does_not_refuse_the_others(run, odd):
+    counts, records = run(document({"bbox": [0, 0, 4, 4]}, images=[odd, *document()["images"]]))
+
+    assert (counts["malformed_image"], len(records)) == (1, 1)
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "\0", "http://[", "a" * 300 + ".jpg"])
+def test_name_that_no_file_can_have_is_a_missing_image(run, name):
+    odd = {"id": 8, "file_name": name, "coco_url": name, "width": 9, "height": 9}
+    counts, _ = run(document(images=[odd, *document()["images"]]))
+
+    assert counts["missing_image"] == 1
 
 
 def test_image_without_objects_has_a_record(run):
@@ -146,10 +221,24 @@ def test_visual_genome_has_its_sizes_from_the_file_beside(run, tmp_path):
     assert (counts["degenerate_box"], counts["blank_name"], counts["unknown_image"]) == (1, 1, 1)
 
 
-def test_visual_genome_of_another_shape_is_told(run, tmp_path):
+def test_visual_genome_image_listed_twice_is_one_record(run, tmp_path):
+    url = "https://x/train2017/a.jpg"
+    (tmp_path / "image_data.json").write_text(json.dumps([{"image_id": 1, "width": 80, "height": 60, "url": url}]))
+    thing, other = ({"x": x, "y": 5, "w": 10, "h": 20, "names": ["clock"]} for x in (4, 200))
+    entries = [{"image_id": 1, "objects": objects} for objects in ([thing], [thing], [thing, other], [{"x": "left"}])]
+
+    counts, records = run(entries, "visual_genome", file="objects.json")
+
+    assert [[item["bbox_2d"] for item in record["objects"]] for record in records] == [[[4, 5, 14, 25]] * 2]
+    assert (counts["duplicate_image"], counts["outside_image"], counts["malformed_annotation"]) == (3, 1, 1)
+
+
+def test_visual_genome_of_another_shape_is_refused(run, tmp_path):
     (tmp_path / "image_data.json").write_text("[]")
     with pytest.raises(ImagemillError, match="does not hold"):
-        run([{"image_id": 1, "objects": [{"x": "left"}]}], "visual_genome", file="objects.json")
+        run([{"image_id": "one", "objects": []}], "visual_genome", file="objects.json")
+    with pytest.raises(ImagemillError, match="does not hold"):
+        run({}, "visual_genome", file="objects.json")
     (tmp_path / "image_data.json").unlink()
     with pytest.raises(MissingInput, match=r"image_data\.json"):
         run([], "visual_genome", file="objects.json")
@@ -229,7 +318,7 @@ def test_adapters_are_the_modules_of_their_folder():
 def test_real_coco_gives_valid_records(coco128, tmp_path, geometry):
     dataset = Dataset(tmp_path / "coco")
 
-    counts = convert(dataset, "coco", coco128 / "instances_train2017.json", coco128 / "images", geometry=geometry)
+    counts, _ = convert(dataset, "coco", coco128 / "instances_train2017.json", coco128 / "images", geometry=geometry)
 
     records = records_of(dataset.raw_jsonl("train"))
     assert [problem for record in records for problem in preset_problems(record, "pixel")] == []

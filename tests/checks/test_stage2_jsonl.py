@@ -64,3 +64,13 @@ def test_many_findings_are_counted_and_some_are_shown(data_root, instance):
 
     assert found[RECORDS].metadata["errors"].value == 500
     assert len(found[RECORDS].metadata["first findings"].value.splitlines()) <= 40
+
+
+def test_stage1_record_with_nan_in_its_vector_waits_like_any_other(data_root, instance):
+    old = {"image_path": "data/approved/a.jpg", "dinov3_embedding": [float("nan")], "caption": "c"}
+    found = check_lines(data_root, instance, old)
+
+    assert (found[RECORDS].passed, found[RECORDS].description) == (True, "stage1: 1")
+
+    found = check_lines(data_root, instance, old | {"score": float("nan")})
+    assert (found[RECORDS].passed, found[RECORDS].description) == (False, "strict_json: 1")

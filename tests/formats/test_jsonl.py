@@ -12,9 +12,12 @@ from imagemill.formats.jsonl import (
     Line,
     encode_line,
     encode_sorted,
+    parse_line,
     parse_object,
+    parse_tolerating,
     read_jsonl,
     replace_lines,
+    tolerate,
     write_jsonl,
 )
 
@@ -263,3 +266,43 @@ def test_lines_are_written_to_the_temporary_name_first(tmp_path, monkeypatch):
     assert seen == {"main": b"old\n", "temporary": b"".join(LINES)}
     assert path.read_bytes() == b"old\n"
     assert os.listdir(tmp_path) == ["main.jsonl"]
+
+
+VECTOR = "dinov3_embedding"
+
+
+@pytest.mark.parametrize("value", ["NaN", "[0.5, NaN]", "[Infinity]", "[-Infinity, 1]", "[1e999]"])
+def test_one_field_may_contain_nan_and_infinity(value):
+    """Stage 1 files have them where Python's json wrote a broken vector."""
+    raw = f'{{"image_path": "a.jpg", "{VECTOR}": {value}, "caption": "c"}}'.encode()
+    line = parse_line(1, raw)
+    assert line.problem
+
+    assert list(parse_tolerating(raw, VECTOR)) == ["image_path", VECTOR, "caption"]
+    assert tolerate(line, VECTOR).problem is None
+    assert parse_tolerating(raw, "caption") is None, "every other field is strict"
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b'{"%b": [NaN], "score": NaN}', b'{"%b": [NaN], "score": 1e999}', b'{"%b": [NaN], "caption": "\\ud800"}',
+        b'{"%b": [NaN]', b'["%b", NaN]', b'{"%b": [NaN], "caption": "\xff"}',
+        b'{"%b": NaN, "a": ' + b"[" * 500 + b"]" * 500 + b"}",
+        b'{"%b": [NaN], "n": ' + b"9" * 5000 + b"}", b'{"a": {"%b": NaN}}', b"\xef\xbb\xbf" + b'{"%b": [NaN]}',
+    ],
+)  # fmt: skip
+def test_line_with_another_fault_stays_malformed(raw):
+    assert parse_tolerating(raw.replace(b"%b", VECTOR.encode()), VECTOR) is None
+
+
+@pytest.mark.parametrize("raw", [b'{"a":' * 101 + b"1" + b"}" * 101, b'{"a":' + b"[" * 100 + b"]" * 100 + b"}"])
+def test_line_is_nested_at_most_a_hundred_levels(raw):
+    """Encoding, sorting and printing a value recurse too."""
+    line = parse_line(1, raw)
+    assert line.problem == "malformed: nested too deeply"
+
+    shallow = parse_line(1, b'{"a":' * 99 + b"{}" + b"}" * 99)
+    assert shallow.problem is None
+    wide = parse_line(1, b'{"a":[' + b",".join([b"[]"] * 500) + b"]}")
+    assert wide.problem is None

@@ -28,6 +28,7 @@ from tests.helpers.rot import rot
 from tests.helpers.situations import (
     GROUP,
     PRESET_RECORD,
+    RESCALE,
     SITUATIONS,
     SQUARE,
     repack,
@@ -110,6 +111,29 @@ def in_preset(**changes):
 
 def with_object(**item):
     return in_preset(objects=[{"desc": "bowl", "bbox_2d": [1, 2, 3, 4], **item}])
+
+
+def second_image_first(folder):
+    """Norm records in another order than the pixel records."""
+    norm = [{**PRESET_RECORD, "objects": []} | {"images": [f"images/{name}.jpg"]} for name in "ba"]
+    pixels = [{**PRESET_RECORD, "objects": []} | {"images": [f"images/{name}.jpg"]} for name in "ab"]
+    write_jsonl(folder / "train.jsonl", pixels)
+    write_jsonl(folder / "train.norm.jsonl", norm)
+
+
+def recorded_source(base):
+    """Record a source of norm and coord that differs from the records of the preset itself, or of its base."""
+
+    def change(folder):
+        pixels = [{**PRESET_RECORD, "objects": []}]
+        write_jsonl(folder / "train.jsonl", pixels)
+        write_jsonl(folder / "train.norm.jsonl", pixels)
+        write_jsonl(folder.parent / "small" / "train.jsonl", pixels)
+        stats = {"rescale": RESCALE, "coord": {"splits": {"train": {"source": "sha256:0"}}}}
+        derived = {"base": {"preset": base}} if base == "small" else {}
+        write_json(folder / "pipeline_manifest.json", {"stage_stats": stats} | derived)
+
+    return change
 
 
 def preset_image(change_file):
@@ -256,14 +280,23 @@ BREAKS = {
     "legacy_key": ("preset", with_object(bbox=[1, 2, 3, 4])),
     "geometry": ("preset", with_object(poly=[1, 2, 3, 4, 5, 6])),
     "bbox": ("preset", with_object(bbox_2d=[1, 2, 3])),
+    "control_character": ("preset", with_object(desc="bowl\x07")),
+    "special_token": ("stage2", record(caption="a <|box_start|> of things")),
+    "out_of_range": ("preset", with_object(bbox_2d=[1, 2, 1e308, 4])),
     "inverted": ("preset", with_object(bbox_2d=[3, 2, 3, 4])),
     "poly": ("preset", in_preset(objects=[{"desc": "cup", "poly": [1, 2, 3, 4]}])),
     "space": ("preset", with_object(bbox_2d=["<|coord_1|>", "<|coord_2|>", "<|coord_3|>", "<|coord_4|>"])),
+    "outside_image": ("preset", with_object(bbox_2d=[300, 300, 320, 320])),
     "beyond_edge": ("preset", with_object(bbox_2d=[1, 2, 65, 4])),
     "two_sizes": ("preset", small_again),
     "images_folder": ("preset", images_by_link),
     "preset_manifest": ("preset", lambda folder: write_text(folder / "pipeline_manifest.json", "{")),
     "no_limits": ("preset", lambda folder: write_json(folder / "pipeline_manifest.json", {})),
+    "split_without_pixels": ("preset", lambda folder: write_jsonl(folder / "val.norm.jsonl", [])),
+    "split_lines": ("preset", lambda folder: write_jsonl(folder / "train.coord.jsonl", [])),
+    "split_order": ("preset", second_image_first),
+    "stale_split": ("preset", recorded_source("small_max2")),
+    "base_changed": ("preset", recorded_source("small")),
     "legacy_file": ("preset", lambda folder: shutil.copy(folder / "train.jsonl", folder / "train.raw.jsonl")),
     "image_missing": ("preset", preset_image(lambda path: None)),
     "not_a_file": ("preset", preset_image(lambda path: path.mkdir())),

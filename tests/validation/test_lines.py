@@ -61,9 +61,9 @@ KINDS = {
 }
 
 STRANGE = [
-    True, False, None, 0, -1, 1.0, -0.0, 1e3, 999, 1000, 2**53 + 1, 2**32, 10**40, "", " ", "\x00", "\ud800",
-    "<|coord_1|>", "<|coord_01|>", "<|coord_1000|>", "..", "a/b", "../a", "a//b", "./a", "/a", "a\\b", "a\u2028b",
-    [], {}, [[]], ["a", "b"], [1, 2, 3, 4], [1, 2, 1, 4], [True, 2, 3, 4], [1, 2, 3, 4.5],
+    True, False, None, 0, -1, 1.0, -0.0, 1e3, 999, 1000, 2**53 + 1, 2**31 - 1, 2**31, 2**32, 10**40, 1e308, "", " ",
+    "\x00", "\ud800", "\x85", "a <|x|>", "<|coord_1|>", "<|coord_01|>", "<|coord_1000|>", "..", "a/b", "../a", "a//b",
+    "./a", "/a", "a\\b", "a\u2028b", [], {}, [[]], ["a", "b"], [1, 2, 3, 4], [1, 2, 1, 4], [True, 2, 3, 4], [1, 2, 3, 4.5],
     [1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 6, 7], [0] * 77, [1] * 77, [1.0] * 77, ["<|coord_3|>"] * 4,
 ]  # fmt: skip
 PIECES = [b'"', b',"width":64', b'"desc":"', b"\\u0061", b"\\", b" ", b"1", b"."]
@@ -251,7 +251,7 @@ def test_number_of_thousands_of_digits_is_judged_like_any_other(tmp_path):
     spoilt = msgspec.json.encode(PRESET_RECORD).replace(b"[1,2.5,30,31]", b"[" + huge + b",2,3,4]")
     write_text(path, spoilt, spoilt.replace(b":64", b":" + huge), b'{"images":' + huge + b"}")
     report = collect("x", "preset", preset_records(path, limits=LIMITS))
-    assert {"inverted", "max_pixels", "images"} <= report.rules.keys()
+    assert {"out_of_range", "image_size", "images"} <= report.rules.keys()
 
     write_text(path, json.dumps(record_of("a")).replace("32", huge.decode()), b'{"image_id":' + huge + b"}")
     assert not collect("x", "stage2", stage2_records(path)).passed

@@ -216,7 +216,8 @@ def test_whole_preset_has_a_report_per_file_and_one_of_its_folder(tmp_path):
 
     reports = {report.file.removeprefix(f"{folder}").strip("/"): report.rules for report in validate_preset(folder)}
 
-    assert reports == {"train.coord.jsonl": {"strict_json": 1}, "train.jsonl": {}, "": {"legacy_file": 1}}
+    folder_rules = {"legacy_file": 1, "split_lines": 1}
+    assert reports == {"train.coord.jsonl": {"strict_json": 1}, "train.jsonl": {}, "": folder_rules}
 
 
 @pytest.mark.parametrize("name", ["empty", "gone"])
@@ -235,3 +236,73 @@ def test_records_of_raw_data_need_no_manifest(tmp_path):
     write_jsonl(tmp_path / "train.jsonl", [of(BOX)])
 
     assert collect("x", "preset", preset_records(tmp_path / "train.jsonl")).findings == []
+
+
+# ---- the files of a split
+
+
+def coord_line(record, desc=None):
+    objects = [{"desc": desc or item["desc"], "bbox_2d": tokens(1, 2, 3, 4)} for item in record["objects"]]
+    return {**record, "objects": objects}
+
+
+def folder_rules(folder):
+    return [*validate_preset(folder, Options(image_mode="none"))][-1].rules
+
+
+@pytest.fixture
+def split(tmp_path):
+    """A preset whose train split has 128 lines in pixels and in coord."""
+    folder = preset(tmp_path)
+    records = [{**PRESET_RECORD, "images": [f"images/{n}.jpg"]} for n in range(128)]
+    write_jsonl(folder / "train.jsonl", records)
+    write_jsonl(folder / "train.coord.jsonl", [coord_line(record) for record in records])
+    return folder, records
+
+
+def test_files_of_a_split_that_agree_have_no_finding(split):
+    folder, records = split
+    assert folder_rules(folder) == {}
+
+    turned = [{**record, "objects": record["objects"][::-1]} for record in map(coord_line, records)]
+    write_jsonl(folder / "train.coord.jsonl", turned)
+    assert folder_rules(folder) == {}, "the original system orders objects by their place"
+
+
+def test_files_of_a_split_have_as_many_lines(split):
+    folder, records = split
+    write_jsonl(folder / "train.jsonl", records[:120])
+
+    (*_, report) = validate_preset(folder)
+    (found,) = report.findings
+    assert (found.rule, found.file) == ("split_lines", "train.coord.jsonl")
+    assert "128 lines, train.jsonl has 120" in found.message
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda lines: [lines[1], lines[0], *lines[2:]], lambda lines: [{**lines[0], "objects": []}, *lines[1:]],
+     lambda lines: [{**lines[0], "width": 32}, *lines[1:]], lambda lines: [coord_line(lines[0], "cat"), *lines[1:]]],
+)  # fmt: skip
+def test_files_of_a_split_name_the_same_images_and_objects_in_order(split, change):
+    folder, records = split
+    write_jsonl(folder / "train.coord.jsonl", change([coord_line(record) for record in records]))
+
+    assert folder_rules(folder) == {"split_order": 1}
+
+
+def test_norm_and_coord_need_their_pixel_records(split):
+    folder, _ = split
+    (folder / "train.jsonl").unlink()
+
+    assert folder_rules(folder) == {"split_without_pixels": 1}
+
+
+@pytest.mark.parametrize(
+    "manifest", [{"base": 7}, {"stage_stats": {"coord": 7}}, {"stage_stats": {"coord": {"splits": [1]}}}]
+)
+def test_any_manifest_is_taken(split, manifest):
+    folder, _ = split
+    write_json(folder / "pipeline_manifest.json", {"stage_stats": {"rescale": RESCALE}} | manifest)
+
+    assert folder_rules(folder) == {}

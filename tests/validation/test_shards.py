@@ -300,6 +300,24 @@ def test_manifest_that_says_otherwise_than_the_index_is_found(packed, changes, r
     assert report.findings[0].file == f"bucket_{SQUARE}/manifest.json"
 
 
+@pytest.mark.parametrize("shard_size", [1, 2])
+def test_tar_whose_members_occur_twice_is_found(layout, shard_size):
+    """The copies follow other samples or, with one sample per tar, the sample itself."""
+    write_set(layout, shard_size=shard_size)
+    path = folder_of(layout) / "shard-000000.tar"
+    with tarfile.open(path) as tar:
+        members = [(member, tar.extractfile(member).read()) for member in tar]
+    with tarfile.open(path, "a", format=tarfile.USTAR_FORMAT) as tar:
+        for member, data in members:
+            tar.addfile(member, io.BytesIO(data))
+
+    report = check_set(layout)
+
+    assert {"checksum"} < report.rules.keys()
+    messages = " ".join(found.message for found in report.findings)
+    assert ("a second sample of this id" if shard_size == 2 else "not a readable shard") in messages
+
+
 def test_set_in_the_folder_of_another_bucket_is_found(packed):
     folder_of(packed).rename(packed.shards / "bucket_832x1216")
 

@@ -115,11 +115,16 @@ def test_other_bucket_than_the_nearest_is_a_warning(tmp_path):
     assert "1216x832" in found.message
 
 
-def test_endless_number_is_judged_like_any_other(tmp_path):
-    report = check_lines(tmp_path, record_of("a", height=10**400), record_of("b", width=10**400))
+def test_side_that_no_image_has_is_found(tmp_path):
+    last = 2**31 - 1
+    longest = record_of("c") | {"width": last, "height": last}
+    records = [record_of("a", height=10**400), record_of("b", width=last + 1), longest]
+    report = check_lines(tmp_path, *records)
 
-    assert report.passed
-    assert report.rules["unusual_ratio"] == 2
+    assert [(found.rule, found.line) for found in report.findings if found.severity == "error"] == [
+        ("size", 1),
+        ("size", 2),
+    ]
 
 
 # ---- files of records

@@ -21,8 +21,9 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from imagemill.formats.jsonl import parse_line, parse_object
-from imagemill.geometry import LAST_BIN, quantise_box, quantise_polygon
+from imagemill.geometry import LAST_BIN, MAX_SIDE, quantise_box, quantise_polygon
 from imagemill.preset_records import path_problem, preset_problems
+from imagemill.records import Side
 
 Record = dict[str, Any]
 Number = int | float
@@ -41,12 +42,15 @@ _encoder = msgspec.json.Encoder()
 # ---- one record
 
 
+_Value = Annotated[int, Meta(ge=-MAX_SIDE, le=MAX_SIDE)] | Annotated[float, Meta(ge=-MAX_SIDE, le=MAX_SIDE)]
+
+
 class _Item(msgspec.Struct, gc=False):
     """An object of the usual kind; what does not fit is looked at by the rules themselves."""
 
     desc: str
-    bbox_2d: Annotated[list[Number], Meta(min_length=4, max_length=4)] | UnsetType = UNSET
-    poly: Annotated[list[Number], Meta(min_length=6)] | UnsetType = UNSET
+    bbox_2d: Annotated[list[_Value], Meta(min_length=4, max_length=4)] | UnsetType = UNSET
+    poly: Annotated[list[_Value], Meta(min_length=6)] | UnsetType = UNSET
     poly_points: int | UnsetType = UNSET
     bbox: UnsetType = UNSET
     polygon: UnsetType = UNSET
@@ -57,8 +61,8 @@ class _Item(msgspec.Struct, gc=False):
 class _Record(msgspec.Struct, gc=False):
     images: Annotated[list[str], Meta(min_length=1, max_length=1)]
     objects: list[_Item]
-    width: Annotated[int, Meta(gt=0)]
-    height: Annotated[int, Meta(gt=0)]
+    width: Side
+    height: Side
 
 
 def is_plainly_valid(record: Record) -> bool:

@@ -94,14 +94,6 @@ def _base_changed(base: PresetDir, derived: PresetDir, what: str) -> BaseChanged
     )
 
 
-def stale_splits(preset: PresetDir) -> list[str]:
-    """The published splits whose norm and coord were made from other records than the base has now, or not yet at all."""
-    manifest = read_preset_manifest(preset) or {}
-    base = PresetDir(preset.path.with_name(manifest.get("base", {}).get("preset", preset.name)))
-    told = manifest.get("stage_stats", {}).get("coord", {}).get("splits", {})
-    return [split for split in preset.splits() if told.get(split, {}).get("source") != _source(base.jsonl(split))]
-
-
 def _source(path: Path) -> str:
     return f"sha256:{sha256_file(path)}" if path.is_file() else "none"
 

@@ -16,13 +16,13 @@ Belongs elsewhere: agreement with what was recorded (rescale_setup.py), sources 
 Source: CONTRACTS section 3, last paragraph; issue 6, "Presets are configuration".
 """
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
 import msgspec
-import yaml
 
 from imagemill.adapters.convert import adapter_names
 from imagemill.adapters.source import Geometry
@@ -30,6 +30,7 @@ from imagemill.errors import ImagemillError, WrongUsage
 from imagemill.geometry import IMAGE_FACTOR, MAX_PIXELS, MIN_PIXELS, check_limits
 from imagemill.preset_names import derived_name, parse_preset
 from imagemill.public_data import folder_name
+from imagemill.safe_yaml import read_yaml
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Split = Literal["train", "val"]
@@ -106,7 +107,7 @@ class Presets(msgspec.Struct, frozen=True, kw_only=True):
 
     def place(self, path: str) -> Path:
         """A path of the file: relative to its folder."""
-        return self.path.parent / Path(path).expanduser()
+        return self.path.parent / os.path.expanduser(path)
 
 
 def split_key(key: str) -> tuple[str, str]:
@@ -158,18 +159,13 @@ def _check(document: "_Document", place: list[str], rule: Any) -> None:
 
 
 class _Document:
-    """A YAML file of nested mappings that knows its lines."""
+    """A YAML file of nested mappings, with errors that name the line."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        try:
-            self._node = yaml.compose(path.read_text("utf-8"), yaml.SafeLoader)
-            self.value: Mapping[str, Any] = yaml.safe_load(path.read_text("utf-8")) or {}
-        except (yaml.YAMLError, ValueError, RecursionError) as error:
-            raise WrongUsage(f"{path.name} is not YAML: {error}", where=path, do="correct the file") from error
+        self._document = read_yaml(path)
+        self.value: Mapping[str, Any] = self._document.value or {}
         if not isinstance(self.value, dict):
             self.refuse([], "not a mapping", "the file has `datasets` and `presets`")
-        self._refuse_repetition(self._node, [])
 
     def entries(self, section: str, kind: type[T]) -> dict[str, T]:
         """Each entry of a section as a value."""
@@ -188,33 +184,6 @@ class _Document:
             self.refuse([*place, *name], str(error), known)
 
     def refuse(self, place: list[str], what: str, do: str) -> NoReturn:
-        named = ".".join(place)
-        raise WrongUsage(
-            f"{self.path.name} line {self._line(place)}: {named + ': ' if named else ''}{what}", where=self.path, do=do
-        )
-
-    def _line(self, place: list[str]) -> int:
-        node, line = self._node, 1
-        for name in place:
-            pairs = node.value if isinstance(node, yaml.MappingNode) else []
-            found = next(((key, value) for key, value in pairs if key.value == name), None)
-            if found is None:
-                break
-            line, node = found[0].start_mark.line + 1, found[1]
-        return line
-
-    def _refuse_repetition(self, node: Any, place: list[str]) -> None:
-        """YAML's own reader lets the last of two equal names win."""
-        if not isinstance(node, yaml.MappingNode):
-            return
-        seen: dict[str, int] = {}
-        for key, value in node.value:
-            if key.value in seen:
-                named = ".".join([*place, key.value])
-                raise WrongUsage(
-                    f"{self.path.name} line {key.start_mark.line + 1}: {named} stands in line {seen[key.value]} already",
-                    where=self.path,
-                    do="keep one of them",
-                )
-            seen[key.value] = key.start_mark.line + 1
-            self._refuse_repetition(value, [*place, str(key.value)])
+        path, named = self._document.path, ".".join(place)
+        line = self._document.line(place)
+        raise WrongUsage(f"{path.name} line {line}: {named + ': ' if named else ''}{what}", where=path, do=do)

@@ -22,6 +22,7 @@ import msgspec
 from imagemill.files import FileSignature, StoredSignature, file_signature, stored_signature
 from imagemill.formats.jsonl import encode_line, read_raw
 from imagemill.public_data import PresetDir
+from imagemill.strict_json import NOT_JSON
 
 INDEX = ".images.jsonl"
 
@@ -66,7 +67,7 @@ def _lines(path: Path) -> Iterator[Known]:
     for _, raw in read_raw(path):
         try:
             yield _decoder.decode(raw)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except NOT_JSON:
             continue  # torn, or not ours: its image is looked at again
 
 

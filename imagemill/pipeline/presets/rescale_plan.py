@@ -24,7 +24,7 @@ from imagemill.pipeline.presets.rescale_problems import Problem, Problems
 from imagemill.pipeline.presets.rescale_setup import RescaleParameters
 from imagemill.pipeline.presets.rescale_worker import RescaleJob
 from imagemill.preset_names import refuse_derived
-from imagemill.preset_records import preset_problems
+from imagemill.preset_records import outside_objects, preset_problems
 from imagemill.public_data import IMAGES, SPLITS, Dataset, PresetDir
 
 Sized = tuple[int, int]
@@ -158,6 +158,10 @@ def _record_problems(plan: RescalePlan, split: str, number: int, record: Mapping
         yield Problem(
             split, number, "two_sizes", f"{name} is named with {sizes}", "give the size of the file in each record"
         )
+        return
+    if outside := outside_objects(record):
+        message = f"objects[{outside[0]}] of {name} lies outside {declared[0]}x{declared[1]}"
+        yield Problem(split, number, "outside_image", message, "correct the object in the raw record, or remove it")
         return
     try:
         target = there.target if there else _target(plan.parameters, declared)

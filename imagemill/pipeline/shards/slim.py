@@ -9,7 +9,7 @@ another mask than a tokenizer's, anything broken) is left to the slow path, whic
 import re
 from functools import partial
 from itertools import compress
-from typing import Annotated, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -17,7 +17,7 @@ from imagemill.buckets import BUCKETS
 from imagemill.embedding_specs import T5_TOKENS
 from imagemill.files import fingerprint
 from imagemill.formats.jsonl import encode_sorted, parse_object
-from imagemill.records import FORMAT_VERSION, INLINE_VECTOR, Record
+from imagemill.records import FORMAT_VERSION, INLINE_VECTOR, Record, Side
 
 
 class SlimRecord(NamedTuple):
@@ -57,7 +57,6 @@ _MEMBER = (
 )
 
 _Row = tuple[bytes, bytes, bytes, bytes, bytes, bytes, bytes]
-_Side = Annotated[int, msgspec.Meta(gt=0)]
 
 
 class _Typed(msgspec.Struct, gc=False):
@@ -67,8 +66,8 @@ class _Typed(msgspec.Struct, gc=False):
     image_path: str
     caption: str
     t5_attention_mask: msgspec.Raw
-    height: _Side
-    width: _Side
+    height: Side
+    width: Side
     aspect_bucket: Literal[BUCKETS]  # type: ignore[valid-type]
     format_version: Literal[FORMAT_VERSION] = FORMAT_VERSION  # type: ignore[valid-type]
 

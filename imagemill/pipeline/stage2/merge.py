@@ -23,10 +23,18 @@ from imagemill.buckets import is_unusual_ratio
 from imagemill.embedding_specs import DINOV3
 from imagemill.errors import ImagemillError
 from imagemill.files import FileSignature
-from imagemill.formats.jsonl import encode_line, encode_sorted, parse_object, replace_lines
+from imagemill.formats.jsonl import encode_line, encode_sorted, replace_lines
 from imagemill.formats.npy import NpyStore
 from imagemill.layout import DataRoot
-from imagemill.pipeline.stage2.recorded import Recorded, Span, read_recorded, record_id, state_of, unfinished
+from imagemill.pipeline.stage2.recorded import (
+    Recorded,
+    Span,
+    parse_record,
+    read_recorded,
+    record_id,
+    state_of,
+    unfinished,
+)
 from imagemill.pipeline.stage2.scan import Scan
 from imagemill.records import INLINE_VECTOR, Record, build_record, is_stage1, positive_int
 from imagemill.store.ledger import CaptionRow, Ledger, Problem, SourceRow
@@ -180,7 +188,7 @@ def _old_line(image_id: str, recorded: Recorded) -> tuple[bytes, Record | None]:
     if image_id not in recorded.lines:
         return b"", None
     raw = recorded.lines[image_id].read()
-    old = parse_object(raw)
+    old = parse_record(raw)
     if old is None or record_id(old) != image_id:
         raise _meanwhile(recorded.lines[image_id].path)
     return raw, old

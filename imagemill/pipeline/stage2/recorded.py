@@ -16,7 +16,7 @@ from pathlib import Path, PurePath
 from typing import NamedTuple
 
 from imagemill.files import FileSignature, file_signature, fingerprint
-from imagemill.formats.jsonl import Line, encode_sorted, parse_object, read_jsonl
+from imagemill.formats.jsonl import Line, encode_sorted, parse_tolerating, read_jsonl, tolerate
 from imagemill.ids import id_problem
 from imagemill.records import INLINE_VECTOR, RECORD_FIELDS, Record, is_stage1
 
@@ -42,7 +42,7 @@ class Span(NamedTuple):
 
     def record(self) -> Record:
         """The record; empty where the file has been replaced since it was read."""
-        return parse_object(self.read()) or {}
+        return parse_record(self.read()) or {}
 
 
 @dataclass(slots=True)
@@ -94,7 +94,13 @@ def _read(jsonl: Path, _: object) -> Recorded:
 def _existing_lines(jsonl: Path) -> Iterator[tuple[Path, Line]]:
     for path in (jsonl, unfinished(jsonl)):
         if path.is_file():
-            yield from ((path, line) for line in read_jsonl(path))
+            # A record of Stage 1 with NaN in its vector: the vector is recomputed, the rest is kept.
+            yield from ((path, tolerate(line, INLINE_VECTOR)) for line in read_jsonl(path))
+
+
+def parse_record(raw: bytes) -> Record | None:
+    """Parse a record of either stage; only an inline vector may contain NaN and infinity."""
+    return parse_tolerating(raw, INLINE_VECTOR)
 
 
 def _take(found: Recorded, path: Path, line: Line) -> None:

@@ -5,6 +5,7 @@ Belongs elsewhere: opening images (pipeline/stage2/embed.py), deciding what is s
 Source: CONTRACTS section 1, rows "inputs", "image_id", "captions".
 """
 
+import errno
 import os
 import unicodedata
 from collections import defaultdict
@@ -19,6 +20,12 @@ from imagemill.store.ledger import FROM_SIDECAR, CaptionRow, Ledger, Problem
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp"})
 CAPTION_SUFFIX = ".txt"
+
+# A longer caption is no caption: it is not even read.
+MAX_CAPTION_BYTES = 1 << 20
+
+# Reasons for which a sidecar is refused; they hold until the sidecar changes.
+CAPTION_REASONS = frozenset({"bad_caption", "blank_caption", "caption_too_long"})
 
 # The asset these refusals belong to: the source of the graph.
 SOURCE_ASSET = "approved_images"
@@ -68,13 +75,13 @@ def scan_approved(folder: Path) -> Scan:
         for entry in sorted(entries, key=lambda e: e.name):
             if entry.name.startswith("."):
                 continue
-            refusal = _refuse_entry(entry)
-            if refusal:
-                problems.append(refusal)
+            found = _look_up(entry)
+            if isinstance(found, Problem):
+                problems.append(found)
             elif is_image(entry.name):
-                images[image_id_of(entry.name)].append((entry.name, entry.stat()))
+                images[image_id_of(entry.name)].append((entry.name, found))
             else:
-                captions[image_id_of(entry.name)] = (entry.name, entry.stat())
+                captions[image_id_of(entry.name)] = (entry.name, found)
     sources = {}
     for image_id, files in images.items():
         if len(files) > 1:
@@ -102,6 +109,16 @@ def _refuse_entry(entry: os.DirEntry[str]) -> Problem | None:
     if problem := id_problem(image_id_of(name)):
         return _refusal(name, "bad_id", f"the id {problem}", "rename the file")
     return None
+
+
+def _look_up(entry: os.DirEntry[str]) -> os.stat_result | Problem:
+    """Return the entry's status, or why it is refused; the system may be unable to look it up at all."""
+    try:
+        return _refuse_entry(entry) or entry.stat()
+    except OSError as error:
+        loops = error.errno == errno.ELOOP
+        kind = "a symlink that leads back to itself" if loops else f"not readable: {error.strerror}"
+        return _refusal(entry.name, "not_a_file", kind, "remove it, or put the file there")
 
 
 def _source(image_id: str, name: str, stat: os.stat_result, caption: tuple[str, os.stat_result] | None) -> SourceFile:
@@ -146,7 +163,8 @@ def read_captions(
     """Read the sidecars that are new or changed.
 
     Returns:
-        rows to record (a mask survives only where the text did not change), and a problem per sidecar that is not UTF-8 text.
+        rows to record (a mask survives only if the text did not change), and a problem per sidecar that cannot be read,
+        is too long, or is not UTF-8.
     """
     rows: list[CaptionRow] = []
     problems: list[Problem] = []
@@ -156,21 +174,11 @@ def read_captions(
             continue
         path = folder / (source.image_id + CAPTION_SUFFIX)
         try:
-            text = normalise_caption(path.read_bytes().decode("utf-8-sig"))
+            text = _read_sidecar(path, source)
         except FileNotFoundError:
             continue
-        except UnicodeDecodeError as error:
-            problems.append(
-                Problem(
-                    source.image_id,
-                    "captions",
-                    "refused",
-                    "bad_caption",
-                    f"{path.name} is not UTF-8: {error.reason}",
-                    "save the caption as UTF-8",
-                    source.caption,
-                )
-            )
+        if isinstance(text, Problem):
+            problems.append(text)
             continue
         if not text and old:
             problems.append(_blank(source, path.name))
@@ -182,11 +190,34 @@ def read_captions(
     return rows, problems
 
 
+def _read_sidecar(path: Path, source: SourceFile) -> str | Problem:
+    """Read a caption, at most so many bytes of it. Raises FileNotFoundError if the sidecar has just disappeared."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read(MAX_CAPTION_BYTES + 1)
+        if len(data) > MAX_CAPTION_BYTES:
+            limit = f"{path.name} is longer than {MAX_CAPTION_BYTES} bytes"
+            return _refused_caption(source, "caption_too_long", limit, "write one line of text")
+        return normalise_caption(data.decode("utf-8-sig"))
+    except FileNotFoundError:
+        raise
+    except UnicodeDecodeError as error:
+        detail = f"{path.name} is not UTF-8: {error.reason}"
+        return _refused_caption(source, "bad_caption", detail, "save the caption as UTF-8")
+    except OSError as error:
+        detail = f"{path.name} cannot be read: {error.strerror}"
+        return Problem(
+            source.image_id, "captions", "failed", "read_error", detail, "run imagemill again", source.caption
+        )
+
+
 def _blank(source: SourceFile, name: str) -> Problem:
     detail = f"{name} is blank; the caption it had, or the record's, is still used"
-    return Problem(
-        source.image_id, "captions", "refused", "blank_caption", detail, "write one line of text", source.caption
-    )
+    return _refused_caption(source, "blank_caption", detail, "write one line of text")
+
+
+def _refused_caption(source: SourceFile, reason: str, detail: str, remedy: str) -> Problem:
+    return Problem(source.image_id, "captions", "refused", reason, detail, remedy, source.caption)
 
 
 def survey(folder: Path, ledger: Ledger) -> Scan:

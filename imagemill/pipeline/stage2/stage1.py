@@ -55,7 +55,7 @@ def as_vector(value: Any) -> np.ndarray:
     except OverflowError as error:
         raise Unusable("inline vector holds a number beyond float32") from error
     if not np.isfinite(vector).all():
-        raise Unusable("inline vector holds a number beyond float32")
+        raise Unusable("inline vector holds NaN, infinity or a number beyond float32")
     return vector
 
 

@@ -20,6 +20,7 @@ import msgspec
 from imagemill.atomic import write_bytes_atomic
 from imagemill.formats.jsonl import encode_line
 from imagemill.pipeline.stage_a.rank_files import LineAppender
+from imagemill.strict_json import NOT_JSON
 
 # Why an image has no summary whose rank's process ended before it had one.
 RANK_DIED = "rank_died"
@@ -103,5 +104,5 @@ def _read(path: Path) -> Iterator[str | None]:
     for line in lines:
         try:
             yield _DECODER.decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError):  # cut short by the death
+        except NOT_JSON:  # cut short by the death
             continue

@@ -23,6 +23,7 @@ from msgspec import UNSET, UnsetType
 
 from imagemill.atomic import write_bytes_atomic
 from imagemill.formats.jsonl import encode_line
+from imagemill.strict_json import NOT_JSON
 
 POLL_SECONDS = 0.5
 
@@ -137,7 +138,7 @@ def parse_rank_line(raw: bytes) -> RankLine | None:
     """One line; None where it is none, cut short or of another form."""
     try:
         return _DECODER.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except NOT_JSON:
         return None
 
 
@@ -160,7 +161,7 @@ def read_mark(folder: Path, mission: str, rank: int) -> RankMark | None:
     """None where there is none, or nothing that can be read."""
     try:
         return msgspec.json.decode(mark_file(folder, mission, rank).read_bytes(), type=RankMark)
-    except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
+    except (FileNotFoundError, *NOT_JSON):
         return None
 
 

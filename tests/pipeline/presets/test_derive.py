@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import ChainMap
 from pathlib import Path
 
 import pytest
@@ -18,9 +19,10 @@ from imagemill.formats.hardlinks import LinksRefused, NotLinkable
 from imagemill.formats.manifest import sha256_file, write_json
 from imagemill.pipeline.presets import coords, derive
 from imagemill.pipeline.presets.derive import coord
-from imagemill.pipeline.presets.derive_checks import BaseChanged, CoordRefused, stale_splits
+from imagemill.pipeline.presets.derive_checks import BaseChanged, CoordRefused
 from imagemill.preset_names import PresetName, effective_preset
 from imagemill.public_data import Dataset, read_preset_manifest
+from imagemill.validation.validator import Options, validate_preset
 from tests.helpers.product import PROJECT
 
 RESCALE = {
@@ -30,6 +32,7 @@ RESCALE = {
     "quality": 95,
     "splits": {"train": {"done": 6}},
 }
+NO_IMAGES = Options(image_mode="none")
 BASE, DERIVED = PresetName("x"), PresetName("x", 2)
 
 
@@ -243,18 +246,23 @@ def test_changed_base_is_refused_with_the_remedy(dataset, base, derived, split):
     assert coord(dataset, DERIVED).counts[split].records == 5
 
 
-def test_splits_made_from_other_records_are_told(dataset, base, derived):
+def test_validator_finds_splits_made_from_other_records(dataset, base, derived):
     """Until coord has run again, norm and coord of a base whose records changed are of the old ones."""
-    assert stale_splits(base) == ["train", "val"]
+
+    def rules(preset, **options):
+        return dict(ChainMap(*(report.rules for report in validate_preset(preset.path, NO_IMAGES, **options))))
+
     coord(dataset, BASE)
     coord(dataset, DERIVED)
-    assert stale_splits(base) == stale_splits(derived) == []
+    assert rules(base) == rules(derived) == {}
 
     write_records(base, "train", 5)
 
-    assert stale_splits(base) == stale_splits(derived) == ["train"]
+    assert rules(base) == {"split_lines": 2, "stale_split": 1}
+    assert rules(base, coord_is_due=True) == {}, "rescale has just run"
+    assert rules(derived) == {"base_changed": 1}
     coord(dataset, BASE)
-    assert (stale_splits(base), stale_splits(derived)) == ([], ["train"])
+    assert (rules(base), rules(derived)) == ({}, {"base_changed": 1})
 
 
 def test_base_rescaled_anew_is_refused(dataset, base):

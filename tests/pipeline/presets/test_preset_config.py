@@ -66,7 +66,7 @@ def test_no_file_and_an_empty_one_name_no_preset(tmp_path, read):
         (2, "presets:\n  coco: {}", "<dataset>/<preset>"),
         (2, "presets:\n  coco/raw: {}", "no name of a preset"),
         (2, "presets:\n  a/b/c: {}", "no name of a preset"),
-        (3, "presets:\n  coco/a: {}\n  coco/a: {}", "stands in line 2 already"),
+        (3, "presets:\n  coco/a: {}\n  coco/a: {}", "'coco/a' occurs in line 2 already"),
         (1, "presets: [coco/a]", "not a mapping"),
         (1, "preset: {}", "`datasets` and `presets`"),
         (1, "- coco/a", "not a mapping"),
@@ -91,7 +91,7 @@ def test_text_that_is_no_yaml_is_told(read, tmp_path):
     with pytest.raises(WrongUsage, match="not YAML"):
         read("presets: 2024-99-99")
     (tmp_path / "presets.yaml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(WrongUsage, match="not YAML"):
+    with pytest.raises(WrongUsage, match="not UTF-8"):
         read_presets(tmp_path / "presets.yaml")
 
 

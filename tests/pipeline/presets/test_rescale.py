@@ -410,6 +410,8 @@ BAD_LINES = {
     "image_path": json.dumps(record("../0.jpg", 101, 67)),
     "image_size": json.dumps({**record("0.jpg", 101, 67), "width": 0}),
     "inverted": json.dumps(record("0.jpg", 101, 67, {"desc": "a", "bbox_2d": [5, 5, 5, 9]})),
+    "outside_image": json.dumps(record("0.jpg", 101, 67, {"desc": "a", "bbox_2d": [300, 300, 320, 320]})),
+    "out_of_range": json.dumps(record("0.jpg", 101, 67, {"desc": "a", "bbox_2d": [1, 1, 1e308, 9]})),
     "two_sizes": json.dumps(record("0.jpg", 67, 101)),
     "missing_image": json.dumps(record("gone.jpg", 101, 67)),
     "size_mismatch": json.dumps(record("2.jpg", 41, 41)),
@@ -429,6 +431,14 @@ def test_refused_line_fails_the_run_and_finished_images_stay(tmp_path, reason):
     preset = preset_of(dataset)
     assert not preset.jsonl("train").exists()
     assert sorted(path.name for path in preset.images.iterdir()) == ["0.jpg", "1.jpg"]
+
+
+@pytest.mark.parametrize("geometry", [{"bbox_2d": [96, 0, 99, 9]}, {"poly": [200, 200, 210, 200, 210, 210]}])
+def test_geometry_outside_an_image_that_keeps_its_size_is_refused(tmp_path, geometry):
+    dataset = raw_dataset(tmp_path / "d", [(96, 64)])
+    put_records(dataset, [record("0.jpg", 96, 64, {"desc": "a", **geometry})])
+
+    assert "outside_image" in str(refusal(dataset))
 
 
 def test_path_outside_images_is_refused(dataset):
@@ -555,8 +565,9 @@ def test_two_spellings_of_one_path_are_one_image(dataset):
     )
 
 
-def test_numbers_beyond_any_float_are_clamped(dataset):
-    huge = record("0.jpg", 101, 67, {"desc": "a", "bbox_2d": [-1e308, 0, 1e308, 10]})
+def test_numbers_far_beyond_the_edge_are_clamped(dataset):
+    """Those beyond any image are refused (BAD_LINES)."""
+    huge = record("0.jpg", 101, 67, {"desc": "a", "bbox_2d": [-2e9, 0, 2e9, 10]})
     put_records(dataset, [huge])
     rescale(dataset)
     assert records_of(preset_of(dataset).jsonl("train"))[0]["objects"][0]["bbox_2d"] == [0, 0, 95, 10]

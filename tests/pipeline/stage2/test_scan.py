@@ -1,13 +1,15 @@
 """What `approved/` holds, by names alone. Source: CONTRACTS section 1, rows "inputs", "image_id", "captions"."""
 
 import os
+import tracemalloc
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from imagemill.errors import MissingInput
-from imagemill.pipeline.stage2.scan import normalise_caption, scan_approved, survey
+from imagemill.pipeline.stage2.scan import MAX_CAPTION_BYTES, normalise_caption, scan_approved, survey
+from imagemill.pipeline.story import current_problems
 from imagemill.store.ledger import Ledger
 
 
@@ -142,3 +144,34 @@ def test_sidecar_that_becomes_blank_keeps_its_caption_and_is_reported(tmp_path):
         (approved / "a.txt").write_text("A blue ball")
         survey(approved, ledger)
         assert (ledger.captions()["a"].text, ledger.problems()) == ("A blue ball", [])
+
+
+def test_symlink_that_leads_back_to_itself_is_refused_and_stops_nothing(tmp_path):
+    touch(tmp_path, "a.jpg")
+    for name in ("loop.jpg", "a.txt", "folder"):
+        (tmp_path / name).symlink_to(name)
+
+    scan = scan_approved(tmp_path)
+
+    assert list(scan.sources) == ["a"]
+    assert reasons(scan) == {"a.txt": "not_a_file", "folder": "not_a_file", "loop.jpg": "not_a_file"}
+    assert all("leads back to itself" in problem.detail for problem in scan.problems)
+
+
+def test_caption_of_more_than_a_mebibyte_is_refused_without_being_read(tmp_path):
+    touch(tmp_path, "a.jpg", "b.jpg")
+    with open(tmp_path / "a.txt", "wb") as file:
+        file.truncate(1536 * 1024 * 1024)
+    (tmp_path / "b.txt").write_bytes(b"x" * MAX_CAPTION_BYTES)
+
+    tracemalloc.start()
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        survey(tmp_path, ledger)
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+
+        assert list(ledger.captions()) == ["b"]
+        (problem,) = [p for p in ledger.problems() if p.asset == "captions"]
+        assert (problem.item, problem.reason, problem.remedy) == ("a", "caption_too_long", "write one line of text")
+        assert current_problems(scan_approved(tmp_path), ledger).count(problem) == 1
+    assert most < 16 * MAX_CAPTION_BYTES

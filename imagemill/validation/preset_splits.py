@@ -1,0 +1,133 @@
+"""The files of one split against each other: pixel, norm, and coord records of the same images, in the same order.
+
+One file by itself is judged in presets.py.
+"""
+
+from collections.abc import Iterator, Mapping
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from imagemill.formats.manifest import sha256_file
+from imagemill.preset_records import Space
+from imagemill.public_data import SPACES, SPLITS, PresetDir
+from imagemill.strict_json import NOT_JSON
+from imagemill.validation.catalogue import finding
+from imagemill.validation.findings import Finding
+
+
+class _Object(msgspec.Struct, gc=False):
+    desc: str
+
+
+class _Record(msgspec.Struct, gc=False):
+    """The fields that the three records of one image share."""
+
+    images: list[str]
+    width: int
+    height: int
+    objects: list[_Object]
+
+
+_decode = msgspec.json.Decoder(_Record).decode
+
+
+class _Compared(NamedTuple):
+    """Lines of two files; how many differ, and the first of them."""
+
+    lines: int
+    others: int
+    differing: int
+    first: int
+    message: str
+
+
+def splits_agree(folder: Path, manifest: Mapping[str, Any], base: Path | None) -> Iterator[Finding]:
+    """Yield a finding for each norm or coord file that does not belong to its split's pixel records.
+
+    Args:
+        manifest: of the preset, in any form. base: the folder of the preset that this one is derived from.
+    """
+    preset = PresetDir(folder)
+    for split in SPLITS:
+        made = [preset.records(split, space) for space in _made_by_coord() if preset.records(split, space).is_file()]
+        if not made:
+            continue
+        if not preset.jsonl(split).is_file():
+            yield from (finding("split_without_pixels", f"{path.name} without it", file=path.name) for path in made)
+            continue
+        for path in made:
+            yield from _agreement(preset.jsonl(split), path)
+        yield from _sources(preset, split, manifest, base)
+
+
+def _made_by_coord() -> list[Space]:
+    return [space for space in SPACES if space != "pixel"]
+
+
+def _agreement(pixels: Path, made: Path) -> Iterator[Finding]:
+    try:
+        found = _compare(pixels, made)
+    except OSError as error:
+        yield finding("read_error", str(error), file=made.name)
+        return
+    if found.lines != found.others:
+        message = f"{found.others} lines, {pixels.name} has {found.lines}"
+        yield finding("split_lines", message, file=made.name)
+    if found.differing:
+        message = f"{found.message}, and {found.differing - 1} more lines" if found.differing > 1 else found.message
+        yield finding("split_order", message, file=made.name, line=found.first)
+
+
+def _compare(pixels: Path, made: Path) -> _Compared:
+    lines = others = differing = first = 0
+    message = ""
+    with open(pixels, "rb") as one, open(made, "rb") as other:
+        for number, (pixel, coord) in enumerate(zip_longest(one, other), start=1):
+            lines += pixel is not None
+            others += coord is not None
+            if pixel is None or coord is None or not (problem := _difference(pixel, coord)):
+                continue
+            differing += 1
+            if not first:
+                first, message = number, problem
+    return _Compared(lines, others, differing, first, message)
+
+
+def _difference(pixel: bytes, coord: bytes) -> str | None:
+    """Return the difference between two records. A line that cannot be decoded has findings of its own and no difference."""
+    try:
+        ours, theirs = _decode(pixel), _decode(coord)
+    except NOT_JSON:
+        return None
+    if ours.images != theirs.images:
+        return f"{_name(theirs)!r}, the pixel records have {_name(ours)!r} here"
+    if (ours.width, ours.height) != (theirs.width, theirs.height):
+        return f"{theirs.width}x{theirs.height}, the pixel record has {ours.width}x{ours.height}"
+    # Presets of the original system order the objects of norm and coord by their place.
+    if sorted(item.desc for item in ours.objects) != sorted(item.desc for item in theirs.objects):
+        return f"{len(theirs.objects)} objects, the pixel record has {len(ours.objects)}, or others"
+    return None
+
+
+def _name(record: _Record) -> str:
+    return record.images[0] if record.images else ""
+
+
+def _sources(preset: PresetDir, split: str, manifest: Mapping[str, Any], base: Path | None) -> Iterator[Finding]:
+    """Compare the pixel records with the digest that coord recorded; presets of other programs have none."""
+    recorded = _value(manifest, "stage_stats", "coord", "splits", split, "source")
+    source = (PresetDir(base) if base else preset).jsonl(split)
+    if not isinstance(recorded, str) or not source.is_file() or recorded == f"sha256:{sha256_file(source)}":
+        return
+    message = f"norm and coord were made from other records than {source.parent.name}/{source.name} has now"
+    yield finding("base_changed" if base else "stale_split", message, file=preset.jsonl(split).name)
+
+
+def _value(manifest: object, *names: str) -> object:
+    """The value below nested names; None if a level is missing or no object."""
+    for name in names:
+        manifest = manifest.get(name) if isinstance(manifest, dict) else None
+    return manifest
