@@ -57,15 +57,22 @@ def id_of_member_key(key: str) -> str:
 
 def id_problem(image_id: object) -> str | None:
     """Return why this id may not name a file or a tar member, None if it may."""
-    if not isinstance(image_id, str) or not image_id:
+    if problem := name_problem(image_id):
+        return problem
+    too_long = len(str(image_id).encode()) > _LONGEST
+    return f"is longer than {_LONGEST} bytes" if too_long else None
+
+
+def name_problem(name: object) -> str | None:
+    """Return why a text may not be a name in a folder or a tar of any length, None if it may."""
+    if not isinstance(name, str) or not name:
         return "not a non-empty string"
-    return next((problem for problem, holds in _PROBLEMS.items() if holds(image_id)), None)
+    return next((problem for problem, holds in _PROBLEMS.items() if holds(name)), None)
 
 
 _PROBLEMS: Mapping[str, Callable[[str], bool]] = {
     "holds a path separator": lambda text: "/" in text or "\\" in text,
     "is a relative path": lambda text: text in {".", ".."},
     "holds a control character": lambda text: any(unicodedata.category(c) in {"Cc", "Cs"} for c in text),
-    "begins with a dot": lambda text: text.startswith("."),
-    f"is longer than {_LONGEST} bytes": lambda text: len(text.encode()) > _LONGEST,
+    "is a temporary file's name": lambda text: text.startswith(".tmp-"),
 }

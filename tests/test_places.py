@@ -1,5 +1,7 @@
 """Folders elsewhere, remembered. Source: CONTRACTS, first table."""
 
+import shutil
+
 import pytest
 
 from imagemill.errors import WrongUsage
@@ -82,8 +84,8 @@ def test_remembered_folder_that_is_not_there_is_told(tmp_path):
     root = put(put(root, "shards", tmp_path / "disk"), "derived", tmp_path / "other")
     assert gone(root) == {}
 
-    (tmp_path / "disk").rmdir()
-    (tmp_path / "other").rmdir()
+    shutil.rmtree(tmp_path / "disk")
+    shutil.rmtree(tmp_path / "other")
     (tmp_path / "other").touch()
 
     assert gone(locate(root.path)) == {"derived": tmp_path / "other", "shards": tmp_path / "disk"}

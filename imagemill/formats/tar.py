@@ -29,7 +29,7 @@ from typing import NamedTuple, Protocol
 from imagemill.durable import begin_writing_back_part, flush
 from imagemill.errors import ImagemillError
 from imagemill.files import FileSignature, file_signature, fingerprint
-from imagemill.ids import id_problem
+from imagemill.ids import name_problem
 
 
 class Checksum(Protocol):
@@ -180,7 +180,7 @@ class _OpenSample:
     """One sample with its files open and its layout known."""
 
     def __init__(self, key: str) -> None:
-        problem = "holds a dot" if "." in key else id_problem(key)
+        problem = "holds a dot" if "." in key else name_problem(key)
         if problem:
             raise ImagemillError(
                 f"{key!r} cannot be a sample's key: it {problem}",
@@ -194,7 +194,7 @@ class _OpenSample:
 
     def open(self, members: Sequence[tuple[str, bytes | Path | KnownFile]]) -> None:
         for suffix, source in members:
-            if problem := id_problem(suffix):
+            if problem := name_problem(suffix):
                 raise ImagemillError(
                     f"{suffix!r} cannot be a member's suffix: it {problem}", do="rename the kind's member"
                 )
@@ -385,7 +385,7 @@ def _member(tar: tarfile.TarFile, info: tarfile.TarInfo, size: int) -> tuple[str
 
 def _leaves_its_folder(name: str) -> bool:
     """Whether a member's name is absolute, or has a part that is no file name. Relative folders are part of WebDataset's keys."""
-    return any(id_problem(part) for part in name.split("/"))
+    return any(name_problem(part) for part in name.split("/"))
 
 
 def _sample(key: str, members: Sequence[tuple[str, bytes]]) -> dict[str, bytes]:

@@ -155,9 +155,8 @@ def _id_of(problem: Problem) -> str:
 
 def _embedding(root: DataRoot, spec: Any, image_id: str, ledger: Ledger) -> dict[str, Any] | None:
     store = NpyStore(root.derived / spec.folder, spec)
-    path = store.path(image_id)
     try:
-        stat = store.stat(image_id)
+        path, stat = store.path(image_id), store.stat(image_id)
     except (OSError, ValueError):  # not there, or no name that a file can have
         return None
     rows = [row for row in ledger.files(spec.kind, [image_id]).values() if row.stat == stat]

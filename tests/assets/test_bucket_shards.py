@@ -150,7 +150,7 @@ def test_folder_given_for_the_shards_is_remembered(root, instance, tmp_path):
     pack(root, instance, existing="replace")
     assert not root.shards.exists()
     with Ledger(root.ledger) as ledger:
-        assert ledger.place("shards") == elsewhere
+        assert ledger.setting("place.shards") == str(elsewhere)
 
 
 def test_records_that_are_not_packed_have_a_row_until_they_are(root, instance):
@@ -332,7 +332,7 @@ def test_dry_run_does_not_remember_the_folder(root, instance, tmp_path):
     assert pack(root, instance, dry_run=True, output_dir=str(tmp_path / "elsewhere")).success
 
     with Ledger(root.ledger) as ledger:
-        assert ledger.place("shards") is None
+        assert ledger.setting("place.shards") is None
 
 
 # ---- as the UI launches it

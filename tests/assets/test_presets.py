@@ -3,6 +3,7 @@
 Source: seed 004 "Invariants"; CONTRACTS section 3; issue 6, "Presets are configuration".
 """
 
+import time
 from types import SimpleNamespace
 
 import dagster as dg
@@ -198,7 +199,11 @@ def test_rescale_and_coord_of_one_base_wait_for_each_other(
     assert rescale(data_root, instance).success
     with another_run(data_root, "presets", KEY) as process:
         # The wait is over as soon as there is one.
-        monkeypatch.setattr(claims_module, "time", SimpleNamespace(sleep=lambda seconds: process.communicate()))
+        monkeypatch.setattr(
+            claims_module,
+            "time",
+            SimpleNamespace(sleep=lambda seconds: process.communicate(), monotonic=time.monotonic),
+        )
         result = make_here(data_root, instance, asset, key)
 
     assert result.success

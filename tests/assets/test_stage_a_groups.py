@@ -4,6 +4,7 @@ Source: seed 003; CONTRACTS sections 0 and 5; issue 7, "Parts".
 """
 
 import json
+import time
 from types import SimpleNamespace
 
 import dagster as dg
@@ -241,7 +242,11 @@ def test_ranks_and_merge_of_a_mission_wait_for_another_run_and_those_of_another_
         assert "waiting" not in capfd.readouterr().err
         with another_run(tickets, "stage_a", MISSION) as process:
             # The wait is over as soon as there is one.
-            monkeypatch.setattr(claims_module, "time", SimpleNamespace(sleep=lambda _, p=process: p.communicate()))
+            monkeypatch.setattr(
+                claims_module,
+                "time",
+                SimpleNamespace(sleep=lambda _, p=process: p.communicate(), monotonic=time.monotonic),
+            )
             assert work().success
         assert capfd.readouterr().err.count("waiting for run another") == 1
 

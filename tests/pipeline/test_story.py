@@ -35,7 +35,7 @@ def pack(root, output=None, existing="replace", **parameters):
         ledger.record_files(found.adopted)
         ledger.replace_problems(ASSET, found.problems)
         if output:
-            ledger.remember_place("shards", output)
+            ledger.record_setting("place.shards", str(output))
         withdrawn = ledger.ids("withdrawn")
     shard_set = plan_shards(
         found.ready, BUCKETS, output or root.shards, ShardParameters(**parameters), existing, withdrawn=withdrawn

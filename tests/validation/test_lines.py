@@ -41,7 +41,7 @@ LIMITS = Limits(64 * 64, 32)
 
 
 def stage2_lines(tmp):
-    return _Stage2Lines("x.jsonl", None, False, None, None)
+    return _Stage2Lines("x.jsonl", None, False, None, None, None)
 
 
 def preset_lines(space):

@@ -17,6 +17,7 @@ from imagemill.atomic import temporaries, temporary_path
 from imagemill.errors import DiskFull, ImagemillError, MissingInput
 from imagemill.formats.hardlinks import LinksRefused, NotLinkable
 from imagemill.formats.manifest import sha256_file, write_json
+from imagemill.fs.owners import owner_name
 from imagemill.pipeline.presets import coords, derive
 from imagemill.pipeline.presets.derive import coord
 from imagemill.pipeline.presets.derive_checks import BaseChanged, CoordRefused
@@ -352,7 +353,7 @@ def test_link_that_becomes_impossible_meanwhile_publishes_nothing(dataset, base,
 
 def test_folder_of_a_dead_run_is_removed_and_that_of_a_living_one_stays(dataset):
     dead = temporary_path(dataset.path)
-    dead = dead.with_name(dead.name.replace(str(os.getpid()), "999999999"))
+    dead = dead.with_name(dead.name.replace(owner_name().partition("-")[2], "0123456789ab"))
     alive = temporary_path(dataset.path)
     for left in (dead, alive):
         (left / "images").mkdir(parents=True)

@@ -15,6 +15,7 @@ from PIL import Image
 from imagemill.adapters.convert import convert
 from imagemill.errors import MissingInput, WrongUsage
 from imagemill.formats.jsonl import read_jsonl
+from imagemill.fs.owners import owner_name
 from imagemill.pipeline.presets.preset_images import INDEX
 from imagemill.pipeline.presets.rescale import RescaleFailed, _rescaled, carry_out, plan_rescale
 from imagemill.pipeline.presets.rescale_setup import PresetConflict, choose_parameters
@@ -644,6 +645,7 @@ def rescale_until(dataset, moment):
     """In a process of its own: a rescale that is killed when it gives a file or folder its final name for that time."""
     child = os.fork()
     if child == 0:
+        owner_name()  # creates its lock file, which is no name that counts
         names = 0
 
         def killing(give_name):
@@ -711,7 +713,7 @@ def test_killed_worker_ends_the_run_and_the_next_one_finishes(tmp_path):
 
 
 def test_folder_of_a_run_that_died_unborn_is_swept(dataset):
-    dead = f".tmp-{__import__('imagemill.atomic', fromlist=['x'])._host()}-999999999-1-000001"
+    dead = f".tmp-{owner_name().partition('-')[0]}-0123456789ab-000001"
     (dataset.path / dead / "images").mkdir(parents=True)
 
     rescale(dataset)

@@ -668,7 +668,7 @@ def test_stage_1_record_waits_for_its_migration(data_root, inline):
 
     (problem,) = found.problems
     assert (problem.reason, found.skipped_incomplete) == ("stage1", 1)
-    assert "imagemill stage2" in problem.remedy
+    assert "imagemill run" in problem.remedy
 
 
 @pytest.mark.parametrize("allowed", [False, True])

@@ -28,7 +28,7 @@ from imagemill.pipeline.stage2 import embed as embed_module
 from imagemill.pipeline.stage2 import publish as publish_module
 from imagemill.pipeline.stage2.embed import EmbedRow
 from imagemill.pipeline.stage2.publish import after_interrupt, count_rows, publish, run_pass
-from imagemill.provenance import UNKNOWN
+from imagemill.provenance import UNKNOWN_PREVIEW
 from imagemill.store.ledger import Ledger
 from tests.helpers.stage2 import (
     embed,
@@ -188,10 +188,10 @@ def test_stream_writes_a_bounded_number_of_arrays_behind_the_model(data_root, mo
     photos(data_root, *(f"{n:03d}" for n in range(60)), size=(8, 8))
     stage, written, behind = NpyStore.stage, [], []
 
-    def slowly(self, array):
+    def slowly(self, array, **marks):
         time.sleep(0.005)
         written.append(1)
-        return stage(self, array)
+        return stage(self, array, **marks)
 
     def encode(batch, arrays):
         behind.append(sum(sizes(encoder)) - len(batch) - len(written))
@@ -210,10 +210,10 @@ def test_stream_writes_a_bounded_number_of_bytes_behind_the_model(data_root, mon
     latent = 16 * 8 * 8 * 2
     stage, written, behind = NpyStore.stage, [], []
 
-    def slowly(self, array):
+    def slowly(self, array, **marks):
         time.sleep(0.005)
         written.append(1)
-        return stage(self, array)
+        return stage(self, array, **marks)
 
     def encode(batch, arrays):
         behind.append(sum(sizes(encoder)) - len(batch) - len(written))
@@ -375,10 +375,10 @@ def test_full_disk_ends_the_pass_with_what_was_finished(data_root, monkeypatch):
     photos(data_root, *(f"i{n:03d}" for n in range(200)))
     stage, staged = NpyStore.stage, []
 
-    def stage_or_fail(self, array):
+    def stage_or_fail(self, array, **marks):
         if len(staged) >= 3:
             raise OSError(errno.ENOSPC, "No space left on device")
-        staged.append(stage(self, array))
+        staged.append(stage(self, array, **marks))
         return staged[-1]
 
     monkeypatch.setattr(NpyStore, "stage", stage_or_fail)
@@ -479,10 +479,10 @@ def test_file_that_cannot_be_written_fails_its_image_alone(data_root, monkeypatc
     photos(data_root, *"abcd")
     stage, wrong = NpyStore.stage, value_of_image(data_root, "b")
 
-    def stage_or_fail(self, array):
+    def stage_or_fail(self, array, **marks):
         if array.flat[0] == wrong:
             raise error
-        return stage(self, array)
+        return stage(self, array, **marks)
 
     with monkeypatch.context() as patched:
         patched.setattr(NpyStore, "stage", stage_or_fail)
@@ -630,10 +630,10 @@ def test_every_job_has_exactly_one_row_whatever_becomes_of_it(tmp_path_factory, 
         return [a[:-1] if by_value[float(a[0])] == "wrong_shape" else a for a in arrays]
 
     class Store(NpyStore):
-        def stage(self, array):
+        def stage(self, array, *, preview=False):
             if by_value[float(array[0])] == "write_error":
                 raise OSError(errno.EIO, "input/output error")
-            return super().stage(array)
+            return super().stage(array, preview=preview)
 
     with Ledger(root.ledger) as ledger:
         for image_id, fate in wanted.items():
@@ -679,7 +679,7 @@ def test_valid_file_that_the_ledger_does_not_know_is_adopted_byte_for_byte(data_
     assert snapshot(data_root.derived / spec.folder) == before
     with Ledger(data_root.ledger) as ledger:
         rows, sources, captions = ledger.files(spec.kind), ledger.sources(), ledger.captions()
-        assert {row.maker for row in rows.values()} == {UNKNOWN}
+        assert {row.maker for row in rows.values()} == {UNKNOWN_PREVIEW}, "the header shows the preview model"
         for image_id in "ab":
             row = rows[image_id, file_signature(data_root.derived / spec.folder / f"{image_id}.npy")]
             wanted = sources if spec.source == "pixels" else captions

@@ -7,6 +7,7 @@ import pytest
 
 from imagemill.embedding_specs import DINOV3, VAE
 from imagemill.errors import ImagemillError
+from imagemill.files import posix_signature
 from imagemill.formats.npy import NpyStore
 from imagemill.pipeline.stage2.regenerate import finish, refuse_regenerating, regenerate, resume
 from imagemill.store.ledger import SUPERSEDED, Ledger
@@ -81,7 +82,7 @@ def test_mark_goes_with_the_last_old_file_and_takes_rows_of_replaced_ones_along(
 
     for (image_id, stat), row in ledger.files(DINOV3.kind).items():
         ledger.record_files([msgspec.structs.replace(row, maker="newer")])
-        ledger.record_files([msgspec.structs.replace(row, stat=stat._replace(inode=1), maker=SUPERSEDED)])
+        ledger.record_files([msgspec.structs.replace(row, stat=posix_signature(1, 1, 1), maker=SUPERSEDED)])
         assert image_id in "ab"
     assert finish(ledger, store(root), ["a", "b"]) == []
 

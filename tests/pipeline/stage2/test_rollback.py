@@ -7,7 +7,7 @@ import pytest
 from imagemill.errors import ImagemillError, MissingInput
 from imagemill.formats.jsonl import read_jsonl
 from imagemill.formats.npy import write_npy
-from imagemill.pipeline.stage2.merge import stage1_backup
+from imagemill.pipeline.stage2.merge import STAGE1, stage1_backup
 from imagemill.pipeline.stage2.rollback import Rollback, roll_back, stage2_backup
 from imagemill.store.ledger import Ledger
 from tests.helpers.stage1 import stage1_record, vector
@@ -24,6 +24,8 @@ def version_2(root, *ids):
         write_npy(root.derived / "dinov3" / f"{image_id}.npy", vector(number))
         write_npy(root.derived / "vae_latents" / f"{image_id}.npy", vector(number))
     write_text(root.stage2_jsonl, *(json.dumps(record_of(image_id)) for image_id in ids))
+    with Ledger(root.ledger) as ledger:
+        ledger.record_setting(STAGE1, "migrated")
 
 
 def test_backup_gets_its_name_back_and_the_version_2_file_is_kept(data_root):
