@@ -122,3 +122,13 @@ def test_bad_value_is_wrong_usage(validate, tmp_path, options):
     (tmp_path / "x.jsonl").touch()
 
     assert validate(tmp_path / "x.jsonl", *options)[0].exit_code == 2
+
+
+def test_records_say_that_no_npy_file_was_opened(validate, tmp_path):
+    root = stage2_folder(tmp_path)
+    (root.derived / "vae_latents" / "a.npy").write_bytes(b"")
+
+    done, _ = validate(root.stage2_jsonl)
+
+    assert done.exit_code == 0
+    assert "the npy files were not opened; `imagemill verify` reads them" in done.stdout
