@@ -4,13 +4,17 @@ damage ──> verify names the file ──> the remedy of its first finding is 
 """
 
 import shutil
+from contextlib import nullcontext
 
 import pytest
 
 from imagemill.embedding_specs import DINOV3, T5, VAE
+from imagemill.errors import ImagemillError
+from imagemill.layout import DataRoot
+from imagemill.reading import ShardDataset
 from tests.helpers.commands import called, remedies
 from tests.helpers.rot import flip, rot, truncate
-from tests.helpers.stage2 import photos
+from tests.helpers.stage2 import photos, picture
 from tests.helpers.stubs import stub_captioner
 from tests.helpers.wiring import stub_every_kind
 
@@ -21,8 +25,6 @@ OLD, NEW = "the first caption", "another caption"
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """A finished data root of three images, after one caption was changed; and the files as they were before."""
-    from imagemill.layout import DataRoot
-
     folder = tmp_path_factory.mktemp("corruption")
     root = DataRoot(folder / "data")
     root.approved.mkdir(parents=True)
@@ -168,6 +170,29 @@ def test_damaged_card_is_written_again_by_the_next_run(root, damage):
 
     assert called(root, "run").code == 0
     assert card.read_bytes() == before
+
+
+@pytest.mark.parametrize("left", ["in both", "in none"])
+def test_image_that_a_killed_run_left_in_two_buckets_or_in_none_is_named_and_run_repairs_it(root, left):
+    """The image changed its bucket, and only one of the two folders was exchanged."""
+    picture(root.approved / "b.png", size=(32, 24), seed=7)
+    assert called(root, "run").code == 0
+    before = contents(root)
+    if left == "in both":
+        shutil.rmtree(root.shards / BUCKET)
+        shutil.copytree(root.path.parent / "good" / "shards" / BUCKET, root.shards / BUCKET)
+    else:
+        shutil.rmtree(root.shards / "bucket_1216x832")
+
+    verified = called(root, "verify")
+    assert verified.code == 1
+    assert f"{'live_twice' if left == 'in both' else 'unpacked'}: b" in verified.text
+    with pytest.raises(ImagemillError) if left == "in both" else nullcontext():
+        ShardDataset(root.shards, 1, allow_preview=True)
+    assert called(root, "run").code == 0
+
+    assert called(root, "verify").code == 0
+    assert contents(root) == before
 
 
 # ---- npy files
