@@ -29,6 +29,7 @@ def status_lines(status: Status) -> list[str]:
         f"bucket      {bucket:<10} {samples} samples in {shards} shards"
         for bucket, (samples, shards) in status.buckets.items()
     ]
+    lines += [f"bucket      {bucket:<10} {problem}" for bucket, problem in status.unreadable.items()]
     lines += [f"not arrived {reason:<18} {count}" for reason, count in sorted(status.reasons().items())]
     lines += [f"  {p.item}: {p.outcome} by {p.asset}: {p.reason}: {p.detail}" for p in status.problems[:20]]
     if len(status.problems) > 20:

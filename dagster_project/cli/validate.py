@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 import click
 
@@ -13,6 +13,9 @@ from imagemill.validation.findings import Report, as_json, as_text
 from imagemill.validation.images import FIRST, ImageMode
 from imagemill.validation.presets import Limits
 from imagemill.validation.validator import KINDS, Options, missing, validate_each
+
+if TYPE_CHECKING:
+    from imagemill.validation.contents import RecordedContents
 
 
 @click.command("validate")
@@ -46,15 +49,18 @@ def command(
     Exit 1 on any error; a warning is none.
     """
     passed = True
+    # Members are compared with this data root's files where it is asked for.
+    compared = sample is not None and any(map(_is_shards, files))
+    contents = _recorded(root) if compared else None
     for path in files:
         options = Options(
             limits=Limits(max_pixels, multiple_of),
             image_mode=image_check_mode,
             image_first=image_check_n,
             enforce_real_images_folder=enforce_real_images_dir,
-            # Members are compared where it is asked for, and where this data root has the files.
             derived=root.derived if sample is not None and _is_shards(path) else None,
             sample=sample,
+            contents=contents,
             data_root=root.path if path.absolute() == root.stage2_jsonl.absolute() else None,
         )
         try:
@@ -76,6 +82,12 @@ def show(report: Report, *, as_lines: bool) -> None:
         click.echo(line)
     if report.kind == "stage2" and not as_lines:
         click.echo(f"{report.file}: the npy files were not opened; `imagemill verify` reads them")
+
+
+def _recorded(root: DataRoot) -> "RecordedContents":
+    from imagemill.validation.contents import RecordedContents  # brings numpy, which records alone do not need
+
+    return RecordedContents.read(root.ledger)
 
 
 def _is_shards(path: Path) -> bool:

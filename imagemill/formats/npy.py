@@ -329,7 +329,7 @@ class NpyStore:
         return stage_npy(self.folder, array, preview=preview)
 
     def stage_bytes(self, data: bytes) -> Path:
-        """`stage` of a whole file's bytes, whatever its header."""
+        """Stage the bytes of a whole file; its header may be any that NumPy reads."""
         return _stage(self.folder, b"", memoryview(data))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from imagemill.buckets import BUCKETS, assign_bucket
 from imagemill.embedding_specs import embedding_specs
-from imagemill.errors import MissingInput
+from imagemill.errors import ImagemillError, MissingInput
 from imagemill.files import FileSignature, signature_bytes
 from imagemill.formats.jsonl import read_jsonl
 from imagemill.formats.npy import NpyStore
@@ -21,7 +21,7 @@ from imagemill.layout import DataRoot
 from imagemill.pipeline.shards.shard_sets import (
     INDEX,
     bucket_folder,
-    read_manifest,
+    load_manifest,
     read_tombstones,
     recorded_parameters,
 )
@@ -36,7 +36,8 @@ class Status:
     """How a data root stands.
 
     `kinds`: per embedding kind, counts of done, missing, refused. `regenerating`: kinds whose files are all being replaced.
-    `stage1`: records that have not become version 2. `problems`: rows that hold now.
+    `stage1`: records that have not become version 2. `unreadable`: buckets whose manifest cannot be used, and what to do.
+    `problems`: rows that hold now.
     """
 
     images: int = 0
@@ -47,6 +48,7 @@ class Status:
     truncated: int = 0
     regenerating: list[str] = field(default_factory=list)
     buckets: dict[str, tuple[int, int]] = field(default_factory=dict)
+    unreadable: dict[str, str] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
 
     def reasons(self) -> dict[str, int]:
@@ -85,9 +87,13 @@ def read_status(root: DataRoot) -> Status:
     recorded = read_recorded(root.stage2_jsonl)
     status.records, status.stage1 = len(recorded.lines), len(recorded.stage1)
     for bucket in BUCKETS:
-        manifest = read_manifest(bucket_folder(root.shards, bucket))
-        if manifest:
+        try:
+            manifest = load_manifest(bucket_folder(root.shards, bucket))
             status.buckets[bucket] = (manifest.samples, len(manifest.shards))
+        except MissingInput:
+            continue
+        except ImagemillError as error:
+            status.unreadable[bucket] = f"{error.what}; {error.do}"
     return status
 
 

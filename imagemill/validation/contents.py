@@ -33,7 +33,7 @@ class RecordedContents:
 
     @classmethod
     def read(cls, ledger: Path) -> "RecordedContents":
-        """Of a data root's ledger; nothing is recorded where there is none."""
+        """Read the ledger of a data root. Without a ledger, nothing is recorded."""
         with closing(Ledger(ledger, read_only=True) if ledger.is_file() else Ledger(IN_MEMORY)) as opened:
             contents = cls(opened)
             for spec in embedding_specs():
@@ -41,14 +41,14 @@ class RecordedContents:
             return contents
 
     def row(self, store: NpyStore, image_id: str) -> FileRow | None:
-        """The row that vouches for the file as it is now; None if no row does, or there is no file."""
+        """Return the row of the file as it is now; None if it has no row, or does not exist."""
         try:
             return self._rows_of(store.spec.kind).get((image_id, store.stat(image_id)))
         except (OSError, ValueError):  # not there, or no name that a file can have
             return None
 
     def find_damage(self, store: NpyStore, image_id: str) -> Finding | None:
-        """The finding, which names the npy file, if a row vouches for it and its bytes are others."""
+        """Return a finding that names the npy file if its bytes are not those of its row."""
         row = self.row(store, image_id)
         if row is None or not self._differs(store, row):
             return None
@@ -67,7 +67,7 @@ class RecordedContents:
 def check_file(
     store: NpyStore, record: dict[str, Any], at: dict[str, Any], contents: RecordedContents | None
 ) -> Iterator[Finding]:
-    """What is wrong with the file of one record: its bytes, else its header and values.
+    """Check the file of one record: its bytes, else its header and values.
 
     Raises:
         OSError: the disk's fault, or no such file.

@@ -57,13 +57,18 @@ def _problem(found: Path, expected: Path) -> str | None:
 def _same_rows(one: Path, other: Path) -> bool:
     try:
         with closing(_opened(one)) as first, closing(_opened(other)) as second:
-            return all(
+            return _is_whole(first) and all(
                 mine == theirs
                 for name, columns in _TABLES.items()
                 for mine, theirs in itertools.zip_longest(_rows(first, name, columns), _rows(second, name, columns))
             )
     except sqlite3.Error:
         return False
+
+
+def _is_whole(database: sqlite3.Connection) -> bool:
+    """Whether SQLite finds no damage. Rows alone may still be readable in a file that is cut off."""
+    return database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
 def _opened(path: Path) -> sqlite3.Connection:

@@ -8,6 +8,7 @@ from click.testing import CliRunner
 from dagster_project.cli.main import cli
 from imagemill.formats.jsonl import write_jsonl
 from imagemill.pipeline.shards.shard_sets import bucket_folder
+from tests.helpers.rot import rot
 from tests.helpers.situations import PRESET_RECORD, SQUARE, preset, shards, stage2_folder
 from tests.helpers.stage2 import picture
 
@@ -122,3 +123,20 @@ def test_bad_value_is_wrong_usage(validate, tmp_path, options):
     (tmp_path / "x.jsonl").touch()
 
     assert validate(tmp_path / "x.jsonl", *options)[0].exit_code == 2
+
+
+def test_records_say_that_no_npy_file_was_opened(validate, tmp_path):
+    root = stage2_folder(tmp_path)
+    (root.derived / "vae_latents" / "a.npy").write_bytes(b"")
+
+    done, _ = validate(root.stage2_jsonl)
+
+    assert done.exit_code == 0
+    assert "the npy files were not opened; `imagemill verify` reads them" in done.stdout
+
+
+def test_sampled_shards_name_a_damaged_file_and_not_the_tar(validate, tmp_path):
+    root = shards(tmp_path)
+    rot(root.derived / "vae_latents" / "a.npy")
+
+    assert rules_of(validate, bucket_folder(root.shards, SQUARE), "--sample", "0") == [{"damaged": 1}]

@@ -373,7 +373,7 @@ def test_member_that_leaves_its_folder_is_refused(shard, key):
 
 @given(st.text(min_size=1, max_size=12), st.text(min_size=1, max_size=12))
 def test_written_member_is_a_plain_file_name(tmp_path_factory, key, suffix):
-    """Whatever key and suffix a caller gives: a name without separators is written, or nothing is."""
+    """For any key and suffix, a name without separators is written, or nothing is."""
     path = tmp_path_factory.getbasetemp() / "any-name.tar"
     try:
         write_shard(path, [(key, [(suffix, b"x")])])

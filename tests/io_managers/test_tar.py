@@ -10,6 +10,7 @@ from imagemill.buckets import BUCKETS
 from imagemill.pipeline.shards.shard_sets import read_manifest
 from imagemill.store.ledger import Ledger
 from io_managers import tar as tar_module
+from tests.helpers.rot import rot
 from tests.helpers.stage2 import stage2
 from tests.helpers.wiring import claims, failure_of, history, materialize, materialized
 
@@ -112,3 +113,18 @@ def test_downstream_asset_gets_the_urls_of_its_buckets(root, instance):
     assert result.output_for_node("urls") == [
         str(root.shards / f"bucket_{SQUARE}" / f"shard-00000{n}.tar") for n in range(2)
     ]  # fmt: skip
+
+
+def test_damaged_file_fails_the_run_after_everything_else_and_is_noted(root, instance):
+    """Its recorded bytes are in no tar yet: the sample is left out, the other bucket is written."""
+    rot(root.derived / "vae_latents" / "a.npy")
+
+    result = pack(root, instance)
+
+    assert "vae_latents/a.npy" in failure_of(result, "bucket_shards")
+    assert written(root, result)["written_samples"] == 2
+    assert materialized(instance, "bucket_shards") == list(BUCKETS)
+    with Ledger(root.ledger) as ledger:
+        found = {(p.asset, p.item, p.reason) for p in ledger.problems()}
+        assert not claims(ledger)
+    assert found == {("vae_latents", "a", "damaged"), ("bucket_shards", "a", "damaged")}

@@ -25,7 +25,7 @@ def as_of_an_earlier_release(root, **vae):
 
 
 def record_models(root, *, preview=False, model="m"):
-    """What the data root records of every kind."""
+    """Record these models in the data root, for every kind."""
     Ledger(root.ledger).close()
     for spec in embedding_specs():
         identity = ModelIdentity(kind=spec.kind, model=model, preview=preview, facts=FACTORS)

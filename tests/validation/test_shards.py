@@ -488,6 +488,13 @@ def test_row_of_energons_index_that_is_another_is_found(packed, change):
     assert check_set(packed).rules == {"energon": 1}
 
 
+def test_index_of_energon_that_is_cut_off_is_found(packed):
+    path = folder_of(packed) / ".nv-meta" / "index.sqlite"
+    path.write_bytes(path.read_bytes()[:-200])
+
+    assert check_set(packed).rules == {"energon": 1}
+
+
 def test_index_of_energon_that_another_sqlite_wrote_passes(packed):
     """Its bytes are as equal as SQLite's version is: rows are compared. Source: docs/formats.md."""
     with closing(sqlite3.connect(folder_of(packed) / ".nv-meta" / "index.sqlite")) as database:

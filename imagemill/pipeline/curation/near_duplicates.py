@@ -319,7 +319,7 @@ def excluded_images(derived: Path, ledger: Ledger, settings: NearDuplicateSettin
 
 
 def reported_images(derived: Path, settings: NearDuplicateSettings) -> Mapping[str, str] | None:
-    """`excluded_images` by the report as it is, whatever the age of the vectors; None if shards need one and there is none."""
+    """Return what shards leave out by the report, even if it is outdated; None if a report is required and missing."""
     if not settings.exclude:
         return {}
     summary = read_summary(derived)

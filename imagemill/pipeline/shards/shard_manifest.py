@@ -32,7 +32,7 @@ _Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class ShardParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a set of shards depends on besides its samples."""
+    """The parameters of a packing run that decide a set, besides its samples."""
 
     shard_size: _Positive = 1000
     shuffle: bool = False
@@ -104,23 +104,23 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 def decode_manifest(document: Any) -> Manifest:
-    """The typed value of a parsed manifest. Raises msgspec.ValidationError for anything else."""
+    """Decode a parsed manifest. Raises msgspec.ValidationError for anything else."""
     return msgspec.convert(document, Manifest)
 
 
 def document_of(manifest: Manifest) -> dict[str, Any]:
-    """The document to write, without a digest; `sealed` adds it."""
+    """Return the document to write, without a digest; `sealed` adds it."""
     document = msgspec.to_builtins(manifest)
     return {name: value for name, value in document.items() if name != SEAL}
 
 
 def sealed(document: Mapping[str, Any]) -> dict[str, Any]:
-    """The document with the digest of its own content."""
+    """Return the document with the digest of its own content."""
     return {**document, SEAL: content_digest(document)}
 
 
 def content_digest(document: Mapping[str, Any]) -> str:
-    """sha256 over the canonical JSON (keys sorted, no white space) of all fields but the digest itself."""
+    """Return the sha256 over the canonical JSON (keys sorted, no white space) of all fields but the digest itself."""
     content = {name: value for name, value in document.items() if name != SEAL}
     return hashlib.sha256(msgspec.json.encode(content, order="sorted")).hexdigest()
 

@@ -118,10 +118,10 @@ def shard_name(number: int) -> str:
 
 
 def load_manifest(folder: Path) -> Manifest:
-    """The manifest of a bucket's set.
+    """Read the manifest of a bucket's set.
 
     Raises:
-        MissingInput: there is none. ImagemillError: it is not one of ours, or was changed after it was written.
+        MissingInput: the file is missing. ImagemillError: it is not one of ours, or was changed after it was written.
     """
     path = folder / MANIFEST
     document = read_manifest_document(folder)
@@ -141,7 +141,7 @@ def load_manifest(folder: Path) -> Manifest:
 
 
 def read_manifest_document(folder: Path) -> Any:
-    """The parsed JSON of a set's manifest, unchecked. Raises as `load_manifest`."""
+    """Return the parsed JSON of a set's manifest, unchecked. Raises as `load_manifest`."""
     try:
         return read_json(folder / MANIFEST)
     except MissingInput:
@@ -154,7 +154,7 @@ def read_manifest_document(folder: Path) -> Any:
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """The manifest of a bucket's set, None if it is absent, foreign or damaged."""
+    """Return the manifest of a bucket's set, None if it is absent, foreign or damaged."""
     try:
         return load_manifest(folder)
     except ImagemillError:

@@ -67,7 +67,7 @@ OURS = {INDEX, TOMBSTONES, MANIFEST}
 
 @dataclass(slots=True)
 class BucketResult:
-    """What became of one bucket. `samples`, `shards`, `bytes`: of its whole set; `new_samples`, `new_shards`: written now.
+    """The outcome of one bucket. `samples`, `shards`, `bytes`: of its whole set; `new_samples`, `new_shards`: written now.
 
     `rotten`: npy files that were not packed because they do not hold their recorded bytes.
     """
@@ -246,7 +246,7 @@ def _write_set(
         provenance=inherited.provenance if inherited else _provenance(plan, identities, before),
     )
     document = document_of(manifest)
-    # A digest would vouch for provenance that was itself taken over unproven.
+    # A digest would make the unproven provenance of an earlier release look proven.
     unproven = inherited is not None and not inherited.sealed
     write_json(folder / MANIFEST, document if unproven else sealed(document))
     return manifest

@@ -1,7 +1,9 @@
-"""Files whose bytes are not those that the ledger recorded, although size, time and inode are: bit rot.
+"""Bit rot: npy files with other bytes than the ledger recorded, but the recorded size, time and inode.
 
-    found by packing, or by `imagemill stage2 --verify` ──> problem `damaged` in the ledger ──> the next plan takes the file
-    for suspect ──> the worker keeps it (right after all), restores it from a shard, or makes it anew
+    packing, or `imagemill stage2 --verify`, finds the file
+      └──> problem `damaged` in the ledger
+             └──> the next plan marks the job as suspect
+                    └──> the worker keeps the file if its bytes are right, restores it from a shard, or makes it again
 
 Belongs here: the ledger's row about such a file.
 Belongs elsewhere: finding them (validation/contents.py, formats/tar.py), copies in shards (pipeline/shards/copies.py), the
@@ -17,7 +19,7 @@ DAMAGED = "damaged"
 
 
 def damaged_file(kind: str, image_id: str, run_id: str = "") -> Problem:
-    """The problem of one npy file: it holds until the file is kept, restored or replaced."""
+    """Return the problem of one npy file; it holds until the file is kept, restored or replaced."""
     return Problem(
         image_id,
         kind,
@@ -30,9 +32,12 @@ def damaged_file(kind: str, image_id: str, run_id: str = "") -> Problem:
 
 
 def note_damage(ledger: Ledger, damaged: Sequence[tuple[str, str]]) -> str | None:
-    """Record damaged files, (kind, image id), for the next run; what to print about it, None if there are none.
+    """Record damaged files, given as (kind, image id), for the next run.
 
-    Without the record no plan could tell such a file from a good one: its size and time are the recorded ones.
+    Without the record a plan cannot distinguish such a file from a good one, because its size and time are the recorded ones.
+
+    Returns:
+        the message for the user; None if `damaged` is empty.
     """
     if not damaged:
         return None
@@ -42,12 +47,12 @@ def note_damage(ledger: Ledger, damaged: Sequence[tuple[str, str]]) -> str | Non
 
 
 def file_name(kind: str, image_id: str) -> str:
-    """The file's path below `derived/`."""
+    """Return the file's path below `derived/`."""
     folder = next((spec.folder for spec in embedding_specs() if spec.kind == kind), kind)
     return f"{folder}/{image_id}.npy"
 
 
 def damaged_files(problems: Iterable[Problem]) -> frozenset[tuple[str, str]]:
-    """(kind, image id) of every file that is known to be damaged."""
+    """Return (kind, image id) of every file that is known to be damaged."""
     kinds = {spec.kind for spec in embedding_specs()}
     return frozenset((p.asset, p.item) for p in problems if p.reason == DAMAGED and p.asset in kinds)

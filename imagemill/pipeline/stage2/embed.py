@@ -282,7 +282,7 @@ class EmbedWorker:
         return EmbedRow(job.image_id, "extracted", job.stat, facts, job.caption_fingerprint, file, staged, replaced)
 
     def _settle(self, job: Job, facts: SourceRow | None, wanted: str | None) -> EmbedRow | None:
-        """Keep a suspect file whose bytes are the recorded ones, or restore them from a shard; None: make it anew."""
+        """Keep a suspect file that holds its recorded bytes, or restore it from a shard; None if it has to be made again."""
         recorded = next((known for known in job.known if known.stat == job.present), None)
         made_from = wanted if facts or self.spec.source == "caption" else None
         if recorded is None or (made_from and recorded.source not in (None, made_from)):

@@ -10,7 +10,7 @@ Source: seed 002, "Rollback Strategy"; CONTRACTS section 1, "rollback".
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ from pathlib import Path
 from imagemill.atomic import sync_folder, temporary_path
 from imagemill.embedding_specs import DINOV3, embedding_specs
 from imagemill.errors import ImagemillError, InvalidNpy, MissingInput
+from imagemill.files import FileSignature
 from imagemill.formats.jsonl import encode_line, read_jsonl, replace_lines
 from imagemill.formats.npy import NpyStore, read_npy
 from imagemill.layout import DataRoot
@@ -27,7 +28,7 @@ from imagemill.pipeline.stage2.recorded import record_id
 from imagemill.pipeline.stage2.stage1 import as_vector, stage1_record
 from imagemill.provenance import forget_identity
 from imagemill.records import is_stage1
-from imagemill.store.ledger import EVERY, Ledger
+from imagemill.store.ledger import EVERY, FileRow, Ledger
 
 _SHOWN = 5
 
@@ -63,7 +64,7 @@ def roll_back(rollback: Rollback, ledger: Ledger, run_id: str) -> dict[str, int]
         for spec in embedding_specs() if rollback.delete_embeddings else ():
             alone.enter_context(claimed(ledger, spec.kind, [EVERY], run_id))
         _keep_version_2(jsonl)
-        counts = _from_backup(jsonl, backup) if backup.is_file() else _from_files(jsonl, rollback.root.derived)
+        counts = _from_backup(jsonl, backup) if backup.is_file() else _from_files(jsonl, rollback.root.derived, ledger)
         ledger.forget_changes()
         if rollback.delete_embeddings:
             counts["deleted_files"] = _delete_embeddings(rollback.root, ledger)
@@ -97,16 +98,16 @@ def _from_backup(jsonl: Path, backup: Path) -> dict[str, int]:
     return {"records": sum(1 for _ in read_jsonl(jsonl)), "from_backup": 1}
 
 
-def _from_files(jsonl: Path, derived: Path) -> dict[str, int]:
-    store = NpyStore(derived / DINOV3.folder, DINOV3)
-    missing = [image_id for image_id in _lacking(jsonl) if not _has_vector(store, image_id)]
+def _from_files(jsonl: Path, derived: Path, ledger: Ledger) -> dict[str, int]:
+    store, recorded = NpyStore(derived / DINOV3.folder, DINOV3), ledger.files(DINOV3.kind)
+    missing = [image_id for image_id in _lacking(jsonl) if not _has_vector(store, image_id, recorded)]
     if missing:
         shown = ", ".join(missing[:_SHOWN]) + (f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else "")
         raise ImagemillError(
             f"{len(missing)} records have no valid vector to put back: {shown}",
             where=store.folder,
             why="the backup of Stage 1 is gone, so every vector has to come from its npy file",
-            do="run `imagemill stage2 --pass dinov3` first",
+            do="run `imagemill stage2 --verify`, which notes damaged files, then `imagemill stage2 --pass dinov3`",
         )
     counts = {"records": 0, "from_backup": 0}
     replace_lines(jsonl, _rebuilt(jsonl, store, counts))
@@ -120,12 +121,14 @@ def _lacking(jsonl: Path) -> Iterator[str]:
             yield image_id
 
 
-def _has_vector(store: NpyStore, image_id: str) -> bool:
+def _has_vector(store: NpyStore, image_id: str, recorded: Mapping[tuple[str, FileSignature], FileRow]) -> bool:
+    """Whether the file is valid, and holds the bytes that the ledger recorded of it, if it did."""
     try:
-        store.check(image_id, 0, 0)
+        content = store.check(image_id, 0, 0)
+        row = recorded.get((image_id, store.stat(image_id)))
     except (InvalidNpy, OSError):
         return False
-    return True
+    return row is None or row.content == content
 
 
 def _rebuilt(jsonl: Path, store: NpyStore, counts: dict[str, int]) -> Iterator[bytes]:

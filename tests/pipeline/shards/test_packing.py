@@ -4,13 +4,14 @@ import pytest
 
 from imagemill.buckets import BUCKETS
 from imagemill.config import Config, NearDuplicateSettings
-from imagemill.errors import MissingInput, ShardExists, WrongUsage
+from imagemill.errors import ImagemillError, MissingInput, ShardExists, WrongUsage
 from imagemill.pipeline.shards.conflicts import refuse_conflicts
 from imagemill.pipeline.shards.packing import Packing, dry_run, plan_packing
 from imagemill.pipeline.shards.shard_sets import ShardParameters, bucket_folder, read_tombstones
 from imagemill.pipeline.shards.shard_writer import write_bucket
 from imagemill.store.ledger import Ledger
 from tests.helpers.product import snapshot
+from tests.helpers.stage1 import stage1_record, write_stage1
 from tests.helpers.stage2 import foreign, record_of
 
 SQUARE, TALL = "1024x1024", "832x1216"
@@ -24,6 +25,32 @@ def root(data_root):
 
 def packing(root, existing="refuse", *, buckets=BUCKETS, **asked):
     return Packing(buckets, root.shards, existing, asked)
+
+
+@pytest.mark.parametrize("existing", ["refuse", "replace", "append", "repack"])
+def test_records_of_stage_1_are_refused_and_the_remedy_migrates_them(root, existing):
+    """Nothing could be packed, and replacing the sets would remove them."""
+    pack(root)
+    before = snapshot(root.shards)
+    write_stage1(root, [stage1_record(0), stage1_record(1)])
+
+    with pytest.raises(ImagemillError, match=r"no record is of version 2: 2 of Stage 1") as error:
+        plan(root, existing)
+    assert "imagemill run" in error.value.do
+    with pytest.raises(ImagemillError, match="no record is of version 2"):
+        dry_run(root, Config(), packing(root, existing))
+    assert snapshot(root.shards) == before
+
+
+def test_records_of_stage_1_beside_others_are_left_out_and_name_the_remedy(root):
+    records = root.stage2_jsonl.read_bytes()
+    write_stage1(root, [stage1_record(0)])
+    root.stage2_jsonl.write_bytes(records + root.stage2_jsonl.read_bytes())
+    with Ledger(root.ledger) as ledger:
+        found, _ = plan_packing(root, Config(), ledger, packing(root))
+
+    assert len(found.ready) == 5
+    assert [(p.reason, p.remedy) for p in found.problems] == [("stage1", "run `imagemill run`: it migrates them")]
 
 
 def plan(root, *given, **asked):

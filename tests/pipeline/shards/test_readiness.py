@@ -682,3 +682,19 @@ def test_caption_of_a_preview_model_is_packed_only_where_that_is_allowed(data_ro
 
     assert ids(found) == (["a", "b"] if allowed else ["b"])
     assert [(p.item, p.reason) for p in found.problems] == ([] if allowed else [("a", "preview_caption")])
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.sampled_from(["..", ".", "/", "\\", "a", "\0", "\n", "victim"]), min_size=1, max_size=6).map("".join)
+)
+def test_record_whose_id_would_leave_the_folder_is_refused(tmp_path_factory, image_id):
+    """No file of it is looked for, and nothing of it is packed."""
+    root = DataRoot(tmp_path_factory.mktemp("ids") / "data")
+    write_text(root.stage2_jsonl, json.dumps(record_of("a") | {"image_id": image_id}))
+    found = ready(root, BUCKETS)
+
+    assert not found.ready
+    (problem,) = found.problems
+    plain = not set(image_id) & set("/\\\0\n") and image_id not in {".", ".."}
+    assert problem.reason == ("missing_file" if plain else "bad_image_id")

@@ -131,7 +131,7 @@ def test_caption_of_a_replaced_image_does_not_count_where_nobody_makes_another(d
 def test_caption_that_a_replaced_image_had_is_not_taken_out_of_its_record(data_root, ledger):
     photos(data_root, "a", captions=False)
     run(data_root, ledger, Model("one"))
-    write_text(data_root.stage2_jsonl, json.dumps(record_of("a")))
+    write_text(data_root.stage2_jsonl, json.dumps(record_of("a", caption="one")))
     picture(data_root.approved / "a.png")
     scan = survey(data_root.approved, ledger)
     look_again(scan.sources, scan, ledger, data_root.approved)

@@ -75,7 +75,7 @@ def test_whole_files_give_no_finding(root):
 
 
 def test_file_that_another_program_replaced_is_not_called_damaged(root):
-    """The ledger does not vouch for it: the next run reads it whole."""
+    """It has no row in the ledger, and the next run reads it whole."""
     path = file_of(root, VAE, "b")
     np.save(path, np.zeros((16, 3, 3), np.float16))
 
@@ -142,7 +142,7 @@ def test_copy_with_the_same_damage_is_not_used(root):
 
 
 def path_in_tar(root, path):
-    """Where the file's last byte is in the tar that holds it."""
+    """Return the position of the file's last byte in the tar that holds it."""
     tar = (root.shards / f"bucket_{SQUARE}" / "shard-000000.tar").read_bytes()
     data = path.read_bytes()
     return tar.index(data) + len(data) - 1

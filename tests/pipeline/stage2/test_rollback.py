@@ -4,12 +4,15 @@ import json
 
 import pytest
 
+from imagemill.embedding_specs import DINOV3
 from imagemill.errors import ImagemillError, MissingInput
+from imagemill.files import fingerprint_file
 from imagemill.formats.jsonl import read_jsonl
-from imagemill.formats.npy import write_npy
+from imagemill.formats.npy import NpyStore, write_npy
 from imagemill.pipeline.stage2.merge import STAGE1, stage1_backup
 from imagemill.pipeline.stage2.rollback import Rollback, roll_back, stage2_backup
-from imagemill.store.ledger import Ledger
+from imagemill.store.ledger import FileRow, Ledger
+from tests.helpers.rot import rot
 from tests.helpers.stage1 import stage1_record, vector
 from tests.helpers.stage2 import record_of, write_text
 
@@ -62,6 +65,21 @@ def test_record_whose_vector_is_nowhere_stops_the_rollback_before_anything_chang
         back(data_root)
 
     assert data_root.stage2_jsonl.read_bytes() == before
+
+
+def test_damaged_vector_is_not_put_back(data_root):
+    """Its size, time and inode are the recorded ones, and its values valid: only the bytes tell."""
+    version_2(data_root, "a", "b")
+    store = NpyStore(data_root.derived / "dinov3", DINOV3)
+    with Ledger(data_root.ledger) as ledger:
+        ledger.record_files(
+            FileRow(DINOV3.kind, i, store.stat(i), None, fingerprint_file(store.path(i)), "m") for i in "ab"
+        )
+    rot(store.path("a"))
+
+    with pytest.raises(ImagemillError, match="1 records have no valid vector to put back: a") as error:
+        back(data_root)
+    assert "imagemill stage2 --verify" in error.value.do
 
 
 def test_rolled_back_file_is_not_rolled_back_again(data_root):

@@ -1,0 +1,32 @@
+"""Commands of the product in the test's own process, with stub encoders: seconds less than a process each."""
+
+import re
+from typing import NamedTuple
+
+from click.testing import CliRunner
+
+from dagster_project.cli.main import cli
+from imagemill.errors import ImagemillError, WrongUsage
+
+
+class Ended(NamedTuple):
+    """How a command ended, and everything that it printed."""
+
+    code: int
+    text: str
+
+
+def called(root, *arguments):
+    """Run `imagemill ARGUMENTS` on a data root. An error without a message for the user propagates."""
+    done = CliRunner().invoke(cli, [*map(str, arguments), "--data-root", str(root.path)])
+    if isinstance(done.exception, ImagemillError):  # as `main` prints it
+        return Ended(2 if isinstance(done.exception, WrongUsage) else 1, f"{done.output}imagemill: {done.exception}")
+    if done.exception and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return Ended(done.exit_code, done.output)
+
+
+def remedies(text):
+    """The commands that the first remedy of an output names, in order."""
+    first = next(line for line in text.splitlines() if line.strip().startswith("do:"))
+    return [command.split() for command in re.findall(r"imagemill ((?:run|shards|stage2)(?: --[a-z]+)*)", first)]
