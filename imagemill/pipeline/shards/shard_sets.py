@@ -26,6 +26,7 @@ from imagemill.buckets import BUCKETS
 from imagemill.errors import ImagemillError
 from imagemill.formats.jsonl import read_jsonl
 from imagemill.formats.manifest import read_json
+from imagemill.geometry import MAX_SIDE
 
 FORMAT = "imagemill-shards/2"
 INDEX = "index.jsonl"
@@ -38,6 +39,7 @@ MASK_MEMBER = "t5m.npy"
 
 
 _Count = Annotated[int, msgspec.Meta(ge=1)]
+_Measure = Annotated[int, msgspec.Meta(ge=0, le=MAX_SIDE)]
 
 
 class ShardParameters(msgspec.Struct, frozen=True):
@@ -62,9 +64,9 @@ class IndexLine(msgspec.Struct, frozen=True):
     offset: int
     size: int
     digest: str
-    width: int = 0
-    height: int = 0
-    tokens: int = 0
+    width: _Measure = 0
+    height: _Measure = 0
+    tokens: _Measure = 0
 
     @property
     def place(self) -> tuple[str, int]:
