@@ -73,9 +73,9 @@ def convert(
     read = find_adapter(adapter)
     if split not in SPLITS:
         raise WrongUsage(f"no split {split!r}", do=f"choose from {', '.join(SPLITS)}")
-    if not annotations.is_file():
+    if not os.path.isfile(annotations):
         raise MissingInput("no file of annotations", where=annotations, do="check --annotations")
-    if not images.is_dir():
+    if not os.path.isdir(images):
         raise MissingInput("no folder of images", where=images, do="check --images")
     source = Source(annotations, images, geometry)
     _check_link(dataset, images)

@@ -93,6 +93,7 @@ def parse_tolerating(raw: bytes, field: str) -> dict[str, Any] | None:
         loose = json.loads(raw.decode("utf-8"))
         if not isinstance(loose, dict) or field not in loose or is_too_deep(raw, loose):
             return None
+        _encoder.encode(loose[field])  # raises for what JSON cannot hold, such as a lone surrogate
         rest = parse_object(json.dumps({key: loose[key] for key in loose if key != field}).encode())
     except (ValueError, RecursionError):
         return None

@@ -6,6 +6,7 @@ Belongs elsewhere: one record (imagemill/preset_records.py), one image (images.p
 Source: seed 004; CONTRACTS sections 3 and 4.
 """
 
+import os
 import posixpath
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -109,7 +110,7 @@ def base_of(folder: Path, manifest: Mapping[str, Any]) -> Path | None:
     if not isinstance(name, str) or name in {"", ".", ".."} or name != Path(name).name:
         return None
     path = folder.absolute().parent / name
-    return path if path.is_dir() else None
+    return path if os.path.isdir(path) else None  # also False for a name that no file system holds
 
 
 class _PresetLines:

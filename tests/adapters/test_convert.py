@@ -308,6 +308,9 @@ def test_wrong_words_are_told_with_the_right_ones(run, tmp_path, images):
         convert(Dataset(tmp_path / "x"), "coco", tmp_path / "no.json", images)
     with pytest.raises(MissingInput, match="images"):
         convert(Dataset(tmp_path / "x"), "coco", tmp_path / "annotations.json", tmp_path / "no")
+    for name in ("x" * 5000, "a\0b"):
+        with pytest.raises(MissingInput, match="annotations"):
+            convert(Dataset(tmp_path / "x"), "coco", tmp_path / name, images)
 
 
 def test_adapters_are_the_modules_of_their_folder():

@@ -287,6 +287,7 @@ def test_one_field_may_contain_nan_and_infinity(value):
     "raw",
     [
         b'{"%b": [NaN], "score": NaN}', b'{"%b": [NaN], "score": 1e999}', b'{"%b": [NaN], "caption": "\\ud800"}',
+        b'{"%b": [NaN, "\\ud800"]}', b'{"%b": {"\\udfff": NaN}}',
         b'{"%b": [NaN]', b'["%b", NaN]', b'{"%b": [NaN], "caption": "\xff"}',
         b'{"%b": NaN, "a": ' + b"[" * 500 + b"]" * 500 + b"}",
         b'{"%b": [NaN], "n": ' + b"9" * 5000 + b"}", b'{"a": {"%b": NaN}}', b"\xef\xbb\xbf" + b'{"%b": [NaN]}',

@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import tarfile
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -298,6 +299,17 @@ def within(seconds: int) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
+@contextmanager
+def named(name: str, seed: int) -> Iterator[None]:
+    """Name the seed of a failure and where it happened; pytest cannot print every traceback of a deep recursion."""
+    try:
+        yield
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{last.filename}:{last.lineno}"
+        pytest.fail(f"{name}, SEED={seed}: {type(error).__name__} in {where}: {str(error)[:300]}", pytrace=False)
+
+
 def everything_below(folder: Path) -> set[str]:
     return {str(path) for path in folder.rglob("*") if "work" not in path.relative_to(folder).parts[:1]}
 
@@ -335,10 +347,8 @@ def test_hostile_input_gives_an_error_of_ours_or_findings(tmp_path, name, seed):
 def test_ten_thousand_hostile_inputs_give_errors_of_ours_or_findings(tmp_path, name):
     first = int(os.environ.get("SEED", "0"))
     for seed in range(first, first + SOAK):
-        try:
+        with named(name, seed):
             attack(tmp_path, PARSERS[name], seed)
-        except Exception as error:
-            raise AssertionError(f"{name}, SEED={seed}") from error
     assert everything_below(tmp_path) == set()
 
 
@@ -379,7 +389,5 @@ def test_hostile_file_in_a_set_of_shards_gives_findings(shard_folder, name, seed
 @pytest.mark.parametrize("name", SET_FILES)
 def test_ten_thousand_hostile_files_in_a_set_of_shards_give_findings(shard_folder, name):
     for seed in range(SOAK):
-        try:
+        with named(name, seed):
             attack_set(shard_folder, name, seed)
-        except Exception as error:
-            raise AssertionError(f"{name}, SEED={seed}") from error

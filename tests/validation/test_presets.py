@@ -204,7 +204,7 @@ def test_base_is_a_sibling_and_nothing_else(tmp_path):
     (tmp_path / "derived").mkdir()
 
     assert base_of(tmp_path / "derived", {"base": {"preset": "base"}}) == tmp_path / "base"
-    for name in ("gone", "../base", "", ".", "..", None, 7):
+    for name in ("gone", "../base", "", ".", "..", None, 7, "a" * 300, "a\0"):
         assert base_of(tmp_path / "derived", {"base": {"preset": name}}) is None
     assert base_of(tmp_path / "derived", {"base": "base"}) is None
 

@@ -300,6 +300,16 @@ def test_manifest_that_says_otherwise_than_the_index_is_found(packed, changes, r
     assert report.findings[0].file == f"bucket_{SQUARE}/manifest.json"
 
 
+@pytest.mark.parametrize("field", ["width", "height", "tokens"])
+@pytest.mark.parametrize("value", [10**400, 2**31, -1])
+def test_index_with_a_measure_that_no_image_has_is_found(packed, field, value):
+    path = folder_of(packed) / "index.jsonl"
+    first, *rest = path.read_text().splitlines()
+    write_text(path, json.dumps({**json.loads(first), field: value}), *rest)
+
+    assert "index" in check_set(packed).rules
+
+
 @pytest.mark.parametrize("shard_size", [1, 2])
 def test_tar_whose_members_occur_twice_is_found(layout, shard_size):
     """The copies follow other samples or, with one sample per tar, the sample itself."""

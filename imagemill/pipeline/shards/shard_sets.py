@@ -26,6 +26,7 @@ from imagemill.buckets import BUCKETS
 from imagemill.errors import ImagemillError, MissingInput
 from imagemill.formats.jsonl import read_jsonl
 from imagemill.formats.manifest import read_json
+from imagemill.geometry import MAX_SIDE
 from imagemill.ids import id_problem
 from imagemill.pipeline.shards.shard_manifest import (
     SEAL,
@@ -46,6 +47,8 @@ MASK_MEMBER = "t5m.npy"
 
 _RESTORE = "restore the file, or write the set again: `imagemill shards --overwrite`"
 
+_Measure = Annotated[int, msgspec.Meta(ge=0, le=MAX_SIDE)]
+
 
 class IndexLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One sample in a tar: bytes from the tar's beginning. Decoding refuses ids and tar names that are no file names.
@@ -60,9 +63,9 @@ class IndexLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     offset: int
     size: int
     digest: str
-    width: int = 0
-    height: int = 0
-    tokens: int = 0
+    width: _Measure = 0
+    height: _Measure = 0
+    tokens: _Measure = 0
 
     def __post_init__(self) -> None:
         _refuse_no_id(self.image_id)

@@ -80,7 +80,7 @@ def test_mark_goes_with_the_last_old_file_and_takes_rows_of_replaced_ones_along(
     assert finish(ledger, store(root), ["a", "b"]) == []
     assert DINOV3.kind in ledger.regenerating()
 
-    for (image_id, stat), row in ledger.files(DINOV3.kind).items():
+    for (image_id, _), row in ledger.files(DINOV3.kind).items():
         ledger.record_files([msgspec.structs.replace(row, maker="newer")])
         ledger.record_files([msgspec.structs.replace(row, stat=posix_signature(1, 1, 1), maker=SUPERSEDED)])
         assert image_id in "ab"
