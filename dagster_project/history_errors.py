@@ -62,7 +62,7 @@ def config_unusable(file: Path, why: str) -> HistoryUnusable:
 
 
 def _database_error(error: BaseException | None) -> BaseException | None:
-    """The SQLite error that an exception of SQLAlchemy came from; None if there is none.
+    """Return the SQLite error that an exception of SQLAlchemy wraps, or None.
 
     The ledger is read without SQLAlchemy: its errors are not the history's.
     """

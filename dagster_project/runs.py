@@ -53,7 +53,7 @@ _QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 # How a full disk reads once Dagster has turned its error into text.
 _DISK_FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT), "database or disk is full")
 
-# How a damaged database of the history reads; the ledger is used without SQLAlchemy, which writes the brackets.
+# Errors of a damaged history as text. Only SQLAlchemy writes the brackets, and the ledger is used without it.
 _DAMAGED_HISTORY = re.compile(
     r"\(sqlite3\.\w+\) (database disk image is malformed|disk I/O error|file is not a database)"
 )

@@ -275,7 +275,7 @@ def open_work(root: DataRoot, *, may_begin: bool = False) -> Iterator[Work]:
     """A data root with its Dagster history, for one command. A wrong configuration is refused before anything begins.
 
     Args:
-        may_begin: whether the command may create a data root in a folder that is none yet.
+        may_begin: whether the command may create a data root in a folder without one.
     """
     refuse_no_root(root, may_begin=may_begin)
     config_of(root)

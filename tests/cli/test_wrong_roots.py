@@ -1,4 +1,4 @@
-"""Folders that are none: URLs, mistyped data roots, read-only ones. Nothing is created, and one message says what to do."""
+"""Wrong folders: URLs, mistyped data roots, read-only ones. Nothing is created, and one message says what to do."""
 
 import os
 import subprocess

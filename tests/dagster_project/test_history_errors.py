@@ -32,7 +32,7 @@ def root(made, tmp_path):
 
 
 def used(root):
-    """What a command does with a history."""
+    """Use a history as a command does."""
     with open_instance(root) as instance:
         instance.get_runs()
         instance.get_asset_keys()
