@@ -5,7 +5,7 @@ Where the history is, and opening it: instance.py. Errors inside a run: runs.py.
 
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from imagemill.errors import ImagemillError, is_disk_full
@@ -35,11 +35,25 @@ def history_errors(home: Path) -> Iterator[None]:
 
 
 def database_unusable(home: Path, why: str) -> HistoryUnusable:
-    """The error for databases of the history below this home."""
-    folder = home / "history"
+    """The error for databases below this home; names the first damaged one that can be found fast."""
+    damaged = next((file for file in sorted(home.rglob("*.db")) if not _opens(file)), None)
+    folder = home / damaged.relative_to(home).parts[0] if damaged else home / "history"
     return HistoryUnusable(
-        "the Dagster history cannot be used", where=folder, why=why, do=_DO_DATABASE.format(folder=folder)
+        "the Dagster history cannot be used",
+        where=damaged or f"{home / 'history'}, {home / 'schedules'}",
+        why=why,
+        do=_DO_DATABASE.format(folder=folder),
     )
+
+
+def _opens(file: Path) -> bool:
+    """Whether SQLite reads the table of contents of a database."""
+    try:
+        with closing(sqlite3.connect(f"{file.as_uri()}?mode=ro", uri=True)) as database:
+            database.execute("SELECT name FROM sqlite_master").fetchall()
+    except sqlite3.Error:
+        return False
+    return True
 
 
 def config_unusable(file: Path, why: str) -> HistoryUnusable:
@@ -48,7 +62,7 @@ def config_unusable(file: Path, why: str) -> HistoryUnusable:
 
 
 def _database_error(error: BaseException | None) -> BaseException | None:
-    """The SQLite error that an exception of SQLAlchemy came from; None if there is none.
+    """Return the SQLite error that an exception of SQLAlchemy wraps, or None.
 
     The ledger is read without SQLAlchemy: its errors are not the history's.
     """

@@ -90,7 +90,9 @@ def _config_errors(home: Path) -> Iterator[None]:
     try:
         yield
     except (DagsterError, CheckError, ImportError, AttributeError, TypeError, ValueError) as error:
-        raise config_unusable(home / DAGSTER_CONFIG, " ".join(str(error).split())) from error
+        # Dagster writes its whole schema before its findings.
+        _, found, findings = str(error).partition("Error 1: ")
+        raise config_unusable(home / DAGSTER_CONFIG, " ".join((findings if found else str(error)).split())) from error
 
 
 def environment_of(root: DataRoot) -> dict[str, str]:
@@ -106,11 +108,11 @@ def open_instance(root: DataRoot) -> Iterator[DagsterInstance]:
         DiskFull: where history or ledger could not be written to in the block.
         NotTrusted, HistoryUnusable, ReadOnly: as `prepare_home`; a database of the history is damaged.
     """
-    home = home_of(root)
-    with disk_full_told(root.path), history_errors(home), _environment(environment_of(root)):
-        reference = reference_of(prepare_home(root), _TO_THE_TERMINAL)
+    with disk_full_told(root.path), history_errors(home_of(root)):
+        # Before the environment is set: there, DAGSTER_HOME is the user's consent.
+        home = prepare_home(root)
         use(root.owners)
-        with _opened(home, reference) as instance:
+        with _environment(environment_of(root)), _opened(home, reference_of(home, _TO_THE_TERMINAL)) as instance:
             yield instance
 
 
@@ -130,13 +132,14 @@ def serialized_instance(root: DataRoot) -> str:
     Raises:
         NotTrusted, HistoryUnusable, ReadOnly, DiskFull: as `open_instance`.
     """
-    home = home_of(root)
-    with disk_full_told(root.path), history_errors(home), _environment(environment_of(root)):
-        reference = reference_of(prepare_home(root))
-        with _opened(home, reference) as instance:
-            _read_some(instance)
-            sweep(instance)
-        return serialize_value(reference)
+    with disk_full_told(root.path), history_errors(home_of(root)):
+        home = prepare_home(root)
+        with _environment(environment_of(root)):
+            reference = reference_of(home)
+            with _opened(home, reference) as instance:
+                _read_some(instance)
+                sweep(instance)
+            return serialize_value(reference)
 
 
 def _read_some(instance: DagsterInstance) -> None:

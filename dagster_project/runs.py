@@ -21,6 +21,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import dagster as dg
@@ -38,6 +39,7 @@ from dagster._core.utils import make_new_run_id
 from dagster._utils.interrupts import capture_interrupts
 from dagster_shared.error import SerializableErrorInfo
 
+from dagster_project.history_errors import database_unusable
 from dagster_project.service import ATTRIBUTE, LOCATION, MODULE
 from imagemill.errors import FULL_DISK, ImagemillError
 from io_managers.events import DEFER, IMAGES_FAILED, OWNER_TAG, is_orphan, owner_of_run
@@ -50,6 +52,11 @@ _QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 
 # How a full disk reads once Dagster has turned its error into text.
 _DISK_FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT), "database or disk is full")
+
+# Errors of a damaged history as text. Only SQLAlchemy writes the brackets, and the ledger is used without it.
+_DAMAGED_HISTORY = re.compile(
+    r"\(sqlite3\.\w+\) (database disk image is malformed|disk I/O error|file is not a database)"
+)
 
 _LIVE = [
     dg.DagsterRunStatus.NOT_STARTED,
@@ -384,6 +391,8 @@ def _explained(step: str, error: SerializableErrorInfo | None) -> StepFailure:
     ours = re.match(rf"(?:imagemill|resources)[\w.]*\.{re.escape(kind)}: ", message)
     if ours:
         return StepFailure(step, kind, message[ours.end() :])
+    if damaged := _DAMAGED_HISTORY.search(message):
+        return StepFailure(step, kind, str(database_unusable(Path(os.environ["DAGSTER_HOME"]), damaged[1])))
     if any(text in message for text in _DISK_FULL):
         message = str(ImagemillError(message, do=FULL_DISK))
     return StepFailure(step, kind, message, "".join(error.stack))

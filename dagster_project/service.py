@@ -37,7 +37,7 @@ PROJECT = str(Path(__file__).parents[1])
 
 
 class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What the services of one UI work on.
+    """Settings shared by the services of one UI.
 
     Attributes:
         instance: serialized reference of the Dagster instance.

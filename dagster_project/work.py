@@ -23,7 +23,6 @@ from dagster_project.instance import open_instance
 from dagster_project.jobs import published
 from dagster_project.partitions import register, register_images, register_missions
 from dagster_project.runs import RunOutcome, run_here
-from imagemill.atomic import sweep_temporaries
 from imagemill.embedding_specs import EmbeddingSpec, embedding_specs
 from imagemill.formats.npy import NpyStore
 from imagemill.layout import DataRoot
@@ -37,7 +36,7 @@ from imagemill.pipeline.stage2.recorded import read_recorded
 from imagemill.pipeline.stage2.regenerate import cancel, finish, regenerate, resume
 from imagemill.pipeline.stage2.scan import Scan, survey
 from imagemill.pipeline.stage_a.stage_a_problems import ASSET as GROUPS
-from imagemill.places import refuse_no_folder, refuse_no_root, refuse_read_only
+from imagemill.places import refuse_no_folder, refuse_no_root, refuse_read_only, sweep_state
 from imagemill.store.ledger import Ledger
 from imagemill.store.second_copy import open_ledger
 from resources.captioner import CaptionerResource
@@ -291,7 +290,7 @@ def open_work(root: DataRoot, *, may_begin: bool = False) -> Iterator[Work]:
     """A data root with its Dagster history, for one command. A wrong configuration is refused before anything begins.
 
     Args:
-        may_begin: whether the command may create a data root in a folder that is none yet.
+        may_begin: whether the command may create a data root in a folder without one.
     """
     refuse_no_root(root, may_begin=may_begin)
     config_of(root)
@@ -300,9 +299,3 @@ def open_work(root: DataRoot, *, may_begin: bool = False) -> Iterator[Work]:
     with open_instance(root) as instance:
         sweep_state(root)
         yield Work(root, instance)
-
-
-def sweep_state(root: DataRoot) -> None:
-    """Remove temporary files of dead processes from the folders that no run sweeps."""
-    for folder in (root.path, root.state, root.quarantine, root.derived, root.shards):
-        sweep_temporaries(folder)

@@ -16,7 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal, get_args
 
-from imagemill.atomic import atomic_write
+from imagemill.atomic import atomic_write, sweep_temporaries
+from imagemill.embedding_specs import embedding_specs
 from imagemill.errors import ImagemillError, MissingInput, WrongUsage
 from imagemill.layout import DEFAULT_ROOT, DataRoot, local_path
 from imagemill.store.ledger import Ledger
@@ -135,6 +136,21 @@ def refuse_no_images(root: DataRoot) -> None:
             where=root.approved,
             do="check --data-root; put images there, captions beside them as {image_id}.txt",
         )
+
+
+def sweep_state(root: DataRoot) -> None:
+    """Remove temporary files of dead processes from the folders in which a command writes single files.
+
+    The folders of embedding kinds, shard sets, presets and Stage-A are swept by what writes them.
+    """
+    kinds = {spec.folder for spec in embedding_specs()}
+    reports = [entry.path for entry in _folders(root.derived) if entry.name not in kinds]
+    for folder in (root.state, root.quarantine, root.derived, root.shards, *map(Path, reports)):
+        sweep_temporaries(folder)
+
+
+def _folders(folder: Path) -> list[os.DirEntry[str]]:
+    return [entry for entry in os.scandir(folder) if entry.is_dir()] if folder.is_dir() else []
 
 
 def gone(root: DataRoot) -> dict[str, Path]:

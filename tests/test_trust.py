@@ -70,7 +70,7 @@ def test_storage_launcher_limits_retries_monitoring_telemetry_and_logs_need_no_c
     ],
 )
 def test_anything_else_needs_consent(data_root, text, setting):
-    """Source of the log handler: logging.config calls whatever `()` names."""
+    """logging.config calls the object that `()` names."""
     (demand,) = dagster_demands(dagster_yaml(data_root, text))
     assert demand.setting == setting
     assert "\n" not in str(demand)

@@ -9,7 +9,7 @@ import click
 from dagster_project.cli.options import root_options
 from imagemill.errors import WrongUsage
 from imagemill.layout import DataRoot
-from imagemill.places import refuse_no_root, refuse_read_only
+from imagemill.places import refuse_no_root, refuse_read_only, sweep_state
 from imagemill.web_guard import allowed_host
 
 
@@ -29,6 +29,7 @@ def command(root: DataRoot, port: int, host: str, allowed: tuple[str, ...]) -> N
     hosts = tuple(dict.fromkeys(allowed_host(name) for name in (host, *allowed)))
     refuse_no_root(root)
     refuse_read_only(root.state)
+    sweep_state(root)
     _refuse_port(host, port)
     from dagster_project.instance import environment_of, serialized_instance
     from dagster_project.service import ServiceSettings

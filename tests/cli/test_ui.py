@@ -22,7 +22,7 @@ from tests.helpers.product import PROJECT, imagemill, photos
 from tests.helpers.ui import STUBBED, Ui, free_port, wait_until
 
 READY_SECONDS = 180
-# What a user waits for; the machine may be busy.
+# Generous: the machine may be busy.
 END_SECONDS = 15
 
 # A shell without job control starts `&` with SIGINT ignored, as every script does.

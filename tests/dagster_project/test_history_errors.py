@@ -1,0 +1,140 @@
+"""A damaged or unusable Dagster history: one message with what, where, why, do; never a traceback."""
+
+import os
+import shutil
+
+import pytest
+from sqlalchemy.exc import OperationalError
+
+from dagster_project.history_errors import HistoryUnusable, history_errors
+from dagster_project.instance import open_instance, serialized_instance
+from dagster_project.runs import _explained
+from imagemill.layout import DataRoot
+from tests.helpers.product import imagemill, photos
+
+DATABASES = ["history/runs.db", "history/runs/index.db", "schedules/schedules.db"]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A data root with a history of two runs."""
+    root = DataRoot(tmp_path_factory.mktemp("made") / "data")
+    photos(root.approved, 2)
+    done = imagemill("run", "--data-root", root.path, stub=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return root
+
+
+@pytest.fixture
+def root(made, tmp_path):
+    shutil.copytree(made.path, tmp_path / "data")
+    return DataRoot(tmp_path / "data")
+
+
+def used(root):
+    """Use a history as a command does."""
+    with open_instance(root) as instance:
+        instance.get_runs()
+        instance.get_asset_keys()
+        instance.all_instigator_state()
+
+
+@pytest.mark.parametrize("opens", [used, serialized_instance])
+@pytest.mark.parametrize("name", DATABASES)
+def test_garbage_in_a_database_is_named_with_the_remedy(root, name, opens):
+    file = root.dagster_home / name
+    file.write_bytes(os.urandom(8192))
+
+    with pytest.raises(HistoryUnusable, match="history cannot be used") as raised:
+        opens(root)
+
+    assert str(raised.value.where) == str(file)
+    folder = root.dagster_home / name.split("/")[0]
+    assert f"move {folder} elsewhere" in raised.value.do
+
+    folder.rename(folder.with_name("moved"))
+    opens(root)
+
+
+@pytest.mark.parametrize("name", DATABASES[:2])
+def test_damaged_pages_are_a_message_too(root, name):
+    """The header is whole: the file opens, and reading it fails later."""
+    file = root.dagster_home / name
+    data = bytearray(file.read_bytes())
+    data[4096:] = os.urandom(len(data) - 4096)
+    file.write_bytes(data)
+    for journal in file.parent.glob(f"{file.name}-*"):
+        journal.unlink()
+    photos(root.approved, 3)
+
+    done = imagemill("run", "--data-root", root.path, stub=True)
+
+    text = done.stdout + done.stderr
+    assert done.returncode == 1, text
+    assert "the Dagster history cannot be used" in text
+    assert "Traceback" not in text
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("{", "flow node"),
+        ("- a", "list"),
+        ("\x00", "special characters"),
+        ("storage: 3", "int"),
+        ("telemetry: {enabled: 7}", "telemetry"),
+        ("unknown_setting: {}", "unknown_setting"),
+        ("run_coordinator: {module: dagster_project.coordinator, class: Absent}", "Absent"),
+        ("storage: {custom: {module: dagster_project.absent, class: X}}", "dagster_project.absent"),
+        ("run_launcher: {module: dagster, class: DefaultRunLauncher, config: {x: 1}}", "x"),
+        ("storage: {sqlite: {base_dir: {env: NOT_SET}}}", "NOT_SET"),
+    ],
+)
+def test_unusable_dagster_yaml_is_named(data_root, tmp_path, monkeypatch, text, why):
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "dagster.yaml").write_text(text)
+    monkeypatch.setenv("DAGSTER_HOME", str(home))
+
+    with pytest.raises(HistoryUnusable, match=r"dagster.yaml cannot be used") as raised:
+        used(data_root)
+
+    assert raised.value.where == home / "dagster.yaml"
+    assert why in str(raised.value.why)
+    assert "\n" not in str(raised.value.why)
+
+
+def test_input_output_error_inside_a_database_is_a_message(tmp_path):
+    import sqlite3
+
+    error = OperationalError("SELECT 1", {}, sqlite3.OperationalError("disk I/O error"))
+    with pytest.raises(HistoryUnusable, match="history cannot be used"), history_errors(tmp_path):
+        raise error
+    with pytest.raises(ZeroDivisionError), history_errors(tmp_path):
+        raise ZeroDivisionError
+
+
+def test_error_of_the_ledger_is_not_called_one_of_the_history(tmp_path):
+    import sqlite3
+
+    with pytest.raises(sqlite3.DatabaseError), history_errors(tmp_path):
+        raise sqlite3.DatabaseError("file is not a database")
+
+
+def test_step_that_met_a_damaged_history_says_so(monkeypatch, tmp_path):
+    from dagster_shared.error import SerializableErrorInfo
+
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
+    message = "sqlalchemy.exc.DatabaseError: (sqlite3.DatabaseError) database disk image is malformed\n[SQL: SELECT]"
+    failure = _explained("dinov3_npy", SerializableErrorInfo(message, ["frame"], "DatabaseError"))
+    assert "the Dagster history cannot be used" in failure.text
+    assert failure.trace == ""
+
+
+@pytest.mark.parametrize("name", ["data [2024]", "a*b"])
+def test_settings_are_found_in_a_folder_with_wildcards_in_its_name(tmp_path, name):
+    """Dagster expands the path, and would read another folder's settings or none."""
+    root = DataRoot(tmp_path / name)
+    root.approved.mkdir(parents=True)
+    with open_instance(root) as instance:
+        assert instance.get_concurrency_config().run_queue_config.max_concurrent_runs == 1
