@@ -1,4 +1,4 @@
-"""What a folder's files are, from one pass over it: a signature each, and none is opened.
+"""List folders: the signature of each file, from one pass, without opening any.
 
 A call per file is all the work there is, and the interpreter takes one at a time: large folders are therefore listed side by
 side, each by a small interpreter of its own.

@@ -46,7 +46,7 @@ def locate(given: str | os.PathLike[str] | None = None) -> DataRoot:
 
 
 def with_recorded(root: DataRoot, setting: Callable[[str], str | None]) -> DataRoot:
-    """Return the data root with the folders that earlier runs were told to use, by the settings that record them."""
+    """Return the data root with the folders that earlier runs used instead of the default ones, by the recorded settings."""
     found = {name: setting(f"{_PLACE}{name}") for name in get_args(Place)}
     return replace(root, **{f"{name}_at": Path(place) if place else None for name, place in found.items()})
 

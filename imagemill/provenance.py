@@ -23,7 +23,7 @@ _NO_MODEL = {UNKNOWN, UNKNOWN_PREVIEW, SUPERSEDED}
 SCHEME = 1
 """Number of the present set of facts. A scheme that adds facts adds their old values below."""
 
-# Facts that a later scheme added, with the value that identities without them stand for.
+# Facts that a later scheme added, with the value that identities without them imply.
 OLD_VALUES: Mapping[str, Any] = {
     "size": "original",
     "tokens": 77,
@@ -138,7 +138,7 @@ def guard_identity(ledger: Ledger, identity: ModelIdentity) -> ModelIdentity:
             f"(recorded {recorded.model}, requested {identity.model}; differs in {', '.join(fields)})",
             where=ledger.path,
             why="one directory never mixes the vectors of two models",
-            do="set the recorded model in imagemill.yaml, or make every file anew with "
+            do="set the recorded model in imagemill.yaml, or replace every file with "
             f"`imagemill stage2 --regenerate {identity.kind}`",
         )
     return recorded
@@ -156,7 +156,7 @@ def _refuse_other_makers(ledger: Ledger, identity: ModelIdentity) -> None:
             f"(made by {', '.join(others)}, requested {identity.model} {identity.key})",
             where=ledger.path,
             why="one directory never mixes the vectors of two models",
-            do="set the model that made the files in imagemill.yaml, or make every file anew with "
+            do="set the model that made the files in imagemill.yaml, or replace every file with "
             f"`imagemill stage2 --regenerate {identity.kind}`",
         )
 

@@ -2,8 +2,8 @@
 
     .imagemill/owners/<folder's inode>-<random>    locked by one process from its first use until it ends
 
-A process is dead if the lock of its file can be taken, or the file is gone: the kernel releases the lock however the process
-ends, and whichever process namespace or host name it had. Temporary files, leases and runs carry the file's name.
+A process is dead if the lock of its file can be taken, or the file is gone: the kernel releases the lock when the process
+ends. Process namespaces and host names do not matter. Temporary files, leases and runs carry the file's name.
 
 The lock is an open file description lock: it belongs to the open file, not to the process id. Where the system has none,
 flock(2) has the same property on local disks.

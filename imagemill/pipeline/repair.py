@@ -55,11 +55,11 @@ class Packed:
 
 @dataclass(slots=True)
 class Repair:
-    """What a repair would write.
+    """The contents of a rebuilt ledger.
 
     Attributes:
         damage: what is wrong with the ledger; None if it is whole.
-        copied_at: when the second copy was written, None if there is none.
+        copied_at: time of the second copy, None without one.
         invalid: npy files that are no good, with the reason: the next run makes them again.
     """
 

@@ -5,7 +5,7 @@
     {"format": 1, "settings": {"identity.vae_latents": "{…}"}, "withdrawn": {…}}
 
 It is written after the ledger changed, and read only where a data root has a new, empty ledger beside data of earlier runs:
-`.imagemill/` was lost. Whatever is taken from it is reported.
+`.imagemill/` was lost. What is taken from it is reported.
 """
 
 import sys
@@ -57,7 +57,7 @@ def open_ledger(root: DataRoot) -> Ledger:
 
 
 def restore(root: DataRoot, ledger: Ledger) -> FoundCopy | None:
-    """Take settings and withdrawals that the ledger lacks from the newest second copy; return it, None if there is none."""
+    """Take settings and withdrawals that the ledger lacks from the newest second copy; return it, None without one."""
     found = newest(root)
     if found is None:
         return None
@@ -97,7 +97,7 @@ def refresh(root: DataRoot, ledger: Ledger) -> None:
 
 
 def newest(root: DataRoot) -> FoundCopy | None:
-    """Return the copy that was written last, None if there is none that can be read."""
+    """Return the copy that was written last, None if no copy can be read."""
     found = [
         FoundCopy(copy, datetime.fromtimestamp(path.stat().st_mtime, UTC))
         for path in _paths(root) if (copy := read_copy(path))

@@ -75,7 +75,7 @@ names = st.text(max_size=300) | st.sampled_from([OUTSIDE, "/etc/passwd", "..", "
 
 @given(names)
 def test_store_writes_inside_its_folder_or_refuses(tmp_path_factory, name):
-    """Whatever the text, the path is a direct child of the folder."""
+    """For any text, the path is a direct child of the folder."""
     folder = tmp_path_factory.getbasetemp() / "store"
     store = NpyStore(folder, DINOV3)
     try:

@@ -1,4 +1,4 @@
-"""Who is alive: told by file locks, whatever host name or process namespace a process has."""
+"""Liveness by file locks, independent of host names and process namespaces."""
 
 import os
 import shutil

@@ -65,7 +65,7 @@ class RecordedCaption(msgspec.Struct, frozen=True):
 
 
 class CaptionKey(msgspec.Struct, frozen=True):
-    """What tells a caption from another, without its text and mask."""
+    """The identifying fields of a caption, without its text and mask."""
 
     image_id: str
     stat: FileSignature | None = msgspec.field(name="signature")

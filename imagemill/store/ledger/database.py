@@ -136,7 +136,7 @@ class Database:
 
 
 def _is_damage(error: sqlite3.OperationalError) -> bool:
-    """Whether an operational error comes from the file's contents: a missing table, a malformed schema, text that is none."""
+    """Whether an operational error comes from the file's contents: a missing table, a malformed schema, invalid text."""
     name = getattr(error, "sqlite_errorname", None) or ""
     return name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_ERROR")) or "Could not decode" in str(error)
 

@@ -43,7 +43,7 @@ class LeaseLost(ImagemillError, RuntimeError):
 
 
 class Leases(Database):
-    """Reads and writes of leases. The names `claim` and `release` stand for taking and giving back a lease."""
+    """Reads and writes of leases: `claim` takes them, `release` gives them back."""
 
     def claim(self, asset: str, items: Sequence[str], run_id: str) -> set[str]:
         """Lease all of these partitions to this process, or none of them.
