@@ -14,6 +14,7 @@ from imagemill.pipeline.curation.near_duplicates import reported_images
 from imagemill.pipeline.shards.shard_sets import refuse_no_sets
 from imagemill.pipeline.story import open_ledger
 from imagemill.places import refuse_gone
+from imagemill.store.ledger import LedgerDamaged
 from imagemill.validation.contents import RecordedContents
 from imagemill.validation.findings import Report, as_text, collect
 from imagemill.validation.shard_coverage import shard_coverage
@@ -28,7 +29,7 @@ from imagemill.validation.validator import Options, missing, validate, verify_st
 @root_options
 def command(root: DataRoot, sample: int) -> None:
     """Read everything back and compare. Names each bad id; exit 1 on any finding."""
-    open_ledger(root).close()
+    _check_ledger(root)
     contents = RecordedContents.read(root.ledger)
     reports = [
         verify_stage2(root.stage2_jsonl, root.derived, contents),
@@ -36,6 +37,13 @@ def command(root: DataRoot, sample: int) -> None:
         *_coverage(root),
     ]
     sys.exit(show(reports))
+
+
+def _check_ledger(root: DataRoot) -> None:
+    """Raise LedgerDamaged unless every page and row of the ledger can be read."""
+    with closing(open_ledger(root)) as ledger:
+        if problem := ledger.check():
+            raise LedgerDamaged.at(root.ledger, problem)
 
 
 def _shards(root: DataRoot, sample: int, contents: RecordedContents) -> Iterator[Report]:

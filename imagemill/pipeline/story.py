@@ -29,6 +29,7 @@ from imagemill.pipeline.stage2.plan import EmbeddingPlan, plan_for
 from imagemill.pipeline.stage2.recorded import read_recorded
 from imagemill.pipeline.stage2.scan import CAPTION_REASONS, SOURCE_ASSET, Scan, scan_approved
 from imagemill.store.ledger import Ledger, Problem
+from imagemill.store.second_copy import newest
 
 
 @dataclass(slots=True)
@@ -57,7 +58,14 @@ class Status:
 
 
 def open_ledger(root: DataRoot) -> Ledger:
-    """The ledger for reading. Raises MissingInput where no run has been."""
+    """Open the ledger for reading. Raises MissingInput if nothing has run, or if the ledger is lost."""
+    if not root.ledger.exists() and (found := newest(root)):
+        raise MissingInput(
+            "the ledger is lost",
+            where=root.ledger,
+            why=f"runs have left a second copy of its settings, of {found.written_at:%Y-%m-%d %H:%M:%S} UTC",
+            do="`imagemill repair` reports what can be rebuilt, `imagemill repair --apply` rebuilds it",
+        )
     if not root.ledger.exists():
         raise MissingInput("nothing has run on this data root yet", where=root.path, do="imagemill run --data-root …")
     return Ledger(root.ledger, read_only=True)

@@ -4,30 +4,39 @@ One module per table, with its typed rows, reads and writes; `schema.py` has the
 What to do about the rows is decided in pipeline/.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 from imagemill.store.ledger.captions import (
+    CAPTIONED,
+    CAPTIONS,
     FROM_CAPTIONER,
     FROM_PREVIEW,
     FROM_PREVIEW_RECORD,
     FROM_RECORD,
     FROM_SIDECAR,
+    RECORDED_CAPTIONS,
     Captioned,
     CaptionKey,
     CaptionRow,
     Captions,
 )
-from imagemill.store.ledger.counts import Counts
+from imagemill.store.ledger.counts import CHANGES, COUNTS, Counts
 from imagemill.store.ledger.database import IN_MEMORY, LedgerDamaged
-from imagemill.store.ledger.files import SUPERSEDED, FileColumns, FileRow, Files
-from imagemill.store.ledger.leases import EVERY, Lease, LeaseLost, Leases
-from imagemill.store.ledger.problems import Problem, Problems
-from imagemill.store.ledger.regeneration import Regenerations
+from imagemill.store.ledger.files import FILES, SUPERSEDED, FileColumns, FileRow, Files
+from imagemill.store.ledger.leases import EVERY, LEASES, Lease, LeaseLost, Leases
+from imagemill.store.ledger.problems import PROBLEMS, Problem, Problems
+from imagemill.store.ledger.regeneration import REGENERATING, SUPERSEDED_FILES, Regenerations
 from imagemill.store.ledger.schema import VERSION
-from imagemill.store.ledger.settings import Settings
-from imagemill.store.ledger.sources import SourceColumns, SourceRow, Sources
-from imagemill.store.ledger.verified import VerifiedSets
-from imagemill.store.ledger.withdrawals import Withdrawals
+from imagemill.store.ledger.settings import SETTINGS, Settings
+from imagemill.store.ledger.sources import SOURCES, SourceColumns, SourceRow, Sources
+from imagemill.store.ledger.table import Table
+from imagemill.store.ledger.verified import VERIFIED, VerifiedSets
+from imagemill.store.ledger.withdrawals import WITHDRAWN, Withdrawals
+
+_TABLES: tuple[Table[Any], ...] = (
+    SOURCES, CAPTIONS, CAPTIONED, RECORDED_CAPTIONS, FILES, SUPERSEDED_FILES, PROBLEMS, COUNTS, CHANGES, SETTINGS,
+    REGENERATING, WITHDRAWN, LEASES, VERIFIED,
+)  # fmt: skip
 
 
 class Ledger(Sources, Captions, Files, Problems, Counts, Settings, Regenerations, Withdrawals, Leases, VerifiedSets):
@@ -36,8 +45,8 @@ class Ledger(Sources, Captions, Files, Problems, Counts, Settings, Regenerations
     def check(self) -> str | None:
         """Return what is wrong with the file, None if every page and every row of every table can be read."""
         problems = [text for (text,) in self._rows("PRAGMA integrity_check(3)") if text != "ok"]
-        for (name,) in list(self._rows("SELECT name FROM sqlite_schema WHERE type = 'table'")):
-            for _ in self._rows(f"SELECT * FROM {name}"):
+        for table in _TABLES:
+            for _ in self._select(table):
                 pass
         return "; ".join(problems) or None
 

@@ -23,7 +23,7 @@ class LedgerDamaged(ImagemillError, RuntimeError):
     """The ledger's file cannot be read as a database; `imagemill repair` rebuilds it."""
 
     @classmethod
-    def at(cls, path: Path, error: sqlite3.Error) -> "LedgerDamaged":
+    def at(cls, path: Path, error: object) -> "LedgerDamaged":
         return cls(
             f"the ledger is damaged: {error}",
             where=path,
@@ -95,7 +95,7 @@ class Database:
                 do="make the folder writable or end the other program, then run the same command again",
             ) from error
         except (sqlite3.DatabaseError, UnicodeDecodeError, msgspec.DecodeError) as error:
-            raise LedgerDamaged.at(self.path, error) from error  # type: ignore[arg-type]
+            raise LedgerDamaged.at(self.path, error) from error
 
     # ---- statements
 

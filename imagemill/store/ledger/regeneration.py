@@ -2,6 +2,7 @@
 
 import msgspec
 
+from imagemill.files import FileSignature
 from imagemill.store.ledger.database import Database
 from imagemill.store.ledger.files import SUPERSEDED
 from imagemill.store.ledger.table import Table
@@ -14,7 +15,18 @@ class Regeneration(msgspec.Struct, frozen=True):
     state: str
 
 
+class SupersededFile(msgspec.Struct, frozen=True):
+    """What was known of a file before its kind was regenerated."""
+
+    kind: str
+    image_id: str
+    stat: FileSignature = msgspec.field(name="signature")
+    source: str | None
+    maker: str
+
+
 REGENERATING = Table("regenerating", Regeneration)
+SUPERSEDED_FILES = Table("superseded", SupersededFile)
 
 
 class Regenerations(Database):

@@ -1,0 +1,95 @@
+"""`.imagemill/` is lost: models are not mixed, preview vectors stay preview, withdrawn samples stay out; all of it is said."""
+
+import shutil
+
+import pytest
+
+from imagemill.embedding_specs import VAE
+from imagemill.errors import ImagemillError
+from imagemill.formats.npy import NpyStore
+from imagemill.layout import DataRoot
+from imagemill.reading import ShardSet
+from imagemill.store.ledger import Ledger
+from tests.helpers.product import imagemill, photos, snapshot
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    root = DataRoot(tmp_path_factory.mktemp("finished") / "data")
+    photos(root.approved, 3)
+    assert imagemill("run", "--data-root", root.path, stub=True).returncode == 0
+    assert imagemill("withdraw", "photo0001", "--data-root", root.path, stub=True).returncode == 0
+    return root
+
+
+@pytest.fixture
+def lost(finished, tmp_path):
+    """Without `.imagemill/`; the second copies are there."""
+    shutil.copytree(finished.path, tmp_path / "data")
+    root = DataRoot(tmp_path / "data")
+    shutil.rmtree(root.state)
+    return root
+
+
+def forget_copies(root):
+    for folder in (root.derived, root.shards):
+        (folder / ".imagemill.json").unlink()
+
+
+def test_another_model_is_refused_by_the_second_copy(lost):
+    before = snapshot(lost.derived)
+    lost.config_file.write_text('{"encoders": {"vae_latents": {"model": "newer"}}}')
+
+    done = imagemill("run", "--data-root", lost.path, stub=True)
+
+    assert done.returncode == 1
+    assert "was lost; taken from .imagemill.json" in done.stderr
+    assert "this run's model is not the one that made the files" in done.stdout + done.stderr
+    assert snapshot(lost.derived) == before
+
+
+def test_withdrawn_sample_stays_out_and_preview_stays_preview(lost):
+    done = imagemill("run", "--data-root", lost.path, stub=True)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 withdrawn" in done.stderr
+    with pytest.raises(ImagemillError, match="preview model"):
+        ShardSet.open(lost.shards)
+    assert set(ShardSet.open(lost.shards, allow_preview=True)) == {"photo0000", "photo0002"}
+
+
+def test_files_of_a_preview_model_are_known_by_their_header_alone(lost):
+    """Neither ledger nor second copy: what is packed anew is still marked."""
+    forget_copies(lost)
+    shutil.rmtree(lost.shards)
+
+    done = imagemill("run", "--data-root", lost.path, stub=True)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    with Ledger(lost.ledger, read_only=True) as ledger:
+        assert ledger.makers(VAE.kind) == {"unknown preview"}
+    with pytest.raises(ImagemillError, match="preview model"):
+        ShardSet.open(lost.shards)
+
+
+def test_real_model_replaces_files_that_a_preview_model_made(lost):
+    """They are never adopted beside those of a real model."""
+    forget_copies(lost)
+    shutil.rmtree(lost.shards)
+    models = ", ".join(f'"{kind}": {{"model": "real"}}' for kind in ("dinov3_npy", "vae_latents", "t5_hidden"))
+    lost.config_file.write_text(f'{{"encoders": {{{models}}}}}')
+
+    done = imagemill("run", "--data-root", lost.path, stub=True)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    store = NpyStore(lost.derived / VAE.folder, VAE)
+    assert not any(store.is_preview(image_id) for image_id in store.listing())
+    assert ShardSet.open(lost.shards)
+
+
+def test_reading_commands_say_that_the_ledger_is_lost(lost):
+    for command in ("status", "verify"):
+        done = imagemill(command, "--data-root", lost.path)
+        assert done.returncode == 1
+        assert "the ledger is lost" in done.stderr
+        assert "imagemill repair" in done.stderr
