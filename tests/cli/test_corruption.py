@@ -57,7 +57,7 @@ def root(made, monkeypatch):
 
 
 def contents(root):
-    """Everything that a run makes, byte for byte; the index of SQLite aside, whose rows are verified."""
+    """Return the bytes of everything that a run makes, except SQLite's index, whose rows `verify` compares."""
     folders = [root.derived, root.shards]
     files = [path for folder in folders for path in sorted(folder.rglob("*")) if path.is_file()]
     return {str(path.relative_to(root.path)): path.read_bytes() for path in files if path.suffix != ".sqlite"}

@@ -10,7 +10,7 @@ from imagemill.errors import ImagemillError, WrongUsage
 
 
 class Ended(NamedTuple):
-    """How a command ended, and everything that it printed."""
+    """The exit code of a command, and everything that it printed."""
 
     code: int
     text: str
