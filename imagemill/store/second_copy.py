@@ -43,12 +43,11 @@ class FoundCopy(NamedTuple):
 
 
 def open_ledger(root: DataRoot) -> Ledger:
-    """Open a data root's ledger for writing; a new one takes over what the second copy has, and says so."""
-    is_new = not root.ledger.exists()
+    """Open a data root's ledger for writing; an empty one takes over what the second copy has, and says so."""
     ledger = Ledger(root.ledger)
     use(root.owners)
     try:
-        if is_new:
+        if ledger.is_empty():
             report_restored(root, restore(root, ledger))
     except BaseException:
         ledger.close()
@@ -66,7 +65,7 @@ def restore(root: DataRoot, ledger: Ledger) -> FoundCopy | None:
         for name, value in copy.settings.items():
             if ledger.setting(name) is None:
                 ledger.record_setting(name, value)
-        ledger.record_withdrawals({i: at for i, at in copy.withdrawn.items() if i not in ledger.ids("withdrawn")})
+        ledger.record_withdrawals({**copy.withdrawn, **ledger.withdrawals()})
     return found
 
 
@@ -85,8 +84,10 @@ def report_restored(root: DataRoot, found: FoundCopy | None) -> None:
 
 
 def refresh(root: DataRoot, ledger: Ledger) -> None:
-    """Bring the copies up to date. A folder that does not exist yet, or cannot be written to, gets none."""
+    """Bring the copies up to date. A folder that does not exist yet gets none, and an empty ledger replaces none."""
     settings, withdrawn = ledger.settings(), ledger.withdrawals()
+    if not settings and not withdrawn:
+        return
     for path in _paths(root):
         if not path.parent.is_dir():
             continue

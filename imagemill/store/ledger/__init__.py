@@ -42,6 +42,11 @@ _TABLES: tuple[Table[Any], ...] = (
 class Ledger(Sources, Captions, Files, Problems, Counts, Settings, Regenerations, Withdrawals, Leases, VerifiedSets):
     """One connection to a data root's ledger. Use as a context manager; `transaction()` groups writes."""
 
+    def is_empty(self) -> bool:
+        """Whether nothing is known: no setting, no withdrawal, no image, no file."""
+        tables = (SETTINGS, WITHDRAWN, SOURCES, FILES)
+        return not any(self._one(f"SELECT 1 FROM {table.name} LIMIT 1") for table in tables)
+
     def check(self) -> str | None:
         """Return what is wrong with the file, None if every page and every row of every table can be read."""
         problems = [text for (text,) in self._rows("PRAGMA integrity_check(3)") if text != "ok"]

@@ -1,0 +1,79 @@
+"""Settings and withdrawals survive the loss of the ledger, whenever it is lost."""
+
+import pytest
+
+from imagemill.layout import DataRoot
+from imagemill.store.ledger import Ledger
+from imagemill.store.second_copy import NAME, newest, open_ledger, read_copy, refresh
+
+
+@pytest.fixture
+def root(tmp_path):
+    root = DataRoot(tmp_path / "data")
+    root.derived.mkdir(parents=True)
+    root.shards.mkdir()
+    with open_ledger(root) as ledger:
+        ledger.record_setting("identity.k", "{}")
+        ledger.withdraw(["a"])
+        refresh(root, ledger)
+    return root
+
+
+def known(root):
+    with open_ledger(root) as ledger:
+        return ledger.settings(), set(ledger.withdrawals())
+
+
+def test_lost_ledger_takes_everything_from_the_copy_and_says_so(root, capsys):
+    root.ledger.unlink()
+
+    assert known(root) == ({"identity.k": "{}"}, {"a"})
+    assert "was lost" in capsys.readouterr().err
+    assert known(root) == ({"identity.k": "{}"}, {"a"})
+    assert capsys.readouterr().err == "", "said once"
+
+
+def test_ledger_that_was_made_but_not_filled_before_a_kill_is_filled(root):
+    root.ledger.unlink()
+    Ledger(root.ledger).close()
+
+    assert known(root) == ({"identity.k": "{}"}, {"a"})
+
+
+def test_empty_ledger_never_replaces_a_copy(root):
+    """Also if it was opened without restoring first."""
+    root.ledger.unlink()
+    with Ledger(root.ledger) as empty:
+        refresh(root, empty)
+
+    assert newest(root).copy.settings == {"identity.k": "{}"}
+
+
+def test_newer_copy_counts_and_an_unreadable_one_is_passed_over(root):
+    with open_ledger(root) as ledger:
+        ledger.withdraw(["b"])
+        (root.shards / NAME).unlink()
+        refresh(root, ledger)
+    (root.derived / NAME).write_bytes(b"{")
+    root.ledger.unlink()
+
+    assert known(root)[1] == {"a", "b"}
+
+
+def test_equal_ledgers_have_equal_copies_and_an_unchanged_one_is_not_written_again(root):
+    before = (root.derived / NAME).stat().st_mtime_ns
+    with open_ledger(root) as ledger:
+        refresh(root, ledger)
+
+    assert (root.derived / NAME).stat().st_mtime_ns == before
+    assert (root.derived / NAME).read_bytes() == (root.shards / NAME).read_bytes()
+    assert read_copy(root.derived / NAME).withdrawn.keys() == {"a"}
+
+
+def test_folder_that_is_not_there_yet_gets_no_copy(tmp_path):
+    root = DataRoot(tmp_path / "data")
+    with open_ledger(root) as ledger:
+        ledger.record_setting("a", "b")
+        refresh(root, ledger)
+
+    assert not root.derived.exists()
