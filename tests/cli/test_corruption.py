@@ -264,3 +264,35 @@ def test_older_npy_file_is_taken_as_it_is_and_packed(root):
 
     assert called(root, "verify").code == 0
     assert file in (root.shards / BUCKET / "shard-000000.tar").read_bytes()
+
+
+@pytest.mark.parametrize("damage", ["truncated", "deleted", "older"])
+def test_damaged_records_are_named_and_a_run_writes_them_again(root, damage):
+    """The ledger knows what they were; captions with a sidecar come from there.
+
+    An older file is a valid one with other captions: `verify` cannot tell it from an edit.
+    """
+    before = contents(root)
+    DAMAGES[damage](root.stage2_jsonl)
+
+    verified = called(root, "verify")
+    assert verified.code == (damage != "older")
+    assert damage == "older" or root.stage2_jsonl.name in verified.text
+    done = called(root, "run")
+
+    assert done.code == 0, done.text
+    assert called(root, "verify").code == 0
+    assert contents(root) == before
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "deleted", "older"])
+@pytest.mark.parametrize("folder", ["derived", "shards"])
+def test_damaged_second_copy_is_written_again_by_the_next_run(root, folder, damage):
+    before = contents(root)
+    copy = getattr(root, folder) / ".imagemill.json"
+    DAMAGES[damage](copy)
+
+    assert called(root, "stage2").code == 0
+    assert called(root, "run").code == 0
+
+    assert contents(root) == before
