@@ -1,5 +1,6 @@
 """The connection of a ledger: opening, transactions, selection by ids."""
 
+import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -145,7 +146,7 @@ def _connect(path: Path, read_only: bool) -> sqlite3.Connection:
     if path != IN_MEMORY:
         refuse_network_folder(path.parent, "the ledger")
     if read_only:
-        db = sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=60, isolation_level=None)
+        db = sqlite3.connect(f"{path.as_uri()}?{_reading(path)}", uri=True, timeout=60, isolation_level=None)
         if _version(db, path) < VERSION:
             # Written by an earlier release, or its creation was interrupted.
             db.close()
@@ -163,6 +164,17 @@ def _connect(path: Path, read_only: bool) -> sqlite3.Connection:
         db.close()
         raise
     return db
+
+
+def _reading(path: Path) -> str:
+    """Return how to open a ledger for reading.
+
+    SQLite needs to write beside a database with a write-ahead log, unless it is told that nothing changes it: true in a folder
+    that cannot be written to and contains no log.
+    """
+    log = path.with_name(f"{path.name}-wal")
+    is_fixed = not os.access(path.parent, os.W_OK) and not (log.exists() and log.stat().st_size)
+    return "mode=ro&immutable=1" if is_fixed else "mode=ro"
 
 
 def _version(db: sqlite3.Connection, path: Path) -> int:
