@@ -49,7 +49,7 @@ HOSTILE = {
 @pytest.mark.parametrize("hostile", HOSTILE)
 def test_record_with_such_an_id_is_refused_and_the_others_proceed(root, tmp_path, hostile, version):
     bad = HOSTILE[hostile](tmp_path)
-    line = stage1(bad) if version == "stage1" else record_of("x", image_id=bad)
+    line = stage1(bad) if version == "stage1" else {**record_of("x"), "image_id": bad}
     root.derived.mkdir()
     root.stage2_jsonl.write_text(f"{json.dumps(line)}\n{json.dumps(stage1('photo0000', image_path='photo0000.jpg'))}\n")
 

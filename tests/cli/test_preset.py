@@ -34,6 +34,7 @@ class Story:
         self.coco = PublicData(root.public_data).dataset("coco")
         self.base, self.derived = self.coco.preset("rescale_32_768"), self.coco.preset("rescale_32_768_max10")
         source = ["--annotations", coco128 / "instances_train2017.json", "--images", coco128 / "images"]
+        self.root.path.mkdir(exist_ok=True)
         self.run("convert", "coco", "--adapter", "coco", *source)
         self.run("rescale", "coco", "--preset", "rescale_32_768")
         self.images = inodes(self.base)

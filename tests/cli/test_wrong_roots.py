@@ -128,7 +128,7 @@ def test_temporary_files_of_dead_processes_are_removed_everywhere(tmp_path):
     root = DataRoot(tmp_path / "data")
     photos(root.approved, 1)
     folders = [
-        root.state, root.provenance, root.quarantine, root.derived, root.derived / "near_duplicates", root.shards,
+        root.state, root.quarantine, root.derived, root.derived / "near_duplicates", root.shards,
         root.dagster_home, root.derived / "dinov3",
     ]  # fmt: skip
     dead, living = [], []

@@ -41,6 +41,7 @@ from imagemill.pipeline.stage2.stage1 import Unusable, read_vector
 from imagemill.pipeline.stage_a.rank_files import RankLine, RankMark, mark_file, read_mark, read_rank_lines
 from imagemill.provenance import ModelIdentity, read_identity
 from imagemill.public_data import Dataset, PresetDir
+from imagemill.store.ledger import Ledger
 from imagemill.validation.findings import collect
 from imagemill.validation.presets import preset_records
 from imagemill.validation.shards import shard_set
@@ -242,8 +243,9 @@ def settings_file(read_file: Callable[[Path], object]) -> Read:
 
 
 def provenance(folder: Path, data: bytes) -> None:
-    written(folder, "vae_latents.json", data)
-    read_identity(folder, "vae_latents")
+    with Ledger(folder / "ledger.sqlite") as ledger:
+        ledger.record_setting("identity.vae_latents", data.decode("utf-8", "replace"))
+        read_identity(ledger, "vae_latents")
 
 
 IDENTITY = ModelIdentity(kind="vae_latents", model="m", facts={"weights": "x", "shift": 0.5})

@@ -17,6 +17,7 @@ from imagemill.config import CONFIG_VARIABLE
 from imagemill.embedding_specs import EmbeddingSpec, embedding_specs
 from imagemill.formats.jsonl import read_jsonl
 from imagemill.layout import ROOT_VARIABLE, DataRoot
+from imagemill.store.second_copy import NAME
 from tests.helpers.stage1 import stage1_record, write_stage1
 from tests.helpers.stubs import StubEncoder
 
@@ -124,8 +125,8 @@ def load(root, spec, image_id):
 
 
 def derived_files(root):
-    """What lies below `derived/`: relative path → bytes."""
-    files = (path for path in root.derived.rglob("*") if path.is_file())
+    """Every file below `derived/` but the second copy of the settings: relative path → bytes."""
+    files = (path for path in root.derived.rglob("*") if path.is_file() and path.name != NAME)
     return {str(path.relative_to(root.derived)): path.read_bytes() for path in files}
 
 

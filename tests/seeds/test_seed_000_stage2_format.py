@@ -20,6 +20,7 @@ from imagemill.ids import image_id_of
 from imagemill.pipeline.forecast import forecast
 from imagemill.pipeline.stage2.plan import Job
 from imagemill.store.ledger import SourceRow
+from imagemill.store.second_copy import NAME
 from tests.helpers.product import snapshot
 from tests.helpers.seeds import (
     FIELDS,
@@ -75,7 +76,7 @@ def test_jsonl_metadata_is_stored_separately_from_embeddings(samples):
     """Directory structure organization: JSONL metadata is stored separately from embeddings."""
     derived = samples.root.derived
 
-    assert [path.name for path in derived.iterdir() if path.is_file()] == ["approved_image_dataset.jsonl"]
+    assert sorted(path.name for path in derived.iterdir() if path.is_file()) == [NAME, "approved_image_dataset.jsonl"]
     for folder in ("dinov3", "vae_latents", "t5_hidden"):
         assert len(list((derived / folder).glob("*.npy"))) == len(SAMPLES)
 
