@@ -23,6 +23,7 @@ from imagemill.pipeline.stage2.scan import survey
 from imagemill.progress import Progress
 from imagemill.provenance import record_identity
 from imagemill.store.ledger import Ledger
+from imagemill.store.second_copy import refresh
 from imagemill.summarizer import CAPTIONER
 from resources.captioner import CaptionerResource
 from resources.data_root import DataRootResource
@@ -74,7 +75,8 @@ def embedding_asset(spec: EmbeddingSpec, description: str) -> dg.AssetsDefinitio
         store: NpyStore = options["store"]
         if config.regenerate:
             with closing(data_root.ledger()) as ledger:
-                regenerate(ledger, spec.kind, context.run_id, check=lambda: encoders.identify(spec))
+                regenerate(ledger, spec.kind, context.run_id, encoders.identify(spec))
+                refresh(root, ledger)
         with (
             closing(data_root.ledger()) as ledger,
             claimed_until_output(ledger, spec.kind, context.partition_keys, context.run_id),

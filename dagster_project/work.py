@@ -30,15 +30,16 @@ from imagemill.pipeline.forecast import check_space
 from imagemill.pipeline.stage2.caption import forget_problems
 from imagemill.pipeline.stage2.facts import adopt_captions
 from imagemill.pipeline.stage2.passes import Passes
-from imagemill.pipeline.stage2.plan import Job, all_jobs, ids_of
+from imagemill.pipeline.stage2.plan import Job, Known, all_jobs, ids_of, plan_embedding
 from imagemill.pipeline.stage2.ranges import plan_ranges
 from imagemill.pipeline.stage2.recorded import read_recorded
 from imagemill.pipeline.stage2.regenerate import cancel, finish, regenerate, resume
 from imagemill.pipeline.stage2.scan import Scan, survey
 from imagemill.pipeline.stage_a.stage_a_problems import ASSET as GROUPS
 from imagemill.places import refuse_no_folder, refuse_no_root, refuse_read_only, sweep_state
+from imagemill.provenance import ModelIdentity
 from imagemill.store.ledger import Ledger
-from imagemill.store.second_copy import open_ledger
+from imagemill.store.second_copy import open_ledger, refresh
 from resources.captioner import CaptionerResource
 from resources.data_root import DataRootResource, config_of
 from resources.encoders import Encoders
@@ -123,8 +124,10 @@ class Work:
             ModelMismatch: a configured model is not the recorded one. ModelUnusable: the captioner's. NotEnoughSpace: by the
                 forecast, before any work.
         """
-        with open_ledger(self.root) as ledger:
-            self._begin(passes.specs, regenerate, ledger)
+        with open_ledger(self.root) as ledger, self._regenerating(passes.specs, regenerate, ledger):
+            for spec in passes.specs:
+                resume(ledger, spec.kind)
+                self.encoders.check_recorded(spec)
             scan, recorded = survey(self.root.approved, ledger), read_recorded(self.root.stage2_jsonl)
             adopt_captions(self.root, recorded, scan, ledger)
             awaited = self._awaited(passes, scan, ledger, recaption)
@@ -160,26 +163,41 @@ class Work:
         shards = self.root.shards if packs else None
         check_space(jobs, self.root.approved, self.root.derived, state=self.root.state, shards=shards)
 
-    def _begin(self, specs: Sequence[EmbeddingSpec], regenerated: Sequence[str], ledger: Ledger) -> None:
-        for kind in regenerated:
-            spec = next(spec for spec in specs if spec.kind == kind)
-            regenerate(
-                ledger, kind, f"of process {os.getpid()}", check=lambda spec=spec: self._can_regenerate(spec, ledger)
-            )
-        for spec in specs:
-            resume(ledger, spec.kind)
-            self.encoders.check_recorded(spec)
+    @contextmanager
+    def _regenerating(self, specs: Sequence[EmbeddingSpec], kinds: Sequence[str], ledger: Ledger) -> Iterator[None]:
+        """Mark these kinds. If the block refuses to go on, the marks that were set here are taken off again."""
+        run_id, begun = f"of process {os.getpid()}", []
+        identities = {spec.kind: self._can_regenerate(spec, ledger) for spec in specs if spec.kind in kinds}
+        try:
+            for kind, identity in identities.items():
+                if regenerate(ledger, kind, run_id, identity):
+                    begun.append(kind)
+            refresh(self.root, ledger)
+            yield
+        except BaseException:
+            for kind in begun:
+                cancel(ledger, kind, run_id)
+            refresh(self.root, ledger)
+            raise
 
-    def _can_regenerate(self, spec: EmbeddingSpec, ledger: Ledger) -> None:
-        """Raise ModelUnusable or NotEnoughSpace if the files of this kind, all superseded, could not be made."""
-        self.encoders.identify(spec)
-        scan, recorded = survey(self.root.approved, ledger), read_recorded(self.root.stage2_jsonl)
-        self._check_space(all_jobs([spec], self.root.derived, scan, ledger, recorded), packs=False)
+    def _can_regenerate(self, spec: EmbeddingSpec, ledger: Ledger) -> ModelIdentity:
+        """Return the identity of the configured model. Raises ModelUnusable or NotEnoughSpace before anything is marked."""
+        identity = self.encoders.identify(spec)
+        scan = survey(self.root.approved, ledger)
+        listing = NpyStore(self.root.derived / spec.folder, spec).listing()
+        ids = list(scan.sources)
+        plan = plan_embedding(
+            spec, ids, scan, Known.read(ledger, ids), {}, listing, read_recorded(self.root.stage2_jsonl)
+        )
+        self._check_space({spec: plan.jobs}, packs=False)
+        return identity
 
     def cancel_regeneration(self, kind: str) -> int:
         """Take the mark off a kind of which no file has been replaced; return how many files count again."""
         with open_ledger(self.root) as ledger:
-            return cancel(ledger, kind, f"of process {os.getpid()}")
+            restored = cancel(ledger, kind, f"of process {os.getpid()}")
+            refresh(self.root, ledger)
+            return restored
 
     def _embed_in_ranges(self, passes: Passes, wanted: Sequence[str], recaption: bool) -> None:
         assert images.name

@@ -1,6 +1,6 @@
 """Final names appear whole or not at all: a temporary name in the same folder, flushed, then renamed.
 
-    derived/dinov3/.tmp-<owner>-000001     being written by a living process
+    derived/dinov3/.tmp-<owner>-<pid>x000001     being written by a living process
     derived/dinov3/abc123xyz.npy           whole
 
 The temporary name contains the name of the writing process's lock file (fs/owners.py), so that only temporary files of dead
@@ -45,7 +45,7 @@ def _birth_elsewhere(pid: int) -> int | None:
 
 def temporary_path(folder: Path) -> Path:
     """A fresh name beside the final one. It does not carry the final name: that may use all 255 bytes."""
-    return folder / f"{_PREFIX}{owner_name()}-{next(_serial):06d}"
+    return folder / f"{_PREFIX}{owner_name()}-{os.getpid()}x{next(_serial):06d}"
 
 
 def temporaries(folder: Path) -> list[Path]:

@@ -105,15 +105,19 @@ def record_identity(ledger: Ledger, identity: ModelIdentity) -> None:
 def forget_identity(ledger: Ledger, kind: str) -> None:
     """Forget the model of a kind whose files are all being replaced or deleted; keep it as `previous` for people."""
     with ledger.transaction():
-        if recorded := ledger.setting(f"identity.{kind}"):
+        recorded = ledger.setting(f"identity.{kind}")
+        ledger.forget_setting(f"identity.{kind}")
+        ledger.forget_setting(f"previous.{kind}")
+        if recorded is not None:
             ledger.record_setting(f"previous.{kind}", recorded)
-            ledger.forget_setting(f"identity.{kind}")
 
 
 def recall_identity(ledger: Ledger, kind: str) -> None:
     """Undo `forget_identity`."""
     with ledger.transaction():
-        if previous := ledger.setting(f"previous.{kind}"):
+        previous = ledger.setting(f"previous.{kind}")
+        ledger.forget_setting(f"identity.{kind}")
+        if previous is not None:
             ledger.record_setting(f"identity.{kind}", previous)
 
 

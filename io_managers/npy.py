@@ -59,8 +59,8 @@ class NpyIOManager(dg.ConfigurableIOManager):
                     _end(context, plan, counts, failed)
             finally:
                 ledger.record_counts(context.run_id, kind, dict(counts))
-                refresh(self.data_root.root(), ledger)
                 ledger.release(kind, context.run_id)
+                refresh(self.data_root.root(), ledger)
         context.add_output_metadata({**counts, "path": dg.MetadataValue.path(str(obj.store.folder))})
 
     def load_input(self, context: dg.InputContext) -> NpyStore:

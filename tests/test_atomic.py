@@ -134,7 +134,7 @@ def test_sweep_leaves_other_names_folders_and_missing_folders_alone(tmp_path):
     (tmp_path / ".tmp-by-someone-else").write_bytes(b"")
     (tmp_path / "abc.npy").write_bytes(b"")
     assert sweep_temporaries(tmp_path) == 1
-    assert sorted(os.listdir(tmp_path)) == [f"{dead}-000002", ".tmp-by-someone-else", "abc.npy"]
+    assert sorted(os.listdir(tmp_path)) == sorted([f"{dead}-000002", ".tmp-by-someone-else", "abc.npy"])
     assert sweep_temporaries(tmp_path / "missing") == 0
 
 

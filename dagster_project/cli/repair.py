@@ -7,9 +7,7 @@ import click
 from imagemill.config import CONFIG_VARIABLE
 from imagemill.layout import ROOT_VARIABLE, DataRoot
 from imagemill.pipeline.repair import Repair, apply_repair, plan_repair
-from imagemill.places import with_recorded
 from imagemill.store.ledger import LedgerDamaged
-from imagemill.store.second_copy import newest
 
 _SHOWN = 20
 
@@ -47,8 +45,7 @@ def _located(data_root: str | None) -> DataRoot:
             return locate(data_root)
     except LedgerDamaged:
         pass
-    found = newest(root)
-    return with_recorded(root, found.copy.settings.get) if found else root
+    return root
 
 
 def report(root: DataRoot, repair: Repair) -> list[str]:

@@ -1,6 +1,6 @@
 """Process liveness by file locks, across containers and host names on one kernel.
 
-    .imagemill/owners/<folder's inode>-<random>    locked by one process from its first use until it ends
+    .imagemill/owners/<device>.<inode>.<boot>-<random>    locked by one process from its first use until it ends
 
 A process is dead if the lock of its file can be taken, or the file is gone: the kernel releases the lock when the process
 ends. Process namespaces and host names do not matter. Temporary files, leases and runs carry the file's name.
@@ -28,6 +28,7 @@ from imagemill.errors import ImagemillError
 # Folders in which one process holds a lock at a time; only tests work on more data roots than this.
 _MOST_FOLDERS = 32
 _NEW = ".new-"
+_BOOT = re.compile(r"[0-9a-f]{8}")
 _OF_EARLIER_RELEASES = re.compile(r"[0-9a-f]{8}-\d+-(\d+|None)")
 
 
@@ -54,6 +55,7 @@ class _Held(msgspec.Struct):
 _held: OrderedDict[Path, _Held] = OrderedDict()
 _folders: dict[str, Path] = {}
 _current: list[Path] = []
+_acting: list[str] = []
 
 
 def use(folder: Path) -> Owner:
@@ -66,27 +68,48 @@ def use(folder: Path) -> Owner:
     return _owner(folder).owner
 
 
-def current_folder() -> Path | None:
-    """Return the folder that was last given to `use`, for worker processes of this one."""
-    return _current[0] if _current else None
-
-
 def owner_name() -> str:
-    """Return the name of this process's lock file, in the folder that was last given to `use`."""
+    """Return the name of this process's lock file, in the folder that was last given to `use`; a worker has its caller's."""
+    if _acting:
+        return _acting[0]
     return _owner(_current[0] if _current else _default_folder()).owner.name
 
 
 def is_dead_owner(name: str) -> bool:
-    """Whether the process with that lock file has ended. A process of a folder that is not known here is called alive.
+    """Whether the process with that lock file has ended.
 
-    Earlier releases named processes by host, pid and birth (three parts); none of them can work beside this release.
+    A process of a folder that is not known here is called alive until the system has been started again. Earlier releases named
+    processes by host, pid and birth (three parts); none of them can work beside this release.
     """
     if _OF_EARLIER_RELEASES.fullmatch(name):
         return True
     prefix = name.partition("-")[0]
-    _folder_of_inode(_default_folder())
-    folder = _folders.get(prefix)
-    return folder is not None and not _is_locked(folder / name)
+    _known_folder(_default_folder())
+    if prefix in _folders:
+        return not _is_locked(_folders[prefix] / name)
+    boot = prefix.rpartition(".")[2]
+    return bool(_BOOT.fullmatch(boot)) and boot != _boot()
+
+
+def is_dead_in(folder: Path, name: str) -> bool:
+    """Whether the process with that lock file has ended, if its lock file can be in this folder only."""
+    return bool(_OF_EARLIER_RELEASES.fullmatch(name)) or not _is_locked(folder / name)
+
+
+def living(folder: Path) -> list[Owner]:
+    """Return the processes other than this one whose lock files in this folder are locked."""
+    own = {held.owner.name for held in _held.values()}
+    found = []
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if path.name not in own and not path.name.startswith(_NEW) and _is_locked(path):
+            with suppress(OSError, msgspec.DecodeError):
+                found.append(msgspec.json.decode(path.read_bytes(), type=Owner))
+    return found
+
+
+def act_for(name: str) -> None:
+    """Give temporary files of this worker process the name of its caller, which publishes them after the worker's end."""
+    _acting[:] = [name]
 
 
 def _default_folder() -> Path:
@@ -110,7 +133,7 @@ def _take(folder: Path) -> _Held:
     """Create a lock file, lock it, and only then give it its name."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        prefix = _folder_of_inode(folder)
+        prefix = _known_folder(folder)
         _sweep(folder)
         name = f"{prefix}-{secrets.token_hex(6)}"
         new, path = folder / f"{_NEW}{secrets.token_hex(6)}", folder / name
@@ -133,9 +156,10 @@ def _take(folder: Path) -> _Held:
     return _Held(owner, handle, path)
 
 
-def _folder_of_inode(folder: Path) -> str:
+def _known_folder(folder: Path) -> str:
     with suppress(OSError):
-        prefix = f"{folder.stat().st_ino:x}"
+        stat = folder.stat()
+        prefix = f"{stat.st_dev:x}.{stat.st_ino:x}.{_boot()}"
         _folders[prefix] = folder
         return prefix
     return ""
@@ -200,6 +224,10 @@ def boot_id() -> str:
     return ""
 
 
+def _boot() -> str:
+    return boot_id()[:8]
+
+
 def pid_namespace() -> str:
     """Return the name of this process's pid namespace, such as `pid:[4026531836]`; empty if the system has none."""
     with suppress(OSError):
@@ -213,6 +241,7 @@ def _forget_after_fork() -> None:
         with suppress(OSError):
             os.close(held.handle)
     _held.clear()
+    _acting.clear()
 
 
 os.register_at_fork(after_in_child=_forget_after_fork)

@@ -24,6 +24,7 @@ from imagemill.errors import ImagemillError, InvalidNpy, MissingInput, Refused
 from imagemill.files import fingerprint, fingerprint_file
 from imagemill.formats.jsonl import encode_sorted
 from imagemill.formats.npy import NpyStore
+from imagemill.fs.owners import living
 from imagemill.layout import DataRoot
 from imagemill.pipeline.shards.shard_sets import (
     bucket_folder,
@@ -38,7 +39,7 @@ from imagemill.pipeline.stage2.scan import SourceFile, scan_approved
 from imagemill.pixels import header_size
 from imagemill.provenance import ModelIdentity, maker_of_adopted, read_identity
 from imagemill.records import Record
-from imagemill.store.ledger import FileRow, Ledger, LedgerDamaged, SourceRow
+from imagemill.store.ledger import BEGUN, SUPERSEDED, FileRow, Ledger, LedgerDamaged, SourceRow
 from imagemill.store.ledger.schema import wal_files
 from imagemill.store.second_copy import newest, refresh
 
@@ -77,6 +78,12 @@ class Repair:
         found = {name.partition(".")[2]: value for name, value in self.settings.items() if name.startswith("identity.")}
         return {kind: msgspec.json.decode(value, type=ModelIdentity).model for kind, value in found.items()}
 
+    def regenerated(self) -> dict[str, str | None]:
+        """Return the kinds whose files are all being replaced, with the key of the new model if it is recorded."""
+        kinds = [name.partition(".")[2] for name in self.settings if name.startswith("regenerating.")]
+        identities = {kind: self.settings.get(f"identity.{kind}") for kind in kinds}
+        return {kind: one and msgspec.json.decode(one, type=ModelIdentity).key for kind, one in identities.items()}
+
     def makers(self) -> Counter[tuple[str, str]]:
         """Return how many files of each kind each model made."""
         return Counter((row.kind, row.maker) for row in self.files)
@@ -113,6 +120,8 @@ def damage_of(root: DataRoot) -> str | None:
     try:
         with Ledger(root.ledger, read_only=True) as ledger:
             problem = ledger.check()
+            if problem is None and ledger.setting(BEGUN) is None and root.derived.is_dir():
+                problem = "the ledger is empty"
             for spec in embedding_specs():
                 read_identity(ledger, spec.kind)
             return problem
@@ -163,6 +172,7 @@ def _read_files(root: DataRoot, packed: Packed, repair: Repair) -> None:
     scan = scan_approved(root.approved) if root.approved.is_dir() else None
     stores = [NpyStore(root.derived / spec.folder, spec) for spec in embedding_specs()]
     listings = {store: store.listing() for store in stores}
+    regenerated = repair.regenerated()
     for image_id, span in recorded.lines.items():
         record = span.record()
         source = _source(root, scan.sources.get(image_id) if scan else None, record)
@@ -172,7 +182,7 @@ def _read_files(root: DataRoot, packed: Packed, repair: Repair) -> None:
             row for store in stores if image_id in listings[store]
             for row in _file(store, image_id, record, source, recorded, repair)
         ]  # fmt: skip
-        repair.files.extend(_with_makers(record, found, packed))
+        repair.files.extend(_with_makers(record, found, packed, regenerated))
     _note_others(recorded, listings, repair)
 
 
@@ -205,12 +215,22 @@ def _file(
     yield FileRow(spec.kind, image_id, signature, made_from, content, maker_of_adopted(store, image_id))
 
 
-def _with_makers(record: Record, rows: list[FileRow], packed: Packed) -> Iterator[FileRow]:
-    """Files that are packed byte for byte were made by the models of their set's manifest."""
+def _with_makers(
+    record: Record, rows: list[FileRow], packed: Packed, regenerated: Mapping[str, str | None]
+) -> Iterator[FileRow]:
+    """Files that are packed byte for byte were made by the models of their set's manifest.
+
+    Args:
+        regenerated: kinds whose files are all being replaced, with the key of the new model: all others are superseded.
+    """
     digest = sample_digest(encode_sorted(record), ((row.kind, row.content) for row in rows))
     makers = packed.makers.get(digest, {})
     for row in rows:
-        yield msgspec.structs.replace(row, maker=makers.get(row.kind, row.maker))
+        maker = makers.get(row.kind, row.maker)
+        if row.kind in regenerated and maker != regenerated[row.kind]:
+            yield msgspec.structs.replace(row, maker=SUPERSEDED, source=None)
+        else:
+            yield msgspec.structs.replace(row, maker=maker)
 
 
 def _note_others(recorded: Recorded, listings: Mapping[NpyStore, Mapping[str, str]], repair: Repair) -> None:
@@ -226,10 +246,17 @@ def apply_repair(root: DataRoot, repair: Repair) -> Path | None:
     Returns:
         folder in quarantine with the damaged files, None if there were none.
     """
+    if others := living(root.owners):
+        raise ImagemillError(
+            f"another process works on this data root: {others[0].pid} on {others[0].host}",
+            where=root.path,
+            do="end it, then run the same command again",
+        )
     root.state.mkdir(parents=True, exist_ok=True)
     fresh = temporary_path(root.state)
     try:
         with Ledger(fresh) as ledger, ledger.transaction():
+            ledger.record_setting(BEGUN, "1")
             for name, value in repair.settings.items():
                 ledger.record_setting(name, value)
             ledger.record_withdrawals(repair.withdrawn)

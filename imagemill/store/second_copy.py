@@ -19,7 +19,7 @@ import msgspec
 from imagemill.atomic import write_bytes_atomic
 from imagemill.fs.owners import use
 from imagemill.layout import DataRoot
-from imagemill.store.ledger import Ledger
+from imagemill.store.ledger import BEGUN, Ledger
 
 NAME = ".imagemill.json"
 
@@ -43,11 +43,11 @@ class FoundCopy(NamedTuple):
 
 
 def open_ledger(root: DataRoot) -> Ledger:
-    """Open a data root's ledger for writing; an empty one takes over what the second copy has, and says so."""
+    """Open a data root's ledger for writing; a new one takes over what the second copy has, and says so."""
     ledger = Ledger(root.ledger)
     use(root.owners)
     try:
-        if ledger.is_empty():
+        if ledger.setting(BEGUN) is None:
             report_restored(root, restore(root, ledger))
     except BaseException:
         ledger.close()
@@ -58,12 +58,11 @@ def open_ledger(root: DataRoot) -> Ledger:
 def restore(root: DataRoot, ledger: Ledger) -> FoundCopy | None:
     """Take settings and withdrawals that the ledger lacks from the newest second copy; return it, None without one."""
     found = newest(root)
-    if found is None:
-        return None
-    copy = found.copy
+    copy = found.copy if found else SecondCopy({}, {})
     with ledger.transaction():
+        ledger.record_setting(BEGUN, "1")
         for name, value in copy.settings.items():
-            if ledger.setting(name) is None:
+            if ledger.setting(name) is None and not name.startswith("place."):
                 ledger.record_setting(name, value)
         ledger.record_withdrawals({**copy.withdrawn, **ledger.withdrawals()})
     return found
@@ -77,24 +76,33 @@ def report_restored(root: DataRoot, found: FoundCopy | None) -> None:
     print(
         f"the ledger of {root.path} was lost; taken from {NAME} of {written_at:%Y-%m-%d %H:%M:%S} UTC: "
         f"models of {', '.join(models) or 'no kind'}, {len(copy.withdrawn)} withdrawn images. "
-        "Files are adopted again; which model made each of them is not known any more",
+        "Files are adopted again; which model made each of them is not known any more. "
+        "Folders outside the data root are not part of the copy: name them again",
         file=sys.stderr,
         flush=True,
     )
 
 
 def refresh(root: DataRoot, ledger: Ledger) -> None:
-    """Bring the copies up to date. A folder that does not exist yet gets none, and an empty ledger replaces none."""
+    """Bring the copies up to date. A folder that does not exist yet gets none.
+
+    A ledger that never looked for a copy replaces none. Folders outside the data root are not part of it: a copy may be in
+    another data root by now. A copy that cannot be written is a warning, for the ledger is whole.
+    """
     settings, withdrawn = ledger.settings(), ledger.withdrawals()
-    if not settings and not withdrawn:
+    if BEGUN not in settings:
         return
+    settings = {name: value for name, value in settings.items() if not name.startswith("place.")}
     for path in _paths(root):
         if not path.parent.is_dir():
             continue
         present = read_copy(path)
         if present is None or (present.settings, present.withdrawn) != (settings, withdrawn):
             copy = SecondCopy(settings=settings, withdrawn=withdrawn)
-            write_bytes_atomic(path, msgspec.json.format(msgspec.json.encode(copy, order="sorted")) + b"\n")
+            try:
+                write_bytes_atomic(path, msgspec.json.format(msgspec.json.encode(copy, order="sorted")) + b"\n")
+            except OSError as error:
+                print(f"{path} cannot be written: {error.strerror}", file=sys.stderr, flush=True)
 
 
 def newest(root: DataRoot) -> FoundCopy | None:

@@ -60,7 +60,7 @@ def test_edit_reaches_records_text_embedding_and_shards(root):
     assert captions(root) == packed(root) == {"a": EDIT, "b": "first b"}
     assert store.path("a").read_bytes() != before["a"]
     assert store.path("b").read_bytes() == before["b"]
-    assert "first a" in "".join(path.read_text() for path in root.quarantine.iterdir())
+    assert "first a" in "".join(path.read_text() for path in root.quarantine.glob("*.jsonl"))
     assert "caption_replaced" not in done.text
 
 
@@ -90,4 +90,4 @@ def test_sidecar_that_replaces_a_record_leaves_its_text_in_quarantine(root):
 
     assert captions(root)["a"] == packed(root)["a"] == "from the sidecar"
     assert "1 caption replaced" in done.text
-    assert "first a" in "".join(path.read_text() for path in root.quarantine.iterdir())
+    assert "first a" in "".join(path.read_text() for path in root.quarantine.glob("*.jsonl"))

@@ -27,9 +27,9 @@ def known(root):
 def test_lost_ledger_takes_everything_from_the_copy_and_says_so(root, capsys):
     root.ledger.unlink()
 
-    assert known(root) == ({"identity.k": "{}"}, {"a"})
+    assert known(root) == ({"begun": "1", "identity.k": "{}"}, {"a"})
     assert "was lost" in capsys.readouterr().err
-    assert known(root) == ({"identity.k": "{}"}, {"a"})
+    assert known(root) == ({"begun": "1", "identity.k": "{}"}, {"a"})
     assert capsys.readouterr().err == "", "said once"
 
 
@@ -37,7 +37,7 @@ def test_ledger_that_was_made_but_not_filled_before_a_kill_is_filled(root):
     root.ledger.unlink()
     Ledger(root.ledger).close()
 
-    assert known(root) == ({"identity.k": "{}"}, {"a"})
+    assert known(root) == ({"begun": "1", "identity.k": "{}"}, {"a"})
 
 
 def test_empty_ledger_never_replaces_a_copy(root):
@@ -46,7 +46,7 @@ def test_empty_ledger_never_replaces_a_copy(root):
     with Ledger(root.ledger) as empty:
         refresh(root, empty)
 
-    assert newest(root).copy.settings == {"identity.k": "{}"}
+    assert newest(root).copy.settings == {"begun": "1", "identity.k": "{}"}
 
 
 def test_newer_copy_counts_and_an_unreadable_one_is_passed_over(root):

@@ -327,11 +327,13 @@ def _provenance(plan: BucketPlan, identities: Mapping[str, ModelIdentity], befor
     by_kind = {}
     for n, spec in enumerate(embedding_specs()):
         makers = [sample.files[n].maker for shard in plan.shards for sample in shard]
-        earlier = before.provenance.get(spec.kind, Maker()).unknown_maker if before else 0
-        unknown = earlier + makers.count(UNKNOWN) + makers.count(UNKNOWN_PREVIEW)
+        earlier = before.provenance.get(spec.kind, Maker()) if before else Maker()
+        unknown = earlier.unknown_maker + makers.count(UNKNOWN) + makers.count(UNKNOWN_PREVIEW)
         of = identities.get(spec.kind)
         maker = (
             Maker(of.model, of.revision, of.key, of.preview, of.facts, unknown) if of else Maker(unknown_maker=unknown)
         )
-        by_kind[spec.kind] = msgspec.structs.replace(maker, preview=True) if UNKNOWN_PREVIEW in makers else maker
+        by_kind[spec.kind] = (
+            msgspec.structs.replace(maker, preview=True) if earlier.preview or UNKNOWN_PREVIEW in makers else maker
+        )
     return by_kind

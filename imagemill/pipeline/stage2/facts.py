@@ -110,7 +110,7 @@ def adopt_captions(root: DataRoot, recorded: Recorded, scan: Scan, ledger: Ledge
     A caption of the ledger gives way where the record was edited since the last merge; the text that it had goes to quarantine.
     """
     known, merged = ledger.caption_keys(), ledger.recorded_captions()
-    origin = FROM_RECORD if known else _origin_unknown(ledger)
+    origin = FROM_RECORD if merged else _origin_unknown(ledger)
     without = {
         i: row for i, row in known.items() if i in recorded.captions and not _has_sidecar(row, scan.sources.get(i))
     }
@@ -123,6 +123,10 @@ def adopt_captions(root: DataRoot, recorded: Recorded, scan: Scan, ledger: Ledge
     )
     with ledger.transaction():
         ledger.record_captions(row for row in rows if row)
+        agreed = {i: row.fingerprint for i, row in known.items() if recorded.captions.get(i) == row.fingerprint}
+        ledger.record_recorded_captions(
+            {**merged, **agreed}
+        )  # a kill may have come between the file and this note of it
         ledger.forget_sidecars(i for i, row in without.items() if row.stat and recorded.captions[i] == row.fingerprint)
 
 
@@ -134,7 +138,7 @@ def _has_sidecar(row: CaptionKey, source: SourceFile | None) -> bool:
 def _keep_replaced(root: DataRoot, recorded: Recorded, ledger: Ledger, edited: Set[str]) -> None:
     """Put the captions of the ledger that an edit of the records replaces into the quarantine file."""
     if edited:
-        old = ledger.captions(sorted(edited))
+        old = ledger.captions(sorted(edited), outdated=True)
         lines = [
             (recorded.lines[i].number, "caption replaced by an edit of the record", _as_record(row))
             for i, row in old.items()

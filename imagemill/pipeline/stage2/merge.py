@@ -107,6 +107,8 @@ def write_records(merge: Merge, ledger: Ledger) -> Merged:
     left.unlink(missing_ok=True)
     merged.counts["rewritten"] = int(rewritten)
     ledger.record_recorded_captions(read_recorded(jsonl).captions)
+    if stage1_backup(jsonl).is_file() and ledger.setting(STAGE1) is None:  # migrated by a release that kept no mark
+        ledger.record_setting(STAGE1, "migrated")
     return merged
 
 
@@ -307,7 +309,17 @@ def quarantine(folder: Path, name: str, lines: Sequence[Line]) -> int:
 
     One file per JSONL: `<name>.quarantine.jsonl`, with the raw bytes as text where they are UTF-8, else in hex.
     """
+    if not lines:
+        return 0
+    from filelock import FileLock
+
+    folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.quarantine.jsonl"
+    with FileLock(folder / f".{path.name}.lock"):
+        return _add_lines(path, lines)
+
+
+def _add_lines(path: Path, lines: Sequence[Line]) -> int:
     known = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
     seen = set(known)
     rows = [encode_line({"line": number, "why": why, **_as_text(raw)}) for number, why, raw in lines]

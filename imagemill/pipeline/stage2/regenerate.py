@@ -6,36 +6,42 @@ Between the two a folder holds files of both models: the kind is marked, passes 
 Source: CONTRACTS section 0, "Provenance".
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from imagemill.errors import ImagemillError, WrongUsage
 from imagemill.formats.npy import NpyStore
 from imagemill.pipeline.claims import claimed
-from imagemill.provenance import forget_identity, recall_identity
+from imagemill.provenance import ModelIdentity, differing_facts, forget_identity, read_identity, recall_identity
 from imagemill.store.ledger import EVERY, SUPERSEDED, Ledger, Problem
 
 _BEGUN, _UNDER_WAY = "begun", "under way"
 _REASON = "cannot_regenerate"
 
 
-def regenerate(ledger: Ledger, kind: str, run_id: str, check: Callable[[], object] = lambda: None) -> bool:
+def regenerate(ledger: Ledger, kind: str, run_id: str, identity: ModelIdentity | None = None) -> bool:
     """Mark a kind; one that is marked already continues where it was. Return whether it begins now.
 
-    Waits until no other run works on this kind: what it is about to write would pass for new.
+    Waits until no other run works on this kind: what it is about to write would pass for new. Whether the work can begin (the
+    model, the space) is checked before.
 
     Args:
-        check: raises if the work cannot begin (no such model, no space); it sees the files as superseded, and the kind is not
-            marked then.
+        identity: of the model to use. A regeneration that another model has begun begins again: every file is replaced.
     """
-    if kind in ledger.regenerating():
+    if _continues(ledger, kind, identity):
         return False
     with claimed(ledger, kind, [EVERY], run_id), ledger.transaction():
-        if kind in ledger.regenerating():  # another began while this one waited
+        if _continues(ledger, kind, identity):  # another began while this one waited
             return False
         ledger.supersede_files(kind, _BEGUN)
         resume(ledger, kind)
-        check()
     return True
+
+
+def _continues(ledger: Ledger, kind: str, identity: ModelIdentity | None) -> bool:
+    """Whether the kind is marked, and for this model or for one that is not recorded yet."""
+    recorded = read_identity(ledger, kind)
+    other = identity is not None and recorded is not None and bool(differing_facts(recorded, identity))
+    return kind in ledger.regenerating() and not other
 
 
 def cancel(ledger: Ledger, kind: str, run_id: str) -> int:
@@ -48,10 +54,10 @@ def cancel(ledger: Ledger, kind: str, run_id: str) -> int:
         if kind not in ledger.regenerating():
             raise WrongUsage(f"{kind} is not being regenerated", do="`imagemill status` lists the kinds that are")
         restored = ledger.restore_superseded(kind)
-        if restored < 0:
+        if restored is None:
             raise ImagemillError(
-                f"{kind}: files have been replaced already, so the regeneration cannot be cancelled",
-                why="the folder holds files of two models",
+                f"{kind}: files have been replaced already, or their earlier model is not recorded: it cannot be cancelled",
+                why="the folder may contain files of two models",
                 do="run `imagemill stage2` again, which completes it; to go back, configure the earlier model and "
                 f"regenerate {kind} once more",
             )

@@ -25,9 +25,9 @@ from imagemill.store.ledger.database import IN_MEMORY, LedgerDamaged
 from imagemill.store.ledger.files import FILES, SUPERSEDED, FileColumns, FileRow, Files
 from imagemill.store.ledger.leases import EVERY, LEASES, Lease, LeaseLost, Leases
 from imagemill.store.ledger.problems import PROBLEMS, Problem, Problems
-from imagemill.store.ledger.regeneration import REGENERATING, SUPERSEDED_FILES, Regenerations
+from imagemill.store.ledger.regeneration import SUPERSEDED_FILES, Regenerations
 from imagemill.store.ledger.schema import VERSION
-from imagemill.store.ledger.settings import SETTINGS, Settings
+from imagemill.store.ledger.settings import BEGUN, SETTINGS
 from imagemill.store.ledger.sources import SOURCES, SourceColumns, SourceRow, Sources
 from imagemill.store.ledger.table import Table
 from imagemill.store.ledger.verified import VERIFIED, VerifiedSets
@@ -35,17 +35,12 @@ from imagemill.store.ledger.withdrawals import WITHDRAWN, Withdrawals
 
 _TABLES: tuple[Table[Any], ...] = (
     SOURCES, CAPTIONS, CAPTIONED, RECORDED_CAPTIONS, FILES, SUPERSEDED_FILES, PROBLEMS, COUNTS, CHANGES, SETTINGS,
-    REGENERATING, WITHDRAWN, LEASES, VERIFIED,
+    WITHDRAWN, LEASES, VERIFIED,
 )  # fmt: skip
 
 
-class Ledger(Sources, Captions, Files, Problems, Counts, Settings, Regenerations, Withdrawals, Leases, VerifiedSets):
+class Ledger(Sources, Captions, Files, Problems, Counts, Regenerations, Withdrawals, Leases, VerifiedSets):
     """One connection to a data root's ledger. Use as a context manager; `transaction()` groups writes."""
-
-    def is_empty(self) -> bool:
-        """Whether nothing is known: no setting, no withdrawal, no image, no file."""
-        tables = (SETTINGS, WITHDRAWN, SOURCES, FILES)
-        return not any(self._one(f"SELECT 1 FROM {table.name} LIMIT 1") for table in tables)
 
     def check(self) -> str | None:
         """Return what is wrong with the file, None if every page and every row of every table can be read."""
@@ -61,7 +56,7 @@ class Ledger(Sources, Captions, Files, Problems, Counts, Settings, Regenerations
 
 
 __all__ = [
-    "EVERY", "FROM_CAPTIONER", "FROM_PREVIEW", "FROM_PREVIEW_RECORD", "FROM_RECORD", "FROM_SIDECAR", "IN_MEMORY",
+    "BEGUN", "EVERY", "FROM_CAPTIONER", "FROM_PREVIEW", "FROM_PREVIEW_RECORD", "FROM_RECORD", "FROM_SIDECAR", "IN_MEMORY",
     "SUPERSEDED", "VERSION", "CaptionKey", "CaptionRow", "Captioned", "FileColumns", "FileRow", "Lease", "LeaseLost", "Ledger",
     "LedgerDamaged", "Problem", "SourceColumns", "SourceRow",
 ]  # fmt: skip

@@ -104,9 +104,9 @@ class Captions(Database):
             ((FROM_RECORD, image_id, FROM_SIDECAR) for image_id in ids),
         )
 
-    def captions(self, ids: Sequence[str] | None = None) -> dict[str, CaptionRow]:
-        """Return the captions by image id, without those that a model made of an earlier picture."""
-        return {row.image_id: row for row in self._select(CAPTIONS, ids, f"NOT ({_OUTDATED})")}
+    def captions(self, ids: Sequence[str] | None = None, *, outdated: bool = False) -> dict[str, CaptionRow]:
+        """Return the captions by image id, without those that a model made of an earlier picture unless `outdated`."""
+        return {row.image_id: row for row in self._select(CAPTIONS, ids, "1" if outdated else f"NOT ({_OUTDATED})")}
 
     def captioned(self) -> dict[str, Captioned]:
         """Return every image that a model has captioned; its caption may come from another source by now."""

@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 import msgspec
 
 from imagemill.errors import ImagemillError
-from imagemill.fs.owners import Owner, is_dead_owner, use
+from imagemill.fs.owners import Owner, is_dead_in, use
 from imagemill.store.ledger.database import IN_MEMORY, Database
 from imagemill.store.ledger.table import Table
 
@@ -58,7 +58,8 @@ class Leases(Database):
         with self.transaction():
             held = list(self._select(LEASES, met, "asset = ?", (asset,), key="item"))
             owners = {lease.owner for lease in held}
-            dead = {name for name in owners if name != owner.name and is_dead_owner(name)}
+            folder = self.path.parent / "owners"
+            dead = {name for name in owners if name != owner.name and is_dead_in(folder, name)}
             others = {lease.holder for lease in held if lease.owner != owner.name and lease.owner not in dead}
             if not others:
                 self._insert(LEASES, (self._lease(asset, item, run_id, owner) for item in items))

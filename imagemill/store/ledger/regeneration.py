@@ -1,18 +1,16 @@
-"""`regenerating`: kinds whose files are all being replaced, and how far that is (pipeline/stage2/regenerate.py)."""
+"""Kinds whose files are all being replaced: settings `regenerating.<kind>`, and the table `superseded`.
+
+The setting's value is how far the regeneration is (pipeline/stage2/regenerate.py).
+"""
 
 import msgspec
 
 from imagemill.files import FileSignature
-from imagemill.store.ledger.database import Database
 from imagemill.store.ledger.files import SUPERSEDED
+from imagemill.store.ledger.settings import Settings
 from imagemill.store.ledger.table import Table
 
-
-class Regeneration(msgspec.Struct, frozen=True):
-    """A kind whose files are all being replaced."""
-
-    kind: str
-    state: str
+_MARK = "regenerating."
 
 
 class SupersededFile(msgspec.Struct, frozen=True):
@@ -25,54 +23,54 @@ class SupersededFile(msgspec.Struct, frozen=True):
     maker: str
 
 
-REGENERATING = Table("regenerating", Regeneration)
 SUPERSEDED_FILES = Table("superseded", SupersededFile)
 
+# A superseded file whose earlier row is known.
+_KNOWN = f"""SELECT 1 FROM superseded s WHERE s.kind = files.kind AND s.image_id = files.image_id
+    AND s.signature = files.signature AND s.maker != '{SUPERSEDED}'"""
 
-class Regenerations(Database):
+
+class Regenerations(Settings):
     """Reads and writes of regenerations."""
 
     def regenerating(self) -> dict[str, str]:
         """Return the kinds whose files are all being replaced, with their state."""
-        return {row.kind: row.state for row in self._select(REGENERATING)}
+        marks = {name: value for name, value in self.settings().items() if name.startswith(_MARK)}
+        return {name.removeprefix(_MARK): value for name, value in marks.items()}
 
     def supersede_files(self, kind: str, state: str) -> None:
         """Mark every file of this kind as one to be replaced; what was known of it is kept until one has been replaced."""
         with self.transaction():
             self._change("DELETE FROM superseded WHERE kind = ?", (kind,))
-            self._change(
-                "INSERT INTO superseded SELECT kind, image_id, signature, source, maker FROM files WHERE kind = ?",
-                (kind,),
-            )
+            self._change(f"INSERT INTO superseded SELECT {SUPERSEDED_FILES.columns} FROM files WHERE kind = ?", (kind,))
             self._change("UPDATE files SET maker = ?, source = NULL WHERE kind = ?", (SUPERSEDED, kind))
-            self._insert(REGENERATING, [Regeneration(kind, state)])
+            self.record_setting(f"{_MARK}{kind}", state)
 
-    def restore_superseded(self, kind: str) -> int:
+    def restore_superseded(self, kind: str) -> int | None:
         """Undo `supersede_files`; return how many files count again.
 
-        Returns -1, and changes nothing, if a file has been replaced already.
+        Returns None, and changes nothing, if a file has been replaced, or if it is not known what a file was before.
         """
         with self.transaction():
-            replaced = self._one("SELECT 1 FROM files WHERE kind = ? AND maker != ? LIMIT 1", (kind, SUPERSEDED))
-            if replaced:
-                return -1
+            replaced = "SELECT 1 FROM files WHERE kind = ? AND maker != ? LIMIT 1"
+            unknown = f"SELECT 1 FROM files WHERE kind = ? AND NOT EXISTS ({_KNOWN}) LIMIT 1"
+            if self._one(replaced, (kind, SUPERSEDED)) or self._one(unknown, (kind,)):
+                return None
             restored = self._change(
                 "UPDATE files SET (source, maker) = (SELECT s.source, s.maker FROM superseded s WHERE s.kind = files.kind"
-                " AND s.image_id = files.image_id AND s.signature = files.signature)"
-                " WHERE kind = ? AND EXISTS (SELECT 1 FROM superseded s WHERE s.kind = files.kind"
-                " AND s.image_id = files.image_id AND s.signature = files.signature)",
+                " AND s.image_id = files.image_id AND s.signature = files.signature) WHERE kind = ?",
                 (kind,),
             )
             self._change("DELETE FROM superseded WHERE kind = ?", (kind,))
-            self._change("DELETE FROM regenerating WHERE kind = ?", (kind,))
+            self.forget_setting(f"{_MARK}{kind}")
             return restored
 
     def note_regeneration(self, kind: str, state: str | None) -> None:
         """Record the state. None: every file has been replaced, and rows of earlier files that a kill left are deleted."""
         with self.transaction():
-            self._change("DELETE FROM regenerating WHERE kind = ?", (kind,))
             if state is not None:
-                self._insert(REGENERATING, [Regeneration(kind, state)])
-            else:
-                self._change("DELETE FROM files WHERE kind = ? AND maker = ?", (kind, SUPERSEDED))
-                self._change("DELETE FROM superseded WHERE kind = ?", (kind,))
+                self.record_setting(f"{_MARK}{kind}", state)
+                return
+            self.forget_setting(f"{_MARK}{kind}")
+            self._change("DELETE FROM files WHERE kind = ? AND maker = ?", (kind, SUPERSEDED))
+            self._change("DELETE FROM superseded WHERE kind = ?", (kind,))

@@ -78,6 +78,15 @@ def _signatures_settings_leases(db: sqlite3.Connection, path: Path | None) -> No
     db.execute("CREATE TABLE settings (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID")
     db.execute("INSERT INTO settings SELECT 'place.' || name, path FROM places")
     db.execute("DROP TABLE places")
+    db.execute("INSERT INTO settings SELECT 'regenerating.' || kind, state FROM regenerating")
+    db.execute("DROP TABLE regenerating")
+    db.execute(
+        "INSERT INTO settings SELECT 'begun', '1' WHERE EXISTS (SELECT 1 FROM sources) OR EXISTS (SELECT 1 FROM files)"
+    )
+    db.execute(
+        "INSERT INTO settings SELECT 'stage1', 'migrated' WHERE EXISTS (SELECT 1 FROM counts"
+        " WHERE asset = 'stage2_jsonl' AND json_extract(counts, '$.migrated') > 0)"
+    )
     db.execute("DROP TABLE claims")  # processes of an earlier release cannot use this schema
     db.execute(
         "CREATE TABLE leases (asset TEXT, item TEXT, owner TEXT NOT NULL, run_id TEXT NOT NULL, boot_id TEXT NOT NULL,"

@@ -2,15 +2,19 @@
 
     identity.<kind>   model that makes the files of an embedding kind (provenance.py)
     place.<name>      folder outside the data root (places.py)
+    regenerating.<kind>   present while all files of a kind are being replaced
     stage1            present if records of the data root were migrated from Stage 1
+    begun             present once the second copy was looked for: a ledger without it may lack what the copy has
 
-All of them, and the withdrawals, have a second copy beside the data (store/second_copy.py).
+All but the places, and the withdrawals, have a second copy beside the data (store/second_copy.py).
 """
 
 import msgspec
 
 from imagemill.store.ledger.database import Database
 from imagemill.store.ledger.table import Table
+
+BEGUN = "begun"
 
 
 class Setting(msgspec.Struct, frozen=True):

@@ -234,7 +234,7 @@ def test_caption_edited_in_the_record_replaces_the_ledgers_copy(data_root, ledge
 
     assert captions(ledger) == {"a": ("edited\nby hand ", "record")}
     assert ledger.captions()["a"].mask is None, "the mask of the old text does not belong to it"
-    (kept,) = data_root.quarantine.iterdir()
+    (kept,) = data_root.quarantine.glob("*.quarantine.jsonl")
     assert '\\"caption\\":\\"old\\"' in kept.read_text()
 
 
