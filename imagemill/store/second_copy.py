@@ -43,12 +43,14 @@ class FoundCopy(NamedTuple):
 
 
 def open_ledger(root: DataRoot) -> Ledger:
-    """Open a data root's ledger for writing; a new one takes over what the second copy has, and says so."""
-    is_new = not root.ledger.exists()
+    """Open a data root's ledger for writing; an empty one takes over what the second copy has, and says so.
+
+    Empty, not only new: the process that created it may have ended before it read the copy.
+    """
     ledger = Ledger(root.ledger)
     use(root.owners)
     try:
-        if is_new:
+        if not ledger.settings() and not ledger.withdrawals():
             report_restored(root, restore(root, ledger))
     except BaseException:
         ledger.close()
@@ -57,9 +59,9 @@ def open_ledger(root: DataRoot) -> Ledger:
 
 
 def restore(root: DataRoot, ledger: Ledger) -> FoundCopy | None:
-    """Take settings and withdrawals that the ledger lacks from the newest second copy; return it, None if there is none."""
+    """Take settings and withdrawals that the ledger lacks from the newest second copy; return it, None if it has none."""
     found = newest(root)
-    if found is None:
+    if found is None or not (found.copy.settings or found.copy.withdrawn):
         return None
     copy = found.copy
     with ledger.transaction():
