@@ -65,8 +65,13 @@ ui: setup ## the Dagster UI on the history of DATA_ROOT (default data)
 test: setup ## every test but the soak trials; skips are listed with their reasons at the end
 	$(BIN)/pytest -n $(TEST_PROCESSES) --dist loadfile
 
-soak: setup ## full-length crash and endurance trials
+soak: setup ## full-length crash and endurance trials; with N=, so many kills and disk faults (SEED=, PROCESSES=, or TRIAL= alone)
+ifeq ($(strip $(N)$(TRIAL)),)
 	$(BIN)/pytest -m soak
+else
+	$(BIN)/python -m tests.soak --seed $(or $(SEED),0) --processes $(or $(PROCESSES),1) \
+		$(if $(TRIAL),--trial $(TRIAL),--count $(N))
+endif
 
 lint: setup ## rules, format, types, import contract
 	$(BIN)/ruff check .

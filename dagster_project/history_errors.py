@@ -14,6 +14,12 @@ _DO_DATABASE = (
     "move {folder} elsewhere and run the command again: images, files and shards do not depend on it, "
     "and their events are reported again"
 )
+_DO_DISK = (
+    "check that the disk has free space and no errors, then run the same command again: finished work is kept. If the error "
+    "returns, " + _DO_DATABASE
+)
+# Errors of a file's contents. All others may be of the disk, and pass.
+_DAMAGE = ("malformed", "not a database", "no such table", "no such column")
 _DO_CONFIG = "correct the file, or delete it: the next command writes imagemill's own"
 
 
@@ -36,6 +42,11 @@ def history_errors(home: Path) -> Iterator[None]:
 
 def database_unusable(home: Path, why: str) -> HistoryUnusable:
     """The error for databases below this home; names the first damaged one that can be found fast."""
+    if not any(words in why for words in _DAMAGE):
+        history = home / "history"
+        return HistoryUnusable(
+            "the Dagster history cannot be read or written", where=history, why=why, do=_DO_DISK.format(folder=history)
+        )
     damaged = next((file for file in sorted(home.rglob("*.db")) if not _opens(file)), None)
     folder = home / damaged.relative_to(home).parts[0] if damaged else home / "history"
     return HistoryUnusable(

@@ -95,6 +95,11 @@ _SQLITE_FULL = {"SQLITE_FULL", "SQLITE_IOERR_SHMSIZE"}
 
 FULL_DISK = "finished work is kept and every file is whole: free space, then run the same command again"
 
+FAILED_DISK = (
+    "run the same command again: finished work is kept. If the error returns, check that the file exists and that the disk has "
+    "no errors"
+)
+
 
 @contextmanager
 def disk_full_told(where: Path) -> Iterator[None]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from imagemill.errors import ImagemillError, WrongUsage
+from imagemill.errors import FAILED_DISK, FULL_DISK, ImagemillError, WrongUsage, is_disk_full
 
 COMMANDS = {
     "run": "run",
@@ -83,14 +83,19 @@ def main() -> None:
     except ImagemillError as error:
         click.echo(f"imagemill: {error}", err=True)
         sys.exit(2 if isinstance(error, WrongUsage) else 1)
-    except PermissionError as error:
-        refused = ImagemillError(f"cannot write or read: {error.strerror}", where=error.filename, do=_PERMISSIONS)
-        click.echo(f"imagemill: {refused}", err=True)
-        sys.exit(1)
     except BrokenPipeError:
         # `imagemill explain … | head` is not an error.
         sys.stderr.close()
         sys.exit(0)
+    except OSError as error:
+        click.echo(f"imagemill: {_disk_error(error)}", err=True)
+        sys.exit(1)
+
+
+def _disk_error(error: OSError) -> ImagemillError:
+    """Return the message of an error that the system reported for a file."""
+    remedy = FULL_DISK if is_disk_full(error) else _PERMISSIONS if isinstance(error, PermissionError) else FAILED_DISK
+    return ImagemillError(f"cannot write or read: {error.strerror or error}", where=error.filename, do=remedy)
 
 
 if __name__ == "__main__":

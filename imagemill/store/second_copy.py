@@ -43,7 +43,10 @@ class FoundCopy(NamedTuple):
 
 
 def open_ledger(root: DataRoot) -> Ledger:
-    """Open a data root's ledger for writing; a new one takes over what the second copy has, and says so."""
+    """Open a data root's ledger for writing; a new one takes over what the second copy has, and says so.
+
+    New until it has looked for a copy: the process that created it may have ended before it did.
+    """
     ledger = Ledger(root.ledger)
     use(root.owners)
     try:
@@ -56,7 +59,7 @@ def open_ledger(root: DataRoot) -> Ledger:
 
 
 def restore(root: DataRoot, ledger: Ledger) -> FoundCopy | None:
-    """Take settings and withdrawals that the ledger lacks from the newest second copy; return it, None without one."""
+    """Take settings and withdrawals that the ledger lacks from the newest second copy; return it, None if it has none."""
     found = newest(root)
     copy = found.copy if found else SecondCopy({}, {})
     with ledger.transaction():
@@ -65,7 +68,7 @@ def restore(root: DataRoot, ledger: Ledger) -> FoundCopy | None:
             if ledger.setting(name) is None and not name.startswith("place."):
                 ledger.record_setting(name, value)
         ledger.record_withdrawals({**copy.withdrawn, **ledger.withdrawals()})
-    return found
+    return found if copy.withdrawn or copy.settings.keys() - {BEGUN} else None
 
 
 def report_restored(root: DataRoot, found: FoundCopy | None) -> None:

@@ -150,6 +150,20 @@ def test_lost_ledger_is_reported_and_models_and_withdrawals_survive(root):
         assert ledger.setting(f"identity.{VAE.kind}")
 
 
+def test_command_that_ended_before_it_read_the_second_copy_loses_nothing(root):
+    """The new ledger exists and is empty: killed, or a disk error, between its creation and the copy."""
+    identities, withdrawals = rows(root)[3], rows(root)[2]
+    shutil.rmtree(root.state)
+    Ledger(root.ledger).close()
+
+    done = imagemill("run", "--data-root", root.path, stub=True)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "was lost" in done.stderr
+    assert rows(root)[2:] == (withdrawals, identities)
+    assert "was lost" not in imagemill("run", "--data-root", root.path, stub=True).stderr
+
+
 def test_whole_ledger_is_left_alone(root):
     before = root.ledger.read_bytes()
 

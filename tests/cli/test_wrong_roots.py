@@ -1,5 +1,6 @@
 """Wrong folders: URLs, mistyped data roots, read-only ones. Nothing is created, and one message says what to do."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -113,6 +114,21 @@ def test_error_of_permission_without_a_message_of_its_own_is_one(data_root, monk
     assert code == 1
     assert "Permission denied" in text
     assert "/data/.imagemill/ledger.sqlite" in text
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"), [(errno.EIO, "run the same command again"), (errno.ENOSPC, "free space")]
+)
+def test_error_of_a_disk_without_a_message_of_its_own_is_one(data_root, monkeypatch, number, remedy):
+    def fail(*_):
+        raise OSError(number, os.strerror(number), "/data/.imagemill/ledger.sqlite")
+
+    monkeypatch.setattr("dagster_project.cli.status.read_status", fail)
+    code, text = called(monkeypatch, ["status", "--data-root", data_root.path])
+    assert code == 1
+    assert os.strerror(number) in text
+    assert "/data/.imagemill/ledger.sqlite" in text
+    assert remedy in text
 
 
 DEAD = subprocess.run(

@@ -104,12 +104,15 @@ def test_unusable_dagster_yaml_is_named(data_root, tmp_path, monkeypatch, text, 
     assert "\n" not in str(raised.value.why)
 
 
-def test_input_output_error_inside_a_database_is_a_message(tmp_path):
+@pytest.mark.parametrize("why", ["disk I/O error", "unable to open database file"])
+def test_error_of_the_disk_below_a_database_is_a_message(tmp_path, why):
+    """The next command may find the disk well again: nothing is moved before that."""
     import sqlite3
 
-    error = OperationalError("SELECT 1", {}, sqlite3.OperationalError("disk I/O error"))
-    with pytest.raises(HistoryUnusable, match="history cannot be used"), history_errors(tmp_path):
+    error = OperationalError("SELECT 1", {}, sqlite3.OperationalError(why))
+    with pytest.raises(HistoryUnusable, match="history cannot be read or written") as raised, history_errors(tmp_path):
         raise error
+    assert "free space and no errors, then run the same command again" in raised.value.do
     with pytest.raises(ZeroDivisionError), history_errors(tmp_path):
         raise ZeroDivisionError
 

@@ -2,62 +2,20 @@
 
 import shutil
 import sqlite3
-import tarfile
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 
-from imagemill.embedding_specs import embedding_specs
 from imagemill.files import posix_signature
-from imagemill.layout import DataRoot
 from imagemill.provenance import read_identity
 from imagemill.store.ledger import VERSION, Ledger
+from tests.helpers.earlier_roots import FOLDERS, PATHS, RELEASED, unpacked
 from tests.helpers.product import imagemill
-
-ROOTS = Path(__file__).parents[1] / "fixtures" / "roots"
-RELEASED = sorted(path.name.removesuffix(".tar.xz") for path in ROOTS.glob("*.tar.xz"))
-
-
-def unpacked(tmp_path, name):
-    """A data root of an earlier schema, whose ledger knows the files as they are now: unpacking gave them other inodes."""
-    with tarfile.open(ROOTS / f"{name}.tar.xz") as archive:
-        archive.extractall(tmp_path, filter="data")
-    root = DataRoot(tmp_path / "data")
-    with closing(sqlite3.connect(root.ledger)) as db, db:
-        for table, path_of in _PATHS.items():
-            for row in db.execute(f"SELECT * FROM {table} WHERE inode IS NOT NULL").fetchall():
-                path = path_of(root, row)
-                if path.exists():
-                    stat = path.stat()
-                    db.execute(
-                        f"UPDATE {table} SET size = ?, mtime_ns = ?, inode = ? WHERE inode = ? AND mtime_ns = ?",
-                        (stat.st_size, stat.st_mtime_ns, stat.st_ino, _inode_of(table, row), _mtime_of(table, row)),
-                    )
-    return root
-
-
-FOLDERS = {spec.kind: spec.folder for spec in embedding_specs()}
-_PATHS = {
-    "sources": lambda root, row: root.approved / row[1],
-    "captions": lambda root, row: root.approved / f"{row[0]}.txt",
-    "files": lambda root, row: root.derived / FOLDERS[row[0]] / f"{row[1]}.npy",
-    "problems": lambda root, row: root.approved / f"{row[0]}.jpg",
-}
-_FIRST_OF_TRIPLE = {"sources": 2, "captions": 1, "files": 2, "problems": 6}
-
-
-def _inode_of(table, row):
-    return row[_FIRST_OF_TRIPLE[table] + 2]
-
-
-def _mtime_of(table, row):
-    return row[_FIRST_OF_TRIPLE[table] + 1]
 
 
 def rows_before(root):
     with closing(sqlite3.connect(root.ledger)) as db:
-        return {name: db.execute(f"SELECT * FROM {name}").fetchall() for name in (*_PATHS, "counts", "withdrawn")}
+        return {name: db.execute(f"SELECT * FROM {name}").fetchall() for name in (*PATHS, "counts", "withdrawn")}
 
 
 @pytest.mark.parametrize("name", RELEASED)

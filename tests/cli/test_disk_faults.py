@@ -1,0 +1,66 @@
+"""Writing commands that are killed, or fail, at one change of the disk: the next run makes what an undisturbed one makes.
+
+`make soak SEED=1 N=1000` tries these faults by the hundred (tests/soak.py).
+"""
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.disk_faults import Fault
+from tests.helpers.fault_trials import Workshop
+from tests.helpers.writing_commands import COMMANDS
+
+pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed: apt install gcc libc6-dev")
+
+
+@pytest.fixture(scope="module")
+def workshop():
+    """In memory if the system has such a folder: fsync costs nothing there."""
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    folder = Path(tempfile.mkdtemp(prefix="imagemill-faults-", dir=memory))
+    shop = Workshop(folder)
+    yield shop
+    shop.close()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+MODES = ("kill", "enospc", "eio")
+
+
+def a_trial(workshop, name, mode):
+    trial = workshop.try_fault(name, workshop.choose(name, mode, f"suite-{mode}"))
+    assert not trial.failure, f"{trial}\n{trial.failure}"
+
+
+@pytest.mark.parametrize(("name", "mode"), [(name, MODES[n % 3]) for n, name in enumerate(COMMANDS)])
+def test_command_continues_after_a_fault(workshop, name, mode):
+    a_trial(workshop, name, mode)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", COMMANDS)
+def test_command_continues_after_each_fault(workshop, name, mode):
+    a_trial(workshop, name, mode)
+
+
+@pytest.mark.parametrize("mode", ["kill", "enospc", "eio"])
+def test_fault_is_met(workshop, mode):
+    """The harness itself: a fault at the first change ends the command before it has made anything."""
+    trial = workshop.try_fault("stage2", Fault(mode, 1))
+
+    assert trial.at
+    assert not trial.failure, trial.failure
+
+
+def test_changed_output_is_a_failure(workshop, monkeypatch):
+    """The harness itself: an output that differs from the undisturbed run is reported."""
+    expected = workshop.undisturbed("shards")
+    changed = dict(expected.after, extra=b"")
+    monkeypatch.setitem(workshop._undisturbed, "shards", expected._replace(after=changed))
+
+    assert "extra missing" in workshop.try_fault("shards", Fault("kill", 1)).failure

@@ -1,0 +1,111 @@
+"""Commands under disk faults: a preloaded library counts the changes below a folder and fails, or kills, at a chosen one.
+
+control    struct control of disk_faults.c, mapped by every process of a command
+zygote.py  runs each command in a fork of its own, with the library loaded
+"""
+
+import json
+import mmap
+import os
+import shutil
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.helpers.product import PROJECT
+
+SOURCE = Path(__file__).with_name("disk_faults.c")
+MODES = {None: 0, "kill": 1, "enospc": 2, "eio": 3}
+KILLED = -9
+_HEAD = struct.Struct("qqqq32s992s1024s1024s")
+# No run of these tests takes a tenth of it; SIGALRM ends one that hangs.
+_SECONDS = 120
+
+
+class Fault(NamedTuple):
+    """A fault (`kill`, `enospc` or `eio`) at the change of this number, from 1.
+
+    `history`: whether changes below the Dagster history are counted; most changes are made there.
+    """
+
+    mode: str | None
+    number: int
+    history: bool = True
+
+
+class Ended(NamedTuple):
+    """How a command ended.
+
+    Attributes:
+        code: exit code, or the negative number of a signal. text: output.
+        changes, in_history: of the disk, outside and inside the Dagster history; with a fault in the history, all are `changes`.
+        at: call and path of the fault.
+    """
+
+    code: int
+    text: str
+    changes: int
+    in_history: int
+    at: str
+
+
+def build(folder):
+    """Compile the library into a folder."""
+    library = folder / "disk_faults.so"
+    subprocess.run(
+        [shutil.which("gcc") or "gcc", "-O2", "-Wall", "-Werror", "-shared", "-fPIC", "-o", library, SOURCE], check=True
+    )
+    return library
+
+
+class Product:
+    """Commands on one data root, one at a time, each with or without a fault."""
+
+    def __init__(self, folder, root):
+        self.root, self.output = root, folder / "output.txt"
+        control = folder / "control"
+        control.write_bytes(bytes(_HEAD.size))
+        with open(control, "r+b") as file:
+            self._control = mmap.mmap(file.fileno(), _HEAD.size)
+        kept = {k: v for k, v in os.environ.items() if not k.startswith("IMAGEMILL_") and k != "DAGSTER_HOME"}
+        self._zygote = subprocess.Popen(
+            [sys.executable, "-m", "tests.helpers.zygote"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=PROJECT,
+            env={
+                **kept, "PYTHONPATH": str(PROJECT), "LD_PRELOAD": str(build(folder)), "IMAGEMILL_FAULTS": str(control),
+                "XDG_CONFIG_HOME": str(folder / "user-config"), "TMPDIR": str(folder),
+            },
+        )  # fmt: skip
+
+    def run(self, *arguments, fault=None, **environment):
+        """Run `imagemill ARGUMENTS --data-root ROOT` to its end."""
+        self._arm(fault or Fault(None, 0, history=False))
+        request = {
+            "arguments": [*map(str, arguments), "--data-root", str(self.root.path)],
+            "environment": environment, "output": str(self.output), "seconds": _SECONDS,
+            "learn": fault is None,
+        }  # fmt: skip
+        assert self._zygote.stdin
+        assert self._zygote.stdout
+        self._zygote.stdin.write(json.dumps(request) + "\n")
+        self._zygote.stdin.flush()
+        code = json.loads(self._zygote.stdout.readline())
+        _, _, changes, in_history, call, path, *_ = _HEAD.unpack(self._control[:])
+        at = b" ".join(text.partition(b"\0")[0] for text in (call, path)).decode(errors="replace").strip()
+        return Ended(code, self.output.read_text(errors="replace"), changes, in_history, at)
+
+    def _arm(self, fault):
+        left_out = b"" if fault.history else os.fsencode(self.root.dagster_home)
+        folder = os.fsencode(self.root.path)
+        self._control[:] = _HEAD.pack(MODES[fault.mode], fault.number, 0, 0, b"", b"", folder, left_out)
+
+    def close(self):
+        """End the process."""
+        assert self._zygote.stdin
+        assert self._zygote.stdout
+        self._zygote.stdin.close()
+        self._zygote.stdout.close()
+        self._zygote.wait()
+        self._control.close()
