@@ -8,6 +8,7 @@ import time
 import pytest
 
 from imagemill.embedding_specs import embedding_specs
+from imagemill.pipeline.stage2.merge import STAGE1
 from imagemill.pipeline.stage2.regenerate import regenerate
 from imagemill.store.ledger import Ledger
 from imagemill.store.second_copy import NAME
@@ -92,6 +93,8 @@ def test_regeneration_waits_for_a_run_that_makes_files_of_the_kind(root):
 
 def test_deleting_the_embeddings_waits_for_a_run_that_makes_some(root):
     """Of a kind whose folder is emptied meanwhile, the rest would be left without the model that made it."""
+    with Ledger(root.ledger) as ledger:
+        ledger.record_setting(STAGE1, "migrated")
     maker = making_anew(root)
 
     said = product(root, "stage2", "--rollback", "--delete-embeddings")
