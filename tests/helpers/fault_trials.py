@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from imagemill.layout import DataRoot
 from imagemill.store.second_copy import NAME as SECOND_COPY
-from tests.helpers.disk_faults import KILLED, Fault, Product
+from tests.helpers.disk_faults import KILLED, SCOPES, Fault, Product
 from tests.helpers.writing_commands import COMMANDS
 
 # Caches of times and inodes: the one of a preset, and what `imagemill.reading` keeps.
@@ -25,20 +25,20 @@ _WHOLE = (".npy", ".tar", ".jpg", ".png")
 _VARIES = re.compile(rb'\d{4}-\d\d-\d\dT[0-9:.+]+|"previous\.[^\n]+\n')
 _SIGNATURE = re.compile(r"posix:\d+:\d+:(\d+)")
 _COMMAND = re.compile(r"`?imagemill ((?:run|shards|stage2|preset [a-z]+|repair)(?: --[a-z-]+)*)")
-_HISTORY_SHARE = 0.25
+# Half of the faults meet what users read, and files on their way there.
+_SHARES = (0.2, 0.3, 0.5)
 
 
 class Undisturbed(NamedTuple):
     """What a command makes of its root without a fault.
 
     Attributes:
-        before, after: outputs by their path. changes, changes_outside: of the disk, with and without the Dagster history.
+        before, after: outputs by their path. changes: of the disk, by scope.
     """
 
     before: dict[str, bytes]
     after: dict[str, bytes]
-    changes: int
-    changes_outside: int
+    changes: dict[str, int]
 
 
 class Trial(NamedTuple):
@@ -50,7 +50,7 @@ class Trial(NamedTuple):
     failure: str
 
     def __str__(self):
-        fault = f"{self.fault.mode} at {self.fault.number}{'' if self.fault.history else ' outside the history'}"
+        fault = f"{self.fault.mode} at {self.fault.number} of {self.fault.scope}"
         return f"{'FAILED' if self.failure else 'passed'} {self.command}: {fault} ({self.at or 'not reached'})"
 
 
@@ -66,10 +66,10 @@ class Workshop:
         self._product.close()
 
     def choose(self, name, mode, seed):
-        """Choose the change to fail at: a quarter among all, else among those outside the Dagster history."""
-        rng, found = random.Random(seed), self.undisturbed(name)
-        history = rng.random() < _HISTORY_SHARE
-        return Fault(mode, rng.randint(1, max(1, found.changes if history else found.changes_outside)), history)
+        """Choose the change to fail at."""
+        rng, changes = random.Random(seed), self.undisturbed(name).changes
+        (scope,) = rng.choices(SCOPES, _SHARES)
+        return Fault(mode, rng.randint(1, max(1, changes[scope])), scope)
 
     def try_fault(self, name, fault):
         """Run one command with a fault, continue it, and compare."""
@@ -90,8 +90,7 @@ class Workshop:
             before = outputs(self.root)
             ended = self._ended_well(command.arguments)
             self._finish(command)
-            total = ended.changes + ended.in_history
-            self._undisturbed[name] = Undisturbed(before, outputs(self.root), total, ended.changes)
+            self._undisturbed[name] = Undisturbed(before, outputs(self.root), ended.changes)
         return self._undisturbed[name]
 
     def _lay_out(self, command):
@@ -184,9 +183,11 @@ def outputs(root):
     for folder in (root.derived, root.shards, root.public_data, root.stage_a_output):
         for path in sorted(folder.rglob("*")):
             name = str(path.relative_to(root.path))
+            if any(part.startswith(".tmp-") for part in path.relative_to(folder).parts):
+                continue
             if path.is_symlink():
                 found[name] = os.readlink(path).encode()
-            elif path.is_file() and path.name not in _CACHES and not path.name.startswith(".tmp-"):
+            elif path.is_file() and path.name not in _CACHES:
                 data = path.read_bytes()
                 found[name] = _VARIES.sub(b"", data) if path.name == SECOND_COPY else data
     return found
