@@ -24,6 +24,7 @@ _WHOLE = (".npy", ".tar", ".jpg", ".png")
 # In a second copy, the time of a withdrawal and the model of an earlier regeneration differ from run to run.
 _VARIES = re.compile(rb'\d{4}-\d\d-\d\dT[0-9:.+]+|"previous\.[^\n]+\n')
 _SIGNATURE = re.compile(r"posix:\d+:\d+:(\d+)")
+_FULL = re.compile(r"the disk is full:|No space left")
 _COMMAND = re.compile(r"`?imagemill ((?:run|shards|stage2|preset [a-z]+|repair)(?: --[a-z-]+)*)")
 # Half of the faults meet what users read, and files on their way there.
 _SHARES = (0.2, 0.3, 0.5)
@@ -166,7 +167,9 @@ def _of_fault(ended, fault):
         return ""
     if ended.code != 1:
         return f"exit code {ended.code}; failed work is 1"
-    return "" if ended.text.strip() else "no message"
+    if fault.mode == "eio" and _FULL.search(ended.text):
+        return "an I/O error is called a full disk"
+    return "" if "do:" in ended.text else "no message with a remedy"
 
 
 def _difference(found, expected, when):
