@@ -20,7 +20,7 @@ from tests.helpers.writing_commands import COMMANDS
 
 # Caches of times and inodes: the one of a preset, and what `imagemill.reading` keeps.
 _CACHES = {".images.jsonl"}
-_WHOLE = (".npy", ".tar", ".jpg", ".png")
+_WHOLE = {".npy", ".tar", ".jpg", ".png"}
 # In a second copy, the time of a withdrawal and the model of an earlier regeneration differ from run to run.
 _VARIES = re.compile(rb'\d{4}-\d\d-\d\dT[0-9:.+]+|"previous\.[^\n]+\n')
 _SIGNATURE = re.compile(r"posix:\d+:\d+:(\d+)")
@@ -121,10 +121,13 @@ class Workshop:
                 self._ended_well(arguments)
 
     def _of_outputs_at_fault(self, ended, expected, command):
-        """Files under final names are whole: the old ones or the new ones. A command that reports success has made all."""
-        found = outputs(self.root)
+        """Files under final names are whole: the old ones or the new ones. A command that reports success has made all.
+
+        A command that goes on after one image has failed packs the others: its tars are those of no undisturbed run.
+        """
+        found, whole = outputs(self.root), _WHOLE if ended.code == KILLED else _WHOLE - {".tar"}
         for name, data in found.items():
-            if name.endswith(_WHOLE) and data not in (expected.before.get(name), expected.after.get(name)):
+            if os.path.splitext(name)[1] in whole and data not in (expected.before.get(name), expected.after.get(name)):
                 return f"{name} is neither the old file nor the new one"
         if ended.code == 0 and not command.then:
             return _difference(found, expected.after, "although the command reported success")
