@@ -37,7 +37,7 @@ class Fault(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """How a command ended.
+    """Exit code, output and changes of a command.
 
     Attributes:
         code: exit code, or the negative number of a signal. text: output.

@@ -25,13 +25,14 @@ _WHOLE = {".npy", ".tar", ".jpg", ".png"}
 _VARIES = re.compile(rb'\d{4}-\d\d-\d\dT[0-9:.+]+|"previous\.[^\n]+\n')
 _SIGNATURE = re.compile(r"posix:\d+:\d+:(\d+)")
 _FULL = re.compile(r"the disk is full:|No space left")
+_REMEDY = re.compile(r"do:  |run imagemill again|run the same command again")
 _COMMAND = re.compile(r"`?imagemill ((?:run|shards|stage2|preset [a-z]+|repair)(?: --[a-z-]+)*)")
 # Half of the faults meet what users read, and files on their way there.
 _SHARES = (0.2, 0.3, 0.5)
 
 
 class Undisturbed(NamedTuple):
-    """What a command makes of its root without a fault.
+    """Outputs and changes of a command without a fault.
 
     Attributes:
         before, after: outputs by their path. changes: of the disk, by scope.
@@ -43,7 +44,7 @@ class Undisturbed(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """What became of one trial; `failure` is empty if it passed."""
+    """The result of one trial; `failure` is empty if it passed."""
 
     command: str
     fault: Fault
@@ -172,7 +173,7 @@ def _of_fault(ended, fault):
         return f"exit code {ended.code}; failed work is 1"
     if fault.mode == "eio" and _FULL.search(ended.text):
         return "an I/O error is called a full disk"
-    return "" if "do:" in ended.text else "no message with a remedy"
+    return "" if _REMEDY.search(ended.text) else "no message with a remedy"
 
 
 def _difference(found, expected, when):
