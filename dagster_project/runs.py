@@ -41,7 +41,7 @@ from dagster_shared.error import SerializableErrorInfo
 
 from dagster_project.history_errors import database_unusable
 from dagster_project.service import ATTRIBUTE, LOCATION, MODULE
-from imagemill.errors import FULL_DISK, ImagemillError
+from imagemill.errors import FAILED_DISK, FULL_DISK, ImagemillError
 from io_managers.events import DEFER, IMAGES_FAILED, OWNER_TAG, is_orphan, owner_of_run
 
 KILLED = "killed; run again to resume"
@@ -52,6 +52,8 @@ _QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 
 # How a full disk reads once Dagster has turned its error into text.
 _DISK_FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT), "database or disk is full")
+
+_DISK_FAILED = os.strerror(errno.EIO)
 
 # Errors of a damaged history as text. Only SQLAlchemy writes the brackets, and the ledger is used without it.
 _DAMAGED_HISTORY = re.compile(
@@ -395,4 +397,6 @@ def _explained(step: str, error: SerializableErrorInfo | None) -> StepFailure:
         return StepFailure(step, kind, str(database_unusable(Path(os.environ["DAGSTER_HOME"]), damaged[1])))
     if any(text in message for text in _DISK_FULL):
         message = str(ImagemillError(message, do=FULL_DISK))
+    elif kind == "OSError" and _DISK_FAILED in message:
+        message = str(ImagemillError(message, where=step, do=FAILED_DISK))
     return StepFailure(step, kind, message, "".join(error.stack))

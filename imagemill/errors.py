@@ -90,11 +90,16 @@ class DiskFull(ImagemillError, OSError):
     """A disk, or what a user may have of it, filled up while something was written."""
 
 
-# The second is the file through which connections share an index of the log: it cannot grow.
-_SQLITE_FULL = {"SQLITE_FULL", "SQLITE_IOERR_SHMSIZE"}
+# The second: the index of the log, which connections share, cannot grow; also after an I/O error.
+_MAYBE_FULL = "SQLITE_IOERR_SHMSIZE"
+_SQLITE_FULL = {"SQLITE_FULL", _MAYBE_FULL}
 
 FULL_DISK = "finished work is kept and every file is whole: free space, then run the same command again"
 
+_FULL_OR_FAILED = (
+    "finished work is kept and every file is whole: free space, or check the disk, then run the same command again"
+)
+_FULL = ("the disk is full", FULL_DISK)
 FAILED_DISK = (
     "run the same command again: finished work is kept. If the error returns, check that the file exists and that the disk has "
     "no errors"
@@ -111,7 +116,17 @@ def disk_full_told(where: Path) -> Iterator[None]:
     except Exception as error:
         if not is_disk_full(error):
             raise
-        raise DiskFull(f"the disk is full: {str(error).splitlines()[0]}", where=where, do=FULL_DISK) from error
+        told, remedy = ("the disk is full or has an error", _FULL_OR_FAILED) if _may_be_full(error) else _FULL
+        raise DiskFull(f"{told}: {str(error).splitlines()[0]}", where=where, do=remedy) from error
+
+
+def _may_be_full(error: BaseException | None) -> bool:
+    """Whether an I/O error may be the cause, by the first SQLite error of the chain."""
+    while error is not None:
+        if name := getattr(error, "sqlite_errorname", None):
+            return name == _MAYBE_FULL
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def is_disk_full(error: BaseException | None) -> bool:

@@ -11,6 +11,7 @@ import json
 import multiprocessing
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -32,13 +33,14 @@ def keys_of(count):
 
 def work(keys, seed, results, recorded):
     """Try these trials one by one; the last line of a key counts."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the folder is removed
     folder = Path(tempfile.mkdtemp(prefix="imagemill-soak-", dir=_fast_folder()))
     shop = Workshop(folder)
     try:
         for key, (mode, command) in keys.items():
             began = time.monotonic()
             known = recorded.get(key)
-            fault = Fault(mode, known["number"], known["history"]) if known else None
+            fault = Fault(mode, known["number"], known["scope"]) if known else None
             trial = shop.try_fault(command, fault or shop.choose(command, mode, f"{seed}-{key}"))
             line = {"key": key, "command": command, **trial.fault._asdict(), "at": trial.at, "failure": trial.failure}
             with open(results, "a") as file:
@@ -61,6 +63,11 @@ def read_results(path):
     """The last result of each key."""
     lines = path.read_text().splitlines() if path.exists() else []
     return {line["key"]: line for line in map(json.loads, lines)}
+
+
+def untried(keys, recorded):
+    """Trials without a result, and failed ones, which may pass by now."""
+    return {key: value for key, value in keys.items() if key not in recorded or recorded[key]["failure"]}
 
 
 def show(results):
@@ -95,12 +102,15 @@ def main():
         mode, _, number = asked.trial.rpartition("-")
         keys = {asked.trial: (mode, list(COMMANDS)[int(number) % len(COMMANDS)])}
     else:
-        keys = {key: value for key, value in keys.items() if key not in recorded or recorded[key]["failure"]}
+        keys = untried(keys, recorded)
     parts = [dict(list(keys.items())[n :: asked.processes]) for n in range(asked.processes)]
     processes = [
-        multiprocessing.get_context("spawn").Process(target=work, args=(part, asked.seed, results, recorded))
+        multiprocessing.get_context("spawn").Process(
+            target=work, args=(part, asked.seed, results, recorded), daemon=True
+        )
         for part in parts
     ]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     for process in processes:
         process.start()
     for process in processes:

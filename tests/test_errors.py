@@ -29,7 +29,6 @@ FULL = [
     OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
     OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)),
     sqlite_error("SQLITE_FULL"),
-    sqlite_error("SQLITE_IOERR_SHMSIZE"),
     wrapped(sqlite_error("SQLITE_FULL")),
 ]
 
@@ -45,6 +44,15 @@ def test_full_disk_is_told_with_place_and_remedy(error):
     assert "\n" not in caught.value.what
     assert caught.value.where == PLACE
     assert "free space" in caught.value.do
+
+
+def test_disk_that_may_be_full_is_not_called_full():
+    """SQLite has one code for a full disk and an I/O error where it maps the index of its log."""
+    with pytest.raises(DiskFull) as caught, disk_full_told(PLACE):
+        raise sqlite_error("SQLITE_IOERR_SHMSIZE")
+
+    assert caught.value.what.startswith("the disk is full or has an error: ")
+    assert "check the disk" in caught.value.do
 
 
 @pytest.mark.parametrize(

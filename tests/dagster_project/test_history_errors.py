@@ -134,6 +134,15 @@ def test_step_that_met_a_damaged_history_says_so(monkeypatch, tmp_path):
     assert failure.trace == ""
 
 
+def test_step_that_met_an_error_of_the_disk_names_the_step_and_the_remedy():
+    from dagster_shared.error import SerializableErrorInfo
+
+    failure = _explained("bucket_shards", SerializableErrorInfo(f"OSError: [Errno 5] {os.strerror(5)}", [], "OSError"))
+
+    assert "where: bucket_shards" in failure.text
+    assert "run the same command again" in failure.text
+
+
 @pytest.mark.parametrize("name", ["data [2024]", "a*b"])
 def test_settings_are_found_in_a_folder_with_wildcards_in_its_name(tmp_path, name):
     """Dagster expands the path, and would read another folder's settings or none."""

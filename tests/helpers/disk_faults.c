@@ -1,4 +1,4 @@
-/* Count the calls that change the disk below `folder` but not below `except`, and fail or kill at a chosen one.
+/* Count the calls that change the disk below a folder, and fail or kill at a chosen one.
  *
  * Loaded with LD_PRELOAD. $IMAGEMILL_FAULTS names a file of `struct control` that every process of a command maps;
  * tests/helpers/disk_faults.py writes it. System calls are made directly, so that nothing is looked up at a fault.
@@ -21,8 +21,9 @@ enum mode { COUNT, KILL, ENOSPC_FROM, EIO_ONCE };
 enum kind { TAKES_SPACE, NAMES, FREES }; /* a full disk fails the first, a call that names only at the fault itself */
 
 struct control {
-    int64_t mode, number, count, excepted;
-    char call[32], path[992], folder[1024], except[1024];
+    int64_t mode, number, count, counts[3]; /* of the history, the ledger, and all else */
+    char call[32], path[992], folder[1024], history[1024], ledger[1024];
+    int64_t from; /* 0: all are counted; 1: not the history; 2: neither history nor ledger */
 };
 
 static struct control *control;
@@ -69,10 +70,9 @@ static int step(enum kind kind, const char *call, int fd, const char *name) {
     if (!control || !control->folder[0]) return 0;
     full_path(fd, name, path, sizeof path);
     if (!is_below(path, control->folder)) return 0;
-    if (is_below(path, control->except)) {
-        __atomic_add_fetch(&control->excepted, 1, __ATOMIC_SEQ_CST);
-        return 0;
-    }
+    int room = is_below(path, control->history) ? 0 : strncmp(path, control->ledger, strlen(control->ledger)) ? 2 : 1;
+    __atomic_add_fetch(&control->counts[room], 1, __ATOMIC_SEQ_CST);
+    if (room < control->from) return 0;
     int64_t n = __atomic_add_fetch(&control->count, 1, __ATOMIC_SEQ_CST), at = control->number;
     if (control->mode == COUNT || n < at) return 0;
     if (n == at) {

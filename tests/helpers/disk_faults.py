@@ -19,35 +19,34 @@ from tests.helpers.product import PROJECT
 SOURCE = Path(__file__).with_name("disk_faults.c")
 MODES = {None: 0, "kill": 1, "enospc": 2, "eio": 3}
 KILLED = -9
-_HEAD = struct.Struct("qqqq32s992s1024s1024s")
+_HEAD = struct.Struct("qqqqqq32s992s1024s1024s1024sq")
 # No run of these tests takes a tenth of it; SIGALRM ends one that hangs.
 _SECONDS = 120
 
 
+# Which changes count: all, those outside the Dagster history, those outside history and ledger.
+SCOPES = ("all", "outside the history", "outside history and ledger")
+
+
 class Fault(NamedTuple):
-    """A fault (`kill`, `enospc` or `eio`) at the change of this number, from 1.
+    """A fault (`kill`, `enospc` or `eio`) at the change of this number, from 1, among those of a scope."""
 
-    `history`: whether changes below the Dagster history are counted; most changes are made there.
-    """
-
-    mode: str | None
+    mode: str
     number: int
-    history: bool = True
+    scope: str = SCOPES[0]
 
 
 class Ended(NamedTuple):
-    """How a command ended.
+    """Exit code, output and changes of a command.
 
     Attributes:
         code: exit code, or the negative number of a signal. text: output.
-        changes, in_history: of the disk, outside and inside the Dagster history; with a fault in the history, all are `changes`.
-        at: call and path of the fault.
+        changes: of the disk, by scope. at: call and path of the fault.
     """
 
     code: int
     text: str
-    changes: int
-    in_history: int
+    changes: dict[str, int]
     at: str
 
 
@@ -81,7 +80,7 @@ class Product:
 
     def run(self, *arguments, fault=None, **environment):
         """Run `imagemill ARGUMENTS --data-root ROOT` to its end."""
-        self._arm(fault or Fault(None, 0, history=False))
+        self._arm(fault)
         request = {
             "arguments": [*map(str, arguments), "--data-root", str(self.root.path)],
             "environment": environment, "output": str(self.output), "seconds": _SECONDS,
@@ -92,14 +91,15 @@ class Product:
         self._zygote.stdin.write(json.dumps(request) + "\n")
         self._zygote.stdin.flush()
         code = json.loads(self._zygote.stdout.readline())
-        _, _, changes, in_history, call, path, *_ = _HEAD.unpack(self._control[:])
+        _, _, _, *counts, call, path, _, _, _, _ = _HEAD.unpack(self._control[:])
+        changes = {scope: sum(counts[n:]) for n, scope in enumerate(SCOPES)}
         at = b" ".join(text.partition(b"\0")[0] for text in (call, path)).decode(errors="replace").strip()
-        return Ended(code, self.output.read_text(errors="replace"), changes, in_history, at)
+        return Ended(code, self.output.read_text(errors="replace"), changes, at)
 
     def _arm(self, fault):
-        left_out = b"" if fault.history else os.fsencode(self.root.dagster_home)
-        folder = os.fsencode(self.root.path)
-        self._control[:] = _HEAD.pack(MODES[fault.mode], fault.number, 0, 0, b"", b"", folder, left_out)
+        mode, number, scope = fault or (None, 0, SCOPES[0])
+        paths = (os.fsencode(path) for path in (self.root.path, self.root.dagster_home, self.root.ledger))
+        self._control[:] = _HEAD.pack(MODES[mode], number, 0, 0, 0, 0, b"", b"", *paths, SCOPES.index(scope))
 
     def close(self):
         """End the process."""

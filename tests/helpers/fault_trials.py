@@ -15,34 +15,36 @@ from typing import NamedTuple
 
 from imagemill.layout import DataRoot
 from imagemill.store.second_copy import NAME as SECOND_COPY
-from tests.helpers.disk_faults import KILLED, Fault, Product
+from tests.helpers.disk_faults import KILLED, SCOPES, Fault, Product
 from tests.helpers.writing_commands import COMMANDS
 
 # Caches of times and inodes: the one of a preset, and what `imagemill.reading` keeps.
 _CACHES = {".images.jsonl"}
-_WHOLE = (".npy", ".tar", ".jpg", ".png")
+_WHOLE = {".npy", ".tar", ".jpg", ".png"}
 # In a second copy, the time of a withdrawal and the model of an earlier regeneration differ from run to run.
 _VARIES = re.compile(rb'\d{4}-\d\d-\d\dT[0-9:.+]+|"previous\.[^\n]+\n')
 _SIGNATURE = re.compile(r"posix:\d+:\d+:(\d+)")
+_FULL = re.compile(r"the disk is full:|No space left")
+_REMEDY = re.compile(r"do:  |run imagemill again|run the same command again")
 _COMMAND = re.compile(r"`?imagemill ((?:run|shards|stage2|preset [a-z]+|repair)(?: --[a-z-]+)*)")
-_HISTORY_SHARE = 0.25
+# Half of the faults meet what users read, and files on their way there.
+_SHARES = (0.2, 0.3, 0.5)
 
 
 class Undisturbed(NamedTuple):
-    """What a command makes of its root without a fault.
+    """Outputs and changes of a command without a fault.
 
     Attributes:
-        before, after: outputs by their path. changes, changes_outside: of the disk, with and without the Dagster history.
+        before, after: outputs by their path. changes: of the disk, by scope.
     """
 
     before: dict[str, bytes]
     after: dict[str, bytes]
-    changes: int
-    changes_outside: int
+    changes: dict[str, int]
 
 
 class Trial(NamedTuple):
-    """What became of one trial; `failure` is empty if it passed."""
+    """The result of one trial; `failure` is empty if it passed."""
 
     command: str
     fault: Fault
@@ -50,7 +52,7 @@ class Trial(NamedTuple):
     failure: str
 
     def __str__(self):
-        fault = f"{self.fault.mode} at {self.fault.number}{'' if self.fault.history else ' outside the history'}"
+        fault = f"{self.fault.mode} at {self.fault.number} of {self.fault.scope}"
         return f"{'FAILED' if self.failure else 'passed'} {self.command}: {fault} ({self.at or 'not reached'})"
 
 
@@ -66,10 +68,10 @@ class Workshop:
         self._product.close()
 
     def choose(self, name, mode, seed):
-        """Choose the change to fail at: a quarter among all, else among those outside the Dagster history."""
-        rng, found = random.Random(seed), self.undisturbed(name)
-        history = rng.random() < _HISTORY_SHARE
-        return Fault(mode, rng.randint(1, max(1, found.changes if history else found.changes_outside)), history)
+        """Choose the change to fail at."""
+        rng, changes = random.Random(seed), self.undisturbed(name).changes
+        (scope,) = rng.choices(SCOPES, _SHARES)
+        return Fault(mode, rng.randint(1, max(1, changes[scope])), scope)
 
     def try_fault(self, name, fault):
         """Run one command with a fault, continue it, and compare."""
@@ -90,8 +92,7 @@ class Workshop:
             before = outputs(self.root)
             ended = self._ended_well(command.arguments)
             self._finish(command)
-            total = ended.changes + ended.in_history
-            self._undisturbed[name] = Undisturbed(before, outputs(self.root), total, ended.changes)
+            self._undisturbed[name] = Undisturbed(before, outputs(self.root), ended.changes)
         return self._undisturbed[name]
 
     def _lay_out(self, command):
@@ -121,10 +122,13 @@ class Workshop:
                 self._ended_well(arguments)
 
     def _of_outputs_at_fault(self, ended, expected, command):
-        """Files under final names are whole: the old ones or the new ones. A command that reports success has made all."""
-        found = outputs(self.root)
+        """Files under final names are whole: the old ones or the new ones. A command that reports success has made all.
+
+        A command that goes on after one image has failed packs the others: its tars are those of no undisturbed run.
+        """
+        found, whole = outputs(self.root), _WHOLE if ended.code == KILLED else _WHOLE - {".tar"}
         for name, data in found.items():
-            if name.endswith(_WHOLE) and data not in (expected.before.get(name), expected.after.get(name)):
+            if os.path.splitext(name)[1] in whole and data not in (expected.before.get(name), expected.after.get(name)):
                 return f"{name} is neither the old file nor the new one"
         if ended.code == 0 and not command.then:
             return _difference(found, expected.after, "although the command reported success")
@@ -167,7 +171,9 @@ def _of_fault(ended, fault):
         return ""
     if ended.code != 1:
         return f"exit code {ended.code}; failed work is 1"
-    return "" if ended.text.strip() else "no message"
+    if fault.mode == "eio" and _FULL.search(ended.text):
+        return "an I/O error is called a full disk"
+    return "" if _REMEDY.search(ended.text) else "no message with a remedy"
 
 
 def _difference(found, expected, when):
@@ -184,9 +190,11 @@ def outputs(root):
     for folder in (root.derived, root.shards, root.public_data, root.stage_a_output):
         for path in sorted(folder.rglob("*")):
             name = str(path.relative_to(root.path))
+            if any(part.startswith(".tmp-") for part in path.relative_to(folder).parts):
+                continue
             if path.is_symlink():
                 found[name] = os.readlink(path).encode()
-            elif path.is_file() and path.name not in _CACHES and not path.name.startswith(".tmp-"):
+            elif path.is_file() and path.name not in _CACHES:
                 data = path.read_bytes()
                 found[name] = _VARIES.sub(b"", data) if path.name == SECOND_COPY else data
     return found

@@ -1,6 +1,7 @@
 """The ledger keeps what it is told, whole, and finds files by what is on disk."""
 
 import contextlib
+import gc
 import sqlite3
 import subprocess
 import sys
@@ -207,3 +208,26 @@ def test_ledger_in_a_folder_that_cannot_be_written_to_can_be_read(tmp_path, monk
     with Ledger(folder / "ledger.sqlite", read_only=True) as ledger:
         assert ledger.settings() == {"a": "b"}
         assert sorted(path.name for path in folder.iterdir()) == before
+
+
+def test_rows_that_are_dropped_after_the_ledger_was_closed_are_no_error(tmp_path, monkeypatch):
+    """An exception elsewhere ends a loop over rows; its generator is collected after the ledger has been closed."""
+    dropped = []
+    monkeypatch.setattr(sys, "unraisablehook", dropped.append)
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        ledger.record_setting("a", "1")
+        ledger.record_setting("b", "2")
+        rows = ledger._rows("SELECT * FROM settings")
+        next(rows)
+    del rows
+    gc.collect()
+
+    assert dropped == []
+
+
+def test_use_of_a_closed_ledger_is_not_called_damage(tmp_path):
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    ledger.close()
+
+    with pytest.raises(sqlite3.ProgrammingError):
+        ledger.settings()

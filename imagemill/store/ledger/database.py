@@ -95,6 +95,8 @@ class Database:
                 why="its folder cannot be written to, or another program holds the file",
                 do="make the folder writable or end the other program, then run the same command again",
             ) from error
+        except sqlite3.ProgrammingError:
+            raise  # such as a closed ledger: a mistake of the program, not of the file
         except (sqlite3.DatabaseError, UnicodeDecodeError, msgspec.DecodeError) as error:
             raise LedgerDamaged.at(self.path, error) from error
 
@@ -102,7 +104,9 @@ class Database:
 
     def _rows(self, sql: str, given: Sequence[Any] = ()) -> Iterator[tuple[Any, ...]]:
         with self._errors():
-            yield from self._db.execute(sql, given)
+            # Not `yield from`: it closes the cursor of a dropped generator, which fails once the ledger is closed.
+            for row in self._db.execute(sql, given):  # noqa: UP028
+                yield row
 
     def _one(self, sql: str, given: Sequence[Any] = ()) -> tuple[Any, ...] | None:
         return next(self._rows(sql, given), None)
