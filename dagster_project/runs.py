@@ -53,7 +53,11 @@ _QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 # How a full disk reads once Dagster has turned its error into text.
 _DISK_FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT), "database or disk is full")
 
-_DISK_FAILED = os.strerror(errno.EIO)
+_DISK_FAILED = (
+    f"OSError: [Errno {errno.EIO}] ",
+    "sqlite3.OperationalError: disk I/O error",
+    "unable to open database file",
+)
 
 # Errors of a damaged history as text. Only SQLAlchemy writes the brackets, and the ledger is used without it.
 _DAMAGED_HISTORY = re.compile(
@@ -397,6 +401,6 @@ def _explained(step: str, error: SerializableErrorInfo | None) -> StepFailure:
         return StepFailure(step, kind, str(database_unusable(Path(os.environ["DAGSTER_HOME"]), damaged[1])))
     if any(text in message for text in _DISK_FULL):
         message = str(ImagemillError(message, do=FULL_DISK))
-    elif kind == "OSError" and _DISK_FAILED in message:
+    elif any(text in message for text in _DISK_FAILED):
         message = str(ImagemillError(message, where=step, do=FAILED_DISK))
     return StepFailure(step, kind, message, "".join(error.stack))

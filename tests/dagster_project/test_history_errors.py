@@ -134,10 +134,18 @@ def test_step_that_met_a_damaged_history_says_so(monkeypatch, tmp_path):
     assert failure.trace == ""
 
 
-def test_step_that_met_an_error_of_the_disk_names_the_step_and_the_remedy():
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("OSError", f"OSError: [Errno 5] {os.strerror(5)}"),
+        ("OperationalError", "sqlite3.OperationalError: disk I/O error"),
+        ("OperationalError", "sqlite3.OperationalError: unable to open database file"),
+    ],
+)
+def test_step_that_met_an_error_of_the_disk_names_the_step_and_the_remedy(kind, text):
     from dagster_shared.error import SerializableErrorInfo
 
-    failure = _explained("bucket_shards", SerializableErrorInfo(f"OSError: [Errno 5] {os.strerror(5)}", [], "OSError"))
+    failure = _explained("bucket_shards", SerializableErrorInfo(text, [], kind))
 
     assert "where: bucket_shards" in failure.text
     assert "run the same command again" in failure.text

@@ -68,7 +68,7 @@ def test_output_directories_are_created(data_root, monkeypatch):
     with history("a") as instance:
         assert materialize(data_root, instance, *embedding_assets, keys=["a", "a"], deferred=True).success
 
-    assert {path.name for path in data_root.derived.iterdir()} == {"dinov3", "vae_latents", "t5_hidden"}
+    assert {path.name for path in data_root.derived.iterdir()} == {"dinov3", "vae_latents", "t5_hidden", NAME}
     assert derived_files(data_root) == {"t5_hidden/a note of mine": b"stays"}, "created only if they do not exist"
 
 
