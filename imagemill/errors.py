@@ -116,8 +116,8 @@ def disk_full_told(where: Path) -> Iterator[None]:
     except Exception as error:
         if not is_disk_full(error):
             raise
-        told, remedy = ("the disk is full or has an error", _FULL_OR_FAILED) if _may_be_full(error) else _FULL
-        raise DiskFull(f"{told}: {str(error).splitlines()[0]}", where=where, do=remedy) from error
+        what, remedy = ("the disk is full or has an error", _FULL_OR_FAILED) if _may_be_full(error) else _FULL
+        raise DiskFull(f"{what}: {str(error).splitlines()[0]}", where=where, do=remedy) from error
 
 
 def _may_be_full(error: BaseException | None) -> bool:

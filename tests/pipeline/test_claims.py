@@ -1,5 +1,6 @@
 """The same partition is never worked on twice at once; others are. Source: CONTRACTS section 0, "Locks"."""
 
+import shutil
 import socket
 import subprocess
 import sys
@@ -143,3 +144,14 @@ def test_publish_is_refused_where_the_lease_is_not_its_own_any_more(path):
         ledger.release("dinov3_npy", "mine")
         with pytest.raises(LeaseLost, match="another run has taken over a"):
             ledger.check_lease("dinov3_npy", ["a"], "mine")
+
+
+def test_lease_of_a_dead_process_counts_for_nothing_in_a_copy_of_the_data_root(tmp_path):
+    """The copy has another folder of lock files; no process can ever give that lease back."""
+    path = tmp_path / "one" / "ledger.sqlite"
+    process = holder(path, ["a"], "os.kill(os.getpid(), signal.SIGKILL)")
+    process.wait()
+    shutil.copytree(tmp_path / "one", tmp_path / "copy")
+
+    with Ledger(tmp_path / "copy" / "ledger.sqlite") as ledger:
+        assert ledger.claim("dinov3_npy", ["a"], "mine") == set()

@@ -77,3 +77,37 @@ def test_folder_that_is_not_there_yet_gets_no_copy(tmp_path):
         refresh(root, ledger)
 
     assert not root.derived.exists()
+
+
+def test_unfinished_regeneration_survives_the_loss_of_the_ledger(root):
+    """Otherwise the files of two models, adopted as unknown, would be packed together."""
+    with open_ledger(root) as ledger:
+        ledger.supersede_files("vae_latents", "under way")
+        refresh(root, ledger)
+    root.ledger.unlink()
+
+    with open_ledger(root) as ledger:
+        assert ledger.regenerating() == {"vae_latents": "under way"}
+
+
+def test_folders_outside_the_root_are_not_taken_from_a_copy(root, tmp_path):
+    """A copied `derived/` must not lead to another data root's shards."""
+    with open_ledger(root) as ledger:
+        ledger.record_setting("place.shards", str(tmp_path / "production"))
+        refresh(root, ledger)
+    assert "place.shards" not in read_copy(root.derived / NAME).settings
+    root.ledger.unlink()
+
+    assert "place.shards" not in known(root)[0]
+
+
+def test_copy_that_cannot_be_written_is_a_warning(root, capsys, monkeypatch):
+    def refuse(*_):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr("imagemill.store.second_copy.write_bytes_atomic", refuse)
+    with open_ledger(root) as ledger:
+        ledger.withdraw(["b"])
+        refresh(root, ledger)
+
+    assert "cannot be written: Read-only file system" in capsys.readouterr().err

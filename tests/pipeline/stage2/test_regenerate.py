@@ -9,7 +9,8 @@ from imagemill.embedding_specs import DINOV3, VAE
 from imagemill.errors import ImagemillError
 from imagemill.files import posix_signature
 from imagemill.formats.npy import NpyStore
-from imagemill.pipeline.stage2.regenerate import finish, refuse_regenerating, regenerate, resume
+from imagemill.pipeline.stage2.regenerate import cancel, finish, refuse_regenerating, regenerate, resume
+from imagemill.provenance import ModelIdentity, guard_identity
 from imagemill.store.ledger import SUPERSEDED, Ledger
 from tests.helpers.stage2 import embed, identity_of, photos, plan_of
 
@@ -99,3 +100,29 @@ def test_old_file_of_an_image_that_is_gone_is_named_until_it_is_decided(root, le
     (root.derived / "dinov3" / "b.npy").unlink()
     assert finish(ledger, store(root), ["a"]) == []
     assert ledger.problems() == []
+
+
+def test_regeneration_of_a_root_whose_earlier_rows_are_not_known_is_not_cancelled(root, ledger):
+    """One that an earlier release began: nothing would keep another model out of the folder."""
+    regenerate(ledger, DINOV3.kind, "run")
+    ledger._change("DELETE FROM superseded", ())
+
+    with pytest.raises(ImagemillError, match="earlier model is not recorded"):
+        cancel(ledger, DINOV3.kind, "run")
+    assert DINOV3.kind in ledger.regenerating()
+
+
+def test_regeneration_begins_again_for_another_model(root, ledger):
+    """If the first one cannot be used any more: every file is replaced, so nothing is mixed."""
+    first = ModelIdentity(kind=DINOV3.kind, model="b", facts={"weights": "b"})
+    assert regenerate(ledger, DINOV3.kind, "run", first)
+    guard_identity(ledger, first)
+    row = next(iter(ledger.files(DINOV3.kind).values()))
+    ledger.record_files([msgspec.structs.replace(row, maker=first.key, source="pixels")])
+    assert not regenerate(ledger, DINOV3.kind, "run", first), "the same model continues"
+
+    other = ModelIdentity(kind=DINOV3.kind, model="c", facts={"weights": "c"})
+    assert regenerate(ledger, DINOV3.kind, "run", other)
+
+    assert {row.maker for row in ledger.files(DINOV3.kind).values()} == {SUPERSEDED}
+    assert guard_identity(ledger, other) == other
