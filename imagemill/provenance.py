@@ -117,6 +117,7 @@ def recall_identity(ledger: Ledger, kind: str) -> None:
     with ledger.transaction():
         previous = ledger.setting(f"previous.{kind}")
         ledger.forget_setting(f"identity.{kind}")
+        ledger.forget_setting(f"previous.{kind}")
         if previous is not None:
             ledger.record_setting(f"identity.{kind}", previous)
 

@@ -59,7 +59,7 @@ def test_withdrawn_sample_stays_out_and_preview_stays_preview(lost):
 
 
 def test_files_of_a_preview_model_are_known_by_their_header_alone(lost):
-    """Neither ledger nor second copy: what is packed anew is still marked."""
+    """Neither ledger nor second copy: a newly packed set is still marked."""
     forget_copies(lost)
     shutil.rmtree(lost.shards)
 

@@ -51,7 +51,7 @@ class Recorded:
 
     `lines`: the last record of each id. `vectors`: of the ids with an inline vector in any of their records, the last such one.
     `stage1`: ids whose record is of Stage 1. `set_aside`: lines that do not count, each with the reason.
-    `captions`: fingerprint of the caption of each record that has one. `bad_ids`: lines among those set aside
+    `captions`: fingerprint of the caption of each record that has one. `bad_ids`: those of them
     whose id may not name a file, with the reason.
     """
 

@@ -173,7 +173,7 @@ def _connect(path: Path, read_only: bool) -> sqlite3.Connection:
 def _reading(path: Path) -> str:
     """Return how to open a ledger for reading.
 
-    SQLite needs to write beside a database with a write-ahead log, unless it is told that nothing changes it: true in a folder
+    SQLite needs to write beside a database with a write-ahead log, unless the file is declared immutable: true in a folder
     that cannot be written to and contains no log.
     """
     log = path.with_name(f"{path.name}-wal")

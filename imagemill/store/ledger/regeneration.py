@@ -14,7 +14,7 @@ _MARK = "regenerating."
 
 
 class SupersededFile(msgspec.Struct, frozen=True):
-    """What was known of a file before its kind was regenerated."""
+    """The row of a file before its kind was regenerated."""
 
     kind: str
     image_id: str
