@@ -162,7 +162,7 @@ def _stream(spec: EmbeddingSpec, folder: Path, settings: EncoderSettings) -> flo
             spec=spec,
             approved=root.approved,
             store=store,
-            provenance=root.provenance,
+            ledger=root.ledger,
             preview_root=root.preview_models,
             settings=settings,
             threads=config.model_threads,

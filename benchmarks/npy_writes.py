@@ -140,7 +140,7 @@ def passes(arrays: Arrays, folder: Path, *, write_threads: int) -> None:
                 spec=spec,
                 approved=root.approved,
                 store=NpyStore(root.derived / spec.folder, spec),
-                provenance=root.provenance,
+                ledger=root.ledger,
                 preview_root=root.preview_models,
                 settings=EncoderSettings(),
                 threads=1,

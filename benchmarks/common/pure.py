@@ -49,7 +49,7 @@ def embed(spec: EmbeddingSpec, root: DataRoot, scan: Scan, ledger: Ledger) -> No
         spec=spec,
         approved=root.approved,
         store=store,
-        provenance=root.provenance,
+        ledger=root.ledger,
         preview_root=root.preview_models,
         settings=config.encoder(spec),
         threads=config.model_threads,
@@ -67,7 +67,7 @@ def write_records(root: DataRoot, ledger: Ledger) -> None:
 def pack(root: DataRoot, ledger: Ledger) -> None:
     ready = find_ready(root.stage2_jsonl, root.derived, ledger, buckets=BUCKETS).ready
     shard_set = plan_shards(ready, list(BUCKETS), root.shards, ShardParameters())
-    makers = {spec.kind: read_identity(root.provenance, spec.kind) for spec in embedding_specs()}
+    makers = {spec.kind: read_identity(ledger, spec.kind) for spec in embedding_specs()}
     for plan in shard_set.plans:
         write_bucket(shard_set, plan, root.derived, {kind: maker for kind, maker in makers.items() if maker})
 
