@@ -9,7 +9,7 @@ import numpy as np
 
 from imagemill.buckets import BUCKETS
 from imagemill.embedding_specs import embedding_specs
-from imagemill.files import file_signature
+from imagemill.files import file_signature, fingerprint_file
 from imagemill.formats.npy import write_npy
 from imagemill.layout import DataRoot
 from imagemill.pipeline.shards.readiness import ReadySample
@@ -44,7 +44,7 @@ def _sample(
         path = root.derived / spec.folder / f"{image_id}.npy"
         path.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(arrays[spec.kind, size], path)
-        files.append(FileRow(spec.kind, image_id, file_signature(path), None, "content", "maker"))
+        files.append(FileRow(spec.kind, image_id, file_signature(path), None, fingerprint_file(path), "maker"))
     record = record_of(image_id, size)
     return ReadySample(
         image_id, BUCKETS[0], msgspec.json.encode(record), tuple(record["t5_attention_mask"]), tuple(files)

@@ -57,6 +57,7 @@ _VOLATILE = [
     (re.compile(r'("(?:pid|duration_ms)": )[\d.]+'), r"\1N"),
     (re.compile(r'("log_key": )"\w+"'), r"\1KEY"),
     (re.compile(r"\b[\d.]+m?s\b|pid: \d+"), "N"),
+    (re.compile(r"\b[0-9a-f]+\.[0-9a-f]+\.[0-9a-f]{8}-[0-9a-f]{12}/"), "OWNER/"),
 ]
 _TIME_COLUMN = re.compile("time|migration_completed")
 

@@ -103,5 +103,5 @@ def test_reading_keeps_the_order_and_leaves_out_what_is_no_array_of_the_kind(roo
     read = list(measured(found, found.files[::-1], lambda array, path: (path.stem, array.shape), threads=2))
 
     assert [(file.image_id, result) for file, result in read] == [("b", ("b", (1024,)))]
-    assert found.left_out == {"a": "wrong_shape"}
+    assert found.left_out == {"a": "damaged"}, "not the bytes that were recorded, before anything else"
     assert stat.st_size != os.stat(npy(root, "a")).st_size
