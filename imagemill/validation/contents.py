@@ -29,6 +29,8 @@ class RecordedContents:
 
     def __init__(self, ledger: Ledger) -> None:
         self._rows_of = functools.cache(ledger.files)
+        # Kinds whose files are being replaced: shards keep the earlier ones until the last is done.
+        self.regenerating = frozenset(ledger.regenerating())
         self.damaged: list[tuple[str, str]] = []
 
     @classmethod
