@@ -63,7 +63,7 @@ def waiting_for(process):
     lines = []
     for line in process.stdout:
         lines.append(line)
-        if found := re.search(r"waiting for run (\S+),", line):
+        if found := re.search(r"waiting for run (\S+) \(process", line):
             return found[1]
     raise AssertionError("".join(lines))
 
