@@ -22,10 +22,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import chain, islice
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any
 
 from imagemill.errors import ImagemillError
-from imagemill.fs.owners import act_for, owner_name
+from imagemill.fs.owners import current_folder, use
 
 BATCHES_AHEAD = 2
 STOP_SECONDS = 10.0
@@ -103,7 +104,7 @@ class _Member:
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
         self.process = context.Process(
-            target=_serve, args=(theirs, worker_class, dict(options), owner_name()), daemon=True
+            target=_serve, args=(theirs, worker_class, dict(options), current_folder()), daemon=True
         )
         self.process.start()
         # The worker's end must be open in the worker alone: then the pipe closes when it dies.
@@ -152,8 +153,9 @@ def _end(members: list[_Member]) -> None:
 # ---- in the worker
 
 
-def _serve(connection: Connection, worker_class: type[Any], options: dict[str, Any], owner: str) -> None:
-    act_for(owner)
+def _serve(connection: Connection, worker_class: type[Any], options: dict[str, Any], owners: Path | None) -> None:
+    if owners is not None:
+        use(owners)  # its temporary files name it: what it leaves is removed while its caller lives
     # An interrupt of the terminal reaches the whole group of processes; what it means is for the caller to say.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

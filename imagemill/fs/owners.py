@@ -55,7 +55,6 @@ class _Held(msgspec.Struct):
 _held: OrderedDict[Path, _Held] = OrderedDict()
 _folders: dict[str, Path] = {}
 _current: list[Path] = []
-_acting: list[str] = []
 
 
 def use(folder: Path) -> Owner:
@@ -69,9 +68,7 @@ def use(folder: Path) -> Owner:
 
 
 def owner_name() -> str:
-    """Return the name of this process's lock file, in the folder that was last given to `use`; a worker has its caller's."""
-    if _acting:
-        return _acting[0]
+    """Return the name of this process's lock file, in the folder that was last given to `use`."""
     return _owner(_current[0] if _current else _default_folder()).owner.name
 
 
@@ -107,9 +104,9 @@ def living(folder: Path) -> list[Owner]:
     return found
 
 
-def act_for(name: str) -> None:
-    """Give temporary files of this worker process the name of its caller, which publishes them after the worker's end."""
-    _acting[:] = [name]
+def current_folder() -> Path | None:
+    """Return the folder that was last given to `use`, for worker processes of this one."""
+    return _current[0] if _current else None
 
 
 def _default_folder() -> Path:
@@ -241,7 +238,6 @@ def _forget_after_fork() -> None:
         with suppress(OSError):
             os.close(held.handle)
     _held.clear()
-    _acting.clear()
 
 
 os.register_at_fork(after_in_child=_forget_after_fork)
