@@ -11,7 +11,7 @@ from assets.partitions import IMAGES_PER_RUN, images
 from imagemill.embedding_specs import DINOV3, T5, VAE, EmbeddingSpec
 from imagemill.formats.npy import NpyStore
 from imagemill.pipeline.claims import claimed_until_output
-from imagemill.pipeline.forecast import check_space
+from imagemill.pipeline.forecast import check_space, measure_sizes, work_of
 from imagemill.pipeline.shards.copies import with_copies
 from imagemill.pipeline.stage2.caption import CaptionJob, CaptionWorker, forget_problems, keep_captions, look_again
 from imagemill.pipeline.stage2.embed import EmbeddingStream, EmbedWorker
@@ -94,9 +94,10 @@ def embedding_asset(spec: EmbeddingSpec, description: str) -> dg.AssetsDefinitio
             if config.extract_only:
                 plan.jobs = [job for job in plan.jobs if job.inline]
             plan.jobs = with_copies(plan.jobs, root.shards)
-            check_space({spec: plan.jobs}, root.approved, root.derived, state=root.state)
+            sizes = measure_sizes({spec: plan.jobs}, root.approved)
+            check_space({spec: plan.jobs}, root.approved, root.derived, state=root.state, sizes=sizes)
         rows = engine.map_batches(EmbedWorker, plan.jobs, batch_size=options["settings"].batch_size, **options)
-        return EmbeddingStream(store, plan, rows, root.ledger, scan.sources.keys())
+        return EmbeddingStream(store, plan, rows, root.ledger, scan.sources.keys(), work_of(spec, plan.jobs, sizes))
 
     return embedding
 

@@ -1,5 +1,13 @@
-"""How long work shows that it moves: a bar on a terminal, a plain line now and then elsewhere."""
+"""Progress of long work: a bar on a terminal, a plain line from time to time elsewhere.
 
+Both show one text: items done, rate, time left. Rate and time left follow the amount of work (pixels, bytes), not the
+number of items, because one photo of 25 megapixels takes as long as twenty-five of one.
+
+Belongs here: the text, the estimate, when a line is printed.
+Belongs elsewhere: how much work an item is (pipeline/forecast.py), figures after the work (units.py).
+"""
+
+import shutil
 import sys
 import threading
 import time
@@ -7,7 +15,16 @@ from typing import Self
 
 from tqdm import tqdm
 
-PLAIN_SECONDS = 30.0
+from imagemill.units import as_duration, as_rate, as_size, plural
+
+# Seconds after which plain lines are printed; the last interval repeats.
+PLAIN_SECONDS = (5.0, 10.0, 15.0, 30.0)
+
+# Shortest time between two drawings of a bar.
+MIN_SECONDS = 0.1
+
+# A terminal that does not report its width counts as 80 columns wide.
+_UNKNOWN_TERMINAL = (80, 24)
 
 # Threads of one process share a bar, processes never do; tqdm's own lock is a semaphore of the system, which a process
 # that is stopped leaves behind.
@@ -15,49 +32,121 @@ tqdm.set_lock(threading.RLock())
 
 
 class Progress:
-    """Counts items of one task; rate and time left come with it. Use as a context manager, from as many threads as you like.
+    """Progress of one task, as a context manager; `advance` may be called from several threads.
+
+    Work without items prints nothing. The rate is measured from the end of the first piece of work, which includes
+    loading a model.
 
     Args:
-        unit: what is counted; `B` for bytes, shown as MB.
+        task: name that each line starts with.
+        total: number of items.
+        unit: what an item is, in the singular.
+        work: amount of work of all items together; None if every item is the same amount.
+        work_unit: `px` (shown in megapixels), `B` (bytes), or a noun.
     """
 
-    def __init__(self, task: str, total: int, *, unit: str = "img") -> None:
-        self._bar = tqdm(
-            total=total,
-            desc=task,
-            unit=unit,
-            unit_scale=unit == "B",
-            file=sys.stderr,
-            dynamic_ncols=True,
-            # Where there is no terminal the bar stays silent and `_plain` speaks.
-            disable=None,
-        )
-        self._task, self._total = task, total
-        self._unit, self._scale = ("MB", 1e6) if unit == "B" else (unit, 1)
-        self._done = 0
+    def __init__(
+        self, task: str, total: int, *, unit: str = "image", work: int | None = None, work_unit: str = "px"
+    ) -> None:
+        self._task, self._total, self._unit = task, total, unit
+        self._work, self._work_unit = (total, unit) if work is None else (work, work_unit)
+        self._items, self._done, self._free = 0, 0, 0
+        self._first: tuple[float, int] | None = None
         self._lock = threading.Lock()
-        self._began = self._spoken = time.monotonic()
+        self._began = time.monotonic()
+        self._next, self._lines = self._began, 0
+        # tqdm writes nothing if stderr is not a terminal (`disable=None`).
+        self._bar = tqdm(
+            total=self._work,
+            bar_format="{percentage:3.0f}%|{bar}| {desc}",
+            file=sys.stderr,
+            ncols=_width(),
+            disable=None if total else True,
+        )
+        self._show()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._bar.close()
-
-    def advance(self, items: int = 1) -> None:
         with self._lock:
-            self._done += items
-            self._bar.update(items)
-            if self._bar.disable:
-                self._plain()
+            if not self._bar.disable:
+                self._draw()
+            elif self._lines > 1 and self._items:
+                self._print()
+            self._bar.close()
 
-    def _plain(self) -> None:
+    def advance(self, items: int = 1, work: int | None = None, *, free: bool = False) -> None:
+        """Count items as done.
+
+        Args:
+            work: amount of work of these items (default: one per item).
+            free: they cost no work (a file that was already there), so the rate does not count them.
+        """
+        with self._lock:
+            self._items += items
+            amount = items if work is None else work
+            self._done += amount
+            if free:
+                self._free += amount
+            elif self._first is None:
+                self._first = (time.monotonic(), self._done - self._free)
+            self._show()
+
+    def _show(self) -> None:
         now = time.monotonic()
-        if now - self._spoken < PLAIN_SECONDS or not self._done:
+        if now < self._next:
             return
-        self._spoken = now
-        rate = self._done / (now - self._began)
-        left = (self._total - self._done) / rate
-        done, total, rate = (amount / self._scale for amount in (self._done, self._total, rate))
-        told = f"{done:.0f} of {total:.0f}, {rate:.1f} {self._unit}/s, {left:.0f} s left"
-        print(f"{self._task}: {told}", file=sys.stderr, flush=True)
+        if not self._bar.disable:
+            self._next = now + MIN_SECONDS
+            self._draw()
+        elif self._total:
+            self._next = now + PLAIN_SECONDS[min(self._lines, len(PLAIN_SECONDS) - 1)]
+            self._lines += 1
+            self._print()
+
+    def _draw(self) -> None:
+        self._bar.n, self._bar.ncols = self._done, _width()
+        self._bar.set_description_str(self._text())
+
+    def _print(self) -> None:
+        print(self._text(), file=sys.stderr, flush=True)
+
+    def _text(self) -> str:
+        parts = [f"{self._task}: {self._counts()}"]
+        now = time.monotonic()
+        if self._items and self._done >= self._work:
+            parts.append(as_duration(now - self._began))
+        elif (left := self.seconds_left(now)) is not None:
+            assert self._first
+            parts += [self._rate(self._measured(), now - self._first[0]), f"{as_duration(left)} left"]
+        return ", ".join(parts)
+
+    def _counts(self) -> str:
+        if self._work_unit == "B":
+            return f"{as_size(self._done)} of {as_size(self._work)}"
+        counts = f"{self._items:,} of {self._total:,} {plural(self._total, self._unit)}"
+        return f"{counts} ({self._work / 1e6:,.1f} MP)" if self._work_unit == "px" and not self._items else counts
+
+    def _rate(self, done: int, seconds: float) -> str:
+        match self._work_unit:
+            case "B":
+                return f"{as_size(int(done / seconds))}/s"
+            case "px":
+                return f"{done / seconds / 1e6:,.1f} MP/s"
+            case _:
+                return as_rate(done, seconds, self._work_unit)
+
+    def seconds_left(self, now: float) -> float | None:
+        """Return the estimated seconds until the end; None until two pieces of work are done."""
+        if self._first is None or not self._measured() or now <= self._first[0]:
+            return None
+        return max(0.0, self._work - self._done) * (now - self._first[0]) / self._measured()
+
+    def _measured(self) -> int:
+        """Amount of work since the rate is measured."""
+        return self._done - self._free - self._first[1] if self._first else 0
+
+
+def _width() -> int:
+    return shutil.get_terminal_size(_UNKNOWN_TERMINAL).columns

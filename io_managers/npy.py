@@ -78,8 +78,16 @@ class NpyIOManager(dg.ConfigurableIOManager):
     ) -> dict[str, str]:
         """Publish every row; return the ids that did not arrive, with their reasons."""
         missing: dict[str, str] = {}
-        batches = publish(obj.rows, obj.store, ledger, run_id=context.run_id, held=interrupts_held, leased=True)
-        with Progress(obj.store.spec.kind, len(obj.plan.jobs)) as progress:
+        spec, work = obj.store.spec, obj.work
+        unit = {"unit": "caption", "work_unit": "token"} if spec.source == "caption" else {}
+        with Progress(spec.kind, len(obj.plan.jobs), work=sum(work.values()) if work else None, **unit) as progress:
+
+            def advance(row: EmbedRow) -> None:
+                progress.advance(1, work.get(row.image_id), free=row.outcome in ("kept", "adopted", "extracted"))
+
+            batches = publish(
+                obj.rows, obj.store, ledger, run_id=context.run_id, held=interrupts_held, leased=True, on_row=advance
+            )
 
             def take(batch: list[EmbedRow]) -> None:
                 with interrupts_held():
@@ -89,7 +97,6 @@ class NpyIOManager(dg.ConfigurableIOManager):
                             _report(events, row.file)
                         else:
                             missing[row.image_id] = row.reason or row.outcome
-                progress.advance(len(batch))
 
             try:
                 for number, batch in enumerate(batches):

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from contextlib import closing
+from functools import partial
 
 import dagster as dg
 import msgspec
@@ -45,10 +46,13 @@ class TarIOManager(dg.ConfigurableIOManager):
     ) -> list[BucketResult]:
         """Write bucket by bucket; each is reported as it gets its place."""
         derived, results = self.data_root.root().derived, []
-        total = sum(sample_bytes(sample) for plan in shard_set.plans for shard in plan.shards for sample in shard)
-        with Progress("bucket_shards", total, unit="B") as progress, StreamedEvents(context) as events:
+        sizes = [sample_bytes(sample) for plan in shard_set.plans for shard in plan.shards for sample in shard]
+        with (
+            Progress("bucket_shards", len(sizes), unit="sample", work=sum(sizes), work_unit="B") as progress,
+            StreamedEvents(context) as events,
+        ):
             for plan in shard_set.plans:
-                result = write_bucket(shard_set, plan, derived, identities, on_sample=progress.advance)
+                result = write_bucket(shard_set, plan, derived, identities, on_sample=partial(progress.advance, 1))
                 events.add(plan.bucket, data_version=plan.digest, metadata=_metadata(result))
                 results.append(result)
         write_beside(shard_set.output, licence=self.data_root.config().licence)

@@ -29,6 +29,7 @@ from imagemill.ids import member_key
 from imagemill.pipeline.shards.shard_sets import JSON_MEMBER, MASK_MEMBER, bucket_folder
 from imagemill.pipeline.stage2.plan import Job
 from imagemill.pixels import header_size
+from imagemill.units import as_size
 
 # A record without its caption and names; what ledger and Dagster history keep of one image and kind (7,100 bytes measured);
 # a line of a shard index; what a set of shards has besides its samples.
@@ -60,12 +61,20 @@ class Need:
 
 
 def check_space(
-    jobs: Jobs, approved: Path, derived: Path, *, state: Path, shards: Path | None = None, threads: int = 4
+    jobs: Jobs,
+    approved: Path,
+    derived: Path,
+    *,
+    state: Path,
+    shards: Path | None = None,
+    sizes: Sizes | None = None,
+    threads: int = 4,
 ) -> list[Need]:
     """Compare what these jobs will write with what is free. Opens headers of images that were never read; writes nothing.
 
     Args:
         jobs: what each kind has to look at. state: folder of ledger and history. shards: where this command packs too.
+        sizes: of these images, if they have been measured.
 
     Returns:
         the forecast, largest need first.
@@ -73,7 +82,8 @@ def check_space(
     Raises:
         NotEnoughSpace: with the forecast, and how many images would fit.
     """
-    needs = forecast(jobs, measure_sizes(jobs, approved, threads=threads), derived, state=state, shards=shards)
+    sizes = measure_sizes(jobs, approved, threads=threads) if sizes is None else sizes
+    needs = forecast(jobs, sizes, derived, state=state, shards=shards)
     require_space(needs)
     return needs
 
@@ -101,6 +111,21 @@ def measure_sizes(jobs: Jobs, approved: Path, *, threads: int = 4) -> Sizes:
         found = pool.map(lambda job: _size_or_none(approved / job.file_name), unread)
         read = {job.image_id: size for job, size in zip(unread, found, strict=True)}
     return {image_id: size for image_id, size in (sizes | read).items() if size}
+
+
+def work_of(spec: EmbeddingSpec, jobs: Sequence[Job], sizes: Sizes) -> dict[str, int]:
+    """Return the amount of work of each job: pixels of its image, or the estimated length of its caption in tokens.
+
+    Progress is measured by it. An image that does not open counts as one pixel.
+    """
+    if spec.source == "caption":
+        return {job.image_id: _estimated_tokens(job.caption or "") for job in jobs}
+    return {job.image_id: max(1, math.prod(sizes.get(job.image_id, (1, 1)))) for job in jobs}
+
+
+def _estimated_tokens(caption: str) -> int:
+    # A token of English text is four characters; a caption is computed at the next multiple of 8 tokens.
+    return min(T5_TOKENS, on_disk(len(caption) // 4 + 1, 8))
 
 
 def _size_or_none(path: Path) -> tuple[int, int] | None:
@@ -224,11 +249,3 @@ def _while_positive(left: int, costs: Iterable[int]) -> Iterator[int]:
         if left < 0:
             return
         yield cost
-
-
-def as_size(count: int) -> str:
-    """Decimal, as disks are sold: `41.2 GB`."""
-    for unit, name in ((10**9, "GB"), (10**6, "MB")):
-        if count >= unit:
-            return f"{count / unit:,.1f} {name}"
-    return f"{count / 1000:.1f} kB"

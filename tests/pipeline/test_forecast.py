@@ -17,7 +17,6 @@ from imagemill.errors import ImagemillError, NotEnoughSpace
 from imagemill.files import file_signature, posix_signature
 from imagemill.pipeline import forecast as module
 from imagemill.pipeline.forecast import (
-    as_size,
     check_space,
     forecast,
     free_bytes,
@@ -285,14 +284,6 @@ def test_file_system_without_a_limit_has_room(tmp_path, monkeypatch):
     """A tmpfs mounted without one says 0 blocks."""
     monkeypatch.setattr(module.os, "statvfs", lambda path: SimpleNamespace(f_bavail=0, f_frsize=4096, f_blocks=0))
     assert free_bytes(tmp_path) > 2**60
-
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [(41_234_567_890, "41.2 GB"), (12_300_000, "12.3 MB"), (4096, "4.1 kB"), (1_234_000_000_000, "1,234.0 GB")],
-)
-def test_sizes_are_decimal(count, text):
-    assert as_size(count) == text
 
 
 def test_error_survives_a_worker_process():

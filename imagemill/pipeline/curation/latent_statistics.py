@@ -261,7 +261,7 @@ def statistics_reports(
             path = statistics_path(plan.derived, part.bucket)
             statistics = read_statistics(path)
             if statistics and statistics.fingerprint == part.version:
-                progress.advance(len(part.files))
+                progress.advance(len(part.files), free=True)
                 yield _report(statistics, path, part.bucket, write=False)
             else:
                 yield _report(_count(plan, part, threads, progress), path, part.bucket)

@@ -131,11 +131,12 @@ def _rows(plan: RescalePlan, map_batches: Callable[..., Iterator[RescaleRow]]) -
     rows = map_batches(RescaleWorker, plan.jobs, batch_size=BATCH, **plan.worker_options)
     task = f"rescale {plan.dataset.name}/{plan.preset.name}"
     try:
-        with Progress(task, len(plan.jobs)) as progress, appending(plan.preset) as index:
+        pixels = {job.name: job.size[0] * job.size[1] for job in plan.jobs}
+        with Progress(task, len(plan.jobs), work=sum(pixels.values())) as progress, appending(plan.preset) as index:
             for row in rows:
                 if row.known:
                     index.add(row.known)
-                progress.advance()
+                progress.advance(1, pixels[row.name], free=row.status == "kept")
                 yield row
     finally:
         # An interrupt ends the engine's processes now, not when its traceback is forgotten.

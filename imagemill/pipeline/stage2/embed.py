@@ -18,7 +18,7 @@ Belongs elsewhere: what is a job at all (plan.py), final names and the ledger (p
 import math
 import threading
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -457,7 +457,7 @@ class EmbeddingStream:
     """A light handle around one pass's stream: what the npy IO manager drains.
 
     A bare generator would be read by Dagster as events. `plan`: everything about images that need no work; `present`: ids of
-    the images there are.
+    the images there are; `work`: amount of work of each job, in pixels or tokens.
     """
 
     store: NpyStore
@@ -465,3 +465,4 @@ class EmbeddingStream:
     rows: Iterator[EmbedRow]
     ledger: Path
     present: Collection[str] = ()
+    work: Mapping[str, int] = field(default_factory=dict)

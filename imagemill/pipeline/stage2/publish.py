@@ -40,6 +40,7 @@ def publish(
     run_id: str = "",
     held: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
     leased: bool = False,
+    on_row: Callable[[EmbedRow], None] = lambda row: None,
 ) -> Iterator[list[EmbedRow]]:
     """Record rows in the ledger, then give their files their final names; yield each batch once it is durable.
 
@@ -48,11 +49,12 @@ def publish(
     Args:
         held: while a batch is published, interrupts wait; one that came meanwhile is raised when the context ends.
         leased: whether this run leases its images, which each batch then checks.
+        on_row: called for each row as it arrives, which is before its batch is published.
 
     Raises:
         LeaseLost: if another process has taken over one of the images; nothing of that batch is published.
     """
-    batches = _timely_batches(rows)
+    batches = _timely_batches(rows, on_row)
     unreported: list[list[EmbedRow]] = []
     try:
         for batch in batches:
@@ -83,11 +85,12 @@ def after_interrupt(stream: Iterable[T], interrupt: BaseException) -> Iterator[T
             yield next(stream)
 
 
-def _timely_batches(rows: Iterable[EmbedRow]) -> Iterator[list[EmbedRow]]:
+def _timely_batches(rows: Iterable[EmbedRow], on_row: Callable[[EmbedRow], None]) -> Iterator[list[EmbedRow]]:
     batch: list[EmbedRow] = []
     began = time.monotonic()
     try:
         for row in rows:
+            on_row(row)
             batch.append(row)
             if len(batch) >= PUBLISH_ROWS or time.monotonic() - began >= PUBLISH_SECONDS:
                 ready, batch = batch, []

@@ -58,7 +58,7 @@ class ShareWorker:
         with Progress(f"stage-a {plan.mission}, rank {rank} of {plan.ranks.world_size}", images) as progress:
             for row in self._worker.stream([rank]):
                 counts[row.how] += 1
-                progress.advance()
+                progress.advance(free=row.how == "reused")
                 _stop_if_orphaned()  # the last time before the rank's end mark
                 if self._go_on:
                     self._go_on()
