@@ -1,99 +1,139 @@
-"""What a command says at its end: what was seen, made and left out, the checks, the rate, where to look."""
+"""Summary of a command: images seen, files made, what is missing, checks, rate, where to look.
+
+Belongs here: which figures are printed, and the exit code.
+Belongs elsewhere: the figures (imagemill/pipeline/accounting.py, imagemill/pipeline/status.py), units (imagemill/units.py).
+"""
 
 import shlex
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from dagster_project.work import Work
 from imagemill.embedding_specs import T5_TOKENS, embedding_specs
-from imagemill.pipeline.counters import progress_line
-from imagemill.pipeline.story import Status
+from imagemill.pipeline.accounting import progress_line
+from imagemill.pipeline.status import Status
 from imagemill.provenance import read_identity
 from imagemill.store.ledger import Ledger
 from imagemill.summarizer import CAPTIONER
+from imagemill.units import as_duration, as_rate, counted
 
 MADE = ("computed", "extracted", "restored", "adopted")
-_TOLD_OF_RECORDS = (
-    "added", "migrated", "changed", "height_corrected", "width_corrected", "mask_corrected", "caption_replaced",
-    "unusual_ratio", "quarantined", "stage1",
-)  # fmt: skip
+
+# Counters of the records that are printed, with their words: of all records, only those that a user wants to look at.
+_OF_RECORDS = {
+    "added": "added",
+    "migrated": "migrated from Stage 1",
+    "changed": "changed",
+    "height_corrected": "with a corrected height",
+    "width_corrected": "with a corrected width",
+    "mask_corrected": "with a corrected mask",
+    "caption_replaced": "with a replaced caption",
+    "unusual_ratio": "of unusual aspect ratio",
+    "stage1": "still of Stage 1",
+}
+
+# Inputs that are not images, by reason.
+_OTHER_INPUTS = {
+    "unsupported_type": "unsupported file",
+    "sub_folder": "folder",
+    "orphan_caption": "caption file without an image",
+    "not_a_file": "entry that is not a file",
+}
 SHOWN_PROBLEMS = 10
 
 
 def summary_lines(work: Work, status: Status) -> Iterator[str]:
-    """The summary of `imagemill run`; `status`: as the data root stands now."""
+    """Yield the summary of `imagemill run` and `imagemill stage2`; `status`: the data root after the command."""
     counts = work.counts()
-    made = sum(counts.get(spec.kind, {}).get(name, 0) for spec in embedding_specs() for name in MADE)
     yield ""
     yield f"imagemill: {work.root.path}"
-    yield f"  images     {status.images} seen, {_embedded(status)} embedded, {_not_arrived(status)} skipped"
+    yield f"  images     {status.images}"
+    yield from _other_inputs(status)
     yield from _problems(status)
     for spec in embedding_specs():
         yield f"  {spec.kind:<10} {_made(counts.get(spec.kind, {}))}"
     yield from _captions(work, counts.get(CAPTIONER, {}))
     yield from _records(status, counts.get("stage2_jsonl", {}))
     for bucket, (samples, shards) in status.buckets.items():
-        yield f"  bucket     {bucket:<10} {samples} {_plural(samples, 'sample')} in {shards} {_plural(shards, 'shard')}"
+        yield f"  bucket     {bucket:<10} {counted(samples, 'sample')} in {counted(shards, 'shard')}"
     yield f"  checks     {_checks(work)}"
-    said = [text for text in work.findings() if text not in (work.error or "")]
-    yield from (f"    {line}" for text in said for line in text.splitlines())
+    findings = [text for text in work.findings() if text not in (work.error or "")]
+    yield from (f"    {line}" for text in findings for line in text.splitlines())
     if "total" in counts.get("stage2_jsonl", {}):
         yield f"  {progress_line(counts['stage2_jsonl'], work.seconds())}"
-    yield f"  time       {work.seconds():.1f} s{_rate(work, made)}"
-    written = counts.get("written", {}).get("written_buckets") or counts.get("stage2_jsonl", {}).get("rewritten")
-    if not made and not written and not work.error:
-        yield "  nothing to do: every image is embedded, every record and shard is up to date"
+    embedded = f", {as_rate(len(work.embedded), work.seconds(), 'image')}" if work.embedded else ""
+    yield f"  time       {as_duration(work.seconds())}{embedded}"
+    if nothing := _nothing_new(work, status, counts):
+        yield f"  {nothing}"
     yield from _how_it_ended(work)
     yield f"  look       {_program()} ui --data-root {shlex.quote(str(_shown(work.root.path)))}"
 
 
-def _records(status: Status, counts: dict[str, int]) -> Iterator[str]:
-    told = [f"{counts[name]} {name.replace('_', ' ')}" for name in _TOLD_OF_RECORDS if counts.get(name)]
-    yield f"  records    {', '.join([str(status.records), *told])}"
+def _nothing_new(work: Work, status: Status, counts: Mapping[str, Mapping[str, int]]) -> str | None:
+    """Return the line of a command that changed nothing; what it states holds for the whole data root."""
+    made = sum(counts.get(spec.kind, {}).get(name, 0) for spec in embedding_specs() for name in MADE)
+    packed = counts.get("written")
+    rewritten = counts.get("stage2_jsonl", {}).get("rewritten")
+    if made or rewritten or (packed and packed["written_buckets"]) or work.error or work.interrupted:
+        return None
+    if not status.complete or not all(work.checks().values()):
+        return "nothing new: the rest needs what is listed above; `imagemill problems` lists every input"
+    if not status.images.seen:
+        return "nothing to do: there are no images in approved/"
+    shards = " and every shard" if packed else ""
+    return f"nothing to do: every image is embedded, and every record{shards} is up to date"
+
+
+def _other_inputs(status: Status) -> Iterator[str]:
+    reasons = {p.item: p.reason for p in status.stage2_problems if p.reason in _OTHER_INPUTS}
+    counts = {reason: list(reasons.values()).count(reason) for reason in _OTHER_INPUTS}
+    if parts := [counted(count, _OTHER_INPUTS[reason]) for reason, count in counts.items() if count]:
+        yield f"  other      {', '.join(parts)}"
+
+
+def _records(status: Status, counts: Mapping[str, int]) -> Iterator[str]:
+    parts = [f"{counts[name]:,} {words}" for name, words in _OF_RECORDS.items() if counts.get(name)]
+    if taken_out := counts.get("quarantined"):
+        parts.append(f"{counted(taken_out, 'line')} put into quarantine")
+    yield f"  records    {', '.join([f'{status.records:,}', *parts])}"
     if cut := counts.get("truncated_captions"):
-        yield f"  captions   {cut} longer than the text encoder's {T5_TOKENS} tokens: it sees their beginning"
+        verb = "is" if cut == 1 else "are"
+        yield f"  captions   {cut:,} {verb} longer than the text encoder's {T5_TOKENS} tokens; only the beginning is used"
 
 
-def _captions(work: Work, counts: dict[str, int]) -> Iterator[str]:
+def _captions(work: Work, counts: Mapping[str, int]) -> Iterator[str]:
     if not counts:
         return
     with Ledger(work.root.ledger, read_only=True) as ledger:
         maker = read_identity(ledger, CAPTIONER)
     if maker is None:
         return
-    told = [f"{counts[name]} {name}" for name in ("captioned", "kept", "refused", "failed") if counts.get(name)]
-    yield f"  captions   {', '.join(told)} by {maker.model}"
+    parts = [f"{counts[name]:,} {name}" for name in ("captioned", "kept", "refused", "failed") if counts.get(name)]
+    yield f"  captions   {', '.join(parts)} by {maker.model}"
     if maker.preview and counts.get("captioned"):
         yield "             a preview model: they describe nothing, and shards take them only with --allow-preview"
 
 
-def _embedded(status: Status) -> int:
-    return min((counts["done"] for counts in status.kinds.values()), default=0)
-
-
-def _not_arrived(status: Status) -> int:
-    return len({problem.item for problem in status.problems if problem.asset != "bucket_shards"})
-
-
 def _problems(status: Status) -> Iterator[str]:
-    shown = {}
-    for problem in status.problems:
-        shown.setdefault((problem.item, problem.reason), problem)
-    for (item, reason), problem in list(shown.items())[:SHOWN_PROBLEMS]:
-        yield f"    {reason:<16} {item}: {problem.detail}; {problem.remedy}"
+    shown = status.stage2_problems
+    for problem in shown[:SHOWN_PROBLEMS]:
+        yield f"    {problem.reason:<16} {problem.item}: {problem.detail}; {problem.remedy}"
     if len(shown) > SHOWN_PROBLEMS:
-        yield f"    and {len(shown) - SHOWN_PROBLEMS} more: imagemill status"
+        yield f"    and {len(shown) - SHOWN_PROBLEMS:,} more: `imagemill problems` lists them all"
 
 
-def _made(counts: dict[str, int]) -> str:
-    parts = [f"{counts.get('computed', 0)} made in {counts.get('calls', 0)} model calls"]
+def _made(counts: Mapping[str, int]) -> str:
+    parts = [f"{counts.get('computed', 0):,} made in {counted(counts.get('calls', 0), 'model call')}"]
     parts += [
-        f"{counts[name]} {name}"
-        for name in ("extracted", "restored", "adopted", "kept", "refused", "failed", "replaced")
+        f"{counts[name]:,} {words}"
+        for name, words in (
+            ("extracted", "extracted"), ("restored", "restored"), ("adopted", "adopted"), ("kept", "up to date"),
+            ("refused", "refused"), ("failed", "failed"), ("replaced", "replaced"),
+        )
         if counts.get(name)
-    ]
+    ]  # fmt: skip
     return ", ".join(parts)
 
 
@@ -101,11 +141,6 @@ def _checks(work: Work) -> str:
     checks = work.checks()
     failed = sorted(name for name, passed in checks.items() if not passed)
     return f"{len(checks) - len(failed)} of {len(checks)} passed" + (f"; failed: {', '.join(failed)}" if failed else "")
-
-
-def _rate(work: Work, made: int) -> str:
-    images = made / max(len(embedding_specs()), 1)
-    return f", {images / work.seconds():.1f} images/s" if made else ""
 
 
 def _how_it_ended(work: Work) -> Iterator[str]:
@@ -116,13 +151,19 @@ def _how_it_ended(work: Work) -> Iterator[str]:
 
 
 def exit_code(work: Work, status: Status, *, fail_on_skip: bool = False) -> int:
-    """0 done; 1 something failed, a check too, or every input was refused; 128 + signal where one stopped us."""
+    """Return 0 if all is done; 1 if work or a check failed, or if every image was refused; 128 + the signal's number."""
     if work.interrupted:
         return 128 + work.interrupted
-    failed = any(problem.outcome == "failed" for problem in status.problems)
-    refused = _not_arrived(status)
-    all_refused = bool(status.images) and not status.records and bool(refused)
-    if work.error or failed or all_refused or not all(work.checks().values()) or (fail_on_skip and refused):
+    outcomes = {p.outcome for p in status.stage2_problems}
+    all_refused = status.images.seen == status.images.refused > 0
+    refused = "refused" in outcomes or status.images.refused > 0
+    if (
+        work.error
+        or "failed" in outcomes
+        or all_refused
+        or not all(work.checks().values())
+        or (fail_on_skip and refused)
+    ):
         return 1
     return 0
 
@@ -131,10 +172,6 @@ def _program() -> str:
     """How this command was called, so that the line can be pasted."""
     called = Path(sys.argv[0])
     return str(_shown(called.absolute())) if called.name == "imagemill" else "imagemill"
-
-
-def _plural(count: int, word: str) -> str:
-    return word if count == 1 else f"{word}s"
 
 
 def _shown(path: Path) -> Path:

@@ -26,6 +26,7 @@ from dagster_project.runs import RunOutcome, run_here
 from imagemill.embedding_specs import EmbeddingSpec, embedding_specs
 from imagemill.formats.npy import NpyStore
 from imagemill.layout import DataRoot
+from imagemill.pipeline.accounting import embedded_images
 from imagemill.pipeline.forecast import check_space
 from imagemill.pipeline.stage2.caption import forget_problems
 from imagemill.pipeline.stage2.facts import adopt_captions
@@ -52,7 +53,7 @@ class Work:
     """What one command has done so far.
 
     `up_to`: last id that `--limit` lets through. `counts`: per asset, counters of its runs. `checks`: check name → passed.
-    `error`: what failed runs say.
+    `error`: what failed runs say. `embedded`: images for which a file was made since the last merge.
     """
 
     root: DataRoot
@@ -60,6 +61,7 @@ class Work:
     began: float = field(default_factory=time.monotonic)
     outcomes: list[RunOutcome] = field(default_factory=list)
     up_to: str | None = None
+    embedded: set[str] = field(default_factory=set)
 
     @property
     def run_ids(self) -> list[str]:
@@ -142,6 +144,8 @@ class Work:
         wanted = sorted({*ids_of(jobs), *unreported})
         register_images(self.instance, sorted({*scan.sources, *wanted}))
         self._embed_in_ranges(passes, wanted, recaption)
+        with open_ledger(self.root) as ledger:
+            self.embedded = embedded_images(ledger.changes())
 
     def _awaited(self, passes: Passes, scan: Scan, ledger: Ledger, recaption: bool) -> set[str]:
         """Images that T5's pass captions first."""

@@ -7,7 +7,6 @@ Belongs elsewhere: which figures a command prints (dagster_project/summary.py).
 import math
 
 
-
 def counted(count: int, noun: str) -> str:
     """Return the count with its noun in the right number: `1 image`, `1,200 images`."""
     return f"{count:,} {plural(count, noun)}"
@@ -56,5 +55,7 @@ def as_rate(amount: float, seconds: float, unit: str) -> str:
         return f"0 {plural(0, unit)}/s"
     per_second = amount / seconds
     if per_second >= 1:
-        return f"{per_second:,.0f} {plural(2, unit)}/s" if per_second >= 100 else f"{per_second:.1f} {plural(2, unit)}/s"
+        return (
+            f"{per_second:,.0f} {plural(2, unit)}/s" if per_second >= 100 else f"{per_second:.1f} {plural(2, unit)}/s"
+        )
     return f"{as_duration(1 / per_second)} per {unit}" if per_second < 0.1 else f"{1 / per_second:.1f} s per {unit}"

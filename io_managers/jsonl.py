@@ -5,7 +5,8 @@ from pathlib import Path
 
 import dagster as dg
 
-from imagemill.pipeline.counters import count_merge
+from imagemill.pipeline.accounting import count_merge
+from imagemill.pipeline.problem_list import current_problems
 from imagemill.pipeline.stage2.merge import UNMIGRATED, Merge, write_records
 from imagemill.pipeline.stage2.rollback import Rollback, roll_back
 from imagemill.store.ledger import Ledger
@@ -40,6 +41,10 @@ def _merge(merge: Merge, ledger: Ledger, asset: str) -> dict[str, int]:
         ledger.clear_problems(asset, (p.item for p in ledger.problems() if p.asset == asset and p.reason in UNMIGRATED))
         ledger.record_problems(merged.problems)
         ledger.record_changes((image_id, asset, what) for image_id, what in merged.changes)
-    counts = {**merged.counts, "truncated_captions": ledger.truncated(), **count_merge(merge, ledger)}
+    counts = {
+        **merged.counts,
+        "truncated_captions": ledger.truncated(),
+        **count_merge(merge, ledger, current_problems(merge.scan, ledger)),
+    }
     ledger.forget_changes()
     return counts

@@ -20,7 +20,7 @@ from imagemill.pipeline.stage2.embed import EmbedWorker
 from imagemill.pipeline.stage2.plan import plan_for
 from imagemill.pipeline.stage2.publish import run_pass
 from imagemill.pipeline.stage2.scan import Scan, survey
-from imagemill.pipeline.story import read_status
+from imagemill.pipeline.status import read_status
 from imagemill.provenance import read_identity
 from imagemill.store.ledger import Ledger
 from imagemill.validation.files import embedding_files

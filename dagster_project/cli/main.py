@@ -24,6 +24,7 @@ COMMANDS = {
     "verify": "verify",
     "explain": "explain",
     "status": "status",
+    "problems": "problems",
     "repair": "repair",
     "trust": "trust",
     "ui": "ui",

@@ -33,7 +33,7 @@ def command(root: DataRoot, passes: tuple[str, ...], fail_on_skip: bool) -> None
     """Bring everything up to date: only what is missing, invalid or stale is made."""
     from dagster_project.summary import exit_code, summary_lines
     from dagster_project.work import open_work
-    from imagemill.pipeline.story import read_status
+    from imagemill.pipeline.status import read_status
 
     refuse_no_images(root)
     with open_work(root) as work:
@@ -43,7 +43,7 @@ def command(root: DataRoot, passes: tuple[str, ...], fail_on_skip: bool) -> None
             work.write_records(chosen)
         else:
             work.publish(chosen)
-        status = read_status(root)
+        status = read_status(root, work.embedded)
         for line in summary_lines(work, status):
             click.echo(line)
         sys.exit(exit_code(work, status, fail_on_skip=fail_on_skip))

@@ -86,7 +86,7 @@ def command(
         sys.exit(_cancel(root, regenerate))
     from dagster_project.summary import exit_code, summary_lines
     from dagster_project.work import open_work
-    from imagemill.pipeline.story import read_status
+    from imagemill.pipeline.status import read_status
 
     chosen = Passes.named(names)
     kinds, recaption = [kind for kind in regenerate if kind != CAPTIONS], CAPTIONS in regenerate
@@ -96,7 +96,7 @@ def command(
     with open_work(root) as work:
         work.embed(chosen, limit=limit, regenerate=kinds, recaption=recaption)
         work.write_records(chosen)
-        status = read_status(root)
+        status = read_status(root, work.embedded)
         for line in summary_lines(work, status):
             click.echo(line)
         sys.exit(exit_code(work, status, fail_on_skip=fail_on_skip))

@@ -1,37 +1,52 @@
-"""`imagemill status`: how the data root stands."""
+"""`imagemill status`: the state of the data root."""
+
+from collections.abc import Iterator
 
 import click
+import msgspec
 
 from dagster_project.cli.options import root_options
 from imagemill.layout import DataRoot
-from imagemill.pipeline.story import Status, read_status
+from imagemill.pipeline.status import Status, read_status
 from imagemill.places import gone
+from imagemill.units import counted
+
+SHOWN = 20
 
 
 @click.command("status")
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
 @root_options
-def command(root: DataRoot) -> None:
-    """Count images, embeddings, records, shards, and what is in the way."""
-    for line in status_lines(read_status(root)):
+def command(root: DataRoot, as_json: bool) -> None:
+    """Count images, embeddings, records, shards, and inputs that did not reach the output."""
+    status, lost = read_status(root), gone(root)
+    if as_json:
+        document = {**msgspec.to_builtins(status), "reasons": status.reasons(), "complete": status.complete,
+                    "folders_gone": {name: str(place) for name, place in lost.items()}}  # fmt: skip
+        click.echo(msgspec.json.format(msgspec.json.encode(document)).decode())
+        return
+    for line in status_lines(status):
         click.echo(line)
-    for name, place in gone(root).items():
-        click.echo(f"gone        {name}: the remembered folder {place} is not there")
+    for name, place in lost.items():
+        click.echo(f"gone        {name}: the remembered folder {place} does not exist")
 
 
-def status_lines(status: Status) -> list[str]:
-    lines = [f"images      {status.images} seen, source_missing {status.source_missing}"]
+def status_lines(status: Status) -> Iterator[str]:
+    """Yield the report for people."""
+    yield f"images      {status.images}"
     for kind, counts in status.kinds.items():
-        lines.append(f"{kind:<11} " + ", ".join(f"{count} {name}" for name, count in counts.items()))
-    told = ((status.stage1, "of Stage 1"), (status.truncated, "with a caption longer than the text encoder sees"))
-    lines.append(", ".join([f"records     {status.records}", *(f"{count} {what}" for count, what in told if count)]))
-    lines += [f"{kind:<11} being regenerated: nothing packs it yet" for kind in status.regenerating]
-    lines += [
-        f"bucket      {bucket:<10} {samples} samples in {shards} shards"
-        for bucket, (samples, shards) in status.buckets.items()
-    ]
-    lines += [f"bucket      {bucket:<10} {problem}" for bucket, problem in status.unreadable.items()]
-    lines += [f"not arrived {reason:<18} {count}" for reason, count in sorted(status.reasons().items())]
-    lines += [f"  {p.item}: {p.outcome} by {p.asset}: {p.reason}: {p.detail}" for p in status.problems[:20]]
-    if len(status.problems) > 20:
-        lines.append(f"  and {len(status.problems) - 20} more; `imagemill explain ID` tells each one's story")
-    return lines
+        yield f"{kind:<11} " + ", ".join(f"{count:,} {name}" for name, count in counts.items())
+    parts = ((status.stage1, "of Stage 1"), (status.truncated, "with a caption longer than the text encoder's input"))
+    yield ", ".join([f"records     {status.records:,}", *(f"{count:,} {words}" for count, words in parts if count)])
+    for kind in status.regenerating:
+        yield f"{kind:<11} is being regenerated: it is not packed until its last file is replaced"
+    for bucket, (samples, shards) in status.buckets.items():
+        yield f"bucket      {bucket:<10} {counted(samples, 'sample')} in {counted(shards, 'shard')}"
+    for bucket, problem in status.unreadable.items():
+        yield f"bucket      {bucket:<10} {problem}"
+    for reason, count in status.reasons().items():
+        yield f"problem     {reason:<18} {counted(count, 'input')}"
+    for problem in status.problems[:SHOWN]:
+        yield f"  {problem.item}: {problem.outcome}: {problem.reason}: {problem.detail}"
+    if len(status.problems) > SHOWN:
+        yield f"  and {len(status.problems) - SHOWN:,} more: `imagemill problems` lists them all"

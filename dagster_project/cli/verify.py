@@ -12,7 +12,7 @@ from imagemill.errors import ImagemillError
 from imagemill.layout import DataRoot
 from imagemill.pipeline.curation.near_duplicates import reported_images
 from imagemill.pipeline.shards.shard_sets import refuse_no_sets
-from imagemill.pipeline.story import open_ledger
+from imagemill.pipeline.status import open_ledger
 from imagemill.places import refuse_gone
 from imagemill.store.ledger import LedgerDamaged
 from imagemill.validation.contents import RecordedContents

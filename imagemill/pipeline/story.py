@@ -1,126 +1,27 @@
-"""What happened to one image, and how the whole data root stands. Reads only; opens no image and no npy.
+"""What happened to one image. Reads only; opens no image and no npy.
 
 Belongs here: gathering facts from folders, ledger, records and shard indexes.
-Belongs elsewhere: printing them (dagster_project/cli/).
-Source: CONTRACTS section 0, "Nothing disappears silently".
+Belongs elsewhere: the whole data root (status.py), printing (dagster_project/cli/).
+Source: CONTRACTS section 0, "No input is dropped silently".
 """
 
-from collections import Counter
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from imagemill.buckets import BUCKETS, assign_bucket
+from imagemill.buckets import assign_bucket
 from imagemill.embedding_specs import embedding_specs
-from imagemill.errors import ImagemillError, MissingInput
-from imagemill.files import FileSignature, signature_bytes
+from imagemill.errors import MissingInput
+from imagemill.files import signature_bytes
 from imagemill.formats.jsonl import read_jsonl
 from imagemill.formats.npy import NpyStore
 from imagemill.ids import image_id_of
 from imagemill.layout import DataRoot
-from imagemill.pipeline.shards.shard_sets import (
-    INDEX,
-    bucket_folder,
-    load_manifest,
-    read_tombstones,
-    recorded_parameters,
-)
-from imagemill.pipeline.stage2.plan import EmbeddingPlan, plan_for
+from imagemill.pipeline.problem_list import current_problems, gone_images
+from imagemill.pipeline.shards.shard_sets import INDEX, bucket_folder, read_tombstones, recorded_parameters
 from imagemill.pipeline.stage2.recorded import read_recorded
-from imagemill.pipeline.stage2.scan import CAPTION_REASONS, SOURCE_ASSET, Scan, scan_approved
+from imagemill.pipeline.stage2.scan import SOURCE_ASSET
+from imagemill.pipeline.status import open_ledger, scan_root
 from imagemill.store.ledger import Ledger, Problem
-from imagemill.store.second_copy import newest
-
-
-@dataclass(slots=True)
-class Status:
-    """How a data root stands.
-
-    `kinds`: per embedding kind, counts of done, missing, refused. `regenerating`: kinds whose files are all being replaced.
-    `stage1`: records that have not become version 2. `unreadable`: buckets whose manifest cannot be used, and what to do.
-    `problems`: rows that hold now.
-    """
-
-    images: int = 0
-    source_missing: int = 0
-    records: int = 0
-    kinds: dict[str, dict[str, int]] = field(default_factory=dict)
-    stage1: int = 0
-    truncated: int = 0
-    regenerating: list[str] = field(default_factory=list)
-    buckets: dict[str, tuple[int, int]] = field(default_factory=dict)
-    unreadable: dict[str, str] = field(default_factory=dict)
-    problems: list[Problem] = field(default_factory=list)
-
-    def reasons(self) -> dict[str, int]:
-        """How many inputs per reason; an input refused by several assets for one reason counts once."""
-        return dict(Counter(reason for _, reason in {(p.item, p.reason) for p in self.problems}))
-
-
-def open_ledger(root: DataRoot) -> Ledger:
-    """Open the ledger for reading. Raises MissingInput if nothing has run, or if the ledger is lost."""
-    if not root.ledger.exists() and (found := newest(root)):
-        raise MissingInput(
-            "the ledger is lost",
-            where=root.ledger,
-            why=f"runs have left a second copy of its settings, of {found.written_at:%Y-%m-%d %H:%M:%S} UTC",
-            do="`imagemill repair` reports what can be rebuilt, `imagemill repair --apply` rebuilds it",
-        )
-    if not root.ledger.exists():
-        raise MissingInput("nothing has run on this data root yet", where=root.path, do="imagemill run --data-root …")
-    return Ledger(root.ledger, read_only=True)
-
-
-def _scan(root: DataRoot) -> Scan:
-    """`approved/` as it is; nothing where a root that has runs behind it holds only public data or Stage-A."""
-    return scan_approved(root.approved) if root.approved.is_dir() or not root.ledger.exists() else Scan({}, [])
-
-
-def read_status(root: DataRoot) -> Status:
-    """Count everything, from listings and the ledger."""
-    scan = _scan(root)
-    status = Status(images=scan.seen)
-    done: dict[str, set[str]] = {}
-    with open_ledger(root) as ledger:
-        for spec in embedding_specs():
-            plan = plan_for(
-                spec, list(scan.sources), scan, ledger, NpyStore(root.derived / spec.folder, spec).listing()
-            )
-            status.kinds[spec.kind] = _plan_counts(plan)
-            done[spec.kind] = {row.image_id for row in plan.done}
-        status.regenerating, status.truncated = sorted(ledger.regenerating()), ledger.truncated()
-        status.source_missing = len(ledger.sources().keys() - scan.sources.keys())
-        # A file that is there and current has overcome what once stopped it, whoever brought it back.
-        status.problems = [p for p in current_problems(scan, ledger) if p.item not in done.get(p.asset, ())]
-    recorded = read_recorded(root.stage2_jsonl)
-    status.records, status.stage1 = len(recorded.lines), len(recorded.stage1)
-    for bucket in BUCKETS:
-        try:
-            manifest = load_manifest(bucket_folder(root.shards, bucket))
-            status.buckets[bucket] = (manifest.samples, len(manifest.shards))
-        except MissingInput:
-            continue
-        except ImagemillError as error:
-            status.unreadable[bucket] = f"{error.what}; {error.do}"
-    return status
-
-
-def _plan_counts(plan: EmbeddingPlan) -> dict[str, int]:
-    return {"done": len(plan.done), "to do": len(plan.jobs), "refused": len(plan.refused)}
-
-
-def current_problems(scan: Scan, ledger: Ledger) -> list[Problem]:
-    """The ledger's problems that still hold: of the bytes that are there now, and of names that are still there."""
-    rows = [p for p in ledger.problems() if p.stat is None or p.stat == _stat_of(p, scan)]
-    captions = ledger.captions()
-    return [p for p in rows if p.reason != "missing_caption" or p.item not in captions]
-
-
-def _stat_of(problem: Problem, scan: Scan) -> FileSignature | None:
-    source = scan.sources.get(problem.item)
-    if source is None:
-        return None
-    return source.caption if problem.reason in CAPTION_REASONS else source.stat
 
 
 def explain(root: DataRoot, image_id: str) -> dict[str, Any]:
@@ -129,7 +30,7 @@ def explain(root: DataRoot, image_id: str) -> dict[str, Any]:
     Raises:
         MissingInput: no station has ever heard of it.
     """
-    scan = _scan(root)
+    scan = scan_root(root)
     with open_ledger(root) as ledger:
         source, facts = scan.sources.get(image_id), ledger.sources([image_id]).get(image_id)
         caption = ledger.captions([image_id]).get(image_id)
@@ -152,12 +53,15 @@ def explain(root: DataRoot, image_id: str) -> dict[str, Any]:
         story["problems"] = [
             {"asset": p.asset, "outcome": p.outcome, "reason": p.reason, "detail": p.detail, "do": p.remedy}
             for p in problems
-        ]
+        ] + [
+            {"asset": SOURCE_ASSET, "outcome": p.outcome, "reason": p.reason, "detail": p.detail, "do": p.remedy}
+            for p in gone_images(scan, ledger) if p.item == image_id
+        ]  # fmt: skip
     if not (source or facts or problems or story["record"] or story["shard"]):
         raise MissingInput(
             f"no image {image_id!r}",
             where=root.approved,
-            do="ids are file names without extension; `imagemill status` lists problems",
+            do="ids are file names without extension; `imagemill problems` lists inputs that did not get through",
         )
     return story
 

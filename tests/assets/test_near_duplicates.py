@@ -13,7 +13,8 @@ from imagemill.buckets import BUCKETS
 from imagemill.embedding_specs import DINOV3, VAE
 from imagemill.files import fingerprint
 from imagemill.formats.tar import read_shard
-from imagemill.pipeline.story import explain, read_status
+from imagemill.pipeline.status import read_status
+from imagemill.pipeline.story import explain
 from imagemill.store.ledger import Ledger
 from tests.helpers.stage2 import embed, photos, stage2, write_records
 from tests.helpers.wiring import check, checks_of, claims, failure_of, history, materialize, materialized

@@ -11,6 +11,7 @@ from imagemill.embedding_specs import DINOV3, embedding_specs
 from imagemill.formats.npy import NpyStore
 from imagemill.ids import InvalidImageId, id_problem, image_id
 from imagemill.layout import DataRoot
+from imagemill.pipeline.status import read_status
 from imagemill.store.ledger import Ledger
 from tests.helpers.product import imagemill, photos
 from tests.helpers.stage2 import record_of
@@ -60,8 +61,7 @@ def test_record_with_such_an_id_is_refused_and_the_others_proceed(root, tmp_path
     assert all(path.read_bytes() == b"precious" for path in (tmp_path / "victim").iterdir())
     assert len(list((tmp_path / "victim").iterdir())) == 3
     assert "2 samples in 1 shard" in done.stdout
-    with Ledger(root.ledger, read_only=True) as ledger:
-        (problem,) = [p for p in ledger.problems() if p.reason == "bad_id"]
+    (problem,) = [p for p in read_status(root).problems if p.reason == "bad_id"]
     assert problem.item == f"{root.stage2_jsonl.name}:1"
     (kept,) = root.quarantine.glob("*.quarantine.jsonl")
     assert "bad image id" in kept.read_text()

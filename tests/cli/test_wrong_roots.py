@@ -108,7 +108,7 @@ def test_error_of_permission_without_a_message_of_its_own_is_one(data_root, monk
     def refuse(*_):
         raise PermissionError(13, "Permission denied", "/data/.imagemill/ledger.sqlite")
 
-    monkeypatch.setattr("imagemill.pipeline.story.read_status", refuse)
+    monkeypatch.setattr("imagemill.pipeline.status.read_status", refuse)
     monkeypatch.setattr("dagster_project.cli.status.read_status", refuse)
     code, text = called(monkeypatch, ["status", "--data-root", data_root.path])
     assert code == 1

@@ -9,10 +9,14 @@ from contextlib import contextmanager
 import numpy as np
 from PIL import Image
 
+from imagemill.buckets import BUCKETS
 from imagemill.config import EncoderSettings
 from imagemill.embedding_specs import EmbeddingSpec, embedding_specs
 from imagemill.formats.npy import NpyStore
-from imagemill.pipeline.shards.readiness import find_ready
+from imagemill.pipeline.shards.readiness import ASSET, find_ready
+from imagemill.pipeline.shards.shard_plan import plan_shards
+from imagemill.pipeline.shards.shard_sets import ShardParameters
+from imagemill.pipeline.shards.shard_writer import write_bucket
 from imagemill.pipeline.stage2 import merge
 from imagemill.pipeline.stage2.embed import EmbedWorker
 from imagemill.pipeline.stage2.plan import plan_for
@@ -141,3 +145,19 @@ def record_identity_of(root, identity):
     """Record a model, as its first file would."""
     with Ledger(root.ledger) as ledger:
         record_identity(ledger, identity)
+
+
+def pack(root, output=None, existing="replace", **parameters):
+    """Shards as the asset makes them, problems noted."""
+    with Ledger(root.ledger) as ledger:
+        found = find_ready(root.stage2_jsonl, root.derived, ledger, buckets=BUCKETS)
+        ledger.record_files(found.adopted)
+        ledger.replace_problems(ASSET, found.problems)
+        if output:
+            ledger.record_setting("place.shards", str(output))
+        withdrawn = ledger.ids("withdrawn")
+    shard_set = plan_shards(
+        found.ready, BUCKETS, output or root.shards, ShardParameters(**parameters), existing, withdrawn=withdrawn
+    )
+    for plan in shard_set.plans:
+        write_bucket(shard_set, plan, root.derived, {})

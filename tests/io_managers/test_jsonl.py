@@ -41,7 +41,9 @@ def test_records_are_written_and_counted(root, instance):
     assert counts(root, result) == {
         "records": 2, "added": 2, "migrated": 0, "changed": 0, "stage1": 0, "quarantined": 0, "rewritten": 1,
         "truncated_captions": 0,
-        "failed": 0, "skipped": 0, "migrated_new": 2, "extracted": 0, "enriched": 0, "total": 2,
+        "refused": 0, "failed": 0, "waiting": 0, "skipped": 0, "migrated_new": 2, "extracted": 0, "enriched": 0, "total": 2,
+        "images_seen": 2, "images_embedded": 2, "images_up_to_date": 0, "images_refused": 0, "images_failed": 0,
+        "images_waiting": 0,
     }  # fmt: skip
     (event,) = result.asset_materializations_for_node("stage2_jsonl")
     assert event.metadata["records"].value == 2

@@ -2,46 +2,22 @@
 disappears silently", "A vanished source"."""
 
 import json
-import os
 
 import numpy as np
 import pytest
 
 from dagster_project.cli.explain import story_lines
-from imagemill.buckets import BUCKETS
-from imagemill.embedding_specs import DINOV3, T5, VAE, embedding_specs
+from imagemill.embedding_specs import DINOV3, VAE, embedding_specs
 from imagemill.errors import MissingInput
-from imagemill.files import file_signature
-from imagemill.layout import DataRoot
-from imagemill.pipeline.shards.readiness import ASSET, find_ready
-from imagemill.pipeline.shards.shard_plan import plan_shards
-from imagemill.pipeline.shards.shard_sets import ShardParameters
-from imagemill.pipeline.shards.shard_writer import write_bucket
-from imagemill.pipeline.stage2.facts import complete_facts, note_missing_captions
+from imagemill.pipeline.stage2.facts import note_missing_captions
 from imagemill.pipeline.stage2.scan import survey
-from imagemill.pipeline.story import explain, open_ledger, read_status
+from imagemill.pipeline.story import explain
 from imagemill.places import locate
 from imagemill.provenance import UNKNOWN
-from imagemill.store.ledger import Ledger, Problem
-from tests.helpers.stage2 import embed, photos, picture, record_of, stage2, write_records, write_text
+from imagemill.store.ledger import Ledger
+from tests.helpers.stage2 import embed, pack, photos, picture, record_of, stage2, write_records, write_text
 
 KINDS = {spec.kind for spec in embedding_specs()}
-
-
-def pack(root, output=None, existing="replace", **parameters):
-    """Shards as the asset makes them, problems noted."""
-    with Ledger(root.ledger) as ledger:
-        found = find_ready(root.stage2_jsonl, root.derived, ledger, buckets=BUCKETS)
-        ledger.record_files(found.adopted)
-        ledger.replace_problems(ASSET, found.problems)
-        if output:
-            ledger.record_setting("place.shards", str(output))
-        withdrawn = ledger.ids("withdrawn")
-    shard_set = plan_shards(
-        found.ready, BUCKETS, output or root.shards, ShardParameters(**parameters), existing, withdrawn=withdrawn
-    )
-    for plan in shard_set.plans:
-        write_bucket(shard_set, plan, root.derived, {})
 
 
 @pytest.fixture
@@ -227,130 +203,3 @@ def test_damaged_index_stops_no_story(root, line):
 def test_id_that_nobody_has_heard_of_is_said(root, image_id):
     with pytest.raises(MissingInput, match="no image"):
         explain(root, image_id)
-
-
-def test_data_root_where_nothing_ran_says_what_to_run(data_root):
-    for ask in (read_status, lambda root: explain(root, "a"), open_ledger):
-        with pytest.raises(MissingInput, match="imagemill run"):
-            ask(data_root)
-
-
-def test_asking_writes_nothing(root):
-    """explain and status read only. Source: CONTRACTS section 6."""
-
-    def files():
-        # The two beside the ledger are SQLite's own, for any reader.
-        paths = (path for path in root.path.rglob("*") if path.is_file() and not path.name.endswith(("-wal", "-shm")))
-        return {path: file_signature(path) for path in paths}
-
-    before = files()
-
-    explain(root, "a")
-    read_status(root)
-
-    assert files() == before
-
-
-# ---- the data root
-
-
-def test_status_of_a_complete_data_root(root):
-    status = read_status(root)
-
-    assert (status.images, status.source_missing, status.records) == (2, 0, 2)
-    assert status.kinds == {kind: {"done": 2, "to do": 0, "refused": 0} for kind in KINDS}
-    assert status.buckets == {"1216x832": (2, 1)}
-    assert (status.problems, status.reasons()) == ([], {})
-
-
-def test_status_counts_what_is_to_do_refused_and_missing(root):
-    photos(root, "new")
-    (root.approved / "torn.png").write_bytes(b"no picture")
-    (root.approved / "twin.jpg").write_bytes(b"x")
-    (root.approved / "twin.png").write_bytes(b"x")
-    (root.approved / "b.png").unlink()
-    (root.approved / "b.txt").unlink()
-    (root.derived / "vae_latents" / "a.npy").unlink()
-    with Ledger(root.ledger) as ledger:
-        complete_facts(root.approved, survey(root.approved, ledger), ledger)
-
-    status = read_status(root)
-
-    assert status.images == 5, "a, new, torn and the twins"
-    assert status.source_missing == 1
-    assert status.kinds[DINOV3.kind] == {"done": 1, "to do": 1, "refused": 1}
-    assert status.kinds[VAE.kind] == {"done": 0, "to do": 2, "refused": 1}
-    assert status.kinds[T5.kind] == {"done": 1, "to do": 1, "refused": 1}
-    assert status.reasons() == {"undecodable": 1, "id_collision": 2}
-    assert status.records == 2, "a vanished source keeps its record"
-
-
-def test_input_that_several_assets_refuse_for_one_reason_counts_once(root):
-    stat = file_signature(root.approved / "a.png")
-    with Ledger(root.ledger) as ledger:
-        ledger.record_problems(Problem("a", kind, "refused", "undecodable", "d", "r", stat) for kind in KINDS)
-
-    assert read_status(root).reasons() == {"undecodable": 1}
-
-
-def test_status_counts_records_that_can_be_read(root):
-    write_text(root.stage2_jsonl, json.dumps(record_of("a")), "{", "", "null")
-
-    assert read_status(root).records == 1
-
-
-def test_set_with_a_damaged_manifest_is_not_counted(root):
-    (root.shards / "bucket_1216x832" / "manifest.json").write_text("{")
-
-    assert read_status(root).buckets == {}
-
-
-def test_status_opens_no_image_and_no_npy(root, monkeypatch):
-    """It counts 100,000 images in seconds."""
-    opened, open_ = [], os.open
-
-    def noting(path, *rest, **more):
-        opened.append(str(path))
-        return open_(path, *rest, **more)
-
-    monkeypatch.setattr(os, "open", noting)
-    monkeypatch.setattr("imagemill.pixels.open_rgb", lambda path: pytest.fail("opened an image"))
-    read_status(root)
-
-    assert not [name for name in opened if name.endswith((".npy", ".png"))]
-
-
-def test_root_that_holds_only_other_work_has_a_status(tmp_path):
-    """Public data or Stage-A alone: no folder of approved images, and what failed there is told."""
-    root = DataRoot(tmp_path / "data")
-    with Ledger(root.ledger) as ledger:
-        ledger.record_problems([Problem("m/pass/g", "stage_a_groups", "failed", "incomplete_group", "d", "r")])
-
-    status = read_status(root)
-
-    assert (status.images, status.records) == (0, 0)
-    assert status.reasons() == {"incomplete_group": 1}
-
-
-def test_root_without_records_or_shards_has_a_status(tmp_path):
-    root = DataRoot(tmp_path / "data")
-    root.approved.mkdir(parents=True)
-    photos(root, "a")
-    embed(root, DINOV3)
-
-    status = read_status(root)
-    assert (status.images, status.records, status.buckets) == (1, 0, {})
-    assert explain(root, "a")["record"] is None
-    write_records(root)
-    assert explain(root, "a")["record"] is None, "no mask yet"
-
-
-def test_failure_that_a_current_file_has_overcome_is_no_problem_any_more(root):
-    """A caption edited, failed, and taken back: the file of the first one is current again."""
-    failed = Problem("a", T5.kind, "failed", "model_error", "out of memory", "run imagemill again")
-    with Ledger(root.ledger) as ledger:
-        ledger.record_problems([failed])
-    assert read_status(root).problems == []
-
-    (root.derived / T5.folder / "a.npy").unlink()
-    assert [(p.item, p.reason) for p in read_status(root).problems] == [("a", "model_error")]

@@ -17,8 +17,9 @@ from imagemill.errors import Refused
 from imagemill.files import FileSignature, fingerprint
 from imagemill.formats.jsonl import encode_line
 from imagemill.layout import DataRoot
-from imagemill.pipeline.stage2.merge import ASSET, quarantine
+from imagemill.pipeline.stage2.merge import ASSET
 from imagemill.pipeline.stage2.plan import IMAGE_REASONS, Known, missing_caption
+from imagemill.pipeline.stage2.quarantine import CAPTION, QuarantinedLine, quarantine
 from imagemill.pipeline.stage2.recorded import Recorded, Span
 from imagemill.pipeline.stage2.scan import Scan, SourceFile, caption_row
 from imagemill.pixels import decode_rgb
@@ -140,7 +141,9 @@ def _keep_replaced(root: DataRoot, recorded: Recorded, ledger: Ledger, edited: S
     if edited:
         old = ledger.captions(sorted(edited), outdated=True)
         lines = [
-            (recorded.lines[i].number, "caption replaced by an edit of the record", _as_record(row))
+            QuarantinedLine(
+                recorded.lines[i].number, CAPTION, "caption replaced by an edit of the record", _as_record(row)
+            )
             for i, row in old.items()
         ]
         quarantine(root.quarantine, root.stage2_jsonl.name, lines)

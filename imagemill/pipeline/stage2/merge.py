@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from imagemill.atomic import temporary_path, write_bytes_atomic
+from imagemill.atomic import temporary_path
 from imagemill.buckets import is_unusual_ratio
 from imagemill.embedding_specs import DINOV3
 from imagemill.errors import ImagemillError
@@ -26,9 +26,9 @@ from imagemill.files import FileSignature
 from imagemill.formats.jsonl import encode_line, encode_sorted, replace_lines
 from imagemill.formats.npy import NpyStore
 from imagemill.layout import DataRoot
+from imagemill.pipeline.stage2.quarantine import BAD_ID, CAPTION, QuarantinedLine, quarantine
 from imagemill.pipeline.stage2.recorded import (
     Recorded,
-    Span,
     parse_record,
     read_recorded,
     record_id,
@@ -45,11 +45,7 @@ ASSET = "stage2_jsonl"
 # Setting that records of this data root were migrated from Stage 1: a rollback without a backup is possible.
 STAGE1 = "stage1"
 
-BAD_ID = "bad_id"
 CAPTION_REPLACED = "caption_replaced"
-
-# A line that goes to quarantine: its number, the reason, its bytes.
-Line = tuple[int, str, bytes]
 
 # Told one by one in the ledger's journal: a record that came in, became version 2, or was corrected.
 ADDED, MIGRATED, CHANGED = "added", "migrated", "changed"
@@ -84,16 +80,17 @@ class Merged:
     counts: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(_COUNTS, 0)))
     changes: list[tuple[str, str]] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
-    replaced: list[Line] = field(default_factory=list)
+    replaced: list[QuarantinedLine] = field(default_factory=list)
 
 
 def write_records(merge: Merge, ledger: Ledger) -> Merged:
     """Replace the file of records by the merged one, in one rename and only if a byte changed. Memory: the old file's index."""
     jsonl, merged = merge.root.stage2_jsonl, Merged(_ids_with_vector(merge.root, ledger))
     recorded, began = read_recorded(jsonl), state_of(jsonl)
-    merged.problems.extend(_bad_id(jsonl.name, span, why) for why, span in recorded.bad_ids)
     merged.counts["quarantined"] = quarantine(
-        merge.root.quarantine, jsonl.name, [(s.number, why, s.read()) for why, s in recorded.set_aside]
+        merge.root.quarantine,
+        jsonl.name,
+        [QuarantinedLine(span.number, reason, why, span.read()) for reason, why, span in recorded.set_aside],
     )
     left = unfinished(jsonl)
     # Lines are still read from what another writer left under the usual name: then the next file takes one of its own.
@@ -178,7 +175,8 @@ def _line(
     corrections = list(_corrections(old, record))
     merged.counts.update(corrections)
     if CAPTION_REPLACED in corrections:
-        merged.replaced.append((recorded.lines[image_id].number, f"caption replaced by the {_source(caption)}", raw))
+        why = f"caption replaced by the {_source(caption)}"
+        merged.replaced.append(QuarantinedLine(recorded.lines[image_id].number, CAPTION, why, raw))
     return encode_line(record)
 
 
@@ -225,15 +223,8 @@ _WHY = {
 }
 
 
-# Reasons that a merge gives anew each time.
-UNMIGRATED = frozenset(_WHY) - {"missing_caption"}
-
-
-def _bad_id(file: str, span: Span, why: str) -> Problem:
-    remedy = "give the record the image's file name without extension as image_id, and add it to the file again"
-    return Problem(
-        f"{file}:{span.number}", ASSET, "refused", BAD_ID, f"{why}; the line is in .imagemill/quarantine/", remedy
-    )
+# Reasons that each merge determines again. Refused ids are in the quarantine file; earlier releases recorded them too.
+UNMIGRATED = frozenset(_WHY) - {"missing_caption"} | {BAD_ID}
 
 
 def _unmigrated(image_id: str, why: str) -> Problem:
@@ -302,35 +293,3 @@ def _back_up(jsonl: Path) -> None:
 def _copy(source: Path, target: Path) -> None:
     with open(source, "rb") as read:
         replace_lines(target, read)
-
-
-def quarantine(folder: Path, name: str, lines: Sequence[Line]) -> int:
-    """Keep the lines that a merge took out, each with its number and why; returns how many were new.
-
-    One file per JSONL: `<name>.quarantine.jsonl`, with the raw bytes as text where they are UTF-8, else in hex.
-    """
-    if not lines:
-        return 0
-    from filelock import FileLock
-
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{name}.quarantine.jsonl"
-    with FileLock(folder / f".{path.name}.lock"):
-        return _add_lines(path, lines)
-
-
-def _add_lines(path: Path, lines: Sequence[Line]) -> int:
-    known = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
-    seen = set(known)
-    rows = [encode_line({"line": number, "why": why, **_as_text(raw)}) for number, why, raw in lines]
-    new = [row for row in dict.fromkeys(rows) if row not in seen]
-    if new:
-        write_bytes_atomic(path, b"".join([*known, *new]))
-    return len(new)
-
-
-def _as_text(raw: bytes) -> dict[str, str]:
-    try:
-        return {"text": raw.decode("utf-8")}
-    except UnicodeDecodeError:
-        return {"hex": raw.hex()}

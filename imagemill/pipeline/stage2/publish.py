@@ -124,7 +124,7 @@ def _publish_batch(
         ledger.record_files(files)
         ledger.record_masks(mask for mask in masks if mask[1] is not None)  # type: ignore[misc]
         ledger.record_changes(
-            (row.image_id, kind, row.outcome) for row in batch if row.outcome in {"computed", "extracted"}
+            (row.image_id, kind, row.outcome) for row in batch if row.outcome in {"computed", "extracted", "restored"}
         )
         ledger.clear_problems(kind, good)
         ledger.record_problems(problem_of(row, kind, run_id) for row in batch if row.outcome in {"refused", "failed"})

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from imagemill.files import FileSignature, file_signature, fingerprint
 from imagemill.formats.jsonl import Line, encode_sorted, parse_tolerating, read_jsonl, tolerate
 from imagemill.ids import id_problem
+from imagemill.pipeline.stage2.quarantine import BAD_ID, DUPLICATE, MALFORMED
 from imagemill.records import INLINE_VECTOR, RECORD_FIELDS, Record, is_stage1
 
 # Characters of a refused id that messages show.
@@ -50,17 +51,15 @@ class Recorded:
     """The records there are.
 
     `lines`: the last record of each id. `vectors`: of the ids with an inline vector in any of their records, the last such one.
-    `stage1`: ids whose record is of Stage 1. `set_aside`: lines that do not count, each with the reason.
-    `captions`: fingerprint of the caption of each record that has one. `bad_ids`: those of them
-    whose id may not name a file, with the reason.
+    `stage1`: ids whose record is of Stage 1. `set_aside`: lines that do not count, each with a reason code of quarantine.py
+    and the reason in words. `captions`: fingerprint of the caption of each record that has one.
     """
 
     lines: dict[str, Span] = field(default_factory=dict)
     vectors: dict[str, Span] = field(default_factory=dict)
     stage1: set[str] = field(default_factory=set)
-    set_aside: list[tuple[str, Span]] = field(default_factory=list)
+    set_aside: list[tuple[str, str, Span]] = field(default_factory=list)
     captions: dict[str, str] = field(default_factory=dict)
-    bad_ids: list[tuple[str, Span]] = field(default_factory=list)
 
 
 def unfinished(jsonl: Path) -> Path:
@@ -107,15 +106,14 @@ def _take(found: Recorded, path: Path, line: Line) -> None:
     span = Span(path, line.number, line.offset, len(line.raw))
     image_id = record_id(line.value) if line.value is not None else None
     if line.value is None or image_id is None:
-        found.set_aside.append((line.problem or "no image_id and no image_path", span))
+        found.set_aside.append((MALFORMED, line.problem or "no image_id and no image_path", span))
         return
     if problem := id_problem(image_id):
-        found.set_aside.append((f"bad image id {image_id[:_SHOWN]!r}: {problem}", span))
-        found.bad_ids.append(found.set_aside[-1])
+        found.set_aside.append((BAD_ID, f"bad image id {image_id[:_SHOWN]!r}: {problem}", span))
         return
     earlier = found.lines.get(image_id)
     if earlier and not (earlier.path != path and _holds_all_of(earlier.record(), line.value)):
-        found.set_aside.append((f"replaced by line {line.number}", earlier))
+        found.set_aside.append((DUPLICATE, f"replaced by line {line.number}", earlier))
     found.lines[image_id] = span
     caption = line.value.get("caption")
     if isinstance(caption, str) and caption.strip():

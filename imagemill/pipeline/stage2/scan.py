@@ -27,8 +27,12 @@ MAX_CAPTION_BYTES = 1 << 20
 # Reasons for which a sidecar is refused; they hold until the sidecar changes.
 CAPTION_REASONS = frozenset({"bad_caption", "blank_caption", "caption_too_long"})
 
-# The asset these refusals belong to: the source of the graph.
+# Reasons for which a file is refused by its name alone.
+_OF_NAMES = frozenset({"bad_id", "id_collision"})
+
+# The asset these refusals belong to: the source of the graph; those of sidecars have a name of their own.
 SOURCE_ASSET = "approved_images"
+CAPTIONS = "captions"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +57,14 @@ class Scan:
     problems: list[Problem]
 
     @property
+    def refused_images(self) -> list[Problem]:
+        """Image files that are refused by their names. A folder or a dangling link named like an image is not one."""
+        return [p for p in self.problems if p.reason in _OF_NAMES and is_image(p.item)]
+
+    @property
     def seen(self) -> int:
-        """Images in the folder, those refused by name included."""
-        return len(self.sources) + sum(is_image(p.item) for p in self.problems)
+        """Image files in the folder, those refused by their names included."""
+        return len(self.sources) + len(self.refused_images)
 
 
 def scan_approved(folder: Path) -> Scan:
@@ -206,9 +215,7 @@ def _read_sidecar(path: Path, source: SourceFile) -> str | Problem:
         return _refused_caption(source, "bad_caption", detail, "save the caption as UTF-8")
     except OSError as error:
         detail = f"{path.name} cannot be read: {error.strerror}"
-        return Problem(
-            source.image_id, "captions", "failed", "read_error", detail, "run imagemill again", source.caption
-        )
+        return Problem(source.image_id, CAPTIONS, "failed", "read_error", detail, "run imagemill again", source.caption)
 
 
 def _blank(source: SourceFile, name: str) -> Problem:
@@ -217,7 +224,7 @@ def _blank(source: SourceFile, name: str) -> Problem:
 
 
 def _refused_caption(source: SourceFile, reason: str, detail: str, remedy: str) -> Problem:
-    return Problem(source.image_id, "captions", "refused", reason, detail, remedy, source.caption)
+    return Problem(source.image_id, CAPTIONS, "refused", reason, detail, remedy, source.caption)
 
 
 def survey(folder: Path, ledger: Ledger) -> Scan:
@@ -227,5 +234,5 @@ def survey(folder: Path, ledger: Ledger) -> Scan:
     with ledger.transaction():
         ledger.record_captions(captions)
         ledger.replace_problems(SOURCE_ASSET, scan.problems)
-        ledger.replace_problems("captions", problems)
+        ledger.replace_problems(CAPTIONS, problems)
     return scan

@@ -14,7 +14,7 @@ from imagemill.files import file_signature, posix_signature
 from imagemill.formats.jsonl import encode_line, parse_object, read_jsonl
 from imagemill.formats.npy import write_npy
 from imagemill.layout import DataRoot
-from imagemill.pipeline.stage2.merge import Merge, quarantine, stage1_backup, write_records
+from imagemill.pipeline.stage2.merge import Merge, stage1_backup, write_records
 from imagemill.pipeline.stage2.recorded import record_id, unfinished
 from imagemill.pipeline.stage2.scan import Scan
 from imagemill.records import RECORD_FIELDS, record_problem
@@ -320,26 +320,6 @@ def test_line_that_is_no_record_is_quarantined_with_its_number(root, line, why):
     assert number == 2
     assert reason.startswith(why)
     assert raw == (line if isinstance(line, bytes) else line.encode())
-
-
-def test_quarantine_keeps_every_line_once_and_says_how_many_are_new(tmp_path):
-    lines = [(3, "malformed", b"{"), (9, "malformed: invalid UTF-8", b"\xff\x00")]
-
-    assert quarantine(tmp_path / "q", "x.jsonl", lines) == 2
-    assert quarantine(tmp_path / "q", "x.jsonl", [lines[0], (3, "malformed", b"[")]) == 1
-    assert quarantine(tmp_path / "q", "x.jsonl", []) == 0
-
-    kept = [line.value for line in read_jsonl(tmp_path / "q" / "x.jsonl.quarantine.jsonl")]
-    assert kept == [
-        {"line": 3, "why": "malformed", "text": "{"},
-        {"line": 9, "why": "malformed: invalid UTF-8", "hex": "ff00"},
-        {"line": 3, "why": "malformed", "text": "["},
-    ]
-
-
-def test_nothing_to_quarantine_leaves_no_file(tmp_path):
-    assert quarantine(tmp_path / "q", "x.jsonl", []) == 0
-    assert not (tmp_path / "q").exists()
 
 
 # ---- all of it

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from imagemill.errors import MissingInput
+from imagemill.pipeline.problem_list import current_problems
 from imagemill.pipeline.stage2.scan import MAX_CAPTION_BYTES, normalise_caption, scan_approved, survey
-from imagemill.pipeline.story import current_problems
 from imagemill.store.ledger import Ledger
 
 

@@ -1,0 +1,223 @@
+"""Accounting: what became of every image of a data root.
+
+    seen = embedded + up to date + refused + failed + waiting
+
+An image counts once, by the worst of its kinds: refused > failed > waiting > embedded > up to date. Run summary, `status`,
+UI metadata and JSON show these figures; the counters of seed 002 (`progress: …`) come from the same outcomes.
+
+Belongs here: outcomes per image, and their counts.
+Belongs elsewhere: the list of inputs that did not reach the output (problem_list.py), the whole status (status.py).
+Source: CONTRACTS section 0, "Refused and failed inputs"; section 1, "Counters"; seed 002, decision 8.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+
+from imagemill.config import config_in_force
+from imagemill.embedding_specs import DINOV3, T5, EmbeddingSpec, embedding_specs
+from imagemill.errors import ImagemillError
+from imagemill.formats.npy import NpyStore
+from imagemill.layout import DataRoot
+from imagemill.pipeline.stage2.merge import ADDED, ASSET, MIGRATED, Merge
+from imagemill.pipeline.stage2.plan import EmbeddingPlan, plan_for
+from imagemill.pipeline.stage2.recorded import Recorded, read_recorded
+from imagemill.pipeline.stage2.scan import Scan
+from imagemill.store.ledger import Ledger, Problem
+from imagemill.summarizer import CAPTIONER
+from imagemill.units import counted
+
+Outcome = Literal["refused", "failed", "waiting", "embedded", "up_to_date"]
+
+COUNTERS = ("refused", "failed", "waiting", "skipped", "migrated_new", "extracted", "enriched")
+EXTRACTED = (DINOV3.kind, "extracted")
+_NEW = {(ASSET, ADDED), (ASSET, MIGRATED)}
+
+
+class ImageCounts(msgspec.Struct, frozen=True):
+    """Images by outcome; `seen` is the sum of the others."""
+
+    seen: int = 0
+    embedded: int = 0
+    up_to_date: int = 0
+    refused: int = 0
+    failed: int = 0
+    waiting: int = 0
+
+    @classmethod
+    def of(cls, outcomes: Iterable[Outcome], refused_names: int = 0) -> "ImageCounts":
+        """Count outcomes, and image files that were refused by their names."""
+        counts = Counter(outcomes)
+        counts["refused"] += refused_names
+        return cls(seen=counts.total(), **counts)
+
+    def __str__(self) -> str:
+        """`38 images seen: 23 embedded, 15 refused`; outcomes without images are left out."""
+        parts = [
+            f"{count:,} {name.replace('_', ' ')}"
+            for name in ("embedded", "up_to_date", "refused", "failed", "waiting")
+            if (count := getattr(self, name))
+        ]
+        return f"{counted(self.seen, 'image')} seen" + (f": {', '.join(parts)}" if parts else "")
+
+
+@dataclass(slots=True)
+class Standing:
+    """State of the images of a data root, per embedding kind.
+
+    `plans`: what each kind would do now. `problems`: of the ledger, those that still hold. `left`: images whose record is
+    still of Stage 1.
+    """
+
+    scan: Scan
+    recorded: Recorded
+    plans: dict[EmbeddingSpec, EmbeddingPlan]
+    problems: list[Problem]
+    left: Set[str] = field(default_factory=frozenset)
+
+    @classmethod
+    def read(
+        cls, root: DataRoot, scan: Scan, ledger: Ledger, problems: Sequence[Problem], *, records_only: bool = False
+    ) -> "Standing":
+        """Plan every kind; no image and no npy is opened.
+
+        Args:
+            records_only: include images that only a record knows.
+        """
+        recorded = read_recorded(root.stage2_jsonl)
+        ids = list(scan.sources)
+        if records_only:
+            ids += [image_id for image_id in recorded.lines if image_id not in scan.sources]
+        awaited = _awaiting_captions(root, scan, ledger)
+        plans = {
+            spec: plan_for(
+                spec, ids, scan, ledger, NpyStore(root.derived / spec.folder, spec).listing(), recorded, awaited
+            )
+            for spec in embedding_specs()
+        }
+        return cls(scan, recorded, plans, _still_hold(problems, plans, awaited), frozenset(recorded.stage1))
+
+    def outcomes(
+        self, kinds: Collection[str], embedded: Set[str] = frozenset(), *, migrate: bool
+    ) -> dict[str, Outcome]:
+        """Return the outcome of each planned image, for these kinds.
+
+        Args:
+            kinds: embedding kinds that were asked for. embedded: images for which a file was made. migrate: whether Stage 1
+                records that are left count as waiting.
+        """
+        plans = [plan for spec, plan in self.plans.items() if spec.kind in kinds]
+        found: dict[str, Outcome] = dict.fromkeys(_planned(self.plans.values()), "up_to_date")
+        assets = {*kinds, *([ASSET] if migrate else []), *([CAPTIONER] if T5.kind in kinds else [])}
+        problems = [p for p in self.problems if p.asset in assets]
+        for ids, outcome in (
+            (embedded, "embedded"),
+            (_waiting(plans, self.left if migrate else ()), "waiting"),
+            ({p.item for p in problems if p.outcome == "failed"}, "failed"),
+            ({p.item for p in problems if p.outcome == "refused"}, "refused"),
+            ({p.item for plan in plans for p in plan.refused}, "refused"),
+        ):
+            found.update(dict.fromkeys(found.keys() & ids, outcome))  # type: ignore[arg-type]
+        return found
+
+    def counts(self, embedded: Set[str] = frozenset()) -> ImageCounts:
+        """Count the images of `approved/`, for all kinds."""
+        outcomes = self.outcomes([spec.kind for spec in self.plans], embedded, migrate=True)
+        seen = (outcome for image_id, outcome in outcomes.items() if image_id in self.scan.sources)
+        return ImageCounts.of(seen, len(self.scan.refused_images))
+
+
+def _planned(plans: Iterable[EmbeddingPlan]) -> Iterator[str]:
+    for plan in plans:
+        yield from (job.image_id for job in plan.jobs)
+        yield from (row.image_id for row in plan.done)
+        yield from (problem.item for problem in plan.refused)
+        yield from plan.absent
+
+
+def _waiting(plans: Iterable[EmbeddingPlan], left: Iterable[str]) -> set[str]:
+    return {job.image_id for plan in plans for job in plan.jobs} | set(left)
+
+
+def _still_hold(
+    problems: Iterable[Problem], plans: Mapping[EmbeddingSpec, EmbeddingPlan], awaited: Set[str]
+) -> list[Problem]:
+    """Drop the problems of kinds that have a valid, current file, and missing captions that the captioner will write."""
+    done = {spec.kind: {row.image_id for row in plan.done} for spec, plan in plans.items()}
+    rest = (p for p in problems if p.item not in done.get(p.asset, ()))
+    return [p for p in rest if p.reason != "missing_caption" or p.item not in awaited]
+
+
+def _awaiting_captions(root: DataRoot, scan: Scan, ledger: Ledger) -> set[str]:
+    """Images without a caption, if a captioner is configured: they wait for it, unless it has refused or failed them."""
+    try:
+        enabled = config_in_force(root).captioner.enabled
+    except ImagemillError:  # the command that uses the configuration reports it
+        return set()
+    if not enabled:
+        return set()
+    asked = {p.item for p in ledger.problems() if p.asset == CAPTIONER}
+    return scan.sources.keys() - ledger.captions().keys() - asked
+
+
+def embedded_images(changes: Mapping[str, Set[tuple[str, str]]]) -> set[str]:
+    """Return the images for which an embedding file was made, according to the ledger's changes."""
+    kinds = {spec.kind for spec in embedding_specs()}
+    return {image_id for image_id, made in changes.items() if any(asset in kinds for asset, _ in made)}
+
+
+# ---- the counters of seed 002
+
+
+def count_merge(merge: Merge, ledger: Ledger, problems: Sequence[Problem]) -> dict[str, int]:
+    """Count what happened since the last merge: the counters of seed 002 over every image, and the outcomes of images seen.
+
+    To be called after the records are written.
+
+    Args:
+        problems: of the ledger, those that still hold.
+    """
+    changes = ledger.changes()
+    standing = Standing.read(merge.root, merge.scan, ledger, problems, records_only=True)
+    # CONTRACTS section 1, "Migration": a Stage 1 record without a caption counts as failed.
+    failed = {p.item for p in problems if p.reason == "missing_caption" and p.item in standing.left and merge.migrate}
+    outcomes = standing.outcomes(merge.kinds, migrate=merge.migrate) | dict.fromkeys(failed, "failed")
+    complete = _complete(standing, changes)
+    counts = Counter(_counter(outcomes[i], changes.get(i, frozenset()), i in complete) for i in outcomes)
+    counts["refused"] += len(merge.scan.refused_images)
+    images = standing.counts(embedded_images(changes))
+    return {
+        **{name: counts[name] for name in COUNTERS},
+        "total": counts.total(),
+        **{f"images_{name}": count for name, count in msgspec.structs.asdict(images).items()},
+    }
+
+
+def _complete(standing: Standing, changes: Mapping[str, Set[tuple[str, str]]]) -> set[str]:
+    """Images whose record became version 2 and whose files are all valid."""
+    done = [{row.image_id for row in plan.done} for plan in standing.plans.values()]
+    return {image_id for image_id, made in changes.items() if made & _NEW}.intersection(*done)
+
+
+def _counter(outcome: Outcome, made: Set[tuple[str, str]], complete: bool) -> str:
+    if outcome in ("refused", "failed") or (outcome == "waiting" and not made):
+        return outcome
+    if not made:
+        return "skipped"
+    if made & _NEW and complete:
+        return "migrated_new"
+    return "extracted" if made == {EXTRACTED} else "enriched"
+
+
+def progress_line(counts: Mapping[str, int], seconds: float) -> str:
+    """Return the line of seed 002, with the rate of images that were worked on."""
+    made = counts["migrated_new"] + counts["enriched"] + counts["extracted"]
+    rate = made / seconds if seconds else 0.0
+    line = (
+        f"progress: {counts['migrated_new']} migrated, {counts['enriched']} enriched, {counts['extracted']} extracted, "
+        f"{counts['skipped']} skipped (total: {counts['total']}) rate={rate:.1f}/s failed={counts['failed']}"
+    )
+    return line + "".join(f" {name}={counts[name]}" for name in ("refused", "waiting") if counts.get(name))

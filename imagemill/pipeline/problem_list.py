@@ -1,0 +1,133 @@
+"""Every input of a data root that did not reach the output, with the reason and the remedy.
+
+    ledger ──problems that still hold──┐
+    quarantine files ──lines───────────┼──> one entry per input and reason
+    ledger and approved/ ──gone images─┘
+
+Belongs here: which problems hold now, and their list.
+Belongs elsewhere: recording problems (store/ledger/problems.py), counting images (accounting.py).
+Source: CONTRACTS section 0, "No input is dropped silently".
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Literal
+
+import msgspec
+
+from imagemill.embedding_specs import embedding_specs
+from imagemill.files import FileSignature
+from imagemill.layout import DataRoot
+from imagemill.pipeline.shards.readiness import ASSET as SHARDS
+from imagemill.pipeline.stage2.merge import ASSET as RECORDS
+from imagemill.pipeline.stage2.quarantine import BAD_ID, DUPLICATE, MALFORMED, REPLACED_TEXTS, quarantined
+from imagemill.pipeline.stage2.scan import CAPTION_REASONS, CAPTIONS, SOURCE_ASSET, Scan
+from imagemill.store.ledger import Ledger, Problem, SourceRow
+from imagemill.summarizer import CAPTIONER
+
+SOURCE_MISSING, RENAMED = "source_missing", "renamed"
+
+# Assets of Stage 2 and of its shards. Public data and Stage-A have summaries of their own.
+STAGE2_ASSETS = frozenset(
+    {SOURCE_ASSET, CAPTIONS, CAPTIONER, *(spec.kind for spec in embedding_specs()), RECORDS, SHARDS}
+)
+
+_REMEDIES = {
+    MALFORMED: "repair the line and add it to {origin} again; then remove it from {kept_in}",
+    BAD_ID: "give the record the image's file name without extension as image_id and add it to {origin} again; then remove "
+    "the line from {kept_in}",
+    DUPLICATE: "if the earlier record is the right one, copy it into {origin} in place of the later one; then remove it "
+    "from {kept_in}",
+}
+
+
+class InputProblem(msgspec.Struct, frozen=True):
+    """One input that did not reach the output, and one reason for it.
+
+    Attributes:
+        item: image id; file name if there is no id; `file:line` of a record.
+        outcome: `refused`, `failed`, or `gone` for an image that is no longer in `approved/`.
+        assets: those that stopped it, in alphabetical order.
+        since: time of the first report (UTC, ISO 8601); empty if unknown.
+    """
+
+    item: str
+    outcome: Literal["refused", "failed", "gone"]
+    reason: str
+    assets: list[str]
+    detail: str
+    remedy: str
+    since: str = ""
+
+
+def current_problems(scan: Scan, ledger: Ledger) -> list[Problem]:
+    """Return the ledger's problems that still hold: of bytes and names that are there now."""
+    rows = [p for p in ledger.problems() if p.stat is None or p.stat == _signature_of(p, scan)]
+    captions = ledger.captions()
+    return [p for p in rows if p.reason != "missing_caption" or p.item not in captions]
+
+
+def _signature_of(problem: Problem, scan: Scan) -> FileSignature | None:
+    source = scan.sources.get(problem.item)
+    if source is None:
+        return None
+    return source.caption if problem.reason in CAPTION_REASONS else source.stat
+
+
+def list_problems(root: DataRoot, scan: Scan, ledger: Ledger, problems: Iterable[Problem]) -> list[InputProblem]:
+    """Return one entry per input and reason, in order of items.
+
+    Args:
+        problems: those of the ledger that still hold.
+    """
+    entries = [*_of_ledger(problems), *gone_images(scan, ledger), *_quarantined_lines(root)]
+    return sorted(entries, key=lambda entry: (entry.item, entry.reason))
+
+
+def _of_ledger(problems: Iterable[Problem]) -> Iterator[InputProblem]:
+    together: dict[tuple[str, str], list[Problem]] = {}
+    for problem in problems:
+        together.setdefault((problem.item, problem.reason), []).append(problem)
+    for (item, reason), rows in together.items():
+        # Of several assets, the one that met the input first describes it.
+        first = min(rows, key=lambda row: (row.at, row.asset))
+        outcome = "refused" if any(row.outcome == "refused" for row in rows) else "failed"
+        yield InputProblem(
+            item, outcome, reason, sorted({row.asset for row in rows}), first.detail, first.remedy, first.at
+        )  # type: ignore[arg-type]
+
+
+def gone_images(scan: Scan, ledger: Ledger) -> Iterator[InputProblem]:
+    """Yield the images that were deleted or renamed; those that have been withdrawn are settled."""
+    sources, withdrawn = ledger.sources(), ledger.withdrawals()
+    gone = [row for image_id, row in sources.items() if image_id not in scan.sources and image_id not in withdrawn]
+    successors = _by_content(scan, sources) if gone else {}
+    for row in gone:
+        withdraw = f"`imagemill withdraw {row.image_id}`"
+        successor = successors.get(row.fingerprint)
+        if successor is None:
+            detail = f"{row.file_name} is no longer in approved/; what was made from it is kept"
+            remedy = f"put the image back, or take it out of the shards: {withdraw}"
+            yield InputProblem(row.image_id, "gone", SOURCE_MISSING, [SOURCE_ASSET], detail, remedy)
+        else:
+            detail = f"the same bytes as {row.file_name}, which is gone; what was made from that is kept"
+            remedy = f"take the earlier name out of the shards: {withdraw}"
+            yield InputProblem(successor.image_id, "gone", RENAMED, [SOURCE_ASSET], detail, remedy)
+
+
+def _by_content(scan: Scan, sources: Mapping[str, SourceRow]) -> dict[str, SourceRow]:
+    """Images that are there and were read as they are, by the fingerprint of their bytes."""
+    return {
+        row.fingerprint: row
+        for image_id, row in sources.items()
+        if image_id in scan.sources and scan.sources[image_id].stat == row.stat
+    }
+
+
+def _quarantined_lines(root: DataRoot) -> Iterator[InputProblem]:
+    for line in quarantined(root.quarantine):
+        if line.reason in REPLACED_TEXTS:
+            continue
+        kept_in = f".imagemill/quarantine/{line.kept_in.name}"
+        remedy = _REMEDIES.get(line.reason, _REMEDIES[MALFORMED]).format(origin=root.stage2_jsonl.name, kept_in=kept_in)
+        detail = f"{line.why}; the line is kept in {kept_in}"
+        yield InputProblem(f"{line.origin}:{line.number}", "refused", line.reason, [RECORDS], detail, remedy)

@@ -1,0 +1,111 @@
+"""The state of a whole data root: images, files, records, shards, and the inputs that did not reach the output.
+
+Reads only; opens no image and no npy file.
+
+Belongs here: gathering figures from folders, ledger, records and manifests.
+Belongs elsewhere: how images are counted (accounting.py), one image's report (story.py), printing (dagster_project/).
+"""
+
+from collections import Counter
+from functools import cached_property
+
+import msgspec
+
+from imagemill.buckets import BUCKETS
+from imagemill.errors import ImagemillError, MissingInput
+from imagemill.layout import DataRoot
+from imagemill.pipeline.accounting import ImageCounts, Standing
+from imagemill.pipeline.problem_list import STAGE2_ASSETS, InputProblem, current_problems, list_problems
+from imagemill.pipeline.shards.shard_sets import bucket_folder, load_manifest
+from imagemill.pipeline.stage2.plan import EmbeddingPlan
+from imagemill.pipeline.stage2.scan import Scan, scan_approved
+from imagemill.store.ledger import Ledger
+from imagemill.store.second_copy import newest
+
+
+class Status(msgspec.Struct, dict=True):
+    """The state of a data root.
+
+    Attributes:
+        images: image files of `approved/` by outcome.
+        kinds: per embedding kind, counts of done, missing (`to do`) and refused files.
+        records: lines of the file of records with an id; `stage1`: those that are not yet of version 2.
+        truncated: captions that are longer than the text encoder's input.
+        regenerating: kinds whose files are all being replaced.
+        buckets: samples and tars per bucket. unreadable: buckets whose manifest cannot be used, with the remedy.
+        problems: one entry per input and reason, in order of items.
+    """
+
+    images: ImageCounts = ImageCounts()
+    kinds: dict[str, dict[str, int]] = {}
+    records: int = 0
+    stage1: int = 0
+    truncated: int = 0
+    regenerating: list[str] = []
+    buckets: dict[str, tuple[int, int]] = {}
+    unreadable: dict[str, str] = {}
+    problems: list[InputProblem] = []
+
+    def reasons(self) -> dict[str, int]:
+        """Count inputs per reason."""
+        return dict(sorted(Counter(problem.reason for problem in self.problems).items()))
+
+    @cached_property
+    def stage2_problems(self) -> list[InputProblem]:
+        """Problems of images, captions, records and shards: not those of public data and Stage-A."""
+        return [problem for problem in self.problems if STAGE2_ASSETS.intersection(problem.assets)]
+
+    @property
+    def complete(self) -> bool:
+        """Whether every image has every file and a record, and no input is missing."""
+        counts = self.images
+        unfinished = counts.refused + counts.failed + counts.waiting + self.stage1 + len(self.stage2_problems)
+        return not unfinished and not self.regenerating and self.records >= counts.seen
+
+
+def open_ledger(root: DataRoot) -> Ledger:
+    """Open the ledger for reading. Raises MissingInput if nothing has run, or if the ledger is lost."""
+    if not root.ledger.exists() and (found := newest(root)):
+        raise MissingInput(
+            "the ledger is lost",
+            where=root.ledger,
+            why=f"runs have left a second copy of its settings, of {found.written_at:%Y-%m-%d %H:%M:%S} UTC",
+            do="`imagemill repair` reports what can be rebuilt, `imagemill repair --apply` rebuilds it",
+        )
+    if not root.ledger.exists():
+        raise MissingInput("nothing has run on this data root yet", where=root.path, do="imagemill run --data-root …")
+    return Ledger(root.ledger, read_only=True)
+
+
+def scan_root(root: DataRoot) -> Scan:
+    """`approved/` as it is; nothing where a root that has runs behind it holds only public data or Stage-A."""
+    return scan_approved(root.approved) if root.approved.is_dir() or not root.ledger.exists() else Scan({}, [])
+
+
+def read_status(root: DataRoot, embedded: frozenset[str] | set[str] = frozenset()) -> Status:
+    """Gather the state of a data root from listings, ledger, records and manifests.
+
+    Args:
+        embedded: images for which the calling command made a file.
+    """
+    scan, status = scan_root(root), Status()
+    with open_ledger(root) as ledger:
+        standing = Standing.read(root, scan, ledger, current_problems(scan, ledger))
+        status.images = standing.counts(embedded)
+        status.kinds = {spec.kind: _plan_counts(plan) for spec, plan in standing.plans.items()}
+        status.regenerating, status.truncated = sorted(ledger.regenerating()), ledger.truncated()
+        status.problems = list_problems(root, scan, ledger, standing.problems)
+    status.records, status.stage1 = len(standing.recorded.lines), len(standing.recorded.stage1)
+    for bucket in BUCKETS:
+        try:
+            manifest = load_manifest(bucket_folder(root.shards, bucket))
+            status.buckets[bucket] = (manifest.samples, len(manifest.shards))
+        except MissingInput:
+            continue
+        except ImagemillError as error:
+            status.unreadable[bucket] = f"{error.what}; {error.do}"
+    return status
+
+
+def _plan_counts(plan: EmbeddingPlan) -> dict[str, int]:
+    return {"done": len(plan.done), "to do": len(plan.jobs), "refused": len(plan.refused)}
