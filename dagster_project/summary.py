@@ -13,6 +13,7 @@ from pathlib import Path
 from dagster_project.work import Work
 from imagemill.embedding_specs import T5_TOKENS, embedding_specs
 from imagemill.pipeline.accounting import progress_line
+from imagemill.pipeline.problem_list import DECISIONS, InputProblem
 from imagemill.pipeline.status import Status
 from imagemill.provenance import read_identity
 from imagemill.store.ledger import Ledger
@@ -41,7 +42,9 @@ _OTHER_INPUTS = {
     "orphan_caption": "caption file without an image",
     "not_a_file": "entry that is not a file",
 }
-SHOWN_PROBLEMS = 10
+
+# Problems that are printed of each reason.
+SHOWN_PROBLEMS = 3
 
 
 def summary_lines(work: Work, status: Status) -> Iterator[str]:
@@ -117,11 +120,15 @@ def _captions(work: Work, counts: Mapping[str, int]) -> Iterator[str]:
 
 
 def _problems(status: Status) -> Iterator[str]:
-    shown = status.stage2_problems
-    for problem in shown[:SHOWN_PROBLEMS]:
-        yield f"    {problem.reason:<16} {problem.item}: {problem.detail}; {problem.remedy}"
-    if len(shown) > SHOWN_PROBLEMS:
-        yield f"    and {len(shown) - SHOWN_PROBLEMS:,} more: `imagemill problems` lists them all"
+    by_reason: dict[str, list[InputProblem]] = {}
+    for problem in status.stage2_problems:
+        by_reason.setdefault(problem.reason, []).append(problem)
+    for reason, problems in sorted(by_reason.items()):
+        for problem in problems[:SHOWN_PROBLEMS]:
+            yield f"    {reason:<16} {problem.item}: {problem.detail}; {problem.remedy}"
+        if len(problems) > SHOWN_PROBLEMS:
+            rest = len(problems) - SHOWN_PROBLEMS
+            yield f"    {'':<16} and {rest:,} more: `imagemill problems --reason {reason}` lists them all"
 
 
 def _made(counts: Mapping[str, int]) -> str:
@@ -154,7 +161,7 @@ def exit_code(work: Work, status: Status, *, fail_on_skip: bool = False) -> int:
     """Return 0 if all is done; 1 if work or a check failed, or if every image was refused; 128 + the signal's number."""
     if work.interrupted:
         return 128 + work.interrupted
-    outcomes = {p.outcome for p in status.stage2_problems}
+    outcomes = {p.outcome for p in status.stage2_problems if p.reason not in DECISIONS}
     all_refused = status.images.seen == status.images.refused > 0
     refused = "refused" in outcomes or status.images.refused > 0
     if (

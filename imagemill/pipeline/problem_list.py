@@ -31,6 +31,9 @@ STAGE2_ASSETS = frozenset(
     {SOURCE_ASSET, CAPTIONS, CAPTIONER, *(spec.kind for spec in embedding_specs()), RECORDS, SHARDS}
 )
 
+# Reasons that are decisions of the user: listed, but not a fault.
+DECISIONS = frozenset({"withdrawn", "near_duplicate"})
+
 _REMEDIES = {
     MALFORMED: "repair the line and add it to {origin} again; then remove it from {kept_in}",
     BAD_ID: "give the record the image's file name without extension as image_id and add it to {origin} again; then remove "

@@ -15,7 +15,7 @@ from imagemill.buckets import BUCKETS
 from imagemill.errors import ImagemillError, MissingInput
 from imagemill.layout import DataRoot
 from imagemill.pipeline.accounting import ImageCounts, Standing
-from imagemill.pipeline.problem_list import STAGE2_ASSETS, InputProblem, current_problems, list_problems
+from imagemill.pipeline.problem_list import DECISIONS, STAGE2_ASSETS, InputProblem, current_problems, list_problems
 from imagemill.pipeline.shards.shard_sets import bucket_folder, load_manifest
 from imagemill.pipeline.stage2.plan import EmbeddingPlan
 from imagemill.pipeline.stage2.scan import Scan, scan_approved
@@ -59,7 +59,8 @@ class Status(msgspec.Struct, dict=True):
     def complete(self) -> bool:
         """Whether every image has every file and a record, and no input is missing."""
         counts = self.images
-        unfinished = counts.refused + counts.failed + counts.waiting + self.stage1 + len(self.stage2_problems)
+        faults = [problem for problem in self.stage2_problems if problem.reason not in DECISIONS]
+        unfinished = counts.refused + counts.failed + counts.waiting + self.stage1 + len(faults)
         return not unfinished and not self.regenerating and self.records >= counts.seen
 
 

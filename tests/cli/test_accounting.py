@@ -1,0 +1,212 @@
+"""Figures and sentences of `run`, `stage2`, `status` and `problems`, through the command line.
+
+Source: CONTRACTS section 0, "Refused and failed inputs", "No input is dropped silently".
+"""
+
+import csv
+import io
+import json
+import re
+
+import pytest
+
+from tests.helpers.commands import called
+from tests.helpers.stage2 import photos
+from tests.helpers.stubs import stub_captioner
+from tests.helpers.wiring import stub_every_kind
+
+OUTCOMES = ("embedded", "up to date", "refused", "failed", "waiting")
+NOTHING = "nothing to do: every image is embedded, and every record and every shard is up to date"
+
+
+@pytest.fixture
+def root(data_root, monkeypatch):
+    """Three images with captions; nothing has run."""
+    stub_every_kind(monkeypatch)
+    stub_captioner(monkeypatch.setattr)
+    photos(data_root, "a", "b", "c", size=(24, 24))
+    return data_root
+
+
+def spoil(root):
+    """Inputs that are refused: four images by four ways, and three entries that are not images."""
+    (root.approved / "torn.png").write_bytes(b"no picture")
+    (root.approved / "torn.txt").write_text("a caption")
+    photos(root, "silent", captions=False)
+    (root.approved / "twin.jpg").write_bytes(b"x")
+    (root.approved / "twin.png").write_bytes(b"x")
+    (root.approved / "notes.pdf").write_bytes(b"x")
+    (root.approved / "sub").mkdir()
+    (root.approved / "alone.txt").write_text("x")
+    return {
+        ("torn", "undecodable"), ("silent", "missing_caption"), ("twin.jpg", "id_collision"), ("twin.png", "id_collision"),
+        ("notes.pdf", "unsupported_type"), ("sub", "sub_folder"), ("alone.txt", "orphan_caption"),
+    }  # fmt: skip
+
+
+def images(text):
+    """Images seen, and by outcome, as a summary or a status prints them."""
+    (line,) = re.findall(r"^ *images +(.*)", text, re.MULTILINE)
+    seen, _, parts = line.partition(" seen")
+    counts = {name: int(count) for count, name in re.findall(rf"(\d+) ({'|'.join(OUTCOMES)})", parts)}
+    assert sum(counts.values()) == int(seen.split()[0])
+    return int(seen.split()[0]), counts
+
+
+def test_figures_add_up_with_refused_images_and_nothing_is_called_done(root):
+    spoil(root)
+
+    first, again = called(root, "run"), called(root, "run")
+
+    assert images(first.text) == (7, {"embedded": 3, "refused": 4})
+    assert images(again.text) == images(called(root, "status").text) == (7, {"up to date": 3, "refused": 4})
+    assert "1 unsupported file, 1 folder, 1 caption file without an image" in first.text
+    assert (first.code, again.code) == (0, 0)
+    assert NOTHING not in again.text
+    assert "nothing new: the rest needs what is listed above" in again.text
+    assert "progress: 0 migrated, 0 enriched, 0 extracted, 3 skipped (total: 7)" in again.text
+    assert re.search("failed=0 refused=4$", again.text, re.MULTILINE)
+
+
+def test_complete_root_has_nothing_to_do_and_says_what_it_looked_at(root):
+    called(root, "run")
+
+    assert NOTHING in called(root, "run").text
+    assert "nothing to do: every image is embedded, and every record is up to date" in called(root, "stage2").text
+    assert images(called(root, "status").text) == (3, {"up to date": 3})
+
+
+def test_pass_that_has_nothing_to_do_does_not_speak_for_the_others(root):
+    called(root, "stage2", "--pass", "dinov3")
+
+    again = called(root, "stage2", "--pass", "dinov3").text
+
+    assert "nothing to do" not in again
+    assert images(again) == (3, {"waiting": 3})
+
+
+def test_images_beyond_the_limit_wait(root):
+    done = called(root, "stage2", "--limit", "1")
+
+    assert images(done.text) == (3, {"embedded": 1, "waiting": 2})
+    assert "0 skipped (total: 3)" in done.text
+    assert re.search("failed=0 waiting=2$", done.text, re.MULTILINE)
+    assert done.code == 0
+
+
+def test_failed_check_is_not_called_nothing_to_do(root):
+    called(root, "run")
+    tar = next(root.shards.rglob("*.tar"))
+    tar.write_bytes(tar.read_bytes() + b"x")
+
+    again = called(root, "run")
+
+    assert again.code == 1
+    assert "nothing to do" not in again.text
+
+
+def test_one_is_singular_and_a_slow_rate_is_not_zero(data_root, monkeypatch):
+    stub_every_kind(monkeypatch)
+    photos(data_root, "a", size=(24, 24))
+
+    text = called(data_root, "run").text
+
+    assert "1 image seen: 1 embedded" in text
+    assert "1 made in 1 model call\n" in text
+    assert "1 sample in 1 shard\n" in text
+    assert "0.0 images/s" not in text
+    assert not re.search(r"\b1 (images|samples|shards|calls|inputs|problems)\b", text)
+
+
+def test_photos_that_were_never_in_stage1_are_not_called_migrated(root):
+    """Only the specification's progress line keeps its word."""
+    text = called(root, "run").text
+
+    assert [line for line in text.splitlines() if "migrated" in line] == [
+        line for line in text.splitlines() if "progress: 3 migrated" in line
+    ]
+
+
+def test_groups_of_stage_a_do_not_count_among_images(root):
+    from imagemill.store.ledger import Ledger, Problem
+
+    called(root, "run")
+    with Ledger(root.ledger) as ledger:
+        ledger.record_problems([Problem("m/pass/g", "stage_a_groups", "failed", "incomplete_group", "d", "r")])
+
+    done = called(root, "run")
+
+    assert done.code == 0
+    assert images(done.text) == (3, {"up to date": 3})
+    assert "incomplete_group" not in done.text
+    assert "m/pass/g" in called(root, "problems").text
+
+
+# ---- problems
+
+
+def test_every_missing_input_is_listed_with_its_remedy(root):
+    expected = spoil(root)
+    photos(root, *(f"silent{n}" for n in range(30)), size=(24, 24), captions=False)
+    called(root, "run")
+
+    text = called(root, "problems").text
+
+    assert text.splitlines()[-1] == f"{len(expected) + 30} problems"
+    for item, reason in expected:
+        assert re.search(rf"^{re.escape(item)}: refused: {reason} \(.*since 2", text, re.MULTILINE)
+    assert text.count("  do: ") == len(expected) + 30
+    assert "`imagemill problems --reason missing_caption` lists them all" in called(root, "run").text
+
+
+def test_json_and_csv_have_the_same_entries(root):
+    expected = spoil(root)
+    called(root, "run")
+
+    rows = json.loads(called(root, "problems", "--json").text)
+    table = list(csv.DictReader(io.StringIO(called(root, "problems", "--csv").text)))
+
+    assert {(row["item"], row["reason"]) for row in rows} == expected
+    assert [{**row, "assets": " ".join(row["assets"])} for row in rows] == table
+    status = json.loads(called(root, "status", "--json").text)
+    assert status["problems"] == rows
+    assert status["images"] == {"seen": 7, "embedded": 0, "up_to_date": 3, "refused": 4, "failed": 0, "waiting": 0}
+    assert (status["complete"], status["reasons"]["id_collision"]) == (False, 2)
+
+
+def test_reason_chooses_and_an_unknown_one_is_answered_with_those_there_are(root):
+    spoil(root)
+    called(root, "run")
+
+    assert called(root, "problems", "--reason", "undecodable").text.splitlines()[-1] == "1 problem"
+    unknown = called(root, "problems", "--reason", "undecodeable").text
+    assert "no input has the reason undecodeable; reasons here: id_collision, missing_caption" in unknown
+    assert called(root, "problems", "--json", "--csv").code == 2
+
+
+def test_renamed_image_is_named_with_the_command_that_cures_it(root):
+    called(root, "run")
+    for suffix in (".png", ".txt"):
+        (root.approved / f"a{suffix}").rename(root.approved / f"new{suffix}")
+
+    done = called(root, "run")
+
+    assert "new: the same bytes as a.png, which is gone" in done.text
+    (remedy,) = set(re.findall(r"`imagemill (withdraw \w+)`", done.text))
+    assert called(root, *remedy.split()).code == 0
+    assert "refused: withdrawn" in called(root, "problems").text
+    assert "1 problem\n" in called(root, "problems").text
+    assert called(root, "run", "--fail-on-skip").code == 0
+    assert "3 samples in 1 shard" in called(root, "status").text
+
+
+def test_quarantined_line_is_reported_with_file_and_number(root):
+    called(root, "run")
+    with root.stage2_jsonl.open("a") as file:
+        file.write('{"image_id": \n')
+
+    done = called(root, "run")
+
+    assert "1 line put into quarantine" in done.text
+    assert f"malformed_line   {root.stage2_jsonl.name}:4: " in done.text
+    assert called(root, "run", "--fail-on-skip").code == 1
