@@ -80,6 +80,8 @@ def is_dead_owner(name: str) -> bool:
     """
     if _OF_EARLIER_RELEASES.fullmatch(name):
         return True
+    if any(held.owner.name == name for held in _held.values()):
+        return False  # this process itself
     prefix = name.partition("-")[0]
     _known_folder(_default_folder())
     if prefix in _folders:
@@ -116,7 +118,7 @@ def _default_folder() -> Path:
 
 def _owner(folder: Path) -> _Held:
     held = _held.get(folder)
-    if held is None or not held.path.exists():  # gone: the folder was removed
+    if held is None or not _is_ours(held):  # the folder was removed, or another took its place
         if held is not None:
             _release(folder)
         held = _held[folder] = _take(folder)
@@ -124,6 +126,14 @@ def _owner(folder: Path) -> _Held:
             _release(next(iter(_held)))
     _held.move_to_end(folder)
     return held
+
+
+def _is_ours(held: _Held) -> bool:
+    """Whether the lock file still has its name; a copy of the folder has a file of that name, without the lock."""
+    try:
+        return os.path.samestat(held.path.stat(), os.fstat(held.handle))
+    except OSError:
+        return False
 
 
 def _take(folder: Path) -> _Held:
@@ -164,7 +174,8 @@ def _known_folder(folder: Path) -> str:
 
 def _release(folder: Path) -> None:
     held = _held.pop(folder)
-    held.path.unlink(missing_ok=True)
+    if _is_ours(held):
+        held.path.unlink(missing_ok=True)
     os.close(held.handle)
 
 

@@ -107,6 +107,20 @@ def test_folder_that_is_removed_meanwhile_is_made_again(tmp_path):
     assert not is_dead_owner(second)
 
 
+def test_process_is_alive_where_a_copy_has_taken_its_folder(tmp_path):
+    """A data root that is restored from a copy while a process has it open: the copy of the lock file is not locked."""
+    folder = tmp_path / "owners"
+    first = use(folder).name
+    shutil.copytree(folder, tmp_path / "copy")
+    shutil.rmtree(folder)
+    (tmp_path / "copy").rename(folder)
+
+    assert not is_dead_owner(first), "until it takes another name"
+    second = owner_name()
+    assert second != first
+    assert not is_dead_owner(second)
+
+
 def test_processes_hold_locks_of_few_folders(tmp_path):
     """Each takes a file descriptor."""
     for n in range(2 * owners._MOST_FOLDERS):
