@@ -113,20 +113,21 @@ class Standing:
         found: dict[str, Outcome] = dict.fromkeys(_planned(self.plans.values()), "up_to_date")
         assets = {*kinds, *([ASSET] if migrate else []), *([CAPTIONER] if T5.kind in kinds else [])}
         problems = [p for p in self.problems if p.asset in assets]
-        for ids, outcome in (
+        steps: list[tuple[Set[str], Outcome]] = [
             (embedded, "embedded"),
             (_waiting(plans, self.left if migrate else ()), "waiting"),
             ({p.item for p in problems if p.outcome == "failed"}, "failed"),
             ({p.item for p in problems if p.outcome == "refused"}, "refused"),
             ({p.item for plan in plans for p in plan.refused}, "refused"),
-        ):
-            found.update(dict.fromkeys(found.keys() & ids, outcome))  # type: ignore[arg-type]
+        ]
+        for ids, outcome in steps:  # the worst last
+            found.update((image_id, outcome) for image_id in found.keys() & ids)
         return found
 
     def counts(self, embedded: Set[str] = frozenset()) -> ImageCounts:
         """Count the images of `approved/`, for all kinds."""
         outcomes = self.outcomes([spec.kind for spec in self.plans], embedded, migrate=True)
-        seen = (outcome for image_id, outcome in outcomes.items() if image_id in self.scan.sources)
+        seen: list[Outcome] = [outcomes[image_id] for image_id in outcomes if image_id in self.scan.sources]
         return ImageCounts.of(seen, len(self.scan.refused_images))
 
 
@@ -184,7 +185,9 @@ def count_merge(merge: Merge, ledger: Ledger, problems: Sequence[Problem]) -> di
     standing = Standing.read(merge.root, merge.scan, ledger, problems, records_only=True)
     # CONTRACTS section 1, "Migration": a Stage 1 record without a caption counts as failed.
     failed = {p.item for p in problems if p.reason == "missing_caption" and p.item in standing.left and merge.migrate}
-    outcomes = standing.outcomes(merge.kinds, migrate=merge.migrate) | dict.fromkeys(failed, "failed")
+    outcomes = standing.outcomes(merge.kinds, migrate=merge.migrate)
+    unmigrated: dict[str, Outcome] = dict.fromkeys(failed, "failed")
+    outcomes |= unmigrated
     complete = _complete(standing, changes)
     counts = Counter(_counter(outcomes[i], changes.get(i, frozenset()), i in complete) for i in outcomes)
     counts["refused"] += len(merge.scan.refused_images)
