@@ -68,6 +68,10 @@ class ModelUnusable(ImagemillError, RuntimeError):
     """A model cannot be found, loaded or run on this machine."""
 
 
+class WeightsMissing(ModelUnusable):
+    """A model folder without the weights, or without a part of them."""
+
+
 class ModelMismatch(ImagemillError, RuntimeError):
     """The encoder of this run is not the one that made the files already there: one directory never mixes two."""
 

@@ -8,12 +8,12 @@ Source: seed 002, decision 8; CONTRACTS section 1, "counters".
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Set
 
-from imagemill.embedding_specs import DINOV3, embedding_specs
+from imagemill.embedding_specs import DINOV3, T5, embedding_specs
 from imagemill.formats.npy import NpyStore
 from imagemill.pipeline.stage2.merge import ADDED, ASSET, MIGRATED, Merge
 from imagemill.pipeline.stage2.plan import plan_for
 from imagemill.pipeline.stage2.recorded import read_recorded
-from imagemill.pipeline.stage2.scan import SOURCE_ASSET, is_image
+from imagemill.pipeline.stage2.scan import SIDECARS, SOURCE_ASSET, is_image
 from imagemill.pipeline.story import current_problems
 from imagemill.store.ledger import Ledger
 
@@ -66,7 +66,11 @@ def count_merge(merge: Merge, ledger: Ledger) -> dict[str, int]:
 
 def _failed(merge: Merge, ledger: Ledger) -> set[str]:
     asked = {*merge.kinds, SOURCE_ASSET, *([ASSET] if merge.migrate else [])}
-    return {p.item for p in current_problems(merge.scan, ledger) if p.asset in asked}
+    problems = current_problems(merge.scan, ledger)
+    failed = {p.item for p in problems if p.asset in asked}
+    if asked & {T5.kind, ASSET}:  # an unusable sidecar is the only row of an image without another caption
+        failed |= {p.item for p in problems if p.asset == SIDECARS} - ledger.captions().keys()
+    return failed
 
 
 def _complete(merge: Merge, ledger: Ledger, changes: Mapping[str, Set[tuple[str, str]]]) -> set[str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from imagemill.buckets import BUCKETS, assign_bucket
+from imagemill.close_names import name_hint
 from imagemill.embedding_specs import embedding_specs
 from imagemill.errors import ImagemillError, MissingInput
 from imagemill.files import FileSignature, signature_bytes
@@ -27,7 +28,7 @@ from imagemill.pipeline.shards.shard_sets import (
 )
 from imagemill.pipeline.stage2.plan import EmbeddingPlan, plan_for
 from imagemill.pipeline.stage2.recorded import read_recorded
-from imagemill.pipeline.stage2.scan import CAPTION_REASONS, SOURCE_ASSET, Scan, scan_approved
+from imagemill.pipeline.stage2.scan import SIDECARS, SOURCE_ASSET, UNUSED_REASONS, Scan, scan_approved
 from imagemill.store.ledger import Ledger, Problem
 from imagemill.store.second_copy import newest
 
@@ -112,15 +113,15 @@ def _plan_counts(plan: EmbeddingPlan) -> dict[str, int]:
 def current_problems(scan: Scan, ledger: Ledger) -> list[Problem]:
     """The ledger's problems that still hold: of the bytes that are there now, and of names that are still there."""
     rows = [p for p in ledger.problems() if p.stat is None or p.stat == _stat_of(p, scan)]
-    captions = ledger.captions()
-    return [p for p in rows if p.reason != "missing_caption" or p.item not in captions]
+    explained = ledger.captions().keys() | {p.item for p in rows if p.asset == SIDECARS}
+    return [p for p in rows if p.reason != "missing_caption" or p.item not in explained]
 
 
 def _stat_of(problem: Problem, scan: Scan) -> FileSignature | None:
     source = scan.sources.get(problem.item)
     if source is None:
         return None
-    return source.caption if problem.reason in CAPTION_REASONS else source.stat
+    return source.caption if problem.asset == SIDECARS else source.stat
 
 
 def explain(root: DataRoot, image_id: str) -> dict[str, Any]:
@@ -146,6 +147,8 @@ def explain(root: DataRoot, image_id: str) -> dict[str, Any]:
         story["record"] = _record_line(root, image_id)
         story["shard"] = _shard_place(root.shards, image_id)
         problems = [p for p in current_problems(scan, ledger) if _id_of(p) == image_id]
+        if not source and (unused := _unused_files(scan, image_id)):
+            story["source"] = {"file": ", ".join(f"approved/{p.item}" for p in unused), "not used": unused[0].reason}
         packable = story["record"] and all(story["embeddings"].values()) and not problems
         if packable and story["shard"] is None and (limit := _limit(root.shards, story.get("bucket"))):
             story["limit"] = limit
@@ -157,9 +160,24 @@ def explain(root: DataRoot, image_id: str) -> dict[str, Any]:
         raise MissingInput(
             f"no image {image_id!r}",
             where=root.approved,
-            do="ids are file names without extension; `imagemill status` lists problems",
+            why=name_hint(image_id, known_ids(root, scan)),
+            do="check the id: it is the name of the image file without its extension",
         )
     return story
+
+
+def known_ids(root: DataRoot, scan: Scan | None = None) -> set[str]:
+    """Return the ids of all images that a data root contains or has contained."""
+    scan = scan or _scan(root)
+    with open_ledger(root) as ledger:
+        recorded = {*ledger.ids("sources"), *ledger.ids("withdrawn")}
+    stems = {image_id_of(problem.item) for problem in scan.problems}
+    return {*scan.sources, *stems, *recorded, *read_recorded(root.stage2_jsonl).lines}
+
+
+def _unused_files(scan: Scan, image_id: str) -> list[Problem]:
+    """Return the files of this id that are in `approved/` and are not used: of a collision, or of an unsupported type."""
+    return [p for p in scan.problems if p.reason in UNUSED_REASONS and image_id_of(p.item) == image_id]
 
 
 def _id_of(problem: Problem) -> str:
