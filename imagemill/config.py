@@ -212,7 +212,7 @@ def check_kind(kind: str, *, where: object) -> None:
         raise WrongUsage(
             f"no summarizer is called {kind!r}",
             where=where,
-            do=f"say {TRANSFORMERS} for a vision-language model, or MODULE:CLASS for a class with "
+            do=f"write {TRANSFORMERS} for a vision-language model, or MODULE:CLASS for a class with "
             "summarize(images, mission) -> list[str]",
         )
 

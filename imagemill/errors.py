@@ -56,7 +56,9 @@ class InvalidNpy(ImagemillError, ValueError):
     """A file under a final name does not hold what its contract says; `reason` is one word for reports."""
 
     def __init__(self, reason: str, path: Path, detail: str) -> None:
-        super().__init__(f"{reason}: {detail}", where=path, do="run imagemill again: it replaces the file and says so")
+        super().__init__(
+            f"{reason}: {detail}", where=path, do="run `imagemill run`: it replaces the file and reports it"
+        )
         self.reason = reason
 
 

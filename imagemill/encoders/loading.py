@@ -375,7 +375,10 @@ def to_stored(values: torch.Tensor, spec: EmbeddingSpec) -> np.ndarray:
         return stored.cpu().numpy()
     if torch.isfinite(values).all():
         largest = values.abs().max().item()
-        raise NonFiniteEmbedding(f"{spec.kind}: a value of {largest:g} does not fit into {spec.dtype}")
+        raise NonFiniteEmbedding(
+            f"{spec.kind}: a value of {largest:g} does not fit into {spec.dtype}",
+            do=f"check the model: one made for {spec.kind} produces smaller values",
+        )
     raise NonFiniteEmbedding(
         f"{spec.kind}: the model produced NaN or infinity",
         do=f"set {spec.section}.dtype: float32, or check the model's weights",

@@ -29,6 +29,7 @@ from imagemill.pipeline.shards.shard_sets import (
 from imagemill.pipeline.stage2.plan import EmbeddingPlan, plan_for
 from imagemill.pipeline.stage2.recorded import read_recorded
 from imagemill.pipeline.stage2.scan import SIDECARS, SOURCE_ASSET, UNUSED_REASONS, Scan, scan_approved
+from imagemill.places import nothing_has_run
 from imagemill.store.ledger import Ledger, Problem
 from imagemill.store.second_copy import newest
 
@@ -68,7 +69,7 @@ def open_ledger(root: DataRoot) -> Ledger:
             do="`imagemill repair` reports what can be rebuilt, `imagemill repair --apply` rebuilds it",
         )
     if not root.ledger.exists():
-        raise MissingInput("nothing has run on this data root yet", where=root.path, do="imagemill run --data-root …")
+        raise nothing_has_run(root)
     return Ledger(root.ledger, read_only=True)
 
 

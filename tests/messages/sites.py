@@ -125,22 +125,41 @@ def _all_arguments(function: Function) -> set[str]:
 def _forwarders(makers: dict[str, _Maker]) -> dict[str, _Maker]:
     """Functions that are not makers yet, put an argument of theirs into a message, and are called with literal text."""
     candidates: dict[str, Function] = {}
-    for tree in modules().values():
+    for file, tree in modules().items():
         for function in (node for node in ast.walk(tree) if isinstance(node, Function)):
-            if function.name in makers or function.name.startswith("__"):
+            name = _scoped(file, function.name)
+            if name in makers or function.name.startswith("__"):
                 continue
             arguments = _all_arguments(function)
+            classes = _class_arguments(function)
             for call in _calls(function):
-                texts = _texts(call, makers.get(_name(call.func)))
+                called = _name(call.func)
+                texts = _texts(call, makers.get(_scoped(file, classes.get(called, called))))
                 if any(_names_in(text) & arguments for text in texts.values()):
-                    candidates[function.name] = function
+                    candidates[name] = function
     given_text = {
         name
-        for tree in modules().values()
-        for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call))
-        if (name := _name(call.func)) in candidates and any(map(_is_sentence, _given(call)))
+        for file, tree in modules().items()
+        for call in _calls(tree)
+        if (name := _scoped(file, _name(call.func))) in candidates and any(map(_is_sentence, _given(call)))
     }
     return {name: _Maker(_arguments(candidates[name])) for name in given_text}
+
+
+def _class_arguments(function: Function) -> dict[str, str]:
+    """Arguments that are classes, `error: type[ModelUnusable]`: the name of the class by the argument's."""
+    given = [*function.args.args, *function.args.kwonlyargs]
+    annotated = ((each.arg, each.annotation) for each in given)
+    return {
+        name: _name(kind.slice)
+        for name, kind in annotated
+        if isinstance(kind, ast.Subscript) and _name(kind.value) == "type"
+    }
+
+
+def _scoped(file: str, name: str) -> str:
+    """The key of a maker: private functions of two modules may share a name."""
+    return f"{file}:{name}" if name.startswith("_") else name
 
 
 def _calls(node: ast.AST) -> Iterator[ast.Call]:
@@ -229,24 +248,25 @@ class _Finder(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> None:
-        if (name := _name(node.func)) in self.makers and (site := self._site(node, name)):
+        maker = self.makers.get(_scoped(self.file, _name(node.func)))
+        if maker and (site := self._site(node, maker)):
             self.found.append(site)
         self.generic_visit(node)
 
-    def _site(self, call: ast.Call, name: str) -> Site | None:
-        texts = _texts(call, self.makers[name])
+    def _site(self, call: ast.Call, maker: _Maker) -> Site | None:
+        texts = _texts(call, maker)
         message, why, do, reason = (
             " ".join(render(texts[each], self._variables[-1]) for each in names if each in texts)
             for names in (_MESSAGE, ("why",), _REMEDY, _REASON)
         )
-        if "reason" in texts and _is_sentence(texts["reason"]):  # some functions call the message so
+        if "reason" in texts and _is_sentence(self._value(texts["reason"])):  # some functions call the message so
             message, reason = f"{message} {reason}".strip(), ""
-        literal = [value for each, value in texts.items() if each not in _REASON or _is_sentence(value)]
+        literal = [value for each, value in texts.items() if each not in _REASON or _is_sentence(self._value(value))]
         spoken = [text for value in literal for text in _literals(self._value(value))]
         if not any(sum(map(str.isalpha, text)) > 2 for text in spoken):
             return None
         function = ".".join(self._inside) or "<module>"
-        return Site(self.file, function, call.lineno, call.col_offset, name, reason, message, why, do)
+        return Site(self.file, function, call.lineno, call.col_offset, _name(call.func), reason, message, why, do)
 
     def _value(self, node: ast.expr) -> ast.expr:
         return self._variables[-1].get(node.id, node) if isinstance(node, ast.Name) else node
