@@ -123,8 +123,8 @@ class Work:
             packs: whether the command writes shards afterwards, which take disk space too.
 
         Raises:
-            ModelMismatch: a configured model is not the recorded one. ModelUnusable: the captioner's. NotEnoughSpace: by the
-                forecast, before any work.
+            ModelMismatch: a configured model is not the recorded one. ModelUnusable: a model of a kind that has work, or the
+                captioner's. NotEnoughSpace: by the forecast. All before any image is opened.
         """
         with open_ledger(self.root) as ledger, self._regenerating(passes.specs, regenerate, ledger):
             for spec in passes.specs:
@@ -138,6 +138,7 @@ class Work:
                 with_work = sorted({*ids_of(jobs), *(recorded.stage1 if passes.migrate else ())})
                 self.up_to = with_work[:limit][-1] if with_work else ""
                 jobs = {spec: [job for job in of_kind if job.image_id <= self.up_to] for spec, of_kind in jobs.items()}
+            self._look_up_models(jobs)
             self._check_space(jobs, packs)
             self._finish_regenerations(passes.specs, scan, ledger)
             unreported = self._unreported(passes.specs, ledger, scan.sources) if limit is None else set()
@@ -157,6 +158,12 @@ class Work:
         if jobs:
             captioner.made_by()  # a model that is not there is told before anything is made
         return {job.image_id for job in jobs}
+
+    def _look_up_models(self, jobs: Mapping[EmbeddingSpec, Sequence[Job]]) -> None:
+        """Refuse a model that cannot be used before the first image is opened: those of all kinds that have work."""
+        for spec, of_kind in jobs.items():
+            if any(job.needs_model for job in of_kind):
+                self.encoders.look_up(spec)
 
     def _finish_regenerations(self, specs: Sequence[EmbeddingSpec], scan: Scan, ledger: Ledger) -> None:
         """Where nothing is left to make, no run will come to say so."""

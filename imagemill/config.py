@@ -21,6 +21,7 @@ from imagemill.embedding_specs import EmbeddingSpec, embedding_specs
 from imagemill.errors import MissingInput, WrongUsage
 from imagemill.layout import DataRoot
 from imagemill.safe_yaml import read_yaml
+from imagemill.settings import convert_settings
 
 PREVIEW = "preview"
 TRANSFORMERS = "transformers"
@@ -177,15 +178,13 @@ def read_config(path: Path, *, required: bool = False) -> Config:
         if required:
             raise MissingInput("configuration file not found", where=path, do="check --config")
         return Config()
-    try:
-        config = msgspec.convert(read_yaml(path).value or {}, Config)
-    except msgspec.ValidationError as error:
-        raise WrongUsage(f"configuration is not valid: {error}", where=path, do="see README, 'Real models'") from error
+    document = read_yaml(path)
+    config = convert_settings(document.value or {}, Config, where=path, line=document.line)
     known = {spec.kind for spec in embedding_specs()}
     if unknown := sorted(set(config.encoders) - known):
         raise WrongUsage(
-            f"unknown embedding kind {unknown[0]!r}",
-            where=f"{path}, encoders",
+            f"{path.name} line {document.line(['encoders', unknown[0]])}: unknown embedding kind {unknown[0]!r}",
+            where=path,
             do=f"choose from {', '.join(sorted(known))}",
         )
     check_kind(config.summarizer.kind, where=f"{path}, summarizer.kind")
@@ -213,7 +212,7 @@ def check_kind(kind: str, *, where: object) -> None:
         raise WrongUsage(
             f"no summarizer is called {kind!r}",
             where=where,
-            do=f"say {TRANSFORMERS} for a vision-language model, or MODULE:CLASS for a class with "
+            do=f"write {TRANSFORMERS} for a vision-language model, or MODULE:CLASS for a class with "
             "summarize(images, mission) -> list[str]",
         )
 

@@ -47,6 +47,13 @@ class Encoder(Protocol):
         ...
 
     @classmethod
+    def look_up(
+        cls, settings: EncoderSettings, *, spec: EmbeddingSpec, threads: int, preview_root: Path
+    ) -> ModelIdentity | None:
+        """Find the model without fetching its weights; return its identity if everything is on this machine."""
+        ...
+
+    @classmethod
     def load(cls, settings: EncoderSettings, *, spec: EmbeddingSpec, threads: int, preview_root: Path) -> Self:
         """Load the model, checked: missing or mismatched weights raise ModelUnusable."""
         ...

@@ -56,7 +56,9 @@ class InvalidNpy(ImagemillError, ValueError):
     """A file under a final name does not hold what its contract says; `reason` is one word for reports."""
 
     def __init__(self, reason: str, path: Path, detail: str) -> None:
-        super().__init__(f"{reason}: {detail}", where=path, do="run imagemill again: it replaces the file and says so")
+        super().__init__(
+            f"{reason}: {detail}", where=path, do="run `imagemill run`: it replaces the file and reports it"
+        )
         self.reason = reason
 
 
@@ -66,6 +68,10 @@ class NonFiniteEmbedding(ImagemillError, ValueError):
 
 class ModelUnusable(ImagemillError, RuntimeError):
     """A model cannot be found, loaded or run on this machine."""
+
+
+class WeightsMissing(ModelUnusable):
+    """A model folder without the weights, or without a part of them."""
 
 
 class ModelMismatch(ImagemillError, RuntimeError):

@@ -27,7 +27,9 @@ LAST_BIN = 999
 def check_limits(image_factor: int, max_pixels: int, min_pixels: int) -> None:
     """Raises WrongUsage for limits that no image can keep."""
     if image_factor < 1 or min_pixels < 1:
-        raise WrongUsage(f"image_factor {image_factor}, min_pixels {min_pixels}: both must be at least 1")
+        raise WrongUsage(
+            f"image_factor {image_factor}, min_pixels {min_pixels}: both must be at least 1", do="give 1 or more"
+        )
     if max_pixels < max(min_pixels, image_factor**2):
         raise WrongUsage(
             f"max_pixels {max_pixels} leaves room for no image",

@@ -9,6 +9,7 @@ Source: CONTRACTS, first table: "remembered in .imagemill/; a run with another p
 """
 
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Callable
@@ -128,6 +129,12 @@ def refuse_no_root(root: DataRoot, *, may_begin: bool = False) -> None:
     )
 
 
+def nothing_has_run(root: DataRoot) -> MissingInput:
+    """Return the error of a command that reads what an earlier run has made."""
+    do = f"imagemill run --data-root {shlex.quote(str(root.path))}"
+    return MissingInput("nothing has run on this data root yet", where=root.path, do=do)
+
+
 def refuse_no_images(root: DataRoot) -> None:
     """Raises MissingInput if there is no `approved/`. Makes nothing."""
     if not root.approved.is_dir():
@@ -177,9 +184,7 @@ def _make(name: Place, place: Path) -> None:
 
 
 def _no_folder(name: Place, place: Path, why: str | None) -> WrongUsage:
-    return WrongUsage(
-        f"{name}: no folder, and none can be made", where=place, why=why, do=f"give another {_OPTIONS[name]}"
-    )
+    return WrongUsage(f"{name}: cannot create the folder", where=place, why=why, do=f"give another {_OPTIONS[name]}")
 
 
 def _bring_records(old: Path, new: Path) -> None:

@@ -132,11 +132,22 @@ def guard_identity(ledger: Ledger, identity: ModelIdentity) -> ModelIdentity:
         ModelMismatch: naming the facts that differ, or the files of another model if the record was lost.
     """
     with ledger.transaction():
-        recorded = read_identity(ledger, identity.kind)
+        recorded = check_identity(ledger, identity)
         if recorded is None:
-            _refuse_other_makers(ledger, identity)
             record_identity(ledger, identity)
-            return identity
+    return recorded or identity
+
+
+def check_identity(ledger: Ledger, identity: ModelIdentity) -> ModelIdentity | None:
+    """Refuse a model that is not the recorded one of its kind; return the recorded one, None before the first file.
+
+    Raises:
+        ModelMismatch: as `guard_identity`.
+    """
+    recorded = read_identity(ledger, identity.kind)
+    if recorded is None:
+        _refuse_other_makers(ledger, identity)
+        return None
     if fields := differing_facts(recorded, identity):
         raise ModelMismatch(
             f"{identity.kind}: this run's model is not the one that made the files already there "

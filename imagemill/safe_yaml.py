@@ -78,7 +78,7 @@ def _text(path: Path) -> str:
         with open(path, "rb") as file:
             data = file.read(MAX_BYTES + 1)
     except OSError as error:
-        raise _refused(path, None, f"cannot be read: {error.strerror}", "make the file readable") from error
+        raise _refused(path, None, f"cannot be read: {error.strerror}", "make it a readable file") from error
     if len(data) > MAX_BYTES:
         raise _refused(path, None, f"longer than {MAX_BYTES} bytes", "shorten the file")
     try:

@@ -61,7 +61,7 @@ def read_unswapped(folder: Path, read: Callable[[], _T]) -> _T:
     raise ImagemillError(
         f"{folder.name} was replaced {_READS} times while it was read",
         where=folder,
-        do="wait until whoever writes it has ended, then run again",
+        do="wait until the run that writes it has ended, then run the same command again",
     )
 
 

@@ -111,7 +111,8 @@ def record_consent(files: Sequence[Path]) -> Path:
     try:
         write_bytes_atomic(store, json.dumps(consents, indent=2, sort_keys=True).encode() + b"\n")
     except OSError as error:
-        raise ImagemillError("consent cannot be recorded", where=store, why=error.strerror) from error
+        do = f"make {store.parent} writable, or set XDG_CONFIG_HOME to a folder that is"
+        raise ImagemillError("consent cannot be recorded", where=store, why=error.strerror, do=do) from error
     return store
 
 

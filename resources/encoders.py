@@ -13,10 +13,10 @@ from pydantic import Field
 from imagemill.config import EncoderSettings
 from imagemill.embedding_specs import T5, EmbeddingSpec
 from imagemill.encoding import Encoder
-from imagemill.errors import WrongUsage
 from imagemill.formats.npy import NpyStore
 from imagemill.pipeline.stage2.facts import Masks
-from imagemill.provenance import ModelIdentity, guard_identity, read_identity
+from imagemill.provenance import ModelIdentity, check_identity, guard_identity, read_identity
+from imagemill.settings import convert_settings
 from imagemill.store.ledger import Ledger
 from resources.data_root import DataRootResource
 
@@ -32,12 +32,8 @@ class Encoders(dg.ConfigurableResource):
     def settings(self, spec: EmbeddingSpec) -> EncoderSettings:
         """The file's settings with this run's overrides. Raises WrongUsage for an unknown field or a bad value."""
         base = msgspec.to_builtins(self.data_root.config().encoder(spec))
-        try:
-            return msgspec.convert({**base, **self.overrides.get(spec.kind, {})}, EncoderSettings)
-        except msgspec.ValidationError as error:
-            raise WrongUsage(
-                f"{spec.kind}: {error}", where="run configuration, resources.encoders.overrides"
-            ) from error
+        where = f"run configuration, resources.encoders.overrides.{spec.kind}"
+        return convert_settings({**base, **self.overrides.get(spec.kind, {})}, EncoderSettings, where=where)
 
     def worker_options(self, spec: EmbeddingSpec) -> dict[str, Any]:
         """What an EmbedWorker of this kind is built with."""
@@ -71,6 +67,19 @@ class Encoders(dg.ConfigurableResource):
         ):
             return
         guard_identity(ledger, self.identify(spec))
+
+    def look_up(self, spec: EmbeddingSpec) -> None:
+        """Check the configured model before work begins: it exists, its configuration fits, it is the recorded one.
+
+        Weights are neither fetched nor loaded; a model whose weights are not on this machine yet is compared once they are.
+
+        Raises:
+            ModelUnusable: no such model, or one of another kind. ModelMismatch: not the recorded model.
+        """
+        identity = self.encoder_class(spec).look_up(self.settings(spec), **self._given(spec))
+        if identity is not None:
+            with self.data_root.ledger() as ledger:
+                check_identity(ledger, identity)
 
     def identify(self, spec: EmbeddingSpec) -> ModelIdentity:
         """Return the identity of the configured model, read from its files. Raises ModelUnusable."""

@@ -17,8 +17,8 @@ from pydantic import Field
 from imagemill.config import TRANSFORMERS, SummarizerSettings, check_kind
 from imagemill.encoders.prompts import Prompts
 from imagemill.encoders.recipes import import_class, make_class, make_vlm
-from imagemill.errors import WrongUsage
 from imagemill.provenance import ModelIdentity
+from imagemill.settings import convert_settings
 from imagemill.summarizer import Summarizer, class_identity
 from imagemill.trust import SUMMARIZER, config_demands, refuse_untrusted
 from resources.data_root import DataRootResource
@@ -46,10 +46,7 @@ class SummarizerResource(dg.ConfigurableResource):
         where = "run configuration, resources.summarizer"
         said = {**self.overrides, **({"kind": self.kind} if self.kind else {})}
         base = msgspec.to_builtins(self.data_root.config().summarizer)
-        try:
-            settings = msgspec.convert({**base, **said}, SummarizerSettings)
-        except msgspec.ValidationError as error:
-            raise WrongUsage(f"summarizer: {error}", where=where) from error
+        settings = convert_settings({**base, **said}, SummarizerSettings, where=where)
         check_kind(settings.kind, where=where)
         if "kind" not in said:
             self._refuse_untrusted_class()

@@ -1,6 +1,7 @@
 """What every test shares: a clean environment, a data root, and skips that fail where nothing may be skipped.
 
 IMAGEMILL_NO_SKIP=1        a skipped test fails with the skip's reason (.ci/run sets it)
+IMAGEMILL_MESSAGES=file    which test produces which message of the product (tests/messages/recorder.py)
 IMAGEMILL_COCO128=folder   128 photographs with annotations; tests that want them skip without
 """
 
@@ -11,9 +12,13 @@ from pathlib import Path
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["DAGSTER_DISABLE_TELEMETRY"] = "yes"
 
-import pytest
+from tests.messages import recorder
 
-from imagemill.layout import ROOT_VARIABLE, DataRoot
+recorder.begin()  # before any import of the product
+
+import pytest  # noqa: E402
+
+from imagemill.layout import ROOT_VARIABLE, DataRoot  # noqa: E402
 
 
 def _fail_if_skipped(report):

@@ -73,9 +73,38 @@ def test_summarizer_is_the_model_or_a_class(tmp_path, kind):
     assert read_config(write(tmp_path, f"summarizer: {{kind: '{kind}'}}")).summarizer.kind == kind
 
 
+def test_value_that_a_setting_cannot_have_is_answered_with_those_that_it_can(tmp_path):
+    """What, where and what to write instead."""
+    with pytest.raises(WrongUsage) as caught:
+        read_config(write(tmp_path, "threads: 2\nencoders:\n  vae_latents: {dtype: bf16}\n"))
+
+    assert str(caught.value) == (
+        "imagemill.yaml line 3: encoders.vae_latents.dtype cannot be 'bf16'\n"
+        f"  where: {tmp_path}/imagemill.yaml\n"
+        "  do:    choose from float32, bfloat16, float16, float64"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("summarizer: {modle: a/b}", "similar names: model"),
+        ("encoders: {dinov3_npy: {batchsize: 4}}", "similar names: batch_size, batch_pixels"),
+        ("captoiner: {enabled: true}", "similar names: captioner"),
+    ],
+)
+def test_unknown_setting_is_answered_with_similar_ones(tmp_path, text, why):
+    with pytest.raises(WrongUsage) as caught:
+        read_config(write(tmp_path, text))
+
+    assert caught.value.why == why
+
+
 @pytest.mark.parametrize(
     ("text", "named"),
     [
+        ("encoders: {1: {}}", "a name cannot be 1"),
+        ("licence: [a]", "expected text or nothing, got a list"),
         ("encoders: {vae: {}}", "vae"),
         ("encoders: {vae_latents: {dtpye: float32}}", "dtpye"),
         ("encoders: {vae_latents: {device: tpu}}", "tpu"),
@@ -99,7 +128,7 @@ def test_summarizer_is_the_model_or_a_class(tmp_path, kind):
         ("captioner: {enabled: 1}", "enabled"),
         ("captioner: {kind: transformers}", "kind"),
         ("nonsense: 1", "nonsense"),
-        ("- a list", "object"),
+        ("- a list", "mapping"),
         ("{", "not YAML"),
     ],
 )

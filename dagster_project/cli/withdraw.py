@@ -6,6 +6,7 @@ from dagster_project.cli.ended import leave_by_checks, leave_if_ended
 from dagster_project.cli.options import root_options
 from dagster_project.cli.shards import told
 from imagemill.buckets import BUCKETS
+from imagemill.close_names import MOST, name_hint
 from imagemill.errors import MissingInput
 from imagemill.layout import DataRoot
 from imagemill.pipeline.shards.shard_sets import bucket_folder, live_lines, read_manifest, refuse_no_sets
@@ -51,8 +52,12 @@ def _refuse_unknown(root: DataRoot, ledger: Ledger, ids: tuple[str, ...]) -> Non
             f"no image {', '.join(sorted(unknown))}",
             where=root.path,
             why="nothing was withdrawn or restored",
-            do="check the ids",
+            do="; ".join(["check the ids", *(_similar(image_id, known) for image_id in sorted(unknown)[:MOST])]),
         )
+
+
+def _similar(image_id: str, known: set[str]) -> str:
+    return f"for {image_id!r}, {name_hint(image_id, known) or 'there are no images'}"
 
 
 def _counting(root: DataRoot) -> set[str]:

@@ -13,7 +13,8 @@ from typing import Any, Self
 
 from imagemill.config import EncoderSettings
 from imagemill.embedding_specs import EmbeddingSpec
-from imagemill.encoders.loading import Checkpoint, release, set_up_arithmetic
+from imagemill.encoders.loading import Checkpoint, fetches_weights, release, set_up_arithmetic
+from imagemill.errors import WeightsMissing
 from imagemill.provenance import ModelIdentity
 
 
@@ -36,6 +37,27 @@ class CheckpointEncoder(ABC):
         return cls._identity_of(cls._resolve(settings, spec, preview_root), spec, threads)
 
     @classmethod
+    def look_up(
+        cls, settings: EncoderSettings, *, spec: EmbeddingSpec, threads: int, preview_root: Path
+    ) -> ModelIdentity | None:
+        """Check that the model exists and that its configuration fits; fetch no weights.
+
+        Returns:
+            its identity, None if its weights have to be fetched first.
+
+        Raises:
+            ModelUnusable: no such model, no access, or not a model of this kind.
+        """
+        checkpoint = cls._resolve(settings, spec, preview_root, weights=False)
+        cls._host_side(checkpoint)
+        try:
+            return cls._identity_of(checkpoint, spec, threads)
+        except WeightsMissing:
+            if fetches_weights(checkpoint):
+                return None
+            raise
+
+    @classmethod
     def load(cls, settings: EncoderSettings, *, spec: EmbeddingSpec, threads: int, preview_root: Path) -> Self:
         """Load the model, whole. Raises ModelUnusable."""
         checkpoint = cls._resolve(settings, spec, preview_root)
@@ -53,8 +75,10 @@ class CheckpointEncoder(ABC):
 
     @classmethod
     @abstractmethod
-    def _resolve(cls, settings: EncoderSettings, spec: EmbeddingSpec, preview_root: Path) -> Checkpoint:
-        """The files of these settings, of the right model. Raises ModelUnusable."""
+    def _resolve(
+        cls, settings: EncoderSettings, spec: EmbeddingSpec, preview_root: Path, *, weights: bool = True
+    ) -> Checkpoint:
+        """Return the files of these settings, with or without the weights of a hub model. Raises ModelUnusable."""
 
     @classmethod
     @abstractmethod

@@ -90,8 +90,10 @@ class DinoV3Encoder(CheckpointEncoder):
     """Pixels → float32 (1024,), not normalised."""
 
     @classmethod
-    def _resolve(cls, settings: EncoderSettings, spec: EmbeddingSpec, preview_root: Path) -> Checkpoint:
-        checkpoint = resolve(settings, spec=spec, preview_root=preview_root, files=_FILES)
+    def _resolve(
+        cls, settings: EncoderSettings, spec: EmbeddingSpec, preview_root: Path, *, weights: bool = True
+    ) -> Checkpoint:
+        checkpoint = resolve(settings, spec=spec, preview_root=preview_root, files=_FILES, weights=weights)
         expect_config(checkpoint, model_type="dinov3_vit", hidden_size=DINOV3_WIDTH)
         return checkpoint
 

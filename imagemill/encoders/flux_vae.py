@@ -50,8 +50,10 @@ class FluxVaeEncoder(CheckpointEncoder):
     """
 
     @classmethod
-    def _resolve(cls, settings: EncoderSettings, spec: EmbeddingSpec, preview_root: Path) -> Checkpoint:
-        checkpoint = resolve(settings, spec=spec, preview_root=preview_root, files=_FILES)
+    def _resolve(
+        cls, settings: EncoderSettings, spec: EmbeddingSpec, preview_root: Path, *, weights: bool = True
+    ) -> Checkpoint:
+        checkpoint = resolve(settings, spec=spec, preview_root=preview_root, files=_FILES, weights=weights)
         config = expect_config(checkpoint, _class_name="AutoencoderKL", latent_channels=VAE_CHANNELS, in_channels=3)
         downsampling = 2 ** (len(config.get("down_block_types", ())) - 1)
         if downsampling != VAE_DOWNSAMPLING:

@@ -30,12 +30,14 @@ import torch
 from imagemill.config import PREVIEW, ModelSettings
 from imagemill.embedding_specs import EmbeddingSpec
 from imagemill.encoders.preview import LIBRARY_KEYS, MARKER, ModelSpec, ensure_preview, is_preview
-from imagemill.errors import ModelUnusable, NonFiniteEmbedding
+from imagemill.errors import ModelUnusable, NonFiniteEmbedding, WeightsMissing
 from imagemill.files import FileSignature, file_signature
 from imagemill.provenance import ModelIdentity
 
 # Keys of config.json that say how or where a checkpoint was saved, not what it computes.
 VOLATILE_KEYS = LIBRARY_KEYS | {"_name_or_path", "torch_dtype", "architectures"}
+
+_WEIGHTS_SUFFIX = ".safetensors"
 
 _SHA256_NAME = re.compile(r"[0-9a-f]{64}")
 
@@ -88,10 +90,12 @@ class Checkpoint:
             raise self.unusable(f"{name} is not a JSON object")
         return value
 
-    def unusable(self, reason: str, *, do: str | None = None) -> ModelUnusable:
+    def unusable(
+        self, reason: str, *, do: str | None = None, error: type[ModelUnusable] = ModelUnusable
+    ) -> ModelUnusable:
         setting = f"set {self.section}.model in imagemill.yaml"
         do = do or f"copy or fetch the model again, or {setting} to another one, or to preview"
-        return _unusable(self, self.model, self.device, reason, where=self.path, do=do)
+        return _unusable(self, self.model, self.device, reason, where=self.path, do=do, error=error)
 
     @contextmanager
     def loading(self) -> Iterator[None]:
@@ -111,18 +115,21 @@ def resolve(
     preview_root: Path,
     files: Sequence[str],
     config: str = "config.json",
+    weights: bool = True,
 ) -> Checkpoint:
     """Find the folder that these settings mean: the preview model, an existing folder, or a snapshot from the hub.
 
     Args:
         files: patterns, relative to the folder, of what is fetched from the hub. HF_HUB_OFFLINE=1 uses the cache alone.
         config: a file that must be there.
+        weights: whether to fetch weights too; without them, a model of the hub is looked up in seconds.
 
     Raises:
         ModelUnusable: no such folder or hub model, no access, or no such device.
     """
     device = _pick_device(spec, settings)
-    path, revision = _folder(settings, spec, preview_root, device, files)
+    wanted = [name for name in files if weights or not name.endswith(_WEIGHTS_SUFFIX)]
+    path, revision = _folder(settings, spec, preview_root, device, wanted)
     if not (path / config).is_file():
         inner = spec.default_subfolder
         hint = f"set {spec.section}.subfolder: {inner}" if inner and (path / inner / config).is_file() else None
@@ -193,9 +200,10 @@ def _unusable(
     where: object = None,
     why: str | None = None,
     do: str | None = None,
+    error: type[ModelUnusable] = ModelUnusable,
 ) -> ModelUnusable:
     do = do or f"set {of.section}.model in imagemill.yaml to a hub id, a folder written by save_pretrained, or preview"
-    return ModelUnusable(f"{of.kind}: model {model} cannot be used on {device}: {reason}", where=where, why=why, do=do)
+    return error(f"{of.kind}: model {model} cannot be used on {device}: {reason}", where=where, why=why, do=do)
 
 
 def _pick_device(spec: ModelSpec, settings: ModelSettings) -> str:
@@ -209,26 +217,34 @@ def _pick_device(spec: ModelSpec, settings: ModelSettings) -> str:
     return settings.device
 
 
+def fetches_weights(checkpoint: Checkpoint) -> bool:
+    """Whether weights that are missing can still be fetched: those of a model of the hub, unless only its cache is used."""
+    from huggingface_hub import constants
+
+    return checkpoint.revision is not None and not constants.HF_HUB_OFFLINE
+
+
 # ---- what a model is
 
 
 def weight_files(checkpoint: Checkpoint, stem: str) -> list[Path]:
-    """`<stem>.safetensors`, or the parts its index names. Raises ModelUnusable where one is missing."""
-    whole, index = checkpoint.path / f"{stem}.safetensors", f"{stem}.safetensors.index.json"
+    """`<stem>.safetensors`, or the parts its index names. Raises WeightsMissing if one is missing."""
+    whole, index = checkpoint.path / (stem + _WEIGHTS_SUFFIX), f"{stem}{_WEIGHTS_SUFFIX}.index.json"
     if whole.is_file():
         return [whole]
     if not (checkpoint.path / index).is_file():
-        raise checkpoint.unusable(f"it has no {whole.name}")
+        raise checkpoint.unusable(f"it has no {whole.name}", error=WeightsMissing)
     names = sorted(set(checkpoint.json(index).get("weight_map", {}).values()))
     missing = [name for name in names if not (checkpoint.path / name).is_file()]
     if missing or not names:
-        raise checkpoint.unusable(f"it has no {missing[0] if missing else 'weights in ' + index}")
+        absent = missing[0] if missing else f"weights in {index}"
+        raise checkpoint.unusable(f"it has no {absent}", error=WeightsMissing)
     return [checkpoint.path / name for name in names]
 
 
 def weight_patterns(stem: str) -> tuple[str, ...]:
     """What to fetch of a repository for `weight_files`: never pickles, never other variants."""
-    return f"{stem}.safetensors", f"{stem}-*.safetensors", f"{stem}.safetensors.index.json"
+    return f"{stem}{_WEIGHTS_SUFFIX}", f"{stem}-*{_WEIGHTS_SUFFIX}", f"{stem}{_WEIGHTS_SUFFIX}.index.json"
 
 
 def file_sha256(path: Path) -> str:
@@ -359,7 +375,10 @@ def to_stored(values: torch.Tensor, spec: EmbeddingSpec) -> np.ndarray:
         return stored.cpu().numpy()
     if torch.isfinite(values).all():
         largest = values.abs().max().item()
-        raise NonFiniteEmbedding(f"{spec.kind}: a value of {largest:g} does not fit into {spec.dtype}")
+        raise NonFiniteEmbedding(
+            f"{spec.kind}: a value of {largest:g} does not fit into {spec.dtype}",
+            do=f"check the model: one made for {spec.kind} produces smaller values",
+        )
     raise NonFiniteEmbedding(
         f"{spec.kind}: the model produced NaN or infinity",
         do=f"set {spec.section}.dtype: float32, or check the model's weights",

@@ -84,8 +84,10 @@ class T5Encoder(CheckpointEncoder):
     """Caption → float16 (77, 1024); rows where the mask is 0 hold zeros."""
 
     @classmethod
-    def _resolve(cls, settings: EncoderSettings, spec: EmbeddingSpec, preview_root: Path) -> Checkpoint:
-        checkpoint = resolve(settings, spec=spec, preview_root=preview_root, files=_FILES)
+    def _resolve(
+        cls, settings: EncoderSettings, spec: EmbeddingSpec, preview_root: Path, *, weights: bool = True
+    ) -> Checkpoint:
+        checkpoint = resolve(settings, spec=spec, preview_root=preview_root, files=_FILES, weights=weights)
         expect_config(checkpoint, model_type="t5", d_model=T5_WIDTH)
         return checkpoint
 

@@ -113,12 +113,14 @@ class Standing:
         found: dict[str, Outcome] = dict.fromkeys(_planned(self.plans.values()), "up_to_date")
         assets = {*kinds, *([ASSET] if migrate else []), *([CAPTIONER] if T5.kind in kinds else [])}
         problems = [p for p in self.problems if p.asset in assets]
+        # A record needs a caption, whichever kinds were asked for.
+        refusing = [*plans, *([self.plans[T5]] if migrate and T5 in self.plans else [])]
         steps: list[tuple[Set[str], Outcome]] = [
             (embedded, "embedded"),
             (_waiting(plans, self.left if migrate else ()), "waiting"),
             ({p.item for p in problems if p.outcome == "failed"}, "failed"),
             ({p.item for p in problems if p.outcome == "refused"}, "refused"),
-            ({p.item for plan in plans for p in plan.refused}, "refused"),
+            ({p.item for plan in refusing for p in plan.refused}, "refused"),
         ]
         for ids, outcome in steps:  # the worst last
             found.update((image_id, outcome) for image_id in found.keys() & ids)

@@ -20,7 +20,7 @@ from imagemill.layout import DataRoot
 from imagemill.pipeline.shards.readiness import ASSET as SHARDS
 from imagemill.pipeline.stage2.merge import ASSET as RECORDS
 from imagemill.pipeline.stage2.quarantine import BAD_ID, DUPLICATE, MALFORMED, REPLACED_TEXTS, quarantined
-from imagemill.pipeline.stage2.scan import CAPTION_REASONS, CAPTIONS, SOURCE_ASSET, Scan
+from imagemill.pipeline.stage2.scan import SIDECARS, SOURCE_ASSET, Scan
 from imagemill.store.ledger import Ledger, Problem, SourceRow
 from imagemill.summarizer import CAPTIONER
 
@@ -28,7 +28,7 @@ SOURCE_MISSING, RENAMED = "source_missing", "renamed"
 
 # Assets of Stage 2 and of its shards. Public data and Stage-A have summaries of their own.
 STAGE2_ASSETS = frozenset(
-    {SOURCE_ASSET, CAPTIONS, CAPTIONER, *(spec.kind for spec in embedding_specs()), RECORDS, SHARDS}
+    {SOURCE_ASSET, SIDECARS, CAPTIONER, *(spec.kind for spec in embedding_specs()), RECORDS, SHARDS}
 )
 
 # Reasons that are decisions of the user: listed, but not a fault.
@@ -65,15 +65,15 @@ class InputProblem(msgspec.Struct, frozen=True):
 def current_problems(scan: Scan, ledger: Ledger) -> list[Problem]:
     """Return the ledger's problems that still hold: of bytes and names that are there now."""
     rows = [p for p in ledger.problems() if p.stat is None or p.stat == _signature_of(p, scan)]
-    captions = ledger.captions()
-    return [p for p in rows if p.reason != "missing_caption" or p.item not in captions]
+    explained = ledger.captions().keys() | {p.item for p in rows if p.asset == SIDECARS}
+    return [p for p in rows if p.reason != "missing_caption" or p.item not in explained]
 
 
 def _signature_of(problem: Problem, scan: Scan) -> FileSignature | None:
     source = scan.sources.get(problem.item)
     if source is None:
         return None
-    return source.caption if problem.reason in CAPTION_REASONS else source.stat
+    return source.caption if problem.asset == SIDECARS else source.stat
 
 
 def list_problems(root: DataRoot, scan: Scan, ledger: Ledger, problems: Iterable[Problem]) -> list[InputProblem]:

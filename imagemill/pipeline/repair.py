@@ -20,7 +20,7 @@ import msgspec
 from imagemill.atomic import temporary_path
 from imagemill.buckets import BUCKETS
 from imagemill.embedding_specs import embedding_specs
-from imagemill.errors import ImagemillError, InvalidNpy, MissingInput, Refused
+from imagemill.errors import ImagemillError, InvalidNpy, Refused
 from imagemill.files import fingerprint, fingerprint_file
 from imagemill.formats.jsonl import encode_sorted
 from imagemill.formats.npy import NpyStore
@@ -37,6 +37,7 @@ from imagemill.pipeline.stage2.merge import STAGE1, stage1_backup
 from imagemill.pipeline.stage2.recorded import Recorded, read_recorded
 from imagemill.pipeline.stage2.scan import SourceFile, scan_approved
 from imagemill.pixels import header_size
+from imagemill.places import nothing_has_run
 from imagemill.provenance import ModelIdentity, maker_of_adopted, read_identity
 from imagemill.records import Record
 from imagemill.store.ledger import BEGUN, SUPERSEDED, FileRow, Ledger, LedgerDamaged, SourceRow
@@ -97,7 +98,7 @@ def plan_repair(root: DataRoot) -> Repair:
     found, packed = newest(root), read_packed(root)
     copy = found.copy if found else None
     if not (root.ledger.exists() or copy or packed.makers or root.derived.is_dir()):
-        raise MissingInput("nothing has run on this data root yet", where=root.path, do="imagemill run --data-root …")
+        raise nothing_has_run(root)
     repair = Repair(
         damage, f"{found.written_at:%Y-%m-%d %H:%M:%S} UTC" if found else None, unreadable_sets=packed.unreadable
     )

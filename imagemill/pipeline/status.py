@@ -19,6 +19,7 @@ from imagemill.pipeline.problem_list import DECISIONS, STAGE2_ASSETS, InputProbl
 from imagemill.pipeline.shards.shard_sets import bucket_folder, load_manifest
 from imagemill.pipeline.stage2.plan import EmbeddingPlan
 from imagemill.pipeline.stage2.scan import Scan, scan_approved
+from imagemill.places import nothing_has_run
 from imagemill.store.ledger import Ledger
 from imagemill.store.second_copy import newest
 
@@ -74,7 +75,7 @@ def open_ledger(root: DataRoot) -> Ledger:
             do="`imagemill repair` reports what can be rebuilt, `imagemill repair --apply` rebuilds it",
         )
     if not root.ledger.exists():
-        raise MissingInput("nothing has run on this data root yet", where=root.path, do="imagemill run --data-root …")
+        raise nothing_has_run(root)
     return Ledger(root.ledger, read_only=True)
 
 

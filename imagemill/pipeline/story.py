@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from imagemill.buckets import assign_bucket
+from imagemill.close_names import name_hint
 from imagemill.embedding_specs import embedding_specs
 from imagemill.errors import MissingInput
 from imagemill.files import signature_bytes
@@ -19,7 +20,7 @@ from imagemill.layout import DataRoot
 from imagemill.pipeline.problem_list import current_problems, gone_images
 from imagemill.pipeline.shards.shard_sets import INDEX, bucket_folder, read_tombstones, recorded_parameters
 from imagemill.pipeline.stage2.recorded import read_recorded
-from imagemill.pipeline.stage2.scan import SOURCE_ASSET
+from imagemill.pipeline.stage2.scan import SOURCE_ASSET, UNUSED_REASONS, Scan
 from imagemill.pipeline.status import open_ledger, scan_root
 from imagemill.store.ledger import Ledger, Problem
 
@@ -47,6 +48,8 @@ def explain(root: DataRoot, image_id: str) -> dict[str, Any]:
         story["record"] = _record_line(root, image_id)
         story["shard"] = _shard_place(root.shards, image_id)
         problems = [p for p in current_problems(scan, ledger) if _id_of(p) == image_id]
+        if not source and (unused := _unused_files(scan, image_id)):
+            story["source"] = {"file": ", ".join(f"approved/{p.item}" for p in unused), "not used": unused[0].reason}
         packable = story["record"] and all(story["embeddings"].values()) and not problems
         if packable and story["shard"] is None and (limit := _limit(root.shards, story.get("bucket"))):
             story["limit"] = limit
@@ -61,9 +64,24 @@ def explain(root: DataRoot, image_id: str) -> dict[str, Any]:
         raise MissingInput(
             f"no image {image_id!r}",
             where=root.approved,
-            do="ids are file names without extension; `imagemill problems` lists inputs that did not get through",
+            why=name_hint(image_id, known_ids(root, scan)),
+            do="check the id: it is the name of the image file without its extension",
         )
     return story
+
+
+def known_ids(root: DataRoot, scan: Scan | None = None) -> set[str]:
+    """Return the ids of all images that a data root contains or has contained."""
+    scan = scan or scan_root(root)
+    with open_ledger(root) as ledger:
+        recorded = {*ledger.ids("sources"), *ledger.ids("withdrawn")}
+    stems = {image_id_of(problem.item) for problem in scan.problems}
+    return {*scan.sources, *stems, *recorded, *read_recorded(root.stage2_jsonl).lines}
+
+
+def _unused_files(scan: Scan, image_id: str) -> list[Problem]:
+    """Return the files of this id that are in `approved/` and are not used: of a collision, or of an unsupported type."""
+    return [p for p in scan.problems if p.reason in UNUSED_REASONS and image_id_of(p.item) == image_id]
 
 
 def _id_of(problem: Problem) -> str:

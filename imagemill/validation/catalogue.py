@@ -31,7 +31,7 @@ _COVERAGE = ("records and shards",)
 _PUBLISH = "run `imagemill run`: it packs every ready record into its bucket, and finishes an interrupted run"
 _FILES, _REPORTS = ("embedding files",), ("reports",)
 _RERUN, _REPACK = "run imagemill stage2", "run imagemill shards --overwrite"
-_REPLACE = "run imagemill again: it replaces the file and says so"
+_REPLACE = "run `imagemill run`: it replaces the file and reports it"
 _REPAIR = (
     "run `imagemill stage2 --verify`, which notes the file, then `imagemill run`: it restores the file from the shards, or makes "
     "it again"
@@ -53,7 +53,7 @@ RULES: dict[str, Rule] = {
     "caption": Rule(_STAGE2, "caption is text that is not blank", "write a caption beside the image and run imagemill"),
     "mask": Rule(("stage2", "shards"), "77 ints, each 0 or 1, at least one 1; in a tar the record's", f"{_RERUN} --pass t5"),
     "size": Rule(_STAGE2, "height and width are ints above 0", _RERUN),
-    "bucket": Rule(_STAGE2, "aspect_bucket is one of the seven", f"one of {', '.join(BUCKETS)}"),
+    "bucket": Rule(_STAGE2, "aspect_bucket is one of the seven", f"write one of {', '.join(BUCKETS)}"),
     "version": Rule(_STAGE2, "format_version, where given, is 2", _RERUN),
     "inline": Rule(_STAGE2, "no embedding inside the record", f"{_RERUN}: it moves the vector to an npy file"),
     "duplicate_id": Rule(_STAGE2, "no id twice", "keep one of them"),

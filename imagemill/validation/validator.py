@@ -5,6 +5,7 @@ Belongs elsewhere: the rules (catalogue.py and a file per kind), how a report lo
 """
 
 import os
+import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -95,6 +96,21 @@ KINDS: dict[str, Callable[[Path, Options], Findings]] = {
 _TELLING_KEYS = {"objects": "preset", "per_image": "stage-a", "t5_attention_mask": "stage2"}
 _LINES_TO_TELL, _BYTES_TO_TELL = 20, 1 << 20
 
+# Files and folders to validate, relative to a data root or to one of its folders.
+_VALIDATED = (
+    "derived/approved_image_dataset.jsonl",
+    "approved_image_dataset.jsonl",
+    "shards/bucket_*",
+    "bucket_*",
+    f"public_data/*/*/{MANIFEST}",
+    f"*/*/{MANIFEST}",
+    f"*/{MANIFEST}",
+    f"stage_a/output/*{SUFFIX}",
+    f"output/*{SUFFIX}",
+    f"*{SUFFIX}",
+)
+_SHOWN_PATHS = 5
+
 
 def kind_of(path: Path) -> str:
     """What a path holds: by its name, by what lies beside it, by the keys of its first lines.
@@ -136,7 +152,8 @@ def validate(
         derived: short for `Options(derived=…)`.
 
     Raises:
-        MissingInput: nothing at that path. WrongUsage: unknown kind, or one that the path cannot be.
+        MissingInput: nothing at that path, or a folder without shards. WrongUsage: unknown kind, or one that the path cannot
+            be.
     """
     options = options or Options(derived=derived)
     kind = _checked_kind(path, kind)
@@ -190,7 +207,34 @@ def _checked_kind(path: Path, kind: str | None) -> str:
     kind = kind or kind_of(path)
     if kind not in KINDS:
         raise WrongUsage(f"unknown kind {kind!r}", do=f"choose from {', '.join(KINDS)}")
+    if kind == "shards" and path.is_dir() and not _may_be_set(path):
+        raise _no_set(path)
     return kind
+
+
+def _may_be_set(folder: Path) -> bool:
+    """Whether a folder has a bucket's name, or a file of a shard set. Any other folder is a mistyped path."""
+    from imagemill.pipeline.shards import shard_sets  # records are validated without it
+
+    if folder.absolute().name.startswith("bucket_") or any(folder.glob("*.tar")):
+        return True
+    return any(os.path.lexists(folder / name) for name in (shard_sets.MANIFEST, shard_sets.INDEX))
+
+
+def _no_set(folder: Path) -> MissingInput:
+    found = [
+        path.parent if path.name == MANIFEST else path for name in _VALIDATED for path in sorted(folder.glob(name))
+    ]
+    paths = list(dict.fromkeys(shlex.quote(str(path)) for path in found))
+    more = f" (and {len(paths) - _SHOWN_PATHS} more)" if len(paths) > _SHOWN_PATHS else ""
+    return MissingInput(
+        "nothing to validate in this folder",
+        where=folder,
+        why="it contains neither a shard set nor a preset",
+        do=f"imagemill validate {' '.join(paths[:_SHOWN_PATHS])}{more}"
+        if paths
+        else "give a file of records, the folder of a bucket (shards/bucket_<bucket>) or the folder of a preset",
+    )
 
 
 def verify_stage2(jsonl: Path, derived: Path, contents: "RecordedContents | None" = None) -> Report:

@@ -1,5 +1,6 @@
 """From settings to a folder, its fingerprints, and only whole checkpoints of the right kind."""
 
+import fnmatch
 import hashlib
 import json
 import os
@@ -7,6 +8,7 @@ import pickle
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import huggingface_hub
 import numpy as np
@@ -183,6 +185,73 @@ def asked(monkeypatch, tmp_path):
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", record)
     return calls
+
+
+@pytest.fixture
+def hub(monkeypatch, copy_of, tmp_path):
+    """A hub that can be reached and has copies of the preview models, as someone/<kind>; the patterns of each request."""
+    requests = []
+    folders = {f"someone/{spec.kind}": copy_of(spec) for spec in SPECS}
+
+    def download(model, *, revision, allow_patterns):
+        requests.append(allow_patterns)
+        snapshot = tmp_path / "hub" / model / COMMIT
+        snapshot.mkdir(parents=True, exist_ok=True)
+        for path in folders[model].iterdir():
+            if any(fnmatch.fnmatch(path.name, pattern) for pattern in allow_patterns):
+                shutil.copy(path, snapshot)
+        return str(snapshot)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    return SimpleNamespace(requests=requests, folders=folders)
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=by_kind)
+def test_looking_up_a_model_of_the_hub_fetches_no_weights(spec, given, hub):
+    """All models are looked up before any work; gigabytes come later."""
+    settings = EncoderSettings(model=f"someone/{spec.kind}")
+
+    assert spec.encoder_class().look_up(settings, **given(spec)) is None
+
+    assert not [name for patterns in hub.requests for name in patterns if name.endswith(".safetensors")]
+    assert spec.encoder_class().identify(settings, **given(spec)).revision == COMMIT
+    assert [name for name in hub.requests[-1] if name.endswith(".safetensors")]
+    assert spec.encoder_class().look_up(settings, **given(spec)).revision == COMMIT, "the weights are there by now"
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=by_kind)
+def test_looking_up_a_model_on_this_machine_gives_its_identity(spec, given, copy_of):
+    for settings in (EncoderSettings(), EncoderSettings(model=str(copy_of(spec)))):
+        encoder = spec.encoder_class()
+
+        assert encoder.look_up(settings, **given(spec)) == encoder.identify(settings, **given(spec))
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=by_kind)
+def test_looking_up_refuses_what_loading_would_refuse_without_weights(spec, given, hub, tmp_path):
+    """A folder without weights, a configuration of another model, on this machine or on the hub."""
+    look_up = spec.encoder_class().look_up
+    folder = tmp_path / "local"
+    shutil.copytree(hub.folders[f"someone/{spec.kind}"], folder)
+    weights_of(folder).unlink()
+    with pytest.raises(ModelUnusable, match="it has no"):
+        look_up(EncoderSettings(model=str(folder)), **given(spec))
+
+    edit_config(folder, model_type="bert", _class_name="Other")
+    edit_config(hub.folders[f"someone/{spec.kind}"], model_type="bert", _class_name="Other")
+    for model in (str(folder), f"someone/{spec.kind}"):
+        with pytest.raises(ModelUnusable, match=r"config\.json says"):
+            look_up(EncoderSettings(model=model), **given(spec))
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=by_kind)
+def test_weights_that_nothing_can_fetch_are_missing_at_once(spec, given, hub, monkeypatch):
+    """HF_HUB_OFFLINE: what the cache lacks will not come."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+
+    with pytest.raises(ModelUnusable, match=r"it has no \S+\.safetensors"):
+        spec.encoder_class().look_up(EncoderSettings(model=f"someone/{spec.kind}"), **given(spec))
 
 
 def test_only_needed_files_of_one_subfolder_are_fetched(given, asked):

@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from tests.messages import recorder
+
 STUBS = Path(__file__).with_name("stubs.py")
 PROJECT = Path(__file__).parents[2]
 
@@ -40,7 +42,7 @@ def command(*arguments, stub):
 
 def _environment(changes):
     kept = {k: v for k, v in os.environ.items() if k not in {"DAGSTER_HOME", "IMAGEMILL_DATA_ROOT", "IMAGEMILL_CONFIG"}}
-    return {**kept, "PYTHONPATH": str(PROJECT), **{k: str(v) for k, v in changes.items()}}
+    return {**kept, "PYTHONPATH": str(PROJECT), **recorder.environment(), **{k: str(v) for k, v in changes.items()}}
 
 
 def photos(approved, count, *, size=(48, 32)):

@@ -2,7 +2,8 @@
 
 `python tests/helpers/stubs.py ARGS…` is `imagemill ARGS…` with the stub for every embedding kind and for the captioner; importing
 changes nothing. `IMAGEMILL_STUB_SLEEP` makes each call take that many seconds, so that a run can be killed in the middle;
-`IMAGEMILL_STUB_CAPTIONED` names a file that each captioned image appends a line to.
+`IMAGEMILL_STUB_CAPTIONED` names a file that each captioned image appends a line to; a model of the name `IMAGEMILL_STUB_NO_MODEL`
+is not found.
 """
 
 import os
@@ -25,7 +26,10 @@ class StubEncoder:
 
     @classmethod
     def identify(cls, settings, *, spec, threads, preview_root):
-        if "no such model" in settings.model:
+        if (
+            settings.model in ("no such model", os.environ.get("IMAGEMILL_STUB_NO_MODEL"))
+            or "no such model" in settings.model
+        ):
             raise ModelUnusable(f"{spec.kind}: {settings.model} cannot be found", do="name another model")
         return ModelIdentity(
             kind=spec.kind,
@@ -34,6 +38,10 @@ class StubEncoder:
             threads=threads,
             facts={"stub": spec.kind, "model": settings.model},
         )
+
+    @classmethod
+    def look_up(cls, settings, **given):
+        return cls.identify(settings, **given)
 
     @classmethod
     def load(cls, settings, *, spec, threads, preview_root):

@@ -2,6 +2,7 @@
 disappears silently", "A vanished source"."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -118,6 +119,47 @@ def test_name_that_was_refused_is_found_by_its_stem(root, image_id):
 
     wanted = {"twin": "id_collision", "movie": "unsupported_type", "lonely": "orphan_caption"}
     assert {reason for _, reason in reasons(explain(root, image_id))} == {wanted[image_id]}
+
+
+@pytest.mark.parametrize(
+    ("names", "source"),
+    [
+        (["twin.jpg", "twin.png"], "file approved/twin.jpg, approved/twin.png, not used id_collision"),
+        (["movie.gif"], "file approved/movie.gif, not used unsupported_type"),
+        (["lonely.txt"], "no image in approved/"),
+    ],
+)
+def test_files_that_are_there_and_not_used_are_named(root, names, source):
+    """`explain` never reports a file as absent that exists."""
+    for name in names:
+        (root.approved / name).write_bytes(b"x")
+    with Ledger(root.ledger) as ledger:
+        survey(root.approved, ledger)
+
+    assert f"  source     {source}" in list(story_lines(explain(root, names[0].partition(".")[0])))
+
+
+def test_image_that_another_file_joined_is_not_missing(root):
+    """A collision after the image was embedded: both files exist, neither is used."""
+    shutil.copy(root.approved / "a.png", root.approved / "a.jpg")
+    with Ledger(root.ledger) as ledger:
+        survey(root.approved, ledger)
+
+    story = explain(root, "a")
+
+    assert story["source"] == {"file": "approved/a.jpg, approved/a.png", "not used": "id_collision"}
+    assert story["bucket"] == "1216x832"
+
+
+def test_unknown_id_is_answered_with_similar_ones(root):
+    photos(root, "photo0001", "photo0002", "quite-another")
+
+    with pytest.raises(MissingInput) as caught:
+        explain(root, "photo0003")
+    assert caught.value.why == "similar names: photo0002, photo0001"
+
+    with pytest.raises(MissingInput, match="similar names: quite-another"):
+        explain(root, "Quite-another.png")
 
 
 def test_problems_of_an_id_with_a_dot_are_not_those_of_its_stem(root):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -172,8 +173,37 @@ def test_kind_that_cannot_be_that_path_is_wrong_usage(packed, name, kind):
         validate(packed.path / name, kind=kind)
 
 
-def test_folder_that_is_no_set_is_a_finding(packed):
-    assert validate(packed.derived).rules == {"manifest": 1}
+def test_bucket_folder_without_a_manifest_is_a_finding(packed):
+    (tar_of(packed).parent / "manifest.json").unlink()
+
+    assert validate(tar_of(packed).parent).rules == {"manifest": 1}
+
+
+@pytest.mark.parametrize("kind", [None, "shards"])
+def test_folder_without_shards_names_what_can_be_validated(packed, kind):
+    """Nothing is said of packing: no shard set is damaged here."""
+    with pytest.raises(MissingInput, match="nothing to validate in this folder") as caught:
+        validate(packed.path, kind=kind)
+
+    program, command, *paths = shlex.split(str(caught.value.do))
+    assert (program, command) == ("imagemill", "validate")
+    assert paths[0] == str(packed.stage2_jsonl)
+    assert set(paths[1:]) == {str(path) for path in packed.shards.glob("bucket_*")}
+    assert all(validate(Path(path)).passed for path in paths)
+
+
+def test_folder_without_anything_to_validate_says_what_may_be_given(tmp_path):
+    with pytest.raises(MissingInput, match="give a file of records"):
+        validate(tmp_path)
+
+
+def test_folder_of_a_dataset_names_its_presets(tmp_path):
+    folder = preset(tmp_path)
+
+    with pytest.raises(MissingInput) as caught:
+        validate(folder.parent)
+
+    assert shlex.split(str(caught.value.do)) == ["imagemill", "validate", str(folder.parent / "small"), str(folder)]
 
 
 # ---- all sets of a shards folder

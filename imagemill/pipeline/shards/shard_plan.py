@@ -15,6 +15,7 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from imagemill.buckets import BUCKETS
+from imagemill.close_names import name_hint
 from imagemill.errors import WrongUsage
 from imagemill.pipeline.shards.append import Overlay, lay_over
 from imagemill.pipeline.shards.readiness import ReadySample
@@ -74,7 +75,8 @@ def check_buckets(buckets: Iterable[str]) -> list[str]:
     """The chosen buckets in the seed's order; another name is refused before anything touches a path."""
     chosen = set(buckets)
     if unknown := sorted(chosen - set(BUCKETS)):
-        raise WrongUsage(f"unknown bucket {unknown[0]!r}", do=f"choose from {', '.join(BUCKETS)}")
+        hint = name_hint(unknown[0], BUCKETS)
+        raise WrongUsage(f"unknown bucket {unknown[0]!r}", why=hint, do=f"choose from {', '.join(BUCKETS)}")
     return [bucket for bucket in BUCKETS if bucket in chosen]
 
 

@@ -150,7 +150,8 @@ def read_manifest_document(folder: Path) -> Any:
     except MissingInput:
         raise MissingInput(f"{folder.name} has no {MANIFEST}", where=folder, do=_RESTORE) from None
     except OSError as error:
-        raise ImagemillError(f"cannot read {folder.name}/{MANIFEST}", where=folder, why=str(error)) from error
+        what, do = f"cannot read {folder.name}/{MANIFEST}", "make it a readable file; else " + _RESTORE
+        raise ImagemillError(what, where=folder, why=str(error), do=do) from error
     except ImagemillError as error:
         what = f"{folder.name}/{MANIFEST} is not one of ours"
         raise ImagemillError(what, where=folder / MANIFEST, why=error.why, do=_RESTORE) from error

@@ -18,10 +18,10 @@ from imagemill.files import FileSignature, fingerprint
 from imagemill.formats.jsonl import encode_line
 from imagemill.layout import DataRoot
 from imagemill.pipeline.stage2.merge import ASSET
-from imagemill.pipeline.stage2.plan import IMAGE_REASONS, Known, missing_caption
+from imagemill.pipeline.stage2.plan import IMAGE_REASONS, Known, missing_caption, unusable_sidecar
 from imagemill.pipeline.stage2.quarantine import CAPTION, QuarantinedLine, quarantine
 from imagemill.pipeline.stage2.recorded import Recorded, Span
-from imagemill.pipeline.stage2.scan import Scan, SourceFile, caption_row
+from imagemill.pipeline.stage2.scan import SIDECARS, Scan, SourceFile, caption_row
 from imagemill.pixels import decode_rgb
 from imagemill.provenance import read_identity
 from imagemill.store.ledger import FROM_PREVIEW_RECORD, FROM_RECORD, CaptionKey, CaptionRow, Ledger, Problem, SourceRow
@@ -179,10 +179,11 @@ def note_missing_captions(scan: Scan, ledger: Ledger) -> None:
     """One row per image that opens and has no caption, so that nothing disappears silently whichever passes ran."""
     captions, opened, outdated = ledger.captions(), ledger.sources(), ledger.outdated_captions()
     absent = [s for s in scan.sources.values() if s.image_id in opened and s.image_id not in captions]
+    problems = ledger.problems()
+    sidecars = {p.item: p for p in problems if p.asset == SIDECARS}
+    absent = [source for source in absent if not unusable_sidecar(source, sidecars)]
     with ledger.transaction():
-        ledger.clear_problems(
-            ASSET, (p.item for p in ledger.problems() if p.asset == ASSET and p.reason == "missing_caption")
-        )
+        ledger.clear_problems(ASSET, (p.item for p in problems if p.asset == ASSET and p.reason == "missing_caption"))
         ledger.record_problems(missing_caption(ASSET, s, outdated=s.image_id in outdated) for s in absent)
 
 

@@ -21,7 +21,7 @@ from imagemill.formats.npy import NpyStore
 from imagemill.formats.tar import StoredSample
 from imagemill.pipeline.stage2.damage import damaged_files
 from imagemill.pipeline.stage2.recorded import Recorded, Span
-from imagemill.pipeline.stage2.scan import Scan, SourceFile
+from imagemill.pipeline.stage2.scan import SIDECARS, Scan, SourceFile
 from imagemill.store.ledger import SUPERSEDED, CaptionRow, FileRow, Ledger, Problem, SourceRow
 
 NOTHING_RECORDED = Recorded()
@@ -59,6 +59,16 @@ class Job:
     suspect: bool = False
     copies: tuple[StoredSample, ...] = ()
 
+    @property
+    def needs_model(self) -> bool:
+        """Whether only a model can make this file: it does not exist, or it was made from an earlier source.
+
+        A file that is not the recorded one is read first, and kept if it is valid; a damaged one may be restored from a tar.
+        """
+        if self.inline is not None or self.suspect:
+            return False
+        return self.present is None or any(row.stat == self.present for row in self.known)
+
 
 @dataclass(slots=True)
 class EmbeddingPlan:
@@ -75,7 +85,7 @@ class Known:
     """The ledger's rows for some images, read once for a plan.
 
     `outdated`: any image whose caption is of an earlier picture; `failures`: kind, image and bytes that a model could not take.
-    `damaged`: kind and image of files with other bytes than recorded.
+    `damaged`: kind and image of files with other bytes than recorded. `sidecars`: per image, why its sidecar is not used.
     """
 
     sources: Mapping[str, SourceRow]
@@ -84,6 +94,7 @@ class Known:
     outdated: Set[str] = frozenset()
     failures: Set[tuple[str, str, FileSignature | None]] = frozenset()
     damaged: Set[tuple[str, str]] = frozenset()
+    sidecars: Mapping[str, Problem] = field(default_factory=dict)
 
     @classmethod
     def read(cls, ledger: Ledger, ids: Sequence[str] | None = None) -> "Known":
@@ -102,6 +113,7 @@ class Known:
             ledger.outdated_captions(),
             failures,
             damaged_files(problems),
+            {problem.item: problem for problem in problems if problem.asset == SIDECARS},
         )
 
     def facts(self, source: SourceFile) -> SourceRow | None:
@@ -202,7 +214,8 @@ def _refusal(spec: EmbeddingSpec, source: SourceFile, caption: CaptionRow | None
     if problem := refused_image(source, known):
         return problem
     if spec.source == "caption" and caption is None:
-        return missing_caption(spec.kind, source, outdated=source.image_id in known.outdated)
+        outdated = source.image_id in known.outdated
+        return unusable_sidecar(source, known.sidecars) or missing_caption(spec.kind, source, outdated=outdated)
     return None
 
 
@@ -210,6 +223,12 @@ def refused_image(source: SourceFile, known: Known) -> Problem | None:
     """The refusal of these very bytes, whichever asset met them."""
     refusals = known.refusals.get(source.image_id, ())
     return next((p for p in refusals if p.stat == source.stat and p.reason in IMAGE_REASONS), None)
+
+
+def unusable_sidecar(source: SourceFile, sidecars: Mapping[str, Problem]) -> Problem | None:
+    """Return why the sidecar that is there now cannot be used: the only row of an image without another caption."""
+    problem = sidecars.get(source.image_id)
+    return problem if problem and problem.stat == source.caption else None
 
 
 def missing_caption(asset: str, source: SourceFile, *, outdated: bool = False) -> Problem:

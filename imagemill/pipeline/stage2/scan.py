@@ -24,15 +24,14 @@ CAPTION_SUFFIX = ".txt"
 # A longer caption is no caption: it is not even read.
 MAX_CAPTION_BYTES = 1 << 20
 
-# Reasons for which a sidecar is refused; they hold until the sidecar changes.
-CAPTION_REASONS = frozenset({"bad_caption", "blank_caption", "caption_too_long"})
+# The asset these refusals belong to: the source of the graph. Problems of sidecars that were read belong to the second.
+SOURCE_ASSET, SIDECARS = "approved_images", "captions"
 
 # Reasons for which a file is refused by its name alone.
 _OF_NAMES = frozenset({"bad_id", "id_collision"})
 
-# The asset these refusals belong to: the source of the graph; those of sidecars have a name of their own.
-SOURCE_ASSET = "approved_images"
-CAPTIONS = "captions"
+# Reasons for which an image, or a file that may be one, is present but not used.
+UNUSED_REASONS = frozenset({"id_collision", "unsupported_type", "bad_id", "not_a_file"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +78,18 @@ def scan_approved(folder: Path) -> Scan:
         )
     images: dict[str, list[tuple[str, os.stat_result]]] = defaultdict(list)
     captions: dict[str, tuple[str, os.stat_result]] = {}
+    folders: dict[str, Problem] = {}
     problems: list[Problem] = []
     with os.scandir(folder) as entries:
         for entry in sorted(entries, key=lambda e: e.name):
             if entry.name.startswith("."):
                 continue
             found = _look_up(entry)
-            if isinstance(found, Problem):
+            if isinstance(found, Problem) and found.reason == "sub_folder" and _is_sidecar(entry.name):
+                # The image's caption cannot be read, which `read_captions` reports.
+                captions[image_id_of(entry.name)] = entry.name, entry.stat()
+                folders[entry.name] = found
+            elif isinstance(found, Problem):
                 problems.append(found)
             elif is_image(entry.name):
                 images[image_id_of(entry.name)].append((entry.name, found))
@@ -97,7 +101,8 @@ def scan_approved(folder: Path) -> Scan:
             problems.extend(_collision(name, [other for other, _ in files if other != name]) for name, _ in files)
         else:
             sources[image_id] = _source(image_id, *files[0], captions.get(image_id))
-    problems.extend(_orphan(name) for image_id, (name, _) in captions.items() if image_id not in images)
+    orphans = (name for image_id, (name, _) in captions.items() if image_id not in images)
+    problems.extend(folders.get(name) or _orphan(name) for name in orphans)
     return Scan(sources, problems)
 
 
@@ -106,18 +111,46 @@ def is_image(name: str) -> bool:
     return PurePath(name).suffix.lower() in IMAGE_SUFFIXES
 
 
+def _is_sidecar(name: str) -> bool:
+    return PurePath(name).suffix == CAPTION_SUFFIX
+
+
 def _refuse_entry(entry: os.DirEntry[str]) -> Problem | None:
     name = entry.name
     if entry.is_dir():
-        return _refusal(name, "sub_folder", "a folder below approved/", "move its images to the top level")
+        return _refusal(name, "sub_folder", *_folder(entry))
     if not entry.is_file():
         kind = "a symlink to nothing" if entry.is_symlink() else "neither a file nor a link to one"
         return _refusal(name, "not_a_file", kind, "remove it, or put the file there")
-    if not is_image(name) and PurePath(name).suffix != CAPTION_SUFFIX:
+    if PurePath(name).suffix.lower() == CAPTION_SUFFIX and not _is_sidecar(name):
+        return _refusal(name, "caption_extension", *_other_case(entry))
+    if not is_image(name) and not _is_sidecar(name):
         return _refusal(name, "unsupported_type", "not jpg, jpeg, png or webp", "convert it, or move it elsewhere")
     if problem := id_problem(image_id_of(name)):
         return _refusal(name, "bad_id", f"the id {problem}", "rename the file")
     return None
+
+
+def _folder(entry: os.DirEntry[str]) -> tuple[str, str]:
+    """Return what a folder directly contains, and what to do with it."""
+    with os.scandir(entry) as inner:
+        names = [each.name for each in inner]
+    images, captions = any(map(is_image, names)), any(map(_is_sidecar, names))
+    if images or captions:
+        what = " and ".join(word for word, found in (("images", images), ("captions", captions)) if found)
+        return f"a folder below approved/ that contains {what}", f"move its {what} to the top level of approved/"
+    return "a folder below approved/", "move its images to the top level of approved/, or move the folder elsewhere"
+
+
+def _other_case(entry: os.DirEntry[str]) -> tuple[str, str]:
+    """Return why a sidecar such as `a.TXT` is not read, and what to do with it."""
+    wanted = PurePath(entry.name).with_suffix(CAPTION_SUFFIX).name
+    remedy = (
+        f"remove it: {wanted} is read"
+        if os.path.lexists(Path(entry.path).with_name(wanted))
+        else f"rename it to {wanted}"
+    )
+    return f"captions are read from files that end in {CAPTION_SUFFIX}, in lower case", remedy
 
 
 def _look_up(entry: os.DirEntry[str]) -> os.stat_result | Problem:
@@ -210,12 +243,20 @@ def _read_sidecar(path: Path, source: SourceFile) -> str | Problem:
         return normalise_caption(data.decode("utf-8-sig"))
     except FileNotFoundError:
         raise
+    except IsADirectoryError:
+        remedy = f"rename or move the folder, then write the caption to a file {path.name}"
+        return _refused_caption(source, "bad_caption", f"{path.name} is a folder", remedy)
     except UnicodeDecodeError as error:
         detail = f"{path.name} is not UTF-8: {error.reason}"
         return _refused_caption(source, "bad_caption", detail, "save the caption as UTF-8")
     except OSError as error:
-        detail = f"{path.name} cannot be read: {error.strerror}"
-        return Problem(source.image_id, CAPTIONS, "failed", "read_error", detail, "run imagemill again", source.caption)
+        return _read_error(source, path.name, error.strerror)
+
+
+def _read_error(source: SourceFile, name: str, why: str | None) -> Problem:
+    remedy = "make the file readable, then run imagemill again"
+    detail = f"{name} cannot be read: {why}"
+    return Problem(source.image_id, SIDECARS, "failed", "read_error", detail, remedy, source.caption)
 
 
 def _blank(source: SourceFile, name: str) -> Problem:
@@ -224,7 +265,7 @@ def _blank(source: SourceFile, name: str) -> Problem:
 
 
 def _refused_caption(source: SourceFile, reason: str, detail: str, remedy: str) -> Problem:
-    return Problem(source.image_id, CAPTIONS, "refused", reason, detail, remedy, source.caption)
+    return Problem(source.image_id, SIDECARS, "refused", reason, detail, remedy, source.caption)
 
 
 def survey(folder: Path, ledger: Ledger) -> Scan:
@@ -234,5 +275,5 @@ def survey(folder: Path, ledger: Ledger) -> Scan:
     with ledger.transaction():
         ledger.record_captions(captions)
         ledger.replace_problems(SOURCE_ASSET, scan.problems)
-        ledger.replace_problems(CAPTIONS, problems)
+        ledger.replace_problems(SIDECARS, problems)
     return scan

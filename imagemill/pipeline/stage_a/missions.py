@@ -23,6 +23,7 @@ from typing import Literal
 
 import msgspec
 
+from imagemill.close_names import name_hint
 from imagemill.errors import MissingInput, WrongUsage
 from imagemill.ids import id_problem
 from imagemill.natural_sort import natural_key
@@ -90,7 +91,7 @@ def discover(root: Path, mission: str) -> Discovery:
     """List one mission; no image is opened.
 
     Raises:
-        WrongUsage: no folder can have that name. MissingInput: there is no such mission; those found are listed.
+        WrongUsage: no folder can have that name. MissingInput: there is no such mission; the message names similar ones.
     """
     check_mission(mission)
     folder = root / mission
@@ -300,7 +301,7 @@ def _no_mission(root: Path, mission: str) -> MissingInput:
     return MissingInput(
         f"no mission {mission!r}",
         where=root,
-        why=f"missions found: {', '.join(map(printable, found))}" if found else _no_mission_at_all(root),
+        why=name_hint(mission, [printable(name) for name in found]) or _no_mission_at_all(root),
         do="check --mission and --input_dir",
     )
 

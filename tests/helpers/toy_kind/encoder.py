@@ -22,6 +22,8 @@ class ToyEncoder:
     def identify(cls, settings, *, spec, threads, preview_root):
         return cls.load(settings, spec=spec, threads=threads, preview_root=preview_root).identity
 
+    look_up = identify
+
     @classmethod
     def load(cls, settings, *, spec, threads, preview_root):
         checkpoint = resolve(settings, spec=spec, preview_root=preview_root, files=("config.json", "model.safetensors"))

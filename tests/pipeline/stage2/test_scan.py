@@ -7,10 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from imagemill.embedding_specs import T5
 from imagemill.errors import MissingInput
 from imagemill.pipeline.problem_list import current_problems
+from imagemill.pipeline.stage2 import scan
+from imagemill.pipeline.stage2.facts import note_missing_captions
 from imagemill.pipeline.stage2.scan import MAX_CAPTION_BYTES, normalise_caption, scan_approved, survey
 from imagemill.store.ledger import Ledger
+from tests.helpers.stage2 import embed, photos, plan_of
 
 
 def touch(folder, *names):
@@ -123,6 +127,112 @@ def test_sidecar_that_is_not_utf8_is_reported_and_not_used(tmp_path):
 
         assert ledger.captions() == {}
         assert [(p.item, p.reason) for p in ledger.problems()] == [("a", "bad_caption")]
+
+
+@pytest.mark.parametrize(
+    ("content", "reason", "remedy"),
+    [
+        (b"caf\xe9", "bad_caption", "save the caption as UTF-8"),
+        (b"x" * (MAX_CAPTION_BYTES + 1), "caption_too_long", "write one line of text"),
+        (None, "bad_caption", "rename or move the folder, then write the caption to a file a.txt"),
+    ],
+    ids=["not UTF-8", "too long", "a folder"],
+)
+def test_unusable_sidecar_is_the_only_row_of_its_image(data_root, content, reason, remedy):
+    """One row per input, with the true reason: the caption is not blank. Source: CONTRACTS section 0."""
+    photos(data_root, "a", captions=False)
+    sidecar = data_root.approved / "a.txt"
+    if content is None:
+        sidecar.mkdir()
+    else:
+        sidecar.write_bytes(content)
+
+    embed(data_root)
+    with Ledger(data_root.ledger) as ledger:
+        note_missing_captions(survey(data_root.approved, ledger), ledger)
+        problems = current_problems(scan_approved(data_root.approved), ledger)
+
+    assert [(p.item, p.outcome, p.reason, p.remedy) for p in problems] == [("a", "refused", reason, remedy)]
+    assert plan_of_captions(data_root).refused == problems
+
+
+def test_unusable_sidecar_replaces_the_row_of_an_image_that_had_no_caption(data_root):
+    photos(data_root, "a", captions=False)
+    embed(data_root)
+    (data_root.approved / "a.txt").write_bytes(b"caf\xe9")
+
+    with Ledger(data_root.ledger) as ledger:
+        problems = current_problems(survey(data_root.approved, ledger), ledger)
+
+    assert [p.reason for p in problems] == ["bad_caption"]
+
+
+def test_sidecar_that_cannot_be_read_is_not_called_blank(data_root, monkeypatch):
+    photos(data_root, "a")
+
+    def unreadable(path, source):
+        return scan._read_error(source, path.name, "Input/output error")
+
+    monkeypatch.setattr(scan, "_read_sidecar", unreadable)
+    embed(data_root)
+    with Ledger(data_root.ledger) as ledger:
+        note_missing_captions(survey(data_root.approved, ledger), ledger)
+        problems = current_problems(scan_approved(data_root.approved), ledger)
+
+    assert [(p.item, p.outcome, p.reason) for p in problems] == [("a", "failed", "read_error")]
+
+
+def plan_of_captions(root):
+    with Ledger(root.ledger) as ledger:
+        return plan_of(root, T5, ledger)
+
+
+@pytest.mark.parametrize(
+    ("names", "detail", "remedy"),
+    [
+        (["a.jpg"], "a folder below approved/ that contains images", "move its images to the top level of approved/"),
+        (
+            ["a.txt"],
+            "a folder below approved/ that contains captions",
+            "move its captions to the top level of approved/",
+        ),
+        (
+            ["a.jpg", "a.txt"],
+            "a folder below approved/ that contains images and captions",
+            "move its images and captions to the top level of approved/",
+        ),
+        (
+            [],
+            "a folder below approved/",
+            "move its images to the top level of approved/, or move the folder elsewhere",
+        ),
+    ],
+)
+def test_remedy_of_a_folder_names_what_it_contains(tmp_path, names, detail, remedy):
+    (tmp_path / "folder").mkdir()
+    touch(tmp_path / "folder", *names)
+
+    (problem,) = scan_approved(tmp_path).problems
+
+    assert (problem.reason, problem.detail, problem.remedy) == ("sub_folder", detail, remedy)
+
+
+def test_folder_named_like_a_sidecar_without_an_image_is_a_folder(tmp_path):
+    (tmp_path / "a.txt").mkdir()
+
+    assert reasons(scan_approved(tmp_path)) == {"a.txt": "sub_folder"}
+
+
+def test_sidecar_with_an_extension_in_upper_case_is_not_called_an_image(tmp_path):
+    """Sidecars are `{image_id}.txt`, by their exact names. Source: CONTRACTS, first table."""
+    touch(tmp_path, "up.jpg", "UP.TXT", "both.jpg", "both.Txt", "both.txt")
+
+    problems = {p.item: (p.reason, p.remedy) for p in scan_approved(tmp_path).problems}
+
+    assert problems == {
+        "UP.TXT": ("caption_extension", "rename it to UP.txt"),
+        "both.Txt": ("caption_extension", "remove it: both.txt is read"),
+    }
 
 
 def test_sidecar_that_becomes_blank_keeps_its_caption_and_is_reported(tmp_path):

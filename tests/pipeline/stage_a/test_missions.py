@@ -195,7 +195,7 @@ def test_names_that_no_output_can_hold_are_told(mission):
     } == told(found)
 
 
-def test_missing_mission_is_an_error_that_lists_those_found(mission):
+def test_missing_mission_is_an_error_that_names_similar_ones(mission):
     (mission.root / "乙").mkdir()
     (mission.root / ".git").mkdir()
     touch(mission.root / "file")
@@ -203,7 +203,10 @@ def test_missing_mission_is_an_error_that_lists_those_found(mission):
     with pytest.raises(MissingInput) as caught:
         discover(mission.root, "甲")
 
-    assert f"missions found: 乙, {MISSION}" in str(caught.value)
+    assert caught.value.why == f"existing names: 乙, {MISSION}"
+    (mission.root / "mission-2025").mkdir()
+    with pytest.raises(MissingInput, match="similar names: mission-2025"):
+        discover(mission.root, "mision-2025")
     with pytest.raises(MissingInput, match="甲") as caught:
         discover(mission.root / "nowhere", "甲")
     assert caught.value.why == "there is no such folder"

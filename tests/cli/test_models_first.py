@@ -1,0 +1,72 @@
+"""Every model of a run is looked up before the first image is opened. Source: CONTRACTS section 1, "models"."""
+
+import json
+
+import pytest
+
+from imagemill.embedding_specs import embedding_specs
+from imagemill.store.ledger import Ledger
+from tests.helpers.product import imagemill, photos, snapshot
+
+KINDS = [spec.kind for spec in embedding_specs()]
+
+
+def product(root, *arguments, code=0):
+    done = imagemill(*arguments, "--data-root", root.path, stub=True)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def use_model(root, kind, model):
+    root.config_file.write_text(json.dumps({"encoders": {kind: {"model": model}}}))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_model_that_does_not_exist_is_refused_before_any_file_is_made(data_root, kind):
+    photos(data_root.approved, 2)
+    use_model(data_root, kind, "no such model")
+
+    said = product(data_root, "run", code=1)
+
+    assert f"{kind}: no such model cannot be found" in said
+    assert not list(data_root.derived.rglob("*.npy"))
+    with Ledger(data_root.ledger) as ledger:
+        assert ledger.sources() == {}, "no image was opened"
+
+
+def test_other_model_than_the_recorded_one_is_refused_before_any_file_is_made(data_root):
+    """Same name, other facts: what `check_recorded` takes for the same model is compared as well."""
+    photos(data_root.approved, 1)
+    product(data_root, "run")
+    photos(data_root.approved, 2)
+    before = snapshot(data_root.derived)
+    use_model(data_root, "t5_hidden", "another")
+
+    assert "model is not the one that made the files" in product(data_root, "run", code=1)
+
+    assert snapshot(data_root.derived) == before
+
+
+def test_model_of_a_pass_that_was_not_asked_for_is_not_looked_up(data_root):
+    photos(data_root.approved, 1)
+    use_model(data_root, "t5_hidden", "no such model")
+
+    assert "dinov3_npy 1 made" in product(data_root, "stage2", "--pass", "dinov3")
+
+
+def test_model_is_not_needed_where_nothing_is_left_to_make(data_root, tmp_path):
+    """Files that are complete stay usable on a machine without the model, also after a copy."""
+    photos(data_root.approved, 1)
+    use_model(data_root, "t5_hidden", "the real one")
+    product(data_root, "run")
+    data_root.path.rename(tmp_path / "moved")
+    (tmp_path / "moved").rename(data_root.path)
+    for path in data_root.approved.iterdir():
+        path.write_bytes(path.read_bytes())  # other times: the image is opened again, nothing is made
+    for path in data_root.derived.rglob("*.npy"):
+        path.write_bytes(path.read_bytes())
+
+    assert (
+        "t5_hidden  0 made"
+        in imagemill("run", "--data-root", data_root.path, stub=True, IMAGEMILL_STUB_NO_MODEL="the real one").stdout
+    )
