@@ -14,12 +14,17 @@ Source: seed 004; CONTRACTS section 3 "Record", section 4 "Preset rules".
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from imagemill.geometry import MAX_SIDE, overlaps
 from imagemill.records import RecordProblem, is_plain_text, positive_int, text_warnings
 
 Space = Literal["pixel", "norm", "coord"]
+
+# The order of a record's objects: as annotated, or by (min y, min x) of the values in 0…999.
+ObjectOrder = Literal["annotation", "top_left"]
+DEFAULT_ORDER: ObjectOrder = "annotation"
+ORDERS: tuple[ObjectOrder, ...] = get_args(ObjectOrder)
 
 # Norm and coord count from 0 to this over a side.
 TOP = 999

@@ -163,7 +163,12 @@ def test_missing_base_or_split_is_told_with_the_command(dataset, base, name):
     base.manifest.unlink()
     assert "no preset x that rescale made" in refused(MissingInput, dataset, name)
     shutil.rmtree(base.path)
-    assert "no preset x that rescale made" in refused(MissingInput, dataset, name)
+    dataset.preset("y").path.mkdir()
+    write_json(dataset.preset("y").manifest, {})
+    message = refused(MissingInput, dataset, name)
+    assert "no preset x in coco" in message
+    assert "presets there: y" in message
+    assert "imagemill preset rescale coco --preset x" in message
 
 
 # ---- derived presets
