@@ -59,9 +59,19 @@ def dataset_options(function: Callable[..., Any]) -> Callable[..., Any]:
 _preset = click.option(
     "--preset", help="The preset's name (default: default_preset of presets.yaml, else the dataset's only one)."
 )
+
+
+def _known_order(context: click.Context, option: click.Parameter, given: str | None) -> str | None:
+    """Check the value here, as click.Choice would show `top-left`."""
+    if given not in (None, *ORDERS):
+        raise click.BadParameter(f"{given!r} is not one of {', '.join(ORDERS)}")
+    return given
+
+
 _object_order = click.option(
     "--object-order",
-    type=click.Choice(ORDERS),
+    metavar="|".join(ORDERS),
+    callback=_known_order,
     help="Order of a record's objects: as annotated, or by (min y, min x) (default: presets.yaml, else annotation).",
 )
 _splits = click.option("--split", "splits", multiple=True, type=click.Choice(SPLITS), help="May repeat (default: all).")
