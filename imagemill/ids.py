@@ -3,8 +3,10 @@
 Source: seed 000 "File naming convention"; CONTRACTS sections 1 (image_id) and 2 (member names, refused ids).
 """
 
+import difflib
+import itertools
 import unicodedata
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import PurePath
 from typing import NewType
 
@@ -39,6 +41,18 @@ def image_id(value: object) -> ImageId:
 def image_id_of(file_name: str) -> str:
     """The file's stem: `abc123xyz.jpg` → `abc123xyz`, `a.b.png` → `a.b`."""
     return PurePath(file_name).stem
+
+
+def similar_ids(wanted: str, ids: Iterable[str]) -> list[str]:
+    """Return up to three ids that a mistyped one may mean: the stem of a file name first, then ids with similar letters.
+
+    Of very many ids, only the first 100,000 are compared.
+    """
+    compared = list(itertools.islice(ids, 100_000))
+    stem = image_id_of(wanted)
+    exact = [stem] if stem != wanted and stem in compared else []
+    close = difflib.get_close_matches(wanted, compared, n=3)
+    return list(dict.fromkeys([*exact, *close]))[:3]
 
 
 def member_key(image_id: str) -> str:

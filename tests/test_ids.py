@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from imagemill.ids import id_of_member_key, id_problem, image_id_of, member_key
+from imagemill.ids import id_of_member_key, id_problem, image_id_of, member_key, similar_ids
 
 # WebDataset's own rule for splitting a member name into key and suffix (tariterators.base_plus_ext).
 WEBDATASET_SPLIT = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$", re.DOTALL)
@@ -76,3 +76,12 @@ def test_usual_id_has_no_problem(image_id):
 def test_id_that_could_leave_the_folder_or_break_a_name_is_refused(image_id, problem):
     """Source: CONTRACTS section 2, "ids with separators or control characters: refused"."""
     assert id_problem(image_id) == problem
+
+
+def test_mistyped_id_has_similar_ones():
+    ids = ["photo0001", "photo0002", "hubble", "photo0001.copy"]
+
+    assert similar_ids("photo0001.jpg", ids)[0] == "photo0001"
+    assert set(similar_ids("phto0001", ids)) >= {"photo0001"}
+    assert similar_ids("nothing alike", ids) == []
+    assert len(similar_ids("photo", [f"photo{n}" for n in range(9)])) == 3

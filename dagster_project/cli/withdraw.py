@@ -7,6 +7,7 @@ from dagster_project.cli.options import root_options
 from dagster_project.cli.shards import told
 from imagemill.buckets import BUCKETS
 from imagemill.errors import MissingInput
+from imagemill.ids import similar_ids
 from imagemill.layout import DataRoot
 from imagemill.pipeline.shards.shard_sets import bucket_folder, live_lines, read_manifest, refuse_no_sets
 from imagemill.pipeline.stage2.recorded import read_recorded
@@ -47,10 +48,11 @@ def _refuse_unknown(root: DataRoot, ledger: Ledger, ids: tuple[str, ...]) -> Non
     known = {*ledger.ids("sources"), *ledger.ids("withdrawn"), *read_recorded(root.stage2_jsonl).lines}
     unknown = set(ids) - known
     if unknown and (unknown := unknown - _counting(root)):
+        similar = list(dict.fromkeys(one for image_id in sorted(unknown) for one in similar_ids(image_id, known)))
         raise MissingInput(
             f"no image {', '.join(sorted(unknown))}",
             where=root.path,
-            why="nothing was withdrawn or restored",
+            why="nothing was withdrawn or restored" + (f"; similar ids: {', '.join(similar)}" if similar else ""),
             do="check the ids",
         )
 

@@ -16,7 +16,7 @@ from imagemill.errors import ImagemillError, MissingInput
 from imagemill.files import FileSignature, signature_bytes
 from imagemill.formats.jsonl import read_jsonl
 from imagemill.formats.npy import NpyStore
-from imagemill.ids import image_id_of
+from imagemill.ids import image_id_of, similar_ids
 from imagemill.layout import DataRoot
 from imagemill.pipeline.shards.shard_sets import (
     INDEX,
@@ -154,9 +154,11 @@ def explain(root: DataRoot, image_id: str) -> dict[str, Any]:
             for p in problems
         ]
     if not (source or facts or problems or story["record"] or story["shard"]):
+        similar = similar_ids(image_id, scan.sources)
         raise MissingInput(
             f"no image {image_id!r}",
             where=root.approved,
+            why=f"similar ids: {', '.join(similar)}" if similar else None,
             do="ids are file names without extension; `imagemill status` lists problems",
         )
     return story

@@ -229,6 +229,11 @@ def test_id_that_nobody_has_heard_of_is_said(root, image_id):
         explain(root, image_id)
 
 
+def test_mistyped_id_is_answered_with_similar_ones(root):
+    with pytest.raises(MissingInput, match="similar ids: a"):
+        explain(root, "a.png")
+
+
 def test_data_root_where_nothing_ran_says_what_to_run(data_root):
     for ask in (read_status, lambda root: explain(root, "a"), open_ledger):
         with pytest.raises(MissingInput, match="imagemill run"):

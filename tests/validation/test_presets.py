@@ -123,6 +123,17 @@ def test_legacy_key_is_refused_beside_a_good_one_too(tmp_path, key):
     (found,) = check(tmp_path, of({**BOX, key: None})).findings
 
     assert (found.rule, found.field) == ("legacy_key", f"objects[0].{key}")
+    assert key in found.remedy
+
+
+def test_remedy_of_a_box_under_the_old_key_holds_for_both_forms_of_boxes(tmp_path):
+    """A COCO box is [x, y, width, height]: renamed, it would be another box."""
+    (found,) = check(tmp_path, of({**BOX, "bbox": [1, 2, 3, 4]})).findings
+
+    assert "from [x, y, width, height], as in COCO, x2 is x + width" in found.remedy
+    (inverted,) = check(tmp_path, of({"desc": "a", "bbox_2d": [30, 20, 10, 5]})).findings
+    assert inverted.rule == "inverted"
+    assert "x2 is x + width" in inverted.remedy
 
 
 @pytest.mark.parametrize("box", [[-0.5, 2, 3, 4], [1, -1, 3, 4], [1, 2, 64.5, 4], [1, 2, 3, 33]])

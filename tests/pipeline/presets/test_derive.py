@@ -252,6 +252,21 @@ def test_changed_base_is_refused_with_the_remedy(dataset, base, derived, split):
     assert coord(dataset, DERIVED).counts[split].records == 5
 
 
+def test_bad_line_in_a_changed_base_is_named_and_the_derived_preset_is_not_blamed(dataset, base, derived):
+    """The repair of the line is the remedy: deleting the derived preset would not help."""
+    coord(dataset, DERIVED)
+    whole = base.jsonl("val").read_bytes()
+    base.jsonl("val").write_bytes(whole + b'{"images": []}\n')
+
+    message = refused(CoordRefused, dataset)
+
+    assert "val.jsonl: line 5: " in message
+    assert "repair the raw records" in message
+    assert "delete" not in message
+    base.jsonl("val").write_bytes(whole)
+    assert coord(dataset, DERIVED).changed == []
+
+
 def test_validator_finds_splits_made_from_other_records(dataset, base, derived):
     """Until coord has run again, norm and coord of a base whose records changed are of the old ones."""
 
