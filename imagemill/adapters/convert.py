@@ -230,7 +230,7 @@ def _write_listing(dataset: Dataset, split: str, dropped: Sequence[Dropped]) -> 
 
 
 def _recorded(dataset: Dataset) -> dict[str, Any]:
-    """Return raw's manifest; empty if there is none, or if it is damaged: the next conversion writes it again."""
+    """Return raw's manifest; empty if it is missing or damaged: the next conversion writes it again."""
     try:
         manifest = read_json(dataset.raw / RAW_MANIFEST)
     except ImagemillError:

@@ -133,7 +133,7 @@ class Presets(msgspec.Struct, frozen=True, kw_only=True):
         That is `default_preset` of the file, else the only base preset that the file or the dataset's folder has.
 
         Raises:
-            WrongUsage: there is none, or there are several; they are listed.
+            WrongUsage: no preset, or several, which are listed.
         """
         settings = self.datasets.get(dataset.name)
         if settings and settings.default_preset:

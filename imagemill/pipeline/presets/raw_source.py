@@ -16,7 +16,7 @@ from imagemill.pipeline.presets.preset_config import Presets
 
 
 class RawSource(NamedTuple):
-    """What an adapter needs. `annotations`: a file per split; `split_rule`: divides the one file into train and val."""
+    """Arguments of an adapter. `annotations`: a file per split; `split_rule`: divides the one file into train and val."""
 
     adapter: str
     annotations: Mapping[str, Path]

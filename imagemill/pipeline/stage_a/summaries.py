@@ -72,7 +72,7 @@ def _with_statistics(value: Any) -> list[dict[str, Any]]:
 
 
 def _assigned_statistics(text: str) -> Any:
-    """Return the JSON array or object of the last `统计=…`; None if there is none, or if it is not JSON."""
+    """Return the JSON array or object of the last `统计=…`, None without one."""
     for match in reversed(list(_ASSIGNMENT.finditer(text))):
         try:
             return _DECODER.raw_decode(text, match.end())[0]
