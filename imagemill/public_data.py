@@ -15,6 +15,7 @@ Source: CONTRACTS section 3, "Layout".
 """
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -160,6 +161,11 @@ def folder_name(name: str, what: str, *, taken: tuple[str, ...] = ()) -> str:
     if bad or name != name.strip():
         raise WrongUsage(f"{name!r} is no name of a {what}", do="choose a plain folder name, such as rescale_32_768")
     return name
+
+
+def is_foreign(manifest: Mapping[str, Any]) -> bool:
+    """True if another program made the preset of a manifest."""
+    return "format" not in manifest
 
 
 def read_preset_manifest(preset: PresetDir) -> dict[str, Any] | None:

@@ -130,15 +130,16 @@ def convert(
         "geometry": geometry,
         "split_rule": split_rule,
     }
-    if split and split_rule:
-        raise WrongUsage("--split with --split-rule", why="the rule divides into train and val", do="leave one out")
     if split and not annotations:
         raise WrongUsage("--split without --annotations", do="name the split's file, or leave both to presets.yaml")
     source = raw_source(_configured(dataset), dataset.name, config)
+    if split and source.split_rule:
+        why = f"the rule {source.split_rule} divides the file into train and val"
+        raise WrongUsage("--split with a split rule", why=why, do="leave --split out, or the rule")
     find_adapter(source.adapter)
     check_rule(dataset, source.split_rule)
     _materialise(root, dataset, [("raw_dataset", dataset.name, config)])
-    for made in source.annotations:
+    for made in SPLITS[:1] if source.split_rule else source.annotations:
         _show_dropped(listing_of(dataset, made))
 
 

@@ -280,6 +280,23 @@ def test_files_of_a_split_that_agree_have_no_finding(split):
     assert folder_rules(folder) == {}, "the original system orders objects by their place"
 
 
+def test_objects_of_a_preset_of_ours_have_one_order_in_all_files(split):
+    """CONTRACTS section 3, "object_order": the same order in all three files."""
+    folder, records = split
+    write_json(folder / "pipeline_manifest.json", {"format": 1, "stage_stats": {"rescale": RESCALE}})
+    objects = [{**PRESET_RECORD["objects"][0], "desc": name} for name in ("cat", "dog")]
+    records = [{**record, "objects": objects} for record in records]
+    write_jsonl(folder / "train.jsonl", records)
+    coords = [coord_line(record) for record in records]
+    write_jsonl(folder / "train.coord.jsonl", coords)
+    assert folder_rules(folder) == {}
+
+    coords[3]["objects"].reverse()
+    write_jsonl(folder / "train.coord.jsonl", coords)
+
+    assert folder_rules(folder) == {"split_order": 1}
+
+
 def test_files_of_a_split_have_as_many_lines(split):
     folder, records = split
     write_jsonl(folder / "train.jsonl", records[:120])

@@ -19,7 +19,7 @@ from imagemill.formats.jsonl import encode_sorted, parse_object
 from imagemill.geometry import in_top_left_order
 from imagemill.pipeline.presets.coords import TOKENS, is_plainly_valid, to_norm
 from imagemill.preset_records import DEFAULT_ORDER, ORDERS, ObjectOrder
-from imagemill.public_data import PresetDir
+from imagemill.public_data import PresetDir, is_foreign
 
 Manifest = dict[str, Any]
 Record = dict[str, Any]
@@ -34,11 +34,6 @@ class ChosenOrder(NamedTuple):
 
 class OrderConflict(ImagemillError, ValueError):
     """A preset's records have another order than the requested one."""
-
-
-def is_foreign(manifest: Mapping[str, Any]) -> bool:
-    """True if another program made the preset."""
-    return "format" not in manifest
 
 
 def recorded_order(preset: PresetDir, manifest: Mapping[str, Any]) -> ObjectOrder | None:
