@@ -136,12 +136,11 @@ def convert(
     _check_link(dataset, images)
     check_rule(dataset, split_rule)
     sweep_temporaries(dataset.raw)
-    splits = SPLITS if split_rule else (split,)
-    _write_records(dataset, splits, _routed(source, read, split, split_rule))
-    listing = _write_listing(dataset, splits[0], source.dropped)
-    _link(dataset, images)
     made = {"adapter": adapter, "geometry": geometry, "split_rule": str(split_rule) if split_rule else None}
-    _record(dataset, dict.fromkeys(splits, made))
+    splits = dict.fromkeys(SPLITS if split_rule else (split,), made)
+    _write_records(dataset, splits, _routed(source, read, split, split_rule))
+    listing = _write_listing(dataset, next(iter(splits)), source.dropped)
+    _link(dataset, images)
     return Converted(source.counts, source.dropped, listing)
 
 
@@ -183,7 +182,7 @@ def _routed(source: Source, read: Read, split: str, rule: SplitRule | None) -> I
         raise MissingInput(
             f"none of {source.counts['missing_image']} annotated images is in the folder of images",
             where=source.images,
-            why=f"the first one is {source.dropped[0].image!r}" if source.dropped else None,
+            why=f"the first one is {next(one.image for one in source.dropped if one.reason == 'missing_image')!r}",
             do="check --images: names in the annotations are relative to it",
         )
     malformed = [name for name in source.counts if name.startswith("malformed_")]
@@ -202,14 +201,16 @@ def _routed(source: Source, read: Read, split: str, rule: SplitRule | None) -> I
             )
 
 
-def _write_records(dataset: Dataset, splits: Sequence[str], records: Iterator[Routed]) -> None:
-    """Give the files their names when all records are known to be good."""
+def _write_records(dataset: Dataset, splits: Mapping[str, Mapping[str, Any]], records: Iterator[Routed]) -> None:
+    """Write the files of these splits, and what the manifest says of each, when all records are known to be good."""
     dataset.raw.mkdir(parents=True, exist_ok=True)
     drafts = {split: Draft(dataset.raw, dataset.raw_jsonl(split).name) for split in splits}
     try:
         for split, record in records:
             drafts[split].write(encode_line(record))
         changed = [draft.finish() for draft in drafts.values()]
+        # Before the files get their names: the same command continues after a kill in between.
+        _record(dataset, splits)
         for draft in drafts.values():
             draft.publish()
     finally:

@@ -122,7 +122,7 @@ class Source:
             yield found
 
     def find(self, names: Iterable[str], detail: str = "") -> str | None:
-        """Return the first of these names that is a file in the folder of images; None drops the image."""
+        """Return the first of these names that is a file in the folder of images. Without one, drop the image and return None."""
         names = list(names)
         for name in names:
             if path_problem(name) is None and _is_file(self.images / name):

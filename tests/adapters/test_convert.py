@@ -4,8 +4,10 @@ import json
 
 import pytest
 
+from imagemill.adapters import convert as convert_module
 from imagemill.adapters.convert import adapter_names, convert, parse_split_rule
 from imagemill.errors import ImagemillError, MissingInput, WrongUsage
+from imagemill.formats.drafts import Draft
 from imagemill.preset_records import preset_problems
 from imagemill.public_data import Dataset
 from tests.helpers.public import records_of
@@ -413,6 +415,27 @@ def test_image_is_never_in_both_splits(many):
     (dataset.raw / "manifest.json").unlink()
     with pytest.raises(ImagemillError, match="converted without a rule"):
         many("id % 10 == 3")
+
+
+@pytest.mark.parametrize(("owner", "name", "calls"), [(Draft, "publish", 2), (convert_module, "_write_listing", 1)])
+def test_conversion_that_was_killed_is_finished_by_the_same_command(many, monkeypatch, owner, name, calls):
+    """Between its files, or behind them."""
+    seen, real = [], getattr(owner, name)
+
+    def killed(*arguments):
+        seen.append(arguments)
+        if len(seen) == calls:
+            raise KeyboardInterrupt
+        return real(*arguments)
+
+    monkeypatch.setattr(owner, name, killed)
+    with pytest.raises(KeyboardInterrupt):
+        many("id % 20 == 0")
+    monkeypatch.undo()
+
+    _, dataset = many("id % 20 == 0")
+
+    assert [len(records_of(dataset.raw_jsonl(split))) for split in ("train", "val")] == [38, 2]
 
 
 def test_rule_that_leaves_a_split_without_images_is_refused_and_writes_nothing(many, tmp_path):
