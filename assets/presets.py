@@ -82,15 +82,18 @@ def raw_dataset(
     asked = {name: getattr(config, name) for name in RawSource._fields}
     source = raw_source(read_presets(place.presets_yaml), dataset.name, asked)
     counts: dict[str, int] = {}
+    listings: dict[str, dg.MetadataValue] = {}
     with closing(data_root.ledger()) as ledger, claimed(ledger, CLAIM, [dataset.name], context.run_id):
         for split, annotations in source.annotations.items():
             options = {"geometry": source.geometry, "split_rule": source.split_rule}
             made = convert(dataset, source.adapter, annotations, source.images, split=split, **options)
             by_reason = sorted(made.counts.items())
             counts |= {f"{split} {name.replace('_', ' ')}": count for name, count in by_reason if count}
+            if made.listing:
+                listings[f"{split} left out"] = dg.MetadataValue.path(str(made.listing))
             _record_dropped(ledger, f"{dataset.name}/raw/{split}.jsonl:", made)
         ledger.record_counts(context.run_id, RAW, counts)
-    return dg.MaterializeResult(metadata={**counts, "path": dg.MetadataValue.path(str(dataset.raw))})
+    return dg.MaterializeResult(metadata={**counts, **listings, "path": dg.MetadataValue.path(str(dataset.raw))})
 
 
 def _record_dropped(ledger: Ledger, place: str, made: Converted) -> None:

@@ -137,7 +137,7 @@ def convert(
     check_rule(dataset, split_rule)
     sweep_temporaries(dataset.raw)
     made = {"adapter": adapter, "geometry": geometry, "split_rule": str(split_rule) if split_rule else None}
-    splits = dict.fromkeys(SPLITS if split_rule else (split,), made)
+    splits: dict[str, dict[str, Any]] = dict.fromkeys(SPLITS if split_rule else (split,), made)
     _write_records(dataset, splits, _routed(source, read, split, split_rule))
     listing = _write_listing(dataset, next(iter(splits)), source.dropped)
     _link(dataset, images)
