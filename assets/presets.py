@@ -88,7 +88,8 @@ def raw_dataset(
             options = {"geometry": source.geometry, "split_rule": source.split_rule}
             made = convert(dataset, source.adapter, annotations, source.images, split=split, **options)
             by_reason = sorted(made.counts.items())
-            counts |= {f"{split} {name.replace('_', ' ')}": count for name, count in by_reason if count}
+            prefix = "" if source.split_rule else f"{split} "
+            counts |= {f"{prefix}{name.replace('_', ' ')}": count for name, count in by_reason if count}
             if made.listing:
                 listings[f"{split} left out"] = dg.MetadataValue.path(str(made.listing))
             _record_dropped(ledger, f"{dataset.name}/raw/{split}.jsonl:", made)

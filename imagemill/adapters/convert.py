@@ -119,7 +119,8 @@ def convert(
         counts of `records` and `objects` made, `without_objects`, `clipped_box` and `joined_lines` among them, and of what was
         left out: `missing_image`, `duplicate_image`, `crowd`, `degenerate_box`, `outside_image`, `out_of_range`, `blank_name`,
         `unknown_category`, `unknown_image`, `missing_size`, `malformed_image`, `malformed_annotation`, `malformed_category`,
-        `repeated_object`; with polygons `polygon_as_box`, `parts_dropped`; with a rule `train` and `val`.
+        `repeated_object`; with polygons `polygon_as_box`, `parts_dropped`; with a rule
+        `train_records` and `val_records`.
 
     Raises:
         WrongUsage: an unknown adapter or split. MissingInput: no such file or folder, or none of the images is there.
@@ -191,7 +192,7 @@ def _routed(source: Source, read: Read, split: str, rule: SplitRule | None) -> I
         counts = ", ".join(f"{source.counts[name]} {name}" for name in malformed)
         raise source.foreign(f"no record, and {counts}; the first one: {first.detail}")
     if rule:
-        source.counts.update(found)
+        source.counts.update({f"{name}_records": count for name, count in found.items()})
         if empty := [name for name in SPLITS if not found[name]]:
             raise ImagemillError(
                 f"no image goes to {empty[0]} by the split rule {rule}",

@@ -397,7 +397,7 @@ def test_rule_divides_one_file_into_train_and_val(many):
         split: [r["metadata"]["image_id"] for r in records_of(dataset.raw_jsonl(split))] for split in ("train", "val")
     }
     assert ids == {"train": [n for n in range(1, 41) if n % 20], "val": [20, 40]}
-    assert (made.counts["train"], made.counts["val"]) == (38, 2)
+    assert (made.counts["train_records"], made.counts["val_records"]) == (38, 2)
     manifest = json.loads((dataset.raw / "manifest.json").read_text())
     assert [manifest["splits"][split]["split_rule"] for split in ("train", "val")] == ["id % 20 == 0"] * 2
     before = (dataset.raw_jsonl("train").stat(), dataset.raw_jsonl("val").stat())

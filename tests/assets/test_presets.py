@@ -122,7 +122,7 @@ def test_what_raw_records_leave_out_is_in_the_ui(data_root, instance):
     assert make_here(data_root, instance, raw_dataset, "coco", **given, split_rule="id % 2 == 0").success
 
     found = metadata(instance, "raw_dataset")
-    assert (found["train missing image"], found["train train"], found["train val"]) == (1, 1, 1)
+    assert (found["missing image"], found["train records"], found["val records"]) == (1, 1, 1)
     listing = public_data(data_root).dataset("coco").raw / "train.dropped.jsonl"
     assert found["train left out"] == str(listing)
 

@@ -255,6 +255,7 @@ def test_command_without_a_preset_lists_those_there_are(data_root, dataset, text
         (["coord", "cocoo", "--preset", "p"], "datasets there: coco"),
         (["validate", "cocoo", "--preset", "p"], "datasets there: coco"),
         (["validate", "cocoo", "--raw-only"], "datasets there: coco"),
+        (["coord", "cocoo"], "datasets there: coco"),
     ],
 )
 def test_mistyped_name_is_answered_with_those_that_exist(data_root, dataset, arguments, says):

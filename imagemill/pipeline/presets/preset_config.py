@@ -36,7 +36,7 @@ from imagemill.errors import ImagemillError, WrongUsage
 from imagemill.geometry import IMAGE_FACTOR, MAX_PIXELS, MIN_PIXELS, check_limits
 from imagemill.preset_names import derived_name, parse_preset
 from imagemill.preset_records import ObjectOrder
-from imagemill.public_data import Dataset, folder_name
+from imagemill.public_data import Dataset, folder_name, no_dataset
 from imagemill.safe_yaml import read_yaml
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
@@ -133,12 +133,14 @@ class Presets(msgspec.Struct, frozen=True, kw_only=True):
         That is `default_preset` of the file, else the only base preset that the file or the dataset's folder has.
 
         Raises:
-            WrongUsage: no preset, or several, which are listed.
+            WrongUsage: no preset, or several, which are listed. MissingInput: no such dataset.
         """
         settings = self.datasets.get(dataset.name)
         if settings and settings.default_preset:
             return settings.default_preset
         names = self.base_presets(dataset)
+        if not names and not dataset.path.is_dir():
+            raise no_dataset(dataset, f"imagemill preset convert {dataset.name} makes one")
         if len(names) == 1:
             return names[0]
         raise WrongUsage(
