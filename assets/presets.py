@@ -4,6 +4,7 @@ raw_dataset <dataset>  ─▶  rescale_preset <dataset>/<preset>  ─▶  derive
 """
 
 import os
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from contextlib import closing
 
@@ -13,7 +14,7 @@ from pydantic import Field
 from assets.partitions import coord_presets, datasets, presets
 from imagemill.adapters.convert import Converted, convert
 from imagemill.pipeline.claims import claimed, claimed_until_output
-from imagemill.pipeline.presets.preset_config import read_presets, split_key
+from imagemill.pipeline.presets.preset_config import PARAMETERS, read_presets, split_key
 from imagemill.pipeline.presets.preset_sheet import sheet_page, write_preset_sheet
 from imagemill.pipeline.presets.raw_source import RawSource, raw_source
 from imagemill.pipeline.presets.rescale import RescaleFailed, RescalePlan, RescaleReport, carry_out, plan_rescale
@@ -37,6 +38,9 @@ class RawConfig(dg.Config):
     geometry: str | None = Field(
         None, description="`boxes`, or `polygons` where an instance has one; unset: presets.yaml."
     )
+    split_rule: str | None = Field(
+        None, description="Rule such as `id % 20 == 0`: these images are val, all others train; unset: presets.yaml."
+    )
 
 
 class RescaleConfig(dg.Config):
@@ -46,6 +50,9 @@ class RescaleConfig(dg.Config):
     max_pixels: int | None = Field(None, ge=1, description="Largest width times height (786432).")
     min_pixels: int | None = Field(None, ge=1, description="Smallest width times height (4096).")
     library: str | None = Field(None, description="`torch` or `pillow`; a preset never mixes two.")
+    object_order: str | None = Field(
+        None, description="Order of a record's objects: `annotation`, or `top_left`, by (min y, min x)."
+    )
     splits: list[str] | None = Field(None, description="`train`, `val`; unset: all that raw has.")
     workers: int | None = Field(None, ge=1, description="Processes; unset: rescale_workers of imagemill.yaml.")
 
@@ -54,6 +61,9 @@ class CoordConfig(dg.Config):
     """What of a preset gets coordinates."""
 
     splits: list[str] | None = Field(None, description="`train`, `val`; unset: all that the base preset has published.")
+    object_order: str | None = Field(
+        None, description="`annotation` or `top_left`; unset: presets.yaml, else as the preset was made."
+    )
 
 
 def public_data(data_root: DataRootResource) -> PublicData:
@@ -72,24 +82,33 @@ def raw_dataset(
     asked = {name: getattr(config, name) for name in RawSource._fields}
     source = raw_source(read_presets(place.presets_yaml), dataset.name, asked)
     counts: dict[str, int] = {}
+    listings: dict[str, dg.MetadataValue] = {}
     with closing(data_root.ledger()) as ledger, claimed(ledger, CLAIM, [dataset.name], context.run_id):
         for split, annotations in source.annotations.items():
-            made = convert(dataset, source.adapter, annotations, source.images, split=split, geometry=source.geometry)
+            options = {"geometry": source.geometry, "split_rule": source.split_rule}
+            made = convert(dataset, source.adapter, annotations, source.images, split=split, **options)
             by_reason = sorted(made.counts.items())
-            counts |= {f"{split} {name.replace('_', ' ')}": count for name, count in by_reason if count}
+            prefix = "" if source.split_rule else f"{split} "
+            counts |= {f"{prefix}{name.replace('_', ' ')}": count for name, count in by_reason if count}
+            if made.listing:
+                listings[f"{split} left out"] = dg.MetadataValue.path(str(made.listing))
             _record_dropped(ledger, f"{dataset.name}/raw/{split}.jsonl:", made)
         ledger.record_counts(context.run_id, RAW, counts)
-    return dg.MaterializeResult(metadata={**counts, "path": dg.MetadataValue.path(str(dataset.raw))})
+    return dg.MaterializeResult(metadata={**counts, **listings, "path": dg.MetadataValue.path(str(dataset.raw))})
 
 
 def _record_dropped(ledger: Ledger, place: str, made: Converted) -> None:
-    """Replace the ledger's rows about a split: one per image of which objects were left out, with reasons and names."""
+    """Replace the ledger's rows about a split: one per image that is missing or has objects left out, with reasons and names."""
     ledger.clear_problems(RAW, [p.item for p in ledger.problems() if p.asset == RAW and p.item.startswith(place)])
+    by_image: dict[str, Counter[tuple[str, str]]] = defaultdict(Counter)
+    for one in made.dropped:
+        by_image[one.image or "unknown image"][one.reason, one.name] += 1
     ledger.record_problems(
         Problem(f"{place}{image}", RAW, "refused", next(iter(dropped))[0],
-                ", ".join(f"{reason}: {count} x {name!r}" for (reason, name), count in dropped.items()),
-                "correct the annotation and convert again, or leave it out")
-        for image, dropped in made.dropped.items()
+                ", ".join(f"{reason}: {count} x {name!r}" if name else f"{reason}: {count}"
+                          for (reason, name), count in dropped.items()),
+                "put the image there, or correct the annotation, and convert again; or leave it out")
+        for image, dropped in by_image.items()
     )  # fmt: skip
 
 
@@ -108,9 +127,7 @@ def rescale_preset(
     place, key = public_data(data_root), context.partition_key
     name, preset = split_key(key)
     dataset = place.dataset(name)
-    flags = {
-        field: getattr(config, field) for field in ("image_factor", "max_pixels", "min_pixels", "library", "splits")
-    }
+    flags = {field: getattr(config, field) for field in (*PARAMETERS, "splits")}
     settings = read_presets(place.presets_yaml).settings(name, preset, **flags)
     with closing(data_root.ledger()) as ledger, claimed(ledger, CLAIM, [key], context.run_id):
         parameters = choose_parameters(dataset.preset(preset), **settings.parameters)
@@ -171,4 +188,6 @@ def derived_preset(context: dg.AssetExecutionContext, config: CoordConfig, data_
     name = parse_preset(preset)
     keys = sorted({context.partition_key, f"{dataset}/{name.base}"})
     with closing(data_root.ledger()) as ledger, claimed_until_output(ledger, CLAIM, keys, context.run_id):
-        return Coord(public_data(data_root).dataset(dataset), name, config.splits)
+        configured = read_presets(public_data(data_root).presets_yaml)
+        order = configured.settings(dataset, name.base, object_order=config.object_order).object_order
+        return Coord(public_data(data_root).dataset(dataset), name, config.splits, order)

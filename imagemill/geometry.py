@@ -3,19 +3,21 @@
     target_size     1920 x 1080  →  1152 x 640
     scale_*         pixels of the raw image  →  whole pixels of the preset's image
     quantise_*      pixels  →  0…999
+    in_top_left_order   order of objects by (min y, min x)
 
 Belongs here: the arithmetic. It is done in whole numbers wherever the input is, so no result hangs on a float's last bit.
 Belongs elsewhere: what a record must hold (preset_records.py), pixels themselves (formats/resize.py).
-Source: CONTRACTS section 3, "Target size", "Geometry", "Quantization"; seed 004.
+Source: CONTRACTS section 3, "Target size", "Geometry", "Quantization", "object_order"; seed 004.
 """
 
 from collections.abc import Mapping, Sequence
 from math import isqrt
-from typing import Any
+from typing import Any, TypeVar
 
 from imagemill.errors import Refused, WrongUsage
 
 Number = int | float
+T = TypeVar("T")
 
 IMAGE_FACTOR, MAX_PIXELS, MIN_PIXELS = 32, 786_432, 4_096
 MAX_ASPECT = 200
@@ -170,6 +172,23 @@ def quantise_polygon(points: Sequence[Number], width: int, height: int) -> list[
     bins[0::2] = [_nearest_bin(x, width - 1) for x in points[0::2]]
     bins[1::2] = [_nearest_bin(y, height - 1) for y in points[1::2]]
     return bins
+
+
+def in_top_left_order(items: Sequence[T], shapes: Sequence[Sequence[int]]) -> list[T]:
+    """Return items by (min y, min x) of their shapes; those at one place keep their order.
+
+    Args:
+        shapes: boxes and polygons in 0…999, one per item, each x, y, x, y, ….
+    """
+    keys = [(min(shape[1::2]), min(shape[0::2])) for shape in shapes]
+    return [items[n] for n in sorted(range(len(keys)), key=keys.__getitem__)]
+
+
+def quantise_object(item: Mapping[str, Any], width: int, height: int) -> list[int]:
+    """Return a valid pixel object's geometry in 0…999."""
+    if "bbox_2d" in item:
+        return quantise_box(item["bbox_2d"], width, height)
+    return quantise_polygon(item["poly"], width, height)
 
 
 def _floor_bin(value: Number, last: int) -> int:

@@ -14,12 +14,17 @@ Source: seed 004; CONTRACTS section 3 "Record", section 4 "Preset rules".
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from imagemill.geometry import MAX_SIDE, overlaps
 from imagemill.records import RecordProblem, is_plain_text, positive_int, text_warnings
 
 Space = Literal["pixel", "norm", "coord"]
+
+# The order of a record's objects: as annotated, or by (min y, min x) of the values in 0…999.
+ObjectOrder = Literal["annotation", "top_left"]
+DEFAULT_ORDER: ObjectOrder = "annotation"
+ORDERS: tuple[ObjectOrder, ...] = get_args(ObjectOrder)
 
 # Norm and coord count from 0 to this over a side.
 TOP = 999
@@ -33,6 +38,7 @@ class PresetRule(NamedTuple):
 
 
 _RAW = "repair the raw record and make the preset again"
+_CORNERS = "write [x1, y1, x2, y2] in the raw record, where x2 is x + width and y2 is y + height; make the preset again"
 PRESET_RULES: dict[str, PresetRule] = {
     "images": PresetRule("images is a list of exactly one path", "write one record per image"),
     "image_path": PresetRule(
@@ -44,11 +50,14 @@ PRESET_RULES: dict[str, PresetRule] = {
     "multiple_of": PresetRule("width and height are multiples of the image factor", "rescale into a preset with this factor"),
     "objects": PresetRule("objects is a list of objects", _RAW),
     "desc": PresetRule("an object has a desc that is not blank", _RAW),
-    "legacy_key": PresetRule("no bbox, polygon, line or line_points", "rename bbox to bbox_2d, polygon to poly; drop lines"),
+    "legacy_key": PresetRule(
+        "no bbox, polygon, line or line_points",
+        "write a box as bbox_2d [x1, y1, x2, y2] and an outline as poly [x, y, x, y, …]; remove lines",
+    ),
     "geometry": PresetRule("an object has exactly one of bbox_2d and poly", _RAW),
     "bbox": PresetRule("bbox_2d is [x1, y1, x2, y2]", _RAW),
     "out_of_range": PresetRule(f"no coordinate is beyond {MAX_SIDE}, the longest side that an image can have", _RAW),
-    "inverted": PresetRule("x2 is above x1 and y2 above y1", _RAW),
+    "inverted": PresetRule("x2 is above x1 and y2 above y1", _CORNERS),
     "poly": PresetRule("poly is a flat list of x and y, at least three points; poly_points counts them", _RAW),
     "space": PresetRule(
         "numbers in .jsonl, ints 0…999 in .norm.jsonl, tokens in .coord.jsonl, never mixed",
@@ -62,6 +71,14 @@ PRESET_WARNINGS: dict[str, PresetRule] = {
 }
 
 LEGACY_KEYS = ("bbox", "polygon", "line", "line_points")
+# A box under `bbox` may be of either form, and nothing in the record tells which one.
+_LEGACY_REMEDIES = {
+    "bbox": "write bbox_2d [x1, y1, x2, y2]: from [x, y, width, height], as in COCO, x2 is x + width and y2 is y + height; "
+    "rename the key only if the box is [x1, y1, x2, y2] already",
+    "polygon": "rename polygon to poly if it is one flat list [x, y, x, y, …]",
+    "line": "remove the line: an object has a box or a polygon",
+    "line_points": "remove line_points: an object has a box or a polygon",
+}
 _TOKEN = re.compile(r"<\|coord_(0|[1-9][0-9]{0,2})\|>")
 _Problems = Iterator[RecordProblem]
 
@@ -160,7 +177,7 @@ def _object_problems(item: Mapping[str, Any], at: str, space: Space) -> _Problem
         yield _problem("desc", f"{at}.desc", "missing or blank")
     for key in LEGACY_KEYS:
         if key in item:
-            yield _problem("legacy_key", f"{at}.{key}", "a key of older layouts")
+            yield RecordProblem(f"{at}.{key}", "legacy_key", "a key of older layouts", _LEGACY_REMEDIES[key])
     if ("bbox_2d" in item) == ("poly" in item):
         both = "bbox_2d" in item
         yield _problem("geometry", at, "has bbox_2d and poly" if both else "has neither bbox_2d nor poly")

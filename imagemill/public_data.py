@@ -15,11 +15,12 @@ Source: CONTRACTS section 3, "Layout".
 """
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from imagemill.errors import ImagemillError, WrongUsage
+from imagemill.errors import ImagemillError, MissingInput, WrongUsage
 from imagemill.formats.manifest import read_json
 from imagemill.layout import local_path
 from imagemill.preset_records import Space
@@ -106,6 +107,10 @@ class Dataset:
         """The splits that raw holds."""
         return [split for split in SPLITS if self.raw_jsonl(split).is_file()]
 
+    def presets(self) -> list[str]:
+        """Return the names of the folders that hold a preset, in order."""
+        return sorted(path.parent.name for path in self.path.glob(f"[!.]*/{MANIFEST}"))
+
     def preset(self, name: str) -> PresetDir:
         """Raises WrongUsage where the name is none of a folder beside raw."""
         return PresetDir(self.path / folder_name(name, "preset", taken=(RAW,)))
@@ -125,9 +130,25 @@ class PublicData:
     def presets_yaml(self) -> Path:
         return self.path / "presets.yaml"
 
+    def datasets(self) -> list[str]:
+        """Return the names of the folders that hold raw records or a preset, in order."""
+        found = [*self.path.glob(f"[!.]*/{RAW}"), *self.path.glob(f"[!.]*/*/{MANIFEST}")]
+        return sorted({path.relative_to(self.path).parts[0] for path in found})
+
     def dataset(self, name: str) -> Dataset:
         """Raises WrongUsage where the name is none of a folder."""
         return Dataset(self.path / folder_name(name, "dataset"))
+
+
+def no_dataset(dataset: Dataset, do: str) -> MissingInput:
+    """Return the error for a dataset without a folder; those that exist are listed."""
+    names = PublicData(dataset.path.parent).datasets()
+    return MissingInput(
+        f"no dataset {dataset.name}",
+        where=dataset.path.parent,
+        why=f"datasets there: {', '.join(names)}" if names else "there is no dataset yet",
+        do=f"check the dataset's name; {do}",
+    )
 
 
 def folder_name(name: str, what: str, *, taken: tuple[str, ...] = ()) -> str:
@@ -140,6 +161,11 @@ def folder_name(name: str, what: str, *, taken: tuple[str, ...] = ()) -> str:
     if bad or name != name.strip():
         raise WrongUsage(f"{name!r} is no name of a {what}", do="choose a plain folder name, such as rescale_32_768")
     return name
+
+
+def is_foreign(manifest: Mapping[str, Any]) -> bool:
+    """True if another program made the preset of a manifest."""
+    return "format" not in manifest
 
 
 def read_preset_manifest(preset: PresetDir) -> dict[str, Any] | None:

@@ -12,6 +12,7 @@ from imagemill.pipeline.presets.derive import CoordResult, coord
 from imagemill.pipeline.presets.preset_config import split_key
 from imagemill.pipeline.presets.preset_sheet import sheet_page, write_preset_sheet
 from imagemill.preset_names import PresetName
+from imagemill.preset_records import ObjectOrder
 from imagemill.progress import Progress
 from imagemill.public_data import Dataset, PresetDir, PublicData
 from resources.data_root import DataRootResource
@@ -22,11 +23,17 @@ CLAIM = "presets"
 
 @dataclass(frozen=True, slots=True)
 class Coord:
-    """A request for a preset's records in coordinates. `splits`: None for all that the base has published."""
+    """A request for a preset's records in coordinates.
+
+    Attributes:
+        splits: None for all that the base has published.
+        order: requested order of objects; None for the recorded one.
+    """
 
     dataset: Dataset
     name: PresetName
     splits: Sequence[str] | None = None
+    order: ObjectOrder | None = None
 
 
 class HardlinkIOManager(dg.ConfigurableIOManager):
@@ -55,7 +62,7 @@ def _made(asked: Coord) -> CoordResult:
     splits = [split for split in base.splits() if asked.splits is None or split in asked.splits]
     records = sum(1 for split in splits for _ in read_raw(base.jsonl(split)))
     with Progress(f"coord {asked.dataset.name}/{asked.name.effective}", records, unit="record") as progress:
-        return coord(asked.dataset, asked.name, splits=asked.splits, advance=progress.advance)
+        return coord(asked.dataset, asked.name, splits=asked.splits, order=asked.order, advance=progress.advance)
 
 
 def counts_of(made: CoordResult) -> dict[str, int]:

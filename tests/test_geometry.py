@@ -14,7 +14,9 @@ from imagemill.geometry import (
     MAX_PIXELS,
     MIN_PIXELS,
     check_limits,
+    in_top_left_order,
     quantise_box,
+    quantise_object,
     quantise_polygon,
     scale_box,
     scale_objects,
@@ -204,3 +206,27 @@ def test_image_one_pixel_wide_is_quantised_too():
     """Clamped, never an abort."""
     assert quantise_box([0, 0, 1, 1], 1, 1) == [0, 0, 999, 999]
     assert quantise_polygon([0, 0, 1, 1], 1, 1) == [0, 0, 999, 999]
+
+
+# ---- order of objects
+
+
+def test_top_left_order_is_by_min_y_then_min_x_and_stable():
+    """CONTRACTS section 3, "object_order": by (min y, min x) of the quantised values, stable."""
+    shapes = {
+        "low": [0, 900, 5, 950],
+        "right": [500, 10, 600, 20],
+        "left": [4, 10, 600, 20],
+        "left again": [4, 10, 9, 900],
+        "polygon": [300, 40, 2, 10, 300, 11],
+    }
+
+    ordered = in_top_left_order(list(shapes), list(shapes.values()))
+
+    assert ordered == ["polygon", "left", "left again", "right", "low"]
+    assert in_top_left_order([], []) == []
+
+
+def test_object_is_quantised_as_its_kind_is():
+    assert quantise_object({"bbox_2d": [10, 12, 80, 60]}, 128, 96) == [78, 126, 630, 631]
+    assert quantise_object({"poly": [0, 0, 127, 0, 127, 95]}, 128, 96) == [0, 0, 999, 0, 999, 999]

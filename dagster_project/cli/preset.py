@@ -10,18 +10,25 @@ import click
 
 from dagster_project.cli.ended import leave_if_ended
 from dagster_project.cli.options import root_options
-from imagemill.adapters.convert import find_adapter
+from imagemill.adapters.convert import check_rule, find_adapter, listing_of
 from imagemill.errors import WrongUsage
+from imagemill.formats.jsonl import read_jsonl
 from imagemill.layout import DataRoot, local_path
 from imagemill.pipeline.presets import derive_checks
+from imagemill.pipeline.presets.derive_checks import check_preset_exists
+from imagemill.pipeline.presets.object_order import check_order
 from imagemill.pipeline.presets.preset_config import Presets, read_presets
 from imagemill.pipeline.presets.raw_source import raw_source
 from imagemill.pipeline.presets.rescale_plan import chosen_splits
 from imagemill.pipeline.presets.rescale_setup import choose_parameters
 from imagemill.places import put
 from imagemill.preset_names import MAX_OBJECTS_VARIABLE, Command, PresetName, effective_preset, parse_preset
+from imagemill.preset_records import ORDERS, ObjectOrder
 from imagemill.public_data import SPLITS, Dataset, PublicData
 from imagemill.store.ledger import Ledger
+
+# Lines of what a conversion left out, on the terminal.
+SHOWN = 5
 
 
 @click.group("preset", context_settings={"token_normalize_func": lambda name: name.replace("_", "-")})
@@ -49,7 +56,24 @@ def dataset_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return with_dataset
 
 
-_preset = click.option("--preset", required=True, help="The preset's name.")
+_preset = click.option(
+    "--preset", help="The preset's name (default: default_preset of presets.yaml, else the dataset's only one)."
+)
+
+
+def _known_order(context: click.Context, option: click.Parameter, given: str | None) -> str | None:
+    """Check the value here, as click.Choice would show `top-left`."""
+    if given not in (None, *ORDERS):
+        raise click.BadParameter(f"{given!r} is not one of {', '.join(ORDERS)}")
+    return given
+
+
+_object_order = click.option(
+    "--object-order",
+    metavar="|".join(ORDERS),
+    callback=_known_order,
+    help="Order of a record's objects: as annotated, or by (min y, min x) (default: presets.yaml, else annotation).",
+)
 _splits = click.option("--split", "splits", multiple=True, type=click.Choice(SPLITS), help="May repeat (default: all).")
 _workers = click.option(
     "--workers", type=click.IntRange(min=1), help="Processes (default: imagemill.yaml's, else all processors)."
@@ -61,6 +85,7 @@ _max_objects = click.option(
 
 def _parameters(function: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
+        _object_order,
         click.option(
             "--library", type=click.Choice(["torch", "pillow"]), help="What resizes; a preset never mixes two."
         ),
@@ -80,6 +105,7 @@ def _parameters(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--geometry", type=click.Choice(["boxes", "polygons"]), help="What an instance with both becomes (boxes)."
 )
+@click.option("--split-rule", metavar="RULE", help="Divide one file: with 'id % 20 == 0', these image ids are val.")
 @click.option("--preset", hidden=True, help="The runner names one with every step; raw records are of no preset.")
 @dataset_options
 def convert(
@@ -91,18 +117,30 @@ def convert(
     images: Path | None,
     split: str | None,
     geometry: str | None,
+    split_rule: str | None,
 ) -> None:
-    """A dataset's own annotations into raw/<split>.jsonl, its images as a link."""
+    """A dataset's own annotations into raw/<split>.jsonl, its images as a link.
+
+    What is left out is listed in raw/<split>.dropped.jsonl.
+    """
     config = {
         "adapter": adapter,
         "annotations": {split or SPLITS[0]: str(local_path(annotations, "--annotations"))} if annotations else None,
         "images": str(local_path(images, "--images")) if images else None,
         "geometry": geometry,
+        "split_rule": split_rule,
     }
     if split and not annotations:
         raise WrongUsage("--split without --annotations", do="name the split's file, or leave both to presets.yaml")
-    find_adapter(raw_source(_configured(dataset), dataset.name, config).adapter)
+    source = raw_source(_configured(dataset), dataset.name, config)
+    if split and source.split_rule:
+        why = f"the rule {source.split_rule} divides the file into train and val"
+        raise WrongUsage("--split with a split rule", why=why, do="leave --split out, or the rule")
+    find_adapter(source.adapter)
+    check_rule(dataset, source.split_rule)
     _materialise(root, dataset, [("raw_dataset", dataset.name, config)])
+    for made in SPLITS[:1] if source.split_rule else source.annotations:
+        _show_dropped(listing_of(dataset, made))
 
 
 @command.command("rescale")
@@ -112,27 +150,42 @@ def convert(
 @_workers
 @_max_objects
 @dataset_options
-def rescale(root: DataRoot, dataset: Dataset, preset: str, max_objects: str | None, **given: Any) -> None:
+def rescale(root: DataRoot, dataset: Dataset, preset: str | None, max_objects: str | None, **given: Any) -> None:
     """Every image at its target size, once: an image that is there is never replaced."""
+    preset = preset or _configured(dataset).default_preset(dataset)
     _name("rescale", dataset, preset, max_objects)
     _materialise(root, dataset, [_rescaling(dataset, preset, **given)])
 
 
 @command.command("coord")
 @_preset
+@_object_order
 @_splits
 @click.option("--workers", type=click.IntRange(min=1), help="Accepted; one process reads records, as two took longer.")
 @_max_objects
 @dataset_options
 def coord(
-    root: DataRoot, dataset: Dataset, preset: str, max_objects: str | None, splits: tuple[str, ...], workers: int | None
+    root: DataRoot,
+    dataset: Dataset,
+    preset: str | None,
+    max_objects: str | None,
+    splits: tuple[str, ...],
+    object_order: ObjectOrder | None,
+    workers: int | None,
 ) -> None:
-    """Norm and coord records; with a limit on objects, a derived preset that shares every image by hardlink."""
+    """Norm and coord records; with a limit on objects, a derived preset that shares every image by hardlink.
+
+    A base preset that presets.yaml limits gets its own records, and its derived preset.
+    """
+    preset = preset or _configured(dataset).default_preset(dataset)
     name = _name("coord", dataset, preset, max_objects)
     base = dataset.preset(name.base)
-    derive_checks.base_manifest(base)
+    order = _configured(dataset).settings(dataset.name, name.base, object_order=object_order).object_order
+    check_order(base, derive_checks.base_manifest(base), order)
     derive_checks.chosen_splits(base, splits or None)
-    _materialise(root, dataset, [_coordinates(dataset, name, splits)])
+    limited_by_file = preset == name.base and not max_objects and not os.environ.get(MAX_OBJECTS_VARIABLE)
+    names = dict.fromkeys([name._replace(max_objects=None), name] if limited_by_file else [name])
+    _materialise(root, dataset, [_coordinates(dataset, each, splits, object_order) for each in names])
 
 
 @command.command("all")
@@ -142,8 +195,9 @@ def coord(
 @_workers
 @_max_objects
 @dataset_options
-def everything(root: DataRoot, dataset: Dataset, preset: str, max_objects: str | None, **given: Any) -> None:
+def everything(root: DataRoot, dataset: Dataset, preset: str | None, max_objects: str | None, **given: Any) -> None:
     """Rescale, then coord; where presets.yaml limits the objects, also the derived preset."""
+    preset = preset or _configured(dataset).default_preset(dataset)
     base = _name("all", dataset, preset, max_objects)
     names = dict.fromkeys([base, base._replace(max_objects=_limit(dataset, preset))])
     steps = [_rescaling(dataset, preset, **given), *(_coordinates(dataset, name, given["splits"]) for name in names)]
@@ -157,25 +211,41 @@ def everything(root: DataRoot, dataset: Dataset, preset: str, max_objects: str |
 @click.option(
     "--image-check-n", type=int, default=64, show_default=True, help="Images of the first N valid records; 0: all."
 )
+@click.option("--skip-image-check", is_flag=True, help="The same as --image-check-mode none.")
+@click.option("--raw-only", is_flag=True, help="Raw records alone, of no preset.")
+@click.option("--preset-only", is_flag=True, help="The preset alone, which is the default.")
 @click.option("--json", "as_lines", is_flag=True, help="One JSON report per line, for programs.")
 @dataset_options
 def validate(
     root: DataRoot,
     dataset: Dataset,
-    preset: str,
+    preset: str | None,
     max_objects: str | None,
     image_check_mode: Any,
     image_check_n: int,
+    skip_image_check: bool,
+    raw_only: bool,
+    preset_only: bool,
     as_lines: bool,
 ) -> None:
     """Every file of a preset, and its images/, by every rule. Reads only."""
     from dagster_project.cli.validate import show
     from imagemill.validation.validator import Options, validate_preset
+    from imagemill.validation.validator import validate as validate_file
 
-    name = _name("validate", dataset, preset, max_objects)
-    options = Options(image_mode=image_check_mode, image_first=image_check_n)
+    if raw_only and preset_only:
+        raise WrongUsage("--raw-only with --preset-only", do="leave one out")
+    options = Options(image_mode="none" if skip_image_check else image_check_mode, image_first=image_check_n)
+    if raw_only:
+        splits = chosen_splits(dataset, None)
+        reports = (validate_file(dataset.raw_jsonl(split), kind="preset", options=options) for split in splits)
+    else:
+        name = _name("validate", dataset, preset or _configured(dataset).default_preset(dataset), max_objects)
+        folder = dataset.preset(name.effective)
+        check_preset_exists(folder)
+        reports = iter(validate_preset(folder.path, options))
     passed = True
-    for report in validate_preset(dataset.preset(name.effective).path, options):
+    for report in reports:
         passed &= report.passed
         show(report, as_lines=as_lines)
     sys.exit(0 if passed else 1)
@@ -212,8 +282,22 @@ def _rescaling(dataset: Dataset, preset: str, splits: Sequence[str], **given: An
     return "rescale_preset", f"{dataset.name}/{preset}", {**given, "splits": list(splits) or None}
 
 
-def _coordinates(dataset: Dataset, name: PresetName, splits: Sequence[str]) -> Step:
-    return "derived_preset", f"{dataset.name}/{name.effective}", {"splits": list(splits) or None}
+def _coordinates(dataset: Dataset, name: PresetName, splits: Sequence[str], order: ObjectOrder | None = None) -> Step:
+    return "derived_preset", f"{dataset.name}/{name.effective}", {"splits": list(splits) or None, "object_order": order}
+
+
+def _show_dropped(listing: Path) -> None:
+    """Print the first of what a conversion left out, and the file that lists all of it."""
+    if not listing.is_file():
+        return
+    count = 0
+    for count, line in enumerate(read_jsonl(listing), start=1):
+        if count <= SHOWN and line.value:
+            one = line.value
+            about = ": ".join(text for text in (one["image"], one["reason"], one["name"], one["detail"]) if text)
+            click.echo(f"dropped: {about}", err=True)
+    more = f"and {count - SHOWN} more; " if count > SHOWN else ""
+    click.echo(f"dropped: {more}all are listed in {listing}", err=True)
 
 
 def _materialise(root: DataRoot, dataset: Dataset, steps: Sequence[Step]) -> None:

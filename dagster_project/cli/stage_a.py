@@ -22,7 +22,7 @@ from imagemill.config import check_kind
 from imagemill.errors import ImagemillError, WrongUsage
 from imagemill.layout import DataRoot
 from imagemill.pipeline.stage_a.at_work import RANK_DIED
-from imagemill.pipeline.stage_a.missions import Discovery, discover, leave_unselected
+from imagemill.pipeline.stage_a.missions import LABEL_NAMES, Discovery, discover, leave_unselected
 from imagemill.pipeline.stage_a.stage_a_problems import ASSET
 from imagemill.places import Place, at, put, refuse_no_root
 from imagemill.ranks import DEFAULT_MODE, Ranks, ShardingMode, launch_of, ranks_of
@@ -36,6 +36,30 @@ def _refuse_batching_mode(context: click.Context, option: click.Parameter, given
     if given is not None:
         do = f"use --sharding_mode {{{'|'.join(get_args(ShardingMode))}}}"
         raise WrongUsage("--batching_mode is no option any more", do=do)
+
+
+# Options of the original Stage-A, and where the setting is now.
+_CONFIGURED = {
+    "checkpoint": "model",
+    "model": "model",
+    "device": "device",
+    "dtype": "dtype",
+    "max-new-tokens": "max_new_tokens",
+    "temperature": "temperature",
+}
+
+
+def _refuse_configured(context: click.Context, option: click.Parameter, given: str | None) -> None:
+    if given is None:
+        return
+    name = (option.name or "").replace("_", "-")
+    key = _CONFIGURED[name]
+    raise WrongUsage(
+        f"--{name.replace('-', '_')} is not an option",
+        where=f"summarizer.{key} in imagemill.yaml",
+        why="a summary records the model and the settings that made it",
+        do=f"set {key} below summarizer in imagemill.yaml, and run again without the option",
+    )
 
 
 def _known_mode(context: click.Context, option: click.Parameter, given: str) -> str:
@@ -85,6 +109,12 @@ _OPTIONS = (
     ),
     click.option(
         "--batching-mode", is_flag=False, flag_value="", hidden=True, expose_value=False, callback=_refuse_batching_mode
+    ),
+    *(
+        click.option(
+            f"--{name}", is_flag=False, flag_value="", hidden=True, expose_value=False, callback=_refuse_configured
+        )
+        for name in _CONFIGURED
     ),
 )
 
@@ -250,7 +280,8 @@ def _tell(found: Discovery, counts: dict[str, dict[str, int]], maker: dict[str, 
         click.echo(f"{what} {found.mission}: {' '.join(f'{name}={count}' for name, count in of.items())}")
     if not counts[ASSET]["groups"]:
         why = "no group was chosen from" if found.groups else "there are no groups in"
-        click.echo(f"imagemill: warning: {why} mission {found.mission}; the output is empty", err=True)
+        expected = "" if found.groups else f"; groups are folders in {LABEL_NAMES}"
+        click.echo(f"imagemill: warning: {why} mission {found.mission}; the output is empty{expected}", err=True)
     for problem in found.problems:
         click.echo(f"{problem.outcome}: {problem.place}: {problem.reason}: {problem.detail}", err=True)
     for row in rows:

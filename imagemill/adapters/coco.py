@@ -5,7 +5,7 @@
      "categories": [{"id": 51, "name": "bowl"}]}
 
 As polygons, an instance in several parts (something stands before it) becomes its largest one: an object stays one instance. Run
-lengths have no outline, and become their box. Both are counted.
+lengths have no outline, and become their box. Both are counted. An object keeps its category's id in `metadata`.
 
 Source: cocodataset.org, "Data format".
 """
@@ -33,7 +33,8 @@ class Annotation(msgspec.Struct):
     image_id: int
     category_id: int
     bbox: tuple[float, float, float, float]
-    iscrowd: int = 0
+    iscrowd: int | bool = 0
+    id: int | str = ""
     segmentation: msgspec.Raw = msgspec.Raw(b"null")  # kept as bytes: most runs never look at it
 
 
@@ -55,31 +56,33 @@ def read(source: Source) -> Iterator[dict[str, Any]]:
 
 
 def read_instances(source: Source, *, described: Callable[[str], str]) -> Iterator[dict[str, Any]]:
-    """One record per image that is on the disk. `described`: a category's name as the object's text."""
+    """Yield one record per image that is on the disk. `described`: a category's name as the object's text."""
     document = source.read(Instances)
+    images = list(_images(source, document))
     categories = source.each(Category, document.categories, "category")
     names = {category.id: described(category.name) for category in categories}
     of_image: dict[int, list[Annotation]] = defaultdict(list)
     for annotation in source.each(Annotation, document.annotations, "annotation"):
         of_image[annotation.image_id].append(annotation)
-    for image in _images(source, document):
+    for image in images:
         annotations = of_image.pop(image.id, [])
-        name = source.find(_names(image))
+        name = source.find(_names(image), f"image id {image.id}, {len(annotations)} annotations")
         if name is not None:
-            sized = SizedImage(name, image.width, image.height)
+            sized = SizedImage(name, image.width, image.height, image.id, image.file_name)
             yield source.record(sized, [_object(source, sized, annotation, names) for annotation in annotations])
-    source.counts["unknown_image"] += sum(map(len, of_image.values()))
+    for image_id, annotations in of_image.items():
+        for annotation in annotations:
+            source.drop("unknown_image", source.image_name(image_id), _name(names, annotation), _which(annotation))
 
 
 def _images(source: Source, document: Instances) -> Iterator[Image]:
     """Yield each image once: the first of those with one id, which gets the annotations of all of them."""
-    seen: set[int] = set()
     for image in source.each(Image, document.images, "image"):
-        if image.id in seen:
-            name = next(iter(_names(image)), str(image.id))
-            source.drop("duplicate_image", SizedImage(name, image.width, image.height), f"image id {image.id}")
+        name = next(iter(_names(image)), f"image id {image.id}")
+        if image.id in source.names:
+            source.drop("duplicate_image", name, detail=f"image id {image.id}")
         else:
-            seen.add(image.id)
+            source.names[image.id] = name
             yield image
 
 
@@ -89,20 +92,28 @@ def _names(image: Image) -> list[str]:
 
 
 def _object(source: Source, image: SizedImage, annotation: Annotation, names: dict[int, str]) -> dict[str, Any] | None:
+    category = annotation.category_id
     if annotation.iscrowd:
-        source.counts["crowd"] += 1
+        source.drop("crowd", image.name, _name(names, annotation), _which(annotation))
         return None
-    if annotation.category_id not in names:
-        source.drop("unknown_category", image, f"category {annotation.category_id}")
+    if category not in names:
+        source.drop("unknown_category", image.name, _name(names, annotation), _which(annotation))
         return None
-    name = names[annotation.category_id]
     outlines = _outlines(annotation) if source.geometry == "polygons" else []
     if outlines:
         source.counts["parts_dropped"] += len(outlines) - 1
-        return source.polygon(image, name, max(outlines, key=_area))
-    box = source.box(image, name, annotation.bbox[:2], annotation.bbox[2:])
+        return source.polygon(image, names[category], max(outlines, key=_area), category=category)
+    box = source.box(image, names[category], annotation.bbox[:2], annotation.bbox[2:], category=category)
     source.counts["polygon_as_box"] += box is not None and source.geometry == "polygons"
     return box
+
+
+def _name(names: dict[int, str], annotation: Annotation) -> str:
+    return names.get(annotation.category_id, f"category {annotation.category_id}")
+
+
+def _which(annotation: Annotation) -> str:
+    return f"annotation {annotation.id}" if annotation.id != "" else ""
 
 
 def _outlines(annotation: Annotation) -> list[list[float]]:

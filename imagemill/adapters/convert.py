@@ -1,4 +1,9 @@
-"""One split of a public dataset made raw: `raw/<split>.jsonl`, and `raw/images`, a link to where the images are.
+"""A public dataset made raw: `raw/<split>.jsonl`, and `raw/images`, a link to the folder of images.
+
+    raw/train.jsonl  raw/val.jsonl      records
+    raw/train.dropped.jsonl             a line per annotation and image in no record: image, reason, name, detail
+    raw/manifest.json                   adapter, geometry and split rule of each split
+    raw/images                          the link
 
     imagemill preset convert coco --adapter coco --annotations instances_train2017.json --images /data/coco --split train
 
@@ -12,28 +17,74 @@ Source: CONTRACTS section 3, "raw/images may be a symlink (convert makes one: ra
 import importlib
 import os
 import pkgutil
+import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from imagemill import adapters
-from imagemill.adapters.source import Geometry, Source
+from imagemill.adapters.source import Dropped, Geometry, Source
 from imagemill.atomic import sweep_temporaries, sync_folder, temporary_path
 from imagemill.errors import ImagemillError, MissingInput, WrongUsage
+from imagemill.formats.drafts import Draft
 from imagemill.formats.jsonl import encode_line, replace_lines
-from imagemill.public_data import SPLITS, Dataset
+from imagemill.formats.manifest import read_json, write_json
+from imagemill.public_data import MANIFEST_FORMAT, SPLITS, Dataset
 
 _NOT_ADAPTERS = {"convert", "source"}
 
 Read = Callable[[Source], Iterator[dict[str, Any]]]
 
 
+# Beside the records: `raw/manifest.json`, by which the next conversion knows how the splits were made.
+RAW_MANIFEST = "manifest.json"
+
+_RULE = re.compile(r"\s*id\s*%\s*([1-9][0-9]{0,9})\s*==\s*(0|[1-9][0-9]{0,9})\s*")
+
+
+class SplitRule(NamedTuple):
+    """Images whose id leaves this remainder go to val, all others to train."""
+
+    divisor: int
+    remainder: int
+
+    def __str__(self) -> str:
+        return f"id % {self.divisor} == {self.remainder}"
+
+    def split_of(self, image_id: int) -> str:
+        """Return the split of an image."""
+        return "val" if image_id % self.divisor == self.remainder else "train"
+
+
+def parse_split_rule(text: str) -> SplitRule:
+    """Read a rule such as `id % 20 == 0`.
+
+    Raises:
+        WrongUsage: another form, a divisor below 2, or a remainder that no id leaves.
+    """
+    match = _RULE.fullmatch(text)
+    rule = SplitRule(int(match[1]), int(match[2])) if match else None
+    if rule is None or rule.divisor < 2 or rule.remainder >= rule.divisor:
+        raise WrongUsage(
+            f"split rule {text!r} is not of the form id % N == K",
+            why="images whose id leaves the remainder K go to val, all others to train",
+            do="give N of 2 or more and K from 0 to N - 1, such as 'id % 20 == 0'",
+        )
+    return rule
+
+
 class Converted(NamedTuple):
-    """The result of a conversion: counts by reason; for each image, its objects left out by (reason, name)."""
+    """The result of a conversion: counts by reason; what was left out; the file that lists it, None if nothing was."""
 
     counts: Counter[str]
-    dropped: Mapping[str, Counter[tuple[str, str]]]
+    dropped: Sequence[Dropped]
+    listing: Path | None
+
+
+def listing_of(dataset: Dataset, split: str) -> Path:
+    """Return the name of the file that lists what a conversion left out."""
+    return dataset.raw / f"{split}.dropped.jsonl"
 
 
 def adapter_names() -> list[str]:
@@ -57,18 +108,23 @@ def convert(
     *,
     split: str = "train",
     geometry: Geometry = "boxes",
+    split_rule: SplitRule | None = None,
 ) -> Converted:
-    """Write one split's raw records; equal ones leave the file as it is.
+    """Write raw records of one file of annotations; equal ones leave the file as it is.
+
+    Args:
+        split: the split of all records. split_rule: divides them into train and val instead.
 
     Returns:
-        counts of `records` and `objects` made, `without_objects` and `clipped_box` among them, and of what was left out:
-        `missing_image`, `duplicate_image`, `crowd`, `degenerate_box`, `outside_image`, `out_of_range`, `blank_name`,
-        `unknown_category`, `unknown_image`, `malformed_image`, `malformed_annotation`, `malformed_category`; with polygons
-        `polygon_as_box`, `parts_dropped`.
+        counts of `records` and `objects` made, `without_objects`, `clipped_box` and `joined_lines` among them, and of what was
+        left out: `missing_image`, `duplicate_image`, `crowd`, `degenerate_box`, `outside_image`, `out_of_range`, `blank_name`,
+        `unknown_category`, `unknown_image`, `missing_size`, `malformed_image`, `malformed_annotation`, `malformed_category`,
+        `repeated_object`; with polygons `polygon_as_box`, `parts_dropped`; with a rule
+        `train_records` and `val_records`.
 
     Raises:
         WrongUsage: an unknown adapter or split. MissingInput: no such file or folder, or none of the images is there.
-        ImagemillError: the file is not the adapter's, or raw has images from another folder.
+        ImagemillError: the file is not the adapter's, raw has images from another folder, or its splits were made in another way.
     """
     read = find_adapter(adapter)
     if split not in SPLITS:
@@ -79,23 +135,119 @@ def convert(
         raise MissingInput("no folder of images", where=images, do="check --images")
     source = Source(annotations, images, geometry)
     _check_link(dataset, images)
+    check_rule(dataset, split_rule)
     sweep_temporaries(dataset.raw)
-    replace_lines(dataset.raw_jsonl(split), _lines(source, read))
+    made = {"adapter": adapter, "geometry": geometry, "split_rule": str(split_rule) if split_rule else None}
+    splits: dict[str, dict[str, Any]] = dict.fromkeys(SPLITS if split_rule else (split,), made)
+    _write_records(dataset, splits, _routed(source, read, split, split_rule))
+    listing = _write_listing(dataset, next(iter(splits)), source.dropped)
     _link(dataset, images)
-    return Converted(source.counts, source.dropped)
+    return Converted(source.counts, source.dropped, listing)
 
 
-def _lines(source: Source, read: Read) -> Iterator[bytes]:
-    yield from map(encode_line, read(source))
+def recorded_rule(dataset: Dataset) -> str | None:
+    """Return the rule that divided raw records into train and val, None if none did."""
+    splits = _recorded(dataset).get("splits")
+    of_train = splits.get("train") if isinstance(splits, dict) else None
+    rule = of_train.get("split_rule") if isinstance(of_train, dict) else None
+    return rule if isinstance(rule, str) else None
+
+
+def check_rule(dataset: Dataset, rule: SplitRule | None) -> None:
+    """Raise ImagemillError if records of another conversion would stay beside these, in two splits at a time."""
+    before = recorded_rule(dataset)
+    if (rule is None) == (before is None) or not dataset.raw_jsonl("val").exists():
+        return
+    said = f"divided by {before!r}" if before else "converted without a rule"
+    raise ImagemillError(
+        f"raw records of {dataset.name} were {said}",
+        where=dataset.raw,
+        why="an image would be in train and in val",
+        do=f"give --split-rule '{before}' again, or delete {dataset.raw_jsonl('val')} first"
+        if before
+        else f"leave --split-rule out, or delete {dataset.raw_jsonl('val')} first",
+    )
+
+
+Routed = tuple[str, dict[str, Any]]
+
+
+def _routed(source: Source, read: Read, split: str, rule: SplitRule | None) -> Iterator[Routed]:
+    """Yield each record with its split."""
+    found: Counter[str] = Counter()
+    for record in read(source):
+        split = rule.split_of(record["metadata"]["image_id"]) if rule else split
+        found[split] += 1
+        yield split, record
     if source.counts["missing_image"] and not source.counts["records"]:
         raise MissingInput(
             f"none of {source.counts['missing_image']} annotated images is in the folder of images",
             where=source.images,
+            why=f"the first one is {next(one.image for one in source.dropped if one.reason == 'missing_image')!r}",
             do="check --images: names in the annotations are relative to it",
         )
     malformed = [name for name in source.counts if name.startswith("malformed_")]
     if malformed and not source.counts["records"]:
-        raise source.foreign(f"no record, and {', '.join(f'{source.counts[name]} {name}' for name in malformed)}")
+        first = next(one for one in source.dropped if one.reason in malformed)
+        counts = ", ".join(f"{source.counts[name]} {name}" for name in malformed)
+        raise source.foreign(f"no record, and {counts}; the first one: {first.detail}")
+    if rule:
+        source.counts.update({f"{name}_records": count for name, count in found.items()})
+        if empty := [name for name in SPLITS if not found[name]]:
+            raise ImagemillError(
+                f"no image goes to {empty[0]} by the split rule {rule}",
+                where=source.annotations,
+                why=f"{source.counts['records']} images were divided",
+                do="choose another N and K",
+            )
+
+
+def _write_records(dataset: Dataset, splits: Mapping[str, Mapping[str, Any]], records: Iterator[Routed]) -> None:
+    """Write the files of these splits, and what the manifest says of each, when all records are known to be good."""
+    dataset.raw.mkdir(parents=True, exist_ok=True)
+    drafts = {split: Draft(dataset.raw, dataset.raw_jsonl(split).name) for split in splits}
+    try:
+        for split, record in records:
+            drafts[split].write(encode_line(record))
+        changed = [draft.finish() for draft in drafts.values()]
+        # Before the files get their names: the same command continues after a kill in between.
+        _record(dataset, splits)
+        for draft in drafts.values():
+            draft.publish()
+    finally:
+        for draft in drafts.values():
+            draft.discard()
+    if any(changed):
+        sync_folder(dataset.raw)
+
+
+def _write_listing(dataset: Dataset, split: str, dropped: Sequence[Dropped]) -> Path | None:
+    """List what was left out, a line each; without any, a listing of an earlier conversion is removed."""
+    path = listing_of(dataset, split)
+    if not dropped:
+        path.unlink(missing_ok=True)
+        return None
+    replace_lines(path, (encode_line(one._asdict()) for one in dropped))
+    return path
+
+
+def _recorded(dataset: Dataset) -> dict[str, Any]:
+    """Return raw's manifest; empty if it is missing or damaged: the next conversion writes it again."""
+    try:
+        manifest = read_json(dataset.raw / RAW_MANIFEST)
+    except ImagemillError:
+        return {}
+    return manifest if isinstance(manifest, dict) else {}
+
+
+def _record(dataset: Dataset, splits: Mapping[str, Mapping[str, Any]]) -> None:
+    path = dataset.raw / RAW_MANIFEST
+    before = _recorded(dataset)
+    recorded = before.get("splits")
+    known = recorded if isinstance(recorded, dict) else {}
+    manifest = {"format": MANIFEST_FORMAT, "dataset": dataset.name, "splits": {**known, **splits}}
+    if manifest != before:
+        write_json(path, manifest)
 
 
 def _check_link(dataset: Dataset, images: Path) -> None:

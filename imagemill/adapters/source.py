@@ -5,8 +5,8 @@ Belongs here: finding images, building objects, reading documents. Belongs elsew
 
 import json
 import math
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -24,14 +24,30 @@ T = TypeVar("T")
 
 # Sums of two annotated decimals are written without a float's tail of digits.
 _DECIMALS = 4
+# Characters of an odd value in a listing.
+_SHOWN = 120
 
 
 class SizedImage(NamedTuple):
-    """An image by its name in the folder of images; width and height in pixels, as annotated."""
+    """An image by its name in the folder of images; width and height in pixels, as annotated.
+
+    `image_id` and `file_name` are those of the dataset's own document.
+    """
 
     name: str
     width: int
     height: int
+    image_id: int
+    file_name: str = ""
+
+
+class Dropped(NamedTuple):
+    """An annotation or an image that is in no record: the image's name, the reason's code, the object's name, and details."""
+
+    image: str
+    reason: str
+    name: str = ""
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +58,16 @@ class Source:
         annotations: the file of annotations. images: the folder that image names are relative to.
         geometry: what an instance with both becomes.
         counts: what was made and what was left out, by reason.
-        dropped: for each image, how many of its objects were left out, by reason and object name.
+        dropped: everything that was left out, in the order in which it was met.
+        names: names of images by id, for messages about annotations.
     """
 
     annotations: Path
     images: Path
     geometry: Geometry = "boxes"
     counts: Counter[str] = field(default_factory=Counter)
-    dropped: defaultdict[str, Counter[tuple[str, str]]] = field(default_factory=lambda: defaultdict(Counter))
+    dropped: list[Dropped] = field(default_factory=list)
+    names: dict[int, str] = field(default_factory=dict)
 
     def read(self, kind: type[T], path: Path | None = None) -> T:
         """Read a document of this kind; its other fields are ignored. Raises MissingInput or ImagemillError."""
@@ -73,21 +91,43 @@ class Source:
             do="check --adapter and --annotations",
         )
 
-    def each(self, kind: type[T], items: Iterable[msgspec.Raw], what: str) -> Iterator[T]:
-        """Decode items one by one; those of another form are counted as `malformed_<what>` and skipped."""
+    def each(
+        self,
+        kind: type[T],
+        items: Iterable[msgspec.Raw],
+        what: str,
+        *,
+        image: str = "",
+        aliases: Mapping[str, str] | None = None,
+    ) -> Iterator[T]:
+        """Decode items one by one; drop those of another form as `malformed_<what>`.
+
+        A number in quotes, a whole number with a fraction of zero, and null for an absent field are accepted.
+
+        Args:
+            image: name of the image that the items belong to, if it is known.
+            aliases: other names of fields, by the name that `kind` has.
+        """
         decode: Callable[[msgspec.Raw], T] = msgspec.json.Decoder(kind).decode
+        lenient: Callable[[bytes], T] = msgspec.json.Decoder(kind, strict=False).decode
         for item in items:
             try:
-                yield decode(item)
-            except NOT_JSON:
-                self.counts[f"malformed_{what}"] += 1
+                found = decode(item)
+            except NOT_JSON as error:
+                try:
+                    found = lenient(_normalised(item, aliases or {}))
+                except (*NOT_JSON, OverflowError):  # an integer of more than 64 bits
+                    self.drop(f"malformed_{what}", image or self._image_of(item), detail=f"{error}: {_shown(item)}")
+                    continue
+            yield found
 
-    def find(self, names: Iterable[str]) -> str | None:
-        """Return the first of these names that is a file in the folder of images; count the image if there is no such file."""
+    def find(self, names: Iterable[str], detail: str = "") -> str | None:
+        """Return the first of these names that is a file in the folder of images. Without one, drop the image and return None."""
+        names = list(names)
         for name in names:
             if path_problem(name) is None and _is_file(self.images / name):
                 return name
-        self.counts["missing_image"] += 1
+        self.drop("missing_image", next(iter(names), ""), detail=detail)
         return None
 
     def record(self, image: SizedImage, objects: Iterable[dict[str, Any] | None]) -> dict[str, Any]:
@@ -96,20 +136,37 @@ class Source:
         self.counts["records"] += 1
         self.counts["objects"] += len(kept)
         self.counts["without_objects"] += not kept
-        return {"images": [f"images/{image.name}"], "objects": kept, "width": image.width, "height": image.height}
+        return {
+            "images": [f"images/{image.name}"],
+            "objects": kept,
+            "width": image.width,
+            "height": image.height,
+            "metadata": {"image_id": image.image_id, "file_name": image.file_name or image.name},
+        }
 
-    def drop(self, reason: str, image: SizedImage, name: str) -> None:
-        """Count an object that is left out."""
+    def drop(self, reason: str, image: str, name: str = "", detail: str = "") -> None:
+        """Count and list an annotation or an image that is left out."""
         self.counts[reason] += 1
-        self.dropped[image.name][reason, name] += 1
+        self.dropped.append(Dropped(image, reason, name, detail))
+
+    def image_name(self, image_id: int) -> str:
+        """Return the name of an image for messages."""
+        return self.names.get(image_id) or f"image id {image_id}"
 
     def box(
-        self, image: SizedImage, desc: str, corner: Sequence[float], extent: Sequence[float]
+        self,
+        image: SizedImage,
+        desc: str,
+        corner: Sequence[float],
+        extent: Sequence[float],
+        *,
+        category: int | None = None,
     ) -> dict[str, Any] | None:
         """Return an object with a box, clipped to the image; one without area in the image is dropped and counted.
 
         Args:
             corner: x and y of the upper left, extent: width and height; in pixels.
+            category: its `category_id`, if the dataset has categories.
         """
         x, y = map(_number, corner)
         values = [x, y, _sum(x, _number(extent[0])), _sum(y, _number(extent[1]))]
@@ -117,20 +174,64 @@ class Source:
         if reason is None and not (values[2] > x and values[3] > y):
             reason = "degenerate_box"
         if reason or not overlaps(values, image.width, image.height):
-            self.drop(reason or "outside_image", image, desc)
+            self._drop_shape(reason, image, desc, f"box {[*corner, *extent]}")
             return None
         box = [max(x, 0), max(y, 0), min(values[2], image.width), min(values[3], image.height)]
         self.counts["clipped_box"] += box != values
-        return {"desc": desc.strip(), "bbox_2d": box}
+        return {"desc": self._text(desc), "bbox_2d": box, **_category(category)}
 
-    def polygon(self, image: SizedImage, desc: str, points: Sequence[float]) -> dict[str, Any] | None:
+    def polygon(
+        self, image: SizedImage, desc: str, points: Sequence[float], *, category: int | None = None
+    ) -> dict[str, Any] | None:
         """Return an object with an outline as it is annotated; one whose box does not overlap the image is dropped."""
         values = list(map(_number, points))
         reason = _object_problem(desc, values, image)
         if reason or not overlaps(values, image.width, image.height):
-            self.drop(reason or "outside_image", image, desc)
+            self._drop_shape(reason, image, desc, f"polygon from {points[:2]}")
             return None
-        return {"desc": desc.strip(), "poly": values, "poly_points": len(values) // 2}
+        return {"desc": self._text(desc), "poly": values, "poly_points": len(values) // 2, **_category(category)}
+
+    def _drop_shape(self, reason: str | None, image: SizedImage, desc: str, shape: str) -> None:
+        self.drop(reason or "outside_image", image.name, desc.strip(), f"{shape}, image {image.width}x{image.height}")
+
+    def _text(self, desc: str) -> str:
+        """Return an object's text on one line."""
+        text = desc.strip()
+        if len(text.splitlines()) > 1:
+            self.counts["joined_lines"] += 1
+            return " ".join(text.split())
+        return text
+
+    def _image_of(self, item: bytes) -> str:
+        """Return the name of the image that a malformed item is, or belongs to."""
+        try:
+            value = msgspec.json.decode(item)
+        except NOT_JSON:
+            return ""
+        if not isinstance(value, dict):
+            return ""
+        if isinstance(value.get("file_name"), str):
+            return value["file_name"]
+        image_id = value.get("image_id")
+        return self.image_name(image_id) if type(image_id) is int else ""
+
+
+def _category(category: int | None) -> dict[str, Any]:
+    return {} if category is None else {"metadata": {"category_id": category}}
+
+
+def _normalised(item: bytes, aliases: Mapping[str, str]) -> bytes:
+    """Return a JSON object without nulls, its fields under their usual names."""
+    value = msgspec.json.decode(item)
+    if not isinstance(value, dict):
+        return item
+    named = {name: value[alias] for name, alias in aliases.items() if name not in value and alias in value}
+    return msgspec.json.encode({key: each for key, each in {**value, **named}.items() if each is not None})
+
+
+def _shown(item: bytes) -> str:
+    text = bytes(item).decode("utf-8", "replace")
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
 
 
 def _object_problem(desc: str, values: Sequence[Number], image: SizedImage) -> str | None:

@@ -95,7 +95,7 @@ RULES: dict[str, Rule] = {
     "split_without_pixels": Rule(_PRESET, "a split with norm or coord records has its .jsonl", "run imagemill preset rescale"),
     "split_lines": Rule(_PRESET, "the files of a split have as many lines", "run imagemill preset coord"),
     "split_order": Rule(
-        _PRESET, "the files of a split name the same images and objects, in the same order of lines",
+        _PRESET, "the files of a split have the same images and objects, in the same order",
         "run imagemill preset coord",
     ),
     "stale_split": Rule(

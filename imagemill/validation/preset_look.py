@@ -1,7 +1,8 @@
 """A fast look at a line of a preset, as this program writes them: typed decoding, then a few comparisons per object.
 
     DECODERS[space](raw) ──> images, objects, width, height     whatever is unusual does not decode
-    QUOTES + QUOTES_OF[space](objects, width, height)           quotes in a line that holds this and nothing else
+    QUOTES + QUOTES_OF[space](objects, width, height)           quotes in a line that holds this and nothing else; with
+                                                                `metadata` of the record METADATA_QUOTES more
 
 Belongs here: what surely has nothing wrong.
 Belongs elsewhere: every verdict (imagemill/preset_records.py).
@@ -24,6 +25,21 @@ _TOKENS = {f"<|coord_{number}|>": number for number in range(TOP + 1)}
 PLAIN_PATH = re.compile(r"(?:[\w-][\w.-]*/)*[\w-][\w.-]*", re.ASCII).fullmatch
 # The four keys and the path.
 QUOTES = 2 * 5
+# The key `metadata`, its two keys, and the file name.
+METADATA_QUOTES = 2 * 4
+
+
+class _Image(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    """`metadata` of a record, as adapters write it."""
+
+    image_id: int
+    file_name: str
+
+
+class _Category(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    """`metadata` of an object, as adapters write it."""
+
+    category_id: int
 
 
 def _decoder(value: Any) -> Any:
@@ -34,11 +50,18 @@ def _decoder(value: Any) -> Any:
             ("bbox_2d", tuple[value, value, value, value] | UnsetType, UNSET),
             ("poly", list[value] | UnsetType, UNSET),
             ("poly_points", int | UnsetType, UNSET),
+            ("metadata", _Category | UnsetType, UNSET),
         ],
         gc=False,
         forbid_unknown_fields=True,
     )
-    fields = [("images", tuple[str]), ("objects", list[item]), ("width", Side), ("height", Side)]
+    fields = [
+        ("images", tuple[str]),
+        ("objects", list[item]),
+        ("width", Side),
+        ("height", Side),
+        ("metadata", _Image | UnsetType, UNSET),
+    ]
     line = msgspec.defstruct("Line", fields, gc=False, forbid_unknown_fields=True)
     return msgspec.json.Decoder(line).decode
 
@@ -60,6 +83,8 @@ def _in_pixels(objects: Sequence[Any], width: int, height: int) -> int:
             x1, y1, x2, y2 = item.bbox_2d
             if not (0 <= x1 < x2 <= width and 0 <= y1 < y2 <= height):
                 return _NONE
+        if item.metadata is not UNSET:
+            quotes += 4
         if item.desc.isspace() or not is_plain_text(item.desc):
             return _NONE
     return quotes
@@ -74,6 +99,8 @@ def _in_norm(objects: Sequence[Any], width: int, height: int) -> int:
             x1, y1, x2, y2 = item.bbox_2d
             if x1 >= x2 or y1 >= y2:
                 return _NONE
+        if item.metadata is not UNSET:
+            quotes += 4
         if item.desc.isspace() or not is_plain_text(item.desc):
             return _NONE
     return quotes
@@ -93,6 +120,8 @@ def _in_tokens(objects: Sequence[Any], width: int, height: int) -> int:
                     return _NONE
             except KeyError:
                 return _NONE
+        if item.metadata is not UNSET:
+            quotes += 4
         if item.desc.isspace() or not is_plain_text(item.desc):
             return _NONE
     return quotes

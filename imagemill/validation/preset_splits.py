@@ -12,7 +12,7 @@ import msgspec
 
 from imagemill.formats.manifest import sha256_file
 from imagemill.preset_records import Space
-from imagemill.public_data import SPACES, SPLITS, PresetDir
+from imagemill.public_data import SPACES, SPLITS, PresetDir, is_foreign
 from imagemill.strict_json import NOT_JSON
 from imagemill.validation.catalogue import finding
 from imagemill.validation.findings import Finding
@@ -59,7 +59,7 @@ def splits_agree(folder: Path, manifest: Mapping[str, Any], base: Path | None) -
             yield from (finding("split_without_pixels", f"{path.name} without it", file=path.name) for path in made)
             continue
         for path in made:
-            yield from _agreement(preset.jsonl(split), path)
+            yield from _agreement(preset.jsonl(split), path, any_order=is_foreign(manifest))
         yield from _sources(preset, split, manifest, base)
 
 
@@ -67,9 +67,9 @@ def _made_by_coord() -> list[Space]:
     return [space for space in SPACES if space != "pixel"]
 
 
-def _agreement(pixels: Path, made: Path) -> Iterator[Finding]:
+def _agreement(pixels: Path, made: Path, *, any_order: bool) -> Iterator[Finding]:
     try:
-        found = _compare(pixels, made)
+        found = _compare(pixels, made, any_order=any_order)
     except OSError as error:
         yield finding("read_error", str(error), file=made.name)
         return
@@ -81,14 +81,14 @@ def _agreement(pixels: Path, made: Path) -> Iterator[Finding]:
         yield finding("split_order", message, file=made.name, line=found.first)
 
 
-def _compare(pixels: Path, made: Path) -> _Compared:
+def _compare(pixels: Path, made: Path, *, any_order: bool) -> _Compared:
     lines = others = differing = first = 0
     message = ""
     with open(pixels, "rb") as one, open(made, "rb") as other:
         for number, (pixel, coord) in enumerate(zip_longest(one, other), start=1):
             lines += pixel is not None
             others += coord is not None
-            if pixel is None or coord is None or not (problem := _difference(pixel, coord)):
+            if pixel is None or coord is None or not (problem := _difference(pixel, coord, any_order=any_order)):
                 continue
             differing += 1
             if not first:
@@ -96,8 +96,12 @@ def _compare(pixels: Path, made: Path) -> _Compared:
     return _Compared(lines, others, differing, first, message)
 
 
-def _difference(pixel: bytes, coord: bytes) -> str | None:
-    """Return the difference between two records. A line that cannot be decoded has findings of its own and no difference."""
+def _difference(pixel: bytes, coord: bytes, *, any_order: bool) -> str | None:
+    """Return the difference between two records. A line that cannot be decoded has findings of its own and no difference.
+
+    Args:
+        any_order: accept the same objects in another order. The original system sorts norm and coord records alone.
+    """
     try:
         ours, theirs = _decode(pixel), _decode(coord)
     except NOT_JSON:
@@ -106,10 +110,12 @@ def _difference(pixel: bytes, coord: bytes) -> str | None:
         return f"{_name(theirs)!r}, the pixel records have {_name(ours)!r} here"
     if (ours.width, ours.height) != (theirs.width, theirs.height):
         return f"{theirs.width}x{theirs.height}, the pixel record has {ours.width}x{ours.height}"
-    # Presets of the original system order the objects of norm and coord by their place.
-    if sorted(item.desc for item in ours.objects) != sorted(item.desc for item in theirs.objects):
-        return f"{len(theirs.objects)} objects, the pixel record has {len(ours.objects)}, or others"
-    return None
+    names, others = ([item.desc for item in record.objects] for record in (ours, theirs))
+    if names == others:
+        return None
+    if sorted(names) != sorted(others):
+        return f"{len(others)} objects, the pixel record has {len(names)}, or others"
+    return None if any_order else "the objects have another order than those of the pixel record"
 
 
 def _name(record: _Record) -> str:

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from msgspec import UNSET
+
 from imagemill.errors import ImagemillError
 from imagemill.preset_records import Space, preset_problems, preset_warnings
 from imagemill.public_data import IMAGES, MANIFEST, PresetDir, read_preset_manifest, space_of
@@ -19,7 +21,7 @@ from imagemill.validation.catalogue import finding
 from imagemill.validation.findings import Finding
 from imagemill.validation.images import ImageLook, is_real_directory
 from imagemill.validation.lines import NOT_OF_THE_TYPE, Findings, check_lines
-from imagemill.validation.preset_look import DECODERS, PLAIN_PATH, QUOTES, QUOTES_OF
+from imagemill.validation.preset_look import DECODERS, METADATA_QUOTES, PLAIN_PATH, QUOTES, QUOTES_OF
 from imagemill.validation.preset_splits import splits_agree
 
 
@@ -133,8 +135,9 @@ class _PresetLines:
         except NOT_OF_THE_TYPE:
             return False
         width, height, path = line.width, line.height, line.images[0]
+        quotes = QUOTES if line.metadata is UNSET else QUOTES + METADATA_QUOTES
         return (
-            raw.count(b'"') == QUOTES + self._quotes_of(line.objects, width, height)
+            raw.count(b'"') == quotes + self._quotes_of(line.objects, width, height)
             and width * height <= self._max_pixels
             and width % self._factor == 0 == height % self._factor
             and PLAIN_PATH(path) is not None

@@ -110,7 +110,37 @@ def test_raw_records_are_made_of_what_a_run_names(data_root, instance):
     assert public_data(data_root).dataset("coco").splits() == ["train"]
 
 
+def test_what_raw_records_leave_out_is_in_the_ui(data_root, instance):
+    annotations = coco_annotations(data_root.path / "source")
+    (data_root.path / "source" / "images" / "train0.jpg").unlink()
+    given = {
+        "adapter": "coco",
+        "annotations": {"train": str(annotations)},
+        "images": str(annotations.parent / "images"),
+    }
+
+    assert make_here(data_root, instance, raw_dataset, "coco", **given, split_rule="id % 2 == 0").success
+
+    found = metadata(instance, "raw_dataset")
+    assert (found["missing image"], found["train records"], found["val records"]) == (1, 1, 1)
+    listing = public_data(data_root).dataset("coco").raw / "train.dropped.jsonl"
+    assert found["train left out"] == str(listing)
+
+
 # ---- parameters
+
+
+@pytest.mark.parametrize(("order", "says"), [("top_left", None), ("size", "choose from annotation, top_left")])
+def test_object_order_of_a_run_is_recorded_or_refused(data_root, instance, dataset, order, says):
+    result = rescale(data_root, instance, object_order=order)
+
+    assert result.success == (says is None)
+    if says:
+        assert says in str(failure_of(result, "rescale_preset"))
+        return
+    assert parameters(dataset)["object_order"] == "top_left"
+    other = make_here(data_root, instance, derived_preset, "coco/p", object_order="annotation")
+    assert "object_order is top_left, requested annotation" in str(failure_of(other, "derived_preset"))
 
 
 def test_parameters_are_those_of_presets_yaml_of_the_run_and_the_defaults(data_root, instance, dataset):

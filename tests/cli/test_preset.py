@@ -6,6 +6,7 @@ Source: seed 004; CONTRACTS sections 3 and 6; issue 6, "Must hold".
 import json
 import os
 import re
+from collections import Counter
 
 import pytest
 
@@ -13,7 +14,8 @@ from dagster_project.work import open_work
 from imagemill.layout import DataRoot
 from imagemill.places import locate
 from imagemill.preset_names import MAX_OBJECTS_VARIABLE
-from imagemill.public_data import PublicData, read_preset_manifest
+from imagemill.public_data import SPACES, PublicData, read_preset_manifest
+from imagemill.store.ledger import Ledger
 from tests.helpers import public
 from tests.helpers.presets import SIZES, coco_annotations, imagemill_here, inodes
 from tests.helpers.product import imagemill
@@ -121,6 +123,31 @@ def test_second_run_of_every_step_changes_nothing(story):
     assert snapshot(story.coco.path) == before
 
 
+def is_ascending(record):
+    """The rule of CoordExp's trainer: objects are ascending by (min y, min x)."""
+    shapes = [[int(token[8:-2]) for token in item["bbox_2d"]] for item in record["objects"]]
+    keys = [(min(shape[1::2]), min(shape[0::2])) for shape in shapes]
+    return keys == sorted(keys)
+
+
+def test_real_coco_in_top_left_order_is_what_the_original_trainer_accepts(story, data_root, coco128):
+    source = ["--annotations", coco128 / "instances_train2017.json", "--images", coco128 / "images"]
+    run(data_root, "convert", "coco", "--adapter", "coco", *source)
+    run(data_root, "all", "coco", "--preset", "p", "--object-order", "top_left")
+
+    preset = PublicData(data_root.public_data).dataset("coco").preset("p")
+    records = records_of(preset.coord("train"))
+    assert (len(records), sum(map(is_ascending, records))) == (128, 128)
+    assert sum(map(is_ascending, records_of(story.base.coord("train")))) == 29, "in the order of the annotations"
+    names = [
+        [[item["desc"] for item in one["objects"]] for one in records_of(preset.records("train", space))]
+        for space in SPACES
+    ]
+    assert names[0] == names[1] == names[2]
+    assert records[0]["metadata"].keys() == {"image_id", "file_name"}
+    assert imagemill_here(data_root, "preset", "validate", "coco", "--preset", "p").returncode == 0
+
+
 # ---- small ones
 
 
@@ -183,6 +210,122 @@ def test_limit_of_another_preset_whose_name_begins_alike_does_not_count(data_roo
     run(data_root, "coord", "coco", "--preset", "p_maximal")
 
     assert dataset.preset("p_maximal").coord("train").is_file()
+
+
+def test_coord_of_a_base_that_presets_yaml_limits_makes_both(data_root, dataset):
+    presets_yaml(data_root, "presets: {coco/p: {max_objects: 2}}")
+    rescaled(data_root)
+
+    said = run(data_root, "coord", "coco", "--preset", "p").stdout.splitlines()
+
+    assert [line.partition(":")[0] for line in said] == ["coco/p", "coco/p_max2"]
+    assert len(records_of(dataset.preset("p").coord("train"))) == 3
+    assert len(records_of(dataset.preset("p_max2").coord("train"))) == 2
+
+
+@pytest.mark.parametrize("text", ["", "datasets: {coco: {default_preset: p}}\npresets: {coco/other: {}}"])
+def test_command_without_a_preset_takes_the_default_or_the_only_one(data_root, dataset, text):
+    rescaled(data_root)
+    presets_yaml(data_root, text)
+
+    run(data_root, "coord", "coco")
+
+    assert dataset.preset("p").coord("train").is_file()
+    assert "passed" in run(data_root, "validate", "coco").stdout
+
+
+@pytest.mark.parametrize(("text", "names"), [("", "no preset yet"), ("presets: {coco/b: {}, coco/a: {}}", "a, b")])
+def test_command_without_a_preset_lists_those_there_are(data_root, dataset, text, names):
+    presets_yaml(data_root, text)
+
+    done = imagemill_here(data_root, "preset", "rescale", "coco")
+
+    assert done.returncode == 2
+    assert f"no --preset, and coco has {names}" in done.stderr
+    assert "default_preset of coco" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["coord", "coco", "--preset", "q"], "presets there: p"),
+        (["coord", "coco", "--preset", "q_max2"], "presets there: p"),
+        (["validate", "coco", "--preset", "q"], "presets there: p"),
+        (["rescale", "cocoo", "--preset", "p"], "datasets there: coco"),
+        (["coord", "cocoo", "--preset", "p"], "datasets there: coco"),
+        (["validate", "cocoo", "--preset", "p"], "datasets there: coco"),
+        (["validate", "cocoo", "--raw-only"], "datasets there: coco"),
+        (["coord", "cocoo"], "datasets there: coco"),
+    ],
+)
+def test_mistyped_name_is_answered_with_those_that_exist(data_root, dataset, arguments, says):
+    rescaled(data_root)
+
+    done = imagemill_here(data_root, "preset", *arguments)
+
+    assert done.returncode == 1
+    assert says in done.stderr
+    assert "check" in done.stderr
+
+
+def test_object_order_comes_from_presets_yaml_and_a_flag_that_differs_is_refused(data_root, dataset):
+    presets_yaml(data_root, "presets: {coco/p: {library: pillow, object_order: top_left}}")
+
+    run(data_root, "all", "coco", "--preset", "p", "--workers", 1)
+
+    manifest = read_preset_manifest(dataset.preset("p"))
+    assert manifest
+    assert manifest["stage_stats"]["rescale"]["object_order"] == "top_left"
+    done = imagemill_here(data_root, "preset", "coord", "coco", "--preset", "p", "--object-order", "annotation")
+    assert done.returncode == 2
+    assert "--object-order says annotation, presets.yaml says top_left" in done.stderr
+    presets_yaml(data_root, "")
+    before = tree(data_root.public_data)
+    for step in ("rescale", "coord"):
+        done = imagemill_here(data_root, "preset", step, "coco", "--preset", "p", "--object-order", "annotation")
+        assert done.returncode == 1
+        assert "top_left, requested annotation" in done.stderr
+    assert tree(data_root.public_data) == before
+
+
+def test_what_convert_leaves_out_is_listed_on_the_terminal_and_in_a_file(data_root, tmp_path):
+    file = coco_annotations(tmp_path / "source", SIZES, objects=1)
+    content = json.loads(file.read_text())
+    content["annotations"][0] |= {"bbox": None}
+    content["images"] += [{"id": 10 + n, "file_name": f"gone{n}.jpg", "width": 5, "height": 5} for n in range(20)]
+    file.write_text(json.dumps(content))
+
+    done = run(
+        data_root, "convert", "coco", "--adapter", "coco", "--annotations", file, "--images", tmp_path / "source/images"
+    )
+
+    listing = data_root.public_data / "coco" / "raw" / "train.dropped.jsonl"
+    lines = done.stderr.splitlines()
+    assert lines[-1] == f"dropped: and 16 more; all are listed in {listing}"
+    assert lines[-6].startswith("dropped: train0.jpg: malformed_annotation: ")
+    assert lines[-5] == "dropped: gone0.jpg: missing_image: image id 10, 0 annotations"
+    assert [one["image"] for one in records_of(listing)] == ["train0.jpg", *[f"gone{n}.jpg" for n in range(20)]]
+    with Ledger(data_root.ledger, read_only=True) as ledger:
+        reasons = Counter(row.reason for row in ledger.problems() if row.asset == "raw_dataset")
+    assert reasons == {"missing_image": 20, "malformed_annotation": 1}
+
+
+def test_split_rule_is_in_the_manifest_of_every_preset(data_root, tmp_path):
+    source = tmp_path / "source"
+    coco_annotations(source, SIZES * 4)
+    flags = ["--annotations", source / "instances_train.json", "--images", source / "images"]
+
+    run(data_root, "convert", "coco", "--adapter", "coco", "--split-rule", "id % 4 == 1", *flags)
+    run(data_root, "all", "coco", "--preset", "p", "--library", "pillow", "--workers", 1)
+    run(data_root, "coord", "coco", "--preset", "p_max6")
+
+    coco = PublicData(data_root.public_data).dataset("coco")
+    ids = [one["metadata"]["image_id"] for one in records_of(coco.preset("p").coord("val"))]
+    assert ids == [1, 5, 9]
+    for name in ("p", "p_max6"):
+        manifest = read_preset_manifest(coco.preset(name))
+        assert manifest
+        assert manifest["stage_stats"]["convert"] == {"split_rule": "id % 4 == 1"}
 
 
 def test_options_take_underscores_and_dashes(data_root, dataset):
@@ -303,6 +446,11 @@ WRONG = [
     (["convert", "coco"], {}, ["nothing says its adapter"]),
     (["convert", "coco", "--adapter", "yolo", "--annotations", "x", "--images", "x"], {}, ["no adapter 'yolo'"]),
     (["convert", "coco", "--split", "val"], {}, ["--split without --annotations"]),
+    (["convert", "coco", "--split-rule", "id % 20"], {}, ["of the form id % N == K", "'id % 20 == 0'"]),
+    (["convert", "coco", "--adapter", "coco", "--annotations", "x", "--images", "x", "--split", "train", "--split-rule",
+      "id % 2 == 0"], {}, ["--split with a split rule"]),
+    (["rescale", "coco", "--preset", "p", "--object-order", "size"], {}, ["annotation", "top_left"]),
+    (["validate", "coco", "--raw-only", "--preset-only"], {}, ["leave one out"]),
     (["convert", "named", "--adapter", "lvis"], {}, ["--adapter says lvis", "presets.yaml says coco"]),
 ]  # fmt: skip
 
@@ -312,7 +460,7 @@ def test_wrong_usage_is_2_and_nothing_is_written(data_root, dataset, arguments, 
     presets_yaml(
         data_root,
         "datasets: {named: {adapter: coco, annotations: {train: x.json}, images: x}}\n"
-        "presets: {coco/limited: {max_objects: 2, max_pixels: 602112}}",
+        "presets: {coco/limited: {max_objects: 2, max_pixels: 602112}, coco/p: {}}",
     )
     before = tree(data_root.path)
 

@@ -351,6 +351,7 @@ def test_mission_without_groups_has_an_empty_output_and_a_warning(data_root):
     assert done.returncode == 0, done.stderr
     assert "warning" in done.stderr
     assert "there are no groups in mission" in done.stderr
+    assert "审核不通过 (fail) or 审核通过 (pass)" in done.stderr
     assert output_file(data_root.stage_a_output, MISSION).read_bytes() == b""
 
     ticket(data_root.stage_a_input, "pass", "a", "a.jpg")
@@ -438,6 +439,14 @@ def test_folder_that_cannot_be_made_is_told_before_any_work_and_not_remembered(t
     [
         (["--batching_mode", "per_image"], "--sharding_mode {per_group|per_image}"),
         (["--batching-mode"], "--sharding_mode {per_group|per_image}"),
+        (["--checkpoint", "/models/qwen"], "summarizer.model in imagemill.yaml"),
+        (["--model", "qwen"], "set model below summarizer in imagemill.yaml"),
+        (["--device", "cuda:0"], "summarizer.device in imagemill.yaml"),
+        (["--dtype=bfloat16"], "summarizer.dtype in imagemill.yaml"),
+        (["--max_new_tokens", "64"], "--max_new_tokens is not an option"),
+        (["--max-new-tokens", "64"], "summarizer.max_new_tokens in imagemill.yaml"),
+        (["--temperature", "0.5"], "summarizer.temperature in imagemill.yaml"),
+        (["--temp", "0.5"], "No such option"),
         (["--sharding", "per_image"], "No such option"),
         (["--world", "2"], "No such option"),
         (["--sharding_mode", "per_batch"], "per_group"),

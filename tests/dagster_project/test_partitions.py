@@ -83,7 +83,7 @@ def test_preset_made_by_flags_registers_its_partition(data_root):
 
         assert work.instance.get_dynamic_partitions(presets.name) == ["coco/by_flags"]
     assert work.error
-    assert "no raw records of train" in work.error
+    assert "no dataset coco" in work.error
 
 
 def test_sensor_makes_partitions_of_missions_with_the_configured_number_of_ranks(data_root, instance):

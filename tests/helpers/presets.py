@@ -1,6 +1,8 @@
 """Presets made by Dagster in the test's own process, and what lies on disk afterwards."""
 
 import io
+import shutil
+import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from typing import NamedTuple
@@ -17,7 +19,8 @@ from imagemill.pipeline.presets.rescale_setup import choose_parameters
 from imagemill.preset_names import MAX_OBJECTS_VARIABLE, parse_preset
 from imagemill.public_data import PublicData
 from resources.engine import Engine
-from tests.helpers.public import picture
+from tests.helpers.product import PROJECT
+from tests.helpers.public import picture, put_records, raw_dataset, record
 from tests.helpers.wiring import QUIET
 
 SIZES = [(101, 67), (96, 64), (42, 41)]
@@ -94,3 +97,33 @@ def imagemill_here(root, *arguments, **environment) -> Done:
         except SystemExit as end:
             return Done(int(end.code or 0), out.getvalue(), err.getvalue())
     return Done(0, out.getvalue(), err.getvalue())
+
+
+def public_data_runner(folder):
+    """`public_data/` in a folder, with run.sh, presets.yaml and a raw dataset: one of its images has 61 objects.
+
+    Returns a function that runs a line of shell in the folder; it returns the finished process and the dataset.
+    """
+    shutil.copytree(PROJECT / "examples" / "public_data", folder / "public_data")
+    program = folder / "bin" / "imagemill"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m dagster_project.cli.main "$@"\n')
+    program.chmod(0o755)
+    sizes = [(900, 1000), (96, 64), (42, 41)]
+    dataset = raw_dataset(folder / "public_data" / "coco", sizes)
+    thing = {"desc": "thing", "bbox_2d": [1, 2, 30, 31]}
+    for split in ("train", "val"):
+        records = [
+            record(f"{n}.jpg", *size, *[thing] * count)
+            for (n, size), count in zip(enumerate(sizes), (61, 60, 1), strict=True)
+        ]
+        put_records(dataset, records, split)
+    environment = {"PATH": f"{program.parent}:/usr/bin:/bin", "PYTHONPATH": str(PROJECT), "HOME": str(folder)}
+
+    def run(line):
+        done = subprocess.run(
+            ["/bin/bash", "-c", line], cwd=folder, env=environment, capture_output=True, text=True, check=False
+        )
+        return done, dataset
+
+    return run

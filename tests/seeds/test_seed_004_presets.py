@@ -9,7 +9,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -27,7 +26,7 @@ from imagemill.public_data import read_preset_manifest
 from imagemill.validation.validator import Options, validate, validate_preset
 from resources.engine import Engine, LocalProcesses
 from tests.helpers import public
-from tests.helpers.presets import SIZES, coord_here, imagemill_here, inodes, rescale_here
+from tests.helpers.presets import SIZES, coord_here, imagemill_here, inodes, public_data_runner, rescale_here
 from tests.helpers.product import PROJECT
 from tests.helpers.public import put_records, record, records_of, snapshot
 
@@ -81,14 +80,14 @@ def refused_untouched(error, dataset, call, *arguments, **options):
 
 
 def test_note_runner_grammar_remains_stable():
-    """Note on CLI flags: No new runner flags are introduced for `public_data/run.sh`. DATASET, step, options; else exit 2."""
+    """Note on CLI flags: No new runner flags are introduced for `public_data/run.sh`. DATASET, command, flags; else exit 2."""
     script = (EXAMPLES / "public_data" / "run.sh").read_text()
     assert 'exec "$program" preset "$step" "$dataset" --public-data-root "$here" "$@"' in script
 
     done = subprocess.run([EXAMPLES / "public_data" / "run.sh", "coco"], capture_output=True, text=True, check=False)
 
     assert done.returncode == 2
-    assert "run.sh DATASET {convert|rescale|coord|validate|all} --preset NAME" in done.stderr
+    assert "run.sh DATASET {convert|rescale|coord|validate|all} [flags] [-- options" in done.stderr
 
 
 def test_note_variable_remains_the_knob(data_root, dataset, base):
@@ -589,37 +588,7 @@ def test_risk_coord_writes_no_image(dataset, base, monkeypatch):
 
 @pytest.fixture(scope="module")
 def runner(tmp_path_factory):
-    """`public_data/` with run.sh, presets.yaml and a raw dataset: one of its images has 61 objects. `run(line)` in its folder."""
-    folder = tmp_path_factory.mktemp("coordexp")
-    shutil.copytree(EXAMPLES / "public_data", folder / "public_data")
-    program = folder / "bin" / "imagemill"
-    program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m dagster_project.cli.main "$@"\n')
-    program.chmod(0o755)
-    sizes = [(900, 1000), (96, 64), (42, 41)]
-    dataset = public.raw_dataset(folder / "public_data" / "coco", sizes)
-    for split in ("train", "val"):
-        records = [
-            record(f"{n}.jpg", *size, *[THING] * count)
-            for (n, size), count in zip(enumerate(sizes), (61, 60, 1), strict=True)
-        ]
-        put_records(dataset, records, split)
-
-    def run(line):
-        environment = {"PATH": f"{program.parent}:/usr/bin:/bin", "PYTHONPATH": str(PROJECT), "HOME": str(folder)}
-        done = subprocess.run(
-            line,
-            shell=True,
-            executable="/bin/bash",
-            cwd=folder,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        return done, dataset
-
-    return run
+    return public_data_runner(tmp_path_factory.mktemp("coordexp"))
 
 
 def test_acceptance_base_preset_creation(runner):

@@ -123,6 +123,17 @@ def test_legacy_key_is_refused_beside_a_good_one_too(tmp_path, key):
     (found,) = check(tmp_path, of({**BOX, key: None})).findings
 
     assert (found.rule, found.field) == ("legacy_key", f"objects[0].{key}")
+    assert key in found.remedy
+
+
+def test_remedy_of_a_box_under_the_old_key_holds_for_both_forms_of_boxes(tmp_path):
+    """A COCO box is [x, y, width, height]: renamed, it would be another box."""
+    (found,) = check(tmp_path, of({**BOX, "bbox": [1, 2, 3, 4]})).findings
+
+    assert "from [x, y, width, height], as in COCO, x2 is x + width" in found.remedy
+    (inverted,) = check(tmp_path, of({"desc": "a", "bbox_2d": [30, 20, 10, 5]})).findings
+    assert inverted.rule == "inverted"
+    assert "x2 is x + width" in inverted.remedy
 
 
 @pytest.mark.parametrize("box", [[-0.5, 2, 3, 4], [1, -1, 3, 4], [1, 2, 64.5, 4], [1, 2, 3, 33]])
@@ -267,6 +278,23 @@ def test_files_of_a_split_that_agree_have_no_finding(split):
     turned = [{**record, "objects": record["objects"][::-1]} for record in map(coord_line, records)]
     write_jsonl(folder / "train.coord.jsonl", turned)
     assert folder_rules(folder) == {}, "the original system orders objects by their place"
+
+
+def test_objects_of_a_preset_of_ours_have_one_order_in_all_files(split):
+    """CONTRACTS section 3, "object_order": the same order in all three files."""
+    folder, records = split
+    write_json(folder / "pipeline_manifest.json", {"format": 1, "stage_stats": {"rescale": RESCALE}})
+    objects = [{**PRESET_RECORD["objects"][0], "desc": name} for name in ("cat", "dog")]
+    records = [{**record, "objects": objects} for record in records]
+    write_jsonl(folder / "train.jsonl", records)
+    coords = [coord_line(record) for record in records]
+    write_jsonl(folder / "train.coord.jsonl", coords)
+    assert folder_rules(folder) == {}
+
+    coords[3]["objects"].reverse()
+    write_jsonl(folder / "train.coord.jsonl", coords)
+
+    assert folder_rules(folder) == {"split_order": 1}
 
 
 def test_files_of_a_split_have_as_many_lines(split):

@@ -24,6 +24,7 @@ from typing import Any
 from imagemill.formats.drafts import Draft
 from imagemill.formats.manifest import json_bytes
 from imagemill.pipeline.presets.coords import Chunk, Counts, transform
+from imagemill.preset_records import DEFAULT_ORDER, ObjectOrder
 from imagemill.public_data import PresetDir
 
 # Bytes of lines handled at a time: some dozens of records, which stay in the processor's cache (256 KiB take a third longer).
@@ -84,6 +85,8 @@ def draft_split(
     folder: Path,
     *,
     max_objects: int | None = None,
+    order: ObjectOrder = DEFAULT_ORDER,
+    keep_files: bool = False,
     advance: Callable[[int], object] = lambda records: None,
 ) -> SplitDraft:
     """Make a split's files from the base's records, in one pass, under temporary names in `folder`.
@@ -92,15 +95,17 @@ def draft_split(
     out as those that stand there are left alone (bytes and mtime).
 
     Args:
+        order: of the objects in each record.
+        keep_files: read and count the records of a base preset, and write no file.
         advance: called with the number of records done since the last call.
     """
     target, made = PresetDir(folder), SplitDraft(split)
     names = [target.norm(split), target.coord(split), *([target.jsonl(split)] if max_objects is not None else [])]
-    made.drafts = [Draft(folder, path.name) for path in names]
+    made.drafts = [] if keep_files else [Draft(folder, path.name) for path in names]
     try:
         digest = hashlib.sha256()
         for first, lines in _some_lines(base.jsonl(split), digest):
-            chunk = transform(first, lines, max_objects)
+            chunk = transform(first, lines, max_objects, order)
             made.take(chunk)
             advance(chunk.counts.records)
         made.source = f"sha256:{digest.hexdigest()}"
@@ -112,6 +117,11 @@ def draft_split(
         made.discard()
         raise
     return made
+
+
+def line_problems(base: PresetDir, split: str) -> SplitDraft:
+    """Return what is wrong with the lines of a split, by number; nothing is written."""
+    return draft_split(base, split, base.path, keep_files=True)
 
 
 def filter_statistics(base: str, made: SplitDraft, max_objects: int) -> dict[str, Any]:

@@ -4,12 +4,12 @@
     {"desc": "bowl", "bbox_2d": [78, 126, 630, 631]}                                        norm
     {"desc": "bowl", "bbox_2d": ["<|coord_78|>", "<|coord_126|>", "<|coord_630|>", …]}      coord
 
-Records with more than `max_objects` objects are dropped whole, never cut. Keys that nobody knows pass through, objects keep their
-order and polygons their walk.
+Records with more than `max_objects` objects are dropped whole, never cut. Unknown keys pass through, and polygons keep the order
+of their points. Objects keep their order, or are sorted by (min y, min x) in all three spaces.
 
 Belongs here: one record, and some lines of a file.
 Belongs elsewhere: what a record must hold (preset_records.py), the arithmetic (geometry.py), whole files (coord_files.py).
-Source: CONTRACTS section 3, "Quantisation", "Presets are strict", "Derived presets".
+Source: CONTRACTS section 3, "object_order", "Quantisation", "Presets are strict", "Derived presets".
 """
 
 import functools
@@ -20,9 +20,9 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from imagemill.formats.jsonl import parse_line, parse_object
-from imagemill.geometry import LAST_BIN, MAX_SIDE, quantise_box, quantise_polygon
-from imagemill.preset_records import path_problem, preset_problems
+from imagemill.formats.jsonl import encode_line, parse_line, parse_object
+from imagemill.geometry import LAST_BIN, MAX_SIDE, in_top_left_order, quantise_box, quantise_polygon
+from imagemill.preset_records import DEFAULT_ORDER, ObjectOrder, path_problem, preset_problems
 from imagemill.records import Side
 
 Record = dict[str, Any]
@@ -176,8 +176,11 @@ class Chunk(NamedTuple):
     problems: list[str]
 
 
-def transform(first: int, lines: Sequence[bytes], max_objects: int | None) -> Chunk:
-    """Some lines of `<split>.jsonl` in every form; `first` is the first one's number."""
+def transform(first: int, lines: Sequence[bytes], max_objects: int | None, order: ObjectOrder = DEFAULT_ORDER) -> Chunk:
+    """Return some lines of `<split>.jsonl` in every space; `first` is the first one's number.
+
+    A pixel line keeps its bytes unless its objects have to be sorted.
+    """
     kept: list[Record] = []
     pixel: list[bytes] = []
     problems: list[str] = []
@@ -196,12 +199,28 @@ def transform(first: int, lines: Sequence[bytes], max_objects: int | None) -> Ch
         kept.append(record)
         pixel.append(raw + b"\n")
     counts = Counts(len(lines), dropped, objects, dropped_objects, largest)
-    places = [place for record in kept for place in to_norm(record)]
+    places: list[tuple[Record, str, list[int]]] = []
+    for n, record in enumerate(kept):
+        of_record = to_norm(record)
+        places += of_record
+        if order == "top_left":
+            pixel[n] = _sort_objects(record, [bins for _, _, bins in of_record], pixel[n])
     norm = _encoder.encode_lines(kept)
     for item, key, bins in places:
         item[key] = [TOKENS[bin_] for bin_ in bins]
     images = [record["images"][0] for record in kept]
     return Chunk(b"".join(pixel), norm, _encoder.encode_lines(kept), images, counts, problems)
+
+
+def _sort_objects(record: Record, shapes: Sequence[Sequence[int]], pixel: bytes) -> bytes:
+    """Sort a norm record's objects in place; return its pixel line with the objects in the same order."""
+    now = list(range(len(shapes)))
+    sorted_ = in_top_left_order(now, shapes)
+    if sorted_ == now:
+        return pixel
+    record["objects"] = [record["objects"][n] for n in sorted_]
+    in_pixels = parse_object(pixel) or {}
+    return encode_line({**in_pixels, "objects": [in_pixels["objects"][n] for n in sorted_]})
 
 
 def _read(number: int, raw: bytes) -> tuple[Record | None, list[str]]:

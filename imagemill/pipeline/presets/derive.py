@@ -46,7 +46,9 @@ from imagemill.pipeline.presets.derive_checks import (
     refuse_problems,
     rescale_fingerprint,
 )
+from imagemill.pipeline.presets.object_order import choose_order, with_order
 from imagemill.preset_names import PresetName
+from imagemill.preset_records import ObjectOrder
 from imagemill.public_data import MANIFEST_FORMAT, Dataset, PresetDir
 
 
@@ -71,58 +73,72 @@ def coord(
     name: PresetName,
     *,
     splits: Sequence[str] | None = None,
+    order: ObjectOrder | None = None,
     advance: Callable[[int], object] = lambda records: None,
 ) -> CoordResult:
     """Make a preset's norm and coord records; with `name.max_objects`, the derived preset as a whole.
 
     Args:
         splits: those to do; all that the base has published where None.
+        order: requested order of objects; None for the recorded one.
         advance: called with the number of records done since the last call.
 
     Raises:
         MissingInput: no base preset, or not this split. CoordRefused: bad lines, or images that cannot be linked, all listed.
-        BaseChanged: the base's records are not those of the derived preset. NotLinkable: two file systems.
+        BaseChanged: the base's records are not those of the derived preset. OrderConflict: the preset has another order of
+        objects. NotLinkable: two file systems.
     """
     base = dataset.preset(name.base)
     manifest, chosen = base_manifest(base), chosen_splits(base, splits)
+    wanted = choose_order(base, manifest, chosen, order)
 
     def draft_in(folder: Path) -> list[SplitDraft]:
         sweep_temporaries(folder)
         drafts = []
         for split in chosen:
-            options = {"max_objects": name.max_objects, "advance": advance}
+            kept = name.max_objects is None and split in wanted.kept
+            options = {"max_objects": name.max_objects, "order": wanted.order, "keep_files": kept, "advance": advance}
             drafts.append(draft_split(base, split, folder, **options))
             unpublished.callback(drafts[-1].discard)
         return drafts
 
     with disk_full_told(dataset.path), ExitStack() as unpublished:
         if name.max_objects is None:
-            return _coord_base(base, draft_in)
-        return _derive(dataset, base, manifest, name, draft_in, unpublished)
+            return _coord_base(base, wanted.order, draft_in)
+        return _derive(dataset, base, manifest, name, wanted.order, draft_in, unpublished)
 
 
 DraftIn = Callable[[Path], list[SplitDraft]]
 
 
-def _coord_base(base: PresetDir, draft_in: DraftIn) -> CoordResult:
+def _coord_base(base: PresetDir, order: ObjectOrder, draft_in: DraftIn) -> CoordResult:
     drafts = draft_in(base.path)
     refuse_problems(base, drafts, None)
     # Read once more: a rescale of another split may have told of it meanwhile.
-    return _publish(base, base_manifest(base), drafts, None)
+    manifest = base_manifest(base)
+    stats = manifest["stage_stats"]
+    stats["rescale"] = with_order(stats["rescale"], manifest, order)
+    return _publish(base, manifest, drafts, None)
 
 
 def _derive(
-    dataset: Dataset, base: PresetDir, manifest: Manifest, name: PresetName, draft_in: DraftIn, unpublished: ExitStack
+    dataset: Dataset,
+    base: PresetDir,
+    manifest: Manifest,
+    name: PresetName,
+    order: ObjectOrder,
+    draft_in: DraftIn,
+    unpublished: ExitStack,
 ) -> CoordResult:
     derived = dataset.preset(name.effective)
-    there = derived_manifest(base, derived, manifest)
+    there = derived_manifest(base, derived, manifest, order)
     check_file_system(base.manifest, derived.path if there else dataset.path)
     folder = derived.path if there else _staging(dataset, unpublished)
     drafts = draft_in(folder)
     refuse_changed(base, derived, there or {}, {draft.split: draft.source for draft in drafts})
     plan = plan_links({image: None for draft in drafts for image in draft.images}.keys(), base.path, derived.path)
     refuse_problems(base, drafts, plan)
-    manifest = _made_of(base, derived, manifest, there, drafts)
+    manifest = _made_of(base, derived, manifest, order, there, drafts)
     _appear(derived, folder, manifest, drafts)
     linked = link_tree(plan)
     return _publish(derived, manifest, drafts, name.max_objects)._replace(linked=linked, present=plan.linked)
@@ -141,11 +157,19 @@ def _staging(dataset: Dataset, unpublished: ExitStack) -> Path:
 
 
 def _made_of(
-    base: PresetDir, derived: PresetDir, manifest: Manifest, there: Manifest | None, drafts: Sequence[SplitDraft]
+    base: PresetDir,
+    derived: PresetDir,
+    manifest: Manifest,
+    order: ObjectOrder,
+    there: Manifest | None,
+    drafts: Sequence[SplitDraft],
 ) -> Manifest:
     """The derived preset's manifest before its splits are published."""
     made = copy.deepcopy(there or {"format": MANIFEST_FORMAT, "dataset": base.path.parent.name, "preset": derived.name})
-    made.setdefault("stage_stats", {})["rescale"] = manifest["stage_stats"]["rescale"]
+    stats, of_base = made.setdefault("stage_stats", {}), manifest["stage_stats"]
+    stats["rescale"] = with_order(of_base["rescale"], manifest, order)
+    if "convert" in of_base:
+        stats["convert"] = of_base["convert"]
     splits = {**made.get("base", {}).get("splits", {}), **{draft.split: draft.source for draft in drafts}}
     made["base"] = {"preset": base.name, "rescale": rescale_fingerprint(manifest), "splits": splits}
     return made

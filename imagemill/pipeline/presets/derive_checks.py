@@ -14,8 +14,11 @@ from imagemill.errors import ImagemillError, MissingInput
 from imagemill.files import fingerprint
 from imagemill.formats.hardlinks import LinkPlan, remedy
 from imagemill.formats.manifest import json_bytes, sha256_file
-from imagemill.pipeline.presets.coord_files import SplitDraft
-from imagemill.public_data import SPLITS, PresetDir, read_preset_manifest
+from imagemill.pipeline.presets.coord_files import SplitDraft, line_problems
+from imagemill.pipeline.presets.object_order import recorded_order
+from imagemill.preset_names import parse_preset
+from imagemill.preset_records import ObjectOrder
+from imagemill.public_data import SPLITS, Dataset, PresetDir, no_dataset, read_preset_manifest
 
 Manifest = dict[str, Any]
 
@@ -32,8 +35,30 @@ class BaseChanged(ImagemillError, RuntimeError):
     """A derived preset was made from other records than its base has now."""
 
 
+def check_preset_exists(preset: PresetDir) -> None:
+    """Raise MissingInput if there is no folder of that name; presets and datasets that exist are listed."""
+    if preset.path.is_dir():
+        return
+    dataset = Dataset(preset.path.parent)
+    if not dataset.path.is_dir():
+        raise no_dataset(dataset, f"imagemill preset convert {dataset.name} makes one")
+    names = dataset.presets()
+    base = parse_preset(preset.name).base
+    raise MissingInput(
+        f"no preset {preset.name} in {dataset.name}",
+        where=dataset.path,
+        why=f"presets there: {', '.join(names)}" if names else "there is no preset yet",
+        do=f"check --preset; a new one is made by imagemill preset rescale {dataset.name} --preset {base}",
+    )
+
+
 def base_manifest(base: PresetDir) -> Manifest:
-    """The base's manifest, with what rescale recorded."""
+    """Return the base's manifest, with what rescale recorded.
+
+    Raises:
+        MissingInput: no such dataset or preset, or rescale did not make it.
+    """
+    check_preset_exists(base)
     manifest = read_preset_manifest(base)
     if manifest is None or not isinstance(manifest.get("stage_stats", {}).get("rescale"), dict):
         raise MissingInput(
@@ -58,8 +83,13 @@ def chosen_splits(base: PresetDir, splits: Sequence[str] | None) -> list[str]:
     return [split for split in published if splits is None or split in splits]
 
 
-def derived_manifest(base: PresetDir, derived: PresetDir, manifest: Manifest) -> Manifest | None:
-    """What the derived preset was made from; None where there is no such directory yet."""
+def derived_manifest(base: PresetDir, derived: PresetDir, manifest: Manifest, order: ObjectOrder) -> Manifest | None:
+    """Return the manifest of a derived preset; None if there is no such directory.
+
+    Raises:
+        ImagemillError: the directory is not a preset derived from this base. BaseChanged: the base has other parameters or
+        records now. CoordRefused: the base has other records, and bad lines are among them.
+    """
     if not os.path.lexists(derived.path):
         return None
     there = read_preset_manifest(derived)
@@ -73,6 +103,8 @@ def derived_manifest(base: PresetDir, derived: PresetDir, manifest: Manifest) ->
         )
     if made_of.get("rescale") != rescale_fingerprint(manifest):
         raise _base_changed(base, derived, "its rescale parameters")
+    if recorded_order(derived, there) != order:
+        raise _base_changed(base, derived, f"its object_order, which is {order}")
     recorded = [split for split in SPLITS if split in made_of.get("splits", {})]
     refuse_changed(base, derived, there, {split: _source(base.jsonl(split)) for split in recorded})
     return there
@@ -81,8 +113,12 @@ def derived_manifest(base: PresetDir, derived: PresetDir, manifest: Manifest) ->
 def refuse_changed(base: PresetDir, derived: PresetDir, there: Manifest, sources: Mapping[str, str]) -> None:
     recorded = there.get("base", {}).get("splits", {})
     changed = [base.jsonl(split).name for split, now in sources.items() if recorded.get(split, now) != now]
-    if changed:
-        raise _base_changed(base, derived, " and ".join(changed))
+    if not changed:
+        return
+    # A damaged line is the cause, and its repair the remedy; deleting the derived preset would not help.
+    lines = [line_problems(base, split) for split in sources if base.jsonl(split).is_file()]
+    refuse_problems(base, lines, None)
+    raise _base_changed(base, derived, " and ".join(changed))
 
 
 def _base_changed(base: PresetDir, derived: PresetDir, what: str) -> BaseChanged:
@@ -99,9 +135,12 @@ def _source(path: Path) -> str:
 
 
 def rescale_fingerprint(manifest: Manifest) -> str:
-    """Of the parameters alone: counts change when a split is added."""
+    """Return the fingerprint of the parameters that decide images.
+
+    Counts change when a split is added, and coord may record the object order of a preset that another program made.
+    """
     rescale = manifest["stage_stats"]["rescale"]
-    return fingerprint(json_bytes({key: value for key, value in rescale.items() if key != "splits"}))
+    return fingerprint(json_bytes({key: rescale[key] for key in rescale.keys() - {"splits", "object_order"}}))
 
 
 def refuse_problems(base: PresetDir, drafts: Iterable[SplitDraft], plan: LinkPlan | None) -> None:

@@ -6,6 +6,12 @@
         annotations: {train: coco/instances_train2017.json, val: coco/instances_val2017.json}
         images: /data/coco              # relative to this file, as annotations are
         geometry: boxes
+        default_preset: rescale_32_768
+      vg:
+        adapter: visual_genome
+        annotations: {train: vg/objects.json}
+        images: vg
+        split_rule: id % 20 == 0        # val; all other images are train
     presets:
       coco/rescale_32_768: {image_factor: 32, max_pixels: 786432, max_objects: 60, splits: [train, val]}
 
@@ -24,29 +30,44 @@ from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
 import msgspec
 
-from imagemill.adapters.convert import adapter_names
+from imagemill.adapters.convert import adapter_names, parse_split_rule
 from imagemill.adapters.source import Geometry
 from imagemill.errors import ImagemillError, WrongUsage
 from imagemill.geometry import IMAGE_FACTOR, MAX_PIXELS, MIN_PIXELS, check_limits
 from imagemill.preset_names import derived_name, parse_preset
-from imagemill.public_data import folder_name
+from imagemill.preset_records import ObjectOrder
+from imagemill.public_data import Dataset, folder_name, no_dataset
 from imagemill.safe_yaml import read_yaml
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Split = Literal["train", "val"]
 T = TypeVar("T", bound=msgspec.Struct)
 
+# Fields of a preset that a rescale takes and records.
+PARAMETERS = ("image_factor", "max_pixels", "min_pixels", "library", "object_order")
+
+# Fields of a dataset that an adapter needs.
+_OWN_FILES = ("adapter", "annotations", "images")
+
 # Fields that the command line spells otherwise.
 _FLAGS = {"splits": "split"}
 
 
 class DatasetSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where a dataset's own files are. `annotations`: a file per split. `geometry`: what an instance with both becomes."""
+    """A dataset's own files, and its default preset; what is left out comes from flags.
 
-    adapter: str
-    annotations: dict[Split, str]
-    images: str
+    Attributes:
+        annotations: a file per split. geometry: what an instance with both becomes.
+        split_rule: divides the one file of annotations into train and val.
+        default_preset: the base preset of commands without `--preset`.
+    """
+
+    adapter: str | None = None
+    annotations: dict[Split, str] | None = None
+    images: str | None = None
     geometry: Geometry = "boxes"
+    split_rule: str | None = None
+    default_preset: str | None = None
 
 
 class PresetSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -58,11 +79,12 @@ class PresetSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     library: Literal["torch", "pillow"] | None = None
     splits: list[Split] | None = None
     max_objects: Positive | None = None
+    object_order: ObjectOrder | None = None
 
     @property
     def parameters(self) -> dict[str, Any]:
         """What `choose_parameters` takes."""
-        return {name: getattr(self, name) for name in ("image_factor", "max_pixels", "min_pixels", "library")}
+        return {name: getattr(self, name) for name in PARAMETERS}
 
 
 class Presets(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,6 +127,34 @@ class Presets(msgspec.Struct, frozen=True, kw_only=True):
                 )
         return msgspec.structs.replace(of_file, **given)
 
+    def default_preset(self, dataset: Dataset) -> str:
+        """Return the base preset that a command without a preset's name means.
+
+        That is `default_preset` of the file, else the only base preset that the file or the dataset's folder has.
+
+        Raises:
+            WrongUsage: no preset, or several, which are listed. MissingInput: no such dataset.
+        """
+        settings = self.datasets.get(dataset.name)
+        if settings and settings.default_preset:
+            return settings.default_preset
+        names = self.base_presets(dataset)
+        if not names and not dataset.path.is_dir():
+            raise no_dataset(dataset, f"imagemill preset convert {dataset.name} makes one")
+        if len(names) == 1:
+            return names[0]
+        raise WrongUsage(
+            f"no --preset, and {dataset.name} has {', '.join(names) if names else 'no preset yet'}",
+            where=self.path,
+            do=f"give --preset NAME, or set default_preset of {dataset.name} in {self.path.name}",
+        )
+
+    def base_presets(self, dataset: Dataset) -> list[str]:
+        """Return the base presets of a dataset in the file and on the disk, by name."""
+        keys = map(split_key, self.presets)
+        named = {preset for name, preset in keys if name == dataset.name}
+        return sorted(named | {name for name in dataset.presets() if _is_base(name)})
+
     def place(self, path: str) -> Path:
         """A path of the file: relative to its folder."""
         return self.path.parent / os.path.expanduser(path)
@@ -132,9 +182,20 @@ def read_presets(path: Path) -> Presets:
     datasets = document.entries("datasets", DatasetSettings)
     for name, settings in datasets.items():
         _check(document, ["datasets", name], lambda name=name: folder_name(name, "dataset"))
-        if settings.adapter not in adapter_names():
+        if settings.adapter is not None and settings.adapter not in adapter_names():
             known = f"choose from {', '.join(adapter_names())}"
             document.refuse(["datasets", name, "adapter"], f"no adapter {settings.adapter!r}", known)
+        own = [field for field in _OWN_FILES if getattr(settings, field) is None]
+        if own and own != list(_OWN_FILES):
+            what = f"missing {own[0]}: the dataset's own files need {', '.join(_OWN_FILES)}"
+            document.refuse(["datasets", name], what, "add it, or leave all of them out")
+        if settings.split_rule is not None:
+            rule = settings.split_rule
+            _check(document, ["datasets", name, "split_rule"], lambda rule=rule: parse_split_rule(rule))
+        if settings.default_preset is not None:
+            preset = settings.default_preset
+            place = ["datasets", name, "default_preset"]
+            _check(document, place, lambda name=name, preset=preset: _check_base(f"{name}/{preset}"))
     presets = document.entries("presets", PresetSettings)
     for key, settings in presets.items():
         _check(document, ["presets", key], lambda key=key, settings=settings: _check_preset(key, settings))
@@ -142,13 +203,24 @@ def read_presets(path: Path) -> Presets:
 
 
 def _check_preset(key: str, settings: PresetSettings) -> None:
+    _check_base(key)
+    check_limits(
+        settings.image_factor or IMAGE_FACTOR, settings.max_pixels or MAX_PIXELS, settings.min_pixels or MIN_PIXELS
+    )
+
+
+def _is_base(name: str) -> bool:
+    try:
+        return parse_preset(name).max_objects is None
+    except WrongUsage:
+        return False
+
+
+def _check_base(key: str) -> None:
     dataset, preset = split_key(key)
     base, limit = parse_preset(preset)
     if limit is not None:
         raise WrongUsage("the file names base presets", do=f"write {dataset}/{base} with max_objects: {limit}")
-    check_limits(
-        settings.image_factor or IMAGE_FACTOR, settings.max_pixels or MAX_PIXELS, settings.min_pixels or MIN_PIXELS
-    )
 
 
 def _check(document: "_Document", place: list[str], rule: Any) -> None:

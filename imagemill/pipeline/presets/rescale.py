@@ -23,10 +23,11 @@ from typing import Any
 
 import xxhash
 
+from imagemill.adapters.convert import recorded_rule
 from imagemill.atomic import sweep_temporaries
 from imagemill.errors import ImagemillError
 from imagemill.formats.jsonl import encode_line, parse_line, read_raw, replace_lines
-from imagemill.geometry import scale_objects
+from imagemill.geometry import in_top_left_order, quantise_object, scale_objects
 from imagemill.pipeline.presets.preset_images import Known, appending
 from imagemill.pipeline.presets.rescale_plan import RescalePlan, SplitPlan, image_name, plan_rescale
 from imagemill.pipeline.presets.rescale_problems import Problem, Problems
@@ -177,16 +178,18 @@ def _finish_split(plan: RescalePlan, split: SplitPlan, known: Mapping[str, Known
         ),
         "raw_fingerprint": split.fingerprint,
     }
-    record_split(plan.preset, split.split, counts)
+    record_split(plan.preset, split.split, counts, split_rule=recorded_rule(plan.dataset))
     report.splits[split.split] = counts
 
 
 def _rescaled(plan: RescalePlan, record: Mapping[str, Any] | None, raw: Path) -> dict[str, Any]:
-    """A raw record as the preset has it: sizes and geometry of its image there, all else as it is, in order."""
+    """Return a raw record as the preset has it: sizes and geometry of its image, objects in the preset's order."""
     sizes = plan.images.get(image_name(record)) if record and record.get("images") else None
     if record is None or sizes is None:
         raise _changed(raw)
     (width, height), objects = sizes.target, scale_objects(record["objects"], sizes.declared, sizes.target)
+    if plan.parameters.object_order == "top_left":
+        objects = in_top_left_order(objects, [quantise_object(item, width, height) for item in objects])
     return {**record, "width": width, "height": height, "objects": objects}
 
 

@@ -25,7 +25,7 @@ from imagemill.pipeline.presets.rescale_setup import RescaleParameters
 from imagemill.pipeline.presets.rescale_worker import RescaleJob
 from imagemill.preset_names import refuse_derived
 from imagemill.preset_records import outside_objects, preset_problems
-from imagemill.public_data import IMAGES, SPLITS, Dataset, PresetDir
+from imagemill.public_data import IMAGES, SPLITS, Dataset, PresetDir, no_dataset
 
 Sized = tuple[int, int]
 
@@ -100,6 +100,9 @@ def chosen_splits(dataset: Dataset, asked: Sequence[str] | None) -> list[str]:
         raise WrongUsage(f"no split {unknown[0]!r}", do=f"choose from {', '.join(SPLITS)}")
     wanted = [split for split in SPLITS if split in (asked or [SPLITS[0], *dataset.splits()])]
     for split in wanted:
+        if not dataset.path.is_dir():
+            command = f"imagemill preset convert {dataset.name} --adapter NAME --annotations FILE --images DIR"
+            raise no_dataset(dataset, f"{command} makes one")
         if not dataset.raw_jsonl(split).is_file():
             raise MissingInput(
                 f"{dataset.name} has no raw records of {split}",

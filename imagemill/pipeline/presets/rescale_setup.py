@@ -17,10 +17,11 @@ from typing import Any
 import msgspec
 
 from imagemill.atomic import is_orphan, sync_folder, temporaries, temporary_path
-from imagemill.errors import ImagemillError
+from imagemill.errors import ImagemillError, WrongUsage
 from imagemill.formats.manifest import json_bytes, write_json
 from imagemill.formats.resize import DEFAULT_LIBRARY, FILTER, QUALITY, check_library
 from imagemill.geometry import IMAGE_FACTOR, MAX_ASPECT, MAX_PIXELS, MIN_PIXELS, check_limits
+from imagemill.preset_records import DEFAULT_ORDER, ORDERS
 from imagemill.public_data import IMAGES, MANIFEST, MANIFEST_FORMAT, Dataset, PresetDir, read_preset_manifest
 
 _REBUILD = "choose a new preset name, or delete the preset directory and rescale again"
@@ -32,7 +33,12 @@ class PresetConflict(ImagemillError, ValueError):
 
 
 class RescaleParameters(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that decides a preset's pixels. Sizes in pixels; `max_aspect` is the largest ratio of sides taken."""
+    """Everything that decides a preset's pixels and records.
+
+    Attributes:
+        image_factor, max_pixels, min_pixels: of images, in pixels. max_aspect: the largest ratio of sides that is accepted.
+        object_order: order of a record's objects: as annotated, or by (min y, min x) in 0…999.
+    """
 
     image_factor: int = IMAGE_FACTOR
     max_pixels: int = MAX_PIXELS
@@ -43,11 +49,14 @@ class RescaleParameters(msgspec.Struct, frozen=True, kw_only=True):
     max_aspect: int = MAX_ASPECT
     exif_policy: str = "stored_pixels"
     size_policy: str = "nearest_multiple_half_even"
+    object_order: str = DEFAULT_ORDER
 
     def check(self) -> None:
         """Raises WrongUsage or ImagemillError where no preset can be made with these here."""
         check_limits(self.image_factor, self.max_pixels, self.min_pixels)
         check_library(self.library)
+        if self.object_order not in ORDERS:
+            raise WrongUsage(f"no object_order {self.object_order!r}", do=f"choose from {', '.join(ORDERS)}")
 
 
 def recorded_parameters(preset: PresetDir) -> dict[str, Any] | None:
@@ -55,7 +64,9 @@ def recorded_parameters(preset: PresetDir) -> dict[str, Any] | None:
     stats = (read_preset_manifest(preset) or {}).get("stage_stats", {}).get("rescale")
     if not isinstance(stats, dict):
         return None
-    return {key: stats[key] for key in RescaleParameters.__struct_fields__ if key in stats}
+    recorded = {key: stats[key] for key in RescaleParameters.__struct_fields__ if key in stats}
+    # Presets of earlier releases keep the order of the annotations, and record none.
+    return {"object_order": DEFAULT_ORDER, **recorded}
 
 
 def choose_parameters(preset: PresetDir, **asked: int | str | None) -> RescaleParameters:
@@ -75,7 +86,7 @@ def choose_parameters(preset: PresetDir, **asked: int | str | None) -> RescalePa
 
 def _usable(recorded: Mapping[str, Any]) -> dict[str, Any]:
     """Recorded values of the right kind; any other one differs from what is asked, and is told so."""
-    kinds = {"image_factor": int, "max_pixels": int, "min_pixels": int, "library": str}
+    kinds = {"image_factor": int, "max_pixels": int, "min_pixels": int, "library": str, "object_order": str}
     return {key: recorded[key] for key, kind in kinds.items() if type(recorded.get(key)) is kind}
 
 
@@ -139,10 +150,19 @@ def _sweep(dataset: Dataset) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def record_split(preset: PresetDir, split: str, counts: Mapping[str, Any]) -> None:
-    """Put a published split's counts into the manifest; equal ones leave the file as it is."""
+def record_split(preset: PresetDir, split: str, counts: Mapping[str, Any], *, split_rule: str | None = None) -> None:
+    """Record a published split in the manifest; an equal manifest keeps its bytes.
+
+    Args:
+        split_rule: the rule that divided raw records into train and val, if one did.
+    """
     manifest = read_preset_manifest(preset) or {}
     before = json_bytes(manifest)
-    manifest["stage_stats"]["rescale"].setdefault("splits", {})[split] = dict(counts)
+    stats = manifest["stage_stats"]
+    stats["rescale"].setdefault("splits", {})[split] = dict(counts)
+    if split_rule:
+        stats["convert"] = {"split_rule": split_rule}
+    else:
+        stats.pop("convert", None)
     if json_bytes(manifest) != before:
         write_json(preset.manifest, manifest)

@@ -32,6 +32,7 @@ Label = Literal["fail", "pass"]
 
 # In the order in which they are worked on.
 LABEL_FOLDERS: dict[Label, str] = {"fail": "审核不通过", "pass": "审核通过"}
+LABEL_NAMES = " or ".join(f"{folder} ({label})" for label, folder in LABEL_FOLDERS.items())
 EXTENSIONS = (".jpg", ".jpeg", ".png")
 DEFAULT_SEED = 42
 
@@ -101,7 +102,7 @@ def discover(root: Path, mission: str) -> Discovery:
     names = {label_folder: label for label, label_folder in LABEL_FOLDERS.items()}
     for entry in _entries(folder):
         if entry.name not in names:
-            found.problems.append(_unexpected(entry, entry.name, "outside_labels", "beside the folders of the labels"))
+            found.problems.append(_not_a_label(entry))
         elif not _is_folder(entry):
             found.problems.append(_problem(entry.name, "not_a_folder", "the label's name, and no folder", "remove it"))
     for label, label_folder in LABEL_FOLDERS.items():
@@ -280,6 +281,13 @@ def _too_deep(entry: os.DirEntry[str], place: str) -> InputProblem:
 def _unexpected(entry: os.DirEntry[str], place: str, reason: str, where: str) -> InputProblem:
     kind = "a folder" if _is_folder(entry) else "an image" if _is_image_name(entry.name) else "a file"
     return _problem(place, reason, f"{kind}: {where}", "move it into a group's folder, or remove it")
+
+
+def _not_a_label(entry: os.DirEntry[str]) -> InputProblem:
+    if not _is_folder(entry):
+        return _unexpected(entry, entry.name, "outside_labels", "beside the folders of the labels")
+    what = f"a folder of a mission is named {LABEL_NAMES}; this one is not processed"
+    return _problem(entry.name, "outside_labels", what, "rename it to the label that its groups have")
 
 
 def _problem(place: str, reason: str, detail: str, remedy: str) -> InputProblem:

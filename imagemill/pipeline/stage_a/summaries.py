@@ -2,6 +2,7 @@
 
     header lines       <DOMAIN=BBU><TASK=SUMMARY>              dropped
     JSON with 统计     … {"统计": [...]} …                      the last such object, on one line
+    assignment         统计=[...]                              {"统计": [...]}, the last one, on one line
     JSON               {"品牌": "华为", "状态": "合格"}          华为，合格
       in a fence       以下是结果：```json {…} ```               as if it stood alone; so it does behind a colon
       saying nothing   {"摘要": ""}, {}, ""                    blank
@@ -25,6 +26,7 @@ IRRELEVANT = "无关图片"
 STATISTICS = "统计"
 
 _HEADER = re.compile(r"^[^\S\n]*<DOMAIN=[^<>\n]*>[^\S\n]*<TASK=[^<>\n]*>", re.MULTILINE)
+_ASSIGNMENT = re.compile(rf"{STATISTICS}\s*[=＝]\s*(?=[\[{{])")
 _FENCE = re.compile(r"^\s*```\w*\s*$", re.MULTILINE)
 _FENCED = re.compile(r"```\w*\s(.*?)```", re.DOTALL)
 
@@ -54,6 +56,9 @@ def _content(text: str) -> str:
         statistics = [found for value, _ in objects for found in _with_statistics(value)]
         if statistics:
             return _whole_characters(json.dumps(statistics[-1], ensure_ascii=False))
+        assigned = _assigned_statistics(text)
+        if assigned is not None:
+            return _whole_characters(json.dumps({STATISTICS: assigned}, ensure_ascii=False))
         value = _json_answer(text, objects)
         return text if value is _NO_JSON else _said(value, text)
     except RecursionError:  # nested nearly as deep as can be read
@@ -64,6 +69,16 @@ def _with_statistics(value: Any) -> list[dict[str, Any]]:
     """The objects with that key, in order; what lies within one is part of it."""
     has = lambda inner: isinstance(inner, dict) and STATISTICS in inner  # noqa: E731
     return [inner for inner in _walk(value, stop=has) if has(inner)]
+
+
+def _assigned_statistics(text: str) -> Any:
+    """Return the JSON array or object of the last `统计=…`, None without one."""
+    for match in reversed(list(_ASSIGNMENT.finditer(text))):
+        try:
+            return _DECODER.raw_decode(text, match.end())[0]
+        except ValueError:
+            continue
+    return None
 
 
 def _json_answer(text: str, objects: Sequence[tuple[dict[str, Any], tuple[int, int]]]) -> Any:

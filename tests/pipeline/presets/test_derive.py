@@ -163,7 +163,12 @@ def test_missing_base_or_split_is_told_with_the_command(dataset, base, name):
     base.manifest.unlink()
     assert "no preset x that rescale made" in refused(MissingInput, dataset, name)
     shutil.rmtree(base.path)
-    assert "no preset x that rescale made" in refused(MissingInput, dataset, name)
+    dataset.preset("y").path.mkdir()
+    write_json(dataset.preset("y").manifest, {})
+    message = refused(MissingInput, dataset, name)
+    assert "no preset x in coco" in message
+    assert "presets there: y" in message
+    assert "imagemill preset rescale coco --preset x" in message
 
 
 # ---- derived presets
@@ -245,6 +250,21 @@ def test_changed_base_is_refused_with_the_remedy(dataset, base, derived, split):
     assert f"delete {derived.path} and run coord again" in message
     shutil.rmtree(derived.path)
     assert coord(dataset, DERIVED).counts[split].records == 5
+
+
+def test_bad_line_in_a_changed_base_is_named_and_the_derived_preset_is_not_blamed(dataset, base, derived):
+    """The repair of the line is the remedy: deleting the derived preset would not help."""
+    coord(dataset, DERIVED)
+    whole = base.jsonl("val").read_bytes()
+    base.jsonl("val").write_bytes(whole + b'{"images": []}\n')
+
+    message = refused(CoordRefused, dataset)
+
+    assert "val.jsonl: line 5: " in message
+    assert "repair the raw records" in message
+    assert "delete" not in message
+    base.jsonl("val").write_bytes(whole)
+    assert coord(dataset, DERIVED).changed == []
 
 
 def test_validator_finds_splits_made_from_other_records(dataset, base, derived):

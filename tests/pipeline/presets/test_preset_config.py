@@ -38,7 +38,7 @@ def test_file_gives_datasets_and_presets(read, tmp_path):
     ]  # fmt: skip
     assert presets.presets["coco/plain"] == PresetSettings()
     assert presets.presets["vg/other"].parameters == {
-        "image_factor": 28, "max_pixels": None, "min_pixels": None, "library": "pillow",
+        "image_factor": 28, "max_pixels": None, "min_pixels": None, "library": "pillow", "object_order": None,
     }  # fmt: skip
 
 

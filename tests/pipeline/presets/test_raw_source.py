@@ -24,13 +24,13 @@ def configured(tmp_path):
 def test_source_is_what_the_file_says_relative_to_it(configured, tmp_path):
     files = {"train": tmp_path / "a" / "train.json", "val": tmp_path / "a" / "val.json"}
 
-    assert raw_source(configured, "coco", NOTHING) == RawSource("coco", files, Path("/data/coco"), "boxes")
+    assert raw_source(configured, "coco", NOTHING) == RawSource("coco", files, Path("/data/coco"), "boxes", None)
 
 
 def test_dataset_that_the_file_does_not_name_is_what_was_asked(configured):
     found = raw_source(configured, "lvis", {**FLAGS, "geometry": "polygons"})
 
-    assert found == RawSource("lvis", {"train": Path("/x/lvis.json")}, Path("/x/images"), "polygons")
+    assert found == RawSource("lvis", {"train": Path("/x/lvis.json")}, Path("/x/images"), "polygons", None)
 
 
 def test_one_split_of_the_file_may_be_asked_for(configured, tmp_path):

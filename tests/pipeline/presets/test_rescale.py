@@ -79,7 +79,7 @@ def test_manifest_says_everything_that_decides_pixels(dataset):
     assert stats == {
         "image_factor": 32, "max_pixels": 602112, "min_pixels": 4096, "exif_policy": "stored_pixels",
         "size_policy": "nearest_multiple_half_even", "max_aspect": 200, "filter": "lanczos", "library": "pillow",
-        "quality": 95,
+        "quality": 95, "object_order": "annotation",
     }  # fmt: skip
     counts = {key: splits["train"][key] for key in ("records", "objects", "images", "copied", "resized")}
     assert counts == {"records": 3, "objects": 3, "images": 3, "copied": 1, "resized": 2}
@@ -384,8 +384,8 @@ def test_splits_that_are_not_there_are_told(tmp_path, dataset):
         plan_rescale(dataset, PRESET, parameters, ["val"])
     with pytest.raises(WrongUsage, match="test"):
         plan_rescale(dataset, PRESET, parameters, ["test"])
-    with pytest.raises(MissingInput, match="train"):
-        plan_rescale(Dataset(tmp_path / "nothing"), PRESET, parameters)
+    with pytest.raises(MissingInput, match=f"(?s)no dataset nothing.*datasets there: {dataset.name}"):
+        plan_rescale(Dataset(dataset.path.parent / "nothing"), PRESET, parameters)
 
 
 def test_planning_writes_nothing(dataset):

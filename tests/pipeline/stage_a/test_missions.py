@@ -123,6 +123,16 @@ def test_what_is_no_image_of_a_group_is_told_and_not_processed(mission):
     assert "1 images" in next(problem.detail for problem in found.problems if problem.reason == "too_deep")
 
 
+@pytest.mark.parametrize("name", ["pass", "通过", "审核 通过"])
+def test_folder_that_is_not_named_as_a_label_is_answered_with_the_two_names(mission, name):
+    touch(mission.folder / name / "x" / "1.jpg")
+
+    (problem,) = mission.find().problems
+
+    assert (problem.place, problem.reason) == (name, "outside_labels")
+    assert "审核不通过 (fail) or 审核通过 (pass)" in problem.detail
+
+
 @pytest.mark.parametrize("images", [["x/1.jpg", "x/2.jpg"], []])
 def test_group_with_an_image_that_cannot_be_opened_or_named_has_no_record(mission, images):
     """A record without it would be partial. Source: seed 003 "All discovered images MUST yield a non-empty cleaned summary"."""

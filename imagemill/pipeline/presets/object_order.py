@@ -1,0 +1,163 @@
+"""The order of the objects in a preset's records: recorded, requested, or found in files of another program.
+
+    annotation      as annotated (default)
+    top_left        by (min y, min x) of the values in 0…999; objects at one place keep the order of the annotations
+
+A preset made by another program has no `format` in its manifest. CoordExp writes norm and coord records in `top_left` order
+beside pixel records in the order of the annotations. If its lines equal ours up to the order of objects, they are not rewritten.
+
+Sorting one record: coords.py, rescale.py. Whether a preset was made with other parameters: rescale_setup.py.
+Source: CONTRACTS section 3, "object_order".
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
+from typing import Any, NamedTuple
+
+from imagemill.errors import ImagemillError, WrongUsage
+from imagemill.formats.jsonl import encode_sorted, parse_object
+from imagemill.geometry import in_top_left_order
+from imagemill.pipeline.presets.coords import TOKENS, is_plainly_valid, to_norm
+from imagemill.preset_records import DEFAULT_ORDER, ORDERS, ObjectOrder
+from imagemill.public_data import PresetDir, is_foreign
+
+Manifest = dict[str, Any]
+Record = dict[str, Any]
+
+
+class ChosenOrder(NamedTuple):
+    """The order of a preset's records; `kept`: splits whose norm and coord files are left as they are."""
+
+    order: ObjectOrder
+    kept: frozenset[str] = frozenset()
+
+
+class OrderConflict(ImagemillError, ValueError):
+    """A preset's records have another order than the requested one."""
+
+
+def recorded_order(preset: PresetDir, manifest: Mapping[str, Any]) -> ObjectOrder | None:
+    """Return the order that a manifest records; None if another program made the preset and recorded none.
+
+    Raises:
+        ImagemillError: the recorded value is not an order.
+    """
+    order = (manifest.get("stage_stats", {}).get("rescale") or {}).get("object_order")
+    if order is None:  # releases before this setting kept the order of the annotations
+        return None if is_foreign(manifest) else DEFAULT_ORDER
+    if order not in ORDERS:
+        raise ImagemillError(
+            f"object_order is {order!r}: not one of {', '.join(ORDERS)}",
+            where=f"{preset.manifest}, stage_stats.rescale",
+            do="restore the manifest, or delete the preset directory and rescale again",
+        )
+    return order
+
+
+def check_order(preset: PresetDir, manifest: Mapping[str, Any], asked: ObjectOrder | None) -> None:
+    """Raise OrderConflict if a preset records another order than the requested one."""
+    _agreed(preset, recorded_order(preset, manifest), asked)
+
+
+def choose_order(
+    base: PresetDir, manifest: Mapping[str, Any], splits: Sequence[str], asked: ObjectOrder | None
+) -> ChosenOrder:
+    """Return the order for the records of a base preset and of what is derived from it.
+
+    Raises:
+        OrderConflict: another order is requested than the recorded one, or than that of files that are kept.
+    """
+    if asked not in (None, *ORDERS):
+        raise WrongUsage(f"no object_order {asked!r}", do=f"choose from {', '.join(ORDERS)}")
+    recorded = recorded_order(base, manifest)
+    if not is_foreign(manifest) or recorded == "annotation":
+        return ChosenOrder(_agreed(base, recorded, asked) or DEFAULT_ORDER)
+    found = {split: _compare(base, split) for split in splits}
+    kept = frozenset(split for split, files in found.items() if files.equal and files.ordered)
+    order = _agreed(base, recorded or ("top_left" if kept else None), asked)
+    if order is None:
+        order = "top_left" if any(files.ordered for files in found.values()) else DEFAULT_ORDER
+    return ChosenOrder(order, kept if order == "top_left" else frozenset())
+
+
+def with_order(rescale: Mapping[str, Any], manifest: Mapping[str, Any], order: ObjectOrder) -> dict[str, Any]:
+    """Return `stage_stats.rescale` with the order of a preset of another program; ours have it from rescale."""
+    return {**rescale, "object_order": order} if is_foreign(manifest) else dict(rescale)
+
+
+def _agreed(preset: PresetDir, recorded: ObjectOrder | None, asked: ObjectOrder | None) -> ObjectOrder | None:
+    if recorded and asked and recorded != asked:
+        raise OrderConflict(
+            f"parameters of {preset.name} differ: object_order is {recorded}, requested {asked}",
+            where=preset.path,
+            why="a preset keeps the order of its objects",
+            do="leave object_order out, or rescale into a new preset name with it",
+        )
+    return recorded or asked
+
+
+# ---- files of another program
+
+
+class _Files(NamedTuple):
+    """Norm and coord files against ours: equal but for the order of objects; all objects in `top_left` order."""
+
+    equal: bool
+    ordered: bool
+
+
+def _compare(base: PresetDir, split: str) -> _Files:
+    if not (base.norm(split).is_file() and base.coord(split).is_file()):
+        return _Files(equal=False, ordered=False)
+    equal = True
+    with (
+        open(base.jsonl(split), "rb") as pixels,
+        open(base.norm(split), "rb") as norms,
+        open(base.coord(split), "rb") as coords,
+    ):
+        for pixel, norm, coord in zip_longest(pixels, norms, coords, fillvalue=b""):
+            found = parse_object(norm.rstrip(b"\r\n"))
+            if found is None or not _is_ordered(found):
+                return _Files(equal=False, ordered=False)
+            equal = equal and _is_equal(pixel, found, coord)
+    return _Files(equal, ordered=True)
+
+
+def _is_ordered(norm: Record) -> bool:
+    """True if objects are in order by (min y, min x), or by their first point: CoordExp sorts polygons by that."""
+    shapes = _shapes(norm)
+    if shapes is None:
+        return False
+    firsts = [(shape[1], shape[0]) for shape in shapes]
+    return in_top_left_order(shapes, shapes) == shapes or firsts == sorted(firsts)
+
+
+def _shapes(norm: Record) -> list[list[int]] | None:
+    """Return the geometry of a norm record's objects, None if one has none."""
+    objects = norm.get("objects")
+    if not isinstance(objects, list) or not all(isinstance(item, dict) for item in objects):
+        return None
+    shapes = [item.get("bbox_2d") or item.get("poly") for item in objects]
+    usable = all(isinstance(shape, list) and len(shape) >= 4 and all(type(v) is int for v in shape) for shape in shapes)
+    return shapes if usable else None
+
+
+def _is_equal(pixel: bytes, norm: Record, coord: bytes) -> bool:
+    ours, tokens = parse_object(pixel.rstrip(b"\r\n")), parse_object(coord.rstrip(b"\r\n"))
+    if ours is None or tokens is None or not is_plainly_valid(ours):
+        return False
+    to_norm(ours)
+    return _sorted_objects(ours) == _sorted_objects(norm) and _with_tokens(norm) == tokens
+
+
+def _sorted_objects(record: Record) -> Record:
+    return {**record, "objects": sorted(map(encode_sorted, record["objects"]))}
+
+
+def _with_tokens(norm: Record) -> Record:
+    return {**norm, "objects": [_tokens(item) for item in norm["objects"]]}
+
+
+def _tokens(item: Record) -> Record:
+    key = "bbox_2d" if item.get("bbox_2d") else "poly"
+    return {**item, key: [TOKENS[bin_] if 0 <= bin_ < len(TOKENS) else bin_ for bin_ in item[key]]}
