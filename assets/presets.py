@@ -84,13 +84,13 @@ def raw_dataset(
 
 def _record_dropped(ledger: Ledger, place: str, made: Converted) -> None:
     """Replace the ledger's rows about a split: one per image of which objects were left out, with reasons and names."""
-    ledger.clear_problems(RAW, [p.item for p in ledger.problems() if p.asset == RAW and p.item.startswith(place)])
-    ledger.record_problems(
+    problems = (
         Problem(f"{place}{image}", RAW, "refused", next(iter(dropped))[0],
                 ", ".join(f"{reason}: {count} x {name!r}" for (reason, name), count in dropped.items()),
                 "correct the annotation and convert again, or leave it out")
         for image, dropped in made.dropped.items()
     )  # fmt: skip
+    ledger.replace_problems(RAW, problems, lambda problem: problem.item.startswith(place))
 
 
 @dg.asset(
@@ -135,12 +135,11 @@ def _carried_out(plan: RescalePlan, engine: LocalProcesses, ledger: Ledger, key:
 def _record(ledger: Ledger, key: str, plan: RescalePlan, report: RescaleReport) -> None:
     """These are all the problems that the run's splits have now."""
     looked_at = tuple(f"{key}/{split.split}.jsonl:" for split in plan.splits)
-    before = [p.item for p in ledger.problems() if p.asset == RESCALE and p.item.startswith(looked_at)]
-    ledger.clear_problems(RESCALE, before)
-    ledger.record_problems(
+    problems = (
         Problem(f"{key}/{p.split}.jsonl:{p.line}", RESCALE, p.outcome, p.reason, p.message, p.remedy)
         for p in report.problems.listed
     )
+    ledger.replace_problems(RESCALE, problems, lambda problem: problem.item.startswith(looked_at))
 
 
 def _told(plan: RescalePlan, report: RescaleReport) -> Mapping[str, dg.MetadataValue | int | str]:

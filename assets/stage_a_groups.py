@@ -289,10 +289,8 @@ def _ended_elsewhere(
 
 def _record(ledger: Ledger, found: Discovery, merged: Merged) -> None:
     """These are all the problems that the mission has now; those of other missions stay."""
-    before = [p.item for p in ledger.problems() if p.asset == ASSET and p.item.startswith(f"{found.mission}/")]
-    with ledger.transaction():
-        ledger.clear_problems(ASSET, before)
-        ledger.record_problems(stage_a_problems(found, merged))
+    problems = stage_a_problems(found, merged)
+    ledger.replace_problems(ASSET, problems, lambda problem: problem.item.startswith(f"{found.mission}/"))
 
 
 def _pages(found: Discovery, merged: Merged) -> dict[str, Any]:

@@ -37,8 +37,7 @@ class JsonlIOManager(dg.ConfigurableIOManager):
 def _merge(merge: Merge, ledger: Ledger, asset: str) -> dict[str, int]:
     merged = write_records(merge, ledger)
     with ledger.transaction():
-        ledger.clear_problems(asset, (p.item for p in ledger.problems() if p.asset == asset and p.reason in UNMIGRATED))
-        ledger.record_problems(merged.problems)
+        ledger.replace_problems(asset, merged.problems, lambda problem: problem.reason in UNMIGRATED)
         ledger.record_changes((image_id, asset, what) for image_id, what in merged.changes)
     counts = {**merged.counts, "truncated_captions": ledger.truncated(), **count_merge(merge, ledger)}
     ledger.forget_changes()
