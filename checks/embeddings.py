@@ -1,4 +1,4 @@
-"""Every embedding file on disk: header, shape, dtype and length; the rest by the ledger where it vouches."""
+"""Every embedding file on disk: header, shape, dtype and length; the rest by the ledger where it vouches. Images without one."""
 
 from contextlib import closing
 
@@ -8,8 +8,11 @@ from assets.embeddings import embedding_assets
 from checks.results import as_result
 from imagemill.embedding_specs import EmbeddingSpec, embedding_specs
 from imagemill.formats.npy import NpyStore
+from imagemill.pipeline.standing_problems import problems_of_kind
 from imagemill.validation.files import embedding_files
 from imagemill.validation.findings import collect
+from io_managers import refusals
+from io_managers.refusals import CHECK
 from resources.data_root import DataRootResource
 
 
@@ -30,6 +33,23 @@ def files_check(asset: dg.AssetsDefinition, spec: EmbeddingSpec) -> dg.AssetChec
     return files_valid
 
 
+def inputs_check(asset: dg.AssetsDefinition, spec: EmbeddingSpec) -> dg.AssetChecksDefinition:
+    """The check that names the images without a file of one kind."""
+
+    @dg.asset_check(
+        asset=asset,
+        name=CHECK,
+        description=f"Every image has its file in derived/{spec.folder}; the others are named: reason, remedy, since when.",
+    )
+    def inputs_accepted(data_root: DataRootResource) -> dg.AssetCheckResult:
+        with closing(data_root.ledger()) as ledger:
+            return refusals.inputs_accepted(problems_of_kind(data_root.root(), ledger, spec))
+
+    return inputs_accepted
+
+
 _SPECS = {dg.AssetKey(spec.kind): spec for spec in embedding_specs()}
 
-embedding_checks = [files_check(asset, _SPECS[asset.key]) for asset in embedding_assets]
+embedding_checks = [
+    check(asset, _SPECS[asset.key]) for asset in embedding_assets for check in (files_check, inputs_check)
+]

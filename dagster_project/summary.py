@@ -100,7 +100,9 @@ def _made(counts: dict[str, int]) -> str:
 def _checks(work: Work) -> str:
     checks = work.checks()
     failed = sorted(name for name, passed in checks.items() if not passed)
-    return f"{len(checks) - len(failed)} of {len(checks)} passed" + (f"; failed: {', '.join(failed)}" if failed else "")
+    warned = f", {len(work.warnings())} with warnings" if work.warnings() else ""
+    passed = f"{len(checks) - len(failed)} of {len(checks)} passed{warned}"
+    return passed + (f"; failed: {', '.join(failed)}" if failed else "")
 
 
 def _rate(work: Work, made: int) -> str:

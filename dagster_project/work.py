@@ -89,6 +89,11 @@ class Work:
     def checks(self) -> dict[str, bool]:
         return {name: passed for outcome in self.outcomes for name, passed in outcome.checks.items()}
 
+    def warnings(self) -> list[str]:
+        """Names of the checks that warned when they were last evaluated."""
+        last = {name: name in outcome.warnings for outcome in self.outcomes for name in outcome.checks}
+        return sorted(name for name, warned in last.items() if warned)
+
     def findings(self) -> list[str]:
         """What failed checks say, with remedies."""
         said = {name: text for outcome in self.outcomes for name, text in outcome.findings.items()}

@@ -7,7 +7,7 @@ Belongs elsewhere: making and publishing files (imagemill/pipeline/stage2/embed.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing
 
 import dagster as dg
@@ -20,10 +20,12 @@ from imagemill.pipeline.stage2.plan import EmbeddingPlan
 from imagemill.pipeline.stage2.publish import after_interrupt, count_rows, publish
 from imagemill.pipeline.stage2.regenerate import finish
 from imagemill.pipeline.stage2.scan import SOURCE_ASSET
+from imagemill.pipeline.standing_problems import problems_of_kind
 from imagemill.progress import Progress
-from imagemill.store.ledger import FileRow, Ledger, SourceRow
+from imagemill.store.ledger import FileRow, Ledger, Problem, SourceRow
 from imagemill.store.second_copy import refresh
 from io_managers.events import (
+    ExplainedFailure,
     StreamedEvents,
     announced,
     deferred,
@@ -32,9 +34,13 @@ from io_managers.events import (
     launched_in_ui,
     report_without_run,
 )
+from io_managers.refusals import CHECK, evaluation, problem_table
 from resources.data_root import DataRootResource
 
 SHOWN = 5
+
+# Detail and remedy of a partition without an image.
+_ABSENT = ("no image in approved/ has this id", "put the image back, or leave the partition out")
 
 
 class NpyIOManager(dg.ConfigurableIOManager):
@@ -54,9 +60,9 @@ class NpyIOManager(dg.ConfigurableIOManager):
                     failed = self._drain(context, obj, ledger, events, counts)
                     _report_sources(context.step_context.instance, plan, ledger)
                     stuck = finish(ledger, obj.store, obj.present)
-                    failed |= dict.fromkeys(stuck, "failed")
+                    failed |= set(stuck)
                     counts.update("failed" for _ in stuck)
-                    _end(context, plan, counts, failed)
+                    self._end(context, obj, ledger, events, failed)
             finally:
                 ledger.record_counts(context.run_id, kind, dict(counts))
                 ledger.release(kind, context.run_id)
@@ -75,9 +81,9 @@ class NpyIOManager(dg.ConfigurableIOManager):
         ledger: Ledger,
         events: StreamedEvents,
         counts: Counter[str],
-    ) -> dict[str, str]:
-        """Publish every row; return the ids that did not arrive, with their reasons."""
-        missing: dict[str, str] = {}
+    ) -> set[str]:
+        """Publish every row; return the ids that did not arrive."""
+        missing: set[str] = set()
         batches = publish(obj.rows, obj.store, ledger, run_id=context.run_id, held=interrupts_held, leased=True)
         with Progress(obj.store.spec.kind, len(obj.plan.jobs)) as progress:
 
@@ -88,7 +94,7 @@ class NpyIOManager(dg.ConfigurableIOManager):
                         if row.file:
                             _report(events, row.file)
                         else:
-                            missing[row.image_id] = row.reason or row.outcome
+                            missing.add(row.image_id)
                 progress.advance(len(batch))
 
             try:
@@ -101,6 +107,32 @@ class NpyIOManager(dg.ConfigurableIOManager):
                     take(batch)
                 raise
         return missing
+
+    def _end(
+        self,
+        context: dg.OutputContext,
+        obj: EmbeddingStream,
+        ledger: Ledger,
+        events: StreamedEvents,
+        missing: Collection[str],
+    ) -> None:
+        """Fail the step if images failed; if the run was launched in the UI, or Dagster expects every partition, also if refused.
+
+        Raises:
+            ExplainedFailure: naming them with their reasons; everything else is done and reported.
+        """
+        kind, plan = obj.store.spec.kind, obj.plan
+        problems = [p for p in ledger.problems(sorted(missing)) if p.asset == kind]
+        absent: list[str] = []
+        if launched_in_ui(context) or not deferred(context):
+            problems += plan.refused
+            absent = plan.absent
+        elif not any(problem.outcome == "failed" for problem in problems):
+            return
+        if problems or absent:
+            standing = problems_of_kind(self.data_root.root(), ledger, obj.store.spec)
+            events.add_check(evaluation(context.asset_key, standing))
+            raise _failure(kind, sorted(problems, key=lambda problem: problem.item), absent)
 
     def _news(self, context: dg.OutputContext, plan: EmbeddingPlan) -> Iterator[FileRow]:
         """Files that were there already, as far as Dagster does not know them.
@@ -145,18 +177,13 @@ def _source_event(row: SourceRow) -> dg.AssetMaterialization:
     return dg.AssetMaterialization(SOURCE_ASSET, partition=row.image_id, metadata=facts)
 
 
-def _end(context: dg.OutputContext, plan: EmbeddingPlan, counts: Counter[str], missing: dict[str, str]) -> None:
-    """Fail the step if images failed; if the run was launched in the UI, or Dagster expects every partition, also if refused.
-
-    Raises:
-        dg.Failure: naming them with their reasons; everything else is done and reported.
-    """
-    expects_all = launched_in_ui(context) or not deferred(context)
-    if not counts["failed"] and not (expects_all and (missing or plan.refused or plan.absent)):
-        return
-    reasons = dict(missing)
-    if expects_all:
-        reasons |= {problem.item: problem.reason for problem in plan.refused} | dict.fromkeys(plan.absent, "no input")
-    named = [f"{image_id} ({reason})" for image_id, reason in reasons.items()]
-    shown = ", ".join(named[:SHOWN]) + (f" and {len(named) - SHOWN} more" if len(named) > SHOWN else "")
-    raise images_failed(f"{len(named)} images did not arrive: {shown}; `imagemill explain ID` says why", named)
+def _failure(kind: str, problems: Sequence[Problem], absent: Sequence[str]) -> ExplainedFailure:
+    """Name the images that did not arrive: their reasons, details and remedies."""
+    absences = [Problem(i, kind, "refused", "no input", *_ABSENT) for i in absent]
+    named = [*problems, *absences]
+    lines = [f"  {p.item}: {p.reason}: {p.detail}; {p.remedy}" for p in named[:SHOWN]]
+    if len(named) > SHOWN:
+        lines.append(f"  and {len(named) - SHOWN} more: see the check {CHECK}, or run `imagemill problems`")
+    images = "1 image" if len(named) == 1 else f"{len(named)} images"
+    text = "\n".join([f"{images} did not arrive, everything else of {kind} is done", *lines])
+    return images_failed(text, [p.item for p in named], {"inputs": problem_table(named)})

@@ -6,6 +6,7 @@ Source: CONTRACTS section 0, "Nothing disappears silently".
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -109,10 +110,15 @@ def _plan_counts(plan: EmbeddingPlan) -> dict[str, int]:
     return {"done": len(plan.done), "to do": len(plan.jobs), "refused": len(plan.refused)}
 
 
-def current_problems(scan: Scan, ledger: Ledger) -> list[Problem]:
-    """The ledger's problems that still hold: of the bytes that are there now, and of names that are still there."""
-    rows = [p for p in ledger.problems() if p.stat is None or p.stat == _stat_of(p, scan)]
-    captions = ledger.captions()
+def current_problems(scan: Scan, ledger: Ledger, problems: Sequence[Problem] | None = None) -> list[Problem]:
+    """Return the problems that still hold: of the bytes that are there now, and of names that are still there.
+
+    Args:
+        problems: rows of the ledger; unset: all.
+    """
+    problems = ledger.problems() if problems is None else problems
+    rows = [p for p in problems if p.stat is None or p.stat == _stat_of(p, scan)]
+    captions = ledger.captions([p.item for p in rows if p.reason == "missing_caption"])
     return [p for p in rows if p.reason != "missing_caption" or p.item not in captions]
 
 

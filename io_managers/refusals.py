@@ -1,0 +1,75 @@
+"""Refused and failed inputs in the UI: the check `inputs_accepted`, and the table that names them.
+
+The embedding assets evaluate it as a check after their step, and as part of it where the step fails and no check would run.
+Which problems concern an asset is decided in imagemill/pipeline/standing_problems.py.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime
+
+import dagster as dg
+
+from imagemill.store.ledger import Problem
+
+CHECK = "inputs_accepted"
+SHOWN = 100
+
+
+def inputs_accepted(problems: Sequence[Problem]) -> dg.AssetCheckResult:
+    """The result of `inputs_accepted`: a warning if there is a problem, with the first `SHOWN` in a table."""
+    refused = sum(problem.outcome == "refused" for problem in problems)
+    counts = {"refused (inputs)": refused, "failed (inputs)": len(problems) - refused}
+    return dg.AssetCheckResult(
+        check_name=CHECK,
+        passed=not problems,
+        severity=dg.AssetCheckSeverity.WARN,
+        description=_description(problems),
+        metadata={**counts, "inputs": problem_table(problems)} if problems else counts,
+    )
+
+
+def evaluation(asset_key: dg.AssetKey, problems: Sequence[Problem]) -> dg.AssetCheckEvaluation:
+    """The same as an event, for a step that fails."""
+    result = inputs_accepted(problems)
+    return dg.AssetCheckEvaluation(
+        asset_key=asset_key,
+        check_name=CHECK,
+        passed=result.passed,
+        metadata=result.metadata,
+        severity=result.severity,
+        description=result.description,
+    )
+
+
+def problem_table(problems: Sequence[Problem]) -> dg.TableMetadataValue:
+    """One row per problem, at most `SHOWN`."""
+    rows = [
+        dg.TableRecord(
+            {
+                "image": problem.item,
+                "reason": problem.reason,
+                "detail": problem.detail,
+                "remedy": problem.remedy,
+                "since": _since(problem),
+            }
+        )
+        for problem in problems[:SHOWN]
+    ]
+    columns = [dg.TableColumn(name) for name in ("image", "reason", "detail", "remedy", "since")]
+    return dg.MetadataValue.table(rows, dg.TableSchema(columns))
+
+
+def _description(problems: Sequence[Problem]) -> str:
+    if not problems:
+        return "every input was accepted"
+    names = ", ".join(f"{problem.item} ({problem.reason})" for problem in problems[:3])
+    more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
+    rest = f"; the table shows the first {SHOWN}, `imagemill problems` lists all" if len(problems) > SHOWN else ""
+    return f"{len(problems)} not accepted: {names}{more}{rest}"
+
+
+def _since(problem: Problem) -> str:
+    try:
+        return f"{datetime.fromisoformat(problem.at):%Y-%m-%d %H:%M} UTC"
+    except ValueError:
+        return problem.at
