@@ -5,13 +5,12 @@ from contextlib import closing
 import dagster as dg
 
 from assets.stage2_jsonl import stage2_jsonl
-from checks.results import as_result
 from imagemill.pipeline.standing_problems import problems_of_records
 from imagemill.validation.findings import broken, collect
 from imagemill.validation.stage2 import stage2_records
 from imagemill.validation.tables import validate_ledger_tables, validate_stage2_table
 from io_managers import refusals
-from io_managers.refusals import CHECK
+from io_managers.check_results import as_result
 from resources.data_root import DataRootResource
 
 
@@ -33,7 +32,7 @@ def table_valid(data_root: DataRootResource) -> dg.AssetCheckResult:
     )
 
 
-@dg.asset_check(asset=stage2_jsonl, name=CHECK)
+@dg.asset_check(asset=stage2_jsonl)
 def inputs_accepted(data_root: DataRootResource) -> dg.AssetCheckResult:
     """Every entry of approved/ has its record; the others are named: reason, remedy, since when."""
     with closing(data_root.ledger()) as ledger:

@@ -9,6 +9,7 @@ from pathlib import Path
 from dagster_project.work import Work
 from imagemill.embedding_specs import T5_TOKENS, embedding_specs
 from imagemill.pipeline.counters import progress_line
+from imagemill.pipeline.stage2.models_in_use import model_lines
 from imagemill.pipeline.story import Status
 from imagemill.provenance import read_identity
 from imagemill.store.ledger import Ledger
@@ -32,6 +33,8 @@ def summary_lines(work: Work, status: Status) -> Iterator[str]:
     yield from _problems(status)
     for spec in embedding_specs():
         yield f"  {spec.kind:<10} {_made(counts.get(spec.kind, {}))}"
+    with Ledger(work.root.ledger, read_only=True) as ledger:
+        yield from model_lines(ledger)
     yield from _captions(work, counts.get(CAPTIONER, {}))
     yield from _records(status, counts.get("stage2_jsonl", {}))
     for bucket, (samples, shards) in status.buckets.items():

@@ -5,11 +5,21 @@ from pathlib import Path
 
 import dagster as dg
 
-from imagemill.pipeline.counters import count_merge
+from imagemill.pipeline.counters import COUNTERS, count_merge
 from imagemill.pipeline.stage2.merge import UNMIGRATED, Merge, write_records
 from imagemill.pipeline.stage2.rollback import Rollback, roll_back
 from imagemill.store.ledger import Ledger
+from io_managers.figures import with_units
 from resources.data_root import DataRootResource
+
+# Units of the counters that do not count records.
+_UNITS = {
+    **dict.fromkeys((*COUNTERS, "total"), "images"),
+    "truncated_captions": "captions",
+    "rewritten": "files",
+    "from_backup": "files",
+    "deleted_files": "files",
+}
 
 
 class JsonlIOManager(dg.ConfigurableIOManager):
@@ -27,7 +37,8 @@ class JsonlIOManager(dg.ConfigurableIOManager):
                 ledger.record_counts(context.run_id, asset, counts)
             finally:
                 ledger.release(asset, context.run_id)
-        context.add_output_metadata({**counts, "path": dg.MetadataValue.path(str(obj.root.stage2_jsonl))})
+        shown = with_units(counts, "records", **_UNITS)
+        context.add_output_metadata({**shown, "path": dg.MetadataValue.path(str(obj.root.stage2_jsonl))})
 
     def load_input(self, context: dg.InputContext) -> Path:
         """The file; read it with `imagemill.formats.jsonl.read_jsonl`."""

@@ -1,6 +1,5 @@
-"""Refused and failed inputs in the UI: the check `inputs_accepted`, and the table that names them.
+"""Refused and failed inputs in the UI: the result of the check `inputs_accepted`, and the table that names them.
 
-The embedding assets evaluate it as a check after their step, and as part of it where the step fails and no check would run.
 Which problems concern an asset is decided in imagemill/pipeline/standing_problems.py.
 """
 
@@ -11,33 +10,18 @@ import dagster as dg
 
 from imagemill.store.ledger import Problem
 
-CHECK = "inputs_accepted"
 SHOWN = 100
 
 
 def inputs_accepted(problems: Sequence[Problem]) -> dg.AssetCheckResult:
-    """The result of `inputs_accepted`: a warning if there is a problem, with the first `SHOWN` in a table."""
+    """Return a warning if there is a problem, with the first `SHOWN` in a table."""
     refused = sum(problem.outcome == "refused" for problem in problems)
     counts = {"refused (inputs)": refused, "failed (inputs)": len(problems) - refused}
     return dg.AssetCheckResult(
-        check_name=CHECK,
         passed=not problems,
         severity=dg.AssetCheckSeverity.WARN,
         description=_description(problems),
         metadata={**counts, "inputs": problem_table(problems)} if problems else counts,
-    )
-
-
-def evaluation(asset_key: dg.AssetKey, problems: Sequence[Problem]) -> dg.AssetCheckEvaluation:
-    """The same as an event, for a step that fails."""
-    result = inputs_accepted(problems)
-    return dg.AssetCheckEvaluation(
-        asset_key=asset_key,
-        check_name=CHECK,
-        passed=result.passed,
-        metadata=result.metadata,
-        severity=result.severity,
-        description=result.description,
     )
 
 
@@ -47,15 +31,14 @@ def problem_table(problems: Sequence[Problem]) -> dg.TableMetadataValue:
         dg.TableRecord(
             {
                 "image": problem.item,
-                "reason": problem.reason,
-                "detail": problem.detail,
+                "reason": f"{problem.reason}: {problem.detail}",
                 "remedy": problem.remedy,
                 "since": _since(problem),
             }
         )
         for problem in problems[:SHOWN]
     ]
-    columns = [dg.TableColumn(name) for name in ("image", "reason", "detail", "remedy", "since")]
+    columns = [dg.TableColumn(name) for name in ("image", "reason", "remedy", "since")]
     return dg.MetadataValue.table(rows, dg.TableSchema(columns))
 
 

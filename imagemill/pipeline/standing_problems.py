@@ -24,7 +24,7 @@ _CAPTIONS = {"captions", CAPTIONER}
 def problems_of_kind(root: DataRoot, ledger: Ledger, spec: EmbeddingSpec) -> list[Problem]:
     """Return why images have no file of this kind: one problem per image and reason, by name.
 
-    An image that is refused for its own bytes is refused for every kind, whichever asset opened it first.
+    An image that is refused for its own bytes is refused for every kind, although one asset recorded it.
     """
     assets = {spec.kind} | (_CAPTIONS if spec.source == "caption" else set())
 

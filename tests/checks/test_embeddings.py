@@ -7,6 +7,9 @@ import pytest
 from assets.embeddings import embedding_assets
 from checks.embeddings import embedding_checks
 from imagemill.embedding_specs import VAE, embedding_specs
+from imagemill.pipeline.stage2.models_in_use import PREVIEW_TEXT
+from imagemill.pipeline.stage2.regenerate import regenerate
+from imagemill.store.ledger import Ledger
 from tests.helpers.stage2 import embed, photos
 from tests.helpers.wiring import check, checks_of, history, materialize, stub_every_kind
 
@@ -38,7 +41,7 @@ def test_checks_pass_on_what_a_run_made_and_fail_where_a_file_was_spoilt(data_ro
 
     assert {name for name, e in found.items() if not e.passed} == {"vae_latents:files_valid"}
     evaluation = found["vae_latents:files_valid"]
-    assert evaluation.description == "wrong_shape: 1"
+    assert evaluation.description == f"wrong_shape: 1; {PREVIEW_TEXT}"
     assert "b" in evaluation.metadata["first findings"].value
     assert evaluation.metadata["errors"].value == 1
 
@@ -73,5 +76,21 @@ def test_refused_image_is_a_warning_of_every_kind_with_its_reason(data_root, ins
         evaluation = checks_of(made)[f"{spec.kind}:inputs_accepted"]
         assert (evaluation.passed, evaluation.severity) == (False, dg.AssetCheckSeverity.WARN)
         (row,) = evaluation.metadata["inputs"].records
-        assert (row.data["image"], row.data["reason"]) == ("b", "undecodable")
+        assert (row.data["image"], row.data["reason"].split(":")[0]) == ("b", "undecodable")
         assert checks_of(made)[f"{spec.kind}:files_valid"].passed
+
+
+def test_unfinished_regeneration_is_a_warning_of_its_files(data_root, instance):
+    """The folder holds files of two models. Source: CONTRACTS section 0, "Provenance"."""
+    photos(data_root, *KEYS)
+    embed(data_root, model="real")
+    with Ledger(data_root.ledger) as ledger:
+        regenerate(ledger, VAE.kind, "run")
+
+    found = check(data_root, instance, *embedding_assets, *embedding_checks)
+
+    evaluation = found["vae_latents:files_valid"]
+    assert (evaluation.passed, evaluation.severity) == (False, dg.AssetCheckSeverity.WARN)
+    assert "regeneration not finished: 0 of 2 files replaced" in evaluation.description
+    assert found["dinov3_npy:files_valid"].passed
+    assert found["dinov3_npy:files_valid"].metadata["model"].value == "real"

@@ -11,8 +11,9 @@ from checks.embeddings import embedding_checks
 from imagemill.embedding_specs import DINOV3, T5
 from imagemill.files import signature_bytes
 from imagemill.formats.npy import NpyStore
+from imagemill.pipeline.stage2.models_in_use import PREVIEW_TEXT
 from imagemill.store.ledger import Ledger
-from io_managers.refusals import CHECK
+from io_managers.embedding_results import FILES, INPUTS
 from tests.helpers.stage2 import embed, photos
 from tests.helpers.stubs import StubEncoder
 from tests.helpers.wiring import claims, failure_of, history, materialize, materialized, stub_every_kind
@@ -49,7 +50,24 @@ def test_event_carries_the_versions_of_the_file_and_its_image(data_root, instanc
     provenance = extract_data_provenance_from_entry(record.event_log_entry)
     assert provenance.input_data_versions[dg.AssetKey("approved_images")] == dg.DataVersion(row.source)
     metadata = record.asset_materialization.metadata
-    assert (metadata["bytes"].value, metadata["maker"].value) == (signature_bytes(row.stat), row.maker)
+    assert (metadata["size (kB)"].value, metadata["model"].value) == (
+        round(signature_bytes(row.stat) / 1000, 1),
+        PREVIEW_TEXT,
+    )
+
+
+def test_file_of_an_unfinished_regeneration_says_how_far_it_was(data_root, instance):
+    """The page of the asset shows the latest event. Source: issue 15, "The UI"."""
+    photos(data_root, *KEYS)
+    embed(data_root, DINOV3)
+
+    def latest(**config):
+        assert materialize(data_root, instance, dinov3_npy, keys=KEYS, deferred=True, dinov3_npy=config).success
+        (record,) = instance.fetch_materializations(dg.AssetKey("dinov3_npy"), limit=1).records
+        return {name: value.value for name, value in record.asset_materialization.metadata.items()}
+
+    assert latest(regenerate=True, up_to="a")["regeneration (at that time)"] == "1 of 3 files replaced"
+    assert "regeneration (at that time)" not in latest()
 
 
 def test_ledger_keeps_the_counters_of_the_run(data_root, instance):
@@ -125,12 +143,10 @@ def test_failure_of_images_shows_reason_and_remedy_without_a_stack_trace(data_ro
     assert (error.stack, error.cause, error.context, error.cls_name) == ([], None, None, "Failure")
     assert error.message.strip() == failure.description
     assert "  b: undecodable: " in failure.description
-    (row,) = failure.metadata["inputs"].records
-    assert (row.data["image"], row.data["reason"]) == ("b", "undecodable")
-    assert row.data["remedy"]
+    assert failure.metadata["images"].value == 1
 
 
-def test_step_that_fails_for_its_images_evaluates_the_check_that_names_them(data_root, instance):
+def test_step_that_fails_for_its_images_evaluates_its_checks(data_root, instance):
     """Dagster skips the checks of a failed step: the table would be missing where it is needed."""
     photos(data_root, *KEYS)
     (data_root.approved / "b.png").write_bytes(b"no picture")
@@ -138,12 +154,12 @@ def test_step_that_fails_for_its_images_evaluates_the_check_that_names_them(data
     result = materialize(data_root, instance, dinov3_npy, *embedding_checks[:2], keys=KEYS)
 
     assert not result.success
-    key = dg.AssetCheckKey(dg.AssetKey("dinov3_npy"), CHECK)
-    (record,) = instance.event_log_storage.get_asset_check_execution_history(key, limit=5)
-    assert record.status is AssetCheckExecutionRecordStatus.FAILED
-    evaluation = record.evaluation
-    assert (evaluation.severity, evaluation.passed) == (dg.AssetCheckSeverity.WARN, False)
-    assert "b (undecodable)" in evaluation.description
+    keys = [dg.AssetCheckKey(dg.AssetKey("dinov3_npy"), name) for name in (INPUTS, FILES)]
+    (inputs,), (files,) = (instance.event_log_storage.get_asset_check_execution_history(key, limit=5) for key in keys)
+    assert inputs.status is AssetCheckExecutionRecordStatus.FAILED
+    assert (inputs.evaluation.severity, inputs.evaluation.passed) == (dg.AssetCheckSeverity.WARN, False)
+    assert "b (undecodable)" in inputs.evaluation.description
+    assert files.status is AssetCheckExecutionRecordStatus.SUCCEEDED, "the files that are there are valid"
 
 
 def test_approved_image_counts_as_materialised_once_it_was_opened(data_root, instance):

@@ -32,7 +32,7 @@ def test_problem_is_a_warning_with_reason_remedy_and_first_time(outcome):
     assert result.metadata[f"{outcome} (inputs)"].value == 1
     assert rows(result) == [
         {
-            "image": "a", "reason": "undecodable", "detail": "cut off", "remedy": "replace it",
+            "image": "a", "reason": "undecodable: cut off", "remedy": "replace it",
             "since": "2026-01-02 03:04 UTC",
         }
     ]  # fmt: skip
