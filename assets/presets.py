@@ -6,12 +6,16 @@ raw_dataset <dataset>  ─▶  rescale_preset <dataset>/<preset>  ─▶  derive
 import os
 from collections.abc import Mapping
 from contextlib import closing
+from enum import StrEnum
+from typing import Any, get_args
 
 import dagster as dg
 from pydantic import Field
 
 from assets.partitions import coord_presets, datasets, presets
-from imagemill.adapters.convert import Converted, convert
+from imagemill.adapters.convert import Converted, adapter_names, convert
+from imagemill.adapters.source import Geometry
+from imagemill.formats.resize import LIBRARIES
 from imagemill.pipeline.claims import claimed, claimed_until_output
 from imagemill.pipeline.presets.preset_config import read_presets, split_key
 from imagemill.pipeline.presets.preset_sheet import sheet_page, write_preset_sheet
@@ -21,6 +25,7 @@ from imagemill.pipeline.presets.rescale_setup import choose_parameters
 from imagemill.preset_names import parse_preset
 from imagemill.public_data import PublicData
 from imagemill.store.ledger import Ledger, Problem
+from io_managers.figures import with_units
 from io_managers.hardlink import CLAIM, Coord
 from resources.data_root import DataRootResource
 from resources.engine import LocalProcesses
@@ -28,13 +33,19 @@ from resources.engine import LocalProcesses
 RAW, RESCALE = "raw_dataset", "rescale_preset"
 
 
+# Choices that may be left unset: the launchpad offers a class of choices by its names, which are its values.
+Adapter = StrEnum("Adapter", {name: name for name in adapter_names()})
+GeometryChoice = StrEnum("GeometryChoice", {name: name for name in get_args(Geometry)})
+Library = StrEnum("Library", {name: name for name in LIBRARIES})
+
+
 class RawConfig(dg.Config):
     """Where a dataset's own files are; unset: as presets.yaml says."""
 
-    adapter: str | None = Field(None, description="Adapter by name; unset: presets.yaml.")
+    adapter: Adapter | None = Field(None, description="Form of the annotations; unset: presets.yaml.")  # pyright: ignore[reportInvalidTypeForm]
     annotations: dict[str, str] | None = Field(None, description="File of annotations by split; unset: presets.yaml.")
     images: str | None = Field(None, description="Folder of images; unset: presets.yaml.")
-    geometry: str | None = Field(
+    geometry: GeometryChoice | None = Field(  # pyright: ignore[reportInvalidTypeForm]
         None, description="`boxes`, or `polygons` where an instance has one; unset: presets.yaml."
     )
 
@@ -45,7 +56,7 @@ class RescaleConfig(dg.Config):
     image_factor: int | None = Field(None, ge=1, description="Both sides are multiples of this (32).")
     max_pixels: int | None = Field(None, ge=1, description="Largest width times height (786432).")
     min_pixels: int | None = Field(None, ge=1, description="Smallest width times height (4096).")
-    library: str | None = Field(None, description="`torch` or `pillow`; a preset never mixes two.")
+    library: Library | None = Field(None, description="`torch` or `pillow`; a preset never mixes two.")  # pyright: ignore[reportInvalidTypeForm]
     splits: list[str] | None = Field(None, description="`train`, `val`; unset: all that raw has.")
     workers: int | None = Field(None, ge=1, description="Processes; unset: rescale_workers of imagemill.yaml.")
 
@@ -54,6 +65,11 @@ class CoordConfig(dg.Config):
     """What of a preset gets coordinates."""
 
     splits: list[str] | None = Field(None, description="`train`, `val`; unset: all that the base preset has published.")
+
+
+def _plain(value: Any) -> Any:
+    """A choice as the string that configuration files have."""
+    return value.value if isinstance(value, StrEnum) else value
 
 
 def public_data(data_root: DataRootResource) -> PublicData:
@@ -69,7 +85,7 @@ def raw_dataset(
     """`<dataset>/raw/<split>.jsonl` and a link to the images, from the dataset's own annotations by an adapter."""
     place = public_data(data_root)
     dataset = place.dataset(context.partition_key)
-    asked = {name: getattr(config, name) for name in RawSource._fields}
+    asked = {name: _plain(getattr(config, name)) for name in RawSource._fields}
     source = raw_source(read_presets(place.presets_yaml), dataset.name, asked)
     counts: dict[str, int] = {}
     with closing(data_root.ledger()) as ledger, claimed(ledger, CLAIM, [dataset.name], context.run_id):
@@ -109,7 +125,8 @@ def rescale_preset(
     name, preset = split_key(key)
     dataset = place.dataset(name)
     flags = {
-        field: getattr(config, field) for field in ("image_factor", "max_pixels", "min_pixels", "library", "splits")
+        field: _plain(getattr(config, field))
+        for field in ("image_factor", "max_pixels", "min_pixels", "library", "splits")
     }
     settings = read_presets(place.presets_yaml).settings(name, preset, **flags)
     with closing(data_root.ledger()) as ledger, claimed(ledger, CLAIM, [key], context.run_id):
@@ -152,7 +169,8 @@ def _told(plan: RescalePlan, report: RescaleReport) -> Mapping[str, dg.MetadataV
     path = dg.MetadataValue.path(str(plan.preset.path))
     sheet = write_preset_sheet(plan.dataset, plan.preset, plan.preset.splits()[0])
     pages = {"boxes": dg.MetadataValue.md(sheet_page(sheet))}
-    return {**report.counts, **splits, "turned by viewers": report.turned, "path": path, **pages}
+    counts = {**with_units(report.counts, "images"), **splits, "turned by viewers (images)": report.turned}
+    return {**counts, "path": path, **pages}
 
 
 @dg.asset(
