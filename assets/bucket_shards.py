@@ -18,6 +18,7 @@ from imagemill.pipeline.shards.readiness import ASSET, Readiness
 from imagemill.pipeline.shards.shard_plan import Existing, ShardSet, check_buckets
 from imagemill.pipeline.shards.shard_sets import ShardParameters
 from imagemill.store.ledger import Ledger
+from io_managers.events import ExplainedFailure
 from resources.data_root import DataRootResource
 
 PARAMETERS = ShardParameters.__struct_fields__
@@ -35,10 +36,10 @@ class ShardConfig(dg.Config):
     shuffle: bool | None = Field(None, description="Reorder the ready samples before limit and grouping.")
     seed: int | None = Field(None, description="Seed of the shuffle; unset: 1337.")
     limit: int | None = Field(None, ge=1, description="Samples over all buckets of the run, after the shuffle.")
-    existing: str = Field(
+    existing: Existing = Field(
         "update",
-        description="Shards already there: `update` changed sets of ours, `refuse`, `replace`; `append` new tars and tombstones, "
-        "`repack` to fold them in, `withdraw` for withdrawals alone.",
+        description="Shards already there: `update` the sets that changed, `replace` all, `refuse` to touch them; `append` new "
+        "tars and tombstones, `repack` to fold these in, `withdraw` to apply withdrawals alone.",
     )
     dry_run: bool = Field(False, description="Count and tell conflicts; write nothing, materialize nothing.")
     output_dir: str | None = Field(None, description="Folder for the shards; unset: the remembered one, else shards/.")
@@ -50,9 +51,8 @@ class ShardConfig(dg.Config):
 
     def packing(self, chosen: list[str], output: Path) -> Packing:
         asked = {name: value for name in PARAMETERS if (value := getattr(self, name)) is not None}
-        existing: Existing = self.existing  # type: ignore[assignment]
         chosen = check_buckets(self.only or chosen)
-        return Packing(chosen, output, existing, asked, self.progress_every, self.allow_preview)
+        return Packing(chosen, output, self.existing, asked, self.progress_every, self.allow_preview)
 
 
 @dg.asset(
@@ -87,10 +87,6 @@ def _planned(context: dg.AssetExecutionContext, config: ShardConfig, data_root: 
         _record(ledger, context.run_id, found, adopting=packing.existing != "withdraw")
         shard_set.workers = config.workers or data_root.config().pack_threads
         refuse_conflicts(shard_set)
-        for plan in shard_set.plans:
-            context.add_asset_metadata(
-                {"samples": plan.live, "new shards": len(plan.shards)}, partition_key=plan.bucket
-            )
         return shard_set
 
 
@@ -112,4 +108,4 @@ def _rehearse(context: dg.AssetExecutionContext, config: ShardConfig, data_root:
     found = dry_run(root, data_root.config(), config.packing(list(context.partition_keys), output))
     context.log.info("dry run, nothing written: " + " ".join(f"{name}={n}" for name, n in found.counts.items()))
     if found.conflicts:
-        raise dg.Failure("a real run would refuse: " + "; ".join(found.conflicts), allow_retries=False)
+        raise ExplainedFailure("a real run would refuse: " + "; ".join(found.conflicts))

@@ -7,6 +7,7 @@ import dagster as dg
 from pydantic import Field
 
 from assets.approved_images import approved_images
+from assets.command_options import ImageOptions, read_options
 from assets.partitions import IMAGES_PER_RUN, images
 from imagemill.embedding_specs import DINOV3, T5, VAE, EmbeddingSpec
 from imagemill.formats.npy import NpyStore
@@ -32,21 +33,25 @@ from resources.engine import Engine
 
 
 class ImageConfig(dg.Config):
-    """Which of the run's images to take."""
+    """What to make besides files that are missing, invalid or stale."""
 
-    up_to: str | None = Field(None, description="Only images whose id sorts at or before this one.")
-    extract_only: bool = Field(False, description="Take vectors out of Stage 1 records; load no model.")
     regenerate: bool = Field(
         False,
-        description="Make every file of this kind anew, with the model configured now; until all are, nothing packs it.",
+        description="Replace every file of this kind by the model configured now; no shard takes them until all are replaced.",
     )
+
+
+class CaptionedConfig(ImageConfig):
+    """The same for a kind that is made from captions."""
+
     recaption: bool = Field(
-        False, description="t5_hidden: also caption anew what another captioner, or another prompt, has captioned."
+        False, description="Also caption again the images that another captioner, or another prompt, has captioned."
     )
 
 
 def embedding_asset(spec: EmbeddingSpec, description: str) -> dg.AssetsDefinition:
     """The asset of one embedding kind: it lists what its images lack and streams the making of it to the npy IO manager."""
+    config_class = CaptionedConfig if spec.source == "caption" else ImageConfig
 
     @dg.asset(
         name=spec.kind,
@@ -58,20 +63,22 @@ def embedding_asset(spec: EmbeddingSpec, description: str) -> dg.AssetsDefinitio
         kinds={"numpy", "pytorch"},
         owners=["team:imagemill"],
         code_version="1",
-        description=description,
-        metadata={"folder": f"derived/{spec.folder}", "dtype": spec.dtype, "model for real work": spec.default_model},
+        description=f"{description} The model is `encoders.{spec.kind}` of imagemill.yaml, such as `{spec.default_model}`; "
+        "without it, a preview model with random weights. `model` below is the one that made the latest file.",
+        metadata={"folder": f"derived/{spec.folder}", "dtype": spec.dtype},
     )
     def embedding(
         context: dg.AssetExecutionContext,
-        config: ImageConfig,
+        config: config_class,  # type: ignore[valid-type]
         data_root: DataRootResource,
         encoders: Encoders,
         captioner: CaptionerResource,
         engine: Engine,
     ) -> EmbeddingStream:
-        ids = [i for i in context.partition_keys if config.up_to is None or i <= config.up_to]
+        given = read_options(context, ImageOptions)
+        ids = [i for i in context.partition_keys if given.up_to is None or i <= given.up_to]
         root = data_root.root()
-        options = {**encoders.worker_options(spec), "extract_only": config.extract_only}
+        options = {**encoders.worker_options(spec), "extract_only": given.extract_only}
         store: NpyStore = options["store"]
         if config.regenerate:
             with closing(data_root.ledger()) as ledger:
@@ -86,12 +93,12 @@ def embedding_asset(spec: EmbeddingSpec, description: str) -> dg.AssetsDefinitio
             store.sweep()
             scan, recorded = survey(root.approved, ledger), read_recorded(root.stage2_jsonl)
             adopt_captions(root, recorded, scan, ledger)
-            if spec.source == "caption":
+            if isinstance(config, CaptionedConfig):
                 if not captioner.settings().enabled:
                     look_again(ids, scan, ledger, root.approved)
                 caption(context, captioner.jobs(ids, scan, ledger, anew=config.recaption), captioner, engine, ledger)
             plan = plan_for(spec, ids, scan, ledger, store.listing(), recorded)
-            if config.extract_only:
+            if given.extract_only:
                 plan.jobs = [job for job in plan.jobs if job.inline]
             plan.jobs = with_copies(plan.jobs, root.shards)
             sizes = measure_sizes({spec: plan.jobs}, root.approved)
@@ -121,7 +128,8 @@ def caption(
             rows, ledger, maker=made_by.key, preview=made_by.preview, run_id=context.run_id, on_row=progress.advance
         )
     ledger.record_counts(context.run_id, CAPTIONER, dict(counts))
-    context.add_output_metadata({"captioner": made_by.model, "captioned": counts["captioned"]})
+    # Not metadata of the output, which would be that of every image of the run.
+    context.log.info(f"{made_by.model} captioned {counts['captioned']} of {len(jobs)} images without a caption")
 
 
 dinov3_npy = embedding_asset(

@@ -7,12 +7,16 @@ import os
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from contextlib import closing
+from enum import StrEnum
+from typing import Any, get_args
 
 import dagster as dg
 from pydantic import Field
 
 from assets.partitions import coord_presets, datasets, presets
-from imagemill.adapters.convert import Converted, convert
+from imagemill.adapters.convert import Converted, adapter_names, convert
+from imagemill.adapters.source import Geometry
+from imagemill.formats.resize import LIBRARIES
 from imagemill.pipeline.claims import claimed, claimed_until_output
 from imagemill.pipeline.presets.preset_config import PARAMETERS, read_presets, split_key
 from imagemill.pipeline.presets.preset_sheet import sheet_page, write_preset_sheet
@@ -20,8 +24,10 @@ from imagemill.pipeline.presets.raw_source import RawSource, raw_source
 from imagemill.pipeline.presets.rescale import RescaleFailed, RescalePlan, RescaleReport, carry_out, plan_rescale
 from imagemill.pipeline.presets.rescale_setup import choose_parameters
 from imagemill.preset_names import parse_preset
+from imagemill.preset_records import ORDERS
 from imagemill.public_data import PublicData
 from imagemill.store.ledger import Ledger, Problem
+from io_managers.figures import with_units
 from io_managers.hardlink import CLAIM, Coord
 from resources.data_root import DataRootResource
 from resources.engine import LocalProcesses
@@ -29,13 +35,20 @@ from resources.engine import LocalProcesses
 RAW, RESCALE = "raw_dataset", "rescale_preset"
 
 
+# Choices that may be left unset: the launchpad offers a class of choices by its names, which are its values.
+Adapter = StrEnum("Adapter", {name: name for name in adapter_names()})
+GeometryChoice = StrEnum("GeometryChoice", {name: name for name in get_args(Geometry)})
+OrderChoice = StrEnum("OrderChoice", {name: name for name in ORDERS})
+Library = StrEnum("Library", {name: name for name in LIBRARIES})
+
+
 class RawConfig(dg.Config):
     """Where a dataset's own files are; unset: as presets.yaml says."""
 
-    adapter: str | None = Field(None, description="Adapter by name; unset: presets.yaml.")
+    adapter: Adapter | None = Field(None, description="Form of the annotations; unset: presets.yaml.")  # pyright: ignore[reportInvalidTypeForm]
     annotations: dict[str, str] | None = Field(None, description="File of annotations by split; unset: presets.yaml.")
     images: str | None = Field(None, description="Folder of images; unset: presets.yaml.")
-    geometry: str | None = Field(
+    geometry: GeometryChoice | None = Field(  # pyright: ignore[reportInvalidTypeForm]
         None, description="`boxes`, or `polygons` where an instance has one; unset: presets.yaml."
     )
     split_rule: str | None = Field(
@@ -49,8 +62,8 @@ class RescaleConfig(dg.Config):
     image_factor: int | None = Field(None, ge=1, description="Both sides are multiples of this (32).")
     max_pixels: int | None = Field(None, ge=1, description="Largest width times height (786432).")
     min_pixels: int | None = Field(None, ge=1, description="Smallest width times height (4096).")
-    library: str | None = Field(None, description="`torch` or `pillow`; a preset never mixes two.")
-    object_order: str | None = Field(
+    library: Library | None = Field(None, description="`torch` or `pillow`; a preset never mixes two.")  # pyright: ignore[reportInvalidTypeForm]
+    object_order: OrderChoice | None = Field(  # pyright: ignore[reportInvalidTypeForm]
         None, description="Order of a record's objects: `annotation`, or `top_left`, by (min y, min x)."
     )
     splits: list[str] | None = Field(None, description="`train`, `val`; unset: all that raw has.")
@@ -61,9 +74,14 @@ class CoordConfig(dg.Config):
     """What of a preset gets coordinates."""
 
     splits: list[str] | None = Field(None, description="`train`, `val`; unset: all that the base preset has published.")
-    object_order: str | None = Field(
+    object_order: OrderChoice | None = Field(  # pyright: ignore[reportInvalidTypeForm]
         None, description="`annotation` or `top_left`; unset: presets.yaml, else as the preset was made."
     )
+
+
+def _plain(value: Any) -> Any:
+    """A choice as the string that configuration files have."""
+    return value.value if isinstance(value, StrEnum) else value
 
 
 def public_data(data_root: DataRootResource) -> PublicData:
@@ -79,7 +97,7 @@ def raw_dataset(
     """`<dataset>/raw/<split>.jsonl` and a link to the images, from the dataset's own annotations by an adapter."""
     place = public_data(data_root)
     dataset = place.dataset(context.partition_key)
-    asked = {name: getattr(config, name) for name in RawSource._fields}
+    asked = {name: _plain(getattr(config, name)) for name in RawSource._fields}
     source = raw_source(read_presets(place.presets_yaml), dataset.name, asked)
     counts: dict[str, int] = {}
     listings: dict[str, dg.MetadataValue] = {}
@@ -99,17 +117,17 @@ def raw_dataset(
 
 def _record_dropped(ledger: Ledger, place: str, made: Converted) -> None:
     """Replace the ledger's rows about a split: one per image that is missing or has objects left out, with reasons and names."""
-    ledger.clear_problems(RAW, [p.item for p in ledger.problems() if p.asset == RAW and p.item.startswith(place)])
     by_image: dict[str, Counter[tuple[str, str]]] = defaultdict(Counter)
     for one in made.dropped:
         by_image[one.image or "unknown image"][one.reason, one.name] += 1
-    ledger.record_problems(
+    problems = (
         Problem(f"{place}{image}", RAW, "refused", next(iter(dropped))[0],
                 ", ".join(f"{reason}: {count} x {name!r}" if name else f"{reason}: {count}"
                           for (reason, name), count in dropped.items()),
                 "put the image there, or correct the annotation, and convert again; or leave it out")
         for image, dropped in by_image.items()
     )  # fmt: skip
+    ledger.replace_problems(RAW, problems, lambda problem: problem.item.startswith(place))
 
 
 @dg.asset(
@@ -127,7 +145,7 @@ def rescale_preset(
     place, key = public_data(data_root), context.partition_key
     name, preset = split_key(key)
     dataset = place.dataset(name)
-    flags = {field: getattr(config, field) for field in (*PARAMETERS, "splits")}
+    flags = {field: _plain(getattr(config, field)) for field in (*PARAMETERS, "splits")}
     settings = read_presets(place.presets_yaml).settings(name, preset, **flags)
     with closing(data_root.ledger()) as ledger, claimed(ledger, CLAIM, [key], context.run_id):
         parameters = choose_parameters(dataset.preset(preset), **settings.parameters)
@@ -152,12 +170,11 @@ def _carried_out(plan: RescalePlan, engine: LocalProcesses, ledger: Ledger, key:
 def _record(ledger: Ledger, key: str, plan: RescalePlan, report: RescaleReport) -> None:
     """These are all the problems that the run's splits have now."""
     looked_at = tuple(f"{key}/{split.split}.jsonl:" for split in plan.splits)
-    before = [p.item for p in ledger.problems() if p.asset == RESCALE and p.item.startswith(looked_at)]
-    ledger.clear_problems(RESCALE, before)
-    ledger.record_problems(
+    problems = (
         Problem(f"{key}/{p.split}.jsonl:{p.line}", RESCALE, p.outcome, p.reason, p.message, p.remedy)
         for p in report.problems.listed
     )
+    ledger.replace_problems(RESCALE, problems, lambda problem: problem.item.startswith(looked_at))
 
 
 def _told(plan: RescalePlan, report: RescaleReport) -> Mapping[str, dg.MetadataValue | int | str]:
@@ -170,7 +187,8 @@ def _told(plan: RescalePlan, report: RescaleReport) -> Mapping[str, dg.MetadataV
     path = dg.MetadataValue.path(str(plan.preset.path))
     sheet = write_preset_sheet(plan.dataset, plan.preset, plan.preset.splits()[0])
     pages = {"boxes": dg.MetadataValue.md(sheet_page(sheet))}
-    return {**report.counts, **splits, "turned by viewers": report.turned, "path": path, **pages}
+    counts = {**with_units(report.counts, "images"), **splits, "turned by viewers (images)": report.turned}
+    return {**counts, "path": path, **pages}
 
 
 @dg.asset(
@@ -189,5 +207,5 @@ def derived_preset(context: dg.AssetExecutionContext, config: CoordConfig, data_
     keys = sorted({context.partition_key, f"{dataset}/{name.base}"})
     with closing(data_root.ledger()) as ledger, claimed_until_output(ledger, CLAIM, keys, context.run_id):
         configured = read_presets(public_data(data_root).presets_yaml)
-        order = configured.settings(dataset, name.base, object_order=config.object_order).object_order
+        order = configured.settings(dataset, name.base, object_order=_plain(config.object_order)).object_order
         return Coord(public_data(data_root).dataset(dataset), name, config.splits, order)

@@ -6,6 +6,7 @@ from typing import Any
 import dagster as dg
 from pydantic import Field
 
+from assets.command_options import RecordOptions, read_options
 from assets.embeddings import embedding_assets
 from imagemill.embedding_specs import embedding_specs
 from imagemill.pipeline.claims import claimed_until_output
@@ -19,14 +20,8 @@ from resources.encoders import Encoders
 
 
 class RecordsConfig(dg.Config):
-    """How far a run goes for its records."""
+    """Going back to Stage 1, instead of writing the records."""
 
-    complete: bool = Field(True, description="Open images no pass has opened yet, tokenise captions without a mask.")
-    migrate: bool = Field(True, description="Turn Stage 1 records into version 2, whose vectors are in npy files.")
-    up_to: str | None = Field(None, description="Open images and migrate records only up to this id.")
-    kinds: list[str] = Field(
-        [spec.kind for spec in embedding_specs()], description="Kinds whose refusals the counters count as failed."
-    )
     rollback: bool = Field(False, description="Only put the Stage 1 file back; the version 2 file is kept beside it.")
     delete_embeddings: bool = Field(False, description="With rollback: delete every npy file too.")
 
@@ -46,15 +41,16 @@ def stage2_jsonl(
 
     Built from the ledger without opening an image that a pass has opened before.
     """
-    root = data_root.root()
+    root, given = data_root.root(), read_options(context, RecordOptions)
     with closing(data_root.ledger()) as ledger, claimed_until_output(ledger, ASSET, ["all"], context.run_id):
         if config.rollback:
             return Rollback(root, config.delete_embeddings)
         scan = survey(root.approved, ledger)
         adopt_captions(root, read_recorded(root.stage2_jsonl), scan, ledger)
-        if config.complete:
+        if given.complete:
             threads = data_root.config().decode_threads
-            complete_facts(root.approved, scan, ledger, threads=threads, up_to=config.up_to)
+            complete_facts(root.approved, scan, ledger, threads=threads, up_to=given.up_to)
             complete_masks(ledger, encoders.masks)
         note_missing_captions(scan, ledger)
-        return Merge(root, scan, tuple(config.kinds), config.migrate, config.up_to)
+        kinds = tuple(spec.kind for spec in embedding_specs()) if given.kinds is None else given.kinds
+        return Merge(root, scan, kinds, given.migrate, given.up_to)

@@ -22,6 +22,7 @@ from typing import Any
 import dagster as dg
 from pydantic import Field
 
+from assets.command_options import RankOptions, read_options
 from assets.partitions import missions, ranks
 from imagemill.atomic import sweep_temporaries
 from imagemill.errors import ImagemillError, WrongUsage, disk_full_told
@@ -39,9 +40,10 @@ from imagemill.pipeline.stage_a.stage_a_merge import Merged, ended_on_another_pl
 from imagemill.pipeline.stage_a.stage_a_problems import ASSET, stage_a_problems
 from imagemill.pipeline.stage_a.stage_a_report import counts_of, failed_groups, late_ranks, nothing_written, warnings
 from imagemill.places import at
-from imagemill.ranks import DEFAULT_MODE, processes_here
+from imagemill.ranks import DEFAULT_MODE, ShardingMode, processes_here
 from imagemill.store.ledger import Ledger
-from io_managers.events import images_failed
+from io_managers.events import ExplainedFailure, images_failed
+from io_managers.figures import with_units
 from resources.data_root import DataRootResource
 from resources.engine import LocalProcesses
 from resources.summarizer import SummarizerResource
@@ -57,7 +59,7 @@ _KEY = re.compile(r"(?P<mission>.+)/(?P<rank>0|[1-9][0-9]*)of(?P<world>[1-9][0-9
 class PlanConfig(dg.Config):
     """What a plan is made of, and where. Ranks and merge must be given the same."""
 
-    mode: str = Field(DEFAULT_MODE, description="`per_group` or `per_image`: what a rank takes every W-th of.")
+    mode: ShardingMode = Field(DEFAULT_MODE, description="`per_group` or `per_image`: what a rank takes every W-th of.")
     passes: int | None = Field(None, description="At most so many groups labelled pass; unset: all.")
     fails: int | None = Field(None, description="At most so many groups labelled fail; unset: all.")
     seed: int = Field(DEFAULT_SEED, description="Of the sampling.")
@@ -81,15 +83,13 @@ class PlanConfig(dg.Config):
 
 
 class RanksConfig(PlanConfig):
-    """How ranks work. `claim_stays` and `launch` are the command's, which merges in the same process."""
+    """Work of the ranks."""
 
     batch_size: int | None = Field(
         None, ge=1, description="Most decoded images in flight, in each rank; unset: imagemill.yaml."
     )
     workers: int = Field(1, ge=1, description="Processes, where a run has several ranks.")
     fresh: bool = Field(False, description="Infer every image, also where its summary is known.")
-    launch: str = Field("", description="What the ranks of one start by torchrun have in common.")
-    claim_stays: bool = Field(False, description="Whether the mission stays claimed by this process afterwards.")
 
 
 class GroupsConfig(PlanConfig):
@@ -97,8 +97,6 @@ class GroupsConfig(PlanConfig):
 
     world_size: int | None = Field(None, ge=1, description="How many ranks there were; unset: imagemill.yaml.")
     keep: bool = Field(False, description="Rank files stay.")
-    launch: str | None = Field(None, description="Under torchrun: only ranks of this start count as ended.")
-    wait_seconds: float = Field(0, ge=0, description="Longest silence of ranks that have not ended.")
 
 
 def rank_key(mission: str, rank: int, world_size: int) -> str:
@@ -139,12 +137,13 @@ def stage_a_ranks(
     """`<mission>_stage_a.images.rank<r>.jsonl`: one line per image of a rank. Several ranks of a run go to several processes."""
     mission, numbers, world_size = split_rank_keys(context.partition_keys)
     root = config.root(data_root)
-    claim = claimed_until_output if config.claim_stays else claimed
+    given = read_options(context, RankOptions)
+    claim = claimed_until_output if given.claim_stays else claimed
     with closing(data_root.ledger()) as ledger, claim(ledger, CLAIM, [mission], context.run_id):
         plan = config.plan(discover(root.stage_a_input, mission), summarizer.identity(mission), world_size)
         maker = summarizer.maker(mission)
         engine = processes.with_workers(min(config.workers, len(numbers)))
-        options = rank_options(plan, root, summarizer, config, processes=engine.workers)
+        options = rank_options(plan, root, summarizer, config, launch=given.launch or "", processes=engine.workers)
         for folder in (options["output"], options["store"]):
             sweep_temporaries(folder)
         shares = list(run_ranks(engine, numbers if plan.groups else [], options))
@@ -152,7 +151,9 @@ def stage_a_ranks(
     path = dg.MetadataValue.path(str(root.stage_a_output))
     _refuse_dead(context, mission, world_size, shares, {"path": path, **maker})
     for share in shares:
-        context.add_asset_metadata(_sum([share]), partition_key=rank_key(mission, share.rank, world_size))
+        context.add_asset_metadata(
+            with_units(_sum([share]), "images"), partition_key=rank_key(mission, share.rank, world_size)
+        )
     return dg.MaterializeResult(metadata={"path": path, **maker})
 
 
@@ -186,7 +187,8 @@ def _refuse_dead(
     for share in shares:
         if not share.died:
             key = rank_key(mission, share.rank, world_size)
-            context.log_event(dg.AssetMaterialization(RANKS, partition=key, metadata={**metadata, **_sum([share])}))
+            shown = {**metadata, **with_units(_sum([share]), "images")}
+            context.log_event(dg.AssetMaterialization(RANKS, partition=key, metadata=shown))
     told = ImagemillError(
         "\n".join(share.died for share in dead),
         why="something outside ended it (the system does when memory runs out), or one of these images brought it down",
@@ -196,16 +198,26 @@ def _refuse_dead(
 
 
 def rank_options(
-    plan: StageAPlan, root: DataRoot, summarizer: SummarizerResource, config: RanksConfig, *, processes: int = 1
+    plan: StageAPlan,
+    root: DataRoot,
+    summarizer: SummarizerResource,
+    config: RanksConfig,
+    *,
+    launch: str = "",
+    processes: int = 1,
 ) -> dict[str, Any]:
-    """The options of a ShareWorker, wherever it runs. `processes`: how many this process has at work on ranks at a time."""
+    """The options of a ShareWorker, wherever it runs.
+
+    Args:
+        launch: name of the torchrun start that the rank belongs to. processes: how many ranks this process runs at a time.
+    """
     return {
         "plan": plan,
         "summarizer": summarizer.factory(processes * processes_here(os.environ)),
         "output": root.stage_a_output,
         "store": store_folder(root.state, plan.mission),
         "batch_size": config.batch_size or summarizer.settings().batch_size,
-        "launch": config.launch,
+        "launch": launch,
         "fresh": config.fresh,
     }
 
@@ -234,39 +246,41 @@ def stage_a_groups(
 ) -> dg.MaterializeResult:
     """`<mission>_stage_a.jsonl`: one record per group all of whose images have a summary; the other groups are listed."""
     mission, root = context.partition_key, config.root(data_root)
+    given = read_options(context, RankOptions)
     output, store = root.stage_a_output, store_folder(root.state, mission)
     with closing(data_root.ledger()) as ledger, claimed(ledger, CLAIM, [mission], context.run_id):
         found = leave_unselected(discover(root.stage_a_input, mission), passes=config.passes, fails=config.fails)
         world_size = config.world_size or data_root.config().stage_a_ranks
         plan = config.plan(found, summarizer.identity(mission), world_size)
-        late = _wait(plan, output, config)
+        late = _wait(plan, output, given)
         sweep_temporaries(output)
         maker = summarizer.maker(mission)
-        others = _ended_elsewhere(plan, late, config, maker)
+        others = _ended_elsewhere(plan, late, given, maker)
         with disk_full_told(output):
             merged = finish_stage_a(
-                plan, output, store, launch=config.launch, keep=config.keep, failed=len(found.failed)
+                plan, output, store, launch=given.launch, keep=config.keep, failed=len(found.failed)
             )
         _record(ledger, found, merged)
         ledger.record_counts(context.run_id, ASSET, counts_of(found, merged))
     for event in others:
         context.log_event(event)
     if merged.exit_code:
-        raise dg.Failure(nothing_written(found, merged), metadata=_pages(found, merged), allow_retries=False)
+        raise ExplainedFailure(nothing_written(found, merged), _pages(found, merged))
     for line in late_ranks(merged):
         print(f"stage-a {mission}: {line}", file=sys.stderr)
     path = dg.MetadataValue.path(str(output_file(output, mission)))
-    return dg.MaterializeResult(metadata={**counts_of(found, merged), **_pages(found, merged), "path": path, **maker})
+    counts = with_units(counts_of(found, merged), "groups", missing_ranks="ranks", rank_files_removed="files")
+    return dg.MaterializeResult(metadata={**counts, **_pages(found, merged), "path": path, **maker})
 
 
-def _wait(plan: StageAPlan, output: Path, config: GroupsConfig) -> list[int]:
+def _wait(plan: StageAPlan, output: Path, given: RankOptions) -> list[int]:
     """Ranks that have not come to their end when none of them has written anything for `wait_seconds`."""
     late = list(range(plan.ranks.world_size)) if plan.groups else []
-    if config.launch is not None and ended_on_another_plan(plan, output, FIRST):
+    if given.launch is not None and ended_on_another_plan(plan, output, FIRST):
         return late  # the other ranks work on what this process began with, too
     written = -1
     while late and written != (written := _size(plan, output, late)):
-        late = wait_for_ranks(output, plan.mission, late, plan.digest, config.launch, seconds=config.wait_seconds)
+        late = wait_for_ranks(output, plan.mission, late, plan.digest, given.launch, seconds=given.wait_seconds)
     return late
 
 
@@ -277,10 +291,10 @@ def _size(plan: StageAPlan, output: Path, numbers: Sequence[int]) -> int:
 
 
 def _ended_elsewhere(
-    plan: StageAPlan, late: Sequence[int], config: GroupsConfig, maker: Mapping[str, str]
+    plan: StageAPlan, late: Sequence[int], given: RankOptions, maker: Mapping[str, str]
 ) -> list[dg.AssetMaterialization]:
     """Under torchrun the other ranks tell nobody of their end: rank 0 does, before their files go."""
-    if config.launch is None or not plan.groups:
+    if given.launch is None or not plan.groups:
         return []
     ended = [rank for rank in range(1, plan.ranks.world_size) if rank not in late]
     keys = [rank_key(plan.mission, rank, plan.ranks.world_size) for rank in ended]
@@ -289,10 +303,8 @@ def _ended_elsewhere(
 
 def _record(ledger: Ledger, found: Discovery, merged: Merged) -> None:
     """These are all the problems that the mission has now; those of other missions stay."""
-    before = [p.item for p in ledger.problems() if p.asset == ASSET and p.item.startswith(f"{found.mission}/")]
-    with ledger.transaction():
-        ledger.clear_problems(ASSET, before)
-        ledger.record_problems(stage_a_problems(found, merged))
+    problems = stage_a_problems(found, merged)
+    ledger.replace_problems(ASSET, problems, lambda problem: problem.item.startswith(f"{found.mission}/"))
 
 
 def _pages(found: Discovery, merged: Merged) -> dict[str, Any]:

@@ -1,35 +1,32 @@
-"""Every embedding file on disk: header, shape, dtype and length; the rest by the ledger where it vouches."""
+"""Every embedding file on disk: header, shape, dtype and length; the rest by the ledger where it vouches. Images without one."""
 
 from contextlib import closing
 
 import dagster as dg
 
 from assets.embeddings import embedding_assets
-from checks.results import as_result
 from imagemill.embedding_specs import EmbeddingSpec, embedding_specs
-from imagemill.formats.npy import NpyStore
-from imagemill.validation.files import embedding_files
-from imagemill.validation.findings import collect
+from io_managers.embedding_results import FILES, INPUTS, RESULTS
 from resources.data_root import DataRootResource
 
 
-def files_check(asset: dg.AssetsDefinition, spec: EmbeddingSpec) -> dg.AssetChecksDefinition:
-    """The check of one kind's folder."""
+def embedding_check(asset: dg.AssetsDefinition, spec: EmbeddingSpec, name: str) -> dg.AssetChecksDefinition:
+    """One of the checks of one kind."""
+    descriptions = {
+        FILES: f"Every file of derived/{spec.folder}: {spec.dtype}, the shape of its image, whole, finite.",
+        INPUTS: f"Every image has its file in derived/{spec.folder}; the others are named: reason, remedy, since when.",
+    }
 
-    @dg.asset_check(
-        asset=asset,
-        name="files_valid",
-        description=f"Every file of derived/{spec.folder}: {spec.dtype}, the shape of its image, whole, finite.",
-    )
-    def files_valid(data_root: DataRootResource) -> dg.AssetCheckResult:
-        root = data_root.root()
-        store = NpyStore(root.derived / spec.folder, spec)
+    @dg.asset_check(asset=asset, name=name, description=descriptions[name])
+    def check(data_root: DataRootResource) -> dg.AssetCheckResult:
         with closing(data_root.ledger()) as ledger:
-            return as_result(collect(spec.folder, spec.kind, embedding_files(store, ledger)))
+            return RESULTS[name](data_root.root(), ledger, spec)
 
-    return files_valid
+    return check
 
 
 _SPECS = {dg.AssetKey(spec.kind): spec for spec in embedding_specs()}
 
-embedding_checks = [files_check(asset, _SPECS[asset.key]) for asset in embedding_assets]
+embedding_checks = [
+    embedding_check(asset, _SPECS[asset.key], name) for asset in embedding_assets for name in (FILES, INPUTS)
+]

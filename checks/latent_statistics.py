@@ -3,10 +3,10 @@
 import dagster as dg
 
 from assets.latent_statistics import latent_statistics
-from checks.results import as_result
 from imagemill.pipeline.curation.latent_statistics import ASSET
 from imagemill.validation import reports
 from imagemill.validation.findings import collect
+from io_managers.check_results import as_result
 from resources.data_root import DataRootResource
 
 

@@ -3,10 +3,10 @@
 import dagster as dg
 
 from assets.near_duplicates import near_duplicates
-from checks.results import as_result
 from imagemill.pipeline.curation.near_duplicates import ASSET
 from imagemill.validation import reports
 from imagemill.validation.findings import collect
+from io_managers.check_results import as_result
 from resources.data_root import DataRootResource
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import dagster as dg
 
 from assets.presets import derived_preset, public_data, raw_dataset, rescale_preset
-from checks.results import as_result
 from imagemill.pipeline.presets.preset_config import split_key
 from imagemill.public_data import PublicData
 from imagemill.validation.findings import Report
 from imagemill.validation.validator import validate, validate_preset
+from io_managers.check_results import as_result
 from resources.data_root import DataRootResource
 
 # Of a run over partitions: its one key, or the ends of its range.

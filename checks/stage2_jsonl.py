@@ -1,12 +1,16 @@
 """The Stage 2 records: every line by every rule, and the table as a whole by its schema."""
 
+from contextlib import closing
+
 import dagster as dg
 
 from assets.stage2_jsonl import stage2_jsonl
-from checks.results import as_result
+from imagemill.pipeline.problem_list import problems_of_records
 from imagemill.validation.findings import broken, collect
 from imagemill.validation.stage2 import stage2_records
 from imagemill.validation.tables import validate_ledger_tables, validate_stage2_table
+from io_managers import refusals
+from io_managers.check_results import as_result
 from resources.data_root import DataRootResource
 
 
@@ -28,4 +32,11 @@ def table_valid(data_root: DataRootResource) -> dg.AssetCheckResult:
     )
 
 
-stage2_checks = [records_valid, table_valid]
+@dg.asset_check(asset=stage2_jsonl)
+def inputs_accepted(data_root: DataRootResource) -> dg.AssetCheckResult:
+    """Every entry of approved/ has its record; the others are named: reason, remedy, since when."""
+    with closing(data_root.ledger()) as ledger:
+        return refusals.inputs_accepted(problems_of_records(data_root.root(), ledger))
+
+
+stage2_checks = [records_valid, table_valid, inputs_accepted]

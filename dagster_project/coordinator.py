@@ -15,6 +15,7 @@ from dagster._core.storage.tags import (
     SENSOR_NAME_TAG,
 )
 
+from dagster_project.command_line import COMMAND_TAG
 from imagemill.buckets import BUCKETS
 from imagemill.embedding_specs import embedding_specs
 from io_managers.events import DEFER, DEFER_TAG, PLANNED_TAG, UI_TAG, is_command_line_run, is_orphan
@@ -22,6 +23,7 @@ from io_managers.events import DEFER, DEFER_TAG, PLANNED_TAG, UI_TAG, is_command
 EMBED_JOB, PUBLISH_JOB = "embed_images", "publish_shards"
 
 _LAUNCHED_BY_DAEMON = {SENSOR_NAME_TAG, SCHEDULE_NAME_TAG}
+_REPEATED = " (executed again in the UI)"
 _PARTITION_TAGS = {PARTITION_NAME_TAG, ASSET_PARTITION_RANGE_START_TAG}
 
 
@@ -35,7 +37,7 @@ class DeferCoordinator(QueuedRunCoordinator):
 
     def submit_run(self, context: SubmitRunContext) -> dg.DagsterRun:
         run = context.dagster_run
-        if tags := {**_embedding_tags(run), **_bucket_tags(run)}:
+        if tags := {**_embedding_tags(run), **_bucket_tags(run), **_repeated_tags(run)}:
             self._instance.add_run_tags(run.run_id, tags)
             tagged = self._instance.get_run_by_id(run.run_id)
             assert tagged
@@ -77,3 +79,11 @@ def _bucket_tags(run: dg.DagsterRun) -> dict[str, str]:
     if run.job_name != PUBLISH_JOB or _PARTITION_TAGS & run.tags.keys():
         return {}
     return {ASSET_PARTITION_RANGE_START_TAG: BUCKETS[0], ASSET_PARTITION_RANGE_END_TAG: BUCKETS[-1]}
+
+
+def _repeated_tags(run: dg.DagsterRun) -> dict[str, str]:
+    """The tag of the command whose run is executed again: tags are inherited, and no command started this one."""
+    command = run.tags.get(COMMAND_TAG)
+    if command is None or command.endswith(_REPEATED):
+        return {}
+    return {COMMAND_TAG: f"{command}{_REPEATED}"}

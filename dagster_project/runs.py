@@ -99,7 +99,8 @@ class RunOutcome:
     Attributes:
         run: as it stands in the history now.
         failures: steps that failed by themselves; a step that an interrupt stopped is not among them.
-        checks: `asset:check` → passed, of the checks that this run evaluated.
+        checks: `asset:check` → passed, of the checks that this run evaluated; one that warns passes.
+        warnings: the checks that warn.
         findings: what the failed ones of them say.
         signal: number of the signal that reached this process meanwhile; SIGINT too where the UI terminated the run.
     """
@@ -108,6 +109,7 @@ class RunOutcome:
     failures: tuple[StepFailure, ...] = ()
     checks: Mapping[str, bool] = field(default_factory=dict)
     findings: Mapping[str, str] = field(default_factory=dict)
+    warnings: frozenset[str] = frozenset()
     signal: int | None = None
 
     @property
@@ -349,10 +351,11 @@ def _outcome(
         for event in events
         if event.event_type is DagsterEventType.ASSET_CHECK_EVALUATION
     ]
-    checks = {evaluation.asset_check_key.to_user_string(): evaluation.passed for evaluation in evaluations}
-    findings = {e.asset_check_key.to_user_string(): _said(e) for e in evaluations if not e.passed}
+    warned = {e.asset_check_key.to_user_string() for e in evaluations if not e.passed and not _is_failed(e)}
+    checks = {e.asset_check_key.to_user_string(): not _is_failed(e) for e in evaluations}
+    findings = {e.asset_check_key.to_user_string(): _said(e) for e in evaluations if _is_failed(e)}
     failures = tuple(_with_findings(failure, findings.values()) for failure in failures)
-    return RunOutcome(run, failures, checks, findings, signals[0] if signals else None)
+    return RunOutcome(run, failures, checks, findings, frozenset(warned), signals[0] if signals else None)
 
 
 def _step_failure(event: DagsterEvent) -> StepFailure | None:
@@ -363,6 +366,10 @@ def _step_failure(event: DagsterEvent) -> StepFailure | None:
         said = data.user_failure_data
         return StepFailure(step, "Failure", said.description or said.label, only_images=IMAGES_FAILED in said.metadata)
     return _explained(step, data.error)
+
+
+def _is_failed(evaluation: dg.AssetCheckEvaluation) -> bool:
+    return not evaluation.passed and evaluation.severity is dg.AssetCheckSeverity.ERROR
 
 
 def _said(failed: dg.AssetCheckEvaluation) -> str:

@@ -14,6 +14,7 @@ from dagster_project.work import Work
 from imagemill.embedding_specs import T5_TOKENS, embedding_specs
 from imagemill.pipeline.accounting import progress_line
 from imagemill.pipeline.problem_list import DECISIONS, InputProblem
+from imagemill.pipeline.stage2.models_in_use import model_lines
 from imagemill.pipeline.status import Status
 from imagemill.provenance import read_identity
 from imagemill.store.ledger import Ledger
@@ -57,6 +58,8 @@ def summary_lines(work: Work, status: Status) -> Iterator[str]:
     yield from _problems(status)
     for spec in embedding_specs():
         yield f"  {spec.kind:<10} {_made(counts.get(spec.kind, {}))}"
+    with Ledger(work.root.ledger, read_only=True) as ledger:
+        yield from model_lines(ledger)
     yield from _captions(work, counts.get(CAPTIONER, {}))
     yield from _records(status, counts.get("stage2_jsonl", {}))
     for bucket, (samples, shards) in status.buckets.items():
@@ -147,7 +150,9 @@ def _made(counts: Mapping[str, int]) -> str:
 def _checks(work: Work) -> str:
     checks = work.checks()
     failed = sorted(name for name, passed in checks.items() if not passed)
-    return f"{len(checks) - len(failed)} of {len(checks)} passed" + (f"; failed: {', '.join(failed)}" if failed else "")
+    warned = f", {len(work.warnings())} with warnings" if work.warnings() else ""
+    passed = f"{len(checks) - len(failed)} of {len(checks)} passed{warned}"
+    return passed + (f"; failed: {', '.join(failed)}" if failed else "")
 
 
 def _how_it_ended(work: Work) -> Iterator[str]:

@@ -17,8 +17,10 @@ from typing import Any
 import dagster as dg
 from dagster._core.storage.tags import PARTITION_NAME_TAG
 
+from assets.command_options import split_options
 from assets.partitions import IMAGES_PER_RUN, buckets, coord_presets, datasets, images, presets, ranks
 from assets.stage_a_groups import RANKS, rank_key
+from dagster_project.command_line import command_tags
 from dagster_project.instance import open_instance
 from dagster_project.jobs import published
 from dagster_project.partitions import register, register_images, register_missions
@@ -90,6 +92,11 @@ class Work:
 
     def checks(self) -> dict[str, bool]:
         return {name: passed for outcome in self.outcomes for name, passed in outcome.checks.items()}
+
+    def warnings(self) -> list[str]:
+        """Names of the checks that warned when they were last evaluated."""
+        last = {name: name in outcome.warnings for outcome in self.outcomes for name in outcome.checks}
+        return sorted(name for name, warned in last.items() if warned)
 
     def findings(self) -> list[str]:
         """What failed checks say, with remedies."""
@@ -214,7 +221,7 @@ class Work:
         assert images.name
         specs = passes.kinds_to_run()
         up_to = {} if self.up_to is None else {"up_to": self.up_to}
-        config = {"extract_only": not passes.specs, "recaption": recaption, **up_to}
+        config = {**({} if passes.specs else {"extract_only": True}), **up_to}
         for part in plan_ranges(self.instance.get_dynamic_partitions(images.name), wanted, IMAGES_PER_RUN):
             if self.interrupted or not self.only_images_failed:  # the next range would meet the same
                 return
@@ -222,7 +229,7 @@ class Work:
                 [spec.kind for spec in specs],
                 deferred=True,
                 partition_range=(part.first, part.last),
-                run_config={"ops": {spec.kind: {"config": config} for spec in specs}},
+                **_asked({spec.kind: {**config, **_recaption(spec, recaption)} for spec in specs}),
             )
 
     def _unreported(self, specs: Sequence[EmbeddingSpec], ledger: Ledger, present: Container[str]) -> set[str]:
@@ -239,24 +246,30 @@ class Work:
         self._run(
             published(excluding=config_of(self.root).near_duplicates.exclude),
             partition_range=(keys[0], keys[-1]),
-            run_config=_config("stage2_jsonl", **self._records_config(passes)),
+            **_asked({"stage2_jsonl": self._records_config(passes)}),
         )
 
     def write_records(self, passes: Passes) -> None:
         """Write the records; after an interrupt what is finished, without opening another image."""
-        self._run(["stage2_jsonl"], run_config=_config("stage2_jsonl", **self._records_config(passes)))
+        self._run(["stage2_jsonl"], **_asked({"stage2_jsonl": self._records_config(passes)}))
 
     def roll_back(self, *, delete_embeddings: bool) -> None:
         """Put the Stage 1 file back. Its checks, which are of version 2, are left out."""
-        config = _config("stage2_jsonl", rollback=True, delete_embeddings=delete_embeddings)
-        self._run(["stage2_jsonl"], run_config=config, checks=False)
+        config = {"rollback": True, "delete_embeddings": delete_embeddings}
+        self._run(["stage2_jsonl"], checks=False, **_asked({"stage2_jsonl": config}))
         if delete_embeddings and not self.error:
             for spec in embedding_specs():
                 self.instance.wipe_assets([dg.AssetKey(spec.kind)])
 
     def _records_config(self, passes: Passes) -> dict[str, Any]:
+        """Return the options that differ from the defaults, which a run of the UI has."""
         kinds = [spec.kind for spec in passes.specs]
-        return {"complete": not self.interrupted, "migrate": passes.migrate, "up_to": self.up_to, "kinds": kinds}
+        return {
+            "complete": False if self.interrupted else None,
+            "migrate": None if passes.migrate else False,
+            "up_to": self.up_to,
+            "kinds": None if kinds == [spec.kind for spec in embedding_specs()] else kinds,
+        }
 
     def pack(self, chosen: Sequence[str], **config: Any) -> None:
         """Write the shards of these buckets. Only they are reported, whatever lies between the first and the last."""
@@ -264,13 +277,13 @@ class Work:
             ["bucket_shards"],
             partition_range=(chosen[0], chosen[-1]),
             deferred=True,
-            run_config=_config("bucket_shards", only=list(chosen), **config),
+            **_asked({"bucket_shards": {"only": list(chosen), **config}}),
         )
 
     def make_preset(self, asset: str, key: str, **config: Any) -> None:
         """Materialise one partition of an asset of public data; a partition that is not there yet is made."""
         register(self.instance, _DEFINITIONS[asset], [key])
-        self._run([asset], tags={PARTITION_NAME_TAG: key}, run_config=_config(asset, **config))
+        self._run([asset], partition=key, **_asked({asset: config}))
 
     def infer_ranks(
         self, mission: str, numbers: Sequence[int], world_size: int, *, summarizer: str | None, **config: Any
@@ -285,17 +298,19 @@ class Work:
             self._run(
                 [RANKS],
                 partition_range=(first, last),
-                run_config={**_config(RANKS, **config), **_summarizer(summarizer)},
+                **_asked({RANKS: config}, _summarizer(summarizer)),
             )
 
     def merge_groups(self, mission: str, *, summarizer: str | None, **config: Any) -> None:
         """Merge what the ranks of a mission have left."""
         register_missions(self.instance, [mission], 0)
-        run_config = {**_config(GROUPS, **config), **_summarizer(summarizer)}
-        self._run([GROUPS], tags={PARTITION_NAME_TAG: mission}, run_config=run_config)
+        self._run([GROUPS], partition=mission, **_asked({GROUPS: config}, _summarizer(summarizer)))
 
-    def _run(self, assets: Sequence[str], **how: Any) -> None:
-        self.outcomes.append(run_here(self.instance, assets, **how))
+    def _run(
+        self, assets: Sequence[str], *, partition: str | None = None, tags: Mapping[str, str] | None = None, **how: Any
+    ) -> None:
+        given = {**command_tags(), **({PARTITION_NAME_TAG: partition} if partition else {}), **(tags or {})}
+        self.outcomes.append(run_here(self.instance, assets, tags=given, **how))
 
 
 def _side_by_side(keys: Sequence[str], wanted: Container[str]) -> list[tuple[str, str]]:
@@ -304,9 +319,18 @@ def _side_by_side(keys: Sequence[str], wanted: Container[str]) -> list[tuple[str
     return [(row[0], row[-1]) for row in rows]
 
 
-def _config(asset: str, **given: Any) -> dict[str, Any]:
-    """Run configuration of one asset, without what was left to its default."""
-    return {"ops": {asset: {"config": {name: value for name, value in given.items() if value is not None}}}}
+def _asked(by_asset: Mapping[str, Mapping[str, Any]], run_config: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Run configuration and tags for what the command gives each asset, without what was left to its default."""
+    ops, tags = {}, {}
+    for asset, given in by_asset.items():
+        config, options = split_options(given)
+        ops[asset] = {"config": config}
+        tags |= options
+    return {"run_config": {"ops": ops, **(run_config or {})}, "tags": tags}
+
+
+def _recaption(spec: EmbeddingSpec, recaption: bool) -> dict[str, bool]:
+    return {"recaption": recaption} if spec.source == "caption" else {}
 
 
 def _summarizer(kind: str | None) -> dict[str, Any]:

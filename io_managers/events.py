@@ -30,11 +30,13 @@ from dagster._core.definitions.data_version import (
     INPUT_EVENT_POINTER_TAG_PREFIX,
     NULL_EVENT_POINTER,
 )
+from dagster._core.errors import DagsterUserCodeProcessError
 from dagster._core.events import AssetObservationData, DagsterEvent, DagsterEventType, StepMaterializationData
 from dagster._core.events.log import EventLogEntry
 from dagster._core.execution.plan.step import ExecutionStep
 from dagster._core.instance.utils import RUNLESS_JOB_NAME, RUNLESS_RUN_ID
 from dagster._core.storage.tags import EXTERNALLY_MANAGED_ASSETS_TAG, GRPC_INFO_TAG
+from dagster_shared.error import SerializableErrorInfo
 
 from imagemill.fs.owners import is_dead_owner, owner_name
 
@@ -53,7 +55,7 @@ BATCH_EVENTS = 500
 BATCH_SECONDS = 1.0
 SHOWN_IDS = 20
 
-AssetEvent = dg.AssetMaterialization | dg.AssetObservation
+AssetEvent = dg.AssetMaterialization | dg.AssetObservation | dg.AssetCheckEvaluation
 AnyContext = dg.OutputContext | dg.AssetExecutionContext
 
 
@@ -173,6 +175,8 @@ def _entry(event: AssetEvent, run_id: str, job_name: str, step: ExecutionStep | 
     if isinstance(event, dg.AssetMaterialization):
         kind, data = DagsterEventType.ASSET_MATERIALIZATION, StepMaterializationData(event)
         message = event.description or f"Materialized value {' '.join(event.asset_key.path)}."
+    elif isinstance(event, dg.AssetCheckEvaluation):
+        kind, data, message = DagsterEventType.ASSET_CHECK_EVALUATION, event, ""
     else:
         kind, data, message = DagsterEventType.ASSET_OBSERVATION, AssetObservationData(event), ""
     dagster_event = DagsterEvent(
@@ -255,6 +259,10 @@ class StreamedEvents:
         if self.deferred and (len(self._buffer) >= self._batch or time.monotonic() - self._flushed >= self._seconds):
             self.flush()
 
+    def add_check(self, evaluation: dg.AssetCheckEvaluation) -> None:
+        """Report a check that the failure of this step keeps from running."""
+        self._buffer.append(_entry(evaluation, self._run_id, self._job_name, self._step))
+
     def flush(self) -> None:
         """Store what is buffered. An interrupt waits for the end of the transaction and is raised then."""
         # The buffer is swapped first: a batch that an interrupt follows is never stored a second time.
@@ -266,10 +274,25 @@ class StreamedEvents:
         self._flushed = time.monotonic()
 
 
-def images_failed(text: str, ids: Sequence[str]) -> dg.Failure:
-    """The failure of a step that did all it could: these images did not arrive, everything else did."""
-    metadata = {IMAGES_FAILED: len(ids), "first ids": dg.MetadataValue.md("\n".join(f"- {i}" for i in ids[:SHOWN_IDS]))}
-    return dg.Failure(text, metadata=metadata, allow_retries=False)
+class ExplainedFailure(DagsterUserCodeProcessError, dg.Failure):
+    """A failure that its text explains: the UI shows the text and the metadata, and no stack trace. It is not retried.
+
+    Dagster stores the errors of the first base class as they are, instead of the traceback.
+    """
+
+    def __init__(self, text: str, metadata: Mapping[str, Any] | None = None) -> None:
+        info = SerializableErrorInfo(f"{text}\n", [], dg.Failure.__name__)
+        super().__init__(text, metadata, False, user_code_process_error_infos=[info])
+
+
+def images_failed(text: str, ids: Sequence[str], metadata: Mapping[str, Any] | None = None) -> ExplainedFailure:
+    """The failure of a step that did all it could: these images did not arrive, everything else did.
+
+    Args:
+        metadata: shown with the failure; unset: the first ids.
+    """
+    first = {"first ids": dg.MetadataValue.md("\n".join(f"- {i}" for i in ids[:SHOWN_IDS]))}
+    return ExplainedFailure(text, {IMAGES_FAILED: len(ids), **(first if metadata is None else metadata)})
 
 
 def report_without_run(instance: dg.DagsterInstance, events: Iterable[AssetEvent]) -> int:

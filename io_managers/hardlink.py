@@ -15,6 +15,7 @@ from imagemill.preset_names import PresetName
 from imagemill.preset_records import ObjectOrder
 from imagemill.progress import Progress
 from imagemill.public_data import Dataset, PresetDir, PublicData
+from io_managers.figures import with_units
 from resources.data_root import DataRootResource
 
 # One name for all work on a preset: rescale and coord both write a base preset's manifest.
@@ -81,10 +82,15 @@ def _told(asked: Coord, made: CoordResult) -> dict[str, Any]:
     splits = {
         f"{split} {name}": value
         for split, counts in made.counts.items()
-        for name, value in {"records": counts.kept, "dropped": counts.dropped, "largest": counts.largest}.items()
+        for name, value in {
+            "records": counts.kept,
+            "dropped (records)": counts.dropped,
+            "largest (objects)": counts.largest,
+        }.items()
     }
     pages = {}
     if asked.name.max_objects is not None:  # a base preset has its sheet from rescale
         sheet = write_preset_sheet(asked.dataset, made.preset, made.preset.splits()[0])
         pages = {"boxes": dg.MetadataValue.md(sheet_page(sheet))}
-    return {**splits, **counts_of(made), **pages, "path": dg.MetadataValue.path(str(made.preset.path))}
+    totals = with_units(counts_of(made), "images", dropped="records", records="records", files_written="files")
+    return {**splits, **totals, **pages, "path": dg.MetadataValue.path(str(made.preset.path))}

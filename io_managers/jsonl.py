@@ -5,12 +5,22 @@ from pathlib import Path
 
 import dagster as dg
 
-from imagemill.pipeline.accounting import count_merge
+from imagemill.pipeline.accounting import COUNTERS, count_merge
 from imagemill.pipeline.problem_list import current_problems
 from imagemill.pipeline.stage2.merge import UNMIGRATED, Merge, write_records
 from imagemill.pipeline.stage2.rollback import Rollback, roll_back
 from imagemill.store.ledger import Ledger
+from io_managers.figures import with_units
 from resources.data_root import DataRootResource
+
+# Units of the counters that do not count records.
+_UNITS = {
+    **dict.fromkeys((*COUNTERS, "total"), "images"),
+    "truncated_captions": "captions",
+    "rewritten": "files",
+    "from_backup": "files",
+    "deleted_files": "files",
+}
 
 
 class JsonlIOManager(dg.ConfigurableIOManager):
@@ -28,7 +38,8 @@ class JsonlIOManager(dg.ConfigurableIOManager):
                 ledger.record_counts(context.run_id, asset, counts)
             finally:
                 ledger.release(asset, context.run_id)
-        context.add_output_metadata({**counts, "path": dg.MetadataValue.path(str(obj.root.stage2_jsonl))})
+        shown = with_units(counts, "records", **_UNITS)
+        context.add_output_metadata({**shown, "path": dg.MetadataValue.path(str(obj.root.stage2_jsonl))})
 
     def load_input(self, context: dg.InputContext) -> Path:
         """The file; read it with `imagemill.formats.jsonl.read_jsonl`."""
@@ -38,8 +49,7 @@ class JsonlIOManager(dg.ConfigurableIOManager):
 def _merge(merge: Merge, ledger: Ledger, asset: str) -> dict[str, int]:
     merged = write_records(merge, ledger)
     with ledger.transaction():
-        ledger.clear_problems(asset, (p.item for p in ledger.problems() if p.asset == asset and p.reason in UNMIGRATED))
-        ledger.record_problems(merged.problems)
+        ledger.replace_problems(asset, merged.problems, lambda problem: problem.reason in UNMIGRATED)
         ledger.record_changes((image_id, asset, what) for image_id, what in merged.changes)
     counts = {
         **merged.counts,

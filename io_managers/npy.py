@@ -7,7 +7,7 @@ Belongs elsewhere: making and publishing files (imagemill/pipeline/stage2/embed.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing
 
 import dagster as dg
@@ -16,14 +16,18 @@ from imagemill.embedding_specs import embedding_specs
 from imagemill.files import signature_bytes
 from imagemill.formats.npy import NpyStore
 from imagemill.pipeline.stage2.embed import EmbeddingStream, EmbedRow
+from imagemill.pipeline.stage2.models_in_use import maker_text, regeneration_progress
 from imagemill.pipeline.stage2.plan import EmbeddingPlan
 from imagemill.pipeline.stage2.publish import after_interrupt, count_rows, publish
 from imagemill.pipeline.stage2.regenerate import finish
 from imagemill.pipeline.stage2.scan import SOURCE_ASSET
 from imagemill.progress import Progress
-from imagemill.store.ledger import FileRow, Ledger, SourceRow
+from imagemill.provenance import read_identity
+from imagemill.store.ledger import FileRow, Ledger, Problem, SourceRow
 from imagemill.store.second_copy import refresh
+from io_managers.embedding_results import INPUTS, evaluations
 from io_managers.events import (
+    ExplainedFailure,
     StreamedEvents,
     announced,
     deferred,
@@ -32,9 +36,13 @@ from io_managers.events import (
     launched_in_ui,
     report_without_run,
 )
+from io_managers.figures import kilobytes
 from resources.data_root import DataRootResource
 
 SHOWN = 5
+
+# Detail and remedy of a partition without an image.
+_ABSENT = ("no image in approved/ has this id", "put the image back, or leave the partition out")
 
 
 class NpyIOManager(dg.ConfigurableIOManager):
@@ -49,19 +57,21 @@ class NpyIOManager(dg.ConfigurableIOManager):
             ledger.record_problems(p for p in plan.refused if p.asset == kind)
             try:
                 with StreamedEvents(context) as events:
+                    used = _metadata_of_model(ledger, kind)
                     for row in self._news(context, plan):
-                        _report(events, row)
+                        _report(events, row, used)
                     failed = self._drain(context, obj, ledger, events, counts)
                     _report_sources(context.step_context.instance, plan, ledger)
                     stuck = finish(ledger, obj.store, obj.present)
-                    failed |= dict.fromkeys(stuck, "failed")
+                    failed |= set(stuck)
                     counts.update("failed" for _ in stuck)
-                    _end(context, plan, counts, failed)
+                    self._end(context, obj, ledger, events, failed)
             finally:
                 ledger.record_counts(context.run_id, kind, dict(counts))
                 ledger.release(kind, context.run_id)
                 refresh(self.data_root.root(), ledger)
-        context.add_output_metadata({**counts, "path": dg.MetadataValue.path(str(obj.store.folder))})
+        totals = ", ".join(f"{name}={count}" for name, count in counts.items())
+        context.log.info(f"all images of this run, in {obj.store.folder}: {totals}")
 
     def load_input(self, context: dg.InputContext) -> NpyStore:
         """The files as a handle: a folder and a spec, never gigabytes."""
@@ -75,9 +85,9 @@ class NpyIOManager(dg.ConfigurableIOManager):
         ledger: Ledger,
         events: StreamedEvents,
         counts: Counter[str],
-    ) -> dict[str, str]:
-        """Publish every row; return the ids that did not arrive, with their reasons."""
-        missing: dict[str, str] = {}
+    ) -> set[str]:
+        """Publish every row; return the ids that did not arrive."""
+        missing: set[str] = set()
         spec, work = obj.store.spec, obj.work
         unit = {"unit": "caption", "work_unit": "token"} if spec.source == "caption" else {}
         with Progress(spec.kind, len(obj.plan.jobs), work=sum(work.values()) if work else None, **unit) as progress:
@@ -92,11 +102,12 @@ class NpyIOManager(dg.ConfigurableIOManager):
             def take(batch: list[EmbedRow]) -> None:
                 with interrupts_held():
                     count_rows(counts, batch)
+                    used = _metadata_of_model(ledger, obj.store.spec.kind)  # recorded when the model was loaded
                     for row in batch:
                         if row.file:
-                            _report(events, row.file)
+                            _report(events, row.file, used)
                         else:
-                            missing[row.image_id] = row.reason or row.outcome
+                            missing.add(row.image_id)
 
             try:
                 for number, batch in enumerate(batches):
@@ -108,6 +119,32 @@ class NpyIOManager(dg.ConfigurableIOManager):
                     take(batch)
                 raise
         return missing
+
+    def _end(
+        self,
+        context: dg.OutputContext,
+        obj: EmbeddingStream,
+        ledger: Ledger,
+        events: StreamedEvents,
+        missing: Collection[str],
+    ) -> None:
+        """Fail the step if images failed; if the run was launched in the UI, or Dagster expects every partition, also if refused.
+
+        Raises:
+            ExplainedFailure: naming them with their reasons; everything else is done and reported.
+        """
+        kind, plan = obj.store.spec.kind, obj.plan
+        problems = [p for p in ledger.problems(sorted(missing)) if p.asset == kind]
+        absent: list[str] = []
+        if launched_in_ui(context) or not deferred(context):
+            problems += plan.refused
+            absent = plan.absent
+        elif not any(problem.outcome == "failed" for problem in problems):
+            return
+        if problems or absent:
+            for evaluation in evaluations(context.asset_key, self.data_root.root(), ledger, obj.store.spec):
+                events.add_check(evaluation)
+            raise _failure(kind, sorted(problems, key=lambda problem: problem.item), absent)
 
     def _news(self, context: dg.OutputContext, plan: EmbeddingPlan) -> Iterator[FileRow]:
         """Files that were there already, as far as Dagster does not know them.
@@ -121,13 +158,21 @@ class NpyIOManager(dg.ConfigurableIOManager):
         yield from (row for row in plan.done if row.image_id not in known)
 
 
-def _report(events: StreamedEvents, row: FileRow) -> None:
+def _metadata_of_model(ledger: Ledger, kind: str) -> Callable[[FileRow], dict[str, str]]:
+    """Return a function from a file's row to the metadata about its model."""
+    identity = read_identity(ledger, kind)
+    progress = regeneration_progress(ledger, kind)
+    unfinished = {"regeneration (at that time)": progress} if progress else {}
+    return lambda row: {"model": maker_text(row.maker, identity), **unfinished}
+
+
+def _report(events: StreamedEvents, row: FileRow, used: Callable[[FileRow], dict[str, str]]) -> None:
     inputs = {SOURCE_ASSET: row.source} if row.source else None
     events.add(
         row.image_id,
         data_version=row.content,
         inputs=inputs,
-        metadata={"bytes": signature_bytes(row.stat), "maker": row.maker},
+        metadata={**kilobytes(signature_bytes(row.stat)), **used(row)},
     )
 
 
@@ -143,27 +188,24 @@ def _report_sources(instance: dg.DagsterInstance, plan: EmbeddingPlan, ledger: L
     known = instance.get_materialized_partitions(dg.AssetKey(SOURCE_ASSET))
     news = [row for row in opened.values() if row.image_id in read_anew or row.image_id not in known]
     if news:
-        together = dg.AssetObservation(SOURCE_ASSET, metadata={"opened": len(news)})
+        together = dg.AssetObservation(SOURCE_ASSET, metadata={"opened (images)": len(news)})
         report_without_run(instance, [*map(_source_event, news), together])
 
 
 def _source_event(row: SourceRow) -> dg.AssetMaterialization:
-    facts = {"file": row.file_name, "bytes": signature_bytes(row.stat), "width": row.width, "height": row.height}
+    size = kilobytes(signature_bytes(row.stat))
+    facts = {"file": row.file_name, **size, "width (px)": row.width, "height (px)": row.height}
     return dg.AssetMaterialization(SOURCE_ASSET, partition=row.image_id, metadata=facts)
 
 
-def _end(context: dg.OutputContext, plan: EmbeddingPlan, counts: Counter[str], missing: dict[str, str]) -> None:
-    """Fail the step if images failed; if the run was launched in the UI, or Dagster expects every partition, also if refused.
-
-    Raises:
-        dg.Failure: naming them with their reasons; everything else is done and reported.
-    """
-    expects_all = launched_in_ui(context) or not deferred(context)
-    if not counts["failed"] and not (expects_all and (missing or plan.refused or plan.absent)):
-        return
-    reasons = dict(missing)
-    if expects_all:
-        reasons |= {problem.item: problem.reason for problem in plan.refused} | dict.fromkeys(plan.absent, "no input")
-    named = [f"{image_id} ({reason})" for image_id, reason in reasons.items()]
-    shown = ", ".join(named[:SHOWN]) + (f" and {len(named) - SHOWN} more" if len(named) > SHOWN else "")
-    raise images_failed(f"{len(named)} images did not arrive: {shown}; `imagemill explain ID` says why", named)
+def _failure(kind: str, problems: Sequence[Problem], absent: Sequence[str]) -> ExplainedFailure:
+    """Name the images that did not arrive: their reasons, details and remedies."""
+    absences = [Problem(i, kind, "refused", "no input", *_ABSENT) for i in absent]
+    named = [*problems, *absences]
+    lines = [f"  {p.item}: {p.reason}: {p.detail}; {p.remedy}" for p in named[:SHOWN]]
+    if len(named) > SHOWN:
+        lines.append(f"  and {len(named) - SHOWN} more: see the check {INPUTS}, or run `imagemill problems`")
+    images = "1 image" if len(named) == 1 else f"{len(named)} images"
+    text = "\n".join([f"{images} did not arrive, everything else of {kind} is done", *lines])
+    # The check's table is in the same run.
+    return images_failed(text, [p.item for p in named], {})

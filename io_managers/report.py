@@ -50,6 +50,6 @@ def _tell(context: dg.OutputContext, events: StreamedEvents, report: Report, pla
         # Of all partitions together: it stands with each of them.
         context.step_context.add_asset_metadata(pages)
         return
-    metadata: dict[str, Any] = {**report.counts, **pages, "path": dg.MetadataValue.path(str(place))}
+    metadata: dict[str, Any] = {**report.counts, **pages, "path": dg.MetadataValue.path(str(report.path or place))}
     context.step_context.add_asset_metadata(metadata, partition_key=report.partition)
     events.add(report.partition, data_version=report.version, metadata=metadata)

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from contextlib import closing
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import msgspec
@@ -11,13 +13,16 @@ from imagemill.embedding_specs import embedding_specs
 from imagemill.pipeline.shards.readiness import ASSET
 from imagemill.pipeline.shards.shard_card import write_beside
 from imagemill.pipeline.shards.shard_plan import ShardSet
+from imagemill.pipeline.shards.shard_sets import bucket_folder
 from imagemill.pipeline.shards.shard_writer import BucketResult, sample_bytes, write_bucket
 from imagemill.pipeline.stage2.damage import damaged_file, file_name
+from imagemill.pipeline.stage2.models_in_use import model_text
 from imagemill.progress import Progress
 from imagemill.provenance import ModelIdentity, read_identity
 from imagemill.store.ledger import Ledger
 from imagemill.store.second_copy import refresh
 from io_managers.events import StreamedEvents, images_failed
+from io_managers.figures import megabytes
 from resources.data_root import DataRootResource
 
 SHOWN = 5
@@ -38,7 +43,8 @@ class TarIOManager(dg.ConfigurableIOManager):
                 refresh(self.data_root.root(), ledger)
             finally:
                 ledger.release(context.asset_key.to_user_string(), context.run_id)
-        context.add_output_metadata({**counts, "path": dg.MetadataValue.path(str(obj.output))})
+        totals = ", ".join(f"{name}={count}" for name, count in counts.items())
+        context.log.info(f"all buckets of this run, in {obj.output}: {totals}")
         _fail_where_damaged(results)
 
     def _write(
@@ -53,7 +59,10 @@ class TarIOManager(dg.ConfigurableIOManager):
         ):
             for plan in shard_set.plans:
                 result = write_bucket(shard_set, plan, derived, identities, on_sample=partial(progress.advance, 1))
-                events.add(plan.bucket, data_version=plan.digest, metadata=_metadata(result))
+                metadata = _metadata(result, bucket_folder(shard_set.output, plan.bucket), identities)
+                # Without the defer tag Dagster writes the event itself, and takes the partition's metadata from here.
+                context.step_context.add_asset_metadata(metadata, partition_key=plan.bucket)
+                events.add(plan.bucket, data_version=plan.digest, metadata=metadata)
                 results.append(result)
         write_beside(shard_set.output, licence=self.data_root.config().licence)
         return results
@@ -94,9 +103,14 @@ def _fail_where_damaged(results: list[BucketResult]) -> None:
         raise images_failed(f"{text}run `imagemill run`: it restores them from the shards, or makes them again", ids)
 
 
-def _metadata(result: BucketResult) -> dict[str, str | int]:
-    counts = {"samples": result.samples, "shards": result.shards, "tombstones": result.tombstones}
-    return {"status": result.status, **counts, "bytes": result.bytes}
+def _metadata(result: BucketResult, folder: Path, identities: Mapping[str, ModelIdentity]) -> dict[str, Any]:
+    """Return the metadata of one bucket: its own figures, not those of the run."""
+    models = ", ".join(f"{kind}: {model_text(identity)}" for kind, identity in sorted(identities.items()))
+    counts = {"samples": result.samples, "shards": result.shards, "new shards": result.new_shards}
+    shown = {"status": result.status, **counts, "tombstones (samples)": result.tombstones, **megabytes(result.bytes)}
+    if result.shards:
+        shown |= {"models": models, "path": dg.MetadataValue.path(str(folder))}
+    return shown
 
 
 def _counts(results: list[BucketResult]) -> dict[str, int]:

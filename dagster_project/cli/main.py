@@ -11,6 +11,7 @@ from pathlib import Path
 
 import click
 
+from dagster_project.command_line import note_arguments
 from imagemill.errors import FAILED_DISK, FULL_DISK, ImagemillError, WrongUsage, is_disk_full
 
 COMMANDS = {
@@ -36,6 +37,10 @@ _PERMISSIONS = "make the file or folder accessible to this user, or give another
 
 class _Commands(click.Group):
     """Commands by name, imported on demand."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        note_arguments(ctx, args)
+        return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)

@@ -175,9 +175,9 @@ def _other_rank(
     from resources.engine import LocalProcesses
 
     resource, launch = _resource(root, summarizer), launch_of(os.environ)
-    config = RanksConfig(**plan, **_working(given), launch=launch)
+    config = RanksConfig(**plan, **_working(given))
     made = config.plan(found, resource.identity(found.mission), world_size)
-    options = rank_options(made, root, resource, config)
+    options = rank_options(made, root, resource, config, launch=launch)
     if not made.groups:
         return
     output = root.stage_a_output

@@ -96,3 +96,4 @@ def _with_pillow(pixels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 
 
 _LIBRARIES = {"torch": _with_torch, "pillow": _with_pillow}
+LIBRARIES = tuple(_LIBRARIES)

@@ -9,18 +9,20 @@ Belongs elsewhere: recording problems (store/ledger/problems.py), counting image
 Source: CONTRACTS section 0, "No input is dropped silently".
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Literal
 
 import msgspec
 
-from imagemill.embedding_specs import embedding_specs
+from imagemill.embedding_specs import EmbeddingSpec, embedding_specs
 from imagemill.files import FileSignature
+from imagemill.formats.npy import NpyStore
 from imagemill.layout import DataRoot
 from imagemill.pipeline.shards.readiness import ASSET as SHARDS
 from imagemill.pipeline.stage2.merge import ASSET as RECORDS
+from imagemill.pipeline.stage2.plan import IMAGE_REASONS, plan_for
 from imagemill.pipeline.stage2.quarantine import BAD_ID, DUPLICATE, MALFORMED, REPLACED_TEXTS, quarantined
-from imagemill.pipeline.stage2.scan import SIDECARS, SOURCE_ASSET, Scan
+from imagemill.pipeline.stage2.scan import SIDECARS, SOURCE_ASSET, Scan, is_image, scan_approved
 from imagemill.store.ledger import Ledger, Problem, SourceRow
 from imagemill.summarizer import CAPTIONER
 
@@ -33,6 +35,8 @@ STAGE2_ASSETS = frozenset(
 
 # Reasons that are decisions of the user: listed, but not a fault.
 DECISIONS = frozenset({"withdrawn", "near_duplicate"})
+
+_OF_CAPTIONS = {SIDECARS, CAPTIONER}
 
 _REMEDIES = {
     MALFORMED: "repair the line and add it to {origin} again; then remove it from {kept_in}",
@@ -62,10 +66,16 @@ class InputProblem(msgspec.Struct, frozen=True):
     since: str = ""
 
 
-def current_problems(scan: Scan, ledger: Ledger) -> list[Problem]:
-    """Return the ledger's problems that still hold: of bytes and names that are there now."""
-    rows = [p for p in ledger.problems() if p.stat is None or p.stat == _signature_of(p, scan)]
-    explained = ledger.captions().keys() | {p.item for p in rows if p.asset == SIDECARS}
+def current_problems(scan: Scan, ledger: Ledger, problems: Iterable[Problem] | None = None) -> list[Problem]:
+    """Return the problems that still hold: of bytes and names that are there now.
+
+    Args:
+        problems: rows of the ledger; unset: all.
+    """
+    problems = ledger.problems() if problems is None else problems
+    rows = [p for p in problems if p.stat is None or p.stat == _signature_of(p, scan)]
+    captions = ledger.captions([p.item for p in rows if p.reason == "missing_caption"])
+    explained = captions.keys() | {p.item for p in rows if p.asset == SIDECARS}
     return [p for p in rows if p.reason != "missing_caption" or p.item not in explained]
 
 
@@ -83,7 +93,7 @@ def list_problems(root: DataRoot, scan: Scan, ledger: Ledger, problems: Iterable
         problems: those of the ledger that still hold.
     """
     entries = [*_of_ledger(problems), *gone_images(scan, ledger), *_quarantined_lines(root)]
-    return sorted(entries, key=lambda entry: (entry.item, entry.reason))
+    return _sorted(entries)
 
 
 def _of_ledger(problems: Iterable[Problem]) -> Iterator[InputProblem]:
@@ -134,3 +144,56 @@ def _quarantined_lines(root: DataRoot) -> Iterator[InputProblem]:
         remedy = _REMEDIES.get(line.reason, _REMEDIES[MALFORMED]).format(origin=root.stage2_jsonl.name, kept_in=kept_in)
         detail = f"{line.why}; the line is kept in {kept_in}"
         yield InputProblem(f"{line.origin}:{line.number}", "refused", line.reason, [RECORDS], detail, remedy)
+
+
+# ---- of one output
+
+
+def problems_of_kind(root: DataRoot, ledger: Ledger, spec: EmbeddingSpec) -> list[InputProblem]:
+    """Return why images have no file of this kind.
+
+    An image that is refused for its own bytes is refused for every kind, although one asset recorded it.
+    """
+    assets = {spec.kind} | (_OF_CAPTIONS if spec.source == "caption" else set())
+
+    def concerns(problem: Problem) -> bool:
+        is_source = problem.asset == SOURCE_ASSET and is_image(problem.item)
+        return problem.asset in assets or is_source or _is_of_image(problem)
+
+    scan, held = _held(root, ledger, concerns)
+    ids = sorted({problem.item for problem in held if problem.item in scan.sources})
+    done = {row.image_id for row in plan_for(spec, ids, scan, ledger, _listing(root, spec, ids)).done} if ids else set()
+    return _sorted(_of_ledger(problem for problem in held if problem.item not in done))
+
+
+def problems_of_records(root: DataRoot, ledger: Ledger) -> list[InputProblem]:
+    """Return why inputs have no record, or not the one that they ask for; lines in quarantine too."""
+    assets = {SOURCE_ASSET, RECORDS} | _OF_CAPTIONS
+    held = _held(root, ledger, lambda problem: problem.asset in assets or _is_of_image(problem))[1]
+    return _sorted([*_of_ledger(held), *_quarantined_lines(root)])
+
+
+def _sorted(entries: Iterable[InputProblem]) -> list[InputProblem]:
+    return sorted(entries, key=lambda entry: (entry.item, entry.reason))
+
+
+def _is_of_image(problem: Problem) -> bool:
+    assets = {RECORDS, CAPTIONER, *(spec.kind for spec in embedding_specs())}
+    return problem.asset in assets and problem.reason in IMAGE_REASONS
+
+
+def _held(root: DataRoot, ledger: Ledger, concerns: Callable[[Problem], bool]) -> tuple[Scan, list[Problem]]:
+    """Return the problems of concern that hold now. The folder is only listed if there are any."""
+    rows = [problem for problem in ledger.problems() if concerns(problem)]
+    scan = scan_approved(root.approved) if rows and root.approved.is_dir() else Scan({}, [])
+    return scan, current_problems(scan, ledger, rows)
+
+
+def _listing(root: DataRoot, spec: EmbeddingSpec, ids: Iterable[str]) -> dict[str, FileSignature]:
+    store, found = NpyStore(root.derived / spec.folder, spec), {}
+    for image_id in ids:
+        try:
+            found[image_id] = store.stat(image_id)
+        except (OSError, ValueError):  # no file, or an id that no file can have
+            continue
+    return found

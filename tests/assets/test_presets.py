@@ -256,7 +256,12 @@ def test_materialisation_has_counts_and_the_contact_sheet(data_root, instance, d
     assert rescale(data_root, instance).success
 
     found = metadata(instance, "rescale_preset")
-    assert (found["resized"], found["copied"], found["kept"], found["train records"]) == (2, 1, 0, 3)
+    assert (found["resized (images)"], found["copied (images)"], found["kept (images)"], found["train records"]) == (
+        2,
+        1,
+        0,
+        3,
+    )
     assert found["path"] == str(dataset.preset("p").path)
     assert "](data:image/" in found["boxes"]
     assert (dataset.preset("p").path / "contact_sheet.png").is_file()

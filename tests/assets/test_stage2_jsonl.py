@@ -138,7 +138,7 @@ def test_migration_and_rollback_are_run_configuration(data_root, instance):
     assert extracted.success
     assert result.success
     (event,) = result.asset_materializations_for_node("stage2_jsonl")
-    assert (event.metadata["migrated"].value, event.metadata["stage1"].value) == (1, 1)
+    assert (event.metadata["migrated (records)"].value, event.metadata["stage1 (records)"].value) == (1, 1)
     assert ("photo0001", "stage2_jsonl", "missing_vector") in problems(data_root)
 
     result = materialize(data_root, instance, stage2_jsonl, stage2_jsonl={"rollback": True})
@@ -152,8 +152,8 @@ def test_counters_of_everything_since_the_last_merge_are_metadata(data_root, ins
 
     for expected in ((2, 0), (0, 2)):
         (event,) = materialize(data_root, instance, stage2_jsonl).asset_materializations_for_node("stage2_jsonl")
-        assert (event.metadata["migrated_new"].value, event.metadata["skipped"].value) == expected
-        assert event.metadata["total"].value == 2
+        assert (event.metadata["migrated new (images)"].value, event.metadata["skipped (images)"].value) == expected
+        assert event.metadata["total (images)"].value == 2
 
 
 def test_caption_longer_than_the_text_encoder_sees_is_counted(data_root, instance):
@@ -164,4 +164,4 @@ def test_caption_longer_than_the_text_encoder_sees_is_counted(data_root, instanc
 
     (event,) = materialize(data_root, instance, stage2_jsonl).asset_materializations_for_node("stage2_jsonl")
 
-    assert event.metadata["truncated_captions"].value == 1
+    assert event.metadata["truncated captions"].value == 1

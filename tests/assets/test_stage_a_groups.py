@@ -61,9 +61,11 @@ def test_ranks_one_after_another_as_partitions_are_merged_by_the_asset_downstrea
     assert done.success
     assert [event.passed for event in done.get_asset_check_evaluations()] == [True]
     assert {name: len(texts) for name, texts in groups(tickets).items()} == {"a": 3, "b": 1, "c": 2}
-    assert metadata(instance, "stage_a_groups") | {"groups": 3, "written": 3, "failed": 0} == metadata(
-        instance, "stage_a_groups"
-    )
+    assert metadata(instance, "stage_a_groups") | {
+        "groups": 3,
+        "written (groups)": 3,
+        "failed (groups)": 0,
+    } == metadata(instance, "stage_a_groups")
     assert [metadata(instance, asset)["summarizer"] for asset in ("stage_a_ranks", "stage_a_groups")] == [NAMED, NAMED]
     assert rank_files(tickets.stage_a_output, MISSION) == {}
 
@@ -76,7 +78,7 @@ def test_range_of_ranks_is_one_run_and_each_has_its_own_counters(tickets, instan
 
     assert done.success
     records = instance.fetch_materializations(dg.AssetKey("stage_a_ranks"), limit=9).records
-    inferred = {each.partition_key: each.asset_materialization.metadata["inferred"].value for each in records}
+    inferred = {each.partition_key: each.asset_materialization.metadata["inferred (images)"].value for each in records}
     assert inferred == {keys[0]: 5, keys[1]: 1}
 
 
@@ -272,7 +274,7 @@ def test_rank_of_another_start_has_not_ended(tickets, instance):
 
     assert merge(tickets, instance, world_size=2, launch="two").success
 
-    assert metadata(instance, "stage_a_groups")["missing_ranks"] == 1
+    assert metadata(instance, "stage_a_groups")["missing ranks"] == 1
 
 
 def test_images_that_come_while_ranks_work_are_told_and_nobody_waits_for_them(tickets, instance, monkeypatch):

@@ -43,12 +43,12 @@ def test_real_photos_give_the_same_groups_in_both_modes_on_one_two_and_four_rank
             inferred = 0
             for number in range(world_size):
                 assert rank(tickets, instance, number, world_size, summarizer=None, mode=mode, fresh=fresh).success
-                inferred += metadata(instance, "stage_a_ranks")["inferred"]
+                inferred += metadata(instance, "stage_a_ranks")["inferred (images)"]
             assert inferred == (14 if fresh else 0)
             done = merge(tickets, instance, summarizer=None, mode=mode, world_size=world_size)
             assert done.success
             written[mode, world_size] = summaries_written(tickets)
-            assert metadata(instance, "stage_a_groups")["written"] == 4
+            assert metadata(instance, "stage_a_groups")["written (groups)"] == 4
             for asset in ("stage_a_ranks", "stage_a_groups"):
                 assert metadata(instance, asset)["preview"] == "preview model: these summaries describe nothing"
 

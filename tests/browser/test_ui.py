@@ -15,7 +15,9 @@ from dagster_project.partitions import register_images
 from dagster_project.sensors import STILL_SECONDS
 from imagemill.embedding_specs import embedding_specs
 from imagemill.layout import DataRoot
+from imagemill.pipeline.stage2.models_in_use import PREVIEW_TEXT
 from imagemill.pipeline.stage2.scan import scan_approved
+from io_managers.embedding_results import FILES, INPUTS
 from tests.helpers.product import imagemill, photos, snapshot, start
 from tests.helpers.ui import CHROMIUM, browser, node, open_graph, open_group, running_ui, wait_until, watched_page
 
@@ -152,7 +154,7 @@ def test_graph_shows_every_asset_with_the_counts_of_graphql(ui, root, watched, t
 
 def test_asset_page_shows_the_latest_materialisation_and_its_check(ui, watched, tmp_path):
     watched.page.goto(f"{ui.url}/assets/dinov3_npy")
-    watched.page.get_by_text("facebook/dinov3").wait_for()
+    watched.page.get_by_text(PREVIEW_TEXT, exact=True).wait_for()
     watched.page.get_by_text("Latest check results").wait_for()
     watched.page.screenshot(path=tmp_path / "asset.png")
 
@@ -187,8 +189,48 @@ def test_checks_page_counts_agree_with_graphql(ui, watched, tmp_path, asset):
     succeeded.first.wait_for()
     watched.page.screenshot(path=tmp_path / f"checks-{asset}.png")
 
-    assert succeeded.count() == list(results.values()).count("SUCCEEDED") == len(expected)
+    warned = [name for name, status in results.items() if status == "FAILED"]
+    assert warned == ([INPUTS] if INPUTS in expected else []), "the broken image is named, and nothing else is wrong"
+    assert succeeded.count() == list(results.values()).count("SUCCEEDED") == len(expected) - len(warned)
     assert watched.errors() == []
+
+
+@pytest.mark.parametrize("asset", [*KINDS, "stage2_jsonl"])
+def test_refused_image_is_named_with_reason_and_remedy_after_a_run_of_the_command_line(ui, watched, tmp_path, asset):
+    """Source: issue 15, "The UI"."""
+    watched.page.goto(f"{ui.url}/assets/{asset}?view=checks")
+    watched.page.get_by_text(INPUTS, exact=True).first.click()
+    row = watched.page.locator("tr", has_text="undecodable: ").last  # the table is itself in a row
+    row.wait_for()
+    watched.page.screenshot(path=tmp_path / f"refused-{asset}.png")
+
+    text = row.inner_text()
+    assert text.startswith(BROKEN)
+    assert "replace the file by a whole image" in text
+    assert " UTC" in text
+    assert watched.errors() == []
+
+
+def test_bucket_page_shows_the_figures_and_the_folder_of_that_bucket(ui, root, page, tmp_path):
+    """Not the totals of the run; an empty bucket shows none. Source: issue 15, "The UI"."""
+    full, empty = "1216x832", "1024x1024"
+    folder = root.shards / f"bucket_{full}"
+    size = sum(tar.stat().st_size for tar in folder.glob("*.tar"))
+
+    shown = {}
+    for bucket in (full, empty):
+        page.goto(f"{ui.url}/assets/bucket_shards?view=partitions&partition={bucket}")
+        page.locator("tr", has_text="size (MB)").wait_for()
+        page.screenshot(path=tmp_path / f"bucket-{bucket}.png")
+        rows = [row.split("\t") for row in page.locator("tr").all_inner_texts()]
+        shown[bucket] = {row[0].strip(): row[1].strip() for row in rows if len(row) > 1}
+
+    assert (shown[full]["samples"], shown[full]["shards"]) == ("12", "1")
+    assert float(shown[full]["size (MB)"]) == round(size / 1e6, 3)
+    assert shown[full]["path"] == str(folder)
+    assert shown[empty]["status"] == "empty"
+    assert (shown[empty]["samples"], shown[empty]["shards"], float(shown[empty]["size (MB)"])) == ("0", "0", 0)
+    assert "path" not in shown[empty]
 
 
 def test_nothing_is_called_stale_or_unsynced_after_a_good_run(ui, root, page):
@@ -243,6 +285,24 @@ def test_backfill_ends_with_the_broken_image_failed_and_all_others_materialised(
         assert counts[kind]["numPartitionsMaterialized"] == expected
         assert counts[kind]["numPartitionsFailed"] == 1
         assert image_status(ui, kind, BROKEN) == "FAILED"
+
+
+def test_run_of_the_ui_that_met_a_refused_image_shows_its_reason_and_no_stack_trace(ui, page, tmp_path):
+    """After the backfill above. Its checks are evaluated although their step failed. Source: issue 15, "The UI"."""
+    failed = next(run for run in newest_runs(ui, 10) if run["status"] == "FAILURE")
+    page.goto(f"{ui.url}/runs/{failed['runId']}")
+    page.get_by_text(f"{BROKEN}: undecodable: ").first.wait_for()
+    page.screenshot(path=tmp_path / "failed-run.png")
+    assert page.get_by_text("replace the file by a whole image").count() > 0
+    assert page.get_by_text("Stack Trace").count() == 0
+    assert page.get_by_text("npy.py").count() == 0
+
+    for kind in KINDS:
+        assert checks(ui, kind) == {FILES: "SUCCEEDED", INPUTS: "FAILED"}
+    page.goto(f"{ui.url}/assets/vae_latents?view=checks")
+    page.get_by_text(INPUTS, exact=True).first.click()
+    page.locator("tr", has_text="undecodable: ").last.wait_for()
+    page.screenshot(path=tmp_path / "refused-after-ui.png")
 
 
 def backfills(ui):

@@ -1,15 +1,20 @@
 """The checks of the embedding assets: pass on what a run made, fail on what was spoilt since. Source: CONTRACTS section 0."""
 
+import dagster as dg
 import numpy as np
 import pytest
 
 from assets.embeddings import embedding_assets
 from checks.embeddings import embedding_checks
 from imagemill.embedding_specs import VAE, embedding_specs
+from imagemill.pipeline.stage2.models_in_use import PREVIEW_TEXT
+from imagemill.pipeline.stage2.regenerate import regenerate
+from imagemill.store.ledger import Ledger
 from tests.helpers.stage2 import embed, photos
 from tests.helpers.wiring import check, checks_of, history, materialize, stub_every_kind
 
 KEYS = ["a", "b"]
+EVERY_CHECK = {f"{spec.kind}:{name}" for spec in embedding_specs() for name in ("files_valid", "inputs_accepted")}
 
 
 @pytest.fixture
@@ -20,9 +25,7 @@ def instance(monkeypatch):
 
 
 def test_every_kind_has_a_check():
-    assert {key.to_user_string() for check in embedding_checks for key in check.check_keys} == {
-        f"{spec.kind}:files_valid" for spec in embedding_specs()
-    }
+    assert {key.to_user_string() for check in embedding_checks for key in check.check_keys} == EVERY_CHECK
 
 
 def test_checks_pass_on_what_a_run_made_and_fail_where_a_file_was_spoilt(data_root, instance):
@@ -30,9 +33,7 @@ def test_checks_pass_on_what_a_run_made_and_fail_where_a_file_was_spoilt(data_ro
     made = materialize(data_root, instance, *embedding_assets, *embedding_checks, keys=KEYS, deferred=True)
 
     assert made.success
-    assert {name: e.passed for name, e in checks_of(made).items()} == {
-        f"{spec.kind}:files_valid": True for spec in embedding_specs()
-    }
+    assert {name: e.passed for name, e in checks_of(made).items()} == dict.fromkeys(EVERY_CHECK, True)
     assert checks_of(made)["vae_latents:files_valid"].metadata["checked"].value == 2
 
     np.save(data_root.derived / VAE.folder / "b.npy", np.zeros((16, 3, 3), np.float16))
@@ -40,7 +41,7 @@ def test_checks_pass_on_what_a_run_made_and_fail_where_a_file_was_spoilt(data_ro
 
     assert {name for name, e in found.items() if not e.passed} == {"vae_latents:files_valid"}
     evaluation = found["vae_latents:files_valid"]
-    assert evaluation.description == "wrong_shape: 1"
+    assert evaluation.description == f"wrong_shape: 1; {PREVIEW_TEXT}"
     assert "b" in evaluation.metadata["first findings"].value
     assert evaluation.metadata["errors"].value == 1
 
@@ -61,3 +62,35 @@ def test_checks_pass_where_nothing_was_made(data_root, instance):
     assert all(
         evaluation.passed for evaluation in check(data_root, instance, *embedding_assets, *embedding_checks).values()
     )
+
+
+def test_refused_image_is_a_warning_of_every_kind_with_its_reason(data_root, instance):
+    """The UI shows the image as missing, and why. Source: issue 15, "The UI"."""
+    photos(data_root, *KEYS)
+    (data_root.approved / "b.png").write_bytes(b"no picture")
+
+    made = materialize(data_root, instance, *embedding_assets, *embedding_checks, keys=KEYS, deferred=True)
+
+    assert made.success, "a warning fails nothing"
+    for spec in embedding_specs():
+        evaluation = checks_of(made)[f"{spec.kind}:inputs_accepted"]
+        assert (evaluation.passed, evaluation.severity) == (False, dg.AssetCheckSeverity.WARN)
+        (row,) = evaluation.metadata["inputs"].records
+        assert (row.data["image"], row.data["reason"].split(":")[0]) == ("b", "undecodable")
+        assert checks_of(made)[f"{spec.kind}:files_valid"].passed
+
+
+def test_unfinished_regeneration_is_a_warning_of_its_files(data_root, instance):
+    """The folder holds files of two models. Source: CONTRACTS section 0, "Provenance"."""
+    photos(data_root, *KEYS)
+    embed(data_root, model="real")
+    with Ledger(data_root.ledger) as ledger:
+        regenerate(ledger, VAE.kind, "run")
+
+    found = check(data_root, instance, *embedding_assets, *embedding_checks)
+
+    evaluation = found["vae_latents:files_valid"]
+    assert (evaluation.passed, evaluation.severity) == (False, dg.AssetCheckSeverity.WARN)
+    assert "regeneration not finished: 0 of 2 files replaced" in evaluation.description
+    assert found["dinov3_npy:files_valid"].passed
+    assert found["dinov3_npy:files_valid"].metadata["model"].value == "real"

@@ -2,6 +2,7 @@
 
 import json
 
+import dagster as dg
 import pytest
 
 from assets.stage2_jsonl import stage2_jsonl
@@ -10,6 +11,7 @@ from tests.helpers.stage2 import embed, photos, record_of, write_text
 from tests.helpers.wiring import check, checks_of, history, materialize, stub_every_kind
 
 RECORDS, TABLE = "stage2_jsonl:records_valid", "stage2_jsonl:table_valid"
+INPUTS = "stage2_jsonl:inputs_accepted"
 
 
 @pytest.fixture
@@ -32,8 +34,8 @@ def test_checks_pass_on_what_a_run_made(data_root, instance):
     result = materialize(data_root, instance, stage2_jsonl, *stage2_checks)
 
     found = checks_of(result)
-    assert {name: e.passed for name, e in found.items()} == {RECORDS: True, TABLE: True}
-    assert {name: e.metadata["checked"].value for name, e in found.items()} == {RECORDS: 2, TABLE: 2}
+    assert {name: e.passed for name, e in found.items()} == {RECORDS: True, TABLE: True, INPUTS: True}
+    assert {name: found[name].metadata["checked"].value for name in (RECORDS, TABLE)} == {RECORDS: 2, TABLE: 2}
     assert found[RECORDS].description == "no findings"
 
 
@@ -49,7 +51,22 @@ def test_check_fails_where_a_line_is_malformed(data_root, instance):
 def test_checks_fail_where_an_id_stands_twice(data_root, instance):
     found = check_lines(data_root, instance, record_of("a"), record_of("a"))
 
-    assert [e.passed for e in found.values()] == [False, False]
+    assert (found[RECORDS].passed, found[TABLE].passed) == (False, False)
+
+
+def test_inputs_without_a_record_are_a_warning_with_their_reasons(data_root, instance):
+    """Refusals are visible where the records are. Source: issue 15, "The UI"."""
+    photos(data_root, "a", "b")
+    (data_root.approved / "b.png").write_bytes(b"no picture")
+    (data_root.approved / "x.gif").write_bytes(b"")
+
+    result = materialize(data_root, instance, stage2_jsonl, *stage2_checks)
+
+    assert result.success, "a warning fails nothing"
+    evaluation = checks_of(result)[INPUTS]
+    assert (evaluation.passed, evaluation.severity) == (False, dg.AssetCheckSeverity.WARN)
+    named = [(row.data["image"], row.data["reason"].split(":")[0]) for row in evaluation.metadata["inputs"].records]
+    assert named == [("b", "undecodable"), ("x.gif", "unsupported_type")]
 
 
 def test_warnings_do_not_fail_a_check(data_root, instance):

@@ -24,6 +24,7 @@ sys.path.append(str(Path(__file__).parent))  # toy_defs
 from toy_defs import toy_instance
 
 from dagster_project import runs
+from dagster_project.command_line import COMMAND_TAG
 from dagster_project.coordinator import _bucket_tags, streamed_assets
 from dagster_project.instance import open_instance
 from imagemill import embedding_specs
@@ -215,3 +216,13 @@ def test_queued_run_is_terminated_in_the_queue(instance):
     assert instance.run_coordinator.cancel_run(run.run_id)
 
     assert instance.get_run_by_id(run.run_id).status is dg.DagsterRunStatus.CANCELED
+
+
+def test_run_of_a_command_that_is_executed_again_says_so(instance):
+    """Tags are inherited, and no command has started this one."""
+    _, run = created(instance, tags={COMMAND_TAG: "imagemill run"})
+
+    once = submitted(instance, run)
+    assert once.tags[COMMAND_TAG] == "imagemill run (executed again in the UI)"
+    _, again = created(instance, tags={COMMAND_TAG: once.tags[COMMAND_TAG]})
+    assert submitted(instance, again).tags[COMMAND_TAG] == once.tags[COMMAND_TAG]

@@ -84,6 +84,17 @@ def test_checks_of_the_selected_assets_are_part_of_the_run(instance, monkeypatch
     assert run(instance, "totals").checks == {"totals:adds_up": True}
 
 
+def test_check_that_warns_passes_and_is_named(instance, monkeypatch):
+    """A refused input is no failure of the run. Source: CONTRACTS section 0, "Refused and failed inputs"."""
+    monkeypatch.setenv("TOY_MISSING", KEYS[1])
+    monkeypatch.setenv("TOY_SEVERITY", "WARN")
+    outcome = run(instance, "dinov3_npy", partition_range=FEW, deferred=True)
+
+    assert outcome.checks == {"dinov3_npy:files_valid": True}
+    assert outcome.warnings == {"dinov3_npy:files_valid"}
+    assert outcome.findings == {}
+
+
 def test_checks_can_be_left_out(instance):
     assert run(instance, "totals", checks=False).checks == {}
 

@@ -141,7 +141,8 @@ def watched(context: dg.AssetExecutionContext) -> None:
 
 @dg.asset_check(asset=dinov3_npy)
 def files_valid() -> dg.AssetCheckResult:
-    return dg.AssetCheckResult(passed=not os.environ.get("TOY_MISSING"), metadata={"checked": 3})
+    severity = dg.AssetCheckSeverity(os.environ.get("TOY_SEVERITY", "ERROR"))
+    return dg.AssetCheckResult(passed=not os.environ.get("TOY_MISSING"), metadata={"checked": 3}, severity=severity)
 
 
 @dg.asset_check(asset=totals)

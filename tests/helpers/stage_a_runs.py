@@ -5,6 +5,7 @@ import json
 import dagster as dg
 from PIL import Image
 
+from assets.command_options import split_options
 from assets.partitions import missions, ranks
 from assets.stage_a_groups import rank_key, stage_a_groups, stage_a_ranks
 from dagster_project.deployments import test_resources
@@ -28,8 +29,9 @@ def run(root, instance, asset, *checks, tags=None, key=None, summarizer=NAMED, *
     """One run of an asset of Stage-A; a failing step is in the result."""
     resources = test_resources(str(root.path))
     resources["summarizer"] = SummarizerResource(data_root=resources["data_root"], kind=summarizer, overrides={})
+    config, options = split_options(config)
     return dg.materialize(
-        [asset, *checks], instance=instance, resources=resources, tags=tags, partition_key=key,
+        [asset, *checks], instance=instance, resources=resources, tags={**(tags or {}), **options}, partition_key=key,
         run_config={**QUIET, "ops": {asset.op.name: {"config": config}}}, raise_on_error=False,
     )  # fmt: skip
 

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 import dagster as dg
 from dagster._core.storage.tags import ASSET_PARTITION_RANGE_END_TAG, ASSET_PARTITION_RANGE_START_TAG
 
+from assets.command_options import split_options
 from assets.partitions import images
 from dagster_project.deployments import test_resources
 from imagemill.embedding_specs import EmbeddingSpec
@@ -30,14 +31,20 @@ def materialize(root, instance, *assets, keys=None, deferred=False, resources=No
     """Run assets and checks on a data root; a failing step is in the result.
 
     Args:
-        keys: first and last partition. deferred: whether assets report their own events. config: per asset, its configuration.
+        keys: first and last partition. deferred: whether assets report their own events. config: per asset, its configuration and
+            the options that only a command gives.
     """
     tags = dict(DEFER) if deferred else {}
     if keys:
         tags |= {ASSET_PARTITION_RANGE_START_TAG: keys[0], ASSET_PARTITION_RANGE_END_TAG: keys[-1]}
+    configs, options = {}, {}
+    for name, given in config.items():
+        config_of_asset, tags_of_asset = split_options(given)
+        configs[name] = {"config": config_of_asset}
+        options |= tags_of_asset
     return dg.materialize(
-        assets, instance=instance, resources={**test_resources(str(root.path)), **(resources or {})}, tags=tags,
-        run_config={**QUIET, "ops": {name: {"config": given} for name, given in config.items()}}, raise_on_error=False,
+        assets, instance=instance, resources={**test_resources(str(root.path)), **(resources or {})}, tags=tags | options,
+        run_config={**QUIET, "ops": configs}, raise_on_error=False,
         selection=selection,
     )  # fmt: skip
 

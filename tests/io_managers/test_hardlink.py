@@ -61,8 +61,12 @@ def test_derived_preset_shares_the_images_of_its_records_alone(data_root, instan
     assert sorted(inodes(derived)) == ["images/0.jpg", "images/1.jpg"]
     assert inodes(derived).items() <= inodes(base).items(), "inode for inode"
     found = metadata(result)
-    assert [found[name] for name in ("train records", "train dropped", "train largest")] == [2, 1, 3]
-    assert (found["linked"], found["present"]) == (2, 0)
+    assert [found[name] for name in ("train records", "train dropped (records)", "train largest (objects)")] == [
+        2,
+        1,
+        3,
+    ]
+    assert (found["linked (images)"], found["present (images)"]) == (2, 0)
     assert found["path"] == str(derived.path)
 
 

@@ -4,12 +4,16 @@ import dagster as dg
 import numpy as np
 import pytest
 from dagster._core.definitions.data_version import extract_data_provenance_from_entry, extract_data_version_from_entry
+from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
 
 from assets.embeddings import dinov3_npy, t5_hidden
+from checks.embeddings import embedding_checks
 from imagemill.embedding_specs import DINOV3, T5
 from imagemill.files import signature_bytes
 from imagemill.formats.npy import NpyStore
+from imagemill.pipeline.stage2.models_in_use import PREVIEW_TEXT
 from imagemill.store.ledger import Ledger
+from io_managers.embedding_results import FILES, INPUTS
 from tests.helpers.stage2 import embed, photos
 from tests.helpers.stubs import StubEncoder
 from tests.helpers.wiring import claims, failure_of, history, materialize, materialized, stub_every_kind
@@ -46,7 +50,24 @@ def test_event_carries_the_versions_of_the_file_and_its_image(data_root, instanc
     provenance = extract_data_provenance_from_entry(record.event_log_entry)
     assert provenance.input_data_versions[dg.AssetKey("approved_images")] == dg.DataVersion(row.source)
     metadata = record.asset_materialization.metadata
-    assert (metadata["bytes"].value, metadata["maker"].value) == (signature_bytes(row.stat), row.maker)
+    assert (metadata["size (kB)"].value, metadata["model"].value) == (
+        round(signature_bytes(row.stat) / 1000, 1),
+        PREVIEW_TEXT,
+    )
+
+
+def test_file_of_an_unfinished_regeneration_says_how_far_it_was(data_root, instance):
+    """The page of the asset shows the latest event. Source: issue 15, "The UI"."""
+    photos(data_root, *KEYS)
+    embed(data_root, DINOV3)
+
+    def latest(**config):
+        assert materialize(data_root, instance, dinov3_npy, keys=KEYS, deferred=True, dinov3_npy=config).success
+        (record,) = instance.fetch_materializations(dg.AssetKey("dinov3_npy"), limit=1).records
+        return {name: value.value for name, value in record.asset_materialization.metadata.items()}
+
+    assert latest(regenerate=True, up_to="a")["regeneration (at that time)"] == "1 of 3 files replaced"
+    assert "regeneration (at that time)" not in latest()
 
 
 def test_ledger_keeps_the_counters_of_the_run(data_root, instance):
@@ -105,10 +126,40 @@ def test_many_missing_images_are_counted_and_some_are_named(data_root):
     with history("good", *keys) as instance:
         result = materialize(data_root, instance, dinov3_npy, keys=["good", keys[-1]])
 
-    assert (
-        "12 images did not arrive: i00 (no input), i01 (no input), i02 (no input), i03 (no input), i04 (no input) and 7 more"
-        in failure_of(result, "dinov3_npy")
-    )
+    failure = failure_of(result, "dinov3_npy").splitlines()
+    assert failure[0] == "12 images did not arrive, everything else of dinov3_npy is done"
+    assert [line.split(":")[0] for line in failure[1:]] == ["  i00", "  i01", "  i02", "  i03", "  i04", "  and 7 more"]
+
+
+def test_failure_of_images_shows_reason_and_remedy_without_a_stack_trace(data_root, instance):
+    """The failure of one bad photograph is no fault of the program. Source: issue 15, "The UI"."""
+    photos(data_root, *KEYS)
+    (data_root.approved / "b.png").write_bytes(b"no picture")
+
+    result = materialize(data_root, instance, dinov3_npy, keys=KEYS)
+
+    (event,) = [event for event in result.all_events if event.is_step_failure]
+    error, failure = event.step_failure_data.error, event.step_failure_data.user_failure_data
+    assert (error.stack, error.cause, error.context, error.cls_name) == ([], None, None, "Failure")
+    assert error.message.strip() == failure.description
+    assert "  b: undecodable: " in failure.description
+    assert failure.metadata["images"].value == 1
+
+
+def test_step_that_fails_for_its_images_evaluates_its_checks(data_root, instance):
+    """Dagster skips the checks of a failed step: the table would be missing where it is needed."""
+    photos(data_root, *KEYS)
+    (data_root.approved / "b.png").write_bytes(b"no picture")
+
+    result = materialize(data_root, instance, dinov3_npy, *embedding_checks[:2], keys=KEYS)
+
+    assert not result.success
+    keys = [dg.AssetCheckKey(dg.AssetKey("dinov3_npy"), name) for name in (INPUTS, FILES)]
+    (inputs,), (files,) = (instance.event_log_storage.get_asset_check_execution_history(key, limit=5) for key in keys)
+    assert inputs.status is AssetCheckExecutionRecordStatus.FAILED
+    assert (inputs.evaluation.severity, inputs.evaluation.passed) == (dg.AssetCheckSeverity.WARN, False)
+    assert "b (undecodable)" in inputs.evaluation.description
+    assert files.status is AssetCheckExecutionRecordStatus.SUCCEEDED, "the files that are there are valid"
 
 
 def test_approved_image_counts_as_materialised_once_it_was_opened(data_root, instance):

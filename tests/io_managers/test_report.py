@@ -39,7 +39,7 @@ def one_each(root):
     def stream(keys):
         for key in keys:
             path = root.derived / "thing" / f"{key}.json"
-            yield Report(f"v-{key}", key, {path: key.encode()}, {"images": len(key)}, {"table": f"| {key} |"})
+            yield Report(f"v-{key}", key, {path: key.encode()}, {"images": len(key)}, {"table": f"| {key} |"}, path)
         yield Report("v-all", None, {root.derived / "thing" / "all.json": b"all"}, {"images": 1}, {"sum": "| all |"})
 
     return stream
@@ -67,7 +67,7 @@ def test_each_report_is_written_and_told_with_its_partition(data_root, instance,
     told = metadata(instance)
     assert told[SECOND]["table"] == f"| {SECOND} |"
     assert told[SECOND]["images"] == len(SECOND)
-    assert told[SECOND]["path"] == str(data_root.derived / "thing")
+    assert told[SECOND]["path"] == str(data_root.derived / "thing" / f"{SECOND}.json"), "its own, not the folder of all"
     assert deferred or told[FIRST]["sum"] == "| all |"
     with Ledger(data_root.ledger) as ledger:
         assert ledger.counts([result.run_id])["thing"] == {"reports": 3, "rewritten": 3}

@@ -8,6 +8,7 @@ from assets.bucket_shards import bucket_shards
 from assets.partitions import buckets
 from imagemill.buckets import BUCKETS
 from imagemill.pipeline.shards.shard_sets import read_manifest
+from imagemill.pipeline.stage2.models_in_use import PREVIEW_TEXT
 from imagemill.store.ledger import Ledger
 from io_managers import tar as tar_module
 from tests.helpers.rot import rot
@@ -128,3 +129,24 @@ def test_damaged_file_fails_the_run_after_everything_else_and_is_noted(root, ins
         found = {(p.asset, p.item, p.reason) for p in ledger.problems()}
         assert not claims(ledger)
     assert found == {("vae_latents", "a", "damaged"), ("bucket_shards", "a", "damaged")}
+
+
+@pytest.mark.parametrize("deferred", [True, False])
+def test_bucket_shows_its_own_figures_and_folder(root, instance, deferred):
+    """Never the totals of the run, with and without the defer tag. Source: issue 15, "The UI"."""
+    pack(root, instance, deferred=deferred)
+
+    records = instance.fetch_materializations(dg.AssetKey("bucket_shards"), limit=100).records
+    shown = {
+        r.partition_key: {k: v.value for k, v in r.asset_materialization.metadata.items()} for r in records
+    }  # fmt: skip
+    folder = root.shards / f"bucket_{SQUARE}"
+    size = sum(tar.stat().st_size for tar in folder.glob("*.tar"))
+    preview = ", ".join(f"{kind}: {PREVIEW_TEXT}" for kind in ("dinov3_npy", "t5_hidden", "vae_latents"))
+    assert shown[SQUARE] == {
+        "status": "written", "samples": 2, "shards": 1, "new shards": 1, "tombstones (samples)": 0,
+        "size (MB)": round(size / 1e6, 3), "models": preview, "path": str(folder),
+    }  # fmt: skip
+    assert shown["704x1344"] == {
+        "status": "empty", "samples": 0, "shards": 0, "new shards": 0, "tombstones (samples)": 0, "size (MB)": 0.0,
+    }  # fmt: skip

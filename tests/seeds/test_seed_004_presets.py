@@ -14,7 +14,6 @@ from types import SimpleNamespace
 import pytest
 from PIL import Image
 
-from checks.results import as_result
 from imagemill.errors import WrongUsage
 from imagemill.formats.hardlinks import LinksRefused, NotLinkable
 from imagemill.formats.manifest import write_json
@@ -24,6 +23,7 @@ from imagemill.pipeline.presets.rescale_setup import PresetConflict
 from imagemill.preset_names import effective_preset, parse_preset
 from imagemill.public_data import read_preset_manifest
 from imagemill.validation.validator import Options, validate, validate_preset
+from io_managers.check_results import as_result
 from resources.engine import Engine, LocalProcesses
 from tests.helpers import public
 from tests.helpers.presets import SIZES, coord_here, imagemill_here, inodes, public_data_runner, rescale_here

@@ -87,6 +87,53 @@ def test_transaction_that_raises_leaves_nothing(ledger):
     assert ledger.files("dinov3_npy") == {}
 
 
+# ---- since when
+
+
+FIRST, LATER = "2026-01-01T00:00:00+00:00", "2026-02-02T00:00:00+00:00"
+
+
+def problem(item="a", reason="undecodable", at="", detail="d"):
+    return Problem(item, "dinov3_npy", "refused", reason, detail, "r", at=at)
+
+
+def test_problem_recorded_again_keeps_its_first_time(ledger):
+    """Every survey records what still holds; the rest of the row is the newest."""
+    ledger.record_problems([problem(at=FIRST)])
+    ledger.record_problems([problem(at=LATER, detail="truncated")])
+
+    assert ledger.problems() == [problem(at=FIRST, detail="truncated")]
+
+
+def test_problem_with_another_reason_begins_anew(ledger):
+    ledger.record_problems([problem(at=FIRST)])
+    ledger.record_problems([problem(reason="too_small", at=LATER)])
+
+    assert ledger.problems() == [problem(reason="too_small", at=LATER)]
+
+
+def test_two_reasons_for_one_input_do_not_move_the_time_of_the_one_that_counts(ledger):
+    ledger.record_problems([problem(reason="too_small", at=FIRST)])
+    ledger.record_problems([problem(at=LATER), problem(reason="too_small", at=LATER)])
+
+    assert ledger.problems() == [problem(reason="too_small", at=FIRST)]
+
+
+def test_problem_replaced_by_the_same_one_keeps_its_first_time(ledger):
+    """`survey` replaces the rows of its asset; those that no longer hold are removed."""
+    ledger.record_problems([problem(at=FIRST), problem("b", at=FIRST)])
+    ledger.replace_problems("dinov3_npy", [problem(at=LATER), problem("c", at=LATER)])
+
+    assert ledger.problems() == [problem(at=FIRST), problem("c", at=LATER)]
+
+
+def test_problems_that_are_not_selected_stay_when_others_are_replaced(ledger):
+    ledger.record_problems([problem(at=FIRST), problem("b", reason="too_small", at=FIRST)])
+    ledger.replace_problems("dinov3_npy", [], lambda problem: problem.reason == "undecodable")
+
+    assert ledger.problems() == [problem("b", reason="too_small", at=FIRST)]
+
+
 def test_counts_add_up_over_runs(ledger):
     ledger.record_counts("r1", "dinov3_npy", {"computed": 2, "calls": 1})
     ledger.record_counts("r2", "dinov3_npy", {"computed": 3})

@@ -302,4 +302,4 @@ def _report(statistics: Statistics, path: Path, partition: str | None = None, *,
     }
     title = "channels" if partition else "all buckets"
     files = {path: json_bytes(statistics)} if write else {}
-    return Report(statistics.fingerprint, partition, files, counts, {title: as_table(statistics)})
+    return Report(statistics.fingerprint, partition, files, counts, {title: as_table(statistics)}, path)

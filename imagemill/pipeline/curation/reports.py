@@ -20,6 +20,7 @@ class Report:
         partition: its key; None for what belongs to the asset as a whole.
         files: whole contents, to be written in this order; none where what lies there is up to date.
         counts: counters. pages: title → markdown.
+        path: the file to show, also where it is up to date; None for the place of all.
     """
 
     version: str
@@ -27,6 +28,7 @@ class Report:
     files: Mapping[Path, bytes] = field(default_factory=dict)
     counts: Mapping[str, int] = field(default_factory=dict)
     pages: Mapping[str, str] = field(default_factory=dict)
+    path: Path | None = None
 
 
 @dataclass(slots=True)

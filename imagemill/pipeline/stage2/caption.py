@@ -262,8 +262,10 @@ def keep_captions(
             if row.text is not None and row.source is not None:
                 ledger.record_captions([caption_row(job.image_id, row.text, origin)])
                 ledger.record_captioned([Captioned(job.image_id, row.source.fingerprint, maker)])
-            ledger.clear_problems(CAPTIONER, [job.image_id])
-            ledger.record_problems([_problem(row, run_id)] if row.reason else [])
+            if row.reason:
+                ledger.record_problems([_problem(row, run_id)])
+            else:
+                ledger.clear_problems(CAPTIONER, [job.image_id])
         counts[row.outcome] += 1
         on_row()
     return counts

@@ -17,7 +17,7 @@ from imagemill.errors import Refused
 from imagemill.files import FileSignature, fingerprint
 from imagemill.formats.jsonl import encode_line
 from imagemill.layout import DataRoot
-from imagemill.pipeline.stage2.merge import ASSET
+from imagemill.pipeline.stage2.merge import ASSET, UNMIGRATED
 from imagemill.pipeline.stage2.plan import IMAGE_REASONS, Known, missing_caption, unusable_sidecar
 from imagemill.pipeline.stage2.quarantine import CAPTION, QuarantinedLine, quarantine
 from imagemill.pipeline.stage2.recorded import Recorded, Span
@@ -28,6 +28,10 @@ from imagemill.store.ledger import FROM_PREVIEW_RECORD, FROM_RECORD, CaptionKey,
 from imagemill.summarizer import CAPTIONER
 
 _CHUNK = 512
+
+# Reasons about the records of images, which opening an image does not settle.
+_OF_RECORDS = UNMIGRATED | {"missing_caption"}
+
 T = TypeVar("T")
 
 # Captions in, (mask of 77 ints, whether the caption was cut) out: the tokenizer alone.
@@ -82,7 +86,7 @@ def complete_facts(approved: Path, scan: Scan, ledger: Ledger, *, threads: int =
 def _forget_overcome(scan: Scan, ledger: Ledger) -> None:
     """Drop what was noted of images that have opened since, here or in an embedding pass."""
     opened = ledger.sources()
-    noted = [p.item for p in ledger.problems() if p.asset == ASSET]
+    noted = [p.item for p in ledger.problems() if p.asset == ASSET and p.reason not in _OF_RECORDS]
     ledger.clear_problems(
         ASSET, [i for i in noted if i in opened and i in scan.sources and opened[i].stat == scan.sources[i].stat]
     )
@@ -179,12 +183,10 @@ def note_missing_captions(scan: Scan, ledger: Ledger) -> None:
     """One row per image that opens and has no caption, so that nothing disappears silently whichever passes ran."""
     captions, opened, outdated = ledger.captions(), ledger.sources(), ledger.outdated_captions()
     absent = [s for s in scan.sources.values() if s.image_id in opened and s.image_id not in captions]
-    problems = ledger.problems()
-    sidecars = {p.item: p for p in problems if p.asset == SIDECARS}
+    sidecars = {p.item: p for p in ledger.problems() if p.asset == SIDECARS}
     absent = [source for source in absent if not unusable_sidecar(source, sidecars)]
-    with ledger.transaction():
-        ledger.clear_problems(ASSET, (p.item for p in problems if p.asset == ASSET and p.reason == "missing_caption"))
-        ledger.record_problems(missing_caption(ASSET, s, outdated=s.image_id in outdated) for s in absent)
+    problems = (missing_caption(ASSET, s, outdated=s.image_id in outdated) for s in absent)
+    ledger.replace_problems(ASSET, problems, lambda problem: problem.reason == "missing_caption")
 
 
 def _chunks(items: Sequence[T]) -> Iterator[Sequence[T]]:

@@ -86,15 +86,13 @@ def finish(ledger: Ledger, store: NpyStore, present: Iterable[str]) -> list[str]
     kind = store.spec.kind
     if kind not in ledger.regenerating():
         return []
-    told = [p.item for p in ledger.problems() if p.asset == kind and p.reason == _REASON]
     rows = ledger.files(kind)
     old = {i for i, stat in store.listing().items() if (i, stat) not in rows or rows[i, stat].maker == SUPERSEDED}
     if not old:
         ledger.note_regeneration(kind, None)
     stuck = sorted(old.difference(present))
-    with ledger.transaction():
-        ledger.clear_problems(kind, told)
-        ledger.record_problems(_irreplaceable(image_id, store) for image_id in stuck)
+    problems = (_irreplaceable(image_id, store) for image_id in stuck)
+    ledger.replace_problems(kind, problems, lambda problem: problem.reason == _REASON)
     return stuck
 
 

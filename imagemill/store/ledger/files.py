@@ -82,6 +82,10 @@ class Files(Database):
         """Return the makers of a kind's files: keys of identities, `unknown`, `superseded`."""
         return {maker for (maker,) in self._rows("SELECT DISTINCT maker FROM files WHERE kind = ?", (kind,))}
 
+    def maker_counts(self, kind: str) -> dict[str, int]:
+        """Return how many files of a kind each maker has made."""
+        return dict(self._rows("SELECT maker, count(*) FROM files WHERE kind = ? GROUP BY maker", (kind,)))  # type: ignore[arg-type]
+
     def file_columns(self, kind: str) -> FileColumns:
         """Return the valid files of a kind, in the order of the key."""
         return FileColumns.of(kind, self._columns(_FILE_COLUMNS, "files WHERE kind = ?", kind))

@@ -1,6 +1,6 @@
 """`problems`: one row per input and asset that did not get through, with reason code, detail and remedy."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -15,6 +15,7 @@ class Problem(msgspec.Struct, frozen=True):
     """Why an input did not get through an asset. `item`: image id, or file name if there is no id.
 
     `outcome`: *refused* if the input itself is the cause (not tried again until `stat` changes), *failed* otherwise.
+    `at`: when it was first recorded for this reason, ISO 8601 in UTC; the ledger fills it in.
     """
 
     item: str
@@ -30,6 +31,14 @@ class Problem(msgspec.Struct, frozen=True):
 
 PROBLEMS = Table("problems", Problem)
 
+# A problem recorded again keeps the time at which it was first seen, until the reason is another one.
+_UPSERT = (
+    PROBLEMS.insert.replace("INSERT OR REPLACE", "INSERT")
+    + " ON CONFLICT (item, asset) DO UPDATE SET "
+    + ", ".join(f"{name} = excluded.{name}" for name in PROBLEMS.names if name not in {"item", "asset", "at"})
+    + ", at = CASE reason WHEN excluded.reason THEN at ELSE excluded.at END"
+)
+
 
 class Problems(Database):
     """Reads and writes of problems."""
@@ -38,14 +47,22 @@ class Problems(Database):
         return list(self._select(PROBLEMS, items, key="item"))
 
     def record_problems(self, rows: Iterable[Problem]) -> None:
+        """Record problems; of several rows with one item and asset the last counts."""
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        self._insert(PROBLEMS, (row if row.at else msgspec.structs.replace(row, at=now) for row in rows))
+        last = {(row.item, row.asset): row for row in rows}.values()
+        timed = (row if row.at else msgspec.structs.replace(row, at=now) for row in last)
+        self._change_each(_UPSERT, PROBLEMS.values(timed))
 
     def clear_problems(self, asset: str, items: Iterable[str]) -> None:
         self._change_each("DELETE FROM problems WHERE item = ? AND asset = ?", ((item, asset) for item in items))
 
-    def replace_problems(self, asset: str, rows: Iterable[Problem]) -> None:
-        """Make these the asset's only problems."""
+    def replace_problems(
+        self, asset: str, rows: Iterable[Problem], among: Callable[[Problem], bool] = lambda problem: True
+    ) -> None:
+        """Make these the asset's only problems among those that `among` selects."""
+        rows = list(rows)
+        recorded = {row.item for row in rows}
         with self.transaction():
-            self._change("DELETE FROM problems WHERE asset = ?", (asset,))
+            before = self._select(PROBLEMS, where="asset = ?", given=(asset,))
+            self.clear_problems(asset, [p.item for p in before if p.item not in recorded and among(p)])
             self.record_problems(rows)

@@ -315,6 +315,26 @@ def test_image_without_any_caption_has_a_row_until_it_gets_one(data_root, ledger
     assert problems(ledger) == {("b", ASSET, "refused", "undecodable")}
 
 
+def test_problem_that_still_holds_keeps_its_first_time(data_root, ledger):
+    """Each run looks again at what opens, what has a caption, and what is refused by its name."""
+    photos(data_root, "a", "b", captions=False)
+    (data_root.approved / "b.png").write_bytes(b"no picture")
+    (data_root.approved / "x.gif").write_bytes(b"")
+
+    def look():
+        complete(data_root, ledger)
+        note_missing_captions(survey(data_root.approved, ledger), ledger)
+
+    look()
+    first = "2026-01-01T00:00:00+00:00"
+    ledger._change("UPDATE problems SET at = ?", (first,))
+    look()
+
+    assert {(p.item, p.reason): p.at for p in ledger.problems()} == {
+        ("a", "missing_caption"): first, ("b", "undecodable"): first, ("x.gif", "unsupported_type"): first,
+    }  # fmt: skip
+
+
 # ---- masks
 
 

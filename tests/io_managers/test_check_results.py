@@ -2,8 +2,8 @@
 
 import pytest
 
-from checks.results import SHOWN, as_result
 from imagemill.validation.findings import Finding, Report, collect
+from io_managers.check_results import SHOWN, as_result
 
 
 def report(name, *severities, rule="mask"):

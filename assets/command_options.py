@@ -1,0 +1,72 @@
+"""Options that a command gives its runs and that the launchpad does not offer: in one run tag, as JSON.
+
+What a person may choose in the UI is configuration (the `Config` class beside each asset) and belongs there instead.
+"""
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import dagster as dg
+import msgspec
+
+OPTIONS_TAG = "imagemill/options"
+
+Options = TypeVar("Options", bound=msgspec.Struct)
+
+
+class ImageOptions(msgspec.Struct, frozen=True):
+    """Of a run of embedding assets.
+
+    Attributes:
+        up_to: only images whose id sorts at or before this one.
+        extract_only: take vectors out of Stage 1 records; load no model.
+    """
+
+    up_to: str | None = None
+    extract_only: bool = False
+
+
+class RecordOptions(msgspec.Struct, frozen=True):
+    """Of a run of `stage2_jsonl`.
+
+    Attributes:
+        complete: open images that no pass has opened yet, and tokenise captions without a mask.
+        migrate: turn Stage 1 records into version 2.
+        up_to: open images and migrate records only up to this id.
+        kinds: embedding kinds whose refusals the counters count as failed; None for all.
+    """
+
+    complete: bool = True
+    migrate: bool = True
+    up_to: str | None = None
+    kinds: tuple[str, ...] | None = None
+
+
+class RankOptions(msgspec.Struct, frozen=True):
+    """Of a run of `stage_a_ranks` or `stage_a_groups`.
+
+    Attributes:
+        launch: name of the torchrun start; the merge counts only its ranks as ended.
+        claim_stays: whether the mission stays claimed by this process after its ranks.
+        wait_seconds: how long the merge waits for ranks that write nothing.
+    """
+
+    launch: str | None = None
+    claim_stays: bool = False
+    wait_seconds: float = 0
+
+
+_NAMES = {name for options in (ImageOptions, RecordOptions, RankOptions) for name in options.__struct_fields__}
+
+
+def read_options(context: dg.AssetExecutionContext, options: type[Options]) -> Options:
+    """Return the options that the run's command gave, or their defaults."""
+    return msgspec.json.decode(context.run.tags.get(OPTIONS_TAG, "{}"), type=options)
+
+
+def split_options(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Split what a command gives an asset into configuration and run tags; what is None is left out."""
+    set_values = {name: value for name, value in given.items() if value is not None}
+    options = {name: value for name, value in set_values.items() if name in _NAMES}
+    tags = {OPTIONS_TAG: msgspec.json.encode(options).decode()} if options else {}
+    return {name: value for name, value in set_values.items() if name not in _NAMES}, tags

@@ -1,0 +1,74 @@
+"""The models that made the files of each kind, as text: preview models and unfinished regenerations are named as such."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from imagemill.embedding_specs import embedding_specs
+from imagemill.provenance import UNKNOWN_PREVIEW, ModelIdentity, read_identity
+from imagemill.store.ledger import SUPERSEDED, Ledger
+
+PREVIEW_TEXT = "preview model (random weights, not for training)"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInUse:
+    """The model of one kind.
+
+    Attributes:
+        model: text for people.
+        preview: whether files of a preview model are among the kind's files.
+        regeneration: progress of an unfinished regeneration, if any.
+    """
+
+    model: str
+    preview: bool
+    regeneration: str | None
+
+    @property
+    def notes(self) -> list[str]:
+        """Notes for anyone who uses the files; empty for files of one real model."""
+        return [*([PREVIEW_TEXT] if self.preview else []), *([self.regeneration] if self.regeneration else [])]
+
+
+def model_in_use(ledger: Ledger, kind: str) -> ModelInUse:
+    """Return what made the files of a kind."""
+    identity, makers = read_identity(ledger, kind), ledger.maker_counts(kind)
+    preview = bool(identity and identity.preview and identity.key in makers) or UNKNOWN_PREVIEW in makers
+    progress = regeneration_progress(ledger, kind)
+    regeneration = progress and (
+        f"regeneration not finished: {progress}, the others are of the earlier model; "
+        "`imagemill stage2` continues it, and no shard takes the files until then"
+    )
+    return ModelInUse(model_text(identity), preview, regeneration)
+
+
+def regeneration_progress(ledger: Ledger, kind: str) -> str | None:
+    """Return the progress of a regeneration; None if no file is waiting to be replaced."""
+    if kind not in ledger.regenerating():
+        return None
+    makers = ledger.maker_counts(kind)
+    total, old = sum(makers.values()), makers.get(SUPERSEDED, 0)
+    return f"{total - old} of {total} files replaced" if old else None
+
+
+def model_text(identity: ModelIdentity | None) -> str:
+    """Return a model's name for people."""
+    if identity is None:
+        return "none recorded"
+    if identity.preview:
+        return PREVIEW_TEXT
+    return identity.model + (f" at revision {identity.revision[:12]}" if identity.revision else "")
+
+
+def maker_text(maker: str, identity: ModelIdentity | None) -> str:
+    """Return the model of one file: `maker` is its row's, `identity` the recorded one of its kind."""
+    if identity is not None and maker == identity.key:
+        return model_text(identity)
+    return PREVIEW_TEXT if maker == UNKNOWN_PREVIEW else maker
+
+
+def model_lines(ledger: Ledger) -> Iterator[str]:
+    """Yield one line for each kind whose files are not simply those of one real model."""
+    for spec in embedding_specs():
+        for note in model_in_use(ledger, spec.kind).notes:
+            yield f"  {'model':<10} {spec.kind}: {note}"

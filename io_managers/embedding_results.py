@@ -1,0 +1,59 @@
+"""The results of the checks of one embedding kind: its files, and the inputs without one.
+
+checks/embeddings.py makes them asset checks. The npy IO manager evaluates them where its step fails for single images: Dagster
+skips the checks of a failed step, and shows valid files as failed.
+"""
+
+from collections.abc import Iterator
+
+import dagster as dg
+
+from imagemill.embedding_specs import EmbeddingSpec
+from imagemill.formats.npy import NpyStore
+from imagemill.layout import DataRoot
+from imagemill.pipeline.problem_list import problems_of_kind
+from imagemill.pipeline.stage2.models_in_use import model_in_use
+from imagemill.store.ledger import Ledger
+from imagemill.validation.files import embedding_files
+from imagemill.validation.findings import collect
+from io_managers.check_results import as_result
+from io_managers.refusals import inputs_accepted
+
+FILES, INPUTS = "files_valid", "inputs_accepted"
+
+
+def files_result(root: DataRoot, ledger: Ledger, spec: EmbeddingSpec) -> dg.AssetCheckResult:
+    """Check every file, and name the model; valid files of an unfinished regeneration are a warning."""
+    store, used = NpyStore(root.derived / spec.folder, spec), model_in_use(ledger, spec.kind)
+    result = as_result(collect(spec.folder, spec.kind, embedding_files(store, ledger)))
+    warns = result.passed and used.regeneration is not None
+    return dg.AssetCheckResult(
+        passed=result.passed and not warns,
+        severity=dg.AssetCheckSeverity.WARN if warns else dg.AssetCheckSeverity.ERROR,
+        description="; ".join([result.description or "", *used.notes]),
+        metadata={**result.metadata, "model": used.model},
+    )
+
+
+def inputs_result(root: DataRoot, ledger: Ledger, spec: EmbeddingSpec) -> dg.AssetCheckResult:
+    """Name the images without a file of this kind."""
+    return inputs_accepted(problems_of_kind(root, ledger, spec))
+
+
+RESULTS = {FILES: files_result, INPUTS: inputs_result}
+
+
+def evaluations(
+    asset_key: dg.AssetKey, root: DataRoot, ledger: Ledger, spec: EmbeddingSpec
+) -> Iterator[dg.AssetCheckEvaluation]:
+    """Yield the results as events."""
+    for name, evaluate in RESULTS.items():
+        result = evaluate(root, ledger, spec)
+        yield dg.AssetCheckEvaluation(
+            asset_key=asset_key,
+            check_name=name,
+            passed=result.passed,
+            metadata=result.metadata,
+            severity=result.severity,
+            description=result.description,
+        )

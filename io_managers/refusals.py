@@ -1,0 +1,58 @@
+"""Refused and failed inputs in the UI: the result of the check `inputs_accepted`, and the table that names them.
+
+Which problems concern an asset is decided in imagemill/pipeline/problem_list.py.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime
+
+import dagster as dg
+
+from imagemill.pipeline.problem_list import InputProblem
+
+SHOWN = 100
+
+
+def inputs_accepted(problems: Sequence[InputProblem]) -> dg.AssetCheckResult:
+    """Return a warning if there is a problem, with the first `SHOWN` in a table."""
+    refused = sum(problem.outcome == "refused" for problem in problems)
+    counts = {"refused (inputs)": refused, "failed (inputs)": len(problems) - refused}
+    return dg.AssetCheckResult(
+        passed=not problems,
+        severity=dg.AssetCheckSeverity.WARN,
+        description=_description(problems),
+        metadata={**counts, "inputs": problem_table(problems)} if problems else counts,
+    )
+
+
+def problem_table(problems: Sequence[InputProblem]) -> dg.TableMetadataValue:
+    """One row per problem, at most `SHOWN`."""
+    rows = [
+        dg.TableRecord(
+            {
+                "image": problem.item,
+                "reason": f"{problem.reason}: {problem.detail}",
+                "remedy": problem.remedy,
+                "since": _since(problem),
+            }
+        )
+        for problem in problems[:SHOWN]
+    ]
+    columns = [dg.TableColumn(name) for name in ("image", "reason", "remedy", "since")]
+    return dg.MetadataValue.table(rows, dg.TableSchema(columns))
+
+
+def _description(problems: Sequence[InputProblem]) -> str:
+    if not problems:
+        return "every input was accepted"
+    names = ", ".join(f"{problem.item} ({problem.reason})" for problem in problems[:3])
+    more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
+    rest = f"; the table shows the first {SHOWN}, `imagemill problems` lists all" if len(problems) > SHOWN else ""
+    return f"{len(problems)} not accepted: {names}{more}{rest}"
+
+
+def _since(problem: InputProblem) -> str:
+    try:
+        return f"{datetime.fromisoformat(problem.since):%Y-%m-%d %H:%M} UTC"
+    except ValueError:
+        return problem.since

@@ -1,0 +1,68 @@
+"""The launchpad's options for each asset: choices, descriptions, nothing that only a command needs. Source: issue 15."""
+
+import dagster as dg
+import pytest
+
+from dagster_project.definitions import build_definitions
+from dagster_project.deployments import test_resources as resources_of
+from imagemill.pipeline.shards.shard_plan import Existing
+from imagemill.ranks import ShardingMode
+
+OFFERED = {
+    "dinov3_npy": {"regenerate"},
+    "vae_latents": {"regenerate"},
+    "t5_hidden": {"regenerate", "recaption"},
+    "stage2_jsonl": {"rollback", "delete_embeddings"},
+    "near_duplicates": {"threshold"},
+    "bucket_shards": {
+        "only", "shard_size", "shuffle", "seed", "limit", "existing", "dry_run", "output_dir", "workers", "allow_preview",
+        "progress_every",
+    },
+    "raw_dataset": {"adapter", "annotations", "images", "geometry"},
+    "rescale_preset": {"image_factor", "max_pixels", "min_pixels", "library", "splits", "workers"},
+    "derived_preset": {"splits"},
+    "stage_a_ranks": {"mode", "passes", "fails", "seed", "input_dir", "output_dir", "batch_size", "workers", "fresh"},
+    "stage_a_groups": {"mode", "passes", "fails", "seed", "input_dir", "output_dir", "world_size", "keep"},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def definitions(tmp_path_factory):
+    return build_definitions(resources_of(str(tmp_path_factory.mktemp("root"))))
+
+
+def fields(definitions, asset):
+    return definitions.get_assets_def(asset).op.config_schema.config_type.fields
+
+
+def valid(definitions, asset, **config):
+    job = definitions.resolve_implicit_job_def_def_for_assets([dg.AssetKey(asset)])
+    try:
+        dg.validate_run_config(job, {"ops": {asset: {"config": config}}})
+    except dg.DagsterInvalidConfigError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("asset", OFFERED)
+def test_options_are_those_that_have_an_effect_each_with_a_description(definitions, asset):
+    found = fields(definitions, asset)
+
+    assert set(found) == OFFERED[asset]
+    assert all(field.description for field in found.values())
+
+
+@pytest.mark.parametrize(
+    ("asset", "field", "good", "bad"),
+    [
+        ("bucket_shards", "existing", [*Existing.__args__], "overwrite"),
+        ("rescale_preset", "library", ["torch", "pillow", None], "numpy"),
+        ("raw_dataset", "geometry", ["boxes", "polygons", None], "points"),
+        ("raw_dataset", "adapter", ["coco", "lvis", "visual_genome", None], "voc"),
+        ("stage_a_ranks", "mode", [*ShardingMode.__args__], "per_rank"),
+        ("stage_a_groups", "mode", [*ShardingMode.__args__], "per_rank"),
+    ],
+)
+def test_choices_are_checked_before_a_run_starts(definitions, asset, field, good, bad):
+    assert [value for value in good if not valid(definitions, asset, **{field: value})] == []
+    assert not valid(definitions, asset, **{field: bad})

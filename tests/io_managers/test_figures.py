@@ -1,0 +1,15 @@
+"""io_managers/figures.py: counters as a reader of the UI sees them."""
+
+from io_managers.figures import kilobytes, megabytes, with_units
+
+
+def test_counters_have_their_unit_in_their_name():
+    counts = {"records": 3, "mask_corrected": 1, "truncated_captions": 2}
+
+    assert with_units(counts, "records", truncated_captions="captions") == {
+        "records": 3, "mask corrected (records)": 1, "truncated captions": 2,
+    }  # fmt: skip
+
+
+def test_sizes_are_decimal():
+    assert (kilobytes(4224), megabytes(54_179_840)) == ({"size (kB)": 4.2}, {"size (MB)": 54.18})
