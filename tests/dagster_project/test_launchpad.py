@@ -18,9 +18,9 @@ OFFERED = {
         "only", "shard_size", "shuffle", "seed", "limit", "existing", "dry_run", "output_dir", "workers", "allow_preview",
         "progress_every",
     },
-    "raw_dataset": {"adapter", "annotations", "images", "geometry"},
-    "rescale_preset": {"image_factor", "max_pixels", "min_pixels", "library", "splits", "workers"},
-    "derived_preset": {"splits"},
+    "raw_dataset": {"adapter", "annotations", "images", "geometry", "split_rule"},
+    "rescale_preset": {"image_factor", "max_pixels", "min_pixels", "library", "object_order", "splits", "workers"},
+    "derived_preset": {"splits", "object_order"},
     "stage_a_ranks": {"mode", "passes", "fails", "seed", "input_dir", "output_dir", "batch_size", "workers", "fresh"},
     "stage_a_groups": {"mode", "passes", "fails", "seed", "input_dir", "output_dir", "world_size", "keep"},
 }  # fmt: skip

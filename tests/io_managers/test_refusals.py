@@ -3,12 +3,13 @@
 import dagster as dg
 import pytest
 
-from imagemill.store.ledger import Problem
+from imagemill.pipeline.problem_list import InputProblem
 from io_managers.refusals import SHOWN, inputs_accepted
 
 
 def problem(item="a", outcome="refused"):
-    return Problem(item, "dinov3_npy", outcome, "undecodable", "cut off", "replace it", at="2026-01-02T03:04:05+00:00")
+    since = "2026-01-02T03:04:05+00:00"
+    return InputProblem(item, outcome, "undecodable", ["dinov3_npy"], "cut off", "replace it", since)
 
 
 def rows(result):

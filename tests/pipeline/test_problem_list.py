@@ -88,4 +88,4 @@ def test_earliest_of_equal_problems_is_given(data_root, ledger):
     ledger.record_problems(msgspec.structs.replace(p, asset=VAE.kind, at=first) for p in ledger.problems())
 
     (problem,) = problems_of_kind(data_root, ledger, T5)
-    assert problem.at == first
+    assert problem.since == first
