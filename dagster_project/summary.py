@@ -44,7 +44,8 @@ def summary_lines(work: Work, status: Status) -> Iterator[str]:
     yield f"  time       {work.seconds():.1f} s{_rate(work, made)}"
     written = counts.get("written", {}).get("written_buckets") or counts.get("stage2_jsonl", {}).get("rewritten")
     if not made and not written and not work.error:
-        yield "  nothing to do: every image is embedded, every record and shard is up to date"
+        images = "every image that is not skipped" if _not_arrived(status) else "every image"
+        yield f"  nothing to do: {images} is embedded, every record and shard is up to date"
     yield from _how_it_ended(work)
     yield f"  look       {_program()} ui --data-root {shlex.quote(str(_shown(work.root.path)))}"
 
