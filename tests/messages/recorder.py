@@ -34,7 +34,7 @@ def begin() -> None:
 
 
 def environment() -> dict[str, str]:
-    """What a process of the product needs in its environment to record too; nothing if this one does not."""
+    """Return the variables with which a process of the product records too; none if this process does not."""
     if VARIABLE not in os.environ:
         return {}
     path = [str(_STARTUP), str(_ROOT)]
