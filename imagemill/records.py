@@ -114,13 +114,18 @@ def record_problem(record: Record) -> RecordProblem | None:
 def record_problems(record: Record) -> list[RecordProblem]:
     """Everything wrong with a record, one per field."""
     found = [
-        _problem("image_id", "id", id_problem(record.get("image_id")), "use a file stem as id"),
+        _problem(
+            "image_id",
+            "id",
+            id_problem(record.get("image_id")),
+            "use the name of the image file without its extension as id",
+        ),
         _problem("image_path", "path", _text_problem(record.get("image_path")), "give the image's path"),
         _problem(
             "caption",
             "caption",
             _text_problem(record.get("caption")),
-            "write a caption beside the image and run imagemill",
+            "write a caption beside the image, then run `imagemill run`",
         ),
         _problem(
             "t5_attention_mask", "mask", mask_problem(record.get("t5_attention_mask")), "run imagemill stage2 --pass t5"
@@ -128,7 +133,10 @@ def record_problems(record: Record) -> list[RecordProblem]:
         _problem("height", "size", _size_problem(record.get("height")), "run imagemill stage2"),
         _problem("width", "size", _size_problem(record.get("width")), "run imagemill stage2"),
         _problem(
-            "aspect_bucket", "bucket", _bucket_problem(record.get("aspect_bucket")), f"one of {', '.join(BUCKETS)}"
+            "aspect_bucket",
+            "bucket",
+            _bucket_problem(record.get("aspect_bucket")),
+            f"write one of {', '.join(BUCKETS)}",
         ),
         _problem("format_version", "version", _version_problem(record), "run imagemill stage2"),
         _problem(

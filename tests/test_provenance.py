@@ -3,7 +3,7 @@
 import pytest
 
 from imagemill import provenance
-from imagemill.errors import ModelMismatch
+from imagemill.errors import ImagemillError, ModelMismatch
 from imagemill.files import posix_signature
 from imagemill.provenance import (
     UNKNOWN,
@@ -110,3 +110,12 @@ def test_forgotten_identity_can_be_recalled(ledger):
 
     recall_identity(ledger, "vae_latents")
     assert read_identity(ledger, "vae_latents") == identity()
+
+
+def test_record_of_a_model_that_cannot_be_read_names_the_repair(ledger):
+    ledger.record_setting("identity.vae_latents", "{")
+
+    with pytest.raises(ImagemillError, match="the recorded model cannot be read") as caught:
+        read_identity(ledger, "vae_latents")
+
+    assert "`imagemill repair`" in str(caught.value.do)

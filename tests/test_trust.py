@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from dagster_project.instance import TEMPLATE
-from imagemill.errors import WrongUsage
+from imagemill.errors import ImagemillError, WrongUsage
 from imagemill.trust import NotTrusted, config_demands, dagster_demands, demands_of, record_consent, refuse_untrusted
 
 OWN = "{module: dagster_project.coordinator, class: DeferCoordinator, config: {max_concurrent_runs: 2}}"
@@ -138,3 +138,14 @@ def test_damaged_store_contains_no_consent(data_root, text):
         refuse_untrusted(dagster_demands(file), data_root, "…")
     record_consent([file])
     refuse_untrusted(dagster_demands(file), data_root, "…")
+
+
+def test_consent_that_cannot_be_recorded_names_the_folder_to_make_writable(data_root, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "file"))
+
+    with pytest.raises(ImagemillError, match="consent cannot be recorded") as caught:
+        record_consent([dagster_yaml(data_root, "{}")])
+
+    assert str(tmp_path / "file") in str(caught.value.do)
+    assert "XDG_CONFIG_HOME" in str(caught.value.do)

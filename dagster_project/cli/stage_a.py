@@ -239,7 +239,7 @@ def _make_folder(output: Path) -> None:
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        what = f"the output folder cannot be made: {error.strerror}"
+        what = f"cannot create the output folder: {error.strerror}"
         raise ImagemillError(what, where=output, do="give another --output_dir") from error
 
 

@@ -59,7 +59,7 @@ def require_one_vocabulary(checkpoint: Checkpoint, processor: Any, config: Any) 
     """Raises ModelUnusable where tokenizer and model do not belong together; without its files a tokenizer loads empty."""
     ours, models = processor.image_token_id, config.image_token_id
     if ours != models:
-        raise checkpoint.unusable(f"its tokenizer calls {IMAGE} {ours}, its model {models}")
+        raise checkpoint.unusable(f"the number of the token {IMAGE} is {ours} in its tokenizer, {models} in its model")
     known, size = len(processor.tokenizer), config.text_config.vocab_size
     if known > size:
         raise checkpoint.unusable(f"its tokenizer knows {known} tokens, its model {size}")

@@ -48,9 +48,9 @@ RULES: dict[str, Rule] = {
         name: Rule(("stage2", "preset"), says, remedy, "warning") for name, (says, remedy) in TEXT_WARNINGS.items()
     },
     # Stage 2 records
-    "id": Rule(_STAGE2, "image_id can name a file", "use a file stem as id"),
+    "id": Rule(_STAGE2, "image_id can name a file", "use the name of the image file without its extension as id"),
     "path": Rule(_STAGE2, "image_path is text", "give the image's path"),
-    "caption": Rule(_STAGE2, "caption is text that is not blank", "write a caption beside the image and run imagemill"),
+    "caption": Rule(_STAGE2, "caption is text that is not blank", "write a caption beside the image, then run `imagemill run`"),
     "mask": Rule(("stage2", "shards"), "77 ints, each 0 or 1, at least one 1; in a tar the record's", f"{_RERUN} --pass t5"),
     "size": Rule(_STAGE2, "height and width are ints above 0", _RERUN),
     "bucket": Rule(_STAGE2, "aspect_bucket is one of the seven", f"write one of {', '.join(BUCKETS)}"),

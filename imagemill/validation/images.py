@@ -114,7 +114,7 @@ def _opened(path: Path, size: tuple[int, int], *, upright: bool, at: dict[str, A
         header = stored_header(data, path.name)
         found = header_size(path)[::-1] if upright else (header.width, header.height)
     except OSError as error:
-        yield finding("undecodable", f"cannot be read: {error}", **at)
+        yield finding("undecodable", f"cannot be read: {error}", remedy="make the file readable", **at)
         return
     except Refused as refused:
         yield finding("undecodable", refused.what, **at)

@@ -20,7 +20,7 @@ def root(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "told"),
+    ("arguments", "code", "expected"),
     [
         (["explain", "photo001"], 1, "why:   similar names: photo0001"),
         (["explain", "PHOTO0001.jpg"], 1, "why:   similar names: photo0001"),
@@ -32,12 +32,12 @@ def root(tmp_path_factory):
         (["shards", "--bucket", "1024x1204", "--dry-run"], 2, "choose from 1024x1024, 832x1216, 1216x832"),
     ],
 )
-def test_mistyped_name_is_answered_with_similar_ones(root, arguments, code, told):
+def test_mistyped_name_is_answered_with_similar_ones(root, arguments, code, expected):
     before = snapshot(root.derived, root.shards)
 
     done = called(root, *arguments)
 
-    assert told in done.text
+    assert expected in done.text
     assert done.code == code
     assert snapshot(root.derived, root.shards) == before
 

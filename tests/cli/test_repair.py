@@ -3,11 +3,14 @@
 import shutil
 import sqlite3
 from contextlib import closing
+from types import SimpleNamespace
 
 import pytest
 
 from imagemill.embedding_specs import VAE, embedding_specs
+from imagemill.errors import ImagemillError
 from imagemill.layout import DataRoot
+from imagemill.pipeline import repair
 from imagemill.pipeline.repair import apply_repair, damage_of, plan_repair
 from imagemill.store.ledger import Ledger
 from tests.helpers.product import contents, imagemill, photos
@@ -180,3 +183,11 @@ def test_folder_without_a_run_has_nothing_to_repair(tmp_path):
     assert said.returncode == 1
     assert "nothing has run" in said.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_ledger_of_a_root_that_is_in_use_is_not_replaced(data_root, monkeypatch):
+    user = SimpleNamespace(pid=4711, host="elsewhere")
+    monkeypatch.setattr(repair, "living", lambda folder: [user])
+
+    with pytest.raises(ImagemillError, match="another process works on this data root: 4711 on elsewhere"):
+        apply_repair(data_root, repair.Repair("lost"))

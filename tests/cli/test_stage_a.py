@@ -429,7 +429,7 @@ def test_folder_that_cannot_be_made_is_told_before_any_work_and_not_remembered(t
     done = stage_a(tickets, "--output_dir", tmp_path / "file" / "out")
 
     assert done.returncode == 1
-    assert "the output folder cannot be made: Not a directory" in done.stderr
+    assert "cannot create the output folder: Not a directory" in done.stderr
     assert not tickets.dagster_home.exists()
     assert locate(tickets.path).stage_a_output == tickets.stage_a_output
 

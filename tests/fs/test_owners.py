@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from imagemill.errors import ImagemillError
 from imagemill.fs import owners
 from imagemill.fs.owners import is_dead_owner, owner_name, use
 
@@ -155,3 +156,12 @@ def test_processes_of_two_containers_with_one_host_name_know_each_other_alive(tm
 def test_no_name_crashes_the_test(name):
     """A folder may hold any name."""
     assert is_dead_owner(name) in {True, False}
+
+
+def test_folder_of_lock_files_that_cannot_be_made_is_to_be_made_writable(tmp_path):
+    (tmp_path / "state").write_text("in the way")
+
+    with pytest.raises(ImagemillError, match="cannot create a lock file") as caught:
+        owners._take(tmp_path / "state" / "owners")
+
+    assert caught.value.do == "make the folder writable, then run the same command again"

@@ -34,7 +34,7 @@ def begin() -> None:
 
 
 def environment() -> dict[str, str]:
-    """What a process of the product needs in its environment to record too; nothing if this one does not."""
+    """Return the variables with which a process of the product records too; none if this process does not."""
     if VARIABLE not in os.environ:
         return {}
     path = [str(_STARTUP), str(_ROOT)]
@@ -79,12 +79,14 @@ class _Wrap(ast.NodeTransformer):
     def _wrapped(self, at: ast.expr, value: ast.expr) -> ast.expr:
         if (at.lineno, at.col_offset) not in self.places:
             return value
+        # Recorded before the call, which may raise: `(__message__(place), call)[1]`.
         place = ast.Constant(f"{self.file}:{at.lineno}:{at.col_offset}")
-        wrapped = ast.Call(ast.Name(_WRAPPER, ast.Load()), [place, value], [])
-        return ast.copy_location(wrapped, at)
+        recorded = ast.Call(ast.Name(_WRAPPER, ast.Load()), [place], [])
+        both = ast.Tuple([recorded, value], ast.Load())
+        return ast.copy_location(ast.Subscript(both, ast.Constant(1), ast.Load()), at)
 
 
-def _record(place, value):
+def _record(place):
     test = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" (")[0]
     if test and (place, test) not in _seen:
         _seen.add((place, test))
@@ -93,7 +95,6 @@ def _record(place, value):
             os.write(handle, f"{place}\t{test}\n".encode())
         finally:
             os.close(handle)
-    return value
 
 
 def _places_file() -> Path:

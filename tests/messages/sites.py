@@ -45,7 +45,7 @@ class Site(NamedTuple):
 
     @property
     def key(self) -> tuple[str, ...]:
-        """What identifies the message; lines move."""
+        """The fields that identify a message. Lines and columns move with every edit."""
         return self.file, self.function, self.made_by, self.reason, self.message, self.why, self.do
 
     @property
@@ -276,7 +276,7 @@ def render(node: ast.expr, variables: dict[str, ast.expr] | None = None) -> str:
     """An expression as text: literals as they are, everything else in braces; alternatives separated by ` | `.
 
     Args:
-        variables: texts that stand for names; one that contains its own name is not replaced twice.
+        variables: texts of names that are assigned once; a text that contains its own name is replaced once.
     """
     known = variables or {}
 

@@ -3,8 +3,11 @@
     python -m tests.messages.table [RECORDED]
 
 keeps the verdict of each message that is unchanged and the test that produces it, adds the messages that are new and the tests
-that were recorded (recorder.py), and removes the rows of messages that no longer exist. Verdicts are written by hand: `true` once
-each word was compared with a situation that produces the message.
+that were recorded (recorder.py), and removes the rows of messages that no longer exist. Verdicts are written by hand:
+
+    read        each word was compared with the code around it
+    mended      a word was false or unclear, and was corrected
+    executed    tests/cli/test_remedies.py follows the remedy, which cures the fault
 """
 
 import csv
@@ -17,6 +20,7 @@ from typing import NamedTuple
 from tests.messages.sites import ROOT, Site, sites
 
 TABLE = ROOT / "docs/reference/messages.csv"
+VERDICTS = {"read", "mended", "executed"}
 COLUMNS = ("file", "function", "made_by", "reason", "message", "why", "do", "test", "verdict")
 
 # The rules of these files are data that one test walks through.

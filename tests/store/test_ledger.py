@@ -278,3 +278,14 @@ def test_use_of_a_closed_ledger_is_not_called_damage(tmp_path):
 
     with pytest.raises(sqlite3.ProgrammingError):
         ledger.settings()
+
+
+def test_error_of_the_disk_is_not_called_damage(ledger):
+    """SQLite reports it for reads and writes of any file; the ledger itself may be whole."""
+    error = sqlite3.OperationalError("disk I/O error")
+    error.sqlite_errorname = "SQLITE_IOERR_READ"
+
+    with pytest.raises(ImagemillError, match="the ledger cannot be read or written") as caught, ledger._errors():
+        raise error
+
+    assert "check the disk" in str(caught.value.do)

@@ -1,6 +1,8 @@
 """Images of records: exactly the first N structurally valid ones, in file order. Source: seed 004 "Validation determinism"."""
 
+import errno
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -103,6 +105,20 @@ def test_modes_see_what_they_say(tmp_path, make, exists, opened):
     assert check(tmp_path, named("a.jpg"), mode="none").rules == {}
     assert check(tmp_path, named("a.jpg"), mode="exists").rules == exists
     assert check(tmp_path, named("a.jpg"), mode="open").rules == opened
+
+
+def test_image_that_cannot_be_read_is_to_be_made_readable(tmp_path, monkeypatch):
+    """The file may be good: it is not to be replaced."""
+    picture(tmp_path / "a.jpg", size=(64, 32))
+
+    def refused(path):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_bytes", refused)
+    (found,) = check(tmp_path, named("a.jpg")).findings
+
+    assert "cannot be read" in found.message
+    assert found.remedy == "make the file readable"
 
 
 @pytest.mark.parametrize("suffix", ["jpg", "png", "webp"])

@@ -106,7 +106,8 @@ def _facts_or_problem(approved: Path, source: SourceFile) -> SourceRow | Problem
             source.stat,
         )
     except Exception as error:
-        return Problem(source.image_id, ASSET, "failed", "read_error", str(error), "run imagemill again", source.stat)
+        remedy = "check that the file can be read, then run imagemill again"
+        return Problem(source.image_id, ASSET, "failed", "read_error", str(error), remedy, source.stat)
 
 
 def adopt_captions(root: DataRoot, recorded: Recorded, scan: Scan, ledger: Ledger) -> None:

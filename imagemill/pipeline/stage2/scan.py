@@ -158,9 +158,11 @@ def _look_up(entry: os.DirEntry[str]) -> os.stat_result | Problem:
     try:
         return _refuse_entry(entry) or entry.stat()
     except OSError as error:
-        loops = error.errno == errno.ELOOP
-        kind = "a symlink that leads back to itself" if loops else f"not readable: {error.strerror}"
-        return _refusal(entry.name, "not_a_file", kind, "remove it, or put the file there")
+        if error.errno == errno.ELOOP:
+            kind, remedy = "a symlink that leads back to itself", "remove it, or put the file there"
+        else:
+            kind, remedy = f"cannot be looked up: {error.strerror}", "make it readable, or move it elsewhere"
+        return _refusal(entry.name, "not_a_file", kind, remedy)
 
 
 def _source(image_id: str, name: str, stat: os.stat_result, caption: tuple[str, os.stat_result] | None) -> SourceFile:
@@ -171,12 +173,9 @@ def _source(image_id: str, name: str, stat: os.stat_result, caption: tuple[str, 
 
 
 def _collision(name: str, others: list[str]) -> Problem:
-    return _refusal(
-        name,
-        "id_collision",
-        f"the same id as {', '.join(others)}",
-        "rename one of them: the id is the name without extension",
-    )
+    most = "one" if len(others) == 1 else "all but one"
+    remedy = f"rename {most} of them: the id is the name without extension"
+    return _refusal(name, "id_collision", f"the same id as {', '.join(others)}", remedy)
 
 
 def _orphan(name: str) -> Problem:

@@ -271,7 +271,7 @@ class _Rank:
             return self._line(job, known_by, Unanswered("read_error", str(error))), "failed"
         except MemoryError as error:
             return self._line(
-                job, known_by, Unanswered("out_of_memory", str(error) or "while it was decoded")
+                job, known_by, Unanswered("out_of_memory", str(error) or "memory ran out while the image was decoded")
             ), "failed"
 
     def _infer(self, batch: list[_Ready]) -> list[_Outcome]:

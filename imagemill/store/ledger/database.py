@@ -87,7 +87,7 @@ class Database:
                     f"the ledger cannot be read or written: {error}",
                     where=self.path,
                     why="the disk or its file system reported an error",
-                    do="check the disk, then run the same command again; if the file itself is broken, `imagemill repair`",
+                    do="check the disk, then run the same command again; if the file itself is damaged, run `imagemill repair`",
                 ) from error
             raise ImagemillError(
                 f"the ledger cannot be used: {error}",

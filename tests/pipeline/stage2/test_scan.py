@@ -1,5 +1,6 @@
 """What `approved/` holds, by names alone. Source: CONTRACTS section 1, rows "inputs", "image_id", "captions"."""
 
+import errno
 import os
 import tracemalloc
 
@@ -44,6 +45,33 @@ def test_two_files_with_one_stem_are_both_refused(tmp_path):
     assert list(scan.sources) == ["b"]
     assert reasons(scan) == {"a.jpg": "id_collision", "a.png": "id_collision"}
     assert scan.seen == 3
+
+
+@pytest.mark.parametrize(
+    ("names", "remedy"),
+    [(("a.jpg", "a.png"), "rename one of them"), (("a.jpg", "a.png", "a.webp"), "rename all but one of them")],
+)
+def test_remedy_of_a_collision_leaves_one_file_with_the_id(tmp_path, names, remedy):
+    touch(tmp_path, *names)
+
+    problems = scan_approved(tmp_path).problems
+
+    assert [problem.remedy for problem in problems] == [f"{remedy}: the id is the name without extension"] * len(names)
+
+
+def test_entry_that_cannot_be_looked_up_is_not_to_be_removed(tmp_path):
+    """A network folder without permission: the file may be good."""
+
+    class Entry:
+        name, path = "a.jpg", str(tmp_path / "a.jpg")
+
+        def is_dir(self):
+            raise PermissionError(errno.EACCES, "Permission denied")
+
+    problem = scan._look_up(Entry())
+
+    assert (problem.reason, problem.detail) == ("not_a_file", "cannot be looked up: Permission denied")
+    assert problem.remedy == "make it readable, or move it elsewhere"
 
 
 def test_every_other_entry_has_a_row(tmp_path):

@@ -1,5 +1,6 @@
 """What lies in a mission's folder. Source: seed 003 "Per-image inference and grouped aggregation"; CONTRACTS section 5."""
 
+import errno
 import os
 from random import Random
 
@@ -8,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from imagemill.errors import MissingInput, WrongUsage
+from imagemill.pipeline.stage_a import missions
 from imagemill.pipeline.stage_a.missions import LABEL_FOLDERS, discover, group_id_in, leave_unselected, sample_groups
 from tests.helpers.stage_a import MISSION, TICKET, group, touch
 
@@ -203,6 +205,31 @@ def test_names_that_no_output_can_hold_are_told(mission):
         ("failed", "bad_name", "审核通过/ "),
         ("failed", "bad_name", "审核通过/two\ufffdlines"),
     } == told(found)
+
+
+def test_file_in_the_place_of_a_label_is_refused(mission):
+    touch(mission.root / MISSION / LABEL_FOLDERS["pass"])
+
+    (problem,) = mission.find().problems
+
+    assert (problem.reason, problem.detail) == ("not_a_folder", "the label's name, and no folder")
+
+
+def test_group_folder_that_cannot_be_listed_fails_and_stops_no_other(mission, monkeypatch):
+    for name in ("a", "b"):
+        touch(mission.root / MISSION / LABEL_FOLDERS["pass"] / name / "1.jpg")
+    entries = missions._entries
+
+    def broken(folder):
+        if folder.name == "a":
+            raise OSError(errno.EIO, "Input/output error")
+        return entries(folder)
+
+    monkeypatch.setattr(missions, "_entries", broken)
+    found = mission.find()
+
+    assert [group.folder for group in found.groups] == ["b"]
+    assert [(problem.outcome, problem.reason) for problem in found.problems] == [("failed", "read_error")]
 
 
 def test_missing_mission_is_an_error_that_names_similar_ones(mission):

@@ -1,0 +1,93 @@
+"""Lines of the summary that appear only with many problems or long captions, and messages of errors that the system reports."""
+
+import errno
+
+import pytest
+
+from dagster_project.cli import main
+from imagemill.errors import FAILED_DISK, FULL_DISK
+from tests.helpers.commands import called
+from tests.helpers.stage2 import photos
+from tests.helpers.stubs import stub_captioner
+from tests.helpers.wiring import stub_every_kind
+
+
+@pytest.fixture
+def stubs(monkeypatch):
+    stub_every_kind(monkeypatch)
+    stub_captioner(monkeypatch.setattr)
+
+
+def test_more_problems_than_the_summary_shows_are_counted(data_root, stubs):
+    photos(data_root, "good", size=(24, 24))
+    for n in range(12):
+        (data_root.approved / f"movie{n:02}.gif").write_bytes(b"x")
+
+    done = called(data_root, "run")
+
+    assert "and 2 more: imagemill status" in done.text
+    assert "movie11.gif" in called(data_root, "status").text, "where the summary says"
+
+
+def test_captions_beyond_the_text_encoder_are_counted(data_root, stubs):
+    photos(data_root, "a", "b", size=(24, 24))
+    (data_root.approved / "a.txt").write_text("word " * 100)
+
+    assert (
+        "captions   1 longer than the text encoder's 77 tokens: it sees their beginning"
+        in called(data_root, "run").text
+    )
+
+
+def test_dry_run_prints_the_conflicts_of_the_real_one(data_root, stubs):
+    photos(data_root, "a", size=(24, 24))
+    assert called(data_root, "run").code == 0
+
+    rehearsed, real = called(data_root, "shards", "--dry-run"), called(data_root, "shards")
+
+    assert "conflict: bucket_1024x1024/shard-000000.tar exists" in rehearsed.text
+    assert (rehearsed.code, real.code) == (1, 1)
+    assert called(data_root, "shards", "--dry-run", "--overwrite").code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["stage2", "--delete-embeddings"], "--delete-embeddings goes with --rollback"),
+        (["stage2", "--rollback", "--pass", "t5"], "--rollback makes no embeddings"),
+        (["stage2", "--cancel"], "--cancel needs the kind"),
+        (["stage-a", "--mission", "m", "--sharding_mode", "per_moon"], "'per_moon' is not one of per_group, per_image"),
+        (["preset", "convert", "coco", "--split", "val"], "--split without --annotations"),
+    ],
+)
+def test_options_that_do_not_go_together_are_wrong_usage(data_root, arguments, words):
+    photos(data_root, "a", size=(24, 24))
+
+    done = called(data_root, *arguments)
+
+    assert words in done.text
+    assert done.code == 2
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.ENOSPC, FULL_DISK),
+        (errno.EACCES, "make the file or folder accessible to this user"),
+        (errno.EIO, FAILED_DISK),
+    ],
+)
+def test_error_of_the_system_names_the_file_and_what_to_do(monkeypatch, capsys, number, remedy):
+    def fails(**given):
+        raise OSError(number, "the system's words", "/some/file")
+
+    monkeypatch.setattr(main.cli, "main", fails)
+
+    with pytest.raises(SystemExit) as ended:
+        main.main()
+
+    said = capsys.readouterr().err
+    assert ended.value.code == 1
+    assert "cannot write or read: the system's words" in said
+    assert "where: /some/file" in said
+    assert remedy in said
