@@ -9,6 +9,8 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+import dagster as dg
+
 from imagemill.errors import WrongUsage
 from imagemill.layout import ROOT_VARIABLE
 from io_managers.hardlink import HardlinkIOManager
@@ -36,7 +38,8 @@ def local_resources(path: str | None = None) -> Resources:
         "captioner": CaptionerResource(data_root=data_root),
         "summarizer": SummarizerResource(data_root=data_root, kind=None, overrides={}),
         "engine": Engine(),
-        "processes": LocalProcesses(workers=1),
+        # Without options in the launchpad: each asset takes its number of workers from its own.
+        "processes": dg.ResourceDefinition.hardcoded_resource(LocalProcesses(workers=1)),
         "npy_io": NpyIOManager(data_root=data_root),
         "jsonl_io": JsonlIOManager(data_root=data_root),
         "tar_io": TarIOManager(data_root=data_root),

@@ -9,6 +9,7 @@ Belongs elsewhere: recording problems (store/ledger/problems.py), counting image
 Source: CONTRACTS section 0, "No input is dropped silently".
 """
 
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Literal
 
@@ -47,6 +48,9 @@ _REMEDIES = {
 }
 
 
+Outcome = Literal["refused", "failed", "gone"]
+
+
 class InputProblem(msgspec.Struct, frozen=True):
     """One input that did not reach the output, and one reason for it.
 
@@ -58,7 +62,7 @@ class InputProblem(msgspec.Struct, frozen=True):
     """
 
     item: str
-    outcome: Literal["refused", "failed", "gone"]
+    outcome: Outcome
     reason: str
     assets: list[str]
     detail: str
@@ -103,10 +107,16 @@ def _of_ledger(problems: Iterable[Problem]) -> Iterator[InputProblem]:
     for (item, reason), rows in together.items():
         # Of several assets, the one that met the input first describes it.
         first = min(rows, key=lambda row: (row.at, row.asset))
-        outcome = "refused" if any(row.outcome == "refused" for row in rows) else "failed"
+        outcome: Outcome = "refused" if any(row.outcome == "refused" for row in rows) else "failed"
         yield InputProblem(
-            item, outcome, reason, sorted({row.asset for row in rows}), first.detail, first.remedy, first.at
-        )  # type: ignore[arg-type]
+            item=item,
+            outcome=outcome,
+            reason=reason,
+            assets=sorted({row.asset for row in rows}),
+            detail=first.detail,
+            remedy=first.remedy,
+            since=first.at,
+        )
 
 
 def gone_images(scan: Scan, ledger: Ledger) -> Iterator[InputProblem]:
@@ -115,16 +125,26 @@ def gone_images(scan: Scan, ledger: Ledger) -> Iterator[InputProblem]:
     gone = [row for image_id, row in sources.items() if image_id not in scan.sources and image_id not in withdrawn]
     successors = _by_content(scan, sources) if gone else {}
     for row in gone:
-        withdraw = f"`imagemill withdraw {row.image_id}`"
+        withdraw = f"`imagemill withdraw {shlex.quote(row.image_id)}`"
         successor = successors.get(row.fingerprint)
         if successor is None:
-            detail = f"{row.file_name} is no longer in approved/; what was made from it is kept"
-            remedy = f"put the image back, or take it out of the shards: {withdraw}"
-            yield InputProblem(row.image_id, "gone", SOURCE_MISSING, [SOURCE_ASSET], detail, remedy)
+            yield InputProblem(
+                item=row.image_id,
+                outcome="gone",
+                reason=SOURCE_MISSING,
+                assets=[SOURCE_ASSET],
+                detail=f"{row.file_name} is no longer in approved/; what was made from it is kept",
+                remedy=f"put the image back, or take it out of the shards: {withdraw}",
+            )
         else:
-            detail = f"the same bytes as {row.file_name}, which is gone; what was made from that is kept"
-            remedy = f"take the earlier name out of the shards: {withdraw}"
-            yield InputProblem(successor.image_id, "gone", RENAMED, [SOURCE_ASSET], detail, remedy)
+            yield InputProblem(
+                item=successor.image_id,
+                outcome="gone",
+                reason=RENAMED,
+                assets=[SOURCE_ASSET],
+                detail=f"the same bytes as {row.file_name}, which is gone; what was made from that is kept",
+                remedy=f"take the earlier name out of the shards: {withdraw}",
+            )
 
 
 def _by_content(scan: Scan, sources: Mapping[str, SourceRow]) -> dict[str, SourceRow]:
@@ -141,9 +161,15 @@ def _quarantined_lines(root: DataRoot) -> Iterator[InputProblem]:
         if line.reason in REPLACED_TEXTS:
             continue
         kept_in = f".imagemill/quarantine/{line.kept_in.name}"
-        remedy = _REMEDIES.get(line.reason, _REMEDIES[MALFORMED]).format(origin=root.stage2_jsonl.name, kept_in=kept_in)
-        detail = f"{line.why}; the line is kept in {kept_in}"
-        yield InputProblem(f"{line.origin}:{line.number}", "refused", line.reason, [RECORDS], detail, remedy)
+        remedy = _REMEDIES.get(line.reason, _REMEDIES[MALFORMED])
+        yield InputProblem(
+            item=f"{line.origin}:{line.number}",
+            outcome="refused",
+            reason=line.reason,
+            assets=[RECORDS],
+            detail=f"{line.why}; the line is kept in {kept_in}",
+            remedy=remedy.format(origin=root.stage2_jsonl.name, kept_in=kept_in),
+        )
 
 
 # ---- of one output

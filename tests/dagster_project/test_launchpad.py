@@ -66,3 +66,15 @@ def test_options_are_those_that_have_an_effect_each_with_a_description(definitio
 def test_choices_are_checked_before_a_run_starts(definitions, asset, field, good, bad):
     assert [value for value in good if not valid(definitions, asset, **{field: value})] == []
     assert not valid(definitions, asset, **{field: bad})
+
+
+def test_resource_has_no_options_that_assets_override(definitions):
+    """The number of worker processes is an option of each asset."""
+    job = definitions.resolve_implicit_job_def_def_for_assets([dg.AssetKey("rescale_preset")])
+    resources = job.run_config_schema.config_type.fields["resources"].config_type.fields
+
+    offered = resources["processes"].config_type.fields["config"].config_type
+    assert "workers" not in getattr(offered, "fields", {})
+    assert resources["data_root"].config_type.fields["config"].config_type.fields.keys() == {
+        "path", "config_file", "output_base_dir",
+    }  # fmt: skip
