@@ -351,4 +351,18 @@ def open_work(root: DataRoot, *, may_begin: bool = False) -> Iterator[Work]:
     refuse_read_only(root.state)
     with open_instance(root) as instance:
         sweep_state(root)
-        yield Work(root, instance)
+        try:
+            yield Work(root, instance)
+        except SystemExit as end:
+            if not end.code:
+                _complete_copies(root)
+            raise
+        else:
+            _complete_copies(root)
+
+
+def _complete_copies(root: DataRoot) -> None:
+    """Write the second copies of the settings that could not be written earlier. Raises ImagemillError if they still cannot."""
+    if root.ledger.exists():
+        with open_ledger(root) as ledger:
+            refresh(root, ledger, required=True)

@@ -59,8 +59,8 @@ def is_orphan(path: Path) -> bool:
 
 
 def sweep_temporaries(folder: Path) -> int:
-    """Remove what dead processes left half-written in this folder; returns how many files."""
-    dead = [path for path in temporaries(folder) if is_orphan(path) and not path.is_dir()]
+    """Remove the temporary files and links of dead processes in this folder; return how many there were."""
+    dead = [path for path in temporaries(folder) if is_orphan(path) and (path.is_symlink() or not path.is_dir())]
     for path in dead:
         path.unlink(missing_ok=True)
     return len(dead)

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import msgspec
 
 from imagemill.atomic import write_bytes_atomic
+from imagemill.errors import ImagemillError
 from imagemill.fs.owners import use
 from imagemill.layout import DataRoot
 from imagemill.store.ledger import BEGUN, Ledger
@@ -86,11 +87,17 @@ def report_restored(root: DataRoot, found: FoundCopy | None) -> None:
     )
 
 
-def refresh(root: DataRoot, ledger: Ledger) -> None:
+def refresh(root: DataRoot, ledger: Ledger, *, required: bool = False) -> None:
     """Bring the copies up to date. A folder that does not exist yet gets none.
 
     A ledger that never looked for a copy replaces none. Folders outside the data root are not part of it: a copy may be in
-    another data root by now. A copy that cannot be written is a warning, for the ledger is whole.
+    another data root by now.
+
+    Args:
+        required: raise if a copy cannot be written. Otherwise that is a warning, because the ledger is complete.
+
+    Raises:
+        ImagemillError: with `required`.
     """
     settings, withdrawn = ledger.settings(), ledger.withdrawals()
     if BEGUN not in settings:
@@ -105,7 +112,15 @@ def refresh(root: DataRoot, ledger: Ledger) -> None:
             try:
                 write_bytes_atomic(path, msgspec.json.format(msgspec.json.encode(copy, order="sorted")) + b"\n")
             except OSError as error:
-                print(f"{path} cannot be written: {error.strerror}", file=sys.stderr, flush=True)
+                what = f"the second copy of the settings cannot be written: {error.strerror}"
+                if required:
+                    raise ImagemillError(
+                        what,
+                        where=path,
+                        why="without it, models and withdrawn images would be lost with the ledger",
+                        do="make room on the disk or check it, then run the same command again",
+                    ) from error
+                print(f"{what} ({path})", file=sys.stderr, flush=True)
 
 
 def newest(root: DataRoot) -> FoundCopy | None:

@@ -9,6 +9,7 @@ from imagemill.embedding_specs import embedding_specs
 from imagemill.formats.jsonl import read_jsonl
 from imagemill.pipeline.shards.shard_sets import INDEX
 from imagemill.records import FORMAT_VERSION, Record, is_stage1
+from imagemill.store.ledger.database import ledger_errors
 from imagemill.validation.catalogue import finding
 from imagemill.validation.lines import Findings
 
@@ -84,13 +85,23 @@ def validate_ledger_tables(ledger: Path) -> Findings:
     import sqlite3
     from contextlib import closing
 
-    import pandas as pd
-
     with closing(sqlite3.connect(f"{ledger.absolute().as_uri()}?mode=ro", uri=True)) as db:
         for name, schema in ledger_schemas().items():
-            table = pd.read_sql_query(f"SELECT {', '.join(schema.columns)} FROM {name}", db)
+            with ledger_errors(ledger):
+                table = _read(f"SELECT {', '.join(schema.columns)} FROM {name}", db)
             key = "item" if name == "problems" else "image_id"
             yield from _checked("ledger_table", f"{ledger.name}:{name}", table, schema, key)
+
+
+def _read(query: str, db: Any) -> Any:
+    """Return a query's rows as a data frame. Raises the error of SQLite, which pandas wraps."""
+    import pandas as pd
+
+    try:
+        return pd.read_sql_query(query, db)
+    except pd.errors.DatabaseError as error:
+        wrapped = error.__cause__ or error
+    raise wrapped  # not in the handler: each of the two would be the other's cause or context
 
 
 def validate_index_table(folder: Path) -> Findings:

@@ -227,7 +227,7 @@ def test_rotten_npy_file_is_named_and_the_remedy_restores_it_from_the_shard(root
     assert "shards --overwrite" not in verified.text
     noted, run = remedies(verified.text)
     assert called(root, *noted).code == 1
-    assert "b: failed by" in called(root, "status").text
+    assert "b: failed: damaged: " in called(root, "status").text
     done = called(root, *run)
     assert (done.code, "1 restored" in done.text) == (0, True)
 

@@ -223,7 +223,7 @@ def test_second_run_tries_no_refused_image_again(mixed):
     again = imagemill("run", "--data-root", root.path, stub=True)
 
     assert again.returncode == 0
-    assert "nothing to do: every image that is not skipped is embedded" in again.stdout
+    assert "nothing new: the rest needs what is listed above" in again.stdout
     assert rows_of(root).keys() == before.keys()
 
 

@@ -10,7 +10,11 @@ from imagemill.formats.npy import NpyStore
 from imagemill.layout import DataRoot
 from imagemill.reading import ShardSet
 from imagemill.store.ledger import Ledger
+from imagemill.store.second_copy import NAME
+from tests.helpers.commands import called
 from tests.helpers.product import imagemill, photos, snapshot
+from tests.helpers.stage2 import photos as small_photos
+from tests.helpers.wiring import stub_every_kind
 
 
 @pytest.fixture(scope="module")
@@ -93,3 +97,19 @@ def test_reading_commands_say_that_the_ledger_is_lost(lost):
         assert done.returncode == 1
         assert "the ledger is lost" in done.stderr
         assert "imagemill repair" in done.stderr
+
+
+def test_command_whose_second_copy_cannot_be_written_fails_and_the_next_one_writes_it(data_root, monkeypatch):
+    """Otherwise models and withdrawals would be lost with the ledger, although the command had reported success."""
+    stub_every_kind(monkeypatch)
+    small_photos(data_root, "a", size=(24, 24))
+    (data_root.derived / NAME).mkdir(parents=True)
+
+    done = called(data_root, "run")
+
+    assert done.code == 1
+    assert "the second copy of the settings cannot be written" in done.text
+    assert "1 image seen: 1 embedded" in done.text
+    (data_root.derived / NAME).rmdir()
+    assert called(data_root, "run").code == 0
+    assert (data_root.derived / NAME).is_file()

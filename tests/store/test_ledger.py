@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -289,3 +290,21 @@ def test_error_of_the_disk_is_not_called_damage(ledger):
         raise error
 
     assert "check the disk" in str(caught.value.do)
+
+
+def test_ledger_of_a_process_that_was_killed_within_a_transaction_is_read(tmp_path):
+    """A journal is left that has to be rolled back, which a connection for reading cannot do."""
+    path = tmp_path / "ledger.sqlite"
+    Ledger(path).close()
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
+        db.execute("PRAGMA journal_mode = DELETE")
+        db.execute("PRAGMA cache_size = 1")  # so that pages of the transaction reach the file
+        db.execute("BEGIN")
+        db.executemany("INSERT INTO withdrawn VALUES (?, 'now')", ((f"image{n}",) for n in range(5000)))
+        copy = tmp_path / "killed" / "ledger.sqlite"
+        copy.parent.mkdir()
+        for suffix in ("", "-journal"):
+            shutil.copyfile(f"{path}{suffix}", f"{copy}{suffix}")
+
+    with Ledger(copy, read_only=True) as ledger:
+        assert ledger.withdrawals() == {}

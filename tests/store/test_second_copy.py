@@ -2,6 +2,7 @@
 
 import pytest
 
+from imagemill.errors import ImagemillError
 from imagemill.layout import DataRoot
 from imagemill.store.ledger import Ledger
 from imagemill.store.second_copy import NAME, newest, open_ledger, read_copy, refresh
@@ -111,3 +112,16 @@ def test_copy_that_cannot_be_written_is_a_warning(root, capsys, monkeypatch):
         refresh(root, ledger)
 
     assert "cannot be written: Read-only file system" in capsys.readouterr().err
+
+
+def test_copy_that_a_command_requires_is_an_error(root, monkeypatch):
+    def refuse(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("imagemill.store.second_copy.write_bytes_atomic", refuse)
+    with open_ledger(root) as ledger:
+        ledger.withdraw(["b"])
+        with pytest.raises(ImagemillError, match="second copy of the settings cannot be written") as caught:
+            refresh(root, ledger, required=True)
+
+    assert "run the same command again" in caught.value.do

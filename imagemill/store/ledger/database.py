@@ -3,7 +3,7 @@
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -73,32 +73,8 @@ class Database:
                 self._db.execute("ROLLBACK")
             raise
 
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
-        """Translate what SQLite raises: a full disk, a damaged file, a file that cannot be opened."""
-        try:
-            with disk_full_told(self.path):
-                yield
-        except sqlite3.OperationalError as error:
-            if _is_damage(error):
-                raise LedgerDamaged.at(self.path, error) from error
-            if (getattr(error, "sqlite_errorname", None) or "").startswith("SQLITE_IOERR"):
-                raise ImagemillError(
-                    f"the ledger cannot be read or written: {error}",
-                    where=self.path,
-                    why="the disk or its file system reported an error",
-                    do="check the disk, then run the same command again; if the file itself is damaged, run `imagemill repair`",
-                ) from error
-            raise ImagemillError(
-                f"the ledger cannot be used: {error}",
-                where=self.path,
-                why="its folder cannot be written to, or another program holds the file",
-                do="make the folder writable or end the other program, then run the same command again",
-            ) from error
-        except sqlite3.ProgrammingError:
-            raise  # such as a closed ledger: a mistake of the program, not of the file
-        except (sqlite3.DatabaseError, UnicodeDecodeError, msgspec.DecodeError) as error:
-            raise LedgerDamaged.at(self.path, error) from error
+    def _errors(self) -> AbstractContextManager[None]:
+        return ledger_errors(self.path)
 
     # ---- statements
 
@@ -140,10 +116,47 @@ class Database:
             yield from table.rows(self._rows(f"SELECT {table.columns} FROM {table.name} WHERE {where}", given))
 
 
+@contextmanager
+def ledger_errors(path: Path) -> Iterator[None]:
+    """Translate what SQLite raises: a full disk, a damaged file, a file that cannot be opened.
+
+    Raises:
+        LedgerDamaged, DiskFull, ImagemillError: as they apply.
+    """
+    try:
+        with disk_full_told(path):
+            yield
+    except sqlite3.OperationalError as error:
+        if _is_damage(error):
+            raise LedgerDamaged.at(path, error) from error
+        if _name_of(error).startswith("SQLITE_IOERR"):
+            raise ImagemillError(
+                f"the ledger cannot be read or written: {error}",
+                where=path,
+                why="the disk or its file system reported an error",
+                do="check the disk, then run the same command again; if the file itself is damaged, run `imagemill repair`",
+            ) from error
+        raise ImagemillError(
+            f"the ledger cannot be used: {error}",
+            where=path,
+            why="its folder cannot be written to, or another program holds the file",
+            do="make the folder writable or end the other program, then run the same command again",
+        ) from error
+    except sqlite3.ProgrammingError:
+        raise  # such as a closed ledger: a mistake of the program, not of the file
+    except (sqlite3.DatabaseError, UnicodeDecodeError, msgspec.DecodeError) as error:
+        raise LedgerDamaged.at(path, error) from error
+
+
+def _name_of(error: sqlite3.OperationalError) -> str:
+    return getattr(error, "sqlite_errorname", None) or ""
+
+
 def _is_damage(error: sqlite3.OperationalError) -> bool:
     """Whether an operational error comes from the file's contents: a missing table, a malformed schema, invalid text."""
-    name = getattr(error, "sqlite_errorname", None) or ""
-    return name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_ERROR")) or "Could not decode" in str(error)
+    return _name_of(error).startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_ERROR")) or "Could not decode" in str(
+        error
+    )
 
 
 def _connect(path: Path, read_only: bool) -> sqlite3.Connection:
@@ -151,8 +164,14 @@ def _connect(path: Path, read_only: bool) -> sqlite3.Connection:
         refuse_network_folder(path.parent, "the ledger")
     if read_only:
         db = sqlite3.connect(f"{path.as_uri()}?{_reading(path)}", uri=True, timeout=60, isolation_level=None)
-        if _version(db, path) < VERSION:
-            # Written by an earlier release, or its creation was interrupted.
+        try:
+            is_current = _version(db, path) == VERSION
+        except sqlite3.OperationalError as error:
+            # The transaction of a killed process has to be rolled back first, which needs write access.
+            if not _name_of(error).startswith("SQLITE_READONLY"):
+                raise
+            is_current = False
+        if not is_current:  # also written by an earlier release, or its creation was interrupted
             db.close()
             _connect(path, read_only=False).close()
             return _connect(path, read_only=True)
