@@ -57,6 +57,8 @@ _DISK_FAILED = (
     f"OSError: [Errno {errno.EIO}] ",
     "sqlite3.OperationalError: disk I/O error",
     "unable to open database file",
+    # Dagster stores a batch of events again, one by one, after the disk has failed in the middle of it.
+    "duplicate AssetCheckPlanned events",
 )
 
 # Errors of a damaged history as text. Only SQLAlchemy writes the brackets, and the ledger is used without it.

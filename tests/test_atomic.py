@@ -83,7 +83,7 @@ def test_kill_leaves_the_old_file_and_an_orphan_that_the_next_run_sweeps(tmp_pat
     assert half.read_bytes() == b"half of the new"
     assert path.read_bytes() == b"old"
     assert is_orphan(half)
-    assert sweep_temporaries(tmp_path) == 2
+    assert sweep_temporaries(tmp_path) == 1
     assert os.listdir(tmp_path) == ["file.json"]
 
 
@@ -134,7 +134,7 @@ def test_sweep_leaves_other_names_folders_and_missing_folders_alone(tmp_path):
     (tmp_path / f"{dead}-000003").symlink_to(tmp_path, target_is_directory=True)
     (tmp_path / ".tmp-by-someone-else").write_bytes(b"")
     (tmp_path / "abc.npy").write_bytes(b"")
-    assert sweep_temporaries(tmp_path) == 1
+    assert sweep_temporaries(tmp_path) == 2
     assert sorted(os.listdir(tmp_path)) == sorted([f"{dead}-000002", ".tmp-by-someone-else", "abc.npy"])
     assert sweep_temporaries(tmp_path / "missing") == 0
 
