@@ -34,7 +34,7 @@ def toy_imagemill(root, *arguments):
 
 def made(output, kind):
     """(files, model calls) of a kind, from the summary's counters."""
-    found = re.search(rf"{kind} +(\d+) made in (\d+) model calls", output)
+    found = re.search(rf"{kind} +(\d+) made in (\d+) model calls?", output)
     assert found, output
     return int(found[1]), int(found[2])
 

@@ -333,6 +333,8 @@ def read_sample(path: Path, entry: IndexEntry) -> dict[str, bytes]:
         ImagemillError: that sample is not there.
     """
     with open(path, "rb") as file:
+        if entry.offset < 0 or entry.size < 0 or entry.offset + entry.size > os.fstat(file.fileno()).st_size:
+            raise _broken(path, f"no {entry.size} bytes at byte {entry.offset}, where the index has {entry.key}")
         file.seek(entry.offset)
         return parse_sample(file.read(entry.size), entry, path)
 

@@ -7,6 +7,7 @@ import csv
 import io
 import json
 import re
+import shutil
 
 import pytest
 
@@ -157,6 +158,7 @@ def test_every_missing_input_is_listed_with_its_remedy(root):
         assert re.search(rf"^{re.escape(item)}: refused: {reason} \(.*since 2", text, re.MULTILINE)
     assert text.count("  do: ") == len(expected) + 30
     assert "`imagemill problems --reason missing_caption` lists them all" in called(root, "run").text
+    assert f"and {len(expected) + 30 - 20} more: `imagemill problems` lists them all" in called(root, "status").text
 
 
 def test_json_and_csv_have_the_same_entries(root):
@@ -210,3 +212,14 @@ def test_quarantined_line_is_reported_with_file_and_number(root):
     assert "1 line put into quarantine" in done.text
     assert f"malformed_line   {root.stage2_jsonl.name}:4: " in done.text
     assert called(root, "run", "--fail-on-skip").code == 1
+
+
+def test_folder_that_is_gone_is_named(root, tmp_path):
+    output = tmp_path / "shards"
+    called(root, "run")
+    text = called(root, "shards", "--output-dir", output, "--allow-preview").text
+    assert "written_samples=3" in text
+
+    shutil.rmtree(output)
+
+    assert f"gone        shards: the remembered folder {output} does not exist" in called(root, "status").text

@@ -204,7 +204,7 @@ def test_status_on_a_full_disk_answers_or_says_why_not(disk):
     if done.returncode:
         assert_told(done.stdout + done.stderr)
     else:
-        assert "8 seen" in done.stdout
+        assert "8 images seen" in done.stdout
 
 
 def test_shards_on_a_full_disk_leave_the_old_set_whole(disk, data_root):

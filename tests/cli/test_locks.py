@@ -55,7 +55,7 @@ def begin(root):
 
 def made(output, kind):
     """(files made, model calls) as a summary tells them."""
-    return tuple(map(int, re.search(rf"{kind} +(\d+) made in (\d+) model calls", output).groups()))
+    return tuple(map(int, re.search(rf"{kind} +(\d+) made in (\d+) model calls?", output).groups()))
 
 
 def waiting_for(process):

@@ -81,9 +81,9 @@ def test_every_image_is_counted_once_and_corrections_are_told(migrated):
 
     assert "progress: 7 migrated, 2 enriched, 0 extracted, 0 skipped (total: 10)" in output
     assert "failed=1" in output
-    assert "1 height corrected" in output
-    assert "1 caption replaced" in output
-    assert "1 quarantined" in output
+    assert "1 with a corrected height" in output
+    assert "1 with a replaced caption" in output
+    assert "1 line put into quarantine" in output
     assert "missing_caption  photo0005" in output
 
 

@@ -427,3 +427,11 @@ def test_flush_comes_before_the_caller_may_rename(tmp_path, shard, monkeypatch):
     monkeypatch.setattr(tar, "flush", lambda handle: flushed.append(os.fstat(handle).st_size))
     write_shard(shard, few())
     assert flushed == [len(WHOLE)]
+
+
+@pytest.mark.parametrize(("offset", "size"), [(0, -5), (-1, 10), (0, 10**15), (10**9, 512)])
+def test_place_outside_the_file_is_not_a_sample(shard, offset, size):
+    """An index may be damaged; nothing of that size is allocated."""
+    write_shard(shard, few())
+    with pytest.raises(ImagemillError, match="not a readable shard"):
+        read_sample(shard, IndexEntry("a", offset, size))

@@ -16,7 +16,7 @@ from tests.messages.sites import ROOT
 from tests.messages.table import VERDICTS, Row, read_table, updated
 
 # Messages that no test produces yet. The number may only fall.
-WITHOUT_TEST = 7
+WITHOUT_TEST = 1
 
 
 def rows():

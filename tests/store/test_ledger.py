@@ -308,3 +308,11 @@ def test_ledger_of_a_process_that_was_killed_within_a_transaction_is_read(tmp_pa
 
     with Ledger(copy, read_only=True) as ledger:
         assert ledger.withdrawals() == {}
+
+
+def test_ledger_that_cannot_be_opened_is_a_message_with_a_remedy(tmp_path):
+    (tmp_path / "ledger.sqlite").mkdir()
+
+    with pytest.raises(ImagemillError, match="the ledger cannot be used: unable to open database file") as caught:
+        Ledger(tmp_path / "ledger.sqlite")
+    assert "make the folder writable" in caught.value.do

@@ -59,3 +59,16 @@ def test_difference_names_both(configured, asked, says):
 def test_what_nobody_says_is_named(configured, missing):
     with pytest.raises(WrongUsage, match=f"nothing says its {missing}"):
         raw_source(configured, "lvis", {**FLAGS, missing: None})
+
+
+def test_split_rule_divides_one_file_only(tmp_path):
+    given = {
+        "adapter": "coco",
+        "annotations": {"train": Path("a.json"), "val": Path("b.json")},
+        "images": Path("images"),
+    }
+
+    with pytest.raises(WrongUsage, match="a split rule, and 2 files of annotations") as caught:
+        raw_source(read_presets(tmp_path / "presets.yaml"), "coco", {**NOTHING, **given, "split_rule": "id % 20 == 0"})
+
+    assert "name one file, or leave the rule out" in caught.value.do

@@ -2,11 +2,12 @@
 
 import os
 
+import msgspec
 import numpy as np
 import pytest
 
 from imagemill.embedding_specs import DINOV3, VAE
-from imagemill.files import fingerprint
+from imagemill.files import file_signature, fingerprint
 from imagemill.formats.npy import NpyStore
 from imagemill.pipeline.stage2.current import current_files, measured
 from imagemill.provenance import UNKNOWN
@@ -105,3 +106,19 @@ def test_reading_keeps_the_order_and_leaves_out_what_is_no_array_of_the_kind(roo
     assert [(file.image_id, result) for file, result in read] == [("b", ("b", (1024,)))]
     assert found.left_out == {"a": "damaged"}, "not the bytes that were recorded, before anything else"
     assert stat.st_size != os.stat(npy(root, "a")).st_size
+
+
+def test_recorded_file_of_another_shape_is_left_out(root):
+    """The ledger vouches for its bytes; a wrong number must still not come out of it."""
+    array = np.zeros(512, np.float32)
+    np.save(npy(root, "a"), array)
+    with Ledger(root.ledger) as ledger:
+        (row,) = ledger.files(DINOV3.kind, ["a"]).values()
+        stat = file_signature(npy(root, "a"))
+        ledger.record_files([msgspec.structs.replace(row, stat=stat, content=fingerprint(npy(root, "a").read_bytes()))])
+    found = look(root)
+
+    read = list(measured(found, found.files, lambda array, path: array.shape, threads=2))
+
+    assert [file.image_id for file, _ in read] == ["b"]
+    assert found.left_out == {"a": "wrong_shape"}

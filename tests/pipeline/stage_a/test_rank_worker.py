@@ -18,6 +18,7 @@ from imagemill.formats.jsonl import read_jsonl
 from imagemill.pipeline.stage_a.rank_files import rank_file, rank_files, read_mark, read_rank_lines
 from imagemill.pipeline.stage_a.rank_worker import RankWorker
 from imagemill.pipeline.stage_a.stage_a_merge import finish_stage_a
+from imagemill.pixels import decode_rgb
 from tests.helpers.product import PROJECT
 from tests.helpers.stage_a import MISSION, Bench, Recorder, ticket, touch
 
@@ -407,3 +408,19 @@ def test_lines_carry_what_the_contract_names(bench):
         "ok": True,
     }
     assert f"{MISSION} 2.png" == lines[0]["summary"]
+
+
+def test_image_whose_decoding_takes_more_memory_than_there_is_fails_alone(bench, monkeypatch):
+    def decode(data, name):
+        if name == "2.jpg":
+            raise MemoryError
+        return decode_rgb(data, name)
+
+    monkeypatch.setattr("imagemill.pipeline.stage_a.rank_worker.decode_rgb", decode)
+
+    _, merged = bench.run()
+
+    of_images = {
+        (image.image_name, image.reason, image.detail) for failure in merged.failures for image in failure.images
+    }
+    assert of_images == {("2.jpg", "out_of_memory", "memory ran out while the image was decoded")}

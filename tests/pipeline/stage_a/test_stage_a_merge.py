@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from imagemill.formats.jsonl import encode_line, read_jsonl
+from imagemill.pipeline.stage_a import stage_a_merge
 from imagemill.pipeline.stage_a.missions import EXTENSIONS, LABEL_FOLDERS
 from imagemill.pipeline.stage_a.rank_files import RankLine, RankMark, output_file, rank_file, rank_files, write_mark
 from imagemill.pipeline.stage_a.stage_a_merge import finish_stage_a, merge_ranks
@@ -354,3 +355,24 @@ def test_unended_mark_of_this_plan_lets_its_lines_count(bench):
 
     assert (merged.missing_ranks, merged.written, merged.removed) == ([0], 2, 0)
     assert len(list(chain.from_iterable(record["images"] for record in written(bench.result).values()))) == 4
+
+
+def test_line_that_changes_during_the_merge_fails_its_group(bench, monkeypatch):
+    """Lines are indexed first and read again when their group is written."""
+    plan = bench.plan(world_size=1)
+    bench.infer(plan)
+    parse, seen = stage_a_merge.parse_rank_line, set()
+
+    def parsed(raw):
+        line = parse(raw)
+        if line and line.image_name == "2.jpg" and raw.strip() in seen:
+            return None
+        seen.add(raw.strip())
+        return line
+
+    monkeypatch.setattr(stage_a_merge, "parse_rank_line", parsed)
+
+    merged = finish_stage_a(plan, bench.output, bench.store)
+
+    details = {image.detail for failure in merged.failures for image in failure.images}
+    assert details == {"its line changed while it was merged"}
