@@ -28,7 +28,7 @@ def command(root: DataRoot, as_json: bool) -> None:
     for line in status_lines(status):
         click.echo(line)
     for name, place in lost.items():
-        click.echo(f"gone        {name}: the remembered folder {place} does not exist")
+        click.echo(f"gone        {name}: the remembered folder {place} is not there")
 
 
 def status_lines(status: Status) -> Iterator[str]:

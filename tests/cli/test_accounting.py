@@ -222,4 +222,4 @@ def test_folder_that_is_gone_is_named(root, tmp_path):
 
     shutil.rmtree(output)
 
-    assert f"gone        shards: the remembered folder {output} does not exist" in called(root, "status").text
+    assert f"gone        shards: the remembered folder {output} is not there" in called(root, "status").text

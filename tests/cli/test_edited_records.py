@@ -89,5 +89,5 @@ def test_sidecar_that_replaces_a_record_leaves_its_text_in_quarantine(root):
     done = called(root, "run")
 
     assert captions(root)["a"] == packed(root)["a"] == "from the sidecar"
-    assert "1 caption replaced" in done.text
+    assert "1 with a replaced caption" in done.text
     assert "first a" in "".join(path.read_text() for path in root.quarantine.glob("*.jsonl"))

@@ -22,7 +22,7 @@ def test_file_as_shards_folder_is_refused_and_not_remembered(resource, data_root
     """A run of the UI gets there without the command line."""
     (tmp_path / "file").touch()
 
-    with pytest.raises(WrongUsage, match="no folder"):
+    with pytest.raises(WrongUsage, match="cannot create the folder"):
         resource.shards_folder(str(tmp_path / "file"))
 
     assert locate(data_root.path).shards == resource.shards_folder() == data_root.shards
