@@ -95,7 +95,7 @@ def test_last_line_gives_the_whole_time(capsys, clock):
 
 @pytest.mark.parametrize("order", ["mixed", "small first", "large first"])
 def test_time_left_is_within_a_factor_of_one_and_a_half_from_a_fifth_of_the_work_on(capsys, clock, order):
-    """For photos of 1 and of 25 megapixels, whatever their order; the first call loads the model."""
+    """For photos of 1 and of 25 megapixels in any order; the first call loads the model."""
     sizes = [1_000_000] * 60 + [25_000_000] * 20
     if order == "mixed":
         random.Random(3).shuffle(sizes)

@@ -113,7 +113,7 @@ class Standing:
         found: dict[str, Outcome] = dict.fromkeys(_planned(self.plans.values()), "up_to_date")
         assets = {*kinds, *([ASSET] if migrate else []), *([CAPTIONER] if T5.kind in kinds else [])}
         problems = [p for p in self.problems if p.asset in assets]
-        # A record needs a caption, whichever kinds were asked for.
+        # A record needs a caption, also if T5 was not asked for.
         refusing = [*plans, *([self.plans[T5]] if migrate and T5 in self.plans else [])]
         steps: list[tuple[Set[str], Outcome]] = [
             (embedded, "embedded"),

@@ -1,4 +1,4 @@
-"""What happened to one image. Reads only; opens no image and no npy.
+"""The report on one image: source, caption, files, record, shard, problems. Reads only; opens no image and no npy.
 
 Belongs here: gathering facts from folders, ledger, records and shard indexes.
 Belongs elsewhere: the whole data root (status.py), printing (dagster_project/cli/).

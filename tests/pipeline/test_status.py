@@ -119,7 +119,7 @@ def test_status_opens_no_image_and_no_npy(root, monkeypatch):
 
 
 def test_root_that_holds_only_other_work_has_a_status(tmp_path):
-    """Public data or Stage-A alone: no folder of approved images, and what failed there is told."""
+    """Public data or Stage-A alone: no folder of approved images, and its failures are listed."""
     root = DataRoot(tmp_path / "data")
     with Ledger(root.ledger) as ledger:
         ledger.record_problems([Problem("m/pass/g", "stage_a_groups", "failed", "incomplete_group", "d", "r")])

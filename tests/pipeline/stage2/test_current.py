@@ -109,7 +109,7 @@ def test_reading_keeps_the_order_and_leaves_out_what_is_no_array_of_the_kind(roo
 
 
 def test_recorded_file_of_another_shape_is_left_out(root):
-    """The ledger vouches for its bytes; a wrong number must still not come out of it."""
+    """Its bytes are recorded, but they are not an array of the kind."""
     array = np.zeros(512, np.float32)
     np.save(npy(root, "a"), array)
     with Ledger(root.ledger) as ledger:
