@@ -64,11 +64,13 @@ def test_each_report_is_written_and_told_with_its_partition(data_root, instance,
         f"{FIRST}.json": FIRST, f"{SECOND}.json": SECOND, "all.json": "all",
     }  # fmt: skip
     assert sorted(materialized(instance, "thing")) == sorted([FIRST, SECOND])
-    told = metadata(instance)
-    assert told[SECOND]["table"] == f"| {SECOND} |"
-    assert told[SECOND]["images"] == len(SECOND)
-    assert told[SECOND]["path"] == str(data_root.derived / "thing" / f"{SECOND}.json"), "its own, not the folder of all"
-    assert deferred or told[FIRST]["sum"] == "| all |"
+    shown = metadata(instance)
+    assert shown[SECOND]["table"] == f"| {SECOND} |"
+    assert shown[SECOND]["images"] == len(SECOND)
+    assert shown[SECOND]["path"] == str(data_root.derived / "thing" / f"{SECOND}.json"), (
+        "its own, not the folder of all"
+    )
+    assert deferred or shown[FIRST]["sum"] == "| all |"
     with Ledger(data_root.ledger) as ledger:
         assert ledger.counts([result.run_id])["thing"] == {"reports": 3, "rewritten": 3}
         assert claims(ledger) == []
