@@ -143,6 +143,18 @@ def test_torchrun_runs_each_process_as_one_rank_and_the_first_merges(tickets, tm
     assert len(groups(tickets)) == 4
 
 
+def test_rank_of_torchrun_says_which_image_ended_its_process(tickets, tmp_path):
+    """The second start gives the image a process of its own, so the rank outlives it and the first rank merges."""
+    ticket(tickets.stage_a_input, "fail", "c", "deadly.jpg")
+    for _ in range(2):
+        said, _ = torchrun(tickets, "--summarizer", f"{MODULE}:Deadly", ASKED=tmp_path / "asked").communicate()
+
+    assert f"imagemill: rank 1 of 2 of {MISSION} ended with exit code 9 at work on 审核不通过/c/deadly.jpg" in said, (
+        said
+    )
+    assert groups(tickets).keys() == {"a::fail", "b::pass", "d::pass"}
+
+
 @pytest.mark.soak
 def test_two_starts_of_torchrun_at_a_time_do_not_touch_each_others_ranks(tickets, tmp_path):
     """The second waits, all of its ranks: each start writes every group, and no image is inferred twice. Decision 35."""

@@ -17,9 +17,10 @@ Belongs elsewhere: what is a job at all (plan.py), final names and the ledger (p
 
 import math
 import threading
+import time
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -61,6 +62,11 @@ BYTES_PER_PIXEL_AHEAD = 20
 
 # Arrays that wait for the disk; those of one batch may be more.
 WRITE_BEHIND_BYTES = 64 * 1024 * 1024
+
+# After a model call that took at least so many seconds, its rows are yielded before the next call begins, if their files are
+# written within this part of the call's time. Otherwise progress would lag behind by one call, which may take minutes.
+_LONG_CALL = 1.0
+_PATIENCE = 0.01
 
 # A model that fails this many images one by one before it has made anything does not run here. Not one: an image that the
 # model cannot take, first by name, would stop every run. Those that failed in an earlier run do not count.
@@ -164,7 +170,10 @@ class EmbedWorker:
                     if isinstance(batch, EmbedRow):
                         yield batch
                         continue
+                    began = time.monotonic()
                     writes.extend(self._make(batch, writers))
+                    if (took := time.monotonic() - began) >= _LONG_CALL:
+                        wait([write.row for write in writes], timeout=_PATIENCE * took)
                     yield from _finished(writes, most=2 * self.write_threads, most_bytes=WRITE_BEHIND_BYTES)
                 yield from _finished(writes)
                 self._stop_where_full()

@@ -131,6 +131,20 @@ def test_first_batch_is_a_single_image_and_the_others_are_full(data_root):
     assert (counts["computed"], counts["calls"]) == (10, 4)
 
 
+def test_rows_of_a_long_call_arrive_before_the_next_call_begins(data_root, monkeypatch):
+    """Progress follows every model call. Source: issue 15, item 4."""
+    monkeypatch.setattr(embed_module, "_LONG_CALL", 0.0)
+    monkeypatch.setattr(embed_module, "_PATIENCE", 1e6)
+    photos(data_root, *map(str, range(5)))
+    encoder = recording()
+    worker = worker_of(data_root, with_encoder(DINOV3, encoder), batch_size=1)
+
+    with Ledger(data_root.ledger) as ledger:
+        arrived = [len(encoder.batches) for _ in worker.stream(plan_of(data_root, DINOV3, ledger).jobs)]
+
+    assert arrived == [1, 2, 3, 4, 5]
+
+
 def test_only_images_of_one_shape_share_a_call(data_root):
     photos(data_root, "a", "c", "e", "g", size=(32, 24))
     photos(data_root, "b", "d", "f", "h", size=(24, 32))
