@@ -28,13 +28,13 @@ from imagemill.buckets import BUCKETS, bucket_size
 from imagemill.formats.jsonl import write_jsonl
 from imagemill.geometry import LAST_BIN, quantise_box, quantise_polygon
 from imagemill.ids import id_problem
+from imagemill.preset_records import PresetRules
 from imagemill.records import build_record
-from imagemill.validation.presets import Limits
 from imagemill.validation.validator import Options, validate
 
 PLAIN_GOAL, LIMIT_GOAL = 3.0, 1.4
 SIZES = ((1024, 1024), (832, 1216), (1216, 832), (768, 1024), (1280, 768), (704, 1344))
-LIMITS = Limits(1024 * 1024, 32)
+LIMITS = PresetRules(1024 * 1024, 32)
 WORDS = ("person", "traffic light", "bowl", "broccoli", "orange", "dining table", "potted plant", "sports ball")
 
 

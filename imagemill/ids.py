@@ -3,8 +3,7 @@
 Source: seed 000 "File naming convention"; CONTRACTS sections 1 (image_id) and 2 (member names, refused ids).
 """
 
-import unicodedata
-from collections.abc import Callable, Mapping
+import re
 from pathlib import PurePath
 from typing import NewType
 
@@ -57,22 +56,25 @@ def id_of_member_key(key: str) -> str:
 
 def id_problem(image_id: object) -> str | None:
     """Return why this id may not name a file or a tar member, None if it may."""
+    if isinstance(image_id, str) and _PLAIN_ID(image_id):
+        return None
     if problem := name_problem(image_id):
         return problem
-    too_long = len(str(image_id).encode()) > _LONGEST
-    return f"is longer than {_LONGEST} bytes" if too_long else None
+    return f"is longer than {_LONGEST} bytes" if len(str(image_id).encode()) > _LONGEST else None
 
 
 def name_problem(name: object) -> str | None:
     """Return why a text may not be a name in a folder or a tar of any length, None if it may."""
     if not isinstance(name, str) or not name:
         return "not a non-empty string"
-    return next((problem for problem, holds in _PROBLEMS.items() if holds(name)), None)
+    return next((problem for problem, pattern in _PROBLEMS if pattern.search(name)), None)
 
 
-_PROBLEMS: Mapping[str, Callable[[str], bool]] = {
-    "holds a path separator": lambda text: "/" in text or "\\" in text,
-    "is a relative path": lambda text: text in {".", ".."},
-    "holds a control character": lambda text: any(unicodedata.category(c) in {"Cc", "Cs"} for c in text),
-    "is a temporary file's name": lambda text: text.startswith(".tmp-"),
-}
+# No rule forbids such an id: a third of the time of asking each.
+_PLAIN_ID = re.compile(r"\w[\w.-]{0,60}", re.ASCII).fullmatch
+_PROBLEMS = [
+    ("holds a path separator", re.compile(r"[/\\]")),
+    ("is a relative path", re.compile(r"\A\.{1,2}\Z")),
+    ("holds a control character", re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")),
+    ("is a temporary file's name", re.compile(r"\A\.tmp-")),
+]

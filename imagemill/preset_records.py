@@ -6,18 +6,23 @@
 Space `pixel` holds numbers in pixels of the image (raw records too), `norm` the ints 0…999, `coord` the tokens `<|coord_0|>` to
 `<|coord_999|>`.
 
-Belongs here: one record as a value; the rules about it as data.
-Belongs elsewhere: files of records and of images (validation/presets.py, validation/images.py), making them (pipeline/).
+`violations` is the rule; `plain_record` is its fast path for lines as this program writes them. Files of records and images are
+checked in validation/presets.py and validation/images.py.
 Source: seed 004; CONTRACTS section 3 "Record", section 4 "Preset rules".
 """
 
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar, get_args
 
-from imagemill.geometry import MAX_SIDE, overlaps
-from imagemill.records import RecordProblem, is_plain_text, positive_int, text_warnings
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from imagemill.geometry import LAST_BIN, MAX_SIDE, overlaps
+from imagemill.records import Side, is_side
+from imagemill.strict_json import NOT_JSON
+from imagemill.violations import Violation, is_plain_text, text_warnings
 
 Space = Literal["pixel", "norm", "coord"]
 
@@ -26,8 +31,50 @@ ObjectOrder = Literal["annotation", "top_left"]
 DEFAULT_ORDER: ObjectOrder = "annotation"
 ORDERS: tuple[ObjectOrder, ...] = get_args(ObjectOrder)
 
-# Norm and coord count from 0 to this over a side.
-TOP = 999
+TOKENS = tuple(f"<|coord_{bin_}|>" for bin_ in range(LAST_BIN + 1))
+_BINS = {token: bin_ for bin_, token in enumerate(TOKENS)}
+
+Value = TypeVar("Value")
+_PixelValue = (
+    Annotated[int, msgspec.Meta(ge=-MAX_SIDE, le=MAX_SIDE)] | Annotated[float, msgspec.Meta(ge=-MAX_SIDE, le=MAX_SIDE)]
+)
+
+
+class PresetObject(msgspec.Struct, Generic[Value], gc=False):
+    """One object of a record, with values of one space."""
+
+    desc: str
+    bbox_2d: tuple[Value, Value, Value, Value] | UnsetType = UNSET
+    poly: Annotated[list[Value], msgspec.Meta(min_length=6)] | UnsetType = UNSET
+    poly_points: int | UnsetType = UNSET
+    metadata: dict[str, Any] | UnsetType = UNSET
+
+
+class PresetRecord(msgspec.Struct, Generic[Value], gc=False):
+    """A record with values of one space; unknown fields are ignored here and kept on disk. Sizes in pixels."""
+
+    images: tuple[str]
+    objects: list[PresetObject[Value]]
+    width: Side
+    height: Side
+    metadata: dict[str, Any] | UnsetType = UNSET
+
+
+RECORD_TYPES: Mapping[Space, Any] = {
+    "pixel": PresetRecord[_PixelValue],
+    "norm": PresetRecord[Annotated[int, msgspec.Meta(ge=0, le=LAST_BIN)]],
+    "coord": PresetRecord[Literal[TOKENS]],  # type: ignore[valid-type]
+}
+
+
+class PresetRules(NamedTuple):
+    """Limits of one preset: largest area in pixels, factor of both sides; None: no limit."""
+
+    max_pixels: int | None = None
+    multiple_of: int | None = None
+
+
+NO_LIMITS = PresetRules()
 
 
 class PresetRule(NamedTuple):
@@ -64,7 +111,7 @@ PRESET_RULES: dict[str, PresetRule] = {
         "write the values of one space; imagemill preset coord makes norm and coord of pixels",
     ),
 }  # fmt: skip
-# Told apart from the rest: a record of which only these are broken is valid.
+# A record that breaks only these is valid.
 PRESET_WARNINGS: dict[str, PresetRule] = {
     "outside_image": PresetRule("geometry has a part in the image", "repair the raw record: rescale refuses it"),
     "beyond_edge": PresetRule("geometry lies within the image", "look at the object; normalised it is cut at the edge"),
@@ -80,26 +127,64 @@ _LEGACY_REMEDIES = {
     "line_points": "remove line_points: an object has a box or a polygon",
 }
 _TOKEN = re.compile(r"<\|coord_(0|[1-9][0-9]{0,2})\|>")
-_Problems = Iterator[RecordProblem]
+_Problems = Iterator[Violation]
 
 
-def preset_problems(
-    record: Mapping[str, Any], space: Space, *, max_pixels: int | None = None, multiple_of: int | None = None
-) -> list[RecordProblem]:
-    """Everything wrong with a record by itself; no file is looked at. Raw records are of space `pixel`, without limits."""
+def violations(record: Mapping[str, Any], space: Space, rules: PresetRules = NO_LIMITS) -> list[Violation]:
+    """Return everything wrong with a record by itself; no file is looked at. Raw records are of space `pixel`, without rules."""
     return [
         *_image_problems(record.get("images")),
-        *_size_problems(record, max_pixels, multiple_of),
+        *_size_problems(record, *rules),
         *_objects_problems(record.get("objects"), space),
     ]
 
 
-def preset_warnings(record: Mapping[str, Any], space: Space) -> list[RecordProblem]:
+def plain_record(line: bytes, space: Space) -> PresetRecord[Any] | None:
+    """Return the record of a line that has no violation and no warning and is spelled as this program writes it.
+
+    None leaves the verdict to `violations` and `warnings`. A line that equals the encoding of its own record has no key twice, no
+    unknown field and no other spelling. Limits of a preset are not looked at.
+
+    Args:
+        line: without its ending.
+    """
+    try:
+        record = _DECODERS[space].decode(line)
+    except NOT_JSON:
+        return None
+    return record if _encode(record) == line and is_plain(record, space) else None
+
+
+def is_plain(record: PresetRecord[Any], space: Space) -> bool:
+    """True if a typed record surely has no violation and no warning, but for limits of its preset."""
+    right, bottom = (record.width, record.height) if space == "pixel" else (LAST_BIN, LAST_BIN)
+    for item in record.objects:
+        box, poly = item.bbox_2d, item.poly
+        if not is_plain_text(item.desc) or item.desc.isspace():
+            return False
+        if box is not UNSET:
+            x1, y1, x2, y2 = box if space != "coord" else map(_BINS.__getitem__, box)
+            if poly is not UNSET or not (0 <= x1 < x2 <= right and 0 <= y1 < y2 <= bottom):
+                return False
+        elif (
+            poly is UNSET
+            or len(poly) % 2
+            or item.poly_points not in (UNSET, len(poly) // 2)
+            or (space == "pixel" and is_beyond_edge(poly, right, bottom))
+        ):
+            return False
+    return path_problem(record.images[0]) is None
+
+
+_DECODERS = {space: msgspec.json.Decoder(kind) for space, kind in RECORD_TYPES.items()}
+_encode = msgspec.json.Encoder().encode
+
+
+def warnings(record: Mapping[str, Any], space: Space) -> list[Violation]:
     """Return what is unusual in a valid record: in names, and, in pixels, geometry beyond the image's edge."""
     texts = [
         warning
         for n, item in enumerate(record["objects"])
-        if not is_plain_text(item["desc"])
         for warning in text_warnings(f"objects[{n}].desc", item["desc"])
     ]
     if space != "pixel":
@@ -124,8 +209,14 @@ def is_beyond_edge(values: Sequence[float], width: int, height: int) -> bool:
     return min(values) < 0 or max(values[::2]) > width or max(values[1::2]) > height
 
 
+# Letters, digits, _, - and single dots: no rule about paths forbids such a path.
+_PLAIN_PATH = re.compile(r"(?:\w[\w-]*/)*\w[\w-]*(?:\.\w[\w-]*)*", re.ASCII).fullmatch
+
+
 def path_problem(path: object) -> str | None:
     """Why this is no path of an image below its file's folder."""
+    if isinstance(path, str) and _PLAIN_PATH(path):
+        return None
     if not isinstance(path, str) or not path.strip():
         return "empty, or no text"
     if "\\" in path or "\0" in path:
@@ -147,7 +238,7 @@ def _image_problems(images: object) -> _Problems:
 
 def _size_problems(record: Mapping[str, Any], max_pixels: int | None, multiple_of: int | None) -> _Problems:
     sizes = {name: record.get(name) for name in ("width", "height")}
-    bad = [name for name, value in sizes.items() if not positive_int(value)]
+    bad = [name for name, value in sizes.items() if not is_side(value)]
     for name in bad:
         yield _problem("image_size", name, f"{_shown(sizes[name])}, expected an int from 1 to {MAX_SIDE}")
     if bad:
@@ -177,7 +268,7 @@ def _object_problems(item: Mapping[str, Any], at: str, space: Space) -> _Problem
         yield _problem("desc", f"{at}.desc", "missing or blank")
     for key in LEGACY_KEYS:
         if key in item:
-            yield RecordProblem(f"{at}.{key}", "legacy_key", "a key of older layouts", _LEGACY_REMEDIES[key])
+            yield Violation(f"{at}.{key}", "legacy_key", "a key of older layouts", _LEGACY_REMEDIES[key])
     if ("bbox_2d" in item) == ("poly" in item):
         both = "bbox_2d" in item
         yield _problem("geometry", at, "has bbox_2d and poly" if both else "has neither bbox_2d nor poly")
@@ -222,8 +313,12 @@ def is_out_of_range(values: Sequence[float]) -> bool:
     return max(values) > MAX_SIDE or min(values) < -MAX_SIDE
 
 
-def _space_problem(given: list[object], values: list[Any], at: str, space: Space) -> RecordProblem:
-    expected = {"pixel": "a number", "norm": f"an int 0…{TOP}", "coord": f"a token <|coord_0|>…<|coord_{TOP}|>"}[space]
+def _space_problem(given: list[object], values: list[Any], at: str, space: Space) -> Violation:
+    expected = {
+        "pixel": "a number",
+        "norm": f"an int 0…{LAST_BIN}",
+        "coord": f"a token <|coord_0|>…<|coord_{LAST_BIN}|>",
+    }[space]
     return _problem("space", at, f"{_shown(given[values.index(None)])}, expected {expected}")
 
 
@@ -234,7 +329,7 @@ def _pixel(value: object) -> float | None:
 
 
 def _norm(value: object) -> int | None:
-    return value if type(value) is int and 0 <= value <= TOP else None
+    return value if type(value) is int and 0 <= value <= LAST_BIN else None
 
 
 def _coord(value: object) -> int | None:
@@ -246,12 +341,12 @@ def _coord(value: object) -> int | None:
 _VALUE_IN: dict[Space, Callable[[object], float | None]] = {"pixel": _pixel, "norm": _norm, "coord": _coord}
 
 
-def _problem(rule: str, field: str, message: str) -> RecordProblem:
-    return RecordProblem(field, rule, message, PRESET_RULES[rule].remedy)
+def _problem(rule: str, field: str, message: str) -> Violation:
+    return Violation(field, rule, message, PRESET_RULES[rule].remedy)
 
 
-def _warning(rule: str, field: str, message: str) -> RecordProblem:
-    return RecordProblem(field, rule, message, PRESET_WARNINGS[rule].remedy)
+def _warning(rule: str, field: str, message: str) -> Violation:
+    return Violation(field, rule, message, PRESET_WARNINGS[rule].remedy)
 
 
 def _shown(value: object) -> str:

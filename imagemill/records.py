@@ -3,24 +3,23 @@
     {"image_id": "abc", "image_path": "data/approved/abc.jpg", "caption": "…", "t5_attention_mask": [1, …, 0],
      "height": 768, "width": 1024, "aspect_bucket": "1280x768", "format_version": 2}
 
-Belongs here: one record as a value.
-Belongs elsewhere: the file of records (formats/jsonl.py), merging old and new ones (pipeline/stage2/merge.py), rules about whole
-files (validation/).
+`violations` is the rule; `canonical_record` is its fast path for lines as this program writes them. The file of records is read
+and written in formats/jsonl.py, old and new records are merged in pipeline/stage2/merge.py.
 Source: seed 000 "JSONL metadata format"; CONTRACTS section 1 "record", section 2 "Readiness".
 """
 
-import re
-import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePath
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
 from imagemill.buckets import BUCKETS, assign_bucket
-from imagemill.embedding_specs import DINOV3, T5_TOKENS
+from imagemill.embedding_specs import DINOV3, T5_TOKENS, VAE_DOWNSAMPLING, EmbeddingSpec, embedding_specs, latent_shape
 from imagemill.geometry import MAX_SIDE
 from imagemill.ids import id_problem
+from imagemill.strict_json import NOT_JSON
+from imagemill.violations import Violation
 
 FORMAT_VERSION = 2
 
@@ -29,21 +28,23 @@ INLINE_VECTOR = DINOV3.inline_field or ""
 
 Record = dict[str, Any]
 
-# The width or height of an image, for typed decoding; `positive_int` is the same rule for values.
+# The width or height of an image in pixels, for typed decoding; `is_side` is the same rule for values.
 Side = Annotated[int, msgspec.Meta(gt=0, le=MAX_SIDE)]
+_LatentSide = Annotated[int, msgspec.Meta(ge=VAE_DOWNSAMPLING, le=MAX_SIDE)]
+_Text = Annotated[str, msgspec.Meta(min_length=1)]
 
 
-class Stage2Record(msgspec.Struct, frozen=True):
-    """The eight fields, typed: what a strict decoder accepts at speed. Extra fields are ignored here, kept on disk."""
+class Stage2Record(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    """The eight fields, typed. The mask stays bytes: 77 numbers cost more to parse than everything else."""
 
-    image_id: str
-    image_path: str
-    caption: str
-    t5_attention_mask: list[int]
-    height: int
-    width: int
-    aspect_bucket: str
-    format_version: int
+    image_id: _Text
+    image_path: _Text
+    caption: _Text
+    t5_attention_mask: msgspec.Raw
+    height: _LatentSide
+    width: _LatentSide
+    aspect_bucket: Literal[BUCKETS]  # type: ignore[valid-type]
+    format_version: Literal[FORMAT_VERSION]  # type: ignore[valid-type]
 
 
 RECORD_FIELDS: tuple[str, ...] = Stage2Record.__struct_fields__
@@ -85,117 +86,121 @@ def _kept_path(old: object, path: str) -> str:
     return old if isinstance(old, str) and PurePath(old).name == PurePath(path).name else path
 
 
-# `<|coord_1|>`, `<|box_start|>`: a tokenizer may read such text as one of its own tokens.
-_SPECIAL_TOKEN = re.compile(r"<\|[^|<>]+\|>")
-# Rule → what it demands, what to do. Text is kept as it is: only warnings.
-TEXT_WARNINGS = {
-    "control_character": ("text has no control characters", "remove them, if a model reads this text"),
-    "special_token": ("text has nothing in the form <|…|>", "write it differently, if a model reads this text"),
-}
+# ---- validity
 
 
-class RecordProblem(msgspec.Struct, frozen=True):
-    """One way in which a record is not valid: the field, the rule's name, what was found, what to do."""
+class RecordRules(msgspec.Struct, frozen=True):
+    """Parameters of the rules for the records of one data root.
 
-    field: str
-    rule: str
-    message: str
-    remedy: str
-
-
-def record_problem(record: Record) -> RecordProblem | None:
-    """The first thing wrong with a record, or None: the record's half of readiness.
-
-    `True` and `1.0` equal 1 in Python and are not ints here.
+    Attributes:
+        tokens: length of the attention mask. kinds: whose inline fields no record has. latent_shape: (height, width) in pixels →
+            shape of the latent, which must not be empty.
     """
-    return next(iter(record_problems(record)), None)
+
+    tokens: int = T5_TOKENS
+    kinds: tuple[EmbeddingSpec, ...] = embedding_specs()
+    latent_shape: Callable[[int, int], tuple[int, ...]] = latent_shape
 
 
-def record_problems(record: Record) -> list[RecordProblem]:
-    """Everything wrong with a record, one per field."""
-    found = [
-        _problem(
-            "image_id",
-            "id",
-            id_problem(record.get("image_id")),
-            "use the name of the image file without its extension as id",
-        ),
-        _problem("image_path", "path", _text_problem(record.get("image_path")), "give the image's path"),
-        _problem(
-            "caption",
-            "caption",
-            _text_problem(record.get("caption")),
-            "write a caption beside the image, then run `imagemill run`",
-        ),
-        _problem(
-            "t5_attention_mask", "mask", mask_problem(record.get("t5_attention_mask")), "run imagemill stage2 --pass t5"
-        ),
-        _problem("height", "size", _size_problem(record.get("height")), "run imagemill stage2"),
-        _problem("width", "size", _size_problem(record.get("width")), "run imagemill stage2"),
-        _problem(
-            "aspect_bucket",
-            "bucket",
-            _bucket_problem(record.get("aspect_bucket")),
-            f"write one of {', '.join(BUCKETS)}",
-        ),
-        _problem("format_version", "version", _version_problem(record), "run imagemill stage2"),
-        _problem(
-            INLINE_VECTOR, "inline", _inline_problem(record), "run imagemill stage2: it moves the vector to an npy file"
-        ),
-    ]
-    return [problem for problem in found if problem]
+RULES = RecordRules()
 
 
-def _problem(field: str, rule: str, message: str | None, remedy: str) -> RecordProblem | None:
-    return RecordProblem(field, rule, message, remedy) if message else None
+class FieldRule(NamedTuple):
+    """Name of a rule, what is wrong with a value (None: nothing), what to do, and the value of a record without the field."""
+
+    rule: str
+    problem: Callable[[object, RecordRules], str | None]
+    remedy: str
+    default: object = None
 
 
-def text_warnings(field: str, text: str) -> list[RecordProblem]:
-    """Return what is unusual in a caption or name: control characters, and what a tokenizer takes for its own tokens."""
-    found = []
-    if control := next((c for c in text if unicodedata.category(c) == "Cc"), None):
-        found.append(("control_character", f"contains {control!r}"))
-    if token := _SPECIAL_TOKEN.search(text):
-        found.append(("special_token", f"contains {token[0][:40]!r}"))
-    return [RecordProblem(field, rule, message, TEXT_WARNINGS[rule][1]) for rule, message in found]
-
-
-def is_plain_text(text: str) -> bool:
-    """True if a look suffices: `text_warnings` has surely nothing to say."""
-    return text.isprintable() and "<|" not in text
-
-
-def _text_problem(value: object) -> str | None:
+def _text_problem(value: object, rules: RecordRules) -> str | None:
     return None if isinstance(value, str) and value.strip() else "missing or blank"
 
 
-def mask_problem(mask: object) -> str | None:
-    """Why this is no T5 attention mask: 77 ints, each 0 or 1, at least one 1."""
-    if not isinstance(mask, list) or len(mask) != T5_TOKENS:
-        return f"not a list of {T5_TOKENS}"
-    if not all(type(bit) is int and bit in (0, 1) for bit in mask):
+def mask_problem(mask: object, rules: RecordRules = RULES) -> str | None:
+    """Return why this is no T5 attention mask: `rules.tokens` ints, each 0 or 1, at least one 1."""
+    if not isinstance(mask, list) or len(mask) != rules.tokens:
+        return f"not a list of {rules.tokens}"
+    # `True` and `1.0` equal 1 in Python and are not ints here.
+    if {*map(type, mask)} != {int} or not {*mask} <= {0, 1}:
         return "holds something other than the ints 0 and 1"
-    return None if any(mask) else "holds no 1"
+    return None if 1 in mask else "holds no 1"
 
 
-def _size_problem(value: object) -> str | None:
-    return None if positive_int(value) else f"not an int from 1 to {MAX_SIDE}"
-
-
-def positive_int(value: object) -> bool:
+def is_side(value: object) -> bool:
     """True if the value is a side in pixels. Python calls True an int and 24.0 equal to 24; neither is a size."""
     return type(value) is int and 0 < value <= MAX_SIDE
 
 
-def _bucket_problem(value: object) -> str | None:
+def _size_problem(value: Any, rules: RecordRules) -> str | None:
+    if not is_side(value):
+        return f"not an int from 1 to {MAX_SIDE}"
+    return None if all(rules.latent_shape(value, value)) else f"{value} pixels are too few for a latent"
+
+
+def _bucket_problem(value: object, rules: RecordRules) -> str | None:
     return None if isinstance(value, str) and value in BUCKETS else f"{value!r} is not one of the seven"
 
 
-def _version_problem(record: Record) -> str | None:
+def _version_problem(value: object, rules: RecordRules) -> str | None:
+    return None if type(value) is int and value == FORMAT_VERSION else f"{value!r}, expected {FORMAT_VERSION}"
+
+
+_SIZE = FieldRule("size", _size_problem, "run imagemill stage2")
+FIELD_RULES: Mapping[str, FieldRule] = {
+    "image_id": FieldRule(
+        "id", lambda value, rules: id_problem(value), "use the name of the image file without its extension as id"
+    ),
+    "image_path": FieldRule("path", _text_problem, "give the image's path"),
+    "caption": FieldRule("caption", _text_problem, "write a caption beside the image, then run `imagemill run`"),
+    "t5_attention_mask": FieldRule("mask", mask_problem, "run imagemill stage2 --pass t5"),
+    "height": _SIZE,
+    "width": _SIZE,
+    "aspect_bucket": FieldRule("bucket", _bucket_problem, f"write one of {', '.join(BUCKETS)}"),
     # Readers take a record without the field; one with another number is another format.
-    version = record.get("format_version", FORMAT_VERSION)
-    return None if type(version) is int and version == FORMAT_VERSION else f"{version!r}, expected {FORMAT_VERSION}"
+    "format_version": FieldRule("version", _version_problem, "run imagemill stage2", FORMAT_VERSION),
+}
 
 
-def _inline_problem(record: Record) -> str | None:
-    return "an inline embedding" if INLINE_VECTOR in record else None
+def violations(record: Mapping[str, Any], rules: RecordRules = RULES) -> list[Violation]:
+    """Return everything wrong with a record, in order of its fields: the record's half of readiness."""
+    found = [
+        Violation(field, rule.rule, problem, rule.remedy)
+        for field, rule in FIELD_RULES.items()
+        if (problem := rule.problem(record.get(field, rule.default), rules))
+    ]
+    remedy = "run imagemill stage2: it moves the vector to an npy file"
+    inline = [kind.inline_field for kind in rules.kinds if kind.inline_field in record]
+    return found + [Violation(field, "inline", "an inline embedding", remedy) for field in inline if field]
+
+
+_decode = msgspec.json.Decoder(Stage2Record).decode
+_encode = msgspec.json.Encoder().encode
+
+
+def canonical_record(line: bytes, masks: Mapping[bytes, Any]) -> Stage2Record | None:
+    """Return the record of a line that is valid and spelled as this program writes it; None leaves the verdict to `violations`.
+
+    A line that equals the encoding of its own record has no key twice, no further field and no other spelling.
+
+    Args:
+        line: without its ending. masks: spellings of the usual masks (`usual_masks`).
+    """
+    try:
+        record = _decode(line)
+    except NOT_JSON:
+        return None
+    valid = (
+        bytes(record.t5_attention_mask) in masks
+        and _encode(record) == line
+        and not id_problem(record.image_id)
+        and not (record.caption.isspace() or record.image_path.isspace())
+    )
+    return record if valid else None
+
+
+def usual_masks(rules: RecordRules = RULES) -> dict[bytes, tuple[int, ...]]:
+    """Return the masks that tokenizers make, so many tokens and the rest padding, by their spelling in a line."""
+    masks = [(1,) * tokens + (0,) * (rules.tokens - tokens) for tokens in range(1, rules.tokens + 1)]
+    return {_encode(mask): mask for mask in masks}

@@ -6,11 +6,12 @@ from hypothesis import strategies as st
 
 from imagemill.preset_records import (
     PRESET_RULES,
+    PresetRules,
     is_beyond_edge,
     outside_objects,
     path_problem,
-    preset_problems,
-    preset_warnings,
+    violations,
+    warnings,
 )
 
 RECORD = {"images": ["images/a.jpg"], "objects": [{"desc": "a", "bbox_2d": [0, 0, 64, 32]}], "width": 64, "height": 32}
@@ -36,13 +37,13 @@ def test_path_that_leads_elsewhere_has_a_problem(path):
     ],
 )  # fmt: skip
 def test_limits_are_kept_where_given(limits, rules):
-    assert [problem.rule for problem in preset_problems(RECORD, "pixel", **limits)] == rules
+    assert [problem.rule for problem in violations(RECORD, "pixel", PresetRules(**limits))] == rules
 
 
 def test_everything_wrong_is_told_at_once():
     record = {"images": [], "objects": [7, {"desc": "", "bbox": 1}], "width": 0, "height": True}
 
-    assert [(problem.rule, problem.field) for problem in preset_problems(record, "pixel")] == [
+    assert [(problem.rule, problem.field) for problem in violations(record, "pixel")] == [
         ("images", "images"), ("image_size", "width"), ("image_size", "height"), ("objects", "objects[0]"),
         ("desc", "objects[1].desc"), ("legacy_key", "objects[1].bbox"), ("geometry", "objects[1]"),
     ]  # fmt: skip
@@ -73,15 +74,15 @@ def test_geometry_has_a_part_in_the_image_or_lies_outside(values, outside):
     record = {**RECORD, "objects": [{"desc": "a", "bbox_2d": values}, {"desc": "a", "poly": [*values, *values[:2]]}]}
     assert outside_objects(record) == ([0, 1] if outside else [])
 
-    rules = {warning.rule for warning in preset_warnings(record, "pixel")}
+    rules = {warning.rule for warning in warnings(record, "pixel")}
     assert rules == {"outside_image" if outside else "beyond_edge"}
 
 
 def test_only_pixels_can_lie_beyond_the_edge():
     outside = {**RECORD, "objects": [{"desc": "a", "bbox_2d": [0, 0, 65, 32]}]}
 
-    assert [warning.field for warning in preset_warnings(outside, "pixel")] == ["objects[0]"]
-    assert preset_warnings(outside, "norm") == []
+    assert [warning.field for warning in warnings(outside, "pixel")] == ["objects[0]"]
+    assert warnings(outside, "norm") == []
 
 
 names = st.sampled_from(["desc", "bbox_2d", "poly", "poly_points"])
@@ -95,8 +96,8 @@ values = st.recursive(
 @given(st.dictionaries(st.sampled_from([*RECORD]), values), st.sampled_from(["pixel", "norm", "coord"]), st.booleans())
 def test_any_value_gives_problems_of_the_table_and_no_traceback(record, space, whole):
     record = {**RECORD, **record} if whole else record
-    problems = preset_problems(record, space, max_pixels=4096, multiple_of=32)
+    problems = violations(record, space, PresetRules(4096, 32))
 
     assert {problem.rule for problem in problems} <= PRESET_RULES.keys()
     if not problems:
-        preset_warnings(record, space)
+        warnings(record, space)

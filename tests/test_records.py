@@ -5,11 +5,10 @@ import pytest
 from imagemill.records import (
     RECORD_FIELDS,
     build_record,
-    is_plain_text,
     mask_problem,
-    record_problem,
-    text_warnings,
+    violations,
 )
+from imagemill.violations import is_plain_text, text_warnings
 
 MASK = [1] * 5 + [0] * 72
 
@@ -62,8 +61,8 @@ def test_record_of_a_file_under_another_name_gets_its_path():
 
 
 def test_complete_record_has_no_problem():
-    assert record_problem(record()) is None
-    assert record_problem({k: v for k, v in record().items() if k != "format_version"}) is None
+    assert violations(record()) == []
+    assert violations({k: v for k, v in record().items() if k != "format_version"}) == []
 
 
 @pytest.mark.parametrize(
@@ -78,9 +77,8 @@ def test_complete_record_has_no_problem():
     ],
 )  # fmt: skip
 def test_record_with_a_bad_field_is_named_by_it(field, value):
-    problem = record_problem(record(**{field: value}))
+    (problem,) = violations(record(**{field: value}))
 
-    assert problem is not None
     assert problem.field == field
     assert problem.remedy
 

@@ -9,9 +9,9 @@ import click
 from dagster_project.cli.options import root_options
 from imagemill.errors import MissingInput
 from imagemill.layout import DataRoot
+from imagemill.preset_records import PresetRules
 from imagemill.validation.findings import Report, as_json, as_text
 from imagemill.validation.images import FIRST, ImageMode
-from imagemill.validation.presets import Limits
 from imagemill.validation.validator import KINDS, Options, missing, validate_each
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def command(
     contents = _recorded(root) if compared else None
     for path in files:
         options = Options(
-            limits=Limits(max_pixels, multiple_of),
+            limits=PresetRules(max_pixels, multiple_of),
             image_mode=image_check_mode,
             image_first=image_check_n,
             enforce_real_images_folder=enforce_real_images_dir,

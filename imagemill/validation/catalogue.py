@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from imagemill.buckets import BUCKETS
 from imagemill.preset_records import PRESET_RULES, PRESET_WARNINGS
-from imagemill.records import TEXT_WARNINGS
 from imagemill.validation.findings import Finding
+from imagemill.violations import TEXT_WARNINGS
 
 
 class Rule(NamedTuple):

@@ -1,12 +1,9 @@
-"""A file of records, line by line: a fast look accepts what is surely right, a slow one gives every verdict.
+"""Check a file of records line by line: lines as this program writes them by a typed decode, others by strict JSON and rules.
 
-    with a kind of record (`Lines`):  raw line ──accept──> nothing to say
-                                         └─────no──> strict JSON ──judge──> findings
+    for each line:  ──accept──> valid
+                        └──no──> strict JSON ──judge──> findings
 
-Whatever `accept` takes, `judge` has nothing to say about: the fast look may refuse good lines, never pass a bad one.
-
-Belongs here: walking the file, strict JSON, keys that come twice.
-Belongs elsewhere: what a record must hold (stage2.py, presets.py, stage_a.py).
+`accept` may refuse a good line and never passes a bad one. What a record must hold is in stage2.py, presets.py and stage_a.py.
 Source: CONTRACTS section 0 "JSONL input of any kind", section 4.
 """
 
@@ -18,20 +15,17 @@ from typing import Any, Protocol
 import msgspec
 
 from imagemill.formats.jsonl import Line, parse_line
-from imagemill.strict_json import NOT_JSON
 from imagemill.validation.catalogue import finding
 from imagemill.validation.findings import Finding
 
 Findings = Iterator[Finding | int]
-
-NOT_OF_THE_TYPE = NOT_JSON
 
 
 class Lines(Protocol):
     """One kind of record, with what has to be remembered from line to line."""
 
     def accept(self, raw: bytes, number: int) -> bool:
-        """Whether a line, its ending included, is surely right. True: it is remembered; False: nothing is known."""
+        """Return whether a line, without its ending, is surely valid; if so, it is remembered."""
         ...
 
     def judge(self, record: dict[str, Any], number: int) -> Iterator[Finding]:
@@ -44,16 +38,13 @@ def check_lines(path: Path, lines: Lines, parse: Callable[[int, bytes], Line] = 
     number, accept = 0, lines.accept
     try:
         with open(path, "rb") as file:
-            for number, raw in enumerate(file, start=1):
+            for number, whole in enumerate(file, start=1):
+                raw = whole.removesuffix(b"\n").removesuffix(b"\r")
                 if not accept(raw, number):
-                    yield from _judged(path.name, parse(number, _without_ending(raw)), lines)
+                    yield from _judged(path.name, parse(number, raw), lines)
     except OSError as error:
         yield finding("read_error", str(error), file=path.name, line=number)
     yield number
-
-
-def _without_ending(raw: bytes) -> bytes:
-    return raw.removesuffix(b"\n").removesuffix(b"\r")
 
 
 def _judged(file: str, line: Line, lines: Lines) -> Iterator[Finding]:
@@ -66,10 +57,8 @@ def _judged(file: str, line: Line, lines: Lines) -> Iterator[Finding]:
 
 
 def key_given_twice(raw: bytes, value: object) -> str | None:
-    """A key that an object of this line, the line of this value, has twice: parsers keep one and say nothing."""
-    # Every name and text has two quotes. Of the same objects, a line with no more of them holds no more keys; \u0022 is a quote
-    # that looks like none.
-    if rb"\u0022" not in raw and raw.count(b'"') == msgspec.json.encode(value).count(b'"'):
+    """Return a key that an object of this line has twice, which parsers accept. `value`: what the line was parsed to."""
+    if msgspec.json.encode(value) == raw:
         return None
     twice: list[str] = []
 

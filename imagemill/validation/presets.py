@@ -1,8 +1,6 @@
 """Records of a preset or of raw public data, in pixels, norm or coord: by themselves, among each other, with their folder.
 
-Belongs here: one file of records beside its `images/` and its manifest; all files of a preset.
-Belongs elsewhere: one record (imagemill/preset_records.py), one image (images.py), the fast look at a line
-(preset_look.py).
+One record is checked in imagemill/preset_records.py, one image in images.py.
 Source: seed 004; CONTRACTS sections 3 and 4.
 """
 
@@ -10,32 +8,22 @@ import os
 import posixpath
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
-
-from msgspec import UNSET
+from typing import Any
 
 from imagemill.errors import ImagemillError
-from imagemill.preset_records import Space, preset_problems, preset_warnings
+from imagemill.preset_records import NO_LIMITS, PresetRules, Space, plain_record, violations, warnings
 from imagemill.public_data import IMAGES, MANIFEST, PresetDir, read_preset_manifest, space_of
 from imagemill.validation.catalogue import finding
 from imagemill.validation.findings import Finding
 from imagemill.validation.images import ImageLook, is_real_directory
-from imagemill.validation.lines import NOT_OF_THE_TYPE, Findings, check_lines
-from imagemill.validation.preset_look import DECODERS, METADATA_QUOTES, PLAIN_PATH, QUOTES, QUOTES_OF
+from imagemill.validation.lines import Findings, check_lines
 from imagemill.validation.preset_splits import splits_agree
-
-
-class Limits(NamedTuple):
-    """What a preset's sizes keep to; None: no limit."""
-
-    max_pixels: int | None = None
-    multiple_of: int | None = None
 
 
 def preset_records(
     jsonl: Path,
     *,
-    limits: Limits | None = None,
+    limits: PresetRules = NO_LIMITS,
     images: ImageLook | None = None,
     enforce_real_images_folder: bool = False,
 ) -> Findings:
@@ -45,7 +33,7 @@ def preset_records(
         limits: what they leave open is taken from the manifest beside the file, where there is one.
         enforce_real_images_folder: demand it also where no manifest is.
     """
-    folder, limits = jsonl.parent, limits or Limits()
+    folder = jsonl.parent
     has_manifest = (folder / MANIFEST).exists() or (folder / MANIFEST).is_symlink()
     if (has_manifest or enforce_real_images_folder) and not is_real_directory(folder / IMAGES):
         yield finding("images_folder", "a link, or no directory", file=jsonl.name, field=IMAGES)
@@ -56,7 +44,9 @@ def preset_records(
         except (ImagemillError, OSError) as error:
             yield finding("preset_manifest", str(error).partition("\n")[0], file=jsonl.name)
         recorded = limits_of(manifest)
-        limits = Limits(*(given if given is not None else own for given, own in zip(limits, recorded, strict=True)))
+        limits = PresetRules(
+            *(given if given is not None else own for given, own in zip(limits, recorded, strict=True))
+        )
         if None in limits:
             yield finding("no_limits", "no max_pixels or image_factor recorded", file=jsonl.name)
     base = base_of(folder, manifest)
@@ -95,14 +85,14 @@ def _is_legacy(path: Path) -> bool:
     return path.name.endswith(".raw.jsonl")
 
 
-def limits_of(manifest: Mapping[str, Any]) -> Limits:
+def limits_of(manifest: Mapping[str, Any]) -> PresetRules:
     """`max_pixels` and `image_factor` of a manifest's `stage_stats.rescale`."""
     stats = manifest.get("stage_stats")
     rescale = stats.get("rescale") if isinstance(stats, dict) else None
     values = (
         [rescale.get(name) for name in ("max_pixels", "image_factor")] if isinstance(rescale, dict) else [None, None]
     )
-    return Limits(*(value if type(value) is int and value > 0 else None for value in values))
+    return PresetRules(*(value if type(value) is int and value > 0 else None for value in values))
 
 
 def base_of(folder: Path, manifest: Mapping[str, Any]) -> Path | None:
@@ -116,11 +106,10 @@ def base_of(folder: Path, manifest: Mapping[str, Any]) -> Path | None:
 
 
 class _PresetLines:
-    def __init__(self, jsonl: Path, space: Space, limits: Limits, images: ImageLook, base: Path | None) -> None:
+    def __init__(self, jsonl: Path, space: Space, limits: PresetRules, images: ImageLook, base: Path | None) -> None:
         self._file, self._folder, self._limits = jsonl.name, jsonl.parent, limits
         self._space: Space = space
         self._images, self._base = images, base
-        self._decode, self._quotes_of = DECODERS[space], QUOTES_OF[space]
         self._max_pixels = limits.max_pixels or float("inf")
         self._factor = limits.multiple_of or 1
         # One tuple per size, whatever the number of images.
@@ -130,23 +119,19 @@ class _PresetLines:
     def accept(self, raw: bytes, number: int) -> bool:
         if self._images.wanted:
             return False
-        try:
-            line = self._decode(raw)
-        except NOT_OF_THE_TYPE:
+        record = plain_record(raw, self._space)
+        if record is None:
             return False
-        width, height, path = line.width, line.height, line.images[0]
-        quotes = QUOTES if line.metadata is UNSET else QUOTES + METADATA_QUOTES
+        width, height = record.width, record.height
         return (
-            raw.count(b'"') == quotes + self._quotes_of(line.objects, width, height)
-            and width * height <= self._max_pixels
+            width * height <= self._max_pixels
             and width % self._factor == 0 == height % self._factor
-            and PLAIN_PATH(path) is not None
-            and self._remembered(path, width, height) == (width, height)
+            and self._remembered(posixpath.normpath(record.images[0]), width, height) == (width, height)
         )
 
     def judge(self, record: dict[str, Any], number: int) -> Iterator[Finding]:
         at: dict[str, Any] = {"file": self._file, "line": number}
-        problems = preset_problems(record, self._space, **self._limits._asdict())
+        problems = violations(record, self._space, self._limits)
         images = record.get("images")
         if images and isinstance(images, list) and isinstance(images[0], str):
             at["item"] = images[0]
@@ -160,7 +145,7 @@ class _PresetLines:
             message = f"{width}x{height} here, {before[0]}x{before[1]} in a line above"
             yield finding("two_sizes", message, field="images", **at)
             return
-        for problem in preset_warnings(record, self._space):
+        for problem in warnings(record, self._space):
             yield finding(problem.rule, problem.message, field=problem.field, remedy=problem.remedy, **at)
         if self._images.take():
             yield from self._images.look_at_preset(self._folder, self._base, record, at)

@@ -29,7 +29,7 @@ from imagemill.pipeline.shards.shard_sets import (
     sample_digest,
 )
 from imagemill.pipeline.shards.shard_statistics import measures_of
-from imagemill.records import record_problems
+from imagemill.records import violations
 from imagemill.validation.catalogue import RULES, finding
 from imagemill.validation.contents import RecordedContents
 from imagemill.validation.energon_files import energon_files
@@ -158,7 +158,7 @@ def _shard(path: Path, shard: ShardEntry, index: Index, manifest: Manifest, comp
 
 def _sample(members: Mapping[str, bytes], place: IndexLine | None, at: dict[str, Any]) -> Findings:
     record = parse_object(members[JSON_MEMBER])
-    if record is None or record_problems(record) or record["image_id"] != at["item"]:
+    if record is None or violations(record) or record["image_id"] != at["item"]:
         yield finding("record", "not a valid Stage 2 record of this sample", field=JSON_MEMBER, **at)
         return
     if f"bucket_{record['aspect_bucket']}" != Path(at["file"]).parent.name:

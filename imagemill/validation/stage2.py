@@ -1,60 +1,26 @@
 """Stage 2 records: the eight fields of every line, no id twice, and on demand every npy file that a record names.
 
-Belongs here: the file of records.
-Belongs elsewhere: one record (imagemill/records.py), the records as a table (tables.py).
+One record is checked in imagemill/records.py, the records as a table in tables.py.
 Source: CONTRACTS sections 1, 2 "Readiness" and 4.
 """
 
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from imagemill.buckets import BUCKETS, assign_bucket, is_unusual_ratio
-from imagemill.embedding_specs import T5_TOKENS, embedding_specs
-from imagemill.formats.jsonl import Line, encode_line, parse_line, tolerate
-from imagemill.records import (
-    FORMAT_VERSION,
-    INLINE_VECTOR,
-    RECORD_FIELDS,
-    Side,
-    is_plain_text,
-    is_stage1,
-    record_problems,
-    text_warnings,
-)
+from imagemill.buckets import assign_bucket, is_unusual_ratio
+from imagemill.embedding_specs import embedding_specs
+from imagemill.formats.jsonl import Line, parse_line, tolerate
+from imagemill.records import INLINE_VECTOR, canonical_record, is_stage1, usual_masks, violations
 from imagemill.validation.catalogue import finding
 from imagemill.validation.findings import Finding
 from imagemill.validation.images import ImageLook
-from imagemill.validation.lines import NOT_OF_THE_TYPE, Findings, check_lines
+from imagemill.validation.lines import Findings, check_lines
+from imagemill.violations import is_plain_text, text_warnings
 
 if TYPE_CHECKING:
     from imagemill.validation.contents import RecordedContents
-
-_Text = Annotated[str, msgspec.Meta(min_length=1)]
-
-
-class _Line(msgspec.Struct, gc=False, forbid_unknown_fields=True):
-    """A record as this program writes it. The mask stays bytes: 77 numbers cost more to parse than all the rest."""
-
-    image_id: _Text
-    image_path: _Text
-    caption: _Text
-    t5_attention_mask: msgspec.Raw
-    height: Side
-    width: Side
-    aspect_bucket: Literal[BUCKETS]  # type: ignore[valid-type]
-    format_version: Literal[2]
-
-
-_decode = msgspec.json.Decoder(_Line).decode
-# As tokenizers make them: so many tokens, the rest padding.
-_MASKS = frozenset(msgspec.json.encode([1] * tokens + [0] * (T5_TOKENS - tokens)) for tokens in range(1, T5_TOKENS + 1))
-_NO_NAMES = {".", ".."}
-# Two for each name and each of the four texts: a key given twice, or an escape, makes it more.
-_QUOTES = 2 * (len(RECORD_FIELDS) + 4)
 
 
 def stage2_records(
@@ -96,28 +62,17 @@ class _Stage2Lines:
         self._file, self._migrating, self._images, self._data_root = file, migrating, images, data_root
         self._stores, self._contents = _stores(derived), contents
         self._seen: dict[str, int] = {}
+        self._masks = usual_masks()
 
     def accept(self, raw: bytes, number: int) -> bool:
         if self._stores or (self._images and self._images.wanted):
             return False
-        try:
-            line = _decode(raw)
-        except NOT_OF_THE_TYPE:
-            return False
-        image_id, path, caption = line.image_id, line.image_path, line.caption
-        frame = _frame(line.width, line.height, line.aspect_bucket)
+        record = canonical_record(raw, self._masks)
         return (
-            frame > 0
-            # As short as this record can be, or with no more quotes: no key is there twice.
-            and (len(raw) - len(image_id) - len(path) - len(caption) == frame or raw.count(b'"') == _QUOTES)
-            and bytes(line.t5_attention_mask) in _MASKS
-            and image_id.isprintable()
-            and "/" not in image_id
-            and "\\" not in image_id
-            and image_id not in _NO_NAMES
-            and not (path.isspace() or caption.isspace())
-            and is_plain_text(caption)
-            and self._seen.setdefault(image_id, number) == number
+            record is not None
+            and not _aspect(record.width, record.height, record.aspect_bucket)
+            and is_plain_text(record.caption)
+            and self._seen.setdefault(record.image_id, number) == number
         )
 
     def judge(self, record: dict[str, Any], number: int) -> Iterator[Finding]:
@@ -126,7 +81,7 @@ class _Stage2Lines:
         if self._migrating and is_stage1(record):
             yield finding("stage1", "a record of Stage 1, which nothing packs", **at)
             return
-        problems = record_problems(record)
+        problems = violations(record)
         for problem in problems:
             yield finding(problem.rule, problem.message, field=problem.field, remedy=problem.remedy, **at)
         image_id = record.get("image_id")
@@ -169,15 +124,6 @@ def _aspect(width: int, height: int, bucket: str) -> tuple[tuple[str, str, str],
     if nearest != bucket:
         found.append(("not_nearest_bucket", "aspect_bucket", f"{bucket}, nearest is {nearest}"))
     return tuple(found)
-
-
-@lru_cache(maxsize=1 << 14)
-def _frame(width: int, height: int, bucket: str) -> int:
-    """Bytes of a line but for its three texts, its newline included; 0 where size or bucket are unusual."""
-    mask = msgspec.Raw(b"[" + b",".join([b"1"] * T5_TOKENS) + b"]")
-    if _aspect(width, height, bucket):
-        return 0
-    return len(encode_line(_Line("", "", "", mask, width, height, bucket, FORMAT_VERSION)))
 
 
 def _npy(

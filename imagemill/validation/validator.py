@@ -7,20 +7,21 @@ Belongs elsewhere: the rules (catalogue.py and a file per kind), how a report lo
 import os
 import shlex
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from imagemill.errors import ImagemillError, MissingInput, WrongUsage
 from imagemill.formats.jsonl import parse_object
+from imagemill.preset_records import NO_LIMITS, PresetRules
 from imagemill.public_data import MANIFEST, RAW
 from imagemill.swap import read_unswapped
 from imagemill.validation.catalogue import finding
 from imagemill.validation.findings import Report, collect
 from imagemill.validation.images import FIRST, ImageLook, ImageMode
 from imagemill.validation.lines import Findings
-from imagemill.validation.presets import Limits, preset_files, preset_folder, preset_records
+from imagemill.validation.presets import preset_files, preset_folder, preset_records
 from imagemill.validation.stage2 import stage2_records
 from imagemill.validation.stage_a import SUFFIX, stage_a_records
 
@@ -42,7 +43,7 @@ class Options:
         contents: what the ledger recorded of the files below `derived`.
     """
 
-    limits: Limits = field(default_factory=Limits)
+    limits: PresetRules = NO_LIMITS
     image_mode: ImageMode = "open"
     image_first: int = FIRST
     enforce_real_images_folder: bool = False

@@ -8,7 +8,7 @@ from imagemill.adapters import convert as convert_module
 from imagemill.adapters.convert import adapter_names, convert, parse_split_rule
 from imagemill.errors import ImagemillError, MissingInput, WrongUsage
 from imagemill.formats.drafts import Draft
-from imagemill.preset_records import preset_problems
+from imagemill.preset_records import violations
 from imagemill.public_data import Dataset
 from tests.helpers.public import records_of
 
@@ -531,6 +531,6 @@ def test_real_coco_gives_valid_records(coco128, tmp_path, geometry):
     ).counts
 
     records = records_of(dataset.raw_jsonl("train"))
-    assert [problem for record in records for problem in preset_problems(record, "pixel")] == []
+    assert [problem for record in records for problem in violations(record, "pixel")] == []
     assert (counts["records"], counts["objects"], counts["crowd"]) == (128, 929, 10)
     assert all((dataset.raw / record["images"][0]).is_file() for record in records)

@@ -9,7 +9,7 @@ from assets.stage2_jsonl import stage2_jsonl
 from imagemill.embedding_specs import DINOV3, T5, VAE
 from imagemill.formats.jsonl import read_jsonl
 from imagemill.pipeline.stage2 import facts
-from imagemill.records import record_problem
+from imagemill.records import violations
 from imagemill.store.ledger import Ledger
 from tests.helpers.stage1 import stage1_record, write_stage1
 from tests.helpers.stage2 import embed, photos, record_of, write_text
@@ -44,7 +44,7 @@ def test_record_needs_no_embedding(data_root, instance):
     assert materialize(data_root, instance, stage2_jsonl).success
 
     assert records(data_root).keys() == {"a", "b"}
-    assert all(record_problem(record) is None for record in records(data_root).values())
+    assert all(violations(record) == [] for record in records(data_root).values())
 
 
 @pytest.mark.parametrize("passes", [[], [DINOV3], [T5], [VAE, T5]], ids=len)
@@ -102,7 +102,7 @@ def test_caption_of_a_record_serves_an_image_without_a_sidecar(data_root, instan
 
     (record,) = records(data_root).values()
     assert (record["caption"], record["x"]) == ("of  Stage 1", 1)
-    assert record_problem(record) is None
+    assert violations(record) == []
 
 
 def test_data_root_without_images_says_what_to_do_and_leaves_no_claim(data_root, instance):

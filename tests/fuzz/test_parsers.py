@@ -34,7 +34,6 @@ from imagemill.pipeline.presets.preset_images import read_known
 from imagemill.pipeline.presets.rescale_plan import plan_rescale
 from imagemill.pipeline.presets.rescale_setup import choose_parameters
 from imagemill.pipeline.shards.shard_sets import live_lines, read_manifest
-from imagemill.pipeline.shards.slim import slim_records
 from imagemill.pipeline.stage2.recorded import read_recorded
 from imagemill.pipeline.stage2.scan import read_captions, scan_approved
 from imagemill.pipeline.stage2.stage1 import Unusable, read_vector
@@ -97,7 +96,6 @@ def stage1_lines(folder: Path, data: bytes) -> None:
 def stage2_lines(folder: Path, data: bytes) -> None:
     path = written(folder, "approved_image_dataset.jsonl", data)
     read_recorded(path)
-    slim_records(data)
     collect("x", "stage2", stage2_records(path))
 
 

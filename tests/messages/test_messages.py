@@ -116,4 +116,4 @@ def test_recorder_names_the_test_that_produced_a_message(tmp_path):
     subprocess.run(begun, check=True, cwd=ROOT, env={**environment, "PYTHONPATH": str(ROOT)})
 
     (site,) = [site for site in sites.sites() if site.message == "unknown bucket {unknown[0]}"]
-    assert table.read_recorded(recorded) == {site.place: {"tests/x.py::test_x"}}
+    assert table.read_recorded(recorded)[site.place] == {"tests/x.py::test_x"}

@@ -9,10 +9,11 @@ import pytest
 from PIL import Image
 
 from imagemill.formats.jsonl import write_jsonl
+from imagemill.preset_records import PresetRules
 from imagemill.validation import images
 from imagemill.validation.findings import collect
 from imagemill.validation.images import ImageLook
-from imagemill.validation.presets import Limits, preset_records
+from imagemill.validation.presets import preset_records
 from imagemill.validation.validator import Options, validate
 from tests.helpers.situations import PRESET_RECORD, preset, stage2_folder
 from tests.helpers.stage2 import picture
@@ -68,7 +69,7 @@ def test_record_over_a_limit_does_not_count(tmp_path, monkeypatch):
     """Limits are structural. Source: CONTRACTS section 4."""
     records = [named("wide.jpg", width=6400), named("odd.jpg", width=63), named("a.jpg"), named("b.jpg")]
 
-    assert looked_at(monkeypatch, tmp_path, *records, first=1, limits=Limits(4096, 32)) == ["a.jpg"]
+    assert looked_at(monkeypatch, tmp_path, *records, first=1, limits=PresetRules(4096, 32)) == ["a.jpg"]
 
 
 def test_record_with_a_warning_counts(tmp_path, monkeypatch):

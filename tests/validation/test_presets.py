@@ -7,8 +7,9 @@ import pytest
 
 from imagemill.formats.jsonl import write_jsonl
 from imagemill.formats.manifest import write_json
+from imagemill.preset_records import PresetRules
 from imagemill.validation.findings import collect
-from imagemill.validation.presets import Limits, base_of, limits_of, preset_records
+from imagemill.validation.presets import base_of, limits_of, preset_records
 from imagemill.validation.validator import Options, validate_preset
 from tests.helpers.situations import PRESET_RECORD, RESCALE, preset
 from tests.helpers.stage2 import write_text
@@ -41,7 +42,7 @@ def of(*objects, **changes):
 def test_each_space_is_taken_in_its_own_file_only(tmp_path, name, values, geometry):
     """Numbers in .jsonl, integers 0…999 in .norm.jsonl, tokens in .coord.jsonl, never mixed."""
     long = values if geometry == "bbox_2d" else [*values, *values[:2]]
-    assert check(tmp_path, of({"desc": "a", geometry: long}), name=name, limits=Limits(2048)).errors == 0
+    assert check(tmp_path, of({"desc": "a", geometry: long}), name=name, limits=PresetRules(2048)).errors == 0
 
     for foreign in {"a.jsonl", "a.norm.jsonl", "a.coord.jsonl"} - {name}:
         if (name, foreign) == ("a.norm.jsonl", "a.jsonl"):
@@ -165,8 +166,8 @@ def test_limits_come_from_the_manifest_unless_given(tmp_path):
     wide, odd = of(BOX, width=4096, height=64), of(BOX, images=["b.jpg"], width=33)
 
     assert check(tmp_path, wide, odd).rules == {"max_pixels": 1, "multiple_of": 1}
-    assert check(tmp_path, wide, odd, limits=Limits(10**6)).rules == {"multiple_of": 1}
-    assert check(tmp_path, wide, odd, limits=Limits(10**6, 1)).rules == {}
+    assert check(tmp_path, wide, odd, limits=PresetRules(10**6)).rules == {"multiple_of": 1}
+    assert check(tmp_path, wide, odd, limits=PresetRules(10**6, 1)).rules == {}
     (tmp_path / "pipeline_manifest.json").unlink()
     assert check(tmp_path, wide, odd).rules == {}, "raw records have no limits"
 
@@ -177,7 +178,7 @@ def test_limits_come_from_the_manifest_unless_given(tmp_path):
      {"stage_stats": {"rescale": {"max_pixels": True, "image_factor": 0}}}],
 )  # fmt: skip
 def test_manifest_without_limits_gives_none(manifest):
-    assert limits_of(manifest) == Limits(None, None)
+    assert limits_of(manifest) == PresetRules(None, None)
 
 
 def test_manifest_without_limits_is_a_warning_unless_they_are_given(tmp_path):
@@ -185,7 +186,7 @@ def test_manifest_without_limits_is_a_warning_unless_they_are_given(tmp_path):
     (tmp_path / "images").mkdir()
 
     assert check(tmp_path, of(BOX)).rules == {"no_limits": 1}
-    assert check(tmp_path, of(BOX), limits=Limits(2048, 32)).rules == {}
+    assert check(tmp_path, of(BOX), limits=PresetRules(2048, 32)).rules == {}
 
 
 # ---- the folder

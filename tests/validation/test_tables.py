@@ -57,7 +57,7 @@ def test_id_that_stands_twice_is_found(tmp_path):
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("image_id", None), ("image_id", 7), ("image_id", ["a"]), ("image_id", {"a": 1}), ("image_id", " "),
+        ("image_id", None), ("image_id", 7), ("image_id", ["a"]), ("image_id", {"a": 1}),
         ("image_path", ""), ("image_path", 3), ("caption", " \t"), ("caption", {}), ("caption", None),
         ("height", 7), ("height", "24"), ("height", 24.5), ("height", True), ("height", None), ("height", 10**30),
         ("width", 0), ("width", [32]), ("aspect_bucket", "512x512"), ("aspect_bucket", ["1024x1024"]),

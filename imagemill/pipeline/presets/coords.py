@@ -13,28 +13,21 @@ Source: CONTRACTS section 3, "object_order", "Quantisation", "Presets are strict
 """
 
 import functools
-import re
 from collections.abc import Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
-from msgspec import UNSET, Meta, UnsetType
 
 from imagemill.formats.jsonl import encode_line, parse_line, parse_object
-from imagemill.geometry import LAST_BIN, MAX_SIDE, in_top_left_order, quantise_box, quantise_polygon
-from imagemill.preset_records import DEFAULT_ORDER, ObjectOrder, path_problem, preset_problems
-from imagemill.records import Side
+from imagemill.geometry import LAST_BIN, in_top_left_order, quantise_box, quantise_polygon
+from imagemill.preset_records import DEFAULT_ORDER, LEGACY_KEYS, RECORD_TYPES, TOKENS, ObjectOrder, is_plain, violations
 
 Record = dict[str, Any]
 Number = int | float
-
-TOKENS = tuple(f"<|coord_{bin_}|>" for bin_ in range(LAST_BIN + 1))
+_LEGACY = frozenset(LEGACY_KEYS)
 
 # Sides beyond this get a table of nothing: their pixels are computed one by one.
 _LARGEST_AXIS = 1 << 14
-
-# A path that needs no further look.
-_PLAIN_PATH = re.compile(r"images/(?:[\w-]+/)*[\w-]+\.[A-Za-z]+")
 
 _encoder = msgspec.json.Encoder()
 
@@ -42,46 +35,13 @@ _encoder = msgspec.json.Encoder()
 # ---- one record
 
 
-_Value = Annotated[int, Meta(ge=-MAX_SIDE, le=MAX_SIDE)] | Annotated[float, Meta(ge=-MAX_SIDE, le=MAX_SIDE)]
-
-
-class _Item(msgspec.Struct, gc=False):
-    """An object of the usual kind; what does not fit is looked at by the rules themselves."""
-
-    desc: str
-    bbox_2d: Annotated[list[_Value], Meta(min_length=4, max_length=4)] | UnsetType = UNSET
-    poly: Annotated[list[_Value], Meta(min_length=6)] | UnsetType = UNSET
-    poly_points: int | UnsetType = UNSET
-    bbox: UnsetType = UNSET
-    polygon: UnsetType = UNSET
-    line: UnsetType = UNSET
-    line_points: UnsetType = UNSET
-
-
-class _Record(msgspec.Struct, gc=False):
-    images: Annotated[list[str], Meta(min_length=1, max_length=1)]
-    objects: list[_Item]
-    width: Side
-    height: Side
-
-
 def is_plainly_valid(record: Record) -> bool:
-    """Whether a record in pixels has nothing wrong, told fast. False leaves the verdict to `preset_problems`."""
+    """Return whether a record in pixels surely has nothing wrong. False leaves the verdict to `violations`."""
     try:
-        typed = msgspec.convert(record, _Record)
+        typed = msgspec.convert(record, RECORD_TYPES["pixel"])
     except msgspec.ValidationError:
         return False
-    path = typed.images[0]
-    return bool(_PLAIN_PATH.fullmatch(path) or path_problem(path) is None) and all(map(_is_plain, typed.objects))
-
-
-def _is_plain(item: _Item) -> bool:
-    box, poly, points = item.bbox_2d, item.poly, item.poly_points
-    if not item.desc.strip():
-        return False
-    if box is not UNSET:
-        return poly is UNSET and box[0] < box[2] and box[1] < box[3]
-    return poly is not UNSET and len(poly) % 2 == 0 and (points is UNSET or points * 2 == len(poly))
+    return is_plain(typed, "pixel") and all(map(_LEGACY.isdisjoint, record["objects"]))
 
 
 class _Axis(NamedTuple):
@@ -230,5 +190,5 @@ def _read(number: int, raw: bytes) -> tuple[Record | None, list[str]]:
         return None, [f"line {number}: {parse_line(number, raw).problem}"]
     if is_plainly_valid(record):
         return record, []
-    wrong = [f"line {number}: {p.field}: {p.rule}: {p.message}" for p in preset_problems(record, "pixel")]
+    wrong = [f"line {number}: {p.field}: {p.rule}: {p.message}" for p in violations(record, "pixel")]
     return (None, wrong) if wrong else (record, [])

@@ -20,7 +20,7 @@ from imagemill.errors import Refused
 from imagemill.formats.jsonl import parse_object, read_raw
 from imagemill.pipeline.contact_sheet import PAGE_CHARACTERS, as_data_uri, as_png
 from imagemill.pixels import decode_stored
-from imagemill.preset_records import preset_problems
+from imagemill.preset_records import violations
 from imagemill.public_data import Dataset, PresetDir
 
 SHEET = "contact_sheet.png"
@@ -143,5 +143,5 @@ def _key(record: Record) -> tuple[str, int]:
 def _valid(lines: Iterator[bytes]) -> Iterator[Record]:
     for raw in lines:
         record = parse_object(raw)
-        if record is not None and not preset_problems(record, "pixel"):
+        if record is not None and not violations(record, "pixel"):
             yield record

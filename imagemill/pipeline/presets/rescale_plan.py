@@ -24,7 +24,7 @@ from imagemill.pipeline.presets.rescale_problems import Problem, Problems
 from imagemill.pipeline.presets.rescale_setup import RescaleParameters
 from imagemill.pipeline.presets.rescale_worker import RescaleJob
 from imagemill.preset_names import refuse_derived
-from imagemill.preset_records import outside_objects, preset_problems
+from imagemill.preset_records import outside_objects, violations
 from imagemill.public_data import IMAGES, SPLITS, Dataset, PresetDir, no_dataset
 
 Sized = tuple[int, int]
@@ -147,7 +147,7 @@ def image_name(record: Mapping[str, Any]) -> str:
 
 def _record_problems(plan: RescalePlan, split: str, number: int, record: Mapping[str, Any]) -> Iterator[Problem]:
     """What is wrong with a record; one that is good has its image in the plan."""
-    for found in preset_problems(record, "pixel"):
+    for found in violations(record, "pixel"):
         yield Problem(split, number, found.rule, f"{found.field} {found.message}", found.remedy)
         return
     name, declared = image_name(record), (record["width"], record["height"])

@@ -6,27 +6,25 @@ layout of the seed's form is understood, also one that another program wrote.
 Source: seed 001 "Load Stage 2 metadata and validate readiness"; CONTRACTS section 2, "Readiness".
 """
 
-import gc
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from imagemill.columns import Column
-from imagemill.embedding_specs import EmbeddingSpec, embedding_specs
+from imagemill.embedding_specs import embedding_specs
 from imagemill.errors import MissingInput
-from imagemill.formats.jsonl import parse_line, read_blocks
+from imagemill.files import fingerprint
+from imagemill.formats.jsonl import encode_sorted, parse_line, read_raw
 from imagemill.formats.npy import SUFFIX, NpyStore
-from imagemill.listing import begin_listing
-from imagemill.pipeline.shards.kind_files import READ_ERROR, FilesAt, Image, KindFiles, Records, Refusal
-from imagemill.pipeline.shards.slim import SlimRecord, slim_of, slim_records
+from imagemill.listing import start_listing
+from imagemill.pipeline.shards.kind_files import READ_ERROR, KindFiles, PackingRecord, Refusal
 from imagemill.pipeline.stage2.plan import OUTDATED_CAPTION
-from imagemill.records import INLINE_VECTOR, Record, RecordProblem, record_problem
-from imagemill.store.ledger import FileColumns, FileRow, Ledger, Problem, SourceColumns
+from imagemill.records import INLINE_VECTOR, Record, canonical_record, usual_masks, violations
+from imagemill.store.ledger import FileRow, Ledger, Problem
+from imagemill.violations import Violation
 
 ASSET = "bucket_shards"
 
@@ -40,7 +38,7 @@ _PREVIEW = (
 _OUTDATED = ("missing_caption", OUTDATED_CAPTION, "write a caption beside the image, or configure a captioner")
 # Reason codes of what is wrong with a record, by its rule; of other rules `bad_<field>`.
 _REASONS = {"mask": "bad_mask", "stage1": "stage1"}
-# Bytes of records from which there are files enough to list them by other interpreters: some 10,000 records.
+# Bytes of records, some 10,000, from which the folders are listed by other processes.
 _LARGE = 4 * 1024 * 1024
 # Malformed lines that are told one by one; all of them are counted.
 _WARNINGS = 20
@@ -50,7 +48,7 @@ _log = logging.getLogger(__name__)
 class ReadySample(msgspec.Struct, frozen=True, gc=False):
     """One sample on its way into a tar.
 
-    `record`: the json member's bytes. `files`: one ledger row per kind, in the order of the kinds; its stat triple and
+    `record`: the json member's bytes. `files`: one ledger row per kind, in the order of the kinds; its signature and
     content fingerprint are those of the file on disk.
     """
 
@@ -58,7 +56,7 @@ class ReadySample(msgspec.Struct, frozen=True, gc=False):
     bucket: str
     record: bytes
     mask: tuple[int, ...]
-    files: FilesAt | tuple[FileRow, ...]
+    files: tuple[FileRow, ...]
 
 
 @dataclass(slots=True)
@@ -93,58 +91,28 @@ def find_ready(
     Raises:
         MissingInput: no JSONL there.
     """
-    with _no_collector():
-        return _find_ready(jsonl, derived, ledger, buckets, excluded, allow_preview, on_ready)
-
-
-@contextmanager
-def _no_collector() -> Iterator[None]:
-    """Half a million small objects, none in a circle: looking for circles among them took a fifth of the time."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
-
-
-def _find_ready(
-    jsonl: Path,
-    derived: Path,
-    ledger: Ledger,
-    buckets: Sequence[str],
-    excluded: Mapping[str, str] | None,
-    allow_preview: bool,
-    on_ready: Callable[[Readiness], None],
-) -> Readiness:
     if not jsonl.is_file():
         raise MissingInput("no Stage 2 records", where=jsonl, do="run `imagemill stage2` first")
     found = Readiness()
-    stores = {spec: NpyStore(derived / spec.folder, spec) for spec in embedding_specs()}
-    with ThreadPoolExecutor(len(stores) + 1, "list") as pool:
-        folders, aside = [store.folder for store in stores.values()], jsonl.stat().st_size > _LARGE
-        listings = begin_listing(pool, folders, SUFFIX, aside=aside)
-        rows = pool.submit(_known, ledger.path, list(stores))
-        latest = _latest_records(jsonl, found)
-        chosen = list(_chosen(latest, set(buckets), _left_out(ledger, excluded, allow_preview), found))
-        sources, known = rows.result()
-        records = Records(chosen, sources)
-        kinds = [
-            KindFiles(*of_kind, listing.result(), rows, ledger)
-            for of_kind, listing, rows in zip(stores.items(), listings, known, strict=True)
-        ]
-    _match(records, kinds, found, on_ready)
+    stores = [NpyStore(derived / spec.folder, spec) for spec in embedding_specs()]
+    large = jsonl.stat().st_size > _LARGE
+    listings = [start_listing(store.folder, SUFFIX) if large else store.listing for store in stores]
+    latest, sources = _latest_records(jsonl, found), ledger.sources()
+    kinds = [KindFiles(store, listing(), ledger) for store, listing in zip(stores, listings, strict=True)]
+    for record in _chosen(latest, set(buckets), _left_out(ledger, excluded, allow_preview), found):
+        source = sources.get(record.image_id)
+        files: list[FileRow] = []
+        for kind in kinds:
+            file = kind.find(record, source)
+            if isinstance(file, Refusal):
+                _skip(found, record.image_id, *file, "run `imagemill stage2`")
+                break
+            files.append(file)
+        else:
+            found.ready.append(ReadySample(record.image_id, record.bucket, record.member, record.mask, tuple(files)))
+            on_ready(found)
+    found.adopted = [row for kind in kinds for row in kind.adopted]
     return found
-
-
-def _known(path: Path, specs: Sequence[EmbeddingSpec]) -> tuple[SourceColumns, list[FileColumns]]:
-    """What the ledger knows of images and of each kind's files, over a connection of this thread's own."""
-    if not path.is_file():
-        nothing = SourceColumns(Column(), Column(), Column(), Column())
-        return nothing, [FileColumns.none(spec.kind) for spec in specs]
-    with Ledger(path, read_only=True) as ledger:
-        return ledger.source_columns(), [ledger.file_columns(spec.kind) for spec in specs]
 
 
 def _left_out(
@@ -161,14 +129,14 @@ def _left_out(
 
 
 def _chosen(
-    latest: Mapping[str, SlimRecord | RecordProblem],
+    latest: Mapping[str, PackingRecord | Violation],
     buckets: Set[str],
     left_out: Mapping[str, tuple[str, str, str]],
     found: Readiness,
-) -> Iterator[SlimRecord]:
+) -> Iterator[PackingRecord]:
     """The records whose files are looked for; the others are counted."""
     for item, record in latest.items():
-        if isinstance(record, RecordProblem):
+        if isinstance(record, Violation):
             reason = _REASONS.get(record.rule, f"bad_{record.field}")
             _skip(found, item, reason, record.message, record.remedy)
         elif record.bucket not in buckets:
@@ -177,34 +145,6 @@ def _chosen(
             _skip(found, item, *left_out[item])
         else:
             yield record
-
-
-def _match(
-    records: Records, kinds: Sequence[KindFiles], found: Readiness, on_ready: Callable[[Readiness], None]
-) -> None:
-    """Each record with its files: all that are as they should be at once, the others one by one."""
-    columns = tuple(kind.rows for kind in kinds)
-    vouched = zip(*(kind.vouched(records) for kind in kinds), strict=True)
-    for n, (record, at) in enumerate(zip(records.records, vouched, strict=True)):
-        files = _looked_for(record, records.image(n), kinds, found.adopted) if None in at else FilesAt(columns, at)
-        if isinstance(files, Refusal):
-            _skip(found, record.image_id, *files, "run `imagemill stage2`")
-            continue
-        found.ready.append(ReadySample(record.image_id, record.bucket, record.member, record.mask, files))
-        on_ready(found)
-
-
-def _looked_for(
-    record: SlimRecord, image: Image, kinds: Sequence[KindFiles], adopted: list[FileRow]
-) -> tuple[FileRow, ...] | Refusal:
-    """A row per kind, or why a kind has none to pack."""
-    files: list[FileRow] = []
-    for kind in kinds:
-        file = kind.look(record, image, adopted)
-        if isinstance(file, Refusal):
-            return file
-        files.append(file)
-    return tuple(files)
 
 
 def progress_lines(every: int) -> Callable[[Readiness], None]:
@@ -218,13 +158,13 @@ def progress_lines(every: int) -> Callable[[Readiness], None]:
     return say
 
 
-def _latest_records(jsonl: Path, found: Readiness) -> dict[str, SlimRecord | RecordProblem]:
+def _latest_records(jsonl: Path, found: Readiness) -> dict[str, PackingRecord | Violation]:
     """The records in file order, of duplicates the last one, by id, or by line where it has none; or what is wrong with it.
 
     Everything else is counted as incomplete.
     """
     # In the order of the lines that count: a later record of the same id is put in anew.
-    latest: dict[str, SlimRecord | RecordProblem] = {}
+    latest: dict[str, PackingRecord | Violation] = {}
     lines: dict[str, int] = {}
     for number, item, record in _records(jsonl, found):
         found.total_records += 1
@@ -238,18 +178,24 @@ def _latest_records(jsonl: Path, found: Readiness) -> dict[str, SlimRecord | Rec
     return latest
 
 
-def _records(jsonl: Path, found: Readiness) -> Iterator[tuple[int, str, SlimRecord | RecordProblem | None]]:
-    """Line number, id and record of each line that is not blank."""
-    for first, lines in read_blocks(jsonl):
-        for number, record in enumerate(slim_records(lines), start=first):
-            if isinstance(record, SlimRecord):
-                yield number, record.image_id, record
-            elif record.strip():
-                yield number, *_verdict(jsonl, number, record.removesuffix(b"\r"), found)
+def _records(jsonl: Path, found: Readiness) -> Iterator[tuple[int, str, PackingRecord | Violation | None]]:
+    """Yield line number, id and record of each line that is not blank; the record is None where a line holds no object."""
+    masks = usual_masks()
+    for number, raw in read_raw(jsonl):
+        if record := canonical_record(raw, masks):
+            mask = masks[bytes(record.t5_attention_mask)]
+            caption = fingerprint(record.caption.encode())
+            sizes = record.height, record.width
+            yield (
+                number,
+                record.image_id,
+                PackingRecord(record.image_id, record.aspect_bucket, mask, *sizes, caption, encode_sorted(record)),
+            )
+        elif raw.strip():
+            yield number, *_verdict(jsonl, number, raw, found)
 
 
-def _verdict(jsonl: Path, number: int, raw: bytes, found: Readiness) -> tuple[str, SlimRecord | RecordProblem | None]:
-    """The verdict on a line that cannot be told by a look; None where it is no record at all."""
+def _verdict(jsonl: Path, number: int, raw: bytes, found: Readiness) -> tuple[str, PackingRecord | Violation | None]:
     place, line = f"{jsonl.name}:{number}", parse_line(number, raw)
     if line.value is None:
         _skip(found, place, "malformed", line.problem or "", "repair or remove the line")
@@ -257,15 +203,22 @@ def _verdict(jsonl: Path, number: int, raw: bytes, found: Readiness) -> tuple[st
         return place, None
     image_id = line.value.get("image_id")
     item = image_id if isinstance(image_id, str) and image_id else place
-    return item, _stage1_problem(line.value) or record_problem(line.value) or slim_of(line.value)
+    wrong = _stage1_problem(line.value) or next(iter(violations(line.value)), None)
+    return item, wrong or _packing_record(line.value, line.value, tuple(line.value["t5_attention_mask"]))
 
 
-def _stage1_problem(record: Record) -> RecordProblem | None:
+def _packing_record(record: object, fields: Mapping[str, Any], mask: tuple[int, ...]) -> PackingRecord:
+    caption = fingerprint(fields["caption"].encode("utf-8"))
+    sizes = fields["height"], fields["width"]
+    return PackingRecord(fields["image_id"], fields["aspect_bucket"], mask, *sizes, caption, encode_sorted(record))
+
+
+def _stage1_problem(record: Record) -> Violation | None:
     """What Stage 1 wrote lacks no single field: it waits for its migration."""
     unmigrated = "image_path" in record and not {"image_id", "format_version"} & record.keys()
     if unmigrated or INLINE_VECTOR in record:
         message = "a Stage 1 record, not migrated yet"
-        return RecordProblem("format_version", "stage1", message, "run `imagemill run`: it migrates them")
+        return Violation("format_version", "stage1", message, "run `imagemill run`: it migrates them")
     return None
 
 

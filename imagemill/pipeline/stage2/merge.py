@@ -36,7 +36,7 @@ from imagemill.pipeline.stage2.recorded import (
     unfinished,
 )
 from imagemill.pipeline.stage2.scan import Scan
-from imagemill.records import INLINE_VECTOR, Record, build_record, is_stage1, positive_int
+from imagemill.records import INLINE_VECTOR, Record, build_record, is_side, is_stage1
 from imagemill.store.ledger import CaptionRow, Ledger, Problem, SourceRow
 from imagemill.store.second_copy import refresh
 
@@ -208,7 +208,7 @@ def _stays(
         return "missing_caption"
     if caption.mask is None:
         return ""  # stopped before the tokenizer came to it
-    if source is None and not (positive_int(old.get("height")) and positive_int(old.get("width"))):
+    if source is None and not (is_side(old.get("height")) and is_side(old.get("width"))):
         return "missing_size"
     return None
 

@@ -22,13 +22,13 @@ from imagemill.store.ledger.captions import (
 )
 from imagemill.store.ledger.counts import CHANGES, COUNTS, Counts
 from imagemill.store.ledger.database import IN_MEMORY, LedgerDamaged
-from imagemill.store.ledger.files import FILES, SUPERSEDED, FileColumns, FileRow, Files
+from imagemill.store.ledger.files import FILES, SUPERSEDED, FileRow, Files
 from imagemill.store.ledger.leases import EVERY, LEASES, Lease, LeaseLost, Leases
 from imagemill.store.ledger.problems import PROBLEMS, Problem, Problems
 from imagemill.store.ledger.regeneration import SUPERSEDED_FILES, Regenerations
 from imagemill.store.ledger.schema import VERSION
 from imagemill.store.ledger.settings import BEGUN, SETTINGS
-from imagemill.store.ledger.sources import SOURCES, SourceColumns, SourceRow, Sources
+from imagemill.store.ledger.sources import SOURCES, SourceRow, Sources
 from imagemill.store.ledger.table import Table
 from imagemill.store.ledger.verified import VERIFIED, VerifiedSets
 from imagemill.store.ledger.withdrawals import WITHDRAWN, Withdrawals
@@ -57,6 +57,6 @@ class Ledger(Sources, Captions, Files, Problems, Counts, Regenerations, Withdraw
 
 __all__ = [
     "BEGUN", "EVERY", "FROM_CAPTIONER", "FROM_PREVIEW", "FROM_PREVIEW_RECORD", "FROM_RECORD", "FROM_SIDECAR", "IN_MEMORY",
-    "SUPERSEDED", "VERSION", "CaptionKey", "CaptionRow", "Captioned", "FileColumns", "FileRow", "Lease", "LeaseLost", "Ledger",
-    "LedgerDamaged", "Problem", "SourceColumns", "SourceRow",
+    "SUPERSEDED", "VERSION", "CaptionKey", "CaptionRow", "Captioned", "FileRow", "Lease", "LeaseLost", "Ledger",
+    "LedgerDamaged", "Problem", "SourceRow",
 ]  # fmt: skip

@@ -1,11 +1,9 @@
 """`sources`: each approved image as it was last read."""
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 import msgspec
 
-from imagemill.columns import Column
 from imagemill.files import FileSignature
 from imagemill.store.ledger.database import Database
 from imagemill.store.ledger.table import Table
@@ -20,18 +18,6 @@ class SourceRow(msgspec.Struct, frozen=True):
     fingerprint: str
     height: int
     width: int
-
-
-class SourceColumns(NamedTuple):
-    """The approved images as last read, in order of id: fingerprints, and oriented sizes in pixels."""
-
-    image_ids: Column
-    fingerprints: Column
-    heights: Column
-    widths: Column
-
-    def size(self, at: int) -> tuple[int, int]:
-        return int(self.heights.values[at]), int(self.widths.values[at])
 
 
 SOURCES = Table("sources", SourceRow)

@@ -15,7 +15,7 @@ from imagemill.geometry import quantise_box, quantise_polygon
 from imagemill.pipeline.presets import coord_files
 from imagemill.pipeline.presets.coord_files import draft_split
 from imagemill.pipeline.presets.coords import is_plainly_valid, to_norm, transform
-from imagemill.preset_records import preset_problems
+from imagemill.preset_records import violations
 from imagemill.public_data import PresetDir
 from tests.helpers.product import PROJECT
 
@@ -122,7 +122,7 @@ def test_bins_of_a_box_are_in_order_and_cover_it(width, height, corners):
     x2, y2 = min(x1 + corners[2], width - 1), min(y1 + corners[3], height - 1)
     got = record(objects=[{"desc": "x", "bbox_2d": [x1, y1, x2, y2]}]) | {"width": width, "height": height}
     to_norm(got)
-    assert preset_problems(got, "norm") == []
+    assert violations(got, "norm") == []
     left, top, right, bottom = got["objects"][0]["bbox_2d"]
     assert left * (width - 1) <= x1 * 999 < x2 * 999 <= right * (width - 1)
     assert top * (height - 1) <= y1 * 999 < y2 * 999 <= bottom * (height - 1)
@@ -148,7 +148,7 @@ def test_three_spaces_of_one_record(base, derived):
         assert list(one) == list(record(extra=0))
         assert list(one["objects"][1]) == list(objects[1])
         assert one["extra"] == {"ü": [1000, None, 2**70]}
-    assert preset_problems(norm, "norm") == preset_problems(coord, "coord") == []
+    assert violations(norm, "norm") == violations(coord, "coord") == []
 
 
 def test_record_with_more_objects_is_dropped_whole(base, derived):
@@ -271,7 +271,7 @@ records = st.fixed_dictionaries(
 def test_fast_verdict_is_never_kinder_than_the_rules(record):
     """What is accepted by a look has no problem; the rest is looked at by the rules themselves."""
     if is_plainly_valid(record):
-        assert preset_problems(record, "pixel") == []
+        assert violations(record, "pixel") == []
 
 
 def test_fast_verdict_accepts_what_is_usual():
@@ -287,7 +287,7 @@ def test_any_line_is_transformed_or_told(raw):
     assert bool(chunk.problems) != (chunk.counts.dropped or chunk.pixel != b"")
     for space, lines in (("pixel", chunk.pixel), ("coord", chunk.coord)):
         for one in lines.splitlines():
-            assert preset_problems(json.loads(one), space) == []
+            assert violations(json.loads(one), space) == []
 
 
 def test_unchanged_input_leaves_every_file_untouched(base, derived):

@@ -19,7 +19,7 @@ from imagemill.fs.owners import owner_name
 from imagemill.pipeline.presets.preset_images import INDEX
 from imagemill.pipeline.presets.rescale import RescaleFailed, _rescaled, carry_out, plan_rescale
 from imagemill.pipeline.presets.rescale_setup import PresetConflict, choose_parameters
-from imagemill.preset_records import preset_problems, preset_warnings
+from imagemill.preset_records import PresetRules, violations, warnings
 from imagemill.public_data import Dataset, read_preset_manifest
 from resources.engine import Engine, LocalProcesses
 from resources.local_pool import WorkerDied
@@ -743,9 +743,9 @@ def test_real_coco_becomes_a_valid_preset(coco128, tmp_path):
 
     preset = preset_of(dataset)
     records = records_of(preset.jsonl("train"))
-    problems = [p for r in records for p in preset_problems(r, "pixel", max_pixels=786432, multiple_of=32)]
+    problems = [p for r in records for p in violations(r, "pixel", PresetRules(786432, 32))]
     assert (len(records), problems) == (128, [])
-    assert [p for r in records for p in preset_warnings(r, "pixel")] == []
+    assert [p for r in records for p in warnings(r, "pixel")] == []
     assert report.counts["resized"] + report.counts["copied"] == 128
     assert all(Image.open(preset.path / r["images"][0]).size == (r["width"], r["height"]) for r in records)
     assert read_preset_manifest(preset)["stage_stats"]["rescale"]["library"] == "torch"

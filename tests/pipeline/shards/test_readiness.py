@@ -14,15 +14,13 @@ from imagemill.buckets import BUCKETS
 from imagemill.embedding_specs import DINOV3, T5, VAE, embedding_specs
 from imagemill.errors import MissingInput
 from imagemill.files import file_signature, fingerprint
-from imagemill.formats.jsonl import parse_object, read_jsonl
+from imagemill.formats.jsonl import encode_sorted, parse_object, read_jsonl
 from imagemill.formats.npy import NpyStore
 from imagemill.layout import DataRoot
 from imagemill.pipeline.shards import readiness
-from imagemill.pipeline.shards.kind_files import KindFiles
 from imagemill.pipeline.shards.readiness import find_ready, progress_lines
-from imagemill.pipeline.shards.slim import slim_of, slim_records
 from imagemill.provenance import UNKNOWN
-from imagemill.records import record_problem
+from imagemill.records import canonical_record, usual_masks, violations
 from imagemill.store.ledger import Ledger
 from tests.helpers.stage1 import stage1_record
 from tests.helpers.stage2 import (
@@ -532,31 +530,33 @@ UNUSUAL = (
 
 
 @pytest.mark.parametrize("line", UNUSUAL)
-def test_what_a_look_tells_is_valid(line):
-    """And the same as of the whole record; it may leave any line to the verdict."""
+def test_canonical_record_is_valid(line):
+    """It may leave any line to `violations`."""
     raw = line if isinstance(line, bytes) else line.encode()
 
-    (told,) = slim_records(raw)
+    if found := canonical_record(raw, usual_masks()):
+        record = parse_object(raw) or {}
+        assert violations(record) == []
+        assert json.loads(encode_sorted(found)) == record
 
-    record = parse_object(raw) or {}
-    assert told == raw if record_problem(record) else told in (raw, slim_of(record))
+
+def test_line_of_this_program_is_canonical():
+    assert canonical_record(USUAL.encode(), usual_masks())
 
 
 @settings(deadline=None, max_examples=50)
 @given(
     st.lists(st.one_of(st.sampled_from([USUAL, OTHER]), st.sampled_from(UNUSUAL)), max_size=6),
-    st.sampled_from([1, 500, 1 << 20]),
     st.booleans(),
 )
-def test_a_look_tells_what_a_decoder_tells(packed, lines, block, ended):
-    """Thousands of lines in one go or each by itself, with whatever stands around them: the same outcome."""
+def test_canonical_lines_are_packed_as_decoded_ones(packed, lines, ended):
+    """With any lines around them, the outcome is the same."""
     write_text(packed.stage2_jsonl, *lines)
     if not ended:
         packed.stage2_jsonl.write_bytes(packed.stage2_jsonl.read_bytes().removesuffix(b"\n"))
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("imagemill.formats.jsonl._BLOCK", block)
         looked = look(packed)
-        patched.setattr(readiness, "slim_records", lambda lines: lines.split(b"\n"))
+        patched.setattr(readiness, "canonical_record", lambda line, masks: None)
         decoded = look(packed)
 
     assert [(s.image_id, s.bucket, s.record, s.mask, tuple(s.files)) for s in looked.ready] == [
@@ -588,7 +588,7 @@ def made(tmp_path_factory):
 @settings(deadline=None, max_examples=30)
 @given(st.permutations(FOUR), st.integers(0, 4), st.sampled_from([json.dumps, msgspec.json.encode]))
 def test_order_and_company_of_records_change_no_verdict(made, order, count, spell):
-    """Whole columns are compared where records, images and files are all in step: each alone has the same outcome."""
+    """Each record alone has the same outcome."""
     records = {name: spell(record_of(name, caption=f"noise called {name}", size=(32, 24))) for name in FOUR}
     chosen = order[:count]
 
@@ -606,28 +606,26 @@ def verdicts(root, lines):
     return [(s.image_id, s.record, tuple(s.files)) for s in found.ready], {p.item: p for p in found.problems}
 
 
-def test_only_a_file_that_nothing_vouches_for_gets_a_closer_look(data_root, monkeypatch):
-    """Records in another order, a record or a file too many: the other samples are matched by columns as before."""
+def test_only_a_file_that_the_ledger_does_not_know_is_read(data_root, monkeypatch):
+    """Records in another order, a record or a file too many make no difference."""
     spoiled(data_root)
     lines = data_root.stage2_jsonl.read_bytes().splitlines()
     write_text(data_root.stage2_jsonl, *lines[::-1][:3])
-    closer, once = [], KindFiles.look
-    monkeypatch.setattr(
-        KindFiles, "look", lambda self, record, *rest: closer.append(record.image_id) or once(self, record, *rest)
-    )
+    read, check = [], NpyStore.check
+    monkeypatch.setattr(NpyStore, "check", lambda self, name, *size: read.append(name) or check(self, name, *size))
 
     found = look(data_root)
 
     assert ids(found) == ["d"]
-    assert set(closer) == {"b", "c"}
+    assert read == ["b"]
 
 
-def test_images_without_a_file_of_every_kind_keep_no_other_from_being_matched_by_columns(data_root, monkeypatch):
+def test_image_without_a_file_of_every_kind_has_no_file_read(data_root, monkeypatch):
     """An image that waits for its caption has no hidden state and no record."""
     photos(data_root, "A", captions=False)
     stage2(data_root, "a", "b", "c")
 
-    monkeypatch.setattr(KindFiles, "look", lambda *_: pytest.fail("a closer look"))
+    monkeypatch.setattr(NpyStore, "check", lambda *_: pytest.fail("a file is read"))
     found = look(data_root)
 
     assert ids(found) == ["a", "b", "c"]

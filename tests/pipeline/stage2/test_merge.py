@@ -17,7 +17,7 @@ from imagemill.layout import DataRoot
 from imagemill.pipeline.stage2.merge import Merge, stage1_backup, write_records
 from imagemill.pipeline.stage2.recorded import record_id, unfinished
 from imagemill.pipeline.stage2.scan import Scan
-from imagemill.records import RECORD_FIELDS, record_problem
+from imagemill.records import RECORD_FIELDS, violations
 from imagemill.store.ledger import CaptionRow, FileRow, Ledger, SourceRow
 from tests.helpers.stage2 import record_of, write_text
 
@@ -75,7 +75,7 @@ def test_image_with_a_caption_and_a_mask_becomes_a_valid_record(root):
     (record,) = values(merged)
     assert merged.added == ["a"]
     assert tuple(record) == RECORD_FIELDS
-    assert record_problem(record) is None
+    assert violations(record) == []
     assert record == record_of("a")
 
 
@@ -151,7 +151,7 @@ def test_field_that_image_or_tokenizer_know_better_is_corrected(root, field, val
     merged = merge(root, record_of("a", **{field: value}), sources=[source("a")], captions=[caption("a")])
 
     assert values(merged) == [record_of("a")]
-    assert record_problem(values(merged)[0]) is None
+    assert violations(values(merged)[0]) == []
     assert merged.changed + merged.migrated == ["a"]
     told = {"t5_attention_mask": "mask_corrected"}.get(field, f"{field}_corrected")
     # What Python calls equal is another spelling of the same value.
@@ -376,7 +376,7 @@ def test_no_line_is_lost_and_a_second_merge_changes_nothing(tmp_path_factory, ra
             assert {**new, "dinov3_embedding": 0} == {**old, "dinov3_embedding": 0}
     assert [record_id(record) for record in values(merged)] == sorted(after)
     for image_id in set(opened) & set(captioned) & set(after):
-        assert "dinov3_embedding" in after[image_id] or record_problem(after[image_id]) is None
+        assert "dinov3_embedding" in after[image_id] or violations(after[image_id]) == []
 
     again = merge_file(root, **rows)
     assert again.lines == merged.lines

@@ -1,0 +1,42 @@
+"""Violation: one way in which a record does not keep the rules, and the warnings about texts that all records share.
+
+What a Stage 2 record must hold is in records.py, a preset's record in preset_records.py.
+"""
+
+import re
+
+import msgspec
+
+
+class Violation(msgspec.Struct, frozen=True):
+    """A field that breaks a rule: the rule's name, what was found, what to do."""
+
+    field: str
+    rule: str
+    message: str
+    remedy: str
+
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+# `<|coord_1|>`, `<|box_start|>`: a tokenizer may read such text as one of its own tokens.
+_SPECIAL_TOKEN = re.compile(r"<\|[^|<>]+\|>")
+# Rule → what it demands, what to do. The text is kept as it is: these are only warnings.
+TEXT_WARNINGS = {
+    "control_character": ("text has no control characters", "remove them, if a model reads this text"),
+    "special_token": ("text has nothing in the form <|…|>", "write it differently, if a model reads this text"),
+}
+
+
+def is_plain_text(text: str) -> bool:
+    """True if `text_warnings` surely has nothing to report: a tenth of its time, once per object of a preset."""
+    return text.isprintable() and "<|" not in text and bool(text)
+
+
+def text_warnings(field: str, text: str) -> list[Violation]:
+    """Return what is unusual in a caption or name: control characters, and what a tokenizer reads as its own tokens."""
+    found = []
+    if control := _CONTROL.search(text):
+        found.append(("control_character", f"contains {control[0]!r}"))
+    if token := _SPECIAL_TOKEN.search(text):
+        found.append(("special_token", f"contains {token[0][:40]!r}"))
+    return [Violation(field, rule, message, TEXT_WARNINGS[rule][1]) for rule, message in found]
