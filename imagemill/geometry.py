@@ -10,9 +10,10 @@ Belongs elsewhere: what a record must hold (preset_records.py), pixels themselve
 Source: CONTRACTS section 3, "Target size", "Geometry", "Quantization", "object_order"; seed 004.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 from math import isqrt
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from imagemill.errors import Refused, WrongUsage
 
@@ -201,3 +202,38 @@ def _ceil_bin(value: Number, last: int) -> int:
 
 def _nearest_bin(value: Number, last: int) -> int:
     return 0 if value <= 0 else LAST_BIN if value >= last else round(value * LAST_BIN / last)
+
+
+# ---- boxes by tables
+
+# Longer sides have no table.
+_LARGEST_AXIS = 1 << 14
+
+
+class _Axis(NamedTuple):
+    """The bins of whole pixels along a side, 0 to its length: rounded down and up."""
+
+    low: list[int]
+    high: list[int]
+
+
+@functools.lru_cache(maxsize=256)
+def _axis(side: int) -> _Axis:
+    last, pixels = side - 1 or 1, range(side + 1 if side <= _LARGEST_AXIS else 0)
+    return _Axis(
+        [min(at * LAST_BIN // last, LAST_BIN) for at in pixels],
+        [min(-(-at * LAST_BIN // last), LAST_BIN) for at in pixels],
+    )
+
+
+def box_bins(box: Sequence[Number], width: int, height: int) -> list[int]:
+    """Return `quantise_box` of a valid box; for whole pixels inside the image by tables, in less than half the time."""
+    x1, y1, x2, y2 = box
+    across, down = _axis(width), _axis(height)
+    try:
+        bins = [across.low[x1], down.low[y1], across.high[x2], down.high[y2]]  # type: ignore[index]
+    except (TypeError, IndexError):  # not whole, or outside
+        return quantise_box(box, width, height)
+    if x1 < 0 or y1 < 0 or bins[0] >= bins[2] or bins[1] >= bins[3]:
+        return quantise_box(box, width, height)
+    return bins

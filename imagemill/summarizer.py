@@ -5,7 +5,7 @@
             return [f"{image.name}: …" for image in images]
 
 Belongs here: the protocol, the value it is given, what makes two summarizers the same.
-Belongs elsewhere: the model (encoders/), who calls it (pipeline/answers.py).
+Belongs elsewhere: the model (encoders/), who calls it (pipeline/batch_inference.py).
 Source: CONTRACTS section 5, "The summarizer is replaceable".
 """
 

@@ -18,7 +18,7 @@ from imagemill.encoders.preview import ensure_preview, is_preview
 from imagemill.encoders.prompts import Prompts
 from imagemill.encoders.vlm import CAPTIONER, SUMMARIZER, VisionLanguageModel, VlmCaptioner, VlmSummarizer
 from imagemill.errors import ModelUnusable, NonFiniteEmbedding
-from imagemill.pipeline.answers import Answered
+from imagemill.pipeline.batch_inference import Answered
 from imagemill.pipeline.stage_a.summaries import summarize_batch
 from imagemill.summarizer import NamedImage
 

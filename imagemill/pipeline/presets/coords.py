@@ -12,22 +12,18 @@ Belongs elsewhere: what a record must hold (preset_records.py), the arithmetic (
 Source: CONTRACTS section 3, "object_order", "Quantisation", "Presets are strict", "Derived presets".
 """
 
-import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
 from imagemill.formats.jsonl import encode_line, parse_line, parse_object
-from imagemill.geometry import LAST_BIN, in_top_left_order, quantise_box, quantise_polygon
+from imagemill.geometry import box_bins, in_top_left_order, quantise_polygon
 from imagemill.preset_records import DEFAULT_ORDER, LEGACY_KEYS, RECORD_TYPES, TOKENS, ObjectOrder, is_plain, violations
 
 Record = dict[str, Any]
 Number = int | float
 _LEGACY = frozenset(LEGACY_KEYS)
-
-# Sides beyond this get a table of nothing: their pixels are computed one by one.
-_LARGEST_AXIS = 1 << 14
 
 _encoder = msgspec.json.Encoder()
 
@@ -44,61 +40,17 @@ def is_plainly_valid(record: Record) -> bool:
     return is_plain(typed, "pixel") and all(map(_LEGACY.isdisjoint, record["objects"]))
 
 
-class _Axis(NamedTuple):
-    """The bins of whole pixels along a side, 0 to its length: rounded down, up, and to the nearest."""
-
-    low: list[int]
-    high: list[int]
-    nearest: list[int]
-
-
-@functools.lru_cache(maxsize=256)
-def _axis(side: int) -> _Axis:
-    last, pixels = side - 1 or 1, range(side + 1 if side else 0)
-    return _Axis(
-        [min(at * LAST_BIN // last, LAST_BIN) for at in pixels],
-        [min(-(-at * LAST_BIN // last), LAST_BIN) for at in pixels],
-        [min(round(at * LAST_BIN / last), LAST_BIN) for at in pixels],
-    )
-
-
-def box_bins(box: Sequence[Number], across: _Axis, down: _Axis) -> list[int] | None:
-    """What `quantise_box` gives for a valid box of whole pixels inside the image; None for others."""
-    x1, y1, x2, y2 = box
-    if x1 < 0 or y1 < 0:
-        return None
-    try:
-        bins = [across.low[x1], down.low[y1], across.high[x2], down.high[y2]]  # type: ignore[index]
-    except (TypeError, IndexError):  # not whole, or outside
-        return None
-    return bins if bins[0] < bins[2] and bins[1] < bins[3] else None
-
-
-def polygon_bins(points: Sequence[Number], across: _Axis, down: _Axis) -> list[int] | None:
-    """What `quantise_polygon` gives for whole pixels inside the image; None for other polygons."""
-    if min(points) < 0:
-        return None
-    bins: list[Any] = list(points)
-    try:
-        bins[0::2] = map(across.nearest.__getitem__, points[0::2])  # type: ignore[arg-type]
-        bins[1::2] = map(down.nearest.__getitem__, points[1::2])  # type: ignore[arg-type]
-    except (TypeError, IndexError):  # not whole, or outside
-        return None
-    return bins
-
-
 def to_norm(record: Record) -> list[tuple[Record, str, list[int]]]:
     """Turn a valid record's geometry into 0…999, in place; returns each object with its key and bins."""
     width, height = record["width"], record["height"]
-    across, down = (_axis(side if side <= _LARGEST_AXIS else 0) for side in (width, height))
     places: list[tuple[Record, str, list[int]]] = []
     for item in record["objects"]:
         if "bbox_2d" in item:
             key, box = "bbox_2d", item["bbox_2d"]
-            bins = box_bins(box, across, down) or quantise_box(box, width, height)
+            bins = box_bins(box, width, height)
         else:
             key, points = "poly", item["poly"]
-            bins = polygon_bins(points, across, down) or quantise_polygon(points, width, height)
+            bins = quantise_polygon(points, width, height)
         item[key] = bins
         places.append((item, key, bins))
     return places

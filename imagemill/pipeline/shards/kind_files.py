@@ -45,7 +45,7 @@ class KindFiles:
         self._unchanged = {row.image_id: row for row in rows if listing.get(row.image_id) == row.stat}
 
     def find(self, record: PackingRecord, source: SourceRow | None) -> FileRow | Refusal:
-        """Return the row of this record's file, or the reason why it is not packed. `source`: its image, if the ledger knows it."""
+        """Return the row of this record's file, or the reason why it is not packed. `source`: its image, if known."""
         image_id, of_caption = record.image_id, self.spec.source == "caption"
         wanted = record.caption if of_caption else source.fingerprint if source else None
         try:

@@ -24,8 +24,8 @@ from PIL import Image
 from imagemill.config import DECODE_AHEAD_PIXELS
 from imagemill.errors import ModelUnusable, Refused
 from imagemill.files import FileSignature
-from imagemill.pipeline.ahead import work_ahead
-from imagemill.pipeline.answers import Answer, Unanswered, answer_batch
+from imagemill.pipeline.batch_inference import Answer, Unanswered, answer_batch
+from imagemill.pipeline.prefetch import bounded_map
 from imagemill.pipeline.stage2.facts import complete_facts, inspect_image
 from imagemill.pipeline.stage2.plan import Known, refused_image
 from imagemill.pipeline.stage2.scan import Scan, SourceFile, caption_row, normalise_caption
@@ -157,7 +157,7 @@ class CaptionWorker:
     def _opened_ahead(
         self, pool: ThreadPoolExecutor, jobs: Iterable[CaptionJob]
     ) -> Iterator["CaptionedImage | _Opened"]:
-        return work_ahead(
+        return bounded_map(
             pool,
             self._open,
             jobs,

@@ -44,7 +44,8 @@ from imagemill.errors import (
 from imagemill.files import FileSignature, file_signature, fingerprint, fingerprint_file
 from imagemill.formats.npy import NpyStore, npy_header
 from imagemill.memory import reuse_freed_memory
-from imagemill.pipeline.ahead import work_ahead
+from imagemill.pipeline.batch_inference import infer_in_parts
+from imagemill.pipeline.prefetch import bounded_map
 from imagemill.pipeline.stage2.damage import DAMAGED, damaged_file
 from imagemill.pipeline.stage2.facts import inspect_image
 from imagemill.pipeline.stage2.plan import EmbeddingPlan, Job, row_of_bytes
@@ -221,7 +222,7 @@ class EmbedWorker:
 
     def _decode_ahead(self, pool: ThreadPoolExecutor, jobs: Iterable[Job]) -> Iterator[_Item | EmbedRow]:
         """Run `_prepare` on threads, at most a batch and a little more ahead of the model, and `decode_ahead_pixels`."""
-        return work_ahead(
+        return bounded_map(
             pool,
             self._prepare,
             jobs,
@@ -369,22 +370,19 @@ class EmbedWorker:
         """Encode a batch and hand each array to a writer. A batch that fails is halved until the culprit is alone."""
         encoder = self.encoder()
         before = encoder.calls
-        try:
-            made = list(zip(batch, encoder.encode([item.prepared for item in batch]), strict=True))
-        except Exception as error:
-            if len(batch) > 1:
-                middle = len(batch) // 2
-                yield from self._make(batch[:middle], writers)
-                yield from self._make(batch[middle:], writers)
-            else:
-                yield _done(self._model_failure(batch[0], error, encoder))
-            return
-        self._succeeded = True
-        for number, (item, array) in enumerate(made):
-            item.prepared.payload = None  # no pixels wait for the disk
-            yield _Write(
-                writers.submit(self._write, item, array, 0 if number else encoder.calls - before), array.nbytes
-            )
+
+        def encode(part: Sequence[_Item]) -> list[tuple[_Item, np.ndarray]]:
+            return list(zip(part, encoder.encode([item.prepared for item in part]), strict=True))
+
+        for part, made in infer_in_parts(encode, batch):
+            if isinstance(made, Exception):
+                yield _done(self._model_failure(part[0], made, encoder))
+                continue
+            self._succeeded = True
+            calls, before = encoder.calls - before, encoder.calls
+            for number, (item, array) in enumerate(made):
+                item.prepared.payload = None  # no pixels wait for the disk
+                yield _Write(writers.submit(self._write, item, array, 0 if number else calls), array.nbytes)
 
     def _model_failure(self, item: _Item, error: Exception, encoder: Encoder) -> EmbedRow:
         self._failures += not item.job.failed

@@ -10,7 +10,7 @@ Source: seed 003 "merge SHALL continue for other groups"; CONTRACTS section 0, "
 
 from pathlib import Path
 
-from imagemill.pipeline.answers import Unanswered
+from imagemill.pipeline.batch_inference import Unanswered
 from imagemill.pipeline.stage_a.at_work import RANK_DIED, in_hands
 from imagemill.pipeline.stage_a.missions import printable
 from imagemill.pipeline.stage_a.rank_files import (

@@ -24,7 +24,7 @@ from PIL import Image
 
 from imagemill.errors import Refused, WrongUsage, disk_full_told
 from imagemill.files import FileSignature, file_signature, fingerprint
-from imagemill.pipeline.answers import Answered, Unanswered
+from imagemill.pipeline.batch_inference import Answered, Unanswered
 from imagemill.pipeline.stage_a.at_work import AtWork, left_behind
 from imagemill.pipeline.stage_a.finished import FinishedIndex, Keeper, summary_fingerprint
 from imagemill.pipeline.stage_a.missions import DEFAULT_SEED, Discovery, Group, sample_groups

@@ -19,7 +19,7 @@ import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from imagemill.pipeline.answers import Answer, answer_batch
+from imagemill.pipeline.batch_inference import Answer, answer_batch
 from imagemill.summarizer import NamedImage, Summarizer
 
 IRRELEVANT = "无关图片"

@@ -13,7 +13,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-def work_ahead(
+def bounded_map(
     pool: ThreadPoolExecutor,
     work: Callable[[T], R],
     items: Iterable[T],

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from imagemill.errors import ModelUnusable
-from imagemill.pipeline.answers import Answered, Unanswered, is_out_of_memory
+from imagemill.pipeline.batch_inference import Answered, Unanswered, is_out_of_memory
 from imagemill.pipeline.stage_a.summaries import summarize_batch
 from imagemill.summarizer import NamedImage
 

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from imagemill.pipeline.ahead import work_ahead
+from imagemill.pipeline.prefetch import bounded_map
 
 
 def run(weights, *, threads=2, most=6, budget=10, keeps=lambda made: 0, known=lambda weight: weight, work=lambda x: x):
     """Results, each item being its own weight."""
     with ThreadPoolExecutor(threads) as pool:
-        yield from work_ahead(
+        yield from bounded_map(
             pool, work, weights, weigh=known, measure=lambda weight: weight, keeps=keeps, most=most, budget=budget
         )
 
@@ -80,7 +80,7 @@ def test_results_that_weigh_nothing_make_room_before_they_are_taken(keeps, start
             yield number
 
     with ThreadPoolExecutor(1) as pool:
-        results = work_ahead(
+        results = bounded_map(
             pool, lambda number: done.append(number) or number, source(), weigh=lambda number: 4, measure=int,
             keeps=lambda made: keeps, most=most, budget=4,
         )  # fmt: skip
@@ -128,7 +128,7 @@ def test_item_of_unknown_weight_is_measured_on_the_pool():
         return weight
 
     with ThreadPoolExecutor(2) as pool:
-        results = work_ahead(
+        results = bounded_map(
             pool, lambda x: x, [1, 2, 3], weigh=lambda x: None if x == 2 else x, measure=measure, keeps=lambda x: 0,
             most=2, budget=5,
         )  # fmt: skip
