@@ -260,7 +260,7 @@ def _fits(line: RankLine, group: ImageGroup) -> bool:
 _REPLACE = "replace the file by a whole image of at least 8 by 8 pixels, or take it out of its group"
 _AGAIN = "run again: what is finished is not inferred again"
 
-# Reasons that lie in the image; every other reason is a failure of the run.
+# Reasons with their cause in the image; every other reason is a failure of the run.
 _REFUSALS = {"undecodable", "too_small", "too_large"}
 _REMEDIES = {
     "blank_answer": "run again; if it stays blank, change the prompt or the summarizer",

@@ -172,13 +172,12 @@ def read_mark(folder: Path, mission: str, rank: int) -> RankMark | None:
 
 
 def unfinished_ranks(folder: Path, mission: str, ranks: Sequence[int], plan: str, launch: str | None) -> list[int]:
-    """Ranks that have not come to the end of this plan; `launch` None: in whichever start."""
+    """Return the ranks that have not ended on this plan, in this start; `launch` None: in any start."""
     marks = {rank: read_mark(folder, mission, rank) for rank in ranks}
-    return [rank for rank, mark in marks.items() if not mark or not _is_end(mark, plan, launch)]
-
-
-def _is_end(mark: RankMark, plan: str, launch: str | None) -> bool:
-    return mark.ended and mark.plan == plan and launch in {None, mark.launch}
+    return [
+        rank for rank, mark in marks.items()
+        if not (mark and mark.ended and mark.plan == plan and launch in {None, mark.launch})
+    ]  # fmt: skip
 
 
 # ---- images in flight

@@ -24,7 +24,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO
 
 import msgspec
 
@@ -117,7 +117,7 @@ def _json_answer(text: str, objects: Sequence[tuple[dict[str, Any], tuple[int, i
 def _said(value: Any, text: str) -> str:
     """The strings of a JSON answer; the whole text where it holds numbers alone, nothing where it holds not even those."""
     inner = list(_walk(value))
-    strings = [_one_line(each) for each in inner if isinstance(each, str) and any(map(_is_visible, each))]
+    strings = [" ".join(each.split()) for each in inner if isinstance(each, str) and any(map(_is_visible, each))]
     if strings:
         return _whole_characters("，".join(strings))
     return text if any(isinstance(each, int | float) for each in inner) else ""
@@ -173,10 +173,6 @@ def _finite(digits: str) -> float:
 
 _NO_JSON = object()
 _DECODER = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite, strict=False)
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
 
 
 def _whole_characters(text: str) -> str:
@@ -237,29 +233,24 @@ def import_summaries(ledger: Ledger, mission: str, output: Path, store: Path) ->
         path.unlink()
 
 
-class KnownSummaries:
+class KnownSummaries(ExitStack):
     """Lookup of finished summaries in files of lines. Use as a context manager.
 
-    It holds offsets, not summaries. The files stay open: one that is replaced meanwhile is still read as it was.
+    It holds offsets, not summaries: about 260 bytes of memory per line. The files stay open: one that is replaced meanwhile is still
+    read as it was.
 
     Args:
         paths: of several lines with one key the last counts; files that do not exist are skipped.
     """
 
     def __init__(self, paths: Iterable[Path]) -> None:
-        self._stack = ExitStack()
+        super().__init__()
         self._places: dict[int, tuple[BinaryIO, int]] = {}
         for path in paths:
             if path.exists():
-                file = self._stack.enter_context(open(path, "rb"))  # noqa: SIM115
+                file = self.enter_context(open(path, "rb"))  # noqa: SIM115
                 for offset, line in _read_lines(file):
                     self._places[hash(line.fingerprint)] = self._places[hash((line.image, line.stat))] = (file, offset)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
 
     def content(self, image: str, stat: FileSignature) -> str | None:
         """Return the fingerprint of a file's bytes if the file was read in this state, else None."""

@@ -174,7 +174,7 @@ kept = st.lists(
 
 @given(kept, kept)
 def test_compaction_keeps_the_newest_few_of_each_image(tmp_path_factory, one, other):
-    """What is kept does not depend on the file it was in."""
+    """The file that a summary was in makes no difference."""
     store = tmp_path_factory.mktemp("root") / "store"
     write(store, "rank0.jsonl", *(row(key, at, image=image) for image, key, at in one))
     write(store, "rank1.jsonl", *(row(key, 2000 + at, image=image) for image, key, at in other))
