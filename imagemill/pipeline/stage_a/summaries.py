@@ -236,8 +236,7 @@ def import_summaries(ledger: Ledger, mission: str, output: Path, store: Path) ->
 class KnownSummaries(ExitStack):
     """Lookup of finished summaries in files of lines. Use as a context manager.
 
-    It holds offsets, not summaries: about 260 bytes of memory per line. The files stay open: one that is replaced meanwhile is still
-    read as it was.
+    It holds offsets, about 260 bytes of memory per line. The files stay open: one that is replaced is still read as it was.
 
     Args:
         paths: of several lines with one key the last counts; files that do not exist are skipped.

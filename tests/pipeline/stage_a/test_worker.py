@@ -190,6 +190,29 @@ def test_finished_lines_survive_the_loss_of_one_of_their_two_places(bench, lost)
     assert merged.written == 3
 
 
+def test_rank_opens_no_ledger_and_writes_its_own_files_alone(bench, monkeypatch):
+    """Issue 16: ranks "write only their rank file and one in-flight line and never open the ledger"."""
+    monkeypatch.setattr("imagemill.store.ledger.database._connect", None)
+    worker = RankWorker(plan=bench.plan(), summarizer=Recorder, output=bench.output, store=bench.store)
+
+    rows = list(worker.stream([0]))
+
+    assert len(rows) == 24
+    assert list(bench.store.iterdir()) == []
+    assert {path.name for path in bench.output.iterdir()} == {
+        f"{MISSION}_stage_a.images.rank0.json", f"{MISSION}_stage_a.images.rank0.jsonl",
+    }  # fmt: skip
+
+
+def test_rank_reuses_lines_that_were_written_after_the_snapshot(bench):
+    """A rank of a start that was superseded can finish a batch while rank 0 of the next one imports."""
+    plan = bench.plan(mode="per_image", world_size=2)
+    worker = RankWorker(plan=plan, summarizer=Recorder, output=bench.output, store=bench.store)
+
+    assert {row.how for row in worker.stream([1])} == {"inferred"}
+    assert {row.how for row in worker.stream([1])} == {"reused"}
+
+
 def test_torn_last_line_costs_its_image_alone(bench):
     bench.infer(bench.plan(mode="per_image"))
     shutil.rmtree(bench.state)
