@@ -15,6 +15,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -131,33 +132,29 @@ class RankWorker:
 _Outcome = tuple[RankLine, Literal["inferred", "reused", "failed"]]
 
 
+@dataclass(slots=True)
 class _Rank:
     """One rank's images in order, as lists of lines: each list must be written before the next is requested."""
 
-    def __init__(
-        self,
-        plan: StageAPlan,
-        make: Callable[[], Summarizer],
-        known: KnownSummaries,
-        flight: InFlight,
-        batch_size: int,
-    ) -> None:
-        self._plan, self._make, self._known = plan, make, known
-        self._flight, self._batch_size = flight, batch_size
-        self._summarizer: Summarizer | None = None
+    plan: StageAPlan
+    make: Callable[[], Summarizer]
+    known: KnownSummaries
+    flight: InFlight
+    batch_size: int
+    summarizer: Summarizer | None = None
 
     def rows(self, jobs: Iterable[ImageJob], last: Iterable[ImageJob] = ()) -> Iterator[list[_Outcome]]:
         """Yield lines. `last`: jobs that are done one by one after all others are written."""
-        yield from self._batches(jobs, self._batch_size)
+        yield from self._batches(jobs, self.batch_size)
         for job in last:
             yield from self._batches([job], 1)
 
     def _batches(self, jobs: Iterable[ImageJob], size: int) -> Iterator[list[_Outcome]]:
         batch: list[_Ready] = []
         for job in jobs:
-            if batch and not self._plan.ranks.mixes_groups and batch[-1].job.group_seq != job.group_seq:
+            if batch and not self.plan.ranks.mixes_groups and batch[-1].job.group_seq != job.group_seq:
                 yield self._infer(batch)
-                self._flight.done()
+                self.flight.done()
             found = self._look(job)
             if isinstance(found, _Ready):
                 batch.append(found)
@@ -166,27 +163,27 @@ class _Rank:
             del found  # otherwise one decoded image more than the batch's would be held
             if len(batch) == size:
                 yield self._infer(batch)
-                self._flight.done()
+                self.flight.done()
         if batch:
             yield self._infer(batch)
-        self._flight.done()
+        self.flight.done()
 
     def _look(self, job: ImageJob) -> _Ready | _Outcome:
         """Return the line of an image whose summary is known or that cannot be read, else the image."""
-        plan, image = self._plan, self._plan.image(job)
+        plan, image = self.plan, self.plan.image(job)
         name, known_by = plan.groups[job.group_seq].images[job.image_index - 1], ""
         try:
             path = plan.folder / image
             stat = file_signature(path)
-            if content := self._known.content(image, stat):
+            if content := self.known.content(image, stat):
                 known_by = summary_fingerprint(name, content, plan.identity)
-                if known := self._known.find(known_by):
+                if known := self.known.find(known_by):
                     return rank_line(plan, job, known_by, known.summary, (stat, content, known.at)), "reused"
-            self._flight.begin(image)
+            self.flight.begin(image)
             data, stat = _read(path)
             content = fingerprint(data)
             known_by = summary_fingerprint(name, content, plan.identity)
-            if known := self._known.find(known_by):
+            if known := self.known.find(known_by):
                 return rank_line(plan, job, known_by, known.summary, (stat, content, time.time_ns())), "reused"
             return _Ready(job, stat, content, known_by, NamedImage(name, Image.fromarray(decode_rgb(data, name))))
         except Refused as refusal:
@@ -199,18 +196,18 @@ class _Rank:
 
     def _infer(self, batch: list[_Ready]) -> list[_Outcome]:
         """Return the lines of a batch and empty it: its images are not held while its lines are written."""
-        if self._summarizer is None:
-            self._summarizer = self._make()
-        answers = summarize_batch(self._summarizer, [ready.image for ready in batch], self._plan.mission)
+        if self.summarizer is None:
+            self.summarizer = self.make()
+        answers = summarize_batch(self.summarizer, [ready.image for ready in batch], self.plan.mission)
         done = [ready._replace(image=None) for ready in batch]
         batch.clear()
         outcomes: list[_Outcome] = []
         for ready, answer in zip(done, answers, strict=True):
             if isinstance(answer, Answered):
                 read = ready.stat, ready.content, time.time_ns()
-                outcomes.append((rank_line(self._plan, ready.job, ready.known_by, answer.text, read), "inferred"))
+                outcomes.append((rank_line(self.plan, ready.job, ready.known_by, answer.text, read), "inferred"))
             else:
-                outcomes.append((rank_line(self._plan, ready.job, ready.known_by, answer), "failed"))
+                outcomes.append((rank_line(self.plan, ready.job, ready.known_by, answer), "failed"))
         return outcomes
 
 
