@@ -6,7 +6,7 @@ A rank's lines are of a plan (groups, sampling, mode, world size, summarizer): b
 and the merge takes no line of another one.
 
 Belongs here: which ranks a run works on and where, what Dagster and the ledger are told.
-Belongs elsewhere: one rank (pipeline/stage_a/rank_worker.py), the merge (pipeline/stage_a/stage_a_merge.py).
+Belongs elsewhere: one rank (pipeline/stage_a/worker.py), the merge (pipeline/stage_a/merge.py).
 Source: seed 003; CONTRACTS section 5.
 """
 
@@ -28,17 +28,24 @@ from imagemill.atomic import sweep_temporaries
 from imagemill.errors import ImagemillError, WrongUsage, disk_full_told
 from imagemill.layout import DataRoot
 from imagemill.pipeline.claims import claimed, claimed_until_output
-from imagemill.pipeline.stage_a.at_work import left_behind
-from imagemill.pipeline.stage_a.dead_rank import close_dead_rank
-from imagemill.pipeline.stage_a.finished import store_folder
+from imagemill.pipeline.stage_a.merge import (
+    ASSET,
+    MergeResult,
+    counts_of,
+    ended_on_another_plan,
+    failed_groups,
+    finish_stage_a,
+    late_ranks,
+    nothing_written,
+    stage_a_problems,
+    warnings,
+)
 from imagemill.pipeline.stage_a.missions import DEFAULT_SEED, Discovery, discover, leave_unselected
-from imagemill.pipeline.stage_a.rank_files import output_file, rank_file, wait_for_ranks
-from imagemill.pipeline.stage_a.rank_shares import RankShare, ShareWorker
-from imagemill.pipeline.stage_a.rank_start import FIRST
-from imagemill.pipeline.stage_a.rank_worker import StageAPlan, plan_stage_a, split_jobs
-from imagemill.pipeline.stage_a.stage_a_merge import Merged, ended_on_another_plan, finish_stage_a
-from imagemill.pipeline.stage_a.stage_a_problems import ASSET, stage_a_problems
-from imagemill.pipeline.stage_a.stage_a_report import counts_of, failed_groups, late_ranks, nothing_written, warnings
+from imagemill.pipeline.stage_a.plan import StageAPlan, plan_stage_a
+from imagemill.pipeline.stage_a.rank_files import left_behind, output_file, rank_file
+from imagemill.pipeline.stage_a.summaries import import_summaries, summaries_folder
+from imagemill.pipeline.stage_a.torchrun import FIRST, wait_for_ranks
+from imagemill.pipeline.stage_a.worker import RankResult, RankRunner, close_dead_rank
 from imagemill.places import at
 from imagemill.ranks import DEFAULT_MODE, ShardingMode, processes_here
 from imagemill.store.ledger import Ledger
@@ -146,7 +153,9 @@ def stage_a_ranks(
         options = rank_options(plan, root, summarizer, config, launch=given.launch or "", processes=engine.workers)
         for folder in (options["output"], options["store"]):
             sweep_temporaries(folder)
+        import_summaries(ledger, mission, options["output"], options["store"])
         shares = list(run_ranks(engine, numbers if plan.groups else [], options))
+        import_summaries(ledger, mission, options["output"], options["store"])
         ledger.record_counts(context.run_id, RANKS, _sum(shares))
     path = dg.MetadataValue.path(str(root.stage_a_output))
     _refuse_dead(context, mission, world_size, shares, {"path": path, **maker})
@@ -159,25 +168,25 @@ def stage_a_ranks(
 
 def run_ranks(
     engine: LocalProcesses, numbers: Sequence[int], options: Mapping[str, Any], go_on: Callable[[], None] | None = None
-) -> Iterator[RankShare]:
+) -> Iterator[RankResult]:
     """Each of these ranks to its end. One whose process dies is closed, and the others go on; what an earlier one left in the
     hands of a dead process is looked at in another process than this.
 
     Args:
-        options: of a ShareWorker. go_on: as of a ShareWorker.
+        options: of a RankRunner. go_on: as of a RankRunner.
     """
     plan, store = options["plan"], options["store"]
     behind = left_behind(store)
-    apart = any(split_jobs(plan, rank, behind)[1] for rank in numbers)
+    apart = any(plan.split_jobs(rank, behind)[1] for rank in numbers)
     died = partial(close_dead_rank, plan, options["output"], store, options["launch"])
-    return engine.map_keys(ShareWorker, numbers, died, apart=apart, options=options, go_on=go_on)
+    return engine.map_keys(RankRunner, numbers, died, apart=apart, options=options, go_on=go_on)
 
 
 def _refuse_dead(
     context: dg.AssetExecutionContext,
     mission: str,
     world_size: int,
-    shares: Sequence[RankShare],
+    shares: Sequence[RankResult],
     metadata: Mapping[str, Any],
 ) -> None:
     """Fail the step where ranks died, once Dagster has been told of the others. The merge says which groups that costs."""
@@ -206,7 +215,7 @@ def rank_options(
     launch: str = "",
     processes: int = 1,
 ) -> dict[str, Any]:
-    """The options of a ShareWorker, wherever it runs.
+    """The options of a RankRunner, wherever it runs.
 
     Args:
         launch: name of the torchrun start that the rank belongs to. processes: how many ranks this process runs at a time.
@@ -215,14 +224,14 @@ def rank_options(
         "plan": plan,
         "summarizer": summarizer.factory(processes * processes_here(os.environ)),
         "output": root.stage_a_output,
-        "store": store_folder(root.state, plan.mission),
+        "store": summaries_folder(root.state, plan.mission),
         "batch_size": config.batch_size or summarizer.settings().batch_size,
         "launch": launch,
         "fresh": config.fresh,
     }
 
 
-def _sum(shares: Sequence[RankShare]) -> dict[str, int]:
+def _sum(shares: Sequence[RankResult]) -> dict[str, int]:
     return {
         "inferred": sum(share.inferred for share in shares),
         "reused": sum(share.reused for share in shares),
@@ -247,7 +256,7 @@ def stage_a_groups(
     """`<mission>_stage_a.jsonl`: one record per group all of whose images have a summary; the other groups are listed."""
     mission, root = context.partition_key, config.root(data_root)
     given = read_options(context, RankOptions)
-    output, store = root.stage_a_output, store_folder(root.state, mission)
+    output, store = root.stage_a_output, summaries_folder(root.state, mission)
     with closing(data_root.ledger()) as ledger, claimed(ledger, CLAIM, [mission], context.run_id):
         found = leave_unselected(discover(root.stage_a_input, mission), passes=config.passes, fails=config.fails)
         world_size = config.world_size or data_root.config().stage_a_ranks
@@ -258,7 +267,7 @@ def stage_a_groups(
         others = _ended_elsewhere(plan, late, given, maker)
         with disk_full_told(output):
             merged = finish_stage_a(
-                plan, output, store, launch=given.launch, keep=config.keep, failed=len(found.failed)
+                plan, output, store, ledger, launch=given.launch, keep=config.keep, failed=len(found.failed)
             )
         _record(ledger, found, merged)
         ledger.record_counts(context.run_id, ASSET, counts_of(found, merged))
@@ -301,12 +310,12 @@ def _ended_elsewhere(
     return [dg.AssetMaterialization(RANKS, partition=key, metadata=dict(maker)) for key in keys]
 
 
-def _record(ledger: Ledger, found: Discovery, merged: Merged) -> None:
+def _record(ledger: Ledger, found: Discovery, merged: MergeResult) -> None:
     """These are all the problems that the mission has now; those of other missions stay."""
     problems = stage_a_problems(found, merged)
     ledger.replace_problems(ASSET, problems, lambda problem: problem.item.startswith(f"{found.mission}/"))
 
 
-def _pages(found: Discovery, merged: Merged) -> dict[str, Any]:
+def _pages(found: Discovery, merged: MergeResult) -> dict[str, Any]:
     pages = {"failed groups": [*late_ranks(merged), *failed_groups(found, merged)], "warnings": warnings(found)}
     return {name: dg.MetadataValue.md("\n".join(f"- {line}" for line in told)) for name, told in pages.items() if told}

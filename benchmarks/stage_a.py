@@ -20,10 +20,11 @@ from PIL import Image
 
 from benchmarks.common.inputs import scratch
 from imagemill.formats.jsonl import encode_line
-from imagemill.pipeline.stage_a.missions import LABEL_FOLDERS, Group, discover
+from imagemill.pipeline.stage_a.merge import merge_ranks
+from imagemill.pipeline.stage_a.missions import LABEL_FOLDERS, ImageGroup, discover
+from imagemill.pipeline.stage_a.plan import plan_stage_a
 from imagemill.pipeline.stage_a.rank_files import RankLine, output_file, rank_file
-from imagemill.pipeline.stage_a.rank_worker import RankWorker, plan_stage_a
-from imagemill.pipeline.stage_a.stage_a_merge import merge_ranks
+from imagemill.pipeline.stage_a.worker import RankWorker
 from imagemill.ranks import ShardingMode
 
 BALANCE_GOAL, MERGE_GOAL, BYTES_GOAL = 0.6, 1.0, 64
@@ -88,7 +89,7 @@ def _slowest(folder: Path, mode: ShardingMode) -> float:
 def merge(folder: Path, lines: int, rounds: int) -> bool:
     folder.mkdir()
     groups = [
-        Group("pass", f"g{seq}", f"g{seq}", tuple(f"g{seq}-{n}.jpg" for n in range(GROUP_SIZE)))
+        ImageGroup("pass", f"g{seq}", f"g{seq}", tuple(f"g{seq}-{n}.jpg" for n in range(GROUP_SIZE)))
         for seq in range(lines // GROUP_SIZE)
     ]
     files = _write_lines(folder, groups)
@@ -108,7 +109,7 @@ def merge(folder: Path, lines: int, rounds: int) -> bool:
     return ratio <= MERGE_GOAL and grown <= BYTES_GOAL
 
 
-def _write_lines(folder: Path, groups: list[Group]) -> dict[int, Path]:
+def _write_lines(folder: Path, groups: list[ImageGroup]) -> dict[int, Path]:
     files = {rank: rank_file(folder, MISSION, rank) for rank in range(RANKS)}
     handles = [path.open("wb") for path in files.values()]
     for seq, group in enumerate(groups):
@@ -123,18 +124,18 @@ def _write_lines(folder: Path, groups: list[Group]) -> dict[int, Path]:
     return files
 
 
-def _timed(way: Callable[..., None], folder: Path, groups: list[Group], files: dict[int, Path]) -> float:
+def _timed(way: Callable[..., None], folder: Path, groups: list[ImageGroup], files: dict[int, Path]) -> float:
     output_file(folder, MISSION).unlink()  # or nothing would be left to write
     began = time.perf_counter()
     way(folder, groups, files)
     return time.perf_counter() - began
 
 
-def ours(folder: Path, groups: list[Group], files: dict[int, Path]) -> None:
+def ours(folder: Path, groups: list[ImageGroup], files: dict[int, Path]) -> None:
     assert merge_ranks(MISSION, groups, files, output_file(folder, MISSION)).written == len(groups)
 
 
-def plain(folder: Path, groups: list[Group], files: dict[int, Path]) -> None:
+def plain(folder: Path, groups: list[ImageGroup], files: dict[int, Path]) -> None:
     found: defaultdict[int, dict[int, str]] = defaultdict(dict)
     for path in files.values():
         for raw in path.open(encoding="utf-8"):

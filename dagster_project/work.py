@@ -38,7 +38,7 @@ from imagemill.pipeline.stage2.ranges import plan_ranges
 from imagemill.pipeline.stage2.recorded import read_recorded
 from imagemill.pipeline.stage2.regenerate import cancel, finish, regenerate, resume
 from imagemill.pipeline.stage2.scan import Scan, survey
-from imagemill.pipeline.stage_a.stage_a_problems import ASSET as GROUPS
+from imagemill.pipeline.stage_a.merge import ASSET as GROUPS
 from imagemill.places import refuse_no_folder, refuse_no_root, refuse_read_only, sweep_state
 from imagemill.provenance import ModelIdentity
 from imagemill.store.ledger import Ledger

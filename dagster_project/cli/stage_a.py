@@ -21,9 +21,9 @@ from dagster_project.cli.options import root_options
 from imagemill.config import check_kind
 from imagemill.errors import ImagemillError, WrongUsage
 from imagemill.layout import DataRoot
-from imagemill.pipeline.stage_a.at_work import RANK_DIED
+from imagemill.pipeline.stage_a.merge import ASSET
 from imagemill.pipeline.stage_a.missions import LABEL_NAMES, Discovery, discover, leave_unselected
-from imagemill.pipeline.stage_a.stage_a_problems import ASSET
+from imagemill.pipeline.stage_a.rank_files import RANK_DIED
 from imagemill.places import Place, at, put, refuse_no_root
 from imagemill.ranks import DEFAULT_MODE, Ranks, ShardingMode, launch_of, ranks_of
 from imagemill.store.ledger import Ledger, Problem
@@ -171,7 +171,7 @@ def _other_rank(
 ) -> None:
     """A rank of torchrun but the first: no Dagster history, its lines and its end mark are all it leaves."""
     from assets.stage_a_groups import RanksConfig, rank_options, run_ranks
-    from imagemill.pipeline.stage_a.rank_start import stop_if_superseded, wait_for_first
+    from imagemill.pipeline.stage_a.torchrun import stop_if_superseded, wait_for_first
     from resources.engine import LocalProcesses
 
     resource, launch = _resource(root, summarizer), launch_of(os.environ)

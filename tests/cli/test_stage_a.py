@@ -19,7 +19,7 @@ import pytest
 from assets.partitions import ranks
 from dagster_project.instance import open_instance
 from imagemill.formats.jsonl import read_raw
-from imagemill.pipeline.stage_a import rank_start
+from imagemill.pipeline.stage_a import torchrun as waits
 from imagemill.pipeline.stage_a.rank_files import RankMark, output_file, rank_files, read_mark
 from imagemill.places import locate
 from imagemill.store.ledger import Ledger
@@ -178,7 +178,7 @@ def test_rank_that_another_start_has_overtaken_stops_without_an_end_mark(tickets
     assert stage_a(tickets, "--wait-seconds", 0, RANK=0, WORLD_SIZE=2).returncode == 0
     first = read_mark(tickets.stage_a_output, MISSION, 0)
     marks = iter([first, RankMark("any plan", "another start", False)])
-    monkeypatch.setattr(rank_start, "read_mark", lambda *_: next(marks))
+    monkeypatch.setattr(waits, "read_mark", lambda *_: next(marks))
 
     done = stage_a(tickets, RANK=1, WORLD_SIZE=2)
 
@@ -307,7 +307,7 @@ def test_ten_random_moments_to_kill_a_rank_all_end_in_the_same_groups(tickets, t
     """The same rule, ten times: none of the runs infers an image that an earlier one has finished."""
     rng = Random(7)
     for trial in range(10):
-        for folder in (tickets.stage_a_output, tickets.state / "stage_a"):
+        for folder in (tickets.stage_a_output, tickets.state):
             shutil.rmtree(folder, ignore_errors=True)
         code, said = kill_one_rank(tickets, tmp_path / f"asked{trial}", seconds=rng.uniform(0, 3), rng=rng)
         assert code in {0, 1}, said

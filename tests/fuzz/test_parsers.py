@@ -38,9 +38,10 @@ from imagemill.pipeline.stage2.recorded import read_recorded
 from imagemill.pipeline.stage2.scan import read_captions, scan_approved
 from imagemill.pipeline.stage2.stage1 import Unusable, read_vector
 from imagemill.pipeline.stage_a.rank_files import RankLine, RankMark, mark_file, read_mark, read_rank_lines
+from imagemill.pipeline.stage_a.summaries import SNAPSHOT, KnownSummaries, import_summaries
 from imagemill.provenance import ModelIdentity, read_identity
 from imagemill.public_data import Dataset, PresetDir
-from imagemill.store.ledger import Ledger
+from imagemill.store.ledger import IN_MEMORY, FinishedSummary, Ledger
 from imagemill.validation.findings import collect
 from imagemill.validation.presets import preset_records
 from imagemill.validation.shards import shard_set
@@ -191,6 +192,15 @@ MANIFEST = {
 
 def rank_lines(folder: Path, data: bytes) -> None:
     list(read_rank_lines(written(folder, "m_stage_a.images.rank0.jsonl", data)))
+    with Ledger(IN_MEMORY) as ledger:
+        import_summaries(ledger, "m", folder, folder / "none")
+
+
+def summaries(folder: Path, data: bytes) -> None:
+    written(folder, SNAPSHOT, data)
+    with Ledger(IN_MEMORY) as ledger:
+        import_summaries(ledger, "m", folder / "none", folder)
+    KnownSummaries([folder / SNAPSHOT]).close()
 
 
 def rank_mark(folder: Path, data: bytes) -> None:
@@ -202,6 +212,7 @@ def stage_a_output(folder: Path, data: bytes) -> None:
     collect("x", "stage-a", stage_a_records(written(folder, "m_stage_a.jsonl", data)))
 
 
+SUMMARY = FinishedSummary(fingerprint="xxh3:0", summary="甲", image="a/1.jpg", stat="posix:1:2:3", content="c", at=5)
 RANK_LINE = RankLine(
     group_seq=0, group_id="g", label="pass", image_index=1, image_name="1.jpg", ok=True, summary="s", fingerprint="f"
 )
@@ -275,6 +286,7 @@ PARSERS = {
     "preset manifest": Parser([encode_line(MANIFEST)], preset_manifest),
     "preset index": Parser([lines({"image": "images/a.jpg", "raw": [1, 2, 3]})], preset_index),
     "rank lines": Parser([lines(RANK_LINE, RANK_LINE)], rank_lines),
+    "summaries": Parser([lines(SUMMARY, SUMMARY)], summaries),
     "rank mark": Parser([encode_line(RankMark("p", "l", True))], rank_mark),
     "Stage-A output": Parser([lines(GROUP, {**GROUP, "label": "fail"})], stage_a_output),
     "npy": Parser([npy_bytes(np.zeros((16, 3, 3), "<f2")), npy_bytes(np.zeros(1024, "<f4"))], npy),

@@ -2,11 +2,13 @@
 
 from pathlib import Path
 
-from imagemill.pipeline.stage_a.finished import store_folder
-from imagemill.pipeline.stage_a.missions import LABEL_FOLDERS, Group, discover
+from imagemill.pipeline.stage_a.merge import finish_stage_a
+from imagemill.pipeline.stage_a.missions import LABEL_FOLDERS, ImageGroup, discover
+from imagemill.pipeline.stage_a.plan import plan_stage_a
 from imagemill.pipeline.stage_a.rank_files import output_file
-from imagemill.pipeline.stage_a.rank_worker import RankWorker, plan_stage_a
-from imagemill.pipeline.stage_a.stage_a_merge import finish_stage_a
+from imagemill.pipeline.stage_a.summaries import import_summaries, summaries_folder
+from imagemill.pipeline.stage_a.worker import RankWorker
+from imagemill.store.ledger import Ledger
 from tests.helpers.stage2 import picture
 
 MISSION = "挡风板安装检查"
@@ -29,8 +31,8 @@ def touch(path: Path) -> Path:
     return path
 
 
-def group(name: str, size: int, label: str = "pass") -> Group:
-    return Group(label, name, name, tuple(f"{name}-{index}.jpg" for index in range(1, size + 1)))
+def group(name: str, size: int, label: str = "pass") -> ImageGroup:
+    return ImageGroup(label, name, name, tuple(f"{name}-{index}.jpg" for index in range(1, size + 1)))
 
 
 class Recorder:
@@ -55,12 +57,13 @@ class Bench:
 
     def __init__(self, tmp: Path) -> None:
         self.input, self.output, self.state = tmp / "input", tmp / "output", tmp / "state"
-        self.store = store_folder(self.state, MISSION)
+        self.store = summaries_folder(self.state, MISSION)
 
     def plan(self, *, identity="stub", **options):
         return plan_stage_a(discover(self.input, MISSION), identity, **options)
 
     def rank(self, plan, rank, summarizer, **options):
+        self.import_summaries()
         worker = RankWorker(plan=plan, summarizer=lambda: summarizer, output=self.output, store=self.store, **options)
         return worker.stream([rank])
 
@@ -70,17 +73,28 @@ class Bench:
         for rank, each in enumerate(made):
             for _ in self.rank(plan, rank, each, **options):
                 pass
+        self.import_summaries()
         return made
+
+    def import_summaries(self):
+        """As the process that runs the ranks does before and after them."""
+        with Ledger(self.state / "ledger.sqlite") as ledger:
+            import_summaries(ledger, MISSION, self.output, self.store)
+
+    def finish(self, plan, **options):
+        """Merge what the ranks of this plan have left."""
+        with Ledger(self.state / "ledger.sqlite") as ledger:
+            return finish_stage_a(plan, self.output, self.store, ledger, **options)
 
     def run(self, summarizer=None, *, identity="stub", batch_size=8, fresh=False, keep=False, **options):
         """A whole run; its summarizers and what the merge came to."""
         plan = self.plan(identity=identity, **options)
         made = self.infer(plan, summarizer, batch_size=batch_size, fresh=fresh)
-        return made, finish_stage_a(plan, self.output, self.store, keep=keep)
+        return made, self.finish(plan, keep=keep)
 
     def merge(self, **options):
         """What the ranks of this plan have left, merged."""
-        return finish_stage_a(self.plan(**options), self.output, self.store)
+        return self.finish(self.plan(**options))
 
     @property
     def result(self) -> Path:

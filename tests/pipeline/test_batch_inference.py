@@ -116,6 +116,6 @@ def test_torch_s_own_error_is_known_without_torch():
 
     assert is_out_of_memory(TorchError("x"))
     assert not is_out_of_memory(RuntimeError("x"))
-    rooms = "imagemill.pipeline.stage_a.rank_worker, imagemill.pipeline.stage_a.stage_a_merge"
+    rooms = "imagemill.pipeline.stage_a.worker, imagemill.pipeline.stage_a.merge"
     program = f"import sys, {rooms}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -42,7 +42,7 @@ MAX_MISSION_BYTES = 255 - len("_stage_a.images.rank0123456789.jsonl")
 _GROUP_ID = re.compile(r"QC-[A-Za-z]+-[0-9]{8}-[0-9]+")
 
 
-class Group(msgspec.Struct, frozen=True, gc=False):
+class ImageGroup(msgspec.Struct, frozen=True, gc=False):
     """One group. `folder`: its folder's name under the label's; `images`: file names in natural order, at least one."""
 
     label: Label
@@ -60,7 +60,7 @@ class Group(msgspec.Struct, frozen=True, gc=False):
         return f"{self.place}/{self.images[image_index - 1]}"
 
 
-class InputProblem(msgspec.Struct, frozen=True):
+class MissionProblem(msgspec.Struct, frozen=True):
     """Something in a mission's folder that is not processed, or a warning. `place`: relative to the mission's folder.
 
     `outcome`: *refused*, its own fault; *failed*, a group that the output lacks; *warning*, it is processed.
@@ -79,11 +79,11 @@ class Discovery:
 
     mission: str
     folder: Path
-    groups: list[Group] = field(default_factory=list)
-    problems: list[InputProblem] = field(default_factory=list)
+    groups: list[ImageGroup] = field(default_factory=list)
+    problems: list[MissionProblem] = field(default_factory=list)
 
     @property
-    def failed(self) -> list[InputProblem]:
+    def failed(self) -> list[MissionProblem]:
         """Groups that cannot become a record."""
         return [problem for problem in self.problems if problem.outcome == "failed"]
 
@@ -126,8 +126,8 @@ def check_mission(mission: str) -> None:
 
 
 def sample_groups(
-    groups: Sequence[Group], *, passes: int | None = None, fails: int | None = None, seed: int = DEFAULT_SEED
-) -> list[Group]:
+    groups: Sequence[ImageGroup], *, passes: int | None = None, fails: int | None = None, seed: int = DEFAULT_SEED
+) -> list[ImageGroup]:
     """At most so many groups of each label, in their order: None takes all, 0 none.
 
     Raises:
@@ -148,7 +148,7 @@ def leave_unselected(found: Discovery, *, passes: int | None = None, fails: int 
     wanted = {LABEL_FOLDERS["pass"]: passes, LABEL_FOLDERS["fail"]: fails}
     there = Counter(LABEL_FOLDERS[group.label] for group in found.groups)
 
-    def passed_by(problem: InputProblem) -> bool:
+    def passed_by(problem: MissionProblem) -> bool:
         folder = problem.place.partition("/")[0]
         most = wanted.get(folder)
         return problem.outcome == "failed" and most is not None and most <= there[folder]
@@ -172,7 +172,7 @@ def is_mission(name: str) -> bool:
 
 
 def _list_label(found: Discovery, label: Label) -> None:
-    seen: dict[str, Group] = {}
+    seen: dict[str, ImageGroup] = {}
     label_folder = LABEL_FOLDERS[label]
     for entry in _entries(found.folder / label_folder):
         place = f"{label_folder}/{entry.name}"
@@ -196,7 +196,7 @@ def _list_label(found: Discovery, label: Label) -> None:
             )
 
 
-def _list_group(found: Discovery, label: Label, name: str) -> Group | None:
+def _list_group(found: Discovery, label: Label, name: str) -> ImageGroup | None:
     """One group folder; None, and a problem, where it holds no group."""
     place = f"{LABEL_FOLDERS[label]}/{name}"
     images, unusable = _list_images(found, place)
@@ -214,7 +214,7 @@ def _list_group(found: Discovery, label: Label, name: str) -> Group | None:
         found.problems.append(_failed(place, "bad_name", f"its name cannot be a group's: {why}", "rename it"))
         return None
     found.problems.extend(_mixed(place, group_id, images))
-    return Group(label, name, group_id, tuple(images))
+    return ImageGroup(label, name, group_id, tuple(images))
 
 
 def _list_images(found: Discovery, place: str) -> tuple[list[str], list[str]]:
@@ -238,11 +238,11 @@ def _list_images(found: Discovery, place: str) -> tuple[list[str], list[str]]:
     return images, unusable
 
 
-def _mixed(place: str, group_id: str, images: Sequence[str]) -> Iterator[InputProblem]:
+def _mixed(place: str, group_id: str, images: Sequence[str]) -> Iterator[MissionProblem]:
     others = sorted({other for name in images if (other := group_id_in(name)) and other != group_id})
     if others:
         what = f"its group is {group_id}, by its first image or folder; some images name {', '.join(others[:3])}"
-        yield InputProblem(place, "warning", "mixed_ids", what, "put each id into a folder of its own")
+        yield MissionProblem(place, "warning", "mixed_ids", what, "put each id into a folder of its own")
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
@@ -271,31 +271,31 @@ def _no_text(name: str) -> bool:
     return any(unicodedata.category(c) == "Cs" for c in name)
 
 
-def _too_deep(entry: os.DirEntry[str], place: str) -> InputProblem:
+def _too_deep(entry: os.DirEntry[str], place: str) -> MissionProblem:
     count = sum(_is_image_name(name) for _, _, names in os.walk(entry.path) for name in names if name[0] != ".")
     return _problem(
         place, "too_deep", f"a folder within a group, with {count} images", "move them into a group's folder"
     )
 
 
-def _unexpected(entry: os.DirEntry[str], place: str, reason: str, where: str) -> InputProblem:
+def _unexpected(entry: os.DirEntry[str], place: str, reason: str, where: str) -> MissionProblem:
     kind = "a folder" if _is_folder(entry) else "an image" if _is_image_name(entry.name) else "a file"
     return _problem(place, reason, f"{kind}: {where}", "move it into a group's folder, or remove it")
 
 
-def _not_a_label(entry: os.DirEntry[str]) -> InputProblem:
+def _not_a_label(entry: os.DirEntry[str]) -> MissionProblem:
     if not _is_folder(entry):
         return _unexpected(entry, entry.name, "outside_labels", "beside the folders of the labels")
     what = f"a folder of a mission is named {LABEL_NAMES}; this one is not processed"
     return _problem(entry.name, "outside_labels", what, "rename it to the label that its groups have")
 
 
-def _problem(place: str, reason: str, detail: str, remedy: str) -> InputProblem:
-    return InputProblem(printable(place), "refused", reason, printable(detail), remedy)
+def _problem(place: str, reason: str, detail: str, remedy: str) -> MissionProblem:
+    return MissionProblem(printable(place), "refused", reason, printable(detail), remedy)
 
 
-def _failed(place: str, reason: str, detail: str, remedy: str) -> InputProblem:
-    return InputProblem(printable(place), "failed", reason, printable(detail), remedy)
+def _failed(place: str, reason: str, detail: str, remedy: str) -> MissionProblem:
+    return MissionProblem(printable(place), "failed", reason, printable(detail), remedy)
 
 
 def printable(text: str) -> str:

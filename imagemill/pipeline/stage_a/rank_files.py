@@ -1,20 +1,19 @@
-"""What a rank leaves beside the output: one line per image, and a mark of what it worked on.
+"""Files that a rank writes: lines, a mark, and the images in flight.
 
-    <mission>_stage_a.images.rank0.jsonl    {"group_seq":0,"group_id":…,"image_index":1,…,"ok":true,"summary":…,"fingerprint":…}
-    <mission>_stage_a.images.rank0.json     {"plan":…,"launch":…,"ended":true}
+    <output>/<mission>_stage_a.images.rank0.jsonl    {"group_seq":0,"group_id":…,"ok":true,"summary":…,"fingerprint":…}
+    <output>/<mission>_stage_a.images.rank0.json     {"plan":…,"launch":…,"ended":true}
+    .imagemill/stage_a/<mission>/rank0.at_work       "审核通过/a/1.jpg"
 
-Lines are appended as images are finished, so a kill costs at most the batch at hand; it may cut the last line short, and readers
-pass over that. The mark says of which plan the lines are: those of another one are never merged.
+Lines are appended as images are finished, so a kill costs at most the current batch; it may cut the last line short, and readers
+skip that line. The mark identifies the plan that the lines belong to: lines of another plan are never merged.
 
-Belongs here: names, lines, marks.
-Belongs elsewhere: whose lines are merged (stage_a_merge.py), which are used again (finished.py).
-Source: CONTRACTS section 5, "Rank files", "waits a bounded time for the other ranks' end marks".
+Which lines are merged is decided in merge.py; how finished summaries are used again, in summaries.py.
+Source: CONTRACTS section 5, "Rank files"; section 0, "One bad item never stops the others".
 """
 
 import os
 import re
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
@@ -22,19 +21,22 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from imagemill.atomic import write_bytes_atomic
+from imagemill.files import FileSignature
 from imagemill.formats.jsonl import encode_line
 from imagemill.strict_json import NOT_JSON
 
-POLL_SECONDS = 0.5
+# Reason code of images whose rank's process ended before they had a summary.
+RANK_DIED = "rank_died"
 
 
 class RankLine(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What became of one image: a summary where `ok`, else an error, `reason: detail`.
+    """The result of one image: a summary if `ok`, else an error, `reason: detail`.
 
     Attributes:
         group_seq: from 0, in the order of the run's groups.
         image_index: from 1, in the group.
-        fingerprint: of file name, file bytes and summarizer; empty where the file could not be read.
+        fingerprint: of file name, file bytes and summarizer; empty if the file could not be read.
+        image, stat, content, at: of a summary, as in `FinishedSummary`; rank files of earlier releases lack them.
     """
 
     group_seq: int
@@ -46,6 +48,10 @@ class RankLine(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     summary: str | UnsetType = UNSET
     error: str | UnsetType = UNSET
     fingerprint: str
+    image: str | UnsetType = UNSET
+    stat: FileSignature | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+    at: int | UnsetType = UNSET
 
 
 class RankMark(msgspec.Struct, frozen=True):
@@ -166,28 +172,98 @@ def read_mark(folder: Path, mission: str, rank: int) -> RankMark | None:
 
 
 def unfinished_ranks(folder: Path, mission: str, ranks: Sequence[int], plan: str, launch: str | None) -> list[int]:
-    """Ranks that have not come to the end of this plan; `launch` None: in whichever start."""
+    """Return the ranks that have not ended on this plan, in this start; `launch` None: in any start."""
     marks = {rank: read_mark(folder, mission, rank) for rank in ranks}
-    return [rank for rank, mark in marks.items() if not mark or not _is_end(mark, plan, launch)]
+    return [
+        rank for rank, mark in marks.items()
+        if not (mark and mark.ended and mark.plan == plan and launch in {None, mark.launch})
+    ]  # fmt: skip
 
 
-def wait_for_ranks(
-    folder: Path,
-    mission: str,
-    ranks: Sequence[int],
-    plan: str,
-    launch: str | None,
-    *,
-    seconds: float,
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
-) -> list[int]:
-    """Wait until each rank has come to its end, `seconds` at most; returns those that have not."""
-    until = clock() + seconds
-    while (missing := unfinished_ranks(folder, mission, ranks, plan, launch)) and clock() < until:
-        sleep(POLL_SECONDS)
-    return missing
+# ---- images in flight
+
+_IN_FLIGHT = ".at_work"
+_IMAGES = msgspec.json.Decoder(str | None)
 
 
-def _is_end(mark: RankMark, plan: str, launch: str | None) -> bool:
-    return mark.ended and mark.plan == plan and launch in {None, mark.launch}
+class InFlight(LineAppender):
+    """The images that a rank is decoding or has passed to the summarizer, for the case that its process dies.
+
+    The file contains the images that an earlier process left, then `null`, then those of this process. If an exception ends the
+    process, the images are removed. SystemExit counts as a death: a model raised it.
+    """
+
+    def __init__(self, store: Path, rank: int) -> None:
+        self._path = _in_flight_file(store, rank)
+        super().__init__(self._path)
+        self._left_behind = self._file.tell()
+        self.append(None)
+        self.flush()
+        self._empty = self._file.tell()
+
+    def __exit__(self, *raised: object) -> None:
+        if isinstance(raised[1], SystemExit):
+            self._file.close()
+        else:
+            self.close()
+
+    def begin(self, image: str) -> None:
+        """Add an image, named relative to the mission's folder."""
+        self.append(image)
+        self.flush()
+
+    def done(self) -> None:
+        """Remove all images: their lines are written."""
+        self._file.truncate(self._empty)
+
+    def close(self) -> None:
+        self.done()
+        super().close()
+        if not self._left_behind:
+            self._path.unlink(missing_ok=True)
+
+
+def left_behind(store: Path) -> list[str]:
+    """Return the images in flight of processes that died, the latest last; also those of ranks that are running."""
+    # An image that comes again moves to the end: it has ended more processes than those before it.
+    latest: dict[str, None] = {}
+    for path in sorted(store.glob(f"*{_IN_FLIGHT}")):
+        for image in _read_in_flight(path):
+            if image is not None:
+                latest.pop(image, None)
+                latest[image] = None
+    return list(latest)
+
+
+def in_flight(store: Path, rank: int) -> list[str]:
+    """Return the images that were in flight when this rank died."""
+    lines = list(_read_in_flight(_in_flight_file(store, rank)))
+    if None not in lines:
+        return []  # it died before it began: these were left by an earlier process
+    begun = len(lines) - lines[::-1].index(None)
+    return [image for image in lines[begun:] if image is not None]
+
+
+def forget(store: Path, but: Collection[str]) -> None:
+    """Forget all images in flight except these. No rank may be running."""
+    kept = [image for image in left_behind(store) if image in but]
+    for path in store.glob(f"*{_IN_FLIGHT}"):
+        path.unlink()
+    if kept:
+        write_bytes_atomic(_in_flight_file(store, 0), b"".join(map(encode_line, kept)))
+
+
+def _in_flight_file(store: Path, rank: int) -> Path:
+    return store / f"rank{rank}{_IN_FLIGHT}"
+
+
+def _read_in_flight(path: Path) -> Iterator[str | None]:
+    try:
+        lines = path.read_bytes().splitlines()
+    except FileNotFoundError:
+        return
+    for line in lines:
+        try:
+            yield _IMAGES.decode(line)
+        except NOT_JSON:  # cut short by the death
+            continue

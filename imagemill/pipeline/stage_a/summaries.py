@@ -1,4 +1,4 @@
-"""From what a model answers to a summary: one line of text.
+"""Summaries: a model's answer as one line of text, and finished summaries from run to run.
 
     header lines       <DOMAIN=BBU><TASK=SUMMARY>              dropped
     JSON with 统计     … {"统计": [...]} …                      the last such object, on one line
@@ -9,17 +9,32 @@
     no matter          无关图片，画面为办公室                    无关图片
     text               any line breaks and runs of spaces      one space
 
-Source: CONTRACTS section 5, "Summaries"; seed 003 "non-empty cleaned summary".
+Finished summaries are rows of the ledger, which ranks do not open:
+
+    rank files ──import_summaries──▶ ledger ──▶ .imagemill/stage_a/<mission>/summaries.jsonl ──KnownSummaries──▶ ranks
+
+The file is also the table's second copy: a new ledger takes over its lines. Rank files are in rank_files.py.
+Source: CONTRACTS section 5, "Summaries", "A finished line is reused"; seed 003 "non-empty cleaned summary".
 """
 
 import json
 import math
 import re
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, BinaryIO
 
+import msgspec
+
+from imagemill.errors import disk_full_told
+from imagemill.files import FileSignature, fingerprint
+from imagemill.formats.jsonl import write_jsonl
 from imagemill.pipeline.batch_inference import Answer, answer_batch
+from imagemill.pipeline.stage_a.rank_files import rank_files
+from imagemill.store.ledger import FinishedSummary, Ledger
+from imagemill.strict_json import NOT_JSON
 from imagemill.summarizer import NamedImage, Summarizer
 
 IRRELEVANT = "无关图片"
@@ -102,7 +117,7 @@ def _json_answer(text: str, objects: Sequence[tuple[dict[str, Any], tuple[int, i
 def _said(value: Any, text: str) -> str:
     """The strings of a JSON answer; the whole text where it holds numbers alone, nothing where it holds not even those."""
     inner = list(_walk(value))
-    strings = [_one_line(each) for each in inner if isinstance(each, str) and any(map(_is_visible, each))]
+    strings = [" ".join(each.split()) for each in inner if isinstance(each, str) and any(map(_is_visible, each))]
     if strings:
         return _whole_characters("，".join(strings))
     return text if any(isinstance(each, int | float) for each in inner) else ""
@@ -160,10 +175,6 @@ _NO_JSON = object()
 _DECODER = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite, strict=False)
 
 
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
-
-
 def _whole_characters(text: str) -> str:
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
@@ -176,3 +187,123 @@ def _is_visible(character: str) -> bool:
 def summarize_batch(summarizer: Summarizer, images: Sequence[NamedImage], mission: str) -> list[Answer]:
     """One summary per image, in order. Raises ModelUnusable: the summarizer cannot work at all."""
     return answer_batch(lambda part: summarizer.summarize(part, mission), images, clean_answer)
+
+
+# ---- finished summaries
+
+SNAPSHOT = "summaries.jsonl"
+
+# Summaries of one image that are kept: by several summarizers, or of several states of its file.
+KEPT_PER_IMAGE = 4
+
+# `at` of lines without a time: rank files of earlier releases have none.
+ADOPTED = 1
+
+
+def summary_fingerprint(image_name: str, content: str, identity: str) -> str:
+    """Return the key of a summary: a fingerprint of file name, fingerprint of the file's bytes, and summarizer."""
+    return fingerprint("\0".join((image_name, content, identity)).encode())
+
+
+def summaries_folder(state: Path, mission: str) -> Path:
+    """Return the folder of a mission's snapshot and in-flight files. `state`: the data root's `.imagemill/`."""
+    return state / "stage_a" / mission
+
+
+def import_summaries(ledger: Ledger, mission: str, output: Path, store: Path) -> None:
+    """Record the summaries in rank files in the ledger, and bring the snapshot up to date.
+
+    Files that earlier releases kept in `store` instead of the table are recorded too, then removed. Killed at any moment, a
+    summary is still in one of its files.
+
+    Args:
+        output: folder of the rank files. store: the mission's `summaries_folder`.
+    """
+    snapshot, earlier = store / SNAPSHOT, sorted(store.glob("rank*.jsonl"))
+    with disk_full_told(store), ledger.transaction():
+        changed = ledger.record_summaries(_rows([*rank_files(output, mission).values(), *earlier], mission))
+        if changed or not ledger.has_summaries(mission) or not snapshot.exists():
+            ledger.record_summaries(_rows([snapshot], mission))
+            ledger.thin_summaries(mission, KEPT_PER_IMAGE)
+            # Before the commit: if it came after, a kill in between would leave a snapshot without these rows.
+            if ledger.has_summaries(mission):
+                store.mkdir(parents=True, exist_ok=True)
+                write_jsonl(snapshot, ledger.summaries(mission))
+    for path in earlier:
+        path.unlink()
+
+
+class KnownSummaries(ExitStack):
+    """Lookup of finished summaries in files of lines. Use as a context manager.
+
+    It holds offsets, about 260 bytes of memory per line. The files stay open: one that is replaced is still read as it was.
+
+    Args:
+        paths: of several lines with one key the last counts; files that do not exist are skipped.
+    """
+
+    def __init__(self, paths: Iterable[Path]) -> None:
+        super().__init__()
+        self._places: dict[int, tuple[BinaryIO, int]] = {}
+        for path in paths:
+            if path.exists():
+                file = self.enter_context(open(path, "rb"))  # noqa: SIM115
+                for offset, line in _read_lines(file):
+                    self._places[hash(line.fingerprint)] = self._places[hash((line.image, line.stat))] = (file, offset)
+
+    def content(self, image: str, stat: FileSignature) -> str | None:
+        """Return the fingerprint of a file's bytes if the file was read in this state, else None."""
+        line = self._line(hash((image, stat)))
+        return line.content if line and (line.image, line.stat) == (image, stat) else None
+
+    def find(self, wanted: str) -> FinishedSummary | None:
+        """Return the newest summary with this fingerprint."""
+        line = self._line(hash(wanted))
+        return line if line and line.fingerprint == wanted else None
+
+    def _line(self, key: int) -> FinishedSummary | None:
+        if key not in self._places:
+            return None
+        file, offset = self._places[key]
+        file.seek(offset)
+        return _parse_finished(file.readline())
+
+
+class _AnyLine(FinishedSummary, frozen=True, kw_only=True, gc=False):
+    """A line of the snapshot or of a rank file; lines of failed images have `ok` false."""
+
+    ok: bool = True
+    summary: str = ""
+
+
+_LINES = msgspec.json.Decoder(_AnyLine)
+
+
+def _parse_finished(raw: bytes) -> FinishedSummary | None:
+    """Return the summary on a line, None for every other line."""
+    try:
+        line = _LINES.decode(raw)
+    except NOT_JSON:
+        return None
+    return line if line.ok and line.fingerprint and is_summary(line.summary) else None
+
+
+def _read_lines(file: BinaryIO) -> Iterator[tuple[int, FinishedSummary]]:
+    """Yield each summary with its line's offset in bytes."""
+    offset = 0
+    for raw in file:
+        if line := _parse_finished(raw):
+            yield offset, line
+        offset += len(raw)
+
+
+def _rows(paths: Iterable[Path], mission: str) -> Iterator[FinishedSummary]:
+    """Yield the rows of all files that exist."""
+    for path in paths:
+        if path.exists():
+            with open(path, "rb") as file:
+                for _, line in _read_lines(file):
+                    yield FinishedSummary(
+                        fingerprint=line.fingerprint, summary=line.summary, mission=mission,
+                        image=line.image or line.fingerprint, stat=line.stat, content=line.content, at=line.at or ADOPTED,
+                    )  # fmt: skip

@@ -29,17 +29,18 @@ from imagemill.store.ledger.regeneration import SUPERSEDED_FILES, Regenerations
 from imagemill.store.ledger.schema import VERSION
 from imagemill.store.ledger.settings import BEGUN, SETTINGS
 from imagemill.store.ledger.sources import SOURCES, SourceRow, Sources
+from imagemill.store.ledger.summaries import SUMMARIES, FinishedSummary, Summaries
 from imagemill.store.ledger.table import Table
 from imagemill.store.ledger.verified import VERIFIED, VerifiedSets
 from imagemill.store.ledger.withdrawals import WITHDRAWN, Withdrawals
 
 _TABLES: tuple[Table[Any], ...] = (
     SOURCES, CAPTIONS, CAPTIONED, RECORDED_CAPTIONS, FILES, SUPERSEDED_FILES, PROBLEMS, COUNTS, CHANGES, SETTINGS,
-    WITHDRAWN, LEASES, VERIFIED,
+    WITHDRAWN, LEASES, VERIFIED, SUMMARIES,
 )  # fmt: skip
 
 
-class Ledger(Sources, Captions, Files, Problems, Counts, Regenerations, Withdrawals, Leases, VerifiedSets):
+class Ledger(Sources, Captions, Files, Problems, Counts, Regenerations, Withdrawals, Leases, VerifiedSets, Summaries):
     """One connection to a data root's ledger. Use as a context manager; `transaction()` groups writes."""
 
     def check(self) -> str | None:
@@ -57,6 +58,6 @@ class Ledger(Sources, Captions, Files, Problems, Counts, Regenerations, Withdraw
 
 __all__ = [
     "BEGUN", "EVERY", "FROM_CAPTIONER", "FROM_PREVIEW", "FROM_PREVIEW_RECORD", "FROM_RECORD", "FROM_SIDECAR", "IN_MEMORY",
-    "SUPERSEDED", "VERSION", "CaptionKey", "CaptionRow", "Captioned", "FileRow", "Lease", "LeaseLost", "Ledger",
-    "LedgerDamaged", "Problem", "SourceRow",
+    "SUPERSEDED", "VERSION", "CaptionKey", "CaptionRow", "Captioned", "FileRow", "FinishedSummary", "Lease",
+    "LeaseLost", "Ledger", "LedgerDamaged", "Problem", "SourceRow",
 ]  # fmt: skip

@@ -92,9 +92,10 @@ class Database:
         with self.transaction(), self._errors():
             return self._db.execute(sql, given).rowcount
 
-    def _change_each(self, sql: str, rows: Iterable[Sequence[Any]]) -> None:
+    def _change_each(self, sql: str, rows: Iterable[Sequence[Any]]) -> int:
+        """Execute one statement for each row, in a transaction; return how many rows it changed."""
         with self.transaction(), self._errors():
-            self._db.executemany(sql, rows)
+            return self._db.executemany(sql, rows).rowcount
 
     def _insert(self, table: Table[R], rows: Iterable[R]) -> None:
         self._change_each(table.insert, table.values(rows))

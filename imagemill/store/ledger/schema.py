@@ -109,9 +109,18 @@ def _import_identities(db: sqlite3.Connection, folder: Path) -> None:
             db.execute("INSERT OR REPLACE INTO settings VALUES (?, ?)", row)
 
 
+def _summaries(db: sqlite3.Connection, _: Path | None) -> None:
+    """Version 4: finished summaries of Stage-A. The files that held them are imported when their mission is next run."""
+    db.execute(
+        "CREATE TABLE summaries (fingerprint TEXT, summary TEXT NOT NULL, mission TEXT, image TEXT, stat TEXT,"
+        " content TEXT NOT NULL, at INT NOT NULL, PRIMARY KEY (mission, fingerprint, image)) WITHOUT ROWID"
+    )
+
+
 _STEPS: dict[int, Callable[[sqlite3.Connection, Path | None], None]] = {
     2: _tables_of_version_2,
     3: _signatures_settings_leases,
+    4: _summaries,
 }
 VERSION = max(_STEPS)
 

@@ -20,7 +20,6 @@ from imagemill.pipeline.stage_a.rank_files import (
     read_rank_lines,
     remove_rank_files,
     unfinished_ranks,
-    wait_for_ranks,
     write_mark,
 )
 
@@ -114,21 +113,3 @@ def test_mark_counts_for_its_plan_and_start(tmp_path):
     assert read_mark(tmp_path, "m", 0) == MARK
     assert unfinished_ranks(tmp_path, "m", range(6), "plan", "start") == [1, 2, 3, 4, 5]
     assert unfinished_ranks(tmp_path, "m", range(6), "plan", None) == [1, 2, 4, 5]
-
-
-def test_waiting_ends_with_the_last_rank_or_the_time(tmp_path):
-    """Source: CONTRACTS section 5, "waits a bounded time for the other ranks' end marks (missing ranks named)"."""
-    now = [0.0]
-
-    def sleep(seconds):
-        now[0] += seconds
-        if now[0] >= 3:
-            write_mark(tmp_path, "m", 0, MARK)
-
-    def waited(ranks):
-        return wait_for_ranks(tmp_path, "m", ranks, "plan", "start", seconds=10, clock=lambda: now[0], sleep=sleep)
-
-    assert waited([0]) == []
-    assert 3 <= now[0] < 10
-    assert waited([0, 1]) == [1]
-    assert 13 <= now[0] < 15

@@ -5,9 +5,8 @@ Source: CONTRACTS section 0, "One bad item never stops the others"; seed 003 "me
 
 import pytest
 
-from imagemill.pipeline.stage_a.at_work import left_behind
-from imagemill.pipeline.stage_a.dead_rank import close_dead_rank
-from imagemill.pipeline.stage_a.stage_a_merge import finish_stage_a
+from imagemill.pipeline.stage_a.rank_files import left_behind
+from imagemill.pipeline.stage_a.worker import close_dead_rank
 from tests.helpers.stage_a import Bench, Recorder, ticket
 
 
@@ -38,11 +37,11 @@ def bench(tmp_path):
 @pytest.fixture(autouse=True)
 def death(monkeypatch):
     """A process that dies closes nothing: what it had in its hands stays written."""
-    from imagemill.pipeline.stage_a.at_work import AtWork
+    from imagemill.pipeline.stage_a.rank_files import InFlight
 
-    leave = AtWork.__exit__
+    leave = InFlight.__exit__
     monkeypatch.setattr(
-        AtWork, "__exit__", lambda self, kind, *more: None if kind is Death else leave(self, kind, *more)
+        InFlight, "__exit__", lambda self, kind, *more: None if kind is Death else leave(self, kind, *more)
     )
 
 
@@ -54,7 +53,7 @@ def attempt(bench, **options):
             pass
     except Death:
         share = close_dead_rank(plan, bench.output, bench.store, "", 0, "was ended by SIGKILL")
-    return summarizer, share, finish_stage_a(plan, bench.output, bench.store)
+    return summarizer, share, bench.finish(plan)
 
 
 def failed(merged):
@@ -120,4 +119,4 @@ def test_rank_that_died_before_its_first_line_leaves_none_of_another_plan(bench)
     share = close_dead_rank(plan, bench.output, bench.store, "", 0, "ended with exit code 9")
 
     assert (share.inferred, share.failed, share.died.endswith("exit code 9")) == (0, 7, True)
-    assert finish_stage_a(plan, bench.output, bench.store).written == 0
+    assert bench.finish(plan).written == 0

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 
 from imagemill.errors import ImagemillError
-from imagemill.pipeline.stage_a import rank_shares
+from imagemill.pipeline.stage_a import worker as rank_worker
 from imagemill.pipeline.stage_a.rank_files import unfinished_ranks
-from imagemill.pipeline.stage_a.rank_shares import RankShare, ShareWorker
+from imagemill.pipeline.stage_a.worker import RankResult, RankRunner
 from tests.helpers.stage_a import MISSION, Bench, Recorder, ticket
 
 
@@ -21,15 +21,17 @@ def bench(tmp_path):
 
 def worker(bench, plan, summarizer, **options):
     given = {"plan": plan, "summarizer": lambda: summarizer, "output": bench.output, "store": bench.store}
-    return ShareWorker({**given, "batch_size": 1, **options})
+    return RankRunner({**given, "batch_size": 1, **options})
 
 
 def test_each_rank_is_one_row_with_what_became_of_its_images(bench):
     plan = bench.plan(mode="per_image", world_size=2)
     summarizer = Recorder({"a3.jpg": ""})
 
-    assert list(worker(bench, plan, summarizer).stream([1, 0])) == [RankShare(1, 1, 0, 0), RankShare(0, 1, 0, 1)]
-    assert list(worker(bench, plan, summarizer).stream([0])) == [RankShare(0, 0, 1, 1)], "a failed image is tried again"
+    assert list(worker(bench, plan, summarizer).stream([1, 0])) == [RankResult(1, 1, 0, 0), RankResult(0, 1, 0, 1)]
+    assert list(worker(bench, plan, summarizer).stream([0])) == [RankResult(0, 0, 1, 1)], (
+        "a failed image is tried again"
+    )
 
 
 @pytest.mark.parametrize(("alive", "ended"), [(True, True), (False, False)])
@@ -38,12 +40,12 @@ def test_rank_whose_run_was_killed_stops_after_the_batch_at_hand(bench, monkeypa
     monkeypatch.setenv("LOCAL_RANK", "")  # put back afterwards
     plan, summarizer = bench.plan(), Recorder()
     parent = SimpleNamespace(is_alive=lambda: alive)
-    monkeypatch.setattr(rank_shares.multiprocessing, "parent_process", lambda: parent)
+    monkeypatch.setattr(rank_worker.multiprocessing, "parent_process", lambda: parent)
 
     rows = worker(bench, plan, summarizer).stream([0])
 
     if ended:
-        assert list(rows) == [RankShare(0, 3, 0, 0)]
+        assert list(rows) == [RankResult(0, 3, 0, 0)]
     else:
         with pytest.raises(ImagemillError, match="has been killed"):
             list(rows)
@@ -57,6 +59,6 @@ def test_rank_in_a_process_of_our_own_is_named_as_torchrun_names_it(bench, monke
     list(worker(bench, bench.plan(), Recorder()).stream([0]))
     assert os.environ["LOCAL_RANK"] == "unset"
 
-    monkeypatch.setattr(rank_shares.multiprocessing, "parent_process", lambda: SimpleNamespace(is_alive=lambda: True))
+    monkeypatch.setattr(rank_worker.multiprocessing, "parent_process", lambda: SimpleNamespace(is_alive=lambda: True))
     list(worker(bench, bench.plan(world_size=2), Recorder()).stream([1]))
     assert os.environ["LOCAL_RANK"] == "1"

@@ -16,8 +16,7 @@ from PIL import Image
 from imagemill.errors import ModelUnusable, WrongUsage
 from imagemill.formats.jsonl import read_jsonl
 from imagemill.pipeline.stage_a.rank_files import rank_file, rank_files, read_mark, read_rank_lines
-from imagemill.pipeline.stage_a.rank_worker import RankWorker
-from imagemill.pipeline.stage_a.stage_a_merge import finish_stage_a
+from imagemill.pipeline.stage_a.worker import RankWorker
 from imagemill.pixels import decode_rgb
 from tests.helpers.product import PROJECT
 from tests.helpers.stage_a import MISSION, Bench, Recorder, ticket, touch
@@ -157,15 +156,16 @@ class Killed(Recorder):
         return super().summarize(images, mission)
 
 
-@pytest.mark.parametrize("lost", ["store", "output"])
+@pytest.mark.parametrize("lost", ["state", "store", "output"])
 def test_rank_that_is_killed_loses_only_the_batch_at_hand(bench, lost):
     """Source: CONTRACTS section 5, "A rank's finished images survive its death": in both places."""
     program = (
         "import sys; from pathlib import Path; from tests.helpers.stage_a import Bench\n"
-        "from tests.pipeline.stage_a.test_rank_worker import Killed\n"
+        "from tests.pipeline.stage_a.test_worker import Killed\n"
         "bench = Bench(Path(sys.argv[1])); bench.infer(bench.plan(mode='per_image'), Killed(), batch_size=5)"
     )
     killed = subprocess.run([sys.executable, "-c", program, bench.input.parent], cwd=PROJECT, check=False)
+    bench.import_summaries()  # as after the death of a rank
     shutil.rmtree(getattr(bench, lost))
 
     made, merged = bench.run(mode="per_image", world_size=2)
@@ -175,13 +175,14 @@ def test_rank_that_is_killed_loses_only_the_batch_at_hand(bench, lost):
     assert merged.written == 3
 
 
-@pytest.mark.parametrize("lost", ["store", "rank files"])
+@pytest.mark.parametrize("lost", ["state", "store", "ledger", "rank files"])
 def test_finished_lines_survive_the_loss_of_one_of_their_two_places(bench, lost):
     bench.infer(bench.plan(mode="per_group", world_size=4))
-    if lost == "store":
-        shutil.rmtree(bench.store)
-    else:
+    if lost == "ledger":
+        (bench.state / "ledger.sqlite").unlink()
         shutil.rmtree(bench.output)
+    else:
+        shutil.rmtree({"state": bench.state, "store": bench.store, "rank files": bench.output}[lost])
 
     made, merged = bench.run(mode="per_image", world_size=2)
 
@@ -189,9 +190,32 @@ def test_finished_lines_survive_the_loss_of_one_of_their_two_places(bench, lost)
     assert merged.written == 3
 
 
+def test_rank_opens_no_ledger_and_writes_its_own_files_alone(bench, monkeypatch):
+    """Issue 16: ranks "write only their rank file and one in-flight line and never open the ledger"."""
+    monkeypatch.setattr("imagemill.store.ledger.database._connect", None)
+    worker = RankWorker(plan=bench.plan(), summarizer=Recorder, output=bench.output, store=bench.store)
+
+    rows = list(worker.stream([0]))
+
+    assert len(rows) == 24
+    assert list(bench.store.iterdir()) == []
+    assert {path.name for path in bench.output.iterdir()} == {
+        f"{MISSION}_stage_a.images.rank0.json", f"{MISSION}_stage_a.images.rank0.jsonl",
+    }  # fmt: skip
+
+
+def test_rank_reuses_lines_that_were_written_after_the_snapshot(bench):
+    """A rank of a start that was superseded can finish a batch while rank 0 of the next one imports."""
+    plan = bench.plan(mode="per_image", world_size=2)
+    worker = RankWorker(plan=plan, summarizer=Recorder, output=bench.output, store=bench.store)
+
+    assert {row.how for row in worker.stream([1])} == {"inferred"}
+    assert {row.how for row in worker.stream([1])} == {"reused"}
+
+
 def test_torn_last_line_costs_its_image_alone(bench):
     bench.infer(bench.plan(mode="per_image"))
-    shutil.rmtree(bench.store)
+    shutil.rmtree(bench.state)
     path = rank_file(bench.output, MISSION, 0)
     path.write_bytes(path.read_bytes()[:-20])
 
@@ -205,7 +229,7 @@ def test_unchanged_file_is_not_read_again(bench, monkeypatch):
     """Source: CONTRACTS section 0, "is not read again"."""
     bench.run()
     read = []
-    from imagemill.pipeline.stage_a import rank_worker
+    from imagemill.pipeline.stage_a import worker as rank_worker
 
     monkeypatch.setattr(rank_worker, "_read", read.append)
     bench.run()
@@ -214,7 +238,7 @@ def test_unchanged_file_is_not_read_again(bench, monkeypatch):
 
 
 def test_touched_file_is_read_once_and_its_summary_used_again(bench, monkeypatch):
-    from imagemill.pipeline.stage_a import rank_worker
+    from imagemill.pipeline.stage_a import worker as rank_worker
 
     bench.run()
     image = bench.input / MISSION / "审核通过" / "b" / "1.jpeg"
@@ -375,16 +399,13 @@ def test_rank_files_stay_where_a_group_failed_before_there_was_a_plan(bench, kee
     """Source: CONTRACTS section 5, "Rank files go only after a merge with no failed group, unless kept"."""
     bench.infer(bench.plan())
 
-    merged = finish_stage_a(bench.plan(), bench.output, bench.store, failed=1)
+    merged = bench.finish(bench.plan(), failed=1)
 
     assert (merged.removed, list(rank_files(bench.output, MISSION))) == (0, [0])
-    assert finish_stage_a(bench.plan(), bench.output, bench.store, keep=keep).removed == (not keep)
+    assert bench.finish(bench.plan(), keep=keep).removed == (not keep)
 
 
-def test_store_does_not_grow_with_fresh_runs(bench, monkeypatch):
-    from imagemill.pipeline.stage_a import finished
-
-    monkeypatch.setattr(finished, "SMALL_BYTES", 0)
+def test_store_does_not_grow_with_fresh_runs(bench):
     sizes = []
     for _ in range(6):
         bench.run(fresh=True)
@@ -416,7 +437,7 @@ def test_image_whose_decoding_takes_more_memory_than_there_is_fails_alone(bench,
             raise MemoryError
         return decode_rgb(data, name)
 
-    monkeypatch.setattr("imagemill.pipeline.stage_a.rank_worker.decode_rgb", decode)
+    monkeypatch.setattr("imagemill.pipeline.stage_a.worker.decode_rgb", decode)
 
     _, merged = bench.run()
 

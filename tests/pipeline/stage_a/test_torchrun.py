@@ -6,8 +6,8 @@ import pytest
 
 from imagemill.errors import ImagemillError
 from imagemill.pipeline.stage_a.rank_files import RankMark, rank_file, read_rank_lines, unfinished_ranks, write_mark
-from imagemill.pipeline.stage_a.rank_shares import RankShare, ShareWorker
-from imagemill.pipeline.stage_a.rank_start import stop_if_superseded, wait_for_first
+from imagemill.pipeline.stage_a.torchrun import stop_if_superseded, wait_for_first, wait_for_ranks
+from imagemill.pipeline.stage_a.worker import RankResult, RankRunner
 from tests.helpers.stage_a import MISSION, Bench, Recorder, ticket
 
 
@@ -66,11 +66,29 @@ def test_rank_stops_where_another_start_has_the_mission(tmp_path):
     go_on = partial(stop_if_superseded, bench.output, MISSION, "one")
 
     with pytest.raises(ImagemillError, match="another start"):
-        list(ShareWorker(options, go_on).stream([0]))
+        list(RankRunner(options, go_on).stream([0]))
 
     assert summarizer.asked == ["a1.jpg", "a2.jpg"]
     assert unfinished_ranks(bench.output, MISSION, [0], plan.digest, None) == [0]
     assert [line.image_name for line in read_rank_lines(rank_file(bench.output, MISSION, 0))] == ["a1.jpg", "a2.jpg"]
     options["launch"] = "two"
-    share = list(ShareWorker(options, partial(stop_if_superseded, bench.output, MISSION, "two")).stream([0]))
-    assert share == [RankShare(0, 1, 2, 0)]
+    share = list(RankRunner(options, partial(stop_if_superseded, bench.output, MISSION, "two")).stream([0]))
+    assert share == [RankResult(0, 1, 2, 0)]
+
+
+def test_waiting_ends_with_the_last_rank_or_the_time(tmp_path):
+    """Source: CONTRACTS section 5, "waits a bounded time for the other ranks' end marks (missing ranks named)"."""
+    now = [0.0]
+
+    def sleep(seconds):
+        now[0] += seconds
+        if now[0] >= 3:
+            write_mark(tmp_path, "m", 0, RankMark("plan", "start", True))
+
+    def waited(ranks):
+        return wait_for_ranks(tmp_path, "m", ranks, "plan", "start", seconds=10, clock=lambda: now[0], sleep=sleep)
+
+    assert waited([0]) == []
+    assert 3 <= now[0] < 10
+    assert waited([0, 1]) == [1]
+    assert 13 <= now[0] < 15

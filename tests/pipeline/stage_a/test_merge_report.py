@@ -1,17 +1,19 @@
-"""What people are told of a merge. Source: CONTRACTS section 5, "each listed"."""
+"""Report of a merge. Source: CONTRACTS section 5, "each listed"."""
 
 from pathlib import Path
 
-from imagemill.pipeline.stage_a.missions import Discovery, InputProblem
-from imagemill.pipeline.stage_a.stage_a_merge import GroupFailure, ImageFailure, Merged
-from imagemill.pipeline.stage_a.stage_a_report import (
+from imagemill.pipeline.stage_a.merge import (
     LISTED,
+    GroupFailure,
+    ImageFailure,
+    MergeResult,
     counts_of,
     failed_groups,
     late_ranks,
     nothing_written,
     warnings,
 )
+from imagemill.pipeline.stage_a.missions import Discovery, MissionProblem
 from tests.helpers.stage_a import MISSION, group
 
 
@@ -23,12 +25,12 @@ def failure(name):
     return GroupFailure(group(name, 1), (ImageFailure(f"{name}-1.jpg", "undecodable", "no image"),))
 
 
-TWICE = InputProblem("审核通过/b", "failed", "duplicate_group", "a is b", "rename")
-MIXED = InputProblem("审核通过/c", "warning", "mixed_ids", "two ids", "part them")
+TWICE = MissionProblem("审核通过/b", "failed", "duplicate_group", "a is b", "rename")
+MIXED = MissionProblem("审核通过/c", "warning", "mixed_ids", "two ids", "part them")
 
 
 def test_groups_that_failed_before_and_in_the_merge_are_counted_and_listed():
-    merged = Merged(groups=3, written=2, failures=[failure("a")], removed=1)
+    merged = MergeResult(groups=3, written=2, failures=[failure("a")], removed=1)
 
     assert counts_of(found(TWICE, MIXED), merged) == {
         "groups": 4, "written": 2, "failed": 2, "missing_ranks": 0, "rank_files_removed": 1,
@@ -40,9 +42,9 @@ def test_groups_that_failed_before_and_in_the_merge_are_counted_and_listed():
 
 
 def test_ranks_that_are_late_are_named():
-    assert late_ranks(Merged()) == []
-    assert late_ranks(Merged(missing_ranks=[0, 2])) == ["ranks that have not come to their end: 0, 2"]
-    late, changed = late_ranks(Merged(missing_ranks=[0, 1, 2], other_plan=[1]))
+    assert late_ranks(MergeResult()) == []
+    assert late_ranks(MergeResult(missing_ranks=[0, 2])) == ["ranks that have not come to their end: 0, 2"]
+    late, changed = late_ranks(MergeResult(missing_ranks=[0, 1, 2], other_plan=[1]))
     assert late == "ranks that have not come to their end: 0, 2"
     assert changed.startswith("ranks that worked on another plan: 1 (since then images, ")
     assert "run stage-a again" in changed
@@ -51,7 +53,7 @@ def test_ranks_that_are_late_are_named():
 def test_error_lists_the_first_groups_and_says_how_many_more():
     failures = [failure(f"g{n}") for n in range(LISTED + 2)]
 
-    lines = nothing_written(found(), Merged(groups=LISTED + 2, failures=failures, missing_ranks=[1])).splitlines()
+    lines = nothing_written(found(), MergeResult(groups=LISTED + 2, failures=failures, missing_ranks=[1])).splitlines()
 
     assert lines[0].startswith(f"none of {LISTED + 2} groups")
     assert lines[1].endswith("their end: 1")

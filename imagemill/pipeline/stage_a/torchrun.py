@@ -1,23 +1,41 @@
-"""Ranks of one start by torchrun: the first claims the mission for all of them, and its mark tells the others that it has.
+"""Ranks of one start by torchrun, which wait for each other by their marks.
 
-    rank 0    claims ─▶ mark of this start ─▶ its images ─▶ waits ─▶ merges
-    rank 1             └▶ begins ─▶ after each image: is the mark still of this start? ─▶ its own mark
+    rank 0    leases the mission ─▶ imports summaries ─▶ its mark ─▶ its images ─▶ waits ─▶ merges
+    rank 1                                                └▶ begins ─▶ after each image: is the mark still of this start?
 
-Without this a second start, whose first rank waits for the claim, would write over the files of the one at work.
+Without the wait, ranks of a second start would replace the files of ranks that are running.
 
-Belongs here: when a rank but the first may begin, and when it must stop.
-Belongs elsewhere: the claim (claims.py, assets/stage_a_groups.py), marks (rank_files.py), what tells starts apart (ranks.py).
+Marks are in rank_files.py; the name of a start is in ranks.py.
 Source: CONTRACTS section 0, "Locks are per asset and partition"; section 5, "Under torchrun".
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from imagemill.errors import ImagemillError
-from imagemill.pipeline.stage_a.rank_files import POLL_SECONDS, mark_file, read_mark
+from imagemill.pipeline.stage_a.rank_files import mark_file, read_mark, unfinished_ranks
 
 FIRST = 0
+POLL_SECONDS = 0.5
+
+
+def wait_for_ranks(
+    folder: Path,
+    mission: str,
+    ranks: Sequence[int],
+    plan: str,
+    launch: str | None,
+    *,
+    seconds: float,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> list[int]:
+    """Wait at most `seconds` until each rank has ended; return those that have not."""
+    until = clock() + seconds
+    while (missing := unfinished_ranks(folder, mission, ranks, plan, launch)) and clock() < until:
+        sleep(POLL_SECONDS)
+    return missing
 
 
 def wait_for_first(
@@ -30,10 +48,10 @@ def wait_for_first(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Return once rank 0 of this start is at work on this plan.
+    """Return once rank 0 of this start works on this plan.
 
     Raises:
-        ImagemillError: it is not, after so many seconds.
+        ImagemillError: if it does not within `seconds`.
     """
     until = clock() + seconds
     while not ((mark := read_mark(folder, mission, FIRST)) and (mark.plan, mark.launch) == (plan, launch)):
@@ -48,7 +66,7 @@ def wait_for_first(
 
 
 def stop_if_superseded(folder: Path, mission: str, launch: str) -> None:
-    """Raises ImagemillError where rank 0 of another start has the mission by now: ours has merged, or is gone."""
+    """Raise ImagemillError if rank 0 of another start has the mission now: ours has merged, or its process has ended."""
     mark = read_mark(folder, mission, FIRST)
     if mark is not None and mark.launch != launch:
         raise ImagemillError(

@@ -2,9 +2,15 @@
 
 from pathlib import Path
 
-from imagemill.pipeline.stage_a.missions import Discovery, Group, InputProblem
-from imagemill.pipeline.stage_a.stage_a_merge import GroupFailure, ImageFailure, Merged
-from imagemill.pipeline.stage_a.stage_a_problems import ASSET, stage_a_problems, told
+from imagemill.pipeline.stage_a.merge import (
+    ASSET,
+    GroupFailure,
+    ImageFailure,
+    MergeResult,
+    format_failure,
+    stage_a_problems,
+)
+from imagemill.pipeline.stage_a.missions import Discovery, ImageGroup, MissionProblem
 from imagemill.store.ledger import Ledger
 from tests.helpers.stage_a import group
 
@@ -18,7 +24,7 @@ def failed(*reasons):
 
 def rows(*failures, problems=()):
     found = Discovery("m", Path("m"), [], list(problems))
-    return {row.item: row for row in stage_a_problems(found, Merged(failures=list(failures)))}
+    return {row.item: row for row in stage_a_problems(found, MergeResult(failures=list(failures)))}
 
 
 def test_group_and_each_image_at_fault_have_a_row():
@@ -39,9 +45,9 @@ def test_group_is_refused_where_each_image_at_fault_is():
 def test_what_is_told_of_an_image_is_printable():
     """A name may hold what begins a line of its own, or moves a terminal's cursor."""
     image = ImageFailure("x\nfailed: pass fake\x1b[31m.jpg", "undecodable", "of \x1b[31m.jpg\u2028")
-    failure = GroupFailure(Group("pass", "a\x07", "a", (image.image_name,)), (image,))
+    failure = GroupFailure(ImageGroup("pass", "a\x07", "a", (image.image_name,)), (image,))
 
-    assert told(failure).isprintable()
+    assert format_failure(failure).isprintable()
     for item, row in rows(failure).items():
         assert (item + row.detail).isprintable()
 
@@ -55,9 +61,9 @@ def test_image_with_two_reasons_has_one_row_with_the_first():
 def test_what_was_not_processed_has_a_row_and_a_warning_has_none():
     found = rows(
         problems=[
-            InputProblem("审核通过/x.jpg", "refused", "outside_groups", "why", "move it"),
-            InputProblem("审核通过/b", "failed", "duplicate_group", "why", "rename"),
-            InputProblem("审核通过/c", "warning", "mixed_ids", "why", "split"),
+            MissionProblem("审核通过/x.jpg", "refused", "outside_groups", "why", "move it"),
+            MissionProblem("审核通过/b", "failed", "duplicate_group", "why", "rename"),
+            MissionProblem("审核通过/c", "warning", "mixed_ids", "why", "split"),
         ]
     )
 
@@ -76,7 +82,7 @@ def test_ledger_takes_the_rows(tmp_path):
 
 
 def test_failed_group_is_told_with_image_and_reason():
-    text = told(failed("undecodable", *["missing_line"] * 6))
+    text = format_failure(failed("undecodable", *["missing_line"] * 6))
 
     assert text.startswith("pass a: a-1.jpg: undecodable (why); a-2.jpg: missing_line (why)")
     assert text.endswith("; and 2 more")

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from imagemill.formats.jsonl import encode_line, read_jsonl
-from imagemill.pipeline.stage_a import stage_a_merge
+from imagemill.pipeline.stage_a import merge as merging
+from imagemill.pipeline.stage_a.merge import merge_ranks
 from imagemill.pipeline.stage_a.missions import EXTENSIONS, LABEL_FOLDERS
 from imagemill.pipeline.stage_a.rank_files import RankLine, RankMark, output_file, rank_file, rank_files, write_mark
-from imagemill.pipeline.stage_a.stage_a_merge import finish_stage_a, merge_ranks
 from imagemill.ranks import plan_ranks
 from imagemill.validation import stage_a as rules
 from imagemill.validation.findings import collect
@@ -308,7 +308,7 @@ def test_rank_that_did_not_end_is_named_and_what_it_finished_is_merged(bench):
     next(died)
     died.close()
 
-    merged = finish_stage_a(plan, bench.output, bench.store)
+    merged = bench.finish(plan)
 
     assert (merged.missing_ranks, merged.other_plan, merged.written, merged.removed) == ([1], [], 1, 0)
     assert {("b", "2.jpg", "missing_line")} == failures(merged)
@@ -321,7 +321,7 @@ def test_lines_of_another_plan_are_never_merged(bench):
     plan = bench.plan(world_size=2)
     list(bench.rank(plan, 0, Recorder()))
 
-    merged = finish_stage_a(plan, bench.output, bench.store)
+    merged = bench.finish(plan)
 
     assert ([1], {("a", "pass")}) == (merged.missing_ranks, written(bench.result).keys())
     assert merged.other_plan == [1]
@@ -333,15 +333,15 @@ def test_rank_of_an_earlier_start_is_missing(bench):
     for rank, launch in enumerate(["now", "before"]):
         list(bench.rank(plan, rank, Recorder(), launch=launch))
 
-    assert finish_stage_a(plan, bench.output, bench.store, launch="now", keep=True).missing_ranks == [1]
-    assert finish_stage_a(plan, bench.output, bench.store).missing_ranks == []
+    assert bench.finish(plan, launch="now", keep=True).missing_ranks == [1]
+    assert bench.finish(plan).missing_ranks == []
 
 
 def test_mission_that_became_empty_has_an_empty_output_and_no_missing_rank(bench):
     bench.run()
     plan = bench.plan(passes=0)
 
-    merged = finish_stage_a(plan, bench.output, bench.store)
+    merged = bench.finish(plan)
 
     assert (merged.exit_code, merged.missing_ranks, bench.result.read_bytes()) == (0, [], b"")
 
@@ -351,7 +351,7 @@ def test_unended_mark_of_this_plan_lets_its_lines_count(bench):
     bench.infer(plan)
     write_mark(bench.output, MISSION, 0, RankMark(plan.digest, "", False))
 
-    merged = finish_stage_a(plan, bench.output, bench.store)
+    merged = bench.finish(plan)
 
     assert (merged.missing_ranks, merged.written, merged.removed) == ([0], 2, 0)
     assert len(list(chain.from_iterable(record["images"] for record in written(bench.result).values()))) == 4
@@ -361,7 +361,7 @@ def test_line_that_changes_during_the_merge_fails_its_group(bench, monkeypatch):
     """Lines are indexed first and read again when their group is written."""
     plan = bench.plan(world_size=1)
     bench.infer(plan)
-    parse, seen = stage_a_merge.parse_rank_line, set()
+    parse, seen = merging.parse_rank_line, set()
 
     def parsed(raw):
         line = parse(raw)
@@ -370,9 +370,9 @@ def test_line_that_changes_during_the_merge_fails_its_group(bench, monkeypatch):
         seen.add(raw.strip())
         return line
 
-    monkeypatch.setattr(stage_a_merge, "parse_rank_line", parsed)
+    monkeypatch.setattr(merging, "parse_rank_line", parsed)
 
-    merged = finish_stage_a(plan, bench.output, bench.store)
+    merged = bench.finish(plan)
 
     details = {image.detail for failure in merged.failures for image in failure.images}
     assert details == {"its line changed while it was merged"}

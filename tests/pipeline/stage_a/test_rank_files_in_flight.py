@@ -2,19 +2,19 @@
 
 import pytest
 
-from imagemill.pipeline.stage_a.at_work import AtWork, forget, in_hands, left_behind
+from imagemill.pipeline.stage_a.rank_files import InFlight, forget, in_flight, left_behind
 
 
 def dies_at(store, rank, *places):
     """A process that ends without a word."""
-    hands = AtWork(store, rank)
+    hands = InFlight(store, rank)
     for place in places:
         hands.begin(place)
     hands._file.close()
 
 
 def test_rank_that_ends_well_leaves_nothing(tmp_path):
-    with AtWork(tmp_path, 0) as hands:
+    with InFlight(tmp_path, 0) as hands:
         hands.begin("审核通过/a/1.jpg")
         hands.done()
         hands.begin("审核通过/a/2.jpg")
@@ -23,7 +23,7 @@ def test_rank_that_ends_well_leaves_nothing(tmp_path):
 
 
 def test_rank_that_an_exception_ends_has_killed_nothing(tmp_path):
-    with pytest.raises(KeyError), AtWork(tmp_path, 0) as hands:
+    with pytest.raises(KeyError), InFlight(tmp_path, 0) as hands:
         hands.begin("a")
         raise KeyError
 
@@ -31,7 +31,7 @@ def test_rank_that_an_exception_ends_has_killed_nothing(tmp_path):
 
 
 def test_model_that_exits_has_killed_its_process(tmp_path):
-    with pytest.raises(SystemExit), AtWork(tmp_path, 0) as hands:
+    with pytest.raises(SystemExit), InFlight(tmp_path, 0) as hands:
         hands.begin("a")
         raise SystemExit(3)
 
@@ -39,29 +39,29 @@ def test_model_that_exits_has_killed_its_process(tmp_path):
 
 
 def test_dead_rank_leaves_what_it_had_in_its_hands(tmp_path):
-    hands = AtWork(tmp_path, 1)
+    hands = InFlight(tmp_path, 1)
     hands.begin("done\nwith this")
     hands.done()
     hands.begin("a\nb")
     hands.begin("c")
     hands._file.close()
 
-    assert in_hands(tmp_path, 1) == left_behind(tmp_path) == ["a\nb", "c"]
-    assert in_hands(tmp_path, 0) == []
+    assert in_flight(tmp_path, 1) == left_behind(tmp_path) == ["a\nb", "c"]
+    assert in_flight(tmp_path, 0) == []
 
 
 def test_image_that_kills_again_goes_to_the_end(tmp_path):
     dies_at(tmp_path, 0, "a", "b", "c")
     dies_at(tmp_path, 0, "a")
 
-    assert in_hands(tmp_path, 0) == ["a"]
+    assert in_flight(tmp_path, 0) == ["a"]
     assert left_behind(tmp_path) == ["b", "c", "a"]
 
 
 def test_what_was_left_outlives_a_rank_that_ends_well(tmp_path):
     """Until a merge says what became of it: it may be another rank's by now."""
     dies_at(tmp_path, 0, "a")
-    with AtWork(tmp_path, 0) as hands:
+    with InFlight(tmp_path, 0) as hands:
         hands.begin("b")
 
     assert left_behind(tmp_path) == ["a"]

@@ -1,0 +1,332 @@
+"""One rank's work: from images to the lines of its file.
+
+    file unchanged, or read ─▶ fingerprint ─▶ summary known: its line
+                                           └▶ else decode ─▶ batch ─▶ summarizer ─▶ clean ─▶ its line
+
+Lines are written batch by batch: a rank that dies loses its current batch. Images are decoded for the next batch only. Images in
+flight when a process died come last, one by one. A rank reads finished summaries from files; it never opens the ledger.
+
+The plan is in plan.py, the files in rank_files.py; groups of all ranks' lines, in merge.py.
+Source: seed 003; CONTRACTS section 5; section 0, "One bad item never stops the others".
+"""
+
+import multiprocessing
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from msgspec import UNSET
+from PIL import Image
+
+from imagemill.errors import ImagemillError, Refused, WrongUsage, disk_full_told
+from imagemill.files import FileSignature, file_signature, fingerprint
+from imagemill.pipeline.batch_inference import Answered, Unanswered
+from imagemill.pipeline.stage_a.missions import printable
+from imagemill.pipeline.stage_a.plan import StageAPlan
+from imagemill.pipeline.stage_a.rank_files import (
+    RANK_DIED,
+    InFlight,
+    LineAppender,
+    RankLine,
+    RankMark,
+    in_flight,
+    left_behind,
+    mark_file,
+    new_rank_file,
+    rank_file,
+    read_mark,
+    read_rank_lines,
+    write_mark,
+)
+from imagemill.pipeline.stage_a.summaries import SNAPSHOT, KnownSummaries, summarize_batch, summary_fingerprint
+from imagemill.pixels import decode_rgb
+from imagemill.progress import Progress
+from imagemill.ranks import ImageJob
+from imagemill.summarizer import NamedImage, Summarizer
+
+DEFAULT_BATCH_SIZE = 8
+
+_SHOWN = 3
+
+
+class ImageRow(NamedTuple):
+    """The result of one image: the rank, its line, and the origin of the summary."""
+
+    rank: int
+    line: RankLine
+    how: Literal["inferred", "reused", "failed"]
+
+
+class _Ready(NamedTuple):
+    """An image for the next batch."""
+
+    job: ImageJob
+    stat: FileSignature
+    content: str
+    known_by: str
+    image: NamedImage
+
+
+class RankWorker:
+    """Runs ranks, one after another. Built once per process.
+
+    Args:
+        summarizer: constructs one; called once per rank, and only if an image has to be inferred.
+        output, store: the folders of rank files, and of the snapshot and in-flight files.
+        launch: name that this start's ranks have in common (see `launch_of`).
+        fresh: infer every image.
+    """
+
+    def __init__(
+        self,
+        *,
+        plan: StageAPlan,
+        summarizer: Callable[[], Summarizer],
+        output: Path,
+        store: Path,
+        batch_size: int = DEFAULT_BATCH_SIZE,
+        launch: str = "",
+        fresh: bool = False,
+    ) -> None:
+        if batch_size < 1:
+            raise WrongUsage(f"--batch-size is {batch_size}", do="give 1 or more")
+        self._plan, self._summarizer = plan, summarizer
+        self._output, self._store = output, store
+        self._batch_size, self._launch, self._fresh = batch_size, launch, fresh
+
+    def stream(self, ranks: Iterable[int]) -> Iterator[ImageRow]:
+        """Yield one row per image of these ranks.
+
+        Raises:
+            DiskFull. ModelUnusable: from the summarizer. Every other failure is a row.
+        """
+        for rank in ranks:
+            with disk_full_told(self._output):
+                yield from self._run(rank)
+
+    def _run(self, rank: int) -> Iterator[ImageRow]:
+        plan, path = self._plan, rank_file(self._output, self._plan.mission, rank)
+        # The rank's own file may have lines that were written after the snapshot, by a process of an earlier start.
+        with KnownSummaries([] if self._fresh else [path, self._store / SNAPSHOT]) as known:
+            # In this order: at no moment does a mark name a plan that the lines are not of.
+            mark_file(self._output, plan.mission, rank).unlink(missing_ok=True)
+            behind = left_behind(self._store)
+            with new_rank_file(path) as lines, InFlight(self._store, rank) as flight:
+                self._mark(rank, ended=False)
+                run = _Rank(plan, self._summarizer, known, flight, self._batch_size)
+                for rows in run.rows(*plan.split_jobs(rank, behind)):
+                    for line, _ in rows:
+                        lines.append(line)
+                    lines.flush()
+                    yield from (ImageRow(rank, line, how) for line, how in rows)
+        self._mark(rank, ended=True)
+
+    def _mark(self, rank: int, *, ended: bool) -> None:
+        write_mark(self._output, self._plan.mission, rank, RankMark(self._plan.digest, self._launch, ended))
+
+
+_Outcome = tuple[RankLine, Literal["inferred", "reused", "failed"]]
+
+
+@dataclass(slots=True)
+class _Rank:
+    """One rank's images in order, as lists of lines: each list must be written before the next is requested."""
+
+    plan: StageAPlan
+    make: Callable[[], Summarizer]
+    known: KnownSummaries
+    flight: InFlight
+    batch_size: int
+    summarizer: Summarizer | None = None
+
+    def rows(self, jobs: Iterable[ImageJob], last: Iterable[ImageJob] = ()) -> Iterator[list[_Outcome]]:
+        """Yield lines. `last`: jobs that are done one by one after all others are written."""
+        yield from self._batches(jobs, self.batch_size)
+        for job in last:
+            yield from self._batches([job], 1)
+
+    def _batches(self, jobs: Iterable[ImageJob], size: int) -> Iterator[list[_Outcome]]:
+        batch: list[_Ready] = []
+        for job in jobs:
+            if batch and not self.plan.ranks.mixes_groups and batch[-1].job.group_seq != job.group_seq:
+                yield self._infer(batch)
+                self.flight.done()
+            found = self._look(job)
+            if isinstance(found, _Ready):
+                batch.append(found)
+            else:
+                yield [found]
+            del found  # otherwise one decoded image more than the batch's would be held
+            if len(batch) == size:
+                yield self._infer(batch)
+                self.flight.done()
+        if batch:
+            yield self._infer(batch)
+        self.flight.done()
+
+    def _look(self, job: ImageJob) -> _Ready | _Outcome:
+        """Return the line of an image whose summary is known or that cannot be read, else the image."""
+        plan, image = self.plan, self.plan.image(job)
+        name, known_by = plan.groups[job.group_seq].images[job.image_index - 1], ""
+        try:
+            path = plan.folder / image
+            stat = file_signature(path)
+            if content := self.known.content(image, stat):
+                known_by = summary_fingerprint(name, content, plan.identity)
+                if known := self.known.find(known_by):
+                    return rank_line(plan, job, known_by, known.summary, (stat, content, known.at)), "reused"
+            self.flight.begin(image)
+            data, stat = _read(path)
+            content = fingerprint(data)
+            known_by = summary_fingerprint(name, content, plan.identity)
+            if known := self.known.find(known_by):
+                return rank_line(plan, job, known_by, known.summary, (stat, content, time.time_ns())), "reused"
+            return _Ready(job, stat, content, known_by, NamedImage(name, Image.fromarray(decode_rgb(data, name))))
+        except Refused as refusal:
+            why = Unanswered(refusal.reason, refusal.what)
+        except OSError as error:
+            why = Unanswered("read_error", str(error))
+        except MemoryError as error:
+            why = Unanswered("out_of_memory", str(error) or "memory ran out while the image was decoded")
+        return rank_line(plan, job, known_by, why), "failed"
+
+    def _infer(self, batch: list[_Ready]) -> list[_Outcome]:
+        """Return the lines of a batch and empty it: its images are not held while its lines are written."""
+        if self.summarizer is None:
+            self.summarizer = self.make()
+        answers = summarize_batch(self.summarizer, [ready.image for ready in batch], self.plan.mission)
+        done = [ready._replace(image=None) for ready in batch]
+        batch.clear()
+        outcomes: list[_Outcome] = []
+        for ready, answer in zip(done, answers, strict=True):
+            if isinstance(answer, Answered):
+                read = ready.stat, ready.content, time.time_ns()
+                outcomes.append((rank_line(self.plan, ready.job, ready.known_by, answer.text, read), "inferred"))
+            else:
+                outcomes.append((rank_line(self.plan, ready.job, ready.known_by, answer), "failed"))
+        return outcomes
+
+
+def rank_line(
+    plan: StageAPlan,
+    job: ImageJob,
+    known_by: str,
+    result: str | Unanswered,
+    read: tuple[FileSignature, str, int] | None = None,
+) -> RankLine:
+    """Return the line of one image.
+
+    Args:
+        result: its summary, or why it has none. read: the file's signature, fingerprint of its bytes, time of the summary.
+    """
+    group = plan.groups[job.group_seq]
+    failed = isinstance(result, Unanswered)
+    stat, content, at = read or (UNSET, UNSET, UNSET)
+    return RankLine(
+        group_seq=job.group_seq,
+        group_id=group.group_id,
+        label=group.label,
+        image_index=job.image_index,
+        image_name=group.images[job.image_index - 1],
+        ok=not failed,
+        summary=UNSET if failed else result,
+        error=f"{result.reason}: {result.detail}" if failed else UNSET,
+        fingerprint=known_by,
+        image=plan.image(job) if read else UNSET,
+        stat=stat,
+        content=content,
+        at=at,
+    )
+
+
+def _read(path: Path) -> tuple[bytes, FileSignature]:
+    with open(path, "rb") as file:
+        # Taken before the bytes: a file that changes while it is read has another signature afterwards.
+        stat = file_signature(os.fstat(file.fileno()))
+        return file.read(), stat
+
+
+# ---- ranks as an engine runs them
+
+
+class RankResult(NamedTuple):
+    """The result of one rank, in images. `died`: how its process ended, if that ended before the rank did."""
+
+    rank: int
+    inferred: int
+    reused: int
+    failed: int
+    died: str = ""
+
+
+class RankRunner:
+    """Runs ranks with progress, one row per rank. Built once per process.
+
+    Args:
+        options: of a RankWorker; as one value, because engines have a `batch_size` of their own.
+        go_on: called after each image; raises if the rank must stop.
+    """
+
+    def __init__(self, options: Mapping[str, Any], go_on: Callable[[], None] | None = None) -> None:
+        self._plan: StageAPlan = options["plan"]
+        self._worker = RankWorker(**options)
+        self._go_on = go_on
+
+    def stream(self, ranks: Iterable[int]) -> Iterator[RankResult]:
+        """Yield one row per rank, once it has ended.
+
+        Raises:
+            ImagemillError: as RankWorker; or if the process that started this one is gone: another may run the rank.
+        """
+        parent = multiprocessing.parent_process()
+        for rank in ranks:
+            # Set in a process of our own if torchrun has not: a model chooses its GPU by this number.
+            if parent is not None and "LOCAL_WORLD_SIZE" not in os.environ:
+                os.environ["LOCAL_RANK"] = str(rank)
+            plan, counts = self._plan, Counter[str]()
+            images = sum(1 for _ in plan.ranks.jobs(rank))
+            with Progress(f"stage-a {plan.mission}, rank {rank} of {plan.ranks.world_size}", images) as progress:
+                for row in self._worker.stream([rank]):
+                    counts[row.how] += 1
+                    progress.advance(free=row.how == "reused")
+                    if parent is not None and not parent.is_alive():  # the last check comes before the rank's end mark
+                        raise ImagemillError(
+                            "the run that this rank is of has been killed", do="run it again; what is finished stays"
+                        )
+                    if self._go_on:
+                        self._go_on()
+            yield RankResult(rank, counts["inferred"], counts["reused"], counts["failed"])
+
+    def close(self) -> None:
+        pass
+
+
+def close_dead_rank(plan: StageAPlan, output: Path, store: Path, launch: str, rank: int, how: str) -> RankResult:
+    """Write the lines that a rank lacks whose process died, and its end mark; summaries that it finished count as inferred.
+
+    Args:
+        how: the process ended, such as "was ended by SIGKILL".
+    """
+    path, mark = rank_file(output, plan.mission, rank), read_mark(output, plan.mission, rank)
+    ours = mark is not None and not mark.ended and (mark.plan, mark.launch) == (plan.digest, launch)
+    present = {(line.group_seq, line.image_index): line.ok for line in read_rank_lines(path)} if ours else {}
+    images = in_flight(store, rank)
+    died = f"rank {rank} of {plan.ranks.world_size} of {plan.mission} {how}"
+    lost = 0
+    with LineAppender(path) if ours else new_rank_file(path) as lines:
+        for job in plan.ranks.jobs(rank):
+            if (job.group_seq, job.image_index) not in present:
+                when = "before it had finished this image"
+                if plan.image(job) in images:
+                    when = "at work on this image" + (f" and {len(images) - 1} more" if len(images) > 1 else "")
+                lines.append(rank_line(plan, job, "", Unanswered(RANK_DIED, f"{died} {when}")))
+                lost += 1
+    write_mark(output, plan.mission, rank, RankMark(plan.digest, launch, ended=True))
+    finished = sum(present.values())
+    more = f" and {len(images) - _SHOWN} more" if len(images) > _SHOWN else ""
+    where = f" at work on {printable(', '.join(images[:_SHOWN]))}{more}" if images else ""
+    return RankResult(rank, finished, 0, len(present) - finished + lost, died=f"{died}{where}")
