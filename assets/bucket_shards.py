@@ -9,7 +9,7 @@ import dagster as dg
 from pydantic import Field
 
 from assets.near_duplicates import near_duplicates
-from assets.partitions import buckets
+from assets.partitions import buckets, ranged_asset
 from assets.stage2_jsonl import stage2_jsonl
 from imagemill.pipeline.claims import claimed_until_output
 from imagemill.pipeline.shards.conflicts import refuse_conflicts
@@ -55,7 +55,7 @@ class ShardConfig(dg.Config):
         return Packing(chosen, output, self.existing, asked, self.progress_every, self.allow_preview)
 
 
-@dg.asset(
+@ranged_asset(
     deps=[stage2_jsonl, near_duplicates],
     partitions_def=buckets,
     backfill_policy=dg.BackfillPolicy.single_run(),

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from assets.approved_images import approved_images
 from assets.command_options import ImageOptions, read_options
-from assets.partitions import IMAGES_PER_RUN, images
+from assets.partitions import IMAGES_PER_RUN, images, ranged_asset
 from imagemill.embedding_specs import DINOV3, T5, VAE, EmbeddingSpec
 from imagemill.formats.npy import NpyStore
 from imagemill.pipeline.claims import claimed_until_output
@@ -53,7 +53,7 @@ def embedding_asset(spec: EmbeddingSpec, description: str) -> dg.AssetsDefinitio
     """The asset of one embedding kind: it lists what its images lack and streams the making of it to the npy IO manager."""
     config_class = CaptionedConfig if spec.source == "caption" else ImageConfig
 
-    @dg.asset(
+    @ranged_asset(
         name=spec.kind,
         deps=[approved_images],
         partitions_def=images,

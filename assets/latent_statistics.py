@@ -5,7 +5,7 @@ from contextlib import closing
 import dagster as dg
 
 from assets.embeddings import vae_latents
-from assets.partitions import buckets
+from assets.partitions import buckets, ranged_asset
 from imagemill.embedding_specs import VAE
 from imagemill.pipeline.claims import claimed_until_output, wait_for_claim
 from imagemill.pipeline.curation.latent_statistics import ALL, ASSET, plan_statistics, statistics_reports
@@ -15,7 +15,7 @@ from imagemill.store.ledger import Ledger
 from resources.data_root import DataRootResource
 
 
-@dg.asset(
+@ranged_asset(
     deps=[dg.AssetDep(vae_latents, partition_mapping=dg.AllPartitionMapping())],
     partitions_def=buckets,
     backfill_policy=dg.BackfillPolicy.single_run(),

@@ -23,7 +23,7 @@ import dagster as dg
 from pydantic import Field
 
 from assets.command_options import RankOptions, read_options
-from assets.partitions import missions, ranks
+from assets.partitions import missions, ranged_asset, ranks
 from imagemill.atomic import sweep_temporaries
 from imagemill.errors import ImagemillError, WrongUsage, disk_full_told
 from imagemill.layout import DataRoot
@@ -119,7 +119,7 @@ def split_rank_keys(keys: Sequence[str]) -> tuple[str, list[int], int]:
     return mission, numbers, world_size
 
 
-@dg.asset(
+@ranged_asset(
     partitions_def=ranks,
     backfill_policy=dg.BackfillPolicy.single_run(),
     group_name="stage_a",

@@ -13,6 +13,7 @@ Belongs elsewhere: the engine that assets see (resources/engine.py), what a work
 
 import pickle
 import signal
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -162,6 +163,7 @@ def _begin(*work: Any) -> None:
     """Initialise the process. pebble ignores SIGINT: an interrupt reaches the whole process group, the caller handles it."""
     _process["work"] = work
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    warnings.filterwarnings("ignore", module=r"PIL\.")  # as the command does
 
 
 def _stream(batch: list[Any]) -> list[Any]:

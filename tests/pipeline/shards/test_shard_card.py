@@ -199,7 +199,11 @@ def test_pipe_in_a_models_name_breaks_no_table(tmp_path):
 
 def all_sections(output):
     """Two buckets: one with statistics, a preview model, tombstones and an unknown kind; one written before statistics."""
-    measures = [Measures(1024, 1024, 5)] * 1500 + [Measures(500, 1000, 77), Measures(100, 900, 8), Measures(9000, 900, 9)]
+    measures = [Measures(1024, 1024, 5)] * 1500 + [
+        Measures(500, 1000, 77),
+        Measures(100, 900, 8),
+        Measures(9000, 900, 9),
+    ]
     provenance = {"vae_latents": maker(preview=True, unknown_maker=1200), "dinov3": maker(model="a|b", revision=None)}
     bucket_set(
         output, samples=1503, shards=((1000, 2_345_678_901), (503, 999_999)), why=("withdrawn", "not_ready", "withdrawn"),
