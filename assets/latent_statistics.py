@@ -34,13 +34,13 @@ def latent_statistics(context: dg.AssetExecutionContext, data_root: DataRootReso
     root, config = data_root.root(), data_root.config()
     with (
         closing(data_root.ledger()) as ledger,
-        claimed_until_output(ledger, ASSET, context.partition_keys, context.run_id),
+        claimed_until_output(ledger, ASSET, context.partition_keys, context.run.run_id),
     ):
         plan = plan_statistics(root.derived, ledger, read_identity(ledger, VAE.kind), context.partition_keys)
 
     def claim_all() -> None:
         with Ledger(root.ledger) as ledger:
-            wait_for_claim(ledger, ASSET, [ALL], context.run_id)
+            wait_for_claim(ledger, ASSET, [ALL], context.run.run_id)
 
     stream = statistics_reports(plan, threads=config.decode_threads, before_merge=claim_all)
     return Reports(root.derived / ASSET, stream)

@@ -139,7 +139,7 @@ def stage_a_ranks(
     root = config.root(data_root)
     given = read_options(context, RankOptions)
     claim = claimed_until_output if given.claim_stays else claimed
-    with closing(data_root.ledger()) as ledger, claim(ledger, CLAIM, [mission], context.run_id):
+    with closing(data_root.ledger()) as ledger, claim(ledger, CLAIM, [mission], context.run.run_id):
         plan = config.plan(discover(root.stage_a_input, mission), summarizer.identity(mission), world_size)
         maker = summarizer.maker(mission)
         engine = processes.with_workers(min(config.workers, len(numbers)))
@@ -147,7 +147,7 @@ def stage_a_ranks(
         for folder in (options["output"], options["store"]):
             sweep_temporaries(folder)
         shares = list(run_ranks(engine, numbers if plan.groups else [], options))
-        ledger.record_counts(context.run_id, RANKS, _sum(shares))
+        ledger.record_counts(context.run.run_id, RANKS, _sum(shares))
     path = dg.MetadataValue.path(str(root.stage_a_output))
     _refuse_dead(context, mission, world_size, shares, {"path": path, **maker})
     for share in shares:
@@ -248,7 +248,7 @@ def stage_a_groups(
     mission, root = context.partition_key, config.root(data_root)
     given = read_options(context, RankOptions)
     output, store = root.stage_a_output, store_folder(root.state, mission)
-    with closing(data_root.ledger()) as ledger, claimed(ledger, CLAIM, [mission], context.run_id):
+    with closing(data_root.ledger()) as ledger, claimed(ledger, CLAIM, [mission], context.run.run_id):
         found = leave_unselected(discover(root.stage_a_input, mission), passes=config.passes, fails=config.fails)
         world_size = config.world_size or data_root.config().stage_a_ranks
         plan = config.plan(found, summarizer.identity(mission), world_size)
@@ -261,7 +261,7 @@ def stage_a_groups(
                 plan, output, store, launch=given.launch, keep=config.keep, failed=len(found.failed)
             )
         _record(ledger, found, merged)
-        ledger.record_counts(context.run_id, ASSET, counts_of(found, merged))
+        ledger.record_counts(context.run.run_id, ASSET, counts_of(found, merged))
     for event in others:
         context.log_event(event)
     if merged.exit_code:

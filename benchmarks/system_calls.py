@@ -1,4 +1,4 @@
-"""What each call through ctypes gains over the plain way, in the same run.
+"""Gain of each call through ctypes over the plain way, in the same run.
 
     mallopt    photographs of a megapixel decoded by a process that keeps freed memory; plain: glibc's defaults
     syncfs     npy files of a whole pass as in npy_writes.py; plain: fdatasync of each file, on threads
@@ -67,7 +67,7 @@ def main() -> int:
 
 
 def _gain(name: str, seconds: Callable[[str], float], count: int) -> float:
-    """How many times faster than plain, the median over rounds after a first one."""
+    """Return plain seconds over ours, the median over rounds after a first one."""
     rounds = [(seconds("plain"), seconds(name)) for _ in range(count + 1)][1:]
     plain, ours = (median(column) for column in zip(*rounds, strict=True))
     gain = median(plain / ours for plain, ours in rounds)

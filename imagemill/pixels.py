@@ -159,7 +159,7 @@ _pillow_limits = _PillowLimits()
 
 @contextmanager
 def _refusals(name: str) -> Iterator[None]:
-    """Use our limits, and turn whatever Pillow raises in this block, which is about one file's bytes, into a refusal."""
+    """Use our limits, and refuse a file if Pillow raises in this block."""
     try:
         with _pillow_limits:
             yield

@@ -5,7 +5,7 @@ import sys
 
 from tests.helpers.product import PROJECT
 
-# Libraries add filters of their own while they are imported, so filters are told apart by the module that adds them.
+# Libraries add filters of their own while they are imported, so only filters that our modules add are compared.
 IMPORT_ALL = """
 import pkgutil
 import sys
