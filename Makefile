@@ -6,11 +6,13 @@ TORCH ?= torch==2.13.0
 UV ?= uv==0.13.8
 # Tests side by side; `make test TEST_PROCESSES=0` for one after another.
 TEST_PROCESSES ?= auto
+# Which tests: .ci/run also runs those that are slow.
+TEST_MARKS ?= not soak and not slow
 BIN := .venv/bin
 STAMP := .venv/set-up.stamp
 
 # Recipes read these from the environment, so that folder names may hold spaces.
-export IMAGES DATA_ROOT TORCH
+export IMAGES DATA_ROOT TORCH TEST_MARKS
 
 .PHONY: help setup run ui test soak lint lock bench clean
 
@@ -62,8 +64,8 @@ endif
 ui: setup ## the Dagster UI on the history of DATA_ROOT (default data)
 	$(BIN)/imagemill ui --data-root "$${DATA_ROOT:-data}"
 
-test: setup ## every test but the soak trials; skips are listed with their reasons at the end
-	$(BIN)/pytest -n $(TEST_PROCESSES) --dist loadfile
+test: setup ## every test but the slow ones and the soak trials; skips are listed with their reasons at the end
+	$(BIN)/pytest -n $(TEST_PROCESSES) --dist loadfile -m "$$TEST_MARKS"
 
 soak: setup ## full-length crash and endurance trials; with N=, so many kills and disk faults (SEED=, PROCESSES=, or TRIAL= alone)
 ifeq ($(strip $(N)$(TRIAL)),)

@@ -9,7 +9,7 @@ import dagster as dg
 from pydantic import Field
 
 from assets.near_duplicates import near_duplicates
-from assets.partitions import buckets
+from assets.partitions import buckets, ranged_asset
 from assets.stage2_jsonl import stage2_jsonl
 from imagemill.pipeline.claims import claimed_until_output
 from imagemill.pipeline.shards.conflicts import refuse_conflicts
@@ -55,7 +55,7 @@ class ShardConfig(dg.Config):
         return Packing(chosen, output, self.existing, asked, self.progress_every, self.allow_preview)
 
 
-@dg.asset(
+@ranged_asset(
     deps=[stage2_jsonl, near_duplicates],
     partitions_def=buckets,
     backfill_policy=dg.BackfillPolicy.single_run(),
@@ -81,10 +81,10 @@ def _planned(context: dg.AssetExecutionContext, config: ShardConfig, data_root: 
     packing = config.packing(list(context.partition_keys), data_root.shards_folder(config.output_dir))
     with (
         closing(data_root.ledger()) as ledger,
-        claimed_until_output(ledger, ASSET, packing.buckets, context.run_id),
+        claimed_until_output(ledger, ASSET, packing.buckets, context.run.run_id),
     ):
         found, shard_set = plan_packing(data_root.root(), data_root.config(), ledger, packing)
-        _record(ledger, context.run_id, found, adopting=packing.existing != "withdraw")
+        _record(ledger, context.run.run_id, found, adopting=packing.existing != "withdraw")
         shard_set.workers = config.workers or data_root.config().pack_threads
         refuse_conflicts(shard_set)
         return shard_set

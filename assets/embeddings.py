@@ -8,7 +8,7 @@ from pydantic import Field
 
 from assets.approved_images import approved_images
 from assets.command_options import ImageOptions, read_options
-from assets.partitions import IMAGES_PER_RUN, images
+from assets.partitions import IMAGES_PER_RUN, images, ranged_asset
 from imagemill.embedding_specs import DINOV3, T5, VAE, EmbeddingSpec
 from imagemill.formats.npy import NpyStore
 from imagemill.pipeline.claims import claimed_until_output
@@ -53,7 +53,7 @@ def embedding_asset(spec: EmbeddingSpec, description: str) -> dg.AssetsDefinitio
     """The asset of one embedding kind: it lists what its images lack and streams the making of it to the npy IO manager."""
     config_class = CaptionedConfig if spec.source == "caption" else ImageConfig
 
-    @dg.asset(
+    @ranged_asset(
         name=spec.kind,
         deps=[approved_images],
         partitions_def=images,
@@ -82,11 +82,11 @@ def embedding_asset(spec: EmbeddingSpec, description: str) -> dg.AssetsDefinitio
         store: NpyStore = options["store"]
         if config.regenerate:
             with closing(data_root.ledger()) as ledger:
-                regenerate(ledger, spec.kind, context.run_id, encoders.identify(spec))
+                regenerate(ledger, spec.kind, context.run.run_id, encoders.identify(spec))
                 refresh(root, ledger)
         with (
             closing(data_root.ledger()) as ledger,
-            claimed_until_output(ledger, spec.kind, context.partition_keys, context.run_id),
+            claimed_until_output(ledger, spec.kind, context.partition_keys, context.run.run_id),
         ):
             options["regenerate"] = resume(ledger, spec.kind)
             encoders.check_recorded(spec)
@@ -125,9 +125,9 @@ def caption(
     rows = engine.map_batches(CaptionWorker, jobs, batch_size=options["images_per_call"], **options)
     with Progress("captions", len(jobs)) as progress:
         counts = keep_captions(
-            rows, ledger, maker=made_by.key, preview=made_by.preview, run_id=context.run_id, on_row=progress.advance
+            rows, ledger, maker=made_by.key, preview=made_by.preview, run_id=context.run.run_id, on_row=progress.advance
         )
-    ledger.record_counts(context.run_id, CAPTIONER, dict(counts))
+    ledger.record_counts(context.run.run_id, CAPTIONER, dict(counts))
     # Not metadata of the output, which would be that of every image of the run.
     context.log.info(f"{made_by.model} captioned {counts['captioned']} of {len(jobs)} images without a caption")
 

@@ -5,7 +5,7 @@ from contextlib import closing
 import dagster as dg
 
 from assets.embeddings import vae_latents
-from assets.partitions import buckets
+from assets.partitions import buckets, ranged_asset
 from imagemill.embedding_specs import VAE
 from imagemill.pipeline.claims import claimed_until_output, wait_for_claim
 from imagemill.pipeline.curation.latent_statistics import ALL, ASSET, plan_statistics, statistics_reports
@@ -15,7 +15,7 @@ from imagemill.store.ledger import Ledger
 from resources.data_root import DataRootResource
 
 
-@dg.asset(
+@ranged_asset(
     deps=[dg.AssetDep(vae_latents, partition_mapping=dg.AllPartitionMapping())],
     partitions_def=buckets,
     backfill_policy=dg.BackfillPolicy.single_run(),
@@ -34,13 +34,13 @@ def latent_statistics(context: dg.AssetExecutionContext, data_root: DataRootReso
     root, config = data_root.root(), data_root.config()
     with (
         closing(data_root.ledger()) as ledger,
-        claimed_until_output(ledger, ASSET, context.partition_keys, context.run_id),
+        claimed_until_output(ledger, ASSET, context.partition_keys, context.run.run_id),
     ):
         plan = plan_statistics(root.derived, ledger, read_identity(ledger, VAE.kind), context.partition_keys)
 
     def claim_all() -> None:
         with Ledger(root.ledger) as ledger:
-            wait_for_claim(ledger, ASSET, [ALL], context.run_id)
+            wait_for_claim(ledger, ASSET, [ALL], context.run.run_id)
 
     stream = statistics_reports(plan, threads=config.decode_threads, before_merge=claim_all)
     return Reports(root.derived / ASSET, stream)

@@ -41,7 +41,7 @@ def near_duplicates(
     settings = given.near_duplicates
     if config.threshold is not None:
         settings = msgspec.structs.replace(settings, threshold=config.threshold)
-    with closing(data_root.ledger()) as ledger, claimed_until_output(ledger, ASSET, ["all"], context.run_id):
+    with closing(data_root.ledger()) as ledger, claimed_until_output(ledger, ASSET, ["all"], context.run.run_id):
         plan = plan_near_duplicates(root.derived, ledger, settings)
     stream = near_duplicate_reports(plan, root.approved, threads=given.decode_threads, search=given.model_threads)
     return Reports(lines_path(root.derived), stream)

@@ -1,5 +1,8 @@
 """How the work is cut: by image, by bucket, by preset, by mission and rank."""
 
+import warnings
+from typing import Any
+
 import dagster as dg
 
 from imagemill.buckets import BUCKETS
@@ -21,3 +24,10 @@ coord_presets = dg.DynamicPartitionsDefinition(name="coord_presets")
 # Stage-A: missions, and `<mission>/<r>of<W>`: the world size is part of the key, as W ranks cut a mission otherwise than V do.
 missions = dg.DynamicPartitionsDefinition(name="missions")
 ranks = dg.DynamicPartitionsDefinition(name="ranks")
+
+
+def ranged_asset(**options: Any) -> Any:
+    """Return `dg.asset(**options)` without the warning that `backfill_policy` is marked beta in the pinned releases."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", dg.BetaWarning)
+        return dg.asset(**options)

@@ -101,7 +101,7 @@ def raw_dataset(
     source = raw_source(read_presets(place.presets_yaml), dataset.name, asked)
     counts: dict[str, int] = {}
     listings: dict[str, dg.MetadataValue] = {}
-    with closing(data_root.ledger()) as ledger, claimed(ledger, CLAIM, [dataset.name], context.run_id):
+    with closing(data_root.ledger()) as ledger, claimed(ledger, CLAIM, [dataset.name], context.run.run_id):
         for split, annotations in source.annotations.items():
             options = {"geometry": source.geometry, "split_rule": source.split_rule}
             made = convert(dataset, source.adapter, annotations, source.images, split=split, **options)
@@ -111,7 +111,7 @@ def raw_dataset(
             if made.listing:
                 listings[f"{split} left out"] = dg.MetadataValue.path(str(made.listing))
             _record_dropped(ledger, f"{dataset.name}/raw/{split}.jsonl:", made)
-        ledger.record_counts(context.run_id, RAW, counts)
+        ledger.record_counts(context.run.run_id, RAW, counts)
     return dg.MaterializeResult(metadata={**counts, **listings, "path": dg.MetadataValue.path(str(dataset.raw))})
 
 
@@ -147,12 +147,12 @@ def rescale_preset(
     dataset = place.dataset(name)
     flags = {field: _plain(getattr(config, field)) for field in (*PARAMETERS, "splits")}
     settings = read_presets(place.presets_yaml).settings(name, preset, **flags)
-    with closing(data_root.ledger()) as ledger, claimed(ledger, CLAIM, [key], context.run_id):
+    with closing(data_root.ledger()) as ledger, claimed(ledger, CLAIM, [key], context.run.run_id):
         parameters = choose_parameters(dataset.preset(preset), **settings.parameters)
         plan = plan_rescale(dataset, preset, parameters, settings.splits)
         workers = config.workers or data_root.config().rescale_workers or os.cpu_count() or 1
         report = _carried_out(plan, processes.with_workers(workers), ledger, key)
-        ledger.record_counts(context.run_id, RESCALE, dict(report.counts))
+        ledger.record_counts(context.run.run_id, RESCALE, dict(report.counts))
     return dg.MaterializeResult(metadata=_told(plan, report))
 
 
@@ -205,7 +205,7 @@ def derived_preset(context: dg.AssetExecutionContext, config: CoordConfig, data_
     dataset, preset = split_key(context.partition_key)
     name = parse_preset(preset)
     keys = sorted({context.partition_key, f"{dataset}/{name.base}"})
-    with closing(data_root.ledger()) as ledger, claimed_until_output(ledger, CLAIM, keys, context.run_id):
+    with closing(data_root.ledger()) as ledger, claimed_until_output(ledger, CLAIM, keys, context.run.run_id):
         configured = read_presets(public_data(data_root).presets_yaml)
         order = configured.settings(dataset, name.base, object_order=_plain(config.object_order)).object_order
         return Coord(public_data(data_root).dataset(dataset), name, config.splits, order)

@@ -42,7 +42,7 @@ def stage2_jsonl(
     Built from the ledger without opening an image that a pass has opened before.
     """
     root, given = data_root.root(), read_options(context, RecordOptions)
-    with closing(data_root.ledger()) as ledger, claimed_until_output(ledger, ASSET, ["all"], context.run_id):
+    with closing(data_root.ledger()) as ledger, claimed_until_output(ledger, ASSET, ["all"], context.run.run_id):
         if config.rollback:
             return Rollback(root, config.delete_embeddings)
         scan = survey(root.approved, ledger)

@@ -23,7 +23,7 @@ import dagster as dg
 from pydantic import Field
 
 from assets.command_options import RankOptions, read_options
-from assets.partitions import missions, ranks
+from assets.partitions import missions, ranged_asset, ranks
 from imagemill.atomic import sweep_temporaries
 from imagemill.errors import ImagemillError, WrongUsage, disk_full_told
 from imagemill.layout import DataRoot
@@ -126,7 +126,7 @@ def split_rank_keys(keys: Sequence[str]) -> tuple[str, list[int], int]:
     return mission, numbers, world_size
 
 
-@dg.asset(
+@ranged_asset(
     partitions_def=ranks,
     backfill_policy=dg.BackfillPolicy.single_run(),
     group_name="stage_a",
@@ -146,7 +146,7 @@ def stage_a_ranks(
     root = config.root(data_root)
     given = read_options(context, RankOptions)
     claim = claimed_until_output if given.claim_stays else claimed
-    with closing(data_root.ledger()) as ledger, claim(ledger, CLAIM, [mission], context.run_id):
+    with closing(data_root.ledger()) as ledger, claim(ledger, CLAIM, [mission], context.run.run_id):
         plan = config.plan(discover(root.stage_a_input, mission), summarizer.identity(mission), world_size)
         maker = summarizer.maker(mission)
         engine = processes.with_workers(min(config.workers, len(numbers)))
@@ -156,7 +156,7 @@ def stage_a_ranks(
         import_summaries(ledger, mission, options["output"], options["store"])
         shares = list(run_ranks(engine, numbers if plan.groups else [], options))
         import_summaries(ledger, mission, options["output"], options["store"])
-        ledger.record_counts(context.run_id, RANKS, _sum(shares))
+        ledger.record_counts(context.run.run_id, RANKS, _sum(shares))
     path = dg.MetadataValue.path(str(root.stage_a_output))
     _refuse_dead(context, mission, world_size, shares, {"path": path, **maker})
     for share in shares:
@@ -257,7 +257,7 @@ def stage_a_groups(
     mission, root = context.partition_key, config.root(data_root)
     given = read_options(context, RankOptions)
     output, store = root.stage_a_output, summaries_folder(root.state, mission)
-    with closing(data_root.ledger()) as ledger, claimed(ledger, CLAIM, [mission], context.run_id):
+    with closing(data_root.ledger()) as ledger, claimed(ledger, CLAIM, [mission], context.run.run_id):
         found = leave_unselected(discover(root.stage_a_input, mission), passes=config.passes, fails=config.fails)
         world_size = config.world_size or data_root.config().stage_a_ranks
         plan = config.plan(found, summarizer.identity(mission), world_size)
@@ -270,7 +270,7 @@ def stage_a_groups(
                 plan, output, store, ledger, launch=given.launch, keep=config.keep, failed=len(found.failed)
             )
         _record(ledger, found, merged)
-        ledger.record_counts(context.run_id, ASSET, counts_of(found, merged))
+        ledger.record_counts(context.run.run_id, ASSET, counts_of(found, merged))
     for event in others:
         context.log_event(event)
     if merged.exit_code:

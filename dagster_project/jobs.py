@@ -10,7 +10,6 @@ import dagster as dg
 from assets.bucket_shards import bucket_shards
 from assets.embeddings import embedding_assets
 from assets.near_duplicates import near_duplicates
-from assets.partitions import buckets, images
 from assets.stage2_jsonl import stage2_jsonl
 from dagster_project.coordinator import EMBED_JOB, PUBLISH_JOB
 from imagemill.pipeline.stage2.damage import note_damage
@@ -23,7 +22,6 @@ from resources.data_root import DataRootResource
 embed_images = dg.define_asset_job(
     EMBED_JOB,
     selection=dg.AssetSelection.assets(*embedding_assets),
-    partitions_def=images,
     tags={DEFER_TAG: "true"},
     description="All embeddings of a range of images.",
 )
@@ -52,7 +50,6 @@ def verify_stage2_files() -> None:
 publish_shards = dg.define_asset_job(
     PUBLISH_JOB,
     selection=dg.AssetSelection.assets(stage2_jsonl, near_duplicates, bucket_shards),
-    partitions_def=buckets,
     description="The Stage 2 records, near duplicates, and the shards of every bucket whose samples changed.",
 )
 

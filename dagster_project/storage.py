@@ -11,7 +11,6 @@ tests/dagster_project/test_storage.py compares every table with stock storage's 
 
 import itertools
 import os
-import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,8 +22,7 @@ from dagster._core.storage.sqlite_storage import DagsterSqliteStorage
 from dagster._serdes import ConfigurableClassData
 from filelock import FileLock
 from sqlalchemy import func, select
-from sqlalchemy.engine import Connection, Engine
-from sqlalchemy.event import listens_for
+from sqlalchemy.engine import Connection
 
 from io_managers.events import interrupts_held
 
@@ -54,13 +52,6 @@ BATCH_VARIABLE = "DAGSTER_EVENT_BATCH_SIZE"
 BATCH_SIZE = "1000"
 
 
-@listens_for(Engine, "connect")
-def _wait_for_locks(connection: Any, _: object) -> None:
-    """Every SQLite database of the history waits for whoever writes it."""
-    if isinstance(connection, sqlite3.Connection):
-        connection.execute(f"PRAGMA busy_timeout = {1000 * LOCK_SECONDS}")
-
-
 class BatchSqliteEventLogStorage(SqliteEventLogStorage):
     """One transaction per batch of asset events, and partition keys read once."""
 
@@ -73,6 +64,7 @@ class BatchSqliteEventLogStorage(SqliteEventLogStorage):
     @contextmanager
     def _connect(self, shard: str) -> Iterator[Connection]:
         with interrupts_held(), super()._connect(shard) as connection:
+            connection.exec_driver_sql(f"PRAGMA busy_timeout = {1000 * LOCK_SECONDS}")
             yield connection
 
     def store_event_batch(self, events: Sequence[EventLogEntry]) -> None:
@@ -153,6 +145,8 @@ class BatchSqliteStorage(DagsterSqliteStorage):
 
     def _open(self, base_dir: str, inst_data: ConfigurableClassData | None) -> None:
         super().__init__(base_dir, inst_data)
+        for storage in (self._run_storage, self._schedule_storage):
+            storage._conn_string += f"?timeout={LOCK_SECONDS}"  # of each engine that the storage creates
         if _event_logs_directory is not None:
             self._event_log_storage = BatchSqliteEventLogStorage(_event_logs_directory(base_dir))
 

@@ -5,7 +5,8 @@
 One `syncfs` for a hundred files costs a third less processor than `fdatasync` of each. It also writes what other programs have
 in memory for that disk, and does not reach through to servers: then, and for a few files, each is flushed by itself.
 
-Source: syncfs(2), which reports what could not be written since Linux 5.8; fdatasync(2); sync_file_range(2).
+Source: syncfs(2), which reports what could not be written since Linux 5.8; fdatasync(2); posix_fadvise(2). How much syncfs
+gains: benchmarks/system_calls.py.
 """
 
 import ctypes
@@ -13,7 +14,7 @@ import functools
 import os
 import platform
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -26,35 +27,18 @@ OTHERS_BYTES = 256 * 1024 * 1024
 
 _THREADS = 32
 
-# SYNC_FILE_RANGE_WRITE: begin, do not wait.
-_WRITE = 2
-
 # Size and times beyond what a reader needs are not flushed, where the system makes the difference.
 flush = getattr(os, "fdatasync", os.fsync)
 
 
-def begin_writing_back(handle: int) -> None:
-    """Let the disk begin with an open file's bytes, and do not wait. A hint: whatever goes wrong is `flush_files`' to tell."""
+def begin_writing_back(handle: int, start: int = 0, size: int = 0) -> None:
+    """Let the disk begin with an open file's bytes from `start` on, all of them if `size` is 0. Do not wait.
+
+    `flush_files` and `flush` report errors; this is a hint.
+    """
     if hasattr(os, "posix_fadvise"):
         with suppress(OSError):
-            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-def begin_writing_back_part(handle: int, start: int, size: int) -> None:
-    """The same of a part of a large file, while the rest of it is being made: its flush then has little left to wait for."""
-    if sync := _sync_file_range():
-        sync(handle, start, size, _WRITE)
-
-
-@functools.cache
-def _sync_file_range() -> Callable[..., int] | None:
-    if platform.system() != "Linux":
-        return None
-    with suppress(AttributeError):
-        sync = ctypes.CDLL(None).sync_file_range
-        sync.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
-        return sync
-    return None
+            os.posix_fadvise(handle, start, size, os.POSIX_FADV_DONTNEED)
 
 
 def flush_files(paths: Sequence[Path]) -> dict[Path, OSError]:

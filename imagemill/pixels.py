@@ -6,7 +6,7 @@ Source: CONTRACTS section 1, rows "pixels" and "VAE latent" (sides under 8 px).
 """
 
 import io
-import warnings
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,14 +24,6 @@ FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 # Pillow itself speaks of an attack, and more than any camera takes.
 MIN_SIDE = 8
 MAX_PIXELS = 178_956_970
-
-Image.MAX_IMAGE_PIXELS = MAX_PIXELS
-
-# Pillow warns of such files and of broken EXIF, once per process and without the file's name: our refusal has it.
-warnings.filterwarnings("ignore", module=r"PIL\.")
-
-# Pillow refuses a PNG of which a text or the colour profile unpacks to more than 1 MiB; editors write more than that.
-PngImagePlugin.MAX_TEXT_CHUNK = PngImagePlugin.MAX_TEXT_MEMORY
 
 _ORIENTATION_TAG = 0x0112
 _TO_UPRIGHT = {
@@ -141,11 +133,36 @@ def header_size(path: Path) -> tuple[int, int]:
         return (width, height) if turned else (height, width)
 
 
+class _PillowLimits:
+    """Our limits in place of Pillow's while at least one thread has an image open, as a reentrant context manager."""
+
+    def __init__(self) -> None:
+        self._lock, self._users, self._before = threading.Lock(), 0, (Image.MAX_IMAGE_PIXELS, 0)
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._users += 1
+            if self._users == 1:
+                self._before = Image.MAX_IMAGE_PIXELS, PngImagePlugin.MAX_TEXT_CHUNK
+                # Pillow refuses a PNG if a text or the colour profile unpacks to more than 1 MiB; editors write more.
+                Image.MAX_IMAGE_PIXELS, PngImagePlugin.MAX_TEXT_CHUNK = MAX_PIXELS, PngImagePlugin.MAX_TEXT_MEMORY
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._users -= 1
+            if not self._users:
+                Image.MAX_IMAGE_PIXELS, PngImagePlugin.MAX_TEXT_CHUNK = self._before
+
+
+_pillow_limits = _PillowLimits()
+
+
 @contextmanager
 def _refusals(name: str) -> Iterator[None]:
-    """Whatever Pillow raises in this block is about one file's bytes, and becomes a refusal of it."""
+    """Use our limits, and refuse a file if Pillow raises in this block."""
     try:
-        yield
+        with _pillow_limits:
+            yield
     except (Refused, MemoryError):
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:

@@ -26,9 +26,14 @@ MIN_SECONDS = 0.1
 # A terminal that does not report its width counts as 80 columns wide.
 _UNKNOWN_TERMINAL = (80, 24)
 
-# Threads of one process share a bar, processes never do; tqdm's own lock is a semaphore of the system, which a process
-# that is stopped leaves behind.
-tqdm.set_lock(threading.RLock())
+
+class _Bar(tqdm):
+    """A bar that threads of one process share, processes never do.
+
+    tqdm's own lock is a semaphore of the system, which a process that is stopped leaves behind.
+    """
+
+    _lock = threading.RLock()
 
 
 class Progress:
@@ -56,7 +61,7 @@ class Progress:
         self._began = time.monotonic()
         self._next, self._lines = self._began, 0
         # tqdm writes nothing if stderr is not a terminal (`disable=None`).
-        self._bar = tqdm(
+        self._bar = _Bar(
             total=self._work,
             bar_format="{percentage:3.0f}%|{bar}| {desc}",
             file=sys.stderr,

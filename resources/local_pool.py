@@ -1,35 +1,39 @@
-"""Worker processes of this machine: batches of keys in, rows out, nobody waits for a process that is gone.
+"""Worker processes on this machine: one pebble pool of one spawned process per worker.
 
-    caller ──batch──▶ worker 1   one pipe each; at most two batches in it, so that no worker waits for the caller
+    caller ──batch──▶ worker 1   at most two batches each, so that no worker waits for the caller
            ◀──rows──
            ──batch──▶ worker 2   ...
 
-Processes are spawned, never forked: libraries with threads of their own do not survive a fork. A worker that dies ends the
-work at once with its process id and the keys it had; what it had finished lies on the disk, and the next run goes on from there.
-Where the caller says what becomes of its batch, another process takes the dead worker's place and the others go on.
-Workers whose caller was killed find their pipe closed and end after their batch.
+Processes are spawned because many libraries that start threads do not work after a fork. If a process dies, its batch runs
+again, and the other workers continue. Workers whose caller was killed end after their batch.
 
-Belongs here: processes and pipes; no Dagster, which every worker would have to import.
+Belongs here: processes; no Dagster, which every worker would have to import.
 Belongs elsewhere: the engine that assets see (resources/engine.py), what a worker does (imagemill/pipeline/).
 """
 
-import multiprocessing
-import queue
+import pickle
 import signal
-import threading
-from collections import deque
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from itertools import chain, islice
-from multiprocessing.connection import Connection, wait
-from pathlib import Path
-from typing import Any
+from multiprocessing.context import SpawnContext, SpawnProcess
+from typing import Any, NamedTuple
+
+from pebble import ProcessExpired, ProcessPool
 
 from imagemill.errors import ImagemillError
 from imagemill.fs.owners import current_folder, use
 
 BATCHES_AHEAD = 2
-STOP_SECONDS = 10.0
+# A batch runs again after a death, at most this often; after that, each of its keys runs once as a batch of its own.
+RERUNS = 2
+# After this many lost keys with no success in between, the work stops: the keys are probably not the cause.
+LOST_IN_A_ROW = 3
+CHECK_SECONDS = 1.0
+CLOSE_SECONDS = 10.0
 
 
 class WorkerDied(ImagemillError, RuntimeError):
@@ -47,6 +51,11 @@ class WorkerDied(ImagemillError, RuntimeError):
         )
 
 
+class _Batch(NamedTuple):
+    keys: list[Any]
+    deaths: int = 0
+
+
 def run_on_processes(
     worker_class: type[Any],
     keys: Iterable[Any],
@@ -61,139 +70,121 @@ def run_on_processes(
     No more processes are started than there are batches. An exception of a worker is raised here, and ends the others.
 
     Args:
-        died: the rows of the batch that a worker was at work on when it died; None: its death ends the work.
+        died: return the rows of a batch whose process died. The batch does not run again. None: it runs again.
+
+    Raises:
+        WorkerDied: at the end, with every key whose process died each time. Earlier if only deaths are observed.
     """
     remaining = iter(keys)
-    todo: Iterator[list[Any]] = iter(lambda: list(islice(remaining, batch_size)), [])
-    members: list[_Member] = []
+    todo: Iterator[_Batch] = map(_Batch, iter(lambda: list(islice(remaining, batch_size)), []))
+    most = BATCHES_AHEAD if died is None else 1
+    work = worker_class, dict(options), current_folder()
+    pools: dict[ProcessPool, _Spawn] = {}
+    running: dict[Future[list[Any]], tuple[ProcessPool, _Batch]] = {}
+    lost: list[Any] = []
+    lost_in_a_row, death = 0, None
+
+    def fill(pool: ProcessPool | None, most: int) -> None:
+        for batch in islice(todo, most - sum(its_pool is pool for its_pool, _ in running.values())):
+            if pool is None:
+                spawn = _Spawn()
+                pool = ProcessPool(1, initializer=_begin, initargs=work, context=spawn)
+                pools[pool] = spawn
+            running[pool.schedule(_stream, args=(batch.keys,))] = pool, batch
+
     try:
-        for batch in islice(todo, workers):
-            members.append(_Member(worker_class, options))
-            members[-1].send(batch)
-        for member in members:
-            _fill(member, todo)
-        while busy := [member for member in members if member.batches]:
-            for member in _ready(busy):
-                try:
-                    rows = member.receive()
-                except WorkerDied as death:
-                    if died is None:
-                        raise
-                    lost, *waiting = member.batches
-                    rows, todo = died(lost, death), chain(waiting, todo)
-                    members.remove(member)
-                    member.connection.close()
-                    member.process.kill()  # its pipe is closed; it may not be dead
-                    if batch := next(todo, None):
-                        members.append(member := _Member(worker_class, options))
-                        member.send(batch)
-                _fill(member, todo)
+        for _ in range(workers):
+            fill(None, 1)
+        for pool in list(pools):
+            fill(pool, most)
+        while running and lost_in_a_row < LOST_IN_A_ROW:
+            wait(running, CHECK_SECONDS, FIRST_COMPLETED)
+            for future in [
+                future for future, (pool, _) in running.items() if future.done() or pools[pool].is_dead(pool)
+            ]:
+                if future not in running:
+                    continue  # its batch was moved to another process
+                pool, batch = running.pop(future)
+                error = future.exception() if future.done() else BrokenProcessPool()
+                if is_dead := isinstance(error, ProcessExpired | BrokenProcessPool):
+                    death = WorkerDied(pools[pool].process.pid, pools[pool].process.exitcode, batch.keys)
+                    rows = died(batch.keys, death) if died else []
+                    if not died and batch.deaths > RERUNS:
+                        lost, lost_in_a_row = lost + batch.keys, lost_in_a_row + 1
+                    elif not died:
+                        parts = [batch.keys] if batch.deaths < RERUNS else [[key] for key in batch.keys]
+                        todo = chain([_Batch(part, batch.deaths + 1) for part in parts], todo)
+                else:
+                    rows, lost_in_a_row = future.result(), 0
+                if is_dead or pools[pool].is_dead(pool):
+                    # pebble would start another process in this pool, but half a message may be left in the pipe.
+                    _stop([pool])
+                    del pools[pool]
+                    waiting = [running.pop(other)[1] for other, (its_pool, _) in [*running.items()] if its_pool is pool]
+                    pool, todo = None, chain(waiting, todo)
+                fill(pool, most)
                 yield from rows
-    except BaseException:
-        for member in members:
-            member.process.terminate()
-        raise
+        if lost and death:
+            raise WorkerDied(death.pid, death.exitcode, lost)
+        wait([pool.schedule(_close) for pool, spawn in pools.items() if not spawn.is_dead(pool)], CLOSE_SECONDS)
     finally:
-        _end(members)
+        _stop(pools)
 
 
-class _Member:
-    """One worker process, and the batches it has not answered yet."""
+class _Spawn(SpawnContext):
+    """The spawn context of one pool, with the first process that it starts."""
 
-    def __init__(self, worker_class: type[Any], options: Mapping[str, Any]) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.connection, theirs = context.Pipe()
-        self.process = context.Process(
-            target=_serve, args=(theirs, worker_class, dict(options), current_folder()), daemon=True
-        )
-        self.process.start()
-        # The worker's end must be open in the worker alone: then the pipe closes when it dies.
-        theirs.close()
-        self.batches: deque[list[Any]] = deque()
+    process: Any = None
 
-    def send(self, batch: list[Any]) -> None:
-        self.batches.append(batch)
-        with suppress(BrokenPipeError, ConnectionResetError):  # it is dead: `receive` says so
-            self.connection.send(batch)
+    def Process(self, *args: Any, **kwargs: Any) -> SpawnProcess:  # pyright: ignore[reportIncompatibleVariableOverride]  # noqa: N802
+        process = SpawnProcess(*args, **kwargs)
+        self.process = self.process or process
+        return process
 
-    def receive(self) -> list[Any]:
-        try:
-            answer = self.connection.recv()
-        except (EOFError, ConnectionResetError):
-            self.process.join(STOP_SECONDS)
-            keys = [key for batch in self.batches for key in batch]
-            raise WorkerDied(self.process.pid, self.process.exitcode, keys) from None
-        if isinstance(answer, BaseException):
-            raise answer
-        self.batches.popleft()
-        return answer
+    def is_dead(self, pool: ProcessPool) -> bool:
+        """Return True if the process died while it had nothing to do, or with exit code 0, for which pebble waits forever."""
+        return not pool.active or self.process.exitcode == 0
 
 
-def _ready(members: list[_Member]) -> list[_Member]:
-    by_connection: dict[Any, _Member] = {member.connection: member for member in members}
-    return [by_connection[connection] for connection in wait(list(by_connection))]
+def _stop(pools: Iterable[ProcessPool]) -> None:
+    for pool in pools:
+        pool.stop()
+    for pool in pools:
+        pool.join()
 
 
-def _fill(member: _Member, todo: Iterator[list[Any]]) -> None:
-    for batch in islice(todo, BATCHES_AHEAD - len(member.batches)):
-        member.send(batch)
+# ---- in the worker process
+
+# `work`: worker class, options, and folder of owners; `worker` after the first batch.
+_process: dict[str, Any] = {}
 
 
-def _end(members: list[_Member]) -> None:
-    """Leave no process behind: closed pipes end them, and what does not end is ended."""
-    for member in members:
-        member.connection.close()
-    for member in members:
-        member.process.join(STOP_SECONDS)
-        if member.process.is_alive():
-            member.process.kill()
-            member.process.join()
-
-
-# ---- in the worker
-
-
-def _serve(connection: Connection, worker_class: type[Any], options: dict[str, Any], owners: Path | None) -> None:
-    if owners is not None:
-        use(owners)  # its temporary files name it: what it leaves is removed while its caller lives
-    # An interrupt of the terminal reaches the whole group of processes; what it means is for the caller to say.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _begin(*work: Any) -> None:
+    """Initialise the process. pebble ignores SIGINT: an interrupt reaches the whole process group, the caller handles it."""
+    _process["work"] = work
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    batches: queue.SimpleQueue[list[Any] | None] = queue.SimpleQueue()
-    # Read on a thread: were a full pipe in either direction to wait for the other, neither would move again.
-    closed = threading.Event()
-    threading.Thread(target=_read, args=(connection, batches, closed), daemon=True).start()
+    warnings.filterwarnings("ignore", module=r"PIL\.")  # as the command does
+
+
+def _stream(batch: list[Any]) -> list[Any]:
     try:
-        worker = worker_class(**options)
-        try:
-            while (batch := batches.get()) is not None and not closed.is_set():
-                connection.send(list(worker.stream(batch)))
-        finally:
-            worker.close()
-    except (BrokenPipeError, ConnectionResetError):  # the caller is gone
-        return
+        if "worker" not in _process:
+            worker_class, options, owners = _process["work"]
+            if owners is not None:
+                use(owners)  # its temporary files name it: they are removed after its death while its caller lives
+            _process["worker"] = worker_class(**options)
+        return list(_process["worker"].stream(batch))
     except Exception as error:
-        with suppress(BrokenPipeError, ConnectionResetError):
-            connection.send(_portable(error))
+        try:
+            pickle.loads(pickle.dumps(error))
+        except Exception:
+            raise ImagemillError(f"{type(error).__name__}: {error}", where="a worker process") from None
+        raise
 
 
-def _read(connection: Connection, batches: "queue.SimpleQueue[list[Any] | None]", closed: threading.Event) -> None:
-    with suppress(EOFError, OSError):
-        while True:
-            batches.put(connection.recv())
-    closed.set()  # nobody wants what still waits
-    batches.put(None)
-
-
-def _portable(error: Exception) -> Exception:
-    """The exception, if it survives the journey; else its words."""
-    import pickle
-
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        return ImagemillError(f"{type(error).__name__}: {error}", where="a worker process")
-    return error
+def _close() -> None:
+    if "worker" in _process:
+        _process["worker"].close()
 
 
 def _how(exitcode: int | None) -> str:

@@ -16,9 +16,14 @@ from tests.messages import recorder
 
 recorder.begin()  # before any import of the product
 
+import hypothesis  # noqa: E402
 import pytest  # noqa: E402
 
 from imagemill.layout import ROOT_VARIABLE, DataRoot  # noqa: E402
+
+hypothesis.settings.register_profile("ci", deadline=None)
+if os.environ.get("CI") or os.environ.get("IMAGEMILL_NO_SKIP"):
+    hypothesis.settings.load_profile("ci")
 
 
 def _fail_if_skipped(report):

@@ -11,7 +11,7 @@ import grimp
 def import_structure(package: str = "imagemill") -> tuple[set[str], set[tuple[str, str]]]:
     """Return the units below a package and the edges (importer, imported) between them."""
     graph = grimp.build_graph(package)
-    units = {name for name in graph.find_children(package)}
+    units = set(graph.find_children(package))
     edges = {
         (importer, imported)
         for importer in units

@@ -20,6 +20,7 @@ SMALL = {
     "rescale": ["--images", "64", "--rounds", "1", "--compared", "1", "--worker-rounds", "1", "--repeat", "2"],
     "shards": ["--samples", "4", "--records", "40", "--rounds", "1"],
     "stage_a": ["--lines", "200", "--rounds", "1"],
+    "system_calls": ["--samples", "2", "--rounds", "1"],
     "validation": ["--records", "50", "--presets", "50", "--rounds", "1"],
 }  # fmt: skip
 # Full-size weights of gigabytes; nine runs of the command; images enough for two workers to get going.

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -26,13 +27,22 @@ def test_wants_photographs(coco128): pass
 WHOLE_MODULE = "import pytest\npytest.importorskip('no_such_module_anywhere')\n"
 
 
-def run_pytest(folder: Path, tests: str, no_skip: str | None) -> tuple[int, str]:
+SLOW_EXAMPLE = """
+import time
+from hypothesis import given, settings, strategies
+
+@given(strategies.booleans())
+def test_sleeps(value): time.sleep(0.3)
+"""
+
+
+def run_pytest(folder: Path, tests: str, no_skip: str | None, **more: str) -> tuple[int, str]:
     """Exit code and output of a fresh pytest over `tests` with the project's conftest."""
     (folder / "pytest.ini").write_text("[pytest]\n")
     (folder / "conftest.py").write_bytes(CONFTEST.read_bytes())
     (folder / "test_given.py").write_text(tests)
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("IMAGEMILL_", "PYTEST_"))}
-    env |= {"PYTHONPATH": str(CONFTEST.parent.parent)} | ({"IMAGEMILL_NO_SKIP": no_skip} if no_skip else {})
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("IMAGEMILL_", "PYTEST_", "CI"))}
+    env |= {"PYTHONPATH": str(CONFTEST.parent.parent)} | ({"IMAGEMILL_NO_SKIP": no_skip} if no_skip else {}) | more
     command = [sys.executable, "-m", "pytest", "-ra", "-p", "no:cacheprovider", str(folder)]
     done = subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
     return done.returncode, done.stdout
@@ -63,6 +73,29 @@ def test_module_skipped_as_a_whole_fails_too(tmp_path):
 
     assert code != 0
     assert "no_such_module_anywhere" in output
+
+
+@pytest.mark.parametrize(
+    ("no_skip", "more", "expected"),
+    [("1", {}, 0), (None, {"CI": "true"}, 0), (None, {}, 1)],
+    ids=["no skip", "CI", "plain"],
+)
+def test_examples_have_no_deadline_in_continuous_integration(tmp_path, no_skip, more, expected):
+    """A busy machine takes longer than the 200 ms that hypothesis allows an example."""
+    code, output = run_pytest(tmp_path, SLOW_EXAMPLE, no_skip, **more)
+
+    assert expected == code, output
+    assert ("DeadlineExceeded" in output) == bool(expected)
+
+
+def test_deprecation_is_an_error_of_our_own_code_alone():
+    def warn(module):
+        return lambda: warnings.warn_explicit("old", DeprecationWarning, f"{module}.py", 1, module=module)
+
+    for ours in ("imagemill.pixels", "assets", "tests.test_conftest"):
+        with pytest.raises(DeprecationWarning):
+            warn(ours)()
+    warn("imagemillion.other")()
 
 
 def test_environment_is_clean(clean_environment):

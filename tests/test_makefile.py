@@ -40,7 +40,7 @@ def photos(tmp_path) -> Path:
 
 def make(checkout: Path, *words: str) -> subprocess.CompletedProcess[str]:
     # An outer `make test` hands down its own flags and variables.
-    handed_down = {"IMAGES", "DATA_ROOT", "TORCH", "MAKEFLAGS", "MAKELEVEL", "MFLAGS"}
+    handed_down = {"IMAGES", "DATA_ROOT", "TORCH", "TEST_MARKS", "MAKEFLAGS", "MAKELEVEL", "MFLAGS"}
     env = {k: v for k, v in os.environ.items() if k not in handed_down} | {"PYTHONPATH": str(REPOSITORY)}
     return subprocess.run(
         ["make", *words], cwd=checkout, env=env, capture_output=True, text=True, timeout=120, check=False
@@ -117,6 +117,15 @@ def test_set_up_is_done_once_and_again_when_the_lock_changes(checkout):
     assert "[uv]\n[pip]\n[install]" in make(checkout, "setup").stdout
     os.utime(checkout / "requirements.lock", (stamp - 5, stamp - 5))
     assert "[uv]" not in make(checkout, "setup").stdout
+
+
+def test_slow_tests_run_where_they_are_asked_for(checkout):
+    (checkout / ".venv/bin/pytest").write_text('#!/bin/sh\nfor word in "$@"; do echo "[$word]"; done')
+    (checkout / ".venv/bin/pytest").chmod(0o755)
+
+    assert "[-m]\n[not soak and not slow]\n" in make(checkout, "test").stdout
+    assert "[-m]\n[not soak]\n" in make(checkout, "test", "TEST_MARKS=not soak").stdout
+    assert "make test TEST_MARKS='not soak'\n" in (REPOSITORY / ".ci/run").read_text()
 
 
 def test_plain_make_lists_the_targets(checkout):

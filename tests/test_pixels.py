@@ -5,12 +5,13 @@ import json
 import struct
 import warnings
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image, ImageCms
+from PIL import Image, ImageCms, PngImagePlugin
 
 from imagemill import pixels
 from imagemill.errors import Refused
@@ -337,6 +338,18 @@ def test_decompression_bomb_is_refused_before_it_is_unpacked(width, height, as_e
     with warnings.catch_warnings():
         warnings.simplefilter("error" if as_error else "ignore")
         assert refusal_of(png(width, height, 8, 2, rows=b"")).reason == "too_large"
+
+
+def test_pillow_has_its_own_limits_again_once_no_thread_has_an_image_open():
+    """Other code of the process may rely on them. A thread that ends first changes nothing for the others."""
+    theirs = Image.MAX_IMAGE_PIXELS, PngImagePlugin.MAX_TEXT_CHUNK
+    ours = pixels.MAX_PIXELS, PngImagePlugin.MAX_TEXT_MEMORY
+    with pixels._opened(encoded(NOISE), "first"):
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(decode_rgb, encoded(NOISE), "second").result()
+        assert ours == (Image.MAX_IMAGE_PIXELS, PngImagePlugin.MAX_TEXT_CHUNK)
+    assert refusal_of(b"no image").reason == "undecodable"
+    assert theirs == (Image.MAX_IMAGE_PIXELS, PngImagePlugin.MAX_TEXT_CHUNK)
 
 
 def test_image_at_the_limit_is_decoded(monkeypatch):

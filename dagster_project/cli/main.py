@@ -7,6 +7,7 @@ import importlib
 import os
 import signal
 import sys
+import warnings
 from pathlib import Path
 
 import click
@@ -74,6 +75,8 @@ def _leave_out_current_folder() -> None:
 
 def main() -> None:
     _leave_out_current_folder()
+    # Pillow warns of broken files once per process and without the file's name; our refusal has it.
+    warnings.filterwarnings("ignore", module=r"PIL\.")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # A script's `&` starts commands with SIGINT ignored, and Dagster gives SIGTERM the handler of SIGINT.
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from imagemill.durable import begin_writing_back_part, flush
+from imagemill.durable import begin_writing_back, flush
 from imagemill.errors import ImagemillError
 from imagemill.files import FileSignature, file_signature, fingerprint
 from imagemill.ids import name_problem
@@ -120,7 +120,7 @@ def _write_samples(
             _write_all(output, content, checksum)
             offset += sample.size
             if offset - begun >= _WRITE_BACK:
-                begin_writing_back_part(output, begun, offset - begun)
+                begin_writing_back(output, begun, offset - begun)
                 begun = offset
     _write_all(output, memoryview(_END + bytes(-(offset + len(_END)) % _RECORD)), checksum)
 

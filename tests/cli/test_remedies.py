@@ -236,6 +236,7 @@ def test_link_to_itself_is_removed(root):
     assert "not_a_file" not in {reason for _, reason in problems(root)}
 
 
+@pytest.mark.slow
 def test_image_with_too_many_pixels_is_scaled_down(root):
     path = root.approved / "huge.png"
     Image.new("1", (14_000, 13_000)).save(path)

@@ -259,5 +259,7 @@ def test_databases_of_the_history_wait_for_whoever_writes_them(tmp_path):
     with open_instance(DataRoot(tmp_path / "data")) as instance:
         with instance.run_storage.connect() as connection:
             assert connection.exec_driver_sql("PRAGMA busy_timeout").scalar() == 60_000
+        with instance.schedule_storage.connect() as connection:
+            assert connection.exec_driver_sql("PRAGMA busy_timeout").scalar() == 60_000
         with instance.event_log_storage.index_connection() as connection:
             assert connection.exec_driver_sql("PRAGMA busy_timeout").scalar() == 60_000

@@ -40,6 +40,36 @@ class Poisoned(Doubling):
             yield key
 
 
+class Counted(Poisoned):
+    """Appends to a file per key, before key 13 kills the process."""
+
+    def stream(self, keys):
+        for key in keys:
+            with open(self.log / str(key), "a") as file:
+                file.write("x")
+            yield from super().stream([key])
+
+
+class Deadly(Doubling):
+    """Every key kills its process."""
+
+    def stream(self, keys):
+        for key in keys:
+            (self.log / f"{key}-{os.getpid()}").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+            yield key
+
+
+class Quitting(Doubling):
+    """Key 13 ends its process as if all were well."""
+
+    def stream(self, keys):
+        for key in keys:
+            if key == 13:
+                os._exit(0)
+            yield key
+
+
 class Broken:
     """Cannot be built."""
 

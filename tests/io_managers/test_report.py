@@ -29,7 +29,7 @@ def partitioned(root, stream):
         metadata={"place": "thing"}, code_version="1",
     )  # fmt: skip
     def thing(context: dg.AssetExecutionContext) -> Reports:
-        with Ledger(root.ledger) as ledger, claimed_until_output(ledger, "thing", ["x"], context.run_id):
+        with Ledger(root.ledger) as ledger, claimed_until_output(ledger, "thing", ["x"], context.run.run_id):
             return Reports(root.derived / "thing", stream(context.partition_keys))
 
     return thing

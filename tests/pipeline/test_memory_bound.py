@@ -13,6 +13,8 @@ from imagemill.formats.npy import NpyStore
 from imagemill.memory import KEPT_BYTES
 from imagemill.pipeline.stage2.embed import BYTES_PER_PIXEL_AHEAD, WRITE_BEHIND_BYTES
 
+pytestmark = pytest.mark.slow
+
 PROJECT = Path(__file__).parents[2]
 WIDTH, HEIGHT = 6000, 4000
 PHOTO = WIDTH * HEIGHT

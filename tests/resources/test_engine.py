@@ -13,7 +13,7 @@ import pytest
 from imagemill.errors import DiskFull, ImagemillError
 from resources.engine import Engine, LocalProcesses
 from resources.local_pool import WorkerDied, run_on_processes
-from tests.helpers.pool_workers import Broken, Doubling, Poisoned, Wordy
+from tests.helpers.pool_workers import Broken, Counted, Deadly, Doubling, Poisoned, Quitting, Wordy
 
 two = LocalProcesses(workers=2)
 
@@ -67,7 +67,7 @@ def test_keys_are_taken_as_they_are_needed(tmp_path):
 
 def test_killed_worker_ends_the_run_and_is_named():
     with pytest.raises(WorkerDied) as died:
-        list(two.map_batches(Poisoned, range(100), batch_size=4))
+        list(two.map_batches(Poisoned, [*range(14), *range(16, 100)], batch_size=4))
 
     assert died.value.exitcode == -signal.SIGKILL
     assert 13 in died.value.keys
@@ -92,16 +92,59 @@ def test_one_worker_stays_in_this_process_where_nothing_speaks_against_it():
     assert [row[2] for row in rows] == [os.getpid()]
 
 
-def test_worker_killed_from_outside_ends_the_run(tmp_path):
-    rows = two.map_batches(Doubling, range(10_000), batch_size=1, nap=0.01, log=tmp_path)
-    pid = next(rows)[2]
-    os.kill(pid, signal.SIGKILL)
-
+def test_batch_of_a_dead_worker_runs_again_twice_and_then_key_by_key(tmp_path):
+    """Every other key has its row when the key that kills its process is reported."""
+    rows = []
     with pytest.raises(WorkerDied) as died:
-        list(rows)
+        for row in two.map_batches(Counted, [*range(14), *range(16, 40)], batch_size=4, log=tmp_path):
+            rows.append(row)
 
-    assert died.value.pid == pid
-    assert len(list(tmp_path.iterdir())) < 5_000, "at once, not at the end"
+    assert died.value.keys == [13]
+    assert sorted(rows) == [*range(13), *range(16, 40)]
+    runs = {path.name: len(path.read_text()) for path in tmp_path.iterdir() if not path.name.startswith("closed")}
+    assert (runs["12"], runs["13"], runs["16"], runs["30"]) == (4, 4, 1, 1)
+    assert children() == []
+
+
+def test_worker_killed_from_outside_costs_no_row():
+    rows = two.map_batches(Doubling, range(400), batch_size=1, nap=0.01)
+    first = next(rows)
+    os.kill(first[2], signal.SIGKILL)
+
+    assert sorted(row[0] for row in (first, *rows)) == list(range(400))
+    assert children() == []
+
+
+@pytest.mark.parametrize("verb", ["map_batches", "map_keys"])
+@pytest.mark.parametrize("count", [4, 12])
+def test_worker_killed_between_two_batches_costs_no_row(verb, count):
+    """Its caller takes no rows meanwhile, so it has nothing to do."""
+    more = {"batch_size": 1} if verb == "map_batches" else {"died": lambda key, how: pytest.fail(f"{key} {how}")}
+    rows = getattr(two, verb)(Doubling, range(count), **more)
+    first = next(rows)
+    time.sleep(0.5)
+    for child in children():
+        child.kill()
+    time.sleep(0.5)
+
+    assert sorted(row[0] for row in (first, *rows)) == list(range(count))
+    assert children() == []
+
+
+def test_worker_that_ends_its_process_without_an_error_is_named():
+    with pytest.raises(WorkerDied, match="exit code 0") as died:
+        list(two.map_batches(Quitting, range(30), batch_size=4))
+
+    assert died.value.keys == [13]
+    assert children() == []
+
+
+def test_work_that_only_kills_its_processes_ends_early(tmp_path):
+    with pytest.raises(WorkerDied) as died:
+        list(two.map_batches(Deadly, range(1000), batch_size=4, log=tmp_path))
+
+    assert len(died.value.keys) == 3
+    assert len(list(tmp_path.iterdir())) < 20
     assert children() == []
 
 

@@ -26,6 +26,7 @@ def test_warnings_alone_pass():
     assert collect("x", "stage2", []).passed
 
 
+@pytest.mark.slow
 def test_endless_findings_are_counted_in_bounded_memory():
     """Memory stays bounded on a million bad lines."""
     many = (finding(line=number) for number in range(100_000))

@@ -268,6 +268,7 @@ def test_number_of_thousands_of_digits_is_judged_like_any_other(tmp_path):
     assert not collect("x", "stage-a", stage_a_records(path)).passed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("check", "line"),
     [
@@ -305,6 +306,7 @@ BAD_RECORD = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.soak
 @pytest.mark.parametrize("kind", ["stage2", "preset", "stage-a"])
 @pytest.mark.parametrize("make", ["not json", "bad records", "all different"])

@@ -8,25 +8,46 @@
 Both are made of the buckets' manifests alone, and hold no date: equal sets, equal bytes. Files of these names that are not ours
 stay as they are; the card is then `DATASET_CARD.md`. Ours carry a line that says so.
 
-Belongs here: which sets are told about, which file is ours.
-Belongs elsewhere: the card's words (card_sections.py), counting (shard_statistics.py), energon's formats (formats/energon.py).
-Source: CONTRACTS section 2.
+Belongs here: which sets the files describe, which file is ours, the values in the card.
+Belongs elsewhere: the card's text (dataset_card.md.jinja), counting (shard_statistics.py), energon (formats/energon.py).
+Source: CONTRACTS section 2; Hugging Face hub, "Dataset cards" and "Manual configuration".
 """
 
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from imagemill.atomic import write_bytes_atomic
-from imagemill.buckets import BUCKETS
+from imagemill.buckets import BUCKETS, USUAL_RATIOS, bucket_size
+from imagemill.embedding_specs import T5_TOKENS, embedding_specs
 from imagemill.formats.energon import METADATASET, metadataset
-from imagemill.pipeline.shards.card_sections import Set, card
-from imagemill.pipeline.shards.shard_sets import bucket_folder, read_manifest, read_tombstones
+from imagemill.pipeline.shards.shard_manifest import Manifest
+from imagemill.pipeline.shards.shard_sets import Tombstone, bucket_folder, read_manifest, read_tombstones
 
 CARD = "README.md"
 # Where somebody wrote a README of their own.
 OTHER_CARD = "DATASET_CARD.md"
 
 MARKER = "Written by imagemill, again after every run. Remove this line to keep the file as it is."
+
+# The hub's classes of dataset sizes: from this many samples on.
+_SIZE_CLASSES = {
+    0: "n<1K", 1_000: "1K<n<10K", 10_000: "10K<n<100K", 100_000: "100K<n<1M", 1_000_000: "1M<n<10M", 10_000_000: "10M<n<100M",
+}  # fmt: skip
+
+_FRONT_MATTER = ["license", "task_categories", "tags", "size_categories", "configs"]
+_TOKEN_STEP = 8
+_TEMPLATE = Path(__file__).with_name("dataset_card.md.jinja")
+
+
+class Set(NamedTuple):
+    """One bucket's set as its documents describe it."""
+
+    bucket: str
+    manifest: Manifest
+    tombstones: Sequence[Tombstone]
 
 
 def read_sets(output: Path) -> list[Set]:
@@ -61,13 +82,13 @@ def write_card(output: Path, *, licence: str | None = None) -> Path | None:
             path.unlink()
     if place is None or not sets:
         return None
-    _write(place, card(sets, MARKER, licence).encode())
+    _write(place, card(sets, licence).encode())
     return place
 
 
 def write_metadataset(output: Path) -> Path | None:
     """Write energon's blend of the buckets below `output`; None where there are none, or the file is somebody else's."""
-    weights = {bucket_folder(output, one.bucket).name: one.samples for one in read_sets(output)}
+    weights = {bucket_folder(output, one.bucket).name: one.manifest.samples for one in read_sets(output)}
     path = output / METADATASET
     if not _may_be_written(path):
         return None
@@ -91,3 +112,112 @@ def _may_be_written(path: Path) -> bool:
 def _write(path: Path, content: bytes) -> None:
     if not path.exists() or path.read_bytes() != content:
         write_bytes_atomic(path, content)
+
+
+# ---- the card
+
+
+def card(sets: Sequence[Set], licence: str | None = None) -> str:
+    """Return the whole document, of one set at least."""
+    import jinja2
+    from huggingface_hub import DatasetCard, DatasetCardData
+
+    manifests = [one.manifest for one in sets]
+    samples = sum(manifest.samples for manifest in manifests)
+    tokens, ratios, megapixels = (
+        _summed(manifests, name) for name in ("caption_tokens", "aspect_ratios", "megapixels")
+    )
+    front_matter = DatasetCardData(
+        license=licence or None,
+        task_categories=["text-to-image"],
+        tags=["webdataset", "imagemill", "latents", "aspect-ratio-buckets"],
+        size_categories=[_SIZE_CLASSES[max(limit for limit in _SIZE_CLASSES if limit <= samples)]],
+        configs=[
+            {"config_name": "default", "default": True, "data_files": _files("bucket_*")},
+            *({"config_name": one.bucket, "data_files": _files(f"bucket_{one.bucket}")} for one in sets),
+        ],
+    )
+    environment = jinja2.Environment(trim_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined)
+    environment.filters |= {"thousands": "{:,}".format, "size": _size}
+    text = environment.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(
+        card_data=front_matter.to_yaml(original_order=_FRONT_MATTER),
+        marker=MARKER,
+        sets=sets,
+        samples=samples,
+        preview_kinds=sorted({kind for each in manifests for kind, maker in each.provenance.items() if maker.preview}),
+        members=list(_member_rows(sets)),
+        models=_model_rows(manifests),
+        most_tokens=T5_TOKENS,
+        cut_off=tokens[str(T5_TOKENS)],
+        tokens=_token_classes(tokens),
+        ratios=_ratio_classes(ratios),
+        megapixels=dict(sorted(megapixels.items(), key=lambda item: (float(item[0].lstrip("<>=")), item[0]))),
+        not_counted=samples - tokens.total(),
+        withdrawn=Counter(tombstone.why for one in sets for tombstone in one.tombstones),
+    )
+    return str(DatasetCard(text))
+
+
+def _files(folder: str) -> list[dict[str, str]]:
+    return [{"split": "train", "path": f"{folder}/shard-*.tar"}]
+
+
+def _member_rows(sets: Sequence[Set]) -> Iterator[tuple[str, ...]]:
+    specs = {spec.member: spec for spec in embedding_specs()}
+    width, height = bucket_size(sets[0].bucket)
+    for member in dict.fromkeys(member for one in sets for member in one.manifest.members):
+        dtype = shape = what = ""
+        if member == "json":
+            what = "the record: `image_id`, `caption`, `width`, `height`, `aspect_bucket`, `t5_attention_mask`"
+        elif member == "t5m.npy":
+            dtype, shape, what = "uint8", f"({T5_TOKENS},)", "the caption's attention mask: 1 where there is text"
+        elif spec := specs.get(member):
+            shape = str(spec.shape(height, width))
+            if spec.shape(2 * height, 2 * width) != spec.shape(height, width):
+                shape += "; follows the image's own size"
+            dtype, what = spec.dtype, f"`{spec.kind}`, of the {spec.source}"
+        yield f"`{member}`", dtype, shape, what
+
+
+def _model_rows(manifests: Sequence[Manifest]) -> list[tuple[str, ...]]:
+    made: Counter[tuple[str, ...]] = Counter()
+    for kind, maker in (item for manifest in manifests for item in manifest.provenance.items()):
+        names = (f"`{value}`" if value else "not recorded" for value in (maker.model, maker.revision, maker.key))
+        preview = {True: "**preview: random weights**", False: "no", None: "unknown"}[maker.preview]
+        made[kind, *names, preview] += maker.unknown_maker
+    return [(*row, f"{unknown:,}") for row, unknown in made.items()]
+
+
+def _summed(manifests: Sequence[Manifest], name: str) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for manifest in manifests:
+        if manifest.statistics:
+            total.update(getattr(manifest.statistics, name))
+    return total
+
+
+def _token_classes(tokens: Mapping[str, int]) -> dict[str, int]:
+    classes: Counter[int] = Counter()
+    for number, count in tokens.items():
+        classes[(int(number) - 1) // _TOKEN_STEP] += count
+    return {
+        f"{n * _TOKEN_STEP + 1}–{min((n + 1) * _TOKEN_STEP, T5_TOKENS)}": classes[n]
+        for n in range(min(classes, default=0), max(classes, default=-1) + 1)
+    }
+
+
+def _ratio_classes(ratios: Mapping[str, int]) -> dict[str, int]:
+    """Return the counts by ratio; unusual ratios, whose images get the nearest bucket, are one class at each end."""
+    low, high = map(float, USUAL_RATIOS)
+    classes: Counter[str] = Counter()
+    for name in sorted(ratios, key=float):
+        classes[f"<{low}" if float(name) < low else f">{high}" if float(name) > high else name] += ratios[name]
+    return dict(classes)
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:,.1f} TB"

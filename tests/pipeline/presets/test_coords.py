@@ -350,6 +350,7 @@ print(peak() - before)
 """
 
 
+@pytest.mark.slow
 def test_memory_is_flat_in_the_number_of_records(base):
     """Ten megabytes of records, a third of them bad, in a fraction of that."""
     lines = [b"{\n" if n % 3 == 0 else line(n, objects=[BOX] * 40) for n in range(10_000)]

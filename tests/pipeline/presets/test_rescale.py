@@ -688,18 +688,31 @@ def test_killed_run_leaves_whole_files_and_the_next_one_finishes(tmp_path):
     assert rescale_until(dataset, 16) == 0
 
 
-def test_killed_worker_ends_the_run_and_the_next_one_finishes(tmp_path):
+def killing(*args, **options):
+    """Two worker processes; one is killed after the first row."""
+    import psutil
+
+    rows = LocalProcesses(workers=2).map_batches(*args, **options)
+    yield next(rows)
+    child = next(p for p in psutil.Process().children() if "spawn_main" in " ".join(p.cmdline()))
+    os.kill(child.pid, signal.SIGKILL)
+    yield from rows
+
+
+def test_worker_killed_from_outside_costs_no_image(tmp_path):
     dataset = raw_dataset(tmp_path / "d", [(100, 60 + n % 5) for n in range(200)])
-    engine = LocalProcesses(workers=2)
+    parameters = choose_parameters(preset_of(dataset), library="pillow")
 
-    def killing(*args, **options):
-        import psutil
+    report = carry_out(plan_rescale(dataset, PRESET, parameters), killing)
 
-        rows = engine.map_batches(*args, **options)
-        yield next(rows)
-        child = next(p for p in psutil.Process().children() if "spawn_main" in " ".join(p.cmdline()))
-        os.kill(child.pid, signal.SIGKILL)
-        yield from rows
+    assert sum(report.counts.values()) == 200
+    assert not report.problems
+    assert not list(preset_of(dataset).images.glob(".tmp-*"))
+
+
+def test_killed_worker_ends_the_run_and_the_next_one_finishes(tmp_path, monkeypatch):
+    dataset = raw_dataset(tmp_path / "d", [(100, 60 + n % 5) for n in range(200)])
+    monkeypatch.setattr("resources.local_pool.RERUNS", -1)  # as if it died each time
 
     with pytest.raises(WorkerDied, match="SIGKILL"):
         carry_out(plan_rescale(dataset, PRESET, choose_parameters(preset_of(dataset), library="pillow")), killing)

@@ -3,6 +3,8 @@
 That `datasets` and energon take them: tests/seeds/test_readback.py.
 """
 
+from pathlib import Path
+
 import pytest
 import yaml
 
@@ -15,6 +17,8 @@ from imagemill.pipeline.shards.shard_manifest import FORMAT
 from imagemill.pipeline.shards.shard_sets import MANIFEST, TOMBSTONES, Tombstone
 from imagemill.pipeline.shards.shard_statistics import Measures, statistics_of
 
+PROJECT = Path(__file__).parents[3]
+FIXTURES = PROJECT / "tests/fixtures/dataset_cards"
 SQUARE, TALL = "1024x1024", "832x1216"
 MEMBERS = ["json", "dinov3.npy", "vae.npy", "t5h.npy", "t5m.npy"]
 
@@ -188,6 +192,48 @@ def test_pipe_in_a_models_name_breaks_no_table(tmp_path):
     bucket_set(tmp_path, provenance={"vae_latents": maker(model="a|b")})
 
     assert "| `a\\|b` |" in written(tmp_path)
+
+
+# ---- bytes
+
+
+def all_sections(output):
+    """Two buckets: one with statistics, a preview model, tombstones and an unknown kind; one written before statistics."""
+    measures = [Measures(1024, 1024, 5)] * 1500 + [
+        Measures(500, 1000, 77),
+        Measures(100, 900, 8),
+        Measures(9000, 900, 9),
+    ]
+    provenance = {"vae_latents": maker(preview=True, unknown_maker=1200), "dinov3": maker(model="a|b", revision=None)}
+    bucket_set(
+        output, samples=1503, shards=((1000, 2_345_678_901), (503, 999_999)), why=("withdrawn", "not_ready", "withdrawn"),
+        statistics=statistics_of(measures), provenance=provenance, members=[*MEMBERS, "pose.npy"],
+    )  # fmt: skip
+    bucket_set(output, TALL, samples=7, shards=((7, 500),), provenance={"t5_hidden": maker(model=None, preview=None)})
+    return {"licence": "cc-by-nc-sa-4.0"}
+
+
+def no_optional_section(output):
+    bucket_set(output, samples=1, shards=((1, 999),), provenance={})
+    return {}
+
+
+@pytest.mark.parametrize("case", [all_sections, no_optional_section], ids=lambda case: case.__name__)
+def test_card_keeps_its_bytes(tmp_path, case):
+    """The fixtures were written by the release before the template: the card of an unchanged set does not change."""
+    options = case(tmp_path)
+
+    path = write_card(tmp_path, **options)
+
+    assert (FIXTURES / f"{case.__name__}.md").read_bytes() == path.read_bytes()
+
+
+def test_wheel_contains_the_template():
+    from hatchling.builders.wheel import WheelBuilder
+
+    names = {file.distribution_path for file in WheelBuilder(str(PROJECT)).recurse_included_files()}
+
+    assert "imagemill/pipeline/shards/dataset_card.md.jinja" in names
 
 
 # ---- files

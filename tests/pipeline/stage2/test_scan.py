@@ -296,6 +296,7 @@ def test_symlink_that_leads_back_to_itself_is_refused_and_stops_nothing(tmp_path
     assert all("leads back to itself" in problem.detail for problem in scan.problems)
 
 
+@pytest.mark.slow
 def test_caption_of_more_than_a_mebibyte_is_refused_without_being_read(tmp_path):
     touch(tmp_path, "a.jpg", "b.jpg")
     with open(tmp_path / "a.txt", "wb") as file:
