@@ -3,7 +3,8 @@
     stream of rows ──> publish (ledger, final names) ──> one event per image ──> counts, and a Failure where images are missing
 
 Belongs here: what Dagster hears about an embedding pass, and how its step ends.
-Belongs elsewhere: making and publishing files (imagemill/pipeline/stage2/embed.py), storing events (io_managers/events.py).
+Belongs elsewhere: making and publishing files (imagemill/pipeline/stage2/embed.py), storing events
+(resources/dagster_internals/events.py).
 """
 
 from collections import Counter
@@ -26,7 +27,8 @@ from imagemill.provenance import read_identity
 from imagemill.store.ledger import FileRow, Ledger, Problem, SourceRow
 from imagemill.store.second_copy import refresh
 from io_managers.embedding_results import INPUTS, evaluations
-from io_managers.events import (
+from io_managers.figures import kilobytes
+from resources.dagster_internals.events import (
     ExplainedFailure,
     StreamedEvents,
     announced,
@@ -36,7 +38,6 @@ from io_managers.events import (
     launched_in_ui,
     report_without_run,
 )
-from io_managers.figures import kilobytes
 from resources.data_root import DataRootResource
 
 SHOWN = 5

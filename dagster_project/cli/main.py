@@ -7,7 +7,6 @@ import importlib
 import os
 import signal
 import sys
-from pathlib import Path
 
 import click
 
@@ -65,11 +64,11 @@ def cli() -> None:
 
 
 def _leave_out_current_folder() -> None:
-    """Drop the current folder that `python -m` puts first on sys.path, unless PYTHONPATH or the checkout is this folder."""
+    """Drop the current folder, which `python -m` puts on sys.path and the project before it, unless PYTHONPATH names it."""
     current = os.getcwd()
-    wanted = [*os.environ.get("PYTHONPATH", "").split(os.pathsep), str(Path(__file__).parents[2])]
-    if sys.path[:1] in ([""], [current]) and current not in [os.path.abspath(path) for path in wanted if path]:
-        del sys.path[0]
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if sys.path[1:2] in ([""], [current]) and current not in [os.path.abspath(path) for path in given if path]:
+        del sys.path[1]
 
 
 def main() -> None:
