@@ -19,6 +19,7 @@ import pytest
 from imagemill.layout import DataRoot
 from imagemill.project import PACKAGES
 from imagemill.public_data import PublicData
+from tests.helpers.earlier_roots import DAGSTER_YAML
 from tests.helpers.product import PROJECT, photos
 from tests.helpers.public import raw_dataset
 from tests.helpers.ui import READY_SECONDS, Ui, free_port, wait_until
@@ -57,6 +58,8 @@ class Installation:
         for name in ("assets", "resources"):
             (self.current / name).mkdir(parents=True)
             (self.current / name / "__init__.py").write_text("MINE = True\n")
+        self.root.dagster_home.mkdir(parents=True)
+        (self.root.dagster_home / "dagster.yaml").write_text(DAGSTER_YAML)
         shutil.copy(PROJECT / "tests/helpers/stubs.py", self.packages / "stub_encoders.py")
         (self.packages / "sitecustomize.py").write_text(SITECUSTOMIZE.format(folder=str(self.current)))
 
@@ -143,7 +146,7 @@ def run_of_the_command_line(ui):
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
-    """The installation, and a data root on which its command has run."""
+    """The installation, and a data root of an earlier release on which its command has run."""
     installation = Installation(tmp_path_factory.mktemp("wheel"))
     photos(installation.root.approved, 3)
     installation.imagemill("run")

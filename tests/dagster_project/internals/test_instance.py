@@ -12,6 +12,7 @@ from dagster_project.internals.coordinator import DeferCoordinator
 from dagster_project.internals.instance import TEMPLATE, environment_of, home_of, open_instance, prepare_home
 from dagster_project.internals.storage import BatchSqliteEventLogStorage
 from imagemill.layout import DataRoot
+from tests.helpers.earlier_roots import DAGSTER_YAML
 from tests.helpers.product import PROJECT
 
 
@@ -103,3 +104,13 @@ def test_dagsters_own_processes_open_the_same_history(data_root):
     )
 
     assert there.stdout.split() == ["BatchSqliteEventLogStorage", "LocalComputeLogManager", "{'1'}"]
+
+
+def test_data_root_of_an_earlier_release_is_opened(data_root):
+    """Its dagster.yaml names modules, which stay as re-exports. Source: issue 16, part 4."""
+    data_root.dagster_home.mkdir(parents=True)
+    (data_root.dagster_home / "dagster.yaml").write_text(DAGSTER_YAML)
+
+    with open_instance(data_root) as instance:
+        assert type(instance.event_log_storage) is BatchSqliteEventLogStorage
+        assert type(instance.run_coordinator) is DeferCoordinator

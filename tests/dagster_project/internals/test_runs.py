@@ -25,7 +25,7 @@ from dagster_project.internals.runs import KILLED, StepFailure, _explained, swee
 from imagemill.fs.owners import owner_name
 from resources.dagster_internals.events import OWNER_TAG, owner_of_run
 from resources.dagster_internals.tags import DEFER_TAG
-from tests.helpers.product import PROJECT
+from tests.helpers.product import PROJECT, SEARCH_PATH
 
 KEYS = [f"k{n:03d}" for n in range(400)]
 STREAMED = dg.AssetKey("dinov3_npy")
@@ -174,7 +174,7 @@ class CommandLine:
         self.mark = tmp_path / "mark"
         environment = {
             **os.environ, **environment_of(data_root), "TOY_SLEEP": "0.02", "TOY_MARK": str(self.mark),
-            "PYTHONPATH": str(Path(__file__).parent), "PYTHONWARNINGS": "ignore", **environment,
+            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), SEARCH_PATH]), "PYTHONWARNINGS": "ignore", **environment,
         }  # fmt: skip
         program = "import toy_defs; toy_defs.run_from_command_line()"
         self.process = subprocess.Popen(

@@ -6,7 +6,7 @@ import dagster as dg
 import pytest
 
 from dagster_project.internals.instance import open_instance
-from tests.helpers.product import PROJECT, imagemill, photos
+from tests.helpers.product import SEARCH_PATH, imagemill, photos
 
 # Renamed where it is defined and wherever Dagster itself uses it.
 RENAMED_METHOD = """
@@ -49,7 +49,7 @@ def test_missing_private_name_is_reported_and_the_run_succeeds(data_root, tmp_pa
     photos(data_root.approved, 2)
     (tmp_path / "sitecustomize.py").write_text(removed)
 
-    path = os.pathsep.join([str(tmp_path), str(PROJECT)])
+    path = os.pathsep.join([str(tmp_path), SEARCH_PATH])
     done = imagemill("run", "--data-root", data_root.path, stub=True, PYTHONPATH=path)
 
     assert done.returncode == 0, done.stdout + done.stderr
