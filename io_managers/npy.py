@@ -29,7 +29,6 @@ from imagemill.store.second_copy import refresh
 from io_managers.embedding_results import INPUTS, evaluations
 from io_managers.figures import kilobytes
 from resources.dagster_internals.events import (
-    ExplainedFailure,
     StreamedEvents,
     announced,
     deferred,
@@ -132,7 +131,7 @@ class NpyIOManager(dg.ConfigurableIOManager):
         """Fail the step if images failed; if the run was launched in the UI, or Dagster expects every partition, also if refused.
 
         Raises:
-            ExplainedFailure: naming them with their reasons; everything else is done and reported.
+            dg.Failure: naming them with their reasons; everything else is done and reported.
         """
         kind, plan = obj.store.spec.kind, obj.plan
         problems = [p for p in ledger.problems(sorted(missing)) if p.asset == kind]
@@ -199,7 +198,7 @@ def _source_event(row: SourceRow) -> dg.AssetMaterialization:
     return dg.AssetMaterialization(SOURCE_ASSET, partition=row.image_id, metadata=facts)
 
 
-def _failure(kind: str, problems: Sequence[Problem], absent: Sequence[str]) -> ExplainedFailure:
+def _failure(kind: str, problems: Sequence[Problem], absent: Sequence[str]) -> dg.Failure:
     """Name the images that did not arrive: their reasons, details and remedies."""
     absences = [Problem(i, kind, "refused", "no input", *_ABSENT) for i in absent]
     named = [*problems, *absences]

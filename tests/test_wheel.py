@@ -77,7 +77,7 @@ class Installation:
         return subprocess.run(command, check=True, capture_output=True, text=True, cwd="/").stdout.strip()
 
     def ask(self, program):
-        """What a program prints in the current folder."""
+        """Run a program in the current folder and return its output."""
         command = [self.python, "-c", program]
         return subprocess.run(
             command, check=True, capture_output=True, text=True, cwd=self.current, env=self.environment

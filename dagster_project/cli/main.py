@@ -7,6 +7,7 @@ import importlib
 import os
 import signal
 import sys
+from importlib.metadata import version
 
 import click
 
@@ -92,6 +93,11 @@ def main() -> None:
         # `imagemill explain … | head` is not an error.
         sys.stderr.close()
         sys.exit(0)
+    except ImportError as error:
+        if not (error.name or "").startswith("dagster"):
+            raise
+        click.echo(f"imagemill: {_unsupported_dagster(error)}", err=True)
+        sys.exit(1)
     except OSError as error:
         click.echo(f"imagemill: {_disk_error(error)}", err=True)
         sys.exit(1)
@@ -101,6 +107,15 @@ def _disk_error(error: OSError) -> ImagemillError:
     """Return the message of an error that the system reported for a file."""
     remedy = FULL_DISK if is_disk_full(error) else _PERMISSIONS if isinstance(error, PermissionError) else FAILED_DISK
     return ImagemillError(f"cannot write or read: {error.strerror or error}", where=error.filename, do=remedy)
+
+
+def _unsupported_dagster(error: ImportError) -> ImagemillError:
+    """Return the message of a private name of Dagster for which there is no slower way."""
+    return ImagemillError(
+        f"Dagster {version('dagster')} lacks a name without which imagemill cannot run",
+        why=str(error),
+        do="install dagster>=1.13.13,<1.14 and the same release of dagster-webserver",
+    )
 
 
 if __name__ == "__main__":

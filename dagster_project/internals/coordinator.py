@@ -1,4 +1,4 @@
-"""The UI's hand on runs: what it launches with streamed assets gets the defer tag, what it terminates is told so.
+"""Run coordinator: tags runs that the UI launches with streamed assets, and forwards terminations to runs of the command line.
 
 Definitions cannot set that tag, and without it Dagster marks a whole range as materialised, bad images too.
 Our command line, jobs and sensors carry it from the start.
@@ -46,7 +46,7 @@ class DeferCoordinator(QueuedRunCoordinator):
         return super().submit_run(context)
 
     def cancel_run(self, run_id: str) -> bool:
-        """Terminate a run. One of our command line is told by the history alone, which its watcher reads."""
+        """Terminate a run. The process of a run of the command line reads the termination from the history."""
         run = self._instance.get_run_by_id(run_id)
         if run is None or run.is_finished or not is_command_line_run(run):
             return super().cancel_run(run_id)

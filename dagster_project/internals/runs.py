@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 from dagster._core.definitions.assets.job.asset_job import IMPLICIT_ASSET_JOB_NAME
@@ -36,13 +36,15 @@ from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteJobO
 from dagster._core.snap import snapshot_from_execution_plan
 from dagster._core.utils import make_new_run_id
 from dagster._utils.interrupts import capture_interrupts
-from dagster_shared.error import SerializableErrorInfo
 
 from dagster_project.code_location import ATTRIBUTE, LOCATION, MODULE
 from dagster_project.history_errors import database_unusable
 from imagemill.errors import FAILED_DISK, FULL_DISK, ImagemillError
 from resources.dagster_internals.events import DEFER, IMAGES_FAILED, OWNER_TAG, is_orphan, owner_of_run
 from resources.dagster_internals.tags import range_tags
+
+if TYPE_CHECKING:
+    from dagster_shared.error import SerializableErrorInfo
 
 KILLED = "killed; run again to resume"
 WATCH_SECONDS = 1.0
@@ -393,7 +395,7 @@ def _run_failure(event: DagsterEvent) -> StepFailure | None:
     return _explained("", error) if error else StepFailure("", "", event.message or "the run failed")
 
 
-def _explained(step: str, error: SerializableErrorInfo | None) -> StepFailure:
+def _explained(step: str, error: "SerializableErrorInfo | None") -> StepFailure:
     """The user's exception out of Dagster's around it."""
     if error is None:
         return StepFailure(step, "", "the step failed and said nothing")

@@ -61,7 +61,7 @@ BATCH_SIZE = "1000"
 
 @listens_for(Engine, "connect")
 def _wait_for_locks(connection: Any, _: object) -> None:
-    """Every SQLite database of the history waits for whoever writes it."""
+    """Let every SQLite database of the history wait while another process writes to it."""
     if isinstance(connection, sqlite3.Connection):
         connection.execute(f"PRAGMA busy_timeout = {1000 * LOCK_SECONDS}")
 

@@ -21,8 +21,6 @@ from itertools import islice
 from typing import Any, Self
 
 import dagster as dg
-from dagster._core.errors import DagsterUserCodeProcessError
-from dagster_shared.error import SerializableErrorInfo
 
 from imagemill.fs.owners import is_dead_owner, owner_name
 from resources.dagster_internals.missing import report_missing
@@ -42,6 +40,12 @@ try:
 except ImportError as missing:
     new_entry = None
     report_missing(missing, "events are stored one at a time: about 12 ms per image instead of 0.6")
+
+try:
+    from resources.dagster_internals.failures import ExplainedFailure
+except ImportError as missing:
+    ExplainedFailure = dg.Failure
+    report_missing(missing, "the UI shows a stack trace with each failure that names images")
 
 DEFER = {DEFER_TAG: "true"}
 # All contain the id of the run that they were written for: a re-execution inherits tags, and they mean nothing for it.
@@ -256,18 +260,7 @@ class StreamedEvents:
                 dg.DagsterEvent.asset_check_evaluation(self._step_context, event)
 
 
-class ExplainedFailure(DagsterUserCodeProcessError, dg.Failure):
-    """A failure that its text explains: the UI shows the text and the metadata, and no stack trace. It is not retried.
-
-    Dagster stores the errors of the first base class as they are, instead of the traceback.
-    """
-
-    def __init__(self, text: str, metadata: Mapping[str, Any] | None = None) -> None:
-        info = SerializableErrorInfo(f"{text}\n", [], dg.Failure.__name__)
-        super().__init__(text, metadata, False, user_code_process_error_infos=[info])
-
-
-def images_failed(text: str, ids: Sequence[str], metadata: Mapping[str, Any] | None = None) -> ExplainedFailure:
+def images_failed(text: str, ids: Sequence[str], metadata: Mapping[str, Any] | None = None) -> dg.Failure:
     """The failure of a step that did all it could: these images did not arrive, everything else did.
 
     Args:

@@ -1,4 +1,4 @@
-"""dagster_project/internals/instance.py: one history per data root, ours where nobody has chosen otherwise."""
+"""dagster_project/internals/instance.py: one history per data root, with our dagster.yaml unless it has another."""
 
 import os
 import subprocess

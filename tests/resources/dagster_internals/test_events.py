@@ -1,4 +1,4 @@
-"""Dagster hears of exactly the images that arrived, each once, whatever happens meanwhile."""
+"""resources/dagster_internals/events.py: events of exactly the images that arrived, each stored once."""
 
 import signal
 import sys

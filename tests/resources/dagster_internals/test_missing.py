@@ -24,12 +24,12 @@ REMOVED_TABLE = """
 import dagster, dagster._core.storage.event_log.schema as schema
 del schema.DynamicPartitionsTable
 """
-# Dagster itself imports this one inside functions, so it is missing for imagemill's module only.
-REMOVED_CONSTANT = """
+# Dagster imports some names inside functions, so these are missing for imagemill's own modules only.
+REMOVED_NAME = """
 import builtins
 def without_name(name, globals=None, locals=None, fromlist=(), level=0, imports=builtins.__import__):
-    if "RUNLESS_JOB_NAME" in (fromlist or ()) and globals["__name__"].startswith("resources."):
-        raise ImportError(f"cannot import name 'RUNLESS_JOB_NAME' from '{name}'")
+    if "{name}" in (fromlist or ()) and globals["__name__"].startswith(("resources.", "dagster_project.")):
+        raise ImportError(f"cannot import name '{name}' from '{{name}}'", name=name)
     return imports(name, globals, locals, fromlist, level)
 builtins.__import__ = without_name
 """
@@ -40,9 +40,10 @@ builtins.__import__ = without_name
     [
         (RENAMED_METHOD, "_store_asset_event_tags", "events are stored one at a time"),
         (REMOVED_TABLE, "DynamicPartitionsTable", "the history is written by Dagster's own storage"),
-        (REMOVED_CONSTANT, "RUNLESS_JOB_NAME", "events are stored one at a time"),
+        (REMOVED_NAME.format(name="RUNLESS_JOB_NAME"), "RUNLESS_JOB_NAME", "events are stored one at a time"),
+        (REMOVED_NAME.format(name="SerializableErrorInfo"), "SerializableErrorInfo", "the UI shows a stack trace"),
     ],
-    ids=["method", "table", "constant"],
+    ids=["method", "table", "constant", "class"],
 )
 def test_missing_private_name_is_reported_and_the_run_succeeds(data_root, tmp_path, removed, name, switched_off):
     """Source: issue 16, part 4."""
@@ -59,3 +60,17 @@ def test_missing_private_name_is_reported_and_the_run_succeeds(data_root, tmp_pa
     with open_instance(data_root) as instance:
         for asset in ("approved_images", "dinov3_npy", "vae_latents", "t5_hidden"):
             assert instance.get_materialized_partitions(dg.AssetKey(asset)) == {"photo0000", "photo0001"}
+
+
+def test_name_that_nothing_replaces_is_a_message(data_root, tmp_path):
+    """Runs of the command line cannot be created without it."""
+    photos(data_root.approved, 1)
+    (tmp_path / "sitecustomize.py").write_text(REMOVED_NAME.format(name="RegisteredCodeLocationOrigin"))
+
+    path = os.pathsep.join([str(tmp_path), SEARCH_PATH])
+    done = imagemill("run", "--data-root", data_root.path, stub=True, PYTHONPATH=path)
+
+    assert done.returncode == 1
+    assert f"Dagster {dg.__version__} lacks a name" in done.stderr
+    assert "RegisteredCodeLocationOrigin" in done.stderr
+    assert "Traceback" not in done.stderr
