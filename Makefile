@@ -14,10 +14,10 @@ STAMP := .venv/set-up.stamp
 # Recipes read these from the environment, so that folder names may hold spaces.
 export IMAGES DATA_ROOT TORCH TEST_MARKS
 
-.PHONY: help setup run ui test soak lint lock bench clean
+.PHONY: help setup run ui test test-dagster soak lint lock bench clean
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## /make \1  /p' Makefile
+	@sed -n 's/^\([a-z-]*\):.*## /make \1  /p' Makefile
 
 setup: $(STAMP) ## virtual environment and locked dependencies in .venv
 
@@ -66,6 +66,19 @@ ui: setup ## the Dagster UI on the history of DATA_ROOT (default data)
 
 test: setup ## every test but the slow ones and the soak trials; skips are listed with their reasons at the end
 	$(BIN)/pytest -n $(TEST_PROCESSES) --dist loadfile -m "$$TEST_MARKS"
+
+# Tests of code that uses private names of Dagster: about three minutes for each release.
+DAGSTER_TESTS := tests/dagster_project/internals tests/resources/dagster_internals tests/checks \
+	$(addprefix tests/dagster_project/test_,jobs.py publish_job.py sensors.py) \
+	tests/cli/test_ui.py::test_sigterm_ends_everything_with_143
+DAGSTER_PACKAGES := dagster dagster-webserver dagster-graphql dagster-pipes dagster-shared
+DAGSTER_FOLDER = $(CURDIR)/.venv/dagster-$(VERSION)
+
+test-dagster: setup ## tests against another release of Dagster, laid over .venv: make test-dagster VERSION=1.13.13
+	@test -n "$(VERSION)" || { echo "which release? make test-dagster VERSION=1.13.13" >&2; exit 2; }
+	$(BIN)/uv pip install --python $(BIN)/python --no-deps --target "$(DAGSTER_FOLDER)" $(DAGSTER_PACKAGES:%=%==$(VERSION))
+	PYTHONPATH="$(DAGSTER_FOLDER)" $(BIN)/python -c 'import dagster; assert dagster.__version__ == "$(VERSION)"'
+	PYTHONPATH="$(DAGSTER_FOLDER)" $(BIN)/pytest -n $(TEST_PROCESSES) --dist loadfile $(DAGSTER_TESTS)
 
 soak: setup ## full-length crash and endurance trials; with N=, so many kills and disk faults (SEED=, PROCESSES=, or TRIAL= alone)
 ifeq ($(strip $(N)$(TRIAL)),)

@@ -18,7 +18,7 @@ from imagemill.pipeline.shards.readiness import ASSET, Readiness
 from imagemill.pipeline.shards.shard_plan import Existing, ShardSet, check_buckets
 from imagemill.pipeline.shards.shard_sets import ShardParameters
 from imagemill.store.ledger import Ledger
-from io_managers.events import ExplainedFailure
+from resources.dagster_internals.events import ExplainedFailure
 from resources.data_root import DataRootResource
 
 PARAMETERS = ShardParameters.__struct_fields__

@@ -49,8 +49,8 @@ from imagemill.pipeline.stage_a.worker import RankResult, RankRunner, close_dead
 from imagemill.places import at
 from imagemill.ranks import DEFAULT_MODE, ShardingMode, processes_here
 from imagemill.store.ledger import Ledger
-from io_managers.events import ExplainedFailure, images_failed
 from io_managers.figures import with_units
+from resources.dagster_internals.events import ExplainedFailure, images_failed
 from resources.data_root import DataRootResource
 from resources.engine import LocalProcesses
 from resources.summarizer import SummarizerResource

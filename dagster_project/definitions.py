@@ -5,6 +5,7 @@ Light to load: no torch, transformers, diffusers or webdataset until a run needs
 
 import dagster as dg
 
+import dagster_project  # noqa: F401 (before its neighbours: workspace.yaml names this file, not a module)
 from assets.approved_images import approved_images
 from assets.bucket_shards import bucket_shards
 from assets.embeddings import embedding_assets

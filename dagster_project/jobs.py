@@ -11,12 +11,12 @@ from assets.bucket_shards import bucket_shards
 from assets.embeddings import embedding_assets
 from assets.near_duplicates import near_duplicates
 from assets.stage2_jsonl import stage2_jsonl
-from dagster_project.coordinator import EMBED_JOB, PUBLISH_JOB
+from dagster_project.internals.coordinator import EMBED_JOB, PUBLISH_JOB
 from imagemill.pipeline.stage2.damage import note_damage
 from imagemill.validation.contents import RecordedContents
 from imagemill.validation.findings import as_text
 from imagemill.validation.validator import verify_stage2
-from io_managers.events import DEFER_TAG
+from resources.dagster_internals.tags import DEFER_TAG
 from resources.data_root import DataRootResource
 
 embed_images = dg.define_asset_job(

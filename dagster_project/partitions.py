@@ -1,9 +1,8 @@
-"""Images, presets and missions as Dagster sees them: registering keys, tagging ranges."""
+"""Images, presets and missions as Dagster sees them: registering keys."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import dagster as dg
-from dagster._core.storage.tags import ASSET_PARTITION_RANGE_END_TAG, ASSET_PARTITION_RANGE_START_TAG
 from sqlalchemy.exc import IntegrityError
 
 from assets.partitions import coord_presets, datasets, images, missions, presets, ranks
@@ -57,8 +56,3 @@ def _add(instance: dg.DagsterInstance, definition: str, keys: list[str]) -> None
             if known.isdisjoint(keys):
                 raise
             keys = [key for key in keys if key not in known]
-
-
-def range_tags(first: str, last: str) -> Mapping[str, str]:
-    """A run over every partition from `first` to `last`, in order of registration."""
-    return {ASSET_PARTITION_RANGE_START_TAG: first, ASSET_PARTITION_RANGE_END_TAG: last}

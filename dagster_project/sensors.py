@@ -14,9 +14,9 @@ import dagster as dg
 from assets.partitions import IMAGES_PER_RUN, buckets, images
 from assets.presets import derived_preset, public_data, raw_dataset, rescale_preset
 from assets.stage_a_groups import stage_a_groups, stage_a_ranks
-from dagster_project.coordinator import embeds
+from dagster_project.internals.coordinator import embeds
 from dagster_project.jobs import embed_images, publish_shards, published
-from dagster_project.partitions import range_tags, register_images, register_missions, register_presets
+from dagster_project.partitions import register_images, register_missions, register_presets
 from imagemill.embedding_specs import embedding_specs
 from imagemill.layout import DataRoot
 from imagemill.pipeline.presets.preset_config import read_presets
@@ -24,8 +24,9 @@ from imagemill.pipeline.stage2.plan import all_jobs, ids_of
 from imagemill.pipeline.stage2.ranges import KeyRange, plan_ranges
 from imagemill.pipeline.stage2.scan import Scan, survey
 from imagemill.pipeline.stage_a.missions import is_mission, missions
-from io_managers.events import is_command_line_run
 from resources.captioner import CaptionerResource
+from resources.dagster_internals.events import is_command_line_run
+from resources.dagster_internals.tags import range_tags
 from resources.data_root import DataRootResource
 
 # A file is taken once neither its content nor its name has changed for this long: it may still be being written.

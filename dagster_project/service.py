@@ -16,24 +16,17 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
-if TYPE_CHECKING:
-    from dagster._core.instance.ref import InstanceRef
+from dagster_project.code_location import ATTRIBUTE, LOCATION, MODULE
+from imagemill.project import PROJECT
 
 # Longest time between SIGTERM and SIGKILL for what a service started, once its supervisor is gone.
 GRACE_SECONDS = 10.0
 
 PIPE_VARIABLE = "IMAGEMILL_SUPERVISOR_PIPE"
 SETTINGS, SOCKET, WORKSPACE = "settings.json", "code.sock", "workspace.yaml"
-
-# The code location: its name, as in the workspace.yaml of a checkout, and where its definitions are.
-LOCATION = "imagemill"
-MODULE = "dagster_project.definitions"
-ATTRIBUTE = "defs"
-PROJECT = str(Path(__file__).parents[1])
 
 
 class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +49,7 @@ def webserver(settings: ServiceSettings, folder: Path) -> None:
     from dagster_project.internals.web import run_webserver
 
     run_webserver(
-        _reference(settings),
+        settings.instance,
         str(folder / WORKSPACE),
         host=settings.host,
         port=settings.port,
@@ -68,7 +61,7 @@ def daemon(settings: ServiceSettings, folder: Path) -> None:
     """Run sensors, the queue, backfills and run monitoring."""
     from dagster_project.internals.services import run_daemon
 
-    run_daemon(_reference(settings), str(folder / WORKSPACE))
+    run_daemon(settings.instance, str(folder / WORKSPACE))
 
 
 def code(settings: ServiceSettings, folder: Path) -> None:
@@ -76,7 +69,7 @@ def code(settings: ServiceSettings, folder: Path) -> None:
     from dagster_project.internals.services import run_code_server
 
     run_code_server(
-        _reference(settings),
+        settings.instance,
         str(folder / SOCKET),
         module=MODULE,
         attribute=ATTRIBUTE,
@@ -86,13 +79,6 @@ def code(settings: ServiceSettings, folder: Path) -> None:
 
 
 SERVICES: dict[str, Callable[[ServiceSettings, Path], None]] = {"code": code, "daemon": daemon, "webserver": webserver}
-
-
-def _reference(settings: ServiceSettings) -> "InstanceRef":
-    from dagster._core.instance.ref import InstanceRef
-    from dagster._serdes import deserialize_value
-
-    return deserialize_value(settings.instance, InstanceRef)
 
 
 def main(name: str, folder: str) -> None:

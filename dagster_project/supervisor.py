@@ -27,7 +27,8 @@ import msgspec
 import psutil
 import yaml
 
-from dagster_project.service import LOCATION, PIPE_VARIABLE, PROJECT, SETTINGS, SOCKET, WORKSPACE, ServiceSettings
+from dagster_project.code_location import LOCATION
+from dagster_project.service import PIPE_VARIABLE, SETTINGS, SOCKET, WORKSPACE, ServiceSettings
 from imagemill.errors import ImagemillError
 
 POLL_SECONDS = 0.2
@@ -77,8 +78,7 @@ def _search_path(folder: Path) -> dict[str, str]:
     The first entry is empty and safe: Dagster takes the first one for its script's folder, and leaves it out of imports.
     """
     given = [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-    checkout = [PROJECT] if sys.path and sys.path[0] == PROJECT and PROJECT not in sys.path[1:] else []
-    return {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join([str(folder / "empty"), *given, *checkout])}
+    return {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join([str(folder / "empty"), *given])}
 
 
 @contextmanager

@@ -3,7 +3,7 @@
     survey ─> register partitions ─> embedding runs over ranges of images ─> one run for records, shards and checks
 
 Belongs here: which runs a command needs, and what they did.
-Belongs elsewhere: what one run does (assets/), how a run of ours is started (dagster_project/runs.py), printing (cli/).
+Belongs elsewhere: what one run does (assets/), how a run of ours is started (dagster_project/internals/runs.py), printing (cli/).
 """
 
 import os
@@ -15,16 +15,15 @@ from itertools import groupby
 from typing import Any
 
 import dagster as dg
-from dagster._core.storage.tags import PARTITION_NAME_TAG
 
 from assets.command_options import split_options
 from assets.partitions import IMAGES_PER_RUN, buckets, coord_presets, datasets, images, presets, ranks
 from assets.stage_a_groups import RANKS, rank_key
 from dagster_project.command_line import command_tags
-from dagster_project.instance import open_instance
+from dagster_project.internals.instance import open_instance
+from dagster_project.internals.runs import RunOutcome, run_here
 from dagster_project.jobs import published
 from dagster_project.partitions import register, register_images, register_missions
-from dagster_project.runs import RunOutcome, run_here
 from imagemill.embedding_specs import EmbeddingSpec, embedding_specs
 from imagemill.formats.npy import NpyStore
 from imagemill.layout import DataRoot
@@ -44,6 +43,7 @@ from imagemill.provenance import ModelIdentity
 from imagemill.store.ledger import Ledger
 from imagemill.store.second_copy import open_ledger, refresh
 from resources.captioner import CaptionerResource
+from resources.dagster_internals.tags import PARTITION_TAG
 from resources.data_root import DataRootResource, config_of
 from resources.encoders import Encoders
 
@@ -309,7 +309,7 @@ class Work:
     def _run(
         self, assets: Sequence[str], *, partition: str | None = None, tags: Mapping[str, str] | None = None, **how: Any
     ) -> None:
-        given = {**command_tags(), **({PARTITION_NAME_TAG: partition} if partition else {}), **(tags or {})}
+        given = {**command_tags(), **({PARTITION_TAG: partition} if partition else {}), **(tags or {})}
         self.outcomes.append(run_here(self.instance, assets, tags=given, **how))
 
 

@@ -3,7 +3,8 @@
     stream of rows ──> publish (ledger, final names) ──> one event per image ──> counts, and a Failure where images are missing
 
 Belongs here: what Dagster hears about an embedding pass, and how its step ends.
-Belongs elsewhere: making and publishing files (imagemill/pipeline/stage2/embed.py), storing events (io_managers/events.py).
+Belongs elsewhere: making and publishing files (imagemill/pipeline/stage2/embed.py), storing events
+(resources/dagster_internals/events.py).
 """
 
 from collections import Counter
@@ -26,8 +27,8 @@ from imagemill.provenance import read_identity
 from imagemill.store.ledger import FileRow, Ledger, Problem, SourceRow
 from imagemill.store.second_copy import refresh
 from io_managers.embedding_results import INPUTS, evaluations
-from io_managers.events import (
-    ExplainedFailure,
+from io_managers.figures import kilobytes
+from resources.dagster_internals.events import (
     StreamedEvents,
     announced,
     deferred,
@@ -36,7 +37,6 @@ from io_managers.events import (
     launched_in_ui,
     report_without_run,
 )
-from io_managers.figures import kilobytes
 from resources.data_root import DataRootResource
 
 SHOWN = 5
@@ -131,7 +131,7 @@ class NpyIOManager(dg.ConfigurableIOManager):
         """Fail the step if images failed; if the run was launched in the UI, or Dagster expects every partition, also if refused.
 
         Raises:
-            ExplainedFailure: naming them with their reasons; everything else is done and reported.
+            dg.Failure: naming them with their reasons; everything else is done and reported.
         """
         kind, plan = obj.store.spec.kind, obj.plan
         problems = [p for p in ledger.problems(sorted(missing)) if p.asset == kind]
@@ -198,7 +198,7 @@ def _source_event(row: SourceRow) -> dg.AssetMaterialization:
     return dg.AssetMaterialization(SOURCE_ASSET, partition=row.image_id, metadata=facts)
 
 
-def _failure(kind: str, problems: Sequence[Problem], absent: Sequence[str]) -> ExplainedFailure:
+def _failure(kind: str, problems: Sequence[Problem], absent: Sequence[str]) -> dg.Failure:
     """Name the images that did not arrive: their reasons, details and remedies."""
     absences = [Problem(i, kind, "refused", "no input", *_ABSENT) for i in absent]
     named = [*problems, *absences]

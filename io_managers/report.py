@@ -11,7 +11,7 @@ from typing import Any
 import dagster as dg
 
 from imagemill.pipeline.curation.reports import Report, Reports, write_report
-from io_managers.events import StreamedEvents
+from resources.dagster_internals.events import StreamedEvents
 from resources.data_root import DataRootResource
 
 

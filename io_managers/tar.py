@@ -21,8 +21,8 @@ from imagemill.progress import Progress
 from imagemill.provenance import ModelIdentity, read_identity
 from imagemill.store.ledger import Ledger
 from imagemill.store.second_copy import refresh
-from io_managers.events import StreamedEvents, images_failed
 from io_managers.figures import megabytes
+from resources.dagster_internals.events import StreamedEvents, images_failed
 from resources.data_root import DataRootResource
 
 SHOWN = 5

@@ -125,7 +125,7 @@ def test_toy_kind_is_named_among_the_passes_where_a_name_is_wrong(toy_run):
 GRAPH = """
 import tests.helpers.toy_kind.asset
 import dagster as dg
-from dagster_project.coordinator import streamed_assets
+from dagster_project.internals.coordinator import streamed_assets
 from dagster_project.definitions import build_definitions
 from dagster_project.deployments import local_resources
 

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from dagster_project.instance import TEMPLATE
+from dagster_project.internals.instance import TEMPLATE
 from imagemill.errors import ImagemillError, WrongUsage
 from imagemill.trust import NotTrusted, config_demands, dagster_demands, demands_of, record_consent, refuse_untrusted
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import dagster_project.work
 from benchmarks.common.encoders import use_free_encoders
 from dagster_project.cli.main import main
-from dagster_project.runs import run_here
+from dagster_project.internals.runs import run_here
 
 
 def run_on_defaults() -> None:

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import warnings
-from pathlib import Path
+from importlib.metadata import version
 
 import click
 
@@ -66,11 +66,11 @@ def cli() -> None:
 
 
 def _leave_out_current_folder() -> None:
-    """Drop the current folder that `python -m` puts first on sys.path, unless PYTHONPATH or the checkout is this folder."""
+    """Drop the current folder, which `python -m` puts on sys.path and the project before it, unless PYTHONPATH names it."""
     current = os.getcwd()
-    wanted = [*os.environ.get("PYTHONPATH", "").split(os.pathsep), str(Path(__file__).parents[2])]
-    if sys.path[:1] in ([""], [current]) and current not in [os.path.abspath(path) for path in wanted if path]:
-        del sys.path[0]
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if sys.path[1:2] in ([""], [current]) and current not in [os.path.abspath(path) for path in given if path]:
+        del sys.path[1]
 
 
 def main() -> None:
@@ -96,6 +96,11 @@ def main() -> None:
         # `imagemill explain … | head` is not an error.
         sys.stderr.close()
         sys.exit(0)
+    except ImportError as error:
+        if not (error.name or "").startswith("dagster"):
+            raise
+        click.echo(f"imagemill: {_unsupported_dagster(error)}", err=True)
+        sys.exit(1)
     except OSError as error:
         click.echo(f"imagemill: {_disk_error(error)}", err=True)
         sys.exit(1)
@@ -105,6 +110,15 @@ def _disk_error(error: OSError) -> ImagemillError:
     """Return the message of an error that the system reported for a file."""
     remedy = FULL_DISK if is_disk_full(error) else _PERMISSIONS if isinstance(error, PermissionError) else FAILED_DISK
     return ImagemillError(f"cannot write or read: {error.strerror or error}", where=error.filename, do=remedy)
+
+
+def _unsupported_dagster(error: ImportError) -> ImagemillError:
+    """Return the message of a private name of Dagster for which there is no slower way."""
+    return ImagemillError(
+        f"Dagster {version('dagster')} lacks a name without which imagemill cannot run",
+        why=str(error),
+        do="install dagster>=1.13.13,<1.14 and the same release of dagster-webserver",
+    )
 
 
 if __name__ == "__main__":

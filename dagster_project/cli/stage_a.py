@@ -2,7 +2,7 @@
 
     imagemill stage-a --mission M                    one rank, in this process
     imagemill stage-a --mission M --world-size W     W ranks, each in a process of this machine
-    torchrun … -m dagster_project.cli.main stage-a   each process is one rank; rank 0 waits for the others and merges
+    torchrun … -m imagemill stage-a                  each process is one rank; rank 0 waits for the others and merges
 
 Source: seed 003; CONTRACTS sections 5 and 6.
 """

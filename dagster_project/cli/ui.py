@@ -31,7 +31,7 @@ def command(root: DataRoot, port: int, host: str, allowed: tuple[str, ...]) -> N
     refuse_read_only(root.state)
     sweep_state(root)
     _refuse_port(host, port)
-    from dagster_project.instance import environment_of, serialized_instance
+    from dagster_project.internals.instance import environment_of, serialized_instance
     from dagster_project.service import ServiceSettings
     from dagster_project.supervisor import service_folder, supervise
 

@@ -1,1 +1,1 @@
-"""Private names of Dagster, each used in one module here."""
+"""Private names of Dagster that the entry points depend on. Those of IO managers and assets: resources/dagster_internals/."""

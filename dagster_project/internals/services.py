@@ -5,27 +5,25 @@ from contextlib import suppress
 
 import click
 from dagster._cli.code_server import start_command
-from dagster._core.instance.ref import InstanceRef
 from dagster._daemon.cli import run_command
-from dagster._serdes import serialize_value
 
 
-def run_daemon(reference: InstanceRef, workspace: str) -> None:
+def run_daemon(instance: str, workspace: str) -> None:
     """Run sensors, queue, backfills and run monitoring until SIGINT or SIGTERM."""
-    _run(run_command, ["--instance-ref", serialize_value(reference), "--workspace", workspace])
+    _run(run_command, ["--instance-ref", instance, "--workspace", workspace])
 
 
 def run_code_server(
-    reference: InstanceRef, socket: str, *, module: str, attribute: str, location: str, working_directory: str
+    instance: str, socket: str, *, module: str, attribute: str, location: str, working_directory: str
 ) -> None:
     """Serve one code location over a Unix socket until SIGINT or SIGTERM.
 
     Args:
-        reference: of the instance that its runs are stored in.
+        instance: serialized reference of the instance that its runs are stored in.
         working_directory: folder in which Dagster looks for the module before sys.path.
     """
     target = ["--module-name", module, "--attribute", attribute, "--working-directory", working_directory]
-    where = ["--socket", socket, "--location-name", location, "--instance-ref", serialize_value(reference)]
+    where = ["--socket", socket, "--location-name", location, "--instance-ref", instance]
     # The server answers clients with its interpreter; without this, they would start a `dagster` of the PATH.
     _run(start_command, [*where, *target, "--use-python-environment-entry-point", "--log-level", "warning"])
 

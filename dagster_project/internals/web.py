@@ -12,6 +12,7 @@ from dagster import DagsterInstance
 from dagster._core.instance.ref import InstanceRef
 from dagster._core.workspace.context import WorkspaceProcessContext
 from dagster._core.workspace.load_target import WorkspaceFileTarget
+from dagster._serdes import deserialize_value
 from dagster._utils.interrupts import setup_interrupt_handlers
 from dagster_webserver.app import create_app_from_workspace_process_context
 from dagster_webserver.version import __version__
@@ -28,18 +29,16 @@ POLL_MS = 2_000
 SHUTDOWN_SECONDS = 2
 
 
-def run_webserver(
-    reference: InstanceRef, workspace: str, *, host: str, port: int, allowed_hosts: Sequence[str]
-) -> None:
+def run_webserver(reference: str, workspace: str, *, host: str, port: int, allowed_hosts: Sequence[str]) -> None:
     """Serve the UI until SIGINT or SIGTERM.
 
     Args:
-        reference: of the instance that it shows.
+        reference: serialized reference of the instance that it shows.
         workspace: path of the workspace file that names the code server.
         allowed_hosts: names permitted in Host and Origin besides those of this machine.
     """
     setup_interrupt_handlers()
-    with suppress(KeyboardInterrupt), DagsterInstance.from_ref(reference) as instance:
+    with suppress(KeyboardInterrupt), DagsterInstance.from_ref(deserialize_value(reference, InstanceRef)) as instance:
         instance.optimize_for_webserver(STATEMENT_TIMEOUT_MS, POOL_RECYCLE_SECONDS, POOL_MAX_OVERFLOW)
         target = WorkspaceFileTarget([workspace])
         with WorkspaceProcessContext(instance, target, version=__version__, read_only=False) as context:

@@ -15,12 +15,12 @@ from assets.partitions import ranks
 from assets.stage_a_groups import rank_key, split_rank_keys, stage_a_groups, stage_a_ranks
 from checks.stage_a_groups import groups_valid, lines_whole, stage_a_checks
 from dagster_project.deployments import test_resources
-from dagster_project.partitions import range_tags
 from imagemill.errors import WrongUsage
 from imagemill.pipeline import claims as claims_module
 from imagemill.pipeline.stage_a.rank_files import output_file, rank_file, rank_files
 from imagemill.places import put
 from imagemill.store.ledger import Ledger
+from resources.dagster_internals.tags import range_tags
 from tests.helpers.another_run import another_run
 from tests.helpers.stage_a import MISSION, ticket
 from tests.helpers.stage_a_runs import NAMED, groups, merge, metadata, rank, run

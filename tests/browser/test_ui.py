@@ -10,7 +10,7 @@ import pytest
 from checks.bucket_shards import shard_checks
 from checks.embeddings import embedding_checks
 from checks.stage2_jsonl import stage2_checks
-from dagster_project.instance import open_instance
+from dagster_project.internals.instance import open_instance
 from dagster_project.partitions import register_images
 from dagster_project.sensors import STILL_SECONDS
 from imagemill.embedding_specs import embedding_specs

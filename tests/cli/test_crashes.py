@@ -109,7 +109,7 @@ def test_run_of_a_dead_process_is_reported_by_the_next_command(data_root):
     """Source: CONTRACTS section 0, "Locks", last sentence."""
     import dagster as dg
 
-    from dagster_project.instance import open_instance
+    from dagster_project.internals.instance import open_instance
 
     photos(data_root.approved, 8)
     process = start("run", "--data-root", data_root.path, IMAGEMILL_STUB_SLEEP=5)

@@ -14,7 +14,7 @@ import time
 import dagster as dg
 import pytest
 
-from dagster_project.instance import open_instance
+from dagster_project.internals.instance import open_instance
 from imagemill.embedding_specs import embedding_specs
 from imagemill.formats.npy import NpyStore
 from imagemill.layout import DataRoot

@@ -97,7 +97,7 @@ def test_photo_with_an_exif_rotation_comes_out_upright(coco_run):
 def test_file_that_is_no_image_stops_nothing_and_alone_is_not_materialised(coco_run):
     """One ledger row, one line in the summary, exit 0. Source: CONTRACTS section 0, "Refused and failed"."""
     root, done, _ = coco_run
-    from dagster_project.instance import open_instance
+    from dagster_project.internals.instance import open_instance
 
     assert len([line for line in done.stdout.splitlines() if " broken:" in line]) == 1
     import dagster as dg

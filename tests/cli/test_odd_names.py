@@ -6,7 +6,7 @@ import dagster as dg
 import numpy as np
 import webdataset
 
-from dagster_project.instance import open_instance
+from dagster_project.internals.instance import open_instance
 from imagemill.embedding_specs import embedding_specs
 from imagemill.ids import id_of_member_key
 from imagemill.layout import DataRoot

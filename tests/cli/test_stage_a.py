@@ -17,7 +17,7 @@ import dagster as dg
 import pytest
 
 from assets.partitions import ranks
-from dagster_project.instance import open_instance
+from dagster_project.internals.instance import open_instance
 from imagemill.formats.jsonl import read_raw
 from imagemill.pipeline.stage_a import torchrun as waits
 from imagemill.pipeline.stage_a.rank_files import RankMark, output_file, rank_files, read_mark

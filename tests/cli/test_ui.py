@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from imagemill.layout import DataRoot
-from tests.helpers.product import PROJECT, imagemill, photos
+from tests.helpers.product import PROJECT, SEARCH_PATH, imagemill, photos
 from tests.helpers.ui import STUBBED, Ui, free_port, wait_until
 
 READY_SECONDS = 180
@@ -52,7 +52,7 @@ def started(tmp_path, *options, files=()):
         *options,
     ]
     environment = {k: v for k, v in os.environ.items() if k not in {"DAGSTER_HOME", "IMAGEMILL_DATA_ROOT"}}
-    environment |= {"PYTHONPATH": f"{PROJECT}:{STUBBED}", "FOLDER": str(folder), "TMPDIR": str(tmp_path)}
+    environment |= {"PYTHONPATH": f"{SEARCH_PATH}:{STUBBED}", "FOLDER": str(folder), "TMPDIR": str(tmp_path)}
     log = tmp_path / "ui.log"
     with open(log, "w") as output:
         script = subprocess.Popen(

@@ -7,8 +7,8 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from dagster_project.history_errors import HistoryUnusable, history_errors
-from dagster_project.instance import open_instance, serialized_instance
-from dagster_project.runs import _explained
+from dagster_project.internals.instance import open_instance, serialized_instance
+from dagster_project.internals.runs import _explained
 from imagemill.layout import DataRoot
 from tests.helpers.product import imagemill, photos
 
@@ -84,7 +84,7 @@ def test_damaged_pages_are_a_message_too(root, name):
         ("storage: 3", "int"),
         ("telemetry: {enabled: 7}", "telemetry"),
         ("unknown_setting: {}", "unknown_setting"),
-        ("run_coordinator: {module: dagster_project.coordinator, class: Absent}", "Absent"),
+        ("run_coordinator: {module: dagster_project.internals.coordinator, class: Absent}", "Absent"),
         ("storage: {custom: {module: dagster_project.absent, class: X}}", "dagster_project.absent"),
         ("run_launcher: {module: dagster, class: DefaultRunLauncher, config: {x: 1}}", "x"),
         ("storage: {sqlite: {base_dir: {env: NOT_SET}}}", "NOT_SET"),

@@ -6,8 +6,8 @@ from dagster._core.definitions.reconstruct import ReconstructableRepository
 from dagster._core.execution.api import execute_run
 from dagster._core.run_coordinator import SubmitRunContext
 
-from dagster_project import runs
-from dagster_project.instance import open_instance
+from dagster_project.internals import runs
+from dagster_project.internals.instance import open_instance
 from imagemill.buckets import BUCKETS
 from tests.helpers.product import imagemill, photos
 

@@ -8,6 +8,14 @@ from pathlib import Path
 from imagemill.embedding_specs import embedding_specs
 from imagemill.layout import DataRoot
 
+# The dagster.yaml of a data root that an earlier release began.
+DAGSTER_YAML = """\
+telemetry: {enabled: false}
+storage:
+  custom: {module: dagster_project.storage, class: BatchSqliteStorage, config: {base_dir: {env: DAGSTER_HOME}}}
+run_coordinator: {module: dagster_project.coordinator, class: DeferCoordinator, config: {max_concurrent_runs: 1}}
+"""
+
 ROOTS = Path(__file__).parents[1] / "fixtures" / "roots"
 RELEASED = sorted(path.name.removesuffix(".tar.xz") for path in ROOTS.glob("*.tar.xz"))
 

@@ -13,6 +13,8 @@ from tests.messages import recorder
 
 STUBS = Path(__file__).with_name("stubs.py")
 PROJECT = Path(__file__).parents[2]
+# The checkout, and what the tests were started with: `make test-dagster` lays another release over the environment.
+SEARCH_PATH = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
 
 
 def imagemill(*arguments, stub=False, **environment):
@@ -42,7 +44,7 @@ def command(*arguments, stub):
 
 def _environment(changes):
     kept = {k: v for k, v in os.environ.items() if k not in {"DAGSTER_HOME", "IMAGEMILL_DATA_ROOT", "IMAGEMILL_CONFIG"}}
-    return {**kept, "PYTHONPATH": str(PROJECT), **recorder.environment(), **{k: str(v) for k, v in changes.items()}}
+    return {**kept, "PYTHONPATH": SEARCH_PATH, **recorder.environment(), **{k: str(v) for k, v in changes.items()}}
 
 
 def photos(approved, count, *, size=(48, 32)):

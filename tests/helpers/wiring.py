@@ -9,7 +9,7 @@ from assets.command_options import split_options
 from assets.partitions import images
 from dagster_project.deployments import test_resources
 from imagemill.embedding_specs import EmbeddingSpec
-from io_managers.events import DEFER
+from resources.dagster_internals.events import DEFER
 from tests.helpers.stubs import StubEncoder
 
 QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}

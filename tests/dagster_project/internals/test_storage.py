@@ -1,4 +1,4 @@
-"""dagster_project/storage.py: the batching event log holds what stock storage holds, from any number of writers."""
+"""dagster_project/internals/storage.py: the batching event log holds what stock storage holds, from any number of writers."""
 
 import re
 import sqlite3
@@ -16,11 +16,12 @@ sys.path.append(str(Path(__file__).parent))  # toy_defs
 
 from toy_defs import run_toy
 
-from dagster_project import storage
-from dagster_project.instance import open_instance
-from dagster_project.storage import BATCH_VARIABLE, BatchSqliteEventLogStorage
+from dagster_project.internals import storage
+from dagster_project.internals.instance import open_instance
+from dagster_project.internals.storage import BATCH_VARIABLE, BatchSqliteEventLogStorage
 from imagemill.layout import DataRoot
-from io_managers.events import report_without_run
+from resources.dagster_internals.events import report_without_run
+from tests.helpers.product import PROJECT
 
 KEYS = [f"k{n:02d}" for n in range(12)]
 WRITERS, BATCHES, EVENTS = 3, 6, 50
@@ -153,9 +154,9 @@ def test_batches_are_stored_one_by_one_where_a_private_name_is_gone(tmp_path, mo
 
 _WRITER = """
 import sys, dagster as dg
-from dagster_project.instance import open_instance
+from dagster_project.internals.instance import open_instance
 from imagemill.layout import DataRoot
-from io_managers.events import report_without_run
+from resources.dagster_internals.events import report_without_run
 who, batches, events = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 print(flush=True)
 sys.stdin.readline()  # until every writer is ready
@@ -181,7 +182,7 @@ def test_writers_in_several_processes_lose_and_mix_nothing(data_root, monkeypatc
             [*arguments, f"w{n}", str(BATCHES), str(EVENTS)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            cwd=Path(__file__).parents[2],
+            cwd=PROJECT,
         )
         for n in range(WRITERS)
     ]

@@ -1,18 +1,19 @@
-"""dagster_project/instance.py: one history per data root, ours where nobody has chosen otherwise."""
+"""dagster_project/internals/instance.py: one history per data root, with our dagster.yaml unless it has another."""
 
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import dagster as dg
 import yaml
 from dagster._core.storage.event_log.sqlite.sqlite_event_log import SqliteEventLogStorage
 
-from dagster_project.coordinator import DeferCoordinator
-from dagster_project.instance import TEMPLATE, environment_of, home_of, open_instance, prepare_home
-from dagster_project.storage import BatchSqliteEventLogStorage
+from dagster_project.internals.coordinator import DeferCoordinator
+from dagster_project.internals.instance import TEMPLATE, environment_of, home_of, open_instance, prepare_home
+from dagster_project.internals.storage import BatchSqliteEventLogStorage
 from imagemill.layout import DataRoot
+from tests.helpers.earlier_roots import DAGSTER_YAML
+from tests.helpers.product import PROJECT
 
 
 def test_history_lives_in_the_data_root(data_root):
@@ -95,7 +96,7 @@ def test_dagsters_own_processes_open_the_same_history(data_root):
     there = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", program],
         env={**os.environ, **environment_of(data_root)},
-        cwd=Path(__file__).parents[2],
+        cwd=PROJECT,
         capture_output=True,
         text=True,
         timeout=60,
@@ -103,3 +104,13 @@ def test_dagsters_own_processes_open_the_same_history(data_root):
     )
 
     assert there.stdout.split() == ["BatchSqliteEventLogStorage", "LocalComputeLogManager", "{'1'}"]
+
+
+def test_data_root_of_an_earlier_release_is_opened(data_root):
+    """Its dagster.yaml names modules, which stay as re-exports. Source: issue 16, part 4."""
+    data_root.dagster_home.mkdir(parents=True)
+    (data_root.dagster_home / "dagster.yaml").write_text(DAGSTER_YAML)
+
+    with open_instance(data_root) as instance:
+        assert type(instance.event_log_storage) is BatchSqliteEventLogStorage
+        assert type(instance.run_coordinator) is DeferCoordinator

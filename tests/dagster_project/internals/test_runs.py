@@ -1,4 +1,4 @@
-"""dagster_project/runs.py: runs of our own command line are seen, stopped, re-executed and swept like any other."""
+"""dagster_project/internals/runs.py: runs of our own command line are seen, stopped, re-executed and swept like any other."""
 
 import os
 import signal
@@ -20,10 +20,12 @@ from toy_defs import defs as toy_definitions
 from toy_defs import run_toy as run
 from toy_defs import toy_instance
 
-from dagster_project.instance import environment_of
-from dagster_project.runs import KILLED, StepFailure, _explained, sweep
+from dagster_project.internals.instance import environment_of
+from dagster_project.internals.runs import KILLED, StepFailure, _explained, sweep
 from imagemill.fs.owners import owner_name
-from io_managers.events import DEFER_TAG, OWNER_TAG, owner_of_run
+from resources.dagster_internals.events import OWNER_TAG, owner_of_run
+from resources.dagster_internals.tags import DEFER_TAG
+from tests.helpers.product import PROJECT, SEARCH_PATH
 
 KEYS = [f"k{n:03d}" for n in range(400)]
 STREAMED = dg.AssetKey("dinov3_npy")
@@ -172,12 +174,12 @@ class CommandLine:
         self.mark = tmp_path / "mark"
         environment = {
             **os.environ, **environment_of(data_root), "TOY_SLEEP": "0.02", "TOY_MARK": str(self.mark),
-            "PYTHONPATH": str(Path(__file__).parent), "PYTHONWARNINGS": "ignore", **environment,
+            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), SEARCH_PATH]), "PYTHONWARNINGS": "ignore", **environment,
         }  # fmt: skip
         program = "import toy_defs; toy_defs.run_from_command_line()"
         self.process = subprocess.Popen(
             [sys.executable, "-c", program, KEYS[0], KEYS[-1]],
-            cwd=Path(__file__).parents[2], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            cwd=PROJECT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
 
     def rows(self) -> int:

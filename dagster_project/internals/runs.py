@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 from dagster._core.definitions.assets.job.asset_job import IMPLICIT_ASSET_JOB_NAME
@@ -34,15 +34,17 @@ from dagster._core.execution.api import create_execution_plan, execute_run
 from dagster._core.execution.plan.objects import ErrorSource
 from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
 from dagster._core.snap import snapshot_from_execution_plan
-from dagster._core.storage.tags import ASSET_PARTITION_RANGE_END_TAG, ASSET_PARTITION_RANGE_START_TAG
 from dagster._core.utils import make_new_run_id
 from dagster._utils.interrupts import capture_interrupts
-from dagster_shared.error import SerializableErrorInfo
 
+from dagster_project.code_location import ATTRIBUTE, LOCATION, MODULE
 from dagster_project.history_errors import database_unusable
-from dagster_project.service import ATTRIBUTE, LOCATION, MODULE
 from imagemill.errors import FAILED_DISK, FULL_DISK, ImagemillError
-from io_managers.events import DEFER, IMAGES_FAILED, OWNER_TAG, is_orphan, owner_of_run
+from resources.dagster_internals.events import DEFER, IMAGES_FAILED, OWNER_TAG, is_orphan, owner_of_run
+from resources.dagster_internals.tags import range_tags
+
+if TYPE_CHECKING:
+    from dagster_shared.error import SerializableErrorInfo
 
 KILLED = "killed; run again to resume"
 WATCH_SECONDS = 1.0
@@ -84,7 +86,7 @@ class StepFailure:
         kind: class name of the exception (`ModelMismatch`, `Failure`).
         text: what the exception says, laid out by ImagemillError where it is one.
         trace: the frames of the user's code, for errors nobody foresaw; empty for ours.
-        only_images: whether single images failed and nothing else (`io_managers.events.images_failed`).
+        only_images: whether single images failed and nothing else (`resources.dagster_internals.events.images_failed`).
     """
 
     step: str
@@ -159,7 +161,7 @@ def run_here(
         tags, run_config: of the run.
         checks: whether the assets' checks are part of it.
         partition_range: first and last partition key, in order of registration.
-        deferred: whether the assets report their own events (`io_managers.events`).
+        deferred: whether the assets report their own events (`resources.dagster_internals.events`).
         module, attribute: where the definitions are. location: their name in workspace.yaml, for re-execution.
 
     Raises:
@@ -168,7 +170,11 @@ def run_here(
     sweep(instance)
     with _signals() as signals, capture_interrupts():
         job = _job(module, attribute, assets, checks)
-        given = {**(DEFER if deferred else {}), **_range_tags(partition_range), **(tags or {})}
+        given = {
+            **(DEFER if deferred else {}),
+            **(range_tags(*partition_range) if partition_range else {}),
+            **(tags or {}),
+        }
         run = _create(instance, job, location, given, {**_QUIET, **(run_config or {})})
         with _watched(instance, run.run_id):
             try:
@@ -189,13 +195,6 @@ def _job(module: str, attribute: str, assets: Iterable[str | dg.AssetKey], check
     job = repository.get_reconstructable_job(IMPLICIT_ASSET_JOB_NAME)
     # None selects every check of the selected assets.
     return job.get_subset(asset_selection=keys, asset_check_selection=None if checks else frozenset())
-
-
-def _range_tags(partition_range: tuple[str, str] | None) -> dict[str, str]:
-    if partition_range is None:
-        return {}
-    first, last = partition_range
-    return {ASSET_PARTITION_RANGE_START_TAG: first, ASSET_PARTITION_RANGE_END_TAG: last}
 
 
 def _create(
@@ -396,7 +395,7 @@ def _run_failure(event: DagsterEvent) -> StepFailure | None:
     return _explained("", error) if error else StepFailure("", "", event.message or "the run failed")
 
 
-def _explained(step: str, error: SerializableErrorInfo | None) -> StepFailure:
+def _explained(step: str, error: "SerializableErrorInfo | None") -> StepFailure:
     """The user's exception out of Dagster's around it."""
     if error is None:
         return StepFailure(step, "", "the step failed and said nothing")

@@ -1,4 +1,4 @@
-"""io_managers/events.py: Dagster hears of exactly the images that arrived, each once, whatever happens meanwhile."""
+"""resources/dagster_internals/events.py: events of exactly the images that arrived, each stored once."""
 
 import signal
 import sys
@@ -18,14 +18,14 @@ from hypothesis import strategies as st
 from sqlalchemy.engine import Engine
 from sqlalchemy.event import listen, remove
 
-sys.path.append(str(Path(__file__).parents[1] / "dagster_project"))  # toy_defs
+sys.path.append(str(Path(__file__).parents[2] / "dagster_project/internals"))  # toy_defs
 
 from toy_defs import defs as toy_definitions
 from toy_defs import run_toy as run
 from toy_defs import toy_instance
 
-from dagster_project.storage import BatchSqliteEventLogStorage
-from io_managers.events import (
+from dagster_project.internals.storage import BatchSqliteEventLogStorage
+from resources.dagster_internals.events import (
     BATCH_EVENTS,
     DEFER_TAG,
     OWNER_TAG,

@@ -22,7 +22,7 @@ from dagster._core.instance.ref import InstanceRef
 from dagster._serdes import serialize_value
 
 from dagster_project.history_errors import config_unusable, history_errors
-from dagster_project.runs import sweep
+from dagster_project.internals.runs import sweep
 from imagemill.atomic import sweep_temporaries, write_bytes_atomic
 from imagemill.errors import WrongUsage, disk_full_told
 from imagemill.fs.mounts import refuse_network_folder
@@ -32,7 +32,7 @@ from imagemill.places import refuse_read_only
 from imagemill.trust import DAGSTER_CONFIG, dagster_demands, read_mapping, refuse_untrusted
 
 HOME_VARIABLE = "DAGSTER_HOME"
-TEMPLATE = Path(__file__).with_name("dagster.yaml")
+TEMPLATE = Path(__file__).parents[1] / "dagster.yaml"
 
 # What our own runs print belongs to the terminal they were started from. Stock capture would send it through a file
 # and four child processes: no progress bar, and half a second per run.

@@ -1,4 +1,4 @@
-"""dagster_project/coordinator.py: what the UI launches reports each image itself, as our own runs do."""
+"""dagster_project/internals/coordinator.py: what the UI launches reports each image itself, as our own runs do."""
 
 import sys
 from dataclasses import replace
@@ -23,14 +23,15 @@ sys.path.append(str(Path(__file__).parent))  # toy_defs
 
 from toy_defs import toy_instance
 
-from dagster_project import runs
 from dagster_project.command_line import COMMAND_TAG
-from dagster_project.coordinator import _bucket_tags, streamed_assets
-from dagster_project.instance import open_instance
+from dagster_project.internals import runs
+from dagster_project.internals.coordinator import _bucket_tags, streamed_assets
+from dagster_project.internals.instance import open_instance
 from imagemill import embedding_specs
 from imagemill.buckets import BUCKETS
 from imagemill.embedding_specs import DINOV3
-from io_managers.events import DEFER, DEFER_TAG, OWNER_TAG, PLANNED_TAG, UI_TAG, owner_of_run
+from resources.dagster_internals.events import DEFER, OWNER_TAG, PLANNED_TAG, UI_TAG, owner_of_run
+from resources.dagster_internals.tags import DEFER_TAG, range_tags
 
 KEYS = [f"k{n}" for n in range(6)]
 STREAMED = dg.AssetKey("dinov3_npy")
@@ -45,7 +46,8 @@ def instance(data_root):
 def created(instance, asset="dinov3_npy", tags=None, partition_range=(KEYS[0], KEYS[-1])):
     """A run as the UI's launchpad creates it, and its job."""
     job = runs._job("toy_defs", "defs", [asset], True)
-    run = runs._create(instance, job, "toy", {**runs._range_tags(partition_range), **(tags or {})}, runs._QUIET)
+    given = {**(range_tags(*partition_range) if partition_range else {}), **(tags or {})}
+    run = runs._create(instance, job, "toy", given, runs._QUIET)
     # The launchpad's process is not the one that executes.
     instance.add_run_tags(run.run_id, {OWNER_TAG: ""})
     return job, instance.get_run_by_id(run.run_id)

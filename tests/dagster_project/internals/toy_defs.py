@@ -19,11 +19,11 @@ from pathlib import Path
 
 import dagster as dg
 
-from dagster_project.instance import open_instance
-from dagster_project.runs import run_here
+from dagster_project.internals.instance import open_instance
+from dagster_project.internals.runs import run_here
 from imagemill.errors import ModelMismatch
 from imagemill.layout import DataRoot
-from io_managers.events import StreamedEvents, deferred, images_failed, launched_in_ui
+from resources.dagster_internals.events import StreamedEvents, deferred, images_failed, launched_in_ui
 
 images = dg.DynamicPartitionsDefinition(name="images")
 buckets = dg.StaticPartitionsDefinition(["wide", "square", "tall"])

@@ -1,0 +1,5 @@
+"""The code location: its name, as in workspace.yaml, and the place of its definitions. Imports nothing."""
+
+LOCATION = "imagemill"
+MODULE = "dagster_project.definitions"
+ATTRIBUTE = "defs"
