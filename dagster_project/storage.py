@@ -1,1 +1,5 @@
 """Re-export: the dagster.yaml of every data root names this module."""
+
+from dagster_project.internals.storage import BatchSqliteStorage
+
+__all__ = ["BatchSqliteStorage"]
