@@ -11,7 +11,7 @@ from pydantic import Field
 from assets.near_duplicates import near_duplicates
 from assets.partitions import buckets, ranged_asset
 from assets.stage2_jsonl import stage2_jsonl
-from imagemill.pipeline.claims import claimed_until_output
+from imagemill.pipeline.leases import claimed_until_output
 from imagemill.pipeline.shards.conflicts import refuse_conflicts
 from imagemill.pipeline.shards.packing import Packing, dry_run, plan_packing, scanned
 from imagemill.pipeline.shards.readiness import ASSET, Readiness

@@ -9,23 +9,23 @@ from pydantic import Field
 from assets.approved_images import approved_images
 from assets.command_options import ImageOptions, read_options
 from assets.partitions import IMAGES_PER_RUN, images, ranged_asset
-from imagemill.embedding_specs import DINOV3, T5, VAE, EmbeddingSpec
+from imagemill.domain.embedding_specs import DINOV3, T5, VAE, EmbeddingSpec
 from imagemill.formats.npy import NpyStore
-from imagemill.pipeline.claims import claimed_until_output
+from imagemill.models import CAPTIONER
 from imagemill.pipeline.forecast import check_space, measure_sizes, work_of
+from imagemill.pipeline.leases import claimed_until_output
 from imagemill.pipeline.shards.copies import with_copies
 from imagemill.pipeline.stage2.caption import CaptionJob, CaptionWorker, forget_problems, keep_captions, look_again
 from imagemill.pipeline.stage2.embed import EmbeddingStream, EmbedWorker
-from imagemill.pipeline.stage2.facts import adopt_captions
+from imagemill.pipeline.stage2.image_metadata import adopt_captions
 from imagemill.pipeline.stage2.plan import plan_for
-from imagemill.pipeline.stage2.recorded import read_recorded
+from imagemill.pipeline.stage2.record_index import read_recorded
 from imagemill.pipeline.stage2.regenerate import regenerate, resume
 from imagemill.pipeline.stage2.scan import survey
 from imagemill.progress import Progress
-from imagemill.provenance import record_identity
 from imagemill.store.ledger import Ledger
+from imagemill.store.provenance import record_identity
 from imagemill.store.second_copy import refresh
-from imagemill.summarizer import CAPTIONER
 from resources.captioner import CaptionerResource
 from resources.data_root import DataRootResource
 from resources.encoders import Encoders

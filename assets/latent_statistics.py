@@ -6,12 +6,12 @@ import dagster as dg
 
 from assets.embeddings import vae_latents
 from assets.partitions import buckets, ranged_asset
-from imagemill.embedding_specs import VAE
-from imagemill.pipeline.claims import claimed_until_output, wait_for_claim
+from imagemill.domain.embedding_specs import VAE
 from imagemill.pipeline.curation.latent_statistics import ALL, ASSET, plan_statistics, statistics_reports
 from imagemill.pipeline.curation.reports import Reports
-from imagemill.provenance import read_identity
+from imagemill.pipeline.leases import claimed_until_output, wait_for_claim
 from imagemill.store.ledger import Ledger
+from imagemill.store.provenance import read_identity
 from resources.data_root import DataRootResource
 
 

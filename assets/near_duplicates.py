@@ -7,9 +7,9 @@ import msgspec
 from pydantic import Field
 
 from assets.embeddings import dinov3_npy
-from imagemill.pipeline.claims import claimed_until_output
 from imagemill.pipeline.curation.near_duplicates import ASSET, lines_path, near_duplicate_reports, plan_near_duplicates
 from imagemill.pipeline.curation.reports import Reports
+from imagemill.pipeline.leases import claimed_until_output
 from resources.data_root import DataRootResource
 
 

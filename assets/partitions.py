@@ -5,7 +5,7 @@ from typing import Any
 
 import dagster as dg
 
-from imagemill.buckets import BUCKETS
+from imagemill.domain.buckets import BUCKETS
 
 # One key per approved image. Keys are never deleted: a vanished source keeps its outputs.
 images = dg.DynamicPartitionsDefinition(name="images")

@@ -16,17 +16,17 @@ from pydantic import Field
 from assets.partitions import coord_presets, datasets, presets
 from imagemill.adapters.convert import Converted, adapter_names, convert
 from imagemill.adapters.source import Geometry
+from imagemill.domain.preset_names import parse_preset
+from imagemill.domain.preset_records import ORDERS
 from imagemill.formats.resize import LIBRARIES
-from imagemill.pipeline.claims import claimed, claimed_until_output
+from imagemill.pipeline.leases import claimed, claimed_until_output
 from imagemill.pipeline.presets.preset_config import PARAMETERS, read_presets, split_key
 from imagemill.pipeline.presets.preset_sheet import sheet_page, write_preset_sheet
 from imagemill.pipeline.presets.raw_source import RawSource, raw_source
 from imagemill.pipeline.presets.rescale import RescaleFailed, RescalePlan, RescaleReport, carry_out, plan_rescale
 from imagemill.pipeline.presets.rescale_setup import choose_parameters
-from imagemill.preset_names import parse_preset
-from imagemill.preset_records import ORDERS
-from imagemill.public_data import PublicData
 from imagemill.store.ledger import Ledger, Problem
+from imagemill.store.public_data import PublicData
 from io_managers.figures import with_units
 from io_managers.hardlink import CLAIM, Coord
 from resources.data_root import DataRootResource

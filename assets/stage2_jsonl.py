@@ -8,11 +8,16 @@ from pydantic import Field
 
 from assets.command_options import RecordOptions, read_options
 from assets.embeddings import embedding_assets
-from imagemill.embedding_specs import embedding_specs
-from imagemill.pipeline.claims import claimed_until_output
-from imagemill.pipeline.stage2.facts import adopt_captions, complete_facts, complete_masks, note_missing_captions
+from imagemill.domain.embedding_specs import embedding_specs
+from imagemill.pipeline.leases import claimed_until_output
+from imagemill.pipeline.stage2.image_metadata import (
+    adopt_captions,
+    complete_facts,
+    complete_masks,
+    note_missing_captions,
+)
 from imagemill.pipeline.stage2.merge import ASSET, Merge
-from imagemill.pipeline.stage2.recorded import read_recorded
+from imagemill.pipeline.stage2.record_index import read_recorded
 from imagemill.pipeline.stage2.rollback import Rollback
 from imagemill.pipeline.stage2.scan import survey
 from resources.data_root import DataRootResource

@@ -24,10 +24,11 @@ from pydantic import Field
 
 from assets.command_options import RankOptions, read_options
 from assets.partitions import missions, ranged_asset, ranks
-from imagemill.atomic import sweep_temporaries
+from imagemill.domain.layout import DataRoot
+from imagemill.domain.ranks import DEFAULT_MODE, ShardingMode, processes_here
 from imagemill.errors import ImagemillError, WrongUsage, disk_full_told
-from imagemill.layout import DataRoot
-from imagemill.pipeline.claims import claimed, claimed_until_output
+from imagemill.fs.atomic import sweep_temporaries
+from imagemill.pipeline.leases import claimed, claimed_until_output
 from imagemill.pipeline.stage_a.merge import (
     ASSET,
     MergeResult,
@@ -46,9 +47,8 @@ from imagemill.pipeline.stage_a.rank_files import left_behind, output_file, rank
 from imagemill.pipeline.stage_a.summaries import import_summaries, summaries_folder
 from imagemill.pipeline.stage_a.torchrun import FIRST, wait_for_ranks
 from imagemill.pipeline.stage_a.worker import RankResult, RankRunner, close_dead_rank
-from imagemill.places import at
-from imagemill.ranks import DEFAULT_MODE, ShardingMode, processes_here
 from imagemill.store.ledger import Ledger
+from imagemill.store.locations import at
 from io_managers.figures import with_units
 from resources.dagster_internals.events import ExplainedFailure, images_failed
 from resources.data_root import DataRootResource

@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 
 from benchmarks.common.inputs import noise_photos, scratch
 from benchmarks.common.processes import cpu_seconds
-from imagemill.embedding_specs import embedding_specs
+from imagemill.domain.embedding_specs import embedding_specs
 
 FEW = 8
 GOAL_MS = 1.0

@@ -24,7 +24,7 @@ from typing import Any
 
 from benchmarks.common.inputs import scratch
 from imagemill.pipeline.presets.coord_files import draft_split
-from imagemill.public_data import PresetDir
+from imagemill.store.public_data import PresetDir
 
 GOAL = 5.0
 MAX_OBJECTS = 20

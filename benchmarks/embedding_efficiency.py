@@ -29,12 +29,12 @@ import torch
 from benchmarks.common.full_size import write_model
 from benchmarks.common.inputs import mixed_captions, noise_photos, scratch
 from imagemill.config import Config, EncoderSettings
-from imagemill.embedding_specs import DINOV3, T5, T5_TOKENS, VAE, EmbeddingSpec
+from imagemill.domain.embedding_specs import DINOV3, T5, T5_TOKENS, VAE, EmbeddingSpec
+from imagemill.domain.layout import DataRoot
 from imagemill.encoders.loading import library
 from imagemill.formats.npy import NpyStore
-from imagemill.layout import DataRoot
 from imagemill.pipeline.stage2.embed import EmbedWorker
-from imagemill.pipeline.stage2.facts import complete_facts
+from imagemill.pipeline.stage2.image_metadata import complete_facts
 from imagemill.pipeline.stage2.plan import plan_for
 from imagemill.pipeline.stage2.publish import run_pass
 from imagemill.pipeline.stage2.scan import survey

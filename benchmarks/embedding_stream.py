@@ -29,11 +29,11 @@ from benchmarks.common.encoders import use_free_encoders
 from benchmarks.common.inputs import noise_photos, scratch
 from benchmarks.common.pure import embed
 from imagemill.config import EncoderSettings
-from imagemill.embedding_specs import EmbeddingSpec, embedding_specs
-from imagemill.encoding import Encoder
-from imagemill.layout import DataRoot
+from imagemill.domain.embedding_specs import EmbeddingSpec, embedding_specs
+from imagemill.domain.layout import DataRoot
+from imagemill.formats.images import open_rgb
+from imagemill.models import Encoder
 from imagemill.pipeline.stage2.scan import survey
-from imagemill.pixels import open_rgb
 from imagemill.store.ledger import Ledger
 
 GOAL_RATIO = 1.0

@@ -17,9 +17,9 @@ import numpy as np
 
 from benchmarks.common.inputs import noise_photos, scratch
 from benchmarks.common.processes import cost
+from imagemill.domain.layout import DataRoot
 from imagemill.formats.manifest import sha256_file
 from imagemill.formats.npy import read_npy
-from imagemill.layout import DataRoot
 
 RECORDS = 60_000
 GOAL_SIZE = 0.1

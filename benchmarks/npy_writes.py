@@ -25,11 +25,11 @@ import numpy as np
 
 from benchmarks.common.inputs import scratch
 from imagemill.config import Config, EncoderSettings
-from imagemill.embedding_specs import EmbeddingSpec, embedding_specs
-from imagemill.encoding import Prepared
-from imagemill.files import posix_signature
+from imagemill.domain.embedding_specs import EmbeddingSpec, embedding_specs
+from imagemill.domain.layout import DataRoot
 from imagemill.formats.npy import NpyStore, npy_header
-from imagemill.layout import DataRoot
+from imagemill.fs.fingerprints import posix_signature
+from imagemill.models import Prepared
 from imagemill.pipeline.stage2.embed import EmbedWorker
 from imagemill.pipeline.stage2.plan import Job
 from imagemill.pipeline.stage2.publish import run_pass

@@ -22,8 +22,8 @@ from webdataset.compat import WebDataset, WebLoader
 
 from benchmarks.common.inputs import scratch
 from benchmarks.common.samples import make_samples, pack
-from imagemill.embedding_specs import embedding_specs
-from imagemill.layout import DataRoot
+from imagemill.domain.embedding_specs import embedding_specs
+from imagemill.domain.layout import DataRoot
 from imagemill.reading import ShardDataset
 from imagemill.reading.samples import short_name
 

@@ -29,8 +29,8 @@ import psutil
 from PIL import Image
 
 from benchmarks.common.inputs import noise_photos, scratch
+from imagemill.domain.geometry import target_size
 from imagemill.formats.resize import QUALITY
-from imagemill.geometry import target_size
 from imagemill.pipeline.presets.rescale_worker import RescaleJob, RescaleWorker
 from resources.local_pool import run_on_processes
 

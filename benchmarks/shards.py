@@ -28,12 +28,12 @@ import msgspec
 
 from benchmarks.common.inputs import scratch
 from benchmarks.common.samples import SIZES, make_samples, pack, record_of
-from imagemill.buckets import BUCKETS, assign_bucket
-from imagemill.embedding_specs import EmbeddingSpec, embedding_specs
-from imagemill.files import file_signature, fingerprint
+from imagemill.domain.buckets import BUCKETS, assign_bucket
+from imagemill.domain.embedding_specs import EmbeddingSpec, embedding_specs
+from imagemill.domain.layout import DataRoot
 from imagemill.formats.jsonl import write_jsonl
 from imagemill.formats.npy import npy_header
-from imagemill.layout import DataRoot
+from imagemill.fs.fingerprints import file_signature, fingerprint
 from imagemill.pipeline.shards.readiness import ReadySample, find_ready
 from imagemill.pipeline.shards.shard_sets import bucket_folder
 from imagemill.store.ledger import FileRow, Ledger, SourceRow

@@ -19,13 +19,13 @@ from statistics import median
 from PIL import Image
 
 from benchmarks.common.inputs import scratch
+from imagemill.domain.ranks import ShardingMode
 from imagemill.formats.jsonl import encode_line
 from imagemill.pipeline.stage_a.merge import merge_ranks
 from imagemill.pipeline.stage_a.missions import LABEL_FOLDERS, ImageGroup, discover
 from imagemill.pipeline.stage_a.plan import plan_stage_a
 from imagemill.pipeline.stage_a.rank_files import RankLine, output_file, rank_file
 from imagemill.pipeline.stage_a.worker import RankWorker
-from imagemill.ranks import ShardingMode
 
 BALANCE_GOAL, MERGE_GOAL, BYTES_GOAL = 0.6, 1.0, 64
 MISSION, LATENCY, RANKS = "mission", 0.05, 2

@@ -24,8 +24,8 @@ GOAL = 1.2
 DECODE = """
 import sys, time
 from pathlib import Path
-from imagemill.memory import reuse_freed_memory
-from imagemill.pixels import decode_rgb
+from imagemill.pipeline.malloc_tuning import reuse_freed_memory
+from imagemill.formats.images import decode_rgb
 
 if sys.argv[1] == "mallopt":
     reuse_freed_memory()
@@ -54,7 +54,7 @@ def main() -> int:
             npy_writes.passes(arrays, place, write_threads=Config().write_threads)
 
         # More files than any batch has: each is flushed by itself.
-        with mock.patch("imagemill.durable.TOGETHER_FROM", 1 << 30) if way == "plain" else mock.MagicMock():
+        with mock.patch("imagemill.fs.durable.TOGETHER_FROM", 1 << 30) if way == "plain" else mock.MagicMock():
             return npy_writes._timed(write, arrays, folder)
 
     with scratch() as folder:

@@ -24,12 +24,12 @@ from typing import Any
 import orjson
 
 from benchmarks.common.inputs import mixed_captions, scratch
-from imagemill.buckets import BUCKETS, bucket_size
+from imagemill.domain.buckets import BUCKETS, bucket_size
+from imagemill.domain.geometry import LAST_BIN, quantise_box, quantise_polygon
+from imagemill.domain.ids import id_problem
+from imagemill.domain.preset_records import PresetRules
+from imagemill.domain.stage2_records import build_record
 from imagemill.formats.jsonl import write_jsonl
-from imagemill.geometry import LAST_BIN, quantise_box, quantise_polygon
-from imagemill.ids import id_problem
-from imagemill.preset_records import PresetRules
-from imagemill.records import build_record
 from imagemill.validation.validator import Options, validate
 
 PLAIN_GOAL, LIMIT_GOAL = 3.0, 1.4

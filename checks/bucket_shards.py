@@ -6,8 +6,8 @@ from pathlib import Path
 import dagster as dg
 
 from assets.bucket_shards import bucket_shards
+from imagemill.fs.swap import read_unswapped
 from imagemill.pipeline.shards.shard_sets import INDEX
-from imagemill.swap import read_unswapped
 from imagemill.validation.findings import Report, broken, collect
 from imagemill.validation.shard_sets import validate_shards
 from imagemill.validation.tables import validate_index_table

@@ -5,7 +5,7 @@ from contextlib import closing
 import dagster as dg
 
 from assets.embeddings import embedding_assets
-from imagemill.embedding_specs import EmbeddingSpec, embedding_specs
+from imagemill.domain.embedding_specs import EmbeddingSpec, embedding_specs
 from io_managers.embedding_results import FILES, INPUTS, RESULTS
 from resources.data_root import DataRootResource
 

@@ -7,7 +7,7 @@ import dagster as dg
 
 from assets.presets import derived_preset, public_data, raw_dataset, rescale_preset
 from imagemill.pipeline.presets.preset_config import split_key
-from imagemill.public_data import PublicData
+from imagemill.store.public_data import PublicData
 from imagemill.validation.findings import Report
 from imagemill.validation.validator import validate, validate_preset
 from io_managers.check_results import as_result

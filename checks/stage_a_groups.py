@@ -9,7 +9,7 @@ from assets.partitions import ranks
 from assets.stage_a_groups import RANKS, split_rank_keys, stage_a_groups, stage_a_ranks
 from imagemill.pipeline.stage_a.merge import ASSET as GROUPS
 from imagemill.pipeline.stage_a.rank_files import output_file, parse_rank_line, rank_file
-from imagemill.places import at
+from imagemill.store.locations import at
 from imagemill.validation.stage_a import SUFFIX
 from imagemill.validation.validator import validate
 from io_managers.check_results import as_result

@@ -11,8 +11,8 @@ from typing import Any
 
 import dagster as dg
 
+from imagemill.domain.layout import ROOT_VARIABLE
 from imagemill.errors import WrongUsage
-from imagemill.layout import ROOT_VARIABLE
 from io_managers.hardlink import HardlinkIOManager
 from io_managers.jsonl import JsonlIOManager
 from io_managers.npy import NpyIOManager

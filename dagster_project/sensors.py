@@ -17,8 +17,8 @@ from assets.stage_a_groups import stage_a_groups, stage_a_ranks
 from dagster_project.internals.coordinator import embeds
 from dagster_project.jobs import embed_images, publish_shards, published
 from dagster_project.partitions import register_images, register_missions, register_presets
-from imagemill.embedding_specs import embedding_specs
-from imagemill.layout import DataRoot
+from imagemill.domain.embedding_specs import embedding_specs
+from imagemill.domain.layout import DataRoot
 from imagemill.pipeline.presets.preset_config import read_presets
 from imagemill.pipeline.stage2.plan import all_jobs, ids_of
 from imagemill.pipeline.stage2.ranges import KeyRange, plan_ranges

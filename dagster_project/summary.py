@@ -1,7 +1,7 @@
 """Summary of a command: images seen, files made, what is missing, checks, rate, where to look.
 
 Belongs here: which figures are printed, and the exit code.
-Belongs elsewhere: the figures (imagemill/pipeline/accounting.py, imagemill/pipeline/status.py), units (imagemill/units.py).
+Belongs elsewhere: the figures (imagemill/pipeline/accounting.py, imagemill/pipeline/status.py), units (imagemill/text/units.py).
 """
 
 import shlex
@@ -11,15 +11,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from dagster_project.work import Work
-from imagemill.embedding_specs import T5_TOKENS, embedding_specs
+from imagemill.domain.embedding_specs import T5_TOKENS, embedding_specs
+from imagemill.models import CAPTIONER
 from imagemill.pipeline.accounting import progress_line
 from imagemill.pipeline.problem_list import DECISIONS, InputProblem
 from imagemill.pipeline.stage2.models_in_use import model_lines
 from imagemill.pipeline.status import Status
-from imagemill.provenance import read_identity
 from imagemill.store.ledger import Ledger
-from imagemill.summarizer import CAPTIONER
-from imagemill.units import as_duration, as_rate, counted
+from imagemill.store.provenance import read_identity
+from imagemill.text.units import as_duration, as_rate, counted
 
 MADE = ("computed", "extracted", "restored", "adopted")
 

@@ -24,23 +24,23 @@ from dagster_project.internals.instance import open_instance
 from dagster_project.internals.runs import RunOutcome, run_here
 from dagster_project.jobs import published
 from dagster_project.partitions import register, register_images, register_missions
-from imagemill.embedding_specs import EmbeddingSpec, embedding_specs
+from imagemill.domain.embedding_specs import EmbeddingSpec, embedding_specs
+from imagemill.domain.layout import DataRoot
 from imagemill.formats.npy import NpyStore
-from imagemill.layout import DataRoot
 from imagemill.pipeline.accounting import embedded_images
 from imagemill.pipeline.forecast import check_space
 from imagemill.pipeline.stage2.caption import forget_problems
-from imagemill.pipeline.stage2.facts import adopt_captions
+from imagemill.pipeline.stage2.image_metadata import adopt_captions
 from imagemill.pipeline.stage2.passes import Passes
 from imagemill.pipeline.stage2.plan import Job, Known, all_jobs, ids_of, plan_embedding
 from imagemill.pipeline.stage2.ranges import plan_ranges
-from imagemill.pipeline.stage2.recorded import read_recorded
+from imagemill.pipeline.stage2.record_index import read_recorded
 from imagemill.pipeline.stage2.regenerate import cancel, finish, regenerate, resume
 from imagemill.pipeline.stage2.scan import Scan, survey
 from imagemill.pipeline.stage_a.merge import ASSET as GROUPS
-from imagemill.places import refuse_no_folder, refuse_no_root, refuse_read_only, sweep_state
-from imagemill.provenance import ModelIdentity
 from imagemill.store.ledger import Ledger
+from imagemill.store.locations import refuse_no_folder, refuse_no_root, refuse_read_only, sweep_state
+from imagemill.store.provenance import ModelIdentity
 from imagemill.store.second_copy import open_ledger, refresh
 from resources.captioner import CaptionerResource
 from resources.dagster_internals.tags import PARTITION_TAG

@@ -6,7 +6,7 @@ DATA_ROOT (default `data`) is one that `make run` has filled. Needs the dev extr
 import sys
 from pathlib import Path
 
-from imagemill.layout import DataRoot
+from imagemill.domain.layout import DataRoot
 from tests.helpers.ui import browser, node, open_graph, running_ui, watched_page
 
 PICTURE = Path(__file__).with_name("images") / "asset-graph.png"

@@ -17,11 +17,11 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from imagemill.embedding_specs import EmbeddingSpec, embedding_specs
+from imagemill.domain.embedding_specs import EmbeddingSpec, embedding_specs
+from imagemill.domain.layout import DataRoot
 from imagemill.errors import MissingInput, WrongUsage
-from imagemill.layout import DataRoot
-from imagemill.safe_yaml import read_yaml
-from imagemill.settings import convert_settings
+from imagemill.text.safe_yaml import read_yaml
+from imagemill.text.settings import convert_settings
 
 PREVIEW = "preview"
 TRANSFORMERS = "transformers"

@@ -24,10 +24,10 @@ from pathlib import Path, PurePosixPath
 
 from PIL import Image
 
-from imagemill.atomic import sweep_temporaries, write_bytes_atomic
+from imagemill.domain.ids import image_id_of
+from imagemill.domain.layout import DataRoot
 from imagemill.errors import ImagemillError, MissingInput, WrongUsage
-from imagemill.ids import image_id_of
-from imagemill.layout import DataRoot
+from imagemill.fs.atomic import sweep_temporaries, write_bytes_atomic
 
 CREDITS_NAME = "CREDITS.md"
 

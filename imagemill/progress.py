@@ -15,7 +15,7 @@ from typing import Self
 
 from tqdm import tqdm
 
-from imagemill.units import as_duration, as_rate, as_size, plural
+from imagemill.text.units import as_duration, as_rate, as_size, plural
 
 # Seconds after which plain lines are printed; the last interval repeats.
 PLAIN_SECONDS = (5.0, 10.0, 15.0, 30.0)

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import dagster as dg
 
-from imagemill.embedding_specs import EmbeddingSpec
+from imagemill.domain.embedding_specs import EmbeddingSpec
+from imagemill.domain.layout import DataRoot
 from imagemill.formats.npy import NpyStore
-from imagemill.layout import DataRoot
 from imagemill.pipeline.problem_list import problems_of_kind
 from imagemill.pipeline.stage2.models_in_use import model_in_use
 from imagemill.store.ledger import Ledger

@@ -7,14 +7,14 @@ from typing import Any
 
 import dagster as dg
 
+from imagemill.domain.preset_names import PresetName
+from imagemill.domain.preset_records import ObjectOrder
 from imagemill.formats.jsonl import read_raw
 from imagemill.pipeline.presets.derive import CoordResult, coord
 from imagemill.pipeline.presets.preset_config import split_key
 from imagemill.pipeline.presets.preset_sheet import sheet_page, write_preset_sheet
-from imagemill.preset_names import PresetName
-from imagemill.preset_records import ObjectOrder
 from imagemill.progress import Progress
-from imagemill.public_data import Dataset, PresetDir, PublicData
+from imagemill.store.public_data import Dataset, PresetDir, PublicData
 from io_managers.figures import with_units
 from resources.data_root import DataRootResource
 

@@ -13,9 +13,9 @@ from contextlib import closing
 
 import dagster as dg
 
-from imagemill.embedding_specs import embedding_specs
-from imagemill.files import signature_bytes
+from imagemill.domain.embedding_specs import embedding_specs
 from imagemill.formats.npy import NpyStore
+from imagemill.fs.fingerprints import signature_bytes
 from imagemill.pipeline.stage2.embed import EmbeddingStream, EmbedRow
 from imagemill.pipeline.stage2.models_in_use import maker_text, regeneration_progress
 from imagemill.pipeline.stage2.plan import EmbeddingPlan
@@ -23,8 +23,8 @@ from imagemill.pipeline.stage2.publish import after_interrupt, count_rows, publi
 from imagemill.pipeline.stage2.regenerate import finish
 from imagemill.pipeline.stage2.scan import SOURCE_ASSET
 from imagemill.progress import Progress
-from imagemill.provenance import read_identity
 from imagemill.store.ledger import FileRow, Ledger, Problem, SourceRow
+from imagemill.store.provenance import read_identity
 from imagemill.store.second_copy import refresh
 from io_managers.embedding_results import INPUTS, evaluations
 from io_managers.figures import kilobytes

@@ -9,7 +9,7 @@ from typing import Any
 import dagster as dg
 import msgspec
 
-from imagemill.embedding_specs import embedding_specs
+from imagemill.domain.embedding_specs import embedding_specs
 from imagemill.pipeline.shards.readiness import ASSET
 from imagemill.pipeline.shards.shard_card import write_beside
 from imagemill.pipeline.shards.shard_plan import ShardSet
@@ -18,8 +18,8 @@ from imagemill.pipeline.shards.shard_writer import BucketResult, sample_bytes, w
 from imagemill.pipeline.stage2.damage import damaged_file, file_name
 from imagemill.pipeline.stage2.models_in_use import model_text
 from imagemill.progress import Progress
-from imagemill.provenance import ModelIdentity, read_identity
 from imagemill.store.ledger import Ledger
+from imagemill.store.provenance import ModelIdentity, read_identity
 from imagemill.store.second_copy import refresh
 from io_managers.figures import megabytes
 from resources.dagster_internals.events import StreamedEvents, images_failed

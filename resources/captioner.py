@@ -15,11 +15,11 @@ import msgspec
 from imagemill.config import PREVIEW, CaptionerSettings
 from imagemill.encoders.prompts import caption_prompt
 from imagemill.encoders.recipes import make_captioner
+from imagemill.models import CAPTIONER
 from imagemill.pipeline.stage2.caption import CaptionJob, caption_jobs
 from imagemill.pipeline.stage2.scan import Scan
-from imagemill.provenance import ModelIdentity
 from imagemill.store.ledger import Ledger
-from imagemill.summarizer import CAPTIONER
+from imagemill.store.provenance import ModelIdentity
 from resources.data_root import DataRootResource
 from resources.vlm import vlm_identity
 

@@ -1,7 +1,7 @@
 """The data root of this deployment: its paths, its configuration file, its ledger.
 
 Belongs here: which folder and file a run works on.
-Belongs elsewhere: what lies where below it (imagemill/layout.py), what the file may say (imagemill/config.py).
+Belongs elsewhere: what lies where below it (imagemill/domain/layout.py), what the file may say (imagemill/config.py).
 """
 
 import os
@@ -11,10 +11,10 @@ import dagster as dg
 from pydantic import Field
 
 from imagemill.config import Config, config_in_force, named_config
-from imagemill.layout import DataRoot
+from imagemill.domain.layout import DataRoot
 from imagemill.pipeline.shards.shard_sets import refuse_no_sets
-from imagemill.places import locate, put, refuse_no_folder
 from imagemill.store.ledger import Ledger
+from imagemill.store.locations import locate, put, refuse_no_folder
 from imagemill.store.second_copy import open_ledger
 
 

@@ -11,13 +11,13 @@ import msgspec
 from pydantic import Field
 
 from imagemill.config import EncoderSettings
-from imagemill.embedding_specs import T5, EmbeddingSpec
-from imagemill.encoding import Encoder
+from imagemill.domain.embedding_specs import T5, EmbeddingSpec
 from imagemill.formats.npy import NpyStore
-from imagemill.pipeline.stage2.facts import Masks
-from imagemill.provenance import ModelIdentity, check_identity, guard_identity, read_identity
-from imagemill.settings import convert_settings
+from imagemill.models import Encoder
+from imagemill.pipeline.stage2.image_metadata import Masks
 from imagemill.store.ledger import Ledger
+from imagemill.store.provenance import ModelIdentity, check_identity, guard_identity, read_identity
+from imagemill.text.settings import convert_settings
 from resources.data_root import DataRootResource
 
 

@@ -1,7 +1,7 @@
 """Which summarizer Stage-A uses in this deployment: the vision-language model, or `MODULE:CLASS`, as configured or as a run says.
 
 Belongs here: the choice, its settings, its identity.
-Belongs elsewhere: what a summarizer is (imagemill/summarizer.py), how a worker makes one (imagemill/encoders/recipes.py), models
+Belongs elsewhere: what a summarizer is (imagemill/models.py), how a worker makes one (imagemill/encoders/recipes.py), models
 (imagemill/encoders/vlm.py), who calls it (imagemill/pipeline/stage_a/rank_worker.py).
 Source: CONTRACTS section 5, "The summarizer is replaceable".
 """
@@ -17,10 +17,10 @@ from pydantic import Field
 from imagemill.config import TRANSFORMERS, SummarizerSettings, check_kind
 from imagemill.encoders.prompts import Prompts
 from imagemill.encoders.recipes import import_class, make_class, make_vlm
-from imagemill.provenance import ModelIdentity
-from imagemill.settings import convert_settings
-from imagemill.summarizer import Summarizer, class_identity
-from imagemill.trust import SUMMARIZER, config_demands, refuse_untrusted
+from imagemill.models import Summarizer, class_identity
+from imagemill.store.provenance import ModelIdentity
+from imagemill.store.trust import SUMMARIZER, config_demands, refuse_untrusted
+from imagemill.text.settings import convert_settings
 from resources.data_root import DataRootResource
 from resources.vlm import vlm_identity
 

@@ -8,7 +8,7 @@ import hashlib
 from typing import Literal
 
 from imagemill.config import VlmSettings
-from imagemill.provenance import ModelIdentity
+from imagemill.store.provenance import ModelIdentity
 from resources.data_root import DataRootResource
 
 

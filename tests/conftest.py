@@ -19,7 +19,7 @@ recorder.begin()  # before any import of the product
 import hypothesis  # noqa: E402
 import pytest  # noqa: E402
 
-from imagemill.layout import ROOT_VARIABLE, DataRoot  # noqa: E402
+from imagemill.domain.layout import ROOT_VARIABLE, DataRoot  # noqa: E402
 
 hypothesis.settings.register_profile("ci", deadline=None)
 if os.environ.get("CI") or os.environ.get("IMAGEMILL_NO_SKIP"):

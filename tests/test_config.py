@@ -3,7 +3,7 @@
 import pytest
 
 from imagemill.config import PREVIEW, TRANSFORMERS, read_config
-from imagemill.embedding_specs import DINOV3, VAE
+from imagemill.domain.embedding_specs import DINOV3, VAE
 from imagemill.errors import MissingInput, WrongUsage
 
 

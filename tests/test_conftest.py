@@ -92,7 +92,7 @@ def test_deprecation_is_an_error_of_our_own_code_alone():
     def warn(module):
         return lambda: warnings.warn_explicit("old", DeprecationWarning, f"{module}.py", 1, module=module)
 
-    for ours in ("imagemill.pixels", "assets", "tests.test_conftest"):
+    for ours in ("imagemill.formats.images", "assets", "tests.test_conftest"):
         with pytest.raises(DeprecationWarning):
             warn(ours)()
     warn("imagemillion.other")()

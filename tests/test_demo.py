@@ -9,8 +9,8 @@ import pytest
 from PIL import Image, ImageChops, ImageOps, UnidentifiedImageError
 
 from imagemill import demo
-from imagemill.buckets import BUCKETS, assign_bucket
 from imagemill.demo import CREDITS_NAME, ForeignFolder, demo_credits, write_demo
+from imagemill.domain.buckets import BUCKETS, assign_bucket
 from imagemill.errors import ImagemillError, MissingInput
 
 NO_IMAGE = "not_a_photograph.jpg"

@@ -9,7 +9,7 @@ import tomllib
 import dagster
 import pytest
 
-from imagemill.layout import DataRoot
+from imagemill.domain.layout import DataRoot
 from tests.helpers.product import PROJECT, imagemill, photos
 
 MODELS = {"torch", "transformers", "diffusers", "webdataset", "faiss"}

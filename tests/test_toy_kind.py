@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import webdataset
 
-from imagemill.layout import DataRoot
+from imagemill.domain.layout import DataRoot
 from tests.helpers.product import PROJECT, photos
 
 PHOTOS = 3

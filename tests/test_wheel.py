@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from imagemill.layout import DataRoot
+from imagemill.domain.layout import DataRoot
 from imagemill.project import PACKAGES
-from imagemill.public_data import PublicData
+from imagemill.store.public_data import PublicData
 from tests.helpers.earlier_roots import DAGSTER_YAML
 from tests.helpers.product import PROJECT, photos
 from tests.helpers.public import raw_dataset
@@ -30,7 +30,7 @@ SITECUSTOMIZE = """
 import sys
 sys.path.insert(0, {folder!r})
 import assets, resources
-from imagemill.embedding_specs import EmbeddingSpec
+from imagemill.domain.embedding_specs import EmbeddingSpec
 from stub_encoders import StubEncoder
 EmbeddingSpec.encoder_class = lambda self: StubEncoder
 """

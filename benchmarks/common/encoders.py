@@ -1,7 +1,7 @@
 """Encoders of no cost, for benchmarks of everything around a model."""
 
-from imagemill.embedding_specs import EmbeddingSpec
-from imagemill.encoding import Prepared
+from imagemill.domain.embedding_specs import EmbeddingSpec
+from imagemill.models import Prepared
 from tests.helpers.stubs import StubEncoder
 
 

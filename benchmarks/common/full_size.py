@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from imagemill.embedding_specs import DINOV3, T5, VAE, EmbeddingSpec
+from imagemill.domain.embedding_specs import DINOV3, T5, VAE, EmbeddingSpec
 from imagemill.encoders.dinov3 import DinoV3Encoder
 from imagemill.encoders.loading import library
 

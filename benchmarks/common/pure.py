@@ -6,11 +6,11 @@ What `imagemill run` does with images is here once each: look, embed, write reco
 import sys
 
 from benchmarks.common.encoders import use_free_encoders
-from imagemill.buckets import BUCKETS
 from imagemill.config import read_config
-from imagemill.embedding_specs import EmbeddingSpec, embedding_specs
+from imagemill.domain.buckets import BUCKETS
+from imagemill.domain.embedding_specs import EmbeddingSpec, embedding_specs
+from imagemill.domain.layout import DataRoot
 from imagemill.formats.npy import NpyStore
-from imagemill.layout import DataRoot
 from imagemill.pipeline.shards.readiness import find_ready
 from imagemill.pipeline.shards.shard_plan import plan_shards
 from imagemill.pipeline.shards.shard_sets import ShardParameters
@@ -21,8 +21,8 @@ from imagemill.pipeline.stage2.plan import plan_for
 from imagemill.pipeline.stage2.publish import run_pass
 from imagemill.pipeline.stage2.scan import Scan, survey
 from imagemill.pipeline.status import read_status
-from imagemill.provenance import read_identity
 from imagemill.store.ledger import Ledger
+from imagemill.store.provenance import read_identity
 from imagemill.validation.files import embedding_files
 from imagemill.validation.findings import Report, collect
 from imagemill.validation.shard_sets import validate_shards

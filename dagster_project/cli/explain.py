@@ -7,8 +7,8 @@ import click
 import msgspec
 
 from dagster_project.cli.options import root_options
-from imagemill.layout import DataRoot
-from imagemill.pipeline.story import explain
+from imagemill.domain.layout import DataRoot
+from imagemill.pipeline.image_report import explain
 
 
 @click.command("explain")

@@ -7,8 +7,8 @@ from typing import Any
 import click
 
 from imagemill.config import CONFIG_VARIABLE
-from imagemill.layout import ROOT_VARIABLE, local_path
-from imagemill.places import locate
+from imagemill.domain.layout import ROOT_VARIABLE, local_path
+from imagemill.store.locations import locate
 
 
 def root_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -11,9 +11,11 @@ import click
 from dagster_project.cli.ended import leave_if_ended
 from dagster_project.cli.options import root_options
 from imagemill.adapters.convert import check_rule, find_adapter, listing_of
+from imagemill.domain.layout import DataRoot, local_path
+from imagemill.domain.preset_names import MAX_OBJECTS_VARIABLE, Command, PresetName, effective_preset, parse_preset
+from imagemill.domain.preset_records import ORDERS, ObjectOrder
 from imagemill.errors import WrongUsage
 from imagemill.formats.jsonl import read_jsonl
-from imagemill.layout import DataRoot, local_path
 from imagemill.pipeline.presets import derive_checks
 from imagemill.pipeline.presets.derive_checks import check_preset_exists
 from imagemill.pipeline.presets.object_order import check_order
@@ -21,11 +23,9 @@ from imagemill.pipeline.presets.preset_config import Presets, read_presets
 from imagemill.pipeline.presets.raw_source import raw_source
 from imagemill.pipeline.presets.rescale_plan import chosen_splits
 from imagemill.pipeline.presets.rescale_setup import choose_parameters
-from imagemill.places import put
-from imagemill.preset_names import MAX_OBJECTS_VARIABLE, Command, PresetName, effective_preset, parse_preset
-from imagemill.preset_records import ORDERS, ObjectOrder
-from imagemill.public_data import SPLITS, Dataset, PublicData
 from imagemill.store.ledger import Ledger
+from imagemill.store.locations import put
+from imagemill.store.public_data import SPLITS, Dataset, PublicData
 
 # Lines of what a conversion left out, on the terminal.
 SHOWN = 5

@@ -8,11 +8,11 @@ import click
 import msgspec
 
 from dagster_project.cli.options import root_options
+from imagemill.domain.layout import DataRoot
 from imagemill.errors import WrongUsage
-from imagemill.layout import DataRoot
 from imagemill.pipeline.problem_list import InputProblem
 from imagemill.pipeline.status import read_status
-from imagemill.units import counted
+from imagemill.text.units import counted
 
 
 @click.command("problems")

@@ -5,7 +5,7 @@ import os
 import click
 
 from imagemill.config import CONFIG_VARIABLE
-from imagemill.layout import ROOT_VARIABLE, DataRoot
+from imagemill.domain.layout import ROOT_VARIABLE, DataRoot
 from imagemill.pipeline.repair import Repair, apply_repair, plan_repair
 from imagemill.store.ledger import LedgerDamaged
 
@@ -37,7 +37,7 @@ def command(apply: bool, data_root: str | None, config: str | None) -> None:
 
 def _located(data_root: str | None) -> DataRoot:
     """The data root with its folders, also if the ledger that records them cannot be read."""
-    from imagemill.places import locate
+    from imagemill.store.locations import locate
 
     root = DataRoot.resolve(data_root)
     try:

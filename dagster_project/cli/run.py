@@ -5,9 +5,9 @@ import sys
 import click
 
 from dagster_project.cli.options import root_options
-from imagemill.layout import DataRoot
+from imagemill.domain.layout import DataRoot
 from imagemill.pipeline.stage2.passes import Passes, pass_names
-from imagemill.places import refuse_no_images
+from imagemill.store.locations import refuse_no_images
 
 
 class PassNames(click.ParamType):

@@ -9,13 +9,13 @@ import click
 
 from dagster_project.cli.ended import leave_by_checks, leave_if_ended
 from dagster_project.cli.options import root_options
-from imagemill.buckets import BUCKETS
+from imagemill.domain.buckets import BUCKETS
+from imagemill.domain.layout import DataRoot
 from imagemill.errors import WrongUsage
-from imagemill.layout import DataRoot
 from imagemill.pipeline.shards.packing import Packing, dry_run
 from imagemill.pipeline.shards.shard_plan import Existing, check_buckets
 from imagemill.pipeline.shards.shard_sets import refuse_no_sets
-from imagemill.places import refuse_no_folder
+from imagemill.store.locations import refuse_no_folder
 
 
 @click.command("shards")

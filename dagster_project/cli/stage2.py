@@ -8,11 +8,11 @@ import click
 from dagster_project.cli.ended import leave_if_ended
 from dagster_project.cli.options import root_options
 from dagster_project.cli.run import PassNames
-from imagemill.embedding_specs import T5, embedding_specs
+from imagemill.domain.embedding_specs import T5, embedding_specs
+from imagemill.domain.layout import DataRoot
 from imagemill.errors import WrongUsage
-from imagemill.layout import DataRoot
 from imagemill.pipeline.stage2.passes import Passes, pass_names
-from imagemill.places import put, refuse_no_images, refuse_no_root
+from imagemill.store.locations import put, refuse_no_images, refuse_no_root
 
 CAPTIONS = "captions"
 

@@ -19,14 +19,14 @@ import click
 from dagster_project.cli.ended import leave_if_ended
 from dagster_project.cli.options import root_options
 from imagemill.config import check_kind
+from imagemill.domain.layout import DataRoot
+from imagemill.domain.ranks import DEFAULT_MODE, Ranks, ShardingMode, launch_of, ranks_of
 from imagemill.errors import ImagemillError, WrongUsage
-from imagemill.layout import DataRoot
 from imagemill.pipeline.stage_a.merge import ASSET
 from imagemill.pipeline.stage_a.missions import LABEL_NAMES, Discovery, discover, leave_unselected
 from imagemill.pipeline.stage_a.rank_files import RANK_DIED
-from imagemill.places import Place, at, put, refuse_no_root
-from imagemill.ranks import DEFAULT_MODE, Ranks, ShardingMode, launch_of, ranks_of
 from imagemill.store.ledger import Ledger, Problem
+from imagemill.store.locations import Place, at, put, refuse_no_root
 
 # Longest silence of the other ranks: a model of many gigabytes is loaded meanwhile.
 WAIT_SECONDS = 1800.0

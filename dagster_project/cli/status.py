@@ -6,10 +6,10 @@ import click
 import msgspec
 
 from dagster_project.cli.options import root_options
-from imagemill.layout import DataRoot
+from imagemill.domain.layout import DataRoot
 from imagemill.pipeline.status import Status, read_status
-from imagemill.places import gone
-from imagemill.units import counted
+from imagemill.store.locations import gone
+from imagemill.text.units import counted
 
 SHOWN = 20
 

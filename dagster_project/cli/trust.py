@@ -2,9 +2,9 @@
 
 import click
 
+from imagemill.domain.layout import DataRoot
 from imagemill.errors import MissingInput
-from imagemill.layout import DataRoot
-from imagemill.trust import demands_of, record_consent
+from imagemill.store.trust import demands_of, record_consent
 
 
 @click.command("trust")

@@ -7,9 +7,9 @@ import sys
 import click
 
 from dagster_project.cli.options import root_options
+from imagemill.domain.layout import DataRoot
 from imagemill.errors import WrongUsage
-from imagemill.layout import DataRoot
-from imagemill.places import refuse_no_root, refuse_read_only, sweep_state
+from imagemill.store.locations import refuse_no_root, refuse_read_only, sweep_state
 from imagemill.web_guard import allowed_host
 
 

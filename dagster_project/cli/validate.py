@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, get_args
 import click
 
 from dagster_project.cli.options import root_options
+from imagemill.domain.layout import DataRoot
+from imagemill.domain.preset_records import PresetRules
 from imagemill.errors import MissingInput
-from imagemill.layout import DataRoot
-from imagemill.preset_records import PresetRules
 from imagemill.validation.findings import Report, as_json, as_text
 from imagemill.validation.images import FIRST, ImageMode
 from imagemill.validation.validator import KINDS, Options, missing, validate_each

@@ -8,13 +8,13 @@ import click
 
 from dagster_project.cli.options import root_options
 from imagemill.config import config_in_force
+from imagemill.domain.layout import DataRoot
 from imagemill.errors import ImagemillError
-from imagemill.layout import DataRoot
 from imagemill.pipeline.curation.near_duplicates import reported_images
 from imagemill.pipeline.shards.shard_sets import refuse_no_sets
 from imagemill.pipeline.status import open_ledger
-from imagemill.places import refuse_gone
 from imagemill.store.ledger import LedgerDamaged
+from imagemill.store.locations import refuse_gone
 from imagemill.validation.contents import RecordedContents
 from imagemill.validation.findings import Report, as_text, collect
 from imagemill.validation.shard_coverage import shard_coverage

@@ -5,15 +5,15 @@ import click
 from dagster_project.cli.ended import leave_by_checks, leave_if_ended
 from dagster_project.cli.options import root_options
 from dagster_project.cli.shards import told
-from imagemill.buckets import BUCKETS
-from imagemill.close_names import MOST, name_hint
+from imagemill.domain.buckets import BUCKETS
+from imagemill.domain.layout import DataRoot
 from imagemill.errors import MissingInput
-from imagemill.layout import DataRoot
 from imagemill.pipeline.shards.shard_sets import bucket_folder, live_lines, read_manifest, refuse_no_sets
-from imagemill.pipeline.stage2.recorded import read_recorded
-from imagemill.places import refuse_gone
+from imagemill.pipeline.stage2.record_index import read_recorded
 from imagemill.store.ledger import Ledger
+from imagemill.store.locations import refuse_gone
 from imagemill.store.second_copy import open_ledger
+from imagemill.text.close_names import MOST, name_hint
 
 
 @click.command("withdraw")

@@ -8,8 +8,8 @@ import dagster as dg
 from dagster._core.run_coordinator import QueuedRunCoordinator, SubmitRunContext
 
 from dagster_project.command_line import COMMAND_TAG
-from imagemill.buckets import BUCKETS
-from imagemill.embedding_specs import embedding_specs
+from imagemill.domain.buckets import BUCKETS
+from imagemill.domain.embedding_specs import embedding_specs
 from resources.dagster_internals.events import DEFER, PLANNED_TAG, UI_TAG, is_command_line_run, is_orphan
 from resources.dagster_internals.tags import (
     DEFER_TAG,

@@ -23,13 +23,13 @@ from dagster._serdes import serialize_value
 
 from dagster_project.history_errors import config_unusable, history_errors
 from dagster_project.internals.runs import sweep
-from imagemill.atomic import sweep_temporaries, write_bytes_atomic
+from imagemill.domain.layout import ROOT_VARIABLE, DataRoot, local_path
 from imagemill.errors import WrongUsage, disk_full_told
+from imagemill.fs.atomic import sweep_temporaries, write_bytes_atomic
 from imagemill.fs.mounts import refuse_network_folder
 from imagemill.fs.owners import use
-from imagemill.layout import ROOT_VARIABLE, DataRoot, local_path
-from imagemill.places import refuse_read_only
-from imagemill.trust import DAGSTER_CONFIG, dagster_demands, read_mapping, refuse_untrusted
+from imagemill.store.locations import refuse_read_only
+from imagemill.store.trust import DAGSTER_CONFIG, dagster_demands, read_mapping, refuse_untrusted
 
 HOME_VARIABLE = "DAGSTER_HOME"
 TEMPLATE = Path(__file__).parents[1] / "dagster.yaml"

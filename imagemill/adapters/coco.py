@@ -17,8 +17,8 @@ from typing import Any
 import msgspec
 
 from imagemill.adapters.source import SizedImage, Source, names_of_url
-from imagemill.records import Side
-from imagemill.strict_json import NOT_JSON
+from imagemill.domain.stage2_records import Side
+from imagemill.text.strict_json import NOT_JSON
 
 
 class Image(msgspec.Struct, gc=False):

@@ -25,12 +25,12 @@ from typing import Any, NamedTuple
 
 from imagemill import adapters
 from imagemill.adapters.source import Dropped, Geometry, Source
-from imagemill.atomic import sweep_temporaries, sync_folder, temporary_path
 from imagemill.errors import ImagemillError, MissingInput, WrongUsage
-from imagemill.formats.drafts import Draft
+from imagemill.formats.diff_writer import Draft
 from imagemill.formats.jsonl import encode_line, replace_lines
 from imagemill.formats.manifest import read_json, write_json
-from imagemill.public_data import MANIFEST_FORMAT, SPLITS, Dataset
+from imagemill.fs.atomic import sweep_temporaries, sync_folder, temporary_path
+from imagemill.store.public_data import MANIFEST_FORMAT, SPLITS, Dataset
 
 _NOT_ADAPTERS = {"convert", "source"}
 

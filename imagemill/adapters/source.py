@@ -14,10 +14,10 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
+from imagemill.domain.geometry import MAX_SIDE, Number, overlaps
+from imagemill.domain.preset_records import path_problem
 from imagemill.errors import ImagemillError, MissingInput
-from imagemill.geometry import MAX_SIDE, Number, overlaps
-from imagemill.preset_records import path_problem
-from imagemill.strict_json import NOT_JSON
+from imagemill.text.strict_json import NOT_JSON
 
 Geometry = Literal["boxes", "polygons"]
 T = TypeVar("T")

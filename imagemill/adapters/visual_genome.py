@@ -16,8 +16,8 @@ from typing import Any
 import msgspec
 
 from imagemill.adapters.source import SizedImage, Source, names_of_url
+from imagemill.domain.stage2_records import Side
 from imagemill.errors import WrongUsage
-from imagemill.records import Side
 
 SIZES = "image_data.json"
 

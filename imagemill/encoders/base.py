@@ -4,7 +4,7 @@ A new kind's encoder is this class with three answers (which checkpoint, who it 
 `write_preview`.
 
 Belongs here: the order of these steps, the loaded model, giving it back.
-Belongs elsewhere: each step's work (loading.py), the protocol (imagemill/encoding.py).
+Belongs elsewhere: each step's work (loading.py), the protocol (imagemill/models.py).
 """
 
 from abc import ABC, abstractmethod
@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from imagemill.config import EncoderSettings
-from imagemill.embedding_specs import EmbeddingSpec
+from imagemill.domain.embedding_specs import EmbeddingSpec
 from imagemill.encoders.loading import Checkpoint, fetches_weights, release, set_up_arithmetic
 from imagemill.errors import WeightsMissing
-from imagemill.provenance import ModelIdentity
+from imagemill.store.provenance import ModelIdentity
 
 
 class CheckpointEncoder(ABC):

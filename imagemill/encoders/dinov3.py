@@ -16,7 +16,7 @@ import torch
 from torch.nn.functional import interpolate
 
 from imagemill.config import EncoderSettings
-from imagemill.embedding_specs import DINOV3_WIDTH, EmbeddingSpec
+from imagemill.domain.embedding_specs import DINOV3_WIDTH, EmbeddingSpec
 from imagemill.encoders.base import CheckpointEncoder
 from imagemill.encoders.loading import (
     Checkpoint,
@@ -32,8 +32,8 @@ from imagemill.encoders.loading import (
     weight_patterns,
 )
 from imagemill.encoders.preview import save_preview, write_json
-from imagemill.encoding import Prepared
-from imagemill.provenance import ModelIdentity
+from imagemill.models import Prepared
+from imagemill.store.provenance import ModelIdentity
 
 PREPROCESSING = "dinov3-1"
 

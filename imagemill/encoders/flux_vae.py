@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from imagemill.config import EncoderSettings
-from imagemill.embedding_specs import VAE_CHANNELS, VAE_DOWNSAMPLING, EmbeddingSpec
+from imagemill.domain.embedding_specs import VAE_CHANNELS, VAE_DOWNSAMPLING, EmbeddingSpec
 from imagemill.encoders.base import CheckpointEncoder
 from imagemill.encoders.loading import (
     Checkpoint,
@@ -27,9 +27,9 @@ from imagemill.encoders.loading import (
     weight_patterns,
 )
 from imagemill.encoders.preview import save_preview
-from imagemill.encoding import Prepared
 from imagemill.errors import Refused
-from imagemill.provenance import ModelIdentity
+from imagemill.models import Prepared
+from imagemill.store.provenance import ModelIdentity
 
 PREPROCESSING = "flux-vae-1"
 

@@ -28,11 +28,11 @@ import numpy as np
 import torch
 
 from imagemill.config import PREVIEW, ModelSettings
-from imagemill.embedding_specs import EmbeddingSpec
+from imagemill.domain.embedding_specs import EmbeddingSpec
 from imagemill.encoders.preview import LIBRARY_KEYS, MARKER, ModelSpec, ensure_preview, is_preview
 from imagemill.errors import ModelUnusable, NonFiniteEmbedding, WeightsMissing
-from imagemill.files import FileSignature, file_signature
-from imagemill.provenance import ModelIdentity
+from imagemill.fs.fingerprints import FileSignature, file_signature
+from imagemill.store.provenance import ModelIdentity
 
 # Keys of config.json that say how or where a checkpoint was saved, not what it computes.
 VOLATILE_KEYS = LIBRARY_KEYS | {"_name_or_path", "torch_dtype", "architectures"}

@@ -20,9 +20,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from imagemill.atomic import is_orphan, temporaries, temporary_path
 from imagemill.errors import ModelUnusable
-from imagemill.swap import replace_folder
+from imagemill.fs.atomic import is_orphan, temporaries, temporary_path
+from imagemill.fs.swap import replace_folder
 
 # A change of `_values`, or of any `write_preview`, needs another number: old folders are then built again.
 RECIPE = "imagemill-preview-1"

@@ -17,7 +17,7 @@ from typing import Any
 from imagemill.config import VlmSettings
 from imagemill.encoders.prompts import Prompts
 from imagemill.errors import ImagemillError, ModelUnusable, WrongUsage
-from imagemill.summarizer import Captioner, Summarizer
+from imagemill.models import Captioner, Summarizer
 
 _HINT = (
     "give MODULE:CLASS, the class made without arguments and having summarize(images, mission) -> list[str], "

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from imagemill.config import EncoderSettings
-from imagemill.embedding_specs import T5_TOKENS, T5_WIDTH, EmbeddingSpec
+from imagemill.domain.embedding_specs import T5_TOKENS, T5_WIDTH, EmbeddingSpec
 from imagemill.encoders.base import CheckpointEncoder
 from imagemill.encoders.loading import (
     Checkpoint,
@@ -28,8 +28,8 @@ from imagemill.encoders.loading import (
     weight_patterns,
 )
 from imagemill.encoders.preview import save_preview
-from imagemill.encoding import Prepared
-from imagemill.provenance import ModelIdentity
+from imagemill.models import Prepared
+from imagemill.store.provenance import ModelIdentity
 
 PREPROCESSING = "t5-1"
 

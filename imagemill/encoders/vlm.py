@@ -36,8 +36,8 @@ from imagemill.encoders.prompts import Prompts
 from imagemill.encoders.vlm_preview import write_preview
 from imagemill.encoders.vlm_processor import image_size, load_processor, pads_right, require_one_vocabulary
 from imagemill.errors import NonFiniteEmbedding
-from imagemill.provenance import ModelIdentity
-from imagemill.summarizer import NamedImage
+from imagemill.models import NamedImage
+from imagemill.store.provenance import ModelIdentity
 
 PREPROCESSING = "qwen3-vl-1"
 DEFAULT_MAX_NEW_TOKENS = 512

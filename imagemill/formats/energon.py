@@ -30,11 +30,11 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from imagemill.atomic import sync_folder
-from imagemill.durable import flush_files
 from imagemill.errors import ImagemillError
 from imagemill.formats.manifest import read_json
 from imagemill.formats.tar import IndexEntry
+from imagemill.fs.atomic import sync_folder
+from imagemill.fs.durable import flush_files
 
 META = ".nv-meta"
 TAR_INDEX_SUFFIX = ".idx"

@@ -20,8 +20,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from imagemill.atomic import sync_folder, temporary_path
 from imagemill.errors import ImagemillError, is_disk_full
+from imagemill.fs.atomic import sync_folder, temporary_path
 
 _MISSING = "not in the base preset"
 _FOREIGN = "there already, and not the base's file"

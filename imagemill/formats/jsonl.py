@@ -13,8 +13,8 @@ from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 
-from imagemill.atomic import atomic_write, sync_folder, temporary_path
-from imagemill.strict_json import NOT_JSON, is_too_deep
+from imagemill.fs.atomic import atomic_write, sync_folder, temporary_path
+from imagemill.text.strict_json import NOT_JSON, is_too_deep
 
 _decoder = msgspec.json.Decoder()
 _encoder = msgspec.json.Encoder()

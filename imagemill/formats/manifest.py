@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
-from imagemill.atomic import write_bytes_atomic
 from imagemill.errors import ImagemillError, MissingInput
-from imagemill.strict_json import NOT_JSON, decode_json
+from imagemill.fs.atomic import write_bytes_atomic
+from imagemill.text.strict_json import NOT_JSON, decode_json
 
 
 def json_bytes(obj: Any) -> bytes:

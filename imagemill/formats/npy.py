@@ -20,13 +20,13 @@ from pathlib import Path
 import numpy as np
 from numpy.lib import format as npy_format
 
-from imagemill.atomic import sweep_temporaries, sync_folder, temporary_path
-from imagemill.durable import begin_writing_back, flush_files
-from imagemill.embedding_specs import EmbeddingSpec, embedding_specs
+from imagemill.domain.embedding_specs import EmbeddingSpec, embedding_specs
+from imagemill.domain.ids import image_id as valid_id
 from imagemill.errors import InvalidNpy
-from imagemill.files import FileSignature, file_signature, fingerprint
-from imagemill.ids import image_id as valid_id
-from imagemill.listing import list_files
+from imagemill.fs.atomic import sweep_temporaries, sync_folder, temporary_path
+from imagemill.fs.durable import begin_writing_back, flush_files
+from imagemill.fs.fingerprints import FileSignature, file_signature, fingerprint
+from imagemill.fs.listing import list_files
 
 SUFFIX = ".npy"
 

@@ -19,7 +19,7 @@ import numpy as np
 from PIL import Image
 
 from imagemill.errors import ImagemillError, Refused, WrongUsage
-from imagemill.pixels import StoredHeader, decode_stored
+from imagemill.formats.images import StoredHeader, decode_stored
 
 QUALITY = 95
 FILTER = "lanczos"

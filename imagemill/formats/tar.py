@@ -26,10 +26,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from imagemill.durable import begin_writing_back, flush
+from imagemill.domain.ids import name_problem
 from imagemill.errors import ImagemillError
-from imagemill.files import FileSignature, file_signature, fingerprint
-from imagemill.ids import name_problem
+from imagemill.fs.durable import begin_writing_back, flush
+from imagemill.fs.fingerprints import FileSignature, file_signature, fingerprint
 
 
 class Checksum(Protocol):
@@ -185,7 +185,7 @@ class _OpenSample:
             raise ImagemillError(
                 f"{key!r} cannot be a sample's key: it {problem}",
                 why="WebDataset ends a key at the first dot after the last slash",
-                do="encode the id with imagemill.ids.member_key",
+                do="encode the id with imagemill.domain.ids.member_key",
             )
         self.key = key
         self.size = 0

@@ -18,17 +18,17 @@ from typing import Literal
 import msgspec
 
 from imagemill.config import config_in_force
-from imagemill.embedding_specs import DINOV3, T5, EmbeddingSpec, embedding_specs
+from imagemill.domain.embedding_specs import DINOV3, T5, EmbeddingSpec, embedding_specs
+from imagemill.domain.layout import DataRoot
 from imagemill.errors import ImagemillError
 from imagemill.formats.npy import NpyStore
-from imagemill.layout import DataRoot
+from imagemill.models import CAPTIONER
 from imagemill.pipeline.stage2.merge import ADDED, ASSET, MIGRATED, Merge
 from imagemill.pipeline.stage2.plan import EmbeddingPlan, plan_for
-from imagemill.pipeline.stage2.recorded import Recorded, read_recorded
+from imagemill.pipeline.stage2.record_index import Recorded, read_recorded
 from imagemill.pipeline.stage2.scan import Scan
 from imagemill.store.ledger import Ledger, Problem
-from imagemill.summarizer import CAPTIONER
-from imagemill.units import counted
+from imagemill.text.units import counted
 
 Outcome = Literal["refused", "failed", "waiting", "embedded", "up_to_date"]
 

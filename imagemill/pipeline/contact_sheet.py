@@ -12,7 +12,7 @@ from pathlib import Path
 from PIL import Image, ImageDraw, ImageFont
 
 from imagemill.errors import Refused
-from imagemill.pixels import open_rgb
+from imagemill.formats.images import open_rgb
 
 TILE = 160
 PER_ROW = 8

@@ -19,17 +19,17 @@ from pathlib import Path
 
 import numpy as np
 
-from imagemill.buckets import assign_bucket
-from imagemill.embedding_specs import T5_TOKENS, EmbeddingSpec, embedding_specs
+from imagemill.domain.buckets import assign_bucket
+from imagemill.domain.embedding_specs import T5_TOKENS, EmbeddingSpec, embedding_specs
+from imagemill.domain.ids import member_key
 from imagemill.errors import NotEnoughSpace, Refused
-from imagemill.files import signature_bytes
+from imagemill.formats.images import header_size
 from imagemill.formats.npy import npy_header
 from imagemill.formats.tar import BLOCK
-from imagemill.ids import member_key
+from imagemill.fs.fingerprints import signature_bytes
 from imagemill.pipeline.shards.shard_sets import JSON_MEMBER, MASK_MEMBER, bucket_folder
 from imagemill.pipeline.stage2.plan import Job
-from imagemill.pixels import header_size
-from imagemill.units import as_size
+from imagemill.text.units import as_size
 
 # A record without its caption and names; what ledger and Dagster history keep of one image and kind (7,100 bytes measured);
 # a line of a shard index; what a set of shards has besides its samples.

@@ -17,15 +17,17 @@ from pathlib import Path
 
 import msgspec
 
-from imagemill.atomic import temporary_path
-from imagemill.buckets import BUCKETS
-from imagemill.embedding_specs import embedding_specs
+from imagemill.domain.buckets import BUCKETS
+from imagemill.domain.embedding_specs import embedding_specs
+from imagemill.domain.layout import DataRoot
+from imagemill.domain.stage2_records import Record
 from imagemill.errors import ImagemillError, InvalidNpy, Refused
-from imagemill.files import fingerprint, fingerprint_file
+from imagemill.formats.images import header_size
 from imagemill.formats.jsonl import encode_sorted
 from imagemill.formats.npy import NpyStore
+from imagemill.fs.atomic import temporary_path
+from imagemill.fs.fingerprints import fingerprint, fingerprint_file
 from imagemill.fs.owners import living
-from imagemill.layout import DataRoot
 from imagemill.pipeline.shards.shard_sets import (
     bucket_folder,
     read_index,
@@ -34,14 +36,12 @@ from imagemill.pipeline.shards.shard_sets import (
     sample_digest,
 )
 from imagemill.pipeline.stage2.merge import STAGE1, stage1_backup
-from imagemill.pipeline.stage2.recorded import Recorded, read_recorded
+from imagemill.pipeline.stage2.record_index import Recorded, read_recorded
 from imagemill.pipeline.stage2.scan import SourceFile, scan_approved
-from imagemill.pixels import header_size
-from imagemill.places import nothing_has_run
-from imagemill.provenance import ModelIdentity, maker_of_adopted, read_identity
-from imagemill.records import Record
 from imagemill.store.ledger import BEGUN, SUPERSEDED, FileRow, Ledger, LedgerDamaged, SourceRow
 from imagemill.store.ledger.schema import wal_files
+from imagemill.store.locations import nothing_has_run
+from imagemill.store.provenance import ModelIdentity, maker_of_adopted, read_identity
 from imagemill.store.second_copy import newest, refresh
 
 

@@ -11,16 +11,16 @@ from functools import cached_property
 
 import msgspec
 
-from imagemill.buckets import BUCKETS
+from imagemill.domain.buckets import BUCKETS
+from imagemill.domain.layout import DataRoot
 from imagemill.errors import ImagemillError, MissingInput
-from imagemill.layout import DataRoot
 from imagemill.pipeline.accounting import ImageCounts, Standing
 from imagemill.pipeline.problem_list import DECISIONS, STAGE2_ASSETS, InputProblem, current_problems, list_problems
 from imagemill.pipeline.shards.shard_sets import bucket_folder, load_manifest
 from imagemill.pipeline.stage2.plan import EmbeddingPlan
 from imagemill.pipeline.stage2.scan import Scan, scan_approved
-from imagemill.places import nothing_has_run
 from imagemill.store.ledger import Ledger
+from imagemill.store.locations import nothing_has_run
 from imagemill.store.second_copy import newest
 
 

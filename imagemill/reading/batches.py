@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from imagemill.embedding_specs import VAE
+from imagemill.domain.embedding_specs import VAE
 from imagemill.reading.latents import Fit, fit_latent, latent_factors
 from imagemill.reading.plan import Piece
 from imagemill.reading.samples import chosen_suffixes, read_members, short_name

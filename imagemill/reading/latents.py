@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from imagemill.embedding_specs import VAE
+from imagemill.domain.embedding_specs import VAE
 from imagemill.errors import ImagemillError
 from imagemill.pipeline.shards.shard_manifest import Maker, Manifest
 

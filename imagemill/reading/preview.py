@@ -6,13 +6,13 @@ Belongs elsewhere: the manifest that records the models (pipeline/shards/shard_m
 
 from pathlib import Path
 
-from imagemill.embedding_specs import embedding_specs
+from imagemill.domain.embedding_specs import embedding_specs
+from imagemill.domain.layout import DataRoot
 from imagemill.errors import ImagemillError
-from imagemill.layout import DataRoot
 from imagemill.pipeline.shards.shard_manifest import Maker, Manifest
 from imagemill.pipeline.shards.shard_sets import MANIFEST
-from imagemill.provenance import read_identity
 from imagemill.store.ledger import Ledger
+from imagemill.store.provenance import read_identity
 
 
 def refuse_preview(folder: Path, manifest: Manifest) -> None:

@@ -22,17 +22,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from imagemill.buckets import bucket_size
-from imagemill.embedding_specs import latent_shape
+from imagemill.domain.buckets import bucket_size
+from imagemill.domain.embedding_specs import latent_shape
+from imagemill.domain.ids import member_key
 from imagemill.errors import ImagemillError, MissingInput
-from imagemill.files import fingerprint_file, signature_bytes
-from imagemill.ids import member_key
+from imagemill.fs.fingerprints import fingerprint_file, signature_bytes
+from imagemill.fs.swap import read_unswapped
 from imagemill.pipeline.shards.shard_manifest import Manifest
 from imagemill.pipeline.shards.shard_sets import MANIFEST, IndexLine, live_lines, load_manifest
 from imagemill.reading.preview import refuse_preview
 from imagemill.reading.samples import read_members
 from imagemill.reading.tars import OpenedTars
-from imagemill.swap import read_unswapped
 
 _WRITE_AGAIN = "write the set again: imagemill shards --overwrite"
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from imagemill.errors import ImagemillError
-from imagemill.files import FileSignature, RunningFingerprint, file_signature, is_copy
+from imagemill.fs.fingerprints import FileSignature, RunningFingerprint, file_signature, is_copy
 from imagemill.pipeline.shards.shard_manifest import Manifest
 from imagemill.pipeline.shards.shard_sets import read_manifest
 

@@ -16,10 +16,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from imagemill.atomic import write_bytes_atomic
+from imagemill.domain.layout import DataRoot
 from imagemill.errors import ImagemillError
+from imagemill.fs.atomic import write_bytes_atomic
 from imagemill.fs.owners import use
-from imagemill.layout import DataRoot
 from imagemill.store.ledger import BEGUN, Ledger
 
 NAME = ".imagemill.json"

@@ -10,10 +10,10 @@ Source: CONTRACTS section 4.
 
 from typing import NamedTuple
 
-from imagemill.buckets import BUCKETS
-from imagemill.preset_records import PRESET_RULES, PRESET_WARNINGS
+from imagemill.domain.buckets import BUCKETS
+from imagemill.domain.preset_records import PRESET_RULES, PRESET_WARNINGS
+from imagemill.domain.violations import TEXT_WARNINGS
 from imagemill.validation.findings import Finding
-from imagemill.violations import TEXT_WARNINGS
 
 
 class Rule(NamedTuple):

@@ -12,10 +12,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from imagemill.embedding_specs import embedding_specs
+from imagemill.domain.embedding_specs import embedding_specs
 from imagemill.errors import InvalidNpy
-from imagemill.files import fingerprint_file
 from imagemill.formats.npy import NpyStore
+from imagemill.fs.fingerprints import fingerprint_file
 from imagemill.pipeline.stage2.damage import file_name
 from imagemill.store.ledger import IN_MEMORY, FileRow, Ledger
 from imagemill.validation.catalogue import finding

@@ -1,7 +1,7 @@
 """The images that records name: exactly the first N of them, in file order, none replaced by a later one.
 
 Belongs here: whether a file is there, opens, has the declared size, is the base preset's own.
-Belongs elsewhere: which records count (their own rules), pixels for a model (imagemill/pixels.py).
+Belongs elsewhere: which records count (their own rules), pixels for a model (imagemill/formats/images.py).
 Source: seed 004 "Validation determinism", decision 4; CONTRACTS section 4.
 """
 
@@ -106,7 +106,11 @@ def _is_same_file(path: Path, found: os.stat_result) -> bool:
 
 
 def _opened(path: Path, size: tuple[int, int], *, upright: bool, at: dict[str, Any]) -> Iterator[Finding]:
-    from imagemill.pixels import check_decodable, header_size, stored_header  # Pillow and numpy: only where images are
+    from imagemill.formats.images import (  # Pillow and numpy: only where images are
+        check_decodable,
+        header_size,
+        stored_header,
+    )
 
     try:
         data = path.read_bytes()

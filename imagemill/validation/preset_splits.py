@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from imagemill.domain.preset_records import Space
 from imagemill.formats.manifest import sha256_file
-from imagemill.preset_records import Space
-from imagemill.public_data import SPACES, SPLITS, PresetDir, is_foreign
-from imagemill.strict_json import NOT_JSON
+from imagemill.store.public_data import SPACES, SPLITS, PresetDir, is_foreign
+from imagemill.text.strict_json import NOT_JSON
 from imagemill.validation.catalogue import finding
 from imagemill.validation.findings import Finding
 

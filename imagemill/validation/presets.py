@@ -1,6 +1,6 @@
 """Records of a preset or of raw public data, in pixels, norm or coord: by themselves, among each other, with their folder.
 
-One record is checked in imagemill/preset_records.py, one image in images.py.
+One record is checked in imagemill/domain/preset_records.py, one image in images.py.
 Source: seed 004; CONTRACTS sections 3 and 4.
 """
 
@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from imagemill.domain.preset_records import NO_LIMITS, PresetRules, Space, plain_record, violations, warnings
 from imagemill.errors import ImagemillError
-from imagemill.preset_records import NO_LIMITS, PresetRules, Space, plain_record, violations, warnings
-from imagemill.public_data import IMAGES, MANIFEST, PresetDir, read_preset_manifest, space_of
+from imagemill.store.public_data import IMAGES, MANIFEST, PresetDir, read_preset_manifest, space_of
 from imagemill.validation.catalogue import finding
 from imagemill.validation.findings import Finding
 from imagemill.validation.images import ImageLook, is_real_directory

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from imagemill.buckets import BUCKETS
+from imagemill.domain.buckets import BUCKETS
 from imagemill.formats.jsonl import read_jsonl
 from imagemill.pipeline.curation.latent_statistics import ALL, Statistics, merge, read_statistics, statistics_path
 from imagemill.pipeline.curation.near_duplicates import Group, lines_path, read_groups, read_summary, summary_path

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from imagemill.buckets import BUCKETS
+from imagemill.domain.buckets import BUCKETS
 from imagemill.errors import ImagemillError
 from imagemill.pipeline.shards.readiness import ReadySample, find_ready
 from imagemill.pipeline.shards.shard_sets import MANIFEST, bucket_folder, live_lines, load_manifest

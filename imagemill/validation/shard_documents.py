@@ -11,11 +11,11 @@ from pathlib import Path
 
 import msgspec
 
+from imagemill.domain.ids import id_of_member_key
 from imagemill.errors import ImagemillError
 from imagemill.formats.energon import Place, Shard
 from imagemill.formats.jsonl import read_jsonl
 from imagemill.formats.tar import IndexEntry
-from imagemill.ids import id_of_member_key
 from imagemill.pipeline.shards.shard_manifest import SEAL, Manifest, decode_manifest, seal_is_broken
 from imagemill.pipeline.shards.shard_sets import (
     INDEX,

@@ -10,11 +10,11 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
-from imagemill.files import file_signature, fingerprint
 from imagemill.formats.energon import META
+from imagemill.fs.fingerprints import file_signature, fingerprint
+from imagemill.fs.swap import read_unswapped
 from imagemill.pipeline.shards.shard_sets import INDEX, MANIFEST, read_manifest
 from imagemill.store.ledger import Ledger
-from imagemill.swap import read_unswapped
 from imagemill.validation.catalogue import RULES
 from imagemill.validation.contents import RecordedContents
 from imagemill.validation.findings import Report

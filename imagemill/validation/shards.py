@@ -13,13 +13,14 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from imagemill.embedding_specs import EmbeddingSpec, embedding_specs
+from imagemill.domain.embedding_specs import EmbeddingSpec, embedding_specs
+from imagemill.domain.ids import id_of_member_key
+from imagemill.domain.stage2_records import violations
 from imagemill.errors import ImagemillError, InvalidNpy
-from imagemill.files import fingerprint, fingerprint_file
 from imagemill.formats.jsonl import parse_object
 from imagemill.formats.npy import NpyStore, parse_npy
 from imagemill.formats.tar import IndexEntry, read_sample, read_shard
-from imagemill.ids import id_of_member_key
+from imagemill.fs.fingerprints import fingerprint, fingerprint_file
 from imagemill.pipeline.shards.shard_manifest import Manifest, ShardEntry
 from imagemill.pipeline.shards.shard_sets import (
     INDEX,
@@ -29,7 +30,6 @@ from imagemill.pipeline.shards.shard_sets import (
     sample_digest,
 )
 from imagemill.pipeline.shards.shard_statistics import measures_of
-from imagemill.records import violations
 from imagemill.validation.catalogue import RULES, finding
 from imagemill.validation.contents import RecordedContents
 from imagemill.validation.energon_files import energon_files

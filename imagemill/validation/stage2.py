@@ -1,6 +1,6 @@
 """Stage 2 records: the eight fields of every line, no id twice, and on demand every npy file that a record names.
 
-One record is checked in imagemill/records.py, the records as a table in tables.py.
+One record is checked in imagemill/domain/stage2_records.py, the records as a table in tables.py.
 Source: CONTRACTS sections 1, 2 "Readiness" and 4.
 """
 
@@ -9,15 +9,15 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from imagemill.buckets import assign_bucket, is_unusual_ratio
-from imagemill.embedding_specs import embedding_specs
+from imagemill.domain.buckets import assign_bucket, is_unusual_ratio
+from imagemill.domain.embedding_specs import embedding_specs
+from imagemill.domain.stage2_records import INLINE_VECTOR, canonical_record, is_stage1, usual_masks, violations
+from imagemill.domain.violations import is_plain_text, text_warnings
 from imagemill.formats.jsonl import Line, parse_line, tolerate
-from imagemill.records import INLINE_VECTOR, canonical_record, is_stage1, usual_masks, violations
 from imagemill.validation.catalogue import finding
 from imagemill.validation.findings import Finding
 from imagemill.validation.images import ImageLook
 from imagemill.validation.lines import Findings, check_lines
-from imagemill.violations import is_plain_text, text_warnings
 
 if TYPE_CHECKING:
     from imagemill.validation.contents import RecordedContents

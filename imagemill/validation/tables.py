@@ -5,10 +5,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from imagemill.embedding_specs import embedding_specs
+from imagemill.domain.embedding_specs import embedding_specs
+from imagemill.domain.stage2_records import FIELD_RULES, FORMAT_VERSION, RULES, FieldRule, Record, is_stage1
 from imagemill.formats.jsonl import read_jsonl
 from imagemill.pipeline.shards.shard_sets import INDEX
-from imagemill.records import FIELD_RULES, FORMAT_VERSION, RULES, FieldRule, Record, is_stage1
 from imagemill.store.ledger.database import ledger_errors
 from imagemill.validation.catalogue import finding
 from imagemill.validation.lines import Findings

@@ -12,11 +12,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from imagemill.domain.preset_records import NO_LIMITS, PresetRules
 from imagemill.errors import ImagemillError, MissingInput, WrongUsage
 from imagemill.formats.jsonl import parse_object
-from imagemill.preset_records import NO_LIMITS, PresetRules
-from imagemill.public_data import MANIFEST, RAW
-from imagemill.swap import read_unswapped
+from imagemill.fs.swap import read_unswapped
+from imagemill.store.public_data import MANIFEST, RAW
 from imagemill.validation.catalogue import finding
 from imagemill.validation.findings import Report, collect
 from imagemill.validation.images import FIRST, ImageLook, ImageMode

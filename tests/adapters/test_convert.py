@@ -6,10 +6,10 @@ import pytest
 
 from imagemill.adapters import convert as convert_module
 from imagemill.adapters.convert import adapter_names, convert, parse_split_rule
+from imagemill.domain.preset_records import violations
 from imagemill.errors import ImagemillError, MissingInput, WrongUsage
-from imagemill.formats.drafts import Draft
-from imagemill.preset_records import violations
-from imagemill.public_data import Dataset
+from imagemill.formats.diff_writer import Draft
+from imagemill.store.public_data import Dataset
 from tests.helpers.public import records_of
 
 CUP = {"category_id": 1}

@@ -11,7 +11,7 @@ from assets.partitions import buckets
 from dagster_project.cli.shards import command
 from dagster_project.definitions import build_definitions
 from dagster_project.deployments import test_resources as resources_of
-from imagemill.buckets import BUCKETS
+from imagemill.domain.buckets import BUCKETS
 from imagemill.formats.tar import read_shard
 from imagemill.pipeline.shards.shard_sets import ShardParameters, read_manifest
 from imagemill.store.ledger import Ledger

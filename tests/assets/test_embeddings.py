@@ -9,8 +9,8 @@ import pytest
 
 from assets.embeddings import dinov3_npy, embedding_assets, t5_hidden, vae_latents
 from assets.partitions import IMAGES_PER_RUN, images
-from imagemill.atomic import temporaries
-from imagemill.embedding_specs import DINOV3, T5, embedding_specs
+from imagemill.domain.embedding_specs import DINOV3, T5, embedding_specs
+from imagemill.fs.atomic import temporaries
 from imagemill.store.ledger import Ledger
 from tests.helpers.product import PROJECT
 from tests.helpers.stage2 import embed, photos
@@ -195,7 +195,7 @@ def test_leftovers_of_a_killed_run_are_swept(data_root, instance):
     photos(data_root, "a")
     folder = data_root.derived / DINOV3.folder
     folder.mkdir(parents=True)
-    script = f"import pathlib, imagemill.atomic as a; a.temporary_path(pathlib.Path({str(folder)!r})).touch()"
+    script = f"import pathlib, imagemill.fs.atomic as a; a.temporary_path(pathlib.Path({str(folder)!r})).touch()"
     subprocess.run([sys.executable, "-c", script], check=True, cwd=PROJECT)
     assert len(temporaries(folder)) == 1
 

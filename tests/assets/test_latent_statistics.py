@@ -8,10 +8,10 @@ import pytest
 from assets.latent_statistics import latent_statistics
 from assets.partitions import buckets
 from checks.latent_statistics import statistics_checks
-from imagemill.buckets import BUCKETS
+from imagemill.domain.buckets import BUCKETS
 from imagemill.pipeline.curation.latent_statistics import read_statistics, statistics_path
-from imagemill.provenance import ModelIdentity
 from imagemill.store.ledger import Ledger
+from imagemill.store.provenance import ModelIdentity
 from tests.helpers.stage2 import embed, photos, record_identity_of
 from tests.helpers.wiring import check, checks_of, claims, history, materialize, materialized
 

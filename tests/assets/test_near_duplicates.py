@@ -9,12 +9,12 @@ import pytest
 from assets.bucket_shards import bucket_shards
 from assets.near_duplicates import near_duplicates
 from checks.near_duplicates import near_duplicate_checks
-from imagemill.buckets import BUCKETS
-from imagemill.embedding_specs import DINOV3, VAE
-from imagemill.files import fingerprint
+from imagemill.domain.buckets import BUCKETS
+from imagemill.domain.embedding_specs import DINOV3, VAE
 from imagemill.formats.tar import read_shard
+from imagemill.fs.fingerprints import fingerprint
+from imagemill.pipeline.image_report import explain
 from imagemill.pipeline.status import read_status
-from imagemill.pipeline.story import explain
 from imagemill.store.ledger import Ledger
 from tests.helpers.stage2 import embed, photos, stage2, write_records
 from tests.helpers.wiring import check, checks_of, claims, failure_of, history, materialize, materialized

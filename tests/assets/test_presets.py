@@ -12,8 +12,8 @@ import pytest
 from assets import partitions
 from assets.presets import derived_preset, raw_dataset, rescale_preset
 from imagemill.pipeline import claims as claims_module
-from imagemill.public_data import read_preset_manifest
 from imagemill.store.ledger import Ledger
+from imagemill.store.public_data import read_preset_manifest
 from tests.helpers import public
 from tests.helpers.another_run import another_run
 from tests.helpers.presets import SIZES, coco_annotations, make_here, public_data

@@ -18,8 +18,8 @@ from dagster_project.deployments import test_resources
 from imagemill.errors import WrongUsage
 from imagemill.pipeline import claims as claims_module
 from imagemill.pipeline.stage_a.rank_files import output_file, rank_file, rank_files
-from imagemill.places import put
 from imagemill.store.ledger import Ledger
+from imagemill.store.locations import put
 from resources.dagster_internals.tags import range_tags
 from tests.helpers.another_run import another_run
 from tests.helpers.stage_a import MISSION, ticket

@@ -13,8 +13,8 @@ from checks.stage2_jsonl import stage2_checks
 from dagster_project.internals.instance import open_instance
 from dagster_project.partitions import register_images
 from dagster_project.sensors import STILL_SECONDS
-from imagemill.embedding_specs import embedding_specs
-from imagemill.layout import DataRoot
+from imagemill.domain.embedding_specs import embedding_specs
+from imagemill.domain.layout import DataRoot
 from imagemill.pipeline.stage2.models_in_use import PREVIEW_TEXT
 from imagemill.pipeline.stage2.scan import scan_approved
 from io_managers.embedding_results import FILES, INPUTS

@@ -5,7 +5,7 @@ import pytest
 
 from assets.bucket_shards import bucket_shards
 from checks.bucket_shards import shard_checks
-from imagemill.buckets import BUCKETS
+from imagemill.domain.buckets import BUCKETS
 from tests.helpers.stage2 import stage2
 from tests.helpers.wiring import check, checks_of, history, materialize
 
@@ -71,6 +71,6 @@ def test_set_packed_from_a_file_that_changed_since_passes_while_it_is_itself_the
 
 
 def test_check_passes_where_there_are_no_shards(tmp_path, instance):
-    from imagemill.layout import DataRoot
+    from imagemill.domain.layout import DataRoot
 
     assert check_shards(DataRoot(tmp_path / "data"), instance).passed

@@ -6,7 +6,7 @@ import pytest
 
 from assets.embeddings import embedding_assets
 from checks.embeddings import embedding_checks
-from imagemill.embedding_specs import VAE, embedding_specs
+from imagemill.domain.embedding_specs import VAE, embedding_specs
 from imagemill.pipeline.stage2.models_in_use import PREVIEW_TEXT
 from imagemill.pipeline.stage2.regenerate import regenerate
 from imagemill.store.ledger import Ledger

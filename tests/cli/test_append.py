@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from imagemill.layout import DataRoot
+from imagemill.domain.layout import DataRoot
 from tests.helpers.product import imagemill, photos, snapshot
 
 

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from imagemill.embedding_specs import embedding_specs
-from imagemill.layout import DataRoot
+from imagemill.domain.embedding_specs import embedding_specs
+from imagemill.domain.layout import DataRoot
 from imagemill.store.ledger import Ledger
 from tests.helpers.product import PROJECT, command, contents, imagemill, photos
 

@@ -8,9 +8,9 @@ from contextlib import nullcontext
 
 import pytest
 
-from imagemill.embedding_specs import DINOV3, T5, VAE
+from imagemill.domain.embedding_specs import DINOV3, T5, VAE
+from imagemill.domain.layout import DataRoot
 from imagemill.errors import ImagemillError
-from imagemill.layout import DataRoot
 from imagemill.reading import ShardDataset
 from tests.helpers.commands import called, remedies
 from tests.helpers.rot import flip, rot, truncate

@@ -7,10 +7,10 @@ import time
 
 import pytest
 
-from imagemill.atomic import temporaries
-from imagemill.embedding_specs import embedding_specs
+from imagemill.domain.embedding_specs import embedding_specs
+from imagemill.domain.layout import DataRoot
 from imagemill.formats.npy import NpyStore
-from imagemill.layout import DataRoot
+from imagemill.fs.atomic import temporaries
 from imagemill.store.ledger import Ledger
 from imagemill.validation.validator import validate
 from tests.helpers.product import contents, imagemill, photos, start

@@ -10,9 +10,9 @@ import time
 
 import pytest
 
-from imagemill.embedding_specs import embedding_specs
+from imagemill.domain.embedding_specs import embedding_specs
+from imagemill.domain.layout import DataRoot
 from imagemill.formats.npy import NpyStore
-from imagemill.layout import DataRoot
 from imagemill.pipeline.shards.shard_sets import read_manifest
 from imagemill.store.ledger import Ledger
 from tests.helpers.product import contents, imagemill, photos, snapshot, start

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from imagemill.embedding_specs import T5
+from imagemill.domain.embedding_specs import T5
 from imagemill.formats.npy import NpyStore
 from imagemill.pipeline.stage2.merge import stage1_backup
 from imagemill.reading import ShardSet

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imagemill.embedding_specs import DINOV3, embedding_specs
+from imagemill.domain.embedding_specs import DINOV3, embedding_specs
+from imagemill.domain.ids import InvalidImageId, id_problem, image_id
+from imagemill.domain.layout import DataRoot
 from imagemill.formats.npy import NpyStore
-from imagemill.ids import InvalidImageId, id_problem, image_id
-from imagemill.layout import DataRoot
 from imagemill.pipeline.status import read_status
 from imagemill.store.ledger import Ledger
 from tests.helpers.product import imagemill, photos

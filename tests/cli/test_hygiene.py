@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from imagemill.domain.ids import image_id_of
+from imagemill.domain.layout import DataRoot
 from imagemill.formats.jsonl import read_jsonl
-from imagemill.ids import image_id_of
-from imagemill.layout import DataRoot
 from imagemill.store.ledger import Ledger
 from tests.helpers.images import ROW_0_COLUMN_0, encoded, exif, png, stored_form, ycck
 from tests.helpers.product import imagemill

@@ -15,9 +15,9 @@ import dagster as dg
 import pytest
 
 from dagster_project.internals.instance import open_instance
-from imagemill.embedding_specs import embedding_specs
+from imagemill.domain.embedding_specs import embedding_specs
+from imagemill.domain.layout import DataRoot
 from imagemill.formats.npy import NpyStore
-from imagemill.layout import DataRoot
 from tests.helpers.product import PROJECT, contents, imagemill, photos, start
 
 IMAGES = 12

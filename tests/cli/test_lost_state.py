@@ -4,10 +4,10 @@ import shutil
 
 import pytest
 
-from imagemill.embedding_specs import VAE
+from imagemill.domain.embedding_specs import VAE
+from imagemill.domain.layout import DataRoot
 from imagemill.errors import ImagemillError
 from imagemill.formats.npy import NpyStore
-from imagemill.layout import DataRoot
 from imagemill.reading import ShardSet
 from imagemill.store.ledger import Ledger
 from imagemill.store.second_copy import NAME

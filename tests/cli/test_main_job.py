@@ -8,9 +8,9 @@ import pytest
 import webdataset
 from PIL import Image
 
-from imagemill.embedding_specs import embedding_specs
+from imagemill.domain.embedding_specs import embedding_specs
+from imagemill.domain.layout import DataRoot
 from imagemill.formats.jsonl import read_jsonl
-from imagemill.layout import DataRoot
 from imagemill.store.ledger import Ledger
 from tests.helpers.product import coco_photos, imagemill, snapshot
 
@@ -88,7 +88,7 @@ def test_photo_with_an_exif_rotation_comes_out_upright(coco_run):
     latent = np.load(root.derived / "vae_latents" / f"{TURNED}.npy")
     assert latent.shape == (16, upright.height // 8, upright.width // 8)
 
-    from imagemill.pixels import open_rgb
+    from imagemill.formats.images import open_rgb
 
     difference = np.abs(open_rgb(root.approved / f"{TURNED}.jpg").astype(int) - np.asarray(upright).astype(int))
     assert difference.mean() < 4, "only JPEG's own loss is left"

@@ -9,9 +9,9 @@ import time
 import numpy as np
 import pytest
 
+from imagemill.domain.layout import DataRoot
 from imagemill.formats.jsonl import read_jsonl
 from imagemill.formats.npy import read_npy
-from imagemill.layout import DataRoot
 from tests.helpers.product import imagemill, photos, snapshot, start
 from tests.helpers.stage1 import stage1_record, vector, write_stage1
 

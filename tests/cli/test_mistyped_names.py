@@ -2,7 +2,7 @@
 
 import pytest
 
-from imagemill.layout import DataRoot
+from imagemill.domain.layout import DataRoot
 from tests.helpers.commands import called
 from tests.helpers.product import imagemill, photos, snapshot
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from imagemill.embedding_specs import embedding_specs
+from imagemill.domain.embedding_specs import embedding_specs
 from imagemill.store.ledger import Ledger
 from tests.helpers.product import imagemill, photos, snapshot
 

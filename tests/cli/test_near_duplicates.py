@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from imagemill.layout import DataRoot
+from imagemill.domain.layout import DataRoot
 from tests.helpers.product import coco_photos, imagemill
 
 

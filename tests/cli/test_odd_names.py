@@ -7,9 +7,9 @@ import numpy as np
 import webdataset
 
 from dagster_project.internals.instance import open_instance
-from imagemill.embedding_specs import embedding_specs
-from imagemill.ids import id_of_member_key
-from imagemill.layout import DataRoot
+from imagemill.domain.embedding_specs import embedding_specs
+from imagemill.domain.ids import id_of_member_key
+from imagemill.domain.layout import DataRoot
 from tests.helpers.product import imagemill, photos
 
 NAMES = [

@@ -11,11 +11,11 @@ from collections import Counter
 import pytest
 
 from dagster_project.work import open_work
-from imagemill.layout import DataRoot
-from imagemill.places import locate
-from imagemill.preset_names import MAX_OBJECTS_VARIABLE
-from imagemill.public_data import SPACES, PublicData, read_preset_manifest
+from imagemill.domain.layout import DataRoot
+from imagemill.domain.preset_names import MAX_OBJECTS_VARIABLE
 from imagemill.store.ledger import Ledger
+from imagemill.store.locations import locate
+from imagemill.store.public_data import SPACES, PublicData, read_preset_manifest
 from tests.helpers import public
 from tests.helpers.presets import SIZES, coco_annotations, imagemill_here, inodes
 from tests.helpers.product import imagemill

@@ -16,10 +16,10 @@ from contextlib import suppress
 import psutil
 import pytest
 
-from imagemill.atomic import temporaries
-from imagemill.layout import DataRoot
+from imagemill.domain.layout import DataRoot
+from imagemill.fs.atomic import temporaries
 from imagemill.pipeline.presets.preset_images import INDEX
-from imagemill.public_data import Dataset, read_preset_manifest
+from imagemill.store.public_data import Dataset, read_preset_manifest
 from imagemill.validation.validator import validate_preset
 from tests.helpers.presets import inodes, rescale_here
 from tests.helpers.product import PROJECT, imagemill, start
@@ -34,7 +34,7 @@ import sys
 from pathlib import Path
 from imagemill.pipeline.presets import rescale
 from imagemill.pipeline.presets.rescale_setup import choose_parameters
-from imagemill.public_data import Dataset
+from imagemill.store.public_data import Dataset
 from resources.engine import LocalProcesses
 
 rescale.BATCH = 8

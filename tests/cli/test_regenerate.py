@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from imagemill.embedding_specs import embedding_specs
+from imagemill.domain.embedding_specs import embedding_specs
 from imagemill.pipeline.stage2.merge import STAGE1
 from imagemill.pipeline.stage2.regenerate import regenerate
 from imagemill.store.ledger import Ledger

@@ -13,10 +13,10 @@ import sys
 import pytest
 from PIL import Image
 
+from imagemill.domain.layout import DataRoot
 from imagemill.formats.jsonl import read_jsonl
-from imagemill.layout import DataRoot
-from imagemill.public_data import PublicData
 from imagemill.store.ledger import Ledger
+from imagemill.store.public_data import PublicData
 from tests.helpers.commands import called
 from tests.helpers.public import raw_dataset
 from tests.helpers.rot import rot

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from imagemill.embedding_specs import VAE, embedding_specs
+from imagemill.domain.embedding_specs import VAE, embedding_specs
+from imagemill.domain.layout import DataRoot
 from imagemill.errors import ImagemillError
-from imagemill.layout import DataRoot
 from imagemill.pipeline import repair
 from imagemill.pipeline.repair import apply_repair, damage_of, plan_repair
 from imagemill.store.ledger import Ledger

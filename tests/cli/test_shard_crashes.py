@@ -13,9 +13,9 @@ import time
 
 import pytest
 
-from imagemill.atomic import temporaries
-from imagemill.files import fingerprint_file
-from imagemill.layout import DataRoot
+from imagemill.domain.layout import DataRoot
+from imagemill.fs.atomic import temporaries
+from imagemill.fs.fingerprints import fingerprint_file
 from imagemill.pipeline.shards.shard_sets import agrees, read_manifest
 from tests.helpers.product import PROJECT, imagemill, start
 from tests.helpers.shard_runs import SQUARE, TALL, bucket_folders, packed_here, written
@@ -32,7 +32,7 @@ WRITER = """
     from pathlib import Path
     sys.path.insert(0, {project!r})
     from imagemill.config import Config
-    from imagemill.layout import DataRoot
+    from imagemill.domain.layout import DataRoot
     from imagemill.store.ledger import Ledger
     from imagemill.pipeline.shards.packing import Packing, plan_packing
     from imagemill.pipeline.shards.shard_writer import write_bucket

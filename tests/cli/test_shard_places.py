@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from imagemill.places import locate
+from imagemill.store.locations import locate
 from tests.helpers.product import imagemill, snapshot
 from tests.helpers.stage2 import foreign, record_of
 

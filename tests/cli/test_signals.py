@@ -9,12 +9,12 @@ import time
 
 import pytest
 
-from imagemill.atomic import temporaries
-from imagemill.buckets import BUCKETS
-from imagemill.embedding_specs import embedding_specs
+from imagemill.domain.buckets import BUCKETS
+from imagemill.domain.embedding_specs import embedding_specs
+from imagemill.domain.layout import DataRoot
 from imagemill.formats.jsonl import read_jsonl
 from imagemill.formats.npy import NpyStore
-from imagemill.layout import DataRoot
+from imagemill.fs.atomic import temporaries
 from imagemill.store.ledger import Ledger
 from tests.helpers.product import contents, imagemill, photos, start
 

@@ -21,8 +21,8 @@ from dagster_project.internals.instance import open_instance
 from imagemill.formats.jsonl import read_raw
 from imagemill.pipeline.stage_a import torchrun as waits
 from imagemill.pipeline.stage_a.rank_files import RankMark, output_file, rank_files, read_mark
-from imagemill.places import locate
 from imagemill.store.ledger import Ledger
+from imagemill.store.locations import locate
 from imagemill.validation.validator import validate
 from resources.summarizer import SummarizerResource
 from tests.helpers.presets import imagemill_here

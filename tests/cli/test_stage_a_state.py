@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from imagemill.layout import DataRoot
+from imagemill.domain.layout import DataRoot
 from imagemill.pipeline.stage_a.rank_files import output_file
 from imagemill.pipeline.stage_a.summaries import SNAPSHOT, summaries_folder
 from imagemill.store.ledger import VERSION, Ledger

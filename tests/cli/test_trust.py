@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from imagemill.layout import DataRoot
+from imagemill.domain.layout import DataRoot
 from tests.helpers.product import PROJECT, imagemill, photos
 
 COMMANDS = [["run"], ["shards"], ["ui", "--port", "39272"]]

@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from imagemill.layout import DataRoot
+from imagemill.domain.layout import DataRoot
 from tests.helpers.product import PROJECT, SEARCH_PATH, imagemill, photos
 from tests.helpers.ui import STUBBED, Ui, free_port, wait_until
 

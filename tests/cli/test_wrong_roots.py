@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from dagster_project.cli import main as cli
-from imagemill.layout import DataRoot
+from imagemill.domain.layout import DataRoot
 from tests.helpers.product import imagemill, photos
 
 WRITING = [
@@ -139,7 +139,7 @@ DEAD = subprocess.run(
 
 def test_temporary_files_of_dead_processes_are_removed_everywhere(tmp_path):
     """The living one's stays: this process."""
-    from imagemill.atomic import temporary_path
+    from imagemill.fs.atomic import temporary_path
 
     root = DataRoot(tmp_path / "data")
     photos(root.approved, 1)

@@ -9,7 +9,7 @@ from sqlalchemy.exc import OperationalError
 from dagster_project.history_errors import HistoryUnusable, history_errors
 from dagster_project.internals.instance import open_instance, serialized_instance
 from dagster_project.internals.runs import _explained
-from imagemill.layout import DataRoot
+from imagemill.domain.layout import DataRoot
 from tests.helpers.product import imagemill, photos
 
 DATABASES = ["history/runs.db", "history/runs/index.db", "schedules/schedules.db"]

@@ -5,8 +5,8 @@ import pytest
 
 from dagster_project.definitions import build_definitions
 from dagster_project.deployments import test_resources as resources_of
+from imagemill.domain.ranks import ShardingMode
 from imagemill.pipeline.shards.shard_plan import Existing
-from imagemill.ranks import ShardingMode
 
 OFFERED = {
     "dinov3_npy": {"regenerate"},

@@ -8,7 +8,7 @@ from dagster._core.run_coordinator import SubmitRunContext
 
 from dagster_project.internals import runs
 from dagster_project.internals.instance import open_instance
-from imagemill.buckets import BUCKETS
+from imagemill.domain.buckets import BUCKETS
 from tests.helpers.product import imagemill, photos
 
 

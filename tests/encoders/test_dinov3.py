@@ -11,7 +11,7 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from imagemill.config import EncoderSettings
-from imagemill.embedding_specs import DINOV3
+from imagemill.domain.embedding_specs import DINOV3
 from imagemill.encoders.dinov3 import DinoV3Encoder
 from imagemill.encoders.preview import ensure_preview
 from imagemill.errors import ModelUnusable, NonFiniteEmbedding

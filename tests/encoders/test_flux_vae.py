@@ -9,7 +9,7 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from imagemill.config import EncoderSettings
-from imagemill.embedding_specs import VAE
+from imagemill.domain.embedding_specs import VAE
 from imagemill.encoders import flux_vae
 from imagemill.encoders.flux_vae import FluxVaeEncoder
 from imagemill.encoders.preview import ensure_preview

@@ -17,7 +17,7 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from imagemill.config import EncoderSettings
-from imagemill.embedding_specs import DINOV3, T5, VAE
+from imagemill.domain.embedding_specs import DINOV3, T5, VAE
 from imagemill.encoders import loading
 from imagemill.encoders.preview import ensure_preview
 from imagemill.errors import ModelUnusable, NonFiniteEmbedding

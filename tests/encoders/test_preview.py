@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from imagemill.embedding_specs import DINOV3, T5, VAE, EmbeddingSpec
+from imagemill.domain.embedding_specs import DINOV3, T5, VAE, EmbeddingSpec
 from imagemill.encoders import preview
 from imagemill.encoders.preview import ensure_preview, is_preview
 from imagemill.errors import ModelUnusable
@@ -185,7 +185,7 @@ def test_preview_that_fails_half_way_leaves_no_folder(toy, tmp_path, monkeypatch
 
 def test_folder_left_by_a_killed_build_is_swept(toy, tmp_path):
     """Only those of dead processes are removed. Source: CONTRACTS section 0."""
-    from imagemill.atomic import temporary_path
+    from imagemill.fs.atomic import temporary_path
 
     folder = temporary_path(tmp_path).name.removeprefix(".tmp-").partition("-")[0]
     dead = tmp_path / f".tmp-{folder}-0123456789ab-000001"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from imagemill.config import EncoderSettings
-from imagemill.embedding_specs import T5
+from imagemill.domain.embedding_specs import T5
 from imagemill.encoders.preview import ensure_preview
 from imagemill.encoders.t5 import CaptionTokenizer, T5Encoder
 from imagemill.errors import ModelUnusable, NonFiniteEmbedding

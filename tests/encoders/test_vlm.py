@@ -18,9 +18,9 @@ from imagemill.encoders.preview import ensure_preview, is_preview
 from imagemill.encoders.prompts import Prompts
 from imagemill.encoders.vlm import CAPTIONER, SUMMARIZER, VisionLanguageModel, VlmCaptioner, VlmSummarizer
 from imagemill.errors import ModelUnusable, NonFiniteEmbedding
+from imagemill.models import NamedImage
 from imagemill.pipeline.batch_inference import Answered
 from imagemill.pipeline.stage_a.summaries import summarize_batch
-from imagemill.summarizer import NamedImage
 
 WEIGHTS = "6dc73ace59b360f7d27cb058a8b14449e662197c69789d3afae7d6d85c2cecaf"
 PROMPT = "请用一行中文概括这张图片。"

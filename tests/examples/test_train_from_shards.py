@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from imagemill.layout import DataRoot
+from imagemill.domain.layout import DataRoot
 from tests.helpers.product import PROJECT, imagemill, photos
 from tests.helpers.shard_sets import FACTORS, change_manifest
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from imagemill.atomic import temporaries
 from imagemill.formats import hardlinks
 from imagemill.formats.hardlinks import LinksRefused, NotLinkable, check_file_system, link_tree, plan_links
+from imagemill.fs.atomic import temporaries
 
 NAMES = ["images/a.jpg", "images/b.jpg", "images/train/a.jpg", "images/train/deep er/ü.jpg"]
 

@@ -13,11 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from imagemill import durable
-from imagemill.atomic import temporaries
-from imagemill.embedding_specs import DINOV3, T5, VAE
+from imagemill.domain.embedding_specs import DINOV3, T5, VAE
 from imagemill.errors import InvalidNpy
-from imagemill.files import posix_signature
 from imagemill.formats import npy
 from imagemill.formats.npy import (
     NpyStore,
@@ -29,6 +26,9 @@ from imagemill.formats.npy import (
     stage_npy,
     write_npy,
 )
+from imagemill.fs import durable
+from imagemill.fs.atomic import temporaries
+from imagemill.fs.fingerprints import posix_signature
 
 # The bytes of NumPy's own writer for a vector of three float32, as NEP 1 describes them.
 THREE = b"\x93NUMPY\x01\x00v\x00" + b"{'descr': '<f4', 'fortran_order': False, 'shape': (3,), }".ljust(117) + b"\n"

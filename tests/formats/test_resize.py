@@ -8,8 +8,8 @@ from PIL import Image, ImageCms
 
 from imagemill.errors import ImagemillError, Refused, WrongUsage
 from imagemill.formats import resize
+from imagemill.formats.images import stored_header
 from imagemill.formats.resize import check_library, resize_rgb, resized
-from imagemill.pixels import stored_header
 from tests.helpers.public import picture
 
 SIZES = [((101, 67), (64, 32)), ((40, 30), (64, 64)), ((300, 10), (320, 32))]

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from imagemill.domain.ids import id_of_member_key, member_key
 from imagemill.errors import ImagemillError
 from imagemill.formats import tar
 from imagemill.formats.jsonl import encode_sorted
 from imagemill.formats.npy import npy_header
 from imagemill.formats.tar import IndexEntry, Sample, read_sample, read_shard, write_shard
-from imagemill.ids import id_of_member_key, member_key
 
 BLOCK = 512
 

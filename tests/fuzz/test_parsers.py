@@ -34,14 +34,14 @@ from imagemill.pipeline.presets.preset_images import read_known
 from imagemill.pipeline.presets.rescale_plan import plan_rescale
 from imagemill.pipeline.presets.rescale_setup import choose_parameters
 from imagemill.pipeline.shards.shard_sets import live_lines, read_manifest
-from imagemill.pipeline.stage2.recorded import read_recorded
+from imagemill.pipeline.stage2.record_index import read_recorded
 from imagemill.pipeline.stage2.scan import read_captions, scan_approved
 from imagemill.pipeline.stage2.stage1 import Unusable, read_vector
 from imagemill.pipeline.stage_a.rank_files import RankLine, RankMark, mark_file, read_mark, read_rank_lines
 from imagemill.pipeline.stage_a.summaries import SNAPSHOT, KnownSummaries, import_summaries
-from imagemill.provenance import ModelIdentity, read_identity
-from imagemill.public_data import Dataset, PresetDir
 from imagemill.store.ledger import IN_MEMORY, FinishedSummary, Ledger
+from imagemill.store.provenance import ModelIdentity, read_identity
+from imagemill.store.public_data import Dataset, PresetDir
 from imagemill.validation.findings import collect
 from imagemill.validation.presets import preset_records
 from imagemill.validation.shards import shard_set

@@ -5,8 +5,8 @@ import tarfile
 from contextlib import closing
 from pathlib import Path
 
-from imagemill.embedding_specs import embedding_specs
-from imagemill.layout import DataRoot
+from imagemill.domain.embedding_specs import embedding_specs
+from imagemill.domain.layout import DataRoot
 
 # The dagster.yaml of a data root that an earlier release began.
 DAGSTER_YAML = """\

@@ -13,7 +13,7 @@ import subprocess
 from contextlib import closing
 from typing import NamedTuple
 
-from imagemill.layout import DataRoot
+from imagemill.domain.layout import DataRoot
 from imagemill.store.second_copy import NAME as SECOND_COPY
 from tests.helpers.disk_faults import KILLED, SCOPES, Fault, Product
 from tests.helpers.writing_commands import COMMANDS

@@ -10,10 +10,10 @@ import time
 from pathlib import Path
 
 from imagemill.config import EncoderSettings
-from imagemill.embedding_specs import VAE, embedding_specs
-from imagemill.encoding import Prepared
+from imagemill.domain.embedding_specs import VAE, embedding_specs
+from imagemill.domain.layout import DataRoot
 from imagemill.formats.npy import NpyStore
-from imagemill.layout import DataRoot
+from imagemill.models import Prepared
 from imagemill.pipeline.stage2.embed import EmbedWorker
 from imagemill.pipeline.stage2.publish import run_pass
 from imagemill.store.ledger import Ledger

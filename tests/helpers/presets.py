@@ -12,12 +12,12 @@ import pytest
 
 from dagster_project.cli.main import main
 from dagster_project.deployments import test_resources
+from imagemill.domain.preset_names import MAX_OBJECTS_VARIABLE, parse_preset
 from imagemill.formats.jsonl import encode_line
 from imagemill.pipeline.presets.derive import coord
 from imagemill.pipeline.presets.rescale import carry_out, plan_rescale
 from imagemill.pipeline.presets.rescale_setup import choose_parameters
-from imagemill.preset_names import MAX_OBJECTS_VARIABLE, parse_preset
-from imagemill.public_data import PublicData
+from imagemill.store.public_data import PublicData
 from resources.engine import Engine
 from tests.helpers.product import PROJECT
 from tests.helpers.public import picture, put_records, raw_dataset, record

@@ -6,7 +6,7 @@ import json
 import numpy as np
 from PIL import Image
 
-from imagemill.public_data import Dataset
+from imagemill.store.public_data import Dataset
 
 
 def picture(width, height, *, form="JPEG", seed=0, orientation=None, **options):

@@ -12,11 +12,11 @@ import pytest
 from PIL import Image
 
 from dagster_project.cli.main import main
-from imagemill.buckets import BUCKETS, bucket_size
 from imagemill.config import CONFIG_VARIABLE
-from imagemill.embedding_specs import EmbeddingSpec, embedding_specs
+from imagemill.domain.buckets import BUCKETS, bucket_size
+from imagemill.domain.embedding_specs import EmbeddingSpec, embedding_specs
+from imagemill.domain.layout import ROOT_VARIABLE, DataRoot
 from imagemill.formats.jsonl import read_jsonl
-from imagemill.layout import ROOT_VARIABLE, DataRoot
 from imagemill.store.second_copy import NAME
 from tests.helpers.stage1 import stage1_record, write_stage1
 from tests.helpers.stubs import StubEncoder

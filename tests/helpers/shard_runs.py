@@ -4,11 +4,11 @@ import json
 from pathlib import Path
 
 from assets.bucket_shards import bucket_shards
-from imagemill.buckets import BUCKETS
-from imagemill.embedding_specs import embedding_specs
-from imagemill.files import posix_signature
+from imagemill.domain.buckets import BUCKETS
+from imagemill.domain.embedding_specs import embedding_specs
+from imagemill.domain.layout import DataRoot
 from imagemill.formats.tar import read_shard
-from imagemill.layout import DataRoot
+from imagemill.fs.fingerprints import posix_signature
 from imagemill.pipeline.shards.readiness import ReadySample
 from imagemill.pipeline.shards.shard_plan import plan_shards
 from imagemill.pipeline.shards.shard_sets import ShardParameters

@@ -4,15 +4,15 @@ import json
 
 import numpy as np
 
-from imagemill.buckets import BUCKETS
-from imagemill.embedding_specs import DINOV3, VAE, embedding_specs, latent_shape
+from imagemill.domain.buckets import BUCKETS
+from imagemill.domain.embedding_specs import DINOV3, VAE, embedding_specs, latent_shape
+from imagemill.domain.layout import DataRoot
 from imagemill.formats.manifest import read_json, write_json
-from imagemill.layout import DataRoot
 from imagemill.pipeline.shards.shard_manifest import sealed
 from imagemill.pipeline.shards.shard_plan import plan_shards
 from imagemill.pipeline.shards.shard_sets import MANIFEST, ShardParameters
 from imagemill.pipeline.shards.shard_writer import write_bucket
-from imagemill.provenance import ModelIdentity
+from imagemill.store.provenance import ModelIdentity
 from tests.helpers.stage2 import foreign, ready, record_of
 
 FACTORS = {"scaling_factor": 0.5, "shift_factor": 0.25}

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import msgspec
 
-from imagemill.buckets import BUCKETS
-from imagemill.embedding_specs import VAE
-from imagemill.files import fingerprint, fingerprint_file
+from imagemill.domain.buckets import BUCKETS
+from imagemill.domain.embedding_specs import VAE
+from imagemill.domain.layout import DataRoot
 from imagemill.formats.energon import META, write_energon
 from imagemill.formats.jsonl import encode_line, read_jsonl, write_jsonl
 from imagemill.formats.manifest import read_json, write_json
 from imagemill.formats.npy import NpyStore
 from imagemill.formats.tar import IndexEntry, read_shard, write_shard
-from imagemill.layout import DataRoot
+from imagemill.fs.fingerprints import fingerprint, fingerprint_file
 from imagemill.pipeline.curation.latent_statistics import ALL, Statistics, statistics_path
 from imagemill.pipeline.curation.near_duplicates import Group, Member, Summary, lines_path, summary_path
 from imagemill.pipeline.shards.shard_manifest import sealed

@@ -9,9 +9,10 @@ from contextlib import contextmanager
 import numpy as np
 from PIL import Image
 
-from imagemill.buckets import BUCKETS
 from imagemill.config import EncoderSettings
-from imagemill.embedding_specs import EmbeddingSpec, embedding_specs
+from imagemill.domain.buckets import BUCKETS
+from imagemill.domain.embedding_specs import EmbeddingSpec, embedding_specs
+from imagemill.domain.stage2_records import build_record
 from imagemill.formats.npy import NpyStore
 from imagemill.pipeline.shards.readiness import ASSET, find_ready
 from imagemill.pipeline.shards.shard_plan import plan_shards
@@ -21,11 +22,10 @@ from imagemill.pipeline.stage2 import merge
 from imagemill.pipeline.stage2.embed import EmbedWorker
 from imagemill.pipeline.stage2.plan import plan_for
 from imagemill.pipeline.stage2.publish import run_pass
-from imagemill.pipeline.stage2.recorded import read_recorded
+from imagemill.pipeline.stage2.record_index import read_recorded
 from imagemill.pipeline.stage2.scan import survey
-from imagemill.provenance import read_identity, record_identity
-from imagemill.records import build_record
 from imagemill.store.ledger import Ledger
+from imagemill.store.provenance import read_identity, record_identity
 from tests.helpers.stubs import StubEncoder, StubTokenizer
 
 _serial = itertools.count(1)

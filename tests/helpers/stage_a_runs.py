@@ -12,11 +12,11 @@ from dagster_project.deployments import test_resources
 from imagemill.config import SummarizerSettings
 from imagemill.encoders.prompts import Prompts
 from imagemill.encoders.recipes import make_vlm
+from imagemill.formats.images import decode_rgb
+from imagemill.models import NamedImage
 from imagemill.pipeline.stage_a.missions import discover
 from imagemill.pipeline.stage_a.rank_files import output_file
 from imagemill.pipeline.stage_a.summaries import clean_answer
-from imagemill.pixels import decode_rgb
-from imagemill.summarizer import NamedImage
 from resources.summarizer import SummarizerResource
 from tests.helpers.stage_a import MISSION
 from tests.helpers.summarizers import MODULE

@@ -12,10 +12,10 @@ import zlib
 
 import numpy as np
 
-from imagemill.embedding_specs import EmbeddingSpec
-from imagemill.encoding import Prepared
+from imagemill.domain.embedding_specs import EmbeddingSpec
 from imagemill.errors import ModelUnusable
-from imagemill.provenance import ModelIdentity
+from imagemill.models import Prepared
+from imagemill.store.provenance import ModelIdentity
 
 
 class StubEncoder:

@@ -8,7 +8,7 @@ from dagster._core.storage.tags import ASSET_PARTITION_RANGE_END_TAG, ASSET_PART
 from assets.command_options import split_options
 from assets.partitions import images
 from dagster_project.deployments import test_resources
-from imagemill.embedding_specs import EmbeddingSpec
+from imagemill.domain.embedding_specs import EmbeddingSpec
 from resources.dagster_internals.events import DEFER
 from tests.helpers.stubs import StubEncoder
 

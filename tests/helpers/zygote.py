@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import dagster_project.cli.main as product
-from imagemill.embedding_specs import EmbeddingSpec
+from imagemill.domain.embedding_specs import EmbeddingSpec
 from tests.helpers.stubs import StubEncoder, stub_captioner
 
 IMPORTED = ("dagster_project.definitions", "dagster_project.work")

@@ -8,9 +8,9 @@ from dagster._core.storage.asset_check_execution_record import AssetCheckExecuti
 
 from assets.embeddings import dinov3_npy, t5_hidden
 from checks.embeddings import embedding_checks
-from imagemill.embedding_specs import DINOV3, T5
-from imagemill.files import signature_bytes
+from imagemill.domain.embedding_specs import DINOV3, T5
 from imagemill.formats.npy import NpyStore
+from imagemill.fs.fingerprints import signature_bytes
 from imagemill.pipeline.stage2.models_in_use import PREVIEW_TEXT
 from imagemill.store.ledger import Ledger
 from io_managers.embedding_results import FILES, INPUTS

@@ -4,9 +4,9 @@ import dagster as dg
 import pytest
 
 from assets.partitions import buckets
-from imagemill.buckets import BUCKETS
-from imagemill.pipeline.claims import claimed_until_output
+from imagemill.domain.buckets import BUCKETS
 from imagemill.pipeline.curation.reports import Report, Reports, write_report
+from imagemill.pipeline.leases import claimed_until_output
 from imagemill.store.ledger import Ledger
 from tests.helpers.wiring import claims, failure_of, history, materialize, materialized
 

@@ -6,7 +6,7 @@ from dagster._core.definitions.data_version import extract_data_version_from_ent
 
 from assets.bucket_shards import bucket_shards
 from assets.partitions import buckets
-from imagemill.buckets import BUCKETS
+from imagemill.domain.buckets import BUCKETS
 from imagemill.pipeline.shards.shard_sets import read_manifest
 from imagemill.pipeline.stage2.models_in_use import PREVIEW_TEXT
 from imagemill.store.ledger import Ledger

@@ -104,7 +104,7 @@ def test_test_of_the_module_itself_is_preferred():
 def test_recorder_names_the_test_that_produced_a_message(tmp_path):
     """In a process of its own, as the product's processes are."""
     program = (
-        "from imagemill.buckets import BUCKETS\n"
+        "from imagemill.domain.buckets import BUCKETS\n"
         "from imagemill.pipeline.shards.shard_plan import check_buckets\n"
         "check_buckets(BUCKETS)\n"
         "try:\n    check_buckets(['1x1'])\nexcept ValueError:\n    pass\n"

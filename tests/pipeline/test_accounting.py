@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imagemill.embedding_specs import DINOV3, VAE, embedding_specs
+from imagemill.domain.embedding_specs import DINOV3, VAE, embedding_specs
 from imagemill.pipeline.accounting import COUNTERS, ImageCounts, Standing, count_merge, embedded_images, progress_line
 from imagemill.pipeline.problem_list import current_problems
 from imagemill.pipeline.stage2.merge import Merge
 from imagemill.pipeline.stage2.plan import EmbeddingPlan, Job
-from imagemill.pipeline.stage2.recorded import Recorded
+from imagemill.pipeline.stage2.record_index import Recorded
 from imagemill.pipeline.stage2.scan import Scan, SourceFile, survey
 from imagemill.store.ledger import FileRow, Ledger, Problem
 from tests.helpers.stage2 import embed, photos, stage2, write_records, write_text

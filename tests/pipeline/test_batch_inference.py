@@ -7,9 +7,9 @@ import pytest
 from PIL import Image
 
 from imagemill.errors import ModelUnusable
+from imagemill.models import NamedImage
 from imagemill.pipeline.batch_inference import Answered, Unanswered, is_out_of_memory
 from imagemill.pipeline.stage_a.summaries import summarize_batch
-from imagemill.summarizer import NamedImage
 
 IMAGES = [NamedImage(name, Image.new("RGB", (8, 8))) for name in "abcdefgh"]
 

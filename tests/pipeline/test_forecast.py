@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from imagemill.buckets import BUCKETS
-from imagemill.embedding_specs import DINOV3, T5, VAE, embedding_specs
+from imagemill.domain.buckets import BUCKETS
+from imagemill.domain.embedding_specs import DINOV3, T5, VAE, embedding_specs
 from imagemill.errors import ImagemillError, NotEnoughSpace
-from imagemill.files import file_signature, posix_signature
+from imagemill.fs.fingerprints import file_signature, posix_signature
 from imagemill.pipeline import forecast as module
 from imagemill.pipeline.forecast import (
     check_space,
@@ -29,7 +29,7 @@ from imagemill.pipeline.shards.shard_plan import plan_shards
 from imagemill.pipeline.shards.shard_sets import ShardParameters
 from imagemill.pipeline.shards.shard_writer import write_bucket
 from imagemill.pipeline.stage2.plan import Job
-from imagemill.pipeline.stage2.recorded import Span
+from imagemill.pipeline.stage2.record_index import Span
 from imagemill.store.ledger import Ledger, SourceRow
 from tests.helpers.stage2 import embed, picture, plan_of, ready, stage2, write_records
 

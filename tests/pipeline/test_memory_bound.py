@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from imagemill.embedding_specs import VAE
+from imagemill.domain.embedding_specs import VAE
 from imagemill.formats.npy import NpyStore
-from imagemill.memory import KEPT_BYTES
+from imagemill.pipeline.malloc_tuning import KEPT_BYTES
 from imagemill.pipeline.stage2.embed import BYTES_PER_PIXEL_AHEAD, WRITE_BEHIND_BYTES
 
 pytestmark = pytest.mark.slow

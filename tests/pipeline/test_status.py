@@ -8,15 +8,15 @@ import os
 
 import pytest
 
-from imagemill.embedding_specs import DINOV3, T5, VAE, embedding_specs
+from imagemill.domain.embedding_specs import DINOV3, T5, VAE, embedding_specs
+from imagemill.domain.layout import DataRoot
 from imagemill.errors import MissingInput
-from imagemill.files import file_signature
-from imagemill.layout import DataRoot
+from imagemill.fs.fingerprints import file_signature
 from imagemill.pipeline.accounting import ImageCounts
-from imagemill.pipeline.stage2.facts import complete_facts
+from imagemill.pipeline.image_report import explain
+from imagemill.pipeline.stage2.image_metadata import complete_facts
 from imagemill.pipeline.stage2.scan import survey
 from imagemill.pipeline.status import open_ledger, read_status
-from imagemill.pipeline.story import explain
 from imagemill.store.ledger import Ledger, Problem
 from tests.helpers.stage2 import embed, pack, photos, record_of, stage2, write_records, write_text
 
@@ -112,7 +112,7 @@ def test_status_opens_no_image_and_no_npy(root, monkeypatch):
         return open_(path, *rest, **more)
 
     monkeypatch.setattr(os, "open", noting)
-    monkeypatch.setattr("imagemill.pixels.open_rgb", lambda path: pytest.fail("opened an image"))
+    monkeypatch.setattr("imagemill.formats.images.open_rgb", lambda path: pytest.fail("opened an image"))
     read_status(root)
 
     assert not [name for name in opened if name.endswith((".npy", ".png"))]

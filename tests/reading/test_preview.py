@@ -2,13 +2,13 @@
 
 import pytest
 
-from imagemill.embedding_specs import embedding_specs
+from imagemill.domain.embedding_specs import embedding_specs
 from imagemill.errors import ImagemillError
 from imagemill.formats.manifest import read_json, write_json
 from imagemill.pipeline.shards.shard_manifest import SEAL
-from imagemill.provenance import ModelIdentity
 from imagemill.reading import ShardDataset, ShardSet
 from imagemill.store.ledger import Ledger
+from imagemill.store.provenance import ModelIdentity
 from tests.helpers.shard_sets import FACTORS
 from tests.helpers.stage2 import record_identity_of
 

@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 
-from imagemill.embedding_specs import embedding_specs
+from imagemill.domain.embedding_specs import embedding_specs
 from imagemill.errors import ImagemillError, MissingInput, WrongUsage
 from imagemill.formats.jsonl import read_jsonl
 from imagemill.formats.manifest import read_json

@@ -3,7 +3,7 @@
 import pytest
 
 from imagemill.errors import ImagemillError, WrongUsage
-from imagemill.places import locate
+from imagemill.store.locations import locate
 from resources.data_root import DataRootResource
 
 

@@ -11,9 +11,9 @@ from PIL import Image
 from imagemill.encoders import vlm
 from imagemill.encoders.preview import ensure_preview
 from imagemill.errors import MissingInput, ModelUnusable, WrongUsage
-from imagemill.provenance import ModelIdentity
-from imagemill.summarizer import NamedImage
-from imagemill.trust import NotTrusted, record_consent
+from imagemill.models import NamedImage
+from imagemill.store.provenance import ModelIdentity
+from imagemill.store.trust import NotTrusted, record_consent
 from resources.data_root import DataRootResource
 from resources.summarizer import PREVIEW_NOTE, SummarizerResource
 from tests.helpers.product import PROJECT

@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from imagemill.embedding_specs import DINOV3, T5, VAE
-from imagemill.layout import DataRoot
+from imagemill.domain.embedding_specs import DINOV3, T5, VAE
+from imagemill.domain.layout import DataRoot
 from tests.helpers.product import imagemill, photos, snapshot, start
 from tests.helpers.seeds import (
     INTERRUPTED_IMAGES,

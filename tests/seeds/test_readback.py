@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 import webdataset
 
-from imagemill.buckets import BUCKETS, assign_bucket
-from imagemill.embedding_specs import T5, VAE, embedding_specs
+from imagemill.domain.buckets import BUCKETS, assign_bucket
+from imagemill.domain.embedding_specs import T5, VAE, embedding_specs
+from imagemill.domain.ids import id_of_member_key, member_key
 from imagemill.formats.energon import META, METADATASET, SQLITE
-from imagemill.ids import id_of_member_key, member_key
 from imagemill.pipeline.shards.shard_card import write_card, write_metadataset
 from imagemill.pipeline.shards.shard_plan import plan_shards
 from imagemill.pipeline.shards.shard_sets import ShardParameters

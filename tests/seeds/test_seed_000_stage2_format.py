@@ -12,11 +12,11 @@ import pytest
 
 from assets.embeddings import embedding_assets
 from assets.stage2_jsonl import stage2_jsonl
-from imagemill.buckets import BUCKETS, assign_bucket, bucket_size
-from imagemill.embedding_specs import DINOV3, T5, VAE, embedding_specs
-from imagemill.files import posix_signature
+from imagemill.domain.buckets import BUCKETS, assign_bucket, bucket_size
+from imagemill.domain.embedding_specs import DINOV3, T5, VAE, embedding_specs
+from imagemill.domain.ids import image_id_of
 from imagemill.formats.jsonl import read_jsonl
-from imagemill.ids import image_id_of
+from imagemill.fs.fingerprints import posix_signature
 from imagemill.pipeline.forecast import forecast
 from imagemill.pipeline.stage2.plan import Job
 from imagemill.store.ledger import SourceRow

@@ -11,10 +11,10 @@ import shutil
 import numpy as np
 import pytest
 
-from imagemill.embedding_specs import DINOV3, T5, VAE, embedding_specs
-from imagemill.files import fingerprint_file
+from imagemill.domain.embedding_specs import DINOV3, T5, VAE, embedding_specs
+from imagemill.domain.layout import DataRoot
 from imagemill.formats.tar import read_shard
-from imagemill.layout import DataRoot
+from imagemill.fs.fingerprints import fingerprint_file
 from imagemill.pipeline.shards.shard_sets import read_manifest
 from imagemill.store.ledger import Ledger
 from tests.helpers.product import imagemill, snapshot

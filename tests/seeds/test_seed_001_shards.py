@@ -14,11 +14,11 @@ from itertools import chain
 import numpy as np
 import pytest
 
-from imagemill.buckets import BUCKETS
 from imagemill.config import Config
-from imagemill.embedding_specs import VAE, embedding_specs
+from imagemill.domain.buckets import BUCKETS
+from imagemill.domain.embedding_specs import VAE, embedding_specs
+from imagemill.domain.layout import DataRoot
 from imagemill.formats.tar import read_shard
-from imagemill.layout import DataRoot
 from imagemill.pipeline.shards.conflicts import refuse_conflicts
 from imagemill.pipeline.shards.packing import Packing, plan_packing
 from imagemill.pipeline.shards.shard_plan import ShardSet

@@ -15,12 +15,12 @@ import pytest
 
 from assets.embeddings import embedding_assets
 from assets.latent_statistics import latent_statistics
-from imagemill.buckets import BUCKETS, bucket_size
 from imagemill.config import Config, EncoderSettings
-from imagemill.embedding_specs import DINOV3, T5, VAE, EmbeddingSpec, embedding_specs
+from imagemill.domain.buckets import BUCKETS, bucket_size
+from imagemill.domain.embedding_specs import DINOV3, T5, VAE, EmbeddingSpec, embedding_specs
+from imagemill.formats.images import open_rgb
 from imagemill.pipeline.curation.latent_statistics import read_statistics, statistics_path
 from imagemill.pipeline.stage2.passes import Passes
-from imagemill.pixels import open_rgb
 from imagemill.store.second_copy import NAME
 from tests.helpers.product import photos, snapshot
 from tests.helpers.seeds import (

@@ -11,7 +11,7 @@ from itertools import count
 import pytest
 
 from dagster_project.cli.stage_a import command
-from imagemill.layout import DataRoot
+from imagemill.domain.layout import DataRoot
 from imagemill.pipeline.stage_a.rank_files import rank_file, rank_files, read_rank_lines
 from imagemill.validation.validator import validate
 from tests.helpers.presets import imagemill_here

@@ -11,7 +11,7 @@ import textwrap
 import pytest
 
 from imagemill.errors import ImagemillError
-from imagemill.files import posix_signature
+from imagemill.fs.fingerprints import posix_signature
 from imagemill.store.ledger import IN_MEMORY, CaptionRow, FileRow, Ledger, Problem, SourceRow
 
 OLD, NEW = posix_signature(10, 1, 100), posix_signature(10, 2, 101)
@@ -150,7 +150,7 @@ def test_committed_rows_survive_a_killed_process(tmp_path):
         import os, signal
         from pathlib import Path
         from imagemill.store.ledger import Ledger, FileRow
-        from imagemill.files import posix_signature
+        from imagemill.fs.fingerprints import posix_signature
         ledger = Ledger(Path({str(path)!r}))
         row = lambda i: FileRow("k", i, posix_signature(1, 2, 3), "s", "c", "m")
         ledger.record_files([row("kept")])

@@ -6,9 +6,9 @@ from contextlib import closing
 
 import pytest
 
-from imagemill.files import posix_signature
-from imagemill.provenance import read_identity
+from imagemill.fs.fingerprints import posix_signature
 from imagemill.store.ledger import VERSION, Ledger
+from imagemill.store.provenance import read_identity
 from tests.helpers.earlier_roots import FOLDERS, PATHS, RELEASED, unpacked
 from tests.helpers.product import imagemill
 

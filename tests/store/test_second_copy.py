@@ -2,8 +2,8 @@
 
 import pytest
 
+from imagemill.domain.layout import DataRoot
 from imagemill.errors import ImagemillError
-from imagemill.layout import DataRoot
 from imagemill.store.ledger import Ledger
 from imagemill.store.second_copy import NAME, newest, open_ledger, read_copy, refresh
 

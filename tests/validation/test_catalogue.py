@@ -10,12 +10,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from imagemill.buckets import BUCKETS
-from imagemill.embedding_specs import DINOV3, VAE
+from imagemill.domain.buckets import BUCKETS
+from imagemill.domain.embedding_specs import DINOV3, VAE
+from imagemill.domain.layout import DataRoot
 from imagemill.errors import MissingInput
 from imagemill.formats.jsonl import read_jsonl, write_jsonl
 from imagemill.formats.manifest import read_json, write_json
-from imagemill.layout import DataRoot
 from imagemill.pipeline.curation.latent_statistics import ALL, Statistics, statistics_path
 from imagemill.pipeline.curation.near_duplicates import Group, Member, lines_path
 from imagemill.pipeline.shards.shard_manifest import SEAL, sealed

@@ -5,7 +5,7 @@ import os
 import numpy as np
 import pytest
 
-from imagemill.embedding_specs import DINOV3, VAE
+from imagemill.domain.embedding_specs import DINOV3, VAE
 from imagemill.formats.npy import NpyStore
 from imagemill.store.ledger import Ledger
 from imagemill.validation.files import embedding_files

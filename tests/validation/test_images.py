@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from imagemill.domain.preset_records import PresetRules
 from imagemill.formats.jsonl import write_jsonl
-from imagemill.preset_records import PresetRules
 from imagemill.validation import images
 from imagemill.validation.findings import collect
 from imagemill.validation.images import ImageLook

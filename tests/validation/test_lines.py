@@ -13,8 +13,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from imagemill.domain.preset_records import PresetRules
 from imagemill.formats.jsonl import parse_line
-from imagemill.preset_records import PresetRules
 from imagemill.validation.findings import collect
 from imagemill.validation.images import ImageLook
 from imagemill.validation.lines import check_lines, key_given_twice

@@ -5,9 +5,9 @@ import os
 
 import pytest
 
+from imagemill.domain.preset_records import PresetRules
 from imagemill.formats.jsonl import write_jsonl
 from imagemill.formats.manifest import write_json
-from imagemill.preset_records import PresetRules
 from imagemill.validation.findings import collect
 from imagemill.validation.presets import base_of, limits_of, preset_records
 from imagemill.validation.validator import Options, validate_preset

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from imagemill.buckets import BUCKETS
+from imagemill.domain.buckets import BUCKETS
 from imagemill.pipeline.shards.shard_plan import plan_shards
 from imagemill.pipeline.shards.shard_sets import ShardParameters, bucket_folder
 from imagemill.pipeline.shards.shard_writer import write_bucket

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from imagemill.embedding_specs import T5, embedding_specs
+from imagemill.domain.embedding_specs import T5, embedding_specs
+from imagemill.domain.layout import DataRoot
 from imagemill.formats.jsonl import read_jsonl, write_jsonl
 from imagemill.formats.manifest import read_json, write_json
 from imagemill.formats.npy import npy_header
-from imagemill.layout import DataRoot
 from imagemill.pipeline.shards.shard_manifest import sealed
 from imagemill.pipeline.shards.shard_plan import plan_shards
 from imagemill.pipeline.shards.shard_sets import ShardParameters, read_index, set_digest

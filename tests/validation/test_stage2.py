@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from imagemill.embedding_specs import DINOV3, VAE, embedding_specs
+from imagemill.domain.embedding_specs import DINOV3, VAE, embedding_specs
 from imagemill.validation.findings import collect
 from imagemill.validation.stage2 import stage2_records
 from tests.helpers.stage2 import foreign, record_of, write_text

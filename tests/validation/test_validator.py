@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from imagemill.embedding_specs import embedding_specs
+from imagemill.domain.embedding_specs import embedding_specs
 from imagemill.errors import MissingInput, WrongUsage
 from imagemill.pipeline.shards.shard_plan import plan_shards
 from imagemill.pipeline.shards.shard_sets import ShardParameters, bucket_folder

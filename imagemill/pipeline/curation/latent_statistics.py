@@ -8,7 +8,7 @@ Each file gives its moments in float64; moments are merged by Chan's formula, so
 without reading a latent again. Files are taken in order of image id: the same files give the same bytes.
 
 Belongs here: the arithmetic, the documents, which of them are up to date.
-Belongs elsewhere: which files count (pipeline/stage2/current.py), writing (io_managers/report.py).
+Belongs elsewhere: which files count (pipeline/stage2/valid_files.py), writing (io_managers/report.py).
 Source: Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979.
 """
 
@@ -22,16 +22,16 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from imagemill.buckets import BUCKETS, assign_bucket
-from imagemill.embedding_specs import VAE, VAE_CHANNELS
+from imagemill.domain.buckets import BUCKETS, assign_bucket
+from imagemill.domain.embedding_specs import VAE, VAE_CHANNELS
 from imagemill.errors import ImagemillError, InvalidNpy
-from imagemill.files import fingerprint
 from imagemill.formats.manifest import json_bytes, read_json
+from imagemill.fs.fingerprints import fingerprint
 from imagemill.pipeline.curation.reports import Report
-from imagemill.pipeline.stage2.current import CurrentFile, CurrentFiles, current_files, measured
+from imagemill.pipeline.stage2.valid_files import CurrentFile, CurrentFiles, current_files, measured
 from imagemill.progress import Progress
-from imagemill.provenance import ModelIdentity
 from imagemill.store.ledger import Ledger
+from imagemill.store.provenance import ModelIdentity
 
 ASSET = "latent_statistics"
 FORMAT = "imagemill-latent-statistics/1"

@@ -24,11 +24,11 @@ import numpy as np
 from PIL import Image
 
 from imagemill.config import NearDuplicateSettings
-from imagemill.embedding_specs import DINOV3, DINOV3_WIDTH
+from imagemill.domain.embedding_specs import DINOV3, DINOV3_WIDTH
 from imagemill.errors import ImagemillError, InvalidNpy, MissingInput
-from imagemill.files import fingerprint
 from imagemill.formats.jsonl import encode_line
 from imagemill.formats.manifest import json_bytes, read_json
+from imagemill.fs.fingerprints import fingerprint
 from imagemill.pipeline.contact_sheet import PAGE_CHARACTERS, Row, Tile, as_data_uri, as_png, draw_sheet
 from imagemill.pipeline.curation.reports import Report
 from imagemill.pipeline.curation.similarity import (
@@ -40,7 +40,7 @@ from imagemill.pipeline.curation.similarity import (
     similar_pairs,
     training_size,
 )
-from imagemill.pipeline.stage2.current import CurrentFile, CurrentFiles, current_files, measured
+from imagemill.pipeline.stage2.valid_files import CurrentFile, CurrentFiles, current_files, measured
 from imagemill.progress import Progress
 from imagemill.store.ledger import Ledger
 

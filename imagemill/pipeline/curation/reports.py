@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from imagemill.atomic import write_bytes_atomic
+from imagemill.fs.atomic import write_bytes_atomic
 
 
 @dataclass(frozen=True, slots=True)

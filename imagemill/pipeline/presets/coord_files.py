@@ -21,11 +21,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from imagemill.formats.drafts import Draft
+from imagemill.domain.preset_records import DEFAULT_ORDER, ObjectOrder
+from imagemill.formats.diff_writer import Draft
 from imagemill.formats.manifest import json_bytes
 from imagemill.pipeline.presets.coords import Chunk, Counts, transform
-from imagemill.preset_records import DEFAULT_ORDER, ObjectOrder
-from imagemill.public_data import PresetDir
+from imagemill.store.public_data import PresetDir
 
 # Bytes of lines handled at a time: some dozens of records, which stay in the processor's cache (256 KiB take a third longer).
 CHUNK_BYTES = 1 << 14

@@ -17,9 +17,17 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from imagemill.domain.geometry import box_bins, in_top_left_order, quantise_polygon
+from imagemill.domain.preset_records import (
+    DEFAULT_ORDER,
+    LEGACY_KEYS,
+    RECORD_TYPES,
+    TOKENS,
+    ObjectOrder,
+    is_plain,
+    violations,
+)
 from imagemill.formats.jsonl import encode_line, parse_line, parse_object
-from imagemill.geometry import box_bins, in_top_left_order, quantise_polygon
-from imagemill.preset_records import DEFAULT_ORDER, LEGACY_KEYS, RECORD_TYPES, TOKENS, ObjectOrder, is_plain, violations
 
 Record = dict[str, Any]
 Number = int | float

@@ -24,7 +24,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
-from imagemill.atomic import (
+from imagemill.domain.preset_names import PresetName
+from imagemill.domain.preset_records import ObjectOrder
+from imagemill.errors import disk_full_told
+from imagemill.formats.hardlinks import check_file_system, link_tree, plan_links
+from imagemill.formats.manifest import json_bytes, write_json
+from imagemill.fs.atomic import (
     is_orphan,
     sweep_temporaries,
     sync_folder,
@@ -32,9 +37,6 @@ from imagemill.atomic import (
     temporary_path,
     write_bytes_atomic,
 )
-from imagemill.errors import disk_full_told
-from imagemill.formats.hardlinks import check_file_system, link_tree, plan_links
-from imagemill.formats.manifest import json_bytes, write_json
 from imagemill.pipeline.presets.coord_files import SplitDraft, draft_split
 from imagemill.pipeline.presets.coords import Counts
 from imagemill.pipeline.presets.derive_checks import (
@@ -47,9 +49,7 @@ from imagemill.pipeline.presets.derive_checks import (
     rescale_fingerprint,
 )
 from imagemill.pipeline.presets.object_order import choose_order, with_order
-from imagemill.preset_names import PresetName
-from imagemill.preset_records import ObjectOrder
-from imagemill.public_data import MANIFEST_FORMAT, Dataset, PresetDir
+from imagemill.store.public_data import MANIFEST_FORMAT, Dataset, PresetDir
 
 
 class CoordResult(NamedTuple):

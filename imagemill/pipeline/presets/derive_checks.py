@@ -10,15 +10,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from imagemill.domain.preset_names import parse_preset
+from imagemill.domain.preset_records import ObjectOrder
 from imagemill.errors import ImagemillError, MissingInput
-from imagemill.files import fingerprint
 from imagemill.formats.hardlinks import LinkPlan, remedy
 from imagemill.formats.manifest import json_bytes, sha256_file
+from imagemill.fs.fingerprints import fingerprint
 from imagemill.pipeline.presets.coord_files import SplitDraft, line_problems
 from imagemill.pipeline.presets.object_order import recorded_order
-from imagemill.preset_names import parse_preset
-from imagemill.preset_records import ObjectOrder
-from imagemill.public_data import SPLITS, Dataset, PresetDir, no_dataset, read_preset_manifest
+from imagemill.store.public_data import SPLITS, Dataset, PresetDir, no_dataset, read_preset_manifest
 
 Manifest = dict[str, Any]
 

@@ -14,12 +14,12 @@ from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
+from imagemill.domain.geometry import in_top_left_order
+from imagemill.domain.preset_records import DEFAULT_ORDER, ORDERS, ObjectOrder
 from imagemill.errors import ImagemillError, WrongUsage
 from imagemill.formats.jsonl import encode_sorted, parse_object
-from imagemill.geometry import in_top_left_order
 from imagemill.pipeline.presets.coords import TOKENS, is_plainly_valid, to_norm
-from imagemill.preset_records import DEFAULT_ORDER, ORDERS, ObjectOrder
-from imagemill.public_data import PresetDir, is_foreign
+from imagemill.store.public_data import PresetDir, is_foreign
 
 Manifest = dict[str, Any]
 Record = dict[str, Any]

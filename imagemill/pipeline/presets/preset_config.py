@@ -32,12 +32,12 @@ import msgspec
 
 from imagemill.adapters.convert import adapter_names, parse_split_rule
 from imagemill.adapters.source import Geometry
+from imagemill.domain.geometry import IMAGE_FACTOR, MAX_PIXELS, MIN_PIXELS, check_limits
+from imagemill.domain.preset_names import derived_name, parse_preset
+from imagemill.domain.preset_records import ObjectOrder
 from imagemill.errors import ImagemillError, WrongUsage
-from imagemill.geometry import IMAGE_FACTOR, MAX_PIXELS, MIN_PIXELS, check_limits
-from imagemill.preset_names import derived_name, parse_preset
-from imagemill.preset_records import ObjectOrder
-from imagemill.public_data import Dataset, folder_name, no_dataset
-from imagemill.safe_yaml import read_yaml
+from imagemill.store.public_data import Dataset, folder_name, no_dataset
+from imagemill.text.safe_yaml import read_yaml
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Split = Literal["train", "val"]

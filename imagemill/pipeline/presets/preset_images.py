@@ -19,10 +19,10 @@ from typing import BinaryIO
 
 import msgspec
 
-from imagemill.files import FileSignature, StoredSignature, file_signature, stored_signature
 from imagemill.formats.jsonl import encode_line, read_raw
-from imagemill.public_data import PresetDir
-from imagemill.strict_json import NOT_JSON
+from imagemill.fs.fingerprints import FileSignature, StoredSignature, file_signature, stored_signature
+from imagemill.store.public_data import PresetDir
+from imagemill.text.strict_json import NOT_JSON
 
 INDEX = ".images.jsonl"
 

@@ -15,13 +15,13 @@ from typing import Any
 
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
-from imagemill.atomic import write_bytes_atomic
+from imagemill.domain.preset_records import violations
 from imagemill.errors import Refused
+from imagemill.formats.images import decode_stored
 from imagemill.formats.jsonl import parse_object, read_raw
+from imagemill.fs.atomic import write_bytes_atomic
 from imagemill.pipeline.contact_sheet import PAGE_CHARACTERS, as_data_uri, as_png
-from imagemill.pixels import decode_stored
-from imagemill.preset_records import violations
-from imagemill.public_data import Dataset, PresetDir
+from imagemill.store.public_data import Dataset, PresetDir
 
 SHEET = "contact_sheet.png"
 IMAGES = 8

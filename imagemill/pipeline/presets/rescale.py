@@ -24,10 +24,10 @@ from typing import Any
 import xxhash
 
 from imagemill.adapters.convert import recorded_rule
-from imagemill.atomic import sweep_temporaries
+from imagemill.domain.geometry import in_top_left_order, quantise_object, scale_objects
 from imagemill.errors import ImagemillError
 from imagemill.formats.jsonl import encode_line, parse_line, read_raw, replace_lines
-from imagemill.geometry import in_top_left_order, quantise_object, scale_objects
+from imagemill.fs.atomic import sweep_temporaries
 from imagemill.pipeline.presets.preset_images import Known, appending
 from imagemill.pipeline.presets.rescale_plan import RescalePlan, SplitPlan, image_name, plan_rescale
 from imagemill.pipeline.presets.rescale_problems import Problem, Problems

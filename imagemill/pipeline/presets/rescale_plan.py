@@ -16,16 +16,16 @@ from typing import Any, NamedTuple
 
 import xxhash
 
+from imagemill.domain.geometry import scale_objects, target_size
+from imagemill.domain.preset_names import refuse_derived
+from imagemill.domain.preset_records import outside_objects, violations
 from imagemill.errors import MissingInput, Refused, WrongUsage
 from imagemill.formats.jsonl import parse_line, read_raw
-from imagemill.geometry import scale_objects, target_size
 from imagemill.pipeline.presets.preset_images import Known, read_known
 from imagemill.pipeline.presets.rescale_problems import Problem, Problems
 from imagemill.pipeline.presets.rescale_setup import RescaleParameters
 from imagemill.pipeline.presets.rescale_worker import RescaleJob
-from imagemill.preset_names import refuse_derived
-from imagemill.preset_records import outside_objects, violations
-from imagemill.public_data import IMAGES, SPLITS, Dataset, PresetDir, no_dataset
+from imagemill.store.public_data import IMAGES, SPLITS, Dataset, PresetDir, no_dataset
 
 Sized = tuple[int, int]
 

@@ -16,13 +16,13 @@ from typing import Any
 
 import msgspec
 
-from imagemill.atomic import is_orphan, sync_folder, temporaries, temporary_path
+from imagemill.domain.geometry import IMAGE_FACTOR, MAX_ASPECT, MAX_PIXELS, MIN_PIXELS, check_limits
+from imagemill.domain.preset_records import DEFAULT_ORDER, ORDERS
 from imagemill.errors import ImagemillError, WrongUsage
 from imagemill.formats.manifest import json_bytes, write_json
 from imagemill.formats.resize import DEFAULT_LIBRARY, FILTER, QUALITY, check_library
-from imagemill.geometry import IMAGE_FACTOR, MAX_ASPECT, MAX_PIXELS, MIN_PIXELS, check_limits
-from imagemill.preset_records import DEFAULT_ORDER, ORDERS
-from imagemill.public_data import IMAGES, MANIFEST, MANIFEST_FORMAT, Dataset, PresetDir, read_preset_manifest
+from imagemill.fs.atomic import is_orphan, sync_folder, temporaries, temporary_path
+from imagemill.store.public_data import IMAGES, MANIFEST, MANIFEST_FORMAT, Dataset, PresetDir, read_preset_manifest
 
 _REBUILD = "choose a new preset name, or delete the preset directory and rescale again"
 _IMMUTABLE = "preset images never change once written"

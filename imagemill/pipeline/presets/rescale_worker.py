@@ -17,15 +17,15 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from imagemill.atomic import sync_folder, temporary_path
-from imagemill.durable import begin_writing_back, flush_files
 from imagemill.errors import Refused, disk_full_told, is_disk_full
-from imagemill.files import FileSignature, file_signature, fingerprint
+from imagemill.formats.images import StoredHeader, check_decodable, stored_header
 from imagemill.formats.resize import resized, written_format
-from imagemill.memory import reuse_freed_memory
+from imagemill.fs.atomic import sync_folder, temporary_path
+from imagemill.fs.durable import begin_writing_back, flush_files
+from imagemill.fs.fingerprints import FileSignature, file_signature, fingerprint
+from imagemill.pipeline.malloc_tuning import reuse_freed_memory
 from imagemill.pipeline.presets.preset_images import Known
 from imagemill.pipeline.presets.rescale_problems import OS_ERROR
-from imagemill.pixels import StoredHeader, check_decodable, stored_header
 
 # How much is flushed together: enough to share the flush, little enough to lose when a run is killed.
 BATCH_FILES = 64

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from imagemill.buckets import BUCKETS
+from imagemill.domain.buckets import BUCKETS
 from imagemill.errors import ImagemillError, MissingInput, ShardExists
 from imagemill.formats.energon import META, SQLITE
 from imagemill.pipeline.shards.shard_plan import BucketPlan, ShardSet

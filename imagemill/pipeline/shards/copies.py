@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from imagemill.buckets import BUCKETS
+from imagemill.domain.buckets import BUCKETS
 from imagemill.errors import ImagemillError
 from imagemill.formats.tar import IndexEntry, StoredSample
 from imagemill.pipeline.shards.shard_sets import INDEX, bucket_folder, read_index

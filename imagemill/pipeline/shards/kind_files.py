@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from imagemill.errors import InvalidNpy
-from imagemill.files import FileSignature
 from imagemill.formats.npy import NpyStore, check_npy_header
+from imagemill.fs.fingerprints import FileSignature
 from imagemill.pipeline.stage2.plan import row_of_bytes
-from imagemill.provenance import maker_of_adopted
 from imagemill.store.ledger import FileRow, Ledger, SourceRow
+from imagemill.store.provenance import maker_of_adopted
 
 # Reason code of a file that could not be read: an error of the disk, not of the record.
 READ_ERROR = "read_error"

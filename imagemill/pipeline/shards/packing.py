@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from imagemill.config import Config
+from imagemill.domain.layout import DataRoot
 from imagemill.errors import ImagemillError
-from imagemill.layout import DataRoot
 from imagemill.pipeline.curation.near_duplicates import excluded_images
 from imagemill.pipeline.shards.conflicts import conflicts, stays
 from imagemill.pipeline.shards.readiness import Readiness, find_ready, progress_lines

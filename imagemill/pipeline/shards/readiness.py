@@ -14,17 +14,17 @@ from typing import Any
 
 import msgspec
 
-from imagemill.embedding_specs import embedding_specs
+from imagemill.domain.embedding_specs import embedding_specs
+from imagemill.domain.stage2_records import INLINE_VECTOR, Record, canonical_record, usual_masks, violations
+from imagemill.domain.violations import Violation
 from imagemill.errors import MissingInput
-from imagemill.files import fingerprint
 from imagemill.formats.jsonl import encode_sorted, parse_line, read_raw
 from imagemill.formats.npy import SUFFIX, NpyStore
-from imagemill.listing import start_listing
+from imagemill.fs.fingerprints import fingerprint
+from imagemill.fs.listing import start_listing
 from imagemill.pipeline.shards.kind_files import READ_ERROR, KindFiles, PackingRecord, Refusal
 from imagemill.pipeline.stage2.plan import OUTDATED_CAPTION
-from imagemill.records import INLINE_VECTOR, Record, canonical_record, usual_masks, violations
 from imagemill.store.ledger import FileRow, Ledger, Problem
-from imagemill.violations import Violation
 
 ASSET = "bucket_shards"
 

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
-from imagemill.embedding_specs import EmbeddingSpec, embedding_specs
-from imagemill.files import fingerprint_file
+from imagemill.domain.embedding_specs import EmbeddingSpec, embedding_specs
 from imagemill.formats.tar import StoredSample
+from imagemill.fs.fingerprints import fingerprint_file
 from imagemill.pipeline.shards.copies import find_copies
 from imagemill.pipeline.shards.readiness import ReadySample
 from imagemill.pipeline.shards.shard_plan import BucketPlan, digest_of

@@ -19,10 +19,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from imagemill.atomic import write_bytes_atomic
-from imagemill.buckets import BUCKETS, USUAL_RATIOS, bucket_size
-from imagemill.embedding_specs import T5_TOKENS, embedding_specs
+from imagemill.domain.buckets import BUCKETS, USUAL_RATIOS, bucket_size
+from imagemill.domain.embedding_specs import T5_TOKENS, embedding_specs
 from imagemill.formats.energon import METADATASET, metadataset
+from imagemill.fs.atomic import write_bytes_atomic
 from imagemill.pipeline.shards.shard_manifest import Manifest
 from imagemill.pipeline.shards.shard_sets import Tombstone, bucket_folder, read_manifest, read_tombstones
 

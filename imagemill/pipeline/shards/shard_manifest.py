@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from imagemill.buckets import BUCKETS
+from imagemill.domain.buckets import BUCKETS
 
 FORMAT = "imagemill-shards/2"
 

@@ -14,8 +14,7 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from imagemill.buckets import BUCKETS
-from imagemill.close_names import name_hint
+from imagemill.domain.buckets import BUCKETS
 from imagemill.errors import WrongUsage
 from imagemill.pipeline.shards.append import Overlay, lay_over
 from imagemill.pipeline.shards.readiness import ReadySample
@@ -29,6 +28,7 @@ from imagemill.pipeline.shards.shard_sets import (
     sample_digest,
     set_digest,
 )
+from imagemill.text.close_names import name_hint
 
 # What to do about shards that are there: refuse them; replace them; bring sets of ours up to date, whole (`update`, and
 # `repack`, which also folds in what was appended) or by new tars and tombstones (`append`, and `withdraw`, which does nothing

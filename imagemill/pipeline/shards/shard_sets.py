@@ -22,12 +22,12 @@ from typing import Annotated, Any
 
 import msgspec
 
-from imagemill.buckets import BUCKETS
+from imagemill.domain.buckets import BUCKETS
+from imagemill.domain.geometry import MAX_SIDE
+from imagemill.domain.ids import id_problem
 from imagemill.errors import ImagemillError, MissingInput
 from imagemill.formats.jsonl import read_jsonl
 from imagemill.formats.manifest import read_json
-from imagemill.geometry import MAX_SIDE
-from imagemill.ids import id_problem
 from imagemill.pipeline.shards.shard_manifest import (
     SEAL,
     Manifest,

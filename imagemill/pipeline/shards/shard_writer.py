@@ -23,15 +23,16 @@ from typing import Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from imagemill.atomic import is_orphan, sync_folder, temporaries, temporary_path
-from imagemill.embedding_specs import embedding_specs
+from imagemill.domain.embedding_specs import embedding_specs
+from imagemill.domain.ids import member_key
 from imagemill.errors import disk_full_told
-from imagemill.files import RunningFingerprint, signature_bytes
 from imagemill.formats.energon import is_energon, write_energon
 from imagemill.formats.jsonl import write_jsonl
 from imagemill.formats.manifest import write_json
 from imagemill.formats.tar import DamagedFile, IndexEntry, KnownFile, Sample, StoredSample, write_shard
-from imagemill.ids import member_key
+from imagemill.fs.atomic import is_orphan, sync_folder, temporaries, temporary_path
+from imagemill.fs.fingerprints import RunningFingerprint, signature_bytes
+from imagemill.fs.swap import remove_folder, replace_folder
 from imagemill.pipeline.shards.conflicts import stays
 from imagemill.pipeline.shards.readiness import ReadySample
 from imagemill.pipeline.shards.rotten_files import FileKey, RottenFiles, find_rotten, without
@@ -58,8 +59,7 @@ from imagemill.pipeline.shards.shard_sets import (
     shard_name,
 )
 from imagemill.pipeline.shards.shard_statistics import measures_of, statistics_of
-from imagemill.provenance import UNKNOWN, UNKNOWN_PREVIEW, ModelIdentity
-from imagemill.swap import remove_folder, replace_folder
+from imagemill.store.provenance import UNKNOWN, UNKNOWN_PREVIEW, ModelIdentity
 
 # What a set has besides its tars.
 OURS = {INDEX, TOMBSTONES, MANIFEST}

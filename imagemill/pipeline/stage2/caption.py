@@ -23,15 +23,15 @@ from PIL import Image
 
 from imagemill.config import DECODE_AHEAD_PIXELS
 from imagemill.errors import ModelUnusable, Refused
-from imagemill.files import FileSignature
+from imagemill.formats.images import header_size
+from imagemill.fs.fingerprints import FileSignature
+from imagemill.models import CAPTIONER, Captioner
 from imagemill.pipeline.batch_inference import Answer, Unanswered, answer_batch
 from imagemill.pipeline.prefetch import bounded_map
-from imagemill.pipeline.stage2.facts import complete_facts, inspect_image
+from imagemill.pipeline.stage2.image_metadata import complete_facts, inspect_image
 from imagemill.pipeline.stage2.plan import Known, refused_image
 from imagemill.pipeline.stage2.scan import Scan, SourceFile, caption_row, normalise_caption
-from imagemill.pixels import header_size
 from imagemill.store.ledger import FROM_CAPTIONER, FROM_PREVIEW, Captioned, CaptionRow, Ledger, Problem, SourceRow
-from imagemill.summarizer import CAPTIONER, Captioner
 
 _BY_A_MODEL = {FROM_CAPTIONER, FROM_PREVIEW}
 

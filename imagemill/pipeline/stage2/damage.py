@@ -12,7 +12,7 @@ repair (embed.py).
 
 from collections.abc import Iterable, Sequence
 
-from imagemill.embedding_specs import embedding_specs
+from imagemill.domain.embedding_specs import embedding_specs
 from imagemill.store.ledger import Ledger, Problem
 
 DAMAGED = "damaged"

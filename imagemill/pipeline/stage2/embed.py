@@ -8,7 +8,7 @@ Beside the model and what it takes for a batch, memory holds at most
     20 bytes x `decode_ahead_pixels`: images while they are opened and prepared (1.3 GB by default); one always may be
     3 bytes x 4 x `batch_pixels`: images that wait for company of their shape (50 MB by default), and the last one to come
     64 MiB of arrays on their way to the disk, and those of one batch
-    64 MiB in each decode thread, freed and kept for its next arrays (imagemill/memory.py).
+    64 MiB in each decode thread, freed and kept for its next arrays (imagemill/pipeline/malloc_tuning.py).
 
 Belongs here: the worker an engine runs (`EmbedWorker`), and its rows.
 Belongs elsewhere: what is a job at all (plan.py), final names and the ledger (publish.py), the models (encoders/), Dagster events
@@ -29,8 +29,7 @@ import msgspec
 import numpy as np
 
 from imagemill.config import DECODE_AHEAD_PIXELS, PREVIEW, EncoderSettings
-from imagemill.embedding_specs import EmbeddingSpec
-from imagemill.encoding import Encoder, Prepared
+from imagemill.domain.embedding_specs import EmbeddingSpec
 from imagemill.errors import (
     FULL_DISK,
     DiskFull,
@@ -41,18 +40,19 @@ from imagemill.errors import (
     Refused,
     is_disk_full,
 )
-from imagemill.files import FileSignature, file_signature, fingerprint, fingerprint_file
+from imagemill.formats.images import header_size
 from imagemill.formats.npy import NpyStore, npy_header
-from imagemill.memory import reuse_freed_memory
+from imagemill.fs.fingerprints import FileSignature, file_signature, fingerprint, fingerprint_file
+from imagemill.models import Encoder, Prepared
 from imagemill.pipeline.batch_inference import infer_in_parts
+from imagemill.pipeline.malloc_tuning import reuse_freed_memory
 from imagemill.pipeline.prefetch import bounded_map
 from imagemill.pipeline.stage2.damage import DAMAGED, damaged_file
-from imagemill.pipeline.stage2.facts import inspect_image
+from imagemill.pipeline.stage2.image_metadata import inspect_image
 from imagemill.pipeline.stage2.plan import EmbeddingPlan, Job, row_of_bytes
 from imagemill.pipeline.stage2.stage1 import Unusable, read_vector
-from imagemill.pixels import header_size
-from imagemill.provenance import UNKNOWN, UNKNOWN_PREVIEW, guard_recorded, maker_of_adopted
 from imagemill.store.ledger import FileRow, SourceRow
+from imagemill.store.provenance import UNKNOWN, UNKNOWN_PREVIEW, guard_recorded, maker_of_adopted
 
 T = TypeVar("T")
 Outcome = Literal["computed", "extracted", "restored", "kept", "adopted", "refused", "failed"]

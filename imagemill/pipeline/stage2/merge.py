@@ -18,16 +18,17 @@ from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from imagemill.atomic import temporary_path
-from imagemill.buckets import is_unusual_ratio
-from imagemill.embedding_specs import DINOV3
+from imagemill.domain.buckets import is_unusual_ratio
+from imagemill.domain.embedding_specs import DINOV3
+from imagemill.domain.layout import DataRoot
+from imagemill.domain.stage2_records import INLINE_VECTOR, Record, build_record, is_side, is_stage1
 from imagemill.errors import ImagemillError
-from imagemill.files import FileSignature
 from imagemill.formats.jsonl import encode_line, encode_sorted, replace_lines
 from imagemill.formats.npy import NpyStore
-from imagemill.layout import DataRoot
+from imagemill.fs.atomic import temporary_path
+from imagemill.fs.fingerprints import FileSignature
 from imagemill.pipeline.stage2.quarantine import BAD_ID, CAPTION, QuarantinedLine, quarantine
-from imagemill.pipeline.stage2.recorded import (
+from imagemill.pipeline.stage2.record_index import (
     Recorded,
     parse_record,
     read_recorded,
@@ -36,7 +37,6 @@ from imagemill.pipeline.stage2.recorded import (
     unfinished,
 )
 from imagemill.pipeline.stage2.scan import Scan
-from imagemill.records import INLINE_VECTOR, Record, build_record, is_side, is_stage1
 from imagemill.store.ledger import CaptionRow, Ledger, Problem, SourceRow
 from imagemill.store.second_copy import refresh
 

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from imagemill.embedding_specs import embedding_specs
-from imagemill.provenance import UNKNOWN_PREVIEW, ModelIdentity, read_identity
+from imagemill.domain.embedding_specs import embedding_specs
 from imagemill.store.ledger import SUPERSEDED, Ledger
+from imagemill.store.provenance import UNKNOWN_PREVIEW, ModelIdentity, read_identity
 
 PREVIEW_TEXT = "preview model (random weights, not for training)"
 

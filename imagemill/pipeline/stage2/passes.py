@@ -6,7 +6,7 @@ Source: seed 002, decision 1; CONTRACTS section 1, "passes".
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from imagemill.embedding_specs import EmbeddingSpec, embedding_specs
+from imagemill.domain.embedding_specs import EmbeddingSpec, embedding_specs
 from imagemill.pipeline.stage2.plan import Job
 
 

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import msgspec
 
-from imagemill.embedding_specs import EmbeddingSpec
-from imagemill.files import FileSignature
+from imagemill.domain.embedding_specs import EmbeddingSpec
 from imagemill.formats.npy import NpyStore
 from imagemill.formats.tar import StoredSample
+from imagemill.fs.fingerprints import FileSignature
 from imagemill.pipeline.stage2.damage import damaged_files
-from imagemill.pipeline.stage2.recorded import Recorded, Span
+from imagemill.pipeline.stage2.record_index import Recorded, Span
 from imagemill.pipeline.stage2.scan import SIDECARS, Scan, SourceFile
 from imagemill.store.ledger import SUPERSEDED, CaptionRow, FileRow, Ledger, Problem, SourceRow
 

@@ -18,9 +18,9 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from imagemill.atomic import sync_folder
-from imagemill.durable import flush_files
 from imagemill.formats.npy import NpyStore
+from imagemill.fs.atomic import sync_folder
+from imagemill.fs.durable import flush_files
 from imagemill.pipeline.stage2.embed import EmbedRow, EmbedWorker
 from imagemill.pipeline.stage2.plan import Job
 from imagemill.store.ledger import Ledger, Problem

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from imagemill.atomic import write_bytes_atomic
 from imagemill.formats.jsonl import encode_line, read_jsonl
+from imagemill.fs.atomic import write_bytes_atomic
 
 SUFFIX = ".quarantine.jsonl"
 

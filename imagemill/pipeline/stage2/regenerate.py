@@ -10,9 +10,9 @@ from collections.abc import Iterable
 
 from imagemill.errors import ImagemillError, WrongUsage
 from imagemill.formats.npy import NpyStore
-from imagemill.pipeline.claims import claimed
-from imagemill.provenance import ModelIdentity, differing_facts, forget_identity, read_identity, recall_identity
+from imagemill.pipeline.leases import claimed
 from imagemill.store.ledger import EVERY, SUPERSEDED, Ledger, Problem
+from imagemill.store.provenance import ModelIdentity, differing_facts, forget_identity, read_identity, recall_identity
 
 _BEGUN, _UNDER_WAY = "begun", "under way"
 _REASON = "cannot_regenerate"

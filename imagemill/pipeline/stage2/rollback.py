@@ -15,20 +15,20 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from imagemill.atomic import sync_folder, temporary_path
-from imagemill.embedding_specs import DINOV3, embedding_specs
+from imagemill.domain.embedding_specs import DINOV3, embedding_specs
+from imagemill.domain.layout import DataRoot
+from imagemill.domain.stage2_records import is_stage1
 from imagemill.errors import ImagemillError, InvalidNpy, MissingInput
-from imagemill.files import FileSignature
 from imagemill.formats.jsonl import encode_line, read_jsonl, replace_lines
 from imagemill.formats.npy import NpyStore, read_npy
-from imagemill.layout import DataRoot
-from imagemill.pipeline.claims import claimed
+from imagemill.fs.atomic import sync_folder, temporary_path
+from imagemill.fs.fingerprints import FileSignature
+from imagemill.pipeline.leases import claimed
 from imagemill.pipeline.stage2.merge import STAGE1, stage1_backup
-from imagemill.pipeline.stage2.recorded import record_id
+from imagemill.pipeline.stage2.record_index import record_id
 from imagemill.pipeline.stage2.stage1 import as_vector, stage1_record
-from imagemill.provenance import forget_identity
-from imagemill.records import is_stage1
 from imagemill.store.ledger import EVERY, FileRow, Ledger
+from imagemill.store.provenance import forget_identity
 
 _SHOWN = 5
 

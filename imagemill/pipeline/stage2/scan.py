@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
+from imagemill.domain.ids import id_problem, image_id_of
 from imagemill.errors import MissingInput
-from imagemill.files import FileSignature, file_signature, fingerprint
-from imagemill.ids import id_problem, image_id_of
+from imagemill.fs.fingerprints import FileSignature, file_signature, fingerprint
 from imagemill.store.ledger import FROM_SIDECAR, CaptionRow, Ledger, Problem
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp"})

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from imagemill.embedding_specs import DINOV3_WIDTH
-from imagemill.pipeline.stage2.recorded import Span, record_id
-from imagemill.records import INLINE_VECTOR, Record
+from imagemill.domain.embedding_specs import DINOV3_WIDTH
+from imagemill.domain.stage2_records import INLINE_VECTOR, Record
+from imagemill.pipeline.stage2.record_index import Span, record_id
 
 # What a Stage 2 record has and a Stage 1 record has not.
 _STAGE2_FIELDS = ("image_id", "aspect_bucket", "format_version")

@@ -23,10 +23,10 @@ from typing import Literal
 
 import msgspec
 
-from imagemill.close_names import name_hint
+from imagemill.domain.ids import id_problem
+from imagemill.domain.natural_sort import natural_key
 from imagemill.errors import MissingInput, WrongUsage
-from imagemill.ids import id_problem
-from imagemill.natural_sort import natural_key
+from imagemill.text.close_names import name_hint
 
 Label = Literal["fail", "pass"]
 

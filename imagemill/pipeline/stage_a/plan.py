@@ -12,8 +12,8 @@ from pathlib import Path
 
 import xxhash
 
+from imagemill.domain.ranks import DEFAULT_MODE, ImageJob, RankPlan, ShardingMode, plan_ranks
 from imagemill.pipeline.stage_a.missions import DEFAULT_SEED, Discovery, ImageGroup, sample_groups
-from imagemill.ranks import DEFAULT_MODE, ImageJob, RankPlan, ShardingMode, plan_ranks
 
 
 @dataclass(frozen=True, slots=True)

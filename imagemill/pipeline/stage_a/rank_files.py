@@ -20,10 +20,10 @@ from typing import Any, BinaryIO, Self
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from imagemill.atomic import write_bytes_atomic
-from imagemill.files import FileSignature
 from imagemill.formats.jsonl import encode_line
-from imagemill.strict_json import NOT_JSON
+from imagemill.fs.atomic import write_bytes_atomic
+from imagemill.fs.fingerprints import FileSignature
+from imagemill.text.strict_json import NOT_JSON
 
 # Reason code of images whose rank's process ended before they had a summary.
 RANK_DIED = "rank_died"

@@ -29,13 +29,13 @@ from typing import Any, BinaryIO
 import msgspec
 
 from imagemill.errors import disk_full_told
-from imagemill.files import FileSignature, fingerprint
 from imagemill.formats.jsonl import write_jsonl
+from imagemill.fs.fingerprints import FileSignature, fingerprint
+from imagemill.models import NamedImage, Summarizer
 from imagemill.pipeline.batch_inference import Answer, answer_batch
 from imagemill.pipeline.stage_a.rank_files import rank_files
 from imagemill.store.ledger import FinishedSummary, Ledger
-from imagemill.strict_json import NOT_JSON
-from imagemill.summarizer import NamedImage, Summarizer
+from imagemill.text.strict_json import NOT_JSON
 
 IRRELEVANT = "无关图片"
 STATISTICS = "统计"

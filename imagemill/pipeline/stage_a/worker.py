@@ -22,8 +22,11 @@ from typing import Any, Literal, NamedTuple
 from msgspec import UNSET
 from PIL import Image
 
+from imagemill.domain.ranks import ImageJob
 from imagemill.errors import ImagemillError, Refused, WrongUsage, disk_full_told
-from imagemill.files import FileSignature, file_signature, fingerprint
+from imagemill.formats.images import decode_rgb
+from imagemill.fs.fingerprints import FileSignature, file_signature, fingerprint
+from imagemill.models import NamedImage, Summarizer
 from imagemill.pipeline.batch_inference import Answered, Unanswered
 from imagemill.pipeline.stage_a.missions import printable
 from imagemill.pipeline.stage_a.plan import StageAPlan
@@ -43,10 +46,7 @@ from imagemill.pipeline.stage_a.rank_files import (
     write_mark,
 )
 from imagemill.pipeline.stage_a.summaries import SNAPSHOT, KnownSummaries, summarize_batch, summary_fingerprint
-from imagemill.pixels import decode_rgb
 from imagemill.progress import Progress
-from imagemill.ranks import ImageJob
-from imagemill.summarizer import NamedImage, Summarizer
 
 DEFAULT_BATCH_SIZE = 8
 

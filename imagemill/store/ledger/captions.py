@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from imagemill.files import FileSignature
+from imagemill.fs.fingerprints import FileSignature
 from imagemill.store.ledger.database import Database
 from imagemill.store.ledger.sources import SOURCES, SourceRow
 from imagemill.store.ledger.table import Codec, Table, qualified, split_columns

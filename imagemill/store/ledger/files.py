@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from imagemill.files import FileSignature
+from imagemill.fs.fingerprints import FileSignature
 from imagemill.store.ledger.database import Database
 from imagemill.store.ledger.table import Table
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from imagemill.files import FileSignature
+from imagemill.fs.fingerprints import FileSignature
 from imagemill.store.ledger.database import Database
 from imagemill.store.ledger.table import Table
 

@@ -5,7 +5,7 @@ The setting's value is how far the regeneration is (pipeline/stage2/regenerate.p
 
 import msgspec
 
-from imagemill.files import FileSignature
+from imagemill.fs.fingerprints import FileSignature
 from imagemill.store.ledger.files import SUPERSEDED
 from imagemill.store.ledger.settings import Settings
 from imagemill.store.ledger.table import Table

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import msgspec
 
-from imagemill.files import StoredSignature, stored_signature
+from imagemill.fs.fingerprints import StoredSignature, stored_signature
 from imagemill.store.ledger.database import Database
 from imagemill.store.ledger.table import Table
 

@@ -27,9 +27,9 @@ from dagster_project.command_line import COMMAND_TAG
 from dagster_project.internals import runs
 from dagster_project.internals.coordinator import _bucket_tags, streamed_assets
 from dagster_project.internals.instance import open_instance
-from imagemill import embedding_specs
-from imagemill.buckets import BUCKETS
-from imagemill.embedding_specs import DINOV3
+from imagemill.domain import embedding_specs
+from imagemill.domain.buckets import BUCKETS
+from imagemill.domain.embedding_specs import DINOV3
 from resources.dagster_internals.events import DEFER, OWNER_TAG, PLANNED_TAG, UI_TAG, owner_of_run
 from resources.dagster_internals.tags import DEFER_TAG, range_tags
 

@@ -11,7 +11,7 @@ from dagster._core.storage.event_log.sqlite.sqlite_event_log import SqliteEventL
 from dagster_project.internals.coordinator import DeferCoordinator
 from dagster_project.internals.instance import TEMPLATE, environment_of, home_of, open_instance, prepare_home
 from dagster_project.internals.storage import BatchSqliteEventLogStorage
-from imagemill.layout import DataRoot
+from imagemill.domain.layout import DataRoot
 from tests.helpers.earlier_roots import DAGSTER_YAML
 from tests.helpers.product import PROJECT
 

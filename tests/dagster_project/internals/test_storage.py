@@ -19,7 +19,7 @@ from toy_defs import run_toy
 from dagster_project.internals import storage
 from dagster_project.internals.instance import open_instance
 from dagster_project.internals.storage import BATCH_VARIABLE, BatchSqliteEventLogStorage
-from imagemill.layout import DataRoot
+from imagemill.domain.layout import DataRoot
 from resources.dagster_internals.events import report_without_run
 from tests.helpers.product import PROJECT
 
@@ -155,7 +155,7 @@ def test_batches_are_stored_one_by_one_where_a_private_name_is_gone(tmp_path, mo
 _WRITER = """
 import sys, dagster as dg
 from dagster_project.internals.instance import open_instance
-from imagemill.layout import DataRoot
+from imagemill.domain.layout import DataRoot
 from resources.dagster_internals.events import report_without_run
 who, batches, events = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 print(flush=True)

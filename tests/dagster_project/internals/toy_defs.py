@@ -21,8 +21,8 @@ import dagster as dg
 
 from dagster_project.internals.instance import open_instance
 from dagster_project.internals.runs import run_here
+from imagemill.domain.layout import DataRoot
 from imagemill.errors import ModelMismatch
-from imagemill.layout import DataRoot
 from resources.dagster_internals.events import StreamedEvents, deferred, images_failed, launched_in_ui
 
 images = dg.DynamicPartitionsDefinition(name="images")

@@ -1,6 +1,6 @@
 """`imagemill` with one embedding kind more; the shipped kinds get encoders of no cost, the toy its own."""
 
-from imagemill.embedding_specs import EmbeddingSpec
+from imagemill.domain.embedding_specs import EmbeddingSpec
 from tests.helpers.stubs import StubEncoder
 from tests.helpers.toy_kind.asset import TOY
 

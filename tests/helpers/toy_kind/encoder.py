@@ -7,7 +7,7 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from imagemill.encoders.loading import identity, require_pixels, resolve, to_stored
-from imagemill.encoding import Prepared
+from imagemill.models import Prepared
 from tests.helpers.toy_kind.spec import COLOURS
 
 

@@ -1,6 +1,6 @@
 """First of the three files that add an embedding kind: what it is."""
 
-from imagemill.embedding_specs import EmbeddingSpec, register
+from imagemill.domain.embedding_specs import EmbeddingSpec, register
 
 COLOURS = 5
 

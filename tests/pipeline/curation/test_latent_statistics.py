@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imagemill.buckets import BUCKETS
-from imagemill.embedding_specs import DINOV3, VAE
+from imagemill.domain.buckets import BUCKETS
+from imagemill.domain.embedding_specs import DINOV3, VAE
 from imagemill.errors import InvalidNpy
 from imagemill.pipeline.curation.latent_statistics import (
     ALL,
@@ -23,8 +23,8 @@ from imagemill.pipeline.curation.latent_statistics import (
     statistics_reports,
 )
 from imagemill.pipeline.curation.reports import write_report
-from imagemill.provenance import ModelIdentity
 from imagemill.store.ledger import Ledger
+from imagemill.store.provenance import ModelIdentity
 from tests.helpers.stage2 import embed, identity_of, photos, picture
 
 SQUARE, TALL = "1024x1024", "832x1216"
@@ -162,7 +162,7 @@ def test_buckets_counted_one_by_one_give_what_one_run_gives(root):
 def test_second_count_of_the_same_files_reads_none_and_writes_none(root, monkeypatch):
     count(root)
     before = {path: path.stat().st_mtime_ns for path in (root.derived / "latent_statistics").iterdir()}
-    monkeypatch.setattr("imagemill.pipeline.stage2.current.read_npy", lambda path: pytest.fail(f"read {path}"))
+    monkeypatch.setattr("imagemill.pipeline.stage2.valid_files.read_npy", lambda path: pytest.fail(f"read {path}"))
 
     reports = count(root)
 

@@ -8,9 +8,10 @@ import pytest
 from PIL import Image
 
 from imagemill.config import EncoderSettings, NearDuplicateSettings
-from imagemill.embedding_specs import DINOV3
+from imagemill.domain.embedding_specs import DINOV3
 from imagemill.encoders.dinov3 import DinoV3Encoder
 from imagemill.errors import ImagemillError, InvalidNpy, MissingInput
+from imagemill.formats.images import open_rgb
 from imagemill.pipeline.curation import similarity
 from imagemill.pipeline.curation.near_duplicates import (
     PAGE_CHARACTERS,
@@ -29,7 +30,6 @@ from imagemill.pipeline.curation.near_duplicates import (
     unit_vector,
 )
 from imagemill.pipeline.curation.reports import write_report
-from imagemill.pixels import open_rgb
 from imagemill.store.ledger import FROM_CAPTIONER, Captioned, CaptionRow, Ledger
 from tests.helpers.stage2 import embed, photos
 
@@ -265,7 +265,7 @@ def test_second_report_of_the_same_vectors_reads_none_and_writes_none(data_root,
     first = report(data_root)
     paths = [path(data_root.derived) for path in (lines_path, sheet_path, summary_path)]
     before = [(path.read_bytes(), path.stat().st_mtime_ns) for path in paths]
-    monkeypatch.setattr("imagemill.pipeline.stage2.current.read_npy", lambda path: pytest.fail(f"read {path}"))
+    monkeypatch.setattr("imagemill.pipeline.stage2.valid_files.read_npy", lambda path: pytest.fail(f"read {path}"))
 
     second = report(data_root)
 

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from imagemill.atomic import temporaries
-from imagemill.geometry import quantise_box, quantise_polygon
+from imagemill.domain.geometry import quantise_box, quantise_polygon
+from imagemill.domain.preset_records import violations
+from imagemill.fs.atomic import temporaries
 from imagemill.pipeline.presets import coord_files
 from imagemill.pipeline.presets.coord_files import draft_split
 from imagemill.pipeline.presets.coords import is_plainly_valid, to_norm, transform
-from imagemill.preset_records import violations
-from imagemill.public_data import PresetDir
+from imagemill.store.public_data import PresetDir
 from tests.helpers.product import PROJECT
 
 BOX = {"desc": "bowl", "bbox_2d": [10, 12, 80, 60]}
@@ -339,7 +339,7 @@ MEMORY = """
 import resource, sys
 from pathlib import Path
 from imagemill.pipeline.presets.coord_files import draft_split
-from imagemill.public_data import PresetDir
+from imagemill.store.public_data import PresetDir
 here = Path(sys.argv[1])
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 (here / "small.jsonl").write_bytes((here / "train.jsonl").open("rb").readline())

@@ -13,16 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from imagemill.atomic import temporaries, temporary_path
+from imagemill.domain.preset_names import PresetName, effective_preset
 from imagemill.errors import DiskFull, ImagemillError, MissingInput
 from imagemill.formats.hardlinks import LinksRefused, NotLinkable
 from imagemill.formats.manifest import sha256_file, write_json
+from imagemill.fs.atomic import temporaries, temporary_path
 from imagemill.fs.owners import owner_name
 from imagemill.pipeline.presets import coords, derive
 from imagemill.pipeline.presets.derive import coord
 from imagemill.pipeline.presets.derive_checks import BaseChanged, CoordRefused
-from imagemill.preset_names import PresetName, effective_preset
-from imagemill.public_data import Dataset, read_preset_manifest
+from imagemill.store.public_data import Dataset, read_preset_manifest
 from imagemill.validation.validator import Options, validate_preset
 from tests.helpers.product import PROJECT
 
@@ -389,8 +389,8 @@ import os, sys, time
 from pathlib import Path
 from imagemill.pipeline.presets import coord_files
 from imagemill.pipeline.presets.derive import coord
-from imagemill.preset_names import PresetName
-from imagemill.public_data import Dataset
+from imagemill.domain.preset_names import PresetName
+from imagemill.store.public_data import Dataset
 
 def slowly(name):
     real = getattr(os, name)

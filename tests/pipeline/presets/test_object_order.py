@@ -12,7 +12,7 @@ from imagemill.formats.manifest import read_json, write_json
 from imagemill.pipeline.presets.derive_checks import BaseChanged
 from imagemill.pipeline.presets.object_order import OrderConflict
 from imagemill.pipeline.presets.rescale_setup import PresetConflict
-from imagemill.public_data import SPACES
+from imagemill.store.public_data import SPACES
 from imagemill.validation.validator import validate_preset
 from tests.helpers import public
 from tests.helpers.presets import SIZES, coord_here, rescale_here

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from imagemill.adapters.convert import convert
+from imagemill.domain.preset_records import PresetRules, violations, warnings
 from imagemill.errors import MissingInput, WrongUsage
 from imagemill.formats.jsonl import read_jsonl
 from imagemill.fs.owners import owner_name
 from imagemill.pipeline.presets.preset_images import INDEX
 from imagemill.pipeline.presets.rescale import RescaleFailed, _rescaled, carry_out, plan_rescale
 from imagemill.pipeline.presets.rescale_setup import PresetConflict, choose_parameters
-from imagemill.preset_records import PresetRules, violations, warnings
-from imagemill.public_data import Dataset, read_preset_manifest
+from imagemill.store.public_data import Dataset, read_preset_manifest
 from resources.engine import Engine, LocalProcesses
 from resources.local_pool import WorkerDied
 from tests.helpers.public import picture, put_image, put_records, raw_dataset, record, records_of, snapshot

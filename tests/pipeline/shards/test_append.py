@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imagemill.embedding_specs import embedding_specs
+from imagemill.domain.embedding_specs import embedding_specs
 from imagemill.errors import ImagemillError
 from imagemill.pipeline.shards.append import lay_over
 from imagemill.pipeline.shards.shard_plan import ShardSet, plan_shards
@@ -20,8 +20,8 @@ from imagemill.pipeline.shards.shard_sets import (
     read_tombstones,
 )
 from imagemill.pipeline.shards.shard_writer import write_bucket
-from imagemill.provenance import ModelIdentity
 from imagemill.store.ledger import Ledger
+from imagemill.store.provenance import ModelIdentity
 from imagemill.validation.validator import validate
 from tests.helpers.product import snapshot
 from tests.helpers.stage2 import embed, photos, picture, ready, stage2, write_records

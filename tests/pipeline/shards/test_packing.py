@@ -2,8 +2,8 @@
 
 import pytest
 
-from imagemill.buckets import BUCKETS
 from imagemill.config import Config, NearDuplicateSettings
+from imagemill.domain.buckets import BUCKETS
 from imagemill.errors import ImagemillError, MissingInput, ShardExists, WrongUsage
 from imagemill.pipeline.shards.conflicts import refuse_conflicts
 from imagemill.pipeline.shards.packing import Packing, dry_run, plan_packing

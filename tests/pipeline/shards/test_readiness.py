@@ -10,18 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from imagemill.buckets import BUCKETS
-from imagemill.embedding_specs import DINOV3, T5, VAE, embedding_specs
+from imagemill.domain.buckets import BUCKETS
+from imagemill.domain.embedding_specs import DINOV3, T5, VAE, embedding_specs
+from imagemill.domain.layout import DataRoot
+from imagemill.domain.stage2_records import canonical_record, usual_masks, violations
 from imagemill.errors import MissingInput
-from imagemill.files import file_signature, fingerprint
 from imagemill.formats.jsonl import encode_sorted, parse_object, read_jsonl
 from imagemill.formats.npy import NpyStore
-from imagemill.layout import DataRoot
+from imagemill.fs.fingerprints import file_signature, fingerprint
 from imagemill.pipeline.shards import readiness
 from imagemill.pipeline.shards.readiness import find_ready, progress_lines
-from imagemill.provenance import UNKNOWN
-from imagemill.records import canonical_record, usual_masks, violations
 from imagemill.store.ledger import Ledger
+from imagemill.store.provenance import UNKNOWN
 from tests.helpers.stage1 import stage1_record
 from tests.helpers.stage2 import (
     embed,

@@ -17,15 +17,15 @@ import webdataset
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imagemill.atomic import temporaries
-from imagemill.buckets import BUCKETS
-from imagemill.embedding_specs import embedding_specs
+from imagemill.domain.buckets import BUCKETS
+from imagemill.domain.embedding_specs import embedding_specs
+from imagemill.domain.layout import DataRoot
 from imagemill.errors import ImagemillError, ShardExists, WrongUsage
-from imagemill.files import fingerprint_file, posix_signature
 from imagemill.formats.jsonl import read_jsonl
 from imagemill.formats.manifest import read_json, write_json
 from imagemill.formats.tar import IndexEntry, read_sample, read_shard
-from imagemill.layout import DataRoot
+from imagemill.fs.atomic import temporaries
+from imagemill.fs.fingerprints import fingerprint_file, posix_signature
 from imagemill.pipeline.shards import shard_writer
 from imagemill.pipeline.shards.conflicts import conflicts, refuse_conflicts
 from imagemill.pipeline.shards.readiness import ReadySample
@@ -36,8 +36,8 @@ from imagemill.pipeline.shards.shard_plan import (
 )
 from imagemill.pipeline.shards.shard_sets import ShardParameters, read_manifest, shard_name
 from imagemill.pipeline.shards.shard_writer import write_bucket
-from imagemill.provenance import UNKNOWN
 from imagemill.store.ledger import FileRow
+from imagemill.store.provenance import UNKNOWN
 from tests.helpers.product import PROJECT, snapshot
 from tests.helpers.stage2 import embed, foreign, identity_of, picture, ready, record_of, stage2, write_records
 
@@ -644,7 +644,7 @@ KILLED = """
     from pathlib import Path
     sys.path.insert(0, {project!r})
     from imagemill import swap
-    from imagemill.layout import DataRoot
+    from imagemill.domain.layout import DataRoot
     from imagemill.pipeline.shards import shard_plan, shard_sets, shard_writer
     from tests.helpers.stage2 import ready
 

@@ -6,13 +6,13 @@ import os
 import pytest
 
 from imagemill.errors import ModelUnusable
+from imagemill.models import CAPTIONER
 from imagemill.pipeline.stage2.caption import CaptionWorker, caption_jobs, forget_problems, keep_captions, look_again
-from imagemill.pipeline.stage2.facts import adopt_captions, complete_facts, note_missing_captions
-from imagemill.pipeline.stage2.recorded import read_recorded
+from imagemill.pipeline.stage2.image_metadata import adopt_captions, complete_facts, note_missing_captions
+from imagemill.pipeline.stage2.record_index import read_recorded
 from imagemill.pipeline.stage2.scan import survey
-from imagemill.provenance import ModelIdentity
 from imagemill.store.ledger import FROM_CAPTIONER, FROM_PREVIEW, FROM_PREVIEW_RECORD, FROM_RECORD, Ledger
-from imagemill.summarizer import CAPTIONER
+from imagemill.store.provenance import ModelIdentity
 from tests.helpers.stage2 import photos, picture, record_identity_of, record_of, write_text
 
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from imagemill.embedding_specs import DINOV3, T5, VAE, embedding_specs
-from imagemill.files import fingerprint_file
+from imagemill.domain.embedding_specs import DINOV3, T5, VAE, embedding_specs
 from imagemill.formats.npy import NpyStore
+from imagemill.fs.fingerprints import fingerprint_file
 from imagemill.pipeline.shards.copies import with_copies
 from imagemill.pipeline.shards.shard_plan import plan_shards
 from imagemill.pipeline.shards.shard_sets import ShardParameters

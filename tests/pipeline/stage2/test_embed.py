@@ -16,20 +16,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from imagemill import durable
-from imagemill.atomic import temporaries
-from imagemill.buckets import BUCKETS
-from imagemill.embedding_specs import DINOV3, T5, VAE, embedding_specs
+from imagemill.domain.buckets import BUCKETS
+from imagemill.domain.embedding_specs import DINOV3, T5, VAE, embedding_specs
+from imagemill.domain.layout import DataRoot
 from imagemill.errors import DiskFull, ModelMismatch, ModelUnusable, NonFiniteEmbedding, Refused
-from imagemill.files import file_signature, fingerprint
 from imagemill.formats.npy import NpyStore, read_npy
-from imagemill.layout import DataRoot
+from imagemill.fs import durable
+from imagemill.fs.atomic import temporaries
+from imagemill.fs.fingerprints import file_signature, fingerprint
 from imagemill.pipeline.stage2 import embed as embed_module
 from imagemill.pipeline.stage2 import publish as publish_module
 from imagemill.pipeline.stage2.embed import EmbedRow
 from imagemill.pipeline.stage2.publish import after_interrupt, count_rows, publish, run_pass
-from imagemill.provenance import UNKNOWN_PREVIEW
 from imagemill.store.ledger import Ledger
+from imagemill.store.provenance import UNKNOWN_PREVIEW
 from tests.helpers.stage2 import (
     embed,
     identity_of,
@@ -291,7 +291,7 @@ def failing_for(root, *bad, error=None):
 
 
 def value_of_image(root, image_id):
-    from imagemill.pixels import open_rgb
+    from imagemill.formats.images import open_rgb
 
     return StubEncoder(DINOV3, None).prepare(open_rgb(root.approved / f"{image_id}.png")).payload[0]
 

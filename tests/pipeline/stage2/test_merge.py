@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from imagemill.domain.layout import DataRoot
+from imagemill.domain.stage2_records import RECORD_FIELDS, violations
 from imagemill.errors import ImagemillError
-from imagemill.files import file_signature, posix_signature
 from imagemill.formats.jsonl import encode_line, parse_object, read_jsonl
 from imagemill.formats.npy import write_npy
-from imagemill.layout import DataRoot
+from imagemill.fs.fingerprints import file_signature, posix_signature
 from imagemill.pipeline.stage2.merge import Merge, stage1_backup, write_records
-from imagemill.pipeline.stage2.recorded import record_id, unfinished
+from imagemill.pipeline.stage2.record_index import record_id, unfinished
 from imagemill.pipeline.stage2.scan import Scan
-from imagemill.records import RECORD_FIELDS, violations
 from imagemill.store.ledger import CaptionRow, FileRow, Ledger, SourceRow
 from tests.helpers.stage2 import record_of, write_text
 

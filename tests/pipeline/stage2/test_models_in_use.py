@@ -2,11 +2,11 @@
 
 import pytest
 
-from imagemill.embedding_specs import DINOV3, VAE
+from imagemill.domain.embedding_specs import DINOV3, VAE
 from imagemill.pipeline.stage2.models_in_use import PREVIEW_TEXT, maker_text, model_in_use, model_lines, model_text
 from imagemill.pipeline.stage2.regenerate import regenerate
-from imagemill.provenance import UNKNOWN, UNKNOWN_PREVIEW, ModelIdentity
 from imagemill.store.ledger import Ledger
+from imagemill.store.provenance import UNKNOWN, UNKNOWN_PREVIEW, ModelIdentity
 from tests.helpers.stage2 import embed, photos
 
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imagemill.embedding_specs import DINOV3, T5, VAE
-from imagemill.files import posix_signature
+from imagemill.domain.embedding_specs import DINOV3, T5, VAE
+from imagemill.fs.fingerprints import posix_signature
 from imagemill.pipeline.stage2.plan import Known, all_jobs, ids_of, missing_caption, plan_embedding
 from imagemill.pipeline.stage2.scan import Scan, SourceFile
 from imagemill.store.ledger import CaptionRow, FileRow, Ledger, Problem, SourceRow

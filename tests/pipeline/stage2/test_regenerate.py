@@ -5,13 +5,13 @@ from contextlib import contextmanager
 import msgspec
 import pytest
 
-from imagemill.embedding_specs import DINOV3, VAE
+from imagemill.domain.embedding_specs import DINOV3, VAE
 from imagemill.errors import ImagemillError
-from imagemill.files import posix_signature
 from imagemill.formats.npy import NpyStore
+from imagemill.fs.fingerprints import posix_signature
 from imagemill.pipeline.stage2.regenerate import cancel, finish, refuse_regenerating, regenerate, resume
-from imagemill.provenance import ModelIdentity, guard_identity
 from imagemill.store.ledger import SUPERSEDED, Ledger
+from imagemill.store.provenance import ModelIdentity, guard_identity
 from tests.helpers.stage2 import embed, identity_of, photos, plan_of
 
 

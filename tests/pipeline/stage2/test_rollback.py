@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from imagemill.embedding_specs import DINOV3
+from imagemill.domain.embedding_specs import DINOV3
 from imagemill.errors import ImagemillError, MissingInput
-from imagemill.files import fingerprint_file
 from imagemill.formats.jsonl import read_jsonl
 from imagemill.formats.npy import NpyStore, write_npy
+from imagemill.fs.fingerprints import fingerprint_file
 from imagemill.pipeline.stage2.merge import STAGE1, stage1_backup
 from imagemill.pipeline.stage2.rollback import Rollback, roll_back, stage2_backup
 from imagemill.store.ledger import FileRow, Ledger

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imagemill.embedding_specs import T5
+from imagemill.domain.embedding_specs import T5
 from imagemill.errors import MissingInput
 from imagemill.pipeline.problem_list import current_problems
 from imagemill.pipeline.stage2 import scan
-from imagemill.pipeline.stage2.facts import note_missing_captions
+from imagemill.pipeline.stage2.image_metadata import note_missing_captions
 from imagemill.pipeline.stage2.scan import MAX_CAPTION_BYTES, normalise_caption, scan_approved, survey
 from imagemill.store.ledger import Ledger
 from tests.helpers.stage2 import embed, photos, plan_of

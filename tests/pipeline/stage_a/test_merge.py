@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from imagemill.domain.ranks import plan_ranks
 from imagemill.formats.jsonl import encode_line, read_jsonl
 from imagemill.pipeline.stage_a import merge as merging
 from imagemill.pipeline.stage_a.merge import merge_ranks
 from imagemill.pipeline.stage_a.missions import EXTENSIONS, LABEL_FOLDERS
 from imagemill.pipeline.stage_a.rank_files import RankLine, RankMark, output_file, rank_file, rank_files, write_mark
-from imagemill.ranks import plan_ranks
 from imagemill.validation import stage_a as rules
 from imagemill.validation.findings import collect
 from imagemill.validation.stage_a import stage_a_records

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imagemill.files import posix_signature
 from imagemill.formats.jsonl import encode_line, read_jsonl
+from imagemill.fs.fingerprints import posix_signature
 from imagemill.pipeline.stage_a import summaries
 from imagemill.pipeline.stage_a.rank_files import rank_file
 from imagemill.pipeline.stage_a.summaries import (

@@ -14,10 +14,10 @@ import pytest
 from PIL import Image
 
 from imagemill.errors import ModelUnusable, WrongUsage
+from imagemill.formats.images import decode_rgb
 from imagemill.formats.jsonl import read_jsonl
 from imagemill.pipeline.stage_a.rank_files import rank_file, rank_files, read_mark, read_rank_lines
 from imagemill.pipeline.stage_a.worker import RankWorker
-from imagemill.pixels import decode_rgb
 from tests.helpers.product import PROJECT
 from tests.helpers.stage_a import MISSION, Bench, Recorder, ticket, touch
 

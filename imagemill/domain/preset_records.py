@@ -1,0 +1,358 @@
+"""Records of a preset, in any of its three spaces: what makes one valid.
+
+    {"images": ["images/000000000009.jpg"], "objects": [{"desc": "bowl", "bbox_2d": [1, 188, 613, 474]}],
+     "width": 640, "height": 480}
+
+Space `pixel` holds numbers in pixels of the image (raw records too), `norm` the ints 0…999, `coord` the tokens `<|coord_0|>` to
+`<|coord_999|>`.
+
+`violations` is the rule; `plain_record` is its fast path for lines as this program writes them. Files of records and images are
+checked in validation/presets.py and validation/images.py.
+Source: seed 004; CONTRACTS section 3 "Record", section 4 "Preset rules".
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar, get_args
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from imagemill.domain.geometry import LAST_BIN, MAX_SIDE, overlaps
+from imagemill.domain.stage2_records import Side, is_side
+from imagemill.domain.violations import Violation, is_plain_text, text_warnings
+from imagemill.text.strict_json import NOT_JSON
+
+Space = Literal["pixel", "norm", "coord"]
+
+# The order of a record's objects: as annotated, or by (min y, min x) of the values in 0…999.
+ObjectOrder = Literal["annotation", "top_left"]
+DEFAULT_ORDER: ObjectOrder = "annotation"
+ORDERS: tuple[ObjectOrder, ...] = get_args(ObjectOrder)
+
+TOKENS = tuple(f"<|coord_{bin_}|>" for bin_ in range(LAST_BIN + 1))
+_BINS = {token: bin_ for bin_, token in enumerate(TOKENS)}
+
+Value = TypeVar("Value")
+_PixelValue = (
+    Annotated[int, msgspec.Meta(ge=-MAX_SIDE, le=MAX_SIDE)] | Annotated[float, msgspec.Meta(ge=-MAX_SIDE, le=MAX_SIDE)]
+)
+
+
+class PresetObject(msgspec.Struct, Generic[Value], gc=False):
+    """One object of a record, with values of one space."""
+
+    desc: str
+    bbox_2d: tuple[Value, Value, Value, Value] | UnsetType = UNSET
+    poly: Annotated[list[Value], msgspec.Meta(min_length=6)] | UnsetType = UNSET
+    poly_points: int | UnsetType = UNSET
+    metadata: dict[str, Any] | UnsetType = UNSET
+
+
+class PresetRecord(msgspec.Struct, Generic[Value], gc=False):
+    """A record with values of one space; unknown fields are ignored here and kept on disk. Sizes in pixels."""
+
+    images: tuple[str]
+    objects: list[PresetObject[Value]]
+    width: Side
+    height: Side
+    metadata: dict[str, Any] | UnsetType = UNSET
+
+
+RECORD_TYPES: Mapping[Space, Any] = {
+    "pixel": PresetRecord[_PixelValue],
+    "norm": PresetRecord[Annotated[int, msgspec.Meta(ge=0, le=LAST_BIN)]],
+    "coord": PresetRecord[Literal[TOKENS]],  # type: ignore[valid-type]
+}
+
+
+class PresetRules(NamedTuple):
+    """Limits of one preset: largest area in pixels, factor of both sides; None: no limit."""
+
+    max_pixels: int | None = None
+    multiple_of: int | None = None
+
+
+NO_LIMITS = PresetRules()
+
+
+class PresetRule(NamedTuple):
+    """What a rule demands, and what to do where it is broken."""
+
+    says: str
+    remedy: str
+
+
+_RAW = "repair the raw record and make the preset again"
+_CORNERS = "write [x1, y1, x2, y2] in the raw record, where x2 is x + width and y2 is y + height; make the preset again"
+PRESET_RULES: dict[str, PresetRule] = {
+    "images": PresetRule("images is a list of exactly one path", "write one record per image"),
+    "image_path": PresetRule(
+        "a path is relative to its file's folder and stays in it: not empty, no '..', no backslash, no folder",
+        "name the image relative to the folder of this file, with /",
+    ),
+    "image_size": PresetRule(f"width and height are ints from 1 to {MAX_SIDE}", "write the size of the image file"),
+    "max_pixels": PresetRule("width times height is within the preset's max_pixels", "rescale into a preset with this limit"),
+    "multiple_of": PresetRule("width and height are multiples of the image factor", "rescale into a preset with this factor"),
+    "objects": PresetRule("objects is a list of objects", _RAW),
+    "desc": PresetRule("an object has a desc that is not blank", _RAW),
+    "legacy_key": PresetRule(
+        "no bbox, polygon, line or line_points",
+        "write a box as bbox_2d [x1, y1, x2, y2] and an outline as poly [x, y, x, y, …]; remove lines",
+    ),
+    "geometry": PresetRule("an object has exactly one of bbox_2d and poly", _RAW),
+    "bbox": PresetRule("bbox_2d is [x1, y1, x2, y2]", _RAW),
+    "out_of_range": PresetRule(f"no coordinate is beyond {MAX_SIDE}, the longest side that an image can have", _RAW),
+    "inverted": PresetRule("x2 is above x1 and y2 above y1", _CORNERS),
+    "poly": PresetRule("poly is a flat list of x and y, at least three points; poly_points counts them", _RAW),
+    "space": PresetRule(
+        "numbers in .jsonl, ints 0…999 in .norm.jsonl, tokens in .coord.jsonl, never mixed",
+        "write the values of one space; imagemill preset coord makes norm and coord of pixels",
+    ),
+}  # fmt: skip
+# A record that breaks only these is valid.
+PRESET_WARNINGS: dict[str, PresetRule] = {
+    "outside_image": PresetRule("geometry has a part in the image", "repair the raw record: rescale refuses it"),
+    "beyond_edge": PresetRule("geometry lies within the image", "look at the object; normalised it is cut at the edge"),
+}
+
+LEGACY_KEYS = ("bbox", "polygon", "line", "line_points")
+# A box under `bbox` may be of either form, and nothing in the record tells which one.
+_LEGACY_REMEDIES = {
+    "bbox": "write bbox_2d [x1, y1, x2, y2]: from [x, y, width, height], as in COCO, x2 is x + width and y2 is y + height; "
+    "rename the key only if the box is [x1, y1, x2, y2] already",
+    "polygon": "rename polygon to poly if it is one flat list [x, y, x, y, …]",
+    "line": "remove the line: an object has a box or a polygon",
+    "line_points": "remove line_points: an object has a box or a polygon",
+}
+_TOKEN = re.compile(r"<\|coord_(0|[1-9][0-9]{0,2})\|>")
+_Problems = Iterator[Violation]
+
+
+def violations(record: Mapping[str, Any], space: Space, rules: PresetRules = NO_LIMITS) -> list[Violation]:
+    """Return everything wrong with a record by itself; no file is looked at. Raw records are of space `pixel`, without rules."""
+    return [
+        *_image_problems(record.get("images")),
+        *_size_problems(record, *rules),
+        *_objects_problems(record.get("objects"), space),
+    ]
+
+
+def plain_record(line: bytes, space: Space) -> PresetRecord[Any] | None:
+    """Return the record of a line that has no violation and no warning and is spelled as this program writes it.
+
+    None leaves the verdict to `violations` and `warnings`. A line that equals the encoding of its own record has no key twice, no
+    unknown field and no other spelling. Limits of a preset are not looked at.
+
+    Args:
+        line: without its ending.
+    """
+    try:
+        record = _DECODERS[space].decode(line)
+    except NOT_JSON:
+        return None
+    return record if _encode(record) == line and is_plain(record, space) else None
+
+
+def is_plain(record: PresetRecord[Any], space: Space) -> bool:
+    """True if a typed record surely has no violation and no warning, but for limits of its preset."""
+    right, bottom = (record.width, record.height) if space == "pixel" else (LAST_BIN, LAST_BIN)
+    for item in record.objects:
+        box, poly = item.bbox_2d, item.poly
+        if not is_plain_text(item.desc) or item.desc.isspace():
+            return False
+        if box is not UNSET:
+            x1, y1, x2, y2 = box if space != "coord" else map(_BINS.__getitem__, box)
+            if poly is not UNSET or not (0 <= x1 < x2 <= right and 0 <= y1 < y2 <= bottom):
+                return False
+        elif (
+            poly is UNSET
+            or len(poly) % 2
+            or item.poly_points not in (UNSET, len(poly) // 2)
+            or (space == "pixel" and is_beyond_edge(poly, right, bottom))
+        ):
+            return False
+    return path_problem(record.images[0]) is None
+
+
+_DECODERS = {space: msgspec.json.Decoder(kind) for space, kind in RECORD_TYPES.items()}
+_encode = msgspec.json.Encoder().encode
+
+
+def warnings(record: Mapping[str, Any], space: Space) -> list[Violation]:
+    """Return what is unusual in a valid record: in names, and, in pixels, geometry beyond the image's edge."""
+    texts = [
+        warning
+        for n, item in enumerate(record["objects"])
+        for warning in text_warnings(f"objects[{n}].desc", item["desc"])
+    ]
+    if space != "pixel":
+        return texts
+    sides = record["width"], record["height"]
+    outside = set(outside_objects(record))
+    return texts + [
+        _warning("outside_image" if n in outside else "beyond_edge", f"objects[{n}]", f"outside {sides[0]}x{sides[1]}")
+        for n, item in enumerate(record["objects"])
+        if n in outside or is_beyond_edge(item.get("bbox_2d") or item["poly"], *sides)
+    ]
+
+
+def outside_objects(record: Mapping[str, Any]) -> list[int]:
+    """Return the positions of the objects of a valid pixel record whose box has no part in the image."""
+    sides = record["width"], record["height"]
+    return [n for n, item in enumerate(record["objects"]) if not overlaps(item.get("bbox_2d") or item["poly"], *sides)]
+
+
+def is_beyond_edge(values: Sequence[float], width: int, height: int) -> bool:
+    """Whether x and y in turn leave the rectangle [0, width] × [0, height], in pixels."""
+    return min(values) < 0 or max(values[::2]) > width or max(values[1::2]) > height
+
+
+# Letters, digits, _, - and single dots: no rule about paths forbids such a path.
+_PLAIN_PATH = re.compile(r"(?:\w[\w-]*/)*\w[\w-]*(?:\.\w[\w-]*)*", re.ASCII).fullmatch
+
+
+def path_problem(path: object) -> str | None:
+    """Why this is no path of an image below its file's folder."""
+    if isinstance(path, str) and _PLAIN_PATH(path):
+        return None
+    if not isinstance(path, str) or not path.strip():
+        return "empty, or no text"
+    if "\\" in path or "\0" in path:
+        return "holds a backslash or a zero byte"
+    if path.startswith("/") or re.match(r"[A-Za-z]:", path) or "://" in path:
+        return "not relative"
+    parts = path.split("/")
+    if ".." in parts:
+        return "leads upwards with '..'"
+    return "names a folder" if parts[-1] in {"", "."} else None
+
+
+def _image_problems(images: object) -> _Problems:
+    if not isinstance(images, list) or len(images) != 1:
+        yield _problem("images", "images", f"{_shown(images)}, expected a list of one path")
+    elif message := path_problem(images[0]):
+        yield _problem("image_path", "images", f"{_shown(images[0])}: {message}")
+
+
+def _size_problems(record: Mapping[str, Any], max_pixels: int | None, multiple_of: int | None) -> _Problems:
+    sizes = {name: record.get(name) for name in ("width", "height")}
+    bad = [name for name, value in sizes.items() if not is_side(value)]
+    for name in bad:
+        yield _problem("image_size", name, f"{_shown(sizes[name])}, expected an int from 1 to {MAX_SIDE}")
+    if bad:
+        return
+    width, height = record["width"], record["height"]
+    if max_pixels is not None and width * height > max_pixels:
+        yield _problem("max_pixels", "width", f"{_shown(width)} x {_shown(height)} is more than {max_pixels} pixels")
+    for name, value in sizes.items():
+        if multiple_of is not None and record[name] % multiple_of:
+            yield _problem("multiple_of", name, f"{_shown(value)} is no multiple of {multiple_of}")
+
+
+def _objects_problems(objects: object, space: Space) -> _Problems:
+    if not isinstance(objects, list):
+        yield _problem("objects", "objects", f"{_shown(objects)}, expected a list")
+        return
+    for n, item in enumerate(objects):
+        if isinstance(item, dict):
+            yield from _object_problems(item, f"objects[{n}]", space)
+        else:
+            yield _problem("objects", f"objects[{n}]", f"{_shown(item)}, expected an object")
+
+
+def _object_problems(item: Mapping[str, Any], at: str, space: Space) -> _Problems:
+    desc = item.get("desc")
+    if not isinstance(desc, str) or not desc.strip():
+        yield _problem("desc", f"{at}.desc", "missing or blank")
+    for key in LEGACY_KEYS:
+        if key in item:
+            yield Violation(f"{at}.{key}", "legacy_key", "a key of older layouts", _LEGACY_REMEDIES[key])
+    if ("bbox_2d" in item) == ("poly" in item):
+        both = "bbox_2d" in item
+        yield _problem("geometry", at, "has bbox_2d and poly" if both else "has neither bbox_2d nor poly")
+    elif "bbox_2d" in item:
+        yield from _bbox_problems(item["bbox_2d"], f"{at}.bbox_2d", space)
+    else:
+        yield from _poly_problems(item, f"{at}.poly", space)
+
+
+def _bbox_problems(box: object, at: str, space: Space) -> _Problems:
+    if not isinstance(box, list) or len(box) != 4:
+        yield _problem("bbox", at, f"{_shown(box)}, expected four values")
+        return
+    values: list[Any] = list(map(_VALUE_IN[space], box))
+    if None in values:
+        yield _space_problem(box, values, at, space)
+        return
+    if is_out_of_range(values):
+        yield _problem("out_of_range", at, _shown(box))
+        return
+    x1, y1, x2, y2 = values
+    if x2 <= x1 or y2 <= y1:
+        yield _problem("inverted", at, _shown(box))
+
+
+def _poly_problems(item: Mapping[str, Any], at: str, space: Space) -> _Problems:
+    poly, points = item["poly"], item.get("poly_points")
+    if not isinstance(poly, list) or len(poly) < 6 or len(poly) % 2:
+        yield _problem("poly", at, f"{_shown(poly)}, expected x and y of at least three points")
+        return
+    if "poly_points" in item and (type(points) is not int or points != len(poly) // 2):
+        yield _problem("poly", f"{at}_points", f"{_shown(points)}, there are {len(poly) // 2} points")
+    values: list[Any] = list(map(_VALUE_IN[space], poly))
+    if None in values:
+        yield _space_problem(poly, values, at, space)
+    elif is_out_of_range(values):
+        yield _problem("out_of_range", at, _shown(max(values, key=abs)))
+
+
+def is_out_of_range(values: Sequence[float]) -> bool:
+    """True if a coordinate is larger than any image."""
+    return max(values) > MAX_SIDE or min(values) < -MAX_SIDE
+
+
+def _space_problem(given: list[object], values: list[Any], at: str, space: Space) -> Violation:
+    expected = {
+        "pixel": "a number",
+        "norm": f"an int 0…{LAST_BIN}",
+        "coord": f"a token <|coord_0|>…<|coord_{LAST_BIN}|>",
+    }[space]
+    return _problem("space", at, f"{_shown(given[values.index(None)])}, expected {expected}")
+
+
+def _pixel(value: object) -> float | None:
+    if type(value) is float:
+        return value if math.isfinite(value) else None
+    return value if type(value) is int else None
+
+
+def _norm(value: object) -> int | None:
+    return value if type(value) is int and 0 <= value <= LAST_BIN else None
+
+
+def _coord(value: object) -> int | None:
+    match = _TOKEN.fullmatch(value) if isinstance(value, str) else None
+    return int(match[1]) if match else None
+
+
+# A value of each space as a number, None where it is of another or none.
+_VALUE_IN: dict[Space, Callable[[object], float | None]] = {"pixel": _pixel, "norm": _norm, "coord": _coord}
+
+
+def _problem(rule: str, field: str, message: str) -> Violation:
+    return Violation(field, rule, message, PRESET_RULES[rule].remedy)
+
+
+def _warning(rule: str, field: str, message: str) -> Violation:
+    return Violation(field, rule, message, PRESET_WARNINGS[rule].remedy)
+
+
+def _shown(value: object) -> str:
+    """A value as a message can bear it; a number of thousands of digits is one that Python refuses to spell."""
+    try:
+        text = repr(value)
+    except ValueError:
+        return "a number too long to show"
+    return text if len(text) <= 60 else f"{text[:57]}…"

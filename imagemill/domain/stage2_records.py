@@ -1,0 +1,213 @@
+"""Stage 2 records: the eight fields, how one is built, what makes one valid.
+
+    {"image_id": "abc", "image_path": "data/approved/abc.jpg", "caption": "…", "t5_attention_mask": [1, …, 0],
+     "height": 768, "width": 1024, "aspect_bucket": "1280x768", "format_version": 2}
+
+`violations` is the rule; `canonical_record` is its fast path for lines as this program writes them. The file of records is read
+and written in formats/jsonl.py, old and new records are merged in pipeline/stage2/merge.py.
+Source: seed 000 "JSONL metadata format"; CONTRACTS section 1 "record", section 2 "Readiness".
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import PurePath
+from typing import Annotated, Any, Literal, NamedTuple
+
+import msgspec
+
+from imagemill.domain.buckets import BUCKETS, assign_bucket
+from imagemill.domain.embedding_specs import (
+    DINOV3,
+    T5_TOKENS,
+    VAE_DOWNSAMPLING,
+    EmbeddingSpec,
+    embedding_specs,
+    latent_shape,
+)
+from imagemill.domain.geometry import MAX_SIDE
+from imagemill.domain.ids import id_problem
+from imagemill.domain.violations import Violation
+from imagemill.text.strict_json import NOT_JSON
+
+FORMAT_VERSION = 2
+
+# Stage 1 kept the vector in the record; Stage 2 never does.
+INLINE_VECTOR = DINOV3.inline_field or ""
+
+Record = dict[str, Any]
+
+# The width or height of an image in pixels, for typed decoding; `is_side` is the same rule for values.
+Side = Annotated[int, msgspec.Meta(gt=0, le=MAX_SIDE)]
+_LatentSide = Annotated[int, msgspec.Meta(ge=VAE_DOWNSAMPLING, le=MAX_SIDE)]
+_Text = Annotated[str, msgspec.Meta(min_length=1)]
+
+
+class Stage2Record(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    """The eight fields, typed. The mask stays bytes: 77 numbers cost more to parse than everything else."""
+
+    image_id: _Text
+    image_path: _Text
+    caption: _Text
+    t5_attention_mask: msgspec.Raw
+    height: _LatentSide
+    width: _LatentSide
+    aspect_bucket: Literal[BUCKETS]  # type: ignore[valid-type]
+    format_version: Literal[FORMAT_VERSION]  # type: ignore[valid-type]
+
+
+RECORD_FIELDS: tuple[str, ...] = Stage2Record.__struct_fields__
+
+
+def build_record(
+    *,
+    image_id: str,
+    image_path: str,
+    caption: str,
+    mask: Sequence[int],
+    height: int,
+    width: int,
+    base: Record | None = None,
+) -> Record:
+    """A Stage 2 record; fields of `base` beyond the eight are kept behind them, and its `image_path` where it has one."""
+    base = base or {}
+    record: Record = {
+        "image_id": image_id,
+        "image_path": _kept_path(base.get("image_path"), image_path),
+        "caption": caption,
+        "t5_attention_mask": list(mask),
+        "height": height,
+        "width": width,
+        "aspect_bucket": assign_bucket(width, height),
+        "format_version": FORMAT_VERSION,
+    }
+    record.update((key, value) for key, value in base.items() if key not in record and key != INLINE_VECTOR)
+    return record
+
+
+def is_stage1(record: Record) -> bool:
+    """Whether a record is not of this format yet: its vector is inside, or nothing says that it is version 2."""
+    return INLINE_VECTOR in record or record.get("format_version") != FORMAT_VERSION
+
+
+def _kept_path(old: object, path: str) -> str:
+    """A record keeps the path it had, wherever its folder, as long as that names the same file."""
+    return old if isinstance(old, str) and PurePath(old).name == PurePath(path).name else path
+
+
+# ---- validity
+
+
+class RecordRules(msgspec.Struct, frozen=True):
+    """Parameters of the rules for the records of one data root.
+
+    Attributes:
+        tokens: length of the attention mask. kinds: whose inline fields no record has. latent_shape: (height, width) in pixels →
+            shape of the latent, which must not be empty.
+    """
+
+    tokens: int = T5_TOKENS
+    kinds: tuple[EmbeddingSpec, ...] = embedding_specs()
+    latent_shape: Callable[[int, int], tuple[int, ...]] = latent_shape
+
+
+RULES = RecordRules()
+
+
+class FieldRule(NamedTuple):
+    """Name of a rule, what is wrong with a value (None: nothing), what to do, and the value of a record without the field."""
+
+    rule: str
+    problem: Callable[[object, RecordRules], str | None]
+    remedy: str
+    default: object = None
+
+
+def _text_problem(value: object, rules: RecordRules) -> str | None:
+    return None if isinstance(value, str) and value.strip() else "missing or blank"
+
+
+def mask_problem(mask: object, rules: RecordRules = RULES) -> str | None:
+    """Return why this is no T5 attention mask: `rules.tokens` ints, each 0 or 1, at least one 1."""
+    if not isinstance(mask, list) or len(mask) != rules.tokens:
+        return f"not a list of {rules.tokens}"
+    # `True` and `1.0` equal 1 in Python and are not ints here.
+    if {*map(type, mask)} != {int} or not {*mask} <= {0, 1}:
+        return "holds something other than the ints 0 and 1"
+    return None if 1 in mask else "holds no 1"
+
+
+def is_side(value: object) -> bool:
+    """True if the value is a side in pixels. Python calls True an int and 24.0 equal to 24; neither is a size."""
+    return type(value) is int and 0 < value <= MAX_SIDE
+
+
+def _size_problem(value: Any, rules: RecordRules) -> str | None:
+    if not is_side(value):
+        return f"not an int from 1 to {MAX_SIDE}"
+    return None if all(rules.latent_shape(value, value)) else f"{value} pixels are too few for a latent"
+
+
+def _bucket_problem(value: object, rules: RecordRules) -> str | None:
+    return None if isinstance(value, str) and value in BUCKETS else f"{value!r} is not one of the seven"
+
+
+def _version_problem(value: object, rules: RecordRules) -> str | None:
+    return None if type(value) is int and value == FORMAT_VERSION else f"{value!r}, expected {FORMAT_VERSION}"
+
+
+_SIZE = FieldRule("size", _size_problem, "run imagemill stage2")
+FIELD_RULES: Mapping[str, FieldRule] = {
+    "image_id": FieldRule(
+        "id", lambda value, rules: id_problem(value), "use the name of the image file without its extension as id"
+    ),
+    "image_path": FieldRule("path", _text_problem, "give the image's path"),
+    "caption": FieldRule("caption", _text_problem, "write a caption beside the image, then run `imagemill run`"),
+    "t5_attention_mask": FieldRule("mask", mask_problem, "run imagemill stage2 --pass t5"),
+    "height": _SIZE,
+    "width": _SIZE,
+    "aspect_bucket": FieldRule("bucket", _bucket_problem, f"write one of {', '.join(BUCKETS)}"),
+    # Readers take a record without the field; one with another number is another format.
+    "format_version": FieldRule("version", _version_problem, "run imagemill stage2", FORMAT_VERSION),
+}
+
+
+def violations(record: Mapping[str, Any], rules: RecordRules = RULES) -> list[Violation]:
+    """Return everything wrong with a record, in order of its fields: the record's half of readiness."""
+    found = [
+        Violation(field, rule.rule, problem, rule.remedy)
+        for field, rule in FIELD_RULES.items()
+        if (problem := rule.problem(record.get(field, rule.default), rules))
+    ]
+    remedy = "run imagemill stage2: it moves the vector to an npy file"
+    inline = [kind.inline_field for kind in rules.kinds if kind.inline_field in record]
+    return found + [Violation(field, "inline", "an inline embedding", remedy) for field in inline if field]
+
+
+_decode = msgspec.json.Decoder(Stage2Record).decode
+_encode = msgspec.json.Encoder().encode
+
+
+def canonical_record(line: bytes, masks: Mapping[bytes, Any]) -> Stage2Record | None:
+    """Return the record of a line that is valid and spelled as this program writes it; None leaves the verdict to `violations`.
+
+    A line that equals the encoding of its own record has no key twice, no further field and no other spelling.
+
+    Args:
+        line: without its ending. masks: spellings of the usual masks (`usual_masks`).
+    """
+    try:
+        record = _decode(line)
+    except NOT_JSON:
+        return None
+    valid = (
+        bytes(record.t5_attention_mask) in masks
+        and _encode(record) == line
+        and not id_problem(record.image_id)
+        and not (record.caption.isspace() or record.image_path.isspace())
+    )
+    return record if valid else None
+
+
+def usual_masks(rules: RecordRules = RULES) -> dict[bytes, tuple[int, ...]]:
+    """Return the masks that tokenizers make, so many tokens and the rest padding, by their spelling in a line."""
+    masks = [(1,) * tokens + (0,) * (rules.tokens - tokens) for tokens in range(1, rules.tokens + 1)]
+    return {_encode(mask): mask for mask in masks}

@@ -1,0 +1,194 @@
+"""What a record needs of an image besides its embeddings: that it opens, its size, its caption's mask.
+
+The first pass that opens an image records its facts on the way. Whatever is still unknown when records are written (a T5-only
+run, a caption that came later) is completed here, so that the order of passes never shows in the result.
+
+Source: CONTRACTS section 1, row "record".
+"""
+
+from collections.abc import Callable, Iterator, Sequence, Set
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+import numpy as np
+
+from imagemill.domain.layout import DataRoot
+from imagemill.errors import Refused
+from imagemill.formats.images import decode_rgb
+from imagemill.formats.jsonl import encode_line
+from imagemill.fs.fingerprints import FileSignature, fingerprint
+from imagemill.models import CAPTIONER
+from imagemill.pipeline.stage2.merge import ASSET, UNMIGRATED
+from imagemill.pipeline.stage2.plan import IMAGE_REASONS, Known, missing_caption, unusable_sidecar
+from imagemill.pipeline.stage2.quarantine import CAPTION, QuarantinedLine, quarantine
+from imagemill.pipeline.stage2.record_index import Recorded, Span
+from imagemill.pipeline.stage2.scan import SIDECARS, Scan, SourceFile, caption_row
+from imagemill.store.ledger import FROM_PREVIEW_RECORD, FROM_RECORD, CaptionKey, CaptionRow, Ledger, Problem, SourceRow
+from imagemill.store.provenance import read_identity
+
+_CHUNK = 512
+
+# Reasons about the records of images, which opening an image does not settle.
+_OF_RECORDS = UNMIGRATED | {"missing_caption"}
+
+T = TypeVar("T")
+
+# Captions in, (mask of 77 ints, whether the caption was cut) out: the tokenizer alone.
+Masks = Callable[[Sequence[str]], Sequence[tuple[list[int], bool]]]
+
+
+class ImageFile(Protocol):
+    """An image of `approved/`, as it was listed."""
+
+    @property
+    def image_id(self) -> str: ...
+    @property
+    def file_name(self) -> str: ...
+    @property
+    def stat(self) -> FileSignature | None: ...
+
+
+def inspect_image(approved: Path, source: ImageFile) -> tuple[SourceRow, np.ndarray]:
+    """Read an image once.
+
+    Returns:
+        its fingerprint and oriented size, and its pixels, uint8 (H, W, 3).
+
+    Raises:
+        Refused: it does not open, or is too small or too large. OSError: the disk's fault.
+    """
+    data = (approved / source.file_name).read_bytes()
+    pixels = decode_rgb(data, source.file_name)
+    height, width = pixels.shape[:2]
+    assert source.stat  # an image that is gone is not asked for
+    return SourceRow(source.image_id, source.file_name, source.stat, fingerprint(data), height, width), pixels
+
+
+def complete_facts(approved: Path, scan: Scan, ledger: Ledger, *, threads: int = 2, up_to: str | None = None) -> None:
+    """Open the images no pass has opened yet, those up to an id; record their facts, or why they do not open."""
+    known = Known.read(ledger)
+    refused = {
+        image_id for image_id, problems in known.refusals.items()
+        for p in problems if p.reason in IMAGE_REASONS and image_id in scan.sources and p.stat == scan.sources[image_id].stat
+    }  # fmt: skip
+    asked = [s for s in scan.sources.values() if up_to is None or s.image_id <= up_to]
+    todo = [s for s in asked if known.facts(s) is None and s.image_id not in refused]
+    with ThreadPoolExecutor(threads, "inspect") as pool:
+        for chunk in _chunks(todo):
+            results = list(pool.map(lambda source: _facts_or_problem(approved, source), chunk))
+            with ledger.transaction():
+                ledger.record_sources(r for r in results if isinstance(r, SourceRow))
+                ledger.record_problems(r for r in results if isinstance(r, Problem))
+    _forget_overcome(scan, ledger)
+
+
+def _forget_overcome(scan: Scan, ledger: Ledger) -> None:
+    """Drop what was noted of images that have opened since, here or in an embedding pass."""
+    opened = ledger.sources()
+    noted = [p.item for p in ledger.problems() if p.asset == ASSET and p.reason not in _OF_RECORDS]
+    ledger.clear_problems(
+        ASSET, [i for i in noted if i in opened and i in scan.sources and opened[i].stat == scan.sources[i].stat]
+    )
+
+
+def _facts_or_problem(approved: Path, source: SourceFile) -> SourceRow | Problem:
+    try:
+        return inspect_image(approved, source)[0]
+    except Refused as refusal:
+        return Problem(
+            source.image_id,
+            ASSET,
+            "refused",
+            refusal.reason,
+            refusal.what,
+            refusal.do or "replace the image",
+            source.stat,
+        )
+    except Exception as error:
+        remedy = "check that the file can be read, then run imagemill again"
+        return Problem(source.image_id, ASSET, "failed", "read_error", str(error), remedy, source.stat)
+
+
+def adopt_captions(root: DataRoot, recorded: Recorded, scan: Scan, ledger: Ledger) -> None:
+    """Take the captions of records for images without a sidecar, byte for byte; for images that are gone too.
+
+    A caption of the ledger gives way where the record was edited since the last merge; the text that it had goes to quarantine.
+    """
+    known, merged = ledger.caption_keys(), ledger.recorded_captions()
+    origin = FROM_RECORD if merged else _origin_unknown(ledger)
+    without = {
+        i: row for i, row in known.items() if i in recorded.captions and not _has_sidecar(row, scan.sources.get(i))
+    }
+    edited = {i for i, row in without.items() if recorded.captions[i] not in (row.fingerprint, merged.get(i))}
+    _keep_replaced(root, recorded, ledger, edited)
+    rows = (
+        _recorded_caption(image_id, recorded.lines[image_id], FROM_RECORD if image_id in edited else origin)
+        for image_id in recorded.captions
+        if image_id not in known or image_id in edited
+    )
+    with ledger.transaction():
+        ledger.record_captions(row for row in rows if row)
+        agreed = {i: row.fingerprint for i, row in known.items() if recorded.captions.get(i) == row.fingerprint}
+        ledger.record_recorded_captions(
+            {**merged, **agreed}
+        )  # a kill may have come between the file and this note of it
+        ledger.forget_sidecars(i for i, row in without.items() if row.stat and recorded.captions[i] == row.fingerprint)
+
+
+def _has_sidecar(row: CaptionKey, source: SourceFile | None) -> bool:
+    """Whether a caption is that of the sidecar which is there now."""
+    return source is not None and source.caption is not None and row.stat == source.caption
+
+
+def _keep_replaced(root: DataRoot, recorded: Recorded, ledger: Ledger, edited: Set[str]) -> None:
+    """Put the captions of the ledger that an edit of the records replaces into the quarantine file."""
+    if edited:
+        old = ledger.captions(sorted(edited), outdated=True)
+        lines = [
+            QuarantinedLine(
+                recorded.lines[i].number, CAPTION, "caption replaced by an edit of the record", _as_record(row)
+            )
+            for i, row in old.items()
+        ]
+        quarantine(root.quarantine, root.stage2_jsonl.name, lines)
+
+
+def _as_record(row: CaptionRow) -> bytes:
+    return encode_line({"image_id": row.image_id, "caption": row.text}).rstrip(b"\n")
+
+
+def _origin_unknown(ledger: Ledger) -> str:
+    """Without its ledger nobody knows which captions a preview model made: where one did, none counts as real."""
+    captioner = read_identity(ledger, CAPTIONER)
+    return FROM_PREVIEW_RECORD if captioner and captioner.preview else FROM_RECORD
+
+
+def _recorded_caption(image_id: str, span: Span, origin: str) -> CaptionRow | None:
+    caption = span.record().get("caption")
+    return caption_row(image_id, caption, origin) if isinstance(caption, str) and caption.strip() else None
+
+
+def complete_masks(ledger: Ledger, masks: Callable[[], Masks]) -> None:
+    """Tokenise captions that have no mask yet. `masks` loads the tokenizer: it is called only if there are any."""
+    todo = [row for row in ledger.captions().values() if row.mask is None]
+    if not todo:
+        return
+    tokenise = masks()
+    for chunk in _chunks(todo):
+        made = tokenise([row.text for row in chunk])
+        ledger.record_masks((row.image_id, row.fingerprint, *mask) for row, mask in zip(chunk, made, strict=True))
+
+
+def note_missing_captions(scan: Scan, ledger: Ledger) -> None:
+    """One row per image that opens and has no caption, so that nothing disappears silently whichever passes ran."""
+    captions, opened, outdated = ledger.captions(), ledger.sources(), ledger.outdated_captions()
+    absent = [s for s in scan.sources.values() if s.image_id in opened and s.image_id not in captions]
+    sidecars = {p.item: p for p in ledger.problems() if p.asset == SIDECARS}
+    absent = [source for source in absent if not unusable_sidecar(source, sidecars)]
+    problems = (missing_caption(ASSET, s, outdated=s.image_id in outdated) for s in absent)
+    ledger.replace_problems(ASSET, problems, lambda problem: problem.reason == "missing_caption")
+
+
+def _chunks(items: Sequence[T]) -> Iterator[Sequence[T]]:
+    return (items[i : i + _CHUNK] for i in range(0, len(items), _CHUNK))

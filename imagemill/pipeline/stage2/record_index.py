@@ -1,0 +1,144 @@
+"""What the file of records holds, by where each record lies in it: an index, so that a file of gigabytes is never in memory.
+
+    approved_image_dataset.jsonl       the file
+    approved_image_dataset.jsonl.tmp   what an interrupted writer left beside it: newer than the file
+
+Belongs here: finding the last record of each id, the inline vectors, the lines that do not count.
+Belongs elsewhere: reading a line (formats/jsonl.py), what the file holds next (pipeline/stage2/merge.py).
+Source: CONTRACTS section 0 "JSONL input", section 1 "merge", "migration".
+"""
+
+import functools
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path, PurePath
+from typing import NamedTuple
+
+from imagemill.domain.ids import id_problem
+from imagemill.domain.stage2_records import INLINE_VECTOR, RECORD_FIELDS, Record, is_stage1
+from imagemill.formats.jsonl import Line, encode_sorted, parse_tolerating, read_jsonl, tolerate
+from imagemill.fs.fingerprints import FileSignature, file_signature, fingerprint
+from imagemill.pipeline.stage2.quarantine import BAD_ID, DUPLICATE, MALFORMED
+
+# Characters of a refused id that messages show.
+_SHOWN = 80
+
+
+class Span(NamedTuple):
+    """A line of a file: its number from 1, where it begins, how many bytes it has without its ending."""
+
+    path: Path
+    number: int
+    offset: int
+    length: int
+
+    def read(self) -> bytes:
+        """The line's bytes. Raises OSError where the file is gone; fewer bytes where it has been replaced."""
+        handle = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return os.pread(handle, self.length, self.offset)
+        finally:
+            os.close(handle)
+
+    def record(self) -> Record:
+        """The record; empty where the file has been replaced since it was read."""
+        return parse_record(self.read()) or {}
+
+
+@dataclass(slots=True)
+class Recorded:
+    """The records there are.
+
+    `lines`: the last record of each id. `vectors`: of the ids with an inline vector in any of their records, the last such one.
+    `stage1`: ids whose record is of Stage 1. `set_aside`: lines that do not count, each with a reason code of quarantine.py
+    and the reason in words. `captions`: fingerprint of the caption of each record that has one.
+    """
+
+    lines: dict[str, Span] = field(default_factory=dict)
+    vectors: dict[str, Span] = field(default_factory=dict)
+    stage1: set[str] = field(default_factory=set)
+    set_aside: list[tuple[str, str, Span]] = field(default_factory=list)
+    captions: dict[str, str] = field(default_factory=dict)
+
+
+def unfinished(jsonl: Path) -> Path:
+    """The name under which the next file is written, by us and by other writers of this layout."""
+    return jsonl.with_name(f"{jsonl.name}.tmp")
+
+
+def read_recorded(jsonl: Path) -> Recorded:
+    """Index the file and what an interrupted writer left beside it. Kept in this process until one of the two changes.
+
+    Returns:
+        about 300 bytes per record; treat it as read-only.
+    """
+    return _read(jsonl, state_of(jsonl))
+
+
+def state_of(jsonl: Path) -> tuple[FileSignature | None, FileSignature | None]:
+    """The file and what was left beside it, by stat triple."""
+    main, left = (file_signature(path) if path.is_file() else None for path in (jsonl, unfinished(jsonl)))
+    return main, left
+
+
+@functools.lru_cache(maxsize=1)
+def _read(jsonl: Path, _: object) -> Recorded:
+    found = Recorded()
+    for path, line in _existing_lines(jsonl):
+        _take(found, path, line)
+    return found
+
+
+def _existing_lines(jsonl: Path) -> Iterator[tuple[Path, Line]]:
+    for path in (jsonl, unfinished(jsonl)):
+        if path.is_file():
+            # A record of Stage 1 with NaN in its vector: the vector is recomputed, the rest is kept.
+            yield from ((path, tolerate(line, INLINE_VECTOR)) for line in read_jsonl(path))
+
+
+def parse_record(raw: bytes) -> Record | None:
+    """Parse a record of either stage; only an inline vector may contain NaN and infinity."""
+    return parse_tolerating(raw, INLINE_VECTOR)
+
+
+def _take(found: Recorded, path: Path, line: Line) -> None:
+    span = Span(path, line.number, line.offset, len(line.raw))
+    image_id = record_id(line.value) if line.value is not None else None
+    if line.value is None or image_id is None:
+        found.set_aside.append((MALFORMED, line.problem or "no image_id and no image_path", span))
+        return
+    if problem := id_problem(image_id):
+        found.set_aside.append((BAD_ID, f"bad image id {image_id[:_SHOWN]!r}: {problem}", span))
+        return
+    earlier = found.lines.get(image_id)
+    if earlier and not (earlier.path != path and _holds_all_of(earlier.record(), line.value)):
+        found.set_aside.append((DUPLICATE, f"replaced by line {line.number}", earlier))
+    found.lines[image_id] = span
+    caption = line.value.get("caption")
+    if isinstance(caption, str) and caption.strip():
+        found.captions[image_id] = fingerprint(caption.encode("utf-8"))
+    else:
+        found.captions.pop(image_id, None)
+    if INLINE_VECTOR in line.value:
+        found.vectors[image_id] = span
+    if is_stage1(line.value):
+        found.stage1.add(image_id)
+    else:
+        found.stage1.discard(image_id)
+
+
+def _holds_all_of(old: Record, new: Record) -> bool:
+    """Whether an interrupted merge wrote this line of that record: what is not derived from the image stands in both."""
+    derived = {*RECORD_FIELDS, INLINE_VECTOR} - {"caption", "image_path"}
+    kept = {key: value for key, value in old.items() if key not in derived}
+    return encode_sorted(kept) == encode_sorted({key: new.get(key) for key in kept})
+
+
+def record_id(record: Record) -> str | None:
+    """The record's id; a Stage 1 record has none and takes its image's stem."""
+    image_id = record.get("image_id")
+    if isinstance(image_id, str) and image_id:
+        return image_id
+    path = record.get("image_path")
+    return PurePath(path).stem or None if isinstance(path, str) else None

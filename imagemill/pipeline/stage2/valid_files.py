@@ -1,0 +1,134 @@
+"""The files of one kind that curation looks at: valid and made from the image as it is now.
+
+Where the ledger vouches for a file it is believed, by stat triple; any other is read whole once and adopted, as packing does.
+
+Belongs here: which files there are to look at, reading them in order.
+Belongs elsewhere: what is computed from them (pipeline/curation/latent_statistics.py, pipeline/curation/near_duplicates.py).
+Source: CONTRACTS section 0, "Completion is validity", "Unrecorded files are adopted", "Staleness".
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from imagemill.domain.embedding_specs import EmbeddingSpec
+from imagemill.errors import InvalidNpy
+from imagemill.formats.npy import NpyStore, read_npy
+from imagemill.fs.fingerprints import FileSignature
+from imagemill.pipeline.stage2.plan import row_of_bytes
+from imagemill.store.ledger import SUPERSEDED, FileRow, Ledger, SourceRow
+from imagemill.store.provenance import maker_of_adopted
+
+# Files in memory at once, at most.
+_AHEAD = 256
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class CurrentFile:
+    """One file and its image. `content`: fingerprint of the file's bytes."""
+
+    source: SourceRow
+    content: str
+
+    @property
+    def image_id(self) -> str:
+        return self.source.image_id
+
+
+@dataclass(slots=True)
+class CurrentFiles:
+    """All files of a kind, in order of image id; `left_out`: image id → why there is none to look at."""
+
+    store: NpyStore
+    files: list[CurrentFile] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)
+    sources: dict[str, SourceRow] = field(default_factory=dict)
+
+
+def current_files(spec: EmbeddingSpec, derived: Path, ledger: Ledger) -> CurrentFiles:
+    """Match the folder of a kind with the ledger; files it does not know are checked and put into it."""
+    found = CurrentFiles(NpyStore(derived / spec.folder, spec), sources=ledger.sources())
+    listing, rows = found.store.listing(), ledger.files(spec.kind)
+    known: dict[str, list[FileRow]] = defaultdict(list)
+    for row in rows.values():
+        known[row.image_id].append(row)
+    adopted: list[FileRow] = []
+    for image_id in sorted(listing.keys() | found.sources.keys()):
+        source, present = found.sources.get(image_id), listing.get(image_id)
+        if source is None or present is None:
+            found.left_out[image_id] = "missing_file" if source else "unknown_image"
+            continue
+        row = rows.get((image_id, present))
+        if row is None:
+            row = _adopt(found.store, source, present, known[image_id])
+            if isinstance(row, str):
+                found.left_out[image_id] = row
+                continue
+            adopted.append(row)
+        if row.maker == SUPERSEDED or (row.source is not None and row.source != source.fingerprint):
+            found.left_out[image_id] = "superseded" if row.maker == SUPERSEDED else "stale"
+            continue
+        found.files.append(CurrentFile(source, row.content))
+    ledger.record_files(adopted)
+    return found
+
+
+def _adopt(store: NpyStore, source: SourceRow, present: FileSignature, known: Iterable[FileRow]) -> FileRow | str:
+    """A row for a file that the ledger does not vouch for, or the reason why it is not valid."""
+    try:
+        content = store.check(source.image_id, source.height, source.width)
+    except InvalidNpy as invalid:
+        return invalid.reason
+    except OSError:
+        return "read_error"
+    row = row_of_bytes(known, content, present, source.fingerprint)
+    return row or FileRow(
+        store.spec.kind, source.image_id, present, None, content, maker_of_adopted(store, source.image_id)
+    )
+
+
+def measured(
+    found: CurrentFiles, files: Sequence[CurrentFile], measure: Callable[[np.ndarray, Path], T], *, threads: int
+) -> Iterator[tuple[CurrentFile, T]]:
+    """Read files in the given order, some at a time; memory flat in their number.
+
+    Args:
+        measure: array of the kind's shape and dtype, and its path → what is kept of it. It may raise InvalidNpy. Called on
+            several threads.
+
+    Yields:
+        each file with its measure; one that is not what it should be goes to `found.left_out` instead.
+
+    Raises:
+        OSError: the disk's fault.
+    """
+
+    def read(file: CurrentFile) -> T | InvalidNpy:
+        path = found.store.path(file.image_id)
+        try:
+            return measure(_array(found.store, file, path), path)
+        except InvalidNpy as invalid:
+            return invalid
+
+    with ThreadPoolExecutor(threads, "measure") as pool:
+        for i in range(0, len(files), _AHEAD):
+            part = files[i : i + _AHEAD]
+            for file, result in zip(part, pool.map(read, part), strict=True):
+                if isinstance(result, InvalidNpy):
+                    found.left_out[file.image_id] = result.reason
+                else:
+                    yield file, result
+
+
+def _array(store: NpyStore, file: CurrentFile, path: Path) -> np.ndarray:
+    # The ledger vouches for these files; a changed disk must still not end in a wrong number.
+    array, shape = read_npy(path, content=file.content), store.spec.shape(file.source.height, file.source.width)
+    if array.shape != shape or array.dtype != np.dtype(store.spec.dtype):
+        raise InvalidNpy("wrong_shape", path, f"{array.dtype} {array.shape}, expected {store.spec.dtype} {shape}")
+    return array

@@ -1,0 +1,196 @@
+"""Folders outside the data root that a run was told to use, and that later commands find again.
+
+    derived   --output-base-dir      shards   --output-dir      public_data   --public-data-root
+    stage_a_input   --input_dir      stage_a_output   --output_dir
+
+Belongs here: remembering them, and the data root with them in place.
+Belongs elsewhere: what lies where below a root (layout.py).
+Source: CONTRACTS, first table: "remembered in .imagemill/; a run with another place than the remembered one says so".
+"""
+
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal, get_args
+
+from imagemill.domain.embedding_specs import embedding_specs
+from imagemill.domain.layout import DEFAULT_ROOT, DataRoot, local_path
+from imagemill.errors import ImagemillError, MissingInput, WrongUsage
+from imagemill.fs.atomic import atomic_write, sweep_temporaries
+from imagemill.store.ledger import Ledger
+from imagemill.store.second_copy import open_ledger, refresh
+
+Place = Literal["derived", "shards", "public_data", "stage_a_input", "stage_a_output"]
+
+_OPTIONS: dict[Place, str] = {
+    "derived": "--output-base-dir",
+    "shards": "--output-dir",
+    "public_data": "--public-data-root",
+    "stage_a_input": "--input_dir",
+    "stage_a_output": "--output_dir",
+}
+_PLACE = "place."
+_ONLY_READ = {"stage_a_input"}
+
+
+def locate(given: str | os.PathLike[str] | None = None) -> DataRoot:
+    """The data root, with its folders where the last runs put them."""
+    root = DataRoot.resolve(given)
+    if not root.ledger.is_file():
+        return root
+    with Ledger(root.ledger, read_only=True) as ledger:
+        return with_recorded(root, ledger.setting)
+
+
+def with_recorded(root: DataRoot, setting: Callable[[str], str | None]) -> DataRoot:
+    """Return the data root with the folders that earlier runs used instead of the default ones, by the recorded settings."""
+    found = {name: setting(f"{_PLACE}{name}") for name in get_args(Place)}
+    return replace(root, **{f"{name}_at": Path(place) if place else None for name, place in found.items()})
+
+
+def at(root: DataRoot, name: Place, folder: str | os.PathLike[str]) -> DataRoot:
+    """The data root with this folder elsewhere, for whoever must not remember it."""
+    return replace(root, **{f"{name}_at": local_path(folder, _OPTIONS[name])})
+
+
+def put(root: DataRoot, name: Place, folder: str | os.PathLike[str]) -> DataRoot:
+    """Use this folder from now on. Another one than before is said, and records that lie in the old one come along.
+
+    Raises:
+        WrongUsage: it is none, and cannot be made. Nothing is remembered.
+    """
+    now, before = at(root, name, folder), getattr(root, name)
+    place = getattr(now, name)
+    refuse_no_folder(name, place)
+    if name not in _ONLY_READ:
+        _make(name, place)
+    if place != before:
+        print(f"{name}: in {place} from now on, until now in {before}", file=sys.stderr, flush=True)
+        if name == "derived":
+            _bring_records(root.stage2_jsonl, now.stage2_jsonl)
+    with open_ledger(now) as ledger:
+        ledger.record_setting(f"{_PLACE}{name}", str(place))
+        refresh(now, ledger)
+    return now
+
+
+def refuse_no_folder(name: Place, folder: str | os.PathLike[str]) -> None:
+    """Raises WrongUsage where no folder is, nor could be: a file is in its place or on the way to it. Makes nothing."""
+    place = local_path(folder, _OPTIONS[name])
+    nearest = _nearest(place)
+    if not nearest.is_dir():
+        raise _no_folder(name, place, f"{nearest} is a {'link to nothing' if nearest.is_symlink() else 'file'}")
+    try:
+        os.lstat(place)
+    except FileNotFoundError:
+        return
+    except OSError as error:  # a name that is too long, a folder that may not be looked into
+        raise _no_folder(name, place, error.strerror) from error
+
+
+def _nearest(place: Path) -> Path:
+    """The path itself, or the nearest parent that exists."""
+    return next(path for path in (place, *place.parents) if os.path.lexists(path))
+
+
+class ReadOnly(ImagemillError, PermissionError):
+    """A folder that a command has to write to is read-only for this user."""
+
+
+def refuse_read_only(folder: Path) -> None:
+    """Raises ReadOnly if this user cannot create files in the folder, or cannot create the folder. Makes nothing."""
+    nearest = _nearest(folder)
+    if nearest.is_dir() and not os.access(nearest, os.W_OK | os.X_OK):
+        raise ReadOnly(
+            "the data root is read-only",
+            where=folder,
+            why=f"{nearest} cannot be written to by this user",
+            do="make it writable, or copy it and give the copy as --data-root",
+        )
+
+
+def refuse_no_root(root: DataRoot, *, may_begin: bool = False) -> None:
+    """Raises MissingInput if the folder is no data root, so that a mistyped path leaves no files behind.
+
+    Args:
+        may_begin: whether the command may create a data root, in a folder that exists or in the default one.
+    """
+    if root.is_begun or (may_begin and (root.path.is_dir() or root.path == DataRoot.resolve(DEFAULT_ROOT).path)):
+        return
+    raise MissingInput(
+        "no data root here" if root.path.is_dir() else "the data root does not exist",
+        where=root.path,
+        why="nothing was written",
+        do="check --data-root; for a new one, create the folder with your images in approved/",
+    )
+
+
+def nothing_has_run(root: DataRoot) -> MissingInput:
+    """Return the error of a command that reads what an earlier run has made."""
+    do = f"imagemill run --data-root {shlex.quote(str(root.path))}"
+    return MissingInput("nothing has run on this data root yet", where=root.path, do=do)
+
+
+def refuse_no_images(root: DataRoot) -> None:
+    """Raises MissingInput if there is no `approved/`. Makes nothing."""
+    if not root.approved.is_dir():
+        raise MissingInput(
+            "no folder of approved images",
+            where=root.approved,
+            do="check --data-root; put images there, captions beside them as {image_id}.txt",
+        )
+
+
+def sweep_state(root: DataRoot) -> None:
+    """Remove temporary files of dead processes from the folders in which a command writes single files.
+
+    The folders of embedding kinds, shard sets, presets and Stage-A are swept by what writes them.
+    """
+    kinds = {spec.folder for spec in embedding_specs()}
+    reports = [entry.path for entry in _folders(root.derived) if entry.name not in kinds]
+    for folder in (root.state, root.quarantine, root.derived, root.shards, *map(Path, reports)):
+        sweep_temporaries(folder)
+
+
+def _folders(folder: Path) -> list[os.DirEntry[str]]:
+    return [entry for entry in os.scandir(folder) if entry.is_dir()] if folder.is_dir() else []
+
+
+def gone(root: DataRoot) -> dict[str, Path]:
+    """Remembered places where no folder is: a disk that is not mounted, a folder that somebody moved."""
+    remembered = {name: getattr(root, f"{name}_at") for name in get_args(Place)}
+    return {name: place for name, place in remembered.items() if place and not place.is_dir()}
+
+
+def refuse_gone(root: DataRoot, name: Place) -> None:
+    """Raises MissingInput where the remembered place is no folder now."""
+    if name in gone(root):
+        raise MissingInput(
+            f"{name}: the remembered folder is not there",
+            where=getattr(root, name),
+            do=f"bring it back, or name another by {_OPTIONS[name]}",
+        )
+
+
+def _make(name: Place, place: Path) -> None:
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _no_folder(name, place, error.strerror) from error
+
+
+def _no_folder(name: Place, place: Path, why: str | None) -> WrongUsage:
+    return WrongUsage(f"{name}: cannot create the folder", where=place, why=why, do=f"give another {_OPTIONS[name]}")
+
+
+def _bring_records(old: Path, new: Path) -> None:
+    """Copy the file of records where there is none: what it holds costs more than its disk space. The old one stays."""
+    if new.exists() or not old.is_file():
+        return
+    with atomic_write(new) as into, open(old, "rb") as source:
+        shutil.copyfileobj(source, into, 1 << 20)
+    print(f"records: copied from {old}", file=sys.stderr, flush=True)

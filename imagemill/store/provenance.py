@@ -1,0 +1,188 @@
+"""Model identities: which model made the files of each kind, and the rule that one folder never mixes two.
+
+An identity is a setting of the ledger (`identity.<kind>`), recorded when the first file of its kind is made. Reading an
+identity off a model folder belongs in encoders/loading.py.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from imagemill.errors import ImagemillError, ModelMismatch
+from imagemill.formats.npy import NpyStore
+from imagemill.store.ledger import SUPERSEDED, Ledger
+from imagemill.text.strict_json import NOT_JSON, decode_json
+
+# Makers of adopted files: no row says who made them. The second kind carries the comment of a preview model in its header.
+UNKNOWN, UNKNOWN_PREVIEW = "unknown", "unknown preview"
+_NO_MODEL = {UNKNOWN, UNKNOWN_PREVIEW, SUPERSEDED}
+
+SCHEME = 1
+"""Number of the present set of facts. A scheme that adds facts adds their old values below."""
+
+# Facts that a later scheme added, with the value that identities without them imply.
+OLD_VALUES: Mapping[str, Any] = {
+    "size": "original",
+    "tokens": 77,
+    "padding": "zero",
+    "preprocessing": "exact",
+    "memory_format": "channels_last",
+}
+
+
+class ModelIdentity(msgspec.Struct, frozen=True, kw_only=True):
+    """The facts that decide an encoder's bytes, and where the model came from.
+
+    The same weights from a mirror are the same model, so id, path, revision, device and threads are not part of `key`.
+
+    Attributes:
+        kind: embedding kind.
+        model: hub id or path as configured.
+        revision: resolved commit, if there is one.
+        preview: whether the weights are random stand-ins.
+        device: where it ran.
+        threads: CPU threads of the model's arithmetic; the VAE's last bits depend on it.
+        facts: fingerprints of weights and configuration, dtypes, preprocessing version, scaling and shift factors, ….
+        scheme: number of the set of facts.
+    """
+
+    kind: str
+    model: str
+    revision: str | None = None
+    preview: bool = False
+    device: str = "cpu"
+    threads: int = 1
+    facts: dict[str, Any]
+    scheme: int = 1
+
+    @property
+    def key(self) -> str:
+        """16 hex digits; equal keys mean interchangeable files."""
+        return hashlib.sha256(msgspec.json.encode(self.facts, order="sorted")).hexdigest()[:16]
+
+
+def differing_facts(recorded: ModelIdentity, requested: ModelIdentity) -> list[str]:
+    """Return the names of the facts in which two identities differ; none means that they are the same model.
+
+    An identity of an older scheme equals a newer one if its facts are equal and every fact that it lacks has its old value.
+    """
+    missing = object()
+
+    def value(identity: ModelIdentity, name: str, other: ModelIdentity) -> Any:
+        old = OLD_VALUES.get(name, missing) if identity.scheme < other.scheme else missing
+        return identity.facts.get(name, old)
+
+    names = recorded.facts.keys() | requested.facts.keys()
+    return sorted(name for name in names if value(recorded, name, requested) != value(requested, name, recorded))
+
+
+def read_identity(ledger: Ledger, kind: str) -> ModelIdentity | None:
+    """Return the recorded model of a kind, None if no file was made yet.
+
+    Raises:
+        ImagemillError: if the record cannot be read.
+    """
+    recorded = ledger.setting(f"identity.{kind}")
+    if recorded is None:
+        return None
+    try:
+        return decode_json(recorded.encode(), ModelIdentity)
+    except NOT_JSON as error:
+        raise ImagemillError(
+            f"{kind}: the recorded model cannot be read: {error}",
+            where=ledger.path,
+            do="run `imagemill repair`, which takes it from its second copy",
+        ) from error
+
+
+def record_identity(ledger: Ledger, identity: ModelIdentity) -> None:
+    ledger.record_setting(f"identity.{identity.kind}", msgspec.json.encode(identity, order="sorted").decode())
+
+
+def forget_identity(ledger: Ledger, kind: str) -> None:
+    """Forget the model of a kind whose files are all being replaced or deleted; keep it as `previous` for people."""
+    with ledger.transaction():
+        recorded = ledger.setting(f"identity.{kind}")
+        ledger.forget_setting(f"identity.{kind}")
+        ledger.forget_setting(f"previous.{kind}")
+        if recorded is not None:
+            ledger.record_setting(f"previous.{kind}", recorded)
+
+
+def recall_identity(ledger: Ledger, kind: str) -> None:
+    """Undo `forget_identity`."""
+    with ledger.transaction():
+        previous = ledger.setting(f"previous.{kind}")
+        ledger.forget_setting(f"identity.{kind}")
+        ledger.forget_setting(f"previous.{kind}")
+        if previous is not None:
+            ledger.record_setting(f"identity.{kind}", previous)
+
+
+def guard_identity(ledger: Ledger, identity: ModelIdentity) -> ModelIdentity:
+    """Record the first model of a kind, or refuse one that differs from it.
+
+    Returns:
+        the identity in force: the recorded one, which is kept where a newer scheme only spells it with more facts.
+
+    Raises:
+        ModelMismatch: naming the facts that differ, or the files of another model if the record was lost.
+    """
+    with ledger.transaction():
+        recorded = check_identity(ledger, identity)
+        if recorded is None:
+            record_identity(ledger, identity)
+    return recorded or identity
+
+
+def check_identity(ledger: Ledger, identity: ModelIdentity) -> ModelIdentity | None:
+    """Refuse a model that is not the recorded one of its kind; return the recorded one, None before the first file.
+
+    Raises:
+        ModelMismatch: as `guard_identity`.
+    """
+    recorded = read_identity(ledger, identity.kind)
+    if recorded is None:
+        _refuse_other_makers(ledger, identity)
+        return None
+    if fields := differing_facts(recorded, identity):
+        raise ModelMismatch(
+            f"{identity.kind}: this run's model is not the one that made the files already there "
+            f"(recorded {recorded.model}, requested {identity.model}; differs in {', '.join(fields)})",
+            where=ledger.path,
+            why="one directory never mixes the vectors of two models",
+            do="set the recorded model in imagemill.yaml, or replace every file with "
+            f"`imagemill stage2 --regenerate {identity.kind}`",
+        )
+    return recorded
+
+
+def _refuse_other_makers(ledger: Ledger, identity: ModelIdentity) -> None:
+    """Without a recorded identity, the recorded files still name their makers."""
+    makers = ledger.makers(identity.kind)
+    others = sorted(makers - _NO_MODEL - {identity.key})
+    if not identity.preview and UNKNOWN_PREVIEW in makers:
+        others.append("a preview model")
+    if others:
+        raise ModelMismatch(
+            f"{identity.kind}: the record of the model is lost, and files of another model are there "
+            f"(made by {', '.join(others)}, requested {identity.model} {identity.key})",
+            where=ledger.path,
+            why="one directory never mixes the vectors of two models",
+            do="set the model that made the files in imagemill.yaml, or replace every file with "
+            f"`imagemill stage2 --regenerate {identity.kind}`",
+        )
+
+
+def maker_of_adopted(store: NpyStore, image_id: str) -> str:
+    """Return the maker to record for a valid file that no row describes: its header shows preview models only."""
+    return UNKNOWN_PREVIEW if store.is_preview(image_id) else UNKNOWN
+
+
+def guard_recorded(path: Path, identity: ModelIdentity) -> ModelIdentity:
+    """`guard_identity` with the ledger at this path, for workers that hold no connection."""
+    with Ledger(path) as ledger:
+        return guard_identity(ledger, identity)

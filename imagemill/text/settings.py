@@ -1,0 +1,101 @@
+"""Convert plain settings to typed ones; errors name the setting and the values that it may have.
+
+Which settings exist is decided in config.py; YAML files are read in safe_yaml.py.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_origin
+
+import msgspec
+
+from imagemill.errors import WrongUsage
+from imagemill.text.close_names import name_hint
+
+T = TypeVar("T")
+
+# msgspec names types as JSON does; the files are YAML.
+_WORDS = {
+    "Expected": "expected",
+    "object": "a mapping",
+    "array": "a list",
+    "null": "nothing",
+    "str": "text",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+}
+
+
+class _Fault(NamedTuple):
+    place: tuple[str, ...]
+    what: str
+    why: str | None
+    do: str
+
+
+def convert_settings(
+    value: Any, kind: type[T], *, where: object, line: Callable[[Sequence[str]], int] | None = None
+) -> T:
+    """Return the settings as a struct of this kind.
+
+    Args:
+        where: what the settings were read from. line: the line of a setting, given the names that lead to it.
+
+    Raises:
+        WrongUsage: an unknown setting, or a value that a setting cannot have.
+    """
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        fault = next(_faults(value, kind, ()), None) or _Fault((), str(error), None, "correct the value")
+        at = f"{Path(str(where)).name} line {line(fault.place)}: " if line and fault.place else ""
+        raise WrongUsage(at + fault.what, where=where, why=fault.why, do=fault.do) from error
+
+
+def _faults(value: Any, kind: Any, place: tuple[str, ...]) -> Iterator[_Fault]:
+    """Yield what is wrong, setting by setting."""
+    if get_origin(kind) is Annotated and not _accepts(value, kind):
+        yield from _leaf_fault(value, kind, place)
+    elif isinstance(kind, type) and issubclass(kind, msgspec.Struct) and isinstance(value, Mapping):
+        types = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
+        for name, each in value.items():
+            if name in types:
+                yield from _faults(each, types[name], (*place, str(name)))
+            else:
+                where = ".".join(place) or "the configuration"
+                hint = name_hint(str(name), list(types))
+                yield _Fault(
+                    (*place, str(name)), f"{where} has no setting {name!r}", hint, "correct the name, or remove it"
+                )
+    elif get_origin(kind) is dict and isinstance(value, Mapping):
+        for name, each in value.items():
+            if not isinstance(name, str):
+                what = f"{'.'.join(place)}: a name cannot be {name!r}"
+                yield _Fault((*place, str(name)), what, None, "write the name in quotation marks")
+            yield from _faults(each, get_args(kind)[1], (*place, str(name)))
+    elif not _accepts(value, kind):
+        yield from _leaf_fault(value, kind, place)
+
+
+def _accepts(value: Any, kind: Any) -> bool:
+    try:
+        msgspec.convert(value, kind)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+def _leaf_fault(value: Any, kind: Any, place: tuple[str, ...]) -> Iterator[_Fault]:
+    name = ".".join(place) or "the configuration"
+    if get_origin(kind) is Literal:
+        choices = ", ".join(map(str, get_args(kind)))
+        yield _Fault(place, f"{name} cannot be {value!r}", None, f"choose from {choices}")
+        return
+    try:
+        msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        expected = str(error).partition(" - at ")[0].replace("`", "")
+        expected = re.sub(r"\w+", lambda word: _WORDS.get(word[0], word[0]), expected).replace(" | ", " or ")
+        yield _Fault(place, f"{name} cannot be {value!r:.80}: {expected}", None, "correct the value")

@@ -1,0 +1,439 @@
+"""One way to open an image. Expected pixels are stated here by hand or by the format's own definition, not taken from Pillow."""
+
+import io
+import json
+import struct
+import warnings
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageCms, PngImagePlugin
+
+from imagemill.errors import Refused
+from imagemill.formats import images as pixels
+from imagemill.formats.images import check_decodable, decode_rgb, decode_stored, header_size, open_rgb, stored_header
+from tests.helpers.images import ROW_0_COLUMN_0, encoded, exif, png, stored_form, ycck
+
+HEIGHT, WIDTH = 12, 20
+RED, GREEN, BLUE, WHITE, GREY = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255), (128, 128, 128)
+
+
+def corners() -> np.ndarray:
+    """uint8 (12, 20, 3): red top left, green top right, blue bottom left, white bottom right."""
+    image = np.zeros((HEIGHT, WIDTH, 3), np.uint8)
+    top, left = slice(None, HEIGHT // 2), slice(None, WIDTH // 2)
+    bottom, right = slice(HEIGHT // 2, None), slice(WIDTH // 2, None)
+    image[top, left], image[top, right], image[bottom, left], image[bottom, right] = RED, GREEN, BLUE, WHITE
+    return image
+
+
+def plain(colour: tuple[int, int, int]) -> np.ndarray:
+    return np.full((HEIGHT, WIDTH, 3), colour, np.uint8)
+
+
+# ---- orientation
+
+
+@pytest.mark.parametrize("image_format", ["PNG", "JPEG", "WEBP", "TIFF"])
+@pytest.mark.parametrize("orientation", ROW_0_COLUMN_0)
+def test_image_comes_out_upright_for_every_exif_orientation(image_format, orientation):
+    """Source: CONTRACTS section 1, "EXIF orientation applied first; width and height are those after orientation"."""
+    stored = Image.fromarray(stored_form(corners(), orientation))
+    options = {"JPEG": {"quality": 100, "subsampling": 0}, "WEBP": {"lossless": True}}.get(image_format, {})
+    rgb = decode_rgb(encoded(stored, image_format, exif=exif(orientation), **options), "photo")
+    assert rgb.shape == (HEIGHT, WIDTH, 3)
+    tolerance = 3 if image_format == "JPEG" else 0
+    assert np.abs(rgb.astype(int) - corners()).max() <= tolerance
+
+
+@pytest.mark.parametrize("image_format", ["PNG", "JPEG", "WEBP", "TIFF"])
+@pytest.mark.parametrize("orientation", ROW_0_COLUMN_0)
+def test_header_alone_tells_the_upright_size(tmp_path, image_format, orientation):
+    """What a forecast needs, without a pixel: half of a PNG or JPEG is enough."""
+    stored = NOISE.resize((128, 96) if orientation < 5 else (96, 128))
+    data = encoded(stored, image_format, exif=exif(orientation))
+    (tmp_path / "photo").write_bytes(data[: len(data) // 2] if image_format in {"PNG", "JPEG"} else data)
+    assert header_size(tmp_path / "photo") == (96, 128)
+
+
+def test_header_of_no_image_is_refused_and_a_missing_file_is_not(tmp_path):
+    (tmp_path / "photo").write_bytes(b"no image")
+    (tmp_path / "flat").write_bytes(encoded(Image.new("RGB", (100, 7))))
+    for name, reason in {"photo": "undecodable", "flat": "too_small"}.items():
+        with pytest.raises(Refused) as caught:
+            header_size(tmp_path / name)
+        assert caught.value.reason == reason
+    with pytest.raises(FileNotFoundError):
+        header_size(tmp_path / "missing")
+
+
+@pytest.mark.parametrize("orientation", [0, 9, 65535])
+def test_orientation_that_exif_does_not_define_leaves_the_image_as_stored(orientation):
+    np.testing.assert_array_equal(
+        decode_rgb(encoded(Image.fromarray(corners()), exif=exif(orientation)), "photo"), corners()
+    )
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "broken", [b"Exif\0\0", b"Exif\0\0MM\0*\xff\xff\xff\xff", b"Exif\0\0II*\0\x08\0\0\0\xff\xff", b"garbage"]
+)
+def test_broken_exif_does_not_cost_the_image(broken):
+    """The pixels are good, and viewers show them."""
+    data = encoded(Image.fromarray(corners()), "JPEG", quality=100, subsampling=0, exif=broken)
+    assert np.abs(decode_rgb(data, "photo").astype(int) - corners()).max() <= 3
+
+
+# ---- modes
+
+
+def test_pixels_are_rgb_bytes_that_a_tensor_may_share():
+    """uint8 (H, W, 3), C order, writable: `torch.from_numpy` takes nothing less without a warning."""
+    rgb = decode_rgb(encoded(Image.fromarray(corners())), "photo")
+    assert rgb.dtype == np.uint8
+    assert rgb.flags.c_contiguous
+    assert rgb.flags.writeable
+    np.testing.assert_array_equal(rgb, corners())
+
+
+def test_grey_becomes_three_equal_channels():
+    np.testing.assert_array_equal(decode_rgb(encoded(Image.new("L", (WIDTH, HEIGHT), 128)), "photo"), plain(GREY))
+
+
+@pytest.mark.parametrize(("bit", "expected"), [(0, (0, 0, 0)), (1, WHITE)])
+def test_one_bit_becomes_black_and_white(bit, expected):
+    np.testing.assert_array_equal(decode_rgb(encoded(Image.new("1", (WIDTH, HEIGHT), bit)), "photo"), plain(expected))
+
+
+def test_palette_is_looked_up():
+    image = Image.new("P", (WIDTH, HEIGHT), 1)
+    image.putpalette([*RED, *GREEN, *BLUE])
+    np.testing.assert_array_equal(decode_rgb(encoded(image), "photo"), plain(GREEN))
+
+
+@pytest.mark.parametrize(("index", "expected"), [(0, WHITE), (1, (127, 255, 127)), (2, BLUE)])
+def test_transparent_palette_entry_is_composited_over_white(index, expected):
+    """Alpha 0, 128 and 255 over red, green, blue: 255 - alpha of white shines through."""
+    image = Image.new("P", (WIDTH, HEIGHT), index)
+    image.putpalette([*RED, *GREEN, *BLUE])
+    rgb = decode_rgb(encoded(image, transparency=bytes([0, 128, 255])), "photo")
+    np.testing.assert_array_equal(rgb, plain(expected))
+
+
+@pytest.mark.parametrize("alpha", [0, 1, 64, 128, 254, 255])
+def test_alpha_is_composited_over_white(alpha):
+    """result = colour · alpha + white · (1 - alpha), to the nearest level. Source: CONTRACTS section 1, "pixels"."""
+    rgb = decode_rgb(encoded(Image.new("RGBA", (WIDTH, HEIGHT), (200, 100, 0, alpha))), "photo")
+    expected = np.rint(np.array([200, 100, 0]) * alpha / 255 + 255 * (1 - alpha / 255))
+    assert np.abs(rgb.astype(int) - expected).max() <= 1
+    if alpha in {0, 255}:
+        np.testing.assert_array_equal(rgb, plain(WHITE if alpha == 0 else (200, 100, 0)))
+
+
+def test_grey_with_alpha_is_composited_over_white():
+    np.testing.assert_array_equal(
+        decode_rgb(encoded(Image.new("LA", (WIDTH, HEIGHT), (0, 128))), "photo"), plain((127, 127, 127))
+    )
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+def test_single_transparent_colour_becomes_white(mode):
+    """PNG's tRNS chunk for images without a palette."""
+    image = Image.fromarray(corners()).convert(mode)
+    transparent = image.getpixel((0, 0))
+    rgb = decode_rgb(encoded(image, transparency=transparent), "photo")
+    np.testing.assert_array_equal(rgb[0, 0], WHITE)
+    np.testing.assert_array_equal(rgb[0, -1], np.asarray(image.convert("RGB"))[0, -1])
+
+
+@pytest.mark.parametrize(
+    ("cmyk", "expected"),
+    [((0, 0, 0, 0), WHITE), ((0, 0, 0, 255), (0, 0, 0)), ((0, 255, 255, 0), RED), ((255, 255, 0, 0), BLUE)],
+)
+@pytest.mark.parametrize("image_format", ["TIFF", "JPEG"])
+def test_inks_become_light(cmyk, expected, image_format):
+    """No ink is white, black ink black, magenta and yellow make red, cyan and magenta blue."""
+    rgb = decode_rgb(encoded(Image.new("CMYK", (WIDTH, HEIGHT), cmyk), image_format), "photo")
+    assert np.abs(rgb.astype(int) - expected).max() <= (3 if image_format == "JPEG" else 0)
+
+
+@pytest.mark.parametrize("colour", [RED, GREEN, BLUE, WHITE, (0, 0, 0), (200, 100, 50)])
+def test_inverted_ycck_becomes_light(colour):
+    """What Photoshop writes for print: inks inverted, three of them as luma and chroma. Source: Adobe Technical Note 5116."""
+    rgb = decode_rgb(ycck(WIDTH, HEIGHT, colour), "photo")
+    assert np.abs(rgb.astype(int) - colour).max() <= 4
+
+
+SIXTEEN_BIT = [(0, 0), (257, 1), (32896, 128), (65278, 254), (65535, 255)]
+
+
+@pytest.mark.parametrize(("sample", "expected"), SIXTEEN_BIT)
+def test_sixteen_bit_grey_is_scaled_not_clipped(sample, expected):
+    """v · 257 is the 16-bit form of v. Source: CONTRACTS section 1, "16-bit scaled to 8"."""
+    data = png(WIDTH, HEIGHT, 16, 0, struct.pack(">H", sample) * WIDTH * HEIGHT)
+    np.testing.assert_array_equal(decode_rgb(data, "photo"), plain((expected,) * 3))
+
+
+@pytest.mark.parametrize(("sample", "expected"), SIXTEEN_BIT)
+def test_sixteen_bit_colour_is_scaled_not_clipped(sample, expected):
+    data = png(WIDTH, HEIGHT, 16, 2, struct.pack(">HHH", sample, 0, 65535) * WIDTH * HEIGHT)
+    np.testing.assert_array_equal(decode_rgb(data, "photo"), plain((expected, 0, 255)))
+
+
+@pytest.mark.parametrize("colour_type", [0, 2])
+def test_sixteen_bit_grey_and_colour_agree_on_every_level(colour_type):
+    """Within one level of v / 257 for all 65,536 values, and the same for both."""
+    levels = np.arange(65536, dtype=">u2").repeat(3 if colour_type == 2 else 1)
+    rgb = decode_rgb(png(256, 256, 16, colour_type, levels.tobytes()), "photo")
+    exact = np.arange(65536).reshape(256, 256, 1) / 257
+    assert np.abs(rgb - exact).max() <= 1
+    np.testing.assert_array_equal(rgb[..., 0].ravel(), np.arange(65536) // 256)
+
+
+@pytest.mark.parametrize(("alpha", "expected"), [(0, WHITE), (65535, (128, 128, 128))])
+def test_sixteen_bit_alpha_is_composited_over_white(alpha, expected):
+    data = png(WIDTH, HEIGHT, 16, 4, struct.pack(">HH", 32896, alpha) * WIDTH * HEIGHT)
+    np.testing.assert_array_equal(decode_rgb(data, "photo"), plain(expected))
+
+
+def test_transparent_sixteen_bit_grey_is_matched_at_sixteen_bits():
+    """The tRNS sample names one of 65,536 levels; its neighbour, equal in 8 bits, stays."""
+    row = struct.pack(">HH", 1000, 1001) * (WIDTH // 2)
+    rgb = decode_rgb(png(WIDTH, HEIGHT, 16, 0, row * HEIGHT, (b"tRNS", struct.pack(">H", 1000))), "photo")
+    np.testing.assert_array_equal(rgb[0, :2], [WHITE, (3, 3, 3)])
+
+
+@pytest.mark.parametrize("transparent", [(1000, 2000, 3000), (255, 255, 255), (65535, 0, 40000)])
+def test_transparent_sixteen_bit_colour_becomes_white_and_others_do_not(transparent):
+    """tRNS names a colour at 16 bits; one whose low bytes alone are the same is another colour."""
+    other = tuple(sample >> 8 | (sample & 255) << 8 for sample in transparent)
+    other = other if other != transparent else (40_000, 0, 0)
+    row = (struct.pack(">HHH", *transparent) + struct.pack(">HHH", *other)) * (WIDTH // 2)
+    rgb = decode_rgb(png(WIDTH, HEIGHT, 16, 2, row * HEIGHT, (b"tRNS", struct.pack(">HHH", *transparent))), "photo")
+    np.testing.assert_array_equal(rgb[0, :2], [WHITE, [sample >> 8 for sample in other]])
+
+
+# ---- colour profiles
+
+
+@pytest.mark.parametrize("image_format", ["PNG", "JPEG", "WEBP", "TIFF"])
+@pytest.mark.parametrize(
+    "profile", [b"no profile", bytes(200), b"x" * 3_000_000], ids=["text", "zeros", "three megabytes"]
+)
+def test_colour_profile_changes_no_pixel_and_a_broken_one_costs_no_image(image_format, profile):
+    """Stored values are kept, whatever profile is beside them."""
+    options = {"JPEG": {"quality": 100, "subsampling": 0}, "WEBP": {"lossless": True}}.get(image_format, {})
+    rgb = decode_rgb(encoded(Image.fromarray(corners()), image_format, icc_profile=profile, **options), "photo")
+    assert np.abs(rgb.astype(int) - corners()).max() <= (3 if image_format == "JPEG" else 0)
+
+
+def test_profile_of_another_colour_space_changes_no_pixel():
+    profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("LAB")).tobytes()
+    np.testing.assert_array_equal(
+        decode_rgb(encoded(Image.fromarray(corners()), icc_profile=profile), "photo"), corners()
+    )
+
+
+@pytest.mark.parametrize("kind", [b"iCCP", b"zTXt", b"iTXt"])
+@pytest.mark.parametrize("content", [b"not deflated", zlib.compress(bytes(2 << 20)), zlib.compress(b"x" * 100)[:-4]])
+def test_metadata_of_a_png_costs_no_image(kind, content):
+    """Broken, cut off, or longer than Pillow takes by itself: editors write megabytes of history there."""
+    head = {b"iCCP": b"name\0\0", b"zTXt": b"key\0\0", b"iTXt": b"key\0\1\0\0\0"}[kind]
+    data = png(WIDTH, HEIGHT, 8, 2, corners().tobytes(), (kind, head + content))
+    np.testing.assert_array_equal(decode_rgb(data, "photo"), corners())
+
+
+@pytest.mark.parametrize("mode", ["I", "F"])
+def test_samples_without_an_agreed_range_are_refused(mode):
+    """A 32-bit TIFF says nothing about which value is white: better no sample than a black one."""
+    with pytest.raises(Refused, match="no agreed range") as refusal:
+        decode_rgb(encoded(Image.new(mode, (WIDTH, HEIGHT), 1), "TIFF"), "photo")
+    assert refusal.value.reason == "undecodable"
+
+
+@pytest.mark.parametrize("image_format", ["GIF", "WEBP", "PNG", "MPO", "TIFF"])
+def test_first_frame_of_several_is_taken(image_format):
+    frames = [Image.new("RGB", (WIDTH, HEIGHT), colour) for colour in (RED, BLUE)]
+    options = {"GIF": {}, "WEBP": {"lossless": True}, "MPO": {"quality": 100}}.get(image_format, {})
+    rgb = decode_rgb(encoded(frames[0], image_format, save_all=True, append_images=frames[1:], **options), "photo")
+    assert np.abs(rgb.astype(int) - RED).max() <= 3
+
+
+# ---- refusals
+
+
+def refusal_of(data: bytes) -> Refused:
+    with pytest.raises(Refused) as caught:
+        decode_rgb(data, "photo.jpg")
+    refusal = caught.value
+    assert refusal.where == "photo.jpg"
+    assert refusal.do
+    return refusal
+
+
+NOISE = Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(b"", id="empty"),
+        pytest.param(b"not an image at all", id="text"),
+        pytest.param(bytes(4096), id="zeros"),
+        pytest.param(b"<svg xmlns='http://www.w3.org/2000/svg'/>", id="svg"),
+        pytest.param(
+            b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 64 64\n", id="eps, which Pillow hands to another program"
+        ),
+        pytest.param(encoded(NOISE, "JPEG")[:-500], id="truncated jpeg"),
+        pytest.param(encoded(NOISE, "PNG")[:-500], id="truncated png"),
+        pytest.param(encoded(NOISE, "WEBP", lossless=True)[:-500], id="truncated webp"),
+        pytest.param(encoded(NOISE, "JPEG")[:20], id="header only"),
+    ],
+)
+def test_file_that_is_no_whole_image_is_refused_as_undecodable(data):
+    """Source: CONTRACTS section 0, reason codes."""
+    refusal = refusal_of(data)
+    assert refusal.reason == "undecodable"
+    assert "photo.jpg" in str(refusal)
+
+
+@pytest.mark.filterwarnings("ignore")
+@given(st.binary(max_size=200), st.integers(0, 5), st.data())
+@settings(max_examples=100, deadline=None)
+def test_damaged_bytes_are_decoded_or_refused_and_nothing_else(garbage, which, data):
+    """One bad item never stops the others: whatever a file holds, the caller meets pixels or Refused."""
+    whole = encoded(NOISE, ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF"][which])
+    at = data.draw(st.integers(0, len(whole)))
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(pixels, "MAX_PIXELS", 10**6)  # a damaged header may claim far more, and would be believed
+            rgb = decode_rgb(whole[:at] + garbage + whole[at + len(garbage) :], "photo")
+    except Refused as refusal:
+        assert refusal.reason in {"undecodable", "too_small", "too_large"}
+    else:
+        assert rgb.dtype == np.uint8
+        assert rgb.shape[2:] == (3,)
+
+
+@pytest.mark.parametrize(("width", "height"), [(7, 100), (100, 7), (1, 1)])
+def test_side_under_eight_pixels_is_refused(width, height):
+    """A VAE latent of such an image has no cell. Source: CONTRACTS section 1, "VAE latent"."""
+    refusal = refusal_of(encoded(Image.new("RGB", (width, height))))
+    assert refusal.reason == "too_small"
+    assert f"{width}x{height}" in refusal.what
+
+
+def test_side_of_eight_pixels_is_enough():
+    assert decode_rgb(encoded(Image.new("RGB", (8, 9))), "photo").shape == (9, 8, 3)
+
+
+@pytest.mark.parametrize(("width", "height"), [(14_000, 13_000), (30_000, 20_000), (2**31 - 1, 2**31 - 1)])
+@pytest.mark.parametrize("as_error", [False, True])
+def test_decompression_bomb_is_refused_before_it_is_unpacked(width, height, as_error):
+    """A small file may ask for any amount of memory: just over our limit, over twice of it, and all that PNG can say."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error" if as_error else "ignore")
+        assert refusal_of(png(width, height, 8, 2, rows=b"")).reason == "too_large"
+
+
+def test_pillow_has_its_own_limits_again_once_no_thread_has_an_image_open():
+    """Other code of the process may rely on them. A thread that ends first changes nothing for the others."""
+    theirs = Image.MAX_IMAGE_PIXELS, PngImagePlugin.MAX_TEXT_CHUNK
+    ours = pixels.MAX_PIXELS, PngImagePlugin.MAX_TEXT_MEMORY
+    with pixels._opened(encoded(NOISE), "first"):
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(decode_rgb, encoded(NOISE), "second").result()
+        assert ours == (Image.MAX_IMAGE_PIXELS, PngImagePlugin.MAX_TEXT_CHUNK)
+    assert refusal_of(b"no image").reason == "undecodable"
+    assert theirs == (Image.MAX_IMAGE_PIXELS, PngImagePlugin.MAX_TEXT_CHUNK)
+
+
+def test_image_at_the_limit_is_decoded(monkeypatch):
+    """The limit itself is allowed; one row more is not."""
+    monkeypatch.setattr(pixels, "MAX_PIXELS", 64 * 64)
+    assert decode_rgb(encoded(NOISE), "photo").shape == (64, 64, 3)
+    assert refusal_of(encoded(NOISE.resize((64, 65)))).reason == "too_large"
+
+
+@pytest.mark.parametrize("error", [MemoryError(), OSError("out of memory error when reading image file")])
+def test_lack_of_memory_is_no_refusal(monkeypatch, error):
+    """*Failed* is disk and memory, and is tried again. Source: CONTRACTS section 0, "Refused and failed"."""
+
+    def fail(*_args, **_options):
+        raise error
+
+    monkeypatch.setattr(Image, "open", fail)
+    with pytest.raises(MemoryError):
+        decode_rgb(b"any", "photo")
+
+
+def test_disk_error_is_no_refusal(tmp_path):
+    """What cannot be read at all goes its way as an OSError: it is retried by the next run."""
+    with pytest.raises(FileNotFoundError):
+        open_rgb(tmp_path / "missing.jpg")
+    with pytest.raises(IsADirectoryError):
+        open_rgb(tmp_path)
+
+
+def test_file_on_disk_decodes_like_its_bytes(tmp_path):
+    path = tmp_path / "photo.png"
+    path.write_bytes(encoded(Image.fromarray(corners())))
+    np.testing.assert_array_equal(open_rgb(path), corners())
+
+
+def test_real_photographs_decode_to_their_annotated_size(coco128):
+    """128 photographs, some of them grey; the annotations state width and height."""
+    sizes = {
+        i["file_name"]: (i["height"], i["width"], 3)
+        for i in json.loads((coco128 / "instances_train2017.json").read_bytes())["images"]
+    }
+    photos = sorted((coco128 / "images").rglob("*.jpg"))
+    assert len(photos) == 128
+    for photo in photos:
+        rgb = open_rgb(photo)
+        assert rgb.shape == sizes.get(photo.name, rgb.shape), photo.name
+        assert rgb.std() > 1, photo.name
+
+
+# ---- pixels as they are stored
+
+
+def _file(width, height, form="JPEG", **options):
+    buffer = io.BytesIO()
+    Image.effect_noise((width, height), 60).convert("RGB").save(buffer, form, **options)
+    return buffer.getvalue()
+
+
+def _turning(orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return exif
+
+
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP"])
+def test_stored_pixels_are_not_turned(form):
+    """Presets: boxes mean stored pixels. Source: CONTRACTS section 3."""
+    data = _file(30, 20, form, exif=_turning(6))
+
+    header = stored_header(data, "x")
+
+    assert decode_stored(data, "x").shape == (20, 30, 3)
+    assert (header.width, header.height, header.format, header.orientation, header.turned) == (30, 20, form, 6, True)
+    assert not stored_header(_file(30, 20, form, exif=_turning(3)), "x").turned
+
+
+def test_one_pixel_is_an_image_where_no_latent_is_made_of_it():
+    assert decode_stored(_file(1, 1), "x").shape == (1, 1, 3)
+
+
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP"])
+def test_file_that_is_cut_is_found_without_making_its_pixels(form):
+    data = _file(200, 160, form)
+    check_decodable(data, "x")
+    for cut in (0, 1, len(data) // 2, len(data) - 200):
+        with pytest.raises(Refused):
+            check_decodable(data[:cut], "x")

@@ -1,0 +1,372 @@
+"""What a record needs besides embeddings, whichever passes ran. Source: CONTRACTS section 1, "record", "captions", "passes"."""
+
+import errno
+import json
+
+import pytest
+
+from imagemill.domain.embedding_specs import DINOV3, T5
+from imagemill.errors import Refused
+from imagemill.fs.fingerprints import fingerprint
+from imagemill.pipeline.stage2 import facts
+from imagemill.pipeline.stage2.image_metadata import (
+    ASSET,
+    adopt_captions,
+    complete_facts,
+    complete_masks,
+    inspect_image,
+    note_missing_captions,
+)
+from imagemill.pipeline.stage2.record_index import read_recorded
+from imagemill.pipeline.stage2.scan import caption_row, scan_approved, survey
+from imagemill.store.ledger import FROM_CAPTIONER, Ledger
+from tests.helpers.stage2 import embed, photos, picture, record_of, write_text
+from tests.helpers.stubs import StubTokenizer
+
+
+@pytest.fixture
+def ledger(data_root):
+    with Ledger(data_root.ledger) as ledger:
+        yield ledger
+
+
+@pytest.fixture
+def opened(monkeypatch):
+    """File names of the images that were opened."""
+    names, original = [], facts.inspect_image
+
+    def noting(approved, source):
+        names.append(source.file_name)
+        return original(approved, source)
+
+    monkeypatch.setattr(facts, "inspect_image", noting)
+    return names
+
+
+def complete(root, ledger):
+    complete_facts(root.approved, survey(root.approved, ledger), ledger)
+
+
+def problems(ledger):
+    return {(p.item, p.asset, p.outcome, p.reason) for p in ledger.problems()}
+
+
+# ---- images
+
+
+def test_image_is_read_once_for_fingerprint_size_and_pixels(data_root):
+    picture(data_root.approved / "a.png", size=(40, 24))
+
+    row, pixels = inspect_image(data_root.approved, scan_approved(data_root.approved).sources["a"])
+
+    assert (row.height, row.width) == (24, 40)
+    assert pixels.shape == (24, 40, 3)
+    assert row.fingerprint == fingerprint((data_root.approved / "a.png").read_bytes())
+
+
+def test_image_that_does_not_open_is_refused(data_root):
+    (data_root.approved / "a.png").write_bytes(b"no picture")
+
+    with pytest.raises(Refused) as caught:
+        inspect_image(data_root.approved, scan_approved(data_root.approved).sources["a"])
+    assert caught.value.reason == "undecodable"
+
+
+def test_only_images_that_no_pass_has_opened_are_opened(data_root, ledger, opened):
+    photos(data_root, "a", "b")
+    embed(data_root, DINOV3)
+    photos(data_root, "c")
+
+    complete(data_root, ledger)
+    assert opened == ["c.png"]
+    assert ledger.sources().keys() == set("abc")
+
+    complete(data_root, ledger)
+    assert opened == ["c.png"], "and no second time"
+
+
+def test_replaced_image_is_opened_again(data_root, ledger, opened):
+    photos(data_root, "a")
+    complete(data_root, ledger)
+    picture(data_root.approved / "a.png", size=(16, 16))
+
+    complete(data_root, ledger)
+
+    assert opened == ["a.png", "a.png"]
+    assert ledger.sources()["a"].width == 16
+
+
+def test_refused_image_is_recorded_once_and_opened_when_it_changes(data_root, ledger, opened):
+    (data_root.approved / "a.png").write_bytes(b"no picture")
+
+    for _ in range(2):
+        complete(data_root, ledger)
+    assert opened == ["a.png"]
+    assert problems(ledger) == {("a", ASSET, "refused", "undecodable")}
+
+    picture(data_root.approved / "a.png")
+    complete(data_root, ledger)
+    assert opened == ["a.png", "a.png"]
+    assert "a" in ledger.sources()
+
+
+def test_image_that_an_embedding_pass_refused_is_not_opened_again(data_root, ledger, opened):
+    (data_root.approved / "a.png").write_bytes(b"no picture")
+    embed(data_root, DINOV3)
+
+    complete(data_root, ledger)
+
+    assert opened == []
+
+
+@pytest.mark.parametrize("opened_by", ["the next records", "an embedding pass"])
+def test_disk_error_is_a_failure_that_goes_when_the_image_can_be_read(data_root, ledger, monkeypatch, opened_by):
+    """*Failed* is retried by the next run, and must not be told for ever."""
+
+    def fail(approved, source):
+        raise OSError(errno.EIO, "input/output error")
+
+    photos(data_root, "a", "b")
+    with monkeypatch.context() as patched:
+        patched.setattr(facts, "inspect_image", fail)
+        complete(data_root, ledger)
+    assert problems(ledger) == {(image_id, ASSET, "failed", "read_error") for image_id in "ab"}
+
+    if opened_by == "an embedding pass":
+        embed(data_root, DINOV3)
+    complete(data_root, ledger)
+
+    assert problems(ledger) == set()
+    assert ledger.sources().keys() == {"a", "b"}
+
+
+def test_one_bad_image_does_not_stop_the_others(data_root, ledger):
+    photos(data_root, *map(str, range(9)))
+    (data_root.approved / "4.png").write_bytes(b"")
+
+    complete(data_root, ledger)
+
+    assert ledger.sources().keys() == set("01235678")
+
+
+# ---- captions
+
+
+def captions(ledger):
+    return {row.image_id: (row.text, row.origin) for row in ledger.captions().values()}
+
+
+def adopt(root, ledger):
+    scan = survey(root.approved, ledger)
+    adopt_captions(root, read_recorded(root.stage2_jsonl), scan, ledger)
+
+
+def test_image_without_a_sidecar_takes_the_caption_of_its_record_byte_for_byte(data_root, ledger):
+    """A Stage 1 caption stands byte for byte."""
+    photos(data_root, "a", "b", captions=False)
+    stage1 = {"image_path": "data/approved/b.png", "caption": "two\nlines  "}
+    write_text(data_root.stage2_jsonl, json.dumps(record_of("a", caption="  one ")), json.dumps(stage1))
+
+    adopt(data_root, ledger)
+
+    assert captions(ledger) == {"a": ("  one ", "record"), "b": ("two\nlines  ", "record")}
+
+
+def test_sidecar_goes_before_the_record_whenever_it_appears(data_root, ledger):
+    photos(data_root, "a", "b")
+    (data_root.approved / "b.txt").unlink()
+    write_text(data_root.stage2_jsonl, *(json.dumps(record_of(i, caption="of the record")) for i in "ab"))
+
+    adopt(data_root, ledger)
+    assert captions(ledger) == {"a": ("noise called a", "sidecar"), "b": ("of the record", "record")}
+
+    (data_root.approved / "b.txt").write_text("of the sidecar")
+    adopt(data_root, ledger)
+    assert captions(ledger)["b"] == ("of the sidecar", "sidecar")
+
+
+def test_last_of_several_records_gives_the_caption(data_root, ledger):
+    """Of duplicates the last wins. Source: CONTRACTS section 1, "migration"."""
+    photos(data_root, "a", captions=False)
+    write_text(data_root.stage2_jsonl, *(json.dumps(record_of("a", caption=text)) for text in ("first", "last")))
+
+    adopt(data_root, ledger)
+
+    assert captions(ledger) == {"a": ("last", "record")}
+
+
+@pytest.mark.parametrize(
+    "line", ["", "null", "[1]", "{", b"\xff", '{"image_id": "a", "caption": 7}', '{"image_id": "a", "caption": " "}']
+)
+def test_line_without_a_caption_gives_none(data_root, ledger, line):
+    photos(data_root, "a", captions=False)
+    write_text(data_root.stage2_jsonl, line)
+
+    adopt(data_root, ledger)
+
+    assert captions(ledger) == {}
+
+
+def test_record_of_an_image_that_is_gone_gives_its_caption_too(data_root, ledger):
+    """Its hidden state needs no pixels, and its record may still have to migrate."""
+    photos(data_root, "a", captions=False)
+    write_text(data_root.stage2_jsonl, json.dumps(record_of("gone", caption=" as it was")))
+
+    adopt(data_root, ledger)
+
+    assert captions(ledger) == {"gone": (" as it was", "record")}
+
+
+def merged(root, ledger):
+    """As if the records on disk were what the last merge wrote."""
+    ledger.record_recorded_captions(read_recorded(root.stage2_jsonl).captions)
+
+
+def test_caption_edited_in_the_record_replaces_the_ledgers_copy(data_root, ledger):
+    """Without a sidecar, the caption is that of the records on disk; the text that it had goes to quarantine."""
+    photos(data_root, "a", captions=False)
+    write_text(data_root.stage2_jsonl, json.dumps(record_of("a", caption="old")))
+    adopt(data_root, ledger)
+    merged(data_root, ledger)
+
+    write_text(data_root.stage2_jsonl, json.dumps(record_of("a", caption="edited\nby hand ")))
+    adopt(data_root, ledger)
+
+    assert captions(ledger) == {"a": ("edited\nby hand ", "record")}
+    assert ledger.captions()["a"].mask is None, "the mask of the old text does not belong to it"
+    (kept,) = data_root.quarantine.glob("*.quarantine.jsonl")
+    assert '\\"caption\\":\\"old\\"' in kept.read_text()
+
+
+def test_records_of_a_newer_export_replace_captions_that_were_never_merged(data_root, ledger):
+    """A Stage 1 file that was written again, or put back by a rollback."""
+    photos(data_root, "a", captions=False)
+    write_text(data_root.stage2_jsonl, json.dumps(record_of("a", caption="first export")))
+    adopt(data_root, ledger)
+
+    write_text(data_root.stage2_jsonl, json.dumps({"image_path": "data/approved/a.png", "caption": "second export"}))
+    adopt(data_root, ledger)
+
+    assert captions(ledger) == {"a": ("second export", "record")}
+
+
+def test_sidecar_stays_where_only_the_record_was_edited(data_root, ledger):
+    photos(data_root, "a")
+    write_text(data_root.stage2_jsonl, json.dumps(record_of("a", caption="edited")))
+
+    adopt(data_root, ledger)
+
+    assert captions(ledger) == {"a": ("noise called a", "sidecar")}
+
+
+def test_caption_of_a_removed_sidecar_comes_from_the_record_afterwards(data_root, ledger):
+    """It was merged there; edits of the record count from then on."""
+    photos(data_root, "a")
+    adopt(data_root, ledger)
+    write_text(data_root.stage2_jsonl, json.dumps(record_of("a", caption="noise called a")))
+    merged(data_root, ledger)
+    (data_root.approved / "a.txt").unlink()
+
+    adopt(data_root, ledger)
+    assert captions(ledger) == {"a": ("noise called a", "record")}
+
+    write_text(data_root.stage2_jsonl, json.dumps(record_of("a", caption="edited")))
+    adopt(data_root, ledger)
+    assert captions(ledger) == {"a": ("edited", "record")}
+
+
+def test_caption_by_a_model_is_not_replaced_by_the_one_it_has_just_replaced(data_root, ledger):
+    """The record still has the earlier text until the merge: that is no edit."""
+    photos(data_root, "a", captions=False)
+    write_text(data_root.stage2_jsonl, json.dumps(record_of("a", caption="by the old model")))
+    adopt(data_root, ledger)
+    merged(data_root, ledger)
+    ledger.record_captions([caption_row("a", "by the new model", FROM_CAPTIONER)])
+
+    adopt(data_root, ledger)
+
+    assert captions(ledger) == {"a": ("by the new model", "captioner")}
+
+
+def test_caption_that_is_blanked_in_the_record_is_kept(data_root, ledger):
+    """A blank text is no caption; nothing is lost by it."""
+    photos(data_root, "a", captions=False)
+    write_text(data_root.stage2_jsonl, json.dumps(record_of("a", caption="old")))
+    adopt(data_root, ledger)
+
+    write_text(data_root.stage2_jsonl, json.dumps(record_of("a", caption=" ")))
+    adopt(data_root, ledger)
+
+    assert captions(ledger) == {"a": ("old", "record")}
+
+
+def test_image_without_any_caption_has_a_row_until_it_gets_one(data_root, ledger):
+    """Nothing disappears silently, whichever passes ran."""
+    photos(data_root, "a", "b", captions=False)
+    (data_root.approved / "b.png").write_bytes(b"no picture")
+    complete(data_root, ledger)
+
+    note_missing_captions(survey(data_root.approved, ledger), ledger)
+    assert ("a", ASSET, "refused", "missing_caption") in problems(ledger)
+    assert ("b", ASSET, "refused", "undecodable") in problems(ledger), "one that does not open keeps its reason"
+
+    (data_root.approved / "a.txt").write_text("now")
+    note_missing_captions(survey(data_root.approved, ledger), ledger)
+    assert problems(ledger) == {("b", ASSET, "refused", "undecodable")}
+
+
+def test_problem_that_still_holds_keeps_its_first_time(data_root, ledger):
+    """Each run looks again at what opens, what has a caption, and what is refused by its name."""
+    photos(data_root, "a", "b", captions=False)
+    (data_root.approved / "b.png").write_bytes(b"no picture")
+    (data_root.approved / "x.gif").write_bytes(b"")
+
+    def look():
+        complete(data_root, ledger)
+        note_missing_captions(survey(data_root.approved, ledger), ledger)
+
+    look()
+    first = "2026-01-01T00:00:00+00:00"
+    ledger._change("UPDATE problems SET at = ?", (first,))
+    look()
+
+    assert {(p.item, p.reason): p.at for p in ledger.problems()} == {
+        ("a", "missing_caption"): first, ("b", "undecodable"): first, ("x.gif", "unsupported_type"): first,
+    }  # fmt: skip
+
+
+# ---- masks
+
+
+def test_tokenizer_is_loaded_only_for_captions_without_a_mask(data_root, ledger):
+    """The mask comes from the tokenizer alone, which any pass may load."""
+    asked = []
+
+    def masks():
+        def tokenise(captions):
+            asked.append(list(captions))
+            return StubTokenizer().masks(captions)
+
+        return tokenise
+
+    photos(data_root, "a")
+    embed(data_root, T5)
+    complete_masks(ledger, masks)
+    assert asked == [], "T5 recorded the mask it used"
+
+    photos(data_root, "b")
+    survey(data_root.approved, ledger)
+    complete_masks(ledger, masks)
+    assert asked == [["noise called b"]]
+    assert ledger.captions()["b"].mask == ledger.captions()["a"].mask == [1] * 4 + [0] * 73
+
+
+def test_order_of_passes_never_shows_in_what_is_known(data_root, ledger, tmp_path):
+    """Any order of passes gives the same result as `all`. Source: CONTRACTS section 1, "passes"."""
+    photos(data_root, "a", "b")
+    embed(data_root)
+    by_all = ledger.sources(), ledger.captions()
+    with Ledger(tmp_path / "other.sqlite") as other:
+        complete(data_root, other)
+        complete_masks(other, lambda: StubTokenizer().masks)
+        assert (other.sources(), other.captions()) == by_all

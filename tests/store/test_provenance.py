@@ -1,0 +1,121 @@
+"""One folder never mixes two models, and what earlier schemes recorded stays valid."""
+
+import pytest
+
+from imagemill.errors import ImagemillError, ModelMismatch
+from imagemill.fs.fingerprints import posix_signature
+from imagemill.store import provenance
+from imagemill.store.ledger import FileRow, Ledger
+from imagemill.store.provenance import (
+    UNKNOWN,
+    UNKNOWN_PREVIEW,
+    ModelIdentity,
+    differing_facts,
+    forget_identity,
+    guard_identity,
+    read_identity,
+    recall_identity,
+)
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        yield ledger
+
+
+def identity(**changes):
+    given = {"kind": "vae_latents", "model": "a/b", "revision": "1", "facts": {"weights": "x", "dtype": "float32"}}
+    return ModelIdentity(**{**given, **changes})
+
+
+def made_by(ledger, maker):
+    ledger.record_files([FileRow("vae_latents", "a", posix_signature(1, 2, 3), "s", "c", maker)])
+
+
+def test_first_model_is_recorded_and_the_same_one_passes(ledger):
+    guard_identity(ledger, identity())
+    guard_identity(ledger, identity())
+
+    assert read_identity(ledger, "vae_latents") == identity()
+    assert read_identity(ledger, "dinov3_npy") is None
+
+
+def test_other_weights_are_refused_and_the_difference_is_named(ledger):
+    guard_identity(ledger, identity())
+
+    with pytest.raises(ModelMismatch, match=r"differs in dtype, weights"):
+        guard_identity(ledger, identity(facts={"weights": "y", "dtype": "bfloat16"}))
+    assert read_identity(ledger, "vae_latents") == identity(), "the record stays"
+
+
+def test_same_weights_from_a_mirror_on_another_device_are_the_same_model(ledger):
+    guard_identity(ledger, identity())
+
+    guard_identity(ledger, identity(model="mirror/b", revision="2", device="cuda", threads=8))
+
+
+def test_another_model_is_refused_where_only_the_record_of_the_first_is_lost(ledger):
+    """The rows of the files still name their maker."""
+    made_by(ledger, identity().key)
+
+    with pytest.raises(ModelMismatch, match="files of another model are there"):
+        guard_identity(ledger, identity(facts={"weights": "y"}))
+    assert read_identity(ledger, "vae_latents") is None
+
+    assert guard_identity(ledger, identity()) == identity(), "the model that made them goes on"
+
+
+def test_adopted_files_never_block_a_model(ledger):
+    made_by(ledger, UNKNOWN)
+
+    assert guard_identity(ledger, identity()) == identity()
+
+
+def test_real_model_is_refused_beside_adopted_files_of_a_preview_model(ledger):
+    made_by(ledger, UNKNOWN_PREVIEW)
+
+    with pytest.raises(ModelMismatch, match="a preview model"):
+        guard_identity(ledger, identity())
+    assert guard_identity(ledger, identity(preview=True)).preview
+
+
+def test_identity_of_an_older_scheme_equals_one_that_adds_old_values(monkeypatch):
+    """A fact that a later scheme adds has its old value in identities that lack it."""
+    old, size = identity(), {"size": "original"}
+    new = identity(facts={**old.facts, **size}, scheme=2)
+
+    assert differing_facts(old, new) == []
+    assert differing_facts(old, identity(facts={**old.facts, "size": "bucket"}, scheme=2)) == ["size"]
+    assert differing_facts(old, identity(facts={**old.facts, "novel": 1}, scheme=2)) == ["novel"]
+    assert differing_facts(new, old) == []
+    assert differing_facts(old, identity(facts={**old.facts, **size})) == ["size"], "of one scheme, a fact is a fact"
+    assert provenance.SCHEME == 1
+
+
+def test_recorded_identity_of_an_older_scheme_stays_in_force(ledger):
+    """Files made before and after the new scheme have one maker."""
+    guard_identity(ledger, identity())
+
+    new = identity(facts={**identity().facts, "size": "original"}, scheme=2)
+    assert guard_identity(ledger, new) == identity()
+    assert read_identity(ledger, "vae_latents") == identity()
+
+
+def test_forgotten_identity_can_be_recalled(ledger):
+    guard_identity(ledger, identity())
+
+    forget_identity(ledger, "vae_latents")
+    assert read_identity(ledger, "vae_latents") is None
+
+    recall_identity(ledger, "vae_latents")
+    assert read_identity(ledger, "vae_latents") == identity()
+
+
+def test_record_of_a_model_that_cannot_be_read_names_the_repair(ledger):
+    ledger.record_setting("identity.vae_latents", "{")
+
+    with pytest.raises(ImagemillError, match="the recorded model cannot be read") as caught:
+        read_identity(ledger, "vae_latents")
+
+    assert "`imagemill repair`" in str(caught.value.do)
