@@ -1,7 +1,7 @@
 """Errors that say what, where, why, and what to do.
 
 Belongs here: the base class and every error more than one room raises.
-Belongs elsewhere: findings about data (validation/findings.py), ledger rows (ledger.py): those are values, not exceptions.
+Belongs elsewhere: findings about data (validation/findings.py), ledger rows (store/ledger/): those are values, not exceptions.
 """
 
 import errno

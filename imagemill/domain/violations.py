@@ -1,6 +1,6 @@
 """Violation: one way in which a record does not keep the rules, and the warnings about texts that all records share.
 
-What a Stage 2 record must hold is in records.py, a preset's record in preset_records.py.
+What a Stage 2 record must hold is in stage2_records.py, a preset's record in preset_records.py.
 """
 
 import re

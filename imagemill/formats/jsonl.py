@@ -1,7 +1,7 @@
 """JSON lines: a reader that survives any bytes, and writers that leave whole files.
 
 Belongs here: one line, one file of lines.
-Belongs elsewhere: what a record must hold (records.py), merging old and new records (pipeline/stage2/merge.py).
+Belongs elsewhere: what a record must hold (domain/stage2_records.py), merging old and new records (pipeline/stage2/merge.py).
 Source: CONTRACTS section 0, "JSONL input of any kind"; seed 000 "Atomic JSONL updates".
 """
 

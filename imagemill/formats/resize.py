@@ -8,7 +8,7 @@ Their results are within a few levels of each other. A preset records its librar
 Only whole decodes are scaled: a JPEG decoder's own reduced sizes lose quality.
 
 Belongs here: pixels of one size → another, and back into the format they came in.
-Belongs elsewhere: opening images (pixels.py), which size (geometry.py), which files (pipeline/presets/rescale_worker.py).
+Belongs elsewhere: opening images (images.py), which size (geometry.py), which files (pipeline/presets/rescale_worker.py).
 Source: CONTRACTS section 3, "Geometry": JPEG quality 95, no orientation tag in what is encoded anew.
 """
 

@@ -3,7 +3,7 @@
 Reads only; opens no image and no npy file.
 
 Belongs here: gathering figures from folders, ledger, records and manifests.
-Belongs elsewhere: how images are counted (accounting.py), one image's report (story.py), printing (dagster_project/).
+Belongs elsewhere: how images are counted (accounting.py), one image's report (image_report.py), printing (dagster_project/).
 """
 
 from collections import Counter

@@ -1,7 +1,7 @@
 """All sets below a shards folder, each read again only when one of its files changed since its last full check.
 
 Belongs here: which sets need a full check.
-Belongs elsewhere: the check (shards.py), the memory of it (imagemill/ledger.py).
+Belongs elsewhere: the check (shards.py), the memory of it (imagemill/store/ledger/).
 Source: CONTRACTS section 0, "not read again"; section 4.
 """
 

@@ -6,7 +6,7 @@ A caption is remembered with the image it was made of and with its maker. It is 
 preview model made it and a real one is configured, or where the run asks for it because the captioner changed.
 
 Belongs here: which images get a caption, the worker, what the ledger is told.
-Belongs elsewhere: sidecars and records, which go before (scan.py, facts.py), the model (encoders/vlm.py).
+Belongs elsewhere: sidecars and records, which go before (scan.py, image_metadata.py), the model (encoders/vlm.py).
 Source: CONTRACTS section 1, row "captions".
 """
 

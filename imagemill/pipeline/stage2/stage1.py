@@ -3,7 +3,7 @@
     {"image_path": "data/approved/abc.jpg", "dinov3_embedding": [0.12, …], "caption": "…", "t5_attention_mask": […],
      "height": 768, "width": 1024}
 
-Belongs here: one record. Belongs elsewhere: finding them (recorded.py), the file after migration (merge.py) or before it
+Belongs here: one record. Belongs elsewhere: finding them (record_index.py), the file after migration (merge.py) or before it
 (rollback.py).
 Source: seed 002, "Current State", decision 6; CONTRACTS section 1, "migration", "rollback".
 """

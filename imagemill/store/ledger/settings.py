@@ -1,7 +1,7 @@
 """`settings`: what a data root records about itself, by name.
 
     identity.<kind>   model that makes the files of an embedding kind (provenance.py)
-    place.<name>      folder outside the data root (places.py)
+    place.<name>      folder outside the data root (locations.py)
     regenerating.<kind>   present while all files of a kind are being replaced
     stage1            present if records of the data root were migrated from Stage 1
     begun             present once the second copy was looked for: a ledger without it may lack what the copy has
