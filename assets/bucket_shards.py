@@ -8,6 +8,7 @@ from pathlib import Path
 import dagster as dg
 from pydantic import Field
 
+from assets.launchpad import LaunchpadConfig, choice, unset
 from assets.near_duplicates import near_duplicates
 from assets.partitions import buckets, ranged_asset
 from assets.stage2_jsonl import stage2_jsonl
@@ -24,33 +25,37 @@ from resources.data_root import DataRootResource
 PARAMETERS = ShardParameters.__struct_fields__
 
 
-class ShardConfig(dg.Config):
+Shuffle = choice("Shuffle", ("yes", "no"))
+
+
+class ShardConfig(LaunchpadConfig):
     """Parameters of one packing run."""
 
     only: list[str] = Field(
         [], description="Of the run's buckets only these; empty: all. A run takes one range of them."
     )
-    shard_size: int | None = Field(
-        None, ge=1, description="Samples per tar; unset: shard_size of imagemill.yaml (1000)."
+    shard_size: int | None = unset(0, "Samples per tar; {unset}: shard_size of imagemill.yaml (1000).", ge=1)
+    shuffle: Shuffle | None = unset(  # pyright: ignore[reportInvalidTypeForm]
+        Shuffle.unset,
+        "`yes`: reorder the ready samples before limit and grouping; {unset}: as the set was packed, else no.",
     )
-    shuffle: bool | None = Field(None, description="Reorder the ready samples before limit and grouping.")
-    seed: int | None = Field(None, description="Seed of the shuffle; unset: 1337.")
-    limit: int | None = Field(None, ge=1, description="Samples over all buckets of the run, after the shuffle.")
+    seed: int | None = unset(-1, "Seed of the shuffle; {unset}: as the set was packed, else 1337.", ge=0)
+    limit: int | None = unset(0, "Samples over all buckets of the run, after the shuffle; {unset}: all.", ge=1)
     existing: Existing = Field(
         "update",
         description="Shards already there: `update` the sets that changed, `replace` all, `refuse` to touch them; `append` new "
         "tars and tombstones, `repack` to fold these in, `withdraw` to apply withdrawals alone.",
     )
     dry_run: bool = Field(False, description="Count and tell conflicts; write nothing, materialize nothing.")
-    output_dir: str | None = Field(None, description="Folder for the shards; unset: the remembered one, else shards/.")
-    workers: int | None = Field(
-        None, ge=1, description="Tars written at a time; unset: pack_threads of imagemill.yaml."
-    )
+    output_dir: str | None = unset("", "Folder for the shards; {unset}: the remembered one, else shards/.")
+    workers: int | None = unset(0, "Tars written at a time; {unset}: pack_threads of imagemill.yaml.", ge=1)
     allow_preview: bool = Field(False, description="Pack samples with captions of a preview model too.")
     progress_every: int = Field(500, ge=1, description="Ready records between two progress lines.")
 
     def packing(self, chosen: list[str], output: Path) -> Packing:
         asked = {name: value for name in PARAMETERS if (value := getattr(self, name)) is not None}
+        if "shuffle" in asked:
+            asked["shuffle"] = asked["shuffle"] == "yes"
         chosen = check_buckets(self.only or chosen)
         return Packing(chosen, output, self.existing, asked, self.progress_every, self.allow_preview)
 

@@ -4,20 +4,20 @@ from contextlib import closing
 
 import dagster as dg
 import msgspec
-from pydantic import Field
 
 from assets.embeddings import dinov3_npy
+from assets.launchpad import LaunchpadConfig, unset
 from imagemill.pipeline.curation.near_duplicates import ASSET, lines_path, near_duplicate_reports, plan_near_duplicates
 from imagemill.pipeline.curation.reports import Reports
 from imagemill.pipeline.leases import claimed_until_output
 from resources.data_root import DataRootResource
 
 
-class NearDuplicateConfig(dg.Config):
+class NearDuplicateConfig(LaunchpadConfig):
     """What counts as a near duplicate in this run."""
 
-    threshold: float | None = Field(
-        None, gt=0, le=1, description="Cosine from which two images are near duplicates; unset: imagemill.yaml (0.97)."
+    threshold: float | None = unset(
+        0.0, "Cosine from which two images are near duplicates; {unset}: imagemill.yaml (0.97).", gt=0, le=1
     )
 
 

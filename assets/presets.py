@@ -11,8 +11,8 @@ from enum import StrEnum
 from typing import Any, get_args
 
 import dagster as dg
-from pydantic import Field
 
+from assets.launchpad import LaunchpadConfig, choice, unset
 from assets.partitions import coord_presets, datasets, presets
 from imagemill.adapters.convert import Converted, adapter_names, convert
 from imagemill.adapters.source import Geometry
@@ -35,47 +35,46 @@ from resources.engine import LocalProcesses
 RAW, RESCALE = "raw_dataset", "rescale_preset"
 
 
-# Choices that may be left unset: the launchpad offers a class of choices by its names, which are its values.
-Adapter = StrEnum("Adapter", {name: name for name in adapter_names()})
-GeometryChoice = StrEnum("GeometryChoice", {name: name for name in get_args(Geometry)})
-OrderChoice = StrEnum("OrderChoice", {name: name for name in ORDERS})
-Library = StrEnum("Library", {name: name for name in LIBRARIES})
+Adapter = choice("Adapter", adapter_names())
+GeometryChoice = choice("GeometryChoice", get_args(Geometry))
+OrderChoice = choice("OrderChoice", ORDERS)
+Library = choice("Library", LIBRARIES)
 
 
-class RawConfig(dg.Config):
+class RawConfig(LaunchpadConfig):
     """Where a dataset's own files are; unset: as presets.yaml says."""
 
-    adapter: Adapter | None = Field(None, description="Form of the annotations; unset: presets.yaml.")  # pyright: ignore[reportInvalidTypeForm]
-    annotations: dict[str, str] | None = Field(None, description="File of annotations by split; unset: presets.yaml.")
-    images: str | None = Field(None, description="Folder of images; unset: presets.yaml.")
-    geometry: GeometryChoice | None = Field(  # pyright: ignore[reportInvalidTypeForm]
-        None, description="`boxes`, or `polygons` where an instance has one; unset: presets.yaml."
+    adapter: Adapter | None = unset(Adapter.unset, "Form of the annotations; {unset}: presets.yaml.")  # pyright: ignore[reportInvalidTypeForm]
+    annotations: dict[str, str] | None = unset({}, "File of annotations by split; {unset}: presets.yaml.")
+    images: str | None = unset("", "Folder of images; {unset}: presets.yaml.")
+    geometry: GeometryChoice | None = unset(  # pyright: ignore[reportInvalidTypeForm]
+        GeometryChoice.unset, "`boxes`, or `polygons` where an instance has one; {unset}: presets.yaml."
     )
-    split_rule: str | None = Field(
-        None, description="Rule such as `id % 20 == 0`: these images are val, all others train; unset: presets.yaml."
+    split_rule: str | None = unset(
+        "", "Rule such as `id % 20 == 0`: these images are val, all others train; {unset}: presets.yaml."
     )
 
 
-class RescaleConfig(dg.Config):
+class RescaleConfig(LaunchpadConfig):
     """Parameters of a preset; unset ones are those of presets.yaml, else of the preset as it was made, else the defaults."""
 
-    image_factor: int | None = Field(None, ge=1, description="Both sides are multiples of this (32).")
-    max_pixels: int | None = Field(None, ge=1, description="Largest width times height (786432).")
-    min_pixels: int | None = Field(None, ge=1, description="Smallest width times height (4096).")
-    library: Library | None = Field(None, description="`torch` or `pillow`; a preset never mixes two.")  # pyright: ignore[reportInvalidTypeForm]
-    object_order: OrderChoice | None = Field(  # pyright: ignore[reportInvalidTypeForm]
-        None, description="Order of a record's objects: `annotation`, or `top_left`, by (min y, min x)."
+    image_factor: int | None = unset(0, "Both sides are multiples of this; {unset}: as configured (32).", ge=1)
+    max_pixels: int | None = unset(0, "Largest width times height; {unset}: as configured (786432).", ge=1)
+    min_pixels: int | None = unset(0, "Smallest width times height; {unset}: as configured (4096).", ge=1)
+    library: Library | None = unset(Library.unset, "`torch` or `pillow`; a preset never mixes two.")  # pyright: ignore[reportInvalidTypeForm]
+    object_order: OrderChoice | None = unset(  # pyright: ignore[reportInvalidTypeForm]
+        OrderChoice.unset, "Order of a record's objects: `annotation`, or `top_left`, by (min y, min x)."
     )
-    splits: list[str] | None = Field(None, description="`train`, `val`; unset: all that raw has.")
-    workers: int | None = Field(None, ge=1, description="Processes; unset: rescale_workers of imagemill.yaml.")
+    splits: list[str] | None = unset([], "`train`, `val`; {unset}: all that raw has.")
+    workers: int | None = unset(0, "Processes; {unset}: rescale_workers of imagemill.yaml.", ge=1)
 
 
-class CoordConfig(dg.Config):
+class CoordConfig(LaunchpadConfig):
     """What of a preset gets coordinates."""
 
-    splits: list[str] | None = Field(None, description="`train`, `val`; unset: all that the base preset has published.")
-    object_order: OrderChoice | None = Field(  # pyright: ignore[reportInvalidTypeForm]
-        None, description="`annotation` or `top_left`; unset: presets.yaml, else as the preset was made."
+    splits: list[str] | None = unset([], "`train`, `val`; {unset}: all that the base preset has published.")
+    object_order: OrderChoice | None = unset(  # pyright: ignore[reportInvalidTypeForm]
+        OrderChoice.unset, "`annotation` or `top_left`; {unset}: presets.yaml, else as the preset was made."
     )
 
 

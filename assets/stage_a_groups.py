@@ -23,6 +23,7 @@ import dagster as dg
 from pydantic import Field
 
 from assets.command_options import RankOptions, read_options
+from assets.launchpad import LaunchpadConfig, unset
 from assets.partitions import missions, ranged_asset, ranks
 from imagemill.domain.layout import DataRoot
 from imagemill.domain.ranks import DEFAULT_MODE, ShardingMode, processes_here
@@ -63,19 +64,15 @@ CLAIM = "stage_a"
 _KEY = re.compile(r"(?P<mission>.+)/(?P<rank>0|[1-9][0-9]*)of(?P<world>[1-9][0-9]*)")
 
 
-class PlanConfig(dg.Config):
+class PlanConfig(LaunchpadConfig):
     """What a plan is made of, and where. Ranks and merge must be given the same."""
 
     mode: ShardingMode = Field(DEFAULT_MODE, description="`per_group` or `per_image`: what a rank takes every W-th of.")
-    passes: int | None = Field(None, description="At most so many groups labelled pass; unset: all.")
-    fails: int | None = Field(None, description="At most so many groups labelled fail; unset: all.")
+    passes: int | None = unset(-1, "At most so many groups labelled pass; {unset}: all.")
+    fails: int | None = unset(-1, "At most so many groups labelled fail; {unset}: all.")
     seed: int = Field(DEFAULT_SEED, description="Of the sampling.")
-    input_dir: str | None = Field(
-        None, description="Folder of missions; unset: the remembered one, else stage_a/input."
-    )
-    output_dir: str | None = Field(
-        None, description="Where records go; unset: the remembered one, else stage_a/output."
-    )
+    input_dir: str | None = unset("", "Folder of missions; {unset}: the remembered one, else stage_a/input.")
+    output_dir: str | None = unset("", "Where records go; {unset}: the remembered one, else stage_a/output.")
 
     def root(self, data_root: DataRootResource) -> DataRoot:
         """The data root with these folders: another command may have others remembered between ranks and merge."""
@@ -92,9 +89,7 @@ class PlanConfig(dg.Config):
 class RanksConfig(PlanConfig):
     """Work of the ranks."""
 
-    batch_size: int | None = Field(
-        None, ge=1, description="Most decoded images in flight, in each rank; unset: imagemill.yaml."
-    )
+    batch_size: int | None = unset(0, "Most decoded images in flight, in each rank; {unset}: imagemill.yaml.", ge=1)
     workers: int = Field(1, ge=1, description="Processes, where a run has several ranks.")
     fresh: bool = Field(False, description="Infer every image, also where its summary is known.")
 
@@ -102,7 +97,7 @@ class RanksConfig(PlanConfig):
 class GroupsConfig(PlanConfig):
     """How a mission is merged."""
 
-    world_size: int | None = Field(None, ge=1, description="How many ranks there were; unset: imagemill.yaml.")
+    world_size: int | None = unset(0, "How many ranks there were; {unset}: imagemill.yaml.", ge=1)
     keep: bool = Field(False, description="Rank files stay.")
 
 

@@ -31,12 +31,12 @@ Resources = dict[str, Any]
 
 def local_resources(path: str | None = None) -> Resources:
     """Everything assets, IO managers and checks ask for, on one machine."""
-    data_root = DataRootResource(path=path, config_file=None, output_base_dir=None)
+    data_root = DataRootResource(path=path or "", config_file="", output_base_dir="")
     return {
         "data_root": data_root,
         "encoders": Encoders(data_root=data_root, overrides={}),
         "captioner": CaptionerResource(data_root=data_root),
-        "summarizer": SummarizerResource(data_root=data_root, kind=None, overrides={}),
+        "summarizer": SummarizerResource(data_root=data_root, kind="", overrides={}),
         "engine": Engine(),
         # Without options in the launchpad: each asset takes its number of workers from its own.
         "processes": dg.ResourceDefinition.hardcoded_resource(LocalProcesses(workers=1)),

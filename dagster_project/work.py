@@ -105,7 +105,7 @@ class Work:
 
     @property
     def _data_root(self) -> DataRootResource:
-        return DataRootResource(path=str(self.root.path), config_file=None, output_base_dir=None)
+        return DataRootResource(path=str(self.root.path), config_file="", output_base_dir="")
 
     @property
     def encoders(self) -> Encoders:

@@ -19,29 +19,29 @@ from imagemill.store.second_copy import open_ledger
 
 
 class DataRootResource(dg.ConfigurableResource):
-    """One data root. Unset fields fall back to the environment, which the command line sets."""
+    """One data root. Empty fields fall back to the environment, which the command line sets."""
 
-    path: str | None = Field(None, description="Data root; unset: $IMAGEMILL_DATA_ROOT, else ./data.")
+    path: str | None = Field("", description="Data root; empty: $IMAGEMILL_DATA_ROOT, else ./data.")
     config_file: str | None = Field(
-        None, description="Configuration file; unset: $IMAGEMILL_CONFIG, else imagemill.yaml in the data root."
+        "", description="Configuration file; empty: $IMAGEMILL_CONFIG, else imagemill.yaml in the data root."
     )
 
     output_base_dir: str | None = Field(
-        None, description="Folder for records and embeddings instead of derived/, remembered from then on."
+        "", description="Folder for records and embeddings instead of derived/, remembered from then on."
     )
 
     def root(self) -> DataRoot:
-        root = locate(self.path)
+        root = locate(self.path or None)
         if self.output_base_dir and Path(os.path.abspath(self.output_base_dir)) != root.derived:
             return put(root, "derived", self.output_base_dir)
         return root
 
     def config(self) -> Config:
-        return config_of(self.root(), self.config_file)
+        return config_of(self.root(), self.config_file or None)
 
     def own_config_file(self) -> Path | None:
         """`imagemill.yaml` of the data root; None if another configuration file was named."""
-        return None if named_config(self.config_file) else self.root().config_file
+        return None if named_config(self.config_file or None) else self.root().config_file
 
     def ledger(self) -> Ledger:
         return open_ledger(self.root())

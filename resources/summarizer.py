@@ -31,7 +31,7 @@ class SummarizerResource(dg.ConfigurableResource):
     """The summarizer of a run."""
 
     data_root: dg.ResourceDependency[DataRootResource]
-    kind: str | None = Field(None, description="`transformers` or `MODULE:CLASS`; unset: as imagemill.yaml says.")
+    kind: str | None = Field("", description="`transformers` or `MODULE:CLASS`; empty: as imagemill.yaml says.")
     overrides: dict[str, Any] = Field(
         {}, description="Fields of `summarizer` that differ from imagemill.yaml in this run: model, temperature, …"
     )

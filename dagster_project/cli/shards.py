@@ -24,7 +24,7 @@ from imagemill.store.locations import refuse_no_folder
 )
 @click.option("--limit", type=click.IntRange(min=1), help="Samples over all buckets, after the shuffle.")
 @click.option("--shuffle", is_flag=True, default=None, help="Reorder the ready samples.")
-@click.option("--seed", type=int, help="Seed of the shuffle (default: 1337).")
+@click.option("--seed", type=click.IntRange(min=0), help="Seed of the shuffle (default: 1337).")
 @click.option("--shard-size", type=click.IntRange(min=1), help="Samples per tar (default: imagemill.yaml's, 1000).")
 @click.option("--overwrite", is_flag=True, help="Replace each chosen bucket's whole set.")
 @click.option("--append", is_flag=True, help="New tars and tombstones over sets that stay; nothing is rewritten.")
@@ -74,7 +74,7 @@ def command(
     with open_work(root) as work:
         work.pack(
             buckets,
-            **parameters,
+            **{**parameters, "shuffle": shuffle and "yes"},
             existing=existing,
             workers=workers,
             output_dir=os.path.abspath(output_dir) if output_dir else None,

@@ -258,7 +258,7 @@ def _resource(root: DataRoot, summarizer: str | None) -> Any:
     from resources.data_root import DataRootResource
     from resources.summarizer import SummarizerResource
 
-    data_root = DataRootResource(path=str(root.path), config_file=None, output_base_dir=None)
+    data_root = DataRootResource(path=str(root.path), config_file="", output_base_dir="")
     return SummarizerResource(data_root=data_root, kind=summarizer, overrides={})
 
 

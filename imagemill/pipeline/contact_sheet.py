@@ -1,6 +1,6 @@
 """A sheet of thumbnails: one row per group, a line of text above it, a name under each picture.
 
-Belongs here: drawing. Belongs elsewhere: what is shown (pipeline/curation/near_duplicates.py), opening images (formats/images.py).
+What is shown is decided in pipeline/curation/near_duplicates.py; images are opened in formats/images.py.
 """
 
 import base64

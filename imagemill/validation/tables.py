@@ -1,4 +1,4 @@
-"""Whole tables, checked as tables. Single records are domain/stage2_records.py's affair: this is for what only the whole can show."""
+"""Whole tables, checked as tables. Single records are checked in domain/stage2_records.py."""
 
 from collections.abc import Iterable, Sequence
 from functools import partial

@@ -39,6 +39,8 @@ def root(data_root):
 
 def pack(root, instance, *chosen, **config):
     chosen = chosen or BUCKETS
+    if "shuffle" in config:
+        config["shuffle"] = {True: "yes", False: "no"}[config["shuffle"]]
     return materialize(root, instance, bucket_shards, keys=[chosen[0], chosen[-1]], deferred=True, bucket_shards=config)
 
 
@@ -343,7 +345,7 @@ def test_dry_run_does_not_remember_the_folder(root, instance, tmp_path):
 def test_run_of_the_job_as_the_ui_launches_it(root, instance):
     """The launchpad's configuration, one partition by its key, in the repository's own job of all assets."""
     job = build_definitions(resources_of(str(root.path))).resolve_implicit_global_asset_job_def()
-    config = {"ops": {"bucket_shards": {"config": {"shuffle": True, "limit": 2, "existing": "replace", "workers": 1}}}}
+    config = {"ops": {"bucket_shards": {"config": {"shuffle": "yes", "limit": 2, "existing": "replace", "workers": 1}}}}
 
     result = job.execute_in_process(
         run_config={**QUIET, **config}, partition_key=SQUARE, asset_selection=[bucket_shards.key], instance=instance,

@@ -11,7 +11,7 @@ import pytest
 
 from assets import partitions
 from assets.presets import derived_preset, raw_dataset, rescale_preset
-from imagemill.pipeline import claims as claims_module
+from imagemill.pipeline import leases as claims_module
 from imagemill.store.ledger import Ledger
 from imagemill.store.public_data import read_preset_manifest
 from tests.helpers import public

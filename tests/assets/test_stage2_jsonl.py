@@ -9,7 +9,7 @@ from assets.stage2_jsonl import stage2_jsonl
 from imagemill.domain.embedding_specs import DINOV3, T5, VAE
 from imagemill.domain.stage2_records import violations
 from imagemill.formats.jsonl import read_jsonl
-from imagemill.pipeline.stage2 import facts
+from imagemill.pipeline.stage2 import image_metadata as facts
 from imagemill.store.ledger import Ledger
 from tests.helpers.stage1 import stage1_record, write_stage1
 from tests.helpers.stage2 import embed, photos, record_of, write_text

@@ -16,7 +16,7 @@ from assets.stage_a_groups import rank_key, split_rank_keys, stage_a_groups, sta
 from checks.stage_a_groups import groups_valid, lines_whole, stage_a_checks
 from dagster_project.deployments import test_resources
 from imagemill.errors import WrongUsage
-from imagemill.pipeline import claims as claims_module
+from imagemill.pipeline import leases as claims_module
 from imagemill.pipeline.stage_a.rank_files import output_file, rank_file, rank_files
 from imagemill.store.ledger import Ledger
 from imagemill.store.locations import put

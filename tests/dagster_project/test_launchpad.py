@@ -2,7 +2,13 @@
 
 import dagster as dg
 import pytest
+import yaml
+from dagster._core.snap.snap_to_yaml import default_values_yaml_from_type_snap
 
+from assets.bucket_shards import ShardConfig
+from assets.near_duplicates import NearDuplicateConfig
+from assets.presets import RawConfig, RescaleConfig
+from assets.stage_a_groups import GroupsConfig
 from dagster_project.definitions import build_definitions
 from dagster_project.deployments import test_resources as resources_of
 from imagemill.domain.ranks import ShardingMode
@@ -50,6 +56,37 @@ def test_options_are_those_that_have_an_effect_each_with_a_description(definitio
 
     assert set(found) == OFFERED[asset]
     assert all(field.description for field in found.values())
+
+
+@pytest.mark.parametrize("asset", OFFERED)
+def test_every_option_is_scaffolded(definitions, asset):
+    """The launchpad starts with this text, from which Dagster leaves out options whose default is null."""
+    job = definitions.resolve_implicit_job_def_def_for_assets([dg.AssetKey(asset)])
+    snapshot = job.get_job_snapshot()
+    root = snapshot.config_schema_snapshot.get_config_snap(snapshot.mode_def_snaps[0].root_config_key)
+
+    shown = yaml.safe_load(default_values_yaml_from_type_snap(snapshot.config_schema_snapshot, root))
+
+    assert shown["ops"][asset]["config"].keys() == OFFERED[asset]
+    assert shown["resources"]["data_root"]["config"].keys() == {"path", "config_file", "output_base_dir"}
+
+
+@pytest.mark.parametrize(
+    ("config_class", "given"),
+    [
+        (ShardConfig, {"shard_size": 3, "shuffle": "yes", "seed": 0, "limit": 1, "output_dir": "out", "workers": 2}),
+        (RescaleConfig, {"image_factor": 16, "library": "torch", "object_order": "top_left", "splits": ["val"]}),
+        (RawConfig, {"adapter": "coco", "annotations": {"train": "a"}, "images": "i", "geometry": "boxes", "split_rule": "r"}),
+        (GroupsConfig, {"passes": 0, "fails": 0, "world_size": 2, "input_dir": "i", "output_dir": "o"}),
+        (NearDuplicateConfig, {"threshold": 0.5}),
+    ],
+)  # fmt: skip
+def test_option_is_none_until_it_is_set(config_class, given):
+    unset = config_class()
+    defaults = config_class(**{name: config_class.model_fields[name].default for name in given})
+
+    assert {getattr(config, name) for config in (unset, defaults) for name in given} == {None}
+    assert {name: getattr(config_class(**given), name) for name in given} == given
 
 
 @pytest.mark.parametrize(

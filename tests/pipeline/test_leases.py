@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from imagemill.pipeline import claims
+from imagemill.pipeline import leases as claims
 from imagemill.pipeline.leases import claimed_until_output, wait_for_claim
 from imagemill.store.ledger import EVERY, LeaseLost, Ledger
 

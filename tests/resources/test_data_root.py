@@ -9,7 +9,7 @@ from resources.data_root import DataRootResource
 
 @pytest.fixture
 def resource(data_root):
-    return DataRootResource(path=str(data_root.path), config_file=None, output_base_dir=None)
+    return DataRootResource(path=str(data_root.path), config_file="", output_base_dir="")
 
 
 def test_shards_go_where_the_run_says_and_from_then_on(resource, data_root, tmp_path):

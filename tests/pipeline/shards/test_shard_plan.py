@@ -643,7 +643,7 @@ KILLED = """
     import os, signal, sys
     from pathlib import Path
     sys.path.insert(0, {project!r})
-    from imagemill import swap
+    from imagemill.fs import swap
     from imagemill.domain.layout import DataRoot
     from imagemill.pipeline.shards import shard_plan, shard_sets, shard_writer
     from tests.helpers.stage2 import ready

@@ -8,7 +8,7 @@ import pytest
 from imagemill.domain.embedding_specs import DINOV3, T5
 from imagemill.errors import Refused
 from imagemill.fs.fingerprints import fingerprint
-from imagemill.pipeline.stage2 import facts
+from imagemill.pipeline.stage2 import image_metadata as facts
 from imagemill.pipeline.stage2.image_metadata import (
     ASSET,
     adopt_captions,
