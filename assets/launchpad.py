@@ -1,7 +1,7 @@
 """Options that may be left unset, as the launchpad shows them.
 
 Dagster's launchpad lists an option with its default only if that is not null. An option that may be left unset therefore has a
-default that stands for "unset", such as 0 or an empty text, and reads as None in the asset.
+default that stands for "unset", such as 0 or an empty text, and reads as None in the asset; a list or mapping stays empty.
 """
 
 from enum import StrEnum

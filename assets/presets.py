@@ -79,8 +79,8 @@ class CoordConfig(LaunchpadConfig):
 
 
 def _plain(value: Any) -> Any:
-    """A choice as the string that configuration files have."""
-    return value.value if isinstance(value, StrEnum) else value
+    """Return a choice as the string that configuration files have, and an empty list or mapping as None."""
+    return value.value if isinstance(value, StrEnum) else None if value in ([], {}) else value
 
 
 def public_data(data_root: DataRootResource) -> PublicData:
@@ -207,4 +207,4 @@ def derived_preset(context: dg.AssetExecutionContext, config: CoordConfig, data_
     with closing(data_root.ledger()) as ledger, claimed_until_output(ledger, CLAIM, keys, context.run.run_id):
         configured = read_presets(public_data(data_root).presets_yaml)
         order = configured.settings(dataset, name.base, object_order=_plain(config.object_order)).object_order
-        return Coord(public_data(data_root).dataset(dataset), name, config.splits, order)
+        return Coord(public_data(data_root).dataset(dataset), name, config.splits or None, order)

@@ -357,7 +357,7 @@ def test_run_of_the_job_as_the_ui_launches_it(root, instance):
     assert not (root.shards / f"bucket_{TALL}").exists()
 
 
-@pytest.mark.parametrize("config", [{"limit": 0}, {"shard_size": 0}, {"workers": 0}, {"progress_every": 0}])
+@pytest.mark.parametrize("config", [{"limit": -1}, {"shard_size": -1}, {"workers": -1}, {"progress_every": 0}])
 def test_value_out_of_range_is_refused(root, instance, config):
     assert f"{next(iter(config))}" in failure_of(pack(root, instance, **config), "bucket_shards")
     assert not root.shards.exists()

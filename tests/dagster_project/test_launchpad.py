@@ -85,7 +85,7 @@ def test_option_is_none_until_it_is_set(config_class, given):
     unset = config_class()
     defaults = config_class(**{name: config_class.model_fields[name].default for name in given})
 
-    assert {getattr(config, name) for config in (unset, defaults) for name in given} == {None}
+    assert all(getattr(config, name) in (None, [], {}) for config in (unset, defaults) for name in given)
     assert {name: getattr(config_class(**given), name) for name in given} == given
 
 
