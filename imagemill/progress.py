@@ -131,14 +131,14 @@ class Progress:
         if self._work_unit == "B":
             return f"{as_size(self._done)} of {as_size(self._work)}"
         counts = f"{self._items:,} of {self._total:,} {plural(self._total, self._unit)}"
-        return f"{counts} ({self._work / 1e6:,.1f} MP)" if self._work_unit == "px" and not self._items else counts
+        return f"{counts} ({_megapixels(self._work)})" if self._work_unit == "px" and not self._items else counts
 
     def _rate(self, done: int, seconds: float) -> str:
         match self._work_unit:
             case "B":
                 return f"{as_size(int(done / seconds))}/s"
             case "px":
-                return f"{done / seconds / 1e6:,.1f} MP/s"
+                return f"{_megapixels(done / seconds)}/s"
             case _:
                 return as_rate(done, seconds, self._work_unit)
 
@@ -151,6 +151,11 @@ class Progress:
     def _measured(self) -> int:
         """Amount of work since the rate is measured."""
         return self._done - self._free - self._first[1] if self._first else 0
+
+
+def _megapixels(pixels: float) -> str:
+    megapixels = pixels / 1e6
+    return f"{megapixels:,.1f} MP" if megapixels >= 1 else f"{megapixels:.2g} MP"
 
 
 def _width() -> int:
