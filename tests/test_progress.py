@@ -33,7 +33,7 @@ def lines(capsys):
 def test_first_line_comes_at_once_with_the_amount_of_work(capsys, clock):
     with progress.Progress("vae_latents", 10, work=39_300_000):
         assert lines(capsys) == ["vae_latents: 0 of 10 images (39.3 MP)"]
-    with Progress("vae_latents", 30, work=30 * 48 * 32):
+    with progress.Progress("vae_latents", 30, work=30 * 48 * 32):
         assert lines(capsys) == ["vae_latents: 0 of 30 images (0.046 MP)"]
 
 
