@@ -16,7 +16,7 @@ from imagemill.pipeline.leases import claimed_until_output
 from imagemill.pipeline.shards.conflicts import refuse_conflicts
 from imagemill.pipeline.shards.packing import Packing, dry_run, plan_packing, scanned
 from imagemill.pipeline.shards.readiness import ASSET, Readiness
-from imagemill.pipeline.shards.shard_plan import Existing, ShardSet, check_buckets
+from imagemill.pipeline.shards.shard_plan import Existing, PackPlan, check_buckets
 from imagemill.pipeline.shards.shard_sets import ShardParameters
 from imagemill.store.ledger import Ledger
 from resources.dagster_internals.events import ExplainedFailure
@@ -73,7 +73,7 @@ class ShardConfig(LaunchpadConfig):
 )
 def bucket_shards(
     context: dg.AssetExecutionContext, config: ShardConfig, data_root: DataRootResource
-) -> Iterator[dg.Output[ShardSet]]:
+) -> Iterator[dg.Output[PackPlan]]:
     """`shards/bucket_<bucket>/shard-NNNNNN.tar` with index and manifest, from every record whose files are valid and current."""
     if config.dry_run:
         _rehearse(context, config, data_root)
@@ -81,7 +81,7 @@ def bucket_shards(
         yield dg.Output(_planned(context, config, data_root))
 
 
-def _planned(context: dg.AssetExecutionContext, config: ShardConfig, data_root: DataRootResource) -> ShardSet:
+def _planned(context: dg.AssetExecutionContext, config: ShardConfig, data_root: DataRootResource) -> PackPlan:
     """The plan, without conflicts; what it leaves out and adopts stands in the ledger, its buckets are claimed."""
     packing = config.packing(list(context.partition_keys), data_root.shards_folder(config.output_dir))
     with (

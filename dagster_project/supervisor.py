@@ -38,6 +38,7 @@ STOP_SECONDS = 8.0
 
 # SIGHUP ends this process without them: the pipe ends the services then, and `nohup` keeps its meaning.
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_LONGEST_BASE = 70
 
 
 class ServiceEnded(ImagemillError, RuntimeError):
@@ -58,6 +59,14 @@ class Service:
     def signal(self, number: int) -> None:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, number)
+
+
+def socket_folder() -> Path:
+    """Create a temporary folder whose path is short enough for a socket in it: 107 bytes on Linux, 103 on macOS."""
+    base = tempfile.gettempdir()
+    return Path(
+        tempfile.mkdtemp(prefix="imagemill-ui-", dir=base if len(os.fsencode(base)) <= _LONGEST_BASE else "/tmp")
+    )
 
 
 def start_service(name: str, folder: Path, environment: Mapping[str, str], pipe: int) -> Service:
@@ -84,7 +93,7 @@ def _search_path(folder: Path) -> dict[str, str]:
 @contextmanager
 def service_folder(settings: ServiceSettings) -> Iterator[Path]:
     """Yield a private folder with what the services of one UI share; removed at the end."""
-    folder = Path(tempfile.mkdtemp(prefix="imagemill-ui-"))
+    folder = socket_folder()
     try:
         (folder / SETTINGS).write_bytes(msgspec.json.encode(settings))
         location = {"socket": str(folder / SOCKET), "location_name": LOCATION}

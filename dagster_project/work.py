@@ -32,7 +32,7 @@ from imagemill.pipeline.forecast import check_space
 from imagemill.pipeline.stage2.caption import forget_problems
 from imagemill.pipeline.stage2.image_metadata import adopt_captions
 from imagemill.pipeline.stage2.passes import Passes
-from imagemill.pipeline.stage2.plan import Job, Known, all_jobs, ids_of, plan_embedding
+from imagemill.pipeline.stage2.plan import Job, LedgerSnapshot, all_jobs, ids_of, plan_embedding
 from imagemill.pipeline.stage2.ranges import plan_ranges
 from imagemill.pipeline.stage2.record_index import read_recorded
 from imagemill.pipeline.stage2.regenerate import cancel, finish, regenerate, resume
@@ -205,7 +205,7 @@ class Work:
         listing = NpyStore(self.root.derived / spec.folder, spec).listing()
         ids = list(scan.sources)
         plan = plan_embedding(
-            spec, ids, scan, Known.read(ledger, ids), {}, listing, read_recorded(self.root.stage2_jsonl)
+            spec, ids, scan, LedgerSnapshot.read(ledger, ids), {}, listing, read_recorded(self.root.stage2_jsonl)
         )
         self._check_space({spec: plan.jobs}, packs=False)
         return identity

@@ -10,7 +10,7 @@ from typing import Any
 
 import dagster as dg
 
-from imagemill.pipeline.curation.reports import Report, Reports, write_report
+from imagemill.pipeline.curation.reports import CurationReport, Reports, write_report
 from resources.dagster_internals.events import StreamedEvents
 from resources.data_root import DataRootResource
 
@@ -43,7 +43,7 @@ class ReportIOManager(dg.ConfigurableIOManager):
         return self.data_root.root().derived / context.upstream_output.definition_metadata["place"]
 
 
-def _tell(context: dg.OutputContext, events: StreamedEvents, report: Report, place: Path) -> None:
+def _tell(context: dg.OutputContext, events: StreamedEvents, report: CurationReport, place: Path) -> None:
     """As an event of ours where the run is deferred, else as metadata of the event that Dagster writes."""
     pages = {title: dg.MetadataValue.md(page) for title, page in report.pages.items()}
     if report.partition is None and context.has_asset_partitions:

@@ -12,7 +12,7 @@ import msgspec
 from imagemill.domain.embedding_specs import embedding_specs
 from imagemill.pipeline.shards.readiness import ASSET
 from imagemill.pipeline.shards.shard_card import write_beside
-from imagemill.pipeline.shards.shard_plan import ShardSet
+from imagemill.pipeline.shards.shard_plan import PackPlan
 from imagemill.pipeline.shards.shard_sets import bucket_folder
 from imagemill.pipeline.shards.shard_writer import BucketResult, sample_bytes, write_bucket
 from imagemill.pipeline.stage2.damage import damaged_file, file_name
@@ -33,7 +33,7 @@ class TarIOManager(dg.ConfigurableIOManager):
 
     data_root: dg.ResourceDependency[DataRootResource]
 
-    def handle_output(self, context: dg.OutputContext, obj: ShardSet) -> None:
+    def handle_output(self, context: dg.OutputContext, obj: PackPlan) -> None:
         with closing(self.data_root.ledger()) as ledger:
             try:
                 results = self._write(context, obj, _identities(ledger))
@@ -48,7 +48,7 @@ class TarIOManager(dg.ConfigurableIOManager):
         _fail_where_damaged(results)
 
     def _write(
-        self, context: dg.OutputContext, shard_set: ShardSet, identities: Mapping[str, ModelIdentity]
+        self, context: dg.OutputContext, shard_set: PackPlan, identities: Mapping[str, ModelIdentity]
     ) -> list[BucketResult]:
         """Write bucket by bucket; each is reported as it gets its place."""
         derived, results = self.data_root.root().derived, []

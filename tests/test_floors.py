@@ -1,10 +1,12 @@
 """The floors of docs/architecture.md: who may import whom, and what reading commands must not load."""
 
+import ast
 import os
 import pkgutil
 import subprocess
 import sys
 import tomllib
+from collections import defaultdict
 
 import dagster
 import pytest
@@ -77,6 +79,19 @@ def test_definitions_load_without_models_or_tars():
 
     assert "dagster" in loaded
     assert not loaded & MODELS
+
+
+def test_public_class_names_mean_one_thing():
+    """`imagemill.reading.ShardSet` is not `PackPlan`. Source: HOUSE, "One rule, one place"."""
+    places = defaultdict(list)
+    for package in ("imagemill", "resources", "io_managers", "assets", "checks", "dagster_project"):
+        for path in (PROJECT / package).rglob("*.py"):
+            classes = (node for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.ClassDef))
+            for node in classes:
+                if not node.name.startswith("_"):
+                    places[node.name].append(path.relative_to(PROJECT))
+
+    assert {name: paths for name, paths in places.items() if len(paths) > 1} == {}
 
 
 def test_every_private_module_of_dagster_is_banned():

@@ -9,7 +9,7 @@ import numpy as np
 
 from imagemill.domain.buckets import BUCKETS
 from imagemill.formats.jsonl import read_jsonl
-from imagemill.pipeline.curation.latent_statistics import ALL, Statistics, merge, read_statistics, statistics_path
+from imagemill.pipeline.curation.latent_statistics import ALL, LatentMoments, merge, read_statistics, statistics_path
 from imagemill.pipeline.curation.near_duplicates import Group, lines_path, read_groups, read_summary, summary_path
 from imagemill.validation.catalogue import finding
 from imagemill.validation.findings import Finding
@@ -37,7 +37,7 @@ def latent_statistics(derived: Path) -> Iterator[Finding | int]:
         yield _finding(f"{ALL}.json", "not_the_merge", "differs from its buckets put together", "latent_statistics")
 
 
-def _numbers(file: str, statistics: Statistics) -> Iterator[Finding]:
+def _numbers(file: str, statistics: LatentMoments) -> Iterator[Finding]:
     numbers = [*statistics.mean, *statistics.m2, *statistics.std]
     if not all(map(math.isfinite, numbers)) or any(value < 0 for value in [*statistics.m2, *statistics.std]):
         yield _finding(file, "impossible", "a mean, m2 or std that no data has", "latent_statistics")
@@ -49,7 +49,7 @@ def _numbers(file: str, statistics: Statistics) -> Iterator[Finding]:
         yield finding("constant_channel", f"channels {flat} have one value throughout", file=file)
 
 
-def _is_merge(together: Statistics, parts: dict[str, Statistics]) -> bool:
+def _is_merge(together: LatentMoments, parts: dict[str, LatentMoments]) -> bool:
     if not set(together.buckets) <= parts.keys():
         return False
     expected, found = merge(parts[name].moments for name in together.buckets), together.moments

@@ -18,7 +18,7 @@ from imagemill.formats.manifest import read_json, write_json
 from imagemill.formats.npy import NpyStore
 from imagemill.formats.tar import IndexEntry, read_shard, write_shard
 from imagemill.fs.fingerprints import fingerprint, fingerprint_file
-from imagemill.pipeline.curation.latent_statistics import ALL, Statistics, statistics_path
+from imagemill.pipeline.curation.latent_statistics import ALL, LatentMoments, statistics_path
 from imagemill.pipeline.curation.near_duplicates import Group, Member, Summary, lines_path, summary_path
 from imagemill.pipeline.shards.shard_manifest import sealed
 from imagemill.pipeline.shards.shard_plan import plan_shards
@@ -145,7 +145,7 @@ def check_coverage(root: DataRoot) -> Report:
 def curated(tmp: Path) -> Path:
     """Statistics of one bucket and of all; one group of two."""
     ones = [1.0] * 16
-    numbers = Statistics(
+    numbers = LatentMoments(
         buckets=[SQUARE], model="m", fingerprint="f", images=1, values_per_channel=9, left_out={}, mean=ones,
         m2=[4.0] * 16, std=[2 / 3] * 16, min=[0.0] * 16, max=[2.0] * 16, scaled=None,
     )  # fmt: skip

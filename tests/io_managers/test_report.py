@@ -5,7 +5,7 @@ import pytest
 
 from assets.partitions import buckets
 from imagemill.domain.buckets import BUCKETS
-from imagemill.pipeline.curation.reports import Report, Reports, write_report
+from imagemill.pipeline.curation.reports import CurationReport, Reports, write_report
 from imagemill.pipeline.leases import claimed_until_output
 from imagemill.store.ledger import Ledger
 from tests.helpers.wiring import claims, failure_of, history, materialize, materialized
@@ -39,8 +39,12 @@ def one_each(root):
     def stream(keys):
         for key in keys:
             path = root.derived / "thing" / f"{key}.json"
-            yield Report(f"v-{key}", key, {path: key.encode()}, {"images": len(key)}, {"table": f"| {key} |"}, path)
-        yield Report("v-all", None, {root.derived / "thing" / "all.json": b"all"}, {"images": 1}, {"sum": "| all |"})
+            yield CurationReport(
+                f"v-{key}", key, {path: key.encode()}, {"images": len(key)}, {"table": f"| {key} |"}, path
+            )
+        yield CurationReport(
+            "v-all", None, {root.derived / "thing" / "all.json": b"all"}, {"images": 1}, {"sum": "| all |"}
+        )
 
     return stream
 
@@ -92,10 +96,10 @@ def test_reports_made_before_a_failure_stay(data_root, instance):
 
 def test_file_that_holds_its_bytes_is_not_written_again(tmp_path):
     path, other = tmp_path / "folder" / "a.json", tmp_path / "b.png"
-    assert write_report(Report("v", files={path: b"same", other: b"one"})) == 2
+    assert write_report(CurationReport("v", files={path: b"same", other: b"one"})) == 2
     before = path.stat().st_mtime_ns
 
-    assert write_report(Report("v", files={path: b"same", other: b"two"})) == 1
+    assert write_report(CurationReport("v", files={path: b"same", other: b"two"})) == 1
     assert (path.stat().st_mtime_ns, other.read_bytes()) == (before, b"two")
 
 

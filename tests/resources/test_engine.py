@@ -102,7 +102,8 @@ def test_batch_of_a_dead_worker_runs_again_twice_and_then_key_by_key(tmp_path):
     assert died.value.keys == [13]
     assert sorted(rows) == [*range(13), *range(16, 40)]
     runs = {path.name: len(path.read_text()) for path in tmp_path.iterdir() if not path.name.startswith("closed")}
-    assert (runs["12"], runs["13"], runs["16"], runs["30"]) == (4, 4, 1, 1)
+    assert (runs["12"], runs["13"], runs["30"]) == (4, 4, 1)
+    assert runs["16"] <= 2, "it may have begun in the process that died"
     assert children() == []
 
 

@@ -21,7 +21,7 @@ from imagemill.domain.layout import DataRoot
 from imagemill.formats.tar import read_shard
 from imagemill.pipeline.shards.conflicts import refuse_conflicts
 from imagemill.pipeline.shards.packing import Packing, plan_packing
-from imagemill.pipeline.shards.shard_plan import ShardSet
+from imagemill.pipeline.shards.shard_plan import PackPlan
 from imagemill.store.ledger import Ledger
 from tests.helpers.product import snapshot
 from tests.helpers.seeds import product
@@ -294,7 +294,7 @@ def test_existing_shard_blocks_write(mixed):
         refuse_conflicts(conflicting(mixed))
 
 
-def conflicting(root) -> ShardSet:
+def conflicting(root) -> PackPlan:
     with Ledger(root.ledger) as ledger:
         return plan_packing(root, Config(), ledger, Packing(BUCKETS, root.shards, "refuse"))[1]
 

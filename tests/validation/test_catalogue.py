@@ -16,7 +16,7 @@ from imagemill.domain.layout import DataRoot
 from imagemill.errors import MissingInput
 from imagemill.formats.jsonl import read_jsonl, write_jsonl
 from imagemill.formats.manifest import read_json, write_json
-from imagemill.pipeline.curation.latent_statistics import ALL, Statistics, statistics_path
+from imagemill.pipeline.curation.latent_statistics import ALL, LatentMoments, statistics_path
 from imagemill.pipeline.curation.near_duplicates import Group, Member, lines_path
 from imagemill.pipeline.shards.shard_manifest import SEAL, sealed
 from imagemill.pipeline.shards.shard_plan import plan_shards
@@ -214,7 +214,7 @@ def member(name, data):
 def statistics(**changes):
     def change(folder):
         for name in (SQUARE, ALL):
-            numbers = msgspec.json.decode(statistics_path(folder, name).read_bytes(), type=Statistics)
+            numbers = msgspec.json.decode(statistics_path(folder, name).read_bytes(), type=LatentMoments)
             write_report(statistics_path(folder, name), msgspec.structs.replace(numbers, **changes))
 
     return change
@@ -350,7 +350,7 @@ def copied(path: Path) -> None:
 
 
 def write_all(folder: Path, **changes) -> None:
-    numbers = msgspec.json.decode(statistics_path(folder, ALL).read_bytes(), type=Statistics)
+    numbers = msgspec.json.decode(statistics_path(folder, ALL).read_bytes(), type=LatentMoments)
     write_report(statistics_path(folder, ALL), msgspec.structs.replace(numbers, **changes))
 
 

@@ -27,7 +27,7 @@ from imagemill.domain.embedding_specs import VAE, VAE_CHANNELS
 from imagemill.errors import ImagemillError, InvalidNpy
 from imagemill.formats.manifest import json_bytes, read_json
 from imagemill.fs.fingerprints import fingerprint
-from imagemill.pipeline.curation.reports import Report
+from imagemill.pipeline.curation.reports import CurationReport
 from imagemill.pipeline.stage2.valid_files import CurrentFile, CurrentFiles, current_files, measured
 from imagemill.progress import Progress
 from imagemill.store.ledger import Ledger
@@ -105,7 +105,7 @@ class Scaled(msgspec.Struct, frozen=True):
     std: list[float]
 
 
-class Statistics(msgspec.Struct, frozen=True, kw_only=True):
+class LatentMoments(msgspec.Struct, frozen=True, kw_only=True):
     """One document. Lists hold one number per channel and are empty where there is no latent.
 
     `model`: key of the VAE; `fingerprint`: of all that the numbers were made from; `left_out`: reason → images.
@@ -136,10 +136,10 @@ def statistics_path(derived: Path, name: str) -> Path:
     return derived / ASSET / f"{name}.json"
 
 
-def read_statistics(path: Path) -> Statistics | None:
+def read_statistics(path: Path) -> LatentMoments | None:
     """A document if it is there, ours and whole, else None."""
     try:
-        statistics = msgspec.convert(read_json(path), Statistics)
+        statistics = msgspec.convert(read_json(path), LatentMoments)
     except (ImagemillError, msgspec.ValidationError):
         return None
     lengths = {
@@ -151,12 +151,12 @@ def read_statistics(path: Path) -> Statistics | None:
 
 def _document(
     moments: Moments, buckets: Sequence[str], version: str, left_out: Counter[str], identity: ModelIdentity | None
-) -> Statistics:
+) -> LatentMoments:
     some = slice(None) if moments.count else slice(0)
     mean, m2, std, low, high = (
         values[some].tolist() for values in (moments.mean, moments.m2, moments.std, moments.low, moments.high)
     )
-    return Statistics(
+    return LatentMoments(
         buckets=list(buckets),
         model=identity.key if identity else None,
         fingerprint=version,
@@ -184,7 +184,7 @@ def _factors(identity: ModelIdentity | None) -> tuple[float | None, float | None
     return facts.get("shift_factor"), facts.get("scaling_factor")
 
 
-def as_table(statistics: Statistics) -> str:
+def as_table(statistics: LatentMoments) -> str:
     """Markdown: a row per channel."""
     scaled = statistics.scaled
     head = ["channel", "mean", "std", "min", "max", *(["mean scaled", "std scaled"] if scaled else [])]
@@ -248,7 +248,7 @@ def _version(part: BucketPart, identity: ModelIdentity | None) -> str:
 
 def statistics_reports(
     plan: StatisticsPlan, *, threads: int = 2, before_merge: Callable[[], None] = lambda: None
-) -> Iterator[Report]:
+) -> Iterator[CurationReport]:
     """One report per bucket, and one of all buckets on disk once the caller has written those.
 
     A bucket whose files are those of its document is not read again.
@@ -269,7 +269,7 @@ def statistics_reports(
     yield _report(merged(plan.derived, plan.identity), statistics_path(plan.derived, ALL))
 
 
-def _count(plan: StatisticsPlan, part: BucketPart, threads: int, progress: Progress) -> Statistics:
+def _count(plan: StatisticsPlan, part: BucketPart, threads: int, progress: Progress) -> LatentMoments:
     stream = measured(plan.found, part.files, moments_of, threads=threads)
     chunks: list[Moments] = []
     while chunk := [moments for _, moments in islice(stream, _TOGETHER)]:
@@ -284,7 +284,7 @@ def _of(files: Iterable[CurrentFile], left_out: dict[str, str]) -> dict[str, str
     return {file.image_id: left_out[file.image_id] for file in files if file.image_id in left_out}
 
 
-def merged(derived: Path, identity: ModelIdentity | None) -> Statistics:
+def merged(derived: Path, identity: ModelIdentity | None) -> LatentMoments:
     """Every bucket on disk that was counted of this model's latents, in one document."""
     key = identity.key if identity else None
     present = {bucket: read_statistics(statistics_path(derived, bucket)) for bucket in BUCKETS}
@@ -294,7 +294,9 @@ def merged(derived: Path, identity: ModelIdentity | None) -> Statistics:
     return _document(merge(part.moments for part in parts.values()), list(parts), version, left_out, identity)
 
 
-def _report(statistics: Statistics, path: Path, partition: str | None = None, *, write: bool = True) -> Report:
+def _report(
+    statistics: LatentMoments, path: Path, partition: str | None = None, *, write: bool = True
+) -> CurationReport:
     counts = {
         "images": statistics.images,
         "values_per_channel": statistics.values_per_channel,
@@ -302,4 +304,4 @@ def _report(statistics: Statistics, path: Path, partition: str | None = None, *,
     }
     title = "channels" if partition else "all buckets"
     files = {path: json_bytes(statistics)} if write else {}
-    return Report(statistics.fingerprint, partition, files, counts, {title: as_table(statistics)}, path)
+    return CurationReport(statistics.fingerprint, partition, files, counts, {title: as_table(statistics)}, path)

@@ -30,7 +30,7 @@ from imagemill.formats.jsonl import encode_line
 from imagemill.formats.manifest import json_bytes, read_json
 from imagemill.fs.fingerprints import fingerprint
 from imagemill.pipeline.contact_sheet import PAGE_CHARACTERS, Row, Tile, as_data_uri, as_png, draw_sheet
-from imagemill.pipeline.curation.reports import Report
+from imagemill.pipeline.curation.reports import CurationReport
 from imagemill.pipeline.curation.similarity import (
     TOLERANCE,
     block_size,
@@ -131,7 +131,7 @@ def plan_near_duplicates(derived: Path, ledger: Ledger, settings: NearDuplicateS
 
 def near_duplicate_reports(
     plan: DuplicatesPlan, approved: Path, *, threads: int = 2, search: int = 1
-) -> Iterator[Report]:
+) -> Iterator[CurationReport]:
     """The one report; where nothing has changed since the last one, no vector is read.
 
     Args:
@@ -154,7 +154,9 @@ def near_duplicate_reports(
             sheet_path(plan.derived): as_png(sheet),
             summary_path(plan.derived): json_bytes(summary),
         }
-    yield Report(summary.fingerprint, files=files, counts=_counts(summary), pages={"sheet": _page(groups, sheet)})
+    yield CurationReport(
+        summary.fingerprint, files=files, counts=_counts(summary), pages={"sheet": _page(groups, sheet)}
+    )
 
 
 def find_groups(plan: DuplicatesPlan, *, threads: int = 2, search: int = 1) -> list[Group]:

@@ -12,7 +12,7 @@ from imagemill.fs.atomic import write_bytes_atomic
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class CurationReport:
     """One partition's report, or a whole asset's.
 
     Attributes:
@@ -36,10 +36,10 @@ class Reports:
     """A handle around reports that are made while they are read; `place`: the file or folder they end in."""
 
     place: Path
-    stream: Iterator[Report]
+    stream: Iterator[CurationReport]
 
 
-def write_report(report: Report) -> int:
+def write_report(report: CurationReport) -> int:
     """Write a report's files, each whole or not at all; returns how many. One that holds its bytes keeps its mtime."""
     written = 0
     for path, data in report.files.items():

@@ -24,7 +24,7 @@ from typing import Any
 from imagemill.domain.preset_records import DEFAULT_ORDER, ObjectOrder
 from imagemill.formats.diff_writer import Draft
 from imagemill.formats.manifest import json_bytes
-from imagemill.pipeline.presets.coords import Chunk, Counts, transform
+from imagemill.pipeline.presets.coords import Chunk, RecordCounts, transform
 from imagemill.store.public_data import PresetDir
 
 # Bytes of lines handled at a time: some dozens of records, which stay in the processor's cache (256 KiB take a third longer).
@@ -46,7 +46,7 @@ class SplitDraft:
 
     split: str
     source: str = ""
-    counts: Counts = field(default_factory=Counts)
+    counts: RecordCounts = field(default_factory=RecordCounts)
     images: dict[str, None] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     more: int = 0

@@ -67,7 +67,7 @@ def to_norm(record: Record) -> list[tuple[Record, str, list[int]]]:
 # ---- some lines
 
 
-class Counts(NamedTuple):
+class RecordCounts(NamedTuple):
     """What became of a split's records; `largest` is the most objects that one of them has."""
 
     records: int = 0
@@ -76,8 +76,8 @@ class Counts(NamedTuple):
     dropped_objects: int = 0
     largest: int = 0
 
-    def plus(self, other: "Counts") -> "Counts":
-        sums = Counts(*map(sum, zip(self, other, strict=True)))
+    def plus(self, other: "RecordCounts") -> "RecordCounts":
+        sums = RecordCounts(*map(sum, zip(self, other, strict=True)))
         return sums._replace(largest=max(self.largest, other.largest))
 
     @property
@@ -92,7 +92,7 @@ class Chunk(NamedTuple):
     norm: bytes
     coord: bytes
     images: list[str]
-    counts: Counts
+    counts: RecordCounts
     problems: list[str]
 
 
@@ -118,7 +118,7 @@ def transform(first: int, lines: Sequence[bytes], max_objects: int | None, order
             continue
         kept.append(record)
         pixel.append(raw + b"\n")
-    counts = Counts(len(lines), dropped, objects, dropped_objects, largest)
+    counts = RecordCounts(len(lines), dropped, objects, dropped_objects, largest)
     places: list[tuple[Record, str, list[int]]] = []
     for n, record in enumerate(kept):
         of_record = to_norm(record)

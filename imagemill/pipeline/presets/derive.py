@@ -38,7 +38,7 @@ from imagemill.fs.atomic import (
     write_bytes_atomic,
 )
 from imagemill.pipeline.presets.coord_files import SplitDraft, draft_split
-from imagemill.pipeline.presets.coords import Counts
+from imagemill.pipeline.presets.coords import RecordCounts
 from imagemill.pipeline.presets.derive_checks import (
     Manifest,
     base_manifest,
@@ -62,7 +62,7 @@ class CoordResult(NamedTuple):
     """
 
     preset: PresetDir
-    counts: dict[str, Counts]
+    counts: dict[str, RecordCounts]
     changed: list[str]
     linked: int = 0
     present: int = 0

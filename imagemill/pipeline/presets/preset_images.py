@@ -13,13 +13,11 @@ Source: CONTRACTS section 0, "Staleness"; section 3, "An existing preset image i
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
 
 import msgspec
 
-from imagemill.formats.jsonl import encode_line, read_raw
+from imagemill.formats.jsonl import read_raw
 from imagemill.fs.fingerprints import FileSignature, StoredSignature, file_signature, stored_signature
 from imagemill.store.public_data import PresetDir
 from imagemill.text.strict_json import NOT_JSON
@@ -27,7 +25,7 @@ from imagemill.text.strict_json import NOT_JSON
 INDEX = ".images.jsonl"
 
 
-class Known(msgspec.Struct, frozen=True, kw_only=True):
+class KnownImage(msgspec.Struct, frozen=True, kw_only=True):
     """One image: its raw file and its own, as they were when they were last read whole. `raw_size`: (width, height)."""
 
     image: str
@@ -54,43 +52,18 @@ def _signature(path: Path) -> FileSignature | None:
         return None
 
 
-_decoder = msgspec.json.Decoder(Known)
+_decoder = msgspec.json.Decoder(KnownImage)
 
 
-def read_known(preset: PresetDir) -> dict[str, Known]:
+def read_known(preset: PresetDir) -> dict[str, KnownImage]:
     """Every image's last line, by its path in the preset."""
     path = preset.path / INDEX
     return {known.image: known for known in _lines(path)} if path.is_file() else {}
 
 
-def _lines(path: Path) -> Iterator[Known]:
+def _lines(path: Path) -> Iterator[KnownImage]:
     for _, raw in read_raw(path):
         try:
             yield _decoder.decode(raw)
         except NOT_JSON:
             continue  # torn, or not ours: its image is looked at again
-
-
-@contextmanager
-def appending(preset: PresetDir) -> Iterator["Appender"]:
-    """Lines are on their way to the disk when the block ends."""
-    with open(preset.path / INDEX, "ab+") as file:
-        if file.tell() and not _ends_a_line(file):
-            file.write(b"\n")
-        yield Appender(file)
-
-
-def _ends_a_line(file: BinaryIO) -> bool:
-    file.seek(-1, 2)
-    return file.read(1) == b"\n"
-
-
-class Appender:
-    """Adds lines to the index."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-
-    def add(self, known: Known) -> None:
-        self._file.write(encode_line(known))
-        self._file.flush()

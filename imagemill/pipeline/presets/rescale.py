@@ -26,11 +26,11 @@ import xxhash
 from imagemill.adapters.convert import recorded_rule
 from imagemill.domain.geometry import in_top_left_order, quantise_object, scale_objects
 from imagemill.errors import ImagemillError
-from imagemill.formats.jsonl import encode_line, parse_line, read_raw, replace_lines
+from imagemill.formats.jsonl import LineAppender, encode_line, parse_line, read_raw, replace_lines
 from imagemill.fs.atomic import sweep_temporaries
-from imagemill.pipeline.presets.preset_images import Known, appending
+from imagemill.pipeline.presets.preset_images import INDEX, KnownImage
 from imagemill.pipeline.presets.rescale_plan import RescalePlan, SplitPlan, image_name, plan_rescale
-from imagemill.pipeline.presets.rescale_problems import Problem, Problems
+from imagemill.pipeline.presets.rescale_problems import RescaleProblem, RescaleProblems
 from imagemill.pipeline.presets.rescale_setup import open_preset, record_split
 from imagemill.pipeline.presets.rescale_worker import RescaleRow, RescaleWorker
 from imagemill.progress import Progress
@@ -57,7 +57,7 @@ class RescaleReport:
     splits: dict[str, dict[str, Any]]
     rewritten: list[str]
     turned: int
-    problems: Problems
+    problems: RescaleProblems
 
 
 class RescaleFailed(ImagemillError):
@@ -133,10 +133,14 @@ def _rows(plan: RescalePlan, map_batches: Callable[..., Iterator[RescaleRow]]) -
     task = f"rescale {plan.dataset.name}/{plan.preset.name}"
     try:
         pixels = {job.name: job.size[0] * job.size[1] for job in plan.jobs}
-        with Progress(task, len(plan.jobs), work=sum(pixels.values())) as progress, appending(plan.preset) as index:
+        with (
+            Progress(task, len(plan.jobs), work=sum(pixels.values())) as progress,
+            LineAppender(plan.preset.path / INDEX) as index,
+        ):
             for row in rows:
                 if row.known:
-                    index.add(row.known)
+                    index.append(row.known)
+                    index.flush()
                 progress.advance(1, pixels[row.name], free=row.status == "kept")
                 yield row
     finally:
@@ -144,15 +148,15 @@ def _rows(plan: RescalePlan, map_batches: Callable[..., Iterator[RescaleRow]]) -
         getattr(rows, "close", lambda: None)()
 
 
-def _image_problems(plan: RescalePlan, bad: Mapping[str, RescaleRow]) -> Iterator[Problem]:
+def _image_problems(plan: RescalePlan, bad: Mapping[str, RescaleRow]) -> Iterator[RescaleProblem]:
     """Of each split that names a bad image, its first line."""
     for split in plan.splits:
         for name in sorted(bad.keys() & split.images.keys(), key=split.images.__getitem__):
             row = bad[name]
-            yield Problem(split.split, split.images[name], row.reason, f"{name}: {row.message}", row.remedy)
+            yield RescaleProblem(split.split, split.images[name], row.reason, f"{name}: {row.message}", row.remedy)
 
 
-def _finish_split(plan: RescalePlan, split: SplitPlan, known: Mapping[str, Known], report: RescaleReport) -> None:
+def _finish_split(plan: RescalePlan, split: SplitPlan, known: Mapping[str, KnownImage], report: RescaleReport) -> None:
     """Publish a split all of whose lines and images are good; a file that says the same keeps its bytes and mtime."""
     raw, digest = plan.dataset.raw_jsonl(split.split), xxhash.xxh3_128()
 

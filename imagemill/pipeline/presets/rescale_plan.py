@@ -21,8 +21,8 @@ from imagemill.domain.preset_names import refuse_derived
 from imagemill.domain.preset_records import outside_objects, violations
 from imagemill.errors import MissingInput, Refused, WrongUsage
 from imagemill.formats.jsonl import parse_line, read_raw
-from imagemill.pipeline.presets.preset_images import Known, read_known
-from imagemill.pipeline.presets.rescale_problems import Problem, Problems
+from imagemill.pipeline.presets.preset_images import KnownImage, read_known
+from imagemill.pipeline.presets.rescale_problems import RescaleProblem, RescaleProblems
 from imagemill.pipeline.presets.rescale_setup import RescaleParameters
 from imagemill.pipeline.presets.rescale_worker import RescaleJob
 from imagemill.store.public_data import IMAGES, SPLITS, Dataset, PresetDir, no_dataset
@@ -64,8 +64,8 @@ class RescalePlan:
     splits: list[SplitPlan]
     images: dict[str, Sizes]
     jobs: list[RescaleJob]
-    standing: dict[str, Known]
-    problems: Problems
+    standing: dict[str, KnownImage]
+    problems: RescaleProblems
 
     @property
     def worker_options(self) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def plan_rescale(
     """
     refuse_derived(preset, "only a base preset is rescaled; coord makes derived ones")
     folder = dataset.preset(preset)
-    plan = RescalePlan(dataset, folder, parameters, [], {}, [], {}, Problems())
+    plan = RescalePlan(dataset, folder, parameters, [], {}, [], {}, RescaleProblems())
     for split in chosen_splits(dataset, splits):
         plan.splits.append(_read_split(plan, split))
     known = read_known(folder)
@@ -112,7 +112,7 @@ def chosen_splits(dataset: Dataset, asked: Sequence[str] | None) -> list[str]:
     return wanted
 
 
-def _plan_image(plan: RescalePlan, name: str, sizes: Sizes, known: Known | None) -> None:
+def _plan_image(plan: RescalePlan, name: str, sizes: Sizes, known: KnownImage | None) -> None:
     raw, made = plan.dataset.raw / name, plan.preset.path / name
     if known and known.raw_size == sizes.declared and known.stands(raw, made):
         plan.standing[name] = known
@@ -127,7 +127,7 @@ def _read_split(plan: RescalePlan, split: str) -> SplitPlan:
         told.records += 1
         line = parse_line(number, raw)
         if line.value is None:
-            problem = Problem(split, number, "line", line.problem or "", "repair or remove the raw line")
+            problem = RescaleProblem(split, number, "line", line.problem or "", "repair or remove the raw line")
             plan.problems.add(problem)
             continue
         for problem in _record_problems(plan, split, number, line.value):
@@ -145,33 +145,37 @@ def image_name(record: Mapping[str, Any]) -> str:
     return posixpath.normpath(record["images"][0])
 
 
-def _record_problems(plan: RescalePlan, split: str, number: int, record: Mapping[str, Any]) -> Iterator[Problem]:
+def _record_problems(plan: RescalePlan, split: str, number: int, record: Mapping[str, Any]) -> Iterator[RescaleProblem]:
     """What is wrong with a record; one that is good has its image in the plan."""
     for found in violations(record, "pixel"):
-        yield Problem(split, number, found.rule, f"{found.field} {found.message}", found.remedy)
+        yield RescaleProblem(split, number, found.rule, f"{found.field} {found.message}", found.remedy)
         return
     name, declared = image_name(record), (record["width"], record["height"])
     if not name.startswith(f"{IMAGES}/"):
         message = f"images {name!r} does not lie in {IMAGES}/"
-        yield Problem(split, number, "image_path", message, f"put the file below raw/{IMAGES} and correct the record")
+        yield RescaleProblem(
+            split, number, "image_path", message, f"put the file below raw/{IMAGES} and correct the record"
+        )
         return
     there = plan.images.get(name)
     if there and there.declared != declared:
         sizes = f"{there.declared[0]}x{there.declared[1]} and {declared[0]}x{declared[1]}"
-        yield Problem(
+        yield RescaleProblem(
             split, number, "two_sizes", f"{name} is named with {sizes}", "give the size of the file in each record"
         )
         return
     if outside := outside_objects(record):
         message = f"objects[{outside[0]}] of {name} lies outside {declared[0]}x{declared[1]}"
-        yield Problem(split, number, "outside_image", message, "correct the object in the raw record, or remove it")
+        yield RescaleProblem(
+            split, number, "outside_image", message, "correct the object in the raw record, or remove it"
+        )
         return
     try:
         target = there.target if there else _target(plan.parameters, declared)
         if min(target) < 2:
             scale_objects(record["objects"], declared, target)
     except Refused as refusal:
-        yield Problem(split, number, refusal.reason, f"{name}: {refusal.what}", refusal.do or "")
+        yield RescaleProblem(split, number, refusal.reason, f"{name}: {refusal.what}", refusal.do or "")
         return
     plan.images[name] = there or Sizes(declared, target)
 

@@ -13,7 +13,7 @@ LISTED = 1000
 OS_ERROR = "os_error"
 
 
-class Problem(NamedTuple):
+class RescaleProblem(NamedTuple):
     """Why a line or an image is not in the preset. `line` is 0 where it concerns the image alone, of whichever lines."""
 
     split: str
@@ -32,16 +32,16 @@ class Problem(NamedTuple):
         return f"{where} {self.reason}: {self.message}"
 
 
-class Problems:
+class RescaleProblems:
     """Problems in the order they were met, the first thousand of them; counts of all."""
 
     def __init__(self) -> None:
-        self.listed: list[Problem] = []
+        self.listed: list[RescaleProblem] = []
         self.by_reason: Counter[str] = Counter()
         self.by_split: Counter[str] = Counter()
         self._remedies: dict[str, str] = {}
 
-    def add(self, problem: Problem) -> None:
+    def add(self, problem: RescaleProblem) -> None:
         self.by_reason[problem.reason] += 1
         self.by_split[problem.split] += 1
         self._remedies.setdefault(problem.remedy, problem.reason)

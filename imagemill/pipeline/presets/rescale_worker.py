@@ -24,7 +24,7 @@ from imagemill.fs.atomic import sync_folder, temporary_path
 from imagemill.fs.durable import begin_writing_back, flush_files
 from imagemill.fs.fingerprints import FileSignature, file_signature, fingerprint
 from imagemill.pipeline.malloc_tuning import reuse_freed_memory
-from imagemill.pipeline.presets.preset_images import Known
+from imagemill.pipeline.presets.preset_images import KnownImage
 from imagemill.pipeline.presets.rescale_problems import OS_ERROR
 
 # How much is flushed together: enough to share the flush, little enough to lose when a run is killed.
@@ -40,7 +40,7 @@ class RescaleJob(NamedTuple):
     name: str
     size: tuple[int, int]
     target: tuple[int, int]
-    known: Known | None = None
+    known: KnownImage | None = None
 
 
 class RescaleRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,7 +48,7 @@ class RescaleRow(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     status: Status
-    known: Known | None = None
+    known: KnownImage | None = None
     reason: str = ""
     message: str = ""
     remedy: str = ""
@@ -135,7 +135,7 @@ class RescaleWorker:
             raise _stays(job, "preset_image_changed", "its bytes are not those that rescale wrote")
         if not job.known:
             _check_made(job, pixels, data)
-        known = Known(
+        known = KnownImage(
             image=job.name, raw=triple, raw_fingerprint=source, raw_size=job.size, made=made_triple,
             made_fingerprint=bytes_now, orientation=header.orientation,
         )  # fmt: skip
@@ -208,7 +208,7 @@ def _meanwhile_row(item: _Staged, final: Path) -> RescaleRow:
 
 
 def _made_row(item: _Staged, final: Path) -> RescaleRow:
-    known = Known(
+    known = KnownImage(
         image=item.job.name, raw=item.raw, raw_fingerprint=item.raw_fingerprint, raw_size=item.job.size,
         made=file_signature(final), made_fingerprint=item.data_fingerprint, orientation=item.orientation,
     )  # fmt: skip

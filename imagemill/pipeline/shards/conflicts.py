@@ -12,7 +12,7 @@ from pathlib import Path
 from imagemill.domain.buckets import BUCKETS
 from imagemill.errors import ImagemillError, MissingInput, ShardExists
 from imagemill.formats.energon import META, SQLITE
-from imagemill.pipeline.shards.shard_plan import BucketPlan, ShardSet
+from imagemill.pipeline.shards.shard_plan import BucketPlan, PackPlan
 from imagemill.pipeline.shards.shard_sets import (
     INDEX,
     agrees,
@@ -24,7 +24,7 @@ from imagemill.pipeline.shards.shard_sets import (
 )
 
 
-def stays(shard_set: ShardSet, plan: BucketPlan) -> bool:
+def stays(shard_set: PackPlan, plan: BucketPlan) -> bool:
     """Whether the bucket's set is what the plan wants already: nothing is written."""
     folder = bucket_folder(shard_set.output, plan.bucket)
     manifest = read_manifest(folder)
@@ -41,12 +41,12 @@ def _has_indexes(folder: Path) -> bool:
     return (folder / INDEX).is_file() and (folder / META / SQLITE).is_file()
 
 
-def conflicts(shard_set: ShardSet) -> list[str]:
+def conflicts(shard_set: PackPlan) -> list[str]:
     """Why these buckets may not be written, looked for in every one before a byte is."""
     return [*_there(shard_set), *_twice(shard_set)]
 
 
-def refuse_conflicts(shard_set: ShardSet) -> None:
+def refuse_conflicts(shard_set: PackPlan) -> None:
     """Raises ShardExists with the first conflict of a sort and the number of the others."""
     if there := _there(shard_set):
         raise ShardExists(
@@ -68,11 +68,11 @@ def _said(found: Sequence[str], of_what: str) -> str:
     return found[0] + (f" (and {len(found) - 1} more {of_what})" if len(found) > 1 else "")
 
 
-def _there(shard_set: ShardSet) -> list[str]:
+def _there(shard_set: PackPlan) -> list[str]:
     return [problem for plan in shard_set.plans if (problem := _conflict(shard_set, plan))]
 
 
-def _conflict(shard_set: ShardSet, plan: BucketPlan) -> str | None:
+def _conflict(shard_set: PackPlan, plan: BucketPlan) -> str | None:
     folder = bucket_folder(shard_set.output, plan.bucket)
     tars = sorted(folder.glob("*.tar")) if folder.is_dir() else []
     if not tars or shard_set.existing == "replace":
@@ -88,7 +88,7 @@ def _conflict(shard_set: ShardSet, plan: BucketPlan) -> str | None:
     return None if agrees(folder, manifest) else f"{folder.name}: the tars are not those of its manifest"
 
 
-def _twice(shard_set: ShardSet) -> Iterator[str]:
+def _twice(shard_set: PackPlan) -> Iterator[str]:
     """Samples that would count in two buckets: their image changed its bucket, and the old one is not among the chosen."""
     new = {sample.image_id: plan.bucket for plan in shard_set.plans for shard in plan.shards for sample in shard}
     for bucket in set(BUCKETS) - {plan.bucket for plan in shard_set.plans} if new else ():

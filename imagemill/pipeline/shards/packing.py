@@ -16,7 +16,7 @@ from imagemill.errors import ImagemillError
 from imagemill.pipeline.curation.near_duplicates import excluded_images
 from imagemill.pipeline.shards.conflicts import conflicts, stays
 from imagemill.pipeline.shards.readiness import Readiness, find_ready, progress_lines
-from imagemill.pipeline.shards.shard_plan import Existing, ShardSet, plan_shards
+from imagemill.pipeline.shards.shard_plan import Existing, PackPlan, plan_shards
 from imagemill.pipeline.shards.shard_sets import ShardParameters
 from imagemill.pipeline.stage2.regenerate import refuse_regenerating
 from imagemill.store.ledger import IN_MEMORY, Ledger
@@ -50,7 +50,7 @@ class DryRun:
     conflicts: list[str]
 
 
-def plan_packing(root: DataRoot, config: Config, ledger: Ledger, packing: Packing) -> tuple[Readiness, ShardSet]:
+def plan_packing(root: DataRoot, config: Config, ledger: Ledger, packing: Packing) -> tuple[Readiness, PackPlan]:
     """Match records with files, then order, limit, group and cut. Writes nothing.
 
     Raises:

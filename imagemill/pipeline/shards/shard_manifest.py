@@ -63,7 +63,7 @@ class Maker(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     unknown_maker: _Count = 0
 
 
-class Statistics(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SetStatistics(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Counts over the live samples, see `shard_statistics.statistics_of`."""
 
     caption_tokens: dict[str, int] = {}
@@ -89,7 +89,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     shards: list[ShardEntry]
     parameters: ShardParameters
     provenance: dict[_Kind, Maker]
-    statistics: Statistics | None = None
+    statistics: SetStatistics | None = None
     manifest_digest: str | None = None
 
     @property

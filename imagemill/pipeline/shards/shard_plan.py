@@ -62,7 +62,7 @@ class BucketPlan:
 
 
 @dataclass(slots=True)
-class ShardSet:
+class PackPlan:
     """All chosen buckets of one run, planned. `workers`: tars written at a time."""
 
     output: Path
@@ -89,7 +89,7 @@ def plan_shards(
     *,
     asked: Mapping[str, Any] | None = None,
     withdrawn: Set[str] = frozenset(),
-) -> ShardSet:
+) -> PackPlan:
     """Choose buckets, shuffle, limit, group, cut: in this order (seed 001, "Limit applies after shuffle").
 
     Args:
@@ -117,7 +117,7 @@ def plan_shards(
             _laid_over(plan, bucket_folder(output, plan.bucket), existing, withdrawn, ids[plan.bucket])
             for plan in plans
         ]
-    return ShardSet(output, sorted(plans, key=lambda plan: list(buckets).index(plan.bucket)), existing)
+    return PackPlan(output, sorted(plans, key=lambda plan: list(buckets).index(plan.bucket)), existing)
 
 
 def _laid_over(plan: BucketPlan, folder: Path, existing: Existing, withdrawn: Set[str], ready: Set[str]) -> BucketPlan:

@@ -40,12 +40,12 @@ from imagemill.pipeline.shards.shard_manifest import (
     FORMAT,
     Maker,
     Manifest,
+    SetStatistics,
     ShardEntry,
-    Statistics,
     document_of,
     sealed,
 )
-from imagemill.pipeline.shards.shard_plan import BucketPlan, ShardSet, digest_of
+from imagemill.pipeline.shards.shard_plan import BucketPlan, PackPlan, digest_of
 from imagemill.pipeline.shards.shard_sets import (
     INDEX,
     JSON_MEMBER,
@@ -84,7 +84,7 @@ class BucketResult:
 
 
 def write_bucket(
-    shard_set: ShardSet,
+    shard_set: PackPlan,
     plan: BucketPlan,
     derived: Path,
     identities: Mapping[str, ModelIdentity],
@@ -126,7 +126,7 @@ def write_bucket(
 
 
 def _write(
-    shard_set: ShardSet,
+    shard_set: PackPlan,
     plan: BucketPlan,
     *,
     derived: Path,
@@ -210,7 +210,7 @@ def _write_set(
     plan: BucketPlan,
     identities: Mapping[str, ModelIdentity],
     members: Callable[[Sequence[ReadySample]], Iterator[Sample]],
-    shard_set: ShardSet,
+    shard_set: PackPlan,
 ) -> Manifest:
     """Everything of a set: tars that stay, new tars, index, tombstones, and the manifest last."""
     before = read_manifest(old) if plan.overlay else None
@@ -241,7 +241,7 @@ def _write_set(
         appended=before is not None,
         members=[JSON_MEMBER, *(spec.member for spec in embedding_specs()), MASK_MEMBER],
         shards=[*kept, *(shard.entry for shard in written)],
-        statistics=msgspec.convert(statistics_of(line for line in index if line.place not in dead), Statistics),
+        statistics=msgspec.convert(statistics_of(line for line in index if line.place not in dead), SetStatistics),
         parameters=plan.parameters,
         provenance=inherited.provenance if inherited else _provenance(plan, identities, before),
     )

@@ -29,7 +29,7 @@ from imagemill.models import CAPTIONER, Captioner
 from imagemill.pipeline.batch_inference import Answer, Unanswered, answer_batch
 from imagemill.pipeline.prefetch import bounded_map
 from imagemill.pipeline.stage2.image_metadata import complete_facts, inspect_image
-from imagemill.pipeline.stage2.plan import Known, refused_image
+from imagemill.pipeline.stage2.plan import LedgerSnapshot, refused_image
 from imagemill.pipeline.stage2.scan import Scan, SourceFile, caption_row, normalise_caption
 from imagemill.store.ledger import FROM_CAPTIONER, FROM_PREVIEW, Captioned, CaptionRow, Ledger, Problem, SourceRow
 
@@ -72,7 +72,7 @@ def caption_jobs(
         anew: key of the captioner, where captions of every other one are to be replaced.
     """
     asked = list(ids)
-    known, captioned = Known.read(ledger, asked), ledger.captioned()
+    known, captioned = LedgerSnapshot.read(ledger, asked), ledger.captioned()
     sources = [source for i in asked if (source := scan.sources.get(i)) and not refused_image(source, known)]
     jobs: list[CaptionJob] = []
     for source in sources:
@@ -105,7 +105,7 @@ def _is_replaced(caption: CaptionRow, made: Captioned | None, preview: bool, ane
     return anew is not None and caption.origin in _BY_A_MODEL and (made is None or made.maker != anew)
 
 
-def _describes(made: Captioned, source: SourceFile, known: Known) -> bool:
+def _describes(made: Captioned, source: SourceFile, known: LedgerSnapshot) -> bool:
     """Whether the image is known to be the one that was captioned."""
     facts = known.facts(source)
     return facts is not None and facts.fingerprint == made.image

@@ -20,7 +20,7 @@ from imagemill.formats.jsonl import encode_line
 from imagemill.fs.fingerprints import FileSignature, fingerprint
 from imagemill.models import CAPTIONER
 from imagemill.pipeline.stage2.merge import ASSET, UNMIGRATED
-from imagemill.pipeline.stage2.plan import IMAGE_REASONS, Known, missing_caption, unusable_sidecar
+from imagemill.pipeline.stage2.plan import IMAGE_REASONS, LedgerSnapshot, missing_caption, unusable_sidecar
 from imagemill.pipeline.stage2.quarantine import CAPTION, QuarantinedLine, quarantine
 from imagemill.pipeline.stage2.record_index import Recorded, Span
 from imagemill.pipeline.stage2.scan import SIDECARS, Scan, SourceFile, caption_row
@@ -67,7 +67,7 @@ def inspect_image(approved: Path, source: ImageFile) -> tuple[SourceRow, np.ndar
 
 def complete_facts(approved: Path, scan: Scan, ledger: Ledger, *, threads: int = 2, up_to: str | None = None) -> None:
     """Open the images no pass has opened yet, those up to an id; record their facts, or why they do not open."""
-    known = Known.read(ledger)
+    known = LedgerSnapshot.read(ledger)
     refused = {
         image_id for image_id, problems in known.refusals.items()
         for p in problems if p.reason in IMAGE_REASONS and image_id in scan.sources and p.stat == scan.sources[image_id].stat

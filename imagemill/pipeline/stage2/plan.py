@@ -81,7 +81,7 @@ class EmbeddingPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class LedgerSnapshot:
     """The ledger's rows for some images, read once for a plan.
 
     `outdated`: any image whose caption is of an earlier picture; `failures`: kind, image and bytes that a model could not take.
@@ -97,7 +97,7 @@ class Known:
     sidecars: Mapping[str, Problem] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, ledger: Ledger, ids: Sequence[str] | None = None) -> "Known":
+    def read(cls, ledger: Ledger, ids: Sequence[str] | None = None) -> "LedgerSnapshot":
         refusals: dict[str, list[Problem]] = {}
         failures = set()
         problems = ledger.problems(ids)
@@ -126,7 +126,7 @@ def plan_embedding(
     spec: EmbeddingSpec,
     ids: Iterable[str],
     scan: Scan,
-    known: Known,
+    known: LedgerSnapshot,
     files: Mapping[tuple[str, FileSignature], FileRow],
     listing: Mapping[str, FileSignature],
     recorded: Recorded = NOTHING_RECORDED,
@@ -210,7 +210,9 @@ def row_of_bytes(rows: Iterable[FileRow], content: str, stat: FileSignature, wan
     return found and msgspec.structs.replace(found, stat=stat)
 
 
-def _refusal(spec: EmbeddingSpec, source: SourceFile, caption: CaptionRow | None, known: Known) -> Problem | None:
+def _refusal(
+    spec: EmbeddingSpec, source: SourceFile, caption: CaptionRow | None, known: LedgerSnapshot
+) -> Problem | None:
     if problem := refused_image(source, known):
         return problem
     if spec.source == "caption" and caption is None:
@@ -219,7 +221,7 @@ def _refusal(spec: EmbeddingSpec, source: SourceFile, caption: CaptionRow | None
     return None
 
 
-def refused_image(source: SourceFile, known: Known) -> Problem | None:
+def refused_image(source: SourceFile, known: LedgerSnapshot) -> Problem | None:
     """The refusal of these very bytes, whichever asset met them."""
     refusals = known.refusals.get(source.image_id, ())
     return next((p for p in refusals if p.stat == source.stat and p.reason in IMAGE_REASONS), None)
@@ -255,7 +257,7 @@ def plan_for(
     awaited: Set[str] = frozenset(),
 ) -> EmbeddingPlan:
     """`plan_embedding` with the ledger's rows for these images."""
-    known, files = Known.read(ledger, ids), ledger.files(spec.kind, ids)
+    known, files = LedgerSnapshot.read(ledger, ids), ledger.files(spec.kind, ids)
     return plan_embedding(spec, ids, scan, known, files, listing, recorded, awaited)
 
 

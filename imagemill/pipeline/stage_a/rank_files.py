@@ -15,12 +15,11 @@ import os
 import re
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Self
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from imagemill.formats.jsonl import encode_line
+from imagemill.formats.jsonl import LineAppender, encode_line
 from imagemill.fs.atomic import write_bytes_atomic
 from imagemill.fs.fingerprints import FileSignature
 from imagemill.text.strict_json import NOT_JSON
@@ -95,40 +94,6 @@ def _by_rank(folder: Path, mission: str, suffix: str) -> dict[int, Path]:
 
 
 # ---- lines
-
-
-class LineAppender:
-    """Appends lines to a file; what was flushed survives the process. A last line that a kill cut short is closed off first."""
-
-    def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file: BinaryIO = open(path, "a+b")  # noqa: SIM115
-        if self._file.tell() and not self._ends_with_newline():
-            self._file.write(b"\n")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def append(self, row: Any) -> None:
-        self._file.write(encode_line(row))
-
-    def flush(self) -> None:
-        self._file.flush()
-
-    def close(self) -> None:
-        """Durable from here on."""
-        try:
-            self._file.flush()
-            os.fsync(self._file.fileno())
-        finally:
-            self._file.close()
-
-    def _ends_with_newline(self) -> bool:
-        self._file.seek(-1, os.SEEK_END)
-        return self._file.read(1) == b"\n"
 
 
 def new_rank_file(path: Path) -> LineAppender:

@@ -25,6 +25,7 @@ from PIL import Image
 from imagemill.domain.ranks import ImageJob
 from imagemill.errors import ImagemillError, Refused, WrongUsage, disk_full_told
 from imagemill.formats.images import decode_rgb
+from imagemill.formats.jsonl import LineAppender
 from imagemill.fs.fingerprints import FileSignature, file_signature, fingerprint
 from imagemill.models import NamedImage, Summarizer
 from imagemill.pipeline.batch_inference import Answered, Unanswered
@@ -33,7 +34,6 @@ from imagemill.pipeline.stage_a.plan import StageAPlan
 from imagemill.pipeline.stage_a.rank_files import (
     RANK_DIED,
     InFlight,
-    LineAppender,
     RankLine,
     RankMark,
     in_flight,

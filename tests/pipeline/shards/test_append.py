@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from imagemill.domain.embedding_specs import embedding_specs
 from imagemill.errors import ImagemillError
 from imagemill.pipeline.shards.append import lay_over
-from imagemill.pipeline.shards.shard_plan import ShardSet, plan_shards
+from imagemill.pipeline.shards.shard_plan import PackPlan, plan_shards
 from imagemill.pipeline.shards.shard_sets import (
     IndexLine,
     ShardParameters,
@@ -99,7 +99,7 @@ def pack(root, existing, identities=None, **parameters):
     with Ledger(root.ledger) as ledger:
         withdrawn = ledger.ids("withdrawn")
     found = ready(root, [BUCKET])
-    shard_set: ShardSet = plan_shards(
+    shard_set: PackPlan = plan_shards(
         found.ready, [BUCKET], root.shards, ShardParameters(**parameters), existing, withdrawn=withdrawn
     )
     return write_bucket(shard_set, shard_set.plans[0], root.derived, identities or {})

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from imagemill.domain.embedding_specs import DINOV3, T5, VAE
 from imagemill.fs.fingerprints import posix_signature
-from imagemill.pipeline.stage2.plan import Known, all_jobs, ids_of, missing_caption, plan_embedding
+from imagemill.pipeline.stage2.plan import LedgerSnapshot, all_jobs, ids_of, missing_caption, plan_embedding
 from imagemill.pipeline.stage2.scan import Scan, SourceFile
 from imagemill.store.ledger import CaptionRow, FileRow, Ledger, Problem, SourceRow
 from tests.helpers.stage2 import embed, photos, picture, plan_of
@@ -49,7 +49,7 @@ def plan(
         spec,
         ids,
         Scan({s.image_id: s for s in ([source()] if sources is None else sources)}, []),
-        Known({row.image_id: row for row in known}, {row.image_id: row for row in captions}, refusals),
+        LedgerSnapshot({row.image_id: row for row in known}, {row.image_id: row for row in captions}, refusals),
         {(row.image_id, row.stat): row for row in files},
         listing or {},
     )
@@ -183,7 +183,7 @@ def test_known_takes_only_refusals_and_forgets_facts_of_another_stat(tmp_path):
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
         ledger.record_sources([facts(), facts("b")])
         ledger.record_problems([refusal(), refusal(asset="dinov3_npy", outcome="failed"), refusal(image_id="b")])
-        known = Known.read(ledger, ["a"])
+        known = LedgerSnapshot.read(ledger, ["a"])
 
     assert list(known.refusals) == ["a"]
     assert [problem.asset for problem in known.refusals["a"]] == ["vae_latents"]

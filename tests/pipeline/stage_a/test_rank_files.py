@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imagemill.formats.jsonl import encode_line
+from imagemill.formats.jsonl import LineAppender, encode_line
 from imagemill.pipeline.stage_a.rank_files import (
-    LineAppender,
     RankLine,
     RankMark,
     mark_file,

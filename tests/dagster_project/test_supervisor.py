@@ -1,0 +1,23 @@
+"""The processes behind `imagemill ui`. The whole of them: tests/cli/test_ui.py."""
+
+import socket
+import tempfile
+from pathlib import Path
+
+from dagster_project.service import SOCKET
+from dagster_project.supervisor import socket_folder
+
+
+def test_socket_fits_where_the_temporary_folder_has_a_long_path(tmp_path, monkeypatch):
+    """TMPDIR of a cluster's job may be long; a path of a socket may not."""
+    long = tmp_path / ("a" * 120)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+
+    folder = socket_folder()
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(folder / SOCKET))
+
+    assert folder.parent == Path("/tmp")
+    (folder / SOCKET).unlink()
+    folder.rmdir()
