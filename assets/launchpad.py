@@ -1,7 +1,7 @@
 """Options that may be left unset, as the launchpad shows them.
 
 Dagster's launchpad lists an option with its default only if that is not null. An option that may be left unset therefore has a
-default that stands for "unset", such as 0 or an empty text, and reads as None in the asset; a list or mapping stays empty.
+default that means "unset", such as 0 or an empty text, and reads as None in the asset; a list or mapping stays empty.
 """
 
 from enum import StrEnum
@@ -10,7 +10,7 @@ from typing import Any
 import dagster as dg
 from pydantic import Field, ValidationInfo, field_validator
 
-# Name and value of the choice that stands for "unset".
+# Name and value of the choice that means "unset".
 UNSET = "unset"
 
 
@@ -29,7 +29,7 @@ def unset(default: Any, description: str, **constraints: Any) -> Any:
     """Return a field that is None while it has its default.
 
     Args:
-        description: `{unset}` in it stands for the default.
+        description: `{unset}` in it is replaced by the default.
     """
     name = f"`{default}`" if isinstance(default, str | int | float) and default != "" else "empty"
     marked = {"json_schema_extra": {UNSET: True}, "validate_default": True}
@@ -37,5 +37,5 @@ def unset(default: Any, description: str, **constraints: Any) -> Any:
 
 
 def choice(name: str, values: Any) -> Any:
-    """Return an enumeration of text values, with a member that stands for "unset"."""
+    """Return an enumeration of text values, with a member that means "unset"."""
     return StrEnum(name, {UNSET: UNSET, **{value: value for value in values}})

@@ -32,7 +32,7 @@ class NamedImage(NamedTuple):
 
 
 class Summarizer(Protocol):
-    """One loaded model, or whatever stands for it."""
+    """One loaded model, or an object used in its place."""
 
     def summarize(self, images: Sequence[NamedImage], mission: str) -> list[str]:
         """One answer per image, in order."""
@@ -52,7 +52,7 @@ class Captioner(Protocol):
 
 
 def class_identity(summarizer: type[Any]) -> str:
-    """By what a class is told from others, as `MODULE:CLASS`; its attribute `identity`, where it has one, is added."""
+    """Return the identity of a class: `MODULE:CLASS`, and its attribute `identity` if it has one."""
     name = f"{summarizer.__module__}:{summarizer.__qualname__}"
     stated = getattr(summarizer, "identity", None)
     return f"{name}:{stated}" if isinstance(stated, str) else name
