@@ -246,8 +246,8 @@ def test_limit_restricts_total_output(mixed):
 def test_limit_applies_after_shuffle(hundred, tmp_path):
     """Sample count limit: Limit applies after shuffle. The first ten of the shuffled hundred, not a shuffle of the first ten."""
     every, ten = tmp_path / "every", tmp_path / "ten"
-    packed_here(hundred, shuffle=True, output_dir=str(every))
-    packed_here(hundred, shuffle=True, limit=10, output_dir=str(ten))
+    packed_here(hundred, shuffle="yes", output_dir=str(every))
+    packed_here(hundred, shuffle="yes", limit=10, output_dir=str(ten))
 
     (shuffled,) = ids_packed(every, TALL)
     assert ids_packed(ten, TALL) == [shuffled[:10]]
@@ -259,7 +259,7 @@ def test_limit_applies_after_shuffle(hundred, tmp_path):
 
 def test_shuffle_produces_different_order(hundred, tmp_path):
     """Shuffle mode: Shuffle produces different order. The same samples; over several tars too."""
-    packed_here(hundred, shuffle=True, shard_size=30, output_dir=str(tmp_path))
+    packed_here(hundred, shuffle="yes", shard_size=30, output_dir=str(tmp_path))
 
     in_order = list(chain(*ids_packed(hundred, TALL)))
     shuffled = list(chain(*ids_packed(tmp_path, TALL)))
@@ -271,7 +271,7 @@ def test_shuffle_produces_different_order(hundred, tmp_path):
 def test_seed_ensures_reproducibility(hundred, tmp_path):
     """Shuffle mode: Seed ensures reproducibility. Equal bytes for equal seeds, another order for another seed."""
     for name, seed in (("one", 42), ("two", 42), ("other", 43)):
-        packed_here(hundred, shuffle=True, seed=seed, output_dir=str(tmp_path / name))
+        packed_here(hundred, shuffle="yes", seed=seed, output_dir=str(tmp_path / name))
 
     assert written(tmp_path / "one") == written(tmp_path / "two")
     assert ids_packed(tmp_path / "one", TALL) != ids_packed(tmp_path / "other", TALL)
