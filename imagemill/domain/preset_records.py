@@ -11,6 +11,7 @@ checked in validation/presets.py and validation/images.py.
 Source: seed 004; CONTRACTS section 3 "Record", section 4 "Preset rules".
 """
 
+import functools
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -158,12 +159,13 @@ def plain_record(line: bytes, space: Space) -> PresetRecord[Any] | None:
 def is_plain(record: PresetRecord[Any], space: Space) -> bool:
     """True if a typed record surely has no violation and no warning, but for limits of its preset."""
     right, bottom = (record.width, record.height) if space == "pixel" else (LAST_BIN, LAST_BIN)
+    in_tokens = space == "coord"
     for item in record.objects:
         box, poly = item.bbox_2d, item.poly
-        if not is_plain_text(item.desc) or item.desc.isspace():
+        if not _is_plain_name(item.desc):
             return False
         if box is not UNSET:
-            x1, y1, x2, y2 = box if space != "coord" else map(_BINS.__getitem__, box)
+            x1, y1, x2, y2 = map(_BINS.__getitem__, box) if in_tokens else box
             if poly is not UNSET or not (0 <= x1 < x2 <= right and 0 <= y1 < y2 <= bottom):
                 return False
         elif (
@@ -174,6 +176,11 @@ def is_plain(record: PresetRecord[Any], space: Space) -> bool:
         ):
             return False
     return path_problem(record.images[0]) is None
+
+
+@functools.lru_cache(maxsize=1 << 12)  # names of categories, which every record has again
+def _is_plain_name(name: str) -> bool:
+    return is_plain_text(name) and not name.isspace()
 
 
 _DECODERS = {space: msgspec.json.Decoder(kind) for space, kind in RECORD_TYPES.items()}

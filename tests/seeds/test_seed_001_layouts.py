@@ -124,7 +124,7 @@ def source(tmp_path_factory):
     return root
 
 
-@pytest.mark.parametrize("flags", [{}, {"shuffle": True, "seed": 42, "limit": 8}], ids=["in order", "shuffled"])
+@pytest.mark.parametrize("flags", [{}, {"shuffle": "yes", "seed": 42, "limit": 8}], ids=["in order", "shuffled"])
 def test_same_inputs_and_seed_give_the_same_checksums_everywhere(source, tmp_path, flags):
     """On 1 and on 2 workers, in two directories, with other modification times: tars, indexes and manifests."""
     copy = DataRoot(tmp_path / "copy" / "elsewhere")
