@@ -14,6 +14,11 @@ from typing import Any, Literal
 DINOV3_WIDTH = 1024
 VAE_CHANNELS = 16
 VAE_DOWNSAMPLING = 8
+# Above this the VAE's mid attention, quadratic in pixels, asks for tens of gigabytes. Pixels alone decide, never free memory:
+# a tiled latent is not equal to a whole one, so the same image must always get the same one.
+TILED_ABOVE_PIXELS = 4 * 1024 * 1024
+TILE_PIXELS = 1024
+TILE_OVERLAP = 0.25
 T5_TOKENS = 77
 T5_WIDTH = 1024
 
@@ -33,6 +38,7 @@ class EmbeddingSpec:
         encoder: `module:Class` with a classmethod `load(settings)`; imported only when a file has to be made.
         default_model: hub id for real work, with `default_subfolder` inside it.
         inline_field: field of a Stage 1 record that held this array, where one did.
+        pixels_computed: (height, width) → pixels that the model computes, by which progress is measured.
     """
 
     kind: str
@@ -46,6 +52,7 @@ class EmbeddingSpec:
     default_model: str
     default_subfolder: str | None = None
     inline_field: str | None = None
+    pixels_computed: Callable[[int, int], int] = lambda height, width: height * width
 
     @property
     def section(self) -> str:
@@ -61,6 +68,15 @@ class EmbeddingSpec:
 def latent_shape(height: int, width: int) -> tuple[int, int, int]:
     """(16, H // 8, W // 8)."""
     return VAE_CHANNELS, height // VAE_DOWNSAMPLING, width // VAE_DOWNSAMPLING
+
+
+def tiled_pixels(height: int, width: int) -> int:
+    """Return the pixels that the VAE computes: those of all tiles, which overlap, if an image is tiled."""
+    if height * width <= TILED_ABOVE_PIXELS:
+        return height * width
+    step = int(TILE_PIXELS * (1 - TILE_OVERLAP))
+    down, across = (sum(min(TILE_PIXELS, side - at) for at in range(0, side, step)) for side in (height, width))
+    return down * across
 
 
 _SPECS: dict[str, EmbeddingSpec] = {}
@@ -106,6 +122,7 @@ VAE = register(
         source="pixels",
         dtype="float16",
         shape=latent_shape,
+        pixels_computed=tiled_pixels,
         encoder="imagemill.encoders.flux_vae:FluxVaeEncoder",
         default_model="black-forest-labs/FLUX.1-dev",
         default_subfolder="vae",

@@ -12,7 +12,14 @@ import numpy as np
 import torch
 
 from imagemill.config import EncoderSettings
-from imagemill.domain.embedding_specs import VAE_CHANNELS, VAE_DOWNSAMPLING, EmbeddingSpec
+from imagemill.domain.embedding_specs import (
+    TILE_OVERLAP,
+    TILE_PIXELS,
+    TILED_ABOVE_PIXELS,
+    VAE_CHANNELS,
+    VAE_DOWNSAMPLING,
+    EmbeddingSpec,
+)
 from imagemill.encoders.base import CheckpointEncoder
 from imagemill.encoders.loading import (
     Checkpoint,
@@ -32,12 +39,6 @@ from imagemill.models import Prepared
 from imagemill.store.provenance import ModelIdentity
 
 PREPROCESSING = "flux-vae-1"
-
-# Above this the mid attention, quadratic in pixels, asks for tens of gigabytes. Pixels alone decide, never free memory:
-# a tiled latent is not equal to a whole one, so the same image must always get the same one.
-TILED_ABOVE_PIXELS = 4 * 1024 * 1024
-TILE_PIXELS = 1024
-TILE_OVERLAP = 0.25
 
 _WEIGHTS = "diffusion_pytorch_model"
 _FILES = ("config.json", *weight_patterns(_WEIGHTS))

@@ -114,13 +114,13 @@ def measure_sizes(jobs: Jobs, approved: Path, *, threads: int = 4) -> Sizes:
 
 
 def work_of(spec: EmbeddingSpec, jobs: Sequence[Job], sizes: Sizes) -> dict[str, int]:
-    """Return the amount of work of each job: pixels of its image, or the estimated length of its caption in tokens.
+    """Return the amount of work of each job: pixels that the model computes, or the estimated length of its caption in tokens.
 
     Progress is measured by it. An image that does not open counts as one pixel.
     """
     if spec.source == "caption":
         return {job.image_id: _estimated_tokens(job.caption or "") for job in jobs}
-    return {job.image_id: max(1, math.prod(sizes.get(job.image_id, (1, 1)))) for job in jobs}
+    return {job.image_id: max(1, spec.pixels_computed(*sizes.get(job.image_id, (1, 1)))) for job in jobs}
 
 
 def _estimated_tokens(caption: str) -> int:

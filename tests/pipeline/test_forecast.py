@@ -24,6 +24,7 @@ from imagemill.pipeline.forecast import (
     npy_bytes,
     on_disk,
     require_space,
+    work_of,
 )
 from imagemill.pipeline.shards.shard_plan import plan_shards
 from imagemill.pipeline.shards.shard_sets import ShardParameters
@@ -293,3 +294,14 @@ def test_error_survives_a_worker_process():
 
 def test_needs_without_anything_are_enough(tmp_path):
     require_space([])
+
+
+# ---- amount of work
+
+
+def test_work_of_a_tiled_image_is_that_of_its_tiles():
+    """Tiles overlap: a photo of 25 megapixels takes as long as 42 of one. Source: issue 15, item 4."""
+    jobs, sizes = [job("small"), job("large"), job("unreadable")], {"small": (1024, 1024), "large": (4336, 5776)}
+
+    assert work_of(DINOV3, jobs, sizes) == {"small": 1024 * 1024, "large": 4336 * 5776, "unreadable": 1}
+    assert work_of(VAE, jobs, sizes) == {"small": 1024 * 1024, "large": 5616 * 7568, "unreadable": 1}
