@@ -56,7 +56,7 @@ def id_of_member_key(key: str) -> str:
 
 def id_problem(image_id: object) -> str | None:
     """Return why this id may not name a file or a tar member, None if it may."""
-    if isinstance(image_id, str) and is_plain_id(image_id):
+    if isinstance(image_id, str) and _PLAIN_ID(image_id):
         return None
     if problem := name_problem(image_id):
         return problem
@@ -71,7 +71,7 @@ def name_problem(name: object) -> str | None:
 
 
 # No rule forbids an id that matches: a third of the time of asking each.
-is_plain_id = re.compile(r"\w[\w.-]{0,60}", re.ASCII).fullmatch
+_PLAIN_ID = re.compile(r"\w[\w.-]{0,60}", re.ASCII).fullmatch
 _PROBLEMS = [
     ("holds a path separator", re.compile(r"[/\\]")),
     ("is a relative path", re.compile(r"\A\.{1,2}\Z")),

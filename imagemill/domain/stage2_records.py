@@ -24,7 +24,7 @@ from imagemill.domain.embedding_specs import (
     latent_shape,
 )
 from imagemill.domain.geometry import MAX_SIDE
-from imagemill.domain.ids import id_problem, is_plain_id
+from imagemill.domain.ids import id_problem
 from imagemill.domain.violations import Violation
 from imagemill.text.strict_json import NOT_JSON
 
@@ -201,7 +201,7 @@ def canonical_record(line: bytes, masks: Mapping[bytes, Any]) -> Stage2Record | 
     valid = (
         bytes(record.t5_attention_mask) in masks
         and _encode(record) == line
-        and (is_plain_id(record.image_id) or not id_problem(record.image_id))
+        and not id_problem(record.image_id)
         and not (record.caption.isspace() or record.image_path.isspace())
     )
     return record if valid else None

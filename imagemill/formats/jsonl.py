@@ -21,7 +21,6 @@ _encoder = msgspec.json.Encoder()
 _sorting_encoder = msgspec.json.Encoder(order="sorted")
 
 _COPY_BYTES = 1 << 20
-_BLOCK = 1 << 20
 
 
 class Line(NamedTuple):
@@ -60,15 +59,6 @@ def read_raw(path: Path) -> Iterator[tuple[int, bytes]]:
     with open(path, "rb") as file:
         for number, whole in enumerate(file, start=1):
             yield number, whole.removesuffix(b"\n").removesuffix(b"\r")
-
-
-def read_blocks(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Whole lines by the thousand, unread, with the number of the first: for who can tell most of them in one go."""
-    number = 1
-    with open(path, "rb") as file:
-        while lines := file.read(_BLOCK) + file.readline():
-            yield number, lines
-            number += lines.count(b"\n")
 
 
 def parse_line(number: int, raw: bytes) -> Line:

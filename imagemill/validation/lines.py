@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from imagemill.formats.jsonl import Line, parse_line
+from imagemill.formats.jsonl import Line, parse_line, read_raw
 from imagemill.validation.catalogue import finding
 from imagemill.validation.findings import Finding
 
@@ -37,11 +37,9 @@ def check_lines(path: Path, lines: Lines, parse: Callable[[int, bytes], Line] = 
     """Check every line to the end of the file, however many are bad; `parse` reads those that are not accepted at once."""
     number, accept = 0, lines.accept
     try:
-        with open(path, "rb") as file:
-            for number, whole in enumerate(file, start=1):
-                raw = whole.removesuffix(b"\n").removesuffix(b"\r")
-                if not accept(raw, number):
-                    yield from _judged(path.name, parse(number, raw), lines)
+        for number, raw in read_raw(path):
+            if not accept(raw, number):
+                yield from _judged(path.name, parse(number, raw), lines)
     except OSError as error:
         yield finding("read_error", str(error), file=path.name, line=number)
     yield number
