@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import dagster as dg
@@ -12,7 +11,7 @@ from assets.launchpad import LaunchpadConfig, choice, unset
 from assets.near_duplicates import near_duplicates
 from assets.partitions import buckets, ranged_asset
 from assets.stage2_jsonl import stage2_jsonl
-from imagemill.pipeline.leases import claimed_until_output
+from imagemill.pipeline.leases import Leased
 from imagemill.pipeline.shards.conflicts import refuse_conflicts
 from imagemill.pipeline.shards.packing import Packing, dry_run, plan_packing, scanned
 from imagemill.pipeline.shards.readiness import ASSET, Readiness
@@ -73,26 +72,27 @@ class ShardConfig(LaunchpadConfig):
 )
 def bucket_shards(
     context: dg.AssetExecutionContext, config: ShardConfig, data_root: DataRootResource
-) -> Iterator[dg.Output[PackPlan]]:
+) -> Iterator[dg.Output[Leased]]:
     """`shards/bucket_<bucket>/shard-NNNNNN.tar` with index and manifest, from every record whose files are valid and current."""
     if config.dry_run:
         _rehearse(context, config, data_root)
     else:
-        yield dg.Output(_planned(context, config, data_root))
+        yield dg.Output(_packing(context, config, data_root))
 
 
-def _planned(context: dg.AssetExecutionContext, config: ShardConfig, data_root: DataRootResource) -> PackPlan:
-    """The plan, without conflicts; what it leaves out and adopts stands in the ledger, its buckets are claimed."""
+def _packing(context: dg.AssetExecutionContext, config: ShardConfig, data_root: DataRootResource) -> Leased:
+    """The plan, without conflicts; what it leaves out and adopts is recorded in the ledger."""
     packing = config.packing(list(context.partition_keys), data_root.shards_folder(config.output_dir))
-    with (
-        closing(data_root.ledger()) as ledger,
-        claimed_until_output(ledger, ASSET, packing.buckets, context.run.run_id),
-    ):
-        found, shard_set = plan_packing(data_root.root(), data_root.config(), ledger, packing)
-        _record(ledger, context.run.run_id, found, adopting=packing.existing != "withdraw")
-        shard_set.workers = config.workers or data_root.config().pack_threads
+    session, run_id = data_root.session, context.run.run_id
+
+    def plan() -> PackPlan:
+        found, shard_set = plan_packing(session.overview(), session.config, session.ledger, packing)
+        _record(session.ledger, run_id, found, adopting=packing.existing != "withdraw")
+        shard_set.workers = config.workers or session.config.pack_threads
         refuse_conflicts(shard_set)
         return shard_set
+
+    return Leased(session.ledger, ASSET, packing.buckets, run_id, plan)
 
 
 def _record(ledger: Ledger, run_id: str, found: Readiness, *, adopting: bool) -> None:
@@ -110,7 +110,8 @@ def _rehearse(context: dg.AssetExecutionContext, config: ShardConfig, data_root:
     """Tell the counters. Raises Failure where the real run would refuse: the command line exits 1 there."""
     root = data_root.root()
     output = Path(os.path.abspath(config.output_dir)) if config.output_dir else root.shards
-    found = dry_run(root, data_root.config(), config.packing(list(context.partition_keys), output))
+    session = data_root.session
+    found = dry_run(session, config.packing(list(context.partition_keys), output))
     context.log.info("dry run, nothing written: " + " ".join(f"{name}={n}" for name, n in found.counts.items()))
     if found.conflicts:
         raise ExplainedFailure("a real run would refuse: " + "; ".join(found.conflicts))

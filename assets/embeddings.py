@@ -1,7 +1,6 @@
 """One npy per image and kind. Adding a kind is one line here, besides its spec and its encoder."""
 
 from collections.abc import Sequence
-from contextlib import closing
 
 import dagster as dg
 from pydantic import Field
@@ -10,18 +9,14 @@ from assets.approved_images import approved_images
 from assets.command_options import ImageOptions, read_options
 from assets.partitions import IMAGES_PER_RUN, images, ranged_asset
 from imagemill.domain.embedding_specs import DINOV3, T5, VAE, EmbeddingSpec
-from imagemill.formats.npy import NpyStore
 from imagemill.models import CAPTIONER
 from imagemill.pipeline.forecast import check_space, measure_sizes, work_of
-from imagemill.pipeline.leases import claimed_until_output
+from imagemill.pipeline.leases import Leased
 from imagemill.pipeline.shards.copies import with_copies
 from imagemill.pipeline.stage2.caption import CaptionJob, CaptionWorker, forget_problems, keep_captions, look_again
 from imagemill.pipeline.stage2.embed import EmbeddingStream, EmbedWorker
-from imagemill.pipeline.stage2.image_metadata import adopt_captions
 from imagemill.pipeline.stage2.plan import plan_for
-from imagemill.pipeline.stage2.record_index import read_recorded
 from imagemill.pipeline.stage2.regenerate import regenerate, resume
-from imagemill.pipeline.stage2.scan import survey
 from imagemill.progress import Progress
 from imagemill.store.ledger import Ledger
 from imagemill.store.provenance import record_identity
@@ -74,37 +69,38 @@ def embedding_asset(spec: EmbeddingSpec, description: str) -> dg.AssetsDefinitio
         encoders: Encoders,
         captioner: CaptionerResource,
         engine: Engine,
-    ) -> EmbeddingStream:
-        given = read_options(context, ImageOptions)
+    ) -> Leased:
+        given, session = read_options(context, ImageOptions), data_root.session
+        root, ledger, run_id = session.root, session.ledger, context.run.run_id
         ids = [i for i in context.partition_keys if given.up_to is None or i <= given.up_to]
-        root = data_root.root()
-        options = {**encoders.worker_options(spec), "extract_only": given.extract_only}
-        store: NpyStore = options["store"]
         if config.regenerate:
-            with closing(data_root.ledger()) as ledger:
-                regenerate(ledger, spec.kind, context.run.run_id, encoders.identify(spec))
-                refresh(root, ledger)
-        with (
-            closing(data_root.ledger()) as ledger,
-            claimed_until_output(ledger, spec.kind, context.partition_keys, context.run.run_id),
-        ):
-            options["regenerate"] = resume(ledger, spec.kind)
+            regenerate(ledger, spec.kind, run_id, encoders.identify(spec))
+            refresh(root, ledger)
+
+        def plan() -> EmbeddingStream:
+            regenerating = resume(ledger, spec.kind)
             encoders.check_recorded(spec)
-            store.sweep()
-            scan, recorded = survey(root.approved, ledger), read_recorded(root.stage2_jsonl)
-            adopt_captions(root, recorded, scan, ledger)
+            options = {
+                **encoders.worker_options(spec), "extract_only": given.extract_only, "regenerate": regenerating
+            }  # fmt: skip
+            options["store"].sweep()
+            inventory = session.inventory()
+            scan = inventory.scan
             if isinstance(config, CaptionedConfig):
                 if not captioner.settings().enabled:
                     look_again(ids, scan, ledger, root.approved)
                 caption(context, captioner.jobs(ids, scan, ledger, anew=config.recaption), captioner, engine, ledger)
-            plan = plan_for(spec, ids, scan, ledger, store.listing(), recorded)
+            plan = plan_for(spec, ids, inventory, ledger)
             if given.extract_only:
                 plan.jobs = [job for job in plan.jobs if job.inline]
             plan.jobs = with_copies(plan.jobs, root.shards)
             sizes = measure_sizes({spec: plan.jobs}, root.approved)
             check_space({spec: plan.jobs}, root.approved, root.derived, state=root.state, sizes=sizes)
-        rows = engine.map_batches(EmbedWorker, plan.jobs, batch_size=options["settings"].batch_size, **options)
-        return EmbeddingStream(store, plan, rows, root.ledger, scan.sources.keys(), work_of(spec, plan.jobs, sizes))
+            rows = engine.map_batches(EmbedWorker, plan.jobs, batch_size=options["settings"].batch_size, **options)
+            work = work_of(spec, plan.jobs, sizes)
+            return EmbeddingStream(options["store"], plan, rows, scan.sources.keys(), work)
+
+        return Leased(ledger, spec.kind, context.partition_keys, run_id, plan)
 
     return embedding
 

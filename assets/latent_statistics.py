@@ -1,7 +1,5 @@
 """Statistics of the VAE latents, bucket by bucket."""
 
-from contextlib import closing
-
 import dagster as dg
 
 from assets.embeddings import vae_latents
@@ -9,8 +7,7 @@ from assets.partitions import buckets, ranged_asset
 from imagemill.domain.embedding_specs import VAE
 from imagemill.pipeline.curation.latent_statistics import ALL, ASSET, plan_statistics, statistics_reports
 from imagemill.pipeline.curation.reports import Reports
-from imagemill.pipeline.leases import claimed_until_output, wait_for_claim
-from imagemill.store.ledger import Ledger
+from imagemill.pipeline.leases import Leased, wait_for_claim
 from imagemill.store.provenance import read_identity
 from resources.data_root import DataRootResource
 
@@ -26,21 +23,20 @@ from resources.data_root import DataRootResource
     code_version="1",
     metadata={"place": ASSET},
 )
-def latent_statistics(context: dg.AssetExecutionContext, data_root: DataRootResource) -> Reports:
+def latent_statistics(context: dg.AssetExecutionContext, data_root: DataRootResource) -> Leased:
     """`derived/latent_statistics/<bucket>.json` and `all.json`: mean, standard deviation, min and max per latent channel.
 
     As stored, and after the model's own scaling. Buckets are counted apart and merged without reading a latent again.
     """
-    root, config = data_root.root(), data_root.config()
-    with (
-        closing(data_root.ledger()) as ledger,
-        claimed_until_output(ledger, ASSET, context.partition_keys, context.run.run_id),
-    ):
-        plan = plan_statistics(root.derived, ledger, read_identity(ledger, VAE.kind), context.partition_keys)
+    session, run_id = data_root.session, context.run.run_id
+    derived, ledger = session.root.derived, session.ledger
 
     def claim_all() -> None:
-        with Ledger(root.ledger) as ledger:
-            wait_for_claim(ledger, ASSET, [ALL], context.run.run_id)
+        wait_for_claim(ledger, ASSET, [ALL], run_id)
 
-    stream = statistics_reports(plan, threads=config.decode_threads, before_merge=claim_all)
-    return Reports(root.derived / ASSET, stream)
+    def plan() -> Reports:
+        plan = plan_statistics(derived, ledger, read_identity(ledger, VAE.kind), context.partition_keys)
+        stream = statistics_reports(plan, threads=session.config.decode_threads, before_merge=claim_all)
+        return Reports(derived / ASSET, stream)
+
+    return Leased(ledger, ASSET, context.partition_keys, run_id, plan)

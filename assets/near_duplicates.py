@@ -1,7 +1,5 @@
 """Images that are nearly the same."""
 
-from contextlib import closing
-
 import dagster as dg
 import msgspec
 
@@ -9,7 +7,7 @@ from assets.embeddings import dinov3_npy
 from assets.launchpad import LaunchpadConfig, unset
 from imagemill.pipeline.curation.near_duplicates import ASSET, lines_path, near_duplicate_reports, plan_near_duplicates
 from imagemill.pipeline.curation.reports import Reports
-from imagemill.pipeline.leases import claimed_until_output
+from imagemill.pipeline.leases import Leased
 from resources.data_root import DataRootResource
 
 
@@ -32,16 +30,20 @@ class NearDuplicateConfig(LaunchpadConfig):
 )
 def near_duplicates(
     context: dg.AssetExecutionContext, config: NearDuplicateConfig, data_root: DataRootResource
-) -> Reports:
+) -> Leased:
     """`derived/near_duplicates.jsonl`: groups of images whose DINOv3 vectors nearly agree, with a sheet of thumbnails.
 
     A report. Shards leave near duplicates out only where `imagemill.yaml` says `near_duplicates: {exclude: true}`.
     """
-    root, given = data_root.root(), data_root.config()
+    session = data_root.session
+    root, given = session.root, session.config
     settings = given.near_duplicates
     if config.threshold is not None:
         settings = msgspec.structs.replace(settings, threshold=config.threshold)
-    with closing(data_root.ledger()) as ledger, claimed_until_output(ledger, ASSET, ["all"], context.run.run_id):
-        plan = plan_near_duplicates(root.derived, ledger, settings)
-    stream = near_duplicate_reports(plan, root.approved, threads=given.decode_threads, search=given.model_threads)
-    return Reports(lines_path(root.derived), stream)
+
+    def plan() -> Reports:
+        plan = plan_near_duplicates(root.derived, session.ledger, settings)
+        stream = near_duplicate_reports(plan, root.approved, threads=given.decode_threads, search=given.model_threads)
+        return Reports(lines_path(root.derived), stream)
+
+    return Leased(session.ledger, ASSET, ["all"], context.run.run_id, plan)

@@ -6,7 +6,6 @@ raw_dataset <dataset>  ─▶  rescale_preset <dataset>/<preset>  ─▶  derive
 import os
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from contextlib import closing
 from enum import StrEnum
 from typing import Any, get_args
 
@@ -19,7 +18,7 @@ from imagemill.adapters.source import Geometry
 from imagemill.domain.preset_names import parse_preset
 from imagemill.domain.preset_records import ORDERS
 from imagemill.formats.resize import LIBRARIES
-from imagemill.pipeline.leases import claimed, claimed_until_output
+from imagemill.pipeline.leases import Leased, claimed
 from imagemill.pipeline.presets.preset_config import PARAMETERS, read_presets, split_key
 from imagemill.pipeline.presets.preset_sheet import sheet_page, write_preset_sheet
 from imagemill.pipeline.presets.raw_source import RawSource, raw_source
@@ -100,7 +99,8 @@ def raw_dataset(
     source = raw_source(read_presets(place.presets_yaml), dataset.name, asked)
     counts: dict[str, int] = {}
     listings: dict[str, dg.MetadataValue] = {}
-    with closing(data_root.ledger()) as ledger, claimed(ledger, CLAIM, [dataset.name], context.run.run_id):
+    ledger = data_root.session.ledger
+    with claimed(ledger, CLAIM, [dataset.name], context.run.run_id):
         for split, annotations in source.annotations.items():
             options = {"geometry": source.geometry, "split_rule": source.split_rule}
             made = convert(dataset, source.adapter, annotations, source.images, split=split, **options)
@@ -146,10 +146,11 @@ def rescale_preset(
     dataset = place.dataset(name)
     flags = {field: _plain(getattr(config, field)) for field in (*PARAMETERS, "splits")}
     settings = read_presets(place.presets_yaml).settings(name, preset, **flags)
-    with closing(data_root.ledger()) as ledger, claimed(ledger, CLAIM, [key], context.run.run_id):
+    ledger = data_root.session.ledger
+    with claimed(ledger, CLAIM, [key], context.run.run_id):
         parameters = choose_parameters(dataset.preset(preset), **settings.parameters)
         plan = plan_rescale(dataset, preset, parameters, settings.splits)
-        workers = config.workers or data_root.config().rescale_workers or os.cpu_count() or 1
+        workers = config.workers or data_root.session.config.rescale_workers or os.cpu_count() or 1
         report = _carried_out(plan, processes.with_workers(workers), ledger, key)
         ledger.record_counts(context.run.run_id, RESCALE, dict(report.counts))
     return dg.MaterializeResult(metadata=_told(plan, report))
@@ -199,12 +200,15 @@ def _told(plan: RescalePlan, report: RescaleReport) -> Mapping[str, dg.MetadataV
     owners=["team:imagemill"],
     code_version="1",
 )
-def derived_preset(context: dg.AssetExecutionContext, config: CoordConfig, data_root: DataRootResource) -> Coord:
+def derived_preset(context: dg.AssetExecutionContext, config: CoordConfig, data_root: DataRootResource) -> Leased:
     """Norm and coord records of a preset; for `<preset>_max{N}` a preset of its own that shares every image by hardlink."""
     dataset, preset = split_key(context.partition_key)
     name = parse_preset(preset)
     keys = sorted({context.partition_key, f"{dataset}/{name.base}"})
-    with closing(data_root.ledger()) as ledger, claimed_until_output(ledger, CLAIM, keys, context.run.run_id):
+
+    def plan() -> Coord:
         configured = read_presets(public_data(data_root).presets_yaml)
         order = configured.settings(dataset, name.base, object_order=_plain(config.object_order)).object_order
         return Coord(public_data(data_root).dataset(dataset), name, config.splits or None, order)
+
+    return Leased(data_root.session.ledger, CLAIM, keys, context.run.run_id, plan)

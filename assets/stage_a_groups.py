@@ -14,7 +14,6 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ from imagemill.domain.layout import DataRoot
 from imagemill.domain.ranks import DEFAULT_MODE, ShardingMode, processes_here
 from imagemill.errors import ImagemillError, WrongUsage, disk_full_told
 from imagemill.fs.atomic import sweep_temporaries
-from imagemill.pipeline.leases import claimed, claimed_until_output
+from imagemill.pipeline.leases import claimed
 from imagemill.pipeline.stage_a.merge import (
     ASSET,
     MergeResult,
@@ -140,8 +139,8 @@ def stage_a_ranks(
     mission, numbers, world_size = split_rank_keys(context.partition_keys)
     root = config.root(data_root)
     given = read_options(context, RankOptions)
-    claim = claimed_until_output if given.claim_stays else claimed
-    with closing(data_root.ledger()) as ledger, claim(ledger, CLAIM, [mission], context.run.run_id):
+    ledger = data_root.session.ledger
+    with claimed(ledger, CLAIM, [mission], context.run.run_id, stays=given.claim_stays):
         plan = config.plan(discover(root.stage_a_input, mission), summarizer.identity(mission), world_size)
         maker = summarizer.maker(mission)
         engine = processes.with_workers(min(config.workers, len(numbers)))
@@ -252,9 +251,10 @@ def stage_a_groups(
     mission, root = context.partition_key, config.root(data_root)
     given = read_options(context, RankOptions)
     output, store = root.stage_a_output, summaries_folder(root.state, mission)
-    with closing(data_root.ledger()) as ledger, claimed(ledger, CLAIM, [mission], context.run.run_id):
+    ledger = data_root.session.ledger
+    with claimed(ledger, CLAIM, [mission], context.run.run_id):
         found = leave_unselected(discover(root.stage_a_input, mission), passes=config.passes, fails=config.fails)
-        world_size = config.world_size or data_root.config().stage_a_ranks
+        world_size = config.world_size or data_root.session.config.stage_a_ranks
         plan = config.plan(found, summarizer.identity(mission), world_size)
         late = _wait(plan, output, given)
         sweep_temporaries(output)

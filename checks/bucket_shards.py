@@ -1,6 +1,5 @@
 """The shards: checksums, members, index and manifest of every bucket, npy members against the files on disk."""
 
-from contextlib import closing
 from pathlib import Path
 
 import dagster as dg
@@ -19,11 +18,10 @@ from resources.data_root import DataRootResource
 def shards_valid(data_root: DataRootResource) -> dg.AssetCheckResult:
     """Every tar is what its manifest says, every sample where the index says, every npy the file's bytes."""
     output = data_root.shards_folder()
-    with closing(data_root.ledger()) as ledger:
-        return as_result(
-            *validate_shards(output, data_root.root().derived, ledger),
-            *map(_index_table, sorted(index.parent for index in output.glob(f"bucket_*/{INDEX}"))),
-        )
+    return as_result(
+        *validate_shards(output, data_root.root().derived, data_root.session.ledger),
+        *map(_index_table, sorted(index.parent for index in output.glob(f"bucket_*/{INDEX}"))),
+    )
 
 
 def _index_table(folder: Path) -> Report:

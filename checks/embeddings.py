@@ -1,7 +1,5 @@
 """Every embedding file on disk: header, shape, dtype and length; the rest by the ledger where it vouches. Images without one."""
 
-from contextlib import closing
-
 import dagster as dg
 
 from assets.embeddings import embedding_assets
@@ -19,8 +17,7 @@ def embedding_check(asset: dg.AssetsDefinition, spec: EmbeddingSpec, name: str) 
 
     @dg.asset_check(asset=asset, name=name, description=descriptions[name])
     def check(data_root: DataRootResource) -> dg.AssetCheckResult:
-        with closing(data_root.ledger()) as ledger:
-            return RESULTS[name](data_root.root(), ledger, spec)
+        return RESULTS[name](data_root.session, spec)
 
     return check
 

@@ -1,7 +1,5 @@
 """The Stage 2 records: every line by every rule, and the table as a whole by its schema."""
 
-from contextlib import closing
-
 import dagster as dg
 
 from assets.stage2_jsonl import stage2_jsonl
@@ -24,19 +22,18 @@ def records_valid(data_root: DataRootResource) -> dg.AssetCheckResult:
 @dg.asset_check(asset=stage2_jsonl)
 def table_valid(data_root: DataRootResource) -> dg.AssetCheckResult:
     """The records, and what the ledger knows of them, as tables: column types, ranges and uniqueness over the whole."""
-    root = data_root.root()
-    data_root.ledger().close()  # of another version, it says so itself
+    root, ledger = data_root.root(), data_root.session.ledger
     return as_result(
         collect(root.stage2_jsonl.name, "stage2 table", validate_stage2_table(root.stage2_jsonl, migrating=True)),
-        collect(root.ledger.name, "ledger tables", broken(validate_ledger_tables(root.ledger))),
+        collect(root.ledger.name, "ledger tables", broken(validate_ledger_tables(ledger))),
     )
 
 
 @dg.asset_check(asset=stage2_jsonl)
 def inputs_accepted(data_root: DataRootResource) -> dg.AssetCheckResult:
     """Every entry of approved/ has its record; the others are named: reason, remedy, since when."""
-    with closing(data_root.ledger()) as ledger:
-        return refusals.inputs_accepted(problems_of_records(data_root.root(), ledger))
+    session = data_root.session
+    return refusals.inputs_accepted(problems_of_records(session.overview(), session.ledger))
 
 
 stage2_checks = [records_valid, table_valid, inputs_accepted]

@@ -3,8 +3,6 @@
 One run has one partitions definition, so images and buckets cannot share one.
 """
 
-from contextlib import closing
-
 import dagster as dg
 
 from assets.bucket_shards import bucket_shards
@@ -30,14 +28,13 @@ embed_images = dg.define_asset_job(
 @dg.op
 def read_back(context: dg.OpExecutionContext, data_root: DataRootResource) -> None:
     """Read every record and every npy file; note damaged files for the next run."""
-    root = data_root.root()
-    contents = RecordedContents.read(root.ledger)
+    root, ledger = data_root.root(), data_root.session.ledger
+    contents = RecordedContents(ledger)
     report = verify_stage2(root.stage2_jsonl, root.derived, contents)
     for line in as_text(report):
         context.log.info(line)
     if contents.damaged:
-        with closing(data_root.ledger()) as ledger:
-            context.log.info(note_damage(ledger, contents.damaged))
+        context.log.info(note_damage(ledger, contents.damaged))
     if not report.passed:
         raise dg.Failure(f"{report.errors} findings; the first ones are in this run's log")
 

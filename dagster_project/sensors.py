@@ -7,7 +7,6 @@
 import hashlib
 import time
 from collections.abc import Iterator
-from contextlib import closing
 
 import dagster as dg
 
@@ -18,11 +17,10 @@ from dagster_project.internals.coordinator import embeds
 from dagster_project.jobs import embed_images, publish_shards, published
 from dagster_project.partitions import register_images, register_missions, register_presets
 from imagemill.domain.embedding_specs import embedding_specs
-from imagemill.domain.layout import DataRoot
 from imagemill.pipeline.presets.preset_config import read_presets
 from imagemill.pipeline.stage2.plan import all_jobs, ids_of
 from imagemill.pipeline.stage2.ranges import KeyRange, plan_ranges
-from imagemill.pipeline.stage2.scan import Scan, survey
+from imagemill.pipeline.stage2.scan import Scan
 from imagemill.pipeline.stage_a.missions import is_mission, missions
 from resources.captioner import CaptionerResource
 from resources.dagster_internals.events import is_command_line_run
@@ -63,9 +61,9 @@ def new_images(
         yield dg.SkipReason(f"run {working.run_id} is embedding images")
     elif newest and newest.run_id != context.cursor:
         context.update_cursor(newest.run_id)
-        yield _publish(newest.run_id, excluding=data_root.config().near_duplicates.exclude)
+        yield _publish(newest.run_id, excluding=data_root.session.config.near_duplicates.exclude)
     else:
-        yield from _embed(context, data_root.root(), data_root)
+        yield from _embed(context, data_root)
 
 
 def _embedding_runs(instance: dg.DagsterInstance) -> tuple[dg.DagsterRun | None, dg.DagsterRun | None]:
@@ -94,17 +92,16 @@ def _publish(run_id: str, *, excluding: bool) -> dg.RunRequest:
     )
 
 
-def _embed(
-    context: dg.SensorEvaluationContext, root: DataRoot, data_root: DataRootResource
-) -> Iterator[dg.RunRequest | dg.SkipReason]:
-    with closing(data_root.ledger()) as ledger:
-        scan = survey(root.approved, ledger)
-        awaited = {job.image_id for job in CaptionerResource(data_root=data_root).jobs(scan.sources, scan, ledger)}
-        wanted = ids_of(all_jobs(embedding_specs(), root.derived, scan, ledger, awaited=awaited))
-        wanted = still_images(wanted, scan, time.time_ns())[:IMAGES_PER_TICK]
-        vanished = len(ledger.sources().keys() - scan.sources.keys())
-    if vanished:
-        context.log.warning(f"{vanished} images are no longer in {root.approved}; what was made from them is kept")
+def _embed(context: dg.SensorEvaluationContext, data_root: DataRootResource) -> Iterator[dg.RunRequest | dg.SkipReason]:
+    session = data_root.session
+    ledger, inventory = session.ledger, session.inventory()
+    scan = inventory.scan
+    awaited = {job.image_id for job in CaptionerResource(data_root=data_root).jobs(scan.sources, scan, ledger)}
+    wanted = ids_of(all_jobs(embedding_specs(), inventory, ledger, awaited))
+    wanted = still_images(wanted, scan, time.time_ns())[:IMAGES_PER_TICK]
+    if vanished := len(ledger.sources().keys() - scan.sources.keys()):
+        approved = session.root.approved
+        context.log.warning(f"{vanished} images are no longer in {approved}; what was made from them is kept")
     if not wanted:
         yield dg.SkipReason(f"nothing new among {scan.seen} images")
         return
@@ -118,8 +115,8 @@ def _embed(
 
 
 def still_images(ids: list[str], scan: Scan, now_ns: int) -> list[str]:
-    """Those whose image and caption have not changed for `STILL_SECONDS`."""
-    return [i for i in ids if now_ns - scan.sources[i].changed_ns >= STILL_SECONDS * 1e9]
+    """Those that are there, and whose image and caption have not changed for `STILL_SECONDS`."""
+    return [i for i in ids if i in scan.sources and now_ns - scan.sources[i].changed_ns >= STILL_SECONDS * 1e9]
 
 
 def _run_key(part: KeyRange, wanted: list[str], scan: Scan) -> str:
@@ -151,5 +148,5 @@ def found_missions(context: dg.SensorEvaluationContext, data_root: DataRootResou
     """One tick: partitions of what is there now. Nothing is run: summaries are asked for."""
     place = data_root.root().stage_a_input
     names = [name for name in missions(place) if is_mission(name)]
-    new = register_missions(context.instance, names, data_root.config().stage_a_ranks)
+    new = register_missions(context.instance, names, data_root.session.config.stage_a_ranks)
     return dg.SkipReason(f"{new} new partitions of {place}")

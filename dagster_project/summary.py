@@ -17,7 +17,6 @@ from imagemill.pipeline.accounting import progress_line
 from imagemill.pipeline.problem_list import DECISIONS, InputProblem
 from imagemill.pipeline.stage2.models_in_use import model_lines
 from imagemill.pipeline.status import Status
-from imagemill.store.ledger import Ledger
 from imagemill.store.provenance import read_identity
 from imagemill.text.units import as_duration, as_rate, counted
 
@@ -58,8 +57,7 @@ def summary_lines(work: Work, status: Status) -> Iterator[str]:
     yield from _problems(status)
     for spec in embedding_specs():
         yield f"  {spec.kind:<10} {_made(counts.get(spec.kind, {}))}"
-    with Ledger(work.root.ledger, read_only=True) as ledger:
-        yield from model_lines(ledger)
+    yield from model_lines(work.session.reading)
     yield from _captions(work, counts.get(CAPTIONER, {}))
     yield from _records(status, counts.get("stage2_jsonl", {}))
     for bucket, (samples, shards) in status.buckets.items():
@@ -112,8 +110,7 @@ def _records(status: Status, counts: Mapping[str, int]) -> Iterator[str]:
 def _captions(work: Work, counts: Mapping[str, int]) -> Iterator[str]:
     if not counts:
         return
-    with Ledger(work.root.ledger, read_only=True) as ledger:
-        maker = read_identity(ledger, CAPTIONER)
+    maker = read_identity(work.session.reading, CAPTIONER)
     if maker is None:
         return
     parts = [f"{counts[name]:,} {name}" for name in ("captioned", "kept", "refused", "failed") if counts.get(name)]

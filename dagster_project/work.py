@@ -26,25 +26,23 @@ from dagster_project.jobs import published
 from dagster_project.partitions import register, register_images, register_missions
 from imagemill.domain.embedding_specs import EmbeddingSpec, embedding_specs
 from imagemill.domain.layout import DataRoot
-from imagemill.formats.npy import NpyStore
 from imagemill.pipeline.accounting import embedded_images
 from imagemill.pipeline.forecast import check_space
+from imagemill.pipeline.session import Session
 from imagemill.pipeline.stage2.caption import forget_problems
-from imagemill.pipeline.stage2.image_metadata import adopt_captions
 from imagemill.pipeline.stage2.passes import Passes
 from imagemill.pipeline.stage2.plan import Job, LedgerSnapshot, all_jobs, ids_of, plan_embedding
 from imagemill.pipeline.stage2.ranges import plan_ranges
-from imagemill.pipeline.stage2.record_index import read_recorded
 from imagemill.pipeline.stage2.regenerate import cancel, finish, regenerate, resume
-from imagemill.pipeline.stage2.scan import Scan, survey
+from imagemill.pipeline.stage2.scan import Scan
 from imagemill.pipeline.stage_a.merge import ASSET as GROUPS
 from imagemill.store.ledger import Ledger
 from imagemill.store.locations import refuse_no_folder, refuse_no_root, refuse_read_only, sweep_state
 from imagemill.store.provenance import ModelIdentity
-from imagemill.store.second_copy import open_ledger, refresh
+from imagemill.store.second_copy import refresh
 from resources.captioner import CaptionerResource
 from resources.dagster_internals.tags import PARTITION_TAG
-from resources.data_root import DataRootResource, config_of
+from resources.data_root import DataRootResource
 from resources.encoders import Encoders
 
 _DEFINITIONS = {"raw_dataset": datasets, "rescale_preset": presets, "derived_preset": coord_presets}
@@ -58,12 +56,16 @@ class Work:
     `error`: what failed runs say. `embedded`: images for which a file was made since the last merge.
     """
 
-    root: DataRoot
+    session: Session
     instance: dg.DagsterInstance
     began: float = field(default_factory=time.monotonic)
     outcomes: list[RunOutcome] = field(default_factory=list)
     up_to: str | None = None
     embedded: set[str] = field(default_factory=set)
+
+    @property
+    def root(self) -> DataRoot:
+        return self.session.root
 
     @property
     def run_ids(self) -> list[str]:
@@ -87,8 +89,7 @@ class Work:
         return time.monotonic() - self.began
 
     def counts(self) -> dict[str, dict[str, int]]:
-        with Ledger(self.root.ledger, read_only=True) as ledger:
-            return ledger.counts(self.run_ids)
+        return self.session.reading.counts(self.run_ids)
 
     def checks(self) -> dict[str, bool]:
         return {name: passed for outcome in self.outcomes for name, passed in outcome.checks.items()}
@@ -133,33 +134,34 @@ class Work:
             ModelMismatch: a configured model is not the recorded one. ModelUnusable: a model of a kind that has work, or the
                 captioner's. NotEnoughSpace: by the forecast. All before any image is opened.
         """
-        with open_ledger(self.root) as ledger, self._regenerating(passes.specs, regenerate, ledger):
+        ledger = self.session.ledger
+        with self._regenerating(passes.specs, regenerate):
             for spec in passes.specs:
                 resume(ledger, spec.kind)
                 self.encoders.check_recorded(spec)
-            scan, recorded = survey(self.root.approved, ledger), read_recorded(self.root.stage2_jsonl)
-            adopt_captions(self.root, recorded, scan, ledger)
-            awaited = self._awaited(passes, scan, ledger, recaption)
-            jobs = passes.select(all_jobs(passes.kinds_to_run(), self.root.derived, scan, ledger, recorded, awaited))
+            inventory = self.session.plan()
+            scan = inventory.scan
+            awaited = self._awaited(passes, scan, recaption)
+            jobs = passes.select(all_jobs(passes.kinds_to_run(), inventory, ledger, awaited))
             if limit is not None:
-                with_work = sorted({*ids_of(jobs), *(recorded.stage1 if passes.migrate else ())})
+                with_work = sorted({*ids_of(jobs), *(inventory.recorded.stage1 if passes.migrate else ())})
                 self.up_to = with_work[:limit][-1] if with_work else ""
                 jobs = {spec: [job for job in of_kind if job.image_id <= self.up_to] for spec, of_kind in jobs.items()}
             self._look_up_models(jobs)
             self._check_space(jobs, packs)
-            self._finish_regenerations(passes.specs, scan, ledger)
+            for spec in passes.specs:  # where nothing is left to make, no run will come to say so
+                finish(ledger, inventory.store(spec), scan.sources)
             unreported = self._unreported(passes.specs, ledger, scan.sources) if limit is None else set()
         wanted = sorted({*ids_of(jobs), *unreported})
         register_images(self.instance, sorted({*scan.sources, *wanted}))
         self._embed_in_ranges(passes, wanted, recaption)
-        with open_ledger(self.root) as ledger:
-            self.embedded = embedded_images(ledger.changes())
+        self.embedded = embedded_images(ledger.changes())
 
-    def _awaited(self, passes: Passes, scan: Scan, ledger: Ledger, recaption: bool) -> set[str]:
+    def _awaited(self, passes: Passes, scan: Scan, recaption: bool) -> set[str]:
         """Images that T5's pass captions first."""
         if not any(spec.source == "caption" for spec in passes.specs):
             return set()
-        captioner = CaptionerResource(data_root=self._data_root)
+        captioner, ledger = CaptionerResource(data_root=self._data_root), self.session.ledger
         jobs = captioner.jobs(scan.sources, scan, ledger, anew=recaption)
         forget_problems(jobs, ledger)
         if jobs:
@@ -172,20 +174,15 @@ class Work:
             if any(job.needs_model for job in of_kind):
                 self.encoders.look_up(spec)
 
-    def _finish_regenerations(self, specs: Sequence[EmbeddingSpec], scan: Scan, ledger: Ledger) -> None:
-        """Where nothing is left to make, no run will come to say so."""
-        for spec in specs:
-            finish(ledger, NpyStore(self.root.derived / spec.folder, spec), scan.sources)
-
     def _check_space(self, jobs: Mapping[EmbeddingSpec, Sequence[Job]], packs: bool) -> None:
         shards = self.root.shards if packs else None
         check_space(jobs, self.root.approved, self.root.derived, state=self.root.state, shards=shards)
 
     @contextmanager
-    def _regenerating(self, specs: Sequence[EmbeddingSpec], kinds: Sequence[str], ledger: Ledger) -> Iterator[None]:
+    def _regenerating(self, specs: Sequence[EmbeddingSpec], kinds: Sequence[str]) -> Iterator[None]:
         """Mark these kinds. If the block refuses to go on, the marks that were set here are taken off again."""
-        run_id, begun = f"of process {os.getpid()}", []
-        identities = {spec.kind: self._can_regenerate(spec, ledger) for spec in specs if spec.kind in kinds}
+        ledger, run_id, begun = self.session.ledger, f"of process {os.getpid()}", []
+        identities = {spec.kind: self._can_regenerate(spec) for spec in specs if spec.kind in kinds}
         try:
             for kind, identity in identities.items():
                 if regenerate(ledger, kind, run_id, identity):
@@ -198,24 +195,20 @@ class Work:
             refresh(self.root, ledger)
             raise
 
-    def _can_regenerate(self, spec: EmbeddingSpec, ledger: Ledger) -> ModelIdentity:
+    def _can_regenerate(self, spec: EmbeddingSpec) -> ModelIdentity:
         """Return the identity of the configured model. Raises ModelUnusable or NotEnoughSpace before anything is marked."""
-        identity = self.encoders.identify(spec)
-        scan = survey(self.root.approved, ledger)
-        listing = NpyStore(self.root.derived / spec.folder, spec).listing()
-        ids = list(scan.sources)
-        plan = plan_embedding(
-            spec, ids, scan, LedgerSnapshot.read(ledger, ids), {}, listing, read_recorded(self.root.stage2_jsonl)
-        )
+        identity, inventory = self.encoders.identify(spec), self.session.plan()
+        ids = list(inventory.scan.sources)
+        known = LedgerSnapshot.read(self.session.ledger, ids)
+        plan = plan_embedding(spec, ids, inventory.scan, known, {}, inventory.files(spec), inventory.recorded)
         self._check_space({spec: plan.jobs}, packs=False)
         return identity
 
     def cancel_regeneration(self, kind: str) -> int:
         """Take the mark off a kind of which no file has been replaced; return how many files count again."""
-        with open_ledger(self.root) as ledger:
-            restored = cancel(ledger, kind, f"of process {os.getpid()}")
-            refresh(self.root, ledger)
-            return restored
+        restored = cancel(self.session.ledger, kind, f"of process {os.getpid()}")
+        refresh(self.root, self.session.ledger)
+        return restored
 
     def _embed_in_ranges(self, passes: Passes, wanted: Sequence[str], recaption: bool) -> None:
         assert images.name
@@ -243,14 +236,16 @@ class Work:
     def publish(self, passes: Passes) -> None:
         """Write the records, and the shards of every bucket whose samples changed."""
         keys = buckets.get_partition_keys()
+        self.session.plan()
         self._run(
-            published(excluding=config_of(self.root).near_duplicates.exclude),
+            published(excluding=self.session.config.near_duplicates.exclude),
             partition_range=(keys[0], keys[-1]),
             **_asked({"stage2_jsonl": self._records_config(passes)}),
         )
 
     def write_records(self, passes: Passes) -> None:
         """Write the records; after an interrupt what is finished, without opening another image."""
+        self.session.plan()
         self._run(["stage2_jsonl"], **_asked({"stage2_jsonl": self._records_config(passes)}))
 
     def roll_back(self, *, delete_embeddings: bool) -> None:
@@ -339,30 +334,30 @@ def _summarizer(kind: str | None) -> dict[str, Any]:
 
 
 @contextmanager
-def open_work(root: DataRoot, *, may_begin: bool = False) -> Iterator[Work]:
+def open_work(session: Session, *, may_begin: bool = False) -> Iterator[Work]:
     """A data root with its Dagster history, for one command. A wrong configuration is refused before anything begins.
 
     Args:
         may_begin: whether the command may create a data root in a folder without one.
     """
+    root = session.root
     refuse_no_root(root, may_begin=may_begin)
-    config_of(root)
+    _ = session.config
     refuse_no_folder("derived", root.derived)
     refuse_read_only(root.state)
     with open_instance(root) as instance:
         sweep_state(root)
         try:
-            yield Work(root, instance)
+            yield Work(session, instance)
         except SystemExit as end:
             if not end.code:
-                _complete_copies(root)
+                _complete_copies(session)
             raise
         else:
-            _complete_copies(root)
+            _complete_copies(session)
 
 
-def _complete_copies(root: DataRoot) -> None:
+def _complete_copies(session: Session) -> None:
     """Write the second copies of the settings that could not be written earlier. Raises ImagemillError if they still cannot."""
-    if root.ledger.exists():
-        with open_ledger(root) as ledger:
-            refresh(root, ledger, required=True)
+    if session.root.ledger.exists():
+        refresh(session.root, session.ledger, required=True)

@@ -9,11 +9,10 @@ from collections.abc import Iterator
 import dagster as dg
 
 from imagemill.domain.embedding_specs import EmbeddingSpec
-from imagemill.domain.layout import DataRoot
 from imagemill.formats.npy import NpyStore
 from imagemill.pipeline.problem_list import problems_of_kind
+from imagemill.pipeline.session import Session
 from imagemill.pipeline.stage2.models_in_use import model_in_use
-from imagemill.store.ledger import Ledger
 from imagemill.validation.files import embedding_files
 from imagemill.validation.findings import collect
 from io_managers.check_results import as_result
@@ -22,8 +21,9 @@ from io_managers.refusals import inputs_accepted
 FILES, INPUTS = "files_valid", "inputs_accepted"
 
 
-def files_result(root: DataRoot, ledger: Ledger, spec: EmbeddingSpec) -> dg.AssetCheckResult:
+def files_result(session: Session, spec: EmbeddingSpec) -> dg.AssetCheckResult:
     """Check every file, and name the model; valid files of an unfinished regeneration are a warning."""
+    root, ledger = session.root, session.ledger
     store, used = NpyStore(root.derived / spec.folder, spec), model_in_use(ledger, spec.kind)
     result = as_result(collect(spec.folder, spec.kind, embedding_files(store, ledger)))
     warns = result.passed and used.regeneration is not None
@@ -35,20 +35,18 @@ def files_result(root: DataRoot, ledger: Ledger, spec: EmbeddingSpec) -> dg.Asse
     )
 
 
-def inputs_result(root: DataRoot, ledger: Ledger, spec: EmbeddingSpec) -> dg.AssetCheckResult:
+def inputs_result(session: Session, spec: EmbeddingSpec) -> dg.AssetCheckResult:
     """Name the images without a file of this kind."""
-    return inputs_accepted(problems_of_kind(root, ledger, spec))
+    return inputs_accepted(problems_of_kind(session.overview(), session.ledger, spec))
 
 
 RESULTS = {FILES: files_result, INPUTS: inputs_result}
 
 
-def evaluations(
-    asset_key: dg.AssetKey, root: DataRoot, ledger: Ledger, spec: EmbeddingSpec
-) -> Iterator[dg.AssetCheckEvaluation]:
+def evaluations(asset_key: dg.AssetKey, session: Session, spec: EmbeddingSpec) -> Iterator[dg.AssetCheckEvaluation]:
     """Yield the results as events."""
     for name, evaluate in RESULTS.items():
-        result = evaluate(root, ledger, spec)
+        result = evaluate(session, spec)
         yield dg.AssetCheckEvaluation(
             asset_key=asset_key,
             check_name=name,

@@ -1,7 +1,6 @@
 """Presets by hardlink: which folder a request becomes. Links and records are made in imagemill/pipeline/presets/derive.py."""
 
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +9,7 @@ import dagster as dg
 from imagemill.domain.preset_names import PresetName
 from imagemill.domain.preset_records import ObjectOrder
 from imagemill.formats.jsonl import read_raw
+from imagemill.pipeline.leases import Leased
 from imagemill.pipeline.presets.derive import CoordResult, coord
 from imagemill.pipeline.presets.preset_config import split_key
 from imagemill.pipeline.presets.preset_sheet import sheet_page, write_preset_sheet
@@ -42,15 +42,11 @@ class HardlinkIOManager(dg.ConfigurableIOManager):
 
     data_root: dg.ResourceDependency[DataRootResource]
 
-    def handle_output(self, context: dg.OutputContext, obj: Coord) -> None:
-        asset = context.asset_key.to_user_string()
-        with closing(self.data_root.ledger()) as ledger:
-            try:
-                made = _made(obj)
-                ledger.record_counts(context.run_id, asset, counts_of(made))
-            finally:
-                ledger.release(CLAIM, context.run_id)
-        context.add_output_metadata(_told(obj, made))
+    def handle_output(self, context: dg.OutputContext, obj: Leased) -> None:
+        with obj.claimed() as asked:
+            made = _made(asked)
+            obj.ledger.record_counts(context.run_id, context.asset_key.to_user_string(), counts_of(made))
+        context.add_output_metadata(_told(asked, made))
 
     def load_input(self, context: dg.InputContext) -> PresetDir:
         """The preset's folder."""

@@ -1,13 +1,13 @@
 """The Stage 2 records on disk: which file a merge becomes, and what it did. Byte logic is in pipeline/stage2/merge.py."""
 
-from contextlib import closing
 from pathlib import Path
 
 import dagster as dg
 
 from imagemill.pipeline.accounting import COUNTERS, count_merge
+from imagemill.pipeline.leases import Leased
 from imagemill.pipeline.problem_list import current_problems
-from imagemill.pipeline.stage2.merge import UNMIGRATED, Merge, write_records
+from imagemill.pipeline.stage2.merge import ASSET, UNMIGRATED, Merge, write_records
 from imagemill.pipeline.stage2.rollback import Rollback, roll_back
 from imagemill.store.ledger import Ledger
 from io_managers.figures import with_units
@@ -28,33 +28,29 @@ class JsonlIOManager(dg.ConfigurableIOManager):
 
     data_root: dg.ResourceDependency[DataRootResource]
 
-    def handle_output(self, context: dg.OutputContext, obj: Merge | Rollback) -> None:
-        asset = context.asset_key.to_user_string()
-        with closing(self.data_root.ledger()) as ledger:
-            try:
-                counts = (
-                    roll_back(obj, ledger, context.run_id) if isinstance(obj, Rollback) else _merge(obj, ledger, asset)
-                )
-                ledger.record_counts(context.run_id, asset, counts)
-            finally:
-                ledger.release(asset, context.run_id)
+    def handle_output(self, context: dg.OutputContext, obj: Leased) -> None:
+        with obj.claimed() as work:
+            counts = (
+                roll_back(work, obj.ledger, context.run_id) if isinstance(work, Rollback) else _merge(work, obj.ledger)
+            )
+            obj.ledger.record_counts(context.run_id, obj.asset, counts)
         shown = with_units(counts, "records", **_UNITS)
-        context.add_output_metadata({**shown, "path": dg.MetadataValue.path(str(obj.root.stage2_jsonl))})
+        context.add_output_metadata({**shown, "path": dg.MetadataValue.path(str(work.root.stage2_jsonl))})
 
     def load_input(self, context: dg.InputContext) -> Path:
         """The file; read it with `imagemill.formats.jsonl.read_jsonl`."""
         return self.data_root.root().stage2_jsonl
 
 
-def _merge(merge: Merge, ledger: Ledger, asset: str) -> dict[str, int]:
+def _merge(merge: Merge, ledger: Ledger) -> dict[str, int]:
     merged = write_records(merge, ledger)
     with ledger.transaction():
-        ledger.replace_problems(asset, merged.problems, lambda problem: problem.reason in UNMIGRATED)
-        ledger.record_changes((image_id, asset, what) for image_id, what in merged.changes)
+        ledger.replace_problems(ASSET, merged.problems, lambda problem: problem.reason in UNMIGRATED)
+        ledger.record_changes((image_id, ASSET, what) for image_id, what in merged.changes)
     counts = {
         **merged.counts,
         "truncated_captions": ledger.truncated(),
-        **count_merge(merge, ledger, current_problems(merge.scan, ledger)),
+        **count_merge(merge, ledger, current_problems(merge.inventory.scan, ledger)),
     }
     ledger.forget_changes()
     return counts

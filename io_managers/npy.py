@@ -9,13 +9,13 @@ Belongs elsewhere: making and publishing files (imagemill/pipeline/stage2/embed.
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import closing
 
 import dagster as dg
 
 from imagemill.domain.embedding_specs import embedding_specs
 from imagemill.formats.npy import NpyStore
 from imagemill.fs.fingerprints import signature_bytes
+from imagemill.pipeline.leases import Leased
 from imagemill.pipeline.stage2.embed import EmbeddingStream, EmbedRow
 from imagemill.pipeline.stage2.models_in_use import maker_text, regeneration_progress
 from imagemill.pipeline.stage2.plan import EmbeddingPlan
@@ -50,26 +50,28 @@ class NpyIOManager(dg.ConfigurableIOManager):
 
     data_root: dg.ResourceDependency[DataRootResource]
 
-    def handle_output(self, context: dg.OutputContext, obj: EmbeddingStream) -> None:
+    def handle_output(self, context: dg.OutputContext, obj: Leased) -> None:
+        with obj.claimed() as stream:
+            self._store(context, stream, obj.ledger)
+
+    def _store(self, context: dg.OutputContext, obj: EmbeddingStream, ledger: Ledger) -> None:
         kind, plan = obj.store.spec.kind, obj.plan
         counts = Counter(kept=len(plan.done), refused=len(plan.refused), absent=len(plan.absent))
-        with closing(self.data_root.ledger()) as ledger:
-            ledger.record_problems(p for p in plan.refused if p.asset == kind)
-            try:
-                with StreamedEvents(context) as events:
-                    used = _metadata_of_model(ledger, kind)
-                    for row in self._news(context, plan):
-                        _report(events, row, used)
-                    failed = self._drain(context, obj, ledger, events, counts)
-                    _report_sources(context.step_context.instance, plan, ledger)
-                    stuck = finish(ledger, obj.store, obj.present)
-                    failed |= set(stuck)
-                    counts.update("failed" for _ in stuck)
-                    self._end(context, obj, ledger, events, failed)
-            finally:
-                ledger.record_counts(context.run_id, kind, dict(counts))
-                ledger.release(kind, context.run_id)
-                refresh(self.data_root.root(), ledger)
+        ledger.record_problems(p for p in plan.refused if p.asset == kind)
+        try:
+            with StreamedEvents(context) as events:
+                used = _metadata_of_model(ledger, kind)
+                for row in self._news(context, plan):
+                    _report(events, row, used)
+                failed = self._drain(context, obj, ledger, events, counts)
+                _report_sources(context.step_context.instance, plan, ledger)
+                stuck = finish(ledger, obj.store, obj.present)
+                failed |= set(stuck)
+                counts.update("failed" for _ in stuck)
+                self._end(context, obj, ledger, events, failed)
+        finally:
+            ledger.record_counts(context.run_id, kind, dict(counts))
+            refresh(self.data_root.root(), ledger)
         totals = ", ".join(f"{name}={count}" for name, count in counts.items())
         context.log.info(f"all images of this run, in {obj.store.folder}: {totals}")
 
@@ -142,7 +144,7 @@ class NpyIOManager(dg.ConfigurableIOManager):
         elif not any(problem.outcome == "failed" for problem in problems):
             return
         if problems or absent:
-            for evaluation in evaluations(context.asset_key, self.data_root.root(), ledger, obj.store.spec):
+            for evaluation in evaluations(context.asset_key, self.data_root.session, obj.store.spec):
                 events.add_check(evaluation)
             raise _failure(kind, sorted(problems, key=lambda problem: problem.item), absent)
 

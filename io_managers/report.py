@@ -4,13 +4,13 @@ What a report says is decided in imagemill/pipeline/; a file that already holds 
 """
 
 from collections import Counter
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
 
 from imagemill.pipeline.curation.reports import CurationReport, Reports, write_report
+from imagemill.pipeline.leases import Leased
 from resources.dagster_internals.events import StreamedEvents
 from resources.data_root import DataRootResource
 
@@ -20,14 +20,10 @@ class ReportIOManager(dg.ConfigurableIOManager):
 
     data_root: dg.ResourceDependency[DataRootResource]
 
-    def handle_output(self, context: dg.OutputContext, obj: Reports) -> None:
-        asset = context.asset_key.to_user_string()
-        with closing(self.data_root.ledger()) as ledger:
-            try:
-                counts = self._write(context, obj)
-                ledger.record_counts(context.run_id, asset, counts)
-            finally:
-                ledger.release(asset, context.run_id)
+    def handle_output(self, context: dg.OutputContext, obj: Leased) -> None:
+        with obj.claimed() as reports:
+            counts = self._write(context, reports)
+            obj.ledger.record_counts(context.run_id, obj.asset, counts)
 
     def _write(self, context: dg.OutputContext, obj: Reports) -> dict[str, int]:
         counts: Counter[str] = Counter()

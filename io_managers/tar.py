@@ -1,7 +1,6 @@
 """Shard sets on disk: which folder a plan becomes. Byte logic is in formats/tar.py and pipeline/shards/shard_writer.py."""
 
 from collections.abc import Mapping
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ import dagster as dg
 import msgspec
 
 from imagemill.domain.embedding_specs import embedding_specs
+from imagemill.pipeline.leases import Leased
 from imagemill.pipeline.shards.readiness import ASSET
 from imagemill.pipeline.shards.shard_card import write_beside
 from imagemill.pipeline.shards.shard_plan import PackPlan
@@ -33,18 +33,16 @@ class TarIOManager(dg.ConfigurableIOManager):
 
     data_root: dg.ResourceDependency[DataRootResource]
 
-    def handle_output(self, context: dg.OutputContext, obj: PackPlan) -> None:
-        with closing(self.data_root.ledger()) as ledger:
-            try:
-                results = self._write(context, obj, _identities(ledger))
-                counts = _counts(results)
-                ledger.record_counts(context.run_id, "written", counts)
-                _note_damage(ledger, results, context.run_id)
-                refresh(self.data_root.root(), ledger)
-            finally:
-                ledger.release(context.asset_key.to_user_string(), context.run_id)
+    def handle_output(self, context: dg.OutputContext, obj: Leased) -> None:
+        ledger = obj.ledger
+        with obj.claimed() as plan:
+            results = self._write(context, plan, _identities(ledger))
+            counts = _counts(results)
+            ledger.record_counts(context.run_id, "written", counts)
+            _note_damage(ledger, results, context.run_id)
+            refresh(self.data_root.root(), ledger)
         totals = ", ".join(f"{name}={count}" for name, count in counts.items())
-        context.log.info(f"all buckets of this run, in {obj.output}: {totals}")
+        context.log.info(f"all buckets of this run, in {plan.output}: {totals}")
         _fail_where_damaged(results)
 
     def _write(
@@ -64,7 +62,7 @@ class TarIOManager(dg.ConfigurableIOManager):
                 context.step_context.add_asset_metadata(metadata, partition_key=plan.bucket)
                 events.add(plan.bucket, data_version=plan.digest, metadata=metadata)
                 results.append(result)
-        write_beside(shard_set.output, licence=self.data_root.config().licence)
+        write_beside(shard_set.output, licence=self.data_root.session.config.licence)
         return results
 
     def load_input(self, context: dg.InputContext) -> list[str]:

@@ -30,7 +30,7 @@ class CaptionerResource(dg.ConfigurableResource):
     data_root: dg.ResourceDependency[DataRootResource]
 
     def settings(self) -> CaptionerSettings:
-        return self.data_root.config().captioner
+        return self.data_root.session.config.captioner
 
     def jobs(self, ids: Iterable[str], scan: Scan, ledger: Ledger, *, anew: bool = False) -> list[CaptionJob]:
         """What it is to caption; nothing where it is off.
@@ -52,7 +52,7 @@ class CaptionerResource(dg.ConfigurableResource):
 
     def worker_options(self) -> dict[str, Any]:
         """What a CaptionWorker is built with."""
-        root, config, settings = self.data_root.root(), self.data_root.config(), self.settings()
+        root, config, settings = self.data_root.root(), self.data_root.session.config, self.settings()
         prompt = caption_prompt(settings.prompt)
         return {
             "approved": root.approved,

@@ -1,25 +1,30 @@
 """The data root of this deployment: its paths, its configuration file, its ledger.
 
 Belongs here: which folder and file a run works on.
-Belongs elsewhere: what lies where below it (imagemill/domain/layout.py), what the file may say (imagemill/config.py).
+Belongs elsewhere: opening them (imagemill/pipeline/session.py), what lies where below the folder (imagemill/domain/layout.py).
 """
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Self
 
 import dagster as dg
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
-from imagemill.config import Config, config_in_force, named_config
+from imagemill.config import named_config
 from imagemill.domain.layout import DataRoot
+from imagemill.pipeline.session import Session, current_session, open_session
 from imagemill.pipeline.shards.shard_sets import refuse_no_sets
-from imagemill.store.ledger import Ledger
-from imagemill.store.locations import locate, put, refuse_no_folder
-from imagemill.store.second_copy import open_ledger
+from imagemill.store.locations import refuse_no_folder
 
 
 class DataRootResource(dg.ConfigurableResource):
-    """One data root. Empty fields fall back to the environment, which the command line sets."""
+    """One data root. Empty fields fall back to the environment, which the command line sets.
+
+    A run has one session, from the first resource to the last; a run of a command has the command's.
+    """
 
     path: str | None = Field("", description="Data root; empty: $IMAGEMILL_DATA_ROOT, else ./data.")
     config_file: str | None = Field(
@@ -30,35 +35,36 @@ class DataRootResource(dg.ConfigurableResource):
         "", description="Folder for records and embeddings instead of derived/, remembered from then on."
     )
 
-    def root(self) -> DataRoot:
-        root = locate(self.path or None)
-        if self.output_base_dir and Path(os.path.abspath(self.output_base_dir)) != root.derived:
-            return put(root, "derived", self.output_base_dir)
-        return root
+    _session: Session | None = PrivateAttr(None)
 
-    def config(self) -> Config:
-        return config_of(self.root(), self.config_file or None)
+    @contextmanager
+    def yield_for_execution(self, context: dg.InitResourceContext) -> Iterator[Self]:
+        with open_session(self.path or None, self.config_file or None) as session:
+            if self.output_base_dir and Path(os.path.abspath(self.output_base_dir)) != session.root.derived:
+                session.put("derived", self.output_base_dir)
+            self._session = session
+            yield self
+
+    @property
+    def session(self) -> Session:
+        """The run's session; outside a run, the one that this thread has open."""
+        return self._session or current_session(self.path or None, self.config_file or None)
+
+    def root(self) -> DataRoot:
+        return self.session.root
 
     def own_config_file(self) -> Path | None:
         """`imagemill.yaml` of the data root; None if another configuration file was named."""
         return None if named_config(self.config_file or None) else self.root().config_file
-
-    def ledger(self) -> Ledger:
-        return open_ledger(self.root())
 
     def shards_folder(self, given: str | None = None) -> Path:
         """Where shards go: as given (and remembered from then on), else as remembered, else below the root.
 
         Raises ImagemillError where no folder of shards is or can be.
         """
-        root = self.root()
         if given:
-            root = put(root, "shards", given)
-        refuse_no_folder("shards", root.shards)
-        refuse_no_sets(root.shards)
-        return root.shards
-
-
-def config_of(root: DataRoot, given: str | None = None) -> Config:
-    """The configuration in force for a data root; a file that was named must be there."""
-    return config_in_force(root, given)
+            self.session.put("shards", given)
+        shards = self.root().shards
+        refuse_no_folder("shards", shards)
+        refuse_no_sets(shards)
+        return shards

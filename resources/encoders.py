@@ -15,8 +15,7 @@ from imagemill.domain.embedding_specs import T5, EmbeddingSpec
 from imagemill.formats.npy import NpyStore
 from imagemill.models import Encoder
 from imagemill.pipeline.stage2.image_metadata import Masks
-from imagemill.store.ledger import Ledger
-from imagemill.store.provenance import ModelIdentity, check_identity, guard_identity, read_identity
+from imagemill.store.provenance import ModelIdentity, guard_identity, read_identity, read_makers
 from imagemill.text.settings import convert_settings
 from resources.data_root import DataRootResource
 
@@ -31,18 +30,18 @@ class Encoders(dg.ConfigurableResource):
 
     def settings(self, spec: EmbeddingSpec) -> EncoderSettings:
         """The file's settings with this run's overrides. Raises WrongUsage for an unknown field or a bad value."""
-        base = msgspec.to_builtins(self.data_root.config().encoder(spec))
+        base = msgspec.to_builtins(self.data_root.session.config.encoder(spec))
         where = f"run configuration, resources.encoders.overrides.{spec.kind}"
         return convert_settings({**base, **self.overrides.get(spec.kind, {})}, EncoderSettings, where=where)
 
     def worker_options(self, spec: EmbeddingSpec) -> dict[str, Any]:
         """What an EmbedWorker of this kind is built with."""
-        root, config = self.data_root.root(), self.data_root.config()
+        root, config = self.data_root.root(), self.data_root.session.config
         return {
             "spec": spec,
             "approved": root.approved,
             "store": NpyStore(root.derived / spec.folder, spec),
-            "ledger": root.ledger,
+            "makers": read_makers(self.data_root.session.ledger, spec.kind),
             "preview_root": root.preview_models,
             "settings": self.settings(spec),
             "threads": config.model_threads,
@@ -56,11 +55,8 @@ class Encoders(dg.ConfigurableResource):
 
         The model's files are only read where the names differ from the recorded ones.
         """
-        with self.data_root.ledger() as ledger:
-            self._check_recorded(spec, ledger)
-
-    def _check_recorded(self, spec: EmbeddingSpec, ledger: Ledger) -> None:
-        settings, recorded = self.settings(spec), read_identity(ledger, spec.kind)
+        ledger, settings = self.data_root.session.ledger, self.settings(spec)
+        recorded = read_identity(ledger, spec.kind)
         if recorded is None or (recorded.model, recorded.revision or settings.revision) == (
             settings.model,
             settings.revision,
@@ -78,8 +74,7 @@ class Encoders(dg.ConfigurableResource):
         """
         identity = self.encoder_class(spec).look_up(self.settings(spec), **self._given(spec))
         if identity is not None:
-            with self.data_root.ledger() as ledger:
-                check_identity(ledger, identity)
+            read_makers(self.data_root.session.ledger, spec.kind).check(identity)
 
     def identify(self, spec: EmbeddingSpec) -> ModelIdentity:
         """Return the identity of the configured model, read from its files. Raises ModelUnusable."""
@@ -95,4 +90,8 @@ class Encoders(dg.ConfigurableResource):
 
     def _given(self, spec: EmbeddingSpec) -> dict[str, Any]:
         root = self.data_root.root()
-        return {"spec": spec, "threads": self.data_root.config().model_threads, "preview_root": root.preview_models}
+        return {
+            "spec": spec,
+            "threads": self.data_root.session.config.model_threads,
+            "preview_root": root.preview_models,
+        }

@@ -45,7 +45,7 @@ class SummarizerResource(dg.ConfigurableResource):
         """
         where = "run configuration, resources.summarizer"
         said = {**self.overrides, **({"kind": self.kind} if self.kind else {})}
-        base = msgspec.to_builtins(self.data_root.config().summarizer)
+        base = msgspec.to_builtins(self.data_root.session.config.summarizer)
         settings = convert_settings({**base, **said}, SummarizerSettings, where=where)
         check_kind(settings.kind, where=where)
         if "kind" not in said:
@@ -95,7 +95,7 @@ class SummarizerResource(dg.ConfigurableResource):
         if settings.kind != TRANSFORMERS:
             import_class(settings.kind)
             return partial(make_class, settings.kind)
-        threads = max(self.data_root.config().model_threads // processes, 1)
+        threads = max(self.data_root.session.config.model_threads // processes, 1)
         return partial(
             make_vlm, settings, Prompts.read(settings.prompts), threads, self.data_root.root().preview_models
         )

@@ -25,7 +25,7 @@ def vlm_identity(
     return VisionLanguageModel.identify(
         settings,
         spec=SUMMARIZER if section == "summarizer" else CAPTIONER,
-        threads=data_root.config().model_threads,
+        threads=data_root.session.config.model_threads,
         preview_root=data_root.root().preview_models,
         prompt_sha256=hashlib.sha256(prompt.encode()).hexdigest(),
     )

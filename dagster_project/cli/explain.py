@@ -7,17 +7,17 @@ import click
 import msgspec
 
 from dagster_project.cli.options import root_options
-from imagemill.domain.layout import DataRoot
 from imagemill.pipeline.image_report import explain
+from imagemill.pipeline.session import Session
 
 
 @click.command("explain")
 @click.argument("image_id", metavar="ID")
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 @root_options
-def command(root: DataRoot, image_id: str, as_json: bool) -> None:
+def command(session: Session, image_id: str, as_json: bool) -> None:
     """Tell one image's whole story: source, caption, embeddings, record, bucket, shard, or what stopped it."""
-    story = explain(root, image_id)
+    story = explain(session, image_id)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(story)).decode())
         return

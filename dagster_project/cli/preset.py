@@ -11,7 +11,7 @@ import click
 from dagster_project.cli.ended import leave_if_ended
 from dagster_project.cli.options import root_options
 from imagemill.adapters.convert import check_rule, find_adapter, listing_of
-from imagemill.domain.layout import DataRoot, local_path
+from imagemill.domain.layout import local_path
 from imagemill.domain.preset_names import MAX_OBJECTS_VARIABLE, Command, PresetName, effective_preset, parse_preset
 from imagemill.domain.preset_records import ORDERS, ObjectOrder
 from imagemill.errors import WrongUsage
@@ -23,8 +23,7 @@ from imagemill.pipeline.presets.preset_config import Presets, read_presets
 from imagemill.pipeline.presets.raw_source import raw_source
 from imagemill.pipeline.presets.rescale_plan import chosen_splits
 from imagemill.pipeline.presets.rescale_setup import choose_parameters
-from imagemill.store.ledger import Ledger
-from imagemill.store.locations import put
+from imagemill.pipeline.session import Session
 from imagemill.store.public_data import SPLITS, Dataset, PublicData
 
 # Lines of what a conversion left out, on the terminal.
@@ -37,16 +36,16 @@ def command() -> None:
 
 
 def dataset_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What every subcommand takes; the function gets `root` and `dataset`."""
+    """What every subcommand takes; the function gets `session` and `dataset`."""
 
     @click.argument("dataset")
     @click.option(
         "--public-data-root", metavar="DIR", help="Folder of public datasets (default: public_data/ in the data root)."
     )
     @root_options
-    def with_dataset(root: DataRoot, dataset: str, public_data_root: str | None, **given: Any) -> Any:
-        place = PublicData.at(public_data_root) if public_data_root else PublicData(root.public_data)
-        return function(root=root, dataset=place.dataset(dataset), **given)
+    def with_dataset(session: Session, dataset: str, public_data_root: str | None, **given: Any) -> Any:
+        place = PublicData.at(public_data_root) if public_data_root else PublicData(session.root.public_data)
+        return function(session=session, dataset=place.dataset(dataset), **given)
 
     with_dataset.__name__, with_dataset.__doc__ = function.__name__, function.__doc__
     with_dataset.__click_params__ = [  # type: ignore[attr-defined]
@@ -109,7 +108,7 @@ def _parameters(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--preset", hidden=True, help="The runner names one with every step; raw records are of no preset.")
 @dataset_options
 def convert(
-    root: DataRoot,
+    session: Session,
     dataset: Dataset,
     preset: str | None,
     adapter: str | None,
@@ -138,7 +137,7 @@ def convert(
         raise WrongUsage("--split with a split rule", why=why, do="leave --split out, or the rule")
     find_adapter(source.adapter)
     check_rule(dataset, source.split_rule)
-    _materialise(root, dataset, [("raw_dataset", dataset.name, config)])
+    _materialise(session, dataset, [("raw_dataset", dataset.name, config)])
     for made in SPLITS[:1] if source.split_rule else source.annotations:
         _show_dropped(listing_of(dataset, made))
 
@@ -150,11 +149,11 @@ def convert(
 @_workers
 @_max_objects
 @dataset_options
-def rescale(root: DataRoot, dataset: Dataset, preset: str | None, max_objects: str | None, **given: Any) -> None:
+def rescale(session: Session, dataset: Dataset, preset: str | None, max_objects: str | None, **given: Any) -> None:
     """Every image at its target size, once: an image that is there is never replaced."""
     preset = preset or _configured(dataset).default_preset(dataset)
     _name("rescale", dataset, preset, max_objects)
-    _materialise(root, dataset, [_rescaling(dataset, preset, **given)])
+    _materialise(session, dataset, [_rescaling(dataset, preset, **given)])
 
 
 @command.command("coord")
@@ -165,7 +164,7 @@ def rescale(root: DataRoot, dataset: Dataset, preset: str | None, max_objects: s
 @_max_objects
 @dataset_options
 def coord(
-    root: DataRoot,
+    session: Session,
     dataset: Dataset,
     preset: str | None,
     max_objects: str | None,
@@ -185,7 +184,7 @@ def coord(
     derive_checks.chosen_splits(base, splits or None)
     limited_by_file = preset == name.base and not max_objects and not os.environ.get(MAX_OBJECTS_VARIABLE)
     names = dict.fromkeys([name._replace(max_objects=None), name] if limited_by_file else [name])
-    _materialise(root, dataset, [_coordinates(dataset, each, splits, object_order) for each in names])
+    _materialise(session, dataset, [_coordinates(dataset, each, splits, object_order) for each in names])
 
 
 @command.command("all")
@@ -195,13 +194,13 @@ def coord(
 @_workers
 @_max_objects
 @dataset_options
-def everything(root: DataRoot, dataset: Dataset, preset: str | None, max_objects: str | None, **given: Any) -> None:
+def everything(session: Session, dataset: Dataset, preset: str | None, max_objects: str | None, **given: Any) -> None:
     """Rescale, then coord; where presets.yaml limits the objects, also the derived preset."""
     preset = preset or _configured(dataset).default_preset(dataset)
     base = _name("all", dataset, preset, max_objects)
     names = dict.fromkeys([base, base._replace(max_objects=_limit(dataset, preset))])
     steps = [_rescaling(dataset, preset, **given), *(_coordinates(dataset, name, given["splits"]) for name in names)]
-    _materialise(root, dataset, steps)
+    _materialise(session, dataset, steps)
 
 
 @command.command("validate")
@@ -217,7 +216,7 @@ def everything(root: DataRoot, dataset: Dataset, preset: str | None, max_objects
 @click.option("--json", "as_lines", is_flag=True, help="One JSON report per line, for programs.")
 @dataset_options
 def validate(
-    root: DataRoot,
+    session: Session,
     dataset: Dataset,
     preset: str | None,
     max_objects: str | None,
@@ -300,16 +299,15 @@ def _show_dropped(listing: Path) -> None:
     click.echo(f"dropped: {more}all are listed in {listing}", err=True)
 
 
-def _materialise(root: DataRoot, dataset: Dataset, steps: Sequence[Step]) -> None:
+def _materialise(session: Session, dataset: Dataset, steps: Sequence[Step]) -> None:
     from dagster_project.work import open_work
 
-    with open_work(root, may_begin=True) as work:
-        if dataset.path.parent != root.public_data:
-            put(root, "public_data", dataset.path.parent)
+    with open_work(session, may_begin=True) as work:
+        if dataset.path.parent != session.root.public_data:
+            session.put("public_data", dataset.path.parent)
         for asset, key, config in steps:
             work.make_preset(asset, key, **config)
             leave_if_ended(work)
-            with Ledger(root.ledger, read_only=True) as ledger:
-                counts = ledger.counts(work.run_ids[-1:]).get(asset, {})
+            counts = session.reading.counts(work.run_ids[-1:]).get(asset, {})
             told = " ".join(f"{name.replace(' ', '_')}={count}" for name, count in counts.items())
             click.echo(f"{key}: {told}")

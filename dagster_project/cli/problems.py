@@ -8,9 +8,9 @@ import click
 import msgspec
 
 from dagster_project.cli.options import root_options
-from imagemill.domain.layout import DataRoot
 from imagemill.errors import WrongUsage
 from imagemill.pipeline.problem_list import InputProblem
+from imagemill.pipeline.session import Session
 from imagemill.pipeline.status import read_status
 from imagemill.text.units import counted
 
@@ -20,11 +20,11 @@ from imagemill.text.units import counted
 @click.option("--json", "as_json", is_flag=True, help="One JSON array, for programs.")
 @click.option("--csv", "as_csv", is_flag=True, help="A table with a header, for spreadsheets.")
 @root_options
-def command(root: DataRoot, reason: tuple[str, ...], as_json: bool, as_csv: bool) -> None:
+def command(session: Session, reason: tuple[str, ...], as_json: bool, as_csv: bool) -> None:
     """List every input that did not reach the output: images, captions, records, groups, annotations."""
     if as_json and as_csv:
         raise WrongUsage("--json and --csv exclude each other", do="give one of them")
-    status = read_status(root)
+    status = read_status(session)
     if unknown := sorted(set(reason) - status.reasons().keys()):
         known = ", ".join(status.reasons()) or "none"
         click.echo(f"imagemill: no input has the reason {', '.join(unknown)}; reasons here: {known}", err=True)

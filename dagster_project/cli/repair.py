@@ -7,6 +7,7 @@ import click
 from imagemill.config import CONFIG_VARIABLE
 from imagemill.domain.layout import ROOT_VARIABLE, DataRoot
 from imagemill.pipeline.repair import Repair, apply_repair, plan_repair
+from imagemill.pipeline.session import open_session
 from imagemill.store.ledger import LedgerDamaged
 
 _SHOWN = 20
@@ -37,15 +38,11 @@ def command(apply: bool, data_root: str | None, config: str | None) -> None:
 
 def _located(data_root: str | None) -> DataRoot:
     """The data root with its folders, also if the ledger that records them cannot be read."""
-    from imagemill.store.locations import locate
-
-    root = DataRoot.resolve(data_root)
     try:
-        if root.ledger.is_file():
-            return locate(data_root)
+        with open_session(data_root) as session:
+            return session.root
     except LedgerDamaged:
-        pass
-    return root
+        return DataRoot.resolve(data_root)
 
 
 def report(root: DataRoot, repair: Repair) -> list[str]:

@@ -5,7 +5,7 @@ import sys
 import click
 
 from dagster_project.cli.options import root_options
-from imagemill.domain.layout import DataRoot
+from imagemill.pipeline.session import Session
 from imagemill.pipeline.stage2.passes import Passes, pass_names
 from imagemill.store.locations import refuse_no_images
 
@@ -29,21 +29,21 @@ class PassNames(click.ParamType):
 @click.option("--passes", type=PassNames(), default=(), metavar="A,B", help="Embedding passes (default: all).")
 @click.option("--fail-on-skip", is_flag=True, help="Exit 1 if any input was refused.")
 @root_options
-def command(root: DataRoot, passes: tuple[str, ...], fail_on_skip: bool) -> None:
+def command(session: Session, passes: tuple[str, ...], fail_on_skip: bool) -> None:
     """Bring everything up to date: only what is missing, invalid or stale is made."""
     from dagster_project.summary import exit_code, summary_lines
     from dagster_project.work import open_work
     from imagemill.pipeline.status import read_status
 
-    refuse_no_images(root)
-    with open_work(root) as work:
+    refuse_no_images(session.root)
+    with open_work(session) as work:
         chosen = Passes.named(passes)
         work.embed(chosen, packs=True)
         if work.interrupted:
             work.write_records(chosen)
         else:
             work.publish(chosen)
-        status = read_status(root, work.embedded)
+        status = read_status(session, work.embedded)
         for line in summary_lines(work, status):
             click.echo(line)
         sys.exit(exit_code(work, status, fail_on_skip=fail_on_skip))

@@ -10,8 +10,8 @@ import click
 from dagster_project.cli.ended import leave_by_checks, leave_if_ended
 from dagster_project.cli.options import root_options
 from imagemill.domain.buckets import BUCKETS
-from imagemill.domain.layout import DataRoot
 from imagemill.errors import WrongUsage
+from imagemill.pipeline.session import Session
 from imagemill.pipeline.shards.packing import Packing, dry_run
 from imagemill.pipeline.shards.shard_plan import Existing, check_buckets
 from imagemill.pipeline.shards.shard_sets import refuse_no_sets
@@ -44,7 +44,7 @@ from imagemill.store.locations import refuse_no_folder
 )
 @root_options
 def command(
-    root: DataRoot,
+    session: Session,
     chosen: tuple[str, ...],
     limit: int | None,
     shuffle: bool | None,
@@ -62,16 +62,16 @@ def command(
     """Pack every ready sample into WebDataset tars, bucket by bucket."""
     buckets = check_buckets(chosen or BUCKETS)
     existing = _existing(overwrite=overwrite, append=append, repack=repack)
-    output = output_dir or root.shards
+    output = output_dir or session.root.shards
     refuse_no_folder("shards", output)
     refuse_no_sets(output)
     parameters = {"shard_size": shard_size, "shuffle": shuffle, "seed": seed, "limit": limit}
     if rehearse:
         asked = {name: value for name, value in parameters.items() if value is not None}
-        sys.exit(_dry_run(root, Packing(buckets, output, existing, asked, progress_every, allow_preview)))
+        sys.exit(_dry_run(session, Packing(buckets, output, existing, asked, progress_every, allow_preview)))
     from dagster_project.work import open_work
 
-    with open_work(root) as work:
+    with open_work(session) as work:
         work.pack(
             buckets,
             **{**parameters, "shuffle": shuffle and "yes"},
@@ -112,10 +112,8 @@ def counters(counts: dict[str, int]) -> str:
     return " ".join(f"{name}={counts[name]}" for name in names)
 
 
-def _dry_run(root: DataRoot, packing: Packing) -> int:
-    from resources.data_root import config_of
-
-    found = dry_run(root, config_of(root), packing)
+def _dry_run(session: Session, packing: Packing) -> int:
+    found = dry_run(session, packing)
     for problem in found.conflicts:
         click.echo(f"conflict: {problem}", err=True)
     click.echo("dry run, nothing written: " + counters(found.counts))

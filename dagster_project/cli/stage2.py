@@ -9,10 +9,10 @@ from dagster_project.cli.ended import leave_if_ended
 from dagster_project.cli.options import root_options
 from dagster_project.cli.run import PassNames
 from imagemill.domain.embedding_specs import T5, embedding_specs
-from imagemill.domain.layout import DataRoot
 from imagemill.errors import WrongUsage
+from imagemill.pipeline.session import Session
 from imagemill.pipeline.stage2.passes import Passes, pass_names
-from imagemill.store.locations import put, refuse_no_images, refuse_no_root
+from imagemill.store.locations import refuse_no_images, refuse_no_root
 
 CAPTIONS = "captions"
 
@@ -58,7 +58,7 @@ class Kind(click.Choice):
 @click.option("--fail-on-skip", is_flag=True, help="Exit 1 if any input was refused.")
 @root_options
 def command(
-    root: DataRoot,
+    session: Session,
     single: tuple[str, ...],
     passes: tuple[str, ...],
     limit: int | None,
@@ -74,16 +74,16 @@ def command(
     names = (*single, *passes)
     _refuse_contradictions(verify, rollback, delete_embeddings, makes=bool(names or limit or regenerate))
     if not (verify or rollback):
-        refuse_no_images(root)
+        refuse_no_images(session.root)
     if output_base_dir:
-        refuse_no_root(root)
-        root = put(root, "derived", output_base_dir)
+        refuse_no_root(session.root)
+        session.put("derived", output_base_dir)
     if verify:
-        sys.exit(_verify(root))
+        sys.exit(_verify(session))
     if rollback:
-        sys.exit(_roll_back(root, delete_embeddings))
+        sys.exit(_roll_back(session, delete_embeddings))
     if cancel:
-        sys.exit(_cancel(root, regenerate))
+        sys.exit(_cancel(session, regenerate))
     from dagster_project.summary import exit_code, summary_lines
     from dagster_project.work import open_work
     from imagemill.pipeline.status import read_status
@@ -93,10 +93,10 @@ def command(
     made = {spec.kind for spec in chosen.specs} | ({CAPTIONS} if T5 in chosen.specs else set())
     if missing := set(regenerate) - made:
         raise WrongUsage(f"--regenerate {missing.pop()} needs its pass", do="leave --pass out, or name that pass too")
-    with open_work(root) as work:
+    with open_work(session) as work:
         work.embed(chosen, limit=limit, regenerate=kinds, recaption=recaption)
         work.write_records(chosen)
-        status = read_status(root, work.embedded)
+        status = read_status(session, work.embedded)
         for line in summary_lines(work, status):
             click.echo(line)
         sys.exit(exit_code(work, status, fail_on_skip=fail_on_skip))
@@ -109,39 +109,37 @@ def _refuse_contradictions(verify: bool, rollback: bool, delete_embeddings: bool
         raise WrongUsage(f"{'--verify' if verify else '--rollback'} makes no embeddings", do="give it alone")
 
 
-def _cancel(root: DataRoot, kinds: tuple[str, ...]) -> int:
+def _cancel(session: Session, kinds: tuple[str, ...]) -> int:
     if not kinds or CAPTIONS in kinds:
         raise WrongUsage("--cancel needs the kind", do="imagemill stage2 --regenerate KIND --cancel")
     from dagster_project.work import open_work
 
-    with open_work(root) as work:
+    with open_work(session) as work:
         for kind in kinds:
             click.echo(f"{kind}: regeneration cancelled, {work.cancel_regeneration(kind)} files count again")
     return 0
 
 
-def _verify(root: DataRoot) -> int:
+def _verify(session: Session) -> int:
     from dagster_project.cli.verify import show
     from imagemill.pipeline.stage2.damage import note_damage
-    from imagemill.store.ledger import Ledger
     from imagemill.validation.contents import RecordedContents
     from imagemill.validation.validator import verify_stage2
 
-    contents = RecordedContents.read(root.ledger)
+    root, contents = session.root, RecordedContents(session.reading)
     code = show([verify_stage2(root.stage2_jsonl, root.derived, contents)])
     if contents.damaged:
-        with Ledger(root.ledger) as ledger:
-            click.echo(note_damage(ledger, contents.damaged))
+        click.echo(note_damage(session.ledger, contents.damaged))
     return code
 
 
-def _roll_back(root: DataRoot, delete_embeddings: bool) -> int:
+def _roll_back(session: Session, delete_embeddings: bool) -> int:
     from dagster_project.work import open_work
 
-    with open_work(root) as work:
+    with open_work(session) as work:
         work.roll_back(delete_embeddings=delete_embeddings)
         leave_if_ended(work)
-        for line in _rolled_back(root.stage2_jsonl, work.counts()["stage2_jsonl"]):
+        for line in _rolled_back(session.root.stage2_jsonl, work.counts()["stage2_jsonl"]):
             click.echo(line)
     return 0
 

@@ -22,11 +22,12 @@ from imagemill.config import check_kind
 from imagemill.domain.layout import DataRoot
 from imagemill.domain.ranks import DEFAULT_MODE, Ranks, ShardingMode, launch_of, ranks_of
 from imagemill.errors import ImagemillError, WrongUsage
+from imagemill.pipeline.session import Session
 from imagemill.pipeline.stage_a.merge import ASSET
 from imagemill.pipeline.stage_a.missions import LABEL_NAMES, Discovery, discover, leave_unselected
 from imagemill.pipeline.stage_a.rank_files import RANK_DIED
 from imagemill.store.ledger import Ledger, Problem
-from imagemill.store.locations import Place, at, put, refuse_no_root
+from imagemill.store.locations import Place, at, refuse_no_root
 
 # Longest silence of the other ranks: a model of many gigabytes is loaded meanwhile.
 WAIT_SECONDS = 1800.0
@@ -129,7 +130,7 @@ def _options(function: Callable[..., Any]) -> Callable[..., Any]:
 @root_options
 @_options
 def command(
-    root: DataRoot,
+    session: Session,
     mission: str,
     world_size: int | None,
     input_dir: str | None,
@@ -143,12 +144,12 @@ def command(
 ) -> None:
     """Summarise every image of a mission in one line, and merge the lines into one record per group."""
     if world_size is None and not os.environ.get("WORLD_SIZE"):
-        world_size = _configured_ranks(root)
+        world_size = session.config.stage_a_ranks
     ranks = ranks_of(os.environ, world_size)
     if summarizer:
         check_kind(summarizer, where="--summarizer")
     places: dict[Place, str | None] = {"stage_a_input": input_dir, "stage_a_output": output_dir}
-    here = root
+    here = session.root
     for name, folder in places.items():
         here = at(here, name, folder) if folder else here
     found = leave_unselected(discover(here.stage_a_input, mission), passes=pass_group_number, fails=fail_group_number)
@@ -157,7 +158,7 @@ def command(
     if ranks.rank:
         _other_rank(here, found, ranks.rank, ranks.world_size, summarizer, plan, given)
     else:
-        _whole(root, here, places, found, ranks, summarizer, plan, given)
+        _whole(session, here, places, found, ranks, summarizer, plan, given)
 
 
 def _other_rank(
@@ -191,7 +192,7 @@ def _other_rank(
 
 
 def _whole(
-    root: DataRoot,
+    session: Session,
     here: DataRoot,
     places: dict[Place, str | None],
     found: Discovery,
@@ -203,7 +204,7 @@ def _whole(
     """All ranks, or the first of torchrun's; then the merge."""
     from dagster_project.work import open_work
 
-    resource = _resource(root, summarizer)
+    root, resource = session.root, _resource(session.root, summarizer)
     # A mistake, or a model that is not there, is told at once, and leaves neither a partition nor a run.
     maker = resource.maker(found.mission)
     resource.factory()
@@ -213,10 +214,10 @@ def _whole(
     under_torchrun = ranks.rank is not None
     launch = launch_of(os.environ) if under_torchrun else None
     numbers = [0] if under_torchrun else list(range(ranks.world_size))
-    with open_work(root, may_begin=True) as work:
+    with open_work(session, may_begin=True) as work:
         for name, folder in places.items():
             if folder:
-                put(root, name, folder)
+                session.put(name, folder)
         if found.groups:
             how = {**plan, **_working(given), "workers": len(numbers), "launch": launch, "claim_stays": True}
             work.infer_ranks(found.mission, numbers, ranks.world_size, summarizer=summarizer, **how)
@@ -227,7 +228,7 @@ def _whole(
         work.merge_groups(found.mission, summarizer=summarizer, wait_seconds=wait, **how)
         if work.interrupted or not work.only_images_failed:
             leave_if_ended(work)
-        rows = _problems(root, found.mission)
+        rows = _problems(session.reading, found.mission)
         _tell(found, work.counts(), maker, rows)
         leave_if_ended(work)
     if any(row.reason == RANK_DIED for row in rows):  # a rank of torchrun's, which told its own process alone
@@ -241,12 +242,6 @@ def _make_folder(output: Path) -> None:
     except OSError as error:
         what = f"cannot create the output folder: {error.strerror}"
         raise ImagemillError(what, where=output, do="give another --output_dir") from error
-
-
-def _configured_ranks(root: DataRoot) -> int:
-    from resources.data_root import config_of
-
-    return config_of(root).stage_a_ranks
 
 
 def _working(given: dict[str, Any]) -> dict[str, Any]:
@@ -266,9 +261,8 @@ def _revision(maker: dict[str, str]) -> list[str]:
     return [f"revision {maker['revision']}"] if "revision" in maker else []
 
 
-def _problems(root: DataRoot, mission: str) -> list[Problem]:
-    with Ledger(root.ledger, read_only=True) as ledger:
-        return [row for row in ledger.problems() if row.asset == ASSET and row.item.startswith(f"{mission}/")]
+def _problems(ledger: Ledger, mission: str) -> list[Problem]:
+    return [row for row in ledger.problems() if row.asset == ASSET and row.item.startswith(f"{mission}/")]
 
 
 def _tell(found: Discovery, counts: dict[str, dict[str, int]], maker: dict[str, str], rows: Sequence[Problem]) -> None:

@@ -6,7 +6,7 @@ import click
 import msgspec
 
 from dagster_project.cli.options import root_options
-from imagemill.domain.layout import DataRoot
+from imagemill.pipeline.session import Session
 from imagemill.pipeline.status import Status, read_status
 from imagemill.store.locations import gone
 from imagemill.text.units import counted
@@ -17,9 +17,9 @@ SHOWN = 20
 @click.command("status")
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 @root_options
-def command(root: DataRoot, as_json: bool) -> None:
+def command(session: Session, as_json: bool) -> None:
     """Count images, embeddings, records, shards, and inputs that did not reach the output."""
-    status, lost = read_status(root), gone(root)
+    status, lost = read_status(session), gone(session.root)
     if as_json:
         document = {**msgspec.to_builtins(status), "reasons": status.reasons(), "complete": status.complete,
                     "folders_gone": {name: str(place) for name, place in lost.items()}}  # fmt: skip

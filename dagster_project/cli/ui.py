@@ -7,8 +7,8 @@ import sys
 import click
 
 from dagster_project.cli.options import root_options
-from imagemill.domain.layout import DataRoot
 from imagemill.errors import WrongUsage
+from imagemill.pipeline.session import Session
 from imagemill.store.locations import refuse_no_root, refuse_read_only, sweep_state
 from imagemill.web_guard import allowed_host
 
@@ -24,9 +24,10 @@ from imagemill.web_guard import allowed_host
     help="Further name under which browsers may open it; may repeat. Always: localhost, 127.0.0.1, [::1], --host.",
 )
 @root_options
-def command(root: DataRoot, port: int, host: str, allowed: tuple[str, ...]) -> None:
+def command(session: Session, port: int, host: str, allowed: tuple[str, ...]) -> None:
     """Open the UI: assets, partitions, checks, runs, backfills, sensors. Ends with Ctrl-C."""
     hosts = tuple(dict.fromkeys(allowed_host(name) for name in (host, *allowed)))
+    root = session.root
     refuse_no_root(root)
     refuse_read_only(root.state)
     sweep_state(root)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, get_args
 import click
 
 from dagster_project.cli.options import root_options
-from imagemill.domain.layout import DataRoot
 from imagemill.domain.preset_records import PresetRules
 from imagemill.errors import MissingInput
+from imagemill.pipeline.session import Session
 from imagemill.validation.findings import Report, as_json, as_text
 from imagemill.validation.images import FIRST, ImageMode
 from imagemill.validation.validator import KINDS, Options, missing, validate_each
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 @click.option("--json", "as_lines", is_flag=True, help="One JSON report per line, for programs.")
 @root_options
 def command(
-    root: DataRoot,
+    session: Session,
     files: tuple[Path, ...],
     kind: str | None,
     max_pixels: int | None,
@@ -51,17 +51,17 @@ def command(
     passed = True
     # Members are compared with this data root's files where it is asked for.
     compared = sample is not None and any(map(_is_shards, files))
-    contents = _recorded(root) if compared else None
+    contents = _recorded(session) if compared else None
     for path in files:
         options = Options(
             limits=PresetRules(max_pixels, multiple_of),
             image_mode=image_check_mode,
             image_first=image_check_n,
             enforce_real_images_folder=enforce_real_images_dir,
-            derived=root.derived if sample is not None and _is_shards(path) else None,
+            derived=session.root.derived if sample is not None and _is_shards(path) else None,
             sample=sample,
             contents=contents,
-            data_root=root.path if path.absolute() == root.stage2_jsonl.absolute() else None,
+            data_root=session.root.path if path.absolute() == session.root.stage2_jsonl.absolute() else None,
         )
         try:
             for report in validate_each(path, kind=kind, options=options):
@@ -84,10 +84,10 @@ def show(report: Report, *, as_lines: bool) -> None:
         click.echo(f"{report.file}: the npy files were not opened; `imagemill verify` reads them")
 
 
-def _recorded(root: DataRoot) -> "RecordedContents":
+def _recorded(session: Session) -> "RecordedContents":
     from imagemill.validation.contents import RecordedContents  # brings numpy, which records alone do not need
 
-    return RecordedContents.read(root.ledger)
+    return RecordedContents(session.reading)
 
 
 def _is_shards(path: Path) -> bool:

@@ -2,17 +2,16 @@
 
 import sys
 from collections.abc import Iterator
-from contextlib import closing
 
 import click
 
 from dagster_project.cli.options import root_options
-from imagemill.config import config_in_force
 from imagemill.domain.layout import DataRoot
 from imagemill.errors import ImagemillError
 from imagemill.pipeline.curation.near_duplicates import reported_images
+from imagemill.pipeline.session import Session
 from imagemill.pipeline.shards.shard_sets import refuse_no_sets
-from imagemill.pipeline.status import open_ledger
+from imagemill.pipeline.status import ledger_of_runs
 from imagemill.store.ledger import LedgerDamaged
 from imagemill.store.locations import refuse_gone
 from imagemill.validation.contents import RecordedContents
@@ -27,23 +26,18 @@ from imagemill.validation.validator import Options, missing, validate, verify_st
     "--sample", type=int, metavar="N", default=0, help="Compare the first N samples of each tar (default: all)."
 )
 @root_options
-def command(root: DataRoot, sample: int) -> None:
+def command(session: Session, sample: int) -> None:
     """Read everything back and compare. Names each bad id; exit 1 on any finding."""
-    _check_ledger(root)
-    contents = RecordedContents.read(root.ledger)
+    root, ledger = session.root, ledger_of_runs(session)
+    if problem := ledger.check():
+        raise LedgerDamaged.at(root.ledger, problem)
+    contents = RecordedContents(ledger)
     reports = [
         verify_stage2(root.stage2_jsonl, root.derived, contents),
         *_shards(root, sample, contents),
-        *_coverage(root),
+        *_coverage(session),
     ]
     sys.exit(show(reports))
-
-
-def _check_ledger(root: DataRoot) -> None:
-    """Raise LedgerDamaged unless every page and row of the ledger can be read."""
-    with closing(open_ledger(root)) as ledger:
-        if problem := ledger.check():
-            raise LedgerDamaged.at(root.ledger, problem)
 
 
 def _shards(root: DataRoot, sample: int, contents: RecordedContents) -> Iterator[Report]:
@@ -57,14 +51,14 @@ def _shards(root: DataRoot, sample: int, contents: RecordedContents) -> Iterator
         yield validate(folder, kind="shards", options=Options(derived=root.derived, sample=sample, contents=contents))
 
 
-def _coverage(root: DataRoot) -> Iterator[Report]:
+def _coverage(session: Session) -> Iterator[Report]:
     """The records against all sets together, where there are sets."""
-    excluded = reported_images(root.derived, config_in_force(root).near_duplicates)
+    root = session.root
+    excluded = reported_images(root.derived, session.config.near_duplicates)
     if excluded is None or not set_folders(root.shards):  # nothing is packed without a report
         return
-    with closing(open_ledger(root)) as ledger:
-        findings = shard_coverage(root.stage2_jsonl, root.derived, root.shards, ledger, excluded=excluded)
-        yield collect(str(root.shards), "records and shards", findings)
+    findings = shard_coverage(root.stage2_jsonl, root.derived, root.shards, session.reading, excluded=excluded)
+    yield collect(str(root.shards), "records and shards", findings)
 
 
 def show(reports: list[Report]) -> int:

@@ -8,11 +8,11 @@ from dagster_project.cli.shards import told
 from imagemill.domain.buckets import BUCKETS
 from imagemill.domain.layout import DataRoot
 from imagemill.errors import MissingInput
+from imagemill.pipeline.session import Session
 from imagemill.pipeline.shards.shard_sets import bucket_folder, live_lines, read_manifest, refuse_no_sets
 from imagemill.pipeline.stage2.record_index import read_recorded
 from imagemill.store.ledger import Ledger
 from imagemill.store.locations import refuse_gone
-from imagemill.store.second_copy import open_ledger
 from imagemill.text.close_names import MOST, name_hint
 
 
@@ -20,16 +20,16 @@ from imagemill.text.close_names import MOST, name_hint
 @click.argument("ids", nargs=-1, required=True, metavar="ID…")
 @click.option("--restore", is_flag=True, help="Undo: they count again.")
 @root_options
-def command(root: DataRoot, ids: tuple[str, ...], restore: bool) -> None:
+def command(session: Session, ids: tuple[str, ...], restore: bool) -> None:
     """Take images out of the shards, or bring them back. Their files and records stay."""
+    root = session.root
     refuse_gone(root, "shards")
     refuse_no_sets(root.shards)
     from dagster_project.work import open_work
 
-    with open_work(root) as work:
-        with open_ledger(root) as ledger:
-            _refuse_unknown(root, ledger, ids)
-            (ledger.restore if restore else ledger.withdraw)(ids)
+    with open_work(session) as work:
+        _refuse_unknown(root, session.ledger, ids)
+        (session.ledger.restore if restore else session.ledger.withdraw)(ids)
         work.pack(BUCKETS, existing="withdraw")
         leave_if_ended(work)
         counts = work.counts()

@@ -17,15 +17,11 @@ from typing import Literal
 
 import msgspec
 
-from imagemill.config import config_in_force
 from imagemill.domain.embedding_specs import DINOV3, T5, EmbeddingSpec, embedding_specs
-from imagemill.domain.layout import DataRoot
-from imagemill.errors import ImagemillError
-from imagemill.formats.npy import NpyStore
 from imagemill.models import CAPTIONER
+from imagemill.pipeline.stage2.inventory import Inventory
 from imagemill.pipeline.stage2.merge import ADDED, ASSET, MIGRATED, Merge
 from imagemill.pipeline.stage2.plan import EmbeddingPlan, plan_for
-from imagemill.pipeline.stage2.record_index import Recorded, read_recorded
 from imagemill.pipeline.stage2.scan import Scan
 from imagemill.store.ledger import Ledger, Problem
 from imagemill.text.units import counted
@@ -73,32 +69,33 @@ class Standing:
     """
 
     scan: Scan
-    recorded: Recorded
     plans: dict[EmbeddingSpec, EmbeddingPlan]
     problems: list[Problem]
     left: Set[str] = field(default_factory=frozenset)
 
     @classmethod
     def read(
-        cls, root: DataRoot, scan: Scan, ledger: Ledger, problems: Sequence[Problem], *, records_only: bool = False
+        cls,
+        inventory: Inventory,
+        ledger: Ledger,
+        problems: Sequence[Problem],
+        *,
+        captioned: bool = False,
+        records_only: bool = False,
     ) -> "Standing":
         """Plan every kind; no image and no npy is opened.
 
         Args:
-            records_only: include images that only a record knows.
+            captioned: whether a captioner is configured: images without a caption wait for it. records_only: include images
+                that only a record knows.
         """
-        recorded = read_recorded(root.stage2_jsonl)
-        ids = list(scan.sources)
+        sources = inventory.scan.sources
+        ids = list(sources)
         if records_only:
-            ids += [image_id for image_id in recorded.lines if image_id not in scan.sources]
-        awaited = _awaiting_captions(root, scan, ledger)
-        plans = {
-            spec: plan_for(
-                spec, ids, scan, ledger, NpyStore(root.derived / spec.folder, spec).listing(), recorded, awaited
-            )
-            for spec in embedding_specs()
-        }
-        return cls(scan, recorded, plans, _still_hold(problems, plans, awaited), frozenset(recorded.stage1))
+            ids += [image_id for image_id in inventory.recorded.lines if image_id not in sources]
+        awaited = _awaiting_captions(inventory.scan, ledger) if captioned else frozenset[str]()
+        plans = {spec: plan_for(spec, ids, inventory, ledger, awaited) for spec in embedding_specs()}
+        return cls(inventory.scan, plans, _still_hold(problems, plans, awaited), frozenset(inventory.recorded.stage1))
 
     def outcomes(
         self, kinds: Collection[str], embedded: Set[str] = frozenset(), *, migrate: bool
@@ -154,14 +151,8 @@ def _still_hold(
     return [p for p in rest if p.reason != "missing_caption" or p.item not in awaited]
 
 
-def _awaiting_captions(root: DataRoot, scan: Scan, ledger: Ledger) -> set[str]:
-    """Images without a caption, if a captioner is configured: they wait for it, unless it has refused or failed them."""
-    try:
-        enabled = config_in_force(root).captioner.enabled
-    except ImagemillError:  # the command that uses the configuration reports it
-        return set()
-    if not enabled:
-        return set()
+def _awaiting_captions(scan: Scan, ledger: Ledger) -> set[str]:
+    """Images without a caption: they wait for the captioner, unless it has refused or failed them."""
     asked = {p.item for p in ledger.problems() if p.asset == CAPTIONER}
     return scan.sources.keys() - ledger.captions().keys() - asked
 
@@ -184,7 +175,7 @@ def count_merge(merge: Merge, ledger: Ledger, problems: Sequence[Problem]) -> di
         problems: of the ledger, those that still hold.
     """
     changes = ledger.changes()
-    standing = Standing.read(merge.root, merge.scan, ledger, problems, records_only=True)
+    standing = Standing.read(merge.inventory, ledger, problems, captioned=merge.captioned, records_only=True)
     # CONTRACTS section 1, "Migration": a Stage 1 record without a caption counts as failed.
     failed = {p.item for p in problems if p.reason == "missing_caption" and p.item in standing.left and merge.migrate}
     outcomes = standing.outcomes(merge.kinds, migrate=merge.migrate)
@@ -192,7 +183,7 @@ def count_merge(merge: Merge, ledger: Ledger, problems: Sequence[Problem]) -> di
     outcomes |= unmigrated
     complete = _complete(standing, changes)
     counts = Counter(_counter(outcomes[i], changes.get(i, frozenset()), i in complete) for i in outcomes)
-    counts["refused"] += len(merge.scan.refused_images)
+    counts["refused"] += len(standing.scan.refused_images)
     images = standing.counts(embedded_images(changes))
     return {
         **{name: counts[name] for name in COUNTERS},

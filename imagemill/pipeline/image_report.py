@@ -17,66 +17,65 @@ from imagemill.formats.jsonl import read_jsonl
 from imagemill.formats.npy import NpyStore
 from imagemill.fs.fingerprints import signature_bytes
 from imagemill.pipeline.problem_list import current_problems, gone_images
+from imagemill.pipeline.session import Session
 from imagemill.pipeline.shards.shard_sets import INDEX, bucket_folder, read_tombstones, recorded_parameters
-from imagemill.pipeline.stage2.record_index import read_recorded
+from imagemill.pipeline.stage2.inventory import Inventory
 from imagemill.pipeline.stage2.scan import SOURCE_ASSET, UNUSED_REASONS, Scan
-from imagemill.pipeline.status import open_ledger, scan_root
+from imagemill.pipeline.status import ledger_of_runs
 from imagemill.store.ledger import Ledger, Problem
 from imagemill.text.close_names import name_hint
 
 
-def explain(root: DataRoot, image_id: str) -> dict[str, Any]:
+def explain(session: Session, image_id: str) -> dict[str, Any]:
     """The whole story of one image: what is known at every station, and why it went no further.
 
     Raises:
         MissingInput: no station has ever heard of it.
     """
-    scan = scan_root(root)
-    with open_ledger(root) as ledger:
-        source, facts = scan.sources.get(image_id), ledger.sources([image_id]).get(image_id)
-        caption = ledger.captions([image_id]).get(image_id)
-        story: dict[str, Any] = {"image_id": image_id}
-        if source:
-            story["source"] = {"file": f"approved/{source.file_name}", "bytes": signature_bytes(source.stat)}
-        if facts:
-            story["source"] = {**story.get("source", {"file": f"approved/{facts.file_name}", "missing": True}),
-                               "fingerprint": facts.fingerprint, "height": facts.height, "width": facts.width}  # fmt: skip
-            story["bucket"] = assign_bucket(facts.width, facts.height)
-        if caption:
-            story["caption"] = {"text": caption.text, "origin": caption.origin, "truncated": caption.truncated}
-        story["embeddings"] = {spec.kind: _embedding(root, spec, image_id, ledger) for spec in embedding_specs()}
-        story["record"] = _record_line(root, image_id)
-        story["shard"] = _shard_place(root.shards, image_id)
-        problems = [p for p in current_problems(scan, ledger) if _id_of(p) == image_id]
-        if not source and (unused := _unused_files(scan, image_id)):
-            story["source"] = {"file": ", ".join(f"approved/{p.item}" for p in unused), "not used": unused[0].reason}
-        packable = story["record"] and all(story["embeddings"].values()) and not problems
-        if packable and story["shard"] is None and (limit := _limit(root.shards, story.get("bucket"))):
-            story["limit"] = limit
-        story["problems"] = [
-            {"asset": p.asset, "outcome": p.outcome, "reason": p.reason, "detail": p.detail, "do": p.remedy}
-            for p in problems
-        ] + [
-            {"asset": SOURCE_ASSET, "outcome": p.outcome, "reason": p.reason, "detail": p.detail, "do": p.remedy}
-            for p in gone_images(scan, ledger) if p.item == image_id
-        ]  # fmt: skip
+    root, inventory = session.root, session.overview()
+    scan, ledger = inventory.scan, ledger_of_runs(session)
+    source, facts = scan.sources.get(image_id), ledger.sources([image_id]).get(image_id)
+    caption = ledger.captions([image_id]).get(image_id)
+    story: dict[str, Any] = {"image_id": image_id}
+    if source:
+        story["source"] = {"file": f"approved/{source.file_name}", "bytes": signature_bytes(source.stat)}
+    if facts:
+        story["source"] = {**story.get("source", {"file": f"approved/{facts.file_name}", "missing": True}),
+                           "fingerprint": facts.fingerprint, "height": facts.height, "width": facts.width}  # fmt: skip
+        story["bucket"] = assign_bucket(facts.width, facts.height)
+    if caption:
+        story["caption"] = {"text": caption.text, "origin": caption.origin, "truncated": caption.truncated}
+    story["embeddings"] = {spec.kind: _embedding(root, spec, image_id, ledger) for spec in embedding_specs()}
+    story["record"] = _record_line(inventory, image_id)
+    story["shard"] = _shard_place(root.shards, image_id)
+    problems = [p for p in current_problems(scan, ledger) if _id_of(p) == image_id]
+    if not source and (unused := _unused_files(scan, image_id)):
+        story["source"] = {"file": ", ".join(f"approved/{p.item}" for p in unused), "not used": unused[0].reason}
+    packable = story["record"] and all(story["embeddings"].values()) and not problems
+    if packable and story["shard"] is None and (limit := _limit(root.shards, story.get("bucket"))):
+        story["limit"] = limit
+    story["problems"] = [
+        {"asset": p.asset, "outcome": p.outcome, "reason": p.reason, "detail": p.detail, "do": p.remedy}
+        for p in problems
+    ] + [
+        {"asset": SOURCE_ASSET, "outcome": p.outcome, "reason": p.reason, "detail": p.detail, "do": p.remedy}
+        for p in gone_images(scan, ledger) if p.item == image_id
+    ]  # fmt: skip
     if not (source or facts or problems or story["record"] or story["shard"]):
         raise MissingInput(
             f"no image {image_id!r}",
             where=root.approved,
-            why=name_hint(image_id, known_ids(root, scan)),
+            why=name_hint(image_id, known_ids(inventory, ledger)),
             do="check the id: it is the name of the image file without its extension",
         )
     return story
 
 
-def known_ids(root: DataRoot, scan: Scan | None = None) -> set[str]:
+def known_ids(inventory: Inventory, ledger: Ledger) -> set[str]:
     """Return the ids of all images that a data root contains or has contained."""
-    scan = scan or scan_root(root)
-    with open_ledger(root) as ledger:
-        recorded = {*ledger.ids("sources"), *ledger.ids("withdrawn")}
-    stems = {image_id_of(problem.item) for problem in scan.problems}
-    return {*scan.sources, *stems, *recorded, *read_recorded(root.stage2_jsonl).lines}
+    stems = {image_id_of(problem.item) for problem in inventory.scan.problems}
+    known = {*ledger.ids("sources"), *ledger.ids("withdrawn"), *inventory.recorded.lines}
+    return {*inventory.scan.sources, *stems, *known}
 
 
 def _unused_files(scan: Scan, image_id: str) -> list[Problem]:
@@ -100,8 +99,8 @@ def _embedding(root: DataRoot, spec: Any, image_id: str, ledger: Ledger) -> dict
     return {"file": f"derived/{spec.folder}/{path.name}", "bytes": signature_bytes(stat), **known}
 
 
-def _record_line(root: DataRoot, image_id: str) -> int | None:
-    span = read_recorded(root.stage2_jsonl).lines.get(image_id)
+def _record_line(inventory: Inventory, image_id: str) -> int | None:
+    span = inventory.recorded.lines.get(image_id)
     return span.number if span else None
 
 

@@ -7,8 +7,10 @@ Source: CONTRACTS section 0, "Locks are per asset and partition, never per root"
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 from imagemill.errors import ImagemillError
 from imagemill.store.ledger import Ledger
@@ -44,19 +46,37 @@ def wait_for_claim(ledger: Ledger, asset: str, items: Sequence[str], run_id: str
 
 
 @contextmanager
-def claimed_until_output(ledger: Ledger, asset: str, items: Sequence[str], run_id: str) -> Iterator[None]:
-    """Claim partitions for an asset's body. They stay claimed when it ends well: its IO manager releases them at the end."""
+def claimed(ledger: Ledger, asset: str, items: Sequence[str], run_id: str, *, stays: bool = False) -> Iterator[None]:
+    """Claim partitions while the block runs; if it `stays` and the block ends well, until this process ends."""
     wait_for_claim(ledger, asset, items, run_id)
     try:
         yield
     except BaseException:
-        ledger.release(asset, run_id)
+        stays = False
         raise
+    finally:
+        if not stays:
+            ledger.release(asset, run_id)
 
 
-@contextmanager
-def claimed(ledger: Ledger, asset: str, items: Sequence[str], run_id: str) -> Iterator[None]:
-    """Claim partitions while the block runs."""
-    with claimed_until_output(ledger, asset, items, run_id):
-        yield
-    ledger.release(asset, run_id)
+@dataclass(frozen=True, slots=True)
+class Leased:
+    """What an asset returns to its IO manager: work on some partitions, planned once they are claimed.
+
+    Attributes:
+        asset, items, run_id: of the claim.
+        plan: returns what the IO manager stores; called within the claim, since another run may have worked on the same
+            partitions while this one waited.
+    """
+
+    ledger: Ledger
+    asset: str
+    items: Sequence[str]
+    run_id: str
+    plan: Callable[[], Any]
+
+    @contextmanager
+    def claimed(self) -> Iterator[Any]:
+        """Claim the partitions, plan, and release them when the block has ended."""
+        with claimed(self.ledger, self.asset, self.items, self.run_id):
+            yield self.plan()

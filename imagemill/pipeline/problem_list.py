@@ -21,10 +21,11 @@ from imagemill.formats.npy import NpyStore
 from imagemill.fs.fingerprints import FileSignature
 from imagemill.models import CAPTIONER
 from imagemill.pipeline.shards.readiness import ASSET as SHARDS
+from imagemill.pipeline.stage2.inventory import Inventory
 from imagemill.pipeline.stage2.merge import ASSET as RECORDS
 from imagemill.pipeline.stage2.plan import IMAGE_REASONS, plan_for
 from imagemill.pipeline.stage2.quarantine import BAD_ID, DUPLICATE, MALFORMED, REPLACED_TEXTS, quarantined
-from imagemill.pipeline.stage2.scan import SIDECARS, SOURCE_ASSET, Scan, is_image, scan_approved
+from imagemill.pipeline.stage2.scan import SIDECARS, SOURCE_ASSET, Scan, is_image
 from imagemill.store.ledger import Ledger, Problem, SourceRow
 
 SOURCE_MISSING, RENAMED = "source_missing", "renamed"
@@ -90,13 +91,13 @@ def _signature_of(problem: Problem, scan: Scan) -> FileSignature | None:
     return source.caption if problem.asset == SIDECARS else source.stat
 
 
-def list_problems(root: DataRoot, scan: Scan, ledger: Ledger, problems: Iterable[Problem]) -> list[InputProblem]:
+def list_problems(inventory: Inventory, ledger: Ledger, problems: Iterable[Problem]) -> list[InputProblem]:
     """Return one entry per input and reason, in order of items.
 
     Args:
         problems: those of the ledger that still hold.
     """
-    entries = [*_of_ledger(problems), *gone_images(scan, ledger), *_quarantined_lines(root)]
+    entries = [*_of_ledger(problems), *gone_images(inventory.scan, ledger), *_quarantined_lines(inventory.root)]
     return _sorted(entries)
 
 
@@ -175,7 +176,7 @@ def _quarantined_lines(root: DataRoot) -> Iterator[InputProblem]:
 # ---- of one output
 
 
-def problems_of_kind(root: DataRoot, ledger: Ledger, spec: EmbeddingSpec) -> list[InputProblem]:
+def problems_of_kind(inventory: Inventory, ledger: Ledger, spec: EmbeddingSpec) -> list[InputProblem]:
     """Return why images have no file of this kind.
 
     An image that is refused for its own bytes is refused for every kind, although one asset recorded it.
@@ -186,17 +187,19 @@ def problems_of_kind(root: DataRoot, ledger: Ledger, spec: EmbeddingSpec) -> lis
         is_source = problem.asset == SOURCE_ASSET and is_image(problem.item)
         return problem.asset in assets or is_source or _is_of_image(problem)
 
-    scan, held = _held(root, ledger, concerns)
-    ids = sorted({problem.item for problem in held if problem.item in scan.sources})
-    done = {row.image_id for row in plan_for(spec, ids, scan, ledger, _listing(root, spec, ids)).done} if ids else set()
+    held = _held(inventory, ledger, concerns)
+    ids = sorted({problem.item for problem in held if problem.item in inventory.scan.sources})
+    # Their files as they are now: the listing may be from before this pass.
+    current = inventory.with_files(spec, _listing(inventory.store(spec), ids))
+    done = {row.image_id for row in plan_for(spec, ids, current, ledger).done}
     return _sorted(_of_ledger(problem for problem in held if problem.item not in done))
 
 
-def problems_of_records(root: DataRoot, ledger: Ledger) -> list[InputProblem]:
+def problems_of_records(inventory: Inventory, ledger: Ledger) -> list[InputProblem]:
     """Return why inputs have no record, or not the one that they ask for; lines in quarantine too."""
     assets = {SOURCE_ASSET, RECORDS} | _OF_CAPTIONS
-    held = _held(root, ledger, lambda problem: problem.asset in assets or _is_of_image(problem))[1]
-    return _sorted([*_of_ledger(held), *_quarantined_lines(root)])
+    held = _held(inventory, ledger, lambda problem: problem.asset in assets or _is_of_image(problem))
+    return _sorted([*_of_ledger(held), *_quarantined_lines(inventory.root)])
 
 
 def _sorted(entries: Iterable[InputProblem]) -> list[InputProblem]:
@@ -208,15 +211,14 @@ def _is_of_image(problem: Problem) -> bool:
     return problem.asset in assets and problem.reason in IMAGE_REASONS
 
 
-def _held(root: DataRoot, ledger: Ledger, concerns: Callable[[Problem], bool]) -> tuple[Scan, list[Problem]]:
+def _held(inventory: Inventory, ledger: Ledger, concerns: Callable[[Problem], bool]) -> list[Problem]:
     """Return the problems of concern that hold now. The folder is only listed if there are any."""
     rows = [problem for problem in ledger.problems() if concerns(problem)]
-    scan = scan_approved(root.approved) if rows and root.approved.is_dir() else Scan({}, [])
-    return scan, current_problems(scan, ledger, rows)
+    return current_problems(inventory.scan, ledger, rows) if rows else []
 
 
-def _listing(root: DataRoot, spec: EmbeddingSpec, ids: Iterable[str]) -> dict[str, FileSignature]:
-    store, found = NpyStore(root.derived / spec.folder, spec), {}
+def _listing(store: NpyStore, ids: Iterable[str]) -> dict[str, FileSignature]:
+    found = {}
     for image_id in ids:
         try:
             found[image_id] = store.stat(image_id)

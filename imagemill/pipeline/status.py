@@ -12,13 +12,12 @@ from functools import cached_property
 import msgspec
 
 from imagemill.domain.buckets import BUCKETS
-from imagemill.domain.layout import DataRoot
 from imagemill.errors import ImagemillError, MissingInput
 from imagemill.pipeline.accounting import ImageCounts, Standing
 from imagemill.pipeline.problem_list import DECISIONS, STAGE2_ASSETS, InputProblem, current_problems, list_problems
+from imagemill.pipeline.session import Session
 from imagemill.pipeline.shards.shard_sets import bucket_folder, load_manifest
 from imagemill.pipeline.stage2.plan import EmbeddingPlan
-from imagemill.pipeline.stage2.scan import Scan, scan_approved
 from imagemill.store.ledger import Ledger
 from imagemill.store.locations import nothing_has_run
 from imagemill.store.second_copy import newest
@@ -65,8 +64,9 @@ class Status(msgspec.Struct, dict=True):
         return not unfinished and not self.regenerating and self.records >= counts.seen
 
 
-def open_ledger(root: DataRoot) -> Ledger:
-    """Open the ledger for reading. Raises MissingInput if nothing has run, or if the ledger is lost."""
+def ledger_of_runs(session: Session) -> Ledger:
+    """Return the ledger for reading. Raises MissingInput if nothing has run, or if the ledger is lost."""
+    root = session.root
     if not root.ledger.exists() and (found := newest(root)):
         raise MissingInput(
             "the ledger is lost",
@@ -76,31 +76,28 @@ def open_ledger(root: DataRoot) -> Ledger:
         )
     if not root.ledger.exists():
         raise nothing_has_run(root)
-    return Ledger(root.ledger, read_only=True)
+    return session.reading
 
 
-def scan_root(root: DataRoot) -> Scan:
-    """`approved/` as it is; nothing where a root that has runs behind it holds only public data or Stage-A."""
-    return scan_approved(root.approved) if root.approved.is_dir() or not root.ledger.exists() else Scan({}, [])
-
-
-def read_status(root: DataRoot, embedded: frozenset[str] | set[str] = frozenset()) -> Status:
+def read_status(session: Session, embedded: frozenset[str] | set[str] = frozenset()) -> Status:
     """Gather the state of a data root from listings, ledger, records and manifests.
 
     Args:
         embedded: images for which the calling command made a file.
     """
-    scan, status = scan_root(root), Status()
-    with open_ledger(root) as ledger:
-        standing = Standing.read(root, scan, ledger, current_problems(scan, ledger))
-        status.images = standing.counts(embedded)
-        status.kinds = {spec.kind: _plan_counts(plan) for spec, plan in standing.plans.items()}
-        status.regenerating, status.truncated = sorted(ledger.regenerating()), ledger.truncated()
-        status.problems = list_problems(root, scan, ledger, standing.problems)
-    status.records, status.stage1 = len(standing.recorded.lines), len(standing.recorded.stage1)
+    inventory, status = session.overview(), Status()
+    scan = inventory.scan  # a missing folder of images is told first
+    ledger = ledger_of_runs(session)
+    problems = current_problems(scan, ledger)
+    standing = Standing.read(inventory, ledger, problems, captioned=session.captioned)
+    status.images = standing.counts(embedded)
+    status.kinds = {spec.kind: _plan_counts(plan) for spec, plan in standing.plans.items()}
+    status.regenerating, status.truncated = sorted(ledger.regenerating()), ledger.truncated()
+    status.problems = list_problems(inventory, ledger, standing.problems)
+    status.records, status.stage1 = len(inventory.recorded.lines), len(inventory.recorded.stage1)
     for bucket in BUCKETS:
         try:
-            manifest = load_manifest(bucket_folder(root.shards, bucket))
+            manifest = load_manifest(bucket_folder(session.root.shards, bucket))
             status.buckets[bucket] = (manifest.samples, len(manifest.shards))
         except MissingInput:
             continue

@@ -22,7 +22,7 @@ from imagemill.domain.layout import DEFAULT_ROOT, DataRoot, local_path
 from imagemill.errors import ImagemillError, MissingInput, WrongUsage
 from imagemill.fs.atomic import atomic_write, sweep_temporaries
 from imagemill.store.ledger import Ledger
-from imagemill.store.second_copy import open_ledger, refresh
+from imagemill.store.second_copy import refresh
 
 Place = Literal["derived", "shards", "public_data", "stage_a_input", "stage_a_output"]
 
@@ -37,15 +37,6 @@ _PLACE = "place."
 _ONLY_READ = {"stage_a_input"}
 
 
-def locate(given: str | os.PathLike[str] | None = None) -> DataRoot:
-    """The data root, with its folders where the last runs put them."""
-    root = DataRoot.resolve(given)
-    if not root.ledger.is_file():
-        return root
-    with Ledger(root.ledger, read_only=True) as ledger:
-        return with_recorded(root, ledger.setting)
-
-
 def with_recorded(root: DataRoot, setting: Callable[[str], str | None]) -> DataRoot:
     """Return the data root with the folders that earlier runs used instead of the default ones, by the recorded settings."""
     found = {name: setting(f"{_PLACE}{name}") for name in get_args(Place)}
@@ -57,7 +48,7 @@ def at(root: DataRoot, name: Place, folder: str | os.PathLike[str]) -> DataRoot:
     return replace(root, **{f"{name}_at": local_path(folder, _OPTIONS[name])})
 
 
-def put(root: DataRoot, name: Place, folder: str | os.PathLike[str]) -> DataRoot:
+def put(root: DataRoot, ledger: Ledger, name: Place, folder: str | os.PathLike[str]) -> DataRoot:
     """Use this folder from now on. Another one than before is said, and records that lie in the old one come along.
 
     Raises:
@@ -72,9 +63,8 @@ def put(root: DataRoot, name: Place, folder: str | os.PathLike[str]) -> DataRoot
         print(f"{name}: in {place} from now on, until now in {before}", file=sys.stderr, flush=True)
         if name == "derived":
             _bring_records(root.stage2_jsonl, now.stage2_jsonl)
-    with open_ledger(now) as ledger:
-        ledger.record_setting(f"{_PLACE}{name}", str(place))
-        refresh(now, ledger)
+    ledger.record_setting(f"{_PLACE}{name}", str(place))
+    refresh(now, ledger)
     return now
 
 

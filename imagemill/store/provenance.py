@@ -132,57 +132,61 @@ def guard_identity(ledger: Ledger, identity: ModelIdentity) -> ModelIdentity:
         ModelMismatch: naming the facts that differ, or the files of another model if the record was lost.
     """
     with ledger.transaction():
-        recorded = check_identity(ledger, identity)
-        if recorded is None:
+        makers = read_makers(ledger, identity.kind)
+        makers.check(identity)
+        if makers.recorded is None:
             record_identity(ledger, identity)
-    return recorded or identity
+    return makers.recorded or identity
 
 
-def check_identity(ledger: Ledger, identity: ModelIdentity) -> ModelIdentity | None:
-    """Refuse a model that is not the recorded one of its kind; return the recorded one, None before the first file.
+class Makers(msgspec.Struct, frozen=True):
+    """Who made the files of a kind, as far as the ledger knows; a worker, which never opens the ledger, is given it.
 
-    Raises:
-        ModelMismatch: as `guard_identity`.
+    Attributes:
+        recorded: the recorded model, None before the first file, or where the record was lost.
+        keys: what the rows of the files say. ledger: its path, for messages.
     """
-    recorded = read_identity(ledger, identity.kind)
-    if recorded is None:
-        _refuse_other_makers(ledger, identity)
-        return None
-    if fields := differing_facts(recorded, identity):
-        raise ModelMismatch(
-            f"{identity.kind}: this run's model is not the one that made the files already there "
-            f"(recorded {recorded.model}, requested {identity.model}; differs in {', '.join(fields)})",
-            where=ledger.path,
-            why="one directory never mixes the vectors of two models",
-            do="set the recorded model in imagemill.yaml, or replace every file with "
-            f"`imagemill stage2 --regenerate {identity.kind}`",
-        )
-    return recorded
+
+    recorded: ModelIdentity | None
+    keys: frozenset[str]
+    ledger: Path
+
+    def check(self, identity: ModelIdentity) -> None:
+        """Refuse a model that is not the recorded one. Raises ModelMismatch, as `guard_identity`."""
+        if self.recorded is None:
+            self._refuse_others(identity)
+        elif fields := differing_facts(self.recorded, identity):
+            raise ModelMismatch(
+                f"{identity.kind}: this run's model is not the one that made the files already there "
+                f"(recorded {self.recorded.model}, requested {identity.model}; differs in {', '.join(fields)})",
+                where=self.ledger,
+                why="one directory never mixes the vectors of two models",
+                do="set the recorded model in imagemill.yaml, or replace every file with "
+                f"`imagemill stage2 --regenerate {identity.kind}`",
+            )
+
+    def _refuse_others(self, identity: ModelIdentity) -> None:
+        """Without a recorded identity, the recorded files still name their makers."""
+        others = sorted(self.keys - _NO_MODEL - {identity.key})
+        if not identity.preview and UNKNOWN_PREVIEW in self.keys:
+            others.append("a preview model")
+        if others:
+            raise ModelMismatch(
+                f"{identity.kind}: the record of the model is lost, and files of another model are there "
+                f"(made by {', '.join(others)}, requested {identity.model} {identity.key})",
+                where=self.ledger,
+                why="one directory never mixes the vectors of two models",
+                do="set the model that made the files in imagemill.yaml, or replace every file with "
+                f"`imagemill stage2 --regenerate {identity.kind}`",
+            )
 
 
-def _refuse_other_makers(ledger: Ledger, identity: ModelIdentity) -> None:
-    """Without a recorded identity, the recorded files still name their makers."""
-    makers = ledger.makers(identity.kind)
-    others = sorted(makers - _NO_MODEL - {identity.key})
-    if not identity.preview and UNKNOWN_PREVIEW in makers:
-        others.append("a preview model")
-    if others:
-        raise ModelMismatch(
-            f"{identity.kind}: the record of the model is lost, and files of another model are there "
-            f"(made by {', '.join(others)}, requested {identity.model} {identity.key})",
-            where=ledger.path,
-            why="one directory never mixes the vectors of two models",
-            do="set the model that made the files in imagemill.yaml, or replace every file with "
-            f"`imagemill stage2 --regenerate {identity.kind}`",
-        )
+def read_makers(ledger: Ledger, kind: str) -> Makers:
+    """Return who made the files of a kind. Raises ImagemillError if the recorded model cannot be read."""
+    recorded = read_identity(ledger, kind)
+    return Makers(recorded, frozenset() if recorded else frozenset(ledger.makers(kind)), ledger.path)
 
 
 def maker_of_adopted(store: NpyStore, image_id: str) -> str:
     """Return the maker to record for a valid file that no row describes: its header shows preview models only."""
     return UNKNOWN_PREVIEW if store.is_preview(image_id) else UNKNOWN
-
-
-def guard_recorded(path: Path, identity: ModelIdentity) -> ModelIdentity:
-    """`guard_identity` with the ledger at this path, for workers that hold no connection."""
-    with Ledger(path) as ledger:
-        return guard_identity(ledger, identity)

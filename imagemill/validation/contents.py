@@ -8,16 +8,13 @@ Belongs elsewhere: what a run does about it (pipeline/stage2/damage.py), headers
 
 import functools
 from collections.abc import Iterator
-from contextlib import closing
-from pathlib import Path
 from typing import Any
 
-from imagemill.domain.embedding_specs import embedding_specs
 from imagemill.errors import InvalidNpy
 from imagemill.formats.npy import NpyStore
 from imagemill.fs.fingerprints import fingerprint_file
 from imagemill.pipeline.stage2.damage import file_name
-from imagemill.store.ledger import IN_MEMORY, FileRow, Ledger
+from imagemill.store.ledger import FileRow, Ledger
 from imagemill.validation.catalogue import finding
 from imagemill.validation.findings import Finding
 
@@ -32,15 +29,6 @@ class RecordedContents:
         # Kinds whose files are being replaced: shards keep the earlier ones until the last is done.
         self.regenerating = frozenset(ledger.regenerating())
         self.damaged: list[tuple[str, str]] = []
-
-    @classmethod
-    def read(cls, ledger: Path) -> "RecordedContents":
-        """Read the ledger of a data root. Without a ledger, nothing is recorded."""
-        with closing(Ledger(ledger, read_only=True) if ledger.is_file() else Ledger(IN_MEMORY)) as opened:
-            contents = cls(opened)
-            for spec in embedding_specs():
-                contents._rows_of(spec.kind)
-            return contents
 
     def row(self, store: NpyStore, image_id: str) -> FileRow | None:
         """Return the row of the file as it is now; None if it has no row, or does not exist."""

@@ -9,7 +9,7 @@ from imagemill.domain.embedding_specs import embedding_specs
 from imagemill.domain.stage2_records import FIELD_RULES, FORMAT_VERSION, RULES, FieldRule, Record, is_stage1
 from imagemill.formats.jsonl import read_jsonl
 from imagemill.pipeline.shards.shard_sets import INDEX
-from imagemill.store.ledger.database import ledger_errors
+from imagemill.store.ledger import Ledger
 from imagemill.validation.catalogue import finding
 from imagemill.validation.lines import Findings
 
@@ -79,28 +79,15 @@ def validate_stage2_table(jsonl: Path, *, migrating: bool = False) -> Findings:
     yield from _checked("table", jsonl.name, _table(records, COLUMNS, object), stage2_schema(), "image_id")
 
 
-def validate_ledger_tables(ledger: Path) -> Findings:
+def validate_ledger_tables(ledger: Ledger) -> Findings:
     """The tables of `.imagemill/ledger.sqlite` against `ledger_schemas`; it is only read."""
-    import sqlite3
-    from contextlib import closing
-
-    with closing(sqlite3.connect(f"{ledger.absolute().as_uri()}?mode=ro", uri=True)) as db:
-        for name, schema in ledger_schemas().items():
-            with ledger_errors(ledger):
-                table = _read(f"SELECT {', '.join(schema.columns)} FROM {name}", db)
-            key = "item" if name == "problems" else "image_id"
-            yield from _checked("ledger_table", f"{ledger.name}:{name}", table, schema, key)
-
-
-def _read(query: str, db: Any) -> Any:
-    """Return a query's rows as a data frame. Raises the error of SQLite, which pandas wraps."""
     import pandas as pd
 
-    try:
-        return pd.read_sql_query(query, db)
-    except pd.errors.DatabaseError as error:
-        wrapped = error.__cause__ or error
-    raise wrapped  # not in the handler: each of the two would be the other's cause or context
+    for name, schema in ledger_schemas().items():
+        columns = list(schema.columns)
+        table = pd.DataFrame.from_records(ledger.cells(name, columns), columns=columns, coerce_float=True)
+        key = "item" if name == "problems" else "image_id"
+        yield from _checked("ledger_table", f"{ledger.path.name}:{name}", table, schema, key)
 
 
 def validate_index_table(folder: Path) -> Findings:

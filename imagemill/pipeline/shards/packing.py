@@ -14,12 +14,14 @@ from imagemill.config import Config
 from imagemill.domain.layout import DataRoot
 from imagemill.errors import ImagemillError
 from imagemill.pipeline.curation.near_duplicates import excluded_images
+from imagemill.pipeline.session import Session
 from imagemill.pipeline.shards.conflicts import conflicts, stays
 from imagemill.pipeline.shards.readiness import Readiness, find_ready, progress_lines
 from imagemill.pipeline.shards.shard_plan import Existing, PackPlan, plan_shards
 from imagemill.pipeline.shards.shard_sets import ShardParameters
+from imagemill.pipeline.stage2.inventory import Inventory
 from imagemill.pipeline.stage2.regenerate import refuse_regenerating
-from imagemill.store.ledger import IN_MEMORY, Ledger
+from imagemill.store.ledger import Ledger
 
 # What these write is said by the request alone; the others keep what a set of ours was written with.
 _ANEW = {"refuse", "replace"}
@@ -50,7 +52,7 @@ class DryRun:
     conflicts: list[str]
 
 
-def plan_packing(root: DataRoot, config: Config, ledger: Ledger, packing: Packing) -> tuple[Readiness, PackPlan]:
+def plan_packing(inventory: Inventory, config: Config, ledger: Ledger, packing: Packing) -> tuple[Readiness, PackPlan]:
     """Match records with files, then order, limit, group and cut. Writes nothing.
 
     Raises:
@@ -59,11 +61,12 @@ def plan_packing(root: DataRoot, config: Config, ledger: Ledger, packing: Packin
     """
     if packing.existing != "withdraw":  # which packs nothing, and must not wait
         refuse_regenerating(ledger)
+    root = inventory.root
     excluded = excluded_images(root.derived, ledger, config.near_duplicates)
     say = progress_lines(packing.progress_every)
     found = find_ready(
         root.stage2_jsonl, root.derived, ledger, buckets=packing.buckets, excluded=excluded,
-        allow_preview=packing.allow_preview, on_ready=say,
+        allow_preview=packing.allow_preview, on_ready=say, listed=inventory.listed,
     )  # fmt: skip
     if packing.existing in _COMMANDED:
         _refuse_stage1(root, found)
@@ -97,11 +100,9 @@ def scanned(found: Readiness) -> dict[str, int]:
     }
 
 
-def dry_run(root: DataRoot, config: Config, packing: Packing) -> DryRun:
+def dry_run(session: Session, packing: Packing) -> DryRun:
     """What a run would count and meet. The disk stays as it is: a data root without a ledger gets none."""
-    path = root.ledger
-    with Ledger(path, read_only=True) if path.is_file() else Ledger(IN_MEMORY) as ledger:
-        found, shard_set = plan_packing(root, config, ledger, packing)
+    found, shard_set = plan_packing(session.overview(), session.config, session.reading, packing)
     written = [plan for plan in shard_set.plans if not stays(shard_set, plan)]
     counts = {
         **scanned(found),

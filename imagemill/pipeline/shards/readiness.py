@@ -10,17 +10,18 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
-from imagemill.domain.embedding_specs import embedding_specs
+from imagemill.domain.embedding_specs import EmbeddingSpec, embedding_specs
 from imagemill.domain.stage2_records import INLINE_VECTOR, Record, canonical_record, usual_masks, violations
 from imagemill.domain.violations import Violation
 from imagemill.errors import MissingInput
 from imagemill.formats.jsonl import encode_sorted, parse_line, read_raw
 from imagemill.formats.npy import SUFFIX, NpyStore
-from imagemill.fs.fingerprints import fingerprint
+from imagemill.fs.fingerprints import FileSignature, fingerprint
 from imagemill.fs.listing import start_listing
 from imagemill.pipeline.shards.kind_files import READ_ERROR, KindFiles, PackingRecord, Refusal
 from imagemill.pipeline.stage2.plan import OUTDATED_CAPTION
@@ -80,13 +81,14 @@ def find_ready(
     excluded: Mapping[str, str] | None = None,
     allow_preview: bool = False,
     on_ready: Callable[[Readiness], None] = lambda found: None,
+    listed: Mapping[EmbeddingSpec, Mapping[str, FileSignature]] = MappingProxyType({}),
 ) -> Readiness:
     """Read the records and match them with the files on disk.
 
     Args:
         buckets: records of other buckets count as filtered. excluded: image id → why it is a near duplicate to leave out; such
             a record counts as incomplete. allow_preview: pack captions of preview models too.
-        on_ready: called after each ready record, for progress.
+        on_ready: called after each ready record, for progress. listed: files of the kinds whose folder was listed already.
 
     Raises:
         MissingInput: no JSONL there.
@@ -98,7 +100,10 @@ def find_ready(
     large = jsonl.stat().st_size > _LARGE
     listings = [start_listing(store.folder, SUFFIX) if large else store.listing for store in stores]
     latest, sources = _latest_records(jsonl, found), ledger.sources()
-    kinds = [KindFiles(store, listing(), ledger) for store, listing in zip(stores, listings, strict=True)]
+    kinds = [
+        KindFiles(store, listed.get(store.spec) or listing(), ledger)
+        for store, listing in zip(stores, listings, strict=True)
+    ]
     for record in _chosen(latest, set(buckets), _left_out(ledger, excluded, allow_preview), found):
         source = sources.get(record.image_id)
         files: list[FileRow] = []

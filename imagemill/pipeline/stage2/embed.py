@@ -52,7 +52,7 @@ from imagemill.pipeline.stage2.image_metadata import inspect_image
 from imagemill.pipeline.stage2.plan import EmbeddingPlan, Job, row_of_bytes
 from imagemill.pipeline.stage2.stage1 import Unusable, read_vector
 from imagemill.store.ledger import FileRow, SourceRow
-from imagemill.store.provenance import UNKNOWN, UNKNOWN_PREVIEW, guard_recorded, maker_of_adopted
+from imagemill.store.provenance import UNKNOWN, UNKNOWN_PREVIEW, Makers, ModelIdentity, maker_of_adopted
 
 T = TypeVar("T")
 Outcome = Literal["computed", "extracted", "restored", "kept", "adopted", "refused", "failed"]
@@ -80,7 +80,7 @@ class EmbedRow:
 
     `stat`: of the image, None where it is gone. `replaced`: why what was there is no good (a file: `truncated`, `stale`, …; a
     Stage 1 record's vector: `unusable_vector`). `staged`: the temporary file to publish. `calls`: model calls that this row's
-    batch took, on one row of each batch.
+    batch took, on one row of each batch. `identity`: of the model that made the file in this pass.
     """
 
     image_id: str
@@ -96,6 +96,7 @@ class EmbedRow:
     remedy: str = ""
     calls: int = 0
     facts: dict[str, Any] = field(default_factory=dict)
+    identity: ModelIdentity | None = None
 
 
 @dataclass(slots=True)
@@ -122,7 +123,7 @@ class EmbedWorker:
         spec: the kind.
         approved: folder of images. store: where the files go.
         settings, threads, preview_root: for the encoder.
-        ledger: path of the ledger: a model that differs from the one recorded there is refused before any call.
+        makers: who made the files that are there; another model than the recorded one is refused before any call.
         extract_only: take vectors out of Stage 1 records and load no model.
         regenerate: make every file anew, whatever is there.
     """
@@ -133,7 +134,7 @@ class EmbedWorker:
         spec: EmbeddingSpec,
         approved: Path,
         store: NpyStore,
-        ledger: Path,
+        makers: Makers,
         preview_root: Path,
         settings: EncoderSettings,
         threads: int,
@@ -143,13 +144,13 @@ class EmbedWorker:
         extract_only: bool = False,
         regenerate: bool = False,
     ) -> None:
-        self.spec, self.approved, self.store, self.ledger = spec, approved, store, ledger
+        self.spec, self.approved, self.store, self.makers = spec, approved, store, makers
         self.preview_root, self.settings, self.threads = preview_root, settings, threads
         self.decode_threads, self.write_threads = decode_threads, write_threads
         self.decode_ahead_pixels = decode_ahead_pixels
         self.extract_only, self.regenerate = extract_only, regenerate
         self._encoder: Encoder | None = None
-        self._maker, self._preview = UNKNOWN, False
+        self._identity: ModelIdentity | None = None
         self._loading = threading.Lock()
         self._succeeded, self._failures, self._disk_full = False, 0, False
 
@@ -191,7 +192,7 @@ class EmbedWorker:
             self._encoder = None
 
     def encoder(self) -> Encoder:
-        """The model, loaded and its identity recorded (or refused) on first use."""
+        """The model, loaded on first use, or refused. Rows of what it makes have its identity, which their publisher records."""
         with self._loading:
             if self._encoder is None:
                 self._encoder = self._load()
@@ -201,8 +202,9 @@ class EmbedWorker:
         given = {"spec": self.spec, "threads": self.threads, "preview_root": self.preview_root}
         try:
             encoder_class: type[Encoder] = self.spec.encoder_class()
-            identity = guard_recorded(self.ledger, encoder_class.identify(self.settings, **given))
-            self._maker, self._preview = identity.key, identity.preview
+            identity = encoder_class.identify(self.settings, **given)
+            self.makers.check(identity)
+            self._identity = self.makers.recorded or identity
             return encoder_class.load(self.settings, **given)
         except ImagemillError:
             raise
@@ -288,7 +290,7 @@ class EmbedWorker:
     def _extract(self, job: Job, facts: SourceRow | None, vector: np.ndarray, replaced: str | None) -> EmbedRow:
         """Stage the vector of a Stage 1 record, bit for bit; nobody knows which model made it."""
         wanted = facts.fingerprint if facts else None
-        file, staged = self._staged(job, vector, wanted, UNKNOWN)
+        file, staged = self._staged(job, vector, wanted, None)
         return EmbedRow(job.image_id, "extracted", job.stat, facts, job.caption_fingerprint, file, staged, replaced)
 
     def _settle(self, job: Job, facts: SourceRow | None, wanted: str | None) -> EmbedRow | None:
@@ -415,14 +417,17 @@ class EmbedWorker:
     def _stage(self, item: _Item, array: np.ndarray, calls: int) -> EmbedRow:
         job = item.job
         wanted = item.source.fingerprint if self.spec.source == "pixels" and item.source else job.caption_fingerprint
-        file, staged = self._staged(job, array, wanted, self._maker)
+        file, staged = self._staged(job, array, wanted, self._identity)
         return EmbedRow(
             job.image_id, "computed", job.stat, item.source, job.caption_fingerprint, file, staged, item.replaced,
-            calls=calls, facts=item.prepared.facts,
+            calls=calls, facts=item.prepared.facts, identity=self._identity,
         )  # fmt: skip
 
-    def _staged(self, job: Job, array: np.ndarray, source: str | None, maker: str) -> tuple[FileRow, Path]:
-        preview = maker != UNKNOWN and self._preview
+    def _staged(
+        self, job: Job, array: np.ndarray, source: str | None, identity: ModelIdentity | None
+    ) -> tuple[FileRow, Path]:
+        """`identity`: of the model that made the array, None where nobody knows it."""
+        preview, maker = (identity.preview, identity.key) if identity else (False, UNKNOWN)
         staged = self.store.stage(array, preview=preview)
         header = npy_header(array.shape, array.dtype, preview=preview)
         content = fingerprint(header, np.ascontiguousarray(array).data.cast("B"))
@@ -470,6 +475,5 @@ class EmbeddingStream:
     store: NpyStore
     plan: EmbeddingPlan
     rows: Iterator[EmbedRow]
-    ledger: Path
     present: Collection[str] = ()
     work: Mapping[str, int] = field(default_factory=dict)

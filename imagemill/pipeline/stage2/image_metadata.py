@@ -19,6 +19,7 @@ from imagemill.formats.images import decode_rgb
 from imagemill.formats.jsonl import encode_line
 from imagemill.fs.fingerprints import FileSignature, fingerprint
 from imagemill.models import CAPTIONER
+from imagemill.pipeline.stage2.inventory import Inventory
 from imagemill.pipeline.stage2.merge import ASSET, UNMIGRATED
 from imagemill.pipeline.stage2.plan import IMAGE_REASONS, LedgerSnapshot, missing_caption, unusable_sidecar
 from imagemill.pipeline.stage2.quarantine import CAPTION, QuarantinedLine, quarantine
@@ -110,18 +111,19 @@ def _facts_or_problem(approved: Path, source: SourceFile) -> SourceRow | Problem
         return Problem(source.image_id, ASSET, "failed", "read_error", str(error), remedy, source.stat)
 
 
-def adopt_captions(root: DataRoot, recorded: Recorded, scan: Scan, ledger: Ledger) -> None:
+def adopt_captions(inventory: Inventory, ledger: Ledger) -> None:
     """Take the captions of records for images without a sidecar, byte for byte; for images that are gone too.
 
     A caption of the ledger gives way where the record was edited since the last merge; the text that it had goes to quarantine.
     """
+    recorded, scan = inventory.recorded, inventory.scan
     known, merged = ledger.caption_keys(), ledger.recorded_captions()
     origin = FROM_RECORD if merged else _origin_unknown(ledger)
     without = {
         i: row for i, row in known.items() if i in recorded.captions and not _has_sidecar(row, scan.sources.get(i))
     }
     edited = {i for i, row in without.items() if recorded.captions[i] not in (row.fingerprint, merged.get(i))}
-    _keep_replaced(root, recorded, ledger, edited)
+    _keep_replaced(inventory.root, recorded, ledger, edited)
     rows = (
         _recorded_caption(image_id, recorded.lines[image_id], FROM_RECORD if image_id in edited else origin)
         for image_id in recorded.captions

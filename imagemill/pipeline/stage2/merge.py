@@ -24,9 +24,9 @@ from imagemill.domain.layout import DataRoot
 from imagemill.domain.stage2_records import INLINE_VECTOR, Record, build_record, is_side, is_stage1
 from imagemill.errors import ImagemillError
 from imagemill.formats.jsonl import encode_line, encode_sorted, replace_lines
-from imagemill.formats.npy import NpyStore
 from imagemill.fs.atomic import temporary_path
 from imagemill.fs.fingerprints import FileSignature
+from imagemill.pipeline.stage2.inventory import Inventory
 from imagemill.pipeline.stage2.quarantine import BAD_ID, CAPTION, QuarantinedLine, quarantine
 from imagemill.pipeline.stage2.record_index import (
     Recorded,
@@ -36,7 +36,6 @@ from imagemill.pipeline.stage2.record_index import (
     state_of,
     unfinished,
 )
-from imagemill.pipeline.stage2.scan import Scan
 from imagemill.store.ledger import CaptionRow, Ledger, Problem, SourceRow
 from imagemill.store.second_copy import refresh
 
@@ -57,16 +56,21 @@ class Merge:
     """What a merge is to do.
 
     Attributes:
-        scan: the images there are. kinds: those whose refusals the counters count.
+        inventory: what lies in the data root. kinds: those whose refusals the counters count.
         migrate: whether Stage 1 records become version 2; else they stay byte for byte.
         up_to: Stage 1 records whose id sorts behind this one wait for another run.
+        captioned: whether a captioner is configured.
     """
 
-    root: DataRoot
-    scan: Scan
+    inventory: Inventory
     kinds: tuple[str, ...] = ()
     migrate: bool = True
     up_to: str | None = None
+    captioned: bool = False
+
+    @property
+    def root(self) -> DataRoot:
+        return self.inventory.root
 
 
 @dataclass(slots=True)
@@ -85,7 +89,7 @@ class Merged:
 
 def write_records(merge: Merge, ledger: Ledger) -> Merged:
     """Replace the file of records by the merged one, in one rename and only if a byte changed. Memory: the old file's index."""
-    jsonl, merged = merge.root.stage2_jsonl, Merged(_ids_with_vector(merge.root, ledger))
+    jsonl, merged = merge.root.stage2_jsonl, Merged(_ids_with_vector(merge.inventory, ledger))
     recorded, began = read_recorded(jsonl), state_of(jsonl)
     merged.counts["quarantined"] = quarantine(
         merge.root.quarantine,
@@ -109,10 +113,9 @@ def write_records(merge: Merge, ledger: Ledger) -> Merged:
     return merged
 
 
-def _ids_with_vector(root: DataRoot, ledger: Ledger) -> Set[str]:
-    files = NpyStore(root.derived / DINOV3.folder, DINOV3).listing()
+def _ids_with_vector(inventory: Inventory, ledger: Ledger) -> Set[str]:
     known = ledger.files(DINOV3.kind)
-    return {image_id for image_id, stat in files.items() if (image_id, stat) in known}
+    return {image_id for image_id, stat in inventory.files(DINOV3).items() if (image_id, stat) in known}
 
 
 def _make_way(root: DataRoot, began: Sequence[FileSignature | None], merged: Merged, ledger: Ledger) -> None:

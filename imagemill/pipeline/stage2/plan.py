@@ -11,15 +11,14 @@ Source: CONTRACTS section 0, "Completion is validity", "Refused and failed", "St
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import msgspec
 
 from imagemill.domain.embedding_specs import EmbeddingSpec
-from imagemill.formats.npy import NpyStore
 from imagemill.formats.tar import StoredSample
 from imagemill.fs.fingerprints import FileSignature
 from imagemill.pipeline.stage2.damage import damaged_files
+from imagemill.pipeline.stage2.inventory import Inventory
 from imagemill.pipeline.stage2.record_index import Recorded, Span
 from imagemill.pipeline.stage2.scan import SIDECARS, Scan, SourceFile
 from imagemill.store.ledger import SUPERSEDED, CaptionRow, FileRow, Ledger, Problem, SourceRow
@@ -248,33 +247,20 @@ def missing_caption(asset: str, source: SourceFile, *, outdated: bool = False) -
 
 
 def plan_for(
-    spec: EmbeddingSpec,
-    ids: Sequence[str],
-    scan: Scan,
-    ledger: Ledger,
-    listing: Mapping[str, FileSignature],
-    recorded: Recorded = NOTHING_RECORDED,
-    awaited: Set[str] = frozenset(),
+    spec: EmbeddingSpec, ids: Sequence[str], inventory: Inventory, ledger: Ledger, awaited: Set[str] = frozenset()
 ) -> EmbeddingPlan:
-    """`plan_embedding` with the ledger's rows for these images."""
+    """`plan_embedding` with what is listed, and the ledger's rows for these images."""
     known, files = LedgerSnapshot.read(ledger, ids), ledger.files(spec.kind, ids)
-    return plan_embedding(spec, ids, scan, known, files, listing, recorded, awaited)
+    return plan_embedding(spec, ids, inventory.scan, known, files, inventory.files(spec), inventory.recorded, awaited)
 
 
 def all_jobs(
-    specs: Sequence[EmbeddingSpec],
-    derived: Path,
-    scan: Scan,
-    ledger: Ledger,
-    recorded: Recorded = NOTHING_RECORDED,
-    awaited: Set[str] = frozenset(),
+    specs: Sequence[EmbeddingSpec], inventory: Inventory, ledger: Ledger, awaited: Set[str] = frozenset()
 ) -> dict[EmbeddingSpec, list[Job]]:
     """Per kind, the images that lack its file, or have an invalid or stale one; images that are gone too, by their records."""
-    ids = [*scan.sources, *(image_id for image_id in recorded.lines if image_id not in scan.sources)]
-    listings = {spec: NpyStore(derived / spec.folder, spec).listing() for spec in specs}
-    return {
-        spec: plan_for(spec, ids, scan, ledger, listing, recorded, awaited).jobs for spec, listing in listings.items()
-    }
+    sources = inventory.scan.sources
+    ids = [*sources, *(image_id for image_id in inventory.recorded.lines if image_id not in sources)]
+    return {spec: plan_for(spec, ids, inventory, ledger, awaited).jobs for spec in specs}
 
 
 def ids_of(jobs: Mapping[EmbeddingSpec, Iterable[Job]]) -> list[str]:

@@ -24,6 +24,7 @@ from imagemill.fs.durable import flush_files
 from imagemill.pipeline.stage2.embed import EmbedRow, EmbedWorker
 from imagemill.pipeline.stage2.plan import Job
 from imagemill.store.ledger import Ledger, Problem
+from imagemill.store.provenance import guard_identity
 
 T = TypeVar("T")
 
@@ -53,6 +54,7 @@ def publish(
 
     Raises:
         LeaseLost: if another process has taken over one of the images; nothing of that batch is published.
+        ModelMismatch: if another process has recorded another model meanwhile; the same.
     """
     batches = _timely_batches(rows, on_row)
     unreported: list[list[EmbedRow]] = []
@@ -120,6 +122,8 @@ def _publish_batch(
     with ledger.transaction():
         if leased:
             ledger.check_lease(kind, [row.image_id for row in batch], run_id)
+        for identity in {row.identity.key: row.identity for row in batch if row.identity}.values():
+            guard_identity(ledger, identity)
         ledger.record_sources(row.source for row in batch if row.source)
         ledger.record_files(files)
         ledger.record_masks(mask for mask in masks if mask[1] is not None)  # type: ignore[misc]

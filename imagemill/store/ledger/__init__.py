@@ -4,6 +4,7 @@ One module per table, with its typed rows, reads and writes; `schema.py` has the
 What to do about the rows is decided in pipeline/.
 """
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from imagemill.store.ledger.captions import (
@@ -50,6 +51,10 @@ class Ledger(Sources, Captions, Files, Problems, Counts, Regenerations, Withdraw
             for _ in self._select(table):
                 pass
         return "; ".join(problems) or None
+
+    def cells(self, table: str, columns: Sequence[str]) -> list[tuple[Any, ...]]:
+        """Return these columns of every row of a table, as they are stored."""
+        return list(self._rows(f"SELECT {', '.join(columns)} FROM {table}"))
 
     def ids(self, table: Literal["sources", "captions", "withdrawn"]) -> set[str]:
         """Return the image ids of a table."""

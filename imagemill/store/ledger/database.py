@@ -73,6 +73,12 @@ class Database:
                 self._db.execute("ROLLBACK")
             raise
 
+    def version_seen(self) -> int:
+        """Return a number that changes whenever another connection has changed the ledger."""
+        row = self._one("PRAGMA data_version")
+        assert row
+        return int(row[0])
+
     def _errors(self) -> AbstractContextManager[None]:
         return ledger_errors(self.path)
 
