@@ -1,0 +1,143 @@
+"""The session of a run, command or sensor tick: configuration, folders and ledger of one data root, resolved once.
+
+    with open_session(path) as session:       in the process and thread that opened it, a second `open_session` joins it
+        session.root  session.config  session.ledger
+
+A run that a command executes in its own process joins the command's session, and works on what the command has listed.
+
+Belongs here: opening these, once, and closing them.
+Belongs elsewhere: where the folders are recorded (store/locations.py), what the configuration file may contain (config.py).
+Source: issue 16, "One session per run".
+"""
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+
+from imagemill.config import Config, config_in_force, named_config
+from imagemill.domain.layout import DataRoot
+from imagemill.errors import ImagemillError
+from imagemill.pipeline.stage2.image_metadata import adopt_captions
+from imagemill.pipeline.stage2.inventory import Inventory
+from imagemill.store.ledger import IN_MEMORY, Ledger
+from imagemill.store.locations import Place, put, with_recorded
+from imagemill.store.second_copy import open_ledger
+
+_OPEN = threading.local()
+
+
+class Session:
+    """Configuration, folders and ledger of one data root.
+
+    Attributes:
+        root: the data root, with its folders where the last runs put them.
+        planned: what a command has listed for the runs that it executes; None where each step lists for itself.
+    """
+
+    def __init__(self, root: DataRoot, config_file: str | None) -> None:
+        self._config_file = config_file
+        self._read_only = Ledger(root.ledger, read_only=True) if root.ledger.is_file() else None
+        self.root = with_recorded(root, self._read_only.setting) if self._read_only else root
+        self.planned: Inventory | None = None
+        self.users = 0
+
+    @cached_property
+    def config(self) -> Config:
+        """The configuration in force. Raises as `read_config`; a file that was named must exist."""
+        return config_in_force(self.root, self._config_file)
+
+    @property
+    def captioned(self) -> bool:
+        """Whether a captioner is configured; not where the configuration cannot be read, which the command that uses it says."""
+        try:
+            return self.config.captioner.enabled
+        except ImagemillError:
+            return False
+
+    @cached_property
+    def ledger(self) -> Ledger:
+        """The ledger for writing, which is created where there is none."""
+        return open_ledger(self.root)
+
+    @property
+    def reading(self) -> Ledger:
+        """The ledger for reading: an empty one in memory where the data root has none."""
+        if "ledger" in self.__dict__:
+            return self.ledger
+        if self._read_only is None:
+            self._read_only = Ledger(IN_MEMORY)
+        return self._read_only
+
+    def put(self, name: Place, folder: str | os.PathLike[str]) -> None:
+        """Use this folder from now on, as `store.locations.put`."""
+        self.root = put(self.root, self.ledger, name, folder)
+
+    def plan(self) -> Inventory:
+        """List the folders for the runs that a command executes next, and record what is new."""
+        self.planned = self._listed()
+        return self.planned
+
+    def inventory(self) -> Inventory:
+        """What a step works on; to be called once the step holds its lease.
+
+        Returns:
+            the command's listing unless another process has changed the ledger since; a new one in a run of the UI.
+        """
+        if self.planned is None:
+            return self._listed()
+        return self.planned if self._is_current(self.planned) else self.plan()
+
+    def overview(self) -> Inventory:
+        """What a step only looks at: as `inventory`, but nothing is recorded of a new listing."""
+        return self.planned if self.planned and self._is_current(self.planned) else Inventory(self.root)
+
+    def _is_current(self, inventory: Inventory) -> bool:
+        return inventory.ledger_version == self.ledger.version_seen()
+
+    def _listed(self) -> Inventory:
+        inventory = Inventory(self.root, self.ledger.version_seen())
+        inventory.survey(self.ledger)
+        adopt_captions(inventory, self.ledger)
+        return inventory
+
+    def close(self) -> None:
+        for ledger in (self._read_only, self.__dict__.get("ledger")):
+            if ledger is not None:
+                ledger.close()
+
+
+@contextmanager
+def open_session(path: str | os.PathLike[str] | None = None, config_file: str | None = None) -> Iterator[Session]:
+    """Open the session of a data root, or join the one that this thread has open.
+
+    Args:
+        path: the data root, else $IMAGEMILL_DATA_ROOT, else ./data.
+        config_file: else $IMAGEMILL_CONFIG, else imagemill.yaml in the data root.
+    """
+    sessions = _sessions()
+    root, named = DataRoot.resolve(path), named_config(config_file)
+    key = root.path, named
+    session = sessions[key] = sessions.get(key) or Session(root, named)
+    session.users += 1
+    try:
+        yield session
+    finally:
+        session.users -= 1
+        if not session.users:
+            del sessions[key]
+            session.close()
+
+
+def current_session(path: str | os.PathLike[str] | None = None, config_file: str | None = None) -> Session:
+    """Return the session that this thread has open. Raises RuntimeError if it has none."""
+    root = DataRoot.resolve(path).path
+    try:
+        return _sessions()[root, named_config(config_file)]
+    except KeyError:
+        raise RuntimeError(f"no session of {root} is open in this thread; use open_session()") from None
+
+
+def _sessions() -> dict[tuple[os.PathLike[str], str | None], Session]:
+    return _OPEN.__dict__.setdefault("sessions", {})

@@ -1,0 +1,64 @@
+"""What lies in the folders of a data root: images and captions, records, embedding files. Each folder is listed once.
+
+A command lists them for all the steps that it runs; a step of a run in the UI lists them for itself, once it holds its lease.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from imagemill.domain.embedding_specs import EmbeddingSpec
+from imagemill.domain.layout import DataRoot
+from imagemill.formats.npy import NpyStore
+from imagemill.fs.fingerprints import FileSignature
+from imagemill.pipeline.stage2.record_index import Recorded, read_recorded
+from imagemill.pipeline.stage2.scan import Scan, scan_approved, survey
+from imagemill.store.ledger import Ledger
+
+
+@dataclass(slots=True)
+class Inventory:
+    """The contents of a data root's folders, each listed when it is first asked for.
+
+    Attributes:
+        ledger_version: `Ledger.version_seen` before the listing.
+        listed: the result of `files`, for the kinds that it was called for.
+    """
+
+    root: DataRoot
+    ledger_version: int = 0
+    _scan: Scan | None = None
+    listed: dict[EmbeddingSpec, Mapping[str, FileSignature]] = field(default_factory=dict)
+
+    @property
+    def scan(self) -> Scan:
+        """Images and captions of `approved/`; none where a data root with runs behind it holds only public data or Stage-A."""
+        if self._scan is None:
+            listed = self.root.approved.is_dir() or not self.root.ledger.exists()
+            self._scan = scan_approved(self.root.approved) if listed else Scan({}, [])
+        return self._scan
+
+    def with_files(self, spec: EmbeddingSpec, files: Mapping[str, FileSignature]) -> "Inventory":
+        """The same with these files of a kind."""
+        return replace(self, listed={spec: files})
+
+    def survey(self, ledger: Ledger) -> None:
+        """List `approved/`, read the captions that are new, and record both in the ledger.
+
+        Raises:
+            MissingInput: the folder is not there.
+        """
+        self._scan = survey(self.root.approved, ledger)
+
+    @property
+    def recorded(self) -> Recorded:
+        """The index of the records, as they are now."""
+        return read_recorded(self.root.stage2_jsonl)
+
+    def store(self, spec: EmbeddingSpec) -> NpyStore:
+        return NpyStore(self.root.derived / spec.folder, spec)
+
+    def files(self, spec: EmbeddingSpec) -> Mapping[str, FileSignature]:
+        """The signature of each file of a kind by image id."""
+        if spec not in self.listed:
+            self.listed[spec] = self.store(spec).listing()
+        return self.listed[spec]
