@@ -17,6 +17,7 @@ from imagemill.pipeline.shards.packing import Packing, dry_run, plan_packing, sc
 from imagemill.pipeline.shards.readiness import ASSET, Readiness
 from imagemill.pipeline.shards.shard_plan import Existing, PackPlan, check_buckets
 from imagemill.pipeline.shards.shard_sets import ShardParameters
+from imagemill.pipeline.shards.shard_writer import sweep_sets
 from imagemill.store.ledger import Ledger
 from resources.dagster_internals.events import ExplainedFailure
 from resources.data_root import DataRootResource
@@ -89,6 +90,7 @@ def _packing(context: dg.AssetExecutionContext, config: ShardConfig, data_root: 
         found, shard_set = plan_packing(session.overview(), session.config, session.ledger, packing)
         _record(session.ledger, run_id, found, adopting=packing.existing != "withdraw")
         shard_set.workers = config.workers or session.config.pack_threads
+        sweep_sets(packing.output)
         refuse_conflicts(shard_set)
         return shard_set
 
@@ -111,7 +113,8 @@ def _rehearse(context: dg.AssetExecutionContext, config: ShardConfig, data_root:
     root = data_root.root()
     output = Path(os.path.abspath(config.output_dir)) if config.output_dir else root.shards
     session = data_root.session
-    found = dry_run(session, config.packing(list(context.partition_keys), output))
+    packing = config.packing(list(context.partition_keys), output)
+    found = dry_run(session.overview(), session.config, session.reading, packing)
     context.log.info("dry run, nothing written: " + " ".join(f"{name}={n}" for name, n in found.counts.items()))
     if found.conflicts:
         raise ExplainedFailure("a real run would refuse: " + "; ".join(found.conflicts))

@@ -32,13 +32,13 @@ from imagemill.config import Config, EncoderSettings
 from imagemill.domain.embedding_specs import DINOV3, T5, T5_TOKENS, VAE, EmbeddingSpec
 from imagemill.domain.layout import DataRoot
 from imagemill.encoders.loading import library
-from imagemill.formats.npy import NpyStore
 from imagemill.pipeline.stage2.embed import EmbedWorker
 from imagemill.pipeline.stage2.image_metadata import complete_facts
+from imagemill.pipeline.stage2.inventory import Inventory
 from imagemill.pipeline.stage2.plan import plan_for
 from imagemill.pipeline.stage2.publish import run_pass
-from imagemill.pipeline.stage2.scan import survey
 from imagemill.store.ledger import Ledger
+from imagemill.store.provenance import read_makers
 
 CPU_GOAL, VAE_GOAL, GPU_GOAL, PLAIN_GOAL = 0.95, 0.90, 0.85, 2.0
 PLAIN_BATCH = 4
@@ -153,16 +153,16 @@ def _stream(spec: EmbeddingSpec, folder: Path, settings: EncoderSettings) -> flo
     with TemporaryDirectory(dir=folder) as name, Ledger(Path(name) / "ledger.sqlite") as ledger:
         root = DataRoot(Path(name))
         root.approved.symlink_to(folder / "approved")
-        store = NpyStore(root.derived / spec.folder, spec)
-        scan = survey(root.approved, ledger)
+        inventory = Inventory(root)
+        inventory.survey(ledger)
         if spec.source == "caption":
-            complete_facts(root.approved, scan, ledger)
-        jobs = plan_for(spec, list(scan.sources), scan, ledger, store.listing()).jobs
+            complete_facts(root.approved, inventory.scan, ledger)
+        jobs = plan_for(spec, list(inventory.scan.sources), inventory, ledger).jobs
         worker = EmbedWorker(
             spec=spec,
             approved=root.approved,
-            store=store,
-            ledger=root.ledger,
+            store=inventory.store(spec),
+            makers=read_makers(ledger, spec.kind),
             preview_root=root.preview_models,
             settings=settings,
             threads=config.model_threads,
@@ -174,7 +174,7 @@ def _stream(spec: EmbeddingSpec, folder: Path, settings: EncoderSettings) -> flo
         began = time.perf_counter()
         counts = run_pass(worker, jobs, ledger)
         took = time.perf_counter() - began
-        assert counts["computed"] == len(scan.sources), counts
+        assert counts["computed"] == len(inventory.scan.sources), counts
     return took
 
 

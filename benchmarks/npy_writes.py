@@ -34,6 +34,7 @@ from imagemill.pipeline.stage2.embed import EmbedWorker
 from imagemill.pipeline.stage2.plan import Job
 from imagemill.pipeline.stage2.publish import run_pass
 from imagemill.store.ledger import Ledger, SourceRow
+from imagemill.store.provenance import read_makers
 from tests.helpers.stubs import StubEncoder
 
 GOAL_RATIO = 2.0
@@ -140,7 +141,7 @@ def passes(arrays: Arrays, folder: Path, *, write_threads: int) -> None:
                 spec=spec,
                 approved=root.approved,
                 store=NpyStore(root.derived / spec.folder, spec),
-                ledger=root.ledger,
+                makers=read_makers(ledger, spec.kind),
                 preview_root=root.preview_models,
                 settings=EncoderSettings(),
                 threads=1,

@@ -8,7 +8,7 @@ from assets.bucket_shards import bucket_shards
 from imagemill.fs.swap import read_unswapped
 from imagemill.pipeline.shards.shard_sets import INDEX
 from imagemill.validation.findings import Report, broken, collect
-from imagemill.validation.shard_sets import validate_shards
+from imagemill.validation.shard_sets import set_folders, validate_shards
 from imagemill.validation.tables import validate_index_table
 from io_managers.check_results import as_result
 from resources.data_root import DataRootResource
@@ -17,10 +17,10 @@ from resources.data_root import DataRootResource
 @dg.asset_check(asset=bucket_shards)
 def shards_valid(data_root: DataRootResource) -> dg.AssetCheckResult:
     """Every tar is what its manifest says, every sample where the index says, every npy the file's bytes."""
-    output = data_root.shards_folder()
+    folders = set_folders(data_root.shards_folder())
     return as_result(
-        *validate_shards(output, data_root.root().derived, data_root.session.ledger),
-        *map(_index_table, sorted(index.parent for index in output.glob(f"bucket_*/{INDEX}"))),
+        *validate_shards(folders, data_root.root().derived, data_root.session.ledger),
+        *map(_index_table, folders),
     )
 
 

@@ -11,21 +11,22 @@ from imagemill.domain.buckets import BUCKETS
 from imagemill.domain.embedding_specs import EmbeddingSpec, embedding_specs
 from imagemill.domain.layout import DataRoot
 from imagemill.formats.npy import NpyStore
+from imagemill.pipeline.session import open_session
 from imagemill.pipeline.shards.readiness import find_ready
 from imagemill.pipeline.shards.shard_plan import plan_shards
 from imagemill.pipeline.shards.shard_sets import ShardParameters
 from imagemill.pipeline.shards.shard_writer import write_bucket
 from imagemill.pipeline.stage2 import merge
 from imagemill.pipeline.stage2.embed import EmbedWorker
+from imagemill.pipeline.stage2.inventory import Inventory
 from imagemill.pipeline.stage2.plan import plan_for
 from imagemill.pipeline.stage2.publish import run_pass
-from imagemill.pipeline.stage2.scan import Scan, survey
 from imagemill.pipeline.status import read_status
 from imagemill.store.ledger import Ledger
-from imagemill.store.provenance import read_identity
+from imagemill.store.provenance import read_identity, read_makers
 from imagemill.validation.files import embedding_files
 from imagemill.validation.findings import Report, collect
-from imagemill.validation.shard_sets import validate_shards
+from imagemill.validation.shard_sets import set_folders, validate_shards
 from imagemill.validation.tables import validate_stage2_table
 from imagemill.validation.validator import validate
 
@@ -33,23 +34,26 @@ from imagemill.validation.validator import validate
 def main() -> None:
     root = DataRoot.resolve(sys.argv[1])
     with Ledger(root.ledger) as ledger:
-        scan = survey(root.approved, ledger)
+        inventory = Inventory(root)
+        inventory.survey(ledger)
         for spec in embedding_specs():
-            embed(spec, root, scan, ledger)
+            embed(spec, inventory, ledger)
         write_records(root, ledger)
         pack(root, ledger)
         assert all(report.passed for report in reports(root, ledger))
-    assert not read_status(root).problems
+    with open_session(root.path) as session:
+        assert not read_status(session).problems
 
 
-def embed(spec: EmbeddingSpec, root: DataRoot, scan: Scan, ledger: Ledger) -> None:
-    config, store = read_config(root.config_file), NpyStore(root.derived / spec.folder, spec)
-    plan = plan_for(spec, list(scan.sources), scan, ledger, store.listing())
+def embed(spec: EmbeddingSpec, inventory: Inventory, ledger: Ledger) -> None:
+    root, store = inventory.root, inventory.store(spec)
+    config = read_config(root.config_file)
+    plan = plan_for(spec, list(inventory.scan.sources), inventory, ledger)
     worker = EmbedWorker(
         spec=spec,
         approved=root.approved,
         store=store,
-        ledger=root.ledger,
+        makers=read_makers(ledger, spec.kind),
         preview_root=root.preview_models,
         settings=config.encoder(spec),
         threads=config.model_threads,
@@ -61,7 +65,9 @@ def embed(spec: EmbeddingSpec, root: DataRoot, scan: Scan, ledger: Ledger) -> No
 
 
 def write_records(root: DataRoot, ledger: Ledger) -> None:
-    merge.write_records(merge.Merge(root, survey(root.approved, ledger)), ledger)
+    inventory = Inventory(root)
+    inventory.survey(ledger)
+    merge.write_records(merge.Merge(inventory), ledger)
 
 
 def pack(root: DataRoot, ledger: Ledger) -> None:
@@ -78,7 +84,7 @@ def reports(root: DataRoot, ledger: Ledger) -> list[Report]:
         *(collect(store.spec.folder, store.spec.kind, embedding_files(store, ledger)) for store in stores),
         validate(root.stage2_jsonl, kind="stage2"),
         collect(root.stage2_jsonl.name, "stage2 table", validate_stage2_table(root.stage2_jsonl)),
-        *validate_shards(root.shards, root.derived, ledger),
+        *validate_shards(set_folders(root.shards), root.derived, ledger),
     ]
 
 

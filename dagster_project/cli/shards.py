@@ -113,7 +113,7 @@ def counters(counts: dict[str, int]) -> str:
 
 
 def _dry_run(session: Session, packing: Packing) -> int:
-    found = dry_run(session, packing)
+    found = dry_run(session.overview(), session.config, session.reading, packing)
     for problem in found.conflicts:
         click.echo(f"conflict: {problem}", err=True)
     click.echo("dry run, nothing written: " + counters(found.counts))

@@ -17,12 +17,12 @@ from contextlib import contextmanager
 from functools import cached_property
 
 from imagemill.config import Config, config_in_force, named_config
-from imagemill.domain.layout import DataRoot
+from imagemill.domain.layout import DEFAULT_ROOT, ROOT_VARIABLE, DataRoot
 from imagemill.errors import ImagemillError
 from imagemill.pipeline.stage2.image_metadata import adopt_captions
 from imagemill.pipeline.stage2.inventory import Inventory
 from imagemill.store.ledger import IN_MEMORY, Ledger
-from imagemill.store.locations import Place, put, with_recorded
+from imagemill.store.locations import Place, put, remember, with_recorded
 from imagemill.store.second_copy import open_ledger
 
 _OPEN = threading.local()
@@ -71,8 +71,9 @@ class Session:
         return self._read_only
 
     def put(self, name: Place, folder: str | os.PathLike[str]) -> None:
-        """Use this folder from now on, as `store.locations.put`."""
-        self.root = put(self.root, self.ledger, name, folder)
+        """Use this folder from now on. Raises as `store.locations.put`; nothing is recorded then."""
+        self.root = put(self.root, name, folder)
+        remember(self.root, self.ledger, name)
 
     def plan(self) -> Inventory:
         """List the folders for the runs that a command executes next, and record what is new."""
@@ -116,10 +117,8 @@ def open_session(path: str | os.PathLike[str] | None = None, config_file: str | 
         path: the data root, else $IMAGEMILL_DATA_ROOT, else ./data.
         config_file: else $IMAGEMILL_CONFIG, else imagemill.yaml in the data root.
     """
-    sessions = _sessions()
-    root, named = DataRoot.resolve(path), named_config(config_file)
-    key = root.path, named
-    session = sessions[key] = sessions.get(key) or Session(root, named)
+    sessions, key = _sessions(), _key(path, config_file)
+    session = sessions[key] = sessions.get(key) or Session(DataRoot.resolve(path), key[1])
     session.users += 1
     try:
         yield session
@@ -132,12 +131,20 @@ def open_session(path: str | os.PathLike[str] | None = None, config_file: str | 
 
 def current_session(path: str | os.PathLike[str] | None = None, config_file: str | None = None) -> Session:
     """Return the session that this thread has open. Raises RuntimeError if it has none."""
-    root = DataRoot.resolve(path).path
+    key = _key(path, config_file)
     try:
-        return _sessions()[root, named_config(config_file)]
+        return _sessions()[key]
     except KeyError:
-        raise RuntimeError(f"no session of {root} is open in this thread; use open_session()") from None
+        raise RuntimeError(f"no session of {key[0]} is open in this thread; use open_session()") from None
 
 
-def _sessions() -> dict[tuple[os.PathLike[str], str | None], Session]:
+_Key = tuple[str, str | None]
+
+
+def _sessions() -> dict[_Key, Session]:
     return _OPEN.__dict__.setdefault("sessions", {})
+
+
+def _key(path: str | os.PathLike[str] | None, config_file: str | None) -> _Key:
+    """What was given, completed by the environment."""
+    return os.path.abspath(path or os.environ.get(ROOT_VARIABLE) or DEFAULT_ROOT), named_config(config_file)

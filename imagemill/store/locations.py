@@ -48,11 +48,11 @@ def at(root: DataRoot, name: Place, folder: str | os.PathLike[str]) -> DataRoot:
     return replace(root, **{f"{name}_at": local_path(folder, _OPTIONS[name])})
 
 
-def put(root: DataRoot, ledger: Ledger, name: Place, folder: str | os.PathLike[str]) -> DataRoot:
-    """Use this folder from now on. Another one than before is said, and records that lie in the old one come along.
+def put(root: DataRoot, name: Place, folder: str | os.PathLike[str]) -> DataRoot:
+    """Use this folder instead; `remember` records it. Another one than before is said, and records in the old one come along.
 
     Raises:
-        WrongUsage: it is none, and cannot be made. Nothing is remembered.
+        WrongUsage: it is none, and cannot be made.
     """
     now, before = at(root, name, folder), getattr(root, name)
     place = getattr(now, name)
@@ -63,9 +63,13 @@ def put(root: DataRoot, ledger: Ledger, name: Place, folder: str | os.PathLike[s
         print(f"{name}: in {place} from now on, until now in {before}", file=sys.stderr, flush=True)
         if name == "derived":
             _bring_records(root.stage2_jsonl, now.stage2_jsonl)
-    ledger.record_setting(f"{_PLACE}{name}", str(place))
-    refresh(now, ledger)
     return now
+
+
+def remember(root: DataRoot, ledger: Ledger, name: Place) -> None:
+    """Record where this folder is, for later commands."""
+    ledger.record_setting(f"{_PLACE}{name}", str(getattr(root, name)))
+    refresh(root, ledger)
 
 
 def refuse_no_folder(name: Place, folder: str | os.PathLike[str]) -> None:

@@ -23,10 +23,10 @@ from imagemill.validation.validator import Options, validate
 KIND = "shards"
 
 
-def validate_shards(output: Path, derived: Path, ledger: Ledger) -> Iterator[Report]:
-    """Every bucket below a shards folder. A set that is as it was at its last full check is not read again."""
+def validate_shards(folders: Iterable[Path], derived: Path, ledger: Ledger) -> Iterator[Report]:
+    """These sets, as of `set_folders`. A set that is as it was at its last full check is not read again."""
     contents = RecordedContents(ledger)
-    for folder in set_folders(output):
+    for folder in folders:
         if report := read_unswapped(folder, partial(_report, folder, derived, ledger, contents)):
             yield report
 

@@ -13,9 +13,8 @@ from imagemill.domain.buckets import BUCKETS
 from imagemill.domain.embedding_specs import DINOV3, VAE
 from imagemill.formats.tar import read_shard
 from imagemill.fs.fingerprints import fingerprint
-from imagemill.pipeline.image_report import explain
-from imagemill.pipeline.status import read_status
 from imagemill.store.ledger import Ledger
+from tests.helpers.sessions import explain, read_status
 from tests.helpers.stage2 import embed, photos, stage2, write_records
 from tests.helpers.wiring import check, checks_of, claims, failure_of, history, materialize, materialized
 

@@ -19,9 +19,9 @@ from imagemill.errors import WrongUsage
 from imagemill.pipeline import leases as claims_module
 from imagemill.pipeline.stage_a.rank_files import output_file, rank_file, rank_files
 from imagemill.store.ledger import Ledger
-from imagemill.store.locations import put
 from resources.dagster_internals.tags import range_tags
 from tests.helpers.another_run import another_run
+from tests.helpers.sessions import put
 from tests.helpers.stage_a import MISSION, ticket
 from tests.helpers.stage_a_runs import NAMED, groups, merge, metadata, rank, run
 from tests.helpers.summarizers import MODULE, Named

@@ -11,9 +11,9 @@ from imagemill.domain.embedding_specs import DINOV3, embedding_specs
 from imagemill.domain.ids import InvalidImageId, id_problem, image_id
 from imagemill.domain.layout import DataRoot
 from imagemill.formats.npy import NpyStore
-from imagemill.pipeline.status import read_status
 from imagemill.store.ledger import Ledger
 from tests.helpers.product import imagemill, photos
+from tests.helpers.sessions import read_status
 from tests.helpers.stage2 import record_of
 
 # From derived/dinov3/, this leads to a folder beside the data root.

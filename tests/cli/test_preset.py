@@ -14,12 +14,12 @@ from dagster_project.work import open_work
 from imagemill.domain.layout import DataRoot
 from imagemill.domain.preset_names import MAX_OBJECTS_VARIABLE
 from imagemill.store.ledger import Ledger
-from imagemill.store.locations import locate
 from imagemill.store.public_data import SPACES, PublicData, read_preset_manifest
 from tests.helpers import public
 from tests.helpers.presets import SIZES, coco_annotations, imagemill_here, inodes
 from tests.helpers.product import imagemill
 from tests.helpers.public import put_records, record, records_of, snapshot
+from tests.helpers.sessions import locate
 
 THING = {"desc": "thing", "bbox_2d": [1, 2, 30, 31]}
 VARIABLE = MAX_OBJECTS_VARIABLE

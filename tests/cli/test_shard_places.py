@@ -5,8 +5,8 @@ import shutil
 
 import pytest
 
-from imagemill.store.locations import locate
 from tests.helpers.product import imagemill, snapshot
+from tests.helpers.sessions import locate
 from tests.helpers.stage2 import foreign, record_of
 
 SQUARE, TALL = "bucket_1024x1024", "bucket_832x1216"

@@ -22,11 +22,11 @@ from imagemill.formats.jsonl import read_raw
 from imagemill.pipeline.stage_a import torchrun as waits
 from imagemill.pipeline.stage_a.rank_files import RankMark, output_file, rank_files, read_mark
 from imagemill.store.ledger import Ledger
-from imagemill.store.locations import locate
 from imagemill.validation.validator import validate
 from resources.summarizer import SummarizerResource
 from tests.helpers.presets import imagemill_here
 from tests.helpers.product import PROJECT, start
+from tests.helpers.sessions import locate
 from tests.helpers.stage_a import MISSION, TICKET, ticket
 from tests.helpers.summarizers import MODULE, asked
 

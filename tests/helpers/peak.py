@@ -17,7 +17,7 @@ from imagemill.models import Prepared
 from imagemill.pipeline.stage2.embed import EmbedWorker
 from imagemill.pipeline.stage2.publish import run_pass
 from imagemill.store.ledger import Ledger
-from tests.helpers.stage2 import plan_of, with_encoder
+from tests.helpers.stage2 import makers_of, plan_of, with_encoder
 from tests.helpers.stubs import StubEncoder
 
 
@@ -53,7 +53,7 @@ def main(kind, root, preview_root, decode_threads, decode_ahead_pixels):
         spec=spec,
         approved=root.approved,
         store=NpyStore(root.derived / spec.folder, spec),
-        ledger=root.ledger,
+        makers=makers_of(root, spec.kind),
         preview_root=Path(preview_root),
         settings=EncoderSettings(device="cpu"),
         threads=1,

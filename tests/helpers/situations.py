@@ -26,13 +26,13 @@ from imagemill.pipeline.shards.shard_sets import ShardParameters, bucket_folder
 from imagemill.pipeline.shards.shard_writer import write_bucket
 from imagemill.store.ledger import Ledger
 from imagemill.validation import reports
-from imagemill.validation.contents import RecordedContents
 from imagemill.validation.files import embedding_files
 from imagemill.validation.findings import Report, collect
 from imagemill.validation.shard_coverage import shard_coverage
 from imagemill.validation.stage2 import stage2_records
 from imagemill.validation.tables import validate_index_table, validate_ledger_tables, validate_stage2_table
 from imagemill.validation.validator import Options, validate, validate_each, verify_stage2
+from tests.helpers.sessions import recorded_contents
 from tests.helpers.stage2 import foreign, picture, ready, record_of, stage2
 
 SQUARE = "1024x1024"
@@ -52,7 +52,7 @@ def check_stage2(root: DataRoot) -> Report:
 
 
 def check_contents(root: DataRoot) -> Report:
-    return verify_stage2(root.stage2_jsonl, root.derived, RecordedContents.read(root.ledger))
+    return verify_stage2(root.stage2_jsonl, root.derived, recorded_contents(root))
 
 
 def check_table(root: DataRoot) -> Report:
@@ -204,6 +204,11 @@ def embedded(tmp: Path) -> DataRoot:
     return root
 
 
+def check_ledger(root):
+    with Ledger(root.ledger) as ledger:
+        return collect("ledger", "ledger", validate_ledger_tables(ledger))
+
+
 # kind → (how it is made below an empty folder, how it is validated)
 SITUATIONS = {
     "stage2": (stage2_folder, check_stage2),
@@ -211,7 +216,7 @@ SITUATIONS = {
     "migrating": (stage2_folder, check_migrating),
     "table": (stage2_folder, check_table),
     "files": (embedded, check_files),
-    "ledger": (embedded, lambda root: collect("ledger", "ledger", validate_ledger_tables(root.ledger))),
+    "ledger": (embedded, check_ledger),
     "index": (
         shards,
         lambda root: collect("index", "shards", validate_index_table(bucket_folder(root.shards, SQUARE))),

@@ -20,12 +20,11 @@ from imagemill.pipeline.shards.shard_sets import ShardParameters
 from imagemill.pipeline.shards.shard_writer import write_bucket
 from imagemill.pipeline.stage2 import merge
 from imagemill.pipeline.stage2.embed import EmbedWorker
+from imagemill.pipeline.stage2.inventory import Inventory
 from imagemill.pipeline.stage2.plan import plan_for
 from imagemill.pipeline.stage2.publish import run_pass
-from imagemill.pipeline.stage2.record_index import read_recorded
-from imagemill.pipeline.stage2.scan import survey
 from imagemill.store.ledger import Ledger
-from imagemill.store.provenance import read_identity, record_identity
+from imagemill.store.provenance import read_identity, read_makers, record_identity
 from tests.helpers.stubs import StubEncoder, StubTokenizer
 
 _serial = itertools.count(1)
@@ -58,7 +57,7 @@ def with_encoder(spec, encoder):
 def worker_of(root, spec, *, decode_threads=2, write_threads=2, **settings):
     """A worker of a spec that has its encoder already (`with_encoder`)."""
     return EmbedWorker(
-        spec=spec, approved=root.approved, store=NpyStore(root.derived / spec.folder, spec), ledger=root.ledger,
+        spec=spec, approved=root.approved, store=NpyStore(root.derived / spec.folder, spec), makers=makers_of(root, spec.kind),
         preview_root=root.preview_models, settings=EncoderSettings(**settings), threads=1, decode_threads=decode_threads,
         write_threads=write_threads,
     )  # fmt: skip
@@ -66,10 +65,17 @@ def worker_of(root, spec, *, decode_threads=2, write_threads=2, **settings):
 
 def plan_of(root, spec, ledger):
     """What one pass would do now with every image there is."""
-    scan = survey(root.approved, ledger)
-    recorded = read_recorded(root.stage2_jsonl)
-    ids = [*scan.sources, *(image_id for image_id in recorded.lines if image_id not in scan.sources)]
-    return plan_for(spec, ids, scan, ledger, NpyStore(root.derived / spec.folder, spec).listing(), recorded)
+    inventory = surveyed(root, ledger)
+    sources = inventory.scan.sources
+    ids = [*sources, *(image_id for image_id in inventory.recorded.lines if image_id not in sources)]
+    return plan_for(spec, ids, inventory, ledger)
+
+
+def surveyed(root, ledger):
+    """What lies in the folders, recorded in the ledger."""
+    inventory = Inventory(root)
+    inventory.survey(ledger)
+    return inventory
 
 
 @contextmanager
@@ -93,7 +99,7 @@ def embed(root, *specs, encoder=StubEncoder, **options):
 def write_records(root):
     """The JSONL, merged and written; what the merge did."""
     with _quick_ledger(root) as ledger:
-        return merge.write_records(merge.Merge(root, survey(root.approved, ledger)), ledger)
+        return merge.write_records(merge.Merge(surveyed(root, ledger)), ledger)
 
 
 def stage2(root, *ids, size=(32, 24)):
@@ -139,6 +145,12 @@ def identity_of(root, kind):
     """The recorded model of a kind."""
     with Ledger(root.ledger) as ledger:
         return read_identity(ledger, kind)
+
+
+def makers_of(root, kind):
+    """Who made the files of a kind, as a worker is told."""
+    with Ledger(root.ledger) as ledger:
+        return read_makers(ledger, kind)
 
 
 def record_identity_of(root, identity):

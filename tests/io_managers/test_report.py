@@ -6,8 +6,9 @@ import pytest
 from assets.partitions import buckets
 from imagemill.domain.buckets import BUCKETS
 from imagemill.pipeline.curation.reports import CurationReport, Reports, write_report
-from imagemill.pipeline.leases import claimed_until_output
+from imagemill.pipeline.leases import Leased
 from imagemill.store.ledger import Ledger
+from resources.data_root import DataRootResource
 from tests.helpers.wiring import claims, failure_of, history, materialize, materialized
 
 FIRST, SECOND = BUCKETS[:2]
@@ -28,9 +29,11 @@ def partitioned(root, stream):
         partitions_def=buckets, backfill_policy=dg.BackfillPolicy.single_run(), io_manager_key="report_io",
         metadata={"place": "thing"}, code_version="1",
     )  # fmt: skip
-    def thing(context: dg.AssetExecutionContext) -> Reports:
-        with Ledger(root.ledger) as ledger, claimed_until_output(ledger, "thing", ["x"], context.run.run_id):
+    def thing(context: dg.AssetExecutionContext, data_root: DataRootResource) -> Leased:
+        def plan():
             return Reports(root.derived / "thing", stream(context.partition_keys))
+
+        return Leased(data_root.session.ledger, "thing", ["x"], context.run.run_id, plan)
 
     return thing
 

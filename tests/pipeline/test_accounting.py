@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from imagemill.config import read_config
 from imagemill.domain.embedding_specs import DINOV3, VAE, embedding_specs
 from imagemill.pipeline.accounting import COUNTERS, ImageCounts, Standing, count_merge, embedded_images, progress_line
 from imagemill.pipeline.problem_list import current_problems
 from imagemill.pipeline.stage2.merge import Merge
 from imagemill.pipeline.stage2.plan import EmbeddingPlan, Job
-from imagemill.pipeline.stage2.record_index import Recorded
-from imagemill.pipeline.stage2.scan import Scan, SourceFile, survey
+from imagemill.pipeline.stage2.scan import Scan, SourceFile
 from imagemill.store.ledger import FileRow, Ledger, Problem
-from tests.helpers.stage2 import embed, photos, stage2, write_records, write_text
+from tests.helpers.stage2 import embed, photos, stage2, surveyed, write_records, write_text
 
 KINDS = [spec.kind for spec in embedding_specs()]
 IDS = st.sets(st.sampled_from("abcdef"))
@@ -36,7 +36,7 @@ def standing(done=(), jobs=(), refused=(), failed=(), left=()):
     )
     sources = {i: SourceFile(i, f"{i}.png", "s", None, 0) for i in {*done, *jobs, *refused}}
     problems = [problem(i, "failed") for i in sorted(failed)]
-    return Standing(Scan(sources, []), Recorded(), {VAE: plan}, problems, frozenset(left))
+    return Standing(Scan(sources, []), {VAE: plan}, problems, frozenset(left))
 
 
 @given(IDS, IDS, IDS, IDS, IDS)
@@ -94,8 +94,9 @@ def merged(root, kinds=tuple(KINDS), **how):
     """Write the records and count, as the IO manager does."""
     write_records(root)
     with Ledger(root.ledger) as ledger:
-        scan = survey(root.approved, ledger)
-        return count_merge(Merge(root, scan, kinds, **how), ledger, current_problems(scan, ledger))
+        inventory = surveyed(root, ledger)
+        how.setdefault("captioned", read_config(root.config_file).captioner.enabled)
+        return count_merge(Merge(inventory, kinds, **how), ledger, current_problems(inventory.scan, ledger))
 
 
 def of(counts, prefix=""):

@@ -10,12 +10,11 @@ import pytest
 from dagster_project.cli.explain import story_lines
 from imagemill.domain.embedding_specs import DINOV3, VAE, embedding_specs
 from imagemill.errors import MissingInput
-from imagemill.pipeline.image_report import explain
 from imagemill.pipeline.stage2.image_metadata import note_missing_captions
 from imagemill.pipeline.stage2.scan import survey
 from imagemill.store.ledger import Ledger
-from imagemill.store.locations import locate
 from imagemill.store.provenance import UNKNOWN
+from tests.helpers.sessions import explain, locate
 from tests.helpers.stage2 import embed, pack, photos, picture, record_of, stage2, write_records, write_text
 
 KINDS = {spec.kind for spec in embedding_specs()}

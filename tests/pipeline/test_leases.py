@@ -11,7 +11,7 @@ import time
 import pytest
 
 from imagemill.pipeline import leases as claims
-from imagemill.pipeline.leases import claimed_until_output, wait_for_claim
+from imagemill.pipeline.leases import claimed, wait_for_claim
 from imagemill.store.ledger import EVERY, LeaseLost, Ledger
 
 
@@ -96,7 +96,7 @@ def test_second_waits_names_the_first_and_goes_on_when_it_is_done(path, capfd):
 
 def test_body_that_raises_leaves_no_claim(path):
     def fail(ledger):
-        with claimed_until_output(ledger, "dinov3_npy", ["a"], "mine"):
+        with claimed(ledger, "dinov3_npy", ["a"], "mine"):
             raise RuntimeError
 
     with Ledger(path) as ledger:

@@ -6,6 +6,7 @@ import pytest
 from imagemill.domain.embedding_specs import DINOV3, T5, VAE
 from imagemill.pipeline.problem_list import problems_of_kind, problems_of_records
 from imagemill.pipeline.stage2.image_metadata import complete_facts, note_missing_captions
+from imagemill.pipeline.stage2.inventory import Inventory
 from imagemill.pipeline.stage2.scan import survey
 from imagemill.store.ledger import Ledger, Problem
 from tests.helpers.stage2 import embed, photos
@@ -27,8 +28,8 @@ def test_image_that_does_not_open_is_named_once_for_every_kind_and_the_records(d
     embed(data_root)
 
     for spec in (DINOV3, VAE, T5):
-        assert named(problems_of_kind(data_root, ledger, spec)) == [("b", "undecodable")]
-    assert named(problems_of_records(data_root, ledger)) == [("b", "undecodable")]
+        assert named(problems_of_kind(Inventory(data_root), ledger, spec)) == [("b", "undecodable")]
+    assert named(problems_of_records(Inventory(data_root), ledger)) == [("b", "undecodable")]
 
 
 def test_replaced_image_is_no_longer_named(data_root, ledger):
@@ -37,8 +38,8 @@ def test_replaced_image_is_no_longer_named(data_root, ledger):
     embed(data_root)
     photos(data_root, "b")
 
-    assert problems_of_kind(data_root, ledger, DINOV3) == []
-    assert problems_of_records(data_root, ledger) == []
+    assert problems_of_kind(Inventory(data_root), ledger, DINOV3) == []
+    assert problems_of_records(Inventory(data_root), ledger) == []
 
 
 def test_image_without_a_caption_concerns_the_text_encoder_and_the_records(data_root, ledger):
@@ -48,9 +49,9 @@ def test_image_without_a_caption_concerns_the_text_encoder_and_the_records(data_
     note_missing_captions(scan, ledger)
     ledger.record_problems([Problem("a", T5.kind, "refused", "missing_caption", "d", "r", scan.sources["a"].stat)])
 
-    assert problems_of_kind(data_root, ledger, DINOV3) == []
-    assert named(problems_of_kind(data_root, ledger, T5)) == [("a", "missing_caption")]
-    assert named(problems_of_records(data_root, ledger)) == [("a", "missing_caption")]
+    assert problems_of_kind(Inventory(data_root), ledger, DINOV3) == []
+    assert named(problems_of_kind(Inventory(data_root), ledger, T5)) == [("a", "missing_caption")]
+    assert named(problems_of_records(Inventory(data_root), ledger)) == [("a", "missing_caption")]
 
 
 def test_names_that_are_refused_concern_every_kind_if_they_are_of_images(data_root, ledger):
@@ -59,9 +60,9 @@ def test_names_that_are_refused_concern_every_kind_if_they_are_of_images(data_ro
     (data_root.approved / "x.gif").write_bytes(b"")
     survey(data_root.approved, ledger)
 
-    of_kind = [item for item, _ in named(problems_of_kind(data_root, ledger, DINOV3))]
+    of_kind = [item for item, _ in named(problems_of_kind(Inventory(data_root), ledger, DINOV3))]
     assert of_kind == ["a.jpg", "a.png"]
-    assert [item for item, _ in named(problems_of_records(data_root, ledger))] == [*of_kind, "x.gif"]
+    assert [item for item, _ in named(problems_of_records(Inventory(data_root), ledger))] == [*of_kind, "x.gif"]
 
 
 def test_failure_that_has_been_overcome_is_not_named(data_root, ledger):
@@ -70,14 +71,14 @@ def test_failure_that_has_been_overcome_is_not_named(data_root, ledger):
     embed(data_root)
     ledger.record_problems([Problem("a", DINOV3.kind, "failed", "model_error", "d", "r")])
 
-    assert problems_of_kind(data_root, ledger, DINOV3) == []
+    assert problems_of_kind(Inventory(data_root), ledger, DINOV3) == []
 
 
 def test_problems_of_public_data_are_not_of_the_records(data_root, ledger):
     ledger.record_problems([Problem("coco/p/train.jsonl:1", "rescale_preset", "refused", "undecodable", "d", "r")])
 
-    assert problems_of_records(data_root, ledger) == []
-    assert problems_of_kind(data_root, ledger, DINOV3) == []
+    assert problems_of_records(Inventory(data_root), ledger) == []
+    assert problems_of_kind(Inventory(data_root), ledger, DINOV3) == []
 
 
 def test_earliest_of_equal_problems_is_given(data_root, ledger):
@@ -87,5 +88,5 @@ def test_earliest_of_equal_problems_is_given(data_root, ledger):
     first = "2026-01-01T00:00:00+00:00"
     ledger.record_problems(msgspec.structs.replace(p, asset=VAE.kind, at=first) for p in ledger.problems())
 
-    (problem,) = problems_of_kind(data_root, ledger, T5)
+    (problem,) = problems_of_kind(Inventory(data_root), ledger, T5)
     assert problem.since == first

@@ -13,11 +13,11 @@ from imagemill.domain.layout import DataRoot
 from imagemill.errors import MissingInput
 from imagemill.fs.fingerprints import file_signature
 from imagemill.pipeline.accounting import ImageCounts
-from imagemill.pipeline.image_report import explain
 from imagemill.pipeline.stage2.image_metadata import complete_facts
 from imagemill.pipeline.stage2.scan import survey
-from imagemill.pipeline.status import open_ledger, read_status
+from imagemill.pipeline.status import open_ledger
 from imagemill.store.ledger import Ledger, Problem
+from tests.helpers.sessions import explain, read_status
 from tests.helpers.stage2 import embed, pack, photos, record_of, stage2, write_records, write_text
 
 KINDS = {spec.kind for spec in embedding_specs()}

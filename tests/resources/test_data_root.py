@@ -3,13 +3,15 @@
 import pytest
 
 from imagemill.errors import ImagemillError, WrongUsage
-from imagemill.store.locations import locate
+from imagemill.pipeline.session import open_session
 from resources.data_root import DataRootResource
+from tests.helpers.sessions import locate
 
 
 @pytest.fixture
 def resource(data_root):
-    return DataRootResource(path=str(data_root.path), config_file="", output_base_dir="")
+    with open_session(data_root.path):
+        yield DataRootResource(path=str(data_root.path), config_file="", output_base_dir="")
 
 
 def test_shards_go_where_the_run_says_and_from_then_on(resource, data_root, tmp_path):

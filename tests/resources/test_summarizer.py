@@ -4,6 +4,7 @@ import pickle
 import shutil
 import subprocess
 import sys
+from contextlib import ExitStack
 
 import pytest
 from PIL import Image
@@ -12,6 +13,7 @@ from imagemill.encoders import vlm
 from imagemill.encoders.preview import ensure_preview
 from imagemill.errors import MissingInput, ModelUnusable, WrongUsage
 from imagemill.models import NamedImage
+from imagemill.pipeline.session import open_session
 from imagemill.store.provenance import ModelIdentity
 from imagemill.store.trust import NotTrusted, record_consent
 from resources.data_root import DataRootResource
@@ -27,11 +29,15 @@ def resource(data_root, preview_root):
     data_root.preview_models.parent.mkdir(parents=True, exist_ok=True)
     data_root.preview_models.symlink_to(preview_root)
 
-    def make(text="{}", **fields):
-        data_root.config_file.write_text(text, "utf-8")
-        return SummarizerResource(data_root=DataRootResource(path=str(data_root.path)), **fields)
+    with ExitStack() as session:
 
-    return make
+        def make(text="{}", **fields):
+            session.close()
+            data_root.config_file.write_text(text, "utf-8")
+            session.enter_context(open_session(data_root.path))
+            return SummarizerResource(data_root=DataRootResource(path=str(data_root.path)), **fields)
+
+        yield make
 
 
 @pytest.fixture

@@ -6,7 +6,8 @@ import pytest
 
 from imagemill.domain.layout import DataRoot
 from imagemill.errors import WrongUsage
-from imagemill.store.locations import gone, locate, put, refuse_no_folder
+from imagemill.store.locations import gone, refuse_no_folder
+from tests.helpers.sessions import locate, put
 
 
 def test_root_without_a_ledger_has_its_own_folders(tmp_path):

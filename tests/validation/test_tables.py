@@ -4,12 +4,10 @@ import json
 import sqlite3
 from contextlib import closing
 
-import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from imagemill.errors import ImagemillError
 from imagemill.formats.jsonl import read_jsonl, write_jsonl
 from imagemill.pipeline.shards.shard_sets import bucket_folder
 from imagemill.store.ledger import Ledger
@@ -108,7 +106,8 @@ def test_any_lines_give_a_report(tmp_path_factory, lines):
 
 
 def ledger_rules(root):
-    return collect("ledger", "ledger", validate_ledger_tables(root.ledger))
+    with Ledger(root.ledger) as ledger:
+        return collect("ledger", "ledger", validate_ledger_tables(ledger))
 
 
 def test_ledger_of_a_run_is_valid_tables(tmp_path):
@@ -166,19 +165,3 @@ def test_line_that_no_index_has_is_found(tmp_path, change, field):
 
     assert report.rules.keys() == {"index_table"}
     assert field in {found.field for found in report.findings}
-
-
-def test_disk_error_is_a_message_with_a_remedy(tmp_path, monkeypatch):
-    """pandas wraps the errors of SQLite."""
-    Ledger(tmp_path / "ledger.sqlite").close()
-    cause = sqlite3.OperationalError("disk I/O error")
-    cause.sqlite_errorname = "SQLITE_IOERR_SHORT_READ"
-
-    def fail(*_):
-        raise pd.errors.DatabaseError("Execution failed on sql") from cause
-
-    monkeypatch.setattr(pd, "read_sql_query", fail)
-
-    with pytest.raises(ImagemillError, match="the ledger cannot be read or written: disk I/O error") as caught:
-        list(validate_ledger_tables(tmp_path / "ledger.sqlite"))
-    assert "check the disk" in caught.value.do

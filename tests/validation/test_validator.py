@@ -18,7 +18,7 @@ from imagemill.pipeline.shards.shard_writer import write_bucket
 from imagemill.store.ledger import Ledger
 from imagemill.validation import shards
 from imagemill.validation.catalogue import RULES
-from imagemill.validation.shard_sets import validate_shards
+from imagemill.validation.shard_sets import set_folders, validate_shards
 from imagemill.validation.validator import Options, kind_of, validate, validate_each, verify_stage2
 from tests.helpers.product import PROJECT
 from tests.helpers.situations import preset
@@ -64,7 +64,7 @@ def test_set_that_changes_place_while_it_is_read_gives_no_findings(packed, monke
 
     monkeypatch.setattr(shards, "checked_manifest", read_and_publish)
     with Ledger(packed.ledger) as ledger:
-        reports = {Path(r.file).name: r for r in validate_shards(packed.shards, packed.derived, ledger)}
+        reports = {Path(r.file).name: r for r in validate_shards(set_folders(packed.shards), packed.derived, ledger)}
 
     found = reports.get(folder.name)
     assert (found and found.findings, found and found.checked) == ((None, None) if removed else ([], 3))
@@ -211,7 +211,7 @@ def test_folder_of_a_dataset_names_its_presets(tmp_path):
 
 def reports_of(root):
     with Ledger(root.ledger) as ledger:
-        return list(validate_shards(root.shards, root.derived, ledger))
+        return list(validate_shards(set_folders(root.shards), root.derived, ledger))
 
 
 def test_every_bucket_has_a_report(packed):

@@ -28,7 +28,7 @@ def stays(shard_set: PackPlan, plan: BucketPlan) -> bool:
     """Whether the bucket's set is what the plan wants already: nothing is written."""
     folder = bucket_folder(shard_set.output, plan.bucket)
     manifest = read_manifest(folder)
-    if not (manifest and agrees(folder, manifest) and _has_indexes(folder)):
+    if not (manifest and agrees(shard_set.tars(plan.bucket), manifest) and _has_indexes(folder)):
         return False
     if plan.overlay:
         return not plan.shards and list(plan.overlay.tombstones) == read_tombstones(folder)
@@ -74,18 +74,18 @@ def _there(shard_set: PackPlan) -> list[str]:
 
 def _conflict(shard_set: PackPlan, plan: BucketPlan) -> str | None:
     folder = bucket_folder(shard_set.output, plan.bucket)
-    tars = sorted(folder.glob("*.tar")) if folder.is_dir() else []
+    tars = shard_set.tars(plan.bucket)
     if not tars or shard_set.existing == "replace":
         return None
     if shard_set.existing == "refuse":
-        return f"{folder.name}/{tars[0].name} exists"
+        return f"{folder.name}/{min(tars)} exists"
     try:
         manifest = load_manifest(folder)
     except MissingInput:
         return f"{folder.name} holds shards without our manifest"
     except ImagemillError as error:
         return f"{folder.name} holds shards without a usable manifest: {error.what}"
-    return None if agrees(folder, manifest) else f"{folder.name}: the tars are not those of its manifest"
+    return None if agrees(tars, manifest) else f"{folder.name}: the tars are not those of its manifest"
 
 
 def _twice(shard_set: PackPlan) -> Iterator[str]:

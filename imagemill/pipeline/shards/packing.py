@@ -14,7 +14,6 @@ from imagemill.config import Config
 from imagemill.domain.layout import DataRoot
 from imagemill.errors import ImagemillError
 from imagemill.pipeline.curation.near_duplicates import excluded_images
-from imagemill.pipeline.session import Session
 from imagemill.pipeline.shards.conflicts import conflicts, stays
 from imagemill.pipeline.shards.readiness import Readiness, find_ready, progress_lines
 from imagemill.pipeline.shards.shard_plan import Existing, PackPlan, plan_shards
@@ -100,9 +99,9 @@ def scanned(found: Readiness) -> dict[str, int]:
     }
 
 
-def dry_run(session: Session, packing: Packing) -> DryRun:
+def dry_run(inventory: Inventory, config: Config, ledger: Ledger, packing: Packing) -> DryRun:
     """What a run would count and meet. The disk stays as it is: a data root without a ledger gets none."""
-    found, shard_set = plan_packing(session.overview(), session.config, session.reading, packing)
+    found, shard_set = plan_packing(inventory, config, ledger, packing)
     written = [plan for plan in shard_set.plans if not stays(shard_set, plan)]
     counts = {
         **scanned(found),

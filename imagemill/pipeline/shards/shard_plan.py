@@ -21,6 +21,7 @@ from imagemill.pipeline.shards.readiness import ReadySample
 from imagemill.pipeline.shards.shard_sets import (
     ShardParameters,
     bucket_folder,
+    list_tars,
     read_index,
     read_manifest,
     read_tombstones,
@@ -69,6 +70,13 @@ class PackPlan:
     plans: list[BucketPlan] = field(default_factory=list)
     existing: Existing = "refuse"
     workers: int = 1
+    _tars: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    def tars(self, bucket: str) -> dict[str, int]:
+        """The tars that the bucket's folder contains before this run writes it, and their sizes in bytes."""
+        if bucket not in self._tars:
+            self._tars[bucket] = list_tars(bucket_folder(self.output, bucket))
+        return self._tars[bucket]
 
 
 def check_buckets(buckets: Iterable[str]) -> list[str]:

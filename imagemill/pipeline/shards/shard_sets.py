@@ -16,7 +16,7 @@ Source: CONTRACTS section 2, last point.
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -171,10 +171,14 @@ def recorded_parameters(folder: Path) -> ShardParameters | None:
     return manifest.parameters if manifest else None
 
 
-def agrees(folder: Path, manifest: Manifest) -> bool:
-    """Whether the tars in a folder are those of its manifest, by name and size."""
-    recorded = {shard.name: shard.bytes for shard in manifest.shards}
-    return recorded == {tar.name: tar.stat().st_size for tar in folder.glob("*.tar")}
+def list_tars(folder: Path) -> dict[str, int]:
+    """Return the names and sizes in bytes of the tars in a folder."""
+    return {tar.name: tar.stat().st_size for tar in folder.glob("*.tar")}
+
+
+def agrees(tars: Mapping[str, int], manifest: Manifest) -> bool:
+    """Whether the tars of a folder are those of its manifest, by name and size."""
+    return {shard.name: shard.bytes for shard in manifest.shards} == tars
 
 
 def read_index(folder: Path) -> list[IndexLine]:

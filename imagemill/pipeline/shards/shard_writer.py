@@ -91,7 +91,7 @@ def write_bucket(
     *,
     on_sample: Callable[[int], None] = lambda size: None,
 ) -> BucketResult:
-    """Write one bucket's set beside its place, then put it there at once. Call `refuse_conflicts` first.
+    """Write one bucket's set beside its place, then put it there at once. Call `sweep_sets` and `refuse_conflicts` first.
 
     Args:
         derived: folder of the npy folders. identities: recorded maker of each kind. on_sample: called with each sample's bytes,
@@ -103,7 +103,6 @@ def write_bucket(
         DiskFull: the old set is where it was.
     """
     folder = bucket_folder(shard_set.output, plan.bucket)
-    sweep_sets(shard_set.output)
     manifest = read_manifest(folder)
     if manifest and stays(shard_set, plan):
         return _result(plan, "unchanged", manifest)

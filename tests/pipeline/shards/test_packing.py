@@ -5,16 +5,24 @@ import pytest
 from imagemill.config import Config, NearDuplicateSettings
 from imagemill.domain.buckets import BUCKETS
 from imagemill.errors import ImagemillError, MissingInput, ShardExists, WrongUsage
+from imagemill.pipeline.session import open_session
 from imagemill.pipeline.shards.conflicts import refuse_conflicts
 from imagemill.pipeline.shards.packing import Packing, dry_run, plan_packing
 from imagemill.pipeline.shards.shard_sets import ShardParameters, bucket_folder, read_tombstones
 from imagemill.pipeline.shards.shard_writer import write_bucket
+from imagemill.pipeline.stage2.inventory import Inventory
 from imagemill.store.ledger import Ledger
 from tests.helpers.product import snapshot
 from tests.helpers.stage1 import stage1_record, write_stage1
 from tests.helpers.stage2 import foreign, record_of
 
 SQUARE, TALL = "1024x1024", "832x1216"
+
+
+def rehearse(root, config, packing):
+    """A dry run, which reads the ledger if there is one."""
+    with open_session(root.path) as session:
+        return dry_run(Inventory(root), config, session.reading, packing)
 
 
 @pytest.fixture
@@ -38,7 +46,7 @@ def test_records_of_stage_1_are_refused_and_the_remedy_migrates_them(root, exist
         plan(root, existing)
     assert "imagemill run" in error.value.do
     with pytest.raises(ImagemillError, match="no record is of version 2"):
-        dry_run(root, Config(), packing(root, existing))
+        rehearse(root, Config(), packing(root, existing))
     assert snapshot(root.shards) == before
 
 
@@ -47,7 +55,7 @@ def test_records_of_stage_1_beside_others_are_left_out_and_name_the_remedy(root)
     write_stage1(root, [stage1_record(0)])
     root.stage2_jsonl.write_bytes(records + root.stage2_jsonl.read_bytes())
     with Ledger(root.ledger) as ledger:
-        found, _ = plan_packing(root, Config(), ledger, packing(root))
+        found, _ = plan_packing(Inventory(root), Config(), ledger, packing(root))
 
     assert len(found.ready) == 5
     assert [(p.reason, p.remedy) for p in found.problems] == [("stage1", "run `imagemill run`: it migrates them")]
@@ -55,7 +63,7 @@ def test_records_of_stage_1_beside_others_are_left_out_and_name_the_remedy(root)
 
 def plan(root, *given, **asked):
     with Ledger(root.ledger) as ledger:
-        return plan_packing(root, Config(shard_size=3), ledger, packing(root, *given, **asked))[1]
+        return plan_packing(Inventory(root), Config(shard_size=3), ledger, packing(root, *given, **asked))[1]
 
 
 def pack(root, *given, **asked):
@@ -105,7 +113,7 @@ def test_one_parameter_named_leaves_the_others_as_recorded(root, existing):
 def test_dry_run_gives_the_counters_of_the_plan(root):
     (root.derived / "dinov3" / "a.npy").unlink()
 
-    found = dry_run(root, Config(shard_size=2), packing(root, buckets=[SQUARE]))
+    found = rehearse(root, Config(shard_size=2), packing(root, buckets=[SQUARE]))
 
     assert found.conflicts == []
     assert found.counts == {
@@ -117,7 +125,7 @@ def test_dry_run_gives_the_counters_of_the_plan(root):
 def test_dry_run_leaves_a_data_root_without_a_ledger_without_one(root):
     before = snapshot(root.path)
 
-    dry_run(root, Config(), packing(root))
+    rehearse(root, Config(), packing(root))
 
     assert snapshot(root.path) == before
     assert not root.state.exists()
@@ -127,16 +135,16 @@ def test_dry_run_knows_what_the_ledger_knows(root):
     with Ledger(root.ledger) as ledger:
         ledger.withdraw(["a"])
 
-    assert dry_run(root, Config(), packing(root)).counts["skipped_incomplete"] == 1
+    assert rehearse(root, Config(), packing(root)).counts["skipped_incomplete"] == 1
 
 
 def test_dry_run_tells_every_conflict(root):
     pack(root)
 
-    found = dry_run(root, Config(), packing(root))
+    found = rehearse(root, Config(), packing(root))
 
     assert [conflict.split("/")[0] for conflict in found.conflicts] == [f"bucket_{SQUARE}", f"bucket_{TALL}"]
-    assert dry_run(root, Config(), packing(root, "replace")).conflicts == []
+    assert rehearse(root, Config(), packing(root, "replace")).conflicts == []
 
 
 @pytest.mark.parametrize("existing", ["update", "repack", "append"])
@@ -144,7 +152,7 @@ def test_dry_run_counts_nothing_for_a_set_that_stays(root, existing):
     """Seed 001: the counters are those of the real run."""
     pack(root)
 
-    counts = dry_run(root, Config(shard_size=3), packing(root, existing)).counts
+    counts = rehearse(root, Config(shard_size=3), packing(root, existing)).counts
 
     assert (counts["ready_records"], counts["written_samples"], counts["written_shards"]) == (5, 0, 0)
 
@@ -158,7 +166,7 @@ def test_image_that_changed_its_bucket_never_counts_twice(root, existing):
     alone = plan(root, existing, buckets=[TALL])
 
     told = f"a belongs to {TALL} now, and still counts in bucket_{SQUARE}"
-    assert dry_run(root, Config(shard_size=3), packing(root, existing, buckets=[TALL])).conflicts == [told]
+    assert rehearse(root, Config(shard_size=3), packing(root, existing, buckets=[TALL])).conflicts == [told]
     with pytest.raises(ShardExists, match=told):
         refuse_conflicts(alone)
     refuse_conflicts(plan(root, existing, buckets=[SQUARE]))
@@ -184,10 +192,10 @@ def test_damaged_set_of_another_bucket_is_in_nobodys_way(root):
 
 def test_dry_run_without_its_inputs_says_what_is_missing(root, data_root):
     with pytest.raises(MissingInput, match="near duplicates"):
-        dry_run(root, Config(near_duplicates=NearDuplicateSettings(exclude=True)), packing(root))
+        rehearse(root, Config(near_duplicates=NearDuplicateSettings(exclude=True)), packing(root))
     root.stage2_jsonl.unlink()
     with pytest.raises(MissingInput, match="no Stage 2 records"):
-        dry_run(root, Config(), packing(root))
+        rehearse(root, Config(), packing(root))
 
 
 def test_unknown_way_with_existing_shards_is_refused(root):

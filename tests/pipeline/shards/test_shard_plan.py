@@ -35,7 +35,7 @@ from imagemill.pipeline.shards.shard_plan import (
     plan_shards,
 )
 from imagemill.pipeline.shards.shard_sets import ShardParameters, read_manifest, shard_name
-from imagemill.pipeline.shards.shard_writer import write_bucket
+from imagemill.pipeline.shards.shard_writer import sweep_sets, write_bucket
 from imagemill.store.ledger import FileRow
 from imagemill.store.provenance import UNKNOWN
 from tests.helpers.product import PROJECT, snapshot
@@ -233,6 +233,7 @@ def pack(root, *buckets, existing="refuse", output=None, on_sample=lambda size: 
     """What the asset and its IO manager do: plan, refuse, write; results by bucket."""
     chosen = check_buckets(buckets or BUCKETS)
     shard_set = plan(ready(root, chosen).ready, chosen, output or root.shards, existing, **parameters)
+    sweep_sets(shard_set.output)
     refuse_conflicts(shard_set)
     return {
         p.bucket: write_bucket(shard_set, p, root.derived, identities(root), on_sample=on_sample)

@@ -9,11 +9,10 @@ from imagemill.errors import ModelUnusable
 from imagemill.models import CAPTIONER
 from imagemill.pipeline.stage2.caption import CaptionWorker, caption_jobs, forget_problems, keep_captions, look_again
 from imagemill.pipeline.stage2.image_metadata import adopt_captions, complete_facts, note_missing_captions
-from imagemill.pipeline.stage2.record_index import read_recorded
 from imagemill.pipeline.stage2.scan import survey
 from imagemill.store.ledger import FROM_CAPTIONER, FROM_PREVIEW, FROM_PREVIEW_RECORD, FROM_RECORD, Ledger
 from imagemill.store.provenance import ModelIdentity
-from tests.helpers.stage2 import photos, picture, record_identity_of, record_of, write_text
+from tests.helpers.stage2 import photos, picture, record_identity_of, record_of, surveyed, write_text
 
 
 class Model:
@@ -136,7 +135,7 @@ def test_caption_that_a_replaced_image_had_is_not_taken_out_of_its_record(data_r
     scan = survey(data_root.approved, ledger)
     look_again(scan.sources, scan, ledger, data_root.approved)
 
-    adopt_captions(data_root, read_recorded(data_root.stage2_jsonl), survey(data_root.approved, ledger), ledger)
+    adopt_captions(surveyed(data_root, ledger), ledger)
 
     assert texts(ledger) == {}
     assert ids(jobs(data_root, ledger)) == ["a"]
@@ -322,7 +321,7 @@ def test_without_its_ledger_no_caption_counts_as_real_where_a_preview_model_work
     write_text(data_root.stage2_jsonl, json.dumps(record_of("a")))
     record_identity_of(data_root, ModelIdentity(kind=CAPTIONER, model="m", preview=preview, facts={}))
     with Ledger(data_root.ledger) as ledger:
-        adopt_captions(data_root, read_recorded(data_root.stage2_jsonl), survey(data_root.approved, ledger), ledger)
+        adopt_captions(surveyed(data_root, ledger), ledger)
         (row,) = ledger.captions().values()
         assert row.origin == (FROM_PREVIEW_RECORD if preview else FROM_RECORD)
         assert bool(ledger.preview_captions()) == preview

@@ -13,9 +13,9 @@ from imagemill.pipeline.shards.shard_writer import write_bucket
 from imagemill.pipeline.stage2.damage import DAMAGED, damaged_files, note_damage
 from imagemill.pipeline.stage2.publish import run_pass
 from imagemill.store.ledger import Ledger
-from imagemill.validation.contents import RecordedContents
 from imagemill.validation.validator import Options, validate, verify_stage2
 from tests.helpers.rot import rot
+from tests.helpers.sessions import recorded_contents
 from tests.helpers.shard_runs import SQUARE
 from tests.helpers.stage2 import picture, plan_of, ready, stage2, with_encoder, worker_of
 from tests.helpers.stubs import StubEncoder
@@ -38,7 +38,7 @@ def file_of(root, spec, image_id):
 
 
 def verified(root):
-    contents = RecordedContents.read(root.ledger)
+    contents = recorded_contents(root)
     return verify_stage2(root.stage2_jsonl, root.derived, contents), contents.damaged
 
 
@@ -85,7 +85,7 @@ def test_file_that_another_program_replaced_is_not_called_damaged(root):
 def test_shards_name_the_damaged_file_and_not_the_tar(root):
     pack(root)
     rot(file_of(root, VAE, "b"))
-    contents = RecordedContents.read(root.ledger)
+    contents = recorded_contents(root)
 
     report = validate(root.shards / f"bucket_{SQUARE}", options=Options(derived=root.derived, contents=contents))
 

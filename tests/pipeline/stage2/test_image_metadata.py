@@ -17,6 +17,7 @@ from imagemill.pipeline.stage2.image_metadata import (
     inspect_image,
     note_missing_captions,
 )
+from imagemill.pipeline.stage2.inventory import Inventory
 from imagemill.pipeline.stage2.record_index import read_recorded
 from imagemill.pipeline.stage2.scan import caption_row, scan_approved, survey
 from imagemill.store.ledger import FROM_CAPTIONER, Ledger
@@ -158,7 +159,7 @@ def captions(ledger):
 
 def adopt(root, ledger):
     scan = survey(root.approved, ledger)
-    adopt_captions(root, read_recorded(root.stage2_jsonl), scan, ledger)
+    adopt_captions(Inventory(root, 0, scan), ledger)
 
 
 def test_image_without_a_sidecar_takes_the_caption_of_its_record_byte_for_byte(data_root, ledger):

@@ -15,6 +15,7 @@ from imagemill.errors import ImagemillError
 from imagemill.formats.jsonl import encode_line, parse_object, read_jsonl
 from imagemill.formats.npy import write_npy
 from imagemill.fs.fingerprints import file_signature, posix_signature
+from imagemill.pipeline.stage2.inventory import Inventory
 from imagemill.pipeline.stage2.merge import Merge, stage1_backup, write_records
 from imagemill.pipeline.stage2.record_index import record_id, unfinished
 from imagemill.pipeline.stage2.scan import Scan
@@ -49,7 +50,7 @@ def merge_file(root, *, sources=(), captions=(), **options):
     with Ledger(root.path / "ledger.sqlite") as ledger:
         ledger.record_sources(sources)
         ledger.record_captions(captions)
-        merged = write_records(Merge(root, Scan({}, []), **options), ledger)
+        merged = write_records(Merge(Inventory(root, 0, Scan({}, [])), **options), ledger)
     return SimpleNamespace(
         lines=root.stage2_jsonl.read_bytes().splitlines(keepends=True), counts=merged.counts, problems=merged.problems,
         **{what: [i for i, done in merged.changes if done == what] for what in ("added", "changed", "migrated")},

@@ -12,7 +12,7 @@ from imagemill.fs.fingerprints import posix_signature
 from imagemill.pipeline.stage2.plan import LedgerSnapshot, all_jobs, ids_of, missing_caption, plan_embedding
 from imagemill.pipeline.stage2.scan import Scan, SourceFile
 from imagemill.store.ledger import CaptionRow, FileRow, Ledger, Problem, SourceRow
-from tests.helpers.stage2 import embed, photos, picture, plan_of
+from tests.helpers.stage2 import embed, photos, picture, plan_of, surveyed
 
 IMAGE, TOUCHED = posix_signature(100, 1, 7), posix_signature(100, 2, 7)
 FILE, OTHER_FILE = posix_signature(4224, 3, 8), posix_signature(4224, 4, 9)
@@ -235,9 +235,7 @@ def test_images_with_work_are_those_that_lack_something_in_name_order(data_root)
     embed(data_root, VAE)  # meets the broken one, and makes latents of e and f
 
     with Ledger(data_root.ledger) as ledger:
-        from imagemill.pipeline.stage2.scan import survey
-
-        scan = survey(data_root.approved, ledger)
-        assert ids_of(all_jobs([DINOV3, VAE, T5], data_root.derived, scan, ledger)) == ["c", "e", "f"]
-        assert ids_of(all_jobs([VAE], data_root.derived, scan, ledger)) == []
+        inventory = surveyed(data_root, ledger)
+        assert ids_of(all_jobs([DINOV3, VAE, T5], inventory, ledger)) == ["c", "e", "f"]
+        assert ids_of(all_jobs([VAE], inventory, ledger)) == []
         assert [problem.item for problem in plan_of(data_root, DINOV3, ledger).refused] == ["broken"]
