@@ -13,6 +13,7 @@ import pytest
 from dagster_project.work import open_work
 from imagemill.domain.layout import DataRoot
 from imagemill.domain.preset_names import MAX_OBJECTS_VARIABLE
+from imagemill.pipeline.session import open_session
 from imagemill.store.ledger import Ledger
 from imagemill.store.public_data import SPACES, PublicData, read_preset_manifest
 from tests.helpers import public
@@ -105,7 +106,7 @@ def test_layout_is_the_contracts(story):
 def test_each_preset_stands_in_the_history_by_itself(story):
     import dagster as dg
 
-    with open_work(story.root) as work:
+    with open_session(story.root.path) as session, open_work(session) as work:
         rescaled = work.instance.get_materialized_partitions(dg.AssetKey("rescale_preset"))
         coord = work.instance.get_materialized_partitions(dg.AssetKey("derived_preset"))
 

@@ -10,6 +10,7 @@ from dagster_project.deployments import test_resources
 from dagster_project.partitions import register_presets
 from dagster_project.work import open_work
 from imagemill.pipeline.presets.preset_config import read_presets
+from imagemill.pipeline.session import open_session
 from resources.data_root import DataRootResource
 
 TEXT = """
@@ -42,8 +43,8 @@ def keys(instance):
 def tick(root, instance, sensor=sensors.configured_presets):
     resources = {"data_root": DataRootResource(path=str(root.path), config_file=None)}
     repository = build_definitions(test_resources("unused")).get_repository_def()
-    context = dg.build_sensor_context(instance=instance, resources=resources, repository_def=repository)
-    return sensor.evaluate_tick(context)
+    with dg.build_sensor_context(instance=instance, resources=resources, repository_def=repository) as context:
+        return sensor.evaluate_tick(context)
 
 
 def test_file_gives_the_partitions_of_the_three_assets(presets_yaml, instance):
@@ -78,7 +79,7 @@ def test_sensor_is_content_without_a_file(data_root, instance):
 
 
 def test_preset_made_by_flags_registers_its_partition(data_root):
-    with open_work(data_root) as work:
+    with open_session(data_root.path) as session, open_work(session) as work:
         work.make_preset("rescale_preset", "coco/by_flags", max_pixels=602112)
 
         assert work.instance.get_dynamic_partitions(presets.name) == ["coco/by_flags"]

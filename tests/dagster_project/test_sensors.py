@@ -32,12 +32,12 @@ def still(monkeypatch):
 
 
 def tick(root, instance, cursor=None):
-    context = dg.build_sensor_context(
+    with dg.build_sensor_context(
         instance=instance,
         cursor=cursor,
         resources={"data_root": DataRootResource(path=str(root.path), config_file=None)},
-    )
-    data = sensors.new_images.evaluate_tick(context)
+    ) as context:
+        data = sensors.new_images.evaluate_tick(context)
     return data.run_requests or [], data.skip_message, data.cursor
 
 

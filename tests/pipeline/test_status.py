@@ -15,7 +15,6 @@ from imagemill.fs.fingerprints import file_signature
 from imagemill.pipeline.accounting import ImageCounts
 from imagemill.pipeline.stage2.image_metadata import complete_facts
 from imagemill.pipeline.stage2.scan import survey
-from imagemill.pipeline.status import open_ledger
 from imagemill.store.ledger import Ledger, Problem
 from tests.helpers.sessions import explain, read_status
 from tests.helpers.stage2 import embed, pack, photos, record_of, stage2, write_records, write_text
@@ -32,7 +31,7 @@ def root(data_root):
 
 
 def test_data_root_where_nothing_ran_says_what_to_run(data_root):
-    for ask in (read_status, lambda root: explain(root, "a"), open_ledger):
+    for ask in (read_status, lambda root: explain(root, "a")):
         with pytest.raises(MissingInput, match="imagemill run"):
             ask(data_root)
 
