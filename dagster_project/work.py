@@ -235,8 +235,8 @@ class Work:
 
     def publish(self, passes: Passes) -> None:
         """Write the records, and the shards of every bucket whose samples changed."""
+        self._plan_again()
         keys = buckets.get_partition_keys()
-        self.session.plan()
         self._run(
             published(excluding=self.session.config.near_duplicates.exclude),
             partition_range=(keys[0], keys[-1]),
@@ -245,7 +245,7 @@ class Work:
 
     def write_records(self, passes: Passes) -> None:
         """Write the records; after an interrupt what is finished, without opening another image."""
-        self.session.plan()
+        self._plan_again()
         self._run(["stage2_jsonl"], **_asked({"stage2_jsonl": self._records_config(passes)}))
 
     def roll_back(self, *, delete_embeddings: bool) -> None:
@@ -255,6 +255,11 @@ class Work:
         if delete_embeddings and not self.error:
             for spec in embedding_specs():
                 self.instance.wipe_assets([dg.AssetKey(spec.kind)])
+
+    def _plan_again(self) -> None:
+        """After runs that may have made files, what lies in the folders is another plan."""
+        if self.outcomes:
+            self.session.plan()
 
     def _records_config(self, passes: Passes) -> dict[str, Any]:
         """Return the options that differ from the defaults, which a run of the UI has."""
