@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from contextlib import closing
 
 import dagster as dg
-from pydantic import Field
 
 from assets.approved_images import approved_images
 from assets.command_options import ImageOptions, read_options
@@ -12,6 +11,7 @@ from assets.partitions import IMAGES_PER_RUN, images, ranged_asset
 from imagemill.domain.embedding_specs import DINOV3, T5, VAE, EmbeddingSpec
 from imagemill.formats.npy import NpyStore
 from imagemill.models import CAPTIONER
+from imagemill.options import CaptionedOptions, EmbeddingOptions
 from imagemill.pipeline.forecast import check_space, measure_sizes, work_of
 from imagemill.pipeline.leases import claimed_until_output
 from imagemill.pipeline.shards.copies import with_copies
@@ -32,21 +32,12 @@ from resources.encoders import Encoders
 from resources.engine import Engine
 
 
-class ImageConfig(dg.Config):
-    """What to make besides files that are missing, invalid or stale."""
-
-    regenerate: bool = Field(
-        False,
-        description="Replace every file of this kind by the model configured now; no shard takes them until all are replaced.",
-    )
+class ImageConfig(dg.Config, EmbeddingOptions):
+    """Files to make besides those that are missing, invalid or stale."""
 
 
-class CaptionedConfig(ImageConfig):
-    """The same for a kind that is made from captions."""
-
-    recaption: bool = Field(
-        False, description="Also caption again the images that another captioner, or another prompt, has captioned."
-    )
+class CaptionedConfig(dg.Config, CaptionedOptions):
+    """Files to make, and captions to make again."""
 
 
 def embedding_asset(spec: EmbeddingSpec, description: str) -> dg.AssetsDefinition:

@@ -6,19 +6,15 @@ import dagster as dg
 import msgspec
 
 from assets.embeddings import dinov3_npy
-from assets.launchpad import LaunchpadConfig, unset
+from imagemill.options import NearDuplicateOptions
 from imagemill.pipeline.curation.near_duplicates import ASSET, lines_path, near_duplicate_reports, plan_near_duplicates
 from imagemill.pipeline.curation.reports import Reports
 from imagemill.pipeline.leases import claimed_until_output
 from resources.data_root import DataRootResource
 
 
-class NearDuplicateConfig(LaunchpadConfig):
-    """What counts as a near duplicate in this run."""
-
-    threshold: float | None = unset(
-        0.0, "Cosine from which two images are near duplicates; {unset}: imagemill.yaml (0.97).", gt=0, le=1
-    )
+class NearDuplicateConfig(dg.Config, NearDuplicateOptions):
+    """Limits of the search."""
 
 
 @dg.asset(
@@ -38,9 +34,7 @@ def near_duplicates(
     A report. Shards leave near duplicates out only where `imagemill.yaml` says `near_duplicates: {exclude: true}`.
     """
     root, given = data_root.root(), data_root.config()
-    settings = given.near_duplicates
-    if config.threshold is not None:
-        settings = msgspec.structs.replace(settings, threshold=config.threshold)
+    settings = msgspec.structs.replace(given.near_duplicates, **config.given())
     with closing(data_root.ledger()) as ledger, claimed_until_output(ledger, ASSET, ["all"], context.run.run_id):
         plan = plan_near_duplicates(root.derived, ledger, settings)
     stream = near_duplicate_reports(plan, root.approved, threads=given.decode_threads, search=given.model_threads)

@@ -1,10 +1,8 @@
 """The light metadata: one JSON line per image that opens and has a caption."""
 
 from contextlib import closing
-from typing import Any
 
 import dagster as dg
-from pydantic import Field
 
 from assets.command_options import RecordOptions, read_options
 from assets.embeddings import embedding_assets
@@ -18,17 +16,9 @@ from imagemill.pipeline.stage2.image_metadata import (
 )
 from imagemill.pipeline.stage2.merge import ASSET, Merge
 from imagemill.pipeline.stage2.record_index import read_recorded
-from imagemill.pipeline.stage2.rollback import Rollback
 from imagemill.pipeline.stage2.scan import survey
 from resources.data_root import DataRootResource
 from resources.encoders import Encoders
-
-
-class RecordsConfig(dg.Config):
-    """Going back to Stage 1, instead of writing the records."""
-
-    rollback: bool = Field(False, description="Only put the Stage 1 file back; the version 2 file is kept beside it.")
-    delete_embeddings: bool = Field(False, description="With rollback: delete every npy file too.")
 
 
 @dg.asset(
@@ -39,17 +29,13 @@ class RecordsConfig(dg.Config):
     owners=["team:imagemill"],
     code_version="1",
 )
-def stage2_jsonl(
-    context: dg.AssetExecutionContext, config: RecordsConfig, data_root: DataRootResource, encoders: Encoders
-) -> Any:
+def stage2_jsonl(context: dg.AssetExecutionContext, data_root: DataRootResource, encoders: Encoders) -> Merge:
     """`derived/approved_image_dataset.jsonl`: id, path, caption, T5 mask, size, bucket; no embeddings inside.
 
     Built from the ledger without opening an image that a pass has opened before.
     """
     root, given = data_root.root(), read_options(context, RecordOptions)
     with closing(data_root.ledger()) as ledger, claimed_until_output(ledger, ASSET, ["all"], context.run.run_id):
-        if config.rollback:
-            return Rollback(root, config.delete_embeddings)
         scan = survey(root.approved, ledger)
         adopt_captions(root, read_recorded(root.stage2_jsonl), scan, ledger)
         if given.complete:

@@ -8,7 +8,6 @@ import dagster as dg
 from imagemill.pipeline.accounting import COUNTERS, count_merge
 from imagemill.pipeline.problem_list import current_problems
 from imagemill.pipeline.stage2.merge import UNMIGRATED, Merge, write_records
-from imagemill.pipeline.stage2.rollback import Rollback, roll_back
 from imagemill.store.ledger import Ledger
 from io_managers.figures import with_units
 from resources.data_root import DataRootResource
@@ -18,8 +17,6 @@ _UNITS = {
     **dict.fromkeys((*COUNTERS, "total"), "images"),
     "truncated_captions": "captions",
     "rewritten": "files",
-    "from_backup": "files",
-    "deleted_files": "files",
 }
 
 
@@ -28,13 +25,11 @@ class JsonlIOManager(dg.ConfigurableIOManager):
 
     data_root: dg.ResourceDependency[DataRootResource]
 
-    def handle_output(self, context: dg.OutputContext, obj: Merge | Rollback) -> None:
+    def handle_output(self, context: dg.OutputContext, obj: Merge) -> None:
         asset = context.asset_key.to_user_string()
         with closing(self.data_root.ledger()) as ledger:
             try:
-                counts = (
-                    roll_back(obj, ledger, context.run_id) if isinstance(obj, Rollback) else _merge(obj, ledger, asset)
-                )
+                counts = _merge(obj, ledger, asset)
                 ledger.record_counts(context.run_id, asset, counts)
             finally:
                 ledger.release(asset, context.run_id)

@@ -1,27 +1,34 @@
 """`imagemill repair`: rebuild a damaged or lost ledger."""
 
-import os
+from functools import partial
 
 import click
 
-from imagemill.config import CONFIG_VARIABLE
-from imagemill.domain.layout import ROOT_VARIABLE, DataRoot
+from dagster_project.cli.options import root_options
+from imagemill.domain.layout import DataRoot
 from imagemill.pipeline.repair import Repair, apply_repair, plan_repair
 from imagemill.store.ledger import LedgerDamaged
+from imagemill.store.locations import locate
 
 _SHOWN = 20
 
 
+def _located(data_root: str | None) -> DataRoot:
+    """The data root with its folders, also if the ledger that records them cannot be read."""
+    root = DataRoot.resolve(data_root)
+    try:
+        if root.ledger.is_file():
+            return locate(data_root)
+    except LedgerDamaged:
+        pass
+    return root
+
+
 @click.command("repair")
 @click.option("--apply", is_flag=True, help="Write the new ledger; the damaged one goes to .imagemill/quarantine/.")
-@click.option("--data-root", metavar="DIR", help="Data root (default: $IMAGEMILL_DATA_ROOT, else data/).")
-@click.option("--config", metavar="FILE", help="Configuration (default: imagemill.yaml in the data root).")
-def command(apply: bool, data_root: str | None, config: str | None) -> None:
+@partial(root_options, find=_located)
+def command(root: DataRoot, apply: bool) -> None:
     """Report what of a damaged or lost ledger can be rebuilt from files, records, shards and second copies."""
-    root = _located(data_root)
-    os.environ[ROOT_VARIABLE] = str(root.path)
-    if config:
-        os.environ[CONFIG_VARIABLE] = os.path.abspath(config)
     repair = plan_repair(root)
     for line in report(root, repair):
         click.echo(line)
@@ -33,19 +40,6 @@ def command(apply: bool, data_root: str | None, config: str | None) -> None:
     kept = apply_repair(root, repair)
     click.echo(f"rebuilt {root.ledger}" + (f"; the damaged files are in {kept}" if kept else ""))
     click.echo("now run `imagemill run`: it reads captions again, and makes what is missing or invalid")
-
-
-def _located(data_root: str | None) -> DataRoot:
-    """The data root with its folders, also if the ledger that records them cannot be read."""
-    from imagemill.store.locations import locate
-
-    root = DataRoot.resolve(data_root)
-    try:
-        if root.ledger.is_file():
-            return locate(data_root)
-    except LedgerDamaged:
-        pass
-    return root
 
 
 def report(root: DataRoot, repair: Repair) -> list[str]:
