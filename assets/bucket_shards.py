@@ -5,59 +5,24 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import dagster as dg
-from pydantic import Field
 
-from assets.launchpad import LaunchpadConfig, choice, unset
 from assets.near_duplicates import near_duplicates
 from assets.partitions import buckets, ranged_asset
 from assets.stage2_jsonl import stage2_jsonl
+from imagemill.options import ShardOptions
 from imagemill.pipeline.leases import Leased
 from imagemill.pipeline.shards.conflicts import refuse_conflicts
-from imagemill.pipeline.shards.packing import Packing, dry_run, plan_packing, scanned
+from imagemill.pipeline.shards.packing import dry_run, plan_packing, scanned
 from imagemill.pipeline.shards.readiness import ASSET, Readiness
-from imagemill.pipeline.shards.shard_plan import Existing, PackPlan, check_buckets
-from imagemill.pipeline.shards.shard_sets import ShardParameters
+from imagemill.pipeline.shards.shard_plan import PackPlan
 from imagemill.pipeline.shards.shard_writer import sweep_sets
 from imagemill.store.ledger import Ledger
 from resources.dagster_internals.events import ExplainedFailure
 from resources.data_root import DataRootResource
 
-PARAMETERS = ShardParameters.__struct_fields__
 
-
-Shuffle = choice("Shuffle", ("yes", "no"))
-
-
-class ShardConfig(LaunchpadConfig):
+class ShardConfig(dg.Config, ShardOptions):
     """Parameters of one packing run."""
-
-    only: list[str] = Field(
-        [], description="Of the run's buckets only these; empty: all. A run takes one range of them."
-    )
-    shard_size: int | None = unset(0, "Samples per tar; {unset}: shard_size of imagemill.yaml (1000).", ge=1)
-    shuffle: Shuffle | None = unset(  # pyright: ignore[reportInvalidTypeForm]
-        Shuffle.unset,
-        "`yes`: reorder the ready samples before limit and grouping; {unset}: as the set was packed, else no.",
-    )
-    seed: int | None = unset(-1, "Seed of the shuffle; {unset}: as the set was packed, else 1337.", ge=0)
-    limit: int | None = unset(0, "Samples over all buckets of the run, after the shuffle; {unset}: all.", ge=1)
-    existing: Existing = Field(
-        "update",
-        description="Shards already there: `update` the sets that changed, `replace` all, `refuse` to touch them; `append` new "
-        "tars and tombstones, `repack` to fold these in, `withdraw` to apply withdrawals alone.",
-    )
-    dry_run: bool = Field(False, description="Count and tell conflicts; write nothing, materialize nothing.")
-    output_dir: str | None = unset("", "Folder for the shards; {unset}: the remembered one, else shards/.")
-    workers: int | None = unset(0, "Tars written at a time; {unset}: pack_threads of imagemill.yaml.", ge=1)
-    allow_preview: bool = Field(False, description="Pack samples with captions of a preview model too.")
-    progress_every: int = Field(500, ge=1, description="Ready records between two progress lines.")
-
-    def packing(self, chosen: list[str], output: Path) -> Packing:
-        asked = {name: value for name in PARAMETERS if (value := getattr(self, name)) is not None}
-        if "shuffle" in asked:
-            asked["shuffle"] = asked["shuffle"] == "yes"
-        chosen = check_buckets(self.only or chosen)
-        return Packing(chosen, output, self.existing, asked, self.progress_every, self.allow_preview)
 
 
 @ranged_asset(
@@ -83,7 +48,7 @@ def bucket_shards(
 
 def _packing(context: dg.AssetExecutionContext, config: ShardConfig, data_root: DataRootResource) -> Leased:
     """The plan, without conflicts; what it leaves out and adopts is recorded in the ledger."""
-    packing = config.packing(list(context.partition_keys), data_root.shards_folder(config.output_dir))
+    packing = config.packing(context.partition_keys, data_root.shards_folder(config.output_dir))
     session, run_id = data_root.session, context.run.run_id
 
     def plan() -> PackPlan:
@@ -110,10 +75,9 @@ def _record(ledger: Ledger, run_id: str, found: Readiness, *, adopting: bool) ->
 
 def _rehearse(context: dg.AssetExecutionContext, config: ShardConfig, data_root: DataRootResource) -> None:
     """Tell the counters. Raises Failure where the real run would refuse: the command line exits 1 there."""
-    root = data_root.root()
-    output = Path(os.path.abspath(config.output_dir)) if config.output_dir else root.shards
     session = data_root.session
-    packing = config.packing(list(context.partition_keys), output)
+    output = Path(os.path.abspath(config.output_dir)) if config.output_dir else session.root.shards
+    packing = config.packing(context.partition_keys, output)
     found = dry_run(session.overview(), session.config, session.reading, packing)
     context.log.info("dry run, nothing written: " + " ".join(f"{name}={n}" for name, n in found.counts.items()))
     if found.conflicts:

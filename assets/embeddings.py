@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 
 import dagster as dg
-from pydantic import Field
 
 from assets.approved_images import approved_images
 from assets.command_options import ImageOptions, read_options
 from assets.partitions import IMAGES_PER_RUN, images, ranged_asset
 from imagemill.domain.embedding_specs import DINOV3, T5, VAE, EmbeddingSpec
 from imagemill.models import CAPTIONER
+from imagemill.options import CaptionedOptions, EmbeddingOptions
 from imagemill.pipeline.forecast import check_space, measure_sizes, work_of
 from imagemill.pipeline.leases import Leased
 from imagemill.pipeline.shards.copies import with_copies
@@ -27,21 +27,12 @@ from resources.encoders import Encoders
 from resources.engine import Engine
 
 
-class ImageConfig(dg.Config):
-    """What to make besides files that are missing, invalid or stale."""
-
-    regenerate: bool = Field(
-        False,
-        description="Replace every file of this kind by the model configured now; no shard takes them until all are replaced.",
-    )
+class ImageConfig(dg.Config, EmbeddingOptions):
+    """Files to make besides those that are missing, invalid or stale."""
 
 
-class CaptionedConfig(ImageConfig):
-    """The same for a kind that is made from captions."""
-
-    recaption: bool = Field(
-        False, description="Also caption again the images that another captioner, or another prompt, has captioned."
-    )
+class CaptionedConfig(dg.Config, CaptionedOptions):
+    """Files to make, and captions to make again."""
 
 
 def embedding_asset(spec: EmbeddingSpec, description: str) -> dg.AssetsDefinition:

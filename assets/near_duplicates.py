@@ -4,19 +4,15 @@ import dagster as dg
 import msgspec
 
 from assets.embeddings import dinov3_npy
-from assets.launchpad import LaunchpadConfig, unset
+from imagemill.options import NearDuplicateOptions
 from imagemill.pipeline.curation.near_duplicates import ASSET, lines_path, near_duplicate_reports, plan_near_duplicates
 from imagemill.pipeline.curation.reports import Reports
 from imagemill.pipeline.leases import Leased
 from resources.data_root import DataRootResource
 
 
-class NearDuplicateConfig(LaunchpadConfig):
-    """What counts as a near duplicate in this run."""
-
-    threshold: float | None = unset(
-        0.0, "Cosine from which two images are near duplicates; {unset}: imagemill.yaml (0.97).", gt=0, le=1
-    )
+class NearDuplicateConfig(dg.Config, NearDuplicateOptions):
+    """Limits of the search."""
 
 
 @dg.asset(
@@ -37,9 +33,7 @@ def near_duplicates(
     """
     session = data_root.session
     root, given = session.root, session.config
-    settings = given.near_duplicates
-    if config.threshold is not None:
-        settings = msgspec.structs.replace(settings, threshold=config.threshold)
+    settings = msgspec.structs.replace(given.near_duplicates, **config.given())
 
     def plan() -> Reports:
         plan = plan_near_duplicates(root.derived, session.ledger, settings)

@@ -6,22 +6,17 @@ raw_dataset <dataset>  ─▶  rescale_preset <dataset>/<preset>  ─▶  derive
 import os
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from enum import StrEnum
-from typing import Any, get_args
 
 import dagster as dg
 
-from assets.launchpad import LaunchpadConfig, choice, unset
 from assets.partitions import coord_presets, datasets, presets
-from imagemill.adapters.convert import Converted, adapter_names, convert
-from imagemill.adapters.source import Geometry
+from imagemill.adapters.convert import Converted, convert
 from imagemill.domain.preset_names import parse_preset
-from imagemill.domain.preset_records import ORDERS
-from imagemill.formats.resize import LIBRARIES
+from imagemill.options import CoordOptions, RawOptions, RescaleOptions
 from imagemill.pipeline.leases import Leased, claimed
-from imagemill.pipeline.presets.preset_config import PARAMETERS, read_presets, split_key
+from imagemill.pipeline.presets.preset_config import read_presets, split_key
 from imagemill.pipeline.presets.preset_sheet import sheet_page, write_preset_sheet
-from imagemill.pipeline.presets.raw_source import RawSource, raw_source
+from imagemill.pipeline.presets.raw_source import raw_source
 from imagemill.pipeline.presets.rescale import RescaleFailed, RescalePlan, RescaleReport, carry_out, plan_rescale
 from imagemill.pipeline.presets.rescale_setup import choose_parameters
 from imagemill.store.ledger import Ledger, Problem
@@ -34,52 +29,16 @@ from resources.engine import LocalProcesses
 RAW, RESCALE = "raw_dataset", "rescale_preset"
 
 
-Adapter = choice("Adapter", adapter_names())
-GeometryChoice = choice("GeometryChoice", get_args(Geometry))
-OrderChoice = choice("OrderChoice", ORDERS)
-Library = choice("Library", LIBRARIES)
+class RawConfig(dg.Config, RawOptions):
+    """Sources of a dataset's raw records; unset ones are those of presets.yaml."""
 
 
-class RawConfig(LaunchpadConfig):
-    """Where a dataset's own files are; unset: as presets.yaml says."""
-
-    adapter: Adapter | None = unset(Adapter.unset, "Form of the annotations; {unset}: presets.yaml.")  # pyright: ignore[reportInvalidTypeForm]
-    annotations: dict[str, str] | None = unset({}, "File of annotations by split; {unset}: presets.yaml.")
-    images: str | None = unset("", "Folder of images; {unset}: presets.yaml.")
-    geometry: GeometryChoice | None = unset(  # pyright: ignore[reportInvalidTypeForm]
-        GeometryChoice.unset, "`boxes`, or `polygons` where an instance has one; {unset}: presets.yaml."
-    )
-    split_rule: str | None = unset(
-        "", "Rule such as `id % 20 == 0`: these images are val, all others train; {unset}: presets.yaml."
-    )
-
-
-class RescaleConfig(LaunchpadConfig):
+class RescaleConfig(dg.Config, RescaleOptions):
     """Parameters of a preset; unset ones are those of presets.yaml, else of the preset as it was made, else the defaults."""
 
-    image_factor: int | None = unset(0, "Both sides are multiples of this; {unset}: as configured (32).", ge=1)
-    max_pixels: int | None = unset(0, "Largest width times height; {unset}: as configured (786432).", ge=1)
-    min_pixels: int | None = unset(0, "Smallest width times height; {unset}: as configured (4096).", ge=1)
-    library: Library | None = unset(Library.unset, "`torch` or `pillow`; a preset never mixes two.")  # pyright: ignore[reportInvalidTypeForm]
-    object_order: OrderChoice | None = unset(  # pyright: ignore[reportInvalidTypeForm]
-        OrderChoice.unset, "Order of a record's objects: `annotation`, or `top_left`, by (min y, min x)."
-    )
-    splits: list[str] | None = unset([], "`train`, `val`; {unset}: all that raw has.")
-    workers: int | None = unset(0, "Processes; {unset}: rescale_workers of imagemill.yaml.", ge=1)
 
-
-class CoordConfig(LaunchpadConfig):
-    """What of a preset gets coordinates."""
-
-    splits: list[str] | None = unset([], "`train`, `val`; {unset}: all that the base preset has published.")
-    object_order: OrderChoice | None = unset(  # pyright: ignore[reportInvalidTypeForm]
-        OrderChoice.unset, "`annotation` or `top_left`; {unset}: presets.yaml, else as the preset was made."
-    )
-
-
-def _plain(value: Any) -> Any:
-    """Return a choice as the string that configuration files have, and an empty list or mapping as None."""
-    return value.value if isinstance(value, StrEnum) else None if value in ([], {}) else value
+class CoordConfig(dg.Config, CoordOptions):
+    """Part of a preset that gets coordinates, and its order."""
 
 
 def public_data(data_root: DataRootResource) -> PublicData:
@@ -95,8 +54,7 @@ def raw_dataset(
     """`<dataset>/raw/<split>.jsonl` and a link to the images, from the dataset's own annotations by an adapter."""
     place = public_data(data_root)
     dataset = place.dataset(context.partition_key)
-    asked = {name: _plain(getattr(config, name)) for name in RawSource._fields}
-    source = raw_source(read_presets(place.presets_yaml), dataset.name, asked)
+    source = raw_source(read_presets(place.presets_yaml), dataset.name, config.given())
     counts: dict[str, int] = {}
     listings: dict[str, dg.MetadataValue] = {}
     ledger = data_root.session.ledger
@@ -144,13 +102,13 @@ def rescale_preset(
     place, key = public_data(data_root), context.partition_key
     name, preset = split_key(key)
     dataset = place.dataset(name)
-    flags = {field: _plain(getattr(config, field)) for field in (*PARAMETERS, "splits")}
+    flags = config.given()
+    workers = flags.pop("workers", None) or data_root.session.config.rescale_workers or os.cpu_count() or 1
     settings = read_presets(place.presets_yaml).settings(name, preset, **flags)
     ledger = data_root.session.ledger
     with claimed(ledger, CLAIM, [key], context.run.run_id):
         parameters = choose_parameters(dataset.preset(preset), **settings.parameters)
         plan = plan_rescale(dataset, preset, parameters, settings.splits)
-        workers = config.workers or data_root.session.config.rescale_workers or os.cpu_count() or 1
         report = _carried_out(plan, processes.with_workers(workers), ledger, key)
         ledger.record_counts(context.run.run_id, RESCALE, dict(report.counts))
     return dg.MaterializeResult(metadata=_told(plan, report))
@@ -208,7 +166,8 @@ def derived_preset(context: dg.AssetExecutionContext, config: CoordConfig, data_
 
     def plan() -> Coord:
         configured = read_presets(public_data(data_root).presets_yaml)
-        order = configured.settings(dataset, name.base, object_order=_plain(config.object_order)).object_order
-        return Coord(public_data(data_root).dataset(dataset), name, config.splits or None, order)
+        given = config.given()
+        order = configured.settings(dataset, name.base, object_order=given.get("object_order")).object_order
+        return Coord(public_data(data_root).dataset(dataset), name, given.get("splits"), order)
 
     return Leased(data_root.session.ledger, CLAIM, keys, context.run.run_id, plan)

@@ -1,7 +1,6 @@
 """The light metadata: one JSON line per image that opens and has a caption."""
 
 import dagster as dg
-from pydantic import Field
 
 from assets.command_options import RecordOptions, read_options
 from assets.embeddings import embedding_assets
@@ -9,16 +8,8 @@ from imagemill.domain.embedding_specs import embedding_specs
 from imagemill.pipeline.leases import Leased
 from imagemill.pipeline.stage2.image_metadata import complete_facts, complete_masks, note_missing_captions
 from imagemill.pipeline.stage2.merge import ASSET, Merge
-from imagemill.pipeline.stage2.rollback import Rollback
 from resources.data_root import DataRootResource
 from resources.encoders import Encoders
-
-
-class RecordsConfig(dg.Config):
-    """Going back to Stage 1, instead of writing the records."""
-
-    rollback: bool = Field(False, description="Only put the Stage 1 file back; the version 2 file is kept beside it.")
-    delete_embeddings: bool = Field(False, description="With rollback: delete every npy file too.")
 
 
 @dg.asset(
@@ -29,9 +20,7 @@ class RecordsConfig(dg.Config):
     owners=["team:imagemill"],
     code_version="1",
 )
-def stage2_jsonl(
-    context: dg.AssetExecutionContext, config: RecordsConfig, data_root: DataRootResource, encoders: Encoders
-) -> Leased:
+def stage2_jsonl(context: dg.AssetExecutionContext, data_root: DataRootResource, encoders: Encoders) -> Leased:
     """`derived/approved_image_dataset.jsonl`: id, path, caption, T5 mask, size, bucket; no embeddings inside.
 
     Built from the ledger without opening an image that a pass has opened before.
@@ -39,9 +28,7 @@ def stage2_jsonl(
     session, given = data_root.session, read_options(context, RecordOptions)
     ledger = session.ledger
 
-    def plan() -> Merge | Rollback:
-        if config.rollback:
-            return Rollback(session.root, config.delete_embeddings)
+    def plan() -> Merge:
         inventory = session.inventory()
         if given.complete:
             threads = session.config.decode_threads

@@ -19,15 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import dagster as dg
-from pydantic import Field
 
 from assets.command_options import RankOptions, read_options
-from assets.launchpad import LaunchpadConfig, unset
 from assets.partitions import missions, ranged_asset, ranks
 from imagemill.domain.layout import DataRoot
-from imagemill.domain.ranks import DEFAULT_MODE, ShardingMode, processes_here
+from imagemill.domain.ranks import processes_here
 from imagemill.errors import ImagemillError, WrongUsage, disk_full_told
 from imagemill.fs.atomic import sweep_temporaries
+from imagemill.options import GroupsOptions, PlanOptions, RanksOptions
 from imagemill.pipeline.leases import claimed
 from imagemill.pipeline.stage_a.merge import (
     ASSET,
@@ -41,8 +40,8 @@ from imagemill.pipeline.stage_a.merge import (
     stage_a_problems,
     warnings,
 )
-from imagemill.pipeline.stage_a.missions import DEFAULT_SEED, Discovery, discover, leave_unselected
-from imagemill.pipeline.stage_a.plan import StageAPlan, plan_stage_a
+from imagemill.pipeline.stage_a.missions import Discovery, discover, leave_unselected
+from imagemill.pipeline.stage_a.plan import StageAPlan
 from imagemill.pipeline.stage_a.rank_files import left_behind, output_file, rank_file
 from imagemill.pipeline.stage_a.summaries import import_summaries, summaries_folder
 from imagemill.pipeline.stage_a.torchrun import FIRST, wait_for_ranks
@@ -63,41 +62,19 @@ CLAIM = "stage_a"
 _KEY = re.compile(r"(?P<mission>.+)/(?P<rank>0|[1-9][0-9]*)of(?P<world>[1-9][0-9]*)")
 
 
-class PlanConfig(LaunchpadConfig):
-    """What a plan is made of, and where. Ranks and merge must be given the same."""
-
-    mode: ShardingMode = Field(DEFAULT_MODE, description="`per_group` or `per_image`: what a rank takes every W-th of.")
-    passes: int | None = unset(-1, "At most so many groups labelled pass; {unset}: all.")
-    fails: int | None = unset(-1, "At most so many groups labelled fail; {unset}: all.")
-    seed: int = Field(DEFAULT_SEED, description="Of the sampling.")
-    input_dir: str | None = unset("", "Folder of missions; {unset}: the remembered one, else stage_a/input.")
-    output_dir: str | None = unset("", "Where records go; {unset}: the remembered one, else stage_a/output.")
-
-    def root(self, data_root: DataRootResource) -> DataRoot:
-        """The data root with these folders: another command may have others remembered between ranks and merge."""
-        root = data_root.root()
-        root = at(root, "stage_a_input", self.input_dir) if self.input_dir else root
-        return at(root, "stage_a_output", self.output_dir) if self.output_dir else root
-
-    def plan(self, found: Discovery, identity: str, world_size: int) -> StageAPlan:
-        """Raises WrongUsage for a value out of range."""
-        how: Any = {"mode": self.mode, "passes": self.passes, "fails": self.fails, "seed": self.seed}
-        return plan_stage_a(found, identity, world_size=world_size, **how)
-
-
-class RanksConfig(PlanConfig):
+class RanksConfig(dg.Config, RanksOptions):
     """Work of the ranks."""
 
-    batch_size: int | None = unset(0, "Most decoded images in flight, in each rank; {unset}: imagemill.yaml.", ge=1)
-    workers: int = Field(1, ge=1, description="Processes, where a run has several ranks.")
-    fresh: bool = Field(False, description="Infer every image, also where its summary is known.")
+
+class GroupsConfig(dg.Config, GroupsOptions):
+    """Merge of a mission."""
 
 
-class GroupsConfig(PlanConfig):
-    """How a mission is merged."""
-
-    world_size: int | None = unset(0, "How many ranks there were; {unset}: imagemill.yaml.", ge=1)
-    keep: bool = Field(False, description="Rank files stay.")
+def _located(options: PlanOptions, data_root: DataRootResource) -> DataRoot:
+    """Return the data root with these folders: another command may have others remembered between ranks and merge."""
+    root = data_root.root()
+    root = at(root, "stage_a_input", options.input_dir) if options.input_dir else root
+    return at(root, "stage_a_output", options.output_dir) if options.output_dir else root
 
 
 def rank_key(mission: str, rank: int, world_size: int) -> str:
@@ -137,7 +114,7 @@ def stage_a_ranks(
 ) -> dg.MaterializeResult:
     """`<mission>_stage_a.images.rank<r>.jsonl`: one line per image of a rank. Several ranks of a run go to several processes."""
     mission, numbers, world_size = split_rank_keys(context.partition_keys)
-    root = config.root(data_root)
+    root = _located(config, data_root)
     given = read_options(context, RankOptions)
     ledger = data_root.session.ledger
     with claimed(ledger, CLAIM, [mission], context.run.run_id, stays=given.claim_stays):
@@ -204,7 +181,7 @@ def rank_options(
     plan: StageAPlan,
     root: DataRoot,
     summarizer: SummarizerResource,
-    config: RanksConfig,
+    config: RanksOptions,
     *,
     launch: str = "",
     processes: int = 1,
@@ -248,7 +225,7 @@ def stage_a_groups(
     summarizer: SummarizerResource,
 ) -> dg.MaterializeResult:
     """`<mission>_stage_a.jsonl`: one record per group all of whose images have a summary; the other groups are listed."""
-    mission, root = context.partition_key, config.root(data_root)
+    mission, root = context.partition_key, _located(config, data_root)
     given = read_options(context, RankOptions)
     output, store = root.stage_a_output, summaries_folder(root.state, mission)
     ledger = data_root.session.ledger

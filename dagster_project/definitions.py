@@ -22,7 +22,7 @@ from checks.presets import preset_checks
 from checks.stage2_jsonl import stage2_checks
 from checks.stage_a_groups import stage_a_checks
 from dagster_project.deployments import Resources, chosen_resources
-from dagster_project.jobs import embed_images, publish_shards, verify_stage2_files
+from dagster_project.jobs import embed_images, publish_shards, roll_back_to_stage1, verify_stage2_files
 from dagster_project.sensors import configured_presets, found_missions, new_images
 
 
@@ -51,7 +51,7 @@ def build_definitions(resources: Resources) -> dg.Definitions:
             *preset_checks,
             *stage_a_checks,
         ],
-        jobs=[embed_images, publish_shards, verify_stage2_files],
+        jobs=[embed_images, publish_shards, verify_stage2_files, roll_back_to_stage1],
         sensors=[new_images, configured_presets, found_missions],
         resources=resources,
         # The multiprocess executor costs seconds per step, and its children outlive a killed run.

@@ -1,4 +1,4 @@
-"""The two halves of the main job, and reading everything back.
+"""The two halves of the main job, reading everything back, and going back to Stage 1.
 
 One run has one partitions definition, so images and buckets cannot share one.
 """
@@ -10,10 +10,16 @@ from assets.embeddings import embedding_assets
 from assets.near_duplicates import near_duplicates
 from assets.stage2_jsonl import stage2_jsonl
 from dagster_project.internals.coordinator import EMBED_JOB, PUBLISH_JOB
+from imagemill.domain.embedding_specs import embedding_specs
+from imagemill.options import RollbackOptions
+from imagemill.pipeline.leases import claimed
 from imagemill.pipeline.stage2.damage import note_damage
+from imagemill.pipeline.stage2.merge import ASSET
+from imagemill.pipeline.stage2.rollback import roll_back
 from imagemill.validation.contents import RecordedContents
 from imagemill.validation.findings import as_text
 from imagemill.validation.validator import verify_stage2
+from io_managers.figures import with_units
 from resources.dagster_internals.tags import DEFER_TAG
 from resources.data_root import DataRootResource
 
@@ -42,6 +48,29 @@ def read_back(context: dg.OpExecutionContext, data_root: DataRootResource) -> No
 @dg.job(description="Read back every Stage 2 record and every npy file it names; fails on any finding.")
 def verify_stage2_files() -> None:
     read_back()
+
+
+class RollbackConfig(dg.Config, RollbackOptions):
+    """Going back to Stage 1."""
+
+
+@dg.op
+def roll_back_records(context: dg.OpExecutionContext, config: RollbackConfig, data_root: DataRootResource) -> None:
+    """Put the Stage 1 file back; the version 2 file is kept beside it."""
+    root, ledger = data_root.root(), data_root.session.ledger
+    with claimed(ledger, ASSET, ["all"], context.run_id):
+        counts = roll_back(root, ledger, context.run_id, delete_embeddings=config.delete_embeddings)
+        ledger.record_counts(context.run_id, ASSET, counts)
+    shown = with_units(counts, "records", from_backup="files", deleted_files="files")
+    path = dg.MetadataValue.path(str(root.stage2_jsonl))
+    context.log_event(dg.AssetMaterialization(ASSET, metadata={**shown, "path": path}))
+    if config.delete_embeddings:
+        context.instance.wipe_assets([dg.AssetKey(spec.kind) for spec in embedding_specs()])
+
+
+@dg.job(description="Go back to the Stage 1 file; with `delete_embeddings`, delete every npy file too.")
+def roll_back_to_stage1() -> None:
+    roll_back_records()
 
 
 publish_shards = dg.define_asset_job(

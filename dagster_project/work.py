@@ -22,10 +22,11 @@ from assets.stage_a_groups import RANKS, rank_key
 from dagster_project.command_line import command_tags
 from dagster_project.internals.instance import open_instance
 from dagster_project.internals.runs import RunOutcome, run_here
-from dagster_project.jobs import published
+from dagster_project.jobs import published, roll_back_records, roll_back_to_stage1
 from dagster_project.partitions import register, register_images, register_missions
 from imagemill.domain.embedding_specs import EmbeddingSpec, embedding_specs
 from imagemill.domain.layout import DataRoot
+from imagemill.options import RollbackOptions
 from imagemill.pipeline.accounting import embedded_images
 from imagemill.pipeline.forecast import check_space
 from imagemill.pipeline.session import Session
@@ -248,13 +249,9 @@ class Work:
         self._plan_again()
         self._run(["stage2_jsonl"], **_asked({"stage2_jsonl": self._records_config(passes)}))
 
-    def roll_back(self, *, delete_embeddings: bool) -> None:
-        """Put the Stage 1 file back. Its checks, which are of version 2, are left out."""
-        config = {"rollback": True, "delete_embeddings": delete_embeddings}
-        self._run(["stage2_jsonl"], checks=False, **_asked({"stage2_jsonl": config}))
-        if delete_embeddings and not self.error:
-            for spec in embedding_specs():
-                self.instance.wipe_assets([dg.AssetKey(spec.kind)])
+    def roll_back(self, options: RollbackOptions) -> None:
+        """Put the Stage 1 file back."""
+        self._run([], job=roll_back_to_stage1.name, **_asked({roll_back_records.name: options.given()}))
 
     def _plan_again(self) -> None:
         """After runs that may have made files, what lies in the folders is another plan."""

@@ -8,7 +8,6 @@ from imagemill.pipeline.accounting import COUNTERS, count_merge
 from imagemill.pipeline.leases import Leased
 from imagemill.pipeline.problem_list import current_problems
 from imagemill.pipeline.stage2.merge import ASSET, UNMIGRATED, Merge, write_records
-from imagemill.pipeline.stage2.rollback import Rollback, roll_back
 from imagemill.store.ledger import Ledger
 from io_managers.figures import with_units
 from resources.data_root import DataRootResource
@@ -18,8 +17,6 @@ _UNITS = {
     **dict.fromkeys((*COUNTERS, "total"), "images"),
     "truncated_captions": "captions",
     "rewritten": "files",
-    "from_backup": "files",
-    "deleted_files": "files",
 }
 
 
@@ -30,9 +27,7 @@ class JsonlIOManager(dg.ConfigurableIOManager):
 
     def handle_output(self, context: dg.OutputContext, obj: Leased) -> None:
         with obj.claimed() as work:
-            counts = (
-                roll_back(work, obj.ledger, context.run_id) if isinstance(work, Rollback) else _merge(work, obj.ledger)
-            )
+            counts = _merge(work, obj.ledger)
             obj.ledger.record_counts(context.run_id, obj.asset, counts)
         shown = with_units(counts, "records", **_UNITS)
         context.add_output_metadata({**shown, "path": dg.MetadataValue.path(str(work.root.stage2_jsonl))})

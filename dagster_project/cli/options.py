@@ -1,8 +1,10 @@
-"""Options that every command takes, and what they resolve to."""
+"""Click options: those that every command takes, and those that are derived from the models in imagemill/options.py."""
 
 import os
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from enum import StrEnum
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 import click
 
@@ -10,22 +12,97 @@ from imagemill.config import CONFIG_VARIABLE
 from imagemill.domain.layout import ROOT_VARIABLE, DataRoot, local_path
 from imagemill.pipeline.session import open_session
 
+if TYPE_CHECKING:
+    from imagemill.options import OptionSet
 
-def root_options(command: Callable[..., Any]) -> Callable[..., Any]:
+Command = Callable[..., Any]
+
+fail_on_skip = click.option("--fail-on-skip", is_flag=True, help="Exit 1 if any input was refused.")
+
+
+def root_options(command: Command, *, opens: bool = True) -> Command:
     """`--data-root` and `--config`; the command gets `session: Session`, which is open while it runs.
 
     Both go into the environment too, where the code location and its child processes find them.
+
+    Args:
+        opens: whether it gets a session; else it gets `root: DataRoot`, of which nothing is read.
     """
 
     @click.option("--data-root", metavar="DIR", help="Data root (default: $IMAGEMILL_DATA_ROOT, else data/).")
     @click.option("--config", metavar="FILE", help="Configuration (default: imagemill.yaml in the data root).")
+    @wraps(command)
     def with_root(data_root: str | None, config: str | None, **given: Any) -> Any:
-        os.environ[ROOT_VARIABLE] = str(DataRoot.resolve(data_root).path)
+        root = DataRoot.resolve(data_root)
+        os.environ[ROOT_VARIABLE] = str(root.path)
         if config:
             os.environ[CONFIG_VARIABLE] = str(local_path(config, "--config"))
+        if not opens:
+            return command(root=root, **given)
         with open_session() as session:
             return command(session=session, **given)
 
-    with_root.__name__, with_root.__doc__ = command.__name__, command.__doc__
-    with_root.__click_params__ = [*with_root.__click_params__, *getattr(command, "__click_params__", [])]  # type: ignore[attr-defined]
     return with_root
+
+
+class OneOf(click.ParamType):
+    """A choice of values. click.Choice would replace the `_` of a value by `-`, as in the names of options."""
+
+    name = "choice"
+
+    def __init__(self, values: Iterable[str]) -> None:
+        self.values = [str(value) for value in values]
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value not in self.values:
+            self.fail(f"{value!r} is not one of {', '.join(self.values)}", param, ctx)
+        return value
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        return f"[{'|'.join(self.values)}]"
+
+
+def options(model: "type[OptionSet]", **changes: dict[str, Any]) -> Callable[[Command], Command]:
+    """Give a command an option per field of a model; the command gets `options`, an instance of it.
+
+    Args:
+        changes: by field, arguments of click.option that differ from the derived ones.
+    """
+    fields: dict[str, Any] = model.model_fields
+    offered = {name: field for name, field in fields.items() if field.json_schema_extra["flag"] is not None}
+
+    def decorate(command: Command) -> Command:
+        @wraps(command)
+        def with_options(**given: Any) -> Any:
+            values = {name: given.pop(name) for name in offered}
+            return command(options=model(**{k: v for k, v in values.items() if v not in (None, ())}), **given)
+
+        with_options.__dict__["options_model"] = model
+        for name, field in reversed(offered.items()):
+            extra = field.json_schema_extra
+            how = {"help": extra["help"], "metavar": extra["metavar"], **_type(field.annotation, field)}
+            click.option(extra["flag"] or f"--{name.replace('_', '-')}", name, **how | changes.get(name, {}))(
+                with_options
+            )
+        return with_options
+
+    return decorate
+
+
+def _type(annotation: Any, field: Any) -> dict[str, Any]:
+    """Return the arguments of click.option for values of a type, or of that type or None."""
+    if get_origin(annotation) is Literal:
+        return {"type": OneOf(get_args(annotation))}
+    kind = (get_args(annotation) or [annotation])[0]
+    if get_origin(kind) is list:
+        return {**_type(get_args(kind)[0], field), "multiple": True}
+    if kind is int and (least := next((one.ge for one in field.metadata if hasattr(one, "ge")), None)) is not None:
+        return {"type": click.IntRange(min=least)}
+    if issubclass(kind, StrEnum):
+        values = [value for value in kind if value != field.default]
+        return _FLAG | {"flag_value": "yes"} if values == ["yes", "no"] else {"type": OneOf(values)}
+    return _FLAG if kind is bool else {"type": kind}
+
+
+# None, so that an option that is not given is known from one that is.
+_FLAG = {"is_flag": True, "default": None}

@@ -3,19 +3,20 @@
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import click
 
 from dagster_project.cli.ended import leave_if_ended
-from dagster_project.cli.options import root_options
+from dagster_project.cli.options import options, root_options
 from imagemill.adapters.convert import check_rule, find_adapter, listing_of
 from imagemill.domain.layout import local_path
 from imagemill.domain.preset_names import MAX_OBJECTS_VARIABLE, Command, PresetName, effective_preset, parse_preset
-from imagemill.domain.preset_records import ORDERS, ObjectOrder
 from imagemill.errors import WrongUsage
 from imagemill.formats.jsonl import read_jsonl
+from imagemill.options import CoordOptions, RawOptions, RescaleOptions
 from imagemill.pipeline.presets import derive_checks
 from imagemill.pipeline.presets.derive_checks import check_preset_exists
 from imagemill.pipeline.presets.object_order import check_order
@@ -43,15 +44,11 @@ def dataset_options(function: Callable[..., Any]) -> Callable[..., Any]:
         "--public-data-root", metavar="DIR", help="Folder of public datasets (default: public_data/ in the data root)."
     )
     @root_options
+    @wraps(function)
     def with_dataset(session: Session, dataset: str, public_data_root: str | None, **given: Any) -> Any:
         place = PublicData.at(public_data_root) if public_data_root else PublicData(session.root.public_data)
         return function(session=session, dataset=place.dataset(dataset), **given)
 
-    with_dataset.__name__, with_dataset.__doc__ = function.__name__, function.__doc__
-    with_dataset.__click_params__ = [  # type: ignore[attr-defined]
-        *with_dataset.__click_params__,  # type: ignore[attr-defined]
-        *getattr(function, "__click_params__", []),
-    ]
     return with_dataset
 
 
@@ -60,82 +57,46 @@ _preset = click.option(
 )
 
 
-def _known_order(context: click.Context, option: click.Parameter, given: str | None) -> str | None:
-    """Check the value here, as click.Choice would show `top-left`."""
-    if given not in (None, *ORDERS):
-        raise click.BadParameter(f"{given!r} is not one of {', '.join(ORDERS)}")
+def _known_adapter(context: click.Context, option: click.Parameter, given: str | None) -> str | None:
+    if given:
+        find_adapter(given)
     return given
 
 
-_object_order = click.option(
-    "--object-order",
-    metavar="|".join(ORDERS),
-    callback=_known_order,
-    help="Order of a record's objects: as annotated, or by (min y, min x) (default: presets.yaml, else annotation).",
-)
-_splits = click.option("--split", "splits", multiple=True, type=click.Choice(SPLITS), help="May repeat (default: all).")
-_workers = click.option(
-    "--workers", type=click.IntRange(min=1), help="Processes (default: imagemill.yaml's, else all processors)."
-)
 _max_objects = click.option(
     "--max-objects", help=f"Drop records with more objects (also: {MAX_OBJECTS_VARIABLE}); coord alone takes it."
 )
 
 
-def _parameters(function: Callable[..., Any]) -> Callable[..., Any]:
-    for option in (
-        _object_order,
-        click.option(
-            "--library", type=click.Choice(["torch", "pillow"]), help="What resizes; a preset never mixes two."
-        ),
-        click.option("--min-pixels", type=click.IntRange(min=1), help="Smallest width times height (4096)."),
-        click.option("--max-pixels", type=click.IntRange(min=1), help="Largest width times height (786432)."),
-        click.option("--image-factor", type=click.IntRange(min=1), help="Both sides are multiples of this (32)."),
-    ):
-        function = option(function)
-    return function
-
-
 @command.command("convert")
-@click.option("--adapter", help="coco, lvis or visual_genome (default: presets.yaml).")
-@click.option("--annotations", type=click.Path(path_type=Path), help="The dataset's own file (default: presets.yaml).")
-@click.option("--images", type=click.Path(path_type=Path), help="Folder of its images (default: presets.yaml).")
+@options(RawOptions, adapter={"type": str, "callback": _known_adapter})
+@click.option("--annotations", metavar="FILE", help="The dataset's own file (default: presets.yaml).")
 @click.option("--split", type=click.Choice(SPLITS), help="What the file is (default: train, or those of presets.yaml).")
-@click.option(
-    "--geometry", type=click.Choice(["boxes", "polygons"]), help="What an instance with both becomes (boxes)."
-)
-@click.option("--split-rule", metavar="RULE", help="Divide one file: with 'id % 20 == 0', these image ids are val.")
 @click.option("--preset", hidden=True, help="The runner names one with every step; raw records are of no preset.")
 @dataset_options
 def convert(
     session: Session,
     dataset: Dataset,
     preset: str | None,
-    adapter: str | None,
-    annotations: Path | None,
-    images: Path | None,
+    options: RawOptions,
+    annotations: str | None,
     split: str | None,
-    geometry: str | None,
-    split_rule: str | None,
 ) -> None:
     """A dataset's own annotations into raw/<split>.jsonl, its images as a link.
 
     What is left out is listed in raw/<split>.dropped.jsonl.
     """
-    config = {
-        "adapter": adapter,
-        "annotations": {split or SPLITS[0]: str(local_path(annotations, "--annotations"))} if annotations else None,
-        "images": str(local_path(images, "--images")) if images else None,
-        "geometry": geometry,
-        "split_rule": split_rule,
-    }
+    config = options.given()
+    if annotations:
+        config["annotations"] = {split or SPLITS[0]: str(local_path(annotations, "--annotations"))}
+    if options.images:
+        config["images"] = str(local_path(options.images, "--images"))
     if split and not annotations:
         raise WrongUsage("--split without --annotations", do="name the split's file, or leave both to presets.yaml")
     source = raw_source(_configured(dataset), dataset.name, config)
     if split and source.split_rule:
         why = f"the rule {source.split_rule} divides the file into train and val"
         raise WrongUsage("--split with a split rule", why=why, do="leave --split out, or the rule")
-    find_adapter(source.adapter)
     check_rule(dataset, source.split_rule)
     _materialise(session, dataset, [("raw_dataset", dataset.name, config)])
     for made in SPLITS[:1] if source.split_rule else source.annotations:
@@ -144,22 +105,21 @@ def convert(
 
 @command.command("rescale")
 @_preset
-@_parameters
-@_splits
-@_workers
+@options(RescaleOptions)
 @_max_objects
 @dataset_options
-def rescale(session: Session, dataset: Dataset, preset: str | None, max_objects: str | None, **given: Any) -> None:
+def rescale(
+    session: Session, dataset: Dataset, preset: str | None, max_objects: str | None, options: RescaleOptions
+) -> None:
     """Every image at its target size, once: an image that is there is never replaced."""
     preset = preset or _configured(dataset).default_preset(dataset)
     _name("rescale", dataset, preset, max_objects)
-    _materialise(session, dataset, [_rescaling(dataset, preset, **given)])
+    _materialise(session, dataset, [_rescaling(dataset, preset, options)])
 
 
 @command.command("coord")
 @_preset
-@_object_order
-@_splits
+@options(CoordOptions)
 @click.option("--workers", type=click.IntRange(min=1), help="Accepted; one process reads records, as two took longer.")
 @_max_objects
 @dataset_options
@@ -168,8 +128,7 @@ def coord(
     dataset: Dataset,
     preset: str | None,
     max_objects: str | None,
-    splits: tuple[str, ...],
-    object_order: ObjectOrder | None,
+    options: CoordOptions,
     workers: int | None,
 ) -> None:
     """Norm and coord records; with a limit on objects, a derived preset that shares every image by hardlink.
@@ -179,28 +138,30 @@ def coord(
     preset = preset or _configured(dataset).default_preset(dataset)
     name = _name("coord", dataset, preset, max_objects)
     base = dataset.preset(name.base)
-    order = _configured(dataset).settings(dataset.name, name.base, object_order=object_order).object_order
+    given = options.given()
+    order = _configured(dataset).settings(dataset.name, name.base, object_order=given.get("object_order")).object_order
     check_order(base, derive_checks.base_manifest(base), order)
-    derive_checks.chosen_splits(base, splits or None)
+    derive_checks.chosen_splits(base, given.get("splits"))
     limited_by_file = preset == name.base and not max_objects and not os.environ.get(MAX_OBJECTS_VARIABLE)
     names = dict.fromkeys([name._replace(max_objects=None), name] if limited_by_file else [name])
-    _materialise(session, dataset, [_coordinates(dataset, each, splits, object_order) for each in names])
+    _materialise(session, dataset, [_coordinates(dataset, each, given) for each in names])
 
 
 @command.command("all")
 @_preset
-@_parameters
-@_splits
-@_workers
+@options(RescaleOptions)
 @_max_objects
 @dataset_options
-def everything(session: Session, dataset: Dataset, preset: str | None, max_objects: str | None, **given: Any) -> None:
+def everything(
+    session: Session, dataset: Dataset, preset: str | None, max_objects: str | None, options: RescaleOptions
+) -> None:
     """Rescale, then coord; where presets.yaml limits the objects, also the derived preset."""
     preset = preset or _configured(dataset).default_preset(dataset)
     base = _name("all", dataset, preset, max_objects)
     names = dict.fromkeys([base, base._replace(max_objects=_limit(dataset, preset))])
-    steps = [_rescaling(dataset, preset, **given), *(_coordinates(dataset, name, given["splits"]) for name in names)]
-    _materialise(session, dataset, steps)
+    splits = {"splits": options.given().get("splits")}
+    coords = [_coordinates(dataset, name, splits) for name in names]
+    _materialise(session, dataset, [_rescaling(dataset, preset, options), *coords])
 
 
 @command.command("validate")
@@ -272,17 +233,18 @@ def _name(command: Command, dataset: Dataset, preset: str, flag: str | None) -> 
     return effective_preset(command, preset, flag=flag, config=_limit(dataset, preset), environment=environment)
 
 
-def _rescaling(dataset: Dataset, preset: str, splits: Sequence[str], **given: Any) -> Step:
+def _rescaling(dataset: Dataset, preset: str, options: RescaleOptions) -> Step:
     """Asked here too, so that a mistake is told at once and leaves neither a partition nor a run."""
+    given = options.given()
     flags = {name: value for name, value in given.items() if name != "workers"}
-    settings = _configured(dataset).settings(dataset.name, preset, **flags, splits=list(splits) or None)
+    settings = _configured(dataset).settings(dataset.name, preset, **flags)
     choose_parameters(dataset.preset(preset), **settings.parameters)
     chosen_splits(dataset, settings.splits)
-    return "rescale_preset", f"{dataset.name}/{preset}", {**given, "splits": list(splits) or None}
+    return "rescale_preset", f"{dataset.name}/{preset}", given
 
 
-def _coordinates(dataset: Dataset, name: PresetName, splits: Sequence[str], order: ObjectOrder | None = None) -> Step:
-    return "derived_preset", f"{dataset.name}/{name.effective}", {"splits": list(splits) or None, "object_order": order}
+def _coordinates(dataset: Dataset, name: PresetName, given: dict[str, Any]) -> Step:
+    return "derived_preset", f"{dataset.name}/{name.effective}", given
 
 
 def _show_dropped(listing: Path) -> None:

@@ -1,11 +1,12 @@
 """`imagemill repair`: rebuild a damaged or lost ledger."""
 
-import os
+from contextlib import suppress
+from functools import partial
 
 import click
 
-from imagemill.config import CONFIG_VARIABLE
-from imagemill.domain.layout import ROOT_VARIABLE, DataRoot
+from dagster_project.cli.options import root_options
+from imagemill.domain.layout import DataRoot
 from imagemill.pipeline.repair import Repair, apply_repair, plan_repair
 from imagemill.pipeline.session import open_session
 from imagemill.store.ledger import LedgerDamaged
@@ -15,14 +16,11 @@ _SHOWN = 20
 
 @click.command("repair")
 @click.option("--apply", is_flag=True, help="Write the new ledger; the damaged one goes to .imagemill/quarantine/.")
-@click.option("--data-root", metavar="DIR", help="Data root (default: $IMAGEMILL_DATA_ROOT, else data/).")
-@click.option("--config", metavar="FILE", help="Configuration (default: imagemill.yaml in the data root).")
-def command(apply: bool, data_root: str | None, config: str | None) -> None:
+@partial(root_options, opens=False)
+def command(root: DataRoot, apply: bool) -> None:
     """Report what of a damaged or lost ledger can be rebuilt from files, records, shards and second copies."""
-    root = _located(data_root)
-    os.environ[ROOT_VARIABLE] = str(root.path)
-    if config:
-        os.environ[CONFIG_VARIABLE] = os.path.abspath(config)
+    with suppress(LedgerDamaged), open_session() as session:
+        root = session.root  # with its folders, which a damaged ledger does not tell
     repair = plan_repair(root)
     for line in report(root, repair):
         click.echo(line)
@@ -34,15 +32,6 @@ def command(apply: bool, data_root: str | None, config: str | None) -> None:
     kept = apply_repair(root, repair)
     click.echo(f"rebuilt {root.ledger}" + (f"; the damaged files are in {kept}" if kept else ""))
     click.echo("now run `imagemill run`: it reads captions again, and makes what is missing or invalid")
-
-
-def _located(data_root: str | None) -> DataRoot:
-    """The data root with its folders, also if the ledger that records them cannot be read."""
-    try:
-        with open_session(data_root) as session:
-            return session.root
-    except LedgerDamaged:
-        return DataRoot.resolve(data_root)
 
 
 def report(root: DataRoot, repair: Repair) -> list[str]:

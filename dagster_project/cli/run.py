@@ -4,7 +4,7 @@ import sys
 
 import click
 
-from dagster_project.cli.options import root_options
+from dagster_project.cli.options import fail_on_skip, root_options
 from imagemill.pipeline.session import Session
 from imagemill.pipeline.stage2.passes import Passes, pass_names
 from imagemill.store.locations import refuse_no_images
@@ -27,7 +27,7 @@ class PassNames(click.ParamType):
 
 @click.command("run")
 @click.option("--passes", type=PassNames(), default=(), metavar="A,B", help="Embedding passes (default: all).")
-@click.option("--fail-on-skip", is_flag=True, help="Exit 1 if any input was refused.")
+@fail_on_skip
 @root_options
 def command(session: Session, passes: tuple[str, ...], fail_on_skip: bool) -> None:
     """Bring everything up to date: only what is missing, invalid or stale is made."""

@@ -6,10 +6,11 @@ from pathlib import Path
 import click
 
 from dagster_project.cli.ended import leave_if_ended
-from dagster_project.cli.options import root_options
+from dagster_project.cli.options import fail_on_skip, options, root_options
 from dagster_project.cli.run import PassNames
 from imagemill.domain.embedding_specs import T5, embedding_specs
 from imagemill.errors import WrongUsage
+from imagemill.options import RollbackOptions
 from imagemill.pipeline.session import Session
 from imagemill.pipeline.stage2.passes import Passes, pass_names
 from imagemill.store.locations import refuse_no_images, refuse_no_root
@@ -54,8 +55,8 @@ class Kind(click.Choice):
     help="Only read back every record and npy file, and note damaged files for the next run; exit 1 on any finding.",
 )
 @click.option("--rollback", is_flag=True, help="Only put the Stage 1 file back; the version 2 file is kept beside it.")
-@click.option("--delete-embeddings", is_flag=True, help="With --rollback: delete every npy file too.")
-@click.option("--fail-on-skip", is_flag=True, help="Exit 1 if any input was refused.")
+@options(RollbackOptions)
+@fail_on_skip
 @root_options
 def command(
     session: Session,
@@ -67,12 +68,12 @@ def command(
     output_base_dir: str | None,
     verify: bool,
     rollback: bool,
-    delete_embeddings: bool,
+    options: RollbackOptions,
     fail_on_skip: bool,
 ) -> None:
     """Make the missing embeddings and write the records, from Stage 1 ones too. Resume = run again."""
     names = (*single, *passes)
-    _refuse_contradictions(verify, rollback, delete_embeddings, makes=bool(names or limit or regenerate))
+    _refuse_contradictions(verify, rollback, options.delete_embeddings, makes=bool(names or limit or regenerate))
     if not (verify or rollback):
         refuse_no_images(session.root)
     if output_base_dir:
@@ -81,7 +82,7 @@ def command(
     if verify:
         sys.exit(_verify(session))
     if rollback:
-        sys.exit(_roll_back(session, delete_embeddings))
+        sys.exit(_roll_back(session, options))
     if cancel:
         sys.exit(_cancel(session, regenerate))
     from dagster_project.summary import exit_code, summary_lines
@@ -133,11 +134,11 @@ def _verify(session: Session) -> int:
     return code
 
 
-def _roll_back(session: Session, delete_embeddings: bool) -> int:
+def _roll_back(session: Session, options: RollbackOptions) -> int:
     from dagster_project.work import open_work
 
     with open_work(session) as work:
-        work.roll_back(delete_embeddings=delete_embeddings)
+        work.roll_back(options)
         leave_if_ended(work)
         for line in _rolled_back(session.root.stage2_jsonl, work.counts()["stage2_jsonl"]):
             click.echo(line)

@@ -17,11 +17,12 @@ from typing import Any, get_args
 import click
 
 from dagster_project.cli.ended import leave_if_ended
-from dagster_project.cli.options import root_options
+from dagster_project.cli.options import options, root_options
 from imagemill.config import check_kind
 from imagemill.domain.layout import DataRoot
-from imagemill.domain.ranks import DEFAULT_MODE, Ranks, ShardingMode, launch_of, ranks_of
+from imagemill.domain.ranks import Ranks, ShardingMode, launch_of, ranks_of
 from imagemill.errors import ImagemillError, WrongUsage
+from imagemill.options import GroupsOptions, RanksOptions, StageAOptions
 from imagemill.pipeline.session import Session
 from imagemill.pipeline.stage_a.merge import ASSET
 from imagemill.pipeline.stage_a.missions import LABEL_NAMES, Discovery, discover, leave_unselected
@@ -63,130 +64,70 @@ def _refuse_configured(context: click.Context, option: click.Parameter, given: s
     )
 
 
-def _known_mode(context: click.Context, option: click.Parameter, given: str) -> str:
-    """Not a click.Choice: that would show the modes with `-`, as options are."""
-    modes = get_args(ShardingMode)
-    if given not in modes:
-        raise click.BadParameter(f"{given!r} is not one of {', '.join(modes)}")
-    return given
-
-
-_OPTIONS = (
-    click.option("--mission", required=True, help="Name of a folder of the input."),
-    click.option(
-        "--sharding-mode",
-        metavar="|".join(get_args(ShardingMode)),
-        callback=_known_mode,
-        default=DEFAULT_MODE,
-        show_default=True,
-        help="Whether a group's images stay on one rank.",
-    ),
-    click.option(
-        "--world-size",
-        type=click.IntRange(min=1),
-        help="Ranks, each a process of its own (default: imagemill.yaml, 1).",
-    ),
-    click.option(
-        "--batch-size",
-        type=click.IntRange(min=1),
-        help="Most images in one model call of a rank (default: imagemill.yaml, 8).",
-    ),
-    click.option("--pass-group-number", type=click.IntRange(min=0), help="At most so many groups labelled pass."),
-    click.option("--fail-group-number", type=click.IntRange(min=0), help="At most so many groups labelled fail."),
-    click.option("--sample-seed", type=int, help="Seed of the sampling (42)."),
-    click.option("--keep-intermediate-outputs", is_flag=True, help="Rank files stay after a merge without a failure."),
-    click.option("--fresh", is_flag=True, help="Infer every image, also where its summary is known."),
-    click.option("--input-dir", metavar="DIR", help="Folder of missions (default: stage_a/input in the data root)."),
-    click.option("--output-dir", metavar="DIR", help="Where records go (default: stage_a/output in the data root)."),
-    click.option(
-        "--summarizer", metavar="transformers|MODULE:CLASS", help="What makes the summaries (default: imagemill.yaml)."
-    ),
-    click.option(
-        "--wait-seconds",
-        type=click.FloatRange(min=0),
-        default=WAIT_SECONDS,
-        show_default=True,
-        help="Under torchrun: longest silence of the other ranks, and longest that they wait for rank 0 to begin.",
-    ),
-    click.option(
-        "--batching-mode", is_flag=False, flag_value="", hidden=True, expose_value=False, callback=_refuse_batching_mode
-    ),
-    *(
-        click.option(
-            f"--{name}", is_flag=False, flag_value="", hidden=True, expose_value=False, callback=_refuse_configured
-        )
-        for name in _CONFIGURED
-    ),
-)
-
-
-def _options(function: Callable[..., Any]) -> Callable[..., Any]:
-    for option in reversed(_OPTIONS):
-        function = option(function)
-    return function
+def _refused(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Accept the options of the original Stage-A that are settings now, and `--batching-mode`, and say where they are."""
+    how: dict[str, Any] = {"is_flag": False, "flag_value": "", "hidden": True, "expose_value": False}
+    for name in _CONFIGURED:
+        function = click.option(f"--{name}", **how, callback=_refuse_configured)(function)
+    return click.option("--batching-mode", **how, callback=_refuse_batching_mode)(function)
 
 
 @click.command("stage-a", context_settings={"token_normalize_func": lambda name: name.replace("_", "-")})
+@click.option("--mission", required=True, help="Name of a folder of the input.")
+@options(StageAOptions)
+@click.option(
+    "--summarizer", metavar="transformers|MODULE:CLASS", help="What makes the summaries (default: imagemill.yaml)."
+)
+@click.option(
+    "--wait-seconds",
+    type=click.FloatRange(min=0),
+    default=WAIT_SECONDS,
+    show_default=True,
+    help="Under torchrun: longest silence of the other ranks, and longest that they wait for rank 0 to begin.",
+)
+@_refused
 @root_options
-@_options
 def command(
-    session: Session,
-    mission: str,
-    world_size: int | None,
-    input_dir: str | None,
-    output_dir: str | None,
-    summarizer: str | None,
-    sharding_mode: str,
-    pass_group_number: int | None,
-    fail_group_number: int | None,
-    sample_seed: int | None,
-    **given: Any,
+    session: Session, mission: str, options: StageAOptions, summarizer: str | None, wait_seconds: float
 ) -> None:
     """Summarise every image of a mission in one line, and merge the lines into one record per group."""
+    world_size = options.world_size
     if world_size is None and not os.environ.get("WORLD_SIZE"):
         world_size = session.config.stage_a_ranks
     ranks = ranks_of(os.environ, world_size)
     if summarizer:
         check_kind(summarizer, where="--summarizer")
-    places: dict[Place, str | None] = {"stage_a_input": input_dir, "stage_a_output": output_dir}
+    places: dict[Place, str | None] = {"stage_a_input": options.input_dir, "stage_a_output": options.output_dir}
     here = session.root
     for name, folder in places.items():
         here = at(here, name, folder) if folder else here
-    found = leave_unselected(discover(here.stage_a_input, mission), passes=pass_group_number, fails=fail_group_number)
-    plan = {"mode": sharding_mode, "passes": pass_group_number, "fails": fail_group_number, "seed": sample_seed}
-    plan = {name: value for name, value in plan.items() if value is not None}
+    found = leave_unselected(discover(here.stage_a_input, mission), passes=options.passes, fails=options.fails)
     if ranks.rank:
-        _other_rank(here, found, ranks.rank, ranks.world_size, summarizer, plan, given)
+        _other_rank(here, found, ranks, summarizer, options, wait_seconds)
     else:
-        _whole(session, here, places, found, ranks, summarizer, plan, given)
+        _whole(session, here, places, found, ranks, summarizer, options, wait_seconds)
 
 
 def _other_rank(
-    root: DataRoot,
-    found: Discovery,
-    rank: int,
-    world_size: int,
-    summarizer: str | None,
-    plan: dict[str, Any],
-    given: dict[str, Any],
+    root: DataRoot, found: Discovery, ranks: Ranks, summarizer: str | None, options: StageAOptions, wait_seconds: float
 ) -> None:
     """A rank of torchrun but the first: no Dagster history, its lines and its end mark are all it leaves."""
-    from assets.stage_a_groups import RanksConfig, rank_options, run_ranks
+    from assets.stage_a_groups import rank_options, run_ranks
     from imagemill.pipeline.stage_a.torchrun import stop_if_superseded, wait_for_first
     from resources.engine import LocalProcesses
 
+    assert ranks.rank
     resource, launch = _resource(root, summarizer), launch_of(os.environ)
-    config = RanksConfig(**plan, **_working(given))
-    made = config.plan(found, resource.identity(found.mission), world_size)
-    options = rank_options(made, root, resource, config, launch=launch)
-    if not made.groups:
+    plan = options.plan(found, resource.identity(found.mission), ranks.world_size)
+    given = rank_options(plan, root, resource, options, launch=launch)
+    if not plan.groups:
         return
     output = root.stage_a_output
-    wait_for_first(output, found.mission, made.digest, launch, seconds=given["wait_seconds"])
+    wait_for_first(output, found.mission, plan.digest, launch, seconds=wait_seconds)
     go_on = partial(stop_if_superseded, output, found.mission, launch)
-    for share in run_ranks(LocalProcesses(workers=1), [rank], options, go_on):
-        told = f"inferred={share.inferred} reused={share.reused} failed={share.failed}"
-        click.echo(f"rank {rank} of {world_size}: {told}")
+    for share in run_ranks(LocalProcesses(workers=1), [ranks.rank], given, go_on):
+        counts = f"inferred={share.inferred} reused={share.reused} failed={share.failed}"
+        click.echo(f"rank {ranks.rank} of {ranks.world_size}: {counts}")
         if share.died:  # no failure of this process: torchrun would end the others, and the first could not merge
             click.echo(f"imagemill: {share.died}", err=True)
 
@@ -198,8 +139,8 @@ def _whole(
     found: Discovery,
     ranks: Ranks,
     summarizer: str | None,
-    plan: dict[str, Any],
-    given: dict[str, Any],
+    options: StageAOptions,
+    wait_seconds: float,
 ) -> None:
     """All ranks, or the first of torchrun's; then the merge."""
     from dagster_project.work import open_work
@@ -210,22 +151,23 @@ def _whole(
     resource.factory()
     refuse_no_root(root, may_begin=True)
     _make_folder(here.stage_a_output)
-    plan = {**plan, "input_dir": str(here.stage_a_input), "output_dir": str(here.stage_a_output)}
     under_torchrun = ranks.rank is not None
     launch = launch_of(os.environ) if under_torchrun else None
     numbers = [0] if under_torchrun else list(range(ranks.world_size))
+    folders = {"input_dir": str(here.stage_a_input), "output_dir": str(here.stage_a_output)}
+    asked = options.model_copy(update={**folders, "workers": len(numbers), "world_size": ranks.world_size})
     with open_work(session, may_begin=True) as work:
         for name, folder in places.items():
             if folder:
                 session.put(name, folder)
         if found.groups:
-            how = {**plan, **_working(given), "workers": len(numbers), "launch": launch, "claim_stays": True}
+            how = {**asked.given(RanksOptions), "launch": launch, "claim_stays": True}
             work.infer_ranks(found.mission, numbers, ranks.world_size, summarizer=summarizer, **how)
             if work.interrupted or not work.only_images_failed:
                 leave_if_ended(work)
-        how = {**plan, "world_size": ranks.world_size, "keep": given["keep_intermediate_outputs"], "launch": launch}
-        wait = given["wait_seconds"] if under_torchrun else None
-        work.merge_groups(found.mission, summarizer=summarizer, wait_seconds=wait, **how)
+        wait = wait_seconds if under_torchrun else None
+        how = {**asked.given(GroupsOptions), "launch": launch, "wait_seconds": wait}
+        work.merge_groups(found.mission, summarizer=summarizer, **how)
         if work.interrupted or not work.only_images_failed:
             leave_if_ended(work)
         rows = _problems(session.reading, found.mission)
@@ -242,11 +184,6 @@ def _make_folder(output: Path) -> None:
     except OSError as error:
         what = f"cannot create the output folder: {error.strerror}"
         raise ImagemillError(what, where=output, do="give another --output_dir") from error
-
-
-def _working(given: dict[str, Any]) -> dict[str, Any]:
-    """What concerns the ranks alone."""
-    return {name: given[name] for name in ("batch_size", "fresh") if given[name] is not None}
 
 
 def _resource(root: DataRoot, summarizer: str | None) -> Any:

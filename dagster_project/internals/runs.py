@@ -143,7 +143,7 @@ def run_here(
     *,
     tags: Mapping[str, str] | None = None,
     run_config: Mapping[str, Any] | None = None,
-    checks: bool = True,
+    job: str = IMPLICIT_ASSET_JOB_NAME,
     partition_range: tuple[str, str] | None = None,
     deferred: bool = False,
     module: str = MODULE,
@@ -159,7 +159,7 @@ def run_here(
         instance: a persistent one (`open_instance`).
         assets: what to materialise; one partitions definition per run.
         tags, run_config: of the run.
-        checks: whether the assets' checks are part of it.
+        job: a job of the definitions, which runs as a whole if there are no assets.
         partition_range: first and last partition key, in order of registration.
         deferred: whether the assets report their own events (`resources.dagster_internals.events`).
         module, attribute: where the definitions are. location: their name in workspace.yaml, for re-execution.
@@ -169,16 +169,16 @@ def run_here(
     """
     sweep(instance)
     with _signals() as signals, capture_interrupts():
-        job = _job(module, attribute, assets, checks)
+        reconstructable = _job(module, attribute, job, assets)
         given = {
             **(DEFER if deferred else {}),
             **(range_tags(*partition_range) if partition_range else {}),
             **(tags or {}),
         }
-        run = _create(instance, job, location, given, {**_QUIET, **(run_config or {})})
+        run = _create(instance, reconstructable, location, given, {**_QUIET, **(run_config or {})})
         with _watched(instance, run.run_id):
             try:
-                result = execute_run(job, run, instance)
+                result = execute_run(reconstructable, run, instance)
             except BaseException:
                 with suppress(Exception):  # the history itself may be what cannot be written to
                     _report_failed(instance, run.run_id, "the run could not be executed")
@@ -186,15 +186,14 @@ def run_here(
     return _outcome(instance, run.run_id, result.all_events, signals)
 
 
-def _job(module: str, attribute: str, assets: Iterable[str | dg.AssetKey], checks: bool) -> ReconstructableJob:
+def _job(module: str, attribute: str, name: str, assets: Iterable[str | dg.AssetKey]) -> ReconstructableJob:
     keys = frozenset(
         asset if isinstance(asset, dg.AssetKey) else dg.AssetKey.from_user_string(asset) for asset in assets
     )
     importlib.import_module(module)  # Dagster would look for it without the first entry of sys.path
     repository = ReconstructableRepository.for_module(module, attribute)
-    job = repository.get_reconstructable_job(IMPLICIT_ASSET_JOB_NAME)
-    # None selects every check of the selected assets.
-    return job.get_subset(asset_selection=keys, asset_check_selection=None if checks else frozenset())
+    job = repository.get_reconstructable_job(name)
+    return job.get_subset(asset_selection=keys) if keys else job
 
 
 def _create(

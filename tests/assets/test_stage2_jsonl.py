@@ -6,6 +6,8 @@ import pytest
 
 from assets.embeddings import dinov3_npy
 from assets.stage2_jsonl import stage2_jsonl
+from dagster_project.deployments import test_resources as resources_of
+from dagster_project.jobs import roll_back_to_stage1
 from imagemill.domain.embedding_specs import DINOV3, T5, VAE
 from imagemill.domain.stage2_records import violations
 from imagemill.formats.jsonl import read_jsonl
@@ -118,7 +120,7 @@ def test_data_root_without_images_says_what_to_do_and_leaves_no_claim(data_root,
 # ---- Stage 1, from the UI: by run configuration
 
 
-def test_migration_and_rollback_are_run_configuration(data_root, instance):
+def test_migration_is_run_configuration_and_rollback_a_job(data_root, instance):
     """All of it from the UI too. Source: issue "Stage 2 to the last scenario"."""
     before = write_stage1(data_root, [stage1_record(n) for n in range(2)])
     ids = ["photo0000", "photo0001"]
@@ -141,7 +143,7 @@ def test_migration_and_rollback_are_run_configuration(data_root, instance):
     assert (event.metadata["migrated (records)"].value, event.metadata["stage1 (records)"].value) == (1, 1)
     assert ("photo0001", "stage2_jsonl", "missing_vector") in problems(data_root)
 
-    result = materialize(data_root, instance, stage2_jsonl, stage2_jsonl={"rollback": True})
+    result = roll_back_to_stage1.execute_in_process(resources=resources_of(str(data_root.path)), instance=instance)
     assert result.success
     assert data_root.stage2_jsonl.read_bytes() == before
 

@@ -1,11 +1,21 @@
-"""Reading everything back, from the UI. Source: CONTRACTS section 1, "verify"."""
+"""Reading everything back, and going back to Stage 1, from the UI. Source: CONTRACTS section 1, "verify", "rollback"."""
+
+import json
 
 import dagster as dg
 import pytest
 
+from assets.stage2_jsonl import stage2_jsonl
+from dagster_project.definitions import build_definitions
 from dagster_project.deployments import test_resources
-from dagster_project.jobs import verify_stage2_files
+from dagster_project.jobs import roll_back_to_stage1, verify_stage2_files
+from imagemill.domain.embedding_specs import DINOV3, embedding_specs
+from imagemill.pipeline.stage2.merge import ASSET, stage1_backup
+from imagemill.pipeline.stage2.rollback import stage2_backup
+from imagemill.store.ledger import Ledger
+from tests.helpers.stage1 import stage1_record
 from tests.helpers.stage2 import stage2
+from tests.helpers.wiring import claims, failure_of
 
 
 def verify(root):
@@ -38,3 +48,84 @@ def test_one_flipped_byte_fails_the_run(root):
     assert not result.success
     (failure,) = [event for event in result.all_events if event.is_step_failure]
     assert "findings" in failure.step_failure_data.user_failure_data.description
+
+
+# ---- back to Stage 1
+
+
+def go_back(root, instance, **config):
+    """Run the job as the launchpad does."""
+    return roll_back_to_stage1.execute_in_process(
+        run_config={"ops": {"roll_back_records": {"config": config}}},
+        resources={"data_root": test_resources(str(root.path))["data_root"]},
+        instance=instance,
+        raise_on_error=False,
+    )
+
+
+@pytest.fixture
+def migrated(root):
+    """Records of version 2 with their files, a backup of Stage 1, and a history that knows one file."""
+    before = json.dumps(stage1_record(0)).encode() + b"\n"
+    stage1_backup(root.stage2_jsonl).write_bytes(before)
+    with dg.DagsterInstance.ephemeral() as instance:
+        instance.report_runless_asset_event(dg.AssetMaterialization(DINOV3.kind, partition="a"))
+        yield root, instance, before
+
+
+def reported(instance, asset):
+    return instance.get_latest_materialization_event(dg.AssetKey(asset))
+
+
+def test_rollback_puts_the_stage1_file_back_and_reports_it(migrated):
+    """The event has the counters, as one of a merge has; the lease is free again; npy files and their history stay."""
+    root, instance, before = migrated
+    newer = root.stage2_jsonl.read_bytes()
+
+    result = go_back(root, instance)
+
+    assert result.success
+    assert root.stage2_jsonl.read_bytes() == before
+    assert stage2_backup(root.stage2_jsonl).read_bytes() == newer
+    metadata = reported(instance, ASSET).asset_materialization.metadata
+    assert {name: value.value for name, value in metadata.items()} == {
+        "records": 1, "from backup (files)": 1, "path": str(root.stage2_jsonl),
+    }  # fmt: skip
+    with Ledger(root.ledger, read_only=True) as ledger:
+        assert ledger.counts([result.run_id]) == {ASSET: {"records": 1, "from_backup": 1}}
+        assert claims(ledger) == []
+    assert reported(instance, DINOV3.kind)
+
+
+def test_rollback_can_delete_the_embeddings_and_their_history(migrated):
+    root, instance, _ = migrated
+    kept = len(list(root.derived.rglob("*.npy")))
+
+    result = go_back(root, instance, delete_embeddings=True)
+
+    assert result.success
+    assert kept
+    assert not list(root.derived.rglob("*.npy"))
+    assert reported(instance, ASSET).asset_materialization.metadata["deleted files"].value == kept
+    assert [spec.kind for spec in embedding_specs() if reported(instance, spec.kind)] == []
+
+
+def test_rollback_without_stage1_fails_and_changes_nothing(root):
+    before = root.stage2_jsonl.read_bytes()
+    with dg.DagsterInstance.ephemeral() as instance:
+        result = go_back(root, instance, delete_embeddings=True)
+
+        assert "never migrated from Stage 1" in failure_of(result, "roll_back_records")
+        assert reported(instance, ASSET) is None
+    assert root.stage2_jsonl.read_bytes() == before
+    assert list(root.derived.rglob("*.npy"))
+    with Ledger(root.ledger, read_only=True) as ledger:
+        assert claims(ledger) == []
+
+
+def test_records_asset_has_no_configuration_and_one_type(tmp_path):
+    """A materialisation of the records can never be a rollback."""
+    definitions = build_definitions(test_resources(str(tmp_path)))
+
+    assert not getattr(definitions.get_assets_def("stage2_jsonl").op.config_schema.config_type, "fields", None)
+    assert stage2_jsonl.op.outs["result"].dagster_type.typing_type.__name__ == "Merge"

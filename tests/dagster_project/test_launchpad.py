@@ -18,7 +18,6 @@ OFFERED = {
     "dinov3_npy": {"regenerate"},
     "vae_latents": {"regenerate"},
     "t5_hidden": {"regenerate", "recaption"},
-    "stage2_jsonl": {"rollback", "delete_embeddings"},
     "near_duplicates": {"threshold"},
     "bucket_shards": {
         "only", "shard_size", "shuffle", "seed", "limit", "existing", "dry_run", "output_dir", "workers", "allow_preview",

@@ -12,7 +12,6 @@ Source: seed 002, "Rollback Strategy"; CONTRACTS section 1, "rollback".
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 
 from imagemill.domain.embedding_specs import DINOV3, embedding_specs
@@ -33,15 +32,7 @@ from imagemill.store.provenance import forget_identity
 _SHOWN = 5
 
 
-@dataclass(frozen=True, slots=True)
-class Rollback:
-    """What a rollback is to do."""
-
-    root: DataRoot
-    delete_embeddings: bool = False
-
-
-def roll_back(rollback: Rollback, ledger: Ledger, run_id: str) -> dict[str, int]:
+def roll_back(root: DataRoot, ledger: Ledger, run_id: str, *, delete_embeddings: bool = False) -> dict[str, int]:
     """Put the Stage 1 file back, from the backup or out of the npy files; returns counters.
 
     Where embeddings are to be deleted, it waits until no run makes any: what that run had finished would be half of a kind.
@@ -49,7 +40,7 @@ def roll_back(rollback: Rollback, ledger: Ledger, run_id: str) -> dict[str, int]
     Raises:
         MissingInput: neither records nor a backup. ImagemillError: a record without a valid vector; nothing is changed then.
     """
-    jsonl = rollback.root.stage2_jsonl
+    jsonl = root.stage2_jsonl
     backup = stage1_backup(jsonl)
     if not jsonl.is_file() and not backup.is_file():
         raise MissingInput("no records to roll back", where=jsonl, do="check --data-root and --output-base-dir")
@@ -61,13 +52,13 @@ def roll_back(rollback: Rollback, ledger: Ledger, run_id: str) -> dict[str, int]
             do="check --data-root and --output-base-dir",
         )
     with ExitStack() as alone:
-        for spec in embedding_specs() if rollback.delete_embeddings else ():
+        for spec in embedding_specs() if delete_embeddings else ():
             alone.enter_context(claimed(ledger, spec.kind, [EVERY], run_id))
         _keep_version_2(jsonl)
-        counts = _from_backup(jsonl, backup) if backup.is_file() else _from_files(jsonl, rollback.root.derived, ledger)
+        counts = _from_backup(jsonl, backup) if backup.is_file() else _from_files(jsonl, root.derived, ledger)
         ledger.forget_changes()
-        if rollback.delete_embeddings:
-            counts["deleted_files"] = _delete_embeddings(rollback.root, ledger)
+        if delete_embeddings:
+            counts["deleted_files"] = _delete_embeddings(root, ledger)
     return counts
 
 

@@ -97,8 +97,12 @@ def test_check_that_warns_passes_and_is_named(instance, monkeypatch):
     assert outcome.findings == {}
 
 
-def test_checks_can_be_left_out(instance):
-    assert run(instance, "totals", checks=False).checks == {}
+def test_job_of_the_definitions_runs_as_a_whole(instance):
+    outcome = run(instance, job="count_up")
+
+    assert outcome.success
+    assert outcome.run.job_name == "count_up"
+    assert outcome.run.remote_job_origin.job_name == "count_up", "the UI can execute it again"
 
 
 def test_console_stays_free_for_our_own_progress(instance, capfd, monkeypatch):

@@ -150,11 +150,22 @@ def adds_up() -> dg.AssetCheckResult:
     return dg.AssetCheckResult(passed=True)
 
 
+@dg.op
+def count(context: dg.OpExecutionContext) -> None:
+    context.log.info("1")
+
+
+@dg.job
+def count_up() -> None:
+    count()
+
+
 @dg.definitions
 def defs() -> dg.Definitions:
     return dg.Definitions(
         assets=[approved_images, dinov3_npy, plain, totals, shards, watched],
         asset_checks=[files_valid, adds_up],
+        jobs=[count_up],
         resources={"stream_io": StreamingIO(), "nothing_io": NothingIO(), "breakable": Breakable()},
         executor=dg.in_process_executor,
     )

@@ -10,7 +10,7 @@ from imagemill.formats.jsonl import read_jsonl
 from imagemill.formats.npy import NpyStore, write_npy
 from imagemill.fs.fingerprints import fingerprint_file
 from imagemill.pipeline.stage2.merge import STAGE1, stage1_backup
-from imagemill.pipeline.stage2.rollback import Rollback, roll_back, stage2_backup
+from imagemill.pipeline.stage2.rollback import roll_back, stage2_backup
 from imagemill.store.ledger import FileRow, Ledger
 from tests.helpers.rot import rot
 from tests.helpers.stage1 import stage1_record, vector
@@ -19,7 +19,7 @@ from tests.helpers.stage2 import record_of, write_text
 
 def back(root, **options):
     with Ledger(root.ledger) as ledger:
-        return roll_back(Rollback(root, **options), ledger, "run")
+        return roll_back(root, ledger, "run", **options)
 
 
 def version_2(root, *ids):
