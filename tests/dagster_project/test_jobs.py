@@ -10,6 +10,7 @@ from dagster_project.definitions import build_definitions
 from dagster_project.deployments import test_resources
 from dagster_project.jobs import roll_back_to_stage1, verify_stage2_files
 from imagemill.domain.embedding_specs import DINOV3, embedding_specs
+from imagemill.pipeline.leases import Leased
 from imagemill.pipeline.stage2.merge import ASSET, stage1_backup
 from imagemill.pipeline.stage2.rollback import stage2_backup
 from imagemill.store.ledger import Ledger
@@ -128,4 +129,4 @@ def test_records_asset_has_no_configuration_and_one_type(tmp_path):
     definitions = build_definitions(test_resources(str(tmp_path)))
 
     assert not getattr(definitions.get_assets_def("stage2_jsonl").op.config_schema.config_type, "fields", None)
-    assert stage2_jsonl.op.outs["result"].dagster_type.typing_type.__name__ == "Merge"
+    assert stage2_jsonl.op.outs["result"].dagster_type.typing_type is Leased, "whose plan is a Merge"
