@@ -27,7 +27,7 @@ from imagemill.pipeline.stage_a.merge import ASSET
 from imagemill.pipeline.stage_a.missions import LABEL_NAMES, Discovery, discover, leave_unselected
 from imagemill.pipeline.stage_a.rank_files import RANK_DIED
 from imagemill.store.ledger import Ledger, Problem
-from imagemill.store.locations import Place, at, put, refuse_no_root
+from imagemill.store.locations import put, refuse_no_root
 
 # Longest silence of the other ranks: a model of many gigabytes is loaded meanwhile.
 WAIT_SECONDS = 1800.0
@@ -40,23 +40,15 @@ def _refuse_batching_mode(context: click.Context, option: click.Parameter, given
 
 
 # Options of the original Stage-A, and where the setting is now.
-_CONFIGURED = {
-    "checkpoint": "model",
-    "model": "model",
-    "device": "device",
-    "dtype": "dtype",
-    "max-new-tokens": "max_new_tokens",
-    "temperature": "temperature",
-}
+_CONFIGURED = ("checkpoint", "model", "device", "dtype", "max-new-tokens", "temperature")
 
 
 def _refuse_configured(context: click.Context, option: click.Parameter, given: str | None) -> None:
     if given is None:
         return
-    name = (option.name or "").replace("_", "-")
-    key = _CONFIGURED[name]
+    key = "model" if option.name == "checkpoint" else option.name
     raise WrongUsage(
-        f"--{name.replace('-', '_')} is not an option",
+        f"--{option.name} is not an option",
         where=f"summarizer.{key} in imagemill.yaml",
         why="a summary records the model and the settings that made it",
         do=f"set {key} below summarizer in imagemill.yaml, and run again without the option",
@@ -90,19 +82,18 @@ def command(root: DataRoot, mission: str, options: StageAOptions, summarizer: st
     """Summarise every image of a mission in one line, and merge the lines into one record per group."""
     world_size = options.world_size
     if world_size is None and not os.environ.get("WORLD_SIZE"):
-        world_size = _configured_ranks(root)
+        from resources.data_root import config_of
+
+        world_size = config_of(root).stage_a_ranks
     ranks = ranks_of(os.environ, world_size)
     if summarizer:
         check_kind(summarizer, where="--summarizer")
-    places: dict[Place, str | None] = {"stage_a_input": options.input_dir, "stage_a_output": options.output_dir}
-    here = root
-    for name, folder in places.items():
-        here = at(here, name, folder) if folder else here
+    here = options.located(root)
     found = leave_unselected(discover(here.stage_a_input, mission), passes=options.passes, fails=options.fails)
     if ranks.rank:
         _other_rank(here, found, ranks, summarizer, options, wait_seconds)
     else:
-        _whole(root, here, places, found, ranks, summarizer, options, wait_seconds)
+        _whole(root, here, found, ranks, summarizer, options, wait_seconds)
 
 
 def _other_rank(
@@ -132,7 +123,6 @@ def _other_rank(
 def _whole(
     root: DataRoot,
     here: DataRoot,
-    places: dict[Place, str | None],
     found: Discovery,
     ranks: Ranks,
     summarizer: str | None,
@@ -154,9 +144,8 @@ def _whole(
     folders = {"input_dir": str(here.stage_a_input), "output_dir": str(here.stage_a_output)}
     asked = options.model_copy(update={**folders, "workers": len(numbers), "world_size": ranks.world_size})
     with open_work(root, may_begin=True) as work:
-        for name, folder in places.items():
-            if folder:
-                put(root, name, folder)
+        for name, folder in options.folders.items():
+            put(root, name, folder)
         if found.groups:
             how = {**asked.given(RanksOptions), "launch": launch, "claim_stays": True}
             work.infer_ranks(found.mission, numbers, ranks.world_size, summarizer=summarizer, **how)
@@ -167,7 +156,8 @@ def _whole(
         work.merge_groups(found.mission, summarizer=summarizer, **how)
         if work.interrupted or not work.only_images_failed:
             leave_if_ended(work)
-        rows = _problems(root, found.mission)
+        with Ledger(root.ledger, read_only=True) as ledger:
+            rows = [row for row in ledger.problems() if row.asset == ASSET and row.item.startswith(f"{found.mission}/")]
         _tell(found, work.counts(), maker, rows)
         leave_if_ended(work)
     if any(row.reason == RANK_DIED for row in rows):  # a rank of torchrun's, which told its own process alone
@@ -183,12 +173,6 @@ def _make_folder(output: Path) -> None:
         raise ImagemillError(what, where=output, do="give another --output_dir") from error
 
 
-def _configured_ranks(root: DataRoot) -> int:
-    from resources.data_root import config_of
-
-    return config_of(root).stage_a_ranks
-
-
 def _resource(root: DataRoot, summarizer: str | None) -> Any:
     from resources.data_root import DataRootResource
     from resources.summarizer import SummarizerResource
@@ -197,18 +181,10 @@ def _resource(root: DataRoot, summarizer: str | None) -> Any:
     return SummarizerResource(data_root=data_root, kind=summarizer, overrides={})
 
 
-def _revision(maker: dict[str, str]) -> list[str]:
-    return [f"revision {maker['revision']}"] if "revision" in maker else []
-
-
-def _problems(root: DataRoot, mission: str) -> list[Problem]:
-    with Ledger(root.ledger, read_only=True) as ledger:
-        return [row for row in ledger.problems() if row.asset == ASSET and row.item.startswith(f"{mission}/")]
-
-
 def _tell(found: Discovery, counts: dict[str, dict[str, int]], maker: dict[str, str], rows: Sequence[Problem]) -> None:
     """The summary: who made the summaries, counters, then every group without a record."""
-    click.echo("summarizer: " + ", ".join([maker["summarizer"], *_revision(maker)]))
+    revision = f", revision {maker['revision']}" if "revision" in maker else ""
+    click.echo(f"summarizer: {maker['summarizer']}{revision}")
     if "preview" in maker:
         click.echo(maker["preview"])
     for what, of in sorted(counts.items(), reverse=True):  # ranks, then groups
