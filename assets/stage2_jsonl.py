@@ -14,6 +14,7 @@ from resources.encoders import Encoders
 
 @dg.asset(
     deps=[dg.AssetDep(asset, partition_mapping=dg.AllPartitionMapping()) for asset in embedding_assets],
+    config_schema={},  # refuses the rollback of an earlier version's run that is executed again, instead of merging
     io_manager_key="jsonl_io",
     group_name="stage2",
     kinds={"json"},

@@ -26,7 +26,7 @@ from imagemill.domain.layout import DataRoot
 from imagemill.domain.ranks import processes_here
 from imagemill.errors import ImagemillError, WrongUsage, disk_full_told
 from imagemill.fs.atomic import sweep_temporaries
-from imagemill.options import GroupsOptions, PlanOptions, RanksOptions
+from imagemill.options import GroupsOptions, RanksOptions
 from imagemill.pipeline.leases import claimed
 from imagemill.pipeline.stage_a.merge import (
     ASSET,
@@ -47,7 +47,6 @@ from imagemill.pipeline.stage_a.summaries import import_summaries, summaries_fol
 from imagemill.pipeline.stage_a.torchrun import FIRST, wait_for_ranks
 from imagemill.pipeline.stage_a.worker import RankResult, RankRunner, close_dead_rank
 from imagemill.store.ledger import Ledger
-from imagemill.store.locations import at
 from io_managers.figures import with_units
 from resources.dagster_internals.events import ExplainedFailure, images_failed
 from resources.data_root import DataRootResource
@@ -68,13 +67,6 @@ class RanksConfig(dg.Config, RanksOptions):
 
 class GroupsConfig(dg.Config, GroupsOptions):
     """Merge of a mission."""
-
-
-def _located(options: PlanOptions, data_root: DataRootResource) -> DataRoot:
-    """Return the data root with these folders: another command may have others remembered between ranks and merge."""
-    root = data_root.root()
-    root = at(root, "stage_a_input", options.input_dir) if options.input_dir else root
-    return at(root, "stage_a_output", options.output_dir) if options.output_dir else root
 
 
 def rank_key(mission: str, rank: int, world_size: int) -> str:
@@ -114,7 +106,7 @@ def stage_a_ranks(
 ) -> dg.MaterializeResult:
     """`<mission>_stage_a.images.rank<r>.jsonl`: one line per image of a rank. Several ranks of a run go to several processes."""
     mission, numbers, world_size = split_rank_keys(context.partition_keys)
-    root = _located(config, data_root)
+    root = config.located(data_root.root())
     given = read_options(context, RankOptions)
     ledger = data_root.session.ledger
     with claimed(ledger, CLAIM, [mission], context.run.run_id, stays=given.claim_stays):
@@ -225,7 +217,7 @@ def stage_a_groups(
     summarizer: SummarizerResource,
 ) -> dg.MaterializeResult:
     """`<mission>_stage_a.jsonl`: one record per group all of whose images have a summary; the other groups are listed."""
-    mission, root = context.partition_key, _located(config, data_root)
+    mission, root = context.partition_key, config.located(data_root.root())
     given = read_options(context, RankOptions)
     output, store = root.stage_a_output, summaries_folder(root.state, mission)
     ledger = data_root.session.ledger

@@ -14,13 +14,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
-
-from dagster_project.code_location import ATTRIBUTE, LOCATION, MODULE
-from imagemill.project import PROJECT
 
 # Longest time between SIGTERM and SIGKILL for what a service started, once its supervisor is gone.
 GRACE_SECONDS = 10.0
@@ -44,41 +40,30 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True):
     allowed_hosts: tuple[str, ...] = ()
 
 
-def webserver(settings: ServiceSettings, folder: Path) -> None:
-    """Serve the UI behind the guard."""
-    from dagster_project.internals.web import run_webserver
+def serve(name: str, settings: ServiceSettings, folder: Path) -> None:
+    """Serve the UI behind the guard, run sensors, queue and backfills, or serve the definitions and execute the UI's runs.
 
-    run_webserver(
-        settings.instance,
-        str(folder / WORKSPACE),
-        host=settings.host,
-        port=settings.port,
-        allowed_hosts=settings.allowed_hosts,
-    )
+    Args:
+        name: `webserver`, `daemon` or `code`.
+    """
+    workspace = str(folder / WORKSPACE)
+    if name == "webserver":
+        from dagster_project.internals.web import run_webserver
 
+        run_webserver(
+            settings.instance,
+            workspace,
+            host=settings.host,
+            port=settings.port,
+            allowed_hosts=settings.allowed_hosts,
+        )
+    else:
+        from dagster_project.internals.services import run_code_server, run_daemon
 
-def daemon(settings: ServiceSettings, folder: Path) -> None:
-    """Run sensors, the queue, backfills and run monitoring."""
-    from dagster_project.internals.services import run_daemon
-
-    run_daemon(settings.instance, str(folder / WORKSPACE))
-
-
-def code(settings: ServiceSettings, folder: Path) -> None:
-    """Serve the definitions and execute the runs that the UI launches."""
-    from dagster_project.internals.services import run_code_server
-
-    run_code_server(
-        settings.instance,
-        str(folder / SOCKET),
-        module=MODULE,
-        attribute=ATTRIBUTE,
-        location=LOCATION,
-        working_directory=PROJECT,
-    )
-
-
-SERVICES: dict[str, Callable[[ServiceSettings, Path], None]] = {"code": code, "daemon": daemon, "webserver": webserver}
+        if name == "daemon":
+            run_daemon(settings.instance, workspace)
+        else:
+            run_code_server(settings.instance, str(folder / SOCKET))
 
 
 def main(name: str, folder: str) -> None:
@@ -93,7 +78,7 @@ def main(name: str, folder: str) -> None:
     settings = msgspec.json.decode(Path(folder, SETTINGS).read_bytes(), type=ServiceSettings)
     try:
         with history_errors(Path(os.environ["DAGSTER_HOME"])):
-            SERVICES[name](settings, Path(folder))
+            serve(name, settings, Path(folder))
     except ImagemillError as error:
         sys.exit(f"imagemill {name}: {error}")
 

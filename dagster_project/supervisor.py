@@ -73,7 +73,7 @@ def start_service(name: str, folder: Path, environment: Mapping[str, str], pipe:
     """Start one service over the settings in a folder.
 
     Args:
-        name: key of `dagster_project.service.SERVICES`.
+        name: as of `dagster_project.service.serve`.
         pipe: reading end of a pipe; the service ends when its writing end is closed.
     """
     command = [sys.executable, "-P", "-m", "dagster_project.service", name, str(folder)]

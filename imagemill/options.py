@@ -19,6 +19,7 @@ from imagemill.adapters.convert import adapter_names
 from imagemill.adapters.source import Geometry
 from imagemill.config import Config
 from imagemill.domain.geometry import IMAGE_FACTOR, MAX_PIXELS, MIN_PIXELS
+from imagemill.domain.layout import DataRoot
 from imagemill.domain.preset_records import ORDERS
 from imagemill.domain.ranks import DEFAULT_MODE, ShardingMode
 from imagemill.formats.resize import LIBRARIES
@@ -27,6 +28,7 @@ from imagemill.pipeline.shards.shard_plan import Existing, check_buckets
 from imagemill.pipeline.shards.shard_sets import ShardParameters
 from imagemill.pipeline.stage_a.missions import DEFAULT_SEED, Discovery
 from imagemill.pipeline.stage_a.plan import StageAPlan, plan_stage_a
+from imagemill.store.locations import Place, at
 from imagemill.store.public_data import SPLITS
 
 # Name and value of the choice that means "unset".
@@ -232,6 +234,18 @@ class PlanOptions(OptionSet):
     output_dir: str | None = option(
         "", "Where records go", unset="the remembered one, else stage_a/output in the data root", metavar="DIR"
     )
+
+    @property
+    def folders(self) -> dict[Place, str]:
+        """Folders that were given."""
+        folders: dict[Place, str | None] = {"stage_a_input": self.input_dir, "stage_a_output": self.output_dir}
+        return {name: folder for name, folder in folders.items() if folder}
+
+    def located(self, root: DataRoot) -> DataRoot:
+        """Return the data root with these folders: another command may remember others between ranks and merge."""
+        for name, folder in self.folders.items():
+            root = at(root, name, folder)
+        return root
 
     def plan(self, found: Discovery, identity: str, world_size: int) -> StageAPlan:
         """Return the plan of a mission. Raises WrongUsage for a value out of range."""

@@ -2,10 +2,10 @@
 
     python -m tests.same_bytes OLD NEW COCO128
 
-Each checkout gets a data root with the same photographs, captions, Stage 1 records, annotations and tickets, and runs the same
-commands over it: `run`, an edited caption and `run`, `withdraw`, `shards --append`, `preset convert | rescale | coord`, `stage-a`.
-Records, npy files, tars, indexes, manifests, presets and merged groups must be equal; of a manifest, versions and run ids are left
-out. Then the new checkout continues the old one's data root: nothing may change, and everything must validate.
+Each checkout gets a data root with the same photographs, captions, Stage 1 records, annotations and tickets, and runs the
+same commands over it: `run`, an edited caption and `run`, `withdraw`, `shards --append`, the steps of a preset, `stage-a`.
+Records, npy files, tars, indexes, manifests, presets and merged groups must be equal; of a manifest, versions and run ids
+are left out. Then the new checkout continues the old one's data root: nothing may change, and everything must validate.
 """
 
 import json
@@ -39,7 +39,10 @@ def main(old: str, new: str, coco128: str) -> int:
         wrong += [f"continued: {line}" for line in differences(before, contents(roots["old"]))]
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    print("\n".join(wrong) or f"{len(before)} files are equal; the new checkout continues the old data root without a change")
+    print(
+        "\n".join(wrong)
+        or f"{len(before)} files are equal; the new checkout continues the old data root without a change"
+    )
     return 1 if wrong else 0
 
 
@@ -51,12 +54,25 @@ def prepare(root: Path, coco128: Path) -> None:
     for number, photo in enumerate(photos):
         shutil.copyfile(photo, approved / photo.name)
         (approved / f"{photo.stem}.txt").write_text(f"photograph number {number} of the set")
-        ticket = root / "stage_a" / "input" / MISSION / ("审核通过" if number % 2 else "审核不通过") / f"ticket {number // 3}"
+        ticket = (
+            root
+            / "stage_a"
+            / "input"
+            / MISSION
+            / ("审核通过" if number % 2 else "审核不通过")
+            / f"ticket {number // 3}"
+        )
         ticket.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(photo, ticket / photo.name)
     (root / "derived").mkdir()
     records = [
-        {"image_path": f"data/approved/{photo.name}", "caption": f"record {number}", "height": 1, "width": 1, "note": number}
+        {
+            "image_path": f"data/approved/{photo.name}",
+            "caption": f"record {number}",
+            "height": 1,
+            "width": 1,
+            "note": number,
+        }
         | {"dinov3_embedding": [number + 0.5] * 1024}
         for number, photo in enumerate(photos[:5])
     ]
@@ -88,7 +104,9 @@ def imagemill(checkout: Path, root: Path, *command: str) -> None:
         cwd=root.parent, env=environment, check=False, capture_output=True, text=True,
     )  # fmt: skip
     if done.returncode:
-        raise SystemExit(f"{checkout}: imagemill {' '.join(command)}: exit {done.returncode}\n{done.stdout}{done.stderr}")
+        raise SystemExit(
+            f"{checkout}: imagemill {' '.join(command)}: exit {done.returncode}\n{done.stdout}{done.stderr}"
+        )
 
 
 def contents(root: Path) -> dict[str, bytes]:

@@ -15,23 +15,11 @@ import click
 from dagster_project.command_line import note_arguments
 from imagemill.errors import FAILED_DISK, FULL_DISK, ImagemillError, WrongUsage, is_disk_full
 
-COMMANDS = {
-    "run": "run",
-    "stage2": "stage2",
-    "shards": "shards",
-    "withdraw": "withdraw",
-    "preset": "preset",
-    "stage-a": "stage_a",
-    "validate": "validate",
-    "verify": "verify",
-    "explain": "explain",
-    "status": "status",
-    "problems": "problems",
-    "repair": "repair",
-    "trust": "trust",
-    "ui": "ui",
-}
-
+# In the order of the help; the file of a command has its name, with `_` for `-`.
+COMMANDS = (
+    "run", "stage2", "shards", "withdraw", "preset", "stage-a", "validate", "verify", "explain", "status", "problems", "repair",
+    "trust", "ui",
+)  # fmt: skip
 
 _PERMISSIONS = "make the file or folder accessible to this user, or give another --data-root"
 
@@ -49,7 +37,7 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        return importlib.import_module(f"dagster_project.cli.{COMMANDS[cmd_name]}").command
+        return importlib.import_module(f"dagster_project.cli.{cmd_name.replace('-', '_')}").command
 
 
 @click.group(

@@ -11,6 +11,7 @@ import click
 
 from dagster_project.cli.ended import leave_if_ended
 from dagster_project.cli.options import options, root_options
+from dagster_project.cli.validate import as_lines, image_check_mode, image_check_n, show
 from imagemill.adapters.convert import check_rule, find_adapter, listing_of
 from imagemill.domain.layout import local_path
 from imagemill.domain.preset_names import MAX_OBJECTS_VARIABLE, Command, PresetName, effective_preset, parse_preset
@@ -26,6 +27,8 @@ from imagemill.pipeline.presets.rescale_plan import chosen_splits
 from imagemill.pipeline.presets.rescale_setup import choose_parameters
 from imagemill.pipeline.session import Session
 from imagemill.store.public_data import SPLITS, Dataset, PublicData
+from imagemill.validation.validator import Options, validate_preset
+from imagemill.validation.validator import validate as validate_file
 
 # Lines of what a conversion left out, on the terminal.
 SHOWN = 5
@@ -167,14 +170,12 @@ def everything(
 @command.command("validate")
 @_preset
 @_max_objects
-@click.option("--image-check-mode", type=click.Choice(["none", "exists", "open"]), default="open", show_default=True)
-@click.option(
-    "--image-check-n", type=int, default=64, show_default=True, help="Images of the first N valid records; 0: all."
-)
+@image_check_mode
+@image_check_n
 @click.option("--skip-image-check", is_flag=True, help="The same as --image-check-mode none.")
 @click.option("--raw-only", is_flag=True, help="Raw records alone, of no preset.")
 @click.option("--preset-only", is_flag=True, help="The preset alone, which is the default.")
-@click.option("--json", "as_lines", is_flag=True, help="One JSON report per line, for programs.")
+@as_lines
 @dataset_options
 def validate(
     session: Session,
@@ -189,10 +190,6 @@ def validate(
     as_lines: bool,
 ) -> None:
     """Every file of a preset, and its images/, by every rule. Reads only."""
-    from dagster_project.cli.validate import show
-    from imagemill.validation.validator import Options, validate_preset
-    from imagemill.validation.validator import validate as validate_file
-
     if raw_only and preset_only:
         raise WrongUsage("--raw-only with --preset-only", do="leave one out")
     options = Options(image_mode="none" if skip_image_check else image_check_mode, image_first=image_check_n)

@@ -1,7 +1,6 @@
 """`imagemill stage2`: embeddings and records, without shards; back to Stage 1 too."""
 
 import sys
-from pathlib import Path
 
 import click
 
@@ -140,14 +139,10 @@ def _roll_back(session: Session, options: RollbackOptions) -> int:
     with open_work(session) as work:
         work.roll_back(options)
         leave_if_ended(work)
-        for line in _rolled_back(session.root.stage2_jsonl, work.counts()["stage2_jsonl"]):
-            click.echo(line)
+        jsonl, counts = session.root.stage2_jsonl, work.counts()["stage2_jsonl"]
+        source = "the backup" if counts["from_backup"] else "the npy files"
+        click.echo(f"rolled back: {counts['records']} records of Stage 1 from {source} in {jsonl}")
+        if "deleted_files" in counts:
+            click.echo(f"deleted {counts['deleted_files']} npy files")
+        click.echo(f"the version 2 file, where there was one, is {jsonl.name}.stage2.backup")
     return 0
-
-
-def _rolled_back(jsonl: Path, counts: dict[str, int]) -> list[str]:
-    source = "the backup" if counts["from_backup"] else "the npy files"
-    lines = [f"rolled back: {counts['records']} records of Stage 1 from {source} in {jsonl}"]
-    if "deleted_files" in counts:
-        lines.append(f"deleted {counts['deleted_files']} npy files")
-    return [*lines, f"the version 2 file, where there was one, is {jsonl.name}.stage2.backup"]

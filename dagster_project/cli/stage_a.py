@@ -27,8 +27,8 @@ from imagemill.pipeline.session import Session
 from imagemill.pipeline.stage_a.merge import ASSET
 from imagemill.pipeline.stage_a.missions import LABEL_NAMES, Discovery, discover, leave_unselected
 from imagemill.pipeline.stage_a.rank_files import RANK_DIED
-from imagemill.store.ledger import Ledger, Problem
-from imagemill.store.locations import Place, at, refuse_no_root
+from imagemill.store.ledger import Problem
+from imagemill.store.locations import refuse_no_root
 
 # Longest silence of the other ranks: a model of many gigabytes is loaded meanwhile.
 WAIT_SECONDS = 1800.0
@@ -41,23 +41,15 @@ def _refuse_batching_mode(context: click.Context, option: click.Parameter, given
 
 
 # Options of the original Stage-A, and where the setting is now.
-_CONFIGURED = {
-    "checkpoint": "model",
-    "model": "model",
-    "device": "device",
-    "dtype": "dtype",
-    "max-new-tokens": "max_new_tokens",
-    "temperature": "temperature",
-}
+_CONFIGURED = ("checkpoint", "model", "device", "dtype", "max-new-tokens", "temperature")
 
 
 def _refuse_configured(context: click.Context, option: click.Parameter, given: str | None) -> None:
     if given is None:
         return
-    name = (option.name or "").replace("_", "-")
-    key = _CONFIGURED[name]
+    key = "model" if option.name == "checkpoint" else option.name
     raise WrongUsage(
-        f"--{name.replace('-', '_')} is not an option",
+        f"--{option.name} is not an option",
         where=f"summarizer.{key} in imagemill.yaml",
         why="a summary records the model and the settings that made it",
         do=f"set {key} below summarizer in imagemill.yaml, and run again without the option",
@@ -97,15 +89,12 @@ def command(
     ranks = ranks_of(os.environ, world_size)
     if summarizer:
         check_kind(summarizer, where="--summarizer")
-    places: dict[Place, str | None] = {"stage_a_input": options.input_dir, "stage_a_output": options.output_dir}
-    here = session.root
-    for name, folder in places.items():
-        here = at(here, name, folder) if folder else here
+    here = options.located(session.root)
     found = leave_unselected(discover(here.stage_a_input, mission), passes=options.passes, fails=options.fails)
     if ranks.rank:
         _other_rank(here, found, ranks, summarizer, options, wait_seconds)
     else:
-        _whole(session, here, places, found, ranks, summarizer, options, wait_seconds)
+        _whole(session, here, found, ranks, summarizer, options, wait_seconds)
 
 
 def _other_rank(
@@ -135,7 +124,6 @@ def _other_rank(
 def _whole(
     session: Session,
     here: DataRoot,
-    places: dict[Place, str | None],
     found: Discovery,
     ranks: Ranks,
     summarizer: str | None,
@@ -157,9 +145,8 @@ def _whole(
     folders = {"input_dir": str(here.stage_a_input), "output_dir": str(here.stage_a_output)}
     asked = options.model_copy(update={**folders, "workers": len(numbers), "world_size": ranks.world_size})
     with open_work(session, may_begin=True) as work:
-        for name, folder in places.items():
-            if folder:
-                session.put(name, folder)
+        for name, folder in options.folders.items():
+            session.put(name, folder)
         if found.groups:
             how = {**asked.given(RanksOptions), "launch": launch, "claim_stays": True}
             work.infer_ranks(found.mission, numbers, ranks.world_size, summarizer=summarizer, **how)
@@ -170,7 +157,8 @@ def _whole(
         work.merge_groups(found.mission, summarizer=summarizer, **how)
         if work.interrupted or not work.only_images_failed:
             leave_if_ended(work)
-        rows = _problems(session.reading, found.mission)
+        problems = session.reading.problems()
+        rows = [row for row in problems if row.asset == ASSET and row.item.startswith(f"{found.mission}/")]
         _tell(found, work.counts(), maker, rows)
         leave_if_ended(work)
     if any(row.reason == RANK_DIED for row in rows):  # a rank of torchrun's, which told its own process alone
@@ -194,17 +182,10 @@ def _resource(root: DataRoot, summarizer: str | None) -> Any:
     return SummarizerResource(data_root=data_root, kind=summarizer, overrides={})
 
 
-def _revision(maker: dict[str, str]) -> list[str]:
-    return [f"revision {maker['revision']}"] if "revision" in maker else []
-
-
-def _problems(ledger: Ledger, mission: str) -> list[Problem]:
-    return [row for row in ledger.problems() if row.asset == ASSET and row.item.startswith(f"{mission}/")]
-
-
 def _tell(found: Discovery, counts: dict[str, dict[str, int]], maker: dict[str, str], rows: Sequence[Problem]) -> None:
     """The summary: who made the summaries, counters, then every group without a record."""
-    click.echo("summarizer: " + ", ".join([maker["summarizer"], *_revision(maker)]))
+    revision = f", revision {maker['revision']}" if "revision" in maker else ""
+    click.echo(f"summarizer: {maker['summarizer']}{revision}")
     if "preview" in maker:
         click.echo(maker["preview"])
     for what, of in sorted(counts.items(), reverse=True):  # ranks, then groups

@@ -18,19 +18,28 @@ if TYPE_CHECKING:
     from imagemill.validation.contents import RecordedContents
 
 
+image_check_mode = click.option(
+    "--image-check-mode", type=click.Choice(get_args(ImageMode)), default="open", show_default=True,
+    help="How closely to look at images.",
+)  # fmt: skip
+image_check_n = click.option(
+    "--image-check-n", type=int, default=FIRST, show_default=True,
+    help="Look at the images of the first N valid records of each file; 0 or less: of all.",
+)  # fmt: skip
+as_lines = click.option("--json", "as_lines", is_flag=True, help="One JSON report per line, for programs.")
+
+
 @click.command("validate")
 @click.argument("files", metavar="FILE…", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--kind", type=click.Choice(list(KINDS)), help="What the files are (default: by name and first lines).")
 @click.option("--max-pixels", type=click.IntRange(min=1), help="Limit of width times height (default: the manifest's).")
 @click.option("--multiple-of", type=click.IntRange(min=1), help="Factor of both sides (default: the manifest's).")
-@click.option("--image-check-mode", type=click.Choice(get_args(ImageMode)), default="open", show_default=True,
-              help="How closely to look at images.")  # fmt: skip
-@click.option("--image-check-n", type=int, default=FIRST, show_default=True,
-              help="Look at the images of the first N valid records of each file; 0 or less: of all.")  # fmt: skip
+@image_check_mode
+@image_check_n
 @click.option("--enforce-real-images-dir", is_flag=True, help="Demand a real images/ also beside no manifest.")
 @click.option("--sample", type=int, metavar="N",
               help="Shards: compare the npy members of the first N samples of each tar with the files; 0: of all.")  # fmt: skip
-@click.option("--json", "as_lines", is_flag=True, help="One JSON report per line, for programs.")
+@as_lines
 @root_options
 def command(
     session: Session,

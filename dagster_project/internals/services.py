@@ -7,23 +7,24 @@ import click
 from dagster._cli.code_server import start_command
 from dagster._daemon.cli import run_command
 
+from dagster_project.code_location import ATTRIBUTE, LOCATION, MODULE
+from imagemill.project import PROJECT
+
 
 def run_daemon(instance: str, workspace: str) -> None:
     """Run sensors, queue, backfills and run monitoring until SIGINT or SIGTERM."""
     _run(run_command, ["--instance-ref", instance, "--workspace", workspace])
 
 
-def run_code_server(
-    instance: str, socket: str, *, module: str, attribute: str, location: str, working_directory: str
-) -> None:
-    """Serve one code location over a Unix socket until SIGINT or SIGTERM.
+def run_code_server(instance: str, socket: str) -> None:
+    """Serve the definitions over a Unix socket, and execute the runs that the UI launches, until SIGINT or SIGTERM.
 
     Args:
         instance: serialized reference of the instance that its runs are stored in.
-        working_directory: folder in which Dagster looks for the module before sys.path.
     """
-    target = ["--module-name", module, "--attribute", attribute, "--working-directory", working_directory]
-    where = ["--socket", socket, "--location-name", location, "--instance-ref", instance]
+    # Dagster looks for the module in the working directory before sys.path.
+    target = ["--module-name", MODULE, "--attribute", ATTRIBUTE, "--working-directory", PROJECT]
+    where = ["--socket", socket, "--location-name", LOCATION, "--instance-ref", instance]
     # The server answers clients with its interpreter; without this, they would start a `dagster` of the PATH.
     _run(start_command, [*where, *target, "--use-python-environment-entry-point", "--log-level", "warning"])
 

@@ -125,8 +125,11 @@ def test_rollback_without_stage1_fails_and_changes_nothing(root):
 
 
 def test_records_asset_has_no_configuration_and_one_type(tmp_path):
-    """A materialisation of the records can never be a rollback."""
+    """The records are never a rollback; one of an earlier version that is executed again is refused, not merged."""
     definitions = build_definitions(test_resources(str(tmp_path)))
 
     assert not getattr(definitions.get_assets_def("stage2_jsonl").op.config_schema.config_type, "fields", None)
+    job = definitions.resolve_implicit_job_def_def_for_assets([stage2_jsonl.key])
+    with pytest.raises(dg.DagsterInvalidConfigError, match="rollback"):
+        dg.validate_run_config(job, {"ops": {"stage2_jsonl": {"config": {"rollback": True}}}})
     assert stage2_jsonl.op.outs["result"].dagster_type.typing_type is Leased, "whose plan is a Merge"
