@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from imagemill.errors import ModelUnusable
+from imagemill.formats.manifest import sha256_file
 from imagemill.fs.atomic import is_orphan, temporaries, temporary_path
 from imagemill.fs.swap import replace_folder
 
@@ -119,7 +120,7 @@ def _build(write: Callable[[Path], None], folder: Path, *, stands_for: str) -> N
         # Building a model draws random numbers, which the caller's own generator must not notice.
         with torch.random.fork_rng(devices=[]):
             write(building)
-        files = {path.name: _sha256(path) for path in sorted(building.iterdir())}
+        files = {path.name: sha256_file(path) for path in sorted(building.iterdir())}
         marker = {"kind": "preview", "recipe": RECIPE, "stands_for": stands_for, "files": files}
         write_json(building / MARKER, marker)
         try:
@@ -136,15 +137,10 @@ def _is_whole(folder: Path) -> bool:
     try:
         marker = json.loads((folder / MARKER).read_text("utf-8"))
         return marker["recipe"] == RECIPE and all(
-            _sha256(folder / name) == expected for name, expected in marker["files"].items()
+            sha256_file(folder / name) == expected for name, expected in marker["files"].items()
         )
     except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return False
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _rewrite_weights(file: Path, gains: Mapping[str, float]) -> None:

@@ -21,9 +21,9 @@ from PIL import Image
 from imagemill.config import VlmSettings
 from imagemill.encoders.loading import (
     Checkpoint,
-    checkpoint_facts,
     expect_config,
     file_sha256,
+    identity,
     json_sha256,
     library,
     load_model,
@@ -199,7 +199,7 @@ class VlmCaptioner:
 # ---- one model per process
 
 _held: dict[tuple[Any, ...], VisionLanguageModel] = {}
-_holding = threading.Lock()
+_holding = threading.RLock()
 
 
 def held(settings: VlmSettings, spec: VlmSpec, threads: int, preview_root: Path) -> VisionLanguageModel:
@@ -207,9 +207,7 @@ def held(settings: VlmSettings, spec: VlmSpec, threads: int, preview_root: Path)
     wanted = (_bare(settings), threads, preview_root)
     with _holding:
         if wanted not in _held:
-            for other in _held.values():
-                other.close()
-            _held.clear()
+            let_go()
             _held[wanted] = VisionLanguageModel.load(settings, spec=spec, threads=threads, preview_root=preview_root)
         return _held[wanted]
 
@@ -268,24 +266,18 @@ def _resolve(settings: VlmSettings, spec: VlmSpec, preview_root: Path) -> Checkp
 
 def _identify(checkpoint: Checkpoint, settings: VlmSettings, threads: int, **facts: Any) -> ModelIdentity:
     parts = [checkpoint.path / name for name in _PARTS if (checkpoint.path / name).is_file()]
-    return ModelIdentity(
-        kind=checkpoint.kind,
-        model=checkpoint.model,
-        revision=checkpoint.revision,
-        preview=checkpoint.preview,
-        device=checkpoint.device,
+    return identity(
+        checkpoint,
         threads=threads,
-        facts={
-            **checkpoint_facts(checkpoint, _WEIGHTS),
-            "parts_sha256": {path.name: _part_sha256(checkpoint, path) for path in parts},
-            "preprocessing": PREPROCESSING,
-            "max_pixels": settings.max_pixels,
-            "max_new_tokens": settings.max_new_tokens,
-            "temperature": settings.temperature,
-            "top_p": settings.top_p,
-            "repetition_penalty": settings.repetition_penalty,
-            **facts,
-        },
+        weights=_WEIGHTS,
+        parts_sha256={path.name: _part_sha256(checkpoint, path) for path in parts},
+        preprocessing=PREPROCESSING,
+        max_pixels=settings.max_pixels,
+        max_new_tokens=settings.max_new_tokens,
+        temperature=settings.temperature,
+        top_p=settings.top_p,
+        repetition_penalty=settings.repetition_penalty,
+        **facts,
     )
 
 
