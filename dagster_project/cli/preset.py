@@ -21,8 +21,7 @@ from imagemill.pipeline.presets.derive_checks import check_preset_exists
 from imagemill.pipeline.presets.object_order import check_order
 from imagemill.pipeline.presets.preset_config import Presets, read_presets
 from imagemill.pipeline.presets.raw_source import raw_source
-from imagemill.pipeline.presets.rescale_plan import chosen_splits
-from imagemill.pipeline.presets.rescale_setup import choose_parameters
+from imagemill.pipeline.presets.rescale_plan import choose_parameters, chosen_splits
 from imagemill.store.ledger import Ledger
 from imagemill.store.locations import put
 from imagemill.store.public_data import SPLITS, Dataset, PublicData
