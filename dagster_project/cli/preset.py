@@ -16,8 +16,7 @@ from imagemill.domain.preset_names import MAX_OBJECTS_VARIABLE, Command, PresetN
 from imagemill.domain.preset_records import ORDERS, ObjectOrder
 from imagemill.errors import WrongUsage
 from imagemill.formats.jsonl import read_jsonl
-from imagemill.pipeline.presets import derive_checks
-from imagemill.pipeline.presets.derive_checks import check_preset_exists
+from imagemill.pipeline.presets import derive
 from imagemill.pipeline.presets.object_order import check_order
 from imagemill.pipeline.presets.preset_config import Presets, read_presets
 from imagemill.pipeline.presets.raw_source import raw_source
@@ -180,8 +179,8 @@ def coord(
     name = _name("coord", dataset, preset, max_objects)
     base = dataset.preset(name.base)
     order = _configured(dataset).settings(dataset.name, name.base, object_order=object_order).object_order
-    check_order(base, derive_checks.base_manifest(base), order)
-    derive_checks.chosen_splits(base, splits or None)
+    check_order(base, derive.base_manifest(base), order)
+    derive.chosen_splits(base, splits or None)
     limited_by_file = preset == name.base and not max_objects and not os.environ.get(MAX_OBJECTS_VARIABLE)
     names = dict.fromkeys([name._replace(max_objects=None), name] if limited_by_file else [name])
     _materialise(root, dataset, [_coordinates(dataset, each, splits, object_order) for each in names])
@@ -241,7 +240,7 @@ def validate(
     else:
         name = _name("validate", dataset, preset or _configured(dataset).default_preset(dataset), max_objects)
         folder = dataset.preset(name.effective)
-        check_preset_exists(folder)
+        derive.check_preset_exists(folder)
         reports = iter(validate_preset(folder.path, options))
     passed = True
     for report in reports:

@@ -22,7 +22,7 @@ import numpy as np
 
 from imagemill.errors import ModelUnusable
 from imagemill.formats.manifest import sha256_file
-from imagemill.fs.atomic import is_orphan, temporaries, temporary_path
+from imagemill.fs.atomic import sweep_temporaries, temporary_path
 from imagemill.fs.swap import replace_folder
 
 # A change of `_values`, or of any `write_preview`, needs another number: old folders are then built again.
@@ -111,9 +111,7 @@ def _build(write: Callable[[Path], None], folder: Path, *, stands_for: str) -> N
     import torch
 
     folder.parent.mkdir(parents=True, exist_ok=True)
-    for path in temporaries(folder.parent):
-        if is_orphan(path):
-            shutil.rmtree(path, ignore_errors=True)
+    sweep_temporaries(folder.parent, folders=True)
     building = temporary_path(folder.parent)
     building.mkdir()
     try:

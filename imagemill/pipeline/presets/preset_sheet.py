@@ -19,7 +19,7 @@ from imagemill.domain.preset_records import violations
 from imagemill.errors import Refused
 from imagemill.formats.images import decode_stored
 from imagemill.formats.jsonl import parse_object, read_raw
-from imagemill.fs.atomic import write_bytes_atomic
+from imagemill.fs.atomic import write_if_changed
 from imagemill.pipeline.contact_sheet import PAGE_CHARACTERS, as_data_uri, as_png
 from imagemill.store.public_data import Dataset, PresetDir
 
@@ -41,9 +41,7 @@ Record = Mapping[str, Any]
 def write_preset_sheet(dataset: Dataset, preset: PresetDir, split: str = "train", *, count: int = IMAGES) -> Path:
     """Draw the sheet of a published split beside its records; an equal one stays as it is."""
     path = preset.path / SHEET
-    data = as_png(draw_preset_sheet(dataset, preset, split, count=count))
-    if not path.is_file() or path.read_bytes() != data:
-        write_bytes_atomic(path, data)
+    write_if_changed(path, as_png(draw_preset_sheet(dataset, preset, split, count=count)))
     return path
 
 
