@@ -112,13 +112,12 @@ def scale_objects(
     """
     if source == target:
         return [dict(obj) for obj in objects]
-    return [_scale_object(obj, source, target) for obj in objects]
-
-
-def _scale_object(obj: Mapping[str, Any], source: tuple[int, int], target: tuple[int, int]) -> dict[str, Any]:
-    if "bbox_2d" in obj:
-        return {**obj, "bbox_2d": scale_box(obj["bbox_2d"], source, target)}
-    return {**obj, "poly": scale_polygon(obj["poly"], source, target)}
+    return [
+        {**obj, "bbox_2d": scale_box(obj["bbox_2d"], source, target)}
+        if "bbox_2d" in obj
+        else {**obj, "poly": scale_polygon(obj["poly"], source, target)}
+        for obj in objects
+    ]
 
 
 def scale_polygon(points: Sequence[Number], source: tuple[int, int], target: tuple[int, int]) -> list[int]:
@@ -188,7 +187,7 @@ def in_top_left_order(items: Sequence[T], shapes: Sequence[Sequence[int]]) -> li
 def quantise_object(item: Mapping[str, Any], width: int, height: int) -> list[int]:
     """Return a valid pixel object's geometry in 0…999."""
     if "bbox_2d" in item:
-        return quantise_box(item["bbox_2d"], width, height)
+        return box_bins(item["bbox_2d"], width, height)
     return quantise_polygon(item["poly"], width, height)
 
 
