@@ -117,7 +117,7 @@ class Standing:
         refusing = [*plans, *([self.plans[T5]] if migrate and T5 in self.plans else [])]
         steps: list[tuple[Set[str], Outcome]] = [
             (embedded, "embedded"),
-            (_waiting(plans, self.left if migrate else ()), "waiting"),
+            ({job.image_id for plan in plans for job in plan.jobs} | (self.left if migrate else set()), "waiting"),
             ({p.item for p in problems if p.outcome == "failed"}, "failed"),
             ({p.item for p in problems if p.outcome == "refused"}, "refused"),
             ({p.item for plan in refusing for p in plan.refused}, "refused"),
@@ -139,10 +139,6 @@ def _planned(plans: Iterable[EmbeddingPlan]) -> Iterator[str]:
         yield from (row.image_id for row in plan.done)
         yield from (problem.item for problem in plan.refused)
         yield from plan.absent
-
-
-def _waiting(plans: Iterable[EmbeddingPlan], left: Iterable[str]) -> set[str]:
-    return {job.image_id for plan in plans for job in plan.jobs} | set(left)
 
 
 def _still_hold(

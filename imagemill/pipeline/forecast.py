@@ -14,7 +14,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -54,10 +54,10 @@ class Need:
     folder: Path
     items: Mapping[str, int]
     besides: int = 0
-    bytes: int = field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "bytes", sum(self.items.values()) + self.besides)
+    @property
+    def bytes(self) -> int:
+        return sum(self.items.values()) + self.besides
 
 
 def check_space(

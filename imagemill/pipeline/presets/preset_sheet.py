@@ -20,7 +20,7 @@ from imagemill.errors import Refused
 from imagemill.formats.images import decode_stored
 from imagemill.formats.jsonl import parse_object, read_raw
 from imagemill.fs.atomic import write_if_changed
-from imagemill.pipeline.contact_sheet import PAGE_CHARACTERS, as_data_uri, as_png
+from imagemill.pipeline.contact_sheet import as_page, as_png
 from imagemill.store.public_data import Dataset, PresetDir
 
 SHEET = "contact_sheet.png"
@@ -46,11 +46,9 @@ def write_preset_sheet(dataset: Dataset, preset: PresetDir, split: str = "train"
 
 
 def sheet_page(path: Path) -> str:
-    """Markdown with a picture of a written sheet inside, small enough for an event of Dagster's history."""
+    """Markdown with a picture of a written sheet."""
     with Image.open(path, formats=["PNG"]) as sheet:
-        picture = as_data_uri(sheet.convert("RGB"), PAGE_CHARACTERS - 100)
-    head = "raw on the left, the preset on the right"
-    return f"{head}\n\n![boxes]({picture})" if picture else head
+        return as_page("raw on the left, the preset on the right", sheet.convert("RGB"), "boxes")
 
 
 def draw_preset_sheet(dataset: Dataset, preset: PresetDir, split: str = "train", *, count: int = IMAGES) -> Image.Image:
