@@ -8,7 +8,7 @@ Belongs elsewhere: each step's work (loading.py), the protocol (imagemill/models
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -33,11 +33,13 @@ class CheckpointEncoder(ABC):
 
     Attributes:
         weights: stem of the weight files. files: the other files that the model needs. config: required values in config.json.
+        host_class: prepares the inputs, if that takes more than a function.
     """
 
     weights: ClassVar[str] = "model"
     files: ClassVar[tuple[str, ...]] = ("config.json",)
     config: ClassVar[Mapping[str, Any]]
+    host_class: ClassVar[Callable[[Checkpoint], Any]] = lambda checkpoint: None
 
     def __init__(
         self, model: Any, host: Any, checkpoint: Checkpoint, spec: EmbeddingSpec, made_by: ModelIdentity
@@ -67,7 +69,7 @@ class CheckpointEncoder(ABC):
             ModelUnusable: no such model, no access, or not a model of this kind.
         """
         checkpoint = cls._resolve(settings, spec, preview_root, weights=False)
-        cls._host_side(checkpoint)
+        cls.host_class(checkpoint)
         try:
             return cls._identity_of(checkpoint, spec, threads)
         except WeightsMissing:
@@ -80,7 +82,7 @@ class CheckpointEncoder(ABC):
         """Load the model, whole. Raises ModelUnusable."""
         checkpoint = cls._resolve(settings, spec, preview_root)
         made_by = cls._identity_of(checkpoint, spec, threads)
-        host = cls._host_side(checkpoint)
+        host = cls.host_class(checkpoint)
         set_up_arithmetic(threads)
         with checkpoint.loading():
             model = cls._model_of(checkpoint, host)
@@ -115,8 +117,3 @@ class CheckpointEncoder(ABC):
     @abstractmethod
     def _model_of(cls, checkpoint: Checkpoint, host: Any) -> Any:
         """The model on its device. Raises ModelUnusable."""
-
-    @classmethod
-    def _host_side(cls, checkpoint: Checkpoint) -> Any:
-        """What prepares its inputs, if that takes more than a function."""
-        return None

@@ -83,6 +83,7 @@ class DinoV3Encoder(CheckpointEncoder):
 
     files = ("config.json", _PROCESSOR)
     config: ClassVar = {"model_type": "dinov3_vit", "hidden_size": DINOV3_WIDTH}
+    host_class = DinoV3Preprocessor
 
     @classmethod
     def _facts(cls, checkpoint: Checkpoint) -> dict[str, Any]:
@@ -91,10 +92,6 @@ class DinoV3Encoder(CheckpointEncoder):
             "preprocessing": PREPROCESSING,
             "preprocessor_sha256": DinoV3Preprocessor(checkpoint).sha256,
         }
-
-    @classmethod
-    def _host_side(cls, checkpoint: Checkpoint) -> DinoV3Preprocessor:
-        return DinoV3Preprocessor(checkpoint)
 
     @classmethod
     def _model_of(cls, checkpoint: Checkpoint, host: Any) -> Any:

@@ -7,7 +7,7 @@ Source: seed 000, "T5"; CONTRACTS section 1.
 import string
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -44,11 +44,6 @@ class CaptionTokenizer:
         if self._backend.encode("").ids != [tokenizer.eos_token_id]:
             raise checkpoint.unusable("its tokenizer does not end a caption with the end token")
 
-    @classmethod
-    def load(cls, settings: EncoderSettings, *, spec: EmbeddingSpec, preview_root: Path) -> Self:
-        """The tokenizer of these settings; of a hub model only its files are fetched. Raises ModelUnusable."""
-        return cls(resolve(settings, spec=spec, preview_root=preview_root, files=_TOKENIZER_FILES, config=_TOKENIZER))
-
     def encode(self, caption: str) -> tuple[list[int], bool]:
         """Token ids, at most 77, the last of them the end token; and whether the caption was cut."""
         # A lone surrogate, which a JSON escape can bring, is no character of any vocabulary.
@@ -71,6 +66,7 @@ class T5Encoder(CheckpointEncoder):
 
     files = _TOKENIZER_FILES
     config: ClassVar = {"model_type": "t5", "d_model": T5_WIDTH}
+    host_class = CaptionTokenizer
 
     @classmethod
     def _facts(cls, checkpoint: Checkpoint) -> dict[str, Any]:
@@ -82,10 +78,6 @@ class T5Encoder(CheckpointEncoder):
             "tokenizer_sha256": json_sha256(checkpoint.json(_TOKENIZER), without=("truncation", "padding")),
             "tokens": T5_TOKENS,
         }
-
-    @classmethod
-    def _host_side(cls, checkpoint: Checkpoint) -> CaptionTokenizer:
-        return CaptionTokenizer(checkpoint)
 
     @classmethod
     def _model_of(cls, checkpoint: Checkpoint, host: CaptionTokenizer) -> Any:
@@ -100,8 +92,12 @@ class T5Encoder(CheckpointEncoder):
     def tokenizer(
         cls, settings: EncoderSettings, *, spec: EmbeddingSpec, threads: int, preview_root: Path
     ) -> CaptionTokenizer:
-        """The tokenizer alone, for whoever has only the spec. `threads` is there because all share one signature."""
-        return CaptionTokenizer.load(settings, spec=spec, preview_root=preview_root)
+        """Return the tokenizer alone; of a hub model only its files are fetched. Raises ModelUnusable.
+
+        `threads` is not used: every class method of an encoder takes the same arguments.
+        """
+        files = _TOKENIZER_FILES
+        return CaptionTokenizer(resolve(settings, spec=spec, preview_root=preview_root, files=files, config=_TOKENIZER))
 
     def prepare(self, item: np.ndarray | str) -> Prepared:
         """Tokenise one caption."""

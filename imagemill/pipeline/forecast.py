@@ -22,12 +22,12 @@ import numpy as np
 from imagemill.domain.buckets import assign_bucket
 from imagemill.domain.embedding_specs import T5_TOKENS, EmbeddingSpec, embedding_specs
 from imagemill.domain.ids import member_key
-from imagemill.errors import NotEnoughSpace, Refused
-from imagemill.formats.images import header_size
+from imagemill.errors import NotEnoughSpace
 from imagemill.formats.npy import npy_header
 from imagemill.formats.tar import BLOCK
 from imagemill.fs.fingerprints import signature_bytes
 from imagemill.pipeline.shards.shard_sets import JSON_MEMBER, MASK_MEMBER, bucket_folder
+from imagemill.pipeline.stage2.image_metadata import size_or_none
 from imagemill.pipeline.stage2.plan import Job
 from imagemill.text.units import as_size
 
@@ -108,7 +108,7 @@ def measure_sizes(jobs: Jobs, approved: Path, *, threads: int = 4) -> Sizes:
     sizes = {i: (job.facts.height, job.facts.width) if job.facts else (0, 0) for i, job in by_id.items()}
     unread = [job for job in by_id.values() if not job.facts and job.stat]
     with ThreadPoolExecutor(threads, "header") as pool:
-        found = pool.map(lambda job: _size_or_none(approved / job.file_name), unread)
+        found = pool.map(lambda job: size_or_none(approved / job.file_name), unread)
         read = {job.image_id: size for job, size in zip(unread, found, strict=True)}
     return {image_id: size for image_id, size in (sizes | read).items() if size}
 
@@ -126,13 +126,6 @@ def work_of(spec: EmbeddingSpec, jobs: Sequence[Job], sizes: Sizes) -> dict[str,
 def _estimated_tokens(caption: str) -> int:
     # A token of English text is four characters; a caption is computed at the next multiple of 8 tokens.
     return min(T5_TOKENS, on_disk(len(caption) // 4 + 1, 8))
-
-
-def _size_or_none(path: Path) -> tuple[int, int] | None:
-    try:
-        return header_size(path)
-    except (Refused, OSError):  # nothing will be made of it, and the pass says why
-        return None
 
 
 def forecast(jobs: Jobs, sizes: Sizes, derived: Path, *, state: Path, shards: Path | None = None) -> list[Need]:

@@ -17,7 +17,6 @@ from imagemill.errors import ImagemillError, MissingInput
 from imagemill.pipeline.accounting import ImageCounts, Standing
 from imagemill.pipeline.problem_list import DECISIONS, STAGE2_ASSETS, InputProblem, current_problems, list_problems
 from imagemill.pipeline.shards.shard_sets import bucket_folder, load_manifest
-from imagemill.pipeline.stage2.plan import EmbeddingPlan
 from imagemill.pipeline.stage2.scan import Scan, scan_approved
 from imagemill.store.ledger import Ledger
 from imagemill.store.locations import nothing_has_run
@@ -94,7 +93,10 @@ def read_status(root: DataRoot, embedded: frozenset[str] | set[str] = frozenset(
     with open_ledger(root) as ledger:
         standing = Standing.read(root, scan, ledger, current_problems(scan, ledger))
         status.images = standing.counts(embedded)
-        status.kinds = {spec.kind: _plan_counts(plan) for spec, plan in standing.plans.items()}
+        status.kinds = {
+            spec.kind: {"done": len(plan.done), "to do": len(plan.jobs), "refused": len(plan.refused)}
+            for spec, plan in standing.plans.items()
+        }
         status.regenerating, status.truncated = sorted(ledger.regenerating()), ledger.truncated()
         status.problems = list_problems(root, scan, ledger, standing.problems)
     status.records, status.stage1 = len(standing.recorded.lines), len(standing.recorded.stage1)
@@ -107,7 +109,3 @@ def read_status(root: DataRoot, embedded: frozenset[str] | set[str] = frozenset(
         except ImagemillError as error:
             status.unreadable[bucket] = f"{error.what}; {error.do}"
     return status
-
-
-def _plan_counts(plan: EmbeddingPlan) -> dict[str, int]:
-    return {"done": len(plan.done), "to do": len(plan.jobs), "refused": len(plan.refused)}

@@ -275,13 +275,10 @@ def _count(plan: StatisticsPlan, part: BucketPart, threads: int, progress: Progr
     while chunk := [moments for _, moments in islice(stream, _TOGETHER)]:
         chunks.append(merge(chunk))
         progress.advance(len(chunk))
-    left_out = {**part.left_out, **_of(part.files, plan.found.left_out)}
+    # Files that turned out to be no latents when they were read.
+    unread = plan.found.left_out
+    left_out = part.left_out | {file.image_id: unread[file.image_id] for file in part.files if file.image_id in unread}
     return _document(merge(chunks), [part.bucket], part.version, Counter(sorted(left_out.values())), plan.identity)
-
-
-def _of(files: Iterable[CurrentFile], left_out: dict[str, str]) -> dict[str, str]:
-    """What reading showed not to be a latent after all."""
-    return {file.image_id: left_out[file.image_id] for file in files if file.image_id in left_out}
 
 
 def merged(derived: Path, identity: ModelIdentity | None) -> LatentMoments:

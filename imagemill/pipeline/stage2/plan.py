@@ -147,7 +147,8 @@ def plan_embedding(
         source, caption = scan.sources.get(image_id), known.captions.get(image_id)
         inline, present = vectors.get(image_id), listing.get(image_id)
         suspect = present is not None and (spec.kind, image_id) in known.damaged
-        if source is None and not (inline or suspect or _from_record(spec, image_id, caption, recorded)):
+        from_record = spec.source == "caption" and caption is not None and image_id in recorded.lines
+        if source is None and not (inline or suspect or from_record):
             plan.absent.append(image_id)
             continue
         waits = spec.source == "caption" and image_id in awaited
@@ -183,11 +184,6 @@ def plan_embedding(
     # What failed before comes last: a few such images must not keep the model from the others.
     plan.jobs.sort(key=lambda job: job.failed)
     return plan
-
-
-def _from_record(spec: EmbeddingSpec, image_id: str, caption: CaptionRow | None, recorded: Recorded) -> bool:
-    """Whether a record alone is enough for this kind."""
-    return spec.source == "caption" and caption is not None and image_id in recorded.lines
 
 
 def _is_current(
