@@ -51,8 +51,8 @@ def parse_preset(name: str) -> PresetName:
     """
     if old := _OLD_SUFFIX.search(name):
         rest = _OLD_SUFFIX.sub("", name)
-        why = "the suffix is `_max{N}`; `_max_{N}` is of an older layout"
-        _refuse(name, why, f"rename it to {rest}_max{int(old[1])}")
+        renamed = f"rename it to {rest}_max{int(old[1])}"
+        _refuse(name, "the suffix is `_max{N}`; `_max_{N}` is of an older layout", renamed)
     match = _SUFFIX.fullmatch(name)
     if match is None:
         return PresetName(name)

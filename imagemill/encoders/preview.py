@@ -14,7 +14,7 @@ import hashlib
 import json
 import math
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -64,24 +64,12 @@ def ensure_preview(spec: ModelSpec, root: Path) -> Path:
     folder = root / spec.kind
     try:
         if not _is_whole(folder):
-            _build(_writer(spec), folder, stands_for=spec.default_model)
+            _build(spec, folder)
     except OSError as error:
         raise ModelUnusable(
             f"{spec.kind}: the preview model cannot be built: {error}", where=folder, do="make room there, then again"
         ) from error
     return folder
-
-
-def _writer(spec: ModelSpec) -> Callable[[Path], None]:
-    write = getattr(spec.encoder_class(), "write_preview", None)
-    if write is None:
-        raise ModelUnusable(
-            f"{spec.kind}: there is no preview model of this kind",
-            where=spec.encoder,
-            why="the encoder class has no write_preview(folder)",
-            do=f"set {spec.section}.model in imagemill.yaml",
-        )
-    return write
 
 
 def is_preview(folder: Path) -> bool:
@@ -107,9 +95,17 @@ def write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n", "utf-8")
 
 
-def _build(write: Callable[[Path], None], folder: Path, *, stands_for: str) -> None:
+def _build(spec: ModelSpec, folder: Path) -> None:
     import torch
 
+    write = getattr(spec.encoder_class(), "write_preview", None)
+    if write is None:
+        raise ModelUnusable(
+            f"{spec.kind}: there is no preview model of this kind",
+            where=spec.encoder,
+            why="the encoder class has no write_preview(folder)",
+            do=f"set {spec.section}.model in imagemill.yaml",
+        )
     folder.parent.mkdir(parents=True, exist_ok=True)
     sweep_temporaries(folder.parent, folders=True)
     building = temporary_path(folder.parent)
@@ -119,7 +115,7 @@ def _build(write: Callable[[Path], None], folder: Path, *, stands_for: str) -> N
         with torch.random.fork_rng(devices=[]):
             write(building)
         files = {path.name: sha256_file(path) for path in sorted(building.iterdir())}
-        marker = {"kind": "preview", "recipe": RECIPE, "stands_for": stands_for, "files": files}
+        marker = {"kind": "preview", "recipe": RECIPE, "stands_for": spec.default_model, "files": files}
         write_json(building / MARKER, marker)
         try:
             replace_folder(building, folder)

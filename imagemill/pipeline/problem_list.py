@@ -129,14 +129,23 @@ def gone_images(scan: Scan, ledger: Ledger) -> Iterator[InputProblem]:
     for row in gone:
         withdraw = f"`imagemill withdraw {shlex.quote(row.image_id)}`"
         if successor := successors.get(row.fingerprint):
-            item, reason = successor.image_id, RENAMED
-            detail = f"the same bytes as {row.file_name}, which is gone; what was made from that is kept"
-            remedy = f"take the earlier name out of the shards: {withdraw}"
+            yield InputProblem(
+                successor.image_id,
+                "gone",
+                RENAMED,
+                [SOURCE_ASSET],
+                f"the same bytes as {row.file_name}, which is gone; what was made from that is kept",
+                f"take the earlier name out of the shards: {withdraw}",
+            )
         else:
-            item, reason = row.image_id, SOURCE_MISSING
-            detail = f"{row.file_name} is no longer in approved/; what was made from it is kept"
-            remedy = f"put the image back, or take it out of the shards: {withdraw}"
-        yield InputProblem(item, "gone", reason, [SOURCE_ASSET], detail, remedy)
+            yield InputProblem(
+                row.image_id,
+                "gone",
+                SOURCE_MISSING,
+                [SOURCE_ASSET],
+                f"{row.file_name} is no longer in approved/; what was made from it is kept",
+                f"put the image back, or take it out of the shards: {withdraw}",
+            )
 
 
 def _quarantined_lines(root: DataRoot) -> Iterator[InputProblem]:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from imagemill.domain.geometry import in_top_left_order
 from imagemill.domain.preset_records import DEFAULT_ORDER, ORDERS, ObjectOrder
 from imagemill.errors import ImagemillError, WrongUsage
-from imagemill.formats.jsonl import encode_sorted, parse_object
+from imagemill.formats.jsonl import encode_sorted, parse_object, read_raw
 from imagemill.pipeline.presets.coords import TOKENS, is_plainly_valid, to_norm
 from imagemill.store.public_data import PresetDir, is_foreign
 
@@ -110,16 +110,12 @@ def _compare(base: PresetDir, split: str) -> _Files:
     if not (base.norm(split).is_file() and base.coord(split).is_file()):
         return _Files(equal=False, ordered=False)
     equal = True
-    with (
-        open(base.jsonl(split), "rb") as pixels,
-        open(base.norm(split), "rb") as norms,
-        open(base.coord(split), "rb") as coords,
-    ):
-        for pixel, norm, coord in zip_longest(pixels, norms, coords, fillvalue=b""):
-            found = parse_object(norm.rstrip(b"\r\n"))
-            if found is None or not _is_ordered(found):
-                return _Files(equal=False, ordered=False)
-            equal = equal and _is_equal(pixel, found, coord)
+    lines = (read_raw(path) for path in (base.jsonl(split), base.norm(split), base.coord(split)))
+    for (_, pixel), (_, norm), (_, coord) in zip_longest(*lines, fillvalue=(0, b"")):
+        found = parse_object(norm)
+        if found is None or not _is_ordered(found):
+            return _Files(equal=False, ordered=False)
+        equal = equal and _is_equal(pixel, found, coord)
     return _Files(equal, ordered=True)
 
 
@@ -143,7 +139,7 @@ def _shapes(norm: Record) -> list[list[int]] | None:
 
 
 def _is_equal(pixel: bytes, norm: Record, coord: bytes) -> bool:
-    ours, tokens = parse_object(pixel.rstrip(b"\r\n")), parse_object(coord.rstrip(b"\r\n"))
+    ours, tokens = parse_object(pixel), parse_object(coord)
     if ours is None or tokens is None or not is_plainly_valid(ours):
         return False
     to_norm(ours)

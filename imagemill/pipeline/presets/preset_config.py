@@ -121,11 +121,13 @@ class Presets(msgspec.Struct, frozen=True, kw_only=True):
             stated = getattr(of_file, name)
             agrees = set(value) <= set(stated or value) if name == "splits" else stated in {None, value}
             if not agrees:
-                do = "leave the flag out, correct the file, or choose a new preset name"
-                raise self.difference(key, _FLAGS.get(name, name), value, stated, do)
+                flag = _FLAGS.get(name, name)
+                raise self.difference(
+                    key, flag, value, stated, do="leave the flag out, correct the file, or choose a new preset name"
+                )
         return msgspec.structs.replace(of_file, **given)
 
-    def difference(self, of: str, name: str, flag: object, stated: object, do: str) -> WrongUsage:
+    def difference(self, of: str, name: str, flag: object, stated: object, *, do: str) -> WrongUsage:
         """Return the error for a flag that differs from the file."""
         what = f"{of}: --{name.replace('_', '-')} says {flag}, {self.path.name} says {stated}"
         return WrongUsage(what, where=self.path, do=do)

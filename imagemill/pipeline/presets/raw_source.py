@@ -41,8 +41,8 @@ def raw_source(configured: Presets, dataset: str, asked: Mapping[str, Any]) -> R
         in_file = stated.get(name, value)
         same = value.items() <= in_file.items() if isinstance(value, dict) else value == in_file
         if not same:
-            do = "leave the flag out, or correct the file"
-            raise configured.difference(dataset, name, _shown(value), _shown(in_file), do)
+            texts = _shown(value), _shown(in_file)
+            raise configured.difference(dataset, name, *texts, do="leave the flag out, or correct the file")
     source = {"geometry": "boxes", "split_rule": None, **stated, **given}
     if missing := [name for name in RawSource._fields if name not in source]:
         raise WrongUsage(

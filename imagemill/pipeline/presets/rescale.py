@@ -84,14 +84,10 @@ class RescaleFailed(ImagemillError):
         shown = [f"    {problem}" for problem in problems.listed[:SHOWN]]
         more = len(problems) - len(shown)
         unpublished = [f"{split.split}.jsonl" for split in plan.splits if split.split not in report.splits]
+        if more:
+            shown.append(f"    and {more} more")
         super().__init__(
-            "\n".join(
-                [
-                    f"{plan.dataset.name}/{plan.preset.name}: {counts}",
-                    *shown,
-                    *([f"    and {more} more"] if more else []),
-                ]
-            ),
+            "\n".join([f"{plan.dataset.name}/{plan.preset.name}: {counts}", *shown]),
             where=plan.dataset.raw,
             why=f"a preset is published whole: not written: {', '.join(unpublished)}; finished images stay",
             do="; ".join([*problems.remedies(), "then run the same command again"]),

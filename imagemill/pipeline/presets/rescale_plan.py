@@ -267,11 +267,11 @@ def _read_split(plan: RescalePlan, split: str) -> SplitPlan:
         found.records += 1
         line = parse_line(number, raw)
         if line.value is None:
-            problem = "line", line.problem or "", "repair or remove the raw line"
+            problem = RescaleProblem(split, number, "line", line.problem or "", "repair or remove the raw line")
         else:
-            problem = _record_problem(plan, line.value)
+            problem = _record_problem(plan, split, number, line.value)
         if problem:
-            plan.problems.add(RescaleProblem(split, number, *problem))
+            plan.problems.add(problem)
         elif line.value is not None:
             found.objects += len(line.value["objects"])
             found.images.setdefault(image_name(line.value), number)
@@ -284,21 +284,27 @@ def image_name(record: Mapping[str, Any]) -> str:
     return posixpath.normpath(record["images"][0])
 
 
-def _record_problem(plan: RescalePlan, record: Mapping[str, Any]) -> tuple[str, str, str] | None:
-    """Return reason, message and remedy of what is wrong with a record; None if it is valid: its image is in the plan then."""
+def _record_problem(plan: RescalePlan, split: str, number: int, record: Mapping[str, Any]) -> RescaleProblem | None:
+    """Return what is wrong with a record; None if it is valid: its image is in the plan then."""
     for found in violations(record, "pixel"):
-        return found.rule, f"{found.field} {found.message}", found.remedy
+        return RescaleProblem(split, number, found.rule, f"{found.field} {found.message}", found.remedy)
     name, declared = image_name(record), (record["width"], record["height"])
     if not name.startswith(f"{IMAGES}/"):
-        remedy = f"put the file below raw/{IMAGES} and correct the record"
-        return "image_path", f"images {name!r} does not lie in {IMAGES}/", remedy
+        message = f"images {name!r} does not lie in {IMAGES}/"
+        return RescaleProblem(
+            split, number, "image_path", message, f"put the file below raw/{IMAGES} and correct the record"
+        )
     there = plan.images.get(name)
     if there and there.declared != declared:
         sizes = f"{there.declared[0]}x{there.declared[1]} and {declared[0]}x{declared[1]}"
-        return "two_sizes", f"{name} is named with {sizes}", "give the size of the file in each record"
+        return RescaleProblem(
+            split, number, "two_sizes", f"{name} is named with {sizes}", "give the size of the file in each record"
+        )
     if outside := outside_objects(record):
         message = f"objects[{outside[0]}] of {name} lies outside {declared[0]}x{declared[1]}"
-        return "outside_image", message, "correct the object in the raw record, or remove it"
+        return RescaleProblem(
+            split, number, "outside_image", message, "correct the object in the raw record, or remove it"
+        )
     limits = plan.parameters
     try:
         target = (
@@ -311,6 +317,6 @@ def _record_problem(plan: RescalePlan, record: Mapping[str, Any]) -> tuple[str, 
         if min(target) < 2:
             scale_objects(record["objects"], declared, target)
     except Refused as refusal:
-        return refusal.reason, f"{name}: {refusal.what}", refusal.do or ""
+        return RescaleProblem(split, number, refusal.reason, f"{name}: {refusal.what}", refusal.do or "")
     plan.images[name] = there or Sizes(declared, target)
     return None

@@ -443,8 +443,8 @@ def _row(
     return EmbedRow(job.image_id, outcome, job.stat, source, job.caption_fingerprint, file, staged, replaced)
 
 
-def _failure(job: Job, reason: str, error: Exception | str, remedy: str = "run imagemill again") -> EmbedRow:
-    detail = error.what if isinstance(error, ImagemillError) else error
+def _failure(job: Job, reason: str, problem: Exception | str, remedy: str = "run imagemill again") -> EmbedRow:
+    detail = problem.what if isinstance(problem, ImagemillError) else problem
     detail = detail if isinstance(detail, str) else f"{type(detail).__name__}: {detail}"
     return EmbedRow(job.image_id, "failed", job.stat, reason=reason, detail=detail, remedy=remedy)
 
