@@ -164,9 +164,7 @@ class VisionLanguageModel:
         self._model = None
         release()
 
-    @staticmethod
-    def write_preview(folder: Path) -> None:
-        write_preview(folder)
+    write_preview = staticmethod(write_preview)
 
 
 class VlmSummarizer:
@@ -270,7 +268,10 @@ def _identify(checkpoint: Checkpoint, settings: VlmSettings, threads: int, **fac
         checkpoint,
         threads=threads,
         weights=_WEIGHTS,
-        parts_sha256={path.name: _part_sha256(checkpoint, path) for path in parts},
+        parts_sha256={
+            path.name: json_sha256(checkpoint.json(path.name)) if path.suffix == ".json" else file_sha256(path)
+            for path in parts
+        },
         preprocessing=PREPROCESSING,
         max_pixels=settings.max_pixels,
         max_new_tokens=settings.max_new_tokens,
@@ -279,7 +280,3 @@ def _identify(checkpoint: Checkpoint, settings: VlmSettings, threads: int, **fac
         repetition_penalty=settings.repetition_penalty,
         **facts,
     )
-
-
-def _part_sha256(checkpoint: Checkpoint, path: Path) -> str:
-    return json_sha256(checkpoint.json(path.name)) if path.suffix == ".json" else file_sha256(path)

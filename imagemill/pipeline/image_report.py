@@ -21,7 +21,7 @@ from imagemill.pipeline.shards.shard_sets import INDEX, bucket_folder, read_tomb
 from imagemill.pipeline.stage2.record_index import read_recorded
 from imagemill.pipeline.stage2.scan import SOURCE_ASSET, UNUSED_REASONS, Scan
 from imagemill.pipeline.status import open_ledger, scan_root
-from imagemill.store.ledger import Ledger, Problem
+from imagemill.store.ledger import Ledger
 from imagemill.text.close_names import name_hint
 
 
@@ -53,7 +53,9 @@ def explain(root: DataRoot, image_id: str) -> dict[str, Any]:
             (p, image_id_of(p.item) if p.asset == SOURCE_ASSET else p.item) for p in current_problems(scan, ledger)
         )
         problems = [problem for problem, item in named if item == image_id]
-        if not source and (unused := _unused_files(scan, image_id)):
+        # Files of this id that are not used: of a collision, or of an unsupported type.
+        of_id = (p for p in scan.problems if image_id_of(p.item) == image_id)
+        if not source and (unused := [p for p in of_id if p.reason in UNUSED_REASONS]):
             story["source"] = {"file": ", ".join(f"approved/{p.item}" for p in unused), "not used": unused[0].reason}
         packable = story["record"] and all(story["embeddings"].values()) and not problems
         if packable and story["shard"] is None and "bucket" in story:
@@ -82,11 +84,6 @@ def known_ids(root: DataRoot, scan: Scan | None = None) -> set[str]:
         recorded = {*ledger.ids("sources"), *ledger.ids("withdrawn")}
     stems = {image_id_of(problem.item) for problem in scan.problems}
     return {*scan.sources, *stems, *recorded, *read_recorded(root.stage2_jsonl).lines}
-
-
-def _unused_files(scan: Scan, image_id: str) -> list[Problem]:
-    """Return the files of this id that are in `approved/` and are not used: of a collision, or of an unsupported type."""
-    return [p for p in scan.problems if p.reason in UNUSED_REASONS and image_id_of(p.item) == image_id]
 
 
 def _embedding(root: DataRoot, spec: Any, image_id: str, ledger: Ledger) -> dict[str, Any] | None:

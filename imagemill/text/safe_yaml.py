@@ -67,7 +67,8 @@ def read_yaml(path: Path) -> YamlDocument:
     except WrongUsage:
         raise
     except _NOT_YAML as error:
-        raise _refused(path, None, f"not YAML: {_message(error)}", "correct the file") from error
+        message = "nested too deeply" if isinstance(error, RecursionError) else error
+        raise _refused(path, None, f"not YAML: {message}", "correct the file") from error
     return YamlDocument(path, value, node)
 
 
@@ -83,10 +84,6 @@ def _text(path: Path) -> str:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise _refused(path, None, f"not UTF-8: {error.reason}", "save the file as UTF-8") from error
-
-
-def _message(error: Exception) -> str:
-    return "nested too deeply" if isinstance(error, RecursionError) else str(error)
 
 
 def _refused(path: Path, node: yaml.Node | None, what: str, do: str) -> WrongUsage:

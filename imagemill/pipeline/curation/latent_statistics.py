@@ -55,8 +55,8 @@ class Moments:
     count: int
     mean: np.ndarray
     m2: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
+    min: np.ndarray
+    max: np.ndarray
 
     @property
     def std(self) -> np.ndarray:
@@ -84,7 +84,7 @@ def merge(parts: Iterable[Moments]) -> Moments:
     counts = np.array([part.count for part in parts], np.float64)
     # One row per channel: numpy adds along the last axis pairwise, which keeps the error at that of a few additions.
     means, m2s, lows, highs = (
-        np.stack([getattr(part, name) for part in parts], axis=1) for name in ("mean", "m2", "low", "high")
+        np.stack([getattr(part, name) for part in parts], axis=1) for name in ("mean", "m2", "min", "max")
     )
     near = means[:, :1]  # distances from one of the means lose nothing where the mean is large against the spread
     mean = near[:, 0] + ((means - near) * counts).sum(axis=1) / counts.sum()
@@ -153,9 +153,7 @@ def _document(
     moments: Moments, buckets: Sequence[str], version: str, left_out: Counter[str], identity: ModelIdentity | None
 ) -> LatentMoments:
     some = slice(None) if moments.count else slice(0)
-    mean, m2, std, low, high = (
-        values[some].tolist() for values in (moments.mean, moments.m2, moments.std, moments.low, moments.high)
-    )
+    channels = {name: getattr(moments, name)[some].tolist() for name in ("mean", "m2", "std", "min", "max")}
     return LatentMoments(
         buckets=list(buckets),
         model=identity.key if identity else None,
@@ -163,12 +161,8 @@ def _document(
         images=moments.images,
         values_per_channel=moments.count,
         left_out=dict(left_out),
-        mean=mean,
-        m2=m2,
-        std=std,
-        min=low,
-        max=high,
         scaled=_scaled(moments, identity) if moments.count else None,
+        **channels,
     )
 
 

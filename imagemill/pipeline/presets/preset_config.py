@@ -143,7 +143,8 @@ class Presets(msgspec.Struct, frozen=True, kw_only=True):
         settings = self.datasets.get(dataset.name)
         if settings and settings.default_preset:
             return settings.default_preset
-        names = self.base_presets(dataset)
+        named = {preset for name, preset in map(split_key, self.presets) if name == dataset.name}
+        names = sorted(named | {name for name in dataset.presets() if _is_base(name)})
         if not names and not dataset.path.is_dir():
             raise no_dataset(dataset, f"imagemill preset convert {dataset.name} makes one")
         if len(names) == 1:
@@ -153,12 +154,6 @@ class Presets(msgspec.Struct, frozen=True, kw_only=True):
             where=self.path,
             do=f"give --preset NAME, or set default_preset of {dataset.name} in {self.path.name}",
         )
-
-    def base_presets(self, dataset: Dataset) -> list[str]:
-        """Return the base presets of a dataset in the file and on the disk, by name."""
-        keys = map(split_key, self.presets)
-        named = {preset for name, preset in keys if name == dataset.name}
-        return sorted(named | {name for name in dataset.presets() if _is_base(name)})
 
     def place(self, path: str) -> Path:
         """A path of the file: relative to its folder."""

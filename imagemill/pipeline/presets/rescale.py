@@ -119,8 +119,10 @@ def carry_out(plan: RescalePlan, map_batches: Callable[..., Iterator[RescaleRow]
                         bad[row.name] = row
         finally:
             sweep_temporaries(plan.preset.images)  # of workers that were stopped or killed
-    for problem in _image_problems(plan, bad):
-        plan.problems.add(problem)
+    for split in plan.splits:  # of each that names a bad image, its first line
+        for name in sorted(bad.keys() & split.images.keys(), key=split.images.__getitem__):
+            row, line = bad[name], split.images[name]
+            plan.problems.add(RescaleProblem(split.split, line, row.reason, f"{name}: {row.message}", row.remedy))
     turned = {name for name, entry in known.items() if entry.orientation != 1 and plan.images[name].copied}
     report = RescaleReport(counts, {}, [], len(turned), plan.problems)
     for split in plan.splits:
@@ -166,7 +168,8 @@ def _rows(plan: RescalePlan, map_batches: Callable[..., Iterator[RescaleRow]]) -
     """What became of each job; what is known of an image is written down before its row is passed on."""
     if not plan.jobs:
         return
-    rows = map_batches(RescaleWorker, plan.jobs, batch_size=BATCH, **plan.worker_options)
+    options = {"raw": plan.dataset.raw, "preset": plan.preset.path, "library": plan.parameters.library}
+    rows = map_batches(RescaleWorker, plan.jobs, batch_size=BATCH, **options)
     task = f"rescale {plan.dataset.name}/{plan.preset.name}"
     try:
         pixels = {job.name: job.size[0] * job.size[1] for job in plan.jobs}
@@ -183,14 +186,6 @@ def _rows(plan: RescalePlan, map_batches: Callable[..., Iterator[RescaleRow]]) -
     finally:
         # An interrupt ends the engine's processes now, not when its traceback is forgotten.
         getattr(rows, "close", lambda: None)()
-
-
-def _image_problems(plan: RescalePlan, bad: Mapping[str, RescaleRow]) -> Iterator[RescaleProblem]:
-    """Of each split that names a bad image, its first line."""
-    for split in plan.splits:
-        for name in sorted(bad.keys() & split.images.keys(), key=split.images.__getitem__):
-            row = bad[name]
-            yield RescaleProblem(split.split, split.images[name], row.reason, f"{name}: {row.message}", row.remedy)
 
 
 def _finish_split(plan: RescalePlan, split: SplitPlan, turned: Set[str], report: RescaleReport) -> None:

@@ -211,10 +211,6 @@ class RescalePlan:
     standing: dict[str, KnownImage]
     problems: RescaleProblems
 
-    @property
-    def worker_options(self) -> dict[str, Any]:
-        return {"raw": self.dataset.raw, "preset": self.preset.path, "library": self.parameters.library}
-
 
 def plan_rescale(
     dataset: Dataset, preset: str, parameters: RescaleParameters, splits: Sequence[str] | None = None

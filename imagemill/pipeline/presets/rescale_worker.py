@@ -71,11 +71,18 @@ class RescaleWorker:
         self._raw, self._preset, self._library = raw, preset, library
         self._folders: set[Path] = set()
         reuse_freed_memory()
-        self._threads = _one_thread() if library == "torch" else None
+        self._threads = 0
+        if library == "torch":
+            import torch
+
+            self._threads = torch.get_num_threads()
+            torch.set_num_threads(1)  # each worker uses one core
 
     def close(self) -> None:
         if self._threads:
-            _torch_threads(self._threads)
+            import torch
+
+            torch.set_num_threads(self._threads)
 
     def stream(self, jobs: Iterable[RescaleJob]) -> Iterator[RescaleRow]:
         """One row per job. Raises DiskFull; every other failure is a row."""
@@ -273,18 +280,3 @@ def _refusal_row(name: str, refusal: Refused) -> RescaleRow:
 
 def _failure_row(name: str, error: OSError) -> RescaleRow:
     return RescaleRow(name=name, status="failed", reason=OS_ERROR, message=str(error), remedy="repair it and run again")
-
-
-def _one_thread() -> int:
-    """Each worker is one core's work; returns how many threads torch had before."""
-    import torch
-
-    before = torch.get_num_threads()
-    _torch_threads(1)
-    return before
-
-
-def _torch_threads(count: int) -> None:
-    import torch
-
-    torch.set_num_threads(count)
