@@ -156,18 +156,14 @@ def _sample_bytes(data: bytes, sample: Sample) -> bytes:
     with Image.open(io.BytesIO(data)) as image:
         profile = image.info.get("icc_profile")
         changed = image.crop(sample.crop) if sample.crop else image.transpose(Image.Transpose.ROTATE_90)
-    return _encode(changed, PurePosixPath(sample.name).suffix, profile, turned=sample.turned)
-
-
-def _encode(image: Image.Image, suffix: str, profile: bytes | None, *, turned: bool) -> bytes:
     exif = Image.Exif()
-    if turned:
+    if sample.turned:
         exif[_ORIENTATION_TAG] = _STORED_LYING_LEFT
     buffer = io.BytesIO()
-    if suffix == ".webp":
-        image.save(buffer, "WEBP", lossless=True, icc_profile=profile)
+    if sample.name.endswith(".webp"):
+        changed.save(buffer, "WEBP", lossless=True, icc_profile=profile)
     else:
-        image.save(buffer, "JPEG", quality=95, subsampling=0, icc_profile=profile, exif=exif)
+        changed.save(buffer, "JPEG", quality=95, subsampling=0, icc_profile=profile, exif=exif)
     return buffer.getvalue()
 
 

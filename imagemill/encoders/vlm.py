@@ -202,7 +202,9 @@ _holding = threading.RLock()
 
 def held(settings: VlmSettings, spec: VlmSpec, threads: int, preview_root: Path) -> VisionLanguageModel:
     """The model of these settings, loaded once in this process. Another one makes room first: two may not fit."""
-    wanted = (_bare(settings), threads, preview_root)
+    # What summarizer and captioner have in common.
+    bare = VlmSettings(**{name: getattr(settings, name) for name in VlmSettings.__struct_fields__})
+    wanted = (bare, threads, preview_root)
     with _holding:
         if wanted not in _held:
             let_go()
@@ -216,11 +218,6 @@ def let_go() -> None:
         for model in _held.values():
             model.close()
         _held.clear()
-
-
-def _bare(settings: VlmSettings) -> VlmSettings:
-    """What summarizer and captioner have in common."""
-    return VlmSettings(**{name: getattr(settings, name) for name in VlmSettings.__struct_fields__})
 
 
 def _take_own_gpu(checkpoint: Checkpoint) -> None:

@@ -8,11 +8,12 @@ Source: CONTRACTS section 1, row "disk".
 """
 
 import heapq
+import itertools
 import math
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -231,14 +232,7 @@ def _fitting(needs: Sequence[Need], free: int) -> int:
     """How many images fit, taken in name order; rounded down to three figures."""
     left = free - sum(need.besides for need in needs)
     ids = sorted({image_id for need in needs for image_id in need.items})
-    count = sum(1 for _ in _while_positive(left, (sum(need.items.get(i, 0) for need in needs) for i in ids)))
+    totals = itertools.accumulate(sum(need.items.get(i, 0) for need in needs) for i in ids)
+    count = sum(1 for _ in itertools.takewhile(lambda total: total <= left, totals))
     unit = 10 ** max(0, len(str(count)) - 3)
     return count // unit * unit
-
-
-def _while_positive(left: int, costs: Iterable[int]) -> Iterator[int]:
-    for cost in costs:
-        left -= cost
-        if left < 0:
-            return
-        yield cost

@@ -19,7 +19,7 @@ from imagemill.fs.fingerprints import signature_bytes
 from imagemill.pipeline.problem_list import current_problems, gone_images
 from imagemill.pipeline.shards.shard_sets import INDEX, bucket_folder, read_tombstones, recorded_parameters
 from imagemill.pipeline.stage2.record_index import read_recorded
-from imagemill.pipeline.stage2.scan import SOURCE_ASSET, UNUSED_REASONS, Scan
+from imagemill.pipeline.stage2.scan import SOURCE_ASSET, UNUSED_REASONS
 from imagemill.pipeline.status import open_ledger, scan_root
 from imagemill.store.ledger import Ledger
 from imagemill.text.close_names import name_hint
@@ -67,23 +67,17 @@ def explain(root: DataRoot, image_id: str) -> dict[str, Any]:
             {"asset": asset, "outcome": p.outcome, "reason": p.reason, "detail": p.detail, "do": p.remedy}
             for asset, p in (*((problem.asset, problem) for problem in problems), *gone)
         ]
-    if not (source or facts or problems or story["record"] or story["shard"]):
+        if source or facts or problems or story["record"] or story["shard"]:
+            return story
+        stems = {image_id_of(problem.item) for problem in scan.problems}
+        recorded = {*ledger.ids("sources"), *ledger.ids("withdrawn"), *read_recorded(root.stage2_jsonl).lines}
+        known = {*scan.sources, *stems, *recorded}
         raise MissingInput(
             f"no image {image_id!r}",
             where=root.approved,
-            why=name_hint(image_id, known_ids(root, scan)),
+            why=name_hint(image_id, known),
             do="check the id: it is the name of the image file without its extension",
         )
-    return story
-
-
-def known_ids(root: DataRoot, scan: Scan | None = None) -> set[str]:
-    """Return the ids of all images that a data root contains or has contained."""
-    scan = scan or scan_root(root)
-    with open_ledger(root) as ledger:
-        recorded = {*ledger.ids("sources"), *ledger.ids("withdrawn")}
-    stems = {image_id_of(problem.item) for problem in scan.problems}
-    return {*scan.sources, *stems, *recorded, *read_recorded(root.stage2_jsonl).lines}
 
 
 def _embedding(root: DataRoot, spec: Any, image_id: str, ledger: Ledger) -> dict[str, Any] | None:

@@ -37,6 +37,8 @@ ASSET = "latent_statistics"
 FORMAT = "imagemill-latent-statistics/1"
 ALL = "all"
 
+_PER_CHANNEL = ("mean", "m2", "std", "min", "max")
+
 # Moments merged at once: numpy adds them pairwise, and memory stays flat.
 _TOGETHER = 1024
 
@@ -142,9 +144,7 @@ def read_statistics(path: Path) -> LatentMoments | None:
         statistics = msgspec.convert(read_json(path), LatentMoments)
     except (ImagemillError, msgspec.ValidationError):
         return None
-    lengths = {
-        len(values) for values in (statistics.mean, statistics.m2, statistics.std, statistics.min, statistics.max)
-    }
+    lengths = {len(getattr(statistics, name)) for name in _PER_CHANNEL}
     whole = lengths == {VAE_CHANNELS if statistics.values_per_channel else 0}
     return statistics if whole and statistics.format == FORMAT else None
 
@@ -153,7 +153,7 @@ def _document(
     moments: Moments, buckets: Sequence[str], version: str, left_out: Counter[str], identity: ModelIdentity | None
 ) -> LatentMoments:
     some = slice(None) if moments.count else slice(0)
-    channels = {name: getattr(moments, name)[some].tolist() for name in ("mean", "m2", "std", "min", "max")}
+    channels = {name: getattr(moments, name)[some].tolist() for name in _PER_CHANNEL}
     return LatentMoments(
         buckets=list(buckets),
         model=identity.key if identity else None,

@@ -131,7 +131,12 @@ def _derive(
     derived = dataset.preset(name.effective)
     there = _derived_manifest(base, derived, manifest, order)
     check_file_system(base.manifest, derived.path if there else dataset.path)
-    folder = derived.path if there else _staging(dataset, unpublished)
+    folder = derived.path
+    if there is None:  # a folder that takes the derived preset's name later, or is removed
+        sweep_temporaries(dataset.path, folders=True)
+        folder = temporary_path(dataset.path)
+        folder.mkdir()
+        unpublished.callback(shutil.rmtree, folder, ignore_errors=True)
     drafts = draft_in(folder)
     _refuse_changed(base, derived, there or {}, {draft.split: draft.source for draft in drafts})
     plan = plan_links({image: None for draft in drafts for image in draft.images}.keys(), base.path, derived.path)
@@ -140,15 +145,6 @@ def _derive(
     _appear(derived, folder, manifest, drafts)
     linked = link_tree(plan)
     return _publish(derived, manifest, drafts, name.max_objects)._replace(linked=linked, present=plan.linked)
-
-
-def _staging(dataset: Dataset, unpublished: ExitStack) -> Path:
-    """A folder that takes the derived preset's name later, or goes; those of dead runs go now."""
-    sweep_temporaries(dataset.path, folders=True)
-    staging = temporary_path(dataset.path)
-    staging.mkdir()
-    unpublished.callback(shutil.rmtree, staging, ignore_errors=True)
-    return staging
 
 
 def _made_of(

@@ -56,7 +56,7 @@ def draw_preset_sheet(dataset: Dataset, preset: PresetDir, split: str = "train",
     after = _spread_records(preset.jsonl(split), count)
     before = _originals(dataset.raw_jsonl(split), after)
     rows = [
-        [(_title(record), _picture(folder, record)) for folder, record in ((dataset.raw, raw), (preset.path, made))]
+        [(_title(record), draw_record(folder, record)) for folder, record in ((dataset.raw, raw), (preset.path, made))]
         for raw, made in zip(before, after, strict=True)
     ]
     heights = [_LINE + max(picture.height for _, picture in row) + _GAP for row in rows]
@@ -72,12 +72,13 @@ def draw_preset_sheet(dataset: Dataset, preset: PresetDir, split: str = "train",
     return sheet
 
 
-def _picture(folder: Path, record: Record | None) -> Image.Image:
-    return draw_record(folder, record) if record else Image.new("RGB", (CELL, CELL // 2), _GREY)
+def draw_record(folder: Path, record: Record | None, side: int = CELL) -> Image.Image:
+    """A record's image with its objects and their names, its longer side `side` pixels.
 
-
-def draw_record(folder: Path, record: Record, side: int = CELL) -> Image.Image:
-    """A record's image with its objects and their names, its longer side `side` pixels; grey where it does not open."""
+    Grey if the image cannot be opened or there is no record.
+    """
+    if record is None:
+        return Image.new("RGB", (side, side // 2), _GREY)
     try:
         path = folder / record["images"][0]
         picture = Image.fromarray(decode_stored(path.read_bytes(), path.name))

@@ -190,7 +190,10 @@ class RescaleWorker:
     def _name(self, temporary: Path, final: Path) -> None:
         """Raises FileExistsError where the name is taken, which a rename would not."""
         if final.parent not in self._folders:
-            _make_folders(final.parent)
+            missing = [parent for parent in final.parents if not parent.exists()]
+            final.parent.mkdir(parents=True, exist_ok=True)
+            for path in missing:
+                sync_folder(path.parent)
             self._folders.add(final.parent)
         try:
             os.link(temporary, final)
@@ -211,13 +214,6 @@ def _meanwhile_row(row: RescaleRow, final: Path) -> RescaleRow:
     except OSError:
         pass
     return _refusal_row(row.name, _stays(row.name, "appeared", "it appeared while this run made it"))
-
-
-def _make_folders(folder: Path) -> None:
-    missing = [parent for parent in (folder, *folder.parents) if not parent.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
-    for path in missing:
-        sync_folder(path.parent)
 
 
 def _read(raw: Path) -> tuple[bytes, FileSignature]:

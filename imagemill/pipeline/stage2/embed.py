@@ -48,10 +48,10 @@ from imagemill.pipeline.malloc_tuning import reuse_freed_memory
 from imagemill.pipeline.prefetch import bounded_map
 from imagemill.pipeline.stage2.damage import DAMAGED, damaged_file
 from imagemill.pipeline.stage2.image_metadata import inspect_image, size_or_none
-from imagemill.pipeline.stage2.plan import EmbeddingPlan, Job, row_of_bytes
+from imagemill.pipeline.stage2.plan import EmbeddingPlan, Job, adopted_row
 from imagemill.pipeline.stage2.stage1 import Unusable, read_vector
 from imagemill.store.ledger import FileRow, SourceRow
-from imagemill.store.provenance import UNKNOWN, UNKNOWN_PREVIEW, guard_recorded, maker_of_adopted
+from imagemill.store.provenance import UNKNOWN, UNKNOWN_PREVIEW, guard_recorded
 
 T = TypeVar("T")
 Outcome = Literal["computed", "extracted", "restored", "kept", "adopted", "refused", "failed"]
@@ -320,12 +320,11 @@ class EmbedWorker:
                 content = self.store.check(job.image_id, *((facts.height, facts.width) if facts else (0, 0)))
             except InvalidNpy as invalid:
                 return None, invalid.reason
-            row = row_of_bytes(job.known, content, job.present, wanted)
-            if row is None:
-                maker = maker_of_adopted(self.store, job.image_id)
-                if maker == UNKNOWN_PREVIEW and self.settings.model != PREVIEW:
+            row = adopted_row(self.store, job.image_id, job.known, content, job.present, wanted)
+            if row.source is None:  # no earlier file had these bytes
+                if row.maker == UNKNOWN_PREVIEW and self.settings.model != PREVIEW:
                     return None, "preview"
-                row = FileRow(self.spec.kind, job.image_id, job.present, wanted, content, maker)
+                row = msgspec.structs.replace(row, source=wanted)
         return (row, None) if row.source == wanted else (None, "stale")
 
     # ---- groups

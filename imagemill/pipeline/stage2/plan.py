@@ -23,6 +23,7 @@ from imagemill.pipeline.stage2.damage import damaged_files
 from imagemill.pipeline.stage2.record_index import Recorded, Span
 from imagemill.pipeline.stage2.scan import SIDECARS, Scan, SourceFile
 from imagemill.store.ledger import SUPERSEDED, CaptionRow, FileRow, Ledger, Problem, SourceRow
+from imagemill.store.provenance import maker_of_adopted
 
 NOTHING_RECORDED = Recorded()
 
@@ -195,15 +196,19 @@ def _is_current(
     return (source is None or facts is not None) and caption is not None and row.source == caption.fingerprint
 
 
-def row_of_bytes(rows: Iterable[FileRow], content: str, stat: FileSignature, wanted: str | None) -> FileRow | None:
-    """The row of a file that has been read whole, by its bytes: copied to another place it keeps its maker and its source.
+def adopted_row(
+    store: NpyStore, image_id: str, rows: Iterable[FileRow], content: str, stat: FileSignature, wanted: str | None
+) -> FileRow:
+    """Return the row of a valid file that the ledger does not know: of equal bytes, it keeps their maker and source.
 
     Args:
-        rows: of one image and kind. wanted: the source to prefer, where equal bytes came of several.
+        rows: of this image and kind. wanted: the source to prefer if equal bytes came of several.
     """
     same = [row for row in rows if row.content == content and row.source is not None]
     found = next((row for row in same if row.source == wanted), same[0] if same else None)
-    return found and msgspec.structs.replace(found, stat=stat)
+    if found:
+        return msgspec.structs.replace(found, stat=stat)
+    return FileRow(store.spec.kind, image_id, stat, None, content, maker_of_adopted(store, image_id))
 
 
 def _refusal(
