@@ -75,7 +75,7 @@ def parse_split_rule(text: str) -> SplitRule:
 
 
 class SplitSource(msgspec.Struct, frozen=True):
-    """How the raw records of one split were made."""
+    """Source and options of the raw records of one split."""
 
     adapter: str
     geometry: str

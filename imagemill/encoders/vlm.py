@@ -202,7 +202,7 @@ _holding = threading.RLock()
 
 def held(settings: VlmSettings, spec: VlmSpec, threads: int, preview_root: Path) -> VisionLanguageModel:
     """The model of these settings, loaded once in this process. Another one makes room first: two may not fit."""
-    # What summarizer and captioner have in common.
+    # The settings that summarizer and captioner share.
     bare = VlmSettings(**{name: getattr(settings, name) for name in VlmSettings.__struct_fields__})
     wanted = (bare, threads, preview_root)
     with _holding:

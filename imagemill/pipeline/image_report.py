@@ -48,7 +48,7 @@ def explain(root: DataRoot, image_id: str) -> dict[str, Any]:
         span = read_recorded(root.stage2_jsonl).lines.get(image_id)
         story["record"] = span.number if span else None
         story["shard"] = _shard_place(root.shards, image_id)
-        # What was refused by its name is known by its file name, everything else by its id.
+        # Files refused by their names are listed by file name, all other inputs by image id.
         named = (
             (p, image_id_of(p.item) if p.asset == SOURCE_ASSET else p.item) for p in current_problems(scan, ledger)
         )
@@ -59,7 +59,7 @@ def explain(root: DataRoot, image_id: str) -> dict[str, Any]:
             story["source"] = {"file": ", ".join(f"approved/{p.item}" for p in unused), "not used": unused[0].reason}
         packable = story["record"] and all(story["embeddings"].values()) and not problems
         if packable and story["shard"] is None and "bucket" in story:
-            # How many samples the set of its bucket was cut down to, all buckets of that packing together.
+            # The number of samples that its packing was limited to, over all buckets.
             recorded = recorded_parameters(bucket_folder(root.shards, story["bucket"]))
             story |= {"limit": recorded.limit} if recorded and recorded.limit else {}
         gone = ((SOURCE_ASSET, problem) for problem in gone_images(scan, ledger) if problem.item == image_id)

@@ -189,14 +189,14 @@ def _publish(
         draft.publish()
     if changed:
         sync_folder(preset.path)
-    told = copy.deepcopy(manifest)
-    stage = told["stage_stats"].setdefault("coord", {"splits": {}})
+    made = copy.deepcopy(manifest)
+    stage = made["stage_stats"].setdefault("coord", {"splits": {}})
     stage["max_objects"] = max_objects
     stage["splits"] |= {
         draft.split: {"records": draft.counts.kept, "dropped": draft.counts.dropped, "source": draft.source}
         for draft in drafts
     }
-    if write_if_changed(preset.manifest, json_bytes(told)):
+    if write_if_changed(preset.manifest, json_bytes(made)):
         changed.append(preset.manifest.name)
     return CoordResult(preset, {draft.split: draft.counts for draft in drafts}, changed)
 

@@ -1,4 +1,4 @@
-"""What a rescale does: its parameters, the problems of its raw records, and the images to make. Nothing is written here.
+"""Plan of a rescale: parameters, problems of the raw records, images to make. Nothing is written here.
 
     coco/rescale_32_768/pipeline_manifest.json      stage_stats.rescale: {image_factor: 32, max_pixels: 786432, …}
 
@@ -54,7 +54,7 @@ REBUILD = "choose a new preset name, or delete the preset directory and rescale 
 
 
 class PresetConflict(ImagemillError, ValueError):
-    """A preset is already there, made with other parameters, or nobody knows with which."""
+    """A preset exists and was made with other parameters, or with unknown ones."""
 
 
 class RescaleParameters(msgspec.Struct, frozen=True, kw_only=True):
