@@ -269,7 +269,8 @@ class EmbedWorker:
             try:
                 vector = read_vector(job.inline, job.image_id)
                 # Bit for bit; which model made it is not recorded.
-                return _row(job, "extracted", facts, *self._staged(job, vector, wanted, UNKNOWN), replaced)
+                staged = self._staged(job, vector, facts.fingerprint if facts else None, UNKNOWN)
+                return _row(job, "extracted", facts, *staged, replaced)
             except Unusable as unusable:
                 if self.extract_only or job.stat is None:
                     do = (

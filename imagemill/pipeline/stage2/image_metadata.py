@@ -124,9 +124,9 @@ def adopt_captions(root: DataRoot, recorded: Recorded, scan: Scan, ledger: Ledge
     A caption of the ledger gives way where the record was edited since the last merge; the text that it had goes to quarantine.
     """
     known, merged = ledger.caption_keys(), ledger.recorded_captions()
-    captioner = read_identity(ledger, CAPTIONER)
+    captioner = None if merged else read_identity(ledger, CAPTIONER)
     # Without its ledger nothing shows which captions a preview model made: where one did, none counts as real.
-    origin = FROM_PREVIEW_RECORD if not merged and captioner and captioner.preview else FROM_RECORD
+    origin = FROM_PREVIEW_RECORD if captioner and captioner.preview else FROM_RECORD
     sidecars = {i: source.caption for i, source in scan.sources.items() if source.caption is not None}
     without = {
         i: row for i, row in known.items() if i in recorded.captions and not (i in sidecars and row.stat == sidecars[i])
