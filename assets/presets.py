@@ -18,7 +18,7 @@ from imagemill.pipeline.presets.preset_config import read_presets, split_key
 from imagemill.pipeline.presets.preset_sheet import sheet_page, write_preset_sheet
 from imagemill.pipeline.presets.raw_source import raw_source
 from imagemill.pipeline.presets.rescale import RescaleFailed, RescalePlan, RescaleReport, carry_out, plan_rescale
-from imagemill.pipeline.presets.rescale_setup import choose_parameters
+from imagemill.pipeline.presets.rescale_plan import choose_parameters
 from imagemill.store.ledger import Ledger, Problem
 from imagemill.store.public_data import PublicData
 from io_managers.figures import with_units

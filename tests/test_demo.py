@@ -9,7 +9,7 @@ import pytest
 from PIL import Image, ImageChops, ImageOps, UnidentifiedImageError
 
 from imagemill import demo
-from imagemill.demo import CREDITS_NAME, ForeignFolder, demo_credits, write_demo
+from imagemill.demo import CREDITS_NAME, PHOTOGRAPHS, ForeignFolder, write_demo
 from imagemill.domain.buckets import BUCKETS, assign_bucket
 from imagemill.errors import ImagemillError, MissingInput
 
@@ -48,7 +48,7 @@ def test_samples_hold_all_seven_buckets(samples):
 
 def test_originals_are_the_packages_bytes(samples):
     """A photograph that is not cropped is the package's file. Source: issue 3, "real photos"."""
-    originals = {credit.source: samples / PurePosixPath(credit.source).name for credit in demo_credits()}
+    originals = {credit.source: samples / PurePosixPath(credit.source).name for credit in PHOTOGRAPHS}
 
     assert len(originals) == 9
     assert all(path.read_bytes() == package_file(source).read_bytes() for source, path in originals.items())
@@ -151,7 +151,7 @@ def test_dot_files_do_not_make_a_folder_foreign(tmp_path):
     (tmp_path / "approved").mkdir()
     (tmp_path / "approved" / ".DS_Store").write_bytes(b"")
 
-    assert write_demo(tmp_path / "approved") == demo_credits()
+    assert write_demo(tmp_path / "approved") == PHOTOGRAPHS
 
 
 def test_missing_extra_is_named_and_nothing_is_written(tmp_path, monkeypatch):
@@ -168,7 +168,7 @@ def test_missing_extra_is_named_and_nothing_is_written(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("credit", demo_credits(), ids=lambda credit: credit.title)
+@pytest.mark.parametrize("credit", PHOTOGRAPHS, ids=lambda credit: credit.title)
 def test_licence_is_quoted_from_the_package(credit):
     """A credit's words stand in the installed package, line breaks aside. Source: issue 3, "stated there"."""
     stated = " ".join(package_file(credit.stated_in).read_text("utf-8").split())
@@ -181,7 +181,7 @@ def test_credits_page_names_every_sample_with_author_and_licence(samples):
     page = (samples.parent / CREDITS_NAME).read_text("utf-8")
 
     assert all(f"{path.name} (" in page for path in photographs(samples))
-    assert all(credit.author in page and credit.licence in page for credit in demo_credits())
+    assert all(credit.author in page and credit.licence in page for credit in PHOTOGRAPHS)
 
 
 def test_command_shows_credits_and_goes_on_where_the_folder_is_foreign(tmp_path, capsys):

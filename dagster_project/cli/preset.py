@@ -18,13 +18,11 @@ from imagemill.domain.preset_names import MAX_OBJECTS_VARIABLE, Command, PresetN
 from imagemill.errors import WrongUsage
 from imagemill.formats.jsonl import read_jsonl
 from imagemill.options import CoordOptions, RawOptions, RescaleOptions
-from imagemill.pipeline.presets import derive_checks
-from imagemill.pipeline.presets.derive_checks import check_preset_exists
+from imagemill.pipeline.presets import derive
 from imagemill.pipeline.presets.object_order import check_order
 from imagemill.pipeline.presets.preset_config import Presets, read_presets
 from imagemill.pipeline.presets.raw_source import raw_source
-from imagemill.pipeline.presets.rescale_plan import chosen_splits
-from imagemill.pipeline.presets.rescale_setup import choose_parameters
+from imagemill.pipeline.presets.rescale_plan import choose_parameters, chosen_splits
 from imagemill.pipeline.session import Session
 from imagemill.store.public_data import SPLITS, Dataset, PublicData
 from imagemill.validation.validator import Options, validate_preset
@@ -143,8 +141,8 @@ def coord(
     base = dataset.preset(name.base)
     given = options.given()
     order = _configured(dataset).settings(dataset.name, name.base, object_order=given.get("object_order")).object_order
-    check_order(base, derive_checks.base_manifest(base), order)
-    derive_checks.chosen_splits(base, given.get("splits"))
+    check_order(base, derive.base_manifest(base), order)
+    derive.chosen_splits(base, given.get("splits"))
     limited_by_file = preset == name.base and not max_objects and not os.environ.get(MAX_OBJECTS_VARIABLE)
     names = dict.fromkeys([name._replace(max_objects=None), name] if limited_by_file else [name])
     _materialise(session, dataset, [_coordinates(dataset, each, given) for each in names])
@@ -199,7 +197,7 @@ def validate(
     else:
         name = _name("validate", dataset, preset or _configured(dataset).default_preset(dataset), max_objects)
         folder = dataset.preset(name.effective)
-        check_preset_exists(folder)
+        derive.check_preset_exists(folder)
         reports = iter(validate_preset(folder.path, options))
     passed = True
     for report in reports:

@@ -93,11 +93,9 @@ def _names(image: Image) -> list[str]:
 
 def _object(source: Source, image: SizedImage, annotation: Annotation, names: dict[int, str]) -> dict[str, Any] | None:
     category = annotation.category_id
-    if annotation.iscrowd:
-        source.drop("crowd", image.name, _name(names, annotation), _which(annotation))
-        return None
-    if category not in names:
-        source.drop("unknown_category", image.name, _name(names, annotation), _which(annotation))
+    if annotation.iscrowd or category not in names:
+        reason = "crowd" if annotation.iscrowd else "unknown_category"
+        source.drop(reason, image.name, _name(names, annotation), _which(annotation))
         return None
     outlines = _outlines(annotation) if source.geometry == "polygons" else []
     if outlines:

@@ -19,25 +19,25 @@ import os
 import pkgutil
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import msgspec
 
 from imagemill import adapters
 from imagemill.adapters.source import Dropped, Geometry, Source
 from imagemill.errors import ImagemillError, MissingInput, WrongUsage
 from imagemill.formats.diff_writer import Draft
 from imagemill.formats.jsonl import encode_line, replace_lines
-from imagemill.formats.manifest import read_json, write_json
-from imagemill.fs.atomic import sweep_temporaries, sync_folder, temporary_path
+from imagemill.formats.manifest import json_bytes, read_json
+from imagemill.fs.atomic import sweep_temporaries, sync_folder, temporary_path, write_if_changed
 from imagemill.store.public_data import MANIFEST_FORMAT, SPLITS, Dataset
 
 _NOT_ADAPTERS = {"convert", "source"}
 
 Read = Callable[[Source], Iterator[dict[str, Any]]]
 
-
-# Beside the records: `raw/manifest.json`, by which the next conversion knows how the splits were made.
 RAW_MANIFEST = "manifest.json"
 
 _RULE = re.compile(r"\s*id\s*%\s*([1-9][0-9]{0,9})\s*==\s*(0|[1-9][0-9]{0,9})\s*")
@@ -72,6 +72,22 @@ def parse_split_rule(text: str) -> SplitRule:
             do="give N of 2 or more and K from 0 to N - 1, such as 'id % 20 == 0'",
         )
     return rule
+
+
+class SplitSource(msgspec.Struct, frozen=True):
+    """Source and options of the raw records of one split."""
+
+    adapter: str
+    geometry: str
+    split_rule: str | None = None
+
+
+class RawManifest(msgspec.Struct, frozen=True, kw_only=True):
+    """`raw/manifest.json`, by which the next conversion knows how the splits were made."""
+
+    format: int = MANIFEST_FORMAT
+    dataset: str
+    splits: dict[str, SplitSource]
 
 
 class Converted(NamedTuple):
@@ -137,8 +153,8 @@ def convert(
     _check_link(dataset, images)
     check_rule(dataset, split_rule)
     sweep_temporaries(dataset.raw)
-    made = {"adapter": adapter, "geometry": geometry, "split_rule": str(split_rule) if split_rule else None}
-    splits: dict[str, dict[str, Any]] = dict.fromkeys(SPLITS if split_rule else (split,), made)
+    made = SplitSource(adapter, geometry, str(split_rule) if split_rule else None)
+    splits: dict[str, SplitSource] = dict.fromkeys(SPLITS if split_rule else (split,), made)
     _write_records(dataset, splits, _routed(source, read, split, split_rule))
     listing = _write_listing(dataset, next(iter(splits)), source.dropped)
     _link(dataset, images)
@@ -147,10 +163,8 @@ def convert(
 
 def recorded_rule(dataset: Dataset) -> str | None:
     """Return the rule that divided raw records into train and val, None if none did."""
-    splits = _recorded(dataset).get("splits")
-    of_train = splits.get("train") if isinstance(splits, dict) else None
-    rule = of_train.get("split_rule") if isinstance(of_train, dict) else None
-    return rule if isinstance(rule, str) else None
+    of_train = _recorded_splits(dataset).get("train")
+    return of_train.split_rule if of_train else None
 
 
 def check_rule(dataset: Dataset, rule: SplitRule | None) -> None:
@@ -202,7 +216,7 @@ def _routed(source: Source, read: Read, split: str, rule: SplitRule | None) -> I
             )
 
 
-def _write_records(dataset: Dataset, splits: Mapping[str, Mapping[str, Any]], records: Iterator[Routed]) -> None:
+def _write_records(dataset: Dataset, splits: dict[str, SplitSource], records: Iterator[Routed]) -> None:
     """Write the files of these splits, and what the manifest says of each, when all records are known to be good."""
     dataset.raw.mkdir(parents=True, exist_ok=True)
     drafts = {split: Draft(dataset.raw, dataset.raw_jsonl(split).name) for split in splits}
@@ -211,7 +225,8 @@ def _write_records(dataset: Dataset, splits: Mapping[str, Mapping[str, Any]], re
             drafts[split].write(encode_line(record))
         changed = [draft.finish() for draft in drafts.values()]
         # Before the files get their names: the same command continues after a kill in between.
-        _record(dataset, splits)
+        manifest = RawManifest(dataset=dataset.name, splits=_recorded_splits(dataset) | splits)
+        write_if_changed(dataset.raw / RAW_MANIFEST, json_bytes(manifest))
         for draft in drafts.values():
             draft.publish()
     finally:
@@ -231,23 +246,12 @@ def _write_listing(dataset: Dataset, split: str, dropped: Sequence[Dropped]) -> 
     return path
 
 
-def _recorded(dataset: Dataset) -> dict[str, Any]:
-    """Return raw's manifest; empty if it is missing or damaged: the next conversion writes it again."""
+def _recorded_splits(dataset: Dataset) -> dict[str, SplitSource]:
+    """Return the splits of raw's manifest; none if it is missing or damaged: the next conversion writes it again."""
     try:
-        manifest = read_json(dataset.raw / RAW_MANIFEST)
-    except ImagemillError:
+        return msgspec.convert(read_json(dataset.raw / RAW_MANIFEST), RawManifest).splits
+    except (ImagemillError, msgspec.ValidationError):
         return {}
-    return manifest if isinstance(manifest, dict) else {}
-
-
-def _record(dataset: Dataset, splits: Mapping[str, Mapping[str, Any]]) -> None:
-    path = dataset.raw / RAW_MANIFEST
-    before = _recorded(dataset)
-    recorded = before.get("splits")
-    known = recorded if isinstance(recorded, dict) else {}
-    manifest = {"format": MANIFEST_FORMAT, "dataset": dataset.name, "splits": {**known, **splits}}
-    if manifest != before:
-        write_json(path, manifest)
 
 
 def _check_link(dataset: Dataset, images: Path) -> None:

@@ -170,11 +170,8 @@ class Source:
         """
         x, y = map(_number, corner)
         values = [x, y, _sum(x, _number(extent[0])), _sum(y, _number(extent[1]))]
-        reason = _object_problem(desc, values, image)
-        if reason is None and not (values[2] > x and values[3] > y):
-            reason = "degenerate_box"
-        if reason or not overlaps(values, image.width, image.height):
-            self._drop_shape(reason, image, desc, f"box {[*corner, *extent]}")
+        degenerate = not (values[2] > x and values[3] > y)
+        if self._is_dropped(image, desc, values, f"box {[*corner, *extent]}", degenerate=degenerate):
             return None
         box = [max(x, 0), max(y, 0), min(values[2], image.width), min(values[3], image.height)]
         self.counts["clipped_box"] += box != values
@@ -185,14 +182,24 @@ class Source:
     ) -> dict[str, Any] | None:
         """Return an object with an outline as it is annotated; one whose box does not overlap the image is dropped."""
         values = list(map(_number, points))
-        reason = _object_problem(desc, values, image)
-        if reason or not overlaps(values, image.width, image.height):
-            self._drop_shape(reason, image, desc, f"polygon from {points[:2]}")
+        if self._is_dropped(image, desc, values, f"polygon from {points[:2]}"):
             return None
         return {"desc": self._text(desc), "poly": values, "poly_points": len(values) // 2, **_category(category)}
 
-    def _drop_shape(self, reason: str | None, image: SizedImage, desc: str, shape: str) -> None:
-        self.drop(reason or "outside_image", image.name, desc.strip(), f"{shape}, image {image.width}x{image.height}")
+    def _is_dropped(
+        self, image: SizedImage, desc: str, values: Sequence[Number], shape: str, *, degenerate: bool = False
+    ) -> bool:
+        """Drop an object that cannot be in a record; return whether it was dropped."""
+        reason = None
+        if not desc.strip():
+            reason = "blank_name"
+        elif not all(abs(value) <= MAX_SIDE for value in values):
+            reason = "out_of_range"
+        elif degenerate or not overlaps(values, image.width, image.height):
+            reason = "degenerate_box" if degenerate else "outside_image"
+        if reason:
+            self.drop(reason, image.name, desc.strip(), f"{shape}, image {image.width}x{image.height}")
+        return reason is not None
 
     def _text(self, desc: str) -> str:
         """Return an object's text on one line."""
@@ -232,12 +239,6 @@ def _normalised(item: bytes, aliases: Mapping[str, str]) -> bytes:
 def _shown(item: bytes) -> str:
     text = bytes(item).decode("utf-8", "replace")
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
-
-
-def _object_problem(desc: str, values: Sequence[Number], image: SizedImage) -> str | None:
-    if not desc.strip():
-        return "blank_name"
-    return None if all(abs(value) <= MAX_SIDE for value in values) else "out_of_range"
 
 
 def _is_file(path: Path) -> bool:

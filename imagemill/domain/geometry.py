@@ -11,7 +11,7 @@ Source: CONTRACTS section 3, "Target size", "Geometry", "Quantization", "object_
 """
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import isqrt
 from typing import Any, NamedTuple, TypeVar
 
@@ -61,17 +61,10 @@ def target_size(
             do="cut the image, or leave the record out",
         )
     size = _nearest(width, image_factor), _nearest(height, image_factor)
-    # A side times sqrt(limit / area) is sqrt(side * limit / other side), and its whole part is isqrt of that one's.
     if size[0] * size[1] > max_pixels:
-        size = (
-            _floor(isqrt(width * max_pixels // height), image_factor),
-            _floor(isqrt(height * max_pixels // width), image_factor),
-        )
+        size = _sides(width, height, max_pixels, image_factor, _floor)
     elif size[0] * size[1] < min_pixels:
-        size = (
-            _ceil(isqrt(width * min_pixels // height), image_factor),
-            _ceil(isqrt(height * min_pixels // width), image_factor),
-        )
+        size = _sides(width, height, min_pixels, image_factor, _ceil)
     if size[0] * size[1] > max_pixels:
         raise Refused(
             "too_large",
@@ -80,6 +73,12 @@ def target_size(
             do="raise max_pixels, or leave the record out",
         )
     return size
+
+
+def _sides(width: int, height: int, pixels: int, factor: int, rounded: Callable[[int, int], int]) -> tuple[int, int]:
+    """Return the sides of an image of so many pixels with this ratio, each rounded to a multiple of the factor."""
+    # A side times sqrt(limit / area) is sqrt(side * limit / other side), and its whole part is isqrt of that one's.
+    return rounded(isqrt(width * pixels // height), factor), rounded(isqrt(height * pixels // width), factor)
 
 
 def _nearest(side: int, factor: int) -> int:
@@ -112,13 +111,12 @@ def scale_objects(
     """
     if source == target:
         return [dict(obj) for obj in objects]
-    return [_scale_object(obj, source, target) for obj in objects]
-
-
-def _scale_object(obj: Mapping[str, Any], source: tuple[int, int], target: tuple[int, int]) -> dict[str, Any]:
-    if "bbox_2d" in obj:
-        return {**obj, "bbox_2d": scale_box(obj["bbox_2d"], source, target)}
-    return {**obj, "poly": scale_polygon(obj["poly"], source, target)}
+    return [
+        {**obj, "bbox_2d": scale_box(obj["bbox_2d"], source, target)}
+        if "bbox_2d" in obj
+        else {**obj, "poly": scale_polygon(obj["poly"], source, target)}
+        for obj in objects
+    ]
 
 
 def scale_polygon(points: Sequence[Number], source: tuple[int, int], target: tuple[int, int]) -> list[int]:
@@ -188,7 +186,7 @@ def in_top_left_order(items: Sequence[T], shapes: Sequence[Sequence[int]]) -> li
 def quantise_object(item: Mapping[str, Any], width: int, height: int) -> list[int]:
     """Return a valid pixel object's geometry in 0…999."""
     if "bbox_2d" in item:
-        return quantise_box(item["bbox_2d"], width, height)
+        return box_bins(item["bbox_2d"], width, height)
     return quantise_polygon(item["poly"], width, height)
 
 

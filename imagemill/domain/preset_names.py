@@ -49,7 +49,10 @@ def parse_preset(name: str) -> PresetName:
     Raises:
         WrongUsage: its suffix is `_max_{N}`, zero-padded, below 1 or one of two.
     """
-    _refuse_old_suffix(name)
+    if old := _OLD_SUFFIX.search(name):
+        rest = _OLD_SUFFIX.sub("", name)
+        renamed = f"rename it to {rest}_max{int(old[1])}"
+        _refuse(name, "the suffix is `_max{N}`; `_max_{N}` is of an older layout", renamed)
     match = _SUFFIX.fullmatch(name)
     if match is None:
         return PresetName(name)
@@ -151,27 +154,16 @@ def effective_preset(
         return PresetName(name.base, found)
     found = resolve_max_objects(flag=flag, **{MAX_OBJECTS_VARIABLE: environment})
     if found is not None and command != "convert":
-        _refuse_other_command(command, name, found, "flag" if flag not in {None, ""} else MAX_OBJECTS_VARIABLE)
+        source = "flag" if flag not in {None, ""} else MAX_OBJECTS_VARIABLE
+        raise WrongUsage(
+            f"preset {command} takes no max_objects: {found} by {_SOURCES[source]}",
+            why="only coord drops records",
+            do=f"two steps: `imagemill preset rescale … --preset {name.base}`, "
+            f"then `imagemill preset coord … --preset {name.base} --max-objects {found}`",
+        )
     if command in {"rescale", "all"}:
         refuse_derived(preset, f"{command} makes images, and only a base preset has images of its own")
     return name
-
-
-def _refuse_other_command(command: str, name: PresetName, max_objects: int, source: str) -> NoReturn:
-    raise WrongUsage(
-        f"preset {command} takes no max_objects: {max_objects} by {_SOURCES[source]}",
-        why="only coord drops records",
-        do=f"two steps: `imagemill preset rescale … --preset {name.base}`, "
-        f"then `imagemill preset coord … --preset {name.base} --max-objects {max_objects}`",
-    )
-
-
-def _refuse_old_suffix(name: str) -> None:
-    old = _OLD_SUFFIX.search(name)
-    if old is None:
-        return
-    rest = _OLD_SUFFIX.sub("", name)
-    _refuse(name, "the suffix is `_max{N}`; `_max_{N}` is of an older layout", f"rename it to {rest}_max{int(old[1])}")
 
 
 def _refuse(name: str, why: str, do: str) -> NoReturn:

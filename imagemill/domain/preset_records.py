@@ -199,7 +199,7 @@ def warnings(record: Mapping[str, Any], space: Space) -> list[Violation]:
     sides = record["width"], record["height"]
     outside = set(outside_objects(record))
     return texts + [
-        _warning("outside_image" if n in outside else "beyond_edge", f"objects[{n}]", f"outside {sides[0]}x{sides[1]}")
+        _problem("outside_image" if n in outside else "beyond_edge", f"objects[{n}]", f"outside {sides[0]}x{sides[1]}")
         for n, item in enumerate(record["objects"])
         if n in outside or is_beyond_edge(item.get("bbox_2d") or item["poly"], *sides)
     ]
@@ -293,7 +293,7 @@ def _bbox_problems(box: object, at: str, space: Space) -> _Problems:
     if None in values:
         yield _space_problem(box, values, at, space)
         return
-    if is_out_of_range(values):
+    if max(map(abs, values)) > MAX_SIDE:
         yield _problem("out_of_range", at, _shown(box))
         return
     x1, y1, x2, y2 = values
@@ -311,13 +311,8 @@ def _poly_problems(item: Mapping[str, Any], at: str, space: Space) -> _Problems:
     values: list[Any] = list(map(_VALUE_IN[space], poly))
     if None in values:
         yield _space_problem(poly, values, at, space)
-    elif is_out_of_range(values):
+    elif max(map(abs, values)) > MAX_SIDE:
         yield _problem("out_of_range", at, _shown(max(values, key=abs)))
-
-
-def is_out_of_range(values: Sequence[float]) -> bool:
-    """True if a coordinate is larger than any image."""
-    return max(values) > MAX_SIDE or min(values) < -MAX_SIDE
 
 
 def _space_problem(given: list[object], values: list[Any], at: str, space: Space) -> Violation:
@@ -349,11 +344,7 @@ _VALUE_IN: dict[Space, Callable[[object], float | None]] = {"pixel": _pixel, "no
 
 
 def _problem(rule: str, field: str, message: str) -> Violation:
-    return Violation(field, rule, message, PRESET_RULES[rule].remedy)
-
-
-def _warning(rule: str, field: str, message: str) -> Violation:
-    return Violation(field, rule, message, PRESET_WARNINGS[rule].remedy)
+    return Violation(field, rule, message, (PRESET_RULES.get(rule) or PRESET_WARNINGS[rule]).remedy)
 
 
 def _shown(value: object) -> str:

@@ -1,25 +1,45 @@
 """What encoders of embedding kinds have in common: from settings to a checkpoint, from a checkpoint to an identity and a model.
 
-A new kind's encoder is this class with three answers (which checkpoint, who it is, the model), besides `prepare`, `encode` and
-`write_preview`.
+The encoder of a new kind sets three attributes (which files, what config.json must contain) and defines `_facts` and `_model_of`,
+besides `prepare`, `encode` and `write_preview`.
 
 Belongs here: the order of these steps, the loaded model, giving it back.
 Belongs elsewhere: each step's work (loading.py), the protocol (imagemill/models.py).
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from imagemill.config import EncoderSettings
 from imagemill.domain.embedding_specs import EmbeddingSpec
-from imagemill.encoders.loading import Checkpoint, fetches_weights, release, set_up_arithmetic
+from imagemill.encoders.loading import (
+    Checkpoint,
+    expect_config,
+    fetches_weights,
+    identity,
+    release,
+    resolve,
+    set_up_arithmetic,
+    weight_patterns,
+)
 from imagemill.errors import WeightsMissing
 from imagemill.store.provenance import ModelIdentity
 
 
 class CheckpointEncoder(ABC):
-    """One loaded model. `calls` counts calls of it; `host`: what makes its inputs, on decode threads."""
+    """One loaded model. `calls` counts calls of it; `host`: what makes its inputs, on decode threads.
+
+    Attributes:
+        weights: stem of the weight files. files: the other files that the model needs. config: required values in config.json.
+        host_class: prepares the inputs, if that takes more than a function.
+    """
+
+    weights: ClassVar[str] = "model"
+    files: ClassVar[tuple[str, ...]] = ("config.json",)
+    config: ClassVar[Mapping[str, Any]]
+    host_class: ClassVar[Callable[[Checkpoint], Any]] = lambda checkpoint: None
 
     def __init__(
         self, model: Any, host: Any, checkpoint: Checkpoint, spec: EmbeddingSpec, made_by: ModelIdentity
@@ -49,7 +69,7 @@ class CheckpointEncoder(ABC):
             ModelUnusable: no such model, no access, or not a model of this kind.
         """
         checkpoint = cls._resolve(settings, spec, preview_root, weights=False)
-        cls._host_side(checkpoint)
+        cls.host_class(checkpoint)
         try:
             return cls._identity_of(checkpoint, spec, threads)
         except WeightsMissing:
@@ -62,7 +82,7 @@ class CheckpointEncoder(ABC):
         """Load the model, whole. Raises ModelUnusable."""
         checkpoint = cls._resolve(settings, spec, preview_root)
         made_by = cls._identity_of(checkpoint, spec, threads)
-        host = cls._host_side(checkpoint)
+        host = cls.host_class(checkpoint)
         set_up_arithmetic(threads)
         with checkpoint.loading():
             model = cls._model_of(checkpoint, host)
@@ -74,23 +94,26 @@ class CheckpointEncoder(ABC):
         release()
 
     @classmethod
-    @abstractmethod
     def _resolve(
         cls, settings: EncoderSettings, spec: EmbeddingSpec, preview_root: Path, *, weights: bool = True
     ) -> Checkpoint:
         """Return the files of these settings, with or without the weights of a hub model. Raises ModelUnusable."""
+        files = (*cls.files, *weight_patterns(cls.weights))
+        checkpoint = resolve(settings, spec=spec, preview_root=preview_root, files=files, weights=weights)
+        expect_config(checkpoint, **cls.config)
+        return checkpoint
+
+    @classmethod
+    def _identity_of(cls, checkpoint: Checkpoint, spec: EmbeddingSpec, threads: int) -> ModelIdentity:
+        facts = cls._facts(checkpoint)
+        return identity(checkpoint, threads=threads, weights=cls.weights, stored_dtype=spec.dtype, **facts)
 
     @classmethod
     @abstractmethod
-    def _identity_of(cls, checkpoint: Checkpoint, spec: EmbeddingSpec, threads: int) -> ModelIdentity:
-        """Everything that decides a byte of the output."""
+    def _facts(cls, checkpoint: Checkpoint) -> dict[str, Any]:
+        """Return what decides a byte of the output besides the checkpoint; JSON values only. Raises ModelUnusable."""
 
     @classmethod
     @abstractmethod
     def _model_of(cls, checkpoint: Checkpoint, host: Any) -> Any:
         """The model on its device. Raises ModelUnusable."""
-
-    @classmethod
-    def _host_side(cls, checkpoint: Checkpoint) -> Any:
-        """What prepares its inputs, if that takes more than a function."""
-        return None

@@ -9,37 +9,29 @@ Source: seed 000, "DINOv3"; CONTRACTS section 1.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch.nn.functional import interpolate
 
-from imagemill.config import EncoderSettings
-from imagemill.domain.embedding_specs import DINOV3_WIDTH, EmbeddingSpec
+from imagemill.domain.embedding_specs import DINOV3_WIDTH
 from imagemill.encoders.base import CheckpointEncoder
 from imagemill.encoders.loading import (
     Checkpoint,
-    expect_config,
-    identity,
     json_sha256,
     library,
     load_model,
     require_pixels,
-    resolve,
     to_device,
     to_stored,
-    weight_patterns,
 )
 from imagemill.encoders.preview import save_preview, write_json
 from imagemill.models import Prepared
-from imagemill.store.provenance import ModelIdentity
 
 PREPROCESSING = "dinov3-1"
 
-_WEIGHTS = "model"
 _PROCESSOR = "preprocessor_config.json"
-_FILES = ("config.json", _PROCESSOR, *weight_patterns(_WEIGHTS))
 _BILINEAR = 2
 
 
@@ -89,29 +81,17 @@ class DinoV3Preprocessor:
 class DinoV3Encoder(CheckpointEncoder):
     """Pixels → float32 (1024,), not normalised."""
 
-    @classmethod
-    def _resolve(
-        cls, settings: EncoderSettings, spec: EmbeddingSpec, preview_root: Path, *, weights: bool = True
-    ) -> Checkpoint:
-        checkpoint = resolve(settings, spec=spec, preview_root=preview_root, files=_FILES, weights=weights)
-        expect_config(checkpoint, model_type="dinov3_vit", hidden_size=DINOV3_WIDTH)
-        return checkpoint
+    files = ("config.json", _PROCESSOR)
+    config: ClassVar = {"model_type": "dinov3_vit", "hidden_size": DINOV3_WIDTH}
+    host_class = DinoV3Preprocessor
 
     @classmethod
-    def _identity_of(cls, checkpoint: Checkpoint, spec: EmbeddingSpec, threads: int) -> ModelIdentity:
-        return identity(
-            checkpoint,
-            spec=spec,
-            threads=threads,
-            weights=_WEIGHTS,
-            output="class token after the final norm",
-            preprocessing=PREPROCESSING,
-            preprocessor_sha256=DinoV3Preprocessor(checkpoint).sha256,
-        )
-
-    @classmethod
-    def _host_side(cls, checkpoint: Checkpoint) -> DinoV3Preprocessor:
-        return DinoV3Preprocessor(checkpoint)
+    def _facts(cls, checkpoint: Checkpoint) -> dict[str, Any]:
+        return {
+            "output": "class token after the final norm",
+            "preprocessing": PREPROCESSING,
+            "preprocessor_sha256": DinoV3Preprocessor(checkpoint).sha256,
+        }
 
     @classmethod
     def _model_of(cls, checkpoint: Checkpoint, host: Any) -> Any:

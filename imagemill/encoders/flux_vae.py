@@ -6,42 +6,25 @@ Source: seed 000, "VAE latent storage"; CONTRACTS section 1.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
-from imagemill.config import EncoderSettings
 from imagemill.domain.embedding_specs import (
     TILE_OVERLAP,
     TILE_PIXELS,
     TILED_ABOVE_PIXELS,
     VAE_CHANNELS,
     VAE_DOWNSAMPLING,
-    EmbeddingSpec,
 )
 from imagemill.encoders.base import CheckpointEncoder
-from imagemill.encoders.loading import (
-    Checkpoint,
-    expect_config,
-    identity,
-    library,
-    load_model,
-    require_pixels,
-    resolve,
-    to_device,
-    to_stored,
-    weight_patterns,
-)
+from imagemill.encoders.loading import Checkpoint, library, load_model, require_pixels, to_device, to_stored
 from imagemill.encoders.preview import save_preview
 from imagemill.errors import Refused
 from imagemill.models import Prepared
-from imagemill.store.provenance import ModelIdentity
 
 PREPROCESSING = "flux-vae-1"
-
-_WEIGHTS = "diffusion_pytorch_model"
-_FILES = ("config.json", *weight_patterns(_WEIGHTS))
 
 
 class FluxVaeEncoder(CheckpointEncoder):
@@ -50,33 +33,24 @@ class FluxVaeEncoder(CheckpointEncoder):
     The image is cropped at right and bottom to multiples of 8, so that the decoded latent is exactly the cropped picture.
     """
 
+    weights = "diffusion_pytorch_model"
+    config: ClassVar = {"_class_name": "AutoencoderKL", "latent_channels": VAE_CHANNELS, "in_channels": 3}
+
     @classmethod
-    def _resolve(
-        cls, settings: EncoderSettings, spec: EmbeddingSpec, preview_root: Path, *, weights: bool = True
-    ) -> Checkpoint:
-        checkpoint = resolve(settings, spec=spec, preview_root=preview_root, files=_FILES, weights=weights)
-        config = expect_config(checkpoint, _class_name="AutoencoderKL", latent_channels=VAE_CHANNELS, in_channels=3)
+    def _facts(cls, checkpoint: Checkpoint) -> dict[str, Any]:
+        config = checkpoint.json()
         downsampling = 2 ** (len(config.get("down_block_types", ())) - 1)
         if downsampling != VAE_DOWNSAMPLING:
             raise checkpoint.unusable(f"it makes images {downsampling} times smaller, needed is {VAE_DOWNSAMPLING}")
-        return checkpoint
-
-    @classmethod
-    def _identity_of(cls, checkpoint: Checkpoint, spec: EmbeddingSpec, threads: int) -> ModelIdentity:
-        config = checkpoint.json()
-        return identity(
-            checkpoint,
-            spec=spec,
-            threads=threads,
-            weights=_WEIGHTS,
-            output="posterior mean",
-            preprocessing=PREPROCESSING,
-            crop_to_multiple_of=VAE_DOWNSAMPLING,
-            scaled=False,
-            scaling_factor=config.get("scaling_factor"),
-            shift_factor=config.get("shift_factor"),
-            tiling={"above_pixels": TILED_ABOVE_PIXELS, "tile_pixels": TILE_PIXELS, "overlap": TILE_OVERLAP},
-        )
+        return {
+            "output": "posterior mean",
+            "preprocessing": PREPROCESSING,
+            "crop_to_multiple_of": VAE_DOWNSAMPLING,
+            "scaled": False,
+            "scaling_factor": config.get("scaling_factor"),
+            "shift_factor": config.get("shift_factor"),
+            "tiling": {"above_pixels": TILED_ABOVE_PIXELS, "tile_pixels": TILE_PIXELS, "overlap": TILE_OVERLAP},
+        }
 
     @classmethod
     def _model_of(cls, checkpoint: Checkpoint, host: Any) -> Any:

@@ -31,6 +31,7 @@ from imagemill.config import PREVIEW, ModelSettings
 from imagemill.domain.embedding_specs import EmbeddingSpec
 from imagemill.encoders.preview import LIBRARY_KEYS, MARKER, ModelSpec, ensure_preview, is_preview
 from imagemill.errors import ModelUnusable, NonFiniteEmbedding, WeightsMissing
+from imagemill.formats.manifest import sha256_file
 from imagemill.fs.fingerprints import FileSignature, file_signature
 from imagemill.store.provenance import ModelIdentity
 
@@ -257,8 +258,7 @@ def file_sha256(path: Path) -> str:
 
 @functools.lru_cache(maxsize=64)
 def _read_sha256(path: Path, _: FileSignature) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return sha256_file(path)
 
 
 def json_sha256(value: Mapping[str, Any], *, without: Iterable[str] = VOLATILE_KEYS) -> str:
@@ -280,26 +280,22 @@ def expect_config(checkpoint: Checkpoint, **wanted: Any) -> dict[str, Any]:
     return config
 
 
-def identity(checkpoint: Checkpoint, *, spec: EmbeddingSpec, threads: int, weights: str, **facts: Any) -> ModelIdentity:
-    """The identity of a checkpoint; `facts` adds what this encoder does with it. JSON values only."""
+def identity(checkpoint: Checkpoint, *, threads: int, weights: str, **facts: Any) -> ModelIdentity:
+    """Return the identity of a checkpoint: its weights, configuration and compute dtype, and `facts`, JSON values only."""
     return ModelIdentity(
-        kind=spec.kind,
+        kind=checkpoint.kind,
         model=checkpoint.model,
         revision=checkpoint.revision,
         preview=checkpoint.preview,
         device=checkpoint.device,
         threads=threads,
-        facts={**checkpoint_facts(checkpoint, weights), "stored_dtype": spec.dtype, **facts},
+        facts={
+            "weights_sha256": {path.name: file_sha256(path) for path in weight_files(checkpoint, weights)},
+            "config_sha256": json_sha256(checkpoint.json()),
+            "compute_dtype": checkpoint.dtype,
+            **facts,
+        },
     )
-
-
-def checkpoint_facts(checkpoint: Checkpoint, weights: str) -> dict[str, Any]:
-    """What every kind of model is told by: its weights, its configuration, what it computes in."""
-    return {
-        "weights_sha256": {path.name: file_sha256(path) for path in weight_files(checkpoint, weights)},
-        "config_sha256": json_sha256(checkpoint.json()),
-        "compute_dtype": checkpoint.dtype,
-    }
 
 
 # ---- loading

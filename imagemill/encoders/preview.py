@@ -14,14 +14,15 @@ import hashlib
 import json
 import math
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
 from imagemill.errors import ModelUnusable
-from imagemill.fs.atomic import is_orphan, temporaries, temporary_path
+from imagemill.formats.manifest import sha256_file
+from imagemill.fs.atomic import sweep_temporaries, temporary_path
 from imagemill.fs.swap import replace_folder
 
 # A change of `_values`, or of any `write_preview`, needs another number: old folders are then built again.
@@ -63,24 +64,12 @@ def ensure_preview(spec: ModelSpec, root: Path) -> Path:
     folder = root / spec.kind
     try:
         if not _is_whole(folder):
-            _build(_writer(spec), folder, stands_for=spec.default_model)
+            _build(spec, folder)
     except OSError as error:
         raise ModelUnusable(
             f"{spec.kind}: the preview model cannot be built: {error}", where=folder, do="make room there, then again"
         ) from error
     return folder
-
-
-def _writer(spec: ModelSpec) -> Callable[[Path], None]:
-    write = getattr(spec.encoder_class(), "write_preview", None)
-    if write is None:
-        raise ModelUnusable(
-            f"{spec.kind}: there is no preview model of this kind",
-            where=spec.encoder,
-            why="the encoder class has no write_preview(folder)",
-            do=f"set {spec.section}.model in imagemill.yaml",
-        )
-    return write
 
 
 def is_preview(folder: Path) -> bool:
@@ -106,21 +95,27 @@ def write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n", "utf-8")
 
 
-def _build(write: Callable[[Path], None], folder: Path, *, stands_for: str) -> None:
+def _build(spec: ModelSpec, folder: Path) -> None:
     import torch
 
+    write = getattr(spec.encoder_class(), "write_preview", None)
+    if write is None:
+        raise ModelUnusable(
+            f"{spec.kind}: there is no preview model of this kind",
+            where=spec.encoder,
+            why="the encoder class has no write_preview(folder)",
+            do=f"set {spec.section}.model in imagemill.yaml",
+        )
     folder.parent.mkdir(parents=True, exist_ok=True)
-    for path in temporaries(folder.parent):
-        if is_orphan(path):
-            shutil.rmtree(path, ignore_errors=True)
+    sweep_temporaries(folder.parent, folders=True)
     building = temporary_path(folder.parent)
     building.mkdir()
     try:
         # Building a model draws random numbers, which the caller's own generator must not notice.
         with torch.random.fork_rng(devices=[]):
             write(building)
-        files = {path.name: _sha256(path) for path in sorted(building.iterdir())}
-        marker = {"kind": "preview", "recipe": RECIPE, "stands_for": stands_for, "files": files}
+        files = {path.name: sha256_file(path) for path in sorted(building.iterdir())}
+        marker = {"kind": "preview", "recipe": RECIPE, "stands_for": spec.default_model, "files": files}
         write_json(building / MARKER, marker)
         try:
             replace_folder(building, folder)
@@ -136,15 +131,10 @@ def _is_whole(folder: Path) -> bool:
     try:
         marker = json.loads((folder / MARKER).read_text("utf-8"))
         return marker["recipe"] == RECIPE and all(
-            _sha256(folder / name) == expected for name, expected in marker["files"].items()
+            sha256_file(folder / name) == expected for name, expected in marker["files"].items()
         )
     except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return False
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _rewrite_weights(file: Path, gains: Mapping[str, float]) -> None:

@@ -7,7 +7,7 @@ Source: seed 000, "T5"; CONTRACTS section 1.
 import string
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -15,31 +15,17 @@ import torch
 from imagemill.config import EncoderSettings
 from imagemill.domain.embedding_specs import T5_TOKENS, T5_WIDTH, EmbeddingSpec
 from imagemill.encoders.base import CheckpointEncoder
-from imagemill.encoders.loading import (
-    Checkpoint,
-    expect_config,
-    identity,
-    json_sha256,
-    library,
-    load_model,
-    resolve,
-    to_device,
-    to_stored,
-    weight_patterns,
-)
+from imagemill.encoders.loading import Checkpoint, json_sha256, library, load_model, resolve, to_device, to_stored
 from imagemill.encoders.preview import save_preview
 from imagemill.models import Prepared
-from imagemill.store.provenance import ModelIdentity
 
 PREPROCESSING = "t5-1"
 
 # Each caption is computed padded to its own multiple of this: its bytes do not depend on its neighbours.
 LENGTH_STEP = 8
 
-_WEIGHTS = "model"
 _TOKENIZER = "tokenizer.json"
 _TOKENIZER_FILES = ("config.json", _TOKENIZER, "tokenizer_config.json", "special_tokens_map.json")
-_FILES = (*_TOKENIZER_FILES, *weight_patterns(_WEIGHTS))
 
 
 class CaptionTokenizer:
@@ -57,11 +43,6 @@ class CaptionTokenizer:
         self.vocabulary_size = len(tokenizer)
         if self._backend.encode("").ids != [tokenizer.eos_token_id]:
             raise checkpoint.unusable("its tokenizer does not end a caption with the end token")
-
-    @classmethod
-    def load(cls, settings: EncoderSettings, *, spec: EmbeddingSpec, preview_root: Path) -> Self:
-        """The tokenizer of these settings; of a hub model only its files are fetched. Raises ModelUnusable."""
-        return cls(resolve(settings, spec=spec, preview_root=preview_root, files=_TOKENIZER_FILES, config=_TOKENIZER))
 
     def encode(self, caption: str) -> tuple[list[int], bool]:
         """Token ids, at most 77, the last of them the end token; and whether the caption was cut."""
@@ -83,32 +64,20 @@ def mask_of(ids: Sequence[int]) -> list[int]:
 class T5Encoder(CheckpointEncoder):
     """Caption → float16 (77, 1024); rows where the mask is 0 hold zeros."""
 
-    @classmethod
-    def _resolve(
-        cls, settings: EncoderSettings, spec: EmbeddingSpec, preview_root: Path, *, weights: bool = True
-    ) -> Checkpoint:
-        checkpoint = resolve(settings, spec=spec, preview_root=preview_root, files=_FILES, weights=weights)
-        expect_config(checkpoint, model_type="t5", d_model=T5_WIDTH)
-        return checkpoint
+    files = _TOKENIZER_FILES
+    config: ClassVar = {"model_type": "t5", "d_model": T5_WIDTH}
+    host_class = CaptionTokenizer
 
     @classmethod
-    def _identity_of(cls, checkpoint: Checkpoint, spec: EmbeddingSpec, threads: int) -> ModelIdentity:
-        return identity(
-            checkpoint,
-            spec=spec,
-            threads=threads,
-            weights=_WEIGHTS,
-            output="last hidden state",
-            pad_rows="zero",
-            padding=f"each caption to its own multiple of {LENGTH_STEP}",
-            preprocessing=PREPROCESSING,
-            tokenizer_sha256=json_sha256(checkpoint.json(_TOKENIZER), without=("truncation", "padding")),
-            tokens=T5_TOKENS,
-        )
-
-    @classmethod
-    def _host_side(cls, checkpoint: Checkpoint) -> CaptionTokenizer:
-        return CaptionTokenizer(checkpoint)
+    def _facts(cls, checkpoint: Checkpoint) -> dict[str, Any]:
+        return {
+            "output": "last hidden state",
+            "pad_rows": "zero",
+            "padding": f"each caption to its own multiple of {LENGTH_STEP}",
+            "preprocessing": PREPROCESSING,
+            "tokenizer_sha256": json_sha256(checkpoint.json(_TOKENIZER), without=("truncation", "padding")),
+            "tokens": T5_TOKENS,
+        }
 
     @classmethod
     def _model_of(cls, checkpoint: Checkpoint, host: CaptionTokenizer) -> Any:
@@ -123,8 +92,12 @@ class T5Encoder(CheckpointEncoder):
     def tokenizer(
         cls, settings: EncoderSettings, *, spec: EmbeddingSpec, threads: int, preview_root: Path
     ) -> CaptionTokenizer:
-        """The tokenizer alone, for whoever has only the spec. `threads` is there because all share one signature."""
-        return CaptionTokenizer.load(settings, spec=spec, preview_root=preview_root)
+        """Return the tokenizer alone; of a hub model only its files are fetched. Raises ModelUnusable.
+
+        `threads` is not used: every class method of an encoder takes the same arguments.
+        """
+        files = _TOKENIZER_FILES
+        return CaptionTokenizer(resolve(settings, spec=spec, preview_root=preview_root, files=files, config=_TOKENIZER))
 
     def prepare(self, item: np.ndarray | str) -> Prepared:
         """Tokenise one caption."""

@@ -21,9 +21,9 @@ from PIL import Image
 from imagemill.config import VlmSettings
 from imagemill.encoders.loading import (
     Checkpoint,
-    checkpoint_facts,
     expect_config,
     file_sha256,
+    identity,
     json_sha256,
     library,
     load_model,
@@ -164,9 +164,7 @@ class VisionLanguageModel:
         self._model = None
         release()
 
-    @staticmethod
-    def write_preview(folder: Path) -> None:
-        write_preview(folder)
+    write_preview = staticmethod(write_preview)
 
 
 class VlmSummarizer:
@@ -199,17 +197,17 @@ class VlmCaptioner:
 # ---- one model per process
 
 _held: dict[tuple[Any, ...], VisionLanguageModel] = {}
-_holding = threading.Lock()
+_holding = threading.RLock()
 
 
 def held(settings: VlmSettings, spec: VlmSpec, threads: int, preview_root: Path) -> VisionLanguageModel:
     """The model of these settings, loaded once in this process. Another one makes room first: two may not fit."""
-    wanted = (_bare(settings), threads, preview_root)
+    # The settings that summarizer and captioner share.
+    bare = VlmSettings(**{name: getattr(settings, name) for name in VlmSettings.__struct_fields__})
+    wanted = (bare, threads, preview_root)
     with _holding:
         if wanted not in _held:
-            for other in _held.values():
-                other.close()
-            _held.clear()
+            let_go()
             _held[wanted] = VisionLanguageModel.load(settings, spec=spec, threads=threads, preview_root=preview_root)
         return _held[wanted]
 
@@ -220,11 +218,6 @@ def let_go() -> None:
         for model in _held.values():
             model.close()
         _held.clear()
-
-
-def _bare(settings: VlmSettings) -> VlmSettings:
-    """What summarizer and captioner have in common."""
-    return VlmSettings(**{name: getattr(settings, name) for name in VlmSettings.__struct_fields__})
 
 
 def _take_own_gpu(checkpoint: Checkpoint) -> None:
@@ -268,26 +261,19 @@ def _resolve(settings: VlmSettings, spec: VlmSpec, preview_root: Path) -> Checkp
 
 def _identify(checkpoint: Checkpoint, settings: VlmSettings, threads: int, **facts: Any) -> ModelIdentity:
     parts = [checkpoint.path / name for name in _PARTS if (checkpoint.path / name).is_file()]
-    return ModelIdentity(
-        kind=checkpoint.kind,
-        model=checkpoint.model,
-        revision=checkpoint.revision,
-        preview=checkpoint.preview,
-        device=checkpoint.device,
+    return identity(
+        checkpoint,
         threads=threads,
-        facts={
-            **checkpoint_facts(checkpoint, _WEIGHTS),
-            "parts_sha256": {path.name: _part_sha256(checkpoint, path) for path in parts},
-            "preprocessing": PREPROCESSING,
-            "max_pixels": settings.max_pixels,
-            "max_new_tokens": settings.max_new_tokens,
-            "temperature": settings.temperature,
-            "top_p": settings.top_p,
-            "repetition_penalty": settings.repetition_penalty,
-            **facts,
+        weights=_WEIGHTS,
+        parts_sha256={
+            path.name: json_sha256(checkpoint.json(path.name)) if path.suffix == ".json" else file_sha256(path)
+            for path in parts
         },
+        preprocessing=PREPROCESSING,
+        max_pixels=settings.max_pixels,
+        max_new_tokens=settings.max_new_tokens,
+        temperature=settings.temperature,
+        top_p=settings.top_p,
+        repetition_penalty=settings.repetition_penalty,
+        **facts,
     )
-
-
-def _part_sha256(checkpoint: Checkpoint, path: Path) -> str:
-    return json_sha256(checkpoint.json(path.name)) if path.suffix == ".json" else file_sha256(path)

@@ -9,6 +9,7 @@ processes are removed.
 
 import itertools
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -58,11 +59,19 @@ def is_orphan(path: Path) -> bool:
     return is_dead_owner(path.name.removeprefix(_PREFIX).rpartition("-")[0])
 
 
-def sweep_temporaries(folder: Path) -> int:
-    """Remove the temporary files and links of dead processes in this folder; return how many there were."""
-    dead = [path for path in temporaries(folder) if is_orphan(path) and (path.is_symlink() or not path.is_dir())]
+def sweep_temporaries(folder: Path, *, folders: bool = False) -> int:
+    """Remove the temporary files and links of dead processes in this folder; return how many there were.
+
+    Args:
+        folders: remove their temporary folders too.
+    """
+    dead = [path for path in temporaries(folder) if is_orphan(path)]
+    dead = [path for path in dead if folders or path.is_symlink() or not path.is_dir()]
     for path in dead:
-        path.unlink(missing_ok=True)
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)  # another process may be removing it too
+        else:
+            path.unlink(missing_ok=True)
     return len(dead)
 
 
@@ -95,3 +104,11 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
 def write_bytes_atomic(path: Path, data: bytes) -> None:
     with atomic_write(path) as file:
         file.write(data)
+
+
+def write_if_changed(path: Path, data: bytes) -> bool:
+    """Make a file hold these bytes; one that already does keeps its modification time. Return whether it was written."""
+    if path.is_file() and path.read_bytes() == data:
+        return False
+    write_bytes_atomic(path, data)
+    return True

@@ -114,7 +114,7 @@ class Standing:
         refusing = [*plans, *([self.plans[T5]] if migrate and T5 in self.plans else [])]
         steps: list[tuple[Set[str], Outcome]] = [
             (embedded, "embedded"),
-            (_waiting(plans, self.left if migrate else ()), "waiting"),
+            ({job.image_id for plan in plans for job in plan.jobs} | (self.left if migrate else set()), "waiting"),
             ({p.item for p in problems if p.outcome == "failed"}, "failed"),
             ({p.item for p in problems if p.outcome == "refused"}, "refused"),
             ({p.item for plan in refusing for p in plan.refused}, "refused"),
@@ -136,10 +136,6 @@ def _planned(plans: Iterable[EmbeddingPlan]) -> Iterator[str]:
         yield from (row.image_id for row in plan.done)
         yield from (problem.item for problem in plan.refused)
         yield from plan.absent
-
-
-def _waiting(plans: Iterable[EmbeddingPlan], left: Iterable[str]) -> set[str]:
-    return {job.image_id for plan in plans for job in plan.jobs} | set(left)
 
 
 def _still_hold(
@@ -179,9 +175,10 @@ def count_merge(merge: Merge, ledger: Ledger, problems: Sequence[Problem]) -> di
     # CONTRACTS section 1, "Migration": a Stage 1 record without a caption counts as failed.
     failed = {p.item for p in problems if p.reason == "missing_caption" and p.item in standing.left and merge.migrate}
     outcomes = standing.outcomes(merge.kinds, migrate=merge.migrate)
-    unmigrated: dict[str, Outcome] = dict.fromkeys(failed, "failed")
-    outcomes |= unmigrated
-    complete = _complete(standing, changes)
+    outcomes.update((image_id, "failed") for image_id in failed)
+    # Images whose record became version 2 and whose files are all valid.
+    done = [{row.image_id for row in plan.done} for plan in standing.plans.values()]
+    complete = {image_id for image_id, made in changes.items() if made & _NEW}.intersection(*done)
     counts = Counter(_counter(outcomes[i], changes.get(i, frozenset()), i in complete) for i in outcomes)
     counts["refused"] += len(standing.scan.refused_images)
     images = standing.counts(embedded_images(changes))
@@ -190,12 +187,6 @@ def count_merge(merge: Merge, ledger: Ledger, problems: Sequence[Problem]) -> di
         "total": counts.total(),
         **{f"images_{name}": count for name, count in msgspec.structs.asdict(images).items()},
     }
-
-
-def _complete(standing: Standing, changes: Mapping[str, Set[tuple[str, str]]]) -> set[str]:
-    """Images whose record became version 2 and whose files are all valid."""
-    done = [{row.image_id for row in plan.done} for plan in standing.plans.values()]
-    return {image_id for image_id, made in changes.items() if made & _NEW}.intersection(*done)
 
 
 def _counter(outcome: Outcome, made: Set[tuple[str, str]], complete: bool) -> str:

@@ -107,6 +107,12 @@ def as_png(sheet: Image.Image) -> bytes:
     return buffer.getvalue()
 
 
+def as_page(head: str, sheet: Image.Image | None, name: str) -> str:
+    """Markdown with a picture of the sheet below `head`, small enough for an event of Dagster's history."""
+    picture = as_data_uri(sheet, PAGE_CHARACTERS - len(head) - 50) if sheet else None
+    return f"{head}\n\n![{name}]({picture})" if picture else head
+
+
 def as_data_uri(sheet: Image.Image, limit: int) -> str | None:
     """A JPEG inside a link, for markdown, as large as fits into `limit` characters; None where nothing does."""
     for scale in (1.0, 0.75, 0.5, 0.35, 0.25):

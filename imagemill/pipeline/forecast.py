@@ -8,13 +8,14 @@ Source: CONTRACTS section 1, row "disk".
 """
 
 import heapq
+import itertools
 import math
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -22,12 +23,12 @@ import numpy as np
 from imagemill.domain.buckets import assign_bucket
 from imagemill.domain.embedding_specs import T5_TOKENS, EmbeddingSpec, embedding_specs
 from imagemill.domain.ids import member_key
-from imagemill.errors import NotEnoughSpace, Refused
-from imagemill.formats.images import header_size
+from imagemill.errors import NotEnoughSpace
 from imagemill.formats.npy import npy_header
 from imagemill.formats.tar import BLOCK
 from imagemill.fs.fingerprints import signature_bytes
 from imagemill.pipeline.shards.shard_sets import JSON_MEMBER, MASK_MEMBER, bucket_folder
+from imagemill.pipeline.stage2.image_metadata import size_or_none
 from imagemill.pipeline.stage2.plan import Job
 from imagemill.text.units import as_size
 
@@ -54,10 +55,10 @@ class Need:
     folder: Path
     items: Mapping[str, int]
     besides: int = 0
-    bytes: int = field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "bytes", sum(self.items.values()) + self.besides)
+    @property
+    def bytes(self) -> int:
+        return sum(self.items.values()) + self.besides
 
 
 def check_space(
@@ -108,7 +109,7 @@ def measure_sizes(jobs: Jobs, approved: Path, *, threads: int = 4) -> Sizes:
     sizes = {i: (job.facts.height, job.facts.width) if job.facts else (0, 0) for i, job in by_id.items()}
     unread = [job for job in by_id.values() if not job.facts and job.stat]
     with ThreadPoolExecutor(threads, "header") as pool:
-        found = pool.map(lambda job: _size_or_none(approved / job.file_name), unread)
+        found = pool.map(lambda job: size_or_none(approved / job.file_name), unread)
         read = {job.image_id: size for job, size in zip(unread, found, strict=True)}
     return {image_id: size for image_id, size in (sizes | read).items() if size}
 
@@ -126,13 +127,6 @@ def work_of(spec: EmbeddingSpec, jobs: Sequence[Job], sizes: Sizes) -> dict[str,
 def _estimated_tokens(caption: str) -> int:
     # A token of English text is four characters; a caption is computed at the next multiple of 8 tokens.
     return min(T5_TOKENS, on_disk(len(caption) // 4 + 1, 8))
-
-
-def _size_or_none(path: Path) -> tuple[int, int] | None:
-    try:
-        return header_size(path)
-    except (Refused, OSError):  # nothing will be made of it, and the pass says why
-        return None
 
 
 def forecast(jobs: Jobs, sizes: Sizes, derived: Path, *, state: Path, shards: Path | None = None) -> list[Need]:
@@ -238,14 +232,7 @@ def _fitting(needs: Sequence[Need], free: int) -> int:
     """How many images fit, taken in name order; rounded down to three figures."""
     left = free - sum(need.besides for need in needs)
     ids = sorted({image_id for need in needs for image_id in need.items})
-    count = sum(1 for _ in _while_positive(left, (sum(need.items.get(i, 0) for need in needs) for i in ids)))
+    totals = itertools.accumulate(sum(need.items.get(i, 0) for need in needs) for i in ids)
+    count = sum(1 for _ in itertools.takewhile(lambda total: total <= left, totals))
     unit = 10 ** max(0, len(str(count)) - 3)
     return count // unit * unit
-
-
-def _while_positive(left: int, costs: Iterable[int]) -> Iterator[int]:
-    for cost in costs:
-        left -= cost
-        if left < 0:
-            return
-        yield cost

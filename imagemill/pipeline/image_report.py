@@ -19,10 +19,9 @@ from imagemill.fs.fingerprints import signature_bytes
 from imagemill.pipeline.problem_list import current_problems, gone_images
 from imagemill.pipeline.session import Session
 from imagemill.pipeline.shards.shard_sets import INDEX, bucket_folder, read_tombstones, recorded_parameters
-from imagemill.pipeline.stage2.inventory import Inventory
-from imagemill.pipeline.stage2.scan import SOURCE_ASSET, UNUSED_REASONS, Scan
+from imagemill.pipeline.stage2.scan import SOURCE_ASSET, UNUSED_REASONS
 from imagemill.pipeline.status import ledger_of_runs
-from imagemill.store.ledger import Ledger, Problem
+from imagemill.store.ledger import Ledger
 from imagemill.text.close_names import name_hint
 
 
@@ -46,46 +45,37 @@ def explain(session: Session, image_id: str) -> dict[str, Any]:
     if caption:
         story["caption"] = {"text": caption.text, "origin": caption.origin, "truncated": caption.truncated}
     story["embeddings"] = {spec.kind: _embedding(root, spec, image_id, ledger) for spec in embedding_specs()}
-    story["record"] = _record_line(inventory, image_id)
+    span = inventory.recorded.lines.get(image_id)
+    story["record"] = span.number if span else None
     story["shard"] = _shard_place(root.shards, image_id)
-    problems = [p for p in current_problems(scan, ledger) if _id_of(p) == image_id]
-    if not source and (unused := _unused_files(scan, image_id)):
+    # Files refused by their names are listed by file name, all other inputs by image id.
+    named = ((p, image_id_of(p.item) if p.asset == SOURCE_ASSET else p.item) for p in current_problems(scan, ledger))
+    problems = [problem for problem, item in named if item == image_id]
+    # Files of this id that are not used: of a collision, or of an unsupported type.
+    of_id = (p for p in scan.problems if image_id_of(p.item) == image_id)
+    if not source and (unused := [p for p in of_id if p.reason in UNUSED_REASONS]):
         story["source"] = {"file": ", ".join(f"approved/{p.item}" for p in unused), "not used": unused[0].reason}
     packable = story["record"] and all(story["embeddings"].values()) and not problems
-    if packable and story["shard"] is None and (limit := _limit(root.shards, story.get("bucket"))):
-        story["limit"] = limit
+    if packable and story["shard"] is None and "bucket" in story:
+        # The number of samples that its packing was limited to, over all buckets.
+        recorded = recorded_parameters(bucket_folder(root.shards, story["bucket"]))
+        story |= {"limit": recorded.limit} if recorded and recorded.limit else {}
+    gone = ((SOURCE_ASSET, problem) for problem in gone_images(scan, ledger) if problem.item == image_id)
     story["problems"] = [
-        {"asset": p.asset, "outcome": p.outcome, "reason": p.reason, "detail": p.detail, "do": p.remedy}
-        for p in problems
-    ] + [
-        {"asset": SOURCE_ASSET, "outcome": p.outcome, "reason": p.reason, "detail": p.detail, "do": p.remedy}
-        for p in gone_images(scan, ledger) if p.item == image_id
-    ]  # fmt: skip
-    if not (source or facts or problems or story["record"] or story["shard"]):
-        raise MissingInput(
-            f"no image {image_id!r}",
-            where=root.approved,
-            why=name_hint(image_id, known_ids(inventory, ledger)),
-            do="check the id: it is the name of the image file without its extension",
-        )
-    return story
-
-
-def known_ids(inventory: Inventory, ledger: Ledger) -> set[str]:
-    """Return the ids of all images that a data root contains or has contained."""
-    stems = {image_id_of(problem.item) for problem in inventory.scan.problems}
-    known = {*ledger.ids("sources"), *ledger.ids("withdrawn"), *inventory.recorded.lines}
-    return {*inventory.scan.sources, *stems, *known}
-
-
-def _unused_files(scan: Scan, image_id: str) -> list[Problem]:
-    """Return the files of this id that are in `approved/` and are not used: of a collision, or of an unsupported type."""
-    return [p for p in scan.problems if p.reason in UNUSED_REASONS and image_id_of(p.item) == image_id]
-
-
-def _id_of(problem: Problem) -> str:
-    """What was refused by its name is known by its file name, everything else by its id."""
-    return image_id_of(problem.item) if problem.asset == SOURCE_ASSET else problem.item
+        {"asset": asset, "outcome": p.outcome, "reason": p.reason, "detail": p.detail, "do": p.remedy}
+        for asset, p in (*((problem.asset, problem) for problem in problems), *gone)
+    ]
+    if source or facts or problems or story["record"] or story["shard"]:
+        return story
+    stems = {image_id_of(problem.item) for problem in scan.problems}
+    recorded = {*ledger.ids("sources"), *ledger.ids("withdrawn"), *inventory.recorded.lines}
+    known = {*scan.sources, *stems, *recorded}
+    raise MissingInput(
+        f"no image {image_id!r}",
+        where=root.approved,
+        why=name_hint(image_id, known),
+        do="check the id: it is the name of the image file without its extension",
+    )
 
 
 def _embedding(root: DataRoot, spec: Any, image_id: str, ledger: Ledger) -> dict[str, Any] | None:
@@ -97,11 +87,6 @@ def _embedding(root: DataRoot, spec: Any, image_id: str, ledger: Ledger) -> dict
     rows = [row for row in ledger.files(spec.kind, [image_id]).values() if row.stat == stat]
     known = {"maker": rows[0].maker, "made from": rows[0].source} if rows else {"maker": "not in the ledger"}
     return {"file": f"derived/{spec.folder}/{path.name}", "bytes": signature_bytes(stat), **known}
-
-
-def _record_line(inventory: Inventory, image_id: str) -> int | None:
-    span = inventory.recorded.lines.get(image_id)
-    return span.number if span else None
 
 
 def _shard_place(output: Path, image_id: str) -> dict[str, Any] | None:
@@ -119,9 +104,3 @@ def _shard_place(output: Path, image_id: str) -> dict[str, Any] | None:
                 return found
             found["counts no more"] = dead[place]
     return found
-
-
-def _limit(output: Path, bucket: str | None) -> int | None:
-    """How many samples the set of its bucket was cut down to, all buckets of that packing together."""
-    recorded = recorded_parameters(bucket_folder(output, bucket)) if bucket else None
-    return recorded.limit if recorded else None

@@ -10,7 +10,7 @@ Source: CONTRACTS section 0, "No input is dropped silently".
 """
 
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Literal
 
 import msgspec
@@ -26,7 +26,7 @@ from imagemill.pipeline.stage2.merge import ASSET as RECORDS
 from imagemill.pipeline.stage2.plan import IMAGE_REASONS, plan_for
 from imagemill.pipeline.stage2.quarantine import BAD_ID, DUPLICATE, MALFORMED, REPLACED_TEXTS, quarantined
 from imagemill.pipeline.stage2.scan import SIDECARS, SOURCE_ASSET, Scan, is_image
-from imagemill.store.ledger import Ledger, Problem, SourceRow
+from imagemill.store.ledger import Ledger, Problem
 
 SOURCE_MISSING, RENAMED = "source_missing", "renamed"
 
@@ -124,37 +124,29 @@ def gone_images(scan: Scan, ledger: Ledger) -> Iterator[InputProblem]:
     """Yield the images that were deleted or renamed; those that have been withdrawn are settled."""
     sources, withdrawn = ledger.sources(), ledger.withdrawals()
     gone = [row for image_id, row in sources.items() if image_id not in scan.sources and image_id not in withdrawn]
-    successors = _by_content(scan, sources) if gone else {}
+    # Images that are there and were read as they are, by the fingerprint of their bytes.
+    found = scan.sources if gone else {}
+    successors = {row.fingerprint: row for i, row in sources.items() if i in found and found[i].stat == row.stat}
     for row in gone:
         withdraw = f"`imagemill withdraw {shlex.quote(row.image_id)}`"
-        successor = successors.get(row.fingerprint)
-        if successor is None:
+        if successor := successors.get(row.fingerprint):
             yield InputProblem(
-                item=row.image_id,
-                outcome="gone",
-                reason=SOURCE_MISSING,
-                assets=[SOURCE_ASSET],
-                detail=f"{row.file_name} is no longer in approved/; what was made from it is kept",
-                remedy=f"put the image back, or take it out of the shards: {withdraw}",
+                successor.image_id,
+                "gone",
+                RENAMED,
+                [SOURCE_ASSET],
+                f"the same bytes as {row.file_name}, which is gone; what was made from that is kept",
+                f"take the earlier name out of the shards: {withdraw}",
             )
         else:
             yield InputProblem(
-                item=successor.image_id,
-                outcome="gone",
-                reason=RENAMED,
-                assets=[SOURCE_ASSET],
-                detail=f"the same bytes as {row.file_name}, which is gone; what was made from that is kept",
-                remedy=f"take the earlier name out of the shards: {withdraw}",
+                row.image_id,
+                "gone",
+                SOURCE_MISSING,
+                [SOURCE_ASSET],
+                f"{row.file_name} is no longer in approved/; what was made from it is kept",
+                f"put the image back, or take it out of the shards: {withdraw}",
             )
-
-
-def _by_content(scan: Scan, sources: Mapping[str, SourceRow]) -> dict[str, SourceRow]:
-    """Images that are there and were read as they are, by the fingerprint of their bytes."""
-    return {
-        row.fingerprint: row
-        for image_id, row in sources.items()
-        if image_id in scan.sources and scan.sources[image_id].stat == row.stat
-    }
 
 
 def _quarantined_lines(root: DataRoot) -> Iterator[InputProblem]:

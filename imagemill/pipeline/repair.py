@@ -184,7 +184,10 @@ def _read_files(root: DataRoot, packed: Packed, repair: Repair) -> None:
             for row in _file(store, image_id, record, source, recorded, repair)
         ]  # fmt: skip
         repair.files.extend(_with_makers(record, found, packed, regenerated))
-    _note_others(recorded, listings, repair)
+    # Files without a record are left to the next run, which adopts or replaces them.
+    for store, listing in listings.items():
+        if others := sum(1 for image_id in listing if image_id not in recorded.lines):
+            repair.invalid[f"{store.spec.folder}: {others} files without a record"] = "looked at by the next run"
 
 
 def _source(root: DataRoot, source: SourceFile | None, record: Record) -> SourceRow | None:
@@ -232,13 +235,6 @@ def _with_makers(
             yield msgspec.structs.replace(row, maker=SUPERSEDED, source=None)
         else:
             yield msgspec.structs.replace(row, maker=maker)
-
-
-def _note_others(recorded: Recorded, listings: Mapping[NpyStore, Mapping[str, str]], repair: Repair) -> None:
-    """Files without a record are left to the next run, which adopts or replaces them."""
-    for store, listing in listings.items():
-        if others := sum(1 for image_id in listing if image_id not in recorded.lines):
-            repair.invalid[f"{store.spec.folder}: {others} files without a record"] = "looked at by the next run"
 
 
 def apply_repair(root: DataRoot, repair: Repair) -> Path | None:

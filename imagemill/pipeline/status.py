@@ -17,7 +17,6 @@ from imagemill.pipeline.accounting import ImageCounts, Standing
 from imagemill.pipeline.problem_list import DECISIONS, STAGE2_ASSETS, InputProblem, current_problems, list_problems
 from imagemill.pipeline.session import Session
 from imagemill.pipeline.shards.shard_sets import bucket_folder, load_manifest
-from imagemill.pipeline.stage2.plan import EmbeddingPlan
 from imagemill.store.ledger import Ledger
 from imagemill.store.locations import nothing_has_run
 from imagemill.store.second_copy import newest
@@ -91,7 +90,10 @@ def read_status(session: Session, embedded: frozenset[str] | set[str] = frozense
     problems = current_problems(scan, ledger)
     standing = Standing.read(inventory, ledger, problems, captioned=session.captioned)
     status.images = standing.counts(embedded)
-    status.kinds = {spec.kind: _plan_counts(plan) for spec, plan in standing.plans.items()}
+    status.kinds = {
+        spec.kind: {"done": len(plan.done), "to do": len(plan.jobs), "refused": len(plan.refused)}
+        for spec, plan in standing.plans.items()
+    }
     status.regenerating, status.truncated = sorted(ledger.regenerating()), ledger.truncated()
     status.problems = list_problems(inventory, ledger, standing.problems)
     status.records, status.stage1 = len(inventory.recorded.lines), len(inventory.recorded.stage1)
@@ -104,7 +106,3 @@ def read_status(session: Session, embedded: frozenset[str] | set[str] = frozense
         except ImagemillError as error:
             status.unreadable[bucket] = f"{error.what}; {error.do}"
     return status
-
-
-def _plan_counts(plan: EmbeddingPlan) -> dict[str, int]:
-    return {"done": len(plan.done), "to do": len(plan.jobs), "refused": len(plan.refused)}

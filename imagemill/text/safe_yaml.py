@@ -8,7 +8,7 @@ What the values mean is decided in config.py and pipeline/presets/preset_config.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,15 +61,14 @@ def read_yaml(path: Path) -> YamlDocument:
         loader = _Loader(text)
         node = loader.get_single_node()
         if node is not None:
-            _check_size(path, node)
-            for each in _nodes(node):
-                _check_node(path, each)
+            _check_nodes(path, node)
         value = None if node is None else loader.construct_document(node)
         _check_values(path, value)
     except WrongUsage:
         raise
     except _NOT_YAML as error:
-        raise _refused(path, None, f"not YAML: {_message(error)}", "correct the file") from error
+        message = "nested too deeply" if isinstance(error, RecursionError) else error
+        raise _refused(path, None, f"not YAML: {message}", "correct the file") from error
     return YamlDocument(path, value, node)
 
 
@@ -87,10 +86,6 @@ def _text(path: Path) -> str:
         raise _refused(path, None, f"not UTF-8: {error.reason}", "save the file as UTF-8") from error
 
 
-def _message(error: Exception) -> str:
-    return "nested too deeply" if isinstance(error, RecursionError) else str(error)
-
-
 def _refused(path: Path, node: yaml.Node | None, what: str, do: str) -> WrongUsage:
     line = f" line {node.start_mark.line + 1}" if node else ""
     return WrongUsage(f"{path.name}{line}: {what}", where=path, do=do)
@@ -102,8 +97,8 @@ def _children(node: yaml.Node) -> list[yaml.Node]:
     return node.value if isinstance(node, yaml.SequenceNode) else []
 
 
-def _check_size(path: Path, root: yaml.Node) -> None:
-    """Refuse a document that is too deep or too large with its aliases resolved, or that contains itself."""
+def _check_nodes(path: Path, root: yaml.Node) -> None:
+    """Refuse a document that is too deep or too large with its aliases resolved, that contains itself, or with unusable names."""
     known: dict[int, tuple[int, int]] = {}
     open_nodes: set[int] = set()
 
@@ -112,6 +107,7 @@ def _check_size(path: Path, root: yaml.Node) -> None:
         if id(node) in open_nodes:
             raise _refused(path, node, "an alias of the value that contains it", "write the value out")
         if id(node) not in known and depth <= MAX_DEPTH:
+            _check_node(path, node)
             open_nodes.add(id(node))
             inner = [extent(child, depth + 1) for child in _children(node)]
             open_nodes.discard(id(node))
@@ -124,18 +120,6 @@ def _check_size(path: Path, root: yaml.Node) -> None:
         return size, height
 
     extent(root, 1)
-
-
-def _nodes(root: yaml.Node) -> Iterator[yaml.Node]:
-    """Each node once."""
-    waiting, seen = [root], {id(root)}
-    while waiting:
-        node = waiting.pop()
-        yield node
-        for child in _children(node):
-            if id(child) not in seen:
-                seen.add(id(child))
-                waiting.append(child)
 
 
 def _check_node(path: Path, node: yaml.Node) -> None:
@@ -159,7 +143,7 @@ def _check_names(path: Path, node: yaml.MappingNode) -> None:
 
 
 def _check_values(path: Path, value: Any) -> None:
-    """Refuse numbers that no setting has. Aliases are bounded by `_check_size`."""
+    """Refuse numbers that no setting has. Aliases are bounded by `_check_nodes`."""
     if isinstance(value, dict):
         for each in (*value.keys(), *value.values()):
             _check_values(path, each)

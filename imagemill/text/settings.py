@@ -6,7 +6,7 @@ Which settings exist is decided in config.py; YAML files are read in safe_yaml.p
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_origin
+from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin
 
 import msgspec
 
@@ -56,9 +56,7 @@ def convert_settings(
 
 def _faults(value: Any, kind: Any, place: tuple[str, ...]) -> Iterator[_Fault]:
     """Yield what is wrong, setting by setting."""
-    if get_origin(kind) is Annotated and not _accepts(value, kind):
-        yield from _leaf_fault(value, kind, place)
-    elif isinstance(kind, type) and issubclass(kind, msgspec.Struct) and isinstance(value, Mapping):
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and isinstance(value, Mapping):
         types = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
         for name, each in value.items():
             if name in types:
@@ -75,27 +73,19 @@ def _faults(value: Any, kind: Any, place: tuple[str, ...]) -> Iterator[_Fault]:
                 what = f"{'.'.join(place)}: a name cannot be {name!r}"
                 yield _Fault((*place, str(name)), what, None, "write the name in quotation marks")
             yield from _faults(each, get_args(kind)[1], (*place, str(name)))
-    elif not _accepts(value, kind):
+    else:
         yield from _leaf_fault(value, kind, place)
 
 
-def _accepts(value: Any, kind: Any) -> bool:
-    try:
-        msgspec.convert(value, kind)
-    except msgspec.ValidationError:
-        return False
-    return True
-
-
 def _leaf_fault(value: Any, kind: Any, place: tuple[str, ...]) -> Iterator[_Fault]:
-    name = ".".join(place) or "the configuration"
-    if get_origin(kind) is Literal:
-        choices = ", ".join(map(str, get_args(kind)))
-        yield _Fault(place, f"{name} cannot be {value!r}", None, f"choose from {choices}")
-        return
     try:
         msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
+        name = ".".join(place) or "the configuration"
+        if get_origin(kind) is Literal:
+            choices = ", ".join(map(str, get_args(kind)))
+            yield _Fault(place, f"{name} cannot be {value!r}", None, f"choose from {choices}")
+            return
         expected = str(error).partition(" - at ")[0].replace("`", "")
         expected = re.sub(r"\w+", lambda word: _WORDS.get(word[0], word[0]), expected).replace(" | ", " or ")
         yield _Fault(place, f"{name} cannot be {value!r:.80}: {expected}", None, "correct the value")

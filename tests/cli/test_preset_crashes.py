@@ -33,7 +33,7 @@ RUN = """
 import sys
 from pathlib import Path
 from imagemill.pipeline.presets import rescale
-from imagemill.pipeline.presets.rescale_setup import choose_parameters
+from imagemill.pipeline.presets.rescale_plan import choose_parameters
 from imagemill.store.public_data import Dataset
 from resources.engine import LocalProcesses
 

@@ -49,7 +49,7 @@ def encoder(preview_root):
 
 @pytest.fixture(scope="module")
 def tokenizer(preview_root):
-    return CaptionTokenizer.load(EncoderSettings(), spec=T5, preview_root=preview_root)
+    return T5Encoder.tokenizer(EncoderSettings(), spec=T5, threads=1, preview_root=preview_root)
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +148,7 @@ def test_tokenizer_with_settings_baked_in_pads_and_cuts_all_the_same(preview_roo
     baked.enable_padding(length=12)
     baked.save(str(folder / "tokenizer.json"))
 
-    other = CaptionTokenizer.load(EncoderSettings(model=str(folder)), spec=T5, preview_root=preview_root)
+    other = T5Encoder.tokenizer(EncoderSettings(model=str(folder)), spec=T5, threads=1, preview_root=preview_root)
 
     assert tokenizer.masks([SHORT, LONG]) == other.masks([SHORT, LONG])
 
@@ -160,7 +160,7 @@ def test_tokenizer_that_does_not_end_captions_is_refused(preview_root, tmp_path)
     GPT2Tokenizer(vocab={"a": 0, "<|endoftext|>": 1}, merges=[]).save_pretrained(folder)
 
     with pytest.raises(ModelUnusable, match="its tokenizer does not end a caption with the end token"):
-        CaptionTokenizer.load(EncoderSettings(model=str(folder)), spec=T5, preview_root=preview_root)
+        T5Encoder.tokenizer(EncoderSettings(model=str(folder)), spec=T5, threads=1, preview_root=preview_root)
 
 
 def test_tokenizer_larger_than_its_model_is_refused(preview_root, tmp_path):

@@ -20,6 +20,7 @@ from imagemill.fs.atomic import (
     temporaries,
     temporary_path,
     write_bytes_atomic,
+    write_if_changed,
 )
 
 PROJECT = Path(__file__).parents[1]
@@ -137,6 +138,19 @@ def test_sweep_leaves_other_names_folders_and_missing_folders_alone(tmp_path):
     assert sweep_temporaries(tmp_path) == 2
     assert sorted(os.listdir(tmp_path)) == sorted([f"{dead}-000002", ".tmp-by-someone-else", "abc.npy"])
     assert sweep_temporaries(tmp_path / "missing") == 0
+    assert sweep_temporaries(tmp_path, folders=True) == 1
+    assert sorted(os.listdir(tmp_path)) == [".tmp-by-someone-else", "abc.npy"]
+
+
+def test_write_if_changed_keeps_the_modification_time_of_an_equal_file(tmp_path):
+    """Source: CONTRACTS section 0, "Valid files are never rewritten"."""
+    path = tmp_path / "file.json"
+    assert write_if_changed(path, b"one")
+    os.utime(path, ns=(1, 1))
+    assert not write_if_changed(path, b"one")
+    assert path.stat().st_mtime_ns == 1
+    assert write_if_changed(path, b"two")
+    assert path.read_bytes() == b"two"
 
 
 def test_ended_process_has_no_birth_even_before_it_is_waited_for():

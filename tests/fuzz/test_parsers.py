@@ -31,8 +31,7 @@ from imagemill.pipeline.presets.coords import transform
 from imagemill.pipeline.presets.preset_config import read_presets
 from imagemill.pipeline.presets.preset_images import INDEX as PRESET_INDEX
 from imagemill.pipeline.presets.preset_images import read_known
-from imagemill.pipeline.presets.rescale_plan import plan_rescale
-from imagemill.pipeline.presets.rescale_setup import choose_parameters
+from imagemill.pipeline.presets.rescale_plan import choose_parameters, plan_rescale
 from imagemill.pipeline.shards.shard_sets import live_lines, read_manifest
 from imagemill.pipeline.stage2.record_index import read_recorded
 from imagemill.pipeline.stage2.scan import read_captions, scan_approved

@@ -16,7 +16,7 @@ from imagemill.domain.preset_names import MAX_OBJECTS_VARIABLE, parse_preset
 from imagemill.formats.jsonl import encode_line
 from imagemill.pipeline.presets.derive import coord
 from imagemill.pipeline.presets.rescale import carry_out, plan_rescale
-from imagemill.pipeline.presets.rescale_setup import choose_parameters
+from imagemill.pipeline.presets.rescale_plan import choose_parameters
 from imagemill.store.public_data import PublicData
 from resources.engine import Engine
 from tests.helpers.product import PROJECT

@@ -18,9 +18,9 @@ from imagemill.domain.preset_names import effective_preset, parse_preset
 from imagemill.errors import WrongUsage
 from imagemill.formats.hardlinks import LinksRefused, NotLinkable
 from imagemill.formats.manifest import write_json
-from imagemill.pipeline.presets.derive_checks import CoordRefused
+from imagemill.pipeline.presets.derive import CoordRefused
 from imagemill.pipeline.presets.rescale import RescaleFailed
-from imagemill.pipeline.presets.rescale_setup import PresetConflict
+from imagemill.pipeline.presets.rescale_plan import PresetConflict
 from imagemill.store.public_data import read_preset_manifest
 from imagemill.validation.validator import Options, validate, validate_preset
 from io_managers.check_results import as_result

@@ -37,6 +37,8 @@ ASSET = "latent_statistics"
 FORMAT = "imagemill-latent-statistics/1"
 ALL = "all"
 
+_PER_CHANNEL = ("mean", "m2", "std", "min", "max")
+
 # Moments merged at once: numpy adds them pairwise, and memory stays flat.
 _TOGETHER = 1024
 
@@ -55,8 +57,8 @@ class Moments:
     count: int
     mean: np.ndarray
     m2: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
+    min: np.ndarray
+    max: np.ndarray
 
     @property
     def std(self) -> np.ndarray:
@@ -84,7 +86,7 @@ def merge(parts: Iterable[Moments]) -> Moments:
     counts = np.array([part.count for part in parts], np.float64)
     # One row per channel: numpy adds along the last axis pairwise, which keeps the error at that of a few additions.
     means, m2s, lows, highs = (
-        np.stack([getattr(part, name) for part in parts], axis=1) for name in ("mean", "m2", "low", "high")
+        np.stack([getattr(part, name) for part in parts], axis=1) for name in ("mean", "m2", "min", "max")
     )
     near = means[:, :1]  # distances from one of the means lose nothing where the mean is large against the spread
     mean = near[:, 0] + ((means - near) * counts).sum(axis=1) / counts.sum()
@@ -142,9 +144,7 @@ def read_statistics(path: Path) -> LatentMoments | None:
         statistics = msgspec.convert(read_json(path), LatentMoments)
     except (ImagemillError, msgspec.ValidationError):
         return None
-    lengths = {
-        len(values) for values in (statistics.mean, statistics.m2, statistics.std, statistics.min, statistics.max)
-    }
+    lengths = {len(getattr(statistics, name)) for name in _PER_CHANNEL}
     whole = lengths == {VAE_CHANNELS if statistics.values_per_channel else 0}
     return statistics if whole and statistics.format == FORMAT else None
 
@@ -153,9 +153,7 @@ def _document(
     moments: Moments, buckets: Sequence[str], version: str, left_out: Counter[str], identity: ModelIdentity | None
 ) -> LatentMoments:
     some = slice(None) if moments.count else slice(0)
-    mean, m2, std, low, high = (
-        values[some].tolist() for values in (moments.mean, moments.m2, moments.std, moments.low, moments.high)
-    )
+    channels = {name: getattr(moments, name)[some].tolist() for name in _PER_CHANNEL}
     return LatentMoments(
         buckets=list(buckets),
         model=identity.key if identity else None,
@@ -163,12 +161,8 @@ def _document(
         images=moments.images,
         values_per_channel=moments.count,
         left_out=dict(left_out),
-        mean=mean,
-        m2=m2,
-        std=std,
-        min=low,
-        max=high,
         scaled=_scaled(moments, identity) if moments.count else None,
+        **channels,
     )
 
 
@@ -275,13 +269,10 @@ def _count(plan: StatisticsPlan, part: BucketPart, threads: int, progress: Progr
     while chunk := [moments for _, moments in islice(stream, _TOGETHER)]:
         chunks.append(merge(chunk))
         progress.advance(len(chunk))
-    left_out = {**part.left_out, **_of(part.files, plan.found.left_out)}
+    # Files that turned out to be no latents when they were read.
+    unread = plan.found.left_out
+    left_out = part.left_out | {file.image_id: unread[file.image_id] for file in part.files if file.image_id in unread}
     return _document(merge(chunks), [part.bucket], part.version, Counter(sorted(left_out.values())), plan.identity)
-
-
-def _of(files: Iterable[CurrentFile], left_out: dict[str, str]) -> dict[str, str]:
-    """What reading showed not to be a latent after all."""
-    return {file.image_id: left_out[file.image_id] for file in files if file.image_id in left_out}
 
 
 def merged(derived: Path, identity: ModelIdentity | None) -> LatentMoments:

@@ -29,7 +29,7 @@ from imagemill.errors import ImagemillError, InvalidNpy, MissingInput
 from imagemill.formats.jsonl import encode_line
 from imagemill.formats.manifest import json_bytes, read_json
 from imagemill.fs.fingerprints import fingerprint
-from imagemill.pipeline.contact_sheet import PAGE_CHARACTERS, Row, Tile, as_data_uri, as_png, draw_sheet
+from imagemill.pipeline.contact_sheet import Row, Tile, as_page, as_png, draw_sheet
 from imagemill.pipeline.curation.reports import CurationReport
 from imagemill.pipeline.curation.similarity import (
     TOLERANCE,
@@ -265,11 +265,10 @@ def _row(approved: Path, group: Group) -> Row:
 
 
 def _page(groups: Sequence[Group], sheet: Image.Image) -> str:
-    """Markdown with a picture of the sheet inside, small enough for an event of Dagster's history."""
+    """Markdown with a picture of the sheet."""
     shown = f", shown: the {SHEET_GROUPS} largest" if len(groups) > SHEET_GROUPS else ""
     head = f"groups: {len(groups)}{shown}" if groups else "no near duplicates"
-    picture = as_data_uri(sheet, PAGE_CHARACTERS - len(head) - 50) if groups else None
-    return f"{head}\n\n![near duplicates]({picture})" if picture else head
+    return as_page(head, sheet if groups else None, "near duplicates")
 
 
 def _opened(path: Path) -> Image.Image | None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from imagemill.fs.atomic import write_bytes_atomic
+from imagemill.fs.atomic import write_if_changed
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +41,4 @@ class Reports:
 
 def write_report(report: CurationReport) -> int:
     """Write a report's files, each whole or not at all; returns how many. One that holds its bytes keeps its mtime."""
-    written = 0
-    for path, data in report.files.items():
-        if not (path.is_file() and path.read_bytes() == data):
-            write_bytes_atomic(path, data)
-            written += 1
-    return written
+    return sum(write_if_changed(path, data) for path, data in report.files.items())

@@ -111,7 +111,7 @@ def draft_split(
         made.source = f"sha256:{digest.hexdigest()}"
         if max_objects is not None:
             made.drafts.insert(0, Draft(folder, target.filter_stats(split).name))
-            made.drafts[0].write(json_bytes(filter_statistics(base.name, made, max_objects)))
+            made.drafts[0].write(json_bytes(_filter_statistics(base.name, made, max_objects)))
         made.changed = [draft.path.name for draft in made.drafts if draft.finish()]
     except BaseException:
         made.discard()
@@ -124,7 +124,7 @@ def line_problems(base: PresetDir, split: str) -> SplitDraft:
     return draft_split(base, split, base.path, keep_files=True)
 
 
-def filter_statistics(base: str, made: SplitDraft, max_objects: int) -> dict[str, Any]:
+def _filter_statistics(base: str, made: SplitDraft, max_objects: int) -> dict[str, Any]:
     """What `<split>.filter_stats.json` says."""
     counts = made.counts
     return {

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from imagemill.domain.geometry import box_bins, in_top_left_order, quantise_polygon
+from imagemill.domain.geometry import in_top_left_order, quantise_object
 from imagemill.domain.preset_records import (
     DEFAULT_ORDER,
     LEGACY_KEYS,
@@ -53,12 +53,7 @@ def to_norm(record: Record) -> list[tuple[Record, str, list[int]]]:
     width, height = record["width"], record["height"]
     places: list[tuple[Record, str, list[int]]] = []
     for item in record["objects"]:
-        if "bbox_2d" in item:
-            key, box = "bbox_2d", item["bbox_2d"]
-            bins = box_bins(box, width, height)
-        else:
-            key, points = "poly", item["poly"]
-            bins = quantise_polygon(points, width, height)
+        key, bins = "bbox_2d" if "bbox_2d" in item else "poly", quantise_object(item, width, height)
         item[key] = bins
         places.append((item, key, bins))
     return places

@@ -6,18 +6,18 @@
 A preset made by another program has no `format` in its manifest. CoordExp writes norm and coord records in `top_left` order
 beside pixel records in the order of the annotations. If its lines equal ours up to the order of objects, they are not rewritten.
 
-Sorting one record: coords.py, rescale.py. Whether a preset was made with other parameters: rescale_setup.py.
+Sorting one record: coords.py, rescale.py. Whether a preset was made with other parameters: rescale_plan.py.
 Source: CONTRACTS section 3, "object_order".
 """
 
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from imagemill.domain.geometry import in_top_left_order
 from imagemill.domain.preset_records import DEFAULT_ORDER, ORDERS, ObjectOrder
 from imagemill.errors import ImagemillError, WrongUsage
-from imagemill.formats.jsonl import encode_sorted, parse_object
+from imagemill.formats.jsonl import encode_sorted, parse_object, read_raw
 from imagemill.pipeline.presets.coords import TOKENS, is_plainly_valid, to_norm
 from imagemill.store.public_data import PresetDir, is_foreign
 
@@ -73,10 +73,10 @@ def choose_order(
     if not is_foreign(manifest) or recorded == "annotation":
         return ChosenOrder(_agreed(base, recorded, asked) or DEFAULT_ORDER)
     found = {split: _compare(base, split) for split in splits}
-    kept = frozenset(split for split, files in found.items() if files.equal and files.ordered)
+    kept = frozenset(split for split, files in found.items() if files == "equal")
     order = _agreed(base, recorded or ("top_left" if kept else None), asked)
     if order is None:
-        order = "top_left" if any(files.ordered for files in found.values()) else DEFAULT_ORDER
+        order = "top_left" if "ordered" in found.values() or kept else DEFAULT_ORDER
     return ChosenOrder(order, kept if order == "top_left" else frozenset())
 
 
@@ -99,28 +99,22 @@ def _agreed(preset: PresetDir, recorded: ObjectOrder | None, asked: ObjectOrder 
 # ---- files of another program
 
 
-class _Files(NamedTuple):
-    """Norm and coord files against ours: equal but for the order of objects; all objects in `top_left` order."""
+def _compare(base: PresetDir, split: str) -> Literal["equal", "ordered", "other"]:
+    """Compare norm and coord files with ours.
 
-    equal: bool
-    ordered: bool
-
-
-def _compare(base: PresetDir, split: str) -> _Files:
+    Returns:
+        `ordered` if all objects are in `top_left` order, `equal` if nothing else but the order of objects differs.
+    """
     if not (base.norm(split).is_file() and base.coord(split).is_file()):
-        return _Files(equal=False, ordered=False)
+        return "other"
     equal = True
-    with (
-        open(base.jsonl(split), "rb") as pixels,
-        open(base.norm(split), "rb") as norms,
-        open(base.coord(split), "rb") as coords,
-    ):
-        for pixel, norm, coord in zip_longest(pixels, norms, coords, fillvalue=b""):
-            found = parse_object(norm.rstrip(b"\r\n"))
-            if found is None or not _is_ordered(found):
-                return _Files(equal=False, ordered=False)
-            equal = equal and _is_equal(pixel, found, coord)
-    return _Files(equal, ordered=True)
+    lines = (read_raw(path) for path in (base.jsonl(split), base.norm(split), base.coord(split)))
+    for (_, pixel), (_, norm), (_, coord) in zip_longest(*lines, fillvalue=(0, b"")):
+        found = parse_object(norm)
+        if found is None or not _is_ordered(found):
+            return "other"
+        equal = equal and _is_equal(pixel, found, coord)
+    return "equal" if equal else "ordered"
 
 
 def _is_ordered(norm: Record) -> bool:
@@ -143,7 +137,7 @@ def _shapes(norm: Record) -> list[list[int]] | None:
 
 
 def _is_equal(pixel: bytes, norm: Record, coord: bytes) -> bool:
-    ours, tokens = parse_object(pixel.rstrip(b"\r\n")), parse_object(coord.rstrip(b"\r\n"))
+    ours, tokens = parse_object(pixel), parse_object(coord)
     if ours is None or tokens is None or not is_plainly_valid(ours):
         return False
     to_norm(ours)
@@ -155,9 +149,9 @@ def _sorted_objects(record: Record) -> Record:
 
 
 def _with_tokens(norm: Record) -> Record:
-    return {**norm, "objects": [_tokens(item) for item in norm["objects"]]}
-
-
-def _tokens(item: Record) -> Record:
-    key = "bbox_2d" if item.get("bbox_2d") else "poly"
-    return {**item, key: [TOKENS[bin_] if 0 <= bin_ < len(TOKENS) else bin_ for bin_ in item[key]]}
+    """Return a norm record as its coord record would be."""
+    objects = []
+    for item in norm["objects"]:
+        key = "bbox_2d" if item.get("bbox_2d") else "poly"
+        objects.append({**item, key: [TOKENS[bin_] if 0 <= bin_ < len(TOKENS) else bin_ for bin_ in item[key]]})
+    return {**norm, "objects": objects}

@@ -18,13 +18,14 @@
 What a preset leaves out is as it was made, else the default. `max_objects` yields a derived preset beside the base.
 
 Belongs here: the file as a value, its errors by line, agreement of flags with it.
-Belongs elsewhere: agreement with what was recorded (rescale_setup.py), sources of max_objects (preset_names.py).
+Belongs elsewhere: agreement with what was recorded (rescale_plan.py), sources of max_objects (preset_names.py).
 Source: CONTRACTS section 3, last paragraph; issue 6, "Presets are configuration".
 """
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
@@ -120,12 +121,16 @@ class Presets(msgspec.Struct, frozen=True, kw_only=True):
             stated = getattr(of_file, name)
             agrees = set(value) <= set(stated or value) if name == "splits" else stated in {None, value}
             if not agrees:
-                raise WrongUsage(
-                    f"{key}: --{_FLAGS.get(name, name.replace('_', '-'))} says {value}, {self.path.name} says {stated}",
-                    where=self.path,
-                    do="leave the flag out, correct the file, or choose a new preset name",
+                flag = _FLAGS.get(name, name)
+                raise self.difference(
+                    key, flag, value, stated, do="leave the flag out, correct the file, or choose a new preset name"
                 )
         return msgspec.structs.replace(of_file, **given)
+
+    def difference(self, of: str, name: str, flag: object, stated: object, *, do: str) -> WrongUsage:
+        """Return the error for a flag that differs from the file."""
+        what = f"{of}: --{name.replace('_', '-')} says {flag}, {self.path.name} says {stated}"
+        return WrongUsage(what, where=self.path, do=do)
 
     def default_preset(self, dataset: Dataset) -> str:
         """Return the base preset that a command without a preset's name means.
@@ -138,7 +143,8 @@ class Presets(msgspec.Struct, frozen=True, kw_only=True):
         settings = self.datasets.get(dataset.name)
         if settings and settings.default_preset:
             return settings.default_preset
-        names = self.base_presets(dataset)
+        named = {preset for name, preset in map(split_key, self.presets) if name == dataset.name}
+        names = sorted(named | {name for name in dataset.presets() if _is_base(name)})
         if not names and not dataset.path.is_dir():
             raise no_dataset(dataset, f"imagemill preset convert {dataset.name} makes one")
         if len(names) == 1:
@@ -148,12 +154,6 @@ class Presets(msgspec.Struct, frozen=True, kw_only=True):
             where=self.path,
             do=f"give --preset NAME, or set default_preset of {dataset.name} in {self.path.name}",
         )
-
-    def base_presets(self, dataset: Dataset) -> list[str]:
-        """Return the base presets of a dataset in the file and on the disk, by name."""
-        keys = map(split_key, self.presets)
-        named = {preset for name, preset in keys if name == dataset.name}
-        return sorted(named | {name for name in dataset.presets() if _is_base(name)})
 
     def place(self, path: str) -> Path:
         """A path of the file: relative to its folder."""
@@ -181,7 +181,8 @@ def read_presets(path: Path) -> Presets:
         document.refuse([str(unknown[0])], "unknown field", "the file has `datasets` and `presets`")
     datasets = document.entries("datasets", DatasetSettings)
     for name, settings in datasets.items():
-        _check(document, ["datasets", name], lambda name=name: folder_name(name, "dataset"))
+        with document.refusing("datasets", name):
+            folder_name(name, "dataset")
         if settings.adapter is not None and settings.adapter not in adapter_names():
             known = f"choose from {', '.join(adapter_names())}"
             document.refuse(["datasets", name, "adapter"], f"no adapter {settings.adapter!r}", known)
@@ -190,23 +191,18 @@ def read_presets(path: Path) -> Presets:
             what = f"missing {own[0]}: the dataset's own files need {', '.join(_OWN_FILES)}"
             document.refuse(["datasets", name], what, "add it, or leave all of them out")
         if settings.split_rule is not None:
-            rule = settings.split_rule
-            _check(document, ["datasets", name, "split_rule"], lambda rule=rule: parse_split_rule(rule))
+            with document.refusing("datasets", name, "split_rule"):
+                parse_split_rule(settings.split_rule)
         if settings.default_preset is not None:
-            preset = settings.default_preset
-            place = ["datasets", name, "default_preset"]
-            _check(document, place, lambda name=name, preset=preset: _check_base(f"{name}/{preset}"))
+            with document.refusing("datasets", name, "default_preset"):
+                _check_base(f"{name}/{settings.default_preset}")
     presets = document.entries("presets", PresetSettings)
     for key, settings in presets.items():
-        _check(document, ["presets", key], lambda key=key, settings=settings: _check_preset(key, settings))
+        limits = {"image_factor": IMAGE_FACTOR, "max_pixels": MAX_PIXELS, "min_pixels": MIN_PIXELS}
+        with document.refusing("presets", key):
+            _check_base(key)
+            check_limits(**{name: getattr(settings, name) or default for name, default in limits.items()})
     return Presets(path=path, datasets=datasets, presets=presets)
-
-
-def _check_preset(key: str, settings: PresetSettings) -> None:
-    _check_base(key)
-    check_limits(
-        settings.image_factor or IMAGE_FACTOR, settings.max_pixels or MAX_PIXELS, settings.min_pixels or MIN_PIXELS
-    )
 
 
 def _is_base(name: str) -> bool:
@@ -221,13 +217,6 @@ def _check_base(key: str) -> None:
     base, limit = parse_preset(preset)
     if limit is not None:
         raise WrongUsage("the file names base presets", do=f"write {dataset}/{base} with max_objects: {limit}")
-
-
-def _check(document: "_Document", place: list[str], rule: Any) -> None:
-    try:
-        rule()
-    except ImagemillError as error:
-        document.refuse(place, error.what, error.do or "")
 
 
 class _Document:
@@ -254,6 +243,14 @@ class _Document:
             name = [field[1] or field[2]] if field else []
             known = f"its fields are {', '.join(kind.__struct_fields__)}"
             self.refuse([*place, *name], str(error), known)
+
+    @contextmanager
+    def refusing(self, *place: str) -> Iterator[None]:
+        """Raise an error of the block as a mistake at this place of the file."""
+        try:
+            yield
+        except ImagemillError as error:
+            self.refuse(list(place), error.what, error.do or "")
 
     def refuse(self, place: list[str], what: str, do: str) -> NoReturn:
         path, named = self._document.path, ".".join(place)

@@ -12,7 +12,6 @@ Belongs here: those lines. Belongs elsewhere: who decides by them (rescale.py, r
 Source: CONTRACTS section 0, "Staleness"; section 3, "An existing preset image is never replaced".
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -57,13 +56,11 @@ _decoder = msgspec.json.Decoder(KnownImage)
 
 def read_known(preset: PresetDir) -> dict[str, KnownImage]:
     """Every image's last line, by its path in the preset."""
-    path = preset.path / INDEX
-    return {known.image: known for known in _lines(path)} if path.is_file() else {}
-
-
-def _lines(path: Path) -> Iterator[KnownImage]:
-    for _, raw in read_raw(path):
+    path, found = preset.path / INDEX, {}
+    for _, raw in read_raw(path) if path.is_file() else ():
         try:
-            yield _decoder.decode(raw)
+            known = _decoder.decode(raw)
         except NOT_JSON:
             continue  # torn, or not ours: its image is looked at again
+        found[known.image] = known
+    return found

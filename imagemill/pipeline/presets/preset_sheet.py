@@ -19,8 +19,8 @@ from imagemill.domain.preset_records import violations
 from imagemill.errors import Refused
 from imagemill.formats.images import decode_stored
 from imagemill.formats.jsonl import parse_object, read_raw
-from imagemill.fs.atomic import write_bytes_atomic
-from imagemill.pipeline.contact_sheet import PAGE_CHARACTERS, as_data_uri, as_png
+from imagemill.fs.atomic import write_if_changed
+from imagemill.pipeline.contact_sheet import as_page, as_png
 from imagemill.store.public_data import Dataset, PresetDir
 
 SHEET = "contact_sheet.png"
@@ -41,18 +41,14 @@ Record = Mapping[str, Any]
 def write_preset_sheet(dataset: Dataset, preset: PresetDir, split: str = "train", *, count: int = IMAGES) -> Path:
     """Draw the sheet of a published split beside its records; an equal one stays as it is."""
     path = preset.path / SHEET
-    data = as_png(draw_preset_sheet(dataset, preset, split, count=count))
-    if not path.is_file() or path.read_bytes() != data:
-        write_bytes_atomic(path, data)
+    write_if_changed(path, as_png(draw_preset_sheet(dataset, preset, split, count=count)))
     return path
 
 
 def sheet_page(path: Path) -> str:
-    """Markdown with a picture of a written sheet inside, small enough for an event of Dagster's history."""
+    """Markdown with a picture of a written sheet."""
     with Image.open(path, formats=["PNG"]) as sheet:
-        picture = as_data_uri(sheet.convert("RGB"), PAGE_CHARACTERS - 100)
-    head = "raw on the left, the preset on the right"
-    return f"{head}\n\n![boxes]({picture})" if picture else head
+        return as_page("raw on the left, the preset on the right", sheet.convert("RGB"), "boxes")
 
 
 def draw_preset_sheet(dataset: Dataset, preset: PresetDir, split: str = "train", *, count: int = IMAGES) -> Image.Image:
@@ -60,7 +56,7 @@ def draw_preset_sheet(dataset: Dataset, preset: PresetDir, split: str = "train",
     after = _spread_records(preset.jsonl(split), count)
     before = _originals(dataset.raw_jsonl(split), after)
     rows = [
-        [(_title(record), _picture(folder, record)) for folder, record in ((dataset.raw, raw), (preset.path, made))]
+        [(_title(record), draw_record(folder, record)) for folder, record in ((dataset.raw, raw), (preset.path, made))]
         for raw, made in zip(before, after, strict=True)
     ]
     heights = [_LINE + max(picture.height for _, picture in row) + _GAP for row in rows]
@@ -76,12 +72,13 @@ def draw_preset_sheet(dataset: Dataset, preset: PresetDir, split: str = "train",
     return sheet
 
 
-def _picture(folder: Path, record: Record | None) -> Image.Image:
-    return draw_record(folder, record) if record else Image.new("RGB", (CELL, CELL // 2), _GREY)
+def draw_record(folder: Path, record: Record | None, side: int = CELL) -> Image.Image:
+    """A record's image with its objects and their names, its longer side `side` pixels.
 
-
-def draw_record(folder: Path, record: Record, side: int = CELL) -> Image.Image:
-    """A record's image with its objects and their names, its longer side `side` pixels; grey where it does not open."""
+    Grey if the image cannot be opened or there is no record.
+    """
+    if record is None:
+        return Image.new("RGB", (side, side // 2), _GREY)
     try:
         path = folder / record["images"][0]
         picture = Image.fromarray(decode_stored(path.read_bytes(), path.name))

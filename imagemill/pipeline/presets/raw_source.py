@@ -5,7 +5,7 @@ Belongs elsewhere: the file (preset_config.py), reading what is there (adapters/
 Source: CONTRACTS section 3, last paragraph.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,10 +34,15 @@ def raw_source(configured: Presets, dataset: str, asked: Mapping[str, Any]) -> R
     Raises:
         WrongUsage: nobody says one of them, or what was asked differs from the file.
     """
-    stated = _stated(configured, dataset)
-    given = _with_paths({name: value for name, value in asked.items() if value is not None})
+    settings = configured.datasets.get(dataset)
+    stated = _typed({name: getattr(settings, name) for name in RawSource._fields} if settings else {}, configured.place)
+    given = _typed(asked, Path)
     for name, value in given.items():
-        _refuse_difference(configured, dataset, name, value, stated.get(name))
+        in_file = stated.get(name, value)
+        same = value.items() <= in_file.items() if isinstance(value, dict) else value == in_file
+        if not same:
+            texts = _shown(value), _shown(in_file)
+            raise configured.difference(dataset, name, *texts, do="leave the flag out, or correct the file")
     source = {"geometry": "boxes", "split_rule": None, **stated, **given}
     if missing := [name for name in RawSource._fields if name not in source]:
         raise WrongUsage(
@@ -55,43 +60,16 @@ def raw_source(configured: Presets, dataset: str, asked: Mapping[str, Any]) -> R
     return RawSource(**source)
 
 
-def _stated(configured: Presets, dataset: str) -> dict[str, Any]:
-    settings = configured.datasets.get(dataset)
-    if settings is None:
-        return {}
-    annotations = settings.annotations and {
-        split: configured.place(path) for split, path in settings.annotations.items()
-    }
-    stated = {
-        "adapter": settings.adapter,
-        "annotations": annotations,
-        "images": settings.images and configured.place(settings.images),
-        "geometry": settings.geometry,
-        "split_rule": settings.split_rule and parse_split_rule(settings.split_rule),
-    }
-    return {name: value for name, value in stated.items() if value}
-
-
-def _with_paths(given: dict[str, Any]) -> dict[str, Any]:
-    if "annotations" in given:
-        given["annotations"] = {split: Path(path) for split, path in given["annotations"].items()}
-    if "images" in given:
-        given["images"] = Path(given["images"])
-    if "split_rule" in given:
-        given["split_rule"] = parse_split_rule(given["split_rule"])
-    return given
-
-
-def _refuse_difference(configured: Presets, dataset: str, name: str, asked: Any, stated: Any) -> None:
-    if stated is None:
-        return
-    same = asked.items() <= stated.items() if isinstance(stated, dict) else asked == stated
-    if not same:
-        raise WrongUsage(
-            f"{dataset}: --{name.replace('_', '-')} says {_shown(asked)}, {configured.path.name} says {_shown(stated)}",
-            where=configured.path,
-            do="leave the flag out, or correct the file",
-        )
+def _typed(values: Mapping[str, Any], place: Callable[[str], Path]) -> dict[str, Any]:
+    """Return the values that are set, as RawSource has them. `place`: a path from its text."""
+    found = {name: value for name, value in values.items() if value}
+    if "annotations" in found:
+        found["annotations"] = {split: place(path) for split, path in found["annotations"].items()}
+    if "images" in found:
+        found["images"] = place(found["images"])
+    if "split_rule" in found:
+        found["split_rule"] = parse_split_rule(found["split_rule"])
+    return found
 
 
 def _shown(value: Any) -> str:

@@ -8,32 +8,46 @@
 
 Presets are strict: one refused line or image fails the run, after all of them are listed; finished images stay.
 
+The preset's folder appears with its manifest, before the first pixel.
+
 Belongs here: carrying a plan out, what is published when.
-Belongs elsewhere: what there is to do (rescale_plan.py), one image (rescale_worker.py), parameters and the folder
-(rescale_setup.py), norm and coord (coords.py).
+Belongs elsewhere: parameters and what there is to do (rescale_plan.py), one image (rescale_worker.py), norm and coord
+(coords.py).
 Source: seed 004; CONTRACTS section 3.
 """
 
+import os
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Set
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import xxhash
 
 from imagemill.adapters.convert import recorded_rule
 from imagemill.domain.geometry import in_top_left_order, quantise_object, scale_objects
 from imagemill.errors import ImagemillError
 from imagemill.formats.jsonl import LineAppender, encode_line, parse_line, read_raw, replace_lines
-from imagemill.fs.atomic import sweep_temporaries
-from imagemill.pipeline.presets.preset_images import INDEX, KnownImage
-from imagemill.pipeline.presets.rescale_plan import RescalePlan, SplitPlan, image_name, plan_rescale
-from imagemill.pipeline.presets.rescale_problems import RescaleProblem, RescaleProblems
-from imagemill.pipeline.presets.rescale_setup import open_preset, record_split
+from imagemill.formats.manifest import json_bytes, write_json
+from imagemill.fs.atomic import sweep_temporaries, sync_folder, temporary_path
+from imagemill.pipeline.presets.preset_images import INDEX
+from imagemill.pipeline.presets.rescale_plan import (
+    REBUILD,
+    PresetConflict,
+    RescaleParameters,
+    RescalePlan,
+    RescaleProblem,
+    RescaleProblems,
+    SplitPlan,
+    image_name,
+    plan_rescale,
+)
 from imagemill.pipeline.presets.rescale_worker import RescaleRow, RescaleWorker
 from imagemill.progress import Progress
+from imagemill.store.public_data import IMAGES, MANIFEST, MANIFEST_FORMAT, Dataset, PresetDir, read_preset_manifest
 
 __all__ = ["RescaleFailed", "RescalePlan", "RescaleReport", "RescaleWorker", "carry_out", "plan_rescale"]
 
@@ -70,14 +84,10 @@ class RescaleFailed(ImagemillError):
         shown = [f"    {problem}" for problem in problems.listed[:SHOWN]]
         more = len(problems) - len(shown)
         unpublished = [f"{split.split}.jsonl" for split in plan.splits if split.split not in report.splits]
+        if more:
+            shown.append(f"    and {more} more")
         super().__init__(
-            "\n".join(
-                [
-                    f"{plan.dataset.name}/{plan.preset.name}: {counts}",
-                    *shown,
-                    *([f"    and {more} more"] if more else []),
-                ]
-            ),
+            "\n".join([f"{plan.dataset.name}/{plan.preset.name}: {counts}", *shown]),
             where=plan.dataset.raw,
             why=f"a preset is published whole: not written: {', '.join(unpublished)}; finished images stay",
             do="; ".join([*problems.remedies(), "then run the same command again"]),
@@ -96,7 +106,7 @@ def carry_out(plan: RescalePlan, map_batches: Callable[..., Iterator[RescaleRow]
     counts, known = Counter(kept=len(plan.standing)), dict(plan.standing)
     bad: dict[str, RescaleRow] = {}
     if plan.images or not plan.problems:
-        open_preset(plan.dataset, plan.preset, plan.parameters)
+        _open_preset(plan.dataset, plan.preset, plan.parameters)
         for folder in (plan.preset.path, plan.preset.images):
             sweep_temporaries(folder)
         try:
@@ -109,27 +119,57 @@ def carry_out(plan: RescalePlan, map_batches: Callable[..., Iterator[RescaleRow]
                         bad[row.name] = row
         finally:
             sweep_temporaries(plan.preset.images)  # of workers that were stopped or killed
-    for problem in _image_problems(plan, bad):
-        plan.problems.add(problem)
-    turned = sum(
-        entry.orientation != 1
-        for name, entry in known.items()
-        if plan.images[name].declared == plan.images[name].target
-    )
-    report = RescaleReport(counts, {}, [], turned, plan.problems)
+    for split in plan.splits:  # of each that names a bad image, its first line
+        for name in sorted(bad.keys() & split.images.keys(), key=split.images.__getitem__):
+            row, line = bad[name], split.images[name]
+            plan.problems.add(RescaleProblem(split.split, line, row.reason, f"{name}: {row.message}", row.remedy))
+    turned = {name for name, entry in known.items() if entry.orientation != 1 and plan.images[name].copied}
+    report = RescaleReport(counts, {}, [], len(turned), plan.problems)
     for split in plan.splits:
         if not plan.problems.by_split[split.split]:
-            _finish_split(plan, split, known, report)
+            _finish_split(plan, split, turned, report)
     if plan.problems:
         raise RescaleFailed(plan, report)
     return report
+
+
+def _open_preset(dataset: Dataset, preset: PresetDir, parameters: RescaleParameters) -> None:
+    """Make the preset's folder, with its manifest and an empty `images/`, in one rename; one that is there is taken as it is.
+
+    Raises:
+        PresetConflict: `images` is not a folder of its own.
+    """
+    sweep_temporaries(dataset.path, folders=True)
+    if not os.path.lexists(preset.path):
+        _create_folder(dataset, preset, parameters)
+    if preset.images.is_symlink() or (preset.images.exists() and not preset.images.is_dir()):
+        raise PresetConflict(
+            f"{preset.name}/{IMAGES} is not a real folder",
+            where=preset.images,
+            why="what is written through a link ends in another place, over files of others",
+            do=REBUILD,
+        )
+    preset.images.mkdir(exist_ok=True)
+
+
+def _create_folder(dataset: Dataset, preset: PresetDir, parameters: RescaleParameters) -> None:
+    staging = temporary_path(dataset.path)
+    (staging / IMAGES).mkdir(parents=True)
+    stats = {**msgspec.to_builtins(parameters), "splits": {}}
+    manifest = {
+        "format": MANIFEST_FORMAT, "dataset": dataset.name, "preset": preset.name, "stage_stats": {"rescale": stats},
+    }  # fmt: skip
+    write_json(staging / MANIFEST, manifest)
+    os.rename(staging, preset.path)
+    sync_folder(dataset.path)
 
 
 def _rows(plan: RescalePlan, map_batches: Callable[..., Iterator[RescaleRow]]) -> Generator[RescaleRow]:
     """What became of each job; what is known of an image is written down before its row is passed on."""
     if not plan.jobs:
         return
-    rows = map_batches(RescaleWorker, plan.jobs, batch_size=BATCH, **plan.worker_options)
+    options = {"raw": plan.dataset.raw, "preset": plan.preset.path, "library": plan.parameters.library}
+    rows = map_batches(RescaleWorker, plan.jobs, batch_size=BATCH, **options)
     task = f"rescale {plan.dataset.name}/{plan.preset.name}"
     try:
         pixels = {job.name: job.size[0] * job.size[1] for job in plan.jobs}
@@ -148,15 +188,7 @@ def _rows(plan: RescalePlan, map_batches: Callable[..., Iterator[RescaleRow]]) -
         getattr(rows, "close", lambda: None)()
 
 
-def _image_problems(plan: RescalePlan, bad: Mapping[str, RescaleRow]) -> Iterator[RescaleProblem]:
-    """Of each split that names a bad image, its first line."""
-    for split in plan.splits:
-        for name in sorted(bad.keys() & split.images.keys(), key=split.images.__getitem__):
-            row = bad[name]
-            yield RescaleProblem(split.split, split.images[name], row.reason, f"{name}: {row.message}", row.remedy)
-
-
-def _finish_split(plan: RescalePlan, split: SplitPlan, known: Mapping[str, KnownImage], report: RescaleReport) -> None:
+def _finish_split(plan: RescalePlan, split: SplitPlan, turned: Set[str], report: RescaleReport) -> None:
     """Publish a split all of whose lines and images are good; a file that says the same keeps its bytes and mtime."""
     raw, digest = plan.dataset.raw_jsonl(split.split), xxhash.xxh3_128()
 
@@ -164,26 +196,36 @@ def _finish_split(plan: RescalePlan, split: SplitPlan, known: Mapping[str, Known
         for number, line in read_raw(raw):
             digest.update(line + b"\n")
             yield encode_line(_rescaled(plan, parse_line(number, line).value, raw))
-        _check_unchanged(raw, split.fingerprint, f"xxh3:{digest.hexdigest()}")
+        if f"xxh3:{digest.hexdigest()}" != split.fingerprint:
+            raise _changed(raw)
 
     if replace_lines(plan.preset.jsonl(split.split), lines()):
         report.rewritten.append(split.split)
-    copied = sum(plan.images[name].declared == plan.images[name].target for name in split.images)
+    copied = sum(plan.images[name].copied for name in split.images)
     counts = {
         "records": split.records,
         "objects": split.objects,
         "images": len(split.images),
         "copied": copied,
         "resized": len(split.images) - copied,
-        "orientation_tags": sum(
-            known[name].orientation != 1
-            for name in split.images
-            if plan.images[name].declared == plan.images[name].target
-        ),
+        "orientation_tags": len(turned & split.images.keys()),
         "raw_fingerprint": split.fingerprint,
     }
-    record_split(plan.preset, split.split, counts, split_rule=recorded_rule(plan.dataset))
+    _record_split(plan, split.split, counts)
     report.splits[split.split] = counts
+
+
+def _record_split(plan: RescalePlan, split: str, counts: Mapping[str, Any]) -> None:
+    """Record a published split in the manifest, with the rule that divided raw records into train and val, if one did."""
+    manifest = read_preset_manifest(plan.preset) or {}
+    before = json_bytes(manifest)
+    stats = manifest["stage_stats"]
+    stats["rescale"].setdefault("splits", {})[split] = dict(counts)
+    stats.pop("convert", None)
+    if rule := recorded_rule(plan.dataset):
+        stats["convert"] = {"split_rule": rule}
+    if json_bytes(manifest) != before:
+        write_json(plan.preset.manifest, manifest)
 
 
 def _rescaled(plan: RescalePlan, record: Mapping[str, Any] | None, raw: Path) -> dict[str, Any]:
@@ -195,11 +237,6 @@ def _rescaled(plan: RescalePlan, record: Mapping[str, Any] | None, raw: Path) ->
     if plan.parameters.object_order == "top_left":
         objects = in_top_left_order(objects, [quantise_object(item, width, height) for item in objects])
     return {**record, "width": width, "height": height, "objects": objects}
-
-
-def _check_unchanged(raw: Path, before: str, now: str) -> None:
-    if before != now:
-        raise _changed(raw)
 
 
 def _changed(raw: Path) -> ImagemillError:

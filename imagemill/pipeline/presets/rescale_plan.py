@@ -1,33 +1,172 @@
-"""What a rescale has to do, by its raw records and by what is there: decided before anything is written.
+"""Plan of a rescale: parameters, problems of the raw records, images to make. Nothing is written here.
+
+    coco/rescale_32_768/pipeline_manifest.json      stage_stats.rescale: {image_factor: 32, max_pixels: 786432, …}
 
     raw/{train,val}.jsonl ─▶ problems of lines
                          └─▶ images with their sizes ─▶ those that stand as they are
                                                     └─▶ jobs
 
-Belongs here: reading raw records, which images to look at.
-Belongs elsewhere: doing it (rescale.py), one image (rescale_worker.py).
-Source: seed 004; CONTRACTS section 3.
+The recorded parameters of a preset never change; a request that differs from them fails before any write.
+
+Belongs here: agreement of request and record, reading raw records, which images to look at.
+Belongs elsewhere: where parameters are asked for (preset_config.py), doing it (rescale.py), one image (rescale_worker.py).
+Source: seed 004, "Invariants"; CONTRACTS section 3, "Rescale with the recorded parameters", "Presets are strict".
 """
 
+import os
 import posixpath
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+import msgspec
 import xxhash
 
-from imagemill.domain.geometry import scale_objects, target_size
+from imagemill.domain.geometry import (
+    IMAGE_FACTOR,
+    MAX_ASPECT,
+    MAX_PIXELS,
+    MIN_PIXELS,
+    check_limits,
+    scale_objects,
+    target_size,
+)
 from imagemill.domain.preset_names import refuse_derived
-from imagemill.domain.preset_records import outside_objects, violations
-from imagemill.errors import MissingInput, Refused, WrongUsage
+from imagemill.domain.preset_records import DEFAULT_ORDER, ORDERS, outside_objects, violations
+from imagemill.errors import ImagemillError, MissingInput, Refused, WrongUsage
 from imagemill.formats.jsonl import parse_line, read_raw
+from imagemill.formats.resize import DEFAULT_LIBRARY, FILTER, QUALITY, check_library
 from imagemill.pipeline.presets.preset_images import KnownImage, read_known
-from imagemill.pipeline.presets.rescale_problems import RescaleProblem, RescaleProblems
-from imagemill.pipeline.presets.rescale_setup import RescaleParameters
-from imagemill.pipeline.presets.rescale_worker import RescaleJob
-from imagemill.store.public_data import IMAGES, SPLITS, Dataset, PresetDir, no_dataset
+from imagemill.pipeline.presets.rescale_worker import OS_ERROR, RescaleJob
+from imagemill.store.public_data import IMAGES, SPLITS, Dataset, PresetDir, no_dataset, read_preset_manifest
 
 Sized = tuple[int, int]
+
+# Problems that are listed one by one; all are counted.
+LISTED = 1000
+
+IMMUTABLE = "preset images never change once written"
+REBUILD = "choose a new preset name, or delete the preset directory and rescale again"
+
+
+# ---- parameters
+
+
+class PresetConflict(ImagemillError, ValueError):
+    """A preset exists and was made with other parameters, or with unknown ones."""
+
+
+class RescaleParameters(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that decides a preset's pixels and records.
+
+    Attributes:
+        image_factor, max_pixels, min_pixels: of images, in pixels. max_aspect: the largest ratio of sides that is accepted.
+        object_order: order of a record's objects: as annotated, or by (min y, min x) in 0…999.
+    """
+
+    image_factor: int = IMAGE_FACTOR
+    max_pixels: int = MAX_PIXELS
+    min_pixels: int = MIN_PIXELS
+    library: str = DEFAULT_LIBRARY
+    filter: str = FILTER
+    quality: int = QUALITY
+    max_aspect: int = MAX_ASPECT
+    exif_policy: str = "stored_pixels"
+    size_policy: str = "nearest_multiple_half_even"
+    object_order: str = DEFAULT_ORDER
+
+
+def choose_parameters(preset: PresetDir, **asked: int | str | None) -> RescaleParameters:
+    """The parameters asked for; what is None is as the preset was made, else the default.
+
+    Raises:
+        PresetConflict: the preset was made with others, or is there without a record of them. WrongUsage: impossible ones.
+    """
+    given = {key: value for key, value in asked.items() if value is not None}
+    stats = (read_preset_manifest(preset) or {}).get("stage_stats", {}).get("rescale")
+    # Presets of earlier releases keep the order of the annotations, and record none.
+    recorded = {"object_order": DEFAULT_ORDER, **stats} if isinstance(stats, dict) else None
+    # A recorded value of another type differs from the requested one, which is reported below.
+    kinds = {"image_factor": int, "max_pixels": int, "min_pixels": int, "library": str, "object_order": str}
+    usable = {key: recorded[key] for key, kind in kinds.items() if recorded and type(recorded.get(key)) is kind}
+    parameters = RescaleParameters(**{**usable, **given})  # type: ignore[arg-type]
+    if os.path.lexists(preset.path):
+        _check_agreement(preset, recorded, msgspec.to_builtins(parameters))
+    check_limits(parameters.image_factor, parameters.max_pixels, parameters.min_pixels)
+    check_library(parameters.library)
+    if parameters.object_order not in ORDERS:
+        raise WrongUsage(f"no object_order {parameters.object_order!r}", do=f"choose from {', '.join(ORDERS)}")
+    return parameters
+
+
+def _check_agreement(preset: PresetDir, recorded: Mapping[str, Any] | None, asked: Mapping[str, Any]) -> None:
+    if recorded is None:
+        raise PresetConflict(
+            f"{preset.name} is there, and nothing says with which parameters it was made",
+            where=f"{preset.manifest}, stage_stats.rescale",
+            why=f"{IMMUTABLE}, and parameters are not guessed from them",
+            do=REBUILD,
+        )
+    different = [
+        f"{key} recorded {recorded.get(key, 'nowhere')}, requested {value}"
+        for key, value in asked.items()
+        if recorded.get(key) != value
+    ]
+    if different:
+        raise PresetConflict(
+            f"rescale parameters differ: {'; '.join(different)}",
+            where=f"{preset.manifest}, stage_stats.rescale",
+            why=IMMUTABLE,
+            do=REBUILD,
+        )
+
+
+# ---- problems
+
+
+class RescaleProblem(NamedTuple):
+    """Why a line or an image is not in the preset."""
+
+    split: str
+    line: int
+    reason: str
+    message: str
+    remedy: str
+
+    @property
+    def outcome(self) -> Literal["refused", "failed"]:
+        """`failed` for errors of the disk, `refused` for those of the input."""
+        return "failed" if self.reason == OS_ERROR else "refused"
+
+    def __str__(self) -> str:
+        return f"{self.split}.jsonl:{self.line} {self.reason}: {self.message}"
+
+
+class RescaleProblems:
+    """Problems in the order they were met, the first thousand of them; counts of all."""
+
+    def __init__(self) -> None:
+        self.listed: list[RescaleProblem] = []
+        self.by_reason: Counter[str] = Counter()
+        self.by_split: Counter[str] = Counter()
+        self._remedies: dict[str, str] = {}
+
+    def add(self, problem: RescaleProblem) -> None:
+        self.by_reason[problem.reason] += 1
+        self.by_split[problem.split] += 1
+        self._remedies.setdefault(problem.remedy, problem.reason)
+        if len(self.listed) < LISTED:
+            self.listed.append(problem)
+
+    def __len__(self) -> int:
+        return self.by_reason.total()
+
+    def remedies(self) -> list[str]:
+        return [f"{reason}: {remedy}" for remedy, reason in self._remedies.items() if remedy]
+
+
+# ---- the plan
 
 
 @dataclass(slots=True)
@@ -46,6 +185,11 @@ class Sizes(NamedTuple):
 
     declared: Sized
     target: Sized
+
+    @property
+    def copied(self) -> bool:
+        """Whether the preset's image has the raw image's bytes."""
+        return self.declared == self.target
 
 
 @dataclass(slots=True)
@@ -67,10 +211,6 @@ class RescalePlan:
     standing: dict[str, KnownImage]
     problems: RescaleProblems
 
-    @property
-    def worker_options(self) -> dict[str, Any]:
-        return {"raw": self.dataset.raw, "preset": self.preset.path, "library": self.parameters.library}
-
 
 def plan_rescale(
     dataset: Dataset, preset: str, parameters: RescaleParameters, splits: Sequence[str] | None = None
@@ -90,7 +230,11 @@ def plan_rescale(
         plan.splits.append(_read_split(plan, split))
     known = read_known(folder)
     for name, sizes in plan.images.items():
-        _plan_image(plan, name, sizes, known.get(name))
+        entry = known.get(name)
+        if entry and entry.raw_size == sizes.declared and entry.stands(dataset.raw / name, folder.path / name):
+            plan.standing[name] = entry
+        else:
+            plan.jobs.append(RescaleJob(name, sizes.declared, sizes.target, entry))
     return plan
 
 
@@ -112,32 +256,23 @@ def chosen_splits(dataset: Dataset, asked: Sequence[str] | None) -> list[str]:
     return wanted
 
 
-def _plan_image(plan: RescalePlan, name: str, sizes: Sizes, known: KnownImage | None) -> None:
-    raw, made = plan.dataset.raw / name, plan.preset.path / name
-    if known and known.raw_size == sizes.declared and known.stands(raw, made):
-        plan.standing[name] = known
-    else:
-        plan.jobs.append(RescaleJob(name, sizes.declared, sizes.target, known))
-
-
 def _read_split(plan: RescalePlan, split: str) -> SplitPlan:
-    told, digest = SplitPlan(split), xxhash.xxh3_128()
+    found, digest = SplitPlan(split), xxhash.xxh3_128()
     for number, raw in read_raw(plan.dataset.raw_jsonl(split)):
         digest.update(raw + b"\n")
-        told.records += 1
+        found.records += 1
         line = parse_line(number, raw)
         if line.value is None:
             problem = RescaleProblem(split, number, "line", line.problem or "", "repair or remove the raw line")
-            plan.problems.add(problem)
-            continue
-        for problem in _record_problems(plan, split, number, line.value):
-            plan.problems.add(problem)
-            break
         else:
-            told.objects += len(line.value["objects"])
-            told.images.setdefault(image_name(line.value), number)
-    told.fingerprint = f"xxh3:{digest.hexdigest()}"
-    return told
+            problem = _record_problem(plan, split, number, line.value)
+        if problem:
+            plan.problems.add(problem)
+        elif line.value is not None:
+            found.objects += len(line.value["objects"])
+            found.images.setdefault(image_name(line.value), number)
+    found.fingerprint = f"xxh3:{digest.hexdigest()}"
+    return found
 
 
 def image_name(record: Mapping[str, Any]) -> str:
@@ -145,45 +280,39 @@ def image_name(record: Mapping[str, Any]) -> str:
     return posixpath.normpath(record["images"][0])
 
 
-def _record_problems(plan: RescalePlan, split: str, number: int, record: Mapping[str, Any]) -> Iterator[RescaleProblem]:
-    """What is wrong with a record; one that is good has its image in the plan."""
+def _record_problem(plan: RescalePlan, split: str, number: int, record: Mapping[str, Any]) -> RescaleProblem | None:
+    """Return what is wrong with a record; None if it is valid: its image is in the plan then."""
     for found in violations(record, "pixel"):
-        yield RescaleProblem(split, number, found.rule, f"{found.field} {found.message}", found.remedy)
-        return
+        return RescaleProblem(split, number, found.rule, f"{found.field} {found.message}", found.remedy)
     name, declared = image_name(record), (record["width"], record["height"])
     if not name.startswith(f"{IMAGES}/"):
         message = f"images {name!r} does not lie in {IMAGES}/"
-        yield RescaleProblem(
+        return RescaleProblem(
             split, number, "image_path", message, f"put the file below raw/{IMAGES} and correct the record"
         )
-        return
     there = plan.images.get(name)
     if there and there.declared != declared:
         sizes = f"{there.declared[0]}x{there.declared[1]} and {declared[0]}x{declared[1]}"
-        yield RescaleProblem(
+        return RescaleProblem(
             split, number, "two_sizes", f"{name} is named with {sizes}", "give the size of the file in each record"
         )
-        return
     if outside := outside_objects(record):
         message = f"objects[{outside[0]}] of {name} lies outside {declared[0]}x{declared[1]}"
-        yield RescaleProblem(
+        return RescaleProblem(
             split, number, "outside_image", message, "correct the object in the raw record, or remove it"
         )
-        return
+    limits = plan.parameters
     try:
-        target = there.target if there else _target(plan.parameters, declared)
+        target = (
+            there.target
+            if there
+            else target_size(
+                *declared, image_factor=limits.image_factor, max_pixels=limits.max_pixels, min_pixels=limits.min_pixels
+            )
+        )
         if min(target) < 2:
             scale_objects(record["objects"], declared, target)
     except Refused as refusal:
-        yield RescaleProblem(split, number, refusal.reason, f"{name}: {refusal.what}", refusal.do or "")
-        return
+        return RescaleProblem(split, number, refusal.reason, f"{name}: {refusal.what}", refusal.do or "")
     plan.images[name] = there or Sizes(declared, target)
-
-
-def _target(parameters: RescaleParameters, declared: Sized) -> Sized:
-    return target_size(
-        *declared,
-        image_factor=parameters.image_factor,
-        max_pixels=parameters.max_pixels,
-        min_pixels=parameters.min_pixels,
-    )
+    return None

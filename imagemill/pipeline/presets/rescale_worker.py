@@ -10,8 +10,9 @@ Source: CONTRACTS section 3; seed 004 "Invariants".
 """
 
 import errno
+import functools
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -25,11 +26,13 @@ from imagemill.fs.durable import begin_writing_back, flush_files
 from imagemill.fs.fingerprints import FileSignature, file_signature, fingerprint
 from imagemill.pipeline.malloc_tuning import reuse_freed_memory
 from imagemill.pipeline.presets.preset_images import KnownImage
-from imagemill.pipeline.presets.rescale_problems import OS_ERROR
 
 # How much is flushed together: enough to share the flush, little enough to lose when a run is killed.
 BATCH_FILES = 64
 BATCH_BYTES = 64 * 1024 * 1024
+
+# Reason of a failure of the disk, not of the image.
+OS_ERROR = "os_error"
 
 Status = Literal["resized", "copied", "kept", "adopted", "refused", "failed"]
 
@@ -55,13 +58,10 @@ class RescaleRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Staged(NamedTuple):
-    job: RescaleJob
+    """A file under its temporary name, and the row that it becomes when it has its final one."""
+
     path: Path
-    status: Status
-    data_fingerprint: str
-    raw_fingerprint: str
-    raw: FileSignature
-    orientation: int
+    row: RescaleRow
 
 
 class RescaleWorker:
@@ -71,11 +71,18 @@ class RescaleWorker:
         self._raw, self._preset, self._library = raw, preset, library
         self._folders: set[Path] = set()
         reuse_freed_memory()
-        self._threads = _one_thread() if library == "torch" else None
+        self._threads = 0
+        if library == "torch":
+            import torch
+
+            self._threads = torch.get_num_threads()
+            torch.set_num_threads(1)  # each worker uses one core
 
     def close(self) -> None:
         if self._threads:
-            _torch_threads(self._threads)
+            import torch
+
+            torch.set_num_threads(self._threads)
 
     def stream(self, jobs: Iterable[RescaleJob]) -> Iterator[RescaleRow]:
         """One row per job. Raises DiskFull; every other failure is a row."""
@@ -103,45 +110,41 @@ class RescaleWorker:
         try:
             return self._look(job)
         except Refused as refusal:
-            return _refusal_row(job, refusal)
+            return _refusal_row(job.name, refusal)
         except OSError as error:
             if is_disk_full(error):
                 raise
-            return _failure_row(job, error)
+            return _failure_row(job.name, error)
 
     def _look(self, job: RescaleJob) -> RescaleRow | _Staged:
         """Raises Refused for an image that cannot be in the preset."""
         raw, made = self._raw / job.name, self._preset / job.name
         if job.known and job.known.raw_size == job.size and job.known.stands(raw, made):
             return RescaleRow(name=job.name, status="kept", known=job.known)
-        data, triple = _read(raw)
+        data, signature = _read(raw)
         header = stored_header(data, job.name)
         _check_size(job, header)
         written_format(header, job.name)
-        if os.path.lexists(made):
-            return self._existing(job, made, data, triple, header)
-        return self._stage(job, data, triple, header)
-
-    def _existing(
-        self, job: RescaleJob, made: Path, data: bytes, triple: FileSignature, header: StoredHeader
-    ) -> RescaleRow:
-        """Keep what is there, or refuse: it is never replaced."""
-        source = fingerprint(data)
-        if job.known and job.known.raw_fingerprint != source:
-            raise _stays(job, "raw_changed", "its raw image changed since it was made")
-        pixels, made_triple = _read_made(job, made)
-        bytes_now = fingerprint(pixels)
-        if job.known and job.known.made_fingerprint != bytes_now:
-            raise _stays(job, "preset_image_changed", "its bytes are not those that rescale wrote")
+        known = functools.partial(
+            KnownImage, image=job.name, raw=signature, raw_fingerprint=fingerprint(data), raw_size=job.size,
+            orientation=header.orientation,
+        )  # fmt: skip
+        if not os.path.lexists(made):
+            return self._stage(job, data, header, known)
+        # It is kept or refused, never replaced.
+        if job.known and job.known.raw_fingerprint != known.keywords["raw_fingerprint"]:
+            raise _stays(job.name, "raw_changed", "its raw image changed since it was made")
+        if made.is_symlink() or not made.is_file():
+            raise _stays(job.name, "preset_image_bad", "it is not a regular file")
+        pixels, signature = _read(made)
+        entry = known(made=signature, made_fingerprint=fingerprint(pixels))
+        if job.known and job.known.made_fingerprint != entry.made_fingerprint:
+            raise _stays(job.name, "preset_image_changed", "its bytes are not those that rescale wrote")
         if not job.known:
             _check_made(job, pixels, data)
-        known = KnownImage(
-            image=job.name, raw=triple, raw_fingerprint=source, raw_size=job.size, made=made_triple,
-            made_fingerprint=bytes_now, orientation=header.orientation,
-        )  # fmt: skip
-        return RescaleRow(name=job.name, status="kept" if job.known else "adopted", known=known)
+        return RescaleRow(name=job.name, status="kept" if job.known else "adopted", known=entry)
 
-    def _stage(self, job: RescaleJob, data: bytes, triple: FileSignature, header: StoredHeader) -> _Staged:
+    def _stage(self, job: RescaleJob, data: bytes, header: StoredHeader, known: Callable[..., KnownImage]) -> _Staged:
         if job.size == job.target:
             check_decodable(data, job.name)
             pixels, status = data, "copied"
@@ -153,29 +156,31 @@ class RescaleWorker:
                 file.write(pixels)
                 file.flush()
                 begin_writing_back(file.fileno())
+                signature = file_signature(os.fstat(file.fileno()))
         except BaseException:
             path.unlink(missing_ok=True)
             raise
-        return _Staged(job, path, status, fingerprint(pixels), fingerprint(data), triple, header.orientation)
+        entry = known(made=signature, made_fingerprint=fingerprint(pixels))
+        return _Staged(path, RescaleRow(name=job.name, status=status, known=entry))
 
     def _publish(self, staged: list[_Staged]) -> Iterator[RescaleRow]:
         """Flush a batch and give its files their names."""
         unflushed = flush_files([item.path for item in staged])
         rows, touched = [], set()
         for item in staged:
-            final = self._preset / item.job.name
+            final = self._preset / item.row.name
             try:
                 if error := unflushed.get(item.path):
                     raise error
                 self._name(item.path, final)
                 touched.add(final.parent)
-                rows.append(_made_row(item, final))
+                rows.append(item.row)
             except FileExistsError:
-                rows.append(_meanwhile_row(item, final))
+                rows.append(_meanwhile_row(item.row, final))
             except OSError as error:
                 if is_disk_full(error):
                     raise
-                rows.append(_failure_row(item.job, error))
+                rows.append(_failure_row(item.row.name, error))
             finally:
                 item.path.unlink(missing_ok=True)
         for folder in touched:
@@ -185,7 +190,10 @@ class RescaleWorker:
     def _name(self, temporary: Path, final: Path) -> None:
         """Raises FileExistsError where the name is taken, which a rename would not."""
         if final.parent not in self._folders:
-            _make_folders(final.parent)
+            missing = [parent for parent in final.parents if not parent.exists()]
+            final.parent.mkdir(parents=True, exist_ok=True)
+            for path in missing:
+                sync_folder(path.parent)
             self._folders.add(final.parent)
         try:
             os.link(temporary, final)
@@ -197,29 +205,15 @@ class RescaleWorker:
             os.rename(temporary, final)  # a disk without links
 
 
-def _meanwhile_row(item: _Staged, final: Path) -> RescaleRow:
-    """Of a name that somebody took first: a worker whose run was killed may still finish its batch, with the very same bytes."""
+def _meanwhile_row(row: RescaleRow, final: Path) -> RescaleRow:
+    """The row if its name was taken meanwhile: a worker whose run was killed may still finish its batch, with the same bytes."""
     try:
-        if not final.is_symlink() and fingerprint(final.read_bytes()) == item.data_fingerprint:
-            return _made_row(item._replace(status="adopted"), final)
+        if row.known and not final.is_symlink() and fingerprint(final.read_bytes()) == row.known.made_fingerprint:
+            entry = msgspec.structs.replace(row.known, made=file_signature(final))
+            return msgspec.structs.replace(row, status="adopted", known=entry)
     except OSError:
         pass
-    return _refusal_row(item.job, _stays(item.job, "appeared", "it appeared while this run made it"))
-
-
-def _made_row(item: _Staged, final: Path) -> RescaleRow:
-    known = KnownImage(
-        image=item.job.name, raw=item.raw, raw_fingerprint=item.raw_fingerprint, raw_size=item.job.size,
-        made=file_signature(final), made_fingerprint=item.data_fingerprint, orientation=item.orientation,
-    )  # fmt: skip
-    return RescaleRow(name=item.job.name, status=item.status, known=known)
-
-
-def _make_folders(folder: Path) -> None:
-    missing = [parent for parent in (folder, *folder.parents) if not parent.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
-    for path in missing:
-        sync_folder(path.parent)
+    return _refusal_row(row.name, _stays(row.name, "appeared", "it appeared while this run made it"))
 
 
 def _read(raw: Path) -> tuple[bytes, FileSignature]:
@@ -252,59 +246,33 @@ def _check_size(job: RescaleJob, header: StoredHeader) -> None:
     )
 
 
-def _read_made(job: RescaleJob, made: Path) -> tuple[bytes, FileSignature]:
-    if made.is_symlink() or not made.is_file():
-        raise _stays(job, "preset_image_bad", "it is not a regular file")
-    data, triple = _read(made)
-    return data, triple
-
-
 def _check_made(job: RescaleJob, pixels: bytes, raw: bytes) -> None:
     """An image of which nothing is known is taken for what it is: whole, of the right size, a copy where it must be one."""
     try:
         header = stored_header(pixels, job.name)
         check_decodable(pixels, job.name)
     except Refused as refusal:
-        raise _stays(job, "preset_image_bad", refusal.what) from refusal
+        raise _stays(job.name, "preset_image_bad", refusal.what) from refusal
     if (header.width, header.height) != job.target:
         size = f"{header.width}x{header.height}, expected {job.target[0]}x{job.target[1]}"
-        raise _stays(job, "preset_image_bad", f"it is {size}")
+        raise _stays(job.name, "preset_image_bad", f"it is {size}")
     if job.size == job.target and pixels != raw:
-        raise _stays(job, "raw_changed", "it differs from the raw image, of which it has to be a copy")
+        raise _stays(job.name, "raw_changed", "it differs from the raw image, of which it has to be a copy")
 
 
-def _stays(job: RescaleJob, reason: str, what: str) -> Refused:
+def _stays(name: str, reason: str, what: str) -> Refused:
     return Refused(
         reason,
         f"the preset's image stays as it is, and {what}",
-        where=job.name,
+        where=name,
         why="preset images are never replaced",
         do="delete that file in the preset and rescale again, or choose a new preset name",
     )
 
 
-def _refusal_row(job: RescaleJob, refusal: Refused) -> RescaleRow:
-    return RescaleRow(
-        name=job.name, status="refused", reason=refusal.reason, message=refusal.what, remedy=refusal.do or ""
-    )
+def _refusal_row(name: str, refusal: Refused) -> RescaleRow:
+    return RescaleRow(name=name, status="refused", reason=refusal.reason, message=refusal.what, remedy=refusal.do or "")
 
 
-def _failure_row(job: RescaleJob, error: OSError) -> RescaleRow:
-    return RescaleRow(
-        name=job.name, status="failed", reason=OS_ERROR, message=str(error), remedy="repair it and run again"
-    )
-
-
-def _one_thread() -> int:
-    """Each worker is one core's work; returns how many threads torch had before."""
-    import torch
-
-    before = torch.get_num_threads()
-    _torch_threads(1)
-    return before
-
-
-def _torch_threads(count: int) -> None:
-    import torch
-
-    torch.set_num_threads(count)
+def _failure_row(name: str, error: OSError) -> RescaleRow:
+    return RescaleRow(name=name, status="failed", reason=OS_ERROR, message=str(error), remedy="repair it and run again")

@@ -10,9 +10,8 @@ from typing import NamedTuple
 from imagemill.errors import InvalidNpy
 from imagemill.formats.npy import NpyStore, check_npy_header
 from imagemill.fs.fingerprints import FileSignature
-from imagemill.pipeline.stage2.plan import row_of_bytes
+from imagemill.pipeline.stage2.plan import adopted_row
 from imagemill.store.ledger import FileRow, Ledger, SourceRow
-from imagemill.store.provenance import maker_of_adopted
 
 # Reason code of a file that could not be read: an error of the disk, not of the record.
 READ_ERROR = "read_error"
@@ -80,5 +79,4 @@ class KindFiles:
         now, known = self.store.stat(image_id), self.ledger.files(self.spec.kind, [image_id])
         if now != present:
             return known.get((image_id, now)) or self._adopt(record, now, wanted)
-        same = row_of_bytes(known.values(), content, present, wanted)
-        return same or FileRow(self.spec.kind, image_id, present, None, content, maker_of_adopted(self.store, image_id))
+        return adopted_row(self.store, image_id, known.values(), content, present, wanted)

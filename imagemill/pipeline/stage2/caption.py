@@ -10,6 +10,7 @@ Belongs elsewhere: sidecars and records, which go before (scan.py, image_metadat
 Source: CONTRACTS section 1, row "captions".
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,12 +24,11 @@ from PIL import Image
 
 from imagemill.config import DECODE_AHEAD_PIXELS
 from imagemill.errors import ModelUnusable, Refused
-from imagemill.formats.images import header_size
 from imagemill.fs.fingerprints import FileSignature
 from imagemill.models import CAPTIONER, Captioner
 from imagemill.pipeline.batch_inference import Answer, Unanswered, answer_batch
 from imagemill.pipeline.prefetch import bounded_map
-from imagemill.pipeline.stage2.image_metadata import complete_facts, inspect_image
+from imagemill.pipeline.stage2.image_metadata import complete_facts, inspect_image, size_or_none
 from imagemill.pipeline.stage2.plan import LedgerSnapshot, refused_image
 from imagemill.pipeline.stage2.scan import Scan, SourceFile, caption_row, normalise_caption
 from imagemill.store.ledger import FROM_CAPTIONER, FROM_PREVIEW, Captioned, CaptionRow, Ledger, Problem, SourceRow
@@ -162,18 +162,11 @@ class CaptionWorker:
             self._open,
             jobs,
             weigh=lambda job: None,
-            measure=self._header_pixels,
+            measure=lambda job: math.prod(size_or_none(self._approved / job.file_name) or (0,)),
             keeps=lambda opened: opened.pixels if isinstance(opened, _Opened) else 0,
             most=self._most + 2 * self._decode_threads,
             budget=self._decode_ahead_pixels,
         )
-
-    def _header_pixels(self, job: CaptionJob) -> int:
-        try:
-            height, width = header_size(self._approved / job.file_name)
-        except (Refused, OSError):  # nothing is decoded then, and `_open` says why
-            return 0
-        return height * width
 
     def _open(self, job: CaptionJob) -> "CaptionedImage | _Opened":
         if self._unusable is not None and job.described is None:
@@ -204,7 +197,9 @@ class CaptionWorker:
             try:
                 self._captioner = self._captioner or self._make()
                 images = [Image.fromarray(opened.image) for opened in batch]
-                answers = answer_batch(self._captioner.caption, images, _one_line)
+                answers = answer_batch(
+                    self._captioner.caption, images, lambda answer: normalise_caption(answer) or None
+                )
             except ModelUnusable as error:
                 self._unusable = error.what
             else:
@@ -234,10 +229,6 @@ class _Opened(msgspec.Struct):
     @property
     def pixels(self) -> int:
         return self.source.height * self.source.width
-
-
-def _one_line(answer: str) -> str | None:
-    return normalise_caption(answer) or None
 
 
 def keep_captions(

@@ -40,7 +40,6 @@ from imagemill.errors import (
     Refused,
     is_disk_full,
 )
-from imagemill.formats.images import header_size
 from imagemill.formats.npy import NpyStore, npy_header
 from imagemill.fs.fingerprints import FileSignature, file_signature, fingerprint, fingerprint_file
 from imagemill.models import Encoder, Prepared
@@ -48,11 +47,11 @@ from imagemill.pipeline.batch_inference import infer_in_parts
 from imagemill.pipeline.malloc_tuning import reuse_freed_memory
 from imagemill.pipeline.prefetch import bounded_map
 from imagemill.pipeline.stage2.damage import DAMAGED, damaged_file
-from imagemill.pipeline.stage2.image_metadata import inspect_image
-from imagemill.pipeline.stage2.plan import EmbeddingPlan, Job, row_of_bytes
+from imagemill.pipeline.stage2.image_metadata import inspect_image, size_or_none
+from imagemill.pipeline.stage2.plan import EmbeddingPlan, Job, adopted_row
 from imagemill.pipeline.stage2.stage1 import Unusable, read_vector
 from imagemill.store.ledger import FileRow, SourceRow
-from imagemill.store.provenance import UNKNOWN, UNKNOWN_PREVIEW, Makers, ModelIdentity, maker_of_adopted
+from imagemill.store.provenance import UNKNOWN, UNKNOWN_PREVIEW, Makers, ModelIdentity
 
 T = TypeVar("T")
 Outcome = Literal["computed", "extracted", "restored", "kept", "adopted", "refused", "failed"]
@@ -229,7 +228,7 @@ class EmbedWorker:
             self._prepare,
             jobs,
             weigh=self._known_pixels,
-            measure=self._header_pixels,
+            measure=lambda job: math.prod(size_or_none(self.approved / job.file_name) or (0,)),
             keeps=lambda made: made.prepared.pixels if isinstance(made, _Item) else 0,
             most=self.settings.batch_size + 2 * self.decode_threads,
             budget=self.decode_ahead_pixels,
@@ -241,19 +240,14 @@ class EmbedWorker:
             return 0 if self.spec.source == "caption" else job.facts.height * job.facts.width
         return None if job.stat else 0
 
-    def _header_pixels(self, job: Job) -> int:
-        try:
-            return math.prod(header_size(self.approved / job.file_name))
-        except (Refused, OSError):  # nothing is decoded then, and `_prepare` says why
-            return 0
-
     def _prepare(self, job: Job) -> _Item | EmbedRow:
         try:
             return self._examine(job)
         except Refused as refusal:
-            row = EmbedRow(job.image_id, "refused", job.stat, reason=refusal.reason, detail=refusal.what)
-            row.remedy = refusal.do or "replace the image"
-            return row
+            remedy = refusal.do or "replace the image"
+            return EmbedRow(
+                job.image_id, "refused", job.stat, reason=refusal.reason, detail=refusal.what, remedy=remedy
+            )
         except ImagemillError:  # the model cannot be loaded, or is not the recorded one: that stops the pass
             raise
         except Exception as error:  # disk, memory: this image is tried again by the next run
@@ -272,13 +266,19 @@ class EmbedWorker:
             row, replaced = self._existing(job, facts, wanted)
             if row:
                 outcome: Outcome = "kept" if any(known.content == row.content for known in job.known) else "adopted"
-                return EmbedRow(job.image_id, outcome, job.stat, facts, job.caption_fingerprint, row)
+                return _row(job, outcome, facts, row)
         if job.inline and not self.regenerate:
             try:
-                return self._extract(job, facts, read_vector(job.inline, job.image_id), replaced)
+                vector = read_vector(job.inline, job.image_id)
+                # Bit for bit; which model made it is not recorded.
+                staged = self._staged(job, vector, facts.fingerprint if facts else None, None)
+                return _row(job, "extracted", facts, *staged, replaced)
             except Unusable as unusable:
                 if self.extract_only or job.stat is None:
-                    return _unusable(job, unusable)
+                    do = (
+                        "run imagemill stage2 --pass dinov3" if job.stat else "put the image back, or repair the record"
+                    )
+                    return _failure(job, "unusable_vector", f"the record's {unusable}", do)
                 replaced = "unusable_vector"
         encoder = self.encoder()
         if self.spec.source == "caption":
@@ -287,12 +287,6 @@ class EmbedWorker:
             item = pixels if pixels is not None else inspect_image(self.approved, job)[1]
         return _Item(job, facts, encoder.prepare(item), replaced)
 
-    def _extract(self, job: Job, facts: SourceRow | None, vector: np.ndarray, replaced: str | None) -> EmbedRow:
-        """Stage the vector of a Stage 1 record, bit for bit; nobody knows which model made it."""
-        wanted = facts.fingerprint if facts else None
-        file, staged = self._staged(job, vector, wanted, None)
-        return EmbedRow(job.image_id, "extracted", job.stat, facts, job.caption_fingerprint, file, staged, replaced)
-
     def _settle(self, job: Job, facts: SourceRow | None, wanted: str | None) -> EmbedRow | None:
         """Keep a suspect file that holds its recorded bytes, or restore it from a shard; None if it has to be made again."""
         recorded = next((known for known in job.known if known.stat == job.present), None)
@@ -300,16 +294,15 @@ class EmbedWorker:
         if recorded is None or (made_from and recorded.source not in (None, made_from)):
             return None
         if self._holds(job.image_id, recorded.content):
-            return EmbedRow(job.image_id, "kept", job.stat, facts, job.caption_fingerprint, recorded)
+            return _row(job, "kept", facts, recorded)
         copies = (sample.member(self.spec.member, recorded.content) for sample in job.copies)
         if data := next((copy for copy in copies if copy is not None), None):
             staged = self.store.stage_bytes(data)
             row = msgspec.structs.replace(recorded, stat=file_signature(staged))
-            return EmbedRow(
-                job.image_id, "restored", job.stat, facts, job.caption_fingerprint, row, staged, DAMAGED
-            )  # fmt: skip
+            return _row(job, "restored", facts, row, staged, DAMAGED)
         if job.stat is None and not job.inline and self.spec.source == "pixels":
-            return _irreparable(job, self.spec.kind)
+            remedy = "put the image or a good copy of the file back, then run imagemill again"
+            return _failure(job, DAMAGED, damaged_file(self.spec.kind, job.image_id).detail, remedy)
         return None
 
     def _holds(self, image_id: str, content: str) -> bool:
@@ -330,12 +323,11 @@ class EmbedWorker:
                 content = self.store.check(job.image_id, *((facts.height, facts.width) if facts else (0, 0)))
             except InvalidNpy as invalid:
                 return None, invalid.reason
-            row = row_of_bytes(job.known, content, job.present, wanted)
-            if row is None:
-                maker = maker_of_adopted(self.store, job.image_id)
-                if maker == UNKNOWN_PREVIEW and self.settings.model != PREVIEW:
+            row = adopted_row(self.store, job.image_id, job.known, content, job.present, wanted)
+            if row.source is None:  # no earlier file had these bytes
+                if row.maker == UNKNOWN_PREVIEW and self.settings.model != PREVIEW:
                     return None, "preview"
-                row = FileRow(self.spec.kind, job.image_id, job.present, wanted, content, maker)
+                row = msgspec.structs.replace(row, source=wanted)
         return (row, None) if row.source == wanted else (None, "stale")
 
     # ---- groups
@@ -418,10 +410,9 @@ class EmbedWorker:
         job = item.job
         wanted = item.source.fingerprint if self.spec.source == "pixels" and item.source else job.caption_fingerprint
         file, staged = self._staged(job, array, wanted, self._identity)
-        return EmbedRow(
-            job.image_id, "computed", job.stat, item.source, job.caption_fingerprint, file, staged, item.replaced,
-            calls=calls, facts=item.prepared.facts, identity=self._identity,
-        )  # fmt: skip
+        row = _row(job, "computed", item.source, file, staged, item.replaced)
+        row.calls, row.facts, row.identity = calls, item.prepared.facts, self._identity
+        return row
 
     def _staged(
         self, job: Job, array: np.ndarray, source: str | None, identity: ModelIdentity | None
@@ -446,22 +437,21 @@ def _finished(writes: deque[_Write], *, most: int = 0, most_bytes: int = 0) -> I
         yield writes.popleft().row.result()
 
 
-def _failure(job: Job, reason: str, error: Exception) -> EmbedRow:
-    detail = error.what if isinstance(error, ImagemillError) else f"{type(error).__name__}: {error}"
-    return EmbedRow(job.image_id, "failed", job.stat, reason=reason, detail=detail, remedy="run imagemill again")
+def _row(
+    job: Job,
+    outcome: Outcome,
+    source: SourceRow | None,
+    file: FileRow,
+    staged: Path | None = None,
+    replaced: str | None = None,
+) -> EmbedRow:
+    return EmbedRow(job.image_id, outcome, job.stat, source, job.caption_fingerprint, file, staged, replaced)
 
 
-def _irreparable(job: Job, kind: str) -> EmbedRow:
-    problem = damaged_file(kind, job.image_id)
-    remedy = "put the image or a good copy of the file back, then run imagemill again"
-    return EmbedRow(job.image_id, "failed", None, reason=DAMAGED, detail=problem.detail, remedy=remedy)
-
-
-def _unusable(job: Job, unusable: Unusable) -> EmbedRow:
-    remedy = "run imagemill stage2 --pass dinov3" if job.stat else "put the image back, or repair the record"
-    return EmbedRow(
-        job.image_id, "failed", job.stat, reason="unusable_vector", detail=f"the record's {unusable}", remedy=remedy
-    )
+def _failure(job: Job, reason: str, problem: Exception | str, remedy: str = "run imagemill again") -> EmbedRow:
+    detail = problem.what if isinstance(problem, ImagemillError) else problem
+    detail = detail if isinstance(detail, str) else f"{type(detail).__name__}: {detail}"
+    return EmbedRow(job.image_id, "failed", job.stat, reason=reason, detail=detail, remedy=remedy)
 
 
 @dataclass(frozen=True, slots=True)

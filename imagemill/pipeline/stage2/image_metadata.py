@@ -15,7 +15,7 @@ import numpy as np
 
 from imagemill.domain.layout import DataRoot
 from imagemill.errors import Refused
-from imagemill.formats.images import decode_rgb
+from imagemill.formats.images import decode_rgb, header_size
 from imagemill.formats.jsonl import encode_line
 from imagemill.fs.fingerprints import FileSignature, fingerprint
 from imagemill.models import CAPTIONER
@@ -25,7 +25,7 @@ from imagemill.pipeline.stage2.plan import IMAGE_REASONS, LedgerSnapshot, missin
 from imagemill.pipeline.stage2.quarantine import CAPTION, QuarantinedLine, quarantine
 from imagemill.pipeline.stage2.record_index import Recorded, Span
 from imagemill.pipeline.stage2.scan import SIDECARS, Scan, SourceFile, caption_row
-from imagemill.store.ledger import FROM_PREVIEW_RECORD, FROM_RECORD, CaptionKey, CaptionRow, Ledger, Problem, SourceRow
+from imagemill.store.ledger import FROM_PREVIEW_RECORD, FROM_RECORD, CaptionRow, Ledger, Problem, SourceRow
 from imagemill.store.provenance import read_identity
 
 _CHUNK = 512
@@ -64,6 +64,14 @@ def inspect_image(approved: Path, source: ImageFile) -> tuple[SourceRow, np.ndar
     height, width = pixels.shape[:2]
     assert source.stat  # an image that is gone is not asked for
     return SourceRow(source.image_id, source.file_name, source.stat, fingerprint(data), height, width), pixels
+
+
+def size_or_none(path: Path) -> tuple[int, int] | None:
+    """Return an image's upright (height, width) in pixels; None if its header cannot be read, which `inspect_image` reports."""
+    try:
+        return header_size(path)
+    except (Refused, OSError):
+        return None
 
 
 def complete_facts(approved: Path, scan: Scan, ledger: Ledger, *, threads: int = 2, up_to: str | None = None) -> None:
@@ -118,9 +126,12 @@ def adopt_captions(inventory: Inventory, ledger: Ledger) -> None:
     """
     recorded, scan = inventory.recorded, inventory.scan
     known, merged = ledger.caption_keys(), ledger.recorded_captions()
-    origin = FROM_RECORD if merged else _origin_unknown(ledger)
+    captioner = None if merged else read_identity(ledger, CAPTIONER)
+    # Without its ledger nothing shows which captions a preview model made: where one did, none counts as real.
+    origin = FROM_PREVIEW_RECORD if captioner and captioner.preview else FROM_RECORD
+    sidecars = {i: source.caption for i, source in scan.sources.items() if source.caption is not None}
     without = {
-        i: row for i, row in known.items() if i in recorded.captions and not _has_sidecar(row, scan.sources.get(i))
+        i: row for i, row in known.items() if i in recorded.captions and not (i in sidecars and row.stat == sidecars[i])
     }
     edited = {i for i, row in without.items() if recorded.captions[i] not in (row.fingerprint, merged.get(i))}
     _keep_replaced(inventory.root, recorded, ledger, edited)
@@ -138,32 +149,14 @@ def adopt_captions(inventory: Inventory, ledger: Ledger) -> None:
         ledger.forget_sidecars(i for i, row in without.items() if row.stat and recorded.captions[i] == row.fingerprint)
 
 
-def _has_sidecar(row: CaptionKey, source: SourceFile | None) -> bool:
-    """Whether a caption is that of the sidecar which is there now."""
-    return source is not None and source.caption is not None and row.stat == source.caption
-
-
 def _keep_replaced(root: DataRoot, recorded: Recorded, ledger: Ledger, edited: Set[str]) -> None:
     """Put the captions of the ledger that an edit of the records replaces into the quarantine file."""
     if edited:
         old = ledger.captions(sorted(edited), outdated=True)
-        lines = [
-            QuarantinedLine(
-                recorded.lines[i].number, CAPTION, "caption replaced by an edit of the record", _as_record(row)
-            )
-            for i, row in old.items()
-        ]
+        why = "caption replaced by an edit of the record"
+        texts = {i: encode_line({"image_id": i, "caption": row.text}).rstrip(b"\n") for i, row in old.items()}
+        lines = [QuarantinedLine(recorded.lines[i].number, CAPTION, why, text) for i, text in texts.items()]
         quarantine(root.quarantine, root.stage2_jsonl.name, lines)
-
-
-def _as_record(row: CaptionRow) -> bytes:
-    return encode_line({"image_id": row.image_id, "caption": row.text}).rstrip(b"\n")
-
-
-def _origin_unknown(ledger: Ledger) -> str:
-    """Without its ledger nobody knows which captions a preview model made: where one did, none counts as real."""
-    captioner = read_identity(ledger, CAPTIONER)
-    return FROM_PREVIEW_RECORD if captioner and captioner.preview else FROM_RECORD
 
 
 def _recorded_caption(image_id: str, span: Span, origin: str) -> CaptionRow | None:

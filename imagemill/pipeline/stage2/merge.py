@@ -12,10 +12,13 @@ Source: seed 000 "Atomic JSONL updates"; seed 002 decision 6; CONTRACTS section 
 "migration".
 """
 
+import heapq
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 
 from imagemill.domain.buckets import is_unusual_ratio
@@ -132,20 +135,18 @@ def _make_way(root: DataRoot, began: Sequence[FileSignature | None], merged: Mer
 
 def merged_lines(merge: Merge, recorded: Recorded, ledger: Ledger, merged: Merged) -> Iterator[bytes]:
     """Every line of the next file, in order of id; `merged` is filled on the way."""
-    old_ids, outdated = iter(sorted(recorded.lines)), ledger.outdated_captions()
-    waiting = next(old_ids, None)
-    for image_id, source, caption in ledger.facts():
-        while waiting is not None and waiting < image_id:
-            yield _line(waiting, None, None, merge, recorded, merged)
-            waiting = next(old_ids, None)
-        if waiting == image_id:
-            waiting = next(old_ids, None)
-        elif source is None or caption.mask is None or image_id in outdated:
+    outdated = ledger.outdated_captions()
+    old: Iterator[tuple[str, tuple[SourceRow | None, CaptionRow] | None]] = ((i, None) for i in sorted(recorded.lines))
+    known = ((image_id, (source, caption)) for image_id, source, caption in ledger.facts())
+    # Of an id that both have, the ledger's row comes last.
+    for image_id, found in groupby(heapq.merge(old, known, key=itemgetter(0)), key=itemgetter(0)):
+        *_, (_, facts) = found
+        source, caption = facts or (None, None)
+        if image_id not in recorded.lines and (
+            source is None or caption is None or caption.mask is None or image_id in outdated
+        ):
             continue  # no record yet, and not enough for one
         yield _line(image_id, source, caption, merge, recorded, merged)
-    while waiting is not None:
-        yield _line(waiting, None, None, merge, recorded, merged)
-        waiting = next(old_ids, None)
 
 
 def _line(
@@ -178,13 +179,9 @@ def _line(
     corrections = list(_corrections(old, record))
     merged.counts.update(corrections)
     if CAPTION_REPLACED in corrections:
-        why = f"caption replaced by the {_source(caption)}"
+        why = f"caption replaced by the {caption.origin if caption else 'ledger'}"
         merged.replaced.append(QuarantinedLine(recorded.lines[image_id].number, CAPTION, why, raw))
     return encode_line(record)
-
-
-def _source(caption: CaptionRow | None) -> str:
-    return caption.origin if caption else "ledger"
 
 
 def _old_line(image_id: str, recorded: Recorded) -> tuple[bytes, Record | None]:
@@ -290,9 +287,5 @@ def _back_up(jsonl: Path) -> None:
         except FileExistsError:
             return
         except OSError:  # a file system without links
-            _copy(jsonl, backup)
-
-
-def _copy(source: Path, target: Path) -> None:
-    with open(source, "rb") as read:
-        replace_lines(target, read)
+            with open(jsonl, "rb") as lines:
+                replace_lines(backup, lines)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from imagemill.domain.embedding_specs import EmbeddingSpec
+from imagemill.formats.npy import NpyStore
 from imagemill.formats.tar import StoredSample
 from imagemill.fs.fingerprints import FileSignature
 from imagemill.pipeline.stage2.damage import damaged_files
@@ -22,6 +23,7 @@ from imagemill.pipeline.stage2.inventory import Inventory
 from imagemill.pipeline.stage2.record_index import Recorded, Span
 from imagemill.pipeline.stage2.scan import SIDECARS, Scan, SourceFile
 from imagemill.store.ledger import SUPERSEDED, CaptionRow, FileRow, Ledger, Problem, SourceRow
+from imagemill.store.provenance import maker_of_adopted
 
 NOTHING_RECORDED = Recorded()
 
@@ -146,7 +148,8 @@ def plan_embedding(
         source, caption = scan.sources.get(image_id), known.captions.get(image_id)
         inline, present = vectors.get(image_id), listing.get(image_id)
         suspect = present is not None and (spec.kind, image_id) in known.damaged
-        if source is None and not (inline or suspect or _from_record(spec, image_id, caption, recorded)):
+        from_record = spec.source == "caption" and caption is not None and image_id in recorded.lines
+        if source is None and not (inline or suspect or from_record):
             plan.absent.append(image_id)
             continue
         waits = spec.source == "caption" and image_id in awaited
@@ -184,11 +187,6 @@ def plan_embedding(
     return plan
 
 
-def _from_record(spec: EmbeddingSpec, image_id: str, caption: CaptionRow | None, recorded: Recorded) -> bool:
-    """Whether a record alone is enough for this kind."""
-    return spec.source == "caption" and caption is not None and image_id in recorded.lines
-
-
 def _is_current(
     row: FileRow, spec: EmbeddingSpec, source: SourceFile | None, facts: SourceRow | None, caption: CaptionRow | None
 ) -> bool:
@@ -198,15 +196,19 @@ def _is_current(
     return (source is None or facts is not None) and caption is not None and row.source == caption.fingerprint
 
 
-def row_of_bytes(rows: Iterable[FileRow], content: str, stat: FileSignature, wanted: str | None) -> FileRow | None:
-    """The row of a file that has been read whole, by its bytes: copied to another place it keeps its maker and its source.
+def adopted_row(
+    store: NpyStore, image_id: str, rows: Iterable[FileRow], content: str, stat: FileSignature, wanted: str | None
+) -> FileRow:
+    """Return the row of a valid file that the ledger does not know: of equal bytes, it keeps their maker and source.
 
     Args:
-        rows: of one image and kind. wanted: the source to prefer, where equal bytes came of several.
+        rows: of this image and kind. wanted: the source to prefer if equal bytes came of several.
     """
     same = [row for row in rows if row.content == content and row.source is not None]
     found = next((row for row in same if row.source == wanted), same[0] if same else None)
-    return found and msgspec.structs.replace(found, stat=stat)
+    if found:
+        return msgspec.structs.replace(found, stat=stat)
+    return FileRow(store.spec.kind, image_id, stat, None, content, maker_of_adopted(store, image_id))
 
 
 def _refusal(

@@ -113,7 +113,9 @@ def _publish_batch(
     batch: Sequence[EmbedRow], store: NpyStore, ledger: Ledger, run_id: str, leased: bool = False
 ) -> None:
     kind = store.spec.kind
-    _make_durable(batch)
+    staged = {row.staged: row for row in batch if row.staged}
+    for path, error in flush_files(list(staged)).items():
+        _not_written(staged[path], path, error)
     files = [row.file for row in batch if row.file]
     good = [row.image_id for row in batch if row.file]
     masks = [
@@ -139,13 +141,6 @@ def _publish_batch(
     ledger.forget_superseded(row.file for row in batch if row.file)
 
 
-def _make_durable(batch: Sequence[EmbedRow]) -> None:
-    """Flush the staged files. A row whose file the disk does not take becomes one of a failed image."""
-    staged = {row.staged: row for row in batch if row.staged}
-    for path, error in flush_files(list(staged)).items():
-        _not_written(staged[path], path, error)
-
-
 def _give_name(row: EmbedRow, staged: Path, store: NpyStore) -> bool:
     """Rename a staged file. Where that cannot be, the row becomes one of a failed image."""
     try:
@@ -156,6 +151,7 @@ def _give_name(row: EmbedRow, staged: Path, store: NpyStore) -> bool:
 
 
 def _not_written(row: EmbedRow, staged: Path, error: OSError) -> None:
+    """Make a row whose file the disk does not take one of a failed image."""
     staged.unlink(missing_ok=True)
     row.outcome, row.reason, row.detail, row.remedy = "failed", "write_error", str(error), "run imagemill again"
     row.file = row.staged = None

@@ -50,7 +50,16 @@ def quarantine(folder: Path, name: str, lines: Sequence[QuarantinedLine]) -> int
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}{SUFFIX}"
     with FileLock(folder / f".{path.name}.lock"):
-        return _add_lines(path, lines)
+        known = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
+        seen = set(known)
+        rows = [
+            encode_line({"line": line.number, "reason": line.reason, "why": line.why, **_as_text(line.raw)})
+            for line in lines
+        ]
+        new = [row for row in dict.fromkeys(rows) if row not in seen]
+        if new:
+            write_bytes_atomic(path, b"".join([*known, *new]))
+        return len(new)
 
 
 def quarantined(folder: Path) -> Iterator[KeptLine]:
@@ -68,19 +77,6 @@ def _reason(why: str) -> str:
     """The reason code of a line that an earlier release took out."""
     codes = {"replaced by line": DUPLICATE, "caption replaced": CAPTION, "bad image id": BAD_ID}
     return next((code for start, code in codes.items() if why.startswith(start)), MALFORMED)
-
-
-def _add_lines(path: Path, lines: Sequence[QuarantinedLine]) -> int:
-    known = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
-    seen = set(known)
-    rows = [
-        encode_line({"line": line.number, "reason": line.reason, "why": line.why, **_as_text(line.raw)})
-        for line in lines
-    ]
-    new = [row for row in dict.fromkeys(rows) if row not in seen]
-    if new:
-        write_bytes_atomic(path, b"".join([*known, *new]))
-    return len(new)
 
 
 def _as_text(raw: bytes) -> dict[str, str]:

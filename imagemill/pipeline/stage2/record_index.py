@@ -10,7 +10,6 @@ Source: CONTRACTS section 0 "JSONL input", section 1 "merge", "migration".
 
 import functools
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import NamedTuple
@@ -85,16 +84,11 @@ def state_of(jsonl: Path) -> tuple[FileSignature | None, FileSignature | None]:
 @functools.lru_cache(maxsize=1)
 def _read(jsonl: Path, _: object) -> Recorded:
     found = Recorded()
-    for path, line in _existing_lines(jsonl):
-        _take(found, path, line)
-    return found
-
-
-def _existing_lines(jsonl: Path) -> Iterator[tuple[Path, Line]]:
     for path in (jsonl, unfinished(jsonl)):
-        if path.is_file():
+        for line in read_jsonl(path) if path.is_file() else ():
             # A record of Stage 1 with NaN in its vector: the vector is recomputed, the rest is kept.
-            yield from ((path, tolerate(line, INLINE_VECTOR)) for line in read_jsonl(path))
+            _take(found, path, tolerate(line, INLINE_VECTOR))
+    return found
 
 
 def parse_record(raw: bytes) -> Record | None:

@@ -91,21 +91,20 @@ def finish(ledger: Ledger, store: NpyStore, present: Iterable[str]) -> list[str]
     if not old:
         ledger.note_regeneration(kind, None)
     stuck = sorted(old.difference(present))
-    problems = (_irreplaceable(image_id, store) for image_id in stuck)
+    files = {image_id: f"{store.folder.name}/{image_id}.npy" for image_id in stuck}
+    problems = (
+        Problem(
+            image_id,
+            kind,
+            "failed",
+            _REASON,
+            f"{file} is of the earlier model, and its image is gone",
+            f"put the image back, or delete {file}",
+        )
+        for image_id, file in files.items()
+    )
     ledger.replace_problems(kind, problems, lambda problem: problem.reason == _REASON)
     return stuck
-
-
-def _irreplaceable(image_id: str, store: NpyStore) -> Problem:
-    folder = store.folder.name
-    return Problem(
-        image_id,
-        store.spec.kind,
-        "failed",
-        _REASON,
-        f"{folder}/{image_id}.npy is of the earlier model, and its image is gone",
-        f"put the image back, or delete {folder}/{image_id}.npy",
-    )
 
 
 def refuse_regenerating(ledger: Ledger) -> None:

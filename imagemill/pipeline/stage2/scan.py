@@ -222,7 +222,8 @@ def read_captions(
             problems.append(text)
             continue
         if not text and old:
-            problems.append(_blank(source, path.name))
+            detail = f"{path.name} is blank; the caption it had, or the record's, is still used"
+            problems.append(_refused_caption(source, "blank_caption", detail, "write one line of text"))
         elif text:
             row = caption_row(source.image_id, text, FROM_SIDECAR, source.caption)
             if old and old.fingerprint == row.fingerprint:
@@ -256,11 +257,6 @@ def _read_error(source: SourceFile, name: str, why: str | None) -> Problem:
     remedy = "make the file readable, then run imagemill again"
     detail = f"{name} cannot be read: {why}"
     return Problem(source.image_id, SIDECARS, "failed", "read_error", detail, remedy, source.caption)
-
-
-def _blank(source: SourceFile, name: str) -> Problem:
-    detail = f"{name} is blank; the caption it had, or the record's, is still used"
-    return _refused_caption(source, "blank_caption", detail, "write one line of text")
 
 
 def _refused_caption(source: SourceFile, reason: str, detail: str, remedy: str) -> Problem:

@@ -20,9 +20,8 @@ from imagemill.domain.embedding_specs import EmbeddingSpec
 from imagemill.errors import InvalidNpy
 from imagemill.formats.npy import NpyStore, read_npy
 from imagemill.fs.fingerprints import FileSignature
-from imagemill.pipeline.stage2.plan import row_of_bytes
+from imagemill.pipeline.stage2.plan import adopted_row
 from imagemill.store.ledger import SUPERSEDED, FileRow, Ledger, SourceRow
-from imagemill.store.provenance import maker_of_adopted
 
 # Files in memory at once, at most.
 _AHEAD = 256
@@ -87,10 +86,7 @@ def _adopt(store: NpyStore, source: SourceRow, present: FileSignature, known: It
         return invalid.reason
     except OSError:
         return "read_error"
-    row = row_of_bytes(known, content, present, source.fingerprint)
-    return row or FileRow(
-        store.spec.kind, source.image_id, present, None, content, maker_of_adopted(store, source.image_id)
-    )
+    return adopted_row(store, source.image_id, known, content, present, source.fingerprint)
 
 
 def measured(

@@ -64,8 +64,8 @@ def test_any_split_in_any_order_gives_the_moments_of_one_pass(shapes, seed, offs
     assert (together.images, together.count) == (len(arrays), sum(h * w for h, w in shapes))
     assert_close(together, *one_pass(arrays))
     every = np.concatenate([array.reshape(16, -1) for array in arrays], axis=1)
-    assert np.array_equal(together.low, every.min(axis=1))
-    assert np.array_equal(together.high, every.max(axis=1))
+    assert np.array_equal(together.min, every.min(axis=1))
+    assert np.array_equal(together.max, every.max(axis=1))
 
 
 def test_moments_of_nothing_are_no_values():

@@ -12,9 +12,9 @@ from imagemill.domain.embedding_specs import DINOV3
 from imagemill.encoders.dinov3 import DinoV3Encoder
 from imagemill.errors import ImagemillError, InvalidNpy, MissingInput
 from imagemill.formats.images import open_rgb
+from imagemill.pipeline.contact_sheet import PAGE_CHARACTERS
 from imagemill.pipeline.curation import similarity
 from imagemill.pipeline.curation.near_duplicates import (
-    PAGE_CHARACTERS,
     Group,
     Member,
     excluded_images,

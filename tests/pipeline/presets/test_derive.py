@@ -20,8 +20,7 @@ from imagemill.formats.manifest import sha256_file, write_json
 from imagemill.fs.atomic import temporaries, temporary_path
 from imagemill.fs.owners import owner_name
 from imagemill.pipeline.presets import coords, derive
-from imagemill.pipeline.presets.derive import coord
-from imagemill.pipeline.presets.derive_checks import BaseChanged, CoordRefused
+from imagemill.pipeline.presets.derive import BaseChanged, CoordRefused, coord
 from imagemill.store.public_data import Dataset, read_preset_manifest
 from imagemill.validation.validator import Options, validate_preset
 from tests.helpers.product import PROJECT
@@ -460,7 +459,7 @@ def test_killed_run_is_completed_by_the_next_one_twenty_times(dataset, undisturb
     kill_and_rerun(dataset, undisturbed, seed)
 
 
-@pytest.mark.parametrize("step", ["_appear", "link_tree", "_publish", "_write_manifest"])
+@pytest.mark.parametrize("step", ["_appear", "link_tree", "_publish", "write_if_changed"])
 @pytest.mark.parametrize("after", [False, True])
 def test_run_that_ends_at_a_step_is_completed_by_the_next_one(dataset, derived, undisturbed, step, after, monkeypatch):
     """Before and after each step that changes what readers see."""

@@ -9,9 +9,9 @@ import pytest
 
 from imagemill.errors import ImagemillError, WrongUsage
 from imagemill.formats.manifest import read_json, write_json
-from imagemill.pipeline.presets.derive_checks import BaseChanged
+from imagemill.pipeline.presets.derive import BaseChanged
 from imagemill.pipeline.presets.object_order import OrderConflict
-from imagemill.pipeline.presets.rescale_setup import PresetConflict
+from imagemill.pipeline.presets.rescale_plan import PresetConflict
 from imagemill.store.public_data import SPACES
 from imagemill.validation.validator import validate_preset
 from tests.helpers import public

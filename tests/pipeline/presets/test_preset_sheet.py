@@ -13,7 +13,7 @@ from imagemill.pipeline.presets.preset_sheet import (
     write_preset_sheet,
 )
 from imagemill.pipeline.presets.rescale import carry_out, plan_rescale
-from imagemill.pipeline.presets.rescale_setup import choose_parameters
+from imagemill.pipeline.presets.rescale_plan import choose_parameters
 from resources.engine import Engine
 from tests.helpers.public import picture, put_records, raw_dataset, record, snapshot
 

@@ -19,7 +19,7 @@ from imagemill.formats.jsonl import read_jsonl
 from imagemill.fs.owners import owner_name
 from imagemill.pipeline.presets.preset_images import INDEX
 from imagemill.pipeline.presets.rescale import RescaleFailed, _rescaled, carry_out, plan_rescale
-from imagemill.pipeline.presets.rescale_setup import PresetConflict, choose_parameters
+from imagemill.pipeline.presets.rescale_plan import PresetConflict, choose_parameters
 from imagemill.store.public_data import Dataset, read_preset_manifest
 from resources.engine import Engine, LocalProcesses
 from resources.local_pool import WorkerDied

@@ -27,7 +27,9 @@ from imagemill.fs.fingerprints import file_signature, fingerprint
 from imagemill.pipeline.stage2 import embed as embed_module
 from imagemill.pipeline.stage2 import publish as publish_module
 from imagemill.pipeline.stage2.embed import EmbedRow
+from imagemill.pipeline.stage2.plan import Job
 from imagemill.pipeline.stage2.publish import after_interrupt, count_rows, publish, run_pass
+from imagemill.pipeline.stage2.record_index import Span
 from imagemill.store.ledger import Ledger
 from imagemill.store.provenance import UNKNOWN_PREVIEW
 from tests.helpers.stage2 import (
@@ -1013,3 +1015,19 @@ def test_closed_worker_gives_its_model_back(data_root):
     worker.close()
 
     assert closed == [1], "once where it was loaded, never where it was not"
+
+
+def test_vector_of_an_image_that_is_gone_has_no_source(data_root):
+    """A caption is never recorded as the source of a file made from pixels. Source: CONTRACTS section 0, "Staleness"."""
+    path = data_root.stage2_jsonl
+    path.parent.mkdir(parents=True)
+    line = json.dumps({"image_path": "data/approved/a.jpg", "dinov3_embedding": [0.5] * 1024, "caption": "A."}).encode()
+    path.write_bytes(line + b"\n")
+    job = Job("a", "", None, None, "A.", fingerprint(b"A."), None, inline=Span(path, 1, 0, len(line)))
+
+    with contextlib.closing(worker_of(data_root, DINOV3)) as worker:
+        (row,) = worker.stream([job])
+
+    assert row.outcome == "extracted"
+    assert row.file
+    assert row.file.source is None
