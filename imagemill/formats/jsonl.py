@@ -5,11 +5,12 @@ Belongs elsewhere: what a record must hold (domain/stage2_records.py), merging o
 Source: CONTRACTS section 0, "JSONL input of any kind"; seed 000 "Atomic JSONL updates".
 """
 
+import io
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Self
+from typing import Any, BinaryIO, NamedTuple, Self, TypeVar
 
 import msgspec
 
@@ -21,6 +22,11 @@ _encoder = msgspec.json.Encoder()
 _sorting_encoder = msgspec.json.Encoder(order="sorted")
 
 _COPY_BYTES = 1 << 20
+
+# Lines are decoded together in blocks of about this size: a call costs as much as decoding a short line.
+_BLOCK_BYTES = 1 << 16
+
+_T = TypeVar("_T")
 
 
 class Line(NamedTuple):
@@ -61,8 +67,31 @@ def read_raw(path: Path) -> Iterator[tuple[int, bytes]]:
             yield number, whole.removesuffix(b"\n").removesuffix(b"\r")
 
 
+def read_typed(path: Path, decoder: msgspec.json.Decoder[_T]) -> Iterator[_T | bytes]:
+    """Yield the record of each canonical line, and the bytes of every other line, its ending included (`decode_canonical`)."""
+    with open(path, "rb") as file:
+        while block := file.read(_BLOCK_BYTES):
+            yield from decode_canonical(block + file.readline(), decoder)
+
+
+def decode_canonical(block: bytes, decoder: msgspec.json.Decoder[_T]) -> Sequence[_T | bytes]:
+    """Decode whole lines. A line that is not the encoding of its own record, ending included, stays bytes.
+
+    A canonical line has no key twice, no field that the record's type lacks, and no other spelling of a value.
+    """
+    try:
+        records = decoder.decode_lines(block)
+        if _encoder.encode_lines(records) == block:
+            return records
+    except NOT_JSON:
+        pass
+    lines = io.BytesIO(block).readlines()
+    return lines if len(lines) == 1 else [found for line in lines for found in decode_canonical(line, decoder)]
+
+
 def parse_line(number: int, raw: bytes) -> Line:
-    """One line as `read_jsonl` gives it, but for `torn` and `offset`."""
+    """One line, with or without its ending, as `read_jsonl` gives it, but for `torn` and `offset`."""
+    raw = raw.removesuffix(b"\n").removesuffix(b"\r")
     return Line(number, raw, *_parse(raw))
 
 

@@ -10,7 +10,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from imagemill.domain.preset_records import NO_LIMITS, PresetRules, Space, plain_record, violations, warnings
+from imagemill.domain.preset_records import (
+    DECODERS,
+    NO_LIMITS,
+    PresetRecord,
+    PresetRules,
+    Space,
+    is_plain,
+    violations,
+    warnings,
+)
 from imagemill.errors import ImagemillError
 from imagemill.store.public_data import IMAGES, MANIFEST, PresetDir, read_preset_manifest, space_of
 from imagemill.validation.catalogue import finding
@@ -109,6 +118,7 @@ class _PresetLines:
     def __init__(self, jsonl: Path, space: Space, limits: PresetRules, images: ImageLook, base: Path | None) -> None:
         self._file, self._folder, self._limits = jsonl.name, jsonl.parent, limits
         self._space: Space = space
+        self.decoder = DECODERS[space]
         self._images, self._base = images, base
         self._max_pixels = limits.max_pixels or float("inf")
         self._factor = limits.multiple_of or 1
@@ -116,17 +126,14 @@ class _PresetLines:
         self._sizes: dict[str, tuple[int, int]] = {}
         self._tuples: dict[tuple[int, int], tuple[int, int]] = {}
 
-    def accept(self, raw: bytes, number: int) -> bool:
-        if self._images.wanted:
-            return False
-        record = plain_record(raw, self._space)
-        if record is None:
+    def accept(self, record: PresetRecord[Any], number: int) -> bool:
+        if self._images.wanted or not is_plain(record, self._space):
             return False
         width, height = record.width, record.height
         return (
             width * height <= self._max_pixels
             and width % self._factor == 0 == height % self._factor
-            and self._remembered(posixpath.normpath(record.images[0]), width, height) == (width, height)
+            and self._remembered(record.images[0], width, height) == (width, height)
         )
 
     def judge(self, record: dict[str, Any], number: int) -> Iterator[Finding]:
@@ -140,7 +147,7 @@ class _PresetLines:
         if problems:
             return
         width, height = record["width"], record["height"]
-        before = self._remembered(posixpath.normpath(at["item"]), width, height)
+        before = self._remembered(at["item"], width, height)
         if before != (width, height):
             message = f"{width}x{height} here, {before[0]}x{before[1]} in a line above"
             yield finding("two_sizes", message, field="images", **at)
@@ -151,7 +158,9 @@ class _PresetLines:
             yield from self._images.look_at_preset(self._folder, self._base, record, at)
 
     def _remembered(self, path: str, width: int, height: int) -> tuple[int, int]:
-        """The first size that an image was named with."""
+        """The first size that an image was named with, however its path was spelled."""
+        if "//" in path or "./" in path:
+            path = posixpath.normpath(path)
         size = self._sizes.get(path)
         if size is None:
             size = width, height

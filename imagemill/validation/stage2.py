@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from imagemill.domain.buckets import assign_bucket, is_unusual_ratio
 from imagemill.domain.embedding_specs import embedding_specs
-from imagemill.domain.stage2_records import INLINE_VECTOR, canonical_record, is_stage1, usual_masks, violations
+from imagemill.domain.stage2_records import (
+    DECODER,
+    INLINE_VECTOR,
+    Stage2Record,
+    is_plain,
+    is_stage1,
+    usual_masks,
+    violations,
+)
 from imagemill.domain.violations import is_plain_text, text_warnings
 from imagemill.formats.jsonl import Line, parse_line, tolerate
 from imagemill.validation.catalogue import finding
@@ -50,6 +58,8 @@ def _parse_waiting(number: int, raw: bytes) -> Line:
 
 
 class _Stage2Lines:
+    decoder = DECODER
+
     def __init__(
         self,
         file: str,
@@ -64,12 +74,11 @@ class _Stage2Lines:
         self._seen: dict[str, int] = {}
         self._masks = usual_masks()
 
-    def accept(self, raw: bytes, number: int) -> bool:
+    def accept(self, record: Stage2Record, number: int) -> bool:
         if self._stores or (self._images and self._images.wanted):
             return False
-        record = canonical_record(raw, self._masks)
         return (
-            record is not None
+            is_plain(record, self._masks)
             and not _aspect(record.width, record.height, record.aspect_bucket)
             and is_plain_text(record.caption)
             and self._seen.setdefault(record.image_id, number) == number

@@ -4,7 +4,7 @@ Which records are packed is decided in readiness.py, whether a file is valid in 
 Source: CONTRACTS section 0, "Completion is validity", section 2, "Readiness".
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from imagemill.errors import InvalidNpy
@@ -36,12 +36,18 @@ class Refusal(NamedTuple):
 
 
 class KindFiles:
-    """The files of one kind, as listed. `adopted`: rows of files that the ledger did not know."""
+    """The files of one kind, as listed. `adopted`: rows of files that the ledger did not know.
 
-    def __init__(self, store: NpyStore, listing: Mapping[str, FileSignature], ledger: Ledger) -> None:
+    Args:
+        rows: of the ledger, read before `listing` was complete or after it.
+    """
+
+    def __init__(
+        self, store: NpyStore, listing: Mapping[str, FileSignature], rows: Iterable[FileRow], ledger: Ledger
+    ) -> None:
         self.spec, self.store, self.ledger = store.spec, store, ledger
         self.adopted: list[FileRow] = []
-        self._listing, rows = listing, ledger.file_rows(store.spec.kind)
+        self._listing = listing
         self._unchanged = {row.image_id: row for row in rows if listing.get(row.image_id) == row.stat}
 
     def find(self, record: PackingRecord, source: SourceRow | None) -> FileRow | Refusal:

@@ -15,10 +15,17 @@ from typing import Any
 import msgspec
 
 from imagemill.domain.embedding_specs import embedding_specs
-from imagemill.domain.stage2_records import INLINE_VECTOR, Record, canonical_record, usual_masks, violations
+from imagemill.domain.stage2_records import (
+    DECODER,
+    INLINE_VECTOR,
+    Record,
+    is_plain,
+    usual_masks,
+    violations,
+)
 from imagemill.domain.violations import Violation
 from imagemill.errors import MissingInput
-from imagemill.formats.jsonl import encode_sorted, parse_line, read_raw
+from imagemill.formats.jsonl import encode_line, encode_sorted, parse_line, read_typed
 from imagemill.formats.npy import SUFFIX, NpyStore
 from imagemill.fs.fingerprints import fingerprint
 from imagemill.fs.listing import start_listing
@@ -38,7 +45,7 @@ _PREVIEW = (
 _OUTDATED = ("missing_caption", OUTDATED_CAPTION, "write a caption beside the image, or configure a captioner")
 # Reason codes of what is wrong with a record, by its rule; of other rules `bad_<field>`.
 _REASONS = {"mask": "bad_mask", "stage1": "stage1"}
-# Bytes of records, some 10,000, from which the folders are listed by other processes.
+# Bytes of records, some 10,000, from which the folders are listed by another process.
 _LARGE = 4 * 1024 * 1024
 # Malformed lines that are told one by one; all of them are counted.
 _WARNINGS = 20
@@ -95,10 +102,12 @@ def find_ready(
         raise MissingInput("no Stage 2 records", where=jsonl, do="run `imagemill stage2` first")
     found = Readiness()
     stores = [NpyStore(derived / spec.folder, spec) for spec in embedding_specs()]
-    large = jsonl.stat().st_size > _LARGE
-    listings = [start_listing(store.folder, SUFFIX) if large else store.listing for store in stores]
+    listings = lambda: [store.listing() for store in stores]  # noqa: E731
+    if jsonl.stat().st_size > _LARGE:
+        listings = start_listing([store.folder for store in stores], SUFFIX)
     latest, sources = _latest_records(jsonl, found), ledger.sources()
-    kinds = [KindFiles(store, listing(), ledger) for store, listing in zip(stores, listings, strict=True)]
+    rows = [list(ledger.file_rows(store.spec.kind)) for store in stores]
+    kinds = [KindFiles(*files, ledger) for files in zip(stores, listings(), rows, strict=True)]
     for record in _chosen(latest, set(buckets), _left_out(ledger, excluded, allow_preview), found):
         source = sources.get(record.image_id)
         files: list[FileRow] = []
@@ -181,8 +190,11 @@ def _latest_records(jsonl: Path, found: Readiness) -> dict[str, PackingRecord | 
 def _records(jsonl: Path, found: Readiness) -> Iterator[tuple[int, str, PackingRecord | Violation | None]]:
     """Yield line number, id and record of each line that is not blank; the record is None where a line holds no object."""
     masks = usual_masks()
-    for number, raw in read_raw(jsonl):
-        if record := canonical_record(raw, masks):
+    for number, record in enumerate(read_typed(jsonl, DECODER), start=1):
+        if isinstance(record, bytes):
+            if record.strip():
+                yield number, *_verdict(jsonl, number, record, found)
+        elif is_plain(record, masks):
             mask = masks[bytes(record.t5_attention_mask)]
             caption = fingerprint(record.caption.encode())
             sizes = record.height, record.width
@@ -191,8 +203,8 @@ def _records(jsonl: Path, found: Readiness) -> Iterator[tuple[int, str, PackingR
                 record.image_id,
                 PackingRecord(record.image_id, record.aspect_bucket, mask, *sizes, caption, encode_sorted(record)),
             )
-        elif raw.strip():
-            yield number, *_verdict(jsonl, number, raw, found)
+        else:
+            yield number, *_verdict(jsonl, number, encode_line(record), found)
 
 
 def _verdict(jsonl: Path, number: int, raw: bytes, found: Readiness) -> tuple[str, PackingRecord | Violation | None]:
