@@ -9,6 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from imagemill.formats import diff_writer
 from imagemill.formats.jsonl import (
     Line,
     encode_line,
@@ -292,7 +293,7 @@ def test_lines_are_written_to_the_temporary_name_first(tmp_path, monkeypatch):
         seen.update(main=path.read_bytes(), temporary=temporary.read_bytes())
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, "fsync", look)
+    monkeypatch.setattr(diff_writer, "flush", look)
     with pytest.raises(OSError, match="No space"):
         replace_lines(path, LINES, temporary=temporary)
     assert seen == {"main": b"old\n", "temporary": b"".join(LINES)}
