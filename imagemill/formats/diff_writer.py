@@ -25,10 +25,8 @@ class Draft:
         self._folder, self._name = folder, name
         self._old: BinaryIO | None = self.path.open("rb") if self.path.is_file() else None
         self._same = 0
-        self._new: BinaryIO | None = None
         self._planned, self._temporary = temporary, None
-        if self._old is None:
-            self._begin()
+        self._new = None if self._old else self._begin()
 
     @property
     def path(self) -> Path:
@@ -40,13 +38,13 @@ class Draft:
             if self._old and self._old.read(len(data)) == data:
                 self._same += len(data)
                 return
-            self._begin()
+            self._new = self._begin()
         self._new.write(data)
 
     def finish(self) -> bool:
         """Nothing more comes; flushes what was written. Returns whether it differs from what stands there."""
         if self._new is None and self._old and self._old.read(1):
-            self._begin()
+            self._new = self._begin()
         if self._new:
             self._new.flush()
             flush(self._new.fileno())
@@ -72,14 +70,15 @@ class Draft:
             self._temporary.unlink(missing_ok=True)
             self._temporary = None
 
-    def _begin(self) -> None:
+    def _begin(self) -> BinaryIO:
         self._temporary = self._planned or temporary_path(self._folder)
-        self._new = self._temporary.open("wb")
+        new = self._temporary.open("wb")
         if self._old:
             self._old.seek(0)
             left = self._same
             while left:
-                left -= self._new.write(self._old.read(min(left, _COPY_BYTES)))
+                left -= new.write(self._old.read(min(left, _COPY_BYTES)))
+        return new
 
     def _close(self) -> None:
         for file in (self._old, self._new):
