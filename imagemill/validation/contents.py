@@ -67,17 +67,17 @@ class RecordedContents:
 
 
 def check_file(
-    store: NpyStore, record: dict[str, Any], at: dict[str, Any], contents: RecordedContents | None
+    store: NpyStore, image_id: str, size: tuple[int, int], at: dict[str, Any], contents: RecordedContents | None = None
 ) -> Iterator[Finding]:
-    """Check the file of one record: its bytes, else its header and values.
-
-    Raises:
-        OSError: the disk's fault, or no such file.
-    """
-    if contents and (damage := contents.find_damage(store, record["image_id"])):
+    """Check the file of one image of that (height, width): its bytes, else its header and values."""
+    if contents and (damage := contents.find_damage(store, image_id)):
         yield damage
         return
     try:
-        store.check(record["image_id"], record["height"], record["width"])
+        store.check(image_id, *size)
     except InvalidNpy as invalid:
-        yield finding(invalid.reason, invalid.what, field=store.spec.folder, remedy=invalid.do, **at)
+        yield finding(invalid.reason, invalid.what, remedy=invalid.do, **at)
+    except FileNotFoundError:
+        yield finding("missing_file", "no npy file", **at)
+    except OSError as error:
+        yield finding("read_error", str(error), **at)

@@ -22,7 +22,7 @@ from imagemill.domain.preset_records import (
 )
 from imagemill.errors import ImagemillError
 from imagemill.store.public_data import IMAGES, MANIFEST, PresetDir, read_preset_manifest, space_of
-from imagemill.validation.catalogue import finding
+from imagemill.validation.catalogue import finding, findings_of
 from imagemill.validation.findings import Finding
 from imagemill.validation.images import ImageLook, is_real_directory
 from imagemill.validation.lines import Findings, check_lines
@@ -142,8 +142,7 @@ class _PresetLines:
         images = record.get("images")
         if images and isinstance(images, list) and isinstance(images[0], str):
             at["item"] = images[0]
-        for problem in problems:
-            yield finding(problem.rule, problem.message, field=problem.field, remedy=problem.remedy, **at)
+        yield from findings_of(problems, at)
         if problems:
             return
         width, height = record["width"], record["height"]
@@ -152,8 +151,7 @@ class _PresetLines:
             message = f"{width}x{height} here, {before[0]}x{before[1]} in a line above"
             yield finding("two_sizes", message, field="images", **at)
             return
-        for problem in warnings(record, self._space):
-            yield finding(problem.rule, problem.message, field=problem.field, remedy=problem.remedy, **at)
+        yield from findings_of(warnings(record, self._space), at)
         if self._images.take():
             yield from self._images.look_at_preset(self._folder, self._base, record, at)
 

@@ -15,7 +15,6 @@ from imagemill.domain.ids import id_of_member_key
 from imagemill.errors import ImagemillError
 from imagemill.formats.energon import Place, Shard
 from imagemill.formats.jsonl import read_jsonl
-from imagemill.formats.tar import IndexEntry
 from imagemill.pipeline.shards.shard_manifest import SEAL, Manifest, decode_manifest, seal_is_broken
 from imagemill.pipeline.shards.shard_sets import (
     INDEX,
@@ -24,6 +23,7 @@ from imagemill.pipeline.shards.shard_sets import (
     IndexLine,
     Tombstone,
     bucket_folder,
+    entries_by_shard,
     read_manifest_document,
     read_tombstones,
     set_digest,
@@ -42,10 +42,7 @@ class Index:
 
     def shards(self, manifest: Manifest) -> list[Shard]:
         """Every tar of the manifest with its samples in order, as energon numbers them."""
-        entries: dict[str, list[IndexEntry]] = {shard.name: [] for shard in manifest.shards}
-        for line in sorted(self.places.values(), key=lambda line: line.offset):
-            entries.setdefault(line.shard, []).append(IndexEntry(line.key, line.offset, line.size))
-        return list(entries.items())
+        return list(entries_by_shard(manifest.shards, sorted(self.places.values(), key=lambda line: line.offset)))
 
 
 def checked_manifest(folder: Path) -> Generator[Finding, None, Manifest | None]:

@@ -19,7 +19,7 @@ from imagemill.domain.stage2_records import violations
 from imagemill.errors import ImagemillError, InvalidNpy
 from imagemill.formats.jsonl import parse_object
 from imagemill.formats.npy import NpyStore, parse_npy
-from imagemill.formats.tar import IndexEntry, read_sample, read_shard
+from imagemill.formats.tar import read_sample, read_shard
 from imagemill.fs.fingerprints import fingerprint, fingerprint_file
 from imagemill.pipeline.shards.shard_manifest import Manifest, ShardEntry
 from imagemill.pipeline.shards.shard_sets import (
@@ -119,7 +119,7 @@ def _is_at(path: Path, place: IndexLine, key: str, members: Mapping[str, bytes])
     if place.key != key or place.offset < 0 or place.offset + place.size > path.stat().st_size:
         return False
     try:
-        return read_sample(path, IndexEntry(key, place.offset, place.size)) == members
+        return read_sample(path, place.entry) == members
     except ImagemillError:
         return False
 

@@ -7,9 +7,11 @@ Source: issue "a dataset card (README with counts, licences if given, histograms
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import msgspec
+
+from imagemill.pipeline.shards.shard_sets import IndexLine
 
 # Upper limits of the classes of image sizes, in megapixels; the last class has none.
 MEGAPIXELS = (0.25, 0.5, 1, 2, 4, 8, 16)
@@ -18,18 +20,9 @@ MEGAPIXELS = (0.25, 0.5, 1, 2, 4, 8, 16)
 RATIO_STEP = 0.1
 
 
-class Measured(Protocol):
+class Measures(NamedTuple):
     """A sample's numbers. Width and height of the oriented image in pixels, tokens of the caption; 0: not known."""
 
-    @property
-    def width(self) -> int: ...
-    @property
-    def height(self) -> int: ...
-    @property
-    def tokens(self) -> int: ...
-
-
-class Measures(NamedTuple):
     width: int
     height: int
     tokens: int
@@ -49,7 +42,7 @@ def measures_of(record: bytes, mask: Sequence[int]) -> Measures:
     return Measures(size.width, size.height, sum(mask))
 
 
-def statistics_of(samples: Iterable[Measured]) -> dict[str, Any]:
+def statistics_of(samples: Iterable[Measures | IndexLine]) -> dict[str, Any]:
     """Counts over the samples that count.
 
     Returns:
