@@ -86,7 +86,7 @@ def stage_npy(folder: Path, array: np.ndarray, *, preview: bool = False) -> Path
         the temporary path: `flush_files`, then rename it, then flush the folder. On an error nothing is left behind.
     """
     array = np.asarray(array, order="C")
-    return _stage(folder, npy_header(array.shape, array.dtype, preview=preview), _bytes_of(array))
+    return _stage(folder, npy_header(array.shape, array.dtype, preview=preview), array.reshape(-1).view(np.uint8).data)
 
 
 def _stage(folder: Path, header: bytes, values: memoryview) -> Path:
@@ -101,10 +101,6 @@ def _stage(folder: Path, header: bytes, values: memoryview) -> Path:
     finally:
         os.close(handle)
     return path
-
-
-def _bytes_of(array: np.ndarray) -> memoryview:
-    return array.reshape(-1).view(np.uint8).data
 
 
 def _write_all(handle: int, header: bytes, values: memoryview) -> None:

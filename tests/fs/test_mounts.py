@@ -1,5 +1,6 @@
 """Databases and locks are refused on network file systems."""
 
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -46,7 +47,7 @@ def test_ledger_on_a_network_file_system_is_refused_before_anything_is_written(t
 
 
 def test_system_without_a_mount_table_is_not_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("psutil.disk_partitions", lambda all: open("/nowhere"))
+    monkeypatch.setattr("psutil.disk_partitions", lambda all: os.stat("/nowhere"))
 
     assert file_system_type(tmp_path) is None
     refuse_network_folder(tmp_path, "the ledger")
