@@ -97,7 +97,11 @@ def write_energon(
     """
     meta = folder / META
     meta.mkdir()
-    indices = {folder / f"{name}{TAR_INDEX_SUFFIX}": _tar_index(entries) for name, entries in shards}
+    indices = {}
+    for name, entries in shards:
+        ends = [entries[-1].offset + entries[-1].size] if entries else [0]
+        offsets = np.asarray([*(entry.offset for entry in entries), *ends], "<u8")
+        indices[folder / f"{name}{TAR_INDEX_SUFFIX}"] = offsets.tobytes()
     counts = _json({"shard_counts": {name: len(entries) for name, entries in shards}})
     documents = {
         meta / ".info.json": counts,
@@ -130,11 +134,6 @@ def metadataset(weights: Mapping[str, int]) -> bytes:
 def _json(document: object) -> bytes:
     """Keys as they are: the order of the tars is what energon numbers them by."""
     return msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
-
-
-def _tar_index(entries: Sequence[IndexEntry]) -> bytes:
-    ends = [entries[-1].offset + entries[-1].size] if entries else [0]
-    return np.asarray([*(entry.offset for entry in entries), *ends], "<u8").tobytes()
 
 
 def _split(shards: Sequence[Shard], dead: Collection[Place]) -> dict[str, object]:

@@ -23,18 +23,12 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from imagemill.domain.ids import name_problem
 from imagemill.errors import ImagemillError
 from imagemill.fs.durable import begin_writing_back, flush
-from imagemill.fs.fingerprints import FileSignature, file_signature, fingerprint
-
-
-class Checksum(Protocol):
-    """As `hashlib` and `RunningFingerprint` have it."""
-
-    def update(self, data: memoryview, /) -> None: ...
+from imagemill.fs.fingerprints import FileSignature, RunningFingerprint, file_signature, fingerprint
 
 
 class KnownFile(NamedTuple):
@@ -81,7 +75,9 @@ class IndexEntry:
 # ---- writing
 
 
-def write_shard(path: Path, samples: Iterable[Sample], *, checksum: Checksum | None = None) -> list[IndexEntry]:
+def write_shard(
+    path: Path, samples: Iterable[Sample], *, checksum: RunningFingerprint | None = None
+) -> list[IndexEntry]:
     """Write one tar at exactly this path and flush it; the caller chooses a temporary name and renames.
 
     Files are copied verbatim. `samples` is read up to 16 ahead.
@@ -107,7 +103,7 @@ def write_shard(path: Path, samples: Iterable[Sample], *, checksum: Checksum | N
 
 
 def _write_samples(
-    output: int, samples: Iterable[Sample], entries: list[IndexEntry], checksum: Checksum | None
+    output: int, samples: Iterable[Sample], entries: list[IndexEntry], checksum: RunningFingerprint | None
 ) -> None:
     offset, begun, buffer = 0, 0, bytearray()
     with closing(_opened(samples)) as opened:
@@ -253,7 +249,7 @@ def _refuse_damage(file: _OpenFile, content: memoryview) -> None:
         )
 
 
-def _write_all(output: int, content: memoryview, checksum: Checksum | None) -> None:
+def _write_all(output: int, content: memoryview, checksum: RunningFingerprint | None) -> None:
     if checksum:
         checksum.update(content)
     for start in range(0, len(content), _PIECE):
@@ -356,18 +352,14 @@ def _samples(file: io.BufferedIOBase, size: int, path: Path) -> Iterator[tuple[s
 
 def _member(tar: tarfile.TarFile, info: tarfile.TarInfo, size: int) -> tuple[str, str, bytes]:
     key, dot, suffix = info.name.rpartition("/")[2].partition(".")
-    if not info.isreg() or not (key and dot and suffix) or _leaves_its_folder(info.name):
+    # A member's name must not lead out of its folder; relative folders are part of WebDataset's keys.
+    if not info.isreg() or not (key and dot and suffix) or any(map(name_problem, info.name.split("/"))):
         raise ValueError(f"{info.name!r} is no member of a sample")
     if info.offset_data + info.size > size:
         raise ValueError(f"cut off within {info.name!r}")
     file = tar.extractfile(info)
     assert file is not None
     return info.name[: -len(suffix) - 1], suffix, file.read()
-
-
-def _leaves_its_folder(name: str) -> bool:
-    """Whether a member's name is absolute, or has a part that is no file name. Relative folders are part of WebDataset's keys."""
-    return any(name_problem(part) for part in name.split("/"))
 
 
 def _sample(key: str, members: Sequence[tuple[str, bytes]]) -> dict[str, bytes]:

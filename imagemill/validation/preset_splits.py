@@ -104,7 +104,7 @@ def _name(record: _Record) -> str:
 
 def _sources(preset: PresetDir, split: str, manifest: Mapping[str, Any], base: Path | None) -> Iterator[Finding]:
     """Compare the pixel records with the digest that coord recorded; presets of other programs have none."""
-    recorded = _value(manifest, "stage_stats", "coord", "splits", split, "source")
+    recorded = nested_value(manifest, "stage_stats", "coord", "splits", split, "source")
     source = (PresetDir(base) if base else preset).jsonl(split)
     if not isinstance(recorded, str) or not source.is_file() or recorded == f"sha256:{sha256_file(source)}":
         return
@@ -112,7 +112,7 @@ def _sources(preset: PresetDir, split: str, manifest: Mapping[str, Any], base: P
     yield finding("base_changed" if base else "stale_split", message, file=preset.jsonl(split).name)
 
 
-def _value(manifest: object, *names: str) -> object:
+def nested_value(manifest: object, *names: str) -> object:
     """The value below nested names; None if a level is missing or no object."""
     for name in names:
         manifest = manifest.get(name) if isinstance(manifest, dict) else None

@@ -26,7 +26,7 @@ from imagemill.validation.catalogue import finding, findings_of
 from imagemill.validation.findings import Finding
 from imagemill.validation.images import ImageLook, is_real_directory
 from imagemill.validation.lines import Findings, check_lines
-from imagemill.validation.preset_splits import splits_agree
+from imagemill.validation.preset_splits import nested_value, splits_agree
 
 
 def preset_records(
@@ -96,18 +96,13 @@ def _is_legacy(path: Path) -> bool:
 
 def limits_of(manifest: Mapping[str, Any]) -> PresetRules:
     """`max_pixels` and `image_factor` of a manifest's `stage_stats.rescale`."""
-    stats = manifest.get("stage_stats")
-    rescale = stats.get("rescale") if isinstance(stats, dict) else None
-    values = (
-        [rescale.get(name) for name in ("max_pixels", "image_factor")] if isinstance(rescale, dict) else [None, None]
-    )
+    values = (nested_value(manifest, "stage_stats", "rescale", name) for name in ("max_pixels", "image_factor"))
     return PresetRules(*(value if type(value) is int and value > 0 else None for value in values))
 
 
 def base_of(folder: Path, manifest: Mapping[str, Any]) -> Path | None:
     """The folder of the preset that this one shares its images with, where it is derived and the base is there."""
-    base = manifest.get("base")
-    name = base.get("preset") if isinstance(base, dict) else None
+    name = nested_value(manifest, "base", "preset")
     if not isinstance(name, str) or name in {"", ".", ".."} or name != Path(name).name:
         return None
     path = folder.absolute().parent / name

@@ -63,7 +63,10 @@ class KindFiles:
                 row = self._adopt(record, present, wanted)
                 self.adopted.append(row)
             elif source is None or (source.height, source.width) != (record.height, record.width):
-                self._check_shape(record, source)
+                # The ledger knows the file to be valid, but not for this record's size.
+                shape = self.spec.shape(record.height, record.width)
+                if source is None or self.spec.shape(source.height, source.width) != shape:
+                    check_npy_header(self.store.path(image_id), shape, self.spec.dtype)
         except InvalidNpy as invalid:
             return Refusal(invalid.reason, invalid.what)
         except OSError as error:
@@ -72,12 +75,6 @@ class KindFiles:
             earlier = "caption" if of_caption else "image"
             return Refusal("stale", f"{self.spec.folder}/{image_id}.npy was made from an earlier {earlier}")
         return row
-
-    def _check_shape(self, record: PackingRecord, source: SourceRow | None) -> None:
-        """Raises InvalidNpy if a file that the ledger knows to be valid does not have the shape for this record's size."""
-        shape = self.spec.shape(record.height, record.width)
-        if source is None or self.spec.shape(source.height, source.width) != shape:
-            check_npy_header(self.store.path(record.image_id), shape, self.spec.dtype)
 
     def _adopt(self, record: PackingRecord, present: FileSignature, wanted: str | None) -> FileRow:
         """Read a file that the ledger did not know when the folder was listed, unless a run has replaced it since."""

@@ -15,12 +15,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from io import BytesIO
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import msgspec
-import numpy as np
 
 from imagemill.domain.embedding_specs import embedding_specs
 from imagemill.domain.ids import member_key
@@ -28,6 +26,7 @@ from imagemill.errors import disk_full_told
 from imagemill.formats.energon import is_energon, write_energon
 from imagemill.formats.jsonl import write_jsonl
 from imagemill.formats.manifest import write_json
+from imagemill.formats.npy import npy_header
 from imagemill.formats.tar import DamagedFile, IndexEntry, KnownFile, Sample, StoredSample, write_shard
 from imagemill.fs.atomic import is_orphan, sync_folder, temporaries, temporary_path
 from imagemill.fs.fingerprints import RunningFingerprint, signature_bytes
@@ -103,7 +102,8 @@ def write_bucket(
         DiskFull: the old set is where it was.
     """
     folder = bucket_folder(shard_set.output, plan.bucket)
-    sweep_sets(shard_set.output)
+    for path in filter(is_orphan, temporaries(shard_set.output)):  # sets that dead runs left beside their place
+        _discard(path)
     manifest = read_manifest(folder)
     if manifest and stays(shard_set, plan):
         return _result(plan, "unchanged", manifest)
@@ -131,13 +131,6 @@ def _result(plan: BucketPlan, status: Literal["written", "unchanged"], manifest:
     return BucketResult(
         plan.bucket, status, *new, manifest.tombstones, manifest.samples, len(manifest.shards), manifest.bytes
     )
-
-
-def sweep_sets(output: Path) -> None:
-    """Remove sets that dead runs left beside their place."""
-    for path in temporaries(output):
-        if is_orphan(path):
-            _discard(path)
 
 
 def _discard(folder: Path) -> None:
@@ -288,9 +281,7 @@ def sample_bytes(sample: ReadySample) -> int:
 @functools.lru_cache(maxsize=1024)
 def mask_npy(mask: tuple[int, ...]) -> bytes:
     """The mask as an npy of uint8, shape (77,). Source: seed 001, "T5 attention mask is saved as .npy"."""
-    buffer = BytesIO()
-    np.save(buffer, np.asarray(mask, np.uint8))
-    return buffer.getvalue()
+    return npy_header((len(mask),), "uint8") + bytes(mask)
 
 
 def _provenance(plan: BucketPlan, identities: Mapping[str, ModelIdentity], before: Manifest | None) -> dict[str, Maker]:
