@@ -10,14 +10,13 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from imagemill.errors import Refused
 from imagemill.validation.catalogue import finding
 from imagemill.validation.findings import Finding
 
 ImageMode = Literal["none", "exists", "open"]
-IMAGE_MODES: tuple[str, ...] = get_args(ImageMode)
 FIRST = 64
 
 
