@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from imagemill.domain.geometry import box_bins, in_top_left_order, quantise_polygon
+from imagemill.domain.geometry import box_bins, in_top_left_order, polygon_bins
 from imagemill.domain.preset_records import (
     DEFAULT_ORDER,
     LEGACY_KEYS,
@@ -58,7 +58,7 @@ def to_norm(record: Record) -> list[tuple[Record, str, list[int]]]:
             bins = box_bins(box, width, height)
         else:
             key, points = "poly", item["poly"]
-            bins = quantise_polygon(points, width, height)
+            bins = polygon_bins(points, width, height)
         item[key] = bins
         places.append((item, key, bins))
     return places
