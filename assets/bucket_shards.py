@@ -9,13 +9,13 @@ import dagster as dg
 from assets.near_duplicates import near_duplicates
 from assets.partitions import buckets, ranged_asset
 from assets.stage2_jsonl import stage2_jsonl
+from imagemill.fs.atomic import sweep_temporaries
 from imagemill.options import ShardOptions
 from imagemill.pipeline.leases import Leased
 from imagemill.pipeline.shards.conflicts import refuse_conflicts
 from imagemill.pipeline.shards.packing import dry_run, plan_packing, scanned
 from imagemill.pipeline.shards.readiness import ASSET, Readiness
 from imagemill.pipeline.shards.shard_plan import PackPlan
-from imagemill.pipeline.shards.shard_writer import sweep_sets
 from imagemill.store.ledger import Ledger
 from resources.dagster_internals.events import ExplainedFailure
 from resources.data_root import DataRootResource
@@ -55,7 +55,7 @@ def _packing(context: dg.AssetExecutionContext, config: ShardConfig, data_root: 
         found, shard_set = plan_packing(session.overview(), session.config, session.ledger, packing)
         _record(session.ledger, run_id, found, adopting=packing.existing != "withdraw")
         shard_set.workers = config.workers or session.config.pack_threads
-        sweep_sets(packing.output)
+        sweep_temporaries(packing.output, folders=True)
         refuse_conflicts(shard_set)
         return shard_set
 

@@ -1,14 +1,9 @@
 """Public datasets: every line of raw records and of presets by the validator's rules, and the images of the first of them."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import dagster as dg
 
 from assets.presets import derived_preset, public_data, raw_dataset, rescale_preset
 from imagemill.pipeline.presets.preset_config import split_key
-from imagemill.store.public_data import PublicData
-from imagemill.validation.findings import Report
 from imagemill.validation.validator import validate, validate_preset
 from io_managers.check_results import as_result
 from resources.data_root import DataRootResource
@@ -22,13 +17,9 @@ def raw_valid(context: dg.AssetCheckExecutionContext, data_root: DataRootResourc
     """Every raw record keeps the contract, and the first images are what their records say."""
     place = public_data(data_root)
     names = _keys(context) or sorted(path.parent.name for path in place.path.glob("*/raw"))
-    return as_result(*(report for name in names for report in _raw_reports(place, name)))
-
-
-def _raw_reports(place: PublicData, name: str) -> Iterator[Report]:
-    dataset = place.dataset(name)
-    for split in dataset.splits():
-        yield validate(dataset.raw_jsonl(split), kind="preset")
+    datasets = map(place.dataset, names)
+    paths = (dataset.raw_jsonl(split) for dataset in datasets for split in dataset.splits())
+    return as_result(*(validate(path, kind="preset") for path in paths))
 
 
 @dg.asset_check(asset=rescale_preset, blocking=True)
@@ -47,14 +38,10 @@ def _presets_valid(
     context: dg.AssetCheckExecutionContext, data_root: DataRootResource, *, coord_is_due: bool
 ) -> dg.AssetCheckResult:
     place = public_data(data_root)
-    folders = [_folder(place, key) for key in _keys(context)]
+    keys = map(split_key, _keys(context))
+    folders = [place.dataset(dataset).preset(preset).path for dataset, preset in keys]
     folders = folders or sorted(path.parent for path in place.path.glob("*/*/pipeline_manifest.json"))
     return as_result(*(report for folder in folders for report in validate_preset(folder, coord_is_due=coord_is_due)))
-
-
-def _folder(place: PublicData, key: str) -> Path:
-    dataset, preset = split_key(key)
-    return place.dataset(dataset).preset(preset).path
 
 
 def _keys(context: dg.AssetCheckExecutionContext) -> list[str]:

@@ -21,7 +21,7 @@ from imagemill.pipeline.presets.preset_config import read_presets
 from imagemill.pipeline.stage2.plan import all_jobs, ids_of
 from imagemill.pipeline.stage2.ranges import KeyRange, plan_ranges
 from imagemill.pipeline.stage2.scan import Scan
-from imagemill.pipeline.stage_a.missions import is_mission, missions
+from imagemill.pipeline.stage_a.missions import missions, name_problem
 from resources.captioner import CaptionerResource
 from resources.dagster_internals.events import is_command_line_run
 from resources.dagster_internals.tags import range_tags
@@ -147,6 +147,6 @@ def configured_presets(context: dg.SensorEvaluationContext, data_root: DataRootR
 def found_missions(context: dg.SensorEvaluationContext, data_root: DataRootResource) -> dg.SkipReason:
     """One tick: partitions of what is there now. Nothing is run: summaries are asked for."""
     place = data_root.root().stage_a_input
-    names = [name for name in missions(place) if is_mission(name)]
+    names = [name for name in missions(place) if not name_problem(name)]
     new = register_missions(context.instance, names, data_root.session.config.stage_a_ranks)
     return dg.SkipReason(f"{new} new partitions of {place}")

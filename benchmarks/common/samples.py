@@ -11,13 +11,13 @@ from imagemill.domain.buckets import BUCKETS
 from imagemill.domain.embedding_specs import embedding_specs
 from imagemill.domain.layout import DataRoot
 from imagemill.domain.stage2_records import build_record
-from imagemill.formats.npy import write_npy
 from imagemill.fs.fingerprints import file_signature, fingerprint_file
 from imagemill.pipeline.shards.readiness import ReadySample
 from imagemill.pipeline.shards.shard_plan import plan_shards
 from imagemill.pipeline.shards.shard_sets import ShardParameters
 from imagemill.pipeline.shards.shard_writer import write_bucket
 from imagemill.store.ledger import FileRow
+from tests.helpers.npy_files import write_npy
 
 SIZES = ((1024, 1024), (832, 1216), (1216, 832), (768, 1024), (1280, 768))
 

@@ -168,8 +168,11 @@ def quantise_box(box: Sequence[Number], width: int, height: int) -> list[int]:
 def quantise_polygon(points: Sequence[Number], width: int, height: int) -> list[int]:
     """x, y, x, y, … rounded half to even over (width - 1), (height - 1), in the order given."""
     bins: list[Any] = list(points)
-    bins[0::2] = [_nearest_bin(x, width - 1) for x in points[0::2]]
-    bins[1::2] = [_nearest_bin(y, height - 1) for y in points[1::2]]
+    for first, last in enumerate((width - 1, height - 1)):
+        bins[first::2] = [
+            0 if value <= 0 else LAST_BIN if value >= last else round(value * LAST_BIN / last)
+            for value in points[first::2]
+        ]
     return bins
 
 
@@ -187,7 +190,7 @@ def quantise_object(item: Mapping[str, Any], width: int, height: int) -> list[in
     """Return a valid pixel object's geometry in 0…999."""
     if "bbox_2d" in item:
         return box_bins(item["bbox_2d"], width, height)
-    return quantise_polygon(item["poly"], width, height)
+    return polygon_bins(item["poly"], width, height)
 
 
 def _floor_bin(value: Number, last: int) -> int:
@@ -198,21 +201,18 @@ def _ceil_bin(value: Number, last: int) -> int:
     return 0 if value <= 0 else LAST_BIN if value >= last else int(-(-value * LAST_BIN // last))
 
 
-def _nearest_bin(value: Number, last: int) -> int:
-    return 0 if value <= 0 else LAST_BIN if value >= last else round(value * LAST_BIN / last)
-
-
-# ---- boxes by tables
+# ---- geometry by tables
 
 # Longer sides have no table.
 _LARGEST_AXIS = 1 << 14
 
 
 class _Axis(NamedTuple):
-    """The bins of whole pixels along a side, 0 to its length: rounded down and up."""
+    """The bins of whole pixels along a side, 0 to its length: rounded down, up, and to the nearest."""
 
     low: list[int]
     high: list[int]
+    nearest: list[int]
 
 
 @functools.lru_cache(maxsize=256)
@@ -221,6 +221,7 @@ def _axis(side: int) -> _Axis:
     return _Axis(
         [min(at * LAST_BIN // last, LAST_BIN) for at in pixels],
         [min(-(-at * LAST_BIN // last), LAST_BIN) for at in pixels],
+        [min(round(at * LAST_BIN / last), LAST_BIN) for at in pixels],
     )
 
 
@@ -235,3 +236,15 @@ def box_bins(box: Sequence[Number], width: int, height: int) -> list[int]:
     if x1 < 0 or y1 < 0 or bins[0] >= bins[2] or bins[1] >= bins[3]:
         return quantise_box(box, width, height)
     return bins
+
+
+def polygon_bins(points: Sequence[Number], width: int, height: int) -> list[int]:
+    """Return `quantise_polygon` of a valid polygon; for whole pixels inside the image by tables, in less than half the time."""
+    across, down = _axis(width).nearest, _axis(height).nearest
+    bins: list[Any] = list(points)
+    try:
+        bins[0::2] = [across[x] for x in points[0::2]]  # type: ignore[index]
+        bins[1::2] = [down[y] for y in points[1::2]]  # type: ignore[index]
+    except (TypeError, IndexError):  # not whole, or outside
+        return quantise_polygon(points, width, height)
+    return bins if min(points) >= 0 else quantise_polygon(points, width, height)

@@ -6,12 +6,11 @@
 Space `pixel` holds numbers in pixels of the image (raw records too), `norm` the ints 0…999, `coord` the tokens `<|coord_0|>` to
 `<|coord_999|>`.
 
-`violations` is the rule; `plain_record` is its fast path for lines as this program writes them. Files of records and images are
-checked in validation/presets.py and validation/images.py.
+`violations` is the rule; `is_plain` is its fast path for typed records. Files of records and images are checked in
+validation/presets.py and validation/images.py.
 Source: seed 004; CONTRACTS section 3 "Record", section 4 "Preset rules".
 """
 
-import functools
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +22,6 @@ from msgspec import UNSET, UnsetType
 from imagemill.domain.geometry import LAST_BIN, MAX_SIDE, overlaps
 from imagemill.domain.stage2_records import Side, is_side
 from imagemill.domain.violations import Violation, is_plain_text, text_warnings
-from imagemill.text.strict_json import NOT_JSON
 
 Space = Literal["pixel", "norm", "coord"]
 
@@ -36,9 +34,8 @@ TOKENS = tuple(f"<|coord_{bin_}|>" for bin_ in range(LAST_BIN + 1))
 _BINS = {token: bin_ for bin_, token in enumerate(TOKENS)}
 
 Value = TypeVar("Value")
-_PixelValue = (
-    Annotated[int, msgspec.Meta(ge=-MAX_SIDE, le=MAX_SIDE)] | Annotated[float, msgspec.Meta(ge=-MAX_SIDE, le=MAX_SIDE)]
-)
+# Geometry that begins left of or above its image is unusual: such a record is not decoded, and is left to `violations`.
+_PixelValue = Annotated[int, msgspec.Meta(ge=0)] | Annotated[float, msgspec.Meta(ge=0)]
 
 
 class PresetObject(msgspec.Struct, Generic[Value], gc=False):
@@ -66,6 +63,9 @@ RECORD_TYPES: Mapping[Space, Any] = {
     "norm": PresetRecord[Annotated[int, msgspec.Meta(ge=0, le=LAST_BIN)]],
     "coord": PresetRecord[Literal[TOKENS]],  # type: ignore[valid-type]
 }
+
+
+DECODERS = {space: msgspec.json.Decoder(kind) for space, kind in RECORD_TYPES.items()}
 
 
 class PresetRules(NamedTuple):
@@ -140,51 +140,43 @@ def violations(record: Mapping[str, Any], space: Space, rules: PresetRules = NO_
     ]
 
 
-def plain_record(line: bytes, space: Space) -> PresetRecord[Any] | None:
-    """Return the record of a line that has no violation and no warning and is spelled as this program writes it.
-
-    None leaves the verdict to `violations` and `warnings`. A line that equals the encoding of its own record has no key twice, no
-    unknown field and no other spelling. Limits of a preset are not looked at.
-
-    Args:
-        line: without its ending.
-    """
-    try:
-        record = _DECODERS[space].decode(line)
-    except NOT_JSON:
-        return None
-    return record if _encode(record) == line and is_plain(record, space) else None
-
-
 def is_plain(record: PresetRecord[Any], space: Space) -> bool:
-    """True if a typed record surely has no violation and no warning, but for limits of its preset."""
+    """True if a typed record surely has no violation and no warning, but for limits of its preset.
+
+    False leaves the verdict to `violations` and `warnings`.
+    """
     right, bottom = (record.width, record.height) if space == "pixel" else (LAST_BIN, LAST_BIN)
-    in_tokens = space == "coord"
+    in_tokens, is_plain_name = space == "coord", _plain_names.__getitem__
     for item in record.objects:
         box, poly = item.bbox_2d, item.poly
-        if not _is_plain_name(item.desc):
+        if not is_plain_name(item.desc):
             return False
         if box is not UNSET:
             x1, y1, x2, y2 = map(_BINS.__getitem__, box) if in_tokens else box
-            if poly is not UNSET or not (0 <= x1 < x2 <= right and 0 <= y1 < y2 <= bottom):
+            if poly is not UNSET or not (x1 < x2 <= right and y1 < y2 <= bottom):
                 return False
         elif (
             poly is UNSET
             or len(poly) % 2
             or item.poly_points not in (UNSET, len(poly) // 2)
-            or (space == "pixel" and is_beyond_edge(poly, right, bottom))
+            or (space == "pixel" and (max(poly[::2]) > right or max(poly[1::2]) > bottom))
         ):
             return False
     return path_problem(record.images[0]) is None
 
 
-@functools.lru_cache(maxsize=1 << 12)  # names of categories, which every record has again
-def _is_plain_name(name: str) -> bool:
-    return is_plain_text(name) and not name.isspace()
+class _PlainNames(dict[str, bool]):
+    """Whether a name has no warning. Names are those of categories, which every record has again."""
+
+    def __missing__(self, name: str) -> bool:
+        if len(self) >= _MOST_NAMES:
+            self.clear()
+        plain = self[name] = is_plain_text(name) and not name.isspace()
+        return plain
 
 
-_DECODERS = {space: msgspec.json.Decoder(kind) for space, kind in RECORD_TYPES.items()}
-_encode = msgspec.json.Encoder().encode
+_MOST_NAMES = 1 << 12
+_plain_names = _PlainNames()
 
 
 def warnings(record: Mapping[str, Any], space: Space) -> list[Violation]:

@@ -3,8 +3,8 @@
     {"image_id": "abc", "image_path": "data/approved/abc.jpg", "caption": "…", "t5_attention_mask": [1, …, 0],
      "height": 768, "width": 1024, "aspect_bucket": "1280x768", "format_version": 2}
 
-`violations` is the rule; `canonical_record` is its fast path for lines as this program writes them. The file of records is read
-and written in formats/jsonl.py, old and new records are merged in pipeline/stage2/merge.py.
+`violations` is the rule; `is_plain` is its fast path for typed records. The file of records is read and written in
+formats/jsonl.py, old and new records are merged in pipeline/stage2/merge.py.
 Source: seed 000 "JSONL metadata format"; CONTRACTS section 1 "record", section 2 "Readiness".
 """
 
@@ -26,7 +26,6 @@ from imagemill.domain.embedding_specs import (
 from imagemill.domain.geometry import MAX_SIDE
 from imagemill.domain.ids import id_problem
 from imagemill.domain.violations import Violation
-from imagemill.text.strict_json import NOT_JSON
 
 FORMAT_VERSION = 2
 
@@ -182,32 +181,23 @@ def violations(record: Mapping[str, Any], rules: RecordRules = RULES) -> list[Vi
     return found + [Violation(field, "inline", "an inline embedding", remedy) for field in inline if field]
 
 
-_decode = msgspec.json.Decoder(Stage2Record).decode
-_encode = msgspec.json.Encoder().encode
+DECODER = msgspec.json.Decoder(Stage2Record)
 
 
-def canonical_record(line: bytes, masks: Mapping[bytes, Any]) -> Stage2Record | None:
-    """Return the record of a line that is valid and spelled as this program writes it; None leaves the verdict to `violations`.
-
-    A line that equals the encoding of its own record has no key twice, no further field and no other spelling.
+def is_plain(record: Stage2Record, masks: Mapping[bytes, Any]) -> bool:
+    """True if a typed record surely has no violation; False leaves the verdict to `violations`.
 
     Args:
-        line: without its ending. masks: spellings of the usual masks (`usual_masks`).
+        masks: spellings of the usual masks (`usual_masks`).
     """
-    try:
-        record = _decode(line)
-    except NOT_JSON:
-        return None
-    valid = (
+    return (
         bytes(record.t5_attention_mask) in masks
-        and _encode(record) == line
         and not id_problem(record.image_id)
         and not (record.caption.isspace() or record.image_path.isspace())
     )
-    return record if valid else None
 
 
 def usual_masks(rules: RecordRules = RULES) -> dict[bytes, tuple[int, ...]]:
     """Return the masks that tokenizers make, so many tokens and the rest padding, by their spelling in a line."""
     masks = [(1,) * tokens + (0,) * (rules.tokens - tokens) for tokens in range(1, rules.tokens + 1)]
-    return {_encode(mask): mask for mask in masks}
+    return {msgspec.json.encode(mask): mask for mask in masks}

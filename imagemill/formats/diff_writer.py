@@ -1,7 +1,6 @@
 """A file rewritten only where it differs: compared while it is made, under a temporary name from the first difference.
 
-Several drafts are made in one pass and get their names together, when all are known to be good. `jsonl.replace_lines` is the
-same for one file whose lines come one by one.
+Several drafts are made in one pass and get their names together, when all are known to be good.
 Source: CONTRACTS section 0, "Valid files are never rewritten", "Every final name appears atomically".
 """
 
@@ -16,16 +15,18 @@ _COPY_BYTES = 1 << 20
 
 
 class Draft:
-    """New content for one name in a folder. Feed it with `write`, then `finish`, then `publish` or `discard`."""
+    """New content for one name in a folder. Feed it with `write`, then `finish`, then `publish` or `discard`.
 
-    def __init__(self, folder: Path, name: str) -> None:
+    Args:
+        temporary: the name of the file until it is whole, in the same folder.
+    """
+
+    def __init__(self, folder: Path, name: str, temporary: Path | None = None) -> None:
         self._folder, self._name = folder, name
         self._old: BinaryIO | None = self.path.open("rb") if self.path.is_file() else None
         self._same = 0
-        self._new: BinaryIO | None = None
-        self._temporary: Path | None = None
-        if self._old is None:
-            self._begin()
+        self._planned, self._temporary = temporary, None
+        self._new = None if self._old else self._begin()
 
     @property
     def path(self) -> Path:
@@ -33,17 +34,17 @@ class Draft:
         return self._folder / self._name
 
     def write(self, data: bytes) -> None:
-        if self._new is None and self._old and self._old.read(len(data)) != data:
-            self._begin()
-        if self._new:
-            self._new.write(data)
-        else:
-            self._same += len(data)
+        if self._new is None:
+            if self._old and self._old.read(len(data)) == data:
+                self._same += len(data)
+                return
+            self._new = self._begin()
+        self._new.write(data)
 
     def finish(self) -> bool:
         """Nothing more comes; flushes what was written. Returns whether it differs from what stands there."""
         if self._new is None and self._old and self._old.read(1):
-            self._begin()
+            self._new = self._begin()
         if self._new:
             self._new.flush()
             flush(self._new.fileno())
@@ -69,14 +70,15 @@ class Draft:
             self._temporary.unlink(missing_ok=True)
             self._temporary = None
 
-    def _begin(self) -> None:
-        self._temporary = temporary_path(self._folder)
-        self._new = self._temporary.open("wb")
+    def _begin(self) -> BinaryIO:
+        self._temporary = self._planned or temporary_path(self._folder)
+        new = self._temporary.open("wb")
         if self._old:
             self._old.seek(0)
             left = self._same
             while left:
-                left -= self._new.write(self._old.read(min(left, _COPY_BYTES)))
+                left -= new.write(self._old.read(min(left, _COPY_BYTES)))
+        return new
 
     def _close(self) -> None:
         for file in (self._old, self._new):

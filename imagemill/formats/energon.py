@@ -23,7 +23,7 @@ import itertools
 import sqlite3
 import tarfile
 import uuid
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -48,6 +48,8 @@ Members = tuple[tuple[str, int, int], ...]
 # A tar's name and a sample's offset in it.
 Place = tuple[str, int]
 
+_LOADER = {"__module__": "megatron.energon", "__class__": "CrudeWebdataset"}
+
 _PRAGMAS = "PRAGMA page_size = 4096; PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF;"
 
 # As `SqliteIndexWriter` has them; the indices come after the rows, which is faster.
@@ -65,6 +67,11 @@ CREATE INDEX idx_samples_by_tar_and_idx ON samples(tar_file_id, sample_index);
 CREATE INDEX idx_sample_parts_seq ON sample_parts(tar_file_id, sample_index, content_byte_offset);
 CREATE INDEX idx_sample_parts_full
     ON sample_parts(tar_file_id, sample_index, part_name, content_byte_offset, content_byte_size);
+"""
+_RECORDED = """
+SELECT tar_file_id, byte_offset, part_name, content_byte_offset, content_byte_size
+FROM samples JOIN sample_parts USING (tar_file_id, sample_index)
+ORDER BY tar_file_id, sample_index, content_byte_offset
 """
 
 
@@ -90,18 +97,22 @@ def write_energon(
     """
     meta = folder / META
     meta.mkdir()
-    indices = {folder / f"{name}{TAR_INDEX_SUFFIX}": _tar_index(entries) for name, entries in shards}
+    indices = {}
+    for name, entries in shards:
+        ends = [entries[-1].offset + entries[-1].size] if entries else [0]
+        offsets = np.asarray([*(entry.offset for entry in entries), *ends], "<u8")
+        indices[folder / f"{name}{TAR_INDEX_SUFFIX}"] = offsets.tobytes()
     counts = _json({"shard_counts": {name: len(entries) for name, entries in shards}})
     documents = {
         meta / ".info.json": counts,
         meta / ".info.yaml": counts,
         meta / "split.yaml": _json(_split(shards, dead)),
-        meta / "dataset.yaml": _json(_dataset(bucket)),
+        meta / "dataset.yaml": _json({**_LOADER, "subflavors": {"bucket": bucket}}),
         meta / "index.uuid": _uuid(shards, dead).encode(),
     }
     for path, content in {**indices, **documents}.items():
         path.write_bytes(content)
-    _write_sqlite(meta / SQLITE, _live_rows(folder, shards, frozenset(dead), _recorded_members(earlier)))
+    _write_sqlite(meta / SQLITE, folder, shards, frozenset(dead), _recorded_members(earlier))
     # `flush_files` is of one folder at a time.
     for paths in (list(indices), [*documents, meta / SQLITE]):
         for error in flush_files(paths).values():
@@ -125,29 +136,12 @@ def _json(document: object) -> bytes:
     return msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
 
 
-def _tar_index(entries: Sequence[IndexEntry]) -> bytes:
-    ends = [entries[-1].offset + entries[-1].size] if entries else [0]
-    return np.asarray([*(entry.offset for entry in entries), *ends], "<u8").tobytes()
-
-
 def _split(shards: Sequence[Shard], dead: Collection[Place]) -> dict[str, object]:
     gone = frozenset(dead)
-    exclude = [
-        _without_braces(f"{name}/{entry.key}")
-        for name, entries in shards
-        for entry in entries
-        if (name, entry.offset) in gone
-    ]
+    exclude = [f"{name}/{entry.key}" for name, entries in shards for entry in entries if (name, entry.offset) in gone]
+    # Energon expands `{a,b}` in these names as a shell does.
+    exclude = [name.replace("{", "\\{").replace("}", "\\}") for name in exclude]
     return {"split_parts": {"train": [name for name, _ in shards], "val": [], "test": []}, "exclude": exclude}
-
-
-def _without_braces(name: str) -> str:
-    """Energon expands `{a,b}` in these names as a shell does."""
-    return name.replace("{", "\\{").replace("}", "\\}")
-
-
-def _dataset(bucket: str) -> dict[str, object]:
-    return {"__module__": "megatron.energon", "__class__": "CrudeWebdataset", "subflavors": {"bucket": bucket}}
 
 
 def _uuid(shards: Sequence[Shard], dead: Collection[Place]) -> str:
@@ -164,29 +158,21 @@ def _uuid(shards: Sequence[Shard], dead: Collection[Place]) -> str:
 # ---- index.sqlite
 
 
-# One row of the table `samples`, and its members.
-_Row = tuple[tuple[int, str, int, int, int], Members]
-
-
-def _live_rows(
-    folder: Path, shards: Sequence[Shard], dead: Collection[Place], recorded: Mapping[Place, Members]
-) -> Iterator[_Row]:
+def _write_sqlite(
+    path: Path, folder: Path, shards: Sequence[Shard], dead: Collection[Place], recorded: Mapping[Place, Members]
+) -> None:
     """A key may stand in two tars, where at most one sample counts; the column takes it once. So only live ones go in."""
-    for tar, (name, entries) in enumerate(shards):
-        for number, entry in enumerate(entries):
-            if (name, entry.offset) not in dead:
-                members = entry.members or recorded.get((name, entry.offset)) or _walk(folder / name, entry)
-                yield (tar, entry.key, number, entry.offset, entry.size), members
-
-
-def _write_sqlite(path: Path, rows: Iterable[_Row]) -> None:
     with closing(sqlite3.connect(path)) as database:
         # Nobody sees the file before it is whole and flushed.
         database.executescript(_PRAGMAS + _TABLES)
-        for sample, members in rows:
-            database.execute("INSERT INTO samples VALUES (?, ?, ?, ?, ?)", sample)
-            parts = ((sample[0], sample[2], *member) for member in members)
-            database.executemany("INSERT INTO sample_parts VALUES (?, ?, ?, ?, ?)", parts)
+        for tar, (name, entries) in enumerate(shards):
+            for number, entry in enumerate(entries):
+                if (name, entry.offset) not in dead:
+                    sample = tar, entry.key, number, entry.offset, entry.size
+                    database.execute("INSERT INTO samples VALUES (?, ?, ?, ?, ?)", sample)
+                    members = entry.members or recorded.get((name, entry.offset)) or _walk(folder / name, entry)
+                    parts = ((tar, number, *member) for member in members)
+                    database.executemany("INSERT INTO sample_parts VALUES (?, ?, ?, ?, ?)", parts)
         database.executescript(_INDICES)  # commits the rows first
 
 
@@ -196,21 +182,12 @@ def _recorded_members(folder: Path | None) -> dict[Place, Members]:
         return {}
     location = (folder / META / SQLITE).resolve().as_uri()
     try:
-        names = dict(enumerate(read_json(folder / META / ".info.json")["shard_counts"]))
+        names = list(read_json(folder / META / ".info.json")["shard_counts"])
         with closing(sqlite3.connect(f"{location}?mode=ro&immutable=1", uri=True)) as database:
-            return dict(_members_by_place(database, names))
+            places = itertools.groupby(database.execute(_RECORDED), key=lambda row: (names[row[0]], row[1]))
+            return {place: tuple(row[2:] for row in members) for place, members in places}
     except (sqlite3.Error, ImagemillError, LookupError, TypeError):
         return {}
-
-
-def _members_by_place(database: sqlite3.Connection, names: Mapping[int, str]) -> Iterator[tuple[Place, Members]]:
-    rows = database.execute(
-        "SELECT tar_file_id, byte_offset, part_name, content_byte_offset, content_byte_size"
-        " FROM samples JOIN sample_parts USING (tar_file_id, sample_index)"
-        " ORDER BY tar_file_id, sample_index, content_byte_offset"
-    )
-    for (tar, offset), members in itertools.groupby(rows, key=lambda row: (row[0], row[1])):
-        yield (names[tar], offset), tuple(row[2:] for row in members)
 
 
 def _walk(path: Path, entry: IndexEntry) -> Members:

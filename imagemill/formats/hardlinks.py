@@ -193,24 +193,21 @@ def _problem(name: str, source: Path, target: Path) -> str | None:
 
 def _folder_problem(folder: str, source: Path, target: Path) -> str | None:
     """Why a folder cannot be shared: a symlink on the way would lead writes and links elsewhere."""
-    if folder.partition("/")[0] != "images":
+    parts = folder.split("/")
+    if parts[0] != "images":
         return "not under images/"
     base, device = _look(source / folder), _device(target / folder)
     if base is None:
         return _MISSING
     for place, missing_is_fine in ((source, False), (target, True)):
-        for path in _steps(place, folder):
+        for end in range(1, len(parts) + 1):
+            path = place.joinpath(*parts[:end])
             found = _look(path)
             if found is None and missing_is_fine:
                 break
             if found is None or not stat.S_ISDIR(found.st_mode):
                 return f"{path} is no real folder"
     return None if base.st_dev == device else "base and derived preset are on two file systems"
-
-
-def _steps(place: Path, folder: str) -> Iterator[Path]:
-    parts = folder.split("/")
-    return (place.joinpath(*parts[: n + 1]) for n in range(len(parts)))
 
 
 def _device(path: Path) -> int:

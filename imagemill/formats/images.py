@@ -54,11 +54,9 @@ def decode_rgb(data: bytes, name: str) -> np.ndarray:
     Raises:
         Refused: `undecodable`, `too_small` or `too_large`; `name` is the file's in the message.
     """
-    with _opened(data, name) as image:
-        _refuse_size(image.size, name)
-        _transparent_at_eight_bits(image)
-        image.load()
-        return np.array(_upright(_to_rgb(image), _orientation(image)))
+    with _opened(data, name, MIN_SIDE) as image:
+        rgb, turn = _to_rgb(image), _TO_UPRIGHT.get(_orientation(image))
+        return np.array(rgb if turn is None else rgb.transpose(turn))
 
 
 def decode_stored(data: bytes, name: str) -> np.ndarray:
@@ -68,9 +66,6 @@ def decode_stored(data: bytes, name: str) -> np.ndarray:
         Refused: `undecodable` or `too_large`.
     """
     with _opened(data, name) as image:
-        _refuse_size(image.size, name, smallest=1)
-        _transparent_at_eight_bits(image)
-        image.load()
         return np.array(_to_rgb(image))
 
 
@@ -95,7 +90,6 @@ class StoredHeader(NamedTuple):
 def stored_header(data: bytes, name: str) -> StoredHeader:
     """The header of an image file held in memory; no pixel is decoded. Raises as `decode_stored`."""
     with _opened(data, name) as image:
-        _refuse_size(image.size, name, smallest=1)
         # Other modes are converted to RGB, of which their profile does not speak.
         profile = image.info.get("icc_profile") if image.mode in {"RGB", "RGBA", "P"} else None
         return StoredHeader(*image.size, image.format or "", _orientation(image, header_only=True), profile)
@@ -104,18 +98,18 @@ def stored_header(data: bytes, name: str) -> StoredHeader:
 def check_decodable(data: bytes, name: str) -> None:
     """Read every compressed byte of an image file without making all of its pixels. Raises as `decode_stored`."""
     with _opened(data, name) as image:
-        _refuse_size(image.size, name, smallest=1)
         # A JPEG at an eighth of its size is entropy-decoded whole, in a third of the time.
         image.draft(None, (max(1, image.width // 8), max(1, image.height // 8)))
         image.load()
 
 
 @contextmanager
-def _opened(data: bytes, name: str) -> Iterator[Image.Image]:
+def _opened(data: bytes, name: str, smallest: int = 1) -> Iterator[Image.Image]:
     with _refusals(name):
         if not data:
             raise _undecodable(name, "the file is empty")
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            _refuse_size(image.size, name, smallest)
             yield image
 
 
@@ -126,7 +120,7 @@ def header_size(path: Path) -> tuple[int, int]:
     cannot read of the file; an OSError where the file does not open.
     """
     with open(path, "rb") as file, _refusals(path.name), Image.open(file, formats=FORMATS) as image:
-        _refuse_size(image.size, path.name)
+        _refuse_size(image.size, path.name, MIN_SIDE)
         width, height = image.size
         # Of a TIFF Pillow tells the upright size by itself.
         turned = image.format != "TIFF" and _orientation(image, header_only=True) in _TURNED
@@ -175,7 +169,7 @@ def _refusals(name: str) -> Iterator[None]:
         raise _undecodable(name, str(error) or type(error).__name__) from error
 
 
-def _refuse_size(size: tuple[int, int], name: str, *, smallest: int = MIN_SIDE) -> None:
+def _refuse_size(size: tuple[int, int], name: str, smallest: int) -> None:
     width, height = size
     if min(size) < smallest:
         raise Refused(
@@ -189,6 +183,8 @@ def _refuse_size(size: tuple[int, int], name: str, *, smallest: int = MIN_SIDE) 
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
+    _transparent_at_eight_bits(image)
+    image.load()
     if image.mode.startswith("I;16"):
         image = _to_8_bit(image)
     if image.mode in {"I", "F"}:
@@ -232,11 +228,6 @@ def _orientation(image: Image.Image, *, header_only: bool = False) -> int:
     except Exception:
         # Broken EXIF beside good pixels: the image stands as it is stored, as viewers show it.
         return 1
-
-
-def _upright(image: Image.Image, orientation: int) -> Image.Image:
-    method = _TO_UPRIGHT.get(orientation)
-    return image if method is None else image.transpose(method)
 
 
 def _undecodable(name: str, why: str) -> Refused:

@@ -5,22 +5,27 @@ Belongs elsewhere: what a record must hold (domain/stage2_records.py), merging o
 Source: CONTRACTS section 0, "JSONL input of any kind"; seed 000 "Atomic JSONL updates".
 """
 
+import io
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeVar
 
 import msgspec
 
-from imagemill.fs.atomic import atomic_write, sync_folder, temporary_path
+from imagemill.formats.diff_writer import Draft
+from imagemill.fs.atomic import atomic_write, sync_folder
 from imagemill.text.strict_json import NOT_JSON, is_too_deep
 
 _decoder = msgspec.json.Decoder()
 _encoder = msgspec.json.Encoder()
 _sorting_encoder = msgspec.json.Encoder(order="sorted")
 
-_COPY_BYTES = 1 << 20
+# Lines are decoded together in blocks of about this size: a call costs as much as decoding a short line.
+_BLOCK_BYTES = 1 << 16
+
+_T = TypeVar("_T")
 
 
 class Line(NamedTuple):
@@ -61,8 +66,31 @@ def read_raw(path: Path) -> Iterator[tuple[int, bytes]]:
             yield number, whole.removesuffix(b"\n").removesuffix(b"\r")
 
 
+def read_typed(path: Path, decoder: msgspec.json.Decoder[_T]) -> Iterator[_T | bytes]:
+    """Yield the record of each canonical line, and the bytes of every other line, its ending included (`decode_canonical`)."""
+    with open(path, "rb") as file:
+        while block := file.read(_BLOCK_BYTES):
+            yield from decode_canonical(block + file.readline(), decoder)
+
+
+def decode_canonical(block: bytes, decoder: msgspec.json.Decoder[_T]) -> Sequence[_T | bytes]:
+    """Decode whole lines. A line that is not the encoding of its own record, ending included, stays bytes.
+
+    A canonical line has no key twice, no field that the record's type lacks, and no other spelling of a value.
+    """
+    try:
+        records = decoder.decode_lines(block)
+        if _encoder.encode_lines(records) == block:
+            return records
+    except NOT_JSON:
+        pass
+    lines = io.BytesIO(block).readlines()
+    return lines if len(lines) == 1 else [found for line in lines for found in decode_canonical(line, decoder)]
+
+
 def parse_line(number: int, raw: bytes) -> Line:
-    """One line as `read_jsonl` gives it, but for `torn` and `offset`."""
+    """One line, with or without its ending, as `read_jsonl` gives it, but for `torn` and `offset`."""
+    raw = raw.removesuffix(b"\n").removesuffix(b"\r")
     return Line(number, raw, *_parse(raw))
 
 
@@ -199,42 +227,15 @@ def replace_lines(
         whether the file was rewritten.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    lines = iter(lines)
-    same, first = _common_beginning(path, lines)
-    if first is None:
-        return False
-    temporary = temporary or temporary_path(path.parent)
+    draft = Draft(path.parent, path.name, temporary)
     try:
-        with open(temporary, "wb") as file:
-            _copy_beginning(path, same, file)
-            file.write(first)
-            file.writelines(lines)
-            file.flush()
-            os.fsync(file.fileno())
-        before()
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    sync_folder(path.parent)
-    return True
-
-
-def _common_beginning(path: Path, lines: Iterator[bytes]) -> tuple[int, bytes | None]:
-    """How many bytes are the same, and the first other line: empty where only the file goes on, None where all are equal."""
-    same = 0
-    if not path.is_file():
-        return 0, next(lines, b"")
-    with open(path, "rb") as file:
         for line in lines:
-            if file.read(len(line)) != line:
-                return same, line
-            same += len(line)
-        return same, b"" if file.read(1) else None
-
-
-def _copy_beginning(path: Path, size: int, into: BinaryIO) -> None:
-    if not size:
-        return
-    with open(path, "rb") as file:
-        while size:
-            size -= into.write(file.read(min(size, _COPY_BYTES)))
+            draft.write(line)
+        changed = draft.finish()
+        if changed:
+            before()
+            draft.publish()
+            sync_folder(path.parent)
+    finally:
+        draft.discard()
+    return changed

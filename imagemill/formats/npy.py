@@ -23,8 +23,8 @@ from numpy.lib import format as npy_format
 from imagemill.domain.embedding_specs import EmbeddingSpec, embedding_specs
 from imagemill.domain.ids import image_id as valid_id
 from imagemill.errors import InvalidNpy
-from imagemill.fs.atomic import sweep_temporaries, sync_folder, temporary_path
-from imagemill.fs.durable import begin_writing_back, flush_files
+from imagemill.fs.atomic import sweep_temporaries, temporary_path
+from imagemill.fs.durable import begin_writing_back
 from imagemill.fs.fingerprints import FileSignature, file_signature, fingerprint
 from imagemill.fs.listing import list_files
 
@@ -86,7 +86,7 @@ def stage_npy(folder: Path, array: np.ndarray, *, preview: bool = False) -> Path
         the temporary path: `flush_files`, then rename it, then flush the folder. On an error nothing is left behind.
     """
     array = np.asarray(array, order="C")
-    return _stage(folder, npy_header(array.shape, array.dtype, preview=preview), _bytes_of(array))
+    return _stage(folder, npy_header(array.shape, array.dtype, preview=preview), array.reshape(-1).view(np.uint8).data)
 
 
 def _stage(folder: Path, header: bytes, values: memoryview) -> Path:
@@ -103,30 +103,12 @@ def _stage(folder: Path, header: bytes, values: memoryview) -> Path:
     return path
 
 
-def _bytes_of(array: np.ndarray) -> memoryview:
-    return array.reshape(-1).view(np.uint8).data
-
-
 def _write_all(handle: int, header: bytes, values: memoryview) -> None:
     written = os.writev(handle, [header, values])
     if written < len(header) + len(values):  # cut short by a signal, or more than one call takes
         rest = memoryview(header + values)[written:]
         while rest:
             rest = rest[os.write(handle, rest) :]
-
-
-def write_npy(path: Path, array: np.ndarray) -> None:
-    """Write one file under its final name, whole or not at all; missing folders are made."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    staged = stage_npy(path.parent, array)
-    try:
-        for error in flush_files([staged]).values():
-            raise error
-        os.replace(staged, path)
-    except BaseException:
-        staged.unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
 
 
 # ---- reading

@@ -48,20 +48,18 @@ def resized(data: bytes, header: StoredHeader, name: str, size: tuple[int, int],
         Refused: `undecodable`, `too_large`, `unsupported_type`.
     """
     form = written_format(header, name)
-    pixels = resize_rgb(decode_stored(data, name), size, library)
+    pixels = resizer(library)(decode_stored(data, name), size)
     buffer = io.BytesIO()
     options = {} if form == "PNG" else {"quality": QUALITY}
     Image.fromarray(pixels).save(buffer, form, icc_profile=header.profile, **options)
     return buffer.getvalue()
 
 
-def resize_rgb(pixels: np.ndarray, size: tuple[int, int], library: str) -> np.ndarray:
-    """uint8 (H, W, 3) at another size (width, height), by the library's Lanczos filter with antialiasing."""
-    return resizer(library)(pixels, size)
-
-
 def resizer(library: str) -> Callable[[np.ndarray, tuple[int, int]], np.ndarray]:
-    """The function of a library's name. Raises WrongUsage for an unknown one."""
+    """Return the function of a library: uint8 (H, W, 3) and another size (width, height) → the pixels at that size.
+
+    It is the library's Lanczos filter with antialiasing. Raises WrongUsage for an unknown library.
+    """
     if library not in _LIBRARIES:
         raise WrongUsage(f"no library {library!r} for resizing", do=f"choose from {', '.join(_LIBRARIES)}")
     return _LIBRARIES[library]

@@ -14,7 +14,6 @@ Belongs elsewhere: which samples go into which shard (pipeline/shards/shard_plan
 Source: POSIX pax, "ustar Interchange Format"; seed 001; CONTRACTS section 2.
 """
 
-import functools
 import io
 import itertools
 import os
@@ -24,18 +23,12 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from imagemill.domain.ids import name_problem
 from imagemill.errors import ImagemillError
 from imagemill.fs.durable import begin_writing_back, flush
-from imagemill.fs.fingerprints import FileSignature, file_signature, fingerprint
-
-
-class Checksum(Protocol):
-    """As `hashlib` and `RunningFingerprint` have it."""
-
-    def update(self, data: memoryview, /) -> None: ...
+from imagemill.fs.fingerprints import FileSignature, RunningFingerprint, file_signature, fingerprint
 
 
 class KnownFile(NamedTuple):
@@ -82,7 +75,9 @@ class IndexEntry:
 # ---- writing
 
 
-def write_shard(path: Path, samples: Iterable[Sample], *, checksum: Checksum | None = None) -> list[IndexEntry]:
+def write_shard(
+    path: Path, samples: Iterable[Sample], *, checksum: RunningFingerprint | None = None
+) -> list[IndexEntry]:
     """Write one tar at exactly this path and flush it; the caller chooses a temporary name and renames.
 
     Files are copied verbatim. `samples` is read up to 16 ahead.
@@ -108,7 +103,7 @@ def write_shard(path: Path, samples: Iterable[Sample], *, checksum: Checksum | N
 
 
 def _write_samples(
-    output: int, samples: Iterable[Sample], entries: list[IndexEntry], checksum: Checksum | None
+    output: int, samples: Iterable[Sample], entries: list[IndexEntry], checksum: RunningFingerprint | None
 ) -> None:
     offset, begun, buffer = 0, 0, bytearray()
     with closing(_opened(samples)) as opened:
@@ -254,7 +249,7 @@ def _refuse_damage(file: _OpenFile, content: memoryview) -> None:
         )
 
 
-def _write_all(output: int, content: memoryview, checksum: Checksum | None) -> None:
+def _write_all(output: int, content: memoryview, checksum: RunningFingerprint | None) -> None:
     if checksum:
         checksum.update(content)
     for start in range(0, len(content), _PIECE):
@@ -266,42 +261,23 @@ def _write_all(output: int, content: memoryview, checksum: Checksum | None) -> N
 # ---- headers
 
 
+# A ustar header: mode, owner and group before the size; time, type and empty names behind it. Nothing of them ever changes.
+_BEFORE_SIZE = b"0000644\0" + b"0000000\0" * 2
+_AFTER_SIZE = b"\0" + b"0" * 11 + b"\0"
+_AFTER_CHECKSUM = b"\0 0" + bytes(100) + b"ustar\x0000" + bytes(32 + 32 + 8 + 8 + 155 + 12)
+# For the sum the checksum's own eight bytes count as blanks.
+_CONSTANT_SUM = sum(_BEFORE_SIZE) + sum(_AFTER_SIZE) + 8 * ord(" ") + sum(_AFTER_CHECKSUM[2:])
+
+
 def _header(name: str, size: int) -> bytes:
     """All that stands before a member's values: one block, or three and more where the name asks for a PAX header."""
-    if name.isascii() and len(name) <= 100:
-        return _block(name.encode(), size, b"0000644\0", b"0")
-    record = _pax_record(b"path", name.encode("utf-8"))
-    # What a reader without PAX would see, as tarfile has it.
-    short = name.encode("ascii", "replace")[:100]
-    pax = _block(b"././@PaxHeader", len(record), b"0000000\0", b"x")
-    return pax + record + bytes(_padding(len(record))) + _block(short, size, b"0000644\0", b"0")
-
-
-def _pax_record(key: bytes, value: bytes) -> bytes:
-    """`<length> <key>=<value>\\n`, where the length counts its own digits."""
-    rest = b" %b=%b\n" % (key, value)
-    length = len(rest)
-    while len(rest) + len(str(length)) != length:
-        length = len(rest) + len(str(length))
-    return b"%d%b" % (length, rest)
-
-
-def _block(name: bytes, size: int, mode: bytes, kind: bytes) -> bytes:
-    """One 512-byte ustar header: owner 0, group 0, time 0, no owner names."""
-    before, after, constant = _template(mode, kind)
-    digits = b"%011o" % size
-    checksum = sum(name) + sum(digits) + constant
-    return b"%b%b%b%b%06o%b" % (name.ljust(100, b"\0"), before, digits, b"\0" + b"0" * 11 + b"\0", checksum, after)
-
-
-@functools.cache
-def _template(mode: bytes, kind: bytes) -> tuple[bytes, bytes, int]:
-    """What stands between name and size, what after the checksum's digits, and the checksum of all that never changes."""
-    before = mode + b"0000000\0" * 2
-    after = b"\0 " + kind + bytes(100) + b"ustar\x0000" + bytes(32 + 32 + 8 + 8 + 155 + 12)
-    # For the sum the checksum's own eight bytes count as blanks.
-    constant = sum(before) + sum(b"0" * 11) + 8 * ord(" ") + sum(after[2:])
-    return before, after, constant
+    if not name.isascii() or len(name) > 100:
+        info = tarfile.TarInfo(name)
+        info.size = size
+        return info.tobuf(tarfile.PAX_FORMAT)
+    path, digits = name.encode(), b"%011o" % size
+    checksum = sum(path) + sum(digits) + _CONSTANT_SUM
+    return b"%b%b%b%b%06o%b" % (path.ljust(100, b"\0"), _BEFORE_SIZE, digits, _AFTER_SIZE, checksum, _AFTER_CHECKSUM)
 
 
 def _padding(size: int) -> int:
@@ -376,18 +352,14 @@ def _samples(file: io.BufferedIOBase, size: int, path: Path) -> Iterator[tuple[s
 
 def _member(tar: tarfile.TarFile, info: tarfile.TarInfo, size: int) -> tuple[str, str, bytes]:
     key, dot, suffix = info.name.rpartition("/")[2].partition(".")
-    if not info.isreg() or not (key and dot and suffix) or _leaves_its_folder(info.name):
+    # A member's name must not lead out of its folder; relative folders are part of WebDataset's keys.
+    if not info.isreg() or not (key and dot and suffix) or any(map(name_problem, info.name.split("/"))):
         raise ValueError(f"{info.name!r} is no member of a sample")
     if info.offset_data + info.size > size:
         raise ValueError(f"cut off within {info.name!r}")
     file = tar.extractfile(info)
     assert file is not None
     return info.name[: -len(suffix) - 1], suffix, file.read()
-
-
-def _leaves_its_folder(name: str) -> bool:
-    """Whether a member's name is absolute, or has a part that is no file name. Relative folders are part of WebDataset's keys."""
-    return any(name_problem(part) for part in name.split("/"))
 
 
 def _sample(key: str, members: Sequence[tuple[str, bytes]]) -> dict[str, bytes]:

@@ -1,12 +1,11 @@
 """File signatures and content fingerprints."""
 
+import hashlib
 import os
 from pathlib import Path
 from typing import NewType
 
 import xxhash
-
-_PIECE = 1 << 20
 
 FileSignature = NewType("FileSignature", str)
 """State of a file without opening it: `posix:<size>:<mtime_ns>:<inode>`. Compared whole; equal means not read again."""
@@ -66,10 +65,7 @@ class RunningFingerprint:
         return f"xxh3:{self._digest.hexdigest()}"
 
 
-def fingerprint_file(path: Path) -> str:
-    """Return the `fingerprint` of a file's bytes, in bounded memory."""
-    running = RunningFingerprint()
-    with open(path, "rb", buffering=0) as file:
-        while piece := file.read(_PIECE):
-            running.update(piece)
-    return str(running)
+def fingerprint_file(path: Path | int) -> str:
+    """Return the `fingerprint` of the bytes of a file, or of an open file by its descriptor, in bounded memory."""
+    with open(path, "rb", buffering=0, closefd=not isinstance(path, int)) as file:
+        return f"xxh3:{hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()}"

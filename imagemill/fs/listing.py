@@ -4,12 +4,12 @@ Source: CONTRACTS section 0, "Completion is validity".
 """
 
 import errno
+import marshal
 import os
 import stat
 import subprocess
 import sys
-from collections.abc import Callable
-from itertools import chain
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from imagemill.fs.fingerprints import FileSignature, file_signature
@@ -43,26 +43,26 @@ def list_files(folder: Path, suffix: str) -> dict[str, FileSignature]:
     return found
 
 
-def start_listing(folder: Path, suffix: str) -> Callable[[], dict[str, FileSignature]]:
-    """Start `list_files` in another process and return the function that waits for its result.
+def start_listing(folders: Sequence[Path], suffix: str) -> Callable[[], list[dict[str, FileSignature]]]:
+    """Start `list_files` of these folders in another process, and return the function that waits for the results.
 
-    Listing 60,000 files takes 0.25 s, which a thread would spend in turns with the caller.
+    Listing 60,000 files takes 0.2 s, which a thread would spend in turns with the caller. One process for all folders leaves the
+    caller a core where there are two.
     """
-    command = [sys.executable, "-P", "-m", __name__, str(folder), suffix]
+    command = [sys.executable, "-P", "-m", __name__, suffix, *map(str, folders)]
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd="/"
     )
 
-    def result() -> dict[str, FileSignature]:
+    def results() -> list[dict[str, FileSignature]]:
         listed, _ = process.communicate()
         if process.returncode:  # an error is raised by this process
-            return list_files(folder, suffix)
-        parts = iter(os.fsdecode(listed).split("\0"))
-        return {name: FileSignature(next(parts)) for name in parts if name}
+            return [list_files(folder, suffix) for folder in folders]
+        return marshal.loads(listed)
 
-    return result
+    return results
 
 
 if __name__ == "__main__":
-    parts = chain.from_iterable(list_files(Path(sys.argv[1]), sys.argv[2]).items())
-    sys.stdout.buffer.write(os.fsencode("\0".join(parts)))
+    suffix, *folders = sys.argv[1:]
+    sys.stdout.buffer.write(marshal.dumps([list_files(Path(folder), suffix) for folder in folders]))

@@ -1,13 +1,12 @@
 """File system types: databases and locks work on one kernel only, so network file systems are refused for them."""
 
-import functools
 import os
-import re
+from contextlib import suppress
 from pathlib import Path
 
-from imagemill.errors import ImagemillError
+import psutil
 
-_MOUNTS = Path("/proc/self/mountinfo")
+from imagemill.errors import ImagemillError
 
 # As the kernel spells them; FUSE clients are named `fuse.<program>`.
 _NETWORK = {
@@ -36,25 +35,9 @@ def refuse_network_folder(folder: Path, what: str) -> None:
 def file_system_type(folder: Path) -> str | None:
     """Return the type of the mount that holds a folder, None if the system does not tell."""
     path = os.path.realpath(folder)
-    mounts = _mounts(_read_mounts())
+    mounts: dict[str, str] = {}
+    with suppress(OSError):
+        # Of several mounts at one point the last one counts.
+        mounts = {mount.mountpoint: mount.fstype for mount in psutil.disk_partitions(all=True)}
     matching = [point for point in mounts if path == point or path.startswith(point.rstrip("/") + "/")]
     return mounts[max(matching, key=len)] if matching else None
-
-
-def _read_mounts() -> str:
-    try:
-        return _MOUNTS.read_text(encoding="utf-8", errors="surrogateescape")
-    except OSError:
-        return ""
-
-
-@functools.lru_cache(maxsize=4)
-def _mounts(mountinfo: str) -> dict[str, str]:
-    """Return mount point → type. Of several mounts at one point the last one counts. Format: proc(5)."""
-    found = {}
-    for line in mountinfo.splitlines():
-        before, _, after = line.partition(" - ")
-        fields, kind = before.split(), after.split()
-        if len(fields) > 4 and kind:
-            found[re.sub(r"\\(\d{3})", lambda match: chr(int(match[1], 8)), fields[4])] = kind[0]
-    return found

@@ -68,15 +68,16 @@ class BatchReader:
 
     def _latents(self, latents: list[np.ndarray], piece: Piece, image_ids: Sequence[str]) -> Any:
         if self.latents != "as_stored":
-            latents = [self._fitted(z, piece, image_id) for z, image_id in zip(latents, image_ids, strict=True)]
+            bucket = self.buckets[piece.bucket]
+            size, where = bucket.latent_size, str(bucket.folder)
+            latents = [
+                fit_latent(z, size, self.latents, self._corner(piece.epoch, image_id), where=f"{where}, {image_id!r}")
+                for z, image_id in zip(latents, image_ids, strict=True)
+            ]
         if self.factors:
             scaling, shift = self.factors[piece.bucket]
             latents = [(z.astype(np.float32) - np.float32(shift)) * np.float32(scaling) for z in latents]
         return _each(latents) if self.latents == "as_stored" else _stacked(latents)
-
-    def _fitted(self, latent: np.ndarray, piece: Piece, image_id: str) -> np.ndarray:
-        bucket, corner = self.buckets[piece.bucket], self._corner(piece.epoch, image_id)
-        return fit_latent(latent, bucket.latent_size, self.latents, corner, where=f"{bucket.folder}, {image_id!r}")
 
     def _corner(self, epoch: int, image_id: str) -> tuple[float, float] | None:
         """Of this sample in this epoch, whoever reads it."""

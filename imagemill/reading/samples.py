@@ -12,7 +12,7 @@ from typing import Any
 from imagemill.errors import ImagemillError, WrongUsage
 from imagemill.formats.jsonl import parse_object
 from imagemill.formats.npy import parse_npy
-from imagemill.formats.tar import IndexEntry, parse_sample
+from imagemill.formats.tar import parse_sample
 from imagemill.pipeline.shards.shard_sets import IndexLine
 from imagemill.reading.tars import OpenedTars
 
@@ -45,7 +45,7 @@ def read_members(tars: OpenedTars, line: IndexLine, suffixes: Sequence[str]) -> 
     """
     path = tars.folder / line.shard
     content = tars.read(line.shard, line.offset, line.size)
-    values = parse_sample(content, IndexEntry(line.key, line.offset, line.size), path)
+    values = parse_sample(content, line.entry, path)
     if missing := [suffix for suffix in suffixes if suffix not in values]:
         raise _damaged(path, line, f"it has no member {missing[0]}")
     return {short_name(suffix): _decoded(suffix, values[suffix], path, line) for suffix in suffixes}

@@ -87,7 +87,11 @@ def open_buckets(folder: Path, *, allow_preview: bool = False, verify: bool = Fa
     refuse_twice(buckets)
     for bucket in buckets:
         if not bucket.manifest.sealed:
-            _warn_unsealed(bucket)
+            warnings.warn(
+                f"{bucket.folder / MANIFEST}: an earlier release wrote this manifest without a digest, so changes to it go "
+                "unnoticed; `imagemill shards --overwrite` writes one",
+                stacklevel=3,
+            )
         if not allow_preview:
             refuse_preview(bucket.folder, bucket.manifest)
         if verify:
@@ -114,14 +118,6 @@ def _twice(image_id: str, one: Bucket, other: Bucket) -> ImagemillError:
         where=other.folder,
         why="an id names one sample; a run that moves it between buckets was stopped, or a folder is of another time",
         do=f"run `imagemill run`, which finishes an interrupted run; else {_WRITE_AGAIN}",
-    )
-
-
-def _warn_unsealed(bucket: Bucket) -> None:
-    warnings.warn(
-        f"{bucket.folder / MANIFEST}: an earlier release wrote this manifest without a digest, so changes to it go unnoticed; "
-        "`imagemill shards --overwrite` writes one",
-        stacklevel=4,
     )
 
 

@@ -16,11 +16,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from imagemill.errors import ImagemillError
-from imagemill.fs.fingerprints import FileSignature, RunningFingerprint, file_signature, is_copy
+from imagemill.fs.fingerprints import FileSignature, file_signature, fingerprint_file, is_copy
 from imagemill.pipeline.shards.shard_manifest import Manifest
 from imagemill.pipeline.shards.shard_sets import read_manifest
-
-_PIECE = 1 << 20
 
 # The last: another client of a network file system removed what this one had looked up.
 _GONE = {errno.ENOENT, errno.ENOTDIR, errno.ESTALE}
@@ -74,7 +72,7 @@ class OpenedTars:
         if manifest is None or _checksums(manifest).get(name) != self.checksums[name]:
             return False
         # A copy keeps the time: appending where the file system has no hardlinks. Reading it whole would cost an epoch.
-        return is_copy(now, self.stats[name]) or _fingerprint(file) == self.checksums[name]
+        return is_copy(now, self.stats[name]) or fingerprint_file(file.fileno()) == self.checksums[name]
 
     def _replaced(self, name: str, why: str) -> ShardsReplaced:
         return ShardsReplaced(
@@ -87,11 +85,3 @@ class OpenedTars:
 
 def _checksums(manifest: Manifest) -> dict[str, str]:
     return {shard.name: shard.checksum for shard in manifest.shards}
-
-
-def _fingerprint(file: BinaryIO) -> str:
-    """Of the open file, whose name may belong to another by now."""
-    running = RunningFingerprint()
-    while piece := file.read(_PIECE):
-        running.update(piece)
-    return str(running)

@@ -8,11 +8,12 @@ Belongs elsewhere: judging (stage2.py, presets.py, images.py, stage_a.py, shards
 Source: CONTRACTS section 4.
 """
 
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 from imagemill.domain.buckets import BUCKETS
 from imagemill.domain.preset_records import PRESET_RULES, PRESET_WARNINGS
-from imagemill.domain.violations import TEXT_WARNINGS
+from imagemill.domain.violations import TEXT_WARNINGS, Violation
 from imagemill.validation.findings import Finding
 
 
@@ -169,3 +170,8 @@ def finding(
     return Finding(
         file, rule, message[:_MESSAGE], remedy or row.remedy, line, field[:_ITEM], item[:_ITEM], row.severity
     )
+
+
+def findings_of(violations: Iterable[Violation], at: Mapping[str, Any]) -> Iterator[Finding]:
+    """The findings of what a record breaks; `at`: file, line and item."""
+    return (finding(v.rule, v.message, field=v.field, remedy=v.remedy, **at) for v in violations)

@@ -40,32 +40,28 @@ class RecordedContents:
     def find_damage(self, store: NpyStore, image_id: str) -> Finding | None:
         """Return a finding that names the npy file if its bytes are not those of its row."""
         row = self.row(store, image_id)
-        if row is None or not self._differs(store, row):
+        try:
+            # A file that was replaced while it was read has another row, or none.
+            if row is None or fingerprint_file(store.path(image_id)) == row.content or row != self.row(store, image_id):
+                return None
+        except OSError:
             return None
         self.damaged.append((store.spec.kind, image_id))
         return finding("damaged", _MESSAGE, file=file_name(store.spec.kind, image_id), item=image_id)
 
-    def _differs(self, store: NpyStore, row: FileRow) -> bool:
-        try:
-            content = fingerprint_file(store.path(row.image_id))
-        except OSError:
-            return False
-        # A file that was replaced while it was read has another row, or none.
-        return content != row.content and row == self.row(store, row.image_id)
-
 
 def check_file(
-    store: NpyStore, record: dict[str, Any], at: dict[str, Any], contents: RecordedContents | None
+    store: NpyStore, image_id: str, size: tuple[int, int], at: dict[str, Any], contents: RecordedContents | None = None
 ) -> Iterator[Finding]:
-    """Check the file of one record: its bytes, else its header and values.
-
-    Raises:
-        OSError: the disk's fault, or no such file.
-    """
-    if contents and (damage := contents.find_damage(store, record["image_id"])):
+    """Check the file of one image of that (height, width): its bytes, else its header and values."""
+    if contents and (damage := contents.find_damage(store, image_id)):
         yield damage
         return
     try:
-        store.check(record["image_id"], record["height"], record["width"])
+        store.check(image_id, *size)
     except InvalidNpy as invalid:
-        yield finding(invalid.reason, invalid.what, field=store.spec.folder, remedy=invalid.do, **at)
+        yield finding(invalid.reason, invalid.what, remedy=invalid.do, **at)
+    except FileNotFoundError:
+        yield finding("missing_file", "no npy file", **at)
+    except OSError as error:
+        yield finding("read_error", str(error), **at)

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from typing import Any
 
-from imagemill.errors import InvalidNpy
 from imagemill.formats.npy import NpyStore
 from imagemill.store.ledger import Ledger
 from imagemill.validation.catalogue import finding
+from imagemill.validation.contents import check_file
 from imagemill.validation.findings import Finding
 
 
@@ -22,9 +22,4 @@ def embedding_files(store: NpyStore, ledger: Ledger) -> Iterator[Finding | int]:
             continue
         if (image_id, stat) in rows:
             continue
-        try:
-            store.check(image_id, source.height, source.width)
-        except InvalidNpy as invalid:
-            yield finding(invalid.reason, invalid.what, remedy=invalid.do, **at)
-        except OSError as error:
-            yield finding("read_error", str(error), **at)
+        yield from check_file(store, image_id, (source.height, source.width), at)

@@ -10,14 +10,13 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from imagemill.errors import Refused
 from imagemill.validation.catalogue import finding
 from imagemill.validation.findings import Finding
 
 ImageMode = Literal["none", "exists", "open"]
-IMAGE_MODES: tuple[str, ...] = get_args(ImageMode)
 FIRST = 64
 
 
@@ -58,7 +57,8 @@ class ImageLook:
         if isinstance(found, str):
             yield finding(found, _MESSAGES[found], **at)
             return
-        if base is not None and not _is_same_file(base / name, found):
+        shared = found if base is None else _stat(base / name)
+        if base is not None and (isinstance(shared, str) or not os.path.samestat(shared, found)):
             yield finding("not_shared", f"not the file of {base.name}", **at)
         if self.mode == "open":
             yield from _opened(folder / name, (record["width"], record["height"]), upright=False, at=at)
@@ -96,13 +96,6 @@ def _stat(path: Path) -> os.stat_result | str:
     except (OSError, ValueError):  # no such name, a name too long, one that no file system holds
         return "image_missing"
     return found if stat.S_ISREG(found.st_mode) else "not_a_file"
-
-
-def _is_same_file(path: Path, found: os.stat_result) -> bool:
-    try:
-        return os.path.samestat(os.stat(path), found)
-    except OSError:
-        return False
 
 
 def _opened(path: Path, size: tuple[int, int], *, upright: bool, at: dict[str, Any]) -> Iterator[Finding]:

@@ -1,9 +1,9 @@
 """Check a file of records line by line: lines as this program writes them by a typed decode, others by strict JSON and rules.
 
-    for each line:  ──accept──> valid
-                        └──no──> strict JSON ──judge──> findings
+    for each line:  typed record ──accept──> valid
+                        └── none, or no ──> strict JSON ──judge──> findings
 
-`accept` may refuse a good line and never passes a bad one. What a record must hold is in stage2.py, presets.py and stage_a.py.
+`accept` may refuse a good record and never passes a bad one. What a record must hold is in stage2.py, presets.py and stage_a.py.
 Source: CONTRACTS section 0 "JSONL input of any kind", section 4.
 """
 
@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from imagemill.formats.jsonl import Line, parse_line, read_raw
+from imagemill.formats.jsonl import Line, encode_line, parse_line, read_typed
 from imagemill.validation.catalogue import finding
 from imagemill.validation.findings import Finding
 
@@ -22,10 +22,12 @@ Findings = Iterator[Finding | int]
 
 
 class Lines(Protocol):
-    """One kind of record, with what has to be remembered from line to line."""
+    """One kind of record, with what has to be remembered from line to line. `decoder`: of its typed records."""
 
-    def accept(self, raw: bytes, number: int) -> bool:
-        """Return whether a line, without its ending, is surely valid; if so, it is remembered."""
+    decoder: msgspec.json.Decoder[Any]
+
+    def accept(self, record: Any, number: int) -> bool:
+        """Return whether the typed record of a canonical line is surely valid; if so, it is remembered."""
         ...
 
     def judge(self, record: dict[str, Any], number: int) -> Iterator[Finding]:
@@ -37,9 +39,11 @@ def check_lines(path: Path, lines: Lines, parse: Callable[[int, bytes], Line] = 
     """Check every line to the end of the file, however many are bad; `parse` reads those that are not accepted at once."""
     number, accept = 0, lines.accept
     try:
-        for number, raw in read_raw(path):
-            if not accept(raw, number):
-                yield from _judged(path.name, parse(number, raw), lines)
+        for number, found in enumerate(read_typed(path, lines.decoder), start=1):
+            if isinstance(found, bytes):
+                yield from _judged(path.name, parse(number, found), lines)
+            elif not accept(found, number):
+                yield from _judged(path.name, parse(number, encode_line(found)), lines)
     except OSError as error:
         yield finding("read_error", str(error), file=path.name, line=number)
     yield number

@@ -6,11 +6,10 @@ One file by itself is judged in presets.py.
 from collections.abc import Iterator, Mapping
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
-from imagemill.domain.preset_records import Space
 from imagemill.formats.manifest import sha256_file
 from imagemill.store.public_data import SPACES, SPLITS, PresetDir, is_foreign
 from imagemill.text.strict_json import NOT_JSON
@@ -34,16 +33,6 @@ class _Record(msgspec.Struct, gc=False):
 _decode = msgspec.json.Decoder(_Record).decode
 
 
-class _Compared(NamedTuple):
-    """Lines of two files; how many differ, and the first of them."""
-
-    lines: int
-    others: int
-    differing: int
-    first: int
-    message: str
-
-
 def splits_agree(folder: Path, manifest: Mapping[str, Any], base: Path | None) -> Iterator[Finding]:
     """Yield a finding for each norm or coord file that does not belong to its split's pixel records.
 
@@ -52,7 +41,8 @@ def splits_agree(folder: Path, manifest: Mapping[str, Any], base: Path | None) -
     """
     preset = PresetDir(folder)
     for split in SPLITS:
-        made = [preset.records(split, space) for space in _made_by_coord() if preset.records(split, space).is_file()]
+        paths = (preset.records(split, space) for space in SPACES if space != "pixel")
+        made = [path for path in paths if path.is_file()]
         if not made:
             continue
         if not preset.jsonl(split).is_file():
@@ -63,37 +53,27 @@ def splits_agree(folder: Path, manifest: Mapping[str, Any], base: Path | None) -
         yield from _sources(preset, split, manifest, base)
 
 
-def _made_by_coord() -> list[Space]:
-    return [space for space in SPACES if space != "pixel"]
-
-
 def _agreement(pixels: Path, made: Path, *, any_order: bool) -> Iterator[Finding]:
+    lines = others = differing = first = 0
+    message = ""
     try:
-        found = _compare(pixels, made, any_order=any_order)
+        with open(pixels, "rb") as one, open(made, "rb") as other:
+            for number, (pixel, coord) in enumerate(zip_longest(one, other), start=1):
+                lines += pixel is not None
+                others += coord is not None
+                if pixel is None or coord is None or not (problem := _difference(pixel, coord, any_order=any_order)):
+                    continue
+                differing += 1
+                if not first:
+                    first, message = number, problem
     except OSError as error:
         yield finding("read_error", str(error), file=made.name)
         return
-    if found.lines != found.others:
-        message = f"{found.others} lines, {pixels.name} has {found.lines}"
-        yield finding("split_lines", message, file=made.name)
-    if found.differing:
-        message = f"{found.message}, and {found.differing - 1} more lines" if found.differing > 1 else found.message
-        yield finding("split_order", message, file=made.name, line=found.first)
-
-
-def _compare(pixels: Path, made: Path, *, any_order: bool) -> _Compared:
-    lines = others = differing = first = 0
-    message = ""
-    with open(pixels, "rb") as one, open(made, "rb") as other:
-        for number, (pixel, coord) in enumerate(zip_longest(one, other), start=1):
-            lines += pixel is not None
-            others += coord is not None
-            if pixel is None or coord is None or not (problem := _difference(pixel, coord, any_order=any_order)):
-                continue
-            differing += 1
-            if not first:
-                first, message = number, problem
-    return _Compared(lines, others, differing, first, message)
+    if lines != others:
+        yield finding("split_lines", f"{others} lines, {pixels.name} has {lines}", file=made.name)
+    if differing:
+        more = f", and {differing - 1} more lines" if differing > 1 else ""
+        yield finding("split_order", message + more, file=made.name, line=first)
 
 
 def _difference(pixel: bytes, coord: bytes, *, any_order: bool) -> str | None:
@@ -124,7 +104,7 @@ def _name(record: _Record) -> str:
 
 def _sources(preset: PresetDir, split: str, manifest: Mapping[str, Any], base: Path | None) -> Iterator[Finding]:
     """Compare the pixel records with the digest that coord recorded; presets of other programs have none."""
-    recorded = _value(manifest, "stage_stats", "coord", "splits", split, "source")
+    recorded = nested_value(manifest, "stage_stats", "coord", "splits", split, "source")
     source = (PresetDir(base) if base else preset).jsonl(split)
     if not isinstance(recorded, str) or not source.is_file() or recorded == f"sha256:{sha256_file(source)}":
         return
@@ -132,7 +112,7 @@ def _sources(preset: PresetDir, split: str, manifest: Mapping[str, Any], base: P
     yield finding("base_changed" if base else "stale_split", message, file=preset.jsonl(split).name)
 
 
-def _value(manifest: object, *names: str) -> object:
+def nested_value(manifest: object, *names: str) -> object:
     """The value below nested names; None if a level is missing or no object."""
     for name in names:
         manifest = manifest.get(name) if isinstance(manifest, dict) else None

@@ -10,14 +10,23 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from imagemill.domain.preset_records import NO_LIMITS, PresetRules, Space, plain_record, violations, warnings
+from imagemill.domain.preset_records import (
+    DECODERS,
+    NO_LIMITS,
+    PresetRecord,
+    PresetRules,
+    Space,
+    is_plain,
+    violations,
+    warnings,
+)
 from imagemill.errors import ImagemillError
 from imagemill.store.public_data import IMAGES, MANIFEST, PresetDir, read_preset_manifest, space_of
-from imagemill.validation.catalogue import finding
+from imagemill.validation.catalogue import finding, findings_of
 from imagemill.validation.findings import Finding
 from imagemill.validation.images import ImageLook, is_real_directory
 from imagemill.validation.lines import Findings, check_lines
-from imagemill.validation.preset_splits import splits_agree
+from imagemill.validation.preset_splits import nested_value, splits_agree
 
 
 def preset_records(
@@ -87,18 +96,13 @@ def _is_legacy(path: Path) -> bool:
 
 def limits_of(manifest: Mapping[str, Any]) -> PresetRules:
     """`max_pixels` and `image_factor` of a manifest's `stage_stats.rescale`."""
-    stats = manifest.get("stage_stats")
-    rescale = stats.get("rescale") if isinstance(stats, dict) else None
-    values = (
-        [rescale.get(name) for name in ("max_pixels", "image_factor")] if isinstance(rescale, dict) else [None, None]
-    )
+    values = (nested_value(manifest, "stage_stats", "rescale", name) for name in ("max_pixels", "image_factor"))
     return PresetRules(*(value if type(value) is int and value > 0 else None for value in values))
 
 
 def base_of(folder: Path, manifest: Mapping[str, Any]) -> Path | None:
     """The folder of the preset that this one shares its images with, where it is derived and the base is there."""
-    base = manifest.get("base")
-    name = base.get("preset") if isinstance(base, dict) else None
+    name = nested_value(manifest, "base", "preset")
     if not isinstance(name, str) or name in {"", ".", ".."} or name != Path(name).name:
         return None
     path = folder.absolute().parent / name
@@ -109,6 +113,7 @@ class _PresetLines:
     def __init__(self, jsonl: Path, space: Space, limits: PresetRules, images: ImageLook, base: Path | None) -> None:
         self._file, self._folder, self._limits = jsonl.name, jsonl.parent, limits
         self._space: Space = space
+        self.decoder = DECODERS[space]
         self._images, self._base = images, base
         self._max_pixels = limits.max_pixels or float("inf")
         self._factor = limits.multiple_of or 1
@@ -116,17 +121,14 @@ class _PresetLines:
         self._sizes: dict[str, tuple[int, int]] = {}
         self._tuples: dict[tuple[int, int], tuple[int, int]] = {}
 
-    def accept(self, raw: bytes, number: int) -> bool:
-        if self._images.wanted:
-            return False
-        record = plain_record(raw, self._space)
-        if record is None:
+    def accept(self, record: PresetRecord[Any], number: int) -> bool:
+        if self._images.wanted or not is_plain(record, self._space):
             return False
         width, height = record.width, record.height
         return (
             width * height <= self._max_pixels
             and width % self._factor == 0 == height % self._factor
-            and self._remembered(posixpath.normpath(record.images[0]), width, height) == (width, height)
+            and self._remembered(record.images[0], width, height) == (width, height)
         )
 
     def judge(self, record: dict[str, Any], number: int) -> Iterator[Finding]:
@@ -135,23 +137,23 @@ class _PresetLines:
         images = record.get("images")
         if images and isinstance(images, list) and isinstance(images[0], str):
             at["item"] = images[0]
-        for problem in problems:
-            yield finding(problem.rule, problem.message, field=problem.field, remedy=problem.remedy, **at)
+        yield from findings_of(problems, at)
         if problems:
             return
         width, height = record["width"], record["height"]
-        before = self._remembered(posixpath.normpath(at["item"]), width, height)
+        before = self._remembered(at["item"], width, height)
         if before != (width, height):
             message = f"{width}x{height} here, {before[0]}x{before[1]} in a line above"
             yield finding("two_sizes", message, field="images", **at)
             return
-        for problem in warnings(record, self._space):
-            yield finding(problem.rule, problem.message, field=problem.field, remedy=problem.remedy, **at)
+        yield from findings_of(warnings(record, self._space), at)
         if self._images.take():
             yield from self._images.look_at_preset(self._folder, self._base, record, at)
 
     def _remembered(self, path: str, width: int, height: int) -> tuple[int, int]:
-        """The first size that an image was named with."""
+        """The first size that an image was named with, however its path was spelled."""
+        if "//" in path or "./" in path:
+            path = posixpath.normpath(path)
         size = self._sizes.get(path)
         if size is None:
             size = width, height

@@ -61,17 +61,14 @@ def shard_coverage(
 
 def _placed(sample: ReadySample, sets: _Sets, file: str, *, growing: bool) -> Iterator[Finding]:
     found = sets.buckets.get(sample.image_id, [])
-    if not found and growing and not _may_be_elsewhere(sample.bucket, sets):
+    # It may be absent beyond a limit, or be in a set that cannot be read.
+    limited = sample.bucket in sets.limited or (sample.bucket not in sets.present and bool(sets.limited))
+    if not found and growing and not (limited or sets.damaged):
         yield finding("unpacked", f"ready for {_folder(sample.bucket)}, in no shard", file=file, item=sample.image_id)
     for bucket in found:
         if bucket != sample.bucket:
             message = f"live in {_folder(bucket)}, its record says {sample.bucket}"
             yield finding("other_bucket", message, file=file, item=sample.image_id)
-
-
-def _may_be_elsewhere(bucket: str, sets: _Sets) -> bool:
-    """Whether a sample of this bucket may be absent: beyond a limit, or in a set that cannot be read."""
-    return bool(sets.damaged) or bucket in sets.limited or (bucket not in sets.present and bool(sets.limited))
 
 
 def _read_sets(output: Path) -> _Sets:

@@ -15,7 +15,6 @@ from imagemill.domain.ids import id_of_member_key
 from imagemill.errors import ImagemillError
 from imagemill.formats.energon import Place, Shard
 from imagemill.formats.jsonl import read_jsonl
-from imagemill.formats.tar import IndexEntry
 from imagemill.pipeline.shards.shard_manifest import SEAL, Manifest, decode_manifest, seal_is_broken
 from imagemill.pipeline.shards.shard_sets import (
     INDEX,
@@ -24,6 +23,7 @@ from imagemill.pipeline.shards.shard_sets import (
     IndexLine,
     Tombstone,
     bucket_folder,
+    entries_by_shard,
     read_manifest_document,
     read_tombstones,
     set_digest,
@@ -42,10 +42,7 @@ class Index:
 
     def shards(self, manifest: Manifest) -> list[Shard]:
         """Every tar of the manifest with its samples in order, as energon numbers them."""
-        entries: dict[str, list[IndexEntry]] = {shard.name: [] for shard in manifest.shards}
-        for line in sorted(self.places.values(), key=lambda line: line.offset):
-            entries.setdefault(line.shard, []).append(IndexEntry(line.key, line.offset, line.size))
-        return list(entries.items())
+        return list(entries_by_shard(manifest.shards, sorted(self.places.values(), key=lambda line: line.offset)))
 
 
 def checked_manifest(folder: Path) -> Generator[Finding, None, Manifest | None]:
@@ -72,28 +69,28 @@ def checked_manifest(folder: Path) -> Generator[Finding, None, Manifest | None]:
 
 def documents(folder: Path, manifest: Manifest) -> Generator[Finding, None, Index]:
     """The index, after what is wrong with it; lines that are none, and a manifest that says otherwise, are findings."""
-    yield from _bucket(folder, manifest)
+    file = f"{folder.name}/{MANIFEST}"
+    # Readers go by the manifest's bucket, `load_dataset` and people by the folder's.
+    if folder.name != bucket_folder(folder.parent, manifest.bucket).name:
+        yield finding("set_bucket", f"says {manifest.bucket}, the folder is {folder.name}", file=file)
     if not (folder / INDEX).is_file():
         yield finding("index", "no index", file=f"{folder.name}/{INDEX}")
         return Index()
     tombstones = yield from _tombstones(folder, manifest)
     index = Index(dead={tombstone.place for tombstone in tombstones})
     live = yield from _lines(folder, index)
-    yield from _order(folder, manifest, index)
-    for place, image_id in ((tombstone.place, tombstone.image_id) for tombstone in tombstones):
-        if place not in index.places or index.places[place].image_id != image_id:
-            message = f"one for {place[0]} at {place[1]}, where no sample of that id is"
-            yield finding("tombstones", message, file=f"{folder.name}/{TOMBSTONES}", item=image_id)
-    yield from _counted(folder, manifest, live)
+    # A reader's position is a line's; energon's is a place in the tars.
+    number = {shard.name: n for n, shard in enumerate(manifest.shards)}
+    order = [(number.get(shard, len(number)), offset) for shard, offset in index.places]
+    if order != sorted(order):
+        yield finding("index_order", "lines in another order than their samples", file=f"{folder.name}/{INDEX}")
+    for tombstone in tombstones:
+        line = index.places.get(tombstone.place)
+        if line is None or line.image_id != tombstone.image_id:
+            message = f"one for {tombstone.shard} at {tombstone.offset}, where no sample of that id is"
+            yield finding("tombstones", message, file=f"{folder.name}/{TOMBSTONES}", item=tombstone.image_id)
+    yield from _counted(file, manifest, live)
     return index
-
-
-def _bucket(folder: Path, manifest: Manifest) -> Generator[Finding]:
-    """Readers go by the manifest's, `load_dataset` and people by the folder's."""
-    if folder.name != bucket_folder(folder.parent, manifest.bucket).name:
-        yield finding(
-            "set_bucket", f"says {manifest.bucket}, the folder is {folder.name}", file=f"{folder.name}/{MANIFEST}"
-        )
 
 
 def _tombstones(folder: Path, manifest: Manifest) -> Generator[Finding, None, list[Tombstone]]:
@@ -128,18 +125,9 @@ def _lines(folder: Path, index: Index) -> Generator[Finding, None, dict[str, Ind
     return live
 
 
-def _order(folder: Path, manifest: Manifest, index: Index) -> Generator[Finding]:
-    """A reader's position is a line's; energon's is a place in the tars."""
-    number = {shard.name: n for n, shard in enumerate(manifest.shards)}
-    order = [(number.get(shard, len(number)), offset) for shard, offset in index.places]
-    if order != sorted(order):
-        message = "lines in another order than their samples"
-        yield finding("index_order", message, file=f"{folder.name}/{INDEX}")
-
-
-def _counted(folder: Path, manifest: Manifest, live: Mapping[str, IndexLine]) -> Generator[Finding]:
+def _counted(file: str, manifest: Manifest, live: Mapping[str, IndexLine]) -> Generator[Finding]:
     """What the manifest says of the samples that count. Sets of earlier versions have no statistics."""
-    file, samples = f"{folder.name}/{MANIFEST}", manifest.samples
+    samples = manifest.samples
     if samples != len(live):
         yield finding("live_samples", f"says {samples} samples, {len(live)} count", file=file, field="samples")
     elif manifest.digest != set_digest(entry.digest for entry in live.values()):

@@ -55,13 +55,10 @@ def _report(folder: Path, derived: Path, ledger: Ledger, contents: RecordedConte
 
 def _signature(folder: Path) -> str:
     """What the file system says of every file of a set, and the names of the rules: a new one is a new check."""
-    entries = sorted((*os.scandir(folder), *_energon(folder / META)), key=lambda entry: entry.path)
+    folders = [path for path in (folder, folder / META) if path.is_dir()]
+    entries = sorted((entry for path in folders for entry in os.scandir(path)), key=lambda entry: entry.path)
     files = [f"{entry.name} {file_signature(_stat(entry))}" for entry in entries]
     return fingerprint("\n".join([*files, *(name for name, rule in RULES.items() if KIND in rule.kinds)]).encode())
-
-
-def _energon(folder: Path) -> Iterable[os.DirEntry[str]]:
-    return os.scandir(folder) if folder.is_dir() else ()
 
 
 def _stat(entry: os.DirEntry[str]) -> os.stat_result:

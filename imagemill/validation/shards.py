@@ -19,7 +19,7 @@ from imagemill.domain.stage2_records import violations
 from imagemill.errors import ImagemillError, InvalidNpy
 from imagemill.formats.jsonl import parse_object
 from imagemill.formats.npy import NpyStore, parse_npy
-from imagemill.formats.tar import IndexEntry, read_sample, read_shard
+from imagemill.formats.tar import read_sample, read_shard
 from imagemill.fs.fingerprints import fingerprint, fingerprint_file
 from imagemill.pipeline.shards.shard_manifest import Manifest, ShardEntry
 from imagemill.pipeline.shards.shard_sets import (
@@ -49,11 +49,18 @@ class _Compared:
     first: int | None
     contents: RecordedContents | None
 
-    def stores(self, nth: int) -> dict[EmbeddingSpec, NpyStore]:
-        """The folders to compare the nth sample of a tar with."""
+    def findings(self, nth: int, members: Mapping[str, bytes], at: dict[str, Any]) -> Iterator[Finding]:
+        """Compare the nth sample of a tar. A damaged file is named itself: the tar may hold the last good copy."""
         if self.derived is None or (self.first is not None and nth > self.first):
-            return {}
-        return {spec: NpyStore(self.derived / spec.folder, spec) for spec in embedding_specs()}
+            return
+        for spec in embedding_specs():
+            if self.contents and spec.kind in self.contents.regenerating:
+                continue
+            store = NpyStore(self.derived / spec.folder, spec)
+            path = store.path(at["item"])
+            if path.is_file() and path.read_bytes() != members[spec.member]:
+                damage = self.contents.find_damage(store, at["item"]) if self.contents else None
+                yield damage or finding("verbatim", "not the bytes of the file on disk", field=spec.member, **at)
 
 
 _T = TypeVar("_T")
@@ -116,10 +123,8 @@ def _tars(folder: Path, index: Index, manifest: Manifest, compared: _Compared) -
 
 
 def _is_at(path: Path, place: IndexLine, key: str, members: Mapping[str, bytes]) -> bool:
-    if place.key != key or place.offset < 0 or place.offset + place.size > path.stat().st_size:
-        return False
     try:
-        return read_sample(path, IndexEntry(key, place.offset, place.size)) == members
+        return place.key == key and read_sample(path, place.entry) == members
     except ImagemillError:
         return False
 
@@ -146,7 +151,7 @@ def _shard(path: Path, shard: ShardEntry, index: Index, manifest: Manifest, comp
                 continue
             yield from _sample(members, place, at)
             if counts:
-                yield from _compare(members, compared.stores(samples), compared.contents, at)
+                yield from compared.findings(samples, members, at)
     except ImagemillError as error:
         yield finding("unreadable", error.what, file=name, remedy=RULES["checksum"].remedy)
     for what, count, expected_count in (
@@ -163,28 +168,10 @@ def _sample(members: Mapping[str, bytes], place: IndexLine | None, at: dict[str,
         return
     if f"bucket_{record['aspect_bucket']}" != Path(at["file"]).parent.name:
         yield finding("set_bucket", f"of {record['aspect_bucket']}", field=JSON_MEMBER, **at)
-    fits = True
-    for broken in _arrays(members, record, at):
-        fits = False
-        yield broken
-    if fits and place and (problem := _indexed_otherwise(place, members, record)):
+    broken = list(_arrays(members, record, at))
+    yield from broken
+    if not broken and place and (problem := _indexed_otherwise(place, members, record)):
         yield finding("indexed", problem, **at)
-
-
-def _compare(
-    members: Mapping[str, bytes],
-    stores: Mapping[EmbeddingSpec, NpyStore],
-    contents: RecordedContents | None,
-    at: dict[str, Any],
-) -> Findings:
-    """Compare npy members with the files. A damaged file is named itself: the tar may hold the last good copy."""
-    for spec, store in stores.items():
-        if contents and spec.kind in contents.regenerating:
-            continue
-        if not _differs(store.path(at["item"]), members[spec.member]):
-            continue
-        damage = contents.find_damage(store, at["item"]) if contents else None
-        yield damage or finding("verbatim", "not the bytes of the file on disk", field=spec.member, **at)
 
 
 def _arrays(members: Mapping[str, bytes], record: Mapping[str, Any], at: dict[str, Any]) -> Iterator[Finding]:
@@ -202,10 +189,6 @@ def _indexed_otherwise(place: IndexLine, members: Mapping[str, bytes], record: M
         return f"the index says width, height, tokens {says}"
     contents = ((spec.kind, fingerprint(members[spec.member])) for spec in embedding_specs())
     return None if place.digest == sample_digest(members[JSON_MEMBER], contents) else "the index has another digest"
-
-
-def _differs(path: Path, data: bytes) -> bool:
-    return path.is_file() and path.read_bytes() != data
 
 
 def _mask_problem(data: bytes, mask: list[int]) -> str | None:

@@ -11,10 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 from imagemill.domain.buckets import assign_bucket, is_unusual_ratio
 from imagemill.domain.embedding_specs import embedding_specs
-from imagemill.domain.stage2_records import INLINE_VECTOR, canonical_record, is_stage1, usual_masks, violations
+from imagemill.domain.stage2_records import (
+    DECODER,
+    INLINE_VECTOR,
+    Stage2Record,
+    is_plain,
+    is_stage1,
+    usual_masks,
+    violations,
+)
 from imagemill.domain.violations import is_plain_text, text_warnings
 from imagemill.formats.jsonl import Line, parse_line, tolerate
-from imagemill.validation.catalogue import finding
+from imagemill.validation.catalogue import finding, findings_of
 from imagemill.validation.findings import Finding
 from imagemill.validation.images import ImageLook
 from imagemill.validation.lines import Findings, check_lines
@@ -50,6 +58,8 @@ def _parse_waiting(number: int, raw: bytes) -> Line:
 
 
 class _Stage2Lines:
+    decoder = DECODER
+
     def __init__(
         self,
         file: str,
@@ -64,27 +74,24 @@ class _Stage2Lines:
         self._seen: dict[str, int] = {}
         self._masks = usual_masks()
 
-    def accept(self, raw: bytes, number: int) -> bool:
+    def accept(self, record: Stage2Record, number: int) -> bool:
         if self._stores or (self._images and self._images.wanted):
             return False
-        record = canonical_record(raw, self._masks)
         return (
-            record is not None
+            is_plain(record, self._masks)
             and not _aspect(record.width, record.height, record.aspect_bucket)
             and is_plain_text(record.caption)
             and self._seen.setdefault(record.image_id, number) == number
         )
 
     def judge(self, record: dict[str, Any], number: int) -> Iterator[Finding]:
-        item = _shown_id(record)
-        at: dict[str, Any] = {"file": self._file, "line": number, "item": item}
+        image_id = record.get("image_id")
+        at: dict[str, Any] = {"file": self._file, "line": number, "item": image_id if isinstance(image_id, str) else ""}
         if self._migrating and is_stage1(record):
             yield finding("stage1", "a record of Stage 1, which nothing packs", **at)
             return
         problems = violations(record)
-        for problem in problems:
-            yield finding(problem.rule, problem.message, field=problem.field, remedy=problem.remedy, **at)
-        image_id = record.get("image_id")
+        yield from findings_of(problems, at)
         if isinstance(image_id, str):
             first = self._seen.setdefault(image_id, number)
             if first != number:
@@ -93,10 +100,14 @@ class _Stage2Lines:
             return
         for rule, field, message in _aspect(record["width"], record["height"], record["aspect_bucket"]):
             yield finding(rule, message, field=field, **at)
-        for warning in text_warnings("caption", record["caption"]):
-            yield finding(warning.rule, warning.message, field=warning.field, remedy=warning.remedy, **at)
+        yield from findings_of(text_warnings("caption", record["caption"]), at)
         for store in self._stores:
-            yield from _npy(store, record, at, self._contents)
+            from imagemill.validation.contents import (
+                check_file,  # numpy takes longer to load than a thousand records to check
+            )
+
+            size, where = (record["height"], record["width"]), {**at, "field": store.spec.folder}
+            yield from check_file(store, record["image_id"], size, where, self._contents)
         if self._images and self._data_root and self._images.take():
             yield from self._images.look_at_source(self._data_root, record, at)
 
@@ -104,14 +115,9 @@ class _Stage2Lines:
 def _stores(derived: Path | None) -> list[Any]:
     if derived is None:
         return []
-    from imagemill.formats.npy import NpyStore  # numpy takes longer to load than a thousand records to check
+    from imagemill.formats.npy import NpyStore
 
     return [NpyStore(derived / spec.folder, spec) for spec in embedding_specs()]
-
-
-def _shown_id(record: dict[str, Any]) -> str:
-    image_id = record.get("image_id")
-    return image_id if isinstance(image_id, str) else ""
 
 
 @lru_cache(maxsize=1 << 14)
@@ -124,16 +130,3 @@ def _aspect(width: int, height: int, bucket: str) -> tuple[tuple[str, str, str],
     if nearest != bucket:
         found.append(("not_nearest_bucket", "aspect_bucket", f"{bucket}, nearest is {nearest}"))
     return tuple(found)
-
-
-def _npy(
-    store: Any, record: dict[str, Any], at: dict[str, Any], contents: "RecordedContents | None"
-) -> Iterator[Finding]:
-    from imagemill.validation.contents import check_file
-
-    try:
-        yield from check_file(store, record, at, contents)
-    except FileNotFoundError:
-        yield finding("missing_file", "no npy file", field=store.spec.folder, **at)
-    except OSError as error:
-        yield finding("read_error", str(error), field=store.spec.folder, **at)

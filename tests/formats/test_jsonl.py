@@ -4,10 +4,12 @@ import json
 import math
 import os
 
+import msgspec
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from imagemill.formats import diff_writer
 from imagemill.formats.jsonl import (
     Line,
     encode_line,
@@ -16,6 +18,7 @@ from imagemill.formats.jsonl import (
     parse_object,
     parse_tolerating,
     read_jsonl,
+    read_typed,
     replace_lines,
     tolerate,
     write_jsonl,
@@ -40,6 +43,36 @@ def read(folder, data: bytes) -> list[Line]:
     path = folder / "lines.jsonl"
     path.write_bytes(data)
     return list(read_jsonl(path))
+
+
+# ---- typed reading
+
+
+class Point(msgspec.Struct):
+    x: int
+    name: str
+
+
+POINT = encode_line(Point(1, "é"))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"x":1,"x":1,"name":""}\n', b'{"x":1,"name":"","more":2}\n', b'{"name":"","x":1}\n', b'{"x": 1,"name":""}\n',
+        b'{"x":1,"name":"\\u0061"}\n', b'{"x":1.0,"name":""}\n', b'{"x":"1","name":""}\n', b'{"x":1}\n', b"\n", b"{\n",
+        b"null\n", b"\xff\n", b"[" * 5000 + b"\n", POINT[:-1] + b"\r\n", POINT[:-1] + b" \n", b" " + POINT,
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("blocks", [0, 2])
+def test_line_that_is_not_its_records_encoding_stays_bytes(tmp_path, line, blocks):
+    """Its neighbours are records all the same, in its block and in others."""
+    many = blocks * 10_000
+    (tmp_path / "x.jsonl").write_bytes(POINT * many + POINT + line + POINT * many + POINT[:-1])
+
+    found = list(read_typed(tmp_path / "x.jsonl", msgspec.json.Decoder(Point)))
+
+    assert found == [Point(1, "é")] * (many + 1) + [line] + [Point(1, "é")] * many + [POINT[:-1]]
 
 
 # ---- reading
@@ -260,7 +293,7 @@ def test_lines_are_written_to_the_temporary_name_first(tmp_path, monkeypatch):
         seen.update(main=path.read_bytes(), temporary=temporary.read_bytes())
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, "fsync", look)
+    monkeypatch.setattr(diff_writer, "flush", look)
     with pytest.raises(OSError, match="No space"):
         replace_lines(path, LINES, temporary=temporary)
     assert seen == {"main": b"old\n", "temporary": b"".join(LINES)}

@@ -9,7 +9,7 @@ from PIL import Image, ImageCms
 from imagemill.errors import ImagemillError, Refused, WrongUsage
 from imagemill.formats import resize
 from imagemill.formats.images import stored_header
-from imagemill.formats.resize import check_library, resize_rgb, resized
+from imagemill.formats.resize import check_library, resized, resizer
 from tests.helpers.public import picture
 
 SIZES = [((101, 67), (64, 32)), ((40, 30), (64, 64)), ((300, 10), (320, 32))]
@@ -27,7 +27,7 @@ def rescaled(data, size=(64, 32), library="torch"):
 def test_torch_is_within_a_level_or_two_of_pillow(source, target):
     pixels = rgb(*source)
 
-    one, other = (resize_rgb(pixels, target, library).astype(int) for library in ("torch", "pillow"))
+    one, other = (resizer(library)(pixels, target).astype(int) for library in ("torch", "pillow"))
 
     assert one.shape == other.shape == (target[1], target[0], 3)
     assert np.abs(one - other).max() <= 2
@@ -36,7 +36,7 @@ def test_torch_is_within_a_level_or_two_of_pillow(source, target):
 def test_torch_and_pillow_agree_on_noise_at_the_edges_of_the_range():
     """Overshoot is clamped, not wrapped."""
     pixels = np.random.default_rng(0).choice(np.array([0, 255], np.uint8), (90, 120, 3))
-    one, other = (resize_rgb(pixels, (64, 64), library).astype(int) for library in ("torch", "pillow"))
+    one, other = (resizer(library)(pixels, (64, 64)).astype(int) for library in ("torch", "pillow"))
     assert np.abs(one - other).max() <= 2
 
 
@@ -84,7 +84,7 @@ def test_other_formats_are_refused_with_their_name():
 
 def test_unknown_library_is_told_with_the_known_ones():
     with pytest.raises(WrongUsage, match=r"(?s)'opencv'.*torch, pillow"):
-        resize_rgb(rgb(9, 9), (4, 4), "opencv")
+        resizer("opencv")
 
 
 def test_library_without_the_filter_is_never_stepped_in_for(monkeypatch):

@@ -41,17 +41,18 @@ def test_no_folder_has_no_files(tmp_path: Path) -> None:
 def test_folder_is_listed_alike_by_another_process(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The child lists; this process must not."""
     expected = list_files(folder, ".npy")
-    first, second = start_listing(folder, ".npy"), start_listing(folder / "nowhere", ".npy")
+    listings = start_listing([folder, folder / "nowhere"], ".npy")
     monkeypatch.setattr("imagemill.fs.listing.list_files", None)
 
-    assert list(first().items()) == list(expected.items())
-    assert second() == {}
+    first, second = listings()
+    assert list(first.items()) == list(expected.items())
+    assert second == {}
 
 
 def test_process_that_fails_is_replaced_by_this_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.executable", "/bin/false")
 
-    assert start_listing(folder, ".npy")() == list_files(folder, ".npy")
+    assert start_listing([folder], ".npy")() == [list_files(folder, ".npy")]
 
 
 def test_symlink_that_leads_back_to_itself_is_no_file(tmp_path):

@@ -99,14 +99,14 @@ def _no_links(*_, **__):
 
 
 def _counted(monkeypatch):
-    """What `_fingerprint` is asked for."""
-    made, real = [], tars._fingerprint
+    """What `fingerprint_file` is asked for."""
+    made, real = [], tars.fingerprint_file
 
-    def counted(file):
-        made.append(file.name)
-        return real(file)
+    def counted(descriptor):
+        made.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        return real(descriptor)
 
-    monkeypatch.setattr(tars, "_fingerprint", counted)
+    monkeypatch.setattr(tars, "fingerprint_file", counted)
     return made
 
 

@@ -7,7 +7,6 @@ Source: seed 001, "Refuse existing shards"; CONTRACTS section 2.
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from pathlib import Path
 
 from imagemill.domain.buckets import BUCKETS
 from imagemill.errors import ImagemillError, MissingInput, ShardExists
@@ -28,17 +27,14 @@ def stays(shard_set: PackPlan, plan: BucketPlan) -> bool:
     """Whether the bucket's set is what the plan wants already: nothing is written."""
     folder = bucket_folder(shard_set.output, plan.bucket)
     manifest = read_manifest(folder)
-    if not (manifest and agrees(shard_set.tars(plan.bucket), manifest) and _has_indexes(folder)):
+    indices = (folder / INDEX, folder / META / SQLITE)
+    if not (manifest and agrees(shard_set.tars(plan.bucket), manifest) and all(path.is_file() for path in indices)):
         return False
     if plan.overlay:
         return not plan.shards and list(plan.overlay.tombstones) == read_tombstones(folder)
     same = (manifest.digest, manifest.parameters) == (plan.digest, plan.parameters)
     folded = not (manifest.appended or manifest.tombstones)
     return same and (shard_set.existing == "update" or (shard_set.existing == "repack" and folded))
-
-
-def _has_indexes(folder: Path) -> bool:
-    return (folder / INDEX).is_file() and (folder / META / SQLITE).is_file()
 
 
 def conflicts(shard_set: PackPlan) -> list[str]:

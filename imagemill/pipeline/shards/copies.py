@@ -12,7 +12,7 @@ from pathlib import Path
 
 from imagemill.domain.buckets import BUCKETS
 from imagemill.errors import ImagemillError
-from imagemill.formats.tar import IndexEntry, StoredSample
+from imagemill.formats.tar import StoredSample
 from imagemill.pipeline.shards.shard_sets import INDEX, bucket_folder, read_index
 from imagemill.pipeline.stage2.plan import Job
 
@@ -25,8 +25,7 @@ def find_copies(output: Path, ids: Collection[str]) -> Mapping[str, Sequence[Sto
         with suppress(ImagemillError):
             for line in read_index(folder) if (folder / INDEX).is_file() else ():
                 if line.image_id in ids:
-                    entry = IndexEntry(line.key, line.offset, line.size)
-                    found[line.image_id].append(StoredSample(folder / line.shard, entry))
+                    found[line.image_id].append(StoredSample(folder / line.shard, line.entry))
     return found
 
 

@@ -4,7 +4,7 @@ Which records are packed is decided in readiness.py, whether a file is valid in 
 Source: CONTRACTS section 0, "Completion is validity", section 2, "Readiness".
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from imagemill.errors import InvalidNpy
@@ -35,12 +35,18 @@ class Refusal(NamedTuple):
 
 
 class KindFiles:
-    """The files of one kind, as listed. `adopted`: rows of files that the ledger did not know."""
+    """The files of one kind, as listed. `adopted`: rows of files that the ledger did not know.
 
-    def __init__(self, store: NpyStore, listing: Mapping[str, FileSignature], ledger: Ledger) -> None:
+    Args:
+        rows: of the ledger, read before `listing` was complete or after it.
+    """
+
+    def __init__(
+        self, store: NpyStore, listing: Mapping[str, FileSignature], rows: Iterable[FileRow], ledger: Ledger
+    ) -> None:
         self.spec, self.store, self.ledger = store.spec, store, ledger
         self.adopted: list[FileRow] = []
-        self._listing, rows = listing, ledger.file_rows(store.spec.kind)
+        self._listing = listing
         self._unchanged = {row.image_id: row for row in rows if listing.get(row.image_id) == row.stat}
 
     def find(self, record: PackingRecord, source: SourceRow | None) -> FileRow | Refusal:
@@ -56,7 +62,10 @@ class KindFiles:
                 row = self._adopt(record, present, wanted)
                 self.adopted.append(row)
             elif source is None or (source.height, source.width) != (record.height, record.width):
-                self._check_shape(record, source)
+                # The ledger knows the file to be valid, but not for this record's size.
+                shape = self.spec.shape(record.height, record.width)
+                if source is None or self.spec.shape(source.height, source.width) != shape:
+                    check_npy_header(self.store.path(image_id), shape, self.spec.dtype)
         except InvalidNpy as invalid:
             return Refusal(invalid.reason, invalid.what)
         except OSError as error:
@@ -65,12 +74,6 @@ class KindFiles:
             earlier = "caption" if of_caption else "image"
             return Refusal("stale", f"{self.spec.folder}/{image_id}.npy was made from an earlier {earlier}")
         return row
-
-    def _check_shape(self, record: PackingRecord, source: SourceRow | None) -> None:
-        """Raises InvalidNpy if a file that the ledger knows to be valid does not have the shape for this record's size."""
-        shape = self.spec.shape(record.height, record.width)
-        if source is None or self.spec.shape(source.height, source.width) != shape:
-            check_npy_header(self.store.path(record.image_id), shape, self.spec.dtype)
 
     def _adopt(self, record: PackingRecord, present: FileSignature, wanted: str | None) -> FileRow:
         """Read a file that the ledger did not know when the folder was listed, unless a run has replaced it since."""

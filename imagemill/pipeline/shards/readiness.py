@@ -7,19 +7,25 @@ Source: seed 001 "Load Stage 2 metadata and validate readiness"; CONTRACTS secti
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import msgspec
 
 from imagemill.domain.embedding_specs import EmbeddingSpec, embedding_specs
-from imagemill.domain.stage2_records import INLINE_VECTOR, Record, canonical_record, usual_masks, violations
+from imagemill.domain.stage2_records import (
+    DECODER,
+    INLINE_VECTOR,
+    Record,
+    is_plain,
+    usual_masks,
+    violations,
+)
 from imagemill.domain.violations import Violation
 from imagemill.errors import MissingInput
-from imagemill.formats.jsonl import encode_sorted, parse_line, read_raw
+from imagemill.formats.jsonl import encode_line, encode_sorted, parse_line, read_typed
 from imagemill.formats.npy import SUFFIX, NpyStore
 from imagemill.fs.fingerprints import FileSignature, fingerprint
 from imagemill.fs.listing import start_listing
@@ -39,8 +45,10 @@ _PREVIEW = (
 _OUTDATED = ("missing_caption", OUTDATED_CAPTION, "write a caption beside the image, or configure a captioner")
 # Reason codes of what is wrong with a record, by its rule; of other rules `bad_<field>`.
 _REASONS = {"mask": "bad_mask", "stage1": "stage1"}
-# Bytes of records, some 10,000, from which the folders are listed by other processes.
+# Bytes of records, some 10,000, from which the folders are listed by another process.
 _LARGE = 4 * 1024 * 1024
+# The fields that packing needs, in the order of a PackingRecord.
+_PACKED = ("aspect_bucket", "t5_attention_mask", "height", "width", "caption")
 # Malformed lines that are told one by one; all of them are counted.
 _WARNINGS = 20
 _log = logging.getLogger(__name__)
@@ -97,14 +105,24 @@ def find_ready(
         raise MissingInput("no Stage 2 records", where=jsonl, do="run `imagemill stage2` first")
     found = Readiness()
     stores = [NpyStore(derived / spec.folder, spec) for spec in embedding_specs()]
-    large = jsonl.stat().st_size > _LARGE
-    listings = [start_listing(store.folder, SUFFIX) if large else store.listing for store in stores]
+    listings = lambda: [listed.get(store.spec) or store.listing() for store in stores]  # noqa: E731
+    if jsonl.stat().st_size > _LARGE and not listed:
+        listings = start_listing([store.folder for store in stores], SUFFIX)
     latest, sources = _latest_records(jsonl, found), ledger.sources()
-    kinds = [
-        KindFiles(store, listed.get(store.spec) or listing(), ledger)
-        for store, listing in zip(stores, listings, strict=True)
-    ]
-    for record in _chosen(latest, set(buckets), _left_out(ledger, excluded, allow_preview), found):
+    rows = [list(ledger.file_rows(store.spec.kind)) for store in stores]
+    kinds = [KindFiles(*files, ledger) for files in zip(stores, listings(), rows, strict=True)]
+    chosen, left_out = set(buckets), _left_out(ledger, excluded, allow_preview)
+    for item, record in latest.items():
+        if isinstance(record, Violation):
+            reason = _REASONS.get(record.rule, f"bad_{record.field}")
+            _skip(found, item, reason, record.message, record.remedy)
+            continue
+        if record.bucket not in chosen:
+            found.filtered += 1
+            continue
+        if item in left_out:
+            _skip(found, item, *left_out[item])
+            continue
         source = sources.get(record.image_id)
         files: list[FileRow] = []
         for kind in kinds:
@@ -131,25 +149,6 @@ def _left_out(
     return left_out | {
         i: ("withdrawn", _TAKEN_OUT, f"imagemill withdraw --restore {i}") for i in ledger.ids("withdrawn")
     }
-
-
-def _chosen(
-    latest: Mapping[str, PackingRecord | Violation],
-    buckets: Set[str],
-    left_out: Mapping[str, tuple[str, str, str]],
-    found: Readiness,
-) -> Iterator[PackingRecord]:
-    """The records whose files are looked for; the others are counted."""
-    for item, record in latest.items():
-        if isinstance(record, Violation):
-            reason = _REASONS.get(record.rule, f"bad_{record.field}")
-            _skip(found, item, reason, record.message, record.remedy)
-        elif record.bucket not in buckets:
-            found.filtered += 1
-        elif item in left_out:
-            _skip(found, item, *left_out[item])
-        else:
-            yield record
 
 
 def progress_lines(every: int) -> Callable[[Readiness], None]:
@@ -186,8 +185,11 @@ def _latest_records(jsonl: Path, found: Readiness) -> dict[str, PackingRecord | 
 def _records(jsonl: Path, found: Readiness) -> Iterator[tuple[int, str, PackingRecord | Violation | None]]:
     """Yield line number, id and record of each line that is not blank; the record is None where a line holds no object."""
     masks = usual_masks()
-    for number, raw in read_raw(jsonl):
-        if record := canonical_record(raw, masks):
+    for number, record in enumerate(read_typed(jsonl, DECODER), start=1):
+        if isinstance(record, bytes):
+            if record.strip():
+                yield number, *_verdict(jsonl, number, record, found)
+        elif is_plain(record, masks):
             mask = masks[bytes(record.t5_attention_mask)]
             caption = fingerprint(record.caption.encode())
             sizes = record.height, record.width
@@ -196,26 +198,24 @@ def _records(jsonl: Path, found: Readiness) -> Iterator[tuple[int, str, PackingR
                 record.image_id,
                 PackingRecord(record.image_id, record.aspect_bucket, mask, *sizes, caption, encode_sorted(record)),
             )
-        elif raw.strip():
-            yield number, *_verdict(jsonl, number, raw, found)
+        else:
+            yield number, *_verdict(jsonl, number, encode_line(record), found)
 
 
 def _verdict(jsonl: Path, number: int, raw: bytes, found: Readiness) -> tuple[str, PackingRecord | Violation | None]:
     place, line = f"{jsonl.name}:{number}", parse_line(number, raw)
     if line.value is None:
         _skip(found, place, "malformed", line.problem or "", "repair or remove the line")
-        _warn(found, line.problem)
+        if found.skipped_incomplete <= _WARNINGS:  # seed 001, "Malformed JSONL line is skipped gracefully"
+            _log.warning("%s is skipped: %s", place, line.problem)
         return place, None
     image_id = line.value.get("image_id")
     item = image_id if isinstance(image_id, str) and image_id else place
-    wrong = _stage1_problem(line.value) or next(iter(violations(line.value)), None)
-    return item, wrong or _packing_record(line.value, line.value, tuple(line.value["t5_attention_mask"]))
-
-
-def _packing_record(record: object, fields: Mapping[str, Any], mask: tuple[int, ...]) -> PackingRecord:
-    caption = fingerprint(fields["caption"].encode("utf-8"))
-    sizes = fields["height"], fields["width"]
-    return PackingRecord(fields["image_id"], fields["aspect_bucket"], mask, *sizes, caption, encode_sorted(record))
+    if wrong := _stage1_problem(line.value) or next(iter(violations(line.value)), None):
+        return item, wrong
+    bucket, mask, height, width, caption = (line.value[name] for name in _PACKED)
+    content = fingerprint(caption.encode())
+    return item, PackingRecord(item, bucket, tuple(mask), height, width, content, encode_sorted(line.value))
 
 
 def _stage1_problem(record: Record) -> Violation | None:
@@ -231,9 +231,3 @@ def _skip(found: Readiness, item: str, reason: str, detail: str, remedy: str) ->
     found.skipped_incomplete += 1
     outcome = "failed" if reason == READ_ERROR else "refused"
     found.problems.append(Problem(item, ASSET, outcome, reason, detail, remedy))
-
-
-def _warn(found: Readiness, problem: str | None) -> None:
-    """Source: seed 001, "Malformed JSONL line is skipped gracefully"."""
-    if found.skipped_incomplete <= _WARNINGS:
-        _log.warning("%s is skipped: %s", found.problems[-1].item, problem)

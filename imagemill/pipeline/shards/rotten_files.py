@@ -9,15 +9,14 @@ Belongs elsewhere: refusing a file while it is packed (formats/tar.py), its row 
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 
-from imagemill.domain.embedding_specs import EmbeddingSpec, embedding_specs
+from imagemill.domain.embedding_specs import embedding_specs
 from imagemill.formats.tar import StoredSample
 from imagemill.fs.fingerprints import fingerprint_file
 from imagemill.pipeline.shards.copies import find_copies
-from imagemill.pipeline.shards.readiness import ReadySample
 from imagemill.pipeline.shards.shard_plan import BucketPlan, digest_of
 from imagemill.pipeline.shards.shard_sets import set_digest
 from imagemill.store.ledger import FileRow
@@ -41,10 +40,20 @@ class RottenFiles:
 
 def find_rotten(plan: BucketPlan, derived: Path, output: Path) -> RottenFiles:
     """Read every file of the plan's new samples; look up copies of the damaged ones in all sets below `output`."""
-    damaged = [(spec, row) for spec, row in _files(plan) if not _holds(derived / spec.folder / _name(row), row)]
+    damaged = [
+        (spec, row)
+        for shard in plan.shards
+        for sample in shard
+        for spec, row in zip(embedding_specs(), sample.files, strict=True)
+        if not _holds(derived / spec.folder / f"{row.image_id}.npy", row)
+    ]
     samples = find_copies(output, {row.image_id for _, row in damaged})
-    found = ((spec, row, _copy(samples.get(row.image_id, ()), spec, row)) for spec, row in damaged)
-    copies = {(spec.kind, row.image_id): copy for spec, row, copy in found if copy}
+    copies: dict[FileKey, StoredSample] = {}
+    for spec, row in damaged:
+        for sample in samples.get(row.image_id, ()):
+            if sample.member(spec.member, row.content) is not None:
+                copies[spec.kind, row.image_id] = sample
+                break
     return RottenFiles(tuple((spec.kind, row.image_id) for spec, row in damaged), copies)
 
 
@@ -59,26 +68,8 @@ def without(plan: BucketPlan, lost: Set[str]) -> BucketPlan:
     return dataclasses.replace(plan, shards=shards, digest=digest)
 
 
-def _files(plan: BucketPlan) -> Iterator[tuple[EmbeddingSpec, FileRow]]:
-    for shard in plan.shards:
-        for sample in shard:
-            yield from _rows(sample)
-
-
-def _rows(sample: ReadySample) -> Iterator[tuple[EmbeddingSpec, FileRow]]:
-    return zip(embedding_specs(), sample.files, strict=True)
-
-
-def _name(row: FileRow) -> str:
-    return f"{row.image_id}.npy"
-
-
 def _holds(path: Path, row: FileRow) -> bool:
     try:
         return fingerprint_file(path) == row.content
     except OSError:
         return False
-
-
-def _copy(samples: Sequence[StoredSample], spec: EmbeddingSpec, row: FileRow) -> StoredSample | None:
-    return next((sample for sample in samples if sample.member(spec.member, row.content) is not None), None)

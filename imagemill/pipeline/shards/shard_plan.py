@@ -7,7 +7,7 @@ Source: seed 001; CONTRACTS section 2.
 """
 
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -116,7 +116,17 @@ def plan_shards(
         recorded = None if asked is None else recorded_parameters(bucket_folder(output, bucket))
         given = msgspec.structs.replace(recorded, **(asked or {})) if recorded else parameters
         groups.setdefault(given, []).append(bucket)
-    plans = [plan for given, group in groups.items() for plan in _plan_group(ready, group, given)]
+    plans: list[BucketPlan] = []
+    for given, group in groups.items():
+        chosen = [sample for sample in ready if sample.bucket in group]
+        if given.shuffle:
+            random.Random(given.seed).shuffle(chosen)
+        chosen = chosen[: given.limit]
+        for bucket in group:
+            samples = [sample for sample in chosen if sample.bucket == bucket]
+            plans.append(
+                BucketPlan(bucket, _cut(samples, given.shard_size), set_digest(map(digest_of, samples)), given)
+            )
     if existing in OVERLAYS:
         ids: dict[str, set[str]] = {bucket: set() for bucket in buckets}
         for sample in ready:
@@ -144,20 +154,6 @@ def _laid_over(plan: BucketPlan, folder: Path, existing: Existing, withdrawn: Se
 
 def _cut(samples: Sequence[ReadySample], size: int) -> tuple[tuple[ReadySample, ...], ...]:
     return tuple(tuple(samples[i : i + size]) for i in range(0, len(samples), size))
-
-
-def _plan_group(
-    ready: Sequence[ReadySample], buckets: Sequence[str], parameters: ShardParameters
-) -> Iterator[BucketPlan]:
-    members = set(buckets)
-    chosen = [sample for sample in ready if sample.bucket in members]
-    if parameters.shuffle:
-        random.Random(parameters.seed).shuffle(chosen)
-    chosen = chosen[: parameters.limit]
-    for bucket in buckets:
-        samples = [sample for sample in chosen if sample.bucket == bucket]
-        shards = _cut(samples, parameters.shard_size)
-        yield BucketPlan(bucket, shards, set_digest(map(digest_of, samples)), parameters)
 
 
 def digest_of(sample: ReadySample) -> str:

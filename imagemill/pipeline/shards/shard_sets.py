@@ -28,9 +28,11 @@ from imagemill.domain.ids import id_problem
 from imagemill.errors import ImagemillError, MissingInput
 from imagemill.formats.jsonl import read_jsonl
 from imagemill.formats.manifest import read_json
+from imagemill.formats.tar import IndexEntry
 from imagemill.pipeline.shards.shard_manifest import (
     SEAL,
     Manifest,
+    ShardEntry,
     ShardName,
     ShardParameters,
     decode_manifest,
@@ -73,6 +75,10 @@ class IndexLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def place(self) -> tuple[str, int]:
         return self.shard, self.offset
+
+    @property
+    def entry(self) -> IndexEntry:
+        return IndexEntry(self.key, self.offset, self.size)
 
 
 class Tombstone(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -195,6 +201,14 @@ def live_lines(folder: Path) -> list[IndexLine]:
     """The samples that count, in order."""
     dead = {tombstone.place for tombstone in read_tombstones(folder)}
     return [line for line in read_index(folder) if line.place not in dead]
+
+
+def entries_by_shard(shards: Iterable[ShardEntry], lines: Iterable[IndexLine]) -> list[tuple[str, list[IndexEntry]]]:
+    """Return the name of every tar with its samples, in the order of the lines."""
+    entries: dict[str, list[IndexEntry]] = {shard.name: [] for shard in shards}
+    for line in lines:
+        entries.setdefault(line.shard, []).append(line.entry)
+    return list(entries.items())
 
 
 def _lines(path: Path, kind: type) -> Iterator[Any]:

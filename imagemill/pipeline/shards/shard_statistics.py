@@ -5,31 +5,26 @@ Belongs elsewhere: the tables that people read (shard_card.py), statistics of th
 Source: issue "a dataset card (README with counts, licences if given, histograms) beside the shards"; CONTRACTS section 2.
 """
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import msgspec
 
+from imagemill.pipeline.shards.shard_sets import IndexLine
+
 # Upper limits of the classes of image sizes, in megapixels; the last class has none.
 MEGAPIXELS = (0.25, 0.5, 1, 2, 4, 8, 16)
+_SIZE_CLASSES = (*(f"<{limit}" for limit in MEGAPIXELS), f">={MEGAPIXELS[-1]}")
 
 # Width / height is counted in steps of this.
 RATIO_STEP = 0.1
 
 
-class Measured(Protocol):
+class Measures(NamedTuple):
     """A sample's numbers. Width and height of the oriented image in pixels, tokens of the caption; 0: not known."""
 
-    @property
-    def width(self) -> int: ...
-    @property
-    def height(self) -> int: ...
-    @property
-    def tokens(self) -> int: ...
-
-
-class Measures(NamedTuple):
     width: int
     height: int
     tokens: int
@@ -49,7 +44,7 @@ def measures_of(record: bytes, mask: Sequence[int]) -> Measures:
     return Measures(size.width, size.height, sum(mask))
 
 
-def statistics_of(samples: Iterable[Measured]) -> dict[str, Any]:
+def statistics_of(samples: Iterable[Measures | IndexLine]) -> dict[str, Any]:
     """Counts over the samples that count.
 
     Returns:
@@ -65,7 +60,9 @@ def statistics_of(samples: Iterable[Measured]) -> dict[str, Any]:
         "aspect_ratios": _counts(
             known, lambda m: round(m.width / m.height / RATIO_STEP), lambda n: f"{n * RATIO_STEP:.1f}"
         ),
-        "megapixels": _counts(known, _size_class, _class_name),
+        "megapixels": _counts(
+            known, lambda m: bisect_right(MEGAPIXELS, m.width * m.height / 1_000_000), _SIZE_CLASSES.__getitem__
+        ),
         "unmeasured": unmeasured,
     }
 
@@ -77,12 +74,3 @@ def _counts(
     for measures, count in known.items():
         counts[key(measures)] += count
     return {name(value): counts[value] for value in sorted(counts)}
-
-
-def _size_class(measures: Measures) -> int:
-    megapixels = measures.width * measures.height / 1_000_000
-    return next((n for n, limit in enumerate(MEGAPIXELS) if megapixels < limit), len(MEGAPIXELS))
-
-
-def _class_name(number: int) -> str:
-    return f"<{MEGAPIXELS[number]}" if number < len(MEGAPIXELS) else f">={MEGAPIXELS[-1]}"

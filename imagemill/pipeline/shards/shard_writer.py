@@ -15,13 +15,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from io import BytesIO
 from pathlib import Path
-from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 import msgspec
-import numpy as np
 
 from imagemill.domain.embedding_specs import embedding_specs
 from imagemill.domain.ids import member_key
@@ -29,8 +26,9 @@ from imagemill.errors import disk_full_told
 from imagemill.formats.energon import is_energon, write_energon
 from imagemill.formats.jsonl import write_jsonl
 from imagemill.formats.manifest import write_json
+from imagemill.formats.npy import npy_header
 from imagemill.formats.tar import DamagedFile, IndexEntry, KnownFile, Sample, StoredSample, write_shard
-from imagemill.fs.atomic import is_orphan, sync_folder, temporaries, temporary_path
+from imagemill.fs.atomic import sync_folder, temporary_path
 from imagemill.fs.fingerprints import RunningFingerprint, signature_bytes
 from imagemill.fs.swap import remove_folder, replace_folder
 from imagemill.pipeline.shards.conflicts import stays
@@ -54,6 +52,7 @@ from imagemill.pipeline.shards.shard_sets import (
     TOMBSTONES,
     IndexLine,
     bucket_folder,
+    entries_by_shard,
     read_index,
     read_manifest,
     shard_name,
@@ -91,7 +90,7 @@ def write_bucket(
     *,
     on_sample: Callable[[int], None] = lambda size: None,
 ) -> BucketResult:
-    """Write one bucket's set beside its place, then put it there at once. Call `sweep_sets` and `refuse_conflicts` first.
+    """Write one bucket's set beside its place, then put it there at once. Call `refuse_conflicts` first.
 
     Args:
         derived: folder of the npy folders. identities: recorded maker of each kind. on_sample: called with each sample's bytes,
@@ -110,42 +109,19 @@ def write_bucket(
         return _remove(folder, plan)
     if manifest is None and shard_set.existing == "withdraw":
         return BucketResult(plan.bucket, "empty")
-    write = functools.partial(_write, shard_set, derived=derived, identities=identities, on_sample=on_sample)
+    writer = _SetWriter(shard_set, derived, identities, on_sample)
     try:
-        return write(plan)
+        return writer.publish(plan)
     except DamagedFile:
         rotten = find_rotten(plan, derived, shard_set.output)
     rest = without(plan, rotten.lost)
     if rest.live:
-        result = write(rest, copies=rotten.copies)
+        writer.copies = rotten.copies
+        result = writer.publish(rest)
     else:  # the set that is there, if any, may hold the last good bytes
         result = _result(plan, "unchanged", manifest) if manifest else BucketResult(plan.bucket, "empty")
     result.rotten = rotten
     return result
-
-
-def _write(
-    shard_set: PackPlan,
-    plan: BucketPlan,
-    *,
-    derived: Path,
-    identities: Mapping[str, ModelIdentity],
-    on_sample: Callable[[int], None],
-    copies: Mapping[FileKey, StoredSample] = MappingProxyType({}),
-) -> BucketResult:
-    """Write one set and put it in its place. Raises DamagedFile, which leaves the old set where it was."""
-    folder = bucket_folder(shard_set.output, plan.bucket)
-    staging = temporary_path(shard_set.output)
-    try:
-        with disk_full_told(folder):
-            staging.mkdir(parents=True)
-            _carry_foreign(folder, staging)
-            members = functools.partial(_members, derived=derived, copies=copies, on_sample=on_sample)
-            manifest = _write_set(staging, folder, plan, identities, members, shard_set)
-            replace_folder(staging, folder)
-    finally:
-        _discard(staging)
-    return _result(plan, "written", manifest)
 
 
 def _result(plan: BucketPlan, status: Literal["written", "unchanged"], manifest: Manifest) -> BucketResult:
@@ -153,13 +129,6 @@ def _result(plan: BucketPlan, status: Literal["written", "unchanged"], manifest:
     return BucketResult(
         plan.bucket, status, *new, manifest.tombstones, manifest.samples, len(manifest.shards), manifest.bytes
     )
-
-
-def sweep_sets(output: Path) -> None:
-    """Remove sets that dead runs left beside their place."""
-    for path in temporaries(output):
-        if is_orphan(path):
-            _discard(path)
 
 
 def _discard(folder: Path) -> None:
@@ -203,61 +172,6 @@ def _link(source: str | Path, target: str | Path) -> None:
         shutil.copy2(source, target, follow_symlinks=False)
 
 
-def _write_set(
-    folder: Path,
-    old: Path,
-    plan: BucketPlan,
-    identities: Mapping[str, ModelIdentity],
-    members: Callable[[Sequence[ReadySample]], Iterator[Sample]],
-    shard_set: PackPlan,
-) -> Manifest:
-    """Everything of a set: tars that stay, new tars, index, tombstones, and the manifest last."""
-    before = read_manifest(old) if plan.overlay else None
-    kept = before.shards if before else []
-    for shard in kept:
-        _link(old / shard.name, folder / shard.name)
-    first = 1 + max((int(shard.name[len("shard-") : -len(".tar")]) for shard in kept), default=-1)
-    write = functools.partial(_write_one, folder, members=members)
-    with ThreadPoolExecutor(shard_set.workers, "pack") as pool:
-        written = list(pool.map(write, itertools.count(first), plan.shards))
-    earlier = read_index(old) if before else []
-    index = [*earlier, *(line for shard in written for line in shard.lines)]
-    write_jsonl(folder / INDEX, index)
-    tombstones = plan.overlay.tombstones if plan.overlay else ()
-    if tombstones:
-        write_jsonl(folder / TOMBSTONES, tombstones)
-    dead = {tombstone.place for tombstone in tombstones}
-    shards = [*_entries_of(kept, earlier), *((shard.entry.name, shard.entries) for shard in written)]
-    write_energon(folder, shards, bucket=plan.bucket, dead=dead, earlier=old if before else None)
-    # Withdrawing leaves samples that another model made since: their tars are what the earlier manifest says.
-    inherited = before if shard_set.existing == "withdraw" else None
-    manifest = Manifest(
-        format=FORMAT,
-        bucket=plan.bucket,
-        digest=plan.digest,
-        samples=plan.live,
-        tombstones=len(tombstones),
-        appended=before is not None,
-        members=[JSON_MEMBER, *(spec.member for spec in embedding_specs()), MASK_MEMBER],
-        shards=[*kept, *(shard.entry for shard in written)],
-        statistics=msgspec.convert(statistics_of(line for line in index if line.place not in dead), SetStatistics),
-        parameters=plan.parameters,
-        provenance=inherited.provenance if inherited else _provenance(plan, identities, before),
-    )
-    document = document_of(manifest)
-    # A digest would make the unproven provenance of an earlier release look proven.
-    unproven = inherited is not None and not inherited.sealed
-    write_json(folder / MANIFEST, document if unproven else sealed(document))
-    return manifest
-
-
-def _entries_of(shards: Sequence[ShardEntry], lines: Sequence[IndexLine]) -> list[tuple[str, list[IndexEntry]]]:
-    entries: dict[str, list[IndexEntry]] = {shard.name: [] for shard in shards}
-    for line in lines:
-        entries[line.shard].append(IndexEntry(line.key, line.offset, line.size))
-    return list(entries.items())
-
-
 class _Written(NamedTuple):
     """One new tar: `entry` is its line in the manifest."""
 
@@ -266,46 +180,95 @@ class _Written(NamedTuple):
     entry: ShardEntry
 
 
-def _write_one(
-    folder: Path,
-    number: int,
-    samples: Sequence[ReadySample],
-    *,
-    members: Callable[[Sequence[ReadySample]], Iterator[Sample]],
-) -> _Written:
-    path, checksum = folder / shard_name(number), RunningFingerprint()
-    entries = write_shard(path, members(samples), checksum=checksum)
-    lines = [
-        IndexLine(
-            sample.image_id, entry.key, path.name, entry.offset, entry.size, digest_of(sample),
-            *measures_of(sample.record, sample.mask),
+@dataclass(slots=True)
+class _SetWriter:
+    """Writes sets of one run. `copies`: samples that hold the recorded bytes of damaged files."""
+
+    shard_set: PackPlan
+    derived: Path
+    identities: Mapping[str, ModelIdentity]
+    on_sample: Callable[[int], None]
+    copies: Mapping[FileKey, StoredSample] = field(default_factory=dict)
+
+    def publish(self, plan: BucketPlan) -> BucketResult:
+        """Write one set and put it in its place. Raises DamagedFile, which leaves the old set where it was."""
+        folder = bucket_folder(self.shard_set.output, plan.bucket)
+        staging = temporary_path(self.shard_set.output)
+        try:
+            with disk_full_told(folder):
+                staging.mkdir(parents=True)
+                _carry_foreign(folder, staging)
+                manifest = self._write_set(staging, folder, plan)
+                replace_folder(staging, folder)
+        finally:
+            _discard(staging)
+        return _result(plan, "written", manifest)
+
+    def _write_set(self, folder: Path, old: Path, plan: BucketPlan) -> Manifest:
+        """Everything of a set: tars that stay, new tars, index, tombstones, and the manifest last."""
+        before = read_manifest(old) if plan.overlay else None
+        kept = before.shards if before else []
+        for shard in kept:
+            _link(old / shard.name, folder / shard.name)
+        first = 1 + max((int(shard.name[len("shard-") : -len(".tar")]) for shard in kept), default=-1)
+        paths = (folder / shard_name(number) for number in itertools.count(first))
+        with ThreadPoolExecutor(self.shard_set.workers, "pack") as pool:
+            written = list(pool.map(self._write_one, paths, plan.shards))
+        earlier = read_index(old) if before else []
+        index = [*earlier, *(line for shard in written for line in shard.lines)]
+        write_jsonl(folder / INDEX, index)
+        tombstones = plan.overlay.tombstones if plan.overlay else ()
+        if tombstones:
+            write_jsonl(folder / TOMBSTONES, tombstones)
+        dead = {tombstone.place for tombstone in tombstones}
+        shards = [*entries_by_shard(kept, earlier), *((shard.entry.name, shard.entries) for shard in written)]
+        write_energon(folder, shards, bucket=plan.bucket, dead=dead, earlier=old if before else None)
+        # Withdrawing leaves samples that another model made since: their tars are what the earlier manifest says.
+        inherited = before if self.shard_set.existing == "withdraw" else None
+        manifest = Manifest(
+            format=FORMAT,
+            bucket=plan.bucket,
+            digest=plan.digest,
+            samples=plan.live,
+            tombstones=len(tombstones),
+            appended=before is not None,
+            members=[JSON_MEMBER, *(spec.member for spec in embedding_specs()), MASK_MEMBER],
+            shards=[*kept, *(shard.entry for shard in written)],
+            statistics=msgspec.convert(statistics_of(line for line in index if line.place not in dead), SetStatistics),
+            parameters=plan.parameters,
+            provenance=inherited.provenance if inherited else _provenance(plan, self.identities, before),
         )
-        for sample, entry in zip(samples, entries, strict=True)
-    ]  # fmt: skip
-    size = path.stat().st_size
-    return _Written(entries, lines, ShardEntry(path.name, len(samples), size, str(checksum)))
+        document = document_of(manifest)
+        # A digest would make the unproven provenance of an earlier release look proven.
+        unproven = inherited is not None and not inherited.sealed
+        write_json(folder / MANIFEST, document if unproven else sealed(document))
+        return manifest
 
+    def _write_one(self, path: Path, samples: Sequence[ReadySample]) -> _Written:
+        checksum = RunningFingerprint()
+        entries = write_shard(path, self._members(samples), checksum=checksum)
+        lines = [
+            IndexLine(
+                sample.image_id, entry.key, path.name, entry.offset, entry.size, digest_of(sample),
+                *measures_of(sample.record, sample.mask),
+            )
+            for sample, entry in zip(samples, entries, strict=True)
+        ]  # fmt: skip
+        return _Written(entries, lines, ShardEntry(path.name, len(samples), path.stat().st_size, str(checksum)))
 
-def _members(
-    samples: Sequence[ReadySample],
-    *,
-    derived: Path,
-    copies: Mapping[FileKey, StoredSample],
-    on_sample: Callable[[int], None],
-) -> Iterator[Sample]:
-    """The members of each sample: files by their recorded bytes, or from `copies` where the file is damaged."""
-    kinds = [(spec.member, f"{derived / spec.folder}{os.sep}") for spec in embedding_specs()]
-    for sample in samples:
-        name = f"{sample.image_id}.npy"
-        files: list[tuple[str, bytes | KnownFile]] = []
-        for (suffix, folder), file in zip(kinds, sample.files, strict=True):
-            copy = copies.get((file.kind, file.image_id))
-            data = copy.member(suffix, file.content) if copy else None
-            known = KnownFile(folder + name, file.stat, file.content)
-            files.append((suffix, known if data is None else data))
-        members = [(JSON_MEMBER, sample.record), *files, (MASK_MEMBER, mask_npy(sample.mask))]
-        yield member_key(sample.image_id), members
-        on_sample(sample_bytes(sample))
+    def _members(self, samples: Sequence[ReadySample]) -> Iterator[Sample]:
+        """The members of each sample: files by their recorded bytes, or from `copies` where the file is damaged."""
+        kinds = [(spec.member, f"{self.derived / spec.folder}{os.sep}") for spec in embedding_specs()]
+        for sample in samples:
+            name = f"{sample.image_id}.npy"
+            files: list[tuple[str, bytes | KnownFile]] = []
+            for (suffix, folder), file in zip(kinds, sample.files, strict=True):
+                copy = self.copies.get((file.kind, file.image_id))
+                data = copy.member(suffix, file.content) if copy else None
+                files.append((suffix, KnownFile(folder + name, file.stat, file.content) if data is None else data))
+            members = [(JSON_MEMBER, sample.record), *files, (MASK_MEMBER, mask_npy(sample.mask))]
+            yield member_key(sample.image_id), members
+            self.on_sample(sample_bytes(sample))
 
 
 def sample_bytes(sample: ReadySample) -> int:
@@ -316,9 +279,7 @@ def sample_bytes(sample: ReadySample) -> int:
 @functools.lru_cache(maxsize=1024)
 def mask_npy(mask: tuple[int, ...]) -> bytes:
     """The mask as an npy of uint8, shape (77,). Source: seed 001, "T5 attention mask is saved as .npy"."""
-    buffer = BytesIO()
-    np.save(buffer, np.asarray(mask, np.uint8))
-    return buffer.getvalue()
+    return npy_header((len(mask),), "uint8") + bytes(mask)
 
 
 def _provenance(plan: BucketPlan, identities: Mapping[str, ModelIdentity], before: Manifest | None) -> dict[str, Maker]:

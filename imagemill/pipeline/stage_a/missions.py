@@ -94,7 +94,8 @@ def discover(root: Path, mission: str) -> Discovery:
     Raises:
         WrongUsage: no folder can have that name. MissingInput: there is no such mission; the message names similar ones.
     """
-    check_mission(mission)
+    if problem := name_problem(mission):
+        raise WrongUsage(f"{mission!r} is no mission's name: {problem}", do="give the name of a folder of the input")
     folder = root / mission
     if not folder.is_dir():
         raise _no_mission(root, mission)
@@ -116,13 +117,16 @@ def missions(root: Path) -> list[str]:
     return [entry.name for entry in _entries(root) if _is_folder(entry)] if root.is_dir() else []
 
 
-def check_mission(mission: str) -> None:
-    """Raises WrongUsage for what cannot name a mission."""
-    problem = id_problem(mission) or (None if mission.strip() and not mission.startswith(".") else "hidden or blank")
-    if problem is None and len(mission.encode()) > MAX_MISSION_BYTES:
-        problem = f"longer than {MAX_MISSION_BYTES} bytes, so that no output file could be named after it"
-    if problem:
-        raise WrongUsage(f"{mission!r} is no mission's name: {problem}", do="give the name of a folder of the input")
+def name_problem(mission: str) -> str | None:
+    """Return why this cannot name a mission, None if it can."""
+    if problem := id_problem(mission):
+        return problem
+    if not mission.strip() or mission.startswith("."):
+        return "hidden or blank"
+    too_long = len(mission.encode()) > MAX_MISSION_BYTES
+    return (
+        f"longer than {MAX_MISSION_BYTES} bytes, so that no output file could be named after it" if too_long else None
+    )
 
 
 def sample_groups(
@@ -160,15 +164,6 @@ def group_id_in(name: str) -> str | None:
     """The group id with which a file name begins."""
     match = _GROUP_ID.match(PurePath(name).stem)
     return match[0] if match else None
-
-
-def is_mission(name: str) -> bool:
-    """Whether a folder of that name can be one."""
-    try:
-        check_mission(name)
-    except WrongUsage:
-        return False
-    return True
 
 
 def _list_label(found: Discovery, label: Label) -> None:
@@ -309,10 +304,7 @@ def _no_mission(root: Path, mission: str) -> MissingInput:
     return MissingInput(
         f"no mission {mission!r}",
         where=root,
-        why=name_hint(mission, [printable(name) for name in found]) or _no_mission_at_all(root),
+        why=name_hint(mission, [printable(name) for name in found])
+        or ("there is no mission in it" if root.is_dir() else "there is no such folder"),
         do="check --mission and --input_dir",
     )
-
-
-def _no_mission_at_all(root: Path) -> str:
-    return "there is no mission in it" if root.is_dir() else "there is no such folder"

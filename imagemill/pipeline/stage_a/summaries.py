@@ -68,7 +68,9 @@ def is_summary(text: object) -> bool:
 def _content(text: str) -> str:
     try:
         objects = list(_objects(text))
-        statistics = [found for value, _ in objects for found in _with_statistics(value)]
+        has = lambda inner: isinstance(inner, dict) and STATISTICS in inner  # noqa: E731
+        # In order; what lies within one is part of it.
+        statistics = [inner for value, _ in objects for inner in _walk(value, stop=has) if has(inner)]
         if statistics:
             return _whole_characters(json.dumps(statistics[-1], ensure_ascii=False))
         assigned = _assigned_statistics(text)
@@ -78,12 +80,6 @@ def _content(text: str) -> str:
         return text if value is _NO_JSON else _said(value, text)
     except RecursionError:  # nested nearly as deep as can be read
         return text
-
-
-def _with_statistics(value: Any) -> list[dict[str, Any]]:
-    """The objects with that key, in order; what lies within one is part of it."""
-    has = lambda inner: isinstance(inner, dict) and STATISTICS in inner  # noqa: E731
-    return [inner for inner in _walk(value, stop=has) if has(inner)]
 
 
 def _assigned_statistics(text: str) -> Any:

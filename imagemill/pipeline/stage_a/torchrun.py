@@ -10,7 +10,7 @@ Source: CONTRACTS section 0, "Locks are per asset and partition"; section 5, "Un
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from imagemill.errors import ImagemillError
@@ -21,48 +21,31 @@ POLL_SECONDS = 0.5
 
 
 def wait_for_ranks(
-    folder: Path,
-    mission: str,
-    ranks: Sequence[int],
-    plan: str,
-    launch: str | None,
-    *,
-    seconds: float,
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
+    folder: Path, mission: str, ranks: Sequence[int], plan: str, launch: str | None, *, seconds: float
 ) -> list[int]:
     """Wait at most `seconds` until each rank has ended; return those that have not."""
-    until = clock() + seconds
-    while (missing := unfinished_ranks(folder, mission, ranks, plan, launch)) and clock() < until:
-        sleep(POLL_SECONDS)
+    until = time.monotonic() + seconds
+    while (missing := unfinished_ranks(folder, mission, ranks, plan, launch)) and time.monotonic() < until:
+        time.sleep(POLL_SECONDS)
     return missing
 
 
-def wait_for_first(
-    folder: Path,
-    mission: str,
-    plan: str,
-    launch: str,
-    *,
-    seconds: float,
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
-) -> None:
+def wait_for_first(folder: Path, mission: str, plan: str, launch: str, *, seconds: float) -> None:
     """Return once rank 0 of this start works on this plan.
 
     Raises:
         ImagemillError: if it does not within `seconds`.
     """
-    until = clock() + seconds
+    until = time.monotonic() + seconds
     while not ((mark := read_mark(folder, mission, FIRST)) and (mark.plan, mark.launch) == (plan, launch)):
-        if clock() >= until:
+        if time.monotonic() >= until:
             raise ImagemillError(
                 f"rank {FIRST} of this start has not begun within {seconds:g} s",
                 where=mark_file(folder, mission, FIRST),
                 why="it waits for another run of the mission, has ended, or was given other options or images",
                 do="see what rank 0 says, then start all ranks again; --wait-seconds is how long the others wait",
             )
-        sleep(POLL_SECONDS)
+        time.sleep(POLL_SECONDS)
 
 
 def stop_if_superseded(folder: Path, mission: str, launch: str) -> None:

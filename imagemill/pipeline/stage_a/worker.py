@@ -15,7 +15,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -61,6 +61,9 @@ class ImageRow(NamedTuple):
     how: Literal["inferred", "reused", "failed"]
 
 
+_Outcome = tuple[RankLine, Literal["inferred", "reused", "failed"]]
+
+
 class _Ready(NamedTuple):
     """An image for the next batch."""
 
@@ -94,7 +97,7 @@ class RankWorker:
     ) -> None:
         if batch_size < 1:
             raise WrongUsage(f"--batch-size is {batch_size}", do="give 1 or more")
-        self._plan, self._summarizer = plan, summarizer
+        self._plan, self._make_summarizer = plan, summarizer
         self._output, self._store = output, store
         self._batch_size, self._launch, self._fresh = batch_size, launch, fresh
 
@@ -111,14 +114,16 @@ class RankWorker:
     def _run(self, rank: int) -> Iterator[ImageRow]:
         plan, path = self._plan, rank_file(self._output, self._plan.mission, rank)
         # The rank's own file may have lines that were written after the snapshot, by a process of an earlier start.
-        with KnownSummaries([] if self._fresh else [path, self._store / SNAPSHOT]) as known:
+        with KnownSummaries([] if self._fresh else [path, self._store / SNAPSHOT]) as self._known:
             # In this order: at no moment does a mark name a plan that the lines are not of.
             mark_file(self._output, plan.mission, rank).unlink(missing_ok=True)
             behind = left_behind(self._store)
-            with new_rank_file(path) as lines, InFlight(self._store, rank) as flight:
+            with new_rank_file(path) as lines, InFlight(self._store, rank) as self._flight:
                 self._mark(rank, ended=False)
-                run = _Rank(plan, self._summarizer, known, flight, self._batch_size)
-                for rows in run.rows(*plan.split_jobs(rank, behind)):
+                self._summarizer: Summarizer | None = None
+                jobs, last = plan.split_jobs(rank, behind)
+                # The last ones are done one by one, after all others are written.
+                for rows in chain(self._batches(jobs, self._batch_size), *(self._batches([job], 1) for job in last)):
                     for line, _ in rows:
                         lines.append(line)
                     lines.flush()
@@ -128,33 +133,13 @@ class RankWorker:
     def _mark(self, rank: int, *, ended: bool) -> None:
         write_mark(self._output, self._plan.mission, rank, RankMark(self._plan.digest, self._launch, ended))
 
-
-_Outcome = tuple[RankLine, Literal["inferred", "reused", "failed"]]
-
-
-@dataclass(slots=True)
-class _Rank:
-    """One rank's images in order, as lists of lines: each list must be written before the next is requested."""
-
-    plan: StageAPlan
-    make: Callable[[], Summarizer]
-    known: KnownSummaries
-    flight: InFlight
-    batch_size: int
-    summarizer: Summarizer | None = None
-
-    def rows(self, jobs: Iterable[ImageJob], last: Iterable[ImageJob] = ()) -> Iterator[list[_Outcome]]:
-        """Yield lines. `last`: jobs that are done one by one after all others are written."""
-        yield from self._batches(jobs, self.batch_size)
-        for job in last:
-            yield from self._batches([job], 1)
-
     def _batches(self, jobs: Iterable[ImageJob], size: int) -> Iterator[list[_Outcome]]:
+        """Yield lists of lines: each must be written before the next is requested."""
         batch: list[_Ready] = []
         for job in jobs:
-            if batch and not self.plan.ranks.mixes_groups and batch[-1].job.group_seq != job.group_seq:
+            if batch and not self._plan.ranks.mixes_groups and batch[-1].job.group_seq != job.group_seq:
                 yield self._infer(batch)
-                self.flight.done()
+                self._flight.done()
             found = self._look(job)
             if isinstance(found, _Ready):
                 batch.append(found)
@@ -163,27 +148,27 @@ class _Rank:
             del found  # otherwise one decoded image more than the batch's would be held
             if len(batch) == size:
                 yield self._infer(batch)
-                self.flight.done()
+                self._flight.done()
         if batch:
             yield self._infer(batch)
-        self.flight.done()
+        self._flight.done()
 
     def _look(self, job: ImageJob) -> _Ready | _Outcome:
         """Return the line of an image whose summary is known or that cannot be read, else the image."""
-        plan, image = self.plan, self.plan.image(job)
+        plan, image = self._plan, self._plan.image(job)
         name, known_by = plan.groups[job.group_seq].images[job.image_index - 1], ""
         try:
             path = plan.folder / image
             stat = file_signature(path)
-            if content := self.known.content(image, stat):
+            if content := self._known.content(image, stat):
                 known_by = summary_fingerprint(name, content, plan.identity)
-                if known := self.known.find(known_by):
+                if known := self._known.find(known_by):
                     return rank_line(plan, job, known_by, known.summary, (stat, content, known.at)), "reused"
-            self.flight.begin(image)
+            self._flight.begin(image)
             data, stat = _read(path)
             content = fingerprint(data)
             known_by = summary_fingerprint(name, content, plan.identity)
-            if known := self.known.find(known_by):
+            if known := self._known.find(known_by):
                 return rank_line(plan, job, known_by, known.summary, (stat, content, time.time_ns())), "reused"
             return _Ready(job, stat, content, known_by, NamedImage(name, Image.fromarray(decode_rgb(data, name))))
         except Refused as refusal:
@@ -196,18 +181,18 @@ class _Rank:
 
     def _infer(self, batch: list[_Ready]) -> list[_Outcome]:
         """Return the lines of a batch and empty it: its images are not held while its lines are written."""
-        if self.summarizer is None:
-            self.summarizer = self.make()
-        answers = summarize_batch(self.summarizer, [ready.image for ready in batch], self.plan.mission)
+        if self._summarizer is None:
+            self._summarizer = self._make_summarizer()
+        answers = summarize_batch(self._summarizer, [ready.image for ready in batch], self._plan.mission)
         done = [ready._replace(image=None) for ready in batch]
         batch.clear()
         outcomes: list[_Outcome] = []
         for ready, answer in zip(done, answers, strict=True):
             if isinstance(answer, Answered):
                 read = ready.stat, ready.content, time.time_ns()
-                outcomes.append((rank_line(self.plan, ready.job, ready.known_by, answer.text, read), "inferred"))
+                outcomes.append((rank_line(self._plan, ready.job, ready.known_by, answer.text, read), "inferred"))
             else:
-                outcomes.append((rank_line(self.plan, ready.job, ready.known_by, answer), "failed"))
+                outcomes.append((rank_line(self._plan, ready.job, ready.known_by, answer), "failed"))
         return outcomes
 
 

@@ -1,5 +1,6 @@
 """Typed rows: a table's columns are the fields of a msgspec struct, in the same order."""
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
@@ -39,7 +40,7 @@ class Table(Generic[R]):
     def rows(self, values: Iterable[tuple[Any, ...]]) -> Iterator[R]:
         """Yield a typed row for each tuple of `columns`."""
         if not self._codecs:
-            return (self._row(*row) for row in values)
+            return itertools.starmap(self._row, values)
         return (self._row(*self._converted(row, encode=False)) for row in values)
 
     def _converted(self, values: tuple[Any, ...], *, encode: bool) -> tuple[Any, ...]:

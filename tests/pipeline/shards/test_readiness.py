@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from imagemill.domain.buckets import BUCKETS
 from imagemill.domain.embedding_specs import DINOV3, T5, VAE, embedding_specs
 from imagemill.domain.layout import DataRoot
-from imagemill.domain.stage2_records import canonical_record, usual_masks, violations
+from imagemill.domain.stage2_records import DECODER, is_plain, usual_masks, violations
 from imagemill.errors import MissingInput
-from imagemill.formats.jsonl import encode_sorted, parse_object, read_jsonl
+from imagemill.formats.jsonl import decode_canonical, encode_sorted, parse_object, read_jsonl
 from imagemill.formats.npy import NpyStore
 from imagemill.fs.fingerprints import file_signature, fingerprint
 from imagemill.pipeline.shards import readiness
@@ -529,19 +529,25 @@ UNUSUAL = (
 )  # fmt: skip
 
 
+def canonical_record(raw):
+    """The typed record of a line that is ready without `violations`."""
+    found = decode_canonical(raw + b"\n", DECODER)[0]
+    return None if isinstance(found, bytes) or not is_plain(found, usual_masks()) else found
+
+
 @pytest.mark.parametrize("line", UNUSUAL)
 def test_canonical_record_is_valid(line):
     """It may leave any line to `violations`."""
     raw = line if isinstance(line, bytes) else line.encode()
 
-    if found := canonical_record(raw, usual_masks()):
+    if found := canonical_record(raw):
         record = parse_object(raw) or {}
         assert violations(record) == []
         assert json.loads(encode_sorted(found)) == record
 
 
 def test_line_of_this_program_is_canonical():
-    assert canonical_record(USUAL.encode(), usual_masks())
+    assert canonical_record(USUAL.encode())
 
 
 @settings(deadline=None, max_examples=50)
@@ -556,7 +562,7 @@ def test_canonical_lines_are_packed_as_decoded_ones(packed, lines, ended):
         packed.stage2_jsonl.write_bytes(packed.stage2_jsonl.read_bytes().removesuffix(b"\n"))
     with pytest.MonkeyPatch.context() as patched:
         looked = look(packed)
-        patched.setattr(readiness, "canonical_record", lambda line, masks: None)
+        patched.setattr(readiness, "is_plain", lambda record, masks: False)
         decoded = look(packed)
 
     assert [(s.image_id, s.bucket, s.record, s.mask, tuple(s.files)) for s in looked.ready] == [

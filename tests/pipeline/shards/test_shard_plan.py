@@ -24,7 +24,7 @@ from imagemill.errors import ImagemillError, ShardExists, WrongUsage
 from imagemill.formats.jsonl import read_jsonl
 from imagemill.formats.manifest import read_json, write_json
 from imagemill.formats.tar import IndexEntry, read_sample, read_shard
-from imagemill.fs.atomic import temporaries
+from imagemill.fs.atomic import sweep_temporaries, temporaries
 from imagemill.fs.fingerprints import fingerprint_file, posix_signature
 from imagemill.pipeline.shards import shard_writer
 from imagemill.pipeline.shards.conflicts import conflicts, refuse_conflicts
@@ -35,7 +35,7 @@ from imagemill.pipeline.shards.shard_plan import (
     plan_shards,
 )
 from imagemill.pipeline.shards.shard_sets import ShardParameters, read_manifest, shard_name
-from imagemill.pipeline.shards.shard_writer import sweep_sets, write_bucket
+from imagemill.pipeline.shards.shard_writer import write_bucket
 from imagemill.store.ledger import FileRow
 from imagemill.store.provenance import UNKNOWN
 from tests.helpers.product import PROJECT, snapshot
@@ -233,7 +233,7 @@ def pack(root, *buckets, existing="refuse", output=None, on_sample=lambda size: 
     """What the asset and its IO manager do: plan, refuse, write; results by bucket."""
     chosen = check_buckets(buckets or BUCKETS)
     shard_set = plan(ready(root, chosen).ready, chosen, output or root.shards, existing, **parameters)
-    sweep_sets(shard_set.output)
+    sweep_temporaries(shard_set.output, folders=True)
     refuse_conflicts(shard_set)
     return {
         p.bucket: write_bucket(shard_set, p, root.derived, identities(root), on_sample=on_sample)

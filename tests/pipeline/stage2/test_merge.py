@@ -13,13 +13,13 @@ from imagemill.domain.layout import DataRoot
 from imagemill.domain.stage2_records import RECORD_FIELDS, violations
 from imagemill.errors import ImagemillError
 from imagemill.formats.jsonl import encode_line, parse_object, read_jsonl
-from imagemill.formats.npy import write_npy
 from imagemill.fs.fingerprints import file_signature, posix_signature
 from imagemill.pipeline.stage2.inventory import Inventory
 from imagemill.pipeline.stage2.merge import Merge, stage1_backup, write_records
 from imagemill.pipeline.stage2.record_index import record_id, unfinished
 from imagemill.pipeline.stage2.scan import Scan
 from imagemill.store.ledger import CaptionRow, FileRow, Ledger, SourceRow
+from tests.helpers.npy_files import write_npy
 from tests.helpers.stage2 import record_of, write_text
 
 STAT = posix_signature(1, 2, 3)

@@ -7,11 +7,12 @@ import pytest
 from imagemill.domain.embedding_specs import DINOV3
 from imagemill.errors import ImagemillError, MissingInput
 from imagemill.formats.jsonl import read_jsonl
-from imagemill.formats.npy import NpyStore, write_npy
+from imagemill.formats.npy import NpyStore
 from imagemill.fs.fingerprints import fingerprint_file
 from imagemill.pipeline.stage2.merge import STAGE1, stage1_backup
 from imagemill.pipeline.stage2.rollback import roll_back, stage2_backup
 from imagemill.store.ledger import FileRow, Ledger
+from tests.helpers.npy_files import write_npy
 from tests.helpers.rot import rot
 from tests.helpers.stage1 import stage1_record, vector
 from tests.helpers.stage2 import record_of, write_text

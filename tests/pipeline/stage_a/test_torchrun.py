@@ -1,17 +1,23 @@
 """Ranks of one start by torchrun, and those of another. Source: CONTRACTS section 0, "Locks"; section 5, "Under torchrun"."""
 
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
 from imagemill.errors import ImagemillError
+from imagemill.pipeline.stage_a import torchrun
 from imagemill.pipeline.stage_a.rank_files import RankMark, rank_file, read_rank_lines, unfinished_ranks, write_mark
 from imagemill.pipeline.stage_a.torchrun import stop_if_superseded, wait_for_first, wait_for_ranks
 from imagemill.pipeline.stage_a.worker import RankResult, RankRunner
 from tests.helpers.stage_a import MISSION, Bench, Recorder, ticket
 
 
-def test_rank_begins_once_the_first_has_the_mission(tmp_path):
+def clock(monkeypatch, monotonic, sleep):
+    monkeypatch.setattr(torchrun, "time", SimpleNamespace(monotonic=monotonic, sleep=sleep))
+
+
+def test_rank_begins_once_the_first_has_the_mission(tmp_path, monkeypatch):
     """Rank 0 claims for all of them: a mark of another start, or of another plan, is not its word."""
     now = [0.0]
     marks = {
@@ -25,17 +31,20 @@ def test_rank_begins_once_the_first_has_the_mission(tmp_path):
         if now[0] in marks:
             write_mark(tmp_path, "m", 0, marks[now[0]])
 
-    wait_for_first(tmp_path, "m", "plan", "start", seconds=10, clock=lambda: now[0], sleep=sleep)
+    clock(monkeypatch, lambda: now[0], sleep)
+
+    wait_for_first(tmp_path, "m", "plan", "start", seconds=10)
 
     assert now[0] == 6
 
 
-def test_rank_whose_first_does_not_begin_says_what_it_waited_for(tmp_path):
+def test_rank_whose_first_does_not_begin_says_what_it_waited_for(tmp_path, monkeypatch):
     """The wait is bounded: nobody ends processes that were started by hand."""
     now = iter(range(100))
+    clock(monkeypatch, lambda: next(now), lambda _: None)
 
     with pytest.raises(ImagemillError, match="rank 0 of this start has not begun within 3 s") as caught:
-        wait_for_first(tmp_path, "m", "plan", "start", seconds=3, clock=lambda: next(now), sleep=lambda _: None)
+        wait_for_first(tmp_path, "m", "plan", "start", seconds=3)
 
     assert "another run" in caught.value.why
     assert "--wait-seconds" in caught.value.do
@@ -76,7 +85,7 @@ def test_rank_stops_where_another_start_has_the_mission(tmp_path):
     assert share == [RankResult(0, 1, 2, 0)]
 
 
-def test_waiting_ends_with_the_last_rank_or_the_time(tmp_path):
+def test_waiting_ends_with_the_last_rank_or_the_time(tmp_path, monkeypatch):
     """Source: CONTRACTS section 5, "waits a bounded time for the other ranks' end marks (missing ranks named)"."""
     now = [0.0]
 
@@ -85,8 +94,10 @@ def test_waiting_ends_with_the_last_rank_or_the_time(tmp_path):
         if now[0] >= 3:
             write_mark(tmp_path, "m", 0, RankMark("plan", "start", True))
 
+    clock(monkeypatch, lambda: now[0], sleep)
+
     def waited(ranks):
-        return wait_for_ranks(tmp_path, "m", ranks, "plan", "start", seconds=10, clock=lambda: now[0], sleep=sleep)
+        return wait_for_ranks(tmp_path, "m", ranks, "plan", "start", seconds=10)
 
     assert waited([0]) == []
     assert 3 <= now[0] < 10
