@@ -85,7 +85,7 @@ def test_upgrade_that_is_interrupted_leaves_the_old_schema(tmp_path, monkeypatch
         raise KeyboardInterrupt
 
     with monkeypatch.context() as broken:
-        broken.setattr(schema, "_import_identities", fail)
+        broken.setitem(schema._AFTERWARDS, 3, fail)
         with pytest.raises(KeyboardInterrupt):
             Ledger(root.ledger)
     with closing(sqlite3.connect(root.ledger)) as db:
