@@ -15,15 +15,17 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from imagemill.config import Config, config_in_force, named_config
 from imagemill.domain.layout import DEFAULT_ROOT, ROOT_VARIABLE, DataRoot
 from imagemill.errors import ImagemillError
-from imagemill.pipeline.stage2.image_metadata import adopt_captions
-from imagemill.pipeline.stage2.inventory import Inventory
 from imagemill.store.ledger import IN_MEMORY, Ledger
 from imagemill.store.locations import Place, put, remember, with_recorded
 from imagemill.store.second_copy import open_ledger
+
+if TYPE_CHECKING:  # listing brings numpy, which commands that list nothing do not need
+    from imagemill.pipeline.stage2.inventory import Inventory
 
 _OPEN = threading.local()
 
@@ -75,12 +77,12 @@ class Session:
         self.root = put(self.root, name, folder)
         remember(self.root, self.ledger, name)
 
-    def plan(self) -> Inventory:
+    def plan(self) -> "Inventory":
         """List the folders for the runs that a command executes next, and record what is new."""
         self.planned = self._listed()
         return self.planned
 
-    def inventory(self) -> Inventory:
+    def inventory(self) -> "Inventory":
         """What a step works on; to be called once the step holds its lease.
 
         Returns:
@@ -90,14 +92,19 @@ class Session:
             return self._listed()
         return self.planned if self._is_current(self.planned) else self.plan()
 
-    def overview(self) -> Inventory:
+    def overview(self) -> "Inventory":
         """What a step only looks at: as `inventory`, but nothing is recorded of a new listing."""
+        from imagemill.pipeline.stage2.inventory import Inventory
+
         return self.planned if self.planned and self._is_current(self.planned) else Inventory(self.root)
 
-    def _is_current(self, inventory: Inventory) -> bool:
+    def _is_current(self, inventory: "Inventory") -> bool:
         return inventory.ledger_version == self.ledger.version_seen()
 
-    def _listed(self) -> Inventory:
+    def _listed(self) -> "Inventory":
+        from imagemill.pipeline.stage2.image_metadata import adopt_captions
+        from imagemill.pipeline.stage2.inventory import Inventory
+
         inventory = Inventory(self.root, self.ledger.version_seen())
         inventory.survey(self.ledger)
         adopt_captions(inventory, self.ledger)
