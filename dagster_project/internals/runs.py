@@ -18,6 +18,7 @@ import re
 import signal
 import sys
 import threading
+import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -30,20 +31,34 @@ from dagster._core.definitions.reconstruct import ReconstructableJob, Reconstruc
 from dagster._core.definitions.repository_definition import SINGLETON_REPOSITORY_NAME
 from dagster._core.errors import DagsterAssetCheckFailedError, DagsterExecutionInterruptedError
 from dagster._core.events import DagsterEvent, DagsterEventType
-from dagster._core.execution.api import create_execution_plan, execute_run
+from dagster._core.execution.api import execute_run
 from dagster._core.execution.plan.objects import ErrorSource
-from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
-from dagster._core.snap import snapshot_from_execution_plan
-from dagster._core.utils import make_new_run_id
 from dagster._utils.interrupts import capture_interrupts
 
 from dagster_project.code_location import ATTRIBUTE, LOCATION, MODULE
 from dagster_project.history_errors import database_unusable
 from imagemill.errors import FAILED_DISK, FULL_DISK, ImagemillError
 from resources.dagster_internals.events import DEFER, IMAGES_FAILED, OWNER_TAG, is_orphan, owner_of_run
+from resources.dagster_internals.missing import report_missing
 from resources.dagster_internals.tags import range_tags
 
+try:
+    from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
+
+    def _origin(location: str, job: str) -> "RemoteJobOrigin | None":
+        """Where the UI finds the job of a run, to execute it again."""
+        repository = RemoteRepositoryOrigin(RegisteredCodeLocationOrigin(location), SINGLETON_REPOSITORY_NAME)
+        return RemoteJobOrigin(repository, job)
+
+except ImportError as missing:
+    report_missing(missing, "the UI cannot execute runs of the command line again")
+
+    def _origin(location: str, job: str) -> "RemoteJobOrigin | None":
+        return None
+
+
 if TYPE_CHECKING:
+    from dagster._core.remote_origin import RemoteJobOrigin
     from dagster_shared.error import SerializableErrorInfo
 
 KILLED = "killed; run again to resume"
@@ -204,29 +219,17 @@ def _create(
     run_config: Mapping[str, Any],
 ) -> dg.DagsterRun:
     """A run that names its code location, so that the UI can re-execute it, and its process, so that a sweep finds it."""
-    run_id, definition = make_new_run_id(), job.get_definition()
-    plan = create_execution_plan(job, run_config=run_config, instance_ref=instance.get_ref(), tags=tags)
-    repository = RemoteRepositoryOrigin(RegisteredCodeLocationOrigin(location), SINGLETON_REPOSITORY_NAME)
-    return instance.create_run(
-        job_name=definition.name,
+    run_id, definition = str(uuid.uuid4()), job.get_definition()
+    return instance.create_run_for_job(
+        job_def=definition,
         run_id=run_id,
         run_config=run_config,
         status=dg.DagsterRunStatus.NOT_STARTED,
         # The job's own tags choose executors and pools; the run's go first.
         tags={**definition.run_tags, **tags, OWNER_TAG: owner_of_run(run_id)},
-        root_run_id=None,
-        parent_run_id=None,
-        step_keys_to_execute=plan.step_keys_to_execute,
-        execution_plan_snapshot=snapshot_from_execution_plan(plan, definition.get_job_snapshot_id()),
-        job_snapshot=definition.get_job_snapshot(),
-        parent_job_snapshot=definition.get_parent_job_snapshot(),
         asset_selection=job.asset_selection,
-        asset_check_selection=job.asset_check_selection,
-        resolved_op_selection=None,
-        op_selection=None,
-        remote_job_origin=RemoteJobOrigin(repository, definition.name),
+        remote_job_origin=_origin(location, definition.name),
         job_code_origin=job.get_python_origin(),
-        asset_graph=definition.asset_layer.asset_graph,
     )
 
 

@@ -42,8 +42,13 @@ builtins.__import__ = without_name
         (REMOVED_TABLE, "DynamicPartitionsTable", "the history is written by Dagster's own storage"),
         (REMOVED_NAME.format(name="RUNLESS_JOB_NAME"), "RUNLESS_JOB_NAME", "events are stored one at a time"),
         (REMOVED_NAME.format(name="SerializableErrorInfo"), "SerializableErrorInfo", "the UI shows a stack trace"),
+        (
+            REMOVED_NAME.format(name="RegisteredCodeLocationOrigin"),
+            "RegisteredCodeLocationOrigin",
+            "the UI cannot execute",
+        ),
     ],
-    ids=["method", "table", "constant", "class"],
+    ids=["method", "table", "constant", "class", "origin"],
 )
 def test_missing_private_name_is_reported_and_the_run_succeeds(data_root, tmp_path, removed, name, switched_off):
     """Source: issue 16, part 4."""
@@ -65,12 +70,12 @@ def test_missing_private_name_is_reported_and_the_run_succeeds(data_root, tmp_pa
 def test_name_that_nothing_replaces_is_a_message(data_root, tmp_path):
     """Runs of the command line cannot be created without it."""
     photos(data_root.approved, 1)
-    (tmp_path / "sitecustomize.py").write_text(REMOVED_NAME.format(name="RegisteredCodeLocationOrigin"))
+    (tmp_path / "sitecustomize.py").write_text(REMOVED_NAME.format(name="execute_run"))
 
     path = os.pathsep.join([str(tmp_path), SEARCH_PATH])
     done = imagemill("run", "--data-root", data_root.path, stub=True, PYTHONPATH=path)
 
     assert done.returncode == 1
     assert f"Dagster {dg.__version__} lacks a name" in done.stderr
-    assert "RegisteredCodeLocationOrigin" in done.stderr
+    assert "execute_run" in done.stderr
     assert "Traceback" not in done.stderr
