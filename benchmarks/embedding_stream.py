@@ -33,7 +33,7 @@ from imagemill.domain.embedding_specs import EmbeddingSpec, embedding_specs
 from imagemill.domain.layout import DataRoot
 from imagemill.formats.images import open_rgb
 from imagemill.models import Encoder
-from imagemill.pipeline.stage2.scan import survey
+from imagemill.pipeline.stage2.inventory import Inventory
 from imagemill.store.ledger import Ledger
 
 GOAL_RATIO = 1.0
@@ -79,7 +79,9 @@ def _timed(way: Callable[[EmbeddingSpec, DataRoot], None], spec: EmbeddingSpec, 
 
 def stream(spec: EmbeddingSpec, root: DataRoot) -> None:
     with Ledger(root.ledger) as ledger:
-        embed(spec, root, survey(root.approved, ledger), ledger)
+        inventory = Inventory(root)
+        inventory.survey(ledger)
+        embed(spec, inventory, ledger)
 
 
 def plain_loop(spec: EmbeddingSpec, root: DataRoot) -> None:

@@ -8,6 +8,7 @@ Standard library only: the recorder (recorder.py) imports this in every process 
 """
 
 import ast
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -28,6 +29,10 @@ _REASON = ("reason", "rule", "code")
 _TELLING_FIELDS = {"detail", "remedy", "message"}
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+# A table of messages, which no call makes.
+RULES = "imagemill/validation/rules.toml"
 
 
 class Site(NamedTuple):
@@ -71,6 +76,11 @@ def sites() -> tuple[Site, ...]:
     """All messages, by file and line."""
     makers = _all_makers()
     found = [site for file, tree in modules().items() for site in _sites_of(file, tree, makers)]
+    rules = tomllib.loads((ROOT / RULES).read_text("utf-8"))
+    found += [
+        Site(RULES, name, number, 0, "Rule", "", row["says"], "", row["remedy"])
+        for number, (name, row) in enumerate(rules.items())
+    ]
     return tuple(sorted(found, key=lambda site: (site.file, site.line, site.column)))
 
 

@@ -15,6 +15,7 @@ from assets.stage2_jsonl import stage2_jsonl
 from imagemill.domain.buckets import BUCKETS, assign_bucket, bucket_size
 from imagemill.domain.embedding_specs import DINOV3, T5, VAE, embedding_specs
 from imagemill.domain.ids import image_id_of
+from imagemill.formats import diff_writer
 from imagemill.formats.jsonl import read_jsonl
 from imagemill.fs.fingerprints import posix_signature
 from imagemill.pipeline.forecast import forecast
@@ -260,11 +261,11 @@ def test_updates_are_written_to_temporary_file_first(tmp_path, monkeypatch):
     stub_every_kind(monkeypatch)
     root, before = stage1_root(tmp_path / "data")
     flushed, seen = set(), []
-    fsync, replace = os.fsync, os.replace
+    sync, replace = diff_writer.flush, os.replace
 
-    def noted_fsync(handle):
+    def noted_sync(handle):
         flushed.add(os.fstat(handle).st_ino)
-        fsync(handle)
+        sync(handle)
 
     def noted_replace(source, target, **how):
         if os.fspath(target) == str(root.stage2_jsonl):
@@ -274,7 +275,7 @@ def test_updates_are_written_to_temporary_file_first(tmp_path, monkeypatch):
             )
         replace(source, target, **how)
 
-    monkeypatch.setattr(os, "fsync", noted_fsync)
+    monkeypatch.setattr(diff_writer, "flush", noted_sync)
     monkeypatch.setattr(os, "replace", noted_replace)
     keys = sorted(records(root))
     with history(*keys) as instance:

@@ -12,6 +12,7 @@ import pytest
 
 from dagster_project.cli.stage_a import command
 from imagemill.domain.layout import DataRoot
+from imagemill.options import StageAOptions
 from imagemill.pipeline.stage_a.rank_files import rank_file, rank_files, read_rank_lines
 from imagemill.validation.validator import validate
 from tests.helpers.presets import imagemill_here
@@ -112,8 +113,9 @@ def test_empty_summary_validation(bench):
 def test_default_behavior_remains_per_group(six):
     """Default behavior remains per_group: of the plan and of the command."""
     assert six.plan(world_size=WORLD).ranks == six.plan(world_size=WORLD, mode="per_group").ranks
-    (option,) = [option for option in command.params if option.name == "sharding_mode"]
-    assert option.default == "per_group"
+    (option,) = [option for option in command.params if "--sharding-mode" in option.opts]
+    assert StageAOptions().mode == "per_group"
+    assert "(default: per_group)" in option.help
 
 
 def test_legacy_batching_flag_is_rejected(tmp_path):

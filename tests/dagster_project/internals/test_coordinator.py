@@ -45,7 +45,7 @@ def instance(data_root):
 
 def created(instance, asset="dinov3_npy", tags=None, partition_range=(KEYS[0], KEYS[-1])):
     """A run as the UI's launchpad creates it, and its job."""
-    job = runs._job("toy_defs", "defs", [asset], True)
+    job = runs._job("toy_defs", "defs", runs.IMPLICIT_ASSET_JOB_NAME, [asset])
     given = {**(range_tags(*partition_range) if partition_range else {}), **(tags or {})}
     run = runs._create(instance, job, "toy", given, runs._QUIET)
     # The launchpad's process is not the one that executes.

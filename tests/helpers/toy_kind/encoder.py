@@ -27,7 +27,7 @@ class ToyEncoder:
     @classmethod
     def load(cls, settings, *, spec, threads, preview_root):
         checkpoint = resolve(settings, spec=spec, preview_root=preview_root, files=("config.json", "model.safetensors"))
-        made_by = identity(checkpoint, spec=spec, threads=threads, weights="model", preprocessing="mean-1")
+        made_by = identity(checkpoint, threads=threads, weights="model", preprocessing="mean-1")
         return cls(load_file(checkpoint.path / "model.safetensors")["matrix"], spec, made_by)
 
     def prepare(self, item):
