@@ -254,7 +254,7 @@ class Work:
         self._run([], job=roll_back_to_stage1.name, **_asked({roll_back_records.name: options.given()}))
 
     def _plan_again(self) -> None:
-        """After runs that may have made files, what lies in the folders is another plan."""
+        """List the folders again after runs that may have made files."""
         if self.outcomes:
             self.session.plan()
 

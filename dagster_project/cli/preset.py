@@ -38,7 +38,7 @@ def command() -> None:
 
 
 def dataset_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What every subcommand takes; the function gets `session` and `dataset`."""
+    """Arguments of every subcommand; the function gets `session` and `dataset`."""
 
     @click.argument("dataset")
     @click.option(

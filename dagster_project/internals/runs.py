@@ -46,7 +46,7 @@ try:
     from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
 
     def _origin(location: str, job: str) -> "RemoteJobOrigin | None":
-        """Where the UI finds the job of a run, to execute it again."""
+        """Return the place of a run's job, by which the UI executes it again."""
         repository = RemoteRepositoryOrigin(RegisteredCodeLocationOrigin(location), SINGLETON_REPOSITORY_NAME)
         return RemoteJobOrigin(repository, job)
 

@@ -61,7 +61,7 @@ def claimed(ledger: Ledger, asset: str, items: Sequence[str], run_id: str, *, st
 
 @dataclass(frozen=True, slots=True)
 class Leased:
-    """What an asset returns to its IO manager: work on some partitions, planned once they are claimed.
+    """Work on some partitions, which an asset returns to its IO manager: planned once they are claimed.
 
     Attributes:
         asset, items, run_id: of the claim.

@@ -52,7 +52,7 @@ class Session:
 
     @property
     def captioned(self) -> bool:
-        """Whether a captioner is configured; not where the configuration cannot be read, which the command that uses it says."""
+        """Whether a captioner is configured. False if the configuration cannot be read: who needs it reports the error."""
         try:
             return self.config.captioner.enabled
         except ImagemillError:
@@ -60,7 +60,7 @@ class Session:
 
     @cached_property
     def ledger(self) -> Ledger:
-        """The ledger for writing, which is created where there is none."""
+        """The ledger for writing. Created if it does not exist."""
         return open_ledger(self.root)
 
     @property
@@ -83,7 +83,7 @@ class Session:
         return self.planned
 
     def inventory(self) -> "Inventory":
-        """What a step works on; to be called once the step holds its lease.
+        """Return the listing that a step works on. Call it once the step holds its lease.
 
         Returns:
             the command's listing unless another process has changed the ledger since; a new one in a run of the UI.
@@ -93,7 +93,7 @@ class Session:
         return self.planned if self._is_current(self.planned) else self.plan()
 
     def overview(self) -> "Inventory":
-        """What a step only looks at: as `inventory`, but nothing is recorded of a new listing."""
+        """Return the listing of a step that only reads: as `inventory`, but a new listing is not recorded in the ledger."""
         from imagemill.pipeline.stage2.inventory import Inventory
 
         return self.planned if self.planned and self._is_current(self.planned) else Inventory(self.root)
@@ -153,5 +153,5 @@ def _sessions() -> dict[_Key, Session]:
 
 
 def _key(path: str | os.PathLike[str] | None, config_file: str | None) -> _Key:
-    """What was given, completed by the environment."""
+    """Return the key of a session: absolute path of the data root, and configuration file if one is named."""
     return os.path.abspath(path or os.environ.get(ROOT_VARIABLE) or DEFAULT_ROOT), named_config(config_file)

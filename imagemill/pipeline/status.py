@@ -85,7 +85,7 @@ def read_status(session: Session, embedded: frozenset[str] | set[str] = frozense
         embedded: images for which the calling command made a file.
     """
     inventory, status = session.overview(), Status()
-    scan = inventory.scan  # a missing folder of images is told first
+    scan = inventory.scan  # before the ledger: a missing folder of images is reported first
     ledger = ledger_of_runs(session)
     problems = current_problems(scan, ledger)
     standing = Standing.read(inventory, ledger, problems, captioned=session.captioned)

@@ -52,7 +52,7 @@ def put(root: DataRoot, name: Place, folder: str | os.PathLike[str]) -> DataRoot
     """Use this folder instead; `remember` records it. Another one than before is said, and records in the old one come along.
 
     Raises:
-        WrongUsage: it is none, and cannot be made.
+        WrongUsage: there is no folder, and it cannot be created.
     """
     now, before = at(root, name, folder), getattr(root, name)
     place = getattr(now, name)

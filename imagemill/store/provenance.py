@@ -140,7 +140,7 @@ def guard_identity(ledger: Ledger, identity: ModelIdentity) -> ModelIdentity:
 
 
 class Makers(msgspec.Struct, frozen=True):
-    """Who made the files of a kind, as far as the ledger knows; a worker, which never opens the ledger, is given it.
+    """Makers of the files of a kind, as recorded in the ledger. Workers get it, because they do not open the ledger.
 
     Attributes:
         recorded: the recorded model, None before the first file, or where the record was lost.

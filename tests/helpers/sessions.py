@@ -1,4 +1,4 @@
-"""What a command asks of its session, as one call each."""
+"""Calls that open a session for one question."""
 
 from imagemill.domain.embedding_specs import embedding_specs
 from imagemill.pipeline import image_report, status

@@ -72,7 +72,7 @@ def plan_of(root, spec, ledger):
 
 
 def surveyed(root, ledger):
-    """What lies in the folders, recorded in the ledger."""
+    """The contents of the folders, recorded in the ledger."""
     inventory = Inventory(root)
     inventory.survey(ledger)
     return inventory
@@ -148,7 +148,7 @@ def identity_of(root, kind):
 
 
 def makers_of(root, kind):
-    """Who made the files of a kind, as a worker is told."""
+    """Makers of the files of a kind, as a worker gets them."""
     with Ledger(root.ledger) as ledger:
         return read_makers(ledger, kind)
 

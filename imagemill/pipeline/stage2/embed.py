@@ -417,7 +417,7 @@ class EmbedWorker:
     def _staged(
         self, job: Job, array: np.ndarray, source: str | None, identity: ModelIdentity | None
     ) -> tuple[FileRow, Path]:
-        """`identity`: of the model that made the array, None where nobody knows it."""
+        """`identity`: of the model that made the array, None if it is unknown."""
         preview, maker = (identity.preview, identity.key) if identity else (False, UNKNOWN)
         staged = self.store.stage(array, preview=preview)
         header = npy_header(array.shape, array.dtype, preview=preview)

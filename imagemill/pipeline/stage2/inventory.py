@@ -1,4 +1,4 @@
-"""What lies in the folders of a data root: images and captions, records, embedding files. Each folder is listed once.
+"""The contents of a data root's folders: images and captions, records, embedding files. Each folder is listed once.
 
 A command lists them for all the steps that it runs; a step of a run in the UI lists them for itself, once it holds its lease.
 """

@@ -59,7 +59,7 @@ class Merge:
     """What a merge is to do.
 
     Attributes:
-        inventory: what lies in the data root. kinds: those whose refusals the counters count.
+        inventory: contents of the folders. kinds: those whose refusals the counters count.
         migrate: whether Stage 1 records become version 2; else they stay byte for byte.
         up_to: Stage 1 records whose id sorts behind this one wait for another run.
         captioned: whether a captioner is configured.

@@ -27,7 +27,7 @@ def _import_identities(db: sqlite3.Connection, ledger: Path) -> None:
             db.execute("INSERT OR REPLACE INTO settings VALUES (?, ?)", row)
 
 
-# What a step does after its SQL.
+# Functions that complete a step after its SQL.
 _AFTERWARDS: dict[int, Callable[[sqlite3.Connection, Path], None]] = {3: _import_identities}
 _STEPS = {int(file.name[:3]): file for file in sorted(_FOLDER.glob("*.sql"))}
 VERSION = max(_STEPS)
