@@ -46,6 +46,11 @@ class PresetObject(msgspec.Struct, Generic[Value], gc=False):
     poly: Annotated[list[Value], msgspec.Meta(min_length=6)] | UnsetType = UNSET
     poly_points: int | UnsetType = UNSET
     metadata: dict[str, Any] | UnsetType = UNSET
+    # LEGACY_KEYS: an object with one of them is not decoded.
+    bbox: UnsetType = UNSET
+    polygon: UnsetType = UNSET
+    line: UnsetType = UNSET
+    line_points: UnsetType = UNSET
 
 
 class PresetRecord(msgspec.Struct, Generic[Value], gc=False):

@@ -14,9 +14,8 @@ from imagemill.domain.geometry import (
     MIN_PIXELS,
     check_limits,
     in_top_left_order,
-    polygon_bins,
     quantise_box,
-    quantise_object,
+    quantise_objects,
     quantise_polygon,
     scale_box,
     scale_objects,
@@ -229,8 +228,8 @@ def test_top_left_order_is_by_min_y_then_min_x_and_stable():
 
 
 def test_object_is_quantised_as_its_kind_is():
-    assert quantise_object({"bbox_2d": [10, 12, 80, 60]}, 128, 96) == [78, 126, 630, 631]
-    assert quantise_object({"poly": [0, 0, 127, 0, 127, 95]}, 128, 96) == [0, 0, 999, 0, 999, 999]
+    assert quantise_objects([{"bbox_2d": [10, 12, 80, 60]}], 128, 96) == [[78, 126, 630, 631]]
+    assert quantise_objects([{"poly": [0, 0, 127, 0, 127, 95]}], 128, 96) == [[0, 0, 999, 0, 999, 999]]
 
 
 @given(
@@ -242,4 +241,4 @@ def test_object_is_quantised_as_its_kind_is():
 )
 def test_polygon_by_tables_is_the_polygon_by_the_rule(points, width, height):
     """Also outside the image, between pixels, and along a side without a table."""
-    assert polygon_bins(points, width, height) == quantise_polygon(points, width, height)
+    assert quantise_objects([{"poly": points}], width, height) == [quantise_polygon(points, width, height)]

@@ -17,10 +17,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from imagemill.domain.geometry import in_top_left_order, quantise_object
+from imagemill.domain.geometry import in_top_left_order, quantise_objects
 from imagemill.domain.preset_records import (
     DEFAULT_ORDER,
-    LEGACY_KEYS,
     RECORD_TYPES,
     TOKENS,
     ObjectOrder,
@@ -31,7 +30,6 @@ from imagemill.formats.jsonl import encode_line, parse_line, parse_object
 
 Record = dict[str, Any]
 Number = int | float
-_LEGACY = frozenset(LEGACY_KEYS)
 
 _encoder = msgspec.json.Encoder()
 
@@ -45,15 +43,15 @@ def is_plainly_valid(record: Record) -> bool:
         typed = msgspec.convert(record, RECORD_TYPES["pixel"])
     except msgspec.ValidationError:
         return False
-    return is_plain(typed, "pixel") and all(map(_LEGACY.isdisjoint, record["objects"]))
+    return is_plain(typed, "pixel")
 
 
 def to_norm(record: Record) -> list[tuple[Record, str, list[int]]]:
     """Turn a valid record's geometry into 0…999, in place; returns each object with its key and bins."""
-    width, height = record["width"], record["height"]
-    places: list[tuple[Record, str, list[int]]] = []
-    for item in record["objects"]:
-        key, bins = "bbox_2d" if "bbox_2d" in item else "poly", quantise_object(item, width, height)
+    objects: list[Record] = record["objects"]
+    places = []
+    for item, bins in zip(objects, quantise_objects(objects, record["width"], record["height"]), strict=True):
+        key = "bbox_2d" if "bbox_2d" in item else "poly"
         item[key] = bins
         places.append((item, key, bins))
     return places

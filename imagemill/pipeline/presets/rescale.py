@@ -28,7 +28,7 @@ import msgspec
 import xxhash
 
 from imagemill.adapters.convert import recorded_rule
-from imagemill.domain.geometry import in_top_left_order, quantise_object, scale_objects
+from imagemill.domain.geometry import in_top_left_order, quantise_objects, scale_objects
 from imagemill.errors import ImagemillError
 from imagemill.formats.jsonl import LineAppender, encode_line, parse_line, read_raw, replace_lines
 from imagemill.formats.manifest import json_bytes, write_json
@@ -235,7 +235,7 @@ def _rescaled(plan: RescalePlan, record: Mapping[str, Any] | None, raw: Path) ->
         raise _changed(raw)
     (width, height), objects = sizes.target, scale_objects(record["objects"], sizes.declared, sizes.target)
     if plan.parameters.object_order == "top_left":
-        objects = in_top_left_order(objects, [quantise_object(item, width, height) for item in objects])
+        objects = in_top_left_order(objects, quantise_objects(objects, width, height))
     return {**record, "width": width, "height": height, "objects": objects}
 
 
