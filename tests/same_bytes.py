@@ -121,7 +121,8 @@ def contents(root: Path) -> dict[str, bytes]:
 
 def _plain(path: Path) -> bytes:
     data = path.read_bytes()
-    data = SIGNATURES.sub(b"", data) if path.name == ".images.jsonl" else data
+    if path.name == ".images.jsonl":  # several workers append to it
+        data = b"".join(sorted(SIGNATURES.sub(b"", data).splitlines(keepends=True)))
     return VERSIONS.sub(b"", data) if path.suffix == ".json" else data
 
 
