@@ -145,7 +145,8 @@ def test_work_that_only_kills_its_processes_ends_early(tmp_path):
         list(two.map_batches(Deadly, range(1000), batch_size=4, log=tmp_path))
 
     assert len(died.value.keys) == 3
-    assert len(list(tmp_path.iterdir())) < 20
+    # Four batches in hand run three times each, then three keys alone; the pool may start one more process per death.
+    assert len(list(tmp_path.iterdir())) <= 2 * (4 * 3 + 3)
     assert children() == []
 
 
