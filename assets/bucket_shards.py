@@ -28,12 +28,9 @@ class ShardConfig(dg.Config, ShardOptions):
 @ranged_asset(
     deps=[stage2_jsonl, near_duplicates],
     partitions_def=buckets,
-    backfill_policy=dg.BackfillPolicy.single_run(),
     io_manager_key="tar_io",
     group_name="shards",
     kinds={"webdataset"},
-    owners=["team:imagemill"],
-    code_version="1",
     output_required=False,
 )
 def bucket_shards(

@@ -47,8 +47,6 @@ def embedding_asset(spec: EmbeddingSpec, description: str) -> dg.AssetsDefinitio
         io_manager_key="npy_io",
         group_name="stage2",
         kinds={"numpy", "pytorch"},
-        owners=["team:imagemill"],
-        code_version="1",
         description=f"{description} The model is `encoders.{spec.kind}` of imagemill.yaml, such as `{spec.default_model}`; "
         "without it, a preview model with random weights. `model` below is the one that made the latest file.",
         metadata={"folder": f"derived/{spec.folder}", "dtype": spec.dtype},

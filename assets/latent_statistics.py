@@ -15,12 +15,9 @@ from resources.data_root import DataRootResource
 @ranged_asset(
     deps=[dg.AssetDep(vae_latents, partition_mapping=dg.AllPartitionMapping())],
     partitions_def=buckets,
-    backfill_policy=dg.BackfillPolicy.single_run(),
     io_manager_key="report_io",
     group_name="curation",
     kinds={"numpy", "json"},
-    owners=["team:imagemill"],
-    code_version="1",
     metadata={"place": ASSET},
 )
 def latent_statistics(context: dg.AssetExecutionContext, data_root: DataRootResource) -> Leased:

@@ -4,6 +4,7 @@ import dagster as dg
 import msgspec
 
 from assets.embeddings import dinov3_npy
+from assets.partitions import asset
 from imagemill.options import NearDuplicateOptions
 from imagemill.pipeline.curation.near_duplicates import ASSET, lines_path, near_duplicate_reports, plan_near_duplicates
 from imagemill.pipeline.curation.reports import Reports
@@ -15,13 +16,11 @@ class NearDuplicateConfig(dg.Config, NearDuplicateOptions):
     """Limits of the search."""
 
 
-@dg.asset(
+@asset(
     deps=[dg.AssetDep(dinov3_npy, partition_mapping=dg.AllPartitionMapping())],
     io_manager_key="report_io",
     group_name="curation",
     kinds={"numpy", "json"},
-    owners=["team:imagemill"],
-    code_version="1",
     metadata={"place": f"{ASSET}.jsonl"},
 )
 def near_duplicates(

@@ -1,6 +1,7 @@
 """How the work is cut: by image, by bucket, by preset, by mission and rank."""
 
 import warnings
+from functools import partial
 from typing import Any
 
 import dagster as dg
@@ -26,8 +27,15 @@ missions = dg.DynamicPartitionsDefinition(name="missions")
 ranks = dg.DynamicPartitionsDefinition(name="ranks")
 
 
+# Every asset's owner, and its code version while it has not changed: one that changes names its own.
+asset: Any = partial(dg.asset, owners=["team:imagemill"], code_version="1")
+
+
 def ranged_asset(**options: Any) -> Any:
-    """Return `dg.asset(**options)` without the warning that `backfill_policy` is marked beta in the pinned releases."""
+    """Return `asset(**options)` whose partitions share a run, if `backfill_policy` does not limit them.
+
+    Without the warning that `backfill_policy` is marked beta in the pinned releases.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", dg.BetaWarning)
-        return dg.asset(**options)
+        return asset(**{"backfill_policy": dg.BackfillPolicy.single_run(), **options})

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import dagster as dg
 
-from assets.partitions import coord_presets, datasets, presets
+from assets.partitions import asset, coord_presets, datasets, presets
 from imagemill.adapters.convert import Converted, convert
 from imagemill.domain.preset_names import parse_preset
 from imagemill.options import CoordOptions, RawOptions, RescaleOptions
@@ -45,9 +45,7 @@ def public_data(data_root: DataRootResource) -> PublicData:
     return PublicData(data_root.root().public_data)
 
 
-@dg.asset(
-    partitions_def=datasets, group_name="public_data", kinds={"json"}, owners=["team:imagemill"], code_version="1"
-)
+@asset(partitions_def=datasets, group_name="public_data", kinds={"json"})
 def raw_dataset(
     context: dg.AssetExecutionContext, config: RawConfig, data_root: DataRootResource
 ) -> dg.MaterializeResult:
@@ -87,13 +85,11 @@ def _record_dropped(ledger: Ledger, place: str, made: Converted) -> None:
     ledger.replace_problems(RAW, problems, lambda problem: problem.item.startswith(place))
 
 
-@dg.asset(
+@asset(
     deps=[dg.AssetDep(raw_dataset, partition_mapping=dg.AllPartitionMapping())],
     partitions_def=presets,
     group_name="public_data",
     kinds={"file"},
-    owners=["team:imagemill"],
-    code_version="1",
 )
 def rescale_preset(
     context: dg.AssetExecutionContext, config: RescaleConfig, data_root: DataRootResource, processes: LocalProcesses
@@ -149,14 +145,12 @@ def _told(plan: RescalePlan, report: RescaleReport) -> Mapping[str, dg.MetadataV
     return {**counts, "path": path, **pages}
 
 
-@dg.asset(
+@asset(
     deps=[dg.AssetDep(rescale_preset, partition_mapping=dg.AllPartitionMapping())],
     partitions_def=coord_presets,
     io_manager_key="hardlink_io",
     group_name="public_data",
     kinds={"json"},
-    owners=["team:imagemill"],
-    code_version="1",
 )
 def derived_preset(context: dg.AssetExecutionContext, config: CoordConfig, data_root: DataRootResource) -> Leased:
     """Norm and coord records of a preset; for `<preset>_max{N}` a preset of its own that shares every image by hardlink."""

@@ -4,6 +4,7 @@ import dagster as dg
 
 from assets.command_options import RecordOptions, read_options
 from assets.embeddings import embedding_assets
+from assets.partitions import asset
 from imagemill.domain.embedding_specs import embedding_specs
 from imagemill.pipeline.leases import Leased
 from imagemill.pipeline.stage2.image_metadata import complete_facts, complete_masks, note_missing_captions
@@ -12,14 +13,12 @@ from resources.data_root import DataRootResource
 from resources.encoders import Encoders
 
 
-@dg.asset(
-    deps=[dg.AssetDep(asset, partition_mapping=dg.AllPartitionMapping()) for asset in embedding_assets],
+@asset(
+    deps=[dg.AssetDep(kind, partition_mapping=dg.AllPartitionMapping()) for kind in embedding_assets],
     config_schema={},  # refuses the rollback of an earlier version's run that is executed again, instead of merging
     io_manager_key="jsonl_io",
     group_name="stage2",
     kinds={"json"},
-    owners=["team:imagemill"],
-    code_version="1",
 )
 def stage2_jsonl(context: dg.AssetExecutionContext, data_root: DataRootResource, encoders: Encoders) -> Leased:
     """`derived/approved_image_dataset.jsonl`: id, path, caption, T5 mask, size, bucket; no embeddings inside.

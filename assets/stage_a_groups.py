@@ -21,7 +21,7 @@ from typing import Any
 import dagster as dg
 
 from assets.command_options import RankOptions, read_options
-from assets.partitions import missions, ranged_asset, ranks
+from assets.partitions import asset, missions, ranged_asset, ranks
 from imagemill.domain.layout import DataRoot
 from imagemill.domain.ranks import processes_here
 from imagemill.errors import ImagemillError, WrongUsage, disk_full_told
@@ -91,11 +91,8 @@ def split_rank_keys(keys: Sequence[str]) -> tuple[str, list[int], int]:
 
 @ranged_asset(
     partitions_def=ranks,
-    backfill_policy=dg.BackfillPolicy.single_run(),
     group_name="stage_a",
     kinds={"json"},
-    owners=["team:imagemill"],
-    code_version="1",
 )
 def stage_a_ranks(
     context: dg.AssetExecutionContext,
@@ -202,13 +199,11 @@ def _sum(shares: Sequence[RankResult]) -> dict[str, int]:
     }
 
 
-@dg.asset(
+@asset(
     deps=[dg.AssetDep(stage_a_ranks, partition_mapping=dg.AllPartitionMapping())],
     partitions_def=missions,
     group_name="stage_a",
     kinds={"json"},
-    owners=["team:imagemill"],
-    code_version="1",
 )
 def stage_a_groups(
     context: dg.AssetExecutionContext,

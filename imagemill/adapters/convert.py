@@ -30,7 +30,7 @@ from imagemill.adapters.source import Dropped, Geometry, Source
 from imagemill.errors import ImagemillError, MissingInput, WrongUsage
 from imagemill.formats.diff_writer import Draft
 from imagemill.formats.jsonl import encode_line, replace_lines
-from imagemill.formats.manifest import json_bytes, read_json
+from imagemill.formats.manifest import json_bytes, read_document
 from imagemill.fs.atomic import sweep_temporaries, sync_folder, temporary_path, write_if_changed
 from imagemill.store.public_data import MANIFEST_FORMAT, SPLITS, Dataset
 
@@ -248,10 +248,8 @@ def _write_listing(dataset: Dataset, split: str, dropped: Sequence[Dropped]) -> 
 
 def _recorded_splits(dataset: Dataset) -> dict[str, SplitSource]:
     """Return the splits of raw's manifest; none if it is missing or damaged: the next conversion writes it again."""
-    try:
-        return msgspec.convert(read_json(dataset.raw / RAW_MANIFEST), RawManifest).splits
-    except (ImagemillError, msgspec.ValidationError):
-        return {}
+    manifest = read_document(dataset.raw / RAW_MANIFEST, RawManifest)
+    return manifest.splits if manifest else {}
 
 
 def _check_link(dataset: Dataset, images: Path) -> None:

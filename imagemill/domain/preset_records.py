@@ -132,7 +132,6 @@ _LEGACY_REMEDIES = {
     "line": "remove the line: an object has a box or a polygon",
     "line_points": "remove line_points: an object has a box or a polygon",
 }
-_TOKEN = re.compile(r"<\|coord_(0|[1-9][0-9]{0,2})\|>")
 _Problems = Iterator[Violation]
 
 
@@ -332,8 +331,7 @@ def _norm(value: object) -> int | None:
 
 
 def _coord(value: object) -> int | None:
-    match = _TOKEN.fullmatch(value) if isinstance(value, str) else None
-    return int(match[1]) if match else None
+    return _BINS.get(value) if isinstance(value, str) else None
 
 
 # A value of each space as a number, None where it is of another or none.

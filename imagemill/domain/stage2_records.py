@@ -19,7 +19,6 @@ from imagemill.domain.embedding_specs import (
     DINOV3,
     T5_TOKENS,
     VAE_DOWNSAMPLING,
-    EmbeddingSpec,
     embedding_specs,
     latent_shape,
 )
@@ -95,39 +94,23 @@ def _kept_path(old: object, path: str) -> str:
 # ---- validity
 
 
-class RecordRules(msgspec.Struct, frozen=True):
-    """Parameters of the rules for the records of one data root.
-
-    Attributes:
-        tokens: length of the attention mask. kinds: whose inline fields no record has. latent_shape: (height, width) in pixels →
-            shape of the latent, which must not be empty.
-    """
-
-    tokens: int = T5_TOKENS
-    kinds: tuple[EmbeddingSpec, ...] = embedding_specs()
-    latent_shape: Callable[[int, int], tuple[int, ...]] = latent_shape
-
-
-RULES = RecordRules()
-
-
 class FieldRule(NamedTuple):
     """Name of a rule, what is wrong with a value (None: nothing), what to do, and the value of a record without the field."""
 
     rule: str
-    problem: Callable[[object, RecordRules], str | None]
+    problem: Callable[[Any], str | None]
     remedy: str
     default: object = None
 
 
-def _text_problem(value: object, rules: RecordRules) -> str | None:
+def _text_problem(value: object) -> str | None:
     return None if isinstance(value, str) and value.strip() else "missing or blank"
 
 
-def mask_problem(mask: object, rules: RecordRules = RULES) -> str | None:
-    """Return why this is no T5 attention mask: `rules.tokens` ints, each 0 or 1, at least one 1."""
-    if not isinstance(mask, list) or len(mask) != rules.tokens:
-        return f"not a list of {rules.tokens}"
+def mask_problem(mask: object) -> str | None:
+    """Return why this is no T5 attention mask: 77 ints, each 0 or 1, at least one 1."""
+    if not isinstance(mask, list) or len(mask) != T5_TOKENS:
+        return f"not a list of {T5_TOKENS}"
     # `True` and `1.0` equal 1 in Python and are not ints here.
     if {*map(type, mask)} != {int} or not {*mask} <= {0, 1}:
         return "holds something other than the ints 0 and 1"
@@ -139,25 +122,23 @@ def is_side(value: object) -> bool:
     return type(value) is int and 0 < value <= MAX_SIDE
 
 
-def _size_problem(value: Any, rules: RecordRules) -> str | None:
+def _size_problem(value: Any) -> str | None:
     if not is_side(value):
         return f"not an int from 1 to {MAX_SIDE}"
-    return None if all(rules.latent_shape(value, value)) else f"{value} pixels are too few for a latent"
+    return None if all(latent_shape(value, value)) else f"{value} pixels are too few for a latent"
 
 
-def _bucket_problem(value: object, rules: RecordRules) -> str | None:
+def _bucket_problem(value: object) -> str | None:
     return None if isinstance(value, str) and value in BUCKETS else f"{value!r} is not one of the seven"
 
 
-def _version_problem(value: object, rules: RecordRules) -> str | None:
+def _version_problem(value: object) -> str | None:
     return None if type(value) is int and value == FORMAT_VERSION else f"{value!r}, expected {FORMAT_VERSION}"
 
 
 _SIZE = FieldRule("size", _size_problem, "run imagemill stage2")
 FIELD_RULES: Mapping[str, FieldRule] = {
-    "image_id": FieldRule(
-        "id", lambda value, rules: id_problem(value), "use the name of the image file without its extension as id"
-    ),
+    "image_id": FieldRule("id", id_problem, "use the name of the image file without its extension as id"),
     "image_path": FieldRule("path", _text_problem, "give the image's path"),
     "caption": FieldRule("caption", _text_problem, "write a caption beside the image, then run `imagemill run`"),
     "t5_attention_mask": FieldRule("mask", mask_problem, "run imagemill stage2 --pass t5"),
@@ -169,15 +150,15 @@ FIELD_RULES: Mapping[str, FieldRule] = {
 }
 
 
-def violations(record: Mapping[str, Any], rules: RecordRules = RULES) -> list[Violation]:
+def violations(record: Mapping[str, Any]) -> list[Violation]:
     """Return everything wrong with a record, in order of its fields: the record's half of readiness."""
     found = [
         Violation(field, rule.rule, problem, rule.remedy)
         for field, rule in FIELD_RULES.items()
-        if (problem := rule.problem(record.get(field, rule.default), rules))
+        if (problem := rule.problem(record.get(field, rule.default)))
     ]
     remedy = "run imagemill stage2: it moves the vector to an npy file"
-    inline = [kind.inline_field for kind in rules.kinds if kind.inline_field in record]
+    inline = [spec.inline_field for spec in embedding_specs() if spec.inline_field in record]
     return found + [Violation(field, "inline", "an inline embedding", remedy) for field in inline if field]
 
 
@@ -197,7 +178,7 @@ def is_plain(record: Stage2Record, masks: Mapping[bytes, Any]) -> bool:
     )
 
 
-def usual_masks(rules: RecordRules = RULES) -> dict[bytes, tuple[int, ...]]:
+def usual_masks() -> dict[bytes, tuple[int, ...]]:
     """Return the masks that tokenizers make, so many tokens and the rest padding, by their spelling in a line."""
-    masks = [(1,) * tokens + (0,) * (rules.tokens - tokens) for tokens in range(1, rules.tokens + 1)]
+    masks = [(1,) * tokens + (0,) * (T5_TOKENS - tokens) for tokens in range(1, T5_TOKENS + 1)]
     return {msgspec.json.encode(mask): mask for mask in masks}

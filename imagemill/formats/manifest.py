@@ -6,13 +6,15 @@ Belongs elsewhere: what a manifest says (pipeline/shards/shard_writer.py), files
 
 import hashlib
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from imagemill.errors import ImagemillError, MissingInput
 from imagemill.fs.atomic import write_bytes_atomic
 from imagemill.text.strict_json import NOT_JSON, decode_json
+
+T = TypeVar("T")
 
 
 def json_bytes(obj: Any) -> bytes:
@@ -42,6 +44,14 @@ def read_json(path: Path) -> Any:
             why=str(error),
             do="restore the file, or remove it and run imagemill again",
         ) from error
+
+
+def read_document(path: Path, kind: type[T]) -> T | None:
+    """Return the document as a value of this type; None if it is missing or anything else."""
+    try:
+        return msgspec.convert(read_json(path), kind)
+    except (ImagemillError, msgspec.ValidationError):
+        return None
 
 
 def sha256_file(path: Path) -> str:

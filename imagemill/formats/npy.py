@@ -70,12 +70,6 @@ def _plain_header(shape: tuple[int, ...], dtype: np.dtype | str) -> bytes:
     return stream.getvalue()
 
 
-def is_preview_file(path: Path) -> bool:
-    """Whether a file's header has the comment of a preview model."""
-    with open(path, "rb") as file:
-        return PREVIEW_COMMENT.encode() in file.read(256).partition(b"\n")[0]
-
-
 def stage_npy(folder: Path, array: np.ndarray, *, preview: bool = False) -> Path:
     """Write an array to a temporary name in this folder, which the disk begins to take.
 
@@ -169,11 +163,8 @@ def parse_npy(data: bytes | bytearray, path: Path = Path("npy bytes")) -> np.nda
         raise InvalidNpy("unreadable", path, str(error)) from error
 
 
-def check_npy(path: Path, shape: Sequence[int], dtype: np.dtype | str, *, values: bool = True) -> str:
+def check_npy(path: Path, shape: Sequence[int], dtype: np.dtype | str) -> str:
     """Read a file whole and hold it against its contract; any header that NumPy reads will do.
-
-    Args:
-        values: also look for NaN and infinity.
 
     Returns:
         fingerprint of the file's bytes.
@@ -184,7 +175,7 @@ def check_npy(path: Path, shape: Sequence[int], dtype: np.dtype | str, *, values
     """
     data = _read(path)
     header = _check_header(data, len(data), tuple(shape), dtype, path)
-    if values and not _all_finite(np.frombuffer(data, header.dtype, offset=header.offset)):
+    if not _all_finite(np.frombuffer(data, header.dtype, offset=header.offset)):
         raise InvalidNpy("non_finite", path, "NaN or infinity among the values")
     return fingerprint(memoryview(data))
 
@@ -303,8 +294,9 @@ class NpyStore:
         return check_npy(self.path(image_id), self.spec.shape(height, width), self.spec.dtype)
 
     def is_preview(self, image_id: str) -> bool:
-        """`is_preview_file` of this image's file."""
-        return is_preview_file(self.path(image_id))
+        """Whether the header of this image's file has the comment of a preview model."""
+        with open(self.path(image_id), "rb") as file:
+            return PREVIEW_COMMENT.encode() in file.read(256).partition(b"\n")[0]
 
     def stage(self, array: np.ndarray, *, preview: bool = False) -> Path:
         """`stage_npy` in this folder."""

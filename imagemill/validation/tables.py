@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from imagemill.domain.embedding_specs import embedding_specs
-from imagemill.domain.stage2_records import FIELD_RULES, FORMAT_VERSION, RULES, FieldRule, Record, is_stage1
+from imagemill.domain.stage2_records import FIELD_RULES, FORMAT_VERSION, FieldRule, Record, is_stage1
 from imagemill.formats.jsonl import read_jsonl
 from imagemill.pipeline.shards.shard_sets import INDEX
 from imagemill.store.ledger import Ledger
@@ -32,7 +32,7 @@ def stage2_schema():
 
 
 def _keeps(rule: FieldRule, column: Any) -> Any:
-    return column.map(lambda value: rule.problem(value, RULES) is None)
+    return column.map(lambda value: rule.problem(value) is None)
 
 
 def ledger_schemas():

@@ -18,14 +18,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import numpy as np
 
 from imagemill.domain.buckets import BUCKETS, assign_bucket
 from imagemill.domain.embedding_specs import VAE, VAE_CHANNELS
-from imagemill.errors import ImagemillError, InvalidNpy
-from imagemill.formats.manifest import json_bytes, read_json
+from imagemill.errors import InvalidNpy
+from imagemill.formats.manifest import json_bytes, read_document
 from imagemill.fs.fingerprints import fingerprint
 from imagemill.pipeline.curation.reports import CurationReport
 from imagemill.pipeline.stage2.valid_files import CurrentFile, CurrentFiles, current_files, measured
@@ -34,7 +35,7 @@ from imagemill.store.ledger import Ledger
 from imagemill.store.provenance import ModelIdentity
 
 ASSET = "latent_statistics"
-FORMAT = "imagemill-latent-statistics/1"
+FORMAT: Literal["imagemill-latent-statistics/1"] = "imagemill-latent-statistics/1"
 ALL = "all"
 
 _PER_CHANNEL = ("mean", "m2", "std", "min", "max")
@@ -113,7 +114,7 @@ class LatentMoments(msgspec.Struct, frozen=True, kw_only=True):
     `model`: key of the VAE; `fingerprint`: of all that the numbers were made from; `left_out`: reason → images.
     """
 
-    format: str = FORMAT
+    format: Literal["imagemill-latent-statistics/1"] = FORMAT
     buckets: list[str]
     model: str | None
     fingerprint: str
@@ -140,13 +141,9 @@ def statistics_path(derived: Path, name: str) -> Path:
 
 def read_statistics(path: Path) -> LatentMoments | None:
     """A document if it is there, ours and whole, else None."""
-    try:
-        statistics = msgspec.convert(read_json(path), LatentMoments)
-    except (ImagemillError, msgspec.ValidationError):
-        return None
-    lengths = {len(getattr(statistics, name)) for name in _PER_CHANNEL}
-    whole = lengths == {VAE_CHANNELS if statistics.values_per_channel else 0}
-    return statistics if whole and statistics.format == FORMAT else None
+    statistics = read_document(path, LatentMoments)
+    lengths = {len(getattr(statistics, name)) for name in _PER_CHANNEL} if statistics else {}
+    return statistics if statistics and lengths == {VAE_CHANNELS if statistics.values_per_channel else 0} else None
 
 
 def _document(

@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -27,7 +28,7 @@ from imagemill.config import NearDuplicateSettings
 from imagemill.domain.embedding_specs import DINOV3, DINOV3_WIDTH
 from imagemill.errors import ImagemillError, InvalidNpy, MissingInput
 from imagemill.formats.jsonl import encode_line
-from imagemill.formats.manifest import json_bytes, read_json
+from imagemill.formats.manifest import json_bytes, read_document
 from imagemill.fs.fingerprints import fingerprint
 from imagemill.pipeline.contact_sheet import Row, Tile, as_page, as_png, draw_sheet
 from imagemill.pipeline.curation.reports import CurationReport
@@ -45,7 +46,7 @@ from imagemill.progress import Progress
 from imagemill.store.ledger import Ledger
 
 ASSET = "near_duplicates"
-FORMAT = "imagemill-near-duplicates/1"
+FORMAT: Literal["imagemill-near-duplicates/1"] = "imagemill-near-duplicates/1"
 
 # Groups on the sheet.
 SHEET_GROUPS = 20
@@ -78,7 +79,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     `fingerprint`: of every vector and of the settings; `lines`: of the JSONL's bytes; `left_out`: reason → images.
     """
 
-    format: str = FORMAT
+    format: Literal["imagemill-near-duplicates/1"] = FORMAT
     fingerprint: str
     threshold: float
     images: int
@@ -283,19 +284,14 @@ def _opened(path: Path) -> Image.Image | None:
 
 def read_summary(derived: Path) -> Summary | None:
     """The summary if it is there, ours and whole, else None."""
-    try:
-        summary = msgspec.convert(read_json(summary_path(derived)), Summary)
-    except (ImagemillError, msgspec.ValidationError):
-        return None
-    return summary if summary.format == FORMAT else None
+    return read_document(summary_path(derived), Summary)
 
 
-def read_groups(derived: Path, summary: Summary) -> list[Group] | None:
+def read_groups(derived: Path, summary: Summary | None) -> list[Group] | None:
     """The lines that this summary was written with; None where others, or none, are there."""
-    try:
-        data = lines_path(derived).read_bytes()
-    except FileNotFoundError:
+    if summary is None or not lines_path(derived).exists():
         return None
+    data = lines_path(derived).read_bytes()
     return msgspec.json.Decoder(Group).decode_lines(data) if fingerprint(data) == summary.lines else None
 
 
@@ -308,7 +304,7 @@ def excluded_images(derived: Path, ledger: Ledger, settings: NearDuplicateSettin
     if not settings.exclude:
         return {}
     summary = read_summary(derived)
-    groups = read_groups(derived, summary) if summary else None
+    groups = read_groups(derived, summary)
     why = "imagemill.yaml says near_duplicates.exclude: true"
     do = "run `imagemill run`, or materialize near_duplicates in the UI; or set near_duplicates.exclude: false"
     if summary is None or groups is None:
@@ -323,8 +319,7 @@ def reported_images(derived: Path, settings: NearDuplicateSettings) -> Mapping[s
     """Return what shards leave out by the report, even if it is outdated; None if a report is required and missing."""
     if not settings.exclude:
         return {}
-    summary = read_summary(derived)
-    groups = read_groups(derived, summary) if summary else None
+    groups = read_groups(derived, read_summary(derived))
     return None if groups is None else _excluded(groups, settings)
 
 
