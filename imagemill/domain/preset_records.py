@@ -63,8 +63,13 @@ class PresetRecord(msgspec.Struct, Generic[Value], gc=False):
     metadata: dict[str, Any] | UnsetType = UNSET
 
 
+# `msgspec.convert` finds a class faster than a parametrised alias.
+class PixelRecord(PresetRecord[_PixelValue], gc=False):
+    """A record with values in pixels."""
+
+
 RECORD_TYPES: Mapping[Space, Any] = {
-    "pixel": PresetRecord[_PixelValue],
+    "pixel": PixelRecord,
     "norm": PresetRecord[Annotated[int, msgspec.Meta(ge=0, le=LAST_BIN)]],
     "coord": PresetRecord[Literal[TOKENS]],  # type: ignore[valid-type]
 }

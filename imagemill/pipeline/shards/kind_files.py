@@ -7,6 +7,8 @@ Source: CONTRACTS section 0, "Completion is validity", section 2, "Readiness".
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+import msgspec
+
 from imagemill.errors import InvalidNpy
 from imagemill.formats.npy import NpyStore, check_npy_header
 from imagemill.fs.fingerprints import FileSignature
@@ -17,7 +19,7 @@ from imagemill.store.ledger import FileRow, Ledger, SourceRow
 READ_ERROR = "read_error"
 
 
-class PackingRecord(NamedTuple):
+class PackingRecord(msgspec.Struct, frozen=True, gc=False):
     """A valid record. `member`: the sample's JSON in the tar; `caption`: fingerprint of its text; sizes in pixels."""
 
     image_id: str
@@ -46,13 +48,14 @@ class KindFiles:
     ) -> None:
         self.spec, self.store, self.ledger = store.spec, store, ledger
         self.adopted: list[FileRow] = []
+        self._of_caption = store.spec.source == "caption"
         self._listing = listing
         self._unchanged = {row.image_id: row for row in rows if listing.get(row.image_id) == row.stat}
 
     def find(self, record: PackingRecord, source: SourceRow | None) -> FileRow | Refusal:
         """Return the row of this record's file, or the reason why it is not packed. `source`: its image, if known."""
-        image_id, of_caption = record.image_id, self.spec.source == "caption"
-        wanted = record.caption if of_caption else source.fingerprint if source else None
+        image_id = record.image_id
+        wanted = record.caption if self._of_caption else source.fingerprint if source else None
         try:
             row = self._unchanged.get(image_id)
             if row is None:
@@ -61,7 +64,7 @@ class KindFiles:
                     return Refusal("missing_file", f"no {self.spec.folder}/{image_id}.npy")
                 row = self._adopt(record, present, wanted)
                 self.adopted.append(row)
-            elif source is None or (source.height, source.width) != (record.height, record.width):
+            elif source is None or source.height != record.height or source.width != record.width:
                 # The ledger knows the file to be valid, but not for this record's size.
                 shape = self.spec.shape(record.height, record.width)
                 if source is None or self.spec.shape(source.height, source.width) != shape:
@@ -71,7 +74,7 @@ class KindFiles:
         except OSError as error:
             return Refusal(READ_ERROR, str(error))
         if row.source is not None and row.source != wanted:
-            earlier = "caption" if of_caption else "image"
+            earlier = "caption" if self._of_caption else "image"
             return Refusal("stale", f"{self.spec.folder}/{image_id}.npy was made from an earlier {earlier}")
         return row
 

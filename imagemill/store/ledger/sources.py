@@ -9,7 +9,7 @@ from imagemill.store.ledger.database import Database
 from imagemill.store.ledger.table import Table
 
 
-class SourceRow(msgspec.Struct, frozen=True):
+class SourceRow(msgspec.Struct, frozen=True, gc=False):
     """An approved image as last read. `height` and `width` in pixels, after EXIF orientation."""
 
     image_id: str
