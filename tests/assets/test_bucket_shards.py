@@ -16,8 +16,8 @@ from imagemill.formats.tar import read_shard
 from imagemill.pipeline.shards.shard_sets import ShardParameters, read_manifest
 from imagemill.store.ledger import Ledger
 from tests.helpers.product import snapshot
-from tests.helpers.seeds import product
 from tests.helpers.shard_runs import written
+from tests.helpers.spec_runs import product
 from tests.helpers.stage2 import embed, photos, picture, stage2, write_records
 from tests.helpers.wiring import QUIET, claims, failure_of, history, materialize, materialized
 

@@ -1,6 +1,6 @@
 """What stands beside the buckets: the dataset card and energon's blend. Both come from manifests alone.
 
-That `datasets` and energon take them: tests/seeds/test_readback.py.
+That `datasets` and energon take them: tests/spec/test_shards_readback.py.
 """
 
 from pathlib import Path

@@ -25,7 +25,6 @@ from imagemill.pipeline.shards.shard_plan import PackPlan
 from imagemill.pipeline.stage2.inventory import Inventory
 from imagemill.store.ledger import Ledger
 from tests.helpers.product import snapshot
-from tests.helpers.seeds import product
 from tests.helpers.shard_runs import (
     SQUARE,
     TALL,
@@ -38,6 +37,7 @@ from tests.helpers.shard_runs import (
     tars,
     written,
 )
+from tests.helpers.spec_runs import product
 from tests.helpers.stage2 import foreign, record_of, write_text
 
 SIZES = {SQUARE: (24, 24), TALL: (24, 36)}

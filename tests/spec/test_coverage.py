@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.seeds.table import (
+from tests.spec.table import (
     SCENARIOS,
     SEED_000,
     SEED_001,

@@ -1,6 +1,6 @@
 """Every scenario of seed 000, the Stage 2 format: one test each, named after it.
 
-The runs are fixtures (tests/seeds/conftest.py). Where CONTRACTS departs from the seed's letter, the test asks for what CONTRACTS
+The runs are fixtures (tests/spec/conftest.py). Where CONTRACTS departs from the seed's letter, the test asks for what CONTRACTS
 says and the docstring says so. Depth is elsewhere: tests/formats, tests/pipeline, tests/cli.
 """
 
@@ -23,7 +23,7 @@ from imagemill.pipeline.stage2.plan import Job
 from imagemill.store.ledger import SourceRow
 from imagemill.store.second_copy import NAME
 from tests.helpers.product import snapshot
-from tests.helpers.seeds import (
+from tests.helpers.spec_runs import (
     FIELDS,
     INTERRUPTED_IMAGES,
     MEGAPIXEL,

@@ -18,8 +18,8 @@ from imagemill.fs.fingerprints import fingerprint_file
 from imagemill.pipeline.shards.shard_sets import read_manifest
 from imagemill.store.ledger import Ledger
 from tests.helpers.product import imagemill, snapshot
-from tests.helpers.seeds import product
 from tests.helpers.shard_runs import SQUARE, TALL, ids_packed, packed_here, tars, written
+from tests.helpers.spec_runs import product
 from tests.helpers.stage2 import foreign, record_of
 
 MASK = [1] * 5 + [0] * 72

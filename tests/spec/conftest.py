@@ -8,7 +8,7 @@ import pytest
 from imagemill.domain.embedding_specs import DINOV3, T5, VAE
 from imagemill.domain.layout import DataRoot
 from tests.helpers.product import imagemill, photos, snapshot, start
-from tests.helpers.seeds import (
+from tests.helpers.spec_runs import (
     INTERRUPTED_IMAGES,
     NEW,
     Interrupted,

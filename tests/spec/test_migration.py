@@ -1,6 +1,6 @@
 """Every decision, mitigation, phase and goal of seed 002, the migration from Stage 1: one test each, named after it.
 
-The runs are fixtures (tests/seeds/conftest.py, and below). Where CONTRACTS departs from the seed's letter, the test asks for what
+The runs are fixtures (tests/spec/conftest.py, and below). Where CONTRACTS departs from the seed's letter, the test asks for what
 CONTRACTS says and the docstring says so. Depth is elsewhere: tests/cli/test_migration.py, tests/pipeline, tests/encoders.
 """
 
@@ -23,7 +23,7 @@ from imagemill.pipeline.curation.latent_statistics import read_statistics, stati
 from imagemill.pipeline.stage2.passes import Passes
 from imagemill.store.second_copy import NAME
 from tests.helpers.product import photos, snapshot
-from tests.helpers.seeds import (
+from tests.helpers.spec_runs import (
     FIELDS,
     LATER,
     PANORAMA,

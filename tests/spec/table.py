@@ -1,13 +1,13 @@
-"""Which test answers for which title of seeds 000 to 004. `python tests/seeds/table.py` prints it as Markdown.
+"""Which test answers for which title of seeds 000 to 004. `python tests/spec/table.py` prints it as Markdown.
 
-The titles are the seeds' own; tests/seeds/test_coverage.py sees to it that every test exists and names its title.
+The titles are the seeds' own; tests/spec/test_coverage.py sees to it that every test exists and names its title.
 """
 
-SEED_000 = "test_seed_000_stage2_format.py"
-SEED_001 = "test_seed_001_shards.py"
-SEED_002 = "test_seed_002_migration.py"
-SEED_003 = "test_seed_003_stage_a.py"
-SEED_004 = "test_seed_004_presets.py"
+SEED_000 = "test_stage2.py"
+SEED_001 = "test_shards.py"
+SEED_002 = "test_migration.py"
+SEED_003 = "test_stage_a.py"
+SEED_004 = "test_presets.py"
 
 # Of seeds 000, 001 and 003 the name follows from the title: see `name_of`.
 SCENARIOS = (
@@ -281,7 +281,7 @@ TESTS = {
 def markdown() -> str:
     lines = []
     for file, tests in TESTS.items():
-        lines += [f"tests/seeds/{file}", "", "| title | test |", "| --- | --- |"]
+        lines += [f"tests/spec/{file}", "", "| title | test |", "| --- | --- |"]
         lines += [f"| {title} | `{name}` |" for title, name in tests.items()]
         lines.append("")
     return "\n".join(lines)
