@@ -1,4 +1,4 @@
 """Records and their files into WebDataset shards, and what lies beside them.
 
-Source: seed 001; CONTRACTS section 2.
+Spec: docs/spec/shards.md#updating-a-set
 """

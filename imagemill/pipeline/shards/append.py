@@ -7,7 +7,7 @@
 The samples that count afterwards are those of the plan: what `--overwrite` would pack, without touching a tar.
 
 Belongs here: the decision, as values. Belongs elsewhere: writing it (shard_writer.py), what may be packed (readiness.py).
-Source: CONTRACTS section 2, last point; section 0, "A vanished source makes nothing stale".
+Spec: docs/spec/conventions.md#missing-sources, docs/spec/shards.md#appending
 """
 
 from collections.abc import Iterable, Mapping, Set

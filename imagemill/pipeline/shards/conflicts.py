@@ -2,7 +2,7 @@
 
 Belongs here: looking before a byte is written, for real runs and dry ones.
 Belongs elsewhere: the plan (shard_plan.py), writing it (shard_writer.py).
-Source: seed 001, "Refuse existing shards"; CONTRACTS section 2.
+Spec: docs/spec/shards.md#existing-shards
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,7 @@
 """The npy files of one kind as packing needs them: the ledger row of each record's file, or the reason why it is not packed.
 
 Which records are packed is decided in readiness.py, whether a file is valid in formats/npy.py.
-Source: CONTRACTS section 0, "Completion is validity", section 2, "Readiness".
+Spec: docs/spec/conventions.md#completion, docs/spec/shards.md#readiness
 """
 
 from collections.abc import Iterable, Mapping

@@ -2,7 +2,7 @@
 
 Belongs here: from a request to a plan, whoever asks (run configuration or command line).
 Belongs elsewhere: what may be packed (readiness.py), order and cut (shard_plan.py), claims and rows of the ledger (assets/).
-Source: seed 001, "Support dry-run mode"; CONTRACTS section 2.
+Spec: docs/spec/shards.md#dry-run
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,9 +1,9 @@
 """Which records are ready to be packed: a valid record and a valid, current file of every kind.
 
 Names and sizes come from one listing per folder; a file is opened only where the ledger does not vouch for it. Any Stage 2
-layout of the seed's form is understood, also one that another program wrote.
+layout of the specified form is understood, also one that another program wrote.
 
-Source: seed 001 "Load Stage 2 metadata and validate readiness"; CONTRACTS section 2, "Readiness".
+Spec: docs/spec/shards.md#readiness
 """
 
 import logging
@@ -152,7 +152,7 @@ def _left_out(
 
 
 def progress_lines(every: int) -> Callable[[Readiness], None]:
-    """A plain line every so many ready records. Source: seed 001, "Progress during scan"."""
+    """A plain line every so many ready records. Spec: docs/spec/shards.md#progress"""
 
     def say(found: Readiness) -> None:
         if len(found.ready) % every == 0:
@@ -206,7 +206,7 @@ def _verdict(jsonl: Path, number: int, raw: bytes, found: Readiness) -> tuple[st
     place, line = f"{jsonl.name}:{number}", parse_line(number, raw)
     if line.value is None:
         _skip(found, place, "malformed", line.problem or "", "repair or remove the line")
-        if found.skipped_incomplete <= _WARNINGS:  # seed 001, "Malformed JSONL line is skipped gracefully"
+        if found.skipped_incomplete <= _WARNINGS:
             _log.warning("%s is skipped: %s", place, line.problem)
         return place, None
     image_id = line.value.get("image_id")

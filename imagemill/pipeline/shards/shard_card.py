@@ -10,7 +10,8 @@ stay as they are; the card is then `DATASET_CARD.md`. Ours carry a line that say
 
 Belongs here: which sets the files describe, which file is ours, the values in the card.
 Belongs elsewhere: the card's text (dataset_card.md.jinja), counting (shard_statistics.py), energon (formats/energon.py).
-Source: CONTRACTS section 2; Hugging Face hub, "Dataset cards" and "Manual configuration".
+Reference: Hugging Face hub, "Dataset cards" and "Manual configuration".
+Spec: docs/spec/shards.md#updating-a-set
 """
 
 from collections import Counter

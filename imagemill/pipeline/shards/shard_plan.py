@@ -3,7 +3,7 @@
 Belongs here: which samples go into which tar of which bucket.
 Belongs elsewhere: writing a plan (shard_writer.py), what is there already and in its way (conflicts.py), what a set is on disk
 (shard_sets.py), what appending changes (append.py), what may be packed (readiness.py).
-Source: seed 001; CONTRACTS section 2.
+Spec: docs/spec/shards.md#updating-a-set
 """
 
 import random
@@ -80,7 +80,7 @@ class PackPlan:
 
 
 def check_buckets(buckets: Iterable[str]) -> list[str]:
-    """The chosen buckets in the seed's order; another name is refused before anything touches a path."""
+    """The chosen buckets in the order of BUCKETS; another name is refused before anything touches a path."""
     chosen = set(buckets)
     if unknown := sorted(chosen - set(BUCKETS)):
         hint = name_hint(unknown[0], BUCKETS)
@@ -98,7 +98,7 @@ def plan_shards(
     asked: Mapping[str, Any] | None = None,
     withdrawn: Set[str] = frozenset(),
 ) -> PackPlan:
-    """Choose buckets, shuffle, limit, group, cut: in this order (seed 001, "Limit applies after shuffle").
+    """Choose buckets, shuffle, limit, group, cut: in this order.
 
     Args:
         asked: where given, a bucket that has a set of ours keeps the parameters of its manifest but for these: bringing a

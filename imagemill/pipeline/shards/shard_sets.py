@@ -11,7 +11,7 @@ A sample is *live* where the index has it and no tombstone does. Of one id at mo
 
 Belongs here: reading a set's documents; what makes two sets equal.
 Belongs elsewhere: planning and writing sets (shards.py, shard_writer.py), tars (formats/tar.py), reading samples (reading/).
-Source: CONTRACTS section 2, last point.
+Spec: docs/spec/shards.md#appending
 """
 
 import hashlib

@@ -2,7 +2,7 @@
 
 Belongs here: the numbers of one sample, and their counts over a set, as they stand in its manifest.
 Belongs elsewhere: the tables that people read (shard_card.py), statistics of the latents' values (latent_statistics.py).
-Source: issue "a dataset card (README with counts, licences if given, histograms) beside the shards"; CONTRACTS section 2.
+Spec: docs/spec/shards.md#updating-a-set
 """
 
 from bisect import bisect_right

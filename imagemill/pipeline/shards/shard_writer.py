@@ -4,7 +4,7 @@ A reader sees the complete old set or the complete new one. Appending does the s
 
 Belongs here: what a set's folder gets, in which order, and its publication.
 Belongs elsewhere: which samples and why (shard_plan.py), bytes of a tar (formats/tar.py), energon's index (formats/energon.py).
-Source: seed 001; CONTRACTS section 2.
+Spec: docs/spec/shards.md#updating-a-set
 """
 
 import functools
@@ -278,7 +278,7 @@ def sample_bytes(sample: ReadySample) -> int:
 
 @functools.lru_cache(maxsize=1024)
 def mask_npy(mask: tuple[int, ...]) -> bytes:
-    """The mask as an npy of uint8, shape (77,). Source: seed 001, "T5 attention mask is saved as .npy"."""
+    """The mask as an npy of uint8, shape (77,). Spec: docs/spec/shards.md#members"""
     return npy_header((len(mask),), "uint8") + bytes(mask)
 
 
