@@ -36,9 +36,9 @@ from imagemill.pipeline.stage2.embed import EmbedWorker
 from imagemill.pipeline.stage2.image_metadata import complete_facts
 from imagemill.pipeline.stage2.inventory import Inventory
 from imagemill.pipeline.stage2.plan import plan_for
-from imagemill.pipeline.stage2.publish import run_pass
 from imagemill.store.ledger import Ledger
 from imagemill.store.provenance import read_makers
+from tests.helpers.passes import run_pass
 
 CPU_GOAL, VAE_GOAL, GPU_GOAL, PLAIN_GOAL = 0.95, 0.90, 0.85, 2.0
 PLAIN_BATCH = 4

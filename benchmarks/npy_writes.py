@@ -32,9 +32,9 @@ from imagemill.fs.fingerprints import posix_signature
 from imagemill.models import Prepared
 from imagemill.pipeline.stage2.embed import EmbedWorker
 from imagemill.pipeline.stage2.plan import Job
-from imagemill.pipeline.stage2.publish import run_pass
 from imagemill.store.ledger import Ledger, SourceRow
 from imagemill.store.provenance import read_makers
+from tests.helpers.passes import run_pass
 from tests.helpers.stubs import StubEncoder
 
 GOAL_RATIO = 2.0

@@ -20,7 +20,6 @@ from imagemill.pipeline.stage2 import merge
 from imagemill.pipeline.stage2.embed import EmbedWorker
 from imagemill.pipeline.stage2.inventory import Inventory
 from imagemill.pipeline.stage2.plan import plan_for
-from imagemill.pipeline.stage2.publish import run_pass
 from imagemill.pipeline.status import read_status
 from imagemill.store.ledger import Ledger
 from imagemill.store.provenance import read_identity, read_makers
@@ -29,6 +28,7 @@ from imagemill.validation.findings import Report, collect
 from imagemill.validation.shard_sets import set_folders, validate_shards
 from imagemill.validation.tables import validate_stage2_table
 from imagemill.validation.validator import validate
+from tests.helpers.passes import run_pass
 
 
 def main() -> None:

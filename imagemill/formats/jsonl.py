@@ -36,7 +36,6 @@ class Line(NamedTuple):
         raw: its bytes without the line ending.
         value: the object, None where there is a problem.
         problem: why it is no object (`blank`, `malformed: …`, `null`, `a list`, …), None where it is one.
-        torn: the last line, unreadable and without a newline: most likely cut off while it was written.
         offset: where it begins in the file, in bytes.
     """
 
@@ -44,7 +43,6 @@ class Line(NamedTuple):
     raw: bytes
     value: dict[str, Any] | None
     problem: str | None
-    torn: bool = False
     offset: int = 0
 
 
@@ -54,8 +52,7 @@ def read_jsonl(path: Path) -> Iterator[Line]:
         offset = 0
         for number, whole in enumerate(file, start=1):
             raw = whole.removesuffix(b"\n").removesuffix(b"\r")
-            value, problem = _parse(raw)
-            yield Line(number, raw, value, problem, value is None and not whole.endswith(b"\n"), offset)
+            yield Line(number, raw, *_parse(raw), offset)
             offset += len(whole)
 
 
@@ -89,7 +86,7 @@ def decode_canonical(block: bytes, decoder: msgspec.json.Decoder[_T]) -> Sequenc
 
 
 def parse_line(number: int, raw: bytes) -> Line:
-    """One line, with or without its ending, as `read_jsonl` gives it, but for `torn` and `offset`."""
+    """One line, with or without its ending, as `read_jsonl` gives it, but for `offset`."""
     raw = raw.removesuffix(b"\n").removesuffix(b"\r")
     return Line(number, raw, *_parse(raw))
 
@@ -121,7 +118,7 @@ def parse_tolerating(raw: bytes, field: str) -> dict[str, Any] | None:
 def tolerate(line: Line, field: str) -> Line:
     """Return the line as an object if nothing but NaN or infinity in `field` makes it malformed; else as it is."""
     value = parse_tolerating(line.raw, field) if line.value is None else None
-    return line if value is None else line._replace(value=value, problem=None, torn=False)
+    return line if value is None else line._replace(value=value, problem=None)
 
 
 def _parse(raw: bytes) -> tuple[dict[str, Any] | None, str | None]:

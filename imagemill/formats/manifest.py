@@ -54,6 +54,13 @@ def read_document(path: Path, kind: type[T]) -> T | None:
         return None
 
 
+def nested_value(document: object, *names: str) -> Any:
+    """Return the value below nested names; None if a level is missing or no object."""
+    for name in names:
+        document = document.get(name) if isinstance(document, dict) else None
+    return document
+
+
 def sha256_file(path: Path) -> str:
     """sha256 of a file's bytes, in hex: what leaves the house is told apart by it."""
     with open(path, "rb") as file:

@@ -29,6 +29,14 @@ def stored_signature(stored: StoredSignature) -> FileSignature:
     return posix_signature(*stored) if isinstance(stored, tuple) else stored
 
 
+def read_signed(path: Path) -> tuple[bytes, FileSignature]:
+    """Return a file's bytes and its signature."""
+    with open(path, "rb") as file:
+        # Taken before the bytes: a file that changes while it is read has another signature afterwards.
+        signature = file_signature(os.fstat(file.fileno()))
+        return file.read(), signature
+
+
 def is_copy(one: FileSignature, other: FileSignature) -> bool:
     """Whether two signatures differ at most in the inode: a copy that kept its modification time."""
     return one.rpartition(":")[0] == other.rpartition(":")[0]
@@ -63,6 +71,14 @@ class RunningFingerprint:
 
     def __str__(self) -> str:
         return f"xxh3:{self._digest.hexdigest()}"
+
+
+def has_content(path: Path, content: str) -> bool:
+    """Whether the bytes of a file have this fingerprint. False if they cannot be read."""
+    try:
+        return fingerprint_file(path) == content
+    except OSError:
+        return False
 
 
 def fingerprint_file(path: Path | int) -> str:

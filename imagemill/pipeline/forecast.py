@@ -69,7 +69,6 @@ def check_space(
     state: Path,
     shards: Path | None = None,
     sizes: Sizes | None = None,
-    threads: int = 4,
 ) -> list[Need]:
     """Compare what these jobs will write with what is free. Opens headers of images that were never read; writes nothing.
 
@@ -83,7 +82,7 @@ def check_space(
     Raises:
         NotEnoughSpace: with the forecast, and how many images would fit.
     """
-    sizes = measure_sizes(jobs, approved, threads=threads) if sizes is None else sizes
+    sizes = measure_sizes(jobs, approved) if sizes is None else sizes
     needs = forecast(jobs, sizes, derived, state=state, shards=shards)
     require_space(needs)
     return needs

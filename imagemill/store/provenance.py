@@ -104,22 +104,22 @@ def record_identity(ledger: Ledger, identity: ModelIdentity) -> None:
 
 def forget_identity(ledger: Ledger, kind: str) -> None:
     """Forget the model of a kind whose files are all being replaced or deleted; keep it as `previous` for people."""
-    with ledger.transaction():
-        recorded = ledger.setting(f"identity.{kind}")
-        ledger.forget_setting(f"identity.{kind}")
-        ledger.forget_setting(f"previous.{kind}")
-        if recorded is not None:
-            ledger.record_setting(f"previous.{kind}", recorded)
+    _move_setting(ledger, f"identity.{kind}", f"previous.{kind}")
 
 
 def recall_identity(ledger: Ledger, kind: str) -> None:
     """Undo `forget_identity`."""
+    _move_setting(ledger, f"previous.{kind}", f"identity.{kind}")
+
+
+def _move_setting(ledger: Ledger, old: str, new: str) -> None:
+    """Give a setting another name. If it is absent, both names are absent afterwards."""
     with ledger.transaction():
-        previous = ledger.setting(f"previous.{kind}")
-        ledger.forget_setting(f"identity.{kind}")
-        ledger.forget_setting(f"previous.{kind}")
-        if previous is not None:
-            ledger.record_setting(f"identity.{kind}", previous)
+        value = ledger.setting(old)
+        ledger.forget_setting(old)
+        ledger.forget_setting(new)
+        if value is not None:
+            ledger.record_setting(new, value)
 
 
 def guard_identity(ledger: Ledger, identity: ModelIdentity) -> ModelIdentity:

@@ -19,6 +19,7 @@ import yaml
 
 from imagemill.domain.layout import DataRoot
 from imagemill.errors import ImagemillError, WrongUsage
+from imagemill.formats.manifest import nested_value
 from imagemill.fs.atomic import write_bytes_atomic
 
 DAGSTER_CONFIG = "dagster.yaml"
@@ -73,9 +74,9 @@ def dagster_demands(file: Path) -> list[Demand]:
 def config_demands(file: Path) -> list[Demand]:
     """Settings of `imagemill.yaml` that need consent. Raises WrongUsage if the file is not YAML."""
     settings = read_mapping(file)
-    kind = _at(settings, ("summarizer", "kind"))
+    kind = nested_value(settings, "summarizer", "kind")
     found = [(SUMMARIZER, kind)] if isinstance(kind, str) and ":" in kind else []
-    found += [(".".join(path), value) for path in _SENDING if (value := _at(settings, path)) is not None]
+    found += [(".".join(path), value) for path in _SENDING if (value := nested_value(settings, *path)) is not None]
     return [Demand(file, name, _shown(value)) for name, value in found]
 
 
@@ -186,12 +187,6 @@ def _names_code(value: Any) -> bool:
         else:
             left += item
     return False
-
-
-def _at(settings: Any, path: Sequence[str]) -> Any:
-    for name in path:
-        settings = settings.get(name) if isinstance(settings, dict) else None
-    return settings
 
 
 def _shown(value: Any) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from imagemill.formats.manifest import sha256_file
+from imagemill.formats.manifest import nested_value, sha256_file
 from imagemill.store.public_data import SPACES, SPLITS, PresetDir, is_foreign
 from imagemill.text.strict_json import NOT_JSON
 from imagemill.validation.catalogue import finding
@@ -110,10 +110,3 @@ def _sources(preset: PresetDir, split: str, manifest: Mapping[str, Any], base: P
         return
     message = f"norm and coord were made from other records than {source.parent.name}/{source.name} has now"
     yield finding("base_changed" if base else "stale_split", message, file=preset.jsonl(split).name)
-
-
-def nested_value(manifest: object, *names: str) -> object:
-    """The value below nested names; None if a level is missing or no object."""
-    for name in names:
-        manifest = manifest.get(name) if isinstance(manifest, dict) else None
-    return manifest

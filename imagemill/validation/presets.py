@@ -21,12 +21,13 @@ from imagemill.domain.preset_records import (
     warnings,
 )
 from imagemill.errors import ImagemillError
+from imagemill.formats.manifest import nested_value
 from imagemill.store.public_data import IMAGES, MANIFEST, PresetDir, read_preset_manifest, space_of
 from imagemill.validation.catalogue import finding, findings_of
 from imagemill.validation.findings import Finding
 from imagemill.validation.images import ImageLook, is_real_directory
 from imagemill.validation.lines import Findings, check_lines
-from imagemill.validation.preset_splits import nested_value, splits_agree
+from imagemill.validation.preset_splits import splits_agree
 
 
 def preset_records(

@@ -4,13 +4,11 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
 from imagemill.domain.buckets import BUCKETS
-from imagemill.formats.jsonl import read_jsonl
 from imagemill.pipeline.curation.latent_statistics import ALL, LatentMoments, merge, read_statistics, statistics_path
-from imagemill.pipeline.curation.near_duplicates import Group, lines_path, read_groups, read_summary, summary_path
+from imagemill.pipeline.curation.near_duplicates import lines_path, read_groups, read_summary, summary_path
 from imagemill.validation.catalogue import finding
 from imagemill.validation.findings import Finding
 
@@ -69,13 +67,13 @@ def near_duplicates(derived: Path) -> Iterator[Finding | int]:
             yield _finding(summary_path(derived).name, "unreadable", "not a document of ours", "near_duplicates")
         return
     file = lines_path(derived).name
-    if read_groups(derived, summary) is None:
+    groups = read_groups(derived, summary)
+    if groups is None:
         yield _finding(file, "not_the_summarys", "not the lines that the summary was written with", "near_duplicates")
         return
     seen: set[str] = set()
-    for line in read_jsonl(lines_path(derived)):
+    for group in groups:
         yield 1
-        group = msgspec.convert(line.value, Group)
         ids = [member.image_id for member in group.members]
         if len(ids) < 2 or ids != sorted(set(ids)) or group.representative not in ids:
             yield _finding(

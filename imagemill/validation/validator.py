@@ -71,10 +71,6 @@ def _preset(path: Path, options: Options) -> Findings:
     return preset_records(path, limits=options.limits, images=options.images(), enforce_real_images_folder=enforced)
 
 
-def _stage_a(path: Path, options: Options) -> Findings:
-    return stage_a_records(path)
-
-
 def _shards(path: Path, options: Options) -> Findings:
     from imagemill.validation.shards import shard_set  # tars need numpy, records do not
 
@@ -89,7 +85,7 @@ def _shards(path: Path, options: Options) -> Findings:
 KINDS: dict[str, Callable[[Path, Options], Findings]] = {
     "stage2": _stage2,
     "preset": _preset,
-    "stage-a": _stage_a,
+    "stage-a": lambda path, options: stage_a_records(path),
     "shards": _shards,
 }
 

@@ -113,7 +113,7 @@ def test_line_that_holds_no_object_is_reported_with_its_number(tmp_path, raw, pr
     """It never crashes the reader, and its neighbours are read. Spec: docs/spec/conventions.md#jsonl-input"""
     before, line, after = read(tmp_path, b'{"n": 1}\n' + raw + b'\n{"n": 3}\n')
     assert (before.value, after.value) == ({"n": 1}, {"n": 3})
-    assert (line.number, line.raw, line.value, line.torn) == (2, raw, None, False)
+    assert (line.number, line.raw, line.value) == (2, raw, None)
     assert line.problem
     assert line.problem.startswith(problem)
     assert parse_object(raw) is None
@@ -134,14 +134,13 @@ def test_line_ending_of_either_kind_is_no_part_of_the_line(tmp_path, ending):
 
 def test_last_line_without_a_newline_is_read(tmp_path):
     """Many programs write none."""
-    assert read(tmp_path, b'{"a": 1}\n{"a": 2}')[-1] == Line(2, b'{"a": 2}', {"a": 2}, None, torn=False, offset=9)
+    assert read(tmp_path, b'{"a": 1}\n{"a": 2}')[-1] == Line(2, b'{"a": 2}', {"a": 2}, None, offset=9)
 
 
-def test_last_line_cut_off_is_torn(tmp_path):
+def test_last_line_cut_off_has_a_problem(tmp_path):
     """A kill in the middle of an append. Spec: docs/spec/stage2.md#merge"""
     good, torn = read(tmp_path, b'{"a": 1}\n{"a": ')
-    assert not good.torn
-    assert torn.torn
+    assert good.value == {"a": 1}
     assert torn.problem
 
 

@@ -15,8 +15,8 @@ from imagemill.domain.layout import DataRoot
 from imagemill.formats.npy import NpyStore
 from imagemill.models import Prepared
 from imagemill.pipeline.stage2.embed import EmbedWorker
-from imagemill.pipeline.stage2.publish import run_pass
 from imagemill.store.ledger import Ledger
+from tests.helpers.passes import run_pass
 from tests.helpers.stage2 import makers_of, plan_of, with_encoder
 from tests.helpers.stubs import StubEncoder
 

@@ -22,9 +22,9 @@ from imagemill.pipeline.stage2 import merge
 from imagemill.pipeline.stage2.embed import EmbedWorker
 from imagemill.pipeline.stage2.inventory import Inventory
 from imagemill.pipeline.stage2.plan import plan_for
-from imagemill.pipeline.stage2.publish import run_pass
 from imagemill.store.ledger import Ledger
 from imagemill.store.provenance import read_identity, read_makers, record_identity
+from tests.helpers.passes import run_pass
 from tests.helpers.stubs import StubEncoder, StubTokenizer
 
 _serial = itertools.count(1)

@@ -262,13 +262,13 @@ def _read_split(plan: RescalePlan, split: str) -> SplitPlan:
         digest.update(raw + b"\n")
         found.records += 1
         line = parse_line(number, raw)
-        if line.value is None:
-            problem = RescaleProblem(split, number, "line", line.problem or "", "repair or remove the raw line")
+        try:
+            if line.value is None:
+                raise Refused("line", line.problem or "", do="repair or remove the raw line")
+            _plan_image(plan, line.value)
+        except Refused as refusal:
+            plan.problems.add(RescaleProblem(split, number, refusal.reason, refusal.what, refusal.do or ""))
         else:
-            problem = _record_problem(plan, split, number, line.value)
-        if problem:
-            plan.problems.add(problem)
-        elif line.value is not None:
             found.objects += len(line.value["objects"])
             found.images.setdefault(image_name(line.value), number)
     found.fingerprint = f"xxh3:{digest.hexdigest()}"
@@ -280,39 +280,26 @@ def image_name(record: Mapping[str, Any]) -> str:
     return posixpath.normpath(record["images"][0])
 
 
-def _record_problem(plan: RescalePlan, split: str, number: int, record: Mapping[str, Any]) -> RescaleProblem | None:
-    """Return what is wrong with a record; None if it is valid: its image is in the plan then."""
+def _plan_image(plan: RescalePlan, record: Mapping[str, Any]) -> None:
+    """Put the image of a valid record into the plan. Raises Refused for any other record."""
     for found in violations(record, "pixel"):
-        return RescaleProblem(split, number, found.rule, f"{found.field} {found.message}", found.remedy)
+        raise Refused(found.rule, f"{found.field} {found.message}", do=found.remedy)
     name, declared = image_name(record), (record["width"], record["height"])
     if not name.startswith(f"{IMAGES}/"):
         message = f"images {name!r} does not lie in {IMAGES}/"
-        return RescaleProblem(
-            split, number, "image_path", message, f"put the file below raw/{IMAGES} and correct the record"
-        )
+        raise Refused("image_path", message, do=f"put the file below raw/{IMAGES} and correct the record")
     there = plan.images.get(name)
     if there and there.declared != declared:
         sizes = f"{there.declared[0]}x{there.declared[1]} and {declared[0]}x{declared[1]}"
-        return RescaleProblem(
-            split, number, "two_sizes", f"{name} is named with {sizes}", "give the size of the file in each record"
-        )
+        raise Refused("two_sizes", f"{name} is named with {sizes}", do="give the size of the file in each record")
     if outside := outside_objects(record):
         message = f"objects[{outside[0]}] of {name} lies outside {declared[0]}x{declared[1]}"
-        return RescaleProblem(
-            split, number, "outside_image", message, "correct the object in the raw record, or remove it"
-        )
-    limits = plan.parameters
+        raise Refused("outside_image", message, do="correct the object in the raw record, or remove it")
+    limits = {key: getattr(plan.parameters, key) for key in ("image_factor", "max_pixels", "min_pixels")}
     try:
-        target = (
-            there.target
-            if there
-            else target_size(
-                *declared, image_factor=limits.image_factor, max_pixels=limits.max_pixels, min_pixels=limits.min_pixels
-            )
-        )
+        target = there.target if there else target_size(*declared, **limits)
         if min(target) < 2:
             scale_objects(record["objects"], declared, target)
     except Refused as refusal:
-        return RescaleProblem(split, number, refusal.reason, f"{name}: {refusal.what}", refusal.do or "")
+        raise Refused(refusal.reason, f"{name}: {refusal.what}", do=refusal.do) from refusal
     plan.images[name] = there or Sizes(declared, target)
-    return None

@@ -23,7 +23,7 @@ from imagemill.formats.images import StoredHeader, check_decodable, stored_heade
 from imagemill.formats.resize import resized, written_format
 from imagemill.fs.atomic import sync_folder, temporary_path
 from imagemill.fs.durable import begin_writing_back, flush_files
-from imagemill.fs.fingerprints import FileSignature, file_signature, fingerprint
+from imagemill.fs.fingerprints import FileSignature, file_signature, fingerprint, read_signed
 from imagemill.pipeline.malloc_tuning import reuse_freed_memory
 from imagemill.pipeline.presets.preset_images import KnownImage
 
@@ -218,10 +218,7 @@ def _meanwhile_row(row: RescaleRow, final: Path) -> RescaleRow:
 
 def _read(raw: Path) -> tuple[bytes, FileSignature]:
     try:
-        with open(raw, "rb") as file:
-            # Taken before the bytes: a file that changes while it is read does not look as it did afterwards.
-            triple = file_signature(os.fstat(file.fileno()))
-            return file.read(), triple
+        return read_signed(raw)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         what = "is a folder" if isinstance(error, IsADirectoryError) else "is not there"
         raise Refused(

@@ -15,11 +15,10 @@ from pathlib import Path
 
 from imagemill.domain.embedding_specs import embedding_specs
 from imagemill.formats.tar import StoredSample
-from imagemill.fs.fingerprints import fingerprint_file
+from imagemill.fs.fingerprints import has_content
 from imagemill.pipeline.shards.copies import find_copies
 from imagemill.pipeline.shards.shard_plan import BucketPlan, digest_of
 from imagemill.pipeline.shards.shard_sets import set_digest
-from imagemill.store.ledger import FileRow
 
 # A file by kind and image id.
 FileKey = tuple[str, str]
@@ -45,7 +44,7 @@ def find_rotten(plan: BucketPlan, derived: Path, output: Path) -> RottenFiles:
         for shard in plan.shards
         for sample in shard
         for spec, row in zip(embedding_specs(), sample.files, strict=True)
-        if not _holds(derived / spec.folder / f"{row.image_id}.npy", row)
+        if not has_content(derived / spec.folder / f"{row.image_id}.npy", row.content)
     ]
     samples = find_copies(output, {row.image_id for _, row in damaged})
     copies: dict[FileKey, StoredSample] = {}
@@ -66,10 +65,3 @@ def without(plan: BucketPlan, lost: Set[str]) -> BucketPlan:
     live = plan.overlay.live if plan.overlay else ()
     digest = set_digest([*live, *(digest_of(sample) for shard in shards for sample in shard)])
     return dataclasses.replace(plan, shards=shards, digest=digest)
-
-
-def _holds(path: Path, row: FileRow) -> bool:
-    try:
-        return fingerprint_file(path) == row.content
-    except OSError:
-        return False

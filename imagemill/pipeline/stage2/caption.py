@@ -88,14 +88,14 @@ def caption_jobs(
     return sorted(jobs, key=lambda job: job.image_id in behind)
 
 
-def look_again(ids: Iterable[str], scan: Scan, ledger: Ledger, approved: Path, *, threads: int = 2) -> None:
+def look_again(ids: Iterable[str], scan: Scan, ledger: Ledger, approved: Path) -> None:
     """Open the images whose caption a model made and whose file has changed since: only then does the ledger know whether it is
     of another picture (`outdated_captions`). For where no captioner looks at them."""
     if not ledger.captioned():  # nearly everywhere: no model has captioned anything
         return
     changed = [job.image_id for job in caption_jobs(ids, scan, ledger, preview=True) if job.described is not None]
     if changed:
-        complete_facts(approved, Scan({i: scan.sources[i] for i in changed}, []), ledger, threads=threads)
+        complete_facts(approved, Scan({i: scan.sources[i] for i in changed}, []), ledger)
 
 
 def _is_replaced(caption: CaptionRow, made: Captioned | None, preview: bool, anew: str | None) -> bool:

@@ -41,7 +41,7 @@ from imagemill.errors import (
     is_disk_full,
 )
 from imagemill.formats.npy import NpyStore, npy_header
-from imagemill.fs.fingerprints import FileSignature, file_signature, fingerprint, fingerprint_file
+from imagemill.fs.fingerprints import FileSignature, file_signature, fingerprint, has_content
 from imagemill.models import Encoder, Prepared
 from imagemill.pipeline.batch_inference import infer_in_parts
 from imagemill.pipeline.malloc_tuning import reuse_freed_memory
@@ -293,7 +293,7 @@ class EmbedWorker:
         made_from = wanted if facts or self.spec.source == "caption" else None
         if recorded is None or (made_from and recorded.source not in (None, made_from)):
             return None
-        if self._holds(job.image_id, recorded.content):
+        if has_content(self.store.path(job.image_id), recorded.content):
             return _row(job, "kept", facts, recorded)
         copies = (sample.member(self.spec.member, recorded.content) for sample in job.copies)
         if data := next((copy for copy in copies if copy is not None), None):
@@ -304,13 +304,6 @@ class EmbedWorker:
             remedy = "put the image or a good copy of the file back, then run imagemill again"
             return _failure(job, DAMAGED, damaged_file(self.spec.kind, job.image_id).detail, remedy)
         return None
-
-    def _holds(self, image_id: str, content: str) -> bool:
-        """Whether a file has these bytes; one that the disk does not return has not."""
-        try:
-            return fingerprint_file(self.store.path(image_id)) == content
-        except OSError:
-            return False
 
     def _existing(self, job: Job, facts: SourceRow | None, wanted: str | None) -> tuple[FileRow | None, str | None]:
         """The row of a file that may stay, or the reason why it may not."""

@@ -92,7 +92,8 @@ class Merged:
 
 def write_records(merge: Merge, ledger: Ledger) -> Merged:
     """Replace the file of records by the merged one, in one rename and only if a byte changed. Memory: the old file's index."""
-    jsonl, merged = merge.root.stage2_jsonl, Merged(_ids_with_vector(merge.inventory, ledger))
+    jsonl, files = merge.root.stage2_jsonl, ledger.files(DINOV3.kind)
+    merged = Merged({image_id for image_id, stat in merge.inventory.files(DINOV3).items() if (image_id, stat) in files})
     recorded, began = read_recorded(jsonl), state_of(jsonl)
     merged.counts["quarantined"] = quarantine(
         merge.root.quarantine,
@@ -114,11 +115,6 @@ def write_records(merge: Merge, ledger: Ledger) -> Merged:
     if stage1_backup(jsonl).is_file() and ledger.setting(STAGE1) is None:  # migrated by a release that kept no mark
         ledger.record_setting(STAGE1, "migrated")
     return merged
-
-
-def _ids_with_vector(inventory: Inventory, ledger: Ledger) -> Set[str]:
-    known = ledger.files(DINOV3.kind)
-    return {image_id for image_id, stat in inventory.files(DINOV3).items() if (image_id, stat) in known}
 
 
 def _make_way(root: DataRoot, began: Sequence[FileSignature | None], merged: Merged, ledger: Ledger) -> None:
@@ -167,7 +163,10 @@ def _line(
             why = "missing_vector"
         if why is not None:
             merged.counts["stage1"] += 1
-            merged.problems.extend([_unmigrated(image_id, why)] if why else [])
+            if why:
+                detail, remedy = _WHY[why]
+                outcome, remedy = "failed" if why == "missing_vector" else "refused", remedy.format(id=image_id)
+                merged.problems.append(Problem(image_id, ASSET, outcome, why, detail, remedy))
             return _with_vector(image_id, old, recorded, raw)
     record = _record(old, source, caption, merge.root)
     # As bytes: Python calls 24.0 and true equal to ints, which a valid record needs.
@@ -225,12 +224,6 @@ _WHY = {
 
 # Reasons that each merge determines again. Refused ids are in the quarantine file; earlier releases recorded them too.
 UNMIGRATED = frozenset(_WHY) - {"missing_caption"} | {BAD_ID}
-
-
-def _unmigrated(image_id: str, why: str) -> Problem:
-    detail, remedy = _WHY[why]
-    return Problem(image_id, ASSET, "failed" if why == "missing_vector" else "refused", why, detail,
-                   remedy.format(id=image_id))  # fmt: skip
 
 
 def _with_vector(image_id: str, old: Record, recorded: Recorded, raw: bytes) -> bytes:

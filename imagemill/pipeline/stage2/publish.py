@@ -22,8 +22,7 @@ from typing import Literal, TypeVar
 from imagemill.formats.npy import NpyStore
 from imagemill.fs.atomic import sync_folder
 from imagemill.fs.durable import flush_files
-from imagemill.pipeline.stage2.embed import EmbedRow, EmbedWorker
-from imagemill.pipeline.stage2.plan import Job
+from imagemill.pipeline.stage2.embed import EmbedRow
 from imagemill.store.ledger import Ledger, Problem
 from imagemill.store.provenance import guard_identity
 
@@ -169,12 +168,3 @@ def count_rows(counts: Counter[str], batch: Iterable[EmbedRow]) -> None:
         counts[row.outcome] += 1
         counts["calls"] += row.calls
         counts["replaced"] += row.replaced is not None
-
-
-def run_pass(worker: EmbedWorker, jobs: Sequence[Job], ledger: Ledger, *, run_id: str = "") -> Counter[str]:
-    """One whole pass in this process, without Dagster: what an asset does, as a plain call."""
-    counts: Counter[str] = Counter()
-    with contextlib.closing(worker):
-        for batch in publish(worker.stream(jobs), worker.store, ledger, run_id=run_id):
-            count_rows(counts, batch)
-    return counts

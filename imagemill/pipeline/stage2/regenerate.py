@@ -91,18 +91,14 @@ def finish(ledger: Ledger, store: NpyStore, present: Iterable[str]) -> list[str]
     if not old:
         ledger.note_regeneration(kind, None)
     stuck = sorted(old.difference(present))
-    files = {image_id: f"{store.folder.name}/{image_id}.npy" for image_id in stuck}
-    problems = (
-        Problem(
-            image_id,
-            kind,
-            "failed",
-            _REASON,
+    problems = []
+    for image_id in stuck:
+        file = f"{store.folder.name}/{image_id}.npy"
+        detail, remedy = (
             f"{file} is of the earlier model, and its image is gone",
             f"put the image back, or delete {file}",
         )
-        for image_id, file in files.items()
-    )
+        problems.append(Problem(image_id, kind, "failed", _REASON, detail, remedy))
     ledger.replace_problems(kind, problems, lambda problem: problem.reason == _REASON)
     return stuck
 

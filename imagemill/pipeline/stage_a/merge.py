@@ -43,6 +43,9 @@ ASSET = "stage_a_groups"
 # Of groups that failed, how many an error message lists.
 LISTED = 20
 
+# Of the images of a failed group, how many a line about it lists.
+_SHOWN = 5
+
 # The place of a line: the number of its file above, its offset below.
 _OFFSET_BITS = 44
 _NOWHERE = -1
@@ -284,11 +287,11 @@ def stage_a_problems(found: Discovery, merged: MergeResult) -> list[Problem]:
     return rows + [row for failure in merged.failures for row in _of_group(found.mission, failure)]
 
 
-def format_failure(failure: GroupFailure, *, most: int = 5) -> str:
+def format_failure(failure: GroupFailure) -> str:
     """Return a failed group on one line, with its first images and reasons; names may contain unprintable characters."""
     images = [f"{image.image_name}: {image.reason} ({image.detail})" for image in failure.images]
-    more = f"; and {len(images) - most} more" if len(images) > most else ""
-    return printable(f"{failure.group.label} {failure.group.group_id}: {'; '.join(images[:most])}{more}")
+    more = f"; and {len(images) - _SHOWN} more" if len(images) > _SHOWN else ""
+    return printable(f"{failure.group.label} {failure.group.group_id}: {'; '.join(images[:_SHOWN])}{more}")
 
 
 def _of_group(mission: str, failure: GroupFailure) -> Iterator[Problem]:

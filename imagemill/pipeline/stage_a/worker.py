@@ -26,7 +26,7 @@ from imagemill.domain.ranks import ImageJob
 from imagemill.errors import ImagemillError, Refused, WrongUsage, disk_full_told
 from imagemill.formats.images import decode_rgb
 from imagemill.formats.jsonl import LineAppender
-from imagemill.fs.fingerprints import FileSignature, file_signature, fingerprint
+from imagemill.fs.fingerprints import FileSignature, file_signature, fingerprint, read_signed
 from imagemill.models import NamedImage, Summarizer
 from imagemill.pipeline.batch_inference import Answered, Unanswered
 from imagemill.pipeline.stage_a.missions import printable
@@ -165,7 +165,7 @@ class RankWorker:
                 if known := self._known.find(known_by):
                     return rank_line(plan, job, known_by, known.summary, (stat, content, known.at)), "reused"
             self._flight.begin(image)
-            data, stat = _read(path)
+            data, stat = read_signed(path)
             content = fingerprint(data)
             known_by = summary_fingerprint(name, content, plan.identity)
             if known := self._known.find(known_by):
@@ -226,13 +226,6 @@ def rank_line(
         content=content,
         at=at,
     )
-
-
-def _read(path: Path) -> tuple[bytes, FileSignature]:
-    with open(path, "rb") as file:
-        # Taken before the bytes: a file that changes while it is read has another signature afterwards.
-        stat = file_signature(os.fstat(file.fileno()))
-        return file.read(), stat
 
 
 # ---- ranks as an engine runs them

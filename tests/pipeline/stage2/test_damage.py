@@ -11,9 +11,9 @@ from imagemill.pipeline.shards.shard_plan import plan_shards
 from imagemill.pipeline.shards.shard_sets import ShardParameters
 from imagemill.pipeline.shards.shard_writer import write_bucket
 from imagemill.pipeline.stage2.damage import DAMAGED, damaged_files, note_damage
-from imagemill.pipeline.stage2.publish import run_pass
 from imagemill.store.ledger import Ledger
 from imagemill.validation.validator import Options, validate, verify_stage2
+from tests.helpers.passes import run_pass
 from tests.helpers.rot import rot
 from tests.helpers.sessions import recorded_contents
 from tests.helpers.shard_runs import SQUARE

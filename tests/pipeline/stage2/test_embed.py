@@ -31,10 +31,11 @@ from imagemill.pipeline.stage2 import embed as embed_module
 from imagemill.pipeline.stage2 import publish as publish_module
 from imagemill.pipeline.stage2.embed import EmbedRow
 from imagemill.pipeline.stage2.plan import Job
-from imagemill.pipeline.stage2.publish import after_interrupt, count_rows, publish, run_pass
+from imagemill.pipeline.stage2.publish import after_interrupt, count_rows, publish
 from imagemill.pipeline.stage2.record_index import Span
 from imagemill.store.ledger import Ledger
 from imagemill.store.provenance import UNKNOWN_PREVIEW
+from tests.helpers.passes import run_pass
 from tests.helpers.stage2 import (
     embed,
     identity_of,

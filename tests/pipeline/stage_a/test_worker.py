@@ -231,7 +231,7 @@ def test_unchanged_file_is_not_read_again(bench, monkeypatch):
     read = []
     from imagemill.pipeline.stage_a import worker as rank_worker
 
-    monkeypatch.setattr(rank_worker, "_read", read.append)
+    monkeypatch.setattr(rank_worker, "read_signed", read.append)
     bench.run()
 
     assert read == []
@@ -243,8 +243,8 @@ def test_touched_file_is_read_once_and_its_summary_used_again(bench, monkeypatch
     bench.run()
     image = bench.input / MISSION / "审核通过" / "b" / "1.jpeg"
     os.utime(image, ns=(1, 1))
-    read, really = [], rank_worker._read
-    monkeypatch.setattr(rank_worker, "_read", lambda path: read.append(path) or really(path))
+    read, really = [], rank_worker.read_signed
+    monkeypatch.setattr(rank_worker, "read_signed", lambda path: read.append(path) or really(path))
 
     made = [summarizer for _ in range(2) for summarizer in bench.run()[0]]
 
