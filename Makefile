@@ -14,7 +14,7 @@ STAMP := .venv/set-up.stamp
 # Recipes read these from the environment, so that folder names may hold spaces.
 export IMAGES DATA_ROOT TORCH TEST_MARKS
 
-.PHONY: help setup run ui test test-dagster soak lint lock bench clean
+.PHONY: help setup run ui test test-dagster soak lint docs lock bench clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /make \1  /p' Makefile
@@ -93,6 +93,9 @@ lint: setup ## rules, format, types, import contract
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+
+docs: setup ## the documentation site in dist/site; warnings are errors
+	$(BIN)/mkdocs build --strict --quiet
 
 lock: $(BIN)/uv ## resolve pyproject.toml into requirements.lock (versions there stay where they still fit)
 	$(BIN)/uv pip compile --universal --generate-hashes --no-strip-extras --python-version 3.11 --all-extras \
