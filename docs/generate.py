@@ -1,12 +1,12 @@
 """Pages of the documentation that are generated from the code: the builder of the site runs this file (mkdocs.yml).
 
-    index.md                    README.md
-    reference/command-line.md   help of every command
-    reference/configuration.md  fields of imagemill.yaml and options of assets
-    reference/python.md         docstrings of the public Python interface
-    reference/dagster.md        assets, checks, jobs, and sensors with their descriptions
-    reference/modules.md        first sentence of every module
-    decisions/index.md          titles of all decisions
+index.md                    README.md
+reference/command-line.md   help of every command
+reference/configuration.md  fields of imagemill.yaml and options of assets
+reference/python.md         docstrings of the public Python interface
+reference/dagster.md        assets, checks, jobs, and sensors with their descriptions
+reference/modules.md        first sentence of every module
+decisions/index.md          titles of all decisions
 """
 
 import ast
@@ -56,7 +56,7 @@ def copy_documents() -> None:
 
 
 def _outside(link: re.Match[str]) -> str:
-    return "](decisions/index.md)" if link[1] == "decisions/" else f"](contributing.md \"{link[1]} in the repository\")"
+    return "](decisions/index.md)" if link[1] == "decisions/" else f'](contributing.md "{link[1]} in the repository")'
 
 
 def modules() -> Iterator[tuple[str, str]]:
@@ -125,7 +125,9 @@ def write_dagster() -> None:
 
     defs = build_definitions(local_resources("unused"))
     graph = defs.resolve_asset_graph()
-    nodes = sorted((graph.get(key) for key in graph.get_all_asset_keys()), key=lambda node: (node.group_name or "", str(node.key)))
+    nodes = sorted(
+        (graph.get(key) for key in graph.get_all_asset_keys()), key=lambda node: (node.group_name or "", str(node.key))
+    )
     checks = sorted(graph.asset_check_keys, key=lambda key: (key.asset_key.to_user_string(), key.name))
     jobs = sorted(job.name for job in defs.resolve_all_job_defs() if not job.name.startswith("__"))
     sensors = sorted(defs.sensors or [], key=lambda sensor: sensor.name)
@@ -154,7 +156,12 @@ def write_decisions() -> None:
 
 def write_references() -> None:
     """Write the pages whose contents extensions of the builder insert."""
-    click = ["::: mkdocs-click", "    :module: dagster_project.cli.main", "    :command: cli", "    :prog_name: imagemill"]
+    click = [
+        "::: mkdocs-click",
+        "    :module: dagster_project.cli.main",
+        "    :command: cli",
+        "    :prog_name: imagemill",
+    ]
     click += ["    :depth: 1", "    :style: table", "    :list_subcommands: true", ""]
     write("reference/command-line.md", "\n".join(["# Command line", "", *click]))
     write("reference/python.md", "\n".join(["# Python interface", "", *(f"::: {name}\n" for name in PYTHON)]))

@@ -7,8 +7,10 @@ import importlib
 import os
 import signal
 import sys
+import tomllib
 import warnings
 from importlib.metadata import version
+from pathlib import Path
 
 import click
 
@@ -37,7 +39,21 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        return importlib.import_module(f"dagster_project.cli.{cmd_name.replace('-', '_')}").command
+        found: click.Command = importlib.import_module(f"dagster_project.cli.{cmd_name.replace('-', '_')}").command
+        examples = tomllib.loads(Path(__file__).with_name("examples.toml").read_text(encoding="utf-8"))
+        found.epilog = _shown(examples[cmd_name])
+        for name, subcommand in getattr(found, "commands", {}).items():
+            subcommand.epilog = _shown(examples[f"{cmd_name} {name}"])
+        return found
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        self.epilog = _shown(["imagemill run --data-root data", "imagemill status --data-root data"])
+        super().format_epilog(ctx, formatter)
+
+
+def _shown(examples: list[str]) -> str:
+    """Return examples as the end of a help page; `\\b` keeps click from joining the lines."""
+    return "\b\n" + "\n".join(["Examples:", *(f"  {example}" for example in examples)])
 
 
 @click.group(
