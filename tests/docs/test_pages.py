@@ -32,7 +32,8 @@ def test_page_that_prints_something_else_differs(tmp_path):
 
 
 def test_commands_files_and_exit_codes_of_a_page():
-    page = 'A\n\n```json title="a.json"\n{}\n```\n\n<!-- exit code 1 -->\n```console\n$ false \\\n> x\n…\n```\n\n```sh\nnot run\n```\n'
+    page = 'A\n\n```json title="a.json"\n{}\n```\n\n<!-- exit code 1 -->\n```console\n$ false \\\n> x\n…\n```\n'
+    page += "\n```sh\nnot run\n```\n"
 
     file, command = steps(page)
 
