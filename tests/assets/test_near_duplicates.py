@@ -213,7 +213,7 @@ def test_explain_tells_what_stands_for_an_image_that_was_left_out(root, instance
     assert story["shard"] is None
     assert story["problems"] == [{
         "asset": "bucket_shards", "outcome": "refused", "reason": "near_duplicate",
-        "detail": "cosine 0.9950 to b, which stands for it",
+        "detail": "cosine 0.9950 to b, which represents it",
         "do": "set near_duplicates.exclude: false, or remove one of them",
     }]  # fmt: skip
     assert explain(root, "b")["problems"] == []

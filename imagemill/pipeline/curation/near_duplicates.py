@@ -325,7 +325,7 @@ def reported_images(derived: Path, settings: NearDuplicateSettings) -> Mapping[s
 
 def _excluded(groups: Iterable[Group], settings: NearDuplicateSettings) -> dict[str, str]:
     return {
-        member.image_id: f"cosine {member.cosine:.4f} to {group.representative}, which stands for it"
+        member.image_id: f"cosine {member.cosine:.4f} to {group.representative}, which represents it"
         for group in groups
         for member in group.members
         if member.image_id != group.representative and member.cosine >= settings.threshold - TOLERANCE

@@ -337,7 +337,7 @@ def test_all_but_the_representative_are_left_out_where_asked(data_root):
     vectors(data_root, a=0, b=2, c=90)
     report(data_root)
 
-    assert excluded(data_root) == {"b": "cosine 0.9994 to a, which stands for it"}
+    assert excluded(data_root) == {"b": "cosine 0.9994 to a, which represents it"}
 
 
 def test_end_of_a_chain_that_is_unlike_the_representative_is_not_left_out(data_root):
