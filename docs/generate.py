@@ -23,8 +23,6 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("imagemill", "resources", "io_managers", "assets", "checks", "dagster_project")
 PYTHON = (
     "imagemill.reading",
-    "imagemill.reading.dataset",
-    "imagemill.reading.sets",
     "imagemill.models",
     "imagemill.domain.embedding_specs",
     "imagemill.errors",
@@ -97,7 +95,9 @@ def _struct_table(kind: type[Any]) -> list[str]:
         if default is msgspec.NODEFAULT:
             default = field.default_factory() if field.default_factory is not msgspec.NODEFAULT else "required"  # type: ignore[operator]
         shown = msgspec.to_builtins(default)
-        known = str(types[field.name]).replace("typing.", "").replace("|", "\\|")
+        known = types[field.name]
+        known = known.__name__ if isinstance(known, type) and not hasattr(known, "__args__") else str(known)
+        known = re.sub(r"typing\.|imagemill\.config\.", "", known).replace("|", "\\|")
         rows.append(f"| `{field.name}` | `{known}` | `{shown}` | {texts.get(field.name, '')} |")
     return rows
 
@@ -162,7 +162,7 @@ def write_references() -> None:
         "    :command: cli",
         "    :prog_name: imagemill",
     ]
-    click += ["    :depth: 1", "    :style: table", "    :list_subcommands: true", ""]
+    click += ["    :depth: 1", "    :style: plain", "    :list_subcommands: true", ""]
     write("reference/command-line.md", "\n".join(["# Command line", "", *click]))
     write("reference/python.md", "\n".join(["# Python interface", "", *(f"::: {name}\n" for name in PYTHON)]))
 
