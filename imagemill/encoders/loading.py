@@ -256,8 +256,8 @@ def json_sha256(value: Mapping[str, Any], *, without: Iterable[str] = VOLATILE_K
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
 
-def expect_config(checkpoint: Checkpoint, **wanted: Any) -> dict[str, Any]:
-    """config.json, if it says what this encoder needs.
+def expect_config(checkpoint: Checkpoint, **wanted: Any) -> None:
+    """Check that config.json says what this encoder needs.
 
     Raises:
         ModelUnusable: another kind of model. Without this `from_pretrained` loads it, with random weights.
@@ -266,7 +266,6 @@ def expect_config(checkpoint: Checkpoint, **wanted: Any) -> dict[str, Any]:
     for key, value in wanted.items():
         if config.get(key) != value:
             raise checkpoint.unusable(f"config.json says {key} {config.get(key)!r}, needed is {value!r}")
-    return config
 
 
 def identity(checkpoint: Checkpoint, *, threads: int, weights: str, **facts: Any) -> ModelIdentity:
