@@ -192,11 +192,7 @@ def rank_options(
 
 
 def _sum(shares: Sequence[RankResult]) -> dict[str, int]:
-    return {
-        "inferred": sum(share.inferred for share in shares),
-        "reused": sum(share.reused for share in shares),
-        "failed": sum(share.failed for share in shares),
-    }
+    return {name: sum(getattr(share, name) for share in shares) for name in ("inferred", "reused", "failed")}
 
 
 @asset(

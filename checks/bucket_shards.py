@@ -32,6 +32,3 @@ def _index_table(folder: Path) -> Report:
         return collect(str(folder), "shard index", broken(findings))
 
     return read_unswapped(folder, look)
-
-
-shard_checks = [shards_valid]

@@ -14,6 +14,3 @@ from resources.data_root import DataRootResource
 def statistics_agree(data_root: DataRootResource) -> dg.AssetCheckResult:
     """Every document whole, its numbers finite and possible; `all.json` equal to its buckets put together."""
     return as_result(collect(ASSET, "latent statistics", reports.latent_statistics(data_root.root().derived)))
-
-
-statistics_checks = [statistics_agree]

@@ -14,6 +14,3 @@ from resources.data_root import DataRootResource
 def groups_valid(data_root: DataRootResource) -> dg.AssetCheckResult:
     """Two members or more in each group, the representative among them, no image in two groups."""
     return as_result(collect(ASSET, "near duplicates", reports.near_duplicates(data_root.root().derived)))
-
-
-near_duplicate_checks = [groups_valid]

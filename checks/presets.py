@@ -48,6 +48,3 @@ def _keys(context: dg.AssetCheckExecutionContext) -> list[str]:
     """The partitions that the run is about; none where the check runs by itself."""
     tags = context.run.tags
     return list(dict.fromkeys(tags[name] for name in _KEY_TAGS if name in tags))
-
-
-preset_checks = [raw_valid, rescaled_valid, derived_valid]

@@ -34,6 +34,3 @@ def inputs_accepted(data_root: DataRootResource) -> dg.AssetCheckResult:
     """Every entry of approved/ has its record; the others are named: reason, remedy, since when."""
     session = data_root.session
     return refusals.inputs_accepted(problems_of_records(session.overview(), session.ledger))
-
-
-stage2_checks = [records_valid, table_valid, inputs_accepted]

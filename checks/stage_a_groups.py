@@ -67,6 +67,3 @@ def _ranks(context: dg.AssetCheckExecutionContext) -> list[tuple[str, int]]:
         return []
     mission, numbers, _ = split_rank_keys(keys)
     return [(mission, rank) for rank in numbers]
-
-
-stage_a_checks = [lines_whole, groups_valid]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from imagemill.errors import ImagemillError, is_disk_full
+from imagemill.errors import ImagemillError, causes, is_disk_full
 
 _DO_DATABASE = (
     "move {folder} elsewhere and run the command again: images, files and shards do not depend on it, "
@@ -79,8 +79,5 @@ def _database_error(error: BaseException | None) -> BaseException | None:
     """
     from sqlalchemy.exc import DBAPIError
 
-    while error is not None:
-        if isinstance(error, DBAPIError) and isinstance(error.orig, sqlite3.Error):
-            return error.orig
-        error = error.__cause__ or error.__context__
-    return None
+    wrapped = (cause.orig for cause in causes(error) if isinstance(cause, DBAPIError))
+    return next((orig for orig in wrapped if isinstance(orig, sqlite3.Error)), None)

@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
 import msgspec
 import psutil
@@ -176,10 +175,7 @@ def _signals() -> Iterator[list[int]]:
     """Numbers of the signals of the block, also where they were ignored at its start (`&` in a script)."""
     received: list[int] = []
 
-    def note(number: int, _: FrameType | None) -> None:
-        received.append(number)
-
-    before = {number: signal.signal(number, note) for number in SIGNALS}
+    before = {number: signal.signal(number, lambda got, _: received.append(got)) for number in SIGNALS}
     try:
         yield received
     finally:

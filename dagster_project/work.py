@@ -223,7 +223,12 @@ class Work:
                 [spec.kind for spec in specs],
                 deferred=True,
                 partition_range=(part.first, part.last),
-                **_asked({spec.kind: {**config, **_recaption(spec, recaption)} for spec in specs}),
+                **_asked(
+                    {
+                        spec.kind: config | ({"recaption": recaption} if spec.source == "caption" else {})
+                        for spec in specs
+                    }
+                ),
             )
 
     def _unreported(self, specs: Sequence[EmbeddingSpec], ledger: Ledger, present: Container[str]) -> set[str]:
@@ -324,10 +329,6 @@ def _asked(by_asset: Mapping[str, Mapping[str, Any]], run_config: Mapping[str, A
         ops[asset] = {"config": config}
         tags |= options
     return {"run_config": {"ops": ops, **(run_config or {})}, "tags": tags}
-
-
-def _recaption(spec: EmbeddingSpec, recaption: bool) -> dict[str, bool]:
-    return {"recaption": recaption} if spec.source == "caption" else {}
 
 
 def _summarizer(kind: str | None) -> dict[str, Any]:

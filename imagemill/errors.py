@@ -105,7 +105,6 @@ FULL_DISK = "finished work is kept and every file is whole: free space, then run
 _FULL_OR_FAILED = (
     "finished work is kept and every file is whole: free space, or check the disk, then run the same command again"
 )
-_FULL = ("the disk is full", FULL_DISK)
 FAILED_DISK = (
     "run the same command again: finished work is kept. If the error returns, check that the file exists and that the disk has "
     "no errors"
@@ -122,25 +121,29 @@ def disk_full_told(where: Path) -> Iterator[None]:
     except Exception as error:
         if not is_disk_full(error):
             raise
-        what, remedy = ("the disk is full or has an error", _FULL_OR_FAILED) if _may_be_full(error) else _FULL
+        maybe = _may_be_full(error)
+        what = "the disk is full or has an error" if maybe else "the disk is full"
+        remedy = _FULL_OR_FAILED if maybe else FULL_DISK
         raise DiskFull(f"{what}: {str(error).splitlines()[0]}", where=where, do=remedy) from error
 
 
 def _may_be_full(error: BaseException | None) -> bool:
     """Whether an I/O error may be the cause, by the first SQLite error of the chain."""
-    while error is not None:
-        if name := getattr(error, "sqlite_errorname", None):
-            return name == _MAYBE_FULL
-        error = error.__cause__ or error.__context__
-    return False
+    names = (getattr(cause, "sqlite_errorname", None) for cause in causes(error))
+    return next(filter(None, names), None) == _MAYBE_FULL
 
 
 def is_disk_full(error: BaseException | None) -> bool:
     """Whether an exception, or one that it came of, says that there is no space left."""
+    return any(
+        (isinstance(cause, OSError) and cause.errno in {errno.ENOSPC, errno.EDQUOT})
+        or getattr(cause, "sqlite_errorname", None) in _SQLITE_FULL
+        for cause in causes(error)
+    )
+
+
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an exception and those that it came of, newest first."""
     while error is not None:
-        if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
-            return True
-        if getattr(error, "sqlite_errorname", None) in _SQLITE_FULL:
-            return True
+        yield error
         error = error.__cause__ or error.__context__
-    return False

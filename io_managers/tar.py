@@ -118,8 +118,5 @@ def _counts(results: list[BucketResult]) -> dict[str, int]:
         "written_shards": sum(r.new_shards for r in written),
         "written_buckets": len(written),
         "unchanged_buckets": sum(r.status == "unchanged" for r in results),
-        "tombstones": sum(r.tombstones for r in results),
-        "samples": sum(r.samples for r in results),
-        "shards": sum(r.shards for r in results),
-        "bytes": sum(r.bytes for r in results),
+        **{name: sum(getattr(r, name) for r in results) for name in ("tombstones", "samples", "shards", "bytes")},
     }

@@ -6,44 +6,28 @@ Belongs elsewhere: what a worker does (imagemill/pipeline/), the model's device 
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import dagster as dg
 from pydantic import Field
 
 from resources.local_pool import WorkerDied, run_on_processes
 
-Key = TypeVar("Key", contravariant=True)
-Row = TypeVar("Row", covariant=True)
-
-
-class Worker(Protocol[Key, Row]):
-    """Built once per process; writes its own outputs and returns one small row per key, in any order."""
-
-    def stream(self, keys: Iterable[Key], /) -> Iterator[Row]: ...
-
-    def close(self) -> None: ...
-
 
 class Engine(dg.ConfigurableResource):
     """The in-process engine: one worker, in the process of the run."""
 
     def map_batches(
-        self,
-        worker_class: type[Any],
-        keys: Iterable[Any],
-        *,
-        batch_size: int = 8,
-        num_cpus: float = 1,
-        num_gpus: float = 0,
-        **options: Any,
+        self, worker_class: type[Any], keys: Iterable[Any], *, batch_size: int = 8, **options: Any
     ) -> Iterator[Any]:
         """Yield one row per key as results arrive.
 
         Args:
-            worker_class: built once per worker with `options`. keys: small picklable values; pixels and arrays never travel.
-            batch_size, num_cpus, num_gpus: for engines that place work elsewhere; in one process the worker sees the whole
-                stream and batches by itself.
+            worker_class: built once per worker with `options`. Its `stream(keys)` writes its own outputs and returns one small
+                row per key, in any order; `close()` ends it.
+            keys: small picklable values; pixels and arrays never travel.
+            batch_size: for engines that place work elsewhere; in one process the worker sees the whole stream and batches by
+                itself.
         """
         with closing(worker_class(**options)) as worker:
             yield from worker.stream(keys)
@@ -62,14 +46,7 @@ class LocalProcesses(Engine):
         return LocalProcesses(workers=workers)
 
     def map_batches(
-        self,
-        worker_class: type[Any],
-        keys: Iterable[Any],
-        *,
-        batch_size: int = 8,
-        num_cpus: float = 1,
-        num_gpus: float = 0,
-        **options: Any,
+        self, worker_class: type[Any], keys: Iterable[Any], *, batch_size: int = 8, **options: Any
     ) -> Iterator[Any]:
         """As the in-process engine; a worker's `stream` is called once per batch, and rows come in any order."""
         if self.workers == 1:

@@ -113,9 +113,8 @@ def rescale(
     session: Session, dataset: Dataset, preset: str | None, max_objects: str | None, options: RescaleOptions
 ) -> None:
     """Every image at its target size, once: an image that is there is never replaced."""
-    preset = preset or _configured(dataset).default_preset(dataset)
-    _name("rescale", dataset, preset, max_objects)
-    _materialise(session, dataset, [_rescaling(dataset, preset, options)])
+    name = _name("rescale", dataset, preset, max_objects)
+    _materialise(session, dataset, [_rescaling(dataset, name.base, options)])
 
 
 @command.command("coord")
@@ -136,14 +135,13 @@ def coord(
 
     A base preset that presets.yaml limits gets its own records, and its derived preset.
     """
-    preset = preset or _configured(dataset).default_preset(dataset)
     name = _name("coord", dataset, preset, max_objects)
     base = dataset.preset(name.base)
     given = options.given()
     order = _configured(dataset).settings(dataset.name, name.base, object_order=given.get("object_order")).object_order
     check_order(base, derive.base_manifest(base), order)
     derive.chosen_splits(base, given.get("splits"))
-    limited_by_file = preset == name.base and not max_objects and not os.environ.get(MAX_OBJECTS_VARIABLE)
+    limited_by_file = preset in (None, name.base) and not max_objects and not os.environ.get(MAX_OBJECTS_VARIABLE)
     names = dict.fromkeys([name._replace(max_objects=None), name] if limited_by_file else [name])
     _materialise(session, dataset, [_coordinates(dataset, each, given) for each in names])
 
@@ -157,12 +155,11 @@ def everything(
     session: Session, dataset: Dataset, preset: str | None, max_objects: str | None, options: RescaleOptions
 ) -> None:
     """Rescale, then coord; where presets.yaml limits the objects, also the derived preset."""
-    preset = preset or _configured(dataset).default_preset(dataset)
     base = _name("all", dataset, preset, max_objects)
-    names = dict.fromkeys([base, base._replace(max_objects=_limit(dataset, preset))])
+    names = dict.fromkeys([base, base._replace(max_objects=_limit(dataset, base.base))])
     splits = {"splits": options.given().get("splits")}
     coords = [_coordinates(dataset, name, splits) for name in names]
-    _materialise(session, dataset, [_rescaling(dataset, preset, options), *coords])
+    _materialise(session, dataset, [_rescaling(dataset, base.base, options), *coords])
 
 
 @command.command("validate")
@@ -195,15 +192,11 @@ def validate(
         splits = chosen_splits(dataset, None)
         reports = (validate_file(dataset.raw_jsonl(split), kind="preset", options=options) for split in splits)
     else:
-        name = _name("validate", dataset, preset or _configured(dataset).default_preset(dataset), max_objects)
+        name = _name("validate", dataset, preset, max_objects)
         folder = dataset.preset(name.effective)
         derive.check_preset_exists(folder)
-        reports = iter(validate_preset(folder.path, options))
-    passed = True
-    for report in reports:
-        passed &= report.passed
-        show(report, as_lines=as_lines)
-    sys.exit(0 if passed else 1)
+        reports = validate_preset(folder.path, options)
+    sys.exit(show(reports, as_lines=as_lines))
 
 
 # ---- what is asked, as runs of the assets
@@ -221,8 +214,9 @@ def _limit(dataset: Dataset, preset: str) -> int | None:
     return settings.max_objects if settings else None
 
 
-def _name(command: Command, dataset: Dataset, preset: str, flag: str | None) -> PresetName:
+def _name(command: Command, dataset: Dataset, preset: str | None, flag: str | None) -> PresetName:
     """Which preset is meant; whatever contradicts itself is refused before any work."""
+    preset = preset or _configured(dataset).default_preset(dataset)
     dataset.preset(preset)
     environment = os.environ.get(MAX_OBJECTS_VARIABLE)
     return effective_preset(command, preset, flag=flag, config=_limit(dataset, preset), environment=environment)

@@ -121,7 +121,7 @@ def _cancel(session: Session, kinds: tuple[str, ...]) -> int:
 
 
 def _verify(session: Session) -> int:
-    from dagster_project.cli.verify import show
+    from dagster_project.cli.validate import show
     from imagemill.pipeline.stage2.damage import note_damage
     from imagemill.validation.contents import RecordedContents
     from imagemill.validation.validator import verify_stage2

@@ -1,8 +1,9 @@
 """`imagemill validate FILE…`: the unified validator, for a launch script to call before training."""
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
 import click
 
@@ -13,10 +14,6 @@ from imagemill.pipeline.session import Session
 from imagemill.validation.findings import Report, as_json, as_text
 from imagemill.validation.images import FIRST, ImageMode
 from imagemill.validation.validator import KINDS, Options, missing, validate_each
-
-if TYPE_CHECKING:
-    from imagemill.validation.contents import RecordedContents
-
 
 image_check_mode = click.option(
     "--image-check-mode", type=click.Choice(get_args(ImageMode)), default="open", show_default=True,
@@ -57,10 +54,12 @@ def command(
 
     Exit 1 on any error; a warning is none.
     """
-    passed = True
+    code, contents = 0, None
     # Members are compared with this data root's files where it is asked for.
-    compared = sample is not None and any(map(_is_shards, files))
-    contents = _recorded(session) if compared else None
+    if sample is not None and any(map(_is_shards, files)):
+        from imagemill.validation.contents import RecordedContents  # brings numpy, which records alone do not need
+
+        contents = RecordedContents(session.reading)
     for path in files:
         options = Options(
             limits=PresetRules(max_pixels, multiple_of),
@@ -73,30 +72,26 @@ def command(
             data_root=session.root.path if path.absolute() == session.root.stage2_jsonl.absolute() else None,
         )
         try:
-            for report in validate_each(path, kind=kind, options=options):
-                passed &= report.passed
-                show(report, as_lines=as_lines)
+            code |= show(validate_each(path, kind=kind, options=options), as_lines=as_lines)
         except MissingInput as error:
             # The files after it are looked at all the same: one call tells a launch script everything.
-            passed = False
+            code = 1
             click.echo(f"imagemill: {error}", err=True)
             if as_lines:
-                show(missing(path, error), as_lines=True)
-    sys.exit(0 if passed else 1)
+                show([missing(path, error)], as_lines=True)
+    sys.exit(code)
 
 
-def show(report: Report, *, as_lines: bool) -> None:
-    """Print one report, for people or as a line for programs."""
-    for line in [as_json(report).decode()] if as_lines else as_text(report):
-        click.echo(line)
-    if report.kind == "stage2" and not as_lines:
-        click.echo(f"{report.file}: the npy files were not opened; `imagemill verify` reads them")
-
-
-def _recorded(session: Session) -> "RecordedContents":
-    from imagemill.validation.contents import RecordedContents  # brings numpy, which records alone do not need
-
-    return RecordedContents(session.reading)
+def show(reports: Iterable[Report], *, as_lines: bool = False) -> int:
+    """Print reports, for people or as a line each for programs; return the exit code."""
+    code = 0
+    for report in reports:
+        code |= not report.passed
+        for line in [as_json(report).decode()] if as_lines else as_text(report):
+            click.echo(line)
+        if report.kind == "stage2" and not as_lines:
+            click.echo(f"{report.file}: the npy files were not opened; `imagemill verify` reads them")
+    return code
 
 
 def _is_shards(path: Path) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import click
 
 from dagster_project.cli.options import root_options
+from dagster_project.cli.validate import show
 from imagemill.domain.layout import DataRoot
 from imagemill.errors import ImagemillError
 from imagemill.pipeline.curation.near_duplicates import reported_images
@@ -15,7 +16,7 @@ from imagemill.pipeline.status import ledger_of_runs
 from imagemill.store.ledger import LedgerDamaged
 from imagemill.store.locations import refuse_gone
 from imagemill.validation.contents import RecordedContents
-from imagemill.validation.findings import Report, as_text, collect
+from imagemill.validation.findings import Report, collect
 from imagemill.validation.shard_coverage import shard_coverage
 from imagemill.validation.shard_sets import set_folders
 from imagemill.validation.validator import Options, missing, validate, verify_stage2
@@ -59,11 +60,3 @@ def _coverage(session: Session) -> Iterator[Report]:
         return
     findings = shard_coverage(root.stage2_jsonl, root.derived, root.shards, session.reading, excluded=excluded)
     yield collect(str(root.shards), "records and shards", findings)
-
-
-def show(reports: list[Report]) -> int:
-    """Print reports; the exit code."""
-    for report in reports:
-        for line in as_text(report):
-            click.echo(line)
-    return 0 if all(report.passed for report in reports) else 1

@@ -20,6 +20,7 @@ from dagster import DagsterError, DagsterInstance
 from dagster._check import CheckError
 from dagster._core.instance.ref import InstanceRef
 from dagster._serdes import serialize_value
+from dagster._utils.env import environ
 
 from dagster_project.history_errors import config_unusable, history_errors
 from dagster_project.internals.runs import sweep
@@ -112,7 +113,7 @@ def open_instance(root: DataRoot) -> Iterator[DagsterInstance]:
         # Before the environment is set: there, DAGSTER_HOME is the user's consent.
         home = prepare_home(root)
         use(root.owners)
-        with _environment(environment_of(root)), _opened(home, reference_of(home, _TO_THE_TERMINAL)) as instance:
+        with environ(environment_of(root)), _opened(home, reference_of(home, _TO_THE_TERMINAL)) as instance:
             yield instance
 
 
@@ -134,7 +135,7 @@ def serialized_instance(root: DataRoot) -> str:
     """
     with disk_full_told(root.path), history_errors(home_of(root)):
         home = prepare_home(root)
-        with _environment(environment_of(root)):
+        with environ(environment_of(root)):
             reference = reference_of(home)
             with _opened(home, reference) as instance:
                 _read_some(instance)
@@ -148,17 +149,3 @@ def _read_some(instance: DagsterInstance) -> None:
     instance.event_log_storage.get_maximum_record_id()
     instance.get_asset_records()
     instance.all_instigator_state()
-
-
-@contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value

@@ -23,46 +23,57 @@ T5_TOKENS = 77
 T5_WIDTH = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class EmbeddingSpec:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """A kind of model, to find or build one.
+
+    Attributes:
+        encoder: `module:Class` with a classmethod `load(settings)`; imported only when a file has to be made.
+        default_model: hub id for real work, with `default_subfolder` inside it.
+        own_section: section of its settings, if it is not that of an embedding kind.
+    """
+
+    kind: str
+    encoder: str
+    default_model: str
+    default_subfolder: str | None = None
+    own_section: str | None = None
+
+    @property
+    def section(self) -> str:
+        """Where its settings stand in the configuration file."""
+        return self.own_section or f"encoders.{self.kind}"
+
+    def encoder_class(self) -> Any:
+        """Import the encoder: this is where torch comes in, so call it late."""
+        module, _, name = self.encoder.partition(":")
+        return getattr(importlib.import_module(module), name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddingSpec(ModelSpec):
     """One embedding kind.
 
     Attributes:
-        kind: the asset's name, also the name in ledger, provenance and configuration.
+        kind: as of every model; the asset's name, also the name in ledger, provenance and configuration.
         pass_name: what `--pass` calls it.
         folder: folder below `derived/` that holds one `{image_id}.npy` per image.
         member: tar member suffix in a shard (`dinov3.npy`).
         source: what it is made from, and so what makes it stale: the image's pixels or its caption.
         dtype: NumPy name of the stored dtype.
         shape: (height, width) of the oriented image in pixels → shape of the stored array.
-        encoder: `module:Class` with a classmethod `load(settings)`; imported only when a file has to be made.
-        default_model: hub id for real work, with `default_subfolder` inside it.
         inline_field: field of a Stage 1 record that held this array, where one did.
         pixels_computed: (height, width) → pixels that the model computes, by which progress is measured.
     """
 
-    kind: str
     pass_name: str
     folder: str
     member: str
     source: Literal["pixels", "caption"]
     dtype: str
     shape: Callable[[int, int], tuple[int, ...]]
-    encoder: str
-    default_model: str
-    default_subfolder: str | None = None
     inline_field: str | None = None
     pixels_computed: Callable[[int, int], int] = lambda height, width: height * width
-
-    @property
-    def section(self) -> str:
-        """Where its settings stand in the configuration file."""
-        return f"encoders.{self.kind}"
-
-    def encoder_class(self) -> Any:
-        """Import the encoder: this is where torch comes in, so call it late."""
-        module, _, name = self.encoder.partition(":")
-        return getattr(importlib.import_module(module), name)
 
 
 def latent_shape(height: int, width: int) -> tuple[int, int, int]:

@@ -28,8 +28,8 @@ import numpy as np
 import torch
 
 from imagemill.config import PREVIEW, ModelSettings
-from imagemill.domain.embedding_specs import EmbeddingSpec
-from imagemill.encoders.preview import LIBRARY_KEYS, MARKER, ModelSpec, ensure_preview, is_preview
+from imagemill.domain.embedding_specs import EmbeddingSpec, ModelSpec
+from imagemill.encoders.preview import LIBRARY_KEYS, MARKER, ensure_preview, is_preview
 from imagemill.errors import ModelUnusable, NonFiniteEmbedding, WeightsMissing
 from imagemill.formats.manifest import sha256_file
 from imagemill.fs.fingerprints import FileSignature, file_signature
@@ -51,33 +51,27 @@ class Checkpoint:
     """A model folder as configured, found on this machine.
 
     Attributes:
-        kind: embedding kind.
-        section: where its settings stand in the configuration file.
-        model: hub id or path as configured.
+        spec: kind of model.
+        settings: as configured.
         path: the folder with `config.json`.
         revision: commit on the hub; None for a folder.
-        preview: whether it is a stand-in.
         device: where it is to run, resolved: `cuda`, `mps` or `cpu`.
-        dtype: compute dtype.
     """
 
-    kind: str
-    section: str
-    model: str
+    spec: ModelSpec
+    settings: ModelSettings
     path: Path
     revision: str | None
-    preview: bool
     device: str
-    dtype: str
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        return getattr(torch, self.dtype)
+        return getattr(torch, self.settings.dtype)
 
     @property
     def host_dtype(self) -> torch.dtype:
         """What pixels are prepared in: never less than float32."""
-        return torch.float64 if self.dtype == "float64" else torch.float32
+        return torch.float64 if self.settings.dtype == "float64" else torch.float32
 
     def json(self, name: str = "config.json") -> dict[str, Any]:
         """A JSON file of the folder. Raises ModelUnusable where it is not there or not an object."""
@@ -94,9 +88,9 @@ class Checkpoint:
     def unusable(
         self, reason: str, *, do: str | None = None, error: type[ModelUnusable] = ModelUnusable
     ) -> ModelUnusable:
-        setting = f"set {self.section}.model in imagemill.yaml"
+        setting = f"set {self.spec.section}.model in imagemill.yaml"
         do = do or f"copy or fetch the model again, or {setting} to another one, or to preview"
-        return _unusable(self, self.model, self.device, reason, where=self.path, do=do, error=error)
+        return _unusable(self.spec, self.settings, self.device, reason, where=self.path, do=do, error=error)
 
     @contextmanager
     def loading(self) -> Iterator[None]:
@@ -134,17 +128,8 @@ def resolve(
     if not (path / config).is_file():
         inner = spec.default_subfolder
         hint = f"set {spec.section}.subfolder: {inner}" if inner and (path / inner / config).is_file() else None
-        raise _unusable(spec, settings.model, device, f"it has no {config}", where=path, do=hint)
-    return Checkpoint(
-        kind=spec.kind,
-        section=spec.section,
-        model=settings.model,
-        path=path,
-        revision=revision,
-        preview=is_preview(path),
-        device=device,
-        dtype=settings.dtype,
-    )
+        raise _unusable(spec, settings, device, f"it has no {config}", where=path, do=hint)
+    return Checkpoint(spec, settings, path, revision, device)
 
 
 def _folder(
@@ -179,11 +164,11 @@ def _not_fetched(settings: ModelSettings, spec: ModelSpec, device: str, error: E
     from huggingface_hub.errors import HFValidationError
 
     if isinstance(error, HFValidationError):
-        return _unusable(spec, settings.model, device, "there is no such folder")
+        return _unusable(spec, settings, device, "there is no such folder")
     offline = "; HF_HUB_OFFLINE is set, so only the local cache was asked" if constants.HF_HUB_OFFLINE else ""
     return _unusable(
         spec,
-        settings.model,
+        settings,
         device,
         f"there is no such folder, and it does not come from the hub{offline}",
         why=f"{type(error).__name__}: {str(error).strip().splitlines()[0]}" if str(error).strip() else repr(error),
@@ -193,8 +178,8 @@ def _not_fetched(settings: ModelSettings, spec: ModelSpec, device: str, error: E
 
 
 def _unusable(
-    of: ModelSpec | Checkpoint,
-    model: str,
+    spec: ModelSpec,
+    settings: ModelSettings,
     device: str,
     reason: str,
     *,
@@ -203,8 +188,12 @@ def _unusable(
     do: str | None = None,
     error: type[ModelUnusable] = ModelUnusable,
 ) -> ModelUnusable:
-    do = do or f"set {of.section}.model in imagemill.yaml to a hub id, a folder written by save_pretrained, or preview"
-    return error(f"{of.kind}: model {model} cannot be used on {device}: {reason}", where=where, why=why, do=do)
+    do = (
+        do or f"set {spec.section}.model in imagemill.yaml to a hub id, a folder written by save_pretrained, or preview"
+    )
+    return error(
+        f"{spec.kind}: model {settings.model} cannot be used on {device}: {reason}", where=where, why=why, do=do
+    )
 
 
 def _pick_device(spec: ModelSpec, settings: ModelSettings) -> str:
@@ -214,7 +203,7 @@ def _pick_device(spec: ModelSpec, settings: ModelSettings) -> str:
         return next(name for name, usable in there.items() if usable)
     if not there[settings.device]:
         reason = f"this machine or this build of torch ({torch.__version__}) has no {settings.device}"
-        raise _unusable(spec, settings.model, settings.device, reason, do=f"set {spec.section}.device: auto")
+        raise _unusable(spec, settings, settings.device, reason, do=f"set {spec.section}.device: auto")
     return settings.device
 
 
@@ -267,8 +256,8 @@ def json_sha256(value: Mapping[str, Any], *, without: Iterable[str] = VOLATILE_K
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
 
-def expect_config(checkpoint: Checkpoint, **wanted: Any) -> dict[str, Any]:
-    """config.json, if it says what this encoder needs.
+def expect_config(checkpoint: Checkpoint, **wanted: Any) -> None:
+    """Check that config.json says what this encoder needs.
 
     Raises:
         ModelUnusable: another kind of model. Without this `from_pretrained` loads it, with random weights.
@@ -277,22 +266,21 @@ def expect_config(checkpoint: Checkpoint, **wanted: Any) -> dict[str, Any]:
     for key, value in wanted.items():
         if config.get(key) != value:
             raise checkpoint.unusable(f"config.json says {key} {config.get(key)!r}, needed is {value!r}")
-    return config
 
 
 def identity(checkpoint: Checkpoint, *, threads: int, weights: str, **facts: Any) -> ModelIdentity:
     """Return the identity of a checkpoint: its weights, configuration and compute dtype, and `facts`, JSON values only."""
     return ModelIdentity(
-        kind=checkpoint.kind,
-        model=checkpoint.model,
+        kind=checkpoint.spec.kind,
+        model=checkpoint.settings.model,
         revision=checkpoint.revision,
-        preview=checkpoint.preview,
+        preview=is_preview(checkpoint.path),
         device=checkpoint.device,
         threads=threads,
         facts={
             "weights_sha256": {path.name: file_sha256(path) for path in weight_files(checkpoint, weights)},
             "config_sha256": json_sha256(checkpoint.json()),
-            "compute_dtype": checkpoint.dtype,
+            "compute_dtype": checkpoint.settings.dtype,
             **facts,
         },
     )

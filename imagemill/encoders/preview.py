@@ -16,10 +16,11 @@ import math
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
+from imagemill.domain.embedding_specs import ModelSpec
 from imagemill.errors import ModelUnusable
 from imagemill.formats.manifest import sha256_file
 from imagemill.fs.atomic import sweep_temporaries, temporary_path
@@ -35,22 +36,6 @@ LIBRARY_KEYS = frozenset({"transformers_version", "_diffusers_version", "dtype"}
 _BIAS_GAIN = 0.25
 # Standard deviation of a uniform int8.
 _INT8_SPREAD = 73.6
-
-
-class ModelSpec(Protocol):
-    """What is asked of a kind of model to find or build one: an EmbeddingSpec, or the vision-language model's."""
-
-    @property
-    def kind(self) -> str: ...
-    @property
-    def section(self) -> str: ...
-    @property
-    def encoder(self) -> str: ...
-    @property
-    def default_model(self) -> str: ...
-    @property
-    def default_subfolder(self) -> str | None: ...
-    def encoder_class(self) -> Any: ...
 
 
 def ensure_preview(spec: ModelSpec, root: Path) -> Path:

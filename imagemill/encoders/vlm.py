@@ -11,7 +11,6 @@ Spec: docs/spec/stage2.md#caption-sources, docs/spec/stage-a.md#summaries
 import os
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,6 +18,7 @@ import torch
 from PIL import Image
 
 from imagemill.config import VlmSettings
+from imagemill.domain.embedding_specs import ModelSpec
 from imagemill.encoders.loading import (
     Checkpoint,
     expect_config,
@@ -62,22 +62,16 @@ _FILES = ("config.json", *_PARTS, *weight_patterns(_WEIGHTS))
 _NEEDED = (("tokenizer.json", "vocab.json"), ("preprocessor_config.json", "processor_config.json"))
 
 
-@dataclass(frozen=True, slots=True)
-class VlmSpec:
-    """One use of the model, by the section of the configuration that it is set in."""
-
-    section: str
-    kind: str = "vision_language"
-    encoder: str = "imagemill.encoders.vlm:VisionLanguageModel"
-    default_model: str = "Qwen/Qwen3-VL-4B-Instruct"
-    default_subfolder: str | None = None
-
-    def encoder_class(self) -> Any:
-        return VisionLanguageModel
-
-
-SUMMARIZER = VlmSpec("summarizer")
-CAPTIONER = VlmSpec("captioner")
+# Uses of the model, by the section of the configuration that it is set in.
+SUMMARIZER, CAPTIONER = (
+    ModelSpec(
+        kind="vision_language",
+        own_section=section,
+        encoder="imagemill.encoders.vlm:VisionLanguageModel",
+        default_model="Qwen/Qwen3-VL-4B-Instruct",
+    )
+    for section in ("summarizer", "captioner")
+)
 
 
 class VisionLanguageModel:
@@ -95,13 +89,13 @@ class VisionLanguageModel:
 
     @classmethod
     def identify(
-        cls, settings: VlmSettings, *, spec: VlmSpec, threads: int, preview_root: Path, **facts: Any
+        cls, settings: VlmSettings, *, spec: ModelSpec, threads: int, preview_root: Path, **facts: Any
     ) -> ModelIdentity:
         """Read the identity off the files, and add `facts`; no weights are loaded. Raises ModelUnusable."""
         return _identify(_resolve(settings, spec, preview_root), settings, threads, **facts)
 
     @classmethod
-    def load(cls, settings: VlmSettings, *, spec: VlmSpec, threads: int, preview_root: Path) -> Self:
+    def load(cls, settings: VlmSettings, *, spec: ModelSpec, threads: int, preview_root: Path) -> Self:
         """Load processor and model, whole. Raises ModelUnusable."""
         checkpoint = _resolve(settings, spec, preview_root)
         made_by = _identify(checkpoint, settings, threads)
@@ -155,7 +149,7 @@ class VisionLanguageModel:
         # Of NaN the likeliest is always one and the same token: an answer of exclamation marks, and no error.
         if scores.isnan().any():
             raise NonFiniteEmbedding(
-                "the model produced NaN", do=f"set {self._checkpoint.section}.dtype: bfloat16 or float32"
+                "the model produced NaN", do=f"set {self._checkpoint.spec.section}.dtype: bfloat16 or float32"
             )
         return scores
 
@@ -200,7 +194,7 @@ _held: dict[tuple[Any, ...], VisionLanguageModel] = {}
 _holding = threading.RLock()
 
 
-def held(settings: VlmSettings, spec: VlmSpec, threads: int, preview_root: Path) -> VisionLanguageModel:
+def held(settings: VlmSettings, spec: ModelSpec, threads: int, preview_root: Path) -> VisionLanguageModel:
     """The model of these settings, loaded once in this process. Another one makes room first: two may not fit."""
     # The settings that summarizer and captioner share.
     bare = VlmSettings(**{name: getattr(settings, name) for name in VlmSettings.__struct_fields__})
@@ -250,7 +244,7 @@ def _generation(model: Any, settings: VlmSettings) -> Any:
 # ---- what it is
 
 
-def _resolve(settings: VlmSettings, spec: VlmSpec, preview_root: Path) -> Checkpoint:
+def _resolve(settings: VlmSettings, spec: ModelSpec, preview_root: Path) -> Checkpoint:
     checkpoint = resolve(settings, spec=spec, preview_root=preview_root, files=_FILES)
     expect_config(checkpoint, model_type="qwen3_vl")
     for names in _NEEDED:

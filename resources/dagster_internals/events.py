@@ -187,24 +187,14 @@ class StreamedEvents:
     Attributes:
         deferred: whether events are stored as they come. Where not, they are kept, dropped when the block ends well
             (Dagster then marks the range itself) and stored when it does not (Dagster then marks nothing).
-        reported: events stored so far.
     """
 
-    def __init__(
-        self,
-        context: dg.OutputContext,
-        *,
-        pointer: int | None = None,
-        batch: int = BATCH_EVENTS,
-        seconds: float = BATCH_SECONDS,
-    ) -> None:
-        """Args: pointer: newest event in the log before the inputs were read; unset: the newest now."""
+    def __init__(self, context: dg.OutputContext) -> None:
         self._step_context = step_context = context.step_context
-        self.deferred, self.reported = deferred(context), 0
+        self.deferred = deferred(context)
         self._asset_key, self._storage = context.asset_key, step_context.instance.event_log_storage
         self._code_version = step_context.job_def.asset_layer.get(self._asset_key).code_version or step_context.run_id
-        self._pointer = pointer or self._storage.get_maximum_record_id()
-        self._batch, self._seconds = batch, seconds
+        self._pointer = self._storage.get_maximum_record_id()
         self._buffer: list[Any] = []
         self._flushed = time.monotonic()
         _claim(context)
@@ -228,7 +218,7 @@ class StreamedEvents:
         tags = version_tags(data_version, code_version=self._code_version, inputs=inputs, pointer=self._pointer)
         event = dg.AssetMaterialization(self._asset_key, partition=partition, metadata=metadata, tags=tags)
         self._buffer.append(self._entry(event))
-        if self.deferred and (len(self._buffer) >= self._batch or time.monotonic() - self._flushed >= self._seconds):
+        if self.deferred and (len(self._buffer) >= BATCH_EVENTS or time.monotonic() - self._flushed >= BATCH_SECONDS):
             self.flush()
 
     def add_check(self, evaluation: dg.AssetCheckEvaluation) -> None:
@@ -249,7 +239,6 @@ class StreamedEvents:
                     self._storage.store_event_batch(batch)
                 else:
                     self._store_each(batch)
-                self.reported += len(batch)
         self._flushed = time.monotonic()
 
     def _store_each(self, events: Iterable[dg.AssetMaterialization | dg.AssetCheckEvaluation]) -> None:

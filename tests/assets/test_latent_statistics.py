@@ -7,7 +7,7 @@ import pytest
 
 from assets.latent_statistics import latent_statistics
 from assets.partitions import buckets
-from checks.latent_statistics import statistics_checks
+from checks.latent_statistics import statistics_agree
 from imagemill.domain.buckets import BUCKETS
 from imagemill.pipeline.curation.latent_statistics import read_statistics, statistics_path
 from imagemill.store.ledger import Ledger
@@ -36,7 +36,7 @@ def root(data_root):
 def count(root, instance, *chosen, deferred=False):
     chosen = chosen or BUCKETS
     return materialize(
-        root, instance, latent_statistics, *statistics_checks, keys=[chosen[0], chosen[-1]], deferred=deferred
+        root, instance, latent_statistics, statistics_agree, keys=[chosen[0], chosen[-1]], deferred=deferred
     )
 
 
@@ -123,7 +123,7 @@ def test_empty_data_root_has_documents_without_numbers(data_root, instance):
 
 
 def test_check_passes_where_nothing_was_counted(data_root, instance):
-    assert check(data_root, instance, latent_statistics, *statistics_checks)[NAME].passed
+    assert check(data_root, instance, latent_statistics, statistics_agree)[NAME].passed
 
 
 def test_check_warns_of_a_channel_without_spread(data_root, instance):
@@ -149,7 +149,7 @@ def test_check_fails_where_a_document_was_spoilt(root, instance, change, rule):
     path = documents(root)[SQUARE]
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
 
-    evaluation = check(root, instance, latent_statistics, *statistics_checks)[NAME]
+    evaluation = check(root, instance, latent_statistics, statistics_agree)[NAME]
 
     assert not evaluation.passed
     assert rule in evaluation.description
@@ -160,4 +160,4 @@ def test_check_fails_where_a_document_is_gone(root, instance, name):
     count(root, instance)
     documents(root)[name].unlink()
 
-    assert not check(root, instance, latent_statistics, *statistics_checks)[NAME].passed
+    assert not check(root, instance, latent_statistics, statistics_agree)[NAME].passed

@@ -8,7 +8,7 @@ import pytest
 
 from assets.bucket_shards import bucket_shards
 from assets.near_duplicates import near_duplicates
-from checks.near_duplicates import near_duplicate_checks
+from checks.near_duplicates import groups_valid
 from imagemill.domain.buckets import BUCKETS
 from imagemill.domain.embedding_specs import DINOV3, VAE
 from imagemill.formats.tar import read_shard
@@ -47,9 +47,7 @@ def configure(root, **settings):
 
 
 def find(root, instance, *, deferred=False, **config):
-    return materialize(
-        root, instance, near_duplicates, *near_duplicate_checks, deferred=deferred, near_duplicates=config
-    )
+    return materialize(root, instance, near_duplicates, groups_valid, deferred=deferred, near_duplicates=config)
 
 
 def pack(root, instance, *chosen, **config):
@@ -132,19 +130,19 @@ def test_broken_file_is_left_out_and_counted(root, instance):
 
 
 def test_check_passes_where_nothing_was_compared(data_root, instance):
-    assert check(data_root, instance, near_duplicates, *near_duplicate_checks)[NAME].passed
+    assert check(data_root, instance, near_duplicates, groups_valid)[NAME].passed
 
 
 def test_check_fails_where_lines_or_summary_were_spoilt(root, instance):
     find(root, instance)
     path = root.derived / "near_duplicates.jsonl"
     path.write_bytes(path.read_bytes() * 2)
-    evaluation = check(root, instance, near_duplicates, *near_duplicate_checks)[NAME]
+    evaluation = check(root, instance, near_duplicates, groups_valid)[NAME]
     assert "not_the_summarys" in evaluation.description
     assert not evaluation.passed
 
     (root.derived / "near_duplicates.json").write_text("{")
-    assert not check(root, instance, near_duplicates, *near_duplicate_checks)[NAME].passed
+    assert not check(root, instance, near_duplicates, groups_valid)[NAME].passed
 
 
 @pytest.mark.parametrize(
@@ -164,7 +162,7 @@ def test_check_fails_where_groups_are_not_what_they_should_be(root, instance, sp
     summary = root.derived / "near_duplicates.json"
     summary.write_text(json.dumps(json.loads(summary.read_text()) | {"lines": fingerprint(data)}))
 
-    evaluation = check(root, instance, near_duplicates, *near_duplicate_checks)[NAME]
+    evaluation = check(root, instance, near_duplicates, groups_valid)[NAME]
 
     assert not evaluation.passed
     assert rule in evaluation.description

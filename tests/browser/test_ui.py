@@ -7,9 +7,9 @@ import json
 
 import pytest
 
-from checks.bucket_shards import shard_checks
+from checks.bucket_shards import shards_valid
 from checks.embeddings import embedding_checks
-from checks.stage2_jsonl import stage2_checks
+from checks.stage2_jsonl import inputs_accepted, records_valid, table_valid
 from dagster_project.internals.instance import open_instance
 from dagster_project.partitions import register_images
 from dagster_project.sensors import STILL_SECONDS
@@ -28,7 +28,11 @@ pytestmark = [
 
 BROKEN = "broken"
 KINDS = [spec.kind for spec in embedding_specs()]
-CHECKS = [key for check in (*embedding_checks, *stage2_checks, *shard_checks) for key in check.check_keys]
+CHECKS = [
+    key
+    for check in (*embedding_checks, records_valid, table_valid, inputs_accepted, shards_valid)
+    for key in check.check_keys
+]
 CHECKED_ASSETS = sorted({key.asset_key.to_user_string() for key in CHECKS})
 # A daemon looks after backfills every 30 s, and after sensors every 5 s.
 DAEMON_SECONDS = 150

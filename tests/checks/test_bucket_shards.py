@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from assets.bucket_shards import bucket_shards
-from checks.bucket_shards import shard_checks
+from checks.bucket_shards import shards_valid
 from imagemill.domain.buckets import BUCKETS
 from tests.helpers.stage2 import stage2
 from tests.helpers.wiring import check, checks_of, history, materialize
@@ -23,7 +23,7 @@ def root(data_root, instance):
     """Two buckets, packed and checked."""
     stage2(data_root, "a", "b", size=(24, 24))
     stage2(data_root, "tall", size=(24, 36))
-    result = materialize(data_root, instance, bucket_shards, *shard_checks, keys=BUCKETS, deferred=True)
+    result = materialize(data_root, instance, bucket_shards, shards_valid, keys=BUCKETS, deferred=True)
     assert result.success
     assert checks_of(result)[NAME].passed
     assert checks_of(result)[NAME].metadata["checked"].value == 3
@@ -31,7 +31,7 @@ def root(data_root, instance):
 
 
 def check_shards(root, instance):
-    return check(root, instance, bucket_shards, *shard_checks)[NAME]
+    return check(root, instance, bucket_shards, shards_valid)[NAME]
 
 
 def test_check_passes_again_without_reading(root, instance):

@@ -9,7 +9,7 @@ import dagster as dg
 import pytest
 
 from assets.stage2_jsonl import stage2_jsonl
-from checks.stage2_jsonl import stage2_checks
+from checks.stage2_jsonl import inputs_accepted, records_valid, table_valid
 from tests.helpers.stage2 import embed, photos, record_of, write_text
 from tests.helpers.wiring import check, checks_of, history, materialize, stub_every_kind
 
@@ -27,14 +27,14 @@ def instance(monkeypatch):
 def check_lines(root, instance, *lines):
     """The verdicts on a file of these lines."""
     write_text(root.stage2_jsonl, *(line if isinstance(line, bytes) else json.dumps(line) for line in lines))
-    return check(root, instance, stage2_jsonl, *stage2_checks)
+    return check(root, instance, stage2_jsonl, records_valid, table_valid, inputs_accepted)
 
 
 def test_checks_pass_on_what_a_run_made(data_root, instance):
     photos(data_root, "a", "b")
     embed(data_root)
 
-    result = materialize(data_root, instance, stage2_jsonl, *stage2_checks)
+    result = materialize(data_root, instance, stage2_jsonl, records_valid, table_valid, inputs_accepted)
 
     found = checks_of(result)
     assert {name: e.passed for name, e in found.items()} == {RECORDS: True, TABLE: True, INPUTS: True}
@@ -63,7 +63,7 @@ def test_inputs_without_a_record_are_a_warning_with_their_reasons(data_root, ins
     (data_root.approved / "b.png").write_bytes(b"no picture")
     (data_root.approved / "x.gif").write_bytes(b"")
 
-    result = materialize(data_root, instance, stage2_jsonl, *stage2_checks)
+    result = materialize(data_root, instance, stage2_jsonl, records_valid, table_valid, inputs_accepted)
 
     assert result.success, "a warning fails nothing"
     evaluation = checks_of(result)[INPUTS]
