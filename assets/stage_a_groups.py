@@ -7,7 +7,7 @@ and the merge takes no line of another one.
 
 Belongs here: which ranks a run works on and where, what Dagster and the ledger are told.
 Belongs elsewhere: one rank (pipeline/stage_a/worker.py), the merge (pipeline/stage_a/merge.py).
-Source: seed 003; CONTRACTS section 5.
+Spec: docs/spec/stage-a.md#work
 """
 
 import os

@@ -3,7 +3,7 @@
     imagemill     read once; norm, coord, kept lines and statistics in one pass; every line validated, every file flushed
     stages        normalise, tokens, filter each of three files, alias copies: each reads and writes whole files with json
 
-The stages are those of seed 004 before its change, written plainly; they neither validate nor flush. Images are left out on both
+The stages are those of the original system, written plainly; they neither validate nor flush. Images are left out on both
 sides: `benchmarks.hardlinks` is about them. Both give the same records, which is checked first.
 
 Goal: at least 5 times faster than the stages (median over interleaved rounds).

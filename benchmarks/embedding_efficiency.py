@@ -197,7 +197,7 @@ def _stored_shape(spec: EmbeddingSpec, item: Any) -> tuple[int, ...]:
 
 @torch.inference_mode()
 def _plain(encoder: Any, tokenizer: Any, captions: Sequence[str], folder: Path) -> float:
-    """Seed 002's loop: four at a time, padded to 77, one thing after the other."""
+    """The loop of the original specification: four at a time, padded to 77, one thing after the other."""
     began = time.perf_counter()
     device = encoder.identity.device
     with TemporaryDirectory(dir=folder) as name:

@@ -204,7 +204,7 @@ def limit(root: DataRoot) -> None:
 
 
 def loop(root: DataRoot, jsonl: Path, records: int) -> None:
-    """As seed 001 describes it: a record is ready where its fields and its three files are there."""
+    """The loop of the original specification: a record is ready if its fields and its three files exist."""
     ready = 0
     with open(jsonl) as lines:
         for line in lines:

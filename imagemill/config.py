@@ -8,7 +8,7 @@
 
 Belongs here: the shape of the configuration, its defaults and its errors.
 Belongs elsewhere: live objects made from it (resources/).
-Source: CONTRACTS section 6.
+Spec: docs/spec/conventions.md#command-line
 """
 
 import os

@@ -12,7 +12,7 @@ Which samples there are, their captions and credits are in demo.yaml.
 
 Belongs here: putting them into a folder that is empty or holds only them.
 Belongs elsewhere: what becomes of a folder of images (pipeline/stage2/scan.py), a folder of the user's own (Makefile).
-Source: issue 3, "Two commands"; CONTRACTS, first table (`approved/` may be a symlink: then it is only read).
+Spec: docs/spec/conventions.md#locations
 """
 
 import argparse

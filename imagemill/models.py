@@ -5,7 +5,7 @@
             return [f"{image.name}: …" for image in images]
 
 The models are in encoders/, their callers in pipeline/.
-Source: CONTRACTS section 5, "The summarizer is replaceable".
+Spec: docs/spec/stage-a.md#summarizers
 """
 
 from collections.abc import Hashable, Sequence

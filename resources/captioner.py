@@ -2,7 +2,7 @@
 
 Belongs here: its settings, its identity, what a worker is built with.
 Belongs elsewhere: which images it captions (imagemill/pipeline/stage2/caption.py), making one (imagemill/encoders/recipes.py).
-Source: CONTRACTS section 1, row "captions".
+Spec: docs/spec/stage2.md#caption-sources
 """
 
 from collections.abc import Iterable

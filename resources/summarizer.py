@@ -3,7 +3,7 @@
 Belongs here: the choice, its settings, its identity.
 Belongs elsewhere: what a summarizer is (imagemill/models.py), how a worker makes one (imagemill/encoders/recipes.py), models
 (imagemill/encoders/vlm.py), who calls it (imagemill/pipeline/stage_a/worker.py).
-Source: CONTRACTS section 5, "The summarizer is replaceable".
+Spec: docs/spec/stage-a.md#summarizers
 """
 
 from collections.abc import Callable

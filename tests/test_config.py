@@ -1,4 +1,7 @@
-"""`imagemill.yaml`: absent means preview models, wrong is named. Source: CONTRACTS section 6."""
+"""`imagemill.yaml`: absent means preview models, wrong is named.
+
+Spec: docs/spec/conventions.md#command-line, docs/spec/conventions.md#configuration
+"""
 
 import pytest
 
@@ -43,7 +46,7 @@ def test_default_hub_id_of_a_kind_brings_its_subfolder(tmp_path):
 
 
 def test_near_duplicates_stay_in_the_shards_unless_the_file_says_otherwise(tmp_path):
-    """ "It reports, and excludes from shards only when asked". Source: issue 4."""
+    """ "It reports, and excludes from shards only when asked"."""
     settings = read_config(tmp_path / "absent.yaml").near_duplicates
     assert (settings.threshold, settings.exclude) == (0.97, False)
 
@@ -52,7 +55,7 @@ def test_near_duplicates_stay_in_the_shards_unless_the_file_says_otherwise(tmp_p
 
 
 def test_summarizer_is_the_preview_model_and_greedy_and_the_captioner_off(tmp_path):
-    """ "Greedy by default", "off by default". Source: issue "Stage-A"; CONTRACTS section 1, captions."""
+    """ "Greedy by default", "off by default". Spec: docs/spec/stage2.md#caption-sources"""
     config = read_config(tmp_path / "absent.yaml")
 
     assert (config.summarizer.kind, config.summarizer.model) == (TRANSFORMERS, PREVIEW)

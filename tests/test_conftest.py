@@ -49,7 +49,7 @@ def run_pytest(folder: Path, tests: str, no_skip: str | None, **more: str) -> tu
 
 
 def test_skips_fail_with_their_reason_when_nothing_may_be_skipped(tmp_path):
-    """Every skip fails and says why; an expected failure stays one. Source: issue 3, `.ci/run`."""
+    """Every skip fails and says why; an expected failure stays one."""
     code, output = run_pytest(tmp_path, MIXED, "1")
 
     assert code == 1

@@ -37,7 +37,7 @@ def package_file(name: str):
 
 
 def test_samples_hold_all_seven_buckets(samples):
-    """With crops, every aspect bucket occurs. Source: issue 3, "Two commands"."""
+    """With crops, every aspect bucket occurs."""
     found = set()
     for path in photographs(samples):
         with Image.open(path) as image:
@@ -47,7 +47,7 @@ def test_samples_hold_all_seven_buckets(samples):
 
 
 def test_originals_are_the_packages_bytes(samples):
-    """A photograph that is not cropped is the package's file. Source: issue 3, "real photos"."""
+    """A photograph that is not cropped is the package's file."""
     originals = {credit.source: samples / PurePosixPath(credit.source).name for credit in PHOTOGRAPHS}
 
     assert len(originals) == 9
@@ -55,7 +55,7 @@ def test_originals_are_the_packages_bytes(samples):
 
 
 def test_turned_copy_is_upright_by_its_exif_orientation_alone(samples):
-    """One copy is stored on its side, with the orientation that rights it. Source: issue 3, "Two commands"."""
+    """One copy is stored on its side, with the orientation that rights it."""
     with Image.open(samples / "coffee_turned.jpg") as turned, Image.open(samples / "coffee.png") as coffee:
         assert turned.size == (400, 600)
         assert turned.getexif()[0x0112] == 6
@@ -69,7 +69,7 @@ def test_turned_copy_is_upright_by_its_exif_orientation_alone(samples):
 
 
 def test_horse_has_alpha(samples):
-    """One sample has an alpha channel that is not constant. Source: issue 3, "Two commands"."""
+    """One sample has an alpha channel that is not constant."""
     with Image.open(samples / "horse.png") as horse:
         levels = [level for level, count in enumerate(horse.getchannel("A").histogram()) if count]
 
@@ -77,7 +77,7 @@ def test_horse_has_alpha(samples):
 
 
 def test_one_file_is_no_image_and_says_so(samples):
-    """Source: issue 3, "one file that is no image"."""
+    """"""
     with pytest.raises(UnidentifiedImageError):
         Image.open(samples / NO_IMAGE)
 
@@ -85,7 +85,7 @@ def test_one_file_is_no_image_and_says_so(samples):
 
 
 def test_every_photograph_has_a_caption_of_one_line(samples):
-    """Captions are `{image_id}.txt`, one line each; the file that is no image has none. Source: issue 3."""
+    """Captions are `{image_id}.txt`, one line each; the file that is no image has none."""
     captions = {path.stem: path.read_text("utf-8") for path in samples.glob("*.txt")}
 
     assert captions.keys() == {path.stem for path in photographs(samples)}
@@ -103,7 +103,7 @@ def test_same_bytes_in_another_folder(samples, tmp_path):
 
 
 def test_second_call_touches_nothing_and_restores_only_what_is_gone(tmp_path):
-    """Existing files stay byte for byte, an edited caption too. Source: issue 3, "does nothing twice"."""
+    """Existing files stay byte for byte, an edited caption too."""
     approved = tmp_path / "approved"
     write_demo(approved)
     (approved / "horse.txt").write_text("A horse.\n")
@@ -121,7 +121,7 @@ def test_second_call_touches_nothing_and_restores_only_what_is_gone(tmp_path):
 
 @pytest.mark.parametrize("name", ["holiday.jpg", "holiday.txt", "album/holiday.jpg"])
 def test_folder_with_a_file_of_somebody_else_is_left_alone(tmp_path, name):
-    """Samples and the user's own photos are never mixed. Source: issue 3, "Two commands"."""
+    """Samples and the user's own photos are never mixed."""
     foreign = tmp_path / "approved" / name
     foreign.parent.mkdir(parents=True)
     foreign.write_bytes(b"mine")
@@ -135,7 +135,7 @@ def test_folder_with_a_file_of_somebody_else_is_left_alone(tmp_path, name):
 
 
 def test_folder_behind_a_symlink_is_only_read(tmp_path):
-    """`approved/` may be a symlink; nothing is written through it, even an empty one. Source: CONTRACTS."""
+    """`approved/` may be a symlink; nothing is written through it, even an empty one."""
     (tmp_path / "mine").mkdir()
     (tmp_path / "approved").symlink_to(tmp_path / "mine")
 
@@ -147,7 +147,7 @@ def test_folder_behind_a_symlink_is_only_read(tmp_path):
 
 
 def test_dot_files_do_not_make_a_folder_foreign(tmp_path):
-    """Dot-files are ignored in `approved/`. Source: CONTRACTS section 1, "inputs"."""
+    """Dot-files are ignored in `approved/`. Spec: docs/spec/stage2.md#inputs"""
     (tmp_path / "approved").mkdir()
     (tmp_path / "approved" / ".DS_Store").write_bytes(b"")
 
@@ -155,7 +155,7 @@ def test_dot_files_do_not_make_a_folder_foreign(tmp_path):
 
 
 def test_missing_extra_is_named_and_nothing_is_written(tmp_path, monkeypatch):
-    """Source: issue 3, "an optional demo extra"; STYLE, errors say what to do."""
+    """"""
 
     def files(package):
         raise ModuleNotFoundError(package)
@@ -170,14 +170,14 @@ def test_missing_extra_is_named_and_nothing_is_written(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("credit", PHOTOGRAPHS, ids=lambda credit: credit.title)
 def test_licence_is_quoted_from_the_package(credit):
-    """A credit's words stand in the installed package, line breaks aside. Source: issue 3, "stated there"."""
+    """A credit's words stand in the installed package, line breaks aside."""
     stated = " ".join(package_file(credit.stated_in).read_text("utf-8").split())
 
     assert all(part in stated for part in credit.licence.split(" [...] "))
 
 
 def test_credits_page_names_every_sample_with_author_and_licence(samples):
-    """Source: issue 3, "credits shown"."""
+    """"""
     page = (samples.parent / CREDITS_NAME).read_text("utf-8")
 
     assert all(f"{path.name} (" in page for path in photographs(samples))
@@ -185,7 +185,7 @@ def test_credits_page_names_every_sample_with_author_and_licence(samples):
 
 
 def test_command_shows_credits_and_goes_on_where_the_folder_is_foreign(tmp_path, capsys):
-    """`make run` works with what is in `approved/` either way. Source: issue 3, "Two commands"."""
+    """`make run` works with what is in `approved/` either way."""
     assert demo.main([str(tmp_path)]) == 0
     assert "Chelsea the cat, by Stefan van der Walt: chelsea.png (unchanged)" in capsys.readouterr().out
 
@@ -196,7 +196,7 @@ def test_command_shows_credits_and_goes_on_where_the_folder_is_foreign(tmp_path,
 
 
 def test_command_fails_with_the_message_where_the_extra_is_missing(tmp_path, capsys, monkeypatch):
-    """Exit 1 and no traceback. Source: CONTRACTS section 0, "Exit codes"."""
+    """Exit 1 and no traceback. Spec: docs/spec/conventions.md#exit-codes"""
     monkeypatch.setattr(demo, "_packaged_bytes", lambda source: _raise(MissingInput("not there", do="install it")))
 
     assert demo.main([str(tmp_path)]) == 1

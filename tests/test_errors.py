@@ -1,4 +1,4 @@
-"""What a full disk is called, whichever library met it. Source: issue 4, "Disk full"; STYLE, "Error"."""
+"""What a full disk is called, whichever library met it. Spec: docs/spec/conventions.md#atomic-names"""
 
 import errno
 import os

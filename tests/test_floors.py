@@ -65,7 +65,7 @@ def test_import_contracts_are_kept():
     ids=["validate records", "validate shards", "explain", "status", "verify"],
 )  # fmt: skip
 def test_reading_command_loads_no_heavy_library(finished, arguments):
-    """`validate`, `verify`, `explain`, `status` start fast. Source: CONTRACTS, section 6."""
+    """`validate`, `verify`, `explain`, `status` start fast. Spec: docs/spec/conventions.md#command-line"""
     argv = ["imagemill", *(part.format(root=finished.path) for part in arguments), "--data-root", str(finished.path)]
     loaded = loaded_by(f"from dagster_project.cli.main import main; sys.argv = {argv!r}; main()")
 
@@ -74,7 +74,7 @@ def test_reading_command_loads_no_heavy_library(finished, arguments):
 
 
 def test_definitions_load_without_models_or_tars():
-    """A code location is loaded again and again. Source: HOUSE.md, "Heavy libraries are imported where they are used"."""
+    """A code location is loaded again and again."""
     loaded = loaded_by("from dagster_project.definitions import defs; defs().resolve_asset_graph()")
 
     assert "dagster" in loaded
@@ -82,7 +82,7 @@ def test_definitions_load_without_models_or_tars():
 
 
 def test_public_class_names_mean_one_thing():
-    """`imagemill.reading.ShardSet` is not `PackPlan`. Source: HOUSE, "One rule, one place"."""
+    """`imagemill.reading.ShardSet` is not `PackPlan`."""
     places = defaultdict(list)
     for package in ("imagemill", "resources", "io_managers", "assets", "checks", "dagster_project"):
         for path in (PROJECT / package).rglob("*.py"):
@@ -95,7 +95,7 @@ def test_public_class_names_mean_one_thing():
 
 
 def test_every_private_module_of_dagster_is_banned():
-    """ruff refuses the names of the list outside the two packages for them; the list has all. Source: issue 16, part 4."""
+    """ruff refuses the names of the list outside the two packages for them; the list has all."""
     settings = tomllib.loads((PROJECT / "pyproject.toml").read_text())["tool"]["ruff"]["lint"]["flake8-tidy-imports"]
     private = {f"dagster.{module.name}" for module in pkgutil.iter_modules(dagster.__path__) if module.name[0] == "_"}
 

@@ -1,4 +1,7 @@
-"""`make run` chooses the data root and writes into no folder of images. The tools in .venv are stand-ins here."""
+"""`make run` chooses the data root and writes into no folder of images. The tools in .venv are stand-ins here.
+
+Spec: docs/spec/conventions.md#set-up
+"""
 
 import os
 import shutil
@@ -48,7 +51,7 @@ def make(checkout: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_run_without_images_places_samples_in_data(checkout):
-    """Source: issue 3, `make run`."""
+    """"""
     done = make(checkout, "run")
 
     assert done.returncode == 0, done.stderr
@@ -58,7 +61,7 @@ def test_run_without_images_places_samples_in_data(checkout):
 
 @pytest.mark.parametrize("relative", [True, False])
 def test_run_with_images_links_them_and_writes_nothing_there(checkout, photos, relative):
-    """Own data root `data-<folder name>`, `approved/` a symlink, spaces in names. Source: issue 3, `make run`."""
+    """Own data root `data-<folder name>`, `approved/` a symlink, spaces in names."""
     given = os.path.relpath(photos, checkout) if relative else str(photos)
 
     done = make(checkout, "run", f"IMAGES={given}/")
@@ -79,7 +82,7 @@ def test_run_with_images_takes_the_data_root_it_is_given(checkout, photos, tmp_p
 
 
 def test_run_refuses_a_data_root_that_has_other_images(checkout, photos):
-    """Own photos are never mixed with the samples. Source: issue 3, `make run`."""
+    """Own photos are never mixed with the samples."""
     (checkout / "data" / "approved").mkdir(parents=True)
 
     done = make(checkout, "run", f"IMAGES={photos}", "DATA_ROOT=data")
@@ -91,7 +94,7 @@ def test_run_refuses_a_data_root_that_has_other_images(checkout, photos):
 
 @pytest.mark.parametrize("inside", ["", "/out"])
 def test_run_refuses_a_data_root_within_the_images(checkout, photos, inside):
-    """Nothing is written into the user's folder. Source: issue 3, `make run`."""
+    """Nothing is written into the user's folder."""
     done = make(checkout, "run", f"IMAGES={photos}", f"DATA_ROOT={photos}{inside}")
 
     assert done.returncode != 0
@@ -108,7 +111,7 @@ def test_run_names_a_folder_that_is_not_there(checkout):
 
 
 def test_set_up_is_done_once_and_again_when_the_lock_changes(checkout):
-    """Source: issue 3, `make setup` is what `make run` and `make test` share."""
+    """"""
     assert "[uv]" not in make(checkout, "setup").stdout
 
     stamp = (checkout / ".venv" / "set-up.stamp").stat().st_mtime

@@ -1,7 +1,7 @@
 """Adding an embedding kind takes three source files: spec, encoder with its preview recipe, asset. The rest follows.
 
 The three are tests/helpers/toy_kind/{spec,encoder,asset}.py; command.py there is `imagemill` with them.
-Source: issue 3, "Must hold"; HOUSE.md, "One spec per embedding".
+
 """
 
 import json

@@ -154,7 +154,7 @@ def installed(tmp_path_factory):
 
 
 def test_only_one_package_is_at_the_top_of_site_packages(installed):
-    """Source: issue 16, part 7."""
+    """"""
     top = {name.partition("/")[0] for name in zipfile.ZipFile(installed.wheel).namelist()}
 
     assert {name for name in top if not name.endswith(".dist-info")} == {"imagemill"}
@@ -191,7 +191,7 @@ def test_worker_processes_import_the_products_packages(installed, start):
 
 
 def test_run_of_the_command_line_is_executed_again_in_the_ui(installed):
-    """Code server, daemon and the run's process find the product's packages; sensors are evaluated. Source: issue 16, part 7."""
+    """Code server, daemon and the run's process find the product's packages; sensors are evaluated."""
     port = free_port()
     command = [installed.bin / "imagemill", "ui", "--data-root", installed.root.path, "--port", str(port)]
     with installed.serving(*command, port=port) as ui:

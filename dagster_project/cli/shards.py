@@ -1,4 +1,4 @@
-"""`imagemill shards`: the seed's command. It refuses existing shards unless told `--overwrite`."""
+"""`imagemill shards`: refuses existing shards unless `--overwrite` is given."""
 
 import sys
 from collections.abc import Iterator, Mapping
@@ -55,7 +55,7 @@ def _existing(modes: Mapping[str, bool]) -> Existing:
 
 
 def told(counts: dict[str, int]) -> Iterator[str]:
-    """What a packing command says at its end; the seed's line is the last one."""
+    """Print the result of a packing command; the line of counters is the last one."""
     if dead := counts.get("tombstones"):
         yield (
             f"{dead} samples in the tars count no more (tombstones.jsonl): imagemill.reading leaves them out, readers that "
@@ -65,7 +65,7 @@ def told(counts: dict[str, int]) -> Iterator[str]:
 
 
 def counters(counts: dict[str, int]) -> str:
-    """The seed's last line."""
+    """Return the line of counters. Spec: docs/spec/shards.md#progress"""
     names = ("total_records", "ready_records", "skipped_incomplete", "filtered", "written_samples", "written_shards")
     return " ".join(f"{name}={counts[name]}" for name in names)
 

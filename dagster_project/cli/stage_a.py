@@ -4,7 +4,7 @@
     imagemill stage-a --mission M --world-size W     W ranks, each in a process of this machine
     torchrun … -m imagemill stage-a                  each process is one rank; rank 0 waits for the others and merges
 
-Source: seed 003; CONTRACTS sections 5 and 6.
+Spec: docs/spec/conventions.md#command-line
 """
 
 import os

@@ -7,7 +7,7 @@
 As polygons, an instance in several parts (something stands before it) becomes its largest one: an object stays one instance. Run
 lengths have no outline, and become their box. Both are counted. An object keeps its category's id in `metadata`.
 
-Source: cocodataset.org, "Data format".
+Reference: cocodataset.org, "Data format".
 """
 
 from collections import defaultdict

@@ -11,7 +11,7 @@ The link keeps every image's path below its folder. Splits whose images lie in d
 folder that holds both.
 
 Belongs here: adapters by name, and what they write. Belongs elsewhere: what one of them reads (its module).
-Source: CONTRACTS section 3, "raw/images may be a symlink (convert makes one: raw is only read)".
+Spec: docs/spec/presets.md#dataset-layout
 """
 
 import importlib

@@ -1,6 +1,6 @@
 """LVIS: COCO's document, with names of one word for each category and images told by their address.
 
-Source: lvisdataset.org, "Data format".
+Reference: lvisdataset.org, "Data format".
 """
 
 from collections.abc import Iterator

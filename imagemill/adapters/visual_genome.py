@@ -6,7 +6,7 @@
 There are boxes only. The first of an object's names is its text. Objects of one image with the same text and box are one object.
 Early releases name the images' `image_id` `id`.
 
-Source: homes.cs.washington.edu/~ranjay/visualgenome, "API, data format".
+Reference: homes.cs.washington.edu/~ranjay/visualgenome, "API, data format".
 """
 
 from collections import defaultdict

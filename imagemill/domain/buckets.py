@@ -1,11 +1,11 @@
 """The seven aspect buckets, and which one an image belongs to.
 
-Source: seed 000 "Aspect ratio bucketing", seed 002 decision 2; CONTRACTS section 1, row "bucket".
+Spec: docs/spec/stage2.md#buckets
 """
 
 from fractions import Fraction
 
-# The seed's order: it breaks ties.
+# This order breaks ties.
 BUCKETS = ("1024x1024", "832x1216", "1216x832", "768x1280", "1280x768", "704x1344", "1344x704")
 
 # Outside this range of width / height an image still gets its nearest bucket, with a warning.
@@ -19,7 +19,7 @@ def bucket_size(bucket: str) -> tuple[int, int]:
 
 
 def assign_bucket(width: int, height: int) -> str:
-    """The bucket whose width/height is nearest to this image's; the first in the seed's order on a tie."""
+    """The bucket whose width/height is nearest to this image's; the first in this order on a tie."""
     # Exact: rounded quotients break ties by their last bit. The image's own height divides every distance alike.
     distances = [Fraction(abs(width * h - height * w), h) for w, h in map(bucket_size, BUCKETS)]
     return BUCKETS[distances.index(min(distances))]

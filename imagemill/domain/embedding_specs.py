@@ -3,7 +3,7 @@
 Adding a kind: one `EmbeddingSpec` here, one encoder file in encoders/ (with its preview recipe), one line in
 assets/embeddings.py. Everything else follows from the registry.
 
-Source: seed 000 (shapes, dtypes, folders), seed 001 (shard member names), CONTRACTS section 1.
+Spec: docs/spec/stage2.md#embeddings, docs/spec/shards.md#members
 """
 
 import importlib

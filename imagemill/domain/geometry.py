@@ -7,7 +7,8 @@
 
 Belongs here: the arithmetic. It is done in whole numbers wherever the input is, so no result hangs on a float's last bit.
 Belongs elsewhere: what a record must hold (preset_records.py), pixels themselves (formats/resize.py).
-Source: CONTRACTS section 3, "Target size", "Geometry", "Quantization", "object_order"; seed 004.
+Spec: docs/spec/presets.md#target-size, docs/spec/presets.md#geometry, docs/spec/presets.md#quantisation,
+docs/spec/presets.md#object-order
 """
 
 import functools

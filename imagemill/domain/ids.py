@@ -1,6 +1,6 @@
 """Image ids: from file names, into tar member names and back.
 
-Source: seed 000 "File naming convention"; CONTRACTS sections 1 (image_id) and 2 (member names, refused ids).
+Spec: docs/spec/stage2.md#image-id, docs/spec/shards.md#members
 """
 
 import re

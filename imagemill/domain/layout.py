@@ -10,7 +10,7 @@
     ├─ .imagemill/     ledger.sqlite  owners/  preview_models/  quarantine/
     └─ .dagster/       the Dagster history of this root
 
-Source: CONTRACTS, first table.
+Spec: docs/spec/conventions.md#locations
 """
 
 import os

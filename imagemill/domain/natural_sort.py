@@ -2,7 +2,7 @@
 
 Digits mean 0 to 9 only; names that are equal but for leading zeros are told apart by their raw form.
 
-Source: seed 003 "Per-image inference and grouped aggregation"; CONTRACTS section 5.
+Spec: docs/spec/stage-a.md#group-records
 """
 
 import re

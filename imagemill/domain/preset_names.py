@@ -6,7 +6,8 @@
 
 Belongs here: reading and making names; where N comes from when several places give one; which command takes it.
 Belongs elsewhere: making the derived preset (pipeline/presets/derive.py), which names a folder can have (public_data.py).
-Source: seed 004, decisions 2 and 3, "Note on max-object configuration"; CONTRACTS section 3, "Derived presets".
+Spec: docs/spec/presets.md#hardlinks, docs/spec/presets.md#names-of-derived-presets,
+docs/spec/presets.md#maximum-number-of-objects
 """
 
 import re

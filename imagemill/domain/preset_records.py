@@ -8,7 +8,7 @@ Space `pixel` holds numbers in pixels of the image (raw records too), `norm` the
 
 `violations` is the rule; `is_plain` is its fast path for typed records. Files of records and images are checked in
 validation/presets.py and validation/images.py.
-Source: seed 004; CONTRACTS section 3 "Record", section 4 "Preset rules".
+Spec: docs/spec/presets.md#preset-records, docs/spec/validation.md#rules-of-preset-records
 """
 
 import math

@@ -7,7 +7,7 @@ Both modes are one path: a plan says which images a rank works on, in which orde
 
 Belongs here: the plan, and RANK and WORLD_SIZE as torchrun sets them.
 Belongs elsewhere: what a rank does with an image (pipeline/stage_a/worker.py).
-Source: seed 003 "Stage-A SHALL expose a sharding mode switch"; CONTRACTS section 5.
+Spec: docs/spec/stage-a.md#sharding-modes
 """
 
 import os

@@ -5,7 +5,7 @@
 
 `violations` is the rule; `is_plain` is its fast path for typed records. The file of records is read and written in
 formats/jsonl.py, old and new records are merged in pipeline/stage2/merge.py.
-Source: seed 000 "JSONL metadata format"; CONTRACTS section 1 "record", section 2 "Readiness".
+Spec: docs/spec/stage2.md#record-fields, docs/spec/shards.md#readiness
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -4,7 +4,7 @@ The preprocessor is our own, bit-equal to transformers' on the CPU: theirs needs
 torch each.
 
 Belongs here: preprocessing, the forward call, the preview configuration of this kind.
-Source: seed 000, "DINOv3"; CONTRACTS section 1.
+Spec: docs/spec/stage2.md#dinov3
 """
 
 from collections.abc import Sequence

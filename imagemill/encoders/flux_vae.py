@@ -1,7 +1,7 @@
 """The Flux VAE's encoder: an image as 16 channels at an eighth of its size.
 
 Belongs here: crop, scaling of pixels, tiling rule, the forward call, the preview configuration of this kind.
-Source: seed 000, "VAE latent storage"; CONTRACTS section 1.
+Spec: docs/spec/stage2.md#vae-latents
 """
 
 from collections.abc import Sequence

@@ -7,7 +7,7 @@ A name becomes a folder first, and everything is read from that folder: so the f
 
 Belongs here: finding the folder, its fingerprints, loading whole checkpoints only, device and arithmetic set-up, the cast.
 Belongs elsewhere: what one model takes and gives (dinov3.py, flux_vae.py, t5.py), preview weights (preview.py).
-Source: CONTRACTS section 0, "Provenance"; section 1, "First image".
+Spec: docs/spec/conventions.md#provenance, docs/spec/stage2.md#first-image
 """
 
 import functools

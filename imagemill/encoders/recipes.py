@@ -6,7 +6,7 @@
 
 Belongs here: making a summarizer in whatever process will use it.
 Belongs elsewhere: which one a deployment uses (resources/summarizer.py), the model (encoders/vlm.py).
-Source: CONTRACTS section 5, "The summarizer is replaceable".
+Spec: docs/spec/stage-a.md#summarizers
 """
 
 import importlib

@@ -1,7 +1,7 @@
 """T5's encoder: a caption as 77 hidden states, and its tokenizer, which also serves alone.
 
 Belongs here: tokens and masks, the forward call, the preview configuration and vocabulary of this kind.
-Source: seed 000, "T5"; CONTRACTS section 1.
+Spec: docs/spec/stage2.md#t5
 """
 
 import string

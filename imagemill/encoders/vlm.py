@@ -5,7 +5,7 @@ One conversation per image, all of a call in one batch, padded on the left: the 
 Belongs here: the model, generation, the summarizer and the captioner made of them.
 Belongs elsewhere: pixels and tokens (vlm_processor.py), prompts (prompts/), the preview model (vlm_preview.py), what becomes of
 failures and of answers (pipeline/batch_inference.py, pipeline/stage_a/summaries.py).
-Source: CONTRACTS section 5 "Summaries", section 1 "captions"; issue "Stage-A", "The summarizer resource".
+Spec: docs/spec/stage2.md#caption-sources, docs/spec/stage-a.md#summaries
 """
 
 import os

@@ -4,7 +4,7 @@ Its answers mean nothing; they are English words so that nobody takes one for a 
 
 Belongs here: its tokenizer, configurations, template and generation settings.
 Belongs elsewhere: values of its weights, the marker (preview.py).
-Source: CONTRACTS section 1, "Preview models".
+Spec: docs/spec/stage2.md#preview-models
 """
 
 from collections.abc import Sequence

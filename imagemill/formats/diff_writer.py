@@ -1,7 +1,7 @@
 """A file rewritten only where it differs: compared while it is made, under a temporary name from the first difference.
 
 Several drafts are made in one pass and get their names together, when all are known to be good.
-Source: CONTRACTS section 0, "Valid files are never rewritten", "Every final name appears atomically".
+Spec: docs/spec/conventions.md#completion, docs/spec/conventions.md#atomic-names
 """
 
 import os

@@ -14,7 +14,7 @@ sets give equal bytes; those of index.sqlite are as equal as SQLite's version is
 
 Belongs here: energon's files as bytes.
 Belongs elsewhere: what a set holds and what of it counts (pipeline/shards/shard_sets.py).
-Source: megatron-energon 7.4.1, flavors/webdataset/{prepare,indexing,itar,metadata,structs,itar_reader}.py and
+Reference: megatron-energon 7.4.1, flavors/webdataset/{prepare,indexing,itar,metadata,structs,itar_reader}.py and
 metadataset/metadataset_v2.py.
 """
 

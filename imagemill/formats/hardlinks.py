@@ -10,7 +10,7 @@
 
 Belongs here: names and inodes.
 Belongs elsewhere: which images a preset names (pipeline/presets/coords.py), when they are linked (pipeline/presets/derive.py).
-Source: seed 004 decision 4, "Hardlink materialization contract"; CONTRACTS section 3, "Derived presets".
+Spec: docs/spec/presets.md#hardlinks
 """
 
 import os

@@ -2,7 +2,7 @@
 
 Belongs here: bytes of an image file → pixels.
 Belongs elsewhere: resizing and normalising for a model (encoders/), fingerprints of the same bytes (files.py).
-Source: CONTRACTS section 1, rows "pixels" and "VAE latent" (sides under 8 px).
+Spec: docs/spec/stage2.md#pixels, docs/spec/stage2.md#vae-latents
 """
 
 import io

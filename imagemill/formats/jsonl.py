@@ -2,7 +2,7 @@
 
 Belongs here: one line, one file of lines.
 Belongs elsewhere: what a record must hold (domain/stage2_records.py), merging old and new records (pipeline/stage2/merge.py).
-Source: CONTRACTS section 0, "JSONL input of any kind"; seed 000 "Atomic JSONL updates".
+Spec: docs/spec/conventions.md#jsonl-input, docs/spec/stage2.md#merge
 """
 
 import io

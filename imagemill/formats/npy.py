@@ -6,7 +6,8 @@
 
 Belongs here: writing, reading and checking one file; listing a folder of them.
 Belongs elsewhere: which files are missing or stale, when a staged file gets its name (pipeline/stage2/plan.py, embed.py).
-Source: NumPy's format description (NEP 1); seed 000, storage requirements; CONTRACTS section 0, "Completion is validity".
+Reference: NumPy's format description (NEP 1).
+Spec: docs/spec/conventions.md#completion, docs/spec/stage2.md#embeddings
 """
 
 import functools

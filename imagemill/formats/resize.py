@@ -9,7 +9,7 @@ Only whole decodes are scaled: a JPEG decoder's own reduced sizes lose quality.
 
 Belongs here: pixels of one size → another, and back into the format they came in.
 Belongs elsewhere: opening images (images.py), which size (geometry.py), which files (pipeline/presets/rescale_worker.py).
-Source: CONTRACTS section 3, "Geometry": JPEG quality 95, no orientation tag in what is encoded anew.
+Spec: docs/spec/presets.md#geometry
 """
 
 import io

@@ -11,7 +11,8 @@ writes in its PAX format, an order of magnitude faster.
 
 Belongs here: writing and reading one shard, member names, deterministic headers.
 Belongs elsewhere: which samples go into which shard (pipeline/shards/shard_plan.py), where shards live (io_managers/tar.py).
-Source: POSIX pax, "ustar Interchange Format"; seed 001; CONTRACTS section 2.
+Reference: POSIX pax, "ustar Interchange Format".
+Spec: docs/spec/shards.md#updating-a-set
 """
 
 import io

@@ -5,8 +5,8 @@
 One `syncfs` for a hundred files costs a third less processor than `fdatasync` of each. It also writes what other programs have
 in memory for that disk, and does not reach through to servers: then, and for a few files, each is flushed by itself.
 
-Source: syncfs(2), which reports what could not be written since Linux 5.8; fdatasync(2); posix_fadvise(2). How much syncfs
-gains: benchmarks/system_calls.py.
+How much syncfs gains: benchmarks/system_calls.py.
+Reference: syncfs(2), which reports what could not be written since Linux 5.8; fdatasync(2); posix_fadvise(2).
 """
 
 import ctypes

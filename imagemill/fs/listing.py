@@ -1,6 +1,6 @@
 """List the files of folders with their signatures, without opening any: as functions, and as a program for large folders.
 
-Source: CONTRACTS section 0, "Completion is validity".
+Spec: docs/spec/conventions.md#completion
 """
 
 import errno

@@ -3,11 +3,11 @@
     seen = embedded + up to date + refused + failed + waiting
 
 An image counts once, by the worst of its kinds: refused > failed > waiting > embedded > up to date. Run summary, `status`,
-UI metadata and JSON show these figures; the counters of seed 002 (`progress: …`) come from the same outcomes.
+UI metadata and JSON show these figures; the counters of a merge (`progress: …`) come from the same outcomes.
 
 Belongs here: outcomes per image, and their counts.
 Belongs elsewhere: the list of inputs that did not reach the output (problem_list.py), the whole status (status.py).
-Source: CONTRACTS section 0, "Refused and failed inputs"; section 1, "Counters"; seed 002, decision 8.
+Spec: docs/spec/conventions.md#refused-and-failed, docs/spec/stage2.md#counters
 """
 
 from collections import Counter
@@ -159,11 +159,11 @@ def embedded_images(changes: Mapping[str, Set[tuple[str, str]]]) -> set[str]:
     return {image_id for image_id, made in changes.items() if any(asset in kinds for asset, _ in made)}
 
 
-# ---- the counters of seed 002
+# ---- counters of a merge
 
 
 def count_merge(merge: Merge, ledger: Ledger, problems: Sequence[Problem]) -> dict[str, int]:
-    """Count what happened since the last merge: the counters of seed 002 over every image, and the outcomes of images seen.
+    """Count what happened since the last merge: counters over every image, and the outcomes of images seen.
 
     To be called after the records are written.
 
@@ -172,7 +172,7 @@ def count_merge(merge: Merge, ledger: Ledger, problems: Sequence[Problem]) -> di
     """
     changes = ledger.changes()
     standing = Standing.read(merge.inventory, ledger, problems, captioned=merge.captioned, records_only=True)
-    # CONTRACTS section 1, "Migration": a Stage 1 record without a caption counts as failed.
+    # A Stage 1 record without a caption counts as failed.
     failed = {p.item for p in problems if p.reason == "missing_caption" and p.item in standing.left and merge.migrate}
     outcomes = standing.outcomes(merge.kinds, migrate=merge.migrate)
     outcomes.update((image_id, "failed") for image_id in failed)
@@ -200,7 +200,7 @@ def _counter(outcome: Outcome, made: Set[tuple[str, str]], complete: bool) -> st
 
 
 def progress_line(counts: Mapping[str, int], seconds: float) -> str:
-    """Return the line of seed 002, with the rate of images that were worked on."""
+    """Return the line of counters (docs/spec/stage2.md#counters), with the rate of images that were worked on."""
     made = counts["migrated_new"] + counts["enriched"] + counts["extracted"]
     rate = made / seconds if seconds else 0.0
     line = (

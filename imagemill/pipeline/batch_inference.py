@@ -1,6 +1,6 @@
 """A batch through a model: an item at fault costs only itself.
 
-Source: CONTRACTS section 0, "One bad item never stops the others"; section 5, "The summarizer is replaceable".
+Spec: docs/spec/conventions.md#refused-and-failed, docs/spec/stage-a.md#summarizers
 """
 
 from collections.abc import Callable, Iterator, Sequence

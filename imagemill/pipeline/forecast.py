@@ -4,7 +4,7 @@
 
 Belongs here: what every output of a run takes on disk, and the comparison before anything is made.
 Belongs elsewhere: a disk that fills all the same (whoever writes meets the disk's own error).
-Source: CONTRACTS section 1, row "disk".
+Spec: docs/spec/stage2.md#disk-forecast
 """
 
 import heapq

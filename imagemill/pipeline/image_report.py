@@ -2,7 +2,7 @@
 
 Belongs here: gathering facts from folders, ledger, records and shard indexes.
 Belongs elsewhere: the whole data root (status.py), printing (dagster_project/cli/).
-Source: CONTRACTS section 0, "No input is dropped silently".
+Spec: docs/spec/conventions.md#no-silent-loss
 """
 
 from pathlib import Path

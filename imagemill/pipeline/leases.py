@@ -2,7 +2,7 @@
 work side by side, and the same partition never twice at once.
 
 Claims live in the ledger. A claim of a dead process counts for nothing.
-Source: CONTRACTS section 0, "Locks are per asset and partition, never per root".
+Spec: docs/spec/conventions.md#leases
 """
 
 import sys

@@ -3,7 +3,8 @@
 By default glibc gives every freed array back to the system, which clears each page anew for the next one: half of the time
 that a photo of a megapixel takes to open. Blocks that are kept cost nothing that was not in use a moment before.
 
-Source: mallopt(3). How much it gains: benchmarks/system_calls.py.
+How much it gains: benchmarks/system_calls.py.
+Reference: mallopt(3).
 """
 
 import ctypes

@@ -6,7 +6,7 @@
 
 Belongs here: which problems hold now, and their list.
 Belongs elsewhere: recording problems (store/ledger/problems.py), counting images (accounting.py).
-Source: CONTRACTS section 0, "No input is dropped silently".
+Spec: docs/spec/conventions.md#no-silent-loss
 """
 
 import shlex

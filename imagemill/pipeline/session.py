@@ -7,7 +7,7 @@ A run that a command executes in its own process joins the command's session, an
 
 Belongs here: opening these, once, and closing them.
 Belongs elsewhere: where the folders are recorded (store/locations.py), what the configuration file may contain (config.py).
-Source: issue 16, "One session per run".
+
 """
 
 import os

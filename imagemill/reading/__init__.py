@@ -19,7 +19,7 @@ It reads sets that lie in a file system, by their index. Tars behind a pipe or a
 
 Belongs here: what is read, in which order, in what form.
 Belongs elsewhere: what a set is on disk (pipeline/shards/shard_sets.py), the bytes of a tar (formats/tar.py).
-Source: CONTRACTS section 2.
+Spec: docs/spec/shards.md#updating-a-set
 """
 
 from imagemill.reading.dataset import ShardDataset, ShardLoader

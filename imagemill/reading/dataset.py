@@ -3,7 +3,8 @@
     plan ──> pieces of this rank ──> webdataset.split_by_worker ──> BatchReader ──> batches     a webdataset.DataPipeline
 
 Belongs here: putting the stages together, ranks, position and state. Belongs elsewhere: every stage itself.
-Source: CONTRACTS section 2; the names `state_dict` and `load_state_dict` are torch's.
+Reference: the names `state_dict` and `load_state_dict` are torch's.
+Spec: docs/spec/shards.md#updating-a-set
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -10,7 +10,7 @@
 Belongs here: finding, checking and refusing sets; random access by id.
 Belongs elsewhere: the documents themselves (pipeline/shards/shard_sets.py), the tars' bytes (tars.py), a sample's members
 (samples.py), order (plan.py).
-Source: CONTRACTS section 2.
+Spec: docs/spec/shards.md#updating-a-set
 """
 
 import hashlib

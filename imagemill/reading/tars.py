@@ -5,7 +5,7 @@
 
 Belongs here: that a byte is of the set that was opened.
 Belongs elsewhere: that the documents are of one set (sets.py), what the bytes mean (samples.py, formats/tar.py).
-Source: CONTRACTS section 2, "a reader sees the complete old set or the complete new one"; section 0, first point.
+Spec: docs/spec/shards.md#replacement
 """
 
 import errno

@@ -5,7 +5,7 @@
 
 Belongs here: remembering them, and the data root with them in place.
 Belongs elsewhere: what lies where below a root (layout.py).
-Source: CONTRACTS, first table: "remembered in .imagemill/; a run with another place than the remembered one says so".
+Spec: docs/spec/conventions.md#locations
 """
 
 import os

@@ -11,7 +11,7 @@
 
 Belongs here: names of files and folders, the manifest as a value.
 Belongs elsewhere: what a record holds (preset_records.py), what a preset's name says (preset_names.py).
-Source: CONTRACTS section 3, "Layout".
+Spec: docs/spec/presets.md#dataset-layout
 """
 
 import os

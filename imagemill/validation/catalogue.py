@@ -5,7 +5,7 @@ tests/validation/test_catalogue.py, which demands both of every row.
 
 Belongs here: the table, and the one way to make a finding of a row.
 Belongs elsewhere: judging (stage2.py, presets.py, images.py, stage_a.py, shards.py, files.py, tables.py, reports.py).
-Source: CONTRACTS section 4.
+Spec: docs/spec/validation.md#checks
 """
 
 import tomllib

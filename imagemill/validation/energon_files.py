@@ -1,7 +1,7 @@
 """Energon's files beside a set against those that its writer makes for the set's index.
 
 Belongs here: the comparison. Belongs elsewhere: the files (formats/energon.py), whether the index is right (shards.py).
-Source: issue 5, "index agreement".
+
 """
 
 import itertools

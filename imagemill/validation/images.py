@@ -2,7 +2,7 @@
 
 Belongs here: whether a file is there, opens, has the declared size, is the base preset's own.
 Belongs elsewhere: which records count (their own rules), pixels for a model (imagemill/formats/images.py).
-Source: seed 004 "Validation determinism", decision 4; CONTRACTS section 4.
+Spec: docs/spec/presets.md#hardlinks, docs/spec/validation.md#image-checks
 """
 
 import os

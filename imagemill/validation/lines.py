@@ -4,7 +4,7 @@
                         └── none, or no ──> strict JSON ──judge──> findings
 
 `accept` may refuse a good record and never passes a bad one. What a record must hold is in stage2.py, presets.py and stage_a.py.
-Source: CONTRACTS section 0 "JSONL input of any kind", section 4.
+Spec: docs/spec/conventions.md#jsonl-input
 """
 
 import json

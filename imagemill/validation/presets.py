@@ -1,7 +1,7 @@
 """Records of a preset or of raw public data, in pixels, norm or coord: by themselves, among each other, with their folder.
 
 One record is checked in imagemill/domain/preset_records.py, one image in images.py.
-Source: seed 004; CONTRACTS sections 3 and 4.
+Spec: docs/spec/presets.md#layout, docs/spec/validation.md#checks
 """
 
 import os

@@ -2,7 +2,7 @@
 
 Belongs here: what the documents say of the samples and of one another.
 Belongs elsewhere: whether the tars hold it (shards.py), energon's files (energon_files.py).
-Source: CONTRACTS section 2, "Beside the tars"; issue 5, "index agreement".
+Spec: docs/spec/shards.md#index-and-manifest
 """
 
 from collections.abc import Generator, Mapping

@@ -2,7 +2,7 @@
 
 Belongs here: which sets need a full check.
 Belongs elsewhere: the check (shards.py), the memory of it (imagemill/store/ledger/).
-Source: CONTRACTS section 0, "not read again"; section 4.
+Spec: docs/spec/conventions.md#completion
 """
 
 import os

@@ -3,7 +3,7 @@
 Belongs here: one bucket's folder, and what its tars hold.
 Belongs elsewhere: its documents against each other (shard_documents.py), energon's files (energon_files.py), reading tars
 (formats/tar.py), what is known of a set (pipeline/shards/shard_sets.py).
-Source: seed 001; CONTRACTS sections 2 and 4.
+Spec: docs/spec/shards.md#updating-a-set, docs/spec/validation.md#checks
 """
 
 from collections.abc import Generator, Iterator, Mapping

@@ -1,7 +1,7 @@
 """Stage 2 records: the eight fields of every line, no id twice, and on demand every npy file that a record names.
 
 One record is checked in imagemill/domain/stage2_records.py, the records as a table in tables.py.
-Source: CONTRACTS sections 1, 2 "Readiness" and 4.
+Spec: docs/spec/shards.md#readiness
 """
 
 from collections.abc import Iterator

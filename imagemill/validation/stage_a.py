@@ -5,7 +5,7 @@
 
 Belongs here: the file of records.
 Belongs elsewhere: making it (pipeline/).
-Source: seed 003 "Per-image inference and grouped aggregation", "alignment and coverage"; CONTRACTS section 5.
+Spec: docs/spec/stage-a.md#group-records, docs/spec/stage-a.md#failed-groups
 """
 
 from collections.abc import Iterator

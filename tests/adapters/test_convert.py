@@ -1,4 +1,7 @@
-"""Public datasets made raw. Source: CONTRACTS section 3; issue 6, "Adapters"."""
+"""Public datasets made raw.
+
+Spec: docs/spec/presets.md#layout, docs/spec/presets.md#annotations
+"""
 
 import json
 
@@ -125,7 +128,7 @@ def test_image_id_given_twice_is_one_record_with_all_annotations(run, adapter):
 
 
 def test_everything_left_out_is_listed_by_image_reason_and_name(tmp_path, images):
-    """CONTRACTS section 3: adapters drop and count by reason and name."""
+    """Adapters drop and count by reason and name."""
     gone = {"id": 8, "file_name": "gone.jpg", "width": 9, "height": 9}
     content = document(
         {"bbox": [0, 0, 4, 4]},

@@ -1,4 +1,7 @@
-"""The shards asset: run configuration, counters, conflicts, what the ledger keeps. Source: seed 001; CONTRACTS section 2."""
+"""The shards asset: run configuration, counters, conflicts, what the ledger keeps.
+
+Spec: docs/spec/shards.md#updating-a-set, docs/spec/shards.md#automatic-updates
+"""
 
 import json
 import os
@@ -145,7 +148,7 @@ def test_value_that_is_none_of_the_choices_is_refused(root, instance):
 
 
 def test_folder_given_for_the_shards_is_remembered(root, instance, tmp_path):
-    """A run with another place than the remembered one says so. Source: CONTRACTS, after its first table."""
+    """A run with another place than the remembered one says so. Spec: docs/spec/conventions.md#locations"""
     elsewhere = tmp_path / "elsewhere"
     pack(root, instance, output_dir=str(elsewhere))
     assert (elsewhere / f"bucket_{SQUARE}").is_dir()
@@ -216,7 +219,7 @@ FLAGS = [{}, {"shuffle": True}, {"limit": 2}, {"shuffle": True, "limit": 3, "see
 
 @pytest.mark.parametrize("flags", FLAGS, ids=str)
 def test_run_of_one_partition_means_the_command_for_that_bucket(root, instance, flags):
-    """Shuffle and limit go over the buckets of the run. Source: CONTRACTS section 2, "Order"."""
+    """Shuffle and limit go over the buckets of the run. Spec: docs/spec/shards.md#order"""
     for bucket in (SQUARE, TALL):
         assert pack(root, instance, bucket, **flags).success
     by_partition = written(root.shards)
@@ -249,7 +252,7 @@ def option(name, value):
 
 
 def test_every_flag_of_the_command_has_its_field(root):
-    """So that the UI can do what the command does. Source: issue 5."""
+    """So that the UI can do what the command does."""
     named = {
         "chosen": "only",
         "overwrite": "existing",

@@ -1,5 +1,4 @@
-"""Embedding assets as Dagster runs them: ranges, configuration, what stops a step. Source: CONTRACTS sections 0 and 6; HOUSE,
-"How data walks through it"."""
+"""Embedding assets as Dagster runs them: ranges, configuration, what stops a step. Spec: docs/spec/conventions.md#command-line"""
 
 import subprocess
 import sys
@@ -56,7 +55,7 @@ def test_range_of_good_images_is_embedded_and_materialised(data_root, instance, 
 
 
 def test_range_with_a_bad_image_fails_without_the_tag_and_the_good_ones_are_reported(data_root, instance):
-    """Dagster would mark the whole range where the step succeeds. Source: CONTRACTS section 0; DAGSTER section 3."""
+    """Dagster would mark the whole range where the step succeeds. Spec: docs/spec/conventions.md#completion-and-identity"""
     photos(data_root, *KEYS)
     (data_root.approved / "b.png").write_bytes(b"no picture")
 
@@ -120,7 +119,7 @@ def test_only_images_of_the_range_are_embedded(data_root, instance):
 
 
 def test_images_of_the_range_that_have_no_caption_are_captioned_first(data_root, instance, monkeypatch):
-    """T5's step alone, from the UI too. Source: CONTRACTS section 1, "captions"."""
+    """T5's step alone, from the UI too. Spec: docs/spec/stage2.md#caption-sources"""
     stub_captioner(monkeypatch.setattr)
     photos(data_root, *KEYS, captions=False)
     (data_root.approved / "b.txt").write_text("mine")
@@ -162,7 +161,7 @@ def test_second_run_makes_nothing_and_loads_no_model(data_root, instance, monkey
 
 
 def test_configured_model_that_is_not_the_recorded_one_is_refused_even_with_nothing_to_do(data_root, instance):
-    """Source: CONTRACTS section 0, "Provenance"."""
+    """Spec: docs/spec/conventions.md#provenance"""
     photos(data_root, *KEYS)
     embed(data_root)
     (data_root.path / "imagemill.yaml").write_text("encoders: {dinov3_npy: {model: org/other}}")
@@ -226,7 +225,7 @@ def test_step_that_cannot_begin_leaves_no_claim(data_root, instance, why):
 
 
 def test_regeneration_is_run_configuration_and_ends_with_the_last_file(data_root, instance):
-    """Two chunks of a backfill with the same configuration make each file once. Source: CONTRACTS section 0, "Provenance"."""
+    """Two chunks of a backfill with the same configuration make each file once. Spec: docs/spec/conventions.md#provenance"""
     photos(data_root, *KEYS)
     materialize(data_root, instance, dinov3_npy, keys=KEYS, deferred=True)
     chunks = [KEYS[:2], KEYS[2:]]

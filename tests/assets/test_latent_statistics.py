@@ -1,4 +1,4 @@
-"""The statistics asset and its check: partitions, metadata, what a second run does. Source: issue 4, "Latent statistics"."""
+"""The statistics asset and its check: partitions, metadata, what a second run does."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The near-duplicate asset, its check, and shards that leave near duplicates out. Source: issue 4, "Near duplicates"."""
+"""The near-duplicate asset, its check, and shards that leave near duplicates out."""
 
 import json
 

@@ -1,6 +1,6 @@
 """The assets of public data: partitions, parameters, the ledger, claims, what the UI shows.
 
-Source: seed 004 "Invariants"; CONTRACTS section 3; issue 6, "Presets are configuration".
+Spec: docs/spec/presets.md#rescale-parameters
 """
 
 import time
@@ -220,7 +220,7 @@ def test_refused_lines_of_another_split_or_preset_stay_until_it_is_looked_at(dat
 def test_rescale_and_coord_of_one_base_wait_for_each_other(
     data_root, instance, dataset, asset, key, monkeypatch, capfd
 ):
-    """Both write the base's manifest, and coord reads its records. Source: CONTRACTS section 0, "Locks"."""
+    """Both write the base's manifest, and coord reads its records. Spec: docs/spec/conventions.md#leases"""
     assert rescale(data_root, instance).success
     with another_run(data_root, "presets", KEY) as process:
         # The wait is over as soon as there is one.

@@ -1,4 +1,7 @@
-"""The records asset: from the ledger, completed where a pass is missing. Source: CONTRACTS section 1, "record", "passes"."""
+"""The records asset: from the ledger, completed where a pass is missing.
+
+Spec: docs/spec/stage2.md#record-fields, docs/spec/stage2.md#pass-names
+"""
 
 import json
 
@@ -71,7 +74,7 @@ def test_image_that_a_pass_has_opened_is_not_opened_again(data_root, instance, m
 
 
 def test_run_that_is_not_to_complete_writes_what_is_known(data_root, instance, monkeypatch):
-    """After an interrupt: all work up to it is preserved, and no image is opened. Source: seed 000, "Graceful shutdown"."""
+    """After an interrupt: all work up to it is preserved, and no image is opened. Spec: docs/spec/stage2.md#merge"""
     photos(data_root, "a")
     embed(data_root)
     photos(data_root, "b")
@@ -121,7 +124,7 @@ def test_data_root_without_images_says_what_to_do_and_leaves_no_claim(data_root,
 
 
 def test_migration_is_run_configuration_and_rollback_a_job(data_root, instance):
-    """All of it from the UI too. Source: issue "Stage 2 to the last scenario"."""
+    """All of it from the UI too."""
     before = write_stage1(data_root, [stage1_record(n) for n in range(2)])
     ids = ["photo0000", "photo0001"]
     instance.add_dynamic_partitions("images", ids)

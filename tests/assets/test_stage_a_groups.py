@@ -1,6 +1,6 @@
 """The assets of Stage-A: ranks as partitions, claims, the ledger, what the UI shows, the checks.
 
-Source: seed 003; CONTRACTS sections 0 and 5; issue 7, "Parts".
+Spec: docs/spec/stage-a.md#work, docs/spec/conventions.md#completion-and-identity
 """
 
 import json
@@ -49,7 +49,7 @@ def tickets(data_root):
 
 @pytest.mark.parametrize("mode", ["per_group", "per_image"])
 def test_ranks_one_after_another_as_partitions_are_merged_by_the_asset_downstream(tickets, instance, mode):
-    """Issue 7: "Ranks run as Dagster partitions one after another"; checks pass over what they left."""
+    """ "Ranks run as Dagster partitions one after another"; checks pass over what they left."""
     for number in range(2):
         done = rank(tickets, instance, number, 2, lines_whole, mode=mode)
         assert done.success
@@ -83,7 +83,7 @@ def test_range_of_ranks_is_one_run_and_each_has_its_own_counters(tickets, instan
 
 
 def test_rank_that_dies_fails_its_partition_alone_and_the_merge_goes_on(tickets, instance):
-    """Source: CONTRACTS section 0, "One bad item never stops the others"; seed 003 "merge SHALL continue for other groups"."""
+    """Spec: docs/spec/conventions.md#refused-and-failed, docs/spec/stage-a.md#failed-groups"""
     ticket(tickets.stage_a_input, "pass", "b", "deadly.jpg")
     keys = [rank_key(MISSION, number, 2) for number in range(2)]
     instance.add_dynamic_partitions(ranks.name, keys)
@@ -119,7 +119,7 @@ def test_check_reads_the_lines_of_every_rank_of_its_run_in_whatever_order_they_w
 
 
 def test_merge_takes_no_line_of_another_plan(tickets, instance):
-    """CONTRACTS section 5: "The merge trusts a line only if it fits": another world size is another plan."""
+    """ "The merge trusts a line only if it fits": another world size is another plan."""
     assert rank(tickets, instance, 0, 1).success
 
     done = merge(tickets, instance, world_size=2)
@@ -145,7 +145,7 @@ def test_key_holds_mission_rank_and_world_size():
 
 
 def test_failed_groups_stand_in_the_metadata_and_those_of_other_missions_stay(tickets, instance):
-    """Issue 7: "Group failures are listed with image and reason in the ledger, in the materialisation's metadata"."""
+    """ "Group failures are listed with image and reason in the ledger, in the materialisation's metadata"."""
     other = "另一任务"
     for mission in (MISSION, other):
         ticket(tickets.stage_a_input, "pass", "bad", "blank.jpg", "fine.jpg", mission=mission)
@@ -163,7 +163,7 @@ def test_failed_groups_stand_in_the_metadata_and_those_of_other_missions_stay(ti
 
 
 def test_mixed_ids_are_a_warning_in_the_metadata(tickets, instance):
-    """CONTRACTS section 5: "mixed ids in one directory: a warning"."""
+    """ "Mixed ids in one directory: a warning"."""
     ticket(tickets.stage_a_input, "pass", "x", "QC-A-20250101-1-1.jpg", "QC-A-20250101-2-1.jpg")
     assert rank(tickets, instance, 0, 1).success
     assert merge(tickets, instance).success
@@ -215,7 +215,7 @@ def test_check_finds_a_record_that_is_not_aligned(tickets, instance):
 
 
 def test_mission_stays_claimed_between_ranks_and_merge_of_one_process(tickets, instance):
-    """CONTRACTS section 0, "Locks are per asset and partition"; one claim per mission for the whole run."""
+    """ "Locks are per asset and partition"; one claim per mission for the whole run."""
     assert rank(tickets, instance, 0, 1, claim_stays=True).success
     with Ledger(tickets.ledger) as ledger:
         assert claims(ledger) == [("stage_a", MISSION)]
@@ -237,7 +237,7 @@ def test_run_that_fails_holds_no_claim(tickets, instance, monkeypatch):
 def test_ranks_and_merge_of_a_mission_wait_for_another_run_and_those_of_another_mission_do_not(
     tickets, instance, monkeypatch, capfd
 ):
-    """CONTRACTS section 0: "Locks are per asset and partition"."""
+    """ "Locks are per asset and partition"."""
     with another_run(tickets, "stage_a", "another mission"):
         assert rank(tickets, instance, 0, 1).success
     for work in (lambda: rank(tickets, instance, 0, 1), lambda: merge(tickets, instance)):
@@ -257,7 +257,7 @@ def test_ranks_and_merge_of_a_mission_wait_for_another_run_and_those_of_another_
 
 
 def test_first_rank_reports_the_ranks_of_other_processes(tickets, instance):
-    """CONTRACTS section 5: "only rank 0 opens the Dagster instance … merges and materialises"."""
+    """ "Only rank 0 opens the Dagster instance … merges and materialises"."""
     for number in range(2):
         assert rank(tickets, instance, number, 2, launch="one").success
     instance.wipe_assets([dg.AssetKey("stage_a_ranks")])

@@ -1,4 +1,4 @@
-"""Real photographs through Stage-A with the preview model. Source: issue 7, "Must hold".
+"""Real photographs through Stage-A with the preview model.
 
 All 128 of them, through the command: tests/cli/test_stage_a_photos.py (soak).
 """

@@ -137,7 +137,7 @@ def add_photos(root, folder, prefix, count):
 
 
 def test_graph_shows_every_asset_with_the_counts_of_graphql(ui, root, watched, tmp_path):
-    """Issue 3, "The UI": no console error, no failed request."""
+    """No console error, no failed request."""
     open_graph(watched.page, ui.url)
     watched.page.screenshot(path=tmp_path / "graph.png")
 
@@ -197,7 +197,7 @@ def test_checks_page_counts_agree_with_graphql(ui, watched, tmp_path, asset):
 
 @pytest.mark.parametrize("asset", [*KINDS, "stage2_jsonl"])
 def test_refused_image_is_named_with_reason_and_remedy_after_a_run_of_the_command_line(ui, watched, tmp_path, asset):
-    """Source: issue 15, "The UI"."""
+    """"""
     watched.page.goto(f"{ui.url}/assets/{asset}?view=checks")
     watched.page.get_by_text(INPUTS, exact=True).first.click()
     row = watched.page.locator("tr", has_text="undecodable: ").last  # the table is itself in a row
@@ -212,7 +212,7 @@ def test_refused_image_is_named_with_reason_and_remedy_after_a_run_of_the_comman
 
 
 def test_bucket_page_shows_the_figures_and_the_folder_of_that_bucket(ui, root, page, tmp_path):
-    """Not the totals of the run; an empty bucket shows none. Source: issue 15, "The UI"."""
+    """Not the totals of the run; an empty bucket shows none."""
     full, empty = "1216x832", "1024x1024"
     folder = root.shards / f"bucket_{full}"
     size = sum(tar.stat().st_size for tar in folder.glob("*.tar"))
@@ -234,7 +234,7 @@ def test_bucket_page_shows_the_figures_and_the_folder_of_that_bucket(ui, root, p
 
 
 def test_nothing_is_called_stale_or_unsynced_after_a_good_run(ui, root, page):
-    """Streamed events carry version tags. Source: DAGSTER section 3."""
+    """Streamed events carry version tags."""
     wanted = [(kind, image_id) for kind in KINDS for image_id in sorted(opened(root))[::4]]
     wanted += [("stage2_jsonl", None), ("bucket_shards", "1216x832"), ("bucket_shards", "704x1344")]
     assert stale(ui, wanted) == []
@@ -247,7 +247,7 @@ def test_nothing_is_called_stale_or_unsynced_after_a_good_run(ui, root, page):
 
 
 def test_backfill_ends_with_the_broken_image_failed_and_all_others_materialised(ui, root, page, context, tmp_path):
-    """Issue 3, "From the UI, by real clicks"; DAGSTER section 3, "Runs launched in the UI"."""
+    """By real clicks."""
     add_photos(root, tmp_path / "new", "backfilled", 6)
     with open_instance(root) as instance:
         scan = scan_approved(root.approved)
@@ -288,7 +288,7 @@ def test_backfill_ends_with_the_broken_image_failed_and_all_others_materialised(
 
 
 def test_run_of_the_ui_that_met_a_refused_image_shows_its_reason_and_no_stack_trace(ui, page, tmp_path):
-    """After the backfill above. Its checks are evaluated although their step failed. Source: issue 15, "The UI"."""
+    """After the backfill above. Its checks are evaluated although their step failed."""
     failed = next(run for run in newest_runs(ui, 10) if run["status"] == "FAILURE")
     page.goto(f"{ui.url}/runs/{failed['runId']}")
     page.get_by_text(f"{BROKEN}: undecodable: ").first.wait_for()
@@ -326,7 +326,7 @@ def image_status(ui, asset, image_id):
 
 
 def test_run_of_the_command_line_is_terminated_and_reexecuted(ui, root, page, tmp_path):
-    """Its work is kept, and the second run makes the rest. Source: issue 3, "From the UI"; DAGSTER section 9."""
+    """Its work is kept, and the second run makes the rest."""
     new = add_photos(root, tmp_path / "new", "stopped", 24)
     command = start("run", "--data-root", root.path, IMAGEMILL_STUB_SLEEP=1.5)
     wait_until(lambda: any(new & files(root, kind) for kind in KINDS), 60, "the first files are there")

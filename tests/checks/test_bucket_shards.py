@@ -1,4 +1,4 @@
-"""The check of the shards: everything the manifest promises. Source: CONTRACTS section 2, "Beside the tars"."""
+"""The check of the shards: everything the manifest promises. Spec: docs/spec/shards.md#index-and-manifest"""
 
 import numpy as np
 import pytest

@@ -1,4 +1,7 @@
-"""The checks of the embedding assets: pass on what a run made, fail on what was spoilt since. Source: CONTRACTS section 0."""
+"""The checks of the embedding assets: pass on what a run made, fail on what was spoilt since.
+
+Spec: docs/spec/conventions.md#completion-and-identity
+"""
 
 import dagster as dg
 import numpy as np
@@ -65,7 +68,7 @@ def test_checks_pass_where_nothing_was_made(data_root, instance):
 
 
 def test_refused_image_is_a_warning_of_every_kind_with_its_reason(data_root, instance):
-    """The UI shows the image as missing, and why. Source: issue 15, "The UI"."""
+    """The UI shows the image as missing, and why."""
     photos(data_root, *KEYS)
     (data_root.approved / "b.png").write_bytes(b"no picture")
 
@@ -81,7 +84,7 @@ def test_refused_image_is_a_warning_of_every_kind_with_its_reason(data_root, ins
 
 
 def test_unfinished_regeneration_is_a_warning_of_its_files(data_root, instance):
-    """The folder holds files of two models. Source: CONTRACTS section 0, "Provenance"."""
+    """The folder holds files of two models. Spec: docs/spec/conventions.md#provenance"""
     photos(data_root, *KEYS)
     embed(data_root, model="real")
     with Ledger(data_root.ledger) as ledger:

@@ -1,4 +1,4 @@
-"""The checks of public data: what is bad does not flow on. Source: CONTRACTS section 4; issue 6, "blocking"."""
+"""The checks of public data: what is bad does not flow on. Spec: docs/spec/validation.md#checks"""
 
 import dagster as dg
 import pytest

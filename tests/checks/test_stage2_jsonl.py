@@ -1,4 +1,7 @@
-"""The checks of the records: line by line, and as a table. Source: CONTRACTS sections 0 and 4."""
+"""The checks of the records: line by line, and as a table.
+
+Spec: docs/spec/validation.md#checks, docs/spec/conventions.md#completion-and-identity
+"""
 
 import json
 
@@ -55,7 +58,7 @@ def test_checks_fail_where_an_id_stands_twice(data_root, instance):
 
 
 def test_inputs_without_a_record_are_a_warning_with_their_reasons(data_root, instance):
-    """Refusals are visible where the records are. Source: issue 15, "The UI"."""
+    """Refusals are visible where the records are."""
     photos(data_root, "a", "b")
     (data_root.approved / "b.png").write_bytes(b"no picture")
     (data_root.approved / "x.gif").write_bytes(b"")

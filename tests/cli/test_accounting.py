@@ -1,6 +1,6 @@
 """Figures and sentences of `run`, `stage2`, `status` and `problems`, through the command line.
 
-Source: CONTRACTS section 0, "Refused and failed inputs", "No input is dropped silently".
+Spec: docs/spec/conventions.md#no-silent-loss, docs/spec/conventions.md#refused-and-failed, docs/spec/conventions.md#summary
 """
 
 import csv

@@ -1,4 +1,4 @@
-"""Shards that grow: --append, withdraw, --repack, by the command line. Source: CONTRACTS section 2, last point."""
+"""Shards that grow: --append, withdraw, --repack, by the command line. Spec: docs/spec/shards.md#appending"""
 
 import os
 

@@ -1,4 +1,4 @@
-"""The captioner through the command line. Source: CONTRACTS section 1, row "captions"; section 2, "preview captions"."""
+"""The captioner through the command line. Spec: docs/spec/stage2.md#caption-sources, docs/spec/shards.md#preview-captions"""
 
 import json
 import os
@@ -122,7 +122,7 @@ def test_replaced_image_gets_a_caption_of_its_own(root):
 
 @pytest.mark.parametrize("passes", [("run",), ("stage2", "--pass", "t5")])
 def test_caption_of_another_picture_is_not_packed(root, passes):
-    """The captioner is off by now. Source: CONTRACTS section 0, "Staleness"; the image put back, its caption counts again."""
+    """The captioner is off by now. Spec: docs/spec/conventions.md#staleness"""
     product(root, "run")
     image, before = root.approved / "photo0001.jpg", records(root)
     old = image.read_bytes()
@@ -181,7 +181,7 @@ def test_missing_model_is_told_before_anything_is_made(root):
 
 
 def test_preview_model_captions_real_images(data_root):
-    """The real class with preview weights: words, no sense. Source: CONTRACTS section 1, "Preview models"."""
+    """The real class with preview weights: words, no sense. Spec: docs/spec/stage2.md#preview-models"""
     photos(data_root.approved, 2)
     (data_root.approved / "photo0001.txt").unlink()
     configure(data_root, max_new_tokens=8)

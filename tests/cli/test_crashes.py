@@ -72,20 +72,20 @@ def kill_and_rerun(root, undisturbed, seed):
 
 @pytest.mark.parametrize("seed", [0, 1, 5])
 def test_killed_run_is_completed_by_the_next_one(data_root, undisturbed, seed):
-    """kill -9 at a random moment. Source: CONTRACTS section 0, "Every final name appears atomically"."""
+    """kill -9 at a random moment. Spec: docs/spec/conventions.md#atomic-names"""
     kill_and_rerun(data_root, undisturbed, seed)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(100, 120))
 def test_killed_run_is_completed_by_the_next_one_twenty_times(data_root, undisturbed, seed):
-    """The full count of issue 4: 60 images, the whole process group, moments by seed from start to end."""
+    """The full count: 60 images, the whole process group, moments by seed from start to end."""
     kill_and_rerun(data_root, undisturbed, seed)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_signal_stops_in_seconds_keeps_the_work_and_says_how_to_resume(data_root, undisturbed, number, code):
-    """Source: CONTRACTS section 0, "Exit codes"."""
+    """Spec: docs/spec/conventions.md#exit-codes"""
     photos(data_root.approved, IMAGES)
     process = start("run", "--data-root", data_root.path, IMAGEMILL_STUB_SLEEP=0.1)
     wait_for_files(data_root, 1, process)
@@ -106,7 +106,7 @@ def test_signal_stops_in_seconds_keeps_the_work_and_says_how_to_resume(data_root
 
 
 def test_run_of_a_dead_process_is_reported_by_the_next_command(data_root):
-    """Source: CONTRACTS section 0, "Locks", last sentence."""
+    """Spec: docs/spec/conventions.md#leases"""
     import dagster as dg
 
     from dagster_project.internals.instance import open_instance
@@ -130,7 +130,7 @@ def test_run_of_a_dead_process_is_reported_by_the_next_command(data_root):
 
 
 def test_two_runs_at_once_make_what_one_makes(data_root, undisturbed):
-    """Nothing is torn or lost where two commands meet. Source: CONTRACTS section 0, "Locks"."""
+    """Nothing is torn or lost where two commands meet. Spec: docs/spec/conventions.md#leases"""
     photos(data_root.approved, IMAGES)
     both = [start("run", "--data-root", data_root.path) for _ in range(2)]
     outputs = [process.communicate(timeout=300)[0] for process in both]

@@ -1,6 +1,6 @@
 """A disk that fills up while imagemill works: a clear error, nothing torn, and after room was made the next run finishes.
 
-Source: issue 4, "Disk full"; CONTRACTS section 0, "Every final name appears atomically", "Refused and failed".
+Spec: docs/spec/conventions.md#atomic-names, docs/spec/conventions.md#refused-and-failed
 """
 
 import contextlib
@@ -119,7 +119,7 @@ def on(disk, root, name):
 
 
 def test_job_that_the_disk_cannot_take_is_stopped_before_it_begins(disk, data_root):
-    """Source: CONTRACTS section 1, "disk"."""
+    """Spec: docs/spec/stage2.md#disk-forecast"""
     on(disk, data_root, "derived")
     photos(data_root.approved, IMAGES)
     disk.fill(leave=MEGABYTE)
@@ -208,7 +208,7 @@ def test_status_on_a_full_disk_answers_or_says_why_not(disk):
 
 
 def test_shards_on_a_full_disk_leave_the_old_set_whole(disk, data_root):
-    """Source: seed 001; CONTRACTS section 2, "a reader sees the complete old set or the complete new one"."""
+    """Spec: docs/spec/shards.md#replacement"""
     on(disk, data_root, "shards")
     photos(data_root.approved, IMAGES)
     imagemill("run", "--data-root", data_root.path, stub=True)

@@ -1,4 +1,7 @@
-"""Captions edited in the records themselves: taken over byte for byte, through to the shards; nothing is lost."""
+"""Captions edited in the records themselves: taken over byte for byte, through to the shards; nothing is lost.
+
+Spec: docs/spec/stage2.md#edited-records
+"""
 
 import json
 

@@ -1,4 +1,7 @@
-"""How the command line is spoken to. Source: CONTRACTS sections 0 ("Exit codes") and 6."""
+"""How the command line is spoken to.
+
+Spec: docs/spec/conventions.md#exit-codes, docs/spec/conventions.md#commands
+"""
 
 import os
 
@@ -94,7 +97,7 @@ def test_fail_on_skip_makes_a_refused_input_an_error(small, tmp_path):
 
 
 def test_limit_takes_the_first_images_that_still_have_work_in_name_order(data_root):
-    """Source: CONTRACTS section 1, "passes"."""
+    """Spec: docs/spec/stage2.md#pass-names"""
     photos(data_root.approved, 6)
     folder = data_root.derived / "dinov3"
 
@@ -120,7 +123,7 @@ def test_any_order_of_passes_gives_the_result_of_all(data_root, tmp_path):
 
 
 def test_seed_command_refuses_existing_shards_unless_told(small):
-    """Source: seed 001, "Prevent accidental overwrite of existing shards"."""
+    """Spec: docs/spec/shards.md#existing-shards"""
     before = snapshot(small.shards)
 
     refused = imagemill("shards", "--data-root", small.path, stub=True)
@@ -150,7 +153,7 @@ def test_shards_in_another_folder_are_remembered(small, tmp_path):
 
 
 def test_edited_caption_and_replaced_image_renew_exactly_what_depends_on_them(data_root):
-    """Source: CONTRACTS section 0, "Staleness"."""
+    """Spec: docs/spec/conventions.md#staleness"""
     photos(data_root.approved, 4)
     imagemill("run", "--data-root", data_root.path, stub=True)
     before = snapshot(data_root.derived)
@@ -171,7 +174,7 @@ def test_edited_caption_and_replaced_image_renew_exactly_what_depends_on_them(da
 
 
 def test_model_other_than_the_recorded_one_is_refused(data_root):
-    """One directory never mixes two models. Source: CONTRACTS section 0, "Provenance"."""
+    """One directory never mixes two models. Spec: docs/spec/conventions.md#provenance"""
     photos(data_root.approved, 2)
     imagemill("run", "--data-root", data_root.path, stub=True)
     before = snapshot(data_root.derived)

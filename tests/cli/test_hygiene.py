@@ -1,7 +1,7 @@
 """Whatever people put into `approved/`: good images of every form become samples, the others are named and stop nothing.
 
-Source: issue 4, "Image hygiene"; CONTRACTS section 0 ("Nothing disappears silently", "Refused and failed"), section 1 ("inputs",
-"image_id", "pixels", "bucket").
+Spec: docs/spec/conventions.md#no-silent-loss, docs/spec/conventions.md#refused-and-failed, docs/spec/stage2.md#inputs,
+docs/spec/stage2.md#image-id
 """
 
 import os
@@ -203,7 +203,7 @@ def test_explain_tells_reason_and_remedy(mixed, image_id):
 
 
 def test_extreme_ratio_is_a_warning_and_never_a_failure(mixed):
-    """10:1 has its nearest bucket, a sample, and a finding. Source: CONTRACTS section 1, "bucket"."""
+    """10:1 has its nearest bucket, a sample, and a finding. Spec: docs/spec/stage2.md#buckets"""
     root, _ = mixed
     assert records_of(root)["wide"]["aspect_bucket"] == "1344x704"
     assert "wide" not in rows_of(root)
@@ -216,7 +216,7 @@ def test_extreme_ratio_is_a_warning_and_never_a_failure(mixed):
 
 
 def test_second_run_tries_no_refused_image_again(mixed):
-    """Source: CONTRACTS section 0, "tried again only when the input changes"."""
+    """Spec: docs/spec/conventions.md#refused-and-failed"""
     root, _ = mixed
     before = rows_of(root)
 
@@ -247,7 +247,7 @@ def test_refused_input_fails_a_run_only_where_asked(mixed):
 
 @pytest.mark.parametrize("command", ["run", "stage2"])
 def test_every_input_refused_exits_with_1(data_root, command):
-    """Source: CONTRACTS section 0, "Every input refused: exit 1"."""
+    """Spec: docs/spec/conventions.md#refused-and-failed"""
     for name, (data, _) in bad_images().items():
         put(data_root.approved, name, data)
 

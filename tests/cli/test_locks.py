@@ -1,6 +1,6 @@
 """Two real processes on one data root: the same partitions one after the other, others side by side.
 
-Source: issue 4, "Locks per asset and partition, tried with two real processes"; CONTRACTS section 0, "Locks".
+Spec: docs/spec/conventions.md#leases
 """
 
 import os

@@ -1,4 +1,7 @@
-"""`.imagemill/` is lost: models are not mixed, preview vectors stay preview, withdrawn samples stay out; all of it is said."""
+"""`.imagemill/` is lost: models are not mixed, preview vectors stay preview, withdrawn samples stay out; all of it is said.
+
+Spec: docs/spec/conventions.md#second-copies
+"""
 
 import shutil
 

@@ -61,7 +61,7 @@ def test_every_photo_with_a_caption_becomes_a_sample_and_the_others_have_a_reaso
 
 
 def test_shards_hold_every_npy_as_it_is_on_disk(coco_run):
-    """Read back by plain webdataset with decoding. Source: seed 001, "NPY files are copied as-is"."""
+    """Read back by plain webdataset with decoding. Spec: docs/spec/shards.md#members"""
     root, _, _ = coco_run
 
     for image_id, sample in samples_of(root).items():
@@ -80,7 +80,7 @@ def test_shards_hold_every_npy_as_it_is_on_disk(coco_run):
 
 
 def test_photo_with_an_exif_rotation_comes_out_upright(coco_run):
-    """EXIF orientation is applied first; sizes are those after it. Source: CONTRACTS section 1, "pixels"."""
+    """EXIF orientation is applied first; sizes are those after it. Spec: docs/spec/stage2.md#pixels"""
     root, _, upright = coco_run
 
     record = next(line.value for line in read_jsonl(root.stage2_jsonl) if line.value["image_id"] == TURNED)
@@ -95,7 +95,7 @@ def test_photo_with_an_exif_rotation_comes_out_upright(coco_run):
 
 
 def test_file_that_is_no_image_stops_nothing_and_alone_is_not_materialised(coco_run):
-    """One ledger row, one line in the summary, exit 0. Source: CONTRACTS section 0, "Refused and failed"."""
+    """One ledger row, one line in the summary, exit 0. Spec: docs/spec/conventions.md#refused-and-failed"""
     root, done, _ = coco_run
     from dagster_project.internals.instance import open_instance
 
@@ -111,7 +111,7 @@ def test_file_that_is_no_image_stops_nothing_and_alone_is_not_materialised(coco_
 
 
 def test_second_run_calls_no_model_and_changes_no_file(coco_run):
-    """Valid files are never rewritten: bytes and mtime stay. Source: seed 000, "Idempotent processing"."""
+    """Valid files are never rewritten: bytes and mtime stay. Spec: docs/spec/conventions.md#completion"""
     root, _, _ = coco_run
     before = snapshot(root.derived, root.shards)
 

@@ -1,4 +1,7 @@
-"""From the monolithic Stage 1 file to version 2 and back. Source: seed 002; CONTRACTS section 1, "migration"."""
+"""From the monolithic Stage 1 file to version 2 and back.
+
+Spec: docs/spec/migration.md#forward, docs/spec/migration.md#vectors, docs/spec/migration.md#migrated-records
+"""
 
 import json
 import os
@@ -97,7 +100,7 @@ def test_original_is_kept_byte_for_byte_and_its_broken_line_twice(migrated):
 
 
 def test_jsonl_is_at_least_nine_tenths_smaller(tmp_path):
-    """Source: seed 000, "JSONL size is reduced significantly"."""
+    """Spec: docs/spec/migration.md#migration-from-stage-1"""
     root = DataRoot(tmp_path / "data")
     before = write_stage1(root, [stage1_record(n) for n in range(12)])
 
@@ -154,7 +157,7 @@ ORDERS = [("dinov3", "vae", "t5", "migrate"), ("migrate", "t5", "vae", "dinov3",
 
 @pytest.mark.parametrize("order", ORDERS, ids=" ".join)
 def test_any_order_of_passes_gives_the_result_of_all(migrated, tmp_path, order):
-    """Source: CONTRACTS section 1, "passes"; seed 002, "Migration Plan"."""
+    """Spec: docs/spec/stage2.md#pass-names"""
     root, _, before, _ = migrated
     other = DataRoot(tmp_path / "data")
     write_stage1(other, [], images=8)
@@ -213,7 +216,7 @@ def test_limit_migrates_so_many_records(tmp_path):
 
 
 def test_outputs_on_another_disk_take_the_records_along(tmp_path):
-    """Source: seed 002, "Provide --output-base-dir flag to write to different disk if needed"."""
+    """Spec: docs/spec/migration.md#forward"""
     root, disk = DataRoot(tmp_path / "data"), tmp_path / "disk2" / "out"
     before = write_stage1(root, [stage1_record(n) for n in range(3)])
 

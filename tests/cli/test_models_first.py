@@ -1,4 +1,4 @@
-"""Every model of a run is looked up before the first image is opened. Source: CONTRACTS section 1, "models"."""
+"""Every model of a run is looked up before the first image is opened. Spec: docs/spec/stage2.md#preview-models"""
 
 import json
 

@@ -26,7 +26,7 @@ NAMES = [
 
 
 def test_odd_names_arrive_in_the_shards_under_their_true_ids(data_root):
-    """Source: CONTRACTS section 2, "Members of a sample" (dots and percent signs are encoded)."""
+    """Spec: docs/spec/shards.md#members"""
     photos(data_root.approved, len(NAMES))
     for n, name in enumerate(NAMES):
         for suffix in (".jpg", ".txt"):

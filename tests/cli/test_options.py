@@ -1,4 +1,4 @@
-"""Each option is declared once; click options and launchpad fields are derived from it. Source: issue 16, part 3."""
+"""Each option is declared once; click options and launchpad fields are derived from it."""
 
 import click
 import pytest

@@ -1,6 +1,6 @@
 """`imagemill preset …`: a public dataset from its own annotations to validated presets, and what is wrong usage.
 
-Source: seed 004; CONTRACTS sections 3 and 6; issue 6, "Must hold".
+Spec: docs/spec/conventions.md#command-line
 """
 
 import json

@@ -2,7 +2,7 @@
 
 Coord and derived presets under kill -9: tests/pipeline/presets/test_derive.py; a kill at each name given: test_rescale.py
 there.
-Source: CONTRACTS section 0, "Every final name appears atomically"; section 3, "Presets are strict"; issue 6.
+Spec: docs/spec/conventions.md#atomic-names, docs/spec/presets.md#strictness
 """
 
 import os
@@ -128,7 +128,7 @@ def test_killed_rescale_is_completed_by_the_next_run(tmp_path, undisturbed, seed
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(100, 120))
 def test_killed_rescale_is_completed_by_the_next_run_twenty_times(tmp_path, undisturbed, seed):
-    """The full count of issue 6."""
+    """The full count."""
     kill_and_rerun(tmp_path, undisturbed, seed)
 
 
@@ -189,7 +189,7 @@ def test_command_survives_a_killed_worker_and_a_kill_of_its_own(tmp_path):
 
 
 def test_interrupted_command_says_so_and_the_next_run_goes_on(tmp_path):
-    """Exit 130 and 143, finished images stay. Source: CONTRACTS section 0, "Exit codes"."""
+    """Exit 130 and 143, finished images stay. Spec: docs/spec/conventions.md#exit-codes"""
     root = DataRoot(tmp_path / "data")
     dataset = crowded(root.public_data / "coco", 320, (800, 600))
     preset, done = dataset.preset("p"), {}

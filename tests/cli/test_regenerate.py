@@ -1,4 +1,8 @@
-"""Every file of one kind made anew, by another model. Source: CONTRACTS section 0, "Provenance", "Staleness"."""
+"""Every file of one kind made anew, by another model.
+
+Spec: docs/spec/conventions.md#provenance, docs/spec/conventions.md#staleness, docs/spec/conventions.md#regeneration,
+docs/spec/conventions.md#one-model-per-folder
+"""
 
 import json
 import os
@@ -83,7 +87,7 @@ def making_anew(root):
 
 
 def test_regeneration_waits_for_a_run_that_makes_files_of_the_kind(root):
-    """They would pass for new ones, and one folder would hold two models. Source: CONTRACTS section 0, "Provenance"."""
+    """They would pass for new ones, and one folder would hold two models. Spec: docs/spec/conventions.md#provenance"""
     older = making_anew(root)
     use_model(root, "newer")
 

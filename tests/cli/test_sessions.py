@@ -1,4 +1,4 @@
-"""A command resolves configuration, folders and ledger once, and lists each folder once per pass. Source: issue 16, part 2."""
+"""A command resolves configuration, folders and ledger once, and lists each folder once per pass."""
 
 import json
 import subprocess

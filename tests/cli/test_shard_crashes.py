@@ -1,6 +1,6 @@
 """Shards killed at any moment: a reader sees the complete old set or the complete new one. The next run completes.
 
-Source: CONTRACTS section 0, "Every final name appears atomically", section 2, `--overwrite`; issue 5.
+Spec: docs/spec/conventions.md#atomic-names, docs/spec/shards.md#replacement
 """
 
 import os
@@ -155,14 +155,14 @@ def test_killed_overwrite_leaves_the_old_set_or_the_new_one(prepared, tmp_path, 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(100, 120))
 def test_killed_write_is_completed_by_the_next_one_twenty_times(prepared, tmp_path, seed):
-    """The full count of issue 5."""
+    """The full count."""
     killed_during_write(prepared, tmp_path / "shards", seed)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(100, 120))
 def test_killed_overwrite_leaves_the_old_set_or_the_new_one_twenty_times(prepared, tmp_path, seed):
-    """The full count of issue 5."""
+    """The full count."""
     killed_during_overwrite(prepared, tmp_path / "shards", seed)
 
 

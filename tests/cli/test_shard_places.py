@@ -1,4 +1,7 @@
-"""Shards in folders elsewhere, and what is found in their place. Source: CONTRACTS section 0, "Exit codes"."""
+"""Shards in folders elsewhere, and what is found in their place.
+
+Spec: docs/spec/conventions.md#exit-codes, docs/spec/conventions.md#locations-outside-the-data-root
+"""
 
 import os
 import shutil
@@ -91,7 +94,7 @@ def test_linked_buckets_set_is_replaced_and_what_it_points_to_left_alone(root, t
 
 
 def test_failed_check_is_named_with_its_findings_and_what_to_do(root):
-    """The check looks at every set, also at those that this run did not write. Source: CONTRACTS section 0, "Messages"."""
+    """The check looks at every set, also at those that this run did not write. Spec: docs/spec/conventions.md#messages"""
     tar = root.shards / TALL / "shard-000000.tar"
     data = bytearray(tar.read_bytes())
     data[600] ^= 1

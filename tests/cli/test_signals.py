@@ -1,7 +1,7 @@
 """SIGINT and SIGTERM in the middle of the work: stopped in seconds, finished work kept and recorded, resumed by the same command.
 
 tests/cli/test_crashes.py kills and stops `imagemill run`; here are what a stopped command leaves, and a second signal.
-Source: issue 4, "Signals"; CONTRACTS section 0 ("Exit codes"), section 1 ("merge": every interrupted run ends with it).
+Spec: docs/spec/conventions.md#exit-codes, docs/spec/stage2.md#merge
 """
 
 import signal

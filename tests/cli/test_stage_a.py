@@ -1,6 +1,6 @@
 """`imagemill stage-a …`: ranks one by one, in processes and under torchrun; death and resume; wrong usage.
 
-Source: seed 003; CONTRACTS sections 0, 5 and 6.
+Spec: docs/spec/conventions.md#command-line
 """
 
 import json
@@ -80,7 +80,7 @@ def shared(monkeypatch):
 
 
 def test_every_world_size_and_mode_gives_the_same_groups(tickets, tmp_path, shared):
-    """CONTRACTS section 5: "Rank r of W takes jobs[r::W] (per_image) or groups[r::W] (per_group)"; known summaries are kept."""
+    """ "Rank r of W takes jobs[r::W] (per_image) or groups[r::W] (per_group)"; known summaries are kept."""
     assert stage_a(tickets).returncode == 0
     expected, bytes_before = groups(tickets), output_file(tickets.stage_a_output, MISSION).read_bytes()
     assert {group_id: len(images) for group_id, images in expected.items()} == WHOLE
@@ -131,7 +131,7 @@ def torchrun(root, *options, **environment):
 
 
 def test_torchrun_runs_each_process_as_one_rank_and_the_first_merges(tickets, tmp_path):
-    """CONTRACTS section 5, "Under torchrun each process is rank RANK": the real torchrun, two processes."""
+    """The real torchrun, two processes."""
     log = tmp_path / "asked"
     process = torchrun(tickets, "--sharding_mode", "per_image", ASKED=log)
     said, _ = process.communicate()
@@ -197,7 +197,7 @@ def test_rank_does_nothing_before_the_first_of_its_start_has_the_mission(tickets
 
 
 def test_first_rank_names_ranks_that_do_not_come_and_merges_what_is_there(tickets, shared):
-    """CONTRACTS section 5: "waits a bounded time for the other ranks' end marks (missing ranks named)"."""
+    """ "Waits a bounded time for the other ranks' end marks (missing ranks named)"."""
     first = stage_a(tickets, "--wait-seconds", 0, RANK=0, WORLD_SIZE=2, LOCAL_WORLD_SIZE=2)
     assert first.returncode == 0, first.stderr
     assert shared[-1] == 2
@@ -254,7 +254,7 @@ def resume(root, log, **options):
 
 
 def test_killed_rank_costs_the_batch_at_hand_and_no_finished_image_is_inferred_again(tickets, tmp_path):
-    """Issue 7: "kill -9 one of two ranks …, rerun, merge: the same groups as an uninterrupted run"; the other rank goes on."""
+    """ "Kill -9 one of two ranks …, rerun, merge: the same groups as an uninterrupted run"; the other rank goes on."""
     code, said = kill_one_rank(tickets, tmp_path / "asked", seconds=0.6, rng=Random(1))
 
     assert code == 1, said
@@ -271,7 +271,7 @@ def test_killed_rank_costs_the_batch_at_hand_and_no_finished_image_is_inferred_a
 
 @pytest.mark.parametrize("world", [1, 2])
 def test_image_that_kills_its_process_costs_its_group_alone_after_a_rerun(tickets, tmp_path, world):
-    """CONTRACTS section 0: "a killed worker: retried by the next run, and this run exits 1 after all the rest is done"."""
+    """ "A killed worker: retried by the next run, and this run exits 1 after all the rest is done"."""
     ticket(tickets.stage_a_input, "pass", "b", "b1.jpg", "deadly.jpg")
     given = [
         "--data-root",
@@ -321,7 +321,7 @@ def test_ten_random_moments_to_kill_a_rank_all_end_in_the_same_groups(tickets, t
 
 
 def test_failed_group_is_listed_and_the_others_are_written(tickets):
-    """CONTRACTS section 5: "Exit 0 when groups failed but others were written (each listed)"; section 0, the ledger."""
+    """ "Exit 0 when groups failed but others were written (each listed)"; section 0, the ledger."""
     ticket(tickets.stage_a_input, "pass", "e", "e1.jpg", "blank.jpg")
 
     done = stage_a(tickets, summarizer=f"{MODULE}:Blank")
@@ -342,7 +342,7 @@ def test_failed_group_is_listed_and_the_others_are_written(tickets):
 
 
 def test_nothing_written_is_exit_1_and_the_previous_output_stays(tickets):
-    """CONTRACTS section 5: "1 when none could be written, and the previous output stays"."""
+    """ "1 when none could be written, and the previous output stays"."""
     assert stage_a(tickets, "--pass-group-number", 1, "--fail_group_number", 0).returncode == 0
     before = output_file(tickets.stage_a_output, MISSION).read_bytes()
 
@@ -355,7 +355,7 @@ def test_nothing_written_is_exit_1_and_the_previous_output_stays(tickets):
 
 
 def test_mission_without_groups_has_an_empty_output_and_a_warning(data_root):
-    """CONTRACTS section 5: "Mission folder without groups: a warning, exit 0, an empty file"."""
+    """ "Mission folder without groups: a warning, exit 0, an empty file"."""
     (data_root.stage_a_input / MISSION).mkdir(parents=True)
 
     done = stage_a(data_root)
@@ -373,7 +373,7 @@ def test_mission_without_groups_has_an_empty_output_and_a_warning(data_root):
 
 
 def test_missing_mission_lists_those_found_and_writes_nothing(tickets):
-    """CONTRACTS section 5: "Mission folder missing: exit 1, nothing written, the missions found are listed"."""
+    """ "Mission folder missing: exit 1, nothing written, the missions found are listed"."""
     done = imagemill_here(tickets, "stage-a", "--mission", "nowhere", "--summarizer", NAMED)
 
     assert done.returncode == 1
@@ -396,7 +396,7 @@ def test_missing_mission_lists_those_found_and_writes_nothing(tickets):
     ],
 )
 def test_model_that_is_not_there_is_told_before_any_run(tickets, config, told):
-    """Issue 7: "a missing model is an error, never a template answer"; nothing of Dagster's is there afterwards."""
+    """ "A missing model is an error, never a template answer"; nothing of Dagster's is there afterwards."""
     tickets.config_file.write_text(config)
 
     done = stage_a(tickets, summarizer="transformers")
@@ -421,7 +421,7 @@ def test_summary_names_the_maker_and_says_what_a_preview_model_is_worth(data_roo
 
 
 def test_folders_elsewhere_are_used_and_remembered(data_root, tmp_path):
-    """CONTRACTS, first table: `--input_dir`, `--output_dir`."""
+    """`--input_dir`, `--output_dir`."""
     given, out = tmp_path / "photos", tmp_path / "lines"
     ticket(given, "pass", TICKET, f"{TICKET}-001.jpeg")
 
@@ -472,7 +472,7 @@ def test_folder_that_cannot_be_made_is_told_before_any_work_and_not_remembered(t
     ],
 )
 def test_wrong_usage_is_told_before_any_work(tickets, options, told):
-    """CONTRACTS section 5: "`--batching_mode` is refused with a hint …; abbreviations are not accepted"."""
+    """`--batching_mode` is refused with a hint …; abbreviations are not accepted."""
     environment = {"WORLD_SIZE": 2} if "3" in options else {}
 
     done = stage_a(tickets, *options, **environment)

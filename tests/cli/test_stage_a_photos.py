@@ -1,4 +1,4 @@
-"""All 128 photographs through `imagemill stage-a` with the preview model. Source: issue 7, "Must hold".
+"""All 128 photographs through `imagemill stage-a` with the preview model.
 
 A smaller set goes through the assets at each `make test`: tests/assets/test_stage_a_photos.py.
 """

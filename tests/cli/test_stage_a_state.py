@@ -1,6 +1,6 @@
 """`imagemill stage-a` on a data root of an earlier release, and on one whose ledger was lost: no image is inferred twice.
 
-Source: CONTRACTS section 5, "Finished summaries are also kept in `.imagemill/`".
+Spec: docs/spec/stage-a.md#reuse-of-summaries
 """
 
 import shutil

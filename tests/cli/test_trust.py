@@ -1,4 +1,7 @@
-"""A data root of someone else: its settings run no code before `imagemill trust`."""
+"""A data root of someone else: its settings run no code before `imagemill trust`.
+
+Spec: docs/spec/conventions.md#trust
+"""
 
 import json
 import os

@@ -1,4 +1,7 @@
-"""`imagemill validate`: options reach the validator, text for people, JSON for programs. Source: CONTRACTS sections 4 and 6."""
+"""`imagemill validate`: options reach the validator, text for people, JSON for programs.
+
+Spec: docs/spec/conventions.md#command-line
+"""
 
 import json
 
@@ -60,7 +63,7 @@ def test_real_images_directory_is_demanded_with_the_flag(validate, tmp_path):
 
 
 def test_every_file_is_told_whatever_the_first_one_is(validate, tmp_path):
-    """Several files in one process: one call tells everything. Source: issue 6."""
+    """Several files in one process: one call tells everything."""
     folder = preset(tmp_path)
     (tmp_path / "bad.jsonl").write_text("{\n")
 

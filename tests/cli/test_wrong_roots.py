@@ -1,4 +1,7 @@
-"""Wrong folders: URLs, mistyped data roots, read-only ones. Nothing is created, and one message says what to do."""
+"""Wrong folders: URLs, mistyped data roots, read-only ones. Nothing is created, and one message says what to do.
+
+Spec: docs/spec/conventions.md#data-root
+"""
 
 import errno
 import os

@@ -1,4 +1,7 @@
-"""Reading everything back, and going back to Stage 1, from the UI. Source: CONTRACTS section 1, "verify", "rollback"."""
+"""Reading everything back, and going back to Stage 1, from the UI.
+
+Spec: docs/spec/migration.md#rollback, docs/spec/stage2.md#verification
+"""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The launchpad's options for each asset: choices, descriptions, nothing that only a command needs. Source: issue 15."""
+"""The launchpad's options for each asset: choices, descriptions, nothing that only a command needs."""
 
 import dagster as dg
 import pytest

@@ -136,7 +136,7 @@ def _job():
 
 
 def test_vanished_image_is_reported_and_asks_for_nothing(data_root, instance, still):
-    """A vanished source makes nothing stale. Source: CONTRACTS section 0."""
+    """A vanished source makes nothing stale. Spec: docs/spec/conventions.md#completion-and-identity"""
     photos(data_root.approved, 2)
     imagemill("run", "--data-root", data_root.path, stub=True)
     (data_root.approved / "photo0001.jpg").unlink()

@@ -17,13 +17,13 @@ def nearest_exactly(width: int, height: int) -> str:
 
 
 def test_buckets_are_the_seven_of_the_seed_in_its_order():
-    """Source: seed 000, "All images are assigned to a bucket"."""
+    """Spec: docs/spec/stage2.md#buckets"""
     assert BUCKETS == ("1024x1024", "832x1216", "1216x832", "768x1280", "1280x768", "704x1344", "1344x704")
 
 
 @pytest.mark.parametrize("bucket", BUCKETS)
 def test_bucket_sides_are_divisible_by_64(bucket):
-    """Source: seed 000, "Bucket dimensions are divisible by 64"."""
+    """Spec: docs/spec/stage2.md#buckets"""
     assert [side % 64 for side in bucket_size(bucket)] == [0, 0]
 
 
@@ -45,13 +45,13 @@ def test_image_of_a_bucket_s_own_size_gets_that_bucket(bucket):
     ],
 )
 def test_common_size_gets_the_bucket_of_nearest_ratio(width, height, bucket):
-    """1920/1080 = 1.78 lies 0.11 from 1280/768 and 0.13 from 1344/704. Source: CONTRACTS section 1, "bucket"."""
+    """1920/1080 = 1.78 lies 0.11 from 1280/768 and 0.13 from 1344/704. Spec: docs/spec/stage2.md#buckets"""
     assert assign_bucket(width, height) == bucket
 
 
 @given(sides, sides)
 def test_bucket_is_the_nearest_in_exact_arithmetic(width, height):
-    """Source: CONTRACTS section 1, "least absolute difference of width/height"."""
+    """Spec: docs/spec/stage2.md#buckets"""
     distances = sorted(abs(Fraction(width, height) - Fraction(*bucket_size(bucket))) for bucket in BUCKETS)
     if distances[0] != distances[1]:  # ties have a test of their own
         assert assign_bucket(width, height) == nearest_exactly(width, height)
@@ -71,7 +71,7 @@ TIES = [
 @pytest.mark.parametrize("scale", [1, 100])
 @pytest.mark.parametrize(("width", "height", "bucket"), TIES)
 def test_first_bucket_in_the_seed_s_order_wins_a_tie(width, height, bucket, scale):
-    """Source: CONTRACTS section 1, "first in the seed's order on a tie"."""
+    """Spec: docs/spec/stage2.md#buckets"""
     assert nearest_exactly(width * scale, height * scale) == bucket
     assert assign_bucket(width * scale, height * scale) == bucket
 
@@ -81,5 +81,5 @@ def test_first_bucket_in_the_seed_s_order_wins_a_tie(width, height, bucket, scal
     [(400, 1000, False), (399, 1000, True), (2500, 1000, False), (2501, 1000, True), (1000, 1000, False)],
 )
 def test_ratio_is_unusual_only_outside_its_limits(width, height, unusual):
-    """Source: CONTRACTS section 1, "outside [0.4, 2.5] a warning"."""
+    """Spec: docs/spec/stage2.md#buckets"""
     assert is_unusual_ratio(width, height) is unusual

@@ -1,4 +1,7 @@
-"""Sizes, boxes, polygons. Source: CONTRACTS section 3, "Target size", "Geometry", "Quantization"; seed 004."""
+"""Sizes, boxes, polygons.
+
+Spec: docs/spec/presets.md#target-size, docs/spec/presets.md#geometry, docs/spec/presets.md#quantisation
+"""
 
 from fractions import Fraction
 from math import ceil, floor
@@ -212,7 +215,7 @@ def test_image_one_pixel_wide_is_quantised_too():
 
 
 def test_top_left_order_is_by_min_y_then_min_x_and_stable():
-    """CONTRACTS section 3, "object_order": by (min y, min x) of the quantised values, stable."""
+    """By (min y, min x) of the quantised values, stable."""
     shapes = {
         "low": [0, 900, 5, 950],
         "right": [500, 10, 600, 20],

@@ -23,7 +23,7 @@ WEBDATASET_SPLIT = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$", re.DOTALL)
     ],
 )
 def test_image_id_is_the_stem_of_the_file_name(file_name, image_id):
-    """Source: seed 000, "Image ID is derived consistently"."""
+    """Spec: docs/spec/stage2.md#image-id"""
     assert image_id_of(file_name) == image_id
 
 
@@ -32,7 +32,7 @@ def test_image_id_is_the_stem_of_the_file_name(file_name, image_id):
     [("abc123", "abc123"), ("a.b", "a%2Eb"), ("100%", "100%25"), ("%2E", "%252E"), ("..", "%2E%2E")],
 )
 def test_member_key_encodes_dots_and_percent_signs_only(image_id, key):
-    """Source: CONTRACTS section 2, "dots (and %) in an id are percent-encoded"."""
+    """Spec: docs/spec/shards.md#members"""
     assert member_key(image_id) == key
 
 
@@ -45,7 +45,7 @@ def test_member_key_comes_back_as_the_id(image_id):
 
 @given(st.text(st.characters(exclude_categories=["Cc", "Cs"], exclude_characters="/\\"), min_size=1))
 def test_webdataset_splits_a_member_name_where_the_key_ends(image_id):
-    """A key ends at the first dot, so it holds none. Source: CONTRACTS section 2."""
+    """A key ends at the first dot, so it holds none. Spec: docs/spec/shards.md#updating-a-set"""
     match = WEBDATASET_SPLIT.match(f"{member_key(image_id)}.t5h.npy")
     assert match
     assert match.groups() == (member_key(image_id), "t5h.npy")
@@ -74,5 +74,5 @@ def test_usual_id_has_no_problem(image_id):
     ],
 )
 def test_id_that_could_leave_the_folder_or_break_a_name_is_refused(image_id, problem):
-    """Source: CONTRACTS section 2, "ids with separators or control characters: refused"."""
+    """Spec: docs/spec/shards.md#names"""
     assert id_problem(image_id) == problem

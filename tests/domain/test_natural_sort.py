@@ -1,4 +1,4 @@
-"""The order of file names. Source: seed 003 "natural sort"; CONTRACTS section 5 "Digits mean 0–9 only", "ties by raw name"."""
+"""The order of file names. Spec: docs/spec/stage-a.md#order-of-groups-and-images"""
 
 import random
 

@@ -36,7 +36,7 @@ numbers = st.integers(1, 10**9)
     ],
 )
 def test_suffix_is_max_and_digits_at_the_end(name, base, max_objects):
-    """Source: seed 004 decision 2, "canonical suffix is `_max{N}`"; digits mean 0 to 9."""
+    """Spec: docs/spec/presets.md#names-of-derived-presets"""
     assert parse_preset(name) == PresetName(base, max_objects)
     assert parse_preset(name).effective == name
 
@@ -55,7 +55,7 @@ def test_suffix_is_max_and_digits_at_the_end(name, base, max_objects):
     ],
 )
 def test_other_suffix_is_refused_with_the_rename(name, remedy):
-    """Source: seed 004 decision 2, "fail-fast with an actionable rename hint"; CONTRACTS section 3."""
+    """Spec: docs/spec/presets.md#names-of-derived-presets"""
     with pytest.raises(WrongUsage) as caught:
         parse_preset(name)
     assert remedy in str(caught.value)
@@ -63,7 +63,7 @@ def test_other_suffix_is_refused_with_the_rename(name, remedy):
 
 @given(bases, numbers)
 def test_derived_name_is_read_back(base, max_objects):
-    """Source: CONTRACTS section 3, "`coord --preset x_max60` means base `x`, N = 60"."""
+    """Spec: docs/spec/presets.md#names-of-derived-presets"""
     assert parse_preset(derived_name(base, max_objects)) == (base, max_objects)
 
 
@@ -85,7 +85,7 @@ def test_nothing_is_derived_of_a_derived_preset():
 
 @pytest.mark.parametrize("value", [0, -1, "0", "-3", "many", "1.5", "", True, "٦", "1_000"])
 def test_number_below_one_or_no_number_is_wrong_usage(value):
-    """Source: CONTRACTS section 3, "N < 1 or not a number is wrong usage"."""
+    """Spec: docs/spec/presets.md#maximum-number-of-objects"""
     with pytest.raises(WrongUsage, match="PUBLIC_DATA"):
         max_objects_of(value, MAX_OBJECTS_VARIABLE)
 
@@ -105,7 +105,7 @@ def test_number_may_come_as_text():
     ],
 )
 def test_equal_values_pass(sources, expected):
-    """Source: seed 004, "if the values are identical, proceed"."""
+    """Spec: docs/spec/presets.md#maximum-number-of-objects"""
     assert resolve_max_objects(**sources) == expected
 
 
@@ -121,14 +121,14 @@ def test_equal_values_pass(sources, expected):
     ],
 )
 def test_conflict_names_both_sources_and_values(sources, named):
-    """Source: seed 004, "otherwise, fail fast … (do not silently override)"."""
+    """Spec: docs/spec/presets.md#maximum-number-of-objects"""
     with pytest.raises(WrongUsage) as caught:
         resolve_max_objects(**sources)
     assert [text for text in named if text not in str(caught.value)] == []
 
 
 def test_coord_takes_every_source():
-    """Source: seed 004 decision 3, one authority computes the effective preset."""
+    """Spec: docs/spec/presets.md#names-of-derived-presets"""
     assert effective_preset("coord", "x") == ("x", None)
     assert effective_preset("coord", "x_max60") == ("x", 60)
     assert effective_preset("coord", "x", flag=60) == ("x", 60)
@@ -141,7 +141,7 @@ def test_coord_takes_every_source():
 @pytest.mark.parametrize("command", ["rescale", "validate", "all"])
 @pytest.mark.parametrize("given", [{"flag": 60}, {"environment": "60"}])
 def test_other_command_refuses_max_objects_with_the_two_steps(command, given):
-    """Source: CONTRACTS section 3, "fails before any work with the two-step hint"."""
+    """Spec: docs/spec/presets.md#maximum-number-of-objects"""
     with pytest.raises(WrongUsage) as caught:
         effective_preset(command, "x", **given)
     assert "rescale … --preset x`" in str(caught.value)
@@ -151,7 +151,7 @@ def test_other_command_refuses_max_objects_with_the_two_steps(command, given):
 
 @pytest.mark.parametrize("command", ["rescale", "all"])
 def test_rescale_refuses_a_derived_name(command):
-    """Derived presets do not rescale images. Source: seed 004 decision 4; CONTRACTS section 3."""
+    """Derived presets do not rescale images. Spec: docs/spec/presets.md#hardlinks"""
     with pytest.raises(WrongUsage) as caught:
         effective_preset(command, "x_max60")
     assert "--preset x --max-objects 60" in str(caught.value)

@@ -1,4 +1,7 @@
-"""One preset record by itself. Files of them: tests/validation/test_presets.py. Source: CONTRACTS sections 3 and 4."""
+"""One preset record by itself. Files of them: tests/validation/test_presets.py.
+
+Spec: docs/spec/presets.md#layout, docs/spec/validation.md#checks, docs/spec/presets.md#preset-records
+"""
 
 import pytest
 from hypothesis import given

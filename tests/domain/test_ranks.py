@@ -1,4 +1,4 @@
-"""Which rank works on which images. Source: seed 003 "sharding mode switch", "shard images across ranks"; CONTRACTS section 5."""
+"""Which rank works on which images. Spec: docs/spec/stage-a.md#sharding-modes"""
 
 import os
 from itertools import chain
@@ -82,7 +82,7 @@ def test_rank_outside_the_world_is_refused(rank):
     ],
 )
 def test_rank_is_that_of_the_environment(environment, flag, expected):
-    """Source: CONTRACTS section 5, "`WORLD_SIZE` without `RANK` means `--world-size`"."""
+    """Spec: docs/spec/stage-a.md#torchrun"""
     assert expected == ranks_of(environment, flag)
 
 

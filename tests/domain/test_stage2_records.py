@@ -1,4 +1,4 @@
-"""One record: its fields and what makes it valid. Source: seed 000 "JSONL metadata format"; CONTRACTS section 2, "Readiness"."""
+"""One record: its fields and what makes it valid. Spec: docs/spec/stage2.md#record-fields, docs/spec/shards.md#readiness"""
 
 import pytest
 
@@ -87,6 +87,6 @@ def test_record_with_a_bad_field_is_named_by_it(field, value):
     "mask", [None, [], [1] * 76, [1] * 78, [0] * 77, [2] + [0] * 76, [True] * 77, [1.0] * 77, ["1"] * 77]
 )
 def test_mask_is_77_ints_of_0_and_1_with_a_1(mask):
-    """`true` and `1.0` pass naive checks. Source: SPEED, "JSONL"."""
+    """`true` and `1.0` pass naive checks."""
     assert mask_problem(mask)
     assert mask_problem(MASK) is None

@@ -68,7 +68,7 @@ def triangle_weights(size, target):
 
 @pytest.mark.parametrize(("height", "width"), [(769, 1023), (224, 224), (100, 37), (1, 1), (224, 500), (64, 2000)])
 def test_preprocessing_equals_an_independent_statement_of_it(height, width, encoder):
-    """Rescale, resize without keeping aspect, antialiased, then normalise. Source: MODELS 1.2."""
+    """Rescale, resize without keeping aspect, antialiased, then normalise."""
     pixels = image(height, width)
     resized = np.einsum(
         "ih,jw,hwc->cij", triangle_weights(height, 224), triangle_weights(width, 224), pixels / 255, optimize=True
@@ -148,7 +148,7 @@ def test_name_of_the_slow_processor_means_the_same_steps(preview_root, folder):
 
 
 def test_preparing_on_many_threads_gives_what_one_gives(encoder):
-    """`prepare` runs on decode threads. Source: Encoder protocol."""
+    """`prepare` runs on decode threads."""
     images = [image(50 + 7 * n, 90 - 3 * n, str(n)) for n in range(16)]
     expected = [encoder.prepare(pixels).payload for pixels in images]
 
@@ -160,7 +160,7 @@ def test_preparing_on_many_threads_gives_what_one_gives(encoder):
 
 @pytest.mark.parametrize("flag", ["read-only", "turned", "view"])
 def test_pixels_may_be_read_only_or_a_view(flag, encoder, recwarn):
-    """np.asarray of a PIL image is read-only. Source: MODELS 7."""
+    """np.asarray of a PIL image is read-only."""
     pixels = image(40, 60)
     expected = encoder.prepare(pixels.copy()).payload
     match flag:
@@ -181,7 +181,7 @@ def test_pixels_may_be_read_only_or_a_view(flag, encoder, recwarn):
     ids=["text", "grey", "alpha", "float"],
 )
 def test_item_that_is_no_rgb_image_is_refused(item, encoder):
-    """Alpha crashes a model and grey broadcasts silently. Source: MODELS 7."""
+    """Alpha crashes a model and grey broadcasts silently."""
     with pytest.raises(TypeError, match=r"dinov3_npy takes uint8 pixels \(height, width, 3\), not"):
         encoder.prepare(item)
 
@@ -190,7 +190,7 @@ def test_item_that_is_no_rgb_image_is_refused(item, encoder):
 
 
 def test_embedding_is_one_float32_vector(encoder):
-    """float32 (1024,). Source: CONTRACTS section 1, DINOv3."""
+    """float32 (1024,). Spec: docs/spec/stage2.md#dinov3"""
     [vector] = encoder.encode([encoder.prepare(image(769, 1023))])
 
     assert ((1024,), np.float32) == (vector.shape, vector.dtype)
@@ -220,7 +220,7 @@ def test_embedding_does_not_depend_on_company_or_repetition(encoder):
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_float64_reference_has_its_golden_value(threads, preview_root):
-    """Bit-stable over threads, batches and instruction sets. Source: MODELS 1.4."""
+    """Bit-stable over threads, batches and instruction sets."""
     encoder = load(preview_root, threads=threads, dtype="float64")
 
     vectors = encode(encoder, image(77, 123, "a"), image(123, 77, "b"))
@@ -230,14 +230,14 @@ def test_float64_reference_has_its_golden_value(threads, preview_root):
 
 
 def test_float32_is_close_to_the_float64_reference(encoder, preview_root):
-    """Within 1e-4. Source: MODELS 1.4, rules for tests."""
+    """Within 1e-4."""
     reference = load(preview_root, dtype="float64")
 
     np.testing.assert_allclose(encode(reference, image(77, 123)), encode(encoder, image(77, 123)), atol=1e-4)
 
 
 def test_bfloat16_points_the_same_way(encoder, preview_root):
-    """Cosine at least 0.999, stored as float32. Source: MODELS 1.4."""
+    """Cosine at least 0.999, stored as float32."""
     [expected], [vector] = encode(encoder, image(77, 123)), encode(load(preview_root, dtype="bfloat16"), image(77, 123))
 
     assert np.float32 == vector.dtype
@@ -245,7 +245,7 @@ def test_bfloat16_points_the_same_way(encoder, preview_root):
 
 
 def test_likeness_of_images_shows_in_the_preview_vectors(encoder):
-    """Near-duplicate logic can be tried without the real model. Source: MODELS 1.3."""
+    """Near-duplicate logic can be tried without the real model."""
     pixels = image(300, 400)
     smaller = pixels[::2, ::2]
     other = 255 - pixels[::-1]
@@ -255,7 +255,7 @@ def test_likeness_of_images_shows_in_the_preview_vectors(encoder):
 
 
 def test_calls_are_counted(preview_root):
-    """The summary prints model calls per kind. Source: CONTRACTS section 1, first image."""
+    """The summary prints model calls per kind. Spec: docs/spec/stage2.md#first-image"""
     encoder = load(preview_root)
     counts = [encoder.calls]
     for batch in (1, 3):
@@ -266,7 +266,7 @@ def test_calls_are_counted(preview_root):
 
 
 def test_weights_that_are_not_numbers_give_no_embedding(preview_root, folder):
-    """Source: CONTRACTS section 0, `non_finite`."""
+    """Spec: docs/spec/conventions.md#refused-and-failed"""
     file = folder / "model.safetensors"
     tensors = load_file(file)
     tensors["norm.weight"][5] = np.nan
@@ -277,7 +277,7 @@ def test_weights_that_are_not_numbers_give_no_embedding(preview_root, folder):
 
 
 def test_closed_encoder_has_let_go_of_its_model(preview_root):
-    """A pass gives the memory back. Source: CONTRACTS section 1, passes."""
+    """A pass gives the memory back. Spec: docs/spec/stage2.md#pass-names"""
     import weakref
 
     encoder = load(preview_root)

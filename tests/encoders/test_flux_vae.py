@@ -85,7 +85,7 @@ def plain_mean(plain, pixels):
     ],
 )
 def test_latent_is_an_eighth_of_height_and_width(height, width, expected, encoder):
-    """float16 (16, H // 8, W // 8), height first. Source: CONTRACTS section 1, VAE latent; MODELS 4."""
+    """float16 (16, H // 8, W // 8), height first. Spec: docs/spec/stage2.md#vae-latents"""
     [latent] = encoder.encode([encoder.prepare(image(height, width))])
 
     assert (expected, np.float16) == (latent.shape, latent.dtype)
@@ -96,7 +96,7 @@ def test_latent_is_an_eighth_of_height_and_width(height, width, expected, encode
 
 @pytest.mark.parametrize(("height", "width"), [(7, 9), (9, 7), (1, 1), (7, 4000)])
 def test_side_under_eight_pixels_is_refused_before_the_model(height, width, encoder):
-    """`too_small`. Source: CONTRACTS section 1, VAE latent."""
+    """`too_small`. Spec: docs/spec/stage2.md#vae-latents"""
     with pytest.raises(Refused, match=f"the image is {width}x{height} pixels, a latent needs 8 on each side") as caught:
         encoder.prepare(np.zeros((height, width, 3), np.uint8))
 
@@ -112,7 +112,7 @@ def test_item_that_is_no_rgb_image_is_refused(encoder):
 
 
 def test_image_is_cropped_at_right_and_bottom(encoder):
-    """Decoding the latent gives exactly the cropped picture. Source: CONTRACTS section 1, VAE latent."""
+    """Decoding the latent gives exactly the cropped picture. Spec: docs/spec/stage2.md#vae-latents"""
     pixels = image(45, 61)
 
     prepared = encoder.prepare(pixels)
@@ -130,7 +130,7 @@ def test_images_of_one_latent_size_share_a_call_and_cost_their_pixels(encoder):
 
 
 def test_pixels_may_be_read_only_and_are_not_held(encoder, recwarn):
-    """np.asarray of a PIL image is read-only. Source: MODELS 7."""
+    """np.asarray of a PIL image is read-only."""
     pixels = image(40, 56)
     pixels.flags.writeable = False
 
@@ -144,7 +144,7 @@ def test_pixels_may_be_read_only_and_are_not_held(encoder, recwarn):
 
 
 def test_latent_is_the_raw_mean_of_the_posterior(encoder, plain):
-    """No sampling, no scale, no shift; pixels as value / 127.5 - 1. Source: CONTRACTS section 1, MODELS 4."""
+    """No sampling, no scale, no shift; pixels as value / 127.5 - 1. Spec: docs/spec/stage2.md#embeddings"""
     pixels = image(64, 96)
 
     expected = plain_mean(plain, pixels)
@@ -165,7 +165,7 @@ def test_latent_does_not_depend_on_company_or_repetition(encoder):
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_float64_reference_has_its_golden_value(threads, preview_root):
-    """Bit-stable over threads, batches and instruction sets. Source: MODELS 1.4."""
+    """Bit-stable over threads, batches and instruction sets."""
     encoder = load(preview_root, threads=threads, dtype="float64")
 
     latents = encode(encoder, image(77, 123, "a"), image(77, 123, "b"))
@@ -175,7 +175,7 @@ def test_float64_reference_has_its_golden_value(threads, preview_root):
 
 
 def test_bfloat16_is_close_and_stored_as_float16(encoder, preview_root):
-    """Within 0.1. Source: MODELS 1.4, rules for tests."""
+    """Within 0.1."""
     latent = encode(load(preview_root, dtype="bfloat16"), image(64, 96))
 
     assert np.float16 == latent.dtype
@@ -183,7 +183,7 @@ def test_bfloat16_is_close_and_stored_as_float16(encoder, preview_root):
 
 
 def test_attention_in_the_middle_gives_the_same_bits_in_company(preview_root, tmp_path):
-    """The real model has it; a batch's memory layout would change its last bits. Source: MODELS 1.4."""
+    """The real model has it; a batch's memory layout would change its last bits."""
     from diffusers import AutoencoderKL
 
     torch.manual_seed(0)
@@ -211,7 +211,7 @@ def test_attention_in_the_middle_gives_the_same_bits_in_company(preview_root, tm
 
 @pytest.mark.parametrize(("height", "width", "tiled"), [(2048, 2048, False), (2048, 2055, False), (2056, 2048, True)])
 def test_tiling_is_chosen_by_pixel_count_alone(height, width, tiled, encoder):
-    """Over 4 MP of what the model sees. Source: CONTRACTS section 1, VAE latent."""
+    """Over 4 MP of what the model sees. Spec: docs/spec/stage2.md#vae-latents"""
     prepared = encoder.prepare(np.zeros((height, width, 3), np.uint8))
 
     assert (height // 8, width // 8, tiled) == prepared.group
@@ -219,7 +219,7 @@ def test_tiling_is_chosen_by_pixel_count_alone(height, width, tiled, encoder):
 
 @pytest.mark.parametrize(("height", "width"), [(1100, 772), (776, 1544)])
 def test_tiled_latent_has_the_shape_of_a_whole_one(height, width, encoder, plain, monkeypatch):
-    """These sizes make diffusers' tiling raise without the crop. Source: MODELS 4."""
+    """These sizes make diffusers' tiling raise without the crop."""
     monkeypatch.setattr(flux_vae, "TILED_ABOVE_PIXELS", 500_000)
     pixels = image(height, width)
     plain.enable_tiling()
@@ -239,12 +239,12 @@ def test_tiled_latent_has_the_shape_of_a_whole_one(height, width, encoder, plain
 
 
 def test_decoder_is_not_held(encoder):
-    """Encode only: 50 of 84 million parameters are the decoder's. Source: MODELS 4."""
+    """Encode only: 50 of 84 million parameters are the decoder's."""
     assert not hasattr(encoder._model, "decoder")
 
 
 def test_calls_are_counted(preview_root):
-    """The summary prints model calls per kind. Source: CONTRACTS section 1, first image."""
+    """The summary prints model calls per kind. Spec: docs/spec/stage2.md#first-image"""
     encoder = load(preview_root)
     counts = [encoder.calls]
     for batch in (1, 3):
@@ -255,7 +255,7 @@ def test_calls_are_counted(preview_root):
 
 
 def test_weights_that_are_not_numbers_give_no_latent(spoilt, preview_root):
-    """Finite before the cast. Source: CONTRACTS section 1, VAE latent."""
+    """Finite before the cast. Spec: docs/spec/stage2.md#vae-latents"""
     encoder = load(preview_root, model=spoilt("encoder.conv_out.bias", np.nan))
 
     with pytest.raises(NonFiniteEmbedding, match="vae_latents: the model produced NaN or infinity"):

@@ -1,4 +1,7 @@
-"""From settings to a folder, its fingerprints, and only whole checkpoints of the right kind."""
+"""From settings to a folder, its fingerprints, and only whole checkpoints of the right kind.
+
+Spec: docs/spec/conventions.md#preview-models
+"""
 
 import fnmatch
 import hashlib
@@ -87,7 +90,7 @@ def hub_cache(cache, repo, folder, inner=""):
 
 @pytest.mark.parametrize("spec", SPECS, ids=by_kind)
 def test_folder_that_holds_a_preview_is_recorded_as_one_under_its_own_path(spec, given, copy_of):
-    """Preview models can never be mistaken for real ones. Source: CONTRACTS section 0, Provenance."""
+    """Preview models can never be mistaken for real ones. Spec: docs/spec/conventions.md#provenance"""
     folder = copy_of(spec)
 
     by_path = spec.encoder_class().identify(EncoderSettings(model=str(folder)), **given(spec))
@@ -126,7 +129,7 @@ def test_folder_whose_model_lies_in_the_default_subfolder_is_refused_with_the_se
 
 @pytest.mark.parametrize("spec", SPECS, ids=by_kind)
 def test_path_that_does_not_exist_is_refused_with_model_device_and_remedy(spec, given, tmp_path):
-    """A model that cannot run here fails in seconds with its name and the device. Source: CONTRACTS section 1."""
+    """A model that cannot run here fails in seconds with its name and the device. Spec: docs/spec/stage2.md#embeddings"""
     settings = EncoderSettings(model=str(tmp_path / "nowhere"), device="cpu")
 
     with pytest.raises(ModelUnusable) as caught:
@@ -140,7 +143,7 @@ def test_path_that_does_not_exist_is_refused_with_model_device_and_remedy(spec, 
 
 
 def test_model_of_the_hub_that_is_not_cached_offline_is_refused_with_licence_and_token(given):
-    """FLUX.1-dev and DINOv3 are gated. Source: MODELS 1.1."""
+    """FLUX.1-dev and DINOv3 are gated."""
     with pytest.raises(ModelUnusable) as caught:
         DINOV3.encoder_class().load(EncoderSettings(model=DINOV3.default_model, device="cpu"), **given(DINOV3))
 
@@ -159,7 +162,7 @@ def test_refusal_survives_a_worker_process(given, tmp_path):
 
 
 def test_model_of_the_hub_is_taken_from_the_cache_with_its_commit(given, copy_of, tmp_path, monkeypatch):
-    """HF_HUB_OFFLINE is respected; the revision recorded is the resolved commit. Source: ModelIdentity."""
+    """HF_HUB_OFFLINE is respected; the revision recorded is the resolved commit. Reference: ModelIdentity."""
     hub_cache(tmp_path / "cache", "someone/flux", copy_of(VAE), inner="vae")
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     settings = EncoderSettings(model="someone/flux", subfolder="vae")
@@ -255,7 +258,7 @@ def test_weights_that_nothing_can_fetch_are_missing_at_once(spec, given, hub, mo
 
 
 def test_only_needed_files_of_one_subfolder_are_fetched(given, asked):
-    """Fetch only `vae/*` of FLUX; never pickled weights. Source: MODELS 1.1."""
+    """Fetch only `vae/*` of FLUX; never pickled weights."""
     settings = EncoderSettings(model="black-forest-labs/FLUX.1-dev", subfolder="vae", revision="main")
 
     with pytest.raises(ModelUnusable, match="nothing here"):
@@ -270,7 +273,7 @@ def test_only_needed_files_of_one_subfolder_are_fetched(given, asked):
 
 
 def test_tokenizer_alone_is_fetched_without_weights(given, asked):
-    """The mask comes from the tokenizer alone. Source: CONTRACTS section 1, record."""
+    """The mask comes from the tokenizer alone. Spec: docs/spec/stage2.md#record-fields"""
     with pytest.raises(ModelUnusable):
         T5.encoder_class().tokenizer(EncoderSettings(model="google-t5/t5-large"), **given(T5))
 
@@ -284,7 +287,7 @@ def test_tokenizer_alone_is_fetched_without_weights(given, asked):
     ("cuda", "mps", "expected"), [(True, True, "cuda"), (False, True, "mps"), (False, False, "cpu")]
 )
 def test_device_auto_takes_cuda_then_mps_then_cpu(cuda, mps, expected, given, monkeypatch):
-    """Source: EncoderSettings.device."""
+    """Reference: EncoderSettings.device."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
 
@@ -313,7 +316,7 @@ def test_device_on_which_loading_fails_is_named(given, monkeypatch):
 
 @pytest.mark.parametrize("spec", SPECS, ids=by_kind)
 def test_identity_names_everything_that_decides_the_bytes(spec, given):
-    """Source: CONTRACTS section 0, Provenance."""
+    """Spec: docs/spec/conventions.md#provenance"""
     identity = spec.encoder_class().identify(EncoderSettings(), **given(spec))
     shared = {"weights_sha256", "config_sha256", "compute_dtype", "stored_dtype", "preprocessing", "output"}
     own = {
@@ -360,7 +363,7 @@ def test_other_weights_config_tokenizer_or_dtype_are_another_model(given, copy_o
 
 
 def test_layout_of_json_and_traces_of_libraries_are_the_same_model(given, copy_of):
-    """config.json minus volatile keys. Source: MODELS 6."""
+    """config.json minus volatile keys."""
     folder = copy_of(T5)
     settings = EncoderSettings(model=str(folder))
     before = T5.encoder_class().identify(settings, **given(T5)).key
@@ -404,7 +407,7 @@ def test_weights_in_parts_are_all_fingerprinted(given, copy_of):
 
 
 def test_sha256_of_a_cached_blob_is_its_name(tmp_path):
-    """Free for files of the hub's cache. Source: MODELS 6."""
+    """Free for files of the hub's cache."""
     (tmp_path / "blobs").mkdir()
     blob = tmp_path / "blobs" / ("ab" * 32)
     blob.write_bytes(b"never read")
@@ -443,7 +446,7 @@ def test_sha256_of_other_files_is_read_again_only_when_they_change(tmp_path, mon
     ids=["t5 as dinov3", "dinov3 as t5", "t5 as vae"],
 )
 def test_folder_of_another_kind_is_refused(spec, other, reason, given, preview_root):
-    """`from_pretrained` would load it, with random weights. Source: MODELS 6, "gate"."""
+    """`from_pretrained` would load it, with random weights."""
     folder = ensure_preview(other, preview_root)
 
     for call in (spec.encoder_class().identify, spec.encoder_class().load):
@@ -471,7 +474,7 @@ def test_model_of_another_size_is_refused(spec, change, reason, given, copy_of):
 
 @pytest.mark.parametrize("spec", SPECS, ids=by_kind)
 def test_checkpoint_with_a_missing_tensor_is_refused(spec, given, copy_of):
-    """It would be random, and another one on each run. Source: MODELS 6."""
+    """It would be random, and another one on each run."""
     folder = copy_of(spec)
     gone = {
         DINOV3: "layer.0.attention.o_proj.weight",
@@ -549,7 +552,7 @@ def test_decoder_of_the_full_t5_checkpoint_is_no_fault(given, copy_of):
 
 
 def test_loading_sets_threads_and_true_float32(given):
-    """The thread count is configuration. Source: CONTRACTS section 1, first image."""
+    """The thread count is configuration. Spec: docs/spec/stage2.md#first-image"""
     before = torch.get_num_threads()
     try:
         T5.encoder_class().load(EncoderSettings(), **{**given(T5), "threads": before + 1})
@@ -569,7 +572,7 @@ def test_loading_prints_nothing(spec, given, capfd, recwarn):
 
 
 def test_value_beyond_the_stored_dtype_is_refused():
-    """Finite before the cast and after it. Source: CONTRACTS section 1, VAE latent."""
+    """Finite before the cast and after it. Spec: docs/spec/stage2.md#vae-latents"""
     with pytest.raises(NonFiniteEmbedding, match="vae_latents: a value of 70000 does not fit into float16"):
         loading.to_stored(torch.tensor([1.0, -70000.0]), VAE)
 
@@ -580,7 +583,7 @@ def test_nan_before_the_cast_is_refused():
 
 
 def test_torchvision_of_another_torch_is_named(tmp_path, monkeypatch):
-    """Its import breaks every model class, with messages that do not say so. Source: MODELS 1.2."""
+    """Its import breaks every model class, with messages that do not say so."""
     (tmp_path / "torchvision").mkdir()
     text = "raise RuntimeError('operator torchvision::nms does not exist')"
     (tmp_path / "torchvision" / "__init__.py").write_text(text)
@@ -599,7 +602,7 @@ def test_machine_without_torchvision_passes(monkeypatch):
 
 
 def test_nothing_in_the_shared_rooms_lists_the_kinds():
-    """A kind added by a user works the same. Source: HOUSE, One spec per embedding."""
+    """A kind added by a user works the same."""
     folder = Path(loading.__file__).parent
 
     for name in ("loading.py", "preview.py"):

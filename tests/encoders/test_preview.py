@@ -69,7 +69,7 @@ def contents(folder):
 
 @pytest.mark.parametrize("spec", WEIGHTS, ids=lambda spec: spec.kind)
 def test_preview_weights_have_the_same_bytes_everywhere(spec, preview_root):
-    """SHAKE-256 over keys, no random generator. Source: CONTRACTS section 1, Preview models."""
+    """SHAKE-256 over keys, no random generator. Spec: docs/spec/stage2.md#preview-models"""
     name, expected = WEIGHTS[spec]
 
     folder = ensure_preview(spec, preview_root)
@@ -79,7 +79,7 @@ def test_preview_weights_have_the_same_bytes_everywhere(spec, preview_root):
 
 @pytest.mark.parametrize("spec", WEIGHTS, ids=lambda spec: spec.kind)
 def test_preview_is_marked_and_says_what_it_stands_for(spec, preview_root):
-    """Preview models can never be mistaken for real ones. Source: CONTRACTS section 0, Provenance."""
+    """Preview models can never be mistaken for real ones. Spec: docs/spec/conventions.md#provenance"""
     folder = ensure_preview(spec, preview_root)
 
     marker = json.loads((folder / "PREVIEW.json").read_text())
@@ -117,7 +117,7 @@ def test_building_a_preview_leaves_the_callers_random_numbers_alone(tmp_path):
 
 
 def test_kind_of_a_user_gets_its_preview_from_its_own_encoder(toy, tmp_path):
-    """Adding a kind is one spec and one encoder file. Source: HOUSE, One spec per embedding."""
+    """Adding a kind is one spec and one encoder file."""
     folder = ensure_preview(toy, tmp_path / "previews")
 
     assert tmp_path / "previews" / "toy" == folder
@@ -137,7 +137,7 @@ def test_whole_preview_is_not_built_again(toy, tmp_path):
 
 @pytest.mark.parametrize("damage", ["truncate", "remove", "marker", "recipe", "file in its place"])
 def test_damaged_preview_is_built_again(toy, tmp_path, damage, monkeypatch):
-    """Completion is validity, not existence. Source: CONTRACTS section 0."""
+    """Completion is validity, not existence. Spec: docs/spec/conventions.md#completion-and-identity"""
     folder = ensure_preview(toy, tmp_path)
     good = contents(folder)
     match damage:
@@ -184,7 +184,7 @@ def test_preview_that_fails_half_way_leaves_no_folder(toy, tmp_path, monkeypatch
 
 
 def test_folder_left_by_a_killed_build_is_swept(toy, tmp_path):
-    """Only those of dead processes are removed. Source: CONTRACTS section 0."""
+    """Only those of dead processes are removed. Spec: docs/spec/conventions.md#completion-and-identity"""
     from imagemill.fs.atomic import temporary_path
 
     folder = temporary_path(tmp_path).name.removeprefix(".tmp-").partition("-")[0]

@@ -1,4 +1,4 @@
-"""What the model is asked: ours, or what the configuration names. Source: issue "Stage-A", prompts per mission in data files."""
+"""What the model is asked: ours, or what the configuration names."""
 
 import pytest
 
@@ -17,7 +17,7 @@ def test_known_mission_has_its_own_prompt_and_others_the_default():
 
 @pytest.mark.parametrize("mission", [MISSION, "BBU安装方式检查", "BBU接地线检查", "BBU线缆布放要求", "other"])
 def test_every_prompt_asks_for_one_line_and_names_the_answer_for_other_images(mission):
-    """Seed 003: a Chinese single-line summary; CONTRACTS section 5: 无关图片."""
+    """A Chinese single-line summary; 无关图片."""
     prompt = Prompts({}).of(mission)
 
     assert "一行" in prompt

@@ -70,7 +70,7 @@ def encode(encoder, *captions):
 
 @pytest.mark.parametrize("caption", CAPTIONS)
 def test_tokens_and_mask_are_those_of_transformers(caption, encoder, tokenizer, reference):
-    """77 tokens, padded and truncated. Source: CONTRACTS section 1, T5."""
+    """77 tokens, padded and truncated. Spec: docs/spec/stage2.md#t5"""
     expected = reference(caption)
 
     ids, _ = tokenizer.encode(caption)
@@ -109,7 +109,7 @@ def test_caption_is_cut_to_77_tokens_of_which_the_last_ends_it(tokens, truncated
 
 
 def test_mask_is_77_plain_integers(tokenizer):
-    """It goes into JSON as it is. Source: seed 000, the eight fields."""
+    """It goes into JSON as it is. Spec: docs/spec/stage2.md#record-fields"""
     [(mask, truncated)] = tokenizer.masks([SHORT])
 
     assert {int} == {type(value) for value in mask}
@@ -121,13 +121,13 @@ def test_empty_caption_still_has_its_end_token(tokenizer):
 
 
 def test_lone_surrogate_in_a_caption_stops_nothing(encoder, tokenizer):
-    """A JSON escape can bring one; one bad item never stops the others. Source: CONTRACTS section 0."""
+    """A JSON escape can bring one; one bad item never stops the others. Spec: docs/spec/conventions.md#completion-and-identity"""
     assert tokenizer.encode("a ? dog") == tokenizer.encode("a \ud800 dog")
     assert encode(encoder, "a \ud800 dog")[0].shape == (77, 1024)
 
 
 def test_tokenizer_reached_through_the_spec_needs_no_weights(preview_root, tmp_path):
-    """The mask comes from the tokenizer alone, which any pass may load. Source: CONTRACTS section 1, record."""
+    """The mask comes from the tokenizer alone, which any pass may load. Spec: docs/spec/stage2.md#record-fields"""
     folder = shutil.copytree(ensure_preview(T5, preview_root), tmp_path / "model")
     (folder / "model.safetensors").unlink()
     chosen = EncoderSettings(model=str(folder))
@@ -179,7 +179,7 @@ def test_tokenizer_larger_than_its_model_is_refused(preview_root, tmp_path):
 
 
 def test_preparing_on_many_threads_gives_what_one_gives(encoder):
-    """`prepare` runs on decode threads; transformers' own call is not safe there. Source: Encoder protocol."""
+    """`prepare` runs on decode threads; transformers' own call is not safe there."""
     captions = [f"{caption} {n}" for n in range(40) for caption in CAPTIONS]
     expected = [encoder.prepare(caption) for caption in captions]
     interval = sys.getswitchinterval()
@@ -203,7 +203,7 @@ def test_item_that_is_no_text_is_refused(encoder):
 
 @pytest.mark.parametrize("caption", CAPTIONS)
 def test_rows_of_padding_hold_zeros_and_rows_of_tokens_do_not(caption, encoder):
-    """float16 (77, 1024); zeros where the mask is 0. Source: CONTRACTS section 1, T5."""
+    """float16 (77, 1024); zeros where the mask is 0. Spec: docs/spec/stage2.md#t5"""
     prepared = encoder.prepare(caption)
     [hidden] = encoder.encode([prepared])
     mask = np.array(prepared.facts["mask"], bool)
@@ -215,7 +215,7 @@ def test_rows_of_padding_hold_zeros_and_rows_of_tokens_do_not(caption, encoder):
 
 
 def test_hidden_state_is_that_of_the_caption_without_padding(encoder):
-    """The mask reaches the model: without it real tokens change by up to 2.9. Source: MODELS 2."""
+    """The mask reaches the model: without it real tokens change by up to 2.9."""
     prepared = encoder.prepare(SHORT)
     with torch.inference_mode():
         expected = encoder._model(input_ids=torch.tensor([prepared.payload])).last_hidden_state[0].numpy()
@@ -227,14 +227,14 @@ def test_hidden_state_is_that_of_the_caption_without_padding(encoder):
 
 @pytest.mark.parametrize(("words", "length"), [(0, 8), (7, 8), (8, 16), (70, 72), (76, 80), (500, 80)])
 def test_captions_are_grouped_by_their_own_multiple_of_eight(words, length, encoder):
-    """Each caption is padded to its own multiple of 8. Source: CONTRACTS section 1, T5."""
+    """Each caption is padded to its own multiple of 8. Spec: docs/spec/stage2.md#t5"""
     prepared = encoder.prepare("dog " * words)
 
     assert (length, 0) == (prepared.group, prepared.pixels)
 
 
 def test_hidden_state_does_not_depend_on_neighbours_or_repetition(encoder):
-    """Its bytes do not depend on its neighbours. Source: CONTRACTS section 1, T5."""
+    """Its bytes do not depend on its neighbours. Spec: docs/spec/stage2.md#t5"""
     captions = ["a dog", "a red bird", "two cats near a car", "sun"]
 
     together = encode(encoder, *captions)
@@ -245,7 +245,7 @@ def test_hidden_state_does_not_depend_on_neighbours_or_repetition(encoder):
 
 
 def test_equal_captions_are_computed_once(encoder, monkeypatch):
-    """Unique captions once per batch. Source: SPEED, what buys it."""
+    """Unique captions once per batch."""
     sizes = []
     forward = encoder._model.forward
     monkeypatch.setattr(
@@ -262,7 +262,7 @@ def test_equal_captions_are_computed_once(encoder, monkeypatch):
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_float64_reference_has_its_golden_value(threads, preview_root):
-    """Bit-stable over threads, batches and instruction sets. Source: MODELS 1.4."""
+    """Bit-stable over threads, batches and instruction sets."""
     encoder = load(preview_root, threads=threads, dtype="float64")
     captions = ["a photo of a dog", "two cats near a red car"]
 
@@ -275,7 +275,7 @@ def test_float64_reference_has_its_golden_value(threads, preview_root):
 
 
 def test_float32_is_close_to_the_float64_reference(encoder, preview_root):
-    """Within 1e-4, and the step of float16 between neighbours. Source: MODELS 1.4, rules for tests."""
+    """Within 1e-4, and the step of float16 between neighbours."""
     reference = load(preview_root, dtype="float64")
 
     expected, hidden = (encode(one, LONG).astype(np.float32) for one in (reference, encoder))
@@ -292,7 +292,7 @@ def test_bfloat16_points_the_same_way(encoder, preview_root):
 
 
 def test_calls_are_counted(preview_root):
-    """The summary prints model calls per kind. Source: CONTRACTS section 1, first image."""
+    """The summary prints model calls per kind. Spec: docs/spec/stage2.md#first-image"""
     encoder = load(preview_root)
     counts = [encoder.calls]
     for batch in (1, 3):
@@ -303,7 +303,7 @@ def test_calls_are_counted(preview_root):
 
 
 def test_weights_that_are_not_numbers_give_no_hidden_state(preview_root, tmp_path):
-    """Source: CONTRACTS section 0, `non_finite`."""
+    """Spec: docs/spec/conventions.md#refused-and-failed"""
     folder = shutil.copytree(ensure_preview(T5, preview_root), tmp_path / "model")
     tensors = load_file(folder / "model.safetensors")
     tensors["encoder.final_layer_norm.weight"][5] = np.nan

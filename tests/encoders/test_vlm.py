@@ -83,7 +83,7 @@ def test_answer_depends_on_the_prompt(model):
 
 
 def test_batch_says_of_each_image_what_it_says_of_it_alone(model):
-    """Left padding: right padding changed three of four answers. In float32 only. Source: MODELS section 3."""
+    """Left padding: right padding changed three of four answers. In float32 only."""
     alone = [model.generate([one], PROMPT)[0] for one in IMAGES]
 
     assert alone == model.generate(IMAGES, PROMPT)
@@ -107,7 +107,7 @@ def test_padding_is_on_the_left(model):
 
 
 def test_processor_that_pads_on_the_right_is_refused(preview_root):
-    """Only warned about by the library, and answers change silently. Source: MODELS section 3."""
+    """Only warned about by the library, and answers change silently."""
     model = load(preview_root)
     model._processor.tokenizer.padding_side = "right"
 
@@ -130,7 +130,7 @@ def test_images_larger_than_configured_are_scaled_down(preview_root, model):
 
 
 def test_bfloat16_gives_valid_answers(preview_root):
-    """Shape and validity; ties may flip there, so the words are not compared. Source: MODELS section 3."""
+    """Shape and validity; ties may flip there, so the words are not compared."""
     answers = load(preview_root, dtype="bfloat16").generate(IMAGES, PROMPT)
 
     assert len(answers) == len(IMAGES)
@@ -141,7 +141,7 @@ def test_bfloat16_gives_valid_answers(preview_root):
 
 
 def test_generation_is_greedy_whatever_the_model_prefers(preview_root, folder, model, capfd, recwarn):
-    """Published Qwen3-VL models ask for sampling in their own settings. Source: issue "Stage-A", "greedy by default"."""
+    """Published Qwen3-VL models ask for sampling in their own settings."""
     edit(folder / "generation_config.json", do_sample=True, temperature=0.7, top_p=0.8, top_k=20)
 
     answers = load(preview_root, folder).generate(IMAGES, PROMPT)
@@ -185,7 +185,7 @@ def test_model_without_a_limit_stops_at_ours(preview_root, folder):
 
 
 def test_preview_weights_have_the_same_bytes_everywhere(preview_root):
-    """SHAKE-256 over keys, no random generator. Source: CONTRACTS section 1, Preview models."""
+    """SHAKE-256 over keys, no random generator. Spec: docs/spec/stage2.md#preview-models"""
     folder = ensure_preview(SUMMARIZER, preview_root)
 
     assert hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest() == WEIGHTS
@@ -193,7 +193,7 @@ def test_preview_weights_have_the_same_bytes_everywhere(preview_root):
 
 
 def test_preview_is_marked_wherever_it_is_copied(preview_root, folder):
-    """Preview models can never be mistaken for real ones. Source: CONTRACTS section 0, Provenance."""
+    """Preview models can never be mistaken for real ones. Spec: docs/spec/conventions.md#provenance"""
     assert is_preview(folder)
     assert (identify(preview_root).preview, identify(preview_root, folder).preview) == (True, True)
     (folder / "PREVIEW.json").unlink()
@@ -207,14 +207,14 @@ def test_preview_files_carry_no_library_version(preview_root):
 
 
 def test_no_torchvision_is_imported(model):
-    """Its builds fit one build of torch each. Source: MODELS section 1.2."""
+    """Its builds fit one build of torch each."""
     model.generate(IMAGES[:1], PROMPT)
 
     assert "torchvision" not in sys.modules
 
 
 def test_missing_model_is_an_error_that_names_its_setting(preview_root, tmp_path):
-    """Never a template answer. Source: issue "Stage-A"."""
+    """Never a template answer."""
     for call in (load, identify):
         with pytest.raises(ModelUnusable) as caught:
             call(preview_root, tmp_path / "nowhere")
@@ -261,7 +261,7 @@ def test_missing_file_is_told_before_anything_is_loaded(preview_root, folder, na
 
 
 def test_checkpoint_with_a_missing_tensor_is_refused(preview_root, folder):
-    """It would be random, and another one on each run. Source: MODELS section 6."""
+    """It would be random, and another one on each run."""
     tensors = load_file(folder / "model.safetensors")
     del tensors["model.visual.merger.linear_fc1.weight"]
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
@@ -305,7 +305,7 @@ def test_loading_prints_nothing(preview_root, capfd, recwarn):
 
 
 def test_folder_as_the_hub_has_it_is_loaded(preview_root, folder, model):
-    """With a video half, which needs torchvision, and the template in JSON. Source: MODELS section 3."""
+    """With a video half, which needs torchvision, and the template in JSON."""
     template = folder / "chat_template.jinja"
     (folder / "chat_template.json").write_text(json.dumps({"chat_template": template.read_text()}))
     template.unlink()
@@ -334,7 +334,7 @@ def test_each_process_of_torchrun_takes_its_own_gpu(device, local_rank, taken, m
 
 
 def test_same_files_elsewhere_are_the_same_model(preview_root, folder):
-    """Paths are recorded beside the key, not in it. Source: MODELS section 6."""
+    """Paths are recorded beside the key, not in it."""
     edit(folder / "config.json", transformers_version="9.9")
 
     assert identify(preview_root).key == identify(preview_root, folder).key
@@ -375,7 +375,7 @@ def test_another_template_is_another_model(preview_root, folder):
     ids=lambda settings: next(iter(settings)),
 )
 def test_another_setting_or_prompt_is_another_identity(preview_root, settings):
-    """Finished summaries are reused for an equal model, prompt and settings. Source: CONTRACTS section 5, "Resume"."""
+    """Finished summaries are reused for an equal model, prompt and settings. Spec: docs/spec/stage-a.md#reuse-of-summaries"""
     assert identify(preview_root).key != identify(preview_root, **settings).key
 
 
@@ -410,7 +410,7 @@ def test_image_that_the_model_refuses_costs_only_itself(model):
 
 
 def test_caption_is_one_paragraph(model, monkeypatch):
-    """Whitespace runs, line breaks too, become one space. Source: CONTRACTS section 1, captions."""
+    """Whitespace runs, line breaks too, become one space. Spec: docs/spec/stage2.md#caption-sources"""
     monkeypatch.setattr(model, "generate", lambda images, prompt: [f"{prompt}\n\n  a\u2028 dog"] * len(images))
 
     assert VlmCaptioner(model, "ask").caption(IMAGES[:2]) == ["ask a dog"] * 2

@@ -1,6 +1,6 @@
 """The launch script's preflight: several files in one process, and the job only where nothing is wrong.
 
-Source: seed 004 decision 5 "Unified validation boundary"; issue 6.
+Spec: docs/spec/validation.md#checks
 """
 
 import subprocess

@@ -1,4 +1,7 @@
-"""`examples/public_data/run.sh`: the runner of seed 004, with the flags and the help of the original one."""
+"""`examples/public_data/run.sh`: the runner with the flags and the help of the original one.
+
+Spec: docs/spec/presets.md#runner
+"""
 
 import pytest
 

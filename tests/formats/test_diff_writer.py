@@ -22,7 +22,7 @@ def make(folder, pieces, name="f"):
 @given(old=st.none() | st.binary(max_size=40), pieces=st.lists(st.binary(max_size=12), max_size=5))
 @settings(max_examples=150, deadline=None)
 def test_file_holds_what_was_written_and_is_called_changed_where_it_did_not(tmp_path_factory, old, pieces):
-    """Source: CONTRACTS section 0, "Valid files are never rewritten"."""
+    """Spec: docs/spec/conventions.md#completion"""
     folder = tmp_path_factory.mktemp("drafts")
     if old is not None:
         (folder / "f").write_bytes(old)

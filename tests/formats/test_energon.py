@@ -1,4 +1,6 @@
-"""Energon's index beside a set of shards. Source: megatron-energon 7.4.1, flavors/webdataset/{prepare,indexing,itar,structs}.py.
+"""Energon's index beside a set of shards.
+
+Reference: megatron-energon 7.4.1, flavors/webdataset/{prepare,indexing,itar,structs}.py.
 
 What energon itself makes of it: tests/spec/test_shards_readback.py.
 """

@@ -50,7 +50,7 @@ def refusals(base, derived, names=NAMES):
 
 
 def test_missing_images_are_linked_to_the_base_files(base, derived):
-    """Same relative path, same inode, no bytes of their own. Source: seed 004, "Hardlink materialization contract"."""
+    """Same relative path, same inode, no bytes of their own. Spec: docs/spec/presets.md#hardlinks"""
     assert link(base, derived) == len(NAMES)
     for name in NAMES:
         assert os.path.samefile(base / name, derived / name)
@@ -58,13 +58,13 @@ def test_missing_images_are_linked_to_the_base_files(base, derived):
 
 
 def test_only_named_images_are_linked(base, derived):
-    """Dropped records leave none. Source: CONTRACTS section 3, "Derived presets"."""
+    """Dropped records leave none. Spec: docs/spec/presets.md#hardlinks"""
     assert link(base, derived, NAMES[:1]) == 1
     assert list(state(derived)) == NAMES[:1]
 
 
 def test_linked_images_are_left_alone(base, derived):
-    """Source: seed 004, "already the same inode as the source: do nothing"."""
+    """Spec: docs/spec/presets.md#hardlinks"""
     link(base, derived)
     before = state(derived)
 
@@ -76,7 +76,7 @@ def test_linked_images_are_left_alone(base, derived):
 
 
 def test_rest_of_a_killed_run_is_linked(base, derived):
-    """Source: seed 004, "append-only and idempotent (safe to rerun)"."""
+    """Spec: docs/spec/presets.md#hardlinks"""
     link(base, derived, NAMES[1:3])
     plan = plan_links(NAMES, base, derived)
     assert (plan.linked, plan.missing) == (2, {"images": ["a.jpg"], "images/train/deep er": ["ü.jpg"]})
@@ -86,7 +86,7 @@ def test_rest_of_a_killed_run_is_linked(base, derived):
 
 @pytest.mark.parametrize("kind", ["other", "copy", "symlink", "folder", "link_of_another"])
 def test_anything_else_under_the_name_is_refused(base, derived, kind):
-    """Source: seed 004, "otherwise: fail fast (do not overwrite or repair in place)"."""
+    """Spec: docs/spec/presets.md#hardlinks"""
     path = derived / NAMES[0]
     path.parent.mkdir(parents=True)
     match kind:
@@ -116,7 +116,7 @@ def test_other_image_among_many_linked_ones_is_found(base, derived):
 
 
 def test_image_that_the_base_lacks_is_refused_with_the_repair(base, derived):
-    """Source: seed 004, "fail fast and instruct the user to repair/rebuild the base preset"."""
+    """Spec: docs/spec/presets.md#hardlinks"""
     (base / NAMES[0]).unlink()
     error = refusals(base, derived)
     assert list(error.refused) == [NAMES[0]]
@@ -130,7 +130,7 @@ def test_image_that_the_base_lost_after_it_was_linked_is_refused(base, derived):
 
 
 def test_all_refusals_are_told_at_once(base, derived):
-    """Both reasons, both remedies, nothing linked. Source: CONTRACTS section 3, "after all are listed"."""
+    """Both reasons, both remedies, nothing linked. Spec: docs/spec/presets.md#strictness"""
     (base / NAMES[0]).unlink()
     (derived / "images").mkdir(parents=True)
     (derived / NAMES[1]).write_text("other")
@@ -151,7 +151,7 @@ def test_file_beside_images_is_no_image(base, derived):
 
 @pytest.mark.parametrize("side", ["base", "derived"])
 def test_symlinked_folder_is_refused(base, derived, tmp_path, side):
-    """`images/` is always a real directory, and so is every folder in it. Source: seed 004 decision 4."""
+    """`images/` is always a real directory, and so is every folder in it. Spec: docs/spec/presets.md#hardlinks"""
     elsewhere = tmp_path / "elsewhere"
     if side == "base":
         os.rename(base / "images", elsewhere)
@@ -191,13 +191,13 @@ def test_file_that_appeared_meanwhile_is_refused_and_the_others_are_linked(base,
 
 
 def test_trial_link_leaves_nothing(base, tmp_path):
-    """Source: CONTRACTS section 3, "a trial link, the only write before the checks"."""
+    """Spec: docs/spec/presets.md#hardlinks"""
     check_file_system(base / NAMES[0], tmp_path)
     assert os.listdir(tmp_path) == ["base"]
 
 
 def test_file_system_without_hardlinks_is_told_with_the_remedy(base, tmp_path, monkeypatch):
-    """No byte copy instead. Source: seed 004, "the pipeline MUST fail fast (no byte-copy fallback)"."""
+    """No byte copy instead. Spec: docs/spec/presets.md#hardlinks"""
 
     def refuse(*_, **__):
         raise OSError(errno.EPERM, "Operation not permitted")
@@ -211,7 +211,7 @@ def test_file_system_without_hardlinks_is_told_with_the_remedy(base, tmp_path, m
 
 @pytest.mark.skipif(not os.path.isdir("/dev/shm") or not os.access("/dev/shm", os.W_OK), reason="no second file system")
 def test_two_file_systems_are_told_with_the_remedy(base, tmp_path_factory):
-    """Source: seed 004, "precheck `st_dev` compatibility and fail fast with a hint"."""
+    """Spec: docs/spec/presets.md#hardlinks"""
     if os.stat("/dev/shm").st_dev == base.stat().st_dev:
         pytest.skip("temporary files lie there, too")
     with pytest.raises(NotLinkable, match="two file systems"):

@@ -41,7 +41,7 @@ def plain(colour: tuple[int, int, int]) -> np.ndarray:
 @pytest.mark.parametrize("image_format", ["PNG", "JPEG", "WEBP", "TIFF"])
 @pytest.mark.parametrize("orientation", ROW_0_COLUMN_0)
 def test_image_comes_out_upright_for_every_exif_orientation(image_format, orientation):
-    """Source: CONTRACTS section 1, "EXIF orientation applied first; width and height are those after orientation"."""
+    """Spec: docs/spec/stage2.md#pixels"""
     stored = Image.fromarray(stored_form(corners(), orientation))
     options = {"JPEG": {"quality": 100, "subsampling": 0}, "WEBP": {"lossless": True}}.get(image_format, {})
     rgb = decode_rgb(encoded(stored, image_format, exif=exif(orientation), **options), "photo")
@@ -126,7 +126,7 @@ def test_transparent_palette_entry_is_composited_over_white(index, expected):
 
 @pytest.mark.parametrize("alpha", [0, 1, 64, 128, 254, 255])
 def test_alpha_is_composited_over_white(alpha):
-    """result = colour · alpha + white · (1 - alpha), to the nearest level. Source: CONTRACTS section 1, "pixels"."""
+    """result = colour · alpha + white · (1 - alpha), to the nearest level. Spec: docs/spec/stage2.md#pixels"""
     rgb = decode_rgb(encoded(Image.new("RGBA", (WIDTH, HEIGHT), (200, 100, 0, alpha))), "photo")
     expected = np.rint(np.array([200, 100, 0]) * alpha / 255 + 255 * (1 - alpha / 255))
     assert np.abs(rgb.astype(int) - expected).max() <= 1
@@ -163,7 +163,7 @@ def test_inks_become_light(cmyk, expected, image_format):
 
 @pytest.mark.parametrize("colour", [RED, GREEN, BLUE, WHITE, (0, 0, 0), (200, 100, 50)])
 def test_inverted_ycck_becomes_light(colour):
-    """What Photoshop writes for print: inks inverted, three of them as luma and chroma. Source: Adobe Technical Note 5116."""
+    """What Photoshop writes for print: inks inverted, three of them as luma and chroma. Reference: Adobe Technical Note 5116."""
     rgb = decode_rgb(ycck(WIDTH, HEIGHT, colour), "photo")
     assert np.abs(rgb.astype(int) - colour).max() <= 4
 
@@ -173,7 +173,7 @@ SIXTEEN_BIT = [(0, 0), (257, 1), (32896, 128), (65278, 254), (65535, 255)]
 
 @pytest.mark.parametrize(("sample", "expected"), SIXTEEN_BIT)
 def test_sixteen_bit_grey_is_scaled_not_clipped(sample, expected):
-    """v · 257 is the 16-bit form of v. Source: CONTRACTS section 1, "16-bit scaled to 8"."""
+    """v · 257 is the 16-bit form of v. Spec: docs/spec/stage2.md#pixels"""
     data = png(WIDTH, HEIGHT, 16, 0, struct.pack(">H", sample) * WIDTH * HEIGHT)
     np.testing.assert_array_equal(decode_rgb(data, "photo"), plain((expected,) * 3))
 
@@ -295,7 +295,7 @@ NOISE = Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), d
     ],
 )
 def test_file_that_is_no_whole_image_is_refused_as_undecodable(data):
-    """Source: CONTRACTS section 0, reason codes."""
+    """Spec: docs/spec/conventions.md#no-silent-loss"""
     refusal = refusal_of(data)
     assert refusal.reason == "undecodable"
     assert "photo.jpg" in str(refusal)
@@ -321,7 +321,7 @@ def test_damaged_bytes_are_decoded_or_refused_and_nothing_else(garbage, which, d
 
 @pytest.mark.parametrize(("width", "height"), [(7, 100), (100, 7), (1, 1)])
 def test_side_under_eight_pixels_is_refused(width, height):
-    """A VAE latent of such an image has no cell. Source: CONTRACTS section 1, "VAE latent"."""
+    """A VAE latent of such an image has no cell. Spec: docs/spec/stage2.md#vae-latents"""
     refusal = refusal_of(encoded(Image.new("RGB", (width, height))))
     assert refusal.reason == "too_small"
     assert f"{width}x{height}" in refusal.what
@@ -361,7 +361,7 @@ def test_image_at_the_limit_is_decoded(monkeypatch):
 
 @pytest.mark.parametrize("error", [MemoryError(), OSError("out of memory error when reading image file")])
 def test_lack_of_memory_is_no_refusal(monkeypatch, error):
-    """*Failed* is disk and memory, and is tried again. Source: CONTRACTS section 0, "Refused and failed"."""
+    """*Failed* is disk and memory, and is tried again. Spec: docs/spec/conventions.md#refused-and-failed"""
 
     def fail(*_args, **_options):
         raise error
@@ -416,7 +416,7 @@ def _turning(orientation):
 
 @pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP"])
 def test_stored_pixels_are_not_turned(form):
-    """Presets: boxes mean stored pixels. Source: CONTRACTS section 3."""
+    """Presets: boxes mean stored pixels. Spec: docs/spec/presets.md#layout"""
     data = _file(30, 20, form, exif=_turning(6))
 
     header = stored_header(data, "x")

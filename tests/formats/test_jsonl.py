@@ -110,7 +110,7 @@ def test_line_that_is_not_its_records_encoding_stays_bytes(tmp_path, line, block
     ids=repr,
 )
 def test_line_that_holds_no_object_is_reported_with_its_number(tmp_path, raw, problem):
-    """It never crashes the reader, and its neighbours are read. Source: CONTRACTS section 0, "JSONL input of any kind"."""
+    """It never crashes the reader, and its neighbours are read. Spec: docs/spec/conventions.md#jsonl-input"""
     before, line, after = read(tmp_path, b'{"n": 1}\n' + raw + b'\n{"n": 3}\n')
     assert (before.value, after.value) == ({"n": 1}, {"n": 3})
     assert (line.number, line.raw, line.value, line.torn) == (2, raw, None, False)
@@ -138,7 +138,7 @@ def test_last_line_without_a_newline_is_read(tmp_path):
 
 
 def test_last_line_cut_off_is_torn(tmp_path):
-    """A kill in the middle of an append. Source: CONTRACTS section 1, "merge": a torn tail loses only its last line."""
+    """A kill in the middle of an append. Spec: docs/spec/stage2.md#merge"""
     good, torn = read(tmp_path, b'{"a": 1}\n{"a": ')
     assert not good.torn
     assert torn.torn
@@ -210,7 +210,7 @@ def test_line_is_utf8_in_the_given_order_with_one_newline():
 
 
 def test_sorted_line_has_its_keys_in_order_at_every_level():
-    """The json member of a sample. Source: CONTRACTS section 2, "keys sorted, UTF-8, one newline"."""
+    """The json member of a sample. Spec: docs/spec/shards.md#members"""
     assert (
         encode_sorted({"b": {"z": 1, "y": 2}, "ä": 0, "a": [{"d": 1, "c": 2}]})
         == '{"a":[{"c":2,"d":1}],"b":{"y":2,"z":1},"ä":0}\n'.encode()
@@ -240,7 +240,7 @@ def test_rows_come_back_as_written(tmp_path_factory, rows):
 
 
 def test_old_file_stands_when_a_row_fails(tmp_path):
-    """Source: seed 000, "the main JSONL file is not modified until final merge"."""
+    """Spec: docs/spec/stage2.md#merge"""
     path = tmp_path / "rows.jsonl"
     write_jsonl(path, [{"a": 1}])
     with pytest.raises(TypeError):
@@ -264,7 +264,7 @@ def test_lines_replace_a_file_that_holds_others(tmp_path, old):
 
 
 def test_file_that_holds_these_lines_keeps_bytes_and_mtime(tmp_path):
-    """A second run changes nothing, and writes nothing. Source: CONTRACTS section 0."""
+    """A second run changes nothing, and writes nothing. Spec: docs/spec/conventions.md#completion-and-identity"""
     path, temporary = tmp_path / "main.jsonl", tmp_path / "main.jsonl.tmp"
     replace_lines(path, LINES)
     before = path.stat()
@@ -284,7 +284,7 @@ def test_file_holds_the_new_lines_whatever_it_held(tmp_path_factory, old, new):
 
 
 def test_lines_are_written_to_the_temporary_name_first(tmp_path, monkeypatch):
-    """Source: seed 000, "new records are appended to a .tmp file", deleted after the merge."""
+    """Spec: docs/spec/stage2.md#merge"""
     path, temporary = tmp_path / "main.jsonl", tmp_path / "main.jsonl.tmp"
     path.write_bytes(b"old\n")
     seen = {}

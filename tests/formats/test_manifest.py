@@ -38,7 +38,7 @@ def test_document_comes_back_whatever_order_it_was_given_in(tmp_path_factory, do
 
 
 def test_old_document_stands_when_the_new_one_cannot_be_written(tmp_path):
-    """Source: CONTRACTS section 0, "Every final name appears atomically"."""
+    """Spec: docs/spec/conventions.md#atomic-names"""
     path = tmp_path / "manifest.json"
     write_json(path, {"a": 1})
     with pytest.raises(TypeError):

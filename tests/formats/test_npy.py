@@ -67,7 +67,7 @@ def test_header_is_what_the_format_prescribes():
 @given(arrays)
 @settings(max_examples=60, deadline=None)
 def test_header_and_values_are_the_bytes_of_np_save(array):
-    """Source: seed 000; a reader may use `np.load` and nothing else."""
+    """Spec: docs/spec/conventions.md#completion"""
     assert npy_header(array.shape, array.dtype) + array.tobytes() == saved(array)
 
 
@@ -99,7 +99,7 @@ def test_array_of_any_layout_comes_back_equal(tmp_path_factory, array, layout):
 
 
 def test_staged_file_is_whole_under_a_temporary_name(tmp_path, vector):
-    """The publisher renames it. Source: CONTRACTS section 0, "Every final name appears atomically"."""
+    """The publisher renames it. Spec: docs/spec/conventions.md#atomic-names"""
     staged = stage_npy(tmp_path, vector)
     assert temporaries(tmp_path) == [staged]
     assert staged.read_bytes() == saved(vector)
@@ -137,7 +137,7 @@ def check_bytes(folder, data: bytes) -> str:
 
 @pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
 def test_file_of_any_header_version_is_valid(tmp_path, version):
-    """Written by another program. Source: CONTRACTS section 0, "Unrecorded files are adopted"."""
+    """Written by another program. Spec: docs/spec/conventions.md#adoption"""
     data = saved(GOOD, version)
     assert check_bytes(tmp_path, data) == f"xxh3:{xxhash.xxh3_128_hexdigest(data)}"
     check_npy_header(tmp_path / "abc.npy", SHAPE, DTYPE)
@@ -190,7 +190,7 @@ INVALID = [
 
 @pytest.mark.parametrize(("data", "reason"), INVALID)
 def test_file_that_breaks_its_contract_is_named_by_what_is_wrong(tmp_path, data, reason):
-    """Source: CONTRACTS section 0, "Completion is validity, not existence"."""
+    """Spec: docs/spec/conventions.md#completion"""
     error = refusal(check_bytes, tmp_path, data)
     assert error.reason == reason
     assert error.where == tmp_path / "abc.npy"
@@ -323,7 +323,7 @@ def test_store_of_a_missing_folder_is_empty(tmp_path):
     ids=lambda value: getattr(value, "kind", ""),
 )
 def test_store_checks_a_file_by_the_shape_of_its_image(tmp_path, spec, shape):
-    """An image 1024 wide and 768 high. Source: seed 000, storage requirements."""
+    """An image 1024 wide and 768 high. Spec: docs/spec/stage2.md#embeddings"""
     store = NpyStore(tmp_path, spec)
     array = np.zeros(shape, spec.dtype)
     os.replace(store.stage(array), store.path("abc"))

@@ -1,4 +1,4 @@
-"""Pixels of another size. Source: CONTRACTS section 3, "Geometry"; issue 6, "at a PSNR no more than 0.5 dB below it"."""
+"""Pixels of another size. Spec: docs/spec/presets.md#geometry"""
 
 import io
 

@@ -112,7 +112,7 @@ def test_index_says_where_samples_and_values_lie(tmp_path_factory, samples):
 
 
 def test_member_has_no_time_owner_or_mode_of_its_own(tmp_path, shard):
-    """Source: CONTRACTS section 2, "byte-identical tars (fixed header times, owners, modes)"."""
+    """Spec: docs/spec/shards.md#determinism"""
     write_shard(shard, [("é", [("json", b"{}")]), *few()])
     with tarfile.open(shard) as archive:
         facts = {(m.mtime, m.uid, m.gid, m.uname, m.gname, m.mode, m.type) for m in archive}
@@ -157,7 +157,7 @@ def test_empty_shard_is_a_whole_archive(shard):
 
 @pytest.mark.parametrize("key", ["", "a.b", "a/b", "..", "a\\b", "a\nb", "a\0b", "a\udcff"])
 def test_key_that_webdataset_would_split_elsewhere_is_refused(shard, key):
-    """Source: CONTRACTS section 2, "dots in an id are percent-encoded in member names"."""
+    """Spec: docs/spec/shards.md#members"""
     with pytest.raises(ImagemillError, match="cannot be a sample's key"):
         write_shard(shard, [*few(), (key, [("json", b"{}")])])
     assert not shard.exists()
@@ -242,7 +242,7 @@ def npy(array: np.ndarray) -> bytes:
 
 
 def test_plain_webdataset_reads_and_decodes_a_shard(tmp_path, shard):
-    """Every sample whole and in order, arrays and records decoded, ids recovered. Source: seed 001."""
+    """Every sample whole and in order, arrays and records decoded, ids recovered. Spec: docs/spec/shards.md#updating-a-set"""
     import webdataset
 
     rng = np.random.default_rng(0)
@@ -422,7 +422,7 @@ def test_index_of_another_shard_is_an_error_not_other_values(shard, entry):
 
 
 def test_flush_comes_before_the_caller_may_rename(tmp_path, shard, monkeypatch):
-    """A renamed shard that is not on disk is gone after a power cut. Source: CONTRACTS section 0."""
+    """A renamed shard that is not on disk is gone after a power cut. Spec: docs/spec/conventions.md#completion-and-identity"""
     flushed = []
     monkeypatch.setattr(tar, "flush", lambda handle: flushed.append(os.fstat(handle).st_size))
     write_shard(shard, few())

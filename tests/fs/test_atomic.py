@@ -59,7 +59,7 @@ def test_file_gets_its_name_when_the_block_ends(tmp_path):
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, OSError])
 def test_old_file_stands_when_the_block_fails(tmp_path, error):
-    """Source: CONTRACTS section 0, "Every final name appears atomically"."""
+    """Spec: docs/spec/conventions.md#atomic-names"""
     path = tmp_path / "file.json"
     path.write_bytes(b"old")
     with pytest.raises(error), atomic_write(path) as file:
@@ -70,7 +70,10 @@ def test_old_file_stands_when_the_block_fails(tmp_path, error):
 
 
 def test_kill_leaves_the_old_file_and_an_orphan_that_the_next_run_sweeps(tmp_path):
-    """kill -9 in the middle of a write; while the writer lives its file is not touched. Source: CONTRACTS section 0."""
+    """kill -9 in the middle of a write; while the writer lives its file is not touched.
+
+    Spec: docs/spec/conventions.md#completion-and-identity
+    """
     path = tmp_path / "file.json"
     path.write_bytes(b"old")
     child = start_half_writer(path)
@@ -98,7 +101,7 @@ def test_bytes_come_back_as_written(tmp_path_factory, old, new):
 
 
 def test_reader_sees_the_old_or_the_new_file_while_it_is_replaced(tmp_path):
-    """Never a mixture and never a gap. Source: CONTRACTS section 0."""
+    """Never a mixture and never a gap. Spec: docs/spec/conventions.md#completion-and-identity"""
     path = tmp_path / "file"
     contents = [bytes([letter]) * 100_000 for letter in b"ab"]
     write_bytes_atomic(path, contents[0])
@@ -143,7 +146,7 @@ def test_sweep_leaves_other_names_folders_and_missing_folders_alone(tmp_path):
 
 
 def test_write_if_changed_keeps_the_modification_time_of_an_equal_file(tmp_path):
-    """Source: CONTRACTS section 0, "Valid files are never rewritten"."""
+    """Spec: docs/spec/conventions.md#completion"""
     path = tmp_path / "file.json"
     assert write_if_changed(path, b"one")
     os.utime(path, ns=(1, 1))

@@ -56,7 +56,7 @@ def test_folder_is_removed_whole_and_of_a_link_only_the_link(tmp_path):
 
 
 def test_reader_never_finds_a_mixture(tmp_path):
-    """The complete old set or the complete new one, never files of both. Source: CONTRACTS section 2, `--overwrite`."""
+    """The complete old set or the complete new one, never files of both. Spec: docs/spec/shards.md#replacement"""
 
     def generation(number):
         folder = tmp_path / f"new{number}"

@@ -1,4 +1,4 @@
-"""What the tests of the seeds share: the pictures they run on, and short names for what a data root holds."""
+"""Runs that the tests of the specification share: their pictures, and short names for the contents of a data root."""
 
 import io
 import re
@@ -25,7 +25,7 @@ FIELDS = {
     "image_id", "image_path", "caption", "t5_attention_mask", "height", "width", "aspect_bucket", "format_version",
 }  # fmt: skip
 
-# Ten pictures as (width, height): the seed's example, a megapixel, one for each bucket, one outside [0.4, 2.5].
+# Ten pictures as (width, height): the example of the specification, a megapixel, one for each bucket, one outside [0.4, 2.5].
 PORTRAIT, MEGAPIXEL, PANORAMA = "abc123xyz", "megapixel", "panorama"
 SAMPLES = {
     PORTRAIT: (768, 1024),

@@ -1,4 +1,4 @@
-"""io_managers/hardlink.py: a request becomes a preset, told with counts. Source: seed 004 decision 4; CONTRACTS section 3."""
+"""io_managers/hardlink.py: a request becomes a preset, told with counts. Spec: docs/spec/presets.md#hardlinks"""
 
 import os
 

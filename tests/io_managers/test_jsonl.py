@@ -1,5 +1,7 @@
-"""io_managers/jsonl.py: a merge becomes the file in one rename, and only if a byte changed. Source: seed 000, "Atomic JSONL
-updates"; CONTRACTS section 0 "JSONL input", section 1 "merge"."""
+"""io_managers/jsonl.py: a merge becomes the file in one rename, and only if a byte changed.
+
+Spec: docs/spec/conventions.md#jsonl-input, docs/spec/stage2.md#merge
+"""
 
 import json
 

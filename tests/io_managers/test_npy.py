@@ -57,7 +57,7 @@ def test_event_carries_the_versions_of_the_file_and_its_image(data_root, instanc
 
 
 def test_file_of_an_unfinished_regeneration_says_how_far_it_was(data_root, instance):
-    """The page of the asset shows the latest event. Source: issue 15, "The UI"."""
+    """The page of the asset shows the latest event."""
     photos(data_root, *KEYS)
     embed(data_root, DINOV3)
 
@@ -132,7 +132,7 @@ def test_many_missing_images_are_counted_and_some_are_named(data_root):
 
 
 def test_failure_of_images_shows_reason_and_remedy_without_a_stack_trace(data_root, instance):
-    """The failure of one bad photograph is no fault of the program. Source: issue 15, "The UI"."""
+    """The failure of one bad photograph is no fault of the program."""
     photos(data_root, *KEYS)
     (data_root.approved / "b.png").write_bytes(b"no picture")
 
@@ -215,7 +215,7 @@ def test_interrupted_step_keeps_what_is_finished_and_releases_its_claims(data_ro
 
 
 def test_downstream_asset_gets_a_handle_to_the_files(data_root, instance):
-    """A folder and a spec, never gigabytes. Source: HOUSE."""
+    """A folder and a spec, never gigabytes."""
 
     @dg.asset(ins={"dinov3_npy": dg.AssetIn(partition_mapping=dg.AllPartitionMapping())}, io_manager_key="plain")
     def norms(dinov3_npy):

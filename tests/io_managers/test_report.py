@@ -1,4 +1,4 @@
-"""io_managers/report.py: reports become files as they are made, and metadata of their partitions. Source: issue 4."""
+"""io_managers/report.py: reports become files as they are made, and metadata of their partitions."""
 
 import dagster as dg
 import pytest

@@ -1,4 +1,7 @@
-"""io_managers/tar.py: planned buckets become sets, each reported as it gets its place. Source: seed 001; CONTRACTS section 2."""
+"""io_managers/tar.py: planned buckets become sets, each reported as it gets its place.
+
+Spec: docs/spec/shards.md#updating-a-set
+"""
 
 import dagster as dg
 import pytest
@@ -133,7 +136,7 @@ def test_damaged_file_fails_the_run_after_everything_else_and_is_noted(root, ins
 
 @pytest.mark.parametrize("deferred", [True, False])
 def test_bucket_shows_its_own_figures_and_folder(root, instance, deferred):
-    """Never the totals of the run, with and without the defer tag. Source: issue 15, "The UI"."""
+    """Never the totals of the run, with and without the defer tag."""
     pack(root, instance, deferred=deferred)
 
     records = instance.fetch_materializations(dg.AssetKey("bucket_shards"), limit=100).records

@@ -1,6 +1,6 @@
 """Every image counts once, and the figures add up.
 
-Source: CONTRACTS section 0, "Refused and failed inputs", section 1, "Counters"; seed 002, decision 8.
+Spec: docs/spec/conventions.md#refused-and-failed, docs/spec/stage2.md#counters
 """
 
 import msgspec

@@ -1,4 +1,4 @@
-"""One batch through a summarizer. Source: CONTRACTS section 5, "The summarizer is replaceable"."""
+"""One batch through a summarizer. Spec: docs/spec/stage-a.md#summarizers"""
 
 import subprocess
 import sys
@@ -111,7 +111,7 @@ def test_what_is_not_about_images_ends_the_rank(error):
 
 
 def test_torch_s_own_error_is_known_without_torch():
-    """Source: torch.OutOfMemoryError is a RuntimeError of that name; nothing here imports torch."""
+    """Reference: torch.OutOfMemoryError is a RuntimeError of that name; nothing here imports torch."""
     from torch import OutOfMemoryError as TorchError
 
     assert is_out_of_memory(TorchError("x"))

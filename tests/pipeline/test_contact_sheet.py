@@ -1,4 +1,4 @@
-"""The sheet of thumbnails: a row per group, pictures upright, a grey field where there is none. Source: issue 4."""
+"""The sheet of thumbnails: a row per group, pictures upright, a grey field where there is none."""
 
 import base64
 import io

@@ -1,4 +1,4 @@
-"""The forecast against what is really written, and the comparison with what is free. Source: CONTRACTS section 1, row "disk"."""
+"""The forecast against what is really written, and the comparison with what is free. Spec: docs/spec/stage2.md#disk-forecast"""
 
 import dataclasses
 import os
@@ -76,7 +76,7 @@ def test_forecast_is_what_numpy_writes_or_a_little_more(tmp_path, sizes):
 
 
 def test_latent_of_a_megapixel_takes_what_the_shape_rule_says():
-    """524,288 bytes of values and a header of 128. Source: CONTRACTS section 7, "a 1024x1024 latent"."""
+    """524,288 bytes of values and a header of 128."""
     assert npy_bytes(VAE, 1024, 1024) == 524_288 + 128
     assert npy_bytes(DINOV3, 1024, 1024) == 4096 + 128
     assert npy_bytes(T5, 1024, 1024) == 157_696 + 128
@@ -113,7 +113,7 @@ def test_image_that_does_not_open_takes_nothing(tmp_path, content):
 
 
 def test_image_that_is_gone_takes_what_does_not_depend_on_its_size(tmp_path):
-    """A Stage 1 record's vector is migrated without its image. Source: CONTRACTS section 1, "migration"."""
+    """A Stage 1 record's vector is migrated without its image. Spec: docs/spec/migration.md#forward"""
     jobs = {DINOV3: [job("gone", stat=None)]}
 
     needs = forecast(jobs, measure_sizes(jobs, tmp_path), tmp_path, state=tmp_path)
@@ -147,7 +147,7 @@ def test_records_are_written_beside_the_old_ones(tmp_path):
 
 
 def test_vectors_that_leave_a_stage_1_file_are_not_written_beside_it(tmp_path):
-    """Ten records of 20 kB become ten of some hundred bytes. Source: CONTRACTS section 1, "migration"."""
+    """Ten records of 20 kB become ten of some hundred bytes. Spec: docs/spec/migration.md#forward"""
     jsonl = tmp_path / "approved_image_dataset.jsonl"
     jsonl.write_bytes(b"x" * 200_000)
     jobs = {
@@ -300,7 +300,7 @@ def test_needs_without_anything_are_enough(tmp_path):
 
 
 def test_work_of_a_tiled_image_is_that_of_its_tiles():
-    """Tiles overlap: a photo of 25 megapixels takes as long as 42 of one. Source: issue 15, item 4."""
+    """Tiles overlap: a photo of 25 megapixels takes as long as 42 of one."""
     jobs, sizes = [job("small"), job("large"), job("unreadable")], {"small": (1024, 1024), "large": (4336, 5776)}
 
     assert work_of(DINOV3, jobs, sizes) == {"small": 1024 * 1024, "large": 4336 * 5776, "unreadable": 1}

@@ -1,5 +1,7 @@
-"""Why is this image, or why is it not, in the shards? And how does the data root stand? Source: CONTRACTS section 0, "Nothing
-disappears silently", "A vanished source"."""
+"""Why is this image, or why is it not, in the shards? And how does the data root stand?
+
+Spec: docs/spec/conventions.md#missing-sources, docs/spec/conventions.md#no-silent-loss
+"""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""The same partition is never worked on twice at once; others are. Source: CONTRACTS section 0, "Locks"."""
+"""The same partition is never worked on twice at once; others are. Spec: docs/spec/conventions.md#leases"""
 
 import shutil
 import socket

@@ -42,7 +42,7 @@ def growth(root, photo, kind, *, count, preview_root, decode_threads=2, decode_a
 
 
 def test_many_large_photos_take_no_more_than_two_of_them(data_root, photo, preview_root):
-    """A budget of two photos, eight threads that would open eight. Source: issue 4, image hygiene."""
+    """A budget of two photos, eight threads that would open eight."""
     threads = 8
     grown = growth(data_root, photo, "holding", count=16, preview_root=preview_root, decode_threads=threads)
 
@@ -51,7 +51,7 @@ def test_many_large_photos_take_no_more_than_two_of_them(data_root, photo, previ
 
 
 def test_large_photo_gets_its_latent_within_a_gigabyte(data_root, photo, preview_root):
-    """Tiled, by the real classes; 0.72 GB beyond the loaded model were measured. Source: issue 4; MODELS 4."""
+    """Tiled, by the real classes; 0.72 GB beyond the loaded model were measured."""
     grown = growth(data_root, photo, VAE.kind, count=1, preview_root=preview_root)
 
     assert grown <= 1_000_000_000

@@ -1,4 +1,4 @@
-"""pipeline/problem_list.py: the problems of one output that hold now. Source: CONTRACTS section 0."""
+"""pipeline/problem_list.py: the problems of one output that hold now. Spec: docs/spec/conventions.md#completion-and-identity"""
 
 import msgspec
 import pytest

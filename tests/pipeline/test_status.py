@@ -1,6 +1,6 @@
 """The state of a whole data root: figures that add up, and every input that did not reach the output.
 
-Source: CONTRACTS section 0, "Refused and failed inputs", "No input is dropped silently".
+Spec: docs/spec/conventions.md#no-silent-loss, docs/spec/conventions.md#refused-and-failed
 """
 
 import json
@@ -37,7 +37,7 @@ def test_data_root_where_nothing_ran_says_what_to_run(data_root):
 
 
 def test_asking_writes_nothing(root):
-    """explain and status read only. Source: CONTRACTS section 6."""
+    """explain and status read only. Spec: docs/spec/conventions.md#command-line"""
 
     def files():
         # The two beside the ledger are SQLite's own, for any reader.

@@ -1,4 +1,8 @@
-"""Batches for training: content, workers, ranks, position. Source: CONTRACTS section 2; the docstring of `ShardDataset`."""
+"""Batches for training: content, workers, ranks, position.
+
+Reference: the docstring of `ShardDataset`.
+Spec: docs/spec/shards.md#updating-a-set
+"""
 
 import itertools
 import json

@@ -1,4 +1,4 @@
-"""Which samples make which batch, for whom. Source: the docstrings of `Plan`."""
+"""Which samples make which batch, for whom. Reference: the docstrings of `Plan`."""
 
 from collections import Counter
 from itertools import islice

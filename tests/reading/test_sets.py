@@ -1,4 +1,7 @@
-"""Opening sets, and samples by id. Source: CONTRACTS section 2."""
+"""Opening sets, and samples by id.
+
+Spec: docs/spec/shards.md#updating-a-set, docs/spec/shards.md#open-readers
+"""
 
 import re
 import shutil

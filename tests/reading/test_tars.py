@@ -1,6 +1,6 @@
 """A reader keeps to the set it opened, whatever is published meanwhile.
 
-Source: CONTRACTS section 2, "a reader sees the complete old set or the complete new one".
+Spec: docs/spec/shards.md#replacement
 """
 
 import itertools

@@ -1,4 +1,4 @@
-"""The data root of a deployment: where shards go, whoever asks. Source: CONTRACTS, first table."""
+"""The data root of a deployment: where shards go, whoever asks. Spec: docs/spec/conventions.md#locations"""
 
 import pytest
 

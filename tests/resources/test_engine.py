@@ -1,4 +1,4 @@
-"""One verb, several engines. Source: HOUSE.md "One engine"; issue 6, "A worker that is killed ends the run in bounded time"."""
+"""One verb, several engines."""
 
 import os
 import signal

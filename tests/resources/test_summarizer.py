@@ -1,4 +1,4 @@
-"""Which summarizer a deployment uses, and by what finished summaries know it. Source: CONTRACTS section 5; issue "Stage-A"."""
+"""Which summarizer a deployment uses, and by what finished summaries know it. Spec: docs/spec/stage-a.md#work"""
 
 import pickle
 import shutil
@@ -97,7 +97,7 @@ def test_identity_stays_for_equal_settings_and_names_the_preview(resource):
      "summarizer: {prompts: {挡风板安装检查: ask.txt}}", "summarizer: {prompts: {default: ask.txt}}"],
 )  # fmt: skip
 def test_another_setting_or_prompt_is_another_summarizer(resource, data_root, text):
-    """Lines are reused if model or class, prompt and settings are the same. Source: CONTRACTS section 5, "Resume"."""
+    """Lines are reused if model or class, prompt and settings are the same. Spec: docs/spec/stage-a.md#reuse-of-summaries"""
     (data_root.path / "ask.txt").write_text("问", "utf-8")
     before = resource().identity(MISSION)
 
@@ -133,7 +133,7 @@ def test_prompt_file_edited_is_another_summarizer(resource, data_root):
 
 
 def test_missing_model_is_an_error(resource):
-    """Never a template answer. Source: issue "Stage-A"."""
+    """Never a template answer."""
     absent = resource("summarizer: {model: /nowhere/at-all}")
 
     with pytest.raises(ModelUnusable, match="/nowhere/at-all cannot be used"):
@@ -163,7 +163,7 @@ def test_wrong_override_is_refused_and_named(resource, overrides):
 
 @pytest.mark.parametrize(("processes", "threads"), [(1, 5), (2, 2), (5, 1), (9, 1)])
 def test_ranks_of_one_machine_share_its_threads_and_the_identity_stays(resource, monkeypatch, processes, threads):
-    """Each process brings its own model; threads are no part of what it is. Source: decision 11."""
+    """Each process brings its own model; threads are no part of what it is."""
     monkeypatch.setattr(vlm, "held", lambda settings, spec, threads, preview_root: threads)
     expected = resource().identity(MISSION)
     shared = resource("threads: 5")

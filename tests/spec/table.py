@@ -1,15 +1,15 @@
-"""Which test answers for which title of seeds 000 to 004. `python tests/spec/table.py` prints it as Markdown.
+"""Titles of the original specification and their tests. `python tests/spec/table.py` prints them as Markdown.
 
-The titles are the seeds' own; tests/spec/test_coverage.py sees to it that every test exists and names its title.
+The titles are quoted; tests/spec/test_coverage.py checks that every test exists and names its title.
 """
 
-SEED_000 = "test_stage2.py"
-SEED_001 = "test_shards.py"
-SEED_002 = "test_migration.py"
-SEED_003 = "test_stage_a.py"
-SEED_004 = "test_presets.py"
+STAGE2 = "test_stage2.py"
+SHARDS = "test_shards.py"
+MIGRATION_TESTS = "test_migration.py"
+STAGE_A = "test_stage_a.py"
+PRESETS_TESTS = "test_presets.py"
 
-# Of seeds 000, 001 and 003 the name follows from the title: see `name_of`.
+# In STAGE2, SHARDS and STAGE_A the name follows from the title: see `name_of`.
 SCENARIOS = (
     "Output directories are created",
     "JSONL metadata is stored separately from embeddings",
@@ -76,7 +76,7 @@ STAGE_A_SCENARIOS = (
     "Keep intermediate files for debugging",
 )
 
-# Of seed 002: headings and bullets → tests.
+# MIGRATION: headings and bullets → tests.
 MIGRATION = {
     "Goals: Migrate existing JSONL to Stage 2 format without data loss": "test_goal_stage_1_is_migrated_without_data_loss",
     "Goals: Generate VAE latents for all images using Flux VAE encoder": "test_goal_every_image_gets_a_vae_latent",
@@ -153,7 +153,7 @@ MIGRATION = {
     "Open question 4: Concurrent processing?": "test_open_question_4_concurrent_processing",
 }
 
-# Of seed 004: notes, decisions and their points, invariants, acceptance checks → tests.
+# PRESETS: notes, decisions and their points, invariants, acceptance checks → tests.
 PRESETS = {
     "Note on CLI flags: No new runner flags are introduced for `public_data/run.sh`": (
         "test_note_runner_grammar_remains_stable"
@@ -270,11 +270,11 @@ def name_of(scenario: str) -> str:
 
 
 TESTS = {
-    SEED_000: {title: name_of(title) for title in SCENARIOS},
-    SEED_001: {title: name_of(title) for title in SHARD_SCENARIOS},
-    SEED_002: MIGRATION,
-    SEED_003: {title: name_of(title) for title in STAGE_A_SCENARIOS},
-    SEED_004: PRESETS,
+    STAGE2: {title: name_of(title) for title in SCENARIOS},
+    SHARDS: {title: name_of(title) for title in SHARD_SCENARIOS},
+    MIGRATION_TESTS: MIGRATION,
+    STAGE_A: {title: name_of(title) for title in STAGE_A_SCENARIOS},
+    PRESETS_TESTS: PRESETS,
 }
 
 

@@ -1,7 +1,7 @@
-"""Every scenario of seeds 000, 001 and 003, every decision, mitigation and phase of seed 002, every decision,
-invariant and acceptance check of seed 004 has a test named after it.
+"""Every scenario, decision, mitigation, phase, invariant and acceptance check of the original specification has a test
+named after it.
 
-Source: issues 4 to 7.
+
 """
 
 import ast
@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from tests.spec.table import (
+    MIGRATION_TESTS,
+    PRESETS_TESTS,
     SCENARIOS,
-    SEED_000,
-    SEED_001,
-    SEED_002,
-    SEED_003,
-    SEED_004,
     SHARD_SCENARIOS,
+    SHARDS,
+    STAGE2,
+    STAGE_A,
     STAGE_A_SCENARIOS,
     TESTS,
 )
@@ -48,34 +48,36 @@ def test_every_test_names_its_title(file):
 
 
 def test_names_of_scenarios_are_their_titles():
-    assert TESTS[SEED_000]["DINOv3 file size is approximately 4KB"] == "test_dinov3_file_size_is_approximately_4kb"
-    assert TESTS[SEED_001]["NPY files are copied as-is"] == "test_npy_files_are_copied_as_is"
-    assert len(SCENARIOS) == len(set(TESTS[SEED_000].values())) == 22
-    assert len(SHARD_SCENARIOS) == len(set(TESTS[SEED_001].values())) == 23
-    assert len(STAGE_A_SCENARIOS) == len(set(TESTS[SEED_003].values())) == 12
+    assert TESTS[STAGE2]["DINOv3 file size is approximately 4KB"] == "test_dinov3_file_size_is_approximately_4kb"
+    assert TESTS[SHARDS]["NPY files are copied as-is"] == "test_npy_files_are_copied_as_is"
+    assert len(SCENARIOS) == len(set(TESTS[STAGE2].values())) == 22
+    assert len(SHARD_SCENARIOS) == len(set(TESTS[SHARDS].values())) == 23
+    assert len(STAGE_A_SCENARIOS) == len(set(TESTS[STAGE_A].values())) == 12
 
 
 def test_every_numbered_part_of_the_migration_is_there():
     """Eight decisions, five phases, four open questions; twelve mitigations, three of each risk."""
-    heads = [title.partition(":")[0] for title in TESTS[SEED_002]]
+    heads = [title.partition(":")[0] for title in TESTS[MIGRATION_TESTS]]
 
     for what, count in {"Decision": 8, "Phase": 5, "Open question": 4}.items():
         assert [head for head in heads if re.fullmatch(rf"{what} \d", head)] == [
             f"{what} {n + 1}" for n in range(count)
         ]
-    mitigations = [title.partition(":")[0] for title, name in TESTS[SEED_002].items() if "test_mitigation_" in name]
+    mitigations = [
+        title.partition(":")[0] for title, name in TESTS[MIGRATION_TESTS].items() if "test_mitigation_" in name
+    ]
     assert sorted(mitigations.count(risk) for risk in set(mitigations)) == [3, 3, 3, 3]
-    assert len(set(TESTS[SEED_002].values())) == len(TESTS[SEED_002])
+    assert len(set(TESTS[MIGRATION_TESTS].values())) == len(TESTS[MIGRATION_TESTS])
 
 
 def test_every_numbered_part_of_the_presets_is_there():
     """Six decisions; the three steps of materialisation and two demands on links; three acceptance checks."""
-    heads = [title.partition(":")[0] for title in TESTS[SEED_004]]
+    heads = [title.partition(":")[0] for title in TESTS[PRESETS_TESTS]]
 
     assert sorted({head for head in heads if head.startswith("Decision")}) == [f"Decision {n + 1}" for n in range(6)]
     assert heads.count("Hardlink contract") == 5
     assert heads.count("Acceptance") == 3
-    assert len(set(TESTS[SEED_004].values())) == len(TESTS[SEED_004])
+    assert len(set(TESTS[PRESETS_TESTS].values())) == len(TESTS[PRESETS_TESTS])
 
 
 def test_table_is_printed_as_markdown():

@@ -1,7 +1,7 @@
-"""Every decision, mitigation, phase and goal of seed 002, the migration from Stage 1: one test each, named after it.
+"""Every decision, mitigation, phase and goal of the migration from Stage 1: one test each, named after it.
 
-The runs are fixtures (tests/spec/conftest.py, and below). Where CONTRACTS departs from the seed's letter, the test asks for what
-CONTRACTS says and the docstring says so. Depth is elsewhere: tests/cli/test_migration.py, tests/pipeline, tests/encoders.
+The runs are fixtures (tests/spec/conftest.py, and below). Where docs/spec/migration.md departs from the original, the test
+checks our rule and its docstring says so. Depth is elsewhere: tests/cli/test_migration.py, tests/pipeline, tests/encoders.
 """
 
 import gc
@@ -157,7 +157,7 @@ def test_goal_operation_is_idempotent(touched):
 
 
 def test_goal_jsonl_shrinks(migrated):
-    """Goals: Shrink JSONL from ~2GB to ~5-10MB. So much for the seed's 1,444 records; a mask of 77 alone takes 155 bytes."""
+    """Goals: Shrink JSONL from ~2GB to ~5-10MB. For the original's 1,444 records; a mask of 77 alone takes 155 bytes."""
     size = migrated.root.stage2_jsonl.stat().st_size
 
     assert size / STAGE_1_RECORDS * 1444 < 10e6
@@ -170,7 +170,7 @@ def test_goal_jsonl_shrinks(migrated):
 def test_decision_1_three_pass_architecture(migrated, phases):
     """Decision 1: Three-Pass Architecture (Optional). Pass after pass gives what one command without a flag gives.
 
-    CONTRACTS section 7: models are not all resident by default; passes stream one after another where memory asks.
+    Departure: models are not all resident by default; passes stream one after another where memory asks.
     """
     assert phases.steps["migrate"].derived == derived_files(migrated.root)
     assert Passes.named([]) == Passes.named(["dinov3", "vae", "t5", "migrate"]) == Passes.named(["all"])
@@ -194,7 +194,7 @@ def test_decision_2_aspect_ratio_bucketing_strategy(samples):
 
 
 def test_decision_3_vae_latent_encoding(samples):
-    """Decision 3: VAE Latent Encoding. At the original size, 16 channels, float16; the mean, not scaled (CONTRACTS section 1)."""
+    """Decision 3: VAE Latent Encoding. At the original size, 16 channels, float16; the mean, not scaled."""
     assert (VAE.default_model, VAE.default_subfolder) == ("black-forest-labs/FLUX.1-dev", "vae")
     for image_id, (width, height) in SAMPLES.items():
         latent = load(samples.root, VAE, image_id)
@@ -204,7 +204,7 @@ def test_decision_3_vae_latent_encoding(samples):
 
 
 def test_decision_4_t5_hidden_state_generation(samples):
-    """Decision 4: T5 Hidden State Generation. The whole sequence of the full encoder; zeros where the mask is 0 (CONTRACTS)."""
+    """Decision 4: T5 Hidden State Generation. The whole sequence of the full encoder; zeros where the mask is 0."""
     assert T5.default_model == "google-t5/t5-large"
     for image_id, record in records(samples.root).items():
         hidden = load(samples.root, T5, image_id)
@@ -226,7 +226,7 @@ def test_decision_5_file_naming_and_directory_structure(samples):
 def test_decision_6_jsonl_format_migration_strategy(migrated):
     """Decision 6: JSONL Format Migration Strategy. Three fields come, one goes, the rest stays as it was.
 
-    CONTRACTS section 7: height, width and mask are corrected where image or tokenizer disagree; here only the mask does, and the
+    Departure: height, width and mask are corrected where image or tokenizer disagree; here only the mask does, and the
     record whose image is gone keeps its size.
     """
     for number, image_id in enumerate(IDS):
@@ -242,7 +242,7 @@ def test_decision_6_jsonl_format_migration_strategy(migrated):
 def test_decision_7_idempotency_and_resumption(data_root, monkeypatch):
     """Decision 7: Idempotency and Resumption. Per record and kind; a kind that nothing needs loads no model.
 
-    CONTRACTS section 7: a valid file that is up to date counts as done, not one that exists.
+    Departure: a valid file that is up to date counts as done, not one that exists.
     """
     loaded = []
 
@@ -272,7 +272,7 @@ def test_decision_7_idempotency_and_resumption(data_root, monkeypatch):
 def test_decision_8_batch_processing_and_progress_tracking(data_root, phases, touched):
     """Decision 8: Batch Processing and Progress Tracking. Four counters that add up, with what failed, and a rate.
 
-    CONTRACTS section 7: batches by pixel budget and configuration, not always 4. Section 1, "counters".
+    Departure: batches by pixel budget and configuration, not always 4.
     """
     sizes = []
 
@@ -324,7 +324,7 @@ def unusable_vae(data_root, monkeypatch):
 def test_mitigation_vae_is_tried_on_a_single_image_first(samples, unusable_vae):
     """Flux VAE Model Compatibility with ROCm: Test VAE encoding on single image before batch processing.
 
-    CONTRACTS section 1, "first image". Three images are tried, so that one bad image condemns no model.
+    Three images are tried, so that one bad image condemns no model.
     """
     assert NoKernel.tried == [1, 1, 1]
     assert "vae_latents 10 made in" in samples.output, "what a working model makes of the first image is kept"
@@ -333,7 +333,7 @@ def test_mitigation_vae_is_tried_on_a_single_image_first(samples, unusable_vae):
 def test_mitigation_no_other_vae_steps_in(data_root, unusable_vae):
     """Flux VAE Model Compatibility with ROCm: Have fallback to SD3 VAE if Flux VAE fails.
 
-    CONTRACTS section 7: not done, another latent space is never mixed in. The other kinds are made all the same.
+    Departure: not done, another latent space is never mixed in. The other kinds are made all the same.
     """
     assert ids_in(data_root, VAE) == set()
     assert ids_in(data_root, DINOV3) == ids_in(data_root, T5) == set("abcdefghi")
@@ -357,7 +357,7 @@ def test_mitigation_error_names_the_model_and_the_details(unusable_vae):
 def test_mitigation_disk_space_is_checked_before_starting(data_root, monkeypatch):
     """18GB Disk Space Exhaustion: Check available disk space before starting (abort if < 20GB free).
 
-    CONTRACTS section 7: compared with the forecast of this job, half a megabyte for three small images, not with a constant.
+    Departure: compared with the forecast of this job, half a megabyte for three small images, not with a constant.
     """
     photos(data_root.approved, 3)
     free = "imagemill.pipeline.forecast.free_bytes"
@@ -590,7 +590,7 @@ def test_phase_3_vae_latent_generation(phases):
     new = {path: data for path, data in step.derived.items() if path not in before.derived}
     assert new.keys() == {f"vae_latents/{image_id}.npy" for image_id in WITH_IMAGE}
     assert {path: step.derived[path] for path in before.derived} == before.derived
-    # The seed's checkpoint, of all files: the images are 32 pixels high and 48 wide.
+    # The original's checkpoint, of all files: the images are 32 pixels high and 48 wide.
     latents = [np.load(io.BytesIO(data), allow_pickle=False) for data in new.values()]
     assert {(latent.shape, latent.dtype.name) for latent in latents} == {((16, 4, 6), "float16")}
     assert all(np.isfinite(latent).all() for latent in latents)
@@ -632,7 +632,7 @@ def test_rollback_original_is_kept_as_stage_1_backup(migrated):
 def test_rollback_backup_is_restored(migrated, tmp_path):
     """Rollback Strategy: If migration fails, restore backup and delete .npy directories.
 
-    CONTRACTS section 7: the npy files are deleted only when told, here they are; the version 2 file is kept.
+    Departure: the npy files are deleted only when told, here they are; the version 2 file is kept.
     """
     root = copy_of(migrated.root, tmp_path / "data")
     version_2 = root.stage2_jsonl.read_bytes()

@@ -1,4 +1,4 @@
-"""Every decision, invariant and acceptance check of seed 004, the public-data presets: one test each, named after it.
+"""Every decision, invariant and acceptance check of the public-data presets: one test each, named after it.
 
 The acceptance checks run as they are written, by examples/public_data/run.sh and examples/preflight.sh. Depth is elsewhere:
 tests/pipeline/presets/test_rescale.py, test_derive.py, test_coords.py, tests/validation, tests/cli/test_preset.py.

@@ -1,8 +1,9 @@
-"""Every scenario of seed 001, WebDataset shards: one test each, named after it.
+"""Every scenario of the WebDataset shards: one test each, named after it.
 
 Inputs are laid down as another program would write them (tests/helpers/stage2.py); shards are made by the asset, by run
-configuration as the UI gives it, or by the command. Where CONTRACTS departs from the seed's letter, the docstring says so.
+configuration as the UI gives it, or by the command. A docstring names a departure from the original specification.
 Depth is elsewhere: tests/pipeline, tests/io_managers, tests/cli.
+Spec: docs/spec/shards.md#limits, docs/spec/shards.md#shard-counters, docs/spec/shards.md#duplicate-ids
 """
 
 import io
@@ -155,7 +156,7 @@ def test_bucket_filter_restricts_output(mixed):
 
 
 def test_tar_entry_contains_all_five_files(data_root):
-    """Tar shards: Tar entry contains all five files. Adjacent, in the order of CONTRACTS, read by `tarfile`."""
+    """Tar shards: Tar entry contains all five files. Adjacent, in the specified order, read by `tarfile`."""
     foreign(data_root, record_of("abc123", size=(24, 24)), record_of("def456", size=(24, 24)))
     packed_here(data_root)
 
@@ -167,7 +168,7 @@ def test_tar_entry_contains_all_five_files(data_root):
 
 
 def test_json_metadata_includes_required_fields(data_root):
-    """Tar shards: JSON metadata includes required fields. CONTRACTS section 2: the whole record, with its extra fields."""
+    """Tar shards: JSON metadata includes required fields. The whole record, with its extra fields."""
     record = record_of("abc123", size=(24, 24), caption='Ein Fuß, 足, "quoted"', score=0.5)
     foreign(data_root, record)
     packed_here(data_root)
@@ -301,7 +302,7 @@ def conflicting(root) -> PackPlan:
 
 
 def test_overwrite_flag_allows_replacement(mixed):
-    """Existing shards: Overwrite flag allows replacement. CONTRACTS section 2: the whole set at once, no stale shard stays."""
+    """Existing shards: Overwrite flag allows replacement. The whole set at once, no stale shard stays."""
     product(mixed, "shards", "--shard-size", 1)
     assert len(tars(mixed, SQUARE)) == 4
 
@@ -357,7 +358,7 @@ def test_progress_during_scan(data_root):
 
 
 def test_final_summary(mixed):
-    """Progress reporting: Final summary. The last line; CONTRACTS section 2 adds `filtered`."""
+    """Progress reporting: Final summary. The last line, with `filtered`."""
     (mixed.derived / VAE.folder / "i00003.npy").unlink()
 
     said = product(mixed, "shards", "--bucket", SQUARE, "--shard-size", 2)
@@ -369,7 +370,7 @@ def test_final_summary(mixed):
 
 
 def test_npy_files_are_copied_as_is(data_root):
-    """Preserve existing npy files: NPY files are copied as-is. The seed's latent: float16, (16, 128, 96)."""
+    """Preserve existing npy files: NPY files are copied as-is. The original's latent: float16, (16, 128, 96)."""
     record = record_of("abc123", size=(768, 1024))
     foreign(data_root, record)
     packed_here(data_root)

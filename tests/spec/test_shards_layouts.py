@@ -1,6 +1,6 @@
-"""Seed 001 beyond its scenarios: layouts that imagemill did not write, and equal bytes wherever and however they are packed.
+"""Layouts that imagemill did not write, and equal bytes wherever and however they are packed.
 
-Source: issue 5; CONTRACTS section 0, "Unrecorded files are adopted", section 2.
+Spec: docs/spec/conventions.md#adoption
 """
 
 import io

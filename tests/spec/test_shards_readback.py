@@ -1,7 +1,7 @@
 """Shards read back by three clients that we did not write: `webdataset`, Hugging Face `datasets`, Megatron-Energon.
 
 Every member of every sample must come out as the npy file and the record that went in, also of odd ids, and after appending.
-Source: issue 5, "Read back by three clients that we did not write".
+
 """
 
 import json

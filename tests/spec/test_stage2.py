@@ -1,6 +1,6 @@
-"""Every scenario of seed 000, the Stage 2 format: one test each, named after it.
+"""Every scenario of the Stage 2 format: one test each, named after it.
 
-The runs are fixtures (tests/spec/conftest.py). Where CONTRACTS departs from the seed's letter, the test asks for what CONTRACTS
+The runs are fixtures (tests/spec/conftest.py). Where docs/spec/stage2.md departs from the original, the test checks our rule
 says and the docstring says so. Depth is elsewhere: tests/formats, tests/pipeline, tests/cli.
 """
 
@@ -145,7 +145,7 @@ def test_dinov3_file_size_is_approximately_4kb(samples):
 
 
 def test_vae_latent_has_correct_shape(samples):
-    """VAE latent storage: VAE latent has correct shape. The seed's 1024x768 means H=1024, W=768: its shape is (16, 128, 96)."""
+    """VAE latent storage: VAE latent has correct shape. The original's 1024x768 has H=1024, W=768: the shape is (16, 128, 96)."""
     assert SAMPLES[PORTRAIT] == (768, 1024), "width, height"
 
     latent = load(samples.root, VAE, PORTRAIT)
@@ -156,7 +156,7 @@ def test_vae_latent_has_correct_shape(samples):
 def test_vae_latent_file_size_is_approximately_correct(samples):
     """VAE latent storage: VAE latent file size is approximately correct.
 
-    CONTRACTS section 7: 524,288 bytes for a 1024x1024 image by the seed's own shape rule; its 131 KB is 64x64 cells, not 128x128.
+    Departure: 524,288 bytes for a 1024x1024 image by the shape rule; its 131 KB is 64x64 cells, not 128x128.
     """
     assert size_of(samples.root, VAE, MEGAPIXEL) == 16 * 128 * 128 * 2 + HEADER == 524_288 + HEADER
 
@@ -211,7 +211,7 @@ def test_bucket_dimensions_are_divisible_by_64(samples):
 def test_existing_embedding_file_is_not_regenerated(data_root, monkeypatch, spec):
     """Idempotent processing: Existing embedding file is not regenerated.
 
-    CONTRACTS section 7: a file that is valid and current, not one that merely exists. This one comes from another program.
+    Departure: a file that is valid and current, not one that merely exists. This one comes from another program.
     """
     stub_every_kind(monkeypatch)
     for image_id in "ab":
@@ -320,7 +320,7 @@ def test_jsonl_size_is_reduced_significantly(migrated):
 def test_total_stage_2_storage_is_predictable(samples):
     """Storage efficiency: Total Stage 2 storage is predictable.
 
-    CONTRACTS section 7: 60,000 images of 1024x1024 take about 41 GB by the seed's own shape rules, not 18. The forecast that a
+    Departure: 60,000 images of 1024x1024 take about 41 GB by the shape rules, not 18. The forecast that a
     command makes before it starts says the same as the files that it made.
     """
     images = 60_000

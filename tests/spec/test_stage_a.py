@@ -1,7 +1,7 @@
-"""Every scenario of seed 003, Stage-A: one test each, named after it.
+"""Every scenario of Stage-A: one test each, named after it.
 
 Images are small and summarizers stubs; ranks run one after another in the test's process, as a rank is the same wherever it
-runs. Where CONTRACTS departs from the seed's letter, the docstring says so.
+runs. A docstring names a departure from the original specification.
 Depth is elsewhere: tests/pipeline, tests/assets/test_stage_a_groups.py, tests/cli/test_stage_a.py (processes, torchrun, kills).
 """
 
@@ -28,7 +28,7 @@ def bench(tmp_path):
 
 @pytest.fixture
 def skewed(bench):
-    """The seed's set: group A of 20 images, group B of one."""
+    """The set of the specification: group A of 20 images, group B of one."""
     ticket(bench.input, "pass", "A", *(f"a{n}.jpg" for n in range(1, 21)))
     ticket(bench.input, "pass", "B", "b1.png")
     return bench
@@ -95,7 +95,7 @@ def test_basic_directory_with_3_images_in_one_group(bench):
 
 
 def test_empty_summary_validation(bench):
-    """Empty summary validation: the group has no record; its failure is told (CONTRACTS: listed, where the seed raises)."""
+    """Empty summary validation: the group has no record; its failure is listed (the original raises)."""
     ticket(bench.input, "pass", "empty", "1.jpg", "2.jpg")
     ticket(bench.input, "pass", "whole", "3.jpg")
 

@@ -183,7 +183,7 @@ def test_ledger_that_cannot_be_reached_is_not_called_broken(tmp_path):
 
 
 def test_processes_that_meet_in_a_new_root_make_one_ledger(tmp_path):
-    """Source: CONTRACTS section 0, "Locks"."""
+    """Spec: docs/spec/conventions.md#leases"""
     script = """
         import sys
         from pathlib import Path

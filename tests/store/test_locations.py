@@ -1,4 +1,4 @@
-"""Folders elsewhere, remembered. Source: CONTRACTS, first table."""
+"""Folders elsewhere, remembered. Spec: docs/spec/conventions.md#locations"""
 
 import shutil
 
@@ -56,7 +56,7 @@ def no_folders(tmp_path):
 
 @pytest.mark.parametrize("name", ["derived", "shards", "public_data", "stage_a_input", "stage_a_output"])
 def test_what_is_no_folder_is_refused_and_not_remembered(tmp_path, no_folders, name, capsys):
-    """No traceback for a user's mistake, now or later. Source: CONTRACTS section 0, "Exit codes"."""
+    """No traceback for a user's mistake, now or later. Spec: docs/spec/conventions.md#exit-codes"""
     root = DataRoot(tmp_path / "data")
     for place in no_folders:
         with pytest.raises(WrongUsage, match=f"{name}: ") as caught:

@@ -1,4 +1,4 @@
-"""Names and places of public data. Source: CONTRACTS section 3, "Layout"."""
+"""Names and places of public data. Spec: docs/spec/presets.md#dataset-layout"""
 
 import pytest
 

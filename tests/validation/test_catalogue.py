@@ -1,4 +1,4 @@
-"""Every rule of the table once kept and once broken. Source: CONTRACTS section 4; issue 6, "Every rule of the validator"."""
+"""Every rule of the table once kept and once broken. Spec: docs/spec/validation.md#checks"""
 
 import os
 import shutil

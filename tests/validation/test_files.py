@@ -1,4 +1,7 @@
-"""The npy files of one kind as they lie on disk, with the ledger as witness. Source: CONTRACTS section 0."""
+"""The npy files of one kind as they lie on disk, with the ledger as witness.
+
+Spec: docs/spec/conventions.md#completion-and-identity
+"""
 
 import os
 

@@ -1,4 +1,7 @@
-"""Findings and reports: all are counted, few are kept. Source: CONTRACTS section 4."""
+"""Findings and reports: all are counted, few are kept.
+
+Spec: docs/spec/validation.md#checks, docs/spec/validation.md#findings
+"""
 
 import itertools
 import tracemalloc

@@ -1,4 +1,7 @@
-"""Images of records: exactly the first N structurally valid ones, in file order. Source: seed 004 "Validation determinism"."""
+"""Images of records: exactly the first N structurally valid ones, in file order.
+
+Spec: docs/spec/validation.md#image-checks, docs/spec/validation.md#real-image-folders
+"""
 
 import errno
 import os
@@ -66,7 +69,7 @@ def test_sixty_four_are_looked_at_by_default(tmp_path):
 
 
 def test_record_over_a_limit_does_not_count(tmp_path, monkeypatch):
-    """Limits are structural. Source: CONTRACTS section 4."""
+    """Limits are structural. Spec: docs/spec/validation.md#checks"""
     records = [named("wide.jpg", width=6400), named("odd.jpg", width=63), named("a.jpg"), named("b.jpg")]
 
     assert looked_at(monkeypatch, tmp_path, *records, first=1, limits=PresetRules(4096, 32)) == ["a.jpg"]
@@ -150,7 +153,7 @@ def test_name_that_no_file_system_holds_is_missing(tmp_path):
 
 @pytest.mark.parametrize("mode", ["exists", "open"])
 def test_image_of_a_derived_preset_is_the_bases_own(tmp_path, mode):
-    """Every path a kept record names is a hardlink to the base's file. Source: CONTRACTS section 3."""
+    """Every path a kept record names is a hardlink to the base's file. Spec: docs/spec/presets.md#layout"""
     folder = preset(tmp_path)
     options = Options(image_mode=mode)
     assert validate(folder / "train.jsonl", options=options).findings == []
@@ -174,7 +177,10 @@ def check_sources(root, **options):
 
 
 def test_images_of_stage_2_records_are_found_in_approved_wherever_the_record_was_made(tmp_path):
-    """A Stage 1 record keeps its path, and readers also find it by its file name in approved/. Source: CONTRACTS, top."""
+    """A Stage 1 record keeps its path, and readers also find it by its file name in approved/.
+
+    Spec: docs/spec/conventions.md#locations
+    """
     root = stage2_folder(tmp_path)
     assert check_sources(root).findings == []
     root.stage2_jsonl.write_text(root.stage2_jsonl.read_text().replace("data/approved/", "elsewhere/"))
@@ -186,7 +192,7 @@ def test_images_of_stage_2_records_are_found_in_approved_wherever_the_record_was
 
 
 def test_image_that_is_gone_is_a_warning_for_stage_2(tmp_path):
-    """A vanished source makes nothing stale. Source: CONTRACTS section 0."""
+    """A vanished source makes nothing stale. Spec: docs/spec/conventions.md#completion-and-identity"""
     root = stage2_folder(tmp_path)
     (root.approved / "a.png").unlink()
 

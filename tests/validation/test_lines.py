@@ -1,6 +1,6 @@
 """Lines of any bytes: findings out, never a traceback; the fast look never takes what the rules refuse.
 
-Source: CONTRACTS section 0 "JSONL input of any kind", section 4 "Strict JSON".
+Spec: docs/spec/conventions.md#jsonl-input, docs/spec/validation.md#strict-json
 """
 
 import json
@@ -283,7 +283,7 @@ def test_number_of_thousands_of_digits_is_judged_like_any_other(tmp_path):
     ],
 )  # fmt: skip
 def test_endless_bad_lines_stay_small(tmp_path, check, line):
-    """What is kept does not grow with the number of bad lines. Source: CONTRACTS section 4, "Memory stays bounded"."""
+    """What is kept does not grow with the number of bad lines. Spec: docs/spec/validation.md#strict-json"""
     (tmp_path / "x.jsonl").write_bytes((line + b"\n") * 5_000)
     tracemalloc.start()
     try:
@@ -317,7 +317,7 @@ BAD_RECORD = {
 @pytest.mark.parametrize("kind", ["stage2", "preset", "stage-a"])
 @pytest.mark.parametrize("make", ["not json", "bad records", "all different"])
 def test_million_lines_stay_under_300_mb(tmp_path, kind, make):
-    """Source: issue 6, "one million bad lines stay under 300 MB"."""
+    """"""
     record = BAD_RECORD[kind]
     with open(tmp_path / "x.jsonl", "wb") as file:
         for n in range(1_000_000):

@@ -1,4 +1,8 @@
-"""Records of presets and raw data with their folder. Source: seed 004; CONTRACTS sections 3 and 4."""
+"""Records of presets and raw data with their folder.
+
+Spec: docs/spec/presets.md#layout, docs/spec/validation.md#checks, docs/spec/validation.md#rules-of-preset-records,
+docs/spec/validation.md#structural-checks
+"""
 
 import json
 import os
@@ -149,7 +153,7 @@ def test_geometry_beyond_the_edge_is_a_warning(tmp_path, box):
 
 
 def test_one_image_has_one_size_however_its_path_is_spelled(tmp_path):
-    """Two records may share one image. Source: CONTRACTS section 3."""
+    """Two records may share one image. Spec: docs/spec/presets.md#layout"""
     assert check(tmp_path, of(BOX), of(BOX, desc=1)).findings == []
 
     (found,) = check(tmp_path, of(BOX), of(BOX, images=["images//a.jpg"], width=32)).findings
@@ -194,7 +198,7 @@ def test_manifest_without_limits_is_a_warning_unless_they_are_given(tmp_path):
 
 @pytest.mark.parametrize("how", ["link", "dangling", "file", "absent"])
 def test_images_folder_is_a_real_directory_beside_a_manifest_always(tmp_path, how):
-    """Elsewhere with the flag. Source: CONTRACTS section 4; seed 004 decision 4."""
+    """Elsewhere with the flag. Spec: docs/spec/presets.md#hardlinks"""
     images = tmp_path / "images"
     (tmp_path / "elsewhere").mkdir()
     if how in {"link", "dangling"}:
@@ -282,7 +286,7 @@ def test_files_of_a_split_that_agree_have_no_finding(split):
 
 
 def test_objects_of_a_preset_of_ours_have_one_order_in_all_files(split):
-    """CONTRACTS section 3, "object_order": the same order in all three files."""
+    """The same order in all three files."""
     folder, records = split
     write_json(folder / "pipeline_manifest.json", {"format": 1, "stage_stats": {"rescale": RESCALE}})
     objects = [{**PRESET_RECORD["objects"][0], "desc": name} for name in ("cat", "dog")]

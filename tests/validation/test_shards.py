@@ -1,4 +1,7 @@
-"""Sets of shards on disk; any bytes give findings, never a traceback. Source: CONTRACTS sections 2 and 4."""
+"""Sets of shards on disk; any bytes give findings, never a traceback.
+
+Spec: docs/spec/shards.md#updating-a-set, docs/spec/validation.md#checks
+"""
 
 import io
 import json
@@ -194,7 +197,7 @@ def npy(array):
 
 @pytest.mark.parametrize("spec", embedding_specs(), ids=lambda spec: spec.kind)
 def test_npy_that_is_not_the_file_on_disk_is_found(packed, spec):
-    """NPY files are copied as-is. Source: seed 001."""
+    """NPY files are copied as-is. Spec: docs/spec/shards.md#updating-a-set"""
     np.save(packed.derived / spec.folder / "b.npy", np.full(spec.shape(24, 24), 3, spec.dtype))
 
     (found,) = check_set(packed).findings
@@ -239,7 +242,7 @@ def test_missing_index_is_found(packed):
 
 
 def test_index_in_another_order_is_found(packed):
-    """Readers and energon count positions. Source: issue 5, "index agreement"."""
+    """Readers and energon count positions."""
     change_index(packed, lambda lines: lines[::-1])
 
     report = check_set(packed)
@@ -261,7 +264,7 @@ def test_index_that_measures_otherwise_than_its_record_is_found(packed, old, new
 
 
 def test_digest_of_other_files_is_found(packed):
-    """Index and manifest agree on it; the sample does not. Source: issue 5, "index agreement"."""
+    """Index and manifest agree on it; the sample does not."""
     change_index(packed, lambda lines: [json.dumps({**json.loads(lines[0]), "digest": "f" * 32}).encode(), lines[1]])
     edit_manifest(packed, digest=set_digest(line.digest for line in read_index(folder_of(packed))))
 
@@ -291,7 +294,7 @@ def test_set_of_before_samples_were_measured_passes(packed):
     ],
 )
 def test_manifest_that_says_otherwise_than_the_index_is_found(packed, changes, rule):
-    """Source: CONTRACTS section 2, "Beside the tars"."""
+    """Spec: docs/spec/shards.md#index-and-manifest"""
     edit_manifest(packed, **changes)
 
     report = check_set(packed)
@@ -471,7 +474,7 @@ def test_member_that_leaves_the_folder_is_found_and_compared_with_nothing(packed
 )  # fmt: skip
 @pytest.mark.parametrize("damage", [None, b"", b"something else"], ids=["gone", "empty", "other"])
 def test_file_of_energon_that_is_not_what_the_index_asks_for_is_found(packed, name, damage):
-    """Source: issue 5, "index agreement"."""
+    """"""
     path = folder_of(packed) / name
     path.unlink()
     if damage is not None:
@@ -506,7 +509,7 @@ def test_index_of_energon_that_is_cut_off_is_found(packed):
 
 
 def test_index_of_energon_that_another_sqlite_wrote_passes(packed):
-    """Its bytes are as equal as SQLite's version is: rows are compared. Source: docs/formats.md."""
+    """Its bytes are as equal as SQLite's version is: rows are compared. Reference: docs/formats.md."""
     with closing(sqlite3.connect(folder_of(packed) / ".nv-meta" / "index.sqlite")) as database:
         database.executescript("PRAGMA page_size = 8192; VACUUM")
 
@@ -514,7 +517,7 @@ def test_index_of_energon_that_another_sqlite_wrote_passes(packed):
 
 
 def test_odd_ids_pass(data_root):
-    """Dots and percent signs are encoded in keys and true in records. Source: CONTRACTS section 2."""
+    """Dots and percent signs are encoded in keys and true in records. Spec: docs/spec/shards.md#updating-a-set"""
     foreign(data_root, *(record_of(i, size=(16, 16)) for i in ("a.b", "100%", "%2E", "ü x")))
     write_set(data_root)
 

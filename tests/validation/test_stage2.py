@@ -1,4 +1,7 @@
-"""Stage 2 records line by line; any bytes give findings, never a traceback. Source: CONTRACTS sections 0, 2 and 4."""
+"""Stage 2 records line by line; any bytes give findings, never a traceback.
+
+Spec: docs/spec/shards.md#updating-a-set, docs/spec/validation.md#checks, docs/spec/conventions.md#completion-and-identity
+"""
 
 import json
 
@@ -99,7 +102,7 @@ def test_records_without_an_id_are_no_duplicates_of_each_other(tmp_path):
 
 
 def test_unusual_ratio_is_a_warning(tmp_path):
-    """Outside [0.4, 2.5] a warning, never a failure. Source: CONTRACTS section 1, "bucket"."""
+    """Outside [0.4, 2.5] a warning, never a failure. Spec: docs/spec/stage2.md#buckets"""
     report = check_lines(tmp_path, record_of("usual", size=(25, 10)), record_of("strip", size=(26, 10)))
 
     assert [(f.item, f.rule, f.severity) for f in report.findings] == [("strip", "unusual_ratio", "warning")]
@@ -107,7 +110,7 @@ def test_unusual_ratio_is_a_warning(tmp_path):
 
 
 def test_other_bucket_than_the_nearest_is_a_warning(tmp_path):
-    """A record's bucket is taken as written if it is one of the seven. Source: CONTRACTS section 2, "Order"."""
+    """A record's bucket is taken as written if it is one of the seven. Spec: docs/spec/shards.md#order"""
     report = check_lines(tmp_path, record_of("a", aspect_bucket="704x1344"))
 
     (found,) = report.findings

@@ -1,4 +1,4 @@
-"""Stage-A output: five fields, strict alignment of summaries and images. Source: seed 003; CONTRACTS section 5."""
+"""Stage-A output: five fields, strict alignment of summaries and images. Spec: docs/spec/stage-a.md#work"""
 
 import pytest
 

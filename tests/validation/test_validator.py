@@ -1,4 +1,4 @@
-"""A path in, a report out; whatever the path. Source: CONTRACTS section 4, "one implementation"."""
+"""A path in, a report out; whatever the path. Spec: docs/spec/validation.md#checks"""
 
 import json
 import os
@@ -50,7 +50,7 @@ def flip(path, position=2000):
 
 @pytest.mark.parametrize("removed", [False, True], ids=["another set", "no set"])
 def test_set_that_changes_place_while_it_is_read_gives_no_findings(packed, monkeypatch, removed):
-    """A reader sees the complete old set or the complete new one. Source: CONTRACTS section 2."""
+    """A reader sees the complete old set or the complete new one. Spec: docs/spec/shards.md#updating-a-set"""
     foreign(packed, *(record_of(i, size=(24, 24)) for i in "abc"), record_of("tall", size=(24, 36)))
     folder, read = bucket_folder(packed.shards, SQUARE), shards.checked_manifest
 
@@ -305,7 +305,7 @@ def test_verify_without_records_says_what_to_run(data_root):
 
 
 def test_validator_loads_nothing_heavy():
-    """A launch script calls it before training. Source: CONTRACTS section 6."""
+    """A launch script calls it before training. Spec: docs/spec/conventions.md#command-line"""
     heavy = [
         "torch",
         "dagster",

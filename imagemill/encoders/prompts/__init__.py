@@ -8,7 +8,7 @@ Files named in imagemill.yaml go before these: a mission's own, then `default`.
 
 Belongs here: the texts, which of them counts, reading them.
 Belongs elsewhere: how they reach a model (encoders/vlm.py), what becomes of its answers (pipeline/stage_a/summaries.py).
-Source: issue "Stage-A": "prompts per mission in data files"; seed 003 "a Chinese single-line summary per image".
+Spec: docs/spec/stage-a.md#work
 """
 
 from collections.abc import Mapping

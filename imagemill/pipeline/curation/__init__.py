@@ -1,4 +1,1 @@
-"""Looks at the whole dataset: moments of the latents, images that are nearly the same.
-
-Source: issue "Curation".
-"""
+"""Looks at the whole dataset: moments of the latents, images that are nearly the same."""

@@ -9,7 +9,7 @@ without reading a latent again. Files are taken in order of image id: the same f
 
 Belongs here: the arithmetic, the documents, which of them are up to date.
 Belongs elsewhere: which files count (pipeline/stage2/valid_files.py), writing (io_managers/report.py).
-Source: Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979.
+Reference: Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979.
 """
 
 import functools

@@ -1,4 +1,4 @@
 """Public datasets into presets: images at other sizes, boxes in three spaces, filtered ones that share every image.
 
-Source: seed 004; CONTRACTS section 3.
+Spec: docs/spec/presets.md#layout
 """

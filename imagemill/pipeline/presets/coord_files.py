@@ -12,7 +12,7 @@ One process does it: to send lines to others and their files back costs more tha
 
 Belongs here: lines in, files with temporary names out.
 Belongs elsewhere: one record (coords.py), when files get their names and images their links (derive.py).
-Source: CONTRACTS section 3, "Presets are strict", "Derived presets"; section 0, "Valid files are never rewritten".
+Spec: docs/spec/conventions.md#completion, docs/spec/presets.md#strictness, docs/spec/presets.md#hardlinks
 """
 
 import hashlib

@@ -9,7 +9,8 @@ of their points. Objects keep their order, or are sorted by (min y, min x) in al
 
 Belongs here: one record, and some lines of a file.
 Belongs elsewhere: what a record must hold (preset_records.py), the arithmetic (geometry.py), whole files (coord_files.py).
-Source: CONTRACTS section 3, "object_order", "Quantisation", "Presets are strict", "Derived presets".
+Spec: docs/spec/presets.md#quantisation, docs/spec/presets.md#object-order, docs/spec/presets.md#strictness,
+docs/spec/presets.md#hardlinks
 """
 
 from collections.abc import Sequence

@@ -12,7 +12,7 @@ image that is not linked, and a killed run is gone on with by the next: what is 
 
 Belongs here: the steps and their order, the checks before any write.
 Belongs elsewhere: records (coord_files.py), links (formats/hardlinks.py), names (preset_names.py), claims (the callers).
-Source: seed 004 decision 4; CONTRACTS section 3, "Presets are strict", "Derived presets".
+Spec: docs/spec/presets.md#strictness, docs/spec/presets.md#hardlinks
 """
 
 import copy

@@ -7,7 +7,7 @@ A preset made by another program has no `format` in its manifest. CoordExp write
 beside pixel records in the order of the annotations. If its lines equal ours up to the order of objects, they are not rewritten.
 
 Sorting one record: coords.py, rescale.py. Whether a preset was made with other parameters: rescale_plan.py.
-Source: CONTRACTS section 3, "object_order".
+Spec: docs/spec/presets.md#object-order
 """
 
 from collections.abc import Mapping, Sequence

@@ -19,7 +19,7 @@ What a preset leaves out is as it was made, else the default. `max_objects` yiel
 
 Belongs here: the file as a value, its errors by line, agreement of flags with it.
 Belongs elsewhere: agreement with what was recorded (rescale_plan.py), sources of max_objects (preset_names.py).
-Source: CONTRACTS section 3, last paragraph; issue 6, "Presets are configuration".
+Spec: docs/spec/presets.md#presets-file
 """
 
 import os

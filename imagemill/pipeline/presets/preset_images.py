@@ -9,7 +9,7 @@ outside every data root. It is a cache: without it images are read and adopted. 
 the last line of an image counts, and a torn one is passed over.
 
 Belongs here: those lines. Belongs elsewhere: who decides by them (rescale.py, rescale_worker.py).
-Source: CONTRACTS section 0, "Staleness"; section 3, "An existing preset image is never replaced".
+Spec: docs/spec/conventions.md#staleness, docs/spec/presets.md#preset-images
 """
 
 from pathlib import Path

@@ -4,7 +4,7 @@
 
 Belongs here: which images, and drawing objects on them.
 Belongs elsewhere: sheets as bytes (contact_sheet.py), rules about geometry (preset_records.py).
-Source: issue 6, "A page that shows people their boxes".
+
 """
 
 import itertools

@@ -2,7 +2,7 @@
 
 Belongs here: putting both together, and refusing where they differ.
 Belongs elsewhere: the file (preset_config.py), reading what is there (adapters/).
-Source: CONTRACTS section 3, last paragraph.
+Spec: docs/spec/presets.md#presets-file
 """
 
 from collections.abc import Callable, Mapping

@@ -13,7 +13,7 @@ The preset's folder appears with its manifest, before the first pixel.
 Belongs here: carrying a plan out, what is published when.
 Belongs elsewhere: parameters and what there is to do (rescale_plan.py), one image (rescale_worker.py), norm and coord
 (coords.py).
-Source: seed 004; CONTRACTS section 3.
+Spec: docs/spec/presets.md#layout
 """
 
 import os

@@ -10,7 +10,7 @@ The recorded parameters of a preset never change; a request that differs from th
 
 Belongs here: agreement of request and record, reading raw records, which images to look at.
 Belongs elsewhere: where parameters are asked for (preset_config.py), doing it (rescale.py), one image (rescale_worker.py).
-Source: seed 004, "Invariants"; CONTRACTS section 3, "Rescale with the recorded parameters", "Presets are strict".
+Spec: docs/spec/presets.md#strictness, docs/spec/presets.md#rescale-parameters
 """
 
 import os

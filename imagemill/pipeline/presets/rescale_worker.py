@@ -6,7 +6,7 @@
 
 Belongs here: what becomes of one image.
 Belongs elsewhere: which images (rescale.py), pixels (formats/resize.py).
-Source: CONTRACTS section 3; seed 004 "Invariants".
+Spec: docs/spec/presets.md#rescale-parameters
 """
 
 import errno

@@ -7,7 +7,7 @@ preview model made it and a real one is configured, or where the run asks for it
 
 Belongs here: which images get a caption, the worker, what the ledger is told.
 Belongs elsewhere: sidecars and records, which go before (scan.py, image_metadata.py), the model (encoders/vlm.py).
-Source: CONTRACTS section 1, row "captions".
+Spec: docs/spec/stage2.md#caption-sources
 """
 
 import math

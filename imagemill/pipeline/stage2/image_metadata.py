@@ -3,7 +3,7 @@
 The first pass that opens an image records its facts on the way. Whatever is still unknown when records are written (a T5-only
 run, a caption that came later) is completed here, so that the order of passes never shows in the result.
 
-Source: CONTRACTS section 1, row "record".
+Spec: docs/spec/stage2.md#record-fields
 """
 
 from collections.abc import Callable, Iterator, Sequence, Set

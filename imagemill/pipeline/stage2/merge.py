@@ -8,8 +8,8 @@ Records join by `image_id`, of duplicates the last wins, lines stand in order of
 bytes; records of images we do not know are kept as they are. Nothing is dropped: lines that cannot be read and records that
 another replaced go to the quarantine; before a file with Stage 1 records changes for the first time, it gets its backup.
 
-Source: seed 000 "Atomic JSONL updates"; seed 002 decision 6; CONTRACTS section 0 "JSONL input", section 1 "merge", "record",
-"migration".
+Spec: docs/spec/conventions.md#jsonl-input, docs/spec/stage2.md#record-fields, docs/spec/stage2.md#merge,
+docs/spec/migration.md#forward
 """
 
 import heapq

@@ -1,6 +1,6 @@
-"""What a command was asked to do, by the names of seed 002: dinov3, vae, t5, migrate, all.
+"""What a command was asked to do, by pass name: dinov3, vae, t5, migrate, all.
 
-Source: seed 002, decision 1; CONTRACTS section 1, "passes".
+Spec: docs/spec/stage2.md#pass-names
 """
 
 from collections.abc import Mapping, Sequence

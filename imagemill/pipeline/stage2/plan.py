@@ -5,7 +5,7 @@ It is *refused* where the ledger says so of these very bytes. Everything else is
 either keeps, adopts or makes the file. Of an image that is gone, its record still gives what needs no pixels: the vector
 inside a Stage 1 record, the caption's hidden state.
 
-Source: CONTRACTS section 0, "Completion is validity", "Refused and failed", "Staleness".
+Spec: docs/spec/conventions.md#completion, docs/spec/conventions.md#staleness, docs/spec/conventions.md#refused-and-failed
 """
 
 from collections import defaultdict

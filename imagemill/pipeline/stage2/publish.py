@@ -6,7 +6,8 @@ The ledger knows a file before it has its name, so a kill at any moment leaves n
 
 Belongs here: the order of these steps, what an interrupt still lets finish, counts.
 Belongs elsewhere: making the files (embed.py), Dagster events (io_managers/npy.py).
-Source: CONTRACTS section 0, "Every final name appears atomically"; docs/decisions/0001-ledger-row-before-rename.md.
+Reference: docs/decisions/0001-ledger-row-before-rename.md.
+Spec: docs/spec/conventions.md#atomic-names
 """
 
 import contextlib

@@ -4,7 +4,7 @@
 
 A line stays there until the user removes it, and counts as an input that did not reach the output until then.
 
-Source: CONTRACTS section 0, "JSONL input of any kind".
+Spec: docs/spec/conventions.md#jsonl-input
 """
 
 from collections.abc import Iterator, Sequence

@@ -5,7 +5,7 @@
 
 Belongs here: finding the last record of each id, the inline vectors, the lines that do not count.
 Belongs elsewhere: reading a line (formats/jsonl.py), what the file holds next (pipeline/stage2/merge.py).
-Source: CONTRACTS section 0 "JSONL input", section 1 "merge", "migration".
+Spec: docs/spec/conventions.md#jsonl-input, docs/spec/stage2.md#merge, docs/spec/migration.md#forward
 """
 
 import functools

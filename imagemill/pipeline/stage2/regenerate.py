@@ -3,7 +3,7 @@
     begin ──> all files superseded, recorded model forgotten ──> passes replace file by file, in any number of runs ──> end
 
 Between the two a folder holds files of both models: the kind is marked, passes know old from new by the ledger, nothing packs it.
-Source: CONTRACTS section 0, "Provenance".
+Spec: docs/spec/conventions.md#provenance
 """
 
 from collections.abc import Iterable

@@ -6,7 +6,7 @@
 
 Belongs here: putting the file back, deleting embeddings when told.
 Belongs elsewhere: one record (stage1.py), making the backup (merge.py).
-Source: seed 002, "Rollback Strategy"; CONTRACTS section 1, "rollback".
+Spec: docs/spec/migration.md#rollback
 """
 
 import os

@@ -2,7 +2,7 @@
 
 Belongs here: listing images and sidecars, names that are refused, captions read from sidecars.
 Belongs elsewhere: opening images (pipeline/stage2/embed.py), deciding what is stale (pipeline/stage2/plan.py).
-Source: CONTRACTS section 1, rows "inputs", "image_id", "captions".
+Spec: docs/spec/stage2.md#inputs, docs/spec/stage2.md#image-id, docs/spec/stage2.md#caption-sources
 """
 
 import errno

@@ -5,7 +5,7 @@
 
 Belongs here: one record. Belongs elsewhere: finding them (record_index.py), the file after migration (merge.py) or before it
 (rollback.py).
-Source: seed 002, "Current State", decision 6; CONTRACTS section 1, "migration", "rollback".
+Spec: docs/spec/migration.md#forward, docs/spec/migration.md#rollback
 """
 
 from typing import Any

@@ -4,7 +4,7 @@ Where the ledger vouches for a file it is believed, by stat triple; any other is
 
 Belongs here: which files there are to look at, reading them in order.
 Belongs elsewhere: what is computed from them (pipeline/curation/latent_statistics.py, pipeline/curation/near_duplicates.py).
-Source: CONTRACTS section 0, "Completion is validity", "Unrecorded files are adopted", "Staleness".
+Spec: docs/spec/conventions.md#completion, docs/spec/conventions.md#adoption, docs/spec/conventions.md#staleness
 """
 
 from collections import defaultdict

@@ -1,4 +1,4 @@
 """Stage-A: one-line summaries by ranks, merged per group.
 
-Source: seed 003; CONTRACTS section 5.
+Spec: docs/spec/stage-a.md#work
 """

@@ -9,8 +9,7 @@ A missing, duplicate, foreign, failed or blank line fails its group and no other
     <mission>/<label folder>/<group folder>/<image>    an image because of which its group has none
 
 Lines are written in worker.py; the rules for the output as a file are in validation/stage_a.py.
-Source: seed 003 "image_{i} alignment and coverage", "per_image merge SHALL mark incomplete groups as failed and continue",
-"per_image intermediate outputs SHALL be deleted by default"; CONTRACTS section 5; section 0, "Refused and failed".
+Spec: docs/spec/conventions.md#refused-and-failed, docs/spec/stage-a.md#failed-groups, docs/spec/stage-a.md#intermediate-files
 """
 
 from array import array

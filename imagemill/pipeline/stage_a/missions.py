@@ -8,7 +8,7 @@ id under both labels is two groups.
 
 Belongs here: the listing, group ids, sampling.
 Belongs elsewhere: who works on which image (ranks.py), what is made of it (stage_a.py).
-Source: seed 003 "Per-image inference and grouped aggregation", "Group sampling"; CONTRACTS section 5.
+Spec: docs/spec/stage-a.md#sampling, docs/spec/stage-a.md#group-records
 """
 
 import os

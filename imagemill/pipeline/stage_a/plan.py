@@ -2,7 +2,7 @@
 
     groups ──sample──▶ plan ──▶ rank r's images, in order; those that ended a process last
 
-Source: seed 003 "Group sampling"; CONTRACTS section 5.
+Spec: docs/spec/stage-a.md#sampling
 """
 
 import os

@@ -8,7 +8,7 @@ Lines are appended as images are finished, so a kill costs at most the current b
 skip that line. The mark identifies the plan that the lines belong to: lines of another plan are never merged.
 
 Which lines are merged is decided in merge.py; how finished summaries are used again, in summaries.py.
-Source: CONTRACTS section 5, "Rank files"; section 0, "One bad item never stops the others".
+Spec: docs/spec/conventions.md#refused-and-failed, docs/spec/stage-a.md#rank-files
 """
 
 import os

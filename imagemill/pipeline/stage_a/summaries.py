@@ -14,7 +14,7 @@ Finished summaries are rows of the ledger, which ranks do not open:
     rank files ──import_summaries──▶ ledger ──▶ .imagemill/stage_a/<mission>/summaries.jsonl ──KnownSummaries──▶ ranks
 
 The file is also the table's second copy: a new ledger takes over its lines. Rank files are in rank_files.py.
-Source: CONTRACTS section 5, "Summaries", "A finished line is reused"; seed 003 "non-empty cleaned summary".
+Spec: docs/spec/stage-a.md#failed-groups, docs/spec/stage-a.md#reuse-of-summaries, docs/spec/stage-a.md#summaries
 """
 
 import json

@@ -6,7 +6,7 @@
 Without the wait, ranks of a second start would replace the files of ranks that are running.
 
 Marks are in rank_files.py; the name of a start is in ranks.py.
-Source: CONTRACTS section 0, "Locks are per asset and partition"; section 5, "Under torchrun".
+Spec: docs/spec/conventions.md#leases, docs/spec/stage-a.md#torchrun
 """
 
 import time

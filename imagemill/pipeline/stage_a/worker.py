@@ -7,7 +7,7 @@ Lines are written batch by batch: a rank that dies loses its current batch. Imag
 flight when a process died come last, one by one. A rank reads finished summaries from files; it never opens the ledger.
 
 The plan is in plan.py, the files in rank_files.py; groups of all ranks' lines, in merge.py.
-Source: seed 003; CONTRACTS section 5; section 0, "One bad item never stops the others".
+Spec: docs/spec/conventions.md#refused-and-failed
 """
 
 import multiprocessing

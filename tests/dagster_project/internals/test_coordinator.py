@@ -70,7 +70,7 @@ def statuses(instance):
 
 
 def test_run_with_a_streamed_asset_is_queued_with_the_defer_tag(instance):
-    """Definitions cannot set it. Source: DAGSTER section 3, "Runs launched in the UI"."""
+    """Definitions cannot set it."""
     _, run = created(instance)
     assert DEFER_TAG not in run.tags
 
@@ -153,7 +153,7 @@ def test_publishing_without_partitions_means_all_buckets(instance):
 
 
 def test_kind_registered_later_is_streamed_too(monkeypatch):
-    """The registry is read when a run is submitted, not on import. Source: DAGSTER section 3; issue 3, toy kind."""
+    """The registry is read when a run is submitted, not on import."""
     monkeypatch.setattr(embedding_specs, "_SPECS", dict(embedding_specs._SPECS))
     before = streamed_assets()
     embedding_specs.register(replace(DINOV3, kind="toy", pass_name="toy", folder="toy", member="toy.npy"))
@@ -163,7 +163,7 @@ def test_kind_registered_later_is_streamed_too(monkeypatch):
 
 
 def test_run_of_the_ui_marks_exactly_the_missing_images_as_failed(instance, monkeypatch):
-    """Source: DAGSTER section 3: "Materialized 1800, Failed 200"; issue 3, backfill by real clicks."""
+    """"""
     monkeypatch.setenv("TOY_MISSING", "k2,k4")
     job, run = created(instance)
     queued = submitted(instance, run)
@@ -178,7 +178,7 @@ def test_run_of_the_ui_marks_exactly_the_missing_images_as_failed(instance, monk
 
 
 def test_run_of_the_ui_names_the_process_that_executes_it(instance):
-    """A sweep finds runs of dead code servers by it. Source: CONTRACTS section 0, "A run left STARTED"."""
+    """A sweep finds runs of dead code servers by it. Spec: docs/spec/conventions.md#runs-of-dead-processes"""
     job, run = created(instance)
     queued = submitted(instance, run)
     assert queued.tags[OWNER_TAG] == ""
@@ -190,7 +190,7 @@ def test_run_of_the_ui_names_the_process_that_executes_it(instance):
 
 @pytest.mark.parametrize(("owner", "status"), [("living", "CANCELING"), ("dead", "CANCELED")])
 def test_run_of_our_command_line_can_be_terminated_in_the_ui(instance, owner, status):
-    """Its watcher reads CANCELING; where nobody is left to read it, it is over. Source: issue 3, "terminated (in seconds)"."""
+    """Its watcher reads CANCELING; where nobody is left to read it, it is over."""
     _, run = created(instance)
     names = {"living": owner_of_run(run.run_id), "dead": owner_of_run(run.run_id).replace("-", "-1", 1)}
     instance.add_run_tags(run.run_id, {OWNER_TAG: names[owner]})

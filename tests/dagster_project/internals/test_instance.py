@@ -17,12 +17,12 @@ from tests.helpers.product import PROJECT
 
 
 def test_history_lives_in_the_data_root(data_root):
-    """Source: CONTRACTS section 6, "The Dagster history of a data root"."""
+    """Spec: docs/spec/conventions.md#dagster-history, docs/spec/conventions.md#command-line"""
     assert home_of(data_root) == data_root.path / ".dagster"
 
 
 def test_history_lives_where_dagster_home_says(data_root, tmp_path, monkeypatch):
-    """Absolute, since Dagster refuses any other. Source: CONTRACTS section 6."""
+    """Absolute, since Dagster refuses any other. Spec: docs/spec/conventions.md#command-line"""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DAGSTER_HOME", "elsewhere")
 
@@ -34,7 +34,7 @@ def test_history_lives_where_dagster_home_says(data_root, tmp_path, monkeypatch)
 
 
 def test_home_without_settings_gets_ours(data_root):
-    """Source: CONTRACTS section 6: batching storage, telemetry and nux off, one run at a time."""
+    """Spec: docs/spec/conventions.md#dagster-history, docs/spec/conventions.md#command-line"""
     home = prepare_home(data_root)
 
     written = yaml.safe_load((home / "dagster.yaml").read_text())
@@ -107,7 +107,7 @@ def test_dagsters_own_processes_open_the_same_history(data_root):
 
 
 def test_data_root_of_an_earlier_release_is_opened(data_root):
-    """Its dagster.yaml names modules, which stay as re-exports. Source: issue 16, part 4."""
+    """Its dagster.yaml names modules, which stay as re-exports."""
     data_root.dagster_home.mkdir(parents=True)
     (data_root.dagster_home / "dagster.yaml").write_text(DAGSTER_YAML)
 

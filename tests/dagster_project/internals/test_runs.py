@@ -42,7 +42,7 @@ def instance(data_root):
 
 
 def test_range_of_images_is_one_visible_run(instance):
-    """Location, selection and range are in the history, as the UI needs them. Source: DAGSTER section 9."""
+    """Location, selection and range are in the history, as the UI needs them."""
     outcome = run(instance, "dinov3_npy", partition_range=FEW, deferred=True, tags={"who": "me"})
 
     (seen,) = instance.get_runs()
@@ -61,7 +61,7 @@ def test_range_of_images_is_one_visible_run(instance):
 
 
 def test_one_run_makes_the_records_and_a_range_of_buckets(instance):
-    """Untagged, so Dagster reports both; metadata belongs to its bucket. Source: DAGSTER section 8."""
+    """Untagged, so Dagster reports both; metadata belongs to its bucket."""
     outcome = run(instance, "totals", "shards", partition_range=("square", "tall"))
 
     records = instance.fetch_materializations(dg.AssetKey("shards"), limit=9).records
@@ -75,7 +75,7 @@ def test_one_run_makes_the_records_and_a_range_of_buckets(instance):
 
 
 def test_checks_of_the_selected_assets_are_part_of_the_run(instance, monkeypatch):
-    """Each with its verdict; those of other assets stay out. Source: issue 3, asset checks."""
+    """Each with its verdict; those of other assets stay out."""
     monkeypatch.setenv("TOY_MISSING", KEYS[1])
     outcome = run(instance, "dinov3_npy", "totals", partition_range=FEW, deferred=True)
 
@@ -87,7 +87,7 @@ def test_checks_of_the_selected_assets_are_part_of_the_run(instance, monkeypatch
 
 
 def test_check_that_warns_passes_and_is_named(instance, monkeypatch):
-    """A refused input is no failure of the run. Source: CONTRACTS section 0, "Refused and failed inputs"."""
+    """A refused input is no failure of the run. Spec: docs/spec/conventions.md#refused-and-failed"""
     monkeypatch.setenv("TOY_MISSING", KEYS[1])
     monkeypatch.setenv("TOY_SEVERITY", "WARN")
     outcome = run(instance, "dinov3_npy", partition_range=FEW, deferred=True)
@@ -106,7 +106,7 @@ def test_job_of_the_definitions_runs_as_a_whole(instance):
 
 
 def test_console_stays_free_for_our_own_progress(instance, capfd, monkeypatch):
-    """Neither Dagster's lines nor its traceback of a failing step. Source: CONTRACTS section 0, "No traceback"."""
+    """Neither Dagster's lines nor its traceback of a failing step. Spec: docs/spec/conventions.md#messages"""
     run(instance, "dinov3_npy", partition_range=FEW, deferred=True)
     monkeypatch.setenv("TOY_BREAK", "ours")
     run(instance, "dinov3_npy", partition_range=FEW, deferred=True)
@@ -118,7 +118,10 @@ def test_console_stays_free_for_our_own_progress(instance, capfd, monkeypatch):
 
 
 def test_our_error_is_told_in_its_own_words(instance, monkeypatch):
-    """What, where, why, do, without Dagster's frames; other steps are done. Source: CONTRACTS section 0."""
+    """What, where, why, do, without Dagster's frames; other steps are done.
+
+    Spec: docs/spec/conventions.md#completion-and-identity
+    """
     monkeypatch.setenv("TOY_BREAK", "ours")
     outcome = run(instance, "dinov3_npy", "plain", partition_range=FEW)
 
@@ -143,7 +146,7 @@ def test_foreign_error_keeps_its_frames(instance, monkeypatch):
     "said", ["OSError: [Errno 28] No space left on device\n", "sqlite3.OperationalError: database or disk is full\n"]
 )
 def test_full_disk_in_a_step_is_told_with_its_remedy(said):
-    """Dagster leaves nothing of an exception but its text. Source: issue 4, "Disk full"."""
+    """Dagster leaves nothing of an exception but its text. Spec: docs/spec/conventions.md#atomic-names"""
     told = _explained("dinov3_npy", SerializableErrorInfo(said, ["frames"], said.partition(":")[0]))
 
     assert told.text.startswith(said.strip())
@@ -223,7 +226,7 @@ def assert_all_rows_are_told(instance, command_line):
 
 
 def test_run_terminated_in_the_ui_stops_within_seconds_with_its_work_kept(instance, command_line):
-    """The UI can only write CANCELING into the history. Source: DAGSTER section 9; issue 3."""
+    """The UI can only write CANCELING into the history."""
     (live,) = instance.get_runs()
     asked = time.monotonic()
     instance.report_run_canceling(live)
@@ -238,7 +241,7 @@ def test_run_terminated_in_the_ui_stops_within_seconds_with_its_work_kept(instan
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signal_stops_the_run_with_its_work_kept(instance, command_line, number):
-    """130 and 143: which signal it was is known. Source: CONTRACTS section 0, exit codes."""
+    """130 and 143: which signal it was is known. Spec: docs/spec/conventions.md#exit-codes"""
     command_line.process.send_signal(number)
 
     output, _ = command_line.process.communicate(timeout=20)
@@ -250,7 +253,7 @@ def test_signal_stops_the_run_with_its_work_kept(instance, command_line, number)
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signal_that_python_forgets_stops_the_run_too(instance, data_root, tmp_path, number):
-    """It arrives while the collector runs a callback, and no error leaves that. Source: CONTRACTS section 0, exit codes."""
+    """It arrives while the collector runs a callback, and no error leaves that. Spec: docs/spec/conventions.md#exit-codes"""
     process = CommandLine(data_root, tmp_path, TOY_SIGNAL=str(int(number))).process
 
     output, _ = process.communicate(timeout=60)
@@ -261,7 +264,7 @@ def test_signal_that_python_forgets_stops_the_run_too(instance, data_root, tmp_p
 
 
 def test_killed_run_keeps_its_flushed_events_and_is_swept(instance, command_line):
-    """kill -9 loses at most the last batch, and the next command says so. Source: DAGSTER sections 3, 9."""
+    """kill -9 loses at most the last batch, and the next command says so."""
     command_line.process.kill()
     command_line.process.wait()
     (live,) = instance.get_runs()
@@ -280,7 +283,7 @@ def test_killed_run_keeps_its_flushed_events_and_is_swept(instance, command_line
 
 
 def test_next_run_sweeps_what_a_dead_process_left(instance):
-    """Dagster's queue would wait for it for ever. Source: CONTRACTS section 0, "A run left STARTED"."""
+    """Dagster's queue would wait for it for ever. Spec: docs/spec/conventions.md#runs-of-dead-processes"""
     dead = owner_name().partition("-")[0] + "-0123456789ab"
     ids = {}
     for name, owner in {"dead": dead, "living": owner_name(), "elsewhere": "abc-0123456789ab", "unnamed": None}.items():

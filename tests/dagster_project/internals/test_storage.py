@@ -110,7 +110,7 @@ def both_histories(tmp_path_factory):
 
 
 def test_every_table_equals_stock_storages_after_the_same_runs(both_histories):
-    """Rows, their order and their ids are those of stock storage. Source: DAGSTER section 2."""
+    """Rows, their order and their ids are those of stock storage."""
     ours, stock = (_tables(home) for home in both_histories)
 
     assert ours.keys() == stock.keys()
@@ -135,7 +135,7 @@ def test_asset_event_tags_point_at_the_events_they_belong_to(both_histories):
 
 
 def test_batches_are_stored_one_by_one_where_a_private_name_is_gone(tmp_path, monkeypatch):
-    """Another patch release must not lose history. Source: DAGSTER section 2, "fall back to the parent"."""
+    """Another patch release must not lose history."""
     monkeypatch.setattr(storage, "_CAN_BATCH", False)
     monkeypatch.setattr(storage, "DynamicPartitionsTable", None)
     monkeypatch.setattr(BatchSqliteEventLogStorage, "_store_together", lambda *_: pytest.fail("batched"))
@@ -173,7 +173,7 @@ with open_instance(DataRoot.resolve()) as instance:
 def test_writers_in_several_processes_lose_and_mix_nothing(data_root, monkeypatch):
     """Command line, daemon and code servers write one index at once; none of them found a history there.
 
-    Source: DAGSTER section 2; CONTRACTS section 0, "Locks".
+    Spec: docs/spec/conventions.md#leases
     """
     monkeypatch.setenv("IMAGEMILL_DATA_ROOT", str(data_root.path))
     arguments = [sys.executable, "-W", "ignore", "-c", _WRITER]
@@ -221,7 +221,7 @@ def log_and_witness(tmp_path_factory):
     )
 )
 def test_dynamic_partitions_are_those_in_the_database_after_any_change(log_and_witness, changes):
-    """Keys are read once per state of the definition, whoever changes it: never an old list. Source: DAGSTER section 2."""
+    """Keys are read once per state of the definition, whoever changes it: never an old list."""
     log, witness = log_and_witness
     for elsewhere, adding, keys in changes:
         writer = witness if elsewhere else log

@@ -1,4 +1,4 @@
-"""Moments of the latents: whatever the split and the order, those of one pass. Source: issue 4, "Latent statistics"."""
+"""Moments of the latents: whatever the split and the order, those of one pass."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The report of near duplicates, and what shards leave out by it. Source: issue 4, "Near duplicates"."""
+"""The report of near duplicates, and what shards leave out by it."""
 
 import io
 import itertools

@@ -1,4 +1,4 @@
-"""Near vectors are found, and the groups they form. Source: issue 4, "Near duplicates": a library, not a quadratic loop."""
+"""Near vectors are found, and the groups they form."""
 
 import numpy as np
 import pytest
@@ -110,7 +110,7 @@ def test_long_chain_is_one_group():
 
 
 def test_search_runs_beside_torch_and_leaves_its_threads_alone():
-    """Both bring an OpenMP; a clash of the two ends the process. Source: the libraries' own reports of it."""
+    """Both bring an OpenMP; a clash of the two ends the process. Reference: the libraries' own reports of it."""
     import faiss
     import torch
 

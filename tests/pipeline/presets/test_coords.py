@@ -73,7 +73,7 @@ def read(path):
     ],
 )
 def test_boxes_of_the_goldens(box, bins):
-    """Source: CONTRACTS section 3, "Goldens for 128×96"."""
+    """Spec: docs/spec/presets.md#quantisation"""
     got = record(objects=[{"desc": "x", "bbox_2d": box}])
     to_norm(got)
     assert got["objects"][0]["bbox_2d"] == bins
@@ -117,7 +117,7 @@ def test_looked_up_bins_are_the_computed_ones(width, height, box, poly):
     corners=st.tuples(st.integers(0, 299), st.integers(0, 299), st.integers(1, 300), st.integers(1, 300)),
 )
 def test_bins_of_a_box_are_in_order_and_cover_it(width, height, corners):
-    """floor for x1, y1 and ceil for x2, y2, and norm records obey x2 > x1 again. Source: CONTRACTS section 3."""
+    """floor for x1, y1 and ceil for x2, y2, and norm records obey x2 > x1 again. Spec: docs/spec/presets.md#layout"""
     x1, y1 = min(corners[0], width - 2), min(corners[1], height - 2)
     x2, y2 = min(x1 + corners[2], width - 1), min(y1 + corners[3], height - 1)
     got = record(objects=[{"desc": "x", "bbox_2d": [x1, y1, x2, y2]}]) | {"width": width, "height": height}
@@ -129,7 +129,7 @@ def test_bins_of_a_box_are_in_order_and_cover_it(width, height, corners):
 
 
 def test_three_spaces_of_one_record(base, derived):
-    """Pixels byte for byte, ints, tokens; unknown keys, orders and vertices stay. Source: CONTRACTS section 3."""
+    """Pixels byte for byte, ints, tokens; unknown keys, orders and vertices stay. Spec: docs/spec/presets.md#layout"""
     objects = [POLYGON, {"z": 1, **BOX, "score": 1.50, "nested": {"bbox_2d": [1, 2, 3, 4]}}]
     source = line(objects=objects, extra={"ü": [1e3, None, 2**70]})
 
@@ -152,7 +152,7 @@ def test_three_spaces_of_one_record(base, derived):
 
 
 def test_record_with_more_objects_is_dropped_whole(base, derived):
-    """Never truncated. Source: CONTRACTS section 3, "A record with more than N objects is dropped whole"."""
+    """Never truncated. Spec: docs/spec/presets.md#maximum-number-of-objects"""
     lines = [line(n, objects=[BOX] * n) for n in range(5)]
 
     split = made(base, derived, lines, max_objects=2)
@@ -173,14 +173,14 @@ def test_record_with_more_objects_is_dropped_whole(base, derived):
 
 
 def test_base_gets_norm_and_coord_beside_its_own_records(base):
-    """No filter ran: no statistics, no aliases, its JSONL untouched. Source: CONTRACTS section 3, "Layout"."""
+    """No filter ran: no statistics, no aliases, its JSONL untouched. Spec: docs/spec/presets.md#dataset-layout"""
     split = made(base, base, [line(n) for n in range(3)], max_objects=None)
     assert sorted(os.listdir(base.path)) == ["train.coord.jsonl", "train.jsonl", "train.norm.jsonl"]
     assert split.images == {}
 
 
 def test_two_records_may_share_an_image(base, derived):
-    """Source: CONTRACTS section 3, "two records may share one image"."""
+    """Spec: docs/spec/presets.md#declared-sizes"""
     split = made(base, derived, [line(7), line(7)])
     assert (list(split.images), split.counts.kept) == (["images/7.jpg"], 2)
 
@@ -210,7 +210,7 @@ BAD = {
 
 @pytest.mark.parametrize("bad", BAD.values(), ids=BAD.keys())
 def test_bad_line_is_told_by_its_number(base, derived, bad):
-    """Source: CONTRACTS section 3, "Presets are strict"."""
+    """Spec: docs/spec/presets.md#strictness"""
     split = draft(base, derived, [line(0), bad, line(1)])
     assert [problem.split(":")[0] for problem in split.problems] == ["line 2"]
 
@@ -291,7 +291,7 @@ def test_any_line_is_transformed_or_told(raw):
 
 
 def test_unchanged_input_leaves_every_file_untouched(base, derived):
-    """Bytes and mtime. Source: CONTRACTS section 0, "Valid files are never rewritten"."""
+    """Bytes and mtime. Spec: docs/spec/conventions.md#completion"""
     lines = [line(n) for n in range(50)]
     first = made(base, derived, lines)
     before = {path.name: (path.stat().st_mtime_ns, path.stat().st_ino) for path in derived.path.iterdir()}
@@ -304,7 +304,7 @@ def test_unchanged_input_leaves_every_file_untouched(base, derived):
 
 
 def test_damaged_file_alone_is_made_again(base, derived):
-    """Completion is validity, not existence. Source: CONTRACTS section 0."""
+    """Completion is validity, not existence. Spec: docs/spec/conventions.md#completion-and-identity"""
     lines = [line(n) for n in range(50)]
     made(base, derived, lines)
     whole = derived.norm("train").read_bytes()
@@ -325,7 +325,7 @@ def test_interrupted_draft_leaves_nothing(base, derived, error):
 
 
 def test_pixel_records_are_the_last_to_get_their_name(base, derived, monkeypatch):
-    """`<split>.jsonl` says that the split is there. Source: docs of public_data.PresetDir.splits."""
+    """`<split>.jsonl` says that the split is there. Reference: docs of public_data.PresetDir.splits."""
     split = draft(base, derived, [line()])
     order = []
     real = os.replace

@@ -99,7 +99,7 @@ def refused(error, dataset, name=DERIVED, **options):
 
 
 def test_base_gets_norm_and_coord_and_keeps_what_rescale_recorded(dataset, base):
-    """Source: CONTRACTS section 3, "`stage_stats.rescale` survives every later stage"."""
+    """Spec: docs/spec/presets.md#rescale-parameters"""
     before = base.jsonl("train").read_bytes()
 
     result = coord(dataset, BASE)
@@ -124,7 +124,7 @@ def test_base_gets_norm_and_coord_and_keeps_what_rescale_recorded(dataset, base)
 
 
 def test_base_whose_records_changed_is_done_again(dataset, base):
-    """JSONL files are rewritten when raw records change. Source: CONTRACTS section 3."""
+    """JSONL files are rewritten when raw records change. Spec: docs/spec/presets.md#layout"""
     coord(dataset, BASE)
     write_records(base, "train", 5)
     result = coord(dataset, BASE)
@@ -143,7 +143,7 @@ def test_one_split_leaves_the_others_as_they_are(dataset, base):
 
 @pytest.mark.parametrize("name", [BASE, DERIVED])
 def test_run_on_what_is_there_already_touches_nothing(dataset, name):
-    """Bytes and mtime. Source: seed 004, "Materialization is append-only and idempotent"."""
+    """Bytes and mtime. Spec: docs/spec/presets.md#hardlinks"""
     coord(dataset, name)
     before = state(dataset.path)
 
@@ -174,7 +174,7 @@ def test_missing_base_or_split_is_told_with_the_command(dataset, base, name):
 
 
 def test_derived_preset_has_the_kept_records_and_links_to_their_images(dataset, base, derived):
-    """Source: seed 004, acceptance check "Derived preset creation"."""
+    """Spec: docs/spec/presets.md#derived-presets"""
     result = coord(dataset, effective_preset("coord", "x", environment="2"))
 
     kept = [f"images/train/{n}.jpg" for n in (0, 1, 2, 4, 5, 6)] + [f"images/val/{n}.jpg" for n in range(3)]
@@ -195,7 +195,7 @@ def test_derived_preset_has_the_kept_records_and_links_to_their_images(dataset, 
 
 
 def test_derived_manifest_has_rescale_and_the_fingerprint_of_its_base(dataset, base, derived):
-    """Source: CONTRACTS section 3, "copied to derived presets with the base's fingerprint"."""
+    """Spec: docs/spec/presets.md#rescale-parameters"""
     coord(dataset, DERIVED)
     manifest = read_preset_manifest(derived)
     assert manifest
@@ -225,7 +225,7 @@ def test_splits_one_after_the_other_make_what_all_at_once_make(dataset, derived)
 
 
 def test_directory_appears_with_manifest_and_images_in_one_rename(dataset, derived, monkeypatch):
-    """Source: CONTRACTS section 3, "appears together with its manifest, in one rename"."""
+    """Spec: docs/spec/presets.md#rescale-parameters"""
     appeared = []
     real = os.rename
 
@@ -241,7 +241,7 @@ def test_directory_appears_with_manifest_and_images_in_one_rename(dataset, deriv
 
 @pytest.mark.parametrize("split", ["train", "val"])
 def test_changed_base_is_refused_with_the_remedy(dataset, base, derived, split):
-    """Before any write, also where another split is asked for. Source: CONTRACTS section 3."""
+    """Before any write, also where another split is asked for. Spec: docs/spec/presets.md#layout"""
     coord(dataset, DERIVED)
     write_records(base, split, 5)
     message = refused(BaseChanged, dataset, splits=["train"])
@@ -300,7 +300,7 @@ def test_coord_of_the_base_changes_nothing_for_the_derived_preset(dataset):
 
 @pytest.mark.parametrize("manifest", [None, {"stage_stats": {"rescale": RESCALE}}, {"base": {"preset": "y"}}])
 def test_directory_that_was_not_derived_from_this_base_is_refused(dataset, derived, manifest):
-    """An empty one, too. Source: CONTRACTS section 3, "appears together with its manifest"."""
+    """An empty one, too. Spec: docs/spec/presets.md#rescale-parameters"""
     derived.path.mkdir()
     if manifest:
         write_json(derived.manifest, manifest)
@@ -308,7 +308,7 @@ def test_directory_that_was_not_derived_from_this_base_is_refused(dataset, deriv
 
 
 def test_bad_lines_of_all_splits_and_missing_images_are_told_at_once(dataset, base, derived):
-    """Source: CONTRACTS section 3, "any refused line or image fails the run after all are listed"."""
+    """Spec: docs/spec/presets.md#strictness"""
     with base.jsonl("train").open("a") as train, base.jsonl("val").open("a") as val:
         train.write("\n[]\n")
         val.write('{"images": []}\n')
@@ -325,7 +325,7 @@ def test_bad_lines_of_all_splits_and_missing_images_are_told_at_once(dataset, ba
 
 
 def test_foreign_image_in_the_derived_preset_is_refused_and_stays(dataset, derived):
-    """Nothing in a derived images/ is ever removed or replaced. Source: CONTRACTS section 3."""
+    """Nothing in a derived images/ is ever removed or replaced. Spec: docs/spec/presets.md#layout"""
     coord(dataset, DERIVED)
     path = derived.images / "train" / "1.jpg"
     path.unlink()
@@ -357,7 +357,7 @@ def test_full_disk_is_told_and_the_next_run_finishes(dataset, derived, monkeypat
 
 
 def test_link_that_becomes_impossible_meanwhile_publishes_nothing(dataset, base, derived, monkeypatch):
-    """No published record names an image that is not linked. Source: CONTRACTS section 3."""
+    """No published record names an image that is not linked. Spec: docs/spec/presets.md#layout"""
     real = derive.link_tree
 
     def late(plan):
@@ -449,7 +449,10 @@ def kill_and_rerun(dataset, undisturbed, seed):
 
 @pytest.mark.parametrize("seed", [0, 1, 2, 3])
 def test_killed_run_is_completed_by_the_next_one(dataset, undisturbed, seed):
-    """kill -9 at a random moment: the next run's result is a clean run's. Source: CONTRACTS section 0."""
+    """kill -9 at a random moment: the next run's result is a clean run's.
+
+    Spec: docs/spec/conventions.md#completion-and-identity
+    """
     kill_and_rerun(dataset, undisturbed, seed)
 
 

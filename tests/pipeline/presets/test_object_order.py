@@ -1,6 +1,6 @@
 """The order of objects: by rescale, by coord, and in presets of the original system.
 
-Source: CONTRACTS section 3, "object_order".
+Spec: docs/spec/presets.md#object-order
 """
 
 import json

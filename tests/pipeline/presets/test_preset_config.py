@@ -1,4 +1,4 @@
-"""`presets.yaml`. Source: CONTRACTS section 3, last paragraph; issue 6, "Presets are configuration"."""
+"""`presets.yaml`. Spec: docs/spec/presets.md#presets-file"""
 
 import pytest
 from hypothesis import HealthCheck, given, settings

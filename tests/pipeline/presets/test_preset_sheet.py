@@ -1,4 +1,4 @@
-"""Boxes as people see them. Source: issue 6, "A page that shows people their boxes"."""
+"""Boxes as people see them."""
 
 import numpy as np
 from PIL import Image

@@ -1,4 +1,4 @@
-"""Where a dataset's own files are. Source: CONTRACTS section 3, last paragraph."""
+"""Where a dataset's own files are. Spec: docs/spec/presets.md#presets-file"""
 
 from pathlib import Path
 

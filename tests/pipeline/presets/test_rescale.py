@@ -1,4 +1,4 @@
-"""From raw to a rescaled preset. Source: seed 004, "Invariants"; CONTRACTS section 3."""
+"""From raw to a rescaled preset. Spec: docs/spec/presets.md#rescale-parameters"""
 
 import io
 import json
@@ -220,7 +220,7 @@ def test_records_are_rewritten_when_raw_records_change(dataset):
 
 
 def test_lost_index_is_rebuilt_by_adopting_what_is_whole(dataset):
-    """A valid file nobody knows is kept byte for byte. Source: CONTRACTS section 0, "Unrecorded files are adopted"."""
+    """A valid file nobody knows is kept byte for byte. Spec: docs/spec/conventions.md#adoption"""
     rescale(dataset)
     before = snapshot(preset_of(dataset).images)
     (preset_of(dataset).path / INDEX).write_bytes(b'{"image": "images/0.jpg", "ra')
@@ -246,7 +246,7 @@ def plan_of(dataset):
 
 
 def test_raw_image_that_is_gone_makes_nothing_stale(dataset):
-    """Source: CONTRACTS section 0, "A vanished source"."""
+    """Spec: docs/spec/conventions.md#missing-sources"""
     rescale(dataset)
     (dataset.raw_images / "0.jpg").unlink()
 
@@ -748,7 +748,7 @@ def test_raw_records_that_change_during_the_run_are_told(dataset):
 
 
 def test_real_coco_becomes_a_valid_preset(coco128, tmp_path):
-    """raw → rescale_32_768 of issue 6, with the library that presets are made with by default."""
+    """raw → rescale_32_768, with the library that presets are made with by default."""
     dataset = Dataset(tmp_path / "coco")
     convert(dataset, "coco", coco128 / "instances_train2017.json", coco128 / "images", geometry="polygons")
 

@@ -1,4 +1,7 @@
-"""One image of a preset. Source: CONTRACTS section 3; seed 004, "create-missing only"."""
+"""One image of a preset.
+
+Spec: docs/spec/presets.md#preset-images, docs/spec/presets.md#exif-orientation
+"""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""New tars and tombstones over a set that stays. Source: CONTRACTS section 2, last point."""
+"""New tars and tombstones over a set that stays. Spec: docs/spec/shards.md#appending"""
 
 import json
 
@@ -210,7 +210,10 @@ def test_withdrawn_sample_stays_out_of_every_later_set(root):
 
 
 def test_withdrawing_says_no_other_model_of_tars_that_stay(root):
-    """The manifest tells which model made what is in the tars, not which one makes files now. Source: CONTRACTS section 0."""
+    """The manifest tells which model made what is in the tars, not which one makes files now.
+
+    Spec: docs/spec/conventions.md#completion-and-identity
+    """
     folder = bucket_folder(root.shards, BUCKET)
     kinds = [spec.kind for spec in embedding_specs()]
     preview = {kind: ModelIdentity(kind=kind, model="preview", preview=True, facts={"weights": "1"}) for kind in kinds}

@@ -1,4 +1,4 @@
-"""From a request to a plan, and dry runs. Source: seed 001, "Support dry-run mode"; CONTRACTS section 2."""
+"""From a request to a plan, and dry runs. Spec: docs/spec/shards.md#dry-run"""
 
 import pytest
 
@@ -149,7 +149,7 @@ def test_dry_run_tells_every_conflict(root):
 
 @pytest.mark.parametrize("existing", ["update", "repack", "append"])
 def test_dry_run_counts_nothing_for_a_set_that_stays(root, existing):
-    """Seed 001: the counters are those of the real run."""
+    """The counters are those of the real run."""
     pack(root)
 
     counts = rehearse(root, Config(shard_size=3), packing(root, existing)).counts

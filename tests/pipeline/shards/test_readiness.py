@@ -1,4 +1,4 @@
-"""Which records may be packed. Source: seed 001, "Load Stage 2 metadata and validate readiness"; CONTRACTS section 2."""
+"""Which records may be packed. Spec: docs/spec/shards.md#readiness"""
 
 import errno
 import json
@@ -63,7 +63,7 @@ def rewrite(root, change):
     write_text(root.stage2_jsonl, *(json.dumps(change(record)) for record in records))
 
 
-# ---- the scenarios of the seed
+# ---- the scenarios of the specification
 
 
 def test_complete_sample_is_identified_as_ready(data_root):
@@ -98,7 +98,7 @@ def test_large_dataset_is_matched_alike(data_root, monkeypatch):
 
 
 def test_json_member_is_the_whole_record_with_sorted_keys(data_root):
-    """UTF-8, one newline. Source: CONTRACTS section 2, "Members"."""
+    """UTF-8, one newline. Spec: docs/spec/shards.md#members"""
     foreign(data_root, record_of("a", caption="Ein Bäumchen", note={"z": 1, "b": 2}))
 
     (sample,) = look(data_root).ready
@@ -223,7 +223,7 @@ def test_last_of_several_records_is_packed_once(data_root):
 
 
 def test_records_without_an_id_each_have_their_own_row(data_root):
-    """Each input that does not reach the output has one row. Source: CONTRACTS section 0."""
+    """Each input that does not reach the output has one row. Spec: docs/spec/conventions.md#completion-and-identity"""
     foreign(data_root, record_of("a"))
     good = data_root.stage2_jsonl.read_bytes().strip()
     write_text(data_root.stage2_jsonl, '{"caption": "x"}', good, '{"image_id": 7}', '{"image_id": ""}')
@@ -300,7 +300,7 @@ def test_file_that_is_not_what_its_contract_says_is_not_packed(data_root, spoil,
 
 
 def test_layout_that_another_program_wrote_is_packed_and_adopted(data_root):
-    """Any Stage 2 layout of the seed's form is packed, without ledger, images or version field."""
+    """Any Stage 2 layout of the specified form is packed, without ledger, images or version field."""
     foreign(data_root, record_of("a"), record_of("b"))
     rewrite(data_root, lambda record: {k: v for k, v in record.items() if k != "format_version"})
 
@@ -370,7 +370,7 @@ def test_hidden_states_of_an_edited_caption_are_stale(data_root):
 
 
 def test_vanished_image_stays_ready(data_root):
-    """A vanished source makes nothing stale. Source: CONTRACTS section 0."""
+    """A vanished source makes nothing stale. Spec: docs/spec/conventions.md#completion-and-identity"""
     stage2(data_root, "a")
     (data_root.approved / "a.png").unlink()
     (data_root.approved / "a.txt").unlink()
@@ -445,7 +445,7 @@ def test_file_replaced_while_records_are_read_is_taken_as_it_is_now(data_root, m
 
 
 def test_progress_during_scan(data_root, capsys):
-    """A line every so many ready records. Source: seed 001, "Progress during scan"."""
+    """A line every so many ready records. Spec: docs/spec/shards.md#progress"""
     foreign(data_root, *(record_of(f"r{n}") for n in range(7)))
     (data_root.derived / VAE.folder / "r2.npy").unlink()
 
@@ -642,7 +642,7 @@ def test_image_without_a_file_of_every_kind_has_no_file_read(data_root, monkeypa
 
 
 def test_image_that_another_one_stands_for_is_skipped_where_asked(data_root):
-    """Counted like every other record that is not packed. Source: issue 4, "excludes from shards only when asked"."""
+    """Counted like every other record that is not packed."""
     stage2(data_root, "a", "b")
     stage2(data_root, "tall", size=(24, 36))
     with Ledger(data_root.ledger) as ledger:
@@ -677,7 +677,7 @@ def test_stage_1_record_waits_for_its_migration(data_root, inline):
 
 @pytest.mark.parametrize("allowed", [False, True])
 def test_caption_of_a_preview_model_is_packed_only_where_that_is_allowed(data_root, allowed):
-    """Source: CONTRACTS section 2, "Samples with preview captions need `--allow-preview`"."""
+    """Spec: docs/spec/shards.md#preview-captions"""
     stage2(data_root, "a", "b")
     with Ledger(data_root.ledger) as ledger:
         rows = {row.image_id: row for row in ledger.captions().values()}

@@ -70,7 +70,7 @@ def rows(text, first):
 
 
 def test_front_matter_names_every_bucket_and_all_together(tmp_path):
-    """`load_dataset(folder)` takes the default, `load_dataset(folder, bucket)` one. Source: hub, "Manual configuration"."""
+    """`load_dataset(folder)` takes the default, `load_dataset(folder, bucket)` one. Reference: hub, "Manual configuration"."""
     bucket_set(tmp_path)
     bucket_set(tmp_path, TALL)
 

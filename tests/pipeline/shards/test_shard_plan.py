@@ -1,4 +1,4 @@
-"""Samples into tars, bucket by bucket, a whole set at a time. Source: seed 001; CONTRACTS section 2."""
+"""Samples into tars, bucket by bucket, a whole set at a time. Spec: docs/spec/shards.md#updating-a-set"""
 
 import io
 import json
@@ -67,7 +67,7 @@ def order(shard_set):
     return [image_id for shards_ in plans(shard_set).values() for shard in shards_ for image_id in shard]
 
 
-# ---- planning: the scenarios of the seed
+# ---- planning: the scenarios of the specification
 
 
 def test_samples_are_grouped_by_bucket():
@@ -129,7 +129,7 @@ def test_seed_ensures_reproducibility():
 
 
 def test_buckets_are_chosen_before_the_shuffle():
-    """JSONL order, chosen buckets, shuffle, limit, group. Source: CONTRACTS section 2, "Order"."""
+    """JSONL order, chosen buckets, shuffle, limit, group. Spec: docs/spec/shards.md#order"""
     mixed = [s for pair in zip(samples(50), samples(50, TALL, "t"), strict=True) for s in pair]
 
     both, alone = plan(mixed, [SQUARE], shuffle=True, limit=10), plan(samples(50), [SQUARE], shuffle=True, limit=10)
@@ -189,7 +189,7 @@ def test_digest_is_of_the_samples_whatever_their_order_and_cut():
 
 @pytest.mark.parametrize("parameters", [{"shuffle": True, "seed": 5}, {"shard_size": 1}, {"limit": 2}])
 def test_bringing_up_to_date_keeps_the_parameters_of_a_set(root, parameters):
-    """A run republishes buckets whose samples changed; it does not undo a shuffle. Source: CONTRACTS section 2."""
+    """A run republishes buckets whose samples changed; it does not undo a shuffle. Spec: docs/spec/shards.md#updating-a-set"""
     pack(root, **parameters)
     before = snapshot(root.shards)
     chosen = list(BUCKETS)
@@ -287,7 +287,7 @@ def test_bucket_directory_is_created(root):
 
 
 def test_tar_entry_contains_all_five_files_in_order(root):
-    """Adjacent, json first. Source: seed 001; CONTRACTS section 2, "Members"."""
+    """Adjacent, json first. Spec: docs/spec/shards.md#members"""
     pack(root, SQUARE)
 
     assert list(members(folder_of(root) / "shard-000000.tar")) == [
@@ -371,7 +371,7 @@ def test_results_count_what_was_written(root):
 
 
 def test_equal_samples_give_equal_bytes_whatever_their_times(root, tmp_path):
-    """On any machine. Source: CONTRACTS section 2."""
+    """On any machine. Spec: docs/spec/shards.md#updating-a-set"""
     copy = DataRoot(tmp_path / "elsewhere" / "data")
     shutil.copytree(root.path, copy.path)
     for number, path in enumerate(copy.derived.rglob("*.npy")):
@@ -388,7 +388,7 @@ def test_equal_samples_give_equal_bytes_whatever_their_times(root, tmp_path):
     "image_id", ["a.b", "v1.2.3", "100%", "%2E", "a b", "ü.日本", "ﬀ", "-", "a" * 200, "x.json", "._."]
 )
 def test_odd_id_is_read_back_by_webdataset_with_all_its_members(data_root, image_id):
-    """A key ends at the first dot, so dots and percent signs are encoded. Source: CONTRACTS section 2."""
+    """A key ends at the first dot, so dots and percent signs are encoded. Spec: docs/spec/shards.md#updating-a-set"""
     foreign(data_root, record_of(image_id, size=(16, 16)), record_of("next", size=(16, 16)))
     pack(data_root, SQUARE)
 
@@ -407,7 +407,7 @@ def test_odd_id_is_read_back_by_webdataset_with_all_its_members(data_root, image
 
 
 def test_existing_shard_blocks_write(root):
-    """FileExistsError, and not a byte is written in any bucket. Source: seed 001, "Prevent accidental overwrite"."""
+    """FileExistsError, and not a byte is written in any bucket. Spec: docs/spec/shards.md#existing-shards"""
     pack(root, TALL)
     before = mtimes(root.shards)
 
@@ -502,7 +502,7 @@ NONSENSE = {
 @pytest.mark.parametrize("nonsense", NONSENSE.values(), ids=NONSENSE)
 @pytest.mark.parametrize("existing", ["update", "append", "repack"])
 def test_manifest_that_says_nonsense_is_not_ours(root, nonsense, existing):
-    """The set is refused with the remedy, and replaced where asked; nothing crashes. Source: CONTRACTS section 2."""
+    """The set is refused with the remedy, and replaced where asked; nothing crashes. Spec: docs/spec/shards.md#updating-a-set"""
     pack(root, SQUARE)
     path = folder_of(root) / "manifest.json"
     write_json(path, read_json(path) | dict([nonsense]))
@@ -666,7 +666,7 @@ MOMENTS = {
 
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_killed_writer_leaves_a_whole_set_and_the_next_run_sweeps(root, moment):
-    """kill -9: the complete old set or the complete new one. Source: CONTRACTS section 2, `--overwrite`."""
+    """kill -9: the complete old set or the complete new one. Spec: docs/spec/shards.md#replacement"""
     pack(root, existing="update", shard_size=3)
     old = contents(folder_of(root))
 
@@ -706,7 +706,10 @@ def test_bucket_plan_counts_its_samples():
 
 
 def test_unknown_makers_are_counted(data_root):
-    """`unknown` may stand beside one known model, counted in the manifest. Source: CONTRACTS section 0."""
+    """`unknown` may stand beside one known model, counted in the manifest.
+
+    Spec: docs/spec/conventions.md#completion-and-identity
+    """
     stage2(data_root, "a", "b", size=(16, 16))
     path = data_root.derived / "dinov3" / "a.npy"
     np.save(path, np.zeros(1024, np.float32))

@@ -1,4 +1,4 @@
-"""Captions by a model for images that have none. Source: CONTRACTS section 1, row "captions"; section 0, "Staleness"."""
+"""Captions by a model for images that have none. Spec: docs/spec/conventions.md#staleness, docs/spec/stage2.md#caption-sources"""
 
 import json
 import os
@@ -101,7 +101,7 @@ def test_caption_of_a_replaced_image_is_made_anew_and_of_a_touched_one_is_kept(d
 
 
 def test_caption_of_a_replaced_image_does_not_count_where_nobody_makes_another(data_root, ledger):
-    """Source: CONTRACTS section 0, "A replaced image … makes exactly the artefacts that depend on it stale"."""
+    """Spec: docs/spec/conventions.md#staleness"""
     photos(data_root, "a", "b", "mine", captions=False)
     run(data_root, ledger, Model("one", "two", "three"))
     (data_root.approved / "mine.txt").write_text("as I see it")
@@ -226,7 +226,7 @@ def problems(ledger):
 
 
 def test_model_that_fails_every_image_stops_captioning_and_each_image_that_waits_is_named(data_root, ledger):
-    """Three tries: the first image alone may be one that no model takes. Source: CONTRACTS section 0, "One bad item"."""
+    """Three tries: the first image alone may be one that no model takes. Spec: docs/spec/conventions.md#refused-and-failed"""
     photos(data_root, *"abcde", captions=False)
     model = Model(fails=lambda images: RuntimeError("no kernel image"))
 
@@ -316,7 +316,7 @@ def test_problems_of_images_that_no_longer_wait_are_forgotten(data_root, ledger)
 
 @pytest.mark.parametrize("preview", [True, False])
 def test_without_its_ledger_no_caption_counts_as_real_where_a_preview_model_worked(data_root, preview):
-    """A record does not say where its caption came from. Source: CONTRACTS section 0, "can never be mistaken for real ones"."""
+    """A record does not say where its caption came from. Spec: docs/spec/stage2.md#preview-models"""
     photos(data_root, "a", captions=False)
     write_text(data_root.stage2_jsonl, json.dumps(record_of("a")))
     record_identity_of(data_root, ModelIdentity(kind=CAPTIONER, model="m", preview=preview, facts={}))

@@ -1,4 +1,7 @@
-"""The stream from images to npy files: batches, isolation of what fails, adoption, publication, interrupts."""
+"""The stream from images to npy files: batches, isolation of what fails, adoption, publication, interrupts.
+
+Spec: docs/spec/stage2.md#determinism, docs/spec/stage2.md#folders-and-files
+"""
 
 import contextlib
 import errno
@@ -123,7 +126,7 @@ def ledger(data_root):
 
 
 def test_first_batch_is_a_single_image_and_the_others_are_full(data_root):
-    """A model that cannot run here fails early. Source: CONTRACTS section 1, "first image"."""
+    """A model that cannot run here fails early. Spec: docs/spec/stage2.md#first-image"""
     photos(data_root, *map(str, range(10)))
     encoder = recording()
 
@@ -134,7 +137,7 @@ def test_first_batch_is_a_single_image_and_the_others_are_full(data_root):
 
 
 def test_rows_of_a_long_call_arrive_before_the_next_call_begins(data_root, monkeypatch):
-    """Progress follows every model call. Source: issue 15, item 4."""
+    """Progress follows every model call."""
     monkeypatch.setattr(embed_module, "_LONG_CALL", 0.0)
     monkeypatch.setattr(embed_module, "_PATIENCE", 1e6)
     photos(data_root, *map(str, range(5)))
@@ -299,7 +302,7 @@ def value_of_image(root, image_id):
 
 
 def test_batch_that_raises_is_halved_until_the_culprit_is_alone(data_root):
-    """One bad item never stops the others. Source: CONTRACTS section 0, "Refused and failed"."""
+    """One bad item never stops the others. Spec: docs/spec/conventions.md#refused-and-failed"""
     photos(data_root, *"abcdefghi")
     encoder = recording(failing_for(data_root, "e"))
 
@@ -323,7 +326,7 @@ def test_failed_image_is_tried_again_and_its_problem_goes(data_root):
 
 @pytest.mark.parametrize("error", [RuntimeError("no kernel image"), NonFiniteEmbedding("NaN", do="use float32")])
 def test_model_that_never_works_is_named_with_its_device(data_root, error):
-    """It fails in seconds instead of failing every image. Source: CONTRACTS section 1, "first image"."""
+    """It fails in seconds instead of failing every image. Spec: docs/spec/stage2.md#first-image"""
 
     def encode(batch, arrays):
         raise error
@@ -353,7 +356,7 @@ def test_first_image_that_fails_alone_does_not_condemn_the_model(data_root):
 
 
 def test_images_the_model_cannot_take_stop_the_others_for_one_run_at_most(data_root):
-    """They come last in the next run, and say nothing of the model there. Source: CONTRACTS section 0, "One bad item"."""
+    """They come last in the next run, and say nothing of the model there. Spec: docs/spec/conventions.md#refused-and-failed"""
     photos(data_root, *"abcdef")
     encoder = recording(failing_for(data_root, *"abcd"))
     with pytest.raises(ModelUnusable):
@@ -387,7 +390,10 @@ def test_model_that_cannot_be_loaded_is_named_and_not_tried_for_every_image(data
 
 
 def test_full_disk_ends_the_pass_with_what_was_finished(data_root, monkeypatch):
-    """No file more would fit: the model is not called for every other image in vain. Source: issue 4, "Disk full"."""
+    """No file more would fit: the model is not called for every other image in vain.
+
+    Spec: docs/spec/conventions.md#atomic-names
+    """
     photos(data_root, *(f"i{n:03d}" for n in range(200)))
     stage, staged = NpyStore.stage, []
 
@@ -414,7 +420,7 @@ class Pressed(BaseException):
 
 @pytest.mark.parametrize("moment", ["consumer", "publishing"])
 def test_interrupt_outside_the_stream_still_publishes_what_the_stream_has_finished(data_root, monkeypatch, moment):
-    """Wherever the main thread is when Ctrl-C comes. Source: issue 4, "Signals" (keep all finished work)."""
+    """Wherever the main thread is when Ctrl-C comes."""
     photos(data_root, *(f"i{n:03d}" for n in range(40)))
     spec = with_encoder(DINOV3, StubEncoder)
     monkeypatch.setattr("imagemill.pipeline.stage2.publish.PUBLISH_ROWS", 1)
@@ -546,7 +552,7 @@ def test_file_that_the_disk_does_not_take_never_gets_its_name(data_root, monkeyp
 
 
 def test_files_are_durable_before_the_ledger_and_their_names_know_them(data_root, monkeypatch):
-    """Else a power cut leaves a row that vouches for a file of zeros. Source: CONTRACTS section 0."""
+    """Else a power cut leaves a row that vouches for a file of zeros. Spec: docs/spec/conventions.md#completion-and-identity"""
     photos(data_root, *"abc")
     order, replace = [], os.replace
 
@@ -605,7 +611,7 @@ def test_image_that_an_encoder_refuses_is_refused_with_its_reason(data_root):
 
 
 def test_other_model_than_the_recorded_one_is_refused_before_any_call(data_root):
-    """One directory never mixes two models. Source: CONTRACTS section 0, "Provenance"."""
+    """One directory never mixes two models. Spec: docs/spec/conventions.md#provenance"""
     photos(data_root, "a")
     embed(data_root, DINOV3, model="org/one")
     photos(data_root, "b")
@@ -685,7 +691,7 @@ def adopted_root(root):
 
 @pytest.mark.parametrize("spec", embedding_specs(), ids=lambda spec: spec.kind)
 def test_valid_file_that_the_ledger_does_not_know_is_adopted_byte_for_byte(data_root, spec):
-    """Kept, its source fingerprinted now, its maker `unknown`. Source: CONTRACTS section 0, "Unrecorded files"."""
+    """Kept, its source fingerprinted now, its maker `unknown`. Spec: docs/spec/conventions.md#adoption"""
     adopted_root(data_root)
     before = snapshot(data_root.derived / spec.folder)
 
@@ -755,7 +761,7 @@ def not_finite(path):
     ids=lambda value: value if isinstance(value, str) else value.__name__,
 )  # fmt: skip
 def test_file_that_is_not_what_its_contract_says_is_replaced_and_reported(data_root, spoil, reason):
-    """Completion is validity, not existence. Source: CONTRACTS section 0; section 7, first row."""
+    """Completion is validity, not existence. Spec: docs/spec/conventions.md#completion-and-identity"""
     photos(data_root, "a", "b")
     embed(data_root, VAE)
     store = NpyStore(data_root.derived / VAE.folder, VAE)
@@ -772,7 +778,7 @@ def test_file_that_is_not_what_its_contract_says_is_replaced_and_reported(data_r
 
 
 def test_file_of_a_replaced_image_is_made_anew_and_the_others_stay(data_root):
-    """A replaced image makes exactly what depends on it stale. Source: CONTRACTS section 0, "Staleness"."""
+    """A replaced image makes exactly what depends on it stale. Spec: docs/spec/conventions.md#staleness"""
     photos(data_root, "a", "b")
     embed(data_root)
     folder = data_root.derived / DINOV3.folder
@@ -874,7 +880,11 @@ def test_row_vouches_for_exactly_the_file_on_disk(data_root):
 
 
 def test_ledger_knows_a_file_before_it_has_its_name(data_root, monkeypatch):
-    """Killed between the two, no file is left whose maker nobody knows. Source: ledger.py; CONTRACTS section 0."""
+    """Killed between the two, no file is left whose maker nobody knows.
+
+    Reference: ledger.py.
+    Spec: docs/spec/conventions.md#completion-and-identity
+    """
     photos(data_root, *"abc")
     replace, vouched = os.replace, []
 
@@ -899,7 +909,7 @@ def test_ledger_knows_a_file_before_it_has_its_name(data_root, monkeypatch):
 
 
 def test_interrupt_of_the_model_publishes_what_is_finished(data_root):
-    """All work up to the interruption is preserved. Source: seed 000, "Graceful shutdown"."""
+    """All work up to the interruption is preserved. Spec: docs/spec/stage2.md#merge"""
     calls = []
 
     def encode(batch, arrays):
@@ -993,7 +1003,7 @@ def test_counters_add_up_outcomes_calls_and_replacements():
 
 
 def test_t5_records_the_mask_it_used(data_root):
-    """The mask in the JSONL is the one used for the hidden state. Source: CONTRACTS section 1, "T5"."""
+    """The mask in the JSONL is the one used for the hidden state. Spec: docs/spec/stage2.md#t5"""
     photos(data_root, "a")
 
     embed(data_root, T5)
@@ -1018,7 +1028,7 @@ def test_closed_worker_gives_its_model_back(data_root):
 
 
 def test_vector_of_an_image_that_is_gone_has_no_source(data_root):
-    """A caption is never recorded as the source of a file made from pixels. Source: CONTRACTS section 0, "Staleness"."""
+    """A caption is never recorded as the source of a file made from pixels. Spec: docs/spec/conventions.md#staleness"""
     path = data_root.stage2_jsonl
     path.parent.mkdir(parents=True)
     line = json.dumps({"image_path": "data/approved/a.jpg", "dinov3_embedding": [0.5] * 1024, "caption": "A."}).encode()

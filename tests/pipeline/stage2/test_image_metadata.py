@@ -1,4 +1,7 @@
-"""What a record needs besides embeddings, whichever passes ran. Source: CONTRACTS section 1, "record", "captions", "passes"."""
+"""What a record needs besides embeddings, whichever passes ran.
+
+Spec: docs/spec/stage2.md#caption-sources, docs/spec/stage2.md#record-fields, docs/spec/stage2.md#pass-names
+"""
 
 import errno
 import json
@@ -187,7 +190,7 @@ def test_sidecar_goes_before_the_record_whenever_it_appears(data_root, ledger):
 
 
 def test_last_of_several_records_gives_the_caption(data_root, ledger):
-    """Of duplicates the last wins. Source: CONTRACTS section 1, "migration"."""
+    """Of duplicates the last wins. Spec: docs/spec/migration.md#forward"""
     photos(data_root, "a", captions=False)
     write_text(data_root.stage2_jsonl, *(json.dumps(record_of("a", caption=text)) for text in ("first", "last")))
 
@@ -363,7 +366,7 @@ def test_tokenizer_is_loaded_only_for_captions_without_a_mask(data_root, ledger)
 
 
 def test_order_of_passes_never_shows_in_what_is_known(data_root, ledger, tmp_path):
-    """Any order of passes gives the same result as `all`. Source: CONTRACTS section 1, "passes"."""
+    """Any order of passes gives the same result as `all`. Spec: docs/spec/stage2.md#pass-names"""
     photos(data_root, "a", "b")
     embed(data_root)
     by_all = ledger.sources(), ledger.captions()

@@ -1,5 +1,8 @@
-"""Ledger and JSONL brought together; nothing is dropped. Source: seed 000, "Atomic JSONL updates"; CONTRACTS section 0 "JSONL
-input", section 1 "merge", "record", "migration"."""
+"""Ledger and JSONL brought together; nothing is dropped.
+
+Spec: docs/spec/conventions.md#jsonl-input, docs/spec/stage2.md#record-fields, docs/spec/stage2.md#merge,
+docs/spec/migration.md#forward, docs/spec/conventions.md#image-paths
+"""
 
 import json
 from types import SimpleNamespace
@@ -390,7 +393,7 @@ def test_line_we_write_reads_back_as_the_same_record(record):
 
 
 def test_records_an_interrupted_writer_left_are_merged_and_a_torn_tail_loses_its_last_line(root):
-    """A torn `.tmp` tail loses only its last line. Source: CONTRACTS section 1, "merge"."""
+    """A torn `.tmp` tail loses only its last line. Spec: docs/spec/stage2.md#merge"""
     write_text(root.stage2_jsonl, '{"image_id":"a","note":1}', '{"image_id":"b"}')
     unfinished(root.stage2_jsonl).write_bytes(b'{"image_id":"a","note":2}\n{"image_id":"c"}\n{"image_id":"d","no')
 

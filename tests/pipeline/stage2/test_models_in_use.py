@@ -1,4 +1,4 @@
-"""pipeline/stage2/models_in_use.py: what made the files, as text. Source: CONTRACTS section 0, "Provenance"."""
+"""pipeline/stage2/models_in_use.py: what made the files, as text. Spec: docs/spec/conventions.md#provenance"""
 
 import pytest
 

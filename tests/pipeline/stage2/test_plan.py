@@ -1,5 +1,7 @@
-"""What a pass has to look at, decided from values alone. Source: CONTRACTS section 0, "Completion is validity", "Refused and
-failed", "Staleness"."""
+"""What a pass has to look at, decided from values alone.
+
+Spec: docs/spec/conventions.md#completion, docs/spec/conventions.md#staleness, docs/spec/conventions.md#refused-and-failed
+"""
 
 from collections.abc import Sequence
 
@@ -140,7 +142,7 @@ def test_image_that_is_not_in_the_folder_is_absent():
 @pytest.mark.parametrize("reason", ["undecodable", "too_small", "too_large"])
 @pytest.mark.parametrize("spec", [DINOV3, VAE, T5])
 def test_image_that_one_asset_could_not_open_is_refused_by_every_kind(spec, reason):
-    """`too_small` refuses the whole image, captions too. Source: CONTRACTS section 1, "VAE latent"."""
+    """`too_small` refuses the whole image, captions too. Spec: docs/spec/stage2.md#vae-latents"""
     planned = plan(spec, captions=[caption()], problems=[refusal(reason)])
 
     assert planned.refused == [refusal(reason)]

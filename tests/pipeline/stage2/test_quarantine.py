@@ -1,4 +1,4 @@
-"""Lines taken out of a JSONL file are kept with their reason. Source: CONTRACTS section 0, "JSONL input of any kind"."""
+"""Lines taken out of a JSONL file are kept with their reason. Spec: docs/spec/conventions.md#jsonl-input"""
 
 from imagemill.formats.jsonl import read_jsonl
 from imagemill.pipeline.stage2.quarantine import MALFORMED, QuarantinedLine, quarantine, quarantined

@@ -1,4 +1,4 @@
-"""The mark on a kind whose files are all being replaced. Source: CONTRACTS section 0, "Provenance"."""
+"""The mark on a kind whose files are all being replaced. Spec: docs/spec/conventions.md#provenance"""
 
 from contextlib import contextmanager
 

@@ -1,4 +1,7 @@
-"""Back to Stage 1. Source: seed 002, "Rollback Strategy"; CONTRACTS section 1, "rollback"."""
+"""Back to Stage 1.
+
+Spec: docs/spec/migration.md#rollback, docs/spec/migration.md#restoring-stage-1, docs/spec/migration.md#backup
+"""
 
 import json
 

@@ -1,4 +1,7 @@
-"""What `approved/` holds, by names alone. Source: CONTRACTS section 1, rows "inputs", "image_id", "captions"."""
+"""What `approved/` holds, by names alone.
+
+Spec: docs/spec/stage2.md#inputs, docs/spec/stage2.md#image-id, docs/spec/stage2.md#caption-sources
+"""
 
 import errno
 import os
@@ -37,7 +40,7 @@ def test_images_are_listed_in_name_order_whatever_the_case_of_their_extension(tm
 
 
 def test_two_files_with_one_stem_are_both_refused(tmp_path):
-    """Neither is processed, both reported. Source: CONTRACTS section 1, "image_id"."""
+    """Neither is processed, both reported. Spec: docs/spec/stage2.md#image-id"""
     touch(tmp_path, "a.jpg", "a.png", "b.jpg")
 
     scan = scan_approved(tmp_path)
@@ -125,7 +128,7 @@ def test_caption_is_one_line_without_runs_of_space(text):
 
 
 def test_sidecar_is_read_once_and_again_when_it_changes(tmp_path):
-    """A sidecar that differs from what was read replaces the caption. Source: CONTRACTS section 1, "captions"."""
+    """A sidecar that differs from what was read replaces the caption. Spec: docs/spec/stage2.md#caption-sources"""
     approved = tmp_path / "approved"
     approved.mkdir()
     touch(approved, "a.jpg")
@@ -167,7 +170,10 @@ def test_sidecar_that_is_not_utf8_is_reported_and_not_used(tmp_path):
     ids=["not UTF-8", "too long", "a folder"],
 )
 def test_unusable_sidecar_is_the_only_row_of_its_image(data_root, content, reason, remedy):
-    """One row per input, with the true reason: the caption is not blank. Source: CONTRACTS section 0."""
+    """One row per input, with the true reason: the caption is not blank.
+
+    Spec: docs/spec/conventions.md#completion-and-identity
+    """
     photos(data_root, "a", captions=False)
     sidecar = data_root.approved / "a.txt"
     if content is None:
@@ -252,7 +258,7 @@ def test_folder_named_like_a_sidecar_without_an_image_is_a_folder(tmp_path):
 
 
 def test_sidecar_with_an_extension_in_upper_case_is_not_called_an_image(tmp_path):
-    """Sidecars are `{image_id}.txt`, by their exact names. Source: CONTRACTS, first table."""
+    """Sidecars are `{image_id}.txt`, by their exact names. Spec: docs/spec/conventions.md#locations"""
     touch(tmp_path, "up.jpg", "UP.TXT", "both.jpg", "both.Txt", "both.txt")
 
     problems = {p.item: (p.reason, p.remedy) for p in scan_approved(tmp_path).problems}
@@ -264,7 +270,7 @@ def test_sidecar_with_an_extension_in_upper_case_is_not_called_an_image(tmp_path
 
 
 def test_sidecar_that_becomes_blank_keeps_its_caption_and_is_reported(tmp_path):
-    """Source: docs/decisions/0021."""
+    """Reference: docs/decisions/0021."""
     approved = tmp_path / "approved"
     approved.mkdir()
     touch(approved, "a.jpg", "b.jpg")

@@ -1,4 +1,4 @@
-"""Vectors of Stage 1 records, out and back bit for bit. Source: seed 002, decision 6; CONTRACTS section 1, "migration"."""
+"""Vectors of Stage 1 records, out and back bit for bit. Spec: docs/spec/migration.md#forward"""
 
 import json
 

@@ -1,4 +1,7 @@
-"""Which files curation looks at: valid and current, as the ledger knows them. Source: CONTRACTS section 0."""
+"""Which files curation looks at: valid and current, as the ledger knows them.
+
+Spec: docs/spec/conventions.md#completion-and-identity
+"""
 
 import os
 
@@ -46,7 +49,7 @@ def test_file_that_the_ledger_vouches_for_is_not_opened(root, monkeypatch):
 
 
 def test_valid_file_that_the_ledger_does_not_know_is_adopted(root):
-    """Kept, its maker recorded as unknown, and not read again. Source: CONTRACTS, "Unrecorded files are adopted"."""
+    """Kept, its maker recorded as unknown, and not read again. Spec: docs/spec/conventions.md#adoption"""
     np.save(npy(root, "a"), np.ones(1024, np.float32))
 
     assert len(look(root).files) == 2
@@ -90,7 +93,7 @@ def test_image_without_a_file_and_file_without_an_image_are_left_out(root):
 
 
 def test_image_that_is_gone_keeps_its_file(root):
-    """A vanished source makes nothing stale. Source: CONTRACTS section 0."""
+    """A vanished source makes nothing stale. Spec: docs/spec/conventions.md#completion-and-identity"""
     (root.approved / "a.png").unlink()
 
     assert len(look(root).files) == 2

@@ -1,4 +1,4 @@
-"""From rank files to groups: strict, group by group. Source: seed 003 "strict validation", "mark incomplete groups as failed"."""
+"""From rank files to groups: strict, group by group. Spec: docs/spec/stage-a.md#failed-groups"""
 
 import random
 from itertools import chain
@@ -61,7 +61,7 @@ def failures(result):
 
 
 def test_record_has_exactly_the_five_fields_aligned(merge):
-    """Source: seed 003, "Output JSONL fields"; "`image_{1..N}` to match the sorted input order exactly"."""
+    """Spec: docs/spec/stage-a.md#group-records"""
     result, groups = merge(reversed(good([A, B])))
 
     assert (result.written, result.failures, result.exit_code) == (2, [], 0)
@@ -151,7 +151,7 @@ def test_same_id_under_both_labels_is_two_groups(merge):
 
 
 def test_previous_output_stays_where_no_group_could_be_written(merge):
-    """Source: CONTRACTS section 5, "1 when none could be written, and the previous output stays"."""
+    """Spec: docs/spec/stage-a.md#exit-codes-of-stage-a"""
     merge(good([A, B]))
     result, groups = merge([])
 
@@ -282,7 +282,7 @@ def test_intermediate_files_are_kept_on_request(bench):
 
 
 def test_intermediate_files_stay_after_a_failed_group(bench):
-    """Source: CONTRACTS section 5, "only after a merge with no failed group"."""
+    """Spec: docs/spec/stage-a.md#intermediate-files"""
     _, merged = bench.run(Recorder({"2.jpg": ""}), world_size=2)
 
     assert merged.exit_code == 1
@@ -315,7 +315,7 @@ def test_rank_that_did_not_end_is_named_and_what_it_finished_is_merged(bench):
 
 
 def test_lines_of_another_plan_are_never_merged(bench):
-    """Source: issue "Stage-A": "a line of another input never leaks into the merge". The image changed, its name did not."""
+    """The image changed, its name did not."""
     bench.infer(bench.plan(world_size=2))
     ticket(bench.input, "pass", "b", "1.jpg")
     plan = bench.plan(world_size=2)

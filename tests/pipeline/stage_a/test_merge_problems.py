@@ -1,4 +1,4 @@
-"""Rows of the ledger for what has no place in the output. Source: CONTRACTS section 0, "Nothing disappears silently"."""
+"""Rows of the ledger for what has no place in the output. Spec: docs/spec/conventions.md#no-silent-loss"""
 
 from pathlib import Path
 

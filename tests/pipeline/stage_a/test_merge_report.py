@@ -1,4 +1,4 @@
-"""Report of a merge. Source: CONTRACTS section 5, "each listed"."""
+"""Report of a merge. Spec: docs/spec/stage-a.md#exit-codes-of-stage-a"""
 
 from pathlib import Path
 

@@ -1,4 +1,7 @@
-"""What lies in a mission's folder. Source: seed 003 "Per-image inference and grouped aggregation"; CONTRACTS section 5."""
+"""What lies in a mission's folder.
+
+Spec: docs/spec/stage-a.md#group-records, docs/spec/stage-a.md#group-id, docs/spec/stage-a.md#missions-and-groups
+"""
 
 import errno
 import os
@@ -137,7 +140,7 @@ def test_folder_that_is_not_named_as_a_label_is_answered_with_the_two_names(miss
 
 @pytest.mark.parametrize("images", [["x/1.jpg", "x/2.jpg"], []])
 def test_group_with_an_image_that_cannot_be_opened_or_named_has_no_record(mission, images):
-    """A record without it would be partial. Source: seed 003 "All discovered images MUST yield a non-empty cleaned summary"."""
+    """A record without it would be partial. Spec: docs/spec/stage-a.md#failed-groups"""
     mission("pass", "whole/1.jpg", *images)
     for name in ("8.jpg", os.fsdecode(b"\xff.jpg")):
         (mission.folder / "审核通过" / "x").mkdir(exist_ok=True)
@@ -166,7 +169,7 @@ def test_group_with_an_image_that_cannot_be_opened_or_named_has_no_record(missio
     ],
 )
 def test_group_at_fault_that_sampling_passes_by_is_no_failure(mission, wanted, failed):
-    """As many as are wanted can be processed. Source: seed 003 "at most P pass groups and at most F fail groups are selected"."""
+    """As many as are wanted can be processed. Spec: docs/spec/stage-a.md#sampling"""
     mission("pass", "a/1.jpg", "deep/er/1.jpg")
     for label, folder in (("pass", "z"), ("fail", "c")):
         touch(mission.folder / LABEL_FOLDERS[label] / folder / "1.jpg")
@@ -263,7 +266,7 @@ POPULATION = [group(f"f{n}", 1, "fail") for n in range(20)] + [group(f"p{n}", 1)
 
 
 def test_sample_is_that_of_the_label_s_own_generator():
-    """Source: CONTRACTS section 5, "Sampling"; default seed 42."""
+    """Spec: docs/spec/stage-a.md#sampling"""
     fails, passes = range(20), range(20, 50)
     expected = sorted(Random(43).sample(fails, 3)) + sorted(Random(42).sample(passes, 5))
 

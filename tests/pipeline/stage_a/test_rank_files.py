@@ -1,4 +1,4 @@
-"""Rank files: names, lines that outlive a kill, marks. Source: CONTRACTS section 5 "Rank files"."""
+"""Rank files: names, lines that outlive a kill, marks. Spec: docs/spec/stage-a.md#rank-files"""
 
 import json
 
@@ -31,7 +31,7 @@ def line(index=1, **fields):
 
 
 def test_line_has_the_agreed_fields():
-    """Source: CONTRACTS section 5: "one line per image (...)"."""
+    """Spec: docs/spec/stage-a.md#rank-files"""
     first = ["group_seq", "group_id", "label", "image_index", "image_name", "ok"]
     failed = RankLine(
         group_seq=0, group_id="g", label="pass", image_index=1, image_name="1.jpg", ok=False, error="e", fingerprint=""

@@ -1,4 +1,4 @@
-"""What a dead rank leaves of its work, and in which order it is taken up. Source: CONTRACTS section 0, "One bad item"."""
+"""What a dead rank leaves of its work, and in which order it is taken up. Spec: docs/spec/conventions.md#refused-and-failed"""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""From answers to summaries. Source: CONTRACTS section 5 "Summaries"; seed 003 "non-empty cleaned summary"."""
+"""From answers to summaries. Spec: docs/spec/stage-a.md#failed-groups, docs/spec/stage-a.md#summaries"""
 
 import json
 import sys

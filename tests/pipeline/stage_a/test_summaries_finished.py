@@ -1,4 +1,4 @@
-"""Finished summaries, kept from run to run. Source: CONTRACTS section 5 "Resume"; section 0 "Completion is validity"."""
+"""Finished summaries, kept from run to run. Spec: docs/spec/conventions.md#completion, docs/spec/stage-a.md#reuse-of-summaries"""
 
 import pytest
 from hypothesis import given
@@ -95,7 +95,7 @@ def test_newest_summary_counts_whichever_file_holds_it(store):
 
 
 def test_lines_of_rank_files_count_where_the_store_has_none(tmp_path, store):
-    """Source: CONTRACTS section 0, "left after `.imagemill/` was lost". Lines of earlier releases have no time."""
+    """Lines of earlier releases have no time. Spec: docs/spec/conventions.md#adoption"""
     output = tmp_path / "output"
     write(store, "rank0.jsonl", row("both", 2))
     write(
@@ -115,7 +115,7 @@ def test_lines_of_rank_files_count_where_the_store_has_none(tmp_path, store):
 
 
 def test_line_of_a_rank_file_contains_the_state_of_the_image(tmp_path, store):
-    """CONTRACTS section 0, "is not read again": the rank that read the file has written its signature into the line."""
+    """The rank that read the file has written its signature into the line."""
     output = tmp_path / "output"
     write(
         output, rank_file(output, "m", 0).name,
@@ -195,7 +195,7 @@ def test_compaction_keeps_the_newest_few_of_each_image(tmp_path_factory, one, ot
 
 
 def test_equal_images_of_one_name_are_each_kept_with_their_state(store):
-    """CONTRACTS section 0, "is not read again": they have one fingerprint, and are two files."""
+    """They have one fingerprint, and are two files."""
     rows = [row("k", at, image=image, stat=STAT, content="content", summary="甲") for at, image in enumerate("ab", 1)]
     write(store, "rank0.jsonl", *rows)
 
@@ -249,7 +249,7 @@ def test_import_that_is_killed_loses_nothing_and_goes_on(store, monkeypatch, mom
 
 
 def test_lost_ledger_and_lost_snapshot_are_made_again_from_each_other(tmp_path, store):
-    """CONTRACTS section 5: "Finished summaries are also kept in `.imagemill/`": each copy is enough."""
+    """ "Finished summaries are also kept in `.imagemill/`": each copy is enough."""
     write(store, "rank0.jsonl", row("k", 2), row("other", 3, image="b"))
     before = imported(store)
 

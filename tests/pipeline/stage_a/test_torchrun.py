@@ -1,4 +1,4 @@
-"""Ranks of one start by torchrun, and those of another. Source: CONTRACTS section 0, "Locks"; section 5, "Under torchrun"."""
+"""Ranks of one start by torchrun, and those of another. Spec: docs/spec/conventions.md#leases, docs/spec/stage-a.md#torchrun"""
 
 from functools import partial
 from types import SimpleNamespace
@@ -86,7 +86,7 @@ def test_rank_stops_where_another_start_has_the_mission(tmp_path):
 
 
 def test_waiting_ends_with_the_last_rank_or_the_time(tmp_path, monkeypatch):
-    """Source: CONTRACTS section 5, "waits a bounded time for the other ranks' end marks (missing ranks named)"."""
+    """Spec: docs/spec/stage-a.md#torchrun"""
     now = [0.0]
 
     def sleep(seconds):

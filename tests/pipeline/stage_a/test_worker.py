@@ -1,4 +1,4 @@
-"""One rank's share: what is inferred, in which batches, and what is used again. Source: seed 003; CONTRACTS section 5."""
+"""One rank's share: what is inferred, in which batches, and what is used again. Spec: docs/spec/stage-a.md#work"""
 
 import gc
 import json
@@ -56,7 +56,7 @@ def test_every_image_is_inferred_once(bench, mode, world):
 
 
 def test_skewed_groups_are_spread_in_per_image_mode(tmp_path):
-    """Issue "Stage-A": "A skewed set (20+1 images)", by counts: the slowest rank has half the work."""
+    """A skewed set (20 + 1 images), by counts: the slowest rank has half the work."""
     bench = Bench(tmp_path)
     ticket(bench.input, "pass", "a", *names(20))
     ticket(bench.input, "pass", "b", "1.jpeg")
@@ -132,7 +132,7 @@ def test_second_run_infers_nothing_and_leaves_the_output_alone(bench):
 
 @pytest.mark.parametrize(("mode", "world"), [("per_image", 3), ("per_group", 1), ("per_image", 1)])
 def test_finished_images_of_a_dead_rank_are_used_by_any_world_and_mode(bench, mode, world):
-    """Source: CONTRACTS section 5, "A finished line is reused, whatever world size or mode wrote it"."""
+    """Spec: docs/spec/stage-a.md#reuse-of-summaries"""
     plan = bench.plan(mode="per_group", world_size=2)
     first = Recorder()
     died = bench.rank(plan, 0, first, batch_size=4)
@@ -158,7 +158,7 @@ class Killed(Recorder):
 
 @pytest.mark.parametrize("lost", ["state", "store", "output"])
 def test_rank_that_is_killed_loses_only_the_batch_at_hand(bench, lost):
-    """Source: CONTRACTS section 5, "A rank's finished images survive its death": in both places."""
+    """Spec: docs/spec/stage-a.md#reuse-of-summaries"""
     program = (
         "import sys; from pathlib import Path; from tests.helpers.stage_a import Bench\n"
         "from tests.pipeline.stage_a.test_worker import Killed\n"
@@ -191,7 +191,7 @@ def test_finished_lines_survive_the_loss_of_one_of_their_two_places(bench, lost)
 
 
 def test_rank_opens_no_ledger_and_writes_its_own_files_alone(bench, monkeypatch):
-    """Issue 16: ranks "write only their rank file and one in-flight line and never open the ledger"."""
+    """Ranks write only their rank file and one in-flight line, and never open the ledger."""
     monkeypatch.setattr("imagemill.store.ledger.database._connect", None)
     worker = RankWorker(plan=bench.plan(), summarizer=Recorder, output=bench.output, store=bench.store)
 
@@ -226,7 +226,7 @@ def test_torn_last_line_costs_its_image_alone(bench):
 
 
 def test_unchanged_file_is_not_read_again(bench, monkeypatch):
-    """Source: CONTRACTS section 0, "is not read again"."""
+    """Spec: docs/spec/conventions.md#completion"""
     bench.run()
     read = []
     from imagemill.pipeline.stage_a import worker as rank_worker
@@ -330,7 +330,7 @@ def test_failed_image_is_tried_again(bench):
 
 
 def test_summarizer_is_made_once_per_rank_and_only_where_there_is_work(bench):
-    """Source: CONTRACTS section 5, "made once per rank without arguments"."""
+    """Spec: docs/spec/stage-a.md#summarizers"""
     made = []
 
     def ran(plan):
@@ -396,7 +396,7 @@ def test_only_sampled_groups_are_worked_on(bench, mode):
 
 @pytest.mark.parametrize("keep", [False, True])
 def test_rank_files_stay_where_a_group_failed_before_there_was_a_plan(bench, keep):
-    """Source: CONTRACTS section 5, "Rank files go only after a merge with no failed group, unless kept"."""
+    """Spec: docs/spec/stage-a.md#intermediate-files"""
     bench.infer(bench.plan())
 
     merged = bench.finish(bench.plan(), failed=1)

@@ -1,6 +1,6 @@
 """A rank that dies costs what it had not finished, and a rerun costs only the image at fault.
 
-Source: CONTRACTS section 0, "One bad item never stops the others"; seed 003 "merge SHALL continue for other groups".
+Spec: docs/spec/conventions.md#refused-and-failed, docs/spec/stage-a.md#failed-groups
 """
 
 import pytest

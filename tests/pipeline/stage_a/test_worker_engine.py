@@ -1,4 +1,4 @@
-"""Ranks as an engine runs them. Source: CONTRACTS section 5, "Rank r of W"; issue 7, "Rank death and resume"."""
+"""Ranks as an engine runs them. Spec: docs/spec/stage-a.md#sharding-modes"""
 
 import os
 from types import SimpleNamespace

@@ -59,7 +59,7 @@ def keys_of(instance, asset=STREAMED):
 
 
 def test_deferred_run_reports_exactly_the_images_that_arrived(instance, monkeypatch):
-    """In order, each once, the others not at all; the run is a success. Source: DAGSTER section 3; issue 3."""
+    """In order, each once, the others not at all; the run is a success."""
     monkeypatch.setenv("TOY_MISSING", f"{KEYS[3]},{KEYS[7]}")
     outcome = run(instance, "dinov3_npy", partition_range=WHOLE, deferred=True)
 
@@ -69,7 +69,7 @@ def test_deferred_run_reports_exactly_the_images_that_arrived(instance, monkeypa
 
 
 def test_event_carries_versions_and_provenance(instance):
-    """Without them the UI says "unsynced". Source: DAGSTER section 3, version_tags."""
+    """Without them the UI says "unsynced"."""
     pointer = instance.event_log_storage.get_maximum_record_id()
     assert pointer is None
     report_without_run(instance, [dg.AssetObservation(SOURCE, partition=KEYS[0])])
@@ -85,7 +85,7 @@ def test_event_carries_versions_and_provenance(instance):
 
 
 def test_event_looks_like_one_of_dagsters_own(instance):
-    """UI, sensors and run pages read streamed events as they read any. Source: DAGSTER section 3."""
+    """UI, sensors and run pages read streamed events as they read any."""
     one = (KEYS[0], KEYS[0])
     run(instance, "dinov3_npy", partition_range=one, deferred=True)
     run(instance, "plain", partition_range=one)
@@ -103,7 +103,7 @@ def test_event_looks_like_one_of_dagsters_own(instance):
 
 
 def test_run_without_the_tag_leaves_whole_ranges_to_dagster(instance):
-    """One event per image, not two. Source: DAGSTER section 3, "Where even the coordinator is missing"."""
+    """One event per image, not two."""
     outcome = run(instance, "dinov3_npy", partition_range=WHOLE)
 
     assert outcome.success
@@ -111,7 +111,7 @@ def test_run_without_the_tag_leaves_whole_ranges_to_dagster(instance):
 
 
 def test_run_without_the_tag_fails_where_images_are_missing(instance, monkeypatch):
-    """Dagster would mark the missing ones too; those that arrived are told first. Source: as above."""
+    """Dagster would mark the missing ones too; those that arrived are told first."""
     monkeypatch.setenv("TOY_MISSING", KEYS[3])
     outcome = run(instance, "dinov3_npy", partition_range=WHOLE)
 
@@ -161,7 +161,7 @@ def limits(monkeypatch, **given):
 
 
 def test_events_are_stored_by_the_batch(instance, monkeypatch):
-    """Batches of the given size and the rest; one by one is forty times as dear. Source: DAGSTER section 3."""
+    """Batches of the given size and the rest; one by one is forty times as dear."""
     limits(monkeypatch, batch=8)
     sizes = batches_of(monkeypatch)
     run(instance, "dinov3_npy", partition_range=WHOLE, deferred=True)
@@ -171,7 +171,7 @@ def test_events_are_stored_by_the_batch(instance, monkeypatch):
 
 
 def test_events_of_a_slow_stream_are_stored_before_the_batch_is_full(instance, monkeypatch):
-    """kill -9 loses a second of work, not five hundred images. Source: DAGSTER section 3."""
+    """kill -9 loses a second of work, not five hundred images."""
     limits(monkeypatch, seconds=0.1)
     monkeypatch.setenv("TOY_SLEEP", "0.03")
     sizes = batches_of(monkeypatch)
@@ -186,7 +186,7 @@ def test_events_of_a_slow_stream_are_stored_before_the_batch_is_full(instance, m
 
 @pytest.mark.parametrize("moment", ["before", "inside", "after"])
 def test_interrupt_during_a_flush_neither_loses_nor_doubles_events(instance, monkeypatch, moment):
-    """An interrupt inside the insert, flushed again, locks the index for ever. Source: DAGSTER section 3, flush()."""
+    """An interrupt inside the insert, flushed again, locks the index for ever."""
     limits(monkeypatch, batch=10)
     stored, tagged = BatchSqliteEventLogStorage.store_event_batch, BatchSqliteEventLogStorage._store_asset_event_tags
     flushes = []
@@ -220,7 +220,7 @@ def test_interrupt_during_a_flush_neither_loses_nor_doubles_events(instance, mon
 
 
 def test_interrupt_between_flushes_still_tells_what_arrived(instance, monkeypatch):
-    """The rows since the last batch are stored on the way out. Source: DAGSTER section 3, `finally: flush()`."""
+    """The rows since the last batch are stored on the way out."""
     added = StreamedEvents.add
 
     def add(self, partition, **said):
@@ -323,7 +323,7 @@ def test_other_threads_hold_nothing():
 
 
 def test_events_without_a_run_are_stored_by_the_batch(instance, monkeypatch):
-    """0.14 ms each where Dagster's own call takes 9. Source: DAGSTER section 3."""
+    """0.14 ms each where Dagster's own call takes 9."""
     sizes = batches_of(monkeypatch)
     keys = [f"s{n:04d}" for n in range(2 * BATCH_EVENTS + 1)]
     events = (dg.AssetMaterialization(SOURCE, partition=key, tags=version_tags(key, code_version="1")) for key in keys)
@@ -336,7 +336,7 @@ def test_events_without_a_run_are_stored_by_the_batch(instance, monkeypatch):
 
 
 def test_event_without_a_run_equals_dagsters_own(instance):
-    """Level, names and payload. Source: `DagsterInstance.report_runless_asset_event`."""
+    """Level, names and payload. Reference: `DagsterInstance.report_runless_asset_event`."""
     event = dg.AssetMaterialization(SOURCE, partition="a", metadata={"n": 1})
     report_without_run(instance, [event])
     instance.report_runless_asset_event(event)
@@ -353,7 +353,7 @@ def staleness(instance, key):
 
 
 def test_observed_change_of_a_source_makes_exactly_its_image_stale(instance):
-    """v1 → v2 is stale, v1 → v1 fresh, made again fresh. Dagster asks observations. Source: DAGSTER section 3."""
+    """v1 → v2 is stale, v1 → v1 fresh, made again fresh. Dagster asks observations."""
 
     def observe(key, version):
         tags = {"dagster/data_version": version}

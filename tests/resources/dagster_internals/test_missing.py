@@ -51,7 +51,7 @@ builtins.__import__ = without_name
     ids=["method", "table", "constant", "class", "origin"],
 )
 def test_missing_private_name_is_reported_and_the_run_succeeds(data_root, tmp_path, removed, name, switched_off):
-    """Source: issue 16, part 4."""
+    """"""
     photos(data_root.approved, 2)
     (tmp_path / "sitecustomize.py").write_text(removed)
 
