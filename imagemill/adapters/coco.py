@@ -1,11 +1,13 @@
 """COCO instances: one document with images, annotations and categories.
 
     {"images": [{"id": 9, "file_name": "000000000009.jpg", "width": 640, "height": 480}],
-     "annotations": [{"image_id": 9, "category_id": 51, "bbox": [x, y, w, h], "segmentation": [[x, y, …], …], "iscrowd": 0}],
+     "annotations": [{"image_id": 9, "category_id": 51, "bbox": [x, y, w, h], "segmentation": [[x, y, …], …], "iscrowd":
+     0}],
      "categories": [{"id": 51, "name": "bowl"}]}
 
-As polygons, an instance in several parts (something stands before it) becomes its largest one: an object stays one instance. Run
-lengths have no outline, and become their box. Both are counted. An object keeps its category's id in `metadata`.
+With polygons, an instance in several parts (because something occludes it) becomes its largest part, so that an object
+stays one instance. Run-length masks have no outline and become their box. Both are counted. An object keeps its
+category's id in `metadata`.
 
 Reference: cocodataset.org, "Data format".
 """
@@ -22,6 +24,8 @@ from imagemill.text.strict_json import NOT_JSON
 
 
 class Image(msgspec.Struct, gc=False):
+    """One image of the document."""
+
     id: int
     width: Side
     height: Side
@@ -30,21 +34,28 @@ class Image(msgspec.Struct, gc=False):
 
 
 class Annotation(msgspec.Struct):
+    """One annotation of the document."""
+
     image_id: int
     category_id: int
     bbox: tuple[float, float, float, float]
     iscrowd: int | bool = 0
     id: int | str = ""
-    segmentation: msgspec.Raw = msgspec.Raw(b"null")  # kept as bytes: most runs never look at it
+    segmentation: msgspec.Raw = msgspec.Raw(b"null")  # kept as bytes, because most runs never decode it
 
 
 class Category(msgspec.Struct):
+    """One category of the document."""
+
     id: int
     name: str
 
 
 class Instances(msgspec.Struct):
-    """The document. Its items stay bytes until they are decoded one by one: an odd one does not spoil the others."""
+    """The document.
+
+    Its items stay bytes until they are decoded one by one, so that a malformed item does not affect the others.
+    """
 
     images: list[msgspec.Raw]
     annotations: list[msgspec.Raw]
@@ -52,11 +63,12 @@ class Instances(msgspec.Struct):
 
 
 def read(source: Source) -> Iterator[dict[str, Any]]:
+    """Yield one record per image that exists on disk."""
     return read_instances(source, described=lambda name: name)
 
 
 def read_instances(source: Source, *, described: Callable[[str], str]) -> Iterator[dict[str, Any]]:
-    """Yield one record per image that is on the disk. `described`: a category's name as the object's text."""
+    """Yield one record per image that exists on disk; `described` converts a category's name to the object's text."""
     document = source.read(Instances)
     images = list(_images(source, document))
     categories = source.each(Category, document.categories, "category")
@@ -76,7 +88,7 @@ def read_instances(source: Source, *, described: Callable[[str], str]) -> Iterat
 
 
 def _images(source: Source, document: Instances) -> Iterator[Image]:
-    """Yield each image once: the first of those with one id, which gets the annotations of all of them."""
+    """Yield the first image of each id, which gets the annotations of all images with that id."""
     for image in source.each(Image, document.images, "image"):
         name = next(iter(_names(image)), f"image id {image.id}")
         if image.id in source.names:
@@ -87,7 +99,10 @@ def _images(source: Source, document: Instances) -> Iterator[Image]:
 
 
 def _names(image: Image) -> list[str]:
-    """LVIS has no file names of its own; both splits may lie side by side, in folders named as in the address."""
+    """Return the possible file names of an image.
+
+    LVIS has no file names of its own. Both splits may be side by side, in folders named as in the URL.
+    """
     return [name for name in (image.file_name, *names_of_url(image.coco_url)) if name]
 
 
@@ -115,7 +130,7 @@ def _which(annotation: Annotation) -> str:
 
 
 def _outlines(annotation: Annotation) -> list[list[float]]:
-    """The parts of an instance that have an outline; run lengths have none."""
+    """Return the parts of an instance that have an outline; run-length masks have none."""
     try:
         parts = msgspec.json.decode(annotation.segmentation, type=list[list[float]])
     except NOT_JSON:
@@ -124,6 +139,6 @@ def _outlines(annotation: Annotation) -> list[list[float]]:
 
 
 def _area(part: Sequence[float]) -> float:
-    """Of a closed outline, by the shoelace formula, whichever way round it goes."""
+    """Return the area of a closed outline by the shoelace formula, regardless of its direction."""
     xs, ys = part[0::2], part[1::2]
     return abs(sum(xs[n - 1] * ys[n] - xs[n] * ys[n - 1] for n in range(len(xs)))) / 2

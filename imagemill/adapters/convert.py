@@ -1,16 +1,18 @@
-"""A public dataset made raw: `raw/<split>.jsonl`, and `raw/images`, a link to the folder of images.
+"""Conversion of a public dataset to raw records: `raw/<split>.jsonl`, and `raw/images`, a link to the folder of images.
 
     raw/train.jsonl  raw/val.jsonl      records
-    raw/train.dropped.jsonl             a line per annotation and image in no record: image, reason, name, detail
+    raw/train.dropped.jsonl             a line per annotation or image that was left out: image, reason, name, detail
     raw/manifest.json                   adapter, geometry and split rule of each split
     raw/images                          the link
 
-    imagemill preset convert coco --adapter coco --annotations instances_train2017.json --images /data/coco --split train
+    imagemill preset convert coco --adapter coco --annotations instances_train2017.json --images /data/coco --split
+    train
 
-The link keeps every image's path below its folder. Splits whose images lie in different folders are converted with the
-folder that holds both.
+The link keeps every image's path below its folder. Splits with images in different folders are converted with their
+common parent folder.
 
-Belongs here: adapters by name, and what they write. Belongs elsewhere: what one of them reads (its module).
+This module lists adapters and writes their records. Each adapter's format is in its own module.
+
 Spec: docs/spec/presets.md#dataset-layout
 """
 
@@ -44,7 +46,7 @@ _RULE = re.compile(r"\s*id\s*%\s*([1-9][0-9]{0,9})\s*==\s*(0|[1-9][0-9]{0,9})\s*
 
 
 class SplitRule(NamedTuple):
-    """Images whose id leaves this remainder go to val, all others to train."""
+    """Images whose id has this remainder go to val, all others to train."""
 
     divisor: int
     remainder: int
@@ -58,10 +60,10 @@ class SplitRule(NamedTuple):
 
 
 def parse_split_rule(text: str) -> SplitRule:
-    """Read a rule such as `id % 20 == 0`.
+    """Parse a rule such as `id % 20 == 0`.
 
     Raises:
-        WrongUsage: another form, a divisor below 2, or a remainder that no id leaves.
+        WrongUsage: for another form, a divisor below 2, or an impossible remainder.
     """
     match = _RULE.fullmatch(text)
     rule = SplitRule(int(match[1]), int(match[2])) if match else None
@@ -83,7 +85,7 @@ class SplitSource(msgspec.Struct, frozen=True):
 
 
 class RawManifest(msgspec.Struct, frozen=True, kw_only=True):
-    """`raw/manifest.json`, by which the next conversion knows how the splits were made."""
+    """`raw/manifest.json`, which records for the next conversion how the splits were made."""
 
     format: int = MANIFEST_FORMAT
     dataset: str
@@ -91,7 +93,7 @@ class RawManifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Converted(NamedTuple):
-    """The result of a conversion: counts by reason; what was left out; the file that lists it, None if nothing was."""
+    """The result of a conversion: counts by reason, the dropped items, and the file that lists them, if any."""
 
     counts: Counter[str]
     dropped: Sequence[Dropped]
@@ -99,18 +101,18 @@ class Converted(NamedTuple):
 
 
 def listing_of(dataset: Dataset, split: str) -> Path:
-    """Return the name of the file that lists what a conversion left out."""
+    """Return the path of the file that lists the items dropped by a conversion."""
     return dataset.raw / f"{split}.dropped.jsonl"
 
 
 def adapter_names() -> list[str]:
-    """Each module beside this one is an adapter."""
+    """Return the names of all adapters: the modules in this package."""
     found = (module.name for module in pkgutil.iter_modules(adapters.__path__))
     return sorted(name for name in found if name not in _NOT_ADAPTERS)
 
 
 def find_adapter(name: str) -> Read:
-    """An adapter's `read`. Raises WrongUsage for an unknown name."""
+    """Return an adapter's `read`; raise WrongUsage for an unknown name."""
     if name not in adapter_names():
         raise WrongUsage(f"no adapter {name!r}", do=f"choose from {', '.join(adapter_names())}")
     return importlib.import_module(f"{adapters.__name__}.{name}").read
@@ -126,21 +128,30 @@ def convert(
     geometry: Geometry = "boxes",
     split_rule: SplitRule | None = None,
 ) -> Converted:
-    """Write raw records of one file of annotations; equal ones leave the file as it is.
+    """Write raw records from one file of annotations; a file with equal content is left as it is.
 
     Args:
-        split: the split of all records. split_rule: divides them into train and val instead.
+        dataset: the dataset to write.
+        adapter: name of the adapter.
+        annotations: the file of annotations.
+        images: the folder of images.
+        split: the split of all records.
+        geometry: used for an instance that has both a box and a polygon.
+        split_rule: divides the records into train and val instead.
 
     Returns:
-        counts of `records` and `objects` made, `without_objects`, `clipped_box` and `joined_lines` among them, and of what was
-        left out: `missing_image`, `duplicate_image`, `crowd`, `degenerate_box`, `outside_image`, `out_of_range`, `blank_name`,
-        `unknown_category`, `unknown_image`, `missing_size`, `malformed_image`, `malformed_annotation`, `malformed_category`,
-        `repeated_object`; with polygons `polygon_as_box`, `parts_dropped`; with a rule
-        `train_records` and `val_records`.
+        Counts of written `records` and `objects`, of `without_objects`, `clipped_box` and `joined_lines` among them,
+        and of dropped
+        items: `missing_image`, `duplicate_image`, `crowd`, `degenerate_box`, `outside_image`, `out_of_range`,
+            `blank_name`, `unknown_category`, `unknown_image`, `missing_size`, `malformed_image`,
+            `malformed_annotation`, `malformed_category`, `repeated_object`; with polygons `polygon_as_box`,
+            `parts_dropped`; with a rule `train_records` and `val_records`.
 
     Raises:
-        WrongUsage: an unknown adapter or split. MissingInput: no such file or folder, or none of the images is there.
-        ImagemillError: the file is not the adapter's, raw has images from another folder, or its splits were made in another way.
+        WrongUsage: if the adapter or the split is unknown.
+        MissingInput: if the file or folder does not exist, or no image is found.
+        ImagemillError: if the file is not in the adapter's format, raw has images from another folder, or its splits
+            were made differently.
     """
     read = find_adapter(adapter)
     if split not in SPLITS:
@@ -153,8 +164,8 @@ def convert(
     _check_link(dataset, images)
     check_rule(dataset, split_rule)
     sweep_temporaries(dataset.raw)
-    made = SplitSource(adapter, geometry, str(split_rule) if split_rule else None)
-    splits: dict[str, SplitSource] = dict.fromkeys(SPLITS if split_rule else (split,), made)
+    split_source = SplitSource(adapter, geometry, str(split_rule) if split_rule else None)
+    splits: dict[str, SplitSource] = dict.fromkeys(SPLITS if split_rule else (split,), split_source)
     _write_records(dataset, splits, _routed(source, read, split, split_rule))
     listing = _write_listing(dataset, next(iter(splits)), source.dropped)
     _link(dataset, images)
@@ -162,19 +173,19 @@ def convert(
 
 
 def recorded_rule(dataset: Dataset) -> str | None:
-    """Return the rule that divided raw records into train and val, None if none did."""
+    """Return the rule that divided raw records into train and val, None if there was no rule."""
     of_train = _recorded_splits(dataset).get("train")
     return of_train.split_rule if of_train else None
 
 
 def check_rule(dataset: Dataset, rule: SplitRule | None) -> None:
-    """Raise ImagemillError if records of another conversion would stay beside these, in two splits at a time."""
+    """Raise ImagemillError if records of another conversion would remain, so that an image is in both splits."""
     before = recorded_rule(dataset)
     if (rule is None) == (before is None) or not dataset.raw_jsonl("val").exists():
         return
-    said = f"divided by {before!r}" if before else "converted without a rule"
+    how_made = f"divided by {before!r}" if before else "converted without a rule"
     raise ImagemillError(
-        f"raw records of {dataset.name} were {said}",
+        f"raw records of {dataset.name} were {how_made}",
         where=dataset.raw,
         why="an image would be in train and in val",
         do=f"give --split-rule '{before}' again, or delete {dataset.raw_jsonl('val')} first"
@@ -217,14 +228,14 @@ def _routed(source: Source, read: Read, split: str, rule: SplitRule | None) -> I
 
 
 def _write_records(dataset: Dataset, splits: dict[str, SplitSource], records: Iterator[Routed]) -> None:
-    """Write the files of these splits, and what the manifest says of each, when all records are known to be good."""
+    """Write the files of these splits and their manifest entries, after all records have been checked."""
     dataset.raw.mkdir(parents=True, exist_ok=True)
     drafts = {split: Draft(dataset.raw, dataset.raw_jsonl(split).name) for split in splits}
     try:
         for split, record in records:
             drafts[split].write(encode_line(record))
         changed = [draft.finish() for draft in drafts.values()]
-        # Before the files get their names: the same command continues after a kill in between.
+        # The manifest is written first, so that the same command continues after a kill in between.
         manifest = RawManifest(dataset=dataset.name, splits=_recorded_splits(dataset) | splits)
         write_if_changed(dataset.raw / RAW_MANIFEST, json_bytes(manifest))
         for draft in drafts.values():
@@ -237,7 +248,7 @@ def _write_records(dataset: Dataset, splits: dict[str, SplitSource], records: It
 
 
 def _write_listing(dataset: Dataset, split: str, dropped: Sequence[Dropped]) -> Path | None:
-    """List what was left out, a line each; without any, a listing of an earlier conversion is removed."""
+    """Write the dropped items, one per line; without dropped items, remove the listing of an earlier conversion."""
     path = listing_of(dataset, split)
     if not dropped:
         path.unlink(missing_ok=True)
@@ -247,17 +258,17 @@ def _write_listing(dataset: Dataset, split: str, dropped: Sequence[Dropped]) -> 
 
 
 def _recorded_splits(dataset: Dataset) -> dict[str, SplitSource]:
-    """Return the splits of raw's manifest; none if it is missing or damaged: the next conversion writes it again."""
+    """Return the splits of raw's manifest; empty if it is missing or damaged, because the next conversion rewrites it."""
     manifest = read_document(dataset.raw / RAW_MANIFEST, RawManifest)
     return manifest.splits if manifest else {}
 
 
 def _check_link(dataset: Dataset, images: Path) -> None:
-    there = dataset.raw_images
-    if os.path.lexists(there) and os.path.realpath(there) != os.path.realpath(images):
+    link = dataset.raw_images
+    if os.path.lexists(link) and os.path.realpath(link) != os.path.realpath(images):
         raise ImagemillError(
             f"{dataset.name} has its raw images from another folder",
-            where=f"{there}, which is {os.path.realpath(there)}",
+            where=f"{link}, which is {os.path.realpath(link)}",
             why="one folder holds the images of all splits",
             do="give --images the folder that holds both splits, and convert each; or remove the link",
         )

@@ -1,4 +1,4 @@
-"""LVIS: COCO's document, with names of one word for each category and images told by their address.
+"""LVIS: COCO's document, with underscores in category names and images identified by their URL.
 
 Reference: lvisdataset.org, "Data format".
 """
@@ -11,5 +11,5 @@ from imagemill.adapters.source import Source
 
 
 def read(source: Source) -> Iterator[dict[str, Any]]:
-    """`aerosol_can` is written `aerosol can`."""
+    """Yield the records; `aerosol_can` is written as `aerosol can`."""
     return read_instances(source, described=lambda name: name.replace("_", " "))

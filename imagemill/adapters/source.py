@@ -1,6 +1,6 @@
-"""Tools of all adapters: the files, the counts, and objects built one way.
+"""Shared functions of all adapters: finding images, building objects, reading documents, counting.
 
-Belongs here: finding images, building objects, reading documents. Belongs elsewhere: one family's layout (its module).
+The layout of one family of datasets is in its own module.
 """
 
 import json
@@ -22,9 +22,9 @@ from imagemill.text.strict_json import NOT_JSON
 Geometry = Literal["boxes", "polygons"]
 T = TypeVar("T")
 
-# Sums of two annotated decimals are written without a float's tail of digits.
+# Sums of two annotated decimals are rounded, to avoid a float's long tail of digits.
 _DECIMALS = 4
-# Characters of an odd value in a listing.
+# Maximum number of characters of a malformed item in a listing.
 _SHOWN = 120
 
 
@@ -42,7 +42,7 @@ class SizedImage(NamedTuple):
 
 
 class Dropped(NamedTuple):
-    """An annotation or an image that is in no record: the image's name, the reason's code, the object's name, and details."""
+    """An annotation or image that was left out: the image's name, a reason code, the object's name, and details."""
 
     image: str
     reason: str
@@ -52,13 +52,14 @@ class Dropped(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One split's files.
+    """The files of one split.
 
     Attributes:
-        annotations: the file of annotations. images: the folder that image names are relative to.
-        geometry: what an instance with both becomes.
-        counts: what was made and what was left out, by reason.
-        dropped: everything that was left out, in the order in which it was met.
+        annotations: the file of annotations.
+        images: the folder that image names are relative to.
+        geometry: used for an instance that has both a box and a polygon.
+        counts: of written and dropped items, by reason.
+        dropped: all dropped items, in order.
         names: names of images by id, for messages about annotations.
     """
 
@@ -70,7 +71,7 @@ class Source:
     names: dict[int, str] = field(default_factory=dict)
 
     def read(self, kind: type[T], path: Path | None = None) -> T:
-        """Read a document of this kind; its other fields are ignored. Raises MissingInput or ImagemillError."""
+        """Read a document of this type; other fields are ignored. Raises MissingInput or ImagemillError."""
         path = path or self.annotations
         try:
             data = path.read_bytes()
@@ -82,7 +83,7 @@ class Source:
             raise self.foreign(str(error), path) from error
 
     def foreign(self, why: str, path: Path | None = None) -> ImagemillError:
-        """Return the error for a document that is not the adapter's."""
+        """Return the error for a document that is not in the adapter's format."""
         path = path or self.annotations
         return ImagemillError(
             f"{path.name} does not hold what this adapter reads",
@@ -100,13 +101,16 @@ class Source:
         image: str = "",
         aliases: Mapping[str, str] | None = None,
     ) -> Iterator[T]:
-        """Decode items one by one; drop those of another form as `malformed_<what>`.
+        """Decode items one by one; drop malformed ones as `malformed_<what>`.
 
-        A number in quotes, a whole number with a fraction of zero, and null for an absent field are accepted.
+        A quoted number, an integer with a fraction of zero, and null for an absent field are accepted.
 
         Args:
-            image: name of the image that the items belong to, if it is known.
-            aliases: other names of fields, by the name that `kind` has.
+            kind: type of the items.
+            items: the items as JSON.
+            what: part of the reason code.
+            image: name of the image that the items belong to, if known.
+            aliases: alternative field names, by the field of `kind`.
         """
         decode: Callable[[msgspec.Raw], T] = msgspec.json.Decoder(kind).decode
         lenient: Callable[[bytes], T] = msgspec.json.Decoder(kind, strict=False).decode
@@ -122,7 +126,10 @@ class Source:
             yield found
 
     def find(self, names: Iterable[str], detail: str = "") -> str | None:
-        """Return the first of these names that is a file in the folder of images. Without one, drop the image and return None."""
+        """Return the first of these names that is a file in the folder of images.
+
+        If no such file exists, drop the image and return None.
+        """
         names = list(names)
         for name in names:
             if path_problem(name) is None and _is_file(self.images / name):
@@ -131,7 +138,7 @@ class Source:
         return None
 
     def record(self, image: SizedImage, objects: Iterable[dict[str, Any] | None]) -> dict[str, Any]:
-        """Return the raw record of an image with those of its objects that were not left out."""
+        """Return the raw record of an image, with the objects that were not dropped."""
         kept = [found for found in objects if found is not None]
         self.counts["records"] += 1
         self.counts["objects"] += len(kept)
@@ -145,12 +152,12 @@ class Source:
         }
 
     def drop(self, reason: str, image: str, name: str = "", detail: str = "") -> None:
-        """Count and list an annotation or an image that is left out."""
+        """Count and list an annotation or image that is left out."""
         self.counts[reason] += 1
         self.dropped.append(Dropped(image, reason, name, detail))
 
     def image_name(self, image_id: int) -> str:
-        """Return the name of an image for messages."""
+        """Return the name of an image, for messages."""
         return self.names.get(image_id) or f"image id {image_id}"
 
     def box(
@@ -162,10 +169,13 @@ class Source:
         *,
         category: int | None = None,
     ) -> dict[str, Any] | None:
-        """Return an object with a box, clipped to the image; one without area in the image is dropped and counted.
+        """Return an object with a box, clipped to the image; a box without area in the image is dropped and counted.
 
         Args:
-            corner: x and y of the upper left, extent: width and height; in pixels.
+            image: the image.
+            desc: the object's text.
+            corner: x and y of the upper left corner, in pixels.
+            extent: width and height, in pixels.
             category: its `category_id`, if the dataset has categories.
         """
         x, y = map(_number, corner)
@@ -180,7 +190,7 @@ class Source:
     def polygon(
         self, image: SizedImage, desc: str, points: Sequence[float], *, category: int | None = None
     ) -> dict[str, Any] | None:
-        """Return an object with an outline as it is annotated; one whose box does not overlap the image is dropped."""
+        """Return an object with its annotated outline; one whose bounding box does not overlap the image is dropped."""
         values = list(map(_number, points))
         if self._is_dropped(image, desc, values, f"polygon from {points[:2]}"):
             return None
@@ -210,7 +220,7 @@ class Source:
         return text
 
     def _image_of(self, item: bytes) -> str:
-        """Return the name of the image that a malformed item is, or belongs to."""
+        """Return the name of a malformed image, or of the image that a malformed annotation belongs to."""
         try:
             value = msgspec.json.decode(item)
         except NOT_JSON:
@@ -228,7 +238,7 @@ def _category(category: int | None) -> dict[str, Any]:
 
 
 def _normalised(item: bytes, aliases: Mapping[str, str]) -> bytes:
-    """Return a JSON object without nulls, its fields under their usual names."""
+    """Return a JSON object without nulls, with its fields under their usual names."""
     value = msgspec.json.decode(item)
     if not isinstance(value, dict):
         return item
@@ -244,12 +254,12 @@ def _shown(item: bytes) -> str:
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
-    except OSError:  # longer than a file system allows
+    except OSError:  # longer than the file system allows
         return False
 
 
 def _number(value: float) -> Number:
-    """Whole pixels are written as integers."""
+    """Return whole pixels as an integer."""
     return int(value) if value.is_integer() else value
 
 
@@ -259,7 +269,10 @@ def _sum(start: Number, extent: Number) -> Number:
 
 
 def _nan_as_null(data: bytes) -> bytes:
-    """Replace NaN and infinity, as Python's `json` writes them, by null: they spoil one annotation, not the document."""
+    """Replace NaN and infinity, which Python's `json` writes, by null.
+
+    So they affect one annotation and not the whole document.
+    """
     if b"NaN" not in data and b"Infinity" not in data:
         return data
     try:
@@ -275,9 +288,9 @@ def _finite_or_none(text: str) -> float | None:
 
 
 def names_of_url(url: str) -> list[str]:
-    """Where an image of this address may lie: in a folder named as there, or by its own name."""
+    """Return possible locations of the image of a URL: in a folder named as in the URL, or its file name alone."""
     try:
         path = PurePosixPath(unquote(urlsplit(url).path))
-    except ValueError:  # not an address
+    except ValueError:  # not a URL
         return []
     return [f"{path.parent.name}/{path.name}", path.name] if path.name else []

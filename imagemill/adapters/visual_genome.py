@@ -1,10 +1,10 @@
-"""Visual Genome objects: one document of objects per image, and `image_data.json` beside it, which has the sizes.
+"""Visual Genome objects: one document of objects per image, and `image_data.json` beside it with the image sizes.
 
     objects.json       [{"image_id": 1, "objects": [{"names": ["clock"], "x": 421, "y": 91, "w": 79, "h": 339}]}]
     image_data.json    [{"image_id": 1, "width": 800, "height": 600, "url": "https://…/VG_100K_2/1.jpg"}]
 
-There are boxes only. The first of an object's names is its text. Objects of one image with the same text and box are one object.
-Early releases name the images' `image_id` `id`.
+There are only boxes. The first of an object's names is its text. Objects of one image with equal text and box are one
+object. Early releases call the `image_id` of images `id`.
 
 Reference: homes.cs.washington.edu/~ranjay/visualgenome, "API, data format".
 """
@@ -22,11 +22,13 @@ from imagemill.errors import WrongUsage
 SIZES = "image_data.json"
 
 
-# Of early releases.
+# Field names of early releases.
 ALIASES = {"image_id": "id"}
 
 
 class Size(msgspec.Struct, gc=False):
+    """Size and URL of one image."""
+
     image_id: int
     width: Side | None = None
     height: Side | None = None
@@ -34,6 +36,8 @@ class Size(msgspec.Struct, gc=False):
 
 
 class Object(msgspec.Struct):
+    """One object of an image."""
+
     x: float
     y: float
     w: float
@@ -42,14 +46,17 @@ class Object(msgspec.Struct):
 
 
 class Objects(msgspec.Struct):
-    """The objects of one image. They stay bytes until they are decoded one by one: an odd one does not spoil the others."""
+    """The objects of one image.
+
+    They stay bytes until they are decoded one by one, so that a malformed one does not affect the others.
+    """
 
     image_id: int
     objects: list[msgspec.Raw]
 
 
 def read(source: Source) -> Iterator[dict[str, Any]]:
-    """Yield one record per image that is on the disk. Raises WrongUsage for polygons."""
+    """Yield one record per image that exists on disk; raise WrongUsage for polygons."""
     if source.geometry != "boxes":
         raise WrongUsage("Visual Genome has no polygons", do="leave --geometry out")
     listed = source.read(list[msgspec.Raw], source.annotations.with_name(SIZES))
@@ -73,9 +80,9 @@ def _names(size: Size) -> list[str]:
 
 
 def _by_image(source: Source) -> dict[int, list[msgspec.Raw]]:
-    """Return the objects of each image as bytes, in the order of the document: all of them are four million.
+    """Return the objects of each image as bytes, in the order of the document: there are four million of them.
 
-    Entries of one image are one record; an entry with the bytes of an earlier one adds nothing.
+    Entries of one image form one record; an entry with the same bytes as an earlier one adds nothing.
     """
     entries: dict[int, list[list[msgspec.Raw]]] = defaultdict(list)
     for entry in source.each(Objects, source.read(list[msgspec.Raw]), "image", aliases=ALIASES):
@@ -94,7 +101,7 @@ def _box(source: Source, image: SizedImage, item: Object) -> dict[str, Any] | No
 
 
 def _without_repeats(source: Source, objects: Iterable[dict[str, Any] | None]) -> Iterator[dict[str, Any]]:
-    """Yield the first of the objects with one text and box; count the others."""
+    """Yield the first of the objects with equal text and box; count the others."""
     seen: set[tuple[str, tuple[float, ...]]] = set()
     for found in objects:
         if found is None:

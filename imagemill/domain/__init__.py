@@ -1,0 +1,1 @@
+"""Rules and values of the domain, independent of files and frameworks."""

@@ -1,6 +1,6 @@
-"""What each embedding kind is: said once, read by passes, shards, checks, counters and the command line.
+"""The registry of embedding kinds, used by passes, shards, checks, counters and the command line.
 
-Adding a kind: one `EmbeddingSpec` here, one encoder file in encoders/ (with its preview recipe), one line in
+To add a kind: one `EmbeddingSpec` here, one encoder module in encoders/ (with its preview recipe), one line in
 assets/embeddings.py. Everything else follows from the registry.
 
 Spec: docs/spec/stage2.md#embeddings, docs/spec/shards.md#members
@@ -14,8 +14,8 @@ from typing import Any, Literal
 DINOV3_WIDTH = 1024
 VAE_CHANNELS = 16
 VAE_DOWNSAMPLING = 8
-# Above this the VAE's mid attention, quadratic in pixels, asks for tens of gigabytes. Pixels alone decide, never free memory:
-# a tiled latent is not equal to a whole one, so the same image must always get the same one.
+# Above this the VAE's mid attention, quadratic in pixels, needs tens of gigabytes. The number of pixels alone decides,
+# never free memory: tiled and untiled latents differ, and the same image must always get the same latent.
 TILED_ABOVE_PIXELS = 4 * 1024 * 1024
 TILE_PIXELS = 1024
 TILE_OVERLAP = 0.25
@@ -55,14 +55,17 @@ class EmbeddingSpec(ModelSpec):
     """One embedding kind.
 
     Attributes:
-        kind: as of every model; the asset's name, also the name in ledger, provenance and configuration.
-        pass_name: what `--pass` calls it.
-        folder: folder below `derived/` that holds one `{image_id}.npy` per image.
+        kind: name of the asset, also used in ledger, provenance and configuration.
+        pass_name: its name for `--pass`.
+        folder: folder below `derived/` with one `{image_id}.npy` per image.
         member: tar member suffix in a shard (`dinov3.npy`).
-        source: what it is made from, and so what makes it stale: the image's pixels or its caption.
+        source: the input, a change of which makes the file stale: the image's pixels or its caption.
         dtype: NumPy name of the stored dtype.
         shape: (height, width) of the oriented image in pixels → shape of the stored array.
-        inline_field: field of a Stage 1 record that held this array, where one did.
+        encoder: `module:Class` with a classmethod `load(settings)`; imported only when a file has to be made.
+        default_model: hub id for real runs, with `default_subfolder` inside it.
+        default_subfolder: folder of the model in its repository, if any.
+        inline_field: field of a Stage 1 record that contained this array, if any.
         pixels_computed: (height, width) → pixels that the model computes, by which progress is measured.
     """
 
@@ -75,14 +78,24 @@ class EmbeddingSpec(ModelSpec):
     inline_field: str | None = None
     pixels_computed: Callable[[int, int], int] = lambda height, width: height * width
 
+    @property
+    def section(self) -> str:
+        """Name of its section in the configuration file."""
+        return f"encoders.{self.kind}"
+
+    def encoder_class(self) -> Any:
+        """Import and return the encoder class. Call it late, because it imports torch."""
+        module, _, name = self.encoder.partition(":")
+        return getattr(importlib.import_module(module), name)
+
 
 def latent_shape(height: int, width: int) -> tuple[int, int, int]:
-    """(16, H // 8, W // 8)."""
+    """Return (16, H // 8, W // 8)."""
     return VAE_CHANNELS, height // VAE_DOWNSAMPLING, width // VAE_DOWNSAMPLING
 
 
 def tiled_pixels(height: int, width: int) -> int:
-    """Return the pixels that the VAE computes: those of all tiles, which overlap, if an image is tiled."""
+    """Return the number of pixels that the VAE computes: if an image is tiled, those of all tiles, which overlap."""
     if height * width <= TILED_ABOVE_PIXELS:
         return height * width
     step = int(TILE_PIXELS * (1 - TILE_OVERLAP))
@@ -94,7 +107,7 @@ _SPECS: dict[str, EmbeddingSpec] = {}
 
 
 def register(spec: EmbeddingSpec) -> EmbeddingSpec:
-    """Make a kind known to every room. Names, folders and members must be its own."""
+    """Register a kind; raise ValueError if its pass name, folder or member belongs to another kind."""
     for other in _SPECS.values():
         for field in ("pass_name", "folder", "member"):
             if other.kind != spec.kind and getattr(other, field) == getattr(spec, field):
@@ -106,7 +119,7 @@ def register(spec: EmbeddingSpec) -> EmbeddingSpec:
 
 
 def embedding_specs() -> tuple[EmbeddingSpec, ...]:
-    """Every kind, in order of registration, which is also the order of members in a shard."""
+    """Return every kind in order of registration, which is also the order of members in a shard."""
     return tuple(_SPECS.values())
 
 

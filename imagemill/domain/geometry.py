@@ -1,12 +1,14 @@
-"""Sizes, boxes and polygons of presets: plain numbers in, plain numbers out.
+"""Arithmetic of sizes, boxes and polygons of presets, on plain numbers.
 
     target_size     1920 x 1080  →  1152 x 640
     scale_*         pixels of the raw image  →  whole pixels of the preset's image
     quantise_*      pixels  →  0…999
     in_top_left_order   order of objects by (min y, min x)
 
-Belongs here: the arithmetic. It is done in whole numbers wherever the input is, so no result hangs on a float's last bit.
-Belongs elsewhere: what a record must hold (preset_records.py), pixels themselves (formats/resize.py).
+Integer input is computed in integers, so that results do not depend on a float's last bit.
+
+Rules for valid records are in preset_records.py, resizing of pixels in formats/resize.py.
+
 Spec: docs/spec/presets.md#target-size, docs/spec/presets.md#geometry, docs/spec/presets.md#quantisation,
 docs/spec/presets.md#object-order
 """
@@ -23,13 +25,13 @@ T = TypeVar("T")
 
 IMAGE_FACTOR, MAX_PIXELS, MIN_PIXELS = 32, 786_432, 4_096
 MAX_ASPECT = 200
-# No image format has longer sides: PNG counts them in 31 bits.
+# No image format has longer sides: PNG stores them in 31 bits.
 MAX_SIDE = 2**31 - 1
 LAST_BIN = 999
 
 
 def check_limits(image_factor: int, max_pixels: int, min_pixels: int) -> None:
-    """Raises WrongUsage for limits that no image can keep."""
+    """Raise WrongUsage for limits that no image can satisfy."""
     if image_factor < 1 or min_pixels < 1:
         raise WrongUsage(
             f"image_factor {image_factor}, min_pixels {min_pixels}: both must be at least 1", do="give 1 or more"
@@ -50,10 +52,10 @@ def target_size(
     max_pixels: int = MAX_PIXELS,
     min_pixels: int = MIN_PIXELS,
 ) -> tuple[int, int]:
-    """The size an image has in a preset, (width, height), each a multiple of `image_factor`.
+    """Return the size of an image in a preset, (width, height), each a multiple of `image_factor`.
 
     Raises:
-        Refused: `aspect`, one side is more than 200 times the other; `too_large`, no size keeps both limits.
+        Refused: `aspect` if one side is more than 200 times the other; `too_large` if no size satisfies both limits.
     """
     if max(width, height) > MAX_ASPECT * min(width, height):
         raise Refused(
@@ -77,8 +79,8 @@ def target_size(
 
 
 def _sides(width: int, height: int, pixels: int, factor: int, rounded: Callable[[int, int], int]) -> tuple[int, int]:
-    """Return the sides of an image of so many pixels with this ratio, each rounded to a multiple of the factor."""
-    # A side times sqrt(limit / area) is sqrt(side * limit / other side), and its whole part is isqrt of that one's.
+    """Return the sides of an image of `pixels` area with this ratio, each rounded to a multiple of the factor."""
+    # A side times sqrt(limit / area) equals sqrt(side * limit / other side); isqrt of the quotient is its integer part.
     return rounded(isqrt(width * pixels // height), factor), rounded(isqrt(height * pixels // width), factor)
 
 
@@ -95,7 +97,7 @@ def _ceil(side: int, factor: int) -> int:
 
 
 def overlaps(values: Sequence[Number], width: int, height: int) -> bool:
-    """True if the box around x and y in turn has a part in the rectangle [0, width] x [0, height], beyond its edge."""
+    """Return True if the bounding box of x, y, x, y, … intersects the rectangle [0, width] x [0, height], beyond its edge."""
     xs, ys = values[0::2], values[1::2]
     return min(xs) < width and max(xs) > 0 and min(ys) < height and max(ys) > 0
 
@@ -106,9 +108,9 @@ def overlaps(values: Sequence[Number], width: int, height: int) -> bool:
 def scale_objects(
     objects: Sequence[Mapping[str, Any]], source: tuple[int, int], target: tuple[int, int]
 ) -> list[dict[str, Any]]:
-    """Objects with their geometry scaled from one image size (width, height) to another; all else stays, in order.
+    """Return objects with geometry scaled from one image size (width, height) to another; other keys and the order stay.
 
-    Equal sizes leave geometry as it is written. Raises Refused as `scale_box`.
+    For equal sizes, geometry is returned as it is. Raises Refused as `scale_box`.
     """
     if source == target:
         return [dict(obj) for obj in objects]
@@ -121,7 +123,7 @@ def scale_objects(
 
 
 def scale_polygon(points: Sequence[Number], source: tuple[int, int], target: tuple[int, int]) -> list[int]:
-    """x, y, x, y, …: each times the scale, rounded half to even, clamped into the image."""
+    """Scale x, y, x, y, …, round half to even, and clamp into the image."""
     (old_width, old_height), (width, height) = source, target
     scaled: list[Any] = list(points)
     scaled[0::2] = [_scaled(x, old_width, width) for x in points[0::2]]
@@ -130,15 +132,15 @@ def scale_polygon(points: Sequence[Number], source: tuple[int, int], target: tup
 
 
 def _scaled(value: Number, old: int, new: int) -> int:
-    # What lies outside is clamped first: the product of a huge number may be none that a float can hold.
+    # Clamp first: the product with a huge number may exceed the range of float.
     return 0 if value <= 0 else new - 1 if value >= old else min(round(value * new / old), new - 1)
 
 
 def scale_box(box: Sequence[Number], source: tuple[int, int], target: tuple[int, int]) -> list[int]:
-    """x1, y1, x2, y2 as `scale_polygon`; a side that collapsed is widened by one pixel inside the image.
+    """Scale x1, y1, x2, y2 as `scale_polygon`; a collapsed side is widened by one pixel inside the image.
 
     Raises:
-        Refused: `too_small`, the image is one pixel wide or high: no box has an extent in it.
+        Refused: `too_small` if the target is one pixel wide or high, so that no box has an extent in it.
     """
     x1, y1, x2, y2 = scale_polygon(box, source, target)
     if min(target) < 2:
@@ -158,7 +160,7 @@ def _widened(low: int, high: int, last: int) -> tuple[int, int]:
 
 
 def quantise_box(box: Sequence[Number], width: int, height: int) -> list[int]:
-    """x1, y1 rounded down and x2, y2 rounded up over (width - 1), (height - 1): the bins cover the box, and at least two."""
+    """Round x1, y1 down and x2, y2 up over (width - 1), (height - 1); the box is covered, by at least two bins per axis."""
     x1, y1, x2, y2 = box
     across, down = width - 1, height - 1
     left, right = _widened(_floor_bin(x1, across), _ceil_bin(x2, across), LAST_BIN)
@@ -167,7 +169,7 @@ def quantise_box(box: Sequence[Number], width: int, height: int) -> list[int]:
 
 
 def quantise_polygon(points: Sequence[Number], width: int, height: int) -> list[int]:
-    """x, y, x, y, … rounded half to even over (width - 1), (height - 1), in the order given."""
+    """Round x, y, x, y, … half to even over (width - 1), (height - 1), in the given order."""
     bins: list[Any] = list(points)
     for first, last in enumerate((width - 1, height - 1)):
         bins[first::2] = [
@@ -178,9 +180,10 @@ def quantise_polygon(points: Sequence[Number], width: int, height: int) -> list[
 
 
 def in_top_left_order(items: Sequence[T], shapes: Sequence[Sequence[int]]) -> list[T]:
-    """Return items by (min y, min x) of their shapes; those at one place keep their order.
+    """Return items ordered by (min y, min x) of their shapes; ties keep their order.
 
     Args:
+        items: the items.
         shapes: boxes and polygons in 0…999, one per item, each x, y, x, y, ….
     """
     keys = [(min(shape[1::2]), min(shape[0::2])) for shape in shapes]
@@ -197,12 +200,12 @@ def _ceil_bin(value: Number, last: int) -> int:
 
 # ---- geometry by tables
 
-# Longer sides have no table.
+# Longer sides are computed without a table.
 _LARGEST_AXIS = 1 << 14
 
 
 class _Axis(NamedTuple):
-    """The bins of whole pixels along a side, 0 to its length: rounded down, up, and to the nearest."""
+    """The bins of whole pixels along a side, from 0 to its length: rounded down, up, and to the nearest."""
 
     low: list[int]
     high: list[int]
@@ -220,7 +223,10 @@ def _axis(side: int) -> _Axis:
 
 
 def quantise_objects(objects: Iterable[Mapping[str, Any]], width: int, height: int) -> list[list[int]]:
-    """Return the geometry of valid pixel objects in 0…999. Whole pixels inside the image are looked up, in half the time."""
+    """Return the geometry of valid pixel objects in 0…999.
+
+    Whole pixels inside the image are looked up in tables, which takes half the time.
+    """
     across, down = _axis(width), _axis(height)
     return [
         (_box_bins(item["bbox_2d"], across, down) or quantise_box(item["bbox_2d"], width, height))
@@ -237,7 +243,7 @@ def _box_bins(box: Sequence[Number], across: _Axis, down: _Axis) -> list[int] | 
     x1, y1, x2, y2 = box
     try:
         bins = [across.low[x1], down.low[y1], across.high[x2], down.high[y2]]  # type: ignore[index]
-    except (TypeError, IndexError):  # not whole, or outside
+    except (TypeError, IndexError):  # not integers, or outside
         return None
     return None if x1 < 0 or y1 < 0 or bins[0] >= bins[2] or bins[1] >= bins[3] else bins
 

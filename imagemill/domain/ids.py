@@ -1,4 +1,4 @@
-"""Image ids: from file names, into tar member names and back.
+"""Image ids: derivation from file names, and conversion to tar member names and back.
 
 Spec: docs/spec/stage2.md#image-id, docs/spec/shards.md#members
 """
@@ -12,19 +12,19 @@ from imagemill.errors import ImagemillError
 ImageId = NewType("ImageId", str)
 """An id that may name a file and a tar member; made by `image_id` only."""
 
-# A file name takes 255 bytes on every common file system; the longest suffix that we add to an id is `.npy`.
+# A file name may have 255 bytes on every common file system; the longest suffix added to an id is `.npy`.
 _LONGEST = 255 - len(".npy")
 
 
 class InvalidImageId(ImagemillError, ValueError):
-    """A text that may not name a file or a tar member: a path, a control character, a hidden or overlong name."""
+    """A text that is not a valid file or tar member name: a path, a control character, a temporary or overlong name."""
 
 
 def image_id(value: object) -> ImageId:
     """Return the value as an image id.
 
     Raises:
-        InvalidImageId: if it could name something outside a folder, or no file at all.
+        InvalidImageId: if it could refer to something outside a folder, or is not a valid file name.
     """
     if problem := id_problem(value):
         raise InvalidImageId(
@@ -36,12 +36,12 @@ def image_id(value: object) -> ImageId:
 
 
 def image_id_of(file_name: str) -> str:
-    """The file's stem: `abc123xyz.jpg` → `abc123xyz`, `a.b.png` → `a.b`."""
+    """Return the file's stem: `abc123xyz.jpg` → `abc123xyz`, `a.b.png` → `a.b`."""
     return PurePath(file_name).stem
 
 
 def member_key(image_id: str) -> str:
-    """The id as a tar member's key. WebDataset ends a key at the first dot, so dots (and `%`) are percent-encoded.
+    """Return the id as a tar member's key. WebDataset ends a key at the first dot, so dots (and `%`) are percent-encoded.
 
     >>> member_key("a.b%")
     'a%2Eb%25'
@@ -55,7 +55,7 @@ def id_of_member_key(key: str) -> str:
 
 
 def id_problem(image_id: object) -> str | None:
-    """Return why this id may not name a file or a tar member, None if it may."""
+    """Return the reason why this id is not a valid file or tar member name; None if it is valid."""
     if isinstance(image_id, str) and _PLAIN_ID(image_id):
         return None
     if problem := name_problem(image_id):
@@ -64,13 +64,13 @@ def id_problem(image_id: object) -> str | None:
 
 
 def name_problem(name: object) -> str | None:
-    """Return why a text may not be a name in a folder or a tar of any length, None if it may."""
+    """Return the reason why a text is not a valid name in a folder or tar, regardless of length; None if it is valid."""
     if not isinstance(name, str) or not name:
         return "not a non-empty string"
     return next((problem for problem, pattern in _PROBLEMS if pattern.search(name)), None)
 
 
-# No rule forbids an id that matches: a third of the time of asking each.
+# Ids that match are valid by all rules; this takes a third of the time of checking each rule.
 _PLAIN_ID = re.compile(r"\w[\w.-]{0,60}", re.ASCII).fullmatch
 _PROBLEMS = [
     ("holds a path separator", re.compile(r"[/\\]")),

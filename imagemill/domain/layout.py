@@ -1,4 +1,4 @@
-"""Where things live below one data root. Paths only: nothing here touches the disk.
+"""Paths of files and folders below one data root. Nothing here accesses the disk, except `is_begun`.
 
     data/
     ├─ approved/       {image_id}.jpg  {image_id}.txt          (may be a symlink; only read)
@@ -28,10 +28,10 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 
 def local_path(given: str | os.PathLike[str], option: str) -> Path:
-    """Return a given path as an absolute one, `~` expanded.
+    """Return a path as an absolute one, with `~` expanded.
 
     Raises:
-        WrongUsage: if it is a URL, which would become a local folder named `s3:`. `option` is named in the message.
+        WrongUsage: if it is a URL, which would become a local folder named `s3:`. The message contains `option`.
     """
     if _URL.match(os.fspath(given)):
         raise WrongUsage(
@@ -39,12 +39,12 @@ def local_path(given: str | os.PathLike[str], option: str) -> Path:
             why="URLs are not supported here",
             do="give a local path, for example of a mounted file system",
         )
-    return Path(os.path.abspath(os.path.expanduser(given)))  # leaves an unknown ~user as it is
+    return Path(os.path.abspath(os.path.expanduser(given)))  # leaves an unknown ~user unchanged
 
 
 @dataclass(frozen=True, slots=True)
 class DataRoot:
-    """One data root, as an absolute path; `derived_at` and its like: where these folders are, if not below it."""
+    """One data root, as an absolute path; the fields ending in `_at` are folders located elsewhere, if any."""
 
     path: Path
     derived_at: Path | None = None
@@ -55,34 +55,39 @@ class DataRoot:
 
     @classmethod
     def resolve(cls, given: str | os.PathLike[str] | None = None) -> "DataRoot":
-        """The given folder, else $IMAGEMILL_DATA_ROOT, else ./data."""
+        """Return the root for the given folder, else $IMAGEMILL_DATA_ROOT, else ./data."""
         chosen = given or os.environ.get(ROOT_VARIABLE) or DEFAULT_ROOT
         return cls(local_path(chosen, "--data-root" if given else ROOT_VARIABLE))
 
     @property
     def is_begun(self) -> bool:
-        """Whether the folder contains anything of a data root. A mistyped path usually does not."""
+        """Whether the folder contains part of a data root. A mistyped path usually does not."""
         names = ("approved", "derived", "shards", "public_data", "stage_a", "imagemill.yaml", ".imagemill", ".dagster")
         return any(os.path.lexists(self.path / name) for name in names)
 
     @property
     def approved(self) -> Path:
+        """Approved images and their captions; only read."""
         return self.path / "approved"
 
     @property
     def derived(self) -> Path:
+        """Output of Stage 2 and of curation."""
         return self.derived_at or self.path / "derived"
 
     @property
     def stage2_jsonl(self) -> Path:
+        """The Stage 2 record file."""
         return self.derived / "approved_image_dataset.jsonl"
 
     @property
     def shards(self) -> Path:
+        """Parent of the bucket folders."""
         return self.shards_at or self.path / "shards"
 
     @property
     def public_data(self) -> Path:
+        """Parent of the public datasets."""
         return self.public_data_at or self.path / "public_data"
 
     @property
@@ -92,14 +97,17 @@ class DataRoot:
 
     @property
     def stage_a_output(self) -> Path:
+        """The Stage-A records."""
         return self.stage_a_output_at or self.path / "stage_a" / "output"
 
     @property
     def state(self) -> Path:
+        """State of imagemill."""
         return self.path / ".imagemill"
 
     @property
     def ledger(self) -> Path:
+        """The ledger's file."""
         return self.state / "ledger.sqlite"
 
     @property
@@ -109,20 +117,24 @@ class DataRoot:
 
     @property
     def quarantine(self) -> Path:
+        """Damaged files that were moved away."""
         return self.state / "quarantine"
 
     @property
     def preview_models(self) -> Path:
+        """Generated preview models."""
         return self.state / "preview_models"
 
     @property
     def config_file(self) -> Path:
+        """The optional configuration file."""
         return self.path / "imagemill.yaml"
 
     @property
     def dagster_home(self) -> Path:
+        """The Dagster history of this root."""
         return self.path / ".dagster"
 
     def image_path(self, file_name: str) -> str:
-        """What a record's `image_path` holds: relative to the data root's parent, with `/`."""
+        """Return a record's `image_path`: relative to the data root's parent, with `/`."""
         return f"{self.path.name}/approved/{file_name}"

@@ -1,6 +1,6 @@
-"""The order in which people number files: `1.jpg`, `2.jpg`, `10.jpg`.
+"""Natural order of file names: `1.jpg`, `2.jpg`, `10.jpg`.
 
-Digits mean 0 to 9 only; names that are equal but for leading zeros are told apart by their raw form.
+Only 0 to 9 are digits. Names that differ only in leading zeros are ordered by their text.
 
 Spec: docs/spec/stage-a.md#group-records
 """
@@ -13,12 +13,13 @@ NaturalKey = tuple[tuple[tuple[int, str], ...], str]
 
 
 def natural_key(name: str) -> NaturalKey:
-    """What to sort names by.
+    """Return the sort key of a name.
 
     >>> sorted(["10.jpg", "2.jpg", "02.jpg"], key=natural_key)
     ['02.jpg', '2.jpg', '10.jpg']
     """
-    # Every second part is a number. Its length before its digits: no conversion, so no limit on how many there are.
+    # Every second part is a number, compared by length and then by digits: without conversion there is no limit on its
+    # length.
     parts = _DIGITS.split(name)
     return tuple(_number(part) if place % 2 else (0, part) for place, part in enumerate(parts)), name
 

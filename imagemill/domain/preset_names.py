@@ -1,11 +1,12 @@
-"""Preset names: `<base>`, and `<base>_max{N}` for what is left of it when records with more than N objects are dropped.
+"""Preset names: `<base>`, and `<base>_max{N}` for a preset without the records that have more than N objects.
 
     rescale_32_768          a base preset
     rescale_32_768_max60    derived from it, N = 60
     rescale_32_768_max_60   refused: rename it to rescale_32_768_max60
 
-Belongs here: reading and making names; where N comes from when several places give one; which command takes it.
-Belongs elsewhere: making the derived preset (pipeline/presets/derive.py), which names a folder can have (public_data.py).
+This module parses and builds names, resolves N if it is given in several places, and determines which commands accept
+it. Derived presets are made in pipeline/presets/derive.py; valid folder names are checked in public_data.py.
+
 Spec: docs/spec/presets.md#hardlinks, docs/spec/presets.md#names-of-derived-presets,
 docs/spec/presets.md#maximum-number-of-objects
 """
@@ -19,7 +20,7 @@ MAX_OBJECTS_VARIABLE = "PUBLIC_DATA_MAX_OBJECTS"
 
 Command = Literal["convert", "rescale", "coord", "all", "validate"]
 
-# Digits are 0 to 9 only: `\d` takes other alphabets' too.
+# Digits are 0 to 9 only; `\d` also matches digits of other scripts.
 _SUFFIX = re.compile(r"(?s)(.*)_max([0-9]+)")
 _OLD_SUFFIX = re.compile(r"_max_([0-9]+)(?=_|\Z)")
 _NUMBER = re.compile(r"[0-9]+")
@@ -33,22 +34,22 @@ _SOURCES = {
 
 
 class PresetName(NamedTuple):
-    """A preset by what it is made of: `max_objects` is None for a base preset."""
+    """A parsed preset name: `max_objects` is None for a base preset."""
 
     base: str
     max_objects: int | None = None
 
     @property
     def effective(self) -> str:
-        """The name of its folder."""
+        """The name of the preset's folder."""
         return self.base if self.max_objects is None else f"{self.base}_max{self.max_objects}"
 
 
 def parse_preset(name: str) -> PresetName:
-    """Read a preset's name.
+    """Parse a preset's name.
 
     Raises:
-        WrongUsage: its suffix is `_max_{N}`, zero-padded, below 1 or one of two.
+        WrongUsage: if its suffix is `_max_{N}`, zero-padded, below 1, or one of two.
     """
     if old := _OLD_SUFFIX.search(name):
         rest = _OLD_SUFFIX.sub("", name)
@@ -73,13 +74,13 @@ def parse_preset(name: str) -> PresetName:
 
 
 def derived_name(base: str, max_objects: int) -> str:
-    """The name of what is left of a base preset; refuses a base that is derived itself."""
+    """Return the name of a preset derived from a base preset; raise WrongUsage if the base is itself derived."""
     refuse_derived(base, "a derived preset is made of a base preset")
     return PresetName(base, max_objects_of(max_objects, "max_objects")).effective
 
 
 def refuse_derived(name: str, why: str) -> None:
-    """Take a base preset's name only."""
+    """Raise WrongUsage unless the name is that of a base preset."""
     base, max_objects = parse_preset(name)
     if max_objects is not None:
         _refuse(
@@ -90,10 +91,10 @@ def refuse_derived(name: str, why: str) -> None:
 
 
 def max_objects_of(value: int | str, source: str) -> int:
-    """The number that a flag, a variable or a configuration gives.
+    """Return the number given by a flag, a variable or a configuration.
 
     Raises:
-        WrongUsage: it is no whole number of 1 or more; `source` stands in the message.
+        WrongUsage: if it is not an integer of at least 1; the message contains `source`.
     """
     if isinstance(value, str) and _NUMBER.fullmatch(value.strip()):
         value = int(value)
@@ -107,12 +108,12 @@ def max_objects_of(value: int | str, source: str) -> int:
 
 
 def resolve_max_objects(**sources: int | str | None) -> int | None:
-    """The one N of all places that give one: `suffix`, `flag`, `config`, `PUBLIC_DATA_MAX_OBJECTS`.
+    """Return the one N given by the sources: `suffix`, `flag`, `config`, `PUBLIC_DATA_MAX_OBJECTS`.
 
-    None and an empty variable give none. Equal values pass.
+    None and an empty variable count as not given. Equal values are accepted.
 
     Raises:
-        WrongUsage: two differ (both are named), or one is no N.
+        WrongUsage: if two differ (both are named), or one is not a valid N.
     """
     given = {
         source: max_objects_of(value, _SOURCES[source])
@@ -138,14 +139,17 @@ def effective_preset(
     config: int | str | None = None,
     environment: int | str | None = None,
 ) -> PresetName:
-    """Which preset a command is about. The only place that decides it.
+    """Return the preset that a command works on; no other function decides this.
 
     Args:
-        flag, environment: `--max-objects` and `PUBLIC_DATA_MAX_OBJECTS`, for `coord` alone.
-        config: `max_objects` of presets.yaml; concerns `coord` alone, and other commands pass it by.
+        command: the subcommand of `imagemill preset`.
+        preset: its name as given.
+        flag: `--max-objects`, for `coord` only.
+        config: `max_objects` of presets.yaml, for `coord` only; other commands ignore it.
+        environment: `PUBLIC_DATA_MAX_OBJECTS`, for `coord` only.
 
     Raises:
-        WrongUsage: a name, a number or a conflict that is refused; always before any work.
+        WrongUsage: if a name or number is invalid, or two conflict; always before any work.
     """
     name = parse_preset(preset)
     if command == "coord":

@@ -1,13 +1,14 @@
-"""Records of a preset, in any of its three spaces: what makes one valid.
+"""Records of a preset, in any of its three spaces, and the rules for valid ones.
 
     {"images": ["images/000000000009.jpg"], "objects": [{"desc": "bowl", "bbox_2d": [1, 188, 613, 474]}],
      "width": 640, "height": 480}
 
-Space `pixel` holds numbers in pixels of the image (raw records too), `norm` the ints 0…999, `coord` the tokens `<|coord_0|>` to
+Space `pixel` has numbers in pixels of the image (raw records too), `norm` ints 0…999, `coord` tokens `<|coord_0|>` to
 `<|coord_999|>`.
 
-`violations` is the rule; `is_plain` is its fast path for typed records. Files of records and images are checked in
+`violations` defines validity; `is_plain` is its fast path for typed records. Files of records and images are checked in
 validation/presets.py and validation/images.py.
+
 Spec: docs/spec/presets.md#preset-records, docs/spec/validation.md#rules-of-preset-records
 """
 
@@ -25,7 +26,7 @@ from imagemill.domain.violations import Violation, is_plain_text, text_warnings
 
 Space = Literal["pixel", "norm", "coord"]
 
-# The order of a record's objects: as annotated, or by (min y, min x) of the values in 0…999.
+# Order of a record's objects: as annotated, or by (min y, min x) of the values in 0…999.
 ObjectOrder = Literal["annotation", "top_left"]
 DEFAULT_ORDER: ObjectOrder = "annotation"
 ORDERS: tuple[ObjectOrder, ...] = get_args(ObjectOrder)
@@ -34,7 +35,8 @@ TOKENS = tuple(f"<|coord_{bin_}|>" for bin_ in range(LAST_BIN + 1))
 _BINS = {token: bin_ for bin_, token in enumerate(TOKENS)}
 
 Value = TypeVar("Value")
-# Geometry that begins left of or above its image is unusual: such a record is not decoded, and is left to `violations`.
+# Geometry that begins left of or above its image is unusual: such records are not decoded here, but checked by
+# `violations`.
 _PixelValue = Annotated[int, msgspec.Meta(ge=0)] | Annotated[float, msgspec.Meta(ge=0)]
 
 
@@ -54,7 +56,7 @@ class PresetObject(msgspec.Struct, Generic[Value], gc=False):
 
 
 class PresetRecord(msgspec.Struct, Generic[Value], gc=False):
-    """A record with values of one space; unknown fields are ignored here and kept on disk. Sizes in pixels."""
+    """A record with values of one space. Unknown fields are ignored here and kept on disk. Sizes are in pixels."""
 
     images: tuple[str]
     objects: list[PresetObject[Value]]
@@ -63,7 +65,7 @@ class PresetRecord(msgspec.Struct, Generic[Value], gc=False):
     metadata: dict[str, Any] | UnsetType = UNSET
 
 
-# `msgspec.convert` finds a class faster than a parametrised alias.
+# `msgspec.convert` resolves a class faster than a parametrised alias.
 class PixelRecord(PresetRecord[_PixelValue], gc=False):
     """A record with values in pixels."""
 
@@ -89,7 +91,7 @@ NO_LIMITS = PresetRules()
 
 
 class PresetRule(NamedTuple):
-    """What a rule demands, and what to do where it is broken."""
+    """The requirement of a rule, and the remedy for a violation."""
 
     says: str
     remedy: str
@@ -122,14 +124,14 @@ PRESET_RULES: dict[str, PresetRule] = {
         "write the values of one space; imagemill preset coord makes norm and coord of pixels",
     ),
 }  # fmt: skip
-# A record that breaks only these is valid.
+# A record that violates only these is valid.
 PRESET_WARNINGS: dict[str, PresetRule] = {
     "outside_image": PresetRule("geometry has a part in the image", "repair the raw record: rescale refuses it"),
     "beyond_edge": PresetRule("geometry lies within the image", "look at the object; normalised it is cut at the edge"),
 }
 
 LEGACY_KEYS = ("bbox", "polygon", "line", "line_points")
-# A box under `bbox` may be of either form, and nothing in the record tells which one.
+# A box under `bbox` may have either form, and the record does not show which.
 _LEGACY_REMEDIES = {
     "bbox": "write bbox_2d [x1, y1, x2, y2]: from [x, y, width, height], as in COCO, x2 is x + width and y2 is y + height; "
     "rename the key only if the box is [x1, y1, x2, y2] already",
@@ -141,7 +143,7 @@ _Problems = Iterator[Violation]
 
 
 def violations(record: Mapping[str, Any], space: Space, rules: PresetRules = NO_LIMITS) -> list[Violation]:
-    """Return everything wrong with a record by itself; no file is looked at. Raw records are of space `pixel`, without rules."""
+    """Return all violations of a record, without accessing files. Raw records have space `pixel` and no `rules`."""
     return [
         *_image_problems(record.get("images")),
         *_size_problems(record, *rules),
@@ -150,9 +152,9 @@ def violations(record: Mapping[str, Any], space: Space, rules: PresetRules = NO_
 
 
 def is_plain(record: PresetRecord[Any], space: Space) -> bool:
-    """True if a typed record surely has no violation and no warning, but for limits of its preset.
+    """Return True if a typed record certainly has no violation and no warning, except for limits of its preset.
 
-    False leaves the verdict to `violations` and `warnings`.
+    False means that `violations` and `warnings` must decide.
     """
     right, bottom = (record.width, record.height) if space == "pixel" else (LAST_BIN, LAST_BIN)
     in_tokens, is_plain_name = space == "coord", _plain_names.__getitem__
@@ -175,7 +177,7 @@ def is_plain(record: PresetRecord[Any], space: Space) -> bool:
 
 
 class _PlainNames(dict[str, bool]):
-    """Whether a name has no warning. Names are those of categories, which every record has again."""
+    """Cache of names without warnings. Names are mostly those of categories, which recur in every record."""
 
     def __missing__(self, name: str) -> bool:
         if len(self) >= _MOST_NAMES:
@@ -189,7 +191,7 @@ _plain_names = _PlainNames()
 
 
 def warnings(record: Mapping[str, Any], space: Space) -> list[Violation]:
-    """Return what is unusual in a valid record: in names, and, in pixels, geometry beyond the image's edge."""
+    """Return warnings about a valid record: about names, and, in pixels, about geometry beyond the image's edge."""
     texts = [
         warning
         for n, item in enumerate(record["objects"])
@@ -207,22 +209,22 @@ def warnings(record: Mapping[str, Any], space: Space) -> list[Violation]:
 
 
 def outside_objects(record: Mapping[str, Any]) -> list[int]:
-    """Return the positions of the objects of a valid pixel record whose box has no part in the image."""
+    """Return the positions of the objects of a valid pixel record whose box does not intersect the image."""
     sides = record["width"], record["height"]
     return [n for n, item in enumerate(record["objects"]) if not overlaps(item.get("bbox_2d") or item["poly"], *sides)]
 
 
 def is_beyond_edge(values: Sequence[float], width: int, height: int) -> bool:
-    """Whether x and y in turn leave the rectangle [0, width] × [0, height], in pixels."""
+    """Return whether x, y, x, y, … leave the rectangle [0, width] × [0, height], in pixels."""
     return min(values) < 0 or max(values[::2]) > width or max(values[1::2]) > height
 
 
-# Letters, digits, _, - and single dots: no rule about paths forbids such a path.
+# Letters, digits, _, - and single dots: such paths are valid by all rules.
 _PLAIN_PATH = re.compile(r"(?:\w[\w-]*/)*\w[\w-]*(?:\.\w[\w-]*)*", re.ASCII).fullmatch
 
 
 def path_problem(path: object) -> str | None:
-    """Why this is no path of an image below its file's folder."""
+    """Return the reason why this is not a path of an image below its file's folder; None if it is."""
     if isinstance(path, str) and _PLAIN_PATH(path):
         return None
     if not isinstance(path, str) or not path.strip():
@@ -339,7 +341,7 @@ def _coord(value: object) -> int | None:
     return _BINS.get(value) if isinstance(value, str) else None
 
 
-# A value of each space as a number, None where it is of another or none.
+# Converters of a value of each space to a number; None for values of another type or space.
 _VALUE_IN: dict[Space, Callable[[object], float | None]] = {"pixel": _pixel, "norm": _norm, "coord": _coord}
 
 
@@ -348,7 +350,7 @@ def _problem(rule: str, field: str, message: str) -> Violation:
 
 
 def _shown(value: object) -> str:
-    """A value as a message can bear it; a number of thousands of digits is one that Python refuses to spell."""
+    """Return a value's repr for messages, shortened; Python raises for numbers of thousands of digits."""
     try:
         text = repr(value)
     except ValueError:

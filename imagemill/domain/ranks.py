@@ -1,12 +1,13 @@
-"""Ranks: which of several processes works on which images, and which of them this one is.
+"""Ranks: the division of images among several processes, and the rank of the present process.
 
     per_image    rank r of W takes jobs[r::W]: a group's images may be on several ranks
     per_group    rank r of W takes groups[r::W]: a group's images are on one rank, and no batch mixes groups
 
-Both modes are one path: a plan says which images a rank works on, in which order.
+Both modes use the same code: a plan lists the images of a rank in order.
 
-Belongs here: the plan, and RANK and WORLD_SIZE as torchrun sets them.
-Belongs elsewhere: what a rank does with an image (pipeline/stage_a/worker.py).
+This module contains the plan, and reads RANK and WORLD_SIZE as torchrun sets them. Images are processed in
+pipeline/stage_a/worker.py.
+
 Spec: docs/spec/stage-a.md#sharding-modes
 """
 
@@ -27,7 +28,7 @@ _NUMBER = re.compile(r"[0-9]{1,6}")
 
 
 class ImageJob(NamedTuple):
-    """One image: `group_seq` from 0 in the plan's groups, `image_index` from 1 in its group."""
+    """One image: `group_seq` counts the plan's groups from 0, `image_index` the images of a group from 1."""
 
     group_seq: int
     image_index: int
@@ -35,14 +36,14 @@ class ImageJob(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RankPlan:
-    """`sizes`: how many images each group has."""
+    """The division of groups among ranks. `sizes`: number of images of each group."""
 
     sizes: tuple[int, ...]
     mode: ShardingMode
     world_size: int
 
     def jobs(self, rank: int) -> Iterator[ImageJob]:
-        """What this rank works on, in order."""
+        """Return the jobs of a rank, in order."""
         if not 0 <= rank < self.world_size:
             raise WrongUsage(f"rank {rank} of {self.world_size}", do=f"give 0 to {self.world_size - 1}")
         if self.mode == "per_image":
@@ -59,27 +60,29 @@ class RankPlan:
 
 
 def plan_ranks(sizes: Sequence[int], mode: ShardingMode = DEFAULT_MODE, world_size: int = 1) -> RankPlan:
-    """Cut groups of these sizes over ranks. Raises WrongUsage."""
+    """Divide groups of these sizes among ranks; raise WrongUsage."""
     if mode not in get_args(ShardingMode):
         raise WrongUsage(f"unknown sharding mode {mode!r}", do=f"choose from {', '.join(get_args(ShardingMode))}")
     return RankPlan(tuple(sizes), mode, _checked_world(world_size, "--world-size"))
 
 
 class Ranks(NamedTuple):
-    """`rank`: which one this process is, None where it is none of them but has them run."""
+    """The rank of this process and the number of ranks. `rank` is None for the process that starts the ranks."""
 
     rank: int | None
     world_size: int
 
 
 def ranks_of(environment: Mapping[str, str], world_size: int | None = None) -> Ranks:
-    """Which rank this process is, and how many there are; WORLD_SIZE without RANK means `--world-size`.
+    """Return the rank of this process and the number of ranks; WORLD_SIZE without RANK means `--world-size`.
 
     Args:
-        world_size: what `--world-size` says.
+        environment: the environment variables.
+        world_size: the value of `--world-size`.
 
     Raises:
-        WrongUsage: a value that is no number or out of range, RANK without WORLD_SIZE, two world sizes.
+        WrongUsage: if a value is not a number or out of range, RANK is set without WORLD_SIZE, or two world sizes are
+            given.
     """
     rank, world = _number(environment, "RANK"), _number(environment, "WORLD_SIZE")
     if world is not None and world_size is not None and world != world_size:
@@ -97,22 +100,22 @@ def ranks_of(environment: Mapping[str, str], world_size: int | None = None) -> R
 
 
 def processes_here(environment: Mapping[str, str]) -> int:
-    """How many ranks torchrun has started on this machine; 1 where it did not."""
+    """Return the number of ranks that torchrun started on this machine; 1 without torchrun."""
     return max(_number(environment, "LOCAL_WORLD_SIZE") or 1, 1)
 
 
 def launch_of(environment: Mapping[str, str]) -> str:
-    """What all ranks of one start by torchrun have in common, and no other start has.
+    """Return an id shared by all ranks of one start by torchrun and by no other start.
 
-    The rendezvous' id and port are the same from start to start where nobody chose them; on one machine the process
-    that started the ranks tells starts apart.
+    Unless the user chose them, the rendezvous' id and port are the same for every start. On one machine the process
+    that started the ranks distinguishes the starts.
     """
     names = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
-    told = [environment.get(name, "") for name in names]
+    parts = [environment.get(name, "") for name in names]
     if environment.get("LOCAL_WORLD_SIZE") == environment.get("WORLD_SIZE"):
         parent = os.getppid()
-        told.append(f"{parent}-{process_birth(parent)}")
-    return "/".join(told)
+        parts.append(f"{parent}-{process_birth(parent)}")
+    return "/".join(parts)
 
 
 def _number(environment: Mapping[str, str], name: str) -> int | None:

@@ -1,10 +1,11 @@
-"""Stage 2 records: the eight fields, how one is built, what makes one valid.
+"""Stage 2 records: the eight fields, construction, and the rules for valid ones.
 
     {"image_id": "abc", "image_path": "data/approved/abc.jpg", "caption": "…", "t5_attention_mask": [1, …, 0],
      "height": 768, "width": 1024, "aspect_bucket": "1280x768", "format_version": 2}
 
-`violations` is the rule; `is_plain` is its fast path for typed records. The file of records is read and written in
-formats/jsonl.py, old and new records are merged in pipeline/stage2/merge.py.
+`violations` defines validity; `is_plain` is its fast path for typed records. The file of records is read and written in
+formats/jsonl.py; old and new records are merged in pipeline/stage2/merge.py.
+
 Spec: docs/spec/stage2.md#record-fields, docs/spec/shards.md#readiness
 """
 
@@ -28,19 +29,19 @@ from imagemill.domain.violations import Violation
 
 FORMAT_VERSION = 2
 
-# Stage 1 kept the vector in the record; Stage 2 never does.
+# Stage 1 stored the vector in the record; Stage 2 never does.
 INLINE_VECTOR = DINOV3.inline_field or ""
 
 Record = dict[str, Any]
 
-# The width or height of an image in pixels, for typed decoding; `is_side` is the same rule for values.
+# Width or height of an image in pixels, for typed decoding; `is_side` is the same rule for values.
 Side = Annotated[int, msgspec.Meta(gt=0, le=MAX_SIDE)]
 _LatentSide = Annotated[int, msgspec.Meta(ge=VAE_DOWNSAMPLING, le=MAX_SIDE)]
 _Text = Annotated[str, msgspec.Meta(min_length=1)]
 
 
 class Stage2Record(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """The eight fields, typed. The mask stays bytes: 77 numbers cost more to parse than everything else."""
+    """The eight fields, typed. The mask is kept as bytes: parsing 77 numbers costs more than all other fields."""
 
     image_id: _Text
     image_path: _Text
@@ -65,7 +66,10 @@ def build_record(
     width: int,
     base: Record | None = None,
 ) -> Record:
-    """A Stage 2 record; fields of `base` beyond the eight are kept behind them, and its `image_path` where it has one."""
+    """Return a Stage 2 record.
+
+    Other fields of `base` are appended after the eight; its `image_path` is kept if it refers to the same file name.
+    """
     base = base or {}
     record: Record = {
         "image_id": image_id,
@@ -82,12 +86,12 @@ def build_record(
 
 
 def is_stage1(record: Record) -> bool:
-    """Whether a record is not of this format yet: its vector is inside, or nothing says that it is version 2."""
+    """Return whether a record is not in this format yet: it contains its vector, or has no format version 2."""
     return INLINE_VECTOR in record or record.get("format_version") != FORMAT_VERSION
 
 
 def _kept_path(old: object, path: str) -> str:
-    """A record keeps the path it had, wherever its folder, as long as that names the same file."""
+    """Return the old path, regardless of its folder, if it has the same file name; else the new path."""
     return old if isinstance(old, str) and PurePath(old).name == PurePath(path).name else path
 
 
@@ -95,7 +99,11 @@ def _kept_path(old: object, path: str) -> str:
 
 
 class FieldRule(NamedTuple):
-    """Name of a rule, what is wrong with a value (None: nothing), what to do, and the value of a record without the field."""
+    """The rule for one field.
+
+    `rule`: its name. `problem`: maps a value to what is wrong with it (None: valid). `default`: the value of a missing
+    field.
+    """
 
     rule: str
     problem: Callable[[Any], str | None]
@@ -108,17 +116,17 @@ def _text_problem(value: object) -> str | None:
 
 
 def mask_problem(mask: object) -> str | None:
-    """Return why this is no T5 attention mask: 77 ints, each 0 or 1, at least one 1."""
+    """Return the reason why this is not a T5 attention mask: 77 ints, each 0 or 1, at least one 1."""
     if not isinstance(mask, list) or len(mask) != T5_TOKENS:
         return f"not a list of {T5_TOKENS}"
-    # `True` and `1.0` equal 1 in Python and are not ints here.
+    # `True` and `1.0` equal 1 in Python but are not ints here.
     if {*map(type, mask)} != {int} or not {*mask} <= {0, 1}:
         return "holds something other than the ints 0 and 1"
     return None if 1 in mask else "holds no 1"
 
 
 def is_side(value: object) -> bool:
-    """True if the value is a side in pixels. Python calls True an int and 24.0 equal to 24; neither is a size."""
+    """Return True if the value is a side in pixels. True and 24.0 are not, although Python counts them as ints or equal."""
     return type(value) is int and 0 < value <= MAX_SIDE
 
 
@@ -145,13 +153,13 @@ FIELD_RULES: Mapping[str, FieldRule] = {
     "height": _SIZE,
     "width": _SIZE,
     "aspect_bucket": FieldRule("bucket", _bucket_problem, f"write one of {', '.join(BUCKETS)}"),
-    # Readers take a record without the field; one with another number is another format.
+    # A record without the field is accepted; one with another number has another format.
     "format_version": FieldRule("version", _version_problem, "run imagemill stage2", FORMAT_VERSION),
 }
 
 
 def violations(record: Mapping[str, Any]) -> list[Violation]:
-    """Return everything wrong with a record, in order of its fields: the record's half of readiness."""
+    """Return all violations of a record, in order of its fields: the part of readiness that depends on the record alone."""
     found = [
         Violation(field, rule.rule, problem, rule.remedy)
         for field, rule in FIELD_RULES.items()
@@ -166,10 +174,11 @@ DECODER = msgspec.json.Decoder(Stage2Record)
 
 
 def is_plain(record: Stage2Record, masks: Mapping[bytes, Any]) -> bool:
-    """True if a typed record surely has no violation; False leaves the verdict to `violations`.
+    """Return True if a typed record certainly has no violation; False means that `violations` must decide.
 
     Args:
-        masks: spellings of the usual masks (`usual_masks`).
+        record: the record.
+        masks: encodings of the usual masks (`usual_masks`).
     """
     return (
         bytes(record.t5_attention_mask) in masks
@@ -179,6 +188,6 @@ def is_plain(record: Stage2Record, masks: Mapping[bytes, Any]) -> bool:
 
 
 def usual_masks() -> dict[bytes, tuple[int, ...]]:
-    """Return the masks that tokenizers make, so many tokens and the rest padding, by their spelling in a line."""
+    """Return the masks that tokenizers produce (tokens followed by padding), by their JSON encoding."""
     masks = [(1,) * tokens + (0,) * (T5_TOKENS - tokens) for tokens in range(1, T5_TOKENS + 1)]
     return {msgspec.json.encode(mask): mask for mask in masks}

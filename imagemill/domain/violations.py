@@ -1,6 +1,6 @@
-"""Violation: one way in which a record does not keep the rules, and the warnings about texts that all records share.
+"""Violations of rules for records, and the warnings about texts that apply to all records.
 
-What a Stage 2 record must hold is in stage2_records.py, a preset's record in preset_records.py.
+Rules for Stage 2 records are in stage2_records.py, for a preset's records in preset_records.py.
 """
 
 import re
@@ -9,7 +9,7 @@ import msgspec
 
 
 class Violation(msgspec.Struct, frozen=True):
-    """A field that breaks a rule: the rule's name, what was found, what to do."""
+    """A field that violates a rule: the rule's name, the problem, the remedy."""
 
     field: str
     rule: str
@@ -20,7 +20,7 @@ class Violation(msgspec.Struct, frozen=True):
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 # `<|coord_1|>`, `<|box_start|>`: a tokenizer may read such text as one of its own tokens.
 _SPECIAL_TOKEN = re.compile(r"<\|[^|<>]+\|>")
-# Rule → what it demands, what to do. The text is kept as it is: these are only warnings.
+# Rule → requirement and remedy. The text is kept as it is, because these are only warnings.
 TEXT_WARNINGS = {
     "control_character": ("text has no control characters", "remove them, if a model reads this text"),
     "special_token": ("text has nothing in the form <|…|>", "write it differently, if a model reads this text"),
@@ -28,12 +28,12 @@ TEXT_WARNINGS = {
 
 
 def is_plain_text(text: str) -> bool:
-    """True if `text_warnings` surely has nothing to report: a tenth of its time, once per object of a preset."""
+    """Return True if `text_warnings` certainly has nothing to report; takes a tenth of its time, once per object of a preset."""
     return text.isprintable() and "<|" not in text and bool(text)
 
 
 def text_warnings(field: str, text: str) -> list[Violation]:
-    """Return what is unusual in a caption or name: control characters, and what a tokenizer reads as its own tokens."""
+    """Return warnings about a caption or name: control characters, and text that a tokenizer reads as its own tokens."""
     found = []
     if control := _CONTROL.search(text):
         found.append(("control_character", f"contains {control[0]!r}"))

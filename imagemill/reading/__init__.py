@@ -1,4 +1,4 @@
-"""What a training script imports: batches of one bucket each, and single samples by id, straight out of the tars.
+"""Reading of shards for training scripts: batches of one bucket each, and single samples by id, directly from the tars.
 
     from imagemill.reading import ShardDataset, ShardSet
 
@@ -11,14 +11,14 @@
 
     ShardSet.open("data/shards")["chelsea"]["vae"]  # one sample, by its index entry
 
-What is read is the set that was there when it was opened: `--append` and `withdraw` do not disturb an open reader, a set packed
-anew in its place ends it with `ShardsReplaced`.
+A reader sees the set that existed when it was opened: `--append` and `withdraw` do not disturb it. If the set is
+repacked, the reader raises `ShardsReplaced`.
 
-It reads sets that lie in a file system, by their index. Tars behind a pipe or a URL, or without our index, are for plain
-`webdataset.WebDataset`: they are ordinary WebDataset tars, but it knows no tombstones.
+Sets are read from a file system, by their index. For tars behind a pipe or a URL, or without our index, use plain
+`webdataset.WebDataset`: they are ordinary WebDataset tars, but it ignores tombstones.
 
-Belongs here: what is read, in which order, in what form.
-Belongs elsewhere: what a set is on disk (pipeline/shards/shard_sets.py), the bytes of a tar (formats/tar.py).
+The documents of a set are described in pipeline/shards/shard_sets.py, the bytes of a tar in formats/tar.py.
+
 Spec: docs/spec/shards.md#updating-a-set
 """
 

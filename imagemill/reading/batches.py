@@ -1,6 +1,6 @@
-"""Pieces of a plan in, batches of tensors out: the stage of the pipeline that reads.
+"""The reading stage of the pipeline: converts pieces of a plan to batches of tensors.
 
-Belongs here: what a batch looks like. Belongs elsewhere: which samples are in it (plan.py), a sample (samples.py).
+The samples of a batch are chosen in plan.py; a single sample is read in samples.py.
 """
 
 import random
@@ -25,7 +25,7 @@ _LATENT = short_name(VAE.member)
 
 @dataclass(frozen=True, slots=True)
 class BatchReader:
-    """Reads pieces one after the other. `suffixes`: of the members to decode, for each bucket."""
+    """A reader of pieces. `suffixes`: of the members to decode, for each bucket."""
 
     buckets: Sequence[Bucket]
     suffixes: Sequence[Sequence[str]]
@@ -38,15 +38,20 @@ class BatchReader:
     def of(
         cls, buckets: Sequence[Bucket], members: Sequence[str], *, latents: Fit, crop: Crop, normalized: bool, seed: int
     ) -> "BatchReader":
-        """Raises WrongUsage for a member that a bucket lacks, ImagemillError where factors are wanted and not recorded."""
+        """Build a reader for the named members.
+
+        Raises WrongUsage for a member that a bucket lacks, ImagemillError if factors are requested but not recorded.
+        """
         suffixes = [chosen_suffixes(members, bucket.members, bucket.folder) for bucket in buckets]
         factors = [latent_factors(bucket.manifest, bucket.folder) for bucket in buckets] if normalized else None
         return cls(buckets, suffixes, latents, crop, factors, seed)
 
     def __call__(self, pieces: Iterable[Piece]) -> Iterator[Batch]:
+        """Read pieces as batches, in order."""
         return map(self.read, pieces)
 
     def read(self, piece: Piece) -> Batch:
+        """Read one piece as a batch."""
         bucket, suffixes = self.buckets[piece.bucket], self.suffixes[piece.bucket]
         lines = [bucket.lines[row] for row in piece.rows]
         samples = [read_members(bucket.tars, line, suffixes) for line in lines]
@@ -80,7 +85,7 @@ class BatchReader:
         return _each(latents) if self.latents == "as_stored" else _stacked(latents)
 
     def _corner(self, epoch: int, image_id: str) -> tuple[float, float] | None:
-        """Of this sample in this epoch, whoever reads it."""
+        """Return the corner of this sample in this epoch, independent of the reading process; None for the center."""
         if self.crop == "center":
             return None
         chance = random.Random(f"{self.seed}/{epoch}/{image_id}")
@@ -88,25 +93,25 @@ class BatchReader:
 
 
 def _stacked(values: list[np.ndarray]) -> Any:
-    """One tensor; a list of tensors for a kind whose arrays differ in shape."""
+    """Return one tensor, or a list of tensors for a kind with arrays of different shapes."""
     import torch
     from torch.utils.data import default_collate, get_worker_info
 
     if len({value.shape for value in values}) > 1:
         return _each(values)
     if get_worker_info() is None:
-        # Not torch.stack: its threads, on cores that are busy, took ten times as long.
+        # Not torch.stack, whose threads took ten times as long on busy cores.
         return torch.from_numpy(np.stack(values))
     with warnings.catch_warnings():
-        # Decoded arrays are read-only, of which torch warns; these tensors are only copied from.
+        # Decoded arrays are read-only, about which torch warns; these tensors are only copied from.
         warnings.simplefilter("ignore", UserWarning)
         views = [torch.from_numpy(value) for value in values]
-    # In a worker torch stacks into shared memory, which saves a copy on the way out.
+    # In a worker torch stacks into shared memory, which saves a copy when the batch is sent.
     return default_collate(views)
 
 
 def _each(values: list[np.ndarray]) -> list[Any]:
-    """One writable tensor per array."""
+    """Return one writable tensor per array."""
     import torch
 
     return [torch.from_numpy(np.array(value)) for value in values]

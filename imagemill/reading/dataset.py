@@ -1,8 +1,9 @@
-"""Shards as an endless or epoch-wise source of batches, with a position that can be saved and gone back to.
+"""An endless or epoch-wise source of batches from shards, with a position that can be saved and restored.
 
     plan ──> pieces of this rank ──> webdataset.split_by_worker ──> BatchReader ──> batches     a webdataset.DataPipeline
 
-Belongs here: putting the stages together, ranks, position and state. Belongs elsewhere: every stage itself.
+This module composes the stages and handles ranks, position and state. Each stage is in its own module.
+
 Reference: the names `state_dict` and `load_state_dict` are torch's.
 Spec: docs/spec/shards.md#updating-a-set
 """
@@ -19,7 +20,7 @@ from imagemill.reading.latents import Fit
 from imagemill.reading.plan import BucketLayout, Order, Piece, Plan, Tail
 from imagemill.reading.sets import Bucket, open_buckets
 
-# What torch's DataLoader would be told is the plan's to decide: option, and what to do instead.
+# Options of torch's DataLoader that the plan determines, with the alternative to each.
 _DECIDED = {
     "batch_size": "give batch_size to ShardDataset",
     "batch_sampler": "give batch_size to ShardDataset",
@@ -35,32 +36,38 @@ class ShardDataset:
     """Batches of one bucket each, over every live sample of a set.
 
     A batch is a dict:
+
         bucket    as `1024x1024`             epoch, step   its position in the plan
-        image_id  list of true ids           caption, json lists of texts and of whole records
+        image_id  list of ids                caption, json lists of texts and of whole records
         vae       float16 (n, 16, h, w); float32 with `normalized`; a list of tensors with latents="as_stored"
-        t5h       float16 (n, 77, 1024)      t5m           uint8 (n, 77), 1 where there is text
-        dinov3    float32 (n, 1024), if asked for
+        t5h       float16 (n, 77, 1024)      t5m           uint8 (n, 77), 1 for tokens of the caption
+        dinov3    float32 (n, 1024), if requested
+
+    Every iteration starts at the position that the last batch or `load_state_dict` has set. After an epoch this is the
+    start of the next epoch.
 
     Args:
         folder: `shards/`, or one bucket folder in it.
         batch_size: per rank.
-        members: what to decode: `json` (brings `caption`), `vae`, `t5h`, `t5m`, `dinov3`, and kinds of your own.
+        members: to decode: `json` (which adds `caption`), `vae`, `t5h`, `t5m`, `dinov3`, and further kinds.
         latents: `as_stored`; `crop` or `resize` to the bucket's own size (see `fit_latent`; resizing is approximate).
-        crop: where a window of a larger latent lies; `random` is another one each epoch, the same for the same seed.
+        crop: position of the window in a larger latent; `random` changes each epoch and is the same for the same seed.
         normalized: apply (z - shift_factor) * scaling_factor of the VAE in the manifest.
-        order, buffer, tail, seed: see `Plan`. For DDP choose tail="pad" or "drop": equally many full batches for every rank.
-        repeat: go on with the next epoch for ever.
-        allow_preview: read what preview models made.
-        verify: read every tar once on opening and compare it with its checksum; sizes are always compared.
-        rank, world_size: default RANK and WORLD_SIZE of the environment, else torch.distributed where it is initialised
-            by now, else one rank.
-
-    Every iteration begins at the position: where the last batch, or `load_state_dict`, left it. After an epoch that is the
-    next epoch's beginning.
+        order: see `Plan`.
+        buffer: see `Plan`.
+        tail: see `Plan`. For DDP choose "pad" or "drop", which give every rank equally many full batches.
+        seed: see `Plan`.
+        repeat: continue with the next epoch, without end.
+        allow_preview: also read sets of preview models.
+        verify: read every tar once on opening and compare its checksum; sizes are always compared.
+        rank: default RANK of the environment, else that of torch.distributed if it is initialised, else 0.
+        world_size: default WORLD_SIZE of the environment, else that of torch.distributed if it is initialised, else 1.
 
     Raises:
-        MissingInput, ImagemillError: see `open_buckets`. WrongUsage: an unknown name or value, or no batch for this rank.
-        While iterating, ShardsReplaced: another set took the place of the one that was opened.
+        MissingInput: see `open_buckets`.
+        ImagemillError: see `open_buckets`.
+        WrongUsage: for an unknown name or value, or if this rank has no batch.
+        ShardsReplaced: while iterating, if another set replaced the one that was opened.
     """
 
     def __init__(
@@ -104,25 +111,29 @@ class ShardDataset:
         self._epoch, self._step = 0, 0
 
     def __len__(self) -> int:
-        """Batches of this rank in a whole epoch."""
+        """Number of batches of this rank in a whole epoch."""
         return self.plan.batches(self.rank)
 
     @property
     def samples(self) -> int:
-        """Live samples in the set."""
+        """Number of live samples in the set."""
         return sum(len(bucket.lines) for bucket in self.buckets)
 
     # ---- iterating
 
     def __iter__(self) -> Iterator[Batch]:
-        """Batches in this process. In a script: `loader`, which reads ahead in others."""
+        """Iterate over batches in this process; scripts should use `loader`, which prefetches in worker processes."""
         return self._followed(self.pipeline())
 
     def loader(self, num_workers: int = 0, **options: Any) -> "ShardLoader":
-        """A DataLoader over this dataset; `options` are torch's (`pin_memory`, `prefetch_factor`, …).
+        """Return a DataLoader over this dataset.
+
+        Args:
+            num_workers: number of worker processes.
+            options: options of torch's DataLoader (`pin_memory`, `prefetch_factor`, …).
 
         Raises:
-            WrongUsage: an option that the dataset decides (`batch_size`, `shuffle`, …).
+            WrongUsage: for an option that the dataset determines (`batch_size`, `shuffle`, …).
         """
         _check_numbers(num_workers=(num_workers, 0))
         if decided := [name for name in options if name in _DECIDED]:
@@ -130,7 +141,10 @@ class ShardDataset:
         return ShardLoader(self, num_workers, options)
 
     def __getitem__(self, _: object) -> Batch:
-        """What a plain `torch.utils.data.DataLoader(dataset)` calls. In its workers the position would be lost unsaid."""
+        """Raise WrongUsage, since samples are not read by number.
+
+        A plain `torch.utils.data.DataLoader(dataset)` calls this. In its workers the position would be lost silently.
+        """
         raise WrongUsage(
             "a ShardDataset is read in its plan's order, not by number",
             why="only its own loader hears in the trainer's process how far its workers' batches got",
@@ -139,10 +153,10 @@ class ShardDataset:
         )
 
     def pipeline(self) -> Any:
-        """A `webdataset.DataPipeline` of batches from the position on, to be extended by `.compose(…)`.
+        """Return a `webdataset.DataPipeline` of batches from the position on, to be extended by `.compose(…)`.
 
-        A DataLoader over it (batch_size=None) delivers the same batches in the same order with any number of workers. Then
-        tell `delivered` of each batch if you want to save the position: a worker's copy of the dataset cannot.
+        A DataLoader over it (batch_size=None) yields the same batches in the same order with any number of workers. To
+        save the position, call `delivered` with each batch, because a worker's copy of the dataset cannot do this.
         """
         from webdataset.pipeline import DataPipeline
         from webdataset.shardlists import split_by_worker
@@ -166,30 +180,30 @@ class ShardDataset:
     # ---- position
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to an epoch's beginning. Iterating to an epoch's end does it too."""
+        """Set the position to the start of an epoch; done automatically at the end of an epoch."""
         _check_numbers(epoch=(epoch, 0))
         self._epoch, self._step = epoch, 0
 
     def delivered(self, batch: Batch) -> None:
-        """Put the position behind a batch. `loader` and plain iteration do it themselves."""
+        """Set the position after a batch; `loader` and plain iteration do this themselves."""
         over = batch["step"] + 1 == self.plan.steps
         self._epoch, self._step = (batch["epoch"] + 1, 0) if over else (batch["epoch"], batch["step"] + 1)
 
     def state_dict(self) -> dict[str, Any]:
-        """The position behind the last batch that was delivered, and what it holds for: plain numbers and texts.
+        """Return the position after the last delivered batch, and the plan it is valid for, as plain numbers and texts.
 
-        Batches that workers have read ahead are not counted, so nothing is lost. The same on every rank that is at the
-        same step; it may be loaded with another number of workers, and of ranks where world_size × batch_size is the same.
+        Batches prefetched by workers are not counted, so that none are lost. The state is equal on all ranks at the
+        same step. It may be loaded with another number of workers, or of ranks if world_size × batch_size is the same.
         """
-        return {"epoch": self._epoch, "step": self._step, **self._holds_for()}
+        return {"epoch": self._epoch, "step": self._step, **self._plan_state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on exactly where `state_dict` was taken; nothing that went before is read.
+        """Continue exactly at the position of `state_dict`, without reading earlier samples.
 
         Raises:
-            WrongUsage: the state is of another plan or of another set of samples.
+            WrongUsage: if the state belongs to another plan or another set of samples.
         """
-        now = self._holds_for()
+        now = self._plan_state()
         if differing := [name for name in now if state.get(name) != now[name]]:
             name = differing[0]
             raise WrongUsage(
@@ -199,7 +213,7 @@ class ShardDataset:
             )
         self._epoch, self._step = state["epoch"], state["step"]
 
-    def _holds_for(self) -> dict[str, Any]:
+    def _plan_state(self) -> dict[str, Any]:
         plan = self.plan
         return {
             "seed": plan.seed,
@@ -212,7 +226,7 @@ class ShardDataset:
 
 
 class ShardLoader:
-    """Batches read ahead by worker processes, in the plan's order; the position is kept in the dataset."""
+    """Batches prefetched by worker processes, in the plan's order; the position is kept in the dataset."""
 
     def __init__(self, dataset: ShardDataset, num_workers: int, options: Mapping[str, Any]) -> None:
         self.dataset = dataset
@@ -224,13 +238,13 @@ class ShardLoader:
     def __iter__(self) -> Iterator[Batch]:
         from webdataset.compat import WebLoader
 
-        # A new one each time: its workers begin at the position of now.
+        # A new loader for each iteration, whose workers start at the present position.
         batches = WebLoader(self.dataset.pipeline(), batch_size=None, collate_fn=_unchanged, **self._options)
         return self.dataset._followed(batches)
 
 
 def _unchanged(batch: Batch) -> Batch:
-    """torch's own would look into every number of every record."""
+    """Return the batch; torch's own function would visit every number of every record."""
     return batch
 
 
@@ -240,7 +254,7 @@ def _layout(bucket: Bucket) -> BucketLayout:
 
 
 def _node(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """Asked here and not in a worker, which may have been started without its parent's process group."""
+    """Return rank and world size, determined here because a worker may lack its parent's process group."""
     if rank is None or world_size is None:
         from webdataset.utils import pytorch_worker_info
 

@@ -1,7 +1,6 @@
-"""Latents fitted to their bucket: a window of them, or all of them made smaller or larger.
+"""Fitting of latents to their bucket's size, by cropping or resizing.
 
-Belongs here: one latent's size and scale.
-Belongs elsewhere: when it is asked for (batches.py), what the encoder did (encoders/flux_vae.py).
+Options are applied in batches.py; latents are encoded in encoders/flux_vae.py.
 """
 
 from typing import Literal
@@ -20,23 +19,24 @@ Size = tuple[int, int]
 def fit_latent(
     latent: np.ndarray, size: Size, fit: Fit, corner: tuple[float, float] | None = None, *, where: object = None
 ) -> np.ndarray:
-    """A latent of exactly the bucket's size.
+    """Return a latent of exactly the bucket's size.
 
-    Resizing a latent is approximate: it is not the latent of the resized image, since the VAE is not linear; expect softened
-    detail. Cropping is exact up to what the encoder saw beyond the window's edge.
+    Resizing a latent is approximate: it is not the latent of the resized image, since the VAE is not linear; expect
+    softened detail. Cropping is exact, except that the encoder saw pixels beyond the window's edge.
 
     Args:
-        latent: (16, h, w). size: (height, width) of the result.
-        fit: `crop`: a window of the latent as it is; one that is too small is enlarged just as far as needed first.
-            `resize`: enlarged or reduced until it just covers the size, proportions kept, the rest cropped.
-        corner: where the window lies within the room there is, both in [0, 1); None: in the middle.
-        where: of the sample, for the message.
+        latent: shape (16, h, w).
+        size: (height, width) of the result.
+        fit: `crop`: a window of the latent; one that is too small is first enlarged as far as needed. `resize`: scaled
+            to just cover the size, with its proportions, then cropped.
+        corner: position of the window in the available room, both in [0, 1); None: in the middle.
+        where: place of the sample, for the message.
 
     Returns:
-        the dtype of `latent`, shape (16, *size).
+        An array with the dtype of `latent`, shape (16, *size).
 
     Raises:
-        ImagemillError: a latent without a value; nothing can be made larger of it.
+        ImagemillError: if the latent is empty, since it cannot be enlarged.
     """
     if not latent.size:
         raise ImagemillError(
@@ -55,7 +55,7 @@ def fit_latent(
 
 
 def _covering(latent: np.ndarray, size: Size) -> np.ndarray:
-    """The smallest latent of these proportions that covers `size`: averaged areas when shrinking, bilinear when growing."""
+    """Return the smallest latent of these proportions that covers `size`: area averages if smaller, bilinear if larger."""
     import torch
     from torch.nn import functional
 
@@ -70,10 +70,12 @@ def _covering(latent: np.ndarray, size: Size) -> np.ndarray:
 
 
 def latent_factors(manifest: Manifest, where: object) -> tuple[float, float]:
-    """(scaling factor, shift factor) of the VAE that made a set's latents. A model trains on (z - shift) * scaling.
+    """Return (scaling factor, shift factor) of a set's VAE; models train on (z - shift) * scaling.
+
+    The shift of a VAE without one is 0.
 
     Raises:
-        ImagemillError: the manifest does not say; a VAE without a shift has 0.
+        ImagemillError: if the manifest does not contain the scaling factor.
     """
     facts = manifest.provenance.get(VAE.kind, Maker()).facts or {}
     scaling = facts.get("scaling_factor")

@@ -1,14 +1,14 @@
-"""Which samples make which batch, for whom: decided from counts and seeds alone, before a tar is touched.
+"""Assignment of samples to batches and ranks, computed from counts and seeds alone, without opening a tar.
 
     epoch ── steps ── one bucket each, drawn with a chance in proportion to the samples it has left
                 │
                 └── world_size × batch_size samples of that bucket, in its order of this epoch, shared among the ranks
 
-So all ranks have the same bucket at the same step, a position is two numbers (epoch, step), and going on from one costs no
-reading. The same seed and epoch give the same plan on every machine and with any number of DataLoader workers.
+So all ranks have the same bucket at the same step, a position is two numbers (epoch, step), and resuming from a
+position needs no reading. The same seed and epoch give the same plan on every machine and with any number of DataLoader
+workers.
 
-Belongs here: order, drawing, sharing out; all pure.
-Belongs elsewhere: reading (batches.py), position and state (dataset.py).
+Everything here is pure. Reading is in batches.py, position and state in dataset.py.
 """
 
 import random
@@ -36,7 +36,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class BucketLayout:
-    """What a plan knows of a bucket. `shards`: for each sample, in index order, the number of its tar."""
+    """The data of a bucket that a plan uses. `shards`: the number of each sample's tar, in index order."""
 
     name: str
     shards: np.ndarray
@@ -44,16 +44,22 @@ class BucketLayout:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Every epoch of a set.
+    """The plan of all epochs of a set.
 
     Attributes:
-        order: of the samples of a bucket in an epoch. `permutation`: every order equally likely; reads jump all over the
-            set. `stream`: tars in random order, within that stream no sample more than `buffer` places from its own, as
-            a shuffle buffer does; reads go once through the tars.
-        tail: what becomes of a bucket's last samples where they do not fill a step. `short`: shared evenly, so that every
-            sample comes exactly once; a rank may get none at that step, and then has a batch less. `drop`: left out in this
-            epoch. `pad`: filled up with the bucket's first samples of this epoch. The last two give all ranks equally many
-            full batches, which DDP needs.
+        buckets: of the set.
+        batch_size: per rank.
+        world_size: number of ranks.
+        seed: of all random choices.
+        order: of the samples of a bucket in an epoch. `permutation`: every order is equally likely, and reads are
+            random. `stream`: tars in random order; within this stream no sample moves more than `buffer` places, as
+            with a shuffle buffer, and reads are sequential.
+        buffer: for `stream`, in samples.
+        tail: treatment of a bucket's last samples if they do not fill a step. `short`: divided evenly, so that every
+            sample occurs exactly once; a rank may get no samples at that step, and then has one batch less. `drop`:
+            left out in this epoch. `pad`:
+            filled up with the bucket's first samples of this epoch. The last two give all ranks equally many full
+            batches, which DDP requires.
     """
 
     buckets: Sequence[BucketLayout]
@@ -71,18 +77,18 @@ class Plan:
 
     @property
     def steps(self) -> int:
-        """Steps per epoch: positions that a rank may be at, whether or not it has samples there."""
+        """Steps per epoch: positions of a rank, including those without samples for it."""
         return sum(-(-usable // self.global_batch) for usable in self._usable())
 
     def batches(self, rank: int) -> int:
-        """Batches per epoch of one rank: fewer than steps where `short` leaves it some without samples."""
+        """Return the batches per epoch of one rank: fewer than steps if `short` leaves it without samples at some."""
         full = sum(usable // self.global_batch for usable in self._usable())
         rests = [usable % self.global_batch for usable in self._usable()]
         sizes = [self.global_batch if self.tail == "pad" and rest else rest for rest in rests]
         return full + sum(stop > start for start, stop in (self._share(size, rank) for size in sizes))
 
     def pieces(self, epoch: int, rank: int, first_step: int = 0) -> Iterator[Piece]:
-        """A rank's batches of one epoch from a step on, in order."""
+        """Yield a rank's batches of one epoch, in order, starting at a step."""
         orders = [self._samples_in_order(bucket, epoch) for bucket in self.buckets]
         for step, (bucket, start) in enumerate(self._drawn(epoch)):
             if step < first_step:
@@ -91,20 +97,20 @@ class Plan:
             size = self.global_batch if self.tail == "pad" else min(self.global_batch, count - start)
             first, stop = self._share(size, rank)
             if stop > first:
-                # Past the end only where a tail is filled up.
+                # Indices beyond the end occur only if a tail is padded.
                 yield Piece(epoch, step, bucket, orders[bucket][np.arange(start + first, start + stop) % count])
 
     def _usable(self) -> list[int]:
-        """Samples of each bucket that an epoch delivers at least once."""
+        """Return the number of samples of each bucket that occur at least once in an epoch."""
         counts = [len(bucket.shards) for bucket in self.buckets]
         return [count - count % self.global_batch for count in counts] if self.tail == "drop" else counts
 
     def _share(self, size: int, rank: int) -> tuple[int, int]:
-        """A rank's part of a step of `size` samples: `batch_size` of a full one, one more or less of a short one."""
+        """Return a rank's range within a step of `size` samples: `batch_size` if full; short shares differ by at most one."""
         return rank * size // self.world_size, (rank + 1) * size // self.world_size
 
     def _drawn(self, epoch: int) -> Iterator[tuple[int, int]]:
-        """Bucket of each step, and how many of its samples went before."""
+        """Yield the bucket of each step, and the number of its samples in earlier steps."""
         chance = random.Random(f"{self.seed}/{epoch}")
         left = self._usable()
         taken = [0] * len(left)
@@ -117,7 +123,7 @@ class Plan:
             left[bucket] -= took
 
     def _samples_in_order(self, bucket: BucketLayout, epoch: int) -> np.ndarray:
-        """The bucket's row numbers in this epoch's order; other buckets, present or not, have no part in it."""
+        """Return the bucket's row numbers in this epoch's order, which does not depend on other buckets."""
         count = len(bucket.shards)
         bits = np.random.PCG64([self.seed, epoch, zlib.crc32(bucket.name.encode())])
         noise = _uniform(bits, count)
@@ -130,5 +136,5 @@ class Plan:
 
 
 def _uniform(bits: np.random.PCG64, count: int) -> np.ndarray:
-    """Numbers in [0, 1) from raw bits: those NumPy keeps the same in every version, unlike what `Generator` makes of them."""
+    """Return numbers in [0, 1) from raw bits, which NumPy keeps the same in every version, unlike the output of `Generator`."""
     return (bits.random_raw(count) >> np.uint64(11)) * 2.0**-53

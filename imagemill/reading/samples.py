@@ -1,8 +1,7 @@
-"""One sample out of its tar, decoded: the record as a dict, npy members as views of the bytes that were read.
+"""Decoding of one sample from its tar: the record as a dict, npy members as views of the bytes that were read.
 
-Belongs here: members, by the names a training script uses.
-Belongs elsewhere: where the sample lies (sets.py), whose bytes they are (tars.py), a tar's (formats/tar.py) and an npy
-file's form (formats/npy.py).
+Members have the names that training scripts use. Samples are located in sets.py, bytes are read in tars.py, and formats
+are in formats/tar.py and formats/npy.py.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,13 +17,13 @@ from imagemill.reading.tars import OpenedTars
 
 
 def short_name(suffix: str) -> str:
-    """A member's name in a sample or batch: `vae.npy` → `vae`."""
+    """Return a member's name in a sample or batch: `vae.npy` → `vae`."""
     return suffix.removesuffix(".npy")
 
 
-def chosen_suffixes(names: Iterable[str], there: Sequence[str], where: Path) -> list[str]:
-    """The suffixes of the members with these names. Raises WrongUsage for a name that the set does not have."""
-    suffixes = {short_name(suffix): suffix for suffix in there}
+def chosen_suffixes(names: Iterable[str], available: Sequence[str], where: Path) -> list[str]:
+    """Return the suffixes of the members with these names; raise WrongUsage for a name that the set does not have."""
+    suffixes = {short_name(suffix): suffix for suffix in available}
     names = list(names)
     if unknown := [name for name in names if name not in suffixes]:
         raise WrongUsage(
@@ -37,11 +36,11 @@ def chosen_suffixes(names: Iterable[str], there: Sequence[str], where: Path) -> 
 
 
 def read_members(tars: OpenedTars, line: IndexLine, suffixes: Sequence[str]) -> dict[str, Any]:
-    """Decode these members of one sample, and no other: by short name, `json` a dict, the rest read-only arrays.
+    """Decode only these members of one sample, by short name: `json` as a dict, the rest as read-only arrays.
 
     Raises:
-        ShardsReplaced: the tar is not the one of this set any more. ImagemillError: the sample is not there, or a member is
-            missing or damaged.
+        ShardsReplaced: if the tar no longer belongs to this set.
+        ImagemillError: if the sample is not at its position, or a member is missing or damaged.
     """
     path = tars.folder / line.shard
     content = tars.read(line.shard, line.offset, line.size)

@@ -1,15 +1,15 @@
-"""Sets of shards, opened: every live sample of every bucket by its index entry; nothing of a tar is read before it is asked for.
+"""Opened sets of shards: the live samples of every bucket by index entry; tars are read only on access.
 
     data/shards/                    open this, or one bucket folder
     └─ bucket_1024x1024/
        ├─ shard-000000.tar …
-       ├─ index.jsonl               where each sample lies
-       ├─ tombstones.jsonl          what of it counts no more, if anything: never delivered
-       └─ manifest.json             what made it, and how many samples count
+       ├─ index.jsonl               position of each sample
+       ├─ tombstones.jsonl          samples that are not live, if any: never delivered
+       └─ manifest.json             its models, and the number of live samples
 
-Belongs here: finding, checking and refusing sets; random access by id.
-Belongs elsewhere: the documents themselves (pipeline/shards/shard_sets.py), the tars' bytes (tars.py), a sample's members
-(samples.py), order (plan.py).
+This module finds, checks and refuses sets, and provides random access by id. Documents are described in
+pipeline/shards/shard_sets.py; bytes are read in tars.py, members decoded in samples.py, and the order is in plan.py.
+
 Spec: docs/spec/shards.md#updating-a-set
 """
 
@@ -39,7 +39,10 @@ _WRITE_AGAIN = "write the set again: imagemill shards --overwrite"
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """One bucket's set, whole and of one publication. `name`: as `1024x1024`; `lines`: the samples that count, in index order."""
+    """One bucket's set, complete and of one publication.
+
+    `name`: as `1024x1024`. `lines`: the live samples, in index order.
+    """
 
     name: str
     folder: Path
@@ -59,24 +62,30 @@ class Bucket:
         return self.manifest.members
 
     def digest(self) -> str:
-        """Of the live samples, their contents and places: equal digests mean that a position means the same sample."""
+        """Return a digest of the live samples, their contents and positions.
+
+        If digests are equal, a position means the same sample.
+        """
         samples = "\n".join(f"{line.image_id}\t{line.shard}\t{line.offset}\t{line.digest}" for line in self.lines)
         return hashlib.sha256(samples.encode()).hexdigest()[:16]
 
 
 def open_buckets(folder: Path, *, allow_preview: bool = False, verify: bool = False) -> tuple[Bucket, ...]:
-    """Every bucket below a shards folder, by name, or the one whose folder this is.
+    """Open all buckets below a shards folder, by name, or the one with this folder.
 
-    A bucket's folder with neither manifest nor tars (somebody's notes stayed when its last sample went) is no set.
+    A bucket's folder with neither manifest nor tars is not a set: only foreign files remained when its last sample was
+    removed.
 
     Args:
-        verify: also read every tar whole and compare it with its checksum; sizes are always compared.
+        folder: `shards/`, or one bucket folder in it.
+        allow_preview: also open sets of preview models.
+        verify: also read every tar in full and compare its checksum; sizes are always compared.
 
     Raises:
-        MissingInput: no sets there, or tars without manifest. ImagemillError: a set that does not agree with itself, an id that
-            is live twice, or a set whose files a preview model made.
+        MissingInput: if there are no sets, or tars without a manifest.
+        ImagemillError: if a set is inconsistent, an id is live twice, or a preview model generated files of a set.
     """
-    # A training script may change its working folder.
+    # Absolute, because a training script may change its working directory.
     folder = folder.absolute()
     folders = [folder] if folder.name.startswith("bucket_") else sorted(folder.glob("bucket_*/"))
     buckets = tuple(
@@ -100,18 +109,18 @@ def open_buckets(folder: Path, *, allow_preview: bool = False, verify: bool = Fa
 
 
 def refuse_twice(buckets: Sequence[Bucket]) -> None:
-    """Raises ImagemillError if an id is live twice, in one bucket or in two."""
+    """Raise ImagemillError if an id is live twice, in one bucket or in two."""
     seen: dict[str, Bucket] = {}
     for bucket in buckets:
         for line in bucket.lines:
             if (other := seen.setdefault(line.image_id, bucket)) is not bucket:
-                raise _twice(line.image_id, other, bucket)
+                raise _live_twice(line.image_id, other, bucket)
         if len({line.image_id for line in bucket.lines}) < len(bucket.lines):
             counts = Counter(line.image_id for line in bucket.lines)
-            raise _twice(counts.most_common(1)[0][0], bucket, bucket)
+            raise _live_twice(counts.most_common(1)[0][0], bucket, bucket)
 
 
-def _twice(image_id: str, one: Bucket, other: Bucket) -> ImagemillError:
+def _live_twice(image_id: str, one: Bucket, other: Bucket) -> ImagemillError:
     places = one.folder.name if one is other else f"{one.folder.name} and {other.folder.name}"
     return ImagemillError(
         f"{image_id!r} is live twice, in {places}",
@@ -122,7 +131,7 @@ def _twice(image_id: str, one: Bucket, other: Bucket) -> ImagemillError:
 
 
 def _refuse_damaged(bucket: Bucket) -> None:
-    """Raises ImagemillError if a tar does not have the manifest's checksum."""
+    """Raise ImagemillError if a tar does not match the manifest's checksum."""
     for shard in bucket.manifest.shards:
         path = bucket.folder / shard.name
         if fingerprint_file(path) != shard.checksum:
@@ -135,7 +144,7 @@ def _refuse_damaged(bucket: Bucket) -> None:
 
 
 def _read_bucket(folder: Path) -> Bucket | None:
-    """The set that is there; None where there is none."""
+    """Read the set in a folder; return None if the folder contains no set."""
     if not (folder / MANIFEST).exists() and not any(folder.glob("*.tar")):
         return None
     try:
@@ -159,7 +168,7 @@ def _read_bucket(folder: Path) -> Bucket | None:
 
 
 def _disagreement(bucket: Bucket) -> str | None:
-    """Whether index, manifest and the tars' sizes contradict each other; no tar is opened."""
+    """Return a contradiction between index, manifest and the tars' sizes, if any; no tar is opened."""
     sizes = {shard.name: shard.bytes for shard in bucket.manifest.shards}
     for name, size in sizes.items():
         found = bucket.tars.stats.get(name)
@@ -177,10 +186,10 @@ def _disagreement(bucket: Bucket) -> str | None:
 
 
 class ShardSet(Mapping[str, dict[str, Any]]):
-    """Samples by id; reading one costs one read of one tar.
+    """Samples by id; each access costs one read of one tar.
 
-    A sample is a dict: image_id, bucket, caption, `json` (the record), and one writable array per npy member, named without
-    the `.npy`, as stored: vae float16 (16, H // 8, W // 8) neither scaled nor shifted, t5h float16 (77, 1024),
+    A sample is a dict: image_id, bucket, caption, `json` (the record), and one writable array per npy member, named
+    without the `.npy`, as stored: vae float16 (16, H // 8, W // 8) neither scaled nor shifted, t5h float16 (77, 1024),
     t5m uint8 (77,), dinov3 float32 (1024,).
     """
 
@@ -191,12 +200,16 @@ class ShardSet(Mapping[str, dict[str, Any]]):
 
     @classmethod
     def open(cls, folder: str | Path, *, allow_preview: bool = False, verify: bool = False) -> "ShardSet":
-        """A shards folder or one of its bucket folders; arguments and errors as of `open_buckets`."""
+        """Open a shards folder or one of its bucket folders; arguments and errors as for `open_buckets`."""
         return cls(open_buckets(Path(folder), allow_preview=allow_preview, verify=verify))
 
     def __getitem__(self, image_id: str) -> dict[str, Any]:
-        """Raises KeyError for an id that is not live, ShardsReplaced where another set took this one's place, ImagemillError
-        where the tar is damaged.
+        """Return one sample.
+
+        Raises:
+            KeyError: if the id is not live.
+            ShardsReplaced: if another set replaced this one.
+            ImagemillError: if the tar is damaged.
         """
         bucket, line = self._places[image_id]
         sample = read_members(bucket.tars, line, bucket.members)

@@ -1,10 +1,10 @@
-"""The tars of a set as they were when it was opened: bytes of that set, or an error, whatever is published meanwhile.
+"""The tars of a set as of its opening: reads return bytes of that set or fail, even if other sets are published later.
 
-    imagemill shards --append, withdraw    the tars come along, as the same files: the reader goes on undisturbed
-    imagemill shards --overwrite, --repack other tars have their names: ShardsReplaced, unless the bytes are equal
+    imagemill shards --append, withdraw    keep the tars as the same files: the reader continues
+    imagemill shards --overwrite, --repack other tars get their names: ShardsReplaced, unless the bytes are equal
 
-Belongs here: that a byte is of the set that was opened.
-Belongs elsewhere: that the documents are of one set (sets.py), what the bytes mean (samples.py, formats/tar.py).
+Consistency of the documents is checked in sets.py; bytes are decoded in samples.py and formats/tar.py.
+
 Spec: docs/spec/shards.md#replacement
 """
 
@@ -20,19 +20,20 @@ from imagemill.fs.fingerprints import FileSignature, file_signature, fingerprint
 from imagemill.pipeline.shards.shard_manifest import Manifest
 from imagemill.pipeline.shards.shard_sets import read_manifest
 
-# The last: another client of a network file system removed what this one had looked up.
+# ESTALE: another client of a network file system removed a file that this one had looked up.
 _GONE = {errno.ENOENT, errno.ENOTDIR, errno.ESTALE}
 
 
 class ShardsReplaced(ImagemillError):
-    """Another set has taken the place of the one that a reader opened."""
+    """Another set has replaced the one that a reader opened."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedTars:
     """A set's tars by name; may be pickled and used in another process, or on another machine with the same files.
 
-    `checksums`: of the manifest. `stats`: when the set was opened, or of files of the same bytes that were met since.
+    `checksums`: of the manifest. `stats`: signatures as of the set's opening, or of files with the same bytes found
+    since.
     """
 
     folder: Path
@@ -41,14 +42,14 @@ class OpenedTars:
 
     @classmethod
     def of(cls, folder: Path, manifest: Manifest) -> "OpenedTars":
-        """Those of the manifest; one that is not there has no stat."""
+        """Return the tars of the manifest; a missing one has no signature."""
         checksums = _checksums(manifest)
         return cls(
             folder, checksums, {name: file_signature(folder / name) for name in checksums if (folder / name).is_file()}
         )
 
     def read(self, name: str, offset: int, size: int) -> bytes:
-        """Bytes of a tar, fewer only where it ends. Raises ShardsReplaced where it is not the one of this set."""
+        """Return bytes of a tar, fewer only at its end; raise ShardsReplaced if the tar no longer belongs to this set."""
         try:
             with open(self.folder / name, "rb") as file:
                 self._check(name, file)
@@ -67,11 +68,12 @@ class OpenedTars:
             self.stats[name] = now
 
     def _is_equal(self, name: str, file: BinaryIO, now: FileSignature) -> bool:
-        """Whether another file under this name has the bytes of the one that was there."""
+        """Return whether another file under this name has the same bytes as the opened one."""
         manifest = read_manifest(self.folder)
         if manifest is None or _checksums(manifest).get(name) != self.checksums[name]:
             return False
-        # A copy keeps the time: appending where the file system has no hardlinks. Reading it whole would cost an epoch.
+        # A copy with the same mtime comes from appending on a file system without hardlinks. Reading it in full would
+        # cost an epoch.
         return is_copy(now, self.stats[name]) or fingerprint_file(file.fileno()) == self.checksums[name]
 
     def _replaced(self, name: str, why: str) -> ShardsReplaced:

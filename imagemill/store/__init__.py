@@ -1,1 +1,1 @@
-"""Stored knowledge about a data root."""
+"""Persistent state of a data root."""

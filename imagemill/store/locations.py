@@ -1,10 +1,10 @@
-"""Folders outside the data root that a run was told to use, and that later commands find again.
+"""Folders outside the data root that a run was given by an option, recorded for later commands.
 
     derived   --output-base-dir      shards   --output-dir      public_data   --public-data-root
     stage_a_input   --input_dir      stage_a_output   --output_dir
 
-Belongs here: remembering them, and the data root with them in place.
-Belongs elsewhere: what lies where below a root (layout.py).
+Locations below a root are defined in layout.py.
+
 Spec: docs/spec/conventions.md#locations
 """
 
@@ -38,21 +38,23 @@ _ONLY_READ = {"stage_a_input"}
 
 
 def with_recorded(root: DataRoot, setting: Callable[[str], str | None]) -> DataRoot:
-    """Return the data root with the folders that earlier runs used instead of the default ones, by the recorded settings."""
+    """Return the data root with the recorded folders of earlier runs in place of the default ones."""
     found = {name: setting(f"{_PLACE}{name}") for name in get_args(Place)}
     return replace(root, **{f"{name}_at": Path(place) if place else None for name, place in found.items()})
 
 
 def at(root: DataRoot, name: Place, folder: str | os.PathLike[str]) -> DataRoot:
-    """The data root with this folder elsewhere, for whoever must not remember it."""
+    """Return the data root with this folder elsewhere, without recording it."""
     return replace(root, **{f"{name}_at": local_path(folder, _OPTIONS[name])})
 
 
 def put(root: DataRoot, name: Place, folder: str | os.PathLike[str]) -> DataRoot:
-    """Use this folder instead; `remember` records it. Another one than before is said, and records in the old one come along.
+    """Use this folder from now on; `remember` records it.
+
+    A change is printed, and records in the old folder are copied into the new one.
 
     Raises:
-        WrongUsage: there is no folder, and it cannot be created.
+        WrongUsage: if the folder does not exist and cannot be created.
     """
     now, before = at(root, name, folder), getattr(root, name)
     place = getattr(now, name)
@@ -62,18 +64,18 @@ def put(root: DataRoot, name: Place, folder: str | os.PathLike[str]) -> DataRoot
     if place != before:
         print(f"{name}: in {place} from now on, until now in {before}", file=sys.stderr, flush=True)
         if name == "derived":
-            _bring_records(root.stage2_jsonl, now.stage2_jsonl)
+            _copy_records(root.stage2_jsonl, now.stage2_jsonl)
     return now
 
 
 def remember(root: DataRoot, ledger: Ledger, name: Place) -> None:
-    """Record where this folder is, for later commands."""
+    """Record the location of this folder for later commands."""
     ledger.record_setting(f"{_PLACE}{name}", str(getattr(root, name)))
     refresh(root, ledger)
 
 
 def refuse_no_folder(name: Place, folder: str | os.PathLike[str]) -> None:
-    """Raises WrongUsage where no folder is, nor could be: a file is in its place or on the way to it. Makes nothing."""
+    """Raise WrongUsage if there is not and cannot be a folder, because a file is in the way. Creates nothing."""
     place = local_path(folder, _OPTIONS[name])
     nearest = _nearest(place)
     if not nearest.is_dir():
@@ -82,12 +84,12 @@ def refuse_no_folder(name: Place, folder: str | os.PathLike[str]) -> None:
         os.lstat(place)
     except FileNotFoundError:
         return
-    except OSError as error:  # a name that is too long, a folder that may not be looked into
+    except OSError as error:  # a name that is too long, or a folder without search permission
         raise _no_folder(name, place, error.strerror) from error
 
 
 def _nearest(place: Path) -> Path:
-    """The path itself, or the nearest parent that exists."""
+    """Return the path itself, or the nearest parent that exists."""
     return next(path for path in (place, *place.parents) if os.path.lexists(path))
 
 
@@ -96,7 +98,7 @@ class ReadOnly(ImagemillError, PermissionError):
 
 
 def refuse_read_only(folder: Path) -> None:
-    """Raises ReadOnly if this user cannot create files in the folder, or cannot create the folder. Makes nothing."""
+    """Raise ReadOnly if this user cannot create files in the folder, or cannot create the folder. Creates nothing."""
     nearest = _nearest(folder)
     if nearest.is_dir() and not os.access(nearest, os.W_OK | os.X_OK):
         raise ReadOnly(
@@ -108,9 +110,10 @@ def refuse_read_only(folder: Path) -> None:
 
 
 def refuse_no_root(root: DataRoot, *, may_begin: bool = False) -> None:
-    """Raises MissingInput if the folder is no data root, so that a mistyped path leaves no files behind.
+    """Raise MissingInput if the folder is not a data root, so that a mistyped path leaves no files behind.
 
     Args:
+        root: the data root.
         may_begin: whether the command may create a data root, in a folder that exists or in the default one.
     """
     if root.is_begun or (may_begin and (root.path.is_dir() or root.path == DataRoot.resolve(DEFAULT_ROOT).path)):
@@ -124,13 +127,13 @@ def refuse_no_root(root: DataRoot, *, may_begin: bool = False) -> None:
 
 
 def nothing_has_run(root: DataRoot) -> MissingInput:
-    """Return the error of a command that reads what an earlier run has made."""
+    """Return the error of a command that reads the results of an earlier run."""
     do = f"imagemill run --data-root {shlex.quote(str(root.path))}"
     return MissingInput("nothing has run on this data root yet", where=root.path, do=do)
 
 
 def refuse_no_images(root: DataRoot) -> None:
-    """Raises MissingInput if there is no `approved/`. Makes nothing."""
+    """Raise MissingInput if there is no `approved/`. Creates nothing."""
     if not root.approved.is_dir():
         raise MissingInput(
             "no folder of approved images",
@@ -140,9 +143,9 @@ def refuse_no_images(root: DataRoot) -> None:
 
 
 def sweep_state(root: DataRoot) -> None:
-    """Remove temporary files of dead processes from the folders in which a command writes single files.
+    """Remove temporary files of dead processes from the folders in which commands write single files.
 
-    The folders of embedding kinds, shard sets, presets and Stage-A are swept by what writes them.
+    The folders of embedding kinds, shard sets, presets and Stage-A are swept by their writers.
     """
     kinds = {spec.folder for spec in embedding_specs()}
     reports = [entry.path for entry in _folders(root.derived) if entry.name not in kinds]
@@ -155,13 +158,13 @@ def _folders(folder: Path) -> list[os.DirEntry[str]]:
 
 
 def gone(root: DataRoot) -> dict[str, Path]:
-    """Remembered places where no folder is: a disk that is not mounted, a folder that somebody moved."""
+    """Return the recorded folders that do not exist: an unmounted disk, or a folder that was moved."""
     remembered = {name: getattr(root, f"{name}_at") for name in get_args(Place)}
     return {name: place for name, place in remembered.items() if place and not place.is_dir()}
 
 
 def refuse_gone(root: DataRoot, name: Place) -> None:
-    """Raises MissingInput where the remembered place is no folder now."""
+    """Raise MissingInput if the recorded folder does not exist now."""
     if name in gone(root):
         raise MissingInput(
             f"{name}: the remembered folder is not there",
@@ -181,8 +184,11 @@ def _no_folder(name: Place, place: Path, why: str | None) -> WrongUsage:
     return WrongUsage(f"{name}: cannot create the folder", where=place, why=why, do=f"give another {_OPTIONS[name]}")
 
 
-def _bring_records(old: Path, new: Path) -> None:
-    """Copy the file of records where there is none: what it holds costs more than its disk space. The old one stays."""
+def _copy_records(old: Path, new: Path) -> None:
+    """Copy the record file if the new folder has none; the old file stays.
+
+    Recomputing its content costs more than the disk space.
+    """
     if new.exists() or not old.is_file():
         return
     with atomic_write(new) as into, open(old, "rb") as source:

@@ -1,7 +1,7 @@
-"""Model identities: which model made the files of each kind, and the rule that one folder never mixes two.
+"""Model identities: the model that generated the files of each kind, and the rule that one folder never mixes two.
 
 An identity is a setting of the ledger (`identity.<kind>`), recorded when the first file of its kind is made. Reading an
-identity off a model folder belongs in encoders/loading.py.
+identity from a model folder belongs in encoders/loading.py.
 """
 
 import hashlib
@@ -16,14 +16,15 @@ from imagemill.formats.npy import NpyStore
 from imagemill.store.ledger import SUPERSEDED, Ledger
 from imagemill.text.strict_json import NOT_JSON, decode_json
 
-# Makers of adopted files: no row says who made them. The second kind carries the comment of a preview model in its header.
+# Makers of adopted files, for which no row records a model. The second marks files whose header contains a preview
+# model's comment.
 UNKNOWN, UNKNOWN_PREVIEW = "unknown", "unknown preview"
 _NO_MODEL = {UNKNOWN, UNKNOWN_PREVIEW, SUPERSEDED}
 
 SCHEME = 1
 """Number of the present set of facts. A scheme that adds facts adds their old values below."""
 
-# Facts that a later scheme added, with the value that identities without them imply.
+# Facts that a later scheme added, with the value implied by identities without them.
 OLD_VALUES: Mapping[str, Any] = {
     "size": "original",
     "tokens": 77,
@@ -34,7 +35,7 @@ OLD_VALUES: Mapping[str, Any] = {
 
 
 class ModelIdentity(msgspec.Struct, frozen=True, kw_only=True):
-    """The facts that decide an encoder's bytes, and where the model came from.
+    """The facts that determine an encoder's output bytes, and the origin of the model.
 
     The same weights from a mirror are the same model, so id, path, revision, device and threads are not part of `key`.
 
@@ -65,9 +66,10 @@ class ModelIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def differing_facts(recorded: ModelIdentity, requested: ModelIdentity) -> list[str]:
-    """Return the names of the facts in which two identities differ; none means that they are the same model.
+    """Return the names of the facts in which two identities differ; an empty list means that they are the same model.
 
-    An identity of an older scheme equals a newer one if its facts are equal and every fact that it lacks has its old value.
+    An identity of an older scheme equals a newer one if its facts are equal and every fact that it lacks has its old
+    value.
     """
     missing = object()
 
@@ -99,12 +101,18 @@ def read_identity(ledger: Ledger, kind: str) -> ModelIdentity | None:
 
 
 def record_identity(ledger: Ledger, identity: ModelIdentity) -> None:
+    """Record the model of a kind."""
     ledger.record_setting(f"identity.{identity.kind}", msgspec.json.encode(identity, order="sorted").decode())
 
 
 def forget_identity(ledger: Ledger, kind: str) -> None:
-    """Forget the model of a kind whose files are all being replaced or deleted; keep it as `previous` for people."""
-    _move_setting(ledger, f"identity.{kind}", f"previous.{kind}")
+    """Delete the identity of a kind whose files are all being replaced or deleted; keep it as `previous` for people."""
+    with ledger.transaction():
+        recorded = ledger.setting(f"identity.{kind}")
+        ledger.forget_setting(f"identity.{kind}")
+        ledger.forget_setting(f"previous.{kind}")
+        if recorded is not None:
+            ledger.record_setting(f"previous.{kind}", recorded)
 
 
 def recall_identity(ledger: Ledger, kind: str) -> None:
@@ -126,10 +134,10 @@ def guard_identity(ledger: Ledger, identity: ModelIdentity) -> ModelIdentity:
     """Record the first model of a kind, or refuse one that differs from it.
 
     Returns:
-        the identity in force: the recorded one, which is kept where a newer scheme only spells it with more facts.
+        The identity in force: the recorded one, which is kept if a newer scheme only adds facts.
 
     Raises:
-        ModelMismatch: naming the facts that differ, or the files of another model if the record was lost.
+        ModelMismatch: with the facts that differ, or the files of another model if the record was lost.
     """
     with ledger.transaction():
         makers = read_makers(ledger, identity.kind)
@@ -140,11 +148,12 @@ def guard_identity(ledger: Ledger, identity: ModelIdentity) -> ModelIdentity:
 
 
 class Makers(msgspec.Struct, frozen=True):
-    """Makers of the files of a kind, as recorded in the ledger. Workers get it, because they do not open the ledger.
+    """Makers of the files of a kind, as recorded in the ledger; passed to workers, because they do not open the ledger.
 
     Attributes:
-        recorded: the recorded model, None before the first file, or where the record was lost.
-        keys: what the rows of the files say. ledger: its path, for messages.
+        recorded: the recorded model, None before the first file, or if the record was lost.
+        keys: makers in the rows of the files.
+        ledger: its path, for messages.
     """
 
     recorded: ModelIdentity | None
@@ -166,7 +175,7 @@ class Makers(msgspec.Struct, frozen=True):
             )
 
     def _refuse_others(self, identity: ModelIdentity) -> None:
-        """Without a recorded identity, the recorded files still name their makers."""
+        """Compare with the makers of the recorded files, if there is no recorded identity."""
         others = sorted(self.keys - _NO_MODEL - {identity.key})
         if not identity.preview and UNKNOWN_PREVIEW in self.keys:
             others.append("a preview model")
@@ -182,11 +191,11 @@ class Makers(msgspec.Struct, frozen=True):
 
 
 def read_makers(ledger: Ledger, kind: str) -> Makers:
-    """Return who made the files of a kind. Raises ImagemillError if the recorded model cannot be read."""
+    """Return the makers of the files of a kind. Raises ImagemillError if the recorded model cannot be read."""
     recorded = read_identity(ledger, kind)
     return Makers(recorded, frozenset() if recorded else frozenset(ledger.makers(kind)), ledger.path)
 
 
 def maker_of_adopted(store: NpyStore, image_id: str) -> str:
-    """Return the maker to record for a valid file that no row describes: its header shows preview models only."""
+    """Return the maker to record for a valid file without a row: only preview models are identified by the header."""
     return UNKNOWN_PREVIEW if store.is_preview(image_id) else UNKNOWN

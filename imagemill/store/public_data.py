@@ -1,4 +1,4 @@
-"""Where public datasets and their presets live. Paths and names; only `splits` and the manifest look at the disk.
+"""Paths and names of public datasets and their presets. Only lists of names and the manifest are read from the disk.
 
     public_data/
     ├─ presets.yaml
@@ -9,8 +9,8 @@
           ├─ images/                             always a real folder; a file in it is never replaced
           └─ pipeline_manifest.json
 
-Belongs here: names of files and folders, the manifest as a value.
-Belongs elsewhere: what a record holds (preset_records.py), what a preset's name says (preset_names.py).
+Rules for records are in preset_records.py, those for preset names in preset_names.py.
+
 Spec: docs/spec/presets.md#dataset-layout
 """
 
@@ -35,7 +35,7 @@ MANIFEST_FORMAT = 1
 
 
 def space_of(path: str | os.PathLike[str]) -> Space:
-    """Which numbers a file of records holds, by its name: `val.coord.jsonl` → `coord`, `val.jsonl` → `pixel`."""
+    """Return the space of a file of records by its name: `val.coord.jsonl` → `coord`, `val.jsonl` → `pixel`."""
     name = Path(path).name
     for space, ending in SPACES.items():
         if space != "pixel" and name.endswith(ending):  # every name of records ends as those in pixels do
@@ -51,17 +51,21 @@ class PresetDir:
 
     @property
     def name(self) -> str:
+        """Name of the preset."""
         return self.path.name
 
     @property
     def images(self) -> Path:
+        """Images of the preset."""
         return self.path / IMAGES
 
     @property
     def manifest(self) -> Path:
+        """The preset's manifest."""
         return self.path / MANIFEST
 
     def records(self, split: str, space: Space) -> Path:
+        """Records of a split in one space."""
         return self.path / (split + SPACES[space])
 
     def jsonl(self, split: str) -> Path:
@@ -69,16 +73,19 @@ class PresetDir:
         return self.records(split, "pixel")
 
     def norm(self, split: str) -> Path:
+        """Records as ints 0…999."""
         return self.records(split, "norm")
 
     def coord(self, split: str) -> Path:
+        """Records as tokens."""
         return self.records(split, "coord")
 
     def filter_stats(self, split: str) -> Path:
+        """Counts of kept and dropped records of a derived preset."""
         return self.path / f"{split}.filter_stats.json"
 
     def splits(self) -> list[str]:
-        """The splits whose pixel records are published."""
+        """Return the splits whose pixel records are published."""
         return [split for split in SPLITS if self.jsonl(split).is_file()]
 
 
@@ -90,29 +97,33 @@ class Dataset:
 
     @property
     def name(self) -> str:
+        """Name of the dataset."""
         return self.path.name
 
     @property
     def raw(self) -> Path:
+        """Folder of the raw records and images."""
         return self.path / RAW
 
     @property
     def raw_images(self) -> Path:
+        """Folder of the raw images."""
         return self.raw / IMAGES
 
     def raw_jsonl(self, split: str) -> Path:
+        """Raw records of a split."""
         return self.raw / f"{split}.jsonl"
 
     def splits(self) -> list[str]:
-        """The splits that raw holds."""
+        """Return the splits that have raw records."""
         return [split for split in SPLITS if self.raw_jsonl(split).is_file()]
 
     def presets(self) -> list[str]:
-        """Return the names of the folders that hold a preset, in order."""
+        """Return the names of the folders that contain a preset, in order."""
         return sorted(path.parent.name for path in self.path.glob(f"[!.]*/{MANIFEST}"))
 
     def preset(self, name: str) -> PresetDir:
-        """Raises WrongUsage where the name is none of a folder beside raw."""
+        """Return a preset of this name; raise WrongUsage if it is not a valid folder name beside raw."""
         return PresetDir(self.path / folder_name(name, "preset", taken=(RAW,)))
 
 
@@ -124,24 +135,26 @@ class PublicData:
 
     @classmethod
     def at(cls, folder: str | os.PathLike[str]) -> "PublicData":
+        """Return the folder of public datasets at this path; raise WrongUsage for a URL."""
         return cls(local_path(folder, "--public-data-root"))
 
     @property
     def presets_yaml(self) -> Path:
+        """The file of configured datasets and presets."""
         return self.path / "presets.yaml"
 
     def datasets(self) -> list[str]:
-        """Return the names of the folders that hold raw records or a preset, in order."""
+        """Return the names of the folders that contain raw records or a preset, in order."""
         found = [*self.path.glob(f"[!.]*/{RAW}"), *self.path.glob(f"[!.]*/*/{MANIFEST}")]
         return sorted({path.relative_to(self.path).parts[0] for path in found})
 
     def dataset(self, name: str) -> Dataset:
-        """Raises WrongUsage where the name is none of a folder."""
+        """Return a dataset of this name; raise WrongUsage if it is not a valid folder name."""
         return Dataset(self.path / folder_name(name, "dataset"))
 
 
 def no_dataset(dataset: Dataset, do: str) -> MissingInput:
-    """Return the error for a dataset without a folder; those that exist are listed."""
+    """Return the error for a dataset without a folder; existing datasets are listed."""
     names = PublicData(dataset.path.parent).datasets()
     return MissingInput(
         f"no dataset {dataset.name}",
@@ -152,10 +165,10 @@ def no_dataset(dataset: Dataset, do: str) -> MissingInput:
 
 
 def folder_name(name: str, what: str, *, taken: tuple[str, ...] = ()) -> str:
-    """A name that becomes one folder here and one half of a partition's key.
+    """Return a name that is valid as a folder and as a part of a partition key.
 
     Raises:
-        WrongUsage: empty, hidden, with a separator or a control character, or one of `taken`.
+        WrongUsage: if it is empty, hidden, in `taken`, or contains a separator or a control character.
     """
     bad = not name or name.startswith(".") or "/" in name or "\\" in name or not name.isprintable() or name in taken
     if bad or name != name.strip():
@@ -169,10 +182,10 @@ def is_foreign(manifest: Mapping[str, Any]) -> bool:
 
 
 def read_preset_manifest(preset: PresetDir) -> dict[str, Any] | None:
-    """What a preset's stages recorded; None where it has no manifest.
+    """Return the manifest of a preset; None if it has none.
 
     Raises:
-        ImagemillError: the file is no JSON object, or of another format.
+        ImagemillError: if the file is not a JSON object of this format.
     """
     if not preset.manifest.is_file():
         return None

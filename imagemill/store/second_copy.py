@@ -1,11 +1,11 @@
-"""The second copy of what a data root cannot recompute: its settings and its withdrawals.
+"""The second copy of a data root's state that cannot be recomputed: its settings and its withdrawals.
 
     derived/.imagemill.json
     shards/.imagemill.json
     {"format": 1, "settings": {"identity.vae_latents": "{…}"}, "withdrawn": {…}}
 
-It is written after the ledger changed, and read only where a data root has a new, empty ledger beside data of earlier runs:
-`.imagemill/` was lost. What is taken from it is reported.
+It is written after each change of the ledger. It is read only if a data root has a new, empty ledger beside data of
+earlier runs, because `.imagemill/` was lost. Restored values are reported.
 """
 
 import sys
@@ -28,7 +28,8 @@ NAME = ".imagemill.json"
 class SecondCopy(msgspec.Struct, frozen=True):
     """Settings by name, and withdrawn image ids with the time of their withdrawal.
 
-    It contains no time of its own: equal data roots have equal bytes. `written_at` is the file's modification time, UTC.
+    It contains no time of writing, so that equal data roots have equal bytes. `written_at` is the file's modification
+    time, UTC.
     """
 
     settings: dict[str, str]
@@ -44,9 +45,9 @@ class FoundCopy(NamedTuple):
 
 
 def open_ledger(root: DataRoot) -> Ledger:
-    """Open a data root's ledger for writing; a new one takes over what the second copy has, and says so.
+    """Open a data root's ledger for writing; a new one takes over the content of the second copy, and prints this.
 
-    New until it has looked for a copy: the process that created it may have ended before it did.
+    A ledger is new until it has looked for a copy, because the process that created it may have ended before that.
     """
     ledger = Ledger(root.ledger)
     use(root.owners)
@@ -60,7 +61,10 @@ def open_ledger(root: DataRoot) -> Ledger:
 
 
 def restore(root: DataRoot, ledger: Ledger) -> FoundCopy | None:
-    """Take settings and withdrawals that the ledger lacks from the newest second copy; return it, None if it has none."""
+    """Copy settings and withdrawals that the ledger lacks from the newest second copy.
+
+    Return the copy, or None if it has none of them.
+    """
     found = newest(root)
     copy = found.copy if found else SecondCopy({}, {})
     with ledger.transaction():
@@ -73,6 +77,7 @@ def restore(root: DataRoot, ledger: Ledger) -> FoundCopy | None:
 
 
 def report_restored(root: DataRoot, found: FoundCopy | None) -> None:
+    """Print what was taken from a second copy, if anything."""
     if found is None:
         return
     copy, written_at = found
@@ -88,13 +93,15 @@ def report_restored(root: DataRoot, found: FoundCopy | None) -> None:
 
 
 def refresh(root: DataRoot, ledger: Ledger, *, required: bool = False) -> None:
-    """Bring the copies up to date. A folder that does not exist yet gets none.
+    """Bring the copies up to date. A folder that does not exist yet gets no copy.
 
-    A ledger that never looked for a copy replaces none. Folders outside the data root are not part of it: a copy may be in
-    another data root by now.
+    A ledger that never looked for a copy does not replace one. Folders outside the data root are not part of it: a copy
+    may be in another data root by now.
 
     Args:
-        required: raise if a copy cannot be written. Otherwise that is a warning, because the ledger is complete.
+        root: the data root.
+        ledger: its ledger.
+        required: raise if a copy cannot be written. Otherwise this is a warning, because the ledger is complete.
 
     Raises:
         ImagemillError: with `required`.
@@ -133,7 +140,7 @@ def newest(root: DataRoot) -> FoundCopy | None:
 
 
 def read_copy(path: Path) -> SecondCopy | None:
-    """Return a copy, None if there is no readable one at this path."""
+    """Return the copy at this path, None if there is no readable one."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=SecondCopy)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):

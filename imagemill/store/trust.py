@@ -1,10 +1,12 @@
 """Consent to settings inside a data root that can run code or send data elsewhere.
 
-A data root may come from someone else. Settings that are dangerous in it need the user's consent, recorded outside of it:
+A data root may come from someone else. Dangerous settings in it need the user's consent, which is recorded outside of
+it:
 
-    ~/.config/imagemill/trust.json      {"/data/.dagster/dagster.yaml": "sha256:..."}: a changed file needs consent again
+    ~/.config/imagemill/trust.json      {"/data/.dagster/dagster.yaml": "sha256:..."}: a changed file needs consent
+    again
 
-Settings given by the user need none: DAGSTER_HOME, --config, --summarizer.
+Settings given by the user need no consent: DAGSTER_HOME, --config, --summarizer.
 """
 
 import hashlib
@@ -24,7 +26,7 @@ from imagemill.fs.atomic import write_bytes_atomic
 
 DAGSTER_CONFIG = "dagster.yaml"
 
-# Packages whose storage, run coordinator, launcher and log classes a data root may name.
+# Packages from which a data root may name storage, run coordinator, launcher and log classes.
 TRUSTED_PACKAGES = frozenset({"dagster", "dagster_postgres", "dagster_project"})
 
 _CLASS_SETTINGS = frozenset(
@@ -41,7 +43,7 @@ _PLAIN_SETTINGS = frozenset(
 )  # fmt: skip
 _PLAIN_LOG_SETTINGS = frozenset({"python_log_level", "managed_python_loggers"})
 _STORAGES = frozenset({"sqlite", "postgres"})
-# Keys by which a setting names a class or a factory, at any depth.
+# Keys that name a class or a factory, at any depth of a setting.
 _NAMES_OF_CODE = frozenset({"()", "class", "class_name", "ext", "factory", "module", "module_name"})
 
 # Settings of imagemill.yaml that send data elsewhere.
@@ -51,7 +53,7 @@ SUMMARIZER = "summarizer.kind"
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """A setting that needs consent; `value` for people, on one line."""
+    """A setting that needs consent; `value` is its text for people, on one line."""
 
     file: Path
     setting: str
@@ -66,13 +68,13 @@ class NotTrusted(ImagemillError, PermissionError):
 
 
 def dagster_demands(file: Path) -> list[Demand]:
-    """Settings of an instance configuration that need consent. Raises WrongUsage if the file is not YAML."""
+    """Return the settings of an instance configuration that need consent. Raises WrongUsage if the file is not YAML."""
     settings = read_mapping(file)
     return [Demand(file, name, _shown(value)) for name, value in _dangerous(settings)]
 
 
 def config_demands(file: Path) -> list[Demand]:
-    """Settings of `imagemill.yaml` that need consent. Raises WrongUsage if the file is not YAML."""
+    """Return the settings of `imagemill.yaml` that need consent. Raises WrongUsage if the file is not YAML."""
     settings = read_mapping(file)
     kind = nested_value(settings, "summarizer", "kind")
     found = [(SUMMARIZER, kind)] if isinstance(kind, str) and ":" in kind else []
@@ -81,14 +83,16 @@ def config_demands(file: Path) -> list[Demand]:
 
 
 def demands_of(root: DataRoot) -> list[Demand]:
-    """All settings inside a data root that need consent."""
+    """Return all settings inside a data root that need consent."""
     return [*dagster_demands(root.dagster_home / DAGSTER_CONFIG), *config_demands(root.config_file)]
 
 
 def refuse_untrusted(demands: Sequence[Demand], root: DataRoot, otherwise: str) -> None:
-    """Return if the user has consented to the files of all demands as they are now.
+    """Return if the user has consented to the present content of all files of the demands.
 
     Args:
+        demands: the settings.
+        root: the data root, for the message.
         otherwise: another way to consent, for the message.
 
     Raises:
@@ -106,7 +110,7 @@ def refuse_untrusted(demands: Sequence[Demand], root: DataRoot, otherwise: str) 
 
 
 def record_consent(files: Sequence[Path]) -> Path:
-    """Record consent to these files as they are now; returns the file that contains all consents."""
+    """Record consent to the present content of these files; return the file that contains all consents."""
     consents = _read_consents() | {_key(file): _digest(file) for file in files}
     store = _store()
     try:
@@ -121,7 +125,7 @@ def read_mapping(file: Path) -> dict[str, Any]:
     """Return the YAML mapping in a file, empty if there is no file.
 
     Raises:
-        WrongUsage: if it cannot be read, is not YAML, or is no mapping.
+        WrongUsage: if it cannot be read, is not YAML, or is not a mapping.
     """
     try:
         value = yaml.safe_load(file.read_bytes())
@@ -143,7 +147,7 @@ def _unreadable(file: Path, why: str) -> WrongUsage:
 
 
 def _dangerous(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Names and values of the settings of Dagster that are not known to be harmless."""
+    """Yield names and values of the settings of Dagster that are not known to be harmless."""
     for name, value in settings.items():
         if name == "storage" and isinstance(value, dict):
             yield from _dangerous_storage(value)
@@ -164,7 +168,7 @@ def _dangerous_storage(value: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _dangerous_class(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """A class of another package; one of ours whose configuration names further classes."""
+    """Yield a class of another package, or one of ours whose configuration names further classes."""
     module = value.get("module") if isinstance(value, dict) else None
     package, *inner = str(module).split(".")
     known = package in TRUSTED_PACKAGES and all(part.isidentifier() and not part.startswith("__") for part in inner)
@@ -173,7 +177,7 @@ def _dangerous_class(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _names_code(value: Any) -> bool:
-    """Whether a mapping at any depth has a key that names a class or a factory."""
+    """Return whether a mapping at any depth has a key that names a class or a factory."""
     left, seen = [value], set()
     while left:
         item = left.pop()
@@ -190,7 +194,7 @@ def _names_code(value: Any) -> bool:
 
 
 def _shown(value: Any) -> str:
-    """A value on one line; aliases keep self-references finite."""
+    """Return a value on one line; YAML aliases keep self-references finite."""
     text = " ".join(yaml.safe_dump(value, default_flow_style=True, width=1_000_000, allow_unicode=True).split())
     text = text.removesuffix(" ...")
     return text if len(text) <= 200 else text[:199] + "…"
@@ -201,7 +205,7 @@ def _store() -> Path:
 
 
 def _read_consents() -> dict[str, str]:
-    """Consents by file; a damaged store contains none."""
+    """Return the consents by file; a damaged file counts as empty."""
     try:
         found = json.loads(_store().read_bytes())
     except (OSError, ValueError):

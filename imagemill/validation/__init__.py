@@ -1,1 +1,1 @@
-"""One validator for asset checks, the command line and preflight."""
+"""The validator used by asset checks, the command line and preflight."""

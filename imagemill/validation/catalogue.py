@@ -1,10 +1,11 @@
-"""Every rule of the validator, as data: what it demands, of which kinds, how grave a breach is and what to do about it.
+"""The rules of the validator as data: requirement, kinds of file, severity and remedy.
 
-Adding a rule: one row in rules.toml, one `finding(…)` where its kind is judged, and a passing and a failing case in
-tests/validation/test_catalogue.py, which demands both of every row.
+To add a rule: one row in rules.toml, one `finding(…)` in the module that checks its kind, and a passing and a failing
+case in tests/validation/test_catalogue.py, which requires both for every row.
 
-Belongs here: the table, and the one way to make a finding of a row.
-Belongs elsewhere: judging (stage2.py, presets.py, images.py, stage_a.py, shards.py, files.py, tables.py, reports.py).
+This module contains the table and creates findings from its rows. The checks are in stage2.py, presets.py, images.py,
+stage_a.py, shards.py, files.py, tables.py and reports.py.
+
 Spec: docs/spec/validation.md#checks
 """
 
@@ -20,7 +21,7 @@ from imagemill.validation.findings import Finding
 
 
 class Rule(NamedTuple):
-    """One demand. `severity`: an `error` fails the file, a `warning` does not."""
+    """One requirement. `severity`: an `error` fails the file, a `warning` does not."""
 
     kinds: tuple[str, ...]
     says: str
@@ -32,7 +33,7 @@ LINES = ("stage2", "preset", "stage-a")
 
 
 def _read_rules() -> Iterator[tuple[str, Rule]]:
-    """The rows of rules.toml, and those that the definitions of records state."""
+    """Yield the rows of rules.toml, and those that the definitions of records contain."""
     document = tomllib.loads(Path(__file__).with_name("rules.toml").read_text("utf-8"))
     for name, row in document.items():
         remedy = row["remedy"].format(buckets=", ".join(BUCKETS))
@@ -45,14 +46,14 @@ def _read_rules() -> Iterator[tuple[str, Rule]]:
 
 RULES: dict[str, Rule] = dict(_read_rules())
 
-# What a message or an id may take of a report; a line of a gigabyte says no more than its beginning.
+# Largest number of characters of a message and of an id in a report, so that a line of a gigabyte stays small.
 _MESSAGE, _ITEM = 500, 200
 
 
 def finding(
     rule: str, message: str, *, file: str, line: int = 0, field: str = "", item: str = "", remedy: str | None = None
 ) -> Finding:
-    """A breach of one row; `remedy` where the place knows better than the table."""
+    """Return a finding for a row; `remedy` replaces the row's remedy."""
     row = RULES[rule]
     return Finding(
         file, rule, message[:_MESSAGE], remedy or row.remedy, line, field[:_ITEM], item[:_ITEM], row.severity
@@ -60,5 +61,5 @@ def finding(
 
 
 def findings_of(violations: Iterable[Violation], at: Mapping[str, Any]) -> Iterator[Finding]:
-    """The findings of what a record breaks; `at`: file, line and item."""
+    """Yield the findings of a record's violations; `at`: file, line and item."""
     return (finding(v.rule, v.message, field=v.field, remedy=v.remedy, **at) for v in violations)

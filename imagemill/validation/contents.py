@@ -1,9 +1,10 @@
-"""The bytes of npy files against what the ledger recorded of them.
+"""Comparison of npy files with their recorded content fingerprints.
 
-Only a file that still has the recorded size, time and inode is compared: any other is read in full by the next run anyway.
+Only a file that still has the recorded size, mtime and inode is compared: any other is read in full by the next run
+anyway.
 
-Belongs here: which file is damaged. Nothing is written.
-Belongs elsewhere: what a run does about it (pipeline/stage2/damage.py), headers and values (formats/npy.py).
+Damaged files are found here, and nothing is written. A run handles them in pipeline/stage2/damage.py; headers and
+values are checked in formats/npy.py.
 """
 
 import functools
@@ -22,26 +23,26 @@ _MESSAGE = "not the bytes that were recorded, though size, time and inode are"
 
 
 class RecordedContents:
-    """The ledger's rows of npy files, each kind's read once; `damaged` collects (kind, image id) as files are compared."""
+    """The ledger's rows of npy files, read once per kind; `damaged` collects (kind, image id) as files are compared."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._rows_of = functools.cache(ledger.files)
-        # Kinds whose files are being replaced: shards keep the earlier ones until the last is done.
+        # Kinds whose files are being replaced: shards keep the earlier files until all new ones are written.
         self.regenerating = frozenset(ledger.regenerating())
         self.damaged: list[tuple[str, str]] = []
 
     def row(self, store: NpyStore, image_id: str) -> FileRow | None:
-        """Return the row of the file as it is now; None if it has no row, or does not exist."""
+        """Return the row that matches the file on disk; None if there is no such row or no such file."""
         try:
             return self._rows_of(store.spec.kind).get((image_id, store.stat(image_id)))
-        except (OSError, ValueError):  # not there, or no name that a file can have
+        except (OSError, ValueError):  # no such file, or an invalid file name
             return None
 
     def find_damage(self, store: NpyStore, image_id: str) -> Finding | None:
-        """Return a finding that names the npy file if its bytes are not those of its row."""
+        """Return a finding that names the npy file if its bytes differ from its row."""
         row = self.row(store, image_id)
         try:
-            # A file that was replaced while it was read has another row, or none.
+            # A file that was replaced during the read has another row, or no row.
             if row is None or fingerprint_file(store.path(image_id)) == row.content or row != self.row(store, image_id):
                 return None
         except OSError:
@@ -53,7 +54,7 @@ class RecordedContents:
 def check_file(
     store: NpyStore, image_id: str, size: tuple[int, int], at: dict[str, Any], contents: RecordedContents | None = None
 ) -> Iterator[Finding]:
-    """Check the file of one image of that (height, width): its bytes, else its header and values."""
+    """Check the file of one image of size (height, width): its recorded bytes, else its header and values."""
     if contents and (damage := contents.find_damage(store, image_id)):
         yield damage
         return

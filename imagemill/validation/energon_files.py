@@ -1,7 +1,6 @@
-"""Energon's files beside a set against those that its writer makes for the set's index.
+"""Comparison of a set's Energon files with those that the writer produces for the set's index.
 
-Belongs here: the comparison. Belongs elsewhere: the files (formats/energon.py), whether the index is right (shards.py).
-
+The files are written in formats/energon.py; the index itself is checked in shards.py.
 """
 
 import itertools
@@ -24,22 +23,27 @@ _TABLES = {
 
 
 def energon_files(folder: Path, bucket: str, shards: Sequence[Shard], dead: Collection[Place]) -> Iterator[Finding]:
-    """Every file of energon's that is not there or another. The index must be right: of the tars only headers are read.
+    """Yield a finding for every Energon file that is missing or differs.
+
+    The index must be correct, because only headers are read from the tars.
 
     Args:
-        shards, dead: as of `write_energon`.
+        folder: the set.
+        bucket: of the set.
+        shards: as for `write_energon`.
+        dead: as for `write_energon`.
     """
     with tempfile.TemporaryDirectory(prefix="imagemill-") as name:
-        made = Path(name)
+        expected_folder = Path(name)
         for tar, _ in shards:
-            (made / tar).symlink_to((folder / tar).absolute())
+            (expected_folder / tar).symlink_to((folder / tar).absolute())
         try:
-            write_energon(made, shards, bucket=bucket, dead=dead)
+            write_energon(expected_folder, shards, bucket=bucket, dead=dead)
         except ImagemillError as error:
             yield finding("index", error.what, file=f"{folder.name}/{INDEX}")
             return
-        for path in sorted(path for path in made.rglob("*") if path.is_file() and not path.is_symlink()):
-            file = path.relative_to(made)
+        for path in sorted(path for path in expected_folder.rglob("*") if path.is_file() and not path.is_symlink()):
+            file = path.relative_to(expected_folder)
             if problem := _problem(folder / file, path):
                 yield finding("energon", problem, file=f"{folder.name}/{file.as_posix()}")
 
@@ -49,7 +53,7 @@ def _problem(found: Path, expected: Path) -> str | None:
         return "not there"
     if found.read_bytes() == expected.read_bytes():
         return None
-    # Its bytes are as equal as SQLite's version is.
+    # The bytes of a SQLite file depend on SQLite's version, so rows are compared instead.
     same = expected.name == SQLITE and _same_rows(found, expected)
     return None if same else "not what the index asks for"
 
@@ -67,7 +71,7 @@ def _same_rows(one: Path, other: Path) -> bool:
 
 
 def _is_whole(database: sqlite3.Connection) -> bool:
-    """Whether SQLite finds no damage. Rows alone may still be readable in a file that is cut off."""
+    """Return whether SQLite finds no damage; rows may still be readable in a truncated file."""
     return database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 

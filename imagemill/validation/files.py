@@ -1,4 +1,4 @@
-"""Rules about the npy files of one kind as they lie on disk, with the ledger as witness."""
+"""Validation of the npy files of one kind on disk, using the ledger's rows."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +11,10 @@ from imagemill.validation.findings import Finding
 
 
 def embedding_files(store: NpyStore, ledger: Ledger) -> Iterator[Finding | int]:
-    """Every file of a kind. One whose stat triple the ledger vouches for has been read whole before and is not again."""
+    """Check every file of a kind.
+
+    A file whose signature matches its ledger row was read in full before and is not read again.
+    """
     sources, rows = ledger.sources(), ledger.files(store.spec.kind)
     for image_id, stat in sorted(store.listing().items()):
         yield 1

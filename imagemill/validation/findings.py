@@ -1,4 +1,4 @@
-"""What a validator says: where, which rule, what was found, what to do. For people as text, for programs as JSON."""
+"""Findings and reports of the validator: place, rule, message and remedy, as text for people and JSON for programs."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -7,7 +7,7 @@ import msgspec
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One broken rule. `line` counts from 1 and is 0 where the finding is about the whole file."""
+    """One violated rule. `line` counts from 1 and is 0 if the finding concerns the whole file."""
 
     file: str
     rule: str
@@ -25,7 +25,10 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct):
-    """Findings of one file, counted in full and kept up to a bound per rule, so that a million bad lines stay small."""
+    """Findings of one file.
+
+    All are counted, and a limited number per rule is kept, so that a million bad lines need little memory.
+    """
 
     file: str
     kind: str
@@ -37,15 +40,16 @@ class Report(msgspec.Struct):
 
     @property
     def passed(self) -> bool:
+        """Whether there are no errors."""
         return self.errors == 0
 
 
-# How many findings of one rule a report shows; the counters always hold all of them.
+# Number of findings of one rule that a report keeps; all of them are counted.
 KEPT_FINDINGS = 100
 
 
 def collect(file: str, kind: str, findings: Iterable[Finding | int]) -> Report:
-    """Drain a validator: an int counts checked items, a Finding is counted and, up to a bound per rule, kept."""
+    """Consume a validator: an int counts checked items; a Finding is counted and, up to a limit per rule, kept."""
     report = Report(file, kind)
     rules: Counter[str] = Counter()
     for finding in findings:
@@ -64,12 +68,12 @@ def collect(file: str, kind: str, findings: Iterable[Finding | int]) -> Report:
 
 
 def broken(findings: Iterable[Finding | int]) -> Iterator[Finding]:
-    """The findings without the counts: for a second look at what another validator counts."""
+    """Return the findings without the counts, for a second check of items that another validator counts."""
     return (finding for finding in findings if isinstance(finding, Finding))
 
 
 def as_text(report: Report) -> Iterator[str]:
-    """Lines for a terminal."""
+    """Yield the lines of the report for a terminal."""
     yield from (str(finding) for finding in report.findings)
     hidden = sum(report.rules.values()) - len(report.findings)
     if hidden:
@@ -79,5 +83,5 @@ def as_text(report: Report) -> Iterator[str]:
 
 
 def as_json(report: Report) -> bytes:
-    """One line for programs: every key of a report and of its findings is always there."""
+    """Return one JSON line for programs; all keys of a report and of its findings are always present."""
     return msgspec.json.encode({"passed": report.passed, **msgspec.structs.asdict(report)})

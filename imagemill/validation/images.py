@@ -1,7 +1,8 @@
-"""The images that records name: exactly the first N of them, in file order, none replaced by a later one.
+"""Checks of the images in records: exactly the first N, in file order, without replacement by later ones.
 
-Belongs here: whether a file is there, opens, has the declared size, is the base preset's own.
-Belongs elsewhere: which records count (their own rules), pixels for a model (imagemill/formats/images.py).
+A check covers existence, decoding, declared size, and identity with the base preset's file. Which records count is
+decided by the rules of their kinds; pixels for a model are decoded in imagemill/formats/images.py.
+
 Spec: docs/spec/presets.md#hardlinks, docs/spec/validation.md#image-checks
 """
 
@@ -22,10 +23,11 @@ FIRST = 64
 
 @dataclass(slots=True)
 class ImageLook:
-    """How closely to look at the images of how many records; remembers how many it has seen.
+    """The extent of image checks, and the number of records checked so far.
 
     Attributes:
-        first: records to look at; 0 or less means all.
+        mode: `none`, `exists` or `open`.
+        first: number of records to check; 0 or less means all.
     """
 
     mode: ImageMode = "open"
@@ -34,11 +36,11 @@ class ImageLook:
 
     @property
     def wanted(self) -> bool:
-        """Whether the next valid record's image is one to look at."""
+        """Whether the next valid record's image is to be checked."""
         return self.mode != "none" and (self.first <= 0 or self._taken < self.first)
 
     def take(self) -> bool:
-        """Take the place of one valid record; whether to look at its image."""
+        """Count one valid record; return whether its image is to be checked."""
         wanted = self.wanted
         self._taken += wanted
         return wanted
@@ -46,10 +48,13 @@ class ImageLook:
     def look_at_preset(
         self, folder: Path, base: Path | None, record: dict[str, Any], line: dict[str, Any]
     ) -> Iterator[Finding]:
-        """The image of a valid preset record, relative to the folder of its file.
+        """Check the image of a valid preset record, relative to the folder of its file.
 
         Args:
+            folder: the folder of the file of records.
             base: the folder of the preset that this one is derived from.
+            record: the record.
+            line: file and line of the record, for findings.
         """
         name = record["images"][0]
         at = {**line, "item": name, "field": "images"}
@@ -64,7 +69,7 @@ class ImageLook:
             yield from _opened(folder / name, (record["width"], record["height"]), upright=False, at=at)
 
     def look_at_source(self, data_root: Path, record: dict[str, Any], line: dict[str, Any]) -> Iterator[Finding]:
-        """The image of a valid Stage 2 record, where the record says or by its name in `approved/`."""
+        """Check the image of a valid Stage 2 record, at its recorded path or under its name in `approved/`."""
         at = {**line, "field": "image_path"}
         places = (
             data_root.parent / record["image_path"],
@@ -82,7 +87,7 @@ _MESSAGES = {"image_missing": "no such file", "not_a_file": "a folder, or nothin
 
 
 def is_real_directory(path: Path) -> bool:
-    """A directory itself; not a link to one, nor one that leads nowhere."""
+    """Return whether the path is a directory itself, not a link."""
     try:
         return stat.S_ISDIR(os.lstat(path).st_mode)
     except OSError:
@@ -90,16 +95,16 @@ def is_real_directory(path: Path) -> bool:
 
 
 def _stat(path: Path) -> os.stat_result | str:
-    """What the system says of a regular file, or the rule that its absence breaks."""
+    """Return the stat of a regular file, or the rule that is violated."""
     try:
         found = os.stat(path)
-    except (OSError, ValueError):  # no such name, a name too long, one that no file system holds
+    except (OSError, ValueError):  # no such file, or a name that is too long or invalid
         return "image_missing"
     return found if stat.S_ISREG(found.st_mode) else "not_a_file"
 
 
 def _opened(path: Path, size: tuple[int, int], *, upright: bool, at: dict[str, Any]) -> Iterator[Finding]:
-    from imagemill.formats.images import (  # Pillow and numpy: only where images are
+    from imagemill.formats.images import (  # Pillow and numpy are imported only if images are checked
         check_decodable,
         header_size,
         stored_header,

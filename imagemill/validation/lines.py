@@ -1,9 +1,11 @@
-"""Check a file of records line by line: lines as this program writes them by a typed decode, others by strict JSON and rules.
+"""Line-by-line checks of a file of records: a fast typed decode for canonical lines, strict JSON and rules for all others.
 
     for each line:  typed record ──accept──> valid
-                        └── none, or no ──> strict JSON ──judge──> findings
+                        └── no record, or not accepted ──> strict JSON ──judge──> findings
 
-`accept` may refuse a good record and never passes a bad one. What a record must hold is in stage2.py, presets.py and stage_a.py.
+`accept` may reject a valid record but never accepts an invalid one. The rules are in stage2.py, presets.py and
+stage_a.py.
+
 Spec: docs/spec/conventions.md#jsonl-input
 """
 
@@ -22,21 +24,21 @@ Findings = Iterator[Finding | int]
 
 
 class Lines(Protocol):
-    """One kind of record, with what has to be remembered from line to line. `decoder`: of its typed records."""
+    """The checks of one kind of record, with their state between lines. `decoder`: of its typed records."""
 
     decoder: msgspec.json.Decoder[Any]
 
     def accept(self, record: Any, number: int) -> bool:
-        """Return whether the typed record of a canonical line is surely valid; if so, it is remembered."""
+        """Return whether the typed record of a canonical line is certainly valid; if so, remember it."""
         ...
 
     def judge(self, record: dict[str, Any], number: int) -> Iterator[Finding]:
-        """Everything to say about a record."""
+        """Yield all findings for a record."""
         ...
 
 
 def check_lines(path: Path, lines: Lines, parse: Callable[[int, bytes], Line] = parse_line) -> Findings:
-    """Check every line to the end of the file, however many are bad; `parse` reads those that are not accepted at once."""
+    """Check every line to the end of the file; `parse` reads the lines that `accept` does not pass."""
     number, accept = 0, lines.accept
     try:
         for number, found in enumerate(read_typed(path, lines.decoder), start=1):
@@ -59,17 +61,17 @@ def _judged(file: str, line: Line, lines: Lines) -> Iterator[Finding]:
 
 
 def key_given_twice(raw: bytes, value: object) -> str | None:
-    """Return a key that an object of this line has twice, which parsers accept. `value`: what the line was parsed to."""
+    """Return a key that occurs twice in an object of this line, which parsers accept. `value`: the parsed line."""
     if msgspec.json.encode(value) == raw:
         return None
     twice: list[str] = []
 
-    def look(pairs: list[tuple[str, Any]]) -> None:
+    def collect_duplicates(pairs: list[tuple[str, Any]]) -> None:
         names = [name for name, _ in pairs]
         twice.extend(name for name in names if names.count(name) > 1)
 
     try:
-        json.loads(raw, object_pairs_hook=look)
-    except (ValueError, RecursionError):  # nested deeper than this parser follows
+        json.loads(raw, object_pairs_hook=collect_duplicates)
+    except (ValueError, RecursionError):  # nested deeper than this parser supports
         return None
     return twice[0] if twice else None

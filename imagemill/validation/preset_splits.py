@@ -1,6 +1,6 @@
-"""The files of one split against each other: pixel, norm, and coord records of the same images, in the same order.
+"""Comparison of the files of one split: pixel, norm and coord records must have the same images in the same order.
 
-One file by itself is judged in presets.py.
+Single files are checked in presets.py.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,6 +18,8 @@ from imagemill.validation.findings import Finding
 
 
 class _Object(msgspec.Struct, gc=False):
+    """The part of an object that is compared."""
+
     desc: str
 
 
@@ -34,30 +36,34 @@ _decode = msgspec.json.Decoder(_Record).decode
 
 
 def splits_agree(folder: Path, manifest: Mapping[str, Any], base: Path | None) -> Iterator[Finding]:
-    """Yield a finding for each norm or coord file that does not belong to its split's pixel records.
+    """Yield a finding for each norm or coord file that does not match its split's pixel records.
 
     Args:
-        manifest: of the preset, in any form. base: the folder of the preset that this one is derived from.
+        folder: the preset.
+        manifest: of the preset, in any form.
+        base: the folder of the preset that this one is derived from.
     """
     preset = PresetDir(folder)
     for split in SPLITS:
         paths = (preset.records(split, space) for space in SPACES if space != "pixel")
-        made = [path for path in paths if path.is_file()]
-        if not made:
+        converted = [path for path in paths if path.is_file()]
+        if not converted:
             continue
         if not preset.jsonl(split).is_file():
-            yield from (finding("split_without_pixels", f"{path.name} without it", file=path.name) for path in made)
+            yield from (
+                finding("split_without_pixels", f"{path.name} without it", file=path.name) for path in converted
+            )
             continue
-        for path in made:
+        for path in converted:
             yield from _agreement(preset.jsonl(split), path, any_order=is_foreign(manifest))
         yield from _sources(preset, split, manifest, base)
 
 
-def _agreement(pixels: Path, made: Path, *, any_order: bool) -> Iterator[Finding]:
+def _agreement(pixels: Path, converted: Path, *, any_order: bool) -> Iterator[Finding]:
     lines = others = differing = first = 0
     message = ""
     try:
-        with open(pixels, "rb") as one, open(made, "rb") as other:
+        with open(pixels, "rb") as one, open(converted, "rb") as other:
             for number, (pixel, coord) in enumerate(zip_longest(one, other), start=1):
                 lines += pixel is not None
                 others += coord is not None
@@ -67,20 +73,23 @@ def _agreement(pixels: Path, made: Path, *, any_order: bool) -> Iterator[Finding
                 if not first:
                     first, message = number, problem
     except OSError as error:
-        yield finding("read_error", str(error), file=made.name)
+        yield finding("read_error", str(error), file=converted.name)
         return
     if lines != others:
-        yield finding("split_lines", f"{others} lines, {pixels.name} has {lines}", file=made.name)
+        yield finding("split_lines", f"{others} lines, {pixels.name} has {lines}", file=converted.name)
     if differing:
         more = f", and {differing - 1} more lines" if differing > 1 else ""
-        yield finding("split_order", message + more, file=made.name, line=first)
+        yield finding("split_order", message + more, file=converted.name, line=first)
 
 
 def _difference(pixel: bytes, coord: bytes, *, any_order: bool) -> str | None:
-    """Return the difference between two records. A line that cannot be decoded has findings of its own and no difference.
+    """Return the difference between two records. A line that cannot be decoded has its own findings and no difference.
 
     Args:
-        any_order: accept the same objects in another order. The original system sorts norm and coord records alone.
+        pixel: line of the pixel records.
+        coord: line of the norm or coord records.
+        any_order: accept the same objects in another order, because the original system sorts only norm and coord
+            records.
     """
     try:
         ours, theirs = _decode(pixel), _decode(coord)
@@ -103,10 +112,17 @@ def _name(record: _Record) -> str:
 
 
 def _sources(preset: PresetDir, split: str, manifest: Mapping[str, Any], base: Path | None) -> Iterator[Finding]:
-    """Compare the pixel records with the digest that coord recorded; presets of other programs have none."""
+    """Compare the pixel records with the digest that coord recorded; presets of other programs have no digest."""
     recorded = nested_value(manifest, "stage_stats", "coord", "splits", split, "source")
     source = (PresetDir(base) if base else preset).jsonl(split)
     if not isinstance(recorded, str) or not source.is_file() or recorded == f"sha256:{sha256_file(source)}":
         return
     message = f"norm and coord were made from other records than {source.parent.name}/{source.name} has now"
     yield finding("base_changed" if base else "stale_split", message, file=preset.jsonl(split).name)
+
+
+def nested_value(manifest: object, *names: str) -> object:
+    """Return the value below nested names; None if a level is missing or not an object."""
+    for name in names:
+        manifest = manifest.get(name) if isinstance(manifest, dict) else None
+    return manifest

@@ -1,6 +1,7 @@
-"""Records of a preset or of raw public data, in pixels, norm or coord: by themselves, among each other, with their folder.
+"""Validation of records of a preset or of raw public data, in pixels, norm or coord: single records, files and folders.
 
-One record is checked in imagemill/domain/preset_records.py, one image in images.py.
+Rules for one record are in imagemill/domain/preset_records.py, checks of one image in images.py.
+
 Spec: docs/spec/presets.md#layout, docs/spec/validation.md#checks
 """
 
@@ -37,11 +38,13 @@ def preset_records(
     images: ImageLook | None = None,
     enforce_real_images_folder: bool = False,
 ) -> Findings:
-    """Every line of a preset's or a raw JSONL; the name tells the space.
+    """Check every line of a preset's or raw file of records; the space is determined by the file name.
 
     Args:
-        limits: what they leave open is taken from the manifest beside the file, where there is one.
-        enforce_real_images_folder: demand it also where no manifest is.
+        jsonl: the file of records.
+        limits: limits that are None are taken from the manifest beside the file, if there is one.
+        images: how images are checked; None: not at all.
+        enforce_real_images_folder: require a real `images/` even without a manifest.
     """
     folder = jsonl.parent
     has_manifest = (folder / MANIFEST).exists() or (folder / MANIFEST).is_symlink()
@@ -64,15 +67,16 @@ def preset_records(
 
 
 def preset_files(folder: Path) -> list[Path]:
-    """The files of records in a preset's folder, in order of name; legacy and hidden ones are not among them."""
+    """Return the files of records in a preset's folder, by name, without legacy and hidden ones."""
     return [path for path in sorted(folder.glob("[!.]*.jsonl")) if not _is_legacy(path)]
 
 
 def preset_folder(folder: Path, *, coord_is_due: bool = False) -> Findings:
-    """Judge what only the folder shows: files that the layout no longer has, and files of a split that do not agree.
+    """Check the folder as a whole: legacy files, and files of a split that do not match.
 
     Args:
-        coord_is_due: rescale has just run, so that norm and coord may be those of earlier records.
+        folder: the preset.
+        coord_is_due: rescale has just run, so that norm and coord may still belong to earlier records.
     """
     for path in sorted(folder.glob("*.jsonl")):
         if _is_legacy(path):
@@ -84,7 +88,7 @@ def preset_folder(folder: Path, *, coord_is_due: bool = False) -> Findings:
 
 
 def _readable_manifest(folder: Path) -> Mapping[str, Any]:
-    """The manifest; empty if it is missing or unreadable, which the files of records report."""
+    """Return the manifest; empty if it is missing or unreadable, which the checks of the files report."""
     try:
         return read_preset_manifest(PresetDir(folder)) or {}
     except (ImagemillError, OSError):
@@ -96,18 +100,18 @@ def _is_legacy(path: Path) -> bool:
 
 
 def limits_of(manifest: Mapping[str, Any]) -> PresetRules:
-    """`max_pixels` and `image_factor` of a manifest's `stage_stats.rescale`."""
+    """Return `max_pixels` and `image_factor` of a manifest's `stage_stats.rescale`."""
     values = (nested_value(manifest, "stage_stats", "rescale", name) for name in ("max_pixels", "image_factor"))
     return PresetRules(*(value if type(value) is int and value > 0 else None for value in values))
 
 
 def base_of(folder: Path, manifest: Mapping[str, Any]) -> Path | None:
-    """The folder of the preset that this one shares its images with, where it is derived and the base is there."""
+    """Return the folder of the base preset whose images this one shares; None if there is no base."""
     name = nested_value(manifest, "base", "preset")
     if not isinstance(name, str) or name in {"", ".", ".."} or name != Path(name).name:
         return None
     path = folder.absolute().parent / name
-    return path if os.path.isdir(path) else None  # also False for a name that no file system holds
+    return path if os.path.isdir(path) else None  # also False for a name that no file system accepts
 
 
 class _PresetLines:
@@ -118,7 +122,7 @@ class _PresetLines:
         self._images, self._base = images, base
         self._max_pixels = limits.max_pixels or float("inf")
         self._factor = limits.multiple_of or 1
-        # One tuple per size, whatever the number of images.
+        # One tuple per size, shared by all images of that size.
         self._sizes: dict[str, tuple[int, int]] = {}
         self._tuples: dict[tuple[int, int], tuple[int, int]] = {}
 
@@ -152,7 +156,7 @@ class _PresetLines:
             yield from self._images.look_at_preset(self._folder, self._base, record, at)
 
     def _remembered(self, path: str, width: int, height: int) -> tuple[int, int]:
-        """The first size that an image was named with, however its path was spelled."""
+        """Return the first size recorded for an image; equivalent spellings of its path are one image."""
         if "//" in path or "./" in path:
             path = posixpath.normpath(path)
         size = self._sizes.get(path)

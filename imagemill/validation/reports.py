@@ -1,4 +1,4 @@
-"""Rules about the reports of curation: what they say of themselves, without reading a vector or a latent again."""
+"""Validation of curation reports by their own content, without reading any vector or latent again."""
 
 import math
 from collections.abc import Iterator
@@ -12,12 +12,12 @@ from imagemill.pipeline.curation.near_duplicates import lines_path, read_groups,
 from imagemill.validation.catalogue import finding
 from imagemill.validation.findings import Finding
 
-# Merged in another order, moments differ by a few units of the last place.
+# Merging in another order changes moments by a few units in the last place.
 RELATIVE = 1e-12
 
 
 def latent_statistics(derived: Path) -> Iterator[Finding | int]:
-    """Every document whole and its numbers possible; `all.json` the merge of the buckets it names."""
+    """Check that every document is complete with possible values, and that `all.json` is the merge of the buckets it names."""
     present = {
         name: read_statistics(path) for name in (*BUCKETS, ALL) if (path := statistics_path(derived, name)).exists()
     }
@@ -28,10 +28,10 @@ def latent_statistics(derived: Path) -> Iterator[Finding | int]:
             continue
         yield from _numbers(f"{name}.json", statistics)
     parts = {name: statistics for name, statistics in present.items() if name != ALL and statistics}
-    together = present.get(ALL)
-    if parts and together is None:
+    merged = present.get(ALL)
+    if parts and merged is None:
         yield _finding(f"{ALL}.json", "missing_file", "buckets are there, their merge is not", "latent_statistics")
-    elif together and not _is_merge(together, parts):
+    elif merged and not _is_merge(merged, parts):
         yield _finding(f"{ALL}.json", "not_the_merge", "differs from its buckets put together", "latent_statistics")
 
 
@@ -47,10 +47,10 @@ def _numbers(file: str, statistics: LatentMoments) -> Iterator[Finding]:
         yield finding("constant_channel", f"channels {flat} have one value throughout", file=file)
 
 
-def _is_merge(together: LatentMoments, parts: dict[str, LatentMoments]) -> bool:
-    if not set(together.buckets) <= parts.keys():
+def _is_merge(merged: LatentMoments, parts: dict[str, LatentMoments]) -> bool:
+    if not set(merged.buckets) <= parts.keys():
         return False
-    expected, found = merge(parts[name].moments for name in together.buckets), together.moments
+    expected, found = merge(parts[name].moments for name in merged.buckets), merged.moments
     if (expected.images, expected.count) != (found.images, found.count):
         return False
     if not expected.count:
@@ -60,7 +60,7 @@ def _is_merge(together: LatentMoments, parts: dict[str, LatentMoments]) -> bool:
 
 
 def near_duplicates(derived: Path) -> Iterator[Finding | int]:
-    """Every line a group: two members or more in order of id, its representative among them, no image in two groups."""
+    """Check the groups: at least two members in order of id, including the representative, and no image in two groups."""
     summary = read_summary(derived)
     if summary is None:
         if lines_path(derived).exists() or summary_path(derived).exists():

@@ -1,9 +1,8 @@
-"""Records against shards: every ready record is live once, in its own bucket.
+"""Comparison of records with shards: every ready record is live exactly once, in its own bucket.
 
-A kill between the exchanges of two buckets' folders leaves each set whole, and an image in both or in none.
+A kill between the exchanges of two buckets' folders leaves each set complete, but an image in both or in neither.
 
-Belongs here: which ready records are where they should be.
-Belongs elsewhere: what is ready (pipeline/shards/readiness.py), one set by itself (shards.py).
+What is ready is decided in pipeline/shards/readiness.py; single sets are checked in shards.py.
 """
 
 from collections import defaultdict
@@ -27,8 +26,9 @@ class _Sets:
 
     Attributes:
         buckets: image id → buckets in which it is live.
-        present: buckets that have a set. limited: those that were cut at a limit. damaged: those that cannot be read, on
-            which the validation of the set itself reports.
+        present: buckets that have a set.
+        limited: buckets whose set was packed with a limit.
+        damaged: buckets whose set cannot be read, which the check of the set itself reports.
     """
 
     buckets: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
@@ -40,9 +40,13 @@ class _Sets:
 def shard_coverage(
     jsonl: Path, derived: Path, output: Path, ledger: Ledger, *, excluded: Mapping[str, str] | None = None
 ) -> Findings:
-    """Compare the ready records with all sets below `output`; nothing is found where there are no sets.
+    """Compare the ready records with all sets below `output`; yield nothing if there are no sets.
 
     Args:
+        jsonl: the Stage 2 record file.
+        derived: parent of the npy folders.
+        output: parent of the bucket folders.
+        ledger: the ledger.
         excluded: ids that shards leave out as near duplicates.
     """
     sets = _read_sets(output)
@@ -53,7 +57,7 @@ def shard_coverage(
             yield finding(
                 "live_twice", f"live in {' and '.join(map(_folder, buckets))}", file=output.name, item=image_id
             )
-    growing = not ledger.regenerating()  # until then nothing is packed
+    growing = not ledger.regenerating()  # nothing is packed while a kind is regenerated
     for sample in find_ready(jsonl, derived, ledger, buckets=BUCKETS, excluded=excluded).ready:
         yield 1
         yield from _placed(sample, sets, output.name, growing=growing)
@@ -61,7 +65,7 @@ def shard_coverage(
 
 def _placed(sample: ReadySample, sets: _Sets, file: str, *, growing: bool) -> Iterator[Finding]:
     found = sets.buckets.get(sample.image_id, [])
-    # It may be absent beyond a limit, or be in a set that cannot be read.
+    # It may be absent because of a limit, or be in a set that cannot be read.
     limited = sample.bucket in sets.limited or (sample.bucket not in sets.present and bool(sets.limited))
     if not found and growing and not (limited or sets.damaged):
         yield finding("unpacked", f"ready for {_folder(sample.bucket)}, in no shard", file=file, item=sample.image_id)

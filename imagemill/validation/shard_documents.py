@@ -1,7 +1,7 @@
-"""A set's own documents against each other: index, tombstones and manifest. No tar is opened.
+"""Consistency of a set's own documents: index, tombstones and manifest. No tar is opened.
 
-Belongs here: what the documents say of the samples and of one another.
-Belongs elsewhere: whether the tars hold it (shards.py), energon's files (energon_files.py).
+Tars are checked in shards.py, Energon's files in energon_files.py.
+
 Spec: docs/spec/shards.md#index-and-manifest
 """
 
@@ -35,20 +35,20 @@ from imagemill.validation.findings import Finding
 
 @dataclass(slots=True)
 class Index:
-    """The samples of a set by place; `dead`: places of those that count no more."""
+    """The samples of a set by position; `dead`: positions of those that are not live."""
 
     places: dict[Place, IndexLine] = field(default_factory=dict)
     dead: set[Place] = field(default_factory=set)
 
     def shards(self, manifest: Manifest) -> list[Shard]:
-        """Every tar of the manifest with its samples in order, as energon numbers them."""
+        """Return every tar of the manifest with its samples in order, as Energon numbers them."""
         return list(entries_by_shard(manifest.shards, sorted(self.places.values(), key=lambda line: line.offset)))
 
 
 def checked_manifest(folder: Path) -> Generator[Finding, None, Manifest | None]:
-    """The typed manifest, after what is wrong with it as a document; None if it is not one of ours.
+    """Yield the findings of the manifest document, then return the manifest; None if it is not one of ours.
 
-    A manifest whose digest belongs to other content is returned: the other checks then show what is wrong with it.
+    A manifest with a wrong digest is returned too, so that the other checks can show the differences.
     """
     file = f"{folder.name}/{MANIFEST}"
     try:
@@ -68,9 +68,9 @@ def checked_manifest(folder: Path) -> Generator[Finding, None, Manifest | None]:
 
 
 def documents(folder: Path, manifest: Manifest) -> Generator[Finding, None, Index]:
-    """The index, after what is wrong with it; lines that are none, and a manifest that says otherwise, are findings."""
+    """Yield the findings of the documents, including invalid lines and differences from the manifest; return the index."""
     file = f"{folder.name}/{MANIFEST}"
-    # Readers go by the manifest's bucket, `load_dataset` and people by the folder's.
+    # Readers use the manifest's bucket, `load_dataset` and people the folder's.
     if folder.name != bucket_folder(folder.parent, manifest.bucket).name:
         yield finding("set_bucket", f"says {manifest.bucket}, the folder is {folder.name}", file=file)
     if not (folder / INDEX).is_file():
@@ -79,7 +79,7 @@ def documents(folder: Path, manifest: Manifest) -> Generator[Finding, None, Inde
     tombstones = yield from _tombstones(folder, manifest)
     index = Index(dead={tombstone.place for tombstone in tombstones})
     live = yield from _lines(folder, index)
-    # A reader's position is a line's; energon's is a place in the tars.
+    # A reader numbers samples by line of the index, Energon by position in the tars.
     number = {shard.name: n for n, shard in enumerate(manifest.shards)}
     order = [(number.get(shard, len(number)), offset) for shard, offset in index.places]
     if order != sorted(order):
@@ -106,7 +106,7 @@ def _tombstones(folder: Path, manifest: Manifest) -> Generator[Finding, None, li
 
 
 def _lines(folder: Path, index: Index) -> Generator[Finding, None, dict[str, IndexLine]]:
-    """Fill the index; returns the samples that count by id."""
+    """Fill the index; return the live samples by id."""
     file, live = f"{folder.name}/{INDEX}", dict[str, IndexLine]()
     for line in read_jsonl(folder / INDEX):
         try:
@@ -126,7 +126,7 @@ def _lines(folder: Path, index: Index) -> Generator[Finding, None, dict[str, Ind
 
 
 def _counted(file: str, manifest: Manifest, live: Mapping[str, IndexLine]) -> Generator[Finding]:
-    """What the manifest says of the samples that count. Sets of earlier versions have no statistics."""
+    """Compare the manifest's counts with the live samples. Sets of earlier releases have no statistics."""
     samples = manifest.samples
     if samples != len(live):
         yield finding("live_samples", f"says {samples} samples, {len(live)} count", file=file, field="samples")

@@ -1,7 +1,7 @@
-"""All sets below a shards folder, each read again only when one of its files changed since its last full check.
+"""Validation of all sets below a shards folder; a set is read again only if a file changed since its last full check.
 
-Belongs here: which sets need a full check.
-Belongs elsewhere: the check (shards.py), the memory of it (imagemill/store/ledger/).
+The full check is in shards.py; its result is recorded by imagemill/store/ledger/.
+
 Spec: docs/spec/conventions.md#completion
 """
 
@@ -24,7 +24,7 @@ KIND = "shards"
 
 
 def validate_shards(folders: Iterable[Path], derived: Path, ledger: Ledger) -> Iterator[Report]:
-    """These sets, as of `set_folders`. A set that is as it was at its last full check is not read again."""
+    """Yield a report for each of these sets, see `set_folders`; an unchanged set is not read again."""
     contents = RecordedContents(ledger)
     for folder in folders:
         if report := read_unswapped(folder, partial(_report, folder, derived, ledger, contents)):
@@ -32,7 +32,7 @@ def validate_shards(folders: Iterable[Path], derived: Path, ledger: Ledger) -> I
 
 
 def set_folders(output: Path) -> list[Path]:
-    """Folders of buckets that hold something of a set. Where only somebody's notes stayed, none is."""
+    """Return the bucket folders that contain part of a set, but not those with only foreign files."""
     folders = sorted(path for path in output.glob("bucket_*") if path.is_dir())
     return [
         path for path in folders if any((path / name).exists() for name in (MANIFEST, INDEX)) or [*path.glob("*.tar")]
@@ -40,7 +40,7 @@ def set_folders(output: Path) -> list[Path]:
 
 
 def _report(folder: Path, derived: Path, ledger: Ledger, contents: RecordedContents) -> Report | None:
-    """None where somebody has taken the bucket's set away meanwhile."""
+    """Return the report of one set; None if it was removed meanwhile."""
     if not folder.exists():
         return None
     signature = _signature(folder)
@@ -54,7 +54,7 @@ def _report(folder: Path, derived: Path, ledger: Ledger, contents: RecordedConte
 
 
 def _signature(folder: Path) -> str:
-    """What the file system says of every file of a set, and the names of the rules: a new one is a new check."""
+    """Return a fingerprint of the signatures of a set's files and of the rules' names, so that a new rule causes a new check."""
     folders = [path for path in (folder, folder / META) if path.is_dir()]
     entries = sorted((entry for path in folders for entry in os.scandir(path)), key=lambda entry: entry.path)
     files = [f"{entry.name} {file_signature(_stat(entry))}" for entry in entries]
@@ -64,5 +64,5 @@ def _signature(folder: Path) -> str:
 def _stat(entry: os.DirEntry[str]) -> os.stat_result:
     try:
         return entry.stat()
-    except FileNotFoundError:  # a link to nothing
+    except FileNotFoundError:  # a dangling link
         return entry.stat(follow_symlinks=False)

@@ -1,8 +1,8 @@
-"""Shards of one bucket: checksums, member order, index agreement; npy members against the files on disk.
+"""Validation of one bucket's shards: checksums, order of members, agreement with the index and with the npy files on disk.
 
-Belongs here: one bucket's folder, and what its tars hold.
-Belongs elsewhere: its documents against each other (shard_documents.py), energon's files (energon_files.py), reading tars
-(formats/tar.py), what is known of a set (pipeline/shards/shard_sets.py).
+The set's documents are compared in shard_documents.py, Energon's files in energon_files.py. Tars are read in
+formats/tar.py; the documents of a set are described in pipeline/shards/shard_sets.py.
+
 Spec: docs/spec/shards.md#updating-a-set, docs/spec/validation.md#checks
 """
 
@@ -40,9 +40,9 @@ from imagemill.validation.shard_documents import Index, checked_manifest, docume
 
 @dataclass(frozen=True, slots=True)
 class _Compared:
-    """Which npy members to compare with the files below `derived`; `first`: how many samples of each tar, None: all.
+    """The npy members to compare with the files below `derived`; `first`: number of samples of each tar, None: all.
 
-    `contents`: what the ledger recorded of the files, to tell a damaged file from a tar that is not up to date.
+    `contents`: the ledger's rows of the files, to distinguish a damaged file from an outdated tar.
     """
 
     derived: Path | None
@@ -50,7 +50,7 @@ class _Compared:
     contents: RecordedContents | None
 
     def findings(self, nth: int, members: Mapping[str, bytes], at: dict[str, Any]) -> Iterator[Finding]:
-        """Compare the nth sample of a tar. A damaged file is named itself: the tar may hold the last good copy."""
+        """Compare the nth sample of a tar; a damaged file is reported itself, because the tar may contain the last good copy."""
         if self.derived is None or (self.first is not None and nth > self.first):
             return
         for spec in embedding_specs():
@@ -65,7 +65,7 @@ class _Compared:
 
 _T = TypeVar("_T")
 
-# Where one of these is broken, nobody can say what energon's files should hold.
+# After any of these findings, the expected Energon files cannot be determined.
 _GROUND = {"index", "tombstones", "missing_shard", "checksum", "unreadable"}
 
 
@@ -76,11 +76,15 @@ def shard_set(
     sample: int | None = None,
     contents: RecordedContents | None = None,
 ) -> Findings:
-    """One bucket's set. Every tar is read whole; with `derived`, npy members are compared with the files there too.
+    """Check one bucket's set.
+
+    Every tar is read in full. With `derived`, npy members are also compared with the files on disk.
 
     Args:
-        sample: of each tar, compare this many samples, the first ones; None or less than 1: all.
-        contents: what the ledger recorded of the files below `derived`.
+        folder: the set.
+        derived: parent of the npy folders.
+        sample: number of samples of each tar to compare, from its start; None or less than 1: all.
+        contents: the ledger's rows of the files below `derived`.
     """
     folder = folder.absolute()  # `.` has no name
     manifest = yield from checked_manifest(folder)
@@ -96,7 +100,7 @@ def shard_set(
 
 
 def _noting(broken: set[str], findings: Generator[Finding | int, None, _T]) -> Generator[Finding | int, None, _T]:
-    """The findings as they come, their rules noted."""
+    """Pass findings through and collect their rules in `broken`."""
     try:
         while True:
             found = next(findings)
@@ -183,10 +187,10 @@ def _arrays(members: Mapping[str, bytes], record: Mapping[str, Any], at: dict[st
 
 
 def _indexed_otherwise(place: IndexLine, members: Mapping[str, bytes], record: Mapping[str, Any]) -> str | None:
-    """Sets of earlier versions have no numbers."""
-    says = (place.width, place.height, place.tokens)
-    if says != (0, 0, 0) and says != measures_of(members[JSON_MEMBER], record["t5_attention_mask"]):
-        return f"the index says width, height, tokens {says}"
+    """Return a difference between index and sample; sets of earlier releases have no measures."""
+    recorded = (place.width, place.height, place.tokens)
+    if recorded != (0, 0, 0) and recorded != measures_of(members[JSON_MEMBER], record["t5_attention_mask"]):
+        return f"the index says width, height, tokens {recorded}"
     contents = ((spec.kind, fingerprint(members[spec.member])) for spec in embedding_specs())
     return None if place.digest == sample_digest(members[JSON_MEMBER], contents) else "the index has another digest"
 

@@ -1,6 +1,7 @@
-"""Stage 2 records: the eight fields of every line, no id twice, and on demand every npy file that a record names.
+"""Validation of Stage 2 records: the eight fields of every line, unique ids, and optionally every npy file of a record.
 
-One record is checked in imagemill/domain/stage2_records.py, the records as a table in tables.py.
+Rules for one record are in imagemill/domain/stage2_records.py, those for the records as a table in tables.py.
+
 Spec: docs/spec/shards.md#readiness
 """
 
@@ -40,12 +41,16 @@ def stage2_records(
     data_root: Path | None = None,
     contents: "RecordedContents | None" = None,
 ) -> Findings:
-    """Every line of a Stage 2 JSONL; with `derived`, every npy is read whole too.
+    """Check every line of a Stage 2 record file; with `derived`, also read every npy file in full.
 
     Args:
-        migrating: a record of Stage 1 is no more than a warning: it waits for a pass, a caption or its image.
-        images, data_root: which images to look at, and below which root they lie; without the root none.
-        contents: with `derived`, what the ledger recorded of the npy files.
+        jsonl: the record file.
+        derived: parent of the npy folders.
+        migrating: report a Stage 1 record as a warning, because it may wait for an embedding pass, a caption or its
+            image.
+        images: which images to check.
+        data_root: root of the images; without it, no images are checked.
+        contents: with `derived`, the ledger's rows of the npy files.
     """
     look = images if data_root else None
     lines = _Stage2Lines(jsonl.name, derived, migrating, look, data_root, contents)
@@ -53,7 +58,7 @@ def stage2_records(
 
 
 def _parse_waiting(number: int, raw: bytes) -> Line:
-    """Parse a line of a file that is being migrated: a Stage 1 vector with NaN waits to be recomputed like any unusable one."""
+    """Parse a line of a file that is being migrated; a Stage 1 vector with NaN is accepted, since it is recomputed."""
     return tolerate(parse_line(number, raw), INLINE_VECTOR)
 
 
@@ -122,7 +127,7 @@ def _stores(derived: Path | None) -> list[Any]:
 
 @lru_cache(maxsize=1 << 14)
 def _aspect(width: int, height: int, bucket: str) -> tuple[tuple[str, str, str], ...]:
-    """Rule, field and message of what is unusual about a valid size and bucket. Few sizes make up most files."""
+    """Return rule, field and message of unusual but valid sizes and buckets. Cached, because most files have few sizes."""
     found = []
     if is_unusual_ratio(width, height):
         found.append(("unusual_ratio", "", f"{width}x{height}"))

@@ -1,10 +1,10 @@
-"""Stage-A output: one record per group of images, exactly five fields.
+"""Validation of Stage-A output: one record per group of images, with exactly five fields.
 
     {"group_id": "QC-TEMP-20250118-0015956", "mission": "…", "label": "pass",
      "images": ["….jpeg", "….jpeg"], "per_image": {"image_1": "…", "image_2": "…"}}
 
-Belongs here: the file of records.
-Belongs elsewhere: making it (pipeline/).
+The records are made in pipeline/.
+
 Spec: docs/spec/stage-a.md#group-records, docs/spec/stage-a.md#failed-groups
 """
 
@@ -27,7 +27,7 @@ Broken = Iterator[tuple[str, str, str]]
 
 
 def stage_a_records(jsonl: Path) -> Findings:
-    """Every line of a Stage-A output; its name, `<mission>_stage_a.jsonl`, tells the mission."""
+    """Check every line of a Stage-A output; the mission is taken from its name, `<mission>_stage_a.jsonl`."""
     return check_lines(jsonl, _StageALines(jsonl.name))
 
 
@@ -55,7 +55,7 @@ class _StageALines:
 
 
 def _broken(record: dict[str, Any], mission: str | None) -> Broken:
-    """Rule, field and message of everything wrong with a record by itself."""
+    """Yield rule, field and message of every violation within a record."""
     for name in STAGE_A_FIELDS:
         if name not in record:
             yield "fields", name, "missing"

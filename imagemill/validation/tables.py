@@ -1,4 +1,4 @@
-"""Whole tables, checked as tables. Single records are checked in domain/stage2_records.py."""
+"""Validation of whole tables. Single records are checked in domain/stage2_records.py."""
 
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -18,7 +18,7 @@ TAR_BLOCK = 512
 
 
 def stage2_schema():
-    """pandera schema of the Stage 2 metadata, from the rules of single records."""
+    """Return the pandera schema of the Stage 2 metadata, derived from the rules for single records."""
     import pandera.pandas as pa
 
     return pa.DataFrameSchema(
@@ -36,7 +36,7 @@ def _keeps(rule: FieldRule, column: Any) -> Any:
 
 
 def ledger_schemas():
-    """pandera schemas of the ledger's tables that say what is known of images, captions, files and refusals."""
+    """Return pandera schemas of the ledger's tables of images, captions, files and problems."""
     import pandera.pandas as pa
 
     text = pa.Check(lambda column: column.str.strip().str.len() > 0, name="not blank")
@@ -61,7 +61,7 @@ def ledger_schemas():
 
 
 def index_schema():
-    """pandera schema of a shard set's index: no place and no key of a tar twice, all on tar's blocks."""
+    """Return the pandera schema of a set's index: unique positions and multiples of the tar block size."""
     import pandera.pandas as pa
 
     text = pa.Check(lambda column: column.str.strip().str.len() > 0, name="not blank")
@@ -73,14 +73,14 @@ def index_schema():
 
 
 def validate_stage2_table(jsonl: Path, *, migrating: bool = False) -> Findings:
-    """The table of all parsable records against `stage2_schema`; `migrating`: those of Stage 1 are left out."""
+    """Check the table of all parsable records against `stage2_schema`; with `migrating`, leave out Stage 1 records."""
     lines = (line.value for line in read_jsonl(jsonl) if line.value is not None)
     records = (record for record in lines if not (migrating and is_stage1(record)))
     yield from _checked("table", jsonl.name, _table(records, COLUMNS, object), stage2_schema(), "image_id")
 
 
 def validate_ledger_tables(ledger: Ledger) -> Findings:
-    """The tables of `.imagemill/ledger.sqlite` against `ledger_schemas`; it is only read."""
+    """Check the tables of `.imagemill/ledger.sqlite` against `ledger_schemas`, without writing to it."""
     import pandas as pd
 
     for name, schema in ledger_schemas().items():
@@ -91,7 +91,7 @@ def validate_ledger_tables(ledger: Ledger) -> Findings:
 
 
 def validate_index_table(folder: Path) -> Findings:
-    """The index of one shard set against `index_schema`. What it says of the tars is judged with them (shards.py)."""
+    """Check the index of one set against `index_schema`; shards.py compares it with the tars."""
     records = (line.value or {} for line in read_jsonl(folder / INDEX))
     schema = index_schema()
     table = _table(records, tuple(schema.columns))
@@ -106,7 +106,7 @@ def _table(records: Iterable[Record], columns: Sequence[str], dtype: type | None
 
 
 def _checked(rule: str, file: str, table: Any, schema: Any, key: str) -> Findings:
-    """Every failing cell of a table; `key` names the column that says whose row it is."""
+    """Yield every failing cell of a table; `key` is the column that identifies a row."""
     import pandera.errors
 
     yield len(table)
@@ -123,6 +123,6 @@ def _checked(rule: str, file: str, table: Any, schema: Any, key: str) -> Finding
 
 
 def _cell(record: Record, name: str) -> str | int | None:
-    """A value that a table can hold. Lists and objects are no cells; what they are is told record by record."""
+    """Return a value that a table can hold; lists and objects become None, since record checks report them."""
     value = record.get(name, FORMAT_VERSION if name == "format_version" else None)
     return value if type(value) in (str, int) else None

@@ -1,7 +1,6 @@
-"""The validator's front: a path in, a report out. Asset checks, the command line and training scripts all call this.
+"""Entry point of the validator: returns a report for a path. Used by asset checks, the command line and training scripts.
 
-Belongs here: which rules apply to which path.
-Belongs elsewhere: the rules (catalogue.py and a file per kind), how a report looks (findings.py).
+The rules are in catalogue.py and one module per kind; reports are in findings.py.
 """
 
 import os
@@ -31,16 +30,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How to validate; what does not concern a kind is ignored by it.
+    """Options of a validation; a kind ignores options that do not concern it.
 
     Attributes:
-        limits: of a preset's sizes; what they leave open comes from its manifest.
-        image_mode, image_first: how closely to look at the images of the first so many valid records; 0 or less: of all.
-        enforce_real_images_folder: demand a real `images/` also where no manifest lies beside the records.
-        derived: folder of the npy folders; given, files on disk are read, or compared with the shards' members.
-        sample: compare this many samples of each tar; None or less than 1: all.
-        data_root: where the images of Stage 2 records lie; without it they are not looked at.
-        contents: what the ledger recorded of the files below `derived`.
+        limits: of a preset's sizes; limits that are None come from its manifest.
+        image_mode: how images are checked.
+        image_first: number of valid records whose images are checked; 0 or less: all.
+        enforce_real_images_folder: require a real `images/` even without a manifest beside the records.
+        derived: parent of the npy folders; if given, files on disk are read, or compared with the shards' members.
+        sample: number of samples of each tar to compare; None or less than 1: all.
+        data_root: root of the images of Stage 2 records; without it they are not checked.
+        contents: the ledger's rows of the files below `derived`.
     """
 
     limits: PresetRules = NO_LIMITS
@@ -53,6 +53,7 @@ class Options:
     contents: "RecordedContents | None" = None
 
     def images(self) -> ImageLook:
+        """Return a new counter of images to check."""
         return ImageLook(self.image_mode, self.image_first)
 
 
@@ -72,7 +73,7 @@ def _preset(path: Path, options: Options) -> Findings:
 
 
 def _shards(path: Path, options: Options) -> Findings:
-    from imagemill.validation.shards import shard_set  # tars need numpy, records do not
+    from imagemill.validation.shards import shard_set  # shards need numpy, records do not
 
     return shard_set(
         path if path.is_dir() else path.parent,
@@ -89,9 +90,9 @@ KINDS: dict[str, Callable[[Path, Options], Findings]] = {
     "shards": _shards,
 }
 
-# A key that only one kind of record has.
-_TELLING_KEYS = {"objects": "preset", "per_image": "stage-a", "t5_attention_mask": "stage2"}
-_LINES_TO_TELL, _BYTES_TO_TELL = 20, 1 << 20
+# Keys that only one kind of record has.
+_DISTINCTIVE_KEYS = {"objects": "preset", "per_image": "stage-a", "t5_attention_mask": "stage2"}
+_LINES_READ, _BYTES_READ = 20, 1 << 20
 
 # Files and folders to validate, relative to a data root or to one of its folders.
 _VALIDATED = (
@@ -110,10 +111,10 @@ _SHOWN_PATHS = 5
 
 
 def kind_of(path: Path) -> str:
-    """What a path holds: by its name, by what lies beside it, by the keys of its first lines.
+    """Return the kind of a path: by its name, by neighbouring files, or by the keys of its first lines.
 
     Raises:
-        WrongUsage: neither a folder nor a .jsonl nor a .tar.
+        WrongUsage: if the path is neither a folder nor a .jsonl nor a .tar.
     """
     if path.is_dir():
         return "preset" if os.path.lexists(path / MANIFEST) else "shards"
@@ -127,30 +128,33 @@ def kind_of(path: Path) -> str:
         return "stage-a"
     if path.name.endswith((".norm.jsonl", ".coord.jsonl")) or os.path.lexists(path.parent / MANIFEST):
         return "preset"
-    return _told_by_lines(path) or ("preset" if path.parent.name == RAW else "stage2")
+    return _kind_by_keys(path) or ("preset" if path.parent.name == RAW else "stage2")
 
 
-def _told_by_lines(path: Path) -> str | None:
+def _kind_by_keys(path: Path) -> str | None:
     try:
         with open(path, "rb") as file:
-            head = [file.readline(_BYTES_TO_TELL) for _ in range(_LINES_TO_TELL)]
+            head = [file.readline(_BYTES_READ) for _ in range(_LINES_READ)]
     except OSError:
         return None
     keys = (key for line in head for key in parse_object(line) or ())
-    return next((_TELLING_KEYS[key] for key in keys if key in _TELLING_KEYS), None)
+    return next((_DISTINCTIVE_KEYS[key] for key in keys if key in _DISTINCTIVE_KEYS), None)
 
 
 def validate(
     path: Path, *, kind: str | None = None, derived: Path | None = None, options: Options | None = None
 ) -> Report:
-    """Check one file of records or one bucket's folder by every rule of its kind.
+    """Check one file of records or one bucket's folder by all rules of its kind.
 
     Args:
+        path: the file or folder.
+        kind: determined from the path if None.
         derived: short for `Options(derived=…)`.
+        options: see Options.
 
     Raises:
-        MissingInput: nothing at that path, or a folder without shards. WrongUsage: unknown kind, or one that the path cannot
-            be.
+        MissingInput: if the path does not exist, or is a folder without shards.
+        WrongUsage: if the kind is unknown, or does not fit the path.
     """
     options = options or Options(derived=derived)
     kind = _checked_kind(path, kind)
@@ -170,7 +174,7 @@ def _report(path: Path, kind: str, options: Options) -> Report:
 
 
 def validate_each(path: Path, *, kind: str | None = None, options: Options | None = None) -> Iterator[Report]:
-    """`validate`, or for a preset's folder a report of each of its files, and one of the folder."""
+    """Run `validate`; for a preset's folder, yield a report for each of its files and one for the folder."""
     if path.is_dir() and _checked_kind(path, kind) == "preset":
         yield from validate_preset(path, options)
     else:
@@ -181,7 +185,9 @@ def validate_preset(folder: Path, options: Options | None = None, *, coord_is_du
     """Check all files of records of a preset, then the folder itself; a preset without records fails.
 
     Args:
-        coord_is_due: rescale has just run: norm and coord need not agree with the pixel records yet.
+        folder: the preset.
+        options: see Options.
+        coord_is_due: rescale has just run, so that norm and coord need not match the pixel records yet.
     """
     files = preset_files(folder)
     if not files:
@@ -194,7 +200,7 @@ def validate_preset(folder: Path, options: Options | None = None, *, coord_is_du
 
 
 def missing(path: Path, error: ImagemillError) -> Report:
-    """The report of what is not there, or cannot be looked at."""
+    """Return the report for a path that does not exist or cannot be checked."""
     return collect(str(path), "", [finding("missing_input", error.what, file=path.name, remedy=error.do)])
 
 
@@ -210,8 +216,8 @@ def _checked_kind(path: Path, kind: str | None) -> str:
 
 
 def _may_be_set(folder: Path) -> bool:
-    """Whether a folder has a bucket's name, or a file of a shard set. Any other folder is a mistyped path."""
-    from imagemill.pipeline.shards import shard_sets  # records are validated without it
+    """Return whether a folder has a bucket's name or a file of a set; any other folder is a mistyped path."""
+    from imagemill.pipeline.shards import shard_sets  # not needed for records
 
     if folder.absolute().name.startswith("bucket_") or any(folder.glob("*.tar")):
         return True
@@ -235,9 +241,9 @@ def _no_set(folder: Path) -> MissingInput:
 
 
 def verify_stage2(jsonl: Path, derived: Path, contents: "RecordedContents | None" = None) -> Report:
-    """Check every record by every rule, and read every npy file that it names.
+    """Check every record by all rules, and read every npy file that it refers to.
 
-    Header, shape, dtype, length and finite values are checked; with `contents`, the bytes are those of the ledger.
+    Header, shape, dtype, length and finite values are checked; with `contents`, also the bytes against the ledger.
     """
     if not jsonl.is_file():
         raise MissingInput("no Stage 2 records", where=jsonl, do="run `imagemill stage2` first")

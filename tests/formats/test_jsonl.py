@@ -137,7 +137,7 @@ def test_last_line_without_a_newline_is_read(tmp_path):
     assert read(tmp_path, b'{"a": 1}\n{"a": 2}')[-1] == Line(2, b'{"a": 2}', {"a": 2}, None, offset=9)
 
 
-def test_last_line_cut_off_has_a_problem(tmp_path):
+def test_last_line_cut_off_is_torn(tmp_path):
     """A kill in the middle of an append. Spec: docs/spec/stage2.md#merge"""
     good, torn = read(tmp_path, b'{"a": 1}\n{"a": ')
     assert good.value == {"a": 1}

@@ -1,4 +1,4 @@
-"""Public datasets into presets: images at other sizes, boxes in three spaces, filtered ones that share every image.
+"""Presets of public datasets: rescaled images, boxes in three spaces, and filtered presets that share the images.
 
 Spec: docs/spec/presets.md#layout
 """

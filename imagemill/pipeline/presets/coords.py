@@ -1,14 +1,16 @@
-"""Records of a preset from pixels into the other spaces: `bbox_2d` and `poly` as ints 0…999, then as tokens `<|coord_K|>`.
+"""Conversion of a preset's records from pixels to the other spaces.
+
+`bbox_2d` and `poly` become ints 0…999 (norm), then tokens `<|coord_K|>` (coord):
 
     {"desc": "bowl", "bbox_2d": [10, 12, 80, 60]}                                           pixels of a 128x96 image
     {"desc": "bowl", "bbox_2d": [78, 126, 630, 631]}                                        norm
     {"desc": "bowl", "bbox_2d": ["<|coord_78|>", "<|coord_126|>", "<|coord_630|>", …]}      coord
 
-Records with more than `max_objects` objects are dropped whole, never cut. Unknown keys pass through, and polygons keep the order
-of their points. Objects keep their order, or are sorted by (min y, min x) in all three spaces.
+Records with more than `max_objects` objects are dropped whole, never truncated. Unknown keys are kept, and so is the
+order of a polygon's points. Objects keep their order, or are sorted by (min y, min x) in all three spaces.
 
-Belongs here: one record, and some lines of a file.
-Belongs elsewhere: what a record must hold (preset_records.py), the arithmetic (geometry.py), whole files (coord_files.py).
+Rules for valid records are in preset_records.py, the arithmetic in geometry.py, whole files in coord_files.py.
+
 Spec: docs/spec/presets.md#quantisation, docs/spec/presets.md#object-order, docs/spec/presets.md#strictness,
 docs/spec/presets.md#hardlinks
 """
@@ -39,7 +41,7 @@ _encoder = msgspec.json.Encoder()
 
 
 def is_plainly_valid(record: Record) -> bool:
-    """Return whether a record in pixels surely has nothing wrong. False leaves the verdict to `violations`."""
+    """Return True if a record in pixels is certainly valid; False means that `violations` must decide."""
     try:
         typed = msgspec.convert(record, RECORD_TYPES["pixel"])
     except msgspec.ValidationError:
@@ -48,21 +50,21 @@ def is_plainly_valid(record: Record) -> bool:
 
 
 def to_norm(record: Record) -> list[tuple[Record, str, list[int]]]:
-    """Turn a valid record's geometry into 0…999, in place; returns each object with its key and bins."""
+    """Convert a valid record's geometry to 0…999 in place; return each object with its key and bins."""
     objects: list[Record] = record["objects"]
-    places = []
+    geometries = []
     for item, bins in zip(objects, quantise_objects(objects, record["width"], record["height"]), strict=True):
         key = "bbox_2d" if "bbox_2d" in item else "poly"
         item[key] = bins
-        places.append((item, key, bins))
-    return places
+        geometries.append((item, key, bins))
+    return geometries
 
 
 # ---- some lines
 
 
 class RecordCounts(NamedTuple):
-    """What became of a split's records; `largest` is the most objects that one of them has."""
+    """Counts of a split's records; `largest` is the highest number of objects in one record."""
 
     records: int = 0
     dropped: int = 0
@@ -71,16 +73,18 @@ class RecordCounts(NamedTuple):
     largest: int = 0
 
     def plus(self, other: "RecordCounts") -> "RecordCounts":
+        """Return the counts of both."""
         sums = RecordCounts(*map(sum, zip(self, other, strict=True)))
         return sums._replace(largest=max(self.largest, other.largest))
 
     @property
     def kept(self) -> int:
+        """Number of records that were not dropped."""
         return self.records - self.dropped
 
 
 class Chunk(NamedTuple):
-    """What some lines become: bytes for the three files, images of the kept ones, and what is wrong, by line."""
+    """The results of some lines: bytes for the three files, images of the kept records, and problems by line."""
 
     pixel: bytes
     norm: bytes
@@ -91,7 +95,7 @@ class Chunk(NamedTuple):
 
 
 def transform(first: int, lines: Sequence[bytes], max_objects: int | None, order: ObjectOrder = DEFAULT_ORDER) -> Chunk:
-    """Return some lines of `<split>.jsonl` in every space; `first` is the first one's number.
+    """Convert some lines of `<split>.jsonl` to all spaces; `first` is the number of the first line.
 
     A pixel line keeps its bytes unless its objects have to be sorted.
     """
@@ -113,14 +117,14 @@ def transform(first: int, lines: Sequence[bytes], max_objects: int | None, order
         kept.append(record)
         pixel.append(raw + b"\n")
     counts = RecordCounts(len(lines), dropped, objects, dropped_objects, largest)
-    places: list[tuple[Record, str, list[int]]] = []
+    geometries: list[tuple[Record, str, list[int]]] = []
     for n, record in enumerate(kept):
         of_record = to_norm(record)
-        places += of_record
+        geometries += of_record
         if order == "top_left":
             pixel[n] = _sort_objects(record, [bins for _, _, bins in of_record], pixel[n])
     norm = _encoder.encode_lines(kept)
-    for item, key, bins in places:
+    for item, key, bins in geometries:
         item[key] = [TOKENS[bin_] for bin_ in bins]
     images = [record["images"][0] for record in kept]
     return Chunk(b"".join(pixel), norm, _encoder.encode_lines(kept), images, counts, problems)
@@ -138,7 +142,7 @@ def _sort_objects(record: Record, shapes: Sequence[Sequence[int]], pixel: bytes)
 
 
 def _read(number: int, raw: bytes) -> tuple[Record | None, list[str]]:
-    """A line's record, or what is wrong with it."""
+    """Return a line's record, or None and its problems."""
     record = parse_object(raw)
     if record is None:
         return None, [f"line {number}: {parse_line(number, raw).problem}"]

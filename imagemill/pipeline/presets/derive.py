@@ -1,17 +1,18 @@
-"""Coord: norm and coord records of a base preset, or a derived preset with all of them and the base's images as hardlinks.
+"""Coord: norm and coord records of a base preset, or a derived preset that also hardlinks the base's images.
 
     coco/rescale_32_768/            base: gets train.norm.jsonl and train.coord.jsonl beside its train.jsonl
     coco/rescale_32_768_max60/      derived: records with at most 60 objects; appears with its manifest in one rename
        ├─ images/                   hardlinks to the base's files, exactly those that the kept records name
-       ├─ pipeline_manifest.json    the base's stage_stats.rescale, and which base records all this was made from
+       ├─ pipeline_manifest.json    the base's stage_stats.rescale, and the base records that it was made from
        └─ train.{filter_stats.json,norm.jsonl,coord.jsonl,jsonl}
 
-Order keeps readers safe: everything is checked and written under temporary names; the directory appears; images are linked; then
-the files get their names, `<split>.jsonl` last; the manifest tells of the split when it is there. So no published record names an
-image that is not linked, and a killed run is gone on with by the next: what is there is compared and left alone.
+The order of writes keeps concurrent readers safe. First everything is checked and written under temporary names. Then
+the directory appears, images are linked, the files get their names (`<split>.jsonl` last), and the manifest records the
+split. So a published record never refers to an image that is not linked. A killed run is continued by the next one:
+existing files are compared and left alone.
 
-Belongs here: the steps and their order, the checks before any write.
-Belongs elsewhere: records (coord_files.py), links (formats/hardlinks.py), names (preset_names.py), claims (the callers).
+Records are handled in coord_files.py, links in formats/hardlinks.py, names in preset_names.py; callers take the leases.
+
 Spec: docs/spec/presets.md#strictness, docs/spec/presets.md#hardlinks
 """
 
@@ -39,7 +40,7 @@ Manifest = dict[str, Any]
 
 
 class CoordRefused(ImagemillError, ValueError):
-    """Lines or images that keep a preset from being made; `problems` has them all (of very many, the first ones)."""
+    """Lines or images prevent a preset from being made; `problems` lists them (up to a bound)."""
 
     def __init__(self, what: str, problems: list[str], **hints: Any) -> None:
         super().__init__("\n".join([what, *(f"  {problem}" for problem in problems)]), **hints)
@@ -47,16 +48,18 @@ class CoordRefused(ImagemillError, ValueError):
 
 
 class BaseChanged(ImagemillError, RuntimeError):
-    """A derived preset was made from other records than its base has now."""
+    """The records of a base differ from those that its derived preset was made from."""
 
 
 class CoordResult(NamedTuple):
-    """What a run did.
+    """The outcome of a run.
 
     Attributes:
+        preset: the preset that was written.
         counts: of each split.
-        changed: names of the files that were written; empty where all was there already.
-        linked, present: images linked now, and those that were there.
+        changed: names of the files that were written; empty if all were up to date.
+        linked: number of images linked by this run.
+        present: number of images that were linked before.
     """
 
     preset: PresetDir
@@ -74,36 +77,45 @@ def coord(
     order: ObjectOrder | None = None,
     advance: Callable[[int], object] = lambda records: None,
 ) -> CoordResult:
-    """Make a preset's norm and coord records; with `name.max_objects`, the derived preset as a whole.
+    """Write a preset's norm and coord records; with `name.max_objects`, write the whole derived preset.
 
     Args:
-        splits: those to do; all that the base has published where None.
+        dataset: the dataset.
+        name: the preset.
+        splits: the splits to process; None for all that the base has published.
         order: requested order of objects; None for the recorded one.
         advance: called with the number of records done since the last call.
 
     Raises:
-        MissingInput: no base preset, or not this split. CoordRefused: bad lines, or images that cannot be linked, all listed.
-        BaseChanged: the base's records are not those of the derived preset. OrderConflict: the preset has another order of
-        objects. NotLinkable: two file systems.
+        MissingInput: if the base preset or a split is missing.
+        CoordRefused: if there are bad lines or images that cannot be linked; all are listed.
+        BaseChanged: if the base's records differ from those that the derived preset was made from.
+        OrderConflict: if the preset has another order of objects.
+        NotLinkable: if base and derived preset are on different file systems.
     """
     base = dataset.preset(name.base)
     manifest, chosen = base_manifest(base), chosen_splits(base, splits)
-    wanted = choose_order(base, manifest, chosen, order)
+    chosen_order = choose_order(base, manifest, chosen, order)
 
     def draft_in(folder: Path) -> list[SplitDraft]:
         sweep_temporaries(folder)
         drafts = []
         for split in chosen:
-            kept = name.max_objects is None and split in wanted.kept
-            options = {"max_objects": name.max_objects, "order": wanted.order, "keep_files": kept, "advance": advance}
+            kept = name.max_objects is None and split in chosen_order.kept
+            options = {
+                "max_objects": name.max_objects,
+                "order": chosen_order.order,
+                "keep_files": kept,
+                "advance": advance,
+            }
             drafts.append(draft_split(base, split, folder, **options))
             unpublished.callback(drafts[-1].discard)
         return drafts
 
     with disk_full_told(dataset.path), ExitStack() as unpublished:
         if name.max_objects is None:
-            return _coord_base(base, wanted.order, draft_in)
-        return _derive(dataset, base, manifest, name, wanted.order, draft_in, unpublished)
+            return _coord_base(base, chosen_order.order, draft_in)
+        return _derive(dataset, base, manifest, name, chosen_order.order, draft_in, unpublished)
 
 
 DraftIn = Callable[[Path], list[SplitDraft]]
@@ -112,7 +124,7 @@ DraftIn = Callable[[Path], list[SplitDraft]]
 def _coord_base(base: PresetDir, order: ObjectOrder, draft_in: DraftIn) -> CoordResult:
     drafts = draft_in(base.path)
     _refuse_problems(base, drafts, None)
-    # Read once more: a rescale of another split may have told of it meanwhile.
+    # Read again, because a rescale of another split may have recorded it meanwhile.
     manifest = base_manifest(base)
     stats = manifest["stage_stats"]
     stats["rescale"] = with_order(stats["rescale"], manifest, order)
@@ -129,45 +141,47 @@ def _derive(
     unpublished: ExitStack,
 ) -> CoordResult:
     derived = dataset.preset(name.effective)
-    there = _derived_manifest(base, derived, manifest, order)
-    check_file_system(base.manifest, derived.path if there else dataset.path)
+    existing_manifest = _derived_manifest(base, derived, manifest, order)
+    check_file_system(base.manifest, derived.path if existing_manifest else dataset.path)
     folder = derived.path
-    if there is None:  # a folder that takes the derived preset's name later, or is removed
+    if existing_manifest is None:  # a temporary folder, which is renamed to the derived preset or removed
         sweep_temporaries(dataset.path, folders=True)
         folder = temporary_path(dataset.path)
         folder.mkdir()
         unpublished.callback(shutil.rmtree, folder, ignore_errors=True)
     drafts = draft_in(folder)
-    _refuse_changed(base, derived, there or {}, {draft.split: draft.source for draft in drafts})
+    _refuse_changed(base, derived, existing_manifest or {}, {draft.split: draft.source for draft in drafts})
     plan = plan_links({image: None for draft in drafts for image in draft.images}.keys(), base.path, derived.path)
     _refuse_problems(base, drafts, plan)
-    manifest = _made_of(base, derived, manifest, order, there, drafts)
+    manifest = _derived_document(base, derived, manifest, order, existing_manifest, drafts)
     _appear(derived, folder, manifest, drafts)
     linked = link_tree(plan)
     return _publish(derived, manifest, drafts, name.max_objects)._replace(linked=linked, present=plan.linked)
 
 
-def _made_of(
+def _derived_document(
     base: PresetDir,
     derived: PresetDir,
     manifest: Manifest,
     order: ObjectOrder,
-    there: Manifest | None,
+    existing_manifest: Manifest | None,
     drafts: Sequence[SplitDraft],
 ) -> Manifest:
-    """The derived preset's manifest before its splits are published."""
-    made = copy.deepcopy(there or {"format": MANIFEST_FORMAT, "dataset": base.path.parent.name, "preset": derived.name})
-    stats, of_base = made.setdefault("stage_stats", {}), manifest["stage_stats"]
+    """Return the derived preset's manifest before its splits are published."""
+    document = copy.deepcopy(
+        existing_manifest or {"format": MANIFEST_FORMAT, "dataset": base.path.parent.name, "preset": derived.name}
+    )
+    stats, of_base = document.setdefault("stage_stats", {}), manifest["stage_stats"]
     stats["rescale"] = with_order(of_base["rescale"], manifest, order)
     if "convert" in of_base:
         stats["convert"] = of_base["convert"]
-    splits = {**made.get("base", {}).get("splits", {}), **{draft.split: draft.source for draft in drafts}}
-    made["base"] = {"preset": base.name, "rescale": _rescale_fingerprint(manifest), "splits": splits}
-    return made
+    splits = {**document.get("base", {}).get("splits", {}), **{draft.split: draft.source for draft in drafts}}
+    document["base"] = {"preset": base.name, "rescale": _rescale_fingerprint(manifest), "splits": splits}
+    return document
 
 
 def _appear(derived: PresetDir, folder: Path, manifest: Manifest, drafts: Sequence[SplitDraft]) -> None:
-    """Let the directory appear with its manifest, or record the splits of one that is there."""
+    """Rename the new directory, with its manifest, into place; if the directory exists, record the splits in its manifest."""
     if folder == derived.path:
         write_if_changed(derived.manifest, json_bytes(manifest))
         return
@@ -183,20 +197,20 @@ def _appear(derived: PresetDir, folder: Path, manifest: Manifest, drafts: Sequen
 def _publish(
     preset: PresetDir, manifest: Manifest, drafts: Sequence[SplitDraft], max_objects: int | None
 ) -> CoordResult:
-    """Give the files their names, then say so in the manifest."""
+    """Give the files their names, then record the splits in the manifest."""
     changed = [name for draft in drafts for name in draft.changed]
     for draft in drafts:
         draft.publish()
     if changed:
         sync_folder(preset.path)
-    made = copy.deepcopy(manifest)
-    stage = made["stage_stats"].setdefault("coord", {"splits": {}})
+    document = copy.deepcopy(manifest)
+    stage = document["stage_stats"].setdefault("coord", {"splits": {}})
     stage["max_objects"] = max_objects
     stage["splits"] |= {
         draft.split: {"records": draft.counts.kept, "dropped": draft.counts.dropped, "source": draft.source}
         for draft in drafts
     }
-    if write_if_changed(preset.manifest, json_bytes(made)):
+    if write_if_changed(preset.manifest, json_bytes(document)):
         changed.append(preset.manifest.name)
     return CoordResult(preset, {draft.split: draft.counts for draft in drafts}, changed)
 
@@ -205,7 +219,7 @@ def _publish(
 
 
 def check_preset_exists(preset: PresetDir) -> None:
-    """Raise MissingInput if there is no folder of that name; presets and datasets that exist are listed."""
+    """Raise MissingInput if the preset's folder does not exist; existing presets and datasets are listed."""
     if preset.path.is_dir():
         return
     dataset = Dataset(preset.path.parent)
@@ -222,10 +236,10 @@ def check_preset_exists(preset: PresetDir) -> None:
 
 
 def base_manifest(base: PresetDir) -> Manifest:
-    """Return the base's manifest, with what rescale recorded.
+    """Return the base's manifest, which must contain the results of rescale.
 
     Raises:
-        MissingInput: no such dataset or preset, or rescale did not make it.
+        MissingInput: if the dataset or preset does not exist, or was not made by rescale.
     """
     check_preset_exists(base)
     manifest = read_preset_manifest(base)
@@ -240,6 +254,7 @@ def base_manifest(base: PresetDir) -> Manifest:
 
 
 def chosen_splits(base: PresetDir, splits: Sequence[str] | None) -> list[str]:
+    """Return the requested published splits, in order; raise MissingInput if one is not published."""
     published = base.splits()
     missing = [split for split in splits or () if split not in published]
     if missing or not published:
@@ -253,17 +268,18 @@ def chosen_splits(base: PresetDir, splits: Sequence[str] | None) -> list[str]:
 
 
 def _derived_manifest(base: PresetDir, derived: PresetDir, manifest: Manifest, order: ObjectOrder) -> Manifest | None:
-    """Return the manifest of a derived preset; None if there is no such directory.
+    """Return the manifest of a derived preset; None if its directory does not exist.
 
     Raises:
-        ImagemillError: the directory is not a preset derived from this base. BaseChanged: the base has other parameters or
-        records now. CoordRefused: the base has other records, and bad lines are among them.
+        ImagemillError: if the directory is not a preset derived from this base.
+        BaseChanged: if the base now has other parameters or records.
+        CoordRefused: if the base now has other records, with bad lines among them.
     """
     if not os.path.lexists(derived.path):
         return None
-    there = read_preset_manifest(derived)
-    made_of = (there or {}).get("base")
-    if there is None or not isinstance(made_of, dict) or made_of.get("preset") != base.name:
+    existing_manifest = read_preset_manifest(derived)
+    made_of = (existing_manifest or {}).get("base")
+    if existing_manifest is None or not isinstance(made_of, dict) or made_of.get("preset") != base.name:
         raise ImagemillError(
             f"{derived.name} is there and was not derived from {base.name}",
             where=derived.manifest,
@@ -272,21 +288,23 @@ def _derived_manifest(base: PresetDir, derived: PresetDir, manifest: Manifest, o
         )
     if made_of.get("rescale") != _rescale_fingerprint(manifest):
         raise _base_changed(base, derived, "its rescale parameters")
-    if recorded_order(derived, there) != order:
+    if recorded_order(derived, existing_manifest) != order:
         raise _base_changed(base, derived, f"its object_order, which is {order}")
     recorded = [split for split in SPLITS if split in made_of.get("splits", {})]
     paths = {split: base.jsonl(split) for split in recorded}
     sources = {split: f"sha256:{sha256_file(path)}" if path.is_file() else "none" for split, path in paths.items()}
-    _refuse_changed(base, derived, there, sources)
-    return there
+    _refuse_changed(base, derived, existing_manifest, sources)
+    return existing_manifest
 
 
-def _refuse_changed(base: PresetDir, derived: PresetDir, there: Manifest, sources: Mapping[str, str]) -> None:
-    recorded = there.get("base", {}).get("splits", {})
+def _refuse_changed(
+    base: PresetDir, derived: PresetDir, existing_manifest: Manifest, sources: Mapping[str, str]
+) -> None:
+    recorded = existing_manifest.get("base", {}).get("splits", {})
     changed = [base.jsonl(split).name for split, now in sources.items() if recorded.get(split, now) != now]
     if not changed:
         return
-    # A damaged line is the cause, and its repair the remedy; deleting the derived preset would not help.
+    # If a line is damaged, report it: repairing it is the remedy, deleting the derived preset would not help.
     lines = [line_problems(base, split) for split in sources if base.jsonl(split).is_file()]
     _refuse_problems(base, lines, None)
     raise _base_changed(base, derived, " and ".join(changed))
@@ -302,7 +320,7 @@ def _base_changed(base: PresetDir, derived: PresetDir, what: str) -> BaseChanged
 
 
 def _rescale_fingerprint(manifest: Manifest) -> str:
-    """Return the fingerprint of the parameters that decide images.
+    """Return the fingerprint of the parameters that affect images.
 
     Counts change when a split is added, and coord may record the object order of a preset that another program made.
     """
@@ -311,7 +329,7 @@ def _rescale_fingerprint(manifest: Manifest) -> str:
 
 
 def _refuse_problems(base: PresetDir, drafts: Iterable[SplitDraft], plan: LinkPlan | None) -> None:
-    """Raise with every bad line and every image that cannot be linked."""
+    """Raise CoordRefused with every bad line and every image that cannot be linked."""
     problems: list[str] = []
     bad = 0
     for draft in drafts:

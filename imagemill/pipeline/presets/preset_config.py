@@ -1,4 +1,4 @@
-"""`presets.yaml`: which datasets and presets there are. Each preset named here is a partition of the preset assets.
+"""`presets.yaml`: the configured datasets and presets. Each preset in it is a partition of the preset assets.
 
     datasets:
       coco:
@@ -15,10 +15,11 @@
     presets:
       coco/rescale_32_768: {image_factor: 32, max_pixels: 786432, max_objects: 60, splits: [train, val]}
 
-What a preset leaves out is as it was made, else the default. `max_objects` yields a derived preset beside the base.
+Parameters that a preset leaves out are those it was made with, else the defaults. `max_objects` adds a derived preset
+beside the base.
 
-Belongs here: the file as a value, its errors by line, agreement of flags with it.
-Belongs elsewhere: agreement with what was recorded (rescale_plan.py), sources of max_objects (preset_names.py).
+Comparison with recorded parameters is in rescale_plan.py; sources of `max_objects` are in preset_names.py.
+
 Spec: docs/spec/presets.md#presets-file
 """
 
@@ -44,22 +45,25 @@ Positive = Annotated[int, msgspec.Meta(ge=1)]
 Split = Literal["train", "val"]
 T = TypeVar("T", bound=msgspec.Struct)
 
-# Fields of a preset that a rescale takes and records.
+# Fields of a preset that rescale takes and records.
 PARAMETERS = ("image_factor", "max_pixels", "min_pixels", "library", "object_order")
 
 # Fields of a dataset that an adapter needs.
 _OWN_FILES = ("adapter", "annotations", "images")
 
-# Fields that the command line spells otherwise.
+# Fields with another name on the command line.
 _FLAGS = {"splits": "split"}
 
 
 class DatasetSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A dataset's own files, and its default preset; what is left out comes from flags.
+    """A dataset's own files and its default preset; missing fields come from flags.
 
     Attributes:
-        annotations: a file per split. geometry: what an instance with both becomes.
-        split_rule: divides the one file of annotations into train and val.
+        adapter: name of the adapter.
+        annotations: one file per split.
+        images: folder of the raw images.
+        geometry: used for an instance that has both a box and a polygon.
+        split_rule: divides a single annotation file into train and val.
         default_preset: the base preset of commands without `--preset`.
     """
 
@@ -72,7 +76,7 @@ class DatasetSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class PresetSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is asked of a preset; None: nothing is. Sizes in pixels."""
+    """The requested parameters of a preset; None: not requested. Sizes are in pixels."""
 
     image_factor: Positive | None = None
     max_pixels: Positive | None = None
@@ -84,19 +88,19 @@ class PresetSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """What `choose_parameters` takes."""
+        """The arguments of `choose_parameters`."""
         return {name: getattr(self, name) for name in PARAMETERS}
 
 
 class Presets(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole file. `presets` by key, `<dataset>/<preset>`, of base presets."""
+    """The whole file. `presets`: base presets by key, `<dataset>/<preset>`."""
 
     path: Path
     datasets: dict[str, DatasetSettings] = {}
     presets: dict[str, PresetSettings] = {}
 
     def keys(self) -> list[str]:
-        """Partition keys in the order of the file, each base before what is derived from it."""
+        """Return the partition keys in the order of the file, each base before the preset derived from it."""
         found = []
         for key, settings in self.presets.items():
             dataset, preset = split_key(key)
@@ -106,13 +110,16 @@ class Presets(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
     def settings(self, dataset: str, preset: str, **flags: Any) -> PresetSettings:
-        """What is asked of a base preset by the file and by flags; one the file does not name takes flags alone.
+        """Return the parameters of a base preset from the file and from flags; flags alone if the file does not contain it.
 
         Args:
-            flags: fields of PresetSettings but max_objects, None where a flag was not given. `splits` may be some of the file's.
+            dataset: name of the dataset.
+            preset: name of the base preset.
+            flags: fields of PresetSettings except max_objects; None if a flag was not given. `splits` may be a subset
+                of the file's.
 
         Raises:
-            WrongUsage: a flag differs from the file; both are named.
+            WrongUsage: if a flag differs from the file; the message names both values.
         """
         key = f"{dataset}/{preset}"
         of_file = self.presets.get(key, PresetSettings())
@@ -133,12 +140,13 @@ class Presets(msgspec.Struct, frozen=True, kw_only=True):
         return WrongUsage(what, where=self.path, do=do)
 
     def default_preset(self, dataset: Dataset) -> str:
-        """Return the base preset that a command without a preset's name means.
+        """Return the base preset of a command without `--preset`.
 
-        That is `default_preset` of the file, else the only base preset that the file or the dataset's folder has.
+        This is `default_preset` of the file, else the only base preset in the file or in the dataset's folder.
 
         Raises:
-            WrongUsage: no preset, or several, which are listed. MissingInput: no such dataset.
+            WrongUsage: if there is no preset, or several; they are listed.
+            MissingInput: if the dataset does not exist.
         """
         settings = self.datasets.get(dataset.name)
         if settings and settings.default_preset:
@@ -156,12 +164,12 @@ class Presets(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def place(self, path: str) -> Path:
-        """A path of the file: relative to its folder."""
+        """Resolve a path of the file, relative to the file's folder."""
         return self.path.parent / os.path.expanduser(path)
 
 
 def split_key(key: str) -> tuple[str, str]:
-    """Dataset and preset of a partition's key. Raises WrongUsage where it is none."""
+    """Return the dataset and preset of a partition key; raise WrongUsage if it is invalid."""
     dataset, slash, preset = key.partition("/")
     if not slash:
         raise WrongUsage(f"{key!r} names no preset", do="write <dataset>/<preset>")
@@ -169,10 +177,11 @@ def split_key(key: str) -> tuple[str, str]:
 
 
 def read_presets(path: Path) -> Presets:
-    """Read and check the file; where there is none, no preset is configured.
+    """Read and check the file; a missing file configures no preset.
 
     Raises:
-        WrongUsage: not YAML, an unknown field, a bad value, a name twice; with the line.
+        WrongUsage: if the file is not YAML, or has an unknown field, a bad value or a duplicate name; with the line
+            number.
     """
     if not path.exists():
         return Presets(path=path)
@@ -229,7 +238,7 @@ class _Document:
             self.refuse([], "not a mapping", "the file has `datasets` and `presets`")
 
     def entries(self, section: str, kind: type[T]) -> dict[str, T]:
-        """Each entry of a section as a value."""
+        """Return the entries of a section, decoded as `kind`."""
         entries = self.value.get(section) or {}
         if not isinstance(entries, dict) or not all(isinstance(name, str) for name in entries):
             self.refuse([section], "not a mapping of names", f"write `{section}:` and below it `name: {{…}}`")
@@ -246,13 +255,14 @@ class _Document:
 
     @contextmanager
     def refusing(self, *place: str) -> Iterator[None]:
-        """Raise an error of the block as a mistake at this place of the file."""
+        """Re-raise an error of the block as an error at this place of the file."""
         try:
             yield
         except ImagemillError as error:
             self.refuse(list(place), error.what, error.do or "")
 
     def refuse(self, place: list[str], what: str, do: str) -> NoReturn:
+        """Raise WrongUsage for this place of the file, with its line number."""
         path, named = self._document.path, ".".join(place)
         line = self._document.line(place)
         raise WrongUsage(f"{path.name} line {line}: {named + ': ' if named else ''}{what}", where=path, do=do)

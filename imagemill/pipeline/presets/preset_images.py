@@ -1,14 +1,16 @@
-"""What is known of each image of a preset: which raw bytes it was made of, and that nobody touched it since.
+"""Index of a preset's images: the raw bytes that each was made from, and its signature.
 
     coco/rescale_32_768/.images.jsonl
-    {"image": "images/a.jpg", "raw": "posix:<size>:<mtime_ns>:<inode>", "raw_fingerprint": "xxh3:…", "raw_size": [640, 427],
+    {"image": "images/a.jpg", "raw": "posix:<size>:<mtime_ns>:<inode>", "raw_fingerprint": "xxh3:…", "raw_size": [640,
+    427],
      "made": "posix:…", "made_fingerprint": "xxh3:…", "orientation": 1}
 
-It lies in the preset, not in a data root's ledger: a preset is moved, copied and given away by itself, and public data may lie
-outside every data root. It is a cache: without it images are read and adopted. Lines are appended as images get their names;
-the last line of an image counts, and a torn one is passed over.
+The index is in the preset rather than in a data root's ledger, because presets are moved and copied by themselves, and
+public data may be outside every data root. It is a cache: without it images are read and adopted. Lines are appended as
+images get their names. The last line of an image counts; a torn line is ignored.
 
-Belongs here: those lines. Belongs elsewhere: who decides by them (rescale.py, rescale_worker.py).
+Decisions based on the index are made in rescale_plan.py and rescale_worker.py.
+
 Spec: docs/spec/conventions.md#staleness, docs/spec/presets.md#preset-images
 """
 
@@ -25,7 +27,7 @@ INDEX = ".images.jsonl"
 
 
 class KnownImage(msgspec.Struct, frozen=True, kw_only=True):
-    """One image: its raw file and its own, as they were when they were last read whole. `raw_size`: (width, height)."""
+    """One image: its raw file and its own file, as they were at the last full read. `raw_size`: (width, height)."""
 
     image: str
     raw: StoredSignature
@@ -40,7 +42,7 @@ class KnownImage(msgspec.Struct, frozen=True, kw_only=True):
         msgspec.structs.force_setattr(self, "made", stored_signature(self.made))
 
     def stands(self, raw: Path, made: Path) -> bool:
-        """Whether both files look as they did; a raw file that is gone makes nothing stale."""
+        """Return whether both files have their recorded signatures; a missing raw file does not make the image stale."""
         return _signature(made) == self.made and _signature(raw) in {self.raw, None}
 
 
@@ -55,12 +57,12 @@ _decoder = msgspec.json.Decoder(KnownImage)
 
 
 def read_known(preset: PresetDir) -> dict[str, KnownImage]:
-    """Every image's last line, by its path in the preset."""
+    """Return the last entry of every image, by its path in the preset."""
     path, found = preset.path / INDEX, {}
     for _, raw in read_raw(path) if path.is_file() else ():
         try:
             known = _decoder.decode(raw)
         except NOT_JSON:
-            continue  # torn, or not ours: its image is looked at again
+            continue  # a torn or foreign line: its image is checked again
         found[known.image] = known
     return found

@@ -1,10 +1,8 @@
-"""A sheet that shows people their boxes: images of a preset with objects drawn, raw on the left, as trained on at the right.
+"""Contact sheet of a preset with objects drawn: raw images on the left, the preset's images on the right.
 
     coco/rescale_32_768/contact_sheet.png
 
-Belongs here: which images, and drawing objects on them.
-Belongs elsewhere: sheets as bytes (contact_sheet.py), rules about geometry (preset_records.py).
-
+Encoding of sheets is in contact_sheet.py, rules about geometry in preset_records.py.
 """
 
 import itertools
@@ -29,7 +27,7 @@ IMAGES = 8
 CELL = 420
 _GAP, _LINE = 10, 18
 _WHITE, _GREY, _BLACK = (255, 255, 255), (190, 190, 190), (20, 20, 20)
-# Colours that are told apart on any picture; equal names have equal ones.
+# Distinguishable colours; equal names have equal colours.
 _COLOURS = [
     (230, 25, 75), (60, 180, 75), (255, 200, 0), (0, 130, 200), (245, 130, 48), (145, 30, 180), (0, 190, 190),
     (240, 50, 230), (130, 200, 30), (220, 120, 160), (0, 128, 128), (170, 110, 40),
@@ -39,25 +37,28 @@ Record = Mapping[str, Any]
 
 
 def write_preset_sheet(dataset: Dataset, preset: PresetDir, split: str = "train", *, count: int = IMAGES) -> Path:
-    """Draw the sheet of a published split beside its records; an equal one stays as it is."""
+    """Draw the sheet of a published split and write it into the preset's folder; an equal file is left as it is."""
     path = preset.path / SHEET
     write_if_changed(path, as_png(draw_preset_sheet(dataset, preset, split, count=count)))
     return path
 
 
 def sheet_page(path: Path) -> str:
-    """Markdown with a picture of a written sheet."""
+    """Return Markdown with a picture of a written sheet."""
     with Image.open(path, formats=["PNG"]) as sheet:
         return as_page("raw on the left, the preset on the right", sheet.convert("RGB"), "boxes")
 
 
 def draw_preset_sheet(dataset: Dataset, preset: PresetDir, split: str = "train", *, count: int = IMAGES) -> Image.Image:
-    """`count` records, evenly spread over the split: a row each, before and after. RGB."""
+    """Draw `count` records, evenly spread over the split, one row each: raw and preset image. RGB."""
     after = _spread_records(preset.jsonl(split), count)
     before = _originals(dataset.raw_jsonl(split), after)
     rows = [
-        [(_title(record), draw_record(folder, record)) for folder, record in ((dataset.raw, raw), (preset.path, made))]
-        for raw, made in zip(before, after, strict=True)
+        [
+            (_title(record), draw_record(folder, record))
+            for folder, record in ((dataset.raw, raw), (preset.path, after_record))
+        ]
+        for raw, after_record in zip(before, after, strict=True)
     ]
     heights = [_LINE + max(picture.height for _, picture in row) + _GAP for row in rows]
     sheet = Image.new("RGB", (3 * _GAP + 2 * CELL, _GAP + max(sum(heights), _LINE)), _WHITE)
@@ -73,9 +74,9 @@ def draw_preset_sheet(dataset: Dataset, preset: PresetDir, split: str = "train",
 
 
 def draw_record(folder: Path, record: Record | None, side: int = CELL) -> Image.Image:
-    """A record's image with its objects and their names, its longer side `side` pixels.
+    """Draw a record's image with its objects and their names; the longer side has `side` pixels.
 
-    Grey if the image cannot be opened or there is no record.
+    The image is grey if it cannot be opened or there is no record.
     """
     if record is None:
         return Image.new("RGB", (side, side // 2), _GREY)
@@ -85,7 +86,7 @@ def draw_record(folder: Path, record: Record | None, side: int = CELL) -> Image.
     except (Refused, OSError):
         picture = Image.new("RGB", (record["width"], record["height"]), _GREY)
     picture = ImageOps.contain(picture, (side, side))
-    # By the record's own size: where it is not the file's, that shows.
+    # Scaled by the record's own size, so that a size that differs from the file's is visible.
     scale = picture.width / record["width"], picture.height / record["height"]
     draw, font = ImageDraw.Draw(picture), ImageFont.load_default(11)
     for item in record["objects"]:
@@ -117,20 +118,22 @@ def _title(record: Record | None) -> str:
 
 def _spread_records(path: Path, count: int) -> list[Record]:
     total = sum(1 for _ in read_raw(path))
-    wanted = {n * total // count + 1 for n in range(min(count, total))} if total > count else set(range(1, total + 1))
-    return list(_valid(raw for number, raw in read_raw(path) if number in wanted))
+    line_numbers = (
+        {n * total // count + 1 for n in range(min(count, total))} if total > count else set(range(1, total + 1))
+    )
+    return list(_valid(raw for number, raw in read_raw(path) if number in line_numbers))
 
 
-def _originals(path: Path, made: Sequence[Record]) -> list[Record | None]:
-    """The raw record of each: of the same image, with as many objects."""
-    wanted = {_key(record) for record in made}
+def _originals(path: Path, preset_records: Sequence[Record]) -> list[Record | None]:
+    """Return the raw record of each preset record: of the same image, with as many objects."""
+    keys = {_key(record) for record in preset_records}
     found: dict[Any, Record] = {}
-    # A look at the bytes passes over most lines unread.
-    names = [str(record["images"][0]).rpartition("/")[2].encode() for record in made]
+    # Lines that contain no image name are skipped without decoding, which skips most of them.
+    names = [str(record["images"][0]).rpartition("/")[2].encode() for record in preset_records]
     for record in _valid(raw for _, raw in read_raw(path) if any(name in raw for name in names)):
-        if _key(record) in wanted:
+        if _key(record) in keys:
             found.setdefault(_key(record), record)
-    return [found.get(_key(record)) for record in made]
+    return [found.get(_key(record)) for record in preset_records]
 
 
 def _key(record: Record) -> tuple[str, int]:

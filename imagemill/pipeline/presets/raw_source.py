@@ -1,7 +1,7 @@
-"""Where a public dataset's own files are: as a run was told, else as `presets.yaml` says.
+"""Locations of a public dataset's own files: from the request of a run, else from `presets.yaml`.
 
-Belongs here: putting both together, and refusing where they differ.
-Belongs elsewhere: the file (preset_config.py), reading what is there (adapters/).
+The file is read in preset_config.py; the dataset's files are read in adapters/.
+
 Spec: docs/spec/presets.md#presets-file
 """
 
@@ -16,7 +16,10 @@ from imagemill.pipeline.presets.preset_config import Presets
 
 
 class RawSource(NamedTuple):
-    """Arguments of an adapter. `annotations`: a file per split; `split_rule`: divides the one file into train and val."""
+    """Arguments of an adapter.
+
+    `annotations`: one file per split. `split_rule`: divides a single annotation file into train and val.
+    """
 
     adapter: str
     annotations: Mapping[str, Path]
@@ -26,13 +29,16 @@ class RawSource(NamedTuple):
 
 
 def raw_source(configured: Presets, dataset: str, asked: Mapping[str, Any]) -> RawSource:
-    """A dataset's source.
+    """Return a dataset's source.
 
     Args:
-        asked: fields of RawSource, paths as text; None where nothing was said. `annotations` may name some splits of the file's.
+        configured: `presets.yaml`.
+        dataset: name of the dataset.
+        asked: requested fields of RawSource, paths as text; None if not given. `annotations` may contain a subset of
+            the file's splits.
 
     Raises:
-        WrongUsage: nobody says one of them, or what was asked differs from the file.
+        WrongUsage: if a required field is given by neither, or a requested value differs from the file.
     """
     settings = configured.datasets.get(dataset)
     stated = _typed({name: getattr(settings, name) for name in RawSource._fields} if settings else {}, configured.place)
@@ -61,7 +67,7 @@ def raw_source(configured: Presets, dataset: str, asked: Mapping[str, Any]) -> R
 
 
 def _typed(values: Mapping[str, Any], place: Callable[[str], Path]) -> dict[str, Any]:
-    """Return the values that are set, as RawSource has them. `place`: a path from its text."""
+    """Return the values that are set, with the types of RawSource. `place` converts text to a path."""
     found = {name: value for name, value in values.items() if value}
     if "annotations" in found:
         found["annotations"] = {split: place(path) for split, path in found["annotations"].items()}

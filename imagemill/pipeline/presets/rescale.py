@@ -1,4 +1,4 @@
-"""From raw records and images to a rescaled preset.
+"""Rescale: from raw records and images to a rescaled preset.
 
     raw/{train,val}.jsonl ─▶ plan_rescale ─▶ jobs ─▶ RescaleWorker, on every core ─▶ images/
                                           └─ finish: <split>.jsonl, once its whole split is good ─▶ manifest
@@ -6,13 +6,13 @@
     plan = plan_rescale(dataset, "rescale_32_768", choose_parameters(preset, max_pixels=602112))      # writes nothing
     report = carry_out(plan, engine.map_batches)
 
-Presets are strict: one refused line or image fails the run, after all of them are listed; finished images stay.
+Presets are strict: one refused line or image fails the run, after all problems are listed; finished images stay.
 
-The preset's folder appears with its manifest, before the first pixel.
+The preset's folder appears with its manifest before the first image is written.
 
-Belongs here: carrying a plan out, what is published when.
-Belongs elsewhere: parameters and what there is to do (rescale_plan.py), one image (rescale_worker.py), norm and coord
-(coords.py).
+This module executes a plan and publishes its splits. Parameters and the list of images to make are in rescale_plan.py,
+one image in rescale_worker.py, norm and coord in coords.py.
+
 Spec: docs/spec/presets.md#layout
 """
 
@@ -51,20 +51,21 @@ from imagemill.store.public_data import IMAGES, MANIFEST, MANIFEST_FORMAT, Datas
 
 __all__ = ["RescaleFailed", "RescalePlan", "RescaleReport", "RescaleWorker", "carry_out", "plan_rescale"]
 
-# Problems in the message; the report has more of them.
+# Number of problems in the message; the report has more.
 SHOWN = 20
 BATCH = 32
 
 
 @dataclass(slots=True)
 class RescaleReport:
-    """What a run did.
+    """The outcome of a run.
 
     Attributes:
-        counts: images by what became of them (`resized`, `copied`, `kept`, `adopted`, `refused`, `failed`).
-        splits: of each published split, what the manifest says.
+        counts: images by outcome (`resized`, `copied`, `kept`, `adopted`, `refused`, `failed`).
+        splits: the manifest's entry of each published split.
         rewritten: splits whose file of records changed.
-        turned: identity copies that carry an orientation tag, which viewers will turn and training will not: a warning.
+        turned: number of identity copies with an orientation tag, which viewers apply and training does not: a warning.
+        problems: of lines and images.
     """
 
     counts: Counter[str]
@@ -75,7 +76,7 @@ class RescaleReport:
 
 
 class RescaleFailed(ImagemillError):
-    """Lines or images were refused, or failed; `report` has what was done all the same."""
+    """Lines or images were refused or failed; `report` describes the work that was completed."""
 
     def __init__(self, plan: RescalePlan, report: RescaleReport) -> None:
         self.report = report
@@ -95,13 +96,15 @@ class RescaleFailed(ImagemillError):
 
 
 def carry_out(plan: RescalePlan, map_batches: Callable[..., Iterator[RescaleRow]]) -> RescaleReport:
-    """Make what is missing, then publish each split that is whole.
+    """Make the missing images, then publish each complete split.
 
     Args:
-        map_batches: an engine's verb (resources/engine.py).
+        plan: the plan.
+        map_batches: the engine's method (resources/engine.py).
 
     Raises:
-        RescaleFailed: lines or images were refused or failed; all else is done. PresetConflict: `images` is no real folder.
+        RescaleFailed: if lines or images were refused or failed; all other work is done.
+        PresetConflict: if `images` is not a real folder.
     """
     counts, known = Counter(kept=len(plan.standing)), dict(plan.standing)
     bad: dict[str, RescaleRow] = {}
@@ -118,8 +121,8 @@ def carry_out(plan: RescalePlan, map_batches: Callable[..., Iterator[RescaleRow]
                     else:
                         bad[row.name] = row
         finally:
-            sweep_temporaries(plan.preset.images)  # of workers that were stopped or killed
-    for split in plan.splits:  # of each that names a bad image, its first line
+            sweep_temporaries(plan.preset.images)  # temporary files of workers that were stopped or killed
+    for split in plan.splits:  # report each bad image once per split that refers to it, at its first line
         for name in sorted(bad.keys() & split.images.keys(), key=split.images.__getitem__):
             row, line = bad[name], split.images[name]
             plan.problems.add(RescaleProblem(split.split, line, row.reason, f"{name}: {row.message}", row.remedy))
@@ -134,10 +137,10 @@ def carry_out(plan: RescalePlan, map_batches: Callable[..., Iterator[RescaleRow]
 
 
 def _open_preset(dataset: Dataset, preset: PresetDir, parameters: RescaleParameters) -> None:
-    """Make the preset's folder, with its manifest and an empty `images/`, in one rename; one that is there is taken as it is.
+    """Create the preset's folder, with its manifest and an empty `images/`, in one rename; use an existing one as it is.
 
     Raises:
-        PresetConflict: `images` is not a folder of its own.
+        PresetConflict: if `images` is a link or not a folder.
     """
     sweep_temporaries(dataset.path, folders=True)
     if not os.path.lexists(preset.path):
@@ -165,7 +168,7 @@ def _create_folder(dataset: Dataset, preset: PresetDir, parameters: RescaleParam
 
 
 def _rows(plan: RescalePlan, map_batches: Callable[..., Iterator[RescaleRow]]) -> Generator[RescaleRow]:
-    """What became of each job; what is known of an image is written down before its row is passed on."""
+    """Yield the row of each job, after the image's index entry has been written."""
     if not plan.jobs:
         return
     options = {"raw": plan.dataset.raw, "preset": plan.preset.path, "library": plan.parameters.library}
@@ -184,12 +187,12 @@ def _rows(plan: RescalePlan, map_batches: Callable[..., Iterator[RescaleRow]]) -
                 progress.advance(1, pixels[row.name], free=row.status == "kept")
                 yield row
     finally:
-        # An interrupt ends the engine's processes now, not when its traceback is forgotten.
+        # After an interrupt, stop the engine's processes now rather than when its traceback is released.
         getattr(rows, "close", lambda: None)()
 
 
 def _finish_split(plan: RescalePlan, split: SplitPlan, turned: Set[str], report: RescaleReport) -> None:
-    """Publish a split all of whose lines and images are good; a file that says the same keeps its bytes and mtime."""
+    """Publish a split whose lines and images are all good; a file with equal content keeps its bytes and mtime."""
     raw, digest = plan.dataset.raw_jsonl(split.split), xxhash.xxh3_128()
 
     def lines() -> Iterator[bytes]:
@@ -216,7 +219,7 @@ def _finish_split(plan: RescalePlan, split: SplitPlan, turned: Set[str], report:
 
 
 def _record_split(plan: RescalePlan, split: str, counts: Mapping[str, Any]) -> None:
-    """Record a published split in the manifest, with the rule that divided raw records into train and val, if one did."""
+    """Record a published split in the manifest, with the rule that divided raw records into train and val, if there is one."""
     manifest = read_preset_manifest(plan.preset) or {}
     before = json_bytes(manifest)
     stats = manifest["stage_stats"]
@@ -229,7 +232,7 @@ def _record_split(plan: RescalePlan, split: str, counts: Mapping[str, Any]) -> N
 
 
 def _rescaled(plan: RescalePlan, record: Mapping[str, Any] | None, raw: Path) -> dict[str, Any]:
-    """Return a raw record as the preset has it: sizes and geometry of its image, objects in the preset's order."""
+    """Return a raw record as the preset has it: with the preset's size and geometry, and objects in the preset's order."""
     sizes = plan.images.get(image_name(record)) if record and record.get("images") else None
     if record is None or sizes is None:
         raise _changed(raw)

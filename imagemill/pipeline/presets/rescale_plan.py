@@ -3,13 +3,14 @@
     coco/rescale_32_768/pipeline_manifest.json      stage_stats.rescale: {image_factor: 32, max_pixels: 786432, …}
 
     raw/{train,val}.jsonl ─▶ problems of lines
-                         └─▶ images with their sizes ─▶ those that stand as they are
+                         └─▶ images with their sizes ─▶ those that are up to date
                                                     └─▶ jobs
 
 The recorded parameters of a preset never change; a request that differs from them fails before any write.
 
-Belongs here: agreement of request and record, reading raw records, which images to look at.
-Belongs elsewhere: where parameters are asked for (preset_config.py), doing it (rescale.py), one image (rescale_worker.py).
+Requested parameters come from preset_config.py. The plan is executed in rescale.py, one image at a time in
+rescale_worker.py.
+
 Spec: docs/spec/presets.md#strictness, docs/spec/presets.md#rescale-parameters
 """
 
@@ -43,7 +44,7 @@ from imagemill.store.public_data import IMAGES, SPLITS, Dataset, PresetDir, no_d
 
 Sized = tuple[int, int]
 
-# Problems that are listed one by one; all are counted.
+# Number of problems that are listed one by one; all are counted.
 LISTED = 1000
 
 IMMUTABLE = "preset images never change once written"
@@ -54,14 +55,22 @@ REBUILD = "choose a new preset name, or delete the preset directory and rescale 
 
 
 class PresetConflict(ImagemillError, ValueError):
-    """A preset exists and was made with other parameters, or with unknown ones."""
+    """A preset exists and was made with other or unknown parameters."""
 
 
 class RescaleParameters(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that decides a preset's pixels and records.
+    """All parameters that determine a preset's pixels and records.
 
     Attributes:
-        image_factor, max_pixels, min_pixels: of images, in pixels. max_aspect: the largest ratio of sides that is accepted.
+        image_factor: sizes are multiples of this, in pixels.
+        max_pixels: largest image area, in pixels.
+        min_pixels: smallest image area, in pixels.
+        library: used for resizing.
+        filter: used for resizing.
+        quality: of encoded images.
+        max_aspect: the largest ratio of sides that is accepted.
+        exif_policy: EXIF orientation is never applied.
+        size_policy: rule for target sizes.
         object_order: order of a record's objects: as annotated, or by (min y, min x) in 0…999.
     """
 
@@ -78,14 +87,15 @@ class RescaleParameters(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def choose_parameters(preset: PresetDir, **asked: int | str | None) -> RescaleParameters:
-    """The parameters asked for; what is None is as the preset was made, else the default.
+    """Return the requested parameters; those that are None are as the preset was made, else the default.
 
     Raises:
-        PresetConflict: the preset was made with others, or is there without a record of them. WrongUsage: impossible ones.
+        PresetConflict: if the preset was made with others, or exists without a record of them.
+        WrongUsage: if parameters are impossible.
     """
     given = {key: value for key, value in asked.items() if value is not None}
     stats = (read_preset_manifest(preset) or {}).get("stage_stats", {}).get("rescale")
-    # Presets of earlier releases keep the order of the annotations, and record none.
+    # Presets of earlier releases keep the order of the annotations, and do not record it.
     recorded = {"object_order": DEFAULT_ORDER, **stats} if isinstance(stats, dict) else None
     # A recorded value of another type differs from the requested one, which is reported below.
     kinds = {"image_factor": int, "max_pixels": int, "min_pixels": int, "library": str, "object_order": str}
@@ -100,7 +110,7 @@ def choose_parameters(preset: PresetDir, **asked: int | str | None) -> RescalePa
     return parameters
 
 
-def _check_agreement(preset: PresetDir, recorded: Mapping[str, Any] | None, asked: Mapping[str, Any]) -> None:
+def _check_agreement(preset: PresetDir, recorded: Mapping[str, Any] | None, requested: Mapping[str, Any]) -> None:
     if recorded is None:
         raise PresetConflict(
             f"{preset.name} is there, and nothing says with which parameters it was made",
@@ -110,7 +120,7 @@ def _check_agreement(preset: PresetDir, recorded: Mapping[str, Any] | None, aske
         )
     different = [
         f"{key} recorded {recorded.get(key, 'nowhere')}, requested {value}"
-        for key, value in asked.items()
+        for key, value in requested.items()
         if recorded.get(key) != value
     ]
     if different:
@@ -126,7 +136,7 @@ def _check_agreement(preset: PresetDir, recorded: Mapping[str, Any] | None, aske
 
 
 class RescaleProblem(NamedTuple):
-    """Why a line or an image is not in the preset."""
+    """A problem that keeps a line or an image out of the preset."""
 
     split: str
     line: int
@@ -136,7 +146,7 @@ class RescaleProblem(NamedTuple):
 
     @property
     def outcome(self) -> Literal["refused", "failed"]:
-        """`failed` for errors of the disk, `refused` for those of the input."""
+        """`failed` for disk errors, `refused` for faults of the input."""
         return "failed" if self.reason == OS_ERROR else "refused"
 
     def __str__(self) -> str:
@@ -144,7 +154,7 @@ class RescaleProblem(NamedTuple):
 
 
 class RescaleProblems:
-    """Problems in the order they were met, the first thousand of them; counts of all."""
+    """Problems in the order in which they were found, up to the first thousand; all are counted."""
 
     def __init__(self) -> None:
         self.listed: list[RescaleProblem] = []
@@ -153,6 +163,7 @@ class RescaleProblems:
         self._remedies: dict[str, str] = {}
 
     def add(self, problem: RescaleProblem) -> None:
+        """Count a problem, and list it if there is room."""
         self.by_reason[problem.reason] += 1
         self.by_split[problem.split] += 1
         self._remedies.setdefault(problem.remedy, problem.reason)
@@ -163,6 +174,7 @@ class RescaleProblems:
         return self.by_reason.total()
 
     def remedies(self) -> list[str]:
+        """Return the remedy of each type of problem, with its reason code."""
         return [f"{reason}: {remedy}" for remedy, reason in self._remedies.items() if remedy]
 
 
@@ -171,7 +183,7 @@ class RescaleProblems:
 
 @dataclass(slots=True)
 class SplitPlan:
-    """One split: its raw file's fingerprint, what is in it, and the first line of each of its images."""
+    """One split: its raw file's fingerprint, its counts, and the first line of each of its images."""
 
     split: str
     fingerprint: str = ""
@@ -194,12 +206,17 @@ class Sizes(NamedTuple):
 
 @dataclass(slots=True)
 class RescalePlan:
-    """What a run would do; a value, printed by a dry run.
+    """The work of a run, which a dry run prints.
 
     Attributes:
-        jobs: images to look at: absent ones, and those of which files changed or nothing is known.
-        standing: what is known of images that need no look.
-        problems: of lines. Those of images are met when the jobs run.
+        dataset: the dataset.
+        preset: the preset to write.
+        parameters: of the rescale.
+        splits: the splits to publish.
+        images: sizes by image name.
+        jobs: images to process: missing ones, those whose files changed, and untracked ones.
+        standing: index entries of the images that are up to date.
+        problems: of lines. Problems of images are found when the jobs run.
     """
 
     dataset: Dataset
@@ -215,13 +232,17 @@ class RescalePlan:
 def plan_rescale(
     dataset: Dataset, preset: str, parameters: RescaleParameters, splits: Sequence[str] | None = None
 ) -> RescalePlan:
-    """Read raw records and look at what is there; nothing is written.
+    """Read the raw records and compare them with the existing preset, without writing anything.
 
     Args:
-        splits: those wanted; None means all that raw has.
+        dataset: the dataset.
+        preset: name of a base preset.
+        parameters: of the rescale.
+        splits: the requested splits; None means all that raw has.
 
     Raises:
-        WrongUsage: a derived preset's name, an unknown split. MissingInput: no raw records of a split.
+        WrongUsage: if the name is that of a derived preset, or a split is unknown.
+        MissingInput: if a split has no raw records.
     """
     refuse_derived(preset, "only a base preset is rescaled; coord makes derived ones")
     folder = dataset.preset(preset)
@@ -238,12 +259,12 @@ def plan_rescale(
     return plan
 
 
-def chosen_splits(dataset: Dataset, asked: Sequence[str] | None) -> list[str]:
-    """Splits in their own order. Raises WrongUsage or MissingInput."""
-    if unknown := sorted(set(asked or ()) - set(SPLITS)):
+def chosen_splits(dataset: Dataset, requested: Sequence[str] | None) -> list[str]:
+    """Return the chosen splits in the order of SPLITS; raise WrongUsage or MissingInput."""
+    if unknown := sorted(set(requested or ()) - set(SPLITS)):
         raise WrongUsage(f"no split {unknown[0]!r}", do=f"choose from {', '.join(SPLITS)}")
-    wanted = [split for split in SPLITS if split in (asked or [SPLITS[0], *dataset.splits()])]
-    for split in wanted:
+    chosen = [split for split in SPLITS if split in (requested or [SPLITS[0], *dataset.splits()])]
+    for split in chosen:
         if not dataset.path.is_dir():
             command = f"imagemill preset convert {dataset.name} --adapter NAME --annotations FILE --images DIR"
             raise no_dataset(dataset, f"{command} makes one")
@@ -253,7 +274,7 @@ def chosen_splits(dataset: Dataset, asked: Sequence[str] | None) -> list[str]:
                 where=dataset.raw_jsonl(split),
                 do=f"imagemill preset convert {dataset.name} --adapter NAME --annotations FILE --images DIR --split {split}",
             )
-    return wanted
+    return chosen
 
 
 def _read_split(plan: RescalePlan, split: str) -> SplitPlan:
@@ -276,30 +297,41 @@ def _read_split(plan: RescalePlan, split: str) -> SplitPlan:
 
 
 def image_name(record: Mapping[str, Any]) -> str:
-    """The image of a valid record, below raw and below a preset alike; two spellings of one path are one image."""
+    """Return the image path of a valid record, relative to raw and to the preset; equivalent spellings give one path."""
     return posixpath.normpath(record["images"][0])
 
 
-def _plan_image(plan: RescalePlan, record: Mapping[str, Any]) -> None:
-    """Put the image of a valid record into the plan. Raises Refused for any other record."""
+def _record_problem(plan: RescalePlan, split: str, number: int, record: Mapping[str, Any]) -> RescaleProblem | None:
+    """Return the problem of a record; if it is valid, add its image to the plan and return None."""
     for found in violations(record, "pixel"):
         raise Refused(found.rule, f"{found.field} {found.message}", do=found.remedy)
     name, declared = image_name(record), (record["width"], record["height"])
     if not name.startswith(f"{IMAGES}/"):
         message = f"images {name!r} does not lie in {IMAGES}/"
-        raise Refused("image_path", message, do=f"put the file below raw/{IMAGES} and correct the record")
-    there = plan.images.get(name)
-    if there and there.declared != declared:
-        sizes = f"{there.declared[0]}x{there.declared[1]} and {declared[0]}x{declared[1]}"
-        raise Refused("two_sizes", f"{name} is named with {sizes}", do="give the size of the file in each record")
+        return RescaleProblem(
+            split, number, "image_path", message, f"put the file below raw/{IMAGES} and correct the record"
+        )
+    earlier = plan.images.get(name)
+    if earlier and earlier.declared != declared:
+        sizes = f"{earlier.declared[0]}x{earlier.declared[1]} and {declared[0]}x{declared[1]}"
+        return RescaleProblem(
+            split, number, "two_sizes", f"{name} is named with {sizes}", "give the size of the file in each record"
+        )
     if outside := outside_objects(record):
         message = f"objects[{outside[0]}] of {name} lies outside {declared[0]}x{declared[1]}"
         raise Refused("outside_image", message, do="correct the object in the raw record, or remove it")
     limits = {key: getattr(plan.parameters, key) for key in ("image_factor", "max_pixels", "min_pixels")}
     try:
-        target = there.target if there else target_size(*declared, **limits)
+        target = (
+            earlier.target
+            if earlier
+            else target_size(
+                *declared, image_factor=limits.image_factor, max_pixels=limits.max_pixels, min_pixels=limits.min_pixels
+            )
+        )
         if min(target) < 2:
             scale_objects(record["objects"], declared, target)
     except Refused as refusal:
-        raise Refused(refusal.reason, f"{name}: {refusal.what}", do=refusal.do) from refusal
-    plan.images[name] = there or Sizes(declared, target)
+        return RescaleProblem(split, number, refusal.reason, f"{name}: {refusal.what}", refusal.do or "")
+    plan.images[name] = earlier or Sizes(declared, target)
+    return None

@@ -1,11 +1,11 @@
-"""One worker's share of a rescale: raw image files in, preset image files out, one small row each.
+"""Rescaling of single images in a worker process: reads raw image files, writes preset image files, yields one row each.
 
     read raw ─▶ fingerprint ─▶ header agrees with the record? ─▶ right size already: the same bytes
                                                              └▶ else decode ─▶ resize ─▶ encode
     ─▶ .tmp-… in images/ ─▶ a batch is flushed ─▶ linked to its final name, which never replaces a file
 
-Belongs here: what becomes of one image.
-Belongs elsewhere: which images (rescale.py), pixels (formats/resize.py).
+The images to process are chosen in rescale_plan.py; pixels are handled in formats/resize.py.
+
 Spec: docs/spec/presets.md#rescale-parameters
 """
 
@@ -27,18 +27,18 @@ from imagemill.fs.fingerprints import FileSignature, file_signature, fingerprint
 from imagemill.pipeline.malloc_tuning import reuse_freed_memory
 from imagemill.pipeline.presets.preset_images import KnownImage
 
-# How much is flushed together: enough to share the flush, little enough to lose when a run is killed.
+# Size of a batch that is flushed together: large enough to share the flush, small enough to lose when a run is killed.
 BATCH_FILES = 64
 BATCH_BYTES = 64 * 1024 * 1024
 
-# Reason of a failure of the disk, not of the image.
+# Reason code of a disk failure, as opposed to a fault of the image.
 OS_ERROR = "os_error"
 
 Status = Literal["resized", "copied", "kept", "adopted", "refused", "failed"]
 
 
 class RescaleJob(NamedTuple):
-    """One image: its path below raw and below the preset, declared and target size (width, height), what is known of it."""
+    """One image: its path below raw and below the preset, declared and target size (width, height), and its index entry."""
 
     name: str
     size: tuple[int, int]
@@ -47,7 +47,10 @@ class RescaleJob(NamedTuple):
 
 
 class RescaleRow(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one image; `known` where it is in the preset now, `reason`, `message`, `remedy` where it is not."""
+    """The outcome for one image.
+
+    `known`: its index entry if it is now in the preset. `reason`, `message`, `remedy`: set if it is not.
+    """
 
     name: str
     status: Status
@@ -58,14 +61,17 @@ class RescaleRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Staged(NamedTuple):
-    """A file under its temporary name, and the row that it becomes when it has its final one."""
+    """A file under its temporary name, and its row once it has its final name."""
 
     path: Path
     row: RescaleRow
 
 
 class RescaleWorker:
-    """Built once per process. `raw`, `preset`: the folders that names are relative to; `library`: what resizes."""
+    """A worker, built once per process.
+
+    `raw`, `preset`: the folders that names are relative to. `library`: used for resizing.
+    """
 
     def __init__(self, *, raw: Path, preset: Path, library: str) -> None:
         self._raw, self._preset, self._library = raw, preset, library
@@ -79,13 +85,14 @@ class RescaleWorker:
             torch.set_num_threads(1)  # each worker uses one core
 
     def close(self) -> None:
+        """Restore torch's number of threads."""
         if self._threads:
             import torch
 
             torch.set_num_threads(self._threads)
 
     def stream(self, jobs: Iterable[RescaleJob]) -> Iterator[RescaleRow]:
-        """One row per job. Raises DiskFull; every other failure is a row."""
+        """Yield one row per job; raise DiskFull. Every other failure is reported in its row."""
         staged: list[_Staged] = []
         held = 0
         try:
@@ -117,9 +124,9 @@ class RescaleWorker:
             return _failure_row(job.name, error)
 
     def _look(self, job: RescaleJob) -> RescaleRow | _Staged:
-        """Raises Refused for an image that cannot be in the preset."""
-        raw, made = self._raw / job.name, self._preset / job.name
-        if job.known and job.known.raw_size == job.size and job.known.stands(raw, made):
+        """Check one image and stage it if it is missing; raise Refused for an image that cannot be in the preset."""
+        raw, target = self._raw / job.name, self._preset / job.name
+        if job.known and job.known.raw_size == job.size and job.known.stands(raw, target):
             return RescaleRow(name=job.name, status="kept", known=job.known)
         data, signature = _read(raw)
         header = stored_header(data, job.name)
@@ -129,17 +136,17 @@ class RescaleWorker:
             KnownImage, image=job.name, raw=signature, raw_fingerprint=fingerprint(data), raw_size=job.size,
             orientation=header.orientation,
         )  # fmt: skip
-        if not os.path.lexists(made):
+        if not os.path.lexists(target):
             return self._stage(job, data, header, known)
-        # It is kept or refused, never replaced.
+        # An existing image is kept or refused, never replaced.
         if job.known and job.known.raw_fingerprint != known.keywords["raw_fingerprint"]:
-            raise _stays(job.name, "raw_changed", "its raw image changed since it was made")
-        if made.is_symlink() or not made.is_file():
-            raise _stays(job.name, "preset_image_bad", "it is not a regular file")
-        pixels, signature = _read(made)
+            raise _refuse_replacing(job.name, "raw_changed", "its raw image changed since it was made")
+        if target.is_symlink() or not target.is_file():
+            raise _refuse_replacing(job.name, "preset_image_bad", "it is not a regular file")
+        pixels, signature = _read(target)
         entry = known(made=signature, made_fingerprint=fingerprint(pixels))
         if job.known and job.known.made_fingerprint != entry.made_fingerprint:
-            raise _stays(job.name, "preset_image_changed", "its bytes are not those that rescale wrote")
+            raise _refuse_replacing(job.name, "preset_image_changed", "its bytes are not those that rescale wrote")
         if not job.known:
             _check_made(job, pixels, data)
         return RescaleRow(name=job.name, status="kept" if job.known else "adopted", known=entry)
@@ -176,7 +183,7 @@ class RescaleWorker:
                 touched.add(final.parent)
                 rows.append(item.row)
             except FileExistsError:
-                rows.append(_meanwhile_row(item.row, final))
+                rows.append(_row_if_taken(item.row, final))
             except OSError as error:
                 if is_disk_full(error):
                     raise
@@ -188,7 +195,7 @@ class RescaleWorker:
         yield from rows
 
     def _name(self, temporary: Path, final: Path) -> None:
-        """Raises FileExistsError where the name is taken, which a rename would not."""
+        """Link a file to its final name; raise FileExistsError if the name is taken, which a rename would not."""
         if final.parent not in self._folders:
             missing = [parent for parent in final.parents if not parent.exists()]
             final.parent.mkdir(parents=True, exist_ok=True)
@@ -202,23 +209,29 @@ class RescaleWorker:
                 raise
             if os.path.lexists(final):
                 raise FileExistsError(errno.EEXIST, "exists", str(final)) from error
-            os.rename(temporary, final)  # a disk without links
+            os.rename(temporary, final)  # a file system without hard links
 
 
-def _meanwhile_row(row: RescaleRow, final: Path) -> RescaleRow:
-    """The row if its name was taken meanwhile: a worker whose run was killed may still finish its batch, with the same bytes."""
+def _row_if_taken(row: RescaleRow, final: Path) -> RescaleRow:
+    """Return the row of an image whose name was taken meanwhile.
+
+    It is adopted if its bytes are equal: a worker of a killed run may still have finished its batch.
+    """
     try:
         if row.known and not final.is_symlink() and fingerprint(final.read_bytes()) == row.known.made_fingerprint:
             entry = msgspec.structs.replace(row.known, made=file_signature(final))
             return msgspec.structs.replace(row, status="adopted", known=entry)
     except OSError:
         pass
-    return _refusal_row(row.name, _stays(row.name, "appeared", "it appeared while this run made it"))
+    return _refusal_row(row.name, _refuse_replacing(row.name, "appeared", "it appeared while this run made it"))
 
 
 def _read(raw: Path) -> tuple[bytes, FileSignature]:
     try:
-        return read_signed(raw)
+        with open(raw, "rb") as file:
+            # Taken before the bytes are read, so that a change during the read gives a different signature afterwards.
+            signature = file_signature(os.fstat(file.fileno()))
+            return file.read(), signature
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         what = "is a folder" if isinstance(error, IsADirectoryError) else "is not there"
         raise Refused(
@@ -244,20 +257,20 @@ def _check_size(job: RescaleJob, header: StoredHeader) -> None:
 
 
 def _check_made(job: RescaleJob, pixels: bytes, raw: bytes) -> None:
-    """An image of which nothing is known is taken for what it is: whole, of the right size, a copy where it must be one."""
+    """Check an untracked image before it is adopted: complete, of the right size, and a copy of the raw image if required."""
     try:
         header = stored_header(pixels, job.name)
         check_decodable(pixels, job.name)
     except Refused as refusal:
-        raise _stays(job.name, "preset_image_bad", refusal.what) from refusal
+        raise _refuse_replacing(job.name, "preset_image_bad", refusal.what) from refusal
     if (header.width, header.height) != job.target:
         size = f"{header.width}x{header.height}, expected {job.target[0]}x{job.target[1]}"
-        raise _stays(job.name, "preset_image_bad", f"it is {size}")
+        raise _refuse_replacing(job.name, "preset_image_bad", f"it is {size}")
     if job.size == job.target and pixels != raw:
-        raise _stays(job.name, "raw_changed", "it differs from the raw image, of which it has to be a copy")
+        raise _refuse_replacing(job.name, "raw_changed", "it differs from the raw image, of which it has to be a copy")
 
 
-def _stays(name: str, reason: str, what: str) -> Refused:
+def _refuse_replacing(name: str, reason: str, what: str) -> Refused:
     return Refused(
         reason,
         f"the preset's image stays as it is, and {what}",

@@ -1,12 +1,13 @@
-"""What is laid over a set of shards that stays: new samples in new tars, tombstones for what counts no more.
+"""Changes of an existing set of shards: new samples in new tars, tombstones for samples that no longer count.
 
     index of the set ──┐                        live, as they are
                        ├──> per sample ──────>  tombstone: withdrawn, changed, not ready, beyond the limit
     the plan's samples ┘                        new: into tars behind the last one
 
-The samples that count afterwards are those of the plan: what `--overwrite` would pack, without touching a tar.
+Afterwards the live samples are those of the plan, as after `--overwrite`, but no existing tar is rewritten.
 
-Belongs here: the decision, as values. Belongs elsewhere: writing it (shard_writer.py), what may be packed (readiness.py).
+Writing the change is in shard_writer.py; which samples may be packed is decided in readiness.py.
+
 Spec: docs/spec/conventions.md#missing-sources, docs/spec/shards.md#appending
 """
 
@@ -18,7 +19,11 @@ from imagemill.pipeline.shards.shard_sets import IndexLine, Tombstone
 
 @dataclass(frozen=True, slots=True)
 class Overlay:
-    """How a set changes. `live`: digests of its samples that count afterwards; `missing`: planned ids that no live sample has."""
+    """The change of a set.
+
+    `live`: digests of the existing samples that still count afterwards. `missing`: ids of planned samples that are not
+    live.
+    """
 
     tombstones: tuple[Tombstone, ...]
     live: tuple[str, ...]
@@ -34,21 +39,24 @@ def lay_over(
     ready: Set[str] = frozenset(),
     withdrawals_only: bool = False,
 ) -> Overlay:
-    """Match a set with a plan.
+    """Compare the samples of a set with a plan.
 
     Args:
-        planned: id → digest of the samples that are to count. withdrawn: ids that somebody took out.
-        ready: ids that could be packed; those of them that are not planned are beyond the limit.
-        withdrawals_only: nothing but withdrawals and their undoing: changed samples count as they are until the next append.
+        index: all samples of the set.
+        tombstones: the set's present tombstones.
+        planned: id → digest of the samples that are to be live.
+        withdrawn: ids that the user withdrew.
+        ready: ids that could be packed; those that are ready but not planned get the tombstone `beyond_limit`.
+        withdrawals_only: apply only withdrawals and restorations; changed samples stay live until the next append.
     """
     before = {tombstone.place: tombstone.why for tombstone in tombstones}
     dead: list[Tombstone] = []
     live: dict[str, str] = {}
-    # The last sample of an id goes first: it is the newest.
+    # Samples are visited from the last to the first, because the last sample of an id is the newest.
     for line in sorted(index, key=lambda line: line.place, reverse=True):
         earlier = before.get(line.place)
         if line.image_id in withdrawn:
-            why = earlier or "withdrawn"  # restoring must not wake a sample that was dead before
+            why = earlier or "withdrawn"  # a restored sample keeps its earlier tombstone
         elif withdrawals_only:
             why = None if earlier == "withdrawn" else earlier
         else:
@@ -65,7 +73,7 @@ def lay_over(
 
 def _why_dead(line: IndexLine, planned: Mapping[str, str], ready: Set[str]) -> str | None:
     if planned.get(line.image_id) == line.digest:
-        return None  # a restored sample too: its bytes are still the right ones
+        return None  # this includes a restored sample: its bytes are still current
     if line.image_id in planned:
         return "changed"
     return "beyond_limit" if line.image_id in ready else "not_ready"

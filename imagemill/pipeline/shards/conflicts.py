@@ -1,7 +1,8 @@
-"""A plan and the sets that are there: what is in its way, and what is as it should be already.
+"""Comparison of a plan with the sets on disk: conflicts, and sets that are already up to date.
 
-Belongs here: looking before a byte is written, for real runs and dry ones.
-Belongs elsewhere: the plan (shard_plan.py), writing it (shard_writer.py).
+The comparison runs before anything is written, for real runs and for dry runs. The plan is made in shard_plan.py and
+written by shard_writer.py.
+
 Spec: docs/spec/shards.md#existing-shards
 """
 
@@ -24,7 +25,7 @@ from imagemill.pipeline.shards.shard_sets import (
 
 
 def stays(shard_set: PackPlan, plan: BucketPlan) -> bool:
-    """Whether the bucket's set is what the plan wants already: nothing is written."""
+    """Return whether the bucket's set already is as planned, so that nothing is written."""
     folder = bucket_folder(shard_set.output, plan.bucket)
     manifest = read_manifest(folder)
     indices = (folder / INDEX, folder / META / SQLITE)
@@ -38,33 +39,33 @@ def stays(shard_set: PackPlan, plan: BucketPlan) -> bool:
 
 
 def conflicts(shard_set: PackPlan) -> list[str]:
-    """Why these buckets may not be written, looked for in every one before a byte is."""
-    return [*_there(shard_set), *_twice(shard_set)]
+    """Return the reasons why these buckets may not be written; all buckets are checked before any is written."""
+    return [*_existing_conflicts(shard_set), *_duplicates(shard_set)]
 
 
 def refuse_conflicts(shard_set: PackPlan) -> None:
-    """Raises ShardExists with the first conflict of a sort and the number of the others."""
-    if there := _there(shard_set):
+    """Raise ShardExists with the first conflict of one type and the number of the others."""
+    if existing := _existing_conflicts(shard_set):
         raise ShardExists(
-            f"shards are already there: {_said(there, 'buckets')}",
+            f"shards are already there: {_summarize(existing, 'buckets')}",
             where=shard_set.output,
             why="existing shards are never replaced unless asked",
             do="`imagemill shards --overwrite` replaces each chosen bucket's whole set",
         )
-    if twice := list(_twice(shard_set)):
+    if duplicates := list(_duplicates(shard_set)):
         raise ShardExists(
-            f"a sample would count twice: {_said(twice, 'samples')}",
+            f"a sample would count twice: {_summarize(duplicates, 'samples')}",
             where=shard_set.output,
             why="its old bucket is not among the chosen ones",
             do="pack the old bucket too, or first: the same command with that --bucket, or without any",
         )
 
 
-def _said(found: Sequence[str], of_what: str) -> str:
+def _summarize(found: Sequence[str], of_what: str) -> str:
     return found[0] + (f" (and {len(found) - 1} more {of_what})" if len(found) > 1 else "")
 
 
-def _there(shard_set: PackPlan) -> list[str]:
+def _existing_conflicts(shard_set: PackPlan) -> list[str]:
     return [problem for plan in shard_set.plans if (problem := _conflict(shard_set, plan))]
 
 
@@ -84,12 +85,12 @@ def _conflict(shard_set: PackPlan, plan: BucketPlan) -> str | None:
     return None if agrees(tars, manifest) else f"{folder.name}: the tars are not those of its manifest"
 
 
-def _twice(shard_set: PackPlan) -> Iterator[str]:
-    """Samples that would count in two buckets: their image changed its bucket, and the old one is not among the chosen."""
+def _duplicates(shard_set: PackPlan) -> Iterator[str]:
+    """Yield samples that would be live in two buckets: the image changed its bucket, and the old bucket is not chosen."""
     new = {sample.image_id: plan.bucket for plan in shard_set.plans for shard in plan.shards for sample in shard}
     for bucket in set(BUCKETS) - {plan.bucket for plan in shard_set.plans} if new else ():
         folder = bucket_folder(shard_set.output, bucket)
-        with suppress(ImagemillError):  # damaged: validators tell, and nobody reads from it
+        with suppress(ImagemillError):  # a damaged set: validators report it
             for line in live_lines(folder) if read_manifest(folder) else ():
                 if line.image_id in new:
                     yield f"{line.image_id} belongs to {new[line.image_id]} now, and still counts in {folder.name}"

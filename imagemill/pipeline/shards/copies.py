@@ -1,7 +1,6 @@
-"""Samples in the shards as copies of npy files: a damaged file is restored from the tar that holds the recorded bytes.
+"""Copies of npy files inside shards, from which a damaged file is restored.
 
-Belongs here: where copies of an image's files are.
-Belongs elsewhere: what a damaged file is (pipeline/stage2/damage.py), reading a member (formats/tar.py).
+Damaged files are detected in pipeline/stage2/damage.py; members are read in formats/tar.py.
 """
 
 import dataclasses
@@ -18,7 +17,10 @@ from imagemill.pipeline.stage2.plan import Job
 
 
 def find_copies(output: Path, ids: Collection[str]) -> Mapping[str, Sequence[StoredSample]]:
-    """Every sample of these images in any tar below `output`, tombstoned ones too. Damaged indexes are skipped."""
+    """Find the samples of these images in all tars below `output`.
+
+    Tombstoned samples are included. Sets with a damaged index are skipped.
+    """
     found: dict[str, list[StoredSample]] = defaultdict(list)
     for bucket in BUCKETS if ids else ():
         folder = bucket_folder(output, bucket)
@@ -30,7 +32,7 @@ def find_copies(output: Path, ids: Collection[str]) -> Mapping[str, Sequence[Sto
 
 
 def with_copies(jobs: Iterable[Job], output: Path) -> list[Job]:
-    """The jobs, those of suspect files with the samples from which these may be restored."""
+    """Return the jobs; jobs of suspect files carry the samples from which these files may be restored."""
     jobs = list(jobs)
     copies = find_copies(output, {job.image_id for job in jobs if job.suspect})
     if not copies:

@@ -1,6 +1,7 @@
-"""The npy files of one kind as packing needs them: the ledger row of each record's file, or the reason why it is not packed.
+"""The npy files of one kind for packing: the ledger row of each record's file, or the reason why it is not packed.
 
 Which records are packed is decided in readiness.py, whether a file is valid in formats/npy.py.
+
 Spec: docs/spec/conventions.md#completion, docs/spec/shards.md#readiness
 """
 
@@ -15,12 +16,15 @@ from imagemill.fs.fingerprints import FileSignature
 from imagemill.pipeline.stage2.plan import adopted_row
 from imagemill.store.ledger import FileRow, Ledger, SourceRow
 
-# Reason code of a file that could not be read: an error of the disk, not of the record.
+# Reason code of a file that could not be read: a disk error, not a fault of the record.
 READ_ERROR = "read_error"
 
 
 class PackingRecord(msgspec.Struct, frozen=True, gc=False):
-    """A valid record. `member`: the sample's JSON in the tar; `caption`: fingerprint of its text; sizes in pixels."""
+    """A valid record.
+
+    `member`: the sample's JSON in the tar. `caption`: fingerprint of the caption's text. Sizes are in pixels.
+    """
 
     image_id: str
     bucket: str
@@ -32,15 +36,23 @@ class PackingRecord(msgspec.Struct, frozen=True, gc=False):
 
 
 class Refusal(NamedTuple):
+    """The reason why a file is not packed."""
+
     reason: str
     detail: str
 
 
 class KindFiles:
-    """The files of one kind, as listed. `adopted`: rows of files that the ledger did not know.
+    """The files of one kind, as listed.
+
+    Attributes:
+        adopted: rows of files that had no valid ledger row and were checked.
 
     Args:
-        rows: of the ledger, read before `listing` was complete or after it.
+        store: the files on disk.
+        listing: signatures of the files by image id.
+        rows: ledger rows of this kind, read before or after `listing` was taken.
+        ledger: the ledger.
     """
 
     def __init__(
@@ -53,19 +65,24 @@ class KindFiles:
         self._unchanged = {row.image_id: row for row in rows if listing.get(row.image_id) == row.stat}
 
     def find(self, record: PackingRecord, source: SourceRow | None) -> FileRow | Refusal:
-        """Return the row of this record's file, or the reason why it is not packed. `source`: its image, if known."""
+        """Return the row of this record's file, or the reason why it is not packed.
+
+        Args:
+            record: the record.
+            source: the ledger row of its image, if known.
+        """
         image_id = record.image_id
-        wanted = record.caption if self._of_caption else source.fingerprint if source else None
+        expected_source = record.caption if self._of_caption else source.fingerprint if source else None
         try:
             row = self._unchanged.get(image_id)
             if row is None:
-                present = self._listing.get(image_id)
-                if present is None:
+                listed_as = self._listing.get(image_id)
+                if listed_as is None:
                     return Refusal("missing_file", f"no {self.spec.folder}/{image_id}.npy")
-                row = self._adopt(record, present, wanted)
+                row = self._adopt(record, listed_as, expected_source)
                 self.adopted.append(row)
             elif source is None or source.height != record.height or source.width != record.width:
-                # The ledger knows the file to be valid, but not for this record's size.
+                # The ledger row proves the file valid, but not for this record's size.
                 shape = self.spec.shape(record.height, record.width)
                 if source is None or self.spec.shape(source.height, source.width) != shape:
                     check_npy_header(self.store.path(image_id), shape, self.spec.dtype)
@@ -73,16 +90,19 @@ class KindFiles:
             return Refusal(invalid.reason, invalid.what)
         except OSError as error:
             return Refusal(READ_ERROR, str(error))
-        if row.source is not None and row.source != wanted:
+        if row.source is not None and row.source != expected_source:
             earlier = "caption" if self._of_caption else "image"
             return Refusal("stale", f"{self.spec.folder}/{image_id}.npy was made from an earlier {earlier}")
         return row
 
-    def _adopt(self, record: PackingRecord, present: FileSignature, wanted: str | None) -> FileRow:
-        """Read a file that the ledger did not know when the folder was listed, unless a run has replaced it since."""
+    def _adopt(self, record: PackingRecord, listed_as: FileSignature, expected_source: str | None) -> FileRow:
+        """Check a file without a current ledger row.
+
+        If a run has replaced the file since the listing, use the run's row, or check the new file.
+        """
         image_id = record.image_id
         content = self.store.check(image_id, record.height, record.width)
         now, known = self.store.stat(image_id), self.ledger.files(self.spec.kind, [image_id])
-        if now != present:
-            return known.get((image_id, now)) or self._adopt(record, now, wanted)
-        return adopted_row(self.store, image_id, known.values(), content, present, wanted)
+        if now != listed_as:
+            return known.get((image_id, now)) or self._adopt(record, now, expected_source)
+        return adopted_row(self.store, image_id, known.values(), content, listed_as, expected_source)

@@ -1,7 +1,7 @@
-"""Which records are ready to be packed: a valid record and a valid, current file of every kind.
+"""Selection of the records that are ready to be packed: a valid record and a valid, current file of every kind.
 
-Names and sizes come from one listing per folder; a file is opened only where the ledger does not vouch for it. Any Stage 2
-layout of the specified form is understood, also one that another program wrote.
+Names and sizes come from one listing per folder. A file is opened only if no ledger row matches it. Any Stage 2 layout
+of the specified form is accepted, also one that another program wrote.
 
 Spec: docs/spec/shards.md#readiness
 """
@@ -43,22 +43,22 @@ _PREVIEW = (
     "write a caption beside the image, configure a real captioner, or pack with `imagemill shards --allow-preview`",
 )
 _OUTDATED = ("missing_caption", OUTDATED_CAPTION, "write a caption beside the image, or configure a captioner")
-# Reason codes of what is wrong with a record, by its rule; of other rules `bad_<field>`.
+# Reason codes of invalid records by violated rule; for other rules the code is `bad_<field>`.
 _REASONS = {"mask": "bad_mask", "stage1": "stage1"}
-# Bytes of records, some 10,000, from which the folders are listed by another process.
+# Size in bytes of a record file (about 10,000 records) from which on the folders are listed in another process.
 _LARGE = 4 * 1024 * 1024
 # The fields that packing needs, in the order of a PackingRecord.
 _PACKED = ("aspect_bucket", "t5_attention_mask", "height", "width", "caption")
-# Malformed lines that are told one by one; all of them are counted.
+# Malformed lines logged one by one; all of them are counted.
 _WARNINGS = 20
 _log = logging.getLogger(__name__)
 
 
 class ReadySample(msgspec.Struct, frozen=True, gc=False):
-    """One sample on its way into a tar.
+    """One sample to be packed.
 
-    `record`: the json member's bytes. `files`: one ledger row per kind, in the order of the kinds; its signature and
-    content fingerprint are those of the file on disk.
+    `record`: the bytes of the json member. `files`: one ledger row per kind, in the order of the kinds; their
+    signatures and content fingerprints match the files on disk.
     """
 
     image_id: str
@@ -70,7 +70,7 @@ class ReadySample(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(slots=True)
 class Readiness:
-    """Every record of the file, sorted into ready, filtered and incomplete: the three add up to `total_records`."""
+    """All records of the file, as ready, filtered or incomplete: these three counts add up to `total_records`."""
 
     total_records: int = 0
     filtered: int = 0
@@ -94,12 +94,17 @@ def find_ready(
     """Read the records and match them with the files on disk.
 
     Args:
-        buckets: records of other buckets count as filtered. excluded: image id → why it is a near duplicate to leave out; such
-            a record counts as incomplete. allow_preview: pack captions of preview models too.
-        on_ready: called after each ready record, for progress. listed: files of the kinds whose folder was listed already.
+        jsonl: the Stage 2 record file.
+        derived: parent of the npy folders.
+        ledger: the ledger.
+        buckets: records of other buckets count as filtered.
+        excluded: image id → why it is left out as a near duplicate; such a record counts as incomplete.
+        allow_preview: pack captions of preview models too.
+        on_ready: called after each ready record, for progress.
+        listed: files of the kinds whose folder was listed already.
 
     Raises:
-        MissingInput: no JSONL there.
+        MissingInput: if the record file does not exist.
     """
     if not jsonl.is_file():
         raise MissingInput("no Stage 2 records", where=jsonl, do="run `imagemill stage2` first")
@@ -141,33 +146,36 @@ def find_ready(
 def _left_out(
     ledger: Ledger, excluded: Mapping[str, str] | None, allow_preview: bool
 ) -> dict[str, tuple[str, str, str]]:
-    """Image id → reason, detail and remedy, of samples that somebody does not want packed."""
+    """Return image id → (reason, detail, remedy) of the samples excluded by configuration, caption state or withdrawal."""
     left_out = dict.fromkeys(() if allow_preview else ledger.preview_captions(), _PREVIEW)
     left_out |= dict.fromkeys(ledger.outdated_captions(), _OUTDATED)
     left_out |= {i: ("near_duplicate", detail, _KEEP_DUPLICATE) for i, detail in (excluded or {}).items()}
-    # Last, so that it is what counts of a sample that is left out for several reasons; the remedy names the id.
+    # Withdrawal is merged last, so that it takes precedence over other reasons; its remedy contains the id.
     return left_out | {
         i: ("withdrawn", _TAKEN_OUT, f"imagemill withdraw --restore {i}") for i in ledger.ids("withdrawn")
     }
 
 
 def progress_lines(every: int) -> Callable[[Readiness], None]:
-    """A plain line every so many ready records. Spec: docs/spec/shards.md#progress"""
+    """Return a callback that prints one line per `every` ready records.
 
-    def say(found: Readiness) -> None:
+    Spec: docs/spec/shards.md#progress
+    """
+
+    def print_counts(found: Readiness) -> None:
         if len(found.ready) % every == 0:
             counts = f"total_records={found.total_records} ready_records={len(found.ready)}"
             print(f"{counts} skipped_incomplete={found.skipped_incomplete}", flush=True)
 
-    return say
+    return print_counts
 
 
 def _latest_records(jsonl: Path, found: Readiness) -> dict[str, PackingRecord | Violation]:
-    """The records in file order, of duplicates the last one, by id, or by line where it has none; or what is wrong with it.
+    """Return the last record of each id, or the violation found in it, in file order.
 
-    Everything else is counted as incomplete.
+    Lines without an id are keyed by their place in the file. All other records are counted as incomplete.
     """
-    # In the order of the lines that count: a later record of the same id is put in anew.
+    # Ordered by the lines that count: a later record of the same id is removed and inserted again.
     latest: dict[str, PackingRecord | Violation] = {}
     lines: dict[str, int] = {}
     for number, item, record in _records(jsonl, found):
@@ -183,7 +191,7 @@ def _latest_records(jsonl: Path, found: Readiness) -> dict[str, PackingRecord | 
 
 
 def _records(jsonl: Path, found: Readiness) -> Iterator[tuple[int, str, PackingRecord | Violation | None]]:
-    """Yield line number, id and record of each line that is not blank; the record is None where a line holds no object."""
+    """Yield line number, id and record of each line that is not blank; the record is None if the line is not a JSON object."""
     masks = usual_masks()
     for number, record in enumerate(read_typed(jsonl, DECODER), start=1):
         if isinstance(record, bytes):
@@ -219,7 +227,7 @@ def _verdict(jsonl: Path, number: int, raw: bytes, found: Readiness) -> tuple[st
 
 
 def _stage1_problem(record: Record) -> Violation | None:
-    """What Stage 1 wrote lacks no single field: it waits for its migration."""
+    """Return a violation for an unmigrated Stage 1 record, which needs a migration rather than one missing field."""
     unmigrated = "image_path" in record and not {"image_id", "format_version"} & record.keys()
     if unmigrated or INLINE_VECTOR in record:
         message = "a Stage 1 record, not migrated yet"

@@ -1,11 +1,10 @@
-"""Damaged npy files that a packing run meets: which they are, and what is packed in their place.
+"""Damaged npy files found during packing, and their replacement by copies.
 
     a file does not hold its recorded bytes ──> all files of the bucket's plan are read once
         a tar holds the recorded bytes  ──> these are packed
         none does                       ──> the sample is left out
 
-Belongs here: finding the files of one plan, and the plan without what is lost.
-Belongs elsewhere: refusing a file while it is packed (formats/tar.py), its row in the ledger (pipeline/stage2/damage.py).
+Refusing a damaged file while packing is in formats/tar.py; its ledger row is handled in pipeline/stage2/damage.py.
 """
 
 import dataclasses
@@ -20,25 +19,28 @@ from imagemill.pipeline.shards.copies import find_copies
 from imagemill.pipeline.shards.shard_plan import BucketPlan, digest_of
 from imagemill.pipeline.shards.shard_sets import set_digest
 
-# A file by kind and image id.
+# Kind and image id of a file.
 FileKey = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class RottenFiles:
-    """The damaged files of one plan. `copies`: samples that hold the recorded bytes; files without one are `lost`."""
+    """The damaged files of one plan.
+
+    `copies`: samples that contain the recorded bytes; files without a copy are `lost`.
+    """
 
     files: tuple[FileKey, ...] = ()
     copies: Mapping[FileKey, StoredSample] = dataclasses.field(default_factory=dict)
 
     @property
     def lost(self) -> set[str]:
-        """Ids of images with a file whose recorded bytes are nowhere."""
+        """Ids of images that have a damaged file without any copy of its recorded bytes."""
         return {image_id for kind, image_id in self.files if (kind, image_id) not in self.copies}
 
 
 def find_rotten(plan: BucketPlan, derived: Path, output: Path) -> RottenFiles:
-    """Read every file of the plan's new samples; look up copies of the damaged ones in all sets below `output`."""
+    """Read every file of the plan's new samples, and look up copies of the damaged ones in all sets below `output`."""
     damaged = [
         (spec, row)
         for shard in plan.shards
@@ -57,7 +59,7 @@ def find_rotten(plan: BucketPlan, derived: Path, output: Path) -> RottenFiles:
 
 
 def without(plan: BucketPlan, lost: Set[str]) -> BucketPlan:
-    """The plan with the new samples of these images left out; the tars before keep their cut."""
+    """Return the plan without the new samples of these images; the other samples stay in their tars."""
     if not lost:
         return plan
     kept = [tuple(sample for sample in shard if sample.image_id not in lost) for shard in plan.shards]

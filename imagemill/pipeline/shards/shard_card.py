@@ -1,15 +1,16 @@
-"""What stands beside the buckets for people and their tools: a dataset card, and energon's blend of all buckets.
+"""Documents beside the bucket folders: a dataset card, and Energon's blend of all buckets.
 
     shards/
     ├─ README.md            the card: counts, members, models, histograms, how to read; front matter for `load_dataset`
     ├─ metadataset.yaml     for Megatron-Energon: every bucket, weighted by its samples
     └─ bucket_<bucket>/ …
 
-Both are made of the buckets' manifests alone, and hold no date: equal sets, equal bytes. Files of these names that are not ours
-stay as they are; the card is then `DATASET_CARD.md`. Ours carry a line that says so.
+Both are derived from the buckets' manifests alone and contain no date, so that equal sets give equal bytes. Files of
+these names without our marker line are never changed; if README.md is such a file, the card is written to
+`DATASET_CARD.md`.
 
-Belongs here: which sets the files describe, which file is ours, the values in the card.
-Belongs elsewhere: the card's text (dataset_card.md.jinja), counting (shard_statistics.py), energon (formats/energon.py).
+The card's text is in dataset_card.md.jinja, counting in shard_statistics.py, Energon's formats in formats/energon.py.
+
 Reference: Hugging Face hub, "Dataset cards" and "Manual configuration".
 Spec: docs/spec/shards.md#updating-a-set
 """
@@ -28,12 +29,12 @@ from imagemill.pipeline.shards.shard_manifest import Manifest
 from imagemill.pipeline.shards.shard_sets import Tombstone, bucket_folder, read_manifest, read_tombstones
 
 CARD = "README.md"
-# Where somebody wrote a README of their own.
+# Name of the card if README.md is a user's file.
 OTHER_CARD = "DATASET_CARD.md"
 
 MARKER = "Written by imagemill, again after every run. Remove this line to keep the file as it is."
 
-# The hub's classes of dataset sizes: from this many samples on.
+# Size classes of the Hugging Face hub, by their smallest number of samples.
 _SIZE_CLASSES = {
     0: "n<1K", 1_000: "1K<n<10K", 10_000: "10K<n<100K", 100_000: "100K<n<1M", 1_000_000: "1M<n<10M", 10_000_000: "10M<n<100M",
 }  # fmt: skip
@@ -44,7 +45,7 @@ _TEMPLATE = Path(__file__).with_name("dataset_card.md.jinja")
 
 
 class Set(NamedTuple):
-    """One bucket's set as its documents describe it."""
+    """One bucket's set, as its documents describe it."""
 
     bucket: str
     manifest: Manifest
@@ -52,29 +53,30 @@ class Set(NamedTuple):
 
 
 def read_sets(output: Path) -> list[Set]:
-    """Every bucket's set that is there and ours, in the buckets' order."""
+    """Return the readable sets of all buckets, in the order of BUCKETS."""
     folders = ((bucket, bucket_folder(output, bucket)) for bucket in BUCKETS)
     found = ((bucket, folder, read_manifest(folder)) for bucket, folder in folders)
     return [Set(bucket, manifest, read_tombstones(folder)) for bucket, folder, manifest in found if manifest]
 
 
 def write_beside(output: Path, *, licence: str | None = None) -> None:
-    """Both, until they tell of the sets that are there: a run that packs other buckets may publish one at any moment."""
-    told = None
-    while (sets := read_sets(output)) != told:
+    """Write both documents, and repeat until they match the sets on disk: a concurrent run may publish a set at any time."""
+    described = None
+    while (sets := read_sets(output)) != described:
         write_card(output, licence=licence)
         write_metadataset(output)
-        told = sets
+        described = sets
 
 
 def write_card(output: Path, *, licence: str | None = None) -> Path | None:
-    """Write the card of the sets below `output` as they are now; without sets there is none.
+    """Write the card of the sets that now exist below `output`; without sets, remove our card.
 
     Args:
+        output: parent of the bucket folders.
         licence: the data's licence by its id on the hub (`cc-by-4.0`), from the configuration.
 
     Returns:
-        The card's path: another name than README.md where that one is somebody else's; None where nothing could be said.
+        The card's path: DATASET_CARD.md if README.md is a user's file; None if no card was written.
     """
     sets = read_sets(output)
     place = next((path for path in (output / CARD, output / OTHER_CARD) if _may_be_written(path)), None)
@@ -88,7 +90,7 @@ def write_card(output: Path, *, licence: str | None = None) -> Path | None:
 
 
 def write_metadataset(output: Path) -> Path | None:
-    """Write energon's blend of the buckets below `output`; None where there are none, or the file is somebody else's."""
+    """Write Energon's blend of the buckets below `output`; return None without sets, or if the file is a user's."""
     weights = {bucket_folder(output, one.bucket).name: one.manifest.samples for one in read_sets(output)}
     path = output / METADATASET
     if not _may_be_written(path):
@@ -119,7 +121,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def card(sets: Sequence[Set], licence: str | None = None) -> str:
-    """Return the whole document, of one set at least."""
+    """Return the text of the card; `sets` must not be empty."""
     import jinja2
     from huggingface_hub import DatasetCard, DatasetCardData
 
@@ -181,12 +183,12 @@ def _member_rows(sets: Sequence[Set]) -> Iterator[tuple[str, ...]]:
 
 
 def _model_rows(manifests: Sequence[Manifest]) -> list[tuple[str, ...]]:
-    made: Counter[tuple[str, ...]] = Counter()
+    unknown_counts: Counter[tuple[str, ...]] = Counter()
     for kind, maker in (item for manifest in manifests for item in manifest.provenance.items()):
         names = (f"`{value}`" if value else "not recorded" for value in (maker.model, maker.revision, maker.key))
         preview = {True: "**preview: random weights**", False: "no", None: "unknown"}[maker.preview]
-        made[kind, *names, preview] += maker.unknown_maker
-    return [(*row, f"{unknown:,}") for row, unknown in made.items()]
+        unknown_counts[kind, *names, preview] += maker.unknown_maker
+    return [(*row, f"{unknown:,}") for row, unknown in unknown_counts.items()]
 
 
 def _summed(manifests: Sequence[Manifest], name: str) -> Counter[str]:
@@ -208,7 +210,7 @@ def _token_classes(tokens: Mapping[str, int]) -> dict[str, int]:
 
 
 def _ratio_classes(ratios: Mapping[str, int]) -> dict[str, int]:
-    """Return the counts by ratio; unusual ratios, whose images get the nearest bucket, are one class at each end."""
+    """Return the counts by ratio; ratios outside USUAL_RATIOS form one class at each end."""
     low, high = map(float, USUAL_RATIOS)
     classes: Counter[str] = Counter()
     for name in sorted(ratios, key=float):

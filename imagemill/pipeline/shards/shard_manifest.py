@@ -1,12 +1,11 @@
-"""The manifest of a set of shards: its typed schema, and the digest that binds its content.
+"""The manifest of a set of shards: its typed schema, and the digest over its content.
 
     manifest.json ──JSON──> document ──check_seal──> unchanged since it was written
                                      ──decode─────> Manifest
 
-The digest detects accidents: a flipped byte, an edit by hand, a merge of two manifests. It is not a signature.
+The digest detects accidents: a flipped byte, a manual edit, a merge of two manifests. It is not a signature.
 
-Belongs here: one manifest as a value.
-Belongs elsewhere: the folder around it (shard_sets.py), the numbers in it (shard_statistics.py, shard_writer.py).
+The folder that contains it is handled in shard_sets.py; its numbers come from shard_statistics.py and shard_writer.py.
 """
 
 import hashlib
@@ -19,20 +18,20 @@ from imagemill.domain.buckets import BUCKETS
 
 FORMAT = "imagemill-shards/2"
 
-# The field that holds the digest of all the others.
+# Field that contains the digest of all the others.
 SEAL = "manifest_digest"
 
-# `\Z`, because `$` also matches before a newline at the end.
+# `\Z`, because `$` also matches before a trailing newline.
 ShardName = Annotated[str, msgspec.Meta(pattern=r"^shard-[0-9]{6,}\.tar\Z")]
 _Member = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9_.-]*\Z")]
-# A kind names files below `.imagemill/provenance/`.
+# A kind is part of file names below `.imagemill/provenance/`.
 _Kind = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]+\Z")]
 _Positive = Annotated[int, msgspec.Meta(ge=1)]
 _Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class ShardParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The parameters of a packing run that decide a set, besides its samples."""
+    """The parameters of a packing run that determine a set, besides its samples."""
 
     shard_size: _Positive = 1000
     shuffle: bool = False
@@ -50,7 +49,7 @@ class ShardEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Maker(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The recorded model of one kind; None where no model is recorded.
+    """The recorded model of one kind; fields are None if no model is recorded.
 
     `unknown_maker`: samples in the tars whose file was adopted.
     """
@@ -73,10 +72,10 @@ class SetStatistics(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A set's manifest.
+    """The manifest of a set.
 
-    `digest`: of the live samples. `manifest_digest`: of all other fields, None in sets of earlier releases. `statistics`:
-    None in sets that were written before samples were counted.
+    `digest`: of the live samples. `manifest_digest`: of all other fields, None in sets of earlier releases.
+    `statistics`: None in sets of releases that did not count samples.
     """
 
     format: Literal["imagemill-shards/2"]
@@ -94,22 +93,22 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     @property
     def sealed(self) -> bool:
-        """Whether the content is bound by a digest."""
+        """Whether the manifest has a digest of its content."""
         return self.manifest_digest is not None
 
     @property
     def bytes(self) -> int:
-        """Size of all tars."""
+        """Total size of all tars, in bytes."""
         return sum(shard.bytes for shard in self.shards)
 
 
 def decode_manifest(document: Any) -> Manifest:
-    """Decode a parsed manifest. Raises msgspec.ValidationError for anything else."""
+    """Decode a parsed manifest; raise msgspec.ValidationError if it does not match the schema."""
     return msgspec.convert(document, Manifest)
 
 
 def document_of(manifest: Manifest) -> dict[str, Any]:
-    """Return the document to write, without a digest; `sealed` adds it."""
+    """Return the manifest as a JSON document without its digest; `sealed` adds it."""
     document = msgspec.to_builtins(manifest)
     return {name: value for name, value in document.items() if name != SEAL}
 
@@ -120,12 +119,12 @@ def sealed(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def content_digest(document: Mapping[str, Any]) -> str:
-    """Return the sha256 over the canonical JSON (keys sorted, no white space) of all fields but the digest itself."""
+    """Return the sha256 over the canonical JSON (keys sorted, no white space) of all fields except the digest itself."""
     content = {name: value for name, value in document.items() if name != SEAL}
     return hashlib.sha256(msgspec.json.encode(content, order="sorted")).hexdigest()
 
 
 def seal_is_broken(document: Mapping[str, Any]) -> bool:
-    """Whether the document has a digest, and it is of other content."""
+    """Return whether the document has a digest that does not match its content."""
     recorded = document.get(SEAL)
     return recorded is not None and recorded != content_digest(document)

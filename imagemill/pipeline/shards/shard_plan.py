@@ -1,8 +1,8 @@
-"""Samples into shards, as a plan: order, grouping, limits.
+"""Assignment of samples to shards: order, limit and grouping.
 
-Belongs here: which samples go into which tar of which bucket.
-Belongs elsewhere: writing a plan (shard_writer.py), what is there already and in its way (conflicts.py), what a set is on disk
-(shard_sets.py), what appending changes (append.py), what may be packed (readiness.py).
+Plans are compared with the disk in conflicts.py and written in shard_writer.py. The set on disk is described in
+shard_sets.py, appending in append.py, and the choice of packable samples in readiness.py.
+
 Spec: docs/spec/shards.md#updating-a-set
 """
 
@@ -31,18 +31,19 @@ from imagemill.pipeline.shards.shard_sets import (
 )
 from imagemill.text.close_names import name_hint
 
-# What to do about shards that are there: refuse them; replace them; bring sets of ours up to date, whole (`update`, and
-# `repack`, which also folds in what was appended) or by new tars and tombstones (`append`, and `withdraw`, which does nothing
-# but withdrawals).
+# Treatment of existing shards:
+# `refuse` them, or `replace` them;
+# `update` sets of ours by rewriting them, and `repack`, which also folds in appended tars;
+# `append` new tars and tombstones, and `withdraw`, which applies only withdrawals.
 Existing = Literal["refuse", "replace", "update", "repack", "append", "withdraw"]
 OVERLAYS = {"append", "withdraw"}
 
 
 @dataclass(frozen=True, slots=True)
 class BucketPlan:
-    """One bucket's set: its samples shard by shard, a digest that says whether one changed, what it was planned with.
+    """One bucket's set: its samples by shard, a digest of the samples, and its parameters.
 
-    `overlay`: where the set stays, what changes; `shards` are then the new ones.
+    `overlay`: the change of an existing set, if it is kept; `shards` are then the new ones only.
     """
 
     bucket: str
@@ -53,18 +54,18 @@ class BucketPlan:
 
     @property
     def samples(self) -> int:
-        """Samples that this plan writes."""
+        """Number of samples that this plan writes."""
         return sum(map(len, self.shards))
 
     @property
     def live(self) -> int:
-        """Samples that count afterwards."""
+        """Number of live samples afterwards."""
         return self.samples + (len(self.overlay.live) if self.overlay else 0)
 
 
 @dataclass(slots=True)
 class PackPlan:
-    """All chosen buckets of one run, planned. `workers`: tars written at a time."""
+    """The plans of all chosen buckets of one run. `workers`: number of tars written concurrently."""
 
     output: Path
     plans: list[BucketPlan] = field(default_factory=list)
@@ -73,14 +74,14 @@ class PackPlan:
     _tars: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def tars(self, bucket: str) -> dict[str, int]:
-        """The tars that the bucket's folder contains before this run writes it, and their sizes in bytes."""
+        """Return the tars (name → size in bytes) in the bucket's folder before this run writes to it."""
         if bucket not in self._tars:
             self._tars[bucket] = list_tars(bucket_folder(self.output, bucket))
         return self._tars[bucket]
 
 
 def check_buckets(buckets: Iterable[str]) -> list[str]:
-    """The chosen buckets in the order of BUCKETS; another name is refused before anything touches a path."""
+    """Return the chosen buckets in the order of BUCKETS; raise WrongUsage for an unknown name before any path is touched."""
     chosen = set(buckets)
     if unknown := sorted(chosen - set(BUCKETS)):
         hint = name_hint(unknown[0], BUCKETS)
@@ -101,13 +102,18 @@ def plan_shards(
     """Choose buckets, shuffle, limit, group, cut: in this order.
 
     Args:
-        asked: where given, a bucket that has a set of ours keeps the parameters of its manifest but for these: bringing a
-            shuffled or limited set up to date, or cutting it anew, must not undo that. Buckets of equal parameters were, and
-            are, shuffled and limited together.
-        withdrawn: ids that somebody took out; they are not among the ready ones.
+        ready: samples that may be packed.
+        buckets: the chosen buckets.
+        output: parent of the bucket folders.
+        parameters: used for buckets without recorded parameters.
+        existing: how existing shards are treated.
+        asked: if given, a bucket with a set of ours keeps the parameters of its manifest except for these, so that
+            updating or repacking a shuffled or limited set does not undo that. Buckets with equal parameters are
+            shuffled and limited together, as they were before.
+        withdrawn: ids that the user withdrew; they are not in `ready`.
 
     Raises:
-        WrongUsage: an unknown `existing`.
+        WrongUsage: if `existing` is unknown.
     """
     if existing not in get_args(Existing):
         raise WrongUsage(f"unknown existing={existing!r}", do=f"choose from {', '.join(get_args(Existing))}")
@@ -132,14 +138,17 @@ def plan_shards(
         for sample in ready:
             ids[sample.bucket].add(sample.image_id)
         plans = [
-            _laid_over(plan, bucket_folder(output, plan.bucket), existing, withdrawn, ids[plan.bucket])
+            _as_overlay(plan, bucket_folder(output, plan.bucket), existing, withdrawn, ids[plan.bucket])
             for plan in plans
         ]
     return PackPlan(output, sorted(plans, key=lambda plan: list(buckets).index(plan.bucket)), existing)
 
 
-def _laid_over(plan: BucketPlan, folder: Path, existing: Existing, withdrawn: Set[str], ready: Set[str]) -> BucketPlan:
-    """The plan as a change of the set that is there; without one, the plan itself, or nothing where only withdrawals count."""
+def _as_overlay(plan: BucketPlan, folder: Path, existing: Existing, withdrawn: Set[str], ready: Set[str]) -> BucketPlan:
+    """Return the plan as a change of the existing set.
+
+    Without an existing set, return the plan itself for `append`, and an empty plan for `withdraw`.
+    """
     if read_manifest(folder) is None:
         return plan if existing == "append" else BucketPlan(plan.bucket, (), "", plan.parameters)
     by_id = {sample.image_id: sample for shard in plan.shards for sample in shard}
@@ -157,4 +166,5 @@ def _cut(samples: Sequence[ReadySample], size: int) -> tuple[tuple[ReadySample, 
 
 
 def digest_of(sample: ReadySample) -> str:
+    """Return the digest of a sample that is to be packed, see `sample_digest`."""
     return sample_digest(sample.record, ((file.kind, file.content) for file in sample.files))

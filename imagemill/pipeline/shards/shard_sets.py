@@ -1,16 +1,17 @@
-"""A bucket's set of shards as it lies on disk: what is in it, what of it counts.
+"""One bucket's set of shards on disk: its documents, and which of its samples are live.
 
     shards/bucket_1024x1024/
     ├─ shard-000000.tar …
     ├─ index.jsonl         {"image_id", "key", "shard", "offset", "size", "digest", "width", "height", "tokens"} per sample
-    ├─ tombstones.jsonl    {"image_id", "shard", "offset", "why"} per sample that counts no more; absent where all do
-    ├─ manifest.json       counts, checksums, parameters, provenance, statistics, a digest of the samples that count
+    ├─ tombstones.jsonl    {"image_id", "shard", "offset", "why"} per sample that is not live; absent if all are
+    ├─ manifest.json       counts, checksums, parameters, provenance, statistics, a digest of the live samples
     └─ .nv-meta/  *.tar.idx    the same for Megatron-Energon (formats/energon.py)
 
-A sample is *live* where the index has it and no tombstone does. Of one id at most one sample is live.
+A sample is *live* if the index contains it and no tombstone does. At most one sample of an id is live.
 
-Belongs here: reading a set's documents; what makes two sets equal.
-Belongs elsewhere: planning and writing sets (shards.py, shard_writer.py), tars (formats/tar.py), reading samples (reading/).
+Sets are planned in shard_plan.py and written in shard_writer.py; tars are in formats/tar.py, reading samples is in
+reading/.
+
 Spec: docs/spec/shards.md#appending
 """
 
@@ -53,10 +54,11 @@ _Measure = Annotated[int, msgspec.Meta(ge=0, le=MAX_SIDE)]
 
 
 class IndexLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One sample in a tar: bytes from the tar's beginning. Decoding refuses ids and tar names that are no file names.
+    """One sample in a tar. `offset` and `size` are in bytes.
 
-    `digest`: of its record and files, see `sample_digest`. `width`, `height`: of its image in pixels; `tokens` of its caption;
-    0 in sets of earlier versions.
+    Decoding refuses image ids and tar names that are not valid file names. `digest`: of its record and files, see
+    `sample_digest`. `width`, `height`: of its image in pixels. `tokens`: of its caption. These three are 0 in sets of
+    earlier releases.
     """
 
     image_id: str
@@ -70,19 +72,21 @@ class IndexLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tokens: _Measure = 0
 
     def __post_init__(self) -> None:
-        _refuse_no_id(self.image_id)
+        _check_id(self.image_id)
 
     @property
     def place(self) -> tuple[str, int]:
+        """Tar name and offset, which identify the sample within the set."""
         return self.shard, self.offset
 
     @property
     def entry(self) -> IndexEntry:
+        """The sample's position as formats/tar.py takes it."""
         return IndexEntry(self.key, self.offset, self.size)
 
 
 class Tombstone(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A sample that counts no more. `why`: `withdrawn`, `changed`, `not_ready`, or `beyond_limit`."""
+    """A sample that no longer counts. `why`: `withdrawn`, `changed`, `not_ready` or `beyond_limit`."""
 
     image_id: str
     shard: ShardName
@@ -90,27 +94,29 @@ class Tombstone(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     why: str
 
     def __post_init__(self) -> None:
-        _refuse_no_id(self.image_id)
+        _check_id(self.image_id)
 
     @property
     def place(self) -> tuple[str, int]:
+        """Tar name and offset, as in `IndexLine.place`."""
         return self.shard, self.offset
 
 
-def _refuse_no_id(image_id: str) -> None:
-    """Raises ValueError, which msgspec reports as a ValidationError."""
+def _check_id(image_id: str) -> None:
+    """Raise ValueError for an invalid id; msgspec reports it as a ValidationError."""
     if problem := id_problem(image_id):
         raise ValueError(f"image_id {problem}")
 
 
 def bucket_folder(output: Path, bucket: str) -> Path:
+    """Return the folder of a bucket's set."""
     return output / f"bucket_{bucket}"
 
 
 def refuse_no_sets(output: Path) -> None:
-    """Raises ImagemillError where something else than a folder has the place of the shards or of a bucket's set.
+    """Raise ImagemillError if the output folder or a bucket's folder exists but is not a folder.
 
-    A link to a folder is one. Nothing is written in place of a link to nothing: its disk may not be mounted.
+    A link to a folder is accepted. A dangling link is refused, because its disk may not be mounted.
     """
     for folder in (output, *(bucket_folder(output, bucket) for bucket in BUCKETS)):
         if os.path.lexists(folder) and not folder.is_dir():
@@ -123,14 +129,16 @@ def refuse_no_sets(output: Path) -> None:
 
 
 def shard_name(number: int) -> str:
+    """Return the file name of the tar with this number."""
     return f"shard-{number:06d}.tar"
 
 
 def load_manifest(folder: Path) -> Manifest:
-    """Read the manifest of a bucket's set.
+    """Read and check the manifest of a bucket's set.
 
     Raises:
-        MissingInput: the file is missing. ImagemillError: it is not one of ours, or was changed after it was written.
+        MissingInput: if the file is missing.
+        ImagemillError: if it is not a manifest of ours, or was changed after it was written.
     """
     path = folder / MANIFEST
     document = read_manifest_document(folder)
@@ -150,7 +158,7 @@ def load_manifest(folder: Path) -> Manifest:
 
 
 def read_manifest_document(folder: Path) -> Any:
-    """Return the parsed JSON of a set's manifest, unchecked. Raises as `load_manifest`."""
+    """Return the parsed JSON of a set's manifest without checking its schema or digest; raise as `load_manifest`."""
     try:
         return read_json(folder / MANIFEST)
     except MissingInput:
@@ -164,7 +172,7 @@ def read_manifest_document(folder: Path) -> Any:
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """Return the manifest of a bucket's set, None if it is absent, foreign or damaged."""
+    """Return the manifest of a bucket's set; None if it is absent, foreign or damaged."""
     try:
         return load_manifest(folder)
     except ImagemillError:
@@ -172,7 +180,7 @@ def read_manifest(folder: Path) -> Manifest | None:
 
 
 def recorded_parameters(folder: Path) -> ShardParameters | None:
-    """The parameters a set was written with."""
+    """Return the parameters that a set was written with; None without a readable manifest."""
     manifest = read_manifest(folder)
     return manifest.parameters if manifest else None
 
@@ -183,22 +191,23 @@ def list_tars(folder: Path) -> dict[str, int]:
 
 
 def agrees(tars: Mapping[str, int], manifest: Manifest) -> bool:
-    """Whether the tars of a folder are those of its manifest, by name and size."""
+    """Return whether the tars of a folder match its manifest by name and size."""
     return {shard.name: shard.bytes for shard in manifest.shards} == tars
 
 
 def read_index(folder: Path) -> list[IndexLine]:
-    """Every sample in the tars, in order. Raises ImagemillError where the index is not ours or damaged."""
+    """Return all samples in the tars, in order; raise ImagemillError if the index is foreign or damaged."""
     return list(_lines(folder / INDEX, IndexLine))
 
 
 def read_tombstones(folder: Path) -> list[Tombstone]:
+    """Return the tombstones of a set; an absent file means none."""
     path = folder / TOMBSTONES
     return list(_lines(path, Tombstone)) if path.is_file() else []
 
 
 def live_lines(folder: Path) -> list[IndexLine]:
-    """The samples that count, in order."""
+    """Return the live samples, in order."""
     dead = {tombstone.place for tombstone in read_tombstones(folder)}
     return [line for line in read_index(folder) if line.place not in dead]
 
@@ -222,11 +231,14 @@ def _lines(path: Path, kind: type) -> Iterator[Any]:
 
 
 def sample_digest(record: bytes, contents: Iterable[tuple[str, str]]) -> str:
-    """Of one sample: its json member and the content fingerprint of its file of each kind; 32 hex digits."""
+    """Return the digest of one sample, 32 hex digits: of its json member and its files' content fingerprints by kind."""
     files = "".join(f"{kind} {content}\n" for kind, content in contents)
     return hashlib.sha256(record + files.encode()).hexdigest()[:32]
 
 
 def set_digest(digests: Iterable[str]) -> str:
-    """Of the samples whatever their order: a new image in one bucket moves others' places in a common shuffle, no more."""
+    """Return a digest of the samples that does not depend on their order.
+
+    In a common shuffle, a new image in one bucket moves the samples of other buckets, but does not change these sets.
+    """
     return hashlib.sha256("\n".join(sorted(digests)).encode()).hexdigest()

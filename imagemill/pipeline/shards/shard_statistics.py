@@ -1,7 +1,7 @@
-"""What a set's samples are like, counted: caption lengths, shapes and sizes of the images.
+"""Statistics of a set's samples: caption lengths, image shapes and image sizes.
 
-Belongs here: the numbers of one sample, and their counts over a set, as they stand in its manifest.
-Belongs elsewhere: the tables that people read (shard_card.py), statistics of the latents' values (latent_statistics.py).
+Tables for people are made in shard_card.py; statistics of latent values are in latent_statistics.py.
+
 Spec: docs/spec/shards.md#updating-a-set
 """
 
@@ -14,16 +14,16 @@ import msgspec
 
 from imagemill.pipeline.shards.shard_sets import IndexLine
 
-# Upper limits of the classes of image sizes, in megapixels; the last class has none.
+# Upper limits of the size classes, in megapixels; the last class has no upper limit.
 MEGAPIXELS = (0.25, 0.5, 1, 2, 4, 8, 16)
 _SIZE_CLASSES = (*(f"<{limit}" for limit in MEGAPIXELS), f">={MEGAPIXELS[-1]}")
 
-# Width / height is counted in steps of this.
+# Width of the classes of width / height.
 RATIO_STEP = 0.1
 
 
 class Measures(NamedTuple):
-    """A sample's numbers. Width and height of the oriented image in pixels, tokens of the caption; 0: not known."""
+    """Measures of a sample: oriented width and height in pixels, tokens of the caption; 0 if not known."""
 
     width: int
     height: int
@@ -39,18 +39,21 @@ _decode_size = msgspec.json.Decoder(_Size).decode
 
 
 def measures_of(record: bytes, mask: Sequence[int]) -> Measures:
-    """Of one sample on its way into a tar: its json member's bytes (a valid record), and its T5 mask."""
+    """Return the measures of a sample to be packed, from its json member (a valid record) and its T5 mask."""
     size = _decode_size(record)
     return Measures(size.width, size.height, sum(mask))
 
 
 def statistics_of(samples: Iterable[Measures | IndexLine]) -> dict[str, Any]:
-    """Counts over the samples that count.
+    """Return counts over the live samples.
 
     Returns:
-        `caption_tokens`: tokens → samples; `aspect_ratios`: width / height, rounded to one decimal → samples; `megapixels`:
-        `<0.25` to `<16` and `>=16` → samples (one size is counted in the first class that takes it); `unmeasured`: samples of
-        sets that were written before these were counted. Keys are text, zero counts are left out, order is by size.
+        `caption_tokens`: tokens → samples.
+        `aspect_ratios`: width / height, rounded to one decimal → samples.
+        `megapixels`: `<0.25` to `<16` and `>=16` → samples; a size is counted in the first class that contains it.
+        `unmeasured`: samples of sets that were written before measures were recorded.
+
+        Keys are text, zero counts are left out, and the order is by size.
     """
     counted = Counter((sample.width, sample.height, sample.tokens) for sample in samples)
     unmeasured = sum(count for measures, count in counted.items() if not all(measures))

@@ -1,9 +1,11 @@
-"""A planned set of shards on disk: written beside its place, and put there in one step.
+"""Atomic writing of a planned set of shards: in a temporary folder, then published in one step.
 
-A reader sees the complete old set or the complete new one. Appending does the same: the tars that stay come along by hardlink.
+A reader sees either the complete old set or the complete new one. Appending does the same; tars that are kept are
+hard-linked.
 
-Belongs here: what a set's folder gets, in which order, and its publication.
-Belongs elsewhere: which samples and why (shard_plan.py), bytes of a tar (formats/tar.py), energon's index (formats/energon.py).
+Which samples are packed, and why, is decided in shard_plan.py. The bytes of a tar are written in formats/tar.py,
+Energon's index in formats/energon.py.
+
 Spec: docs/spec/shards.md#updating-a-set
 """
 
@@ -60,15 +62,16 @@ from imagemill.pipeline.shards.shard_sets import (
 from imagemill.pipeline.shards.shard_statistics import measures_of, statistics_of
 from imagemill.store.provenance import UNKNOWN, UNKNOWN_PREVIEW, ModelIdentity
 
-# What a set has besides its tars.
+# Files of a set besides its tars.
 OURS = {INDEX, TOMBSTONES, MANIFEST}
 
 
 @dataclass(slots=True)
 class BucketResult:
-    """The outcome of one bucket. `samples`, `shards`, `bytes`: of its whole set; `new_samples`, `new_shards`: written now.
+    """The outcome for one bucket.
 
-    `rotten`: npy files that were not packed because they do not hold their recorded bytes.
+    `samples`, `shards`, `bytes`: of its whole set. `new_samples`, `new_shards`: written by this run. `rotten`: npy
+    files that were not packed because their bytes differ from the recorded ones.
     """
 
     bucket: str
@@ -90,16 +93,20 @@ def write_bucket(
     *,
     on_sample: Callable[[int], None] = lambda size: None,
 ) -> BucketResult:
-    """Write one bucket's set beside its place, then put it there at once. Call `refuse_conflicts` first.
+    """Write one bucket's set to a temporary folder and publish it in one step. Call `refuse_conflicts` first.
+
+    A damaged file is never packed. Its recorded bytes are taken from a tar that contains them, else its sample is left
+    out.
 
     Args:
-        derived: folder of the npy folders. identities: recorded maker of each kind. on_sample: called with each sample's bytes,
-            on several threads.
-
-    A damaged file is never packed. Its recorded bytes are taken from a tar that holds them, else its sample is left out.
+        shard_set: the plans of the run.
+        plan: the bucket's plan.
+        derived: parent of the npy folders.
+        identities: recorded model of each kind.
+        on_sample: called with each sample's size in bytes, from several threads.
 
     Raises:
-        DiskFull: the old set is where it was.
+        DiskFull: if the disk is full; the old set stays in place.
     """
     folder = bucket_folder(shard_set.output, plan.bucket)
     manifest = read_manifest(folder)
@@ -118,7 +125,7 @@ def write_bucket(
     if rest.live:
         writer.copies = rotten.copies
         result = writer.publish(rest)
-    else:  # the set that is there, if any, may hold the last good bytes
+    else:  # an existing set may contain the last good bytes
         result = _result(plan, "unchanged", manifest) if manifest else BucketResult(plan.bucket, "empty")
     result.rotten = rotten
     return result
@@ -132,13 +139,13 @@ def _result(plan: BucketPlan, status: Literal["written", "unchanged"], manifest:
 
 
 def _discard(folder: Path) -> None:
-    """It may be gone already, and another command may be sweeping too."""
+    """Remove a temporary folder; it may be gone already, and another command may be removing it."""
     with suppress(OSError):
         remove_folder(folder)
 
 
 def _remove(folder: Path, plan: BucketPlan) -> BucketResult:
-    """A bucket without samples ends with no set: it leaves its place in one step too."""
+    """Remove the set of a bucket without samples, in one step."""
     if not folder.is_dir():
         return BucketResult(plan.bucket, "empty")
     staging = temporary_path(folder.parent)
@@ -155,7 +162,7 @@ def _remove(folder: Path, plan: BucketPlan) -> BucketResult:
 
 
 def _carry_foreign(folder: Path, staging: Path) -> None:
-    """What is not part of a set is not ours to delete: it comes along. Tars that are not the set's do not."""
+    """Link foreign files and folders into the new set; tars that are not in the set's manifest are dropped."""
     for path in folder.iterdir() if folder.is_dir() else ():
         if path.name in OURS or path.suffix == ".tar" or is_energon(path.name):
             continue
@@ -168,12 +175,12 @@ def _carry_foreign(folder: Path, staging: Path) -> None:
 def _link(source: str | Path, target: str | Path) -> None:
     try:
         os.link(source, target, follow_symlinks=False)
-    except OSError:  # a file system without links
+    except OSError:  # a file system without hard links
         shutil.copy2(source, target, follow_symlinks=False)
 
 
 class _Written(NamedTuple):
-    """One new tar: `entry` is its line in the manifest."""
+    """One new tar. `entry`: its entry in the manifest."""
 
     entries: list[IndexEntry]
     lines: list[IndexLine]
@@ -182,7 +189,7 @@ class _Written(NamedTuple):
 
 @dataclass(slots=True)
 class _SetWriter:
-    """Writes sets of one run. `copies`: samples that hold the recorded bytes of damaged files."""
+    """Writer of one run's sets. `copies`: samples that contain the recorded bytes of damaged files."""
 
     shard_set: PackPlan
     derived: Path
@@ -191,7 +198,7 @@ class _SetWriter:
     copies: Mapping[FileKey, StoredSample] = field(default_factory=dict)
 
     def publish(self, plan: BucketPlan) -> BucketResult:
-        """Write one set and put it in its place. Raises DamagedFile, which leaves the old set where it was."""
+        """Write one set and publish it. Raises DamagedFile, in which case the old set stays in place."""
         folder = bucket_folder(self.shard_set.output, plan.bucket)
         staging = temporary_path(self.shard_set.output)
         try:
@@ -205,7 +212,7 @@ class _SetWriter:
         return _result(plan, "written", manifest)
 
     def _write_set(self, folder: Path, old: Path, plan: BucketPlan) -> Manifest:
-        """Everything of a set: tars that stay, new tars, index, tombstones, and the manifest last."""
+        """Write all files of a set: kept tars, new tars, index, tombstones, and the manifest last."""
         before = read_manifest(old) if plan.overlay else None
         kept = before.shards if before else []
         for shard in kept:
@@ -223,7 +230,8 @@ class _SetWriter:
         dead = {tombstone.place for tombstone in tombstones}
         shards = [*entries_by_shard(kept, earlier), *((shard.entry.name, shard.entries) for shard in written)]
         write_energon(folder, shards, bucket=plan.bucket, dead=dead, earlier=old if before else None)
-        # Withdrawing leaves samples that another model made since: their tars are what the earlier manifest says.
+        # A withdrawal keeps samples whose model may have been replaced since: the earlier manifest describes their
+        # tars.
         inherited = before if self.shard_set.existing == "withdraw" else None
         manifest = Manifest(
             format=FORMAT,
@@ -239,7 +247,7 @@ class _SetWriter:
             provenance=inherited.provenance if inherited else _provenance(plan, self.identities, before),
         )
         document = document_of(manifest)
-        # A digest would make the unproven provenance of an earlier release look proven.
+        # A digest would make the unverified provenance of an earlier release look verified.
         unproven = inherited is not None and not inherited.sealed
         write_json(folder / MANIFEST, document if unproven else sealed(document))
         return manifest
@@ -257,7 +265,7 @@ class _SetWriter:
         return _Written(entries, lines, ShardEntry(path.name, len(samples), path.stat().st_size, str(checksum)))
 
     def _members(self, samples: Sequence[ReadySample]) -> Iterator[Sample]:
-        """The members of each sample: files by their recorded bytes, or from `copies` where the file is damaged."""
+        """Yield the members of each sample: files by their recorded bytes, or from `copies` if the file is damaged."""
         kinds = [(spec.member, f"{self.derived / spec.folder}{os.sep}") for spec in embedding_specs()]
         for sample in samples:
             name = f"{sample.image_id}.npy"
@@ -272,26 +280,31 @@ class _SetWriter:
 
 
 def sample_bytes(sample: ReadySample) -> int:
-    """What a sample brings to a tar, headers aside."""
+    """Return the bytes that a sample adds to a tar, without headers."""
     return sum([signature_bytes(file.stat) for file in sample.files]) + len(sample.record)
 
 
 @functools.lru_cache(maxsize=1024)
 def mask_npy(mask: tuple[int, ...]) -> bytes:
-    """The mask as an npy of uint8, shape (77,). Spec: docs/spec/shards.md#members"""
+    """Return the mask as an npy file of dtype uint8, shape (77,).
+
+    Spec: docs/spec/shards.md#members
+    """
     return npy_header((len(mask),), "uint8") + bytes(mask)
 
 
 def _provenance(plan: BucketPlan, identities: Mapping[str, ModelIdentity], before: Manifest | None) -> dict[str, Maker]:
-    """By kind. `unknown_maker` counts samples in the tars whose file was adopted, those of earlier tars too."""
+    """Return the provenance by kind; `unknown_maker` counts samples with an adopted file, including those in earlier tars."""
     by_kind = {}
     for n, spec in enumerate(embedding_specs()):
         makers = [sample.files[n].maker for shard in plan.shards for sample in shard]
         earlier = before.provenance.get(spec.kind, Maker()) if before else Maker()
         unknown = earlier.unknown_maker + makers.count(UNKNOWN) + makers.count(UNKNOWN_PREVIEW)
-        of = identities.get(spec.kind)
+        identity = identities.get(spec.kind)
         maker = (
-            Maker(of.model, of.revision, of.key, of.preview, of.facts, unknown) if of else Maker(unknown_maker=unknown)
+            Maker(identity.model, identity.revision, identity.key, identity.preview, identity.facts, unknown)
+            if identity
+            else Maker(unknown_maker=unknown)
         )
         by_kind[spec.kind] = (
             msgspec.structs.replace(maker, preview=True) if earlier.preview or UNKNOWN_PREVIEW in makers else maker

@@ -1,7 +1,7 @@
-"""The ledger: what is known about each image, and why it did or did not reach the output. One SQLite file per data root.
+"""The ledger: facts about each image, and why it did or did not reach the output. One SQLite file per data root.
 
-One module per table, with its typed rows, reads and writes; `schema.py` has the numbered upgrades. SQL belongs nowhere else.
-What to do about the rows is decided in pipeline/.
+There is one module per table, with its typed rows, reads and writes; `schema.py` has the numbered upgrades. SQL belongs
+nowhere else. Decisions based on the rows are made in pipeline/.
 """
 
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ class Ledger(Sources, Captions, Files, Problems, Counts, Regenerations, Withdraw
     """One connection to a data root's ledger. Use as a context manager; `transaction()` groups writes."""
 
     def check(self) -> str | None:
-        """Return what is wrong with the file, None if every page and every row of every table can be read."""
+        """Read every page and every row of every table; return the problems found, or None."""
         problems = [text for (text,) in self._rows("PRAGMA integrity_check(3)") if text != "ok"]
         for table in _TABLES:
             for _ in self._select(table):
@@ -53,7 +53,7 @@ class Ledger(Sources, Captions, Files, Problems, Counts, Regenerations, Withdraw
         return "; ".join(problems) or None
 
     def cells(self, table: str, columns: Sequence[str]) -> list[tuple[Any, ...]]:
-        """Return these columns of every row of a table, as they are stored."""
+        """Return these columns of every row of a table, as stored."""
         return list(self._rows(f"SELECT {', '.join(columns)} FROM {table}"))
 
     def ids(self, table: Literal["sources", "captions", "withdrawn"]) -> set[str]:

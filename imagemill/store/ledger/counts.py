@@ -1,4 +1,4 @@
-"""`counts` and `changes`: what each run did, and what happened to which image since the last merge of the records."""
+"""`counts` and `changes`: counters of each run, and changes to each image since the last merge of the records."""
 
 from collections.abc import Iterable, Sequence
 
@@ -17,7 +17,7 @@ class RunCounts(msgspec.Struct, frozen=True):
 
 
 class Change(msgspec.Struct, frozen=True):
-    """Something that an asset did for an image since the last merge."""
+    """A change that an asset made for an image since the last merge."""
 
     item: str
     asset: str
@@ -43,18 +43,20 @@ class Counts(Database):
         return total
 
     def record_counts(self, run_id: str, asset: str, counts: dict[str, int]) -> None:
+        """Insert or replace the counters of one asset in one run."""
         self._insert(COUNTS, [RunCounts(run_id, asset, counts)])
 
     def changes(self) -> dict[str, set[tuple[str, str]]]:
-        """Return (asset, what) per image, since the last merge."""
+        """Return (asset, change) pairs per image since the last merge."""
         found: dict[str, set[tuple[str, str]]] = {}
         for row in self._select(CHANGES):
             found.setdefault(row.item, set()).add((row.asset, row.what))
         return found
 
     def record_changes(self, rows: Iterable[tuple[str, str, str]]) -> None:
-        """Record (image id, asset, what was done)."""
+        """Record rows of (image id, asset, change)."""
         self._insert(CHANGES, (Change(*row) for row in rows))
 
     def forget_changes(self) -> None:
+        """Delete all changes, after a merge."""
         self._change("DELETE FROM changes")

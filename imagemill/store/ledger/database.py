@@ -1,4 +1,4 @@
-"""The connection of a ledger: opening, transactions, selection by ids."""
+"""The SQLite connection of a ledger: opening, transactions, selection by ids."""
 
 import os
 import sqlite3
@@ -16,7 +16,7 @@ from imagemill.store.ledger.table import Table
 
 R = TypeVar("R", bound=msgspec.Struct)
 
-# A ledger in memory, for read-only work on a data root that has none.
+# An in-memory ledger, for read-only work on a data root without one.
 IN_MEMORY = Path(":memory:")
 
 
@@ -25,6 +25,7 @@ class LedgerDamaged(ImagemillError, RuntimeError):
 
     @classmethod
     def at(cls, path: Path, error: object) -> "LedgerDamaged":
+        """Return the error for a damaged file."""
         return cls(
             f"the ledger is damaged: {error}",
             where=path,
@@ -35,11 +36,11 @@ class LedgerDamaged(ImagemillError, RuntimeError):
 
 
 class Database:
-    """One connection to the ledger's file. Use as a context manager; `transaction()` groups writes.
+    """One connection to the ledger's file. Use it as a context manager; `transaction()` groups writes.
 
     Raises:
-        LedgerDamaged: if the file is no ledger, or a page of it cannot be read.
-        ImagemillError: if the file cannot be opened, is on a network file system, or is of a later version.
+        LedgerDamaged: if the file is not a ledger, or a page of it cannot be read.
+        ImagemillError: if the file cannot be opened, is on a network file system, or has a later version.
     """
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
@@ -54,11 +55,12 @@ class Database:
         self.close()
 
     def close(self) -> None:
+        """Close the connection."""
         self._db.close()
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Commit everything in the block, durably, or nothing. Nested blocks join the outer one."""
+        """Commit all changes of the block durably, or none. Nested blocks join the outer transaction."""
         if self._db.in_transaction:
             yield
             return
@@ -94,12 +96,12 @@ class Database:
         return next(self._rows(sql, given), None)
 
     def _change(self, sql: str, given: Sequence[Any] = ()) -> int:
-        """Execute one statement in a transaction; return how many rows it changed."""
+        """Execute one statement in a transaction; return the number of changed rows."""
         with self.transaction(), self._errors():
             return self._db.execute(sql, given).rowcount
 
     def _change_each(self, sql: str, rows: Iterable[Sequence[Any]]) -> int:
-        """Execute one statement for each row, in a transaction; return how many rows it changed."""
+        """Execute one statement for each row, in a transaction; return the number of changed rows."""
         with self.transaction(), self._errors():
             return self._db.executemany(sql, rows).rowcount
 
@@ -125,10 +127,12 @@ class Database:
 
 @contextmanager
 def ledger_errors(path: Path) -> Iterator[None]:
-    """Translate what SQLite raises: a full disk, a damaged file, a file that cannot be opened.
+    """Translate SQLite's exceptions: a full disk, a damaged file, a file that cannot be opened.
 
     Raises:
-        LedgerDamaged, DiskFull, ImagemillError: as they apply.
+        LedgerDamaged: if the file is damaged.
+        DiskFull: if the disk is full.
+        ImagemillError: for other errors of the file.
     """
     try:
         with disk_full_told(path):
@@ -150,7 +154,7 @@ def ledger_errors(path: Path) -> Iterator[None]:
             do="make the folder writable or end the other program, then run the same command again",
         ) from error
     except sqlite3.ProgrammingError:
-        raise  # such as a closed ledger: a mistake of the program, not of the file
+        raise  # for example a closed ledger: an error of the program, not of the file
     except (sqlite3.DatabaseError, UnicodeDecodeError, msgspec.DecodeError) as error:
         raise LedgerDamaged.at(path, error) from error
 
@@ -160,7 +164,7 @@ def _name_of(error: sqlite3.OperationalError) -> str:
 
 
 def _is_damage(error: sqlite3.OperationalError) -> bool:
-    """Whether an operational error comes from the file's contents: a missing table, a malformed schema, invalid text."""
+    """Return whether an operational error comes from the file's contents: a missing table, a malformed schema, invalid text."""
     return _name_of(error).startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_ERROR")) or "Could not decode" in str(
         error
     )
@@ -170,15 +174,17 @@ def _connect(path: Path, read_only: bool) -> sqlite3.Connection:
     if path != IN_MEMORY:
         refuse_network_folder(path.parent, "the ledger")
     if read_only:
-        db = sqlite3.connect(f"{path.as_uri()}?{_reading(path)}", uri=True, timeout=60, isolation_level=None)
+        db = sqlite3.connect(
+            f"{path.as_uri()}?{_read_only_parameters(path)}", uri=True, timeout=60, isolation_level=None
+        )
         try:
             is_current = _version(db, path) == VERSION
         except sqlite3.OperationalError as error:
-            # The transaction of a killed process has to be rolled back first, which needs write access.
+            # The transaction of a killed process must be rolled back first, which needs write access.
             if not _name_of(error).startswith("SQLITE_READONLY"):
                 raise
             is_current = False
-        if not is_current:  # also written by an earlier release, or its creation was interrupted
+        if not is_current:  # also if an earlier release wrote it, or its creation was interrupted
             db.close()
             _connect(path, read_only=False).close()
             return _connect(path, read_only=True)
@@ -186,7 +192,7 @@ def _connect(path: Path, read_only: bool) -> sqlite3.Connection:
     path.parent.mkdir(parents=True, exist_ok=True)
     db = sqlite3.connect(path, timeout=60, isolation_level=None)
     try:
-        # FULL: a row is on the disk before the file that it describes gets its name.
+        # FULL: a row is on disk before the file that it describes gets its name.
         db.execute("PRAGMA synchronous = FULL")
         if _version(db, path) < VERSION:
             migrate(db, None if path == IN_MEMORY else path)
@@ -196,11 +202,11 @@ def _connect(path: Path, read_only: bool) -> sqlite3.Connection:
     return db
 
 
-def _reading(path: Path) -> str:
-    """Return how to open a ledger for reading.
+def _read_only_parameters(path: Path) -> str:
+    """Return the URI parameters for opening a ledger read-only.
 
-    SQLite needs to write beside a database with a write-ahead log, unless the file is declared immutable: true in a folder
-    that cannot be written to and contains no log.
+    SQLite must write beside a database with a write-ahead log, unless the file is declared immutable. That is valid in
+    a folder that cannot be written to and contains no log.
     """
     log = path.with_name(f"{path.name}-wal")
     is_fixed = not os.access(path.parent, os.W_OK) and not (log.exists() and log.stat().st_size)

@@ -1,7 +1,7 @@
-"""`files`: every npy file that is known to be valid, by the signature that it has on disk.
+"""`files`: npy files that are known to be valid, identified by their signature on disk.
 
-A file's row is committed before the file gets its final name, and is found by signature: a kill between the two leaves either
-the old file with its old row or the new file with its new one, never a file with the wrong history.
+A file's row is committed before the file gets its final name, and is found by signature. A kill between the two leaves
+either the old file with its old row or the new file with its new one, never a file with the wrong history.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,7 +12,7 @@ from imagemill.fs.fingerprints import FileSignature
 from imagemill.store.ledger.database import Database
 from imagemill.store.ledger.table import Table
 
-# Maker of a file that is still there while its kind is being regenerated.
+# Maker of an existing file whose kind is being regenerated.
 SUPERSEDED = "superseded"
 
 
@@ -20,7 +20,11 @@ class FileRow(msgspec.Struct, frozen=True, gc=False):
     """One valid npy file.
 
     Attributes:
-        source: fingerprint of its input, None if unknown. content: of the file's bytes.
+        kind: embedding kind.
+        image_id: the image.
+        stat: the file's signature.
+        source: fingerprint of its input, None if unknown.
+        content: fingerprint of the file's bytes.
         maker: key of the model's identity, or `unknown` for adopted files.
     """
 
@@ -43,7 +47,10 @@ class Files(Database):
         return {(row.image_id, row.stat): row for row in self.file_rows(kind, ids)}
 
     def file_rows(self, kind: str, ids: Sequence[str] | None = None) -> Iterator[FileRow]:
-        """Yield the rows of a kind; two of one image if a file is about to be replaced, or was when a process was killed."""
+        """Yield the rows of a kind.
+
+        An image has two rows while its file is being replaced, or after a process was killed doing so.
+        """
         return self._select(FILES, ids, "kind = ?", (kind,))
 
     def makers(self, kind: str) -> set[str]:
@@ -51,14 +58,15 @@ class Files(Database):
         return {maker for (maker,) in self._rows("SELECT DISTINCT maker FROM files WHERE kind = ?", (kind,))}
 
     def maker_counts(self, kind: str) -> dict[str, int]:
-        """Return how many files of a kind each maker has made."""
+        """Return the number of files of a kind by maker."""
         return dict(self._rows("SELECT maker, count(*) FROM files WHERE kind = ? GROUP BY maker", (kind,)))  # type: ignore[arg-type]
 
     def record_files(self, rows: Iterable[FileRow]) -> None:
+        """Insert or replace rows of files."""
         self._insert(FILES, rows)
 
     def forget_superseded(self, rows: Iterable[FileRow]) -> None:
-        """Delete the rows of files that these have replaced on disk. Call after the rename."""
+        """Delete the rows of files that these have replaced on disk. Call it after the rename."""
         self._change_each(
             "DELETE FROM files WHERE kind = ? AND image_id = ? AND signature != ?",
             ((row.kind, row.image_id, row.stat) for row in rows),

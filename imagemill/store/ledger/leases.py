@@ -1,7 +1,7 @@
-"""`leases`: which process works on which partition of an asset now.
+"""`leases`: the process that is working on each partition of an asset.
 
-A lease belongs to a living process: one whose lock file is still locked (fs/owners.py). Every publish checks that its lease
-is still its own.
+A lease belongs to a living process: one whose lock file is still locked (fs/owners.py). Every publish checks that the
+process still holds its lease.
 """
 
 from collections.abc import Collection, Sequence
@@ -13,7 +13,7 @@ from imagemill.fs.owners import Owner, is_dead_in, use
 from imagemill.store.ledger.database import IN_MEMORY, Database
 from imagemill.store.ledger.table import Table
 
-# Leased like a partition: all of an asset at once. No image id begins with a slash.
+# Leased like a partition: the whole asset. No image id begins with a slash.
 EVERY = "/"
 
 
@@ -43,20 +43,22 @@ class LeaseLost(ImagemillError, RuntimeError):
 
 
 class Leases(Database):
-    """Reads and writes of leases: `claim` takes them, `release` gives them back."""
+    """Reads and writes of leases: `claim` acquires them, `release` releases them."""
 
     def claim(self, asset: str, items: Sequence[str], run_id: str) -> set[str]:
         """Lease all of these partitions to this process, or none of them.
 
         Args:
-            items: `[EVERY]` leases the whole asset, including partitions that are not known yet.
+            asset: the asset.
+            items: `[EVERY]` leases the whole asset, including partitions that do not exist yet.
+            run_id: of the run that works on them.
 
         Returns:
-            holders of the leases in the way, for messages; empty if the leases were taken.
+            The holders of conflicting leases, for messages; empty if the leases were acquired.
         """
-        owner, met = self._owner(), None if EVERY in items else [*items, EVERY]
+        owner, relevant = self._owner(), None if EVERY in items else [*items, EVERY]
         with self.transaction():
-            held = list(self._select(LEASES, met, "asset = ?", (asset,), key="item"))
+            held = list(self._select(LEASES, relevant, "asset = ?", (asset,), key="item"))
             owners = {lease.owner for lease in held}
             folder = self.path.parent / "owners"
             dead = {name for name in owners if name != owner.name and is_dead_in(folder, name)}
@@ -66,12 +68,13 @@ class Leases(Database):
         return others
 
     def release(self, asset: str, run_id: str) -> None:
+        """Release this process's leases of an asset for a run."""
         self._change(
             "DELETE FROM leases WHERE asset = ? AND owner = ? AND run_id = ?", (asset, self._owner().name, run_id)
         )
 
     def check_lease(self, asset: str, items: Collection[str], run_id: str) -> None:
-        """Raise LeaseLost unless this process holds every one of these partitions; call it in the publishing transaction."""
+        """Raise LeaseLost unless this process holds all of these partitions. Call it in the publishing transaction."""
         rows = {lease.item: lease for lease in self._select(LEASES, [*items], "asset = ?", (asset,), key="item")}
         mine = (self._owner().name, run_id)
         lost = [item for item in items if item not in rows or (rows[item].owner, rows[item].run_id) != mine]
@@ -85,6 +88,7 @@ class Leases(Database):
             )
 
     def leases(self) -> list[Lease]:
+        """Return all leases."""
         return list(self._select(LEASES))
 
     def _owner(self) -> Owner:

@@ -1,4 +1,4 @@
-"""`problems`: one row per input and asset that did not get through, with reason code, detail and remedy."""
+"""`problems`: one row per input and asset that was refused or failed, with reason code, detail and remedy."""
 
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
@@ -12,10 +12,10 @@ from imagemill.store.ledger.table import Table
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """Why an input did not get through an asset. `item`: image id, or file name if there is no id.
+    """The reason why an asset did not process an input. `item`: image id, or file name if there is no id.
 
     `outcome`: *refused* if the input itself is the cause (not tried again until `stat` changes), *failed* otherwise.
-    `at`: when it was first recorded for this reason, ISO 8601 in UTC; the ledger fills it in.
+    `at`: when it was first recorded for this reason, ISO 8601 in UTC; set by the ledger.
     """
 
     item: str
@@ -31,7 +31,7 @@ class Problem(msgspec.Struct, frozen=True):
 
 PROBLEMS = Table("problems", Problem)
 
-# A problem recorded again keeps the time at which it was first seen, until the reason is another one.
+# A problem recorded again keeps its first time, unless the reason changes.
 _UPSERT = (
     PROBLEMS.insert.replace("INSERT OR REPLACE", "INSERT")
     + " ON CONFLICT (item, asset) DO UPDATE SET "
@@ -44,22 +44,24 @@ class Problems(Database):
     """Reads and writes of problems."""
 
     def problems(self, items: Sequence[str] | None = None) -> list[Problem]:
+        """Return the problems, or those of `items`."""
         return list(self._select(PROBLEMS, items, key="item"))
 
     def record_problems(self, rows: Iterable[Problem]) -> None:
-        """Record problems; of several rows with one item and asset the last counts."""
+        """Record problems; if several rows have one item and asset, the last counts."""
         now = datetime.now(UTC).isoformat(timespec="seconds")
         last = {(row.item, row.asset): row for row in rows}.values()
         timed = (row if row.at else msgspec.structs.replace(row, at=now) for row in last)
         self._change_each(_UPSERT, PROBLEMS.values(timed))
 
     def clear_problems(self, asset: str, items: Iterable[str]) -> None:
+        """Delete an asset's problems of these items."""
         self._change_each("DELETE FROM problems WHERE item = ? AND asset = ?", ((item, asset) for item in items))
 
     def replace_problems(
         self, asset: str, rows: Iterable[Problem], among: Callable[[Problem], bool] = lambda problem: True
     ) -> None:
-        """Make these the asset's only problems among those that `among` selects."""
+        """Replace those of the asset's problems that `among` selects by these."""
         rows = list(rows)
         recorded = {row.item for row in rows}
         with self.transaction():

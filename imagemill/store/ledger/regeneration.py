@@ -1,6 +1,6 @@
 """Kinds whose files are all being replaced: settings `regenerating.<kind>`, and the table `superseded`.
 
-The setting's value is how far the regeneration is (pipeline/stage2/regenerate.py).
+The setting's value is the state of the regeneration (pipeline/stage2/regenerate.py).
 """
 
 import msgspec
@@ -25,7 +25,7 @@ class SupersededFile(msgspec.Struct, frozen=True):
 
 SUPERSEDED_FILES = Table("superseded", SupersededFile)
 
-# A superseded file whose earlier row is known.
+# Selects superseded files whose earlier row is known.
 _KNOWN = f"""SELECT 1 FROM superseded s WHERE s.kind = files.kind AND s.image_id = files.image_id
     AND s.signature = files.signature AND s.maker != '{SUPERSEDED}'"""
 
@@ -39,7 +39,7 @@ class Regenerations(Settings):
         return {name.removeprefix(_MARK): value for name, value in marks.items()}
 
     def supersede_files(self, kind: str, state: str) -> None:
-        """Mark every file of this kind as one to be replaced; what was known of it is kept until one has been replaced."""
+        """Mark every file of this kind for replacement; keep the earlier rows until a file has been replaced."""
         with self.transaction():
             self._change("DELETE FROM superseded WHERE kind = ?", (kind,))
             self._change(f"INSERT INTO superseded SELECT {SUPERSEDED_FILES.columns} FROM files WHERE kind = ?", (kind,))
@@ -47,9 +47,9 @@ class Regenerations(Settings):
             self.record_setting(f"{_MARK}{kind}", state)
 
     def restore_superseded(self, kind: str) -> int | None:
-        """Undo `supersede_files`; return how many files count again.
+        """Undo `supersede_files`; return the number of restored files.
 
-        Returns None, and changes nothing, if a file has been replaced, or if it is not known what a file was before.
+        Return None, without changes, if a file has been replaced or an earlier row is unknown.
         """
         with self.transaction():
             replaced = "SELECT 1 FROM files WHERE kind = ? AND maker != ? LIMIT 1"
@@ -66,7 +66,7 @@ class Regenerations(Settings):
             return restored
 
     def note_regeneration(self, kind: str, state: str | None) -> None:
-        """Record the state. None: every file has been replaced, and rows of earlier files that a kill left are deleted."""
+        """Record the state; None after every file has been replaced, which deletes remaining rows of superseded files."""
         with self.transaction():
             if state is not None:
                 self.record_setting(f"{_MARK}{kind}", state)

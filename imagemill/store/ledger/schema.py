@@ -1,6 +1,7 @@
-"""The ledger's numbered schema: one step per version, each tested on a data root of the version before it.
+"""The ledger's numbered schema: one step per version, each tested on a data root of the previous version.
 
-A data root is upgraded when it is first opened for writing. Steps are never edited once released; a change is a new step.
+A data root is upgraded when it is first opened for writing. Steps are never edited once released; a change is a new
+step.
 """
 
 import json
@@ -14,14 +15,14 @@ _FOLDER = Path(__file__).with_name("migrations")
 
 
 def _import_identities(db: sqlite3.Connection, ledger: Path) -> None:
-    """Take over model identities, which earlier releases kept as one JSON file per kind. The files stay; nothing reads them."""
+    """Import model identities, which earlier releases kept in one JSON file per kind. The files stay but are no longer read."""
     folder = ledger.parent / "provenance"
     for path in sorted(folder.glob("*.json")) if folder.is_dir() else ():
         kind = path.name.removesuffix(".json")
         try:
             identity = json.loads(path.read_bytes())
         except (ValueError, RecursionError):
-            continue  # a damaged identity is unknown: the makers of the recorded files then decide
+            continue  # a damaged identity is unknown; the makers of the recorded files then decide
         if "." not in kind and isinstance(identity, dict) and isinstance(identity.get("facts"), dict):
             row = (f"identity.{kind}", json.dumps(identity, sort_keys=True, ensure_ascii=False))
             db.execute("INSERT OR REPLACE INTO settings VALUES (?, ?)", row)
@@ -41,21 +42,23 @@ def _take_step(db: sqlite3.Connection, number: int, path: Path | None) -> None:
 
 
 def migrate(db: sqlite3.Connection, path: Path | None) -> None:
-    """Create the tables, or bring those of an earlier version up to date: in one transaction, under a file lock.
+    """Create the tables, or upgrade those of an earlier version: in one transaction, under a file lock.
 
     Args:
+        db: the connection.
         path: of the ledger; None for one in memory.
     """
     from filelock import FileLock
 
-    # If two processes turn on the write-ahead log at once, SQLite fails instead of waiting.
+    # If two processes enable the write-ahead log at once, SQLite fails instead of waiting.
     with nullcontext() if path is None else FileLock(path.with_name(f".{path.name}.lock")):
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("BEGIN IMMEDIATE")
         try:
             version = db.execute("PRAGMA user_version").fetchone()[0]
             for number in _STEPS:
-                # The tables of version 2 are also made for ledgers that call themselves 2: early ones lack some.
+                # The tables of version 2 are also created for ledgers that already claim version 2: early ones lack
+                # some.
                 if number > version or (number == 2 and version == 2):
                     _take_step(db, number, path)
             db.execute(f"PRAGMA user_version = {VERSION}")

@@ -1,12 +1,12 @@
-"""`settings`: what a data root records about itself, by name.
+"""`settings`: named settings that a data root records about itself.
 
-    identity.<kind>   model that makes the files of an embedding kind (provenance.py)
+    identity.<kind>   model that generates the files of an embedding kind (provenance.py)
     place.<name>      folder outside the data root (locations.py)
     regenerating.<kind>   present while all files of a kind are being replaced
     stage1            present if records of the data root were migrated from Stage 1
-    begun             present once the second copy was looked for: a ledger without it may lack what the copy has
+    begun             present once the second copy was looked for: a ledger without it may lack settings of the copy
 
-All but the places, and the withdrawals, have a second copy beside the data (store/second_copy.py).
+All settings but the places, and the withdrawals, have a second copy beside the data (store/second_copy.py).
 """
 
 import msgspec
@@ -31,14 +31,18 @@ class Settings(Database):
     """Reads and writes of settings."""
 
     def settings(self) -> dict[str, str]:
+        """Return all settings by name."""
         return {row.name: row.value for row in self._select(SETTINGS)}
 
     def setting(self, name: str) -> str | None:
+        """Return one setting, None if it is not recorded."""
         row = next(self._select(SETTINGS, [name], key="name"), None)
         return row.value if row else None
 
     def record_setting(self, name: str, value: str) -> None:
+        """Insert or replace one setting."""
         self._insert(SETTINGS, [Setting(name, value)])
 
     def forget_setting(self, name: str) -> None:
+        """Delete one setting."""
         self._change("DELETE FROM settings WHERE name = ?", (name,))

@@ -27,8 +27,9 @@ class Sources(Database):
     """Reads and writes of approved images."""
 
     def sources(self, ids: Sequence[str] | None = None) -> dict[str, SourceRow]:
-        """Return the images by id; those of `ids` only, if given."""
+        """Return the images by id, or only those of `ids`."""
         return {row.image_id: row for row in self._select(SOURCES, ids)}
 
     def record_sources(self, rows: Iterable[SourceRow]) -> None:
+        """Insert or replace rows of images."""
         self._insert(SOURCES, rows)

@@ -1,4 +1,4 @@
-"""`summaries`: Stage-A summaries that are finished, so that no image is inferred twice."""
+"""`summaries`: finished Stage-A summaries, so that no image is inferred twice."""
 
 from collections.abc import Iterable, Iterator
 from typing import Annotated
@@ -14,8 +14,12 @@ class FinishedSummary(msgspec.Struct, frozen=True, gc=False):
     """One summary: a row of the table, and a line of the files that ranks read.
 
     Attributes:
-        fingerprint: of file name, file bytes and summarizer. image: the file, relative to the mission's folder.
-        stat: the file's signature when it was read, None if unknown. content: fingerprint of its bytes, empty if unknown.
+        fingerprint: of file name, file bytes and summarizer.
+        summary: the text.
+        mission: of the image.
+        image: the file, relative to the mission's folder.
+        stat: the file's signature when it was read, None if unknown.
+        content: fingerprint of its bytes, empty if unknown.
         at: when the summary was made, in nanoseconds since 1970.
     """
 
@@ -44,6 +48,7 @@ class Summaries(Database):
     """Reads and writes of finished summaries."""
 
     def has_summaries(self, mission: str) -> bool:
+        """Return whether a mission has summaries."""
         return self._one("SELECT 1 FROM summaries WHERE mission = ? LIMIT 1", (mission,)) is not None
 
     def summaries(self, mission: str) -> Iterator[FinishedSummary]:
@@ -51,11 +56,11 @@ class Summaries(Database):
         return self._select(SUMMARIES, where="mission = ? ORDER BY at, fingerprint, image", given=(mission,))
 
     def record_summaries(self, rows: Iterable[FinishedSummary]) -> int:
-        """Record rows that are new, or newer than the recorded ones; return how many were."""
+        """Record rows that are new, or newer than the recorded ones; return their number."""
         return self._change_each(SUMMARIES.insert + _KEEP_NEWER, SUMMARIES.values(rows))
 
     def thin_summaries(self, mission: str, per_image: int) -> None:
-        """Keep the newest summaries of each image, and none without a file's signature that is known with one or is older."""
+        """Keep the newest `per_image` summaries of each image; delete those without signature for which another row is newer."""
         self._change(
             "DELETE FROM summaries WHERE mission = ?1 AND stat IS NULL AND EXISTS (SELECT 1 FROM summaries other"
             " WHERE other.mission = ?1 AND other.fingerprint = summaries.fingerprint"

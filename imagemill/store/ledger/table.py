@@ -20,7 +20,8 @@ class Table(Generic[R]):
     """One table and its row type.
 
     Attributes:
-        name: of the table. columns: their names, comma-separated; a field that is renamed in the struct has that column name.
+        name: of the table.
+        columns: their names, comma-separated; a field that is renamed in the struct has that column name.
     """
 
     def __init__(self, name: str, row: type[R], **codecs: Codec) -> None:

@@ -1,4 +1,4 @@
-"""`verified`: shard sets that passed a full check, by the signature of their files at that time."""
+"""`verified`: shard sets that passed a full check, with the signature of their files at that time."""
 
 from pathlib import Path
 
@@ -9,6 +9,8 @@ from imagemill.store.ledger.table import Table
 
 
 class VerifiedSet(msgspec.Struct, frozen=True):
+    """One set, by its path."""
+
     path: str
     signature: str
 
@@ -25,4 +27,5 @@ class VerifiedSets(Database):
         return row.signature if row else None
 
     def record_verified(self, path: Path, signature: str) -> None:
+        """Insert or replace the signature of a verified set."""
         self._insert(VERIFIED, [VerifiedSet(str(path), signature)])

@@ -1,4 +1,4 @@
-"""`withdrawn`: images that a user took out of the shards."""
+"""`withdrawn`: images that a user withdrew from the shards."""
 
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -10,7 +10,7 @@ from imagemill.store.ledger.table import Table
 
 
 class Withdrawal(msgspec.Struct, frozen=True):
-    """`at`: UTC, ISO 8601."""
+    """One withdrawn image. `at`: UTC, ISO 8601."""
 
     image_id: str
     at: str
@@ -27,11 +27,14 @@ class Withdrawals(Database):
         return {row.image_id: row.at for row in self._select(WITHDRAWN)}
 
     def withdraw(self, ids: Iterable[str]) -> None:
+        """Record these images as withdrawn now."""
         now = datetime.now(UTC).isoformat(timespec="seconds")
         self.record_withdrawals(dict.fromkeys(ids, now))
 
     def record_withdrawals(self, withdrawn: dict[str, str]) -> None:
+        """Insert or replace withdrawals with their times."""
         self._insert(WITHDRAWN, (Withdrawal(image_id, at) for image_id, at in withdrawn.items()))
 
     def restore(self, ids: Iterable[str]) -> None:
+        """Delete the withdrawals of these images."""
         self._change_each("DELETE FROM withdrawn WHERE image_id = ?", ((image_id,) for image_id in ids))
