@@ -41,11 +41,11 @@ class ModelSpec:
 
     @property
     def section(self) -> str:
-        """Where its settings stand in the configuration file."""
+        """Name of its section in the configuration file."""
         return self.own_section or f"encoders.{self.kind}"
 
     def encoder_class(self) -> Any:
-        """Import the encoder: this is where torch comes in, so call it late."""
+        """Import and return the encoder class. Call it late, because it imports torch."""
         module, _, name = self.encoder.partition(":")
         return getattr(importlib.import_module(module), name)
 
@@ -77,16 +77,6 @@ class EmbeddingSpec(ModelSpec):
     shape: Callable[[int, int], tuple[int, ...]]
     inline_field: str | None = None
     pixels_computed: Callable[[int, int], int] = lambda height, width: height * width
-
-    @property
-    def section(self) -> str:
-        """Name of its section in the configuration file."""
-        return f"encoders.{self.kind}"
-
-    def encoder_class(self) -> Any:
-        """Import and return the encoder class. Call it late, because it imports torch."""
-        module, _, name = self.encoder.partition(":")
-        return getattr(importlib.import_module(module), name)
 
 
 def latent_shape(height: int, width: int) -> tuple[int, int, int]:

@@ -107,12 +107,7 @@ def record_identity(ledger: Ledger, identity: ModelIdentity) -> None:
 
 def forget_identity(ledger: Ledger, kind: str) -> None:
     """Delete the identity of a kind whose files are all being replaced or deleted; keep it as `previous` for people."""
-    with ledger.transaction():
-        recorded = ledger.setting(f"identity.{kind}")
-        ledger.forget_setting(f"identity.{kind}")
-        ledger.forget_setting(f"previous.{kind}")
-        if recorded is not None:
-            ledger.record_setting(f"previous.{kind}", recorded)
+    _move_setting(ledger, f"identity.{kind}", f"previous.{kind}")
 
 
 def recall_identity(ledger: Ledger, kind: str) -> None:

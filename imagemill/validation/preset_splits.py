@@ -119,10 +119,3 @@ def _sources(preset: PresetDir, split: str, manifest: Mapping[str, Any], base: P
         return
     message = f"norm and coord were made from other records than {source.parent.name}/{source.name} has now"
     yield finding("base_changed" if base else "stale_split", message, file=preset.jsonl(split).name)
-
-
-def nested_value(manifest: object, *names: str) -> object:
-    """Return the value below nested names; None if a level is missing or not an object."""
-    for name in names:
-        manifest = manifest.get(name) if isinstance(manifest, dict) else None
-    return manifest

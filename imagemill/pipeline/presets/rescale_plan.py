@@ -301,37 +301,26 @@ def image_name(record: Mapping[str, Any]) -> str:
     return posixpath.normpath(record["images"][0])
 
 
-def _record_problem(plan: RescalePlan, split: str, number: int, record: Mapping[str, Any]) -> RescaleProblem | None:
-    """Return the problem of a record; if it is valid, add its image to the plan and return None."""
+def _plan_image(plan: RescalePlan, record: Mapping[str, Any]) -> None:
+    """Add the image of a valid record to the plan. Raises Refused for any other record."""
     for found in violations(record, "pixel"):
         raise Refused(found.rule, f"{found.field} {found.message}", do=found.remedy)
     name, declared = image_name(record), (record["width"], record["height"])
     if not name.startswith(f"{IMAGES}/"):
         message = f"images {name!r} does not lie in {IMAGES}/"
-        return RescaleProblem(
-            split, number, "image_path", message, f"put the file below raw/{IMAGES} and correct the record"
-        )
+        raise Refused("image_path", message, do=f"put the file below raw/{IMAGES} and correct the record")
     earlier = plan.images.get(name)
     if earlier and earlier.declared != declared:
         sizes = f"{earlier.declared[0]}x{earlier.declared[1]} and {declared[0]}x{declared[1]}"
-        return RescaleProblem(
-            split, number, "two_sizes", f"{name} is named with {sizes}", "give the size of the file in each record"
-        )
+        raise Refused("two_sizes", f"{name} is named with {sizes}", do="give the size of the file in each record")
     if outside := outside_objects(record):
         message = f"objects[{outside[0]}] of {name} lies outside {declared[0]}x{declared[1]}"
         raise Refused("outside_image", message, do="correct the object in the raw record, or remove it")
     limits = {key: getattr(plan.parameters, key) for key in ("image_factor", "max_pixels", "min_pixels")}
     try:
-        target = (
-            earlier.target
-            if earlier
-            else target_size(
-                *declared, image_factor=limits.image_factor, max_pixels=limits.max_pixels, min_pixels=limits.min_pixels
-            )
-        )
+        target = earlier.target if earlier else target_size(*declared, **limits)
         if min(target) < 2:
             scale_objects(record["objects"], declared, target)
     except Refused as refusal:
-        return RescaleProblem(split, number, refusal.reason, f"{name}: {refusal.what}", refusal.do or "")
+        raise Refused(refusal.reason, f"{name}: {refusal.what}", do=refusal.do) from refusal
     plan.images[name] = earlier or Sizes(declared, target)
-    return None

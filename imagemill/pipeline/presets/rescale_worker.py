@@ -228,10 +228,7 @@ def _row_if_taken(row: RescaleRow, final: Path) -> RescaleRow:
 
 def _read(raw: Path) -> tuple[bytes, FileSignature]:
     try:
-        with open(raw, "rb") as file:
-            # Taken before the bytes are read, so that a change during the read gives a different signature afterwards.
-            signature = file_signature(os.fstat(file.fileno()))
-            return file.read(), signature
+        return read_signed(raw)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         what = "is a folder" if isinstance(error, IsADirectoryError) else "is not there"
         raise Refused(
