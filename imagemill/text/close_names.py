@@ -41,8 +41,7 @@ def name_hint(given: str, names: Collection[str]) -> str | None:
 
 
 def _likely(target: str, names: Collection[str]) -> Iterable[str]:
-    """Return the names to compare: of a large collection, those with the longest prefixes and suffixes in common with `target`.
-    """
+    """Return the names to compare: of a large collection, those that share the longest prefixes and suffixes with `target`."""
     if len(names) <= _CANDIDATES:
         return sorted(names)
 
