@@ -163,7 +163,7 @@ class Work:
         if not any(spec.source == "caption" for spec in passes.specs):
             return set()
         captioner, ledger = CaptionerResource(data_root=self._data_root), self.session.ledger
-        jobs = captioner.jobs(scan.sources, scan, ledger, anew=recaption)
+        jobs = captioner.jobs(scan.sources, scan, ledger, recaption=recaption)
         forget_problems(jobs, ledger)
         if jobs:
             captioner.made_by()  # a model that is not there is told before anything is made
