@@ -1,11 +1,11 @@
-"""Everything in one place for Dagster: assets, checks, jobs, sensors, and the resources of the chosen deployment.
+"""Dagster definitions: assets, checks, jobs, sensors, and the resources of the chosen deployment.
 
-Light to load: no torch, transformers, diffusers or webdataset until a run needs them.
+Loads without torch, transformers, diffusers and webdataset, which are imported only when a run needs them.
 """
 
 import dagster as dg
 
-import dagster_project  # noqa: F401 (before its neighbours: workspace.yaml names this file, not a module)
+import dagster_project  # noqa: F401 (first, because workspace.yaml names this file instead of a module)
 from assets.approved_images import approved_images
 from assets.bucket_shards import bucket_shards
 from assets.embeddings import embedding_assets
@@ -27,7 +27,7 @@ from dagster_project.sensors import configured_presets, found_missions, new_imag
 
 
 def build_definitions(resources: Resources) -> dg.Definitions:
-    """The code location, over any set of resources."""
+    """Return the code location with these resources."""
     return dg.Definitions(
         assets=[
             approved_images,
@@ -61,4 +61,5 @@ def build_definitions(resources: Resources) -> dg.Definitions:
 
 @dg.definitions
 def defs() -> dg.Definitions:
+    """Return the code location of the chosen deployment."""
     return build_definitions(chosen_resources())

@@ -55,10 +55,10 @@ def command(
 ) -> None:
     """Check records (.jsonl), shards (a tar or its bucket's folder) or a preset's folder by every rule of their kind.
 
-    Exit 1 on any error; a warning is none.
+    Exit 1 on any error; warnings do not count.
     """
     passed = True
-    # Members are compared with this data root's files where it is asked for.
+    # Members are compared with this data root's files if requested.
     compared = sample is not None and any(map(_is_shards, files))
     contents = _recorded(session) if compared else None
     for path in files:
@@ -77,7 +77,7 @@ def command(
                 passed &= report.passed
                 show(report, as_lines=as_lines)
         except MissingInput as error:
-            # The files after it are looked at all the same: one call tells a launch script everything.
+            # The remaining files are still checked, so that one call reports everything to a launch script.
             passed = False
             click.echo(f"imagemill: {error}", err=True)
             if as_lines:
@@ -94,7 +94,7 @@ def show(report: Report, *, as_lines: bool) -> None:
 
 
 def _recorded(session: Session) -> "RecordedContents":
-    from imagemill.validation.contents import RecordedContents  # brings numpy, which records alone do not need
+    from imagemill.validation.contents import RecordedContents  # imports numpy, which records alone do not need
 
     return RecordedContents(session.reading)
 
