@@ -1,1 +1,1 @@
-"""What exists, one asset each: context in, one call into the subject, a value and counts out."""
+"""The assets, one module each: context in, one call into imagemill, a value and counts out."""

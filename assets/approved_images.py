@@ -1,4 +1,4 @@
-"""The source of the graph: the folder of approved images, which imagemill reads and never writes."""
+"""The source of the graph: the folder of approved images, which imagemill never writes."""
 
 import dagster as dg
 

@@ -44,7 +44,7 @@ def bucket_shards(
 
 
 def _packing(context: dg.AssetExecutionContext, config: ShardConfig, data_root: DataRootResource) -> Leased:
-    """The plan, without conflicts; what it leaves out and adopts is recorded in the ledger."""
+    """Return the leased work: the plan, checked for conflicts. Omitted samples and adopted files are recorded in the ledger."""
     packing = config.packing(context.partition_keys, data_root.shards_folder(config.output_dir))
     session, run_id = data_root.session, context.run.run_id
 
@@ -60,7 +60,7 @@ def _packing(context: dg.AssetExecutionContext, config: ShardConfig, data_root: 
 
 
 def _record(ledger: Ledger, run_id: str, found: Readiness, *, adopting: bool) -> None:
-    if adopting:  # withdrawing packs no file, and one of a kind that is being regenerated must stay old
+    if adopting:  # withdrawing packs no files, and files of a kind that is being regenerated must stay old
         ledger.record_files(found.adopted)
     if found.filtered:
         ledger.clear_problems(ASSET, (sample.image_id for sample in found.ready))
@@ -71,7 +71,7 @@ def _record(ledger: Ledger, run_id: str, found: Readiness, *, adopting: bool) ->
 
 
 def _rehearse(context: dg.AssetExecutionContext, config: ShardConfig, data_root: DataRootResource) -> None:
-    """Tell the counters. Raises Failure where the real run would refuse: the command line exits 1 there."""
+    """Log the counters. Raises ExplainedFailure if the real run would refuse; the command line then exits with 1."""
     session = data_root.session
     output = Path(os.path.abspath(config.output_dir)) if config.output_dir else session.root.shards
     packing = config.packing(context.partition_keys, output)

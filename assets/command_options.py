@@ -1,6 +1,6 @@
-"""Options that a command gives its runs and that the launchpad does not offer: in one run tag, as JSON.
+"""Options that a command gives its runs and the launchpad does not offer: stored in one run tag, as JSON.
 
-What a person may choose in the UI is configuration (the `Config` class beside each asset) and belongs there instead.
+Options that the UI offers belong in the configuration (the `Config` class beside each asset).
 """
 
 from collections.abc import Mapping
@@ -15,11 +15,11 @@ Options = TypeVar("Options", bound=msgspec.Struct)
 
 
 class ImageOptions(msgspec.Struct, frozen=True):
-    """Of a run of embedding assets.
+    """Options of a run of embedding assets.
 
     Attributes:
         up_to: only images whose id sorts at or before this one.
-        extract_only: take vectors out of Stage 1 records; load no model.
+        extract_only: extract vectors from Stage 1 records; load no model.
     """
 
     up_to: str | None = None
@@ -27,11 +27,11 @@ class ImageOptions(msgspec.Struct, frozen=True):
 
 
 class RecordOptions(msgspec.Struct, frozen=True):
-    """Of a run of `stage2_jsonl`.
+    """Options of a run of `stage2_jsonl`.
 
     Attributes:
         complete: open images that no pass has opened yet, and tokenise captions without a mask.
-        migrate: turn Stage 1 records into version 2.
+        migrate: convert Stage 1 records to version 2.
         up_to: open images and migrate records only up to this id.
         kinds: embedding kinds whose refusals the counters count as failed; None for all.
     """
@@ -43,12 +43,12 @@ class RecordOptions(msgspec.Struct, frozen=True):
 
 
 class RankOptions(msgspec.Struct, frozen=True):
-    """Of a run of `stage_a_ranks` or `stage_a_groups`.
+    """Options of a run of `stage_a_ranks` or `stage_a_groups`.
 
     Attributes:
         launch: name of the torchrun start; the merge counts only its ranks as ended.
-        claim_stays: whether the mission stays claimed by this process after its ranks.
-        wait_seconds: how long the merge waits for ranks that write nothing.
+        claim_stays: whether this process keeps its claim on the mission after the ranks.
+        wait_seconds: how long the merge waits while no rank writes anything.
     """
 
     launch: str | None = None
@@ -60,12 +60,12 @@ _NAMES = {name for options in (ImageOptions, RecordOptions, RankOptions) for nam
 
 
 def read_options(context: dg.AssetExecutionContext, options: type[Options]) -> Options:
-    """Return the options that the run's command gave, or their defaults."""
+    """Return the options of the run's command, or their defaults."""
     return msgspec.json.decode(context.run.tags.get(OPTIONS_TAG, "{}"), type=options)
 
 
 def split_options(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Split what a command gives an asset into configuration and run tags; what is None is left out."""
+    """Split the options of a command into configuration and run tags; values that are None are left out."""
     set_values = {name: value for name, value in given.items() if value is not None}
     options = {name: value for name, value in set_values.items() if name in _NAMES}
     tags = {OPTIONS_TAG: msgspec.json.encode(options).decode()} if options else {}

@@ -1,4 +1,4 @@
-"""One npy per image and kind. Adding a kind is one line here, besides its spec and its encoder."""
+"""One asset per embedding kind: one npy per image. A new kind needs one line here, besides its spec and its encoder."""
 
 from collections.abc import Sequence
 
@@ -36,7 +36,7 @@ class CaptionedConfig(dg.Config, CaptionedOptions):
 
 
 def embedding_asset(spec: EmbeddingSpec, description: str) -> dg.AssetsDefinition:
-    """The asset of one embedding kind: it lists what its images lack and streams the making of it to the npy IO manager."""
+    """Return the asset of one embedding kind. It plans the missing files and streams them to the npy IO manager."""
     config_class = CaptionedConfig if spec.source == "caption" else ImageConfig
 
     @ranged_asset(
@@ -78,7 +78,9 @@ def embedding_asset(spec: EmbeddingSpec, description: str) -> dg.AssetsDefinitio
             if isinstance(config, CaptionedConfig):
                 if not captioner.settings().enabled:
                     look_again(ids, scan, ledger, root.approved)
-                caption(context, captioner.jobs(ids, scan, ledger, anew=config.recaption), captioner, engine, ledger)
+                caption(
+                    context, captioner.jobs(ids, scan, ledger, recaption=config.recaption), captioner, engine, ledger
+                )
             plan = plan_for(spec, ids, inventory, ledger)
             if given.extract_only:
                 plan.jobs = [job for job in plan.jobs if job.inline]
@@ -101,7 +103,7 @@ def caption(
     engine: Engine,
     ledger: Ledger,
 ) -> None:
-    """Caption what has no caption, where a captioner is configured; its memory is free again afterwards."""
+    """Caption the jobs' images with the configured captioner."""
     forget_problems(jobs, ledger)
     if not jobs:
         return

@@ -1,4 +1,4 @@
-"""Statistics of the VAE latents, bucket by bucket."""
+"""Statistics of the VAE latents per bucket."""
 
 import dagster as dg
 
@@ -23,7 +23,8 @@ from resources.data_root import DataRootResource
 def latent_statistics(context: dg.AssetExecutionContext, data_root: DataRootResource) -> Leased:
     """`derived/latent_statistics/<bucket>.json` and `all.json`: mean, standard deviation, min and max per latent channel.
 
-    As stored, and after the model's own scaling. Buckets are counted apart and merged without reading a latent again.
+    The statistics are given for the values as stored, and after the model's own scaling. `all.json` is merged from the buckets
+    without reading a latent again.
     """
     session, run_id = data_root.session, context.run.run_id
     derived, ledger = session.root.derived, session.ledger

@@ -1,4 +1,4 @@
-"""Images that are nearly the same."""
+"""Report of near-duplicate images."""
 
 import dagster as dg
 import msgspec
@@ -13,7 +13,7 @@ from resources.data_root import DataRootResource
 
 
 class NearDuplicateConfig(dg.Config, NearDuplicateOptions):
-    """Limits of the search."""
+    """Options of the search."""
 
 
 @asset(
@@ -28,7 +28,7 @@ def near_duplicates(
 ) -> Leased:
     """`derived/near_duplicates.jsonl`: groups of images whose DINOv3 vectors nearly agree, with a sheet of thumbnails.
 
-    A report. Shards leave near duplicates out only where `imagemill.yaml` says `near_duplicates: {exclude: true}`.
+    This is a report. Shards leave near duplicates out only if `imagemill.yaml` contains `near_duplicates: {exclude: true}`.
     """
     session = data_root.session
     root, given = session.root, session.config

@@ -38,10 +38,11 @@ class RescaleConfig(dg.Config, RescaleOptions):
 
 
 class CoordConfig(dg.Config, CoordOptions):
-    """Part of a preset that gets coordinates, and its order."""
+    """Part of a preset that gets coordinates, and the order of objects."""
 
 
 def public_data(data_root: DataRootResource) -> PublicData:
+    """Return the public datasets of a data root."""
     return PublicData(data_root.root().public_data)
 
 
@@ -49,7 +50,7 @@ def public_data(data_root: DataRootResource) -> PublicData:
 def raw_dataset(
     context: dg.AssetExecutionContext, config: RawConfig, data_root: DataRootResource
 ) -> dg.MaterializeResult:
-    """`<dataset>/raw/<split>.jsonl` and a link to the images, from the dataset's own annotations by an adapter."""
+    """`<dataset>/raw/<split>.jsonl` and a link to the images, converted from the dataset's own annotations by an adapter."""
     place = public_data(data_root)
     dataset = place.dataset(context.partition_key)
     source = raw_source(read_presets(place.presets_yaml), dataset.name, config.given())
@@ -71,7 +72,7 @@ def raw_dataset(
 
 
 def _record_dropped(ledger: Ledger, place: str, made: Converted) -> None:
-    """Replace the ledger's rows about a split: one per image that is missing or has objects left out, with reasons and names."""
+    """Replace the problems of a split: one per image that is missing or has objects left out, with reasons and names."""
     by_image: dict[str, Counter[tuple[str, str]]] = defaultdict(Counter)
     for one in made.dropped:
         by_image[one.image or "unknown image"][one.reason, one.name] += 1
@@ -94,7 +95,7 @@ def _record_dropped(ledger: Ledger, place: str, made: Converted) -> None:
 def rescale_preset(
     context: dg.AssetExecutionContext, config: RescaleConfig, data_root: DataRootResource, processes: LocalProcesses
 ) -> dg.MaterializeResult:
-    """`<dataset>/<preset>/`: every image of raw at its target size, records in its pixels. An image there is never replaced."""
+    """`<dataset>/<preset>/`: raw images at their target size, and records in its pixels. Existing images are never replaced."""
     place, key = public_data(data_root), context.partition_key
     name, preset = split_key(key)
     dataset = place.dataset(name)
@@ -105,13 +106,13 @@ def rescale_preset(
     with claimed(ledger, CLAIM, [key], context.run.run_id):
         parameters = choose_parameters(dataset.preset(preset), **settings.parameters)
         plan = plan_rescale(dataset, preset, parameters, settings.splits)
-        report = _carried_out(plan, processes.with_workers(workers), ledger, key)
+        report = _rescale(plan, processes.with_workers(workers), ledger, key)
         ledger.record_counts(context.run.run_id, RESCALE, dict(report.counts))
-    return dg.MaterializeResult(metadata=_told(plan, report))
+    return dg.MaterializeResult(metadata=_metadata(plan, report))
 
 
-def _carried_out(plan: RescalePlan, engine: LocalProcesses, ledger: Ledger, key: str) -> RescaleReport:
-    """Do it; lines and images that are not in the preset stand in the ledger, whatever becomes of the run."""
+def _rescale(plan: RescalePlan, engine: LocalProcesses, ledger: Ledger, key: str) -> RescaleReport:
+    """Run the plan. Lines and images missing from the preset are recorded in the ledger, even if the run fails."""
     try:
         report = carry_out(plan, engine.map_batches)
     except RescaleFailed as failed:
@@ -122,16 +123,16 @@ def _carried_out(plan: RescalePlan, engine: LocalProcesses, ledger: Ledger, key:
 
 
 def _record(ledger: Ledger, key: str, plan: RescalePlan, report: RescaleReport) -> None:
-    """These are all the problems that the run's splits have now."""
-    looked_at = tuple(f"{key}/{split.split}.jsonl:" for split in plan.splits)
+    """Replace the problems of the run's splits."""
+    checked = tuple(f"{key}/{split.split}.jsonl:" for split in plan.splits)
     problems = (
         Problem(f"{key}/{p.split}.jsonl:{p.line}", RESCALE, p.outcome, p.reason, p.message, p.remedy)
         for p in report.problems.listed
     )
-    ledger.replace_problems(RESCALE, problems, lambda problem: problem.item.startswith(looked_at))
+    ledger.replace_problems(RESCALE, problems, lambda problem: problem.item.startswith(checked))
 
 
-def _told(plan: RescalePlan, report: RescaleReport) -> Mapping[str, dg.MetadataValue | int | str]:
+def _metadata(plan: RescalePlan, report: RescaleReport) -> Mapping[str, dg.MetadataValue | int | str]:
     splits = {
         f"{split} {name}": value
         for split, of in report.splits.items()
@@ -153,7 +154,7 @@ def _told(plan: RescalePlan, report: RescaleReport) -> Mapping[str, dg.MetadataV
     kinds={"json"},
 )
 def derived_preset(context: dg.AssetExecutionContext, config: CoordConfig, data_root: DataRootResource) -> Leased:
-    """Norm and coord records of a preset; for `<preset>_max{N}` a preset of its own that shares every image by hardlink."""
+    """Norm and coord records of a preset. `<preset>_max{N}` is a separate preset that shares every image by hardlink."""
     dataset, preset = split_key(context.partition_key)
     name = parse_preset(preset)
     keys = sorted({context.partition_key, f"{dataset}/{name.base}"})

@@ -1,4 +1,4 @@
-"""The light metadata: one JSON line per image that opens and has a caption."""
+"""The Stage 2 records: one JSON line per image that opens and has a caption."""
 
 import dagster as dg
 
@@ -15,7 +15,7 @@ from resources.encoders import Encoders
 
 @asset(
     deps=[dg.AssetDep(kind, partition_mapping=dg.AllPartitionMapping()) for kind in embedding_assets],
-    config_schema={},  # refuses the rollback of an earlier version's run that is executed again, instead of merging
+    config_schema={},  # a re-executed rollback run of an earlier version is refused, instead of merging
     io_manager_key="jsonl_io",
     group_name="stage2",
     kinds={"json"},
@@ -23,7 +23,7 @@ from resources.encoders import Encoders
 def stage2_jsonl(context: dg.AssetExecutionContext, data_root: DataRootResource, encoders: Encoders) -> Leased:
     """`derived/approved_image_dataset.jsonl`: id, path, caption, T5 mask, size, bucket; no embeddings inside.
 
-    Built from the ledger without opening an image that a pass has opened before.
+    Built from the ledger, without opening images that an earlier pass has opened.
     """
     session, given = data_root.session, read_options(context, RecordOptions)
     ledger = session.ledger

@@ -2,11 +2,10 @@
 
 stage_a_ranks <mission>/<r>of<W>  ─▶  stage_a_groups <mission>
 
-A rank's lines are of a plan (groups, sampling, mode, world size, summarizer): both assets make it from the same configuration,
-and the merge takes no line of another one.
+A rank's lines belong to a plan (groups, sampling, mode, world size, summarizer). Both assets build the plan from the same
+configuration, and the merge ignores lines of other plans.
 
-Belongs here: which ranks a run works on and where, what Dagster and the ledger are told.
-Belongs elsewhere: one rank (pipeline/stage_a/worker.py), the merge (pipeline/stage_a/merge.py).
+One rank is implemented in pipeline/stage_a/worker.py, the merge in pipeline/stage_a/merge.py.
 Spec: docs/spec/stage-a.md#work
 """
 
@@ -55,29 +54,30 @@ from resources.summarizer import SummarizerResource
 
 RANKS = "stage_a_ranks"
 
-# One claim per mission, for its ranks and its merge.
+# Each mission has one claim, for its ranks and its merge.
 CLAIM = "stage_a"
 
 _KEY = re.compile(r"(?P<mission>.+)/(?P<rank>0|[1-9][0-9]*)of(?P<world>[1-9][0-9]*)")
 
 
 class RanksConfig(dg.Config, RanksOptions):
-    """Work of the ranks."""
+    """Options of the ranks."""
 
 
 class GroupsConfig(dg.Config, GroupsOptions):
-    """Merge of a mission."""
+    """Options of the merge of a mission."""
 
 
 def rank_key(mission: str, rank: int, world_size: int) -> str:
+    """Return the partition key of a rank."""
     return f"{mission}/{rank}of{world_size}"
 
 
 def split_rank_keys(keys: Sequence[str]) -> tuple[str, list[int], int]:
-    """Mission, ranks and world size of some partitions.
+    """Return mission, ranks and world size of some partitions.
 
     Raises:
-        WrongUsage: a key of another form, keys of two missions or world sizes.
+        WrongUsage: for a key of another form, and for keys of two missions or world sizes.
     """
     matches = [_KEY.fullmatch(key) for key in keys]
     parts = {(match["mission"], int(match["world"])) for match in matches if match}
@@ -101,7 +101,7 @@ def stage_a_ranks(
     processes: LocalProcesses,
     summarizer: SummarizerResource,
 ) -> dg.MaterializeResult:
-    """`<mission>_stage_a.images.rank<r>.jsonl`: one line per image of a rank. Several ranks of a run go to several processes."""
+    """`<mission>_stage_a.images.rank<r>.jsonl`: one line per image of a rank. Several ranks of a run use several processes."""
     mission, numbers, world_size = split_rank_keys(context.partition_keys)
     root = config.located(data_root.root())
     given = read_options(context, RankOptions)
@@ -129,11 +129,15 @@ def stage_a_ranks(
 def run_ranks(
     engine: LocalProcesses, numbers: Sequence[int], options: Mapping[str, Any], go_on: Callable[[], None] | None = None
 ) -> Iterator[RankResult]:
-    """Each of these ranks to its end. One whose process dies is closed, and the others go on; what an earlier one left in the
-    hands of a dead process is looked at in another process than this.
+    """Run each of these ranks to its end. A rank whose process dies is closed, and the others continue.
+
+    Images that an earlier rank left unfinished when its process died are processed in a child process.
 
     Args:
-        options: of a RankRunner. go_on: as of a RankRunner.
+        engine: worker processes.
+        numbers: the ranks.
+        options: arguments of RankRunner, from `rank_options`.
+        go_on: argument of RankRunner.
     """
     plan, store = options["plan"], options["store"]
     behind = left_behind(store)
@@ -149,7 +153,7 @@ def _refuse_dead(
     shares: Sequence[RankResult],
     metadata: Mapping[str, Any],
 ) -> None:
-    """Fail the step where ranks died, once Dagster has been told of the others. The merge says which groups that costs."""
+    """Fail the step if ranks died, after reporting the others to Dagster. The merge lists the groups that are lost by this."""
     dead = [share for share in shares if share.died]
     if not dead:
         return
@@ -158,12 +162,12 @@ def _refuse_dead(
             key = rank_key(mission, share.rank, world_size)
             shown = {**metadata, **with_units(_sum([share]), "images")}
             context.log_event(dg.AssetMaterialization(RANKS, partition=key, metadata=shown))
-    told = ImagemillError(
+    failure = ImagemillError(
         "\n".join(share.died for share in dead),
         why="something outside ended it (the system does when memory runs out), or one of these images brought it down",
         do="run again: what was finished stays, these images come last and in a process of their own",
     )
-    raise images_failed(str(told), [rank_key(mission, share.rank, world_size) for share in dead])
+    raise images_failed(str(failure), [rank_key(mission, share.rank, world_size) for share in dead])
 
 
 def rank_options(
@@ -175,10 +179,15 @@ def rank_options(
     launch: str = "",
     processes: int = 1,
 ) -> dict[str, Any]:
-    """The options of a RankRunner, wherever it runs.
+    """Return the arguments of a RankRunner in any process.
 
     Args:
-        launch: name of the torchrun start that the rank belongs to. processes: how many ranks this process runs at a time.
+        plan: the plan of the mission.
+        root: data root with the folders of the plan.
+        summarizer: source of the summarizer.
+        config: options of the ranks.
+        launch: name of the torchrun start that the rank belongs to.
+        processes: number of ranks that this process runs at a time.
     """
     return {
         "plan": plan,
@@ -207,7 +216,7 @@ def stage_a_groups(
     data_root: DataRootResource,
     summarizer: SummarizerResource,
 ) -> dg.MaterializeResult:
-    """`<mission>_stage_a.jsonl`: one record per group all of whose images have a summary; the other groups are listed."""
+    """`<mission>_stage_a.jsonl`: one record per group whose images all have a summary; the other groups are listed."""
     mission, root = context.partition_key, config.located(data_root.root())
     given = read_options(context, RankOptions)
     output, store = root.stage_a_output, summaries_folder(root.state, mission)
@@ -238,10 +247,10 @@ def stage_a_groups(
 
 
 def _wait(plan: StageAPlan, output: Path, given: RankOptions) -> list[int]:
-    """Ranks that have not come to their end when none of them has written anything for `wait_seconds`."""
+    """Wait until all ranks have ended, or none has written anything for `wait_seconds`; return the ranks that have not ended."""
     late = list(range(plan.ranks.world_size)) if plan.groups else []
     if given.launch is not None and ended_on_another_plan(plan, output, FIRST):
-        return late  # the other ranks work on what this process began with, too
+        return late  # the other ranks have the same plan as this process had
     written = -1
     while late and written != (written := _size(plan, output, late)):
         late = wait_for_ranks(output, plan.mission, late, plan.digest, given.launch, seconds=given.wait_seconds)
@@ -249,7 +258,7 @@ def _wait(plan: StageAPlan, output: Path, given: RankOptions) -> list[int]:
 
 
 def _size(plan: StageAPlan, output: Path, numbers: Sequence[int]) -> int:
-    """Bytes of these ranks' files."""
+    """Return the size of these ranks' files in bytes."""
     paths = [rank_file(output, plan.mission, rank) for rank in numbers]
     return sum(path.stat().st_size for path in paths if path.is_file())
 
@@ -257,7 +266,7 @@ def _size(plan: StageAPlan, output: Path, numbers: Sequence[int]) -> int:
 def _ended_elsewhere(
     plan: StageAPlan, late: Sequence[int], given: RankOptions, maker: Mapping[str, str]
 ) -> list[dg.AssetMaterialization]:
-    """Under torchrun the other ranks tell nobody of their end: rank 0 does, before their files go."""
+    """Return events of the other ranks of a torchrun start. They do not report their end; rank 0 does, before their files go."""
     if given.launch is None or not plan.groups:
         return []
     ended = [rank for rank in range(1, plan.ranks.world_size) if rank not in late]
@@ -266,11 +275,13 @@ def _ended_elsewhere(
 
 
 def _record(ledger: Ledger, found: Discovery, merged: MergeResult) -> None:
-    """These are all the problems that the mission has now; those of other missions stay."""
+    """Replace the mission's problems; those of other missions stay."""
     problems = stage_a_problems(found, merged)
     ledger.replace_problems(ASSET, problems, lambda problem: problem.item.startswith(f"{found.mission}/"))
 
 
 def _pages(found: Discovery, merged: MergeResult) -> dict[str, Any]:
     pages = {"failed groups": [*late_ranks(merged), *failed_groups(found, merged)], "warnings": warnings(found)}
-    return {name: dg.MetadataValue.md("\n".join(f"- {line}" for line in told)) for name, told in pages.items() if told}
+    return {
+        name: dg.MetadataValue.md("\n".join(f"- {line}" for line in lines)) for name, lines in pages.items() if lines
+    }

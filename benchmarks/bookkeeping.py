@@ -1,10 +1,10 @@
-"""Dagster's share of the main job, in milliseconds of CPU per image and asset.
+"""Dagster's share of the main job, in milliseconds of CPU time per image and asset.
 
     share = (the command - the same work as plain calls) / (images x embedding assets)
 
-Both sides are measured on a few images too and that is taken off, so that what starting up costs counts in neither: the
-share is a slope. Everything the command does beyond one plain pass over the images is Dagster's here: its own repeated looks
-at the folder too.
+Both sides are also measured on a few images, and that cost is subtracted, so that start-up counts in neither: the share is a
+slope. Everything that the command does beyond one plain pass over the images counts as Dagster's share, including repeated
+listings of the folder.
 
 Goals: at most 1 ms, and at most 1/10 of the same command with Dagster's default storage and events.
 """
@@ -61,7 +61,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _share(name: str, command: Sequence[str], images: int, folder: Path) -> float:
-    """Milliseconds per image and asset that the command costs beyond the plain calls; one line of the table."""
+    """Print one line of the table; return the milliseconds per image and asset of the command beyond the plain calls."""
     with_dagster = _slope(command, images, folder)
     plain = _slope(PURE, images, folder)
     share = 1000 * (with_dagster - plain) / ((images - FEW) * len(embedding_specs()))

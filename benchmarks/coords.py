@@ -1,10 +1,10 @@
-"""The records of a derived preset: one pass over the base's against a stage for each step.
+"""Records of a derived preset: one pass over the base's records against one stage per step.
 
     imagemill     read once; norm, coord, kept lines and statistics in one pass; every line validated, every file flushed
     stages        normalise, tokens, filter each of three files, alias copies: each reads and writes whole files with json
 
 The stages are those of the original system, written plainly; they neither validate nor flush. Images are left out on both
-sides: `benchmarks.hardlinks` is about them. Both give the same records, which is checked first.
+sides: `benchmarks.hardlinks` measures them. Both sides give the same records, which is checked first.
 
 Goal: at least 5 times faster than the stages (median over interleaved rounds).
 """
@@ -137,7 +137,7 @@ def _check_equal(base: Path, folder: Path) -> None:
 
 
 def _base(base: Path, records: int) -> Path:
-    """Records like COCO's after rescale: seven objects on average, one in eight a polygon."""
+    """Write records like COCO's after rescale: seven objects on average, one in eight a polygon."""
     chance = random.Random(0)
     base.mkdir()
     with (base / "train.jsonl").open("w", encoding="utf-8") as out:

@@ -1,12 +1,13 @@
-"""How much of a full-size model's speed the embedding stream delivers, and how much a plain loop does.
+"""Speed of the embedding stream relative to the bare full-size model, and of a plain loop.
 
-    bare      the model alone: the very inputs of the stream's calls, kept from a round before, on the device already
-    stream    images decoded, prepared, encoded, written, flushed, recorded and named, as in a real pass
+    bare      the model alone: the inputs of the stream's calls, kept from an earlier round, already on the device
+    stream    images decoded, prepared, encoded, written, flushed, recorded and renamed, as in a real pass
     plain     captions four by four, each padded to 77 tokens, encoded and saved one after the other (T5 only)
     host      the stream around a model that costs nothing (not on the CPU, whose cores do both)
 
-The models have the real classes and sizes and random weights. All ways run in one process, interleaved. Where other programs
-take cores, all are equally slow: goals are judged by the fastest round of each, the median of ratios to bare stands beside.
+The models have the real classes and sizes and random weights. All ways run in one process, interleaved. If other programs
+use the cores, all ways are equally slow, so goals are judged by the fastest round of each; the median ratio to bare is also
+printed.
 
 Goals: on the CPU at least 0.95 of bare; on a GPU the VAE at least 0.90 of bare, DINOv3 and T5 at least 0.85 of the slower of
 bare and host. T5 at least twice as fast as the plain loop.
@@ -81,7 +82,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _inputs(folder: Path, arguments: argparse.Namespace) -> None:
-    """A data root per kind."""
+    """Write a data root per kind."""
     noise_photos(folder / DINOV3.kind / "approved", arguments.images, width=1152, height=896, smooth=8)
     noise_photos(folder / VAE.kind / "approved", arguments.latents, width=arguments.side, height=arguments.side)
     texts = _captions(arguments)
@@ -101,7 +102,7 @@ def _captions(arguments: argparse.Namespace) -> list[str]:
 
 @dataclass
 class Kept:
-    """One loaded encoder, which every round's worker uses again, and what its model was called with."""
+    """One loaded encoder, which every round's worker reuses, and the inputs of its model calls."""
 
     encoder: Any
     inputs: list[tuple[tuple, dict[str, Any]]] = field(default_factory=list)
@@ -134,7 +135,7 @@ def _wait() -> None:
 
 
 def _with_encoder(spec: EmbeddingSpec, encoder: Any) -> EmbeddingSpec:
-    """The kind as it is, whose encoder is loaded already and stays so."""
+    """Return the kind with an encoder that is already loaded and is never closed."""
 
     class Loaded:
         identify = staticmethod(lambda settings, **given: encoder.identity)
@@ -148,7 +149,7 @@ def _with_encoder(spec: EmbeddingSpec, encoder: Any) -> EmbeddingSpec:
 
 
 def _stream(spec: EmbeddingSpec, folder: Path, settings: EncoderSettings) -> float:
-    """Seconds of one kind's pass, from its jobs to its files. For captions, other passes have opened the images before."""
+    """Return the seconds of one kind's pass, from its jobs to its files. For captions, the images have been opened before."""
     config = Config()
     with TemporaryDirectory(dir=folder) as name, Ledger(Path(name) / "ledger.sqlite") as ledger:
         root = DataRoot(Path(name))
@@ -179,7 +180,7 @@ def _stream(spec: EmbeddingSpec, folder: Path, settings: EncoderSettings) -> flo
 
 
 def _host(spec: EmbeddingSpec, folder: Path, settings: EncoderSettings, encoder: Any) -> float:
-    """The stream around the same preparation and a model of no cost."""
+    """Return the seconds of the stream with the same preparation and a model that costs nothing."""
 
     class Free:
         calls, identity, prepare = 0, encoder.identity, encoder.prepare
@@ -197,7 +198,7 @@ def _stored_shape(spec: EmbeddingSpec, item: Any) -> tuple[int, ...]:
 
 @torch.inference_mode()
 def _plain(encoder: Any, tokenizer: Any, captions: Sequence[str], folder: Path) -> float:
-    """The loop of the original specification: four at a time, padded to 77, one thing after the other."""
+    """Return the seconds of the original specification's loop: four at a time, padded to 77, all steps sequential."""
     began = time.perf_counter()
     device = encoder.identity.device
     with TemporaryDirectory(dir=folder) as name:
@@ -219,7 +220,7 @@ def _plain(encoder: Any, tokenizer: Any, captions: Sequence[str], folder: Path) 
 
 
 def _measure(spec: EmbeddingSpec, folder: Path, arguments: argparse.Namespace) -> bool:
-    """One line of the table; whether its goals are met."""
+    """Print one line of the table; return whether its goals are met."""
     folder = folder / spec.kind
     captions = _captions(arguments) if spec is T5 else []
     model = write_model(spec, folder / "model", arguments.dtype, captions=captions)
@@ -254,7 +255,7 @@ def _report(
     fastest = {name: min(took[name] for took in rounds) for name in rounds[0]}
 
     def against(*others: str) -> float:
-        """How fast the stream is, where the slowest of the others is 1."""
+        """Return the speed of the stream relative to the slowest of the others."""
         return max(fastest[other] for other in others) / fastest["stream"]
 
     rates = "".join(
@@ -280,13 +281,13 @@ def _report(
 
 
 def _flops(spec: EmbeddingSpec, inputs: Sequence[tuple[tuple, dict[str, Any]]]) -> float:
-    """What the model's calls took, by the shapes of their inputs."""
+    """Return the floating-point operations of the model's calls, by the shapes of their inputs."""
     count = {DINOV3: _dinov3_flops, VAE: _vae_flops, T5: _t5_flops}[spec]
     return sum(count(next(iter((*args, *kwargs.values()))).shape) for args, kwargs in inputs)
 
 
 def _transformer_flops(tokens: int) -> float:
-    """24 layers of width 1024, four times as wide inside."""
+    """Return the operations of 24 layers of width 1024 with an inner width of 4096."""
     width, layers = 1024, 24
     return layers * tokens * (2 * (4 * width**2 + 2 * width * 4 * width) + 4 * tokens * width)
 
@@ -297,7 +298,7 @@ def _dinov3_flops(shape: Sequence[int]) -> float:
 
 
 def _vae_flops(shape: Sequence[int]) -> float:
-    """4.10 TFLOP per megapixel of convolution, and the attention in the middle."""
+    """Return the operations of an image: 4.10 TFLOP per megapixel of convolution, and the attention in the middle."""
     height, width = shape[2], shape[3]
     return shape[0] * (4.10e6 * height * width + 2048 * ((height // 8) * (width // 8)) ** 2)
 

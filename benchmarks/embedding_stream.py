@@ -1,13 +1,13 @@
-"""What the embedding stream makes of the host: images per second around a model that costs nothing.
+"""Throughput of the embedding stream in images per second around a model that costs nothing.
 
-The stream decodes ahead on threads, writes behind on others, and keeps its ledger. Against it:
+The stream decodes ahead on threads, writes behind on others, and maintains its ledger. It is compared with:
 
     plain loop   one thread: open, decode, encode, `np.save`, fsync
     DataLoader   torch's, one process per core that opens and decodes; encode, `np.save`, and nothing is flushed
 
-All write real files on the disk of the temporary folder. Rounds are interleaved. The stream lives on cores that a loop leaves
-idle; where other programs take those, both are equally slow, so the goal is judged by the fastest round of each and the medians
-stand beside it.
+All write real files on the disk of the temporary folder. Rounds are interleaved. The stream uses cores that a loop leaves
+idle. If other programs use those, both are equally slow, so the goal is judged by the fastest round of each; the medians are
+also printed.
 
 Goal: at least as fast as either, for every kind made from pixels.
 """
@@ -57,7 +57,7 @@ def main() -> int:
 
 
 def _compare(spec: EmbeddingSpec, folder: Path, images: int, rounds: int) -> list[float]:
-    """How many times as fast the stream is as each of the others; one line of the table."""
+    """Print one line of the table; return the speed of the stream relative to each of the others."""
     ways = [stream, plain_loop, data_loader]
     seconds = [[_timed(way, spec, folder) for way in ways] for _ in range(rounds)]
     fastest, usual = ([pick(column) for column in zip(*seconds, strict=True)] for pick in (min, median))
@@ -105,7 +105,7 @@ def data_loader(spec: EmbeddingSpec, root: DataRoot) -> None:
 
 
 class Images(Dataset):
-    """Names and pixels, opened in the loader's processes."""
+    """Names and pixels of images, opened in the loader's processes."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self.paths = paths

@@ -1,11 +1,11 @@
-"""Sharing a preset's images by hardlink: new links, and a rerun that finds them all there.
+"""Sharing of a preset's images by hardlink: new links, and a rerun that finds all of them.
 
     new     limit: linkat in a loop of C, names known, one flush of the folder
             plain: pathlib, exists and hardlink_to, file by file
-    rerun   limit: two scandir, each entry's name and inode asked for
+    rerun   limit: two scandir, reading each entry's name and inode
             plain: pathlib, samefile, file by file
 
-Planning is part of ours: both folders are compared first. Without a C compiler the limit is `os.link` in a loop.
+Our side includes planning: both folders are compared first. Without a C compiler the limit is `os.link` in a loop.
 Goals: new links at most 1.15 of the limit, a rerun at most 2.0 (medians over interleaved rounds).
 """
 
@@ -41,14 +41,14 @@ int link_all(int from, int to, const char *names, int count) {
 
 
 class Tree(NamedTuple):
-    """A base preset with images, and where a derived one goes."""
+    """A base preset with images, and the location of derived ones."""
 
     base: Path
     derived: Path
     names: dict[str, None]
 
     def begin(self) -> None:
-        """An empty derived preset: another folder each time, for ext4 remembers the names of a deleted one."""
+        """Create an empty derived preset, in another folder each time, because ext4 remembers the names of a deleted one."""
         (self.derived / "images").mkdir(parents=True)
 
 
@@ -115,7 +115,7 @@ def _base(base: Path, images: int) -> tuple[Path, dict[str, None]]:
 
 
 def _c_loop(folder: Path) -> Callable[[Tree], None] | None:
-    """The limit, compiled here; None where there is no compiler."""
+    """Compile the limit; return None if there is no compiler."""
     import ctypes
 
     source, library = folder / "link_all.c", folder / "link_all.so"

@@ -1,7 +1,7 @@
-"""Migration of a monolithic Stage 1 file and back: time, peak memory, size before and after, and that nothing is lost.
+"""Migration of a monolithic Stage 1 file and back: time, peak memory, size before and after, and completeness.
 
-Every record holds a vector of its own; its image is one of a few small JPEGs, under a name of its own. Beside the command stands
-a plain loop that does the same to the same file without any care: `json.loads`, `np.save`, `json.dumps`, all in memory.
+Every record holds a different vector; its image is one of a few small JPEGs, under a unique name. The command is compared with
+a plain loop that does the same to the same file without any safety: `json.loads`, `np.save`, `json.dumps`, all in memory.
 
 Goals: peak memory at most 1 GiB at 60,000 records (the libraries take most of it; the plain loop grows with the file); the
 JSONL at least 90 % smaller; every vector bit for bit; rollback gives the original file.
@@ -78,7 +78,7 @@ def stage2(root: DataRoot, *arguments: str) -> list[object]:
 
 
 def report(what: str, arguments: list[object]) -> int:
-    """Run a command; one line of the table. Returns its peak memory in bytes."""
+    """Run a command and print one line of the table. Return its peak memory in bytes."""
     taken = cost(arguments)
     seconds = f"{taken.seconds:>8.1f} s{taken.cpu_seconds:>8.1f} s of the processor"
     print(f"  {what:<24}{seconds}{taken.peak_bytes / 1e6:>8.0f} MB at most", flush=True)

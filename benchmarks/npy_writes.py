@@ -1,10 +1,10 @@
-"""What durable, atomic npy files cost the disk: the pass's own way against one file of the same bytes and one flush.
+"""Disk cost of durable, atomic npy files: the pass's own way against one file of the same bytes and one flush.
 
     one file     every byte in one file, one fdatasync: the limit
     imagemill    stream and publish as in a real pass: staged, flushed, ledger row, rename, folder flushed
     plain        `np.save` under the final name and fsync, file by file
 
-Nothing is decoded and no model runs: the arrays are there. Rounds are interleaved, each in an empty folder.
+Nothing is decoded and no model runs: the arrays are given. Rounds are interleaved, each in an empty folder.
 
 Goal: at most twice the limit.
 """
@@ -38,7 +38,7 @@ from tests.helpers.passes import run_pass
 from tests.helpers.stubs import StubEncoder
 
 GOAL_RATIO = 2.0
-# ext4 looks at every file deleted in the last minutes before it gives a new one its place: 20 µs become several hundred.
+# ext4 checks every file deleted in the last minutes before it allocates a new one: 20 µs become several hundred.
 SLOW_TO_CREATE = 60
 SIDE = 1024
 
@@ -77,7 +77,7 @@ def main() -> int:
 
 
 def _arrays(samples: int) -> Arrays:
-    """Noise of the stored shapes and dtypes, all different and all finite."""
+    """Return noise of the stored shapes and dtypes, all different and all finite."""
     noise = np.random.default_rng(0)
     return {
         spec: [noise.random(spec.shape(SIDE, SIDE), np.float32).astype(spec.dtype) for _ in range(samples)]
@@ -86,7 +86,7 @@ def _arrays(samples: int) -> Arrays:
 
 
 def _spread(folder: Path) -> None:
-    """Let ext4 place each round in another part of the disk, where nothing was deleted lately."""
+    """Make ext4 place each round in another part of the disk, where nothing was deleted recently."""
     with suppress(FileNotFoundError):
         subprocess.run(["chattr", "+T", folder], capture_output=True, check=False)
 
@@ -100,8 +100,11 @@ def _empty_file_microseconds(folder: Path, count: int = 500) -> float:
 
 
 def _timed(way: Callable[[Arrays, Path], None], arrays: Arrays, folder: Path) -> float:
-    """Seconds in an empty folder. What is written stays, as empty files: of deleted ones ext4 remembers for minutes where they
-    were; and memory that no file has used yet costs as much as the copying."""
+    """Return the seconds in an empty folder. The written files are kept as empty files.
+
+    For minutes after a deletion ext4 remembers the place of a file, and memory that no file has used yet costs as much as the
+    copying.
+    """
     name = Path(tempfile.mkdtemp(dir=folder))
     os.sync()
     began = time.perf_counter()
@@ -132,7 +135,7 @@ def plain(arrays: Arrays, folder: Path) -> None:
 
 
 def passes(arrays: Arrays, folder: Path, *, write_threads: int) -> None:
-    """One pass per kind over images whose facts the ledger knows, so that no image is opened."""
+    """Run one pass per kind over images whose facts the ledger contains, so that no image is opened."""
     root = DataRoot(folder)
     with Ledger(root.ledger) as ledger:
         for kind, made in arrays.items():
@@ -152,7 +155,7 @@ def passes(arrays: Arrays, folder: Path, *, write_threads: int) -> None:
 
 
 def _jobs(count: int) -> Sequence[Job]:
-    """`caption` is the number of the image's array."""
+    """Return jobs whose `caption` is the number of the image's array."""
     stat = posix_signature(1, 1, 1)
     return [
         Job(name, name, stat, SourceRow(name, name, stat, "xxh3:0", SIDE, SIDE), str(number), f"xxh3:{number}", None)

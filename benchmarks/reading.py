@@ -1,11 +1,11 @@
-"""What training reads per second: `imagemill.reading` against bare `webdataset` over the same tars.
+"""Reading speed for training: `imagemill.reading` against bare `webdataset` over the same tars.
 
-    bare         webdataset.WebDataset(tars).decode(): every sample decoded, in tar order, nothing put together
+    bare         webdataset.WebDataset(tars).decode(): every sample decoded, in tar order, without batches
     imagemill    ShardDataset, streaming: shuffled, every member decoded, in batches of tensors
-    by workers   both again behind a DataLoader with as many processes as asked for
+    by workers   both again behind a DataLoader with the requested number of processes
 
-Samples have the sizes of 1 MP images and are noise. Rounds are interleaved. The tars stay in memory: what is measured is
-the reader's own work, not the disk's.
+Samples have the sizes of 1 MP images and are noise. Rounds are interleaved. The tars stay in memory, so that the reader's own
+work is measured instead of the disk's.
 
 Goal: at least 0.95 of bare webdataset.
 """
@@ -51,7 +51,7 @@ def main() -> int:
 
 
 def _compare(folder: Path, arguments: argparse.Namespace, workers: int) -> float:
-    """Interleaved rounds of both, the first of them thrown away; prints and returns the median ratio."""
+    """Run interleaved rounds of both, of which the first is discarded; print and return the median ratio."""
     ways = [lambda: bare(folder, workers), lambda: ours(folder, arguments.batch_size, workers)]
     rounds = [[_rate(way, arguments.samples) for way in ways] for _ in range(arguments.rounds + 1)][1:]
     plain, imagemill = (median(column) for column in zip(*rounds, strict=True))
@@ -67,7 +67,7 @@ def bare(folder: Path, workers: int) -> int:
     tars = [str(tar) for tar in sorted(folder.glob("bucket_*/*.tar"))]
     samples: Any = WebDataset(tars, shardshuffle=False, empty_check=False).decode()
     if workers:
-        # The library's own loader; torch's conversion of every number of a record is no part of it.
+        # The library's own loader, which does not convert every number of a record to a tensor.
         samples = WebLoader(samples, batch_size=None, num_workers=workers, collate_fn=_unchanged)
     return sum(1 for _ in samples)
 

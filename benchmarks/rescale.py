@@ -1,13 +1,13 @@
-"""What a rescaled preset's images cost, and how good they are.
+"""Cost and quality of a rescaled preset's images.
 
     limit        the same JPEGs decoded, and as many pixels as the preset has encoded: nothing is resized
     plain        Pillow alone: open, resize with its LANCZOS filter, save with quality 95
-    imagemill    a worker as in a real run: read, fingerprint, check, resize, flush, give the name
-    copies       images that have their size already: checked to the last byte and copied
+    imagemill    a worker as in a real run: read, fingerprint, check, resize, flush, rename
+    copies       images that already have their size: checked to the last byte and copied
 
-One core each, processor seconds, rounds interleaved; files in memory. Then two worker processes against one, where they are
-busy; what other programs took of their cores is taken out. Quality: PSNR of the files that plain and imagemill wrote, against
-LANCZOS in floating point.
+One core each, CPU seconds, rounds interleaved; files in memory. Then two worker processes against one, with the time that
+other programs took from their cores subtracted. Quality: PSNR of the files that plain and imagemill wrote, against LANCZOS in
+floating point.
 
 Goals: at least 1.9 times plain, at most 1.9 times the limit, at most 0.5 dB below plain; two workers at least 1.7 times one.
 """
@@ -87,7 +87,7 @@ def _inputs(folder: Path, arguments: argparse.Namespace) -> list[RescaleJob]:
 
 
 def _one_core(folder: Path, jobs: Sequence[RescaleJob], arguments: argparse.Namespace) -> dict[str, float]:
-    """Processor seconds of each way, medians over rounds."""
+    """Return the CPU seconds of each way, medians over rounds."""
     ways: dict[str, Callable[[], None]] = {
         "limit": lambda: _limit(folder, jobs),
         "plain": lambda: _plain(folder, jobs),
@@ -143,7 +143,7 @@ def _empty_preset(folder: Path) -> Path:
 
 
 def _psnr(folder: Path, jobs: Sequence[RescaleJob]) -> float:
-    """Decibels by which imagemill's files are nearer to the reference than plain's: means over images."""
+    """Return by how many decibels imagemill's files are closer to the reference than plain's: means over images."""
     _imagemill(folder, jobs, "torch")
     gains = []
     for job in jobs:
@@ -168,7 +168,7 @@ def _decibels(path: Path, reference: np.ndarray) -> float:
 
 
 def _two_workers(folder: Path, jobs: Sequence[RescaleJob], arguments: argparse.Namespace) -> float:
-    """How much faster two processes are than one, on cores that no other program takes: the median of interleaved rounds."""
+    """Return the speed-up of two processes over one, on cores that no other program uses: the median of interleaved rounds."""
     many = []
     for n in range(arguments.repeat):
         (folder / f"raw/images/{n}").symlink_to(folder / "raw/images", target_is_directory=True)
@@ -185,7 +185,7 @@ def _two_workers(folder: Path, jobs: Sequence[RescaleJob], arguments: argparse.N
 
 
 class _Rate(NamedTuple):
-    """Images per second. `undisturbed`: had the workers got whole cores whenever other programs ran in their place."""
+    """Images per second. `undisturbed` is the rate if the workers had not shared their cores with other programs."""
 
     by_the_clock: float
     undisturbed: float
@@ -198,7 +198,7 @@ class _Moment(NamedTuple):
 
 
 def _rate(folder: Path, jobs: Sequence[RescaleJob], workers: int, library: str) -> _Rate:
-    """From the first batches of the last worker until the first one has nothing left: starting up is not counted."""
+    """Measure from the first batches of the last worker until the first worker runs out of work, without start-up."""
     options = {"raw": folder / "raw", "preset": _empty_preset(folder), "library": library}
     begin, end = 2 * workers * BATCH, len(jobs) - 2 * workers * BATCH
     seen = {}
@@ -207,14 +207,14 @@ def _rate(folder: Path, jobs: Sequence[RescaleJob], workers: int, library: str) 
         if done in {begin, end}:
             seen[done] = _moment()
     took = _Moment(*(after - before for before, after in zip(seen[begin], seen[end], strict=True)))
-    # Cores that stood idle while a worker could have had them are time that the workers spent waiting: for each other, or a disk.
+    # Idle time of cores that a worker could have used counts as waiting time of the workers (for each other, or a disk).
     waited = max(0.0, took.idle / took.clock - ((os.cpu_count() or workers) - workers))
     images = end - begin
     return _Rate(images / took.clock, (workers - waited) * images / took.workers)
 
 
 def _moment() -> _Moment:
-    """Seconds so far: by the clock, of the workers' processors, and of cores that had nothing to do."""
+    """Return seconds so far: by the clock, of the workers' processors, and of idle cores."""
     times = [child.cpu_times() for child in psutil.Process().children()]
     machine = psutil.cpu_times()
     idle = machine.idle + getattr(machine, "iowait", 0.0)

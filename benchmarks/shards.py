@@ -2,10 +2,10 @@
 
 Writing: the same samples, of real sizes, into tars, each flushed, by `write_shard` on two threads with checksums, by
 `webdataset.ShardWriter`, and as the limit a plain durable copy of the finished tars: in 64 KiB pieces, one tar after another,
-each flushed, as `dd bs=64K conv=fdatasync` has it. A copy of two tars at a time is printed beside it.
+each flushed, like `dd bs=64K conv=fdatasync`. A copy of two tars at a time is also printed.
 Readiness: `find_ready` over records and three files each, against a loop of `json.loads` and `os.path.exists`, and as the limit
 one listing per folder with sizes and a parse of every line that keeps nothing. The same again over records that this program
-did not write: spelled otherwise, in no order, or fewer than there are files.
+did not write: spelled differently, unordered, or fewer than there are files.
 
 Goals (medians of interleaved rounds): writing at most 1.1 of the copy, at least 2 times as fast as ShardWriter; readiness at
 least 1.8 times as fast as the loop, and never slower than it over the other files.
@@ -62,14 +62,14 @@ def main() -> int:
 def writing(root: DataRoot, samples: int, rounds: int) -> bool:
     ready = make_samples(root, samples)
     pack(root, ready)
-    os.sync()  # or the first rounds wait for the samples' own way to the disk
+    os.sync()  # otherwise the first rounds wait until the samples are on disk
     tars = sorted(root.shards.rglob("*.tar"))
     size = sum(tar.stat().st_size for tar in tars)
     ways = {"copy of the tars": partial(copy, tars), "copy, two at a time": partial(copy, tars, 2)}
     ways["imagemill"] = partial(pack, root, ready)
     ways["ShardWriter"] = partial(shard_writer, root, ready)
     print(f"{samples} samples in {len(tars)} tars, {size / 1e9:.2f} GB, medians of {rounds} rounds")
-    # Kept, they would drive the samples out of memory, and every way reads those.
+    # If kept, they would evict the samples from the page cache, and every way reads those.
     seconds = interleaved(ways, rounds, after=partial(remove_all, [root.shards / "copies", root.shards / "webdataset"]))
     for name, taken in seconds.items():
         print(f"  {name:<24}{median(taken):>8.2f} s{size / 1e6 / median(taken):>10.0f} MB/s")
@@ -85,7 +85,7 @@ def remove_all(folders: Sequence[Path]) -> None:
 
 
 def copy(tars: Sequence[Path], at_a_time: int = 1) -> None:
-    """The limit: every byte once more, flushed."""
+    """The limit: copy every byte once more, and flush."""
     folder = tars[0].parent.with_name("copies")
     folder.mkdir(exist_ok=True)
     with ThreadPoolExecutor(at_a_time) as pool:
@@ -143,7 +143,7 @@ def matching(root: DataRoot, records: int, rounds: int) -> bool:
 
 
 def others(jsonl: Path) -> Iterator[tuple[str, Path]]:
-    """The same records in files that this program would not write, beside it."""
+    """Return the same records in files that this program would not write."""
     lines, encode = jsonl.read_bytes().splitlines(), msgspec.json.encode
     records = [json.loads(line) for line in lines]
     quote = [{"image_path": 'data/approved/"a".jpg'}, *[{}] * 999]
@@ -161,7 +161,7 @@ def others(jsonl: Path) -> Iterator[tuple[str, Path]]:
 
 
 def make_records(root: DataRoot, count: int) -> None:
-    """Records, empty-hearted files of the right names, and a ledger that vouches for them."""
+    """Write records, files of the right names with empty content, and a ledger that records the files as valid."""
     rows: dict[EmbeddingSpec, list[FileRow]] = {spec: [] for spec in embedding_specs()}
     sources, records = [], []
     for n in range(count):
@@ -219,7 +219,7 @@ def loop(root: DataRoot, jsonl: Path, records: int) -> None:
 def interleaved(
     ways: Mapping[str, Callable[[], None]], rounds: int, after: Callable[[], None] = lambda: None
 ) -> dict[str, list[float]]:
-    """Seconds of every round. `after` each: what is not part of the time."""
+    """Return the seconds of every round. `after` runs after each, outside the measured time."""
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(rounds):
         for name, way in ways.items():

@@ -1,4 +1,4 @@
-"""Stage-A: how evenly ranks are loaded, and what the merge of their lines costs.
+"""Stage-A: balance of the ranks' load, and cost of the merge of their lines.
 
     balance   20 images and 1 on two ranks, a summarizer of fixed latency: the slowest rank of per_image against that of per_group
     merge     lines of two ranks into groups of ten: ours against json and a dict that holds every line
@@ -47,7 +47,7 @@ def main() -> int:
 
 
 class Slow:
-    """A fixed time per image, nothing else."""
+    """A summarizer with a fixed time per image."""
 
     def summarize(self, images, mission):
         time.sleep(LATENCY * len(images))
@@ -70,7 +70,7 @@ def balance(folder: Path, rounds: int) -> bool:
 
 
 def _slowest(folder: Path, mode: ShardingMode) -> float:
-    """Seconds of the rank that takes longest; ranks have nothing to do with each other, so one runs after the other."""
+    """Return the seconds of the slowest rank. Ranks are independent, so they run one after another."""
     plan = plan_stage_a(discover(folder / "input", MISSION), "slow", mode=mode, world_size=RANKS)
     output, store = folder / "output", folder / "store"
     worker = RankWorker(plan=plan, summarizer=Slow, output=output, store=store, batch_size=4, fresh=True)
@@ -125,7 +125,7 @@ def _write_lines(folder: Path, groups: list[ImageGroup]) -> dict[int, Path]:
 
 
 def _timed(way: Callable[..., None], folder: Path, groups: list[ImageGroup], files: dict[int, Path]) -> float:
-    output_file(folder, MISSION).unlink()  # or nothing would be left to write
+    output_file(folder, MISSION).unlink()  # otherwise nothing would be left to write
     began = time.perf_counter()
     way(folder, groups, files)
     return time.perf_counter() - began
@@ -150,7 +150,7 @@ def plain(folder: Path, groups: list[ImageGroup], files: dict[int, Path]) -> Non
 
 
 def _peak() -> int:
-    """The most memory that this process has ever had, in bytes."""
+    """Return the peak memory of this process in bytes."""
     (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]
     return int(line.split()[1]) * 1024
 

@@ -3,7 +3,7 @@
     mallopt    photographs of a megapixel decoded by a process that keeps freed memory; plain: glibc's defaults
     syncfs     npy files of a whole pass as in npy_writes.py; plain: fdatasync of each file, on threads
 
-Rounds are interleaved. TMPDIR names a folder on a disk: files in memory need no flush.
+Rounds are interleaved. TMPDIR must name a folder on a disk, because files in memory need no flush.
 
 Goal: each at least 1.2 times plain.
 """
@@ -53,7 +53,7 @@ def main() -> int:
         def write(arrays: npy_writes.Arrays, place: Path) -> None:
             npy_writes.passes(arrays, place, write_threads=Config().write_threads)
 
-        # More files than any batch has: each is flushed by itself.
+        # More files than any batch has, so that each is flushed separately.
         with mock.patch("imagemill.fs.durable.TOGETHER_FROM", 1 << 30) if way == "plain" else mock.MagicMock():
             return npy_writes._timed(write, arrays, folder)
 
@@ -67,7 +67,7 @@ def main() -> int:
 
 
 def _gain(name: str, seconds: Callable[[str], float], count: int) -> float:
-    """Return plain seconds over ours, the median over rounds after a first one."""
+    """Return plain seconds over ours, the median over rounds without the first one."""
     rounds = [(seconds("plain"), seconds(name)) for _ in range(count + 1)][1:]
     plain, ours = (median(column) for column in zip(*rounds, strict=True))
     gain = median(plain / ours for plain, ours in rounds)

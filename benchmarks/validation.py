@@ -1,11 +1,11 @@
-"""Files of records by every rule that needs no other file, against parsing them and nothing else.
+"""Validation of record files by every rule that needs no other file, against parsing alone.
 
 Stage 2: `validate` of lines as the product writes them; as the limit `orjson.loads` of every line, its result dropped; and a
 plain validator, a loop of `json.loads` with the same rules written out. Presets: the same in pixels, norm and coord, some objects
-per image, a few of them polygons. Neither validator looks at an image.
+per image, a few of them polygons. Neither validator opens an image.
 
-Goals (medians of interleaved rounds, in CPU seconds of this one thread: other programs on the machine move them least; wall
-seconds beside): every file at least 3 times as fast as the plain validator; Stage 2 at most 1.4 of orjson.
+Goals (medians of interleaved rounds, in CPU seconds of this one thread, which other programs on the machine affect least; wall
+seconds are also printed): every file at least 3 times as fast as the plain validator; Stage 2 at most 1.4 of orjson.
 """
 
 import argparse
@@ -99,7 +99,7 @@ def _record(n: int, caption: str, random: Random) -> dict[str, Any]:
 
 
 def make_presets(folder: Path, count: int) -> dict[str, Path]:
-    """The same records in each space; about seven objects per image, as in COCO."""
+    """Write the same records in each space; about seven objects per image, as in COCO."""
     random = Random(1)
     pixel = [_preset_record(n, random) for n in range(count)]
     files = {
@@ -231,7 +231,7 @@ def _value(value: Any, space: str) -> float:
 
 
 def _objects_of(path: Path):
-    """Every line as `json.loads` reads it, strictly: no NaN, no key twice."""
+    """Yield every line as `json.loads` reads it, strictly: no NaN, no duplicate key."""
     with open(path, encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
             record = json.loads(line, parse_constant=_refused, object_pairs_hook=_once)

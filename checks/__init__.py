@@ -1,4 +1,4 @@
-"""The unified validator's findings, told to Dagster: one file per asset file.
+"""Asset checks that report the validator's findings: one module per asset module.
 
-Checks are unpartitioned: with partitions their rows stay PLANNED for ever in range runs. They judge the whole folder.
+Checks are unpartitioned, because with partitions their rows stay PLANNED for ever in range runs. They check the whole folder.
 """

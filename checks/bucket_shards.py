@@ -1,4 +1,4 @@
-"""The shards: checksums, members, index and manifest of every bucket, npy members against the files on disk."""
+"""Checks of the shards: checksums, members, index and manifest of every bucket, npy members against the files on disk."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from resources.data_root import DataRootResource
 
 @dg.asset_check(asset=bucket_shards)
 def shards_valid(data_root: DataRootResource) -> dg.AssetCheckResult:
-    """Every tar is what its manifest says, every sample where the index says, every npy the file's bytes."""
+    """Every tar matches its manifest, every sample is where the index says, and every npy member equals its file."""
     folders = set_folders(data_root.shards_folder())
     return as_result(
         *validate_shards(folders, data_root.root().derived, data_root.session.ledger),
@@ -25,10 +25,10 @@ def shards_valid(data_root: DataRootResource) -> dg.AssetCheckResult:
 
 
 def _index_table(folder: Path) -> Report:
-    """Of a set whose samples are counted already: what is found, without its lines."""
+    """Return a report on the index of a set; its samples are counted elsewhere."""
 
-    def look() -> Report:
+    def read() -> Report:
         findings = validate_index_table(folder) if (folder / INDEX).exists() else ()
         return collect(str(folder), "shard index", broken(findings))
 
-    return read_unswapped(folder, look)
+    return read_unswapped(folder, read)

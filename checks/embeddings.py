@@ -1,4 +1,4 @@
-"""Every embedding file on disk: header, shape, dtype and length; the rest by the ledger where it vouches. Images without one."""
+"""Checks of every embedding file on disk (header, shape, dtype, length; the rest by the ledger), and of images without one."""
 
 import dagster as dg
 
@@ -9,7 +9,7 @@ from resources.data_root import DataRootResource
 
 
 def embedding_check(asset: dg.AssetsDefinition, spec: EmbeddingSpec, name: str) -> dg.AssetChecksDefinition:
-    """One of the checks of one kind."""
+    """Return one of the checks of one kind."""
     descriptions = {
         FILES: f"Every file of derived/{spec.folder}: {spec.dtype}, the shape of its image, whole, finite.",
         INPUTS: f"Every image has its file in derived/{spec.folder}; the others are named: reason, remedy, since when.",

@@ -1,4 +1,4 @@
-"""The statistics of the latents: possible numbers, and `all.json` the merge of its buckets."""
+"""Check of the latent statistics: possible numbers, and `all.json` equal to the merge of its buckets."""
 
 import dagster as dg
 
@@ -12,5 +12,5 @@ from resources.data_root import DataRootResource
 
 @dg.asset_check(asset=latent_statistics)
 def statistics_agree(data_root: DataRootResource) -> dg.AssetCheckResult:
-    """Every document whole, its numbers finite and possible; `all.json` equal to its buckets put together."""
+    """Every document is complete, its numbers are finite and possible, and `all.json` equals the merge of its buckets."""
     return as_result(collect(ASSET, "latent statistics", reports.latent_statistics(data_root.root().derived)))

@@ -1,4 +1,4 @@
-"""The report of near duplicates: groups as they should be, and the lines those of its summary."""
+"""Check of the near-duplicate report: valid groups, and lines that match its summary."""
 
 import dagster as dg
 
@@ -12,5 +12,5 @@ from resources.data_root import DataRootResource
 
 @dg.asset_check(asset=near_duplicates)
 def groups_valid(data_root: DataRootResource) -> dg.AssetCheckResult:
-    """Two members or more in each group, the representative among them, no image in two groups."""
+    """Each group has at least two members including its representative, and no image is in two groups."""
     return as_result(collect(ASSET, "near duplicates", reports.near_duplicates(data_root.root().derived)))

@@ -1,4 +1,4 @@
-"""Public datasets: every line of raw records and of presets by the validator's rules, and the images of the first of them."""
+"""Checks of public datasets: every line of raw records and of presets by the validator's rules, and the first images."""
 
 import dagster as dg
 
@@ -8,13 +8,13 @@ from imagemill.validation.validator import validate, validate_preset
 from io_managers.check_results import as_result
 from resources.data_root import DataRootResource
 
-# Of a run over partitions: its one key, or the ends of its range.
+# Tags of a run over partitions: its one key, or the ends of its range.
 _KEY_TAGS = ("dagster/partition", "dagster/asset_partition_range_start", "dagster/asset_partition_range_end")
 
 
 @dg.asset_check(asset=raw_dataset, blocking=True)
 def raw_valid(context: dg.AssetCheckExecutionContext, data_root: DataRootResource) -> dg.AssetCheckResult:
-    """Every raw record keeps the contract, and the first images are what their records say."""
+    """Every raw record meets the contract, and the first images match their records."""
     place = public_data(data_root)
     names = _keys(context) or sorted(path.parent.name for path in place.path.glob("*/raw"))
     datasets = map(place.dataset, names)
@@ -24,13 +24,13 @@ def raw_valid(context: dg.AssetCheckExecutionContext, data_root: DataRootResourc
 
 @dg.asset_check(asset=rescale_preset, blocking=True)
 def rescaled_valid(context: dg.AssetCheckExecutionContext, data_root: DataRootResource) -> dg.AssetCheckResult:
-    """Every record keeps the contract and the preset's limits; `images/` is a real folder, its first images are whole."""
+    """Every record meets the contract and the preset's limits; `images/` is a real folder, and its first images are whole."""
     return _presets_valid(context, data_root, coord_is_due=True)
 
 
 @dg.asset_check(asset=derived_preset, blocking=True)
 def derived_valid(context: dg.AssetCheckExecutionContext, data_root: DataRootResource) -> dg.AssetCheckResult:
-    """The same of norm and coord records, which agree line by line; every image of a derived preset is its base's file."""
+    """The same rules for norm and coord records, which agree line by line; images of a derived preset are its base's files."""
     return _presets_valid(context, data_root, coord_is_due=False)
 
 
@@ -45,6 +45,6 @@ def _presets_valid(
 
 
 def _keys(context: dg.AssetCheckExecutionContext) -> list[str]:
-    """The partitions that the run is about; none where the check runs by itself."""
+    """Return the partitions of the run; empty if the check runs by itself."""
     tags = context.run.tags
     return list(dict.fromkeys(tags[name] for name in _KEY_TAGS if name in tags))

@@ -1,4 +1,4 @@
-"""The Stage 2 records: every line by every rule, and the table as a whole by its schema."""
+"""Checks of the Stage 2 records: every line by every rule, and the whole table by its schema."""
 
 import dagster as dg
 
@@ -14,14 +14,14 @@ from resources.data_root import DataRootResource
 
 @dg.asset_check(asset=stage2_jsonl)
 def records_valid(data_root: DataRootResource) -> dg.AssetCheckResult:
-    """Every line: strict JSON, the eight fields, a mask of 77, a known bucket, no inline embedding, no id twice."""
+    """Every line is strict JSON with the eight fields, a mask of 77, a known bucket, no inline embedding, and a unique id."""
     path = data_root.root().stage2_jsonl
     return as_result(collect(path.name, "stage2", stage2_records(path, migrating=True)))
 
 
 @dg.asset_check(asset=stage2_jsonl)
 def table_valid(data_root: DataRootResource) -> dg.AssetCheckResult:
-    """The records, and what the ledger knows of them, as tables: column types, ranges and uniqueness over the whole."""
+    """The records and their ledger rows as tables: column types, ranges and uniqueness over the whole."""
     root, ledger = data_root.root(), data_root.session.ledger
     return as_result(
         collect(root.stage2_jsonl.name, "stage2 table", validate_stage2_table(root.stage2_jsonl, migrating=True)),
@@ -31,6 +31,6 @@ def table_valid(data_root: DataRootResource) -> dg.AssetCheckResult:
 
 @dg.asset_check(asset=stage2_jsonl)
 def inputs_accepted(data_root: DataRootResource) -> dg.AssetCheckResult:
-    """Every entry of approved/ has its record; the others are named: reason, remedy, since when."""
+    """Every entry of approved/ has its record; the others are named with reason, remedy and date."""
     session = data_root.session
     return refusals.inputs_accepted(problems_of_records(session.overview(), session.ledger))

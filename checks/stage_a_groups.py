@@ -1,4 +1,4 @@
-"""Stage-A: every line of the ranks of a run can be read, every record of the output keeps the validator's rules."""
+"""Checks of Stage-A: every line of a run's ranks can be read, and every output record obeys the validator's rules."""
 
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ _RANGE_TAGS = ("dagster/asset_partition_range_start", "dagster/asset_partition_r
 
 @dg.asset_check(asset=stage_a_ranks)
 def lines_whole(context: dg.AssetCheckExecutionContext, data_root: DataRootResource) -> dg.AssetCheckResult:
-    """Every line that a rank of this run has left is one; files that a merge has removed are not missed."""
+    """Every line written by a rank of this run can be read. Files that a merge has removed are not required."""
     folder = _output(context, data_root, RANKS)
     paths = [rank_file(folder, mission, rank) for mission, rank in _ranks(context)]
     paths = [path for path in paths if path.is_file()] if paths else sorted(folder.glob("*_stage_a.images.rank*.jsonl"))
@@ -31,15 +31,15 @@ def lines_whole(context: dg.AssetCheckExecutionContext, data_root: DataRootResou
             for raw in file:
                 line = parse_rank_line(raw)
                 lines, torn, failed = lines + 1, torn + (line is None), failed + (line is not None and not line.ok)
-    told = f"{torn} of {lines} lines cannot be read" if torn else "no findings"
+    text = f"{torn} of {lines} lines cannot be read" if torn else "no findings"
     return dg.AssetCheckResult(
-        passed=not torn, description=told, metadata={"checked": lines, "errors": torn, "images failed": failed}
+        passed=not torn, description=text, metadata={"checked": lines, "errors": torn, "images failed": failed}
     )
 
 
 @dg.asset_check(asset=stage_a_groups, blocking=True)
 def groups_valid(context: dg.AssetCheckExecutionContext, data_root: DataRootResource) -> dg.AssetCheckResult:
-    """Every record: the five fields, a label, images aligned with image_1 … image_N, one line of text each, no group twice."""
+    """Every record has the five fields, a label, and images matching image_1 … image_N, each one line of text; no group twice."""
     folder = _output(context, data_root, GROUPS)
     key = context.run.tags.get(_KEY_TAG)
     paths = [output_file(folder, key)] if key else sorted(folder.glob(f"*{SUFFIX}"))
@@ -47,7 +47,7 @@ def groups_valid(context: dg.AssetCheckExecutionContext, data_root: DataRootReso
 
 
 def _output(context: dg.AssetCheckExecutionContext, data_root: DataRootResource, asset: str) -> Path:
-    """Where the asset of this run writes; where the check runs by itself, the remembered folder."""
+    """Return the output folder of the asset in this run, or the remembered folder if the check runs by itself."""
     run_config: Any = context.run.run_config
     folder = run_config.get("ops", {}).get(asset, {}).get("config", {}).get("output_dir")
     root = data_root.root()
@@ -55,7 +55,7 @@ def _output(context: dg.AssetCheckExecutionContext, data_root: DataRootResource,
 
 
 def _ranks(context: dg.AssetCheckExecutionContext) -> list[tuple[str, int]]:
-    """The ranks that the run is about; none where the check runs by itself."""
+    """Return the ranks of the run; empty if the check runs by itself."""
     tags = context.run.tags
     ends = [tags[name] for name in _RANGE_TAGS if name in tags]
     if ends:

@@ -1,4 +1,4 @@
-"""The code location: its name, as in workspace.yaml, and the place of its definitions. Imports nothing."""
+"""The code location: its name, as in workspace.yaml, and the module of its definitions. Imports nothing."""
 
 LOCATION = "imagemill"
 MODULE = "dagster_project.definitions"

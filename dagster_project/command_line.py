@@ -1,10 +1,10 @@
-"""The arguments of the command that this process runs, for the tag on its runs. Imports no Dagster, so commands start fast."""
+"""The arguments of this process's command, for the tag on its runs. Does not import Dagster, so that commands start fast."""
 
 import shlex
 
 import click
 
-# Tag of a run that a command started: the command as it was called.
+# Tag of a run that a command started: the full command line.
 COMMAND_TAG = "imagemill/command"
 
 _ARGUMENTS = "imagemill.arguments"
@@ -16,7 +16,7 @@ def note_arguments(context: click.Context, arguments: list[str]) -> None:
 
 
 def command_tags() -> dict[str, str]:
-    """Return the tag of a run that the present command starts; nothing outside a command."""
+    """Return the tag of a run that the current command starts; empty outside a command."""
     context = click.get_current_context(silent=True)
     arguments = context.meta.get(_ARGUMENTS) if context else None
     return {COMMAND_TAG: shlex.join(["imagemill", *arguments])} if arguments else {}

@@ -1,4 +1,4 @@
-"""Re-export: the dagster.yaml of every data root names this module."""
+"""Re-export, because the dagster.yaml of every data root names this module."""
 
 from dagster_project.internals.coordinator import DeferCoordinator
 

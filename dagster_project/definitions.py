@@ -1,18 +1,18 @@
-"""Everything in one place for Dagster: assets, checks, jobs, sensors, and the resources of the chosen deployment.
+"""Dagster definitions: assets, checks, jobs, sensors, and the resources of the chosen deployment.
 
-Light to load: no torch, transformers, diffusers or webdataset until a run needs them.
+Loads without torch, transformers, diffusers and webdataset, which are imported only when a run needs them.
 """
 
 import dagster as dg
 
-import dagster_project  # noqa: F401 (before its neighbours: workspace.yaml names this file, not a module)
+import dagster_project  # noqa: F401 (first, because workspace.yaml names this file instead of a module)
 from dagster_project.deployments import Resources, chosen_resources
 from dagster_project.jobs import embed_images, publish_shards, roll_back_to_stage1, verify_stage2_files
 from dagster_project.sensors import configured_presets, found_missions, new_images
 
 
 def build_definitions(resources: Resources) -> dg.Definitions:
-    """The code location, over any set of resources."""
+    """Return the code location with these resources."""
     return dg.Definitions(
         assets=dg.load_assets_from_package_name("assets", include_specs=True),
         asset_checks=dg.load_asset_checks_from_package_name("checks"),
@@ -26,4 +26,5 @@ def build_definitions(resources: Resources) -> dg.Definitions:
 
 @dg.definitions
 def defs() -> dg.Definitions:
+    """Return the code location of the chosen deployment."""
     return build_definitions(chosen_resources())

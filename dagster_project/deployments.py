@@ -1,8 +1,8 @@
-"""The resources of each deployment, by name; `IMAGEMILL_DEPLOYMENT` chooses (default `local`).
+"""The resources of each deployment, by name; `IMAGEMILL_DEPLOYMENT` selects it (default `local`).
 
 local        one machine, the data root from the command line or the environment
 test         a data root given in code
-production   like local, but the data root must be named: a service never works on ./data by accident
+production   like local, but the data root must be named, so that a service never works on ./data by accident
 """
 
 import os
@@ -30,7 +30,7 @@ Resources = dict[str, Any]
 
 
 def local_resources(path: str | None = None) -> Resources:
-    """Everything assets, IO managers and checks ask for, on one machine."""
+    """Return the resources of assets, IO managers and checks on one machine."""
     data_root = DataRootResource(path=path or "", config_file="", output_base_dir="")
     return {
         "data_root": data_root,
@@ -38,7 +38,7 @@ def local_resources(path: str | None = None) -> Resources:
         "captioner": CaptionerResource(data_root=data_root),
         "summarizer": SummarizerResource(data_root=data_root, kind="", overrides={}),
         "engine": Engine(),
-        # Without options in the launchpad: each asset takes its number of workers from its own.
+        # Hidden from the launchpad: each asset sets the number of workers from its own options.
         "processes": dg.ResourceDefinition.hardcoded_resource(LocalProcesses(workers=1)),
         "npy_io": NpyIOManager(data_root=data_root),
         "jsonl_io": JsonlIOManager(data_root=data_root),
@@ -49,14 +49,16 @@ def local_resources(path: str | None = None) -> Resources:
 
 
 def test_resources(path: str) -> Resources:
+    """Return the resources of a test, for a data root given in code."""
     return local_resources(path)
 
 
-# pytest would take it for a test where it is imported.
+# pytest would collect it as a test in every module that imports it.
 test_resources.__test__ = False  # pyright: ignore[reportFunctionMemberAccess]
 
 
 def production_resources() -> Resources:
+    """Return the resources of a service. Raises WrongUsage if the environment names no data root."""
     if not os.environ.get(ROOT_VARIABLE):
         raise WrongUsage(
             f"{ROOT_VARIABLE} is not set",
@@ -70,7 +72,7 @@ DEPLOYMENTS: dict[str, Callable[[], Resources]] = {"local": local_resources, "pr
 
 
 def chosen_resources() -> Resources:
-    """The resources of the deployment that the environment names."""
+    """Return the resources of the deployment that the environment names."""
     name = os.environ.get(DEPLOYMENT_VARIABLE, "local")
     if name not in DEPLOYMENTS:
         raise WrongUsage(

@@ -1,6 +1,6 @@
-"""Errors of the Dagster history as messages: a damaged database, an unusable dagster.yaml, a disk that cannot be read.
+"""Errors of the Dagster history as messages: a damaged database, an unusable dagster.yaml, an unreadable disk.
 
-Where the history is, and opening it: instance.py. Errors inside a run: runs.py.
+The history is located and opened in instance.py; errors inside a run are handled in runs.py.
 """
 
 import sqlite3
@@ -18,7 +18,7 @@ _DO_DISK = (
     "check that the disk has free space and no errors, then run the same command again: finished work is kept. If the error "
     "returns, " + _DO_DATABASE
 )
-# Errors of a file's contents. All others may be of the disk, and pass.
+# Errors of a file's contents. All others may be temporary errors of the disk.
 _DAMAGE = ("malformed", "not a database", "no such table", "no such column")
 _DO_CONFIG = "correct the file, or delete it: the next command writes imagemill's own"
 
@@ -41,7 +41,7 @@ def history_errors(home: Path) -> Iterator[None]:
 
 
 def database_unusable(home: Path, why: str) -> HistoryUnusable:
-    """The error for databases below this home; names the first damaged one that can be found fast."""
+    """Return the error for databases below this home. It names the first damaged one that can be found quickly."""
     if not any(words in why for words in _DAMAGE):
         history = home / "history"
         return HistoryUnusable(
@@ -58,7 +58,7 @@ def database_unusable(home: Path, why: str) -> HistoryUnusable:
 
 
 def _opens(file: Path) -> bool:
-    """Whether SQLite reads the table of contents of a database."""
+    """Return whether SQLite can read the schema table of a database."""
     try:
         with closing(sqlite3.connect(f"{file.as_uri()}?mode=ro", uri=True)) as database:
             database.execute("SELECT name FROM sqlite_master").fetchall()
@@ -68,14 +68,14 @@ def _opens(file: Path) -> bool:
 
 
 def config_unusable(file: Path, why: str) -> HistoryUnusable:
-    """The error for an instance configuration."""
+    """Return the error for an instance configuration."""
     return HistoryUnusable("dagster.yaml cannot be used", where=file, why=why, do=_DO_CONFIG)
 
 
 def _database_error(error: BaseException | None) -> BaseException | None:
     """Return the SQLite error that an exception of SQLAlchemy wraps, or None.
 
-    The ledger is read without SQLAlchemy: its errors are not the history's.
+    The ledger is read without SQLAlchemy, so its errors are not mistaken for the history's.
     """
     from sqlalchemy.exc import DBAPIError
 

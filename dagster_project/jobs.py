@@ -1,6 +1,6 @@
-"""The two halves of the main job, reading everything back, and going back to Stage 1.
+"""Jobs: the two halves of the main job, verification of all files, and the rollback to Stage 1.
 
-One run has one partitions definition, so images and buckets cannot share one.
+A run has one partitions definition, so the main job is split into one job over images and one over buckets.
 """
 
 import dagster as dg
@@ -33,7 +33,7 @@ embed_images = dg.define_asset_job(
 
 @dg.op
 def read_back(context: dg.OpExecutionContext, data_root: DataRootResource) -> None:
-    """Read every record and every npy file; note damaged files for the next run."""
+    """Read every record and every npy file; record damaged files for the next run."""
     root, ledger = data_root.root(), data_root.session.ledger
     contents = RecordedContents(ledger)
     report = verify_stage2(root.stage2_jsonl, root.derived, contents)
@@ -47,16 +47,17 @@ def read_back(context: dg.OpExecutionContext, data_root: DataRootResource) -> No
 
 @dg.job(description="Read back every Stage 2 record and every npy file it names; fails on any finding.")
 def verify_stage2_files() -> None:
+    """Read back every Stage 2 record and every npy file that it names."""
     read_back()
 
 
 class RollbackConfig(dg.Config, RollbackOptions):
-    """Going back to Stage 1."""
+    """Options of the rollback to Stage 1."""
 
 
 @dg.op
 def roll_back_records(context: dg.OpExecutionContext, config: RollbackConfig, data_root: DataRootResource) -> None:
-    """Put the Stage 1 file back; the version 2 file is kept beside it."""
+    """Restore the Stage 1 file; the version 2 file is kept beside it."""
     root, ledger = data_root.root(), data_root.session.ledger
     with claimed(ledger, ASSET, ["all"], context.run_id):
         counts = roll_back(root, ledger, context.run_id, delete_embeddings=config.delete_embeddings)
@@ -70,6 +71,7 @@ def roll_back_records(context: dg.OpExecutionContext, config: RollbackConfig, da
 
 @dg.job(description="Go back to the Stage 1 file; with `delete_embeddings`, delete every npy file too.")
 def roll_back_to_stage1() -> None:
+    """Restore the Stage 1 file, and delete every npy file if requested."""
     roll_back_records()
 
 
@@ -81,5 +83,9 @@ publish_shards = dg.define_asset_job(
 
 
 def published(*, excluding: bool) -> list[str]:
-    """Names of the assets that bring records and shards up to date; `excluding`: whether shards leave near duplicates out."""
+    """Return the names of the assets that update records and shards.
+
+    Args:
+        excluding: whether shards leave near duplicates out.
+    """
     return ["stage2_jsonl", *(["near_duplicates"] if excluding else []), "bucket_shards"]

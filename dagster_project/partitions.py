@@ -1,4 +1,4 @@
-"""Images, presets and missions as Dagster sees them: registering keys."""
+"""Registration of partition keys: images, presets and missions."""
 
 from collections.abc import Iterable
 
@@ -9,17 +9,17 @@ from assets.partitions import coord_presets, datasets, images, missions, presets
 from assets.stage_a_groups import rank_key
 from imagemill.pipeline.presets.preset_config import Presets, split_key
 
-# Keys per insert: one statement each would be one transaction per image.
+# Keys per insert. Single inserts would need one transaction per image.
 _KEYS_PER_BATCH = 5000
 
 
 def register_images(instance: dg.DagsterInstance, ids: Iterable[str]) -> int:
-    """Make partitions of the images that have none yet, in name order; returns how many."""
+    """Register partitions for new images, in name order; return their number."""
     return register(instance, images, ids)
 
 
 def register_presets(instance: dg.DagsterInstance, configured: Presets) -> int:
-    """Make partitions of what `presets.yaml` names; returns how many are new."""
+    """Register partitions for the datasets and presets in `presets.yaml`; return the number of new ones."""
     bases = list(configured.presets)
     return (
         register(instance, datasets, {*configured.datasets, *(split_key(key)[0] for key in bases)})
@@ -29,14 +29,14 @@ def register_presets(instance: dg.DagsterInstance, configured: Presets) -> int:
 
 
 def register_missions(instance: dg.DagsterInstance, found: Iterable[str], world_size: int) -> int:
-    """Make partitions of missions, and of their ranks in this world size; returns how many are new."""
+    """Register partitions for missions, and for their ranks in this world size; return the number of new ones."""
     names = list(found)
     keys = (rank_key(mission, rank, world_size) for mission in names for rank in range(world_size))
     return register(instance, missions, names) + register(instance, ranks, keys)
 
 
 def register(instance: dg.DagsterInstance, definition: dg.DynamicPartitionsDefinition, keys: Iterable[str]) -> int:
-    """Make partitions of keys that have none yet, in the order given; returns how many."""
+    """Register new partition keys, in the order given; return their number."""
     assert definition.name
     known = set(instance.get_dynamic_partitions(definition.name))
     new = [key for key in keys if key not in known]
@@ -46,7 +46,7 @@ def register(instance: dg.DagsterInstance, definition: dg.DynamicPartitionsDefin
 
 
 def _add(instance: dg.DagsterInstance, definition: str, keys: list[str]) -> None:
-    # Two commands on one folder may add the same key between Dagster's look and its insert: look again.
+    # Two commands on one folder may add the same key between Dagster's query and its insert: query again.
     while keys:
         try:
             instance.add_dynamic_partitions(definition, keys)

@@ -1,7 +1,8 @@
-"""Noticing what is new: approved images become partitions and runs, and what depends on them follows; presets of
-`presets.yaml` and missions of Stage-A become partitions.
+"""Sensors: new approved images become partitions and runs; presets and missions become partitions.
 
-`new_images` is off by default: switch it on in the UI (Automation → new_images) or with `dagster sensor start new_images`.
+`new_images` also requests the records and shards of finished embedding runs. It is off by default: switch it on in the UI
+(Automation → new_images) or with `dagster sensor start new_images`. `configured_presets` reads `presets.yaml`, and
+`found_missions` lists the missions of Stage-A.
 """
 
 import hashlib
@@ -27,12 +28,12 @@ from resources.dagster_internals.events import is_command_line_run
 from resources.dagster_internals.tags import range_tags
 from resources.data_root import DataRootResource
 
-# A file is taken once neither its content nor its name has changed for this long: it may still be being written.
+# A file is used once neither its content nor its name has changed for this long, because it may still be being written.
 STILL_SECONDS = 10.0
-# A tick that names more images than this leaves the rest to the next one.
+# Maximum number of images per tick; the rest is left to the next one.
 IMAGES_PER_TICK = 20_000
 
-# Among the latest runs that ended, so many are looked at for one that embedded images.
+# Number of the latest ended runs that are searched for one that embedded images.
 LATEST_RUNS = 200
 
 SENSOR_TAG = "imagemill/sensor"
@@ -52,9 +53,9 @@ _UNDER_WAY = [
 def new_images(
     context: dg.SensorEvaluationContext, data_root: DataRootResource
 ) -> Iterator[dg.RunRequest | dg.SkipReason]:
-    """One tick: finish what the last embedding run began, also one launched in the UI, else embed what is new.
+    """Publish the results of the last embedding run, including one launched in the UI; otherwise embed new images.
 
-    The cursor is the id of the embedding run whose records and shards were requested last.
+    The cursor is the id of the latest embedding run whose records and shards were requested.
     """
     working, newest = _embedding_runs(context.instance)
     if working:
@@ -67,9 +68,9 @@ def new_images(
 
 
 def _embedding_runs(instance: dg.DagsterInstance) -> tuple[dg.DagsterRun | None, dg.DagsterRun | None]:
-    """An embedding run under way, and the newest one that has ended: of this sensor, or launched in the UI.
+    """Return an active embedding run, and the newest one that has ended, of this sensor or launched in the UI.
 
-    Runs of the command line are left out: it writes records and shards as it was asked to.
+    Runs of the command line are left out, because a command writes records and shards itself if requested.
     """
     working = filter(_is_awaited, instance.get_runs(dg.RunsFilter(statuses=_UNDER_WAY)))
     ended = filter(_is_awaited, instance.get_runs(dg.RunsFilter(statuses=_ENDED), limit=LATEST_RUNS))
@@ -81,7 +82,7 @@ def _is_awaited(run: dg.DagsterRun) -> bool:
 
 
 def _publish(run_id: str, *, excluding: bool) -> dg.RunRequest:
-    """Near duplicates are looked for where shards leave them out."""
+    """Return a request for records and shards, with a search for near duplicates if shards leave them out."""
     keys = buckets.get_partition_keys()
     assets = [dg.AssetKey(name) for name in published(excluding=excluding)]
     return dg.RunRequest(
@@ -97,31 +98,31 @@ def _embed(context: dg.SensorEvaluationContext, data_root: DataRootResource) -> 
     ledger, inventory = session.ledger, session.inventory()
     scan = inventory.scan
     awaited = {job.image_id for job in CaptionerResource(data_root=data_root).jobs(scan.sources, scan, ledger)}
-    wanted = ids_of(all_jobs(embedding_specs(), inventory, ledger, awaited))
-    wanted = still_images(wanted, scan, time.time_ns())[:IMAGES_PER_TICK]
+    ids = ids_of(all_jobs(embedding_specs(), inventory, ledger, awaited))
+    ids = still_images(ids, scan, time.time_ns())[:IMAGES_PER_TICK]
     if vanished := len(ledger.sources().keys() - scan.sources.keys()):
         approved = session.root.approved
         context.log.warning(f"{vanished} images are no longer in {approved}; what was made from them is kept")
-    if not wanted:
+    if not ids:
         yield dg.SkipReason(f"nothing new among {scan.seen} images")
         return
-    register_images(context.instance, wanted)
-    for part in plan_ranges(context.instance.get_dynamic_partitions(images.name or ""), wanted, IMAGES_PER_RUN):
+    register_images(context.instance, ids)
+    for part in plan_ranges(context.instance.get_dynamic_partitions(images.name or ""), ids, IMAGES_PER_RUN):
         yield dg.RunRequest(
             job_name=embed_images.name,
-            run_key=_run_key(part, wanted, scan),
+            run_key=_run_key(part, ids, scan),
             tags={**range_tags(part.first, part.last), SENSOR_TAG: new_images.name},
         )
 
 
 def still_images(ids: list[str], scan: Scan, now_ns: int) -> list[str]:
-    """Those that are there, and whose image and caption have not changed for `STILL_SECONDS`."""
+    """Return the existing images whose file and caption have not changed for `STILL_SECONDS`."""
     return [i for i in ids if i in scan.sources and now_ns - scan.sources[i].changed_ns >= STILL_SECONDS * 1e9]
 
 
-def _run_key(part: KeyRange, wanted: list[str], scan: Scan) -> str:
-    """Names these images in this state: the same failure is not tried at every tick, a new change is."""
-    state = "\n".join(f"{i} {scan.sources[i].stat} {scan.sources[i].caption}" for i in wanted)
+def _run_key(part: KeyRange, ids: list[str], scan: Scan) -> str:
+    """Return a key of these images in this state: a failed run is not repeated at every tick, but after a change it is."""
+    state = "\n".join(f"{i} {scan.sources[i].stat} {scan.sources[i].caption}" for i in ids)
     return f"{part.first} … {part.last} {hashlib.sha256(state.encode()).hexdigest()[:12]}"
 
 
@@ -132,7 +133,7 @@ def _run_key(part: KeyRange, wanted: list[str], scan: Scan) -> str:
     description="Datasets and presets that presets.yaml names become partitions, to be materialised when you like.",
 )
 def configured_presets(context: dg.SensorEvaluationContext, data_root: DataRootResource) -> dg.SkipReason:
-    """One tick: partitions of what the file names now. Nothing is run: rescaling is asked for."""
+    """Register partitions for the datasets and presets in the file. No run is started: rescaling is requested by a person."""
     place = public_data(data_root)
     new = register_presets(context.instance, read_presets(place.presets_yaml))
     return dg.SkipReason(f"{new} new partitions of {place.presets_yaml}")
@@ -145,7 +146,7 @@ def configured_presets(context: dg.SensorEvaluationContext, data_root: DataRootR
     description="Folders of stage_a/input become partitions, with as many ranks as imagemill.yaml says.",
 )
 def found_missions(context: dg.SensorEvaluationContext, data_root: DataRootResource) -> dg.SkipReason:
-    """One tick: partitions of what is there now. Nothing is run: summaries are asked for."""
+    """Register partitions for the existing missions. No run is started: summaries are requested by a person."""
     place = data_root.root().stage_a_input
     names = [name for name in missions(place) if not name_problem(name)]
     new = register_missions(context.instance, names, data_root.session.config.stage_a_ranks)

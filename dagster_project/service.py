@@ -1,11 +1,11 @@
-"""One service of the UI in a process of its own: webserver, daemon or code server.
+"""One service of the UI in its own process: webserver, daemon or code server.
 
     python -P -m dagster_project.service NAME FOLDER
 
     FOLDER/  settings.json  workspace.yaml  code.sock
 
-The process leads a session of its own. It ends itself and all that it started when the process that started it is gone.
-Starting and stopping the three together: supervisor.py.
+The process leads its own session. It ends itself and all processes that it started when its supervisor is gone.
+The three services are started and stopped together in supervisor.py.
 """
 
 import os
@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-# Longest time between SIGTERM and SIGKILL for what a service started, once its supervisor is gone.
+# Time between SIGTERM and SIGKILL for the processes of a service whose supervisor is gone.
 GRACE_SECONDS = 10.0
 
 PIPE_VARIABLE = "IMAGEMILL_SUPERVISOR_PIPE"
@@ -30,7 +30,8 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         instance: serialized reference of the Dagster instance.
-        host, port: address of the webserver.
+        host: address of the webserver.
+        port: port of the webserver.
         allowed_hosts: names that the webserver accepts besides those of this machine.
     """
 
@@ -41,10 +42,14 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def serve(name: str, settings: ServiceSettings, folder: Path) -> None:
-    """Serve the UI behind the guard, run sensors, queue and backfills, or serve the definitions and execute the UI's runs.
+    """Run one service until it ends.
 
     Args:
-        name: `webserver`, `daemon` or `code`.
+        name: `webserver` serves the UI behind the guard; `daemon` runs sensors, queue and backfills; `code` serves the
+            definitions
+            and executes the UI's runs.
+        settings: settings shared by the services.
+        folder: folder of the settings, the workspace file and the socket.
     """
     workspace = str(folder / WORKSPACE)
     if name == "webserver":
@@ -71,7 +76,7 @@ def main(name: str, folder: str) -> None:
     from dagster_project.history_errors import history_errors
     from imagemill.errors import ImagemillError
 
-    # Dagster's handlers copy this one, and a process started with `&` begins with SIGINT ignored.
+    # Dagster's handlers copy this one, and a process started with `&` starts with SIGINT ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if pipe := os.environ.pop(PIPE_VARIABLE, ""):
         threading.Thread(target=_end_with, args=[int(pipe), folder], name="supervisor watch", daemon=True).start()
@@ -88,7 +93,7 @@ def _end_with(pipe: int, folder: str) -> None:
     os.set_inheritable(pipe, False)
     while os.read(pipe, 1):
         pass
-    # Not a daemon thread: the main thread leaves on SIGTERM, and what it started may need the SIGKILL.
+    # Not a daemon thread: the main thread ends on SIGTERM, and its child processes may need the SIGKILL.
     threading.Thread(target=_end_session, name="session end").start()
     shutil.rmtree(folder, ignore_errors=True)
 

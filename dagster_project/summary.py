@@ -1,7 +1,6 @@
-"""Summary of a command: images seen, files made, what is missing, checks, rate, where to look.
+"""Summary and exit code of a command: images seen, files made, problems, checks, rate, address of the UI.
 
-Belongs here: which figures are printed, and the exit code.
-Belongs elsewhere: the figures (imagemill/pipeline/accounting.py, imagemill/pipeline/status.py), units (imagemill/text/units.py).
+The figures come from imagemill/pipeline/accounting.py and imagemill/pipeline/status.py, units from imagemill/text/units.py.
 """
 
 import shlex
@@ -22,7 +21,7 @@ from imagemill.text.units import as_duration, as_rate, counted
 
 MADE = ("computed", "extracted", "restored", "adopted")
 
-# Counters of the records that are printed, with their words: of all records, only those that a user wants to look at.
+# Counters of records that are printed, with their words: only those that a user may want to act on.
 _OF_RECORDS = {
     "added": "added",
     "migrated": "migrated from Stage 1",
@@ -43,12 +42,17 @@ _OTHER_INPUTS = {
     "not_a_file": "entry that is not a file",
 }
 
-# Problems that are printed of each reason.
+# Number of problems printed per reason.
 SHOWN_PROBLEMS = 3
 
 
 def summary_lines(work: Work, status: Status) -> Iterator[str]:
-    """Yield the summary of `imagemill run` and `imagemill stage2`; `status`: the data root after the command."""
+    """Yield the summary of `imagemill run` and `imagemill stage2`.
+
+    Args:
+        work: the finished work.
+        status: state of the data root after the command.
+    """
     counts = work.counts()
     yield ""
     yield f"imagemill: {work.root.path}"
@@ -76,7 +80,7 @@ def summary_lines(work: Work, status: Status) -> Iterator[str]:
 
 
 def _nothing_new(work: Work, status: Status, counts: Mapping[str, Mapping[str, int]]) -> str | None:
-    """Return the line of a command that changed nothing; what it states holds for the whole data root."""
+    """Return the line of a command that changed nothing, else None. Its statement holds for the whole data root."""
     made = sum(counts.get(spec.kind, {}).get(name, 0) for spec in embedding_specs() for name in MADE)
     packed = counts.get("written")
     rewritten = counts.get("stage2_jsonl", {}).get("rewritten")
@@ -160,7 +164,7 @@ def _how_it_ended(work: Work) -> Iterator[str]:
 
 
 def exit_code(work: Work, status: Status, *, fail_on_skip: bool = False) -> int:
-    """Return 0 if all is done; 1 if work or a check failed, or if every image was refused; 128 + the signal's number."""
+    """Return 0 on success; 1 if work or a check failed, or if every image was refused; 128 + the number of the signal."""
     if work.interrupted:
         return 128 + work.interrupted
     outcomes = {p.outcome for p in status.stage2_problems if p.reason not in DECISIONS}
@@ -178,7 +182,7 @@ def exit_code(work: Work, status: Status, *, fail_on_skip: bool = False) -> int:
 
 
 def _program() -> str:
-    """How this command was called, so that the line can be pasted."""
+    """Return the name or path by which this command was called, so that the line can be pasted."""
     called = Path(sys.argv[0])
     return str(_shown(called.absolute())) if called.name == "imagemill" else "imagemill"
 

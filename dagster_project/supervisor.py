@@ -1,12 +1,12 @@
-"""The processes of `imagemill ui`: started together, ended together.
+"""Supervisor of the processes of `imagemill ui`, which start and end together.
 
     imagemill ui                           holds the writing end of a pipe
-    ├─ service code       session of its own: code server, its child, the runs that the UI launches
-    ├─ service daemon     session of its own
-    └─ service webserver  session of its own
+    ├─ service code       its own session: code server, its child, the runs that the UI launches
+    ├─ service daemon     its own session
+    └─ service webserver  its own session
 
-Each service reads the pipe: after kill -9 of the first process, its end of file ends the sessions.
-What a service does: service.py.
+Each service reads the pipe: after kill -9 of the supervisor, the end of file makes each service end its session.
+The services are implemented in service.py.
 """
 
 import os
@@ -32,30 +32,31 @@ from imagemill.errors import ImagemillError
 
 POLL_SECONDS = 0.2
 
-# Finished images of a running model call are saved within this time; then SIGKILL.
+# Time before SIGKILL, enough to save the finished images of a running model call.
 STOP_SECONDS = 8.0
 
-# SIGHUP ends this process without them: the pipe ends the services then, and `nohup` keeps its meaning.
+# SIGHUP is not handled, so that `nohup` keeps its meaning; it ends this process, and the pipe then ends the services.
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _LONGEST_BASE = 70
 
 
 class ServiceEnded(ImagemillError, RuntimeError):
-    """A service ended by itself."""
+    """A service ended unexpectedly."""
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """A running service; its process leads a session and its group."""
+    """A running service; its process leads a session and a process group."""
 
     name: str
     process: subprocess.Popen
 
     def alive(self) -> bool:
-        """Whether any process of the session is left."""
+        """Return whether any process of the session is alive."""
         return self.process.poll() is None or any(_members(self.process.pid))
 
     def signal(self, number: int) -> None:
+        """Send a signal to the process group."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, number)
 
@@ -69,10 +70,12 @@ def socket_folder() -> Path:
 
 
 def start_service(name: str, folder: Path, environment: Mapping[str, str], pipe: int) -> Service:
-    """Start one service over the settings in a folder.
+    """Start one service with the settings in a folder.
 
     Args:
-        name: as of `dagster_project.service.serve`.
+        name: a name that `dagster_project.service.serve` accepts.
+        folder: folder of the settings.
+        environment: variables added to this process's.
         pipe: reading end of a pipe; the service ends when its writing end is closed.
     """
     command = [sys.executable, "-P", "-m", "dagster_project.service", name, str(folder)]
@@ -81,9 +84,9 @@ def start_service(name: str, folder: Path, environment: Mapping[str, str], pipe:
 
 
 def _search_path(folder: Path) -> dict[str, str]:
-    """Variables by which neither a service nor what it starts looks for modules in the current folder.
+    """Return variables that keep a service and its child processes from importing modules of the current folder.
 
-    The first entry is empty and safe: Dagster takes the first one for its script's folder, and leaves it out of imports.
+    The first entry is an empty private folder: Dagster treats the first one as its script's folder, and skips it in imports.
     """
     given = [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     return {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join([str(folder / "empty"), *given])}
@@ -91,7 +94,7 @@ def _search_path(folder: Path) -> dict[str, str]:
 
 @contextmanager
 def service_folder(settings: ServiceSettings) -> Iterator[Path]:
-    """Yield a private folder with what the services of one UI share; removed at the end."""
+    """Yield a private folder with the files that the services of one UI share; it is removed at the end."""
     folder = socket_folder()
     try:
         (folder / SETTINGS).write_bytes(msgspec.json.encode(settings))
@@ -103,10 +106,10 @@ def service_folder(settings: ServiceSettings) -> Iterator[Path]:
 
 
 def supervise(folder: Path, environment: Mapping[str, str]) -> int:
-    """Run all services until a signal; returns its number, after the last of their processes has ended.
+    """Run all services until a signal; return its number after all their processes have ended.
 
     Raises:
-        ServiceEnded: if one ended by itself. The others are ended first.
+        ServiceEnded: if a service ended by itself. The others are ended first.
     """
     reading, writing = os.pipe()
     services: list[Service] = []
@@ -127,14 +130,14 @@ def supervise(folder: Path, environment: Mapping[str, str]) -> int:
 
 
 def _wait(services: Sequence[Service], received: Sequence[int], condition: Callable[[], bool]) -> None:
-    """Return when the condition holds or a signal has arrived. Raises ServiceEnded."""
+    """Wait until the condition holds or a signal has arrived. Raises ServiceEnded."""
     while not received and not condition():
         _refuse_ended(services)
         time.sleep(POLL_SECONDS)
 
 
 def _answers(path: Path) -> bool:
-    """Whether a server listens on a Unix socket."""
+    """Return whether a server listens on a Unix socket."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         return client.connect_ex(str(path)) == 0
 
@@ -163,7 +166,7 @@ def stop(services: Sequence[Service], received: Sequence[int] = ()) -> None:
 
 
 def _members(group: int) -> Iterator[int]:
-    """Living processes of a process group."""
+    """Yield the living processes of a process group."""
     for process in psutil.process_iter(["status"]):
         with suppress(ProcessLookupError):
             if os.getpgid(process.pid) == group and process.info["status"] != psutil.STATUS_ZOMBIE:
@@ -172,7 +175,7 @@ def _members(group: int) -> Iterator[int]:
 
 @contextmanager
 def _signals() -> Iterator[list[int]]:
-    """Numbers of the signals of the block, also where they were ignored at its start (`&` in a script)."""
+    """Yield the list of signals received in the block, including signals that were ignored before it (`&` in a script)."""
     received: list[int] = []
 
     before = {number: signal.signal(number, lambda got, _: received.append(got)) for number in SIGNALS}

@@ -1,9 +1,8 @@
-"""The main job as the command line runs it: the same assets in the same instance as the UI, in as few runs as can be.
+"""The main job on the command line: the same assets in the same instance as in the UI, in as few runs as possible.
 
     survey ─> register partitions ─> embedding runs over ranges of images ─> one run for records, shards and checks
 
-Belongs here: which runs a command needs, and what they did.
-Belongs elsewhere: what one run does (assets/), how a run of ours is started (dagster_project/internals/runs.py), printing (cli/).
+One run is implemented in assets/, its start in dagster_project/internals/runs.py, printing in cli/.
 """
 
 import os
@@ -51,10 +50,15 @@ _DEFINITIONS = {"raw_dataset": datasets, "rescale_preset": presets, "derived_pre
 
 @dataclass(slots=True)
 class Work:
-    """What one command has done so far.
+    """The runs of one command and their results.
 
-    `up_to`: last id that `--limit` lets through. `counts`: per asset, counters of its runs. `checks`: check name → passed.
-    `error`: what failed runs say. `embedded`: images for which a file was made since the last merge.
+    Attributes:
+        session: session of the data root.
+        instance: Dagster instance of the data root.
+        began: start of the command on the monotonic clock.
+        outcomes: outcomes of the runs so far.
+        up_to: last image id that `--limit` includes.
+        embedded: images for which a file was made since the last merge.
     """
 
     session: Session
@@ -66,44 +70,50 @@ class Work:
 
     @property
     def root(self) -> DataRoot:
+        """The data root."""
         return self.session.root
 
     @property
     def run_ids(self) -> list[str]:
+        """Ids of the runs so far."""
         return [outcome.run_id for outcome in self.outcomes]
 
     @property
     def error(self) -> str | None:
+        """The messages of failed runs, None if no run failed."""
         return "\n".join(dict.fromkeys(outcome.error for outcome in self.outcomes if outcome.error)) or None
 
     @property
     def interrupted(self) -> int | None:
-        """Number of the signal that stopped a run, if one did."""
+        """Number of the signal that stopped a run, or None."""
         return next((outcome.signal for outcome in self.outcomes if outcome.signal), None)
 
     @property
     def only_images_failed(self) -> bool:
-        """Whether the runs so far ended well, or but for images that they name."""
+        """Whether no run so far failed for another reason than single images."""
         return not any(outcome.failures and not outcome.only_images_failed for outcome in self.outcomes)
 
     def seconds(self) -> float:
+        """Return the duration of the command so far."""
         return time.monotonic() - self.began
 
     def counts(self) -> dict[str, dict[str, int]]:
+        """Return the counters of the runs, per asset."""
         return self.session.reading.counts(self.run_ids)
 
     def checks(self) -> dict[str, bool]:
+        """Return whether each check passed when it was last evaluated, by name."""
         return {name: passed for outcome in self.outcomes for name, passed in outcome.checks.items()}
 
     def warnings(self) -> list[str]:
-        """Names of the checks that warned when they were last evaluated."""
+        """Return the names of the checks that warned when they were last evaluated."""
         last = {name: name in outcome.warnings for outcome in self.outcomes for name in outcome.checks}
         return sorted(name for name, warned in last.items() if warned)
 
     def findings(self) -> list[str]:
-        """What failed checks say, with remedies."""
-        said = {name: text for outcome in self.outcomes for name, text in outcome.findings.items()}
-        return [said[name] for name, passed in sorted(self.checks().items()) if not passed]
+        """Return the messages of failed checks, with remedies."""
+        texts = {name: text for outcome in self.outcomes for name, text in outcome.findings.items()}
+        return [texts[name] for name, passed in sorted(self.checks().items()) if not passed]
 
     @property
     def _data_root(self) -> DataRootResource:
@@ -111,6 +121,7 @@ class Work:
 
     @property
     def encoders(self) -> Encoders:
+        """Encoders of the data root's configuration."""
         return Encoders(data_root=self._data_root, overrides={})
 
     # ---- the two halves
@@ -124,16 +135,21 @@ class Work:
         recaption: bool = False,
         packs: bool = False,
     ) -> None:
-        """Embed what is missing, invalid or stale, in name order, a few thousand images per run.
+        """Embed images whose files are missing, invalid or stale, in name order, a few thousand images per run.
 
         Args:
-            limit: at most so many images that have work. regenerate: kinds to make anew; those begun earlier go on.
-            recaption: caption anew what another captioner, or another prompt, has captioned.
-            packs: whether the command writes shards afterwards, which take disk space too.
+            passes: passes to run.
+            limit: maximum number of images that have work.
+            regenerate: kinds to regenerate; regenerations begun earlier continue.
+            recaption: caption again the images that another captioner, or another prompt, has captioned.
+            packs: whether the command writes shards afterwards, which also need disk space.
 
         Raises:
-            ModelMismatch: a configured model is not the recorded one. ModelUnusable: a model of a kind that has work, or the
-                captioner's. NotEnoughSpace: by the forecast. All before any image is opened.
+            ModelMismatch: if a configured model is not the recorded one.
+            ModelUnusable: for a model of a kind that has work, and for the captioner's.
+            NotEnoughSpace: by the forecast.
+
+        All errors are raised before any image is opened.
         """
         ledger = self.session.ledger
         with self._regenerating(passes.specs, regenerate):
@@ -150,27 +166,27 @@ class Work:
                 jobs = {spec: [job for job in of_kind if job.image_id <= self.up_to] for spec, of_kind in jobs.items()}
             self._look_up_models(jobs)
             self._check_space(jobs, packs)
-            for spec in passes.specs:  # where nothing is left to make, no run will come to say so
+            for spec in passes.specs:  # if nothing is left to make, no run will finish the regeneration
                 finish(ledger, inventory.store(spec), scan.sources)
             unreported = self._unreported(passes.specs, ledger, scan.sources) if limit is None else set()
-        wanted = sorted({*ids_of(jobs), *unreported})
-        register_images(self.instance, sorted({*scan.sources, *wanted}))
-        self._embed_in_ranges(passes, wanted, recaption)
+        ids = sorted({*ids_of(jobs), *unreported})
+        register_images(self.instance, sorted({*scan.sources, *ids}))
+        self._embed_in_ranges(passes, ids, recaption)
         self.embedded = embedded_images(ledger.changes())
 
     def _awaited(self, passes: Passes, scan: Scan, recaption: bool) -> set[str]:
-        """Images that T5's pass captions first."""
+        """Return the images that the T5 pass captions first."""
         if not any(spec.source == "caption" for spec in passes.specs):
             return set()
         captioner, ledger = CaptionerResource(data_root=self._data_root), self.session.ledger
-        jobs = captioner.jobs(scan.sources, scan, ledger, anew=recaption)
+        jobs = captioner.jobs(scan.sources, scan, ledger, recaption=recaption)
         forget_problems(jobs, ledger)
         if jobs:
-            captioner.made_by()  # a model that is not there is told before anything is made
+            captioner.made_by()  # a missing model raises before anything is made
         return {job.image_id for job in jobs}
 
     def _look_up_models(self, jobs: Mapping[EmbeddingSpec, Sequence[Job]]) -> None:
-        """Refuse a model that cannot be used before the first image is opened: those of all kinds that have work."""
+        """Refuse an unusable model before the first image is opened, for all kinds that have work."""
         for spec, of_kind in jobs.items():
             if any(job.needs_model for job in of_kind):
                 self.encoders.look_up(spec)
@@ -181,7 +197,7 @@ class Work:
 
     @contextmanager
     def _regenerating(self, specs: Sequence[EmbeddingSpec], kinds: Sequence[str]) -> Iterator[None]:
-        """Mark these kinds. If the block refuses to go on, the marks that were set here are taken off again."""
+        """Mark these kinds as being regenerated. If the block raises, remove the marks that were set here."""
         ledger, run_id, begun = self.session.ledger, f"of process {os.getpid()}", []
         identities = {spec.kind: self._can_regenerate(spec) for spec in specs if spec.kind in kinds}
         try:
@@ -206,24 +222,24 @@ class Work:
         return identity
 
     def cancel_regeneration(self, kind: str) -> int:
-        """Take the mark off a kind of which no file has been replaced; return how many files count again."""
+        """Remove the mark from a kind of which no file has been replaced; return the number of files that count again."""
         restored = cancel(self.session.ledger, kind, f"of process {os.getpid()}")
         refresh(self.root, self.session.ledger)
         return restored
 
-    def _embed_in_ranges(self, passes: Passes, wanted: Sequence[str], recaption: bool) -> None:
+    def _embed_in_ranges(self, passes: Passes, ids: Sequence[str], recaption: bool) -> None:
         assert images.name
         specs = passes.kinds_to_run()
         up_to = {} if self.up_to is None else {"up_to": self.up_to}
         config = {**({} if passes.specs else {"extract_only": True}), **up_to}
-        for part in plan_ranges(self.instance.get_dynamic_partitions(images.name), wanted, IMAGES_PER_RUN):
-            if self.interrupted or not self.only_images_failed:  # the next range would meet the same
+        for part in plan_ranges(self.instance.get_dynamic_partitions(images.name), ids, IMAGES_PER_RUN):
+            if self.interrupted or not self.only_images_failed:  # the next range would fail in the same way
                 return
             self._run(
                 [spec.kind for spec in specs],
                 deferred=True,
                 partition_range=(part.first, part.last),
-                **_asked(
+                **_run_options(
                     {
                         spec.kind: config | ({"recaption": recaption} if spec.source == "caption" else {})
                         for spec in specs
@@ -232,7 +248,7 @@ class Work:
             )
 
     def _unreported(self, specs: Sequence[EmbeddingSpec], ledger: Ledger, present: Container[str]) -> set[str]:
-        """Images with a file that Dagster has not heard of: the last events before a kill, or a history that was removed."""
+        """Return images with a file that Dagster does not know: after a kill before the last events, or with a new history."""
         missing: set[str] = set()
         for spec in specs:
             reported = self.instance.get_materialized_partitions(dg.AssetKey(spec.kind))
@@ -246,17 +262,17 @@ class Work:
         self._run(
             published(excluding=self.session.config.near_duplicates.exclude),
             partition_range=(keys[0], keys[-1]),
-            **_asked({"stage2_jsonl": self._records_config(passes)}),
+            **_run_options({"stage2_jsonl": self._records_config(passes)}),
         )
 
     def write_records(self, passes: Passes) -> None:
-        """Write the records; after an interrupt what is finished, without opening another image."""
+        """Write the records. After an interrupt only finished images are written, without opening others."""
         self._plan_again()
-        self._run(["stage2_jsonl"], **_asked({"stage2_jsonl": self._records_config(passes)}))
+        self._run(["stage2_jsonl"], **_run_options({"stage2_jsonl": self._records_config(passes)}))
 
     def roll_back(self, options: RollbackOptions) -> None:
-        """Put the Stage 1 file back."""
-        self._run([], job=roll_back_to_stage1.name, **_asked({roll_back_records.name: options.given()}))
+        """Restore the Stage 1 file."""
+        self._run([], job=roll_back_to_stage1.name, **_run_options({roll_back_records.name: options.given()}))
 
     def _plan_again(self) -> None:
         """List the folders again after runs that may have made files."""
@@ -264,7 +280,7 @@ class Work:
             self.session.plan()
 
     def _records_config(self, passes: Passes) -> dict[str, Any]:
-        """Return the options that differ from the defaults, which a run of the UI has."""
+        """Return the options that differ from the defaults, which apply to a run of the UI."""
         kinds = [spec.kind for spec in passes.specs]
         return {
             "complete": False if self.interrupted else None,
@@ -274,39 +290,39 @@ class Work:
         }
 
     def pack(self, chosen: Sequence[str], **config: Any) -> None:
-        """Write the shards of these buckets. Only they are reported, whatever lies between the first and the last."""
+        """Write the shards of these buckets. Only they are reported, even if the range contains others."""
         self._run(
             ["bucket_shards"],
             partition_range=(chosen[0], chosen[-1]),
             deferred=True,
-            **_asked({"bucket_shards": {"only": list(chosen), **config}}),
+            **_run_options({"bucket_shards": {"only": list(chosen), **config}}),
         )
 
     def make_preset(self, asset: str, key: str, **config: Any) -> None:
-        """Materialise one partition of an asset of public data; a partition that is not there yet is made."""
+        """Materialise one partition of an asset of public data; register the partition if it is new."""
         register(self.instance, _DEFINITIONS[asset], [key])
-        self._run([asset], partition=key, **_asked({asset: config}))
+        self._run([asset], partition=key, **_run_options({asset: config}))
 
     def infer_ranks(
         self, mission: str, numbers: Sequence[int], world_size: int, *, summarizer: str | None, **config: Any
     ) -> None:
-        """Let these ranks of a mission work: in one run, or in several where others were registered in between."""
+        """Run these ranks of a mission: in one run, or in several if other ranks were registered in between."""
         assert ranks.name
         keys = {rank_key(mission, rank, world_size) for rank in numbers}
         register_missions(self.instance, [mission], world_size)
-        for first, last in _side_by_side(self.instance.get_dynamic_partitions(ranks.name), keys):
+        for first, last in _contiguous_ranges(self.instance.get_dynamic_partitions(ranks.name), keys):
             if self.interrupted or not self.only_images_failed:
                 return
             self._run(
                 [RANKS],
                 partition_range=(first, last),
-                **_asked({RANKS: config}, _summarizer(summarizer)),
+                **_run_options({RANKS: config}, _summarizer(summarizer)),
             )
 
     def merge_groups(self, mission: str, *, summarizer: str | None, **config: Any) -> None:
-        """Merge what the ranks of a mission have left."""
+        """Merge the output of a mission's ranks."""
         register_missions(self.instance, [mission], 0)
-        self._run([GROUPS], partition=mission, **_asked({GROUPS: config}, _summarizer(summarizer)))
+        self._run([GROUPS], partition=mission, **_run_options({GROUPS: config}, _summarizer(summarizer)))
 
     def _run(
         self, assets: Sequence[str], *, partition: str | None = None, tags: Mapping[str, str] | None = None, **how: Any
@@ -315,14 +331,16 @@ class Work:
         self.outcomes.append(run_here(self.instance, assets, tags=given, **how))
 
 
-def _side_by_side(keys: Sequence[str], wanted: Container[str]) -> list[tuple[str, str]]:
-    """First and last of each row of wanted keys that nothing else lies between, in order of registration."""
-    rows = [list(row) for is_wanted, row in groupby(keys, lambda key: key in wanted) if is_wanted]
+def _contiguous_ranges(keys: Sequence[str], selected: Container[str]) -> list[tuple[str, str]]:
+    """Return the first and last key of each contiguous range of selected keys, in order of registration."""
+    rows = [list(row) for is_selected, row in groupby(keys, lambda key: key in selected) if is_selected]
     return [(row[0], row[-1]) for row in rows]
 
 
-def _asked(by_asset: Mapping[str, Mapping[str, Any]], run_config: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Run configuration and tags for what the command gives each asset, without what was left to its default."""
+def _run_options(
+    by_asset: Mapping[str, Mapping[str, Any]], run_config: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return run configuration and tags for the options that the command gives each asset, without defaulted ones."""
     ops, tags = {}, {}
     for asset, given in by_asset.items():
         config, options = split_options(given)
@@ -332,15 +350,16 @@ def _asked(by_asset: Mapping[str, Mapping[str, Any]], run_config: Mapping[str, A
 
 
 def _summarizer(kind: str | None) -> dict[str, Any]:
-    """Run configuration of the summarizer, where it is not the configured one."""
+    """Return the run configuration of the summarizer, empty if it is the configured one."""
     return {"resources": {"summarizer": {"config": {"kind": kind}}}} if kind else {}
 
 
 @contextmanager
 def open_work(session: Session, *, may_begin: bool = False) -> Iterator[Work]:
-    """A data root with its Dagster history, for one command. A wrong configuration is refused before anything begins.
+    """Open a data root with its Dagster history for one command. A wrong configuration is refused before any work.
 
     Args:
+        session: session of the data root.
         may_begin: whether the command may create a data root in a folder without one.
     """
     root = session.root
@@ -361,6 +380,6 @@ def open_work(session: Session, *, may_begin: bool = False) -> Iterator[Work]:
 
 
 def _complete_copies(session: Session) -> None:
-    """Write the second copies of the settings that could not be written earlier. Raises ImagemillError if they still cannot."""
+    """Write the second copies of settings that could not be written earlier. Raises ImagemillError if they still cannot."""
     if session.root.ledger.exists():
         refresh(session.root, session.ledger, required=True)

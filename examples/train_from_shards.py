@@ -1,11 +1,11 @@
-"""Train on the shards: one bucket per batch, latents and masked text states straight out of the tars.
+"""Train on the shards: one bucket per batch, with latents and masked text states read directly from the tars.
 
     python examples/train_from_shards.py data/shards --steps 20 --batch-size 4 --workers 2 --state position.json
 
-The model is a toy (it shows that the loss falls, and nothing else); the way the data goes is the one for a real model: buckets
-drawn by the samples they have left, latents cut to the bucket's size, read ahead by worker processes, under torchrun split
-among the ranks, and gone on with where the last call stopped (a real script keeps the position in its checkpoint, beside the
-model).
+The model is a toy, which shows only that the loss falls; the data loading is the one for a real model. Buckets are drawn in
+proportion to their remaining samples, latents are cut to the bucket's size, worker processes read ahead, torchrun splits the
+samples among the ranks, and training resumes at the position where the last call stopped (a real script stores the position
+in its checkpoint, beside the model).
 """
 
 import argparse
@@ -50,7 +50,7 @@ def train(arguments: argparse.Namespace) -> None:
         normalized=True,
         tail="pad",  # equally many full batches for every rank
         repeat=True,
-        allow_preview=True,  # a toy may learn from what preview models made; leave this out of a real script
+        allow_preview=True,  # a toy may train on the output of preview models; remove this in a real script
     )
     if arguments.state and arguments.state.exists():
         dataset.load_state_dict(json.loads(arguments.state.read_text("utf-8")))
@@ -73,7 +73,7 @@ def train(arguments: argparse.Namespace) -> None:
 
 
 class ToyDenoiser(nn.Module):
-    """Three convolutions whose middle the text moves; the noise level is one more channel."""
+    """Three convolutions, the middle one conditioned on the text; the noise level is an additional channel."""
 
     def __init__(self, width: int = 32) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class ToyDenoiser(nn.Module):
 
     def forward(self, noisy: torch.Tensor, level: torch.Tensor, text: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """(batch, 16, h, w), (batch, 1, 1, 1), (batch, 77, 1024), (batch, 77) → (batch, 16, h, w)."""
-        # The mean over words alone: where the mask is 0 there is nothing to read.
+        # The mean over words alone: positions with mask 0 are padding.
         words = (text * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
         gain, offset = self.text(words)[..., None, None].chunk(2, dim=1)
         hidden = functional.silu(self.enter(torch.cat([noisy, level.expand_as(noisy[:, :1])], dim=1)))
@@ -93,7 +93,7 @@ class ToyDenoiser(nn.Module):
 
 
 def denoising_loss(model: nn.Module, latents: torch.Tensor, text: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Rectified flow: predict the straight way from latent to noise at a random point of it."""
+    """Rectified flow: predict the straight path from latent to noise at a random point of it."""
     noise, level = torch.randn_like(latents), torch.rand(len(latents), 1, 1, 1)
     noisy = (1 - level) * latents + level * noise
     return functional.mse_loss(model(noisy, level, text, mask), noise - latents)

@@ -1,1 +1,1 @@
-"""The subject itself: images, captions, embeddings, shards. Knows nothing of Dagster."""
+"""Images, captions, embeddings and shards: the data and its processing, independent of Dagster."""

@@ -1,15 +1,16 @@
-"""The command `imagemill`; also `python -m imagemill`, for launchers such as torchrun."""
+"""Entry point of the command `imagemill`; also `python -m imagemill`, for launchers such as torchrun."""
 
 import importlib
 
 from imagemill.project import prefer_project
 
-# At import, since a worker process imports this module before it unpickles its work.
+# At import time, because a worker process imports this module before it unpickles its work.
 prefer_project()
 
 
 def main() -> None:
-    # By name: this package imports none of the packages above it.
+    """Run the command line."""
+    # Imported by name: this package must not depend on the packages above it.
     importlib.import_module("dagster_project.cli.main").main()
 
 

@@ -1,4 +1,4 @@
-"""Configuration as values: one field, one unit, one sentence. Read from `imagemill.yaml`, absent file = preview models.
+"""Typed configuration, read from `imagemill.yaml`. Without a file the defaults apply, which are preview models.
 
     encoders:
       vae_latents: {model: black-forest-labs/FLUX.1-dev, subfolder: vae, revision: main, device: auto, dtype: bfloat16}
@@ -6,8 +6,7 @@
     captioner: {enabled: true, model: Qwen/Qwen3-VL-4B-Instruct, dtype: bfloat16}
     threads: 2
 
-Belongs here: the shape of the configuration, its defaults and its errors.
-Belongs elsewhere: live objects made from it (resources/).
+Live objects that are built from it belong in resources/.
 Spec: docs/spec/conventions.md#command-line
 """
 
@@ -27,20 +26,20 @@ PREVIEW = "preview"
 TRANSFORMERS = "transformers"
 CONFIG_VARIABLE = "IMAGEMILL_CONFIG"
 
-# Two photos of 24 megapixels and one of 16, or a batch of 64 images of one megapixel.
+# Enough for two photos of 24 megapixels and one of 16, or for a batch of 64 images of one megapixel.
 DECODE_AHEAD_PIXELS = 64 * 1024 * 1024
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which model, and where it runs.
+    """Model, and the device and dtype that it runs with.
 
     Attributes:
         model: hub id or folder written by `save_pretrained`; `preview` for the small stand-in.
         revision: branch, tag or commit on the hub.
         subfolder: folder inside the model repository.
-        device: where the model runs; `auto` takes cuda (ROCm too), then mps, then cpu.
+        device: device of the model; `auto` selects cuda (including ROCm), then mps, then cpu.
         dtype: compute dtype, `float32`, `bfloat16`, `float16` or `float64`.
     """
 
@@ -52,11 +51,11 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class EncoderSettings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How one kind is encoded.
+    """Settings of the encoder of one embedding kind.
 
     Attributes:
-        batch_size: most items in one model call.
-        batch_pixels: most pixels in one model call, for kinds whose cost grows with the image.
+        batch_size: maximum number of items in one model call.
+        batch_pixels: maximum number of pixels in one model call, for kinds whose cost grows with the image.
     """
 
     batch_size: Positive = 8
@@ -64,14 +63,14 @@ class EncoderSettings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class VlmSettings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A vision-language model, and how it generates.
+    """Settings of a vision-language model and of its text generation.
 
     Attributes:
-        max_new_tokens: longest answer; unset takes the model's own limit, 512 where it has none.
-        temperature: 0 always takes the likeliest token; above, tokens are drawn, and answers differ from run to run.
-        top_p: when drawing, only among the likeliest tokens whose probabilities add up to this.
-        repetition_penalty: above 1 makes tokens that are there already less likely; unset takes the model's own.
-        max_pixels: images above are scaled down to about this many pixels before the model sees them.
+        max_new_tokens: maximum length of the answer in tokens; if unset, the model's own limit, else 512.
+        temperature: 0 always selects the likeliest token; above 0 tokens are sampled, and answers differ between runs.
+        top_p: when sampling, only the likeliest tokens whose probabilities add up to this value are candidates.
+        repetition_penalty: above 1, tokens that already occur become less likely; if unset, the model's own value.
+        max_pixels: larger images are scaled down to about this many pixels before they are given to the model.
     """
 
     max_new_tokens: Positive | None = None
@@ -82,11 +81,11 @@ class VlmSettings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class SummarizerSettings(VlmSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What summarizes images in Stage-A.
+    """Settings of the summarizer of Stage-A images.
 
     Attributes:
-        kind: `transformers` for the model named here, or `MODULE:CLASS` for a class of one's own, which takes none of the rest.
-        batch_size: most images in one model call.
+        kind: `transformers` for the model named here, or `MODULE:CLASS` for a user's class, which ignores the other settings.
+        batch_size: maximum number of images in one model call.
         prompts: mission → text file with its prompt, relative to the configuration file; `default` serves missions without one.
     """
 
@@ -96,12 +95,12 @@ class SummarizerSettings(VlmSettings, frozen=True, kw_only=True, forbid_unknown_
 
 
 class CaptionerSettings(VlmSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What captions images in Stage 2 that have no caption.
+    """Settings of the captioner of Stage 2 images that have no caption.
 
     Attributes:
-        enabled: whether it does.
-        batch_size: most images in one model call.
-        prompt: text file with its prompt, relative to the configuration file; unset takes ours.
+        enabled: whether such images are captioned.
+        batch_size: maximum number of images in one model call.
+        prompt: text file with its prompt, relative to the configuration file; if unset, the built-in prompt.
     """
 
     enabled: bool = False
@@ -110,12 +109,12 @@ class CaptionerSettings(VlmSettings, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class NearDuplicateSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How near duplicates are found, and what becomes of them.
+    """Settings of the search for near duplicates, and of the use of its result.
 
     Attributes:
-        threshold: cosine of two DINOv3 vectors from which their images count as near duplicates.
-        exclude: whether shards leave out what is a near duplicate of its group's representative.
-        probes: above 50,000 images, cells of the index that each search looks into: more finds more, and is slower.
+        threshold: minimum cosine of two DINOv3 vectors at which their images count as near duplicates.
+        exclude: whether shards leave out images that are near duplicates of their group's representative.
+        probes: above 50,000 images, number of index cells that each search visits: more finds more, and is slower.
     """
 
     threshold: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.97
@@ -124,22 +123,23 @@ class NearDuplicateSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_un
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The whole of `imagemill.yaml`.
+    """Contents of `imagemill.yaml`.
 
     Attributes:
         encoders: settings per embedding kind; a kind left out uses its preview model.
-        threads: CPU threads of a model's own arithmetic; 0 takes the number of processors.
+        threads: CPU threads of a model's own arithmetic; 0 for the number of processors.
         decode_threads: threads that open and prepare images ahead of the model.
         write_threads: threads that write files behind the model.
-        decode_ahead_pixels: most pixels of images opened ahead of the model, at up to 20 bytes each; one image always may.
-        shard_size: most samples in one tar.
+        decode_ahead_pixels: maximum number of pixels of images opened ahead of the model, at up to 20 bytes each; one image is
+            always allowed.
+        shard_size: maximum number of samples in one tar.
         pack_threads: tars written at a time.
-        rescale_workers: processes that rescale images of a preset; 0 takes the number of processors.
-        stage_a_ranks: how many ranks share a mission of Stage-A, each a process with a model of its own.
-        near_duplicates: how they are found, and whether shards leave them out.
-        summarizer: what summarizes images in Stage-A.
-        captioner: what captions images that have no caption; off.
-        licence: of the images, as the hub names it (`cc-by-4.0`), for the card beside the shards.
+        rescale_workers: processes that rescale images of a preset; 0 for the number of processors.
+        stage_a_ranks: number of ranks that share a Stage-A mission, each a process with its own model.
+        near_duplicates: search for near duplicates, and whether shards leave them out.
+        summarizer: summarizer of Stage-A images.
+        captioner: captioner of images that have no caption; off by default.
+        licence: licence of the images, as the hub names it (`cc-by-4.0`), for the card beside the shards.
     """
 
     encoders: dict[str, EncoderSettings] = {}
@@ -157,6 +157,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     licence: str | None = None
 
     def encoder(self, spec: EmbeddingSpec) -> EncoderSettings:
+        """Return the settings of an embedding kind, with the subfolder of its default model filled in."""
         settings = self.encoders.get(spec.kind, EncoderSettings())
         if settings.model == spec.default_model and settings.subfolder is None:
             return msgspec.structs.replace(settings, subfolder=spec.default_subfolder)
@@ -164,15 +165,16 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def model_threads(self) -> int:
+        """CPU threads of a model, at least 1."""
         return self.threads or os.cpu_count() or 1
 
 
 def read_config(path: Path, *, required: bool = False) -> Config:
-    """Read and check a configuration file.
+    """Read and check a configuration file; return the defaults if it does not exist.
 
     Raises:
-        MissingInput: `required` and no file there.
-        WrongUsage: not YAML, refused by `read_yaml`, an unknown field, a value of the wrong kind.
+        MissingInput: if `required` and the file does not exist.
+        WrongUsage: if the file is not YAML or is refused by `read_yaml`, for an unknown field, and for a value of the wrong type.
     """
     if not path.exists():
         if required:
@@ -192,21 +194,21 @@ def read_config(path: Path, *, required: bool = False) -> Config:
 
 
 def config_in_force(root: DataRoot, given: str | None = None) -> Config:
-    """The configuration of a data root: of the given file, else $IMAGEMILL_CONFIG, else imagemill.yaml in the root.
+    """Return the configuration of a data root: from the given file, else $IMAGEMILL_CONFIG, else imagemill.yaml in the root.
 
-    Raises as `read_config`; a file that was named must exist.
+    Raises the errors of `read_config`; a file that is named explicitly must exist.
     """
     named = named_config(given)
     return read_config(Path(named) if named else root.config_file, required=bool(named))
 
 
 def named_config(given: str | None = None) -> str | None:
-    """Return the configuration file that a run or the environment names, None if the data root's own applies."""
+    """Return the configuration file that a run or the environment names, or None if the data root's own applies."""
     return given or os.environ.get(CONFIG_VARIABLE)
 
 
 def check_kind(kind: str, *, where: object) -> None:
-    """Raises WrongUsage for a summarizer that is neither `transformers` nor of the form `MODULE:CLASS`."""
+    """Raise WrongUsage for a summarizer that is neither `transformers` nor of the form `MODULE:CLASS`."""
     module, _, name = kind.partition(":")
     if kind != TRANSFORMERS and not (name.isidentifier() and all(part.isidentifier() for part in module.split("."))):
         raise WrongUsage(
@@ -218,7 +220,7 @@ def check_kind(kind: str, *, where: object) -> None:
 
 
 def _with_prompts_from(folder: Path, config: Config) -> Config:
-    """The same, with the paths of prompts made absolute: they are relative to the configuration file."""
+    """Return the configuration with absolute prompt paths. In the file they are relative to its folder."""
     prompts = {mission: str(folder / os.path.expanduser(file)) for mission, file in config.summarizer.prompts.items()}
     prompt = config.captioner.prompt and str(folder / os.path.expanduser(config.captioner.prompt))
     return msgspec.structs.replace(

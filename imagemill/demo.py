@@ -1,4 +1,4 @@
-"""Sample photographs for a first run: real ones that ship inside scikit-image and scikit-learn, and crops of them.
+"""Sample photographs for a first run, taken from scikit-image and scikit-learn.
 
     data/
     ├─ CREDITS.md                     title, author and licence of every sample, as the packages state them
@@ -6,12 +6,10 @@
        ├─ chelsea.png  chelsea.txt    a photograph byte for byte, and our caption
        ├─ rocket_tall.jpg  …          a crop, so that all seven buckets occur
        ├─ coffee_turned.jpg  …        stored on its side, upright by its EXIF orientation
-       └─ not_a_photograph.jpg        text: one file that is no image
+       └─ not_a_photograph.jpg        text: one file that is not an image
 
-Which samples there are, their captions and credits are in demo.yaml.
-
-Belongs here: putting them into a folder that is empty or holds only them.
-Belongs elsewhere: what becomes of a folder of images (pipeline/stage2/scan.py), a folder of the user's own (Makefile).
+The samples with their captions and credits are listed in demo.yaml. They are written only into a folder that is empty or
+holds nothing but samples. A folder of the user's own images is handled by the Makefile.
 Spec: docs/spec/conventions.md#locations
 """
 
@@ -45,11 +43,11 @@ _BROKEN_TEXT = (
 
 
 class ForeignFolder(WrongUsage):
-    """The folder is not ours to write into: it is a symlink, or holds files that are no samples."""
+    """The folder is not ours to write into: it is a symlink, or holds files that are not samples."""
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """One file below `approved/`: the photograph whole, a `crop` (left, upper, right, lower in pixels), or `turned`."""
+    """One file below `approved/`: a whole photograph, a `crop` (left, upper, right, lower in pixels), or `turned`."""
 
     name: str
     caption: str
@@ -58,6 +56,7 @@ class Sample(msgspec.Struct, frozen=True):
 
     @property
     def caption_name(self) -> str:
+        """Name of the caption file."""
         return f"{image_id_of(self.name)}.txt"
 
 
@@ -68,7 +67,7 @@ class Photograph(msgspec.Struct, frozen=True):
         source: file of an installed package that contains the photograph (`skimage/data/chelsea.png`).
         title: the photograph's name.
         author: its author according to the package.
-        licence: the terms in the package's own words, whitespace runs as one space.
+        licence: the terms in the package's own words, with each run of whitespace replaced by one space.
         stated_in: file of the package that contains those words.
     """
 
@@ -93,20 +92,20 @@ _SAMPLES = [(photograph, sample) for photograph in PHOTOGRAPHS for sample in pho
 
 
 def write_demo(approved: Path) -> tuple[Photograph, ...]:
-    """Put the sample photographs into `approved`, and `CREDITS.md` beside that folder; what is there stays untouched.
+    """Write the sample photographs into `approved`, and `CREDITS.md` beside that folder; existing files stay untouched.
 
     Raises:
-        ForeignFolder: `approved` is a symlink, or holds anything but samples; nothing was written.
-        MissingInput: the packages that hold the photographs are not installed; nothing was written.
+        ForeignFolder: if `approved` is a symlink, or holds anything but samples; nothing is written.
+        MissingInput: if the packages with the photographs are not installed; nothing is written.
     """
     _guard_folder(approved)
-    # All is read before anything is written: a missing package leaves no half of the samples behind.
+    # Everything is read before anything is written, so that a missing package does not leave some of the samples behind.
     missing = [(photograph.source, s) for photograph, s in _SAMPLES if not (approved / s.name).exists()]
     originals = {source: _packaged_bytes(source) for source in dict.fromkeys(source for source, _ in missing)}
     approved.mkdir(parents=True, exist_ok=True)
     sweep_temporaries(approved)
     _write_absent(approved.parent / CREDITS_NAME, _credits_page().encode())
-    # Captions come first: a sensor that looks in between finds no image without one.
+    # Captions come first, so that a sensor that runs in between finds no image without one.
     for _, sample in _SAMPLES:
         _write_absent(approved / sample.caption_name, f"{sample.caption}\n".encode())
     for source, sample in missing:
@@ -184,7 +183,7 @@ def _credits_page() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """`python -m imagemill.demo [DATA_ROOT]`: the samples into its `approved/`, the credits to the terminal."""
+    """Write the samples into `approved/` and print their credits: `python -m imagemill.demo [DATA_ROOT]`."""
     parser = argparse.ArgumentParser(prog="python -m imagemill.demo", description="Put sample photographs in place.")
     parser.add_argument("data_root", nargs="?", help="data root (default: $IMAGEMILL_DATA_ROOT, else data)")
     root = DataRoot.resolve(parser.parse_args(argv).data_root)

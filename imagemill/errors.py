@@ -1,7 +1,6 @@
-"""Errors that say what, where, why, and what to do.
+"""Base class of all errors, and the errors that more than one package raises.
 
-Belongs here: the base class and every error more than one room raises.
-Belongs elsewhere: findings about data (validation/findings.py), ledger rows (store/ledger/): those are values, not exceptions.
+Findings about data (validation/findings.py) and ledger rows (store/ledger/) are values, not exceptions.
 """
 
 import errno
@@ -11,7 +10,7 @@ from pathlib import Path
 
 
 class ImagemillError(Exception):
-    """A failure the reader can act on. The facts are attributes, the message is laid out for people."""
+    """A failure that the reader can act on: what, where, why, and what to do, as attributes and in the message."""
 
     def __init__(self, what: str, *, where: object = None, why: str | None = None, do: str | None = None) -> None:
         self.what, self.where, self.why, self.do = what, where, why, do
@@ -22,7 +21,7 @@ class ImagemillError(Exception):
         return "\n".join([self.what, *(f"  {label} {text}" for label, text in hints if text)])
 
     def __reduce__(self):
-        # Exceptions with keyword-only arguments do not survive a worker process without this.
+        # Without this, exceptions with keyword-only arguments cannot be pickled and sent by a worker process.
         return _rebuild, (type(self), self.__dict__.copy())
 
 
@@ -38,11 +37,11 @@ class WrongUsage(ImagemillError, ValueError):
 
 
 class MissingInput(ImagemillError, FileNotFoundError):
-    """A file or folder the work begins from is not there."""
+    """An input file or folder does not exist."""
 
 
 class Refused(ImagemillError):
-    """The input's own fault: tried again only when the input changes, never fails a run.
+    """An input cannot be accepted. It is tried again only when it changes, and never fails a run.
 
     `reason` is the ledger's reason code (`undecodable`, `too_small`, …).
     """
@@ -53,7 +52,7 @@ class Refused(ImagemillError):
 
 
 class InvalidNpy(ImagemillError, ValueError):
-    """A file under a final name does not hold what its contract says; `reason` is one word for reports."""
+    """A file with a final name violates its contract; `reason` is one word for reports."""
 
     def __init__(self, reason: str, path: Path, detail: str) -> None:
         super().__init__(
@@ -71,19 +70,19 @@ class ModelUnusable(ImagemillError, RuntimeError):
 
 
 class WeightsMissing(ModelUnusable):
-    """A model folder without the weights, or without a part of them."""
+    """A model folder without weights, or with only a part of them."""
 
 
 class ModelMismatch(ImagemillError, RuntimeError):
-    """The encoder of this run is not the one that made the files already there: one directory never mixes two."""
+    """The encoder of this run did not make the existing files: one directory never mixes two models."""
 
 
 class ShardExists(ImagemillError, FileExistsError):
-    """Shards are already there and nobody said to replace them."""
+    """Shards already exist, and the caller did not ask to replace them."""
 
 
 class NotEnoughSpace(ImagemillError, OSError):
-    """A disk cannot take what a job is about to write; `needed` and `free` in bytes."""
+    """A disk has too little space for the data that a job is about to write; `needed` and `free` in bytes."""
 
     def __init__(
         self, what: str, *, needed: int, free: int, where: object = None, why: str | None = None, do: str | None = None
@@ -93,10 +92,10 @@ class NotEnoughSpace(ImagemillError, OSError):
 
 
 class DiskFull(ImagemillError, OSError):
-    """A disk, or what a user may have of it, filled up while something was written."""
+    """A disk, or the user's quota on it, filled up during a write."""
 
 
-# The second: the index of the log, which connections share, cannot grow; also after an I/O error.
+# The second code: the shared-memory index of the write-ahead log cannot grow, because the disk is full or has an I/O error.
 _MAYBE_FULL = "SQLITE_IOERR_SHMSIZE"
 _SQLITE_FULL = {"SQLITE_FULL", _MAYBE_FULL}
 
@@ -113,7 +112,7 @@ FAILED_DISK = (
 
 @contextmanager
 def disk_full_told(where: Path) -> Iterator[None]:
-    """Let what a full disk raises in this block, in whatever library, leave it as `DiskFull`."""
+    """Convert the error that any library raises in this block for a full disk to `DiskFull`."""
     try:
         yield
     except ImagemillError:
@@ -128,13 +127,13 @@ def disk_full_told(where: Path) -> Iterator[None]:
 
 
 def _may_be_full(error: BaseException | None) -> bool:
-    """Whether an I/O error may be the cause, by the first SQLite error of the chain."""
+    """Return whether an I/O error may be the cause, by the first SQLite error of the exception chain."""
     names = (getattr(cause, "sqlite_errorname", None) for cause in causes(error))
     return next(filter(None, names), None) == _MAYBE_FULL
 
 
 def is_disk_full(error: BaseException | None) -> bool:
-    """Whether an exception, or one that it came of, says that there is no space left."""
+    """Return whether an exception, or one in its chain of causes, reports that there is no space left."""
     return any(
         (isinstance(cause, OSError) and cause.errno in {errno.ENOSPC, errno.EDQUOT})
         or getattr(cause, "sqlite_errorname", None) in _SQLITE_FULL
@@ -143,7 +142,7 @@ def is_disk_full(error: BaseException | None) -> bool:
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an exception and those that it came of, newest first."""
+    """Yield an exception and its chain of causes, newest first."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__

@@ -1,6 +1,6 @@
-"""Protocols of the models: `Encoder`, `Summarizer`, `Captioner`, and the values that they take. Nothing here imports torch.
+"""Protocols of the models (`Encoder`, `Summarizer`, `Captioner`) and the values that they take. Does not import torch.
 
-    class Mine:                                      # --summarizer module:Mine, made without arguments
+    class Mine:                                      # --summarizer module:Mine, constructed without arguments
         def summarize(self, images, mission):        # images[i].name, images[i].image
             return [f"{image.name}: …" for image in images]
 
@@ -20,39 +20,39 @@ from imagemill.config import EncoderSettings
 from imagemill.domain.embedding_specs import EmbeddingSpec
 from imagemill.store.provenance import ModelIdentity
 
-# The name of the captioner's provenance, and of the counts and problems of captions.
+# Name of the captioner in provenance records, counts and problems.
 CAPTIONER = "captioner"
 
 
 class NamedImage(NamedTuple):
-    """One image: its file's name, and its pixels (RGB, upright)."""
+    """One image: its file name and its pixels (RGB, upright)."""
 
     name: str
     image: Image.Image
 
 
 class Summarizer(Protocol):
-    """One loaded model, or an object used in its place."""
+    """A loaded model, or an object used in its place."""
 
     def summarize(self, images: Sequence[NamedImage], mission: str) -> list[str]:
-        """One answer per image, in order."""
+        """Return one answer per image, in order."""
         ...
 
 
 class Captioner(Protocol):
-    """One loaded model that describes images."""
+    """A loaded model that describes images."""
 
     def caption(self, images: Sequence[Image.Image]) -> list[str]:
-        """One paragraph per image, in order."""
+        """Return one paragraph per image, in order."""
         ...
 
     def close(self) -> None:
-        """Give the model's memory back."""
+        """Free the model's memory."""
         ...
 
 
 def class_identity(summarizer: type[Any]) -> str:
-    """Return the identity of a class: `MODULE:CLASS`, and its attribute `identity` if it has one."""
+    """Return the identity of a class: `MODULE:CLASS`, followed by its attribute `identity` if it has one."""
     name = f"{summarizer.__module__}:{summarizer.__qualname__}"
     stated = getattr(summarizer, "identity", None)
     return f"{name}:{stated}" if isinstance(stated, str) else name
@@ -63,10 +63,10 @@ class Prepared:
     """One item, ready for the model.
 
     Attributes:
-        payload: the encoder's own form (a tensor, token ids).
+        payload: encoder-specific form (a tensor, token ids).
         group: items of equal group may share a model call.
-        pixels: cost against the pixel budget; 0 where cost does not grow with the image.
-        facts: what the ledger keeps beside the file (T5: `mask`, `truncated`).
+        pixels: cost against the pixel budget; 0 if the cost does not grow with the image.
+        facts: values that the ledger stores with the file (T5: `mask`, `truncated`).
     """
 
     payload: Any
@@ -76,7 +76,7 @@ class Prepared:
 
 
 class Encoder(Protocol):
-    """One loaded model. `calls` counts forward calls."""
+    """A loaded model. `calls` counts forward calls."""
 
     calls: int
     identity: ModelIdentity
@@ -85,29 +85,29 @@ class Encoder(Protocol):
     def identify(
         cls, settings: EncoderSettings, *, spec: EmbeddingSpec, threads: int, preview_root: Path
     ) -> ModelIdentity:
-        """Which model these settings mean, read from its files; no weights are loaded."""
+        """Return the identity of the model that these settings name, read from its files; no weights are loaded."""
         ...
 
     @classmethod
     def look_up(
         cls, settings: EncoderSettings, *, spec: EmbeddingSpec, threads: int, preview_root: Path
     ) -> ModelIdentity | None:
-        """Find the model without fetching its weights; return its identity if everything is on this machine."""
+        """Find the model without downloading its weights; return its identity if all its files are on this machine."""
         ...
 
     @classmethod
     def load(cls, settings: EncoderSettings, *, spec: EmbeddingSpec, threads: int, preview_root: Path) -> Self:
-        """Load the model, checked: missing or mismatched weights raise ModelUnusable."""
+        """Load and check the model. Raises ModelUnusable for missing or mismatched weights."""
         ...
 
     def prepare(self, item: np.ndarray | str) -> Prepared:
-        """Host work on one item, safe on several threads: uint8 (H, W, 3) for pixel kinds, text for caption kinds."""
+        """Prepare one item on the CPU; thread-safe. Takes uint8 (H, W, 3) for pixel kinds, text for caption kinds."""
         ...
 
     def encode(self, batch: Sequence[Prepared]) -> list[np.ndarray]:
-        """One model call over items of one group; arrays in the stored shape and dtype, in order."""
+        """Call the model once on items of one group; return arrays in the stored shape and dtype, in order."""
         ...
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Free the model's memory."""
         ...

@@ -1,4 +1,4 @@
-"""Options that both a command and the launchpad of Dagster's UI offer: each is declared here, once, as a pydantic field.
+"""Options that commands and the launchpad of Dagster's UI share: each is declared here once, as a pydantic field.
 
 Click options (dagster_project/cli/options.py) and the `Config` classes beside the assets are derived from these models.
 
@@ -49,10 +49,12 @@ def option(
     """Return the field of an option.
 
     Args:
-        unset: what applies if the option is unset, which `default` then means: the field is None while it has its default.
-        flag: name on the command line, if it is not that of the field; None if commands do not offer the option.
+        default: default value, shown in the launchpad.
+        description: one sentence without the final period.
+        unset: text that describes what applies if the option is unset. The field is then None while it has its default.
+        flag: name on the command line if it differs from the field's; None if commands do not offer the option.
         metavar: name of the value in the help of a command.
-        constraints: as of `pydantic.Field`.
+        constraints: arguments of `pydantic.Field`.
     """
     shown = f"`{default}`" if isinstance(default, str | int | float) and default != "" else "empty"
     applies = unset if unset or default is False else default
@@ -72,7 +74,7 @@ def choice(name: str, values: Sequence[str]) -> Any:
 
 
 class OptionSet(BaseModel):
-    """A model whose fields are made by `option`."""
+    """A model whose fields are created by `option`."""
 
     @field_validator("*", mode="before")
     @classmethod
@@ -92,7 +94,7 @@ class OptionSet(BaseModel):
 
 
 class EmbeddingOptions(OptionSet):
-    """Files to make besides those that are missing, invalid or stale."""
+    """Options of an embedding run: files to make besides those that are missing, invalid or stale."""
 
     regenerate: bool = option(
         False,
@@ -102,7 +104,7 @@ class EmbeddingOptions(OptionSet):
 
 
 class CaptionedOptions(EmbeddingOptions):
-    """The same for a kind that is made from captions."""
+    """Options of an embedding run of a kind that is made from captions."""
 
     recaption: bool = option(
         False, "Also caption again the images that another captioner, or another prompt, has captioned", flag=None
@@ -110,7 +112,7 @@ class CaptionedOptions(EmbeddingOptions):
 
 
 class NearDuplicateOptions(OptionSet):
-    """Limits of a search for near duplicates."""
+    """Options of a search for near duplicates."""
 
     threshold: float | None = option(
         0.0,
@@ -154,14 +156,14 @@ class ShardOptions(OptionSet):
     progress_every: int = option(500, "Ready records between two progress lines", ge=1)
 
     def packing(self, chosen: Sequence[str], output: Path) -> Packing:
-        """Return the request to pack the chosen buckets of a run. Raises WrongUsage for an unknown bucket."""
-        asked = {
+        """Return the request to pack the selected buckets of a run. Raises WrongUsage for an unknown bucket."""
+        given = {
             name: value for name in ShardParameters.__struct_fields__ if (value := getattr(self, name)) is not None
         }
-        if "shuffle" in asked:
-            asked["shuffle"] = asked["shuffle"] == "yes"
+        if "shuffle" in given:
+            given["shuffle"] = given["shuffle"] == "yes"
         buckets = check_buckets(self.only or chosen)
-        return Packing(buckets, output, self.existing, asked, self.progress_every, self.allow_preview)
+        return Packing(buckets, output, self.existing, given, self.progress_every, self.allow_preview)
 
 
 Adapter = choice("Adapter", adapter_names())
@@ -214,7 +216,7 @@ class RescaleOptions(CoordOptions):
 
 
 class PlanOptions(OptionSet):
-    """A plan of Stage-A, and its folders. Ranks and merge must be given the same."""
+    """Parameters of a Stage-A plan, and its folders. Ranks and merge need equal values."""
 
     mode: ShardingMode = option(
         DEFAULT_MODE,
@@ -242,7 +244,7 @@ class PlanOptions(OptionSet):
         return {name: folder for name, folder in folders.items() if folder}
 
     def located(self, root: DataRoot) -> DataRoot:
-        """Return the data root with these folders: another command may remember others between ranks and merge."""
+        """Return the data root with these folders. Another command may change the remembered ones between ranks and merge."""
         for name, folder in self.folders.items():
             root = at(root, name, folder)
         return root
@@ -254,7 +256,7 @@ class PlanOptions(OptionSet):
 
 
 class RanksOptions(PlanOptions):
-    """Work of the ranks."""
+    """Options of the ranks of a mission."""
 
     batch_size: int | None = option(
         0,
@@ -267,7 +269,7 @@ class RanksOptions(PlanOptions):
 
 
 class GroupsOptions(PlanOptions):
-    """Merge of a mission."""
+    """Options of the merge of a mission."""
 
     world_size: int | None = option(
         0,
@@ -279,10 +281,10 @@ class GroupsOptions(PlanOptions):
 
 
 class StageAOptions(RanksOptions, GroupsOptions):
-    """Ranks and merge of a mission by one command."""
+    """Options of a command that runs the ranks of a mission and merges them."""
 
 
 class RollbackOptions(OptionSet):
-    """Going back to Stage 1."""
+    """Options of a rollback to Stage 1."""
 
     delete_embeddings: bool = option(False, "With a rollback: delete every npy file too")

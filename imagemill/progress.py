@@ -1,10 +1,9 @@
-"""Progress of long work: a bar on a terminal, a plain line from time to time elsewhere.
+"""Progress reporting for long-running work: a bar on a terminal, otherwise a plain line from time to time.
 
 Both show one text: items done, rate, time left. Rate and time left follow the amount of work (pixels, bytes), not the
-number of items, because one photo of 25 megapixels takes as long as twenty-five of one.
+number of items, because one photo of 25 megapixels takes as long as twenty-five of one megapixel.
 
-Belongs here: the text, the estimate, when a line is printed.
-Belongs elsewhere: how much work an item is (pipeline/forecast.py), figures after the work (units.py).
+The amount of work per item is computed in pipeline/forecast.py; numbers are formatted in text/units.py.
 """
 
 import shutil
@@ -28,9 +27,9 @@ _UNKNOWN_TERMINAL = (80, 24)
 
 
 class _Bar(tqdm):
-    """A bar that threads of one process share, processes never do.
+    """A progress bar that threads of one process share, and processes never do.
 
-    tqdm's own lock is a semaphore of the system, which a process that is stopped leaves behind.
+    tqdm's own lock is a system semaphore, which remains behind when a process is stopped.
     """
 
     _lock = threading.RLock()
@@ -85,8 +84,9 @@ class Progress:
         """Count items as done.
 
         Args:
+            items: number of items.
             work: amount of work of these items (default: one per item).
-            free: they cost no work (a file that was already there), so the rate does not count them.
+            free: the items cost no work (such as files that already exist), so the rate does not count them.
         """
         with self._lock:
             self._items += items
@@ -149,7 +149,7 @@ class Progress:
         return max(0.0, self._work - self._done) * (now - self._first[0]) / self._measured()
 
     def _measured(self) -> int:
-        """Amount of work since the rate is measured."""
+        """Return the amount of work done since the start of the rate measurement."""
         return self._done - self._free - self._first[1] if self._first else 0
 
 

@@ -1,9 +1,9 @@
-"""The folder of the Dagster packages, and its place on sys.path.
+"""Location of the Dagster packages, and its entry in sys.path.
 
     checkout             /        assets/  checks/  dagster_project/  io_managers/  resources/
     wheel       imagemill/_project/        the same, with a workspace.yaml
 
-Their names are common ones: a folder or module of the user's that has one of them must not be imported instead.
+Their names are common: a folder or module of the user with one of these names must not be imported instead.
 """
 
 import os
@@ -17,7 +17,7 @@ PROJECT = str(_SHIPPED if _SHIPPED.is_dir() else Path(__file__).parents[1])
 
 
 def prefer_project() -> None:
-    """Let this process and those that it starts import the packages from `PROJECT`.
+    """Make this process and its child processes import the packages from `PROJECT`.
 
     Modules of other projects that have been imported by these names are removed from `sys.modules`.
     """
@@ -33,5 +33,5 @@ def prefer_project() -> None:
 
 
 def _places(name: str) -> list[Path]:
-    """Folders of an imported package; empty for a module that is a file."""
+    """Return the folders of an imported package; empty for a module that is a file."""
     return [Path(path) for path in getattr(sys.modules[name], "__path__", [])]

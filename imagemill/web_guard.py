@@ -1,10 +1,10 @@
-"""ASGI guard for local web applications: refuses requests of foreign sites before the application reads them.
+"""ASGI guard for local web applications: refuses cross-site requests before the application reads them.
 
     browser ──> WebGuard(application, allowed_hosts) ──> application
                    │ Host or Origin of a foreign name, a cross-site request, a mutation by GET
                    └── 403 and one sentence
 
-The guarded application has no login, so a page of any site that the user visits could otherwise send it requests:
+The guarded application has no login. Without the guard, a page of any site that the user visits could send it requests:
 directly, or after its DNS name was changed to 127.0.0.1. Programs other than browsers send neither Origin nor
 Sec-Fetch-Site; they pass with an allowed Host.
 
@@ -28,7 +28,7 @@ Application = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None
 _AUTHORITY = re.compile(r"(?:\[(?P<ipv6>[0-9a-f:.%]+)\]|(?P<name>[^\s:/\[\]@,?#\\]+))(?::\d{1,5})?", re.IGNORECASE)
 _ORIGIN = re.compile(r"https?://(?P<authority>[^/]+)", re.IGNORECASE)
 _MUTATION = re.compile(r"\b(?:mutation|subscription)\b")
-# A GraphQL document arrives in this parameter, and POST alone may change anything.
+# URL parameter of a GraphQL document. Only POST requests may change anything.
 _DOCUMENT = "query"
 
 
@@ -36,11 +36,17 @@ class WebGuard:
     """An ASGI application that passes permitted requests and WebSocket handshakes to another one."""
 
     def __init__(self, application: Application, allowed_hosts: Iterable[str] = ()) -> None:
-        """Args: allowed_hosts: names permitted in Host and Origin besides `LOCAL_HOSTS`, with any port."""
+        """Guard an application.
+
+        Args:
+            application: the guarded application.
+            allowed_hosts: names permitted in Host and Origin besides `LOCAL_HOSTS`, with any port.
+        """
         self._application = application
         self._hosts = LOCAL_HOSTS | {allowed_host(name) for name in allowed_hosts}
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        """Pass a permitted request to the application, and answer any other one."""
         reason = refusal(scope, self._hosts) if scope["type"] in {"http", "websocket"} else None
         if reason is None:
             await self._application(scope, receive, send)
@@ -62,7 +68,7 @@ def allowed_host(given: str) -> str:
 
 
 def refusal(scope: MutableMapping[str, Any], hosts: Iterable[str]) -> str | None:
-    """Return why a request or handshake is refused, as one sentence; None if it is permitted."""
+    """Return the reason why a request or handshake is refused, as one sentence, or None if it is permitted."""
     host = _host_of(_only(scope, b"host"))
     if host is None or host not in hosts:
         return _foreign("Host", host)
@@ -90,13 +96,13 @@ def _values(scope: MutableMapping[str, Any], name: bytes) -> list[str]:
 
 
 def _only(scope: MutableMapping[str, Any], name: bytes) -> str:
-    """Value of a header that occurs once; empty otherwise."""
+    """Return the value of a header that occurs once, or an empty text."""
     values = _values(scope, name)
     return values[0] if len(values) == 1 else ""
 
 
 def _host_of(authority: str) -> str | None:
-    """Host name of `host[:port]` in lower case and without a final dot; None if it is malformed."""
+    """Return the host name of `host[:port]` in lower case and without a final dot, or None if it is malformed."""
     match = _AUTHORITY.fullmatch(authority)
     if not match:
         return None
@@ -104,19 +110,19 @@ def _host_of(authority: str) -> str | None:
 
 
 def _opens_page(scope: MutableMapping[str, Any]) -> bool:
-    """Whether a link of another site opens a page here in a tab of its own, which reads nothing and changes nothing."""
+    """Return whether a link of another site opens a page here in its own tab, which reads nothing and changes nothing."""
     navigates = _values(scope, b"sec-fetch-mode") == ["navigate"] and _values(scope, b"sec-fetch-dest") == ["document"]
     return scope["type"] == "http" and scope["method"] in {"GET", "HEAD"} and navigates
 
 
 def _has_mutation(scope: MutableMapping[str, Any]) -> bool:
-    """Whether the query string contains a GraphQL document with an operation that may change something."""
+    """Return whether the query string contains a GraphQL document with an operation that may change something."""
     parameters = parse_qsl(scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True)
     return any(name == _DOCUMENT and _MUTATION.search(value) for name, value in parameters)
 
 
 async def _refuse(scope: MutableMapping[str, Any], send: Send, reason: str) -> None:
-    """Answer 403; a handshake whose server cannot send a body is closed, which the server answers with 403."""
+    """Answer with 403. If the server cannot send a body for a handshake, close it; the server then answers with 403."""
     if scope["type"] == "websocket" and "websocket.http.response" not in (scope.get("extensions") or {}):
         await send({"type": "websocket.close", "code": 1008, "reason": "refused"})
         return

@@ -1,1 +1,1 @@
-"""Dagster's context turned into paths and events; no byte logic."""
+"""IO managers: Dagster's context converted to paths and events, without byte logic."""

@@ -1,4 +1,4 @@
-"""How a validator's report looks as an asset check's result."""
+"""Conversion of a validator's reports to the result of an asset check."""
 
 import dagster as dg
 
@@ -8,7 +8,7 @@ SHOWN = 10
 
 
 def as_result(*reports: Report) -> dg.AssetCheckResult:
-    """One result over some reports: counts, rules broken, the first findings."""
+    """Return one result for several reports: counts, violated rules, the first findings."""
     findings = [str(finding) for report in reports for finding in report.findings]
     rules: dict[str, int] = {}
     for report in reports:

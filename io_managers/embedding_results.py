@@ -1,7 +1,7 @@
-"""The results of the checks of one embedding kind: its files, and the inputs without one.
+"""Results of the checks of one embedding kind: its files, and the inputs without one.
 
-checks/embeddings.py makes them asset checks. The npy IO manager evaluates them where its step fails for single images: Dagster
-skips the checks of a failed step, and shows valid files as failed.
+checks/embeddings.py turns them into asset checks. The npy IO manager evaluates them if its step fails for single images,
+because Dagster skips the checks of a failed step and would show valid files as failed.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ FILES, INPUTS = "files_valid", "inputs_accepted"
 
 
 def files_result(session: Session, spec: EmbeddingSpec) -> dg.AssetCheckResult:
-    """Check every file, and name the model; valid files of an unfinished regeneration are a warning."""
+    """Check every file, and name the model. Valid files of an unfinished regeneration give a warning."""
     root, ledger = session.root, session.ledger
     store, used = NpyStore(root.derived / spec.folder, spec), model_in_use(ledger, spec.kind)
     result = as_result(collect(spec.folder, spec.kind, embedding_files(store, ledger)))
@@ -36,7 +36,7 @@ def files_result(session: Session, spec: EmbeddingSpec) -> dg.AssetCheckResult:
 
 
 def inputs_result(session: Session, spec: EmbeddingSpec) -> dg.AssetCheckResult:
-    """Name the images without a file of this kind."""
+    """List the images without a file of this kind."""
     return inputs_accepted(problems_of_kind(session.overview(), session.ledger, spec))
 
 

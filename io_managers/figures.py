@@ -1,4 +1,4 @@
-"""Counters as metadata for a reader of the UI: names in words, each with its unit."""
+"""Counters as metadata for the UI: names in words, each with its unit."""
 
 from collections.abc import Mapping
 
@@ -7,7 +7,9 @@ def with_units(counts: Mapping[str, int], unit: str, **units: str) -> dict[str, 
     """Name each counter in words with its unit: `mask_corrected` of records becomes `mask corrected (records)`.
 
     Args:
-        unit: of all counters but those that `units` names.
+        counts: the counters.
+        unit: unit of all counters that `units` does not name.
+        units: unit by counter name.
     """
     return {_named(name.replace("_", " "), units.get(name, unit)): count for name, count in counts.items()}
 
@@ -17,10 +19,10 @@ def _named(name: str, unit: str) -> str:
 
 
 def kilobytes(size: int) -> dict[str, float]:
-    """The size of a small file, given in bytes."""
+    """Return the metadata for the size of a small file, given in bytes."""
     return {"size (kB)": round(size / 1e3, 1)}
 
 
 def megabytes(size: int) -> dict[str, float]:
-    """The size of a folder, given in bytes."""
+    """Return the metadata for the size of a folder, given in bytes."""
     return {"size (MB)": round(size / 1e6, 3)}

@@ -1,4 +1,4 @@
-"""Presets by hardlink: which folder a request becomes. Links and records are made in imagemill/pipeline/presets/derive.py."""
+"""IO manager of presets by hardlink. Links and records are made in imagemill/pipeline/presets/derive.py."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from imagemill.store.public_data import Dataset, PresetDir, PublicData
 from io_managers.figures import with_units
 from resources.data_root import DataRootResource
 
-# One name for all work on a preset: rescale and coord both write a base preset's manifest.
+# One claim name for all work on a preset, because rescale and coord both write a base preset's manifest.
 CLAIM = "presets"
 
 
@@ -27,7 +27,9 @@ class Coord:
     """A request for a preset's records in coordinates.
 
     Attributes:
-        splits: None for all that the base has published.
+        dataset: dataset of the preset.
+        name: name of the preset.
+        splits: splits to process; None for all that the base has published.
         order: requested order of objects; None for the recorded one.
     """
 
@@ -38,46 +40,49 @@ class Coord:
 
 
 class HardlinkIOManager(dg.ConfigurableIOManager):
-    """Makes a preset's records in coordinates; those of a derived preset with hardlinks to the base's images."""
+    """Writes a preset's records in coordinates, and for a derived preset also the hardlinks to the base's images."""
 
     data_root: dg.ResourceDependency[DataRootResource]
 
     def handle_output(self, context: dg.OutputContext, obj: Leased) -> None:
-        with obj.claimed() as asked:
-            made = _made(asked)
-            obj.ledger.record_counts(context.run_id, context.asset_key.to_user_string(), counts_of(made))
-        context.add_output_metadata(_told(asked, made))
+        """Run the request, and record its counts."""
+        with obj.claimed() as request:
+            result = _run_coord(request)
+            obj.ledger.record_counts(context.run_id, context.asset_key.to_user_string(), counts_of(result))
+        context.add_output_metadata(_metadata(request, result))
 
     def load_input(self, context: dg.InputContext) -> PresetDir:
-        """The preset's folder."""
+        """Return the preset's folder."""
         dataset, preset = split_key(context.asset_partition_key)
         return PublicData(self.data_root.root().public_data).dataset(dataset).preset(preset)
 
 
-def _made(asked: Coord) -> CoordResult:
-    base = asked.dataset.preset(asked.name.base)
-    splits = [split for split in base.splits() if asked.splits is None or split in asked.splits]
+def _run_coord(request: Coord) -> CoordResult:
+    base = request.dataset.preset(request.name.base)
+    splits = [split for split in base.splits() if request.splits is None or split in request.splits]
     records = sum(1 for split in splits for _ in read_raw(base.jsonl(split)))
-    with Progress(f"coord {asked.dataset.name}/{asked.name.effective}", records, unit="record") as progress:
-        return coord(asked.dataset, asked.name, splits=asked.splits, order=asked.order, advance=progress.advance)
+    with Progress(f"coord {request.dataset.name}/{request.name.effective}", records, unit="record") as progress:
+        return coord(
+            request.dataset, request.name, splits=request.splits, order=request.order, advance=progress.advance
+        )
 
 
-def counts_of(made: CoordResult) -> dict[str, int]:
-    """Counters over all splits."""
-    splits = made.counts.values()
+def counts_of(result: CoordResult) -> dict[str, int]:
+    """Return the counters over all splits."""
+    splits = result.counts.values()
     return {
         "records": sum(counts.kept for counts in splits),
         "dropped": sum(counts.dropped for counts in splits),
-        "linked": made.linked,
-        "present": made.present,
-        "files_written": len(made.changed),
+        "linked": result.linked,
+        "present": result.present,
+        "files_written": len(result.changed),
     }
 
 
-def _told(asked: Coord, made: CoordResult) -> dict[str, Any]:
+def _metadata(request: Coord, result: CoordResult) -> dict[str, Any]:
     splits = {
         f"{split} {name}": value
-        for split, counts in made.counts.items()
+        for split, counts in result.counts.items()
         for name, value in {
             "records": counts.kept,
             "dropped (records)": counts.dropped,
@@ -85,8 +90,8 @@ def _told(asked: Coord, made: CoordResult) -> dict[str, Any]:
         }.items()
     }
     pages = {}
-    if asked.name.max_objects is not None:  # a base preset has its sheet from rescale
-        sheet = write_preset_sheet(asked.dataset, made.preset, made.preset.splits()[0])
+    if request.name.max_objects is not None:  # a base preset has its sheet from rescale
+        sheet = write_preset_sheet(request.dataset, result.preset, result.preset.splits()[0])
         pages = {"boxes": dg.MetadataValue.md(sheet_page(sheet))}
-    totals = with_units(counts_of(made), "images", dropped="records", records="records", files_written="files")
-    return {**splits, **totals, **pages, "path": dg.MetadataValue.path(str(made.preset.path))}
+    totals = with_units(counts_of(result), "images", dropped="records", records="records", files_written="files")
+    return {**splits, **totals, **pages, "path": dg.MetadataValue.path(str(result.preset.path))}

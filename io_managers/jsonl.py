@@ -1,4 +1,4 @@
-"""The Stage 2 records on disk: which file a merge becomes, and what it did. Byte logic is in pipeline/stage2/merge.py."""
+"""IO manager of the Stage 2 records: target file and counters of a merge. Byte logic is in pipeline/stage2/merge.py."""
 
 from pathlib import Path
 
@@ -21,11 +21,12 @@ _UNITS = {
 
 
 class JsonlIOManager(dg.ConfigurableIOManager):
-    """Writes `derived/approved_image_dataset.jsonl`, in one rename and only if a byte changed."""
+    """Writes `derived/approved_image_dataset.jsonl` in one rename, and only if a byte changed."""
 
     data_root: dg.ResourceDependency[DataRootResource]
 
     def handle_output(self, context: dg.OutputContext, obj: Leased) -> None:
+        """Run the merge, and record its counts."""
         with obj.claimed() as work:
             counts = _merge(work, obj.ledger)
             obj.ledger.record_counts(context.run_id, obj.asset, counts)
@@ -33,7 +34,7 @@ class JsonlIOManager(dg.ConfigurableIOManager):
         context.add_output_metadata({**shown, "path": dg.MetadataValue.path(str(work.root.stage2_jsonl))})
 
     def load_input(self, context: dg.InputContext) -> Path:
-        """The file; read it with `imagemill.formats.jsonl.read_jsonl`."""
+        """Return the file; read it with `imagemill.formats.jsonl.read_jsonl`."""
         return self.data_root.root().stage2_jsonl
 
 

@@ -1,10 +1,8 @@
-"""Embedding files as they land: drains a pass's stream, and tells Dagster of each image that arrived.
+"""IO manager of embedding files: drains the stream of a pass, and reports each published image to Dagster.
 
-    stream of rows ──> publish (ledger, final names) ──> one event per image ──> counts, and a Failure where images are missing
+    stream of rows ──> publish (ledger, final names) ──> one event per image ──> counts, and a Failure if images are missing
 
-Belongs here: what Dagster hears about an embedding pass, and how its step ends.
-Belongs elsewhere: making and publishing files (imagemill/pipeline/stage2/embed.py), storing events
-(resources/dagster_internals/events.py).
+Files are made and published in imagemill/pipeline/stage2/embed.py; events are stored in resources/dagster_internals/events.py.
 """
 
 from collections import Counter
@@ -46,11 +44,12 @@ _ABSENT = ("no image in approved/ has this id", "put the image back, or leave th
 
 
 class NpyIOManager(dg.ConfigurableIOManager):
-    """Publishes one kind's files and streams their events."""
+    """Publishes the files of one kind and streams their events."""
 
     data_root: dg.ResourceDependency[DataRootResource]
 
     def handle_output(self, context: dg.OutputContext, obj: Leased) -> None:
+        """Publish the files of the stream, record counts, and fail if images are missing."""
         with obj.claimed() as stream:
             self._store(context, stream, obj.ledger)
 
@@ -76,7 +75,7 @@ class NpyIOManager(dg.ConfigurableIOManager):
         context.log.info(f"all images of this run, in {obj.store.folder}: {totals}")
 
     def load_input(self, context: dg.InputContext) -> NpyStore:
-        """The files as a handle: a folder and a spec, never gigabytes."""
+        """Return the files as a handle (a folder and a spec) instead of gigabytes of arrays."""
         spec = next(s for s in embedding_specs() if s.kind == context.asset_key.to_user_string())
         return NpyStore(self.data_root.root().derived / spec.folder, spec)
 
@@ -88,7 +87,7 @@ class NpyIOManager(dg.ConfigurableIOManager):
         events: StreamedEvents,
         counts: Counter[str],
     ) -> set[str]:
-        """Publish every row; return the ids that did not arrive."""
+        """Publish every row; return the ids of images without a new file."""
         missing: set[str] = set()
         spec, work = obj.store.spec, obj.work
         unit = {"unit": "caption", "work_unit": "token"} if spec.source == "caption" else {}
@@ -130,10 +129,10 @@ class NpyIOManager(dg.ConfigurableIOManager):
         events: StreamedEvents,
         missing: Collection[str],
     ) -> None:
-        """Fail the step if images failed; if the run was launched in the UI, or Dagster expects every partition, also if refused.
+        """Fail the step if images failed; also if images were refused, in runs launched in the UI or not deferred.
 
         Raises:
-            dg.Failure: naming them with their reasons; everything else is done and reported.
+            dg.Failure: naming the images with their reasons, after everything else is done and reported.
         """
         kind, plan = obj.store.spec.kind, obj.plan
         problems = [p for p in ledger.problems(sorted(missing)) if p.asset == kind]
@@ -149,9 +148,9 @@ class NpyIOManager(dg.ConfigurableIOManager):
             raise _failure(kind, sorted(problems, key=lambda problem: problem.item), absent)
 
     def _news(self, context: dg.OutputContext, plan: EmbeddingPlan) -> Iterator[FileRow]:
-        """Files that were there already, as far as Dagster does not know them.
+        """Yield the existing files that Dagster does not know yet.
 
-        A backfill counts a partition that its run does not report as failed, so a run of the UI reports them all.
+        A backfill counts a partition that its run does not report as failed, so a run of the UI reports all files.
         """
         if not plan.done:
             return
@@ -179,16 +178,16 @@ def _report(events: StreamedEvents, row: FileRow, used: Callable[[FileRow], dict
 
 
 def _report_sources(instance: dg.DagsterInstance, plan: EmbeddingPlan, ledger: Ledger) -> None:
-    """Show the approved images that were opened: those Dagster does not know of, and those read anew in this step.
+    """Report the approved images that were opened: those unknown to Dagster, and those read again in this step.
 
-    Each is a materialisation, which fills partition counts; one observation of them all is what the graph shows as latest
-    event. Observations of single images would be compared: a replaced image would call its T5 file stale, which is made
-    from the caption alone. The ledger knows what is stale.
+    Each gets a materialisation, which fills partition counts. One observation of them all is shown as the latest event in the
+    graph. Observations of single images would take part in version comparisons: a replaced image would mark its T5 file stale,
+    although that is made from the caption alone. Staleness is tracked in the ledger.
     """
     opened = ledger.sources([*(row.image_id for row in plan.done), *(job.image_id for job in plan.jobs)])
-    read_anew = {job.image_id for job in plan.jobs if job.facts is None}
+    reread = {job.image_id for job in plan.jobs if job.facts is None}
     known = instance.get_materialized_partitions(dg.AssetKey(SOURCE_ASSET))
-    news = [row for row in opened.values() if row.image_id in read_anew or row.image_id not in known]
+    news = [row for row in opened.values() if row.image_id in reread or row.image_id not in known]
     if news:
         together = dg.AssetObservation(SOURCE_ASSET, metadata={"opened (images)": len(news)})
         report_without_run(instance, [*map(_source_event, news), together])
@@ -201,7 +200,7 @@ def _source_event(row: SourceRow) -> dg.AssetMaterialization:
 
 
 def _failure(kind: str, problems: Sequence[Problem], absent: Sequence[str]) -> dg.Failure:
-    """Name the images that did not arrive: their reasons, details and remedies."""
+    """Return a failure that names the missing images with their reasons, details and remedies."""
     absences = [Problem(i, kind, "refused", "no input", *_ABSENT) for i in absent]
     named = [*problems, *absences]
     lines = [f"  {p.item}: {p.reason}: {p.detail}; {p.remedy}" for p in named[:SHOWN]]

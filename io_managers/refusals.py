@@ -1,6 +1,6 @@
-"""Refused and failed inputs in the UI: the result of the check `inputs_accepted`, and the table that names them.
+"""Refused and failed inputs in the UI: the result of the check `inputs_accepted`, and the table of inputs.
 
-Which problems concern an asset is decided in imagemill/pipeline/problem_list.py.
+The problems of an asset are selected in imagemill/pipeline/problem_list.py.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ SHOWN = 100
 
 
 def inputs_accepted(problems: Sequence[InputProblem]) -> dg.AssetCheckResult:
-    """Return a warning if there is a problem, with the first `SHOWN` in a table."""
+    """Return a passed result, or a warning with a table of the first `SHOWN` problems."""
     refused = sum(problem.outcome == "refused" for problem in problems)
     counts = {"refused (inputs)": refused, "failed (inputs)": len(problems) - refused}
     return dg.AssetCheckResult(
@@ -26,7 +26,7 @@ def inputs_accepted(problems: Sequence[InputProblem]) -> dg.AssetCheckResult:
 
 
 def problem_table(problems: Sequence[InputProblem]) -> dg.TableMetadataValue:
-    """One row per problem, at most `SHOWN`."""
+    """Return a table with one row per problem, at most `SHOWN`."""
     rows = [
         dg.TableRecord(
             {

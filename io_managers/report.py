@@ -1,6 +1,6 @@
-"""Reports on disk and in the UI: each is written as soon as it is made, with its counters and pages as metadata.
+"""IO manager of reports: each is written as soon as it is made, with its counters and pages as metadata.
 
-What a report says is decided in imagemill/pipeline/; a file that already holds its bytes keeps its modification time.
+The content of reports is made in imagemill/pipeline/. A file that already holds a report's bytes keeps its modification time.
 """
 
 from collections import Counter
@@ -16,11 +16,12 @@ from resources.data_root import DataRootResource
 
 
 class ReportIOManager(dg.ConfigurableIOManager):
-    """Drains reports into their files. The asset's definition names the place below `derived/` as metadata `place`."""
+    """Writes a stream of reports to files. The asset's metadata `place` names the location below `derived/`."""
 
     data_root: dg.ResourceDependency[DataRootResource]
 
     def handle_output(self, context: dg.OutputContext, obj: Leased) -> None:
+        """Write the reports, and record their counts."""
         with obj.claimed() as reports:
             counts = self._write(context, reports)
             obj.ledger.record_counts(context.run_id, obj.asset, counts)
@@ -30,20 +31,20 @@ class ReportIOManager(dg.ConfigurableIOManager):
         with StreamedEvents(context) as events:
             for report in obj.stream:
                 counts.update({"reports": 1, "rewritten": write_report(report)})
-                _tell(context, events, report, obj.place)
+                _report(context, events, report, obj.place)
         return dict(counts)
 
     def load_input(self, context: dg.InputContext) -> Path:
-        """The folder or file that the reports end in."""
+        """Return the folder or file of the reports."""
         assert context.upstream_output
         return self.data_root.root().derived / context.upstream_output.definition_metadata["place"]
 
 
-def _tell(context: dg.OutputContext, events: StreamedEvents, report: CurationReport, place: Path) -> None:
-    """As an event of ours where the run is deferred, else as metadata of the event that Dagster writes."""
+def _report(context: dg.OutputContext, events: StreamedEvents, report: CurationReport, place: Path) -> None:
+    """Report to Dagster: as our own event if the run is deferred, else as metadata of the event that Dagster writes."""
     pages = {title: dg.MetadataValue.md(page) for title, page in report.pages.items()}
     if report.partition is None and context.has_asset_partitions:
-        # Of all partitions together: it stands with each of them.
+        # A report on all partitions together is shown with each of them.
         context.step_context.add_asset_metadata(pages)
         return
     metadata: dict[str, Any] = {**report.counts, **pages, "path": dg.MetadataValue.path(str(report.path or place))}

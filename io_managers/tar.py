@@ -1,4 +1,4 @@
-"""Shard sets on disk: which folder a plan becomes. Byte logic is in formats/tar.py and pipeline/shards/shard_writer.py."""
+"""IO manager of shard sets. Byte logic is in formats/tar.py and pipeline/shards/shard_writer.py."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -29,11 +29,12 @@ SHOWN = 5
 
 
 class TarIOManager(dg.ConfigurableIOManager):
-    """Writes each planned bucket's set, and puts it in its place in one step."""
+    """Writes the set of each planned bucket, and publishes it in one step."""
 
     data_root: dg.ResourceDependency[DataRootResource]
 
     def handle_output(self, context: dg.OutputContext, obj: Leased) -> None:
+        """Write the planned sets, record counts, and fail if damaged files were found."""
         ledger = obj.ledger
         with obj.claimed() as plan:
             results = self._write(context, plan, _identities(ledger))
@@ -43,12 +44,12 @@ class TarIOManager(dg.ConfigurableIOManager):
             refresh(self.data_root.root(), ledger)
         totals = ", ".join(f"{name}={count}" for name, count in counts.items())
         context.log.info(f"all buckets of this run, in {plan.output}: {totals}")
-        _fail_where_damaged(results)
+        _fail_if_damaged(results)
 
     def _write(
         self, context: dg.OutputContext, shard_set: PackPlan, identities: Mapping[str, ModelIdentity]
     ) -> list[BucketResult]:
-        """Write bucket by bucket; each is reported as it gets its place."""
+        """Write one bucket after another; each is reported when it is published."""
         derived, results = self.data_root.root().derived, []
         sizes = [sample_bytes(sample) for plan in shard_set.plans for shard in plan.shards for sample in shard]
         with (
@@ -58,7 +59,7 @@ class TarIOManager(dg.ConfigurableIOManager):
             for plan in shard_set.plans:
                 result = write_bucket(shard_set, plan, derived, identities, on_sample=partial(progress.advance, 1))
                 metadata = _metadata(result, bucket_folder(shard_set.output, plan.bucket), identities)
-                # Without the defer tag Dagster writes the event itself, and takes the partition's metadata from here.
+                # Without the defer tag Dagster writes the event itself, with the metadata that is added here.
                 context.step_context.add_asset_metadata(metadata, partition_key=plan.bucket)
                 events.add(plan.bucket, data_version=plan.digest, metadata=metadata)
                 results.append(result)
@@ -66,7 +67,7 @@ class TarIOManager(dg.ConfigurableIOManager):
         return results
 
     def load_input(self, context: dg.InputContext) -> list[str]:
-        """The tars of the requested buckets, as urls for a WebDataset pipeline."""
+        """Return the tars of the requested buckets, as URLs for a WebDataset pipeline."""
         output = self.data_root.shards_folder()
         return [
             str(tar)
@@ -81,7 +82,7 @@ def _identities(ledger: Ledger) -> Mapping[str, ModelIdentity]:
 
 
 def _note_damage(ledger: Ledger, results: list[BucketResult], run_id: str) -> None:
-    """Record each damaged file, so that the next run repairs it, and each sample that is left out for it."""
+    """Record each damaged file, so that the next run repairs it, and each sample left out because of it."""
     files = [file for result in results for file in result.rotten.files]
     lost = sorted({image_id for result in results for image_id in result.rotten.lost})
     damaged = [damaged_file(kind, image_id, run_id) for kind, image_id in files]
@@ -89,8 +90,8 @@ def _note_damage(ledger: Ledger, results: list[BucketResult], run_id: str) -> No
     ledger.record_problems([*damaged, *of_shards])
 
 
-def _fail_where_damaged(results: list[BucketResult]) -> None:
-    """Raises dg.Failure if a file was damaged. Everything else is packed."""
+def _fail_if_damaged(results: list[BucketResult]) -> None:
+    """Raise dg.Failure if a file was damaged. Everything else is packed."""
     names = [file_name(kind, image_id) for result in results for kind, image_id in result.rotten.files]
     if names:
         shown = ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
@@ -102,7 +103,7 @@ def _fail_where_damaged(results: list[BucketResult]) -> None:
 
 
 def _metadata(result: BucketResult, folder: Path, identities: Mapping[str, ModelIdentity]) -> dict[str, Any]:
-    """Return the metadata of one bucket: its own figures, not those of the run."""
+    """Return the metadata of one bucket, not of the whole run."""
     models = ", ".join(f"{kind}: {model_text(identity)}" for kind, identity in sorted(identities.items()))
     counts = {"samples": result.samples, "shards": result.shards, "new shards": result.new_shards}
     shown = {"status": result.status, **counts, "tombstones (samples)": result.tombstones, **megabytes(result.bytes)}

@@ -1,1 +1,1 @@
-"""Configuration turned into live objects, by the names assets ask for them."""
+"""Dagster resources: live objects built from the configuration."""

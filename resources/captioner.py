@@ -1,7 +1,6 @@
-"""Which model captions images that have no caption, where one does: off unless imagemill.yaml says otherwise.
+"""The captioner of images that have no caption. It is off unless imagemill.yaml enables it.
 
-Belongs here: its settings, its identity, what a worker is built with.
-Belongs elsewhere: which images it captions (imagemill/pipeline/stage2/caption.py), making one (imagemill/encoders/recipes.py).
+Images are selected in imagemill/pipeline/stage2/caption.py; the model is constructed in imagemill/encoders/recipes.py.
 Spec: docs/spec/stage2.md#caption-sources
 """
 
@@ -30,28 +29,32 @@ class CaptionerResource(dg.ConfigurableResource):
     data_root: dg.ResourceDependency[DataRootResource]
 
     def settings(self) -> CaptionerSettings:
+        """Return the captioner's settings."""
         return self.data_root.session.config.captioner
 
-    def jobs(self, ids: Iterable[str], scan: Scan, ledger: Ledger, *, anew: bool = False) -> list[CaptionJob]:
-        """What it is to caption; nothing where it is off.
+    def jobs(self, ids: Iterable[str], scan: Scan, ledger: Ledger, *, recaption: bool = False) -> list[CaptionJob]:
+        """Return the images to caption; empty if the captioner is disabled.
 
         Args:
-            anew: also what another captioner, or this one with another prompt or other settings, has captioned.
+            ids: candidates.
+            scan: scan of the approved folder.
+            ledger: record of existing captions.
+            recaption: also images captioned by another captioner, or by this one with another prompt or other settings.
         """
         settings = self.settings()
         if not settings.enabled:
             return []
-        key = self.made_by().key if anew else None
+        key = self.made_by().key if recaption else None
         return caption_jobs(ids, scan, ledger, preview=settings.model == PREVIEW, anew=key)
 
     def made_by(self) -> ModelIdentity:
-        """The model with its prompt, read from its files. Raises ModelUnusable."""
+        """Return the identity of the model with its prompt, read from its files. Raises ModelUnusable."""
         settings = self.settings()
         identity = vlm_identity(self.data_root, settings, "captioner", caption_prompt(settings.prompt))
         return msgspec.structs.replace(identity, kind=CAPTIONER)
 
     def worker_options(self) -> dict[str, Any]:
-        """What a CaptionWorker is built with."""
+        """Return the arguments of a CaptionWorker."""
         root, config, settings = self.data_root.root(), self.data_root.session.config, self.settings()
         prompt = caption_prompt(settings.prompt)
         return {

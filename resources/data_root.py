@@ -1,7 +1,6 @@
 """The data root of this deployment: its paths, its configuration file, its ledger.
 
-Belongs here: which folder and file a run works on.
-Belongs elsewhere: opening them (imagemill/pipeline/session.py), what lies where below the folder (imagemill/domain/layout.py).
+They are opened in imagemill/pipeline/session.py; the layout of the folder is in imagemill/domain/layout.py.
 """
 
 import os
@@ -23,7 +22,7 @@ from imagemill.store.locations import refuse_no_folder
 class DataRootResource(dg.ConfigurableResource):
     """One data root. Empty fields fall back to the environment, which the command line sets.
 
-    A run has one session, from the first resource to the last; a run of a command has the command's.
+    A run has one session, shared by all its resources; a run of a command uses the command's.
     """
 
     path: str | None = Field("", description="Data root; empty: $IMAGEMILL_DATA_ROOT, else ./data.")
@@ -39,6 +38,7 @@ class DataRootResource(dg.ConfigurableResource):
 
     @contextmanager
     def yield_for_execution(self, context: dg.InitResourceContext) -> Iterator[Self]:
+        """Open the session of a run."""
         with open_session(self.path or None, self.config_file or None) as session:
             if self.output_base_dir and Path(os.path.abspath(self.output_base_dir)) != session.root.derived:
                 session.put("derived", self.output_base_dir)
@@ -51,16 +51,17 @@ class DataRootResource(dg.ConfigurableResource):
         return self._session or current_session(self.path or None, self.config_file or None)
 
     def root(self) -> DataRoot:
+        """Return the data root with its folders."""
         return self.session.root
 
     def own_config_file(self) -> Path | None:
-        """`imagemill.yaml` of the data root; None if another configuration file was named."""
+        """Return `imagemill.yaml` of the data root, or None if another configuration file was named."""
         return None if named_config(self.config_file or None) else self.root().config_file
 
     def shards_folder(self, given: str | None = None) -> Path:
-        """Where shards go: as given (and remembered from then on), else as remembered, else below the root.
+        """Return the folder of shards: the given one (remembered from now on), else the remembered one, else that below the root.
 
-        Raises ImagemillError where no folder of shards is or can be.
+        Raises ImagemillError if the path is not a folder of shards and cannot become one.
         """
         if given:
             self.session.put("shards", given)

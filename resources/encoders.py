@@ -1,7 +1,6 @@
-"""How each kind is encoded in this deployment: the configuration file, and what a run says differently.
+"""Encoder settings of each kind: the configuration file with the overrides of a run.
 
-Belongs here: settings and what a worker is built with.
-Belongs elsewhere: the models (imagemill/encoders/), which are loaded in the worker.
+The models are in imagemill/encoders/ and are loaded in the worker.
 """
 
 from typing import Any
@@ -29,13 +28,13 @@ class Encoders(dg.ConfigurableResource):
     )
 
     def settings(self, spec: EmbeddingSpec) -> EncoderSettings:
-        """The file's settings with this run's overrides. Raises WrongUsage for an unknown field or a bad value."""
+        """Return the file's settings with this run's overrides. Raises WrongUsage for an unknown field or a bad value."""
         base = msgspec.to_builtins(self.data_root.session.config.encoder(spec))
         where = f"run configuration, resources.encoders.overrides.{spec.kind}"
         return convert_settings({**base, **self.overrides.get(spec.kind, {})}, EncoderSettings, where=where)
 
     def worker_options(self, spec: EmbeddingSpec) -> dict[str, Any]:
-        """What an EmbedWorker of this kind is built with."""
+        """Return the arguments of an EmbedWorker of this kind."""
         root, config = self.data_root.root(), self.data_root.session.config
         return {
             "spec": spec,
@@ -51,9 +50,9 @@ class Encoders(dg.ConfigurableResource):
         }
 
     def check_recorded(self, spec: EmbeddingSpec) -> None:
-        """Refuse a configured model that is not the one that made the files, even where nothing is left to make.
+        """Refuse a configured model that did not make the existing files, even if nothing is left to make.
 
-        The model's files are only read where the names differ from the recorded ones.
+        The model's files are read only if the names differ from the recorded ones.
         """
         ledger, settings = self.data_root.session.ledger, self.settings(spec)
         recorded = read_identity(ledger, spec.kind)
@@ -65,12 +64,13 @@ class Encoders(dg.ConfigurableResource):
         guard_identity(ledger, self.identify(spec))
 
     def look_up(self, spec: EmbeddingSpec) -> None:
-        """Check the configured model before work begins: it exists, its configuration fits, it is the recorded one.
+        """Check the configured model before work begins: it exists, its configuration fits, and it is the recorded one.
 
-        Weights are neither fetched nor loaded; a model whose weights are not on this machine yet is compared once they are.
+        Weights are neither downloaded nor loaded. A model whose weights are not on this machine is compared after their download.
 
         Raises:
-            ModelUnusable: no such model, or one of another kind. ModelMismatch: not the recorded model.
+            ModelUnusable: if the model does not exist, or is of another kind.
+            ModelMismatch: if it is not the recorded model.
         """
         identity = self.encoder_class(spec).look_up(self.settings(spec), **self._given(spec))
         if identity is not None:
@@ -81,10 +81,11 @@ class Encoders(dg.ConfigurableResource):
         return self.encoder_class(spec).identify(self.settings(spec), **self._given(spec))
 
     def encoder_class(self, spec: EmbeddingSpec) -> type[Encoder]:
+        """Return the encoder class of a kind."""
         return spec.encoder_class()
 
     def masks(self) -> Masks:
-        """The T5 tokenizer alone, as a function from captions to masks."""
+        """Return the function from captions to T5 masks, which needs only the tokenizer."""
         tokenizer = T5.encoder_class().tokenizer(self.settings(T5), **self._given(T5))
         return tokenizer.masks
 

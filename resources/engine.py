@@ -1,7 +1,6 @@
-"""Where work runs: one verb, whatever is behind it.
+"""Execution engines: one method distributes keys to workers, in this process or in several.
 
-Belongs here: handing keys to workers and their rows back.
-Belongs elsewhere: what a worker does (imagemill/pipeline/), the model's device (imagemill.yaml).
+Workers are implemented in imagemill/pipeline/; the device of a model is set in imagemill.yaml.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,32 +22,31 @@ class Engine(dg.ConfigurableResource):
         """Yield one row per key as results arrive.
 
         Args:
-            worker_class: built once per worker with `options`. Its `stream(keys)` writes its own outputs and returns one small
-                row per key, in any order; `close()` ends it.
-            keys: small picklable values; pixels and arrays never travel.
-            batch_size: for engines that place work elsewhere; in one process the worker sees the whole stream and batches by
-                itself.
+            worker_class: class that is constructed once per worker with `options`. Its `stream(keys)` writes its own outputs and
+                yields one small row per key, in any order; `close()` frees its resources.
+            keys: small picklable values; pixels and arrays are never sent.
+            batch_size: for engines with several processes; in one process the worker gets the whole stream and batches it itself.
         """
         with closing(worker_class(**options)) as worker:
             yield from worker.stream(keys)
 
 
 class LocalProcesses(Engine):
-    """Several worker processes of this machine; one worker stays in the process of the run.
+    """Several worker processes on this machine. A single worker runs in the process of the run.
 
-    A worker that is killed ends `map_batches` with a WorkerDied that names it; finished work stays, the next run continues.
+    If a worker is killed, `map_batches` ends with a WorkerDied that names it. Finished work stays, and the next run continues.
     """
 
     workers: int = Field(1, ge=1, description="Worker processes; each has its own memory and its own copy of a model.")
 
     def with_workers(self, workers: int) -> "LocalProcesses":
-        """The same engine with that many workers."""
+        """Return an engine with that many workers."""
         return LocalProcesses(workers=workers)
 
     def map_batches(
         self, worker_class: type[Any], keys: Iterable[Any], *, batch_size: int = 8, **options: Any
     ) -> Iterator[Any]:
-        """As the in-process engine; a worker's `stream` is called once per batch, and rows come in any order."""
+        """Yield one row per key, in any order. A worker's `stream` is called once per batch."""
         if self.workers == 1:
             yield from super().map_batches(worker_class, keys, batch_size=batch_size, **options)
             return
@@ -63,11 +61,14 @@ class LocalProcesses(Engine):
         apart: bool = False,
         **options: Any,
     ) -> Iterator[Any]:
-        """One key at a time; a worker that is killed costs its key alone, and the others go on.
+        """Process keys one at a time; if a worker is killed, only its key is lost, and the other workers continue.
 
         Args:
-            died: the row of a key whose worker ended before it, and how, such as "was ended by SIGKILL".
-            apart: in a process of its own, also where there is one worker.
+            worker_class: class that is constructed once per worker with `options`.
+            keys: small picklable values.
+            died: return the row of a key whose worker ended early, given how it ended, such as "was ended by SIGKILL".
+            apart: use a child process even if there is only one worker.
+            options: arguments of `worker_class`.
         """
         if self.workers == 1 and not apart:
             yield from super().map_batches(worker_class, keys, batch_size=1, **options)

@@ -1,4 +1,4 @@
-"""Worker processes on this machine: one pebble pool of one spawned process per worker.
+"""Worker processes on this machine: one pebble pool with one spawned process per worker.
 
     caller ──batch──▶ worker 1   at most two batches each, so that no worker waits for the caller
            ◀──rows──
@@ -7,8 +7,7 @@
 Processes are spawned because many libraries that start threads do not work after a fork. If a process dies, its batch runs
 again, and the other workers continue. Workers whose caller was killed end after their batch.
 
-Belongs here: processes; no Dagster, which every worker would have to import.
-Belongs elsewhere: the engine that assets see (resources/engine.py), what a worker does (imagemill/pipeline/).
+This module must not import Dagster, because every worker would import it too. The engine for assets is resources/engine.py.
 """
 
 import pickle
@@ -37,7 +36,7 @@ CLOSE_SECONDS = 10.0
 
 
 class WorkerDied(ImagemillError, RuntimeError):
-    """A worker process ended before its work did; `pid`, `exitcode` and the `keys` it may have been busy with."""
+    """A worker process ended early; `pid`, `exitcode`, and the `keys` that it may have been processing."""
 
     def __init__(self, pid: int | None, exitcode: int | None, keys: list[Any]) -> None:
         self.pid, self.exitcode, self.keys = pid, exitcode, keys
@@ -65,15 +64,20 @@ def run_on_processes(
     options: Mapping[str, Any],
     died: Callable[[list[Any], WorkerDied], Iterable[Any]] | None = None,
 ) -> Iterator[Any]:
-    """Yield what `worker_class(**options).stream(batch)` yields, for batches of the keys, as it arrives.
+    """Run `worker_class(**options).stream(batch)` on batches of the keys in worker processes; yield the rows as they arrive.
 
-    No more processes are started than there are batches. An exception of a worker is raised here, and ends the others.
+    At most one process per batch is started. An exception of a worker is raised here, and ends the others.
 
     Args:
-        died: return the rows of a batch whose process died. The batch does not run again. None: it runs again.
+        worker_class: class that is constructed once per worker with `options`.
+        keys: small picklable values.
+        workers: number of processes.
+        batch_size: keys per batch.
+        options: arguments of `worker_class`.
+        died: return the rows of a batch whose process died; the batch does not run again. None: it runs again.
 
     Raises:
-        WorkerDied: at the end, with every key whose process died each time. Earlier if only deaths are observed.
+        WorkerDied: at the end, with every key whose process died each time; earlier after several deaths without a success.
     """
     remaining = iter(keys)
     todo: Iterator[_Batch] = map(_Batch, iter(lambda: list(islice(remaining, batch_size)), []))
@@ -132,17 +136,18 @@ def run_on_processes(
 
 
 class _Spawn(SpawnContext):
-    """The spawn context of one pool, with the first process that it starts."""
+    """The spawn context of one pool, which keeps the first process that it starts."""
 
     process: Any = None
 
     def Process(self, *args: Any, **kwargs: Any) -> SpawnProcess:  # pyright: ignore[reportIncompatibleVariableOverride]  # noqa: N802
+        """Start a process, and keep it if it is the first."""
         process = SpawnProcess(*args, **kwargs)
         self.process = self.process or process
         return process
 
     def is_dead(self, pool: ProcessPool) -> bool:
-        """Return True if the process died while it had nothing to do, or with exit code 0, for which pebble waits forever."""
+        """Return True if the process died while idle, or with exit code 0, for which pebble waits forever."""
         return not pool.active or self.process.exitcode == 0
 
 
@@ -160,7 +165,7 @@ _process: dict[str, Any] = {}
 
 
 def _begin(*work: Any) -> None:
-    """Initialise the process. pebble ignores SIGINT: an interrupt reaches the whole process group, the caller handles it."""
+    """Initialise the process. pebble ignores SIGINT: an interrupt reaches the whole process group, and the caller handles it."""
     _process["work"] = work
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     warnings.filterwarnings("ignore", module=r"PIL\.")  # as the command does
@@ -171,7 +176,7 @@ def _stream(batch: list[Any]) -> list[Any]:
         if "worker" not in _process:
             worker_class, options, owners = _process["work"]
             if owners is not None:
-                use(owners)  # its temporary files name it: they are removed after its death while its caller lives
+                use(owners)  # temporary files name this process: they are removed after its death
             _process["worker"] = worker_class(**options)
         return list(_process["worker"].stream(batch))
     except Exception as error:

@@ -1,8 +1,7 @@
-"""Which summarizer Stage-A uses in this deployment: the vision-language model, or `MODULE:CLASS`, as configured or as a run says.
+"""The summarizer of Stage-A in this deployment: a vision-language model or `MODULE:CLASS`, from the configuration or a run.
 
-Belongs here: the choice, its settings, its identity.
-Belongs elsewhere: what a summarizer is (imagemill/models.py), how a worker makes one (imagemill/encoders/recipes.py), models
-(imagemill/encoders/vlm.py), who calls it (imagemill/pipeline/stage_a/worker.py).
+The protocol is in imagemill/models.py, construction in a worker in imagemill/encoders/recipes.py, models in
+imagemill/encoders/vlm.py, and the caller in imagemill/pipeline/stage_a/worker.py.
 Spec: docs/spec/stage-a.md#summarizers
 """
 
@@ -37,46 +36,46 @@ class SummarizerResource(dg.ConfigurableResource):
     )
 
     def settings(self) -> SummarizerSettings:
-        """Return the file's settings with this run's differences.
+        """Return the file's settings with this run's overrides.
 
         Raises:
-            WrongUsage: an unknown field or a bad value.
-            NotTrusted: the data root's own file names a class, and the user has not consented to it.
+            WrongUsage: for an unknown field or a bad value.
+            NotTrusted: if the data root's own file names a class, and the user has not consented to it.
         """
         where = "run configuration, resources.summarizer"
-        said = {**self.overrides, **({"kind": self.kind} if self.kind else {})}
+        given = {**self.overrides, **({"kind": self.kind} if self.kind else {})}
         base = msgspec.to_builtins(self.data_root.session.config.summarizer)
-        settings = convert_settings({**base, **said}, SummarizerSettings, where=where)
+        settings = convert_settings({**base, **given}, SummarizerSettings, where=where)
         check_kind(settings.kind, where=where)
-        if "kind" not in said:
+        if "kind" not in given:
             self._refuse_untrusted_class()
         return settings
 
     def _refuse_untrusted_class(self) -> None:
-        """Raises NotTrusted if the data root's own file names a class and the user has not consented."""
+        """Raise NotTrusted if the data root's own file names a class and the user has not consented."""
         if file := self.data_root.own_config_file():
             demands = [demand for demand in config_demands(file) if demand.setting == SUMMARIZER]
             refuse_untrusted(demands, self.data_root.root(), "name the class by --summarizer, or a file by --config")
 
     def identity(self, mission: str) -> str:
-        """What makes two summarizers the same for this mission: model, prompt and settings, or class."""
+        """Return the identity of the summarizer for this mission: model, prompt and settings, or class."""
         made_by = self.made_by(mission)
         if made_by is None:
             return class_identity(import_class(self.settings().kind))
         return f"{made_by.kind}:{made_by.key}"
 
     def made_by(self, mission: str) -> ModelIdentity | None:
-        """The model with this mission's prompt, read from its files; None for a class. Raises ModelUnusable."""
+        """Return the identity of the model with this mission's prompt, from its files; None for a class. Raises ModelUnusable."""
         settings = self.settings()
         if settings.kind != TRANSFORMERS:
             return None
         return vlm_identity(self.data_root, settings, "summarizer", Prompts.read(settings.prompts).of(mission))
 
     def maker(self, mission: str) -> dict[str, str]:
-        """Who makes the summaries, for people: `summarizer`; of a model also its `revision` and `key`, and whether it is none.
+        """Return metadata about the summarizer: `summarizer`; for a model also `revision`, `key`, and a note if it is a preview.
 
         Raises:
-            ModelUnusable, WrongUsage, MissingInput: it is not there, as far as its files and its prompt tell.
+            ModelUnusable, WrongUsage, MissingInput: if its files or its prompt are missing or unusable.
         """
         made_by = self.made_by(mission)
         if made_by is None:
@@ -86,10 +85,10 @@ class SummarizerResource(dg.ConfigurableResource):
         return {name: value for name, value in known.items() if value}
 
     def factory(self, processes: int = 1) -> Callable[[], Summarizer]:
-        """Picklable; makes the summarizer in the process that will use it. A class that is not there is told here.
+        """Return a picklable function that constructs the summarizer in the process that uses it. A missing class raises here.
 
         Args:
-            processes: how many on this machine will each make one: they share its threads.
+            processes: number of processes on this machine that construct one; they share the machine's threads.
         """
         settings = self.settings()
         if settings.kind != TRANSFORMERS:

@@ -1,7 +1,6 @@
-"""Who a vision-language model of this deployment is, whatever it is asked for: summaries or captions.
+"""Identity of a vision-language model of this deployment, for summaries and captions.
 
-Belongs here: its identity, with the prompt it gets.
-Belongs elsewhere: which settings and which prompt (summarizer.py, captioner.py), what an identity holds (encoders/vlm.py).
+Settings and prompts are chosen in summarizer.py and captioner.py; the identity is computed in encoders/vlm.py.
 """
 
 import hashlib
@@ -15,10 +14,13 @@ from resources.data_root import DataRootResource
 def vlm_identity(
     data_root: DataRootResource, settings: VlmSettings, section: Literal["summarizer", "captioner"], prompt: str
 ) -> ModelIdentity:
-    """The model with its prompt, read from its files; no weights are loaded. Raises ModelUnusable.
+    """Return the identity of a model with its prompt, read from its files; no weights are loaded. Raises ModelUnusable.
 
     Args:
-        section: of imagemill.yaml, which errors name.
+        data_root: data root of the configuration.
+        settings: settings of the model.
+        section: section of imagemill.yaml, named in errors.
+        prompt: text of the prompt.
     """
     from imagemill.encoders.vlm import CAPTIONER, SUMMARIZER, VisionLanguageModel
 

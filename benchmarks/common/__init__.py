@@ -1,1 +1,1 @@
-"""What the benchmarks share: their images, their clock, and the other sides of their comparisons."""
+"""Shared parts of the benchmarks: inputs, timing, and the other sides of the comparisons."""

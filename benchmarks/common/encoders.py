@@ -1,4 +1,4 @@
-"""Encoders of no cost, for benchmarks of everything around a model."""
+"""Encoders without cost, for benchmarks of everything around a model."""
 
 from imagemill.domain.embedding_specs import EmbeddingSpec
 from imagemill.models import Prepared
@@ -6,7 +6,7 @@ from tests.helpers.stubs import StubEncoder
 
 
 class FreeEncoder(StubEncoder):
-    """The stub without a look at the pixels: every array of a kind holds the same value."""
+    """A stub that ignores the pixels: every array of a kind holds the same value."""
 
     def prepare(self, item):
         if isinstance(item, str):
@@ -16,5 +16,5 @@ class FreeEncoder(StubEncoder):
 
 
 def use_free_encoders() -> None:
-    """Give every embedding kind an encoder of no cost, in this process."""
+    """Give every embedding kind an encoder without cost, in this process."""
     EmbeddingSpec.encoder_class = lambda self: FreeEncoder

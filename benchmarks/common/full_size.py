@@ -1,4 +1,4 @@
-"""Models of the real classes and sizes with random weights: their cost is the real one, their results mean nothing."""
+"""Models of the real classes and sizes with random weights: their cost is realistic, their results are meaningless."""
 
 import json
 from collections.abc import Iterable
@@ -15,13 +15,15 @@ SENTENCEPIECE_SPACE = "\u2581"
 
 
 def write_model(spec: EmbeddingSpec, folder: Path, dtype: str, *, captions: Iterable[str] = ()) -> Path:
-    """A checkpoint in `save_pretrained` form.
+    """Write a checkpoint in `save_pretrained` form.
 
     Args:
-        dtype: of the weights, which also halves the time to write and to hash them.
+        spec: the embedding kind.
+        folder: folder of the checkpoint.
+        dtype: dtype of the weights; half precision also halves the time to write and to hash them.
         captions: T5 only; their words become the tokenizer's vocabulary.
     """
-    # Not as the libraries fill a new model, which takes longer than the benchmark's own work.
+    # The libraries' own initialisation of a new model takes longer than the benchmark's work.
     with torch.device("meta"):
         model = _MODELS[spec.kind]()
     model = model.to(getattr(torch, dtype)).to_empty(device="cpu")
@@ -86,7 +88,7 @@ _MODELS = {DINOV3.kind: _dinov3, VAE.kind: _vae, T5.kind: _t5}
 
 
 def _borrow_processor(folder: Path) -> None:
-    """The preview model's preprocessor is the real one's."""
+    """Copy the preview model's preprocessor, which equals the real one."""
     config = json.loads((folder / "config.json").read_text("utf-8"))
     weights = (folder / "model.safetensors").rename(folder / "kept")
     DinoV3Encoder.write_preview(folder)
@@ -95,7 +97,7 @@ def _borrow_processor(folder: Path) -> None:
 
 
 def _tokenizer(captions: Iterable[str]) -> Any:
-    """One piece for each word that occurs, which is about what the real vocabulary has for common ones."""
+    """Return a tokenizer with one piece per word, which is about what the real vocabulary has for common words."""
     words = sorted({word for caption in captions for word in caption.split()})
     letters = sorted({letter for word in words for letter in word})
     pieces = {"<pad>": 0.0, "</s>": 0.0, "<unk>": 0.0, SENTENCEPIECE_SPACE: -3.0}

@@ -1,4 +1,4 @@
-"""Photographs that nobody took: noise, which no codec and no cache gets for free."""
+"""Synthetic inputs: photographs of noise, which compress poorly and are never cached, and captions."""
 
 import random
 import shutil
@@ -14,10 +14,12 @@ MEMORY = Path("/dev/shm")
 
 
 def noise_photos(folder: Path, count: int, *, width: int, height: int, smooth: int = 1) -> None:
-    """JPEGs with captions, all different.
+    """Write JPEGs with captions, all different.
 
     Args:
-        smooth: pixels per grain of noise; 8 gives files of about the size that cameras give.
+        folder: folder of the files.
+        count: number of images.
+        smooth: pixels per grain of noise; 8 gives files of about the size of a camera's.
     """
     folder.mkdir(parents=True)
     for number in range(count):
@@ -30,7 +32,7 @@ def noise_photos(folder: Path, count: int, *, width: int, height: int, smooth: i
 
 @contextmanager
 def scratch(*, in_memory_bytes: int = 0) -> Iterator[Path]:
-    """A folder that is gone afterwards; in memory where that many bytes are free there, as a disk's CPU time is noise."""
+    """Yield a temporary folder, in memory if that many bytes are free there, because a disk's CPU time is noisy."""
     roomy = in_memory_bytes and MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > in_memory_bytes
     with tempfile.TemporaryDirectory(prefix="imagemill-bench-", dir=MEMORY if roomy else None) as folder:
         yield Path(folder)
@@ -59,7 +61,7 @@ _DETAILS = [
 
 
 def mixed_captions(count: int) -> list[str]:
-    """From a few words, as people write them, to three or four sentences, as vision-language models do; some of them equal."""
+    """Return captions from a few words, as people write them, to several sentences, as models do; some are equal."""
     choose = random.Random(0)
     captions = []
     for _ in range(count):

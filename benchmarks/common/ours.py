@@ -1,4 +1,4 @@
-"""`imagemill` as it is, but for encoders of no cost: `python -m benchmarks.common.ours ARGUMENTS`."""
+"""`imagemill` with encoders without cost: `python -m benchmarks.common.ours ARGUMENTS`."""
 
 from benchmarks.common.encoders import use_free_encoders
 from dagster_project.cli.main import main

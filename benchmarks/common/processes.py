@@ -1,4 +1,4 @@
-"""What a command costs the processor."""
+"""Cost of a command in time, CPU time and memory."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ PROJECT = Path(__file__).parents[2]
 
 
 class Cost(NamedTuple):
-    """What a command and the children it waited for took: seconds, seconds of the processor, bytes of the largest of them."""
+    """Cost of a command and its waited-for children: seconds, CPU seconds, peak bytes of the largest of them."""
 
     seconds: float
     cpu_seconds: float
@@ -20,7 +20,7 @@ class Cost(NamedTuple):
 
 
 def cost(arguments: Sequence[object], **environment: str) -> Cost:
-    """Run `python ARGUMENTS…` to its end. Raises where it fails, with its words."""
+    """Run `python ARGUMENTS…` to its end. Raises with its output if it fails."""
     words = [str(argument) for argument in arguments]
     variables = {**os.environ, "PYTHONPATH": str(PROJECT), **environment}
     began = time.perf_counter()

@@ -1,6 +1,6 @@
 """The main job as plain calls, in one process and without Dagster: `python -m benchmarks.common.pure DATA_ROOT`.
 
-What `imagemill run` does with images is here once each: look, embed, write records, pack shards, validate, count.
+It does each step of `imagemill run` once: scan, embed, write records, pack shards, validate, count.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Samples of real sizes that are ready to be packed, without a model behind them."""
+"""Samples of realistic sizes that are ready to be packed, made without a model."""
 
 import shutil
 from collections.abc import Sequence
@@ -23,8 +23,10 @@ SIZES = ((1024, 1024), (832, 1216), (1216, 832), (768, 1024), (1280, 768))
 
 
 def make_samples(root: DataRoot, count: int, sizes: Sequence[tuple[int, int]] = SIZES) -> list[ReadySample]:
-    """Samples of a few images of these (height, width), each with files of its own: the same few files under all names would be
-    read from the processor's cache, which no real data set fits."""
+    """Make samples of a few images of these (height, width), each with its own files.
+
+    If all names shared the same few files, they would be read from the processor's cache, into which no real data set fits.
+    """
     arrays: dict[tuple[str, tuple[int, int]], Path] = {}
     for spec in embedding_specs():
         for height, width in sizes:
@@ -59,7 +61,7 @@ def record_of(image_id: str, size: tuple[int, int]) -> dict:
 
 
 def pack(root: DataRoot, ready: Sequence[ReadySample], *, per_tar: int = 250) -> None:
-    """The product's own writing of them, two tars at a time."""
+    """Write the samples with the product's own writer, two tars at a time."""
     shard_set = plan_shards(ready, BUCKETS[:1], root.shards, ShardParameters(per_tar), "replace")
     shard_set.workers = 2
     write_bucket(shard_set, shard_set.plans[0], root.derived, {})

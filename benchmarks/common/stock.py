@@ -1,7 +1,7 @@
-"""`imagemill` on Dagster's defaults: `python -m benchmarks.common.stock ARGUMENTS`, with DAGSTER_HOME a folder of its own.
+"""`imagemill` with Dagster's defaults: `python -m benchmarks.common.stock ARGUMENTS`, with DAGSTER_HOME in its own folder.
 
-The same command and the same assets over the same range. What differs is what imagemill adds: stock SQLite storage
-instead of ours, and the events that Dagster writes by itself instead of streamed ones.
+The command, the assets and the range are the same. The difference is what imagemill adds: stock SQLite storage replaces
+ours, and Dagster's own events replace streamed ones.
 """
 
 import functools

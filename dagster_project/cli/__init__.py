@@ -1,1 +1,1 @@
-"""The command line: one file per command, each a few lines over the same assets and readers as the UI."""
+"""The command line: one module per command, each a few lines over the same assets and readers as the UI."""

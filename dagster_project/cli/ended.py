@@ -1,4 +1,4 @@
-"""How a command ends whose runs did not end well."""
+"""Exit codes and messages of commands whose runs did not succeed."""
 
 import signal
 import sys
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
 
 
 def leave_by_checks(work: "Work") -> NoReturn:
-    """Say what failed checks found, and exit: 1 where one failed, else 0."""
-    for said in work.findings():
-        click.echo(f"imagemill: {said}", err=True)
+    """Print the findings of failed checks, and exit: 1 if one failed, else 0."""
+    for text in work.findings():
+        click.echo(f"imagemill: {text}", err=True)
     sys.exit(0 if all(work.checks().values()) else 1)
 
 
 def leave_if_ended(work: "Work") -> None:
-    """Say why the last run failed or was stopped, and exit: 1, or 128 and the signal's number. Else nothing."""
+    """Print why the last run failed or was stopped, and exit: 1, or 128 + the number of the signal. Return if it succeeded."""
     if work.error:
         click.echo(f"imagemill: {work.error}", err=True)
     if work.interrupted:

@@ -1,4 +1,4 @@
-"""`imagemill explain ID`: why is this image, or why is it not, in the shards?"""
+"""`imagemill explain ID`: report why an image is, or is not, in the shards."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -16,7 +16,7 @@ from imagemill.pipeline.session import Session
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 @root_options
 def command(session: Session, image_id: str, as_json: bool) -> None:
-    """Tell one image's whole story: source, caption, embeddings, record, bucket, shard, or what stopped it."""
+    """Report everything known about one image: source, caption, embeddings, record, bucket, shard, and problems."""
     story = explain(session, image_id)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(story)).decode())
@@ -26,6 +26,7 @@ def command(session: Session, image_id: str, as_json: bool) -> None:
 
 
 def story_lines(story: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the report on one image for people."""
     yield story["image_id"]
     yield f"  source     {_facts(story.get('source')) or 'no image in approved/'}"
     yield f"  caption    {_facts(story.get('caption')) or 'none'}"

@@ -1,6 +1,6 @@
-"""`imagemill`: finds a command's file when it is called, so that `validate` and `explain` never load Dagster or torch.
+"""`imagemill`: imports a command's module when it is called, so that `validate` and `explain` never load Dagster or torch.
 
-Exit codes: 0 done; 1 the work or a validation failed; 2 wrong usage; 130 and 143 interrupted by SIGINT and SIGTERM.
+Exit codes: 0 success; 1 the work or a validation failed; 2 wrong usage; 130 and 143 interrupted by SIGINT and SIGTERM.
 """
 
 import importlib
@@ -17,7 +17,7 @@ import click
 from dagster_project.command_line import note_arguments
 from imagemill.errors import FAILED_DISK, FULL_DISK, ImagemillError, WrongUsage, is_disk_full
 
-# In the order of the help; the file of a command has its name, with `_` for `-`.
+# In the order of the help; the module of a command has its name, with `_` for `-`.
 COMMANDS = (
     "run", "stage2", "shards", "withdraw", "preset", "stage-a", "validate", "verify", "explain", "status", "problems", "repair",
     "trust", "ui",
@@ -70,7 +70,7 @@ def cli() -> None:
 
 
 def _leave_out_current_folder() -> None:
-    """Drop the current folder, which `python -m` puts on sys.path and the project before it, unless PYTHONPATH names it."""
+    """Remove the current folder, which `python -m` puts at the front of sys.path, unless PYTHONPATH names it."""
     current = os.getcwd()
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if sys.path[1:2] in ([""], [current]) and current not in [os.path.abspath(path) for path in given if path]:
@@ -78,8 +78,9 @@ def _leave_out_current_folder() -> None:
 
 
 def main() -> None:
+    """Run the command of this process, and exit with its code."""
     _leave_out_current_folder()
-    # Pillow warns of broken files once per process and without the file's name; our refusal has it.
+    # Pillow warns of broken files once per process and without the file's name; our refusal contains it.
     warnings.filterwarnings("ignore", module=r"PIL\.")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # A script's `&` starts commands with SIGINT ignored, and Dagster gives SIGTERM the handler of SIGINT.
@@ -117,7 +118,7 @@ def _disk_error(error: OSError) -> ImagemillError:
 
 
 def _unsupported_dagster(error: ImportError) -> ImagemillError:
-    """Return the message of a private name of Dagster for which there is no slower way."""
+    """Return the message for a missing private name of Dagster that has no slower replacement."""
     return ImagemillError(
         f"Dagster {version('dagster')} lacks a name without which imagemill cannot run",
         why=str(error),

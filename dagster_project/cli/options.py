@@ -1,4 +1,4 @@
-"""Click options: those that every command takes, and those that are derived from the models in imagemill/options.py."""
+"""Click options: those that every command accepts, and those derived from the models in imagemill/options.py."""
 
 import os
 from collections.abc import Callable, Iterable
@@ -21,12 +21,13 @@ fail_on_skip = click.option("--fail-on-skip", is_flag=True, help="Exit 1 if any 
 
 
 def root_options(command: Command, *, opens: bool = True) -> Command:
-    """`--data-root` and `--config`; the command gets `session: Session`, which is open while it runs.
+    """Add `--data-root` and `--config` to a command, which gets `session: Session`, open while it runs.
 
-    Both go into the environment too, where the code location and its child processes find them.
+    Both are also put into the environment, where the code location and its child processes find them.
 
     Args:
-        opens: whether it gets a session; else it gets `root: DataRoot`, of which nothing is read.
+        command: the command.
+        opens: whether the command gets a session; otherwise it gets `root: DataRoot`, and nothing is read.
     """
 
     @click.option("--data-root", metavar="DIR", help="Data root (default: $IMAGEMILL_DATA_ROOT, else data/).")
@@ -54,18 +55,21 @@ class OneOf(click.ParamType):
         self.values = [str(value) for value in values]
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return a permitted value; fail for any other."""
         if value not in self.values:
             self.fail(f"{value!r} is not one of {', '.join(self.values)}", param, ctx)
         return value
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        """Return the values for the help text."""
         return f"[{'|'.join(self.values)}]"
 
 
 def options(model: "type[OptionSet]", **changes: dict[str, Any]) -> Callable[[Command], Command]:
-    """Give a command an option per field of a model; the command gets `options`, an instance of it.
+    """Add an option per field of a model to a command; the command gets `options`, an instance of the model.
 
     Args:
+        model: the model.
         changes: by field, arguments of click.option that differ from the derived ones.
     """
     fields: dict[str, Any] = model.model_fields
@@ -104,5 +108,5 @@ def _type(annotation: Any, field: Any) -> dict[str, Any]:
     return _FLAG if kind is bool else {"type": kind}
 
 
-# None, so that an option that is not given is known from one that is.
+# None distinguishes an option that is not given from one that is.
 _FLAG = {"is_flag": True, "default": None}

@@ -1,4 +1,4 @@
-"""`imagemill preset {convert|rescale|coord|all|validate} DATASET`: public datasets into presets, over the preset assets."""
+"""`imagemill preset {convert|rescale|coord|all|validate} DATASET`: convert public datasets into presets, by the preset assets."""
 
 import os
 import sys
@@ -28,7 +28,7 @@ from imagemill.store.public_data import SPLITS, Dataset, PublicData
 from imagemill.validation.validator import Options, validate_preset
 from imagemill.validation.validator import validate as validate_file
 
-# Lines of what a conversion left out, on the terminal.
+# Number of omissions of a conversion that are printed.
 SHOWN = 5
 
 
@@ -38,7 +38,7 @@ def command() -> None:
 
 
 def dataset_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Arguments of every subcommand; the function gets `session` and `dataset`."""
+    """Add the arguments of every subcommand; the function gets `session` and `dataset`."""
 
     @click.argument("dataset")
     @click.option(
@@ -83,7 +83,7 @@ def convert(
     annotations: str | None,
     split: str | None,
 ) -> None:
-    """A dataset's own annotations into raw/<split>.jsonl, its images as a link.
+    """Convert a dataset's own annotations into raw/<split>.jsonl, with a link to its images.
 
     What is left out is listed in raw/<split>.dropped.jsonl.
     """
@@ -100,8 +100,8 @@ def convert(
         raise WrongUsage("--split with a split rule", why=why, do="leave --split out, or the rule")
     check_rule(dataset, source.split_rule)
     _materialise(session, dataset, [("raw_dataset", dataset.name, config)])
-    for made in SPLITS[:1] if source.split_rule else source.annotations:
-        _show_dropped(listing_of(dataset, made))
+    for converted in SPLITS[:1] if source.split_rule else source.annotations:
+        _show_dropped(listing_of(dataset, converted))
 
 
 @command.command("rescale")
@@ -112,7 +112,7 @@ def convert(
 def rescale(
     session: Session, dataset: Dataset, preset: str | None, max_objects: str | None, options: RescaleOptions
 ) -> None:
-    """Every image at its target size, once: an image that is there is never replaced."""
+    """Rescale every image to its target size, once: existing images are never replaced."""
     name = _name("rescale", dataset, preset, max_objects)
     _materialise(session, dataset, [_rescaling(dataset, name.base, options)])
 
@@ -131,7 +131,7 @@ def coord(
     options: CoordOptions,
     workers: int | None,
 ) -> None:
-    """Norm and coord records; with a limit on objects, a derived preset that shares every image by hardlink.
+    """Write norm and coord records; with a limit on objects, a derived preset that shares every image by hardlink.
 
     A base preset that presets.yaml limits gets its own records, and its derived preset.
     """
@@ -154,7 +154,7 @@ def coord(
 def everything(
     session: Session, dataset: Dataset, preset: str | None, max_objects: str | None, options: RescaleOptions
 ) -> None:
-    """Rescale, then coord; where presets.yaml limits the objects, also the derived preset."""
+    """Rescale, then coord; if presets.yaml limits the objects, also the derived preset."""
     base = _name("all", dataset, preset, max_objects)
     names = dict.fromkeys([base, base._replace(max_objects=_limit(dataset, base.base))])
     splits = {"splits": options.given().get("splits")}
@@ -184,7 +184,7 @@ def validate(
     preset_only: bool,
     as_lines: bool,
 ) -> None:
-    """Every file of a preset, and its images/, by every rule. Reads only."""
+    """Check every file of a preset, and its images/, by every rule. Writes nothing."""
     if raw_only and preset_only:
         raise WrongUsage("--raw-only with --preset-only", do="leave one out")
     options = Options(image_mode="none" if skip_image_check else image_check_mode, image_first=image_check_n)
@@ -199,7 +199,7 @@ def validate(
     sys.exit(show(reports, as_lines=as_lines))
 
 
-# ---- what is asked, as runs of the assets
+# ---- the options as runs of the assets
 
 Step = tuple[str, str, dict[str, Any]]
 
@@ -209,13 +209,13 @@ def _configured(dataset: Dataset) -> Presets:
 
 
 def _limit(dataset: Dataset, preset: str) -> int | None:
-    """max_objects of presets.yaml, which names base presets."""
+    """Return max_objects of presets.yaml, which names base presets."""
     settings = _configured(dataset).presets.get(f"{dataset.name}/{parse_preset(preset).base}")
     return settings.max_objects if settings else None
 
 
 def _name(command: Command, dataset: Dataset, preset: str | None, flag: str | None) -> PresetName:
-    """Which preset is meant; whatever contradicts itself is refused before any work."""
+    """Return the requested preset name. Contradictory options are refused before any work."""
     preset = preset or _configured(dataset).default_preset(dataset)
     dataset.preset(preset)
     environment = os.environ.get(MAX_OBJECTS_VARIABLE)
@@ -223,7 +223,7 @@ def _name(command: Command, dataset: Dataset, preset: str | None, flag: str | No
 
 
 def _rescaling(dataset: Dataset, preset: str, options: RescaleOptions) -> Step:
-    """Asked here too, so that a mistake is told at once and leaves neither a partition nor a run."""
+    """Return the rescaling step. Errors are checked here too, so that they leave neither a partition nor a run."""
     given = options.given()
     flags = {name: value for name, value in given.items() if name != "workers"}
     settings = _configured(dataset).settings(dataset.name, preset, **flags)
@@ -237,7 +237,7 @@ def _coordinates(dataset: Dataset, name: PresetName, given: dict[str, Any]) -> S
 
 
 def _show_dropped(listing: Path) -> None:
-    """Print the first of what a conversion left out, and the file that lists all of it."""
+    """Print the first omissions of a conversion, and the file that lists all of them."""
     if not listing.is_file():
         return
     count = 0
@@ -260,5 +260,5 @@ def _materialise(session: Session, dataset: Dataset, steps: Sequence[Step]) -> N
             work.make_preset(asset, key, **config)
             leave_if_ended(work)
             counts = session.reading.counts(work.run_ids[-1:]).get(asset, {})
-            told = " ".join(f"{name.replace(' ', '_')}={count}" for name, count in counts.items())
-            click.echo(f"{key}: {told}")
+            text = " ".join(f"{name.replace(' ', '_')}={count}" for name, count in counts.items())
+            click.echo(f"{key}: {text}")

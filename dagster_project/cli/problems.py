@@ -1,4 +1,4 @@
-"""`imagemill problems`: every input that did not reach the output, with the remedy."""
+"""`imagemill problems`: list every input that did not reach the output, with the remedy."""
 
 import csv
 import sys

@@ -20,7 +20,7 @@ _SHOWN = 20
 def command(root: DataRoot, apply: bool) -> None:
     """Report what of a damaged or lost ledger can be rebuilt from files, records, shards and second copies."""
     with suppress(LedgerDamaged), open_session() as session:
-        root = session.root  # with its folders, which a damaged ledger does not tell
+        root = session.root  # with its folders, which a damaged ledger cannot provide
     repair = plan_repair(root)
     for line in report(root, repair):
         click.echo(line)

@@ -16,6 +16,7 @@ class PassNames(click.ParamType):
     name = "names"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        """Return the pass names as a tuple; fail for an unknown name."""
         if isinstance(value, tuple):
             return value
         names = tuple(name.strip() for name in str(value).split(",") if name.strip())

@@ -1,4 +1,4 @@
-"""`imagemill shards`: refuses existing shards unless `--overwrite` is given."""
+"""`imagemill shards`: pack ready samples into tars. Existing shards are refused unless an option permits a change."""
 
 import sys
 from collections.abc import Iterator, Mapping
@@ -41,7 +41,7 @@ def command(session: Session, options: ShardOptions, **modes: bool) -> None:
         work.pack(packing.buckets, **options.given() | {"only": packing.buckets})
         leave_if_ended(work)
         counts = work.counts()
-        for line in told({**counts["bucket_shards"], **counts["written"]}):
+        for line in result_lines({**counts["bucket_shards"], **counts["written"]}):
             click.echo(line)
         leave_by_checks(work)
 
@@ -54,8 +54,8 @@ def _existing(modes: Mapping[str, bool]) -> Existing:
     return existing[names[0]] if names else "refuse"
 
 
-def told(counts: dict[str, int]) -> Iterator[str]:
-    """Print the result of a packing command; the line of counters is the last one."""
+def result_lines(counts: dict[str, int]) -> Iterator[str]:
+    """Yield the result of a packing command; the line of counters is the last one."""
     if dead := counts.get("tombstones"):
         yield (
             f"{dead} samples in the tars count no more (tombstones.jsonl): imagemill.reading leaves them out, readers that "

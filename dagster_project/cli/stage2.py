@@ -1,4 +1,4 @@
-"""`imagemill stage2`: embeddings and records, without shards; back to Stage 1 too."""
+"""`imagemill stage2`: embeddings and records without shards; also verification, and rollback to Stage 1."""
 
 import sys
 
@@ -18,12 +18,13 @@ CAPTIONS = "captions"
 
 
 class Kind(click.Choice):
-    """What can be made anew: an embedding kind, by its own name or its pass's, or `captions`."""
+    """Something that can be regenerated: an embedding kind, by its own name or its pass's, or `captions`."""
 
     def __init__(self) -> None:
         super().__init__([*(name for spec in embedding_specs() for name in (spec.kind, spec.pass_name)), CAPTIONS])
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the kind of a name, or `captions`."""
         chosen = super().convert(value, param, ctx)
         kinds = (spec.kind for spec in embedding_specs() if chosen in {spec.kind, spec.pass_name})
         return next(kinds, chosen)
@@ -90,8 +91,8 @@ def command(
 
     chosen = Passes.named(names)
     kinds, recaption = [kind for kind in regenerate if kind != CAPTIONS], CAPTIONS in regenerate
-    made = {spec.kind for spec in chosen.specs} | ({CAPTIONS} if T5 in chosen.specs else set())
-    if missing := set(regenerate) - made:
+    possible = {spec.kind for spec in chosen.specs} | ({CAPTIONS} if T5 in chosen.specs else set())
+    if missing := set(regenerate) - possible:
         raise WrongUsage(f"--regenerate {missing.pop()} needs its pass", do="leave --pass out, or name that pass too")
     with open_work(session) as work:
         work.embed(chosen, limit=limit, regenerate=kinds, recaption=recaption)

@@ -30,7 +30,7 @@ from imagemill.pipeline.stage_a.rank_files import RANK_DIED
 from imagemill.store.ledger import Problem
 from imagemill.store.locations import refuse_no_root
 
-# Longest silence of the other ranks: a model of many gigabytes is loaded meanwhile.
+# Longest time without output of the other ranks, which may have to load a model of many gigabytes.
 WAIT_SECONDS = 1800.0
 
 
@@ -40,7 +40,7 @@ def _refuse_batching_mode(context: click.Context, option: click.Parameter, given
         raise WrongUsage("--batching_mode is no option any more", do=do)
 
 
-# Options of the original Stage-A, and where the setting is now.
+# Options of the original Stage-A that are settings of imagemill.yaml now.
 _CONFIGURED = ("checkpoint", "model", "device", "dtype", "max-new-tokens", "temperature")
 
 
@@ -57,7 +57,7 @@ def _refuse_configured(context: click.Context, option: click.Parameter, given: s
 
 
 def _refused(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Accept the options of the original Stage-A that are settings now, and `--batching-mode`, and say where they are."""
+    """Accept the options of the original Stage-A that are settings now, and `--batching-mode`, and report their replacement."""
     how: dict[str, Any] = {"is_flag": False, "flag_value": "", "hidden": True, "expose_value": False}
     for name in _CONFIGURED:
         function = click.option(f"--{name}", **how, callback=_refuse_configured)(function)
@@ -100,7 +100,7 @@ def command(
 def _other_rank(
     root: DataRoot, found: Discovery, ranks: Ranks, summarizer: str | None, options: StageAOptions, wait_seconds: float
 ) -> None:
-    """A rank of torchrun but the first: no Dagster history, its lines and its end mark are all it leaves."""
+    """Run a rank of torchrun other than rank 0. It has no Dagster history; its output is its lines and its end mark."""
     from assets.stage_a_groups import rank_options, run_ranks
     from imagemill.pipeline.stage_a.torchrun import stop_if_superseded, wait_for_first
     from resources.engine import LocalProcesses
@@ -117,7 +117,7 @@ def _other_rank(
     for share in run_ranks(LocalProcesses(workers=1), [ranks.rank], given, go_on):
         counts = f"inferred={share.inferred} reused={share.reused} failed={share.failed}"
         click.echo(f"rank {ranks.rank} of {ranks.world_size}: {counts}")
-        if share.died:  # no failure of this process: torchrun would end the others, and the first could not merge
+        if share.died:  # not a failure of this process: torchrun would end the others, and rank 0 could not merge
             click.echo(f"imagemill: {share.died}", err=True)
 
 
@@ -130,11 +130,11 @@ def _whole(
     options: StageAOptions,
     wait_seconds: float,
 ) -> None:
-    """All ranks, or the first of torchrun's; then the merge."""
+    """Run all ranks, or rank 0 of torchrun; then merge."""
     from dagster_project.work import open_work
 
     root, resource = session.root, _resource(session.root, summarizer)
-    # A mistake, or a model that is not there, is told at once, and leaves neither a partition nor a run.
+    # A mistake or a missing model raises here, and leaves neither a partition nor a run.
     maker = resource.maker(found.mission)
     resource.factory()
     refuse_no_root(root, may_begin=True)
@@ -143,17 +143,17 @@ def _whole(
     launch = launch_of(os.environ) if under_torchrun else None
     numbers = [0] if under_torchrun else list(range(ranks.world_size))
     folders = {"input_dir": str(here.stage_a_input), "output_dir": str(here.stage_a_output)}
-    asked = options.model_copy(update={**folders, "workers": len(numbers), "world_size": ranks.world_size})
+    completed = options.model_copy(update={**folders, "workers": len(numbers), "world_size": ranks.world_size})
     with open_work(session, may_begin=True) as work:
         for name, folder in options.folders.items():
             session.put(name, folder)
         if found.groups:
-            how = {**asked.given(RanksOptions), "launch": launch, "claim_stays": True}
+            how = {**completed.given(RanksOptions), "launch": launch, "claim_stays": True}
             work.infer_ranks(found.mission, numbers, ranks.world_size, summarizer=summarizer, **how)
             if work.interrupted or not work.only_images_failed:
                 leave_if_ended(work)
         wait = wait_seconds if under_torchrun else None
-        how = {**asked.given(GroupsOptions), "launch": launch, "wait_seconds": wait}
+        how = {**completed.given(GroupsOptions), "launch": launch, "wait_seconds": wait}
         work.merge_groups(found.mission, summarizer=summarizer, **how)
         if work.interrupted or not work.only_images_failed:
             leave_if_ended(work)
@@ -161,12 +161,12 @@ def _whole(
         rows = [row for row in problems if row.asset == ASSET and row.item.startswith(f"{found.mission}/")]
         _tell(found, work.counts(), maker, rows)
         leave_if_ended(work)
-    if any(row.reason == RANK_DIED for row in rows):  # a rank of torchrun's, which told its own process alone
+    if any(row.reason == RANK_DIED for row in rows):  # a rank of torchrun, whose process alone has reported it
         sys.exit(1)
 
 
 def _make_folder(output: Path) -> None:
-    """Where no record can be written, no image is inferred, and the place is not remembered."""
+    """Create the output folder first: if it cannot be written to, no image is inferred and the path is not remembered."""
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -183,7 +183,7 @@ def _resource(root: DataRoot, summarizer: str | None) -> Any:
 
 
 def _tell(found: Discovery, counts: dict[str, dict[str, int]], maker: dict[str, str], rows: Sequence[Problem]) -> None:
-    """The summary: who made the summaries, counters, then every group without a record."""
+    """Print the summary: the summarizer, counters, then every group without a record."""
     revision = f", revision {maker['revision']}" if "revision" in maker else ""
     click.echo(f"summarizer: {maker['summarizer']}{revision}")
     if "preview" in maker:

@@ -48,7 +48,7 @@ def _shown(host: str) -> str:
 
 
 def _refuse_port(host: str, port: int) -> None:
-    """Raises WrongUsage if this process cannot listen there."""
+    """Raise WrongUsage if this process cannot listen there."""
     try:
         (family, kind, protocol, _, address), *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         with socket.socket(family, kind, protocol) as trial:

@@ -52,12 +52,12 @@ def command(
 ) -> None:
     """Check records (.jsonl), shards (a tar or its bucket's folder) or a preset's folder by every rule of their kind.
 
-    Exit 1 on any error; a warning is none.
+    Exit 1 on any error; warnings do not count.
     """
     code, contents = 0, None
-    # Members are compared with this data root's files where it is asked for.
+    # Members are compared with this data root's files if requested.
     if sample is not None and any(map(_is_shards, files)):
-        from imagemill.validation.contents import RecordedContents  # brings numpy, which records alone do not need
+        from imagemill.validation.contents import RecordedContents  # imports numpy, which records alone do not need
 
         contents = RecordedContents(session.reading)
     for path in files:
@@ -74,7 +74,7 @@ def command(
         try:
             code |= show(validate_each(path, kind=kind, options=options), as_lines=as_lines)
         except MissingInput as error:
-            # The files after it are looked at all the same: one call tells a launch script everything.
+            # The remaining files are still checked, so that one call reports everything to a launch script.
             code = 1
             click.echo(f"imagemill: {error}", err=True)
             if as_lines:
@@ -83,7 +83,7 @@ def command(
 
 
 def show(reports: Iterable[Report], *, as_lines: bool = False) -> int:
-    """Print reports, for people or as a line each for programs; return the exit code."""
+    """Print reports, for people or as one line each for programs; return the exit code."""
     code = 0
     for report in reports:
         code |= not report.passed

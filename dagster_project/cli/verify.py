@@ -1,4 +1,4 @@
-"""`imagemill verify`: every record, header and value of Stage 2, and the shards against index and checksums."""
+"""`imagemill verify`: check every record, header and value of Stage 2, and the shards against index and checksums."""
 
 import sys
 from collections.abc import Iterator
@@ -42,7 +42,7 @@ def command(session: Session, sample: int) -> None:
 
 
 def _shards(root: DataRoot, sample: int, contents: RecordedContents) -> Iterator[Report]:
-    """Every set. Where they should be and no folder is, nothing was verified: that is a finding."""
+    """Yield a report per set. A missing folder of shards is a finding, because nothing was verified."""
     try:
         refuse_gone(root, "shards")
         refuse_no_sets(root.shards)
@@ -53,7 +53,7 @@ def _shards(root: DataRoot, sample: int, contents: RecordedContents) -> Iterator
 
 
 def _coverage(session: Session) -> Iterator[Report]:
-    """The records against all sets together, where there are sets."""
+    """Yield a report on the records against all sets together, if there are sets."""
     root = session.root
     excluded = reported_images(root.derived, session.config.near_duplicates)
     if excluded is None or not set_folders(root.shards):  # nothing is packed without a report

@@ -1,10 +1,10 @@
-"""`imagemill withdraw ID…`: samples that nobody should train on, out of the shards without rewriting a tar."""
+"""`imagemill withdraw ID…`: exclude samples from the shards without rewriting a tar."""
 
 import click
 
 from dagster_project.cli.ended import leave_by_checks, leave_if_ended
 from dagster_project.cli.options import root_options
-from dagster_project.cli.shards import told
+from dagster_project.cli.shards import result_lines
 from imagemill.domain.buckets import BUCKETS
 from imagemill.domain.layout import DataRoot
 from imagemill.errors import MissingInput
@@ -38,13 +38,13 @@ def command(session: Session, ids: tuple[str, ...], restore: bool) -> None:
             click.echo(
                 f"in no shards now: {', '.join(sorted(absent))}; `imagemill shards --append` packs what is ready"
             )
-        for line in told({**counts["bucket_shards"], **counts["written"]}):
+        for line in result_lines({**counts["bucket_shards"], **counts["written"]}):
             click.echo(line)
         leave_by_checks(work)
 
 
 def _refuse_unknown(root: DataRoot, ledger: Ledger, ids: tuple[str, ...]) -> None:
-    """A typing error must not look like a sample that is gone."""
+    """Refuse unknown ids: a typing error must not look like a withdrawn sample."""
     known = {*ledger.ids("sources"), *ledger.ids("withdrawn"), *read_recorded(root.stage2_jsonl).lines}
     unknown = set(ids) - known
     if unknown and (unknown := unknown - _counting(root)):
@@ -61,6 +61,6 @@ def _similar(image_id: str, known: set[str]) -> str:
 
 
 def _counting(root: DataRoot) -> set[str]:
-    """Ids of the samples that count, in all buckets."""
+    """Return the ids of the live samples in all buckets."""
     folders = [bucket_folder(root.shards, bucket) for bucket in BUCKETS]
     return {line.image_id for folder in folders if read_manifest(folder) for line in live_lines(folder)}

@@ -1,1 +1,1 @@
-"""Private names of Dagster that the entry points depend on. Those of IO managers and assets: resources/dagster_internals/."""
+"""Private names of Dagster that the entry points use. Those of IO managers and assets are in resources/dagster_internals/."""

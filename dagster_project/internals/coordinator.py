@@ -1,7 +1,7 @@
-"""Run coordinator: tags runs that the UI launches with streamed assets, and forwards terminations to runs of the command line.
+"""Run coordinator: tags UI-launched runs of streamed assets, and forwards terminations to runs of the command line.
 
-Definitions cannot set that tag, and without it Dagster marks a whole range as materialised, bad images too.
-Our command line, jobs and sensors carry it from the start.
+Definitions cannot set the defer tag, and without it Dagster marks a whole range as materialised, including failed images.
+Our command line, jobs and sensors set it from the start.
 """
 
 import dagster as dg
@@ -29,14 +29,15 @@ _PARTITION_TAGS = {PARTITION_TAG, RANGE_START_TAG}
 
 
 def streamed_assets() -> frozenset[dg.AssetKey]:
-    """The assets that report each image themselves: one per embedding kind, registered until now."""
+    """Return the assets that report each image themselves: one per embedding kind registered so far."""
     return frozenset(dg.AssetKey(spec.kind) for spec in embedding_specs())
 
 
 class DeferCoordinator(QueuedRunCoordinator):
-    """Dagster's queue, which also tags what it is given and reaches the runs of our command line."""
+    """Dagster's run queue, which also tags submitted runs and can terminate runs of our command line."""
 
     def submit_run(self, context: SubmitRunContext) -> dg.DagsterRun:
+        """Add our tags to a run, and submit it."""
         run = context.dagster_run
         if tags := {**_embedding_tags(run), **_bucket_tags(run), **_repeated_tags(run)}:
             self._instance.add_run_tags(run.run_id, tags)
@@ -46,7 +47,7 @@ class DeferCoordinator(QueuedRunCoordinator):
         return super().submit_run(context)
 
     def cancel_run(self, run_id: str) -> bool:
-        """Terminate a run. The process of a run of the command line reads the termination from the history."""
+        """Terminate a run. The process of a command line run reads the termination from the history."""
         run = self._instance.get_run_by_id(run_id)
         if run is None or run.is_finished or not is_command_line_run(run):
             return super().cancel_run(run_id)
@@ -57,33 +58,33 @@ class DeferCoordinator(QueuedRunCoordinator):
 
 
 def embeds(run: dg.DagsterRun) -> bool:
-    """Whether a run makes embeddings: by the job that does, or by the assets that were selected."""
+    """Return whether a run makes embeddings, by its job or by the selected assets."""
     return run.job_name == EMBED_JOB or not streamed_assets().isdisjoint(run.asset_selection or ())
 
 
 def _embedding_tags(run: dg.DagsterRun) -> dict[str, str]:
-    """Tags of a run that makes embeddings: who reports its images, and how it ends."""
+    """Return the tags of a run that makes embeddings: how its images are reported, and how it ends."""
     if not embeds(run):
         return {}
     tags = {}
     if not _LAUNCHED_BY_DAEMON & run.tags.keys():
-        # Images that did not arrive fail such a run; a retry would leave them out and succeed.
+        # Missing images fail such a run; a retry would leave them out and succeed.
         tags |= {UI_TAG: run.run_id, MAX_RETRIES_TAG: "0"}
     if DEFER_TAG not in run.tags:
-        # The run exists already, and with it Dagster's row "planned" for every image: PLANNED_TAG remembers that.
+        # The run exists already, and so do Dagster's "planned" rows for every image: PLANNED_TAG records that.
         tags |= {**DEFER, PLANNED_TAG: run.run_id}
     return tags
 
 
 def _bucket_tags(run: dg.DagsterRun) -> dict[str, str]:
-    """The range of all buckets for a run of `publish_shards` that names none."""
+    """Return the range of all buckets for a run of `publish_shards` without partitions."""
     if run.job_name != PUBLISH_JOB or _PARTITION_TAGS & run.tags.keys():
         return {}
     return range_tags(BUCKETS[0], BUCKETS[-1])
 
 
 def _repeated_tags(run: dg.DagsterRun) -> dict[str, str]:
-    """The tag of the command whose run is executed again: tags are inherited, and no command started this one."""
+    """Return the changed command tag of a re-executed run, which inherits its parent's but was not started by a command."""
     command = run.tags.get(COMMAND_TAG)
     if command is None or command.endswith(_REPEATED):
         return {}

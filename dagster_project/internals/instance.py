@@ -1,12 +1,11 @@
 """The Dagster instance of a data root: one history for command line, UI and daemon.
 
-    data/.dagster/            ($DAGSTER_HOME where that is set)
-    ├─ dagster.yaml           from the template beside this module, only where there is none
+    data/.dagster/            ($DAGSTER_HOME if that is set)
+    ├─ dagster.yaml           from the template beside this module, only if the file is missing
     ├─ history/               runs.db, runs/index.db, runs/<run id>.db
     └─ schedules/
 
-Belongs here: where the history is, how it is opened.
-Belongs elsewhere: how it is stored (storage.py), running something in it (runs.py).
+The storage of the history is implemented in storage.py, its runs in runs.py.
 """
 
 import glob
@@ -35,8 +34,8 @@ from imagemill.store.trust import DAGSTER_CONFIG, dagster_demands, read_mapping,
 HOME_VARIABLE = "DAGSTER_HOME"
 TEMPLATE = Path(__file__).parents[1] / "dagster.yaml"
 
-# What our own runs print belongs to the terminal they were started from. Stock capture would send it through a file
-# and four child processes: no progress bar, and half a second per run.
+# Output of our own runs goes directly to their terminal. Stock capture would send it through a file and four child processes:
+# no progress bar, and half a second per run.
 _TO_THE_TERMINAL = {
     "compute_logs": {
         "module": "dagster._core.storage.noop_compute_log_manager",
@@ -46,18 +45,18 @@ _TO_THE_TERMINAL = {
 
 
 def home_of(root: DataRoot) -> Path:
-    """$DAGSTER_HOME, else `.dagster` in the data root; absolute."""
+    """Return $DAGSTER_HOME, else `.dagster` in the data root, as an absolute path."""
     given = os.environ.get(HOME_VARIABLE)
     return local_path(given, HOME_VARIABLE) if given else root.dagster_home
 
 
 def prepare_home(root: DataRoot) -> Path:
-    """Make the history's folder, with our `dagster.yaml` where it has none; returns the folder.
+    """Create the history's folder, with our `dagster.yaml` if it has none; return the folder.
 
     Raises:
-        NotTrusted: its `dagster.yaml` is inside the data root and needs consent.
-        HistoryUnusable: this file is not YAML.
-        ReadOnly: the folder cannot be written to. Nothing is created.
+        NotTrusted: if its `dagster.yaml` is inside the data root and needs consent.
+        HistoryUnusable: if this file is not YAML.
+        ReadOnly: if the folder cannot be written to. Nothing is created.
     """
     home = home_of(root)
     config = home / DAGSTER_CONFIG
@@ -77,7 +76,7 @@ def prepare_home(root: DataRoot) -> Path:
 
 
 def reference_of(home: Path, overrides: Mapping[str, Any] | None = None) -> InstanceRef:
-    """The instance that a home's `dagster.yaml` describes. Raises HistoryUnusable."""
+    """Return the instance that a home's `dagster.yaml` describes. Raises HistoryUnusable."""
     with _config_errors(home):
         # Dagster expands `*`, `?` and `[` in this path, and would read the file of another folder.
         return InstanceRef.from_dir(
@@ -87,30 +86,30 @@ def reference_of(home: Path, overrides: Mapping[str, Any] | None = None) -> Inst
 
 @contextmanager
 def _config_errors(home: Path) -> Iterator[None]:
-    """Raise what an unusable `dagster.yaml` raises as HistoryUnusable."""
+    """Raise the errors of an unusable `dagster.yaml` as HistoryUnusable."""
     try:
         yield
     except (DagsterError, CheckError, ImportError, AttributeError, TypeError, ValueError) as error:
-        # Dagster writes its whole schema before its findings.
+        # Dagster's message contains its whole schema before the findings.
         _, found, findings = str(error).partition("Error 1: ")
         raise config_unusable(home / DAGSTER_CONFIG, " ".join((findings if found else str(error)).split())) from error
 
 
 def environment_of(root: DataRoot) -> dict[str, str]:
-    """The variables by which every process of this root, the UI's too, finds history and data."""
+    """Return the variables by which every process of this root, including the UI's, finds history and data."""
     return {HOME_VARIABLE: str(home_of(root)), ROOT_VARIABLE: str(root.path)}
 
 
 @contextmanager
 def open_instance(root: DataRoot) -> Iterator[DagsterInstance]:
-    """The root's instance, for runs in this process. DAGSTER_HOME and IMAGEMILL_DATA_ROOT are set meanwhile.
+    """Open the root's instance for runs in this process. DAGSTER_HOME and IMAGEMILL_DATA_ROOT are set in the block.
 
     Raises:
-        DiskFull: where history or ledger could not be written to in the block.
-        NotTrusted, HistoryUnusable, ReadOnly: as `prepare_home`; a database of the history is damaged.
+        DiskFull: if history or ledger could not be written to in the block.
+        NotTrusted, HistoryUnusable, ReadOnly: see `prepare_home`; HistoryUnusable also for a damaged database of the history.
     """
     with disk_full_told(root.path), history_errors(home_of(root)):
-        # Before the environment is set: there, DAGSTER_HOME is the user's consent.
+        # This must precede the change of the environment, in which DAGSTER_HOME counts as the user's consent.
         home = prepare_home(root)
         use(root.owners)
         with environ(environment_of(root)), _opened(home, reference_of(home, _TO_THE_TERMINAL)) as instance:
@@ -121,7 +120,7 @@ def open_instance(root: DataRoot) -> Iterator[DagsterInstance]:
 def _opened(home: Path, reference: InstanceRef) -> Iterator[DagsterInstance]:
     with _config_errors(home):
         instance = DagsterInstance.from_ref(reference)
-        # Made when first asked for: a class that does not exist is an error of the file.
+        # They are constructed on first access; a class that does not exist is an error of the file.
         _ = instance.run_coordinator, instance.run_launcher
     with instance:
         yield instance
@@ -131,7 +130,7 @@ def serialized_instance(root: DataRoot) -> str:
     """Check that the history can be used, report runs of dead processes, and return its reference for other processes.
 
     Raises:
-        NotTrusted, HistoryUnusable, ReadOnly, DiskFull: as `open_instance`.
+        NotTrusted, HistoryUnusable, ReadOnly, DiskFull: see `open_instance`.
     """
     with disk_full_told(root.path), history_errors(home_of(root)):
         home = prepare_home(root)
@@ -144,7 +143,7 @@ def serialized_instance(root: DataRoot) -> str:
 
 
 def _read_some(instance: DagsterInstance) -> None:
-    """Read from each database, so that a damaged one is reported before a service meets it."""
+    """Read from each database, so that a damaged one is reported before a service opens it."""
     instance.get_run_records(limit=1)
     instance.event_log_storage.get_maximum_record_id()
     instance.get_asset_records()

@@ -1,14 +1,13 @@
-"""Runs that our own command line executes in its process: shown, terminated and re-executed in the UI like any other.
+"""Runs that the command line executes in its own process, and that the UI shows, terminates and re-executes like any other.
 
     create ──> execute in this process ──> RunOutcome
-                   ▲ a watcher turns "terminate" of the UI into SIGINT; SIGTERM does what SIGINT does
+                   ▲ a watcher turns "terminate" of the UI into SIGINT; SIGTERM has the effect of SIGINT
     sweep: a run whose process is gone is reported as failed
 
-Belongs here: starting, stopping and reading the outcome of one run.
-Belongs elsewhere: which runs a command needs (work.py), where the history is (instance.py).
+The runs of a command are chosen in work.py; the history is located in instance.py.
 
 Private names of Dagster 1.13 are used: `execute_in_process` and `materialize` can neither be terminated nor re-executed
-from the UI, and a launched run needs the daemon and ten times as long to start.
+from the UI, and a launched run needs the daemon and takes ten times as long to start.
 """
 
 import errno
@@ -46,7 +45,7 @@ try:
     from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
 
     def _origin(location: str, job: str) -> "RemoteJobOrigin | None":
-        """Return the place of a run's job, by which the UI executes it again."""
+        """Return the origin of a run's job, by which the UI executes it again."""
         repository = RemoteRepositoryOrigin(RegisteredCodeLocationOrigin(location), SINGLETON_REPOSITORY_NAME)
         return RemoteJobOrigin(repository, job)
 
@@ -64,17 +63,17 @@ if TYPE_CHECKING:
 KILLED = "killed; run again to resume"
 WATCH_SECONDS = 1.0
 
-# Dagster prints each failed step as an ERROR with its own frames; `RunOutcome.error` says it in the user's words.
+# Dagster prints each failed step as an ERROR with its own frames; `RunOutcome.error` has a message for the user instead.
 _QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 
-# How a full disk reads once Dagster has turned its error into text.
+# Texts of a full disk's errors after Dagster's conversion.
 _DISK_FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT), "database or disk is full")
 
 _DISK_FAILED = (
     f"OSError: [Errno {errno.EIO}] ",
     "sqlite3.OperationalError: disk I/O error",
     "unable to open database file",
-    # Dagster stores a batch of events again, one by one, after the disk has failed in the middle of it.
+    # After the disk has failed in the middle of a batch of events, Dagster stores the batch again, one by one.
     "duplicate AssetCheckPlanned events",
 )
 
@@ -94,14 +93,14 @@ _STOPPED = {dg.DagsterRunStatus.CANCELING, dg.DagsterRunStatus.CANCELED}
 
 @dataclass(frozen=True, slots=True)
 class StepFailure:
-    """Why one step failed.
+    """Failure of one step.
 
     Attributes:
-        step: its key, the asset's name; empty where the run failed before any step.
+        step: key of the step, which is the asset's name; empty if the run failed before any step.
         kind: class name of the exception (`ModelMismatch`, `Failure`).
-        text: what the exception says, laid out by ImagemillError where it is one.
-        trace: the frames of the user's code, for errors nobody foresaw; empty for ours.
-        only_images: whether single images failed and nothing else (`resources.dagster_internals.events.images_failed`).
+        text: message of the exception, with the layout of ImagemillError if it is one.
+        trace: frames of the user's code, for unexpected errors; empty for ours.
+        only_images: whether only single images failed (`resources.dagster_internals.events.images_failed`).
     """
 
     step: str
@@ -113,15 +112,15 @@ class StepFailure:
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
-    """What became of one run.
+    """Outcome of one run.
 
     Attributes:
-        run: as it stands in the history now.
+        run: its current state in the history.
         failures: steps that failed by themselves; a step that an interrupt stopped is not among them.
-        checks: `asset:check` → passed, of the checks that this run evaluated; one that warns passes.
-        warnings: the checks that warn.
-        findings: what the failed ones of them say.
-        signal: number of the signal that reached this process meanwhile; SIGINT too where the UI terminated the run.
+        checks: `asset:check` → passed, of the checks that this run evaluated; a warning counts as passed.
+        findings: messages of the failed checks.
+        warnings: the checks that warned.
+        signal: number of the signal that reached this process during the run; SIGINT also if the UI terminated the run.
     """
 
     run: dg.DagsterRun
@@ -133,19 +132,22 @@ class RunOutcome:
 
     @property
     def run_id(self) -> str:
+        """Id of the run."""
         return self.run.run_id
 
     @property
     def success(self) -> bool:
+        """Whether the run succeeded."""
         return self.run.is_success
 
     @property
     def error(self) -> str | None:
-        """The failures' texts, one after another; None where no step failed."""
+        """The failures' messages, one after another; None if no step failed."""
         return "\n".join(dict.fromkeys(failure.text for failure in self.failures)) or None
 
     @property
     def only_images_failed(self) -> bool:
+        """Whether steps failed, but only for single images."""
         return bool(self.failures) and all(failure.only_images for failure in self.failures)
 
 
@@ -167,20 +169,23 @@ def run_here(
 ) -> RunOutcome:
     """Execute one run over these assets in this process, and return when it has ended.
 
-    Failing steps, SIGINT, SIGTERM and a termination in the UI end in the outcome, not in an exception; finished work is
-    kept. Steps that do not depend on a failed one are still done.
+    Failing steps, SIGINT, SIGTERM and a termination in the UI are reported in the outcome, not as an exception; finished work
+    is kept. Steps that do not depend on a failed one are still executed.
 
     Args:
         instance: a persistent one (`open_instance`).
-        assets: what to materialise; one partitions definition per run.
-        tags, run_config: of the run.
+        assets: assets to materialise; one partitions definition per run.
+        tags: tags of the run.
+        run_config: configuration of the run.
         job: a job of the definitions, which runs as a whole if there are no assets.
         partition_range: first and last partition key, in order of registration.
         deferred: whether the assets report their own events (`resources.dagster_internals.events`).
-        module, attribute: where the definitions are. location: their name in workspace.yaml, for re-execution.
+        module: module of the definitions.
+        attribute: name of the definitions in their module.
+        location: name of the code location in workspace.yaml, for re-execution.
 
     Raises:
-        DagsterError: the assets, the partition range or the run configuration do not fit the definitions.
+        DagsterError: if the assets, the partition range or the run configuration do not fit the definitions.
     """
     sweep(instance)
     with _signals() as signals, capture_interrupts():
@@ -195,7 +200,7 @@ def run_here(
             try:
                 result = execute_run(reconstructable, run, instance)
             except BaseException:
-                with suppress(Exception):  # the history itself may be what cannot be written to
+                with suppress(Exception):  # the history itself may be unwritable
                     _report_failed(instance, run.run_id, "the run could not be executed")
                 raise
     return _outcome(instance, run.run_id, result.all_events, signals)
@@ -205,7 +210,7 @@ def _job(module: str, attribute: str, name: str, assets: Iterable[str | dg.Asset
     keys = frozenset(
         asset if isinstance(asset, dg.AssetKey) else dg.AssetKey.from_user_string(asset) for asset in assets
     )
-    importlib.import_module(module)  # Dagster would look for it without the first entry of sys.path
+    importlib.import_module(module)  # Dagster would search for it without the first entry of sys.path
     repository = ReconstructableRepository.for_module(module, attribute)
     job = repository.get_reconstructable_job(name)
     return job.get_subset(asset_selection=keys) if keys else job
@@ -218,14 +223,14 @@ def _create(
     tags: Mapping[str, str],
     run_config: Mapping[str, Any],
 ) -> dg.DagsterRun:
-    """A run that names its code location, so that the UI can re-execute it, and its process, so that a sweep finds it."""
+    """Create a run with its code location, so that the UI can re-execute it, and its process, so that a sweep finds it."""
     run_id, definition = str(uuid.uuid4()), job.get_definition()
     return instance.create_run_for_job(
         job_def=definition,
         run_id=run_id,
         run_config=run_config,
         status=dg.DagsterRunStatus.NOT_STARTED,
-        # The job's own tags choose executors and pools; the run's go first.
+        # The job's own tags select executors and pools; the run's tags override them.
         tags={**definition.run_tags, **tags, OWNER_TAG: owner_of_run(run_id)},
         asset_selection=job.asset_selection,
         remote_job_origin=_origin(location, definition.name),
@@ -238,9 +243,9 @@ def _create(
 
 @contextmanager
 def _signals() -> Iterator[list[int]]:
-    """Numbers of the SIGINTs and SIGTERMs of the block, filled in at its end; their handlers are put back.
+    """Yield a list that contains the SIGINTs and SIGTERMs of the block after its end, and restore their handlers.
 
-    Dagster handles both by one function that forgets which it was. The wakeup descriptor is written before any handler.
+    Dagster handles both by one function that forgets the number. The wakeup descriptor is written before any handler runs.
     """
     received: list[int] = []
     if threading.current_thread() is not threading.main_thread():
@@ -256,7 +261,7 @@ def _signals() -> Iterator[list[int]]:
     finally:
         signal.set_wakeup_fd(before)
         for number, handler in handlers.items():
-            if handler is not None:  # None: not set by Python, which then cannot put it back
+            if handler is not None:  # None: not set by Python, which then cannot restore it
                 signal.signal(number, handler)
         with suppress(BlockingIOError):
             received += [number for number in os.read(reading, 4096) if number in handlers]
@@ -266,23 +271,23 @@ def _signals() -> Iterator[list[int]]:
 
 @contextmanager
 def _watched(instance: dg.DagsterInstance, run_id: str) -> Iterator[None]:
-    """Interrupt the main thread when somebody terminates or deletes the run, and again where Python forgot an interrupt.
+    """Interrupt the main thread if the run is terminated or deleted, and again if Python dropped an interrupt.
 
-    The UI can only write a termination into the history: it has no way to this process.
+    The UI can only write a termination into the history, because it cannot reach this process.
     """
     over = threading.Event()
 
     def watch() -> None:
-        told = False
+        interrupted = False
         while not over.wait(WATCH_SECONDS):
-            again = bool(forgotten)
-            forgotten.clear()
-            if again or (not told and _is_stopped(instance, run_id)):
-                told = True
+            again = bool(dropped)
+            dropped.clear()
+            if again or (not interrupted and _is_stopped(instance, run_id)):
+                interrupted = True
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     watcher = threading.Thread(target=watch, name="run watcher", daemon=True)
-    with _forgotten_interrupts() as forgotten:
+    with _dropped_interrupts() as dropped:
         watcher.start()
         try:
             yield
@@ -300,28 +305,28 @@ def _is_stopped(instance: dg.DagsterInstance, run_id: str) -> bool:
 
 
 @contextmanager
-def _forgotten_interrupts() -> Iterator[list[object]]:
-    """Interrupts that Dagster's handler raised inside a callback of the garbage collector: no error can leave that."""
-    forgotten: list[object] = []
+def _dropped_interrupts() -> Iterator[list[object]]:
+    """Yield the list of interrupts that Dagster's handler raised inside a garbage collector callback, which Python drops."""
+    dropped: list[object] = []
     before = sys.unraisablehook
 
     def take(unraisable: Any) -> None:
         if issubclass(unraisable.exc_type, DagsterExecutionInterruptedError):
-            forgotten.append(unraisable.exc_type)
+            dropped.append(unraisable.exc_type)
         else:
             before(unraisable)
 
     sys.unraisablehook = take
     try:
-        yield forgotten
+        yield dropped
     finally:
         sys.unraisablehook = before
 
 
 def sweep(instance: dg.DagsterInstance) -> list[str]:
-    """Report the runs of dead processes of this machine as ended; returns their ids.
+    """Report the runs of dead processes of this machine as ended; return their ids.
 
-    Dagster's run monitoring does not see that such a process is gone, and its queue would wait for it for ever.
+    Dagster's run monitoring does not detect that such a process is gone, and its queue would wait for the run for ever.
     """
     dead = [run for run in instance.get_runs(dg.RunsFilter(statuses=_LIVE)) if is_orphan(run)]
     for run in dead:
@@ -356,7 +361,7 @@ def _outcome(
     ]
     warned = {e.asset_check_key.to_user_string() for e in evaluations if not e.passed and not _is_failed(e)}
     checks = {e.asset_check_key.to_user_string(): not _is_failed(e) for e in evaluations}
-    findings = {e.asset_check_key.to_user_string(): _said(e) for e in evaluations if _is_failed(e)}
+    findings = {e.asset_check_key.to_user_string(): _check_message(e) for e in evaluations if _is_failed(e)}
     failures = tuple(_with_findings(failure, findings.values()) for failure in failures)
     return RunOutcome(run, failures, checks, findings, frozenset(warned), signals[0] if signals else None)
 
@@ -366,8 +371,9 @@ def _step_failure(event: DagsterEvent) -> StepFailure | None:
         return None
     data, step = event.step_failure_data, event.step_key or ""
     if data.user_failure_data:
-        said = data.user_failure_data
-        return StepFailure(step, "Failure", said.description or said.label, only_images=IMAGES_FAILED in said.metadata)
+        failure = data.user_failure_data
+        only_images = IMAGES_FAILED in failure.metadata
+        return StepFailure(step, "Failure", failure.description or failure.label, only_images=only_images)
     return _explained(step, data.error)
 
 
@@ -375,22 +381,22 @@ def _is_failed(evaluation: dg.AssetCheckEvaluation) -> bool:
     return not evaluation.passed and evaluation.severity is dg.AssetCheckSeverity.ERROR
 
 
-def _said(failed: dg.AssetCheckEvaluation) -> str:
-    """A failed check with the rules that are broken, and its first findings with their remedies."""
-    said = f"check {failed.asset_check_key.to_user_string()} failed: {failed.description}"
+def _check_message(failed: dg.AssetCheckEvaluation) -> str:
+    """Return the message of a failed check: the violated rules, and the first findings with their remedies."""
+    text = f"check {failed.asset_check_key.to_user_string()} failed: {failed.description}"
     first = failed.metadata.get("first findings")
-    return f"{said}\n{first.value}" if first else said
+    return f"{text}\n{first.value}" if first else text
 
 
 def _with_findings(failure: StepFailure, findings: Iterable[str]) -> StepFailure:
-    """Dagster says of a blocking check only that it failed."""
+    """Add the findings to the failure of a blocking check, of which Dagster reports only that it failed."""
     if failure.kind != DagsterAssetCheckFailedError.__name__:
         return failure
     return replace(failure, text="\n".join(findings), trace="")
 
 
 def _run_failure(event: DagsterEvent) -> StepFailure | None:
-    """The failure of a run that ended outside its steps: a resource, most often."""
+    """Return the failure of a run that ended outside its steps, most often in a resource."""
     if not event.is_failure or not event.is_job_event:
         return None
     error = getattr(event.event_specific_data, "error", None)
@@ -398,7 +404,7 @@ def _run_failure(event: DagsterEvent) -> StepFailure | None:
 
 
 def _explained(step: str, error: "SerializableErrorInfo | None") -> StepFailure:
-    """The user's exception out of Dagster's around it."""
+    """Return the failure with the user's exception, extracted from Dagster's wrappers."""
     if error is None:
         return StepFailure(step, "", "the step failed and said nothing")
     while error.cause and (error.cls_name or "").startswith("Dagster"):

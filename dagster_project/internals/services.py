@@ -20,12 +20,13 @@ def run_code_server(instance: str, socket: str) -> None:
     """Serve the definitions over a Unix socket, and execute the runs that the UI launches, until SIGINT or SIGTERM.
 
     Args:
-        instance: serialized reference of the instance that its runs are stored in.
+        instance: serialized reference of the instance that stores its runs.
+        socket: path of the socket.
     """
-    # Dagster looks for the module in the working directory before sys.path.
+    # Dagster searches for the module in the working directory before sys.path.
     target = ["--module-name", MODULE, "--attribute", ATTRIBUTE, "--working-directory", PROJECT]
     where = ["--socket", socket, "--location-name", LOCATION, "--instance-ref", instance]
-    # The server answers clients with its interpreter; without this, they would start a `dagster` of the PATH.
+    # With this option the server returns its interpreter to clients; otherwise they would start the `dagster` in PATH.
     _run(start_command, [*where, *target, "--use-python-environment-entry-point", "--log-level", "warning"])
 
 

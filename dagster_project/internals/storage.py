@@ -1,11 +1,10 @@
-"""The Dagster history of a data root: stock SQLite storage, events written by the batch.
+"""The Dagster history of a data root: stock SQLite storage with batched event writes.
 
 Stock storage writes two databases per event: 15 to 34 ms per image and asset. One transaction per batch: 0.3 ms.
 
-Belongs here: what differs from Dagster's own storage; `dagster.yaml` names `BatchSqliteStorage`.
-Belongs elsewhere: what the events say (resources/dagster_internals/events.py).
+`dagster.yaml` names `BatchSqliteStorage`. Events are built in resources/dagster_internals/events.py.
 
-Private names of Dagster 1.13 are used. If one is missing, stderr says so and the stock behaviour remains.
+Private names of Dagster 1.13 are used. If one is missing, a message goes to stderr and the stock behaviour remains.
 tests/dagster_project/internals/test_storage.py compares every table with stock storage's after the same runs.
 """
 
@@ -34,7 +33,7 @@ except ImportError as missing:
     DynamicPartitionsTable = SqlEventLogStorageTable = _event_logs_directory = None
     report_missing(missing, "the history is written by Dagster's own storage: about 11 ms per image instead of 0.6")
 
-# Events that concern one asset and nothing else: no check, no run status.
+# Events that concern only one asset: no check, no run status.
 ONE_ASSET_TYPES = frozenset(
     {
         DagsterEventType.ASSET_MATERIALIZATION,
@@ -48,7 +47,7 @@ _CAN_BATCH = SqlEventLogStorageTable is not None and not _MISSING
 if _MISSING:
     report_missing(", ".join(_MISSING), "events are stored one at a time: about 11 ms per image instead of 0.6")
 
-# Python's SQLite gives up after five seconds; a busy disk may take longer, and then two commands at once cost one its run.
+# Python's SQLite gives up after five seconds; a busy disk may take longer, and one of two concurrent commands would lose its run.
 LOCK_SECONDS = 60
 
 LOCK_NAME = ".lock"  # held while a process opens the history
@@ -58,10 +57,10 @@ BATCH_SIZE = "1000"
 
 
 class BatchSqliteEventLogStorage(SqliteEventLogStorage):
-    """One transaction per batch of asset events, and partition keys read once."""
+    """Event log storage with one transaction per batch of asset events, and cached partition keys."""
 
     def __init__(self, base_dir: str, inst_data: ConfigurableClassData | None = None) -> None:
-        # Dagster hands over batches only where this is set, in every process that writes events.
+        # Dagster passes batches only if this variable is set, in every process that writes events.
         os.environ.setdefault(BATCH_VARIABLE, BATCH_SIZE)
         self._partition_keys: dict[str, tuple[object, tuple[str, ...]]] = {}
         super().__init__(base_dir, inst_data)
@@ -73,7 +72,7 @@ class BatchSqliteEventLogStorage(SqliteEventLogStorage):
             yield connection
 
     def store_event_batch(self, events: Sequence[EventLogEntry]) -> None:
-        """Store events in order: neighbours that concern one asset each together, any other one by one."""
+        """Store events in order: adjacent events of single assets together, all others one by one."""
         for together, group in itertools.groupby(events, _concerns_one_asset):
             batch = list(group)
             if together and _CAN_BATCH and len(batch) > 1:
@@ -96,7 +95,7 @@ class BatchSqliteEventLogStorage(SqliteEventLogStorage):
                 self._store_asset_event(connection, event, row_id)
 
     def get_dynamic_partitions(self, partitions_def_name: str) -> Sequence[str]:
-        """All keys, in order of registration. A range run asks for them fifteen times (0.2 s each at 60,000)."""
+        """Return all keys, in order of registration. Cached, because a range run reads them 15 times (0.2 s each at 60,000)."""
         if DynamicPartitionsTable is None:
             return super().get_dynamic_partitions(partitions_def_name)
         stamp = self._partitions_stamp(partitions_def_name)
@@ -107,9 +106,9 @@ class BatchSqliteEventLogStorage(SqliteEventLogStorage):
         return list(known[1])
 
     def _partitions_stamp(self, partitions_def_name: str) -> object:
-        """Newest id, its key, and the count: another stamp wherever keys were added or deleted, by any process.
+        """Return newest id, its key, and the count, which change whenever any process adds or deletes keys.
 
-        SQLite gives the newest id again once that row is deleted, and takes a bare column from the row of the maximum.
+        SQLite reuses the newest id after its row is deleted, hence the key. It takes a bare column from the row of the maximum.
         """
         assert DynamicPartitionsTable is not None
         columns = DynamicPartitionsTable.c
@@ -130,7 +129,7 @@ def _by_run(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Mapping[str, An
 
 
 def _last_of_each_asset(events: Sequence[EventLogEntry], ids: Sequence[int]) -> Iterable[tuple[EventLogEntry, int]]:
-    """The events that decide an asset's row: the last of each type, since each type sets other columns."""
+    """Return the events that determine an asset's row: the last of each type, because each type sets other columns."""
     last: dict[object, tuple[EventLogEntry, int]] = {}
     for event, row_id in zip(events, ids, strict=True):
         key = event.get_dagster_event().asset_key, event.dagster_event_type
@@ -140,10 +139,10 @@ def _last_of_each_asset(events: Sequence[EventLogEntry], ids: Sequence[int]) -> 
 
 
 class BatchSqliteStorage(DagsterSqliteStorage):
-    """What `dagster.yaml` names: runs and schedules as in stock SQLite storage, the event log by the batch."""
+    """The storage that `dagster.yaml` names: stock SQLite storage for runs and schedules, batched storage for the event log."""
 
     def __init__(self, base_dir: str, inst_data: ConfigurableClassData | None = None) -> None:
-        # Dagster makes the tables of a new history without asking whether another command is at it.
+        # Dagster creates the tables of a new history without checking whether another command does the same.
         Path(base_dir).mkdir(parents=True, exist_ok=True)
         with FileLock(Path(base_dir, LOCK_NAME)):
             self._open(base_dir, inst_data)
@@ -151,10 +150,11 @@ class BatchSqliteStorage(DagsterSqliteStorage):
     def _open(self, base_dir: str, inst_data: ConfigurableClassData | None) -> None:
         super().__init__(base_dir, inst_data)
         for storage in (self._run_storage, self._schedule_storage):
-            storage._conn_string += f"?timeout={LOCK_SECONDS}"  # of each engine that the storage creates
+            storage._conn_string += f"?timeout={LOCK_SECONDS}"  # for each engine that the storage creates
         if _event_logs_directory is not None:
             self._event_log_storage = BatchSqliteEventLogStorage(_event_logs_directory(base_dir))
 
     @classmethod
     def from_config_value(cls, inst_data: ConfigurableClassData, config_value: Mapping[str, Any]) -> Self:
+        """Return the storage with the configuration of dagster.yaml."""
         return cls.from_local(inst_data=inst_data, **config_value)

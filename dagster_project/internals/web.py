@@ -1,6 +1,6 @@
 """Dagster's webserver as an ASGI application behind the guard.
 
-The stock command `dagster-webserver` does the same without a guard. Private names of Dagster's webserver are used here only.
+The stock command `dagster-webserver` has no guard. Private names of Dagster's webserver are used only here.
 """
 
 import asyncio
@@ -19,13 +19,13 @@ from dagster_webserver.version import __version__
 
 from imagemill.web_guard import WebGuard
 
-# Of the stock command.
+# Values of the stock command.
 STATEMENT_TIMEOUT_MS = 15_000
 POOL_RECYCLE_SECONDS = 3_600
 POOL_MAX_OVERFLOW = 20
 POLL_MS = 2_000
 
-# A page that keeps its connection open does not delay the end.
+# A page that keeps its connection open must not delay the shutdown.
 SHUTDOWN_SECONDS = 2
 
 
@@ -33,8 +33,10 @@ def run_webserver(reference: str, workspace: str, *, host: str, port: int, allow
     """Serve the UI until SIGINT or SIGTERM.
 
     Args:
-        reference: serialized reference of the instance that it shows.
+        reference: serialized reference of the instance.
         workspace: path of the workspace file that names the code server.
+        host: address to listen on.
+        port: port to listen on.
         allowed_hosts: names permitted in Host and Origin besides those of this machine.
     """
     setup_interrupt_handlers()

@@ -1,1 +1,1 @@
-"""Bytes on disk, writer and reader of each format side by side."""
+"""File formats: writer and reader of each format side by side."""

@@ -1,6 +1,7 @@
-"""A file rewritten only where it differs: compared while it is made, under a temporary name from the first difference.
+"""Files that are rewritten only if their content changes: new content is compared with the old while it is written.
 
-Several drafts are made in one pass and get their names together, when all are known to be good.
+From the first difference on, the content goes to a temporary file. Several drafts can be written in one pass and renamed
+together once all are complete.
 Spec: docs/spec/conventions.md#completion, docs/spec/conventions.md#atomic-names
 """
 
@@ -15,10 +16,10 @@ _COPY_BYTES = 1 << 20
 
 
 class Draft:
-    """New content for one name in a folder. Feed it with `write`, then `finish`, then `publish` or `discard`.
+    """New content for one file name in a folder. Call `write` repeatedly, then `finish`, then `publish` or `discard`.
 
     Args:
-        temporary: the name of the file until it is whole, in the same folder.
+        temporary: name of the file until it is complete, in the same folder.
     """
 
     def __init__(self, folder: Path, name: str, temporary: Path | None = None) -> None:
@@ -34,6 +35,7 @@ class Draft:
         return self._folder / self._name
 
     def write(self, data: bytes) -> None:
+        """Append bytes: compare them with the old file, or write them once the content differs."""
         if self._new is None:
             if self._old and self._old.read(len(data)) == data:
                 self._same += len(data)
@@ -42,7 +44,7 @@ class Draft:
         self._new.write(data)
 
     def finish(self) -> bool:
-        """Nothing more comes; flushes what was written. Returns whether it differs from what stands there."""
+        """End the content and flush it. Return whether it differs from the existing file."""
         if self._new is None and self._old and self._old.read(1):
             self._new = self._begin()
         if self._new:
@@ -52,19 +54,19 @@ class Draft:
         return self._temporary is not None
 
     def move(self, folder: Path) -> None:
-        """Its folder has another name now."""
+        """Follow a rename of the folder."""
         self._folder = folder
         if self._temporary:
             self._temporary = folder / self._temporary.name
 
     def publish(self) -> None:
-        """Take the final name; the folder is the caller's to flush."""
+        """Rename the file to its final name. The caller flushes the folder."""
         if self._temporary:
             os.replace(self._temporary, self.path)
             self._temporary = None
 
     def discard(self) -> None:
-        """Leave nothing behind, whatever has been done so far."""
+        """Close the files and remove the temporary file, in any state of the draft."""
         self._close()
         if self._temporary:
             self._temporary.unlink(missing_ok=True)

@@ -1,19 +1,19 @@
-"""NVIDIA Megatron-Energon's own index beside a set of shards, so that its loaders mount the folder as it is.
+"""Index files of NVIDIA Megatron-Energon beside a set of shards, so that its loaders mount the folder without preparation.
 
     bucket_1024x1024/
-    ├─ shard-000000.tar.idx   uint64, little-endian: where each sample begins, then where the last one ends
+    ├─ shard-000000.tar.idx   uint64, little-endian: offset of each sample, then the end of the last one
     └─ .nv-meta/
        ├─ .info.json          samples per tar; `.info.yaml`: the same for releases before 7
-       ├─ split.yaml          every tar is in `train`; samples that count no more are excluded
+       ├─ split.yaml          every tar is in `train`; dead samples are excluded
        ├─ dataset.yaml        the loader: members under their own names (`CrudeWebdataset`)
        ├─ index.sqlite        live samples by key, and their members: random access and joins
-       └─ index.uuid          another one whenever the samples or their places are others
+       └─ index.uuid          changes whenever the samples or their positions change
 
-Energon goes by positions, so tars and `.idx` count every sample; it passes over the excluded ones when it meets them. Equal
-sets give equal bytes; those of index.sqlite are as equal as SQLite's version is. The YAML is JSON, which every YAML reader reads.
+Energon addresses samples by position. Tars and `.idx` therefore count every sample, and energon skips the excluded ones when
+it reads them. Equal sets give equal bytes, except that index.sqlite also depends on SQLite's version. The YAML is JSON, which
+every YAML reader reads.
 
-Belongs here: energon's files as bytes.
-Belongs elsewhere: what a set holds and what of it counts (pipeline/shards/shard_sets.py).
+The samples of a set, and which of them are live, are determined in pipeline/shards/shard_sets.py.
 Reference: megatron-energon 7.4.1, flavors/webdataset/{prepare,indexing,itar,metadata,structs,itar_reader}.py and
 metadataset/metadataset_v2.py.
 """
@@ -52,7 +52,7 @@ _LOADER = {"__module__": "megatron.energon", "__class__": "CrudeWebdataset"}
 
 _PRAGMAS = "PRAGMA page_size = 4096; PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF;"
 
-# As `SqliteIndexWriter` has them; the indices come after the rows, which is faster.
+# The tables of energon's `SqliteIndexWriter`. The indices are created after the rows, which is faster.
 _TABLES = """
 CREATE TABLE samples (
     tar_file_id INTEGER NOT NULL, sample_key TEXT NOT NULL UNIQUE, sample_index INTEGER NOT NULL,
@@ -76,24 +76,25 @@ ORDER BY tar_file_id, sample_index, content_byte_offset
 
 
 def is_energon(name: str) -> bool:
-    """Whether a name in a bucket's folder is one of those written here."""
+    """Return whether a name in a bucket's folder is one of the files written here."""
     return name == META or name.endswith(f".tar{TAR_INDEX_SUFFIX}")
 
 
 def write_energon(
     folder: Path, shards: Sequence[Shard], *, bucket: str, dead: Collection[Place] = (), earlier: Path | None = None
 ) -> None:
-    """Write and flush every file of energon's beside the tars, in a folder that has none yet.
+    """Write and flush energon's files beside the tars, in a folder that has none of them yet.
 
     Args:
-        shards: every tar of the set with every sample in it. Entries without `members` are looked up in `earlier`, and read
-            from their tar where that does not have them.
-        bucket: as `1024x1024`; energon hands it to training code as the subflavor `bucket`.
-        dead: samples that count no more.
-        earlier: the folder of the set that this one continues.
+        folder: folder of the set.
+        shards: every tar of the set with every sample in it. Members of entries without `members` are taken from the index in
+            `earlier`, else read from their tar.
+        bucket: bucket name such as `1024x1024`; energon passes it to training code as the subflavor `bucket`.
+        dead: samples that no longer count.
+        earlier: folder of the set that this one continues.
 
     Raises:
-        ImagemillError: a sample is not where its entry says.
+        ImagemillError: if a sample is not at the position of its entry.
     """
     meta = folder / META
     meta.mkdir()
@@ -113,7 +114,7 @@ def write_energon(
     for path, content in {**indices, **documents}.items():
         path.write_bytes(content)
     _write_sqlite(meta / SQLITE, folder, shards, frozenset(dead), _recorded_members(earlier))
-    # `flush_files` is of one folder at a time.
+    # `flush_files` takes the files of one folder.
     for paths in (list(indices), [*documents, meta / SQLITE]):
         for error in flush_files(paths).values():
             raise error
@@ -121,7 +122,7 @@ def write_energon(
 
 
 def metadataset(weights: Mapping[str, int]) -> bytes:
-    """A blend of bucket folders, drawn from by weight: how many samples of each count. Paths are relative to the file."""
+    """Return a document that blends bucket folders, weighted by their numbers of samples. Paths are relative to the file."""
     blend = [{"path": f"./{name}", "weight": float(weight)} for name, weight in weights.items()]
     return _json(
         {"__module__": "megatron.energon", "__class__": "MetadatasetV2", "splits": {"train": {"blend": blend}}}
@@ -132,7 +133,7 @@ def metadataset(weights: Mapping[str, int]) -> bytes:
 
 
 def _json(document: object) -> bytes:
-    """Keys as they are: the order of the tars is what energon numbers them by."""
+    """Return a JSON document with unsorted keys, because energon numbers the tars by their order."""
     return msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
 
 
@@ -145,7 +146,7 @@ def _split(shards: Sequence[Shard], dead: Collection[Place]) -> dict[str, object
 
 
 def _uuid(shards: Sequence[Shard], dead: Collection[Place]) -> str:
-    """Energon takes a join's index for outdated when this changes."""
+    """Return an id of the samples and their positions. Energon considers a join's index outdated when it changes."""
     digest = hashlib.sha256()
     for name, entries in shards:
         for entry in entries:
@@ -161,9 +162,9 @@ def _uuid(shards: Sequence[Shard], dead: Collection[Place]) -> str:
 def _write_sqlite(
     path: Path, folder: Path, shards: Sequence[Shard], dead: Collection[Place], recorded: Mapping[Place, Members]
 ) -> None:
-    """A key may stand in two tars, where at most one sample counts; the column takes it once. So only live ones go in."""
+    """Write the live samples only. The key column is unique, and of the samples with one key at most one is live."""
     with closing(sqlite3.connect(path)) as database:
-        # Nobody sees the file before it is whole and flushed.
+        # No journal is needed: no reader opens the file before it is complete and flushed.
         database.executescript(_PRAGMAS + _TABLES)
         for tar, (name, entries) in enumerate(shards):
             for number, entry in enumerate(entries):
@@ -177,7 +178,7 @@ def _write_sqlite(
 
 
 def _recorded_members(folder: Path | None) -> dict[Place, Members]:
-    """Members by their sample's place, of an earlier set's index; nothing where it has none that can be read."""
+    """Return members by the position of their sample, from the index of an earlier set; empty if it has no readable index."""
     if folder is None or not (folder / META / SQLITE).is_file():
         return {}
     location = (folder / META / SQLITE).resolve().as_uri()
@@ -191,7 +192,7 @@ def _recorded_members(folder: Path | None) -> dict[Place, Members]:
 
 
 def _walk(path: Path, entry: IndexEntry) -> Members:
-    """A sample's members by its headers alone."""
+    """Return the members of a sample from its tar headers."""
     members = []
     try:
         with open(path, "rb") as file:
@@ -203,13 +204,13 @@ def _walk(path: Path, entry: IndexEntry) -> Members:
                         break
                     members.append((suffix, info.offset_data, info.size))
     except tarfile.TarError as error:
-        raise _not_there(path, entry) from error
+        raise _missing_sample(path, entry) from error
     if not members:
-        raise _not_there(path, entry)
+        raise _missing_sample(path, entry)
     return tuple(members)
 
 
-def _not_there(path: Path, entry: IndexEntry) -> ImagemillError:
+def _missing_sample(path: Path, entry: IndexEntry) -> ImagemillError:
     return ImagemillError(
         f"no sample {entry.key!r} at byte {entry.offset}",
         where=path,

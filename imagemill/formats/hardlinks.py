@@ -1,15 +1,14 @@
-"""One preset's images shared with another by hardlink: what is missing is linked, and nothing else is ever touched.
+"""Image sharing between presets by hardlinks: missing files are linked, and existing files are never changed.
 
     coco/rescale_32_768/images/a.jpg          inode 7
-    coco/rescale_32_768_max60/images/a.jpg    inode 7: a second name of the same file, no bytes of its own
+    coco/rescale_32_768_max60/images/a.jpg    inode 7: a second name of the same file, without bytes of its own
 
     missing                      linked
-    there, the same inode        nothing to do
-    there, anything else         refused: never replaced, never repaired
-    missing in the base, too     refused: the base is to be repaired first
+    exists, same inode           nothing to do
+    exists, anything else        refused: never replaced, never repaired
+    missing in the base, too     refused: the base must be repaired first
 
-Belongs here: names and inodes.
-Belongs elsewhere: which images a preset names (pipeline/presets/coords.py), when they are linked (pipeline/presets/derive.py).
+The images of a preset are determined in pipeline/presets/coords.py; linking is called in pipeline/presets/derive.py.
 Spec: docs/spec/presets.md#hardlinks
 """
 
@@ -30,7 +29,7 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class LinksRefused(ImagemillError, OSError):
-    """Images that cannot be shared; `refused` has each path with its reason."""
+    """Some images cannot be shared; `refused` maps each path to its reason."""
 
     def __init__(self, plan: "LinkPlan") -> None:
         listed = "\n".join(f"  {path}: {why}" for path, why in plan.refused.items())
@@ -44,15 +43,17 @@ class LinksRefused(ImagemillError, OSError):
 
 
 class NotLinkable(ImagemillError, OSError):
-    """Base and derived preset are not on one file system that has hardlinks."""
+    """Base and derived preset are not on one file system with hardlinks."""
 
 
 class LinkPlan(NamedTuple):
-    """What is to be done so that `target` has the files of `source`.
+    """Links that are missing in `target` for it to have the files of `source`.
 
     Attributes:
+        source: folder of the base preset.
+        target: folder of the derived preset.
         missing: file names to link, by their folder (`images/train`), both relative.
-        linked: how many are there already.
+        linked: number of files that are linked already.
         refused: paths that cannot be linked, with the reason.
     """
 
@@ -64,7 +65,7 @@ class LinkPlan(NamedTuple):
 
 
 def remedy(plan: LinkPlan) -> str:
-    """What to do about the refused ones."""
+    """Return the remedy for the refused paths."""
     foreign = f"delete {plan.target.name} and run coord again"
     repair = f"repair the base: run imagemill preset rescale for {plan.source.name}, then coord again"
     reasons = set(plan.refused.values())
@@ -72,10 +73,10 @@ def remedy(plan: LinkPlan) -> str:
 
 
 def check_file_system(source: Path, target: Path) -> None:
-    """See whether files of one folder can be linked into another, by a trial link that is removed at once.
+    """Check that files of one folder can be linked into another, by a trial link that is removed at once.
 
     Raises:
-        NotLinkable: another device, or the file system has no hardlinks.
+        NotLinkable: if the folders are on two devices, or the file system has no hardlinks.
     """
     trial = temporary_path(target)
     try:
@@ -100,13 +101,14 @@ _TOGETHER = "keep all presets of a dataset in one folder, on a file system that 
 
 
 def plan_links(names: Collection[str], source: Path, target: Path) -> LinkPlan:
-    """Compare two folders, and say what must be linked for `target` to have all these files of `source`.
+    """Compare two folders, and return the links needed for `target` to have all these files of `source`.
 
-    Reads folders only; a file is looked at by itself where their listings do not settle it.
+    Folders are listed; a single file is examined only if the listings do not decide.
 
     Args:
-        names: relative paths with `/`, each once.
-        target: need not exist.
+        names: relative paths with `/`, without duplicates.
+        source: folder of the existing files.
+        target: folder of the links; need not exist.
     """
     folders = sorted({name.rpartition("/")[0] for name in names})
     refused = {folder: why for folder in folders if (why := _folder_problem(folder, source, target))}
@@ -134,10 +136,10 @@ def plan_links(names: Collection[str], source: Path, target: Path) -> LinkPlan:
 
 
 def link_tree(plan: LinkPlan) -> int:
-    """Make the planned links, durably; returns how many. A file that another run has linked meanwhile is fine.
+    """Create the planned links durably; return their number. A file that another run linked in the meantime is accepted.
 
     Raises:
-        LinksRefused: the plan refuses some, or one became impossible since; then nothing, or all the others, are linked.
+        LinksRefused: if the plan has refused paths (then nothing is linked), or a link failed (then all others are linked).
     """
     if plan.refused:
         raise LinksRefused(plan)
@@ -157,7 +159,7 @@ def link_tree(plan: LinkPlan) -> int:
 
 
 def _link_files(files: list[str], source: int, target: int) -> Iterator[tuple[str, str]]:
-    """Link these names from one open folder into another; yields those that cannot be, with the reason."""
+    """Link files from one open folder into another; yield those that cannot be linked, with the reason."""
     link = os.link
     for file in files:
         try:
@@ -181,7 +183,7 @@ def _same_file(file: str, source: int, target: int) -> bool:
 
 
 def _problem(name: str, source: Path, target: Path) -> str | None:
-    """Why one name's two files do not go together, by a look at both; None where they are one."""
+    """Return why the two files of one name cannot be shared, or None if they are one file."""
     base = _look(source / name)
     if base is None:
         return _MISSING
@@ -192,7 +194,7 @@ def _problem(name: str, source: Path, target: Path) -> str | None:
 
 
 def _folder_problem(folder: str, source: Path, target: Path) -> str | None:
-    """Why a folder cannot be shared: a symlink on the way would lead writes and links elsewhere."""
+    """Return why a folder cannot be shared, or None. A symlink on the way would redirect writes and links."""
     parts = folder.split("/")
     if parts[0] != "images":
         return "not under images/"
@@ -211,7 +213,7 @@ def _folder_problem(folder: str, source: Path, target: Path) -> str | None:
 
 
 def _device(path: Path) -> int:
-    """The file system on which this path is, or would be made."""
+    """Return the device of a path, or of its nearest existing parent."""
     found = _look(path)
     return found.st_dev if found else _device(path.parent)
 
@@ -224,9 +226,10 @@ def _look(path: Path) -> os.stat_result | None:
 
 
 def _all_linked(names: Collection[str], folders: list[str], source: Path, at_target: dict[str, int]) -> bool:
-    """Whether each file of the target is the source's, and all that are wanted are among them. False settles nothing.
+    """Return whether every file of the target is a link to the source's, and all `names` are among them. False is inconclusive.
 
-    No second map is built, and the source is looked through in its own order: half of what a rerun costs beyond its listings.
+    This is a shortcut for reruns. It builds no second map and lists the source in its own order, which halves the cost of a rerun
+    apart from its listings.
     """
     if not all(map(at_target.__contains__, names)):
         return False
@@ -239,7 +242,7 @@ def _all_linked(names: Collection[str], folders: list[str], source: Path, at_tar
 
 
 def _inodes(place: Path, folders: list[str], *, regular_only: bool = False) -> dict[str, int]:
-    """Inode by relative path, from the folders' listings alone."""
+    """Return inodes by relative path, from directory listings alone."""
     found: dict[str, int] = {}
     for folder in folders:
         with suppress(FileNotFoundError, NotADirectoryError), os.scandir(place / folder) as entries:

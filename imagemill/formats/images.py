@@ -1,7 +1,6 @@
-"""One way to open an image: whatever the file holds, upright 8-bit RGB comes out, or a refusal that says why.
+"""Image decoding: upright 8-bit RGB pixels, or a refusal with its reason.
 
-Belongs here: bytes of an image file → pixels.
-Belongs elsewhere: resizing and normalising for a model (encoders/), fingerprints of the same bytes (files.py).
+Resizing and normalisation for a model belong in encoders/.
 Spec: docs/spec/stage2.md#pixels, docs/spec/stage2.md#vae-latents
 """
 
@@ -17,11 +16,11 @@ from PIL import Image, PngImagePlugin
 
 from imagemill.errors import Refused
 
-# What a file named .jpg, .png or .webp really may hold. Pillow opens many more; some of those start other programs.
+# Accepted formats of a file named .jpg, .png or .webp. Pillow opens many more, and for some it starts other programs.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 
-# Below this a VAE latent has no cell; above it a small file may ask for any amount of memory: 512 MiB of RGB, the size at which
-# Pillow itself speaks of an attack, and more than any camera takes.
+# Below MIN_SIDE a VAE latent has no cell. MAX_PIXELS bounds the memory that a small file can demand: 512 MiB of RGB, the size
+# that Pillow itself treats as an attack, and more than any camera produces.
 MIN_SIDE = 8
 MAX_PIXELS = 178_956_970
 
@@ -39,20 +38,25 @@ _TURNED = {5, 6, 7, 8}
 
 
 def open_rgb(path: Path) -> np.ndarray:
-    """`decode_rgb` of a file's bytes. A disk or permission error is no refusal: the OSError goes its way."""
+    """Read a file and decode it as `decode_rgb` does. OSErrors propagate; they are not treated as bad input."""
     return decode_rgb(path.read_bytes(), path.name)
 
 
 def decode_rgb(data: bytes, name: str) -> np.ndarray:
-    """Decode an image file held in memory; of animated ones the first frame.
+    """Decode an image file held in memory; of an animation, the first frame.
 
-    EXIF orientation is applied, alpha is composited over white, 16-bit samples are scaled to 8, everything else becomes RGB.
+    EXIF orientation is applied, alpha is composited over white, 16-bit samples are scaled to 8, everything else is
+    converted to RGB.
+
+    Args:
+        data: the bytes of the file.
+        name: the file's name, for messages.
 
     Returns:
         uint8, shape (H, W, 3), C order, writable.
 
     Raises:
-        Refused: `undecodable`, `too_small` or `too_large`; `name` is the file's in the message.
+        Refused: `undecodable`, `too_small` or `too_large`.
     """
     with _opened(data, name, MIN_SIDE) as image:
         rgb, turn = _to_rgb(image), _TO_UPRIGHT.get(_orientation(image))
@@ -60,7 +64,7 @@ def decode_rgb(data: bytes, name: str) -> np.ndarray:
 
 
 def decode_stored(data: bytes, name: str) -> np.ndarray:
-    """`decode_rgb` with the pixels as they lie in the file: orientation is not applied, and one pixel is an image too.
+    """Decode an image file as `decode_rgb` does, without applying the orientation and without a minimum size.
 
     Raises:
         Refused: `undecodable` or `too_large`.
@@ -70,9 +74,14 @@ def decode_stored(data: bytes, name: str) -> np.ndarray:
 
 
 class StoredHeader(NamedTuple):
-    """What a file's header says. `width`, `height`: pixels as they are stored. `format`: Pillow's name of it.
+    """Header of an image file.
 
-    `orientation`: the EXIF tag, 1 where there is none. `profile`: the colour profile of its pixels after `decode_stored`.
+    Attributes:
+        width: width in pixels as stored.
+        height: height in pixels as stored.
+        format: Pillow's name of the format.
+        orientation: the EXIF tag, 1 if it is missing.
+        profile: the colour profile of the pixels that `decode_stored` returns.
     """
 
     width: int
@@ -83,22 +92,22 @@ class StoredHeader(NamedTuple):
 
     @property
     def turned(self) -> bool:
-        """Whether width and height change places when orientation is applied."""
+        """Whether applying the orientation swaps width and height."""
         return self.orientation in _TURNED
 
 
 def stored_header(data: bytes, name: str) -> StoredHeader:
-    """The header of an image file held in memory; no pixel is decoded. Raises as `decode_stored`."""
+    """Return the header of an image file held in memory, without decoding pixels. Raises the errors of `decode_stored`."""
     with _opened(data, name) as image:
-        # Other modes are converted to RGB, of which their profile does not speak.
+        # Other modes are converted to RGB, to which their profile does not apply.
         profile = image.info.get("icc_profile") if image.mode in {"RGB", "RGBA", "P"} else None
         return StoredHeader(*image.size, image.format or "", _orientation(image, header_only=True), profile)
 
 
 def check_decodable(data: bytes, name: str) -> None:
-    """Read every compressed byte of an image file without making all of its pixels. Raises as `decode_stored`."""
+    """Read every compressed byte of an image file without producing all its pixels. Raises the errors of `decode_stored`."""
     with _opened(data, name) as image:
-        # A JPEG at an eighth of its size is entropy-decoded whole, in a third of the time.
+        # At an eighth of its size a JPEG is still entropy-decoded completely, in a third of the time.
         image.draft(None, (max(1, image.width // 8), max(1, image.height // 8)))
         image.load()
 
@@ -114,21 +123,21 @@ def _opened(data: bytes, name: str, smallest: int = 1) -> Iterator[Image.Image]:
 
 
 def header_size(path: Path) -> tuple[int, int]:
-    """(height, width) in pixels after EXIF orientation, by the file's header alone: no pixel is decoded.
+    """Return (height, width) in pixels after EXIF orientation, read from the file's header without decoding pixels.
 
-    A PNG that states its orientation behind its pixels counts as it is stored. Raises as `decode_rgb`, also for what it
-    cannot read of the file; an OSError where the file does not open.
+    The orientation of a PNG that stores it behind its pixels is ignored. Raises the errors of `decode_rgb`, also if the header
+    cannot be read, and an OSError if the file cannot be opened.
     """
     with open(path, "rb") as file, _refusals(path.name), Image.open(file, formats=FORMATS) as image:
         _refuse_size(image.size, path.name, MIN_SIDE)
         width, height = image.size
-        # Of a TIFF Pillow tells the upright size by itself.
+        # For a TIFF, Pillow returns the upright size itself.
         turned = image.format != "TIFF" and _orientation(image, header_only=True) in _TURNED
         return (width, height) if turned else (height, width)
 
 
 class _PillowLimits:
-    """Our limits in place of Pillow's while at least one thread has an image open, as a reentrant context manager."""
+    """Context manager, reentrant, that replaces Pillow's limits with ours while at least one thread has an image open."""
 
     def __init__(self) -> None:
         self._lock, self._users, self._before = threading.Lock(), 0, (Image.MAX_IMAGE_PIXELS, 0)
@@ -138,7 +147,7 @@ class _PillowLimits:
             self._users += 1
             if self._users == 1:
                 self._before = Image.MAX_IMAGE_PIXELS, PngImagePlugin.MAX_TEXT_CHUNK
-                # Pillow refuses a PNG if a text or the colour profile unpacks to more than 1 MiB; editors write more.
+                # Pillow refuses a PNG if a text or the colour profile unpacks to more than 1 MiB; some editors write more.
                 Image.MAX_IMAGE_PIXELS, PngImagePlugin.MAX_TEXT_CHUNK = MAX_PIXELS, PngImagePlugin.MAX_TEXT_MEMORY
 
     def __exit__(self, *_: object) -> None:
@@ -153,7 +162,7 @@ _pillow_limits = _PillowLimits()
 
 @contextmanager
 def _refusals(name: str) -> Iterator[None]:
-    """Use our limits, and refuse a file if Pillow raises in this block."""
+    """Apply our limits, and refuse a file if Pillow raises in this block."""
     try:
         with _pillow_limits:
             yield
@@ -196,7 +205,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 
 
 def _to_8_bit(image: Image.Image) -> Image.Image:
-    # The high byte, as Pillow itself takes it of 16-bit colour, so that grey and colour files agree.
+    # The high byte, which Pillow itself uses for 16-bit colour, so that grey and colour files agree.
     samples = np.asarray(image)
     grey = Image.fromarray((samples >> 8).astype(np.uint8))
     if "transparency" in image.info:
@@ -205,9 +214,10 @@ def _to_8_bit(image: Image.Image) -> Image.Image:
 
 
 def _transparent_at_eight_bits(image: Image.Image) -> None:
-    """Before loading: Pillow takes the high bytes of 16-bit colour, and would compare them with a tRNS colour's low bytes.
+    """Convert the tRNS colour of 16-bit colour to 8 bits before loading, because Pillow loads only the high bytes of the pixels.
 
-    Of the colours that are equal in 8 bits all become transparent: which one it was is not known any more.
+    Otherwise Pillow would compare them with the colour's low bytes. All colours that are equal in 8 bits become transparent,
+    because the original colour cannot be recovered.
     """
     if any(tile.args == "RGB;16B" for tile in getattr(image, "tile", ())) and "transparency" in image.info:
         image.info["transparency"] = tuple(sample >> 8 for sample in image.info["transparency"])
@@ -222,11 +232,11 @@ def _over_white(image: Image.Image) -> Image.Image:
 
 def _orientation(image: Image.Image, *, header_only: bool = False) -> int:
     try:
-        # A PNG's own getexif decodes the pixels where the header names no EXIF, to look behind them.
+        # The getexif of a PNG decodes the pixels if the header has no EXIF, to search behind them.
         exif = Image.Image.getexif(image) if header_only else image.getexif()
         return exif.get(_ORIENTATION_TAG, 1)
     except Exception:
-        # Broken EXIF beside good pixels: the image stands as it is stored, as viewers show it.
+        # Broken EXIF with good pixels: the image is used as stored, which is how viewers show it.
         return 1
 
 

@@ -1,7 +1,6 @@
-"""JSON lines: a reader that survives any bytes, and writers that leave whole files.
+"""JSON lines: a reader that accepts any bytes, and writers that replace files atomically.
 
-Belongs here: one line, one file of lines.
-Belongs elsewhere: what a record must hold (domain/stage2_records.py), merging old and new records (pipeline/stage2/merge.py).
+Contents of records are checked in domain/stage2_records.py; old and new records are merged in pipeline/stage2/merge.py.
 Spec: docs/spec/conventions.md#jsonl-input, docs/spec/stage2.md#merge
 """
 
@@ -22,21 +21,21 @@ _decoder = msgspec.json.Decoder()
 _encoder = msgspec.json.Encoder()
 _sorting_encoder = msgspec.json.Encoder(order="sorted")
 
-# Lines are decoded together in blocks of about this size: a call costs as much as decoding a short line.
+# Lines are decoded in blocks of about this size, because a call costs as much as decoding a short line.
 _BLOCK_BYTES = 1 << 16
 
 _T = TypeVar("_T")
 
 
 class Line(NamedTuple):
-    """One line of a file, as an object or with the reason why it is none.
+    """One line of a file: an object, or the reason why it is not one.
 
     Attributes:
-        number: from 1.
+        number: line number, from 1.
         raw: its bytes without the line ending.
-        value: the object, None where there is a problem.
-        problem: why it is no object (`blank`, `malformed: …`, `null`, `a list`, …), None where it is one.
-        offset: where it begins in the file, in bytes.
+        value: the object, None if there is a problem.
+        problem: why it is not an object (`blank`, `malformed: …`, `null`, `a list`, …), None if it is one.
+        offset: position of its first byte in the file.
     """
 
     number: int
@@ -47,7 +46,7 @@ class Line(NamedTuple):
 
 
 def read_jsonl(path: Path) -> Iterator[Line]:
-    """Every line of a file, good or bad, in order; memory flat in the number of lines."""
+    """Yield every line of a file, good or bad, in order. Memory does not grow with the number of lines."""
     with open(path, "rb") as file:
         offset = 0
         for number, whole in enumerate(file, start=1):
@@ -57,23 +56,23 @@ def read_jsonl(path: Path) -> Iterator[Line]:
 
 
 def read_raw(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Every line's number and bytes, unread: for who can tell most of them by a look. `parse_line` gives the verdict."""
+    """Yield the number and the bytes of every line, undecoded, for callers with a fast check. `parse_line` decodes a line."""
     with open(path, "rb") as file:
         for number, whole in enumerate(file, start=1):
             yield number, whole.removesuffix(b"\n").removesuffix(b"\r")
 
 
 def read_typed(path: Path, decoder: msgspec.json.Decoder[_T]) -> Iterator[_T | bytes]:
-    """Yield the record of each canonical line, and the bytes of every other line, its ending included (`decode_canonical`)."""
+    """Yield the record of each canonical line, and the bytes (with line ending) of every other line. See `decode_canonical`."""
     with open(path, "rb") as file:
         while block := file.read(_BLOCK_BYTES):
             yield from decode_canonical(block + file.readline(), decoder)
 
 
 def decode_canonical(block: bytes, decoder: msgspec.json.Decoder[_T]) -> Sequence[_T | bytes]:
-    """Decode whole lines. A line that is not the encoding of its own record, ending included, stays bytes.
+    """Decode whole lines. A line that is not the encoding of its own record, including the ending, stays bytes.
 
-    A canonical line has no key twice, no field that the record's type lacks, and no other spelling of a value.
+    A canonical line has no duplicate keys, no field that the record's type lacks, and no other spelling of a value.
     """
     try:
         records = decoder.decode_lines(block)
@@ -86,18 +85,18 @@ def decode_canonical(block: bytes, decoder: msgspec.json.Decoder[_T]) -> Sequenc
 
 
 def parse_line(number: int, raw: bytes) -> Line:
-    """One line, with or without its ending, as `read_jsonl` gives it, but for `offset`."""
+    """Decode one line, with or without its ending, as `read_jsonl` does, but without `offset`."""
     raw = raw.removesuffix(b"\n").removesuffix(b"\r")
     return Line(number, raw, *_parse(raw))
 
 
 def parse_object(data: bytes) -> dict[str, Any] | None:
-    """One JSON object, strictly; None where the bytes hold anything else."""
+    """Decode one JSON object strictly; return None if the bytes hold anything else."""
     return _parse(data)[0]
 
 
 def parse_tolerating(raw: bytes, field: str) -> dict[str, Any] | None:
-    """Parse an object whose `field` may contain NaN and infinity, as Python's `json` writes them.
+    """Decode an object whose `field` may contain NaN and infinity, as Python's `json` writes them.
 
     Everything else is strict. Returns None if the bytes hold anything else.
     """
@@ -116,13 +115,13 @@ def parse_tolerating(raw: bytes, field: str) -> dict[str, Any] | None:
 
 
 def tolerate(line: Line, field: str) -> Line:
-    """Return the line as an object if nothing but NaN or infinity in `field` makes it malformed; else as it is."""
+    """Return the line as an object if only NaN or infinity in `field` makes it malformed; otherwise unchanged."""
     value = parse_tolerating(line.raw, field) if line.value is None else None
     return line if value is None else line._replace(value=value, problem=None)
 
 
 def _parse(raw: bytes) -> tuple[dict[str, Any] | None, str | None]:
-    """The object or the problem. Strict: no NaN or infinity, no lone surrogate, no number out of range."""
+    """Return the object or the problem. Strict: no NaN or infinity, no lone surrogate, no number out of range."""
     try:
         value = _decoder.decode(raw)
     except NOT_JSON as error:
@@ -158,17 +157,17 @@ def _problem(raw: bytes, error: Exception) -> str:
 
 
 def encode_line(obj: Any) -> bytes:
-    """UTF-8 JSON in the given order of keys, with one newline. JSON has no NaN and no infinity: they become null."""
+    """Encode an object as one line of UTF-8 JSON with unsorted keys. NaN and infinity become null, because JSON has neither."""
     return _encoder.encode(obj) + b"\n"
 
 
 def encode_sorted(obj: Any) -> bytes:
-    """`encode_line` with keys in order of their code points, at every level: equal objects give equal bytes."""
+    """Encode an object like `encode_line`, with keys sorted by code point at every level: equal objects give equal bytes."""
     return _sorting_encoder.encode(obj) + b"\n"
 
 
 def write_jsonl(path: Path, rows: Iterable[Any]) -> int:
-    """Replace a file by these rows, whole or not at all; returns how many. Memory flat in the number of rows."""
+    """Replace a file with these rows atomically; return their number. Memory does not grow with the number of rows."""
     count = 0
     with atomic_write(path) as file:
         for row in rows:
@@ -178,7 +177,7 @@ def write_jsonl(path: Path, rows: Iterable[Any]) -> int:
 
 
 class LineAppender:
-    """Appends lines to a file. A last line that a kill cut short is closed off first; flushed lines survive the process."""
+    """Appender of lines to a file. It first ends a last line that a kill cut off. Flushed lines survive a kill of the process."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -195,13 +194,15 @@ class LineAppender:
         self.close()
 
     def append(self, row: Any) -> None:
+        """Write one row to the buffer."""
         self._file.write(encode_line(row))
 
     def flush(self) -> None:
+        """Pass the buffered lines to the operating system."""
         self._file.flush()
 
     def close(self) -> None:
-        """Flush the lines to the disk and close the file."""
+        """Flush the lines to disk and close the file."""
         try:
             self._file.flush()
             os.fsync(self._file.fileno())
@@ -212,13 +213,15 @@ class LineAppender:
 def replace_lines(
     path: Path, lines: Iterable[bytes], *, temporary: Path | None = None, before: Callable[[], None] = lambda: None
 ) -> bool:
-    """Make a file hold exactly these lines, each with its newline; one that already does keeps its bytes and mtime.
+    """Replace a file with these lines, each with its newline. If it already holds them, its bytes and mtime stay unchanged.
 
-    Memory flat in the number of lines. Up to the first difference nothing is written at all.
+    Memory does not grow with the number of lines. Nothing is written before the first difference.
 
     Args:
-        temporary: the name the file has until it is whole, in the same folder; it is gone afterwards.
-        before: called when the new file is whole and the old one still has its name.
+        path: the file.
+        lines: its new content.
+        temporary: name of the file until it is complete, in the same folder; it does not exist afterwards.
+        before: called when the new file is complete and the old one still has its name.
 
     Returns:
         whether the file was rewritten.

@@ -1,7 +1,7 @@
-"""Small JSON documents for people and programs (manifests), and the checksums that stand in them.
+"""Small JSON documents (manifests), and file checksums.
 
-Belongs here: one document as bytes.
-Belongs elsewhere: what a manifest says (pipeline/shards/shard_writer.py), files of many records (formats/jsonl.py).
+The contents of manifests are defined by their writers, such as pipeline/shards/shard_writer.py. Files of many records belong
+in formats/jsonl.py.
 """
 
 import hashlib
@@ -18,20 +18,21 @@ T = TypeVar("T")
 
 
 def json_bytes(obj: Any) -> bytes:
-    """A document: keys sorted, two spaces of indent, one newline; equal objects, equal bytes."""
+    """Encode a document with sorted keys, two spaces of indent and a final newline: equal objects give equal bytes."""
     return msgspec.json.format(msgspec.json.encode(obj, order="sorted"), indent=2) + b"\n"
 
 
 def write_json(path: Path, obj: Any) -> None:
-    """Replace a document by `json_bytes`, whole or not at all."""
+    """Replace a document with `json_bytes` atomically."""
     write_bytes_atomic(path, json_bytes(obj))
 
 
 def read_json(path: Path) -> Any:
-    """The document's value.
+    """Return the value of a document.
 
     Raises:
-        MissingInput: no such file. ImagemillError: not JSON.
+        MissingInput: if the file does not exist.
+        ImagemillError: if it is not JSON.
     """
     try:
         return decode_json(path.read_bytes())
@@ -47,7 +48,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_document(path: Path, kind: type[T]) -> T | None:
-    """Return the document as a value of this type; None if it is missing or anything else."""
+    """Return the document as a value of this type, or None if it is missing or anything else."""
     try:
         return msgspec.convert(read_json(path), kind)
     except (ImagemillError, msgspec.ValidationError):
@@ -62,6 +63,6 @@ def nested_value(document: object, *names: str) -> Any:
 
 
 def sha256_file(path: Path) -> str:
-    """sha256 of a file's bytes, in hex: what leaves the house is told apart by it."""
+    """Return the sha256 of a file's bytes in hex, which identifies published files."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,11 +1,10 @@
-"""npy files: bytes out and in, and the folder of one embedding kind.
+"""npy files: writing, reading and checking one file, and the folder of one embedding kind.
 
     derived/dinov3/
     ├─ abc123xyz.npy           magic, version, header text padded to 64 bytes, values in C order
-    └─ .tmp-<owner>-000001     staged: whole and on disk, not yet named
+    └─ .tmp-<owner>-000001     staged: complete and on disk, without its final name
 
-Belongs here: writing, reading and checking one file; listing a folder of them.
-Belongs elsewhere: which files are missing or stale, when a staged file gets its name (pipeline/stage2/plan.py, embed.py).
+Missing and stale files are determined in pipeline/stage2/plan.py; staged files are renamed in pipeline/stage2/embed.py.
 Reference: NumPy's format description (NEP 1).
 Spec: docs/spec/conventions.md#completion, docs/spec/stage2.md#embeddings
 """
@@ -31,14 +30,14 @@ from imagemill.fs.listing import list_files
 
 SUFFIX = ".npy"
 
-# NumPy reads no header text above 10,000 characters; a version 1 header cannot be longer than this.
+# NumPy refuses header text above 10,000 characters; a version 1 header cannot be longer than this.
 _LONGEST_HEADER = 1 << 16
 
 # ---- writing
 
 
 PREVIEW_COMMENT = "imagemill-preview"
-"""Comment in the header of files by a preview model: NumPy evaluates the header as a Python literal, which may have one."""
+"""Comment in the header of a preview model's files: NumPy evaluates the header as a Python literal, so comments are allowed."""
 
 
 @functools.lru_cache(maxsize=8192)
@@ -46,6 +45,8 @@ def npy_header(shape: tuple[int, ...], dtype: np.dtype | str, *, preview: bool =
     """Return the bytes that `np.save` writes before the values of a C-ordered array.
 
     Args:
+        shape: shape of the array.
+        dtype: dtype of the array.
         preview: put PREVIEW_COMMENT into the padding.
     """
     header = _plain_header(shape, dtype)
@@ -72,13 +73,15 @@ def _plain_header(shape: tuple[int, ...], dtype: np.dtype | str) -> bytes:
 
 
 def stage_npy(folder: Path, array: np.ndarray, *, preview: bool = False) -> Path:
-    """Write an array to a temporary name in this folder, which the disk begins to take.
+    """Write an array to a temporary name in a folder, and start writing it to disk.
 
     Args:
-        preview: mark it as the output of a preview model.
+        folder: folder of the final name.
+        array: the values.
+        preview: mark the file as the output of a preview model.
 
     Returns:
-        the temporary path: `flush_files`, then rename it, then flush the folder. On an error nothing is left behind.
+        the temporary path: `flush_files`, then rename it, then flush the folder. On an error the file is removed.
     """
     array = np.asarray(array, order="C")
     return _stage(folder, npy_header(array.shape, array.dtype, preview=preview), array.reshape(-1).view(np.uint8).data)
@@ -100,7 +103,7 @@ def _stage(folder: Path, header: bytes, values: memoryview) -> Path:
 
 def _write_all(handle: int, header: bytes, values: memoryview) -> None:
     written = os.writev(handle, [header, values])
-    if written < len(header) + len(values):  # cut short by a signal, or more than one call takes
+    if written < len(header) + len(values):  # interrupted by a signal, or more than one call can write
         rest = memoryview(header + values)[written:]
         while rest:
             rest = rest[os.write(handle, rest) :]
@@ -111,7 +114,7 @@ def _write_all(handle: int, header: bytes, values: memoryview) -> None:
 
 @dataclass(frozen=True)
 class _Header:
-    """`offset`: where the values begin."""
+    """A parsed header. `offset` is the position of the first value in bytes."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -125,7 +128,7 @@ class _Header:
 
 @functools.lru_cache(maxsize=8192)
 def _own_header(shape: tuple[int, ...], dtype: np.dtype | str) -> _Header:
-    """`npy_header` as it reads back."""
+    """Return the parsed form of `npy_header`."""
     return _Header(shape, np.dtype(dtype), False, len(npy_header(shape, dtype)))
 
 
@@ -133,10 +136,11 @@ def read_npy(path: Path, *, content: str | None = None) -> np.ndarray:
     """Return the array of a file, writable.
 
     Args:
-        content: the recorded fingerprint of the file's bytes, if they are to be compared.
+        path: the file.
+        content: recorded fingerprint of the file's bytes, to compare them with.
 
     Raises:
-        InvalidNpy: see `parse_npy`; `damaged`: other bytes than recorded. An OSError of the disk propagates.
+        InvalidNpy: for the reasons of `parse_npy`, and `damaged` if the bytes are not the recorded ones. OSErrors propagate.
     """
     data = _read(path)
     if content is not None and fingerprint(memoryview(data)) != content:
@@ -145,10 +149,11 @@ def read_npy(path: Path, *, content: str | None = None) -> np.ndarray:
 
 
 def parse_npy(data: bytes | bytearray, path: Path = Path("npy bytes")) -> np.ndarray:
-    """The array of a whole npy file held in memory: a view of `data`.
+    """Return the array of an npy file held in memory, as a view of `data`.
 
     Args:
-        path: what to call the bytes in a message.
+        data: the bytes of the whole file.
+        path: name of the bytes in messages.
 
     Raises:
         InvalidNpy: `unreadable`, `truncated`, `trailing_bytes`, or `wrong_dtype` for pickled objects.
@@ -160,19 +165,19 @@ def parse_npy(data: bytes | bytearray, path: Path = Path("npy bytes")) -> np.nda
     try:
         values = np.frombuffer(data, header.dtype, math.prod(header.shape), header.offset)
         return values.reshape(header.shape, order="F" if header.fortran_order else "C")
-    except (ValueError, OverflowError) as error:  # a shape or an item size that no array has
+    except (ValueError, OverflowError) as error:  # an impossible shape or item size
         raise InvalidNpy("unreadable", path, str(error)) from error
 
 
 def check_npy(path: Path, shape: Sequence[int], dtype: np.dtype | str) -> str:
-    """Read a file whole and hold it against its contract; any header that NumPy reads will do.
+    """Read a whole file and check it against its contract. Any header that NumPy reads is accepted.
 
     Returns:
         fingerprint of the file's bytes.
 
     Raises:
         InvalidNpy: `unreadable`, `wrong_dtype`, `wrong_shape`, `fortran_order`, `truncated`, `trailing_bytes` or `non_finite`.
-        OSError: the disk's fault, or no such file.
+        OSError: if the disk fails, or the file does not exist.
     """
     data = _read(path)
     header = _check_header(data, len(data), tuple(shape), dtype, path)
@@ -182,7 +187,7 @@ def check_npy(path: Path, shape: Sequence[int], dtype: np.dtype | str) -> str:
 
 
 def check_npy_header(path: Path, shape: Sequence[int], dtype: np.dtype | str) -> None:
-    """Header and length only: one open, one read, one fstat. Raises as `check_npy`, but never `non_finite`."""
+    """Check header and length only: one open, one read, one fstat. Raises the errors of `check_npy`, except `non_finite`."""
     shape = tuple(shape)
     expected = npy_header(shape, dtype)
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -207,9 +212,17 @@ def _read(path: Path) -> bytearray:
 def _check_header(
     head: bytes | bytearray, size: int, shape: tuple[int, ...], dtype: np.dtype | str, path: Path
 ) -> _Header:
-    """`head`: the file's beginning, at least its header; `size`: of the whole file."""
+    """Check the header of a file.
+
+    Args:
+        head: beginning of the file, at least its header.
+        size: size of the whole file in bytes.
+        shape: expected shape.
+        dtype: expected dtype.
+        path: name of the file in messages.
+    """
     expected, header = npy_header(shape, dtype), _own_header(shape, dtype)
-    if not head.startswith(expected):  # what we and NumPy write; parsing costs more than reading a small file
+    if not head.startswith(expected):  # our and NumPy's header; parsing costs more than reading a small file
         header = _parse_header(head, path)
         _check_contract(header, shape, np.dtype(dtype), path)
     _check_size(header, size, path)
@@ -238,15 +251,13 @@ def _parse_header(head: bytes | bytearray, path: Path) -> _Header:
         if version == (1, 0):
             shape, fortran_order, dtype = npy_format.read_array_header_1_0(stream)
         elif version in {(2, 0), (3, 0)}:
-            # 3.0 is 2.0 with UTF-8 text, which makes a difference only to field names.
+            # 3.0 is 2.0 with UTF-8 text, which matters only for field names.
             shape, fortran_order, dtype = npy_format.read_array_header_2_0(stream)
         else:
             raise ValueError(f"format version {version} is unknown")
         if min(shape, default=0) < 0:
             raise ValueError(f"shape {shape} is negative")
-    except (
-        Exception
-    ) as error:  # the text is evaluated as a Python literal: the ways in which it can be wrong have no common type
+    except Exception as error:  # the text is evaluated as a Python literal, whose errors have no common type
         reason = "truncated" if "EOF" in str(error) else "unreadable"
         raise InvalidNpy(reason, path, f"no npy header: {error}") from error
     return _Header(shape, dtype, fortran_order, stream.tell())
@@ -256,7 +267,7 @@ def _all_finite(values: np.ndarray) -> bool:
     if values.dtype.kind not in "fc" or not values.size:
         return True
     if values.dtype == np.float16:
-        # Through the bits: 15 times faster than isfinite, which converts each half first.
+        # By the bits: 15 times faster than isfinite, which converts each half-precision value first.
         return int((values.view(np.uint16) & 0x7FFF).max()) < 0x7C00
     return bool(np.isfinite(values).all())
 
@@ -266,41 +277,42 @@ def _all_finite(values: np.ndarray) -> bool:
 
 @dataclass(frozen=True)
 class NpyStore:
-    """Files of one embedding kind, one per image. A value: it holds nothing open and travels to worker processes."""
+    """Files of one embedding kind, one per image. A picklable value without open files."""
 
     folder: Path
     spec: EmbeddingSpec
 
     def __reduce__(self):
-        # A spec's shape rule may be a lambda, which does not travel: the kind's name does.
+        # A spec's shape rule may be a lambda, which cannot be pickled, so the kind's name is sent.
         return _store_of_kind, (self.folder, self.spec.kind)
 
     def path(self, image_id: str) -> Path:
-        """Return the file of an image. Raises InvalidImageId for an id that could name something outside the folder."""
+        """Return the file of an image. Raises InvalidImageId for an id that could name a file outside the folder."""
         return self.folder / f"{valid_id(image_id)}{SUFFIX}"
 
     def stat(self, image_id: str) -> FileSignature:
+        """Return the signature of an image's file."""
         return file_signature(self.path(image_id))
 
     def listing(self) -> Mapping[str, FileSignature]:
-        """The files there are, by image id, from one pass over the folder; none where there is no folder."""
+        """Return the existing files by image id, from one directory listing; empty if the folder does not exist."""
         return list_files(self.folder, SUFFIX)
 
     def sweep(self) -> int:
-        """Remove what dead processes staged; returns how many files."""
+        """Remove files staged by dead processes; return their number."""
         return sweep_temporaries(self.folder)
 
     def check(self, image_id: str, height: int, width: int) -> str:
-        """`check_npy` of this image's file, by its spec; height and width in pixels, after orientation."""
+        """Check this image's file by `check_npy` and its spec; height and width in pixels, after orientation."""
         return check_npy(self.path(image_id), self.spec.shape(height, width), self.spec.dtype)
 
     def is_preview(self, image_id: str) -> bool:
-        """Whether the header of this image's file has the comment of a preview model."""
+        """Return whether the header of this image's file has the comment of a preview model."""
         with open(self.path(image_id), "rb") as file:
             return PREVIEW_COMMENT.encode() in file.read(256).partition(b"\n")[0]
 
     def stage(self, array: np.ndarray, *, preview: bool = False) -> Path:
-        """`stage_npy` in this folder."""
+        """Stage an array in this folder by `stage_npy`."""
         return stage_npy(self.folder, array, preview=preview)
 
     def stage_bytes(self, data: bytes) -> Path:

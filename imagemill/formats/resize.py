@@ -1,14 +1,13 @@
-"""One image file's bytes in, the same picture at another size out.
+"""Image resizing: the bytes of one image file in, the same picture at another size out.
 
     library    filter                         CPU of a plain Pillow loop
     torch      lanczos (from 2.12 on)         about 1/2
     pillow     lanczos                        1
 
 Their results are within a few levels of each other. A preset records its library and keeps it (presets/rescale_setup.py).
-Only whole decodes are scaled: a JPEG decoder's own reduced sizes lose quality.
+Only full-size decodes are scaled: a JPEG decoder's own reduced sizes lose quality.
 
-Belongs here: pixels of one size → another, and back into the format they came in.
-Belongs elsewhere: opening images (images.py), which size (geometry.py), which files (pipeline/presets/rescale_worker.py).
+Images are opened in images.py; sizes are computed in domain/geometry.py.
 Spec: docs/spec/presets.md#geometry
 """
 
@@ -25,12 +24,12 @@ QUALITY = 95
 FILTER = "lanczos"
 DEFAULT_LIBRARY = "torch"
 
-# What presets hold. An MPO is a JPEG with more pictures behind the first.
+# Formats of the images of presets. An MPO is a JPEG with more pictures behind the first.
 FORMATS = {"JPEG": "JPEG", "MPO": "JPEG", "PNG": "PNG", "WEBP": "WEBP"}
 
 
 def written_format(header: StoredHeader, name: str) -> str:
-    """The format a preset's file has: that of the raw one, whatever its name ends in. Raises Refused for any other."""
+    """Return the format of a preset's file: that of the raw file's content, not of its name. Raises Refused for other formats."""
     if header.format not in FORMATS:
         raise Refused(
             "unsupported_type",
@@ -42,7 +41,7 @@ def written_format(header: StoredHeader, name: str) -> str:
 
 
 def resized(data: bytes, header: StoredHeader, name: str, size: tuple[int, int], library: str) -> bytes:
-    """A file with the first picture of `data` at `size` (width, height): RGB, in the same format, colour profile kept.
+    """Return a file with the first picture of `data` at `size` (width, height): RGB, in the same format, colour profile kept.
 
     Raises:
         Refused: `undecodable`, `too_large`, `unsupported_type`.
@@ -56,9 +55,9 @@ def resized(data: bytes, header: StoredHeader, name: str, size: tuple[int, int],
 
 
 def resizer(library: str) -> Callable[[np.ndarray, tuple[int, int]], np.ndarray]:
-    """Return the function of a library: uint8 (H, W, 3) and another size (width, height) → the pixels at that size.
+    """Return the function of a library that scales uint8 (H, W, 3) to a size (width, height).
 
-    It is the library's Lanczos filter with antialiasing. Raises WrongUsage for an unknown library.
+    It uses the library's Lanczos filter with antialiasing. Raises WrongUsage for an unknown library.
     """
     if library not in _LIBRARIES:
         raise WrongUsage(f"no library {library!r} for resizing", do=f"choose from {', '.join(_LIBRARIES)}")
@@ -66,10 +65,11 @@ def resizer(library: str) -> Callable[[np.ndarray, tuple[int, int]], np.ndarray]
 
 
 def check_library(library: str) -> None:
-    """Whether a library can do its work here, before anything is written.
+    """Check that a library can resize on this machine, before anything is written.
 
     Raises:
-        WrongUsage: an unknown name. ImagemillError: it lacks the filter. Another one never steps in for it.
+        WrongUsage: for an unknown name.
+        ImagemillError: if the library lacks the filter. It is never replaced by another one.
     """
     try:
         resizer(library)(np.zeros((2, 2, 3), np.uint8), (3, 3))

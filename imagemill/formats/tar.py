@@ -1,4 +1,4 @@
-"""Tar shards in the WebDataset convention: bytes in, bytes out.
+"""Tar shards in the WebDataset convention: deterministic writer and reader.
 
     abc123.json          one member per suffix, adjacent, in the order given
     abc123.dinov3.npy    the file's bytes as they are on disk
@@ -6,11 +6,10 @@
     def456.json
 
 Equal samples give equal bytes on any machine: times, owners and modes are fixed. A name that is not ASCII, or longer than 100
-bytes, stands in a PAX header before its member, in UTF-8 whatever the reader's locale. Byte for byte this is what `tarfile`
-writes in its PAX format, an order of magnitude faster.
+bytes, is stored in a PAX header before its member, in UTF-8 regardless of the reader's locale. The bytes equal those that
+`tarfile` writes in its PAX format, and are written an order of magnitude faster.
 
-Belongs here: writing and reading one shard, member names, deterministic headers.
-Belongs elsewhere: which samples go into which shard (pipeline/shards/shard_plan.py), where shards live (io_managers/tar.py).
+Samples are assigned to shards in pipeline/shards/shard_plan.py; shards are stored by io_managers/tar.py.
 Reference: POSIX pax, "ustar Interchange Format".
 Spec: docs/spec/shards.md#updating-a-set
 """
@@ -33,7 +32,7 @@ from imagemill.fs.fingerprints import FileSignature, RunningFingerprint, file_si
 
 
 class KnownFile(NamedTuple):
-    """A file to be copied as it was when it was last checked, and not otherwise. `content`: fingerprint of its bytes."""
+    """A file to be copied only if it is unchanged since its last check. `content` is the fingerprint of its bytes."""
 
     path: str
     stat: FileSignature
@@ -41,7 +40,7 @@ class KnownFile(NamedTuple):
 
 
 class DamagedFile(ImagemillError):
-    """A file to be packed does not hold the bytes that were recorded, although size, time and inode are the recorded ones."""
+    """A file to be packed does not hold the recorded bytes, although its size, time and inode are the recorded ones."""
 
 
 # A key, and its members in order: suffix without the leading dot, and the bytes or the file that holds them.
@@ -51,20 +50,25 @@ BLOCK = 512
 _RECORD = 20 * BLOCK
 _END = bytes(2 * BLOCK)
 
-# Writes of this size were five times faster at the median than large ones (design/SPEED).
+# Median throughput of writes of this size was five times that of large ones (design/SPEED).
 _PIECE = 64 * 1024
-# Samples whose files are open and being read by the system while an earlier one is written: all the speed of a cold disk.
+# Samples whose files are opened and prefetched by the system while an earlier one is written. This reaches the full speed of a
+# cold disk.
 _AHEAD = 16
 
-# The disk begins with every so many bytes while the next ones are read: half the time of a tar that is flushed at its end.
+# Writing to disk starts each time this many bytes are buffered, while more is read: half the time of one flush at the end.
 _WRITE_BACK = 2 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class IndexEntry:
-    """Where a sample lies in its shard, in bytes from the beginning.
+    """Position of a sample in its shard, in bytes from the beginning.
 
-    `offset`, `size`: headers, values and padding of all members. `members`: (suffix, offset, size) of the values alone.
+    Attributes:
+        key: the sample's key.
+        offset: position of the first header.
+        size: size of headers, values and padding of all members.
+        members: (suffix, offset, size) of the values alone.
     """
 
     key: str
@@ -79,16 +83,19 @@ class IndexEntry:
 def write_shard(
     path: Path, samples: Iterable[Sample], *, checksum: RunningFingerprint | None = None
 ) -> list[IndexEntry]:
-    """Write one tar at exactly this path and flush it; the caller chooses a temporary name and renames.
+    """Write one tar to exactly this path and flush it. The caller chooses a temporary name and renames it.
 
-    Files are copied verbatim. `samples` is read up to 16 ahead.
+    Files are copied verbatim. `samples` is read up to 16 samples ahead.
 
     Args:
-        checksum: is given every byte of the tar, in order: reading a finished tar again costs as much as writing it.
+        path: path of the tar.
+        samples: the samples in order.
+        checksum: updated with every byte of the tar, in order, because reading a finished tar costs as much as writing it.
 
     Raises:
-        ImagemillError: a key that WebDataset would read differently, a file that is no longer as it was known, or that changed
-            its length while it was read. DamagedFile: a file with other bytes than recorded. Nothing is left at `path`.
+        ImagemillError: if WebDataset would read a key differently, if a file changed since its last check, or if its length
+            changed while it was read. Nothing is left at `path`.
+        DamagedFile: if a file's bytes differ from the recorded ones. Nothing is left at `path`.
     """
     entries: list[IndexEntry] = []
     output = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
@@ -122,7 +129,7 @@ def _write_samples(
 
 
 def _opened(samples: Iterable[Sample]) -> Generator["_OpenSample"]:
-    """Open samples ahead of the writer; whatever is open when it stops is closed."""
+    """Open samples ahead of the writer. All open samples are closed when the generator ends."""
     waiting: deque[_OpenSample] = deque()
     try:
         for key, members in samples:
@@ -173,7 +180,7 @@ def _changed(path: str | Path) -> ImagemillError:
 
 
 class _OpenSample:
-    """One sample with its files open and its layout known."""
+    """One sample with its files open and its layout computed."""
 
     def __init__(self, key: str) -> None:
         problem = "holds a dot" if "." in key else name_problem(key)
@@ -189,6 +196,7 @@ class _OpenSample:
         self._members: list[tuple[str, bytes, int, bytes | _OpenFile]] = []
 
     def open(self, members: Sequence[tuple[str, bytes | Path | KnownFile]]) -> None:
+        """Open the members' files and compute their headers."""
         for suffix, source in members:
             if problem := name_problem(suffix):
                 raise ImagemillError(
@@ -201,12 +209,13 @@ class _OpenSample:
             self.size += len(header) + size + _padding(size)
 
     def close(self) -> None:
+        """Close the members' files."""
         for _, _, _, values in self._members:
             if isinstance(values, _OpenFile):
                 os.close(values.handle)
 
     def fill(self, content: memoryview, offset: int) -> IndexEntry:
-        """Lay the sample out in `content`, which is `size` bytes long and stands at `offset` of the shard."""
+        """Write the sample into `content`, which is `size` bytes long; `offset` is its position in the shard."""
         position = 0
         places = []
         for suffix, header, size, values in self._members:
@@ -225,10 +234,10 @@ class _OpenSample:
 
 
 def _read_exactly(file: _OpenFile, place: memoryview) -> None:
-    """Fill `place` with the whole file. One byte more is asked for, so that a file that grew shows."""
+    """Read the whole file into `place`. One extra byte is requested to detect a file that grew."""
     beyond = bytearray(1)
     filled = count = os.readv(file.handle, [place, beyond])
-    while count and filled < len(place):  # cut short by a signal
+    while count and filled < len(place):  # interrupted by a signal
         count = os.readv(file.handle, [place[filled:], beyond])
         filled += count
     if filled != len(place):
@@ -262,16 +271,16 @@ def _write_all(output: int, content: memoryview, checksum: RunningFingerprint | 
 # ---- headers
 
 
-# A ustar header: mode, owner and group before the size; time, type and empty names behind it. Nothing of them ever changes.
+# Constant fields of a ustar header: mode, owner and group before the size; time, type and empty names behind it.
 _BEFORE_SIZE = b"0000644\0" + b"0000000\0" * 2
 _AFTER_SIZE = b"\0" + b"0" * 11 + b"\0"
 _AFTER_CHECKSUM = b"\0 0" + bytes(100) + b"ustar\x0000" + bytes(32 + 32 + 8 + 8 + 155 + 12)
-# For the sum the checksum's own eight bytes count as blanks.
+# In the sum, the checksum's own eight bytes count as blanks.
 _CONSTANT_SUM = sum(_BEFORE_SIZE) + sum(_AFTER_SIZE) + 8 * ord(" ") + sum(_AFTER_CHECKSUM[2:])
 
 
 def _header(name: str, size: int) -> bytes:
-    """All that stands before a member's values: one block, or three and more where the name asks for a PAX header."""
+    """Return the bytes before a member's values: one block, or three and more if the name requires a PAX header."""
     if not name.isascii() or len(name) > 100:
         info = tarfile.TarInfo(name)
         info.size = size
@@ -289,25 +298,25 @@ def _padding(size: int) -> int:
 
 
 def read_shard(path: Path) -> Iterator[tuple[str, dict[str, bytes]]]:
-    """Every sample of a tar in order, one in memory at a time: key, and values by suffix.
+    """Yield every sample of a tar in order, one in memory at a time: key, and values by suffix.
 
     Raises:
-        ImagemillError: not a whole tar, or with members that belong to no sample.
+        ImagemillError: if the tar is not complete, or has members that belong to no sample.
     """
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         end = yield from _samples(file, size, path)
         file.seek(end)
         if file.read(len(_END)) != _END:
-            # tarfile takes a damaged header after the first member for the end.
+            # tarfile treats a damaged header after the first member as the end of the archive.
             raise _broken(path, f"no end of archive at byte {end}: it is cut off or damaged")
 
 
 def read_sample(path: Path, entry: IndexEntry) -> dict[str, bytes]:
-    """One sample by its place in the index (`key`, `offset` and `size` are enough): values by suffix.
+    """Return the values of one sample by suffix, read at its position in the index (`key`, `offset` and `size` are enough).
 
     Raises:
-        ImagemillError: that sample is not there.
+        ImagemillError: if the sample is not at that position.
     """
     with open(path, "rb") as file:
         if entry.offset < 0 or entry.size < 0 or entry.offset + entry.size > os.fstat(file.fileno()).st_size:
@@ -317,13 +326,13 @@ def read_sample(path: Path, entry: IndexEntry) -> dict[str, bytes]:
 
 
 class StoredSample(NamedTuple):
-    """A sample in a tar, by its place."""
+    """A sample in a tar, by its position."""
 
     path: Path
     entry: IndexEntry
 
     def member(self, suffix: str, content: str) -> bytes | None:
-        """The values of one member if their fingerprint is `content`; None otherwise, or if the sample cannot be read."""
+        """Return the values of one member if their fingerprint is `content`; None otherwise, or if the sample cannot be read."""
         try:
             values = read_sample(self.path, self.entry).get(suffix)
         except (ImagemillError, OSError):
@@ -332,7 +341,7 @@ class StoredSample(NamedTuple):
 
 
 def parse_sample(content: bytes, entry: IndexEntry, path: Path) -> dict[str, bytes]:
-    """One sample out of the bytes at its place; `path` is for messages. Raises as `read_sample`."""
+    """Parse one sample from the bytes at its position; `path` is for messages. Raises the errors of `read_sample`."""
     samples = list(_samples(io.BytesIO(content), len(content), path)) if content else []
     if len(content) != entry.size or [key for key, _ in samples] != [entry.key]:
         raise _broken(path, f"no sample {entry.key!r} at byte {entry.offset}: the index is of another shard")
@@ -340,20 +349,20 @@ def parse_sample(content: bytes, entry: IndexEntry, path: Path) -> dict[str, byt
 
 
 def _samples(file: io.BufferedIOBase, size: int, path: Path) -> Iterator[tuple[str, dict[str, bytes]]]:
-    """Group adjacent members by key; returns where the members end."""
+    """Yield adjacent members grouped by key; return the position at which the members end."""
     try:
         with tarfile.open(fileobj=file, mode="r:", encoding="utf-8") as tar:
             members = (_member(tar, info, size) for info in tar)
             for key, group in itertools.groupby(members, key=lambda member: member[0]):
                 yield key, _sample(key, [(suffix, values) for _, suffix, values in group])
             return tar.offset
-    except (tarfile.TarError, ValueError, OverflowError) as error:  # tarfile lets some damage through as it meets it
+    except (tarfile.TarError, ValueError, OverflowError) as error:  # tarfile leaks some of these
         raise _broken(path, str(error)) from error
 
 
 def _member(tar: tarfile.TarFile, info: tarfile.TarInfo, size: int) -> tuple[str, str, bytes]:
     key, dot, suffix = info.name.rpartition("/")[2].partition(".")
-    # A member's name must not lead out of its folder; relative folders are part of WebDataset's keys.
+    # A member's name must not point outside its folder; relative folders are part of WebDataset's keys.
     if not info.isreg() or not (key and dot and suffix) or any(map(name_problem, info.name.split("/"))):
         raise ValueError(f"{info.name!r} is no member of a sample")
     if info.offset_data + info.size > size:

@@ -1,1 +1,1 @@
-"""File system primitives; nothing here knows about images."""
+"""File system primitives, independent of images."""

@@ -1,4 +1,4 @@
-"""Final names appear whole or not at all: a temporary name in the same folder, flushed, then renamed.
+"""Atomic file writes: a temporary name in the same folder, flushed, then renamed. A final name is always a whole file.
 
     derived/dinov3/.tmp-<owner>-<pid>x000001     being written by a living process
     derived/dinov3/abc123xyz.npy           whole
@@ -24,9 +24,9 @@ _serial = itertools.count(1)
 
 
 def process_birth(pid: int) -> int | None:
-    """When that process began, in clock ticks (Linux: since boot); None where none runs.
+    """Return the start time of a process in clock ticks (Linux: since boot), or None if it does not run.
 
-    A pid alone is used again by the system; with its birth it names one process.
+    The system reuses pids; a pid together with its start time identifies one process.
     """
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -36,7 +36,7 @@ def process_birth(pid: int) -> int | None:
 
 
 def _birth_elsewhere(pid: int) -> int | None:
-    # Not on Linux: psutil's wall-clock birth moves when the clock is set, so it is only second choice.
+    # Not used on Linux, because psutil's wall-clock start time changes when the clock is set.
     try:
         process = psutil.Process(pid)
         return None if process.status() == psutil.STATUS_ZOMBIE else round(process.create_time() * 100)
@@ -45,25 +45,26 @@ def _birth_elsewhere(pid: int) -> int | None:
 
 
 def temporary_path(folder: Path) -> Path:
-    """A fresh name beside the final one. It does not carry the final name: that may use all 255 bytes."""
+    """Return an unused name beside the final one. It does not contain the final name, which may use all 255 bytes."""
     return folder / f"{_PREFIX}{owner_name()}-{os.getpid()}x{next(_serial):06d}"
 
 
 def temporaries(folder: Path) -> list[Path]:
-    """Temporary names in this folder, whoever owns them."""
+    """Return the temporary names in this folder, of all owners."""
     return [Path(e.path) for e in os.scandir(folder) if e.name.startswith(_PREFIX)] if folder.is_dir() else []
 
 
 def is_orphan(path: Path) -> bool:
-    """Whether a temporary name belongs to a dead process."""
+    """Return whether a temporary name belongs to a dead process."""
     return is_dead_owner(path.name.removeprefix(_PREFIX).rpartition("-")[0])
 
 
 def sweep_temporaries(folder: Path, *, folders: bool = False) -> int:
-    """Remove the temporary files and links of dead processes in this folder; return how many there were.
+    """Remove the temporary files and links of dead processes in a folder; return their number.
 
     Args:
-        folders: remove their temporary folders too.
+        folder: folder to sweep, without its subfolders.
+        folders: also remove temporary folders.
     """
     dead = [path for path in temporaries(folder) if is_orphan(path)]
     dead = [path for path in dead if folders or path.is_symlink() or not path.is_dir()]
@@ -86,7 +87,7 @@ def sync_folder(folder: Path) -> None:
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[BinaryIO]:
-    """Open a binary file that gets its name, durably, when the block ends; an exception leaves the old one."""
+    """Open a binary file that gets its final name, durably, when the block ends; an exception keeps the old file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = temporary_path(path.parent)
     try:
@@ -102,12 +103,13 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_bytes_atomic(path: Path, data: bytes) -> None:
+    """Replace a file with these bytes, atomically and durably."""
     with atomic_write(path) as file:
         file.write(data)
 
 
 def write_if_changed(path: Path, data: bytes) -> bool:
-    """Make a file hold these bytes; one that already does keeps its modification time. Return whether it was written."""
+    """Replace a file with these bytes unless it already holds them, so that its mtime stays. Return whether it was written."""
     if path.is_file() and path.read_bytes() == data:
         return False
     write_bytes_atomic(path, data)

@@ -1,11 +1,12 @@
-"""Written files made durable, many at a time.
+"""Batched flushing of written files to disk.
 
-    write, begin_writing_back  ...  write, begin_writing_back  ->  flush_files(all of them)  ->  give them their names
+    write, begin_writing_back  ...  write, begin_writing_back  ->  flush_files(all of them)  ->  rename them
 
-One `syncfs` for a hundred files costs a third less processor than `fdatasync` of each. It also writes what other programs have
-in memory for that disk, and does not reach through to servers: then, and for a few files, each is flushed by itself.
+One `syncfs` for a hundred files costs a third less CPU time than `fdatasync` of each. However, it also writes the data that
+other programs have in memory for that disk, and it does not reach servers. In those cases, and for a few files, each file is
+flushed separately.
 
-How much syncfs gains: benchmarks/system_calls.py.
+The gain of syncfs is measured in benchmarks/system_calls.py.
 Reference: syncfs(2), which reports what could not be written since Linux 5.8; fdatasync(2); posix_fadvise(2).
 """
 
@@ -19,22 +20,22 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-# Below this, flushing each costs less than looking whether all may be flushed together.
+# With fewer files, flushing each costs less than checking whether all may be flushed together.
 TOGETHER_FROM = 16
 
-# What other programs may have in memory for any disk, for theirs to be written along with ours.
+# Maximum of unwritten data of other programs, for all disks, at which it is written along with ours.
 OTHERS_BYTES = 256 * 1024 * 1024
 
 _THREADS = 32
 
-# Size and times beyond what a reader needs are not flushed, where the system makes the difference.
+# Does not flush metadata that a reader does not need (such as times), if the system makes the distinction.
 flush = getattr(os, "fdatasync", os.fsync)
 
 
 def begin_writing_back(handle: int, start: int = 0, size: int = 0) -> None:
-    """Let the disk begin with an open file's bytes from `start` on, all of them if `size` is 0. Do not wait.
+    """Start writing an open file's bytes to disk from `start` on, all of them if `size` is 0. Does not wait.
 
-    `flush_files` and `flush` report errors; this is a hint.
+    This is only a hint: errors are reported by `flush_files` and `flush`.
     """
     if hasattr(os, "posix_fadvise"):
         with suppress(OSError):
@@ -42,7 +43,7 @@ def begin_writing_back(handle: int, start: int = 0, size: int = 0) -> None:
 
 
 def flush_files(paths: Sequence[Path]) -> dict[Path, OSError]:
-    """Make files of one folder durable; returns those that are not, with the disk's error."""
+    """Make files of one folder durable; return those that could not be flushed, with the disk's error."""
     if len(paths) >= TOGETHER_FROM and _may_flush_together(paths) and _sync_file_system(paths[0].parent):
         return {}
     with ThreadPoolExecutor(_THREADS, "flush") as pool:
@@ -63,17 +64,17 @@ def _flush_one(path: Path) -> OSError | None:
 
 
 def _may_flush_together(paths: Sequence[Path]) -> bool:
-    """Whether these files lie on a disk of this machine, and little else waits to be written."""
+    """Return whether these files are on a local disk, and little other data waits to be written."""
     try:
         stats = [os.stat(path) for path in paths]
-    except OSError:  # one is gone: flushing each tells which
+    except OSError:  # a file is missing: flushing each one reports which
         return False
     on_disk = os.major(stats[0].st_dev) != 0  # file systems without a device have the number 0
     return on_disk and _reports_errors() and _waiting_bytes() <= sum(s.st_size for s in stats) + OTHERS_BYTES
 
 
 def _waiting_bytes() -> int:
-    """What the whole machine has in memory for its disks."""
+    """Return the bytes of unwritten data in memory, for all disks of the machine."""
     kilobytes = re.findall(r"^(?:Dirty|Writeback): +(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
     return 1024 * sum(map(int, kilobytes))
 
@@ -87,7 +88,7 @@ def _reports_errors() -> bool:
 
 
 def _sync_file_system(folder: Path) -> bool:
-    """Write everything that waits for the disk of this folder; False where not all of it could be."""
+    """Write all unwritten data of this folder's file system; return False if some could not be written."""
     handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return ctypes.CDLL(None).syncfs(handle) == 0

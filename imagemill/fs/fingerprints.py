@@ -8,24 +8,26 @@ from typing import NewType
 import xxhash
 
 FileSignature = NewType("FileSignature", str)
-"""State of a file without opening it: `posix:<size>:<mtime_ns>:<inode>`. Compared whole; equal means not read again."""
+"""State of a file without opening it: `posix:<size>:<mtime_ns>:<inode>`. A file with an equal signature is not read again."""
 
 
 def file_signature(source: Path | os.stat_result) -> FileSignature:
-    """Return the signature of a file, or of a stat result. Raises OSError if the file cannot be looked up."""
+    """Return the signature of a file, or of a stat result. Raises OSError if the file cannot be accessed."""
     stat = source if isinstance(source, os.stat_result) else os.stat(source)
     return f"posix:{stat.st_size}:{stat.st_mtime_ns}:{stat.st_ino}"  # type: ignore[return-value]  # a call less per file
 
 
 def posix_signature(size: int, mtime_ns: int, inode: int) -> FileSignature:
+    """Return the signature with these values."""
     return FileSignature(f"posix:{size}:{mtime_ns}:{inode}")
 
 
 StoredSignature = FileSignature | tuple[int, int, int]
-"""As it is found in files of earlier releases, which stored size, mtime in nanoseconds and inode as an array."""
+"""A stored signature. Earlier releases stored size, mtime in nanoseconds and inode as an array."""
 
 
 def stored_signature(stored: StoredSignature) -> FileSignature:
+    """Return a stored signature in today's form."""
     return posix_signature(*stored) if isinstance(stored, tuple) else stored
 
 
@@ -38,7 +40,7 @@ def read_signed(path: Path) -> tuple[bytes, FileSignature]:
 
 
 def is_copy(one: FileSignature, other: FileSignature) -> bool:
-    """Whether two signatures differ at most in the inode: a copy that kept its modification time."""
+    """Return whether two signatures differ at most in the inode, as those of a copy that kept its modification time do."""
     return one.rpartition(":")[0] == other.rpartition(":")[0]
 
 
@@ -50,7 +52,7 @@ def signature_bytes(signature: FileSignature) -> int:
 def fingerprint(*parts: bytes | memoryview) -> str:
     """Return the content hash of the concatenated parts: `xxh3:` and 32 hex digits.
 
-    It detects changes and damaged copies; it does not withstand an attacker.
+    It detects changes and damaged copies; it is not cryptographic.
     """
     if len(parts) == 1:
         return "xxh3:" + xxhash.xxh3_128_hexdigest(parts[0])
@@ -61,12 +63,13 @@ def fingerprint(*parts: bytes | memoryview) -> str:
 
 
 class RunningFingerprint:
-    """`fingerprint` of bytes that arrive piece by piece."""
+    """Incremental `fingerprint` of a byte stream."""
 
     def __init__(self) -> None:
         self._digest = xxhash.xxh3_128()
 
     def update(self, data: bytes | memoryview) -> None:
+        """Add the next bytes."""
         self._digest.update(data)
 
     def __str__(self) -> str:

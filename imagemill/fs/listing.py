@@ -1,4 +1,4 @@
-"""List the files of folders with their signatures, without opening any: as functions, and as a program for large folders.
+"""Directory listings with file signatures, without opening a file: in this process, or in a child process for large folders.
 
 Spec: docs/spec/conventions.md#completion
 """
@@ -16,9 +16,9 @@ from imagemill.fs.fingerprints import FileSignature, file_signature
 
 
 def list_files(folder: Path, suffix: str) -> dict[str, FileSignature]:
-    """Return the signature of each regular file (links to them too) by its name without the suffix, in order of name.
+    """Return the signatures of the regular files (and links to such) with a suffix, by name without the suffix, sorted by name.
 
-    A folder that does not exist has no files.
+    A missing folder gives an empty result.
     """
     try:
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -31,9 +31,9 @@ def list_files(folder: Path, suffix: str) -> dict[str, FileSignature]:
             try:
                 status = os.stat(
                     name + suffix, dir_fd=handle
-                )  # relative to the folder: one name is resolved, not a path
+                )  # relative to the folder: the system resolves one name instead of a path
             except OSError as error:
-                if error.errno in (errno.ENOENT, errno.ELOOP):  # removed since the folder was read; a link to itself
+                if error.errno in (errno.ENOENT, errno.ELOOP):  # removed since the folder was listed; a link to itself
                     continue
                 raise
             if regular(status.st_mode):
@@ -44,10 +44,10 @@ def list_files(folder: Path, suffix: str) -> dict[str, FileSignature]:
 
 
 def start_listing(folders: Sequence[Path], suffix: str) -> Callable[[], list[dict[str, FileSignature]]]:
-    """Start `list_files` of these folders in another process, and return the function that waits for the results.
+    """Start `list_files` for these folders in a child process, and return the function that waits for the results.
 
-    Listing 60,000 files takes 0.2 s, which a thread would spend in turns with the caller. One process for all folders leaves the
-    caller a core where there are two.
+    Listing 60,000 files takes 0.2 s, which a thread would take from the caller (they alternate). All folders share one process,
+    which leaves the caller a core on a machine with two.
     """
     command = [sys.executable, "-P", "-m", __name__, suffix, *map(str, folders)]
     process = subprocess.Popen(
@@ -56,7 +56,7 @@ def start_listing(folders: Sequence[Path], suffix: str) -> Callable[[], list[dic
 
     def results() -> list[dict[str, FileSignature]]:
         listed, _ = process.communicate()
-        if process.returncode:  # an error is raised by this process
+        if process.returncode:  # list again here, so that the error is raised in this process
             return [list_files(folder, suffix) for folder in folders]
         return marshal.loads(listed)
 

@@ -1,4 +1,4 @@
-"""File system types: databases and locks work on one kernel only, so network file systems are refused for them."""
+"""File system types. Databases and locks are refused on network file systems, because their locks hold on one kernel only."""
 
 import os
 from contextlib import suppress
@@ -8,7 +8,7 @@ import psutil
 
 from imagemill.errors import ImagemillError
 
-# As the kernel spells them; FUSE clients are named `fuse.<program>`.
+# Spelled as the kernel spells them; FUSE clients are named `fuse.<program>`.
 _NETWORK = {
     "afs", "beegfs", "ceph", "cifs", "gfs2", "gpfs", "lustre", "ncpfs", "nfs", "nfs4", "ocfs2", "orangefs",
     "smb3", "smbfs", "fuse.gcsfuse", "fuse.glusterfs", "fuse.goofys", "fuse.rclone", "fuse.s3fs", "fuse.sshfs",
@@ -17,11 +17,11 @@ _NETWORK = {
 
 
 class NetworkFileSystem(ImagemillError, OSError):
-    """A folder with a database or locks is on a network file system, where other machines would not see the locks."""
+    """A folder with a database or locks is on a network file system, so other machines would not see the locks."""
 
 
 def refuse_network_folder(folder: Path, what: str) -> None:
-    """Raise NetworkFileSystem if the folder, or the nearest one that exists above it, is on a network file system."""
+    """Raise NetworkFileSystem if a folder, or its nearest existing parent, is on a network file system."""
     kind = file_system_type(folder)
     if kind in _NETWORK:
         raise NetworkFileSystem(
@@ -33,11 +33,11 @@ def refuse_network_folder(folder: Path, what: str) -> None:
 
 
 def file_system_type(folder: Path) -> str | None:
-    """Return the type of the mount that holds a folder, None if the system does not tell."""
+    """Return the type of the mount that holds a folder, or None if the system does not report it."""
     path = os.path.realpath(folder)
     mounts: dict[str, str] = {}
     with suppress(OSError):
-        # Of several mounts at one point the last one counts.
+        # If several file systems are mounted at one point, the last one is visible.
         mounts = {mount.mountpoint: mount.fstype for mount in psutil.disk_partitions(all=True)}
     matching = [point for point in mounts if path == point or path.startswith(point.rstrip("/") + "/")]
     return mounts[max(matching, key=len)] if matching else None

@@ -2,10 +2,10 @@
 
     .imagemill/owners/<device>.<inode>.<boot>-<random>    locked by one process from its first use until it ends
 
-A process is dead if the lock of its file can be taken, or the file is gone: the kernel releases the lock when the process
-ends. Process namespaces and host names do not matter. Temporary files, leases and runs carry the file's name.
+A process is dead if the lock of its file can be taken, or if the file does not exist: the kernel releases the lock when the
+process ends. This works across process namespaces and host names. Temporary files, leases and runs contain the file's name.
 
-The lock is an open file description lock: it belongs to the open file, not to the process id. Where the system has none,
+The lock is an open file description lock: it belongs to the open file, not to the process id. On systems without it,
 flock(2) has the same property on local disks.
 """
 
@@ -25,7 +25,7 @@ import msgspec
 
 from imagemill.errors import ImagemillError
 
-# Folders in which one process holds a lock at a time; only tests work on more data roots than this.
+# Maximum number of folders in which a process holds a lock; only tests work on more data roots.
 _MOST_FOLDERS = 32
 _NEW = ".new-"
 _BOOT = re.compile(r"[0-9a-f]{8}")
@@ -33,10 +33,14 @@ _OF_EARLIER_RELEASES = re.compile(r"[0-9a-f]{8}-\d+-(\d+|None)")
 
 
 class Owner(msgspec.Struct, frozen=True):
-    """One process as it is recorded in leases, temporary names and run tags.
+    """One process, as recorded in leases, temporary names and run tags.
 
     Attributes:
-        name: of its lock file. host, pid: for messages. boot_id, pid_namespace: which kernel and namespace the pid is of.
+        name: name of its lock file.
+        host: host name, for messages.
+        pid: process id, for messages.
+        boot_id: boot id of the kernel of the pid.
+        pid_namespace: namespace of the pid.
     """
 
     name: str
@@ -58,7 +62,7 @@ _current: list[Path] = []
 
 
 def use(folder: Path) -> Owner:
-    """Make this the folder that names this process from now on, and return its owner record.
+    """Make this the folder of the process's lock file from now on, and return the process's owner record.
 
     The lock is taken at the first use and kept until the process ends. Locks of dead processes are removed.
     """
@@ -68,15 +72,16 @@ def use(folder: Path) -> Owner:
 
 
 def owner_name() -> str:
-    """Return the name of this process's lock file, in the folder that was last given to `use`."""
+    """Return the name of this process's lock file, in the folder most recently passed to `use`."""
     return _owner(_current[0] if _current else _default_folder()).owner.name
 
 
 def is_dead_owner(name: str) -> bool:
-    """Whether the process with that lock file has ended.
+    """Return whether the process with that lock file has ended.
 
-    A process of a folder that is not known here is called alive until the system has been started again. Earlier releases named
-    processes by host, pid and birth (three parts); none of them can work beside this release.
+    If the lock file's folder is unknown, the process counts as alive until the system has been rebooted. Earlier releases named
+    processes by host, pid and start time (three parts); such processes count as dead, because they cannot run beside
+    this release.
     """
     if _OF_EARLIER_RELEASES.fullmatch(name):
         return True
@@ -91,7 +96,7 @@ def is_dead_owner(name: str) -> bool:
 
 
 def is_dead_in(folder: Path, name: str) -> bool:
-    """Whether the process with that lock file has ended, if its lock file can be in this folder only."""
+    """Return whether the process with that lock file has ended, if its lock file can only be in this folder."""
     return bool(_OF_EARLIER_RELEASES.fullmatch(name)) or not _is_locked(folder / name)
 
 
@@ -107,18 +112,18 @@ def living(folder: Path) -> list[Owner]:
 
 
 def current_folder() -> Path | None:
-    """Return the folder that was last given to `use`, for worker processes of this one."""
+    """Return the folder most recently passed to `use`, for child processes."""
     return _current[0] if _current else None
 
 
 def _default_folder() -> Path:
-    """For a process that works on no data root."""
+    """Return the folder of a process that works on no data root."""
     return Path(tempfile.gettempdir()) / f"imagemill-owners-{os.getuid()}"
 
 
 def _owner(folder: Path) -> _Held:
     held = _held.get(folder)
-    if held is None or not _is_ours(held):  # the folder was removed, or another took its place
+    if held is None or not _is_ours(held):  # the folder was removed or replaced
         if held is not None:
             _release(folder)
         held = _held[folder] = _take(folder)
@@ -129,7 +134,7 @@ def _owner(folder: Path) -> _Held:
 
 
 def _is_ours(held: _Held) -> bool:
-    """Whether the lock file still has its name; a copy of the folder has a file of that name, without the lock."""
+    """Return whether the lock file still has its name. A copy of the folder contains a file of that name, without the lock."""
     try:
         return os.path.samestat(held.path.stat(), os.fstat(held.handle))
     except OSError:
@@ -188,7 +193,7 @@ def _sweep(folder: Path) -> None:
 
 
 def _is_young(path: Path) -> bool:
-    """A file that is about to be locked has no lock yet."""
+    """Return whether a file was created within the last minute: a file that is about to be locked has no lock yet."""
     import time
 
     return time.time() - path.stat().st_mtime < 60
@@ -205,7 +210,7 @@ def _lock(handle: int) -> None:
 
 
 def _is_locked(path: Path) -> bool:
-    """Whether another open file holds the lock. A file that may not be opened counts as locked."""
+    """Return whether another open file holds the lock. A file that cannot be opened counts as locked."""
     try:
         handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -226,7 +231,7 @@ def _is_locked(path: Path) -> bool:
 
 
 def boot_id() -> str:
-    """Return the kernel's id since its start; empty if the system has none."""
+    """Return the kernel's boot id; empty if the system has none."""
     with suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return ""
@@ -244,7 +249,7 @@ def pid_namespace() -> str:
 
 
 def _forget_after_fork() -> None:
-    """A forked child is a process of its own: it must not keep its parent's locks alive."""
+    """Close the parent's lock files in a forked child, which must not keep its parent's locks alive."""
     for held in _held.values():
         with suppress(OSError):
             os.close(held.handle)

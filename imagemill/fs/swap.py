@@ -1,4 +1,4 @@
-"""One folder takes another's place in a single step, so that no reader meets a mixture or a gap."""
+"""Atomic replacement of a folder, and reads that never see a mixture of two versions."""
 
 import ctypes
 import os
@@ -22,10 +22,10 @@ _READS = 10
 
 
 def replace_folder(new: Path, place: Path) -> None:
-    """Put `new` at `place`; what was there ends under `new`'s name and is removed. Of a link only the link is.
+    """Move the folder `new` to `place`, and remove the previous folder. A symlink at `place` is removed; its target is not.
 
-    On Linux the two change names atomically. Elsewhere, and on file systems that cannot, the old one is moved aside first:
-    for that moment a reader finds no folder, never a mixed one.
+    On Linux the two names are exchanged atomically. Elsewhere, and on file systems without exchange, the old folder is renamed
+    first: for that moment a reader finds no folder, but never a mixture.
     """
     sync_folder(new)
     if not place.exists():
@@ -33,20 +33,20 @@ def replace_folder(new: Path, place: Path) -> None:
     elif _exchange(new, place):
         remove_folder(new)
     else:
-        aside = new.with_name(new.name + "-old")
-        os.rename(place, aside)
+        old = new.with_name(new.name + "-old")
+        os.rename(place, old)
         os.rename(new, place)
-        remove_folder(aside)
+        remove_folder(old)
     sync_folder(place.parent)
 
 
 def read_unswapped(folder: Path, read: Callable[[], _T]) -> _T:
-    """What `read` says of a folder whose documents it opens one after the other, by name.
+    """Return the result of `read`, which opens several documents of a folder one after the other, by name.
 
-    When another folder has taken the place meanwhile, it reads again: else it would tell of a mixture that nobody published.
+    If the folder was replaced during the read, read again. Otherwise the result could mix two versions.
 
     Raises:
-        ImagemillError: it was replaced again and again.
+        ImagemillError: if the folder was replaced during each of ten reads.
     """
     for _ in range(_READS):
         with _held(folder) as before:
@@ -67,7 +67,10 @@ def read_unswapped(folder: Path, read: Callable[[], _T]) -> _T:
 
 @contextmanager
 def _held(folder: Path) -> Iterator[tuple[int, int] | None]:
-    """Which folder has the place now; None where none has. Held open, it lends its number to no other."""
+    """Yield the identity of the folder, or None if it does not exist.
+
+    Keeping the directory open prevents its inode from being reused.
+    """
     try:
         number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except (FileNotFoundError, NotADirectoryError):
@@ -91,9 +94,9 @@ def _identity(stat: os.stat_result) -> tuple[int, int]:
 
 
 def remove_folder(folder: Path) -> None:
-    """A folder with all that is in it; of a link to one the link alone.
+    """Remove a folder with its content; of a symlink only the link.
 
-    The system takes a while to let go of gigabytes: files go side by side.
+    Files are removed on several threads, because the system needs some time to free gigabytes.
     """
     if folder.is_symlink():
         folder.unlink()

@@ -1,0 +1,1 @@
+"""Text: close names, settings, YAML, JSON, and units."""

@@ -1,10 +1,10 @@
-"""YAML files that a person wrote: one loader for imagemill.yaml and presets.yaml, safe on any bytes.
+"""YAML files written by people: one loader for imagemill.yaml and presets.yaml, safe on any bytes.
 
-A document is refused, with its line where there is one, if it is longer than 64 KiB, not UTF-8, nested deeper than 50 levels,
-larger than 20,000 values once its aliases are resolved, or contains itself; if a name occurs twice or is not plain text; or if
-a value is one that no setting has (a lone surrogate, a NUL, a number beyond 64 bits, NaN, infinity).
+A document is refused, with the line if there is one, if it is longer than 64 KiB, not UTF-8, nested deeper than 50 levels,
+larger than 20,000 values once its aliases are resolved, or contains itself. It is also refused if a name occurs twice or is
+not plain text, and if a value is one that no setting has (a lone surrogate, a NUL, a number beyond 64 bits, NaN, infinity).
 
-What the values mean is decided in config.py and pipeline/presets/preset_config.py.
+The values are interpreted in config.py and pipeline/presets/preset_config.py.
 """
 
 import math
@@ -21,21 +21,22 @@ MAX_DEPTH = 50
 MAX_VALUES = 20_000
 _LARGEST = 2**63
 
-# What PyYAML raises: its own errors, and those of values that a tag promises and the text does not keep (`!!int ""`).
+# Exceptions of PyYAML: its own, and those of a text that does not have the type of its tag (`!!int ""`).
 _NOT_YAML = (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader that stops at the first bracket too many: its scanner takes seconds for a thousand open ones."""
+    """SafeLoader that stops at the first bracket nested too deeply: its scanner takes seconds for a thousand open brackets."""
 
     def fetch_flow_collection_start(self, *token: Any) -> None:  # type: ignore[override]
+        """Raise MarkedYAMLError if more than `MAX_DEPTH` brackets are open."""
         if self.flow_level > MAX_DEPTH:
             raise yaml.MarkedYAMLError(problem="nested too deeply", problem_mark=self.get_mark())
         super().fetch_flow_collection_start(*token)
 
 
 class YamlDocument(NamedTuple):
-    """A document: its value, and its nodes, which know their lines."""
+    """A document: its value, and its node tree, which contains the line numbers."""
 
     path: Path
     value: Any
@@ -55,7 +56,7 @@ class YamlDocument(NamedTuple):
 
 
 def read_yaml(path: Path) -> YamlDocument:
-    """Read a file that exists; an empty one has the value None. Raises WrongUsage if it is refused."""
+    """Read an existing file; an empty one has the value None. Raises WrongUsage if it is refused."""
     text = _text(path)
     try:
         loader = _Loader(text)
@@ -98,12 +99,12 @@ def _children(node: yaml.Node) -> list[yaml.Node]:
 
 
 def _check_nodes(path: Path, root: yaml.Node) -> None:
-    """Refuse a document that is too deep or too large with its aliases resolved, that contains itself, or with unusable names."""
+    """Refuse a document that is too deep or too large with its aliases resolved, contains itself, or has unusable names."""
     known: dict[int, tuple[int, int]] = {}
     open_nodes: set[int] = set()
 
     def extent(node: yaml.Node, depth: int) -> tuple[int, int]:
-        """Return the number of values of a node with its aliases resolved, and of its levels."""
+        """Return the number of values of a node with its aliases resolved, and the number of its levels."""
         if id(node) in open_nodes:
             raise _refused(path, node, "an alias of the value that contains it", "write the value out")
         if id(node) not in known and depth <= MAX_DEPTH:
@@ -131,7 +132,7 @@ def _check_node(path: Path, node: yaml.Node) -> None:
 
 
 def _check_names(path: Path, node: yaml.MappingNode) -> None:
-    """Refuse names that are lists or mappings, and names that occur twice: PyYAML lets the last one win."""
+    """Refuse names that are lists or mappings, and names that occur twice, of which PyYAML would use the last."""
     seen: dict[str, int] = {}
     for key, _ in node.value:
         if not isinstance(key, yaml.ScalarNode):

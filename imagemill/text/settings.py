@@ -1,6 +1,6 @@
-"""Convert plain settings to typed ones; errors name the setting and the values that it may have.
+"""Conversion of plain settings to typed ones; errors name the setting and its permitted values.
 
-Which settings exist is decided in config.py; YAML files are read in safe_yaml.py.
+The settings are declared in config.py; YAML files are read in safe_yaml.py.
 """
 
 import re
@@ -38,13 +38,16 @@ class _Fault(NamedTuple):
 def convert_settings(
     value: Any, kind: type[T], *, where: object, line: Callable[[Sequence[str]], int] | None = None
 ) -> T:
-    """Return the settings as a struct of this kind.
+    """Return the settings as a struct of this type.
 
     Args:
-        where: what the settings were read from. line: the line of a setting, given the names that lead to it.
+        value: the plain settings.
+        kind: the struct type.
+        where: source of the settings, for messages.
+        line: function that returns the line of a setting, given the names that lead to it.
 
     Raises:
-        WrongUsage: an unknown setting, or a value that a setting cannot have.
+        WrongUsage: for an unknown setting, and for a value that a setting cannot have.
     """
     try:
         return msgspec.convert(value, kind)
@@ -55,7 +58,7 @@ def convert_settings(
 
 
 def _faults(value: Any, kind: Any, place: tuple[str, ...]) -> Iterator[_Fault]:
-    """Yield what is wrong, setting by setting."""
+    """Yield the errors, setting by setting."""
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and isinstance(value, Mapping):
         types = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
         for name, each in value.items():

@@ -1,4 +1,4 @@
-"""Strict JSON decoding: what every parser of this package accepts, and the errors that it can raise.
+"""Strict JSON decoding: the limits that all parsers of this package share, and the exceptions to expect.
 
 Files of JSON lines are read in formats/jsonl.py, small documents in formats/manifest.py.
 """
@@ -12,7 +12,7 @@ T = TypeVar("T")
 # Every exception that msgspec raises for bytes that are not JSON, or not of the requested type.
 NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
-# Later steps encode, sort, and print a decoded value, each with a recursion of its own.
+# Later steps encode, sort and print a decoded value recursively.
 MAX_DEPTH = 100
 
 
@@ -20,7 +20,7 @@ def decode_json(data: bytes, kind: type[T] | Any = Any) -> T:
     """Decode one JSON value of a type.
 
     Raises:
-        msgspec.DecodeError: malformed, of another type, or nested deeper than `MAX_DEPTH`. The other errors are in `NOT_JSON`.
+        msgspec.DecodeError: if it is malformed, of another type, or nested deeper than `MAX_DEPTH`. `NOT_JSON` lists the others.
     """
     value = msgspec.json.decode(data, type=kind)
     if is_too_deep(data, value):
@@ -29,8 +29,8 @@ def decode_json(data: bytes, kind: type[T] | Any = Any) -> T:
 
 
 def is_too_deep(data: bytes, value: object) -> bool:
-    """True if a value decoded from `data` is nested deeper than `MAX_DEPTH`."""
-    # A value has at most as many levels as opening brackets: most lines are settled by counting them.
+    """Return whether a value decoded from `data` is nested deeper than `MAX_DEPTH`."""
+    # A value has at most as many levels as opening brackets, so counting them is enough for most lines.
     if data.count(b"[") + data.count(b"{") <= MAX_DEPTH:
         return False
     level = [value]

@@ -1,19 +1,18 @@
 """Counts, sizes, durations and rates as text for people.
 
-Belongs here: singular and plural, the unit and the number of digits.
-Belongs elsewhere: which figures a command prints (dagster_project/summary.py).
+The figures that a command prints are chosen in dagster_project/summary.py.
 """
 
 import math
 
 
 def counted(count: int, noun: str) -> str:
-    """Return the count with its noun in the right number: `1 image`, `1,200 images`."""
+    """Return the count with its noun in the singular or plural: `1 image`, `1,200 images`."""
     return f"{count:,} {plural(count, noun)}"
 
 
 def plural(count: int, noun: str) -> str:
-    """Return the noun alone in the right number; of a phrase, the last word changes."""
+    """Return the noun in the singular or plural, without the count; of a phrase, the last word changes."""
     if count == 1:
         return noun
     *rest, last = noun.split(" ")
@@ -27,7 +26,7 @@ def plural(count: int, noun: str) -> str:
 
 
 def as_size(size: int) -> str:
-    """Return bytes in the unit that disks are sold by: powers of 1,000, one digit after the point."""
+    """Return a size in bytes with a decimal unit (powers of 1,000) and one digit after the point."""
     for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if size >= scale:
             return f"{size / scale:.1f} {unit}"

@@ -1,1 +1,1 @@
-"""Private names of Dagster that IO managers and assets depend on. Those of the entry points: dagster_project/internals/."""
+"""Private names of Dagster that IO managers and assets use. Those of the entry points are in dagster_project/internals/."""

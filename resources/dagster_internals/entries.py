@@ -1,4 +1,4 @@
-"""Log entries of asset events, as Dagster itself writes them."""
+"""Log entries of asset events, equal to those that Dagster writes."""
 
 import logging
 import os
@@ -22,7 +22,7 @@ def new_entry(
     job_name: str = RUNLESS_JOB_NAME,
     step: "ExecutionStep | None" = None,
 ) -> EventLogEntry:
-    """Return the log entry that Dagster itself would write for this event; without a run by default."""
+    """Return the log entry that Dagster would write for this event; without a run by default."""
     if isinstance(event, dg.AssetMaterialization):
         kind, data = DagsterEventType.ASSET_MATERIALIZATION, StepMaterializationData(event)
         message = event.description or f"Materialized value {' '.join(event.asset_key.path)}."

@@ -1,15 +1,14 @@
-"""What an image asset tells Dagster while its files land: one event per image, written by the batch.
+"""Asset events of an image asset while its files are published: one event per image, written in batches.
 
     row arrives ──add──> buffer ──500 events or 1 s──> event log (one transaction)
-                            └── a run without the defer tag: kept back, told only where the step fails
+                            └── a run without the defer tag: buffered, and stored only if the step fails
 
-A range run that carries DEFER_TAG gets no events of Dagster's own, so each asset in it reports what truly arrived
+In a range run with DEFER_TAG Dagster writes no events of its own, so each asset reports the images that arrived
 (0.3 ms per image instead of 15); kill -9 loses at most one batch of events, never a file.
 
-Belongs here: building and storing asset events, the tags that make them comparable, the run tags they depend on.
-Belongs elsewhere: which images arrived (io_managers/npy.py), how a batch is stored (dagster_project/internals/storage.py).
+A batch is stored by dagster_project/internals/storage.py.
 
-Private names of Dagster 1.13 are used: tests/resources/dagster_internals/test_events.py compares with what Dagster writes itself.
+Private names of Dagster 1.13 are used: tests/resources/dagster_internals/test_events.py compares the events with Dagster's own.
 """
 
 import signal
@@ -48,12 +47,12 @@ except ImportError as missing:
     report_missing(missing, "the UI shows a stack trace with each failure that names images")
 
 DEFER = {DEFER_TAG: "true"}
-# All contain the id of the run that they were written for: a re-execution inherits tags, and they mean nothing for it.
+# All contain the id of the run that they were written for, because a re-execution inherits tags that do not apply to it.
 OWNER_TAG = "imagemill/owner"
 PLANNED_TAG = "imagemill/planned"
 UI_TAG = "imagemill/launched_in_ui"
 
-# Metadata key of a failure that concerns single images and nothing else.
+# Metadata key of a failure that concerns only single images.
 IMAGES_FAILED = "images"
 
 BATCH_EVENTS = 500
@@ -64,46 +63,46 @@ AssetEvent = dg.AssetMaterialization | dg.AssetObservation | dg.AssetCheckEvalua
 AnyContext = dg.OutputContext | dg.AssetExecutionContext
 
 
-# ---- what kind of run this is
+# ---- kind of run
 
 
 def deferred(context: AnyContext) -> bool:
-    """Whether the run's assets report themselves. Where not, Dagster marks the whole range when the step succeeds."""
+    """Return whether the run's assets report their own events. Otherwise Dagster marks the whole range when the step succeeds."""
     return _run_of(context).tags.get(DEFER_TAG) == "true"
 
 
 def announced(context: AnyContext) -> bool:
-    """Whether Dagster announced this run's images as planned before the coordinator deferred them."""
+    """Return whether Dagster announced this run's images as planned before the coordinator deferred them."""
     run = _run_of(context)
     return run.tags.get(PLANNED_TAG) == run.run_id
 
 
 def launched_in_ui(context: AnyContext) -> bool:
-    """Whether a person launched this run in the UI, also as a backfill, of a job or again.
+    """Return whether a person launched this run in the UI, including backfills, jobs and re-executions.
 
-    Such a step ends with a `dg.Failure` if images are missing: the UI shows exactly those as failed, and names them.
+    Such a step ends with a `dg.Failure` if images are missing: the UI then shows exactly those as failed, and names them.
     """
     run = _run_of(context)
     return run.run_id in {run.tags.get(UI_TAG), run.tags.get(PLANNED_TAG)}
 
 
 def owner_of_run(run_id: str) -> str:
-    """This process as the one that executes the run: value of OWNER_TAG."""
+    """Return the value of OWNER_TAG for a run executed by this process."""
     return f"{owner_name()}/{run_id}"
 
 
 def is_run_of_ours(run: dg.DagsterRun) -> bool:
-    """Whether a process has said that it executes this very run: a re-execution inherits its parent's tags."""
+    """Return whether a process of ours executes this run. A re-execution inherits its parent's tags, hence the run id."""
     return run.tags.get(OWNER_TAG, "").partition("/")[2] == run.run_id
 
 
 def is_command_line_run(run: dg.DagsterRun) -> bool:
-    """Whether a process of the command line executes this run; a run of the UI is known to its code server too."""
+    """Return whether a process of the command line executes this run; a run of the UI is also tagged by its code server."""
     return is_run_of_ours(run) and GRPC_INFO_TAG not in run.tags
 
 
 def is_orphan(run: dg.DagsterRun) -> bool:
-    """Whether the process that executes this run has ended on this machine."""
+    """Return whether the process that executes this run has ended on this machine."""
     return is_run_of_ours(run) and is_dead_owner(run.tags[OWNER_TAG].partition("/")[0])
 
 
@@ -112,9 +111,9 @@ def _run_of(context: AnyContext) -> dg.DagsterRun:
 
 
 def _claim(context: dg.OutputContext) -> None:
-    """Name this process on a run that a code server executes, so that a sweep can tell when it died.
+    """Tag a run of a code server with this process, so that a sweep can detect its death.
 
-    A step of another executor runs in a child that ends before its run does: such a run stays unnamed.
+    A step of another executor runs in a child process that ends before its run does, so such a run stays untagged.
     """
     step_context = context.step_context
     run = step_context.dagster_run
@@ -128,7 +127,7 @@ def _claim(context: dg.OutputContext) -> None:
 
 @contextmanager
 def interrupts_held() -> Iterator[None]:
-    """Let SIGINT and SIGTERM wait for the end of the block, then act as they would have before it.
+    """Delay SIGINT and SIGTERM until the end of the block, then handle them with the previous handlers.
 
     An interrupt raised inside SQLite's insert keeps the index locked for as long as its traceback lives.
     """
@@ -136,7 +135,7 @@ def interrupts_held() -> Iterator[None]:
         yield
         return
     held: list[int] = []
-    # A handler that is None was not set by Python, which could not put it back.
+    # A handler that is None was not set by Python, so Python could not restore it.
     handlers = {
         number: old for number in (signal.SIGINT, signal.SIGTERM) if (old := signal.getsignal(number)) is not None
     }
@@ -157,12 +156,13 @@ def interrupts_held() -> Iterator[None]:
 def version_tags(
     data_version: str, *, code_version: str, inputs: Mapping[str, str] | None = None, pointer: int | None = None
 ) -> dict[str, str]:
-    """Tags by which the UI tells fresh from stale; without them it says "unsynced".
+    """Return the tags by which the UI distinguishes fresh from stale; without them it shows "unsynced".
 
     Args:
-        data_version: fingerprint of what was made. code_version: of the asset that made it.
-        inputs: per upstream asset (`"approved_images"`), the fingerprint of what it was made from.
-        pointer: newest event in the log before the inputs were read: a newer input event with another version is news.
+        data_version: fingerprint of the output.
+        code_version: code version of the asset that made it.
+        inputs: per upstream asset (`"approved_images"`), the fingerprint of the input.
+        pointer: newest event in the log before the inputs were read; a later input event with another version makes it stale.
     """
     tags = {
         DATA_VERSION_TAG: data_version,
@@ -182,11 +182,11 @@ class StreamedEvents:
         for row in rows:
             events.add(row.image_id, data_version=row.content, inputs={"approved_images": row.source})
         if missing:
-            raise dg.Failure(...)                  # inside the block: what was added is still told
+            raise dg.Failure(...)                  # inside the block: the added events are still stored
 
     Attributes:
-        deferred: whether events are stored as they come. Where not, they are kept, dropped when the block ends well
-            (Dagster then marks the range itself) and stored when it does not (Dagster then marks nothing).
+        deferred: whether events are stored as they come. Otherwise they are buffered, dropped if the block succeeds
+            (Dagster then marks the range itself) and stored if it fails (Dagster then marks nothing).
     """
 
     def __init__(self, context: dg.OutputContext) -> None:
@@ -222,7 +222,7 @@ class StreamedEvents:
             self.flush()
 
     def add_check(self, evaluation: dg.AssetCheckEvaluation) -> None:
-        """Report a check that the failure of this step keeps from running."""
+        """Report a check that Dagster skips because this step fails."""
         self._buffer.append(self._entry(evaluation))
 
     def _entry(self, event: dg.AssetMaterialization | dg.AssetCheckEvaluation) -> object:
@@ -230,8 +230,8 @@ class StreamedEvents:
         return new_entry(event, context.run_id, context.job_name, context.step) if new_entry else event
 
     def flush(self) -> None:
-        """Store what is buffered. An interrupt waits for the end of the transaction and is raised then."""
-        # The buffer is swapped first: a batch that an interrupt follows is never stored a second time.
+        """Store the buffered events. An interrupt is delayed until the end of the transaction."""
+        # The buffer is swapped first, so that after an interrupt no batch is stored a second time.
         batch, self._buffer = self._buffer, []
         if batch:
             with interrupts_held():
@@ -250,17 +250,19 @@ class StreamedEvents:
 
 
 def images_failed(text: str, ids: Sequence[str], metadata: Mapping[str, Any] | None = None) -> dg.Failure:
-    """The failure of a step that did all it could: these images did not arrive, everything else did.
+    """Return the failure of a step that completed everything except these images.
 
     Args:
-        metadata: shown with the failure; unset: the first ids.
+        text: message, shown in the UI.
+        ids: the missing images.
+        metadata: shown with the failure; by default the first ids.
     """
     first = {"first ids": dg.MetadataValue.md("\n".join(f"- {i}" for i in ids[:SHOWN_IDS]))}
     return ExplainedFailure(text, {IMAGES_FAILED: len(ids), **(first if metadata is None else metadata)})
 
 
 def report_without_run(instance: dg.DagsterInstance, events: Iterable[AssetEvent]) -> int:
-    """Record events of files made elsewhere, in batches (0.14 ms each); returns how many.
+    """Record events of files made elsewhere, in batches (0.14 ms each); return their number.
 
     Dagster compares versions of an external asset by its *observations*; materialisations fill its partition counts.
     """

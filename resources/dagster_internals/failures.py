@@ -9,9 +9,9 @@ from dagster_shared.error import SerializableErrorInfo
 
 
 class ExplainedFailure(DagsterUserCodeProcessError, dg.Failure):
-    """A failure that its text explains: the UI shows the text and the metadata, and no stack trace. It is not retried.
+    """A failure that its text explains: the UI shows the text and the metadata, without a stack trace. It is not retried.
 
-    Dagster stores the errors of the first base class as they are, instead of the traceback.
+    Dagster stores the error infos of the first base class unchanged, instead of the traceback.
     """
 
     def __init__(self, text: str, metadata: Mapping[str, Any] | None = None) -> None:

@@ -5,7 +5,7 @@ import dagster
 
 
 def report_missing(name: object, switched_off: str) -> None:
-    """Print to stderr that a private name is missing, and what is switched off without it."""
+    """Print to stderr that a private name is missing, and which feature is disabled without it."""
     click.echo(
         f"imagemill: Dagster {dagster.__version__} lacks a name that imagemill uses ({name}); {switched_off}. "
         "Install dagster>=1.13.13,<1.14",

@@ -1,4 +1,4 @@
-"""The check of the shards: everything the manifest promises. Spec: docs/spec/shards.md#index-and-manifest"""
+"""Check of the shards: everything that the manifest states. Spec: docs/spec/shards.md#index-and-manifest"""
 
 import numpy as np
 import pytest
@@ -64,7 +64,7 @@ def test_check_fails_where_a_file_is_gone(root, instance, name):
 
 
 def test_set_packed_from_a_file_that_changed_since_passes_while_it_is_itself_the_same(root, instance):
-    """Staleness is the next packing's affair; the set is what it was when it was checked."""
+    """The next packing detects stale samples; the check compares the set with its own manifest."""
     np.save(root.derived / "dinov3" / "a.npy", np.zeros(1024, np.float32))
 
     assert check_shards(root, instance).passed

@@ -1,4 +1,4 @@
-"""The checks of the embedding assets: pass on what a run made, fail on what was spoilt since.
+"""Checks of the embedding assets: they pass on the output of a run, and fail on files damaged since.
 
 Spec: docs/spec/conventions.md#completion-and-identity
 """
@@ -68,7 +68,7 @@ def test_checks_pass_where_nothing_was_made(data_root, instance):
 
 
 def test_refused_image_is_a_warning_of_every_kind_with_its_reason(data_root, instance):
-    """The UI shows the image as missing, and why."""
+    """The UI shows the image as missing, with the reason."""
     photos(data_root, *KEYS)
     (data_root.approved / "b.png").write_bytes(b"no picture")
 

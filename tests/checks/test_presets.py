@@ -1,4 +1,4 @@
-"""The checks of public data: what is bad does not flow on. Spec: docs/spec/validation.md#checks"""
+"""Checks of public data: bad data is not passed downstream. Spec: docs/spec/validation.md#checks"""
 
 import dagster as dg
 import pytest
@@ -36,7 +36,7 @@ def evaluated(root, instance, asset, key, *checks, **config):
 
 
 def alone(root, instance, asset, validity):
-    """A check without its asset, of no partition."""
+    """Evaluate a check without its asset and without a partition."""
     result = materialize(root, instance, asset, validity, selection=dg.AssetSelection.all_asset_checks())
     (evaluation,) = checks_of(result).values()
     return evaluation

@@ -25,7 +25,7 @@ def instance(monkeypatch):
 
 
 def check_lines(root, instance, *lines):
-    """The verdicts on a file of these lines."""
+    """Return the verdicts on a file of these lines."""
     write_text(root.stage2_jsonl, *(line if isinstance(line, bytes) else json.dumps(line) for line in lines))
     return check(root, instance, stage2_jsonl, records_valid, table_valid, inputs_accepted)
 
@@ -58,7 +58,7 @@ def test_checks_fail_where_an_id_stands_twice(data_root, instance):
 
 
 def test_inputs_without_a_record_are_a_warning_with_their_reasons(data_root, instance):
-    """Refusals are visible where the records are."""
+    """Refusals are shown with the records."""
     photos(data_root, "a", "b")
     (data_root.approved / "b.png").write_bytes(b"no picture")
     (data_root.approved / "x.gif").write_bytes(b"")

@@ -1,4 +1,4 @@
-"""dagster_project/command_line.py: runs of a command carry it as a tag."""
+"""dagster_project/command_line.py: runs of a command have it as a tag."""
 
 import click
 import pytest
@@ -10,7 +10,7 @@ from dagster_project.command_line import COMMAND_TAG, command_tags
 
 @pytest.fixture
 def seen(monkeypatch):
-    """Tags during a command."""
+    """Return the tags during a command."""
     found = []
 
     @click.command("probe", context_settings={"ignore_unknown_options": True})

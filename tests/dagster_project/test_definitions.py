@@ -1,4 +1,4 @@
-"""The code location loads, names what the card fixes, and is one graph from the source to the shards."""
+"""The code location loads, has the required names, and is one graph from the source to the shards."""
 
 import os
 import subprocess
@@ -65,7 +65,7 @@ def test_every_asset_that_is_made_has_a_check_a_description_and_an_owner(graph):
 
 
 def test_sensor_that_starts_runs_is_off_by_default():
-    """The others only name partitions."""
+    """The others only register partitions."""
     status = {sensor.name: sensor.default_status for sensor in build_definitions(local_resources("unused")).sensors}
     assert status == {
         "new_images": dg.DefaultSensorStatus.STOPPED, "configured_presets": dg.DefaultSensorStatus.RUNNING,

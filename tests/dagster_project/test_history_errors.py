@@ -58,7 +58,7 @@ def test_garbage_in_a_database_is_named_with_the_remedy(root, name, opens):
 
 @pytest.mark.parametrize("name", DATABASES[:2])
 def test_damaged_pages_are_a_message_too(root, name):
-    """The header is whole: the file opens, and reading it fails later."""
+    """The header is intact, so the file opens, but reading it fails later."""
     file = root.dagster_home / name
     data = bytearray(file.read_bytes())
     data[4096:] = os.urandom(len(data) - 4096)
@@ -106,7 +106,7 @@ def test_unusable_dagster_yaml_is_named(data_root, tmp_path, monkeypatch, text, 
 
 @pytest.mark.parametrize("why", ["disk I/O error", "unable to open database file"])
 def test_error_of_the_disk_below_a_database_is_a_message(tmp_path, why):
-    """The next command may find the disk well again: nothing is moved before that."""
+    """The disk may work again for the next command, so the message asks to check it before moving anything."""
     import sqlite3
 
     error = OperationalError("SELECT 1", {}, sqlite3.OperationalError(why))
@@ -153,7 +153,7 @@ def test_step_that_met_an_error_of_the_disk_names_the_step_and_the_remedy(kind, 
 
 @pytest.mark.parametrize("name", ["data [2024]", "a*b"])
 def test_settings_are_found_in_a_folder_with_wildcards_in_its_name(tmp_path, name):
-    """Dagster expands the path, and would read another folder's settings or none."""
+    """Dagster expands wildcards in the path, and would read another folder's settings or none."""
     root = DataRoot(tmp_path / name)
     root.approved.mkdir(parents=True)
     with open_instance(root) as instance:

@@ -1,4 +1,4 @@
-"""Reading everything back, and going back to Stage 1, from the UI.
+"""Verification of all files and rollback to Stage 1 from the UI.
 
 Spec: docs/spec/migration.md#rollback, docs/spec/stage2.md#verification
 """
@@ -69,7 +69,7 @@ def go_back(root, instance, **config):
 
 @pytest.fixture
 def migrated(root):
-    """Records of version 2 with their files, a backup of Stage 1, and a history that knows one file."""
+    """Records of version 2 with their files, a backup of Stage 1, and a history with one file."""
     before = json.dumps(stage1_record(0)).encode() + b"\n"
     stage1_backup(root.stage2_jsonl).write_bytes(before)
     with dg.DagsterInstance.ephemeral() as instance:
@@ -82,7 +82,7 @@ def reported(instance, asset):
 
 
 def test_rollback_puts_the_stage1_file_back_and_reports_it(migrated):
-    """The event has the counters, as one of a merge has; the lease is free again; npy files and their history stay."""
+    """The event has the counters, as a merge's has; the lease is released; npy files and their history stay."""
     root, instance, before = migrated
     newer = root.stage2_jsonl.read_bytes()
 
@@ -128,7 +128,7 @@ def test_rollback_without_stage1_fails_and_changes_nothing(root):
 
 
 def test_records_asset_has_no_configuration_and_one_type(tmp_path):
-    """The records are never a rollback; one of an earlier version that is executed again is refused, not merged."""
+    """The asset never does a rollback: a re-executed rollback run of an earlier version is refused instead of merging."""
     definitions = build_definitions(test_resources(str(tmp_path)))
 
     assert not getattr(definitions.get_assets_def("stage2_jsonl").op.config_schema.config_type, "fields", None)

@@ -1,4 +1,4 @@
-"""The launchpad's options for each asset: choices, descriptions, nothing that only a command needs."""
+"""The launchpad's options of each asset: choices, descriptions, and no options that only commands use."""
 
 import dagster as dg
 import pytest
@@ -59,7 +59,7 @@ def test_options_are_those_that_have_an_effect_each_with_a_description(definitio
 
 @pytest.mark.parametrize("asset", OFFERED)
 def test_every_option_is_scaffolded(definitions, asset):
-    """The launchpad starts with this text, from which Dagster leaves out options whose default is null."""
+    """The launchpad starts with this text, in which Dagster omits options whose default is null."""
     job = definitions.resolve_implicit_job_def_def_for_assets([dg.AssetKey(asset)])
     snapshot = job.get_job_snapshot()
     root = snapshot.config_schema_snapshot.get_config_snap(snapshot.mode_def_snaps[0].root_config_key)

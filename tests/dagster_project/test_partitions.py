@@ -88,7 +88,7 @@ def test_preset_made_by_flags_registers_its_partition(data_root):
 
 
 def test_sensor_makes_partitions_of_missions_with_the_configured_number_of_ranks(data_root, instance):
-    """Ranks; what can be no mission's name is none."""
+    """Ranks are registered too; a folder whose name cannot be a mission's is skipped."""
     for name in ("铁塔", ".hidden", "a\nb"):
         (data_root.stage_a_input / name).mkdir(parents=True)
     data_root.config_file.write_text("stage_a_ranks: 2\n")

@@ -1,4 +1,4 @@
-"""Noticing new and changed images.."""
+"""Sensors: new and changed images."""
 
 import re
 import time
@@ -27,7 +27,7 @@ def instance(data_root):
 
 @pytest.fixture
 def still(monkeypatch):
-    """Files are old enough at once."""
+    """Make files old enough to be used at once."""
     monkeypatch.setattr(sensors, "STILL_SECONDS", 0.0)
 
 
@@ -66,7 +66,7 @@ def test_file_that_changed_within_ten_seconds_waits(data_root, instance):
 
 
 def test_change_of_the_caption_counts_as_a_change(data_root):
-    """A caption still being written holds its image back."""
+    """A caption that is still being written delays its image."""
     photos(data_root.approved, 1)
     before = scan_approved(data_root.approved).sources["photo0000"].changed_ns
     time.sleep(0.02)
@@ -87,7 +87,7 @@ def test_nothing_is_asked_for_where_everything_is_done_and_an_edited_caption_ask
 
 
 def test_same_state_has_the_same_run_key_and_a_new_state_another(data_root, instance, still):
-    """A failure is not tried again at every tick; a change is tried."""
+    """A failed run is not repeated at every tick, but after a change it is."""
     photos(data_root.approved, 1)
     first, again = tick(data_root, instance)[0][0].run_key, tick(data_root, instance)[0][0].run_key
     (data_root.approved / "photo0000.txt").write_text("another caption")
@@ -109,7 +109,7 @@ def test_records_and_shards_follow_an_embedding_run_once(data_root, instance, st
 
 
 def test_images_embedded_by_a_backfill_of_the_ui_are_published(data_root, instance, still):
-    """Such a run has neither the sensor's tag nor the job's name; one of the command line publishes as it was asked to."""
+    """Such a run has neither the sensor's tag nor the job's name. A run of the command line publishes by itself if requested."""
     photos(data_root.approved, 1)
     assert imagemill("stage2", "--data-root", data_root.path, stub=True).returncode == 0
     assert tick(data_root, instance)[0] == [], "a run of the command line is not published by the sensor"
@@ -136,7 +136,7 @@ def _job():
 
 
 def test_vanished_image_is_reported_and_asks_for_nothing(data_root, instance, still):
-    """A vanished source makes nothing stale. Spec: docs/spec/conventions.md#completion-and-identity"""
+    """A deleted source makes nothing stale. Spec: docs/spec/conventions.md#completion-and-identity"""
     photos(data_root.approved, 2)
     imagemill("run", "--data-root", data_root.path, stub=True)
     (data_root.approved / "photo0001.jpg").unlink()

@@ -1,4 +1,4 @@
-"""The processes behind `imagemill ui`. The whole of them: tests/cli/test_ui.py."""
+"""The processes behind `imagemill ui`. tests/cli/test_ui.py tests them together."""
 
 import socket
 import tempfile
@@ -9,7 +9,7 @@ from dagster_project.supervisor import socket_folder
 
 
 def test_socket_fits_where_the_temporary_folder_has_a_long_path(tmp_path, monkeypatch):
-    """TMPDIR of a cluster's job may be long; a path of a socket may not."""
+    """TMPDIR of a cluster's job may be long, but the path of a socket must be short."""
     long = tmp_path / ("a" * 120)
     long.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(long))

@@ -1,4 +1,4 @@
-"""Final names appear whole or not at all, and only what dead processes left is swept."""
+"""Final names are always whole files, and only temporary files of dead processes are swept."""
 
 import os
 import signal
@@ -47,7 +47,7 @@ def start_half_writer(path: Path) -> subprocess.Popen:
 
 
 def test_file_gets_its_name_when_the_block_ends(tmp_path):
-    """Before that nothing stands under the final name; folders on the way are made."""
+    """Before that no file has the final name; parent folders are created."""
     path = tmp_path / "new" / "file.json"
     with atomic_write(path) as file:
         file.write(b"all of it")
@@ -70,7 +70,7 @@ def test_old_file_stands_when_the_block_fails(tmp_path, error):
 
 
 def test_kill_leaves_the_old_file_and_an_orphan_that_the_next_run_sweeps(tmp_path):
-    """kill -9 in the middle of a write; while the writer lives its file is not touched.
+    """kill -9 in the middle of a write; while the writer lives its temporary file is not touched.
 
     Spec: docs/spec/conventions.md#completion-and-identity
     """
@@ -101,7 +101,7 @@ def test_bytes_come_back_as_written(tmp_path_factory, old, new):
 
 
 def test_reader_sees_the_old_or_the_new_file_while_it_is_replaced(tmp_path):
-    """Never a mixture and never a gap. Spec: docs/spec/conventions.md#completion-and-identity"""
+    """Neither a mixture nor a gap is ever visible. Spec: docs/spec/conventions.md#completion-and-identity"""
     path = tmp_path / "file"
     contents = [bytes([letter]) * 100_000 for letter in b"ab"]
     write_bytes_atomic(path, contents[0])
@@ -115,7 +115,7 @@ def test_reader_sees_the_old_or_the_new_file_while_it_is_replaced(tmp_path):
 
 
 def test_temporary_names_are_fresh_and_ours(tmp_path):
-    """They lie in the folder of the final name, or the rename would copy."""
+    """They are in the folder of the final name, because a rename between file systems is not atomic."""
     names = [temporary_path(tmp_path) for _ in range(100)]
     assert len(set(names)) == 100
     assert {name.parent for name in names} == {tmp_path}
@@ -124,7 +124,7 @@ def test_temporary_names_are_fresh_and_ours(tmp_path):
 
 
 def test_temporary_name_fits_beside_a_final_name_of_255_bytes(tmp_path):
-    """An image id may use all that a file system allows."""
+    """An image id may use the full length that a file system allows."""
     path = tmp_path / ("ä" * 125 + "x.npy")
     assert len(os.fsencode(path.name)) == 255
     write_bytes_atomic(path, b"data")
@@ -157,7 +157,7 @@ def test_write_if_changed_keeps_the_modification_time_of_an_equal_file(tmp_path)
 
 
 def test_ended_process_has_no_birth_even_before_it_is_waited_for():
-    """A killed child of a living parent stays in the process table; it writes nothing any more."""
+    """A killed child of a living parent stays in the process table, but it writes nothing."""
     child = subprocess.Popen(
         [sys.executable, "-c", "print('up', flush=True); input()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )

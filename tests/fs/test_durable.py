@@ -1,4 +1,4 @@
-"""Many files made durable at once, or each by itself where that is not sure enough or would cost others too much."""
+"""Batched flushing, and separate flushing if batching is not safe or would burden other programs."""
 
 import errno
 import os
@@ -19,7 +19,7 @@ def files(tmp_path):
 
 @pytest.fixture
 def flushed(monkeypatch):
-    """What was flushed: a file's inode, or a folder for the whole file system it lies on."""
+    """Record what was flushed: the inode of a file, or a folder for its whole file system."""
     done = []
     monkeypatch.setattr(durable, "flush", lambda handle: done.append(os.fstat(handle).st_ino))
     monkeypatch.setattr(durable, "_sync_file_system", lambda folder: done.append(folder) or True)
@@ -28,7 +28,7 @@ def flushed(monkeypatch):
 
 @pytest.fixture
 def quiet_disk(monkeypatch):
-    """A disk of this machine that nobody else writes to."""
+    """A local disk without unwritten data of other programs."""
     monkeypatch.setattr(durable.os, "major", lambda device: 8)
     monkeypatch.setattr(durable, "_reports_errors", lambda: True)
     monkeypatch.setattr(durable, "_waiting_bytes", lambda: 0)
@@ -55,7 +55,7 @@ def test_many_files_of_a_quiet_disk_are_flushed_together(files, flushed, quiet_d
 def test_each_file_is_flushed_where_together_is_not_sure_or_not_fair(
     files, flushed, quiet_disk, monkeypatch, name, value
 ):
-    """Another program's gigabytes, an old kernel, an error, a network or memory file system."""
+    """Cases: another program's gigabytes, an old kernel, an error, a network or memory file system."""
     monkeypatch.setattr(f"imagemill.fs.durable.{name}", value)
 
     assert flush_files(files) == {}
@@ -96,7 +96,7 @@ def test_file_that_cannot_be_flushed_comes_back_with_its_error_and_the_others_ar
 
 
 def test_this_machine_flushes_for_real(files):
-    """Whatever it can and cannot do together."""
+    """Runs the real system calls of this machine."""
     for path in files:
         with open(path, "r+b") as file:
             begin_writing_back(file.fileno())

@@ -1,4 +1,4 @@
-"""Listing folders: what the files are, in this process or in another one."""
+"""Listing of folders with file signatures, in this process or in another one."""
 
 import os
 from pathlib import Path
@@ -24,7 +24,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_files_are_listed_by_name_without_suffix(folder: Path) -> None:
-    """Regular files, links to them too, with what the file system says of them."""
+    """Regular files and links to them are listed with their signatures."""
     found = list_files(folder, ".npy")
     assert list(found) == ["a", "a.b", "link", "日本 語"], "in order of the names without suffix"
     status = (folder / "a.b.npy").stat()
@@ -32,14 +32,14 @@ def test_files_are_listed_by_name_without_suffix(folder: Path) -> None:
 
 
 def test_no_folder_has_no_files(tmp_path: Path) -> None:
-    """A kind that was never made has no folder; nor has one below a file."""
+    """A kind that was never made has no folder; a path below a file is not a folder either."""
     (tmp_path / "file").touch()
 
     assert list_files(tmp_path / "nowhere", ".npy") == list_files(tmp_path / "file" / "dinov3", ".npy") == {}
 
 
 def test_folder_is_listed_alike_by_another_process(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The child lists; this process must not."""
+    """The child process lists; this process must not."""
     expected = list_files(folder, ".npy")
     listings = start_listing([folder, folder / "nowhere"], ".npy")
     monkeypatch.setattr("imagemill.fs.listing.list_files", None)

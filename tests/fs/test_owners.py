@@ -18,7 +18,7 @@ UNSHARE = ["unshare", "--uts", "--pid", "--fork", "--mount-proc", "--kill-child"
 
 
 def process(folder, *, inside=()):
-    """Another process that takes its name in this folder, prints it and waits."""
+    """Start another process that takes its name in this folder, prints it and waits."""
     script = f"""
         import sys
         from pathlib import Path
@@ -64,12 +64,12 @@ def test_lock_files_of_dead_processes_are_removed_and_those_of_living_ones_stay(
 
 
 def test_process_of_another_folder_is_never_called_dead(tmp_path):
-    """Another data root's, or another machine's: nothing is known of it here."""
+    """Nothing is known here about processes of another data root or another machine."""
     assert not is_dead_owner("0123456789-0123456789ab")
 
 
 def test_names_of_earlier_releases_are_dead():
-    """Host, pid and birth: none of their processes can work on a root of this release."""
+    """Host, pid and start time: such a process cannot work on a data root of this release."""
     assert is_dead_owner("0123abcd-4711-99")
 
 
@@ -109,7 +109,7 @@ def test_folder_that_is_removed_meanwhile_is_made_again(tmp_path):
 
 
 def test_process_is_alive_where_a_copy_has_taken_its_folder(tmp_path):
-    """A data root that is restored from a copy while a process has it open: the copy of the lock file is not locked."""
+    """If a data root is restored from a copy while a process uses it, the copied lock file is not locked."""
     folder = tmp_path / "owners"
     first = use(folder).name
     shutil.copytree(folder, tmp_path / "copy")
@@ -123,7 +123,7 @@ def test_process_is_alive_where_a_copy_has_taken_its_folder(tmp_path):
 
 
 def test_processes_hold_locks_of_few_folders(tmp_path):
-    """Each takes a file descriptor."""
+    """Each lock needs a file descriptor."""
     for n in range(2 * owners._MOST_FOLDERS):
         use(tmp_path / str(n))
 
@@ -136,7 +136,7 @@ def test_processes_hold_locks_of_few_folders(tmp_path):
     reason="process namespaces cannot be made here (they need root)",
 )
 def test_processes_of_two_containers_with_one_host_name_know_each_other_alive(tmp_path):
-    """Their process ids mean nothing to each other, and may be equal. A killed one is dead under any host name."""
+    """Process ids of the other container have no meaning here, and may be equal. A killed process is dead under any host name."""
     one, one_name, one_pid = process(tmp_path, inside=UNSHARE)
     other, other_name, other_pid = process(tmp_path, inside=UNSHARE)
     use(tmp_path)

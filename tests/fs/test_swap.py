@@ -1,4 +1,4 @@
-"""A folder takes another's place in one step."""
+"""Atomic replacement of a folder."""
 
 import os
 import threading
@@ -28,7 +28,7 @@ def test_new_folder_takes_the_place_and_the_old_one_is_gone(tmp_path):
 
 @pytest.mark.parametrize("exchanges", [True, False])
 def test_link_to_a_folder_is_replaced_and_its_target_left_alone(tmp_path, monkeypatch, exchanges):
-    """What lies elsewhere is not ours to delete."""
+    """The target of the link belongs to the user and must not be deleted."""
     if not exchanges:
         monkeypatch.setattr(swap, "_exchange", lambda one, other: False)
     elsewhere, place = make(tmp_path / "elsewhere", "old"), tmp_path / "place"
@@ -56,7 +56,7 @@ def test_folder_is_removed_whole_and_of_a_link_only_the_link(tmp_path):
 
 
 def test_reader_never_finds_a_mixture(tmp_path):
-    """The complete old set or the complete new one, never files of both. Spec: docs/spec/shards.md#replacement"""
+    """A reader finds the complete old set or the complete new one. Spec: docs/spec/shards.md#replacement"""
 
     def generation(number):
         folder = tmp_path / f"new{number}"
@@ -85,7 +85,7 @@ def test_reader_never_finds_a_mixture(tmp_path):
 
 
 def test_reading_begins_again_where_another_folder_took_the_place(tmp_path):
-    """Whatever the first look met: a mixture, or a file that had gone."""
+    """The first read may have found a mixture, or a missing file."""
     place, looks = make(tmp_path / "place", "old"), []
 
     def look():
@@ -101,7 +101,7 @@ def test_reading_begins_again_where_another_folder_took_the_place(tmp_path):
 
 
 def test_file_that_comes_beside_changes_no_place(tmp_path):
-    """Somebody's notes are no publication."""
+    """A user's notes in the folder do not count as a replacement."""
     place, looks = make(tmp_path / "place", "old"), []
 
     def look():

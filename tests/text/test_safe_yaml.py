@@ -1,4 +1,4 @@
-"""Hostile YAML is refused in a moment, with a line where there is one."""
+"""Hostile YAML is refused quickly, with a line number if there is one."""
 
 import time
 

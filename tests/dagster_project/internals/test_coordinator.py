@@ -1,4 +1,4 @@
-"""dagster_project/internals/coordinator.py: what the UI launches reports each image itself, as our own runs do."""
+"""dagster_project/internals/coordinator.py: runs launched in the UI report each image themselves, like our own runs."""
 
 import sys
 from dataclasses import replace
@@ -44,7 +44,7 @@ def instance(data_root):
 
 
 def created(instance, asset="dinov3_npy", tags=None, partition_range=(KEYS[0], KEYS[-1])):
-    """A run as the UI's launchpad creates it, and its job."""
+    """Create a run as the UI's launchpad does, and return it with its job."""
     job = runs._job("toy_defs", "defs", runs.IMPLICIT_ASSET_JOB_NAME, [asset])
     given = {**(range_tags(*partition_range) if partition_range else {}), **(tags or {})}
     run = runs._create(instance, job, "toy", given, runs._QUIET)
@@ -58,7 +58,7 @@ def submitted(instance, run):
 
 
 def executed(instance, job, run):
-    """What the daemon and the code server do with a queued run."""
+    """Execute a queued run as the daemon and the code server do."""
     starting = DagsterEvent(event_type_value=DagsterEventType.PIPELINE_STARTING.value, job_name=run.job_name)
     instance.report_dagster_event(starting, run_id=run.run_id)
     return execute_run(job, instance.get_run_by_id(run.run_id), instance)
@@ -70,7 +70,7 @@ def statuses(instance):
 
 
 def test_run_with_a_streamed_asset_is_queued_with_the_defer_tag(instance):
-    """Definitions cannot set it."""
+    """Definitions cannot set the tag."""
     _, run = created(instance)
     assert DEFER_TAG not in run.tags
 
@@ -82,7 +82,7 @@ def test_run_with_a_streamed_asset_is_queued_with_the_defer_tag(instance):
 
 
 def test_run_without_a_streamed_asset_is_left_alone(instance):
-    """In a deferred run an asset that does not report itself would have no event at all."""
+    """In a deferred run an asset that does not report itself would have no event."""
     _, run = created(instance, "plain")
 
     queued = submitted(instance, run)
@@ -92,7 +92,7 @@ def test_run_without_a_streamed_asset_is_left_alone(instance):
 
 
 def test_run_that_carries_the_tag_from_the_start_has_nothing_planned(instance):
-    """Jobs and sensors, and re-executions of deferred runs."""
+    """Such runs are those of jobs and sensors, and re-executions of deferred runs."""
     _, run = created(instance, tags={**DEFER, PLANNED_TAG: "the run it was copied from"})
 
     queued = submitted(instance, run)
@@ -102,7 +102,7 @@ def test_run_that_carries_the_tag_from_the_start_has_nothing_planned(instance):
 
 
 def test_run_of_the_ui_is_never_retried_by_dagster(data_root, monkeypatch):
-    """A retry takes the refused images for done and succeeds. The tag is set also if the launchpad says otherwise."""
+    """A retry would skip the refused images and succeed. The tag is set even if the launchpad sets another value."""
     with toy_instance(data_root, KEYS), open(data_root.dagster_home / "dagster.yaml", "a") as file:
         file.write("\nrun_retries: {enabled: true, max_retries: 2}\n")
     monkeypatch.setenv("TOY_MISSING", "k2")
@@ -129,7 +129,7 @@ def test_run_of_a_sensor_may_be_retried_and_succeeds_without_the_refused_images(
 
 
 def test_second_execution_of_a_run_of_the_ui_fails_for_the_missing_images_too(instance, monkeypatch):
-    """It inherits the defer tag, as a job has it from the start."""
+    """It inherits the defer tag, like a run of a job that sets it."""
     monkeypatch.setenv("TOY_MISSING", "k2")
     inherited = {**DEFER, PLANNED_TAG: "its parent", UI_TAG: "its parent", MAX_RETRIES_TAG: "0"}
     job, run = created(instance, tags=inherited)
@@ -141,7 +141,7 @@ def test_second_execution_of_a_run_of_the_ui_fails_for_the_missing_images_too(in
 
 
 def test_publishing_without_partitions_means_all_buckets(instance):
-    """Dagster cannot execute a partitioned asset without."""
+    """Dagster cannot execute a partitioned asset without partitions."""
     _, run = created(instance, "plain", partition_range=None)
     named = run._replace(job_name="publish_shards")
     assert _bucket_tags(named) == {
@@ -178,7 +178,7 @@ def test_run_of_the_ui_marks_exactly_the_missing_images_as_failed(instance, monk
 
 
 def test_run_of_the_ui_names_the_process_that_executes_it(instance):
-    """A sweep finds runs of dead code servers by it. Spec: docs/spec/conventions.md#runs-of-dead-processes"""
+    """A sweep uses it to find runs of dead code servers. Spec: docs/spec/conventions.md#runs-of-dead-processes"""
     job, run = created(instance)
     queued = submitted(instance, run)
     assert queued.tags[OWNER_TAG] == ""
@@ -190,7 +190,7 @@ def test_run_of_the_ui_names_the_process_that_executes_it(instance):
 
 @pytest.mark.parametrize(("owner", "status"), [("living", "CANCELING"), ("dead", "CANCELED")])
 def test_run_of_our_command_line_can_be_terminated_in_the_ui(instance, owner, status):
-    """Its watcher reads CANCELING; where nobody is left to read it, it is over."""
+    """Its watcher reads CANCELING; if its process is dead, the run is reported as canceled."""
     _, run = created(instance)
     names = {"living": owner_of_run(run.run_id), "dead": owner_of_run(run.run_id).replace("-", "-1", 1)}
     instance.add_run_tags(run.run_id, {OWNER_TAG: names[owner]})
@@ -201,7 +201,7 @@ def test_run_of_our_command_line_can_be_terminated_in_the_ui(instance, owner, st
 
 
 def test_run_that_a_code_server_executes_is_terminated_through_it(instance):
-    """That one is reached as Dagster does it, even where its process has a name."""
+    """Such a run is terminated by Dagster's own means, even if its process is recorded."""
     _, run = created(instance)
     instance.add_run_tags(
         run.run_id, {OWNER_TAG: owner_of_run(run.run_id), GRPC_INFO_TAG: '{"host": "h", "socket": "/gone"}'}
@@ -221,7 +221,7 @@ def test_queued_run_is_terminated_in_the_queue(instance):
 
 
 def test_run_of_a_command_that_is_executed_again_says_so(instance):
-    """Tags are inherited, and no command has started this one."""
+    """Tags are inherited, but this run was not started by a command."""
     _, run = created(instance, tags={COMMAND_TAG: "imagemill run"})
 
     once = submitted(instance, run)

@@ -1,4 +1,4 @@
-"""dagster_project/internals/instance.py: one history per data root, with our dagster.yaml unless it has another."""
+"""dagster_project/internals/instance.py: one history per data root, with our dagster.yaml unless it has its own."""
 
 import os
 import subprocess
@@ -22,7 +22,7 @@ def test_history_lives_in_the_data_root(data_root):
 
 
 def test_history_lives_where_dagster_home_says(data_root, tmp_path, monkeypatch):
-    """Absolute, since Dagster refuses any other. Spec: docs/spec/conventions.md#command-line"""
+    """The path is absolute, because Dagster refuses others. Spec: docs/spec/conventions.md#command-line"""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DAGSTER_HOME", "elsewhere")
 
@@ -45,7 +45,7 @@ def test_home_without_settings_gets_ours(data_root):
 
 
 def test_settings_that_are_there_are_never_overwritten(data_root):
-    """The user's choice stands, another storage too."""
+    """The user's settings are kept, even another storage."""
     data_root.dagster_home.mkdir()
     theirs = "telemetry: {enabled: false}\n"
     (data_root.dagster_home / "dagster.yaml").write_text(theirs)
@@ -74,7 +74,7 @@ def test_open_instance_is_ours_and_leaves_the_environment_as_it_was(data_root, m
 
 
 def test_history_is_found_after_its_data_root_moved(data_root):
-    """No path of the machine is in the settings."""
+    """The settings contain no absolute path."""
     with open_instance(data_root) as instance:
         instance.report_runless_asset_event(dg.AssetMaterialization("a", partition="1"))
     moved = DataRoot(data_root.path.rename(data_root.path.with_name("moved")))
@@ -107,7 +107,7 @@ def test_dagsters_own_processes_open_the_same_history(data_root):
 
 
 def test_data_root_of_an_earlier_release_is_opened(data_root):
-    """Its dagster.yaml names modules, which stay as re-exports."""
+    """Its dagster.yaml names modules that still exist as re-exports."""
     data_root.dagster_home.mkdir(parents=True)
     (data_root.dagster_home / "dagster.yaml").write_text(DAGSTER_YAML)
 

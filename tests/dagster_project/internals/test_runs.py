@@ -1,4 +1,4 @@
-"""dagster_project/internals/runs.py: runs of our own command line are seen, stopped, re-executed and swept like any other."""
+"""dagster_project/internals/runs.py: runs of our command line are shown, stopped, re-executed and swept like any other."""
 
 import os
 import signal
@@ -61,7 +61,7 @@ def test_range_of_images_is_one_visible_run(instance):
 
 
 def test_one_run_makes_the_records_and_a_range_of_buckets(instance):
-    """Untagged, so Dagster reports both; metadata belongs to its bucket."""
+    """Without the defer tag Dagster reports both assets; metadata belongs to its bucket."""
     outcome = run(instance, "totals", "shards", partition_range=("square", "tall"))
 
     records = instance.fetch_materializations(dg.AssetKey("shards"), limit=9).records
@@ -75,7 +75,7 @@ def test_one_run_makes_the_records_and_a_range_of_buckets(instance):
 
 
 def test_checks_of_the_selected_assets_are_part_of_the_run(instance, monkeypatch):
-    """Each with its verdict; those of other assets stay out."""
+    """Each has its result; checks of other assets are not evaluated."""
     monkeypatch.setenv("TOY_MISSING", KEYS[1])
     outcome = run(instance, "dinov3_npy", "totals", partition_range=FEW, deferred=True)
 
@@ -87,7 +87,7 @@ def test_checks_of_the_selected_assets_are_part_of_the_run(instance, monkeypatch
 
 
 def test_check_that_warns_passes_and_is_named(instance, monkeypatch):
-    """A refused input is no failure of the run. Spec: docs/spec/conventions.md#refused-and-failed"""
+    """A refused input does not fail the run. Spec: docs/spec/conventions.md#refused-and-failed"""
     monkeypatch.setenv("TOY_MISSING", KEYS[1])
     monkeypatch.setenv("TOY_SEVERITY", "WARN")
     outcome = run(instance, "dinov3_npy", partition_range=FEW, deferred=True)
@@ -106,7 +106,7 @@ def test_job_of_the_definitions_runs_as_a_whole(instance):
 
 
 def test_console_stays_free_for_our_own_progress(instance, capfd, monkeypatch):
-    """Neither Dagster's lines nor its traceback of a failing step. Spec: docs/spec/conventions.md#messages"""
+    """Neither Dagster's lines nor its traceback of a failing step is printed. Spec: docs/spec/conventions.md#messages"""
     run(instance, "dinov3_npy", partition_range=FEW, deferred=True)
     monkeypatch.setenv("TOY_BREAK", "ours")
     run(instance, "dinov3_npy", partition_range=FEW, deferred=True)
@@ -118,40 +118,40 @@ def test_console_stays_free_for_our_own_progress(instance, capfd, monkeypatch):
 
 
 def test_our_error_is_told_in_its_own_words(instance, monkeypatch):
-    """What, where, why, do, without Dagster's frames; other steps are done.
+    """The message has what, where, why and do, without Dagster's frames; other steps are done.
 
     Spec: docs/spec/conventions.md#completion-and-identity
     """
     monkeypatch.setenv("TOY_BREAK", "ours")
     outcome = run(instance, "dinov3_npy", "plain", partition_range=FEW)
 
-    told = "two models\n  where: here\n  why:   never mixed\n  do:    choose one"
+    message = "two models\n  where: here\n  why:   never mixed\n  do:    choose one"
     assert not outcome.success
-    assert outcome.failures == (StepFailure("dinov3_npy", "ModelMismatch", told),)
-    assert outcome.error == told
+    assert outcome.failures == (StepFailure("dinov3_npy", "ModelMismatch", message),)
+    assert outcome.error == message
     assert not outcome.only_images_failed
     assert instance.get_materialized_partitions(dg.AssetKey("plain")) == set(KEYS[:5])
 
 
 def test_foreign_error_keeps_its_frames(instance, monkeypatch):
-    """Nobody foresaw it, so somebody has to find it."""
+    """An unexpected error keeps its traceback for debugging."""
     monkeypatch.setenv("TOY_BREAK", "foreign")
     outcome = run(instance, "dinov3_npy", partition_range=FEW, deferred=True)
 
-    assert outcome.error == "ZeroDivisionError: nobody foresaw this"
+    assert outcome.error == "ZeroDivisionError: unexpected"
     assert "toy_defs.py" in outcome.failures[0].trace
 
 
 @pytest.mark.parametrize(
-    "said", ["OSError: [Errno 28] No space left on device\n", "sqlite3.OperationalError: database or disk is full\n"]
+    "message", ["OSError: [Errno 28] No space left on device\n", "sqlite3.OperationalError: database or disk is full\n"]
 )
-def test_full_disk_in_a_step_is_told_with_its_remedy(said):
-    """Dagster leaves nothing of an exception but its text. Spec: docs/spec/conventions.md#atomic-names"""
-    told = _explained("dinov3_npy", SerializableErrorInfo(said, ["frames"], said.partition(":")[0]))
+def test_full_disk_in_a_step_is_told_with_its_remedy(message):
+    """Dagster keeps only the text of an exception. Spec: docs/spec/conventions.md#atomic-names"""
+    failure = _explained("dinov3_npy", SerializableErrorInfo(message, ["frames"], message.partition(":")[0]))
 
-    assert told.text.startswith(said.strip())
-    assert "do:    " in told.text
-    assert "free space" in told.text
+    assert failure.text.startswith(message.strip())
+    assert "do:    " in failure.text
+    assert "free space" in failure.text
 
 
 def test_broken_resource_is_told_though_no_step_ran(instance, monkeypatch):
@@ -163,7 +163,7 @@ def test_broken_resource_is_told_though_no_step_ran(instance, monkeypatch):
 
 
 def test_failure_over_single_images_is_known_as_such(instance, monkeypatch):
-    """The next range may go on; after any other error it would only meet the same."""
+    """After it the next range can continue; any other error would occur again."""
     monkeypatch.setenv("TOY_MISSING", f"{KEYS[0]},{KEYS[3]}")
     outcome = run(instance, "dinov3_npy", partition_range=FEW)
 
@@ -175,7 +175,7 @@ def test_failure_over_single_images_is_known_as_such(instance, monkeypatch):
 
 
 class CommandLine:
-    """A run in a process of its own, some tens of rows into its stream."""
+    """A run in another process, some tens of rows into its stream."""
 
     def __init__(self, data_root, tmp_path, **environment):
         self.mark = tmp_path / "mark"
@@ -202,7 +202,7 @@ class CommandLine:
 
 @pytest.fixture
 def command_line(instance, data_root, tmp_path):
-    """Over one second of rows in: at least one batch of events is stored, and many rows are to come."""
+    """A run that has streamed for over a second: at least one batch of events is stored, and many rows remain."""
     started = CommandLine(data_root, tmp_path)
     try:
         started.wait_for_rows(90)
@@ -218,11 +218,11 @@ def events_of(instance) -> list[str]:
 
 
 def assert_all_rows_are_told(instance, command_line):
-    """Each once, and no other; the row that the signal met may be marked or not."""
-    told = events_of(instance)
-    assert told == KEYS[: len(told)]
-    assert len(told) - command_line.rows() in {0, 1}
-    assert len(told) < len(KEYS)
+    """Each row is reported once, and no other; the row during which the signal arrived may be marked or not."""
+    reported = events_of(instance)
+    assert reported == KEYS[: len(reported)]
+    assert len(reported) - command_line.rows() in {0, 1}
+    assert len(reported) < len(KEYS)
 
 
 def test_run_terminated_in_the_ui_stops_within_seconds_with_its_work_kept(instance, command_line):
@@ -241,7 +241,7 @@ def test_run_terminated_in_the_ui_stops_within_seconds_with_its_work_kept(instan
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signal_stops_the_run_with_its_work_kept(instance, command_line, number):
-    """130 and 143: which signal it was is known. Spec: docs/spec/conventions.md#exit-codes"""
+    """The exit codes 130 and 143 show which signal it was. Spec: docs/spec/conventions.md#exit-codes"""
     command_line.process.send_signal(number)
 
     output, _ = command_line.process.communicate(timeout=20)
@@ -253,7 +253,10 @@ def test_signal_stops_the_run_with_its_work_kept(instance, command_line, number)
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signal_that_python_forgets_stops_the_run_too(instance, data_root, tmp_path, number):
-    """It arrives while the collector runs a callback, and no error leaves that. Spec: docs/spec/conventions.md#exit-codes"""
+    """It arrives during a callback of the garbage collector, from which no error propagates.
+
+    Spec: docs/spec/conventions.md#exit-codes
+    """
     process = CommandLine(data_root, tmp_path, TOY_SIGNAL=str(int(number))).process
 
     output, _ = process.communicate(timeout=60)
@@ -264,7 +267,7 @@ def test_signal_that_python_forgets_stops_the_run_too(instance, data_root, tmp_p
 
 
 def test_killed_run_keeps_its_flushed_events_and_is_swept(instance, command_line):
-    """kill -9 loses at most the last batch, and the next command says so."""
+    """kill -9 loses at most the last batch, and the next command reports the run as failed."""
     command_line.process.kill()
     command_line.process.wait()
     (live,) = instance.get_runs()
@@ -273,9 +276,9 @@ def test_killed_run_keeps_its_flushed_events_and_is_swept(instance, command_line
     assert sweep(instance) == [live.run_id]
 
     (over,) = instance.get_runs()
-    (told,) = instance.all_logs(over.run_id, of_type=DagsterEventType.RUN_FAILURE)
+    (failure,) = instance.all_logs(over.run_id, of_type=DagsterEventType.RUN_FAILURE)
     assert over.status is dg.DagsterRunStatus.FAILURE
-    assert told.dagster_event.message == KILLED
+    assert failure.dagster_event.message == KILLED
     kept = events_of(instance)
     assert kept
     assert kept == KEYS[: len(kept)]
@@ -283,7 +286,7 @@ def test_killed_run_keeps_its_flushed_events_and_is_swept(instance, command_line
 
 
 def test_next_run_sweeps_what_a_dead_process_left(instance):
-    """Dagster's queue would wait for it for ever. Spec: docs/spec/conventions.md#runs-of-dead-processes"""
+    """Dagster's queue would wait for such a run for ever. Spec: docs/spec/conventions.md#runs-of-dead-processes"""
     dead = owner_name().partition("-")[0] + "-0123456789ab"
     ids = {}
     for name, owner in {"dead": dead, "living": owner_name(), "elsewhere": "abc-0123456789ab", "unnamed": None}.items():
@@ -305,7 +308,7 @@ def _toy_job():
 
 
 def test_signal_handlers_are_as_before_after_a_run(instance):
-    """A command goes on after its first run: Ctrl-C must still mean what it meant."""
+    """A command continues after its first run, so Ctrl-C must have its usual effect."""
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     threads = threading.active_count()
     run(instance, "totals")
@@ -316,7 +319,7 @@ def test_signal_handlers_are_as_before_after_a_run(instance):
 
 
 def test_run_that_does_not_fit_the_definitions_leaves_nothing_live(instance):
-    """An unknown asset is the caller's mistake: raised, not hidden in an outcome."""
+    """An unknown asset is an error of the caller: it is raised instead of being reported in an outcome."""
     with pytest.raises(Exception, match="no_such_asset"):
         run(instance, "no_such_asset")
 

@@ -1,4 +1,4 @@
-"""dagster_project/internals/storage.py: the batching event log holds what stock storage holds, from any number of writers."""
+"""dagster_project/internals/storage.py: the batching event log stores what stock storage stores, with any number of writers."""
 
 import re
 import sqlite3
@@ -31,7 +31,7 @@ WRITERS, BATCHES, EVENTS = 3, 6, 50
 
 
 def _everything_dagster_writes(instance) -> None:
-    """Automatic, streamed, unpartitioned, check, observation and runless events."""
+    """Write automatic, streamed, unpartitioned, check, observation and runless events."""
     instance.add_dynamic_partitions("images", KEYS)
     runs = [
         run_toy(instance, "plain", partition_range=(KEYS[0], KEYS[-1])),
@@ -52,7 +52,7 @@ def _everything_dagster_writes(instance) -> None:
     assert report_without_run(instance, events) == len(events)
 
 
-# What differs between any two runs of anything: times, the process, names drawn by chance.
+# Values that differ between any two runs: times, the process, random names.
 _VOLATILE = [
     (re.compile(r'("[a-z_]*time[a-z_]*": )(?:[\d.]+|"[^"]*")'), r"\1TIME"),
     (re.compile(r'("(?:pid|duration_ms)": )[\d.]+'), r"\1N"),
@@ -64,7 +64,7 @@ _TIME_COLUMN = re.compile("time|migration_completed")
 
 
 def _tables(home: Path) -> dict[tuple[str, str], list]:
-    """Every table of every database below `home`, with run ids as `run 0`, `run 1`, … and without what is volatile."""
+    """Return every table of every database below `home`, with run ids as `run 0`, `run 1`, … and without volatile values."""
     with sqlite3.connect(home / "history" / "runs.db") as connection:
         run_ids = [run_id for (run_id,) in connection.execute("select run_id from runs order by id")]
 
@@ -123,7 +123,7 @@ def test_every_table_equals_stock_storages_after_the_same_runs(both_histories):
 
 
 def test_asset_event_tags_point_at_the_events_they_belong_to(both_histories):
-    """The ids of a batch come back in the order of its rows."""
+    """The ids of a batch are returned in the order of its rows."""
     index = both_histories[0] / "history" / "runs" / "index.db"
     with sqlite3.connect(index) as connection:
         pairs = connection.execute(
@@ -135,7 +135,7 @@ def test_asset_event_tags_point_at_the_events_they_belong_to(both_histories):
 
 
 def test_batches_are_stored_one_by_one_where_a_private_name_is_gone(tmp_path, monkeypatch):
-    """Another patch release must not lose history."""
+    """Another patch release of Dagster must not lose history."""
     monkeypatch.setattr(storage, "_CAN_BATCH", False)
     monkeypatch.setattr(storage, "DynamicPartitionsTable", None)
     monkeypatch.setattr(BatchSqliteEventLogStorage, "_store_together", lambda *_: pytest.fail("batched"))
@@ -171,7 +171,7 @@ with open_instance(DataRoot.resolve()) as instance:
 
 
 def test_writers_in_several_processes_lose_and_mix_nothing(data_root, monkeypatch):
-    """Command line, daemon and code servers write one index at once; none of them found a history there.
+    """Command line, daemon and code servers write one index at once, starting without a history.
 
     Spec: docs/spec/conventions.md#leases
     """
@@ -221,7 +221,7 @@ def log_and_witness(tmp_path_factory):
     )
 )
 def test_dynamic_partitions_are_those_in_the_database_after_any_change(log_and_witness, changes):
-    """Keys are read once per state of the definition, whoever changes it: never an old list."""
+    """The cache is never stale, no matter which process changes the keys."""
     log, witness = log_and_witness
     for elsewhere, adding, keys in changes:
         writer = witness if elsewhere else log
@@ -234,7 +234,7 @@ def test_dynamic_partitions_are_those_in_the_database_after_any_change(log_and_w
 
 
 def test_dynamic_partitions_are_fresh_after_the_newest_key_was_replaced(log_and_witness):
-    """SQLite gives the newest row's id again, and the count is the same."""
+    """SQLite reuses the newest row's id, and the count is the same."""
     log, witness = log_and_witness
     log.add_dynamic_partitions("swapped", ["a", "b"])
     assert log.get_dynamic_partitions("swapped") == ["a", "b"]
@@ -246,7 +246,7 @@ def test_dynamic_partitions_are_fresh_after_the_newest_key_was_replaced(log_and_
 
 
 def test_dynamic_partitions_are_not_read_again_while_nothing_changes(log_and_witness, monkeypatch):
-    """A range run asks fifteen times. The caller may change the list it gets."""
+    """A range run reads them fifteen times. The caller may modify the returned list."""
     log, _ = log_and_witness
     log.add_dynamic_partitions("still", ["a", "b"])
     log.get_dynamic_partitions("still").append("not mine")
@@ -256,7 +256,7 @@ def test_dynamic_partitions_are_not_read_again_while_nothing_changes(log_and_wit
 
 
 def test_databases_of_the_history_wait_for_whoever_writes_them(tmp_path):
-    """A busy disk takes longer than Python's five seconds to flush; then two commands at once cost one of them its run."""
+    """A busy disk takes longer than Python's five seconds to flush; one of two concurrent commands would lose its run."""
     with open_instance(DataRoot(tmp_path / "data")) as instance:
         with instance.run_storage.connect() as connection:
             assert connection.exec_driver_sql("PRAGMA busy_timeout").scalar() == 60_000

@@ -1,8 +1,8 @@
-"""A code location with one asset of each sort, and no imagemill inside: what the Dagster plumbing is tried on.
+"""A code location with one asset of each sort, without imagemill, to test the use of Dagster's internals.
 
-Environment: TOY_MISSING (comma-separated keys that do not arrive), TOY_SLEEP (seconds per row), TOY_MARK (a file that
+Environment: TOY_MISSING (comma-separated keys that are not made), TOY_SLEEP (seconds per row), TOY_MARK (a file that
 grows by one line per row), TOY_BREAK (`ours`, `foreign` or `resource`), TOY_SIGNAL (number of a signal that arrives
-while the collector runs a callback, before the first row).
+during a callback of the garbage collector, before the first row).
 """
 
 import atexit
@@ -32,14 +32,14 @@ approved_images = dg.AssetSpec("approved_images", partitions_def=images)
 
 
 class Rows:
-    """A handle around the keys: a bare generator would be read by Dagster as events."""
+    """A handle around the keys, because Dagster would read a bare generator as events."""
 
     def __init__(self, keys):
         self.keys = keys
 
 
 def _signal_in_callback(number):
-    """What is raised there, Python reports and forgets."""
+    """Raise the signal in a callback, whose exceptions Python reports and drops."""
     rows = Rows([])
     reference = weakref.ref(rows, lambda _: signal.raise_signal(number))
     del rows
@@ -47,7 +47,7 @@ def _signal_in_callback(number):
 
 
 class StreamingIO(dg.IOManager):
-    """What io_managers/npy.py is to the embeddings."""
+    """Counterpart of io_managers/npy.py."""
 
     def handle_output(self, context, obj):
         if number := os.environ.get("TOY_SIGNAL"):
@@ -95,7 +95,7 @@ def dinov3_npy(context: dg.AssetExecutionContext) -> Rows:
         case "ours":
             raise ModelMismatch("two models", where="here", why="never mixed", do="choose one")
         case "foreign":
-            raise ZeroDivisionError("nobody foresaw this")
+            raise ZeroDivisionError("unexpected")
     context.log.info("streaming")
     return Rows(list(context.partition_keys))
 
@@ -108,7 +108,7 @@ def dinov3_npy(context: dg.AssetExecutionContext) -> Rows:
     code_version="1",
 )
 def plain(context: dg.AssetExecutionContext) -> int:
-    """Left to Dagster's own events."""
+    """An asset with Dagster's own events."""
     return len(context.partition_keys)
 
 
@@ -173,7 +173,7 @@ def defs() -> dg.Definitions:
 
 @functools.cache
 def _empty_history() -> Path:
-    """A history with its tables made and nothing in it: making them takes longer than most tests."""
+    """An empty history with its tables, whose creation takes longer than most tests."""
     root = DataRoot(Path(tempfile.mkdtemp()) / "data")
     atexit.register(shutil.rmtree, root.path.parent)
     with open_instance(root):
@@ -195,7 +195,7 @@ def run_toy(instance, *assets, **how):
 
 
 def run_from_command_line() -> None:
-    """`python -c 'import toy_defs; toy_defs.run_from_command_line()' first last`: a run in a process of its own."""
+    """Run in another process: `python -c 'import toy_defs; toy_defs.run_from_command_line()' first last`."""
     first, last = sys.argv[1:3]
     with open_instance(DataRoot.resolve()) as instance:
         outcome = run_toy(instance, "dinov3_npy", partition_range=(first, last), deferred=True)
