@@ -5,17 +5,12 @@ from collections.abc import Iterable
 import dagster as dg
 from sqlalchemy.exc import IntegrityError
 
-from assets.partitions import coord_presets, datasets, images, missions, presets, ranks
+from assets.partitions import coord_presets, datasets, missions, presets, ranks
 from assets.stage_a_groups import rank_key
 from imagemill.pipeline.presets.preset_config import Presets, split_key
 
 # Keys per insert. Single inserts would need one transaction per image.
 _KEYS_PER_BATCH = 5000
-
-
-def register_images(instance: dg.DagsterInstance, ids: Iterable[str]) -> int:
-    """Register partitions for new images, in name order; return their number."""
-    return register(instance, images, ids)
 
 
 def register_presets(instance: dg.DagsterInstance, configured: Presets) -> int:

@@ -16,7 +16,7 @@ from assets.presets import derived_preset, public_data, raw_dataset, rescale_pre
 from assets.stage_a_groups import stage_a_groups, stage_a_ranks
 from dagster_project.internals.coordinator import embeds
 from dagster_project.jobs import embed_images, publish_shards, published
-from dagster_project.partitions import register_images, register_missions, register_presets
+from dagster_project.partitions import register, register_missions, register_presets
 from imagemill.domain.embedding_specs import embedding_specs
 from imagemill.pipeline.presets.preset_config import read_presets
 from imagemill.pipeline.stage2.plan import all_jobs, ids_of
@@ -38,10 +38,7 @@ LATEST_RUNS = 200
 
 SENSOR_TAG = "imagemill/sensor"
 _ENDED = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
-_UNDER_WAY = [
-    dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.NOT_STARTED, dg.DagsterRunStatus.STARTING,
-    dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING,
-]  # fmt: skip
+_UNDER_WAY = [status for status in dg.DagsterRunStatus if status not in _ENDED]
 
 
 @dg.sensor(
@@ -106,7 +103,7 @@ def _embed(context: dg.SensorEvaluationContext, data_root: DataRootResource) -> 
     if not ids:
         yield dg.SkipReason(f"nothing new among {scan.seen} images")
         return
-    register_images(context.instance, ids)
+    register(context.instance, images, ids)
     for part in plan_ranges(context.instance.get_dynamic_partitions(images.name or ""), ids, IMAGES_PER_RUN):
         yield dg.RunRequest(
             job_name=embed_images.name,

@@ -22,7 +22,7 @@ from dagster_project.command_line import command_tags
 from dagster_project.internals.instance import open_instance
 from dagster_project.internals.runs import RunOutcome, run_here
 from dagster_project.jobs import published, roll_back_records, roll_back_to_stage1
-from dagster_project.partitions import register, register_images, register_missions
+from dagster_project.partitions import register, register_missions
 from imagemill.domain.embedding_specs import EmbeddingSpec, embedding_specs
 from imagemill.domain.layout import DataRoot
 from imagemill.options import RollbackOptions
@@ -170,7 +170,7 @@ class Work:
                 finish(ledger, inventory.store(spec), scan.sources)
             unreported = self._unreported(passes.specs, ledger, scan.sources) if limit is None else set()
         ids = sorted({*ids_of(jobs), *unreported})
-        register_images(self.instance, sorted({*scan.sources, *ids}))
+        register(self.instance, images, sorted({*scan.sources, *ids}))
         self._embed_in_ranges(passes, ids, recaption)
         self.embedded = embedded_images(ledger.changes())
 

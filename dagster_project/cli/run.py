@@ -10,24 +10,17 @@ from imagemill.pipeline.stage2.passes import Passes, pass_names
 from imagemill.store.locations import refuse_no_images
 
 
-class PassNames(click.ParamType):
-    """Comma-separated pass names."""
-
-    name = "names"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
-        """Return the pass names as a tuple; fail for an unknown name."""
-        if isinstance(value, tuple):
-            return value
-        names = tuple(name.strip() for name in str(value).split(",") if name.strip())
-        for name in names:
-            if name not in pass_names():
-                self.fail(f"{name!r} is not one of {', '.join(pass_names())}", param, ctx)
-        return names
+def split_names(context: click.Context, option: click.Parameter, given: str) -> tuple[str, ...]:
+    """Return the pass names in a text with commas. Raises BadParameter for an unknown name."""
+    names = tuple(name.strip() for name in given.split(",") if name.strip())
+    for name in names:
+        if name not in pass_names():
+            raise click.BadParameter(f"{name!r} is not one of {', '.join(pass_names())}")
+    return names
 
 
 @click.command("run")
-@click.option("--passes", type=PassNames(), default=(), metavar="A,B", help="Embedding passes (default: all).")
+@click.option("--passes", callback=split_names, default="", metavar="A,B", help="Embedding passes (default: all).")
 @fail_on_skip
 @root_options
 def command(session: Session, passes: tuple[str, ...], fail_on_skip: bool) -> None:

@@ -6,7 +6,7 @@ import click
 
 from dagster_project.cli.ended import leave_if_ended
 from dagster_project.cli.options import fail_on_skip, options, root_options
-from dagster_project.cli.run import PassNames
+from dagster_project.cli.run import split_names
 from imagemill.domain.embedding_specs import T5, embedding_specs
 from imagemill.errors import WrongUsage
 from imagemill.options import RollbackOptions
@@ -17,29 +17,21 @@ from imagemill.store.locations import refuse_no_images, refuse_no_root
 CAPTIONS = "captions"
 
 
-class Kind(click.Choice):
-    """Something that can be regenerated: an embedding kind, by its own name or its pass's, or `captions`."""
-
-    def __init__(self) -> None:
-        super().__init__([*(name for spec in embedding_specs() for name in (spec.kind, spec.pass_name)), CAPTIONS])
-
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the kind of a name, or `captions`."""
-        chosen = super().convert(value, param, ctx)
-        kinds = (spec.kind for spec in embedding_specs() if chosen in {spec.kind, spec.pass_name})
-        return next(kinds, chosen)
+# Names of what can be regenerated: an embedding kind, by its own name or that of its pass, or `captions`.
+_KINDS = {name: spec.kind for spec in embedding_specs() for name in (spec.kind, spec.pass_name)} | {CAPTIONS: CAPTIONS}
 
 
 @click.command("stage2")
 @click.option(
     "--pass", "single", multiple=True, type=click.Choice(pass_names()), help="One pass; may repeat (default: all)."
 )
-@click.option("--passes", type=PassNames(), default=(), metavar="A,B", help="The same as several --pass.")
+@click.option("--passes", callback=split_names, default="", metavar="A,B", help="The same as several --pass.")
 @click.option(
     "--limit", type=click.IntRange(min=1), help="At most this many images that still have work, in name order."
 )
 @click.option(
-    "--regenerate", multiple=True, type=Kind(), metavar="KIND",
+    "--regenerate", multiple=True, type=click.Choice(list(_KINDS)), metavar="KIND",
+    callback=lambda context, option, given: tuple(_KINDS[name] for name in given),
     help="Make every file of this kind anew with the configured model; may repeat. Run again to go on. `captions`: what another "
     "captioner, or another prompt, has captioned.",
 )  # fmt: skip

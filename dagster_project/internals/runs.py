@@ -32,6 +32,7 @@ from dagster._core.errors import DagsterAssetCheckFailedError, DagsterExecutionI
 from dagster._core.events import DagsterEvent, DagsterEventType
 from dagster._core.execution.api import execute_run
 from dagster._core.execution.plan.objects import ErrorSource
+from dagster._core.storage.dagster_run import NOT_FINISHED_STATUSES
 from dagster._utils.interrupts import capture_interrupts
 
 from dagster_project.code_location import ATTRIBUTE, LOCATION, MODULE
@@ -82,12 +83,6 @@ _DAMAGED_HISTORY = re.compile(
     r"\(sqlite3\.\w+\) (database disk image is malformed|disk I/O error|file is not a database)"
 )
 
-_LIVE = [
-    dg.DagsterRunStatus.NOT_STARTED,
-    dg.DagsterRunStatus.STARTING,
-    dg.DagsterRunStatus.STARTED,
-    dg.DagsterRunStatus.CANCELING,
-]
 _STOPPED = {dg.DagsterRunStatus.CANCELING, dg.DagsterRunStatus.CANCELED}
 
 
@@ -328,7 +323,7 @@ def sweep(instance: dg.DagsterInstance) -> list[str]:
 
     Dagster's run monitoring does not detect that such a process is gone, and its queue would wait for the run for ever.
     """
-    dead = [run for run in instance.get_runs(dg.RunsFilter(statuses=_LIVE)) if is_orphan(run)]
+    dead = [run for run in instance.get_runs(dg.RunsFilter(statuses=NOT_FINISHED_STATUSES)) if is_orphan(run)]
     for run in dead:
         if run.status is dg.DagsterRunStatus.CANCELING:
             instance.report_run_canceled(run, KILLED)

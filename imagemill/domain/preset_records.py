@@ -48,7 +48,7 @@ class PresetObject(msgspec.Struct, Generic[Value], gc=False):
     poly: Annotated[list[Value], msgspec.Meta(min_length=6)] | UnsetType = UNSET
     poly_points: int | UnsetType = UNSET
     metadata: dict[str, Any] | UnsetType = UNSET
-    # LEGACY_KEYS: an object with one of them is not decoded.
+    # Keys of _LEGACY_REMEDIES: an object with one of them is not decoded.
     bbox: UnsetType = UNSET
     polygon: UnsetType = UNSET
     line: UnsetType = UNSET
@@ -130,7 +130,6 @@ PRESET_WARNINGS: dict[str, PresetRule] = {
     "beyond_edge": PresetRule("geometry lies within the image", "look at the object; normalised it is cut at the edge"),
 }
 
-LEGACY_KEYS = ("bbox", "polygon", "line", "line_points")
 # A box under `bbox` may have either form, and the record does not show which.
 _LEGACY_REMEDIES = {
     "bbox": "write bbox_2d [x1, y1, x2, y2]: from [x, y, width, height], as in COCO, x2 is x + width and y2 is y + height; "
@@ -276,9 +275,9 @@ def _object_problems(item: Mapping[str, Any], at: str, space: Space) -> _Problem
     desc = item.get("desc")
     if not isinstance(desc, str) or not desc.strip():
         yield _problem("desc", f"{at}.desc", "missing or blank")
-    for key in LEGACY_KEYS:
+    for key, remedy in _LEGACY_REMEDIES.items():
         if key in item:
-            yield Violation(f"{at}.{key}", "legacy_key", "a key of older layouts", _LEGACY_REMEDIES[key])
+            yield Violation(f"{at}.{key}", "legacy_key", "a key of older layouts", remedy)
     if ("bbox_2d" in item) == ("poly" in item):
         both = "bbox_2d" in item
         yield _problem("geometry", at, "has bbox_2d and poly" if both else "has neither bbox_2d nor poly")

@@ -85,11 +85,9 @@ class Checkpoint:
             raise self.unusable(f"{name} is not a JSON object")
         return value
 
-    def unusable(
-        self, reason: str, *, do: str | None = None, error: type[ModelUnusable] = ModelUnusable
-    ) -> ModelUnusable:
+    def unusable(self, reason: str, *, error: type[ModelUnusable] = ModelUnusable) -> ModelUnusable:
         setting = f"set {self.spec.section}.model in imagemill.yaml"
-        do = do or f"copy or fetch the model again, or {setting} to another one, or to preview"
+        do = f"copy or fetch the model again, or {setting} to another one, or to preview"
         return _unusable(self.spec, self.settings, self.device, reason, where=self.path, do=do, error=error)
 
     @contextmanager

@@ -17,6 +17,7 @@ import secrets
 import socket
 import struct
 import tempfile
+import time
 from collections import OrderedDict
 from contextlib import suppress
 from pathlib import Path
@@ -188,15 +189,10 @@ def _sweep(folder: Path) -> None:
     """Remove lock files whose processes are dead."""
     for path in list(folder.iterdir()):
         with suppress(OSError):
-            if not _is_locked(path) and not (path.name.startswith(_NEW) and _is_young(path)):
+            # A file that is about to be locked has no lock yet.
+            is_begun = path.name.startswith(_NEW) and time.time() - path.stat().st_mtime < 60
+            if not is_begun and not _is_locked(path):
                 path.unlink()
-
-
-def _is_young(path: Path) -> bool:
-    """Return whether a file was created within the last minute: a file that is about to be locked has no lock yet."""
-    import time
-
-    return time.time() - path.stat().st_mtime < 60
 
 
 _FLOCK = struct.Struct("hhqqi0q")

@@ -7,11 +7,12 @@ import json
 
 import pytest
 
+from assets.partitions import images as image_partitions
 from checks.bucket_shards import shards_valid
 from checks.embeddings import embedding_checks
 from checks.stage2_jsonl import inputs_accepted, records_valid, table_valid
 from dagster_project.internals.instance import open_instance
-from dagster_project.partitions import register_images
+from dagster_project.partitions import register
 from dagster_project.sensors import STILL_SECONDS
 from imagemill.domain.embedding_specs import embedding_specs
 from imagemill.domain.layout import DataRoot
@@ -255,7 +256,7 @@ def test_backfill_ends_with_the_broken_image_failed_and_all_others_materialised(
     add_photos(root, tmp_path / "new", "backfilled", 6)
     with open_instance(root) as instance:
         scan = scan_approved(root.approved)
-        assert register_images(instance, scan.sources) == 6
+        assert register(instance, image_partitions, scan.sources) == 6
     expected = len(opened(root))
     with watched_page(context) as other:
         other.page.goto(f"{ui.url}/assets/vae_latents?view=partitions")

@@ -25,6 +25,7 @@ from toy_defs import run_toy as run
 from toy_defs import toy_instance
 
 from dagster_project.internals.storage import BatchSqliteEventLogStorage
+from resources.dagster_internals import events
 from resources.dagster_internals.events import (
     BATCH_EVENTS,
     DEFER_TAG,
@@ -155,14 +156,13 @@ def batches_of(monkeypatch):
 
 def limits(monkeypatch, **given):
     """Give every StreamedEvents these limits."""
-    monkeypatch.setattr(
-        StreamedEvents.__init__, "__kwdefaults__", {"pointer": None, "batch": 500, "seconds": 1.0, **given}
-    )
+    for name, value in given.items():
+        monkeypatch.setattr(events, f"BATCH_{name.upper()}", value)
 
 
 def test_events_are_stored_by_the_batch(instance, monkeypatch):
-    """Batches of the given size and the rest; one by one is forty times as dear."""
-    limits(monkeypatch, batch=8)
+    """Batches of the given size and the rest; one by one is forty times as dear. Source: DAGSTER section 3."""
+    limits(monkeypatch, events=8)
     sizes = batches_of(monkeypatch)
     run(instance, "dinov3_npy", partition_range=WHOLE, deferred=True)
 
@@ -186,8 +186,8 @@ def test_events_of_a_slow_stream_are_stored_before_the_batch_is_full(instance, m
 
 @pytest.mark.parametrize("moment", ["before", "inside", "after"])
 def test_interrupt_during_a_flush_neither_loses_nor_doubles_events(instance, monkeypatch, moment):
-    """An interrupt inside the insert, flushed again, locks the index for ever."""
-    limits(monkeypatch, batch=10)
+    """An interrupt inside the insert, flushed again, locks the index for ever. Source: DAGSTER section 3, flush()."""
+    limits(monkeypatch, events=10)
     stored, tagged = BatchSqliteEventLogStorage.store_event_batch, BatchSqliteEventLogStorage._store_asset_event_tags
     flushes = []
 
