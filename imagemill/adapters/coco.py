@@ -1,8 +1,7 @@
 """COCO instances: one document with images, annotations and categories.
 
     {"images": [{"id": 9, "file_name": "000000000009.jpg", "width": 640, "height": 480}],
-     "annotations": [{"image_id": 9, "category_id": 51, "bbox": [x, y, w, h], "segmentation": [[x, y, …], …], "iscrowd":
-     0}],
+     "annotations": [{"image_id": 9, "category_id": 51, "bbox": [x, y, w, h], "segmentation": [[x, y, …], …], "iscrowd": 0}],
      "categories": [{"id": 51, "name": "bowl"}]}
 
 With polygons, an instance in several parts (because something occludes it) becomes its largest part, so that an object

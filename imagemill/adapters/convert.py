@@ -5,8 +5,7 @@
     raw/manifest.json                   adapter, geometry and split rule of each split
     raw/images                          the link
 
-    imagemill preset convert coco --adapter coco --annotations instances_train2017.json --images /data/coco --split
-    train
+    imagemill preset convert coco --adapter coco --annotations instances_train2017.json --images /data/coco --split train
 
 The link keeps every image's path below its folder. Splits with images in different folders are converted with their
 common parent folder.
@@ -140,12 +139,11 @@ def convert(
         split_rule: divides the records into train and val instead.
 
     Returns:
-        Counts of written `records` and `objects`, of `without_objects`, `clipped_box` and `joined_lines` among them,
-        and of dropped
-        items: `missing_image`, `duplicate_image`, `crowd`, `degenerate_box`, `outside_image`, `out_of_range`,
-            `blank_name`, `unknown_category`, `unknown_image`, `missing_size`, `malformed_image`,
-            `malformed_annotation`, `malformed_category`, `repeated_object`; with polygons `polygon_as_box`,
-            `parts_dropped`; with a rule `train_records` and `val_records`.
+        Counts of written `records` and `objects`, of `without_objects`, `clipped_box` and `joined_lines` among them, and
+        of dropped items: `missing_image`, `duplicate_image`, `crowd`, `degenerate_box`, `outside_image`, `out_of_range`,
+        `blank_name`, `unknown_category`, `unknown_image`, `missing_size`, `malformed_image`, `malformed_annotation`,
+        `malformed_category`, `repeated_object`; with polygons `polygon_as_box`, `parts_dropped`; with a rule
+        `train_records` and `val_records`.
 
     Raises:
         WrongUsage: if the adapter or the split is unknown.

@@ -57,9 +57,8 @@ class Plan:
         buffer: for `stream`, in samples.
         tail: treatment of a bucket's last samples if they do not fill a step. `short`: divided evenly, so that every
             sample occurs exactly once; a rank may get no samples at that step, and then has one batch less. `drop`:
-            left out in this epoch. `pad`:
-            filled up with the bucket's first samples of this epoch. The last two give all ranks equally many full
-            batches, which DDP requires.
+            left out in this epoch. `pad`: filled up with the bucket's first samples of this epoch. The last two give
+            all ranks equally many full batches, which DDP requires.
     """
 
     buckets: Sequence[BucketLayout]

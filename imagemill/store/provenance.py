@@ -44,7 +44,7 @@ class ModelIdentity(msgspec.Struct, frozen=True, kw_only=True):
         model: hub id or path as configured.
         revision: resolved commit, if there is one.
         preview: whether the weights are random stand-ins.
-        device: where it ran.
+        device: that it ran on.
         threads: CPU threads of the model's arithmetic; the VAE's last bits depend on it.
         facts: fingerprints of weights and configuration, dtypes, preprocessing version, scaling and shift factors, ….
         scheme: number of the set of facts.

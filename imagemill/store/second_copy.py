@@ -4,7 +4,7 @@
     shards/.imagemill.json
     {"format": 1, "settings": {"identity.vae_latents": "{…}"}, "withdrawn": {…}}
 
-It is written after each change of the ledger. It is read only if a data root has a new, empty ledger beside data of
+It is written after the ledger has changed. It is read only if a data root has a new, empty ledger beside data of
 earlier runs, because `.imagemill/` was lost. Restored values are reported.
 """
 

@@ -3,8 +3,7 @@
 A data root may come from someone else. Dangerous settings in it need the user's consent, which is recorded outside of
 it:
 
-    ~/.config/imagemill/trust.json      {"/data/.dagster/dagster.yaml": "sha256:..."}: a changed file needs consent
-    again
+    ~/.config/imagemill/trust.json      {"/data/.dagster/dagster.yaml": "sha256:..."}: a changed file needs consent again
 
 Settings given by the user need no consent: DAGSTER_HOME, --config, --summarizer.
 """

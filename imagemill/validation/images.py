@@ -41,9 +41,9 @@ class ImageLook:
 
     def take(self) -> bool:
         """Count one valid record; return whether its image is to be checked."""
-        wanted = self.wanted
-        self._taken += wanted
-        return wanted
+        is_due = self.wanted
+        self._taken += is_due
+        return is_due
 
     def look_at_preset(
         self, folder: Path, base: Path | None, record: dict[str, Any], line: dict[str, Any]

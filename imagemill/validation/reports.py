@@ -79,8 +79,8 @@ def near_duplicates(derived: Path) -> Iterator[Finding | int]:
             yield _finding(
                 file, "bad_group", "members not sorted, alone, or without the representative", "near_duplicates"
             )
-        if twice := seen.intersection(ids):
-            yield _finding(file, "two_groups", f"{min(twice)} is in two groups", "near_duplicates")
+        if repeated := seen.intersection(ids):
+            yield _finding(file, "two_groups", f"{min(repeated)} is in two groups", "near_duplicates")
         if any(not -1 <= member.cosine <= 1 for member in group.members):
             yield _finding(file, "impossible", "a cosine outside -1 and 1", "near_duplicates")
         seen.update(ids)

@@ -115,8 +115,8 @@ def _lines(folder: Path, index: Index) -> Generator[Finding, None, dict[str, Ind
             yield finding("index", line.problem or str(error), file=file, line=line.number)
             continue
         counts = entry.place not in index.dead
-        twice = entry.place in index.places or (counts and entry.image_id in live)
-        if twice or entry.image_id != id_of_member_key(entry.key):
+        is_duplicate = entry.place in index.places or (counts and entry.image_id in live)
+        if is_duplicate or entry.image_id != id_of_member_key(entry.key):
             message = "a sample twice, or of another id"
             yield finding("index", message, file=file, line=line.number, item=entry.image_id)
         index.places[entry.place] = entry

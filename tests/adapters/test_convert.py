@@ -1,4 +1,4 @@
-"""Public datasets made raw.
+"""Conversion of public datasets to raw records.
 
 Spec: docs/spec/presets.md#layout, docs/spec/presets.md#annotations
 """
@@ -42,7 +42,7 @@ def document(*annotations, images=None, names=("cup", "bowl")):
 
 @pytest.fixture
 def run(tmp_path, images):
-    """Convert a document; returns the counts and the records."""
+    """A function that converts a document and returns the counts and the records."""
 
     def convert_document(content, adapter="coco", *, file="annotations.json", dataset="d", **options):
         annotations = tmp_path / file
@@ -128,7 +128,7 @@ def test_image_id_given_twice_is_one_record_with_all_annotations(run, adapter):
 
 
 def test_everything_left_out_is_listed_by_image_reason_and_name(tmp_path, images):
-    """Adapters drop and count by reason and name."""
+    """Adapters drop items and count them by reason and name."""
     gone = {"id": 8, "file_name": "gone.jpg", "width": 9, "height": 9}
     content = document(
         {"bbox": [0, 0, 4, 4]},
@@ -143,10 +143,10 @@ def test_everything_left_out_is_listed_by_image_reason_and_name(tmp_path, images
     annotations.write_text(json.dumps(content))
     dataset = Dataset(tmp_path / "d")
 
-    made = convert(dataset, "coco", annotations, images)
+    converted = convert(dataset, "coco", annotations, images)
 
-    assert made.listing == dataset.raw / "train.dropped.jsonl"
-    listed = records_of(made.listing)
+    assert converted.listing == dataset.raw / "train.dropped.jsonl"
+    listed = records_of(converted.listing)
     assert sorted((one["image"], one["reason"], one["name"]) for one in listed) == [
         ("gone.jpg", "missing_image", ""),
         ("image id 9", "unknown_image", "cup"),
@@ -344,7 +344,7 @@ def test_visual_genome_object_with_odd_names_takes_the_first_text(run, tmp_path,
 
 
 def test_visual_genome_object_given_twice_is_one(run, tmp_path):
-    """Equal text and box, after line breaks are joined and boxes are clipped."""
+    """Text and box are compared after line breaks are joined and boxes are clipped."""
     (tmp_path / "image_data.json").write_text(json.dumps([{"image_id": 1, "width": 80, "height": 60, "url": A_JPG}]))
     other = {**CLOCK, "names": ["wall\nclock"]}
     objects = [CLOCK, other, CLOCK, {**other, "names": ["wall clock"]}, {**CLOCK, "w": 11}]
@@ -377,7 +377,7 @@ def test_visual_genome_has_no_polygons(run):
 
 @pytest.fixture
 def many(tmp_path, images):
-    """Visual Genome with images 1 to 40, all on the disk."""
+    """Visual Genome with images 1 to 40, all on disk."""
     ids = range(1, 41)
     for number in ids:
         (images / f"{number}.jpg").touch()
@@ -394,13 +394,13 @@ def many(tmp_path, images):
 
 
 def test_rule_divides_one_file_into_train_and_val(many):
-    made, dataset = many("id%20 ==0")
+    converted, dataset = many("id%20 ==0")
 
     ids = {
         split: [r["metadata"]["image_id"] for r in records_of(dataset.raw_jsonl(split))] for split in ("train", "val")
     }
     assert ids == {"train": [n for n in range(1, 41) if n % 20], "val": [20, 40]}
-    assert (made.counts["train_records"], made.counts["val_records"]) == (38, 2)
+    assert (converted.counts["train_records"], converted.counts["val_records"]) == (38, 2)
     manifest = json.loads((dataset.raw / "manifest.json").read_text())
     assert [manifest["splits"][split]["split_rule"] for split in ("train", "val")] == ["id % 20 == 0"] * 2
     before = (dataset.raw_jsonl("train").stat(), dataset.raw_jsonl("val").stat())
@@ -422,7 +422,7 @@ def test_image_is_never_in_both_splits(many):
 
 @pytest.mark.parametrize(("owner", "name", "calls"), [(Draft, "publish", 2), (convert_module, "_write_listing", 1)])
 def test_conversion_that_was_killed_is_finished_by_the_same_command(many, monkeypatch, owner, name, calls):
-    """Between its files, or behind them."""
+    """It is killed between two files, or after the last one."""
     seen, real = [], getattr(owner, name)
 
     def killed(*arguments):

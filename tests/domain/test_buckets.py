@@ -1,4 +1,4 @@
-"""The seven buckets and the nearest one. Expected values come from exact fractions, not from the code's floats."""
+"""The seven buckets and the nearest one. Expected values are computed with exact fractions instead of floats."""
 
 from fractions import Fraction
 
@@ -12,7 +12,7 @@ sides = st.integers(8, 20_000)
 
 
 def nearest_exactly(width: int, height: int) -> str:
-    """The contract's rule in exact arithmetic: least |w/h - W/H|, first in order on a tie (`min` keeps the first)."""
+    """Return the bucket with the least |w/h - W/H| in exact arithmetic; `min` returns the first on a tie."""
     return min(BUCKETS, key=lambda bucket: abs(Fraction(width, height) - Fraction(*map(int, bucket.split("x")))))
 
 
@@ -45,7 +45,7 @@ def test_image_of_a_bucket_s_own_size_gets_that_bucket(bucket):
     ],
 )
 def test_common_size_gets_the_bucket_of_nearest_ratio(width, height, bucket):
-    """1920/1080 = 1.78 lies 0.11 from 1280/768 and 0.13 from 1344/704. Spec: docs/spec/stage2.md#buckets"""
+    """1920/1080 = 1.78 differs by 0.11 from 1280/768 and by 0.13 from 1344/704. Spec: docs/spec/stage2.md#buckets"""
     assert assign_bucket(width, height) == bucket
 
 
@@ -53,11 +53,11 @@ def test_common_size_gets_the_bucket_of_nearest_ratio(width, height, bucket):
 def test_bucket_is_the_nearest_in_exact_arithmetic(width, height):
     """Spec: docs/spec/stage2.md#buckets"""
     distances = sorted(abs(Fraction(width, height) - Fraction(*bucket_size(bucket))) for bucket in BUCKETS)
-    if distances[0] != distances[1]:  # ties have a test of their own
+    if distances[0] != distances[1]:  # ties have a separate test
         assert assign_bucket(width, height) == nearest_exactly(width, height)
 
 
-# The ratio halfway between two neighbouring buckets, as whole numbers.
+# The ratio halfway between two neighbouring buckets, as integers.
 TIES = [
     pytest.param(59, 105, "768x1280", id="between 704x1344 and 768x1280"),
     pytest.param(61, 95, "832x1216", id="between 768x1280 and 832x1216"),

@@ -1,4 +1,4 @@
-"""Sizes, boxes, polygons.
+"""Arithmetic of sizes, boxes and polygons.
 
 Spec: docs/spec/presets.md#target-size, docs/spec/presets.md#geometry, docs/spec/presets.md#quantisation
 """
@@ -33,7 +33,7 @@ numbers = st.integers(-500, 5000) | st.floats(-500, 5000, allow_nan=False)
 
 
 def near(value, size):
-    """Where a value lies, in (0, size - 1), whatever it is."""
+    """Return a value mapped into (0, size - 1)."""
     return min(max(value, 0), size - 1)
 
 
@@ -55,7 +55,7 @@ def test_side_half_way_between_two_multiples_goes_to_the_even_one():
 
 @given(sides, sides, st.sampled_from([1, 2, 14, 28, 32]))
 def test_target_keeps_factor_and_limits(width, height, factor):
-    """Every size is a multiple, within the limits, or refused with the reason."""
+    """Every size is a multiple within the limits, or refused with the reason."""
     try:
         w, h = target_size(width, height, image_factor=factor)
     except Refused as refusal:
@@ -67,7 +67,7 @@ def test_target_keeps_factor_and_limits(width, height, factor):
 
 @given(sides, sides)
 def test_target_of_a_target_is_itself(width, height):
-    """A preset of a preset changes nothing, so its images are copies; rounding alone can take one beyond the largest aspect."""
+    """A preset of a preset copies its images; only rounding beyond the largest aspect is an exception."""
     try:
         size = target_size(width, height)
     except Refused:
@@ -191,7 +191,7 @@ def test_bins_cover_the_box(box, size):
 
 @given(st.lists(st.tuples(numbers, numbers), min_size=3, max_size=9), sizes)
 def test_vertices_keep_their_walk(vertices, size):
-    """Start may rotate, order never: each vertex is quantised in its place."""
+    """The first vertex may change, the order may not: each vertex is quantised separately."""
     flat = [value for vertex in vertices for value in vertex]
 
     bins = quantise_polygon(flat, *size)
@@ -206,7 +206,7 @@ def test_vertices_are_rounded_half_to_even_and_floats_become_ints():
 
 
 def test_image_one_pixel_wide_is_quantised_too():
-    """Clamped, never an abort."""
+    """Values are clamped; nothing is raised."""
     assert quantise_box([0, 0, 1, 1], 1, 1) == [0, 0, 999, 999]
     assert quantise_polygon([0, 0, 1, 1], 1, 1) == [0, 0, 999, 999]
 
@@ -215,7 +215,7 @@ def test_image_one_pixel_wide_is_quantised_too():
 
 
 def test_top_left_order_is_by_min_y_then_min_x_and_stable():
-    """By (min y, min x) of the quantised values, stable."""
+    """Objects are ordered by (min y, min x) of the quantised values; ties keep their order."""
     shapes = {
         "low": [0, 900, 5, 950],
         "right": [500, 10, 600, 20],
@@ -243,5 +243,5 @@ def test_object_is_quantised_as_its_kind_is():
     st.sampled_from([1, 48, 1 << 15]),
 )
 def test_polygon_by_tables_is_the_polygon_by_the_rule(points, width, height):
-    """Also outside the image, between pixels, and along a side without a table."""
+    """This holds outside the image, between pixels, and along a side without a table."""
     assert quantise_objects([{"poly": points}], width, height) == [quantise_polygon(points, width, height)]

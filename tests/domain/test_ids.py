@@ -1,4 +1,4 @@
-"""Ids: from file names, into tar member names and back."""
+"""Image ids: derivation from file names, and conversion to tar member names and back."""
 
 import re
 
@@ -39,13 +39,13 @@ def test_member_key_encodes_dots_and_percent_signs_only(image_id, key):
 @given(st.text())
 @example("%2E.%25%")
 def test_member_key_comes_back_as_the_id(image_id):
-    """The record keeps the true id; the key must lead back to it."""
+    """The record contains the id itself; the key must map back to it."""
     assert id_of_member_key(member_key(image_id)) == image_id
 
 
 @given(st.text(st.characters(exclude_categories=["Cc", "Cs"], exclude_characters="/\\"), min_size=1))
 def test_webdataset_splits_a_member_name_where_the_key_ends(image_id):
-    """A key ends at the first dot, so it holds none. Spec: docs/spec/shards.md#updating-a-set"""
+    """A key ends at the first dot, so it contains none. Spec: docs/spec/shards.md#updating-a-set"""
     match = WEBDATASET_SPLIT.match(f"{member_key(image_id)}.t5h.npy")
     assert match
     assert match.groups() == (member_key(image_id), "t5h.npy")

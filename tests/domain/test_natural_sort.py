@@ -23,7 +23,7 @@ def test_equal_numbers_are_ordered_by_raw_name():
 
 
 def test_other_alphabets_digits_are_text():
-    """`²` and `٣` are digits to `isdigit`, and `²` is none to `int`."""
+    """`²` and `٣` are digits for `isdigit`, but `int` does not accept `²`."""
     assert ordered("a²", "a٣", "a10", "a9") == ["a9", "a10", "a²", "a٣"]
 
 

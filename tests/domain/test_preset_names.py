@@ -1,4 +1,4 @@
-"""Preset names: one suffix, one source of N, and commands that take it or do not."""
+"""Preset names: one suffix, one source of N, and the commands that accept it."""
 
 import pytest
 from hypothesis import given
@@ -69,7 +69,7 @@ def test_derived_name_is_read_back(base, max_objects):
 
 @given(st.text())
 def test_any_name_is_read_back_or_refused(name):
-    """Two names never mean one folder, and nothing but WrongUsage is raised."""
+    """Two names never mean one folder, and only WrongUsage is raised."""
     try:
         parsed = parse_preset(name)
     except WrongUsage:

@@ -1,4 +1,4 @@
-"""One preset record by itself. Files of them: tests/validation/test_presets.py.
+"""Single preset records. Files of records are tested in tests/validation/test_presets.py.
 
 Spec: docs/spec/presets.md#layout, docs/spec/validation.md#checks, docs/spec/presets.md#preset-records
 """

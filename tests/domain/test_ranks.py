@@ -1,4 +1,4 @@
-"""Which rank works on which images. Spec: docs/spec/stage-a.md#sharding-modes"""
+"""The division of images among ranks. Spec: docs/spec/stage-a.md#sharding-modes"""
 
 import os
 from itertools import chain
@@ -87,7 +87,7 @@ def test_rank_is_that_of_the_environment(environment, flag, expected):
 
 
 @pytest.mark.parametrize(
-    ("environment", "flag", "told"),
+    ("environment", "flag", "message"),
     [
         ({"RANK": "0"}, None, "WORLD_SIZE is not"),
         ({"RANK": "0"}, 2, "WORLD_SIZE is not"),
@@ -100,8 +100,8 @@ def test_rank_is_that_of_the_environment(environment, flag, expected):
         ({}, 0, "--world-size is 0"),
     ],
 )
-def test_contradiction_in_the_environment_is_refused(environment, flag, told):
-    with pytest.raises(WrongUsage, match=told):
+def test_contradiction_in_the_environment_is_refused(environment, flag, message):
+    with pytest.raises(WrongUsage, match=message):
         ranks_of(environment, flag)
 
 

@@ -1,4 +1,7 @@
-"""One record: its fields and what makes it valid. Spec: docs/spec/stage2.md#record-fields, docs/spec/shards.md#readiness"""
+"""Single Stage 2 records: their fields and the rules for valid ones.
+
+Spec: docs/spec/stage2.md#record-fields, docs/spec/shards.md#readiness
+"""
 
 import pytest
 
@@ -51,7 +54,7 @@ def test_extra_fields_of_an_earlier_record_are_kept_and_its_inline_vector_is_not
 
 
 def test_record_of_a_file_under_another_name_gets_its_path():
-    """`a.jpg` replaced by `a.png` keeps its id, not its path."""
+    """If `a.jpg` is replaced by `a.png`, the record keeps its id but not its path."""
     built = build_record(
         image_id="a", image_path="data/approved/a.png", caption="A ball.", mask=MASK, height=8, width=8,
         base={"image_path": "data/approved/a.jpg"},

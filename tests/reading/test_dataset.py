@@ -86,7 +86,7 @@ def test_latents_fitted_to_the_bucket_have_one_shape_per_bucket(dataset, fit):
 
 @pytest.mark.parametrize("fit", ["as_stored", "crop"])
 def test_tensors_are_writable_without_a_warning(root, fit):
-    """A tensor over the bytes that were read makes torch warn, once per process, and would change them."""
+    """A tensor over the bytes that were read causes one warning by torch per process, and could modify them."""
     code = f"from imagemill.reading import ShardDataset; list(ShardDataset({str(root.shards)!r}, 2, latents={fit!r}))"
 
     done = subprocess.run([sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, check=False)
@@ -95,7 +95,7 @@ def test_tensors_are_writable_without_a_warning(root, fit):
 
 
 def test_latent_without_a_value_is_told_with_its_sample(own_root, monkeypatch):
-    """A record of another program may be of an image with a side below 8 pixels."""
+    """A record of another program may describe an image with a side below 8 pixels."""
     monkeypatch.setattr(batches, "read_members", lambda *_: {"vae": np.zeros((16, 0, 12), np.float16)})
 
     as_stored = next(iter(ShardDataset(own_root.shards, 1, members=("vae",))))
@@ -120,7 +120,7 @@ def test_random_windows_are_others_each_epoch_and_the_same_for_the_same_seed(dat
 
     assert first == again
     assert first["large"] not in {later["large"], other["large"]}
-    assert first["own"] == later["own"]  # nothing to choose
+    assert first["own"] == later["own"]  # there is no room for a choice
 
 
 def test_normalized_latents_are_shifted_and_scaled_as_the_manifest_says(dataset):
@@ -153,17 +153,19 @@ def test_loader_delivers_the_plan_in_order_with_any_number_of_workers(dataset, w
 
 @pytest.mark.parametrize("fit", ["as_stored", "crop"])
 def test_values_are_the_same_from_a_worker(dataset, fit):
-    """There they are put together in shared memory; either way they are the trainer's own to change."""
-    here, there = (list(batches) for batches in (dataset(latents=fit), dataset(latents=fit).loader(num_workers=2)))
+    """In workers tensors are built in shared memory; either way the trainer may modify them."""
+    in_process, from_workers = (
+        list(batches) for batches in (dataset(latents=fit), dataset(latents=fit).loader(num_workers=2))
+    )
 
-    for expected, batch in zip(here, there, strict=True):
+    for expected, batch in zip(in_process, from_workers, strict=True):
         for name in ("vae", "t5h", "t5m"):
             torch.testing.assert_close(batch[name], expected[name], rtol=0, atol=0)
             batch[name][0].zero_()
 
 
 def test_worker_that_is_started_afresh_delivers_the_same(dataset):
-    """Start method `spawn`: the dataset travels by pickle, and no worker inherits anything."""
+    """With start method `spawn` the dataset is pickled, and workers inherit nothing."""
     expected = ids(dataset(rank=1, world_size=2))
 
     assert ids(dataset(rank=1, world_size=2).loader(num_workers=2, multiprocessing_context="spawn")) == expected
@@ -195,7 +197,7 @@ def test_ranks_are_read_from_the_environment_of_torchrun(root, monkeypatch):
 
 
 def test_ranks_are_those_of_an_initialised_process_group(root, tmp_path):
-    """torch.distributed, and no environment: also in workers that do not inherit the group."""
+    """torch.distributed without environment variables, also in workers that do not inherit the group."""
     code = f"""
 import torch.distributed as dist
 from imagemill.reading import ShardDataset
@@ -235,22 +237,22 @@ def test_length_is_the_number_of_batches(dataset, tail):
 
 
 @pytest.mark.parametrize(
-    ("option", "told"),
+    ("option", "message"),
     [({"batch_size": 2}, "give batch_size to ShardDataset"), ({"shuffle": True}, "choose order and seed"),
      ({"sampler": [0]}, "order and seed"), ({"batch_sampler": [[0]]}, "batch_size to ShardDataset"),
      ({"drop_last": True}, 'tail="drop"'), ({"collate_fn": list}, "change each batch as it comes"),
      ({"in_order": False}, "leave it out"), ({"num_workers": -1}, "at least 0")],
     ids=str,
 )  # fmt: skip
-def test_option_of_a_loader_that_the_dataset_decides_is_refused_with_what_to_do(dataset, option, told):
-    """Not by a TypeError or a silent loss of the position."""
-    with pytest.raises(WrongUsage, match=f"(?s){next(iter(option))}.*do: .*{told}"):
+def test_option_of_a_loader_that_the_dataset_decides_is_refused_with_what_to_do(dataset, option, message):
+    """The error is not a TypeError, and the position is not silently lost."""
+    with pytest.raises(WrongUsage, match=f"(?s){next(iter(option))}.*do: .*{message}"):
         dataset().loader(**option)
 
 
 @pytest.mark.parametrize("settings", [{}, {"batch_size": None, "num_workers": 1}, {"shuffle": True}], ids=str)
 def test_plain_data_loader_over_the_dataset_says_what_to_do(dataset, settings):
-    """In its workers the position would be lost without a word: every epoch the same order, no resume."""
+    """In its workers the position would be lost silently: the same order in every epoch, and no resume."""
     with pytest.raises(WrongUsage, match=r"(?s)dataset.loader\(.*dataset.pipeline\(\), batch_size=None"):
         next(iter(torch.utils.data.DataLoader(dataset(), **settings)))
 
@@ -268,7 +270,7 @@ def test_next_epoch_has_another_order_and_the_same_samples(dataset):
 
 
 def test_rank_without_samples_in_the_last_step_goes_to_the_next_epoch_too(own_root):
-    """Five samples, steps of four: the fifth is another rank's."""
+    """Five samples, steps of four: the fifth belongs to the other rank."""
     short = ShardDataset(own_root.shards, 2, rank=0, world_size=2)
 
     assert [batch["epoch"] for batch in short] == [0]
@@ -284,7 +286,7 @@ def test_repeat_goes_on_over_epochs_in_worker_processes_too(dataset):
 
 @pytest.mark.parametrize(("workers", "again_with"), [(0, 0), (2, 0), (0, 2), (2, 1)])
 def test_training_goes_on_at_every_step_as_if_uninterrupted(dataset, workers, again_with):
-    """A state goes through JSON into another dataset, read by another number of workers."""
+    """A state is loaded through JSON into another dataset, read by another number of workers."""
     settings = {"members": ("t5m",), "repeat": True}
     expected = ids(itertools.islice(dataset(**settings), 16))
 
@@ -331,21 +333,21 @@ def test_state_goes_on_with_other_ranks_where_a_step_has_the_same_samples(datase
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [({"seed": 5}, "seed was 0, now 5"), ({"batch_size": 3}, "global_batch was 2, now 3"),
      ({"order": "permutation"}, "order was stream, now permutation"), ({"tail": "pad"}, "tail was short, now pad"),
      ({"buffer": 7}, "buffer was 1000, now 7"), ({"world_size": 2, "rank": 0}, "global_batch was 2, now 4")],
     ids=str,
 )  # fmt: skip
-def test_state_of_another_plan_is_refused(dataset, changes, told):
+def test_state_of_another_plan_is_refused(dataset, changes, message):
     state = dataset().state_dict()
 
-    with pytest.raises(WrongUsage, match=rf"(?s)another plan: {told}.*set_epoch"):
+    with pytest.raises(WrongUsage, match=rf"(?s)another plan: {message}.*set_epoch"):
         dataset(**changes).load_state_dict(state)
 
 
 def test_state_of_another_set_of_samples_is_refused(own_root):
-    """One sample withdrawn moves every position behind it."""
+    """Withdrawing one sample moves every later position."""
     state = ShardDataset(own_root.shards, 2).state_dict()
     bury(own_root.shards / "bucket_1024x1024", "c")
 
@@ -354,10 +356,10 @@ def test_state_of_another_set_of_samples_is_refused(own_root):
 
 
 def test_state_of_other_contents_in_the_same_places_is_refused(own_root):
-    """A file changed its values and nothing of its length; the set was packed anew."""
+    """The values of a file change but not its length, and the set is repacked."""
     state = ShardDataset(own_root.shards, 2).state_dict()
     publish(own_root, "replace")
-    ShardDataset(own_root.shards, 2).load_state_dict(state)  # of the same samples: the same set
+    ShardDataset(own_root.shards, 2).load_state_dict(state)  # the same samples: the same set
     change_values(own_root, "c")
     publish(own_root, "replace")
 

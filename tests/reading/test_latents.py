@@ -13,7 +13,7 @@ sides = st.integers(1, 40)
 
 
 def manifest(**provenance):
-    """A set without samples, whose models are these."""
+    """Return the manifest of a set without samples and with these models."""
     return Manifest(
         format=FORMAT, bucket="1024x1024", digest="", samples=0, tombstones=0, appended=False, members=[], shards=[],
         parameters=ShardParameters(), provenance=provenance,
@@ -21,7 +21,7 @@ def manifest(**provenance):
 
 
 def latent(height, width):
-    """Every place has its own value."""
+    """Return a latent with a different value at every position."""
     return np.arange(16 * height * width, dtype=np.float32).reshape(16, height, width)
 
 
@@ -60,7 +60,7 @@ def test_random_corner_reaches_every_window_and_no_further():
 
 
 def test_crop_enlarges_a_latent_that_is_too_small_one_way_and_keeps_proportions():
-    """(4, 16) into (8, 8): twice as large, then the middle. A smooth slope stays one."""
+    """(4, 16) into (8, 8): doubled, then cropped to the middle. A smooth slope stays smooth."""
     slope = np.broadcast_to(np.arange(16, dtype=np.float32), (16, 4, 16))
 
     fitted = fit_latent(slope, (8, 8), "crop")
@@ -70,7 +70,7 @@ def test_crop_enlarges_a_latent_that_is_too_small_one_way_and_keeps_proportions(
 
 
 def test_resize_shrinks_by_averages_and_keeps_proportions():
-    """(12, 36) into (4, 8): a third of it is (4, 12), of which the middle eight columns."""
+    """(12, 36) into (4, 8): reduced to a third, (4, 12), then cropped to the middle eight columns."""
     noise = np.random.default_rng(0).random((16, 12, 36), np.float32)
 
     third = noise.reshape(16, 4, 3, 12, 3).mean((2, 4))

@@ -1,4 +1,4 @@
-"""Which samples make which batch, for whom. Reference: the docstrings of `Plan`."""
+"""Assignment of samples to batches and ranks. Reference: the docstrings of `Plan`."""
 
 from collections import Counter
 from itertools import islice
@@ -14,7 +14,7 @@ layouts = st.lists(st.lists(st.integers(1, 6), max_size=6), min_size=1, max_size
 
 
 def plan_of(samples_per_shard, batch_size=2, **settings):
-    """Buckets given as the sample counts of their tars."""
+    """Return a plan of buckets given as the sample counts of their tars."""
     buckets = [
         BucketLayout(f"b{n}", np.repeat(np.arange(len(counts)), np.array(counts, int)))
         for n, counts in enumerate(samples_per_shard)
@@ -93,7 +93,7 @@ def test_dropped_samples_are_others_in_another_epoch():
 
 
 def test_short_tail_is_shared_evenly():
-    """10 samples on 4 ranks of 4: 3, 2, 3, 2 rather than 4, 4, 2 and none."""
+    """10 samples on 4 ranks of 4: 3, 2, 3, 2 rather than 4, 4, 2 and 0."""
     plan = plan_of([[10]], batch_size=4, world_size=4)
 
     sizes = [[len(piece.rows) for piece in plan.pieces(0, rank)] for rank in range(4)]
@@ -115,7 +115,7 @@ def test_all_ranks_have_the_same_bucket_at_the_same_step(counts, batch_size, wor
 
 
 def test_buckets_are_drawn_by_samples_and_not_by_shards():
-    """Ninety samples in one tar against ten in ten: the first batch is of the large bucket nine times in ten."""
+    """Ninety samples in one tar and ten in ten tars: the first batch comes from the large bucket with probability 0.9."""
     plan = plan_of([[90], [1] * 10], batch_size=1)
 
     first = Counter(next(iter(plan.pieces(epoch, 0))).bucket for epoch in range(1000))
@@ -124,7 +124,7 @@ def test_buckets_are_drawn_by_samples_and_not_by_shards():
 
 
 def test_buckets_are_mixed_to_the_end_of_the_epoch():
-    """The chance follows what is left, so that neither bucket is used up early."""
+    """The probability follows the remaining samples, so that neither bucket is used up early."""
     plan = plan_of([[300], [100]], batch_size=1)
 
     last_places = [[step for step, bucket, _ in places(plan, epoch) if bucket == 1][-1] for epoch in range(20)]
@@ -143,7 +143,7 @@ def test_order_is_that_of_seed_and_epoch(order):
 
 
 def test_order_is_the_same_on_every_machine():
-    """A saved position outlives an upgrade: only raw bits and `random.random` decide, which never change."""
+    """A saved position remains valid after an upgrade: only raw bits and `random.random` are used, which never change."""
     plan = plan_of([[4, 3], [3]], batch_size=2, seed=11)
 
     assert places(plan, 2) == [
@@ -156,7 +156,7 @@ def test_stream_moves_a_sample_no_further_than_the_buffer(counts, buffer, seed):
     plan = plan_of(counts, buffer=buffer, seed=seed)
     for bucket in plan.buckets:
         order = plan._samples_in_order(bucket, 0)
-        # Without a buffer the tars come whole, in the same order of tars.
+        # Without a buffer, tars are read one after the other, in the same order of tars.
         streamed = plan_of(counts, buffer=0, seed=seed)._samples_in_order(bucket, 0)
 
         places = {int(row): place for place, row in enumerate(streamed)}
@@ -177,11 +177,11 @@ def test_permutation_lets_every_sample_stand_anywhere():
     plan = plan_of([[50] * 4], order="permutation")
     first = {int(plan._samples_in_order(plan.buckets[0], epoch)[0]) for epoch in range(400)}
 
-    assert len(first) > 150  # 173 expected of 200
+    assert len(first) > 150  # 173 of 200 expected
 
 
 def test_order_within_a_bucket_does_not_depend_on_the_other_buckets():
-    """Training on one bucket first, on all later, sees the same order."""
+    """Training first on one bucket and later on all sees the same order."""
     alone, together = plan_of([[9, 9]]), plan_of([[9, 9], [5]])
 
     expected = [rows for _, _, rows in places(alone)]
@@ -205,7 +205,7 @@ def test_going_on_from_a_step_gives_the_rest(counts, batch_size, world, step):
 
 @given(layouts, st.integers(1, 4))
 def test_steps_hold_the_same_samples_on_other_numbers_of_ranks(counts, half):
-    """What lets a state of two ranks be loaded by one, with twice the batch."""
+    """So the state of two ranks can be loaded by one with twice the batch size."""
     one, two = plan_of(counts, 2 * half, world_size=1), plan_of(counts, half, world_size=2)
 
     together = sorted((*piece_key(p), i, row) for r in (0, 1) for p in two.pieces(0, r) for i, row in enumerate(p.rows))

@@ -1,4 +1,4 @@
-"""Opening sets, and samples by id.
+"""Opening of sets, and access to samples by id.
 
 Spec: docs/spec/shards.md#updating-a-set, docs/spec/shards.md#open-readers
 """
@@ -51,7 +51,7 @@ def test_sample_by_id_holds_what_the_files_and_the_record_hold(root, image_id):
 def test_arrays_of_a_sample_may_be_changed(root):
     sample = ShardSet.open(root.shards)["own"]
 
-    sample["vae"] += 1  # raises where the array is a view of the bytes read
+    sample["vae"] += 1  # raises if the array is a view of the bytes that were read
 
 
 def test_one_bucket_folder_is_opened_alone(root):
@@ -105,7 +105,7 @@ def test_missing_manifest_is_told(own_root):
 
 
 def test_bucket_folder_without_tars_is_passed_over(own_root):
-    """Its last sample was withdrawn, and somebody's notes stayed: no set."""
+    """Its last sample was withdrawn and only foreign files remain, so it is not a set."""
     empty = own_root.shards / "bucket_1216x832"
     empty.mkdir()
     (empty / "notes.txt").write_text("mine")
@@ -159,7 +159,7 @@ def _cut_tar(folder):
 
 
 @pytest.mark.parametrize(
-    ("damage", "told"),
+    ("damage", "message"),
     [
         (_cut_index, "4 live samples, 5 by the manifest"),
         (_cut_tar, r"shard-000001.tar has \d+ bytes, \d+ by the manifest"),
@@ -173,10 +173,10 @@ def _cut_tar(folder):
     ],
     ids=["index cut", "tar cut", "tar missing", "beyond the end", "unknown tar", "key of another id"],
 )
-def test_set_that_does_not_agree_with_itself_is_told(own_root, damage, told):
+def test_set_that_does_not_agree_with_itself_is_told(own_root, damage, message):
     damage(own_root.shards / SQUARE)
 
-    with pytest.raises(ImagemillError, match=rf"(?s)do not agree.*why: +{told}.*do:"):
+    with pytest.raises(ImagemillError, match=rf"(?s)do not agree.*why: +{message}.*do:"):
         ShardSet.open(own_root.shards)
 
 
@@ -198,26 +198,26 @@ def test_index_of_another_set_is_told_when_a_sample_is_read(own_root):
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "told"),
+    ("old", "new", "message"),
     [(b"c.vae.npy", b"c.vae.xyz", "no member vae.npy"), (b"\x93NUMPY", b"\x93NUMBY", "shard-000000.tar"),
      (b'"caption"', b'"cuption"', "no record with a caption"), (b'{"aspect', b'["aspect', "no record with a caption")],
     ids=["missing member", "npy", "record without caption", "json"],
 )  # fmt: skip
-def test_damaged_member_is_told_with_its_tar(own_root, old, new, told):
+def test_damaged_member_is_told_with_its_tar(own_root, old, new, message):
     path = own_root.shards / SQUARE / "shard-000000.tar"
     content = path.read_bytes()
     assert old in content
-    # Header checksums stay right where only contents change; a changed name needs its own.
+    # Header checksums remain valid if only contents change; a changed name needs a new one.
     path.write_bytes(_renamed(content, old, new) if b"vae" in old else content.replace(old, new))
 
-    with pytest.raises(ImagemillError, match=f"(?s){told}") as caught:
+    with pytest.raises(ImagemillError, match=f"(?s){message}") as caught:
         ShardSet.open(own_root.shards)["c"]
 
     assert "shard-000000.tar" in str(caught.value)
 
 
 def _renamed(content, old, new):
-    """A member under another name, its header's checksum made right."""
+    """Return a member under another name, with a valid header checksum."""
     start = content.index(old)
     header = bytearray(content[start : start + 512].replace(old, new))
     header[148:156] = b" " * 8
@@ -259,7 +259,7 @@ READERS = [
 
 @pytest.fixture
 def moved(tmp_path):
-    """The sets as a kill between two buckets' exchanges leaves them: `a` is in its new bucket and still in the old one."""
+    """Sets left by a kill between two buckets' exchanges: `a` is in its new bucket and still in the old one."""
     root = shard_set(tmp_path / "data", {"a": (64, 64), "b": (64, 64), "wide": (32, 24)})
     old = root.shards / SQUARE
     shutil.copytree(old, tmp_path / "kept")

@@ -1,4 +1,4 @@
-"""A reader keeps to the set it opened, whatever is published meanwhile.
+"""A reader reads only the set that it opened, even if other sets are published later.
 
 Spec: docs/spec/shards.md#replacement
 """
@@ -22,17 +22,19 @@ def is_new(values):
 
 
 def test_set_of_equal_layout_in_its_place_is_never_read_by_an_open_reader(own_root):
-    """Names, sizes and offsets are the same; only the values are others."""
+    """Names, sizes and offsets are the same; only the values differ."""
     dataset, opened = ShardDataset(own_root.shards, 1, members=("dinov3",)), ShardSet.open(own_root.shards)
     batches = iter(dataset)
     before = list(itertools.islice(batches, 2))
     change_values(own_root, *"abcde")
     publish(own_root, "replace")
 
-    told = r"(?s)shards of bucket_1024x1024 were replaced.*where:.*shard-00000\d.tar.*do: +open the reader again.*state"
-    with pytest.raises(ShardsReplaced, match=told):
+    message = (
+        r"(?s)shards of bucket_1024x1024 were replaced.*where:.*shard-00000\d.tar.*do: +open the reader again.*state"
+    )
+    with pytest.raises(ShardsReplaced, match=message):
         next(batches)
-    with pytest.raises(ShardsReplaced, match=told):
+    with pytest.raises(ShardsReplaced, match=message):
         opened["a"]
 
     assert [is_new(batch["dinov3"]) for batch in before] == [False, False]
@@ -40,7 +42,7 @@ def test_set_of_equal_layout_in_its_place_is_never_read_by_an_open_reader(own_ro
 
 
 def test_set_of_equal_layout_and_times_in_its_place_is_not_read_either(own_root):
-    """Unpacked from an archive that gives every file the same time."""
+    """The set was unpacked from an archive that gives every file the same time."""
     opened = ShardSet.open(own_root.shards)
     tar = own_root.shards / SQUARE / "shard-000000.tar"
     before = tar.stat()
@@ -55,7 +57,7 @@ def test_set_of_equal_layout_and_times_in_its_place_is_not_read_either(own_root)
 
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 def test_workers_keep_to_the_set_that_was_opened(own_root, start):
-    """Also those that get the reader by pickle."""
+    """This includes workers that get the reader by pickle."""
     dataset = ShardDataset(own_root.shards, 1, members=("dinov3",))
     change_values(own_root, *"abcde")
     publish(own_root, "replace")
@@ -77,7 +79,7 @@ def test_pickled_reader_keeps_to_the_set_that_was_opened(own_root):
 @pytest.mark.parametrize("existing", ["append", "withdraw"])
 @pytest.mark.parametrize("hardlinks", [True, False], ids=["hardlinks", "copies"])
 def test_appending_and_withdrawing_do_not_disturb_an_open_reader(own_root, monkeypatch, existing, hardlinks):
-    """The tars it knows come along, where the file system has no links as copies; what was added is for the next one."""
+    """The reader's tars are kept, as copies on a file system without hardlinks; only later readers see added samples."""
     dataset, opened = ShardDataset(own_root.shards, 1, members=("dinov3",)), ShardSet.open(own_root.shards)
     if existing == "append":
         change_values(own_root, "b")
@@ -90,7 +92,7 @@ def test_appending_and_withdrawing_do_not_disturb_an_open_reader(own_root, monke
 
     assert delivered == dict.fromkeys("abcde", False)
     assert not is_new(opened["b"]["dinov3"])
-    assert fingerprints == []  # a copy of the same time is not read whole, in each worker and epoch
+    assert fingerprints == []  # a copy with the same time is not read in full in each worker and epoch
     assert sorted(ShardSet.open(own_root.shards)) == list("bcde")
 
 
@@ -99,19 +101,19 @@ def _no_links(*_, **__):
 
 
 def _counted(monkeypatch):
-    """What `fingerprint_file` is asked for."""
-    made, real = [], tars.fingerprint_file
+    """Return the list of files of which `fingerprint_file` is called."""
+    calls, real = [], tars.fingerprint_file
 
     def counted(descriptor):
-        made.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        calls.append(os.readlink(f"/proc/self/fd/{descriptor}"))
         return real(descriptor)
 
     monkeypatch.setattr(tars, "fingerprint_file", counted)
-    return made
+    return calls
 
 
 def test_equal_set_in_its_place_is_read_on(own_root, monkeypatch):
-    """Packed anew from the same samples: the tars are other files of the same bytes, each read whole once."""
+    """A set repacked from the same samples has new tars of the same bytes, each of which is read in full once."""
     fingerprints = _counted(monkeypatch)
     opened = ShardSet.open(own_root.shards)
     tar = own_root.shards / SQUARE / "shard-000000.tar"
@@ -136,7 +138,7 @@ def test_tar_of_other_bytes_under_the_old_manifest_is_refused(own_root):
 
 
 def test_repacked_set_is_told_as_such(own_root):
-    """Places are others; the remedy is to open it again, not to write it again."""
+    """Positions differ; the remedy is to open the set again, not to repack it."""
     publish(own_root, "withdraw", withdrawn=["a"])
     opened = ShardSet.open(own_root.shards)
     publish(own_root, "repack", withdrawn=["a"])
@@ -174,7 +176,7 @@ def test_reader_does_not_depend_on_the_working_folder(own_root, tmp_path, monkey
 @pytest.mark.parametrize("shard_size", [3, 2], ids=["equal layout", "other tars"])
 @pytest.mark.parametrize("step", ["load_manifest", "live_lines"])
 def test_set_that_changes_while_it_is_opened_is_read_from_the_beginning(own_root, monkeypatch, step, shard_size):
-    """Manifest, index and tars are of one set, where they disagree as where one would not see it."""
+    """Manifest, index and tars come from one set, even if a mixture of two sets would not be detected."""
 
     def replace():
         change_values(own_root, *"abcde")
@@ -198,7 +200,7 @@ def test_bucket_that_goes_while_it_is_opened_is_passed_over(tmp_path, monkeypatc
 
 
 def _after_the_first(monkeypatch, step, happens):
-    """Something that happens once, when the opener has taken this step for the first time."""
+    """Call `happens` once, after the opener has taken this step for the first time."""
     take, left = getattr(sets, step), [happens]
 
     def taken(folder):

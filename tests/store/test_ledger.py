@@ -1,4 +1,4 @@
-"""The ledger keeps what it is told, whole, and finds files by what is on disk."""
+"""The ledger stores rows completely, and finds files by their signature on disk."""
 
 import contextlib
 import gc
@@ -28,7 +28,7 @@ def file_row(stat, source="s1", image_id="a"):
 
 
 def test_rows_come_back_as_they_were_recorded(ledger):
-    """Every typed row survives the round trip, masks and missing stats too."""
+    """Every typed row survives the round trip, including masks and missing stats."""
     source = SourceRow("ü.b", "ü.b.jpg", OLD, "xxh3:1", 30, 40)
     caption = CaptionRow("ü.b", None, "two\u2028words", "record", "xxh3:2", [1] * 76 + [0], True)
     problem = Problem(
@@ -58,7 +58,7 @@ def test_new_file_is_known_beside_the_old_until_it_has_its_name(ledger):
 
 
 def test_mask_of_an_earlier_caption_is_not_recorded(ledger):
-    """A mask belongs to the text it was made from; a caption edited meanwhile keeps none."""
+    """A mask belongs to the text it was made from; a caption edited in between gets none."""
     ledger.record_captions([CaptionRow("a", OLD, "new text", "sidecar", "xxh3:new")])
 
     ledger.record_masks([("a", "xxh3:old", [1] * 77, False)])
@@ -99,7 +99,7 @@ def problem(item="a", reason="undecodable", at="", detail="d"):
 
 
 def test_problem_recorded_again_keeps_its_first_time(ledger):
-    """Every survey records what still holds; the rest of the row is the newest."""
+    """Every survey records the present problems; all other fields of the row are the newest."""
     ledger.record_problems([problem(at=FIRST)])
     ledger.record_problems([problem(at=LATER, detail="truncated")])
 
@@ -121,7 +121,7 @@ def test_two_reasons_for_one_input_do_not_move_the_time_of_the_one_that_counts(l
 
 
 def test_problem_replaced_by_the_same_one_keeps_its_first_time(ledger):
-    """`survey` replaces the rows of its asset; those that no longer hold are removed."""
+    """`survey` replaces the rows of its asset and removes those that no longer apply."""
     ledger.record_problems([problem(at=FIRST), problem("b", at=FIRST)])
     ledger.replace_problems("dinov3_npy", [problem(at=LATER), problem("c", at=LATER)])
 
@@ -144,7 +144,7 @@ def test_counts_add_up_over_runs(ledger):
 
 
 def test_committed_rows_survive_a_killed_process(tmp_path):
-    """What was committed before kill -9 is there, what was not is not."""
+    """Rows committed before kill -9 exist afterwards; others do not."""
     path = tmp_path / "ledger.sqlite"
     script = f"""
         import os, signal
@@ -177,9 +177,9 @@ def test_ledger_that_cannot_be_reached_is_not_called_broken(tmp_path):
     path = tmp_path / "ledger.sqlite"
     path.mkdir()
 
-    with pytest.raises(ImagemillError, match="make the folder writable") as told:
+    with pytest.raises(ImagemillError, match="make the folder writable") as error:
         Ledger(path)
-    assert "imagemill repair" not in str(told.value)
+    assert "imagemill repair" not in str(error.value)
 
 
 def test_processes_that_meet_in_a_new_root_make_one_ledger(tmp_path):
@@ -231,7 +231,7 @@ def test_ledger_of_a_later_version_is_refused(tmp_path):
 
 @pytest.mark.parametrize("begun", [False, True], ids=["no byte yet", "no table yet"])
 def test_ledger_whose_making_was_stopped_is_made_by_the_next_reader(tmp_path, begun):
-    """A first run that is killed at once stops no later command, and nobody has to move a file away."""
+    """A killed first run does not block later commands, and users need not move a file."""
     path = tmp_path / "ledger.sqlite"
     path.touch()
     if begun:
@@ -244,7 +244,7 @@ def test_ledger_whose_making_was_stopped_is_made_by_the_next_reader(tmp_path, be
 
 
 def test_ledger_in_a_folder_that_cannot_be_written_to_can_be_read(tmp_path, monkeypatch):
-    """A mounted backup: SQLite would create files beside it."""
+    """For example a mounted backup: SQLite would create files beside it."""
     from imagemill.store.ledger import database
 
     folder = tmp_path / "state"
@@ -259,7 +259,7 @@ def test_ledger_in_a_folder_that_cannot_be_written_to_can_be_read(tmp_path, monk
 
 
 def test_rows_that_are_dropped_after_the_ledger_was_closed_are_no_error(tmp_path, monkeypatch):
-    """An exception elsewhere ends a loop over rows; its generator is collected after the ledger has been closed."""
+    """An unrelated exception ends a loop over rows, whose generator is collected after the ledger was closed."""
     dropped = []
     monkeypatch.setattr(sys, "unraisablehook", dropped.append)
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
@@ -282,7 +282,7 @@ def test_use_of_a_closed_ledger_is_not_called_damage(tmp_path):
 
 
 def test_error_of_the_disk_is_not_called_damage(ledger):
-    """SQLite reports it for reads and writes of any file; the ledger itself may be whole."""
+    """SQLite reports it for reads and writes of any file; the ledger itself may be intact."""
     error = sqlite3.OperationalError("disk I/O error")
     error.sqlite_errorname = "SQLITE_IOERR_READ"
 
@@ -293,7 +293,7 @@ def test_error_of_the_disk_is_not_called_damage(ledger):
 
 
 def test_ledger_of_a_process_that_was_killed_within_a_transaction_is_read(tmp_path):
-    """A journal is left that has to be rolled back, which a connection for reading cannot do."""
+    """The remaining journal must be rolled back, which a read-only connection cannot do."""
     path = tmp_path / "ledger.sqlite"
     Ledger(path).close()
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:

@@ -1,4 +1,4 @@
-"""Folders elsewhere, remembered. Spec: docs/spec/conventions.md#locations"""
+"""Recorded folders outside the data root. Spec: docs/spec/conventions.md#locations"""
 
 import shutil
 
@@ -31,7 +31,7 @@ def test_folder_is_remembered_and_another_one_is_said(tmp_path, capsys):
 
 
 def test_records_come_along_to_another_disk_once_and_stay_where_they_were(tmp_path, capsys):
-    """Stage 1 records hold captions and vectors that cost hours."""
+    """Stage 1 records contain captions and vectors that cost hours."""
     root = DataRoot(tmp_path / "data")
     root.derived.mkdir(parents=True)
     root.stage2_jsonl.write_bytes(b"expensive\n")
@@ -48,7 +48,7 @@ def test_records_come_along_to_another_disk_once_and_stay_where_they_were(tmp_pa
 
 @pytest.fixture
 def no_folders(tmp_path):
-    """Where no folder is or can be made: a file, below a file, a link to nothing, a name that is too long."""
+    """Paths that are not and cannot become folders: a file, below a file, a dangling link, a name that is too long."""
     (tmp_path / "file").touch()
     (tmp_path / "link").symlink_to("nothing")
     return [tmp_path / "file", tmp_path / "file" / "below", tmp_path / "link", tmp_path / ("x" * 300)]
@@ -56,7 +56,7 @@ def no_folders(tmp_path):
 
 @pytest.mark.parametrize("name", ["derived", "shards", "public_data", "stage_a_input", "stage_a_output"])
 def test_what_is_no_folder_is_refused_and_not_remembered(tmp_path, no_folders, name, capsys):
-    """No traceback for a user's mistake, now or later. Spec: docs/spec/conventions.md#exit-codes"""
+    """A user's mistake never gives a traceback, now or later. Spec: docs/spec/conventions.md#exit-codes"""
     root = DataRoot(tmp_path / "data")
     for place in no_folders:
         with pytest.raises(WrongUsage, match=f"{name}: ") as caught:
@@ -68,7 +68,7 @@ def test_what_is_no_folder_is_refused_and_not_remembered(tmp_path, no_folders, n
 
 
 def test_folder_that_is_not_there_is_made_but_not_by_a_look(tmp_path, no_folders):
-    """So that one that is gone later is known to be."""
+    """So a folder that is missing later is detected."""
     for place in no_folders:
         with pytest.raises(WrongUsage):
             refuse_no_folder("shards", place)

@@ -1,4 +1,4 @@
-"""One folder never mixes two models, and what earlier schemes recorded stays valid."""
+"""One folder never mixes two models, and identities of earlier schemes remain valid."""
 
 import pytest
 
@@ -56,7 +56,7 @@ def test_same_weights_from_a_mirror_on_another_device_are_the_same_model(ledger)
 
 
 def test_another_model_is_refused_where_only_the_record_of_the_first_is_lost(ledger):
-    """The rows of the files still name their maker."""
+    """The rows of the files still contain their maker."""
     made_by(ledger, identity().key)
 
     with pytest.raises(ModelMismatch, match="files of another model are there"):
@@ -81,7 +81,7 @@ def test_real_model_is_refused_beside_adopted_files_of_a_preview_model(ledger):
 
 
 def test_identity_of_an_older_scheme_equals_one_that_adds_old_values(monkeypatch):
-    """A fact that a later scheme adds has its old value in identities that lack it."""
+    """A fact added by a later scheme has its old value in identities without it."""
     old, size = identity(), {"size": "original"}
     new = identity(facts={**old.facts, **size}, scheme=2)
 

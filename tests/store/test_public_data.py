@@ -1,4 +1,4 @@
-"""Names and places of public data. Spec: docs/spec/presets.md#dataset-layout"""
+"""Names and locations of public data. Spec: docs/spec/presets.md#dataset-layout"""
 
 import pytest
 
@@ -28,7 +28,7 @@ def test_layout_is_the_contracts(tmp_path, preset):
 
 
 def test_splits_are_those_with_records(tmp_path, preset):
-    """A norm file alone is no published split."""
+    """A norm file alone is not a published split."""
     dataset = PublicData(tmp_path).dataset("coco")
     assert (dataset.splits(), preset.splits()) == ([], [])
 

@@ -1,4 +1,4 @@
-"""Ledgers of every released schema are upgraded, and their data roots go on without a manual step."""
+"""Ledgers of every released schema are upgraded, and their data roots keep working without a manual step."""
 
 import shutil
 import sqlite3
@@ -47,7 +47,7 @@ def test_every_row_survives_the_upgrade(tmp_path, name):
 
 @pytest.mark.parametrize(("name", "command"), [("schema1", "stage2"), ("schema2", "run")])
 def test_root_of_an_earlier_release_goes_on_without_making_anything_anew(tmp_path, name, command):
-    """No file, record or tar changes a byte or its time. Shard sets of the first schema were never released."""
+    """No byte or time of a file, record or tar changes. Shard sets of the first schema were never released."""
     root = unpacked(tmp_path, name)
     if command == "stage2":
         shutil.rmtree(root.shards)
@@ -66,7 +66,7 @@ def test_root_of_an_earlier_release_goes_on_without_making_anything_anew(tmp_pat
 
 
 def test_ledger_of_version_2_without_a_table_that_came_later_is_upgraded(tmp_path):
-    """Early ledgers of version 2 lack tables that were added without a version of their own."""
+    """Early ledgers of version 2 lack tables that were added without a new version."""
     root = unpacked(tmp_path, "schema2")
     with closing(sqlite3.connect(root.ledger)) as db, db:
         db.execute("DROP TABLE captioned")
@@ -76,7 +76,7 @@ def test_ledger_of_version_2_without_a_table_that_came_later_is_upgraded(tmp_pat
 
 
 def test_upgrade_that_is_interrupted_leaves_the_old_schema(tmp_path, monkeypatch):
-    """All or nothing: the next start upgrades again."""
+    """The upgrade is atomic: the next start upgrades again."""
     from imagemill.store.ledger import schema
 
     root = unpacked(tmp_path, "schema2")

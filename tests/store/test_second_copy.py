@@ -1,4 +1,4 @@
-"""Settings and withdrawals survive the loss of the ledger, whenever it is lost."""
+"""Settings and withdrawals survive a loss of the ledger at any time."""
 
 import pytest
 
@@ -42,7 +42,7 @@ def test_ledger_that_was_made_but_not_filled_before_a_kill_is_filled(root):
 
 
 def test_empty_ledger_never_replaces_a_copy(root):
-    """Also if it was opened without restoring first."""
+    """This includes a ledger that was opened without restoring first."""
     root.ledger.unlink()
     with Ledger(root.ledger) as empty:
         refresh(root, empty)
@@ -92,7 +92,7 @@ def test_unfinished_regeneration_survives_the_loss_of_the_ledger(root):
 
 
 def test_folders_outside_the_root_are_not_taken_from_a_copy(root, tmp_path):
-    """A copied `derived/` must not lead to another data root's shards."""
+    """A copied `derived/` must not refer to another data root's shards."""
     with open_ledger(root) as ledger:
         ledger.record_setting("place.shards", str(tmp_path / "production"))
         refresh(root, ledger)

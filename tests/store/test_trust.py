@@ -1,4 +1,4 @@
-"""imagemill/store/trust.py: what a data root of someone else may set, and what needs the user's consent."""
+"""Settings that a data root may contain, and settings that need the user's consent."""
 
 import json
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""Every rule of the table once kept and once broken. Spec: docs/spec/validation.md#checks"""
+"""Every rule of the table, satisfied once and violated once. Spec: docs/spec/validation.md#checks"""
 
 import os
 import shutil
@@ -43,7 +43,7 @@ WIDE = "1216x832"
 
 
 def record(**changes):
-    """The second Stage 2 record, changed."""
+    """Return the second Stage 2 record, changed."""
 
     def change(root):
         first, second = (line.value for line in read_jsonl(root.stage2_jsonl))
@@ -76,7 +76,7 @@ def bytes_of_npy(change_bytes):
 
 
 def folder_for(name):
-    """A folder where a file should be."""
+    """Put a folder in place of a file."""
 
     def change(root):
         path = root.path / name
@@ -87,7 +87,7 @@ def folder_for(name):
 
 
 def small_again(folder):
-    """The same image with another size in another record."""
+    """Give the same image another size in another record."""
     other = {**PRESET_RECORD, "width": 32, "objects": []}
     write_jsonl(folder / "train.jsonl", [PRESET_RECORD, other])
 
@@ -98,7 +98,7 @@ def no_side(root):
 
 
 def unlisted(root):
-    """An npy file that no source goes with."""
+    """Add an npy file without a source."""
     np.save(root.derived / VAE.folder / "stranger.npy", np.zeros(3))
 
 
@@ -114,7 +114,7 @@ def with_object(**item):
 
 
 def second_image_first(folder):
-    """Norm records in another order than the pixel records."""
+    """Put norm records in another order than the pixel records."""
     norm = [{**PRESET_RECORD, "objects": []} | {"images": [f"images/{name}.jpg"]} for name in "ba"]
     pixels = [{**PRESET_RECORD, "objects": []} | {"images": [f"images/{name}.jpg"]} for name in "ab"]
     write_jsonl(folder / "train.jsonl", pixels)
@@ -141,7 +141,7 @@ def preset_image(change_file):
         path = folder / "images" / "a.jpg"
         path.unlink()
         change_file(path)
-        if path.is_file():  # the base's file too: only one rule is to be broken
+        if path.is_file():  # the base's file too, so that only one rule is violated
             (folder.parent / "small" / "images" / "a.jpg").unlink()
             os.link(path, folder.parent / "small" / "images" / "a.jpg")
 
@@ -179,15 +179,15 @@ def set_manifest(change_manifest, *, seal=True):
 
 
 def records_of(**sizes):
-    """The records of `two_buckets`, some with another size."""
+    """Return the records of `two_buckets`, some with another size."""
     return [record_of(i, size=size) for i, size in {"a": (24, 24), "b": (24, 24), "wide": (32, 24), **sizes}.items()]
 
 
 def moved(*, back):
-    """Image `a` changes its bucket, and only one of the two folders is exchanged before the run is killed.
+    """Move image `a` to another bucket, with only one of the two folders exchanged before the run is killed.
 
     Args:
-        back: the new bucket has it already and the old one still; else the other way round.
+        back: the image is in the new bucket and still in the old one; else it is in neither.
     """
 
     def change(root):
@@ -221,7 +221,7 @@ def statistics(**changes):
 
 
 def groups(*ids, **changes):
-    """Groups with these ids, one string each."""
+    """Return groups with these ids, one string each."""
 
     def change(folder):
         found = [
@@ -233,14 +233,14 @@ def groups(*ids, **changes):
 
 
 def cut(path):
-    """A JPEG whose end is missing: its header is good."""
+    """Truncate a JPEG, whose header remains valid."""
     picture(path, size=(64, 32))
     path.write_bytes(path.read_bytes()[:-200])
 
 
 DOUBLE = '{"images":["images/a.jpg"],"objects":[],"width":64,"height":32,"width":64}'
 
-# rule → (kind of situation, change that breaks this rule)
+# rule → (kind of situation, change that violates this rule)
 BREAKS = {
     "strict_json": ("stage2", raw_line(b"")),
     "duplicate_key": ("preset", lambda folder: write_text(folder / "train.jsonl", DOUBLE)),
@@ -355,7 +355,7 @@ def write_all(folder: Path, **changes) -> None:
 
 
 def test_every_rule_has_a_case():
-    """`missing_input` has a test of its own: nothing is there to be changed."""
+    """`missing_input` has a separate test, since there is nothing to change."""
     assert BREAKS.keys() | {"missing_input"} == RULES.keys()
 
 

@@ -1,4 +1,4 @@
-"""The npy files of one kind as they lie on disk, with the ledger as witness.
+"""The npy files of one kind on disk, checked with the ledger's rows.
 
 Spec: docs/spec/conventions.md#completion-and-identity
 """
@@ -74,7 +74,7 @@ def test_file_of_an_image_that_was_never_seen_is_a_warning(root):
 
 
 def test_file_that_cannot_be_read_is_a_finding(root, monkeypatch):
-    """Disk errors, and files that go while they are looked at."""
+    """Disk errors, and files that are removed during the check."""
     os.utime(root.derived / VAE.folder / "a.npy", ns=(1, 1))
 
     def fail(self, image_id, *size):

@@ -1,4 +1,4 @@
-"""Findings and reports: all are counted, few are kept.
+"""Findings and reports: all are counted, a limited number is kept.
 
 Spec: docs/spec/validation.md#checks, docs/spec/validation.md#findings
 """

@@ -1,4 +1,4 @@
-"""Images of records: exactly the first N structurally valid ones, in file order.
+"""Checks of the images in records: exactly the first N structurally valid ones, in file order.
 
 Spec: docs/spec/validation.md#image-checks, docs/spec/validation.md#real-image-folders
 """
@@ -34,7 +34,7 @@ def check(folder, *records, mode="open", first=64, **options):
 
 
 def looked_at(monkeypatch, folder, *records, **options):
-    """Which images were looked at, in which order."""
+    """Return the images that were checked, in order."""
     names = []
     stat = images._stat
     monkeypatch.setattr(images, "_stat", lambda path: names.append(path.name) or stat(path))
@@ -112,7 +112,7 @@ def test_modes_see_what_they_say(tmp_path, make, exists, opened):
 
 
 def test_image_that_cannot_be_read_is_to_be_made_readable(tmp_path, monkeypatch):
-    """The file may be good: it is not to be replaced."""
+    """The file may be valid, so the remedy is not to replace it."""
     picture(tmp_path / "a.jpg", size=(64, 32))
 
     def refused(path):
@@ -127,7 +127,7 @@ def test_image_that_cannot_be_read_is_to_be_made_readable(tmp_path, monkeypatch)
 
 @pytest.mark.parametrize("suffix", ["jpg", "png", "webp"])
 def test_image_that_is_cut_off_is_found(tmp_path, suffix):
-    """Its header is good: only the pixels tell."""
+    """Its header is valid: only decoding finds the damage."""
     path = tmp_path / f"a.{suffix}"
     picture(path, size=(64, 32))
     assert check(tmp_path, named(path.name)).findings == []
@@ -137,7 +137,7 @@ def test_image_that_is_cut_off_is_found(tmp_path, suffix):
 
 
 def test_size_is_that_of_the_stored_pixels(tmp_path):
-    """Boxes and sizes of public data mean stored pixels: EXIF orientation is never applied."""
+    """Boxes and sizes of public data refer to stored pixels: EXIF orientation is never applied."""
     image = Image.fromarray(np.zeros((32, 64, 3), np.uint8))
     exif = Image.Exif()
     exif[0x0112] = 6
@@ -153,7 +153,7 @@ def test_name_that_no_file_system_holds_is_missing(tmp_path):
 
 @pytest.mark.parametrize("mode", ["exists", "open"])
 def test_image_of_a_derived_preset_is_the_bases_own(tmp_path, mode):
-    """Every path a kept record names is a hardlink to the base's file. Spec: docs/spec/presets.md#layout"""
+    """Every path in a kept record is a hardlink to the base's file. Spec: docs/spec/presets.md#layout"""
     folder = preset(tmp_path)
     options = Options(image_mode=mode)
     assert validate(folder / "train.jsonl", options=options).findings == []
@@ -177,7 +177,7 @@ def check_sources(root, **options):
 
 
 def test_images_of_stage_2_records_are_found_in_approved_wherever_the_record_was_made(tmp_path):
-    """A Stage 1 record keeps its path, and readers also find it by its file name in approved/.
+    """A Stage 1 record keeps its path, and readers also find the image by its file name in approved/.
 
     Spec: docs/spec/conventions.md#locations
     """
@@ -199,4 +199,4 @@ def test_image_that_is_gone_is_a_warning_for_stage_2(tmp_path):
     report = check_sources(root)
     assert report.passed
     assert report.rules == {"source_missing": 1}
-    assert validate(root.stage2_jsonl).findings == [], "without a root nobody knows where images lie"
+    assert validate(root.stage2_jsonl).findings == [], "without a root the images cannot be located"

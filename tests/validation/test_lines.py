@@ -1,4 +1,4 @@
-"""Lines of any bytes: findings out, never a traceback; the fast look never takes what the rules refuse.
+"""Lines of any bytes give findings, never a traceback; the fast path never accepts what the rules refuse.
 
 Spec: docs/spec/conventions.md#jsonl-input, docs/spec/validation.md#strict-json
 """
@@ -42,7 +42,7 @@ LIMITS = PresetRules(64 * 64, 32)
 
 
 def accepts(lines, raw):
-    """Whether a line, without its ending, is valid without the rules."""
+    """Return whether a line, without its ending, is accepted without the rules."""
     (found,) = decode_canonical(raw + b"\n", lines.decoder) if b"\n" not in raw else (raw,)
     return not isinstance(found, bytes) and lines.accept(found, 1)
 
@@ -59,12 +59,12 @@ def preset_lines(space):
 
 
 def with_ids(record):
-    """A preset's record as adapters make it, with `metadata`."""
+    """Return a preset's record as adapters write it, with `metadata`."""
     objects = [{**item, "metadata": {"category_id": 7}} for item in record["objects"]]
     return {**record, "objects": objects, "metadata": {"image_id": 9, "file_name": "a.jpg"}}
 
 
-# kind → (a good record, what judges its lines)
+# kind → (a valid record, the checks of its lines)
 KINDS = {
     "stage2": (record_of("a-1", size=(24, 24)), stage2_lines),
     "pixel": (PRESET_RECORD, preset_lines("pixel")),
@@ -90,7 +90,7 @@ keys = st.sampled_from(
 
 
 def places(value, at=()):
-    """Every place in a value, as keys and positions; of lists the beginning, so that a mask does not outweigh the rest."""
+    """Return all places in a value, as keys and positions; only the first items of lists, so that a mask does not dominate."""
     yield at
     items = value.items() if isinstance(value, dict) else enumerate(value[:4]) if isinstance(value, list) else ()
     for key, inner in items:
@@ -113,12 +113,12 @@ def lookup(value, at):
 
 @st.composite
 def lines_like(draw, record):
-    """A good line with something changed in its values, its keys or its bytes."""
+    """Return a valid line with a change in its values, its keys or its bytes."""
     for _ in range(draw(st.integers(0, 2))):
         at = draw(st.sampled_from([*places(record)]))
-        there = lookup(record, at)
-        if isinstance(there, dict) and draw(st.booleans()):
-            record = changed(record, at, {**there, draw(keys): draw(strange)})
+        item = lookup(record, at)
+        if isinstance(item, dict) and draw(st.booleans()):
+            record = changed(record, at, {**item, draw(keys): draw(strange)})
         else:
             record = changed(record, at, draw(strange))
     separators = draw(st.sampled_from([(",", ":"), (", ", ": ")]))
@@ -136,7 +136,7 @@ def lines_like(draw, record):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_fast_look_takes_only_what_the_rules_take(tmp_path, kind):
-    """What is accepted has no finding of the slow path; and nothing raises, whatever the bytes."""
+    """An accepted line has no finding on the slow path, and no bytes cause an exception."""
     record, make = KINDS[kind]
     taken = []
 
@@ -214,7 +214,7 @@ def test_object_without_a_key_twice_has_none(value):
     ],
 )  # fmt: skip
 def test_key_twice_is_found_however_it_is_spelled(raw, key):
-    """Parsers keep the last one and say nothing: two readers may disagree about such a line."""
+    """Parsers silently keep the last one, so that two readers may disagree about such a line."""
     assert key_given_twice(raw, parse_line(1, raw).value) == key
 
 
@@ -251,7 +251,7 @@ def test_line_ends_count_as_lines_do(tmp_path, check, data):
 
 
 def test_file_that_does_not_open_is_a_finding(tmp_path):
-    """The validator speaks of it as of everything else. A folder stands for what may not be read: tests run as root."""
+    """It is a finding like any other. The test uses a folder in place of an unreadable file, because tests run as root."""
     (tmp_path / "x.jsonl").mkdir()
 
     report = collect("x", "any", check_lines(tmp_path / "x.jsonl", stage2_lines(tmp_path)))
@@ -260,7 +260,7 @@ def test_file_that_does_not_open_is_a_finding(tmp_path):
 
 
 def test_number_of_thousands_of_digits_is_judged_like_any_other(tmp_path):
-    """Python refuses to spell it: a message must not."""
+    """Python refuses to convert it to text, so messages must not contain it."""
     huge = b"1" * 4300
     path = tmp_path / "train.jsonl"
     spoilt = msgspec.json.encode(PRESET_RECORD).replace(b"[1,2.5,30,31]", b"[" + huge + b",2,3,4]")
@@ -283,7 +283,7 @@ def test_number_of_thousands_of_digits_is_judged_like_any_other(tmp_path):
     ],
 )  # fmt: skip
 def test_endless_bad_lines_stay_small(tmp_path, check, line):
-    """What is kept does not grow with the number of bad lines. Spec: docs/spec/validation.md#strict-json"""
+    """Memory does not grow with the number of bad lines. Spec: docs/spec/validation.md#strict-json"""
     (tmp_path / "x.jsonl").write_bytes((line + b"\n") * 5_000)
     tracemalloc.start()
     try:
@@ -317,7 +317,7 @@ BAD_RECORD = {
 @pytest.mark.parametrize("kind", ["stage2", "preset", "stage-a"])
 @pytest.mark.parametrize("make", ["not json", "bad records", "all different"])
 def test_million_lines_stay_under_300_mb(tmp_path, kind, make):
-    """"""
+    """The check of a million lines needs less than 300 MB."""
     record = BAD_RECORD[kind]
     with open(tmp_path / "x.jsonl", "wb") as file:
         for n in range(1_000_000):

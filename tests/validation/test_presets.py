@@ -75,7 +75,7 @@ def test_one_value_of_another_space_is_found(tmp_path, name, value):
 @pytest.mark.parametrize("name", ["a.jsonl", "a.norm.jsonl", "a.coord.jsonl"])
 @pytest.mark.parametrize("box", [[3, 2, 3, 4], [4, 2, 3, 4], [1, 4, 3, 4], [9, 2, 10, 1]])
 def test_box_without_an_inside_is_found_by_number_and_not_by_spelling(tmp_path, name, box):
-    """x2 > x1, y2 > y1. Token 10 is more than token 9, whatever the text says."""
+    """x2 > x1, y2 > y1. Token 10 is larger than token 9, although its text is smaller."""
     values = tokens(*box) if "coord" in name else box
     assert check(tmp_path, of({"desc": "a", "bbox_2d": values}), name=name).rules == {"inverted": 1}
 
@@ -132,7 +132,7 @@ def test_legacy_key_is_refused_beside_a_good_one_too(tmp_path, key):
 
 
 def test_remedy_of_a_box_under_the_old_key_holds_for_both_forms_of_boxes(tmp_path):
-    """A COCO box is [x, y, width, height]: renamed, it would be another box."""
+    """A COCO box is [x, y, width, height]: if the key were only renamed, it would be another box."""
     (found,) = check(tmp_path, of({**BOX, "bbox": [1, 2, 3, 4]})).findings
 
     assert "from [x, y, width, height], as in COCO, x2 is x + width" in found.remedy
@@ -198,7 +198,7 @@ def test_manifest_without_limits_is_a_warning_unless_they_are_given(tmp_path):
 
 @pytest.mark.parametrize("how", ["link", "dangling", "file", "absent"])
 def test_images_folder_is_a_real_directory_beside_a_manifest_always(tmp_path, how):
-    """Elsewhere with the flag. Spec: docs/spec/presets.md#hardlinks"""
+    """Without a manifest, this requires the flag. Spec: docs/spec/presets.md#hardlinks"""
     images = tmp_path / "images"
     (tmp_path / "elsewhere").mkdir()
     if how in {"link", "dangling"}:
@@ -286,7 +286,7 @@ def test_files_of_a_split_that_agree_have_no_finding(split):
 
 
 def test_objects_of_a_preset_of_ours_have_one_order_in_all_files(split):
-    """The same order in all three files."""
+    """The order is the same in all three files."""
     folder, records = split
     write_json(folder / "pipeline_manifest.json", {"format": 1, "stage_stats": {"rescale": RESCALE}})
     objects = [{**PRESET_RECORD["objects"][0], "desc": name} for name in ("cat", "dog")]

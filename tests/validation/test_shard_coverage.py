@@ -1,4 +1,4 @@
-"""Records against shards: what is ready is live once, in its own bucket; what has a reason to be absent is no finding."""
+"""Comparison of records with shards: ready records are live once, in their own bucket; other absences are no finding."""
 
 import shutil
 
@@ -30,7 +30,7 @@ def pack(root, *buckets, existing="replace", **parameters):
 
 
 def more(root, **sizes):
-    """Records of further images."""
+    """Add records of further images."""
     known = {"a": (24, 24), "b": (24, 24), "wide": (32, 24)}
     foreign(root, *(record_of(image_id, size=size) for image_id, size in {**known, **sizes}.items()))
 

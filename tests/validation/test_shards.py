@@ -77,7 +77,7 @@ def test_set_as_it_was_written_passes(packed):
 
 
 def test_set_written_again_by_the_helper_passes(packed):
-    """So that the failing cases below fail for the reason they name."""
+    """This ensures that the failing cases below fail for the reason they name."""
     repack(packed, lambda members: members)
 
     assert check_set(packed).findings == []
@@ -197,7 +197,7 @@ def npy(array):
 
 @pytest.mark.parametrize("spec", embedding_specs(), ids=lambda spec: spec.kind)
 def test_npy_that_is_not_the_file_on_disk_is_found(packed, spec):
-    """NPY files are copied as-is. Spec: docs/spec/shards.md#updating-a-set"""
+    """NPY files are copied as they are. Spec: docs/spec/shards.md#updating-a-set"""
     np.save(packed.derived / spec.folder / "b.npy", np.full(spec.shape(24, 24), 3, spec.dtype))
 
     (found,) = check_set(packed).findings
@@ -242,7 +242,7 @@ def test_missing_index_is_found(packed):
 
 
 def test_index_in_another_order_is_found(packed):
-    """Readers and energon count positions."""
+    """Readers and Energon count positions."""
     change_index(packed, lambda lines: lines[::-1])
 
     report = check_set(packed)
@@ -264,7 +264,7 @@ def test_index_that_measures_otherwise_than_its_record_is_found(packed, old, new
 
 
 def test_digest_of_other_files_is_found(packed):
-    """Index and manifest agree on it; the sample does not."""
+    """Index and manifest agree on the digest, but the sample does not match it."""
     change_index(packed, lambda lines: [json.dumps({**json.loads(lines[0]), "digest": "f" * 32}).encode(), lines[1]])
     edit_manifest(packed, digest=set_digest(line.digest for line in read_index(folder_of(packed))))
 
@@ -273,7 +273,7 @@ def test_digest_of_other_files_is_found(packed):
 
 
 def test_set_of_before_samples_were_measured_passes(packed):
-    """Such sets have neither numbers in the index nor statistics; the card says so."""
+    """Such sets have neither measures in the index nor statistics; the card reports this."""
     kept = ("image_id", "key", "shard", "offset", "size", "digest")
     change_index(
         packed, lambda lines: [json.dumps({key: json.loads(line)[key] for key in kept}).encode() for line in lines]
@@ -357,14 +357,14 @@ def test_tombstone_of_another_id_than_the_sample_it_lies_on_is_found(packed):
 
 
 def leaves(value, path=()):
-    """Paths of all values in a document that hold no others; an empty list or object is one."""
+    """Return the paths of all leaf values in a document; an empty list or object is a leaf."""
     children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     found = [leaf for key, child in children for leaf in leaves(child, (*path, key))]
     return found or [path]
 
 
 def with_leaf(value, path, change):
-    """The document with another value in this place."""
+    """Return the document with another value at this path."""
     if not path:
         return change(value)
     copy = value.copy()
@@ -373,7 +373,7 @@ def with_leaf(value, path, change):
 
 
 def other(value):
-    """Another value of the same type."""
+    """Return another value of the same type."""
     if isinstance(value, bool):
         return not value
     if isinstance(value, int | float):
@@ -383,7 +383,7 @@ def other(value):
 
 @pytest.fixture(scope="module")
 def embedded_set(tmp_path_factory):
-    """A set of the product's own embeddings, so that provenance has facts; shuffled, appended to, with a tombstone."""
+    """A set of embeddings made by this program, so that provenance has facts; shuffled, appended to, with a tombstone."""
     root = DataRoot(tmp_path_factory.mktemp("leaves") / "data")
     root.approved.mkdir(parents=True)
     stage2(root, "a", "b", size=(24, 24))
@@ -414,7 +414,7 @@ def test_every_changed_leaf_of_the_manifest_is_found(embedded_set):
     finally:
         path.write_bytes(original)
 
-    # A set without the digest is one of an earlier release: a warning.
+    # A set without the digest comes from an earlier release, which is a warning.
     assert unnoticed == [("manifest_digest",)]
 
 
@@ -445,7 +445,7 @@ def test_key_added_to_manifest_or_index_is_found(packed):
 
 @pytest.mark.parametrize("shard", ["../../victim.tar", "/tmp/victim.tar", "..", "shard-000000.tar/../x"])
 def test_index_line_of_a_tar_outside_the_folder_is_found_and_makes_nothing(packed, tmp_path, shard):
-    """The comparison of energon's files makes links by these names."""
+    """The check of Energon's files creates links with these names."""
     before = sorted(tmp_path.rglob("*"))
     change_index(packed, lambda lines: [json.dumps({**json.loads(lines[0]), "shard": shard}).encode(), lines[1]])
 
@@ -455,7 +455,7 @@ def test_index_line_of_a_tar_outside_the_folder_is_found_and_makes_nothing(packe
 
 @pytest.mark.parametrize("key", ["../../b", "/etc/b", "b/../a", "."])
 def test_member_that_leaves_the_folder_is_found_and_compared_with_nothing(packed, key):
-    """A member's name decides which file of `derived/` it is compared with."""
+    """A member's name determines the file of `derived/` that it is compared with."""
     path = folder_of(packed) / "shard-000000.tar"
     with tarfile.open(path, "w") as tar:
         for suffix in ("json", "dinov3.npy"):
@@ -474,7 +474,7 @@ def test_member_that_leaves_the_folder_is_found_and_compared_with_nothing(packed
 )  # fmt: skip
 @pytest.mark.parametrize("damage", [None, b"", b"something else"], ids=["gone", "empty", "other"])
 def test_file_of_energon_that_is_not_what_the_index_asks_for_is_found(packed, name, damage):
-    """"""
+    """Each file is removed, emptied or overwritten."""
     path = folder_of(packed) / name
     path.unlink()
     if damage is not None:
@@ -509,7 +509,7 @@ def test_index_of_energon_that_is_cut_off_is_found(packed):
 
 
 def test_index_of_energon_that_another_sqlite_wrote_passes(packed):
-    """Its bytes are as equal as SQLite's version is: rows are compared. Reference: docs/formats.md."""
+    """Its bytes depend on SQLite's version, so rows are compared. Reference: docs/formats.md."""
     with closing(sqlite3.connect(folder_of(packed) / ".nv-meta" / "index.sqlite")) as database:
         database.executescript("PRAGMA page_size = 8192; VACUUM")
 
@@ -517,7 +517,7 @@ def test_index_of_energon_that_another_sqlite_wrote_passes(packed):
 
 
 def test_odd_ids_pass(data_root):
-    """Dots and percent signs are encoded in keys and true in records. Spec: docs/spec/shards.md#updating-a-set"""
+    """Dots and percent signs are encoded in keys but not in records. Spec: docs/spec/shards.md#updating-a-set"""
     foreign(data_root, *(record_of(i, size=(16, 16)) for i in ("a.b", "100%", "%2E", "ü x")))
     write_set(data_root)
 
@@ -525,7 +525,7 @@ def test_odd_ids_pass(data_root):
 
 
 def test_set_that_was_appended_to_passes(packed):
-    """Two tars with one id, a tombstone on the earlier: only live samples stand in energon's rows."""
+    """Two tars contain one id, with a tombstone for the earlier: Energon's rows contain only live samples."""
     foreign(packed, record_of("a", size=(24, 24), caption="another"), record_of("b", size=(24, 24)))
     found = ready(packed, [SQUARE])
     plan = plan_shards(found.ready, [SQUARE], packed.shards, ShardParameters(1), "append")

@@ -1,6 +1,7 @@
 """Stage 2 records line by line; any bytes give findings, never a traceback.
 
-Spec: docs/spec/shards.md#updating-a-set, docs/spec/validation.md#checks, docs/spec/conventions.md#completion-and-identity
+Spec: docs/spec/shards.md#updating-a-set, docs/spec/validation.md#checks,
+docs/spec/conventions.md#completion-and-identity
 """
 
 import json
@@ -22,7 +23,7 @@ def check_records(path, derived=None):
 
 
 def check_lines(tmp_path, *lines):
-    """Records as this program writes them, which the fast look would take."""
+    """Check records in the canonical form, which the fast path accepts."""
     path = tmp_path / "records.jsonl"
     write_text(path, *(line if isinstance(line, bytes | str) else msgspec.json.encode(line) for line in lines))
     return check_records(path)
@@ -102,7 +103,7 @@ def test_records_without_an_id_are_no_duplicates_of_each_other(tmp_path):
 
 
 def test_unusual_ratio_is_a_warning(tmp_path):
-    """Outside [0.4, 2.5] a warning, never a failure. Spec: docs/spec/stage2.md#buckets"""
+    """A ratio outside [0.4, 2.5] is a warning, never an error. Spec: docs/spec/stage2.md#buckets"""
     report = check_lines(tmp_path, record_of("usual", size=(25, 10)), record_of("strip", size=(26, 10)))
 
     assert [(f.item, f.rule, f.severity) for f in report.findings] == [("strip", "unusual_ratio", "warning")]
@@ -110,7 +111,7 @@ def test_unusual_ratio_is_a_warning(tmp_path):
 
 
 def test_other_bucket_than_the_nearest_is_a_warning(tmp_path):
-    """A record's bucket is taken as written if it is one of the seven. Spec: docs/spec/shards.md#order"""
+    """A record's bucket is accepted if it is one of the seven. Spec: docs/spec/shards.md#order"""
     report = check_lines(tmp_path, record_of("a", aspect_bucket="704x1344"))
 
     (found,) = report.findings
@@ -170,7 +171,7 @@ def test_file_that_is_not_its_records_is_found(layout, array, rule):
 
 
 def test_file_that_the_system_will_not_open_is_a_finding(layout):
-    """A name longer than any file's, a folder in its place."""
+    """The file name is too long, or a folder has the name."""
     path = layout.derived / DINOV3.folder / "a.npy"
     path.unlink()
     path.mkdir()

@@ -1,4 +1,4 @@
-"""Stage-A output: five fields, strict alignment of summaries and images. Spec: docs/spec/stage-a.md#work"""
+"""Stage-A output: five fields, and exact correspondence of summaries and images. Spec: docs/spec/stage-a.md#work"""
 
 import pytest
 

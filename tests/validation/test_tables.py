@@ -1,4 +1,4 @@
-"""The records as one table: what only the whole can show. Spec: docs/spec/validation.md#checks"""
+"""Checks of the records as one table, which checks of single records cannot make. Spec: docs/spec/validation.md#checks"""
 
 import json
 import sqlite3
@@ -30,7 +30,7 @@ def test_valid_records_are_a_valid_table(tmp_path):
 
 
 def test_records_without_a_version_are_taken(tmp_path):
-    """Where format_version is given it is 2. Spec: docs/spec/shards.md#readiness"""
+    """If format_version is present, it is 2. Spec: docs/spec/shards.md#readiness"""
     nameless = {name: value for name, value in record_of("a").items() if name != "format_version"}
 
     assert check(tmp_path, nameless).findings == []

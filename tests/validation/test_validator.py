@@ -1,4 +1,4 @@
-"""A path in, a report out; whatever the path. Spec: docs/spec/validation.md#checks"""
+"""The validator returns a report for any path. Spec: docs/spec/validation.md#checks"""
 
 import json
 import os
@@ -112,7 +112,7 @@ def test_presets_folder_is_all_its_files_and_a_file_is_one(tmp_path):
 
 
 def test_sample_compares_the_first_npy_members_of_each_tar(packed):
-    """Compared, not read: a tar is read whole whatever the sample, its checksum must hold."""
+    """The option limits comparisons only: a tar is always read in full, since its checksum must match."""
     tall = bucket_folder(packed.shards, TALL)
     for spec in embedding_specs():
         np.save(packed.derived / spec.folder / "tall.npy", np.ones(spec.shape(36, 24), spec.dtype))
@@ -168,7 +168,7 @@ def test_unknown_kind_is_wrong_usage(packed):
 
 @pytest.mark.parametrize(("name", "kind"), [("derived", "stage2"), ("derived/approved_image_dataset.jsonl", "shards")])
 def test_kind_that_cannot_be_that_path_is_wrong_usage(packed, name, kind):
-    """No traceback for a user's mistake."""
+    """A user's mistake gives no traceback."""
     with pytest.raises(WrongUsage, match=f"as {kind}"):
         validate(packed.path / name, kind=kind)
 
@@ -181,7 +181,7 @@ def test_bucket_folder_without_a_manifest_is_a_finding(packed):
 
 @pytest.mark.parametrize("kind", [None, "shards"])
 def test_folder_without_shards_names_what_can_be_validated(packed, kind):
-    """Nothing is said of packing: no shard set is damaged here."""
+    """The message does not mention packing, because no shard set is damaged."""
     with pytest.raises(MissingInput, match="nothing to validate in this folder") as caught:
         validate(packed.path, kind=kind)
 
@@ -222,7 +222,7 @@ def test_every_bucket_has_a_report(packed):
 
 
 def test_folder_that_only_holds_somebodys_notes_is_no_set(packed):
-    """They stay when a bucket's last sample has gone."""
+    """Foreign files remain when a bucket's last sample is removed."""
     (packed.shards / "bucket_704x1344").mkdir()
     (packed.shards / "bucket_704x1344" / "notes.txt").touch()
     assert len(reports_of(packed)) == 2
@@ -258,7 +258,7 @@ def test_touched_set_is_read_again_and_passes(packed):
 
 
 def test_set_that_passed_fewer_rules_is_read_again(packed, monkeypatch):
-    """A full check is one by the rules that there were."""
+    """A full check is valid only for the rules that existed then."""
     reports_of(packed)
     monkeypatch.setitem(RULES, "a new one", RULES["checksum"])
     monkeypatch.setattr(shards, "fingerprint_file", lambda path: "another")
@@ -305,7 +305,7 @@ def test_verify_without_records_says_what_to_run(data_root):
 
 
 def test_validator_loads_nothing_heavy():
-    """A launch script calls it before training. Spec: docs/spec/conventions.md#command-line"""
+    """Launch scripts call it before training. Spec: docs/spec/conventions.md#command-line"""
     heavy = [
         "torch",
         "dagster",

@@ -106,7 +106,7 @@ def draft_split(
     Args:
         base: the base preset.
         split: `train` or `val`.
-        folder: where the files are written.
+        folder: destination of the files.
         max_objects: drop records with more objects; None for a base preset.
         order: of the objects in each record.
         keep_files: read and count the records of a base preset, but write no file.

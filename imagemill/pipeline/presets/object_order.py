@@ -1,12 +1,14 @@
-"""The order of the objects in a preset's records: recorded, requested, or found in files of another program.
+"""Order of the objects in a preset's records: recorded, requested, or detected in files of another program.
 
     annotation      as annotated (default)
-    top_left        by (min y, min x) of the values in 0…999; objects at one place keep the order of the annotations
+    top_left        by (min y, min x) of the values in 0…999; ties keep the order of the annotations
 
-A preset made by another program has no `format` in its manifest. CoordExp writes norm and coord records in `top_left` order
-beside pixel records in the order of the annotations. If its lines equal ours up to the order of objects, they are not rewritten.
+A preset made by another program has no `format` in its manifest. CoordExp writes norm and coord records in `top_left`
+order beside pixel records in the order of the annotations. If its lines equal ours up to the order of objects, they are
+not rewritten.
 
-Sorting one record: coords.py, rescale.py. Whether a preset was made with other parameters: rescale_plan.py.
+Single records are sorted in coords.py and rescale.py. Other parameters of a preset are compared in rescale_plan.py.
+
 Spec: docs/spec/presets.md#object-order
 """
 
@@ -26,7 +28,7 @@ Record = dict[str, Any]
 
 
 class ChosenOrder(NamedTuple):
-    """The order of a preset's records; `kept`: splits whose norm and coord files are left as they are."""
+    """The order of a preset's records; `kept`: splits whose norm and coord files are left unchanged."""
 
     order: ObjectOrder
     kept: frozenset[str] = frozenset()
@@ -40,7 +42,7 @@ def recorded_order(preset: PresetDir, manifest: Mapping[str, Any]) -> ObjectOrde
     """Return the order that a manifest records; None if another program made the preset and recorded none.
 
     Raises:
-        ImagemillError: the recorded value is not an order.
+        ImagemillError: if the recorded value is not an order.
     """
     order = (manifest.get("stage_stats", {}).get("rescale") or {}).get("object_order")
     if order is None:  # releases before this setting kept the order of the annotations
@@ -54,56 +56,58 @@ def recorded_order(preset: PresetDir, manifest: Mapping[str, Any]) -> ObjectOrde
     return order
 
 
-def check_order(preset: PresetDir, manifest: Mapping[str, Any], asked: ObjectOrder | None) -> None:
+def check_order(preset: PresetDir, manifest: Mapping[str, Any], requested: ObjectOrder | None) -> None:
     """Raise OrderConflict if a preset records another order than the requested one."""
-    _agreed(preset, recorded_order(preset, manifest), asked)
+    _agreed(preset, recorded_order(preset, manifest), requested)
 
 
 def choose_order(
-    base: PresetDir, manifest: Mapping[str, Any], splits: Sequence[str], asked: ObjectOrder | None
+    base: PresetDir, manifest: Mapping[str, Any], splits: Sequence[str], requested: ObjectOrder | None
 ) -> ChosenOrder:
-    """Return the order for the records of a base preset and of what is derived from it.
+    """Return the order for the records of a base preset and of presets derived from it.
 
     Raises:
-        OrderConflict: another order is requested than the recorded one, or than that of files that are kept.
+        OrderConflict: if the requested order differs from the recorded one, or from that of files that are kept.
+        WrongUsage: if the requested order is unknown.
     """
-    if asked not in (None, *ORDERS):
-        raise WrongUsage(f"no object_order {asked!r}", do=f"choose from {', '.join(ORDERS)}")
+    if requested not in (None, *ORDERS):
+        raise WrongUsage(f"no object_order {requested!r}", do=f"choose from {', '.join(ORDERS)}")
     recorded = recorded_order(base, manifest)
     if not is_foreign(manifest) or recorded == "annotation":
-        return ChosenOrder(_agreed(base, recorded, asked) or DEFAULT_ORDER)
+        return ChosenOrder(_agreed(base, recorded, requested) or DEFAULT_ORDER)
     found = {split: _compare(base, split) for split in splits}
     kept = frozenset(split for split, files in found.items() if files == "equal")
-    order = _agreed(base, recorded or ("top_left" if kept else None), asked)
+    order = _agreed(base, recorded or ("top_left" if kept else None), requested)
     if order is None:
         order = "top_left" if "ordered" in found.values() or kept else DEFAULT_ORDER
     return ChosenOrder(order, kept if order == "top_left" else frozenset())
 
 
 def with_order(rescale: Mapping[str, Any], manifest: Mapping[str, Any], order: ObjectOrder) -> dict[str, Any]:
-    """Return `stage_stats.rescale` with the order of a preset of another program; ours have it from rescale."""
+    """Return `stage_stats.rescale` with the order added for a preset of another program; in ours, rescale records it."""
     return {**rescale, "object_order": order} if is_foreign(manifest) else dict(rescale)
 
 
-def _agreed(preset: PresetDir, recorded: ObjectOrder | None, asked: ObjectOrder | None) -> ObjectOrder | None:
-    if recorded and asked and recorded != asked:
+def _agreed(preset: PresetDir, recorded: ObjectOrder | None, requested: ObjectOrder | None) -> ObjectOrder | None:
+    if recorded and requested and recorded != requested:
         raise OrderConflict(
-            f"parameters of {preset.name} differ: object_order is {recorded}, requested {asked}",
+            f"parameters of {preset.name} differ: object_order is {recorded}, requested {requested}",
             where=preset.path,
             why="a preset keeps the order of its objects",
             do="leave object_order out, or rescale into a new preset name with it",
         )
-    return recorded or asked
+    return recorded or requested
 
 
 # ---- files of another program
 
 
 def _compare(base: PresetDir, split: str) -> Literal["equal", "ordered", "other"]:
-    """Compare norm and coord files with ours.
+    """Compare norm and coord files with those that coord would write.
 
     Returns:
-        `ordered` if all objects are in `top_left` order, `equal` if nothing else but the order of objects differs.
+        `other` if a file is missing or not in `top_left` order throughout; `equal` if, besides, only the order of objects
+        differs from ours; else `ordered`.
     """
     if not (base.norm(split).is_file() and base.coord(split).is_file()):
         return "other"
@@ -118,7 +122,7 @@ def _compare(base: PresetDir, split: str) -> Literal["equal", "ordered", "other"
 
 
 def _is_ordered(norm: Record) -> bool:
-    """True if objects are in order by (min y, min x), or by their first point: CoordExp sorts polygons by that."""
+    """Return True if objects are ordered by (min y, min x), or by their first point, which is how CoordExp sorts polygons."""
     shapes = _shapes(norm)
     if shapes is None:
         return False
@@ -127,7 +131,7 @@ def _is_ordered(norm: Record) -> bool:
 
 
 def _shapes(norm: Record) -> list[list[int]] | None:
-    """Return the geometry of a norm record's objects, None if one has none."""
+    """Return the geometry of a norm record's objects; None if one has none."""
     objects = norm.get("objects")
     if not isinstance(objects, list) or not all(isinstance(item, dict) for item in objects):
         return None
@@ -149,7 +153,7 @@ def _sorted_objects(record: Record) -> Record:
 
 
 def _with_tokens(norm: Record) -> Record:
-    """Return a norm record as its coord record would be."""
+    """Return the coord record of a norm record."""
     objects = []
     for item in norm["objects"]:
         key = "bbox_2d" if item.get("bbox_2d") else "poly"

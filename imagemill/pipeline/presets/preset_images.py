@@ -1,8 +1,7 @@
 """Index of a preset's images: the raw bytes that each was made from, and its signature.
 
     coco/rescale_32_768/.images.jsonl
-    {"image": "images/a.jpg", "raw": "posix:<size>:<mtime_ns>:<inode>", "raw_fingerprint": "xxh3:…", "raw_size": [640,
-    427],
+    {"image": "images/a.jpg", "raw": "posix:<size>:<mtime_ns>:<inode>", "raw_fingerprint": "xxh3:…", "raw_size": [640, 427],
      "made": "posix:…", "made_fingerprint": "xxh3:…", "orientation": 1}
 
 The index is in the preset rather than in a data root's ledger, because presets are moved and copied by themselves, and

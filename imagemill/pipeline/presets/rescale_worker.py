@@ -115,7 +115,7 @@ class RescaleWorker:
 
     def _outcome(self, job: RescaleJob) -> RescaleRow | _Staged:
         try:
-            return self._look(job)
+            return self._check_or_stage(job)
         except Refused as refusal:
             return _refusal_row(job.name, refusal)
         except OSError as error:
@@ -123,7 +123,7 @@ class RescaleWorker:
                 raise
             return _failure_row(job.name, error)
 
-    def _look(self, job: RescaleJob) -> RescaleRow | _Staged:
+    def _check_or_stage(self, job: RescaleJob) -> RescaleRow | _Staged:
         """Check one image and stage it if it is missing; raise Refused for an image that cannot be in the preset."""
         raw, target = self._raw / job.name, self._preset / job.name
         if job.known and job.known.raw_size == job.size and job.known.stands(raw, target):

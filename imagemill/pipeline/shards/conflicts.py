@@ -61,8 +61,8 @@ def refuse_conflicts(shard_set: PackPlan) -> None:
         )
 
 
-def _summarize(found: Sequence[str], of_what: str) -> str:
-    return found[0] + (f" (and {len(found) - 1} more {of_what})" if len(found) > 1 else "")
+def _summarize(found: Sequence[str], noun: str) -> str:
+    return found[0] + (f" (and {len(found) - 1} more {noun})" if len(found) > 1 else "")
 
 
 def _existing_conflicts(shard_set: PackPlan) -> list[str]:

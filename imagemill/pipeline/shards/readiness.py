@@ -1,7 +1,8 @@
 """Selection of the records that are ready to be packed: a valid record and a valid, current file of every kind.
 
-Names and sizes come from one listing per folder. A file is opened only if no ledger row matches it. Any Stage 2 layout
-of the specified form is accepted, also one that another program wrote.
+Names and sizes come from one listing per folder. A file is opened only if no ledger row matches it, or if the record's
+size differs from the image's. Any Stage 2 layout of the specified form is accepted, also one that another program
+wrote.
 
 Spec: docs/spec/shards.md#readiness
 """

@@ -1,8 +1,8 @@
 """Damaged npy files found during packing, and their replacement by copies.
 
-    a file does not hold its recorded bytes ──> all files of the bucket's plan are read once
-        a tar holds the recorded bytes  ──> these are packed
-        none does                       ──> the sample is left out
+    a file does not contain its recorded bytes ──> all files of the bucket's plan are read once
+        a tar contains the recorded bytes  ──> these are packed
+        no tar contains them               ──> the sample is left out
 
 Refusing a damaged file while packing is in formats/tar.py; its ledger row is handled in pipeline/stage2/damage.py.
 """

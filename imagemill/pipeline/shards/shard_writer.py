@@ -139,7 +139,7 @@ def _result(plan: BucketPlan, status: Literal["written", "unchanged"], manifest:
 
 
 def _discard(folder: Path) -> None:
-    """Remove a temporary folder; it may be gone already, and another command may be removing it."""
+    """Remove a temporary folder, which another command may be removing or may have removed."""
     with suppress(OSError):
         remove_folder(folder)
 

@@ -20,7 +20,7 @@ _OUTDATED = f"""origin IN ('{FROM_CAPTIONER}', '{FROM_PREVIEW}') AND EXISTS (
 
 
 class CaptionRow(msgspec.Struct, frozen=True):
-    """A caption as it goes into the record.
+    """A caption as written to the record.
 
     Attributes:
         image_id: the image.
@@ -121,7 +121,7 @@ class Captions(Database):
         return {row.image_id: row for row in self._select(CAPTIONED)}
 
     def outdated_captions(self) -> set[str]:
-        """Return the images whose caption a model generated from an earlier version; changes not read yet are not included."""
+        """Return the images, as last read, whose caption a model generated from an earlier version of the image."""
         return {image_id for (image_id,) in self._rows(f"SELECT image_id FROM captions WHERE {_OUTDATED}")}
 
     def preview_captions(self) -> set[str]:

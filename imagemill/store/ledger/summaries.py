@@ -60,7 +60,10 @@ class Summaries(Database):
         return self._change_each(SUMMARIES.insert + _KEEP_NEWER, SUMMARIES.values(rows))
 
     def thin_summaries(self, mission: str, per_image: int) -> None:
-        """Keep the newest `per_image` summaries of each image; delete those without signature for which another row is newer."""
+        """Keep the newest `per_image` summaries of each image.
+
+        Also delete rows without a file's signature if a newer row has the same fingerprint.
+        """
         self._change(
             "DELETE FROM summaries WHERE mission = ?1 AND stat IS NULL AND EXISTS (SELECT 1 FROM summaries other"
             " WHERE other.mission = ?1 AND other.fingerprint = summaries.fingerprint"

@@ -1,4 +1,4 @@
-"""One split in all its forms: kept lines, norm, coord, statistics, from one pass."""
+"""One split in all its forms, written in one pass: kept lines, norm, coord, statistics."""
 
 import hashlib
 import json
@@ -48,7 +48,7 @@ def draft(base, derived, lines, **options):
     return draft_split(base, "train", derived.path, **{"max_objects": 2, **options})
 
 
-def made(base, derived, lines, **options):
+def write_split(base, derived, lines, **options):
     split = draft(base, derived, lines, **options)
     assert split.problems == []
     split.publish()
@@ -98,7 +98,7 @@ def test_polygon_beyond_the_edge_is_cut_at_it():
 @given(width=sides, height=sides, box=st.tuples(*[numbers] * 4), poly=st.lists(st.tuples(numbers, numbers), min_size=3))
 @settings(max_examples=400)
 def test_looked_up_bins_are_the_computed_ones(width, height, box, poly):
-    """The table is only a faster way: geometry.py has the rule."""
+    """The table is only an optimisation of the rule in geometry.py."""
     assume(box[0] != box[2] and box[1] != box[3])
     box = [min(box[0], box[2]), min(box[1], box[3]), max(box[0], box[2]), max(box[1], box[3])]
     flat = [value for point in poly for value in point]
@@ -117,7 +117,7 @@ def test_looked_up_bins_are_the_computed_ones(width, height, box, poly):
     corners=st.tuples(st.integers(0, 299), st.integers(0, 299), st.integers(1, 300), st.integers(1, 300)),
 )
 def test_bins_of_a_box_are_in_order_and_cover_it(width, height, corners):
-    """floor for x1, y1 and ceil for x2, y2, and norm records obey x2 > x1 again. Spec: docs/spec/presets.md#layout"""
+    """x1, y1 are rounded down and x2, y2 up; norm records keep x2 > x1. Spec: docs/spec/presets.md#layout"""
     x1, y1 = min(corners[0], width - 2), min(corners[1], height - 2)
     x2, y2 = min(x1 + corners[2], width - 1), min(y1 + corners[3], height - 1)
     got = record(objects=[{"desc": "x", "bbox_2d": [x1, y1, x2, y2]}]) | {"width": width, "height": height}
@@ -129,11 +129,11 @@ def test_bins_of_a_box_are_in_order_and_cover_it(width, height, corners):
 
 
 def test_three_spaces_of_one_record(base, derived):
-    """Pixels byte for byte, ints, tokens; unknown keys, orders and vertices stay. Spec: docs/spec/presets.md#layout"""
+    """Pixel records keep their bytes; all spaces keep unknown keys, orders and vertices. Spec: docs/spec/presets.md#layout"""
     objects = [POLYGON, {"z": 1, **BOX, "score": 1.50, "nested": {"bbox_2d": [1, 2, 3, 4]}}]
     source = line(objects=objects, extra={"ü": [1e3, None, 2**70]})
 
-    made(base, derived, [source])
+    write_split(base, derived, [source])
 
     norm, coord = read(derived.norm("train"))[0], read(derived.coord("train"))[0]
     assert derived.jsonl("train").read_bytes() == source
@@ -152,10 +152,10 @@ def test_three_spaces_of_one_record(base, derived):
 
 
 def test_record_with_more_objects_is_dropped_whole(base, derived):
-    """Never truncated. Spec: docs/spec/presets.md#maximum-number-of-objects"""
+    """Records are never truncated. Spec: docs/spec/presets.md#maximum-number-of-objects"""
     lines = [line(n, objects=[BOX] * n) for n in range(5)]
 
-    split = made(base, derived, lines, max_objects=2)
+    split = write_split(base, derived, lines, max_objects=2)
 
     for path in (derived.jsonl("train"), derived.norm("train"), derived.coord("train")):
         assert [len(one["objects"]) for one in read(path)] == [0, 1, 2]
@@ -173,15 +173,18 @@ def test_record_with_more_objects_is_dropped_whole(base, derived):
 
 
 def test_base_gets_norm_and_coord_beside_its_own_records(base):
-    """No filter ran: no statistics, no aliases, its JSONL untouched. Spec: docs/spec/presets.md#dataset-layout"""
-    split = made(base, base, [line(n) for n in range(3)], max_objects=None)
+    """Without a filter there are no statistics and no aliases, and the base's JSONL is not modified.
+
+    Spec: docs/spec/presets.md#dataset-layout
+    """
+    split = write_split(base, base, [line(n) for n in range(3)], max_objects=None)
     assert sorted(os.listdir(base.path)) == ["train.coord.jsonl", "train.jsonl", "train.norm.jsonl"]
     assert split.images == {}
 
 
 def test_two_records_may_share_an_image(base, derived):
     """Spec: docs/spec/presets.md#declared-sizes"""
-    split = made(base, derived, [line(7), line(7)])
+    split = write_split(base, derived, [line(7), line(7)])
     assert (list(split.images), split.counts.kept) == (["images/7.jpg"], 2)
 
 
@@ -231,7 +234,7 @@ def test_very_many_bad_lines_are_counted(base, derived, monkeypatch):
 
 
 def test_last_line_may_lack_its_newline(base, derived):
-    made(base, derived, [line(0), line(1).rstrip(b"\n")])
+    write_split(base, derived, [line(0), line(1).rstrip(b"\n")])
     assert derived.jsonl("train").read_bytes() == line(0) + line(1)
 
 
@@ -269,7 +272,7 @@ records = st.fixed_dictionaries(
 @given(record=records)
 @settings(max_examples=500, deadline=None)
 def test_fast_verdict_is_never_kinder_than_the_rules(record):
-    """What is accepted by a look has no problem; the rest is looked at by the rules themselves."""
+    """A record accepted by the fast path has no problem; all others are checked by the rules."""
     if is_plainly_valid(record):
         assert violations(record, "pixel") == []
 
@@ -282,7 +285,7 @@ def test_fast_verdict_accepts_what_is_usual():
 @given(raw=st.binary(max_size=60) | records.map(lambda value: json.dumps(value).encode()))
 @settings(max_examples=300, deadline=None)
 def test_any_line_is_transformed_or_told(raw):
-    """Bytes in, a record or a problem out, never a traceback."""
+    """Any bytes give a record or a problem, never a traceback."""
     chunk = transform(1, [raw], 2)
     assert bool(chunk.problems) != (chunk.counts.dropped or chunk.pixel != b"")
     for space, lines in (("pixel", chunk.pixel), ("coord", chunk.coord)):
@@ -291,12 +294,12 @@ def test_any_line_is_transformed_or_told(raw):
 
 
 def test_unchanged_input_leaves_every_file_untouched(base, derived):
-    """Bytes and mtime. Spec: docs/spec/conventions.md#completion"""
+    """Neither bytes nor mtime change. Spec: docs/spec/conventions.md#completion"""
     lines = [line(n) for n in range(50)]
-    first = made(base, derived, lines)
+    first = write_split(base, derived, lines)
     before = {path.name: (path.stat().st_mtime_ns, path.stat().st_ino) for path in derived.path.iterdir()}
 
-    again = made(base, derived, lines)
+    again = write_split(base, derived, lines)
 
     assert len(first.changed) == 4
     assert again.changed == []
@@ -304,13 +307,13 @@ def test_unchanged_input_leaves_every_file_untouched(base, derived):
 
 
 def test_damaged_file_alone_is_made_again(base, derived):
-    """Completion is validity, not existence. Spec: docs/spec/conventions.md#completion-and-identity"""
+    """Completion means validity, not existence. Spec: docs/spec/conventions.md#completion-and-identity"""
     lines = [line(n) for n in range(50)]
-    made(base, derived, lines)
+    write_split(base, derived, lines)
     whole = derived.norm("train").read_bytes()
     derived.norm("train").write_bytes(whole[:-20])
 
-    assert made(base, derived, lines).changed == ["train.norm.jsonl"]
+    assert write_split(base, derived, lines).changed == ["train.norm.jsonl"]
     assert derived.norm("train").read_bytes() == whole
 
 
@@ -325,7 +328,7 @@ def test_interrupted_draft_leaves_nothing(base, derived, error):
 
 
 def test_pixel_records_are_the_last_to_get_their_name(base, derived, monkeypatch):
-    """`<split>.jsonl` says that the split is there. Reference: docs of public_data.PresetDir.splits."""
+    """`<split>.jsonl` publishes the split. Reference: docs of public_data.PresetDir.splits."""
     split = draft(base, derived, [line()])
     order = []
     real = os.replace
@@ -352,7 +355,7 @@ print(peak() - before)
 
 @pytest.mark.slow
 def test_memory_is_flat_in_the_number_of_records(base):
-    """Ten megabytes of records, a third of them bad, in a fraction of that."""
+    """Ten megabytes of records, a third of them bad, need a fraction of that memory."""
     lines = [b"{\n" if n % 3 == 0 else line(n, objects=[BOX] * 40) for n in range(10_000)]
     base.jsonl("train").write_bytes(b"".join(lines))
     assert base.jsonl("train").stat().st_size > 10_000_000

@@ -76,18 +76,18 @@ def derived(dataset):
 
 
 def contents(folder):
-    """Bytes of every file below."""
+    """Return the bytes of all files below a folder."""
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
 def state(folder):
-    """Names, inodes and times: unequal after anything was written, removed or replaced."""
+    """Return names, inodes and times, which change if anything is written, removed or replaced."""
     stats = {path: path.lstat() for path in folder.rglob("*")}
     return {str(p): (s.st_ino, s.st_mtime_ns, s.st_size) for p, s in stats.items() if not p.is_dir()}
 
 
 def refused(error, dataset, name=DERIVED, **options):
-    """What a run that must not write anything says."""
+    """Return the message of a run that must not write anything."""
     before = state(dataset.path)
     with pytest.raises(error) as caught:
         coord(dataset, name, **options)
@@ -143,7 +143,7 @@ def test_one_split_leaves_the_others_as_they_are(dataset, base):
 
 @pytest.mark.parametrize("name", [BASE, DERIVED])
 def test_run_on_what_is_there_already_touches_nothing(dataset, name):
-    """Bytes and mtime. Spec: docs/spec/presets.md#hardlinks"""
+    """Neither bytes nor mtime change. Spec: docs/spec/presets.md#hardlinks"""
     coord(dataset, name)
     before = state(dataset.path)
 
@@ -241,7 +241,7 @@ def test_directory_appears_with_manifest_and_images_in_one_rename(dataset, deriv
 
 @pytest.mark.parametrize("split", ["train", "val"])
 def test_changed_base_is_refused_with_the_remedy(dataset, base, derived, split):
-    """Before any write, also where another split is asked for. Spec: docs/spec/presets.md#layout"""
+    """The refusal precedes any write, also if another split is requested. Spec: docs/spec/presets.md#layout"""
     coord(dataset, DERIVED)
     write_records(base, split, 5)
     message = refused(BaseChanged, dataset, splits=["train"])
@@ -252,7 +252,7 @@ def test_changed_base_is_refused_with_the_remedy(dataset, base, derived, split):
 
 
 def test_bad_line_in_a_changed_base_is_named_and_the_derived_preset_is_not_blamed(dataset, base, derived):
-    """The repair of the line is the remedy: deleting the derived preset would not help."""
+    """The remedy is to repair the line: deleting the derived preset would not help."""
     coord(dataset, DERIVED)
     whole = base.jsonl("val").read_bytes()
     base.jsonl("val").write_bytes(whole + b'{"images": []}\n')
@@ -267,7 +267,7 @@ def test_bad_line_in_a_changed_base_is_named_and_the_derived_preset_is_not_blame
 
 
 def test_validator_finds_splits_made_from_other_records(dataset, base, derived):
-    """Until coord has run again, norm and coord of a base whose records changed are of the old ones."""
+    """Until coord runs again, norm and coord of a base with changed records belong to the old records."""
 
     def rules(preset, **options):
         return dict(ChainMap(*(report.rules for report in validate_preset(preset.path, NO_IMAGES, **options))))
@@ -300,7 +300,7 @@ def test_coord_of_the_base_changes_nothing_for_the_derived_preset(dataset):
 
 @pytest.mark.parametrize("manifest", [None, {"stage_stats": {"rescale": RESCALE}}, {"base": {"preset": "y"}}])
 def test_directory_that_was_not_derived_from_this_base_is_refused(dataset, derived, manifest):
-    """An empty one, too. Spec: docs/spec/presets.md#rescale-parameters"""
+    """This includes an empty directory. Spec: docs/spec/presets.md#rescale-parameters"""
     derived.path.mkdir()
     if manifest:
         write_json(derived.manifest, manifest)
@@ -316,8 +316,8 @@ def test_bad_lines_of_all_splits_and_missing_images_are_told_at_once(dataset, ba
 
     message = refused(CoordRefused, dataset)
 
-    for told in ("train.jsonl: line 9: blank", "train.jsonl: line 10: a list", "val.jsonl: line 5: images:"):
-        assert told in message
+    for problem in ("train.jsonl: line 9: blank", "train.jsonl: line 10: a list", "val.jsonl: line 5: images:"):
+        assert problem in message
     assert "images/train/1.jpg: not in the base preset" in message
     assert "run imagemill preset rescale for x" in message
     assert not derived.path.exists()
@@ -357,7 +357,7 @@ def test_full_disk_is_told_and_the_next_run_finishes(dataset, derived, monkeypat
 
 
 def test_link_that_becomes_impossible_meanwhile_publishes_nothing(dataset, base, derived, monkeypatch):
-    """No published record names an image that is not linked. Spec: docs/spec/presets.md#layout"""
+    """No published record refers to an image that is not linked. Spec: docs/spec/presets.md#layout"""
     real = derive.link_tree
 
     def late(plan):
@@ -409,7 +409,7 @@ RECORDS = 240
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """A clean run's derived preset, and how long a slowed one takes."""
+    """Return the derived preset of an undisturbed run, and the duration of a slowed run."""
     dataset = Dataset(tmp_path_factory.mktemp("undisturbed") / "coco")
     write_base(dataset, RECORDS)
     process, began = start(dataset), time.monotonic()
@@ -449,7 +449,7 @@ def kill_and_rerun(dataset, undisturbed, seed):
 
 @pytest.mark.parametrize("seed", [0, 1, 2, 3])
 def test_killed_run_is_completed_by_the_next_one(dataset, undisturbed, seed):
-    """kill -9 at a random moment: the next run's result is a clean run's.
+    """After kill -9 at a random moment, the next run gives the result of an undisturbed run.
 
     Spec: docs/spec/conventions.md#completion-and-identity
     """
@@ -465,7 +465,7 @@ def test_killed_run_is_completed_by_the_next_one_twenty_times(dataset, undisturb
 @pytest.mark.parametrize("step", ["_appear", "link_tree", "_publish", "write_if_changed"])
 @pytest.mark.parametrize("after", [False, True])
 def test_run_that_ends_at_a_step_is_completed_by_the_next_one(dataset, derived, undisturbed, step, after, monkeypatch):
-    """Before and after each step that changes what readers see."""
+    """The run ends before and after each step that changes what readers see."""
     write_base(dataset, RECORDS)
     real = getattr(derive, step)
 

@@ -36,7 +36,7 @@ def dataset(tmp_path):
 
 
 def names_in(preset, split="train"):
-    """The names of the objects of each record, by space."""
+    """Return the names of the objects of each record, by space."""
     return {
         space: [[item["desc"] for item in one["objects"]] for one in records_of(preset.records(split, space))]
         for space in SPACES
@@ -131,7 +131,10 @@ def test_damaged_order_in_a_manifest_is_named(dataset):
 
 @pytest.fixture
 def original(dataset):
-    """A preset as CoordExp writes it: its own manifest and JSON; norm and coord by (y, x) of the first point, pixels not."""
+    """A preset as CoordExp writes it, with its own manifest and JSON.
+
+    Objects are sorted by (y, x) of the first point in norm and coord, but not in pixel records.
+    """
     rescale_here(dataset, "sorted", object_order="top_left")
     coord_here(dataset, "sorted")
     rescale_here(dataset)
@@ -190,7 +193,7 @@ def test_preset_derived_from_one_of_the_original_system_is_top_left(dataset, ori
 
 
 def test_sorted_files_with_other_values_are_replaced_in_the_same_order(dataset, original):
-    """A trainer that accepted the order of the old files accepts that of the new ones."""
+    """A trainer that accepted the order of the old files also accepts that of the new ones."""
     text = original.norm("train").read_text()
     original.norm("train").write_text(text.replace('"desc": "low"', '"desc": "lower"'))
 

@@ -1,4 +1,4 @@
-"""Boxes as people see them."""
+"""Contact sheets of presets."""
 
 import numpy as np
 from PIL import Image
@@ -18,7 +18,7 @@ from resources.engine import Engine
 from tests.helpers.public import picture, put_records, raw_dataset, record, snapshot
 
 
-def made(dataset):
+def rescaled(dataset):
     preset = dataset.preset("r")
     parameters = choose_parameters(preset, library="pillow")
     carry_out(plan_rescale(dataset, "r", parameters), Engine().map_batches)
@@ -26,7 +26,7 @@ def made(dataset):
 
 
 def changed(image, plain):
-    """Where a picture is drawn on, as a rectangle."""
+    """Return the changed part of a picture as a rectangle."""
     ys, xs = np.nonzero((np.asarray(image) != np.asarray(plain)).any(axis=2))
     return xs.min(), ys.min(), xs.max(), ys.max()
 
@@ -57,7 +57,7 @@ def test_large_picture_is_fitted_with_its_boxes(tmp_path):
 def test_sheet_shows_raw_beside_preset(tmp_path):
     dataset = raw_dataset(tmp_path, [(101, 67), (96, 64), (42, 41)])
 
-    sheet = draw_preset_sheet(dataset, made(dataset))
+    sheet = draw_preset_sheet(dataset, rescaled(dataset))
 
     halves = np.asarray(sheet)[:, : sheet.width // 2], np.asarray(sheet)[:, sheet.width // 2 :]
     assert all((half < 100).any() for half in halves)
@@ -66,13 +66,13 @@ def test_sheet_shows_raw_beside_preset(tmp_path):
 
 def test_few_of_many_are_shown(tmp_path):
     dataset = raw_dataset(tmp_path, [(64, 64)] * 9)
-    assert 2 * CELL < draw_preset_sheet(dataset, made(dataset), count=2).height < 3 * CELL
+    assert 2 * CELL < draw_preset_sheet(dataset, rescaled(dataset), count=2).height < 3 * CELL
 
 
 def test_image_that_is_gone_and_a_name_of_any_script_are_no_error(tmp_path):
     dataset = raw_dataset(tmp_path, [(64, 64)])
     put_records(dataset, [record("0.jpg", 64, 64, {"desc": "猫 \U0001f408", "bbox_2d": [-5, -5, 900, 900]})])
-    preset = made(dataset)
+    preset = rescaled(dataset)
     (dataset.raw_images / "0.jpg").write_bytes(picture(64, 64)[:50])
     (preset.images / "0.jpg").unlink()
 
@@ -81,12 +81,12 @@ def test_image_that_is_gone_and_a_name_of_any_script_are_no_error(tmp_path):
 
 def test_preset_without_records_says_so(tmp_path):
     dataset = raw_dataset(tmp_path, [])
-    assert (np.asarray(draw_preset_sheet(dataset, made(dataset))) < 100).any()
+    assert (np.asarray(draw_preset_sheet(dataset, rescaled(dataset))) < 100).any()
 
 
 def test_sheet_lies_beside_the_records_and_an_equal_one_stays(tmp_path):
     dataset = raw_dataset(tmp_path, [(101, 67)])
-    preset = made(dataset)
+    preset = rescaled(dataset)
 
     path = write_preset_sheet(dataset, preset)
     before = snapshot(preset.path)

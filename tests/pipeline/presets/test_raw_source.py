@@ -1,4 +1,4 @@
-"""Where a dataset's own files are. Spec: docs/spec/presets.md#presets-file"""
+"""Locations of a dataset's own files. Spec: docs/spec/presets.md#presets-file"""
 
 from pathlib import Path
 

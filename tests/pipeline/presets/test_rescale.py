@@ -29,13 +29,13 @@ PRESET = "rescale_32_768"
 
 
 def rescale(dataset, preset=PRESET, *, engine=None, splits=None, library="pillow", **asked):
-    """As a command does it. Pillow starts faster; that torch agrees with it has tests of its own."""
+    """Rescale as a command does, but with Pillow, which starts faster; its agreement with torch has separate tests."""
     parameters = choose_parameters(dataset.preset(preset), library=library, **asked)
     return carry_out(plan_rescale(dataset, preset, parameters, splits), (engine or Engine()).map_batches)
 
 
 def refusal(dataset, **asked):
-    """What a run that must fail says."""
+    """Return the message of a run that must fail."""
     with pytest.raises(RescaleFailed) as failed:
         rescale(dataset, **asked)
     return failed.value
@@ -71,7 +71,7 @@ def test_preset_has_records_images_and_a_manifest(dataset):
 
 
 def test_manifest_says_everything_that_decides_pixels(dataset):
-    """Canonical location: stage_stats.rescale."""
+    """The canonical location is stage_stats.rescale."""
     rescale(dataset, max_pixels=602112)
 
     stats = read_preset_manifest(preset_of(dataset))["stage_stats"]["rescale"]
@@ -104,9 +104,16 @@ def test_geometry_is_scaled_and_all_else_passes_through_in_order(tmp_path):
     rescale(dataset)
 
     expected = [{"desc": "b", "poly": [0, 0, 191, 0, 96, 48], "score": 0.5}, {"desc": "a", "bbox_2d": [10, 10, 20, 19]}]
-    (made,) = records_of(preset_of(dataset).jsonl("train"))
-    assert made == {"id": 7, "images": ["images/0.jpg"], "objects": expected, "width": 192, "height": 96, "source": "x"}
-    assert list(made) == ["id", "images", "objects", "width", "height", "source"]
+    (rescaled,) = records_of(preset_of(dataset).jsonl("train"))
+    assert rescaled == {
+        "id": 7,
+        "images": ["images/0.jpg"],
+        "objects": expected,
+        "width": 192,
+        "height": 96,
+        "source": "x",
+    }
+    assert list(rescaled) == ["id", "images", "objects", "width", "height", "source"]
 
 
 @pytest.mark.parametrize(
@@ -119,8 +126,8 @@ def test_image_keeps_its_name_and_format(tmp_path, form, name):
 
     rescale(dataset)
 
-    made = Image.open(preset_of(dataset).images / name)
-    assert (made.format, made.size, made.mode) == (form, (96, 64), "RGB")
+    image = Image.open(preset_of(dataset).images / name)
+    assert (image.format, image.size, image.mode) == (form, (96, 64), "RGB")
 
 
 def test_both_splits_share_images_and_have_their_own_records(dataset):
@@ -148,7 +155,7 @@ def test_one_split_can_be_made_alone_and_the_other_later(dataset):
 
 
 def test_linked_folder_neither_flattens_nor_collides(tmp_path):
-    """Equal names in two folders behind a link stay two images; names with spaces and in any script too."""
+    """Equal names in two folders behind a link remain two images; also for names with spaces and in other scripts."""
     outside = Dataset(tmp_path / "outside")
     names = ["train2017/1.jpg", "val2017/1.jpg", "深い/写真 1.jpg"]
     for seed, name in enumerate(names):
@@ -162,8 +169,8 @@ def test_linked_folder_neither_flattens_nor_collides(tmp_path):
     rescale(dataset)
 
     preset = preset_of(dataset)
-    made = [(preset.images / name).read_bytes() for name in names]
-    assert len(set(made)) == 3
+    contents = [(preset.images / name).read_bytes() for name in names]
+    assert len(set(contents)) == 3
     assert not preset.images.is_symlink()
     assert snapshot(outside.path) == before, "raw is only read"
     assert [r["images"] for r in records_of(preset.jsonl("train"))] == [[f"images/{name}"] for name in names]
@@ -220,7 +227,7 @@ def test_records_are_rewritten_when_raw_records_change(dataset):
 
 
 def test_lost_index_is_rebuilt_by_adopting_what_is_whole(dataset):
-    """A valid file nobody knows is kept byte for byte. Spec: docs/spec/conventions.md#adoption"""
+    """A valid untracked file is kept byte for byte. Spec: docs/spec/conventions.md#adoption"""
     rescale(dataset)
     before = snapshot(preset_of(dataset).images)
     (preset_of(dataset).path / INDEX).write_bytes(b'{"image": "images/0.jpg", "ra')
@@ -267,7 +274,7 @@ def test_raw_image_that_is_gone_makes_nothing_stale(dataset):
     ids=["cut", "empty", "other size", "folder", "link"],
 )  # fmt: skip
 def test_damaged_preset_image_is_never_replaced(dataset, damage, says, known):
-    """Undecodable or of the wrong size: fails with the list and the remedy."""
+    """Undecodable images and images of the wrong size fail, with a list and the remedy."""
     rescale(dataset)
     damage(preset_of(dataset).images / "0.jpg")
     if not known:
@@ -286,15 +293,15 @@ def test_damaged_preset_image_is_never_replaced(dataset, damage, says, known):
 def test_changed_raw_image_fails_and_deleting_its_preset_image_is_the_way_on(dataset):
     rescale(dataset)
     put_image(dataset, "0.jpg", picture(101, 67, seed=99))
-    made = preset_of(dataset).images / "0.jpg"
-    before = made.read_bytes()
+    target = preset_of(dataset).images / "0.jpg"
+    before = target.read_bytes()
 
     assert "raw_changed" in str(refusal(dataset))
-    assert made.read_bytes() == before
-    made.unlink()
+    assert target.read_bytes() == before
+    target.unlink()
 
     assert rescale(dataset).counts["resized"] == 1
-    assert made.read_bytes() != before
+    assert target.read_bytes() != before
 
 
 def test_copy_that_differs_from_its_raw_image_is_found_without_an_index(dataset):
@@ -489,7 +496,7 @@ def test_published_records_stay_while_raw_is_bad(dataset):
 
 @pytest.mark.parametrize("data", [b"", b"no image", picture(101, 67)[:-300], picture(96, 64)[:-300]])
 def test_undecodable_raw_image_is_refused_also_where_it_would_be_copied(dataset, data):
-    """A copy is checked to its last byte: a cut one would be found in training."""
+    """A copy is checked to its last byte, since a truncated image would otherwise be found only in training."""
     put_image(dataset, "1.jpg", data)
     put_records(dataset, [record("1.jpg", *((96, 64) if len(data) != len(picture(101, 67)[:-300]) else (101, 67)))])
 
@@ -537,7 +544,7 @@ odd_records = st.fixed_dictionaries(
 @given(st.lists(st.binary(max_size=30) | odd_records, max_size=4))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=150)
 def test_whatever_raw_holds_is_planned_or_listed(tmp_path, lines):
-    """Bytes in, problems out, never a traceback; what is planned can be published."""
+    """Any bytes give problems, never a traceback; what is planned can be published."""
     dataset = Dataset(tmp_path / "d")
     dataset.raw.mkdir(parents=True, exist_ok=True)
     dataset.raw_jsonl("train").write_bytes(b"\n".join(lines))
@@ -550,7 +557,7 @@ def test_whatever_raw_holds_is_planned_or_listed(tmp_path, lines):
 
 
 def records_planned(plan, path):
-    """The records of lines without a problem, as they would be published."""
+    """Return the records of lines without a problem, as they would be published."""
     bad = {problem.line for problem in plan.problems.listed}
     return [_rescaled(plan, line.value, path) for line in read_jsonl(path) if line.number not in bad]
 
@@ -567,7 +574,7 @@ def test_two_spellings_of_one_path_are_one_image(dataset):
 
 
 def test_numbers_far_beyond_the_edge_are_clamped(dataset):
-    """Those beyond any image are refused (BAD_LINES)."""
+    """Values beyond the largest possible side are refused (BAD_LINES)."""
     huge = record("0.jpg", 101, 67, {"desc": "a", "bbox_2d": [-2e9, 0, 2e9, 10]})
     put_records(dataset, [huge])
     rescale(dataset)
@@ -591,10 +598,10 @@ def test_orientation_is_not_applied_and_re_encoded_files_carry_no_tag(dataset):
 
     rescale(dataset)
 
-    made = Image.open(preset_of(dataset).images / "0.jpg")
+    image = Image.open(preset_of(dataset).images / "0.jpg")
     stored = Image.open(io.BytesIO(turned)).resize((96, 64), Image.Resampling.LANCZOS)
-    assert (made.size, made.getexif().get(0x0112)) == ((96, 64), None)
-    assert np.abs(np.asarray(made, int) - np.asarray(stored, int)).mean() < 3
+    assert (image.size, image.getexif().get(0x0112)) == ((96, 64), None)
+    assert np.abs(np.asarray(image, int) - np.asarray(stored, int)).mean() < 3
 
 
 def test_copies_that_carry_an_orientation_tag_are_counted(dataset):
@@ -642,10 +649,10 @@ def assert_same_preset(one, other):
 
 
 def rescale_until(dataset, moment):
-    """In a process of its own: a rescale that is killed when it gives a file or folder its final name for that time."""
+    """Run a rescale in another process, which is killed instead of giving the next final name after the first `moment` ones."""
     child = os.fork()
     if child == 0:
-        owner_name()  # creates its lock file, which is no name that counts
+        owner_name()  # creates its lock file, whose name does not count
         names = 0
 
         def killing(give_name):
@@ -666,7 +673,7 @@ def rescale_until(dataset, moment):
 
 
 def test_killed_run_leaves_whole_files_and_the_next_one_finishes(tmp_path):
-    """A kill -9 at any name given: manifest, folder, 12 images, records, manifest again."""
+    """kill -9 at any final name: manifest, folder, 12 images, records, manifest again."""
     dataset = raw_dataset(tmp_path / "d", [(100, 60 + n) for n in range(12)])
     rescale(dataset, "whole")
     for moment in range(16):
@@ -689,7 +696,7 @@ def test_killed_run_leaves_whole_files_and_the_next_one_finishes(tmp_path):
 
 
 def killing(*args, **options):
-    """Two worker processes; one is killed after the first row."""
+    """Use two worker processes, one of which is killed after the first row."""
     import psutil
 
     rows = LocalProcesses(workers=2).map_batches(*args, **options)
@@ -748,7 +755,7 @@ def test_raw_records_that_change_during_the_run_are_told(dataset):
 
 
 def test_real_coco_becomes_a_valid_preset(coco128, tmp_path):
-    """raw → rescale_32_768, with the library that presets are made with by default."""
+    """From raw to rescale_32_768, with the default library."""
     dataset = Dataset(tmp_path / "coco")
     convert(dataset, "coco", coco128 / "instances_train2017.json", coco128 / "images", geometry="polygons")
 

@@ -1,4 +1,4 @@
-"""One image of a preset.
+"""Rescaling of one image.
 
 Spec: docs/spec/presets.md#preset-images, docs/spec/presets.md#exif-orientation
 """
@@ -34,7 +34,7 @@ def run(dataset, names=("0.jpg", "1.jpg", "2.jpg"), library="pillow"):
         return list(worker.stream(jobs))
 
 
-def made(dataset):
+def image_names(dataset):
     return sorted(path.name for path in dataset.preset("p").images.iterdir())
 
 
@@ -45,7 +45,7 @@ def test_disk_without_links_gets_its_files_by_rename(dataset, monkeypatch):
     monkeypatch.setattr(os, "link", no_links)
 
     assert [row.status for row in run(dataset)] == ["resized", "copied", "resized"]
-    assert made(dataset) == ["0.jpg", "1.jpg", "2.jpg"]
+    assert image_names(dataset) == ["0.jpg", "1.jpg", "2.jpg"]
 
 
 @pytest.mark.parametrize("links", [True, False], ids=["links", "no links"])
@@ -65,11 +65,11 @@ def test_image_that_appears_meanwhile_is_not_replaced(dataset, monkeypatch, link
 
     assert {row.name: row.reason for row in rows if row.reason} == {"images/0.jpg": "appeared"}
     assert theirs.read_bytes() == b"theirs"
-    assert made(dataset) == ["0.jpg", "1.jpg", "2.jpg"]
+    assert image_names(dataset) == ["0.jpg", "1.jpg", "2.jpg"]
 
 
 def test_image_with_the_same_bytes_that_appears_meanwhile_is_taken(dataset, monkeypatch):
-    """A worker of a killed run may still be finishing its batch beside the next run."""
+    """A worker of a killed run may still be finishing its batch during the next run."""
     rows = run(dataset)
     before = (dataset.preset("p").images / "0.jpg").read_bytes()
     for row in rows:
@@ -94,7 +94,7 @@ def test_disk_that_is_full_ends_the_stream_without_a_partial_file(dataset, monke
     with pytest.raises(DiskFull):
         run(dataset)
 
-    assert [name for name in made(dataset) if not name.startswith(".tmp-")] == []
+    assert [name for name in image_names(dataset) if not name.startswith(".tmp-")] == []
 
 
 def test_file_that_the_disk_does_not_give_fails_alone(dataset, monkeypatch):
@@ -110,7 +110,7 @@ def test_file_that_the_disk_does_not_give_fails_alone(dataset, monkeypatch):
     rows = {row.name: row for row in run(dataset)}
 
     assert (rows["images/1.jpg"].status, rows["images/1.jpg"].reason) == ("failed", "os_error")
-    assert made(dataset) == ["0.jpg", "2.jpg"]
+    assert image_names(dataset) == ["0.jpg", "2.jpg"]
 
 
 def test_stream_that_is_abandoned_leaves_no_temporary(dataset):
@@ -122,18 +122,18 @@ def test_stream_that_is_abandoned_leaves_no_temporary(dataset):
     assert next(rows).status == "refused"
     rows.close()
 
-    assert made(dataset) == []
+    assert image_names(dataset) == []
 
 
 def test_batches_are_named_as_they_fill(dataset, monkeypatch):
-    """What is lost when a run is killed is bounded."""
+    """The work lost when a run is killed is bounded."""
     monkeypatch.setattr(rescale_worker, "BATCH_FILES", 2)
     jobs = [RescaleJob(f"images/{n}.jpg", SIZES[n], TARGETS[n]) for n in range(3)]
     rows = RescaleWorker(raw=dataset.raw, preset=dataset.preset("p").path, library="pillow").stream(jobs)
 
     next(rows)
 
-    assert made(dataset) == ["0.jpg", "1.jpg"]
+    assert image_names(dataset) == ["0.jpg", "1.jpg"]
     rows.close()
 
 

@@ -1,4 +1,4 @@
-"""New tars and tombstones over a set that stays. Spec: docs/spec/shards.md#appending"""
+"""New tars and tombstones over an existing set. Spec: docs/spec/shards.md#appending"""
 
 import json
 
@@ -39,35 +39,35 @@ planned = st.dictionaries(ids, digests)
 
 
 @given(index, st.data(), planned, st.sets(ids))
-def test_what_counts_afterwards_is_exactly_the_plan(lines, data, wanted, withdrawn):
-    """Whatever was appended, changed, withdrawn or restored before; of one id at most one sample counts."""
-    wanted = {i: digest for i, digest in wanted.items() if i not in withdrawn}
+def test_what_counts_afterwards_is_exactly_the_plan(lines, data, planned_digests, withdrawn):
+    """This holds after any appends, changes, withdrawals and restorations; of one id at most one sample is live."""
+    planned_digests = {i: digest for i, digest in planned_digests.items() if i not in withdrawn}
     dead = data.draw(st.sets(st.sampled_from(lines))) if lines else set()
     tombstones = [Tombstone(line.image_id, line.shard, line.offset, "changed") for line in dead]
 
-    overlay = lay_over(lines, tombstones, wanted, withdrawn)
+    overlay = lay_over(lines, tombstones, planned_digests, withdrawn)
 
     gone = {tombstone.place for tombstone in overlay.tombstones}
     counting = [line for line in lines if line.place not in gone]
-    found = {line.image_id: line.digest for line in counting} | {i: wanted[i] for i in overlay.missing}
-    assert found == wanted
-    assert len(counting) + len(overlay.missing) == len(wanted)
+    found = {line.image_id: line.digest for line in counting} | {i: planned_digests[i] for i in overlay.missing}
+    assert found == planned_digests
+    assert len(counting) + len(overlay.missing) == len(planned_digests)
     assert sorted(overlay.live) == sorted(line.digest for line in counting)
 
 
 @given(index, planned, st.sets(ids))
-def test_withdrawing_takes_out_those_ids_and_nothing_else(lines, wanted, withdrawn):
+def test_withdrawing_takes_out_those_ids_and_nothing_else(lines, planned_digests, withdrawn):
     lines = list({line.image_id: line for line in lines}.values())
 
-    overlay = lay_over(lines, [], wanted, withdrawn, withdrawals_only=True)
+    overlay = lay_over(lines, [], planned_digests, withdrawn, withdrawals_only=True)
 
     assert {tombstone.image_id for tombstone in overlay.tombstones} == withdrawn & {line.image_id for line in lines}
     assert overlay.missing == ()
 
 
 @given(index, st.data(), planned, st.sets(ids))
-def test_restoring_undoes_exactly_the_withdrawing(lines, data, wanted, withdrawn):
-    """What was dead before stays dead, and why; what counted counts again, whatever is ready now."""
+def test_restoring_undoes_exactly_the_withdrawing(lines, data, planned_digests, withdrawn):
+    """Samples that were dead stay dead with their reason; those that were live are live again, regardless of readiness."""
     newest = {line.image_id: line for line in lines}
     dead = data.draw(st.sets(st.sampled_from(lines))) if lines else set()
     before = [
@@ -76,8 +76,8 @@ def test_restoring_undoes_exactly_the_withdrawing(lines, data, wanted, withdrawn
         if line in dead or newest[line.image_id] is not line
     ]
 
-    there = lay_over(lines, before, wanted, withdrawn, withdrawals_only=True)
-    back = lay_over(lines, there.tombstones, wanted, set(), withdrawals_only=True)
+    after_withdrawal = lay_over(lines, before, planned_digests, withdrawn, withdrawals_only=True)
+    back = lay_over(lines, after_withdrawal.tombstones, planned_digests, set(), withdrawals_only=True)
 
     assert list(back.tombstones) == before
 
@@ -95,7 +95,7 @@ def test_sample_that_is_ready_and_not_planned_is_beyond_the_limit():
 
 
 def pack(root, existing, identities=None, **parameters):
-    """One bucket, packed as the asset does it."""
+    """Pack one bucket as the asset does."""
     with Ledger(root.ledger) as ledger:
         withdrawn = ledger.ids("withdrawn")
     found = ready(root, [BUCKET])
@@ -143,7 +143,7 @@ def test_old_tars_stay_as_they_are_and_changed_samples_are_written_anew(root):
 
 
 def test_manifest_after_appending_is_that_of_overwriting_but_for_the_tars(root):
-    """The set of live samples is always exactly what the manifest says."""
+    """The set of live samples always matches the manifest."""
     pack(root, "append")
     appended = read_manifest(bucket_folder(root.shards, BUCKET))
     pack(root, "replace")
@@ -182,7 +182,7 @@ def test_append_where_no_set_is_writes_one(data_root):
 
 
 def test_withdrawn_sample_counts_no_more_until_it_is_restored(root):
-    """Without rewriting a tar; changed samples wait for the next append."""
+    """No tar is rewritten; changed samples wait for the next append."""
     folder = bucket_folder(root.shards, BUCKET)
     before = (folder / "shard-000000.tar").read_bytes()
     with Ledger(root.ledger) as ledger:
@@ -210,7 +210,7 @@ def test_withdrawn_sample_stays_out_of_every_later_set(root):
 
 
 def test_withdrawing_says_no_other_model_of_tars_that_stay(root):
-    """The manifest tells which model made what is in the tars, not which one makes files now.
+    """The manifest records the model that generated the tars' content, not the present one.
 
     Spec: docs/spec/conventions.md#completion-and-identity
     """
@@ -230,7 +230,7 @@ def test_withdrawing_says_no_other_model_of_tars_that_stay(root):
 
 
 def test_index_of_another_program_cannot_be_appended_to(root):
-    """It lacks the digests by which a changed sample is told."""
+    """It lacks the digests by which changed samples are recognised."""
     path = bucket_folder(root.shards, BUCKET) / "index.jsonl"
     path.write_text(
         json.dumps({"image_id": "a", "key": "a", "shard": "shard-000000.tar", "offset": 0, "size": 1}) + "\n"
@@ -241,7 +241,7 @@ def test_index_of_another_program_cannot_be_appended_to(root):
 
 
 def test_files_that_are_not_of_the_set_come_along(root):
-    """Nothing of anybody else's is deleted by replacing a set."""
+    """Replacing a set deletes no foreign file."""
     folder = bucket_folder(root.shards, BUCKET)
     (folder / "notes.txt").write_text("mine")
     (folder / "more").mkdir()

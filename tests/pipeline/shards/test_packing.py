@@ -1,4 +1,4 @@
-"""From a request to a plan, and dry runs. Spec: docs/spec/shards.md#dry-run"""
+"""Requests, their plans, and dry runs. Spec: docs/spec/shards.md#dry-run"""
 
 import pytest
 
@@ -20,7 +20,7 @@ SQUARE, TALL = "1024x1024", "832x1216"
 
 
 def rehearse(root, config, packing):
-    """A dry run, which reads the ledger if there is one."""
+    """Make a dry run, which reads the ledger if there is one."""
     with open_session(root.path) as session:
         return dry_run(Inventory(root), config, session.reading, packing)
 
@@ -101,7 +101,7 @@ def test_set_written_anew_keeps_nothing(root, existing):
 
 @pytest.mark.parametrize("existing", ["update", "append", "repack"])
 def test_one_parameter_named_leaves_the_others_as_recorded(root, existing):
-    """Cutting a limited set anew must not put samples in that the limit left out."""
+    """Repacking a limited set must not add samples that the limit left out."""
     pack(root, shuffle=True, limit=3, shard_size=2, buckets=[SQUARE])
 
     kept = parameters(plan(root, existing, shard_size=5))
@@ -159,15 +159,15 @@ def test_dry_run_counts_nothing_for_a_set_that_stays(root, existing):
 
 @pytest.mark.parametrize("existing", ["replace", "append", "update"])
 def test_image_that_changed_its_bucket_never_counts_twice(root, existing):
-    """Its old bucket has to be packed too, or first."""
+    """Its old bucket must be packed too, or first."""
     pack(root)
     foreign(root, *(record_of(i, size=(24, 24)) for i in "bcd"), *(record_of(i, size=(24, 36)) for i in ("a", "tall")))
 
     alone = plan(root, existing, buckets=[TALL])
 
-    told = f"a belongs to {TALL} now, and still counts in bucket_{SQUARE}"
-    assert rehearse(root, Config(shard_size=3), packing(root, existing, buckets=[TALL])).conflicts == [told]
-    with pytest.raises(ShardExists, match=told):
+    conflict = f"a belongs to {TALL} now, and still counts in bucket_{SQUARE}"
+    assert rehearse(root, Config(shard_size=3), packing(root, existing, buckets=[TALL])).conflicts == [conflict]
+    with pytest.raises(ShardExists, match=conflict):
         refuse_conflicts(alone)
     refuse_conflicts(plan(root, existing, buckets=[SQUARE]))
     refuse_conflicts(plan(root, existing))

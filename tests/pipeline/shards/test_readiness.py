@@ -1,4 +1,4 @@
-"""Which records may be packed. Spec: docs/spec/shards.md#readiness"""
+"""Selection of the records that may be packed. Spec: docs/spec/shards.md#readiness"""
 
 import errno
 import json
@@ -83,7 +83,7 @@ def test_complete_sample_is_identified_as_ready(data_root):
 
 
 def test_large_dataset_is_matched_alike(data_root, monkeypatch):
-    """Its folders are listed by other interpreters; here one file is missing and one was written over in place."""
+    """Its folders are listed in other processes; one file is missing and one was overwritten in place."""
     stage2(data_root, "a", "b", "c", "d")
     npy(data_root, DINOV3, "b").unlink()
     npy(data_root, VAE, "c").write_bytes(b"no npy")
@@ -98,7 +98,7 @@ def test_large_dataset_is_matched_alike(data_root, monkeypatch):
 
 
 def test_json_member_is_the_whole_record_with_sorted_keys(data_root):
-    """UTF-8, one newline. Spec: docs/spec/shards.md#members"""
+    """It is UTF-8 and ends with one newline. Spec: docs/spec/shards.md#members"""
     foreign(data_root, record_of("a", caption="Ein Bäumchen", note={"z": 1, "b": 2}))
 
     (sample,) = look(data_root).ready
@@ -160,7 +160,7 @@ def test_incomplete_sample_without_a_file_is_skipped(data_root, spec):
 
 @pytest.mark.parametrize("line", ["{", "null", "[1]", "3", b"\xff\xfe", '{"image_id": NaN}', '{"image_id": "a"'])
 def test_malformed_jsonl_line_is_skipped_gracefully(data_root, caplog, line):
-    """A warning, counted, and on with it."""
+    """It is logged as a warning and counted, and the scan continues."""
     foreign(data_root, record_of("a"), record_of("b"))
     good = data_root.stage2_jsonl.read_bytes().splitlines()
     write_text(data_root.stage2_jsonl, good[0], line, good[1])
@@ -204,7 +204,7 @@ def test_records_of_other_buckets_are_filtered(data_root):
 
 
 def test_bucket_is_taken_as_written(data_root):
-    """If it is one of the seven."""
+    """This holds if it is one of the seven."""
     foreign(data_root, record_of("a", size=(24, 24), aspect_bucket="704x1344"))
 
     assert [sample.bucket for sample in look(data_root).ready] == ["704x1344"]
@@ -332,7 +332,7 @@ def test_file_that_the_ledger_vouches_for_is_not_read(data_root, monkeypatch):
 
 @pytest.mark.parametrize("how", ["made", "foreign"])
 def test_record_of_another_size_than_its_files_is_not_packed(data_root, how):
-    """The ledger vouches for a file, not for what a record says of it."""
+    """A ledger row proves that a file is valid, but not that a record describes it correctly."""
     if how == "made":
         stage2(data_root, "a", size=(32, 24))
     else:
@@ -380,7 +380,7 @@ def test_vanished_image_stays_ready(data_root):
 
 
 def test_touched_file_keeps_its_maker(data_root):
-    """Equal bytes are the same file, whatever its times."""
+    """Equal bytes are the same file, regardless of its times."""
     stage2(data_root, "a")
     os.utime(npy(data_root, VAE, "a"), ns=(7, 7))
 
@@ -401,7 +401,7 @@ def test_touched_file_of_a_replaced_image_is_still_stale(data_root):
 
 
 def test_file_that_cannot_be_read_fails_its_sample_alone(data_root, monkeypatch):
-    """Disk errors are failures, not refusals; one never stops the others."""
+    """Disk errors are failures, not refusals, and never affect other samples."""
     foreign(data_root, record_of("a"), record_of("b"))
     check = NpyStore.check
 
@@ -445,7 +445,7 @@ def test_file_replaced_while_records_are_read_is_taken_as_it_is_now(data_root, m
 
 
 def test_progress_during_scan(data_root, capsys):
-    """A line every so many ready records. Spec: docs/spec/shards.md#progress"""
+    """One line is printed for every so many ready records. Spec: docs/spec/shards.md#progress"""
     foreign(data_root, *(record_of(f"r{n}") for n in range(7)))
     (data_root.derived / VAE.folder / "r2.npy").unlink()
 
@@ -485,7 +485,7 @@ def packed(tmp_path_factory):
 @settings(deadline=None, max_examples=40)
 @given(jsonl, st.lists(st.sampled_from(["1024x1024", "832x1216"]), min_size=1, unique=True))
 def test_counters_always_add_up(packed, lines, buckets):
-    """total_records = ready_records + skipped_incomplete + filtered, whatever the bytes."""
+    """total_records = ready_records + skipped_incomplete + filtered, for any bytes."""
     write_text(packed.stage2_jsonl, *lines)
 
     found = look(packed, *buckets)
@@ -502,27 +502,27 @@ USUAL, OTHER = (msgspec.json.encode(record_of(name, size=(16, 16))).decode() for
 
 
 def respelled(**change):
-    """The record with other fields, as most programs spell JSON."""
+    """Return the changed record in the form that most programs write."""
     return json.dumps({**json.loads(USUAL), **change})
 
 
 UNUSUAL = (
-    # Other spellings of what is valid.
+    # Other encodings of valid records.
     respelled(), respelled(note={"z": [1, 1e3], "b": "ä\u2028"}), respelled(caption='a "STOP" sign'), respelled(caption="\té"),
     json.dumps(dict(sorted(json.loads(USUAL).items()))), USUAL.replace(',"format_version":2', ""), USUAL + "\r", " " + USUAL,
     USUAL.replace("noise", "\\u00e9"), USUAL.replace("noise", "été"), USUAL.replace(",", ", "), USUAL.replace(":", " :\t"),
     USUAL.replace("}", ',"caption":"another"}'), USUAL.replace("}", ',"height":16,"note":null}'),
-    # Ids of no file, or of one that is missing.
+    # Ids that are not valid file names, or whose file is missing.
     *(respelled(image_id=image_id) for image_id in ("日本", "", ".", "..", "a/b", "a\\b", "a\tb", "a\u2028b", None, 7)),
     USUAL.replace('"a"', '"日本"'), USUAL.replace('"a"', '"c.d"'),
-    # What only looks valid.
+    # Records that only look valid.
     *(respelled(height=height) for height in (0, -16, 16.0, True, "16", 10**400)), USUAL.replace(":16,", ":1e1,"),
     *(respelled(format_version=version) for version in (1, 2.0, "2", None)), respelled(aspect_bucket="16x16"),
     *(respelled(t5_attention_mask=mask) for mask in ([], [0] * 77, [1.0] * 77, [True] * 77, [0] * 5 + [1] * 72, "[1]")),
     USUAL.replace("[1,", "[2,"), respelled(caption=" \u00a0"), respelled(image_path="\u3000"), USUAL.replace("noise", "\x7f"),
     USUAL.replace("noise", "\u00a0"), USUAL.replace("data/approved/a.png", "\u3000"),
     respelled(dinov3_embedding=None), '{"image_path": "x.jpg", "caption": "x"}',
-    # No records.
+    # Lines that are not records.
     "", " \r", "\ufeff" + USUAL, "{", "[]", "null", "x" + USUAL, USUAL + USUAL, USUAL[:-1], USUAL[:-1] + ",", USUAL[1:],
     *(USUAL.replace("}", f',"note":{value}}}') for value in ("NaN", "1e999", '"\\ud800"', '"\x01"', "[" * 2000)),
     USUAL.encode().replace(b"noise", b"\xff"), USUAL.encode().replace(b"}", b',"note":"\xff"}'),
@@ -530,7 +530,7 @@ UNUSUAL = (
 
 
 def canonical_record(raw):
-    """The typed record of a line that is ready without `violations`."""
+    """Return the typed record of a line that is ready without `violations`."""
     found = decode_canonical(raw + b"\n", DECODER)[0]
     return None if isinstance(found, bytes) or not is_plain(found, usual_masks()) else found
 
@@ -556,7 +556,7 @@ def test_line_of_this_program_is_canonical():
     st.booleans(),
 )
 def test_canonical_lines_are_packed_as_decoded_ones(packed, lines, ended):
-    """With any lines around them, the outcome is the same."""
+    """The outcome does not depend on the surrounding lines."""
     write_text(packed.stage2_jsonl, *lines)
     if not ended:
         packed.stage2_jsonl.write_bytes(packed.stage2_jsonl.read_bytes().removesuffix(b"\n"))
@@ -576,7 +576,7 @@ FOUR = ("a", "b", "c", "d")
 
 
 def spoiled(root):
-    """Four samples of the product's own, of which two have a file that the ledger does not vouch for as it is."""
+    """Write four samples with this program, two of which have files that do not match their ledger rows."""
     stage2(root, *FOUR)
     npy(root, VAE, "b").write_bytes(b"no npy")
     npy(root, T5, "c").unlink()
@@ -585,7 +585,7 @@ def spoiled(root):
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def shared_root(tmp_path_factory):
     root = DataRoot(tmp_path_factory.mktemp("made") / "data")
     root.approved.mkdir(parents=True)
     return spoiled(root)
@@ -593,14 +593,14 @@ def made(tmp_path_factory):
 
 @settings(deadline=None, max_examples=30)
 @given(st.permutations(FOUR), st.integers(0, 4), st.sampled_from([json.dumps, msgspec.json.encode]))
-def test_order_and_company_of_records_change_no_verdict(made, order, count, spell):
-    """Each record alone has the same outcome."""
+def test_order_and_company_of_records_change_no_verdict(shared_root, order, count, spell):
+    """Each record has the same outcome alone."""
     records = {name: spell(record_of(name, caption=f"noise called {name}", size=(32, 24))) for name in FOUR}
     chosen = order[:count]
 
-    together = verdicts(made, [records[name] for name in chosen])
+    together = verdicts(shared_root, [records[name] for name in chosen])
 
-    alone = [verdicts(made, [records[name]]) for name in chosen]
+    alone = [verdicts(shared_root, [records[name]]) for name in chosen]
     assert [sample for one in alone for sample in one[0]] == together[0]
     assert {item: why for one in alone for item, why in one[1].items()} == together[1]
     assert {"a", "d"} & set(chosen) == {sample[0] for sample in together[0]}
@@ -613,7 +613,7 @@ def verdicts(root, lines):
 
 
 def test_only_a_file_that_the_ledger_does_not_know_is_read(data_root, monkeypatch):
-    """Records in another order, a record or a file too many make no difference."""
+    """Reordered records, and additional or missing records and files make no difference."""
     spoiled(data_root)
     lines = data_root.stage2_jsonl.read_bytes().splitlines()
     write_text(data_root.stage2_jsonl, *lines[::-1][:3])
@@ -642,7 +642,7 @@ def test_image_without_a_file_of_every_kind_has_no_file_read(data_root, monkeypa
 
 
 def test_image_that_another_one_stands_for_is_skipped_where_asked(data_root):
-    """Counted like every other record that is not packed."""
+    """It is counted like every other record that is not packed."""
     stage2(data_root, "a", "b")
     stage2(data_root, "tall", size=(24, 36))
     with Ledger(data_root.ledger) as ledger:
@@ -662,7 +662,7 @@ def test_image_that_another_one_stands_for_is_skipped_where_asked(data_root):
 
 @pytest.mark.parametrize("inline", [True, False], ids=["with its vector", "without"])
 def test_stage_1_record_waits_for_its_migration(data_root, inline):
-    """It lacks no field by mistake: its reason says what it is, its remedy what to run."""
+    """It is not missing a field by mistake: its reason and remedy name the migration."""
     record = stage1_record(0)
     if not inline:
         del record["dinov3_embedding"]
@@ -693,7 +693,7 @@ def test_caption_of_a_preview_model_is_packed_only_where_that_is_allowed(data_ro
     st.lists(st.sampled_from(["..", ".", "/", "\\", "a", "\0", "\n", "victim"]), min_size=1, max_size=6).map("".join)
 )
 def test_record_whose_id_would_leave_the_folder_is_refused(tmp_path_factory, image_id):
-    """No file of it is looked for, and nothing of it is packed."""
+    """Its files are not accessed, and nothing of it is packed."""
     root = DataRoot(tmp_path_factory.mktemp("ids") / "data")
     write_text(root.stage2_jsonl, json.dumps(record_of("a") | {"image_id": image_id}))
     found = ready(root, BUCKETS)

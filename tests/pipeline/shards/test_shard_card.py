@@ -1,6 +1,6 @@
-"""What stands beside the buckets: the dataset card and energon's blend. Both come from manifests alone.
+"""Documents beside the bucket folders: the dataset card and Energon's blend, both derived from manifests alone.
 
-That `datasets` and energon take them: tests/spec/test_shards_readback.py.
+tests/spec/test_shards_readback.py checks that `datasets` and Energon accept them.
 """
 
 from pathlib import Path
@@ -35,7 +35,7 @@ def maker(**changes):
 
 
 def bucket_set(output, bucket=SQUARE, *, samples=3, shards=((3, 1_500_000),), why=(), **changes):
-    """A bucket's documents, without tars: nothing else may be read."""
+    """Write a bucket's documents without tars: nothing else may be read."""
     folder = output / f"bucket_{bucket}"
     folder.mkdir(parents=True, exist_ok=True)
     manifest = {
@@ -54,14 +54,14 @@ def written(output, **options):
 
 
 def front_matter(text):
-    """The block that the hub reads: between the first two lines of three hyphens."""
+    """Return the block that the hub reads: between the first two lines of three hyphens."""
     before, matter, _ = text.split("---\n", 2)
     assert before == ""
     return yaml.safe_load(matter)
 
 
 def rows(text, first):
-    """Cells of the table row that begins with this cell."""
+    """Return the cells of the table row that begins with this cell."""
     (row,) = [line for line in text.splitlines() if line.startswith(f"| {first} |")]
     return [cell.strip() for cell in row.strip("|").split("|")]
 
@@ -70,7 +70,10 @@ def rows(text, first):
 
 
 def test_front_matter_names_every_bucket_and_all_together(tmp_path):
-    """`load_dataset(folder)` takes the default, `load_dataset(folder, bucket)` one. Reference: hub, "Manual configuration"."""
+    """`load_dataset(folder)` loads the default, `load_dataset(folder, bucket)` one bucket.
+
+    Reference: hub, "Manual configuration".
+    """
     bucket_set(tmp_path)
     bucket_set(tmp_path, TALL)
 
@@ -116,7 +119,7 @@ def test_counts_are_told_by_bucket_and_in_all(tmp_path):
 
 
 def test_members_are_told_with_dtype_and_shape(tmp_path):
-    """Height before width; the bucket is named width x height."""
+    """Height precedes width; the bucket is named width x height."""
     bucket_set(tmp_path, TALL)
 
     text = written(tmp_path)
@@ -180,7 +183,7 @@ def test_sets_without_statistics_are_told_about(tmp_path):
 
 
 def test_withdrawn_samples_are_counted_with_their_reasons(tmp_path):
-    """`webdataset` and `datasets` know no tombstones: who gives the set away has to know."""
+    """`webdataset` and `datasets` ignore tombstones, so anyone who distributes the set needs to know."""
     bucket_set(tmp_path)
     assert "## Withdrawn" not in written(tmp_path)
 
@@ -300,7 +303,7 @@ def test_readme_that_is_a_folder_or_a_link_is_not_ours(tmp_path):
 
 
 def test_link_to_a_card_of_ours_is_not_ours(tmp_path):
-    """Somebody laid it there: replacing it would leave their file without its name."""
+    """A user made the link; replacing it would leave the linked file without this name."""
     shards, elsewhere = tmp_path / "shards", tmp_path / "elsewhere"
     bucket_set(shards)
     bucket_set(elsewhere)
@@ -323,7 +326,7 @@ def test_metadataset_weighs_buckets_by_their_samples(tmp_path):
 
 
 def test_bucket_that_another_run_publishes_meanwhile_is_told_of(tmp_path, monkeypatch):
-    """Runs claim buckets, not the folder: whoever looks last tells of all."""
+    """Runs lease buckets, not the folder: the last run to check describes all of them."""
     bucket_set(tmp_path)
     write = shard_card.card
 

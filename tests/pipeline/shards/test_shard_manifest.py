@@ -1,4 +1,4 @@
-"""A set's manifest: a strict schema, and a digest that binds its content."""
+"""The manifest of a set: a strict schema, and a digest over its content."""
 
 import msgspec
 import pytest

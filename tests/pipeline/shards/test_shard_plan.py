@@ -1,4 +1,4 @@
-"""Samples into tars, bucket by bucket, a whole set at a time. Spec: docs/spec/shards.md#updating-a-set"""
+"""Assignment of samples to tars by bucket, and publication of whole sets. Spec: docs/spec/shards.md#updating-a-set"""
 
 import io
 import json
@@ -45,7 +45,7 @@ SQUARE, TALL, WIDE = "1024x1024", "832x1216", "1216x832"
 
 
 def sample(image_id, bucket=SQUARE, *, content="c", record=None):
-    """A ready sample as a value; no file lies behind it."""
+    """Return a ready sample without any file."""
     files = tuple(FileRow(s.kind, image_id, posix_signature(1, 2, 3), "s", content, "m") for s in embedding_specs())
     return ReadySample(image_id, bucket, record or image_id.encode(), (1,), files)
 
@@ -59,7 +59,7 @@ def plan(ready_samples, buckets=BUCKETS, output=None, existing="refuse", **param
 
 
 def plans(shard_set):
-    """Ids shard by shard, of the buckets that have any."""
+    """Return the ids by shard, of the buckets that have any."""
     return {p.bucket: [[s.image_id for s in shard] for shard in p.shards] for p in shard_set.plans if p.shards}
 
 
@@ -122,14 +122,14 @@ def test_shuffle_produces_different_order():
 
 
 def test_seed_ensures_reproducibility():
-    """Default seed 1337."""
+    """The default seed is 1337."""
     assert order(plan(samples(50), shuffle=True, seed=42)) == order(plan(samples(50), shuffle=True, seed=42))
     assert order(plan(samples(50), shuffle=True, seed=42)) != order(plan(samples(50), shuffle=True, seed=43))
     assert order(plan(samples(50), shuffle=True)) == order(plan(samples(50), shuffle=True, seed=1337))
 
 
 def test_buckets_are_chosen_before_the_shuffle():
-    """JSONL order, chosen buckets, shuffle, limit, group. Spec: docs/spec/shards.md#order"""
+    """The order is: JSONL order, chosen buckets, shuffle, limit, group. Spec: docs/spec/shards.md#order"""
     mixed = [s for pair in zip(samples(50), samples(50, TALL, "t"), strict=True) for s in pair]
 
     both, alone = plan(mixed, [SQUARE], shuffle=True, limit=10), plan(samples(50), [SQUARE], shuffle=True, limit=10)
@@ -181,7 +181,7 @@ def test_digest_tells_every_change_of_the_samples(other):
 
 
 def test_digest_is_of_the_samples_whatever_their_order_and_cut():
-    """Order and cut are the manifest's parameters: bringing a set up to date keeps them."""
+    """Order and cut are parameters in the manifest, which updating a set keeps."""
     assert digest([sample("b"), sample("a")]) == digest([sample("a"), sample("b")])
     assert digest(samples(4), shard_size=2) == digest(samples(4), shard_size=4, shuffle=True)
     assert digest(samples(4), limit=4) == digest(samples(4))
@@ -189,7 +189,7 @@ def test_digest_is_of_the_samples_whatever_their_order_and_cut():
 
 @pytest.mark.parametrize("parameters", [{"shuffle": True, "seed": 5}, {"shard_size": 1}, {"limit": 2}])
 def test_bringing_up_to_date_keeps_the_parameters_of_a_set(root, parameters):
-    """A run republishes buckets whose samples changed; it does not undo a shuffle. Spec: docs/spec/shards.md#updating-a-set"""
+    """A run republishes buckets with changed samples but does not undo a shuffle. Spec: docs/spec/shards.md#updating-a-set"""
     pack(root, **parameters)
     before = snapshot(root.shards)
     chosen = list(BUCKETS)
@@ -203,7 +203,7 @@ def test_bringing_up_to_date_keeps_the_parameters_of_a_set(root, parameters):
 
 
 def test_unknown_bucket_is_refused_with_the_seven():
-    """Nothing outside the output directory."""
+    """No file outside the output directory is touched."""
     for name in ("512x512", "../etc", "", "1024x1024 "):
         with pytest.raises(WrongUsage, match="832x1216"):
             check_buckets([SQUARE, name])
@@ -230,7 +230,7 @@ def identities(root):
 
 
 def pack(root, *buckets, existing="refuse", output=None, on_sample=lambda size: None, **parameters):
-    """What the asset and its IO manager do: plan, refuse, write; results by bucket."""
+    """Plan, refuse and write, as the asset and its IO manager do; return the results by bucket."""
     chosen = check_buckets(buckets or BUCKETS)
     shard_set = plan(ready(root, chosen).ready, chosen, output or root.shards, existing, **parameters)
     sweep_temporaries(shard_set.output, folders=True)
@@ -246,7 +246,7 @@ def statuses(results):
 
 
 def set_files(tars):
-    """Every file of a whole set of so many tars."""
+    """Return the names of all files of a set with this number of tars."""
     energon = [
         ".nv-meta/" + name
         for name in (".info.json", ".info.yaml", "dataset.yaml", "index.sqlite", "index.uuid", "split.yaml")
@@ -287,7 +287,7 @@ def test_bucket_directory_is_created(root):
 
 
 def test_tar_entry_contains_all_five_files_in_order(root):
-    """Adjacent, json first. Spec: docs/spec/shards.md#members"""
+    """Members are adjacent, json first. Spec: docs/spec/shards.md#members"""
     pack(root, SQUARE)
 
     assert list(members(folder_of(root) / "shard-000000.tar")) == [
@@ -306,7 +306,7 @@ def test_json_metadata_includes_required_fields(root):
 
 
 def test_t5_attention_mask_is_saved_as_npy(root):
-    """uint8, 77 of them."""
+    """Its dtype is uint8, its length 77."""
     pack(root, SQUARE)
 
     mask = np.load(io.BytesIO(members(folder_of(root) / "shard-000000.tar")["a.t5m.npy"]))
@@ -315,7 +315,7 @@ def test_t5_attention_mask_is_saved_as_npy(root):
 
 
 def test_npy_files_are_copied_as_is(root):
-    """Byte for byte, whatever header their writer gave them."""
+    """They are equal byte for byte, with any npy header."""
     with open(root.derived / "vae_latents" / "a.npy", "wb") as file:
         np.lib.format.write_array(file, np.full((16, 3, 3), 2, np.float16), version=(2, 0))
     pack(root, SQUARE)
@@ -371,7 +371,7 @@ def test_results_count_what_was_written(root):
 
 
 def test_equal_samples_give_equal_bytes_whatever_their_times(root, tmp_path):
-    """On any machine. Spec: docs/spec/shards.md#updating-a-set"""
+    """This holds on any machine. Spec: docs/spec/shards.md#updating-a-set"""
     copy = DataRoot(tmp_path / "elsewhere" / "data")
     shutil.copytree(root.path, copy.path)
     for number, path in enumerate(copy.derived.rglob("*.npy")):
@@ -407,7 +407,7 @@ def test_odd_id_is_read_back_by_webdataset_with_all_its_members(data_root, image
 
 
 def test_existing_shard_blocks_write(root):
-    """FileExistsError, and not a byte is written in any bucket. Spec: docs/spec/shards.md#existing-shards"""
+    """It raises FileExistsError, and nothing is written in any bucket. Spec: docs/spec/shards.md#existing-shards"""
     pack(root, TALL)
     before = mtimes(root.shards)
 
@@ -420,7 +420,7 @@ def test_existing_shard_blocks_write(root):
 
 
 def test_any_tar_in_the_folder_blocks_write(root):
-    """Also one that another program wrote."""
+    """This includes tars that another program wrote."""
     folder_of(root).mkdir(parents=True)
     (folder_of(root) / "train-0001.tar").touch()
 
@@ -439,7 +439,7 @@ def test_conflicts_of_every_bucket_are_listed(root):
 
 @pytest.mark.parametrize("existing", ["refuse", "replace", "update"])
 def test_dry_run_does_not_write_files(root, existing):
-    """Planning and looking for conflicts touches nothing."""
+    """Planning and checking for conflicts touches nothing."""
     shard_set = plan(ready(root, BUCKETS).ready, BUCKETS, root.shards, existing)
 
     assert conflicts(shard_set) == []
@@ -448,7 +448,7 @@ def test_dry_run_does_not_write_files(root, existing):
 
 
 def test_overwrite_flag_allows_replacement_and_no_stale_shard_survives(root):
-    """The whole set at once."""
+    """The whole set is replaced at once."""
     pack(root, SQUARE, shard_size=1)
     (folder_of(root) / "train-0001.tar").touch()
 
@@ -502,7 +502,7 @@ NONSENSE = {
 @pytest.mark.parametrize("nonsense", NONSENSE.values(), ids=NONSENSE)
 @pytest.mark.parametrize("existing", ["update", "append", "repack"])
 def test_manifest_that_says_nonsense_is_not_ours(root, nonsense, existing):
-    """The set is refused with the remedy, and replaced where asked; nothing crashes. Spec: docs/spec/shards.md#updating-a-set"""
+    """The set is refused with the remedy, and replaced on request; nothing crashes. Spec: docs/spec/shards.md#updating-a-set"""
     pack(root, SQUARE)
     path = folder_of(root) / "manifest.json"
     write_json(path, read_json(path) | dict([nonsense]))
@@ -550,7 +550,7 @@ def test_update_follows_a_sample_that_changes_its_bucket(root):
 
 
 def test_update_refuses_tars_without_our_manifest(root):
-    """Only sets whose manifest is ours and agrees with the tars."""
+    """Only sets whose manifest is ours and matches the tars are updated."""
     pack(root, existing="update")
     (folder_of(root) / "manifest.json").unlink()
     before = mtimes(root.shards)
@@ -577,7 +577,7 @@ def test_update_refuses_tars_that_are_not_those_of_the_manifest(root, damage):
 
 
 def test_update_writes_tars_that_somebody_deleted(root):
-    """A manifest alone is no set."""
+    """A manifest alone is not a set."""
     pack(root, existing="update")
     (folder_of(root) / "shard-000000.tar").unlink()
 
@@ -666,7 +666,7 @@ MOMENTS = {
 
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_killed_writer_leaves_a_whole_set_and_the_next_run_sweeps(root, moment):
-    """kill -9: the complete old set or the complete new one. Spec: docs/spec/shards.md#replacement"""
+    """After kill -9 there is the complete old set or the complete new one. Spec: docs/spec/shards.md#replacement"""
     pack(root, existing="update", shard_size=3)
     old = contents(folder_of(root))
 
@@ -706,7 +706,7 @@ def test_bucket_plan_counts_its_samples():
 
 
 def test_unknown_makers_are_counted(data_root):
-    """`unknown` may stand beside one known model, counted in the manifest.
+    """`unknown` may occur beside one known model, and is counted in the manifest.
 
     Spec: docs/spec/conventions.md#completion-and-identity
     """

@@ -1,4 +1,4 @@
-"""What a set's samples are like, counted."""
+"""Statistics of a set's samples."""
 
 import json
 from collections import Counter
@@ -38,7 +38,7 @@ def test_size_on_a_limit_belongs_to_the_class_above():
 
 
 def test_sample_without_measures_is_counted_apart():
-    """Sets written before these were measured have zeros."""
+    """Sets written before samples were measured have zeros."""
     counted = statistics_of([Measures(0, 0, 0), Measures(10, 10, 1)])
 
     assert counted["unmeasured"] == 1
