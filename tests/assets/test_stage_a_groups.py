@@ -49,7 +49,7 @@ def tickets(data_root):
 
 @pytest.mark.parametrize("mode", ["per_group", "per_image"])
 def test_ranks_one_after_another_as_partitions_are_merged_by_the_asset_downstream(tickets, instance, mode):
-    """"Ranks run as Dagster partitions one after another"; the checks pass on their output."""
+    """ "Ranks run as Dagster partitions one after another"; the checks pass on their output."""
     for number in range(2):
         done = rank(tickets, instance, number, 2, lines_whole, mode=mode)
         assert done.success
