@@ -103,7 +103,7 @@ def caption(
     engine: Engine,
     ledger: Ledger,
 ) -> None:
-    """Caption the jobs' images with the configured captioner."""
+    """Caption the images of the jobs with the configured captioner, whose memory is free again afterwards."""
     forget_problems(jobs, ledger)
     if not jobs:
         return

@@ -65,8 +65,8 @@ def main() -> int:
         rounds = [_round(base, folder, names, new, rerun) for _ in range(arguments.rounds + 1)][1:]
     print(f"{arguments.images} images, medians of {arguments.rounds} rounds; CPU seconds beside")
     met = [
-        _told("new", [name for name, _ in new], [one for one, _ in rounds], GOAL_NEW),
-        _told("rerun", [name for name, _ in rerun], [two for _, two in rounds], GOAL_RERUN),
+        _report("new", [name for name, _ in new], [one for one, _ in rounds], GOAL_NEW),
+        _report("rerun", [name for name, _ in rerun], [two for _, two in rounds], GOAL_RERUN),
     ]
     return 0 if all(met) else 1
 
@@ -95,7 +95,7 @@ def _timed(way: Callable[[Tree], None], tree: Tree) -> Cost:
     return time.perf_counter() - began, time.process_time() - busy
 
 
-def _told(what: str, names: Sequence[str], rounds: Sequence[Sequence[Cost]], goal: float) -> bool:
+def _report(what: str, names: Sequence[str], rounds: Sequence[Sequence[Cost]], goal: float) -> bool:
     print(f"{what:<16}{'seconds':>10}{'CPU':>8}{'of the limit':>16}{'fastest':>10}")
     ratios = []
     for n, name in enumerate(names):

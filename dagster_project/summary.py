@@ -60,7 +60,7 @@ def summary_lines(work: Work, status: Status) -> Iterator[str]:
     yield from _other_inputs(status)
     yield from _problems(status)
     for spec in embedding_specs():
-        yield f"  {spec.kind:<10} {_made(counts.get(spec.kind, {}))}"
+        yield f"  {spec.kind:<10} {_embedding_counts(counts.get(spec.kind, {}))}"
     yield from model_lines(work.session.reading)
     yield from _captions(work, counts.get(CAPTIONER, {}))
     yield from _records(status, counts.get("stage2_jsonl", {}))
@@ -75,7 +75,7 @@ def summary_lines(work: Work, status: Status) -> Iterator[str]:
     yield f"  time       {as_duration(work.seconds())}{embedded}"
     if nothing := _nothing_new(work, status, counts):
         yield f"  {nothing}"
-    yield from _how_it_ended(work)
+    yield from _end_lines(work)
     yield f"  look       {_program()} ui --data-root {shlex.quote(str(_shown(work.root.path)))}"
 
 
@@ -135,7 +135,7 @@ def _problems(status: Status) -> Iterator[str]:
             yield f"    {'':<16} and {rest:,} more: `imagemill problems --reason {reason}` lists them all"
 
 
-def _made(counts: Mapping[str, int]) -> str:
+def _embedding_counts(counts: Mapping[str, int]) -> str:
     parts = [f"{counts.get('computed', 0):,} made in {counted(counts.get('calls', 0), 'model call')}"]
     parts += [
         f"{counts[name]:,} {words}"
@@ -156,7 +156,7 @@ def _checks(work: Work) -> str:
     return passed + (f"; failed: {', '.join(failed)}" if failed else "")
 
 
-def _how_it_ended(work: Work) -> Iterator[str]:
+def _end_lines(work: Work) -> Iterator[str]:
     if work.interrupted:
         yield f"  stopped    by {signal.Signals(work.interrupted).name}; finished work is kept, run the same command to resume"
     elif work.error:

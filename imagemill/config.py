@@ -84,7 +84,7 @@ class SummarizerSettings(VlmSettings, frozen=True, kw_only=True, forbid_unknown_
     """Settings of the summarizer of Stage-A images.
 
     Attributes:
-        kind: `transformers` for the model named here, or `MODULE:CLASS` for a user's class, which ignores the other settings.
+        kind: `transformers` for the model named here, or `MODULE:CLASS` for a user's class, which gets no model settings.
         batch_size: maximum number of images in one model call.
         prompts: mission → text file with its prompt, relative to the configuration file; `default` serves missions without one.
     """

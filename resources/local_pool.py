@@ -136,12 +136,12 @@ def run_on_processes(
 
 
 class _Spawn(SpawnContext):
-    """The spawn context of one pool, which keeps the first process that it starts."""
+    """The spawn context of one pool, which keeps the first process that it creates."""
 
     process: Any = None
 
     def Process(self, *args: Any, **kwargs: Any) -> SpawnProcess:  # pyright: ignore[reportIncompatibleVariableOverride]  # noqa: N802
-        """Start a process, and keep it if it is the first."""
+        """Create a process, and keep it if it is the first."""
         process = SpawnProcess(*args, **kwargs)
         self.process = self.process or process
         return process

@@ -1,14 +1,14 @@
-"""What every test shares: a clean environment, a data root, and skips that fail where nothing may be skipped.
+"""Shared fixtures: a clean environment, a data root, and skips that fail if skips are forbidden.
 
 IMAGEMILL_NO_SKIP=1        a skipped test fails with the skip's reason (.ci/run sets it)
-IMAGEMILL_MESSAGES=file    which test produces which message of the product (tests/messages/recorder.py)
-IMAGEMILL_COCO128=folder   128 photographs with annotations; tests that want them skip without
+IMAGEMILL_MESSAGES=file    records which test produces which message of the product (tests/messages/recorder.py)
+IMAGEMILL_COCO128=folder   128 photographs with annotations; tests that need them are skipped without it
 """
 
 import os
 from pathlib import Path
 
-# Before any import of huggingface_hub, which reads it once: tests never reach for a hub.
+# Before any import of huggingface_hub, which reads it once: tests never access a hub.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["DAGSTER_DISABLE_TELEMETRY"] = "yes"
 
@@ -47,7 +47,7 @@ def pytest_make_collect_report():
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch, tmp_path):
-    """No test sees the developer's own data root, Dagster history or consents."""
+    """Hide the developer's own data root, Dagster history and consents from the tests."""
     for name in (ROOT_VARIABLE, "DAGSTER_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "user-config"))

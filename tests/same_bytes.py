@@ -1,11 +1,11 @@
-"""Compare what two checkouts of imagemill make of the same inputs, byte for byte:
+"""Compare the outputs of two checkouts of imagemill for the same inputs, byte for byte:
 
     python -m tests.same_bytes OLD NEW COCO128
 
 Each checkout gets a data root with the same photographs, captions, Stage 1 records, annotations and tickets, and runs the
-same commands over it: `run`, an edited caption and `run`, `withdraw`, `shards --append`, the steps of a preset, `stage-a`.
-Records, npy files, tars, indexes, manifests, presets and merged groups must be equal; of a manifest, versions and run ids
-are left out. Then the new checkout continues the old one's data root: nothing may change, and everything must validate.
+same commands on it: `run`, an edited caption and `run`, `withdraw`, `shards --append`, the steps of a preset, `stage-a`.
+Records, npy files, tars, indexes, manifests, presets and merged groups must be equal; in manifests, versions and run ids
+are ignored. Then the new checkout continues the old one's data root: nothing may change, and everything must validate.
 """
 
 import json
@@ -21,7 +21,7 @@ MISSION = "inspection"
 COMPARED = ("derived", "shards", "public_data", "stage_a/output")
 # SQLite writes its own version into a database; the card, the sheets and the second copy name versions and identities.
 LEFT_OUT = re.compile(r"(\.sqlite|\.dropped\.jsonl)$|/\.imagemill\.json$")
-# Modification time and inode of a file, which no two data roots share.
+# Modification time and inode of a file, which differ between data roots.
 SIGNATURES = re.compile(rb"posix:\d+:\d+:\d+")
 VERSIONS = re.compile(rb'"(?:imagemill|version|run_id|created|written)": *"[^"]*",? *')
 
@@ -50,7 +50,7 @@ def main(old: str, new: str, coco128: str) -> int:
 
 
 def prepare(root: Path, coco128: Path) -> None:
-    """Photographs with captions, some of them known from Stage 1 records with their vectors, and tickets for Stage-A."""
+    """Write photographs with captions, some of them with Stage 1 records and vectors, and tickets for Stage-A."""
     approved = root / "approved"
     approved.mkdir(parents=True)
     photos = sorted((coco128 / "images").rglob("*.jpg"))[:PHOTOS]
@@ -113,7 +113,7 @@ def imagemill(checkout: Path, root: Path, *command: str) -> None:
 
 
 def contents(root: Path) -> dict[str, bytes]:
-    """The bytes of each file by its path below the data root."""
+    """Return the bytes of each file by its path below the data root."""
     files = (path for folder in COMPARED for path in sorted((root / folder).rglob("*")) if path.is_file())
     named = {str(path.relative_to(root)): path for path in files}
     return {name: _plain(path) for name, path in named.items() if not LEFT_OUT.search(name)}

@@ -1,4 +1,4 @@
-"""Disk faults by the hundred: `make soak SEED=1 N=1000` tries so many kills, and a fifth as many of each other fault.
+"""Disk faults in large numbers: `make soak SEED=1 N=1000` tries this many kills, and a fifth as many of each other fault.
 
     ${XDG_CACHE_HOME:-~/.cache}/imagemill-soak/<seed>/trials.jsonl    one line per trial; passed ones are not repeated
 
@@ -23,7 +23,7 @@ from tests.helpers.writing_commands import COMMANDS
 
 
 def keys_of(count):
-    """Trials with their commands: kills, then a fifth as many of each other fault; every command in turn."""
+    """Return trials with their commands: kills, then a fifth as many of each other fault; all commands in turn."""
     names = list(COMMANDS)
     counts = {"kill": count, "enospc": count // 5, "eio": count // 5}
     keys = {f"{mode}-{n}": (mode, names[n % len(names)]) for mode, many in counts.items() for n in range(many)}
@@ -32,7 +32,7 @@ def keys_of(count):
 
 
 def work(keys, seed, results, recorded):
-    """Try these trials one by one; the last line of a key counts."""
+    """Run these trials one by one; the last line of a key counts."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the folder is removed
     folder = Path(tempfile.mkdtemp(prefix="imagemill-soak-", dir=_fast_folder()))
     shop = Workshop(folder)
@@ -54,19 +54,19 @@ def work(keys, seed, results, recorded):
 
 
 def _fast_folder():
-    """A folder in memory if the system has one: fsync costs nothing there."""
+    """Return a folder in memory if the system has one, because fsync costs nothing there."""
     memory = Path("/dev/shm")
     return memory if os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 1 << 30 else None
 
 
 def read_results(path):
-    """The last result of each key."""
+    """Return the last result of each key."""
     lines = path.read_text().splitlines() if path.exists() else []
     return {line["key"]: line for line in map(json.loads, lines)}
 
 
 def untried(keys, recorded):
-    """Trials without a result, and failed ones, which may pass by now."""
+    """Return trials without a result, and failed ones, which may pass now."""
     return {key: value for key, value in keys.items() if key not in recorded or recorded[key]["failure"]}
 
 

@@ -1,4 +1,4 @@
-"""Every benchmark runs to its end on next to nothing; what it measures then says nothing, so its goals may be missed."""
+"""Every benchmark runs to its end on minimal inputs. Its measurements are then meaningless, so goals may be missed."""
 
 import subprocess
 import sys
@@ -28,13 +28,13 @@ SLOW = {"embedding_efficiency", "bookkeeping", "rescale"}
 
 
 def test_every_benchmark_is_tried() -> None:
-    """A new one gets its line here."""
+    """A new benchmark needs a line in the table of this file."""
     assert {path.stem for path in Path(PROJECT, "benchmarks").glob("[a-z]*.py")} == set(SMALL)
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.soak) if n in SLOW else n for n in SMALL])
 def test_benchmark_runs_to_its_end(name: str) -> None:
-    """0: goals reached; 1: missed, which so few items may be; anything else, and a traceback, is a fault."""
+    """Exit code 0: goals reached; 1: missed, which is expected of so few items; anything else, or a traceback, is an error."""
     command = [sys.executable, "-m", f"benchmarks.{name}", *SMALL[name]]
     done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
 

@@ -1,4 +1,4 @@
-"""`imagemill.yaml`: absent means preview models, wrong is named.
+"""`imagemill.yaml`: without it preview models are used; errors in it are named.
 
 Spec: docs/spec/conventions.md#command-line, docs/spec/conventions.md#configuration
 """
@@ -39,7 +39,7 @@ def test_settings_of_one_kind_leave_the_others_alone(tmp_path):
 
 
 def test_default_hub_id_of_a_kind_brings_its_subfolder(tmp_path):
-    """FLUX.1-dev holds its VAE in a folder of its own."""
+    """FLUX.1-dev has its VAE in a subfolder."""
     config = read_config(write(tmp_path, "encoders: {vae_latents: {model: black-forest-labs/FLUX.1-dev}}"))
 
     assert config.encoder(VAE).subfolder == "vae"
@@ -77,7 +77,7 @@ def test_summarizer_is_the_model_or_a_class(tmp_path, kind):
 
 
 def test_value_that_a_setting_cannot_have_is_answered_with_those_that_it_can(tmp_path):
-    """What, where and what to write instead."""
+    """The message has what, where and the permitted values."""
     with pytest.raises(WrongUsage) as caught:
         read_config(write(tmp_path, "threads: 2\nencoders:\n  vae_latents: {dtype: bf16}\n"))
 

@@ -37,7 +37,7 @@ def test_sleeps(value): time.sleep(0.3)
 
 
 def run_pytest(folder: Path, tests: str, no_skip: str | None, **more: str) -> tuple[int, str]:
-    """Exit code and output of a fresh pytest over `tests` with the project's conftest."""
+    """Return exit code and output of a new pytest run over `tests` with the project's conftest."""
     (folder / "pytest.ini").write_text("[pytest]\n")
     (folder / "conftest.py").write_bytes(CONFTEST.read_bytes())
     (folder / "test_given.py").write_text(tests)
@@ -49,7 +49,7 @@ def run_pytest(folder: Path, tests: str, no_skip: str | None, **more: str) -> tu
 
 
 def test_skips_fail_with_their_reason_when_nothing_may_be_skipped(tmp_path):
-    """Every skip fails and says why; an expected failure stays one."""
+    """Every skip fails with its reason; an expected failure stays one."""
     code, output = run_pytest(tmp_path, MIXED, "1")
 
     assert code == 1
@@ -59,7 +59,7 @@ def test_skips_fail_with_their_reason_when_nothing_may_be_skipped(tmp_path):
 
 @pytest.mark.parametrize("no_skip", [None, "0"])
 def test_skips_stay_skips_otherwise(tmp_path, no_skip):
-    """A developer without the photographs is not stopped, and is told what was skipped."""
+    """A developer without the photographs can run the tests, and sees what was skipped."""
     code, output = run_pytest(tmp_path, MIXED, no_skip)
 
     assert code == 0
@@ -99,7 +99,7 @@ def test_deprecation_is_an_error_of_our_own_code_alone():
 
 
 def test_environment_is_clean(clean_environment):
-    """No data root or Dagster history of the developer reaches a test, and no hub is asked."""
+    """No test can see a data root or Dagster history of the developer, or access a hub."""
     assert not os.environ.keys() & {"IMAGEMILL_DATA_ROOT", "DAGSTER_HOME"}
     assert os.environ["HF_HUB_OFFLINE"] == "1"
 

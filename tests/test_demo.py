@@ -1,4 +1,4 @@
-"""The sample photographs: complete, credited in the packages' own words, and never among somebody's files."""
+"""The sample photographs: complete, credited in the packages' own words, and never mixed with a user's files."""
 
 import importlib.resources
 import os
@@ -85,7 +85,7 @@ def test_one_file_is_no_image_and_says_so(samples):
 
 
 def test_every_photograph_has_a_caption_of_one_line(samples):
-    """Captions are `{image_id}.txt`, one line each; the file that is no image has none."""
+    """Captions are `{image_id}.txt`, one line each; the file that is not an image has none."""
     captions = {path.stem: path.read_text("utf-8") for path in samples.glob("*.txt")}
 
     assert captions.keys() == {path.stem for path in photographs(samples)}
@@ -103,7 +103,7 @@ def test_same_bytes_in_another_folder(samples, tmp_path):
 
 
 def test_second_call_touches_nothing_and_restores_only_what_is_gone(tmp_path):
-    """Existing files stay byte for byte, an edited caption too."""
+    """Existing files stay byte for byte, including an edited caption."""
     approved = tmp_path / "approved"
     write_demo(approved)
     (approved / "horse.txt").write_text("A horse.\n")
@@ -170,7 +170,7 @@ def test_missing_extra_is_named_and_nothing_is_written(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("credit", PHOTOGRAPHS, ids=lambda credit: credit.title)
 def test_licence_is_quoted_from_the_package(credit):
-    """A credit's words stand in the installed package, line breaks aside."""
+    """The words of a credit occur in the installed package, apart from line breaks."""
     stated = " ".join(package_file(credit.stated_in).read_text("utf-8").split())
 
     assert all(part in stated for part in credit.licence.split(" [...] "))
@@ -185,7 +185,7 @@ def test_credits_page_names_every_sample_with_author_and_licence(samples):
 
 
 def test_command_shows_credits_and_goes_on_where_the_folder_is_foreign(tmp_path, capsys):
-    """`make run` works with what is in `approved/` either way."""
+    """`make run` then works with the files in `approved/`."""
     assert demo.main([str(tmp_path)]) == 0
     assert "Chelsea the cat, by Stefan van der Walt: chelsea.png (unchanged)" in capsys.readouterr().out
 

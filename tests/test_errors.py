@@ -1,4 +1,4 @@
-"""What a full disk is called, whichever library met it. Spec: docs/spec/conventions.md#atomic-names"""
+"""Detection of a full disk in the errors of several libraries. Spec: docs/spec/conventions.md#atomic-names"""
 
 import errno
 import os
@@ -19,7 +19,7 @@ def sqlite_error(name):
 
 
 def wrapped(error):
-    """As SQLAlchemy does it."""
+    """Wrap an error as SQLAlchemy does."""
     outer = RuntimeError("(sqlite3.OperationalError) database or disk is full\n(Background on this error at: …)")
     outer.__cause__ = error
     return outer
@@ -47,7 +47,7 @@ def test_full_disk_is_told_with_place_and_remedy(error):
 
 
 def test_disk_that_may_be_full_is_not_called_full():
-    """SQLite has one code for a full disk and an I/O error where it maps the index of its log."""
+    """SQLite has one code for a full disk and an I/O error when it maps the index of its log."""
     with pytest.raises(DiskFull) as caught, disk_full_told(PLACE):
         raise sqlite_error("SQLITE_IOERR_SHMSIZE")
 

@@ -1,4 +1,4 @@
-"""The floors of docs/architecture.md: who may import whom, and what reading commands must not load."""
+"""The layers of docs/architecture.md: permitted imports, and libraries that reading commands must not load."""
 
 import ast
 import os
@@ -17,7 +17,7 @@ from tests.helpers.product import PROJECT, imagemill, photos
 MODELS = {"torch", "transformers", "diffusers", "webdataset", "faiss"}
 HEAVY = MODELS | {"dagster", "pandas", "pandera"}
 
-# Prints what a block has loaded, whichever way the block ends.
+# Prints the loaded modules after a block, even if the block raises.
 LOADED = """
 import sys
 import tomllib
@@ -29,7 +29,7 @@ finally:
 
 
 def loaded_by(block):
-    """The top-level modules in memory after a block of Python in a process of its own."""
+    """Return the top-level modules in memory after a block of Python in a separate process."""
     done = subprocess.run(
         [sys.executable, "-c", LOADED.format(block=block)],
         cwd=PROJECT, env={**os.environ, "PYTHONPATH": str(PROJECT)}, capture_output=True, text=True, check=False,
@@ -74,7 +74,7 @@ def test_reading_command_loads_no_heavy_library(finished, arguments):
 
 
 def test_definitions_load_without_models_or_tars():
-    """A code location is loaded again and again."""
+    """A code location is loaded often, so it must load fast."""
     loaded = loaded_by("from dagster_project.definitions import defs; defs().resolve_asset_graph()")
 
     assert "dagster" in loaded
@@ -95,7 +95,7 @@ def test_public_class_names_mean_one_thing():
 
 
 def test_every_private_module_of_dagster_is_banned():
-    """ruff refuses the names of the list outside the two packages for them; the list has all."""
+    """ruff refuses the listed names outside the two packages for them; the list is complete."""
     settings = tomllib.loads((PROJECT / "pyproject.toml").read_text())["tool"]["ruff"]["lint"]["flake8-tidy-imports"]
     private = {f"dagster.{module.name}" for module in pkgutil.iter_modules(dagster.__path__) if module.name[0] == "_"}
 

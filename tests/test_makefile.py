@@ -1,4 +1,4 @@
-"""`make run` chooses the data root and writes into no folder of images. The tools in .venv are stand-ins here.
+"""`make run` selects the data root and writes into no folder of images. The tools in .venv are stand-ins here.
 
 Spec: docs/spec/conventions.md#set-up
 """
@@ -61,7 +61,7 @@ def test_run_without_images_places_samples_in_data(checkout):
 
 @pytest.mark.parametrize("relative", [True, False])
 def test_run_with_images_links_them_and_writes_nothing_there(checkout, photos, relative):
-    """Own data root `data-<folder name>`, `approved/` a symlink, spaces in names."""
+    """The data root is `data-<folder name>`, `approved/` is a symlink, names may contain spaces."""
     given = os.path.relpath(photos, checkout) if relative else str(photos)
 
     done = make(checkout, "run", f"IMAGES={given}/")
@@ -82,7 +82,7 @@ def test_run_with_images_takes_the_data_root_it_is_given(checkout, photos, tmp_p
 
 
 def test_run_refuses_a_data_root_that_has_other_images(checkout, photos):
-    """Own photos are never mixed with the samples."""
+    """The user's photos are never mixed with the samples."""
     (checkout / "data" / "approved").mkdir(parents=True)
 
     done = make(checkout, "run", f"IMAGES={photos}", "DATA_ROOT=data")

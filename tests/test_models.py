@@ -1,4 +1,4 @@
-"""What makes two summarizers the same. Spec: docs/spec/stage-a.md#reuse-of-summaries"""
+"""Identity of summarizer classes. Spec: docs/spec/stage-a.md#reuse-of-summaries"""
 
 from imagemill.models import class_identity
 

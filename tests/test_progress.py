@@ -1,4 +1,4 @@
-"""Progress of long work: one text, on a bar or on plain lines."""
+"""Progress of long-running work: one text, on a bar or on plain lines."""
 
 import io
 import random
@@ -48,7 +48,7 @@ def test_plain_lines_give_rate_and_time_left(capsys, clock):
 
 
 def test_first_piece_of_work_is_not_part_of_the_rate(capsys, clock):
-    """It includes loading the model."""
+    """It includes the time to load the model."""
     with progress.Progress("dinov3_npy", 3) as bar:
         clock.now += 1000
         bar.advance()

@@ -74,7 +74,7 @@ print(os.environ["PYTHONPATH"])
 
 
 def test_importing_the_domain_changes_no_search_path(own):
-    """Training scripts import it, and have packages of their own."""
+    """Training scripts import it, and have their own packages."""
     program = (
         "import sys; given = [*sys.path]; import imagemill.reading, resources; print(given == sys.path, resources.MINE)"
     )

@@ -1,4 +1,4 @@
-"""The plan of `make soak N=…`, and what it remembers."""
+"""The plan of `make soak N=…`, and its stored results."""
 
 import collections
 import json
@@ -26,7 +26,7 @@ def test_trial_of_a_key_is_the_same_at_any_count():
 
 
 class Shop:
-    """Trials that pass, but for one command."""
+    """Trials that pass, except for one command."""
 
     def __init__(self, folder):
         pass

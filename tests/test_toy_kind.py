@@ -1,7 +1,6 @@
-"""Adding an embedding kind takes three source files: spec, encoder with its preview recipe, asset. The rest follows.
+"""Adding an embedding kind takes three source files: spec, encoder with its preview recipe, asset. Everything else follows.
 
 The three are tests/helpers/toy_kind/{spec,encoder,asset}.py; command.py there is `imagemill` with them.
-
 """
 
 import json
@@ -33,7 +32,7 @@ def toy_imagemill(root, *arguments):
 
 
 def made(output, kind):
-    """(files, model calls) of a kind, from the summary's counters."""
+    """Return (files, model calls) of a kind, from the summary's counters."""
     found = re.search(rf"{kind} +(\d+) made in (\d+) model calls?", output)
     assert found, output
     return int(found[1]), int(found[2])
@@ -41,7 +40,7 @@ def made(output, kind):
 
 @pytest.fixture(scope="module")
 def toy_run(tmp_path_factory):
-    """A data root on which the main job has run with the fourth kind, and what the command said."""
+    """A data root after the main job with the fourth kind, and the output of the command."""
     root = DataRoot(tmp_path_factory.mktemp("toy") / "data")
     photos(root.approved, PHOTOS)
     # Settings of the new kind are known by its name, like those of any other.
@@ -139,7 +138,7 @@ print(toy in streamed_assets())
 
 
 def test_toy_kind_is_in_graph_checks_job_and_coordinator():
-    """Records wait for it, a check judges it, the sensor's job makes it, and a run of the UI lets it report by itself."""
+    """Records depend on it, it has checks, the sensor's job makes it, and a run of the UI reports its images one by one."""
     done = python("-c", GRAPH)
 
     assert done.stdout.split() == ["True"] * 4, done.stdout + done.stderr

@@ -12,7 +12,7 @@ MUTATION = b"query=mutation%20%7B%20wipeAssets%20%7D"
 
 
 def answer(method="GET", *, query=b"", kind="http", hosts=(), extensions=None, **headers):
-    """Status of a request: 200 where the application was reached; None for a handshake that is closed without a body."""
+    """Return the status of a request: 200 if the application was reached; None for a handshake closed without a body."""
     given = {"host": "localhost:3000", **headers}
     sent = []
 
@@ -59,7 +59,7 @@ def test_foreign_missing_or_malformed_host_is_refused(host):
 
 
 def test_second_host_header_is_refused():
-    """Two readers of such a request may take different ones."""
+    """Two readers of such a request may use different ones."""
     sent = []
 
     async def send(message):

@@ -53,7 +53,7 @@ class Installation:
         self.packages = Path(self._ask("import sysconfig; print(sysconfig.get_path('purelib'))"))
         uv = [Path(sys.executable).with_name("uv"), "pip", "install", "--offline", "--no-deps", "--python", self.python]
         subprocess.run([*uv, self.wheel], check=True, capture_output=True)
-        # .pth files below this line's folder are not read: the checkout, which is installed there, is not found.
+        # .pth files in this folder are not read, so the checkout, which is installed there by one, is not found.
         (self.packages / "locked.pth").write_text(sysconfig.get_path("purelib"))
         for name in ("assets", "resources"):
             (self.current / name).mkdir(parents=True)
@@ -164,7 +164,7 @@ def test_only_one_package_is_at_the_top_of_site_packages(installed):
 
 
 def test_packages_of_the_current_folder_stay_its_own(installed):
-    """Importing the domain, as a training script does, changes nothing for its own packages."""
+    """Importing the domain, as a training script does, does not affect the script's own packages."""
     program = "import imagemill.reading, imagemill.validation, assets, resources; print(assets.MINE and resources.MINE)"
 
     assert installed.ask(program) == "True"
@@ -180,7 +180,7 @@ def test_command_and_module_run_beside_packages_of_the_same_names(installed):
 
 @pytest.mark.parametrize("start", [("imagemill",), ("python", "-m", "imagemill")], ids=["script", "module"])
 def test_worker_processes_import_the_products_packages(installed, start):
-    """They are spawned: each has imported the packages of the current folder before its work arrives."""
+    """Workers are spawned: each has imported the packages of the current folder before it gets work."""
     name = f"coco{len(start)}"
     raw_dataset(PublicData(installed.root.public_data).dataset(name).path, [(96, 64), (42, 41), (101, 67), (64, 64)])
 
@@ -191,7 +191,7 @@ def test_worker_processes_import_the_products_packages(installed, start):
 
 
 def test_run_of_the_command_line_is_executed_again_in_the_ui(installed):
-    """Code server, daemon and the run's process find the product's packages; sensors are evaluated."""
+    """Code server, daemon and the run's process find the product's packages, and sensors are evaluated."""
     port = free_port()
     command = [installed.bin / "imagemill", "ui", "--data-root", installed.root.path, "--port", str(port)]
     with installed.serving(*command, port=port) as ui:
@@ -201,7 +201,7 @@ def test_run_of_the_command_line_is_executed_again_in_the_ui(installed):
 
 
 def evaluated(ui):
-    """Statuses of the ticks of all sensors; an error is its text."""
+    """Return the statuses of the ticks of all sensors; an error is its text."""
     sensors = ui.graphql(TICKS)["sensorsOrError"]["results"]
     ticks = [tick for sensor in sensors for tick in sensor["sensorState"]["ticks"] if tick["status"] != "STARTED"]
     return [tick["error"]["message"] if tick["error"] else tick["status"] for tick in ticks]

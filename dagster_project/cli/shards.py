@@ -65,7 +65,10 @@ def result_lines(counts: dict[str, int]) -> Iterator[str]:
 
 
 def counters(counts: dict[str, int]) -> str:
-    """Return the line of counters. Spec: docs/spec/shards.md#progress"""
+    """Return the line of counters.
+
+    Spec: docs/spec/shards.md#progress
+    """
     names = ("total_records", "ready_records", "skipped_incomplete", "filtered", "written_samples", "written_shards")
     return " ".join(f"{name}={counts[name]}" for name in names)
 

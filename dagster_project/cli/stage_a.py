@@ -159,7 +159,7 @@ def _whole(
             leave_if_ended(work)
         problems = session.reading.problems()
         rows = [row for row in problems if row.asset == ASSET and row.item.startswith(f"{found.mission}/")]
-        _tell(found, work.counts(), maker, rows)
+        _print_summary(found, work.counts(), maker, rows)
         leave_if_ended(work)
     if any(row.reason == RANK_DIED for row in rows):  # a rank of torchrun, whose process alone has reported it
         sys.exit(1)
@@ -182,7 +182,9 @@ def _resource(root: DataRoot, summarizer: str | None) -> Any:
     return SummarizerResource(data_root=data_root, kind=summarizer, overrides={})
 
 
-def _tell(found: Discovery, counts: dict[str, dict[str, int]], maker: dict[str, str], rows: Sequence[Problem]) -> None:
+def _print_summary(
+    found: Discovery, counts: dict[str, dict[str, int]], maker: dict[str, str], rows: Sequence[Problem]
+) -> None:
     """Print the summary: the summarizer, counters, then every group without a record."""
     revision = f", revision {maker['revision']}" if "revision" in maker else ""
     click.echo(f"summarizer: {maker['summarizer']}{revision}")

@@ -23,7 +23,7 @@ from pathlib import Path
 # With fewer files, flushing each costs less than checking whether all may be flushed together.
 TOGETHER_FROM = 16
 
-# Maximum of unwritten data of other programs, for all disks, at which it is written along with ours.
+# Up to this many unwritten bytes of other programs, on all disks, may be flushed along with ours.
 OTHERS_BYTES = 256 * 1024 * 1024
 
 _THREADS = 32

@@ -1,4 +1,4 @@
-"""The shards asset: run configuration, counters, conflicts, what the ledger keeps.
+"""The shards asset: run configuration, counters, conflicts, rows in the ledger.
 
 Spec: docs/spec/shards.md#updating-a-set, docs/spec/shards.md#automatic-updates
 """
@@ -48,7 +48,7 @@ def pack(root, instance, *chosen, **config):
 
 
 def shards(root, bucket=SQUARE):
-    """Ids shard by shard."""
+    """Return the ids in each shard."""
     tars = sorted((root.shards / f"bucket_{bucket}").glob("*.tar"))
     return [[json.loads(members["json"])["image_id"] for _, members in read_shard(tar)] for tar in tars]
 
@@ -85,7 +85,7 @@ def test_run_of_one_bucket_packs_that_bucket(root, instance):
 
 
 def test_only_the_chosen_buckets_of_a_range_are_packed_and_reported(root, instance):
-    """A run takes one range of partitions; the chosen ones may be scattered in it."""
+    """A run has one range of partitions; the chosen ones may be scattered in it."""
     pack(root, instance, SQUARE, "1344x704", only=[SQUARE, "1344x704"])
 
     assert materialized(instance, "bucket_shards") == [SQUARE, "1344x704"]
@@ -111,7 +111,7 @@ def test_shard_size_of_the_configuration_file_is_the_default(root, instance):
 
 
 def test_run_of_the_outcome_republishes_what_changed(root, instance):
-    """By default sets of ours are brought up to date."""
+    """By default existing sets of ours are updated."""
     pack(root, instance)
     before = os.stat(root.shards / f"bucket_{SQUARE}" / "shard-000000.tar")
     picture(root.approved / "tall.png", size=(24, 36))
@@ -148,7 +148,7 @@ def test_value_that_is_none_of_the_choices_is_refused(root, instance):
 
 
 def test_folder_given_for_the_shards_is_remembered(root, instance, tmp_path):
-    """A run with another place than the remembered one says so. Spec: docs/spec/conventions.md#locations"""
+    """A run with a folder other than the remembered one reports that. Spec: docs/spec/conventions.md#locations"""
     elsewhere = tmp_path / "elsewhere"
     pack(root, instance, output_dir=str(elsewhere))
     assert (elsewhere / f"bucket_{SQUARE}").is_dir()
@@ -172,7 +172,7 @@ def test_records_that_are_not_packed_have_a_row_until_they_are(root, instance):
 
 
 def test_run_of_one_bucket_forgets_what_it_packs_and_nothing_of_the_others(root, instance):
-    """Else `explain` would tell of a sample in the shards that it was refused."""
+    """Otherwise `explain` would report a sample in the shards as refused."""
     for image_id in ("a", "tall"):
         (root.derived / "vae_latents" / f"{image_id}.npy").unlink()
     pack(root, instance)
@@ -219,7 +219,7 @@ FLAGS = [{}, {"shuffle": True}, {"limit": 2}, {"shuffle": True, "limit": 3, "see
 
 @pytest.mark.parametrize("flags", FLAGS, ids=str)
 def test_run_of_one_partition_means_the_command_for_that_bucket(root, instance, flags):
-    """Shuffle and limit go over the buckets of the run. Spec: docs/spec/shards.md#order"""
+    """Shuffle and limit apply to all buckets of the run together. Spec: docs/spec/shards.md#order"""
     for bucket in (SQUARE, TALL):
         assert pack(root, instance, bucket, **flags).success
     by_partition = written(root.shards)
@@ -234,7 +234,7 @@ def test_run_of_one_partition_means_the_command_for_that_bucket(root, instance, 
 
 @pytest.mark.parametrize("flags", FLAGS, ids=str)
 def test_run_of_several_partitions_means_the_command_for_those_buckets(root, instance, flags, tmp_path):
-    """A global order: of a limit of three, not three of each bucket."""
+    """The order is global: a limit of three applies to all buckets together, not to each."""
     assert pack(root, instance, SQUARE, TALL, **flags).success
     by_partitions = written(root.shards)
 
@@ -252,7 +252,7 @@ def option(name, value):
 
 
 def test_every_flag_of_the_command_has_its_field(root):
-    """So that the UI can do what the command does."""
+    """The UI can do what the command does."""
     named = {
         "chosen": "only",
         "overwrite": "existing",
@@ -287,7 +287,7 @@ def test_appended_and_repacked_by_run_configuration(root, instance):
 
 @pytest.mark.parametrize("flag", ["--repack", "--append"])
 def test_set_keeps_its_shuffle_cut_and_limit_when_it_is_brought_up_to_date(root, flag):
-    """As by `imagemill run` and the UI: what nobody names stays as it was."""
+    """As in `imagemill run` and in the UI, parameters that are not given stay unchanged."""
     product(root, "shards", "--bucket", SQUARE, "--shuffle", "--seed", 5, "--shard-size", 2, "--limit", 3)
     before = written(root.shards)
 

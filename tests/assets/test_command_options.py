@@ -1,4 +1,4 @@
-"""assets/command_options.py: what a command passes to its runs beside the configuration that the launchpad offers."""
+"""assets/command_options.py: options that a command passes to its runs and the launchpad does not offer."""
 
 import dagster as dg
 
@@ -6,7 +6,7 @@ from assets.command_options import OPTIONS_TAG, ImageOptions, RankOptions, Recor
 
 
 def read(options, tags):
-    """The options as an asset of a run with these tags reads them."""
+    """Return the options as an asset of a run with these tags reads them."""
     found = []
 
     @dg.asset

@@ -1,4 +1,4 @@
-"""Embedding assets as Dagster runs them: ranges, configuration, what stops a step. Spec: docs/spec/conventions.md#command-line"""
+"""Embedding assets run by Dagster: ranges, configuration, reasons to stop a step. Spec: docs/spec/conventions.md#command-line"""
 
 import subprocess
 import sys
@@ -55,7 +55,7 @@ def test_range_of_good_images_is_embedded_and_materialised(data_root, instance, 
 
 
 def test_range_with_a_bad_image_fails_without_the_tag_and_the_good_ones_are_reported(data_root, instance):
-    """Dagster would mark the whole range where the step succeeds. Spec: docs/spec/conventions.md#completion-and-identity"""
+    """If the step succeeded, Dagster would mark the whole range. Spec: docs/spec/conventions.md#completion-and-identity"""
     photos(data_root, *KEYS)
     (data_root.approved / "b.png").write_bytes(b"no picture")
 
@@ -69,7 +69,7 @@ def test_range_with_a_bad_image_fails_without_the_tag_and_the_good_ones_are_repo
 
 
 def test_range_with_a_refused_image_succeeds_with_the_tag(data_root, instance):
-    """*Refused* never fails a run of ours."""
+    """Refusals never fail our own runs."""
     photos(data_root, *KEYS)
     (data_root.approved / "b.png").write_bytes(b"no picture")
 
@@ -80,7 +80,7 @@ def test_range_with_a_refused_image_succeeds_with_the_tag(data_root, instance):
 
 
 def test_range_with_a_failed_image_fails_with_the_tag_too(data_root, instance, monkeypatch):
-    """After all the rest is done."""
+    """It fails after all other images are done."""
 
     class Encoder(StubEncoder):
         def encode(self, batch):
@@ -119,7 +119,7 @@ def test_only_images_of_the_range_are_embedded(data_root, instance):
 
 
 def test_images_of_the_range_that_have_no_caption_are_captioned_first(data_root, instance, monkeypatch):
-    """T5's step alone, from the UI too. Spec: docs/spec/stage2.md#caption-sources"""
+    """Only T5's step captions, also in the UI. Spec: docs/spec/stage2.md#caption-sources"""
     stub_captioner(monkeypatch.setattr)
     photos(data_root, *KEYS, captions=False)
     (data_root.approved / "b.txt").write_text("mine")
@@ -190,7 +190,7 @@ def test_settings_of_the_file_reach_the_encoder(data_root, instance, monkeypatch
 
 
 def test_leftovers_of_a_killed_run_are_swept(data_root, instance):
-    """Only those of dead runs."""
+    """Only temporary files of dead runs are removed."""
     photos(data_root, "a")
     folder = data_root.derived / DINOV3.folder
     folder.mkdir(parents=True)
@@ -205,7 +205,7 @@ def test_leftovers_of_a_killed_run_are_swept(data_root, instance):
 
 @pytest.mark.parametrize("why", ["no folder", "wrong configuration", "other model"])
 def test_step_that_cannot_begin_leaves_no_claim(data_root, instance, why):
-    """A claim that stayed would make every other run wait."""
+    """A remaining claim would make every other run wait."""
     photos(data_root, "a")
     match why:
         case "no folder":

@@ -1,4 +1,4 @@
-"""The statistics asset and its check: partitions, metadata, what a second run does."""
+"""The statistics asset and its check: partitions, metadata, and a second run."""
 
 import json
 
@@ -127,7 +127,7 @@ def test_check_passes_where_nothing_was_counted(data_root, instance):
 
 
 def test_check_warns_of_a_channel_without_spread(data_root, instance):
-    """A stub fills each latent with one value: of one image alone no channel has any."""
+    """A stub fills each latent with one value, so a single image has no spread in any channel."""
     photos(data_root, "a", size=(24, 24))
     embed(data_root)
     result = count(data_root, instance)

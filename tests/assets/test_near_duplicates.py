@@ -82,10 +82,10 @@ def test_run_lists_groups_and_shows_them(root, instance, deferred):
         {"image_id": "copy", "file": "copy.png", "width": 24, "height": 24, "cosine": 0.995037},
     ]}]  # fmt: skip
     assert materialized(instance, "near_duplicates") == [None]
-    told = metadata(instance)
-    assert (told["images"], told["groups"], told["members"]) == (4, 1, 2)
-    assert "data:image/jpeg;base64," in told["sheet"]
-    assert told["path"] == str(root.derived / "near_duplicates.jsonl")
+    shown = metadata(instance)
+    assert (shown["images"], shown["groups"], shown["members"]) == (4, 1, 2)
+    assert "data:image/jpeg;base64," in shown["sheet"]
+    assert shown["path"] == str(root.derived / "near_duplicates.jsonl")
     assert checks_of(result)[NAME].passed
     with Ledger(root.ledger) as ledger:
         assert claims(ledger) == []
@@ -184,7 +184,7 @@ def test_shards_hold_near_duplicates_unless_asked(root, instance):
 
 
 def test_near_duplicates_are_left_out_where_asked_and_come_back(root, instance):
-    """Bringing up to date republishes the set whose samples changed, in both directions."""
+    """An update republishes the set whose samples changed, in both directions."""
     find(root, instance)
     pack(root, instance)
     configure(root, exclude=True)
@@ -245,7 +245,7 @@ def test_shards_wait_for_a_report_of_these_vectors_where_asked(root, instance, r
 
 
 def test_image_without_a_vector_does_not_make_the_report_older(root, instance):
-    """It is no sample yet; the pass that makes its vector is what calls for another report."""
+    """It is not a sample yet; only the pass that makes its vector requires another report."""
     configure(root, exclude=True)
     find(root, instance)
     photos(root, "new", size=(24, 24))
@@ -257,7 +257,7 @@ def test_image_without_a_vector_does_not_make_the_report_older(root, instance):
 
 
 def test_report_and_shards_fit_into_one_run(root, instance):
-    """As `imagemill run` does where near duplicates are left out: the report is made before it is read."""
+    """`imagemill run` does this if near duplicates are excluded: the report is made before it is read."""
     configure(root, exclude=True)
 
     result = materialize(root, instance, near_duplicates, bucket_shards, keys=[BUCKETS[0], BUCKETS[-1]])

@@ -64,7 +64,7 @@ def metadata(instance, asset):
 
 
 def test_datasets_base_presets_and_presets_with_coordinates_are_three_kinds_of_partition():
-    """A derived preset is never rescaled, so that it is no partition of the asset that rescales."""
+    """A derived preset is never rescaled, so it is not a partition of the asset that rescales."""
     assert raw_dataset.partitions_def == partitions.datasets
     assert rescale_preset.partitions_def == partitions.presets
     assert derived_preset.partitions_def == partitions.coord_presets
@@ -131,7 +131,7 @@ def test_what_raw_records_leave_out_is_in_the_ui(data_root, instance):
 
 
 def test_object_order_of_a_run_is_recorded_and_another_one_is_refused(data_root, instance, dataset):
-    """The launchpad offers the orders that exist; another name fails there."""
+    """The launchpad offers the existing orders; another name fails there."""
     assert rescale(data_root, instance, object_order="top_left").success
     assert parameters(dataset)["object_order"] == "top_left"
     other = make_here(data_root, instance, derived_preset, "coco/p", object_order="annotation")
@@ -244,7 +244,7 @@ def test_another_preset_of_the_dataset_does_not_wait(data_root, instance, datase
     assert "waiting" not in capfd.readouterr().err
 
 
-# ---- what is told
+# ---- metadata
 
 
 def test_materialisation_has_counts_and_the_contact_sheet(data_root, instance, dataset):

@@ -1,4 +1,4 @@
-"""The records asset: from the ledger, completed where a pass is missing.
+"""The records asset: built from the ledger, completed if a pass is missing.
 
 Spec: docs/spec/stage2.md#record-fields, docs/spec/stage2.md#pass-names
 """
@@ -43,7 +43,7 @@ def problems(root):
 
 
 def test_record_needs_no_embedding(data_root, instance):
-    """A decodable image, a caption and a mask, which comes from the tokenizer alone."""
+    """It needs a decodable image, a caption, and a mask, which the tokenizer alone provides."""
     photos(data_root, "a", "b")
 
     assert materialize(data_root, instance, stage2_jsonl).success
@@ -74,7 +74,7 @@ def test_image_that_a_pass_has_opened_is_not_opened_again(data_root, instance, m
 
 
 def test_run_that_is_not_to_complete_writes_what_is_known(data_root, instance, monkeypatch):
-    """After an interrupt: all work up to it is preserved, and no image is opened. Spec: docs/spec/stage2.md#merge"""
+    """After an interrupt all finished work is preserved, and no image is opened. Spec: docs/spec/stage2.md#merge"""
     photos(data_root, "a")
     embed(data_root)
     photos(data_root, "b")
@@ -124,7 +124,7 @@ def test_data_root_without_images_says_what_to_do_and_leaves_no_claim(data_root,
 
 
 def test_migration_is_run_configuration_and_rollback_a_job(data_root, instance):
-    """All of it from the UI too."""
+    """Both can be started from the UI."""
     before = write_stage1(data_root, [stage1_record(n) for n in range(2)])
     ids = ["photo0000", "photo0001"]
     instance.add_dynamic_partitions("images", ids)
@@ -162,7 +162,7 @@ def test_counters_of_everything_since_the_last_merge_are_metadata(data_root, ins
 
 
 def test_caption_longer_than_the_text_encoder_sees_is_counted(data_root, instance):
-    """Truncation counted and shown."""
+    """Truncated captions are counted and shown."""
     photos(data_root, "a", "b")
     (data_root.approved / "a.txt").write_text("word " * 200)
     embed(data_root)

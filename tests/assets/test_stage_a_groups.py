@@ -49,7 +49,7 @@ def tickets(data_root):
 
 @pytest.mark.parametrize("mode", ["per_group", "per_image"])
 def test_ranks_one_after_another_as_partitions_are_merged_by_the_asset_downstream(tickets, instance, mode):
-    """ "Ranks run as Dagster partitions one after another"; checks pass over what they left."""
+    """ "Ranks run as Dagster partitions one after another"; the checks pass on their output."""
     for number in range(2):
         done = rank(tickets, instance, number, 2, lines_whole, mode=mode)
         assert done.success
@@ -141,7 +141,7 @@ def test_key_holds_mission_rank_and_world_size():
     assert split_rank_keys([rank_key("3of4/件", 0, 12), rank_key("3of4/件", 11, 12)]) == ("3of4/件", [0, 11], 12)
 
 
-# ---- what is told
+# ---- metadata
 
 
 def test_failed_groups_stand_in_the_metadata_and_those_of_other_missions_stay(tickets, instance):
@@ -174,7 +174,7 @@ def test_mixed_ids_are_a_warning_in_the_metadata(tickets, instance):
 
 
 def test_folders_of_a_run_are_its_own_whatever_another_command_has_remembered_since(tickets, instance, tmp_path):
-    """A command of another mission may remember an output folder while this one's ranks are at work."""
+    """A command of another mission may remember an output folder while this mission's ranks run."""
     folders = {"input_dir": str(tickets.stage_a_input), "output_dir": str(tmp_path / "mine")}
     assert rank(tickets, instance, 0, 1, lines_whole, **folders).success
     put(tickets, "stage_a_input", tmp_path / "its input")
@@ -278,7 +278,7 @@ def test_rank_of_another_start_has_not_ended(tickets, instance):
 
 
 def test_images_that_come_while_ranks_work_are_told_and_nobody_waits_for_them(tickets, instance, monkeypatch):
-    """The ranks' lines are of the mission as it was: no rank will ever end on the plan of now."""
+    """The ranks' lines belong to the mission at their start: no rank will end on the current plan."""
     waits = []
     monkeypatch.setattr(stage_a_groups_module, "wait_for_ranks", lambda *_, **__: waits.append(1) or [])
     assert rank(tickets, instance, 0, 2, launch="one").success

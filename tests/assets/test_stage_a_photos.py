@@ -20,7 +20,7 @@ SIZES = {"fail": (6, 1), "pass": (3, 4)}
 
 @pytest.fixture
 def tickets(data_root, coco128):
-    """Fourteen photographs as four tickets: jpg, jpeg and png in turns, and one folder without an id in its names."""
+    """Fourteen photographs as four tickets: jpg, jpeg and png in turn, and one folder without an id in its names."""
     photos = iter(sorted((coco128 / "images" / "train2017").iterdir()))
     for label, sizes in SIZES.items():
         for number, size in enumerate(sizes):

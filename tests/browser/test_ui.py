@@ -1,6 +1,6 @@
-"""The UI over a data root, by real clicks: what it shows is what is on disk, what it starts ends, what it stops is kept.
+"""The UI over a data root, driven by real clicks: it shows the state on disk, and starts and terminates runs.
 
-One UI and one data root for all tests of this file; each brings images of its own, and they run in the order of the file.
+One UI and one data root for all tests of this file; each adds its own images, and they run in the order of the file.
 """
 
 import json
@@ -35,13 +35,13 @@ CHECKS = [
     for key in check.check_keys
 ]
 CHECKED_ASSETS = sorted({key.asset_key.to_user_string() for key in CHECKS})
-# A daemon looks after backfills every 30 s, and after sensors every 5 s.
+# The daemon checks backfills every 30 s and sensors every 5 s.
 DAEMON_SECONDS = 150
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    """Twelve photographs and a file that is no image, through the main job."""
+    """Twelve photographs and a file that is not an image, after the main job."""
     root = DataRoot(tmp_path_factory.mktemp("ui") / "data")
     photos(root.approved, 12)
     (root.approved / f"{BROKEN}.jpg").write_bytes(b"no image")
@@ -74,7 +74,7 @@ def page(watched):
     return watched.page
 
 
-# ---- what is on disk, and what GraphQL says
+# ---- state on disk and in GraphQL
 
 
 def files(root, kind):
@@ -87,19 +87,19 @@ def all_files(root):
 
 
 def opened(root):
-    """Approved images without the broken one."""
+    """Return the approved images without the broken one."""
     return scan_approved(root.approved).sources.keys() - {BROKEN}
 
 
 def partitions(ui, asset):
-    """Counts of an asset's partitions, in Dagster's words."""
+    """Return the partition counts of an asset, by Dagster's names."""
     query = """query ($key: AssetKeyInput!) { assetNodeOrError(assetKey: $key) { ... on AssetNode { partitionStats {
         numPartitions numMaterialized numFailed numMaterializing } } } }"""
     return ui.graphql(query, key={"path": [asset]})["assetNodeOrError"]["partitionStats"]
 
 
 def checks(ui, asset):
-    """Name → status of an asset's checks at its latest materialisation."""
+    """Return the status of an asset's checks by name, at its latest materialisation."""
     query = """query ($key: AssetKeyInput!) { assetNodeOrError(assetKey: $key) { ... on AssetNode { assetChecksOrError {
         ... on AssetChecks { checks { name executionForLatestMaterialization { status } } } } } } }"""
     found = ui.graphql(query, key={"path": [asset]})["assetNodeOrError"]["assetChecksOrError"]["checks"]
@@ -107,7 +107,7 @@ def checks(ui, asset):
 
 
 def stale(ui, wanted):
-    """Which of these (asset, partition) are not fresh, and why."""
+    """Return the (asset, partition) pairs that are not fresh, with the reason."""
     ask = """n%d: assetNodeOrError(assetKey: {path: [%s]}) { ... on AssetNode {
         staleStatus(partition: %s) staleCauses(partition: %s) { reason } } }"""
     parts = [ask % (n, *map(json.dumps, (asset, key, key))) for n, (asset, key) in enumerate(wanted)]
@@ -131,18 +131,18 @@ def run_status(ui, run_id):
 
 
 def add_photos(root, folder, prefix, count):
-    """New photographs with captions in `approved/`; returns their ids."""
+    """Add new photographs with captions to `approved/`; return their ids."""
     photos(folder, count, size=(32, 48))
-    for path in sorted(folder.iterdir(), reverse=True):  # captions first: the sensor may look meanwhile
+    for path in sorted(folder.iterdir(), reverse=True):  # captions first, because the sensor may run in between
         path.rename(root.approved / f"{prefix}-{path.name}")
     return {f"{prefix}-photo{n:04d}" for n in range(count)}
 
 
-# ---- what is shown
+# ---- pages
 
 
 def test_graph_shows_every_asset_with_the_counts_of_graphql(ui, root, watched, tmp_path):
-    """No console error, no failed request."""
+    """There is no console error and no failed request."""
     open_graph(watched.page, ui.url)
     watched.page.screenshot(path=tmp_path / "graph.png")
 
@@ -169,7 +169,7 @@ def test_asset_page_shows_the_latest_materialisation_and_its_check(ui, watched, 
 
 @pytest.mark.parametrize("asset", ["approved_images", *KINDS])
 def test_partitions_page_says_how_many_images_are_materialised(ui, root, watched, tmp_path, asset):
-    """As many as there are files on disk, and as GraphQL says; of the source, as many as were opened."""
+    """The count equals that of the files on disk and of GraphQL; for the source, that of the opened images."""
     expected = len(opened(root))
     if asset in KINDS:
         assert len(files(root, asset)) == expected
@@ -217,7 +217,7 @@ def test_refused_image_is_named_with_reason_and_remedy_after_a_run_of_the_comman
 
 
 def test_bucket_page_shows_the_figures_and_the_folder_of_that_bucket(ui, root, page, tmp_path):
-    """Not the totals of the run; an empty bucket shows none."""
+    """The totals of the run are not shown; an empty bucket has no figures."""
     full, empty = "1216x832", "1024x1024"
     folder = root.shards / f"bucket_{full}"
     size = sum(tar.stat().st_size for tar in folder.glob("*.tar"))
@@ -248,11 +248,11 @@ def test_nothing_is_called_stale_or_unsynced_after_a_good_run(ui, root, page):
     assert page.get_by_text("Unsynced").count() == 0
 
 
-# ---- what is started and stopped
+# ---- starting and stopping
 
 
 def test_backfill_ends_with_the_broken_image_failed_and_all_others_materialised(ui, root, page, context, tmp_path):
-    """By real clicks."""
+    """The backfill is started by real clicks."""
     add_photos(root, tmp_path / "new", "backfilled", 6)
     with open_instance(root) as instance:
         scan = scan_approved(root.approved)
@@ -270,7 +270,7 @@ def test_backfill_ends_with_the_broken_image_failed_and_all_others_materialised(
         backfill = wait_until(lambda: backfills(ui), 30, "the backfill is known")[0]["id"]
         page.goto(f"{ui.url}/runs/b/{backfill}")
 
-        # The page that was open all the while counts by itself.
+        # The page that stayed open updates its counts by itself.
         other.page.get_by_text(f"Materialized ({expected})").wait_for(timeout=1000 * DAEMON_SECONDS)
         other.page.get_by_text("Failed (1)").wait_for()
         other.page.screenshot(path=tmp_path / "partitions.png")
@@ -293,7 +293,7 @@ def test_backfill_ends_with_the_broken_image_failed_and_all_others_materialised(
 
 
 def test_run_of_the_ui_that_met_a_refused_image_shows_its_reason_and_no_stack_trace(ui, page, tmp_path):
-    """After the backfill above. Its checks are evaluated although their step failed."""
+    """Continues the backfill above. Its checks are evaluated although their step failed."""
     failed = next(run for run in newest_runs(ui, 10) if run["status"] == "FAILURE")
     page.goto(f"{ui.url}/runs/{failed['runId']}")
     page.get_by_text(f"{BROKEN}: undecodable: ").first.wait_for()
@@ -371,7 +371,7 @@ def test_sensor_makes_one_run_of_two_new_files_and_both_become_samples(ui, root,
     page.goto(f"{ui.url}/locations/__repository__@imagemill/sensors/new_images")
     switch = page.locator("label", has=page.get_by_role("checkbox"))
     switch.wait_for()
-    # Not the photographs' times count but their latest change of any sort, a renaming too.
+    # The sensor uses the latest change of any sort (ctime, including renames), not the photographs' mtimes.
     page.wait_for_timeout(1000 * (STILL_SECONDS + 1))
     switch.click()
     try:
@@ -400,13 +400,13 @@ def sensor(ui):
 
 
 def finished_ticks(ui, count):
-    """Ticks that made runs, oldest first, as soon as there are so many."""
+    """Wait for this many ticks that launched runs; return them, oldest first."""
     made = [tick for tick in sensor(ui)["ticks"] if tick["status"] == "SUCCESS" and tick["runs"]]
     return made[::-1] if len(made) >= count else None
 
 
 def samples(root):
-    """Ids of all samples in the shards, by their index."""
+    """Return the ids of all samples in the shards, by their index."""
     for index in root.shards.glob("bucket_*/index.jsonl"):
         for line in index.read_bytes().splitlines():
             yield json.loads(line)["image_id"]

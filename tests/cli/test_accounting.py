@@ -30,7 +30,7 @@ def root(data_root, monkeypatch):
 
 
 def spoil(root):
-    """Inputs that are refused: four images by four ways, and three entries that are not images."""
+    """Add refused inputs: four images with four different faults, and three entries that are not images."""
     (root.approved / "torn.png").write_bytes(b"no picture")
     (root.approved / "torn.txt").write_text("a caption")
     photos(root, "silent", captions=False)
@@ -46,7 +46,7 @@ def spoil(root):
 
 
 def images(text):
-    """Images seen, and by outcome, as a summary or a status prints them."""
+    """Return the images seen, and their outcomes, as a summary or a status prints them."""
     (line,) = re.findall(r"^ *images +(.*)", text, re.MULTILINE)
     seen, _, parts = line.partition(" seen")
     counts = {name: int(count) for count, name in re.findall(rf"(\d+) ({'|'.join(OUTCOMES)})", parts)}
@@ -120,7 +120,7 @@ def test_one_is_singular_and_a_slow_rate_is_not_zero(data_root, monkeypatch):
 
 
 def test_photos_that_were_never_in_stage1_are_not_called_migrated(root):
-    """Only the specification's progress line keeps its word."""
+    """Only the specification's progress line uses that word for them."""
     text = called(root, "run").text
 
     assert [line for line in text.splitlines() if "migrated" in line] == [

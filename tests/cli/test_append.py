@@ -1,4 +1,4 @@
-"""Shards that grow: --append, withdraw, --repack, by the command line. Spec: docs/spec/shards.md#appending"""
+"""Growing shards on the command line: --append, withdraw, --repack. Spec: docs/spec/shards.md#appending"""
 
 import os
 
@@ -27,7 +27,7 @@ def tars(root):
 
 
 def test_growing_set_is_appended_to_withdrawn_from_and_folded(root):
-    """One story: each step leaves what came before as it was, until the last one folds it."""
+    """Each step keeps the earlier files unchanged, until the last one folds them into a new set."""
     first = tars(root)
     photos(root.approved, 6)
     (root.approved / "photo0001.txt").write_text("edited")
@@ -59,7 +59,7 @@ def test_growing_set_is_appended_to_withdrawn_from_and_folded(root):
 
 
 def test_restored_sample_whose_bucket_is_gone_is_said_to_be_in_no_shards(data_root):
-    """`--restore` undoes it; what it cannot bring back it says, with the remedy."""
+    """`--restore` undoes the withdrawal; samples that cannot be brought back are named with the remedy."""
     photos(data_root.approved, 1)
     product(data_root, "run")
     product(data_root, "withdraw", "photo0000")
@@ -72,7 +72,7 @@ def test_restored_sample_whose_bucket_is_gone_is_said_to_be_in_no_shards(data_ro
 
 
 def test_sample_is_withdrawn_while_a_kind_is_regenerated(data_root):
-    """Nobody should train on it now, whatever else is unfinished."""
+    """A withdrawal takes effect at once, even if other work is unfinished."""
     photos(data_root.approved, 3)
     product(data_root, "run")
     data_root.config_file.write_text('{"encoders": {"vae_latents": {"model": "newer"}}}')
@@ -91,7 +91,7 @@ def test_sample_is_withdrawn_while_a_kind_is_regenerated(data_root):
 def test_unknown_id_withdraws_nothing(root):
     before = snapshot(root.shards)
 
-    assert "no image nobody" in product(root, "withdraw", "photo0000", "nobody", code=1)
+    assert "no image unknown" in product(root, "withdraw", "photo0000", "unknown", code=1)
 
     assert snapshot(root.shards) == before
 

@@ -1,4 +1,4 @@
-"""The captioner through the command line. Spec: docs/spec/stage2.md#caption-sources, docs/spec/shards.md#preview-captions"""
+"""The captioner on the command line. Spec: docs/spec/stage2.md#caption-sources, docs/spec/shards.md#preview-captions"""
 
 import json
 import os
@@ -34,7 +34,7 @@ def records(root):
 
 @pytest.fixture
 def root(data_root):
-    """Five images of which the first has a caption, and a captioner that is called real."""
+    """Five images, the first with a caption, and a captioner that counts as a real model."""
     photos(data_root.approved, 5)
     for n in range(1, 5):
         (data_root.approved / f"photo{n:04d}.txt").unlink()
@@ -100,7 +100,7 @@ def test_another_prompt_changes_captions_only_where_asked(root):
 
 
 def test_captions_belong_to_the_pass_of_t5(root):
-    """Any order of passes gives the same as all of them; the others need no captioner."""
+    """Passes in any order give the result of all at once; the others need no captioner."""
     assert "captioned" not in product(root, "stage2", "--pass", "dinov3")
     assert "captions   2 captioned" in product(root, "stage2", "--pass", "t5", "--limit", "3")
     assert "captions   2 captioned" in product(root, "stage2", "--pass", "t5")
@@ -122,7 +122,7 @@ def test_replaced_image_gets_a_caption_of_its_own(root):
 
 @pytest.mark.parametrize("passes", [("run",), ("stage2", "--pass", "t5")])
 def test_caption_of_another_picture_is_not_packed(root, passes):
-    """The captioner is off by now. Spec: docs/spec/conventions.md#staleness"""
+    """The captioner is off in the second run. Spec: docs/spec/conventions.md#staleness"""
     product(root, "run")
     image, before = root.approved / "photo0001.jpg", records(root)
     old = image.read_bytes()
@@ -146,7 +146,7 @@ def test_caption_of_another_picture_is_not_packed(root, passes):
 
 
 def test_killed_captioner_goes_on_where_it_was(root, tmp_path):
-    """No image is captioned twice but those of the batch at hand. A few of the moments that kill -9 may choose."""
+    """Only images of the current batch are captioned twice. A few of the possible moments of kill -9 are tried."""
     log = tmp_path / "captioned"
     photos(root.approved, 12)
     for sidecar in root.approved.glob("*.txt"):
@@ -170,7 +170,7 @@ def test_killed_captioner_goes_on_where_it_was(root, tmp_path):
 
 
 def test_missing_model_is_told_before_anything_is_made(root):
-    """The real loading path: no hub here, and no such folder."""
+    """The real loading code, without a hub and without such a folder."""
     configure(root, model="nowhere/at-all")
 
     said = product(root, "run", stub=False, code=1, HF_HUB_OFFLINE=1)
@@ -181,7 +181,7 @@ def test_missing_model_is_told_before_anything_is_made(root):
 
 
 def test_preview_model_captions_real_images(data_root):
-    """The real class with preview weights: words, no sense. Spec: docs/spec/stage2.md#preview-models"""
+    """The real class with preview weights, which generate meaningless words. Spec: docs/spec/stage2.md#preview-models"""
     photos(data_root.approved, 2)
     (data_root.approved / "photo0001.txt").unlink()
     configure(data_root, max_new_tokens=8)

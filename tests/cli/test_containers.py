@@ -1,4 +1,4 @@
-"""Containers over one data root: process namespaces and host names of their own, one kernel, one folder."""
+"""Containers on one data root: separate process namespaces and host names, one kernel, one folder."""
 
 import os
 import shutil
@@ -79,7 +79,7 @@ def test_container_that_was_killed_and_restarted_under_another_name_goes_on(root
 
 
 def test_two_living_containers_with_one_host_name_give_the_result_of_one_run(root, undisturbed):
-    """Neither takes the other for dead, although their process ids mean nothing to each other."""
+    """Neither considers the other dead, although the other's process ids have no meaning in its own namespace."""
     first = contained("same", "run", "--data-root", root.path, sleep="0.3")
     wait_for_files(root, first, 2)
     second = contained("same", "run", "--data-root", root.path)

@@ -1,4 +1,4 @@
-"""Each kind of file truncated, flipped, deleted or replaced by an older copy: what is reported, and whether the remedy is right.
+"""Each kind of file truncated, flipped, deleted or replaced by an older copy: the report, and whether the remedy is right.
 
 damage ──> verify names the file ──> the remedy of its first finding is executed ──> verify passes, bytes are as before
 """
@@ -24,7 +24,7 @@ OLD, NEW = "the first caption", "another caption"
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A finished data root of three images, after one caption was changed; and the files as they were before."""
+    """A finished data root of three images, after one caption was changed, and the earlier files."""
     folder = tmp_path_factory.mktemp("corruption")
     root = DataRoot(folder / "data")
     root.approved.mkdir(parents=True)
@@ -44,7 +44,7 @@ def made(tmp_path_factory):
 
 @pytest.fixture
 def root(made, monkeypatch):
-    """The data root as it was made. What a test leaves changed is copied back, and the ledger reads it."""
+    """The finished data root. Changes of a test are undone afterwards by copying, and the ledger is updated."""
     stub_every_kind(monkeypatch)
     stub_captioner(monkeypatch.setattr)
     good = contents(made)
@@ -64,7 +64,7 @@ def contents(root):
 
 
 def older(path):
-    """Put the file of before the caption changed in its place."""
+    """Replace a file by its version before the caption changed."""
     root = next(parent for parent in path.parents if parent.name == "data")
     shutil.copyfile(root.parent / "older" / path.relative_to(root), path)
 
@@ -75,7 +75,7 @@ def deleted(path):
 
 DAMAGES = {"truncated": truncate, "flipped": flip, "deleted": deleted, "older": older}
 
-# File of a set → (what verify calls it, by damage).
+# File of a set → (name in verify's finding, by damage).
 SET_FILES = {
     "shard-000000.tar": {
         "truncated": "checksum",
@@ -110,7 +110,7 @@ def test_damaged_file_of_a_set_is_named_and_the_remedy_repairs_it(root, name, da
 
 
 def test_flipped_byte_of_a_tar_with_its_old_time_is_found_by_verify(root):
-    """The check after a run goes by size, time and inode; verify reads everything."""
+    """The check after a run compares size, time and inode; verify reads everything."""
     before = contents(root)
     rot(root.shards / BUCKET / "shard-000000.tar", -3000)
     assert called(root, "run").code == 0
@@ -215,7 +215,7 @@ def test_npy_file_that_is_cut_or_gone_is_made_again(root, spec, damage):
 
 @pytest.mark.parametrize("spec", [DINOV3, VAE, T5], ids=lambda spec: spec.kind)
 def test_rotten_npy_file_is_named_and_the_remedy_restores_it_from_the_shard(root, spec):
-    """Size, time and inode are as they were. The shard holds the last good copy, and keeps it."""
+    """Size, time and inode are unchanged. The shard keeps the last good copy."""
     before = contents(root)
     rot(root.derived / spec.folder / "b.npy")
     tar = (root.shards / BUCKET / "shard-000000.tar").read_bytes()
@@ -237,7 +237,7 @@ def test_rotten_npy_file_is_named_and_the_remedy_restores_it_from_the_shard(root
 
 
 def test_rotten_npy_file_is_never_packed_and_its_shard_not_lost(root):
-    """The remedy that verify gave before: overwriting the shards."""
+    """An earlier remedy of verify was to overwrite the shards, which would have lost the good copy."""
     before = contents(root)
     rot(root.derived / VAE.folder / "b.npy")
 
@@ -254,7 +254,7 @@ def test_rotten_npy_file_is_never_packed_and_its_shard_not_lost(root):
 
 
 def test_older_npy_file_is_taken_as_it_is_and_packed(root):
-    """A valid file that the ledger does not know is adopted: it may be another program's."""
+    """A valid file that is not in the ledger is adopted, because another program may have made it."""
     older(root.derived / T5.folder / "b.npy")
     file = (root.derived / T5.folder / "b.npy").read_bytes()
 
@@ -268,9 +268,9 @@ def test_older_npy_file_is_taken_as_it_is_and_packed(root):
 
 @pytest.mark.parametrize("damage", ["truncated", "deleted", "older"])
 def test_damaged_records_are_named_and_a_run_writes_them_again(root, damage):
-    """The ledger knows what they were; captions with a sidecar come from there.
+    """The ledger contains their values; captions with a sidecar are read from there.
 
-    An older file is a valid one with other captions: `verify` cannot tell it from an edit.
+    An older file is a valid one with other captions: `verify` cannot distinguish it from an edit.
     """
     before = contents(root)
     DAMAGES[damage](root.stage2_jsonl)

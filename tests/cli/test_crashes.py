@@ -1,4 +1,4 @@
-"""Killed at any moment and run again: the same result as if nothing had happened."""
+"""Runs killed at any moment and repeated: the result equals that of an undisturbed run."""
 
 import os
 import random
@@ -22,7 +22,7 @@ SLEEP = 0.02
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """What an uninterrupted run makes of the same photographs."""
+    """Output of an uninterrupted run on the same photographs."""
     root = DataRoot(tmp_path_factory.mktemp("undisturbed") / "data")
     photos(root.approved, IMAGES)
     done = imagemill("run", "--data-root", root.path, stub=True)
@@ -31,7 +31,7 @@ def undisturbed(tmp_path_factory):
 
 
 def whole_files_only(root):
-    """No file under a final name is torn, whatever else is there: npy, records, and sets of shards."""
+    """Check that every file under a final name is complete: npy, records, and sets of shards."""
     for spec in embedding_specs():
         store = NpyStore(root.derived / spec.folder, spec)
         for image_id in store.listing():
@@ -41,7 +41,7 @@ def whole_files_only(root):
 
 
 def wait_for_files(root, count, process):
-    """Until that many npy files have their names, or the process has ended."""
+    """Wait until that many npy files have their final names, or the process has ended."""
     while process.poll() is None:
         if sum(1 for _ in root.derived.glob("*/*.npy")) >= count:
             return
@@ -52,7 +52,7 @@ def kill_and_rerun(root, undisturbed, seed):
     photos(root.approved, IMAGES)
     moment = random.Random(seed)
     process = start("run", "--data-root", root.path, IMAGEMILL_STUB_SLEEP=SLEEP)
-    # A fifth of the kills meets a run that has all its embeddings and writes records and shards.
+    # A fifth of the kills hit a run that has all its embeddings and writes records and shards.
     files = moment.randrange(EMBEDDINGS * 5 // 4)
     wait_for_files(root, min(files, EMBEDDINGS), process)
     time.sleep(moment.uniform(0, 0.3 if files < EMBEDDINGS else 3))
@@ -130,7 +130,7 @@ def test_run_of_a_dead_process_is_reported_by_the_next_command(data_root):
 
 
 def test_two_runs_at_once_make_what_one_makes(data_root, undisturbed):
-    """Nothing is torn or lost where two commands meet. Spec: docs/spec/conventions.md#leases"""
+    """Nothing is damaged or lost if two commands run at once. Spec: docs/spec/conventions.md#leases"""
     photos(data_root.approved, IMAGES)
     both = [start("run", "--data-root", data_root.path) for _ in range(2)]
     outputs = [process.communicate(timeout=300)[0] for process in both]

@@ -1,4 +1,4 @@
-"""A disk that fills up while imagemill works: a clear error, nothing torn, and after room was made the next run finishes.
+"""A disk that fills up during work: a clear error, complete files, and the next run finishes once there is space.
 
 Spec: docs/spec/conventions.md#atomic-names, docs/spec/conventions.md#refused-and-failed
 """
@@ -22,7 +22,7 @@ MEGABYTE = 1 << 20
 
 
 class SmallDisk:
-    """A tmpfs of so many bytes, and ballast that leaves as little of it free as a test wants."""
+    """A tmpfs of this many bytes, and ballast that leaves the amount of free space that a test needs."""
 
     def __init__(self, path, size):
         self.path = path
@@ -41,7 +41,7 @@ class SmallDisk:
 
     def fill(self, *, leave):
         ballast = os.open(self.path / "ballast", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        # Piece by piece: somebody else is writing too.
+        # In pieces, because another process writes at the same time.
         with contextlib.suppress(OSError):
             while (more := self.free() - leave) > 0:
                 os.write(ballast, bytes(min(more, 64 << 10)))
@@ -63,7 +63,7 @@ def disk(tmp_path):
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """What a run with room makes of the same photographs."""
+    """Output of a run with enough space on the same photographs."""
     root = DataRoot(tmp_path_factory.mktemp("undisturbed") / "data")
     photos(root.approved, IMAGES)
     done = imagemill("run", "--data-root", root.path, stub=True)
@@ -72,7 +72,7 @@ def undisturbed(tmp_path_factory):
 
 
 def run_until(root, count, *arguments):
-    """Start a command, and come back once that many npy files have their names."""
+    """Start a command, and return when this many npy files have their final names."""
     process = start(*arguments, "--data-root", root.path, IMAGEMILL_STUB_SLEEP=0.1)
     while process.poll() is None and sum(1 for _ in root.derived.glob("*/*.npy")) < count:
         time.sleep(0.01)
@@ -88,13 +88,13 @@ def output_of(process):
 
 
 def assert_told(output):
-    """What happened and what to do. A pass that begins after the disk has filled is stopped by its forecast."""
+    """Check that the message has cause and remedy. A pass that begins on a full disk is stopped by its forecast."""
     assert any(words in output for words in ("No space left on device", "disk is full", "this job needs about"))
     assert "free space" in output
 
 
 def assert_whole(root):
-    """Every file under a final name, and a ledger that opens and vouches for nothing that is not there."""
+    """Check every file under a final name, and that the ledger opens and records no file that does not exist."""
     for spec in embedding_specs():
         store = NpyStore(root.derived / spec.folder, spec)
         for image_id in store.listing():
@@ -133,7 +133,7 @@ def test_job_that_the_disk_cannot_take_is_stopped_before_it_begins(disk, data_ro
 
 
 def test_outputs_disk_that_fills_in_the_middle_stops_the_pass_and_tears_nothing(disk, data_root, undisturbed):
-    """Files that have their names stay, and the model is not called for every other image in vain."""
+    """Files with final names stay, and the model is not called in vain for the remaining images."""
     on(disk, data_root, "derived")
     photos(data_root.approved, 8)
     imagemill("run", "--data-root", data_root.path, stub=True)
@@ -160,7 +160,7 @@ def test_outputs_disk_that_fills_in_the_middle_stops_the_pass_and_tears_nothing(
 
 @pytest.mark.parametrize("leave", [0, 100_000, MEGABYTE])
 def test_data_root_on_a_full_disk_says_so_and_recovers(disk, undisturbed, leave):
-    """Ledger and Dagster history have no room either."""
+    """Ledger and Dagster history have no space either."""
     root = DataRoot(disk.path / "data")
     photos(root.approved, IMAGES)
     process = run_until(root, 4, "run")
@@ -169,7 +169,7 @@ def test_data_root_on_a_full_disk_says_so_and_recovers(disk, undisturbed, leave)
     output = output_of(process)
 
     assert_told(output)
-    disk.empty()  # reading the ledger takes room for SQLite's own files
+    disk.empty()  # reading the ledger needs space for SQLite's own files
     assert_whole(root)
     assert_rerun_completes(root, undisturbed)
 
@@ -192,7 +192,7 @@ def test_command_that_begins_on_a_full_disk_changes_nothing(disk, command):
 
 
 def test_status_on_a_full_disk_answers_or_says_why_not(disk):
-    """SQLite needs room beside the ledger, if its index of the write-ahead log is not there yet."""
+    """SQLite needs space beside the ledger if the index of its write-ahead log does not exist yet."""
     root = DataRoot(disk.path / "data")
     photos(root.approved, 8)
     imagemill("run", "--data-root", root.path, stub=True)

@@ -1,4 +1,4 @@
-"""Captions edited in the records themselves: taken over byte for byte, through to the shards; nothing is lost.
+"""Captions edited in the records themselves: used byte for byte, in the shards too; nothing is lost.
 
 Spec: docs/spec/stage2.md#edited-records
 """
@@ -21,7 +21,7 @@ EDIT = "edited\tby hand,\nwith its white space "
 
 @pytest.fixture
 def root(data_root, monkeypatch):
-    """Two images whose captions come from Stage 1 records alone."""
+    """Two images whose captions are only in Stage 1 records."""
     stub_every_kind(monkeypatch)
     stub_captioner(monkeypatch.setattr)
     photos(data_root, "a", "b", size=(24, 24), captions=False)

@@ -1,4 +1,4 @@
-"""How the command line is spoken to.
+"""Syntax of the command line.
 
 Spec: docs/spec/conventions.md#exit-codes, docs/spec/conventions.md#commands
 """

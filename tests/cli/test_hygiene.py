@@ -1,4 +1,4 @@
-"""Whatever people put into `approved/`: good images of every form become samples, the others are named and stop nothing.
+"""Arbitrary contents of `approved/`: good images of every form become samples, the others are reported and stop nothing.
 
 Spec: docs/spec/conventions.md#no-silent-loss, docs/spec/conventions.md#refused-and-failed, docs/spec/stage2.md#inputs,
 docs/spec/stage2.md#image-id
@@ -30,7 +30,7 @@ def animated(image_format, **options):
 
 
 def good_images():
-    """File name → bytes, all of them 48x32 once upright."""
+    """File name → bytes; upright, all of them are 48x32."""
     grey, palette = PHOTO.convert("L"), PHOTO.convert("P")
     alpha = PHOTO.convert("RGBA")
     alpha.putalpha(grey)
@@ -78,7 +78,7 @@ def bad_images():
 
 
 def put_bad_entries(approved):
-    """Entries refused by their names alone; returns item → reason."""
+    """Add entries that are refused by their names alone; return item → reason."""
     (approved / "folder.jpg").mkdir()
     (approved / "dangling.png").symlink_to(approved / "nowhere.png")
     os.mkfifo(approved / "pipe.jpg")
@@ -101,7 +101,7 @@ def put(approved, name, data, caption="a caption"):
 
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory):
-    """A data root with all of them, run once; its linked image counts as good."""
+    """A data root with all of them after a run; its linked image counts as good."""
     root = DataRoot(tmp_path_factory.mktemp("mixed") / "data")
     for name, data in good_images().items():
         put(root.approved, name, data)
@@ -120,7 +120,7 @@ def records_of(root):
 
 
 def rows_of(root):
-    """Ledger rows by the id or name that `explain` takes."""
+    """Return ledger rows by the id or name that `explain` accepts."""
     rows = {}
     with Ledger(root.ledger) as ledger:
         for problem in ledger.problems():
@@ -130,7 +130,7 @@ def rows_of(root):
 
 
 def test_every_good_image_becomes_a_sample(mixed):
-    """The refused ones stop nothing: exit 0."""
+    """The refused ones stop nothing: exit code 0."""
     root, done = mixed
 
     assert done.returncode == 0, done.stdout + done.stderr
@@ -150,7 +150,7 @@ def test_eight_orientations_of_one_photo_give_one_embedding(mixed):
 
 
 def test_nothing_but_our_own_words_reaches_the_terminal(mixed):
-    """No library's warning about one of the files, which it does not name."""
+    """Libraries' warnings about files, which do not name the file, are not printed."""
     _, done = mixed
     assert "Warning" not in done.stderr
     assert "Traceback" not in done.stdout + done.stderr
@@ -168,7 +168,7 @@ def test_file_that_cannot_be_used_has_one_row_with_reason_and_remedy(mixed, name
 
 
 def test_every_entry_refused_by_its_name_has_one_row_with_reason_and_remedy(mixed, tmp_path):
-    """Files of one stem are refused both, extensions of other case too."""
+    """Files with one stem are both refused, including extensions in another case."""
     root, _ = mixed
     (tmp_path / "approved").mkdir()
     expected = put_bad_entries(tmp_path / "approved")
@@ -184,7 +184,7 @@ def test_every_entry_refused_by_its_name_has_one_row_with_reason_and_remedy(mixe
 
 
 def test_nothing_else_is_refused(mixed):
-    """As many rows as inputs that did not arrive."""
+    """There are as many rows as inputs that were not used."""
     root, _ = mixed
     rows = [row for found in rows_of(root).values() for row in found]
     assert len(rows) == len(bad_images()) + len(["folder", "dangling", "pipe", "drawing", "alone"]) + 2 * 2 + 2
@@ -195,11 +195,11 @@ def test_explain_tells_reason_and_remedy(mixed, image_id):
     root, _ = mixed
     row = rows_of(root)[image_id][0]
 
-    told = imagemill("explain", image_id, "--data-root", root.path)
+    done = imagemill("explain", image_id, "--data-root", root.path)
 
-    assert told.returncode == 0, told.stderr
-    assert row.reason in told.stdout
-    assert f"do: {row.remedy}" in told.stdout
+    assert done.returncode == 0, done.stderr
+    assert row.reason in done.stdout
+    assert f"do: {row.remedy}" in done.stdout
 
 
 def test_extreme_ratio_is_a_warning_and_never_a_failure(mixed):

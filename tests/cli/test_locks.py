@@ -1,4 +1,4 @@
-"""Two real processes on one data root: the same partitions one after the other, others side by side.
+"""Two real processes on one data root: the same partitions one after the other, others at the same time.
 
 Spec: docs/spec/conventions.md#leases
 """
@@ -22,7 +22,7 @@ from tests.helpers.product import PROJECT, contents, imagemill, photos, start
 
 IMAGES = 12
 WIDE, TALL = "1216x832", "832x1216"
-# One image per model call, so that calls count images.
+# One image per model call, so that the number of calls is that of images.
 ONE_BY_ONE = "encoders: {" + ", ".join(f"{spec.kind}: {{batch_size: 1}}" for spec in embedding_specs()) + "}\n"
 
 
@@ -43,7 +43,7 @@ def undisturbed(tmp_path_factory):
 
 
 def begin(root):
-    """A run in the middle of its first pass, and its run id."""
+    """Start a run, wait for the middle of its first pass, and return it with its run id."""
     process = start("run", "--data-root", root.path, IMAGEMILL_STUB_SLEEP=0.6)
     while process.poll() is None and not list(root.derived.glob("*/*.npy")):
         time.sleep(0.01)
@@ -54,12 +54,12 @@ def begin(root):
 
 
 def made(output, kind):
-    """(files made, model calls) as a summary tells them."""
+    """Return (files made, model calls) from a summary."""
     return tuple(map(int, re.search(rf"{kind} +(\d+) made in (\d+) model calls?", output).groups()))
 
 
 def waiting_for(process):
-    """The run id that a command names when it has to wait."""
+    """Return the run id that a waiting command prints."""
     lines = []
     for line in process.stdout:
         lines.append(line)
@@ -69,7 +69,7 @@ def waiting_for(process):
 
 
 def test_second_run_waits_for_the_first_and_every_image_is_made_once(root, undisturbed):
-    """It names the first's run id; both end with 0."""
+    """It prints the first's run id; both exit with 0."""
     first, run_id = begin(root)
     second = start("run", "--data-root", root.path)
 
@@ -85,7 +85,7 @@ def test_second_run_waits_for_the_first_and_every_image_is_made_once(root, undis
 
 
 def test_waiting_run_takes_over_from_one_that_is_killed(root, undisturbed):
-    """A claim of a dead process counts for nothing, and what it had finished is kept."""
+    """A dead process's claim is ignored, and its finished work is kept."""
     first, run_id = begin(root)
     second = start("run", "--data-root", root.path)
     assert waiting_for(second) == run_id
@@ -150,7 +150,7 @@ def sets_in(folder):
 
 
 def test_two_buckets_are_packed_side_by_side(two_buckets, tmp_path):
-    """And come out as from one run over both."""
+    """The result equals that of one run over both."""
     both = [shards(two_buckets, bucket, output=tmp_path / "apart") for bucket in (WIDE, TALL)]
     outputs = [process.communicate(timeout=120)[0] for process in both]
     together = shards(two_buckets, WIDE, TALL, output=tmp_path / "together")

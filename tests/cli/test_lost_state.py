@@ -1,4 +1,4 @@
-"""`.imagemill/` is lost: models are not mixed, preview vectors stay preview, withdrawn samples stay out; all of it is said.
+"""Loss of `.imagemill/`: models are not mixed, preview vectors stay preview, withdrawn samples stay out; all is reported.
 
 Spec: docs/spec/conventions.md#second-copies
 """
@@ -31,7 +31,7 @@ def finished(tmp_path_factory):
 
 @pytest.fixture
 def lost(finished, tmp_path):
-    """Without `.imagemill/`; the second copies are there."""
+    """A data root without `.imagemill/`, with the second copies."""
     shutil.copytree(finished.path, tmp_path / "data")
     root = DataRoot(tmp_path / "data")
     shutil.rmtree(root.state)
@@ -66,7 +66,7 @@ def test_withdrawn_sample_stays_out_and_preview_stays_preview(lost):
 
 
 def test_files_of_a_preview_model_are_known_by_their_header_alone(lost):
-    """Neither ledger nor second copy: a newly packed set is still marked."""
+    """Without ledger and second copy, a newly packed set is still marked as preview."""
     forget_copies(lost)
     shutil.rmtree(lost.shards)
 

@@ -1,4 +1,4 @@
-"""The main job through its command line, on real photographs, with the preview models."""
+"""The main job on the command line, on real photographs, with the preview models."""
 
 import io
 import re
@@ -20,7 +20,7 @@ TURNED = "000000000009"
 
 @pytest.fixture(scope="module")
 def coco_run(coco128, tmp_path_factory):
-    """A data root in which the 128 photographs were run; one of them carries an EXIF rotation."""
+    """A data root after a run on the 128 photographs, one of which has an EXIF rotation."""
     root = DataRoot(tmp_path_factory.mktemp("coco") / "data")
     coco_photos(coco128, root.approved)
     upright = Image.open(root.approved / f"{TURNED}.jpg").convert("RGB")

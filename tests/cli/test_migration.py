@@ -1,4 +1,4 @@
-"""From the monolithic Stage 1 file to version 2 and back.
+"""Migration from the monolithic Stage 1 file to version 2 and back.
 
 Spec: docs/spec/migration.md#forward, docs/spec/migration.md#vectors, docs/spec/migration.md#migrated-records
 """
@@ -79,7 +79,7 @@ def test_records_become_version_2_and_keep_what_else_they_had(migrated):
 
 
 def test_every_image_is_counted_once_and_corrections_are_told(migrated):
-    """Photos 8 and 9 are gone: their latents cannot be made."""
+    """Photos 8 and 9 do not exist, so their latents cannot be made."""
     _, _, _, output = migrated
 
     assert "progress: 7 migrated, 2 enriched, 0 extracted, 0 skipped (total: 10)" in output
@@ -180,7 +180,7 @@ def test_any_order_of_passes_gives_the_result_of_all(migrated, tmp_path, order):
 
 
 def test_migrate_pass_loads_no_embedding_model(tmp_path):
-    """Without them a record with an unusable vector stays, and says which pass it needs. Real tokenizer, models nowhere."""
+    """Without models a record with an unusable vector stays, and names the pass that it needs. Real tokenizer, no models."""
     root = DataRoot(tmp_path / "data")
     write_stage1(root, [stage1_record(0), stage1_record(1, dinov3_embedding=[0.5])])
     nowhere = {kind: {"model": str(tmp_path / "nowhere")} for kind in ("dinov3_npy", "vae_latents")}

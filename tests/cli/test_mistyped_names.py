@@ -1,4 +1,4 @@
-"""A mistyped name is answered with the similar names that exist, and changes nothing."""
+"""A mistyped name: the message lists similar existing names, and nothing changes."""
 
 import pytest
 
@@ -43,6 +43,6 @@ def test_mistyped_name_is_answered_with_similar_ones(root, arguments, code, expe
 
 
 def test_name_that_exists_is_accepted(root):
-    """The counterpart: the suggested names do what the mistyped ones did not."""
+    """The suggested names are accepted."""
     assert called(root, "explain", "photo0001").code == 0
     assert called(root, "shards", "--bucket", "1024x1024", "--dry-run").code == 0

@@ -1,4 +1,4 @@
-"""Every model of a run is looked up before the first image is opened. Spec: docs/spec/stage2.md#preview-models"""
+"""Every model of a run is checked before the first image is opened. Spec: docs/spec/stage2.md#preview-models"""
 
 import json
 
@@ -35,7 +35,7 @@ def test_model_that_does_not_exist_is_refused_before_any_file_is_made(data_root,
 
 
 def test_other_model_than_the_recorded_one_is_refused_before_any_file_is_made(data_root):
-    """Same name, other facts: what `check_recorded` takes for the same model is compared as well."""
+    """A model of the same name with other files, which `check_recorded` considers the same, is refused too."""
     photos(data_root.approved, 1)
     product(data_root, "run")
     photos(data_root.approved, 2)
@@ -55,7 +55,7 @@ def test_model_of_a_pass_that_was_not_asked_for_is_not_looked_up(data_root):
 
 
 def test_model_is_not_needed_where_nothing_is_left_to_make(data_root, tmp_path):
-    """Files that are complete stay usable on a machine without the model, also after a copy."""
+    """Complete files stay usable on a machine without the model, also after a copy."""
     photos(data_root.approved, 1)
     use_model(data_root, "t5_hidden", "the real one")
     product(data_root, "run")

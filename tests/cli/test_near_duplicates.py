@@ -1,4 +1,4 @@
-"""Near duplicates left out of the shards when asked, by the command line."""
+"""Exclusion of near duplicates from the shards on the command line."""
 
 import json
 import shutil

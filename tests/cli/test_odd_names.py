@@ -1,4 +1,4 @@
-"""Names that people really have: unicode, spaces, dots, percent signs, very long ones. Each arrives under its true id."""
+"""Unusual but real names: unicode, spaces, dots, percent signs, very long ones. Each image is packed under its true id."""
 
 import shutil
 
@@ -48,7 +48,7 @@ def test_odd_names_arrive_in_the_shards_under_their_true_ids(data_root):
 
 
 def test_copied_data_root_keeps_its_history_and_makes_nothing_again(data_root, tmp_path):
-    """Other inodes and times, equal bytes: nothing is stale, the makers are known, a new Dagster history hears of every file."""
+    """Inodes and times differ, bytes are equal: nothing is stale, the makers are known, a new Dagster history gets every file."""
     photos(data_root.approved, 6)
     imagemill("run", "--data-root", data_root.path, stub=True)
     copy = tmp_path / "copy" / "data"

@@ -10,7 +10,7 @@ from dagster_project.deployments import test_resources as resources_of
 from imagemill import options as declared
 from imagemill.options import CoordOptions, OptionSet, ShardOptions, StageAOptions
 
-# Options of commands that have the name of another option, and what they are instead.
+# Options of commands with the name of another option, and their own meaning.
 OTHERS = {
     ("stage2", "--limit"): "images that have work",
     ("stage2", "--regenerate"): "kinds; each asset has its own switch",
@@ -41,7 +41,7 @@ def flag_of(name, field):
 
 
 def declarations():
-    """The models that declare each option by themselves, by flag."""
+    """Return the models that declare each option themselves, by flag."""
     found = {}
     for model in dict.fromkeys(models()):
         for name in model.__annotations__:
@@ -54,7 +54,7 @@ COMMANDS = dict(commands(cli))
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_option_of_a_command_that_the_launchpad_has_is_derived(name):
-    """Each flag exists once in a command: a second click.option beside the derived one is refused here, too."""
+    """Each flag exists once in a command: a second click.option beside the derived one is refused too."""
     command = COMMANDS[name]
     model = getattr(command.callback, "options_model", OptionSet)
     flags = [flag for param in command.params if isinstance(param, click.Option) for flag in param.opts]
@@ -72,7 +72,7 @@ def test_list_of_other_options_is_true():
 
 
 def test_launchpad_has_no_option_of_its_own(tmp_path):
-    """Configuration classes of assets and jobs only combine dg.Config with a model, and declare no field."""
+    """Configuration classes of assets and jobs only combine dg.Config with a model, without fields of their own."""
     definitions = build_definitions(resources_of(str(tmp_path)))
     nodes = [asset.op for asset in definitions.assets if hasattr(asset, "op")]
     nodes += [node.definition for job in definitions.jobs if hasattr(job, "nodes") for node in job.nodes]
@@ -92,7 +92,7 @@ def test_launchpad_has_no_option_of_its_own(tmp_path):
 
 
 def test_no_two_models_declare_the_same_option():
-    """Options of one name in two models differ in what they mean: processes, tars at a time, seeds of two things."""
+    """Options of one name in two models would have different meanings, such as two kinds of workers or seeds."""
     for flag, owners in declarations().items():
         texts = [f.description for m in owners for n, f in m.model_fields.items() if flag_of(n, f) == flag]
         assert len(texts) == len(set(texts)), flag

@@ -1,4 +1,4 @@
-"""`imagemill preset …`: a public dataset from its own annotations to validated presets, and what is wrong usage.
+"""`imagemill preset …`: a public dataset from its own annotations to validated presets, and wrong usage.
 
 Spec: docs/spec/conventions.md#command-line
 """
@@ -30,7 +30,7 @@ VARIABLE = MAX_OBJECTS_VARIABLE
 
 
 class Story:
-    """128 photographs through every step; `said`: what each command printed."""
+    """128 photographs through every step; `said` is the output of each command."""
 
     def __init__(self, root, coco128):
         self.root, self.said = root, {}
@@ -504,7 +504,7 @@ def test_other_parameters_than_recorded_are_1_and_nothing_is_written(data_root, 
 
 
 def test_refused_lines_are_1_all_named_and_the_repair_goes_on(data_root, dataset):
-    """The real program once, as users start it."""
+    """Runs the real program once, as users start it."""
     lines = dataset.raw_jsonl("train").read_text()
     put_records(dataset, ["{", *lines.splitlines(), "null"])
     command = ["preset", "rescale", "coco", "--preset", "p", "--library", "pillow", "--workers", 1]

@@ -1,7 +1,7 @@
-"""Presets killed at any moment: the next run completes them to what a clean run makes, and does nothing twice.
+"""Presets killed at any moment: the next run completes them to the result of a clean run, and repeats no work.
 
-Coord and derived presets under kill -9: tests/pipeline/presets/test_derive.py; a kill at each name given: test_rescale.py
-there.
+Coord and derived presets under kill -9 are tested in tests/pipeline/presets/test_derive.py; a kill at each rename in
+test_rescale.py there.
 Spec: docs/spec/conventions.md#atomic-names, docs/spec/presets.md#strictness
 """
 
@@ -26,9 +26,9 @@ from tests.helpers.product import PROJECT, imagemill, start
 from tests.helpers.public import picture, put_image, put_records, record
 
 IMAGES = 160
-ENDS_WITHIN = 120  # seconds; a run that hangs is caught, a busy machine is not
+ENDS_WITHIN = 120  # seconds; detects a run that hangs, even on a busy machine
 
-# Two processes, few images in a batch: so there are many moments to meet.
+# Two processes and few images in a batch give many different moments.
 RUN = """
 import sys
 from pathlib import Path
@@ -46,7 +46,7 @@ rescale.carry_out(plan, LocalProcesses(workers=2).map_batches)
 
 
 def crowded(folder, count=IMAGES, size=(400, 300)):
-    """Two splits; every fifth image has its target size already."""
+    """Two splits; every fifth image already has its target size."""
     dataset = Dataset(folder)
     shrunk, copied = picture(*size), picture(320, 256)
     records = []
@@ -59,7 +59,7 @@ def crowded(folder, count=IMAGES, size=(400, 300)):
 
 
 def contents(preset):
-    """Bytes of every file under a final name; the index, a cache of times and inodes, is left out."""
+    """Return the bytes of every file under a final name, without the index, which is a cache of times and inodes."""
     names = {str(path.relative_to(preset.path)): path.name for path in preset.path.rglob("*")}
     files = {at: preset.path / at for at, name in names.items() if not name.startswith(".tmp-") and name != INDEX}
     return {at: path.read_bytes() for at, path in files.items() if path.is_file()}
@@ -72,7 +72,7 @@ def leftovers(dataset):
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """What a clean run makes, and how long it takes once it is ready."""
+    """Output of a clean run, and its duration after start-up."""
     dataset = crowded(tmp_path_factory.mktemp("undisturbed") / "coco")
     process, began = start_rescale(dataset), time.monotonic()
     assert process.wait() == 0
@@ -88,9 +88,9 @@ def start_rescale(dataset):
 
 
 def kill(process, *, alone):
-    """Alone: its workers live on for a moment, as after the system killed the largest process; they are returned."""
+    """Kill a process alone, as the system kills the largest one; return its workers, which live on for a moment."""
     workers = []
-    with suppress(psutil.NoSuchProcess, ProcessLookupError):  # it was quicker
+    with suppress(psutil.NoSuchProcess, ProcessLookupError):  # it has ended already
         workers = psutil.Process(process.pid).children()
         os.kill(process.pid, signal.SIGKILL) if alone else os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -136,7 +136,7 @@ def test_killed_rescale_is_completed_by_the_next_run_twenty_times(tmp_path, undi
 
 
 def start_until(root, preset, more):
-    """The command, once it has named some images; and its worker processes."""
+    """Start the command, and return it with its worker processes once it has published some images."""
     before = len(inodes(preset))
     process = start(*COMMAND, "--workers", 2, "--data-root", root.path, stub=False)
     while len(inodes(preset)) < before + more:
@@ -150,7 +150,7 @@ COMMAND = ("preset", "rescale", "coco", "--preset", "p", "--library", "pillow")
 
 
 def test_command_survives_a_killed_worker_and_a_kill_of_its_own(tmp_path):
-    """A worker's death ends the run in bounded time with a clear error; a kill of all leaves what the next run goes on with."""
+    """A worker's death ends the run in bounded time with a clear error; after a kill of all, the next run continues."""
     root = DataRoot(tmp_path / "data")
     dataset = crowded(root.public_data / "coco", 320, (800, 600))
     preset = dataset.preset("p")
@@ -189,7 +189,7 @@ def test_command_survives_a_killed_worker_and_a_kill_of_its_own(tmp_path):
 
 
 def test_interrupted_command_says_so_and_the_next_run_goes_on(tmp_path):
-    """Exit 130 and 143, finished images stay. Spec: docs/spec/conventions.md#exit-codes"""
+    """Exit codes 130 and 143; finished images stay. Spec: docs/spec/conventions.md#exit-codes"""
     root = DataRoot(tmp_path / "data")
     dataset = crowded(root.public_data / "coco", 320, (800, 600))
     preset, done = dataset.preset("p"), {}
@@ -214,6 +214,6 @@ def test_interrupted_command_says_so_and_the_next_run_goes_on(tmp_path):
 
 
 def result(preset):
-    """All that does not name the preset: images, records, what the stages recorded."""
+    """Return everything that does not name the preset: images, records, and the recorded results of the stages."""
     made = {name: data for name, data in contents(preset).items() if name.startswith("images/") or name.endswith("l")}
     return made, (read_preset_manifest(preset) or {})["stage_stats"]

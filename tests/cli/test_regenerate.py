@@ -1,4 +1,4 @@
-"""Every file of one kind made anew, by another model.
+"""Regeneration of every file of one kind by another model.
 
 Spec: docs/spec/conventions.md#provenance, docs/spec/conventions.md#staleness, docs/spec/conventions.md#regeneration,
 docs/spec/conventions.md#one-model-per-folder
@@ -74,7 +74,7 @@ def test_exactly_the_files_of_that_kind_are_made_anew(root, name):
 
 
 def making_anew(root):
-    """A run of the earlier model that has replaced one of six deleted files, and goes on slowly."""
+    """A run of the earlier model that has replaced one of six deleted files, and continues slowly."""
     made = root.derived / "vae_latents"
     for path in made.glob("*.npy"):
         path.unlink()
@@ -87,7 +87,7 @@ def making_anew(root):
 
 
 def test_regeneration_waits_for_a_run_that_makes_files_of_the_kind(root):
-    """They would pass for new ones, and one folder would hold two models. Spec: docs/spec/conventions.md#provenance"""
+    """They would count as new ones, and one folder would hold two models. Spec: docs/spec/conventions.md#provenance"""
     older = making_anew(root)
     use_model(root, "newer")
 
@@ -101,7 +101,7 @@ def test_regeneration_waits_for_a_run_that_makes_files_of_the_kind(root):
 
 
 def test_deleting_the_embeddings_waits_for_a_run_that_makes_some(root):
-    """Of a kind whose folder is emptied meanwhile, the rest would be left without the model that made it."""
+    """Otherwise the files made after the deletion would have no recorded model."""
     with Ledger(root.ledger) as ledger:
         ledger.record_setting(STAGE1, "migrated")
     maker = making_anew(root)
@@ -115,7 +115,7 @@ def test_deleting_the_embeddings_waits_for_a_run_that_makes_some(root):
 
 
 def test_unfinished_regeneration_packs_nothing_and_the_next_run_goes_on_with_it(root):
-    """A kind being regenerated is marked so, until the last file is replaced."""
+    """A kind being regenerated is marked until its last file is replaced."""
     said = product(root, "stage2", "--pass", "vae", "--regenerate", "vae", "--limit", "2")
     assert "vae_latents 2 made" in said
 
@@ -130,8 +130,8 @@ def test_unfinished_regeneration_packs_nothing_and_the_next_run_goes_on_with_it(
 
 
 def test_killed_regeneration_is_completed_by_the_same_command(root):
-    """Run again to go on: files made by the new model are not made twice."""
-    use_model(root, "newer", batch_size=2)  # several calls: a file gets its name while the next ones are made
+    """Files made by the new model are not made twice."""
+    use_model(root, "newer", batch_size=2)  # several calls, so that files are published while the next ones are made
     folder = root.derived / "vae_latents"
     old = {path: path.stat().st_ino for path in folder.glob("*.npy")}
     process = start("stage2", "--regenerate", "vae", "--data-root", root.path, IMAGEMILL_STUB_SLEEP=2.5)
@@ -151,7 +151,7 @@ def test_killed_regeneration_is_completed_by_the_same_command(root):
 
 
 def test_same_model_may_make_its_files_anew(data_root):
-    """Whoever does not trust the files: the bytes come back the same, each by a call."""
+    """For a user who does not trust the files: the bytes are the same, and each file takes a model call."""
     photos(data_root.approved, 3)
     product(data_root, "stage2")
     before = {path: data for path, (data, _) in made_files(data_root).items()}
@@ -162,7 +162,7 @@ def test_same_model_may_make_its_files_anew(data_root):
 
 
 def test_file_whose_image_is_gone_keeps_the_mark_until_someone_decides(root):
-    """One directory never mixes two models, and a vanished source deletes nothing."""
+    """One directory never mixes two models, and a deleted source deletes nothing, so the user must resolve it."""
     (root.approved / "photo0003.jpg").unlink()
 
     said = product(root, "stage2", "--regenerate", "vae", code=1)
@@ -185,7 +185,7 @@ def marked(root):
 
 
 def test_refused_regeneration_leaves_no_mark(root, tmp_path):
-    """A model that does not exist is found before anything is marked; packing goes on."""
+    """A missing model is detected before anything is marked, so packing continues."""
     use_model(root, str(tmp_path / "no such model"))
     before = makers(root)
 
@@ -199,7 +199,7 @@ def test_refused_regeneration_leaves_no_mark(root, tmp_path):
 
 
 def test_cancelled_regeneration_leaves_every_file_as_it_was(root):
-    """Until the first file has been replaced: afterwards the earlier model goes on, and packing is possible."""
+    """This is possible until the first file has been replaced: the earlier model then continues, and packing is possible."""
     before, files = makers(root), made_files(root)
     with Ledger(root.ledger) as ledger:
         regenerate(ledger, "vae_latents", "killed at once")

@@ -1,4 +1,4 @@
-"""Twenty remedies, executed word for word: the fault is made, the command names the remedy, and following it cures the fault.
+"""Twenty remedies, executed word for word: the fault is made, the command names the remedy, and the remedy removes the fault.
 
 Drawn with `random.Random(15).sample` from the rows with a remedy in docs/reference/messages.csv, without those that need a broken
 disk, another user or a reader in a training process.
@@ -56,7 +56,7 @@ def root(made, tmp_path):
 
 
 def remedy_of(ended, *words):
-    """The remedy in an output that failed, in which these words occur."""
+    """Return the remedy with these words in the output of a failed command."""
     assert ended.code != 0, ended.text
     return shown_remedy(ended, *words)
 
@@ -70,7 +70,7 @@ def shown_remedy(ended, *words):
 
 
 def follow(root, remedy):
-    """Run the command that a remedy quotes, or that it consists of."""
+    """Run the command that a remedy quotes or consists of."""
     quoted = re.search(r"`imagemill ([^`]+)`", remedy) or re.search(
         r"imagemill ((?:stage2|shards|run)\b[^:;,]*)", remedy
     )

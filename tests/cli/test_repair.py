@@ -1,4 +1,4 @@
-"""A ledger that is lost or damaged: what commands say, and how it is rebuilt."""
+"""A lost or damaged ledger: the messages of commands, and its reconstruction."""
 
 import shutil
 import sqlite3
@@ -30,7 +30,7 @@ def finished(tmp_path_factory):
 
 @pytest.fixture
 def root(finished, tmp_path):
-    """A copy; the files keep their times and get other inodes, as after a restored backup."""
+    """A copy; its files keep their times and get other inodes, as after a restored backup."""
     shutil.copytree(finished.path, tmp_path / "data")
     return DataRoot(tmp_path / "data")
 
@@ -50,7 +50,7 @@ def rows(root):
 
 
 def overwrite_pages(path):
-    """Garbage in every page but the first."""
+    """Write garbage into every page except the first."""
     with closing(sqlite3.connect(path)) as db:
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     data = bytearray(path.read_bytes())
@@ -75,7 +75,7 @@ def _drop_tables(path):
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_repaired_ledger_knows_models_files_images_and_withdrawals(root, finished, damage):
-    """As before the damage; no model runs and no byte changes in the run that follows."""
+    """They are as before the damage; the next run calls no model and changes no byte."""
     before, made = rows(finished), contents(root)
     DAMAGES[damage](root)
 
@@ -110,7 +110,7 @@ def test_models_come_from_the_manifests_where_the_second_copy_is_lost_too(root, 
 @pytest.mark.parametrize("damage", ["pages", "garbage", "empty tables", "truncated"])
 @pytest.mark.parametrize("command", ["status", "run", "verify", "shards"])
 def test_commands_name_the_damage_and_the_remedy(root, damage, command):
-    """Never a traceback, and nothing is written."""
+    """There is never a traceback, and nothing is written."""
     DAMAGES[damage](root)
     before = contents(root)
 
@@ -140,7 +140,7 @@ def test_command_reports_first_and_writes_only_when_asked(root):
 
 
 def test_lost_ledger_is_reported_and_models_and_withdrawals_survive(root):
-    """A run without `repair` adopts the files; it takes models and withdrawals from the second copy and says so."""
+    """A run without `repair` adopts the files; it reads models and withdrawals from the second copy and reports that."""
     shutil.rmtree(root.state)
 
     done = imagemill("run", "--data-root", root.path, stub=True)
@@ -154,7 +154,7 @@ def test_lost_ledger_is_reported_and_models_and_withdrawals_survive(root):
 
 
 def test_command_that_ended_before_it_read_the_second_copy_loses_nothing(root):
-    """The new ledger exists and is empty: killed, or a disk error, between its creation and the copy."""
+    """The new ledger exists and is empty: the command was killed, or hit a disk error, between its creation and the copy."""
     identities, withdrawals = rows(root)[3], rows(root)[2]
     shutil.rmtree(root.state)
     Ledger(root.ledger).close()

@@ -18,7 +18,7 @@ SETS = [f"shards/bucket_{bucket}" for bucket in BUCKETS]
 
 @pytest.fixture(scope="module")
 def counted(tmp_path_factory):
-    """The counts of a run over the 16 sample photographs, and of the next one, which has nothing to do."""
+    """The counts of a run over the 16 sample photographs, and of the next run, which has no work."""
     folder = tmp_path_factory.mktemp("counted")
     demo.main([str(folder / "data")])
 
@@ -41,7 +41,7 @@ def test_command_opens_the_ledger_twice_at_most_and_resolves_once(counted, run):
 
 
 def test_first_run_lists_each_folder_once_per_pass(counted):
-    """Passes: embedding; records and shards; the checks of a kind or of the shards, which read what is there now."""
+    """Passes are embedding, records and shards, and the checks of a kind or of the shards, which read the current state."""
     listed = counted["first"]["listed"]
 
     assert listed["approved"] == 2

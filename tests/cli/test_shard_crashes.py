@@ -25,8 +25,8 @@ BUCKETS = (SQUARE, TALL)
 SAMPLES = 100  # of each bucket: 16 MB
 OLD, NEW = 40, 15  # samples per tar: three tars before, seven after
 
-# What `imagemill shards` does once it has started. It says when so many samples have been packed, goes on slowly, and waits at
-# its end: so each kill falls into the writing.
+# The work of `imagemill shards` after its start. It reports when this many samples have been packed, continues slowly, and waits
+# at its end, so that each kill hits the writing.
 WRITER = """
     import signal, sys, time
     from pathlib import Path
@@ -62,7 +62,7 @@ WRITER = """
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory):
-    """Records and files of two buckets, known to the ledger; what undisturbed runs make of them, per samples in a tar."""
+    """Records and files of two buckets in the ledger, and the output of undisturbed runs by samples per tar."""
     root = DataRoot(tmp_path_factory.mktemp("prepared") / "data")
     sizes = {"square": (24, 24), "tall": (24, 36)}
     foreign(root, *(record_of(f"{name}{n:04d}", size=size) for name, size in sizes.items() for n in range(SAMPLES)))
@@ -75,7 +75,7 @@ def prepared(tmp_path_factory):
 
 
 def sets_in(output):
-    """Bucket → its files, byte for byte; manifest and checksums agree with the tars."""
+    """Return bucket → its files, byte for byte, after checking that manifest and checksums match the tars."""
     folders = {path.name: path for path in output.glob("bucket_*")}
     for folder in folders.values():
         manifest = read_manifest(folder)
@@ -98,7 +98,7 @@ def start_writer(root, shards, existing, moment):
 
 
 def kill_the_writer(root, shards, existing, seed):
-    """Half of the kills within a few samples of a random one, half about the end of a bucket: flush, index, exchange."""
+    """Kill half of the runs within a few samples of a random one, half near the end of a bucket: flush, index, exchange."""
     choose = random.Random(seed)
     moment = choose.choice([choose.randint(1, 2 * SAMPLES), SAMPLES, 2 * SAMPLES])
     with start_writer(root, shards, existing, moment) as process:
@@ -135,7 +135,7 @@ def assert_old_or_new(shards, sets):
 
 
 def complete_and_clean(root, shards, expected, *, existing):
-    """The same run again, now to its end."""
+    """Run again to the end."""
     assert packed_here(root, existing=existing, shard_size=NEW, output_dir=str(shards)).success
     assert sets_in(shards) == expected
     assert bucket_folders(shards) == sorted(expected), "no folder of another name, no temporary"
@@ -167,7 +167,7 @@ def test_killed_overwrite_leaves_the_old_set_or_the_new_one_twenty_times(prepare
 
 
 def test_killed_command_is_completed_by_the_same_command(prepared, tmp_path):
-    """`imagemill shards --overwrite` itself, killed while it writes; then again."""
+    """`imagemill shards --overwrite` itself is killed while it writes, then run again."""
     root, sets = prepared
     shards = tmp_path / "shards"
     assert packed_here(root, shard_size=OLD, output_dir=str(shards)).success

@@ -1,4 +1,4 @@
-"""Shards in folders elsewhere, and what is found in their place.
+"""Shards in other folders, and unexpected files in their place.
 
 Spec: docs/spec/conventions.md#exit-codes, docs/spec/conventions.md#locations-outside-the-data-root
 """
@@ -16,7 +16,7 @@ SQUARE, TALL = "bucket_1024x1024", "bucket_832x1216"
 
 
 def product(root, *arguments, code=0):
-    """What a command says, having ended as it should, and in no traceback."""
+    """Return the output of a command after checking its exit code and the absence of a traceback."""
     done = imagemill(*arguments, "--data-root", root.path, stub=True)
     assert done.returncode == code, done.stdout + done.stderr
     assert "Traceback" not in done.stdout + done.stderr
@@ -44,7 +44,7 @@ def test_file_as_output_folder_is_wrong_usage_and_never_remembered(root, tmp_pat
 
 
 def test_remembered_folder_that_is_gone_is_told_by_every_command(root, tmp_path):
-    """A disk that is not mounted; then a file in its place."""
+    """Cases: a disk that is not mounted, and a file in its place."""
     disk = tmp_path / "disk"
     product(root, "shards", "--output-dir", disk)
     shutil.rmtree(disk)
@@ -62,7 +62,7 @@ def test_remembered_folder_that_is_gone_is_told_by_every_command(root, tmp_path)
 
 
 def test_file_or_link_to_nothing_in_a_buckets_place_is_refused_before_any_work(root):
-    """The others' sets stay as they are."""
+    """The other buckets' sets stay unchanged."""
     shutil.rmtree(root.shards / TALL)
     (root.shards / TALL).touch()
     before = snapshot(root.shards)
@@ -94,7 +94,7 @@ def test_linked_buckets_set_is_replaced_and_what_it_points_to_left_alone(root, t
 
 
 def test_failed_check_is_named_with_its_findings_and_what_to_do(root):
-    """The check looks at every set, also at those that this run did not write. Spec: docs/spec/conventions.md#messages"""
+    """The check reads every set, including those that this run did not write. Spec: docs/spec/conventions.md#messages"""
     tar = root.shards / TALL / "shard-000000.tar"
     data = bytearray(tar.read_bytes())
     data[600] ^= 1

@@ -1,6 +1,6 @@
-"""SIGINT and SIGTERM in the middle of the work: stopped in seconds, finished work kept and recorded, resumed by the same command.
+"""SIGINT and SIGTERM during work: stopped in seconds, finished work kept and recorded, resumed by the same command.
 
-tests/cli/test_crashes.py kills and stops `imagemill run`; here are what a stopped command leaves, and a second signal.
+tests/cli/test_crashes.py kills and stops `imagemill run`; this module tests the state after a stop, and a second signal.
 Spec: docs/spec/conventions.md#exit-codes, docs/spec/stage2.md#merge
 """
 
@@ -19,7 +19,7 @@ from imagemill.store.ledger import Ledger
 from tests.helpers.product import contents, imagemill, photos, start
 
 IMAGES = 40
-# Generous: the machine may be busy. Without a reaction to the signal the work would take ten times as long.
+# Generous, because the machine may be busy. Without a reaction to the signal the work would take ten times as long.
 SECONDS = 20
 
 
@@ -33,12 +33,12 @@ def undisturbed(tmp_path_factory):
 
 
 def made(root):
-    """Files under final names, as kind and image id."""
+    """Return the files under final names, as kind and image id."""
     return {(path.parent.name, path.stem) for path in root.derived.glob("*/*.npy")}
 
 
 def begin(root, *arguments):
-    """A command that has published its first files, and would take minutes for the rest."""
+    """Start a command, and wait until it has published its first files; the rest would take minutes."""
     photos(root.approved, IMAGES)
     process = start(*arguments, "--data-root", root.path, IMAGEMILL_STUB_SLEEP=4)
     while process.poll() is None and not made(root):
@@ -79,7 +79,7 @@ def leftovers(root):
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_stopped_pass_leaves_its_files_and_their_records_and_nothing_else(data_root, undisturbed, number, code):
-    """Also what was finished and not published when the signal came; a call of the model that was under way is not finished."""
+    """Images that were finished but not published at the signal are included; a running model call is not finished."""
     process = begin(data_root, "stage2", "--pass", "t5")
     before = made(data_root)
 
@@ -113,7 +113,7 @@ def test_second_signal_while_stopping_loses_nothing(data_root, undisturbed, seco
 
 
 def test_signal_before_the_first_file_leaves_a_root_that_runs(data_root, undisturbed):
-    """While it starts, lists and loads."""
+    """The signal arrives during start, listing or loading."""
     photos(data_root.approved, IMAGES)
     process = start("stage2", "--data-root", data_root.path, IMAGEMILL_STUB_SLEEP=4)
     while process.poll() is None and not data_root.ledger.exists():
@@ -127,7 +127,7 @@ def test_signal_before_the_first_file_leaves_a_root_that_runs(data_root, undistu
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_stopped_packing_says_so(data_root, number, code):
-    """A run that was stopped without an error of its own has no counters to print."""
+    """A run that was stopped without an error has no counters to print."""
     photos(data_root.approved, 1)
     assert imagemill("stage2", "--data-root", data_root.path, stub=True).returncode == 0
     with Ledger(data_root.ledger) as ledger:

@@ -46,7 +46,7 @@ def tickets(data_root):
 
 
 def stage_a(root, *options, summarizer=NAMED, **environment):
-    """The command in the test's own process."""
+    """Run the command in the test's own process."""
     environment = {"RANK": "", "WORLD_SIZE": "", **environment}
     given = ["--mission", MISSION, "--summarizer", summarizer]
     return imagemill_here(root, "stage-a", *given, *options, **environment)
@@ -71,7 +71,7 @@ def counts(done):
 
 @pytest.fixture
 def shared(monkeypatch):
-    """Among how many processes each run's summarizers share the machine."""
+    """Return the number of processes that share the machine, for each run's summarizers."""
     asked, factory = [], SummarizerResource.factory
     monkeypatch.setattr(
         SummarizerResource, "factory", lambda self, processes=1: (asked.append(processes), factory(self, processes))[1]
@@ -103,7 +103,7 @@ def test_every_world_size_and_mode_gives_the_same_groups(tickets, tmp_path, shar
 
 
 def test_ranks_registered_in_any_order_are_all_run(tickets):
-    """Partitions keep the order in which somebody made them: the UI, or the removal of one."""
+    """Partitions keep the order of registration, which the UI or a deletion can change."""
     with open_instance(tickets) as instance:
         instance.add_dynamic_partitions(ranks.name, [f"{MISSION}/1of2", "other/0of1"])
 
@@ -118,7 +118,7 @@ def test_ranks_registered_in_any_order_are_all_run(tickets):
 
 
 def torchrun(root, *options, **environment):
-    """The command as two ranks of the real torchrun, started."""
+    """Start the command as two ranks of the real torchrun."""
     arguments = ["--data-root", root.path, "--mission", MISSION, "--summarizer", NAMED, *options]
     return subprocess.Popen(
         [
@@ -144,7 +144,7 @@ def test_torchrun_runs_each_process_as_one_rank_and_the_first_merges(tickets, tm
 
 
 def test_rank_of_torchrun_says_which_image_ended_its_process(tickets, tmp_path):
-    """The second start gives the image a process of its own, so the rank outlives it and the first rank merges."""
+    """The second start processes the image in a separate process, so the rank survives and rank 0 merges."""
     ticket(tickets.stage_a_input, "fail", "c", "deadly.jpg")
     for _ in range(2):
         said, _ = torchrun(tickets, "--summarizer", f"{MODULE}:Deadly", ASKED=tmp_path / "asked").communicate()
@@ -157,7 +157,10 @@ def test_rank_of_torchrun_says_which_image_ended_its_process(tickets, tmp_path):
 
 @pytest.mark.soak
 def test_two_starts_of_torchrun_at_a_time_do_not_touch_each_others_ranks(tickets, tmp_path):
-    """The second waits, all of its ranks: each start writes every group, and no image is inferred twice. Decision 35."""
+    """The second start waits with all its ranks: each start writes every group, and no image is inferred twice. Decision 35.
+
+    Decision 35.
+    """
     log = tmp_path / "asked"
     slow = ["--batch-size", 1, "--sharding_mode", "per_image"]
     first = torchrun(tickets, *slow, ASKED=log, BATCH_SECONDS=1)
@@ -174,7 +177,7 @@ def test_two_starts_of_torchrun_at_a_time_do_not_touch_each_others_ranks(tickets
 
 
 def test_rank_that_another_start_has_overtaken_stops_without_an_end_mark(tickets, monkeypatch):
-    """Its mark would vouch for the other start's lines. Decision 35."""
+    """Its mark would confirm the lines of the other start. Decision 35. Decision 35."""
     assert stage_a(tickets, "--wait-seconds", 0, RANK=0, WORLD_SIZE=2).returncode == 0
     first = read_mark(tickets.stage_a_output, MISSION, 0)
     marks = iter([first, RankMark("any plan", "another start", False)])
@@ -188,7 +191,7 @@ def test_rank_that_another_start_has_overtaken_stops_without_an_end_mark(tickets
 
 
 def test_rank_does_nothing_before_the_first_of_its_start_has_the_mission(tickets):
-    """Rank 0 claims for all; ranks without one would write over those of the run at work. Decision 35."""
+    """Rank 0 claims for all; ranks without a claim would overwrite those of the active run. Decision 35. Decision 35."""
     done = stage_a(tickets, "--wait-seconds", 0, RANK=1, WORLD_SIZE=2)
 
     assert done.returncode == 1
@@ -215,7 +218,7 @@ def test_first_rank_names_ranks_that_do_not_come_and_merges_what_is_there(ticket
 
 
 def kill_one_rank(root, log, *, seconds, rng):
-    """Two ranks at work on single images; one is killed so long after both have begun. Exit code and what was said."""
+    """Run two ranks on single images, and kill one some time after both have begun; return exit code and output."""
     arguments = [
         "--data-root",
         root.path,
@@ -233,28 +236,28 @@ def kill_one_rank(root, log, *, seconds, rng):
     while len(asked(log)) < 2 and time.monotonic() < until:
         time.sleep(0.05)
     time.sleep(seconds)
-    with suppress(ProcessLookupError):  # it had come to its end
+    with suppress(ProcessLookupError):  # it has ended already
         os.kill(rng.choice(sorted(asked(log))), signal.SIGKILL)
     said, _ = process.communicate(timeout=60)
     return process.returncode, said
 
 
 def finished(root):
-    """Names of the images whose summaries are kept."""
+    """Return the names of the images whose summaries are kept."""
     store = root.state / "stage_a" / MISSION
     lines = [line for path in store.glob("*.jsonl") for line in path.read_bytes().splitlines()]
     return {json.loads(line)["image"].rpartition("/")[2] for line in lines}
 
 
 def resume(root, log, **options):
-    """The command again; names of the images that it asked the summarizer for."""
+    """Run the command again; return the names of the images passed to the summarizer."""
     done = stage_a(root, ASKED=log, **options)
     assert done.returncode == 0, done.stderr
     return [name for batches in asked(log).values() for batch in batches for name in batch]
 
 
 def test_killed_rank_costs_the_batch_at_hand_and_no_finished_image_is_inferred_again(tickets, tmp_path):
-    """ "Kill -9 one of two ranks …, rerun, merge: the same groups as an uninterrupted run"; the other rank goes on."""
+    """ "Kill -9 one of two ranks …, rerun, merge: the same groups as an uninterrupted run"; the other rank continues."""
     code, said = kill_one_rank(tickets, tmp_path / "asked", seconds=0.6, rng=Random(1))
 
     assert code == 1, said
@@ -304,7 +307,7 @@ def test_image_that_kills_its_process_costs_its_group_alone_after_a_rerun(ticket
 
 @pytest.mark.soak
 def test_ten_random_moments_to_kill_a_rank_all_end_in_the_same_groups(tickets, tmp_path):
-    """The same rule, ten times: none of the runs infers an image that an earlier one has finished."""
+    """The same rule, ten times: no run infers an image that an earlier one has finished."""
     rng = Random(7)
     for trial in range(10):
         for folder in (tickets.stage_a_output, tickets.state):
@@ -382,11 +385,11 @@ def test_missing_mission_lists_those_found_and_writes_nothing(tickets):
     assert not tickets.dagster_home.exists()
 
 
-# ---- who made them
+# ---- makers
 
 
 @pytest.mark.parametrize(
-    ("config", "told"),
+    ("config", "message"),
     [
         (
             "summarizer: {model: /nowhere/at-all}",
@@ -395,21 +398,21 @@ def test_missing_mission_lists_those_found_and_writes_nothing(tickets):
         ("summarizer: {prompts: {default: absent.txt}}", "absent.txt"),
     ],
 )
-def test_model_that_is_not_there_is_told_before_any_run(tickets, config, told):
-    """ "A missing model is an error, never a template answer"; nothing of Dagster's is there afterwards."""
+def test_model_that_is_not_there_is_told_before_any_run(tickets, config, message):
+    """ "A missing model is an error, never a template answer"; no Dagster history exists afterwards."""
     tickets.config_file.write_text(config)
 
     done = stage_a(tickets, summarizer="transformers")
 
     assert done.returncode == 1
-    assert told in done.stderr
+    assert message in done.stderr
     assert "  do:    " in done.stderr
     assert not tickets.dagster_home.exists()
     assert not tickets.stage_a_output.exists()
 
 
 def test_summary_names_the_maker_and_says_what_a_preview_model_is_worth(data_root):
-    """A number of summaries says nothing of who wrote them."""
+    """The number of summaries alone does not show which model made them."""
     (data_root.stage_a_input / MISSION).mkdir(parents=True)  # no group: no model is loaded
 
     assert stage_a(data_root).stdout.startswith(f"summarizer: {NAMED}\nstage_a_groups ")
@@ -417,7 +420,7 @@ def test_summary_names_the_maker_and_says_what_a_preview_model_is_worth(data_roo
     assert preview.startswith("summarizer: preview\npreview model: these summaries describe nothing\nstage_a_groups ")
 
 
-# ---- places, usage
+# ---- folders, usage
 
 
 def test_folders_elsewhere_are_used_and_remembered(data_root, tmp_path):
@@ -435,7 +438,7 @@ def test_folders_elsewhere_are_used_and_remembered(data_root, tmp_path):
 
 
 def test_folder_that_cannot_be_made_is_told_before_any_work_and_not_remembered(tickets, tmp_path):
-    """Records would have nowhere to go after hours of inference, and the next command would look there too."""
+    """Otherwise records could not be written after hours of inference, and the next command would use the folder too."""
     (tmp_path / "file").touch()
 
     done = stage_a(tickets, "--output_dir", tmp_path / "file" / "out")
@@ -447,7 +450,7 @@ def test_folder_that_cannot_be_made_is_told_before_any_work_and_not_remembered(t
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         (["--batching_mode", "per_image"], "--sharding_mode {per_group|per_image}"),
         (["--batching-mode"], "--sharding_mode {per_group|per_image}"),
@@ -471,12 +474,12 @@ def test_folder_that_cannot_be_made_is_told_before_any_work_and_not_remembered(t
         (["--world-size", "3"], "two world sizes"),
     ],
 )
-def test_wrong_usage_is_told_before_any_work(tickets, options, told):
+def test_wrong_usage_is_told_before_any_work(tickets, options, message):
     """`--batching_mode` is refused with a hint …; abbreviations are not accepted."""
     environment = {"WORLD_SIZE": 2} if "3" in options else {}
 
     done = stage_a(tickets, *options, **environment)
 
     assert done.returncode == 2
-    assert told in done.stderr
+    assert message in done.stderr
     assert not tickets.dagster_home.exists()

@@ -1,6 +1,6 @@
 """All 128 photographs through `imagemill stage-a` with the preview model.
 
-A smaller set goes through the assets at each `make test`: tests/assets/test_stage_a_photos.py.
+A smaller set runs through the assets in each `make test`: tests/assets/test_stage_a_photos.py.
 """
 
 import shutil
@@ -22,7 +22,7 @@ EXTENSIONS = (".jpg", ".jpeg", ".png", ".JPG")
 
 @pytest.fixture
 def tickets(data_root, coco128):
-    """Thirteen tickets of 1 to 20 photographs, labels and extensions in turns; every third without an id in its names."""
+    """Thirteen tickets of 1 to 20 photographs, labels and extensions in turn; every third without an id in its names."""
     photos = iter(sorted((coco128 / "images" / "train2017").iterdir()))
     extensions = cycle(EXTENSIONS)
     for number, size in enumerate(SIZES):
@@ -43,7 +43,7 @@ def test_all_photos_give_the_same_groups_in_both_modes_on_one_two_and_four_ranks
     """Identical group sets, strict coverage, each image beside its own summary; every run infers every image."""
     summaries = summaries_alone(tickets)
     assert sorted(len(images) for images in summaries.values()) == sorted(SIZES)
-    assert len({text for images in summaries.values() for text in images.values()}) > 100, "told apart by their texts"
+    assert len({text for images in summaries.values() for text in images.values()}) > 100, "texts differ"
 
     for mode in ("per_group", "per_image"):
         for world_size in (1, 2, 4):

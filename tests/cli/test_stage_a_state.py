@@ -1,4 +1,4 @@
-"""`imagemill stage-a` on a data root of an earlier release, and on one whose ledger was lost: no image is inferred twice.
+"""`imagemill stage-a` on a data root of an earlier release, and on one with a lost ledger: no image is inferred twice.
 
 Spec: docs/spec/stage-a.md#reuse-of-summaries
 """
@@ -34,7 +34,7 @@ def earlier(tmp_path):
 
 
 def run(root, log, *options):
-    """The command; the images that it asked the summarizer for."""
+    """Run the command; return the images passed to the summarizer."""
     given = ["--mission", "BBU", "--summarizer", f"{MODULE}:Blank", *options]
     done = imagemill_here(root, "stage-a", *given, ASKED=log, RANK="", WORLD_SIZE="")
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""Lines of the summary that appear only with many problems or long captions, and messages of errors that the system reports."""
+"""Lines of the summary that appear only with many problems or long captions, and messages of system errors."""
 
 import errno
 

@@ -1,4 +1,4 @@
-"""A data root of someone else: its settings run no code before `imagemill trust`.
+"""A data root from another person: its settings run no code before `imagemill trust`.
 
 Spec: docs/spec/conventions.md#trust
 """
@@ -80,7 +80,7 @@ def test_root_without_such_settings_needs_no_consent(data_root, tmp_path):
 
 
 def test_module_of_the_current_folder_is_not_imported(tmp_path, monkeypatch):
-    """`python -m` puts it first on the path."""
+    """`python -m` puts the current folder first in sys.path."""
     (tmp_path / "planted.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')\nclass Mine: pass\n")
     images = tmp_path / "data" / "stage_a" / "input" / "m" / "审核通过" / "g"
     photos(images, 1)

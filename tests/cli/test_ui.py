@@ -1,4 +1,4 @@
-"""`imagemill ui` as a script starts it (`&`): what it answers to foreign pages, and how its processes end."""
+"""`imagemill ui` started by a script (`&`): its answers to foreign pages, and the end of its processes."""
 
 import base64
 import json
@@ -25,13 +25,13 @@ READY_SECONDS = 180
 # Generous: the machine may be busy.
 END_SECONDS = 15
 
-# A shell without job control starts `&` with SIGINT ignored, as every script does.
+# A shell without job control, such as a script, starts `&` with SIGINT ignored.
 SCRIPT = 'cd "$FOLDER"; "$@" & echo $! > "$FOLDER/pid"; wait $!; echo $? > "$FOLDER/code"'
 
 
 @contextmanager
 def started(tmp_path, *options, files=()):
-    """A UI started by a script in a folder of its own; yields (Ui, pid, folder)."""
+    """A UI started by a script in a separate folder; yields (Ui, pid, folder)."""
     root, port = DataRoot(tmp_path / "data"), free_port()
     photos(root.approved, 2)
     folder = tmp_path / "current"
@@ -71,7 +71,7 @@ def started(tmp_path, *options, files=()):
 
 
 def processes_of(tmp_path):
-    """Every living process of the UI: all of them have the folder of this test in their environment."""
+    """Return every living process of the UI: all have the folder of this test in their environment."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -93,7 +93,7 @@ def status(ui, path="/server_info", *, body=None, **headers):
 
 
 def handshake(ui, origin):
-    """Status line of a WebSocket handshake on the subscription endpoint."""
+    """Return the status line of a WebSocket handshake on the subscription endpoint."""
     host = ui.url.removeprefix("http://")
     lines = [
         "GET /graphql HTTP/1.1", f"Host: {host}", "Connection: Upgrade", "Upgrade: websocket", f"Origin: {origin}",
@@ -114,7 +114,7 @@ def assert_ended(tmp_path, folder, seconds=END_SECONDS):
 
 
 def test_foreign_pages_are_refused_and_an_interrupt_ends_everything_with_130(tmp_path):
-    """One UI for all requests: it takes a while to start."""
+    """One UI serves all requests, because its start takes a while."""
     marker = tmp_path / "executed"
     planted = f"open({str(marker)!r}, 'a').write(__name__ + '\\n')\n"
     names = ["dagster.py", "dagster_webserver.py", "multiprocessing.py", "assets.py", "yaml.py", "sitecustomize.py"]
@@ -157,7 +157,7 @@ def test_sigterm_ends_everything_with_143(tmp_path):
 
 
 def test_no_process_outlives_a_killed_command(tmp_path):
-    """Also those that Dagster starts: the code server's child."""
+    """This includes processes started by Dagster, such as the code server's child."""
     with started(tmp_path) as (_, pid, folder):
         os.kill(pid, signal.SIGKILL)
         assert assert_ended(tmp_path, folder) == 137

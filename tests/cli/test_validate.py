@@ -18,7 +18,7 @@ from tests.helpers.stage2 import picture
 
 @pytest.fixture
 def validate(monkeypatch, tmp_path):
-    """The command in this process; with --json the reports come with it, else none."""
+    """Run the command in this process; with --json return the reports too."""
     monkeypatch.setenv("IMAGEMILL_DATA_ROOT", str(tmp_path / "data"))
 
     def run(*arguments):
@@ -63,7 +63,7 @@ def test_real_images_directory_is_demanded_with_the_flag(validate, tmp_path):
 
 
 def test_every_file_is_told_whatever_the_first_one_is(validate, tmp_path):
-    """Several files in one process: one call tells everything."""
+    """Several files in one process: one call reports all of them."""
     folder = preset(tmp_path)
     (tmp_path / "bad.jsonl").write_text("{\n")
 

@@ -1,4 +1,4 @@
-"""Wrong folders: URLs, mistyped data roots, read-only ones. Nothing is created, and one message says what to do.
+"""Wrong folders: URLs, mistyped data roots, read-only ones. Nothing is created, and one message has the remedy.
 
 Spec: docs/spec/conventions.md#data-root
 """
@@ -59,7 +59,7 @@ def test_url_is_wrong_usage_and_creates_no_folder(data_root, tmp_path, monkeypat
 
 
 def called(monkeypatch, arguments):
-    """Exit code and messages of a command in this process, which is faster and follows monkeypatches."""
+    """Run a command in this process, which is faster and uses monkeypatches; return exit code and messages."""
     said = []
     monkeypatch.setattr(sys, "argv", ["imagemill", *map(str, arguments)])
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -94,7 +94,7 @@ def test_mistyped_data_root_is_left_as_it_is(tmp_path, monkeypatch, arguments, e
     "arguments", [["run"], ["stage2"], ["shards"], ["withdraw", "a"], ["ui", "--port", "39271"]], ids=" ".join
 )
 def test_read_only_data_root_is_one_message(data_root, monkeypatch, arguments):
-    """The system's answer is replaced, since tests may run as root, who may write anywhere."""
+    """The system's answer is replaced, because tests may run as root, which may write anywhere."""
     photos(data_root.approved, 1)
     data_root.shards.mkdir()
     monkeypatch.setattr(os, "access", lambda path, mode: not mode & os.W_OK)
@@ -141,7 +141,7 @@ DEAD = subprocess.run(
 
 
 def test_temporary_files_of_dead_processes_are_removed_everywhere(tmp_path):
-    """The living one's stays: this process."""
+    """Those of a living process (this one) stay."""
     from imagemill.fs.atomic import temporary_path
 
     root = DataRoot(tmp_path / "data")

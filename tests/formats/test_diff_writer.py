@@ -1,4 +1,4 @@
-"""A file rewritten only where it differs."""
+"""Files that are rewritten only if their content changes."""
 
 import os
 
@@ -64,7 +64,7 @@ def test_discarded_draft_leaves_the_old_file_and_nothing_else(tmp_path, moment):
 
 
 def test_draft_follows_its_folder_to_a_new_name(tmp_path):
-    """A derived preset is drafted in a folder that takes its name later."""
+    """A derived preset is drafted in a folder that is renamed later."""
     (tmp_path / "staging").mkdir()
     draft = Draft(tmp_path / "staging", "f")
     draft.write(b"all of it")

@@ -2,7 +2,7 @@
 
 Reference: megatron-energon 7.4.1, flavors/webdataset/{prepare,indexing,itar,structs}.py.
 
-What energon itself makes of it: tests/spec/test_shards_readback.py.
+tests/spec/test_shards_readback.py reads the index with energon itself.
 """
 
 import itertools
@@ -27,7 +27,7 @@ PARTS = (("json", b"{}"), ("vae.npy", bytes(700)))
 
 
 def shards(folder, *names):
-    """Tars with these keys in them, and what `write_energon` is told of them."""
+    """Write tars with these keys; return the `shards` argument of `write_energon`."""
     folder.mkdir(exist_ok=True, parents=True)
     return [
         (f"shard-{n:06d}.tar", write_shard(folder / f"shard-{n:06d}.tar", [(key, PARTS) for key in keys]))
@@ -36,12 +36,12 @@ def shards(folder, *names):
 
 
 def bare(written):
-    """The same entries as an index has them: without members."""
+    """The same entries without members, as an index has them."""
     return [(name, [IndexEntry(e.key, e.offset, e.size) for e in entries]) for name, entries in written]
 
 
 def read(folder, name):
-    """A document, as a YAML reader has it."""
+    """Read a document with a YAML reader."""
     return yaml.safe_load((folder / META / name).read_bytes())
 
 
@@ -74,7 +74,7 @@ def prepared(folder, *tars):
 
 
 def test_tar_index_says_where_samples_begin_and_the_last_one_ends(tmp_path):
-    """`TarIndexReader`: one unsigned 64-bit number after the other."""
+    """`TarIndexReader` reads a sequence of unsigned 64-bit numbers."""
     written = shards(tmp_path, ["a", "é" * 60], ["c"])
 
     write_energon(tmp_path, written, bucket=BUCKET)
@@ -94,7 +94,7 @@ def test_sqlite_index_has_the_rows_that_prepare_would_write(tmp_path):
 
 
 def test_sqlite_index_has_the_columns_and_indices_that_readers_name(tmp_path):
-    """`SqliteIndexWriter`: two tables, a key once, three indices by name."""
+    """`SqliteIndexWriter` creates two tables with unique keys, and three indices by name."""
     write_energon(tmp_path, shards(tmp_path, ["a"]), bucket=BUCKET)
 
     with closing(sqlite3.connect(tmp_path / META / SQLITE)) as database:
@@ -130,11 +130,11 @@ def test_documents_name_every_tar_in_the_order_of_the_set(tmp_path):
     }  # fmt: skip
 
 
-# ---- samples that count no more
+# ---- dead samples
 
 
 def test_dead_sample_is_excluded_and_still_counted_by_position(tmp_path):
-    """Positions are those of the tar: `.idx` and counts keep the sample, `exclude` has it passed over."""
+    """Positions are those of the tar: `.idx` and counts include the sample, and `exclude` makes readers skip it."""
     written = shards(tmp_path, ["a", "b", "c"])
 
     write_energon(tmp_path, written, bucket=BUCKET, dead={("shard-000000.tar", written[0][1][1].offset)})
@@ -146,7 +146,7 @@ def test_dead_sample_is_excluded_and_still_counted_by_position(tmp_path):
 
 
 def test_key_in_two_tars_is_found_where_it_counts(tmp_path):
-    """A changed image is appended again under its key, which energon's table takes once."""
+    """A changed image is appended again under its key, and the keys of energon's table are unique."""
     written = shards(tmp_path, ["a", "b"], ["a"])
 
     write_energon(tmp_path, written, bucket=BUCKET, dead={("shard-000000.tar", 0)})
@@ -172,7 +172,7 @@ def test_excluded_name_survives_brace_expansion(tmp_path_factory, key):
 
 @pytest.mark.parametrize("damage", [None, "no index", "no database", "no info"])
 def test_members_of_earlier_tars_are_those_of_the_tar(tmp_path, damage):
-    """From the earlier set's index where it can be read, else from the tar's headers: the same rows."""
+    """The rows from the earlier set's index equal those from the tar's headers, which are read if that index is unreadable."""
     new, old = tmp_path / "new", tmp_path / "old"
     written = shards(old, ["a", "é" * 60, "b"], ["c"])
     write_energon(old, written[:1], bucket=BUCKET)
@@ -191,7 +191,7 @@ def test_members_of_earlier_tars_are_those_of_the_tar(tmp_path, damage):
 
 
 def test_earlier_index_spares_the_tars(tmp_path):
-    """Appending a few samples opens no tar that stays: reading the headers of 60,000 samples is slow on a cold disk."""
+    """Appending a few samples opens no existing tar: reading the headers of 60,000 samples is slow on a cold disk."""
     old, new = tmp_path / "old", tmp_path / "new"
     written = shards(old, ["a", "b"])
     write_energon(old, written, bucket=BUCKET)
@@ -227,7 +227,7 @@ def test_equal_sets_give_equal_bytes_wherever_their_members_come_from(tmp_path):
 
 
 def test_uuid_is_another_one_when_samples_or_places_are_others(tmp_path):
-    """`JoinDatasetLoader` makes its join anew where a dataset's uuid differs."""
+    """`JoinDatasetLoader` rebuilds its join if a dataset's uuid differs."""
     sets = {"same": (["a", "b"], set()), "again": (["a", "b"], set()), "order": (["b", "a"], set())}
     sets["dead"] = (["a", "b"], {("shard-000000.tar", 0)})
     for name, (keys, dead) in sets.items():

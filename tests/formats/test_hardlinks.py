@@ -1,4 +1,4 @@
-"""Images shared by hardlink: missing ones are linked, others never touched, all refusals told at once."""
+"""Images shared by hardlink: missing ones are linked, others never touched, all refusals reported together."""
 
 import errno
 import os
@@ -40,7 +40,7 @@ def state(folder):
 
 
 def refusals(base, derived, names=NAMES):
-    """The refused paths; and nothing is written."""
+    """Return the refused paths, and check that nothing is written."""
     before = state(derived)
     with pytest.raises(LinksRefused) as caught:
         link(base, derived, names)
@@ -50,7 +50,7 @@ def refusals(base, derived, names=NAMES):
 
 
 def test_missing_images_are_linked_to_the_base_files(base, derived):
-    """Same relative path, same inode, no bytes of their own. Spec: docs/spec/presets.md#hardlinks"""
+    """Links have the same relative path and inode, and no bytes of their own. Spec: docs/spec/presets.md#hardlinks"""
     assert link(base, derived) == len(NAMES)
     for name in NAMES:
         assert os.path.samefile(base / name, derived / name)
@@ -58,7 +58,7 @@ def test_missing_images_are_linked_to_the_base_files(base, derived):
 
 
 def test_only_named_images_are_linked(base, derived):
-    """Dropped records leave none. Spec: docs/spec/presets.md#hardlinks"""
+    """Images of dropped records are not linked. Spec: docs/spec/presets.md#hardlinks"""
     assert link(base, derived, NAMES[:1]) == 1
     assert list(state(derived)) == NAMES[:1]
 
@@ -108,7 +108,7 @@ def test_anything_else_under_the_name_is_refused(base, derived, kind):
 
 
 def test_other_image_among_many_linked_ones_is_found(base, derived):
-    """The fast way of a rerun, which compares listings alone, settles nothing here."""
+    """The shortcut of a rerun, which compares listings alone, is inconclusive here."""
     link(base, derived)
     (derived / NAMES[2]).unlink()
     (derived / NAMES[2]).hardlink_to(base / NAMES[0])
@@ -130,7 +130,7 @@ def test_image_that_the_base_lost_after_it_was_linked_is_refused(base, derived):
 
 
 def test_all_refusals_are_told_at_once(base, derived):
-    """Both reasons, both remedies, nothing linked. Spec: docs/spec/presets.md#strictness"""
+    """Both reasons and both remedies are reported; nothing is linked. Spec: docs/spec/presets.md#strictness"""
     (base / NAMES[0]).unlink()
     (derived / "images").mkdir(parents=True)
     (derived / NAMES[1]).write_text("other")
@@ -165,7 +165,7 @@ def test_symlinked_folder_is_refused(base, derived, tmp_path, side):
 
 
 def test_listing_with_other_inodes_than_stat_is_settled_by_stat(base, derived, monkeypatch):
-    """Some file systems number the entries of a listing otherwise: a mismatch there is no verdict."""
+    """On some file systems a listing has other inode numbers than stat, so a mismatch there is inconclusive."""
     link(base, derived)
     real = hardlinks._inodes
     monkeypatch.setattr(hardlinks, "_inodes", lambda *a, **k: {n: i + len(str(a[0])) for n, i in real(*a, **k).items()})
@@ -197,7 +197,7 @@ def test_trial_link_leaves_nothing(base, tmp_path):
 
 
 def test_file_system_without_hardlinks_is_told_with_the_remedy(base, tmp_path, monkeypatch):
-    """No byte copy instead. Spec: docs/spec/presets.md#hardlinks"""
+    """Bytes are not copied instead. Spec: docs/spec/presets.md#hardlinks"""
 
     def refuse(*_, **__):
         raise OSError(errno.EPERM, "Operation not permitted")
@@ -213,6 +213,6 @@ def test_file_system_without_hardlinks_is_told_with_the_remedy(base, tmp_path, m
 def test_two_file_systems_are_told_with_the_remedy(base, tmp_path_factory):
     """Spec: docs/spec/presets.md#hardlinks"""
     if os.stat("/dev/shm").st_dev == base.stat().st_dev:
-        pytest.skip("temporary files lie there, too")
+        pytest.skip("temporary files are on it, too")
     with pytest.raises(NotLinkable, match="two file systems"):
         check_file_system(base / NAMES[0], Path("/dev/shm"))

@@ -1,4 +1,4 @@
-"""One way to open an image. Expected pixels are stated here by hand or by the format's own definition, not taken from Pillow."""
+"""Image decoding. Expected pixels are stated by hand or by the format's own definition, not taken from Pillow."""
 
 import io
 import json
@@ -53,7 +53,7 @@ def test_image_comes_out_upright_for_every_exif_orientation(image_format, orient
 @pytest.mark.parametrize("image_format", ["PNG", "JPEG", "WEBP", "TIFF"])
 @pytest.mark.parametrize("orientation", ROW_0_COLUMN_0)
 def test_header_alone_tells_the_upright_size(tmp_path, image_format, orientation):
-    """What a forecast needs, without a pixel: half of a PNG or JPEG is enough."""
+    """A forecast needs only this, and half of a PNG or JPEG is enough for it."""
     stored = NOISE.resize((128, 96) if orientation < 5 else (96, 128))
     data = encoded(stored, image_format, exif=exif(orientation))
     (tmp_path / "photo").write_bytes(data[: len(data) // 2] if image_format in {"PNG", "JPEG"} else data)
@@ -92,7 +92,7 @@ def test_broken_exif_does_not_cost_the_image(broken):
 
 
 def test_pixels_are_rgb_bytes_that_a_tensor_may_share():
-    """uint8 (H, W, 3), C order, writable: `torch.from_numpy` takes nothing less without a warning."""
+    """uint8 (H, W, 3), C order, writable: `torch.from_numpy` warns otherwise."""
     rgb = decode_rgb(encoded(Image.fromarray(corners())), "photo")
     assert rgb.dtype == np.uint8
     assert rgb.flags.c_contiguous
@@ -163,7 +163,10 @@ def test_inks_become_light(cmyk, expected, image_format):
 
 @pytest.mark.parametrize("colour", [RED, GREEN, BLUE, WHITE, (0, 0, 0), (200, 100, 50)])
 def test_inverted_ycck_becomes_light(colour):
-    """What Photoshop writes for print: inks inverted, three of them as luma and chroma. Reference: Adobe Technical Note 5116."""
+    """The form that Photoshop writes for print: inverted inks, three of them as luma and chroma.
+
+    Reference: Adobe Technical Note 5116.
+    """
     rgb = decode_rgb(ycck(WIDTH, HEIGHT, colour), "photo")
     assert np.abs(rgb.astype(int) - colour).max() <= 4
 
@@ -225,7 +228,7 @@ def test_transparent_sixteen_bit_colour_becomes_white_and_others_do_not(transpar
     "profile", [b"no profile", bytes(200), b"x" * 3_000_000], ids=["text", "zeros", "three megabytes"]
 )
 def test_colour_profile_changes_no_pixel_and_a_broken_one_costs_no_image(image_format, profile):
-    """Stored values are kept, whatever profile is beside them."""
+    """Stored values are kept, independent of the profile."""
     options = {"JPEG": {"quality": 100, "subsampling": 0}, "WEBP": {"lossless": True}}.get(image_format, {})
     rgb = decode_rgb(encoded(Image.fromarray(corners()), image_format, icc_profile=profile, **options), "photo")
     assert np.abs(rgb.astype(int) - corners()).max() <= (3 if image_format == "JPEG" else 0)
@@ -241,7 +244,7 @@ def test_profile_of_another_colour_space_changes_no_pixel():
 @pytest.mark.parametrize("kind", [b"iCCP", b"zTXt", b"iTXt"])
 @pytest.mark.parametrize("content", [b"not deflated", zlib.compress(bytes(2 << 20)), zlib.compress(b"x" * 100)[:-4]])
 def test_metadata_of_a_png_costs_no_image(kind, content):
-    """Broken, cut off, or longer than Pillow takes by itself: editors write megabytes of history there."""
+    """It may be broken, cut off, or longer than Pillow's limit: editors write megabytes of history there."""
     head = {b"iCCP": b"name\0\0", b"zTXt": b"key\0\0", b"iTXt": b"key\0\1\0\0\0"}[kind]
     data = png(WIDTH, HEIGHT, 8, 2, corners().tobytes(), (kind, head + content))
     np.testing.assert_array_equal(decode_rgb(data, "photo"), corners())
@@ -249,7 +252,7 @@ def test_metadata_of_a_png_costs_no_image(kind, content):
 
 @pytest.mark.parametrize("mode", ["I", "F"])
 def test_samples_without_an_agreed_range_are_refused(mode):
-    """A 32-bit TIFF says nothing about which value is white: better no sample than a black one."""
+    """A 32-bit TIFF does not define which value is white, and a black sample would be worse than none."""
     with pytest.raises(Refused, match="no agreed range") as refusal:
         decode_rgb(encoded(Image.new(mode, (WIDTH, HEIGHT), 1), "TIFF"), "photo")
     assert refusal.value.reason == "undecodable"
@@ -305,12 +308,12 @@ def test_file_that_is_no_whole_image_is_refused_as_undecodable(data):
 @given(st.binary(max_size=200), st.integers(0, 5), st.data())
 @settings(max_examples=100, deadline=None)
 def test_damaged_bytes_are_decoded_or_refused_and_nothing_else(garbage, which, data):
-    """One bad item never stops the others: whatever a file holds, the caller meets pixels or Refused."""
+    """One bad item never stops the others: for any bytes the caller gets pixels or Refused."""
     whole = encoded(NOISE, ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF"][which])
     at = data.draw(st.integers(0, len(whole)))
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(pixels, "MAX_PIXELS", 10**6)  # a damaged header may claim far more, and would be believed
+            patch.setattr(pixels, "MAX_PIXELS", 10**6)  # a damaged header may claim far more
             rgb = decode_rgb(whole[:at] + garbage + whole[at + len(garbage) :], "photo")
     except Refused as refusal:
         assert refusal.reason in {"undecodable", "too_small", "too_large"}
@@ -334,14 +337,14 @@ def test_side_of_eight_pixels_is_enough():
 @pytest.mark.parametrize(("width", "height"), [(14_000, 13_000), (30_000, 20_000), (2**31 - 1, 2**31 - 1)])
 @pytest.mark.parametrize("as_error", [False, True])
 def test_decompression_bomb_is_refused_before_it_is_unpacked(width, height, as_error):
-    """A small file may ask for any amount of memory: just over our limit, over twice of it, and all that PNG can say."""
+    """A small file may demand any amount of memory. Cases: just over our limit, over twice of it, and the maximum of PNG."""
     with warnings.catch_warnings():
         warnings.simplefilter("error" if as_error else "ignore")
         assert refusal_of(png(width, height, 8, 2, rows=b"")).reason == "too_large"
 
 
 def test_pillow_has_its_own_limits_again_once_no_thread_has_an_image_open():
-    """Other code of the process may rely on them. A thread that ends first changes nothing for the others."""
+    """Other code of the process may rely on them. A thread that ends first does not restore them for the others."""
     theirs = Image.MAX_IMAGE_PIXELS, PngImagePlugin.MAX_TEXT_CHUNK
     ours = pixels.MAX_PIXELS, PngImagePlugin.MAX_TEXT_MEMORY
     with pixels._opened(encoded(NOISE), "first"):
@@ -361,7 +364,7 @@ def test_image_at_the_limit_is_decoded(monkeypatch):
 
 @pytest.mark.parametrize("error", [MemoryError(), OSError("out of memory error when reading image file")])
 def test_lack_of_memory_is_no_refusal(monkeypatch, error):
-    """*Failed* is disk and memory, and is tried again. Spec: docs/spec/conventions.md#refused-and-failed"""
+    """Errors of disk and memory are failures, which are retried. Spec: docs/spec/conventions.md#refused-and-failed"""
 
     def fail(*_args, **_options):
         raise error
@@ -372,7 +375,7 @@ def test_lack_of_memory_is_no_refusal(monkeypatch, error):
 
 
 def test_disk_error_is_no_refusal(tmp_path):
-    """What cannot be read at all goes its way as an OSError: it is retried by the next run."""
+    """If the file cannot be read, the OSError propagates, and the next run retries."""
     with pytest.raises(FileNotFoundError):
         open_rgb(tmp_path / "missing.jpg")
     with pytest.raises(IsADirectoryError):
@@ -416,7 +419,7 @@ def _turning(orientation):
 
 @pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP"])
 def test_stored_pixels_are_not_turned(form):
-    """Presets: boxes mean stored pixels. Spec: docs/spec/presets.md#layout"""
+    """Boxes of presets refer to stored pixels. Spec: docs/spec/presets.md#layout"""
     data = _file(30, 20, form, exif=_turning(6))
 
     header = stored_header(data, "x")

@@ -1,4 +1,4 @@
-"""JSON lines: the standard library's parser, made strict, is the witness."""
+"""JSON lines, compared with the standard library's parser in a strict form."""
 
 import json
 import math
@@ -24,7 +24,7 @@ from imagemill.formats.jsonl import (
     write_jsonl,
 )
 
-# What JSON can say and comes back as it went: no NaN, no lone surrogates.
+# Values that survive a round trip through JSON: no NaN, no lone surrogates.
 texts = st.text(st.characters(exclude_categories=["Cs"]))
 scalars = (
     st.none()
@@ -66,7 +66,7 @@ POINT = encode_line(Point(1, "é"))
 )  # fmt: skip
 @pytest.mark.parametrize("blocks", [0, 2])
 def test_line_that_is_not_its_records_encoding_stays_bytes(tmp_path, line, blocks):
-    """Its neighbours are records all the same, in its block and in others."""
+    """Its neighbours are still decoded, in the same block and in others."""
     many = blocks * 10_000
     (tmp_path / "x.jsonl").write_bytes(POINT * many + POINT + line + POINT * many + POINT[:-1])
 
@@ -133,12 +133,12 @@ def test_line_ending_of_either_kind_is_no_part_of_the_line(tmp_path, ending):
 
 
 def test_last_line_without_a_newline_is_read(tmp_path):
-    """Many programs write none."""
+    """Many programs write no final newline."""
     assert read(tmp_path, b'{"a": 1}\n{"a": 2}')[-1] == Line(2, b'{"a": 2}', {"a": 2}, None, offset=9)
 
 
 def test_last_line_cut_off_is_torn(tmp_path):
-    """A kill in the middle of an append. Spec: docs/spec/stage2.md#merge"""
+    """The case of a kill during an append. Spec: docs/spec/stage2.md#merge"""
     good, torn = read(tmp_path, b'{"a": 1}\n{"a": ')
     assert good.value == {"a": 1}
     assert torn.problem
@@ -161,7 +161,7 @@ def test_any_bytes_are_read_line_by_line(tmp_path_factory, data):
 
 
 def strict(text: str):
-    """The standard library's value, without what it accepts beyond JSON."""
+    """The standard library's value, without its extensions of JSON."""
 
     def refuse(constant):
         raise ValueError(constant)
@@ -183,7 +183,7 @@ json_like = st.one_of(
 @given(json_like)
 @settings(max_examples=200, deadline=None)
 def test_accepted_objects_are_those_of_the_standard_library(text):
-    """An accepted line means the same to every reader; a refused one is none to a strict reader, or out of range."""
+    """An accepted line has the same value for every reader; a refused one is not strict JSON, or has a number out of range."""
     value = parse_object(text.encode("utf-8"))
     try:
         expected = strict(text)
@@ -263,7 +263,7 @@ def test_lines_replace_a_file_that_holds_others(tmp_path, old):
 
 
 def test_file_that_holds_these_lines_keeps_bytes_and_mtime(tmp_path):
-    """A second run changes nothing, and writes nothing. Spec: docs/spec/conventions.md#completion-and-identity"""
+    """A second run changes and writes nothing. Spec: docs/spec/conventions.md#completion-and-identity"""
     path, temporary = tmp_path / "main.jsonl", tmp_path / "main.jsonl.tmp"
     replace_lines(path, LINES)
     before = path.stat()
@@ -274,7 +274,7 @@ def test_file_that_holds_these_lines_keeps_bytes_and_mtime(tmp_path):
 
 @given(st.lists(st.binary(max_size=4)), st.lists(st.binary(max_size=4)))
 def test_file_holds_the_new_lines_whatever_it_held(tmp_path_factory, old, new):
-    """Also where one begins like the other: up to the first difference the old bytes are copied."""
+    """This includes contents with a common beginning: the old bytes up to the first difference are copied."""
     path = tmp_path_factory.mktemp("lines") / "main.jsonl"
     old, new = ([line.replace(b"\n", b"") + b"\n" for line in lines] for lines in (old, new))
     path.write_bytes(b"".join(old))
@@ -305,7 +305,7 @@ VECTOR = "dinov3_embedding"
 
 @pytest.mark.parametrize("value", ["NaN", "[0.5, NaN]", "[Infinity]", "[-Infinity, 1]", "[1e999]"])
 def test_one_field_may_contain_nan_and_infinity(value):
-    """Stage 1 files have them where Python's json wrote a broken vector."""
+    """Stage 1 files contain them if Python's json wrote a broken vector."""
     raw = f'{{"image_path": "a.jpg", "{VECTOR}": {value}, "caption": "c"}}'.encode()
     line = parse_line(1, raw)
     assert line.problem
@@ -331,7 +331,7 @@ def test_line_with_another_fault_stays_malformed(raw):
 
 @pytest.mark.parametrize("raw", [b'{"a":' * 101 + b"1" + b"}" * 101, b'{"a":' + b"[" * 100 + b"]" * 100 + b"}"])
 def test_line_is_nested_at_most_a_hundred_levels(raw):
-    """Encoding, sorting and printing a value recurse too."""
+    """Encoding, sorting and printing a value are recursive too."""
     line = parse_line(1, raw)
     assert line.problem == "malformed: nested too deeply"
 

@@ -1,4 +1,4 @@
-"""Manifests: equal objects give equal bytes, and a broken file says what to do."""
+"""Manifests: equal objects give equal bytes, and the error for a broken file contains the remedy."""
 
 import hashlib
 import json
@@ -13,7 +13,7 @@ from imagemill.formats.manifest import read_json, sha256_file, write_json
 
 
 def test_document_is_sorted_and_indented_with_one_newline(tmp_path):
-    """For people, and for a diff between two runs."""
+    """This form is readable for people and in a diff of two runs."""
     path = tmp_path / "folder" / "manifest.json"
     write_json(path, {"b": [1, 2], "a": {"z": None, "y": "ä"}})
     assert (
@@ -61,7 +61,7 @@ def test_document_that_is_no_json_says_where_and_what_to_do(tmp_path, data):
 
 
 def test_missing_document_is_a_missing_input(tmp_path):
-    """Also where a file has its folder's place."""
+    """The same applies if its folder is a file."""
     (tmp_path / "file").touch()
     for path in (tmp_path / "manifest.json", tmp_path / "file" / "manifest.json"):
         with pytest.raises(MissingInput) as caught:
@@ -71,7 +71,7 @@ def test_missing_document_is_a_missing_input(tmp_path):
 
 @pytest.mark.parametrize("size", [0, 1, 3_000_000])
 def test_checksum_is_that_of_the_whole_file(tmp_path, size):
-    """Also what `sha256sum` prints: anyone can check a shard without us."""
+    """It equals the output of `sha256sum`, so that a shard can be checked without imagemill."""
     path = tmp_path / "file"
     data = bytes(range(256)) * (size // 256 + 1)
     path.write_bytes(data[:size])

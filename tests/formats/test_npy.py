@@ -1,4 +1,4 @@
-"""npy files: NumPy itself is the witness for what we write and for what we accept."""
+"""npy files, compared with NumPy's own writer and reader."""
 
 import io
 import math
@@ -38,7 +38,7 @@ arrays = st.tuples(dtypes, shapes).flatmap(lambda both: hnp.arrays(*both))
 
 
 def saved(array: np.ndarray, version: tuple[int, int] | None = None) -> bytes:
-    """What NumPy writes."""
+    """Return the bytes that NumPy writes."""
     buffer = io.BytesIO()
     np.lib.format.write_array(buffer, array, version=version)
     return buffer.getvalue()
@@ -72,7 +72,7 @@ def test_header_and_values_are_the_bytes_of_np_save(array):
 
 
 def test_header_of_numpy_integers_is_that_of_plain_ones():
-    """A shape computed with NumPy prints as `np.int64(3)`, which no reader understands."""
+    """A shape computed with NumPy would print as `np.int64(3)`, which no reader understands."""
     assert npy_header(tuple(np.array([3])), "float32") == THREE
 
 
@@ -86,7 +86,7 @@ def test_objects_are_never_written(tmp_path):
 @given(arrays, st.sampled_from(["C", "F", "reversed"]))
 @settings(max_examples=60, deadline=None)
 def test_array_of_any_layout_comes_back_equal(tmp_path_factory, array, layout):
-    """Written in C order whatever its layout in memory; NumPy and we read the same."""
+    """The file is in C order for any layout in memory, and NumPy and we read equal values."""
     given_array = (
         array[::-1] if layout == "reversed" and array.ndim else np.asarray(array, order="F" if layout == "F" else "C")
     )
@@ -154,7 +154,7 @@ def test_file_of_any_header_version_is_valid(tmp_path, version):
 )
 @pytest.mark.filterwarnings("ignore:Reading `.npy`")
 def test_header_spelt_otherwise_is_valid(tmp_path, text):
-    """Unpadded, reordered, by Python 2, or padded to a large block: whatever NumPy reads."""
+    """Unpadded, reordered, by Python 2, or padded to a large block: NumPy reads all of them."""
     data = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text.encode() + GOOD.tobytes()
     np.testing.assert_array_equal(np.load(io.BytesIO(data)), GOOD)
     check_bytes(tmp_path, data)
@@ -199,7 +199,7 @@ def test_file_that_breaks_its_contract_is_named_by_what_is_wrong(tmp_path, data,
 
 @pytest.mark.parametrize(("data", "reason"), INVALID)
 def test_header_check_finds_all_but_bad_values(tmp_path, data, reason):
-    """It reads the header and asks the file's size: NaN stays hidden, nothing else does."""
+    """It reads the header and the file's size, so only bad values such as NaN stay undetected."""
     path = tmp_path / "abc.npy"
     path.write_bytes(data)
     if reason == "non_finite":
@@ -220,7 +220,7 @@ def test_order_means_nothing_where_at_most_one_side_is_longer_than_one(tmp_path,
 @given(hnp.arrays("uint16", 64))
 @settings(max_examples=100)
 def test_half_floats_are_judged_as_numpy_judges_them(bits):
-    """The fast way looks at bits; `isfinite` is the rule."""
+    """The fast check of the bits agrees with `isfinite`."""
     halves = bits.view(np.float16)
     assert npy._all_finite(halves) == bool(np.isfinite(halves).all())
 
@@ -235,14 +235,14 @@ def test_every_finite_extreme_passes(tmp_path, dtype):
 
 
 def test_missing_file_is_a_missing_file(tmp_path):
-    """Not an invalid one: callers tell the two apart."""
+    """It is not an invalid file: callers distinguish the two."""
     for check in (check_npy, check_npy_header):
         with pytest.raises(FileNotFoundError):
             check(tmp_path / "abc.npy", SHAPE, DTYPE)
 
 
 def test_disk_error_is_not_the_file_s_fault(tmp_path):
-    """A folder under the name stands for whatever the system cannot read: retried, not judged."""
+    """A folder under the name represents any read error: it is retried, and the file is not called invalid."""
     (tmp_path / "abc.npy").mkdir()
     with pytest.raises(OSError, match="directory"):
         check_npy(tmp_path / "abc.npy", SHAPE, DTYPE)
@@ -270,7 +270,7 @@ def test_bytes_in_memory_parse_as_numpy_loads_them(array, fortran):
     ],
 )
 def test_header_of_no_plain_array_is_refused(fields):
-    """Pickled objects, items of no size, shapes that no array has."""
+    """Pickled objects, items of size zero, impossible shapes."""
     data = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(fields)) + fields.encode() + bytes(4)
     assert refusal(parse_npy, data).reason in {"wrong_dtype", "unreadable", "trailing_bytes"}
     assert refusal(parse_npy, data[:-4]).reason in {"wrong_dtype", "unreadable", "truncated"}
@@ -280,7 +280,7 @@ def test_header_of_no_plain_array_is_refused(fields):
 @settings(max_examples=150, deadline=None)
 @pytest.mark.filterwarnings("ignore")
 def test_any_bytes_are_an_array_or_refused(data):
-    """Whatever a file holds, the caller meets an array or InvalidNpy."""
+    """For any bytes the caller gets an array or InvalidNpy."""
     whole = saved(GOOD)
     at = data.draw(st.integers(0, len(whole)))
     patch = data.draw(
@@ -295,11 +295,11 @@ def test_any_bytes_are_an_array_or_refused(data):
         np.testing.assert_array_equal(array, np.load(io.BytesIO(candidate)))
 
 
-# ---- a folder of them
+# ---- a folder of files
 
 
 def test_store_lists_whole_files_by_image_id(tmp_path):
-    """One pass: names and stat triples; staged files, other suffixes, folders and dead links are not there."""
+    """One pass returns names and signatures, without staged files, other suffixes, folders and dead links."""
     for name in ("abc.npy", "a.b.npy", "äöü.npy", ".tmp-x-1-1-000001", "notes.txt"):
         (tmp_path / name).write_bytes(name.encode())
     (tmp_path / "folder.npy").mkdir()
@@ -330,7 +330,7 @@ def test_store_checks_a_file_by_the_shape_of_its_image(tmp_path, spec, shape):
     assert store.path("abc") == tmp_path / "abc.npy"
     assert store.check("abc", 768, 1024) == f"xxh3:{xxhash.xxh3_128_hexdigest(saved(array))}"
     if spec is VAE:
-        # Swapped sides keep the file's size: only the header tells.
+        # Swapped sides keep the file's size; only the header differs.
         assert refusal(store.check, "abc", 1024, 768).reason == "wrong_shape"
 
 
@@ -346,7 +346,7 @@ def test_store_sweeps_what_dead_processes_staged(tmp_path, vector):
 
 @pytest.mark.parametrize("spec", [DINOV3, VAE, T5], ids=lambda spec: spec.kind)
 def test_store_travels_to_a_worker_process(tmp_path, spec):
-    """A shape rule may be a lambda, which does not pickle: the kind's name travels."""
+    """A shape rule may be a lambda, which cannot be pickled: the kind's name is sent."""
     assert pickle.loads(pickle.dumps(NpyStore(tmp_path, spec))) == NpyStore(tmp_path, spec)
 
 
@@ -356,7 +356,7 @@ def test_store_of_a_kind_unknown_there_says_so(tmp_path):
 
 
 def test_largest_latent_is_told_by_length_alone(tmp_path):
-    """The header check never reads values: a sparse file of the right length passes it."""
+    """The header check never reads values: a sparse file of the right length passes."""
     shape = (16, 512, 512)
     path = tmp_path / "abc.npy"
     path.write_bytes(npy_header(shape, "float16"))

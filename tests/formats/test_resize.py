@@ -1,4 +1,4 @@
-"""Pixels of another size. Spec: docs/spec/presets.md#geometry"""
+"""Image resizing. Spec: docs/spec/presets.md#geometry"""
 
 import io
 

@@ -1,4 +1,4 @@
-"""Tar shards: the standard library's tarfile and plain WebDataset are the witnesses."""
+"""Tar shards, compared with the standard library's tarfile and with plain WebDataset."""
 
 import io
 import os
@@ -39,7 +39,7 @@ def as_values(samples) -> list[tuple[str, dict[str, bytes]]]:
 
 
 def by_tarfile(samples) -> bytes:
-    """What the standard library writes in PAX format, with everything that could differ between machines fixed."""
+    """Return the standard library's bytes in PAX format, with everything machine-dependent fixed."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT, encoding="utf-8") as archive:
         for key, members in as_values(samples):
@@ -51,7 +51,7 @@ def by_tarfile(samples) -> bytes:
 
 
 def on_disk(folder: Path, samples) -> list[Sample]:
-    """The same samples with every npy member in a file of its own."""
+    """The same samples with every npy member in a separate file."""
     made: list[Sample] = []
     for number, (key, members) in enumerate(samples):
         sources: list[tuple[str, bytes | Path]] = []
@@ -97,7 +97,7 @@ def test_shard_is_byte_for_byte_what_tarfile_writes(tmp_path_factory, samples):
 @given(shards)
 @settings(max_examples=30, deadline=None)
 def test_index_says_where_samples_and_values_lie(tmp_path_factory, samples):
-    """Samples stand back to back, and each member's bytes lie at its offset."""
+    """Samples are adjacent, and each member's bytes are at its offset."""
     path = tmp_path_factory.mktemp("tar") / "shard.tar"
     entries = write_shard(path, samples)
     data = path.read_bytes()
@@ -120,7 +120,7 @@ def test_member_has_no_time_owner_or_mode_of_its_own(tmp_path, shard):
 
 
 def test_same_samples_give_the_same_bytes_whatever_their_files_say(tmp_path, shard):
-    """Other times, modes, folders and file names of the sources leave no trace."""
+    """Times, modes, folders and names of the source files do not affect the bytes."""
     write_shard(shard, on_disk(tmp_path, few()))
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -133,7 +133,7 @@ def test_same_samples_give_the_same_bytes_whatever_their_files_say(tmp_path, sha
 
 
 def test_more_samples_than_are_read_ahead_keep_their_order(tmp_path, shard):
-    """Files of 16 samples are open at once, never those of all."""
+    """The files of 16 samples are open at once, never those of all."""
     samples = on_disk(tmp_path, few(100))
     seen = []
 
@@ -165,7 +165,7 @@ def test_key_that_webdataset_would_split_elsewhere_is_refused(shard, key):
 
 @pytest.mark.parametrize("change", [-1, 1, -700, 5000])
 def test_file_that_changes_its_length_while_it_is_packed_is_an_error(tmp_path, shard, change):
-    """Opened at one length, read at another: the next header would stand in the middle of values."""
+    """The header has the length at opening: with another length the next header would be inside the values."""
     samples = on_disk(tmp_path, few(40))
     victim = tmp_path / "5.dinov3.npy"
 
@@ -184,7 +184,7 @@ def test_file_that_changes_its_length_while_it_is_packed_is_an_error(tmp_path, s
 
 
 def test_failure_closes_every_file_and_leaves_nothing(tmp_path, shard):
-    """A source that is gone, or a producer that raises, in the middle of a shard."""
+    """Cases: a missing source, and a producer that raises, in the middle of a shard."""
     samples = on_disk(tmp_path, few(30))
     before = len(os.listdir("/dev/fd"))
     (tmp_path / "20.dinov3.npy").unlink()
@@ -221,7 +221,7 @@ def test_shard_is_written_where_the_system_has_no_advice_to_take(tmp_path, shard
 
 
 def test_system_tar_lists_and_unpacks_a_shard(tmp_path, shard):
-    """Another reader of the same standard, long and foreign names too."""
+    """An independent reader accepts long and non-ASCII names too."""
     key = "漢字-" + "k" * 60
     write_shard(shard, [(key, [("json", b"{}\n"), ("vae.npy", b"v" * 1000)]), *few()])
     try:
@@ -275,7 +275,7 @@ def test_plain_webdataset_reads_and_decodes_a_shard(tmp_path, shard):
 
 
 def test_shard_that_webdataset_wrote_is_read(shard):
-    """Another program's tars are checked too."""
+    """Tars of other programs can be checked too."""
     import webdataset
 
     with webdataset.TarWriter(str(shard)) as writer:
@@ -331,7 +331,7 @@ WHOLE = by_tarfile(few())
     ],
 )
 def test_file_that_is_no_whole_shard_is_named(shard, data):
-    """Not one of these ends quietly as a shorter shard; tarfile alone lets several pass."""
+    """None of these is read as a shorter shard without an error; tarfile alone accepts several."""
     shard.write_bytes(data)
     with pytest.raises(ImagemillError, match="not a readable shard") as caught:
         list(read_shard(shard))
@@ -349,7 +349,7 @@ def test_size_no_file_has_is_refused_before_memory_is_asked_for(shard):
 
 
 def test_samples_before_the_damage_are_still_read(shard):
-    """All but the one right before it: whether that is whole, the damaged header would have said."""
+    """All except the last one before it, because only the damaged header would show whether that one is complete."""
     shard.write_bytes(WHOLE[: 11 * BLOCK])
     reader = read_shard(shard)
     assert next(reader) == as_values(few())[0]
@@ -388,7 +388,7 @@ def test_written_member_is_a_plain_file_name(tmp_path_factory, key, suffix):
 @given(st.integers(0, len(WHOLE) - 1), st.binary(min_size=1, max_size=600))
 @settings(max_examples=150, deadline=None)
 def test_damaged_shard_is_read_or_refused_and_nothing_else(tmp_path_factory, at, patch):
-    """Whatever a file holds, the caller meets samples or ImagemillError."""
+    """For any bytes the caller gets samples or ImagemillError."""
     path = tmp_path_factory.getbasetemp() / "damaged.tar"
     path.write_bytes(WHOLE[:at] + patch + WHOLE[at + len(patch) :])
     try:
@@ -398,7 +398,7 @@ def test_damaged_shard_is_read_or_refused_and_nothing_else(tmp_path_factory, at,
 
 
 def test_sample_is_found_by_key_offset_and_size_alone(shard):
-    """What the index on disk holds of an entry."""
+    """The index on disk has only these fields of an entry."""
     samples = [*few(), ("漢" * 60, [("json", b"{}")])]
     for entry, (_, values) in zip(write_shard(shard, samples), as_values(samples), strict=True):
         assert read_sample(shard, IndexEntry(entry.key, entry.offset, entry.size)) == values
@@ -422,7 +422,7 @@ def test_index_of_another_shard_is_an_error_not_other_values(shard, entry):
 
 
 def test_flush_comes_before_the_caller_may_rename(tmp_path, shard, monkeypatch):
-    """A renamed shard that is not on disk is gone after a power cut. Spec: docs/spec/conventions.md#completion-and-identity"""
+    """A renamed shard that is not on disk is lost in a power cut. Spec: docs/spec/conventions.md#completion-and-identity"""
     flushed = []
     monkeypatch.setattr(tar, "flush", lambda handle: flushed.append(os.fstat(handle).st_size))
     write_shard(shard, few())
@@ -431,7 +431,7 @@ def test_flush_comes_before_the_caller_may_rename(tmp_path, shard, monkeypatch):
 
 @pytest.mark.parametrize(("offset", "size"), [(0, -5), (-1, 10), (0, 10**15), (10**9, 512)])
 def test_place_outside_the_file_is_not_a_sample(shard, offset, size):
-    """An index may be damaged; nothing of that size is allocated."""
+    """An index may be damaged; its sizes are checked before memory is allocated."""
     write_shard(shard, few())
     with pytest.raises(ImagemillError, match="not a readable shard"):
         read_sample(shard, IndexEntry("a", offset, size))

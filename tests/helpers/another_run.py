@@ -19,7 +19,7 @@ sys.stdin.read()
 
 @contextmanager
 def another_run(root, asset, item):
-    """It holds the claim until its input is closed."""
+    """Run a process that holds the claim until its input is closed."""
     command = [sys.executable, "-c", OTHER, str(root.ledger), asset, item]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=PROJECT) as process:
         assert process.stdout

@@ -1,4 +1,4 @@
-"""Commands of the product in the test's own process, with stub encoders: seconds less than a process each."""
+"""Commands of the product in the test's own process with stub encoders, which saves seconds of start-up each."""
 
 import re
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from imagemill.errors import ImagemillError, WrongUsage
 
 
 class Ended(NamedTuple):
-    """The exit code of a command, and everything that it printed."""
+    """Exit code and complete output of a command."""
 
     code: int
     text: str
@@ -27,6 +27,6 @@ def called(root, *arguments):
 
 
 def remedies(text):
-    """The commands that the first remedy of an output names, in order."""
+    """Return the commands in the first remedy of an output, in order."""
     first = next(line for line in text.splitlines() if line.strip().startswith("do:"))
     return [command.split() for command in re.findall(r"imagemill ((?:run|shards|stage2)(?: --[a-z]+)*)", first)]

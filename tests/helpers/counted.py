@@ -1,9 +1,9 @@
-"""`imagemill` with what it asks of the disk counted: `python counted.py REPORT ARGUMENT...` writes a JSON object.
+"""`imagemill` with counted disk accesses: `python counted.py REPORT ARGUMENT...` writes a JSON object.
 
 ledger     connections to the ledger
 config     configuration files that were parsed
 folders    resolutions of the data root's folders
-listed     path below the data root → how often it was listed
+listed     path below the data root → number of listings
 """
 
 import json

@@ -1,7 +1,7 @@
 """Commands under disk faults: a preloaded library counts the changes below a folder and fails, or kills, at a chosen one.
 
 control    struct control of disk_faults.c, mapped by every process of a command
-zygote.py  runs each command in a fork of its own, with the library loaded
+zygote.py  forks a process for each command, with the library loaded
 """
 
 import json
@@ -20,11 +20,11 @@ SOURCE = Path(__file__).with_name("disk_faults.c")
 MODES = {None: 0, "kill": 1, "enospc": 2, "eio": 3}
 KILLED = -9
 _HEAD = struct.Struct("qqqqqq32s992s1024s1024s1024sq")
-# No run of these tests takes a tenth of it; SIGALRM ends one that hangs.
+# No run of these tests takes a tenth of this; SIGALRM ends one that hangs.
 _SECONDS = 120
 
 
-# Which changes count: all, those outside the Dagster history, those outside history and ledger.
+# Changes that count: all, those outside the Dagster history, those outside history and ledger.
 SCOPES = ("all", "outside the history", "outside history and ledger")
 
 
@@ -40,8 +40,10 @@ class Ended(NamedTuple):
     """Exit code, output and changes of a command.
 
     Attributes:
-        code: exit code, or the negative number of a signal. text: output.
-        changes: of the disk, by scope. at: call and path of the fault.
+        code: exit code, or the negative number of a signal.
+        text: output.
+        changes: number of changes of the disk, by scope.
+        at: call and path of the fault.
     """
 
     code: int

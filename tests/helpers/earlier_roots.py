@@ -30,7 +30,7 @@ _FIRST_OF_TRIPLE = {"sources": 2, "captions": 1, "files": 2, "problems": 6}
 
 
 def unpacked(folder, name):
-    """A data root of an earlier schema, whose ledger knows the files as they are now: unpacking gave them other inodes."""
+    """Unpack a data root of an earlier schema, and update its ledger to the inodes of the unpacked files."""
     with tarfile.open(ROOTS / f"{name}.tar.xz") as archive:
         archive.extractall(folder, filter="data")
     root = DataRoot(folder / "data")

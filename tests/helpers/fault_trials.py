@@ -1,7 +1,7 @@
 """Trials of disk faults: a command that was killed or failed at one change of the disk continues to the undisturbed result.
 
 folder/data          the data root of the trial, always at this path
-folder/prepared/N    the root that a command begins on, copied for each trial
+folder/prepared/N    the initial root of a command, copied for each trial
 """
 
 import os
@@ -18,7 +18,7 @@ from imagemill.store.second_copy import NAME as SECOND_COPY
 from tests.helpers.disk_faults import KILLED, SCOPES, Fault, Product
 from tests.helpers.writing_commands import COMMANDS
 
-# Caches of times and inodes: the one of a preset, and what `imagemill.reading` keeps.
+# Caches of times and inodes: of a preset, and of `imagemill.reading`.
 _CACHES = {".images.jsonl"}
 _WHOLE = {".npy", ".tar", ".jpg", ".png"}
 # In a second copy, the time of a withdrawal and the model of an earlier regeneration differ from run to run.
@@ -27,7 +27,7 @@ _SIGNATURE = re.compile(r"posix:\d+:\d+:(\d+)")
 _FULL = re.compile(r"the disk is full:|No space left")
 _REMEDY = re.compile(r"do:  |run imagemill again|run the same command again")
 _COMMAND = re.compile(r"`?imagemill ((?:run|shards|stage2|preset [a-z]+|repair)(?: --[a-z-]+)*)")
-# Half of the faults meet what users read, and files on their way there.
+# Half of the faults concern output files and their temporary files.
 _SHARES = (0.2, 0.3, 0.5)
 
 
@@ -35,7 +35,9 @@ class Undisturbed(NamedTuple):
     """Outputs and changes of a command without a fault.
 
     Attributes:
-        before, after: outputs by their path. changes: of the disk, by scope.
+        before: outputs by path before the command.
+        after: outputs by path after the command.
+        changes: number of changes of the disk, by scope.
     """
 
     before: dict[str, bytes]
@@ -122,9 +124,9 @@ class Workshop:
                 self._ended_well(arguments)
 
     def _of_outputs_at_fault(self, ended, expected, command):
-        """Files under final names are whole: the old ones or the new ones. A command that reports success has made all.
+        """Check that files under final names are complete, old or new, and that a successful command has made all.
 
-        A command that goes on after one image has failed packs the others: its tars are those of no undisturbed run.
+        A command that continues after one image has failed packs the others: no undisturbed run makes such tars.
         """
         found, whole = outputs(self.root), _WHOLE if ended.code == KILLED else _WHOLE - {".tar"}
         for name, data in found.items():
@@ -145,7 +147,7 @@ class Workshop:
         return _difference(outputs(self.root), expected.after, "after the same command again")
 
     def _continue(self, command):
-        """Run the same command again; if it is refused, the commands that its message names."""
+        """Run the same command again; if it is refused, run the commands in its message."""
         ended = self._run(command.arguments)
         assert "Traceback" not in ended.text, f"a traceback in the next command\n{ended.text}"
         if ended.code == 0 or (command.done and command.done in ended.text):
@@ -157,7 +159,7 @@ class Workshop:
 
 
 def remedies(text):
-    """The commands that the last remedy of an output names, in order."""
+    """Return the commands in the last remedy of an output, in order."""
     lines = [line for line in text.splitlines() if line.strip().startswith("do:")]
     return [found.split() for found in _COMMAND.findall(lines[-1])] if lines else []
 
@@ -185,7 +187,7 @@ def _difference(found, expected, when):
 
 
 def outputs(root):
-    """Every file that a user may read: bytes by path; of a link, its target."""
+    """Return every output file that a user may read: bytes by path; of a link, its target."""
     found = {}
     for folder in (root.derived, root.shards, root.public_data, root.stage_a_output):
         for path in sorted(folder.rglob("*")):

@@ -1,4 +1,4 @@
-"""Image files put together by their formats' own definitions, for tests of what becomes of them."""
+"""Image files built from their formats' own definitions, for tests of decoding."""
 
 import struct
 import zlib
@@ -15,7 +15,7 @@ def encoded(image: Image.Image, image_format: str = "PNG", **options) -> bytes:
 
 
 def png(width: int, height: int, bit_depth: int, colour_type: int, rows: bytes, *extra: tuple[bytes, bytes]) -> bytes:
-    """A PNG put together by its specification, chunk by chunk; `rows` hold samples in network order, without filter bytes."""
+    """Build a PNG by its specification, chunk by chunk; `rows` hold samples in network order, without filter bytes."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -39,7 +39,7 @@ def exif(orientation: int) -> bytes:
     return tags.tobytes()
 
 
-# EXIF 2.3, tag 0x0112: on which side of the upright picture the stored row 0 and column 0 lie.
+# EXIF 2.3, tag 0x0112: the sides of the upright picture at which the stored row 0 and column 0 are.
 ROW_0_COLUMN_0 = {
     1: ("top", "left"),
     2: ("top", "right"),
@@ -53,7 +53,7 @@ ROW_0_COLUMN_0 = {
 
 
 def stored_form(upright: np.ndarray, orientation: int) -> np.ndarray:
-    """How a camera stores an upright picture under an orientation: walk its rows and columns from the sides EXIF names."""
+    """Return an upright picture as a camera stores it with an orientation: read rows and columns from the sides EXIF names."""
     row_0, column_0 = ROW_0_COLUMN_0[orientation]
     from_side = {
         "top": lambda i: (i, None),
@@ -72,9 +72,10 @@ def stored_form(upright: np.ndarray, orientation: int) -> np.ndarray:
 
 
 def ycck(width: int, height: int, colour: tuple[int, int, int]) -> bytes:
-    """A JPEG of one colour as Photoshop writes it for print: Adobe marker, transform 2, every ink stored inverted.
+    """Return a JPEG of one colour as Photoshop writes it for print: Adobe marker, transform 2, every ink stored inverted.
 
-    The decoder takes luma and chroma to (R, G, B), and its complement for the first three stored samples; no black ink here.
+    The decoder converts luma and chroma to (R, G, B), and uses the complement for the first three stored samples; there is no
+    black ink here.
     """
     r, g, b = (255 - value for value in colour)
     luma = 0.299 * r + 0.587 * g + 0.114 * b

@@ -1,6 +1,6 @@
-"""How much memory a pass takes: `python tests/helpers/peak.py KIND DATA_ROOT PREVIEW_ROOT DECODE_THREADS DECODE_AHEAD_PIXELS`.
+"""Peak memory of a pass: `python tests/helpers/peak.py KIND DATA_ROOT PREVIEW_ROOT DECODE_THREADS DECODE_AHEAD_PIXELS`.
 
-Prints the bytes by which the process grew beyond what it held with its model loaded, at its largest. KIND `holding` is the VAE's
+Prints the bytes by which the process grew at its peak beyond its size with the model loaded. KIND `holding` is the VAE kind
 without its model: each prepared item holds its pixels, and each call takes its time.
 """
 
@@ -37,7 +37,7 @@ class Holding(StubEncoder):
 
 
 def peak_bytes():
-    """The most this process ever had in memory. Not ru_maxrss alone: that begins with what the parent had."""
+    """Return the peak memory of this process. ru_maxrss alone starts with the parent's memory."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
         return 1024 * int(next(line for line in lines if line.startswith("VmHWM")).split()[1])

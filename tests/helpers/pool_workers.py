@@ -25,7 +25,7 @@ class Doubling:
 
 
 class Poisoned(Doubling):
-    """Key 13 kills its process; key 14 raises what `errors.py` makes; key 15 what no pickle carries."""
+    """Key 13 kills its process; key 14 raises an error of `errors.py`; key 15 raises one that cannot be pickled."""
 
     def stream(self, keys):
         for key in keys:
@@ -61,7 +61,7 @@ class Deadly(Doubling):
 
 
 class Quitting(Doubling):
-    """Key 13 ends its process as if all were well."""
+    """Key 13 ends its process with exit code 0."""
 
     def stream(self, keys):
         for key in keys:
@@ -71,14 +71,14 @@ class Quitting(Doubling):
 
 
 class Broken:
-    """Cannot be built."""
+    """Cannot be constructed."""
 
     def __init__(self):
         raise ValueError("no model")
 
 
 class Wordy(Doubling):
-    """Rows far larger than a pipe holds."""
+    """Rows far larger than the buffer of a pipe."""
 
     def stream(self, keys):
         return iter(["x" * 300_000 for _ in keys])

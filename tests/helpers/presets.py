@@ -1,4 +1,4 @@
-"""Presets made by Dagster in the test's own process, and what lies on disk afterwards."""
+"""Presets made by Dagster in the test's own process, and the resulting files."""
 
 import io
 import shutil
@@ -31,7 +31,7 @@ def public_data(root) -> PublicData:
 
 
 def make_here(root, instance, asset, key, *checks, **config):
-    """One partition of a preset asset, with these checks; a failing step is in the result."""
+    """Make one partition of a preset asset, with these checks; a failing step is in the result."""
     instance.add_dynamic_partitions(asset.partitions_def.name, [key])
     return dg.materialize(
         [asset, *checks], partition_key=key, instance=instance, resources=test_resources(str(root.path)),
@@ -40,7 +40,7 @@ def make_here(root, instance, asset, key, *checks, **config):
 
 
 def coco_annotations(folder, sizes=SIZES, objects=1, split="train"):
-    """A file of COCO annotations with `objects` boxes in the first image, one more in each next, and its images."""
+    """Write COCO annotations with `objects` boxes in the first image and one more in each next, and the images."""
     images, annotations = [], []
     for number, (width, height) in enumerate(sizes):
         name = f"{split}{number}.jpg"
@@ -59,14 +59,14 @@ def coco_annotations(folder, sizes=SIZES, objects=1, split="train"):
 
 
 def inodes(preset):
-    """Inode and mtime of each image of a preset, by its path; temporary files are none."""
+    """Return inode and mtime of each image of a preset by path, without temporary files."""
     paths = [path for path in preset.images.rglob("*") if not path.name.startswith(".tmp-") and not path.is_dir()]
     stats = {path: path.lstat() for path in paths}
     return {str(path.relative_to(preset.path)): (stat.st_ino, stat.st_mtime_ns) for path, stat in stats.items()}
 
 
 def rescale_here(dataset, preset="p", *, engine=None, splits=None, library="pillow", **asked):
-    """The pipeline's functions alone. Pillow starts faster than torch."""
+    """Call the pipeline's functions alone, with Pillow, which starts faster than torch."""
     parameters = choose_parameters(dataset.preset(preset), library=library, **asked)
     return carry_out(plan_rescale(dataset, preset, parameters, splits), (engine or Engine()).map_batches)
 
@@ -76,7 +76,7 @@ def coord_here(dataset, name="p", **options):
 
 
 class Done(NamedTuple):
-    """What a command said and how it ended."""
+    """Output and exit code of a command."""
 
     returncode: int
     stdout: str
@@ -84,7 +84,7 @@ class Done(NamedTuple):
 
 
 def imagemill_here(root, *arguments, **environment) -> Done:
-    """A command in the test's own process: what it costs to start one is saved."""
+    """Run a command in the test's own process, which saves its start-up time."""
     out, err = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         patch.delenv(MAX_OBJECTS_VARIABLE, raising=False)

@@ -1,4 +1,4 @@
-"""The product as its users have it: the command in a process of its own, and folders of images to run it on."""
+"""The product as users run it: the command in a separate process, and folders of images to run it on."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from tests.messages import recorder
 
 STUBS = Path(__file__).with_name("stubs.py")
 PROJECT = Path(__file__).parents[2]
-# The checkout, and what the tests were started with: `make test-dagster` lays another release over the environment.
+# The checkout, then the test run's own PYTHONPATH: `make test-dagster` overlays the environment with another release.
 SEARCH_PATH = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
 
 
@@ -48,7 +48,7 @@ def _environment(changes):
 
 
 def photos(approved, count, *, size=(48, 32)):
-    """Small noisy JPEGs with captions, all different."""
+    """Write small noisy JPEGs with captions, all different."""
     approved.mkdir(parents=True, exist_ok=True)
     for n in range(count):
         pixels = np.random.default_rng(n).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
@@ -57,7 +57,7 @@ def photos(approved, count, *, size=(48, 32)):
 
 
 def coco_photos(coco128, approved):
-    """The 128 photographs as links, with captions made from the categories of their annotations."""
+    """Link the 128 photographs, with captions made from the categories of their annotations."""
     approved.mkdir(parents=True, exist_ok=True)
     instances = json.loads((coco128 / "instances_train2017.json").read_text())
     names = {category["id"]: category["name"] for category in instances["categories"]}
@@ -72,13 +72,13 @@ def coco_photos(coco128, approved):
 
 
 def snapshot(*folders):
-    """Every file below some folders: bytes and modification time."""
+    """Return bytes and modification time of every file below some folders."""
     files = [path for folder in folders for path in sorted(folder.rglob("*")) if path.is_file()]
     return {str(path): (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
 
 
 def contents(root):
-    """What a run makes, without times and inodes: outputs byte for byte."""
+    """Return the outputs of a run byte for byte, without times and inodes."""
     return {
         str(path.relative_to(root.path)): path.read_bytes()
         for folder in (root.derived, root.shards)

@@ -10,7 +10,7 @@ from imagemill.store.public_data import Dataset
 
 
 def picture(width, height, *, form="JPEG", seed=0, orientation=None, **options):
-    """The bytes of a smooth picture, different for each seed."""
+    """Return the bytes of a smooth picture, different for each seed."""
     rng = np.random.default_rng(seed)
     coarse = Image.fromarray(rng.integers(0, 255, (4, 4, 3), np.uint8))
     image = coarse.resize((width, height), Image.Resampling.BICUBIC)
@@ -41,7 +41,7 @@ def put_records(dataset: Dataset, records, split="train"):
 
 
 def raw_dataset(folder, sizes, split="train") -> Dataset:
-    """A dataset with one picture and one record per size, named `0.jpg`, `1.jpg`, …"""
+    """Write a dataset with one picture and one record per size, named `0.jpg`, `1.jpg`, …"""
     dataset = Dataset(folder)
     for n, (width, height) in enumerate(sizes):
         put_image(dataset, f"{n}.jpg", picture(width, height, seed=n))
@@ -54,7 +54,7 @@ def records_of(path):
 
 
 def snapshot(folder):
-    """Bytes and mtime of every file below a folder, by relative path."""
+    """Return bytes and mtime of every file below a folder, by relative path."""
     return {
         str(path.relative_to(folder)): (path.read_bytes(), path.stat().st_mtime_ns)
         for path in sorted(folder.rglob("*"))

@@ -1,10 +1,10 @@
-"""Damage to files on disk: what a failing disk, a broken copy or a hurried hand leaves."""
+"""Damage to files on disk, as by a failing disk, a broken copy or a careless user."""
 
 import os
 
 
 def rot(path, position=-1):
-    """Flip a bit and put the time back: size, time and inode are as they were."""
+    """Flip a bit and restore the time: size, time and inode stay the same."""
     before = path.stat()
     flip(path, position)
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
@@ -22,5 +22,5 @@ def flip(path, position=-1):
 
 
 def truncate(path):
-    """Cut the last 200 bytes off."""
+    """Cut off the last 200 bytes."""
     os.truncate(path, max(path.stat().st_size - 200, 0))

@@ -1,4 +1,4 @@
-"""Calls that open a session for one question."""
+"""Calls that open a session for a single operation."""
 
 from imagemill.domain.embedding_specs import embedding_specs
 from imagemill.pipeline import image_report, status
@@ -7,13 +7,13 @@ from imagemill.validation import contents
 
 
 def locate(path=None):
-    """The data root as its next command finds it."""
+    """Return the data root as its next command resolves it."""
     with open_session(path) as session:
         return session.root
 
 
 def put(root, name, folder):
-    """Use another folder from now on."""
+    """Change a folder of the data root from now on."""
     with open_session(root.path) as session:
         session.put(name, folder)
         return session.root
@@ -30,7 +30,7 @@ def explain(root, image_id):
 
 
 def recorded_contents(root):
-    """The ledger's rows, read before it is closed."""
+    """Return the ledger's rows, read before it is closed."""
     with open_session(root.path) as session:
         found = contents.RecordedContents(session.reading)
         for spec in embedding_specs():

@@ -1,4 +1,4 @@
-"""Packing as the UI configures it, in the test's own process, and what lies on disk afterwards."""
+"""Packing with the UI's configuration in the test's own process, and the resulting files."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ SQUARE, TALL = "1024x1024", "832x1216"
 
 
 def packed_here(root, *chosen, **config):
-    """The asset over a range of buckets (all seven: none named) by this run configuration."""
+    """Run the asset over a range of buckets (by default all seven) with this run configuration."""
     chosen = chosen or BUCKETS
     with history() as instance:
         return materialize(
@@ -41,7 +41,7 @@ def tars(place, bucket):
 
 
 def bucket_folders(output):
-    """Names of the sets below a folder of shards; beside them lie what tells of all of them."""
+    """Return the names of the sets below a folder of shards, without the files about all sets."""
     return sorted(path.name for path in output.iterdir() if path.is_dir())
 
 
@@ -51,13 +51,13 @@ def ids_packed(place, bucket):
 
 
 def written(output):
-    """Every file below a folder of shards but the second copy of the settings: relative path → bytes."""
+    """Return every file below a folder of shards except the second copy of the settings: relative path → bytes."""
     files = (path for path in output.rglob("*") if path.is_file() and path.name != NAME)
     return {str(path.relative_to(output)): path.read_bytes() for path in files}
 
 
 def planned_values(count, bucket=SQUARE, *, offset=0):
-    """Ready samples as values; no file lies behind them."""
+    """Ready samples as values, without files."""
     ids = [f"{bucket}-{offset + n:05d}" for n in range(count)]
     files = {
         i: tuple(FileRow(s.kind, i, posix_signature(1, 2, 3), "s", "c", "m") for s in embedding_specs()) for i in ids

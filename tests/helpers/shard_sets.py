@@ -1,4 +1,4 @@
-"""Sets of shards written by the product from records that another program might have made."""
+"""Sets of shards written by the product from records of another program."""
 
 import json
 
@@ -20,10 +20,12 @@ NEW_VALUE = -5
 
 
 def shard_set(folder, sizes, *, shard_size=3, preview=False):
-    """A data root with shards; latents are noise.
+    """Make a data root with shards; latents are noise.
 
     Args:
-        sizes: id → (width, height) in pixels. preview: what the manifests say of the VAE's maker.
+        root: the data root.
+        sizes: id → (width, height) in pixels.
+        preview: whether the manifests name a preview model for the VAE.
     """
     root = DataRoot(folder)
     foreign(root, *(record_of(i, size=size, caption=f"a picture called {i}") for i, size in sizes.items()))
@@ -40,13 +42,13 @@ def shard_set(folder, sizes, *, shard_size=3, preview=False):
 
 
 def change_values(root, *image_ids):
-    """Other DINOv3 values, in files of the same length: packed anew, every sample keeps its place."""
+    """Write other DINOv3 values into files of the same length: when repacked, every sample keeps its position."""
     for image_id in image_ids:
         np.save(root.derived / DINOV3.folder / f"{image_id}.npy", np.full(1024, NEW_VALUE, DINOV3.dtype))
 
 
 def publish(root, existing, *, withdrawn=(), shard_size=3):
-    """What is ready now takes the place of the sets that are there, as the commands do it."""
+    """Replace the existing sets by the samples that are ready now, as the commands do."""
     samples = [sample for sample in ready(root, BUCKETS).ready if sample.image_id not in withdrawn]
     plans = plan_shards(
         samples, list(BUCKETS), root.shards, ShardParameters(shard_size=shard_size), existing, withdrawn=set(withdrawn)
@@ -56,12 +58,12 @@ def publish(root, existing, *, withdrawn=(), shard_size=3):
 
 
 def change_manifest(folder, **changes):
-    """Another manifest that is whole in itself."""
+    """Write another manifest that is consistent in itself."""
     write_json(folder / MANIFEST, sealed(read_json(folder / MANIFEST) | changes))
 
 
 def bury(bucket, *image_ids):
-    """Tombstones for these ids; the manifest counts the rest."""
+    """Write tombstones for these ids, and count the rest in the manifest."""
     lines = [json.loads(line) for line in (bucket / "index.jsonl").read_text().splitlines()]
     dead = [line for line in lines if line["image_id"] in image_ids]
     tombstones = [{key: line[key] for key in ("image_id", "shard", "offset")} | {"why": "withdrawn"} for line in dead]

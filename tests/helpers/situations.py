@@ -1,6 +1,6 @@
-"""One good situation for each kind of thing that the validator knows, and how each is validated.
+"""One valid situation for each kind of file that the validator checks, and the call that validates it.
 
-What breaks a rule is a change to one of these: a situation as it is has no finding, so that each finding is the change's.
+Tests of a rule change one of these. An unchanged situation has no findings, so each finding is caused by the change.
 """
 
 import os
@@ -174,7 +174,7 @@ def check_reports(folder: Path) -> Report:
 
 
 def repack(root, change, *, honest=True, name="shard-000000.tar"):
-    """Write one tar again with other members; honest: its checksum and size in the manifest, its places in the indexes."""
+    """Write one tar again with other members. `honest`: update its checksum and size in the manifest, and the indexes."""
     folder = bucket_folder(root.shards, SQUARE)
     path = folder / name
     samples = [(key, list(change(dict(members)).items())) for key, members in read_shard(path)]
@@ -209,7 +209,7 @@ def check_ledger(root):
         return collect("ledger", "ledger", validate_ledger_tables(ledger))
 
 
-# kind → (how it is made below an empty folder, how it is validated)
+# kind → (function that makes it below an empty folder, function that validates it)
 SITUATIONS = {
     "stage2": (stage2_folder, check_stage2),
     "records of the ledger": (embedded, check_contents),

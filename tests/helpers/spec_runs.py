@@ -1,4 +1,4 @@
-"""Runs that the tests of the specification share: their pictures, and short names for the contents of a data root."""
+"""Runs shared by the tests of the specification: their pictures, and short names for the contents of a data root."""
 
 import io
 import re
@@ -35,7 +35,7 @@ SAMPLES = {
 }
 LATER = "zz_later"  # sorts behind the ten
 
-# Pictures of the interrupted migration, and those that come in afterwards.
+# Pictures of the interrupted migration, and those that are added afterwards.
 INTERRUPTED_IMAGES, NEW = 16, ("photo0016", "photo0017", "photo0018")
 
 # Records of Stage 1, the last of them without its image.
@@ -44,7 +44,7 @@ STAGE_1_RECORDS, STAGE_1_IMAGES = 6, 5
 
 @dataclass(frozen=True)
 class Ran:
-    """A data root that the product has worked on; `before`: its Stage 1 file."""
+    """A data root after a run of the product; `before` is its Stage 1 file."""
 
     root: DataRoot
     output: str
@@ -55,9 +55,15 @@ class Ran:
 class Interrupted:
     """A migration that SIGINT stopped in its last pass, three new photos, and the same command again.
 
-    `while_running`: the file of records when the first hidden states had their names. Then, when the process was gone: `code`
-    and `said`; `stopped_with`, the ids with hidden states; `stopped`, every file of the outputs; `recorded`, the records;
-    `left`, whether there was a `.tmp`. `output`: of the second command.
+    Attributes:
+        while_running: the file of records when the first hidden states had their names.
+        code: exit code of the stopped process.
+        said: its output.
+        stopped_with: the ids with hidden states after it.
+        stopped: every file of the outputs after it.
+        recorded: the records after it.
+        left: whether there was a `.tmp`.
+        output: output of the second command.
     """
 
     root: DataRoot
@@ -73,7 +79,7 @@ class Interrupted:
 
 
 def product(root, *arguments, code=0):
-    """A command on a data root, in this process and with stub encoders; its standard output and error."""
+    """Run a command on a data root in this process with stub encoders; return standard output and error."""
     said = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(said), redirect_stderr(said):
         patch.setattr(EmbeddingSpec, "encoder_class", lambda self: StubEncoder)
@@ -96,7 +102,7 @@ def sample_pictures(approved):
 
 
 def stage1_root(path):
-    """Six records with a field of their own, five images; returns the root and the file's bytes."""
+    """Write six records with an additional field, and five images; return the root and the file's bytes."""
     root = DataRoot(path)
     records = [stage1_record(n, score=n / 3) for n in range(STAGE_1_RECORDS)]
     return root, write_stage1(root, records, images=STAGE_1_IMAGES)
@@ -120,12 +126,12 @@ def ids_in(root, spec):
 
 
 def load(root, spec, image_id):
-    """One array as anyone reads it."""
+    """Load one array with NumPy."""
     return np.load(root.derived / spec.folder / f"{image_id}.npy", allow_pickle=False)
 
 
 def derived_files(root):
-    """Every file below `derived/` but the second copy of the settings: relative path → bytes."""
+    """Return every file below `derived/` except the second copy of the settings: relative path → bytes."""
     files = (path for path in root.derived.rglob("*") if path.is_file() and path.name != NAME)
     return {str(path.relative_to(root.derived)): path.read_bytes() for path in files}
 
@@ -139,12 +145,12 @@ def unfinished(root):
 
 
 def made(output):
-    """Per kind, how many files the models made."""
+    """Return the number of files that the models made, per kind."""
     return {spec.kind: int(re.search(rf"{spec.kind} +(\d+) made", output)[1]) for spec in embedding_specs()}
 
 
 def counters(output):
-    """The numbers of the progress line, by their words."""
+    """Return the numbers of the progress line, by their words."""
     (line,) = re.findall(r"progress: .*", output)
     found = {word: int(number) for number, word in re.findall(r"(\d+) (migrated|enriched|extracted|skipped)", line)}
     return found | {name: int(re.search(rf"{name}[:=] ?(\d+)", line)[1]) for name in ("total", "failed")}

@@ -1,4 +1,4 @@
-"""A Stage 1 data set: photos and a file of records with their vectors inside, as the earlier program left it."""
+"""A Stage 1 data set: photos, and a file of records that contain their vectors, as the earlier program wrote it."""
 
 import json
 
@@ -12,7 +12,7 @@ def vector(number):
 
 
 def stage1_record(number, *, size=(48, 32), **changes):
-    """The six fields; one that is None is left out."""
+    """Return a record with the six fields; a field that is None is left out."""
     record = {
         "image_path": f"data/approved/photo{number:04d}.jpg", "dinov3_embedding": vector(number).astype(float).tolist(),
         "caption": f"as  recorded {number} ", "t5_attention_mask": [1] * 4 + [0] * 73, "height": size[1], "width": size[0],
@@ -22,7 +22,7 @@ def stage1_record(number, *, size=(48, 32), **changes):
 
 
 def write_stage1(root, records, *, images=None, sidecars=False):
-    """Photos, all of them or so many, and their records; returns the file's bytes."""
+    """Write photos and their records; return the file's bytes."""
     photos(root.approved, len(records) if images is None else images)
     if not sidecars:
         for caption in root.approved.glob("*.txt"):

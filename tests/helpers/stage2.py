@@ -1,5 +1,4 @@
-"""Data roots filled in the test's own process: small pictures, then embeddings and records by the real pipeline with stub
-encoders; or the bare files that another program would have written."""
+"""Data roots filled in the test's own process, by the real pipeline with stub encoders or with files of another program."""
 
 import dataclasses
 import itertools
@@ -31,13 +30,13 @@ _serial = itertools.count(1)
 
 
 def picture(path, *, size=(32, 24), seed=None):
-    """A small noisy picture, unlike every other one unless a seed is given; size is (width, height)."""
+    """A small noisy picture, different from all others unless a seed is given; size is (width, height)."""
     noise = np.random.default_rng(next(_serial) if seed is None else seed)
     Image.fromarray(noise.integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)).save(path)
 
 
 def photos(root, *ids, size=(32, 24), captions=True):
-    """Pictures in `approved/`, with captions beside them."""
+    """Write pictures into `approved/`, with captions beside them."""
     for image_id in ids:
         picture(root.approved / f"{image_id}.png", size=size)
         if captions:
@@ -45,7 +44,7 @@ def photos(root, *ids, size=(32, 24), captions=True):
 
 
 def with_encoder(spec, encoder):
-    """The same kind, made by another encoder class."""
+    """Return the same kind with another encoder class."""
 
     class Spec(EmbeddingSpec):
         def encoder_class(self):
@@ -55,7 +54,7 @@ def with_encoder(spec, encoder):
 
 
 def worker_of(root, spec, *, decode_threads=2, write_threads=2, **settings):
-    """A worker of a spec that has its encoder already (`with_encoder`)."""
+    """Return a worker of a spec that has its encoder already (`with_encoder`)."""
     return EmbedWorker(
         spec=spec, approved=root.approved, store=NpyStore(root.derived / spec.folder, spec), makers=makers_of(root, spec.kind),
         preview_root=root.preview_models, settings=EncoderSettings(**settings), threads=1, decode_threads=decode_threads,
@@ -64,7 +63,7 @@ def worker_of(root, spec, *, decode_threads=2, write_threads=2, **settings):
 
 
 def plan_of(root, spec, ledger):
-    """What one pass would do now with every image there is."""
+    """Return the plan of one pass over all existing images."""
     inventory = surveyed(root, ledger)
     sources = inventory.scan.sources
     ids = [*sources, *(image_id for image_id in inventory.recorded.lines if image_id not in sources)]
@@ -72,7 +71,7 @@ def plan_of(root, spec, ledger):
 
 
 def surveyed(root, ledger):
-    """The contents of the folders, recorded in the ledger."""
+    """Scan the folders, and record their contents in the ledger."""
     inventory = Inventory(root)
     inventory.survey(ledger)
     return inventory
@@ -80,14 +79,14 @@ def surveyed(root, ledger):
 
 @contextmanager
 def _quick_ledger(root):
-    """Without waiting for the disk, which nothing here is about to lose."""
+    """Return a ledger without synchronous writes, whose durability no test needs."""
     with Ledger(root.ledger) as ledger:
         ledger._db.execute("PRAGMA synchronous = OFF")
         yield ledger
 
 
 def embed(root, *specs, encoder=StubEncoder, **options):
-    """Passes without Dagster; returns the counters of each kind."""
+    """Run passes without Dagster; return the counters of each kind."""
     counts = {}
     with _quick_ledger(root) as ledger:
         for spec in specs or embedding_specs():
@@ -97,7 +96,7 @@ def embed(root, *specs, encoder=StubEncoder, **options):
 
 
 def write_records(root):
-    """The JSONL, merged and written; what the merge did."""
+    """Merge and write the JSONL; return the result of the merge."""
     with _quick_ledger(root) as ledger:
         return merge.write_records(merge.Merge(surveyed(root, ledger)), ledger)
 
@@ -110,7 +109,7 @@ def stage2(root, *ids, size=(32, 24)):
 
 
 def ready(root, buckets):
-    """Readiness by this root's ledger, adopted files recorded as the asset does."""
+    """Return readiness by this root's ledger, with adopted files recorded as the asset does."""
     with _quick_ledger(root) as ledger:
         found = find_ready(root.stage2_jsonl, root.derived, ledger, buckets=buckets)
         ledger.record_files(found.adopted)
@@ -118,7 +117,7 @@ def ready(root, buckets):
 
 
 def record_of(image_id, *, size=(32, 24), caption="noise", **changes):
-    """A valid record as another program would write it."""
+    """Return a valid record as another program would write it."""
     record = build_record(
         image_id=image_id, image_path=f"data/approved/{image_id}.png", caption=caption,
         mask=StubTokenizer().masks([caption])[0][0], height=size[1], width=size[0],
@@ -127,7 +126,7 @@ def record_of(image_id, *, size=(32, 24), caption="noise", **changes):
 
 
 def foreign(root, *records):
-    """A Stage 2 layout that imagemill has never seen: records and npy files by numpy's own writer, no ledger."""
+    """Write a Stage 2 layout unknown to imagemill: records, and npy files by numpy's own writer, without a ledger."""
     for record in records:
         for spec in embedding_specs():
             path = root.derived / spec.folder / f"{record['image_id']}.npy"
@@ -142,25 +141,25 @@ def write_text(path, *lines):
 
 
 def identity_of(root, kind):
-    """The recorded model of a kind."""
+    """Return the recorded model of a kind."""
     with Ledger(root.ledger) as ledger:
         return read_identity(ledger, kind)
 
 
 def makers_of(root, kind):
-    """Makers of the files of a kind, as a worker gets them."""
+    """Return the makers of a kind's files, as a worker gets them."""
     with Ledger(root.ledger) as ledger:
         return read_makers(ledger, kind)
 
 
 def record_identity_of(root, identity):
-    """Record a model, as its first file would."""
+    """Record a model, as the publication of its first file would."""
     with Ledger(root.ledger) as ledger:
         record_identity(ledger, identity)
 
 
 def pack(root, output=None, existing="replace", **parameters):
-    """Shards as the asset makes them, problems noted."""
+    """Write shards as the asset does, with problems recorded."""
     with Ledger(root.ledger) as ledger:
         found = find_ready(root.stage2_jsonl, root.derived, ledger, buckets=BUCKETS)
         ledger.record_files(found.adopted)

@@ -1,4 +1,4 @@
-"""Missions with small images, and summarizers that remember what they were asked."""
+"""Missions with small images, and summarizers that record their calls."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ TICKET = "QC-TEMP-20250118-0015956"
 
 
 def ticket(root: Path, label: str, folder: str, *names: str, mission: str = MISSION) -> Path:
-    """A group's folder with an image under each name, no two alike."""
+    """Write a group's folder with a different image under each name."""
     path = root / mission / LABEL_FOLDERS[label] / folder
     path.mkdir(parents=True, exist_ok=True)
     for name in names:
@@ -25,7 +25,7 @@ def ticket(root: Path, label: str, folder: str, *names: str, mission: str = MISS
 
 
 def touch(path: Path) -> Path:
-    """A file that is an image by its name alone: for what opens none."""
+    """Write a file with an image's name only, for code that does not open images."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"")
     return path
@@ -36,7 +36,7 @@ def group(name: str, size: int, label: str = "pass") -> ImageGroup:
 
 
 class Recorder:
-    """Answers with the image's name; `batches` holds the names of each call. `answers` replaces answers by name."""
+    """Answers with the image's name; `batches` records the names of each call. `answers` replaces answers by name."""
 
     def __init__(self, answers=None):
         self.batches: list[list[str]] = []
@@ -68,7 +68,7 @@ class Bench:
         return worker.stream([rank])
 
     def infer(self, plan, summarizer=None, **options):
-        """All ranks, one after another; their summarizers."""
+        """Run all ranks, one after another; return their summarizers."""
         made = [summarizer or Recorder() for _ in range(plan.ranks.world_size)]
         for rank, each in enumerate(made):
             for _ in self.rank(plan, rank, each, **options):
@@ -77,23 +77,23 @@ class Bench:
         return made
 
     def import_summaries(self):
-        """As the process that runs the ranks does before and after them."""
+        """Import summaries as the process that runs the ranks does before and after them."""
         with Ledger(self.state / "ledger.sqlite") as ledger:
             import_summaries(ledger, MISSION, self.output, self.store)
 
     def finish(self, plan, **options):
-        """Merge what the ranks of this plan have left."""
+        """Merge the output of this plan's ranks as the asset does."""
         with Ledger(self.state / "ledger.sqlite") as ledger:
             return finish_stage_a(plan, self.output, self.store, ledger, **options)
 
     def run(self, summarizer=None, *, identity="stub", batch_size=8, fresh=False, keep=False, **options):
-        """A whole run; its summarizers and what the merge came to."""
+        """Run all ranks and the merge; return the summarizers and the result of the merge."""
         plan = self.plan(identity=identity, **options)
         made = self.infer(plan, summarizer, batch_size=batch_size, fresh=fresh)
         return made, self.finish(plan, keep=keep)
 
     def merge(self, **options):
-        """What the ranks of this plan have left, merged."""
+        """Return the merged output of this plan's ranks."""
         return self.finish(self.plan(**options))
 
     @property

@@ -1,4 +1,4 @@
-"""The assets of Stage-A run by Dagster in the test's own process, and what they leave."""
+"""The assets of Stage-A run by Dagster in the test's own process, and their output."""
 
 import json
 
@@ -26,7 +26,7 @@ NAMED = f"{MODULE}:Named"
 
 
 def run(root, instance, asset, *checks, tags=None, key=None, summarizer=NAMED, **config):
-    """One run of an asset of Stage-A; a failing step is in the result."""
+    """Run an asset of Stage-A once; a failing step is in the result."""
     resources = test_resources(str(root.path))
     resources["summarizer"] = SummarizerResource(data_root=resources["data_root"], kind=summarizer, overrides={})
     config, options = split_options(config)
@@ -37,7 +37,7 @@ def run(root, instance, asset, *checks, tags=None, key=None, summarizer=NAMED, *
 
 
 def rank(root, instance, number, world_size, *checks, mission=MISSION, **config):
-    """One rank as one partition."""
+    """Run one rank as one partition."""
     key = rank_key(mission, number, world_size)
     instance.add_dynamic_partitions(ranks.name, [key])
     return run(root, instance, stage_a_ranks, *checks, key=key, **config)
@@ -49,13 +49,13 @@ def merge(root, instance, *checks, mission=MISSION, **config):
 
 
 def groups(root):
-    """What was written: group id → summaries."""
+    """Return the written summaries by group id."""
     lines = output_file(root.stage_a_output, MISSION).read_bytes().splitlines()
     return {record["group_id"]: list(record["per_image"].values()) for record in map(json.loads, lines)}
 
 
 def summaries_written(root):
-    """`group_id::label` → file name → summary; coverage is strict, and no group is there twice."""
+    """Return `group_id::label` → file name → summary; coverage is strict, and no group occurs twice."""
     lines = output_file(root.stage_a_output, MISSION).read_bytes().splitlines()
     written = {}
     for record in map(json.loads, lines):
@@ -67,7 +67,7 @@ def summaries_written(root):
 
 
 def summaries_alone(root):
-    """The same by the preview model asked for each image alone: without ranks, batches, lines or a merge."""
+    """Return the preview model's answers for single images, without ranks, batches, lines or a merge."""
     model = make_vlm(SummarizerSettings(), Prompts({}), 1, root.preview_models)
     found = discover(root.stage_a_input, MISSION)
     expected = {}

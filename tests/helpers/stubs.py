@@ -1,9 +1,9 @@
 """Encoders without a model: real shapes, real dtypes, values that depend on the input, no cost.
 
 `python tests/helpers/stubs.py ARGS…` is `imagemill ARGS…` with the stub for every embedding kind and for the captioner; importing
-changes nothing. `IMAGEMILL_STUB_SLEEP` makes each call take that many seconds, so that a run can be killed in the middle;
-`IMAGEMILL_STUB_CAPTIONED` names a file that each captioned image appends a line to; a model of the name `IMAGEMILL_STUB_NO_MODEL`
-is not found.
+this module changes nothing. `IMAGEMILL_STUB_SLEEP` makes each call take that many seconds, so that a run can be killed in the
+middle; `IMAGEMILL_STUB_CAPTIONED` names a file to which a line is appended per captioned image; the model named
+`IMAGEMILL_STUB_NO_MODEL` is reported as missing.
 """
 
 import os
@@ -76,7 +76,7 @@ class StubTokenizer:
 
 
 class StubCaptioner:
-    """Says the prompt and a number that depends on the pixels."""
+    """Answers with the prompt and a number that depends on the pixels."""
 
     def __init__(self, prompt):
         self.prompt = prompt
@@ -99,7 +99,7 @@ class StubCaptioner:
 
 
 def stub_captioner(set_attribute=setattr):
-    """Let the captioner that is configured be a stub of its name and prompt."""
+    """Replace the configured captioner by a stub with its name and prompt."""
     import resources.captioner as room
 
     def identity(resource):

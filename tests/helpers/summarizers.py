@@ -1,4 +1,4 @@
-"""Summarizers for `--summarizer MODULE:CLASS`; each batch is appended to the file that $ASKED names, where it is set."""
+"""Summarizers for `--summarizer MODULE:CLASS`; each batch is appended to the file named by $ASKED, if it is set."""
 
 import os
 import time
@@ -21,7 +21,7 @@ class Named:
 
 
 class Blank(Named):
-    """Says nothing of images with `blank` in their name."""
+    """Answers with an empty text for images with `blank` in their name."""
 
     def answer(self, name, mission):
         return " \n" if "blank" in name else super().answer(name, mission)
@@ -40,7 +40,7 @@ class Deadly(Named):
 
 
 class Unpredictable(Named):
-    """Another text each time, as a model that samples gives."""
+    """A different text each time, like a model that samples."""
 
     identity = "sampling"
 
@@ -49,7 +49,7 @@ class Unpredictable(Named):
 
 
 def asked(path):
-    """Per process, the batches it was asked for; nothing where there was none."""
+    """Return the batches of each process; empty if there were none."""
     batches: dict[int, list[list[str]]] = {}
     for line in path.read_text().splitlines() if path.exists() else ():
         pid, *names = line.split(" ")

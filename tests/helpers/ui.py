@@ -1,4 +1,4 @@
-"""The Dagster UI as its users have it: `imagemill ui` in processes of its own, its GraphQL, and pages in Debian's Chromium."""
+"""The Dagster UI as users run it: `imagemill ui` in separate processes, its GraphQL, and pages in Debian's Chromium."""
 
 import json
 import os
@@ -17,14 +17,14 @@ from pathlib import Path
 from tests.helpers.product import PROJECT
 
 CHROMIUM = shutil.which("chromium")
-# No sandbox: continuous integration runs as root. The rest keeps the browser from talking to anybody but us.
+# No sandbox, because continuous integration runs as root. The other options prevent connections to other hosts.
 CHROMIUM_ARGUMENTS = [
     "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync",
     "--no-first-run",
 ]  # fmt: skip
 STUBBED = Path(__file__).with_name("stubbed")
 
-# Generous: the machine may be busy, and nothing here is timed by them.
+# Generous limits, because the machine may be busy; they measure nothing.
 READY_SECONDS = 120
 PAGE_SECONDS = 45
 
@@ -44,7 +44,7 @@ class Ui:
     url: str
 
     def graphql(self, query, **variables):
-        """The `data` of an answer. Raises AssertionError where there are errors."""
+        """Return the `data` of an answer. Raises AssertionError if there are errors."""
         body = json.dumps({"query": query, "variables": variables}).encode()
         request = urllib.request.Request(f"{self.url}/graphql", body, {"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=30) as response:
@@ -61,7 +61,7 @@ class Ui:
 
 
 def free_port():
-    """A port that no process listens on now."""
+    """Return a port on which no process listens now."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return free.getsockname()[1]
@@ -69,7 +69,7 @@ def free_port():
 
 @contextmanager
 def running_ui(root, *, stub=True, log=None):
-    """`imagemill ui` over a data root until the block ends. `log`: file for what it prints."""
+    """Run `imagemill ui` over a data root until the block ends. `log` is the file for its output."""
     port = free_port()
     command = [
         sys.executable,
@@ -87,7 +87,7 @@ def running_ui(root, *, stub=True, log=None):
         process = subprocess.Popen(
             command, cwd=PROJECT, env={**environment, "PYTHONPATH": os.pathsep.join(path)}, stdout=output,
             stderr=subprocess.STDOUT, start_new_session=True,
-            # What a shell starts with `&` ignores SIGINT, and so would everything started from here.
+            # A process that a shell starts with `&` ignores SIGINT, and so would its children.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
         )  # fmt: skip
         try:
@@ -100,7 +100,7 @@ def running_ui(root, *, stub=True, log=None):
 
 
 def _end(process):
-    """Ctrl-C, and after a while the rest of its group: code servers wait for a heartbeat before they go."""
+    """Send SIGINT, and after a while end the rest of the group: code servers wait for a heartbeat before they exit."""
     process.send_signal(signal.SIGINT)
     try:
         process.wait(30)
@@ -111,7 +111,7 @@ def _end(process):
 
 
 def wait_until(condition, seconds, what):
-    """Poll until the condition gives something true, and return that."""
+    """Poll until the condition returns a true value, and return it."""
     end = time.monotonic() + seconds
     while not (value := condition()):
         assert time.monotonic() < end, f"not within {seconds} s: {what}"
@@ -124,21 +124,21 @@ def wait_until(condition, seconds, what):
 
 @dataclass(slots=True)
 class Watched:
-    """A page and everything that went wrong on it."""
+    """A page and its errors."""
 
     page: object
     problems: list = field(default_factory=list)
     answers: list = field(default_factory=list)
 
     def errors(self):
-        """Console errors, exceptions, requests that failed or were refused, GraphQL answers with errors."""
+        """Return console errors, exceptions, failed or refused requests, and GraphQL answers with errors."""
         answered = [(answer.url, answer.json().get("errors")) for answer in self.answers]
         return [*self.problems, *(f"{url}: {errors}" for url, errors in answered if errors)]
 
 
 @contextmanager
 def browser(**options):
-    """Chromium without a window; yields a context in which pages are opened."""
+    """Run headless Chromium; yield a context in which pages are opened."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -146,7 +146,7 @@ def browser(**options):
         try:
             context = chromium.new_context(**{"viewport": {"width": 1500, "height": 760}, **options})
             context.set_default_timeout(1000 * PAGE_SECONDS)
-            # The narrow navigation leaves the graph room for what each asset says.
+            # The narrow navigation leaves room in the graph for the details of each asset.
             context.add_init_script("localStorage.setItem('dagster-nav-collapsed', 'true')")
             yield context
         finally:
@@ -174,7 +174,7 @@ def _note_console(problems, message):
 
 
 def _note_failure(problems, request):
-    # A page that is left aborts what it still asks for: nothing failed.
+    # Leaving a page aborts its pending requests, which is not a failure.
     if request.failure != "net::ERR_ABORTED":
         problems.append(f"request: {request.url}: {request.failure}")
 
@@ -187,7 +187,7 @@ def _note_response(watched, response):
 
 
 def open_graph(page, url, groups=GROUPS):
-    """The lineage of all assets, these groups open and the list at its side closed, each asset with its facts."""
+    """Open the lineage of all assets with these groups expanded and the side list closed, with each asset's details."""
     page.goto(url + "/asset-groups?expanded=" + ",".join(f"global@global:{group}" for group in groups))
     node(page, "bucket_shards").wait_for()
     page.locator("button:right-of(input[placeholder^='Jump to'])").first.click()
@@ -195,10 +195,10 @@ def open_graph(page, url, groups=GROUPS):
 
 
 def open_group(page, url, group):
-    """One group by itself: assets that are cut alike, and can be materialised together."""
+    """Open one group of assets, which share partitions and can be materialised together."""
     page.goto(f"{url}/locations/__repository__@imagemill/asset-groups/{group}/lineage")
 
 
 def node(page, asset):
-    """An asset's box in the graph."""
+    """Return the box of an asset in the graph."""
     return page.locator("svg foreignObject > *", has=page.get_by_text(asset, exact=True)).last

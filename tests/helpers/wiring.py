@@ -17,7 +17,7 @@ QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 
 @contextmanager
 def history(*keys):
-    """An empty Dagster instance that knows these images."""
+    """An empty Dagster instance with these images registered."""
     with dg.DagsterInstance.ephemeral() as instance:
         instance.add_dynamic_partitions(images.name, list(keys))
         yield instance
@@ -31,8 +31,9 @@ def materialize(root, instance, *assets, keys=None, deferred=False, resources=No
     """Run assets and checks on a data root; a failing step is in the result.
 
     Args:
-        keys: first and last partition. deferred: whether assets report their own events. config: per asset, its configuration and
-            the options that only a command gives.
+        keys: first and last partition.
+        deferred: whether assets report their own events.
+        config: per asset, its configuration and the options that only a command gives.
     """
     tags = dict(DEFER) if deferred else {}
     if keys:
@@ -50,14 +51,14 @@ def materialize(root, instance, *assets, keys=None, deferred=False, resources=No
 
 
 def check(root, instance, *assets):
-    """Run only the checks among these assets and checks; evaluations by `asset:check`."""
+    """Run only the checks among these assets and checks; return evaluations by `asset:check`."""
     result = materialize(root, instance, *assets, selection=dg.AssetSelection.all_asset_checks())
     assert result.success
     return checks_of(result)
 
 
 def failure_of(result, step):
-    """What a failed step says: the failure's description, or its exception's own message."""
+    """Return the message of a failed step: the failure's description, or its exception's message."""
     (event,) = [e for e in result.all_events if e.is_step_failure and e.step_key == step]
     data = event.step_failure_data
     if data.user_failure_data:
@@ -69,7 +70,7 @@ def failure_of(result, step):
 
 
 def materialized(instance, asset):
-    """Partition keys of an asset's materialisations, oldest first."""
+    """Return the partition keys of an asset's materialisations, oldest first."""
     records = instance.fetch_materializations(dg.AssetKey(asset), limit=1000).records
     return [record.partition_key for record in reversed(records)]
 

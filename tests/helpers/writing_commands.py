@@ -1,4 +1,4 @@
-"""The commands that write, each over a small data root on which it has something to do."""
+"""The commands that write, each with a small data root on which it has work."""
 
 import json
 import shutil
@@ -18,15 +18,16 @@ SQUARE, WIDE = (32, 32), (48, 32)
 
 
 class Command(NamedTuple):
-    """A command, the root it begins on, and what must hold at its end.
+    """A command, its initial root, and the conditions at its end.
 
     Attributes:
-        name: of the trial. arguments: the command; `{root}` is the data root.
-        prepare: fills an empty root; `run(*arguments)` is there to run commands on it.
+        name: name of the trial.
+        arguments: the command; `{root}` is the data root.
+        prepare: fills an empty root; `run(*arguments)` runs commands on it.
         then: a command that must also succeed at the end, before the outputs are compared.
         check: a reading command that must pass at the end.
-        done: what the command prints with an exit code other than 0 if there is nothing left to do.
-        copied: whether a prepared root can be copied; else it is prepared for each trial.
+        done: output of the command with an exit code other than 0 if there is nothing left to do.
+        copied: whether a prepared root can be copied; otherwise it is prepared for each trial.
     """
 
     name: str
@@ -66,7 +67,7 @@ def finished(root, run):
 
 
 def changed(root, run):
-    """One photograph replaced, one caption edited, one photograph more."""
+    """One photograph replaced, one caption edited, one photograph added."""
     finished(root, run)
     photographs(root, 5, 6)
     picture(root.approved / "photo0001.png", size=SQUARE, seed=100)

@@ -1,6 +1,6 @@
-"""A process that has imported the product once and forks for each command: imports are most of a small command's time.
+"""A process that has imported the product once and forks for each command: imports take most of a small command's time.
 
-One JSON line per command on stdin, one answer per line on stdout. A command runs in a session of its own, with stub encoders.
+One JSON line per command on stdin, one answer per line on stdout. A command runs in its own session, with stub encoders.
 """
 
 import gc
@@ -20,7 +20,7 @@ IMPORTED = ("dagster_project.definitions", "dagster_project.work")
 
 
 def serve():
-    """Answer until stdin ends."""
+    """Answer requests until stdin ends."""
     stub_captioner()
     EmbeddingSpec.encoder_class = lambda self: StubEncoder
     for name in (*IMPORTED, *(f"dagster_project.cli.{name.replace('-', '_')}" for name in product.COMMANDS)):
@@ -42,7 +42,7 @@ def serve():
 
 
 def _import_as(output):
-    """Import what a command has imported, so that the next one finds it."""
+    """Import the modules that a command has imported, so that the next one finds them."""
     listed = Path(f"{output}.modules")
     for name in listed.read_text().split() if listed.exists() else ():
         with suppress(Exception):  # names that only their own package can import

@@ -1,4 +1,4 @@
-"""io_managers/figures.py: counters as a reader of the UI sees them."""
+"""io_managers/figures.py: counters as the UI shows them."""
 
 from io_managers.figures import kilobytes, megabytes, with_units
 

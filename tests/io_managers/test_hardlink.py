@@ -1,4 +1,4 @@
-"""io_managers/hardlink.py: a request becomes a preset, told with counts. Spec: docs/spec/presets.md#hardlinks"""
+"""io_managers/hardlink.py: a request becomes a preset, reported with counts. Spec: docs/spec/presets.md#hardlinks"""
 
 import os
 

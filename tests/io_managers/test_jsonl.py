@@ -1,4 +1,4 @@
-"""io_managers/jsonl.py: a merge becomes the file in one rename, and only if a byte changed.
+"""io_managers/jsonl.py: a merge writes the file in one rename, and only if a byte changed.
 
 Spec: docs/spec/conventions.md#jsonl-input, docs/spec/stage2.md#merge
 """

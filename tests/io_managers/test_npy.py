@@ -1,4 +1,4 @@
-"""io_managers/npy.py: files get their names, Dagster hears of exactly those, the ledger keeps the counts."""
+"""io_managers/npy.py: files are renamed, exactly those are reported to Dagster, and the ledger records the counts."""
 
 import dagster as dg
 import numpy as np
@@ -38,7 +38,7 @@ def counts(root, result, kind="dinov3_npy"):
 
 
 def test_event_carries_the_versions_of_the_file_and_its_image(data_root, instance):
-    """Fresh and stale are told apart by them."""
+    """Dagster distinguishes fresh from stale by them."""
     photos(data_root, "a")
     materialize(data_root, instance, dinov3_npy, keys=["a", "a"], deferred=True)
 
@@ -100,7 +100,7 @@ def test_image_without_a_caption_has_a_row_of_the_kind_that_wants_one(data_root,
 
 
 def test_files_that_dagster_does_not_know_are_reported_once(data_root, instance):
-    """A history of its own may be younger than the files."""
+    """A history may be newer than the files."""
     photos(data_root, *KEYS)
     embed(data_root, DINOV3)
 
@@ -132,7 +132,7 @@ def test_many_missing_images_are_counted_and_some_are_named(data_root):
 
 
 def test_failure_of_images_shows_reason_and_remedy_without_a_stack_trace(data_root, instance):
-    """The failure of one bad photograph is no fault of the program."""
+    """The failure of one bad photograph is not an error of the program."""
     photos(data_root, *KEYS)
     (data_root.approved / "b.png").write_bytes(b"no picture")
 
@@ -147,7 +147,7 @@ def test_failure_of_images_shows_reason_and_remedy_without_a_stack_trace(data_ro
 
 
 def test_step_that_fails_for_its_images_evaluates_its_checks(data_root, instance):
-    """Dagster skips the checks of a failed step: the table would be missing where it is needed."""
+    """Dagster skips the checks of a failed step, but the table is needed there."""
     photos(data_root, *KEYS)
     (data_root.approved / "b.png").write_bytes(b"no picture")
 
@@ -163,7 +163,7 @@ def test_step_that_fails_for_its_images_evaluates_its_checks(data_root, instance
 
 
 def test_approved_image_counts_as_materialised_once_it_was_opened(data_root, instance):
-    """Told once, by the first kind that meets it, and again when its file was read anew."""
+    """It is reported once, by the first kind that opens it, and again after its file was read again."""
     photos(data_root, *KEYS)
     (data_root.approved / "b.png").write_bytes(b"no picture")
     for asset in (dinov3_npy, t5_hidden, dinov3_npy):
@@ -176,7 +176,7 @@ def test_approved_image_counts_as_materialised_once_it_was_opened(data_root, ins
 
 
 def test_opened_images_of_a_failed_step_are_told_too(data_root, instance):
-    """A run of the UI, in which a broken image fails the step."""
+    """In a run of the UI a broken image fails the step."""
     photos(data_root, *KEYS)
     (data_root.approved / "b.png").write_bytes(b"no picture")
 

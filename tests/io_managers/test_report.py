@@ -53,7 +53,7 @@ def one_each(root):
 
 
 def metadata(instance):
-    """Per partition, what its newest event says."""
+    """Return the metadata of each partition's newest event."""
     records = instance.fetch_materializations(dg.AssetKey("thing"), limit=100).records
     return {
         r.partition_key: {k: v.value for k, v in r.asset_materialization.metadata.items()} for r in reversed(records)

@@ -1,4 +1,4 @@
-"""io_managers/tar.py: planned buckets become sets, each reported as it gets its place.
+"""io_managers/tar.py: planned buckets become sets, each reported when it is published.
 
 Spec: docs/spec/shards.md#updating-a-set
 """
@@ -35,7 +35,7 @@ def root(data_root):
 
 
 def pack(root, instance, *chosen, deferred=True, **config):
-    """As the command line runs it: the range spans the chosen buckets, and only they are reported."""
+    """Run as the command line does: the range spans the chosen buckets, and only they are reported."""
     chosen = chosen or BUCKETS
     return materialize(
         root, instance, bucket_shards, keys=[chosen[0], chosen[-1]], deferred=deferred, bucket_shards={**config}
@@ -120,7 +120,7 @@ def test_downstream_asset_gets_the_urls_of_its_buckets(root, instance):
 
 
 def test_damaged_file_fails_the_run_after_everything_else_and_is_noted(root, instance):
-    """Its recorded bytes are in no tar yet: the sample is left out, the other bucket is written."""
+    """No tar contains its recorded bytes yet: the sample is left out, and the other bucket is written."""
     rot(root.derived / "vae_latents" / "a.npy")
 
     result = pack(root, instance)
@@ -136,7 +136,7 @@ def test_damaged_file_fails_the_run_after_everything_else_and_is_noted(root, ins
 
 @pytest.mark.parametrize("deferred", [True, False])
 def test_bucket_shows_its_own_figures_and_folder(root, instance, deferred):
-    """Never the totals of the run, with and without the defer tag."""
+    """The totals of the run are never shown, with and without the defer tag."""
     pack(root, instance, deferred=deferred)
 
     records = instance.fetch_materializations(dg.AssetKey("bucket_shards"), limit=100).records

@@ -1,4 +1,4 @@
-"""The data root of a deployment: where shards go, whoever asks. Spec: docs/spec/conventions.md#locations"""
+"""The data root of a deployment: location of the shards in commands and the UI. Spec: docs/spec/conventions.md#locations"""
 
 import pytest
 
@@ -21,7 +21,7 @@ def test_shards_go_where_the_run_says_and_from_then_on(resource, data_root, tmp_
 
 
 def test_file_as_shards_folder_is_refused_and_not_remembered(resource, data_root, tmp_path):
-    """A run of the UI gets there without the command line."""
+    """A run of the UI reaches this check without the command line."""
     (tmp_path / "file").touch()
 
     with pytest.raises(WrongUsage, match="cannot create the folder"):

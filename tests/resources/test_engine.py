@@ -1,4 +1,4 @@
-"""One verb, several engines."""
+"""Execution engines with one interface."""
 
 import os
 import signal
@@ -53,7 +53,7 @@ def test_no_keys_start_no_process():
 
 
 def test_keys_are_taken_as_they_are_needed(tmp_path):
-    """A window of batches, not the whole plan: memory stays flat."""
+    """Only a window of batches is read, not the whole plan, so that memory does not grow."""
     taken = []
     keys = (taken.append(key) or key for key in range(1000))
 
@@ -78,7 +78,7 @@ def test_killed_worker_ends_the_run_and_is_named():
 
 @pytest.mark.parametrize("keys", [[1, 13, 2, 3, 4, 5, 13], [13]])
 def test_killed_worker_costs_its_key_alone_where_the_caller_says_what_becomes_of_it(keys):
-    """Keys that waited behind it go to another process."""
+    """Keys that waited behind it are processed by another process."""
     for engine, apart in ((two, False), (LocalProcesses(workers=1), True)):
         rows = list(engine.map_keys(Poisoned, keys, lambda key, how: f"{key} {how}", apart=apart))
 
@@ -119,7 +119,7 @@ def test_worker_killed_from_outside_costs_no_row():
 @pytest.mark.parametrize("verb", ["map_batches", "map_keys"])
 @pytest.mark.parametrize("count", [4, 12])
 def test_worker_killed_between_two_batches_costs_no_row(verb, count):
-    """Its caller takes no rows meanwhile, so it has nothing to do."""
+    """Its caller takes no rows in the meantime, so the worker is idle."""
     more = {"batch_size": 1} if verb == "map_batches" else {"died": lambda key, how: pytest.fail(f"{key} {how}")}
     rows = getattr(two, verb)(Doubling, range(count), **more)
     first = next(rows)
@@ -151,7 +151,7 @@ def test_work_that_only_kills_its_processes_ends_early(tmp_path):
 
 
 def test_interrupt_that_reaches_a_worker_alone_is_not_its_business():
-    """A terminal sends it to every process of the group; the caller's own decides."""
+    """A terminal sends it to every process of the group; the caller handles its own."""
     rows = two.map_batches(Doubling, range(200), batch_size=2, nap=0.005)
     os.kill(next(rows)[2], signal.SIGINT)
 
@@ -203,7 +203,7 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def caller(tmp_path):
-    """A program that keeps two workers busy, as the head of a group of processes; and the workers' ids."""
+    """A program that keeps two workers busy, as the leader of a process group; and the workers' ids."""
     script = tmp_path / "caller.py"
     script.write_text(CALLER)
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
@@ -233,7 +233,7 @@ def test_workers_of_a_killed_caller_end_by_themselves(caller):
 
 
 def test_interrupt_of_the_terminal_ends_caller_and_workers_without_a_word_of_theirs(caller):
-    """It reaches every process of the group; what it means is for the caller to say."""
+    """It reaches every process of the group; only the caller reports it."""
     program, workers = caller
     os.killpg(program.pid, signal.SIGINT)
     out, err = program.communicate(timeout=60)

@@ -1,4 +1,4 @@
-"""Which summarizer a deployment uses, and by what finished summaries know it. Spec: docs/spec/stage-a.md#work"""
+"""Choice of the summarizer of a deployment, and its identity in finished summaries. Spec: docs/spec/stage-a.md#work"""
 
 import pickle
 import shutil
@@ -25,7 +25,7 @@ MISSION, OTHER = "挡风板安装检查", "别的任务"
 
 @pytest.fixture
 def resource(data_root, preview_root):
-    """From the text of imagemill.yaml to its resource; the preview model is the session's."""
+    """Return the resource for the text of imagemill.yaml; the preview model is shared by the session."""
     data_root.preview_models.parent.mkdir(parents=True, exist_ok=True)
     data_root.preview_models.symlink_to(preview_root)
 
@@ -42,7 +42,7 @@ def resource(data_root, preview_root):
 
 @pytest.fixture
 def module(tmp_path, monkeypatch):
-    """A module of a user, on PYTHONPATH; the current folder is another one."""
+    """A module of a user on PYTHONPATH, outside the current folder."""
     (tmp_path / "mine_summarizer.py").write_text(
         "class Mine:\n    identity = 'v1'\n"
         "    def summarize(self, images, mission):\n        return [f'{mission} {i.name}' for i in images]\n"
@@ -133,7 +133,7 @@ def test_prompt_file_edited_is_another_summarizer(resource, data_root):
 
 
 def test_missing_model_is_an_error(resource):
-    """Never a template answer."""
+    """Template answers are never used instead."""
     absent = resource("summarizer: {model: /nowhere/at-all}")
 
     with pytest.raises(ModelUnusable, match="/nowhere/at-all cannot be used"):
@@ -163,7 +163,7 @@ def test_wrong_override_is_refused_and_named(resource, overrides):
 
 @pytest.mark.parametrize(("processes", "threads"), [(1, 5), (2, 2), (5, 1), (9, 1)])
 def test_ranks_of_one_machine_share_its_threads_and_the_identity_stays(resource, monkeypatch, processes, threads):
-    """Each process brings its own model; threads are no part of what it is."""
+    """Each process loads its own model; the number of threads is not part of its identity."""
     monkeypatch.setattr(vlm, "held", lambda settings, spec, threads, preview_root: threads)
     expected = resource().identity(MISSION)
     shared = resource("threads: 5")
@@ -241,7 +241,7 @@ def test_class_that_cannot_be_used_is_refused_before_a_worker_starts(resource, m
 
 
 def test_class_that_cannot_be_made_is_named(resource, module):
-    """What its `__init__` raises says nothing of a summarizer."""
+    """An error raised in its `__init__` would not mention a summarizer."""
     factory = resource(kind=f"{module}:Broken").factory()
 
     with pytest.raises(ModelUnusable, match="mine_summarizer:Broken cannot be made") as caught:

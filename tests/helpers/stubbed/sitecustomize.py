@@ -1,4 +1,4 @@
-"""With this folder on PYTHONPATH every Python process has the stub encoders: those that `imagemill ui` starts too."""
+"""With this folder on PYTHONPATH every Python process uses the stub encoders, including those that `imagemill ui` starts."""
 
 from imagemill.domain.embedding_specs import EmbeddingSpec
 from tests.helpers.stubs import StubEncoder

@@ -1,4 +1,4 @@
-"""`imagemill` with one embedding kind more; the shipped kinds get encoders of no cost, the toy its own."""
+"""`imagemill` with an additional embedding kind. The shipped kinds get encoders without cost, the toy kind its own encoder."""
 
 from imagemill.domain.embedding_specs import EmbeddingSpec
 from tests.helpers.stubs import StubEncoder

@@ -12,7 +12,7 @@ from tests.helpers.toy_kind.spec import COLOURS
 
 
 class ToyEncoder:
-    """Pixels → float32 (5,): the mean colour, seen through a matrix."""
+    """Pixels → float32 (5,): the mean colour multiplied by a matrix."""
 
     def __init__(self, matrix, spec, made_by):
         self.calls, self.identity = 0, made_by

@@ -1,4 +1,4 @@
-"""First of the three files that add an embedding kind: what it is."""
+"""First of the three files that add an embedding kind: its spec."""
 
 from imagemill.domain.embedding_specs import EmbeddingSpec, register
 

@@ -1,4 +1,4 @@
-"""resources/dagster_internals/events.py: events of exactly the images that arrived, each stored once."""
+"""resources/dagster_internals/events.py: events of exactly the images whose files arrived, each stored once."""
 
 import signal
 import sys
@@ -60,7 +60,7 @@ def keys_of(instance, asset=STREAMED):
 
 
 def test_deferred_run_reports_exactly_the_images_that_arrived(instance, monkeypatch):
-    """In order, each once, the others not at all; the run is a success."""
+    """They are reported in order, each once, and no others; the run succeeds."""
     monkeypatch.setenv("TOY_MISSING", f"{KEYS[3]},{KEYS[7]}")
     outcome = run(instance, "dinov3_npy", partition_range=WHOLE, deferred=True)
 
@@ -70,7 +70,7 @@ def test_deferred_run_reports_exactly_the_images_that_arrived(instance, monkeypa
 
 
 def test_event_carries_versions_and_provenance(instance):
-    """Without them the UI says "unsynced"."""
+    """Without them the UI shows "unsynced"."""
     pointer = instance.event_log_storage.get_maximum_record_id()
     assert pointer is None
     report_without_run(instance, [dg.AssetObservation(SOURCE, partition=KEYS[0])])
@@ -86,7 +86,7 @@ def test_event_carries_versions_and_provenance(instance):
 
 
 def test_event_looks_like_one_of_dagsters_own(instance):
-    """UI, sensors and run pages read streamed events as they read any."""
+    """UI, sensors and run pages read streamed events like any others."""
     one = (KEYS[0], KEYS[0])
     run(instance, "dinov3_npy", partition_range=one, deferred=True)
     run(instance, "plain", partition_range=one)
@@ -104,7 +104,7 @@ def test_event_looks_like_one_of_dagsters_own(instance):
 
 
 def test_run_without_the_tag_leaves_whole_ranges_to_dagster(instance):
-    """One event per image, not two."""
+    """There is one event per image, not two."""
     outcome = run(instance, "dinov3_npy", partition_range=WHOLE)
 
     assert outcome.success
@@ -112,7 +112,7 @@ def test_run_without_the_tag_leaves_whole_ranges_to_dagster(instance):
 
 
 def test_run_without_the_tag_fails_where_images_are_missing(instance, monkeypatch):
-    """Dagster would mark the missing ones too; those that arrived are told first."""
+    """Dagster would mark the missing ones too; those that arrived are reported first."""
     monkeypatch.setenv("TOY_MISSING", KEYS[3])
     outcome = run(instance, "dinov3_npy", partition_range=WHOLE)
 
@@ -121,7 +121,7 @@ def test_run_without_the_tag_fails_where_images_are_missing(instance, monkeypatc
 
 
 def test_ephemeral_run_reports_too(monkeypatch):
-    """Unit tests of assets use `dg.materialize`: no batching storage, no command line."""
+    """Unit tests of assets use `dg.materialize`, without batching storage or command line."""
     import toy_defs
 
     monkeypatch.setenv("TOY_MISSING", KEYS[1])
@@ -161,7 +161,7 @@ def limits(monkeypatch, **given):
 
 
 def test_events_are_stored_by_the_batch(instance, monkeypatch):
-    """Batches of the given size and the rest; one by one is forty times as dear. Source: DAGSTER section 3."""
+    """Batches have the given size, except the last; single events cost forty times as much."""
     limits(monkeypatch, events=8)
     sizes = batches_of(monkeypatch)
     run(instance, "dinov3_npy", partition_range=WHOLE, deferred=True)
@@ -186,7 +186,7 @@ def test_events_of_a_slow_stream_are_stored_before_the_batch_is_full(instance, m
 
 @pytest.mark.parametrize("moment", ["before", "inside", "after"])
 def test_interrupt_during_a_flush_neither_loses_nor_doubles_events(instance, monkeypatch, moment):
-    """An interrupt inside the insert, flushed again, locks the index for ever. Source: DAGSTER section 3, flush()."""
+    """An interrupt inside the insert, followed by another flush, would lock the index for ever."""
     limits(monkeypatch, events=10)
     stored, tagged = BatchSqliteEventLogStorage.store_event_batch, BatchSqliteEventLogStorage._store_asset_event_tags
     flushes = []
@@ -220,7 +220,7 @@ def test_interrupt_during_a_flush_neither_loses_nor_doubles_events(instance, mon
 
 
 def test_interrupt_between_flushes_still_tells_what_arrived(instance, monkeypatch):
-    """The rows since the last batch are stored on the way out."""
+    """The rows since the last batch are stored on exit."""
     added = StreamedEvents.add
 
     def add(self, partition, **said):
@@ -236,7 +236,7 @@ def test_interrupt_between_flushes_still_tells_what_arrived(instance, monkeypatc
 
 
 def test_log_line_interrupted_inside_its_insert_is_stored_first(instance):
-    """`context.log` in an asset writes the same database, outside any flush."""
+    """`context.log` in an asset writes to the same database, outside any flush."""
     met = []
 
     def interrupt(connection, cursor, statement, parameters, context, many):
@@ -258,7 +258,7 @@ def test_log_line_interrupted_inside_its_insert_is_stored_first(instance):
 
 
 def test_interrupt_is_held_until_the_block_is_over():
-    """Then it acts as it would have before, and handlers are as they were."""
+    """Then it has its usual effect, and the handlers are restored."""
     steps = []
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     with pytest.raises(KeyboardInterrupt):
@@ -271,7 +271,7 @@ def test_interrupt_is_held_until_the_block_is_over():
 
 
 def test_termination_is_held_until_the_block_is_over():
-    """The signal that comes out is the one that went in."""
+    """The signal raised at the end is the one that was received."""
     steps = []
     before = signal.signal(signal.SIGTERM, lambda number, _: steps.append(number))
     try:
@@ -294,7 +294,7 @@ def test_interrupt_held_over_a_failing_block_keeps_its_error_as_context():
 
 
 def test_held_interrupts_nest():
-    """Storage holds them inside a flush that holds them."""
+    """Storage delays them inside a flush that also delays them."""
     steps = []
     with pytest.raises(KeyboardInterrupt):
         with interrupts_held():
@@ -323,7 +323,7 @@ def test_other_threads_hold_nothing():
 
 
 def test_events_without_a_run_are_stored_by_the_batch(instance, monkeypatch):
-    """0.14 ms each where Dagster's own call takes 9."""
+    """0.14 ms each; Dagster's own call takes 9 ms."""
     sizes = batches_of(monkeypatch)
     keys = [f"s{n:04d}" for n in range(2 * BATCH_EVENTS + 1)]
     events = (dg.AssetMaterialization(SOURCE, partition=key, tags=version_tags(key, code_version="1")) for key in keys)
@@ -353,7 +353,7 @@ def staleness(instance, key):
 
 
 def test_observed_change_of_a_source_makes_exactly_its_image_stale(instance):
-    """v1 → v2 is stale, v1 → v1 fresh, made again fresh. Dagster asks observations."""
+    """v1 → v2 is stale, v1 → v1 fresh, made again fresh. Dagster compares observations."""
 
     def observe(key, version):
         tags = {"dagster/data_version": version}
@@ -374,7 +374,7 @@ def test_observed_change_of_a_source_makes_exactly_its_image_stale(instance):
 
 @given(st.dictionaries(st.from_regex(r"[a-z_]{1,9}(/[a-z_]{1,9})?", fullmatch=True), st.text(min_size=1), max_size=3))
 def test_version_tags_are_read_back_by_dagster(inputs):
-    """Whatever the upstream assets are called."""
+    """Any names of upstream assets are possible."""
     from dagster._core.definitions.data_version import DataProvenance
 
     provenance = DataProvenance.from_tags(version_tags("d", code_version="c", inputs=inputs, pointer=None))
@@ -387,7 +387,7 @@ def test_version_tags_are_read_back_by_dagster(inputs):
 
 
 def test_our_own_run_names_its_process_once(instance):
-    """`run_here` names it when the run is made; the stream finds the name there."""
+    """`run_here` tags the run when it is created; the stream finds the tag."""
     outcome = run(instance, "dinov3_npy", partition_range=WHOLE, deferred=True)
 
     assert outcome.run.tags[OWNER_TAG].endswith(outcome.run_id)

@@ -1,4 +1,4 @@
-"""A Dagster release without a private name: every command says so and does its work, slower."""
+"""A Dagster release without a private name: every command reports it and works, more slowly."""
 
 import os
 
@@ -8,7 +8,7 @@ import pytest
 from dagster_project.internals.instance import open_instance
 from tests.helpers.product import SEARCH_PATH, imagemill, photos
 
-# Renamed where it is defined and wherever Dagster itself uses it.
+# Renamed in its definition and in all of Dagster's own uses.
 RENAMED_METHOD = """
 from dagster._core.storage.event_log.sql_event_log import SqlEventLogStorage
 from dagster._core.storage.event_log.sqlite.sqlite_event_log import SqliteEventLogStorage

@@ -1,4 +1,4 @@
-"""The names of tags are those of Dagster."""
+"""Tag names equal Dagster's."""
 
 import pytest
 from dagster._core.definitions import data_version
@@ -30,7 +30,7 @@ OF_EVENTS = {
     ("module", "names"), [(run_tags, OF_RUNS), (data_version, OF_EVENTS)], ids=["of runs", "of events"]
 )
 def test_tags_are_those_that_dagster_reads(module, names):
-    """Histories contain them, so a release with other names is one that imagemill does not support."""
+    """Histories contain them, so imagemill does not support a release with other names."""
     assert {ours: getattr(tags, ours) for ours in names} == {ours: getattr(module, of) for ours, of in names.items()}
 
 
