@@ -1,8 +1,8 @@
 """npy files: writing, reading and checking one file, and the folder of one embedding kind.
 
     derived/dinov3/
-    ├─ abc123xyz.npy           magic, version, header text padded to 64 bytes, values in C order
-    └─ .tmp-<owner>-000001     staged: complete and on disk, without its final name
+    ├─ abc123xyz.npy                  magic, version, header text padded to 64 bytes, values in C order
+    └─ .tmp-<owner>-<pid>x000001      staged: complete and on disk, without its final name
 
 Missing and stale files are determined in pipeline/stage2/plan.py; staged files are renamed in pipeline/stage2/embed.py.
 Reference: NumPy's format description (NEP 1).

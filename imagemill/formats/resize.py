@@ -4,7 +4,7 @@
     torch      lanczos (from 2.12 on)         about 1/2
     pillow     lanczos                        1
 
-Their results are within a few levels of each other. A preset records its library and keeps it (presets/rescale_setup.py).
+Their results are within a few levels of each other. A preset records its library and keeps it (pipeline/presets/rescale_plan.py).
 Only full-size decodes are scaled: a JPEG decoder's own reduced sizes lose quality.
 
 Images are opened in images.py; sizes are computed in domain/geometry.py.

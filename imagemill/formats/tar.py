@@ -50,7 +50,7 @@ BLOCK = 512
 _RECORD = 20 * BLOCK
 _END = bytes(2 * BLOCK)
 
-# Median throughput of writes of this size was five times that of large ones (design/SPEED).
+# Median throughput of writes of this size was five times that of large ones.
 _PIECE = 64 * 1024
 # Samples whose files are opened and prefetched by the system while an earlier one is written. This reaches the full speed of a
 # cold disk.

@@ -1,7 +1,7 @@
 """Atomic file writes: a temporary name in the same folder, flushed, then renamed. A final name is always a whole file.
 
     derived/dinov3/.tmp-<owner>-<pid>x000001     being written by a living process
-    derived/dinov3/abc123xyz.npy           whole
+    derived/dinov3/abc123xyz.npy                 whole
 
 The temporary name contains the name of the writing process's lock file (fs/owners.py), so that only temporary files of dead
 processes are removed.
