@@ -52,7 +52,7 @@ class CaptionJob(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class CaptionedImage:
-    """The outcome of one job. `text`: the new caption; None without one, also if the existing caption still describes the image."""
+    """The outcome of one job. `text`: the new caption; None without one, or if the existing caption still describes the image."""
 
     job: CaptionJob
     outcome: Literal["captioned", "kept", "refused", "failed"]

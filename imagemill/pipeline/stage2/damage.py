@@ -5,7 +5,7 @@
              └──> the next plan marks the job as suspect
                     └──> the worker keeps the file if its bytes are right, restores it from a shard, or makes it again
 
-Detection is in validation/contents.py and formats/tar.py, copies from shards in pipeline/shards/copies.py, the repair in embed.py.
+Detection is in validation/contents.py and formats/tar.py, shard copies in pipeline/shards/copies.py, the repair in embed.py.
 """
 
 from collections.abc import Iterable, Sequence

@@ -66,8 +66,8 @@ WRITE_BEHIND_BYTES = 64 * 1024 * 1024
 _LONG_CALL = 1.0
 _PATIENCE = 0.01
 
-# If the model fails this many images one by one before its first success, it cannot run on this machine. One failure is not enough:
-# an image that the model cannot process, first by name, would stop every run. Images that failed in an earlier run do not count.
+# If the model fails this many images one by one before its first success, it cannot run on this machine. A single failure is not
+# enough: an image that the model cannot process, first by name, would stop every run. Failures of earlier runs do not count.
 _TRIES = 3
 
 

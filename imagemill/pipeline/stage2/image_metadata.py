@@ -43,11 +43,17 @@ class ImageFile(Protocol):
     """An image of `approved/`, as listed."""
 
     @property
-    def image_id(self) -> str: ...
+    def image_id(self) -> str:
+        """Id of the image."""
+        ...
     @property
-    def file_name(self) -> str: ...
+    def file_name(self) -> str:
+        """Name of the file in `approved/`."""
+        ...
     @property
-    def stat(self) -> FileSignature | None: ...
+    def stat(self) -> FileSignature | None:
+        """Signature of the file; None if it is gone."""
+        ...
 
 
 def inspect_image(approved: Path, source: ImageFile) -> tuple[SourceRow, np.ndarray]:

@@ -31,7 +31,7 @@ class Inventory:
 
     @property
     def scan(self) -> Scan:
-        """Images and captions of `approved/`; empty if the data root has a ledger but no such folder (public data or Stage A only)."""
+        """Images and captions of `approved/`; empty without that folder if there is a ledger (public data or Stage A only)."""
         if self._scan is None:
             listed = self.root.approved.is_dir() or not self.root.ledger.exists()
             self._scan = scan_approved(self.root.approved) if listed else Scan({}, [])
