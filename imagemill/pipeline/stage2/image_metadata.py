@@ -46,10 +46,12 @@ class ImageFile(Protocol):
     def image_id(self) -> str:
         """Id of the image."""
         ...
+
     @property
     def file_name(self) -> str:
         """Name of the file in `approved/`."""
         ...
+
     @property
     def stat(self) -> FileSignature | None:
         """Signature of the file; None if it is gone."""

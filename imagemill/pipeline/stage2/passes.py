@@ -36,7 +36,6 @@ class Passes:
 
     def select(self, jobs: Mapping[EmbeddingSpec, Sequence[Job]]) -> dict[EmbeddingSpec, Sequence[Job]]:
         """Return the jobs that belong to these passes."""
-
         if self.specs:
             return dict(jobs)
         return {spec: [job for job in of_kind if job.inline] for spec, of_kind in jobs.items()}

@@ -2,8 +2,8 @@
 
     begin ──> all files superseded, recorded model forgotten ──> passes replace file by file, in any number of runs ──> end
 
-In between, a folder contains files of both models: the kind is marked, passes distinguish old from new by the ledger, and the kind
-is not packed.
+In between, a folder contains files of both models: the kind is marked, passes distinguish old from new by the ledger, and the
+kind is not packed.
 
 """
 

@@ -35,10 +35,10 @@ UNUSED_REASONS = frozenset({"id_collision", "unsupported_type", "bad_id", "not_a
 
 
 @dataclass(frozen=True, slots=True)
+class SourceFile:
     """One approved image as listed; `caption` is its sidecar's signature, None without one.
 
     `changed_ns`: the latest of the modification and change times of image and sidecar, in nanoseconds.
-    """
     """
 
     image_id: str

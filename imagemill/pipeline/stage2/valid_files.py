@@ -108,7 +108,6 @@ def measured(
     Raises:
         OSError: if the disk fails.
     """
-    """
 
     def read(file: CurrentFile) -> T | InvalidNpy:
         path = found.store.path(file.image_id)
@@ -129,7 +128,6 @@ def measured(
 
 def _array(store: NpyStore, file: CurrentFile, path: Path) -> np.ndarray:
     # The content is compared although the file is recorded: a disk error must not lead to a wrong statistic.
-
     array, shape = read_npy(path, content=file.content), store.spec.shape(file.source.height, file.source.width)
     if array.shape != shape or array.dtype != np.dtype(store.spec.dtype):
         raise InvalidNpy("wrong_shape", path, f"{array.dtype} {array.shape}, expected {store.spec.dtype} {shape}")
