@@ -2,9 +2,9 @@
 
 An image is *done* if the ledger has a row with its file's signature, and the row's source is the current one. It is *refused* if
 the ledger records a refusal of the same bytes. Everything else is a job: the worker opens what it needs and keeps, adopts or
-makes the file. For an image that is gone, its record still provides the inputs that need no pixels: the vector inside a Stage 1 record,
-and the caption.
-
+the ledger records a refusal of the same bytes. Everything else is a job: the worker opens what it needs and keeps, adopts or
+makes the file. For an image that is gone, its record still provides the inputs that need no pixels: the vector inside a Stage 1
+record, and the caption.
 Spec: docs/spec/conventions.md#completion, docs/spec/conventions.md#staleness, docs/spec/conventions.md#refused-and-failed
 """
 
