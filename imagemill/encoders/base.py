@@ -1,10 +1,9 @@
-"""What encoders of embedding kinds have in common: from settings to a checkpoint, from a checkpoint to an identity and a model.
+"""Common base of the encoders of embedding kinds: settings to checkpoint, checkpoint to identity and model.
 
 The encoder of a new kind sets three attributes (which files, what config.json must contain) and defines `_facts` and `_model_of`,
 besides `prepare`, `encode` and `write_preview`.
 
-Belongs here: the order of these steps, the loaded model, giving it back.
-Belongs elsewhere: each step's work (loading.py), the protocol (imagemill/models.py).
+Each step is implemented in loading.py; the protocol is in imagemill/models.py.
 """
 
 from abc import ABC, abstractmethod
@@ -29,10 +28,12 @@ from imagemill.store.provenance import ModelIdentity
 
 
 class CheckpointEncoder(ABC):
-    """One loaded model. `calls` counts calls of it; `host`: what makes its inputs, on decode threads.
+    """One loaded model. `calls` counts its calls; `host` prepares its inputs, on decode threads.
 
     Attributes:
-        weights: stem of the weight files. files: the other files that the model needs. config: required values in config.json.
+        weights: stem of the weight files.
+        files: the other files that the model needs.
+        config: required values in config.json.
         host_class: prepares the inputs, if that takes more than a function.
     """
 

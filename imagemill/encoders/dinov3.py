@@ -65,11 +65,11 @@ class DinoV3Preprocessor:
 
     @property
     def sha256(self) -> str:
-        """Fingerprint of what it does, whatever else its file says."""
+        """Fingerprint of the values in use; other entries of the file are ignored."""
         return json_sha256({"size": self.size, **self._values})
 
     def __call__(self, pixels: np.ndarray) -> torch.Tensor:
-        """uint8 (H, W, 3) → float32 (3, height, width), float64 where the model computes in it."""
+        """Convert uint8 (H, W, 3) to float32 (3, height, width), or float64 if the model computes in it."""
         # One pass to planes of floats, scaled in place: half the time of a copy per step, and the same bits.
         planes = torch.from_numpy(np.require(pixels, requirements=["C", "W"])).permute(2, 0, 1)
         values = planes.to(self.dtype, memory_format=torch.contiguous_format).mul_(self.scale)

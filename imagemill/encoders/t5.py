@@ -53,11 +53,12 @@ class CaptionTokenizer:
         return [*ids[: T5_TOKENS - 1], ids[-1]], True
 
     def masks(self, captions: Iterable[str]) -> list[tuple[list[int], bool]]:
-        """For each caption its mask, 77 numbers, 1 for a token and 0 for padding; and whether it was cut."""
+        """Return the mask of each caption, 77 numbers, 1 for a token and 0 for padding; and whether it was truncated."""
         return [(mask_of(ids), truncated) for ids, truncated in map(self.encode, captions)]
 
 
 def mask_of(ids: Sequence[int]) -> list[int]:
+    """Return the attention mask of these token ids, padded to 77."""
     return [1] * len(ids) + [0] * (T5_TOKENS - len(ids))
 
 

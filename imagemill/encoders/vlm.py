@@ -58,7 +58,7 @@ _PARTS = (
     "generation_config.json",
 )
 _FILES = ("config.json", *_PARTS, *weight_patterns(_WEIGHTS))
-# Of each, one file or another, by the version that wrote them: told before anything is loaded.
+# One file of each pair is required, depending on the version that wrote them; this is checked before anything is loaded.
 _NEEDED = (("tokenizer.json", "vocab.json"), ("preprocessor_config.json", "processor_config.json"))
 
 
@@ -73,6 +73,7 @@ class VlmSpec:
     default_subfolder: str | None = None
 
     def encoder_class(self) -> Any:
+        """Return the class of the model."""
         return VisionLanguageModel
 
 
@@ -116,11 +117,11 @@ class VisionLanguageModel:
 
     @torch.inference_mode()
     def generate(self, images: Sequence[Image.Image], prompt: str) -> list[str]:
-        """One call over all of them, RGB; answers as the model gives them, without the space around.
+        """Answer the prompt for RGB images in one call; return the model's answers, stripped.
 
         Raises:
-            ModelUnusable: its processor does not pad on the left.
-            NonFiniteEmbedding: the model produced NaN. Whatever else the libraries raise, out of memory among it.
+            ModelUnusable: if its processor does not pad on the left.
+            NonFiniteEmbedding: if the model produced NaN. Other errors of the libraries, such as out of memory, propagate.
         """
         if not images:
             return []
@@ -221,7 +222,7 @@ def let_go() -> None:
 
 
 def _take_own_gpu(checkpoint: Checkpoint) -> None:
-    """torchrun starts a process per GPU and tells each its number; all would take the first one."""
+    """Select the GPU of LOCAL_RANK: torchrun starts one process per GPU, which would all use the first one otherwise."""
     local_rank = os.environ.get("LOCAL_RANK", "")
     if checkpoint.device == "cuda" and local_rank.isdecimal():
         torch.cuda.set_device(int(local_rank) % torch.cuda.device_count())

@@ -1,9 +1,9 @@
-"""The preview of the vision-language model: word salad that depends on the image, in the real classes and files.
+"""The preview of the vision-language model: random words that depend on the image, in the real classes and files.
 
-Its answers mean nothing; they are English words so that nobody takes one for a finding.
+Its answers have no meaning; they are English words so that they are not mistaken for findings.
 
-Belongs here: its tokenizer, configurations, template and generation settings.
-Belongs elsewhere: values of its weights, the marker (preview.py).
+Values of its weights and the marker are in preview.py.
+
 Spec: docs/spec/stage2.md#preview-models
 """
 
@@ -54,7 +54,7 @@ def _tokenizer(transformers: Any, words: Sequence[str]) -> Any:
         vocab={symbol: index for index, symbol in enumerate(bytes_to_unicode().values())},
         merges=[],
         eos_token="<|endoftext|>",
-        # Not the end token, as in the real one: words that stand in the prompt, padding too, are not said again.
+        # As in the real model, this is not the end token: words of the prompt, including padding, are not repeated.
         pad_token="<|pad|>",
         padding_side="left",
         extra_special_tokens=[*_TURNS, VISION_BEGIN, VISION_END, IMAGE, VIDEO],

@@ -19,7 +19,7 @@ IMAGE, VIDEO, VISION_BEGIN, VISION_END = "<|image_pad|>", "<|video_pad|>", "<|vi
 
 @functools.lru_cache(maxsize=1)
 def _processor_class() -> Any:
-    """transformers' Qwen3VLProcessor without its video half, which needs torchvision."""
+    """Return a subclass of Qwen3VLProcessor (transformers) without its video half, which needs torchvision."""
     library("transformers")
     from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
     from transformers.processing_utils import ProcessorMixin
@@ -66,7 +66,8 @@ def require_one_vocabulary(checkpoint: Checkpoint, processor: Any, config: Any) 
 
 
 def pads_right(checkpoint: Checkpoint) -> ModelUnusable:
-    # The model would go on after the padding: answers of a batch would be others than one by one, and no error.
+    """Return the error of a processor that does not pad on the left."""
+    # The model would continue after the padding: answers in a batch would silently differ from single ones.
     return checkpoint.unusable("its processor does not pad on the left")
 
 
