@@ -107,9 +107,13 @@ def finish_stage_a(
     keep: bool = False,
     failed: int = 0,
 ) -> MergeResult:
-    """Merge the ranks' lines, then remove rank files that are not needed any more.
+    """Merge the ranks' lines, then remove rank files that are no longer needed.
 
     Args:
+        plan: the plan of the run.
+        output: folder of the rank files and of the output.
+        store: the mission's `summaries_folder`.
+        ledger: receives the summaries.
         launch: ranks count as ended only if those of this start have; None: those of any start.
         keep: whether rank files stay. They also stay after a failed group, for the next run.
         failed: number of groups that had failed before there was a plan.
@@ -143,7 +147,11 @@ def merge_ranks(
     """Replace the output by one record for each complete group. Memory: 8 bytes per image, and the failures.
 
     Args:
-        groups: of the plan, in its order. files: by rank. failed: groups that had failed before.
+        mission: the mission.
+        groups: of the plan, in its order.
+        files: rank files, by rank.
+        into: the output.
+        failed: groups that had failed before.
     """
     merged = MergeResult(groups=len(groups))
     with ExitStack() as stack:

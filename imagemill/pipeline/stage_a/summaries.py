@@ -47,12 +47,12 @@ _FENCED = re.compile(r"```\w*\s(.*?)```", re.DOTALL)
 
 
 def clean_answer(answer: str) -> str | None:
-    """The answer's summary, None where it is blank.
+    r"""Return the answer's summary, None if it is blank.
 
-    >>> clean_answer("标签清晰\\n\\n 安装牢固 ")
+    >>> clean_answer("标签清晰\n\n 安装牢固 ")
     '标签清晰 安装牢固'
     """
-    # Half of a surrogate pair, which JSON escapes can hold, is no character: no file can be written with it.
+    # JSON escapes may contain half of a surrogate pair, which is not a character and cannot be written to a file.
     text = _HEADER.sub("", _whole_characters("\n".join(answer.splitlines())))
     summary = " ".join(_content(text).split())
     if summary.startswith(IRRELEVANT):
@@ -209,11 +209,14 @@ def summaries_folder(state: Path, mission: str) -> Path:
 def import_summaries(ledger: Ledger, mission: str, output: Path, store: Path) -> None:
     """Record the summaries in rank files in the ledger, and bring the snapshot up to date.
 
-    Files that earlier releases kept in `store` instead of the table are recorded too, then removed. Killed at any moment, a
+    Files that earlier releases kept in `store` instead of the table are recorded too, then removed. After a kill at any moment, a
     summary is still in one of its files.
 
     Args:
-        output: folder of the rank files. store: the mission's `summaries_folder`.
+        ledger: receives the summaries.
+        mission: the mission.
+        output: folder of the rank files.
+        store: the mission's `summaries_folder`.
     """
     snapshot, earlier = store / SNAPSHOT, sorted(store.glob("rank*.jsonl"))
     with disk_full_told(store), ledger.transaction():

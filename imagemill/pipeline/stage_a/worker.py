@@ -206,7 +206,11 @@ def rank_line(
     """Return the line of one image.
 
     Args:
-        result: its summary, or why it has none. read: the file's signature, fingerprint of its bytes, time of the summary.
+        plan: the plan of the run.
+        job: the image.
+        known_by: fingerprint of the line.
+        result: its summary, or why it has none.
+        read: the file's signature, fingerprint of its bytes, time of the summary.
     """
     group = plan.groups[job.group_seq]
     failed = isinstance(result, Unanswered)
@@ -287,14 +291,19 @@ class RankRunner:
             yield RankResult(rank, counts["inferred"], counts["reused"], counts["failed"])
 
     def close(self) -> None:
-        pass
+        """Do nothing."""
 
 
 def close_dead_rank(plan: StageAPlan, output: Path, store: Path, launch: str, rank: int, how: str) -> RankResult:
     """Write the lines that a rank lacks whose process died, and its end mark; summaries that it finished count as inferred.
 
     Args:
-        how: the process ended, such as "was ended by SIGKILL".
+        plan: the plan of the run.
+        output: folder of the rank files.
+        store: the mission's `summaries_folder`.
+        launch: the start of the ranks.
+        rank: the rank.
+        how: end of the process, such as "was ended by SIGKILL".
     """
     path, mark = rank_file(output, plan.mission, rank), read_mark(output, plan.mission, rank)
     ours = mark is not None and not mark.ended and (mark.plan, mark.launch) == (plan.digest, launch)
