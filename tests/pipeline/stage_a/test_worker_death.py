@@ -11,7 +11,7 @@ from tests.helpers.stage_a import Bench, Recorder, ticket
 
 
 class Death(BaseException):
-    """Stands for the end of the process."""
+    """Simulates the end of the process."""
 
 
 class Deadly(Recorder):
