@@ -54,7 +54,7 @@ class CheckpointEncoder(ABC):
     def identify(
         cls, settings: EncoderSettings, *, spec: EmbeddingSpec, threads: int, preview_root: Path
     ) -> ModelIdentity:
-        """Read the identity off the files; no weights are loaded. Raises ModelUnusable."""
+        """Determine the identity from the files; no weights are loaded. Raises ModelUnusable."""
         return cls._identity_of(cls._resolve(settings, spec, preview_root), spec, threads)
 
     @classmethod
@@ -80,7 +80,7 @@ class CheckpointEncoder(ABC):
 
     @classmethod
     def load(cls, settings: EncoderSettings, *, spec: EmbeddingSpec, threads: int, preview_root: Path) -> Self:
-        """Load the model, whole. Raises ModelUnusable."""
+        """Load the complete model. Raises ModelUnusable."""
         checkpoint = cls._resolve(settings, spec, preview_root)
         made_by = cls._identity_of(checkpoint, spec, threads)
         host = cls.host_class(checkpoint)
@@ -90,7 +90,7 @@ class CheckpointEncoder(ABC):
         return cls(model, host, checkpoint, spec, made_by)
 
     def close(self) -> None:
-        """Give the model's memory back."""
+        """Free the model's memory."""
         self._model = None
         release()
 
@@ -112,9 +112,9 @@ class CheckpointEncoder(ABC):
     @classmethod
     @abstractmethod
     def _facts(cls, checkpoint: Checkpoint) -> dict[str, Any]:
-        """Return what decides a byte of the output besides the checkpoint; JSON values only. Raises ModelUnusable."""
+        """Return the facts besides the checkpoint that affect the output's bytes; JSON values only. Raises ModelUnusable."""
 
     @classmethod
     @abstractmethod
     def _model_of(cls, checkpoint: Checkpoint, host: Any) -> Any:
-        """The model on its device. Raises ModelUnusable."""
+        """Return the model on its device. Raises ModelUnusable."""

@@ -35,7 +35,7 @@ _TEMPLATE = """{%- for message in messages -%}
 
 
 def write_preview(folder: Path) -> None:
-    """Two layers that speak a hundred words in an order that depends on image and prompt; 1 MB."""
+    """Write a model with two layers and a hundred words, whose order depends on image and prompt; 1 MB."""
     transformers = library("transformers")
     words = [f" {word}" for word in _WORDS.split()]
     tokenizer = _tokenizer(transformers, words)
@@ -47,7 +47,7 @@ def write_preview(folder: Path) -> None:
 
 
 def _tokenizer(transformers: Any, words: Sequence[str]) -> Any:
-    """One token per byte, so that any text is a prompt; whole words, so that any answer is text."""
+    """Build a tokenizer with one token per byte, so that any text is a prompt, and whole words, so that any answer is text."""
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
     tokenizer = transformers.Qwen2Tokenizer(
@@ -100,7 +100,7 @@ def _config(transformers: Any, tokenizer: Any) -> Any:
 
 
 def _generation(tokenizer: Any, words: Sequence[str]) -> dict[str, Any]:
-    """At most twelve words, no word twice, never the end alone: bytes by themselves would be no text."""
+    """At most twelve words, no word twice, never the end alone: single bytes would not be text."""
     end = tokenizer.eos_token_id
     speakable = {end, *tokenizer.convert_tokens_to_ids(list(words))}
     return {
