@@ -1,6 +1,6 @@
-"""From the lines of all ranks to one record per group, and the report of what has none.
+"""Merge of the ranks' lines to one record per group, and the report of groups without a record.
 
-    pass 1   each line that fits the group it names: its place            8 bytes per image of the plan
+    pass 1   position of each line that fits its group                    8 bytes per image of the plan
     pass 2   group by group: its lines, read again ─▶ one record          one group at a time
 
 A missing, duplicate, foreign, failed or blank line fails its group and no other; such a group has no record. Rows of the ledger:
@@ -40,7 +40,7 @@ from imagemill.store.ledger import Ledger, Problem
 
 ASSET = "stage_a_groups"
 
-# Of groups that failed, how many an error message lists.
+# Most failed groups that an error message lists.
 LISTED = 20
 
 # The place of a line: the number of its file above, its offset below.
@@ -63,7 +63,7 @@ class GroupFailure(NamedTuple):
     images: tuple[ImageFailure, ...]
 
     def places(self, reason: str) -> list[str]:
-        """Its images that failed for this reason, relative to the mission's folder."""
+        """Return its images that failed for this reason, relative to the mission's folder."""
         return [f"{self.group.place}/{image.image_name}" for image in self.images if image.reason == reason]
 
 
@@ -136,7 +136,7 @@ def finish_stage_a(
 
 
 def ended_on_another_plan(plan: StageAPlan, output: Path, rank: int) -> bool:
-    """Whether waiting for this rank is useless: it has ended, and images or options have changed since."""
+    """Return True if waiting for this rank is useless: it has ended, and images or options have changed since."""
     mark = read_mark(output, plan.mission, rank)
     return mark is not None and mark.ended and mark.plan != plan.digest
 
@@ -165,7 +165,7 @@ def merge_ranks(
 
 
 class _NothingToWrite(Exception):
-    """Every group failed: the previous output stays."""
+    """Raised if every group failed; the previous output stays."""
 
 
 def _records(
@@ -191,7 +191,7 @@ def _records(
 
 
 class _Lines:
-    """The place of each image's line, and the failures of lines as such."""
+    """Position of each image's line, and failures of the lines themselves."""
 
     def __init__(self, groups: Sequence[ImageGroup], files: Sequence[BinaryIO], merged: MergeResult) -> None:
         self._groups, self._files = groups, files
@@ -253,7 +253,7 @@ class _Lines:
 
 
 def _fits(line: RankLine, group: ImageGroup) -> bool:
-    """Whether a line belongs to the group that it names, and to an image at that position in the group."""
+    """Return True if a line belongs to the group that it names, and to an image at that position in the group."""
     return (
         line.group_id == group.group_id
         and line.label == group.label
@@ -304,7 +304,7 @@ def _of_group(mission: str, failure: GroupFailure) -> Iterator[Problem]:
     refused = all(image.reason in _REFUSALS for image in failure.images)
     remedy = _REPLACE if refused else _AGAIN
     yield Problem(place, ASSET, "refused" if refused else "failed", "incomplete_group", format_failure(failure), remedy)
-    # One row per image: of several reasons the first.
+    # One row per image, with the first of several reasons.
     for image in {image.image_name: image for image in reversed(failure.images)}.values():
         yield _of_image(f"{place}/{printable(image.image_name)}", image)
 

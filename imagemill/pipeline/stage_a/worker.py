@@ -1,4 +1,4 @@
-"""One rank's work: from images to the lines of its file.
+"""Worker of one rank: turns images into the lines of its file.
 
     file unchanged, or read ─▶ fingerprint ─▶ summary known: its line
                                            └▶ else decode ─▶ batch ─▶ summarizer ─▶ clean ─▶ its line
@@ -75,7 +75,7 @@ class _Ready(NamedTuple):
 
 
 class RankWorker:
-    """Runs ranks, one after another. Built once per process.
+    """A worker that runs ranks one after another. Built once per process.
 
     Args:
         summarizer: constructs one; called once per rank, and only if an image has to be inferred.
@@ -115,7 +115,7 @@ class RankWorker:
         plan, path = self._plan, rank_file(self._output, self._plan.mission, rank)
         # The rank's own file may have lines that were written after the snapshot, by a process of an earlier start.
         with KnownSummaries([] if self._fresh else [path, self._store / SNAPSHOT]) as self._known:
-            # In this order: at no moment does a mark name a plan that the lines are not of.
+            # In this order, so that a mark never names a plan other than that of the lines.
             mark_file(self._output, plan.mission, rank).unlink(missing_ok=True)
             behind = left_behind(self._store)
             with new_rank_file(path) as lines, InFlight(self._store, rank) as self._flight:
@@ -145,7 +145,7 @@ class RankWorker:
                 batch.append(found)
             else:
                 yield [found]
-            del found  # otherwise one decoded image more than the batch's would be held
+            del found  # otherwise one more decoded image than the batch would stay in memory
             if len(batch) == size:
                 yield self._infer(batch)
                 self._flight.done()
@@ -234,7 +234,7 @@ def rank_line(
 
 def _read(path: Path) -> tuple[bytes, FileSignature]:
     with open(path, "rb") as file:
-        # Taken before the bytes: a file that changes while it is read has another signature afterwards.
+        # Taken before reading: a file that changes while it is read has another signature afterwards.
         stat = file_signature(os.fstat(file.fileno()))
         return file.read(), stat
 
@@ -253,7 +253,7 @@ class RankResult(NamedTuple):
 
 
 class RankRunner:
-    """Runs ranks with progress, one row per rank. Built once per process.
+    """A worker that runs ranks with progress, one row per rank. Built once per process.
 
     Args:
         options: of a RankWorker; as one value, because engines have a `batch_size` of their own.
