@@ -356,7 +356,7 @@ def test_first_image_that_fails_alone_does_not_condemn_the_model(data_root):
 
 
 def test_images_the_model_cannot_take_stop_the_others_for_one_run_at_most(data_root):
-    """They come last in the next run, and say nothing of the model there. Spec: docs/spec/conventions.md#refused-and-failed"""
+    """They come last in the next run and do not count as failures of the model. Spec: docs/spec/conventions.md#refused-and-failed"""
     photos(data_root, *"abcdef")
     encoder = recording(failing_for(data_root, *"abcd"))
     with pytest.raises(ModelUnusable):
@@ -633,7 +633,7 @@ OUTCOMES = {"good": "computed", "undecodable": "refused"}
 @settings(deadline=None, max_examples=25)
 @given(st.lists(st.sampled_from(FATES), max_size=14), st.integers(1, 5), st.integers(1, 3), st.data())
 def test_every_job_has_exactly_one_row_whatever_becomes_of_it(tmp_path_factory, fates, batch_size, threads, data):
-    """And each row says what became of that very image."""
+    """Each row contains the outcome of its own image."""
     root = DataRoot(tmp_path_factory.mktemp("fates") / "data")
     root.approved.mkdir(parents=True)
     wanted = {f"i{n:02d}": fate for n, fate in enumerate(["good", *fates])}

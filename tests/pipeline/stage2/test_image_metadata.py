@@ -166,7 +166,7 @@ def adopt(root, ledger):
 
 
 def test_image_without_a_sidecar_takes_the_caption_of_its_record_byte_for_byte(data_root, ledger):
-    """A Stage 1 caption stands byte for byte."""
+    """A Stage 1 caption is kept byte for byte."""
     photos(data_root, "a", "b", captions=False)
     stage1 = {"image_path": "data/approved/b.png", "caption": "two\nlines  "}
     write_text(data_root.stage2_jsonl, json.dumps(record_of("a", caption="  one ")), json.dumps(stage1))

@@ -275,7 +275,7 @@ def test_size_and_mask_of_a_stage_1_record_are_corrected_and_counted(root):
 
 
 def test_vector_of_a_record_that_an_interrupted_writer_replaced_is_not_lost(root):
-    """Its newer line has none: until the vector is in a file, the two stand together."""
+    """Its newer line has no vector: until the vector is in a file, the two are combined."""
     root.derived.mkdir(parents=True)
     unfinished(root.stage2_jsonl).write_bytes(json.dumps(record_of("a", image_path="old/a.png")).encode() + b"\n")
 
