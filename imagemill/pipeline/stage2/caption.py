@@ -104,11 +104,11 @@ def look_again(ids: Iterable[str], scan: Scan, ledger: Ledger, approved: Path, *
         complete_facts(approved, Scan({i: scan.sources[i] for i in changed}, []), ledger, threads=threads)
 
 
-def _is_replaced(caption: CaptionRow, made: Captioned | None, preview: bool, anew: str | None) -> bool:
+def _is_replaced(caption: CaptionRow, made: Captioned | None, preview: bool, replacing: str | None) -> bool:
     """Return True if a caption is to be replaced even though its image has not changed."""
     if caption.origin.startswith("preview") and not preview:
         return True
-    return anew is not None and caption.origin in _BY_A_MODEL and (made is None or made.maker != anew)
+    return replacing is not None and caption.origin in _BY_A_MODEL and (made is None or made.maker != replacing)
 
 
 def _describes(made: Captioned, source: SourceFile, known: LedgerSnapshot) -> bool:

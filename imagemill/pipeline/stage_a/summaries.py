@@ -120,7 +120,7 @@ def _text_of(value: Any, text: str) -> str:
 
 
 def _walk(value: Any, stop: Callable[[Any], bool] = lambda inner: False) -> Iterator[Any]:
-    """Yield a JSON value and all nested values, in order, but not inside those that `stop` selects. Not recursive."""
+    """Yield a JSON value and its nested values in order, except inside those `stop` selects. Not recursive: it may be deep."""
     waiting = [value]
     while waiting:
         inner = waiting.pop()

@@ -356,7 +356,7 @@ def test_first_image_that_fails_alone_does_not_condemn_the_model(data_root):
 
 
 def test_images_the_model_cannot_take_stop_the_others_for_one_run_at_most(data_root):
-    """They come last in the next run and do not count as failures of the model. Spec: docs/spec/conventions.md#refused-and-failed"""
+    """They come last in the next run and do not count against the model. Spec: docs/spec/conventions.md#refused-and-failed"""
     photos(data_root, *"abcdef")
     encoder = recording(failing_for(data_root, *"abcd"))
     with pytest.raises(ModelUnusable):
