@@ -88,11 +88,13 @@ else
 		$(if $(TRIAL),--trial $(TRIAL),--count $(N))
 endif
 
-lint: setup ## rules, format, types, import contract
+lint: setup ## rules, format, types, import contract, wording, spelling
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+	$(BIN)/python -m tests.plain_english
+	$(BIN)/codespell
 
 docs: setup ## the documentation site in dist/site; warnings are errors
 	$(BIN)/mkdocs build --strict --quiet

@@ -37,8 +37,8 @@ _STORED_LYING_LEFT = 6
 
 _BROKEN_NAME = "not_a_photograph.jpg"
 _BROKEN_TEXT = (
-    "This file is text, whatever its name says. It stands among the sample photographs to show that\n"
-    "one file that is no image stops nothing: imagemill reports it and does all the others.\n"
+    "This file is text, in spite of its name. It is among the sample photographs to show that a file\n"
+    "that is not an image stops nothing: imagemill reports it and processes all the others.\n"
 )
 
 

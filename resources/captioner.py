@@ -45,7 +45,7 @@ class CaptionerResource(dg.ConfigurableResource):
         if not settings.enabled:
             return []
         key = self.made_by().key if recaption else None
-        return caption_jobs(ids, scan, ledger, preview=settings.model == PREVIEW, anew=key)
+        return caption_jobs(ids, scan, ledger, preview=settings.model == PREVIEW, replacing=key)
 
     def made_by(self) -> ModelIdentity:
         """Return the identity of the model with its prompt, read from its files. Raises ModelUnusable."""

@@ -26,6 +26,7 @@ class Engine(dg.ConfigurableResource):
                 yields one small row per key, in any order; `close()` frees its resources.
             keys: small picklable values; pixels and arrays are never sent.
             batch_size: for engines with several processes; in one process the worker gets the whole stream and batches it itself.
+            **options: arguments of `worker_class`.
         """
         with closing(worker_class(**options)) as worker:
             yield from worker.stream(keys)

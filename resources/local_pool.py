@@ -44,7 +44,7 @@ class WorkerDied(ImagemillError, RuntimeError):
         shown = ", ".join(_short(key) for key in keys[:3]) + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")
         super().__init__(
             f"worker process {pid} {self.how}",
-            where=f"at work on {shown}" if keys else None,
+            where=f"working on {shown}" if keys else None,
             why="something outside ended it (the system does when memory runs out), or one of these files brought it down",
             do="run the same command again: what was finished stays; with fewer workers, less memory is used",
         )

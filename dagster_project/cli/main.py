@@ -52,7 +52,8 @@ class _Commands(click.Group):
 
 
 def _shown(examples: list[str]) -> str:
-    """Return examples as the end of a help page; `\\b` keeps click from joining the lines."""
+    """Return examples as the end of a help page."""
+    # The backspace keeps click from joining the lines.
     return "\b\n" + "\n".join(["Examples:", *(f"  {example}" for example in examples)])
 
 

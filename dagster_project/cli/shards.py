@@ -22,7 +22,7 @@ from imagemill.store.locations import refuse_no_folder
 @options(ShardOptions)
 @click.option("--overwrite", is_flag=True, help="Replace each chosen bucket's whole set.")
 @click.option("--append", is_flag=True, help="New tars and tombstones over sets that stay; nothing is rewritten.")
-@click.option("--repack", is_flag=True, help="Write sets anew that were appended to or have tombstones.")
+@click.option("--repack", is_flag=True, help="Pack sets again that were appended to or have tombstones.")
 @root_options
 def command(session: Session, options: ShardOptions, **modes: bool) -> None:
     """Pack every ready sample into WebDataset tars, bucket by bucket."""

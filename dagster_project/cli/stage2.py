@@ -32,8 +32,8 @@ _KINDS = {name: spec.kind for spec in embedding_specs() for name in (spec.kind, 
 @click.option(
     "--regenerate", multiple=True, type=click.Choice(list(_KINDS)), metavar="KIND",
     callback=lambda context, option, given: tuple(_KINDS[name] for name in given),
-    help="Make every file of this kind anew with the configured model; may repeat. Run again to go on. `captions`: what another "
-    "captioner, or another prompt, has captioned.",
+    help="Replace every file of this kind by the configured model; may repeat. Run again to continue. `captions`: those of "
+    "another captioner or prompt.",
 )  # fmt: skip
 @click.option(
     "--cancel", is_flag=True, help="With --regenerate: take the mark off again, until the first file has been replaced."

@@ -1,1 +1,1 @@
-"""The only rooms that import torch: one file per model, and the preview checkpoints that stand in for them."""
+"""Encoders: the only modules that import torch. One file per model, and small random preview checkpoints for each."""

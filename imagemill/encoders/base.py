@@ -1,10 +1,9 @@
-"""What encoders of embedding kinds have in common: from settings to a checkpoint, from a checkpoint to an identity and a model.
+"""Common base of the encoders of embedding kinds: settings to checkpoint, checkpoint to identity and model.
 
 The encoder of a new kind sets three attributes (which files, what config.json must contain) and defines `_facts` and `_model_of`,
 besides `prepare`, `encode` and `write_preview`.
 
-Belongs here: the order of these steps, the loaded model, giving it back.
-Belongs elsewhere: each step's work (loading.py), the protocol (imagemill/models.py).
+Each step is implemented in loading.py; the protocol is in imagemill/models.py.
 """
 
 from abc import ABC, abstractmethod
@@ -29,10 +28,12 @@ from imagemill.store.provenance import ModelIdentity
 
 
 class CheckpointEncoder(ABC):
-    """One loaded model. `calls` counts calls of it; `host`: what makes its inputs, on decode threads.
+    """One loaded model. `calls` counts its calls; `host` prepares its inputs, on decode threads.
 
     Attributes:
-        weights: stem of the weight files. files: the other files that the model needs. config: required values in config.json.
+        weights: stem of the weight files.
+        files: the other files that the model needs.
+        config: required values in config.json.
         host_class: prepares the inputs, if that takes more than a function.
     """
 
@@ -53,7 +54,7 @@ class CheckpointEncoder(ABC):
     def identify(
         cls, settings: EncoderSettings, *, spec: EmbeddingSpec, threads: int, preview_root: Path
     ) -> ModelIdentity:
-        """Read the identity off the files; no weights are loaded. Raises ModelUnusable."""
+        """Determine the identity from the files; no weights are loaded. Raises ModelUnusable."""
         return cls._identity_of(cls._resolve(settings, spec, preview_root), spec, threads)
 
     @classmethod
@@ -79,7 +80,7 @@ class CheckpointEncoder(ABC):
 
     @classmethod
     def load(cls, settings: EncoderSettings, *, spec: EmbeddingSpec, threads: int, preview_root: Path) -> Self:
-        """Load the model, whole. Raises ModelUnusable."""
+        """Load the complete model. Raises ModelUnusable."""
         checkpoint = cls._resolve(settings, spec, preview_root)
         made_by = cls._identity_of(checkpoint, spec, threads)
         host = cls.host_class(checkpoint)
@@ -89,7 +90,7 @@ class CheckpointEncoder(ABC):
         return cls(model, host, checkpoint, spec, made_by)
 
     def close(self) -> None:
-        """Give the model's memory back."""
+        """Free the model's memory."""
         self._model = None
         release()
 
@@ -111,9 +112,9 @@ class CheckpointEncoder(ABC):
     @classmethod
     @abstractmethod
     def _facts(cls, checkpoint: Checkpoint) -> dict[str, Any]:
-        """Return what decides a byte of the output besides the checkpoint; JSON values only. Raises ModelUnusable."""
+        """Return the facts besides the checkpoint that affect the output's bytes; JSON values only. Raises ModelUnusable."""
 
     @classmethod
     @abstractmethod
     def _model_of(cls, checkpoint: Checkpoint, host: Any) -> Any:
-        """The model on its device. Raises ModelUnusable."""
+        """Return the model on its device. Raises ModelUnusable."""

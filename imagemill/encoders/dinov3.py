@@ -36,9 +36,9 @@ _BILINEAR = 2
 
 
 class DinoV3Preprocessor:
-    """uint8 RGB pixels → normalised tensor of the model's size, as transformers' DINOv3ViTImageProcessor does it.
+    """Preprocessor: uint8 RGB pixels → normalised tensor of the model's size, as transformers' DINOv3ViTImageProcessor.
 
-    The order is theirs: rescale, resize (aspect not kept, antialiased), normalise.
+    In the same order: rescale, resize (aspect not kept, antialiased), normalise.
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
@@ -65,11 +65,11 @@ class DinoV3Preprocessor:
 
     @property
     def sha256(self) -> str:
-        """Fingerprint of what it does, whatever else its file says."""
+        """Fingerprint of the values in use; other entries of the file are ignored."""
         return json_sha256({"size": self.size, **self._values})
 
     def __call__(self, pixels: np.ndarray) -> torch.Tensor:
-        """uint8 (H, W, 3) → float32 (3, height, width), float64 where the model computes in it."""
+        """Convert uint8 (H, W, 3) to float32 (3, height, width), or float64 if the model computes in it."""
         # One pass to planes of floats, scaled in place: half the time of a copy per step, and the same bits.
         planes = torch.from_numpy(np.require(pixels, requirements=["C", "W"])).permute(2, 0, 1)
         values = planes.to(self.dtype, memory_format=torch.contiguous_format).mul_(self.scale)
@@ -98,12 +98,12 @@ class DinoV3Encoder(CheckpointEncoder):
         return load_model(library("transformers").DINOv3ViTModel, checkpoint).to(checkpoint.device)
 
     def prepare(self, item: np.ndarray | str) -> Prepared:
-        """Resize and normalise one image. All images are of one size then, so its own pixels cost nothing."""
+        """Resize and normalise one image. All results have one size, so the image's own pixels do not count."""
         return Prepared(self._host(require_pixels(self._spec.kind, item)), group=self._host.size)
 
     @torch.inference_mode()
     def encode(self, batch: Sequence[Prepared]) -> list[np.ndarray]:
-        """One call; float32 (1024,) each. Raises NonFiniteEmbedding."""
+        """Encode a batch in one call; float32 (1024,) each. Raises NonFiniteEmbedding."""
         values = to_device(torch.stack([item.payload for item in batch]), self._checkpoint.device)
         self.calls += 1
         pooled = self._model(pixel_values=values.to(self._checkpoint.torch_dtype)).pooler_output
@@ -111,7 +111,7 @@ class DinoV3Encoder(CheckpointEncoder):
 
     @staticmethod
     def write_preview(folder: Path) -> None:
-        """One layer of the real width, so that the class token sees the image; about 10 MB."""
+        """Write a model with one layer of the real width, so that the class token depends on the image; about 10 MB."""
         transformers = library("transformers")
         config = transformers.DINOv3ViTConfig(
             hidden_size=DINOV3_WIDTH,
@@ -120,7 +120,7 @@ class DinoV3Encoder(CheckpointEncoder):
             num_attention_heads=16,
             num_register_tokens=4,
         )
-        # A small gain for the class token: with the usual one it hides the image, and all vectors look alike.
+        # A small gain for the class token: with the usual one it dominates the image, and all vectors are similar.
         gains = {"cls_token": 2.0, "register_tokens": 8.0, "mask_token": 1.0}
         save_preview(transformers.DINOv3ViTModel(config), folder, gains=gains)
         write_json(

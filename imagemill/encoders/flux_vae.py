@@ -54,14 +54,14 @@ class FluxVaeEncoder(CheckpointEncoder):
 
     @classmethod
     def _model_of(cls, checkpoint: Checkpoint, host: Any) -> Any:
-        """Without its decoder."""
-        # Without accelerate the other way prints a page of advice and does the same.
+        """Load the model without its decoder."""
+        # Without accelerate, the alternative gives the same result but logs a long warning.
         model = load_model(library("diffusers").AutoencoderKL, checkpoint, low_cpu_mem_usage=False)
         del model.decoder
         model.tile_sample_min_size = TILE_PIXELS
         model.tile_latent_min_size = TILE_PIXELS // VAE_DOWNSAMPLING
         model.tile_overlap_factor = TILE_OVERLAP
-        # One image at a time inside a call: else the mid attention's norm gives other last bits in company.
+        # One image at a time inside a call: otherwise the mid attention's norm gives other last bits in a batch.
         model.use_slicing = True
         return model.to(checkpoint.device, memory_format=torch.channels_last)
 
@@ -84,7 +84,7 @@ class FluxVaeEncoder(CheckpointEncoder):
 
     @torch.inference_mode()
     def encode(self, batch: Sequence[Prepared]) -> list[np.ndarray]:
-        """One call over images of one size; float16 (16, H // 8, W // 8) each. Raises NonFiniteEmbedding."""
+        """Encode images of one size in one call; float16 (16, H // 8, W // 8) each. Raises NonFiniteEmbedding."""
         pixels = to_device(torch.stack([item.payload for item in batch]), self._checkpoint.device)
         values = pixels.to(self._checkpoint.host_dtype).div_(127.5).sub_(1)
         # Height, width, colour in memory is what channels_last means, so this moves nothing.
@@ -96,7 +96,7 @@ class FluxVaeEncoder(CheckpointEncoder):
 
     @staticmethod
     def write_preview(folder: Path) -> None:
-        """Four narrow blocks, three downsamplings, no mid attention (half of the time at a megapixel); 0.2 MB."""
+        """Write four narrow blocks, three downsamplings, no mid attention (half of the time at a megapixel); 0.2 MB."""
         model = library("diffusers").AutoencoderKL(
             in_channels=3,
             out_channels=3,

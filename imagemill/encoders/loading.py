@@ -1,12 +1,12 @@
-"""From settings to a checked model: one path for preview, local and hub checkpoints.
+"""Loading of checked models from settings: one path for preview, local and hub checkpoints.
 
     settings ──resolve──> folder ──fingerprints──> ModelIdentity
                              └─────load_model────> weights, gated
 
-A name becomes a folder first, and everything is read from that folder: so the fingerprints are those of what was loaded.
+A model name is first resolved to a folder and everything is read from it, so the fingerprints are those of the loaded files.
 
-Belongs here: finding the folder, its fingerprints, loading whole checkpoints only, device and arithmetic set-up, the cast.
-Belongs elsewhere: what one model takes and gives (dinov3.py, flux_vae.py, t5.py), preview weights (preview.py).
+Input and output of each model are in dinov3.py, flux_vae.py and t5.py; preview weights in preview.py.
+
 Spec: docs/spec/conventions.md#provenance, docs/spec/stage2.md#first-image
 """
 
@@ -35,7 +35,7 @@ from imagemill.formats.manifest import sha256_file
 from imagemill.fs.fingerprints import FileSignature, file_signature
 from imagemill.store.provenance import ModelIdentity
 
-# Keys of config.json that say how or where a checkpoint was saved, not what it computes.
+# Keys of config.json that describe how or where a checkpoint was saved, not the computation.
 VOLATILE_KEYS = LIBRARY_KEYS | {"_name_or_path", "torch_dtype", "architectures"}
 
 _WEIGHTS_SUFFIX = ".safetensors"
@@ -43,7 +43,7 @@ _WEIGHTS_SUFFIX = ".safetensors"
 _SHA256_NAME = re.compile(r"[0-9a-f]{64}")
 
 
-# ---- where a model is
+# ---- location of a model
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Checkpoint:
         settings: as configured.
         path: the folder with `config.json`.
         revision: commit on the hub; None for a folder.
-        device: where it is to run, resolved: `cuda`, `mps` or `cpu`.
+        device: device to run on, resolved: `cuda`, `mps` or `cpu`.
     """
 
     spec: ModelSpec
@@ -66,15 +66,16 @@ class Checkpoint:
 
     @property
     def torch_dtype(self) -> torch.dtype:
+        """Compute dtype."""
         return getattr(torch, self.settings.dtype)
 
     @property
     def host_dtype(self) -> torch.dtype:
-        """What pixels are prepared in: never less than float32."""
+        """Dtype of prepared pixels: never less than float32."""
         return torch.float64 if self.settings.dtype == "float64" else torch.float32
 
     def json(self, name: str = "config.json") -> dict[str, Any]:
-        """A JSON file of the folder. Raises ModelUnusable where it is not there or not an object."""
+        """Read a JSON file of the folder. Raises ModelUnusable if it is missing or not an object."""
         try:
             value = json.loads((self.path / name).read_text("utf-8"))
         except FileNotFoundError:
@@ -86,13 +87,14 @@ class Checkpoint:
         return value
 
     def unusable(self, reason: str, *, error: type[ModelUnusable] = ModelUnusable) -> ModelUnusable:
+        """Return the error of this checkpoint, with the reason and a remedy."""
         setting = f"set {self.spec.section}.model in imagemill.yaml"
         do = f"copy or fetch the model again, or {setting} to another one, or to preview"
         return _unusable(self.spec, self.settings, self.device, reason, where=self.path, do=do, error=error)
 
     @contextmanager
     def loading(self) -> Iterator[None]:
-        """Whatever a library raises while it loads becomes ModelUnusable with the model's and the device's name."""
+        """Convert any exception of a library in the block to ModelUnusable with the names of model and device."""
         try:
             yield
         except ModelUnusable:
@@ -110,15 +112,18 @@ def resolve(
     config: str = "config.json",
     weights: bool = True,
 ) -> Checkpoint:
-    """Find the folder that these settings mean: the preview model, an existing folder, or a snapshot from the hub.
+    """Find the folder of these settings: the preview model, an existing folder, or a snapshot from the hub.
 
     Args:
-        files: patterns, relative to the folder, of what is fetched from the hub. HF_HUB_OFFLINE=1 uses the cache alone.
-        config: a file that must be there.
-        weights: whether to fetch weights too; without them, a model of the hub is looked up in seconds.
+        settings: model, revision, subfolder, device and dtype.
+        spec: the kind of model.
+        preview_root: folder of preview models.
+        files: patterns, relative to the folder, of the files to fetch from the hub. HF_HUB_OFFLINE=1 uses the cache alone.
+        config: a file that must exist.
+        weights: whether to fetch weights too; without them, a model of the hub is found in seconds.
 
     Raises:
-        ModelUnusable: no such folder or hub model, no access, or no such device.
+        ModelUnusable: if there is no such folder or hub model, no access, or no such device.
     """
     device = _pick_device(spec, settings)
     wanted = [name for name in files if weights or not name.endswith(_WEIGHTS_SUFFIX)]
@@ -149,7 +154,7 @@ def _folder(
 
 @functools.lru_cache(maxsize=32)
 def _snapshot(model: str, revision: str | None, patterns: tuple[str, ...]) -> Path:
-    # Kept per process: `identify` and `load` then mean one commit even where a branch moves between them.
+    # Cached per process, so that `identify` and `load` use one commit even if a branch moves between them.
     from huggingface_hub import snapshot_download
     from huggingface_hub.utils import disable_progress_bars
 
@@ -195,7 +200,7 @@ def _unusable(
 
 
 def _pick_device(spec: ModelSpec, settings: ModelSettings) -> str:
-    """`auto` takes cuda (ROCm too), then mps, then cpu; a device asked for by name must be there."""
+    """Return the device: `auto` takes cuda (ROCm too), then mps, then cpu; a device requested by name must exist."""
     there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if settings.device == "auto":
         return next(name for name, usable in there.items() if usable)
@@ -206,17 +211,17 @@ def _pick_device(spec: ModelSpec, settings: ModelSettings) -> str:
 
 
 def fetches_weights(checkpoint: Checkpoint) -> bool:
-    """Whether weights that are missing can still be fetched: those of a model of the hub, unless only its cache is used."""
+    """Return True if missing weights can still be fetched: for a model of the hub, unless only its cache is used."""
     from huggingface_hub import constants
 
     return checkpoint.revision is not None and not constants.HF_HUB_OFFLINE
 
 
-# ---- what a model is
+# ---- identity of a model
 
 
 def weight_files(checkpoint: Checkpoint, stem: str) -> list[Path]:
-    """`<stem>.safetensors`, or the parts its index names. Raises WeightsMissing if one is missing."""
+    """Return `<stem>.safetensors`, or the parts in its index. Raises WeightsMissing if one is missing."""
     whole, index = checkpoint.path / (stem + _WEIGHTS_SUFFIX), f"{stem}{_WEIGHTS_SUFFIX}.index.json"
     if whole.is_file():
         return [whole]
@@ -231,12 +236,12 @@ def weight_files(checkpoint: Checkpoint, stem: str) -> list[Path]:
 
 
 def weight_patterns(stem: str) -> tuple[str, ...]:
-    """What to fetch of a repository for `weight_files`: never pickles, never other variants."""
+    """Return patterns of the files to fetch for `weight_files`: never pickles, never other variants."""
     return f"{stem}{_WEIGHTS_SUFFIX}", f"{stem}-*{_WEIGHTS_SUFFIX}", f"{stem}{_WEIGHTS_SUFFIX}.index.json"
 
 
 def file_sha256(path: Path) -> str:
-    """sha256 of a file: the name of its blob in the hub's cache, else read, once per size, mtime and inode."""
+    """Return the sha256 of a file: the name of its blob in the hub's cache, else computed, once per size, mtime and inode."""
     real = path.resolve()
     if real.parent.name == "blobs" and _SHA256_NAME.fullmatch(real.name):
         return real.name
@@ -249,16 +254,16 @@ def _read_sha256(path: Path, _: FileSignature) -> str:
 
 
 def json_sha256(value: Mapping[str, Any], *, without: Iterable[str] = VOLATILE_KEYS) -> str:
-    """sha256 of a JSON object whatever its layout and the order of its keys."""
+    """Return the sha256 of a JSON object, independent of its layout and the order of its keys."""
     kept = {key: value[key] for key in value.keys() - set(without)}
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
 
 def expect_config(checkpoint: Checkpoint, **wanted: Any) -> None:
-    """Check that config.json says what this encoder needs.
+    """Check that config.json has the values that this encoder needs.
 
     Raises:
-        ModelUnusable: another kind of model. Without this `from_pretrained` loads it, with random weights.
+        ModelUnusable: if it is another kind of model, which `from_pretrained` would load with random weights.
     """
     config = checkpoint.json()
     for key, value in wanted.items():
@@ -288,10 +293,10 @@ def identity(checkpoint: Checkpoint, *, threads: int, weights: str, **facts: Any
 
 
 def load_model(model_class: Any, checkpoint: Checkpoint, **options: Any) -> Any:
-    """`from_pretrained`, on the CPU, for inference; only whole checkpoints pass.
+    """Call `from_pretrained`, on the CPU, for inference; only complete checkpoints pass.
 
     Raises:
-        ModelUnusable: weights are missing or of another shape (they would be random), or the library refuses.
+        ModelUnusable: if weights are missing or of another shape (they would be random), or if the library raises.
     """
     with checkpoint.loading():
         model, info = model_class.from_pretrained(
@@ -300,7 +305,7 @@ def load_model(model_class: Any, checkpoint: Checkpoint, **options: Any) -> Any:
             use_safetensors=True,
             dtype=checkpoint.torch_dtype,
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # told by the gate, with the tensor's name
+            ignore_mismatched_sizes=True,  # `gate` reports them with the tensor's name
             **options,
         )
         gate(checkpoint, info)
@@ -308,7 +313,7 @@ def load_model(model_class: Any, checkpoint: Checkpoint, **options: Any) -> Any:
 
 
 def gate(checkpoint: Checkpoint, info: Mapping[str, Any]) -> None:
-    """Refuse what `from_pretrained` only logs. Unexpected keys are fine: the T5 checkpoint has a decoder too."""
+    """Refuse problems that `from_pretrained` only logs. Unexpected keys are accepted: the T5 checkpoint has a decoder too."""
     for name in ("missing_keys", "mismatched_keys", "error_msgs"):
         if found := sorted(map(str, info.get(name) or ())):
             shown = ", ".join(found[:4]) + (f" and {len(found) - 4} more" if len(found) > 4 else "")
@@ -316,7 +321,7 @@ def gate(checkpoint: Checkpoint, info: Mapping[str, Any]) -> None:
 
 
 def release() -> None:
-    """Give the memory of models back that nobody holds any more."""
+    """Free the memory of models that are no longer referenced."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -326,15 +331,15 @@ def release() -> None:
 
 
 def set_up_arithmetic(threads: int) -> None:
-    """Set what decides the last bits in this process: the number of threads, and that float32 means float32."""
+    """Fix the settings that affect the last bits in this process: the number of threads, and full float32 precision."""
     torch.set_num_threads(threads)
-    # By default cuDNN convolves float32 in TF32, which has 10 bits of mantissa. Who wants speed asks for bfloat16.
+    # By default cuDNN convolves float32 in TF32, which has 10 bits of mantissa. For speed, bfloat16 can be configured.
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cuda.matmul.allow_tf32 = False
 
 
 def require_pixels(kind: str, item: object) -> np.ndarray:
-    """The item as uint8 (H, W, 3). Raises TypeError otherwise: a caller's mistake, not an image's."""
+    """Return the item as uint8 (H, W, 3). Raises TypeError otherwise, which is an error of the caller, not of an image."""
     if not isinstance(item, np.ndarray) or item.dtype != np.uint8 or item.ndim != 3 or item.shape[2] != 3:
         got = f"{item.dtype} {item.shape}" if isinstance(item, np.ndarray) else type(item).__name__
         raise TypeError(f"{kind} takes uint8 pixels (height, width, 3), not {got}")
@@ -342,6 +347,7 @@ def require_pixels(kind: str, item: object) -> np.ndarray:
 
 
 def to_device(values: torch.Tensor, device: str) -> torch.Tensor:
+    """Copy values to a device, asynchronously to cuda."""
     return values.pin_memory().to(device, non_blocking=True) if device == "cuda" else values.to(device)
 
 
@@ -349,10 +355,10 @@ def to_stored(values: torch.Tensor, spec: EmbeddingSpec) -> np.ndarray:
     """Cast to the stored dtype.
 
     Raises:
-        NonFiniteEmbedding: a value is NaN or infinite, or becomes infinite by the cast.
+        NonFiniteEmbedding: if a value is NaN or infinite, or becomes infinite by the cast.
     """
     stored = values.to(getattr(torch, spec.dtype))
-    # One question to the device for both: what was not finite before is not finite after.
+    # A single synchronisation covers both: a value that was not finite before the cast is not finite after it.
     if torch.isfinite(stored).all():
         return stored.cpu().numpy()
     if torch.isfinite(values).all():
@@ -367,15 +373,15 @@ def to_stored(values: torch.Tensor, spec: EmbeddingSpec) -> np.ndarray:
     )
 
 
-# ---- the libraries around
+# ---- libraries
 
 
 @functools.lru_cache(maxsize=4)
 def library(name: str) -> Any:
-    """transformers or diffusers, imported late, without progress bars and advice: what matters is raised.
+    """Import transformers or diffusers without progress bars and log messages; errors that matter are raised.
 
     Raises:
-        ModelUnusable: a torchvision is installed that breaks them.
+        ModelUnusable: if an installed torchvision breaks them.
     """
     check_torchvision()
     module = importlib.import_module(name)
@@ -386,10 +392,10 @@ def library(name: str) -> Any:
 
 
 def check_torchvision() -> None:
-    """A torchvision built for another torch makes every model class fail to import, so say that instead.
+    """Check that an installed torchvision fits torch; otherwise every model class would fail to import.
 
     Raises:
-        ModelUnusable: torchvision is installed and cannot be imported.
+        ModelUnusable: if torchvision is installed and cannot be imported.
     """
     if importlib.util.find_spec("torchvision") is None:
         return

@@ -6,8 +6,7 @@
 Values come from SHAKE-256 over the key in the weight file, not from a random generator: they are the same on every machine
 and with every library version, and exact in float32, float16 and bfloat16.
 
-Belongs here: the recipe for weights, the marker, building a folder once.
-Belongs elsewhere: which small configuration stands for a model (`write_preview` of each encoder).
+The small configuration of each model is in `write_preview` of its encoder.
 """
 
 import hashlib
@@ -26,11 +25,11 @@ from imagemill.formats.manifest import sha256_file
 from imagemill.fs.atomic import sweep_temporaries, temporary_path
 from imagemill.fs.swap import replace_folder
 
-# A change of `_values`, or of any `write_preview`, needs another number: old folders are then built again.
+# A change of `_values` or of any `write_preview` needs another value: old folders are then rebuilt.
 RECIPE = "imagemill-preview-1"
 MARKER = "PREVIEW.json"
 
-# What libraries write into config.json about themselves.
+# Keys in config.json that libraries write about themselves.
 LIBRARY_KEYS = frozenset({"transformers_version", "_diffusers_version", "dtype"})
 
 _BIAS_GAIN = 0.25
@@ -39,12 +38,12 @@ _INT8_SPREAD = 73.6
 
 
 def ensure_preview(spec: ModelSpec, root: Path) -> Path:
-    """The folder of this kind's preview model, built where it is not there, damaged, or of another recipe.
+    """Return the folder of this kind's preview model; build it if it is missing, damaged, or of another recipe.
 
-    Processes that build at once get the same bytes, and one of them wins.
+    Processes that build at the same time produce equal bytes; one of the folders is kept.
 
     Raises:
-        ModelUnusable: the encoder has no `write_preview`, or the folder cannot be written.
+        ModelUnusable: if the encoder has no `write_preview`, or the folder cannot be written.
     """
     folder = root / spec.kind
     try:
@@ -58,7 +57,7 @@ def ensure_preview(spec: ModelSpec, root: Path) -> Path:
 
 
 def is_preview(folder: Path) -> bool:
-    """Whether the checkpoint in this folder is a stand-in, wherever it was copied to."""
+    """Return True if the checkpoint in this folder is a preview, even if it was copied."""
     return (folder / MARKER).exists()
 
 
@@ -67,6 +66,7 @@ def save_preview(model: Any, folder: Path, *, gains: Mapping[str, float] | None 
 
     Args:
         model: a transformers or diffusers model; its random values are not used.
+        folder: folder to write.
         gains: part of a key in the weight file → gain; 1 for the rest, 0.25 for biases. Norm weights are ones.
     """
     model.save_pretrained(folder)
@@ -77,6 +77,7 @@ def save_preview(model: Any, folder: Path, *, gains: Mapping[str, float] | None 
 
 
 def write_json(path: Path, value: Any) -> None:
+    """Write JSON, indented, with sorted keys."""
     path.write_text(json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n", "utf-8")
 
 
@@ -96,7 +97,7 @@ def _build(spec: ModelSpec, folder: Path) -> None:
     building = temporary_path(folder.parent)
     building.mkdir()
     try:
-        # Building a model draws random numbers, which the caller's own generator must not notice.
+        # Building a model draws random numbers; the caller's generator must stay unchanged.
         with torch.random.fork_rng(devices=[]):
             write(building)
         files = {path.name: sha256_file(path) for path in sorted(building.iterdir())}
@@ -105,7 +106,7 @@ def _build(spec: ModelSpec, folder: Path) -> None:
         try:
             replace_folder(building, folder)
         except OSError:
-            # Another process put the same bytes there meanwhile.
+            # Another process has put the same bytes there.
             if not _is_whole(folder):
                 raise
     finally:

@@ -1,11 +1,11 @@
-"""How a worker makes its summarizer: picklable, and cheap to send, because torch is imported only where it is made.
+"""Recipes for making a summarizer in a worker process: picklable and small, because torch is imported only there.
 
-    partial(make_class, "module:Mine")                     a class of one's own
+    partial(make_class, "module:Mine")                     a class given by the user
     partial(make_vlm, settings, prompts, threads, root)    the vision-language model, one per process
     partial(make_captioner, settings, prompt, threads, root)    the same model, captioning
 
-Belongs here: making a summarizer in whatever process will use it.
-Belongs elsewhere: which one a deployment uses (resources/summarizer.py), the model (encoders/vlm.py).
+The summarizer of a deployment is chosen in resources/summarizer.py; the model is in encoders/vlm.py.
+
 Spec: docs/spec/stage-a.md#summarizers
 """
 
@@ -26,21 +26,21 @@ _HINT = (
 
 
 def make_vlm(settings: VlmSettings, prompts: Prompts, threads: int, preview_root: Path) -> Summarizer:
-    """The vision-language model as a summarizer; ranks of one process share its weights. Raises ModelUnusable."""
+    """Return the vision-language model as a summarizer; ranks of one process share its weights. Raises ModelUnusable."""
     from imagemill.encoders.vlm import SUMMARIZER, VlmSummarizer, held
 
     return VlmSummarizer(held(settings, SUMMARIZER, threads, preview_root), prompts)
 
 
 def make_captioner(settings: VlmSettings, prompt: str, threads: int, preview_root: Path) -> Captioner:
-    """The vision-language model as a captioner. Raises ModelUnusable."""
+    """Return the vision-language model as a captioner. Raises ModelUnusable."""
     from imagemill.encoders.vlm import CAPTIONER, VlmCaptioner, held
 
     return VlmCaptioner(held(settings, CAPTIONER, threads, preview_root), prompt)
 
 
 def make_class(named: str) -> Summarizer:
-    """A summarizer by the name of its class, made without arguments. Raises ModelUnusable: of whatever its making raises."""
+    """Construct a summarizer from its class name, without arguments. Raises ModelUnusable if the constructor raises."""
     try:
         return import_class(named)()
     except ImagemillError:
@@ -59,7 +59,7 @@ def import_class(named: str) -> type[Any]:
     module, _, name = named.partition(":")
     try:
         found = getattr(importlib.import_module(module), name)
-    except Exception as error:  # importing runs somebody's code
+    except Exception as error:  # importing runs the user's code, which may raise anything
         raise WrongUsage(f"no summarizer {named!r}: {type(error).__name__}: {error}", do=_HINT) from error
     if not isinstance(found, type) or not callable(getattr(found, "summarize", None)):
         raise WrongUsage(f"{named!r} is no class of a summarizer", do=_HINT)
@@ -69,12 +69,12 @@ def import_class(named: str) -> type[Any]:
 
 
 def _refused(called: Any, *arguments: str) -> str | None:
-    """Why it does not take these arguments; None where it does, or cannot be asked."""
+    """Return why it does not accept these arguments; None if it does, or has no signature."""
     if not isinstance(called, type) and not inspect.isfunction(called):
         return None
     try:
         signature = inspect.signature(called)
-    except (TypeError, ValueError):  # of a class written in C
+    except (TypeError, ValueError):  # a class written in C
         return None
     try:
         signature.bind(*arguments)

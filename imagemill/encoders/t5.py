@@ -1,4 +1,4 @@
-"""T5's encoder: a caption as 77 hidden states, and its tokenizer, which also serves alone.
+"""T5's encoder: a caption as 77 hidden states; its tokenizer can be used separately.
 
 Belongs here: tokens and masks, the forward call, the preview configuration and vocabulary of this kind.
 Spec: docs/spec/stage2.md#t5
@@ -45,24 +45,25 @@ class CaptionTokenizer:
             raise checkpoint.unusable("its tokenizer does not end a caption with the end token")
 
     def encode(self, caption: str) -> tuple[list[int], bool]:
-        """Token ids, at most 77, the last of them the end token; and whether the caption was cut."""
-        # A lone surrogate, which a JSON escape can bring, is no character of any vocabulary.
+        """Return token ids, at most 77, the last of them the end token; and whether the caption was truncated."""
+        # A lone surrogate, which a JSON escape may produce, is not a character of any vocabulary.
         ids = self._backend.encode(caption.encode("utf-8", "replace").decode("utf-8")).ids
         if len(ids) <= T5_TOKENS:
             return ids, False
         return [*ids[: T5_TOKENS - 1], ids[-1]], True
 
     def masks(self, captions: Iterable[str]) -> list[tuple[list[int], bool]]:
-        """For each caption its mask, 77 numbers, 1 for a token and 0 for padding; and whether it was cut."""
+        """Return the mask of each caption, 77 numbers, 1 for a token and 0 for padding; and whether it was truncated."""
         return [(mask_of(ids), truncated) for ids, truncated in map(self.encode, captions)]
 
 
 def mask_of(ids: Sequence[int]) -> list[int]:
+    """Return the attention mask of these token ids, padded to 77."""
     return [1] * len(ids) + [0] * (T5_TOKENS - len(ids))
 
 
 class T5Encoder(CheckpointEncoder):
-    """Caption → float16 (77, 1024); rows where the mask is 0 hold zeros."""
+    """Caption → float16 (77, 1024); rows whose mask is 0 contain zeros."""
 
     files = _TOKENIZER_FILES
     config: ClassVar = {"model_type": "t5", "d_model": T5_WIDTH}
@@ -108,7 +109,7 @@ class T5Encoder(CheckpointEncoder):
 
     @torch.inference_mode()
     def encode(self, batch: Sequence[Prepared]) -> list[np.ndarray]:
-        """One call over captions of one padded length; float16 (77, 1024) each. Raises NonFiniteEmbedding."""
+        """Encode captions of one padded length in one call; float16 (77, 1024) each. Raises NonFiniteEmbedding."""
         unique = {tuple(item.payload): None for item in batch}
         place = {ids: index for index, ids in enumerate(unique)}
         ids, mask = self._padded(list(unique))
@@ -124,7 +125,7 @@ class T5Encoder(CheckpointEncoder):
         return [rows[place[tuple(item.payload)]] for item in batch]
 
     def _padded(self, captions: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Token ids and mask, int64 (captions, length)."""
+        """Return token ids and mask, int64 (captions, length)."""
         ids = torch.full((len(captions), _padded_length(captions[0])), self._host.pad_id)
         mask = torch.zeros_like(ids)
         for row, caption in enumerate(captions):
@@ -134,7 +135,7 @@ class T5Encoder(CheckpointEncoder):
 
     @staticmethod
     def write_preview(folder: Path) -> None:
-        """One layer of the real width over a fixed vocabulary; 2 MB."""
+        """Write a model with one layer of the real width over a fixed vocabulary; 2 MB."""
         transformers = library("transformers")
         tokenizer = transformers.T5Tokenizer(vocab=_preview_vocabulary(), extra_ids=0, model_max_length=512)
         tokenizer.save_pretrained(folder)

@@ -1,10 +1,10 @@
 """A vision-language model of the Qwen3-VL class: images and a prompt in, one text per image out.
 
-One conversation per image, all of a call in one batch, padded on the left: the model goes on where each prompt ends.
+One conversation per image, all of a call in one batch, padded on the left: the model continues where each prompt ends.
 
-Belongs here: the model, generation, the summarizer and the captioner made of them.
-Belongs elsewhere: pixels and tokens (vlm_processor.py), prompts (prompts/), the preview model (vlm_preview.py), what becomes of
-failures and of answers (pipeline/batch_inference.py, pipeline/stage_a/summaries.py).
+Pixels and tokens are prepared in vlm_processor.py; failures and answers are handled in pipeline/batch_inference.py and
+pipeline/stage_a/summaries.py.
+
 Spec: docs/spec/stage2.md#caption-sources, docs/spec/stage-a.md#summaries
 """
 
@@ -43,7 +43,7 @@ PREPROCESSING = "qwen3-vl-1"
 DEFAULT_MAX_NEW_TOKENS = 512
 
 _WEIGHTS = "model"
-# Beside the weights, all that decides an answer. Folders hold some of them, by the version that wrote them.
+# All files besides the weights that affect an answer. Which of them exist depends on the version that wrote the folder.
 _PARTS = (
     "preprocessor_config.json",
     "processor_config.json",
@@ -58,11 +58,11 @@ _PARTS = (
     "generation_config.json",
 )
 _FILES = ("config.json", *_PARTS, *weight_patterns(_WEIGHTS))
-# Of each, one file or another, by the version that wrote them: told before anything is loaded.
+# One file of each pair is required, depending on the version that wrote them; this is checked before anything is loaded.
 _NEEDED = (("tokenizer.json", "vocab.json"), ("preprocessor_config.json", "processor_config.json"))
 
 
-# Uses of the model, by the section of the configuration that it is set in.
+# Uses of the model, identified by their sections of the configuration.
 SUMMARIZER, CAPTIONER = (
     ModelSpec(
         kind="vision_language",
@@ -91,12 +91,12 @@ class VisionLanguageModel:
     def identify(
         cls, settings: VlmSettings, *, spec: ModelSpec, threads: int, preview_root: Path, **facts: Any
     ) -> ModelIdentity:
-        """Read the identity off the files, and add `facts`; no weights are loaded. Raises ModelUnusable."""
+        """Determine the identity from the files, and add `facts`; no weights are loaded. Raises ModelUnusable."""
         return _identify(_resolve(settings, spec, preview_root), settings, threads, **facts)
 
     @classmethod
     def load(cls, settings: VlmSettings, *, spec: ModelSpec, threads: int, preview_root: Path) -> Self:
-        """Load processor and model, whole. Raises ModelUnusable."""
+        """Load the complete processor and model. Raises ModelUnusable."""
         checkpoint = _resolve(settings, spec, preview_root)
         made_by = _identify(checkpoint, settings, threads)
         processor = load_processor(checkpoint)
@@ -110,11 +110,11 @@ class VisionLanguageModel:
 
     @torch.inference_mode()
     def generate(self, images: Sequence[Image.Image], prompt: str) -> list[str]:
-        """One call over all of them, RGB; answers as the model gives them, without the space around.
+        """Answer the prompt for RGB images in one call; return the model's answers, stripped.
 
         Raises:
-            ModelUnusable: its processor does not pad on the left.
-            NonFiniteEmbedding: the model produced NaN. Whatever else the libraries raise, out of memory among it.
+            ModelUnusable: if its processor does not pad on the left.
+            NonFiniteEmbedding: if the model produced NaN. Other errors of the libraries, such as out of memory, propagate.
         """
         if not images:
             return []
@@ -129,7 +129,7 @@ class VisionLanguageModel:
         return [text.strip() for text in self._processor.tokenizer.batch_decode(answers, skip_special_tokens=True)]
 
     def _inputs(self, images: Sequence[Image.Image], prompt: str) -> Any:
-        """Token ids and masks (images, longest prompt); patches of all images, one after another."""
+        """Return token ids and masks (images, longest prompt); patches of all images, one after another."""
         content = [{"type": "image"}, {"type": "text", "text": prompt}]
         text = self._processor.apply_chat_template(
             [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
@@ -146,7 +146,7 @@ class VisionLanguageModel:
         return inputs
 
     def _require_numbers(self, tokens: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        # Of NaN the likeliest is always one and the same token: an answer of exclamation marks, and no error.
+        # With NaN the most likely token is always the same one: an answer of exclamation marks without an error.
         if scores.isnan().any():
             raise NonFiniteEmbedding(
                 "the model produced NaN", do=f"set {self._checkpoint.spec.section}.dtype: bfloat16 or float32"
@@ -154,7 +154,7 @@ class VisionLanguageModel:
         return scores
 
     def close(self) -> None:
-        """Give the model's memory back."""
+        """Free the model's memory."""
         self._model = None
         release()
 
@@ -168,7 +168,7 @@ class VlmSummarizer:
         self._model, self._prompts = model, prompts
 
     def summarize(self, images: Sequence[NamedImage], mission: str) -> list[str]:
-        """One answer per image, to the mission's prompt, in one call of the model."""
+        """Return one answer per image to the mission's prompt, in one call of the model."""
         return self._model.generate([named.image for named in images], self._prompts.of(mission))
 
 
@@ -180,11 +180,11 @@ class VlmCaptioner:
         self.identity = model.identity
 
     def caption(self, images: Sequence[Image.Image]) -> list[str]:
-        """One paragraph per image, whitespace runs turned into one space; blank where the model says nothing."""
+        """Return one paragraph per image, runs of whitespace as one space; blank if the model's answer is."""
         return [" ".join(text.split()) for text in self._model.generate(images, self._prompt)]
 
     def close(self) -> None:
-        """Give the model's memory back: what comes next needs it."""
+        """Free the model's memory, which the next step needs."""
         let_go()
 
 
@@ -195,7 +195,7 @@ _holding = threading.RLock()
 
 
 def held(settings: VlmSettings, spec: ModelSpec, threads: int, preview_root: Path) -> VisionLanguageModel:
-    """The model of these settings, loaded once in this process. Another one makes room first: two may not fit."""
+    """Return the model of these settings, loaded once in this process. Another one is closed first: two may not fit."""
     # The settings that summarizer and captioner share.
     bare = VlmSettings(**{name: getattr(settings, name) for name in VlmSettings.__struct_fields__})
     wanted = (bare, threads, preview_root)
@@ -215,7 +215,7 @@ def let_go() -> None:
 
 
 def _take_own_gpu(checkpoint: Checkpoint) -> None:
-    """torchrun starts a process per GPU and tells each its number; all would take the first one."""
+    """Select the GPU of LOCAL_RANK: torchrun starts one process per GPU, which would all use the first one otherwise."""
     local_rank = os.environ.get("LOCAL_RANK", "")
     if checkpoint.device == "cuda" and local_rank.isdecimal():
         torch.cuda.set_device(int(local_rank) % torch.cuda.device_count())
@@ -225,7 +225,7 @@ def _take_own_gpu(checkpoint: Checkpoint) -> None:
 
 
 def _generation(model: Any, settings: VlmSettings) -> Any:
-    """The model's own generation settings with ours over them; greedy unless a temperature is set."""
+    """Return the model's generation settings, overridden by ours; greedy unless a temperature is set."""
     own = model.generation_config
     values = own.to_dict() | {
         "max_new_tokens": settings.max_new_tokens or own.max_new_tokens or DEFAULT_MAX_NEW_TOKENS,
@@ -241,7 +241,7 @@ def _generation(model: Any, settings: VlmSettings) -> Any:
     return library("transformers").GenerationConfig.from_dict(values)
 
 
-# ---- what it is
+# ---- identity
 
 
 def _resolve(settings: VlmSettings, spec: ModelSpec, preview_root: Path) -> Checkpoint:

@@ -1,9 +1,9 @@
-"""The preview of the vision-language model: word salad that depends on the image, in the real classes and files.
+"""The preview of the vision-language model: random words that depend on the image, in the real classes and files.
 
-Its answers mean nothing; they are English words so that nobody takes one for a finding.
+Its answers have no meaning; they are English words so that they are not mistaken for findings.
 
-Belongs here: its tokenizer, configurations, template and generation settings.
-Belongs elsewhere: values of its weights, the marker (preview.py).
+Values of its weights and the marker are in preview.py.
+
 Spec: docs/spec/stage2.md#preview-models
 """
 
@@ -35,7 +35,7 @@ _TEMPLATE = """{%- for message in messages -%}
 
 
 def write_preview(folder: Path) -> None:
-    """Two layers that speak a hundred words in an order that depends on image and prompt; 1 MB."""
+    """Write a model with two layers and a hundred words, whose order depends on image and prompt; 1 MB."""
     transformers = library("transformers")
     words = [f" {word}" for word in _WORDS.split()]
     tokenizer = _tokenizer(transformers, words)
@@ -47,14 +47,14 @@ def write_preview(folder: Path) -> None:
 
 
 def _tokenizer(transformers: Any, words: Sequence[str]) -> Any:
-    """One token per byte, so that any text is a prompt; whole words, so that any answer is text."""
+    """Build a tokenizer with one token per byte, so that any text is a prompt, and whole words, so that any answer is text."""
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
     tokenizer = transformers.Qwen2Tokenizer(
         vocab={symbol: index for index, symbol in enumerate(bytes_to_unicode().values())},
         merges=[],
         eos_token="<|endoftext|>",
-        # Not the end token, as in the real one: words that stand in the prompt, padding too, are not said again.
+        # As in the real model, this is not the end token: words of the prompt, including padding, are not repeated.
         pad_token="<|pad|>",
         padding_side="left",
         extra_special_tokens=[*_TURNS, VISION_BEGIN, VISION_END, IMAGE, VIDEO],
@@ -100,7 +100,7 @@ def _config(transformers: Any, tokenizer: Any) -> Any:
 
 
 def _generation(tokenizer: Any, words: Sequence[str]) -> dict[str, Any]:
-    """At most twelve words, no word twice, never the end alone: bytes by themselves would be no text."""
+    """At most twelve words, no word twice, never the end alone: single bytes would not be text."""
     end = tokenizer.eos_token_id
     speakable = {end, *tokenizer.convert_tokens_to_ids(list(words))}
     return {

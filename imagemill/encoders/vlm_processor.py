@@ -1,11 +1,10 @@
-"""Images and text → what a model of the Qwen3-VL class takes, without torchvision.
+"""Processor of images and text for models of the Qwen3-VL class, without torchvision.
 
 transformers' own processor for these models has a video half, which needs torchvision, whose builds fit one build of torch each.
-Ours leaves that half out, and prepares pixels with transformers' PIL code whether torchvision is there or not: the model then
-sees the same on every machine.
+Ours leaves that half out, and prepares pixels with transformers' PIL code whether torchvision is installed or not: the model's
+input is then the same on every machine.
 
-Belongs here: the processor, its padding, how large an image may be.
-Belongs elsewhere: the model (vlm.py).
+The model is in vlm.py.
 """
 
 import functools
@@ -19,7 +18,7 @@ IMAGE, VIDEO, VISION_BEGIN, VISION_END = "<|image_pad|>", "<|video_pad|>", "<|vi
 
 @functools.lru_cache(maxsize=1)
 def _processor_class() -> Any:
-    """transformers' Qwen3VLProcessor without its video half, which needs torchvision."""
+    """Return a subclass of Qwen3VLProcessor (transformers) without its video half, which needs torchvision."""
     library("transformers")
     from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
     from transformers.processing_utils import ProcessorMixin
@@ -43,7 +42,7 @@ def _processor_class() -> Any:
 
 
 def load_processor(checkpoint: Checkpoint) -> Any:
-    """Raises ModelUnusable: files are missing, it pads on the right, it has no chat template."""
+    """Load the processor. Raises ModelUnusable if files are missing, it pads on the right, or it has no chat template."""
     with checkpoint.loading():
         processor = _processor_class().from_pretrained(
             checkpoint.path, local_files_only=True, padding_side="left", backend="pil"
@@ -56,7 +55,7 @@ def load_processor(checkpoint: Checkpoint) -> Any:
 
 
 def require_one_vocabulary(checkpoint: Checkpoint, processor: Any, config: Any) -> None:
-    """Raises ModelUnusable where tokenizer and model do not belong together; without its files a tokenizer loads empty."""
+    """Raise ModelUnusable if tokenizer and model do not match; without its files a tokenizer loads empty."""
     ours, models = processor.image_token_id, config.image_token_id
     if ours != models:
         raise checkpoint.unusable(f"the number of the token {IMAGE} is {ours} in its tokenizer, {models} in its model")
@@ -66,12 +65,13 @@ def require_one_vocabulary(checkpoint: Checkpoint, processor: Any, config: Any) 
 
 
 def pads_right(checkpoint: Checkpoint) -> ModelUnusable:
-    # The model would go on after the padding: answers of a batch would be others than one by one, and no error.
+    """Return the error of a processor that does not pad on the left."""
+    # The model would continue after the padding: answers in a batch would silently differ from single ones.
     return checkpoint.unusable("its processor does not pad on the left")
 
 
 def image_size(processor: Any, max_pixels: int) -> dict[str, int]:
-    """Fewest and most pixels of a scaled image, which transformers calls edges."""
+    """Return the fewest and most pixels of a scaled image, which transformers calls edges."""
     own = processor.image_processor.size
     most = min(own["longest_edge"], max_pixels)
     return {"shortest_edge": min(own["shortest_edge"], most), "longest_edge": most}

@@ -1,1 +1,1 @@
-"""What is done with images: plan_* decides on values, run_* and write_* touch the disk."""
+"""Processing of images: plan_* functions compute decisions, run_* and write_* functions change files."""

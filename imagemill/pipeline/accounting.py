@@ -1,12 +1,12 @@
-"""Accounting: what became of every image of a data root.
+"""Accounting: the outcome of every image of a data root.
 
     seen = embedded + up to date + refused + failed + waiting
 
 An image counts once, by the worst of its kinds: refused > failed > waiting > embedded > up to date. Run summary, `status`,
 UI metadata and JSON show these figures; the counters of a merge (`progress: …`) come from the same outcomes.
 
-Belongs here: outcomes per image, and their counts.
-Belongs elsewhere: the list of inputs that did not reach the output (problem_list.py), the whole status (status.py).
+The list of inputs that did not reach the output is in problem_list.py, the whole status in status.py.
+
 Spec: docs/spec/conventions.md#refused-and-failed, docs/spec/stage2.md#counters
 """
 
@@ -64,7 +64,7 @@ class ImageCounts(msgspec.Struct, frozen=True):
 class Standing:
     """State of the images of a data root, per embedding kind.
 
-    `plans`: what each kind would do now. `problems`: of the ledger, those that still hold. `left`: images whose record is
+    `plans`: current plan of each kind. `problems`: those of the ledger that still hold. `left`: images whose record is
     still of Stage 1.
     """
 
@@ -86,8 +86,11 @@ class Standing:
         """Plan every kind; no image and no npy is opened.
 
         Args:
-            captioned: whether a captioner is configured: images without a caption wait for it. records_only: include images
-                that only a record knows.
+            inventory: contents of the folders.
+            ledger: rows of images, captions, files and problems.
+            problems: those of the ledger that still hold.
+            captioned: whether a captioner is configured: images without a caption wait for it.
+            records_only: include images that exist only in records.
         """
         sources = inventory.scan.sources
         ids = list(sources)
@@ -103,14 +106,15 @@ class Standing:
         """Return the outcome of each planned image, for these kinds.
 
         Args:
-            kinds: embedding kinds that were asked for. embedded: images for which a file was made. migrate: whether Stage 1
-                records that are left count as waiting.
+            kinds: requested embedding kinds.
+            embedded: images for which a file was made.
+            migrate: whether images whose record is still of Stage 1 count as waiting.
         """
         plans = [plan for spec, plan in self.plans.items() if spec.kind in kinds]
         found: dict[str, Outcome] = dict.fromkeys(_planned(self.plans.values()), "up_to_date")
         assets = {*kinds, *([ASSET] if migrate else []), *([CAPTIONER] if T5.kind in kinds else [])}
         problems = [p for p in self.problems if p.asset in assets]
-        # A record needs a caption, also if T5 was not asked for.
+        # A record needs a caption, even if T5 was not requested.
         refusing = [*plans, *([self.plans[T5]] if migrate and T5 in self.plans else [])]
         steps: list[tuple[Set[str], Outcome]] = [
             (embedded, "embedded"),
@@ -148,7 +152,7 @@ def _still_hold(
 
 
 def _awaiting_captions(scan: Scan, ledger: Ledger) -> set[str]:
-    """Images without a caption: they wait for the captioner, unless it has refused or failed them."""
+    """Return the images without a caption that wait for the captioner: it has neither refused nor failed them."""
     asked = {p.item for p in ledger.problems() if p.asset == CAPTIONER}
     return scan.sources.keys() - ledger.captions().keys() - asked
 
@@ -165,10 +169,12 @@ def embedded_images(changes: Mapping[str, Set[tuple[str, str]]]) -> set[str]:
 def count_merge(merge: Merge, ledger: Ledger, problems: Sequence[Problem]) -> dict[str, int]:
     """Count what happened since the last merge: counters over every image, and the outcomes of images seen.
 
-    To be called after the records are written.
+    Call it after the records are written.
 
     Args:
-        problems: of the ledger, those that still hold.
+        merge: parameters of the merge.
+        ledger: contains the changes since the last merge.
+        problems: those of the ledger that still hold.
     """
     changes = ledger.changes()
     standing = Standing.read(merge.inventory, ledger, problems, captioned=merge.captioned, records_only=True)
@@ -200,7 +206,7 @@ def _counter(outcome: Outcome, made: Set[tuple[str, str]], complete: bool) -> st
 
 
 def progress_line(counts: Mapping[str, int], seconds: float) -> str:
-    """Return the line of counters (docs/spec/stage2.md#counters), with the rate of images that were worked on."""
+    """Return the line of counters (docs/spec/stage2.md#counters), with the rate of processed images."""
     made = counts["migrated_new"] + counts["enriched"] + counts["extracted"]
     rate = made / seconds if seconds else 0.0
     line = (

@@ -1,4 +1,4 @@
-"""A batch through a model: an item at fault costs only itself.
+"""Batched inference in which a failing item does not fail the rest of its batch.
 
 Spec: docs/spec/conventions.md#refused-and-failed, docs/spec/stage-a.md#summarizers
 """
@@ -17,10 +17,12 @@ def infer_in_parts(
     batch: Sequence[T],
     part_size: Callable[[Exception, int], int] = lambda error, size: (size + 1) // 2,
 ) -> Iterator[tuple[Sequence[T], R | Exception]]:
-    """Yield each part of a batch with what the model returned for it, in order; a part that failed comes with its exception.
+    """Yield each part of a batch with the model's result, in order; a part that failed is paired with its exception.
 
     Args:
-        part_size: exception and size of the failed batch → size of the parts to try next; the same size gives up.
+        infer: calls the model with a part.
+        batch: the items.
+        part_size: maps the exception and the size of the failed batch to the size of the next parts; the same size gives up.
 
     Raises:
         ModelUnusable: if the model cannot work at all.
@@ -30,7 +32,7 @@ def infer_in_parts(
     except ModelUnusable:
         raise
     except Exception as error:
-        failure = error.with_traceback(None)  # its frames keep the memory of the batch
+        failure = error.with_traceback(None)  # frames of the traceback would keep the batch in memory
     else:
         yield batch, made
         return
@@ -67,11 +69,13 @@ def answer_batch(
 ) -> list[Answer]:
     """Return one answer per image, in order.
 
-    A batch that runs out of memory is halved, after another exception its images are asked about one by one, and a batch with a
-    wrong number of answers fails as a whole.
+    A batch that runs out of memory is halved; after another exception its images are passed one by one; a batch with a wrong
+    number of answers fails as a whole.
 
     Args:
-        clean: returns an answer as it is kept, None if it is blank.
+        ask: calls the model with some images.
+        images: the images.
+        clean: returns the normalised answer, None if it is blank.
 
     Raises:
         ModelUnusable: if the model cannot work at all.
@@ -101,7 +105,7 @@ def _unanswered(error: Exception) -> Unanswered:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """By the names of its classes: torch need not be there to tell its error."""
+    """Return True for an out-of-memory error, recognised by class names so that torch need not be installed."""
     names = {kind.__name__ for kind in type(error).__mro__}
     return bool(names & {"OutOfMemoryError", "MemoryError"}) or (
         isinstance(error, RuntimeError) and "out of memory" in str(error).lower()

@@ -17,7 +17,7 @@ from imagemill.formats.images import open_rgb
 TILE = 160
 PER_ROW = 8
 
-# Of a page with a smaller picture of a sheet inside, which goes into Dagster's history with every run.
+# Most characters of a page that embeds a smaller picture of a sheet; each run adds it to Dagster's history.
 PAGE_CHARACTERS = 100_000
 
 _GAP, _LINE = 10, 20
@@ -26,7 +26,7 @@ _WHITE, _GREY, _BLACK, _FRAME = (255, 255, 255), (190, 190, 190), (20, 20, 20), 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """One picture and its name; where there is no picture to open, a grey field stands."""
+    """One image file and its name; a grey square is drawn if it cannot be opened."""
 
     path: Path
     name: str
@@ -34,14 +34,14 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Pictures that belong together. The first one is framed; what does not fit is counted in the last place."""
+    """One row of images. The first one is framed; the last place gives the number of images that do not fit."""
 
     title: str
     tiles: Sequence[Tile]
 
 
 def draw_sheet(rows: Sequence[Row], *, empty: str) -> Image.Image:
-    """The sheet, RGB, as wide as its longest row. `empty`: what stands there where there is no row."""
+    """Return the sheet, RGB, as wide as its longest row. `empty`: text of a sheet without rows."""
     height, columns = _LINE + TILE + _LINE + _GAP, min(PER_ROW, max([2, *(len(row.tiles) for row in rows)]))
     sheet = Image.new("RGB", (_GAP + columns * (TILE + _GAP), _GAP + max(len(rows) * height, _LINE + _GAP)), _WHITE)
     draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(12)
@@ -78,7 +78,7 @@ def _more(draw: ImageDraw.ImageDraw, font, corner: tuple[int, int], hidden: int)
 
 
 def _thumbnail(path: Path) -> Image.Image:
-    """Upright, at most TILE pixels a side."""
+    """Return the image upright, at most TILE pixels a side; a grey square if it cannot be opened."""
     try:
         picture = Image.fromarray(open_rgb(path))
     except (Refused, OSError):
@@ -88,7 +88,7 @@ def _thumbnail(path: Path) -> Image.Image:
 
 
 def _fitting(name: str, font) -> str:
-    """A name as far as a tile is wide; of a longer one beginning and end, which tell names apart."""
+    """Return a name shortened to the width of a tile: beginning and end, which distinguish similar names."""
     name = name.encode("utf-8", "replace").decode()
     if font.getlength(name) <= TILE:
         return name
@@ -98,23 +98,24 @@ def _fitting(name: str, font) -> str:
     return f"{name[: kept // 2]}…{name[-(kept // 2) :]}"
 
 
-# ---- as bytes
+# ---- encoding
 
 
 def as_png(sheet: Image.Image) -> bytes:
+    """Return the sheet as PNG bytes."""
     buffer = io.BytesIO()
     sheet.save(buffer, "PNG")
     return buffer.getvalue()
 
 
 def as_page(head: str, sheet: Image.Image | None, name: str) -> str:
-    """Markdown with a picture of the sheet below `head`, small enough for an event of Dagster's history."""
+    """Return markdown with a picture of the sheet below `head`, small enough for an event of Dagster's history."""
     picture = as_data_uri(sheet, PAGE_CHARACTERS - len(head) - 50) if sheet else None
     return f"{head}\n\n![{name}]({picture})" if picture else head
 
 
 def as_data_uri(sheet: Image.Image, limit: int) -> str | None:
-    """A JPEG inside a link, for markdown, as large as fits into `limit` characters; None where nothing does."""
+    """Return a JPEG data URI for markdown, as large as fits into `limit` characters; None if no size fits."""
     for scale in (1.0, 0.75, 0.5, 0.35, 0.25):
         smaller = sheet.resize((max(1, int(sheet.width * scale)), max(1, int(sheet.height * scale))))
         for quality in (80, 60, 40):

@@ -1,9 +1,9 @@
-"""How much disk a job will take, from the real sizes of its images, and whether that much is free.
+"""Forecast of the disk space of a job, from the real sizes of its images, and comparison with the free space.
 
     jobs ──headers──> sizes ──shape rules──> bytes per kind, folder and image ──by device──> enough, or NotEnoughSpace
 
-Belongs here: what every output of a run takes on disk, and the comparison before anything is made.
-Belongs elsewhere: a disk that fills all the same (whoever writes meets the disk's own error).
+A disk that fills up nevertheless is reported by the code that writes.
+
 Spec: docs/spec/stage2.md#disk-forecast
 """
 
@@ -32,24 +32,24 @@ from imagemill.pipeline.stage2.image_metadata import size_or_none
 from imagemill.pipeline.stage2.plan import Job
 from imagemill.text.units import as_size
 
-# A record without its caption and names; what ledger and Dagster history keep of one image and kind (7,100 bytes measured);
-# a line of a shard index; what a set of shards has besides its samples.
+# Bytes per image: a record without its caption and names; ledger and Dagster history per image and kind (7,100 bytes measured);
+# a line of a shard index. SET_BYTES: a set of shards besides its samples.
 RECORD_BYTES = 360
 HISTORY_BYTES = 7_500
 INDEX_BYTES = 160
 SET_BYTES = 64_000
 
-# Replaced files stand beside their successors until their batch is published.
+# Replaced files coexist with their successors until their batch is published.
 SIDE_BY_SIDE = 256
 
-# Upright (height, width) in pixels by image id. An image that does not open is not in it, and takes nothing.
+# Upright (height, width) in pixels by image id. An image that cannot be decoded is not included and needs no space.
 Sizes = Mapping[str, tuple[int, int]]
 Jobs = Mapping[EmbeddingSpec, Sequence[Job]]
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What one kind of output adds to the disk that holds `folder`: `items`, bytes by image id; `besides`, in any case."""
+    """Additional bytes of one kind of output on the disk of `folder`: `items`, by image id; `besides`, independent of images."""
 
     kind: str
     folder: Path
@@ -58,6 +58,7 @@ class Need:
 
     @property
     def bytes(self) -> int:
+        """Total bytes."""
         return sum(self.items.values()) + self.besides
 
 
@@ -70,15 +71,21 @@ def check_space(
     shards: Path | None = None,
     sizes: Sizes | None = None,
 ) -> list[Need]:
-    """Compare what these jobs will write with what is free. Opens headers of images that were never read; writes nothing.
+    """Compare the bytes these jobs will write with the free space. Opens headers of images never read before; writes nothing.
 
     Args:
-        jobs: what each kind has to look at. state: folder of ledger and history. shards: where this command packs too.
+        jobs: jobs of each kind.
+        approved: folder of images.
+        derived: folder of embeddings and records.
+        state: folder of ledger and history.
+        shards: folder of shards, if this command also packs.
         sizes: of these images, if they have been measured.
+        threads: threads that read headers.
 
     Returns:
         the forecast, largest need first.
 
+    Raises:
     Raises:
         NotEnoughSpace: with the forecast, and how many images would fit.
     """
@@ -88,22 +95,22 @@ def check_space(
     return needs
 
 
-# ---- what it takes
+# ---- space needed
 
 
 def on_disk(size: int, block: int) -> int:
-    """Bytes that a file of this size occupies on a file system of this block size."""
+    """Return the bytes that a file of this size occupies on a file system with this block size."""
     return -(-size // block) * block
 
 
 def npy_bytes(spec: EmbeddingSpec, height: int, width: int) -> int:
-    """Length of the npy file of one image; height and width in pixels, after orientation."""
+    """Return the length of the npy file of one image; height and width in pixels, after orientation."""
     shape = spec.shape(height, width)
     return len(npy_header(shape, spec.dtype)) + math.prod(shape) * np.dtype(spec.dtype).itemsize
 
 
 def measure_sizes(jobs: Jobs, approved: Path, *, threads: int = 4) -> Sizes:
-    """Upright sizes: as last read where that still holds, else by the image's header. (0, 0) where the image is gone."""
+    """Return upright sizes: as last read if unchanged, else from the image's header. (0, 0) if the image is gone."""
     by_id = {job.image_id: job for planned in jobs.values() for job in planned}
     sizes = {i: (job.facts.height, job.facts.width) if job.facts else (0, 0) for i, job in by_id.items()}
     unread = [job for job in by_id.values() if not job.facts and job.stat]
@@ -114,9 +121,9 @@ def measure_sizes(jobs: Jobs, approved: Path, *, threads: int = 4) -> Sizes:
 
 
 def work_of(spec: EmbeddingSpec, jobs: Sequence[Job], sizes: Sizes) -> dict[str, int]:
-    """Return the amount of work of each job: pixels that the model computes, or the estimated length of its caption in tokens.
+    """Return the amount of work of each job: pixels the model computes, or the estimated length of its caption in tokens.
 
-    Progress is measured by it. An image that does not open counts as one pixel.
+    Progress is measured in it. An image that cannot be decoded counts as one pixel.
     """
     if spec.source == "caption":
         return {job.image_id: _estimated_tokens(job.caption or "") for job in jobs}
@@ -129,13 +136,13 @@ def _estimated_tokens(caption: str) -> int:
 
 
 def forecast(jobs: Jobs, sizes: Sizes, derived: Path, *, state: Path, shards: Path | None = None) -> list[Need]:
-    """What each kind of output will add, largest first; with `shards`, the tars of these images too."""
+    """Return the additional space of each kind of output, largest first; with `shards`, include the tars of these images."""
     records = {
         job.image_id: RECORD_BYTES + len((job.caption or "").encode()) + 2 * len(job.file_name.encode())
         for planned in jobs.values() for job in planned if job.image_id in sizes
     }  # fmt: skip
     needs = [_npy_need(spec, planned, sizes, derived / spec.folder) for spec, planned in jobs.items()]
-    # The merged file is written beside the old one, without the vectors that go into files of their own.
+    # The merged file is written next to the old one, without the vectors that move to their own files.
     vectors = {job.image_id: job.inline.length for planned in jobs.values() for job in planned if job.inline}
     kept = max(0, _bytes_of(derived.glob("*.jsonl")) - sum(vectors.values()))
     needs.append(Need("records", derived, records, kept))
@@ -147,7 +154,7 @@ def forecast(jobs: Jobs, sizes: Sizes, derived: Path, *, state: Path, shards: Pa
 
 
 def _npy_need(spec: EmbeddingSpec, jobs: Sequence[Job], sizes: Sizes, folder: Path) -> Need:
-    """A file that is replaced counts by what its successor has more; some stand side by side."""
+    """Return the need of one kind. A replaced file counts by the increase in size; some old files coexist with new ones."""
     block, items, replaced = block_size(folder), {}, []
     for job in jobs:
         if job.image_id in sizes:
@@ -159,7 +166,7 @@ def _npy_need(spec: EmbeddingSpec, jobs: Sequence[Job], sizes: Sizes, folder: Pa
 
 
 def _shard_need(records: Mapping[str, int], sizes: Sizes, output: Path) -> Need:
-    """Every sample of these images. A set is written beside the one it replaces, bucket after bucket."""
+    """Return the need of these images' samples. A new set coexists with the one it replaces, one bucket at a time."""
     touched = {assign_bucket(width, height) for height, width in sizes.values() if height}
     besides = [_bytes_of(bucket_folder(output, bucket).glob("*.tar")) + SET_BYTES for bucket in touched]
     items = {i: _sample_bytes(i, records[i], *size) for i, size in sizes.items() if size[0]}
@@ -167,12 +174,12 @@ def _shard_need(records: Mapping[str, int], sizes: Sizes, output: Path) -> Need:
 
 
 def _sample_bytes(image_id: str, record: int, height: int, width: int) -> int:
-    """One sample in a tar, with its line of the index: every member has a header and is padded to whole blocks."""
+    """Return the bytes of one sample in a tar and in the index: every member has a header and is padded to whole blocks."""
     members = {JSON_MEMBER: record, MASK_MEMBER: T5_TOKENS + 2 * BLOCK}
     members |= {spec.member: npy_bytes(spec, height, width) for spec in embedding_specs()}
     key = member_key(image_id)
     long = not key.isascii() or max(len(f"{key}.{member}") for member in members) > 100
-    headers = len(members) * (3 if long else 1) * BLOCK  # a long name has a header of its own, and a block for itself
+    headers = len(members) * (3 if long else 1) * BLOCK  # a long name takes a header and a block of its own
     return headers + sum(on_disk(size, BLOCK) for size in members.values()) + INDEX_BYTES + 2 * len(key)
 
 
@@ -180,11 +187,11 @@ def _bytes_of(paths: Iterable[Path]) -> int:
     return sum(path.stat().st_size for path in paths)
 
 
-# ---- whether it is there
+# ---- free space
 
 
 def require_space(needs: Iterable[Need]) -> None:
-    """Raises NotEnoughSpace where the needs of one disk add up to more than it has free."""
+    """Raise NotEnoughSpace if the needs on one disk add up to more than its free space."""
     disks: dict[int, list[Need]] = {}
     for need in needs:
         disks.setdefault(_nearest(need.folder).stat().st_dev, []).append(need)
@@ -202,19 +209,19 @@ def require_space(needs: Iterable[Need]) -> None:
 
 
 def free_bytes(folder: Path) -> int:
-    """What an ordinary user may still write there; a folder that is not there counts by its nearest parent that is."""
+    """Return the bytes an ordinary user may still write there; for a missing folder, those of its nearest existing parent."""
     disk = os.statvfs(_nearest(folder))
-    # Some file systems know no limit, and say so with a size of 0.
+    # Some file systems have no limit and report a size of 0.
     return disk.f_bavail * disk.f_frsize if disk.f_blocks else sys.maxsize
 
 
 def block_size(folder: Path) -> int:
-    """Bytes by which files grow there."""
+    """Return the allocation unit of files there, in bytes."""
     return os.statvfs(_nearest(folder)).f_frsize
 
 
 def _nearest(folder: Path) -> Path:
-    """The folder, or its nearest parent that is there."""
+    """Return the folder, or its nearest existing parent."""
     absolute = Path(os.path.abspath(folder))
     return next(path for path in (absolute, *absolute.parents) if path.exists())
 
@@ -228,7 +235,7 @@ def _remedy(needs: Sequence[Need], free: int) -> str:
 
 
 def _fitting(needs: Sequence[Need], free: int) -> int:
-    """How many images fit, taken in name order; rounded down to three figures."""
+    """Return the number of images that fit, taken in name order; rounded down to three significant digits."""
     left = free - sum(need.besides for need in needs)
     ids = sorted({image_id for need in needs for image_id in need.items})
     totals = itertools.accumulate(sum(need.items.get(i, 0) for need in needs) for i in ids)

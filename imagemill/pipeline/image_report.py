@@ -1,7 +1,7 @@
 """The report on one image: source, caption, files, record, shard, problems. Reads only; opens no image and no npy.
 
-Belongs here: gathering facts from folders, ledger, records and shard indexes.
-Belongs elsewhere: the whole data root (status.py), printing (dagster_project/cli/).
+The status of the whole data root is in status.py, printing in dagster_project/cli/.
+
 Spec: docs/spec/conventions.md#no-silent-loss
 """
 
@@ -26,10 +26,10 @@ from imagemill.text.close_names import name_hint
 
 
 def explain(session: Session, image_id: str) -> dict[str, Any]:
-    """The whole story of one image: what is known at every station, and why it went no further.
+    """Return the report on one image: the data of every stage, and why it went no further.
 
     Raises:
-        MissingInput: no station has ever heard of it.
+        MissingInput: if no stage has any record of the image.
     """
     root, inventory = session.root, session.overview()
     scan, ledger = inventory.scan, ledger_of_runs(session)
@@ -82,7 +82,7 @@ def _embedding(root: DataRoot, spec: Any, image_id: str, ledger: Ledger) -> dict
     store = NpyStore(root.derived / spec.folder, spec)
     try:
         path, stat = store.path(image_id), store.stat(image_id)
-    except (OSError, ValueError):  # not there, or no name that a file can have
+    except (OSError, ValueError):  # no such file, or an id that cannot be a file name
         return None
     rows = [row for row in ledger.files(spec.kind, [image_id]).values() if row.stat == stat]
     known = {"maker": rows[0].maker, "made from": rows[0].source} if rows else {"maker": "not in the ledger"}
@@ -90,7 +90,7 @@ def _embedding(root: DataRoot, spec: Any, image_id: str, ledger: Ledger) -> dict
 
 
 def _shard_place(output: Path, image_id: str) -> dict[str, Any] | None:
-    """Where its sample lies: the one that counts, else the newest that counts no more."""
+    """Return the position of the image's sample: the one in use, else the last one in the index, with its tombstone."""
     found: dict[str, Any] | None = None
     for index in sorted(output.glob(f"bucket_*/{INDEX}")):
         dead = {tombstone.place: tombstone.why for tombstone in read_tombstones(index.parent)}

@@ -1,7 +1,8 @@
-"""Who is working on what: one claim per asset and partition, so that chunks of a backfill, buckets, ranks and a sensor's run
-work side by side, and the same partition never twice at once.
+"""Leases on partitions: one claim per asset and partition.
 
-Claims live in the ledger. A claim of a dead process counts for nothing.
+Chunks of a backfill, buckets, ranks and a sensor's run work in parallel, but never twice on the same partition. Claims are
+stored in the ledger; a claim of a dead process is ignored.
+
 Spec: docs/spec/conventions.md#leases
 """
 
@@ -20,21 +21,21 @@ MOST_SECONDS = 3600.0
 
 
 class StillHeld(ImagemillError, TimeoutError):
-    """Another living run has held a partition for too long."""
+    """Raised if another living run has held a partition for too long."""
 
 
 def wait_for_claim(ledger: Ledger, asset: str, items: Sequence[str], run_id: str) -> None:
-    """Lease these partitions to this process; while a living run holds one of them, wait and print whose it is.
+    """Lease these partitions to this process; while a living run holds one of them, wait and print its run id.
 
     Raises:
-        StillHeld: after `MOST_SECONDS`.
+        StillHeld: after `MOST_SECONDS` seconds.
     """
-    told: set[str] = set()
+    reported: set[str] = set()
     began = time.monotonic()
     while holders := ledger.claim(asset, items, run_id):
-        for holder in sorted(holders - told):
+        for holder in sorted(holders - reported):
             print(f"{asset}: waiting for run {holder}, which works on the same partitions", file=sys.stderr, flush=True)
-        told |= holders
+        reported |= holders
         if time.monotonic() - began > MOST_SECONDS:
             raise StillHeld(
                 f"{asset}: after {MOST_SECONDS / 60:.0f} minutes still held by run {', '.join(sorted(holders))}",
@@ -47,7 +48,7 @@ def wait_for_claim(ledger: Ledger, asset: str, items: Sequence[str], run_id: str
 
 @contextmanager
 def claimed(ledger: Ledger, asset: str, items: Sequence[str], run_id: str, *, stays: bool = False) -> Iterator[None]:
-    """Claim partitions while the block runs; if it `stays` and the block ends well, until this process ends."""
+    """Claim partitions for the block; with `stays`, keep them until this process ends unless the block raises."""
     wait_for_claim(ledger, asset, items, run_id)
     try:
         yield
@@ -61,7 +62,7 @@ def claimed(ledger: Ledger, asset: str, items: Sequence[str], run_id: str, *, st
 
 @dataclass(frozen=True, slots=True)
 class Leased:
-    """Work on some partitions, which an asset returns to its IO manager: planned once they are claimed.
+    """Work on some partitions, which an asset returns to its IO manager. It is planned once the partitions are claimed.
 
     Attributes:
         asset, items, run_id: of the claim.
@@ -77,6 +78,6 @@ class Leased:
 
     @contextmanager
     def claimed(self) -> Iterator[Any]:
-        """Claim the partitions, plan, and release them when the block has ended."""
+        """Claim the partitions, yield the plan, and release them when the block ends."""
         with claimed(self.ledger, self.asset, self.items, self.run_id):
             yield self.plan()

@@ -1,9 +1,9 @@
-"""How this process treats the memory of large arrays.
+"""Tuning of glibc's malloc for large arrays.
 
-By default glibc gives every freed array back to the system, which clears each page anew for the next one: half of the time
-that a photo of a megapixel takes to open. Blocks that are kept cost nothing that was not in use a moment before.
+By default glibc returns every freed array to the system, which then clears each page for the next one: half of the time that it
+takes to open a photo of one megapixel. Keeping freed blocks needs no more memory than was in use a moment before.
 
-How much it gains: benchmarks/system_calls.py.
+The gain is measured in benchmarks/system_calls.py.
 Reference: mallopt(3).
 """
 
@@ -12,15 +12,15 @@ import functools
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
-# The largest that glibc takes; an array above it goes back to the system at once, as all do by default.
+# The largest value that glibc accepts; larger arrays are returned to the system at once, as all are by default.
 KEPT_BLOCK_BYTES = 32 * 1024 * 1024
-# What a thread keeps for its next arrays, at most.
+# Most bytes that a thread keeps for its next arrays.
 KEPT_BYTES = 64 * 1024 * 1024
 
 
 @functools.cache
 def reuse_freed_memory() -> None:
-    """Keep freed blocks for the next array, from now on and in the whole process. Where there is no glibc: nothing."""
+    """Keep freed blocks for later arrays, in the whole process from now on. Does nothing without glibc."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError):  # another C library, or another system

@@ -1,7 +1,6 @@
-"""Work on threads ahead of whoever takes the results: in order, and never more of it at once than a budget.
+"""Bounded prefetching on a thread pool, in order, within a budget.
 
-Belongs here: how much is under way.
-Belongs elsewhere: what the work is and what it weighs (pipeline/stage2/embed.py).
+The work itself and its weights are defined by callers (pipeline/stage2/embed.py).
 """
 
 from collections import deque
@@ -26,17 +25,23 @@ def bounded_map(
 ) -> Iterator[R]:
     """Yield `work(item)` of each item, in order.
 
-    An item is started once fewer than `most` are under way and their weights leave room for its own; one alone may weigh
-    anything. Only the caller's thread decides that, and it holds nothing while it waits: there is no deadlock to avoid.
+    An item is started once fewer than `most` are pending and their weights leave room for its own; a single item may have any
+    weight. Only the caller's thread decides, and it holds no lock while it waits, so there is no deadlock.
 
     Args:
-        weigh: what an item weighs from its start; None where only `measure`, asked on the pool, can tell.
-        keeps: what its result weighs until it is taken.
+        pool: runs `work` and `measure`.
+        work: computes the result of an item.
+        items: the items.
+        weigh: returns the weight of an item from its start; None if only `measure` can determine it.
+        measure: returns the weight of an item; called on the pool.
+        keeps: returns the weight of a result until it is yielded.
+        most: most items pending at once.
+        budget: largest total weight.
     """
     running: deque[tuple[Future[R], int]] = deque()
     begun = 0
     for item, weight in _weighed(pool, weigh, measure, items, most):
-        # What was begun is never less than what is held, and known without asking each.
+        # `begun` is never less than the weight held, and known without examining each future.
         while running and (
             len(running) >= most or (begun + weight > budget and _held(running, keeps) + weight > budget)
         ):
@@ -56,7 +61,7 @@ def _weighed(
     items: Iterable[T],
     ahead: int,
 ) -> Iterator[tuple[T, int]]:
-    """Items with their weights, which are asked for so early that none waits in the queue behind the work of others."""
+    """Yield items with their weights; measuring starts early enough not to queue behind the work on other items."""
     asked: deque[tuple[T, int | Future[int]]] = deque()
     for item in items:
         weight = weigh(item)

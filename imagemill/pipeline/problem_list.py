@@ -4,8 +4,8 @@
     quarantine files ──lines───────────┼──> one entry per input and reason
     ledger and approved/ ──gone images─┘
 
-Belongs here: which problems hold now, and their list.
-Belongs elsewhere: recording problems (store/ledger/problems.py), counting images (accounting.py).
+Problems are recorded in store/ledger/problems.py; images are counted in accounting.py.
+
 Spec: docs/spec/conventions.md#no-silent-loss
 """
 
@@ -72,9 +72,11 @@ class InputProblem(msgspec.Struct, frozen=True):
 
 
 def current_problems(scan: Scan, ledger: Ledger, problems: Iterable[Problem] | None = None) -> list[Problem]:
-    """Return the problems that still hold: of bytes and names that are there now.
+    """Return the problems that still hold: those of bytes and names that exist now.
 
     Args:
+        scan: contents of `approved/`.
+        ledger: contains the problems.
         problems: rows of the ledger; unset: all.
     """
     problems = ledger.problems() if problems is None else problems
@@ -95,6 +97,8 @@ def list_problems(inventory: Inventory, ledger: Ledger, problems: Iterable[Probl
     """Return one entry per input and reason, in order of items.
 
     Args:
+        inventory: contents of the folders.
+        ledger: sources and withdrawals.
         problems: those of the ledger that still hold.
     """
     entries = [*_of_ledger(problems), *gone_images(inventory.scan, ledger), *_quarantined_lines(inventory.root)]
@@ -106,7 +110,7 @@ def _of_ledger(problems: Iterable[Problem]) -> Iterator[InputProblem]:
     for problem in problems:
         together.setdefault((problem.item, problem.reason), []).append(problem)
     for (item, reason), rows in together.items():
-        # Of several assets, the one that met the input first describes it.
+        # If there are several assets, the one that reported the input first describes it.
         first = min(rows, key=lambda row: (row.at, row.asset))
         outcome: Outcome = "refused" if any(row.outcome == "refused" for row in rows) else "failed"
         yield InputProblem(
@@ -121,10 +125,10 @@ def _of_ledger(problems: Iterable[Problem]) -> Iterator[InputProblem]:
 
 
 def gone_images(scan: Scan, ledger: Ledger) -> Iterator[InputProblem]:
-    """Yield the images that were deleted or renamed; those that have been withdrawn are settled."""
+    """Yield the images that were deleted or renamed, except withdrawn ones."""
     sources, withdrawn = ledger.sources(), ledger.withdrawals()
     gone = [row for image_id, row in sources.items() if image_id not in scan.sources and image_id not in withdrawn]
-    # Images that are there and were read as they are, by the fingerprint of their bytes.
+    # Present images whose recorded signature is current, by the fingerprint of their bytes.
     found = scan.sources if gone else {}
     successors = {row.fingerprint: row for i, row in sources.items() if i in found and found[i].stat == row.stat}
     for row in gone:
@@ -171,7 +175,7 @@ def _quarantined_lines(root: DataRoot) -> Iterator[InputProblem]:
 def problems_of_kind(inventory: Inventory, ledger: Ledger, spec: EmbeddingSpec) -> list[InputProblem]:
     """Return why images have no file of this kind.
 
-    An image that is refused for its own bytes is refused for every kind, although one asset recorded it.
+    An image that is refused because of its own bytes is refused for every kind, although only one asset recorded it.
     """
     assets = {spec.kind} | (_OF_CAPTIONS if spec.source == "caption" else set())
 
@@ -181,14 +185,14 @@ def problems_of_kind(inventory: Inventory, ledger: Ledger, spec: EmbeddingSpec) 
 
     held = _held(inventory, ledger, concerns)
     ids = sorted({problem.item for problem in held if problem.item in inventory.scan.sources})
-    # Their files as they are now: the listing may be from before this pass.
+    # List these files again: the inventory's listing may be from before this pass.
     current = inventory.with_files(spec, _listing(inventory.store(spec), ids))
     done = {row.image_id for row in plan_for(spec, ids, current, ledger).done}
     return _sorted(_of_ledger(problem for problem in held if problem.item not in done))
 
 
 def problems_of_records(inventory: Inventory, ledger: Ledger) -> list[InputProblem]:
-    """Return why inputs have no record, or not the one that they ask for; lines in quarantine too."""
+    """Return why inputs have no record or an outdated one; includes quarantined lines."""
     assets = {SOURCE_ASSET, RECORDS} | _OF_CAPTIONS
     held = _held(inventory, ledger, lambda problem: problem.asset in assets or _is_of_image(problem))
     return _sorted([*_of_ledger(held), *_quarantined_lines(inventory.root)])
@@ -204,7 +208,7 @@ def _is_of_image(problem: Problem) -> bool:
 
 
 def _held(inventory: Inventory, ledger: Ledger, concerns: Callable[[Problem], bool]) -> list[Problem]:
-    """Return the problems of concern that hold now. The folder is only listed if there are any."""
+    """Return the current problems that the predicate selects. The folder is listed only if there are any."""
     rows = [problem for problem in ledger.problems() if concerns(problem)]
     return current_problems(inventory.scan, ledger, rows) if rows else []
 
@@ -214,6 +218,6 @@ def _listing(store: NpyStore, ids: Iterable[str]) -> dict[str, FileSignature]:
     for image_id in ids:
         try:
             found[image_id] = store.stat(image_id)
-        except (OSError, ValueError):  # no file, or an id that no file can have
+        except (OSError, ValueError):  # no file, or an id that cannot be a file name
             continue
     return found

@@ -1,11 +1,11 @@
-"""Rebuild a damaged or lost ledger from what the data root still holds.
+"""Reconstruction of a damaged or lost ledger from the remaining data of the data root.
 
     settings, withdrawals   second copy beside the data, else the models of the shard manifests and withdrawn tombstones
     images                  files in approved/ with a record: bytes read, size compared with the record
-    npy files               every byte read; the model of those whose bytes are packed is that of the manifest
+    npy files               every byte read; if the bytes are packed, the model is that of the manifest
 
-The rows that a damaged ledger still gives are not used: nothing shows which of them are right. Captions, masks and everything
-else that a run recomputes without a model are left to the next run.
+Rows that can still be read from a damaged ledger are not used, because nothing shows which of them are correct. Captions, masks
+and everything else that a run recomputes without a model are left to the next run.
 """
 
 import os
@@ -47,7 +47,7 @@ from imagemill.store.second_copy import newest, refresh
 
 @dataclass(slots=True)
 class Packed:
-    """All samples in shards. `makers`: digest of a sample → the models that made the files of its set, by kind."""
+    """All samples in shards. `makers`: digest of a sample → keys of the models that made the files of its set, by kind."""
 
     makers: dict[str, Mapping[str, str]] = field(default_factory=dict)
     identities: dict[str, ModelIdentity] = field(default_factory=dict)
@@ -60,9 +60,9 @@ class Repair:
     """The contents of a rebuilt ledger.
 
     Attributes:
-        damage: what is wrong with the ledger; None if it is whole.
+        damage: description of the damage; None if the ledger is intact.
         copied_at: time of the second copy, None without one.
-        invalid: npy files that are no good, with the reason: the next run makes them again.
+        invalid: invalid npy files with the reason; the next run makes them again.
     """
 
     damage: str | None
@@ -91,7 +91,7 @@ class Repair:
 
 
 def plan_repair(root: DataRoot) -> Repair:
-    """Read everything that a new ledger can be built from; write nothing."""
+    """Read all data that a new ledger can be built from; write nothing."""
     damage = damage_of(root)
     if damage is None:
         return Repair(None)
@@ -115,7 +115,7 @@ def plan_repair(root: DataRoot) -> Repair:
 
 
 def damage_of(root: DataRoot) -> str | None:
-    """Return what is wrong with the ledger, None if every page, table and identity can be read."""
+    """Return a description of the ledger's damage, None if every page, table and identity can be read."""
     if not root.ledger.exists():
         return "the ledger is not there"
     try:
@@ -135,7 +135,7 @@ def damage_of(root: DataRoot) -> str | None:
 
 
 def read_packed(root: DataRoot) -> Packed:
-    """Read what the shard sets tell about their samples and the models behind them."""
+    """Read samples, models and withdrawals from the shard sets."""
     packed, live = Packed(), set[str]()
     for bucket in BUCKETS:
         folder = bucket_folder(root.shards, bucket)
@@ -191,7 +191,7 @@ def _read_files(root: DataRoot, packed: Packed, repair: Repair) -> None:
 
 
 def _source(root: DataRoot, source: SourceFile | None, record: Record) -> SourceRow | None:
-    """The row of an image whose size is that of its record; None for one that the next run has to look at."""
+    """Return the row of an image whose size equals its record's; None for one that the next run has to open."""
     if source is None:
         return None
     path = root.approved / source.file_name
@@ -222,10 +222,13 @@ def _file(
 def _with_makers(
     record: Record, rows: list[FileRow], packed: Packed, regenerated: Mapping[str, str | None]
 ) -> Iterator[FileRow]:
-    """Files that are packed byte for byte were made by the models of their set's manifest.
+    """Yield rows with their models: files that are packed byte for byte were made by the models of their set's manifest.
 
     Args:
-        regenerated: kinds whose files are all being replaced, with the key of the new model: all others are superseded.
+        record: the image's record.
+        rows: of its files.
+        packed: samples in shards.
+        regenerated: kinds whose files are all being replaced, with the key of the new model; all others are superseded.
     """
     digest = sample_digest(encode_sorted(record), ((row.kind, row.content) for row in rows))
     makers = packed.makers.get(digest, {})
@@ -238,7 +241,7 @@ def _with_makers(
 
 
 def apply_repair(root: DataRoot, repair: Repair) -> Path | None:
-    """Put a new ledger in the place of the damaged one.
+    """Replace the damaged ledger by a new one.
 
     Returns:
         folder in quarantine with the damaged files, None if there were none.

@@ -3,11 +3,9 @@
     with open_session(path) as session:       in the process and thread that opened it, a second `open_session` joins it
         session.root  session.config  session.ledger
 
-A run that a command executes in its own process joins the command's session, and works on what the command has listed.
+A run that a command executes in its own process joins the command's session and uses the command's listings.
 
-Belongs here: opening these, once, and closing them.
-Belongs elsewhere: where the folders are recorded (store/locations.py), what the configuration file may contain (config.py).
-
+Recorded folders are in store/locations.py, the contents of the configuration file in config.py.
 """
 
 import os
@@ -24,7 +22,7 @@ from imagemill.store.ledger import IN_MEMORY, Ledger
 from imagemill.store.locations import Place, put, remember, with_recorded
 from imagemill.store.second_copy import open_ledger
 
-if TYPE_CHECKING:  # listing brings numpy, which commands that list nothing do not need
+if TYPE_CHECKING:  # the import loads numpy, which commands that list nothing do not need
     from imagemill.pipeline.stage2.inventory import Inventory
 
 _OPEN = threading.local()
@@ -34,8 +32,8 @@ class Session:
     """Configuration, folders and ledger of one data root.
 
     Attributes:
-        root: the data root, with its folders where the last runs put them.
-        planned: what a command has listed for the runs that it executes; None where each step lists for itself.
+        root: the data root, with the folders recorded by the last runs.
+        planned: a command's listing for the runs that it executes; None if each step makes its own.
     """
 
     def __init__(self, root: DataRoot, config_file: str | None) -> None:
@@ -52,7 +50,7 @@ class Session:
 
     @property
     def captioned(self) -> bool:
-        """Whether a captioner is configured. False if the configuration cannot be read: who needs it reports the error."""
+        """Whether a captioner is configured. False if the configuration cannot be read, which is reported on its use."""
         try:
             return self.config.captioner.enabled
         except ImagemillError:
@@ -65,7 +63,7 @@ class Session:
 
     @property
     def reading(self) -> Ledger:
-        """The ledger for reading: an empty one in memory where the data root has none."""
+        """The ledger for reading: an empty one in memory if the data root has none."""
         if "ledger" in self.__dict__:
             return self.ledger
         if self._read_only is None:
@@ -111,6 +109,7 @@ class Session:
         return inventory
 
     def close(self) -> None:
+        """Close the ledger."""
         for ledger in (self._read_only, self.__dict__.get("ledger")):
             if ledger is not None:
                 ledger.close()

@@ -2,8 +2,7 @@
 
 Reads only; opens no image and no npy file.
 
-Belongs here: gathering figures from folders, ledger, records and manifests.
-Belongs elsewhere: how images are counted (accounting.py), one image's report (image_report.py), printing (dagster_project/).
+Images are counted in accounting.py; the report on one image is in image_report.py, printing in dagster_project/.
 """
 
 from collections import Counter
@@ -31,7 +30,8 @@ class Status(msgspec.Struct, dict=True):
         records: lines of the file of records with an id; `stage1`: those that are not yet of version 2.
         truncated: captions that are longer than the text encoder's input.
         regenerating: kinds whose files are all being replaced.
-        buckets: samples and tars per bucket. unreadable: buckets whose manifest cannot be used, with the remedy.
+        buckets: samples and tars per bucket.
+        unreadable: buckets whose manifest cannot be used, with the remedy.
         problems: one entry per input and reason, in order of items.
     """
 
@@ -82,6 +82,7 @@ def read_status(session: Session, embedded: frozenset[str] | set[str] = frozense
     """Gather the state of a data root from listings, ledger, records and manifests.
 
     Args:
+        session: the session of the data root.
         embedded: images for which the calling command made a file.
     """
     inventory, status = session.overview(), Status()

@@ -94,7 +94,7 @@ def test_rank_that_dies_fails_its_partition_alone_and_the_merge_goes_on(tickets,
     )  # fmt: skip
 
     assert not done.success
-    assert f"rank 1 of 2 of {MISSION} ended with exit code 9 at work on 审核通过/b/b1.jpg" in failure_of(
+    assert f"rank 1 of 2 of {MISSION} ended with exit code 9 working on 审核通过/b/b1.jpg" in failure_of(
         done, "stage_a_ranks"
     )
     assert instance.get_materialized_partitions(dg.AssetKey("stage_a_ranks")) == {keys[0]}

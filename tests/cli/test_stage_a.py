@@ -149,7 +149,7 @@ def test_rank_of_torchrun_says_which_image_ended_its_process(tickets, tmp_path):
     for _ in range(2):
         said, _ = torchrun(tickets, "--summarizer", f"{MODULE}:Deadly", ASKED=tmp_path / "asked").communicate()
 
-    assert f"imagemill: rank 1 of 2 of {MISSION} ended with exit code 9 at work on 审核不通过/c/deadly.jpg" in said, (
+    assert f"imagemill: rank 1 of 2 of {MISSION} ended with exit code 9 working on 审核不通过/c/deadly.jpg" in said, (
         said
     )
     assert groups(tickets).keys() == {"a::fail", "b::pass", "d::pass"}
@@ -261,7 +261,7 @@ def test_killed_rank_costs_the_batch_at_hand_and_no_finished_image_is_inferred_a
     code, said = kill_one_rank(tickets, tmp_path / "asked", seconds=0.6, rng=Random(1))
 
     assert code == 1, said
-    assert f"of 2 of {MISSION} was ended by SIGKILL at work on 审核" in said
+    assert f"of 2 of {MISSION} was ended by SIGKILL working on 审核" in said
     assert "rank_died" in said
     assert len(groups(tickets)) >= 2, "those of the other rank"
     assert {name: len(images) for name, images in groups(tickets).items()}.items() < WHOLE.items()

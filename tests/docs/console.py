@@ -6,7 +6,7 @@
     …
     ```
 
-A line `…` stands for any number of lines. A block with a title, ```` ```python title="read.py" ````, is written to that file.
+A line `…` matches any number of lines. A block with a title, ```` ```python title="read.py" ````, is written to that file.
 Times, run ids, and folders are normalised on both sides. A console block may begin with `<!-- exit code 1 -->` above it.
 
 `python -m tests.docs.console PAGE…` writes the actual output into the pages.
@@ -132,7 +132,7 @@ def normalised(rows: list[str]) -> list[str]:
 
 
 def agrees(expected: list[str], actual: list[str]) -> bool:
-    """Return whether the printed lines are the expected ones; `…` stands for any number of lines."""
+    """Return whether the printed lines are the expected ones; `…` matches any number of lines."""
     pattern = "".join(".*" if row.strip() == ANY else re.escape(row) + "\n" for row in normalised(expected))
     text = "".join(row + "\n" for row in normalised(actual))
     return re.fullmatch(pattern, text, re.DOTALL) is not None

@@ -141,7 +141,7 @@ def test_preprocessing_that_asks_for_other_steps_is_refused(change, preview_root
 
 
 def test_name_of_the_slow_processor_means_the_same_steps(preview_root, folder):
-    """What the file's other keys say is not part of the identity."""
+    """Other keys of the file are not part of the identity."""
     edit_processor(folder, image_processor_type="DINOv3ViTImageProcessor", data_format="channels_first")
 
     assert load(preview_root).identity.key == load(preview_root, model=folder).identity.key

@@ -42,7 +42,7 @@ def forget_snapshots():
 
 @pytest.fixture
 def given(preview_root):
-    """What every encoder's class methods take beside the settings."""
+    """Arguments of every encoder's class methods besides the settings."""
     return lambda spec: {"spec": spec, "threads": 1, "preview_root": preview_root}
 
 
@@ -179,7 +179,7 @@ def test_model_of_the_hub_is_taken_from_the_cache_with_its_commit(given, copy_of
 
 @pytest.fixture
 def asked(monkeypatch, tmp_path):
-    """What snapshot_download was asked for; it finds nothing."""
+    """Record the arguments of snapshot_download, which finds nothing."""
     calls = []
 
     def record(model, **options):
@@ -327,7 +327,7 @@ def test_identity_names_everything_that_decides_the_bytes(spec, given):
 
     assert identity.facts.keys() == shared | own[spec]
     assert ("float32", spec.dtype) == (identity.facts["compute_dtype"], identity.facts["stored_dtype"])
-    # What is recorded as JSON must compare equal to what is read from it.
+    # Facts recorded as JSON must compare equal after they are read back.
     assert json.loads(json.dumps(identity.facts)) == identity.facts
 
 

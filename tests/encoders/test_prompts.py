@@ -1,4 +1,4 @@
-"""What the model is asked: ours, or what the configuration names."""
+"""Prompts of the model: the package's, or those named in the configuration."""
 
 import pytest
 

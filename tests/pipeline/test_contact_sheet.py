@@ -1,4 +1,4 @@
-"""The sheet of thumbnails: a row per group, pictures upright, a grey field where there is none."""
+"""The sheet of thumbnails: a row per group, images upright, a grey square for a missing one."""
 
 import base64
 import io

@@ -70,9 +70,9 @@ def test_forecast_is_what_numpy_writes_or_a_little_more(tmp_path, sizes):
 
     needs = forecast(jobs, measure_sizes(jobs, tmp_path), tmp_path, state=tmp_path)
 
-    told = sum(need.bytes for need in needs if need.kind in {spec.kind for spec in jobs})
-    assert length <= told
-    assert occupied <= told <= 1.1 * occupied
+    predicted = sum(need.bytes for need in needs if need.kind in {spec.kind for spec in jobs})
+    assert length <= predicted
+    assert occupied <= predicted <= 1.1 * occupied
 
 
 def test_latent_of_a_megapixel_takes_what_the_shape_rule_says():
@@ -173,12 +173,12 @@ def test_shards_are_forecast_as_they_are_written(data_root, image_id):
         jobs = {spec: plan_of(data_root, spec, ledger).jobs for spec in embedding_specs()}
     sizes = measure_sizes(jobs, data_root.approved)
     needs = forecast(jobs, sizes, data_root.derived, state=data_root.state, shards=data_root.shards)
-    told = next(need.bytes for need in needs if need.kind == "shards")
+    predicted = next(need.bytes for need in needs if need.kind == "shards")
 
     _pack(data_root, ids)
 
     written = sum(path.stat().st_size for path in data_root.shards.glob("*/*"))
-    assert written <= told <= 1.1 * written + module.SET_BYTES
+    assert written <= predicted <= 1.1 * written + module.SET_BYTES
 
 
 def test_set_that_is_replaced_stands_beside_the_new_one(data_root):
@@ -187,13 +187,13 @@ def test_set_that_is_replaced_stands_beside_the_new_one(data_root):
     old = sum(path.stat().st_size for path in data_root.shards.glob("*/*.tar"))
     jobs = {spec: [job("c", size=(24, 32))] for spec in embedding_specs()}
 
-    def told(shards):
+    def predicted(shards):
         needs = forecast(
             jobs, measure_sizes(jobs, data_root.approved), data_root.derived, state=data_root.state, shards=shards
         )
         return next(need.bytes for need in needs if need.kind == "shards")
 
-    assert told(data_root.shards) - told(data_root.path / "nowhere") == old > 0
+    assert predicted(data_root.shards) - predicted(data_root.path / "nowhere") == old > 0
 
 
 def _pack(root, ids):
@@ -233,15 +233,15 @@ def test_job_that_does_not_fit_is_stopped_with_the_forecast(tmp_path, monkeypatc
     with pytest.raises(NotEnoughSpace) as caught:
         check_space(jobs, tmp_path, tmp_path / "derived", state=tmp_path)
 
-    told = caught.value
-    assert isinstance(told, ImagemillError)
-    assert isinstance(told, OSError)
-    assert "this job needs about 536.3 MB, 100.0 MB are free" in str(told)
-    assert "528.4 MB for 1,000 vae_latents" in str(told)
-    assert "1,000 records" in str(told)
-    assert "--limit 186" in str(told)
-    assert "--output-base-dir" in str(told)
-    assert told.needed > told.free
+    error = caught.value
+    assert isinstance(error, ImagemillError)
+    assert isinstance(error, OSError)
+    assert "this job needs about 536.3 MB, 100.0 MB are free" in str(error)
+    assert "528.4 MB for 1,000 vae_latents" in str(error)
+    assert "1,000 records" in str(error)
+    assert "--limit 186" in str(error)
+    assert "--output-base-dir" in str(error)
+    assert error.needed > error.free
 
     first = {VAE: jobs[VAE][:186]}
     assert check_space(first, tmp_path, tmp_path / "derived", state=tmp_path)

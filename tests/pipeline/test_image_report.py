@@ -242,7 +242,7 @@ def test_damaged_index_stops_no_story(root, line):
     assert explain(root, "a")["record"] == 1
 
 
-@pytest.mark.parametrize("image_id", ["nobody", "../a", "a" * 300, "a\x00b", "", "derived/a"])
+@pytest.mark.parametrize("image_id", ["missing", "../a", "a" * 300, "a\x00b", "", "derived/a"])
 def test_id_that_nobody_has_heard_of_is_said(root, image_id):
     with pytest.raises(MissingInput, match="no image"):
         explain(root, image_id)

@@ -16,7 +16,7 @@ from imagemill.store.ledger import EVERY, LeaseLost, Ledger
 
 
 def holder(path, items, after):
-    """Another process that claims, says so, and then does as told."""
+    """Run another process that claims, reports it, and then follows instructions."""
     script = f"""
         import os, signal, sys, time
         from pathlib import Path

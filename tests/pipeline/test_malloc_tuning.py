@@ -29,7 +29,7 @@ print(first, faults())
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="no glibc here")
 def test_large_arrays_take_the_pages_of_those_before():
-    """Each page that the system clears anew costs more than filling it. Reference: mallopt(3)."""
+    """Each page that the system clears again costs more than filling it. Reference: mallopt(3)."""
     shown = subprocess.run([sys.executable, "-c", COUNT], capture_output=True, text=True, check=True).stdout
     before, after = map(int, shown.split())
 

@@ -69,7 +69,7 @@ def test_every_result_comes_in_order_and_no_more_than_the_budget_is_under_way(we
 
 @pytest.mark.parametrize(("keeps", "started"), [(0, [1, 2]), (4, [1])])
 def test_results_that_weigh_nothing_make_room_before_they_are_taken(keeps, started):
-    """A shrunk image holds no pixels: the next one is opened although nobody has taken the first."""
+    """A shrunk image holds no pixels: the next one is opened although the first has not been consumed."""
     most, done = 3, []
 
     def source():

@@ -62,8 +62,8 @@ def test_one_bucket_folder_is_opened_alone(root):
 
 
 def test_unknown_id_is_a_key_error(root):
-    with pytest.raises(KeyError, match="nobody"):
-        ShardSet.open(root.shards)["nobody"]
+    with pytest.raises(KeyError, match="missing"):
+        ShardSet.open(root.shards)["missing"]
 
 
 def test_samples_under_a_tombstone_do_not_count(own_root):

@@ -341,13 +341,13 @@ def test_mitigation_no_other_vae_steps_in(data_root, unusable_vae):
 
 def test_mitigation_error_names_the_model_and_the_details(unusable_vae):
     """Flux VAE Model Compatibility with ROCm: Log clear error messages with model name and error details."""
-    for told in (
+    for part in (
         "vae_latents",
         "black-forest-labs/FLUX.1-dev",
         "does not run on cpu",
         "HIP error: invalid device function",
     ):
-        assert told in unusable_vae
+        assert part in unusable_vae
     assert "imagemill.yaml" in unusable_vae, "and what to do"
 
 
@@ -493,7 +493,7 @@ def test_mitigation_models_are_freed_between_passes(data_root, watched, monkeypa
     """T5-Large Model Memory Footprint: Explicit `del model; torch.cuda.empty_cache()` between passes."""
     pictures(data_root, *"abc")
     assert passes_here(data_root, "abc", *embedding_assets).success
-    assert [event for event in watched if "beside" in event] == [], "nobody holds an encoder after its pass"
+    assert [event for event in watched if "beside" in event] == [], "no encoder is alive after its pass"
     monkeypatch.undo()
 
     import torch
@@ -504,7 +504,7 @@ def test_mitigation_models_are_freed_between_passes(data_root, watched, monkeypa
         encoder = object.__new__(spec.encoder_class())
         encoder._model = torch.nn.Identity()
         model = weakref.ref(encoder._model)
-        # What is emptied is what nobody holds any more at that moment.
+        # The model is garbage by then, so the cache can be emptied.
         monkeypatch.setattr(torch.cuda, "empty_cache", lambda model=model: emptied.append(model() is None))
         encoder.close()
     assert emptied == [True, True, True]
@@ -632,7 +632,7 @@ def test_rollback_original_is_kept_as_stage_1_backup(migrated):
 def test_rollback_backup_is_restored(migrated, tmp_path):
     """Rollback Strategy: If migration fails, restore backup and delete .npy directories.
 
-    Departure: the npy files are deleted only when told, here they are; the version 2 file is kept.
+    Departure: the npy files are deleted only on request, as here; the version 2 file is kept.
     """
     root = copy_of(migrated.root, tmp_path / "data")
     version_2 = root.stage2_jsonl.read_bytes()

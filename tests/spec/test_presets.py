@@ -68,7 +68,7 @@ def rescale_of(preset):
 
 
 def refused_untouched(error, dataset, call, *arguments, **options):
-    """What a call says that must fail before anything is written."""
+    """Return the message of a call that must fail before anything is written."""
     before = snapshot(dataset.path)
     with pytest.raises(error) as caught:
         call(dataset, *arguments, **options)
@@ -207,7 +207,7 @@ def test_decision_4_failing_hardlink_fails_fast(dataset, base, monkeypatch, erro
 
 
 def test_decision_4_no_directory_symlink(dataset, base, derived):
-    """Decision 4: Never use a directory symlink for `images/`. One that somebody put there is refused by every step."""
+    """Decision 4: Never use a directory symlink for `images/`. An existing link is refused by every step."""
     shutil.rmtree(derived.images)
     derived.images.symlink_to(base.images)
     with pytest.raises(CoordRefused, match="no real folder"):
@@ -343,8 +343,8 @@ def test_decision_5_unified_validation_boundary(data_root, dataset, base):
     preset = imagemill_here(data_root, "preset", "validate", "coco", "--preset", "p", "--json")
 
     assert preflight.returncode == preset.returncode == 1
-    told = [json.loads(line) for done in (preflight, preset) for line in done.stdout.splitlines()]
-    same = [sorted((f["line"], f["rule"]) for f in one["findings"]) for one in told if one["file"] == str(file)]
+    reports = [json.loads(line) for done in (preflight, preset) for line in done.stdout.splitlines()]
+    same = [sorted((f["line"], f["rule"]) for f in one["findings"]) for one in reports if one["file"] == str(file)]
     assert same == [found_by(report)] * 2
     assert as_result(report).description == "; ".join(
         f"{rule}: {count}" for rule, count in sorted(report.rules.items())
@@ -378,7 +378,7 @@ def test_decision_6_parallelism_policy(tmp_path):
 def test_decision_6_metadata_scans_remain_sequential(dataset):
     """Decision 6: Metadata scans (counting lines, collecting unique image specs) remain sequential.
 
-    The engine gets images alone, and is not even asked where there is none to make.
+    The engine gets images alone, and is not called if there are no images to make.
     """
     asked = []
 

@@ -255,7 +255,7 @@ def test_partial_completion_can_be_resumed(interrupted):
 def test_updates_are_written_to_temporary_file_first(tmp_path, monkeypatch):
     """Atomic JSONL updates: Updates are written to temporary file first.
 
-    While passes run, what is finished stands in the ledger; then the next file of records is written under `.tmp`, flushed, and
+    While passes run, finished work is in the ledger; then the next file of records is written under `.tmp`, flushed, and
     takes the main one's place in one rename.
     """
     stub_every_kind(monkeypatch)

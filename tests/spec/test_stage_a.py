@@ -59,7 +59,7 @@ def records(bench):
 
 
 def groups(bench):
-    """What was written: `group_id::label` → names of its images."""
+    """Return the written groups: `group_id::label` → names of its images."""
     return {f"{record['group_id']}::{record['label']}": record["images"] for record in records(bench)}
 
 

@@ -1,13 +1,12 @@
-"""What a vision-language model is asked: one text file per mission, and one for captions.
+"""Prompts of the vision-language model: one text file per mission, and one for captions.
 
     stage_a/<mission>.txt     that mission's images, in Chinese, one line
     stage_a/default.txt       every other mission's
     caption.txt               an image that has no caption, in English, one paragraph
 
-Files named in imagemill.yaml go before these: a mission's own, then `default`.
+Files named in imagemill.yaml take precedence: a mission's own, then `default`.
 
-Belongs here: the texts, which of them counts, reading them.
-Belongs elsewhere: how they reach a model (encoders/vlm.py), what becomes of its answers (pipeline/stage_a/summaries.py).
+Prompts are used in encoders/vlm.py; answers are processed in pipeline/stage_a/summaries.py.
 Spec: docs/spec/stage-a.md#work
 """
 
@@ -70,7 +69,7 @@ def read_prompt(path: Path, setting: str) -> str:
 
 
 def _ours() -> dict[str, str]:
-    # A listing, not a path made of the mission: whatever a mission is called, nothing outside the folder is read.
+    # The folder is listed instead of building a path from the mission's name, so nothing outside the folder is read.
     return {
         file.name.removesuffix(".txt"): file.read_text("utf-8").strip()
         for file in _FOLDER.joinpath("stage_a").iterdir()

@@ -1,1 +1,1 @@
-"""Looks at the whole dataset: moments of the latents, images that are nearly the same."""
+"""Analyses of the whole dataset: moments of the latents, near-duplicate images."""

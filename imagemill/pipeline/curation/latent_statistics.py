@@ -1,14 +1,14 @@
-"""Mean and spread of the VAE latents, channel by channel: what every trainer of a latent model asks for.
+"""Mean and spread of the VAE latents per channel, which training of a latent model needs.
 
     derived/latent_statistics/
     ├─ 1024x1024.json …    one per aspect bucket: counts, and mean, sum of squared distances (m2), std, min, max per channel
-    └─ all.json            all buckets that are there, merged
+    └─ all.json            all existing buckets, merged
 
-Each file gives its moments in float64; moments are merged by Chan's formula, so buckets are counted apart and put together
-without reading a latent again. Files are taken in order of image id: the same files give the same bytes.
+Each file contains its moments in float64. Moments are merged by Chan's formula, so buckets are counted separately and merged
+without reading a latent again. Files are read in order of image id: equal files give equal bytes.
 
-Belongs here: the arithmetic, the documents, which of them are up to date.
-Belongs elsewhere: which files count (pipeline/stage2/valid_files.py), writing (io_managers/report.py).
+The files are selected in pipeline/stage2/valid_files.py and reports written in io_managers/report.py.
+
 Reference: Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979.
 """
 
@@ -40,7 +40,7 @@ ALL = "all"
 
 _PER_CHANNEL = ("mean", "m2", "std", "min", "max")
 
-# Moments merged at once: numpy adds them pairwise, and memory stays flat.
+# Number of moments merged at once: numpy adds them pairwise, and memory use stays constant.
 _TOGETHER = 1024
 
 
@@ -49,9 +49,9 @@ _TOGETHER = 1024
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """Per channel, float64: the mean, the sum of squared distances from it, the least and the greatest value.
+    """Per channel, float64: the mean, the sum of squared distances from it, the minimum and the maximum.
 
-    `images`: how many latents; `count`: values per channel in all of them.
+    `images`: number of latents; `count`: values per channel in all of them.
     """
 
     images: int
@@ -63,12 +63,12 @@ class Moments:
 
     @property
     def std(self) -> np.ndarray:
-        """Of the whole set, not an estimate from a sample: divided by `count`."""
+        """Standard deviation of the population, divided by `count`; not an estimate from a sample."""
         return np.sqrt(self.m2 / max(self.count, 1))
 
 
 def moments_of(latent: np.ndarray, path: Path = Path("latent")) -> Moments:
-    """Two passes over one latent, any float dtype, shape (channels, h, w). Raises InvalidNpy where a value is not finite."""
+    """Compute moments of a latent, any float dtype, shape (channels, h, w), in two passes. Raises InvalidNpy if not finite."""
     values = latent.reshape(len(latent), -1).astype(np.float64)
     low, high = values.min(axis=1), values.max(axis=1)
     if not (np.isfinite(low) & np.isfinite(high)).all():
@@ -79,17 +79,17 @@ def moments_of(latent: np.ndarray, path: Path = Path("latent")) -> Moments:
 
 
 def merge(parts: Iterable[Moments]) -> Moments:
-    """The moments of all parts together; of none, zeros and no values."""
+    """Return the moments of all parts together; zeros for no values."""
     parts = [part for part in parts if part.count]
     if not parts:
         zeros = np.zeros(VAE_CHANNELS)
         return Moments(0, 0, zeros, zeros, zeros, zeros)
     counts = np.array([part.count for part in parts], np.float64)
-    # One row per channel: numpy adds along the last axis pairwise, which keeps the error at that of a few additions.
+    # One row per channel: numpy adds along the last axis pairwise, which limits the error to that of a few additions.
     means, m2s, lows, highs = (
         np.stack([getattr(part, name) for part in parts], axis=1) for name in ("mean", "m2", "min", "max")
     )
-    near = means[:, :1]  # distances from one of the means lose nothing where the mean is large against the spread
+    near = means[:, :1]  # distances from one of the means stay exact even if the mean is large compared with the spread
     mean = near[:, 0] + ((means - near) * counts).sum(axis=1) / counts.sum()
     m2 = m2s.sum(axis=1) + ((means - mean[:, None]) ** 2 * counts).sum(axis=1)
     images, count = sum(part.images for part in parts), sum(part.count for part in parts)
@@ -100,7 +100,7 @@ def merge(parts: Iterable[Moments]) -> Moments:
 
 
 class Scaled(msgspec.Struct, frozen=True):
-    """The same after `(z - shift) * scale`, which is what the model works on; both factors as recorded of the VAE."""
+    """Moments after `(z - shift) * scale`, the values that the model is trained on; both factors as recorded of the VAE."""
 
     shift: float
     scale: float
@@ -109,9 +109,9 @@ class Scaled(msgspec.Struct, frozen=True):
 
 
 class LatentMoments(msgspec.Struct, frozen=True, kw_only=True):
-    """One document. Lists hold one number per channel and are empty where there is no latent.
+    """One document. Lists contain one number per channel and are empty if there is no latent.
 
-    `model`: key of the VAE; `fingerprint`: of all that the numbers were made from; `left_out`: reason → images.
+    `model`: key of the VAE; `fingerprint`: of all inputs of the numbers; `left_out`: reason → images.
     """
 
     format: Literal["imagemill-latent-statistics/1"] = FORMAT
@@ -130,17 +130,18 @@ class LatentMoments(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def moments(self) -> Moments:
+        """The moments, as arrays."""
         lists = (np.array(values) for values in (self.mean, self.m2, self.min, self.max))
         return Moments(self.images, self.values_per_channel, *lists)
 
 
 def statistics_path(derived: Path, name: str) -> Path:
-    """Of a bucket, or of `all`."""
+    """Return the path of the document of a bucket, or of `all`."""
     return derived / ASSET / f"{name}.json"
 
 
 def read_statistics(path: Path) -> LatentMoments | None:
-    """A document if it is there, ours and whole, else None."""
+    """Return a document; None if it is missing, of another format or incomplete."""
     statistics = read_document(path, LatentMoments)
     lengths = {len(getattr(statistics, name)) for name in _PER_CHANNEL} if statistics else {}
     return statistics if statistics and lengths == {VAE_CHANNELS if statistics.values_per_channel else 0} else None
@@ -176,7 +177,7 @@ def _factors(identity: ModelIdentity | None) -> tuple[float | None, float | None
 
 
 def as_table(statistics: LatentMoments) -> str:
-    """Markdown: a row per channel."""
+    """Return a markdown table with a row per channel."""
     scaled = statistics.scaled
     head = ["channel", "mean", "std", "min", "max", *(["mean scaled", "std scaled"] if scaled else [])]
     columns = [statistics.mean, statistics.std, statistics.min, statistics.max]
@@ -185,12 +186,12 @@ def as_table(statistics: LatentMoments) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in [head, ["---:"] * len(head), *rows])
 
 
-# ---- what to count
+# ---- planning
 
 
 @dataclass(slots=True)
 class BucketPart:
-    """One bucket's files, and why images of it are left out; `version`: fingerprint of both and of the model."""
+    """Files of one bucket, and why images of it are left out; `version`: fingerprint of both and of the model."""
 
     bucket: str
     files: list[CurrentFile] = field(default_factory=list)
@@ -200,7 +201,7 @@ class BucketPart:
 
 @dataclass(slots=True)
 class StatisticsPlan:
-    """The chosen buckets, over one look at the folder of latents."""
+    """The chosen buckets, from one listing of the folder of latents."""
 
     derived: Path
     found: CurrentFiles
@@ -211,7 +212,7 @@ class StatisticsPlan:
 def plan_statistics(
     derived: Path, ledger: Ledger, identity: ModelIdentity | None, buckets: Iterable[str]
 ) -> StatisticsPlan:
-    """Sort the latents into buckets by the size of their images. `identity`: the recorded maker of the latents."""
+    """Sort the latents into buckets by the size of their images. `identity`: the recorded model of the latents."""
     found = current_files(VAE, derived, ledger)
     bucket_of = functools.cache(assign_bucket)
     parts = {bucket: BucketPart(bucket) for bucket in buckets}
@@ -240,12 +241,14 @@ def _version(part: BucketPart, identity: ModelIdentity | None) -> str:
 def statistics_reports(
     plan: StatisticsPlan, *, threads: int = 2, before_merge: Callable[[], None] = lambda: None
 ) -> Iterator[CurationReport]:
-    """One report per bucket, and one of all buckets on disk once the caller has written those.
+    """Yield one report per bucket, then one of all buckets on disk, which the caller has written by then.
 
-    A bucket whose files are those of its document is not read again.
+    A bucket whose document is up to date is not read again.
 
     Args:
-        before_merge: called before the buckets on disk are read, to keep other writers of `all.json` away.
+        plan: the buckets.
+        threads: threads that read files.
+        before_merge: called before the buckets on disk are read, to exclude other writers of `all.json`.
     """
     with Progress(ASSET, sum(len(part.files) for part in plan.parts)) as progress:
         for part in plan.parts:
@@ -266,14 +269,14 @@ def _count(plan: StatisticsPlan, part: BucketPart, threads: int, progress: Progr
     while chunk := [moments for _, moments in islice(stream, _TOGETHER)]:
         chunks.append(merge(chunk))
         progress.advance(len(chunk))
-    # Files that turned out to be no latents when they were read.
+    # Files that were found to be invalid when they were read.
     unread = plan.found.left_out
     left_out = part.left_out | {file.image_id: unread[file.image_id] for file in part.files if file.image_id in unread}
     return _document(merge(chunks), [part.bucket], part.version, Counter(sorted(left_out.values())), plan.identity)
 
 
 def merged(derived: Path, identity: ModelIdentity | None) -> LatentMoments:
-    """Every bucket on disk that was counted of this model's latents, in one document."""
+    """Merge every bucket on disk whose latents this model made into one document."""
     key = identity.key if identity else None
     present = {bucket: read_statistics(statistics_path(derived, bucket)) for bucket in BUCKETS}
     parts = {bucket: part for bucket, part in present.items() if part and part.model == key}

@@ -1,16 +1,15 @@
-"""Which images are nearly the same, by the cosine of their DINOv3 vectors.
+"""Groups of nearly identical images, by the cosine of their DINOv3 vectors.
 
     derived/
-    ├─ near_duplicates.jsonl   one line per group: its representative, every member with its cosine to that one
-    ├─ near_duplicates.png     thumbnails of the most striking groups, a row each
-    └─ near_duplicates.json    threshold, counts, what both were made from; written last
+    ├─ near_duplicates.jsonl   one line per group: its representative, every member with its cosine to it
+    ├─ near_duplicates.png     thumbnails of the first groups by size and similarity, one row each
+    └─ near_duplicates.json    threshold, counts, fingerprints of inputs and lines; written last
 
-A group is what pairs of at least the threshold connect; in a long chain of pairs the ends may have little in common, so a
-member counts as a near duplicate *of the representative* only where its own cosine says so. The representative is, of the
-members that have a caption and are not withdrawn if there are any, the one with the most pixels, the first by id among equals.
+A group consists of images connected by pairs of at least the threshold. The ends of a long chain of pairs may have little in
+common, so a member is a near duplicate *of the representative* only if its own cosine reaches the threshold. The representative
+is the member with the most pixels, the first by id among equals; members with a caption that are not withdrawn take precedence.
 
-Belongs here: the report, and what shards leave out by it when asked.
-Belongs elsewhere: the search (pipeline/curation/similarity.py), drawing (pipeline/contact_sheet.py).
+The search is in pipeline/curation/similarity.py, drawing in pipeline/contact_sheet.py.
 """
 
 import io
@@ -48,12 +47,12 @@ from imagemill.store.ledger import Ledger
 ASSET = "near_duplicates"
 FORMAT: Literal["imagemill-near-duplicates/1"] = "imagemill-near-duplicates/1"
 
-# Groups on the sheet.
+# Most groups on the sheet.
 SHEET_GROUPS = 20
 
 
 class Member(msgspec.Struct, frozen=True):
-    """An image of a group; `cosine` to the representative, six digits. Sizes in pixels, upright."""
+    """An image of a group; `cosine` to the representative, six decimal places. Sizes in pixels, upright."""
 
     image_id: str
     file: str
@@ -63,18 +62,19 @@ class Member(msgspec.Struct, frozen=True):
 
 
 class Group(msgspec.Struct, frozen=True):
-    """A line of the report; members in order of id, the representative among them."""
+    """A line of the report; members in order of id, including the representative."""
 
     representative: str
     members: list[Member]
 
     @property
     def least(self) -> float:
+        """Least cosine of a member to the representative."""
         return min(member.cosine for member in self.members)
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """What the groups were made from, and how many there are.
+    """Inputs and counts of a report.
 
     `fingerprint`: of every vector and of the settings; `lines`: of the JSONL's bytes; `left_out`: reason → images.
     """
@@ -90,14 +90,17 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def lines_path(derived: Path) -> Path:
+    """Return the path of the groups."""
     return derived / f"{ASSET}.jsonl"
 
 
 def sheet_path(derived: Path) -> Path:
+    """Return the path of the sheet."""
     return derived / f"{ASSET}.png"
 
 
 def summary_path(derived: Path) -> Path:
+    """Return the path of the summary."""
     return derived / f"{ASSET}.json"
 
 
@@ -106,7 +109,7 @@ def summary_path(derived: Path) -> Path:
 
 @dataclass(slots=True)
 class DuplicatesPlan:
-    """The vectors to compare, whose images may be packed (a caption, not withdrawn), and the report's version."""
+    """The vectors to compare, the ids of images that may be packed (a caption, not withdrawn), and the report's version."""
 
     derived: Path
     found: CurrentFiles
@@ -116,6 +119,7 @@ class DuplicatesPlan:
 
 
 def plan_near_duplicates(derived: Path, ledger: Ledger, settings: NearDuplicateSettings) -> DuplicatesPlan:
+    """Select the vectors and compute the version of their report."""
     found = current_files(DINOV3, derived, ledger)
     captioned = ledger.captions().keys() - ledger.ids("withdrawn")
     lines = [f"{FORMAT} {settings.threshold} {settings.probes}"]
@@ -133,11 +137,13 @@ def plan_near_duplicates(derived: Path, ledger: Ledger, settings: NearDuplicateS
 def near_duplicate_reports(
     plan: DuplicatesPlan, approved: Path, *, threads: int = 2, search: int = 1
 ) -> Iterator[CurationReport]:
-    """The one report; where nothing has changed since the last one, no vector is read.
+    """Yield the single report; if its version is unchanged, no vector is read.
 
     Args:
+        plan: the vectors.
         approved: folder of the images, for the sheet.
-        threads: that read files. search: that compare vectors.
+        threads: threads that read files.
+        search: threads that compare vectors.
     """
     summary, groups, files = read_summary(plan.derived), None, {}
     if summary and summary.fingerprint == plan.version:
@@ -161,7 +167,7 @@ def near_duplicate_reports(
 
 
 def find_groups(plan: DuplicatesPlan, *, threads: int = 2, search: int = 1) -> list[Group]:
-    """Compare all vectors; groups in order of their representatives."""
+    """Compare all vectors; return groups in order of their representatives."""
     found, settings = plan.found, plan.settings
     count = len(found.files)
     if count < 2:
@@ -175,7 +181,7 @@ def find_groups(plan: DuplicatesPlan, *, threads: int = 2, search: int = 1) -> l
 
 
 def unit_vector(vector: np.ndarray, path: Path = Path("vector")) -> np.ndarray:
-    """A vector of length 1, float32. Raises InvalidNpy for one without a direction."""
+    """Return the vector scaled to length 1, float32. Raises InvalidNpy if it is zero or not finite."""
     with np.errstate(invalid="ignore"):
         length = np.linalg.norm(vector.astype(np.float64))
     if not np.isfinite(length):
@@ -186,14 +192,14 @@ def unit_vector(vector: np.ndarray, path: Path = Path("vector")) -> np.ndarray:
 
 
 def _sample(found: CurrentFiles, threads: int) -> np.ndarray:
-    """Vectors from all over the folder, to train the index with."""
+    """Return vectors spread evenly over the folder, to train the index with."""
     size = training_size(len(found.files))
     chosen = [found.files[i] for i in np.linspace(0, len(found.files) - 1, size).astype(int)]
     return np.stack([vector for _, vector in measured(found, chosen, unit_vector, threads=threads)])
 
 
 def _blocks(found: CurrentFiles, compared: list[CurrentFile], threads: int, progress: Progress) -> Iterator[np.ndarray]:
-    """All vectors, float32 (n, 1024); the files of the rows so far are put into `compared`."""
+    """Yield all vectors, float32 (n, 1024); the files of the rows so far are appended to `compared`."""
     size = block_size(len(found.files))
     block: list[np.ndarray] = []
     for file, vector in measured(found, found.files, unit_vector, threads=threads):
@@ -250,23 +256,23 @@ def _counts(summary: Summary) -> dict[str, int]:
     }
 
 
-# ---- showing it
+# ---- display
 
 
 def striking(groups: Iterable[Group]) -> list[Group]:
-    """The largest groups first; among equals those whose members are most alike."""
+    """Sort groups by size, largest first, then by least cosine, highest first."""
     return sorted(groups, key=lambda group: (-len(group.members), -group.least, group.representative))
 
 
 def _row(approved: Path, group: Group) -> Row:
-    """The representative first, then by likeness to it."""
+    """Return a row of the sheet: the representative, then the others by decreasing cosine."""
     members = sorted(group.members, key=lambda m: (m.image_id != group.representative, -m.cosine, m.image_id))
     title = f"{len(members)} images, cosine to the first one at least {group.least:.4f}"
     return Row(title, [Tile(approved / member.file, member.image_id) for member in members])
 
 
 def _page(groups: Sequence[Group], sheet: Image.Image) -> str:
-    """Markdown with a picture of the sheet."""
+    """Return markdown with a picture of the sheet."""
     shown = f", shown: the {SHEET_GROUPS} largest" if len(groups) > SHEET_GROUPS else ""
     head = f"groups: {len(groups)}{shown}" if groups else "no near duplicates"
     return as_page(head, sheet if groups else None, "near duplicates")
@@ -279,16 +285,16 @@ def _opened(path: Path) -> Image.Image | None:
         return None
 
 
-# ---- reading it back
+# ---- reading
 
 
 def read_summary(derived: Path) -> Summary | None:
-    """The summary if it is there, ours and whole, else None."""
+    """Return the summary; None if it is missing, of another format or incomplete."""
     return read_document(summary_path(derived), Summary)
 
 
 def read_groups(derived: Path, summary: Summary | None) -> list[Group] | None:
-    """The lines that this summary was written with; None where others, or none, are there."""
+    """Return the groups of this summary; None if the file is missing or has other bytes."""
     if summary is None or not lines_path(derived).exists():
         return None
     data = lines_path(derived).read_bytes()
@@ -296,10 +302,11 @@ def read_groups(derived: Path, summary: Summary | None) -> list[Group] | None:
 
 
 def excluded_images(derived: Path, ledger: Ledger, settings: NearDuplicateSettings) -> Mapping[str, str]:
-    """What shards leave out by the report: image id → which image stands for it, and how near it is. Nothing unless asked.
+    """Return the images that the report excludes from shards: image id → text with representative and cosine. Empty if disabled.
 
     Raises:
-        MissingInput: there is no report. ImagemillError: it is of other vectors, or of other settings.
+        MissingInput: if there is no report.
+        ImagemillError: if the report is of other vectors or settings.
     """
     if not settings.exclude:
         return {}
@@ -316,7 +323,7 @@ def excluded_images(derived: Path, ledger: Ledger, settings: NearDuplicateSettin
 
 
 def reported_images(derived: Path, settings: NearDuplicateSettings) -> Mapping[str, str] | None:
-    """Return what shards leave out by the report, even if it is outdated; None if a report is required and missing."""
+    """Return the images that the report excludes, even if it is outdated; None if a report is required and missing."""
     if not settings.exclude:
         return {}
     groups = read_groups(derived, read_summary(derived))

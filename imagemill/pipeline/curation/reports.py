@@ -1,7 +1,6 @@
-"""What a curation asset hands to its IO manager: files to write, counters and pages to show, one report after another.
+"""Reports of curation assets, passed to the IO manager: files to write, counters and pages to show.
 
-Belongs here: the value, and a file that is only written where its bytes change.
-Belongs elsewhere: what a report says (latent_statistics.py, near_duplicates.py), when it is written (io_managers/report.py).
+The contents of reports are made in latent_statistics.py and near_duplicates.py; they are written in io_managers/report.py.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,11 +15,12 @@ class CurationReport:
     """One partition's report, or a whole asset's.
 
     Attributes:
-        version: equal versions are equal reports.
-        partition: its key; None for what belongs to the asset as a whole.
-        files: whole contents, to be written in this order; none where what lies there is up to date.
-        counts: counters. pages: title → markdown.
-        path: the file to show, also where it is up to date; None for the place of all.
+        version: equal versions mean equal reports.
+        partition: its key; None for a report on the whole asset.
+        files: whole contents, to be written in this order; empty if the files on disk are up to date.
+        counts: counters.
+        pages: title → markdown.
+        path: the file to show, even if it is up to date; None for the folder or file of all reports.
     """
 
     version: str
@@ -33,12 +33,12 @@ class CurationReport:
 
 @dataclass(slots=True)
 class Reports:
-    """A handle around reports that are made while they are read; `place`: the file or folder they end in."""
+    """A handle around reports that are made while it is iterated; `place`: the file or folder they are written to."""
 
     place: Path
     stream: Iterator[CurationReport]
 
 
 def write_report(report: CurationReport) -> int:
-    """Write a report's files, each whole or not at all; returns how many. One that holds its bytes keeps its mtime."""
+    """Write a report's files atomically; return how many changed. A file with the same bytes keeps its mtime."""
     return sum(write_if_changed(path, data) for path, data in report.files.items())

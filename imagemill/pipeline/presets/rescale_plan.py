@@ -307,7 +307,7 @@ def _plan_image(plan: RescalePlan, record: Mapping[str, Any]) -> None:
         raise Refused(found.rule, f"{found.field} {found.message}", do=found.remedy)
     name, declared = image_name(record), (record["width"], record["height"])
     if not name.startswith(f"{IMAGES}/"):
-        message = f"images {name!r} does not lie in {IMAGES}/"
+        message = f"images {name!r} is not in {IMAGES}/"
         raise Refused("image_path", message, do=f"put the file below raw/{IMAGES} and correct the record")
     earlier = plan.images.get(name)
     if earlier and earlier.declared != declared:

@@ -1,12 +1,13 @@
-"""Captions by a vision-language model for images that have none: what T5's pass does before it embeds captions.
+"""Captions by a vision-language model for images without one; the T5 pass runs this step before it embeds captions.
 
     images without one ──decode threads──> pixels ──batches──> captioner ──> one paragraph each ──> the ledger
 
-A caption is remembered with the image it was made of and with its maker. It is made anew where the image changed, where a
-preview model made it and a real one is configured, or where the run asks for it because the captioner changed.
+The ledger records each caption with the fingerprint of its image and the key of its captioner. An image is captioned again
+if the image changed, if a preview model wrote its caption and a real one is configured, or if the run requests it because
+the captioner changed.
 
-Belongs here: which images get a caption, the worker, what the ledger is told.
-Belongs elsewhere: sidecars and records, which go before (scan.py, image_metadata.py), the model (encoders/vlm.py).
+Sidecars and records take precedence: scan.py, image_metadata.py. The model is in encoders/vlm.py.
+
 Spec: docs/spec/stage2.md#caption-sources
 """
 
@@ -35,13 +36,13 @@ from imagemill.store.ledger import FROM_CAPTIONER, FROM_PREVIEW, Captioned, Capt
 
 _BY_A_MODEL = {FROM_CAPTIONER, FROM_PREVIEW}
 
-# A model that raises for this many images before it has answered for any does not run here: captioning stops, nothing else.
+# If the model raises for this many images before its first answer, it cannot run on this machine. Only captioning stops then.
 _TRIES = 3
 UNUSABLE = "captioner_unusable"
 
 
 class CaptionJob(msgspec.Struct, frozen=True):
-    """One image to caption. `described`: fingerprint of the image that its caption describes, where that may still be it."""
+    """One image to caption. `described`: fingerprint of the image that its caption describes, if that may still be current."""
 
     image_id: str
     file_name: str
@@ -51,7 +52,7 @@ class CaptionJob(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class CaptionedImage:
-    """What became of one job. `text`: the caption, None where there is none, or where the one it has still describes it."""
+    """The outcome of one job. `text`: the new caption; None without one, or if the existing caption still describes the image."""
 
     job: CaptionJob
     outcome: Literal["captioned", "kept", "refused", "failed"]
@@ -63,13 +64,16 @@ class CaptionedImage:
 
 
 def caption_jobs(
-    ids: Iterable[str], scan: Scan, ledger: Ledger, *, preview: bool, anew: str | None = None
+    ids: Iterable[str], scan: Scan, ledger: Ledger, *, preview: bool, replacing: str | None = None
 ) -> list[CaptionJob]:
-    """Images that a captioner is to caption.
+    """Return the images to caption, those whose captioning failed before last.
 
     Args:
+        ids: candidate images.
+        scan: contents of `approved/`.
+        ledger: captions, sources and problems recorded so far.
         preview: whether the captioner is a preview model, whose captions never replace those of a real one.
-        anew: key of the captioner, where captions of every other one are to be replaced.
+        replacing: key of the captioner, if captions by every other captioner are to be replaced.
     """
     asked = list(ids)
     known, captioned = LedgerSnapshot.read(ledger, asked), ledger.captioned()
@@ -77,45 +81,51 @@ def caption_jobs(
     jobs: list[CaptionJob] = []
     for source in sources:
         caption, made = known.captions.get(source.image_id), captioned.get(source.image_id)
-        outdated = source.image_id in known.outdated  # unless the picture of before is back
-        if (caption is None and not outdated) or (caption and _is_replaced(caption, made, preview, anew)):
+        outdated = source.image_id in known.outdated  # the earlier image may have been restored since
+        if (caption is None and not outdated) or (caption and _is_replaced(caption, made, preview, replacing)):
             jobs.append(CaptionJob(source.image_id, source.file_name, source.stat))
         elif made and (outdated or (caption and caption.origin in _BY_A_MODEL and not _describes(made, source, known))):
             jobs.append(CaptionJob(source.image_id, source.file_name, source.stat, made.image))
     behind = {p.item for p in ledger.problems(asked) if p.asset == CAPTIONER and p.outcome == "failed"
               and p.reason != UNUSABLE}  # fmt: skip
-    # Else the same few would stop each run before it came to those that can be captioned.
+    # Otherwise the same few failing images would stop each run before it reached the others.
     return sorted(jobs, key=lambda job: job.image_id in behind)
 
 
 def look_again(ids: Iterable[str], scan: Scan, ledger: Ledger, approved: Path) -> None:
-    """Open the images whose caption a model made and whose file has changed since: only then does the ledger know whether it is
-    of another picture (`outdated_captions`). For where no captioner looks at them."""
-    if not ledger.captioned():  # nearly everywhere: no model has captioned anything
+    """Open the images with a model's caption whose file has changed since, for runs without a captioner.
+
+    Only then can the ledger determine whether the caption describes an earlier image (`outdated_captions`).
+    """
+    if not ledger.captioned():  # the usual case: no caption was written by a model
         return
     changed = [job.image_id for job in caption_jobs(ids, scan, ledger, preview=True) if job.described is not None]
     if changed:
         complete_facts(approved, Scan({i: scan.sources[i] for i in changed}, []), ledger)
 
 
-def _is_replaced(caption: CaptionRow, made: Captioned | None, preview: bool, anew: str | None) -> bool:
-    """Whether a caption makes room whatever the image."""
+def _is_replaced(caption: CaptionRow, made: Captioned | None, preview: bool, replacing: str | None) -> bool:
+    """Return True if a caption is to be replaced even though its image has not changed."""
     if caption.origin.startswith("preview") and not preview:
         return True
-    return anew is not None and caption.origin in _BY_A_MODEL and (made is None or made.maker != anew)
+    return replacing is not None and caption.origin in _BY_A_MODEL and (made is None or made.maker != replacing)
 
 
 def _describes(made: Captioned, source: SourceFile, known: LedgerSnapshot) -> bool:
-    """Whether the image is known to be the one that was captioned."""
+    """Return True if the ledger shows that the image is still the captioned one."""
     facts = known.facts(source)
     return facts is not None and facts.fingerprint == made.image
 
 
 class CaptionWorker:
-    """Captions images. Built once per process; the model is loaded when the first image needs it.
+    """A captioner of images. Built once per process; the model is loaded when the first image needs it.
 
     Args:
-        captioner: makes one. decode_ahead_pixels: most pixels of images opened ahead of the model.
+        approved: folder of images.
+        captioner: builds the model.
+        images_per_call: most images in one call of the model.
+        decode_threads: threads that open images.
+        decode_ahead_pixels: most pixels of images opened ahead of the model.
     """
 
     def __init__(
@@ -134,12 +144,13 @@ class CaptionWorker:
         self._unusable: str | None = None
 
     def close(self) -> None:
+        """Close the model if it was loaded."""
         if self._captioner is not None:
             self._captioner.close()
             self._captioner = None
 
     def stream(self, jobs: Iterable[CaptionJob]) -> Iterator[CaptionedImage]:
-        """One row per job, in order. Where the model cannot be loaded or does not run here, what is left fails unasked."""
+        """Yield one row per job, in order. If the model cannot be loaded or run, the remaining jobs fail without a call."""
         with ThreadPoolExecutor(self._decode_threads, "decode") as pool:
             batch: list[_Opened] = []
             for opened in self._opened_ahead(pool, jobs):
@@ -147,7 +158,7 @@ class CaptionWorker:
                     yield opened
                     continue
                 batch.append(opened)
-                # The first one alone: a model that does not run here fails in seconds.
+                # The first batch has one image, so that a model that cannot run here fails within seconds.
                 if len(batch) == (self._most if self._answered else 1):
                     yield from self._caption(batch)
                     batch = []
@@ -176,7 +187,7 @@ class CaptionWorker:
         except Refused as refusal:
             remedy = refusal.do or "replace the image"
             return CaptionedImage(job, "refused", reason=refusal.reason, detail=refusal.what, remedy=remedy)
-        except Exception as error:  # disk, memory: this image is tried again by the next run
+        except Exception as error:  # disk or memory error: the next run tries this image again
             return CaptionedImage(job, "failed", reason="read_error", detail=f"{type(error).__name__}: {error}")
         if job.described == source.fingerprint:
             return CaptionedImage(job, "kept", source)
@@ -192,7 +203,7 @@ class CaptionWorker:
                 yield CaptionedImage(opened.job, "captioned", opened.source, answer.text)
 
     def _answers(self, batch: Sequence["_Opened"]) -> "Sequence[Answer | None]":
-        """One per image; None of each where the model is not to be asked."""
+        """Return one answer per image; None for each if the model is unusable."""
         if self._unusable is None:
             try:
                 self._captioner = self._captioner or self._make()
@@ -208,7 +219,7 @@ class CaptionWorker:
         return [None] * len(batch)
 
     def _judge(self, answers: Sequence[Answer]) -> None:
-        """A model that says nothing of an image runs; one that only raises does not."""
+        """Mark the model as unusable if it has only raised so far; blank answers show that it runs."""
         raised = [a for a in answers if isinstance(a, Unanswered) and a.reason != "blank_answer"]
         self._answered = self._answered or len(raised) < len(answers)
         self._failures += len(raised)
@@ -240,10 +251,15 @@ def keep_captions(
     run_id: str = "",
     on_row: Callable[[], None] = lambda: None,
 ) -> Counter[str]:
-    """Record each row as it comes; a kill loses the batch that the model is at. Returns counts by outcome.
+    """Record each row as it arrives; a kill loses only the batch in the model. Return counts by outcome.
 
     Args:
-        maker: key of the captioner. on_row: called after each row, for progress.
+        rows: results of `CaptionWorker.stream`.
+        ledger: receives sources, captions and problems.
+        maker: key of the captioner.
+        preview: whether the captioner is a preview model.
+        run_id: the run that is recorded with problems.
+        on_row: called after each row, for progress.
     """
     counts: Counter[str] = Counter()
     for row in rows:
@@ -263,7 +279,7 @@ def keep_captions(
 
 
 def forget_problems(jobs: Sequence[CaptionJob], ledger: Ledger) -> None:
-    """Drop what was noted of images that no longer wait for a captioner: they have another caption, or it is off."""
+    """Remove the problems of images that no longer wait for a captioner: they have another caption, or captioning is off."""
     waiting = {job.image_id for job in jobs}
     noted = [problem.item for problem in ledger.problems() if problem.asset == CAPTIONER]
     ledger.clear_problems(CAPTIONER, [item for item in noted if item not in waiting])

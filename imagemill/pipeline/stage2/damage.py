@@ -5,9 +5,7 @@
              └──> the next plan marks the job as suspect
                     └──> the worker keeps the file if its bytes are right, restores it from a shard, or makes it again
 
-Belongs here: the ledger's row about such a file.
-Belongs elsewhere: finding them (validation/contents.py, formats/tar.py), copies in shards (pipeline/shards/copies.py), the
-repair (embed.py).
+Detection is in validation/contents.py and formats/tar.py, shard copies in pipeline/shards/copies.py, the repair in embed.py.
 """
 
 from collections.abc import Iterable, Sequence

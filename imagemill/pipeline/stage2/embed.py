@@ -1,18 +1,16 @@
-"""The stream that turns images into npy files: decode ahead, infer, write behind; memory flat in the number of images.
+"""The stream that turns images into npy files: decode ahead, infer, write behind. Memory does not grow with the image count.
 
     jobs ──decode threads──> prepared items ──groups──> model ──write threads──> staged files ──publish──> final names
               (open, hash, check what is there)   (equal shapes,                 (.tmp-…, on disk)  (ledger row, then rename)
                                                    pixel budget)
 
-Beside the model and what it takes for a batch, memory holds at most
-    20 bytes x `decode_ahead_pixels`: images while they are opened and prepared (1.3 GB by default); one always may be
-    3 bytes x 4 x `batch_pixels`: images that wait for company of their shape (50 MB by default), and the last one to come
-    64 MiB of arrays on their way to the disk, and those of one batch
+Besides the model and its working memory for one batch, memory holds at most
+    20 bytes x `decode_ahead_pixels`: images while they are opened and prepared (1.3 GB by default); one image is always allowed
+    3 bytes x 4 x `batch_pixels`: images that wait for others of their shape (50 MB by default), and the last one to arrive
+    64 MiB of arrays waiting to be written, and those of one batch
     64 MiB in each decode thread, freed and kept for its next arrays (imagemill/pipeline/malloc_tuning.py).
 
-Belongs here: the worker an engine runs (`EmbedWorker`), and its rows.
-Belongs elsewhere: what is a job at all (plan.py), final names and the ledger (publish.py), the models (encoders/), Dagster events
-(io_managers/npy.py).
+Jobs are chosen in plan.py; publish.py does final names and the ledger, io_managers/npy.py Dagster events. Models: encoders/.
 """
 
 import math
@@ -56,11 +54,11 @@ from imagemill.store.provenance import UNKNOWN, UNKNOWN_PREVIEW, Makers, ModelId
 T = TypeVar("T")
 Outcome = Literal["computed", "extracted", "restored", "kept", "adopted", "refused", "failed"]
 
-# What a pixel that counts against `decode_ahead_pixels` takes at most, while it is decoded, turned and made floats of; three
-# once that is done.
+# Upper bound on the bytes that a pixel counted against `decode_ahead_pixels` takes while it is decoded, rotated and converted to
+# float; three bytes after that.
 BYTES_PER_PIXEL_AHEAD = 20
 
-# Arrays that wait for the disk; those of one batch may be more.
+# Most bytes of arrays that wait to be written; the arrays of a single batch may exceed it.
 WRITE_BEHIND_BYTES = 64 * 1024 * 1024
 
 # After a model call that took at least so many seconds, its rows are yielded before the next call begins, if their files are
@@ -68,16 +66,16 @@ WRITE_BEHIND_BYTES = 64 * 1024 * 1024
 _LONG_CALL = 1.0
 _PATIENCE = 0.01
 
-# A model that fails this many images one by one before it has made anything does not run here. Not one: an image that the
-# model cannot take, first by name, would stop every run. Those that failed in an earlier run do not count.
+# If the model fails this many images one by one before its first success, it cannot run on this machine. A single failure is not
+# enough: an image that the model cannot process, first by name, would stop every run. Failures of earlier runs do not count.
 _TRIES = 3
 
 
 @dataclass(slots=True)
 class EmbedRow:
-    """What became of one job: a few hundred bytes, never pixels.
+    """The outcome of one job: a few hundred bytes, never pixels.
 
-    `stat`: of the image, None where it is gone. `replaced`: why what was there is no good (a file: `truncated`, `stale`, …; a
+    `stat`: of the image, None if it is gone. `replaced`: why the previous data was rejected (a file: `truncated`, `stale`, …; a
     Stage 1 record's vector: `unusable_vector`). `staged`: the temporary file to publish. `calls`: model calls that this row's
     batch took, on one row of each batch. `identity`: of the model that made the file in this pass.
     """
@@ -100,7 +98,7 @@ class EmbedRow:
 
 @dataclass(slots=True)
 class _Item:
-    """A job on its way through the worker. `source`: None where the image is gone."""
+    """A job inside the worker. `source`: None if the image is gone."""
 
     job: Job
     source: SourceRow | None
@@ -109,22 +107,28 @@ class _Item:
 
 
 class _Write(NamedTuple):
-    """A row under way, and how many bytes wait for the disk with it."""
+    """A row whose file is being written, and the bytes of its array."""
 
     row: Future[EmbedRow]
     bytes: int
 
 
 class EmbedWorker:
-    """Makes files of one kind. Built once per process; the model is loaded when the first file has to be made.
+    """A worker that makes files of one kind. Built once per process; the model is loaded when the first file has to be made.
 
     Args:
         spec: the kind.
-        approved: folder of images. store: where the files go.
-        settings, threads, preview_root: for the encoder.
-        makers: who made the files that are there; another model than the recorded one is refused before any call.
+        approved: folder of images.
+        store: folder of the files.
+        makers: models of the existing files; a model other than the recorded one is refused before any call.
+        preview_root: for the encoder.
+        settings: for the encoder.
+        threads: for the encoder.
+        decode_threads: threads that open and prepare images.
+        write_threads: threads that write files.
+        decode_ahead_pixels: most pixels of images opened ahead of the model.
         extract_only: take vectors out of Stage 1 records and load no model.
-        regenerate: make every file anew, whatever is there.
+        regenerate: make every file again, even if a valid one exists.
     """
 
     def __init__(
@@ -156,7 +160,7 @@ class EmbedWorker:
     # ---- the stream
 
     def stream(self, jobs: Iterable[Job]) -> Iterator[EmbedRow]:
-        """Yield one row per job, in any order. An interrupt first yields what is already written, then goes on its way."""
+        """Yield one row per job, in any order. On interrupt, yield the rows already begun, then re-raise."""
         reuse_freed_memory()
         self.store.folder.mkdir(parents=True, exist_ok=True)
         writes: deque[_Write] = deque()
@@ -186,12 +190,13 @@ class EmbedWorker:
                 raise
 
     def close(self) -> None:
+        """Close the model if it was loaded."""
         if self._encoder is not None:
             self._encoder.close()
             self._encoder = None
 
     def encoder(self) -> Encoder:
-        """The model, loaded on first use, or refused. Rows of what it makes have its identity, which their publisher records."""
+        """Return the model, loaded on first use. Raises if it is refused; its rows carry its identity, recorded on publishing."""
         with self._loading:
             if self._encoder is None:
                 self._encoder = self._load()
@@ -207,14 +212,14 @@ class EmbedWorker:
             return encoder_class.load(self.settings, **given)
         except ImagemillError:
             raise
-        except Exception as error:  # whatever a library raises, no image is to blame
+        except Exception as error:  # any error of a library: the cause is the model, not an image
             raise ModelUnusable(
                 f"{self.spec.kind}: {self.settings.model} cannot be loaded: {type(error).__name__}: {error}",
                 do="check model, device and dtype in imagemill.yaml",
             ) from error
 
     def _in_order(self, jobs: Iterable[Job]) -> Iterable[Job]:
-        """Captions of one length together and equal ones side by side: full batches, and few texts computed twice."""
+        """Sort captions by length and text: full batches, and few equal texts are computed twice."""
         if self.spec.source == "pixels":
             return jobs
         return sorted(jobs, key=lambda job: (len(job.caption or ""), job.caption or ""))
@@ -222,7 +227,7 @@ class EmbedWorker:
     # ---- decode threads
 
     def _decode_ahead(self, pool: ThreadPoolExecutor, jobs: Iterable[Job]) -> Iterator[_Item | EmbedRow]:
-        """Run `_prepare` on threads, at most a batch and a little more ahead of the model, and `decode_ahead_pixels`."""
+        """Run `_prepare` on threads, bounded by `decode_ahead_pixels` and by little more than one batch of jobs."""
         return bounded_map(
             pool,
             self._prepare,
@@ -235,7 +240,7 @@ class EmbedWorker:
         )
 
     def _known_pixels(self, job: Job) -> int | None:
-        """Pixels of the image that this job decodes, 0 where it decodes none, None where nobody has looked yet."""
+        """Return the pixels of the image that this job decodes: 0 if it decodes none, None if the size is not known yet."""
         if job.facts:
             return 0 if self.spec.source == "caption" else job.facts.height * job.facts.width
         return None if job.stat else 0
@@ -248,13 +253,13 @@ class EmbedWorker:
             return EmbedRow(
                 job.image_id, "refused", job.stat, reason=refusal.reason, detail=refusal.what, remedy=remedy
             )
-        except ImagemillError:  # the model cannot be loaded, or is not the recorded one: that stops the pass
+        except ImagemillError:  # the model cannot be loaded or is not the recorded one, which stops the pass
             raise
-        except Exception as error:  # disk, memory: this image is tried again by the next run
+        except Exception as error:  # disk or memory error: the next run tries this image again
             return _failure(job, "read_error" if isinstance(error, OSError) else "prepare_error", error)
 
     def _examine(self, job: Job) -> _Item | EmbedRow:
-        """Keep or adopt the file that is there, take the vector of a Stage 1 record, or prepare the image for the model."""
+        """Keep or adopt an existing file, take the vector of a Stage 1 record, or prepare the image for the model."""
         facts, pixels = job.facts, None
         if facts is None and job.stat is not None:
             facts, pixels = inspect_image(self.approved, job)
@@ -270,7 +275,7 @@ class EmbedWorker:
         if job.inline and not self.regenerate:
             try:
                 vector = read_vector(job.inline, job.image_id)
-                # Bit for bit; which model made it is not recorded.
+                # The vector is copied bit for bit; its model is not recorded.
                 staged = self._staged(job, vector, facts.fingerprint if facts else None, None)
                 return _row(job, "extracted", facts, *staged, replaced)
             except Unusable as unusable:
@@ -288,7 +293,7 @@ class EmbedWorker:
         return _Item(job, facts, encoder.prepare(item), replaced)
 
     def _settle(self, job: Job, facts: SourceRow | None, wanted: str | None) -> EmbedRow | None:
-        """Keep a suspect file that holds its recorded bytes, or restore it from a shard; None if it has to be made again."""
+        """Keep a suspect file that contains its recorded bytes, or restore it from a shard; None if it has to be made again."""
         recorded = next((known for known in job.known if known.stat == job.present), None)
         made_from = wanted if facts or self.spec.source == "caption" else None
         if recorded is None or (made_from and recorded.source not in (None, made_from)):
@@ -306,7 +311,7 @@ class EmbedWorker:
         return None
 
     def _existing(self, job: Job, facts: SourceRow | None, wanted: str | None) -> tuple[FileRow | None, str | None]:
-        """The row of a file that may stay, or the reason why it may not."""
+        """Return the row of a file that may stay, or the reason for replacing it."""
         assert job.present
         row = next((known for known in job.known if known.stat == job.present), None)
         if row and job.suspect:
@@ -317,7 +322,7 @@ class EmbedWorker:
             except InvalidNpy as invalid:
                 return None, invalid.reason
             row = adopted_row(self.store, job.image_id, job.known, content, job.present, wanted)
-            if row.source is None:  # no earlier file had these bytes
+            if row.source is None:  # no earlier file had the same bytes
                 if row.maker == UNKNOWN_PREVIEW and self.settings.model != PREVIEW:
                     return None, "preview"
                 row = msgspec.structs.replace(row, source=wanted)
@@ -326,7 +331,7 @@ class EmbedWorker:
     # ---- groups
 
     def _batches(self, items: Iterable[_Item | EmbedRow]) -> Iterator[list[_Item] | EmbedRow]:
-        """Items of one group, up to `batch_size` and `batch_pixels`; the first batch is a single one, to fail early."""
+        """Group items, up to `batch_size` and `batch_pixels`. Batches have one item until the first success, to fail early."""
         waiting: dict[Any, list[_Item]] = {}
         for item in items:
             if isinstance(item, EmbedRow):
@@ -346,7 +351,7 @@ class EmbedWorker:
         return len(group) >= self.settings.batch_size or next_pixels > self.settings.batch_pixels
 
     def _is_crowded(self, groups: Iterable[Sequence[_Item]]) -> bool:
-        """Whether so much waits for company that the largest group goes as it is."""
+        """Return True if so many items wait that the largest group is passed on incomplete."""
         items = [item for group in groups for item in group]
         pixels = sum(item.prepared.pixels for item in items)
         return len(items) >= 4 * self.settings.batch_size or pixels >= 4 * self.settings.batch_pixels
@@ -354,7 +359,7 @@ class EmbedWorker:
     # ---- the model
 
     def _make(self, batch: list[_Item], writers: ThreadPoolExecutor) -> Iterator[_Write]:
-        """Encode a batch and hand each array to a writer. A batch that fails is halved until the culprit is alone."""
+        """Encode a batch and submit each array to a writer. A failing batch is halved until the failing items are isolated."""
         encoder = self.encoder()
         before = encoder.calls
 
@@ -368,7 +373,7 @@ class EmbedWorker:
             self._succeeded = True
             calls, before = encoder.calls - before, encoder.calls
             for number, (item, array) in enumerate(made):
-                item.prepared.payload = None  # no pixels wait for the disk
+                item.prepared.payload = None  # free the pixels before the file is written
                 yield _Write(writers.submit(self._write, item, array, 0 if number else calls), array.nbytes)
 
     def _model_failure(self, item: _Item, error: Exception, encoder: Encoder) -> EmbedRow:
@@ -390,12 +395,12 @@ class EmbedWorker:
             return _failure(item.job, "wrong_shape", ValueError(f"{array.shape} {array.dtype}, expected {expected}"))
         try:
             return self._stage(item, array, calls)
-        except Exception as error:  # disk, memory: this image is tried again by the next run
+        except Exception as error:  # disk or memory error: the next run tries this image again
             self._disk_full = self._disk_full or is_disk_full(error)
             return _failure(item.job, "write_error", error)
 
     def _stop_where_full(self) -> None:
-        """No file more would fit: the model is not called for every other image in vain."""
+        """Raise DiskFull once a write found the disk full, instead of running the model for results that cannot be stored."""
         if self._disk_full:
             raise DiskFull("the disk is full: No space left on device", where=self.store.folder, do=FULL_DISK)
 
@@ -410,7 +415,7 @@ class EmbedWorker:
     def _staged(
         self, job: Job, array: np.ndarray, source: str | None, identity: ModelIdentity | None
     ) -> tuple[FileRow, Path]:
-        """`identity`: of the model that made the array, None if it is unknown."""
+        """Stage an array and return its row. `identity`: of the model that made the array, None if it is unknown."""
         preview, maker = (identity.preview, identity.key) if identity else (False, UNKNOWN)
         staged = self.store.stage(array, preview=preview)
         header = npy_header(array.shape, array.dtype, preview=preview)
@@ -425,7 +430,7 @@ def _done(row: EmbedRow) -> _Write:
 
 
 def _finished(writes: deque[_Write], *, most: int = 0, most_bytes: int = 0) -> Iterator[EmbedRow]:
-    """Rows of the oldest writes, waiting for them while more than that is under way."""
+    """Yield rows of the oldest writes; wait for them while more than `most` writes or `most_bytes` bytes are pending."""
     while writes and (writes[0].row.done() or len(writes) > most or sum(write.bytes for write in writes) > most_bytes):
         yield writes.popleft().row.result()
 
@@ -449,10 +454,10 @@ def _failure(job: Job, reason: str, problem: Exception | str, remedy: str = "run
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingStream:
-    """A light handle around one pass's stream: what the npy IO manager drains.
+    """A light handle around one pass's stream, consumed by the npy IO manager.
 
-    A bare generator would be read by Dagster as events. `plan`: everything about images that need no work; `present`: ids of
-    the images there are; `work`: amount of work of each job, in pixels or tokens.
+    Dagster would iterate a bare generator as events. `plan`: everything about images that need no work; `present`: ids of
+    the existing images; `work`: amount of work of each job, in pixels or tokens.
     """
 
     store: NpyStore

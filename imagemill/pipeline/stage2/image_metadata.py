@@ -1,7 +1,7 @@
-"""What a record needs of an image besides its embeddings: that it opens, its size, its caption's mask.
+"""Image metadata that records need besides embeddings: decodability, size, and the mask of the caption.
 
-The first pass that opens an image records its facts on the way. Whatever is still unknown when records are written (a T5-only
-run, a caption that came later) is completed here, so that the order of passes never shows in the result.
+The first pass that opens an image records its metadata. Metadata still missing when records are written (a T5-only run, a
+caption added later) is completed here, so that the result does not depend on the order of passes.
 
 Spec: docs/spec/stage2.md#record-fields
 """
@@ -30,39 +30,48 @@ from imagemill.store.provenance import read_identity
 
 _CHUNK = 512
 
-# Reasons about the records of images, which opening an image does not settle.
+# Reasons about the records of images, which opening an image does not resolve.
 _OF_RECORDS = UNMIGRATED | {"missing_caption"}
 
 T = TypeVar("T")
 
-# Captions in, (mask of 77 ints, whether the caption was cut) out: the tokenizer alone.
+# Maps captions to (mask of 77 ints, whether the caption was truncated); needs the tokenizer only.
 Masks = Callable[[Sequence[str]], Sequence[tuple[list[int], bool]]]
 
 
 class ImageFile(Protocol):
-    """An image of `approved/`, as it was listed."""
+    """An image of `approved/`, as listed."""
 
     @property
-    def image_id(self) -> str: ...
+    def image_id(self) -> str:
+        """Id of the image."""
+        ...
+
     @property
-    def file_name(self) -> str: ...
+    def file_name(self) -> str:
+        """Name of the file in `approved/`."""
+        ...
+
     @property
-    def stat(self) -> FileSignature | None: ...
+    def stat(self) -> FileSignature | None:
+        """Signature of the file; None if it is gone."""
+        ...
 
 
 def inspect_image(approved: Path, source: ImageFile) -> tuple[SourceRow, np.ndarray]:
     """Read an image once.
 
     Returns:
-        its fingerprint and oriented size, and its pixels, uint8 (H, W, 3).
+        its source row with fingerprint and oriented size, and its pixels, uint8 (H, W, 3).
 
     Raises:
-        Refused: it does not open, or is too small or too large. OSError: the disk's fault.
+        Refused: if it cannot be decoded, or is too small or too large.
+        OSError: if the disk fails.
     """
     data = (approved / source.file_name).read_bytes()
     pixels = decode_rgb(data, source.file_name)
     height, width = pixels.shape[:2]
-    assert source.stat  # an image that is gone is not asked for
+    assert source.stat  # callers pass existing images only
     return SourceRow(source.image_id, source.file_name, source.stat, fingerprint(data), height, width), pixels
 
 
@@ -75,7 +84,7 @@ def size_or_none(path: Path) -> tuple[int, int] | None:
 
 
 def complete_facts(approved: Path, scan: Scan, ledger: Ledger, *, threads: int = 2, up_to: str | None = None) -> None:
-    """Open the images no pass has opened yet, those up to an id; record their facts, or why they do not open."""
+    """Open the images that no pass has opened yet, up to an id; record their metadata, or why they cannot be decoded."""
     known = LedgerSnapshot.read(ledger)
     refused = {
         image_id for image_id, problems in known.refusals.items()
@@ -93,7 +102,7 @@ def complete_facts(approved: Path, scan: Scan, ledger: Ledger, *, threads: int =
 
 
 def _forget_overcome(scan: Scan, ledger: Ledger) -> None:
-    """Drop what was noted of images that have opened since, here or in an embedding pass."""
+    """Remove problems of images that were opened successfully since, here or in an embedding pass."""
     opened = ledger.sources()
     noted = [p.item for p in ledger.problems() if p.asset == ASSET and p.reason not in _OF_RECORDS]
     ledger.clear_problems(
@@ -120,14 +129,14 @@ def _facts_or_problem(approved: Path, source: SourceFile) -> SourceRow | Problem
 
 
 def adopt_captions(inventory: Inventory, ledger: Ledger) -> None:
-    """Take the captions of records for images without a sidecar, byte for byte; for images that are gone too.
+    """Record the captions of records, byte for byte, for images without a sidecar, including images that are gone.
 
-    A caption of the ledger gives way where the record was edited since the last merge; the text that it had goes to quarantine.
+    If a record was edited since the last merge, its caption replaces the ledger's, whose text goes to the quarantine file.
     """
     recorded, scan = inventory.recorded, inventory.scan
     known, merged = ledger.caption_keys(), ledger.recorded_captions()
     captioner = None if merged else read_identity(ledger, CAPTIONER)
-    # Without its ledger nothing shows which captions a preview model made: where one did, none counts as real.
+    # If the ledger was lost, nothing shows which captions a preview model wrote: if one was used, none counts as real.
     origin = FROM_PREVIEW_RECORD if captioner and captioner.preview else FROM_RECORD
     sidecars = {i: source.caption for i, source in scan.sources.items() if source.caption is not None}
     without = {
@@ -145,7 +154,7 @@ def adopt_captions(inventory: Inventory, ledger: Ledger) -> None:
         agreed = {i: row.fingerprint for i, row in known.items() if recorded.captions.get(i) == row.fingerprint}
         ledger.record_recorded_captions(
             {**merged, **agreed}
-        )  # a kill may have come between the file and this note of it
+        )  # a kill may have separated the replacement of the file from this row
         ledger.forget_sidecars(i for i, row in without.items() if row.stat and recorded.captions[i] == row.fingerprint)
 
 
@@ -165,7 +174,7 @@ def _recorded_caption(image_id: str, span: Span, origin: str) -> CaptionRow | No
 
 
 def complete_masks(ledger: Ledger, masks: Callable[[], Masks]) -> None:
-    """Tokenise captions that have no mask yet. `masks` loads the tokenizer: it is called only if there are any."""
+    """Tokenise captions without a mask. `masks` loads the tokenizer: it is called only if there are any."""
     todo = [row for row in ledger.captions().values() if row.mask is None]
     if not todo:
         return
@@ -176,7 +185,7 @@ def complete_masks(ledger: Ledger, masks: Callable[[], Masks]) -> None:
 
 
 def note_missing_captions(scan: Scan, ledger: Ledger) -> None:
-    """One row per image that opens and has no caption, so that nothing disappears silently whichever passes ran."""
+    """Record one problem per readable image without a caption, so that no image is lost silently in any order of passes."""
     captions, opened, outdated = ledger.captions(), ledger.sources(), ledger.outdated_captions()
     absent = [s for s in scan.sources.values() if s.image_id in opened and s.image_id not in captions]
     sidecars = {p.item: p for p in ledger.problems() if p.asset == SIDECARS}

@@ -1,6 +1,6 @@
 """The contents of a data root's folders: images and captions, records, embedding files. Each folder is listed once.
 
-A command lists them for all the steps that it runs; a step of a run in the UI lists them for itself, once it holds its lease.
+A command lists them once for all its steps; a step of a run in the UI lists them for itself after acquiring its lease.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from imagemill.store.ledger import Ledger
 
 @dataclass(slots=True)
 class Inventory:
-    """The contents of a data root's folders, each listed when it is first asked for.
+    """The contents of a data root's folders, each listed on first use.
 
     Attributes:
         ledger_version: `Ledger.version_seen` before the listing.
@@ -31,21 +31,21 @@ class Inventory:
 
     @property
     def scan(self) -> Scan:
-        """Images and captions of `approved/`; none where a data root with runs behind it holds only public data or Stage-A."""
+        """Images and captions of `approved/`; empty without that folder if there is a ledger (public data or Stage A only)."""
         if self._scan is None:
             listed = self.root.approved.is_dir() or not self.root.ledger.exists()
             self._scan = scan_approved(self.root.approved) if listed else Scan({}, [])
         return self._scan
 
     def with_files(self, spec: EmbeddingSpec, files: Mapping[str, FileSignature]) -> "Inventory":
-        """The same with these files of a kind."""
+        """Return a copy with these files of a kind."""
         return replace(self, listed={spec: files})
 
     def survey(self, ledger: Ledger) -> None:
         """List `approved/`, read the captions that are new, and record both in the ledger.
 
         Raises:
-            MissingInput: the folder is not there.
+            MissingInput: if the folder does not exist.
         """
         self._scan = survey(self.root.approved, ledger)
 
@@ -55,6 +55,7 @@ class Inventory:
         return read_recorded(self.root.stage2_jsonl)
 
     def store(self, spec: EmbeddingSpec) -> NpyStore:
+        """Return the npy store of a kind."""
         return NpyStore(self.root.derived / spec.folder, spec)
 
     def files(self, spec: EmbeddingSpec) -> Mapping[str, FileSignature]:

@@ -1,12 +1,12 @@
-"""Bringing ledger and JSONL together: which records the file holds after a run.
+"""Merge of ledger and JSONL: determines the records of the file after a run.
 
     ledger, in order of id ───┐
                               ├──> one line per id ──> approved_image_dataset.jsonl.tmp ──rename──> approved_image_dataset.jsonl
     index of the old file ────┘
 
-Records join by `image_id`, of duplicates the last wins, lines stand in order of id. A record that nothing changed keeps its
-bytes; records of images we do not know are kept as they are. Nothing is dropped: lines that cannot be read and records that
-another replaced go to the quarantine; before a file with Stage 1 records changes for the first time, it gets its backup.
+Records join by `image_id`; the last of several duplicates wins; lines are sorted by id. An unchanged record keeps its bytes, and
+so do records of unknown images. No data is dropped: unreadable lines and replaced records go to the quarantine file. Before a
+file with Stage 1 records changes for the first time, a backup is made.
 
 Spec: docs/spec/conventions.md#jsonl-input, docs/spec/stage2.md#record-fields, docs/spec/stage2.md#merge,
 docs/spec/migration.md#forward
@@ -44,24 +44,25 @@ from imagemill.store.second_copy import refresh
 
 ASSET = "stage2_jsonl"
 
-# Setting that records of this data root were migrated from Stage 1: a rollback without a backup is possible.
+# Ledger setting: records of this data root were migrated from Stage 1, so a rollback without a backup is possible.
 STAGE1 = "stage1"
 
 CAPTION_REPLACED = "caption_replaced"
 
-# Told one by one in the ledger's journal: a record that came in, became version 2, or was corrected.
+# Recorded one by one in the ledger's journal: a record was added, became version 2, or was corrected.
 ADDED, MIGRATED, CHANGED = "added", "migrated", "changed"
 _COUNTS = ("records", ADDED, MIGRATED, CHANGED, "stage1", "quarantined", "rewritten")
 
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """What a merge is to do.
+    """Parameters of a merge.
 
     Attributes:
-        inventory: contents of the folders. kinds: those whose refusals the counters count.
-        migrate: whether Stage 1 records become version 2; else they stay byte for byte.
-        up_to: Stage 1 records whose id sorts behind this one wait for another run.
+        inventory: contents of the folders.
+        kinds: kinds whose refusals the counters include.
+        migrate: whether Stage 1 records become version 2; otherwise they stay byte for byte.
+        up_to: Stage 1 records whose id sorts after this one wait for another run.
         captioned: whether a captioner is configured.
     """
 
@@ -73,14 +74,15 @@ class Merge:
 
     @property
     def root(self) -> DataRoot:
+        """The data root of the inventory."""
         return self.inventory.root
 
 
 @dataclass(slots=True)
 class Merged:
-    """What a merge did: counters, the journal's rows, Stage 1 records that stay as they are.
+    """Result of a merge: counters, rows of the journal, problems, and replaced lines.
 
-    `vectors`: ids with a valid DINOv3 file: only theirs may leave the records.
+    `vectors`: ids with a valid DINOv3 file; only their inline vectors may be removed from records.
     """
 
     vectors: Set[str] = frozenset()
@@ -91,7 +93,7 @@ class Merged:
 
 
 def write_records(merge: Merge, ledger: Ledger) -> Merged:
-    """Replace the file of records by the merged one, in one rename and only if a byte changed. Memory: the old file's index."""
+    """Replace the file of records in one rename, only if a byte changed. Memory: the index of the old file."""
     jsonl, files = merge.root.stage2_jsonl, ledger.files(DINOV3.kind)
     merged = Merged({image_id for image_id, stat in merge.inventory.files(DINOV3).items() if (image_id, stat) in files})
     recorded, began = read_recorded(jsonl), state_of(jsonl)
@@ -101,7 +103,7 @@ def write_records(merge: Merge, ledger: Ledger) -> Merged:
         [QuarantinedLine(span.number, reason, why, span.read()) for reason, why, span in recorded.set_aside],
     )
     left = unfinished(jsonl)
-    # Lines are still read from what another writer left under the usual name: then the next file takes one of its own.
+    # Lines of an interrupted writer's file are still being read: the next file must then use another temporary name.
     temporary = temporary_path(jsonl.parent) if left.exists() else left
     rewritten = replace_lines(
         jsonl,
@@ -112,13 +114,13 @@ def write_records(merge: Merge, ledger: Ledger) -> Merged:
     left.unlink(missing_ok=True)
     merged.counts["rewritten"] = int(rewritten)
     ledger.record_recorded_captions(read_recorded(jsonl).captions)
-    if stage1_backup(jsonl).is_file() and ledger.setting(STAGE1) is None:  # migrated by a release that kept no mark
+    if stage1_backup(jsonl).is_file() and ledger.setting(STAGE1) is None:  # migrated by a release without this setting
         ledger.record_setting(STAGE1, "migrated")
     return merged
 
 
 def _make_way(root: DataRoot, began: Sequence[FileSignature | None], merged: Merged, ledger: Ledger) -> None:
-    """Save what the old file alone holds, before it loses its name."""
+    """Save the content that exists only in the old file, before it is replaced."""
     jsonl = root.stage2_jsonl
     if state_of(jsonl)[0] != began[0]:
         raise _meanwhile(jsonl)
@@ -130,18 +132,18 @@ def _make_way(root: DataRoot, began: Sequence[FileSignature | None], merged: Mer
 
 
 def merged_lines(merge: Merge, recorded: Recorded, ledger: Ledger, merged: Merged) -> Iterator[bytes]:
-    """Every line of the next file, in order of id; `merged` is filled on the way."""
+    """Yield every line of the next file, in order of id, and fill `merged` meanwhile."""
     outdated = ledger.outdated_captions()
     old: Iterator[tuple[str, tuple[SourceRow | None, CaptionRow] | None]] = ((i, None) for i in sorted(recorded.lines))
     known = ((image_id, (source, caption)) for image_id, source, caption in ledger.facts())
-    # Of an id that both have, the ledger's row comes last.
+    # If both contain an id, the ledger's row comes last.
     for image_id, found in groupby(heapq.merge(old, known, key=itemgetter(0)), key=itemgetter(0)):
         *_, (_, facts) = found
         source, caption = facts or (None, None)
         if image_id not in recorded.lines and (
             source is None or caption is None or caption.mask is None or image_id in outdated
         ):
-            continue  # no record yet, and not enough for one
+            continue  # no record yet, and not enough metadata for one
         yield _line(image_id, source, caption, merge, recorded, merged)
 
 
@@ -153,7 +155,7 @@ def _line(
     recorded: Recorded,
     merged: Merged,
 ) -> bytes:
-    """The next line of one id: the old one's bytes where nothing is to change."""
+    """Return the next line of one id: the old bytes if nothing changes."""
     merged.counts["records"] += 1
     raw, old = _old_line(image_id, recorded)
     pending = image_id in recorded.vectors and image_id not in merged.vectors
@@ -169,7 +171,7 @@ def _line(
                 merged.problems.append(Problem(image_id, ASSET, outcome, why, detail, remedy))
             return _with_vector(image_id, old, recorded, raw)
     record = _record(old, source, caption, merge.root)
-    # As bytes: Python calls 24.0 and true equal to ints, which a valid record needs.
+    # Compare bytes: Python considers 24.0 and True equal to ints, but a valid record needs ints.
     if record is None or (old is not None and encode_sorted(record) == encode_sorted(old)):
         return raw + b"\n"
     what = ADDED if old is None else MIGRATED if is_stage1(old) else CHANGED
@@ -200,13 +202,13 @@ def _meanwhile(path: Path) -> ImagemillError:
 def _stays(
     image_id: str, old: Record, source: SourceRow | None, caption: CaptionRow | None, merge: Merge
 ) -> str | None:
-    """None where a Stage 1 record may become version 2; else why not, blank where nobody asked for it."""
+    """Return why a Stage 1 record stays: None if it may become version 2, blank if its migration was not requested."""
     if not merge.migrate or (merge.up_to is not None and image_id > merge.up_to):
         return ""
     if caption is None:
         return "missing_caption"
     if caption.mask is None:
-        return ""  # stopped before the tokenizer came to it
+        return ""  # the run stopped before tokenising it
     if source is None and not (is_side(old.get("height")) and is_side(old.get("width"))):
         return "missing_size"
     return None
@@ -222,12 +224,12 @@ _WHY = {
 }
 
 
-# Reasons that each merge determines again. Refused ids are in the quarantine file; earlier releases recorded them too.
+# Reasons that each merge determines again. Refused ids are in the quarantine file; earlier releases recorded them here too.
 UNMIGRATED = frozenset(_WHY) - {"missing_caption"} | {BAD_ID}
 
 
 def _with_vector(image_id: str, old: Record, recorded: Recorded, raw: bytes) -> bytes:
-    """The line as it was; one that replaced a record with a vector gets that vector back until it is in a file."""
+    """Return the line unchanged, or with the vector of a replaced record that is not in an npy file yet."""
     span = recorded.vectors.get(image_id)
     if INLINE_VECTOR in old or span is None:
         return raw + b"\n"
@@ -235,7 +237,7 @@ def _with_vector(image_id: str, old: Record, recorded: Recorded, raw: bytes) -> 
 
 
 def _record(old: Record | None, source: SourceRow | None, caption: CaptionRow | None, root: DataRoot) -> Record | None:
-    """The record by what the ledger knows; None where that is not enough, or nothing new about an image that is gone."""
+    """Build the record from the ledger's rows; None if they are not sufficient, or if a version 2 record's image is gone."""
     if caption is None or caption.mask is None or (source is None and (old is None or not is_stage1(old))):
         return None
     old = old or {}
@@ -252,7 +254,7 @@ def _record(old: Record | None, source: SourceRow | None, caption: CaptionRow | 
 
 
 def _corrections(old: Record | None, new: Record) -> Iterator[str]:
-    """What a record had otherwise than image, tokenizer or sidecar say, and what people want to look at."""
+    """Yield a counter name for each field that differs from the old record, and for an unusual aspect ratio."""
     if is_unusual_ratio(new["width"], new["height"]):
         yield "unusual_ratio"
     for name in ("height", "width"):
@@ -264,21 +266,22 @@ def _corrections(old: Record | None, new: Record) -> Iterator[str]:
         yield "mask_corrected"
 
 
-# ---- what is kept of the old file
+# ---- backup of the old file
 
 
 def stage1_backup(jsonl: Path) -> Path:
+    """Return the path of the Stage 1 backup."""
     return jsonl.with_name(f"{jsonl.name}.stage1.backup")
 
 
 def _back_up(jsonl: Path) -> None:
-    """Give the Stage 1 file a second name before its first one goes to the merged file. Made once, never overwritten."""
+    """Link the Stage 1 file to its backup name before the merged file replaces it. Made once, never overwritten."""
     backup = stage1_backup(jsonl)
     if not backup.exists():
         try:
             os.link(jsonl, backup)
         except FileExistsError:
             return
-        except OSError:  # a file system without links
+        except OSError:  # a file system without hard links
             with open(jsonl, "rb") as lines:
                 replace_lines(backup, lines)

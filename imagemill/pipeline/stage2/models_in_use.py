@@ -31,7 +31,7 @@ class ModelInUse:
 
 
 def model_in_use(ledger: Ledger, kind: str) -> ModelInUse:
-    """Return what made the files of a kind."""
+    """Return the model that made the files of a kind."""
     identity, makers = read_identity(ledger, kind), ledger.maker_counts(kind)
     preview = bool(identity and identity.preview and identity.key in makers) or UNKNOWN_PREVIEW in makers
     progress = regeneration_progress(ledger, kind)
@@ -61,14 +61,14 @@ def model_text(identity: ModelIdentity | None) -> str:
 
 
 def maker_text(maker: str, identity: ModelIdentity | None) -> str:
-    """Return the model of one file: `maker` is its row's, `identity` the recorded one of its kind."""
+    """Return the name of the model of one file. `maker`: from the file's row; `identity`: the recorded one of its kind."""
     if identity is not None and maker == identity.key:
         return model_text(identity)
     return PREVIEW_TEXT if maker == UNKNOWN_PREVIEW else maker
 
 
 def model_lines(ledger: Ledger) -> Iterator[str]:
-    """Yield one line for each kind whose files are not simply those of one real model."""
+    """Yield one line for each kind with files of a preview model, or with an unfinished regeneration."""
     for spec in embedding_specs():
         for note in model_in_use(ledger, spec.kind).notes:
             yield f"  {'model':<10} {spec.kind}: {note}"

@@ -1,4 +1,4 @@
-"""What a command was asked to do, by pass name: dinov3, vae, t5, migrate, all.
+"""Requested work of a command, by pass name: dinov3, vae, t5, migrate, all.
 
 Spec: docs/spec/stage2.md#pass-names
 """
@@ -11,30 +11,31 @@ from imagemill.pipeline.stage2.plan import Job
 
 
 def pass_names() -> list[str]:
+    """Return all pass names."""
     return [*(spec.pass_name for spec in embedding_specs()), "migrate", "all"]
 
 
 @dataclass(frozen=True, slots=True)
 class Passes:
-    """What a command was asked to do: kinds to embed, and whether Stage 1 records become version 2."""
+    """Requested work of a command: kinds to embed, and whether Stage 1 records become version 2."""
 
     specs: tuple[EmbeddingSpec, ...]
     migrate: bool
 
     @classmethod
     def named(cls, names: Sequence[str]) -> "Passes":
-        """By pass names; everything where none is named, or `all` is."""
+        """Return the passes of these names; all of them if the list is empty or contains `all`."""
         if not names or "all" in names:
             return cls(embedding_specs(), migrate=True)
         chosen = tuple(spec for spec in embedding_specs() if spec.pass_name in names)
         return cls(chosen, migrate="migrate" in names)
 
     def kinds_to_run(self) -> tuple[EmbeddingSpec, ...]:
-        """Migration alone takes vectors out of the records, which is DINOv3's asset without its model."""
+        """Return the kinds to run; migration alone extracts vectors from records: DINOv3's asset without its model."""
         return self.specs or tuple(spec for spec in embedding_specs() if spec.inline_field)
 
     def select(self, jobs: Mapping[EmbeddingSpec, Sequence[Job]]) -> dict[EmbeddingSpec, Sequence[Job]]:
-        """Of all jobs those of these passes."""
+        """Return the jobs that belong to these passes."""
         if self.specs:
             return dict(jobs)
         return {spec: [job for job in of_kind if job.inline] for spec, of_kind in jobs.items()}

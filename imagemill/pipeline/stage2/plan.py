@@ -1,10 +1,10 @@
-"""Which images an embedding pass has to look at. Values in, values out; folders are listed, no file is opened.
+"""Plan of an embedding pass: the images it has to process. Folders are listed; no file is opened.
 
-An image is *done* where the ledger vouches for its file (by stat triple) and for its source, and both belong together.
-It is *refused* where the ledger says so of these very bytes. Everything else is a job: the worker opens what it needs and
-either keeps, adopts or makes the file. Of an image that is gone, its record still gives what needs no pixels: the vector
-inside a Stage 1 record, the caption's hidden state.
-
+An image is *done* if the ledger has a row with its file's signature, and the row's source is the current one. It is *refused* if
+the ledger records a refusal of the same bytes. Everything else is a job: the worker opens what it needs and keeps, adopts or
+the ledger records a refusal of the same bytes. Everything else is a job: the worker opens what it needs and keeps, adopts or
+makes the file. For an image that is gone, its record still provides the inputs that need no pixels: the vector inside a Stage 1
+record, and the caption.
 Spec: docs/spec/conventions.md#completion, docs/spec/conventions.md#staleness, docs/spec/conventions.md#refused-and-failed
 """
 
@@ -38,13 +38,12 @@ IMAGE_REASONS = frozenset({"undecodable", "too_small", "too_large"})
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One image for one kind, with what is known of it beforehand.
+    """One image for one kind, with the data known before it is opened.
 
-    `stat`: None, and no file name, where the image is gone; `facts`: the source as last read, only if it still has that stat
-    triple; `present`: the stat triple of a file already there; `known`: the ledger's rows of this image's files, that one's
-    and earlier ones'; `inline`: the Stage 1 record that holds this array; `failed`: whether the model could not take these very
-    bytes in an earlier run; `suspect`: the file has other bytes than recorded (damage.py), `copies`: samples in the shards that
-    may hold the recorded ones.
+    `stat`: None, with an empty file name, if the image is gone; `facts`: the source as last read, only if its signature is still
+    the same; `present`: the signature of an existing file; `known`: the ledger's rows of this image's files, current and earlier;
+    `inline`: the Stage 1 record that contains this array; `failed`: whether the model failed on the same bytes in an earlier run;
+    `suspect`: the file's bytes differ from the recorded ones (damage.py); `copies`: samples in shards that may contain those.
     """
 
     image_id: str
@@ -64,7 +63,7 @@ class Job:
     def needs_model(self) -> bool:
         """Whether only a model can make this file: it does not exist, or it was made from an earlier source.
 
-        A file that is not the recorded one is read first, and kept if it is valid; a damaged one may be restored from a tar.
+        A file without a row is read first and kept if valid; a damaged one may be restored from a tar.
         """
         if self.inline is not None or self.suspect:
             return False
@@ -73,7 +72,7 @@ class Job:
 
 @dataclass(slots=True)
 class EmbeddingPlan:
-    """What one pass does with the images it was given; every id is in exactly one list."""
+    """Result of planning one pass; every id is in exactly one list."""
 
     jobs: list[Job] = field(default_factory=list)
     done: list[FileRow] = field(default_factory=list)
@@ -85,8 +84,9 @@ class EmbeddingPlan:
 class LedgerSnapshot:
     """The ledger's rows for some images, read once for a plan.
 
-    `outdated`: any image whose caption is of an earlier picture; `failures`: kind, image and bytes that a model could not take.
-    `damaged`: kind and image of files with other bytes than recorded. `sidecars`: per image, why its sidecar is not used.
+    `outdated`: all images whose caption describes an earlier image; `failures`: kind, image and file signature on which a model
+    failed. `damaged`: kind and image of files whose bytes differ from the recorded ones. `sidecars`: per image, why its sidecar
+    is not used.
     """
 
     sources: Mapping[str, SourceRow]
@@ -99,6 +99,7 @@ class LedgerSnapshot:
 
     @classmethod
     def read(cls, ledger: Ledger, ids: Sequence[str] | None = None) -> "LedgerSnapshot":
+        """Read the rows of these images, or of all."""
         refusals: dict[str, list[Problem]] = {}
         failures = set()
         problems = ledger.problems(ids)
@@ -118,7 +119,7 @@ class LedgerSnapshot:
         )
 
     def facts(self, source: SourceFile) -> SourceRow | None:
-        """The source as last read, if it has not changed since."""
+        """Return the source as last read, if it has not changed since."""
         row = self.sources.get(source.image_id)
         return row if row and row.stat == source.stat else None
 
@@ -136,8 +137,14 @@ def plan_embedding(
     """Sort images into done, refused, absent and jobs.
 
     Args:
-        files: the ledger's rows of this kind. listing: the files of this kind on disk, by image id.
-        recorded: the records there are. awaited: images that are to be captioned first.
+        spec: the kind.
+        ids: the images to sort.
+        scan: contents of `approved/`.
+        known: the ledger's rows of these images.
+        files: the ledger's rows of this kind.
+        listing: the files of this kind on disk, by image id.
+        recorded: the existing records.
+        awaited: images that are captioned first.
     """
     plan = EmbeddingPlan()
     rows: dict[str, list[FileRow]] = defaultdict(list)
@@ -182,7 +189,7 @@ def plan_embedding(
                 suspect,
             )
         )
-    # What failed before comes last: a few such images must not keep the model from the others.
+    # Earlier failures go last, so that a few such images do not stop the model before it reaches the others.
     plan.jobs.sort(key=lambda job: job.failed)
     return plan
 
@@ -190,7 +197,7 @@ def plan_embedding(
 def _is_current(
     row: FileRow, spec: EmbeddingSpec, source: SourceFile | None, facts: SourceRow | None, caption: CaptionRow | None
 ) -> bool:
-    """Whether a file the ledger vouches for is made from what is there now; of pixels that are gone, nothing is newer."""
+    """Return True if a recorded file was made from the current source; if the image is gone, its pixels cannot have changed."""
     if spec.source == "pixels":
         return source is None or (facts is not None and row.source == facts.fingerprint)
     return (source is None or facts is not None) and caption is not None and row.source == caption.fingerprint
@@ -199,10 +206,15 @@ def _is_current(
 def adopted_row(
     store: NpyStore, image_id: str, rows: Iterable[FileRow], content: str, stat: FileSignature, wanted: str | None
 ) -> FileRow:
-    """Return the row of a valid file that the ledger does not know: of equal bytes, it keeps their maker and source.
+    """Return the row of a valid file without one; if an earlier file had equal bytes, keep its maker and source.
 
     Args:
-        rows: of this image and kind. wanted: the source to prefer if equal bytes came of several.
+        store: the folder of the kind.
+        image_id: the image.
+        rows: the rows of this image and kind.
+        content: fingerprint of the file's bytes.
+        stat: signature of the file.
+        wanted: the source to prefer if equal bytes have several.
     """
     same = [row for row in rows if row.content == content and row.source is not None]
     found = next((row for row in same if row.source == wanted), same[0] if same else None)
@@ -223,19 +235,19 @@ def _refusal(
 
 
 def refused_image(source: SourceFile, known: LedgerSnapshot) -> Problem | None:
-    """The refusal of these very bytes, whichever asset met them."""
+    """Return the refusal of this image's current bytes, by any asset."""
     refusals = known.refusals.get(source.image_id, ())
     return next((p for p in refusals if p.stat == source.stat and p.reason in IMAGE_REASONS), None)
 
 
 def unusable_sidecar(source: SourceFile, sidecars: Mapping[str, Problem]) -> Problem | None:
-    """Return why the sidecar that is there now cannot be used: the only row of an image without another caption."""
+    """Return why the present sidecar cannot be used: the only row of an image without another caption."""
     problem = sidecars.get(source.image_id)
     return problem if problem and problem.stat == source.caption else None
 
 
 def missing_caption(asset: str, source: SourceFile, *, outdated: bool = False) -> Problem:
-    """`outdated`: there is a caption, of another picture."""
+    """Return the problem of an image without a caption. `outdated`: its caption describes an earlier image."""
     lacking = f"no caption for {source.file_name}" if source.caption is None else f"{source.image_id}.txt is blank"
     return Problem(
         source.image_id,
@@ -251,7 +263,7 @@ def missing_caption(asset: str, source: SourceFile, *, outdated: bool = False) -
 def plan_for(
     spec: EmbeddingSpec, ids: Sequence[str], inventory: Inventory, ledger: Ledger, awaited: Set[str] = frozenset()
 ) -> EmbeddingPlan:
-    """`plan_embedding` with what is listed, and the ledger's rows for these images."""
+    """Call `plan_embedding` with the inventory's listings and the ledger's rows for these images."""
     known, files = LedgerSnapshot.read(ledger, ids), ledger.files(spec.kind, ids)
     return plan_embedding(spec, ids, inventory.scan, known, files, inventory.files(spec), inventory.recorded, awaited)
 
@@ -259,11 +271,12 @@ def plan_for(
 def all_jobs(
     specs: Sequence[EmbeddingSpec], inventory: Inventory, ledger: Ledger, awaited: Set[str] = frozenset()
 ) -> dict[EmbeddingSpec, list[Job]]:
-    """Per kind, the images that lack its file, or have an invalid or stale one; images that are gone too, by their records."""
+    """Return, per kind, jobs for missing, invalid and stale files; for images that are gone too, if they have records."""
     sources = inventory.scan.sources
     ids = [*sources, *(image_id for image_id in inventory.recorded.lines if image_id not in sources)]
     return {spec: plan_for(spec, ids, inventory, ledger, awaited).jobs for spec in specs}
 
 
 def ids_of(jobs: Mapping[EmbeddingSpec, Iterable[Job]]) -> list[str]:
+    """Return the image ids of all jobs, sorted, each once."""
     return sorted({job.image_id for of_kind in jobs.values() for job in of_kind})

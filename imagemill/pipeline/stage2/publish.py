@@ -1,11 +1,11 @@
-"""Finished rows into the ledger, staged files under their final names: by the one process that owns the ledger.
+"""Publication of finished rows: ledger rows, then final file names, in the one process that owns the ledger.
 
     rows ──128 or one second──> flush the files ──> ledger rows, one transaction ──> renames ──> flush the folder
 
-The ledger knows a file before it has its name, so a kill at any moment leaves no file under a final name that nobody vouches for.
+The ledger row precedes the rename, so a kill at any moment leaves no file under a final name without a row.
 
-Belongs here: the order of these steps, what an interrupt still lets finish, counts.
-Belongs elsewhere: making the files (embed.py), Dagster events (io_managers/npy.py).
+The files are made in embed.py; Dagster events are in io_managers/npy.py.
+
 Reference: docs/decisions/0001-ledger-row-before-rename.md.
 Spec: docs/spec/conventions.md#atomic-names
 """
@@ -28,7 +28,7 @@ from imagemill.store.provenance import guard_identity
 
 T = TypeVar("T")
 
-# Rows per ledger transaction and folder flush, and the longest a finished file waits for its name.
+# Rows per ledger transaction and folder flush, and the longest time in seconds that a finished file waits for its name.
 PUBLISH_ROWS = 128
 PUBLISH_SECONDS = 1.0
 
@@ -45,16 +45,20 @@ def publish(
 ) -> Iterator[list[EmbedRow]]:
     """Record rows in the ledger, then give their files their final names; yield each batch once it is durable.
 
-    Interrupted, it still publishes the rows it holds and those the stream has finished, then lets the interrupt go on.
+    On interrupt, it still publishes the rows it holds and those the stream has finished, then re-raises.
 
     Args:
-        held: while a batch is published, interrupts wait; one that came meanwhile is raised when the context ends.
+        rows: results of `EmbedWorker.stream`.
+        store: folder of the kind.
+        ledger: receives sources, files, masks, changes and problems.
+        run_id: the run that is recorded with problems.
+        held: context that defers interrupts while a batch is published; a deferred interrupt is raised when it ends.
         leased: whether this run leases its images, which each batch then checks.
         on_row: called for each row as it arrives, which is before its batch is published.
 
     Raises:
         LeaseLost: if another process has taken over one of the images; nothing of that batch is published.
-        ModelMismatch: if another process has recorded another model meanwhile; the same.
+        ModelMismatch: if another process has recorded another model meanwhile; nothing of that batch is published.
     """
     batches = _timely_batches(rows, on_row)
     unreported: list[list[EmbedRow]] = []
@@ -75,9 +79,9 @@ def publish(
 
 
 def after_interrupt(stream: Iterable[T], interrupt: BaseException) -> Iterator[T]:
-    """What a generator still has when an interrupt meets its consumer: it hears of it, and hands over what is finished.
+    """Raise the interrupt inside a generator and yield the items that it still produces.
 
-    Nothing where the interrupt came out of the generator itself.
+    Yields nothing if the interrupt came from the generator itself.
     """
     if not isinstance(stream, Generator):
         return
@@ -142,7 +146,7 @@ def _publish_batch(
 
 
 def _give_name(row: EmbedRow, staged: Path, store: NpyStore) -> bool:
-    """Rename a staged file. Where that cannot be, the row becomes one of a failed image."""
+    """Rename a staged file; if that fails, mark its row as failed. Return True on success."""
     try:
         os.replace(staged, store.path(row.image_id))
     except OSError as error:
@@ -151,13 +155,14 @@ def _give_name(row: EmbedRow, staged: Path, store: NpyStore) -> bool:
 
 
 def _not_written(row: EmbedRow, staged: Path, error: OSError) -> None:
-    """Make a row whose file the disk does not take one of a failed image."""
+    """Mark the row of a file that could not be written as failed, and remove the staged file."""
     staged.unlink(missing_ok=True)
     row.outcome, row.reason, row.detail, row.remedy = "failed", "write_error", str(error), "run imagemill again"
     row.file = row.staged = None
 
 
 def problem_of(row: EmbedRow, asset: str, run_id: str) -> Problem:
+    """Return the ledger's problem for a refused or failed row."""
     outcome: Literal["refused", "failed"] = "refused" if row.outcome == "refused" else "failed"
     return Problem(row.image_id, asset, outcome, row.reason, row.detail, row.remedy, row.stat, run_id)
 

@@ -1,8 +1,8 @@
-"""Lines that were taken out of a JSONL file, kept with their reason: `.imagemill/quarantine/<name>.quarantine.jsonl`.
+"""Lines removed from a JSONL file, kept with the reason: `.imagemill/quarantine/<name>.quarantine.jsonl`.
 
     {"line": 5, "reason": "malformed_line", "why": "malformed: …", "text": "…"}      `hex` instead of `text` if not UTF-8
 
-A line stays there until the user removes it, and counts as an input that did not reach the output until then.
+A line stays there until the user removes it; until then it counts as an input that did not reach the output.
 
 Spec: docs/spec/conventions.md#jsonl-input
 """
@@ -18,12 +18,12 @@ SUFFIX = ".quarantine.jsonl"
 
 MALFORMED, BAD_ID, DUPLICATE, CAPTION = "malformed_line", "bad_id", "duplicate_id", "caption_replaced"
 
-# Texts that another source replaced: they are kept, but no input is missing because of them.
+# Reasons of texts that another source replaced: they are kept, but no input is missing because of them.
 REPLACED_TEXTS = frozenset({CAPTION})
 
 
 class QuarantinedLine(NamedTuple):
-    """A line of a JSONL file and why it was taken out. `number`: from 1, at that time."""
+    """A line of a JSONL file and why it was removed. `number`: from 1, at the time of removal."""
 
     number: int
     reason: str
@@ -63,7 +63,7 @@ def quarantine(folder: Path, name: str, lines: Sequence[QuarantinedLine]) -> int
 
 
 def quarantined(folder: Path) -> Iterator[KeptLine]:
-    """Yield the lines of all quarantine files of a folder, those of earlier releases too; others' lines are skipped."""
+    """Yield the lines of all quarantine files of a folder, including those of earlier releases; skip lines of another form."""
     for path in sorted(folder.glob(f"*{SUFFIX}")):
         for line in read_jsonl(path):
             row = line.value or {}
@@ -74,7 +74,7 @@ def quarantined(folder: Path) -> Iterator[KeptLine]:
 
 
 def _reason(why: str) -> str:
-    """The reason code of a line that an earlier release took out."""
+    """Return the reason code of a line that an earlier release removed."""
     codes = {"replaced by line": DUPLICATE, "caption replaced": CAPTION, "bad image id": BAD_ID}
     return next((code for start, code in codes.items() if why.startswith(start)), MALFORMED)
 

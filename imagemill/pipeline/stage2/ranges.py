@@ -1,6 +1,6 @@
-"""Scattered images as few contiguous ranges of partitions, because a run takes one range.
+"""Conversion of scattered images to few contiguous ranges of partitions, because a run takes one range.
 
-What lies inside a range and needs nothing costs the asset a look at the ledger, so one wide range beats many narrow ones.
+An image inside a range that needs no work costs only a ledger lookup, so one wide range is cheaper than many narrow ones.
 """
 
 from collections.abc import Collection, Sequence
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class KeyRange(NamedTuple):
-    """First and last partition key, both inclusive, and how many wanted keys lie between."""
+    """First and last partition key, both inclusive, and the number of wanted keys between them."""
 
     first: str
     last: str
@@ -20,6 +20,8 @@ def plan_ranges(keys: Sequence[str], wanted: Collection[str], size: int) -> list
 
     Args:
         keys: all partition keys in the order of their registration.
+        wanted: the keys to cover.
+        size: most wanted keys per range.
     """
     members = set(wanted)
     chosen = [key for key in keys if key in members]

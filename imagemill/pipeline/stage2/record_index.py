@@ -1,10 +1,10 @@
-"""What the file of records holds, by where each record lies in it: an index, so that a file of gigabytes is never in memory.
+"""Index of the records by their positions in the file, so that a file of gigabytes is never held in memory.
 
     approved_image_dataset.jsonl       the file
-    approved_image_dataset.jsonl.tmp   what an interrupted writer left beside it: newer than the file
+    approved_image_dataset.jsonl.tmp   left by an interrupted writer: newer than the file
 
-Belongs here: finding the last record of each id, the inline vectors, the lines that do not count.
-Belongs elsewhere: reading a line (formats/jsonl.py), what the file holds next (pipeline/stage2/merge.py).
+Parsing a line is in formats/jsonl.py, the next content of the file in pipeline/stage2/merge.py.
+
 Spec: docs/spec/conventions.md#jsonl-input, docs/spec/stage2.md#merge, docs/spec/migration.md#forward
 """
 
@@ -20,12 +20,12 @@ from imagemill.formats.jsonl import Line, encode_sorted, parse_tolerating, read_
 from imagemill.fs.fingerprints import FileSignature, file_signature, fingerprint
 from imagemill.pipeline.stage2.quarantine import BAD_ID, DUPLICATE, MALFORMED
 
-# Characters of a refused id that messages show.
+# Most characters of a refused id in messages.
 _SHOWN = 80
 
 
 class Span(NamedTuple):
-    """A line of a file: its number from 1, where it begins, how many bytes it has without its ending."""
+    """Position of a line in a file: its number from 1, its offset in bytes, its length in bytes without the line ending."""
 
     path: Path
     number: int
@@ -33,7 +33,7 @@ class Span(NamedTuple):
     length: int
 
     def read(self) -> bytes:
-        """The line's bytes. Raises OSError where the file is gone; fewer bytes where it has been replaced."""
+        """Return the line's bytes; fewer if the file has been replaced. Raises OSError if the file is gone."""
         handle = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             return os.pread(handle, self.length, self.offset)
@@ -41,15 +41,15 @@ class Span(NamedTuple):
             os.close(handle)
 
     def record(self) -> Record:
-        """The record; empty where the file has been replaced since it was read."""
+        """Return the record; empty if it can no longer be parsed because the file has been replaced."""
         return parse_record(self.read()) or {}
 
 
 @dataclass(slots=True)
 class Recorded:
-    """The records there are.
+    """The existing records.
 
-    `lines`: the last record of each id. `vectors`: of the ids with an inline vector in any of their records, the last such one.
+    `lines`: the last record of each id. `vectors`: for ids with an inline vector in any of their records, the last such record.
     `stage1`: ids whose record is of Stage 1. `set_aside`: lines that do not count, each with a reason code of quarantine.py
     and the reason in words. `captions`: fingerprint of the caption of each record that has one.
     """
@@ -62,12 +62,12 @@ class Recorded:
 
 
 def unfinished(jsonl: Path) -> Path:
-    """The name under which the next file is written, by us and by other writers of this layout."""
+    """Return the temporary path of the next file, shared with other writers of this layout."""
     return jsonl.with_name(f"{jsonl.name}.tmp")
 
 
 def read_recorded(jsonl: Path) -> Recorded:
-    """Index the file and what an interrupted writer left beside it. Kept in this process until one of the two changes.
+    """Index the file and an interrupted writer's temporary file. Cached in this process until one of the two changes.
 
     Returns:
         about 300 bytes per record; treat it as read-only.
@@ -76,7 +76,7 @@ def read_recorded(jsonl: Path) -> Recorded:
 
 
 def state_of(jsonl: Path) -> tuple[FileSignature | None, FileSignature | None]:
-    """The file and what was left beside it, by stat triple."""
+    """Return the signatures of the file and of the temporary file, None for one that does not exist."""
     main, left = (file_signature(path) if path.is_file() else None for path in (jsonl, unfinished(jsonl)))
     return main, left
 
@@ -86,7 +86,7 @@ def _read(jsonl: Path, _: object) -> Recorded:
     found = Recorded()
     for path in (jsonl, unfinished(jsonl)):
         for line in read_jsonl(path) if path.is_file() else ():
-            # A record of Stage 1 with NaN in its vector: the vector is recomputed, the rest is kept.
+            # A Stage 1 record may have NaN in its vector: the vector is recomputed, the other fields are kept.
             _take(found, path, tolerate(line, INLINE_VECTOR))
     return found
 
@@ -123,14 +123,14 @@ def _take(found: Recorded, path: Path, line: Line) -> None:
 
 
 def _holds_all_of(old: Record, new: Record) -> bool:
-    """Whether an interrupted merge wrote this line of that record: what is not derived from the image stands in both."""
+    """Return True if an interrupted merge wrote this line from that record: all fields not derived from the image are equal."""
     derived = {*RECORD_FIELDS, INLINE_VECTOR} - {"caption", "image_path"}
     kept = {key: value for key, value in old.items() if key not in derived}
     return encode_sorted(kept) == encode_sorted({key: new.get(key) for key in kept})
 
 
 def record_id(record: Record) -> str | None:
-    """The record's id; a Stage 1 record has none and takes its image's stem."""
+    """Return the record's id; a Stage 1 record without one takes the stem of its image path."""
     image_id = record.get("image_id")
     if isinstance(image_id, str) and image_id:
         return image_id

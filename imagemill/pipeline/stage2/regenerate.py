@@ -1,9 +1,10 @@
-"""Replacing every file of one kind, by another model or because nobody trusts the old ones.
+"""Replacement of every file of one kind, by another model or because the old files are no longer trusted.
 
     begin ──> all files superseded, recorded model forgotten ──> passes replace file by file, in any number of runs ──> end
 
-Between the two a folder holds files of both models: the kind is marked, passes know old from new by the ledger, nothing packs it.
-Spec: docs/spec/conventions.md#provenance
+In between, a folder contains files of both models: the kind is marked, passes distinguish old from new by the ledger, and the
+kind is not packed.
+
 """
 
 from collections.abc import Iterable
@@ -19,18 +20,21 @@ _REASON = "cannot_regenerate"
 
 
 def regenerate(ledger: Ledger, kind: str, run_id: str, identity: ModelIdentity | None = None) -> bool:
-    """Mark a kind; one that is marked already continues where it was. Return whether it begins now.
+    """Mark a kind for regeneration, or continue one that is already marked. Return whether it begins now.
 
-    Waits until no other run works on this kind: what it is about to write would pass for new. Whether the work can begin (the
-    model, the space) is checked before.
+    Waits until no other run works on this kind, because files written later would count as new. The caller checks beforehand
+    that the model can be loaded and that there is enough space.
 
     Args:
-        identity: of the model to use. A regeneration that another model has begun begins again: every file is replaced.
+        ledger: receives the mark.
+        kind: the kind.
+        run_id: the run that claims the kind.
+        identity: of the model to use. If another model has begun the regeneration, it starts over: every file is replaced.
     """
     if _continues(ledger, kind, identity):
         return False
     with claimed(ledger, kind, [EVERY], run_id), ledger.transaction():
-        if _continues(ledger, kind, identity):  # another began while this one waited
+        if _continues(ledger, kind, identity):  # another process began while this one waited
             return False
         ledger.supersede_files(kind, _BEGUN)
         resume(ledger, kind)
@@ -38,17 +42,18 @@ def regenerate(ledger: Ledger, kind: str, run_id: str, identity: ModelIdentity |
 
 
 def _continues(ledger: Ledger, kind: str, identity: ModelIdentity | None) -> bool:
-    """Whether the kind is marked, and for this model or for one that is not recorded yet."""
+    """Return True if the kind is marked, and its recorded model, if any, is this one."""
     recorded = read_identity(ledger, kind)
     other = identity is not None and recorded is not None and bool(differing_facts(recorded, identity))
     return kind in ledger.regenerating() and not other
 
 
 def cancel(ledger: Ledger, kind: str, run_id: str) -> int:
-    """Take the mark off a kind of which no file has been replaced yet; return how many files count again.
+    """Remove the mark from a kind if none of its files has been replaced yet; return how many files count again.
 
     Raises:
-        WrongUsage: if the kind is not being regenerated. ImagemillError: if a file has been replaced.
+        WrongUsage: if the kind is not being regenerated.
+        ImagemillError: if a file has been replaced.
     """
     with claimed(ledger, kind, [EVERY], run_id), ledger.transaction():
         if kind not in ledger.regenerating():
@@ -66,7 +71,7 @@ def cancel(ledger: Ledger, kind: str, run_id: str) -> int:
 
 
 def resume(ledger: Ledger, kind: str) -> bool:
-    """Whether this kind is being regenerated; a beginning that was killed is completed first."""
+    """Return True if this kind is being regenerated; complete a start that was killed first."""
     state = ledger.regenerating().get(kind)
     if state == _BEGUN:
         forget_identity(ledger, kind)
@@ -75,13 +80,15 @@ def resume(ledger: Ledger, kind: str) -> bool:
 
 
 def finish(ledger: Ledger, store: NpyStore, present: Iterable[str]) -> list[str]:
-    """End the regeneration where no old file is left.
+    """End the regeneration if no old file is left.
 
     Args:
-        present: ids whose image is there.
+        ledger: contains the mark, and receives problems.
+        store: folder of the kind.
+        present: ids of existing images.
 
     Returns:
-        ids of old files that cannot be replaced, because their image is gone: the mark stays until someone decides.
+        ids of old files that cannot be replaced because their image is gone; the kind stays marked until the user resolves it.
     """
     kind = store.spec.kind
     if kind not in ledger.regenerating():
@@ -104,7 +111,7 @@ def finish(ledger: Ledger, store: NpyStore, present: Iterable[str]) -> list[str]
 
 
 def refuse_regenerating(ledger: Ledger) -> None:
-    """Raises ImagemillError where a kind is being regenerated: its folder holds files of two models."""
+    """Raise ImagemillError if a kind is being regenerated: its folder contains files of two models."""
     if kinds := sorted(ledger.regenerating()):
         raise ImagemillError(
             f"{', '.join(kinds)}: being regenerated, and not every file is replaced yet",

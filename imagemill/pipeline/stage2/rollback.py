@@ -1,11 +1,11 @@
-"""Back to Stage 1: one file with the vectors inside.
+"""Rollback to Stage 1: one file with the vectors inside.
 
     approved_image_dataset.jsonl                  the Stage 1 file again
-    approved_image_dataset.jsonl.stage1.backup    where it comes from; gone once it is back under its own name
+    approved_image_dataset.jsonl.stage1.backup    its source; gone after it is renamed back
     approved_image_dataset.jsonl.stage2.backup    the version 2 file it replaces
 
-Belongs here: putting the file back, deleting embeddings when told.
-Belongs elsewhere: one record (stage1.py), making the backup (merge.py).
+Conversion of one record is in stage1.py, making the backup in merge.py.
+
 Spec: docs/spec/migration.md#rollback
 """
 
@@ -33,12 +33,13 @@ _SHOWN = 5
 
 
 def roll_back(root: DataRoot, ledger: Ledger, run_id: str, *, delete_embeddings: bool = False) -> dict[str, int]:
-    """Put the Stage 1 file back, from the backup or out of the npy files; returns counters.
+    """Restore the Stage 1 file, from the backup or from the npy files; return counters.
 
-    Where embeddings are to be deleted, it waits until no run makes any: what that run had finished would be half of a kind.
+    If embeddings are to be deleted, wait until no run makes any: that run's finished files would remain as part of a kind.
 
     Raises:
-        MissingInput: neither records nor a backup. ImagemillError: a record without a valid vector; nothing is changed then.
+        MissingInput: if there are neither records nor a backup.
+        ImagemillError: if a record has no valid vector, or the records were never migrated; nothing is changed then.
     """
     jsonl = root.stage2_jsonl
     backup = stage1_backup(jsonl)
@@ -63,11 +64,12 @@ def roll_back(root: DataRoot, ledger: Ledger, run_id: str, *, delete_embeddings:
 
 
 def stage2_backup(jsonl: Path) -> Path:
+    """Return the path of the version 2 backup."""
     return jsonl.with_name(f"{jsonl.name}.stage2.backup")
 
 
 def _keep_version_2(jsonl: Path) -> None:
-    """The file that is there gets a second name; a file of an earlier rollback under that name gives way."""
+    """Link the current file to its backup name, replacing a backup of an earlier rollback; skip a file of Stage 1 only."""
     if not jsonl.is_file() or all(line.value is None or is_stage1(line.value) for line in read_jsonl(jsonl)):
         return
     temporary = temporary_path(jsonl.parent)
@@ -75,11 +77,11 @@ def _keep_version_2(jsonl: Path) -> None:
         os.link(jsonl, temporary)
         os.replace(temporary, stage2_backup(jsonl))
         sync_folder(jsonl.parent)
-    except OSError:  # a file system without links
+    except OSError:  # a file system without hard links
         with open(jsonl, "rb") as lines:
             replace_lines(stage2_backup(jsonl), lines)
     finally:
-        # Renaming a second name onto the same file does nothing and leaves both.
+        # Renaming one hard link onto another of the same file does nothing and leaves both names.
         temporary.unlink(missing_ok=True)
 
 
@@ -106,14 +108,14 @@ def _from_files(jsonl: Path, derived: Path, ledger: Ledger) -> dict[str, int]:
 
 
 def _lacking(jsonl: Path) -> Iterator[str]:
-    """Ids of the records whose vector is not inside them."""
+    """Yield ids of the records whose vector is not inline."""
     for line in read_jsonl(jsonl):
         if line.value is not None and not is_stage1(line.value) and (image_id := record_id(line.value)):
             yield image_id
 
 
 def _has_vector(store: NpyStore, image_id: str, recorded: Mapping[tuple[str, FileSignature], FileRow]) -> bool:
-    """Whether the file is valid, and holds the bytes that the ledger recorded of it, if it did."""
+    """Return True if the file is valid and, if the ledger has a row for it, contains the recorded bytes."""
     try:
         content = store.check(image_id, 0, 0)
         row = recorded.get((image_id, store.stat(image_id)))

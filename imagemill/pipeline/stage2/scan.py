@@ -1,7 +1,7 @@
-"""What lies in `approved/`, and what of it cannot become a sample by its name alone.
+"""Listing of `approved/`: images, sidecars, and entries refused by name or type.
 
-Belongs here: listing images and sidecars, names that are refused, captions read from sidecars.
-Belongs elsewhere: opening images (pipeline/stage2/embed.py), deciding what is stale (pipeline/stage2/plan.py).
+Images are opened in pipeline/stage2/embed.py; staleness is decided in pipeline/stage2/plan.py.
+
 Spec: docs/spec/stage2.md#inputs, docs/spec/stage2.md#image-id, docs/spec/stage2.md#caption-sources
 """
 
@@ -21,10 +21,10 @@ from imagemill.store.ledger import FROM_SIDECAR, CaptionRow, Ledger, Problem
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp"})
 CAPTION_SUFFIX = ".txt"
 
-# A longer caption is no caption: it is not even read.
+# A longer sidecar is refused; not more than this is read.
 MAX_CAPTION_BYTES = 1 << 20
 
-# The asset these refusals belong to: the source of the graph. Problems of sidecars that were read belong to the second.
+# Assets of the problems: names and types belong to the source of the graph, sidecars that were read to the second.
 SOURCE_ASSET, SIDECARS = "approved_images", "captions"
 
 # Reasons for which a file is refused by its name alone.
@@ -36,7 +36,7 @@ UNUSED_REASONS = frozenset({"id_collision", "unsupported_type", "bad_id", "not_a
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """One approved image as the folder lists it; `caption` is its sidecar's stat triple, None without one.
+    """One approved image as listed; `caption` is its sidecar's signature, None without one.
 
     `changed_ns`: the latest of the modification and change times of image and sidecar, in nanoseconds.
     """
@@ -50,19 +50,19 @@ class SourceFile:
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """All of `approved/`, in name order: images that may be processed, and every entry that may not."""
+    """Contents of `approved/`: images that may be processed, in name order, and a problem for every other entry."""
 
     sources: dict[str, SourceFile]
     problems: list[Problem]
 
     @property
     def refused_images(self) -> list[Problem]:
-        """Image files that are refused by their names. A folder or a dangling link named like an image is not one."""
+        """Image files that are refused by their names; folders and dangling links with an image's name are not included."""
         return [p for p in self.problems if p.reason in _OF_NAMES and is_image(p.item)]
 
     @property
     def seen(self) -> int:
-        """Image files in the folder, those refused by their names included."""
+        """Number of image files in the folder, including those refused by name."""
         return len(self.sources) + len(self.refused_images)
 
 
@@ -70,7 +70,7 @@ def scan_approved(folder: Path) -> Scan:
     """List the top level of a folder of approved images.
 
     Raises:
-        MissingInput: the folder is not there.
+        MissingInput: if the folder does not exist.
     """
     if not folder.is_dir():
         raise MissingInput(
@@ -86,7 +86,7 @@ def scan_approved(folder: Path) -> Scan:
                 continue
             found = _look_up(entry)
             if isinstance(found, Problem) and found.reason == "sub_folder" and _is_sidecar(entry.name):
-                # The image's caption cannot be read, which `read_captions` reports.
+                # A folder with a sidecar's name: the caption cannot be read, which `read_captions` reports.
                 captions[image_id_of(entry.name)] = entry.name, entry.stat()
                 folders[entry.name] = found
             elif isinstance(found, Problem):
@@ -154,7 +154,7 @@ def _other_case(entry: os.DirEntry[str]) -> tuple[str, str]:
 
 
 def _look_up(entry: os.DirEntry[str]) -> os.stat_result | Problem:
-    """Return the entry's status, or why it is refused; the system may be unable to look it up at all."""
+    """Return the entry's status, or why it is refused, for example because the system cannot look it up."""
     try:
         return _refuse_entry(entry) or entry.stat()
     except OSError as error:
@@ -167,7 +167,7 @@ def _look_up(entry: os.DirEntry[str]) -> os.stat_result | Problem:
 
 def _source(image_id: str, name: str, stat: os.stat_result, caption: tuple[str, os.stat_result] | None) -> SourceFile:
     stats = [stat] + ([caption[1]] if caption else [])
-    # The change time too: a copy that keeps modification times is still being written when it looks old.
+    # Include the change time: a copy that preserves modification times is still being written although it looks old.
     changed = max(max(s.st_mtime_ns, s.st_ctime_ns) for s in stats)
     return SourceFile(image_id, name, file_signature(stat), file_signature(caption[1]) if caption else None, changed)
 
@@ -183,18 +183,19 @@ def _orphan(name: str) -> Problem:
 
 
 def _refusal(name: str, reason: str, detail: str, remedy: str) -> Problem:
-    # Names that are not UTF-8 reach us as lone surrogates, which no database stores; a line break would split a summary.
+    # Names that are not UTF-8 arrive as lone surrogates, which SQLite cannot store; a line break would split a summary.
     visible = "".join(repr(c)[1:-1] if unicodedata.category(c) == "Cc" else c for c in name)
     printable = visible.encode("utf-8", "backslashreplace").decode()
     return Problem(printable, SOURCE_ASSET, "refused", reason, detail, remedy)
 
 
 def normalise_caption(text: str) -> str:
-    """Every run of white space, line breaks too, becomes one space; none at the ends."""
+    """Replace every run of white space, including line breaks, by one space, and strip both ends."""
     return " ".join(text.split())
 
 
 def caption_row(image_id: str, text: str, origin: str, stat: FileSignature | None = None) -> CaptionRow:
+    """Return the ledger's row of a caption, with the fingerprint of its text."""
     return CaptionRow(image_id, stat, text, origin, fingerprint(text.encode("utf-8")))
 
 
@@ -233,7 +234,7 @@ def read_captions(
 
 
 def _read_sidecar(path: Path, source: SourceFile) -> str | Problem:
-    """Read a caption, at most so many bytes of it. Raises FileNotFoundError if the sidecar has just disappeared."""
+    """Read a caption of at most `MAX_CAPTION_BYTES`. Raises FileNotFoundError if the sidecar has just disappeared."""
     try:
         with open(path, "rb") as file:
             data = file.read(MAX_CAPTION_BYTES + 1)
@@ -264,7 +265,7 @@ def _refused_caption(source: SourceFile, reason: str, detail: str, remedy: str) 
 
 
 def survey(folder: Path, ledger: Ledger) -> Scan:
-    """Scan the folder, read what is new among sidecars, and put both into the ledger."""
+    """Scan the folder, read new and changed sidecars, and record both in the ledger."""
     scan = scan_approved(folder)
     captions, problems = read_captions(folder, scan.sources.values(), ledger.captions())
     with ledger.transaction():

@@ -1,10 +1,10 @@
-"""Records of Stage 1: the vector inside them, taken out and put back bit for bit.
+"""Stage 1 records: extracting the inline vector and restoring it bit for bit.
 
     {"image_path": "data/approved/abc.jpg", "dinov3_embedding": [0.12, …], "caption": "…", "t5_attention_mask": […],
      "height": 768, "width": 1024}
 
-Belongs here: one record. Belongs elsewhere: finding them (record_index.py), the file after migration (merge.py) or before it
-(rollback.py).
+Only single records: record_index.py finds them; the file is in merge.py (migration) and rollback.py.
+
 Spec: docs/spec/migration.md#forward, docs/spec/migration.md#rollback
 """
 
@@ -16,21 +16,21 @@ from imagemill.domain.embedding_specs import DINOV3_WIDTH
 from imagemill.domain.stage2_records import INLINE_VECTOR, Record
 from imagemill.pipeline.stage2.record_index import Span, record_id
 
-# What a Stage 2 record has and a Stage 1 record has not.
+# Fields of a Stage 2 record that a Stage 1 record does not have.
 _STAGE2_FIELDS = ("image_id", "aspect_bucket", "format_version")
 _FIELDS = ("image_path", INLINE_VECTOR, "caption", "t5_attention_mask", "height", "width")
 
 
 class Unusable(Exception):
-    """An inline vector that is none; the text says why, without the image's name."""
+    """Raised for an unusable inline vector; the text gives the reason, without the image's name."""
 
 
 def read_vector(span: Span, image_id: str) -> np.ndarray:
-    """The inline vector of this record, float32 (1024,).
+    """Return the inline vector of this record, float32 (1024,).
 
     Raises:
-        Unusable: of another length, not numbers, not finite. OSError: the record is not there any more: another run has
-            merged meanwhile.
+        Unusable: if the length is wrong, or values are not numbers or not finite.
+        OSError: if the record is no longer at this position, because another run has merged meanwhile.
     """
     record = span.record()
     if record_id(record) != image_id or INLINE_VECTOR not in record:
@@ -39,10 +39,10 @@ def read_vector(span: Span, image_id: str) -> np.ndarray:
 
 
 def as_vector(value: Any) -> np.ndarray:
-    """A JSON array as float32 (1024,): every number is the nearest float32, which for numbers written from one is itself.
+    """Convert a JSON array to float32 (1024,), each number rounded to the nearest float32; numbers that were float32 are exact.
 
     Raises:
-        Unusable: of another length, not numbers, not finite in float32.
+        Unusable: if the length is wrong, or values are not numbers or not finite in float32.
     """
     if not isinstance(value, list) or len(value) != DINOV3_WIDTH:
         found = f"{len(value)} values" if isinstance(value, list) else f"a {type(value).__name__}"
@@ -60,7 +60,7 @@ def as_vector(value: Any) -> np.ndarray:
 
 
 def stage1_record(record: Record, vector: np.ndarray) -> Record:
-    """A Stage 2 record as Stage 1 had it; further fields behind the six."""
+    """Return a Stage 2 record as a Stage 1 record; additional fields follow the six."""
     old = {**record, INLINE_VECTOR: vector.astype(np.float64).tolist()}
     first = {name: old[name] for name in _FIELDS if name in old}
     return first | {name: value for name, value in old.items() if name not in first and name not in _STAGE2_FIELDS}

@@ -1,9 +1,9 @@
-"""The files of one kind that curation looks at: valid and made from the image as it is now.
+"""Files of one kind that curation uses: valid and made from the current image.
 
-Where the ledger vouches for a file it is believed, by stat triple; any other is read whole once and adopted, as packing does.
+A file whose signature is in the ledger is trusted; any other is read completely once and adopted, as in packing.
 
-Belongs here: which files there are to look at, reading them in order.
-Belongs elsewhere: what is computed from them (pipeline/curation/latent_statistics.py, pipeline/curation/near_duplicates.py).
+Computations are in pipeline/curation/latent_statistics.py and pipeline/curation/near_duplicates.py.
+
 Spec: docs/spec/conventions.md#completion, docs/spec/conventions.md#adoption, docs/spec/conventions.md#staleness
 """
 
@@ -23,7 +23,7 @@ from imagemill.fs.fingerprints import FileSignature
 from imagemill.pipeline.stage2.plan import adopted_row
 from imagemill.store.ledger import SUPERSEDED, FileRow, Ledger, SourceRow
 
-# Files in memory at once, at most.
+# Most files in memory at once.
 _AHEAD = 256
 T = TypeVar("T")
 
@@ -37,12 +37,13 @@ class CurrentFile:
 
     @property
     def image_id(self) -> str:
+        """Id of the image."""
         return self.source.image_id
 
 
 @dataclass(slots=True)
 class CurrentFiles:
-    """All files of a kind, in order of image id; `left_out`: image id → why there is none to look at."""
+    """All usable files of a kind, in order of image id; `left_out`: image id → reason code of an image without one."""
 
     store: NpyStore
     files: list[CurrentFile] = field(default_factory=list)
@@ -51,7 +52,7 @@ class CurrentFiles:
 
 
 def current_files(spec: EmbeddingSpec, derived: Path, ledger: Ledger) -> CurrentFiles:
-    """Match the folder of a kind with the ledger; files it does not know are checked and put into it."""
+    """Match the folder of a kind with the ledger; check files without a row and record them."""
     found = CurrentFiles(NpyStore(derived / spec.folder, spec), sources=ledger.sources())
     listing, rows = found.store.listing(), ledger.files(spec.kind)
     known: dict[str, list[FileRow]] = defaultdict(list)
@@ -79,7 +80,7 @@ def current_files(spec: EmbeddingSpec, derived: Path, ledger: Ledger) -> Current
 
 
 def _adopt(store: NpyStore, source: SourceRow, present: FileSignature, known: Iterable[FileRow]) -> FileRow | str:
-    """A row for a file that the ledger does not vouch for, or the reason why it is not valid."""
+    """Return a row for a file that is not in the ledger, or the reason why it is not valid."""
     try:
         content = store.check(source.image_id, source.height, source.width)
     except InvalidNpy as invalid:
@@ -92,17 +93,20 @@ def _adopt(store: NpyStore, source: SourceRow, present: FileSignature, known: It
 def measured(
     found: CurrentFiles, files: Sequence[CurrentFile], measure: Callable[[np.ndarray, Path], T], *, threads: int
 ) -> Iterator[tuple[CurrentFile, T]]:
-    """Read files in the given order, some at a time; memory flat in their number.
+    """Read files in the given order on threads, at most `_AHEAD` in memory.
 
     Args:
-        measure: array of the kind's shape and dtype, and its path → what is kept of it. It may raise InvalidNpy. Called on
-            several threads.
+        found: the files of the kind; receives the reasons for files that are not valid.
+        files: the files to read.
+        measure: maps the array, of the kind's shape and dtype, and its path to the result to keep. It may raise InvalidNpy.
+            Called on several threads.
+        threads: number of threads.
 
     Yields:
-        each file with its measure; one that is not what it should be goes to `found.left_out` instead.
+        each file with its result; an invalid file is added to `found.left_out` instead.
 
     Raises:
-        OSError: the disk's fault.
+        OSError: if the disk fails.
     """
 
     def read(file: CurrentFile) -> T | InvalidNpy:
@@ -123,7 +127,7 @@ def measured(
 
 
 def _array(store: NpyStore, file: CurrentFile, path: Path) -> np.ndarray:
-    # The ledger vouches for these files; a changed disk must still not end in a wrong number.
+    # The content is compared although the file is recorded: a disk error must not lead to a wrong statistic.
     array, shape = read_npy(path, content=file.content), store.spec.shape(file.source.height, file.source.width)
     if array.shape != shape or array.dtype != np.dtype(store.spec.dtype):
         raise InvalidNpy("wrong_shape", path, f"{array.dtype} {array.shape}, expected {store.spec.dtype} {shape}")

@@ -1,6 +1,6 @@
-"""From the lines of all ranks to one record per group, and the report of what has none.
+"""Merge of the ranks' lines to one record per group, and the report of groups without a record.
 
-    pass 1   each line that fits the group it names: its place            8 bytes per image of the plan
+    pass 1   position of each line that fits its group                    8 bytes per image of the plan
     pass 2   group by group: its lines, read again ─▶ one record          one group at a time
 
 A missing, duplicate, foreign, failed or blank line fails its group and no other; such a group has no record. Rows of the ledger:
@@ -40,7 +40,7 @@ from imagemill.store.ledger import Ledger, Problem
 
 ASSET = "stage_a_groups"
 
-# Of groups that failed, how many an error message lists.
+# Most failed groups that an error message lists.
 LISTED = 20
 
 # Of the images of a failed group, how many a line about it lists.
@@ -66,7 +66,7 @@ class GroupFailure(NamedTuple):
     images: tuple[ImageFailure, ...]
 
     def places(self, reason: str) -> list[str]:
-        """Its images that failed for this reason, relative to the mission's folder."""
+        """Return its images that failed for this reason, relative to the mission's folder."""
         return [f"{self.group.place}/{image.image_name}" for image in self.images if image.reason == reason]
 
 
@@ -110,9 +110,13 @@ def finish_stage_a(
     keep: bool = False,
     failed: int = 0,
 ) -> MergeResult:
-    """Merge the ranks' lines, then remove rank files that are not needed any more.
+    """Merge the ranks' lines, then remove rank files that are no longer needed.
 
     Args:
+        plan: the plan of the run.
+        output: folder of the rank files and of the output.
+        store: the mission's `summaries_folder`.
+        ledger: receives the summaries.
         launch: ranks count as ended only if those of this start have; None: those of any start.
         keep: whether rank files stay. They also stay after a failed group, for the next run.
         failed: number of groups that had failed before there was a plan.
@@ -135,7 +139,7 @@ def finish_stage_a(
 
 
 def ended_on_another_plan(plan: StageAPlan, output: Path, rank: int) -> bool:
-    """Whether waiting for this rank is useless: it has ended, and images or options have changed since."""
+    """Return True if waiting for this rank is useless: it has ended, and images or options have changed since."""
     mark = read_mark(output, plan.mission, rank)
     return mark is not None and mark.ended and mark.plan != plan.digest
 
@@ -146,7 +150,11 @@ def merge_ranks(
     """Replace the output by one record for each complete group. Memory: 8 bytes per image, and the failures.
 
     Args:
-        groups: of the plan, in its order. files: by rank. failed: groups that had failed before.
+        mission: the mission.
+        groups: of the plan, in its order.
+        files: rank files, by rank.
+        into: the output.
+        failed: groups that had failed before.
     """
     merged = MergeResult(groups=len(groups))
     with ExitStack() as stack:
@@ -160,7 +168,7 @@ def merge_ranks(
 
 
 class _NothingToWrite(Exception):
-    """Every group failed: the previous output stays."""
+    """Raised if every group failed; the previous output stays."""
 
 
 def _records(
@@ -186,7 +194,7 @@ def _records(
 
 
 class _Lines:
-    """The place of each image's line, and the failures of lines as such."""
+    """Position of each image's line, and failures of the lines themselves."""
 
     def __init__(self, groups: Sequence[ImageGroup], files: Sequence[BinaryIO], merged: MergeResult) -> None:
         self._groups, self._files = groups, files
@@ -248,7 +256,7 @@ class _Lines:
 
 
 def _fits(line: RankLine, group: ImageGroup) -> bool:
-    """Whether a line belongs to the group that it names, and to an image at that position in the group."""
+    """Return True if a line belongs to the group that it names, and to an image at that position in the group."""
     return (
         line.group_id == group.group_id
         and line.label == group.label
@@ -269,7 +277,7 @@ _REMEDIES = {
     "wrong_answers": "correct the summarizer: it gives one text per image, in order",
     "model_error": "see the detail: it is what the summarizer raised for this image",
     "out_of_memory": "scale the image down, or run the summarizer on a larger device",
-    "rank_died": "run again: what a process was at work on comes last, and alone; if it dies again, replace the image",
+    "rank_died": "run again: what a process was working on comes last, and alone; if it dies again, replace the image",
     "foreign_line": "run again; nothing else should write rank files",
     "duplicate_line": "run again; nothing else should write rank files",
 }
@@ -299,7 +307,7 @@ def _of_group(mission: str, failure: GroupFailure) -> Iterator[Problem]:
     refused = all(image.reason in _REFUSALS for image in failure.images)
     remedy = _REPLACE if refused else _AGAIN
     yield Problem(place, ASSET, "refused" if refused else "failed", "incomplete_group", format_failure(failure), remedy)
-    # One row per image: of several reasons the first.
+    # One row per image, with the first of several reasons.
     for image in {image.image_name: image for image in reversed(failure.images)}.values():
         yield _of_image(f"{place}/{printable(image.image_name)}", image)
 

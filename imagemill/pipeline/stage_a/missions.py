@@ -1,13 +1,13 @@
-"""What lies in a mission's folder: groups of images under two labels, and what is there besides.
+"""Listing of a mission's folder: groups of images under two labels, and unexpected entries.
 
     stage_a/input/<mission>/审核不通过/<group folder>/QC-TEMP-20250118-0015956-001.jpeg    label fail
                             审核通过/<group folder>/…                                      label pass
 
-A group's id comes from its first image's name, else from its folder's. Of one id twice under one label the later fails; the same
-id under both labels is two groups.
+A group's id comes from its first image's name, else from its folder's. If an id occurs twice under one label, the later group
+fails; the same id under both labels is two groups.
 
-Belongs here: the listing, group ids, sampling.
-Belongs elsewhere: who works on which image (ranks.py), what is made of it (stage_a.py).
+Images are assigned to ranks in ranks.py; records are made in stage_a.py.
+
 Spec: docs/spec/stage-a.md#sampling, docs/spec/stage-a.md#group-records
 """
 
@@ -30,13 +30,13 @@ from imagemill.text.close_names import name_hint
 
 Label = Literal["fail", "pass"]
 
-# In the order in which they are worked on.
+# In the order of processing.
 LABEL_FOLDERS: dict[Label, str] = {"fail": "审核不通过", "pass": "审核通过"}
 LABEL_NAMES = " or ".join(f"{folder} ({label})" for label, folder in LABEL_FOLDERS.items())
 EXTENSIONS = (".jpg", ".jpeg", ".png")
 DEFAULT_SEED = 42
 
-# What is added to a mission's name in file names, with a rank of ten digits, must fit into 255 bytes.
+# The additions to a mission's name in file names, with a rank of ten digits, must fit into 255 bytes.
 MAX_MISSION_BYTES = 255 - len("_stage_a.images.rank0123456789.jsonl")
 
 _GROUP_ID = re.compile(r"QC-[A-Za-z]+-[0-9]{8}-[0-9]+")
@@ -61,9 +61,9 @@ class ImageGroup(msgspec.Struct, frozen=True, gc=False):
 
 
 class MissionProblem(msgspec.Struct, frozen=True):
-    """Something in a mission's folder that is not processed, or a warning. `place`: relative to the mission's folder.
+    """A problem or warning about an entry in a mission's folder. `place`: relative to the mission's folder.
 
-    `outcome`: *refused*, its own fault; *failed*, a group that the output lacks; *warning*, it is processed.
+    `outcome`: *refused*, invalid itself; *failed*, a group that the output lacks; *warning*, it is processed.
     """
 
     place: str
@@ -75,7 +75,7 @@ class MissionProblem(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class Discovery:
-    """A mission's groups, fail before pass, each in order of folder name; and what else lies there."""
+    """A mission's groups, fail before pass, each in order of folder name; and problems of other entries."""
 
     mission: str
     folder: Path
@@ -92,7 +92,8 @@ def discover(root: Path, mission: str) -> Discovery:
     """List one mission; no image is opened.
 
     Raises:
-        WrongUsage: no folder can have that name. MissingInput: there is no such mission; the message names similar ones.
+        WrongUsage: if no folder can have that name.
+        MissingInput: if there is no such mission; the message names similar ones.
     """
     if problem := name_problem(mission):
         raise WrongUsage(f"{mission!r} is no mission's name: {problem}", do="give the name of a folder of the input")
@@ -113,7 +114,7 @@ def discover(root: Path, mission: str) -> Discovery:
 
 
 def missions(root: Path) -> list[str]:
-    """Every folder that may be a mission, by name."""
+    """Return the names of all folders that may be a mission, sorted."""
     return [entry.name for entry in _entries(root) if _is_folder(entry)] if root.is_dir() else []
 
 
@@ -132,10 +133,10 @@ def name_problem(mission: str) -> str | None:
 def sample_groups(
     groups: Sequence[ImageGroup], *, passes: int | None = None, fails: int | None = None, seed: int = DEFAULT_SEED
 ) -> list[ImageGroup]:
-    """At most so many groups of each label, in their order: None takes all, 0 none.
+    """Return a sample of at most so many groups of each label, in their order: None takes all, 0 none.
 
     Raises:
-        WrongUsage: a negative number.
+        WrongUsage: if a number is negative.
     """
     wanted: dict[Label, tuple[int | None, int]] = {"fail": (fails, seed + 1), "pass": (passes, seed)}
     kept: set[int] = set()
@@ -148,7 +149,7 @@ def sample_groups(
 
 
 def leave_unselected(found: Discovery, *, passes: int | None = None, fails: int | None = None) -> Discovery:
-    """The same without groups at fault that sampling passes by: of their label as many as are wanted can be processed."""
+    """Return a copy without failed groups that sampling does not need: enough others of their label can be processed."""
     wanted = {LABEL_FOLDERS["pass"]: passes, LABEL_FOLDERS["fail"]: fails}
     there = Counter(LABEL_FOLDERS[group.label] for group in found.groups)
 
@@ -161,7 +162,7 @@ def leave_unselected(found: Discovery, *, passes: int | None = None, fails: int 
 
 
 def group_id_in(name: str) -> str | None:
-    """The group id with which a file name begins."""
+    """Return the group id at the beginning of a file name."""
     match = _GROUP_ID.match(PurePath(name).stem)
     return match[0] if match else None
 
@@ -192,7 +193,7 @@ def _list_label(found: Discovery, label: Label) -> None:
 
 
 def _list_group(found: Discovery, label: Label, name: str) -> ImageGroup | None:
-    """One group folder; None, and a problem, where it holds no group."""
+    """Return one group; None, after adding a problem, if the folder is not a valid group."""
     place = f"{LABEL_FOLDERS[label]}/{name}"
     images, unusable = _list_images(found, place)
     if unusable:
@@ -213,7 +214,7 @@ def _list_group(found: Discovery, label: Label, name: str) -> ImageGroup | None:
 
 
 def _list_images(found: Discovery, place: str) -> tuple[list[str], list[str]]:
-    """File names of a group's images, and of those that cannot be opened or named; what else lies there is told."""
+    """Return file names of a group's images, and of unusable ones; report other entries as problems."""
     images: list[str] = []
     unusable: list[str] = []
     for entry in _entries(found.folder / place):
@@ -241,7 +242,7 @@ def _mixed(place: str, group_id: str, images: Sequence[str]) -> Iterator[Mission
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
-    """What a folder holds, dot-files left out, in order of name."""
+    """Return the entries of a folder, without dot-files, sorted by name."""
     with os.scandir(folder) as entries:
         return sorted((e for e in entries if not e.name.startswith(".")), key=lambda entry: entry.name)
 
@@ -251,7 +252,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def _answers(question: Callable[[], bool]) -> bool:
-    """A link to itself is neither file nor folder."""
+    """Return the result of a check of an entry; False if it raises, as for a link to itself."""
     try:
         return question()
     except OSError:
@@ -294,7 +295,7 @@ def _failed(place: str, reason: str, detail: str, remedy: str) -> MissionProblem
 
 
 def printable(text: str) -> str:
-    """On one line: reports are text. What is not UTF-8 or a control character has a mark in its place."""
+    """Return text for one line of a report, with control characters and undecodable bytes replaced."""
     text = text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     return "".join("\ufffd" if unicodedata.category(c) in {"Cc", "Zl", "Zp"} else c for c in text)
 

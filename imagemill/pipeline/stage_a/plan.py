@@ -18,7 +18,7 @@ from imagemill.pipeline.stage_a.missions import DEFAULT_SEED, Discovery, ImageGr
 
 @dataclass(frozen=True, slots=True)
 class StageAPlan:
-    """The work of a run. A rank finds its share by its number.
+    """The work of a run. A rank selects its share by its number.
 
     Attributes:
         folder: of the mission.

@@ -54,7 +54,7 @@ class RankLine(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class RankMark(msgspec.Struct, frozen=True):
-    """Which plan a rank's file is of, which start of the ranks wrote it, and whether the rank came to its end."""
+    """End mark of a rank's file: the plan of its lines, the start of the ranks that wrote it, and whether the rank has ended."""
 
     plan: str
     launch: str
@@ -62,24 +62,27 @@ class RankMark(msgspec.Struct, frozen=True):
 
 
 def output_file(folder: Path, mission: str) -> Path:
+    """Return the path of a mission's output."""
     return folder / f"{mission}_stage_a.jsonl"
 
 
 def rank_file(folder: Path, mission: str, rank: int) -> Path:
+    """Return the path of a rank's lines."""
     return folder / f"{mission}_stage_a.images.rank{rank}.jsonl"
 
 
 def mark_file(folder: Path, mission: str, rank: int) -> Path:
+    """Return the path of a rank's mark."""
     return folder / f"{mission}_stage_a.images.rank{rank}.json"
 
 
 def rank_files(folder: Path, mission: str) -> dict[int, Path]:
-    """Every rank's file of lines that is there, whichever run left it."""
+    """Return the existing files of lines by rank, from any run."""
     return _by_rank(folder, mission, ".jsonl")
 
 
 def remove_rank_files(folder: Path, mission: str) -> int:
-    """Remove the lines and marks of all ranks; returns how many files of lines."""
+    """Remove the lines and marks of all ranks; return how many files of lines."""
     files = rank_files(folder, mission)
     for path in [*files.values(), *_by_rank(folder, mission, ".json").values()]:
         path.unlink(missing_ok=True)
@@ -97,7 +100,7 @@ def _by_rank(folder: Path, mission: str, suffix: str) -> dict[int, Path]:
 
 
 def new_rank_file(path: Path) -> LineAppender:
-    """Begin a rank's file anew. The old one is replaced, not emptied: whoever reads or still writes it keeps its own."""
+    """Start an empty rank file. The old file is replaced, not truncated, so processes that have it open keep its content."""
     write_bytes_atomic(path, b"")
     return LineAppender(path)
 
@@ -106,7 +109,7 @@ _DECODER = msgspec.json.Decoder(RankLine)
 
 
 def parse_rank_line(raw: bytes) -> RankLine | None:
-    """One line; None where it is none, cut short or of another form."""
+    """Parse one line; None if it is truncated or of another form."""
     try:
         return _DECODER.decode(raw)
     except NOT_JSON:
@@ -114,7 +117,7 @@ def parse_rank_line(raw: bytes) -> RankLine | None:
 
 
 def read_rank_lines(path: Path) -> Iterator[RankLine]:
-    """Every line that can be read."""
+    """Yield every line that can be parsed."""
     with open(path, "rb") as file:
         for raw in file:
             if (line := parse_rank_line(raw)) is not None:
@@ -125,11 +128,12 @@ def read_rank_lines(path: Path) -> Iterator[RankLine]:
 
 
 def write_mark(folder: Path, mission: str, rank: int, mark: RankMark) -> None:
+    """Write a rank's mark atomically."""
     write_bytes_atomic(mark_file(folder, mission, rank), encode_line(mark))
 
 
 def read_mark(folder: Path, mission: str, rank: int) -> RankMark | None:
-    """None where there is none, or nothing that can be read."""
+    """Return a rank's mark; None if it is missing or cannot be parsed."""
     try:
         return msgspec.json.decode(mark_file(folder, mission, rank).read_bytes(), type=RankMark)
     except (FileNotFoundError, *NOT_JSON):
@@ -182,6 +186,7 @@ class InFlight(LineAppender):
         self._file.truncate(self._empty)
 
     def close(self) -> None:
+        """Remove this process's images, and the file if it contains no others."""
         self.done()
         super().close()
         if not self._left_behind:
@@ -190,7 +195,7 @@ class InFlight(LineAppender):
 
 def left_behind(store: Path) -> list[str]:
     """Return the images in flight of processes that died, the latest last; also those of ranks that are running."""
-    # An image that comes again moves to the end: it has ended more processes than those before it.
+    # An image that is in flight again moves to the end: it has ended more processes than those before it.
     latest: dict[str, None] = {}
     for path in sorted(store.glob(f"*{_IN_FLIGHT}")):
         for image in _read_in_flight(path):

@@ -1,10 +1,10 @@
-"""Summaries: a model's answer as one line of text, and finished summaries from run to run.
+"""Summaries: normalisation of a model's answer to one line of text, and reuse of finished summaries in later runs.
 
     header lines       <DOMAIN=BBU><TASK=SUMMARY>              dropped
     JSON with 统计     … {"统计": [...]} …                      the last such object, on one line
     assignment         统计=[...]                              {"统计": [...]}, the last one, on one line
     JSON               {"品牌": "华为", "状态": "合格"}          华为，合格
-      in a fence       以下是结果：```json {…} ```               as if it stood alone; so it does behind a colon
+      in a fence       以下是结果：```json {…} ```               as without the fence; likewise after a colon
       saying nothing   {"摘要": ""}, {}, ""                    blank
     no matter          无关图片，画面为办公室                    无关图片
     text               any line breaks and runs of spaces      one space
@@ -47,12 +47,12 @@ _FENCED = re.compile(r"```\w*\s(.*?)```", re.DOTALL)
 
 
 def clean_answer(answer: str) -> str | None:
-    """The answer's summary, None where it is blank.
+    r"""Return the answer's summary, None if it is blank.
 
-    >>> clean_answer("标签清晰\\n\\n 安装牢固 ")
+    >>> clean_answer("标签清晰\n\n 安装牢固 ")
     '标签清晰 安装牢固'
     """
-    # Half of a surrogate pair, which JSON escapes can hold, is no character: no file can be written with it.
+    # JSON escapes may contain half of a surrogate pair, which is not a character and cannot be written to a file.
     text = _HEADER.sub("", _whole_characters("\n".join(answer.splitlines())))
     summary = " ".join(_content(text).split())
     if summary.startswith(IRRELEVANT):
@@ -61,7 +61,7 @@ def clean_answer(answer: str) -> str | None:
 
 
 def is_summary(text: object) -> bool:
-    """Whether this is one line with something to be seen on it."""
+    """Return True if this is one line with at least one visible character."""
     return isinstance(text, str) and text.splitlines() == [text] and any(map(_is_visible, text))
 
 
@@ -69,7 +69,7 @@ def _content(text: str) -> str:
     try:
         objects = list(_objects(text))
         has = lambda inner: isinstance(inner, dict) and STATISTICS in inner  # noqa: E731
-        # In order; what lies within one is part of it.
+        # In order; objects nested in a match belong to it.
         statistics = [inner for value, _ in objects for inner in _walk(value, stop=has) if has(inner)]
         if statistics:
             return _whole_characters(json.dumps(statistics[-1], ensure_ascii=False))
@@ -77,8 +77,8 @@ def _content(text: str) -> str:
         if assigned is not None:
             return _whole_characters(json.dumps({STATISTICS: assigned}, ensure_ascii=False))
         value = _json_answer(text, objects)
-        return text if value is _NO_JSON else _said(value, text)
-    except RecursionError:  # nested nearly as deep as can be read
+        return text if value is _NO_JSON else _text_of(value, text)
+    except RecursionError:  # nested almost as deep as the parser allows
         return text
 
 
@@ -93,7 +93,7 @@ def _assigned_statistics(text: str) -> Any:
 
 
 def _json_answer(text: str, objects: Sequence[tuple[dict[str, Any], tuple[int, int]]]) -> Any:
-    """The JSON that an answer consists of, or that it leads up to; else `_NO_JSON`."""
+    """Return the JSON that an answer consists of or ends with; else `_NO_JSON`."""
     alone = _FENCE.sub("", text).strip()
     whole = _parsed(alone) if alone else None
     if whole is None or isinstance(whole, dict | list | str):
@@ -110,8 +110,8 @@ def _json_answer(text: str, objects: Sequence[tuple[dict[str, Any], tuple[int, i
     return _NO_JSON
 
 
-def _said(value: Any, text: str) -> str:
-    """The strings of a JSON answer; the whole text where it holds numbers alone, nothing where it holds not even those."""
+def _text_of(value: Any, text: str) -> str:
+    """Join the strings of a JSON answer; without any, return the whole text if it contains numbers, else an empty string."""
     inner = list(_walk(value))
     strings = [" ".join(each.split()) for each in inner if isinstance(each, str) and any(map(_is_visible, each))]
     if strings:
@@ -120,7 +120,7 @@ def _said(value: Any, text: str) -> str:
 
 
 def _walk(value: Any, stop: Callable[[Any], bool] = lambda inner: False) -> Iterator[Any]:
-    """A JSON value and all within it, in order; nothing within what `stop` holds for. Not by recursion: it may be deep."""
+    """Yield a JSON value and its nested values in order, except inside those `stop` selects. Not recursive: it may be deep."""
     waiting = [value]
     while waiting:
         inner = waiting.pop()
@@ -131,7 +131,7 @@ def _walk(value: Any, stop: Callable[[Any], bool] = lambda inner: False) -> Iter
 
 
 def _objects(text: str) -> Iterator[tuple[dict[str, Any], tuple[int, int]]]:
-    """Every JSON object that is in no other, with where it stands."""
+    """Yield every outermost JSON object with its position in the text."""
     begin = text.find("{")
     while begin >= 0:
         try:
@@ -139,7 +139,7 @@ def _objects(text: str) -> Iterator[tuple[dict[str, Any], tuple[int, int]]]:
             yield value, (begin, end)
         except ValueError:
             end = begin + 1
-        except RecursionError:  # a model that goes on for ever; each brace would be tried as deep again
+        except RecursionError:  # endless output of a model; each further brace would be parsed as deeply again
             return
         begin = text.find("{", end)
 
@@ -181,7 +181,7 @@ def _is_visible(character: str) -> bool:
 
 
 def summarize_batch(summarizer: Summarizer, images: Sequence[NamedImage], mission: str) -> list[Answer]:
-    """One summary per image, in order. Raises ModelUnusable: the summarizer cannot work at all."""
+    """Return one summary per image, in order. Raises ModelUnusable if the summarizer cannot work at all."""
     return answer_batch(lambda part: summarizer.summarize(part, mission), images, clean_answer)
 
 
@@ -189,7 +189,7 @@ def summarize_batch(summarizer: Summarizer, images: Sequence[NamedImage], missio
 
 SNAPSHOT = "summaries.jsonl"
 
-# Summaries of one image that are kept: by several summarizers, or of several states of its file.
+# Most summaries kept per image: by several summarizers, or of several states of its file.
 KEPT_PER_IMAGE = 4
 
 # `at` of lines without a time: rank files of earlier releases have none.
@@ -209,11 +209,14 @@ def summaries_folder(state: Path, mission: str) -> Path:
 def import_summaries(ledger: Ledger, mission: str, output: Path, store: Path) -> None:
     """Record the summaries in rank files in the ledger, and bring the snapshot up to date.
 
-    Files that earlier releases kept in `store` instead of the table are recorded too, then removed. Killed at any moment, a
+    Files that earlier releases kept in `store` instead of the table are recorded too, then removed. After a kill at any moment, a
     summary is still in one of its files.
 
     Args:
-        output: folder of the rank files. store: the mission's `summaries_folder`.
+        ledger: receives the summaries.
+        mission: the mission.
+        output: folder of the rank files.
+        store: the mission's `summaries_folder`.
     """
     snapshot, earlier = store / SNAPSHOT, sorted(store.glob("rank*.jsonl"))
     with disk_full_told(store), ledger.transaction():

@@ -31,7 +31,7 @@ def wait_for_ranks(
 
 
 def wait_for_first(folder: Path, mission: str, plan: str, launch: str, *, seconds: float) -> None:
-    """Return once rank 0 of this start works on this plan.
+    """Wait until rank 0 of this start works on this plan.
 
     Raises:
         ImagemillError: if it does not within `seconds`.

@@ -1,4 +1,4 @@
-"""One rank's work: from images to the lines of its file.
+"""Worker of one rank: turns images into the lines of its file.
 
     file unchanged, or read ─▶ fingerprint ─▶ summary known: its line
                                            └▶ else decode ─▶ batch ─▶ summarizer ─▶ clean ─▶ its line
@@ -75,7 +75,7 @@ class _Ready(NamedTuple):
 
 
 class RankWorker:
-    """Runs ranks, one after another. Built once per process.
+    """A worker that runs ranks one after another. Built once per process.
 
     Args:
         summarizer: constructs one; called once per rank, and only if an image has to be inferred.
@@ -115,7 +115,7 @@ class RankWorker:
         plan, path = self._plan, rank_file(self._output, self._plan.mission, rank)
         # The rank's own file may have lines that were written after the snapshot, by a process of an earlier start.
         with KnownSummaries([] if self._fresh else [path, self._store / SNAPSHOT]) as self._known:
-            # In this order: at no moment does a mark name a plan that the lines are not of.
+            # In this order, so that a mark never names a plan other than that of the lines.
             mark_file(self._output, plan.mission, rank).unlink(missing_ok=True)
             behind = left_behind(self._store)
             with new_rank_file(path) as lines, InFlight(self._store, rank) as self._flight:
@@ -145,7 +145,7 @@ class RankWorker:
                 batch.append(found)
             else:
                 yield [found]
-            del found  # otherwise one decoded image more than the batch's would be held
+            del found  # otherwise one more decoded image than the batch would stay in memory
             if len(batch) == size:
                 yield self._infer(batch)
                 self._flight.done()
@@ -206,7 +206,11 @@ def rank_line(
     """Return the line of one image.
 
     Args:
-        result: its summary, or why it has none. read: the file's signature, fingerprint of its bytes, time of the summary.
+        plan: the plan of the run.
+        job: the image.
+        known_by: fingerprint of the line.
+        result: its summary, or why it has none.
+        read: the file's signature, fingerprint of its bytes, time of the summary.
     """
     group = plan.groups[job.group_seq]
     failed = isinstance(result, Unanswered)
@@ -242,7 +246,7 @@ class RankResult(NamedTuple):
 
 
 class RankRunner:
-    """Runs ranks with progress, one row per rank. Built once per process.
+    """A worker that runs ranks with progress, one row per rank. Built once per process.
 
     Args:
         options: of a RankWorker; as one value, because engines have a `batch_size` of their own.
@@ -280,14 +284,19 @@ class RankRunner:
             yield RankResult(rank, counts["inferred"], counts["reused"], counts["failed"])
 
     def close(self) -> None:
-        pass
+        """Do nothing."""
 
 
 def close_dead_rank(plan: StageAPlan, output: Path, store: Path, launch: str, rank: int, how: str) -> RankResult:
     """Write the lines that a rank lacks whose process died, and its end mark; summaries that it finished count as inferred.
 
     Args:
-        how: the process ended, such as "was ended by SIGKILL".
+        plan: the plan of the run.
+        output: folder of the rank files.
+        store: the mission's `summaries_folder`.
+        launch: the start of the ranks.
+        rank: the rank.
+        how: end of the process, such as "was ended by SIGKILL".
     """
     path, mark = rank_file(output, plan.mission, rank), read_mark(output, plan.mission, rank)
     ours = mark is not None and not mark.ended and (mark.plan, mark.launch) == (plan.digest, launch)
@@ -300,11 +309,11 @@ def close_dead_rank(plan: StageAPlan, output: Path, store: Path, launch: str, ra
             if (job.group_seq, job.image_index) not in present:
                 when = "before it had finished this image"
                 if plan.image(job) in images:
-                    when = "at work on this image" + (f" and {len(images) - 1} more" if len(images) > 1 else "")
+                    when = "working on this image" + (f" and {len(images) - 1} more" if len(images) > 1 else "")
                 lines.append(rank_line(plan, job, "", Unanswered(RANK_DIED, f"{died} {when}")))
                 lost += 1
     write_mark(output, plan.mission, rank, RankMark(plan.digest, launch, ended=True))
     finished = sum(present.values())
     more = f" and {len(images) - _SHOWN} more" if len(images) > _SHOWN else ""
-    where = f" at work on {printable(', '.join(images[:_SHOWN]))}{more}" if images else ""
+    where = f" working on {printable(', '.join(images[:_SHOWN]))}{more}" if images else ""
     return RankResult(rank, finished, 0, len(present) - finished + lost, died=f"{died}{where}")

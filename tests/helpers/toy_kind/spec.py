@@ -14,6 +14,6 @@ TOY = register(
         dtype="float32",
         shape=lambda height, width: (COLOURS,),
         encoder="tests.helpers.toy_kind.encoder:ToyEncoder",
-        default_model="nobody/mean-colour",
+        default_model="example/mean-colour",
     )
 )

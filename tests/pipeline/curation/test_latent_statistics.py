@@ -1,4 +1,4 @@
-"""Moments of the latents: whatever the split and the order, those of one pass."""
+"""Moments of the latents equal those of a single pass, for any split and order."""
 
 import json
 import os

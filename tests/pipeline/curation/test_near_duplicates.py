@@ -341,7 +341,7 @@ def test_all_but_the_representative_are_left_out_where_asked(data_root):
 
 
 def test_end_of_a_chain_that_is_unlike_the_representative_is_not_left_out(data_root):
-    """a and b are alike, b and c too, a and c are not: c is no near duplicate of what stands for the group."""
+    """a and b are alike, b and c too, a and c are not: c is not a near duplicate of the group's representative."""
     vectors(data_root, a=0, b=12, c=24)
     report(data_root)
 

@@ -90,7 +90,7 @@ def test_training_takes_a_part_of_the_vectors_and_searches_stay_bounded():
     lambda n: st.tuples(st.just(n), st.lists(st.lists(st.tuples(st.integers(0, n - 1), st.integers(0, n - 1)), max_size=20)))
 ))  # fmt: skip
 def test_groups_are_the_connected_components(case):
-    """Whatever the pairs and however they come: the sets that a plain union-find makes."""
+    """For any pairs in any order, the groups are the sets of a plain union-find."""
     count, batches = case
     sets = {n: {n} for n in range(count)}
     for one, other in (pair for batch in batches for pair in batch):

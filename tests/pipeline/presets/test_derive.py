@@ -156,7 +156,7 @@ def test_run_on_what_is_there_already_touches_nothing(dataset, name):
 @pytest.mark.parametrize("name", [BASE, DERIVED])
 def test_missing_base_or_split_is_told_with_the_command(dataset, base, name):
     for split in ("train", "val"):
-        os.rename(base.jsonl(split), base.path / f"{split}.aside")
+        os.rename(base.jsonl(split), base.path / f"{split}.renamed")
         assert f"x has no {split}.jsonl" in refused(MissingInput, dataset, name, splits=[split])
     assert "imagemill preset rescale coco --preset x" in refused(MissingInput, dataset, name)
     base.manifest.unlink()

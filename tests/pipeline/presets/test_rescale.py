@@ -452,7 +452,7 @@ def test_geometry_outside_an_image_that_keeps_its_size_is_refused(tmp_path, geom
 def test_path_outside_images_is_refused(dataset):
     (dataset.raw / "a.jpg").write_bytes(picture(40, 40))
     put_records(dataset, [{**record("x", 40, 40), "images": ["a.jpg"]}])
-    assert "does not lie in images/" in str(refusal(dataset))
+    assert "is not in images/" in str(refusal(dataset))
 
 
 def test_every_refusal_is_listed_before_the_run_fails(dataset):

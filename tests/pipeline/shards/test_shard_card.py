@@ -188,7 +188,7 @@ def test_withdrawn_samples_are_counted_with_their_reasons(tmp_path):
     assert "## Withdrawn" not in written(tmp_path)
 
     bucket_set(tmp_path, why=("withdrawn", "withdrawn", "not_ready"))
-    assert "3 samples lie in the tars and count no more (1 not ready, 2 withdrawn)" in written(tmp_path)
+    assert "3 samples in the tars no longer count (1 not ready, 2 withdrawn)" in written(tmp_path)
 
 
 def test_pipe_in_a_models_name_breaks_no_table(tmp_path):

@@ -495,7 +495,7 @@ NONSENSE = {
     "a limit of nothing": ("parameters", {"limit": 0}),
     "a tar elsewhere": ("shards", [{"name": "../shard-000000.tar", "samples": 1, "bytes": 1, "checksum": ""}]),
     "no provenance": ("provenance", None),
-    "nobody knows whether it grew": ("appended", "yes"),
+    "unknown whether it was appended to": ("appended", "yes"),
 }
 
 

@@ -37,13 +37,13 @@ def ledger(data_root):
         yield ledger
 
 
-def jobs(root, ledger, *, preview=False, anew=None):
+def jobs(root, ledger, *, preview=False, replacing=None):
     scan = survey(root.approved, ledger)
-    return caption_jobs(scan.sources, scan, ledger, preview=preview, anew=anew)
+    return caption_jobs(scan.sources, scan, ledger, preview=preview, replacing=replacing)
 
 
-def run(root, ledger, model, *, preview=False, anew=None, maker="key", images_per_call=8):
-    asked = jobs(root, ledger, preview=preview, anew=anew)
+def run(root, ledger, model, *, preview=False, replacing=None, maker="key", images_per_call=8):
+    asked = jobs(root, ledger, preview=preview, replacing=replacing)
     worker = CaptionWorker(approved=root.approved, captioner=lambda: model, images_per_call=images_per_call)
     counts = keep_captions(worker.stream(asked), ledger, maker=maker, preview=preview)
     worker.close()
@@ -83,7 +83,7 @@ def test_sidecar_that_appears_replaces_the_models_caption_and_stays(data_root, l
     run(data_root, ledger, Model())
     (data_root.approved / "a.txt").write_text("what I see")
 
-    assert jobs(data_root, ledger, anew="another") == []
+    assert jobs(data_root, ledger, replacing="another") == []
     assert texts(ledger) == {"a": "what I see"}
 
 
@@ -110,7 +110,7 @@ def test_caption_of_a_replaced_image_does_not_count_where_nobody_makes_another(d
         picture(data_root.approved / f"{image_id}.png")
     os.utime(data_root.approved / "b.png", ns=(1, 1))
     scan = survey(data_root.approved, ledger)
-    assert ledger.outdated_captions() == set(), "nobody has looked yet"
+    assert ledger.outdated_captions() == set(), "no pass has opened it yet"
 
     look_again(scan.sources, scan, ledger, data_root.approved)
 
@@ -159,10 +159,10 @@ def test_another_captioner_replaces_captions_only_where_asked(data_root, ledger)
     run(data_root, ledger, Model("one", "two"), maker="old")
 
     assert jobs(data_root, ledger) == []
-    assert ids(jobs(data_root, ledger, anew="new")) == ["a", "b"]
-    run(data_root, ledger, Model("three", "four"), maker="new", anew="new")
+    assert ids(jobs(data_root, ledger, replacing="new")) == ["a", "b"]
+    run(data_root, ledger, Model("three", "four"), maker="new", replacing="new")
     assert texts(ledger) == {"a": "three", "b": "four"}
-    assert jobs(data_root, ledger, anew="new") == []
+    assert jobs(data_root, ledger, replacing="new") == []
 
 
 def test_image_refused_for_its_bytes_is_not_asked_for(data_root, ledger):
@@ -325,5 +325,5 @@ def test_without_its_ledger_no_caption_counts_as_real_where_a_preview_model_work
         (row,) = ledger.captions().values()
         assert row.origin == (FROM_PREVIEW_RECORD if preview else FROM_RECORD)
         assert bool(ledger.preview_captions()) == preview
-        assert bool(jobs(data_root, ledger)) == preview, "a real captioner makes it anew"
+        assert bool(jobs(data_root, ledger)) == preview, "a real captioner replaces it"
         assert jobs(data_root, ledger, preview=True) == []

@@ -109,7 +109,7 @@ def problems(root):
 
 
 def value_of(image_id, root, spec=DINOV3):
-    """What the stub makes of an image: one number."""
+    """The stub's output for an image: one number."""
     return float(read_npy(NpyStore(root.derived / spec.folder, spec).path(image_id)).flat[0])
 
 
@@ -184,7 +184,7 @@ def test_image_above_the_budget_goes_alone(data_root):
 
 @pytest.mark.parametrize("one_shape", [True, False])
 def test_stream_prepares_a_bounded_number_of_images_ahead_of_the_model(data_root, one_shape):
-    """Memory is flat in the number of images, of whatever shapes."""
+    """Memory does not grow with the number of images, of any shapes."""
     for n in range(80):
         picture(
             data_root.approved / f"{n:03d}.png", size=(16, 16) if one_shape else (8 + 8 * (n // 9), 8 + 8 * (n % 9))
@@ -257,7 +257,7 @@ def test_pixels_are_let_go_before_their_array_is_written(data_root):
 
 
 def test_captions_of_one_length_share_a_call_and_equal_ones_stand_together(data_root):
-    """Whatever order their images have: full batches, and a text that many images share goes to the model together."""
+    """In any order of the images, batches are full, and a text that many images share goes to the model together."""
     captions = ["a dog", "a much longer caption of one of them", "a dog", "a cat"]
     for n in range(12):
         photos(data_root, f"{n:02d}")
@@ -357,7 +357,7 @@ def test_first_image_that_fails_alone_does_not_condemn_the_model(data_root):
 
 
 def test_images_the_model_cannot_take_stop_the_others_for_one_run_at_most(data_root):
-    """They come last in the next run, and say nothing of the model there. Spec: docs/spec/conventions.md#refused-and-failed"""
+    """They come last in the next run and do not count against the model. Spec: docs/spec/conventions.md#refused-and-failed"""
     photos(data_root, *"abcdef")
     encoder = recording(failing_for(data_root, *"abcd"))
     with pytest.raises(ModelUnusable):
@@ -370,11 +370,11 @@ def test_images_the_model_cannot_take_stop_the_others_for_one_run_at_most(data_r
     counts = embed(data_root, DINOV3, encoder=encoder)[DINOV3.kind]
     assert (counts["computed"], counts["failed"]) == (1, 4)
     counts = embed(data_root, DINOV3, encoder=encoder)[DINOV3.kind]
-    assert (counts["computed"], counts["failed"]) == (0, 4), "each is told by itself"
+    assert (counts["computed"], counts["failed"]) == (0, 4), "each is counted"
 
 
 def test_model_that_cannot_be_loaded_is_named_and_not_tried_for_every_image(data_root):
-    """Whatever its library raises."""
+    """Any exception of its library is converted."""
     photos(data_root, *"abcdef")
     tries = []
 
@@ -447,7 +447,7 @@ def test_interrupt_outside_the_stream_still_publishes_what_the_stream_has_finish
 
 
 def interrupt_first(batches, rows, *, raising):
-    """What a consumer does: take batches; an interrupt after the first is passed on, and the rest is taken."""
+    """Consume as the IO manager does: take batches; an interrupt after the first is passed on, and the rest is taken."""
     try:
         for batch in batches:
             rows += batch
@@ -553,7 +553,7 @@ def test_file_that_the_disk_does_not_take_never_gets_its_name(data_root, monkeyp
 
 
 def test_files_are_durable_before_the_ledger_and_their_names_know_them(data_root, monkeypatch):
-    """Else a power cut leaves a row that vouches for a file of zeros. Spec: docs/spec/conventions.md#completion-and-identity"""
+    """Otherwise a power cut leaves a row for a file of zeros. Spec: docs/spec/conventions.md#completion-and-identity"""
     photos(data_root, *"abc")
     order, replace = [], os.replace
 
@@ -634,7 +634,7 @@ OUTCOMES = {"good": "computed", "undecodable": "refused"}
 @settings(deadline=None, max_examples=25)
 @given(st.lists(st.sampled_from(FATES), max_size=14), st.integers(1, 5), st.integers(1, 3), st.data())
 def test_every_job_has_exactly_one_row_whatever_becomes_of_it(tmp_path_factory, fates, batch_size, threads, data):
-    """And each row says what became of that very image."""
+    """Each row contains the outcome of its own image."""
     root = DataRoot(tmp_path_factory.mktemp("fates") / "data")
     root.approved.mkdir(parents=True)
     wanted = {f"i{n:02d}": fate for n, fate in enumerate(["good", *fates])}
@@ -831,7 +831,7 @@ def copied(root, to):
 
 
 def test_copied_data_root_keeps_the_makers_of_its_files(data_root, tmp_path):
-    """Equal bytes are the same file, whatever the file system calls it."""
+    """Equal bytes are the same file, independent of its inode and times."""
     photos(data_root, "a", "b")
     embed(data_root)
     copy = copied(data_root, tmp_path / "copy" / "data")
@@ -881,7 +881,7 @@ def test_row_vouches_for_exactly_the_file_on_disk(data_root):
 
 
 def test_ledger_knows_a_file_before_it_has_its_name(data_root, monkeypatch):
-    """Killed between the two, no file is left whose maker nobody knows.
+    """A kill between the two leaves no file of an unknown model.
 
     Reference: ledger.py.
     Spec: docs/spec/conventions.md#completion-and-identity

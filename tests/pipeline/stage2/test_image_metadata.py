@@ -1,4 +1,4 @@
-"""What a record needs besides embeddings, whichever passes ran.
+"""Metadata of records besides embeddings, after any combination of passes.
 
 Spec: docs/spec/stage2.md#caption-sources, docs/spec/stage2.md#record-fields, docs/spec/stage2.md#pass-names
 """
@@ -125,7 +125,7 @@ def test_image_that_an_embedding_pass_refused_is_not_opened_again(data_root, led
 
 @pytest.mark.parametrize("opened_by", ["the next records", "an embedding pass"])
 def test_disk_error_is_a_failure_that_goes_when_the_image_can_be_read(data_root, ledger, monkeypatch, opened_by):
-    """*Failed* is retried by the next run, and must not be told for ever."""
+    """*Failed* is retried by the next run, and must not be reported for ever."""
 
     def fail(approved, source):
         raise OSError(errno.EIO, "input/output error")
@@ -166,7 +166,7 @@ def adopt(root, ledger):
 
 
 def test_image_without_a_sidecar_takes_the_caption_of_its_record_byte_for_byte(data_root, ledger):
-    """A Stage 1 caption stands byte for byte."""
+    """A Stage 1 caption is kept byte for byte."""
     photos(data_root, "a", "b", captions=False)
     stage1 = {"image_path": "data/approved/b.png", "caption": "two\nlines  "}
     write_text(data_root.stage2_jsonl, json.dumps(record_of("a", caption="  one ")), json.dumps(stage1))
@@ -305,7 +305,7 @@ def test_caption_that_is_blanked_in_the_record_is_kept(data_root, ledger):
 
 
 def test_image_without_any_caption_has_a_row_until_it_gets_one(data_root, ledger):
-    """Nothing disappears silently, whichever passes ran."""
+    """No image is lost silently, after any combination of passes."""
     photos(data_root, "a", "b", captions=False)
     (data_root.approved / "b.png").write_bytes(b"no picture")
     complete(data_root, ledger)

@@ -157,9 +157,11 @@ def test_field_that_image_or_tokenizer_know_better_is_corrected(root, field, val
     assert values(merged) == [record_of("a")]
     assert violations(values(merged)[0]) == []
     assert merged.changed + merged.migrated == ["a"]
-    told = {"t5_attention_mask": "mask_corrected"}.get(field, f"{field}_corrected")
+    counter = {"t5_attention_mask": "mask_corrected"}.get(field, f"{field}_corrected")
     # What Python calls equal is another spelling of the same value.
-    assert merged.counts[told] == (field in {"height", "width", "t5_attention_mask"} and value != record_of("a")[field])
+    assert merged.counts[counter] == (
+        field in {"height", "width", "t5_attention_mask"} and value != record_of("a")[field]
+    )
 
 
 # ---- Stage 1
@@ -172,7 +174,7 @@ def stage1_line(image_id="a", **changes):
 
 
 def with_vector(root, image_id="a"):
-    """A valid DINOv3 file that the ledger vouches for."""
+    """Add a valid DINOv3 file with a row in the ledger."""
     path = root.derived / "dinov3" / f"{image_id}.npy"
     write_npy(path, np.full(1024, 0.25, np.float32))
     with Ledger(root.path / "ledger.sqlite") as ledger:
@@ -273,7 +275,7 @@ def test_size_and_mask_of_a_stage_1_record_are_corrected_and_counted(root):
 
 
 def test_vector_of_a_record_that_an_interrupted_writer_replaced_is_not_lost(root):
-    """Its newer line has none: until the vector is in a file, the two stand together."""
+    """Its newer line has no vector: until the vector is in a file, the two are combined."""
     root.derived.mkdir(parents=True)
     unfinished(root.stage2_jsonl).write_bytes(json.dumps(record_of("a", image_path="old/a.png")).encode() + b"\n")
 

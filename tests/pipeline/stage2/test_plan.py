@@ -1,4 +1,4 @@
-"""What a pass has to look at, decided from values alone.
+"""Plan of a pass, computed from values alone.
 
 Spec: docs/spec/conventions.md#completion, docs/spec/conventions.md#staleness, docs/spec/conventions.md#refused-and-failed
 """

@@ -52,7 +52,7 @@ def test_asking_again_goes_on_and_does_not_begin_anew(root, ledger):
 
 
 def test_regeneration_that_another_began_meanwhile_goes_on(root, ledger, monkeypatch):
-    """What that one has made is not superseded."""
+    """Files that the other process has made are not superseded."""
 
     @contextmanager
     def waited(ledger, kind, items, run_id):

@@ -20,7 +20,7 @@ vectors = arrays(np.float32, 1024, elements=st.floats(width=32, allow_nan=False,
 @settings(deadline=None, max_examples=25)
 @given(vectors, st.sampled_from([json.dumps, lambda value: encode_line(value).decode()]))
 def test_vector_comes_out_of_the_text_bit_for_bit(vector, dump):
-    """Whoever wrote it: Python's json or ours; denormals and minus zero too."""
+    """Written by Python's json or by ours; includes denormals and minus zero."""
     text = dump({"dinov3_embedding": vector.astype(float).tolist()})
 
     assert as_vector(parse_object(text.strip().encode())["dinov3_embedding"]).tobytes() == vector.tobytes()

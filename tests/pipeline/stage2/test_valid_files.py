@@ -1,4 +1,4 @@
-"""Which files curation looks at: valid and current, as the ledger knows them.
+"""Files that curation uses: valid and current according to the ledger.
 
 Spec: docs/spec/conventions.md#completion-and-identity
 """

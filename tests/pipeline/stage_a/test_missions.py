@@ -1,4 +1,4 @@
-"""What lies in a mission's folder.
+"""Listing of a mission's folder.
 
 Spec: docs/spec/stage-a.md#group-records, docs/spec/stage-a.md#group-id, docs/spec/stage-a.md#missions-and-groups
 """
@@ -31,7 +31,7 @@ def mission(tmp_path):
     return lay
 
 
-def told(found):
+def reported(found):
     return {(problem.outcome, problem.reason, problem.place) for problem in found.problems}
 
 
@@ -81,7 +81,7 @@ def test_group_without_id_in_its_first_image_is_named_after_its_folder(mission):
     found = mission.find()
 
     assert [g.group_id for g in found.groups] == ["folder"]
-    assert {("warning", "mixed_ids", "审核通过/folder")} == told(found)
+    assert {("warning", "mixed_ids", "审核通过/folder")} == reported(found)
 
 
 def test_mixed_ids_are_a_warning_and_the_first_counts(mission):
@@ -91,7 +91,7 @@ def test_mixed_ids_are_a_warning_and_the_first_counts(mission):
 
     assert [g.group_id for g in found.groups] == ["QC-A-20250118-1"]
     assert len(found.groups[0].images) == 3
-    assert {("warning", "mixed_ids", "审核通过/x")} == told(found)
+    assert {("warning", "mixed_ids", "审核通过/x")} == reported(found)
 
 
 def test_one_id_twice_under_one_label_fails_the_later_and_names_both(mission):
@@ -124,7 +124,7 @@ def test_what_is_no_image_of_a_group_is_told_and_not_processed(mission):
         ("refused", "unsupported_type", "审核通过/x/3.webp"),
         ("refused", "too_deep", "审核通过/x/deep"),
         ("refused", "empty_group", "审核通过/empty"),
-    } == told(found)
+    } == reported(found)
     assert "1 images" in next(problem.detail for problem in found.problems if problem.reason == "too_deep")
 
 
@@ -153,7 +153,7 @@ def test_group_with_an_image_that_cannot_be_opened_or_named_has_no_record(missio
         ("refused", "not_a_file", "审核通过/x/8.jpg"),
         ("refused", "bad_name", "审核通过/x/\ufffd.jpg"),
         ("failed", "unusable_image", "审核通过/x"),
-    } == told(found)
+    } == reported(found)
     assert "8.jpg, \ufffd.jpg" in found.failed[0].detail
 
 
@@ -207,7 +207,7 @@ def test_names_that_no_output_can_hold_are_told(mission):
         ("failed", "bad_name", "审核通过/\ufffd"),
         ("failed", "bad_name", "审核通过/ "),
         ("failed", "bad_name", "审核通过/two\ufffdlines"),
-    } == told(found)
+    } == reported(found)
 
 
 def test_file_in_the_place_of_a_label_is_refused(mission):

@@ -71,7 +71,7 @@ def test_only_this_mission_s_files_are_found_and_removed(tmp_path):
 
 @given(st.integers(0, 400))
 def test_lines_before_and_after_a_cut_are_read(tmp_path_factory, cut):
-    """A kill cuts the last line short at any byte; whoever appends later loses nothing by it."""
+    """A kill truncates the last line at any byte; lines appended later are not lost."""
     path = tmp_path_factory.mktemp("cut") / "lines"
     data = b"".join(encode_line(line(index)) for index in (1, 2))
     path.write_bytes(data[:cut])

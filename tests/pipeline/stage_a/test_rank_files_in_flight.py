@@ -1,4 +1,4 @@
-"""What a dead rank leaves of its work, and in which order it is taken up. Spec: docs/spec/conventions.md#refused-and-failed"""
+"""Images that a dead rank leaves behind, and their order. Spec: docs/spec/conventions.md#refused-and-failed"""
 
 import pytest
 

@@ -39,7 +39,7 @@ def test_rank_begins_once_the_first_has_the_mission(tmp_path, monkeypatch):
 
 
 def test_rank_whose_first_does_not_begin_says_what_it_waited_for(tmp_path, monkeypatch):
-    """The wait is bounded: nobody ends processes that were started by hand."""
+    """The wait is bounded: processes that were started by hand are not ended by anything."""
     now = iter(range(100))
     clock(monkeypatch, lambda: next(now), lambda _: None)
 
@@ -64,7 +64,7 @@ class _TakenOver(Recorder):
 
 
 def test_rank_stops_where_another_start_has_the_mission(tmp_path):
-    """Its end mark would vouch for the file of the other start's rank; what it has finished is kept."""
+    """Its end mark would apply to the file of the other start's rank; finished summaries are kept."""
     bench = Bench(tmp_path)
     ticket(bench.input, "pass", "a", "a1.jpg", "a2.jpg", "a3.jpg")
     plan, summarizer = bench.plan(), _TakenOver(bench)

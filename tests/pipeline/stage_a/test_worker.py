@@ -367,7 +367,7 @@ def test_batch_size_below_one_is_refused(bench):
 
 
 def test_plan_is_another_where_anything_differs(bench):
-    """What a mark stands for: lines of another plan are never merged."""
+    """Purpose of a mark: lines of another plan are never merged."""
     plans = [
         bench.plan(), bench.plan(identity="other"), bench.plan(mode="per_image"), bench.plan(world_size=2),
         bench.plan(passes=1),

@@ -11,7 +11,7 @@ from tests.helpers.stage_a import Bench, Recorder, ticket
 
 
 class Death(BaseException):
-    """Stands for the end of the process."""
+    """Simulates the end of the process."""
 
 
 class Deadly(Recorder):
@@ -71,9 +71,9 @@ def test_dead_rank_costs_what_it_had_not_finished_and_names_it(bench):
     assert set(failed(merged)["b"].values()) == {"rank_died"}
     assert (share.rank, share.inferred, share.failed) == (0, 1, 6)
     hands = "审核通过/b/b1.jpg, 审核通过/b/b2.jpg, 审核通过/b/die1.jpg"
-    assert share.died == f"rank 0 of 1 of {bench.plan().mission} was ended by SIGKILL at work on {hands}"
+    assert share.died == f"rank 0 of 1 of {bench.plan().mission} was ended by SIGKILL working on {hands}"
     details = {image.image_name: image.detail for failure in merged.failures for image in failure.images}
-    assert details["die1.jpg"].endswith("was ended by SIGKILL at work on this image and 2 more")
+    assert details["die1.jpg"].endswith("was ended by SIGKILL working on this image and 2 more")
     assert details["d1.jpg"].endswith("was ended by SIGKILL before it had finished this image")
 
 
@@ -97,7 +97,7 @@ def test_what_was_left_behind_is_looked_at_last_and_alone(bench):
     assert left_behind(bench.store) == [f"审核通过/b/{name}.jpg" for name in ("b1", "b2", "die1")]
     summarizer, _, _ = attempt(bench, batch_size=8)
 
-    assert summarizer.batches == [["die2.jpg"]], "the first that nobody has looked at"
+    assert summarizer.batches == [["die2.jpg"]], "the first one not tried yet"
 
 
 def test_nothing_is_left_behind_once_the_images_are_gone(bench):

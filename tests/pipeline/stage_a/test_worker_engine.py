@@ -36,7 +36,7 @@ def test_each_rank_is_one_row_with_what_became_of_its_images(bench):
 
 @pytest.mark.parametrize(("alive", "ended"), [(True, True), (False, False)])
 def test_rank_whose_run_was_killed_stops_after_the_batch_at_hand(bench, monkeypatch, alive, ended):
-    """The next run may be at work on the same rank; the mark would vouch for lines that are not there."""
+    """The next run may be processing the same rank; the mark would claim lines that do not exist."""
     monkeypatch.setenv("LOCAL_RANK", "")  # put back afterwards
     plan, summarizer = bench.plan(), Recorder()
     parent = SimpleNamespace(is_alive=lambda: alive)
@@ -54,7 +54,7 @@ def test_rank_whose_run_was_killed_stops_after_the_batch_at_hand(bench, monkeypa
 
 
 def test_rank_in_a_process_of_our_own_is_named_as_torchrun_names_it(bench, monkeypatch):
-    """Models choose their GPU by it; the process that has ranks run in itself is none of them."""
+    """Models choose their GPU by it; a process that runs ranks in itself is not a rank."""
     monkeypatch.setenv("LOCAL_RANK", "unset")
     list(worker(bench, bench.plan(), Recorder()).stream([0]))
     assert os.environ["LOCAL_RANK"] == "unset"
