@@ -17,7 +17,7 @@ from imagemill.pipeline.leases import Leased, claimed
 from imagemill.pipeline.presets.preset_config import read_presets, split_key
 from imagemill.pipeline.presets.preset_sheet import sheet_page, write_preset_sheet
 from imagemill.pipeline.presets.raw_source import raw_source
-from imagemill.pipeline.presets.rescale import RescaleFailed, RescalePlan, RescaleReport, carry_out, plan_rescale
+from imagemill.pipeline.presets.rescale import RescaleFailed, RescalePlan, RescaleReport, plan_rescale, run_rescale
 from imagemill.pipeline.presets.rescale_plan import choose_parameters
 from imagemill.store.ledger import Ledger, Problem
 from imagemill.store.public_data import PublicData
@@ -114,7 +114,7 @@ def rescale_preset(
 def _rescale(plan: RescalePlan, engine: LocalProcesses, ledger: Ledger, key: str) -> RescaleReport:
     """Run the plan. Lines and images missing from the preset are recorded in the ledger, even if the run fails."""
     try:
-        report = carry_out(plan, engine.map_batches)
+        report = run_rescale(plan, engine.map_batches)
     except RescaleFailed as failed:
         _record(ledger, key, plan, failed.report)
         raise

@@ -23,7 +23,7 @@ from assets.command_options import RankOptions, read_options
 from assets.partitions import asset, missions, ranged_asset, ranks
 from imagemill.domain.layout import DataRoot
 from imagemill.domain.ranks import processes_here
-from imagemill.errors import ImagemillError, WrongUsage, disk_full_told
+from imagemill.errors import ImagemillError, WrongUsage, disk_full_reported
 from imagemill.fs.atomic import sweep_temporaries
 from imagemill.options import GroupsOptions, RanksOptions
 from imagemill.pipeline.leases import claimed
@@ -229,7 +229,7 @@ def stage_a_groups(
         sweep_temporaries(output)
         maker = summarizer.maker(mission)
         others = _ended_elsewhere(plan, late, given, maker)
-        with disk_full_told(output):
+        with disk_full_reported(output):
             merged = finish_stage_a(
                 plan, output, store, ledger, launch=given.launch, keep=config.keep, failed=len(found.failed)
             )

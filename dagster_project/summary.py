@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from dagster_project.work import Work
+from dagster_project.work import CommandSession
 from imagemill.domain.embedding_specs import T5_TOKENS, embedding_specs
 from imagemill.models import CAPTIONER
 from imagemill.pipeline.accounting import progress_line
@@ -46,7 +46,7 @@ _OTHER_INPUTS = {
 SHOWN_PROBLEMS = 3
 
 
-def summary_lines(work: Work, status: Status) -> Iterator[str]:
+def summary_lines(work: CommandSession, status: Status) -> Iterator[str]:
     """Yield the summary of `imagemill run` and `imagemill stage2`.
 
     Args:
@@ -79,7 +79,7 @@ def summary_lines(work: Work, status: Status) -> Iterator[str]:
     yield f"  look       {_program()} ui --data-root {shlex.quote(str(_shown(work.root.path)))}"
 
 
-def _nothing_new(work: Work, status: Status, counts: Mapping[str, Mapping[str, int]]) -> str | None:
+def _nothing_new(work: CommandSession, status: Status, counts: Mapping[str, Mapping[str, int]]) -> str | None:
     """Return the line of a command that changed nothing, else None. Its statement holds for the whole data root."""
     made = sum(counts.get(spec.kind, {}).get(name, 0) for spec in embedding_specs() for name in MADE)
     packed = counts.get("written")
@@ -111,7 +111,7 @@ def _records(status: Status, counts: Mapping[str, int]) -> Iterator[str]:
         yield f"  captions   {cut:,} {verb} longer than the text encoder's {T5_TOKENS} tokens; only the beginning is used"
 
 
-def _captions(work: Work, counts: Mapping[str, int]) -> Iterator[str]:
+def _captions(work: CommandSession, counts: Mapping[str, int]) -> Iterator[str]:
     if not counts:
         return
     maker = read_identity(work.session.reading, CAPTIONER)
@@ -148,7 +148,7 @@ def _embedding_counts(counts: Mapping[str, int]) -> str:
     return ", ".join(parts)
 
 
-def _checks(work: Work) -> str:
+def _checks(work: CommandSession) -> str:
     checks = work.checks()
     failed = sorted(name for name, passed in checks.items() if not passed)
     warned = f", {len(work.warnings())} with warnings" if work.warnings() else ""
@@ -156,14 +156,14 @@ def _checks(work: Work) -> str:
     return passed + (f"; failed: {', '.join(failed)}" if failed else "")
 
 
-def _end_lines(work: Work) -> Iterator[str]:
+def _end_lines(work: CommandSession) -> Iterator[str]:
     if work.interrupted:
         yield f"  stopped    by {signal.Signals(work.interrupted).name}; finished work is kept, run the same command to resume"
     elif work.error:
         yield from (f"  {'failed' if n == 0 else '':<10} {line}" for n, line in enumerate(work.error.splitlines()))
 
 
-def exit_code(work: Work, status: Status, *, fail_on_skip: bool = False) -> int:
+def exit_code(work: CommandSession, status: Status, *, fail_on_skip: bool = False) -> int:
     """Return 0 on success; 1 if work or a check failed, or if every image was refused; 128 + the number of the signal."""
     if work.interrupted:
         return 128 + work.interrupted

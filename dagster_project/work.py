@@ -49,7 +49,7 @@ _DEFINITIONS = {"raw_dataset": datasets, "rescale_preset": presets, "derived_pre
 
 
 @dataclass(slots=True)
-class Work:
+class CommandSession:
     """The runs of one command and their results.
 
     Attributes:
@@ -355,7 +355,7 @@ def _summarizer(kind: str | None) -> dict[str, Any]:
 
 
 @contextmanager
-def open_work(session: Session, *, may_begin: bool = False) -> Iterator[Work]:
+def open_command(session: Session, *, may_begin: bool = False) -> Iterator[CommandSession]:
     """Open a data root with its Dagster history for one command. A wrong configuration is refused before any work.
 
     Args:
@@ -370,7 +370,7 @@ def open_work(session: Session, *, may_begin: bool = False) -> Iterator[Work]:
     with open_instance(root) as instance:
         sweep_state(root)
         try:
-            yield Work(session, instance)
+            yield CommandSession(session, instance)
         except SystemExit as end:
             if not end.code:
                 _complete_copies(session)

@@ -111,7 +111,7 @@ FAILED_DISK = (
 
 
 @contextmanager
-def disk_full_told(where: Path) -> Iterator[None]:
+def disk_full_reported(where: Path) -> Iterator[None]:
     """Convert the error that any library raises in this block for a full disk to `DiskFull`."""
     try:
         yield

@@ -23,8 +23,8 @@ from imagemill.domain.layout import DataRoot
 from imagemill.domain.preset_records import ORDERS
 from imagemill.domain.ranks import DEFAULT_MODE, ShardingMode
 from imagemill.formats.resize import LIBRARIES
-from imagemill.pipeline.shards.packing import Packing
-from imagemill.pipeline.shards.shard_plan import Existing, check_buckets
+from imagemill.pipeline.shards.packing import PackRequest
+from imagemill.pipeline.shards.shard_plan import WriteMode, check_buckets
 from imagemill.pipeline.shards.shard_sets import ShardParameters
 from imagemill.pipeline.stage_a.missions import DEFAULT_SEED, Discovery
 from imagemill.pipeline.stage_a.plan import StageAPlan, plan_stage_a
@@ -139,7 +139,7 @@ class ShardOptions(OptionSet):
     )
     seed: int | None = option(-1, "Seed of the shuffle", unset="as the set was packed, else 1337", ge=0)
     limit: int | None = option(0, "Samples over all buckets of the run, after the shuffle", unset="all", ge=1)
-    existing: Existing = option(
+    existing: WriteMode = option(
         "update",
         "Shards already there: `update` the sets that changed, `replace` all, `refuse` to touch them; `append` new "
         "tars and tombstones, `repack` to fold these in, `withdraw` to apply withdrawals alone",
@@ -155,7 +155,7 @@ class ShardOptions(OptionSet):
     allow_preview: bool = option(False, "Pack samples with captions of a preview model too")
     progress_every: int = option(500, "Ready records between two progress lines", ge=1)
 
-    def packing(self, chosen: Sequence[str], output: Path) -> Packing:
+    def packing(self, chosen: Sequence[str], output: Path) -> PackRequest:
         """Return the request to pack the selected buckets of a run. Raises WrongUsage for an unknown bucket."""
         given = {
             name: value for name in ShardParameters.__struct_fields__ if (value := getattr(self, name)) is not None
@@ -163,7 +163,7 @@ class ShardOptions(OptionSet):
         if "shuffle" in given:
             given["shuffle"] = given["shuffle"] == "yes"
         buckets = check_buckets(self.only or chosen)
-        return Packing(buckets, output, self.existing, given, self.progress_every, self.allow_preview)
+        return PackRequest(buckets, output, self.existing, given, self.progress_every, self.allow_preview)
 
 
 Adapter = choice("Adapter", adapter_names())

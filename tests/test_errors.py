@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from imagemill.errors import DiskFull, ImagemillError, WrongUsage, disk_full_told, is_disk_full
+from imagemill.errors import DiskFull, ImagemillError, WrongUsage, disk_full_reported, is_disk_full
 
 PLACE = Path("data/shards")
 
@@ -35,7 +35,7 @@ FULL = [
 
 @pytest.mark.parametrize("error", FULL, ids=str)
 def test_full_disk_is_told_with_place_and_remedy(error):
-    with pytest.raises(DiskFull) as caught, disk_full_told(PLACE):
+    with pytest.raises(DiskFull) as caught, disk_full_reported(PLACE):
         raise error
 
     assert is_disk_full(error)
@@ -48,7 +48,7 @@ def test_full_disk_is_told_with_place_and_remedy(error):
 
 def test_disk_that_may_be_full_is_not_called_full():
     """SQLite has one code for a full disk and an I/O error when it maps the index of its log."""
-    with pytest.raises(DiskFull) as caught, disk_full_told(PLACE):
+    with pytest.raises(DiskFull) as caught, disk_full_reported(PLACE):
         raise sqlite_error("SQLITE_IOERR_SHMSIZE")
 
     assert caught.value.what.startswith("the disk is full or has an error: ")
@@ -61,13 +61,13 @@ def test_disk_that_may_be_full_is_not_called_full():
     ids=repr,
 )
 def test_every_other_error_goes_its_way(error):
-    with pytest.raises(type(error)) as caught, disk_full_told(PLACE):
+    with pytest.raises(type(error)) as caught, disk_full_reported(PLACE):
         raise error
     assert caught.value is error
 
 
 def test_error_that_says_so_already_keeps_its_words():
     ours = DiskFull("the disk is full", where="inner")
-    with pytest.raises(ImagemillError) as caught, disk_full_told(PLACE):
+    with pytest.raises(ImagemillError) as caught, disk_full_reported(PLACE):
         raise ours
     assert caught.value is ours

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from dagster_project.cli.ended import leave_if_ended
+from dagster_project.cli.exit_codes import leave_if_ended
 from dagster_project.cli.options import options, root_options
 from dagster_project.cli.validate import as_lines, image_check_mode, image_check_n, show
 from imagemill.adapters.convert import check_rule, find_adapter, listing_of
@@ -251,9 +251,9 @@ def _show_dropped(listing: Path) -> None:
 
 
 def _materialise(session: Session, dataset: Dataset, steps: Sequence[Step]) -> None:
-    from dagster_project.work import open_work
+    from dagster_project.work import open_command
 
-    with open_work(session, may_begin=True) as work:
+    with open_command(session, may_begin=True) as work:
         if dataset.path.parent != session.root.public_data:
             session.put("public_data", dataset.path.parent)
         for asset, key, config in steps:

@@ -26,11 +26,11 @@ def split_names(context: click.Context, option: click.Parameter, given: str) -> 
 def command(session: Session, passes: tuple[str, ...], fail_on_skip: bool) -> None:
     """Bring everything up to date: only what is missing, invalid or stale is made."""
     from dagster_project.summary import exit_code, summary_lines
-    from dagster_project.work import open_work
+    from dagster_project.work import open_command
     from imagemill.pipeline.status import read_status
 
     refuse_no_images(session.root)
-    with open_work(session) as work:
+    with open_command(session) as work:
         chosen = Passes.named(passes)
         work.embed(chosen, packs=True)
         if work.interrupted:

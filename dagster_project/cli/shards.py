@@ -5,15 +5,15 @@ from collections.abc import Iterator, Mapping
 
 import click
 
-from dagster_project.cli.ended import leave_by_checks, leave_if_ended
+from dagster_project.cli.exit_codes import leave_by_checks, leave_if_ended
 from dagster_project.cli.options import options, root_options
 from imagemill.domain.buckets import BUCKETS
 from imagemill.domain.layout import local_path
 from imagemill.errors import WrongUsage
 from imagemill.options import ShardOptions
 from imagemill.pipeline.session import Session
-from imagemill.pipeline.shards.packing import Packing, dry_run
-from imagemill.pipeline.shards.shard_plan import Existing
+from imagemill.pipeline.shards.packing import PackRequest, dry_run
+from imagemill.pipeline.shards.shard_plan import WriteMode
 from imagemill.pipeline.shards.shard_sets import refuse_no_sets
 from imagemill.store.locations import refuse_no_folder
 
@@ -35,9 +35,9 @@ def command(session: Session, options: ShardOptions, **modes: bool) -> None:
     refuse_no_sets(output)
     if options.dry_run:
         sys.exit(_dry_run(session, packing))
-    from dagster_project.work import open_work
+    from dagster_project.work import open_command
 
-    with open_work(session) as work:
+    with open_command(session) as work:
         work.pack(packing.buckets, **options.given() | {"only": packing.buckets})
         leave_if_ended(work)
         counts = work.counts()
@@ -46,11 +46,11 @@ def command(session: Session, options: ShardOptions, **modes: bool) -> None:
         leave_by_checks(work)
 
 
-def _existing(modes: Mapping[str, bool]) -> Existing:
+def _existing(modes: Mapping[str, bool]) -> WriteMode:
     names = [name for name, given in modes.items() if given]
     if len(names) > 1:
         raise WrongUsage(f"--{names[0]} and --{names[1]} contradict each other", do="give one of them")
-    existing: dict[str, Existing] = {"overwrite": "replace", "append": "append", "repack": "repack"}
+    existing: dict[str, WriteMode] = {"overwrite": "replace", "append": "append", "repack": "repack"}
     return existing[names[0]] if names else "refuse"
 
 
@@ -73,7 +73,7 @@ def counters(counts: dict[str, int]) -> str:
     return " ".join(f"{name}={counts[name]}" for name in names)
 
 
-def _dry_run(session: Session, packing: Packing) -> int:
+def _dry_run(session: Session, packing: PackRequest) -> int:
     found = dry_run(session.overview(), session.config, session.reading, packing)
     for problem in found.conflicts:
         click.echo(f"conflict: {problem}", err=True)

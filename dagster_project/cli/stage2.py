@@ -4,7 +4,7 @@ import sys
 
 import click
 
-from dagster_project.cli.ended import leave_if_ended
+from dagster_project.cli.exit_codes import leave_if_ended
 from dagster_project.cli.options import fail_on_skip, options, root_options
 from dagster_project.cli.run import split_names
 from imagemill.domain.embedding_specs import T5, embedding_specs
@@ -78,7 +78,7 @@ def command(
     if cancel:
         sys.exit(_cancel(session, regenerate))
     from dagster_project.summary import exit_code, summary_lines
-    from dagster_project.work import open_work
+    from dagster_project.work import open_command
     from imagemill.pipeline.status import read_status
 
     chosen = Passes.named(names)
@@ -86,7 +86,7 @@ def command(
     possible = {spec.kind for spec in chosen.specs} | ({CAPTIONS} if T5 in chosen.specs else set())
     if missing := set(regenerate) - possible:
         raise WrongUsage(f"--regenerate {missing.pop()} needs its pass", do="leave --pass out, or name that pass too")
-    with open_work(session) as work:
+    with open_command(session) as work:
         work.embed(chosen, limit=limit, regenerate=kinds, recaption=recaption)
         work.write_records(chosen)
         status = read_status(session, work.embedded)
@@ -105,9 +105,9 @@ def _refuse_contradictions(verify: bool, rollback: bool, delete_embeddings: bool
 def _cancel(session: Session, kinds: tuple[str, ...]) -> int:
     if not kinds or CAPTIONS in kinds:
         raise WrongUsage("--cancel needs the kind", do="imagemill stage2 --regenerate KIND --cancel")
-    from dagster_project.work import open_work
+    from dagster_project.work import open_command
 
-    with open_work(session) as work:
+    with open_command(session) as work:
         for kind in kinds:
             click.echo(f"{kind}: regeneration cancelled, {work.cancel_regeneration(kind)} files count again")
     return 0
@@ -127,9 +127,9 @@ def _verify(session: Session) -> int:
 
 
 def _roll_back(session: Session, options: RollbackOptions) -> int:
-    from dagster_project.work import open_work
+    from dagster_project.work import open_command
 
-    with open_work(session) as work:
+    with open_command(session) as work:
         work.roll_back(options)
         leave_if_ended(work)
         jsonl, counts = session.root.stage2_jsonl, work.counts()["stage2_jsonl"]

@@ -16,7 +16,7 @@ from typing import Any, get_args
 
 import click
 
-from dagster_project.cli.ended import leave_if_ended
+from dagster_project.cli.exit_codes import leave_if_ended
 from dagster_project.cli.options import options, root_options
 from imagemill.config import check_kind
 from imagemill.domain.layout import DataRoot
@@ -131,7 +131,7 @@ def _whole(
     wait_seconds: float,
 ) -> None:
     """Run all ranks, or rank 0 of torchrun; then merge."""
-    from dagster_project.work import open_work
+    from dagster_project.work import open_command
 
     root, resource = session.root, _resource(session.root, summarizer)
     # A mistake or a missing model raises here, and leaves neither a partition nor a run.
@@ -144,7 +144,7 @@ def _whole(
     numbers = [0] if under_torchrun else list(range(ranks.world_size))
     folders = {"input_dir": str(here.stage_a_input), "output_dir": str(here.stage_a_output)}
     completed = options.model_copy(update={**folders, "workers": len(numbers), "world_size": ranks.world_size})
-    with open_work(session, may_begin=True) as work:
+    with open_command(session, may_begin=True) as work:
         for name, folder in options.folders.items():
             session.put(name, folder)
         if found.groups:

@@ -2,7 +2,7 @@
 
 import click
 
-from dagster_project.cli.ended import leave_by_checks, leave_if_ended
+from dagster_project.cli.exit_codes import leave_by_checks, leave_if_ended
 from dagster_project.cli.options import root_options
 from dagster_project.cli.shards import result_lines
 from imagemill.domain.buckets import BUCKETS
@@ -25,9 +25,9 @@ def command(session: Session, ids: tuple[str, ...], restore: bool) -> None:
     root = session.root
     refuse_gone(root, "shards")
     refuse_no_sets(root.shards)
-    from dagster_project.work import open_work
+    from dagster_project.work import open_command
 
-    with open_work(session) as work:
+    with open_command(session) as work:
         _refuse_unknown(root, session.ledger, ids)
         (session.ledger.restore if restore else session.ledger.withdraw)(ids)
         work.pack(BUCKETS, existing="withdraw")

@@ -24,7 +24,7 @@ from dagster._utils.env import environ
 from dagster_project.history_errors import config_unusable, history_errors
 from dagster_project.internals.runs import sweep
 from imagemill.domain.layout import ROOT_VARIABLE, DataRoot, local_path
-from imagemill.errors import WrongUsage, disk_full_told
+from imagemill.errors import WrongUsage, disk_full_reported
 from imagemill.fs.atomic import sweep_temporaries, write_bytes_atomic
 from imagemill.fs.mounts import refuse_network_folder
 from imagemill.fs.owners import use
@@ -108,7 +108,7 @@ def open_instance(root: DataRoot) -> Iterator[DagsterInstance]:
         DiskFull: if history or ledger could not be written to in the block.
         NotTrusted, HistoryUnusable, ReadOnly: see `prepare_home`; HistoryUnusable also for a damaged database of the history.
     """
-    with disk_full_told(root.path), history_errors(home_of(root)):
+    with disk_full_reported(root.path), history_errors(home_of(root)):
         # This must precede the change of the environment, in which DAGSTER_HOME counts as the user's consent.
         home = prepare_home(root)
         use(root.owners)
@@ -132,7 +132,7 @@ def serialized_instance(root: DataRoot) -> str:
     Raises:
         NotTrusted, HistoryUnusable, ReadOnly, DiskFull: see `open_instance`.
     """
-    with disk_full_told(root.path), history_errors(home_of(root)):
+    with disk_full_reported(root.path), history_errors(home_of(root)):
         home = prepare_home(root)
         with environ(environment_of(root)):
             reference = reference_of(home)

@@ -5,7 +5,7 @@ import pytest
 
 from assets.presets import derived_preset, raw_dataset, rescale_preset
 from checks.presets import derived_valid, raw_valid, rescaled_valid
-from dagster_project.work import open_work
+from dagster_project.work import open_command
 from imagemill.pipeline.session import open_session
 from tests.helpers import public
 from tests.helpers.presets import SIZES, coco_annotations, make_here, public_data
@@ -113,7 +113,7 @@ def test_check_by_itself_looks_at_every_preset(data_root, instance, dataset):
 def test_outcome_of_a_run_of_ours_tells_the_findings(data_root, instance, dataset):
     (dataset.preset("q").path / "train.raw.jsonl").write_text("")
 
-    with open_session(data_root.path) as session, open_work(session) as work:
+    with open_session(data_root.path) as session, open_command(session) as work:
         work.make_preset("rescale_preset", "coco/q")
 
     assert work.error

@@ -10,7 +10,7 @@ from collections import Counter
 
 import pytest
 
-from dagster_project.work import open_work
+from dagster_project.work import open_command
 from imagemill.domain.layout import DataRoot
 from imagemill.domain.preset_names import MAX_OBJECTS_VARIABLE
 from imagemill.pipeline.session import open_session
@@ -106,7 +106,7 @@ def test_layout_is_the_contracts(story):
 def test_each_preset_stands_in_the_history_by_itself(story):
     import dagster as dg
 
-    with open_session(story.root.path) as session, open_work(session) as work:
+    with open_session(story.root.path) as session, open_command(session) as work:
         rescaled = work.instance.get_materialized_partitions(dg.AssetKey("rescale_preset"))
         coord = work.instance.get_materialized_partitions(dg.AssetKey("derived_preset"))
 

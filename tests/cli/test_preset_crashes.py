@@ -41,7 +41,7 @@ rescale.BATCH = 8
 dataset = Dataset(Path(sys.argv[1]))
 plan = rescale.plan_rescale(dataset, "p", choose_parameters(dataset.preset("p"), library="pillow"))
 print("ready", flush=True)
-rescale.carry_out(plan, LocalProcesses(workers=2).map_batches)
+rescale.run_rescale(plan, LocalProcesses(workers=2).map_batches)
 """
 
 

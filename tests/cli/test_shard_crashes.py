@@ -34,14 +34,14 @@ WRITER = """
     from imagemill.config import Config
     from imagemill.domain.layout import DataRoot
     from imagemill.store.ledger import Ledger
-    from imagemill.pipeline.shards.packing import Packing, plan_packing
+    from imagemill.pipeline.shards.packing import PackRequest, plan_packing
     from imagemill.pipeline.shards.shard_writer import write_bucket
     from imagemill.pipeline.stage2.inventory import Inventory
     from imagemill.pipeline.shards.conflicts import refuse_conflicts
 
     root, shards = DataRoot(Path({root!r})), Path({shards!r})
     with Ledger(root.ledger) as ledger:
-        request = Packing({buckets!r}, shards, {existing!r}, {{"shard_size": {size}}})
+        request = PackRequest({buckets!r}, shards, {existing!r}, {{"shard_size": {size}}})
         shard_set = plan_packing(Inventory(root), Config(), ledger, request)[1]
     shard_set.workers = 2
     refuse_conflicts(shard_set)

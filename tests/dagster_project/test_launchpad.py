@@ -12,7 +12,7 @@ from assets.stage_a_groups import GroupsConfig
 from dagster_project.definitions import build_definitions
 from dagster_project.deployments import test_resources as resources_of
 from imagemill.domain.ranks import ShardingMode
-from imagemill.pipeline.shards.shard_plan import Existing
+from imagemill.pipeline.shards.shard_plan import WriteMode
 
 OFFERED = {
     "dinov3_npy": {"regenerate"},
@@ -91,7 +91,7 @@ def test_option_is_none_until_it_is_set(config_class, given):
 @pytest.mark.parametrize(
     ("asset", "field", "good", "bad"),
     [
-        ("bucket_shards", "existing", [*Existing.__args__], "overwrite"),
+        ("bucket_shards", "existing", [*WriteMode.__args__], "overwrite"),
         ("rescale_preset", "library", ["torch", "pillow", None], "numpy"),
         ("raw_dataset", "geometry", ["boxes", "polygons", None], "points"),
         ("raw_dataset", "adapter", ["coco", "lvis", "visual_genome", None], "voc"),

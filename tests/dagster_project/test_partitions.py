@@ -8,7 +8,7 @@ from dagster_project import sensors
 from dagster_project.definitions import build_definitions
 from dagster_project.deployments import test_resources
 from dagster_project.partitions import register_presets
-from dagster_project.work import open_work
+from dagster_project.work import open_command
 from imagemill.pipeline.presets.preset_config import read_presets
 from imagemill.pipeline.session import open_session
 from resources.data_root import DataRootResource
@@ -79,7 +79,7 @@ def test_sensor_is_content_without_a_file(data_root, instance):
 
 
 def test_preset_made_by_flags_registers_its_partition(data_root):
-    with open_session(data_root.path) as session, open_work(session) as work:
+    with open_session(data_root.path) as session, open_command(session) as work:
         work.make_preset("rescale_preset", "coco/by_flags", max_pixels=602112)
 
         assert work.instance.get_dynamic_partitions(presets.name) == ["coco/by_flags"]

@@ -15,7 +15,7 @@ from dagster_project.deployments import test_resources
 from imagemill.domain.preset_names import MAX_OBJECTS_VARIABLE, parse_preset
 from imagemill.formats.jsonl import encode_line
 from imagemill.pipeline.presets.derive import coord
-from imagemill.pipeline.presets.rescale import carry_out, plan_rescale
+from imagemill.pipeline.presets.rescale import plan_rescale, run_rescale
 from imagemill.pipeline.presets.rescale_plan import choose_parameters
 from imagemill.store.public_data import PublicData
 from resources.engine import Engine
@@ -68,7 +68,7 @@ def inodes(preset):
 def rescale_here(dataset, preset="p", *, engine=None, splits=None, library="pillow", **asked):
     """Call the pipeline's functions alone, with Pillow, which starts faster than torch."""
     parameters = choose_parameters(dataset.preset(preset), library=library, **asked)
-    return carry_out(plan_rescale(dataset, preset, parameters, splits), (engine or Engine()).map_batches)
+    return run_rescale(plan_rescale(dataset, preset, parameters, splits), (engine or Engine()).map_batches)
 
 
 def coord_here(dataset, name="p", **options):

@@ -21,7 +21,7 @@ from imagemill.domain.embedding_specs import VAE, embedding_specs
 from imagemill.domain.layout import DataRoot
 from imagemill.formats.tar import read_shard
 from imagemill.pipeline.shards.conflicts import refuse_conflicts
-from imagemill.pipeline.shards.packing import Packing, plan_packing
+from imagemill.pipeline.shards.packing import PackRequest, plan_packing
 from imagemill.pipeline.shards.shard_plan import PackPlan
 from imagemill.pipeline.stage2.inventory import Inventory
 from imagemill.store.ledger import Ledger
@@ -298,7 +298,7 @@ def test_existing_shard_blocks_write(mixed):
 
 def conflicting(root) -> PackPlan:
     with Ledger(root.ledger) as ledger:
-        return plan_packing(Inventory(root), Config(), ledger, Packing(BUCKETS, root.shards, "refuse"))[1]
+        return plan_packing(Inventory(root), Config(), ledger, PackRequest(BUCKETS, root.shards, "refuse"))[1]
 
 
 def test_overwrite_flag_allows_replacement(mixed):

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 from imagemill.domain.preset_names import PresetName, parse_preset
 from imagemill.domain.preset_records import ObjectOrder
-from imagemill.errors import ImagemillError, MissingInput, disk_full_told
+from imagemill.errors import ImagemillError, MissingInput, disk_full_reported
 from imagemill.formats.hardlinks import LinkPlan, check_file_system, link_tree, plan_links, remedy
 from imagemill.formats.manifest import json_bytes, sha256_file, write_json
 from imagemill.fs.atomic import sweep_temporaries, sync_folder, temporary_path, write_if_changed
@@ -112,7 +112,7 @@ def coord(
             unpublished.callback(drafts[-1].discard)
         return drafts
 
-    with disk_full_told(dataset.path), ExitStack() as unpublished:
+    with disk_full_reported(dataset.path), ExitStack() as unpublished:
         if name.max_objects is None:
             return _coord_base(base, chosen_order.order, draft_in)
         return _derive(dataset, base, manifest, name, chosen_order.order, draft_in, unpublished)

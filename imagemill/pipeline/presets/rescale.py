@@ -4,7 +4,7 @@
                                           └─ finish: <split>.jsonl, once its whole split is good ─▶ manifest
 
     plan = plan_rescale(dataset, "rescale_32_768", choose_parameters(preset, max_pixels=602112))      # writes nothing
-    report = carry_out(plan, engine.map_batches)
+    report = run_rescale(plan, engine.map_batches)
 
 Presets are strict: one refused line or image fails the run, after all problems are listed; finished images stay.
 
@@ -49,7 +49,7 @@ from imagemill.pipeline.presets.rescale_worker import RescaleRow, RescaleWorker
 from imagemill.progress import Progress
 from imagemill.store.public_data import IMAGES, MANIFEST, MANIFEST_FORMAT, Dataset, PresetDir, read_preset_manifest
 
-__all__ = ["RescaleFailed", "RescalePlan", "RescaleReport", "RescaleWorker", "carry_out", "plan_rescale"]
+__all__ = ["RescaleFailed", "RescalePlan", "RescaleReport", "RescaleWorker", "run_rescale", "plan_rescale"]
 
 # Number of problems in the message; the report has more.
 SHOWN = 20
@@ -95,7 +95,7 @@ class RescaleFailed(ImagemillError):
         )
 
 
-def carry_out(plan: RescalePlan, map_batches: Callable[..., Iterator[RescaleRow]]) -> RescaleReport:
+def run_rescale(plan: RescalePlan, map_batches: Callable[..., Iterator[RescaleRow]]) -> RescaleReport:
     """Make the missing images, then publish each complete split.
 
     Args:

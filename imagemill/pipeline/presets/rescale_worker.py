@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from imagemill.errors import Refused, disk_full_told, is_disk_full
+from imagemill.errors import Refused, disk_full_reported, is_disk_full
 from imagemill.formats.images import StoredHeader, check_decodable, stored_header
 from imagemill.formats.resize import resized, written_format
 from imagemill.fs.atomic import sync_folder, temporary_path
@@ -96,7 +96,7 @@ class RescaleWorker:
         staged: list[_Staged] = []
         held = 0
         try:
-            with disk_full_told(self._preset):
+            with disk_full_reported(self._preset):
                 for job in jobs:
                     outcome = self._outcome(job)
                     if isinstance(outcome, RescaleRow):

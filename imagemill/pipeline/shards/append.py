@@ -30,7 +30,7 @@ class Overlay:
     missing: tuple[str, ...]
 
 
-def lay_over(
+def plan_append(
     index: Iterable[IndexLine],
     tombstones: Iterable[Tombstone],
     planned: Mapping[str, str],

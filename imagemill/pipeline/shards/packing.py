@@ -17,7 +17,7 @@ from imagemill.errors import ImagemillError
 from imagemill.pipeline.curation.near_duplicates import excluded_images
 from imagemill.pipeline.shards.conflicts import conflicts, stays
 from imagemill.pipeline.shards.readiness import Readiness, find_ready, progress_lines
-from imagemill.pipeline.shards.shard_plan import Existing, PackPlan, plan_shards
+from imagemill.pipeline.shards.shard_plan import PackPlan, WriteMode, plan_shards
 from imagemill.pipeline.shards.shard_sets import ShardParameters
 from imagemill.pipeline.stage2.inventory import Inventory
 from imagemill.pipeline.stage2.regenerate import refuse_regenerating
@@ -30,7 +30,7 @@ _COMMANDED = {*_WITHOUT_RECORDED_PARAMETERS, "append", "repack"}
 
 
 @dataclass(frozen=True, slots=True)
-class Packing:
+class PackRequest:
     """A request for a packing run.
 
     `asked`: the fields of ShardParameters that the user set. `progress_every`: ready records per progress line.
@@ -39,7 +39,7 @@ class Packing:
 
     buckets: Sequence[str]
     output: Path
-    existing: Existing
+    existing: WriteMode
     asked: Mapping[str, Any] = field(default_factory=dict)
     progress_every: int = 500
     allow_preview: bool = False
@@ -53,7 +53,9 @@ class DryRun:
     conflicts: list[str]
 
 
-def plan_packing(inventory: Inventory, config: Config, ledger: Ledger, packing: Packing) -> tuple[Readiness, PackPlan]:
+def plan_packing(
+    inventory: Inventory, config: Config, ledger: Ledger, packing: PackRequest
+) -> tuple[Readiness, PackPlan]:
     """Match records with files, then order, limit, group and cut them. Write nothing.
 
     Raises:
@@ -102,7 +104,7 @@ def scanned(found: Readiness) -> dict[str, int]:
     }
 
 
-def dry_run(inventory: Inventory, config: Config, ledger: Ledger, packing: Packing) -> DryRun:
+def dry_run(inventory: Inventory, config: Config, ledger: Ledger, packing: PackRequest) -> DryRun:
     """Return the counters and conflicts of a run without changing the disk; a missing ledger is not created."""
     found, shard_set = plan_packing(inventory, config, ledger, packing)
     written = [plan for plan in shard_set.plans if not stays(shard_set, plan)]

@@ -16,7 +16,7 @@ import msgspec
 
 from imagemill.domain.buckets import BUCKETS
 from imagemill.errors import WrongUsage
-from imagemill.pipeline.shards.append import Overlay, lay_over
+from imagemill.pipeline.shards.append import Overlay, plan_append
 from imagemill.pipeline.shards.readiness import ReadySample
 from imagemill.pipeline.shards.shard_sets import (
     ShardParameters,
@@ -35,7 +35,7 @@ from imagemill.text.close_names import name_hint
 # `refuse` them, or `replace` them;
 # `update` sets of ours by rewriting them, and `repack`, which also folds in appended tars;
 # `append` new tars and tombstones, and `withdraw`, which applies only withdrawals.
-Existing = Literal["refuse", "replace", "update", "repack", "append", "withdraw"]
+WriteMode = Literal["refuse", "replace", "update", "repack", "append", "withdraw"]
 OVERLAYS = {"append", "withdraw"}
 
 
@@ -69,7 +69,7 @@ class PackPlan:
 
     output: Path
     plans: list[BucketPlan] = field(default_factory=list)
-    existing: Existing = "refuse"
+    existing: WriteMode = "refuse"
     workers: int = 1
     _tars: dict[str, dict[str, int]] = field(default_factory=dict)
 
@@ -94,7 +94,7 @@ def plan_shards(
     buckets: Sequence[str],
     output: Path,
     parameters: ShardParameters,
-    existing: Existing = "refuse",
+    existing: WriteMode = "refuse",
     *,
     asked: Mapping[str, Any] | None = None,
     withdrawn: Set[str] = frozenset(),
@@ -115,8 +115,8 @@ def plan_shards(
     Raises:
         WrongUsage: if `existing` is unknown.
     """
-    if existing not in get_args(Existing):
-        raise WrongUsage(f"unknown existing={existing!r}", do=f"choose from {', '.join(get_args(Existing))}")
+    if existing not in get_args(WriteMode):
+        raise WrongUsage(f"unknown existing={existing!r}", do=f"choose from {', '.join(get_args(WriteMode))}")
     groups: dict[ShardParameters, list[str]] = {}
     for bucket in buckets:
         recorded = None if asked is None else recorded_parameters(bucket_folder(output, bucket))
@@ -144,7 +144,9 @@ def plan_shards(
     return PackPlan(output, sorted(plans, key=lambda plan: list(buckets).index(plan.bucket)), existing)
 
 
-def _as_overlay(plan: BucketPlan, folder: Path, existing: Existing, withdrawn: Set[str], ready: Set[str]) -> BucketPlan:
+def _as_overlay(
+    plan: BucketPlan, folder: Path, existing: WriteMode, withdrawn: Set[str], ready: Set[str]
+) -> BucketPlan:
     """Return the plan as a change of the existing set.
 
     Without an existing set, return the plan itself for `append`, and an empty plan for `withdraw`.
@@ -152,7 +154,7 @@ def _as_overlay(plan: BucketPlan, folder: Path, existing: Existing, withdrawn: S
     if read_manifest(folder) is None:
         return plan if existing == "append" else BucketPlan(plan.bucket, (), "", plan.parameters)
     by_id = {sample.image_id: sample for shard in plan.shards for sample in shard}
-    overlay = lay_over(
+    overlay = plan_append(
         read_index(folder), read_tombstones(folder), {i: digest_of(sample) for i, sample in by_id.items()}, withdrawn,
         ready=ready, withdrawals_only=existing == "withdraw",
     )  # fmt: skip

@@ -24,7 +24,7 @@ import msgspec
 
 from imagemill.domain.embedding_specs import embedding_specs
 from imagemill.domain.ids import member_key
-from imagemill.errors import disk_full_told
+from imagemill.errors import disk_full_reported
 from imagemill.formats.energon import is_energon, write_energon
 from imagemill.formats.jsonl import write_jsonl
 from imagemill.formats.manifest import write_json
@@ -202,7 +202,7 @@ class _SetWriter:
         folder = bucket_folder(self.shard_set.output, plan.bucket)
         staging = temporary_path(self.shard_set.output)
         try:
-            with disk_full_told(folder):
+            with disk_full_reported(folder):
                 staging.mkdir(parents=True)
                 _carry_foreign(folder, staging)
                 manifest = self._write_set(staging, folder, plan)

@@ -28,7 +28,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from imagemill.errors import disk_full_told
+from imagemill.errors import disk_full_reported
 from imagemill.formats.jsonl import write_jsonl
 from imagemill.fs.fingerprints import FileSignature, fingerprint
 from imagemill.models import NamedImage, Summarizer
@@ -219,7 +219,7 @@ def import_summaries(ledger: Ledger, mission: str, output: Path, store: Path) ->
         store: the mission's `summaries_folder`.
     """
     snapshot, earlier = store / SNAPSHOT, sorted(store.glob("rank*.jsonl"))
-    with disk_full_told(store), ledger.transaction():
+    with disk_full_reported(store), ledger.transaction():
         changed = ledger.record_summaries(_rows([*rank_files(output, mission).values(), *earlier], mission))
         if changed or not ledger.has_summaries(mission) or not snapshot.exists():
             ledger.record_summaries(_rows([snapshot], mission))

@@ -23,7 +23,7 @@ from msgspec import UNSET
 from PIL import Image
 
 from imagemill.domain.ranks import ImageJob
-from imagemill.errors import ImagemillError, Refused, WrongUsage, disk_full_told
+from imagemill.errors import ImagemillError, Refused, WrongUsage, disk_full_reported
 from imagemill.formats.images import decode_rgb
 from imagemill.formats.jsonl import LineAppender
 from imagemill.fs.fingerprints import FileSignature, file_signature, fingerprint, read_signed
@@ -108,7 +108,7 @@ class RankWorker:
             DiskFull. ModelUnusable: from the summarizer. Every other failure is a row.
         """
         for rank in ranks:
-            with disk_full_told(self._output):
+            with disk_full_reported(self._output):
                 yield from self._run(rank)
 
     def _run(self, rank: int) -> Iterator[ImageRow]:

@@ -9,7 +9,7 @@ from typing import Any, Self, TypeVar
 
 import msgspec
 
-from imagemill.errors import ImagemillError, disk_full_told
+from imagemill.errors import ImagemillError, disk_full_reported
 from imagemill.fs.mounts import refuse_network_folder
 from imagemill.store.ledger.schema import VERSION, migrate
 from imagemill.store.ledger.table import Table
@@ -135,7 +135,7 @@ def ledger_errors(path: Path) -> Iterator[None]:
         ImagemillError: for other errors of the file.
     """
     try:
-        with disk_full_told(path):
+        with disk_full_reported(path):
             yield
     except sqlite3.OperationalError as error:
         if _is_damage(error):

@@ -12,7 +12,7 @@ from imagemill.pipeline.presets.preset_sheet import (
     sheet_page,
     write_preset_sheet,
 )
-from imagemill.pipeline.presets.rescale import carry_out, plan_rescale
+from imagemill.pipeline.presets.rescale import plan_rescale, run_rescale
 from imagemill.pipeline.presets.rescale_plan import choose_parameters
 from resources.engine import Engine
 from tests.helpers.public import picture, put_records, raw_dataset, record, snapshot
@@ -21,7 +21,7 @@ from tests.helpers.public import picture, put_records, raw_dataset, record, snap
 def rescaled(dataset):
     preset = dataset.preset("r")
     parameters = choose_parameters(preset, library="pillow")
-    carry_out(plan_rescale(dataset, "r", parameters), Engine().map_batches)
+    run_rescale(plan_rescale(dataset, "r", parameters), Engine().map_batches)
     return preset
 
 

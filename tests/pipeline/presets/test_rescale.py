@@ -18,7 +18,7 @@ from imagemill.errors import MissingInput, WrongUsage
 from imagemill.formats.jsonl import read_jsonl
 from imagemill.fs.owners import owner_name
 from imagemill.pipeline.presets.preset_images import INDEX
-from imagemill.pipeline.presets.rescale import RescaleFailed, _rescaled, carry_out, plan_rescale
+from imagemill.pipeline.presets.rescale import RescaleFailed, _rescaled, plan_rescale, run_rescale
 from imagemill.pipeline.presets.rescale_plan import PresetConflict, choose_parameters
 from imagemill.store.public_data import Dataset, read_preset_manifest
 from resources.engine import Engine, LocalProcesses
@@ -31,7 +31,7 @@ PRESET = "rescale_32_768"
 def rescale(dataset, preset=PRESET, *, engine=None, splits=None, library="pillow", **asked):
     """Rescale as a command does, but with Pillow, which starts faster; its agreement with torch has separate tests."""
     parameters = choose_parameters(dataset.preset(preset), library=library, **asked)
-    return carry_out(plan_rescale(dataset, preset, parameters, splits), (engine or Engine()).map_batches)
+    return run_rescale(plan_rescale(dataset, preset, parameters, splits), (engine or Engine()).map_batches)
 
 
 def refusal(dataset, **asked):
@@ -628,7 +628,7 @@ def test_run_that_stops_half_way_is_continued_to_the_same_preset(tmp_path):
         raise _Stopped
 
     with pytest.raises(_Stopped):
-        carry_out(plan_rescale(dataset, PRESET, choose_parameters(preset_of(dataset), library="pillow")), some)
+        run_rescale(plan_rescale(dataset, PRESET, choose_parameters(preset_of(dataset), library="pillow")), some)
     assert preset_of(dataset).splits() == []
 
     report = rescale(dataset)
@@ -710,7 +710,7 @@ def test_worker_killed_from_outside_costs_no_image(tmp_path):
     dataset = raw_dataset(tmp_path / "d", [(100, 60 + n % 5) for n in range(200)])
     parameters = choose_parameters(preset_of(dataset), library="pillow")
 
-    report = carry_out(plan_rescale(dataset, PRESET, parameters), killing)
+    report = run_rescale(plan_rescale(dataset, PRESET, parameters), killing)
 
     assert sum(report.counts.values()) == 200
     assert not report.problems
@@ -722,7 +722,7 @@ def test_killed_worker_ends_the_run_and_the_next_one_finishes(tmp_path, monkeypa
     monkeypatch.setattr("resources.local_pool.RERUNS", -1)  # as if it died each time
 
     with pytest.raises(WorkerDied, match="SIGKILL"):
-        carry_out(plan_rescale(dataset, PRESET, choose_parameters(preset_of(dataset), library="pillow")), killing)
+        run_rescale(plan_rescale(dataset, PRESET, choose_parameters(preset_of(dataset), library="pillow")), killing)
     assert preset_of(dataset).splits() == []
 
     report = rescale(dataset)
@@ -746,7 +746,7 @@ def test_raw_records_that_change_during_the_run_are_told(dataset):
     put_records(dataset, [record("0.jpg", 101, 67)])
 
     with pytest.raises(Exception, match="changed while"):
-        carry_out(plan, Engine().map_batches)
+        run_rescale(plan, Engine().map_batches)
 
     assert preset_of(dataset).splits() == []
 

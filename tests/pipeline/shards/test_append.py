@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from imagemill.domain.embedding_specs import embedding_specs
 from imagemill.errors import ImagemillError
-from imagemill.pipeline.shards.append import lay_over
+from imagemill.pipeline.shards.append import plan_append
 from imagemill.pipeline.shards.shard_plan import PackPlan, plan_shards
 from imagemill.pipeline.shards.shard_sets import (
     IndexLine,
@@ -45,7 +45,7 @@ def test_what_counts_afterwards_is_exactly_the_plan(lines, data, planned_digests
     dead = data.draw(st.sets(st.sampled_from(lines))) if lines else set()
     tombstones = [Tombstone(line.image_id, line.shard, line.offset, "changed") for line in dead]
 
-    overlay = lay_over(lines, tombstones, planned_digests, withdrawn)
+    overlay = plan_append(lines, tombstones, planned_digests, withdrawn)
 
     gone = {tombstone.place for tombstone in overlay.tombstones}
     counting = [line for line in lines if line.place not in gone]
@@ -59,7 +59,7 @@ def test_what_counts_afterwards_is_exactly_the_plan(lines, data, planned_digests
 def test_withdrawing_takes_out_those_ids_and_nothing_else(lines, planned_digests, withdrawn):
     lines = list({line.image_id: line for line in lines}.values())
 
-    overlay = lay_over(lines, [], planned_digests, withdrawn, withdrawals_only=True)
+    overlay = plan_append(lines, [], planned_digests, withdrawn, withdrawals_only=True)
 
     assert {tombstone.image_id for tombstone in overlay.tombstones} == withdrawn & {line.image_id for line in lines}
     assert overlay.missing == ()
@@ -76,8 +76,8 @@ def test_restoring_undoes_exactly_the_withdrawing(lines, data, planned_digests, 
         if line in dead or newest[line.image_id] is not line
     ]
 
-    after_withdrawal = lay_over(lines, before, planned_digests, withdrawn, withdrawals_only=True)
-    back = lay_over(lines, after_withdrawal.tombstones, planned_digests, set(), withdrawals_only=True)
+    after_withdrawal = plan_append(lines, before, planned_digests, withdrawn, withdrawals_only=True)
+    back = plan_append(lines, after_withdrawal.tombstones, planned_digests, set(), withdrawals_only=True)
 
     assert list(back.tombstones) == before
 
@@ -85,8 +85,8 @@ def test_restoring_undoes_exactly_the_withdrawing(lines, data, planned_digests, 
 def test_sample_that_is_ready_and_not_planned_is_beyond_the_limit():
     line = IndexLine("a", "a", "shard-000000.tar", 0, 1, "1")
 
-    (limited,) = lay_over([line], [], {}, set(), ready={"a"}).tombstones
-    (unready,) = lay_over([line], [], {}, set(), ready={"b"}).tombstones
+    (limited,) = plan_append([line], [], {}, set(), ready={"a"}).tombstones
+    (unready,) = plan_append([line], [], {}, set(), ready={"b"}).tombstones
 
     assert (limited.why, unready.why) == ("beyond_limit", "not_ready")
 

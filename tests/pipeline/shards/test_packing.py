@@ -7,7 +7,7 @@ from imagemill.domain.buckets import BUCKETS
 from imagemill.errors import ImagemillError, MissingInput, ShardExists, WrongUsage
 from imagemill.pipeline.session import open_session
 from imagemill.pipeline.shards.conflicts import refuse_conflicts
-from imagemill.pipeline.shards.packing import Packing, dry_run, plan_packing
+from imagemill.pipeline.shards.packing import PackRequest, dry_run, plan_packing
 from imagemill.pipeline.shards.shard_sets import ShardParameters, bucket_folder, read_tombstones
 from imagemill.pipeline.shards.shard_writer import write_bucket
 from imagemill.pipeline.stage2.inventory import Inventory
@@ -32,7 +32,7 @@ def root(data_root):
 
 
 def packing(root, existing="refuse", *, buckets=BUCKETS, **asked):
-    return Packing(buckets, root.shards, existing, asked)
+    return PackRequest(buckets, root.shards, existing, asked)
 
 
 @pytest.mark.parametrize("existing", ["refuse", "replace", "append", "repack"])
