@@ -6,7 +6,7 @@
 A group's id comes from its first image's name, else from its folder's. If an id occurs twice under one label, the later group
 fails; the same id under both labels is two groups.
 
-Images are assigned to ranks in ranks.py; records are made in stage_a.py.
+Images are assigned to ranks in domain/ranks.py; records are made in merge.py.
 
 Spec: docs/spec/stage-a.md#sampling, docs/spec/stage-a.md#group-records
 """
@@ -43,7 +43,14 @@ _GROUP_ID = re.compile(r"QC-[A-Za-z]+-[0-9]{8}-[0-9]+")
 
 
 class ImageGroup(msgspec.Struct, frozen=True, gc=False):
-    """One group. `folder`: its folder's name under the label's; `images`: file names in natural order, at least one."""
+    """One group.
+
+    Attributes:
+        label: `fail` or `pass`.
+        folder: name of its folder below the label's folder.
+        group_id: id of the group.
+        images: file names in natural order, at least one.
+    """
 
     label: Label
     folder: str
@@ -52,11 +59,11 @@ class ImageGroup(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def place(self) -> str:
-        """Its folder, relative to the mission's."""
+        """Path of the group's folder, relative to the mission's folder."""
         return f"{LABEL_FOLDERS[self.label]}/{self.folder}"
 
     def image_place(self, image_index: int) -> str:
-        """An image, counted from 1, relative to the mission's folder."""
+        """Return the path of an image, counted from 1, relative to the mission's folder."""
         return f"{self.place}/{self.images[image_index - 1]}"
 
 
