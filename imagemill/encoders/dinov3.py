@@ -3,7 +3,6 @@
 The preprocessor is our own, bit-equal to transformers' on the CPU: theirs needs torchvision, whose builds fit one build of
 torch each.
 
-Belongs here: preprocessing, the forward call, the preview configuration of this kind.
 Spec: docs/spec/stage2.md#dinov3
 """
 

@@ -1,6 +1,6 @@
 """The Flux VAE's encoder: an image as 16 channels at an eighth of its size.
 
-Belongs here: crop, scaling of pixels, tiling rule, the forward call, the preview configuration of this kind.
+The module has the crop, the scaling of pixels, the tiling rule, the forward call, and the preview configuration.
 Spec: docs/spec/stage2.md#vae-latents
 """
 

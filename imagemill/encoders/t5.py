@@ -1,6 +1,6 @@
 """T5's encoder: a caption as 77 hidden states; its tokenizer can be used separately.
 
-Belongs here: tokens and masks, the forward call, the preview configuration and vocabulary of this kind.
+The module has tokens and masks, the forward call, and the preview configuration and vocabulary.
 Spec: docs/spec/stage2.md#t5
 """
 
@@ -164,7 +164,7 @@ _PREVIEW_ENDINGS = ("s", "es", "ed", "ing", "er", "est", "ly", "y", "en", "al", 
 
 
 def _preview_vocabulary() -> list[tuple[str, float]]:
-    """A fixed list of pieces: training one gives another list on every run. Letters, so that any ASCII text has tokens."""
+    """Return a fixed list of pieces: training one gives another list on every run. Letters, so that any ASCII text has tokens."""
     letters = string.digits + string.ascii_letters + string.punctuation
     pieces = {"<pad>": 0.0, "</s>": 0.0, "<unk>": 0.0, "\u2581": -3.0}
     for group, score in (

@@ -77,7 +77,7 @@ class RunningFingerprint:
 
 
 def has_content(path: Path, content: str) -> bool:
-    """Whether the bytes of a file have this fingerprint. False if they cannot be read."""
+    """Return True if the bytes of a file have this fingerprint; False if they differ or cannot be read."""
     try:
         return fingerprint_file(path) == content
     except OSError:

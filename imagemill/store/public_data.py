@@ -177,7 +177,7 @@ def folder_name(name: str, what: str, *, taken: tuple[str, ...] = ()) -> str:
 
 
 def is_foreign(manifest: Mapping[str, Any]) -> bool:
-    """True if another program made the preset of a manifest."""
+    """Return True if another program made the preset of a manifest."""
     return "format" not in manifest
 
 

@@ -37,21 +37,21 @@ class Prompts:
         )
 
     def of(self, mission: str) -> str:
-        """The prompt for a mission's images."""
+        """Return the prompt for a mission's images."""
         given = self.given.get(mission) or self.given.get(DEFAULT)
         ours = _ours()
         return given or ours.get(mission) or ours[DEFAULT]
 
 
 def caption_prompt(path: str | None = None) -> str:
-    """The captioner's prompt: the configured file's, else ours. Raises as `read_prompt` does."""
+    """Return the captioner's prompt: that of the configured file, else the default. Raises as `read_prompt` does."""
     if path is not None:
         return read_prompt(Path(path), "captioner.prompt")
     return _FOLDER.joinpath("caption.txt").read_text("utf-8").strip()
 
 
 def read_prompt(path: Path, setting: str) -> str:
-    """A prompt from a text file, without the space around it.
+    """Return the prompt in a text file, without surrounding white space.
 
     Raises:
         MissingInput: there is no such file. WrongUsage: it is blank, or no UTF-8 text.

@@ -59,7 +59,7 @@ class Inventory:
         return NpyStore(self.root.derived / spec.folder, spec)
 
     def files(self, spec: EmbeddingSpec) -> Mapping[str, FileSignature]:
-        """The signature of each file of a kind by image id."""
+        """Return the signature of each file of a kind by image id."""
         if spec not in self.listed:
             self.listed[spec] = self.store(spec).listing()
         return self.listed[spec]

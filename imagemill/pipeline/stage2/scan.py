@@ -107,7 +107,7 @@ def scan_approved(folder: Path) -> Scan:
 
 
 def is_image(name: str) -> bool:
-    """Whether a name has an image's extension, in any case."""
+    """Return True if a name has an image's extension, in any case."""
     return PurePath(name).suffix.lower() in IMAGE_SUFFIXES
 
 
