@@ -1,4 +1,4 @@
-"""One asset per embedding kind: one npy per image. A new kind needs one line here, besides its spec and its encoder."""
+"""One asset per embedding kind in use: one npy per image."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ import dagster as dg
 from assets.approved_images import approved_images
 from assets.command_options import ImageOptions, read_options
 from assets.partitions import IMAGES_PER_RUN, images, ranged_asset
-from imagemill.domain.embedding_specs import DINOV3, T5, VAE, EmbeddingSpec
+from imagemill.domain.embedding_specs import EmbeddingSpec, embedding_specs
 from imagemill.models import CAPTIONER
 from imagemill.options import CaptionedOptions, EmbeddingOptions
 from imagemill.pipeline.forecast import check_space, measure_sizes, work_of
@@ -35,7 +35,7 @@ class CaptionedConfig(dg.Config, CaptionedOptions):
     """Files to make, and captions to make again."""
 
 
-def embedding_asset(spec: EmbeddingSpec, description: str) -> dg.AssetsDefinition:
+def embedding_asset(spec: EmbeddingSpec) -> dg.AssetsDefinition:
     """Return the asset of one embedding kind. It plans the missing files and streams them to the npy IO manager."""
     config_class = CaptionedConfig if spec.source == "caption" else ImageConfig
 
@@ -47,7 +47,7 @@ def embedding_asset(spec: EmbeddingSpec, description: str) -> dg.AssetsDefinitio
         io_manager_key="npy_io",
         group_name="stage2",
         kinds={"numpy", "pytorch"},
-        description=f"{description} The model is `encoders.{spec.kind}` of imagemill.yaml, such as `{spec.default_model}`; "
+        description=f"{spec.description} The model is `encoders.{spec.kind}` of imagemill.yaml, such as `{spec.default_model}`; "
         "without it, a preview model with random weights. `model` below is the one that made the latest file.",
         metadata={"folder": f"derived/{spec.folder}", "dtype": spec.dtype},
     )
@@ -85,10 +85,11 @@ def embedding_asset(spec: EmbeddingSpec, description: str) -> dg.AssetsDefinitio
             if given.extract_only:
                 plan.jobs = [job for job in plan.jobs if job.inline]
             plan.jobs = with_copies(plan.jobs, root.shards)
-            sizes = measure_sizes({spec: plan.jobs}, root.approved)
-            check_space({spec: plan.jobs}, root.approved, root.derived, state=root.state, sizes=sizes)
+            jobs = {options["spec"]: plan.jobs}
+            sizes = measure_sizes(jobs, root.approved)
+            check_space(jobs, root.approved, root.derived, state=root.state, sizes=sizes)
             rows = engine.map_batches(EmbedWorker, plan.jobs, batch_size=options["settings"].batch_size, **options)
-            work = work_of(spec, plan.jobs, sizes)
+            work = work_of(options["spec"], plan.jobs, sizes)
             return EmbeddingStream(options["store"], plan, rows, scan.sources.keys(), work)
 
         return Leased(ledger, spec.kind, context.partition_keys, run_id, plan)
@@ -112,27 +113,16 @@ def caption(
     rows = engine.map_batches(CaptionWorker, jobs, batch_size=options["images_per_call"], **options)
     with Progress("captions", len(jobs)) as progress:
         counts = keep_captions(
-            rows, ledger, maker=made_by.key, preview=made_by.preview, run_id=context.run.run_id, on_row=progress.advance
+            rows,
+            ledger,
+            model_key=made_by.key,
+            preview=made_by.preview,
+            run_id=context.run.run_id,
+            on_row=progress.advance,
         )
     ledger.record_counts(context.run.run_id, CAPTIONER, dict(counts))
     # Not metadata of the output, which would be that of every image of the run.
     context.log.info(f"{made_by.model} captioned {counts['captioned']} of {len(jobs)} images without a caption")
 
 
-dinov3_npy = embedding_asset(
-    DINOV3,
-    "DINOv3 pooled output of each image, float32 (1024,), in `derived/dinov3/{image_id}.npy`: for similarity search, "
-    "near-duplicate checks and curation.",
-)
-vae_latents = embedding_asset(
-    VAE,
-    "Flux VAE latent of each image at its original size, float16 (16, H//8, W//8), in `derived/vae_latents/{image_id}.npy`: "
-    "posterior mean, neither scaled nor shifted.",
-)
-t5_hidden = embedding_asset(
-    T5,
-    "T5-Large hidden states of each caption, float16 (77, 1024), zeros where the mask is 0, in "
-    "`derived/t5_hidden/{image_id}.npy`. Images without a caption are captioned first, where a captioner is configured.",
-)
-
-embedding_assets = [dinov3_npy, vae_latents, t5_hidden]
+embedding_assets = [embedding_asset(spec) for spec in embedding_specs()]

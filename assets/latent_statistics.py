@@ -2,7 +2,6 @@
 
 import dagster as dg
 
-from assets.embeddings import vae_latents
 from assets.partitions import buckets, ranged_asset
 from imagemill.domain.embedding_specs import VAE
 from imagemill.pipeline.curation.latent_statistics import ALL, ASSET, plan_statistics, statistics_reports
@@ -13,7 +12,7 @@ from resources.data_root import DataRootResource
 
 
 @ranged_asset(
-    deps=[dg.AssetDep(vae_latents, partition_mapping=dg.AllPartitionMapping())],
+    deps=[dg.AssetDep(dg.AssetKey(VAE.kind), partition_mapping=dg.AllPartitionMapping())],
     partitions_def=buckets,
     io_manager_key="report_io",
     group_name="curation",

@@ -3,8 +3,8 @@
 import dagster as dg
 import msgspec
 
-from assets.embeddings import dinov3_npy
 from assets.partitions import asset
+from imagemill.domain.embedding_specs import DINOV3
 from imagemill.options import NearDuplicateOptions
 from imagemill.pipeline.curation.near_duplicates import ASSET, lines_path, near_duplicate_reports, plan_near_duplicates
 from imagemill.pipeline.curation.reports import Reports
@@ -17,7 +17,7 @@ class NearDuplicateConfig(dg.Config, NearDuplicateOptions):
 
 
 @asset(
-    deps=[dg.AssetDep(dinov3_npy, partition_mapping=dg.AllPartitionMapping())],
+    deps=[dg.AssetDep(dg.AssetKey(DINOV3.kind), partition_mapping=dg.AllPartitionMapping())],
     io_manager_key="report_io",
     group_name="curation",
     kinds={"numpy", "json"},

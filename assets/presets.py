@@ -80,7 +80,7 @@ def _record_dropped(ledger: Ledger, place: str, made: Converted) -> None:
         Problem(f"{place}{image}", RAW, "refused", next(iter(dropped))[0],
                 ", ".join(f"{reason}: {count} x {name!r}" if name else f"{reason}: {count}"
                           for (reason, name), count in dropped.items()),
-                "put the image there, or correct the annotation, and convert again; or leave it out")
+                "add the image or correct the annotation, then convert again; or leave the record out")
         for image, dropped in by_image.items()
     )  # fmt: skip
     ledger.replace_problems(RAW, problems, lambda problem: problem.item.startswith(place))

@@ -5,7 +5,7 @@ import dagster as dg
 from assets.command_options import RecordOptions, read_options
 from assets.embeddings import embedding_assets
 from assets.partitions import asset
-from imagemill.domain.embedding_specs import embedding_specs
+from imagemill.domain.embedding_specs import T5, embedding_specs, mask_length
 from imagemill.pipeline.leases import Leased
 from imagemill.pipeline.stage2.image_metadata import complete_facts, complete_masks, note_missing_captions
 from imagemill.pipeline.stage2.merge import ASSET, Merge
@@ -33,7 +33,7 @@ def stage2_jsonl(context: dg.AssetExecutionContext, data_root: DataRootResource,
         if given.complete:
             threads = session.config.decode_threads
             complete_facts(session.root.approved, inventory.scan, ledger, threads=threads, up_to=given.up_to)
-            complete_masks(ledger, encoders.masks)
+            complete_masks(ledger, encoders.masks, mask_length([session.in_force(T5)]))
         note_missing_captions(inventory.scan, ledger)
         kinds = tuple(spec.kind for spec in embedding_specs()) if given.kinds is None else given.kinds
         return Merge(inventory, kinds, given.migrate, given.up_to, session.captioned)

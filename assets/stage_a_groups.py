@@ -107,8 +107,13 @@ def stage_a_ranks(
     given = read_options(context, RankOptions)
     ledger = data_root.session.ledger
     with claimed(ledger, CLAIM, [mission], context.run.run_id, stays=given.claim_stays):
-        plan = config.plan(discover(root.stage_a_input, mission), summarizer.identity(mission), world_size)
-        maker = summarizer.maker(mission)
+        plan = config.plan(
+            discover(root.stage_a_input, mission),
+            summarizer.identity(mission),
+            world_size,
+            summarizer.former_identity(mission),
+        )
+        model_metadata = summarizer.metadata(mission)
         engine = processes.with_workers(min(config.workers, len(numbers)))
         options = rank_options(plan, root, summarizer, config, launch=given.launch or "", processes=engine.workers)
         for folder in (options["output"], options["store"]):
@@ -118,12 +123,12 @@ def stage_a_ranks(
         import_summaries(ledger, mission, options["output"], options["store"])
         ledger.record_counts(context.run.run_id, RANKS, _sum(shares))
     path = dg.MetadataValue.path(str(root.stage_a_output))
-    _refuse_dead(context, mission, world_size, shares, {"path": path, **maker})
+    _refuse_dead(context, mission, world_size, shares, {"path": path, **model_metadata})
     for share in shares:
         context.add_asset_metadata(
             with_units(_sum([share]), "images"), partition_key=rank_key(mission, share.rank, world_size)
         )
-    return dg.MaterializeResult(metadata={"path": path, **maker})
+    return dg.MaterializeResult(metadata={"path": path, **model_metadata})
 
 
 def run_ranks(
@@ -164,8 +169,8 @@ def _refuse_dead(
             context.log_event(dg.AssetMaterialization(RANKS, partition=key, metadata=shown))
     failure = ImagemillError(
         "\n".join(share.died for share in dead),
-        why="something outside ended it (the system does when memory runs out), or one of these images brought it down",
-        do="run again: what was finished stays, these images come last and in a process of their own",
+        why="the system ended it, for example because memory ran out, or one of these images crashed it",
+        do="run again: finished images are kept, and these images are processed last, in a separate process",
     )
     raise images_failed(str(failure), [rank_key(mission, share.rank, world_size) for share in dead])
 
@@ -224,11 +229,11 @@ def stage_a_groups(
     with claimed(ledger, CLAIM, [mission], context.run.run_id):
         found = leave_unselected(discover(root.stage_a_input, mission), passes=config.passes, fails=config.fails)
         world_size = config.world_size or data_root.session.config.stage_a_ranks
-        plan = config.plan(found, summarizer.identity(mission), world_size)
+        plan = config.plan(found, summarizer.identity(mission), world_size, summarizer.former_identity(mission))
         late = _wait(plan, output, given)
         sweep_temporaries(output)
-        maker = summarizer.maker(mission)
-        others = _ended_elsewhere(plan, late, given, maker)
+        model_metadata = summarizer.metadata(mission)
+        others = _ended_elsewhere(plan, late, given, model_metadata)
         with disk_full_reported(output):
             merged = finish_stage_a(
                 plan, output, store, ledger, launch=given.launch, keep=config.keep, failed=len(found.failed)
@@ -243,7 +248,7 @@ def stage_a_groups(
         print(f"stage-a {mission}: {line}", file=sys.stderr)
     path = dg.MetadataValue.path(str(output_file(output, mission)))
     counts = with_units(counts_of(found, merged), "groups", missing_ranks="ranks", rank_files_removed="files")
-    return dg.MaterializeResult(metadata={**counts, **_pages(found, merged), "path": path, **maker})
+    return dg.MaterializeResult(metadata={**counts, **_pages(found, merged), "path": path, **model_metadata})
 
 
 def _wait(plan: StageAPlan, output: Path, given: RankOptions) -> list[int]:
@@ -264,14 +269,14 @@ def _size(plan: StageAPlan, output: Path, numbers: Sequence[int]) -> int:
 
 
 def _ended_elsewhere(
-    plan: StageAPlan, late: Sequence[int], given: RankOptions, maker: Mapping[str, str]
+    plan: StageAPlan, late: Sequence[int], given: RankOptions, model_metadata: Mapping[str, str]
 ) -> list[dg.AssetMaterialization]:
     """Return events of the other ranks of a torchrun start. They do not report their end; rank 0 does, before their files go."""
     if given.launch is None or not plan.groups:
         return []
     ended = [rank for rank in range(1, plan.ranks.world_size) if rank not in late]
     keys = [rank_key(plan.mission, rank, plan.ranks.world_size) for rank in ended]
-    return [dg.AssetMaterialization(RANKS, partition=key, metadata=dict(maker)) for key in keys]
+    return [dg.AssetMaterialization(RANKS, partition=key, metadata=dict(model_metadata)) for key in keys]
 
 
 def _record(ledger: Ledger, found: Discovery, merged: MergeResult) -> None:

@@ -29,8 +29,9 @@ import torch
 
 from benchmarks.common.full_size import write_model
 from benchmarks.common.inputs import mixed_captions, noise_photos, scratch
-from imagemill.config import Config, EncoderSettings
+from imagemill.config import Config
 from imagemill.domain.embedding_specs import DINOV3, T5, T5_TOKENS, VAE, EmbeddingSpec
+from imagemill.domain.encoder_settings import EncoderSettings
 from imagemill.domain.layout import DataRoot
 from imagemill.encoders.loading import library
 from imagemill.pipeline.stage2.embed import EmbedWorker
@@ -38,7 +39,7 @@ from imagemill.pipeline.stage2.image_metadata import complete_facts
 from imagemill.pipeline.stage2.inventory import Inventory
 from imagemill.pipeline.stage2.plan import plan_for
 from imagemill.store.ledger import Ledger
-from imagemill.store.provenance import read_makers
+from imagemill.store.provenance import read_recorded_models
 from tests.helpers.passes import run_pass
 
 CPU_GOAL, VAE_GOAL, GPU_GOAL, PLAIN_GOAL = 0.95, 0.90, 0.85, 2.0
@@ -163,7 +164,7 @@ def _stream(spec: EmbeddingSpec, folder: Path, settings: EncoderSettings) -> flo
             spec=spec,
             approved=root.approved,
             store=inventory.store(spec),
-            makers=read_makers(ledger, spec.kind),
+            recorded_models=read_recorded_models(ledger, spec.kind),
             preview_root=root.preview_models,
             settings=settings,
             threads=config.model_threads,

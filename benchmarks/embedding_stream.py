@@ -28,8 +28,8 @@ from torch.utils.data import DataLoader, Dataset
 from benchmarks.common.encoders import use_free_encoders
 from benchmarks.common.inputs import noise_photos, scratch
 from benchmarks.common.pure import embed
-from imagemill.config import EncoderSettings
 from imagemill.domain.embedding_specs import EmbeddingSpec, embedding_specs
+from imagemill.domain.encoder_settings import EncoderSettings
 from imagemill.domain.layout import DataRoot
 from imagemill.formats.images import open_rgb
 from imagemill.models import Encoder

@@ -24,8 +24,9 @@ from statistics import median
 import numpy as np
 
 from benchmarks.common.inputs import scratch
-from imagemill.config import Config, EncoderSettings
+from imagemill.config import Config
 from imagemill.domain.embedding_specs import EmbeddingSpec, embedding_specs
+from imagemill.domain.encoder_settings import EncoderSettings
 from imagemill.domain.layout import DataRoot
 from imagemill.formats.npy import NpyStore, npy_header
 from imagemill.fs.fingerprints import posix_signature
@@ -33,7 +34,7 @@ from imagemill.models import Prepared
 from imagemill.pipeline.stage2.embed import EmbedWorker
 from imagemill.pipeline.stage2.plan import Job
 from imagemill.store.ledger import Ledger, SourceRow
-from imagemill.store.provenance import read_makers
+from imagemill.store.provenance import read_recorded_models
 from tests.helpers.passes import run_pass
 from tests.helpers.stubs import StubEncoder
 
@@ -144,7 +145,7 @@ def passes(arrays: Arrays, folder: Path, *, write_threads: int) -> None:
                 spec=spec,
                 approved=root.approved,
                 store=NpyStore(root.derived / spec.folder, spec),
-                makers=read_makers(ledger, spec.kind),
+                recorded_models=read_recorded_models(ledger, spec.kind),
                 preview_root=root.preview_models,
                 settings=EncoderSettings(),
                 threads=1,

@@ -174,8 +174,8 @@ def make_records(root: DataRoot, count: int) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch()
             source = pixels if spec.source == "pixels" else fingerprint(records[-1]["caption"].encode())
-            content, maker = fingerprint(str(path).encode()), fingerprint(spec.kind.encode())
-            of_kind.append(FileRow(spec.kind, image_id, file_signature(path), source, content, maker))
+            content, model_key = fingerprint(str(path).encode()), fingerprint(spec.kind.encode())
+            of_kind.append(FileRow(spec.kind, image_id, file_signature(path), source, content, model_key))
     write_jsonl(root.stage2_jsonl, records)
     assert {assign_bucket(width, height) for height, width in SIZES}
     with Ledger(root.ledger) as ledger:

@@ -22,8 +22,8 @@ def embedding_check(asset: dg.AssetsDefinition, spec: EmbeddingSpec, name: str) 
     return check
 
 
-_SPECS = {dg.AssetKey(spec.kind): spec for spec in embedding_specs()}
-
 embedding_checks = [
-    embedding_check(asset, _SPECS[asset.key], name) for asset in embedding_assets for name in (FILES, INPUTS)
+    embedding_check(asset, spec, name)
+    for asset, spec in zip(embedding_assets, embedding_specs(), strict=True)
+    for name in (FILES, INPUTS)
 ]

@@ -3,6 +3,7 @@
 import dagster as dg
 
 from assets.stage2_jsonl import stage2_jsonl
+from imagemill.domain.embedding_specs import T5, mask_length
 from imagemill.pipeline.problem_list import problems_of_records
 from imagemill.validation.findings import broken, collect
 from imagemill.validation.stage2 import stage2_records
@@ -14,9 +15,9 @@ from resources.data_root import DataRootResource
 
 @dg.asset_check(asset=stage2_jsonl)
 def records_valid(data_root: DataRootResource) -> dg.AssetCheckResult:
-    """Every line is strict JSON with the eight fields, a mask of 77, a known bucket, no inline embedding, and a unique id."""
-    path = data_root.root().stage2_jsonl
-    return as_result(collect(path.name, "stage2", stage2_records(path, migrating=True)))
+    """Every line is strict JSON with the eight fields, a mask, a known bucket, no inline embedding, and a unique id."""
+    path, tokens = data_root.root().stage2_jsonl, mask_length([data_root.session.in_force(T5)])
+    return as_result(collect(path.name, "stage2", stage2_records(path, migrating=True, tokens=tokens)))
 
 
 @dg.asset_check(asset=stage2_jsonl)

@@ -6,6 +6,7 @@ Loads without torch, transformers, diffusers and webdataset, which are imported 
 import dagster as dg
 
 import dagster_project  # noqa: F401 (first, because workspace.yaml names this file instead of a module)
+from dagster_project.configured_kinds import KIND_CHECKS, without_kinds  # before the assets, which follow the kinds
 from dagster_project.deployments import Resources, chosen_resources
 from dagster_project.jobs import embed_images, publish_shards, roll_back_to_stage1, verify_stage2_files
 from dagster_project.sensors import configured_presets, found_missions, new_images
@@ -13,9 +14,13 @@ from dagster_project.sensors import configured_presets, found_missions, new_imag
 
 def build_definitions(resources: Resources) -> dg.Definitions:
     """Return the code location with these resources."""
+    assets, checks = without_kinds(
+        dg.load_assets_from_package_name("assets", include_specs=True),
+        dg.load_asset_checks_from_package_name("checks"),
+    )
     return dg.Definitions(
-        assets=dg.load_assets_from_package_name("assets", include_specs=True),
-        asset_checks=dg.load_asset_checks_from_package_name("checks"),
+        assets=assets,
+        asset_checks=[*checks, *KIND_CHECKS],
         jobs=[embed_images, publish_shards, verify_stage2_files, roll_back_to_stage1],
         sensors=[new_images, configured_presets, found_missions],
         resources=resources,

@@ -10,7 +10,7 @@ from assets.embeddings import embedding_assets
 from assets.near_duplicates import near_duplicates
 from assets.stage2_jsonl import stage2_jsonl
 from dagster_project.internals.coordinator import EMBED_JOB, PUBLISH_JOB
-from imagemill.domain.embedding_specs import embedding_specs
+from imagemill.domain.embedding_specs import DINOV3, embedding_specs
 from imagemill.options import RollbackOptions
 from imagemill.pipeline.leases import claimed
 from imagemill.pipeline.stage2.damage import note_damage
@@ -35,7 +35,7 @@ embed_images = dg.define_asset_job(
 def read_back(context: dg.OpExecutionContext, data_root: DataRootResource) -> None:
     """Read every record and every npy file; record damaged files for the next run."""
     root, ledger = data_root.root(), data_root.session.ledger
-    contents = RecordedContents(ledger)
+    contents = RecordedContents(ledger, data_root.session.in_force)
     report = verify_stage2(root.stage2_jsonl, root.derived, contents)
     for line in as_text(report):
         context.log.info(line)
@@ -77,7 +77,9 @@ def roll_back_to_stage1() -> None:
 
 publish_shards = dg.define_asset_job(
     PUBLISH_JOB,
-    selection=dg.AssetSelection.assets(stage2_jsonl, near_duplicates, bucket_shards),
+    selection=dg.AssetSelection.assets(
+        stage2_jsonl, *([near_duplicates] if DINOV3 in embedding_specs() else []), bucket_shards
+    ),
     description="The Stage 2 records, near duplicates, and the shards of every bucket whose samples changed.",
 )
 

@@ -99,7 +99,7 @@ def _embed(context: dg.SensorEvaluationContext, data_root: DataRootResource) -> 
     ids = still_images(ids, scan, time.time_ns())[:IMAGES_PER_TICK]
     if vanished := len(ledger.sources().keys() - scan.sources.keys()):
         approved = session.root.approved
-        context.log.warning(f"{vanished} images are no longer in {approved}; what was made from them is kept")
+        context.log.warning(f"{vanished} images are no longer in {approved}; the files made from them are kept")
     if not ids:
         yield dg.SkipReason(f"nothing new among {scan.seen} images")
         return
@@ -140,7 +140,7 @@ def configured_presets(context: dg.SensorEvaluationContext, data_root: DataRootR
     asset_selection=[stage_a_ranks, stage_a_groups],
     minimum_interval_seconds=60,
     default_status=dg.DefaultSensorStatus.RUNNING,
-    description="Folders of stage_a/input become partitions, with as many ranks as imagemill.yaml says.",
+    description="Folders of stage_a/input become partitions, with the number of ranks in imagemill.yaml.",
 )
 def found_missions(context: dg.SensorEvaluationContext, data_root: DataRootResource) -> dg.SkipReason:
     """Register partitions for the existing missions. No run is started: summaries are requested by a person."""

@@ -10,11 +10,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from dagster_project.work import CommandSession
-from imagemill.domain.embedding_specs import T5_TOKENS, embedding_specs
+from imagemill.domain.embedding_specs import T5, embedding_specs, mask_length
 from imagemill.models import CAPTIONER
 from imagemill.pipeline.accounting import progress_line
 from imagemill.pipeline.problem_list import DECISIONS, InputProblem
-from imagemill.pipeline.stage2.models_in_use import model_lines
+from imagemill.pipeline.stage2.models_in_use import model_lines, preview_kinds, preview_notice
 from imagemill.pipeline.status import Status
 from imagemill.store.provenance import read_identity
 from imagemill.text.units import as_duration, as_rate, counted
@@ -63,7 +63,7 @@ def summary_lines(work: CommandSession, status: Status) -> Iterator[str]:
         yield f"  {spec.kind:<10} {_embedding_counts(counts.get(spec.kind, {}))}"
     yield from model_lines(work.session.reading)
     yield from _captions(work, counts.get(CAPTIONER, {}))
-    yield from _records(status, counts.get("stage2_jsonl", {}))
+    yield from _records(work, status, counts.get("stage2_jsonl", {}))
     for bucket, (samples, shards) in status.buckets.items():
         yield f"  bucket     {bucket:<10} {counted(samples, 'sample')} in {counted(shards, 'shard')}"
     yield f"  checks     {_checks(work)}"
@@ -75,8 +75,12 @@ def summary_lines(work: CommandSession, status: Status) -> Iterator[str]:
     yield f"  time       {as_duration(work.seconds())}{embedded}"
     if nothing := _nothing_new(work, status, counts):
         yield f"  {nothing}"
-    yield from _end_lines(work)
+    if work.interrupted:
+        yield f"  stopped    by {signal.Signals(work.interrupted).name}; finished work is kept, run the same command to resume"
+    elif work.error:
+        yield from (f"  {'failed' if n == 0 else '':<10} {line}" for n, line in enumerate(work.error.splitlines()))
     yield f"  look       {_program()} ui --data-root {shlex.quote(str(_shown(work.root.path)))}"
+    yield from preview_notice(preview_kinds(work.session.reading))
 
 
 def _nothing_new(work: CommandSession, status: Status, counts: Mapping[str, Mapping[str, int]]) -> str | None:
@@ -101,26 +105,27 @@ def _other_inputs(status: Status) -> Iterator[str]:
         yield f"  other      {', '.join(parts)}"
 
 
-def _records(status: Status, counts: Mapping[str, int]) -> Iterator[str]:
+def _records(work: CommandSession, status: Status, counts: Mapping[str, int]) -> Iterator[str]:
     parts = [f"{counts[name]:,} {words}" for name, words in _OF_RECORDS.items() if counts.get(name)]
     if taken_out := counts.get("quarantined"):
         parts.append(f"{counted(taken_out, 'line')} put into quarantine")
     yield f"  records    {', '.join([f'{status.records:,}', *parts])}"
     if cut := counts.get("truncated_captions"):
         verb = "is" if cut == 1 else "are"
-        yield f"  captions   {cut:,} {verb} longer than the text encoder's {T5_TOKENS} tokens; only the beginning is used"
+        tokens = mask_length([work.session.in_force(T5)])
+        yield f"  captions   {cut:,} {verb} longer than the text encoder's {tokens} tokens; only the beginning is used"
 
 
 def _captions(work: CommandSession, counts: Mapping[str, int]) -> Iterator[str]:
     if not counts:
         return
-    maker = read_identity(work.session.reading, CAPTIONER)
-    if maker is None:
+    identity = read_identity(work.session.reading, CAPTIONER)
+    if identity is None:
         return
     parts = [f"{counts[name]:,} {name}" for name in ("captioned", "kept", "refused", "failed") if counts.get(name)]
-    yield f"  captions   {', '.join(parts)} by {maker.model}"
-    if maker.preview and counts.get("captioned"):
-        yield "             a preview model: they describe nothing, and shards take them only with --allow-preview"
+    yield f"  captions   {', '.join(parts)} by {identity.model}"
+    if identity.preview and counts.get("captioned"):
+        yield "             made by a preview model: they do not describe the images, and are packed only with --allow-preview"
 
 
 def _problems(status: Status) -> Iterator[str]:
@@ -154,13 +159,6 @@ def _checks(work: CommandSession) -> str:
     warned = f", {len(work.warnings())} with warnings" if work.warnings() else ""
     passed = f"{len(checks) - len(failed)} of {len(checks)} passed{warned}"
     return passed + (f"; failed: {', '.join(failed)}" if failed else "")
-
-
-def _end_lines(work: CommandSession) -> Iterator[str]:
-    if work.interrupted:
-        yield f"  stopped    by {signal.Signals(work.interrupted).name}; finished work is kept, run the same command to resume"
-    elif work.error:
-        yield from (f"  {'failed' if n == 0 else '':<10} {line}" for n, line in enumerate(work.error.splitlines()))
 
 
 def exit_code(work: CommandSession, status: Status, *, fail_on_skip: bool = False) -> int:

@@ -132,7 +132,11 @@ def supervise(folder: Path, environment: Mapping[str, str]) -> int:
 def _wait(services: Sequence[Service], received: Sequence[int], condition: Callable[[], bool]) -> None:
     """Wait until the condition holds or a signal has arrived. Raises ServiceEnded."""
     while not received and not condition():
-        _refuse_ended(services)
+        for service in services:
+            if (code := service.process.poll()) is not None:
+                why = f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
+                do = "see its message above, then start again"
+                raise ServiceEnded(f"the {service.name} service of the UI ended", why=why, do=do)
         time.sleep(POLL_SECONDS)
 
 
@@ -140,15 +144,6 @@ def _answers(path: Path) -> bool:
     """Return whether a server listens on a Unix socket."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         return client.connect_ex(str(path)) == 0
-
-
-def _refuse_ended(services: Sequence[Service]) -> None:
-    for service in services:
-        if (code := service.process.poll()) is not None:
-            reason = f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
-            raise ServiceEnded(
-                f"the {service.name} service of the UI ended", why=reason, do="see its message above, then start again"
-            )
 
 
 def stop(services: Sequence[Service], received: Sequence[int] = ()) -> None:

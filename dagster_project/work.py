@@ -24,12 +24,14 @@ from dagster_project.internals.runs import RunOutcome, run_here
 from dagster_project.jobs import published, roll_back_records, roll_back_to_stage1
 from dagster_project.partitions import register, register_missions
 from imagemill.domain.embedding_specs import EmbeddingSpec, embedding_specs
+from imagemill.domain.encoder_settings import PREVIEW
 from imagemill.domain.layout import DataRoot
 from imagemill.options import RollbackOptions
 from imagemill.pipeline.accounting import embedded_images
 from imagemill.pipeline.forecast import check_space
 from imagemill.pipeline.session import Session
 from imagemill.pipeline.stage2.caption import forget_problems
+from imagemill.pipeline.stage2.models_in_use import preview_kinds, preview_notice
 from imagemill.pipeline.stage2.passes import Passes
 from imagemill.pipeline.stage2.plan import Job, LedgerSnapshot, all_jobs, ids_of, plan_embedding
 from imagemill.pipeline.stage2.ranges import plan_ranges
@@ -152,6 +154,8 @@ class CommandSession:
         All errors are raised before any image is opened.
         """
         ledger = self.session.ledger
+        for line in preview_notice(self._previews(passes.specs)):
+            print(line, flush=True)
         with self._regenerating(passes.specs, regenerate):
             for spec in passes.specs:
                 resume(ledger, spec.kind)
@@ -164,7 +168,9 @@ class CommandSession:
                 with_work = sorted({*ids_of(jobs), *(inventory.recorded.stage1 if passes.migrate else ())})
                 self.up_to = with_work[:limit][-1] if with_work else ""
                 jobs = {spec: [job for job in of_kind if job.image_id <= self.up_to] for spec, of_kind in jobs.items()}
-            self._look_up_models(jobs)
+            for spec, of_kind in jobs.items():  # refuse an unusable model before the first image is opened
+                if any(job.needs_model for job in of_kind):
+                    self.encoders.look_up(spec)
             self._check_space(jobs, packs)
             for spec in passes.specs:  # if nothing is left to make, no run will finish the regeneration
                 finish(ledger, inventory.store(spec), scan.sources)
@@ -185,14 +191,14 @@ class CommandSession:
             captioner.made_by()  # a missing model raises before anything is made
         return {job.image_id for job in jobs}
 
-    def _look_up_models(self, jobs: Mapping[EmbeddingSpec, Sequence[Job]]) -> None:
-        """Refuse an unusable model before the first image is opened, for all kinds that have work."""
-        for spec, of_kind in jobs.items():
-            if any(job.needs_model for job in of_kind):
-                self.encoders.look_up(spec)
+    def _previews(self, specs: Sequence[EmbeddingSpec]) -> list[str]:
+        """Return the kinds that preview models have made, or will make."""
+        config, made = self.session.config, preview_kinds(self.session.reading)
+        return [spec.kind for spec in specs if spec.kind in made or config.encoder(spec).model == PREVIEW]
 
     def _check_space(self, jobs: Mapping[EmbeddingSpec, Sequence[Job]], packs: bool) -> None:
         shards = self.root.shards if packs else None
+        jobs = {self.encoders.in_force(spec): of_kind for spec, of_kind in jobs.items()}
         check_space(jobs, self.root.approved, self.root.derived, state=self.root.state, shards=shards)
 
     @contextmanager

@@ -10,56 +10,27 @@ Live objects that are built from it belong in resources/.
 Spec: docs/spec/conventions.md#command-line
 """
 
+import functools
 import os
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any
 
 import msgspec
 
-from imagemill.domain.embedding_specs import EmbeddingSpec, embedding_specs
+from imagemill.domain.embedding_specs import DINOV3, T5, EmbeddingSpec, use_kinds
+from imagemill.domain.encoder_settings import EncoderSettings, ModelSettings, Positive
 from imagemill.domain.layout import DataRoot
-from imagemill.errors import MissingInput, WrongUsage
+from imagemill.errors import ImagemillError, MissingInput, UnknownKind, WrongUsage
+from imagemill.fs.fingerprints import FileSignature, file_signature
+from imagemill.kinds import chosen_specs
 from imagemill.text.safe_yaml import read_yaml
 from imagemill.text.settings import convert_settings
 
-PREVIEW = "preview"
 TRANSFORMERS = "transformers"
 CONFIG_VARIABLE = "IMAGEMILL_CONFIG"
 
 # Enough for two photos of 24 megapixels and one of 16, or for a batch of 64 images of one megapixel.
 DECODE_AHEAD_PIXELS = 64 * 1024 * 1024
-
-Positive = Annotated[int, msgspec.Meta(ge=1)]
-
-
-class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Model, and the device and dtype that it runs with.
-
-    Attributes:
-        model: hub id or folder written by `save_pretrained`; `preview` for the small stand-in.
-        revision: branch, tag or commit on the hub.
-        subfolder: folder inside the model repository.
-        device: device of the model; `auto` selects cuda (including ROCm), then mps, then cpu.
-        dtype: compute dtype, `float32`, `bfloat16`, `float16` or `float64`.
-    """
-
-    model: str = PREVIEW
-    revision: str | None = None
-    subfolder: str | None = None
-    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    dtype: Literal["float32", "bfloat16", "float16", "float64"] = "float32"
-
-
-class EncoderSettings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings of the encoder of one embedding kind.
-
-    Attributes:
-        batch_size: maximum number of items in one model call.
-        batch_pixels: maximum number of pixels in one model call, for kinds whose cost grows with the image.
-    """
-
-    batch_size: Positive = 8
-    batch_pixels: Positive = 4 * 1024 * 1024
 
 
 class VlmSettings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -91,7 +62,7 @@ class SummarizerSettings(VlmSettings, frozen=True, kw_only=True, forbid_unknown_
 
     kind: str = TRANSFORMERS
     batch_size: Positive = 8
-    prompts: dict[str, str] = {}
+    prompts: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 class CaptionerSettings(VlmSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -126,7 +97,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Contents of `imagemill.yaml`.
 
     Attributes:
-        encoders: settings per embedding kind; a kind left out uses its preview model.
+        kinds: embedding kinds of the data root, shipped or from installed packages, in the order of members in a shard; if unset,
+            `dinov3_npy`, `vae_latents` and `t5_hidden`.
+        encoders: settings per embedding kind, in the form of its settings class; a kind left out uses its preview model.
         threads: CPU threads of a model's own arithmetic; 0 for the number of processors.
         decode_threads: threads that open and prepare images ahead of the model.
         write_threads: threads that write files behind the model.
@@ -142,7 +115,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         licence: licence of the images, as the hub names it (`cc-by-4.0`), for the card beside the shards.
     """
 
-    encoders: dict[str, EncoderSettings] = {}
+    encoders: dict[str, dict[str, Any]] = {}
+    kinds: list[str] | None = None
     threads: Annotated[int, msgspec.Meta(ge=0)] = 0
     decode_threads: Positive = 2
     write_threads: Positive = 8
@@ -158,7 +132,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     def encoder(self, spec: EmbeddingSpec) -> EncoderSettings:
         """Return the settings of an embedding kind, with the subfolder of its default model filled in."""
-        settings = self.encoders.get(spec.kind, EncoderSettings())
+        settings = msgspec.convert(self.encoders.get(spec.kind, {}), spec.settings_class)
         if settings.model == spec.default_model and settings.subfolder is None:
             return msgspec.structs.replace(settings, subfolder=spec.default_subfolder)
         return settings
@@ -175,20 +149,39 @@ def read_config(path: Path, *, required: bool = False) -> Config:
     Raises:
         MissingInput: if `required` and the file does not exist.
         WrongUsage: if the file is not YAML or is refused by `read_yaml`, for an unknown field, and for a value of the wrong type.
+        UnknownKind: as `chosen_specs`.
     """
     if not path.exists():
         if required:
             raise MissingInput("configuration file not found", where=path, do="check --config")
         return Config()
+    return _read(path, file_signature(path))
+
+
+@functools.lru_cache(maxsize=4)
+def _read(path: Path, _: FileSignature) -> Config:
     document = read_yaml(path)
     config = convert_settings(document.value or {}, Config, where=path, line=document.line)
-    known = {spec.kind for spec in embedding_specs()}
+    specs = {
+        spec.kind: spec for spec in (*chosen_specs(config.kinds, where=path), T5)
+    }  # T5's tokenizer makes every mask
+    known = specs.keys()
+    if config.near_duplicates.exclude and DINOV3.kind not in known:
+        raise WrongUsage(
+            f"near_duplicates.exclude compares {DINOV3.kind}, which kinds does not list",
+            where=path,
+            do=f"add {DINOV3.kind} to kinds, or remove near_duplicates.exclude",
+        )
     if unknown := sorted(set(config.encoders) - known):
         raise WrongUsage(
             f"{path.name} line {document.line(['encoders', unknown[0]])}: unknown embedding kind {unknown[0]!r}",
             where=path,
             do=f"choose from {', '.join(sorted(known))}",
         )
+    for spec in specs.values():
+        place = ("encoders", spec.kind)
+        given = config.encoders.get(spec.kind, {})
+        convert_settings(given, spec.settings_class, where=path, line=document.line, place=place)
     check_kind(config.summarizer.kind, where=f"{path}, summarizer.kind")
     return _with_prompts_from(path.parent, config)
 
@@ -202,6 +195,23 @@ def config_in_force(root: DataRoot, given: str | None = None) -> Config:
     return read_config(Path(named) if named else root.config_file, required=bool(named))
 
 
+def use_configured_kinds(root: DataRoot) -> None:
+    """Put the embedding kinds that a data root's configuration lists into use in this process.
+
+    Without a readable configuration the default kinds are used; its error is reported when it is needed.
+
+    Raises:
+        UnknownKind: as `chosen_specs`.
+    """
+    try:
+        config = config_in_force(root)
+    except UnknownKind:
+        raise
+    except ImagemillError:
+        config = Config()
+    use_kinds(() if config.kinds is None else chosen_specs(config.kinds, where=root.config_file))
+
+
 def named_config(given: str | None = None) -> str | None:
     """Return the configuration file that a run or the environment names, or None if the data root's own applies."""
     return given or os.environ.get(CONFIG_VARIABLE)
@@ -212,7 +222,7 @@ def check_kind(kind: str, *, where: object) -> None:
     module, _, name = kind.partition(":")
     if kind != TRANSFORMERS and not (name.isidentifier() and all(part.isidentifier() for part in module.split("."))):
         raise WrongUsage(
-            f"no summarizer is called {kind!r}",
+            f"unknown summarizer {kind!r}",
             where=where,
             do=f"write {TRANSFORMERS} for a vision-language model, or MODULE:CLASS for a class with "
             "summarize(images, mission) -> list[str]",

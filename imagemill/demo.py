@@ -127,13 +127,13 @@ def _guard_folder(approved: Path) -> None:
         names = {entry.name for entry in os.scandir(approved) if not entry.name.startswith(".")}
         own = {_BROKEN_NAME, *(name for _, sample in _SAMPLES for name in (sample.name, sample.caption_name))}
         if foreign := sorted(names - own):
-            why = f"it holds {foreign[0]!r}, which is no sample"
+            why = f"it contains {foreign[0]!r}, which is not a sample"
     if why:
         raise ForeignFolder(
-            "no sample photographs are put into this folder",
+            "sample photographs are not copied into this folder",
             where=approved,
             why=why,
-            do="nothing, to work with the files that are there; or choose another data root for the samples",
+            do="continue with the existing files, or choose another data root for the samples",
         )
 
 

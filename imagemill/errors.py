@@ -36,6 +36,10 @@ class WrongUsage(ImagemillError, ValueError):
     """An unknown name or a bad value: exit code 2."""
 
 
+class UnknownKind(WrongUsage):
+    """An embedding kind that is not installed, cannot be imported, or has a name of another kind."""
+
+
 class MissingInput(ImagemillError, FileNotFoundError):
     """An input file or folder does not exist."""
 

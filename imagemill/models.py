@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, Protocol, Self
 import numpy as np
 from PIL import Image
 
-from imagemill.config import EncoderSettings
 from imagemill.domain.embedding_specs import EmbeddingSpec
+from imagemill.domain.encoder_settings import EncoderSettings
 from imagemill.store.provenance import ModelIdentity
 
 # Name of the captioner in provenance records, counts and problems.
@@ -86,6 +86,13 @@ class Encoder(Protocol):
         cls, settings: EncoderSettings, *, spec: EmbeddingSpec, threads: int, preview_root: Path
     ) -> ModelIdentity:
         """Return the identity of the model that these settings name, read from its files; no weights are loaded."""
+        ...
+
+    @classmethod
+    def in_force(
+        cls, settings: EncoderSettings, *, spec: EmbeddingSpec, threads: int, preview_root: Path
+    ) -> EmbeddingSpec:
+        """Return the spec with these settings and what the model's configuration adds; no weights are needed."""
         ...
 
     @classmethod

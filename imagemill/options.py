@@ -20,9 +20,8 @@ from imagemill.adapters.source import Geometry
 from imagemill.config import Config
 from imagemill.domain.geometry import IMAGE_FACTOR, MAX_PIXELS, MIN_PIXELS
 from imagemill.domain.layout import DataRoot
-from imagemill.domain.preset_records import ORDERS
+from imagemill.domain.preset_records import ORDERS, ResizeLibrary
 from imagemill.domain.ranks import DEFAULT_MODE, ShardingMode
-from imagemill.formats.resize import LIBRARIES
 from imagemill.pipeline.shards.packing import PackRequest
 from imagemill.pipeline.shards.shard_plan import WriteMode, check_buckets
 from imagemill.pipeline.shards.shard_sets import ShardParameters
@@ -169,7 +168,7 @@ class ShardOptions(OptionSet):
 Adapter = choice("Adapter", adapter_names())
 GeometryChoice = choice("GeometryChoice", get_args(Geometry))
 OrderChoice = choice("OrderChoice", ORDERS)
-Library = choice("Library", LIBRARIES)
+Library = choice("Library", get_args(ResizeLibrary))
 Split = StrEnum("Split", SPLITS)
 
 
@@ -210,7 +209,7 @@ class RescaleOptions(CoordOptions):
     max_pixels: int | None = option(0, "Largest width times height", unset=f"as configured, {MAX_PIXELS}", ge=1)
     min_pixels: int | None = option(0, "Smallest width times height", unset=f"as configured, {MIN_PIXELS}", ge=1)
     library: Library | None = option(
-        Library.unset, "What resizes; a preset never mixes two", unset=f"as configured, {LIBRARIES[0]}"
+        Library.unset, "What resizes; a preset never mixes two", unset=f"as configured, {get_args(ResizeLibrary)[0]}"
     )
     workers: int | None = option(0, "Processes", unset="rescale_workers of imagemill.yaml, else all processors", ge=1)
 
@@ -249,10 +248,10 @@ class PlanOptions(OptionSet):
             root = at(root, name, folder)
         return root
 
-    def plan(self, found: Discovery, identity: str, world_size: int) -> StageAPlan:
+    def plan(self, found: Discovery, identity: str, world_size: int, former: str | None = None) -> StageAPlan:
         """Return the plan of a mission. Raises WrongUsage for a value out of range."""
         how: Any = {name: getattr(self, name) for name in ("mode", "passes", "fails", "seed")}
-        return plan_stage_a(found, identity, world_size=world_size, **how)
+        return plan_stage_a(found, identity, world_size=world_size, former=former, **how)
 
 
 class RanksOptions(PlanOptions):

@@ -24,7 +24,7 @@ FILES, INPUTS = "files_valid", "inputs_accepted"
 def files_result(session: Session, spec: EmbeddingSpec) -> dg.AssetCheckResult:
     """Check every file, and name the model. Valid files of an unfinished regeneration give a warning."""
     root, ledger = session.root, session.ledger
-    store, used = NpyStore(root.derived / spec.folder, spec), model_in_use(ledger, spec.kind)
+    store, used = NpyStore(root.derived / spec.folder, session.in_force(spec)), model_in_use(ledger, spec.kind)
     result = as_result(collect(spec.folder, spec.kind, embedding_files(store, ledger)))
     warns = result.passed and used.regeneration is not None
     return dg.AssetCheckResult(

@@ -11,11 +11,8 @@ def with_units(counts: Mapping[str, int], unit: str, **units: str) -> dict[str, 
         unit: unit of all counters that `units` does not name.
         units: unit by counter name.
     """
-    return {_named(name.replace("_", " "), units.get(name, unit)): count for name, count in counts.items()}
-
-
-def _named(name: str, unit: str) -> str:
-    return name if unit in name.split() else f"{name} ({unit})"
+    words = ((name.replace("_", " "), units.get(name, unit), count) for name, count in counts.items())
+    return {name if of in name.split() else f"{name} ({of})": count for name, of, count in words}
 
 
 def kilobytes(size: int) -> dict[str, float]:

@@ -15,7 +15,7 @@ from imagemill.formats.npy import NpyStore
 from imagemill.fs.fingerprints import signature_bytes
 from imagemill.pipeline.leases import Leased
 from imagemill.pipeline.stage2.embed import EmbeddingStream, EmbedRow
-from imagemill.pipeline.stage2.models_in_use import maker_text, regeneration_progress
+from imagemill.pipeline.stage2.models_in_use import file_model_text, regeneration_progress
 from imagemill.pipeline.stage2.plan import EmbeddingPlan
 from imagemill.pipeline.stage2.publish import after_interrupt, count_rows, publish
 from imagemill.pipeline.stage2.regenerate import finish
@@ -40,7 +40,7 @@ from resources.data_root import DataRootResource
 SHOWN = 5
 
 # Detail and remedy of a partition without an image.
-_ABSENT = ("no image in approved/ has this id", "put the image back, or leave the partition out")
+_ABSENT = ("no image in approved/ has this id", "restore the image, or leave the partition out")
 
 
 class NpyIOManager(dg.ConfigurableIOManager):
@@ -77,7 +77,7 @@ class NpyIOManager(dg.ConfigurableIOManager):
     def load_input(self, context: dg.InputContext) -> NpyStore:
         """Return the files as a handle (a folder and a spec) instead of gigabytes of arrays."""
         spec = next(s for s in embedding_specs() if s.kind == context.asset_key.to_user_string())
-        return NpyStore(self.data_root.root().derived / spec.folder, spec)
+        return NpyStore(self.data_root.root().derived / spec.folder, self.data_root.session.in_force(spec))
 
     def _drain(
         self,
@@ -164,7 +164,7 @@ def _metadata_of_model(ledger: Ledger, kind: str) -> Callable[[FileRow], dict[st
     identity = read_identity(ledger, kind)
     progress = regeneration_progress(ledger, kind)
     unfinished = {"regeneration (at that time)": progress} if progress else {}
-    return lambda row: {"model": maker_text(row.maker, identity), **unfinished}
+    return lambda row: {"model": file_model_text(row.model_key, identity), **unfinished}
 
 
 def _report(events: StreamedEvents, row: FileRow, used: Callable[[FileRow], dict[str, str]]) -> None:

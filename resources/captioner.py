@@ -11,7 +11,8 @@ from typing import Any
 import dagster as dg
 import msgspec
 
-from imagemill.config import PREVIEW, CaptionerSettings
+from imagemill.config import CaptionerSettings
+from imagemill.domain.encoder_settings import PREVIEW
 from imagemill.encoders.prompts import caption_prompt
 from imagemill.encoders.recipes import make_captioner
 from imagemill.models import CAPTIONER
@@ -44,8 +45,9 @@ class CaptionerResource(dg.ConfigurableResource):
         settings = self.settings()
         if not settings.enabled:
             return []
-        key = self.made_by().key if recaption else None
-        return caption_jobs(ids, scan, ledger, preview=settings.model == PREVIEW, replacing=key)
+        made_by = self.made_by() if recaption else None
+        keys = made_by and {made_by.key, made_by.former.key}
+        return caption_jobs(ids, scan, ledger, preview=settings.model == PREVIEW, replacing=keys)
 
     def made_by(self) -> ModelIdentity:
         """Return the identity of the model with its prompt, read from its files. Raises ModelUnusable."""

@@ -9,12 +9,12 @@ import dagster as dg
 import msgspec
 from pydantic import Field
 
-from imagemill.config import EncoderSettings
 from imagemill.domain.embedding_specs import T5, EmbeddingSpec
+from imagemill.domain.encoder_settings import EncoderSettings
 from imagemill.formats.npy import NpyStore
 from imagemill.models import Encoder
 from imagemill.pipeline.stage2.image_metadata import Masks
-from imagemill.store.provenance import ModelIdentity, guard_identity, read_identity, read_makers
+from imagemill.store.provenance import ModelIdentity, guard_identity, read_identity, read_recorded_models, spec_in_force
 from imagemill.text.settings import convert_settings
 from resources.data_root import DataRootResource
 
@@ -31,18 +31,30 @@ class Encoders(dg.ConfigurableResource):
         """Return the file's settings with this run's overrides. Raises WrongUsage for an unknown field or a bad value."""
         base = msgspec.to_builtins(self.data_root.session.config.encoder(spec))
         where = f"run configuration, resources.encoders.overrides.{spec.kind}"
-        return convert_settings({**base, **self.overrides.get(spec.kind, {})}, EncoderSettings, where=where)
+        return convert_settings({**base, **self.overrides.get(spec.kind, {})}, spec.settings_class, where=where)
+
+    def in_force(self, spec: EmbeddingSpec) -> EmbeddingSpec:
+        """Return a kind with the contract of its recorded model; before the first file, of the configured one.
+
+        Raises ModelUnusable if the configured model's files are needed for this and cannot be read.
+        """
+        given = self._given(spec)
+        if not spec.model_names or read_identity(self.data_root.session.ledger, spec.kind):
+            return given["spec"]
+        return self.encoder_class(spec).in_force(self.settings(spec), **given)
 
     def worker_options(self, spec: EmbeddingSpec) -> dict[str, Any]:
         """Return the arguments of an EmbedWorker of this kind."""
-        root, config = self.data_root.root(), self.data_root.session.config
+        root, config, settings = self.data_root.root(), self.data_root.session.config, self.settings(spec)
+        ledger, in_force = self.data_root.session.ledger, self.in_force(spec)
         return {
-            "spec": spec,
+            "spec": in_force,
             "approved": root.approved,
-            "store": NpyStore(root.derived / spec.folder, spec),
-            "makers": read_makers(self.data_root.session.ledger, spec.kind),
+            "store": NpyStore(root.derived / spec.folder, in_force),
+            "recorded_models": read_recorded_models(ledger, spec.kind),
             "preview_root": root.preview_models,
-            "settings": self.settings(spec),
+            "empty_captions": root.empty_captions,
+            "settings": settings,
             "threads": config.model_threads,
             "decode_threads": config.decode_threads,
             "write_threads": config.write_threads,
@@ -56,12 +68,12 @@ class Encoders(dg.ConfigurableResource):
         """
         ledger, settings = self.data_root.session.ledger, self.settings(spec)
         recorded = read_identity(ledger, spec.kind)
-        if recorded is None or (recorded.model, recorded.revision or settings.revision) == (
-            settings.model,
-            settings.revision,
-        ):
+        if recorded is None:
             return
-        guard_identity(ledger, self.identify(spec))
+        in_force = spec.recorded(recorded.facts)
+        same_model = (recorded.model, recorded.revision or settings.revision) == (settings.model, settings.revision)
+        if not same_model or in_force.requested(settings).contract != in_force.contract:
+            guard_identity(ledger, self.identify(spec))
 
     def look_up(self, spec: EmbeddingSpec) -> None:
         """Check the configured model before work begins: it exists, its configuration fits, and it is the recorded one.
@@ -74,7 +86,7 @@ class Encoders(dg.ConfigurableResource):
         """
         identity = self.encoder_class(spec).look_up(self.settings(spec), **self._given(spec))
         if identity is not None:
-            read_makers(self.data_root.session.ledger, spec.kind).check(identity)
+            read_recorded_models(self.data_root.session.ledger, spec.kind).check(identity)
 
     def identify(self, spec: EmbeddingSpec) -> ModelIdentity:
         """Return the identity of the configured model, read from its files. Raises ModelUnusable."""
@@ -92,7 +104,7 @@ class Encoders(dg.ConfigurableResource):
     def _given(self, spec: EmbeddingSpec) -> dict[str, Any]:
         root = self.data_root.root()
         return {
-            "spec": spec,
+            "spec": spec_in_force(spec, self.data_root.session.ledger, self.settings(spec)),
             "threads": self.data_root.session.config.model_threads,
             "preview_root": root.preview_models,
         }

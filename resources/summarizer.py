@@ -23,14 +23,14 @@ from imagemill.text.settings import convert_settings
 from resources.data_root import DataRootResource
 from resources.vlm import vlm_identity
 
-PREVIEW_NOTE = "preview model: these summaries describe nothing"
+PREVIEW_NOTE = "preview model: these summaries do not describe the images"
 
 
 class SummarizerResource(dg.ConfigurableResource):
     """The summarizer of a run."""
 
     data_root: dg.ResourceDependency[DataRootResource]
-    kind: str | None = Field("", description="`transformers` or `MODULE:CLASS`; empty: as imagemill.yaml says.")
+    kind: str | None = Field("", description="`transformers` or `MODULE:CLASS`; empty: the kind in imagemill.yaml.")
     overrides: dict[str, Any] = Field(
         {}, description="Fields of `summarizer` that differ from imagemill.yaml in this run: model, temperature, …"
     )
@@ -64,6 +64,11 @@ class SummarizerResource(dg.ConfigurableResource):
             return class_identity(import_class(self.settings().kind))
         return f"{made_by.kind}:{made_by.key}"
 
+    def former_identity(self, mission: str) -> str | None:
+        """Return the identity that earlier releases gave to the summarizer for this mission; None for a class."""
+        made_by = self.made_by(mission)
+        return made_by and f"{made_by.kind}:{made_by.former.key}"
+
     def made_by(self, mission: str) -> ModelIdentity | None:
         """Return the identity of the model with this mission's prompt, from its files; None for a class. Raises ModelUnusable."""
         settings = self.settings()
@@ -71,7 +76,7 @@ class SummarizerResource(dg.ConfigurableResource):
             return None
         return vlm_identity(self.data_root, settings, "summarizer", Prompts.read(settings.prompts).of(mission))
 
-    def maker(self, mission: str) -> dict[str, str]:
+    def metadata(self, mission: str) -> dict[str, str]:
         """Return metadata about the summarizer: `summarizer`; for a model also `revision`, `key`, and a note if it is a preview.
 
         Raises:

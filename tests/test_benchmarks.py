@@ -16,7 +16,10 @@ SMALL = {
     "hardlinks": ["--images", "20", "--rounds", "1"],
     "migration": ["--records", "20"],
     "npy_writes": ["--samples", "2", "--rounds", "1"],
-    "reading": ["--samples", "16", "--shard-size", "8", "--rounds", "1", "--workers", "0"],
+    "reading": [
+        "--samples", "16", "--sample-kb", "2", "--tars", "2", "--classes", "4", "--batch-size", "4",
+        "--rounds", "1", "--seconds", "0.1",
+    ],
     "rescale": ["--images", "64", "--rounds", "1", "--compared", "1", "--worker-rounds", "1", "--repeat", "2"],
     "shards": ["--samples", "4", "--records", "40", "--rounds", "1"],
     "stage_a": ["--lines", "200", "--rounds", "1"],

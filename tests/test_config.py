@@ -5,8 +5,9 @@ Spec: docs/spec/conventions.md#command-line, docs/spec/conventions.md#configurat
 
 import pytest
 
-from imagemill.config import PREVIEW, TRANSFORMERS, read_config
+from imagemill.config import TRANSFORMERS, read_config
 from imagemill.domain.embedding_specs import DINOV3, VAE
+from imagemill.domain.encoder_settings import PREVIEW
 from imagemill.errors import MissingInput, WrongUsage
 
 

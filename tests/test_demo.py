@@ -76,7 +76,7 @@ def test_horse_has_alpha(samples):
     assert len(levels) > 1
 
 
-def test_one_file_is_no_image_and_says_so(samples):
+def test_one_file_is_no_image_and_is_reported(samples):
     """"""
     with pytest.raises(UnidentifiedImageError):
         Image.open(samples / NO_IMAGE)
@@ -120,7 +120,7 @@ def test_second_call_touches_nothing_and_restores_only_what_is_gone(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["holiday.jpg", "holiday.txt", "album/holiday.jpg"])
-def test_folder_with_a_file_of_somebody_else_is_left_alone(tmp_path, name):
+def test_folder_with_a_file_of_someone_else_is_left_alone(tmp_path, name):
     """Samples and the user's own photos are never mixed."""
     foreign = tmp_path / "approved" / name
     foreign.parent.mkdir(parents=True)

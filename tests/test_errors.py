@@ -34,7 +34,7 @@ FULL = [
 
 
 @pytest.mark.parametrize("error", FULL, ids=str)
-def test_full_disk_is_told_with_place_and_remedy(error):
+def test_full_disk_is_reported_with_place_and_remedy(error):
     with pytest.raises(DiskFull) as caught, disk_full_reported(PLACE):
         raise error
 

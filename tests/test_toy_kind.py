@@ -1,6 +1,7 @@
-"""Adding an embedding kind takes three source files: spec, encoder with its preview recipe, asset. Everything else follows.
+"""A registered embedding kind takes two source files: spec, and encoder with its preview recipe. Everything else follows.
 
-The three are tests/helpers/toy_kind/{spec,encoder,asset}.py; command.py there is `imagemill` with them.
+The two are tests/helpers/toy_kind/{spec,encoder}.py; command.py there is `imagemill` with them. Kinds of other packages are in
+tests/test_plugin.py.
 """
 
 import json
@@ -64,7 +65,7 @@ def test_toy_kind_is_a_member_of_every_sample_with_the_bytes_of_its_file(toy_run
         assert sample.keys() >= {"dinov3.npy", "vae.npy", "t5h.npy", "t5m.npy"}
 
 
-def test_toy_kind_stands_in_the_manifest_with_the_preview_model_that_made_it(toy_run):
+def test_toy_kind_is_in_the_manifest_with_the_preview_model_that_made_it(toy_run):
     root, _ = toy_run
     (manifest,) = (json.loads(path.read_text()) for path in root.shards.glob("*/manifest.json"))
 
@@ -82,7 +83,7 @@ def test_toy_kind_has_a_counter_and_a_check_in_the_summary(toy_run):
     assert "12 of 12 passed" in said
 
 
-def test_toy_kind_is_counted_by_status_told_by_explain_and_read_by_verify(toy_run):
+def test_toy_kind_is_counted_by_status_reported_by_explain_and_read_by_verify(toy_run):
     root, _ = toy_run
 
     assert f"mean_colour {PHOTOS} done, 0 to do, 0 refused" in toy_imagemill(root, "status").stdout
@@ -122,7 +123,7 @@ def test_toy_kind_is_named_among_the_passes_where_a_name_is_wrong(toy_run):
 
 
 GRAPH = """
-import tests.helpers.toy_kind.asset
+import tests.helpers.toy_kind.spec
 import dagster as dg
 from dagster_project.internals.coordinator import streamed_assets
 from dagster_project.definitions import build_definitions

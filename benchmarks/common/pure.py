@@ -22,7 +22,7 @@ from imagemill.pipeline.stage2.inventory import Inventory
 from imagemill.pipeline.stage2.plan import plan_for
 from imagemill.pipeline.status import read_status
 from imagemill.store.ledger import Ledger
-from imagemill.store.provenance import read_identity, read_makers
+from imagemill.store.provenance import read_identity, read_recorded_models
 from imagemill.validation.files import embedding_files
 from imagemill.validation.findings import Report, collect
 from imagemill.validation.shard_sets import set_folders, validate_shards
@@ -53,7 +53,7 @@ def embed(spec: EmbeddingSpec, inventory: Inventory, ledger: Ledger) -> None:
         spec=spec,
         approved=root.approved,
         store=store,
-        makers=read_makers(ledger, spec.kind),
+        recorded_models=read_recorded_models(ledger, spec.kind),
         preview_root=root.preview_models,
         settings=config.encoder(spec),
         threads=config.model_threads,
@@ -73,9 +73,11 @@ def write_records(root: DataRoot, ledger: Ledger) -> None:
 def pack(root: DataRoot, ledger: Ledger) -> None:
     ready = find_ready(root.stage2_jsonl, root.derived, ledger, buckets=BUCKETS).ready
     shard_set = plan_shards(ready, list(BUCKETS), root.shards, ShardParameters())
-    makers = {spec.kind: read_identity(ledger, spec.kind) for spec in embedding_specs()}
+    model_keys = {spec.kind: read_identity(ledger, spec.kind) for spec in embedding_specs()}
     for plan in shard_set.plans:
-        write_bucket(shard_set, plan, root.derived, {kind: maker for kind, maker in makers.items() if maker})
+        write_bucket(
+            shard_set, plan, root.derived, {kind: model_key for kind, model_key in model_keys.items() if model_key}
+        )
 
 
 def reports(root: DataRoot, ledger: Ledger) -> list[Report]:

@@ -17,31 +17,31 @@ from imagemill.pipeline.session import Session
 @root_options
 def command(session: Session, image_id: str, as_json: bool) -> None:
     """Report everything known about one image: source, caption, embeddings, record, bucket, shard, and problems."""
-    story = explain(session, image_id)
+    report = explain(session, image_id)
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(story)).decode())
+        click.echo(msgspec.json.format(msgspec.json.encode(report)).decode())
         return
-    for line in story_lines(story):
+    for line in report_lines(report):
         click.echo(line)
 
 
-def story_lines(story: Mapping[str, Any]) -> Iterator[str]:
+def report_lines(report: Mapping[str, Any]) -> Iterator[str]:
     """Yield the report on one image for people."""
-    yield story["image_id"]
-    yield f"  source     {_facts(story.get('source')) or 'no image in approved/'}"
-    yield f"  caption    {_facts(story.get('caption')) or 'none'}"
-    yield f"  bucket     {story.get('bucket') or 'unknown until the image opens'}"
-    for kind, embedding in story["embeddings"].items():
+    yield report["image_id"]
+    yield f"  source     {_facts(report.get('source')) or 'no image in approved/'}"
+    yield f"  caption    {_facts(report.get('caption')) or 'none'}"
+    yield f"  bucket     {report.get('bucket') or 'unknown until the image is read'}"
+    for kind, embedding in report["embeddings"].items():
         yield f"  {kind:<10} {_facts(embedding) or 'no file'}"
-    yield f"  record     {'line ' + str(story['record']) if story['record'] else 'none'}"
-    yield f"  shard      {_facts(story['shard']) or _in_none(story)}"
-    for problem in story["problems"]:
+    yield f"  record     {'line ' + str(report['record']) if report['record'] else 'none'}"
+    yield f"  shard      {_facts(report['shard']) or _in_none(report)}"
+    for problem in report["problems"]:
         yield f"  {problem['outcome']} by {problem['asset']}: {problem['reason']}: {problem['detail']}"
         yield f"    do: {problem['do']}"
 
 
-def _in_none(story: Mapping[str, Any]) -> str:
-    if limit := story.get("limit"):
+def _in_none(report: Mapping[str, Any]) -> str:
+    if limit := report.get("limit"):
         return f"in none: packed with a limit of {limit} samples; `imagemill shards --overwrite` packs all"
     return "in none"
 

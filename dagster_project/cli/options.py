@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 import click
 
-from imagemill.config import CONFIG_VARIABLE
+from imagemill.config import CONFIG_VARIABLE, use_configured_kinds
 from imagemill.domain.layout import ROOT_VARIABLE, DataRoot, local_path
 from imagemill.pipeline.session import open_session
 
@@ -18,6 +18,22 @@ if TYPE_CHECKING:
 Command = Callable[..., Any]
 
 fail_on_skip = click.option("--fail-on-skip", is_flag=True, help="Exit 1 if any input was refused.")
+
+
+def _note(context: click.Context, option: click.Parameter, given: str | None) -> str | None:
+    """Put the data root and the configuration file into the environment, then the configured embedding kinds into use.
+
+    Both options are eager: the choices of the others depend on the kinds.
+    """
+    noted = context.meta.setdefault(__name__, {})
+    noted[option.name] = given
+    if noted.keys() == {"data_root", "config"} and not context.resilient_parsing:
+        root = DataRoot.resolve(noted["data_root"])
+        os.environ[ROOT_VARIABLE] = str(root.path)
+        if noted["config"]:
+            os.environ[CONFIG_VARIABLE] = str(local_path(noted["config"], "--config"))
+        use_configured_kinds(root)
+    return given
 
 
 def root_options(command: Command, *, opens: bool = True) -> Command:
@@ -30,16 +46,18 @@ def root_options(command: Command, *, opens: bool = True) -> Command:
         opens: whether the command gets a session; otherwise it gets `root: DataRoot`, and nothing is read.
     """
 
-    @click.option("--data-root", metavar="DIR", help="Data root (default: $IMAGEMILL_DATA_ROOT, else data/).")
-    @click.option("--config", metavar="FILE", help="Configuration (default: imagemill.yaml in the data root).")
+    @click.option(
+        "--data-root", metavar="DIR", is_eager=True, callback=_note,
+        help="Data root (default: $IMAGEMILL_DATA_ROOT, else data/).",
+    )  # fmt: skip
+    @click.option(
+        "--config", metavar="FILE", is_eager=True, callback=_note,
+        help="Configuration (default: imagemill.yaml in the data root).",
+    )  # fmt: skip
     @wraps(command)
     def with_root(data_root: str | None, config: str | None, **given: Any) -> Any:
-        root = DataRoot.resolve(data_root)
-        os.environ[ROOT_VARIABLE] = str(root.path)
-        if config:
-            os.environ[CONFIG_VARIABLE] = str(local_path(config, "--config"))
         if not opens:
-            return command(root=root, **given)
+            return command(root=DataRoot.resolve(), **given)
         with open_session() as session:
             return command(session=session, **given)
 
@@ -47,12 +65,20 @@ def root_options(command: Command, *, opens: bool = True) -> Command:
 
 
 class OneOf(click.ParamType):
-    """A choice of values. click.Choice would replace the `_` of a value by `-`, as in the names of options."""
+    """A choice of values. click.Choice would replace the `_` of a value by `-`, as in the names of options.
+
+    `values`: the values, or a function that returns them when they are needed.
+    """
 
     name = "choice"
 
-    def __init__(self, values: Iterable[str]) -> None:
-        self.values = [str(value) for value in values]
+    def __init__(self, values: Iterable[str] | Callable[[], Iterable[str]]) -> None:
+        self._values = values
+
+    @property
+    def values(self) -> list[str]:
+        """The permitted values."""
+        return [str(value) for value in (self._values() if callable(self._values) else self._values)]
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return a permitted value; fail for any other."""

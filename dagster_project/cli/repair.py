@@ -44,8 +44,11 @@ def report(root: DataRoot, repair: Repair) -> list[str]:
     lines = [f"damaged     {repair.damage}", f"from        {copied}"]
     lines += [f"model       {kind}: {model}" for kind, model in sorted(repair.models().items())]
     lines += [f"withdrawn   {len(repair.withdrawn)}", f"images      {len(repair.sources)}"]
-    lines += [f"files       {kind}: {count} by {maker}" for (kind, maker), count in sorted(repair.makers().items())]
-    lines += [f"shards      {name}: cannot be read; `imagemill verify` says why" for name in repair.unreadable_sets]
+    lines += [
+        f"files       {kind}: {count} by {model_key}"
+        for (kind, model_key), count in sorted(repair.model_key_counts().items())
+    ]
+    lines += [f"shards      {name}: cannot be read; `imagemill verify` reports why" for name in repair.unreadable_sets]
     lines += [f"not taken   {name}: {why}" for name, why in list(repair.invalid.items())[:_SHOWN]]
     if len(repair.invalid) > _SHOWN:
         lines.append(f"not taken   {len(repair.invalid) - _SHOWN} more")

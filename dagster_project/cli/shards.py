@@ -58,8 +58,8 @@ def result_lines(counts: dict[str, int]) -> Iterator[str]:
     """Yield the result of a packing command; the line of counters is the last one."""
     if dead := counts.get("tombstones"):
         yield (
-            f"{dead} samples in the tars count no more (tombstones.jsonl): imagemill.reading leaves them out, readers that "
-            "take every member of a tar still see them until `imagemill shards --repack`"
+            f"samples in the tars that are no longer part of the set: {dead}. imagemill.reading skips them (tombstones.jsonl); "
+            "readers that take every member of a tar still see them until `imagemill shards --repack`"
         )
     yield counters(counts)
 

@@ -1,11 +1,12 @@
 """`imagemill stage2`: embeddings and records without shards; also verification, and rollback to Stage 1."""
 
 import sys
+from collections.abc import Sequence
 
 import click
 
 from dagster_project.cli.exit_codes import leave_if_ended
-from dagster_project.cli.options import fail_on_skip, options, root_options
+from dagster_project.cli.options import OneOf, fail_on_skip, options, root_options
 from dagster_project.cli.run import split_names
 from imagemill.domain.embedding_specs import T5, embedding_specs
 from imagemill.errors import WrongUsage
@@ -14,26 +15,31 @@ from imagemill.pipeline.session import Session
 from imagemill.pipeline.stage2.passes import Passes, pass_names
 from imagemill.store.locations import refuse_no_images, refuse_no_root
 
-CAPTIONS = "captions"
+CAPTIONS, ALL = "captions", "all"
 
 
-# Names of what can be regenerated: an embedding kind, by its own name or that of its pass, or `captions`.
-_KINDS = {name: spec.kind for spec in embedding_specs() for name in (spec.kind, spec.pass_name)} | {CAPTIONS: CAPTIONS}
+def _regenerable() -> dict[str, str]:
+    """Return the names of what can be regenerated: an embedding kind, by its own name or that of its pass, or `captions`."""
+    kinds = {name: spec.kind for spec in embedding_specs() for name in (spec.kind, spec.pass_name)}
+    return kinds | {CAPTIONS: CAPTIONS}
+
+
+def _regenerated(context: click.Context, option: click.Parameter, given: Sequence[str]) -> tuple[str, ...]:
+    """Return the kinds to regenerate, each once."""
+    every = [spec.kind for spec in embedding_specs()]
+    return tuple(dict.fromkeys(kind for name in given for kind in (every if name == ALL else [_regenerable()[name]])))
 
 
 @click.command("stage2")
-@click.option(
-    "--pass", "single", multiple=True, type=click.Choice(pass_names()), help="One pass; may repeat (default: all)."
-)
+@click.option("--pass", "single", multiple=True, type=OneOf(pass_names), help="One pass; may repeat (default: all).")
 @click.option("--passes", callback=split_names, default="", metavar="A,B", help="The same as several --pass.")
 @click.option(
     "--limit", type=click.IntRange(min=1), help="At most this many images that still have work, in name order."
 )
 @click.option(
-    "--regenerate", multiple=True, type=click.Choice(list(_KINDS)), metavar="KIND",
-    callback=lambda context, option, given: tuple(_KINDS[name] for name in given),
-    help="Replace every file of this kind by the configured model; may repeat. Run again to continue. `captions`: those of "
-    "another captioner or prompt.",
+    "--regenerate", multiple=True, type=OneOf(lambda: [*_regenerable(), ALL]), metavar="KIND", callback=_regenerated,
+    help="Replace every file of this kind by the configured model; may repeat. Run again to continue. `all`: every kind. "
+    "`captions`: those of another captioner or prompt.",
 )  # fmt: skip
 @click.option(
     "--cancel", is_flag=True, help="With --regenerate: take the mark off again, until the first file has been replaced."
@@ -109,7 +115,7 @@ def _cancel(session: Session, kinds: tuple[str, ...]) -> int:
 
     with open_command(session) as work:
         for kind in kinds:
-            click.echo(f"{kind}: regeneration cancelled, {work.cancel_regeneration(kind)} files count again")
+            click.echo(f"{kind}: regeneration cancelled, {work.cancel_regeneration(kind)} files are valid again")
     return 0
 
 
@@ -119,7 +125,7 @@ def _verify(session: Session) -> int:
     from imagemill.validation.contents import RecordedContents
     from imagemill.validation.validator import verify_stage2
 
-    root, contents = session.root, RecordedContents(session.reading)
+    root, contents = session.root, RecordedContents(session.reading, session.in_force)
     code = show([verify_stage2(root.stage2_jsonl, root.derived, contents)])
     if contents.damaged:
         click.echo(note_damage(session.ledger, contents.damaged))
@@ -137,5 +143,5 @@ def _roll_back(session: Session, options: RollbackOptions) -> int:
         click.echo(f"rolled back: {counts['records']} records of Stage 1 from {source} in {jsonl}")
         if "deleted_files" in counts:
             click.echo(f"deleted {counts['deleted_files']} npy files")
-        click.echo(f"the version 2 file, where there was one, is {jsonl.name}.stage2.backup")
+        click.echo(f"the version 2 file, if there was one, is now {jsonl.name}.stage2.backup")
     return 0

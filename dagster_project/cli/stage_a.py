@@ -37,7 +37,7 @@ WAIT_SECONDS = 1800.0
 def _refuse_batching_mode(context: click.Context, option: click.Parameter, given: str | None) -> None:
     if given is not None:
         do = f"use --sharding_mode {{{'|'.join(get_args(ShardingMode))}}}"
-        raise WrongUsage("--batching_mode is no option any more", do=do)
+        raise WrongUsage("--batching_mode was removed", do=do)
 
 
 # Options of the original Stage-A that are settings of imagemill.yaml now.
@@ -107,7 +107,9 @@ def _other_rank(
 
     assert ranks.rank
     resource, launch = _resource(root, summarizer), launch_of(os.environ)
-    plan = options.plan(found, resource.identity(found.mission), ranks.world_size)
+    plan = options.plan(
+        found, resource.identity(found.mission), ranks.world_size, resource.former_identity(found.mission)
+    )
     given = rank_options(plan, root, resource, options, launch=launch)
     if not plan.groups:
         return
@@ -135,7 +137,7 @@ def _whole(
 
     root, resource = session.root, _resource(session.root, summarizer)
     # A mistake or a missing model raises here, and leaves neither a partition nor a run.
-    maker = resource.maker(found.mission)
+    model_metadata = resource.metadata(found.mission)
     resource.factory()
     refuse_no_root(root, may_begin=True)
     _make_folder(here.stage_a_output)
@@ -159,7 +161,7 @@ def _whole(
             leave_if_ended(work)
         problems = session.reading.problems()
         rows = [row for row in problems if row.asset == ASSET and row.item.startswith(f"{found.mission}/")]
-        _print_summary(found, work.counts(), maker, rows)
+        _print_summary(found, work.counts(), model_metadata, rows)
         leave_if_ended(work)
     if any(row.reason == RANK_DIED for row in rows):  # a rank of torchrun, whose process alone has reported it
         sys.exit(1)
@@ -183,13 +185,13 @@ def _resource(root: DataRoot, summarizer: str | None) -> Any:
 
 
 def _print_summary(
-    found: Discovery, counts: dict[str, dict[str, int]], maker: dict[str, str], rows: Sequence[Problem]
+    found: Discovery, counts: dict[str, dict[str, int]], model_metadata: dict[str, str], rows: Sequence[Problem]
 ) -> None:
     """Print the summary: the summarizer, counters, then every group without a record."""
-    revision = f", revision {maker['revision']}" if "revision" in maker else ""
-    click.echo(f"summarizer: {maker['summarizer']}{revision}")
-    if "preview" in maker:
-        click.echo(maker["preview"])
+    revision = f", revision {model_metadata['revision']}" if "revision" in model_metadata else ""
+    click.echo(f"summarizer: {model_metadata['summarizer']}{revision}")
+    if "preview" in model_metadata:
+        click.echo(model_metadata["preview"])
     for what, of in sorted(counts.items(), reverse=True):  # ranks, then groups
         click.echo(f"{what} {found.mission}: {' '.join(f'{name}={count}' for name, count in of.items())}")
     if not counts[ASSET]["groups"]:

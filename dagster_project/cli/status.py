@@ -7,6 +7,8 @@ import msgspec
 
 from dagster_project.cli.options import root_options
 from imagemill.pipeline.session import Session
+from imagemill.pipeline.shards.shard_statistics import POOR_USE, is_poor, use_line
+from imagemill.pipeline.stage2.models_in_use import preview_notice
 from imagemill.pipeline.status import Status, read_status
 from imagemill.store.locations import gone
 from imagemill.text.units import counted
@@ -28,7 +30,7 @@ def command(session: Session, as_json: bool) -> None:
     for line in status_lines(status):
         click.echo(line)
     for name, place in lost.items():
-        click.echo(f"gone        {name}: the remembered folder {place} is not there")
+        click.echo(f"gone        {name}: the recorded folder {place} does not exist")
 
 
 def status_lines(status: Status) -> Iterator[str]:
@@ -38,10 +40,15 @@ def status_lines(status: Status) -> Iterator[str]:
         yield f"{kind:<11} " + ", ".join(f"{count:,} {name}" for name, count in counts.items())
     parts = ((status.stage1, "of Stage 1"), (status.truncated, "with a caption longer than the text encoder's input"))
     yield ", ".join([f"records     {status.records:,}", *(f"{count:,} {words}" for count, words in parts if count)])
+    for line in preview_notice(status.previews):
+        yield f"model       {line}"
     for kind in status.regenerating:
         yield f"{kind:<11} is being regenerated: it is not packed until its last file is replaced"
     for bucket, (samples, shards) in status.buckets.items():
-        yield f"bucket      {bucket:<10} {counted(samples, 'sample')} in {counted(shards, 'shard')}"
+        use = f": {use_line(status.crops[bucket])}" if bucket in status.crops else ""
+        yield f"bucket      {bucket:<10} {counted(samples, 'sample')} in {counted(shards, 'shard')}{use}"
+    if poor := [bucket for bucket, crop in status.crops.items() if is_poor(crop)]:
+        yield f"warning     {', '.join(poor)}: {POOR_USE}"
     for bucket, problem in status.unreadable.items():
         yield f"bucket      {bucket:<10} {problem}"
     for reason, count in status.reasons().items():

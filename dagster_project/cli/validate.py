@@ -8,6 +8,7 @@ from typing import get_args
 import click
 
 from dagster_project.cli.options import root_options
+from imagemill.domain.embedding_specs import T5, mask_length
 from imagemill.domain.preset_records import PresetRules
 from imagemill.errors import MissingInput
 from imagemill.pipeline.session import Session
@@ -59,7 +60,7 @@ def command(
     if sample is not None and any(map(_is_shards, files)):
         from imagemill.validation.contents import RecordedContents  # imports numpy, which records alone do not need
 
-        contents = RecordedContents(session.reading)
+        contents = RecordedContents(session.reading, session.in_force)
     for path in files:
         options = Options(
             limits=PresetRules(max_pixels, multiple_of),
@@ -69,6 +70,7 @@ def command(
             derived=session.root.derived if sample is not None and _is_shards(path) else None,
             sample=sample,
             contents=contents,
+            tokens=mask_length([session.in_force(T5)]),
             data_root=session.root.path if path.absolute() == session.root.stage2_jsonl.absolute() else None,
         )
         try:

@@ -32,7 +32,7 @@ def command(session: Session, sample: int) -> None:
     root, ledger = session.root, ledger_of_runs(session)
     if problem := ledger.check():
         raise LedgerDamaged.at(root.ledger, problem)
-    contents = RecordedContents(ledger)
+    contents = RecordedContents(ledger, session.in_force)
     reports = [
         verify_stage2(root.stage2_jsonl, root.derived, contents),
         *_shards(root, sample, contents),

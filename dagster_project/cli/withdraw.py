@@ -36,7 +36,7 @@ def command(session: Session, ids: tuple[str, ...], restore: bool) -> None:
         click.echo(f"{'restored' if restore else 'withdrawn'}: {', '.join(ids)}")
         if restore and (absent := set(ids) - _counting(root)):
             click.echo(
-                f"in no shards now: {', '.join(sorted(absent))}; `imagemill shards --append` packs what is ready"
+                f"not in any shard now: {', '.join(sorted(absent))}; `imagemill shards --append` packs what is ready"
             )
         for line in result_lines({**counts["bucket_shards"], **counts["written"]}):
             click.echo(line)
@@ -48,16 +48,13 @@ def _refuse_unknown(root: DataRoot, ledger: Ledger, ids: tuple[str, ...]) -> Non
     known = {*ledger.ids("sources"), *ledger.ids("withdrawn"), *read_recorded(root.stage2_jsonl).lines}
     unknown = set(ids) - known
     if unknown and (unknown := unknown - _counting(root)):
+        similar = [f"for {one!r}, {name_hint(one, known) or 'there are no images'}" for one in sorted(unknown)[:MOST]]
         raise MissingInput(
             f"no image {', '.join(sorted(unknown))}",
             where=root.path,
             why="nothing was withdrawn or restored",
-            do="; ".join(["check the ids", *(_similar(image_id, known) for image_id in sorted(unknown)[:MOST])]),
+            do="; ".join(["check the ids", *similar]),
         )
-
-
-def _similar(image_id: str, known: set[str]) -> str:
-    return f"for {image_id!r}, {name_hint(image_id, known) or 'there are no images'}"
 
 
 def _counting(root: DataRoot) -> set[str]:

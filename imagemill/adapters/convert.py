@@ -155,7 +155,7 @@ def convert(
     if split not in SPLITS:
         raise WrongUsage(f"no split {split!r}", do=f"choose from {', '.join(SPLITS)}")
     if not os.path.isfile(annotations):
-        raise MissingInput("no file of annotations", where=annotations, do="check --annotations")
+        raise MissingInput("the annotation file does not exist", where=annotations, do="check --annotations")
     if not os.path.isdir(images):
         raise MissingInput("no folder of images", where=images, do="check --images")
     source = Source(annotations, images, geometry)
@@ -267,8 +267,8 @@ def _check_link(dataset: Dataset, images: Path) -> None:
         raise ImagemillError(
             f"{dataset.name} has its raw images from another folder",
             where=f"{link}, which is {os.path.realpath(link)}",
-            why="one folder holds the images of all splits",
-            do="give --images the folder that holds both splits, and convert each; or remove the link",
+            why="the images of all splits belong in one folder",
+            do="give --images the folder with the images of both splits, and convert each; or remove the link",
         )
 
 

@@ -76,7 +76,7 @@ class Source:
         try:
             data = path.read_bytes()
         except FileNotFoundError:
-            raise MissingInput(f"no {path.name}", where=path, do="give the file's place") from None
+            raise MissingInput(f"no {path.name}", where=path, do="give the path of the file") from None
         try:
             return msgspec.json.decode(_nan_as_null(data), type=kind)
         except NOT_JSON as error:
@@ -86,7 +86,7 @@ class Source:
         """Return the error for a document that is not in the adapter's format."""
         path = path or self.annotations
         return ImagemillError(
-            f"{path.name} does not hold what this adapter reads",
+            f"{path.name} is not in the format that this adapter reads",
             where=path,
             why=why,
             do="check --adapter and --annotations",

@@ -4,6 +4,7 @@ Spec: docs/spec/stage2.md#buckets
 """
 
 from fractions import Fraction
+from typing import NamedTuple
 
 # Ties are broken by this order.
 BUCKETS = ("1024x1024", "832x1216", "1216x832", "768x1280", "1280x768", "704x1344", "1344x704")
@@ -30,3 +31,42 @@ def is_unusual_ratio(width: int, height: int) -> bool:
     """Return whether width / height is outside USUAL_RATIOS."""
     low, high = USUAL_RATIOS
     return not low <= Fraction(width, height) <= high
+
+
+def bucket_crop(width: int, height: int, bucket: str | None = None) -> tuple[int, int, int, int]:
+    """Return (left, top, right, bottom) of the centred crop of an image that has its bucket's aspect ratio, in whole pixels.
+
+    The smaller margin is at the left and at the top.
+    Spec: docs/spec/stage2.md#bucket-size
+    """
+    wide, high = bucket_size(bucket or assign_bucket(width, height))
+    box_width, box_height = min(width, round(height * wide / high)), min(height, round(width * high / wide))
+    left, top = (width - box_width) // 2, (height - box_height) // 2
+    return left, top, left + box_width, top + box_height
+
+
+class PictureUse(NamedTuple):
+    """The part of an image that training on its bucket's latents uses.
+
+    Attributes:
+        coverage: share of the image's pixels, from 0 to 1.
+        enlargement: how many times they are enlarged; less than 1 if they are scaled down.
+    """
+
+    coverage: float
+    enlargement: float
+
+
+def use_of_crop(width: int, height: int, bucket: str | None = None) -> PictureUse:
+    """Return the use of an image of which the VAE encodes the bucket's crop."""
+    bucket = bucket or assign_bucket(width, height)
+    (wide, high), (left, top, right, bottom) = bucket_size(bucket), bucket_crop(width, height, bucket)
+    coverage = (right - left) * (bottom - top) / (width * height)
+    return PictureUse(coverage, max(wide / (right - left), high / (bottom - top)))
+
+
+def use_of_window(width: int, height: int, bucket: str | None = None) -> PictureUse:
+    """Return the use of an image encoded at its own size, of whose latent readers cut a window of the bucket's size."""
+    wide, high = bucket_size(bucket or assign_bucket(width, height))
+    enlargement = max(1.0, wide / width, high / height)
+    return PictureUse(wide * high / enlargement**2 / (width * height), enlargement)

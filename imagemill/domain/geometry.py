@@ -38,7 +38,7 @@ def check_limits(image_factor: int, max_pixels: int, min_pixels: int) -> None:
         )
     if max_pixels < max(min_pixels, image_factor**2):
         raise WrongUsage(
-            f"max_pixels {max_pixels} leaves room for no image",
+            f"max_pixels {max_pixels} allows no image",
             why=f"min_pixels is {min_pixels} and the smallest image {image_factor}x{image_factor}",
             do="raise max_pixels",
         )
@@ -252,8 +252,8 @@ def _polygon_bins(points: Sequence[Number], across: list[int], down: list[int]) 
     """Return `quantise_polygon` of whole pixels inside the image, None for other polygons."""
     bins: list[Any] = list(points)
     try:
-        bins[0::2] = [across[x] for x in points[0::2]]  # type: ignore[index]
-        bins[1::2] = [down[y] for y in points[1::2]]  # type: ignore[index]
+        bins[0::2] = map(across.__getitem__, points[0::2])  # type: ignore[arg-type]
+        bins[1::2] = map(down.__getitem__, points[1::2])  # type: ignore[arg-type]
     except (TypeError, IndexError):
         return None
     return bins if min(points) >= 0 else None

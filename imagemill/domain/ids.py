@@ -73,8 +73,8 @@ def name_problem(name: object) -> str | None:
 # Ids that match are valid by all rules; this takes a third of the time of checking each rule.
 _PLAIN_ID = re.compile(r"\w[\w.-]{0,60}", re.ASCII).fullmatch
 _PROBLEMS = [
-    ("holds a path separator", re.compile(r"[/\\]")),
+    ("contains a path separator", re.compile(r"[/\\]")),
     ("is a relative path", re.compile(r"\A\.{1,2}\Z")),
-    ("holds a control character", re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")),
+    ("contains a control character", re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")),
     ("is a temporary file's name", re.compile(r"\A\.tmp-")),
 ]

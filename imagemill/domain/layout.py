@@ -7,7 +7,7 @@
     ├─ public_data/    presets.yaml  <dataset>/raw/  <dataset>/<preset>/
     ├─ stage_a/        input/<mission>/<label>/<group>/  output/<mission>_stage_a.jsonl
     ├─ imagemill.yaml  configuration, optional
-    ├─ .imagemill/     ledger.sqlite  owners/  preview_models/  quarantine/
+    ├─ .imagemill/     ledger.sqlite  owners/  preview_models/  weight_digests/  quarantine/
     └─ .dagster/       the Dagster history of this root
 
 Spec: docs/spec/conventions.md#locations
@@ -114,6 +114,11 @@ class DataRoot:
     def owners(self) -> Path:
         """Lock files of the processes that work on this data root."""
         return self.state / "owners"
+
+    @property
+    def empty_captions(self) -> Path:
+        """States of the empty caption, one file per text kind and model."""
+        return self.state / "empty_captions"
 
     @property
     def quarantine(self) -> Path:

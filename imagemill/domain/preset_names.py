@@ -54,13 +54,13 @@ def parse_preset(name: str) -> PresetName:
     if old := _OLD_SUFFIX.search(name):
         rest = _OLD_SUFFIX.sub("", name)
         renamed = f"rename it to {rest}_max{int(old[1])}"
-        _refuse(name, "the suffix is `_max{N}`; `_max_{N}` is of an older layout", renamed)
+        _refuse(name, "the suffix is `_max{N}`; `_max_{N}` belongs to an older layout", renamed)
     match = _SUFFIX.fullmatch(name)
     if match is None:
         return PresetName(name)
     base, digits = match[1], match[2]
     if not base:
-        _refuse(name, "nothing stands before the suffix", "name it <base preset>_max{N}")
+        _refuse(name, "there is no name before the suffix", "name it <base preset>_max{N}")
     stacked = _SUFFIX.fullmatch(base)
     if stacked:
         smaller = min(int(digits), int(stacked[2]))
@@ -172,4 +172,4 @@ def effective_preset(
 
 
 def _refuse(name: str, why: str, do: str) -> NoReturn:
-    raise WrongUsage(f"{name!r} is no preset's name", why=why, do=do)
+    raise WrongUsage(f"{name!r} is not a valid preset name", why=why, do=do)

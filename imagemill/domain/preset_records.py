@@ -30,6 +30,7 @@ Space = Literal["pixel", "norm", "coord"]
 ObjectOrder = Literal["annotation", "top_left"]
 DEFAULT_ORDER: ObjectOrder = "annotation"
 ORDERS: tuple[ObjectOrder, ...] = get_args(ObjectOrder)
+ResizeLibrary = Literal["torch", "pillow"]
 
 TOKENS = tuple(f"<|coord_{bin_}|>" for bin_ in range(LAST_BIN + 1))
 _BINS = {token: bin_ for bin_, token in enumerate(TOKENS)}
@@ -93,7 +94,7 @@ NO_LIMITS = PresetRules()
 class PresetRule(NamedTuple):
     """The requirement of a rule, and the remedy for a violation."""
 
-    says: str
+    description: str
     remedy: str
 
 
@@ -126,8 +127,10 @@ PRESET_RULES: dict[str, PresetRule] = {
 }  # fmt: skip
 # A record that violates only these is valid.
 PRESET_WARNINGS: dict[str, PresetRule] = {
-    "outside_image": PresetRule("geometry has a part in the image", "repair the raw record: rescale refuses it"),
-    "beyond_edge": PresetRule("geometry lies within the image", "look at the object; normalised it is cut at the edge"),
+    "outside_image": PresetRule("geometry overlaps the image", "repair the raw record: rescale refuses it"),
+    "beyond_edge": PresetRule(
+        "geometry lies within the image", "inspect the object; norm and coord clip it at the edge"
+    ),
 }
 
 # A box under `bbox` may have either form, and the record does not show which.
@@ -229,7 +232,7 @@ def path_problem(path: object) -> str | None:
     if not isinstance(path, str) or not path.strip():
         return "empty, or no text"
     if "\\" in path or "\0" in path:
-        return "holds a backslash or a zero byte"
+        return "contains a backslash or a NUL byte"
     if path.startswith("/") or re.match(r"[A-Za-z]:", path) or "://" in path:
         return "not relative"
     parts = path.split("/")

@@ -10,12 +10,13 @@ Spec: docs/spec/stage2.md#record-fields, docs/spec/shards.md#readiness
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import PurePath
 from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
-from imagemill.domain.buckets import BUCKETS, assign_bucket
+from imagemill.domain.buckets import BUCKETS, assign_bucket, bucket_crop
 from imagemill.domain.embedding_specs import (
     DINOV3,
     T5_TOKENS,
@@ -41,7 +42,7 @@ _Text = Annotated[str, msgspec.Meta(min_length=1)]
 
 
 class Stage2Record(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """The eight fields, typed. The mask is kept as bytes: parsing 77 numbers costs more than all other fields."""
+    """The eight fields, typed. The mask is kept as bytes: parsing its numbers costs more than all other fields."""
 
     image_id: _Text
     image_path: _Text
@@ -51,9 +52,13 @@ class Stage2Record(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=
     width: _LatentSide
     aspect_bucket: Literal[BUCKETS]  # type: ignore[valid-type]
     format_version: Literal[FORMAT_VERSION]  # type: ignore[valid-type]
+    crop_box: tuple[int, int, int, int] | msgspec.UnsetType = msgspec.UNSET
 
 
-RECORD_FIELDS: tuple[str, ...] = Stage2Record.__struct_fields__
+CROP_BOX = "crop_box"
+
+# The fields of every record; `crop_box` is added if latents have the size of the bucket.
+RECORD_FIELDS: tuple[str, ...] = tuple(name for name in Stage2Record.__struct_fields__ if name != CROP_BOX)
 
 
 def build_record(
@@ -64,11 +69,12 @@ def build_record(
     mask: Sequence[int],
     height: int,
     width: int,
+    cropped: bool = False,
     base: Record | None = None,
 ) -> Record:
-    """Return a Stage 2 record.
+    """Return a Stage 2 record; with `cropped`, including the crop that the VAE encodes.
 
-    Other fields of `base` are appended after the eight; its `image_path` is kept if it refers to the same file name.
+    Other fields of `base` are appended after these; its `image_path` is kept if it refers to the same file name.
     """
     base = base or {}
     record: Record = {
@@ -81,8 +87,17 @@ def build_record(
         "aspect_bucket": assign_bucket(width, height),
         "format_version": FORMAT_VERSION,
     }
+    if cropped:
+        record[CROP_BOX] = list(bucket_crop(width, height))
+    elif is_crop_box(base.get(CROP_BOX), width, height):
+        base = {key: value for key, value in base.items() if key != CROP_BOX}
     record.update((key, value) for key, value in base.items() if key not in record and key != INLINE_VECTOR)
     return record
+
+
+def is_crop_box(value: object, width: Any, height: Any) -> bool:
+    """Return whether a field is the crop of an image's bucket, as this format writes it, rather than an extra field."""
+    return is_side(width) and is_side(height) and value == list(bucket_crop(width, height))
 
 
 def is_stage1(record: Record) -> bool:
@@ -115,14 +130,14 @@ def _text_problem(value: object) -> str | None:
     return None if isinstance(value, str) and value.strip() else "missing or blank"
 
 
-def mask_problem(mask: object) -> str | None:
-    """Return the reason why this is not a T5 attention mask: 77 ints, each 0 or 1, at least one 1."""
-    if not isinstance(mask, list) or len(mask) != T5_TOKENS:
-        return f"not a list of {T5_TOKENS}"
+def mask_problem(mask: object, tokens: int = T5_TOKENS) -> str | None:
+    """Return the reason why this is not a T5 attention mask: `tokens` ints, each 0 or 1, at least one 1."""
+    if not isinstance(mask, list) or len(mask) != tokens:
+        return f"not a list of {tokens}"
     # `True` and `1.0` equal 1 in Python but are not ints here.
     if {*map(type, mask)} != {int} or not {*mask} <= {0, 1}:
-        return "holds something other than the ints 0 and 1"
-    return None if 1 in mask else "holds no 1"
+        return "contains values other than the ints 0 and 1"
+    return None if 1 in mask else "contains no 1"
 
 
 def is_side(value: object) -> bool:
@@ -158,12 +173,16 @@ FIELD_RULES: Mapping[str, FieldRule] = {
 }
 
 
-def violations(record: Mapping[str, Any]) -> list[Violation]:
-    """Return all violations of a record, in order of its fields: the part of readiness that depends on the record alone."""
+def violations(record: Mapping[str, Any], tokens: int = T5_TOKENS) -> list[Violation]:
+    """Return all violations of a record, in order of its fields: the part of readiness that depends on the record alone.
+
+    `tokens`: length of a mask, as configured for `t5_hidden`.
+    """
+    masked: Callable[[Any], str | None] = partial(mask_problem, tokens=tokens)
     found = [
         Violation(field, rule.rule, problem, rule.remedy)
         for field, rule in FIELD_RULES.items()
-        if (problem := rule.problem(record.get(field, rule.default)))
+        if (problem := (masked if field == "t5_attention_mask" else rule.problem)(record.get(field, rule.default)))
     ]
     remedy = "run imagemill stage2: it moves the vector to an npy file"
     inline = [spec.inline_field for spec in embedding_specs() if spec.inline_field in record]
@@ -187,7 +206,7 @@ def is_plain(record: Stage2Record, masks: Mapping[bytes, Any]) -> bool:
     )
 
 
-def usual_masks() -> dict[bytes, tuple[int, ...]]:
+def usual_masks(tokens: int = T5_TOKENS) -> dict[bytes, tuple[int, ...]]:
     """Return the masks that tokenizers produce (tokens followed by padding), by their JSON encoding."""
-    masks = [(1,) * tokens + (0,) * (T5_TOKENS - tokens) for tokens in range(1, T5_TOKENS + 1)]
+    masks = [(1,) * ones + (0,) * (tokens - ones) for ones in range(1, tokens + 1)]
     return {msgspec.json.encode(mask): mask for mask in masks}

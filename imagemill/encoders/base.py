@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from imagemill.config import EncoderSettings
 from imagemill.domain.embedding_specs import EmbeddingSpec
+from imagemill.domain.encoder_settings import EncoderSettings
 from imagemill.encoders.loading import (
     Checkpoint,
     expect_config,
@@ -40,7 +40,7 @@ class CheckpointEncoder(ABC):
     weights: ClassVar[str] = "model"
     files: ClassVar[tuple[str, ...]] = ("config.json",)
     config: ClassVar[Mapping[str, Any]]
-    host_class: ClassVar[Callable[[Checkpoint], Any]] = lambda checkpoint: None
+    host_class: ClassVar[Callable[[Checkpoint, EmbeddingSpec], Any]] = lambda checkpoint, spec: None
 
     def __init__(
         self, model: Any, host: Any, checkpoint: Checkpoint, spec: EmbeddingSpec, made_by: ModelIdentity
@@ -55,7 +55,15 @@ class CheckpointEncoder(ABC):
         cls, settings: EncoderSettings, *, spec: EmbeddingSpec, threads: int, preview_root: Path
     ) -> ModelIdentity:
         """Determine the identity from the files; no weights are loaded. Raises ModelUnusable."""
-        return cls._identity_of(cls._resolve(settings, spec, preview_root), spec, threads)
+        checkpoint = cls._resolve(settings, spec, preview_root)
+        return cls._identity_of(checkpoint, cls._contract(checkpoint, spec.requested(settings)), threads)
+
+    @classmethod
+    def in_force(
+        cls, settings: EncoderSettings, *, spec: EmbeddingSpec, threads: int, preview_root: Path
+    ) -> EmbeddingSpec:
+        """Return the spec with these settings and what the model's configuration adds. Raises ModelUnusable."""
+        return cls._contract(cls._resolve(settings, spec, preview_root, weights=False), spec.requested(settings))
 
     @classmethod
     def look_up(
@@ -70,7 +78,8 @@ class CheckpointEncoder(ABC):
             ModelUnusable: no such model, no access, or not a model of this kind.
         """
         checkpoint = cls._resolve(settings, spec, preview_root, weights=False)
-        cls.host_class(checkpoint)
+        spec = cls._contract(checkpoint, spec.requested(settings))
+        cls.host_class(checkpoint, spec)
         try:
             return cls._identity_of(checkpoint, spec, threads)
         except WeightsMissing:
@@ -82,11 +91,12 @@ class CheckpointEncoder(ABC):
     def load(cls, settings: EncoderSettings, *, spec: EmbeddingSpec, threads: int, preview_root: Path) -> Self:
         """Load the complete model. Raises ModelUnusable."""
         checkpoint = cls._resolve(settings, spec, preview_root)
+        spec = cls._contract(checkpoint, spec.requested(settings))
         made_by = cls._identity_of(checkpoint, spec, threads)
-        host = cls.host_class(checkpoint)
+        host = cls.host_class(checkpoint, spec)
         set_up_arithmetic(threads)
         with checkpoint.loading():
-            model = cls._model_of(checkpoint, host)
+            model = cls._model_of(checkpoint, host, spec)
         return cls(model, host, checkpoint, spec, made_by)
 
     def close(self) -> None:
@@ -105,16 +115,21 @@ class CheckpointEncoder(ABC):
         return checkpoint
 
     @classmethod
+    def _contract(cls, checkpoint: Checkpoint, spec: EmbeddingSpec) -> EmbeddingSpec:
+        """Return the spec with the values of its contract that the model's configuration determines (`model_names`)."""
+        return spec
+
+    @classmethod
     def _identity_of(cls, checkpoint: Checkpoint, spec: EmbeddingSpec, threads: int) -> ModelIdentity:
-        facts = cls._facts(checkpoint)
+        facts = cls._facts(checkpoint, spec)
         return identity(checkpoint, threads=threads, weights=cls.weights, stored_dtype=spec.dtype, **facts)
 
     @classmethod
     @abstractmethod
-    def _facts(cls, checkpoint: Checkpoint) -> dict[str, Any]:
+    def _facts(cls, checkpoint: Checkpoint, spec: EmbeddingSpec) -> dict[str, Any]:
         """Return the facts besides the checkpoint that affect the output's bytes; JSON values only. Raises ModelUnusable."""
 
     @classmethod
     @abstractmethod
-    def _model_of(cls, checkpoint: Checkpoint, host: Any) -> Any:
+    def _model_of(cls, checkpoint: Checkpoint, host: Any, spec: EmbeddingSpec) -> Any:
         """Return the model on its device. Raises ModelUnusable."""

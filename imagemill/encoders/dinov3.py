@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch.nn.functional import interpolate
 
-from imagemill.domain.embedding_specs import DINOV3_WIDTH
+from imagemill.domain.embedding_specs import DINOV3_WIDTH, EmbeddingSpec
 from imagemill.encoders.base import CheckpointEncoder
 from imagemill.encoders.loading import (
     Checkpoint,
@@ -40,7 +40,7 @@ class DinoV3Preprocessor:
     In the same order: rescale, resize (aspect not kept, antialiased), normalise.
     """
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
+    def __init__(self, checkpoint: Checkpoint, _: EmbeddingSpec) -> None:
         config = checkpoint.json(_PROCESSOR)
         steps = {name: config.get(name, True) for name in ("do_resize", "do_rescale", "do_normalize")}
         if (
@@ -49,7 +49,7 @@ class DinoV3Preprocessor:
             or config.get("do_center_crop")
             or not all(steps.values())
         ):
-            raise checkpoint.unusable(f"{_PROCESSOR} asks for other steps than DINOv3's")
+            raise checkpoint.unusable(f"{_PROCESSOR} requests preprocessing steps that differ from DINOv3's")
         try:
             self.size = (int(config["size"]["height"]), int(config["size"]["width"]))
             self.scale = float(config["rescale_factor"])
@@ -85,15 +85,15 @@ class DinoV3Encoder(CheckpointEncoder):
     host_class = DinoV3Preprocessor
 
     @classmethod
-    def _facts(cls, checkpoint: Checkpoint) -> dict[str, Any]:
+    def _facts(cls, checkpoint: Checkpoint, spec: EmbeddingSpec) -> dict[str, Any]:
         return {
             "output": "class token after the final norm",
             "preprocessing": PREPROCESSING,
-            "preprocessor_sha256": DinoV3Preprocessor(checkpoint).sha256,
+            "preprocessor_sha256": DinoV3Preprocessor(checkpoint, spec).sha256,
         }
 
     @classmethod
-    def _model_of(cls, checkpoint: Checkpoint, host: Any) -> Any:
+    def _model_of(cls, checkpoint: Checkpoint, host: Any, spec: EmbeddingSpec) -> Any:
         return load_model(library("transformers").DINOv3ViTModel, checkpoint).to(checkpoint.device)
 
     def prepare(self, item: np.ndarray | str) -> Prepared:

@@ -14,10 +14,10 @@ import functools
 import gc
 import hashlib
 import importlib
+import importlib.metadata
 import importlib.util
 import json
 import os
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,20 +27,22 @@ from typing import Any
 import numpy as np
 import torch
 
-from imagemill.config import PREVIEW, ModelSettings
 from imagemill.domain.embedding_specs import EmbeddingSpec, ModelSpec
+from imagemill.domain.encoder_settings import PREVIEW, ModelSettings
 from imagemill.encoders.preview import LIBRARY_KEYS, MARKER, ensure_preview, is_preview
+from imagemill.encoders.weight_digests import blob_sha256, weight_digests
 from imagemill.errors import ModelUnusable, NonFiniteEmbedding, WeightsMissing
 from imagemill.formats.manifest import sha256_file
 from imagemill.fs.fingerprints import FileSignature, file_signature
-from imagemill.store.provenance import ModelIdentity
+from imagemill.store.provenance import SCHEME, ModelIdentity
 
 # Keys of config.json that describe how or where a checkpoint was saved, not the computation.
 VOLATILE_KEYS = LIBRARY_KEYS | {"_name_or_path", "torch_dtype", "architectures"}
 
 _WEIGHTS_SUFFIX = ".safetensors"
 
-_SHA256_NAME = re.compile(r"[0-9a-f]{64}")
+# Libraries that compute the embeddings; their versions are recorded beside an identity.
+_LIBRARIES = ("torch", "transformers", "diffusers")
 
 
 # ---- location of a model
@@ -56,6 +58,7 @@ class Checkpoint:
         path: the folder with `config.json`.
         revision: commit on the hub; None for a folder.
         device: device to run on, resolved: `cuda`, `mps` or `cpu`.
+        digests: folder of known digests of weights.
     """
 
     spec: ModelSpec
@@ -63,6 +66,7 @@ class Checkpoint:
     path: Path
     revision: str | None
     device: str
+    digests: Path
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -132,7 +136,7 @@ def resolve(
         inner = spec.default_subfolder
         hint = f"set {spec.section}.subfolder: {inner}" if inner and (path / inner / config).is_file() else None
         raise _unusable(spec, settings, device, f"it has no {config}", where=path, do=hint)
-    return Checkpoint(spec, settings, path, revision, device)
+    return Checkpoint(spec, settings, path, revision, device, preview_root.with_name("weight_digests"))
 
 
 def _folder(
@@ -168,12 +172,12 @@ def _not_fetched(settings: ModelSettings, spec: ModelSpec, device: str, error: E
 
     if isinstance(error, HFValidationError):
         return _unusable(spec, settings, device, "there is no such folder")
-    offline = "; HF_HUB_OFFLINE is set, so only the local cache was asked" if constants.HF_HUB_OFFLINE else ""
+    offline = "; HF_HUB_OFFLINE is set, so only the local cache was searched" if constants.HF_HUB_OFFLINE else ""
     return _unusable(
         spec,
         settings,
         device,
-        f"there is no such folder, and it does not come from the hub{offline}",
+        f"the folder does not exist, and the model could not be loaded from the hub{offline}",
         why=f"{type(error).__name__}: {str(error).strip().splitlines()[0]}" if str(error).strip() else repr(error),
         do=f"check {spec.section}.model and revision in imagemill.yaml; for a gated model accept its licence at "
         f"https://huggingface.co/{settings.model} and log in with `hf auth login`, or set HF_TOKEN",
@@ -243,14 +247,18 @@ def weight_patterns(stem: str) -> tuple[str, ...]:
 def file_sha256(path: Path) -> str:
     """Return the sha256 of a file: the name of its blob in the hub's cache, else computed, once per size, mtime and inode."""
     real = path.resolve()
-    if real.parent.name == "blobs" and _SHA256_NAME.fullmatch(real.name):
-        return real.name
-    return _read_sha256(real, file_signature(real))
+    return blob_sha256(real) or _read_sha256(real, file_signature(real))
 
 
 @functools.lru_cache(maxsize=64)
 def _read_sha256(path: Path, _: FileSignature) -> str:
     return sha256_file(path)
+
+
+def library_versions() -> dict[str, str]:
+    """Return the versions of the installed libraries that compute the embeddings."""
+    found = {name: importlib.util.find_spec(name) for name in _LIBRARIES}
+    return {name: importlib.metadata.version(name) for name, spec in found.items() if spec}
 
 
 def json_sha256(value: Mapping[str, Any], *, without: Iterable[str] = VOLATILE_KEYS) -> str:
@@ -260,19 +268,28 @@ def json_sha256(value: Mapping[str, Any], *, without: Iterable[str] = VOLATILE_K
 
 
 def expect_config(checkpoint: Checkpoint, **wanted: Any) -> None:
-    """Check that config.json has the values that this encoder needs.
+    """Check that config.json has the values that this encoder needs; a tuple lists the permitted ones.
 
     Raises:
         ModelUnusable: if it is another kind of model, which `from_pretrained` would load with random weights.
     """
     config = checkpoint.json()
     for key, value in wanted.items():
-        if config.get(key) != value:
-            raise checkpoint.unusable(f"config.json says {key} {config.get(key)!r}, needed is {value!r}")
+        values = value if isinstance(value, tuple) else (value,)
+        if config.get(key) not in values:
+            expected = " or ".join(map(repr, values))
+            raise checkpoint.unusable(f"config.json has {key} {config.get(key)!r}, expected {expected}")
 
 
 def identity(checkpoint: Checkpoint, *, threads: int, weights: str, **facts: Any) -> ModelIdentity:
-    """Return the identity of a checkpoint: its weights, configuration and compute dtype, and `facts`, JSON values only."""
+    """Return the identity of a checkpoint: its weights, configuration and compute dtype, and `facts`, JSON values only.
+
+    Raises:
+        ModelUnusable: if weights are missing or cannot be read.
+    """
+    paths = weight_files(checkpoint, weights)
+    with checkpoint.loading():
+        digests = weight_digests(paths, checkpoint.digests)
     return ModelIdentity(
         kind=checkpoint.spec.kind,
         model=checkpoint.settings.model,
@@ -280,8 +297,11 @@ def identity(checkpoint: Checkpoint, *, threads: int, weights: str, **facts: Any
         preview=is_preview(checkpoint.path),
         device=checkpoint.device,
         threads=threads,
+        scheme=SCHEME,
+        libraries=library_versions(),
+        files_sha256=digests.files,
         facts={
-            "weights_sha256": {path.name: file_sha256(path) for path in weight_files(checkpoint, weights)},
+            "weights_sha256": digests.tensors,
             "config_sha256": json_sha256(checkpoint.json()),
             "compute_dtype": checkpoint.settings.dtype,
             **facts,
@@ -317,7 +337,7 @@ def gate(checkpoint: Checkpoint, info: Mapping[str, Any]) -> None:
     for name in ("missing_keys", "mismatched_keys", "error_msgs"):
         if found := sorted(map(str, info.get(name) or ())):
             shown = ", ".join(found[:4]) + (f" and {len(found) - 4} more" if len(found) > 4 else "")
-            raise checkpoint.unusable(f"its weights are not whole: {name.replace('_', ' ')} {shown}")
+            raise checkpoint.unusable(f"its weights are incomplete: {name.replace('_', ' ')} {shown}")
 
 
 def release() -> None:
@@ -403,7 +423,7 @@ def check_torchvision() -> None:
         importlib.import_module("torchvision")
     except Exception as error:
         raise ModelUnusable(
-            f"torchvision does not fit torch {torch.__version__}: {error}",
+            f"torchvision does not match torch {torch.__version__}: {error}",
             why="transformers and diffusers import it where it is installed, so no model can be loaded",
             do="uninstall torchvision (imagemill does not need it), or install the build that belongs to this torch",
         ) from error

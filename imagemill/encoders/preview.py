@@ -51,7 +51,9 @@ def ensure_preview(spec: ModelSpec, root: Path) -> Path:
             _build(spec, folder)
     except OSError as error:
         raise ModelUnusable(
-            f"{spec.kind}: the preview model cannot be built: {error}", where=folder, do="make room there, then again"
+            f"{spec.kind}: the preview model cannot be built: {error}",
+            where=folder,
+            do="free space there, then run again",
         ) from error
     return folder
 

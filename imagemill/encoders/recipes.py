@@ -20,8 +20,8 @@ from imagemill.errors import ImagemillError, ModelUnusable, WrongUsage
 from imagemill.models import Captioner, Summarizer
 
 _HINT = (
-    "give MODULE:CLASS, the class made without arguments and having summarize(images, mission) -> list[str], "
-    "its module on PYTHONPATH"
+    "give MODULE:CLASS, a class on PYTHONPATH whose constructor takes no arguments and that has "
+    "summarize(images, mission) -> list[str]"
 )
 
 
@@ -62,9 +62,9 @@ def import_class(named: str) -> type[Any]:
     except Exception as error:  # importing runs the user's code, which may raise anything
         raise WrongUsage(f"no summarizer {named!r}: {type(error).__name__}: {error}", do=_HINT) from error
     if not isinstance(found, type) or not callable(getattr(found, "summarize", None)):
-        raise WrongUsage(f"{named!r} is no class of a summarizer", do=_HINT)
+        raise WrongUsage(f"{named!r} is not a summarizer class", do=_HINT)
     if wrong := _refused(found) or _refused(inspect.getattr_static(found, "summarize"), "self", "images", "mission"):
-        raise WrongUsage(f"{named!r} cannot be called as a summarizer is: {wrong}", do=_HINT)
+        raise WrongUsage(f"{named!r} cannot be called like a summarizer: {wrong}", do=_HINT)
     return found
 
 

@@ -1,4 +1,4 @@
-"""T5's encoder: a caption as 77 hidden states; its tokenizer can be used separately.
+"""Encoders of the T5 and UMT5 architectures: a caption as hidden states; the tokenizer can be used separately.
 
 The module has tokens and masks, the forward call, and the preview configuration and vocabulary.
 Spec: docs/spec/stage2.md#t5
@@ -6,14 +6,16 @@ Spec: docs/spec/stage2.md#t5
 
 import string
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+import msgspec
 import numpy as np
 import torch
 
-from imagemill.config import EncoderSettings
-from imagemill.domain.embedding_specs import T5_TOKENS, T5_WIDTH, EmbeddingSpec
+from imagemill.domain.embedding_specs import OLD_VALUES, T5_WIDTH, EmbeddingSpec
+from imagemill.domain.encoder_settings import PREVIEW, EncoderSettings, T5Settings
 from imagemill.encoders.base import CheckpointEncoder
 from imagemill.encoders.loading import Checkpoint, json_sha256, library, load_model, resolve, to_device, to_stored
 from imagemill.encoders.preview import save_preview
@@ -24,14 +26,26 @@ PREPROCESSING = "t5-1"
 # Each caption is computed padded to its own multiple of this: its bytes do not depend on its neighbours.
 LENGTH_STEP = 8
 
+# Rows of one call on a CPU, by the largest padded length that they hold for: the last bits depend on the number of rows.
+_ROWS = {64: 8, 128: 4, 256: 2}
+
+_ARCHITECTURES = {"t5": "T5EncoderModel", "umt5": "UMT5EncoderModel"}
+
 _TOKENIZER = "tokenizer.json"
 _TOKENIZER_FILES = ("config.json", _TOKENIZER, "tokenizer_config.json", "special_tokens_map.json")
 
 
 class CaptionTokenizer:
-    """Captions → token ids and masks, without the model's weights. Safe on several threads."""
+    """Captions → token ids and masks, without the model's weights. Safe on several threads.
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
+    Args:
+        checkpoint: folder of the model, or of the tokenizer if it has its own.
+        spec: `tokens` of its contract is the length of masks.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, spec: EmbeddingSpec) -> None:
+        self.tokens: int = spec.shape(0, 0)[0]
+        checkpoint = _tokenizer_folder(checkpoint)
         with checkpoint.loading():
             tokenizer = library("transformers").AutoTokenizer.from_pretrained(checkpoint.path, local_files_only=True)
             self._backend = tokenizer.backend_tokenizer
@@ -45,44 +59,67 @@ class CaptionTokenizer:
             raise checkpoint.unusable("its tokenizer does not end a caption with the end token")
 
     def encode(self, caption: str) -> tuple[list[int], bool]:
-        """Return token ids, at most 77, the last of them the end token; and whether the caption was truncated."""
+        """Return token ids, at most `tokens`, the last of them the end token; and whether the caption was truncated."""
         # A lone surrogate, which a JSON escape may produce, is not a character of any vocabulary.
         ids = self._backend.encode(caption.encode("utf-8", "replace").decode("utf-8")).ids
-        if len(ids) <= T5_TOKENS:
+        if len(ids) <= self.tokens:
             return ids, False
-        return [*ids[: T5_TOKENS - 1], ids[-1]], True
+        return [*ids[: self.tokens - 1], ids[-1]], True
 
     def masks(self, captions: Iterable[str]) -> list[tuple[list[int], bool]]:
-        """Return the mask of each caption, 77 numbers, 1 for a token and 0 for padding; and whether it was truncated."""
-        return [(mask_of(ids), truncated) for ids, truncated in map(self.encode, captions)]
+        """Return the mask of each caption, `tokens` numbers, 1 for a token, 0 for padding; and whether it was truncated."""
+        return [(self.mask_of(ids), truncated) for ids, truncated in map(self.encode, captions)]
+
+    def mask_of(self, ids: Sequence[int]) -> list[int]:
+        """Return the attention mask of these token ids, padded to `tokens`."""
+        return [1] * len(ids) + [0] * (self.tokens - len(ids))
 
 
-def mask_of(ids: Sequence[int]) -> list[int]:
-    """Return the attention mask of these token ids, padded to 77."""
-    return [1] * len(ids) + [0] * (T5_TOKENS - len(ids))
+def _tokenizer_folder(checkpoint: Checkpoint) -> Checkpoint:
+    """Return the folder of a model's tokenizer: its own subfolder if one is configured. Raises ModelUnusable."""
+    settings = checkpoint.settings
+    if not isinstance(settings, T5Settings) or settings.tokenizer_subfolder is None or settings.model == PREVIEW:
+        return checkpoint
+    settings = msgspec.structs.replace(
+        settings, subfolder=settings.tokenizer_subfolder, revision=checkpoint.revision or settings.revision
+    )
+    folder = checkpoint.path.parent  # of preview models, which this is not
+    return resolve(settings, spec=checkpoint.spec, preview_root=folder, files=_TOKENIZER_FILES, config=_TOKENIZER)
 
 
 class T5Encoder(CheckpointEncoder):
-    """Caption → float16 (77, 1024); rows whose mask is 0 contain zeros."""
+    """Caption → float16 (tokens, width), (77, 1024) by default.
+
+    With `pad_rows` zero, rows whose mask is 0 contain zeros; with `attended`, the states of the padding.
+    """
 
     files = _TOKENIZER_FILES
-    config: ClassVar = {"model_type": "t5", "d_model": T5_WIDTH}
+    config: ClassVar = {"model_type": tuple(_ARCHITECTURES)}
     host_class = CaptionTokenizer
 
     @classmethod
-    def _facts(cls, checkpoint: Checkpoint) -> dict[str, Any]:
+    def _contract(cls, checkpoint: Checkpoint, spec: EmbeddingSpec) -> EmbeddingSpec:
+        return replace(spec, contract={**spec.contract, "width": checkpoint.json().get("d_model")})
+
+    @classmethod
+    def _facts(cls, checkpoint: Checkpoint, spec: EmbeddingSpec) -> dict[str, Any]:
+        padding = {
+            "zero": f"each caption to its own multiple of {LENGTH_STEP}",
+            "attended": "to `tokens`, without a mask",
+        }
+        vocabulary = _tokenizer_folder(checkpoint).json(_TOKENIZER)
         return {
             "output": "last hidden state",
-            "pad_rows": "zero",
-            "padding": f"each caption to its own multiple of {LENGTH_STEP}",
+            "padding": padding[spec.contract.get("pad_rows", "zero")],
             "preprocessing": PREPROCESSING,
-            "tokenizer_sha256": json_sha256(checkpoint.json(_TOKENIZER), without=("truncation", "padding")),
-            "tokens": T5_TOKENS,
+            "tokenizer_sha256": json_sha256(vocabulary, without=("truncation", "padding")),
+            **{name: spec.contract.get(name, OLD_VALUES[name]) for name in spec.contract_names},
         }
 
     @classmethod
-    def _model_of(cls, checkpoint: Checkpoint, host: CaptionTokenizer) -> Any:
-        model = load_model(library("transformers").T5EncoderModel, checkpoint).to(checkpoint.device)
+    def _model_of(cls, checkpoint: Checkpoint, host: CaptionTokenizer, spec: EmbeddingSpec) -> Any:
+        model_class = getattr(library("transformers"), _ARCHITECTURES[checkpoint.json()["model_type"]])
+        model = load_model(model_class, checkpoint).to(checkpoint.device)
         if host.vocabulary_size > model.config.vocab_size:
             raise checkpoint.unusable(
                 f"its tokenizer knows {host.vocabulary_size} pieces, its model {model.config.vocab_size}"
@@ -97,36 +134,64 @@ class T5Encoder(CheckpointEncoder):
 
         `threads` is not used: every class method of an encoder takes the same arguments.
         """
+        own = getattr(settings, "tokenizer_subfolder", None)
+        settings = msgspec.structs.replace(settings, subfolder=own or settings.subfolder)
         files = _TOKENIZER_FILES
-        return CaptionTokenizer(resolve(settings, spec=spec, preview_root=preview_root, files=files, config=_TOKENIZER))
+        checkpoint = resolve(settings, spec=spec, preview_root=preview_root, files=files, config=_TOKENIZER)
+        return CaptionTokenizer(checkpoint, spec)
 
     def prepare(self, item: np.ndarray | str) -> Prepared:
         """Tokenise one caption."""
         if not isinstance(item, str):
             raise TypeError(f"{self._spec.kind} takes a caption, not {type(item).__name__}")
         ids, truncated = self._host.encode(item)
-        return Prepared(ids, group=_padded_length(ids), facts={"mask": mask_of(ids), "truncated": truncated})
+        facts = {"mask": self._host.mask_of(ids), "truncated": truncated}
+        return Prepared(ids, group=self._padded_length(ids), facts=facts)
 
     @torch.inference_mode()
     def encode(self, batch: Sequence[Prepared]) -> list[np.ndarray]:
-        """Encode captions of one padded length in one call; float16 (77, 1024) each. Raises NonFiniteEmbedding."""
-        unique = {tuple(item.payload): None for item in batch}
-        place = {ids: index for index, ids in enumerate(unique)}
-        ids, mask = self._padded(list(unique))
+        """Encode captions of one padded length; float16 (tokens, width) each. Raises NonFiniteEmbedding.
+
+        On a CPU, calls have a fixed number of rows per length, so that a state does not depend on the other captions.
+        """
+        captions = list({tuple(item.payload): None for item in batch})
+        length, size = self._padded_length(captions[0]), len(captions)
+        if self._checkpoint.device == "cpu":
+            size = next((rows for most, rows in _ROWS.items() if length <= most), 1)
+        states: dict[tuple[int, ...], np.ndarray] = {}
+        for start in range(0, len(captions), size):
+            part = captions[start : start + size]
+            filled = part + part[-1:] * (size - len(part))
+            states.update(zip(part, self._states(filled, length), strict=False))
+        return [states[tuple(item.payload)] for item in batch]
+
+    def _states(self, captions: Sequence[Sequence[int]], length: int) -> np.ndarray:
+        """Call the model once; return float16 (captions, tokens, width)."""
+        ids, mask = self._padded(captions, length)
         device = self._checkpoint.device
         ids, mask = to_device(ids, device), to_device(mask, device)
         self.calls += 1
+        if self._attended:
+            return to_stored(self._model(input_ids=ids).last_hidden_state, self._spec)
         # Without the mask, padding would change the real tokens' states.
         hidden = self._model(input_ids=ids, attention_mask=mask).last_hidden_state
-        hidden = hidden.masked_fill(mask[..., None] == 0, 0)[:, :T5_TOKENS]
+        hidden = hidden.masked_fill(mask[..., None] == 0, 0)[:, : self._host.tokens]
         stored = to_stored(hidden, self._spec)
-        rows = np.zeros((len(unique), T5_TOKENS, T5_WIDTH), stored.dtype)
+        rows = np.zeros((len(captions), *self._spec.shape(0, 0)), stored.dtype)
         rows[:, : stored.shape[1]] = stored
-        return [rows[place[tuple(item.payload)]] for item in batch]
+        return rows
 
-    def _padded(self, captions: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    @property
+    def _attended(self) -> bool:
+        return self._spec.contract.get("pad_rows") == "attended"
+
+    def _padded_length(self, ids: Sequence[int]) -> int:
+        """Return the length at which a caption is computed."""
+        return self._host.tokens if self._attended else -(-len(ids) // LENGTH_STEP) * LENGTH_STEP
+
+    def _padded(self, captions: Sequence[Sequence[int]], length: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return token ids and mask, int64 (captions, length)."""
-        ids = torch.full((len(captions), _padded_length(captions[0])), self._host.pad_id)
+        ids = torch.full((len(captions), length), self._host.pad_id)
         mask = torch.zeros_like(ids)
         for row, caption in enumerate(captions):
             ids[row, : len(caption)] = torch.tensor(caption)
@@ -145,10 +210,6 @@ class T5Encoder(CheckpointEncoder):
         save_preview(
             transformers.T5EncoderModel(config), folder, gains={"shared": 32.0, "relative_attention_bias": 0.5}
         )
-
-
-def _padded_length(ids: Sequence[int]) -> int:
-    return -(-len(ids) // LENGTH_STEP) * LENGTH_STEP
 
 
 _PREVIEW_WORDS = """

@@ -23,7 +23,7 @@ import itertools
 import sqlite3
 import tarfile
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -121,12 +121,11 @@ def write_energon(
     sync_folder(meta)
 
 
-def metadataset(weights: Mapping[str, int]) -> bytes:
-    """Return a document that blends bucket folders, weighted by their numbers of samples. Paths are relative to the file."""
-    blend = [{"path": f"./{name}", "weight": float(weight)} for name, weight in weights.items()]
-    return _json(
-        {"__module__": "megatron.energon", "__class__": "MetadatasetV2", "splits": {"train": {"blend": blend}}}
-    )
+def metadataset(folders: Iterable[str]) -> bytes:
+    """Return a document that mounts bucket folders together, each sample once an epoch. Paths are relative to the file."""
+    blend = [{"path": f"./{name}", "repetitions": 1} for name in folders]
+    splits = {"train": {"blend_epochized": blend}}
+    return _json({"__module__": "megatron.energon", "__class__": "MetadatasetV2", "splits": splits})
 
 
 # ---- documents

@@ -171,7 +171,7 @@ def _refusals(name: str) -> Iterator[None]:
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise _too_large(name, str(error)) from error
     except Image.UnidentifiedImageError as error:
-        raise _undecodable(name, "not an image in any format we read") from error
+        raise _undecodable(name, "not an image in a supported format") from error
     except Exception as error:
         if "out of memory" in str(error):  # a codec's own MemoryError
             raise MemoryError(str(error)) from error
@@ -241,7 +241,7 @@ def _orientation(image: Image.Image, *, header_only: bool = False) -> int:
 
 
 def _undecodable(name: str, why: str) -> Refused:
-    return Refused("undecodable", f"cannot be decoded: {why}", where=name, do="replace the file by a whole image")
+    return Refused("undecodable", f"cannot be decoded: {why}", where=name, do="replace the file by a complete image")
 
 
 def _too_large(name: str, why: str) -> Refused:

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 from numpy.lib import format as npy_format
 
-from imagemill.domain.embedding_specs import EmbeddingSpec, embedding_specs
+from imagemill.domain.embedding_specs import EmbeddingSpec
 from imagemill.domain.ids import image_id as valid_id
 from imagemill.errors import InvalidNpy
 from imagemill.fs.atomic import sweep_temporaries, temporary_path
@@ -65,7 +65,7 @@ _TEXT_BEGINS, _ALIGNMENT = 10, 64
 def _plain_header(shape: tuple[int, ...], dtype: np.dtype | str) -> bytes:
     dtype = np.dtype(dtype)
     if dtype.hasobject:
-        raise ValueError(f"{dtype} is stored by pickling, which no file of ours holds")
+        raise ValueError(f"{dtype} is stored by pickling, which imagemill's files never contain")
     stream = io.BytesIO()
     fields = {"descr": npy_format.dtype_to_descr(dtype), "fortran_order": False, "shape": tuple(map(int, shape))}
     npy_format.write_array_header_1_0(stream, fields)
@@ -144,11 +144,11 @@ def read_npy(path: Path, *, content: str | None = None) -> np.ndarray:
     """
     data = _read(path)
     if content is not None and fingerprint(memoryview(data)) != content:
-        raise InvalidNpy("damaged", path, "not the bytes that were recorded")
+        raise InvalidNpy("damaged", path, "not the recorded bytes")
     return parse_npy(data, path)
 
 
-def parse_npy(data: bytes | bytearray, path: Path = Path("npy bytes")) -> np.ndarray:
+def parse_npy(data: bytes | bytearray | memoryview, path: Path = Path("npy bytes")) -> np.ndarray:
     """Return the array of an npy file held in memory, as a view of `data`.
 
     Args:
@@ -158,15 +158,31 @@ def parse_npy(data: bytes | bytearray, path: Path = Path("npy bytes")) -> np.nda
     Raises:
         InvalidNpy: `unreadable`, `truncated`, `trailing_bytes`, or `wrong_dtype` for pickled objects.
     """
-    header = _parse_header(data, path)
+    # NumPy evaluates the text of a header as Python, which takes longer than reading a small file.
+    header = _known_header(bytes(data[: _own_length(data)])) or _parse_header(data, path)
     if header.dtype.hasobject:
-        raise InvalidNpy("wrong_dtype", path, f"{header.dtype} holds pickled objects")
+        raise InvalidNpy("wrong_dtype", path, f"{header.dtype} contains pickled objects")
     _check_size(header, len(data), path)
     try:
         values = np.frombuffer(data, header.dtype, math.prod(header.shape), header.offset)
         return values.reshape(header.shape, order="F" if header.fortran_order else "C")
     except (ValueError, OverflowError) as error:  # an impossible shape or item size
         raise InvalidNpy("unreadable", path, str(error)) from error
+
+
+def _own_length(data: bytes | bytearray | memoryview) -> int:
+    """Return the length of a header in bytes by its format version 1.0."""
+    return _TEXT_BEGINS + int.from_bytes(data[_TEXT_BEGINS - 2 : _TEXT_BEGINS], "little")
+
+
+@functools.lru_cache(maxsize=1024)
+def _known_header(head: bytes) -> _Header | None:
+    """Return the parsed form of a header of format version 1.0; None for any other bytes."""
+    try:
+        header = _parse_header(head, Path())
+    except InvalidNpy:
+        return None
+    return header if header.offset == len(head) else None
 
 
 def check_npy(path: Path, shape: Sequence[int], dtype: np.dtype | str) -> str:
@@ -241,10 +257,10 @@ def _check_contract(header: _Header, shape: tuple[int, ...], dtype: np.dtype, pa
 def _check_size(header: _Header, size: int, path: Path) -> None:
     if size != header.file_size:
         reason = "truncated" if size < header.file_size else "trailing_bytes"
-        raise InvalidNpy(reason, path, f"{size} bytes, the header promises {header.file_size}")
+        raise InvalidNpy(reason, path, f"{size} bytes, the header implies {header.file_size}")
 
 
-def _parse_header(head: bytes | bytearray, path: Path) -> _Header:
+def _parse_header(head: bytes | bytearray | memoryview, path: Path) -> _Header:
     stream = io.BytesIO(head)
     try:
         version = npy_format.read_magic(stream)
@@ -259,7 +275,7 @@ def _parse_header(head: bytes | bytearray, path: Path) -> _Header:
             raise ValueError(f"shape {shape} is negative")
     except Exception as error:  # the text is evaluated as a Python literal, whose errors have no common type
         reason = "truncated" if "EOF" in str(error) else "unreadable"
-        raise InvalidNpy(reason, path, f"no npy header: {error}") from error
+        raise InvalidNpy(reason, path, f"not a valid npy header: {error}") from error
     return _Header(shape, dtype, fortran_order, stream.tell())
 
 
@@ -281,10 +297,6 @@ class NpyStore:
 
     folder: Path
     spec: EmbeddingSpec
-
-    def __reduce__(self):
-        # A spec's shape rule may be a lambda, which cannot be pickled, so the kind's name is sent.
-        return _store_of_kind, (self.folder, self.spec.kind)
 
     def path(self, image_id: str) -> Path:
         """Return the file of an image. Raises InvalidImageId for an id that could name a file outside the folder."""
@@ -318,10 +330,3 @@ class NpyStore:
     def stage_bytes(self, data: bytes) -> Path:
         """Stage the bytes of a whole file; its header may be any that NumPy reads."""
         return _stage(self.folder, b"", memoryview(data))
-
-
-def _store_of_kind(folder: Path, kind: str) -> NpyStore:
-    for spec in embedding_specs():
-        if spec.kind == kind:
-            return NpyStore(folder, spec)
-    raise LookupError(f"embedding kind {kind!r} is not registered in this process")

@@ -77,7 +77,7 @@ def check_library(library: str) -> None:
         raise ImagemillError(
             f"{library} cannot resize with the {FILTER} filter here",
             why=str(error).partition("\n")[0],
-            do="install a newer version of it, or choose the library pillow for a new preset",
+            do="install a newer version of it, or choose library pillow for a new preset",
         ) from error
 
 
@@ -94,4 +94,3 @@ def _with_pillow(pixels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 
 
 _LIBRARIES = {"torch": _with_torch, "pillow": _with_pillow}
-LIBRARIES = tuple(_LIBRARIES)

@@ -174,7 +174,7 @@ def _changed(path: str | Path) -> ImagemillError:
     return ImagemillError(
         "a file changed while it was being packed",
         where=path,
-        why="the plan vouched for other bytes",
+        why="its bytes differ from those that were recorded when the run was planned",
         do="run the command again",
     )
 
@@ -183,7 +183,7 @@ class _OpenSample:
     """One sample with its files open and its layout computed."""
 
     def __init__(self, key: str) -> None:
-        problem = "holds a dot" if "." in key else name_problem(key)
+        problem = "contains a dot" if "." in key else name_problem(key)
         if problem:
             raise ImagemillError(
                 f"{key!r} cannot be a sample's key: it {problem}",
@@ -242,7 +242,7 @@ def _read_exactly(file: _OpenFile, place: memoryview) -> None:
         filled += count
     if filled != len(place):
         raise ImagemillError(
-            "a file changed its length while it was being packed",
+            "the length of a file changed while it was being packed",
             where=file.path,
             why=f"{len(place)} bytes when it was opened, {'fewer' if filled < len(place) else 'more'} when it was read",
             do="let the program that writes it finish, then run the command again",
@@ -252,10 +252,10 @@ def _read_exactly(file: _OpenFile, place: memoryview) -> None:
 def _refuse_damage(file: _OpenFile, content: memoryview) -> None:
     if file.content is not None and fingerprint(content) != file.content:
         raise DamagedFile(
-            "a file does not hold the bytes that were recorded",
+            "a file does not contain the recorded bytes",
             where=file.path,
-            why="the disk returns other bytes than were written, or a program changed them and put the time back",
-            do="run `imagemill run` again: it restores the file from the shards, or makes it again",
+            why="the disk returns other bytes than were written, or a program changed them and restored the modification time",
+            do="run `imagemill run` again: it restores the file from the shards or recomputes it",
         )
 
 
@@ -346,6 +346,37 @@ def parse_sample(content: bytes, entry: IndexEntry, path: Path) -> dict[str, byt
     if len(content) != entry.size or [key for key, _ in samples] != [entry.key]:
         raise _broken(path, f"no sample {entry.key!r} at byte {entry.offset}: the index is of another shard")
     return samples[0][1]
+
+
+def view_sample(content: memoryview, entry: IndexEntry, path: Path) -> dict[str, memoryview]:
+    """Return writable views of the values that `parse_sample` copies. Raises the same errors.
+
+    Headers of `write_shard` are compared instead of being parsed by tarfile, which took ten times as long.
+    """
+    return _own_members(content, entry) or {
+        suffix: memoryview(bytearray(values)) for suffix, values in parse_sample(bytes(content), entry, path).items()
+    }
+
+
+def _own_members(content: memoryview, entry: IndexEntry) -> dict[str, memoryview] | None:
+    """Return the values of a sample whose headers `write_shard` wrote without PAX headers; None for any other content."""
+    members: dict[str, memoryview] = {}
+    position = 0
+    while position < len(content) == entry.size:
+        block = bytes(content[position : position + BLOCK])
+        try:
+            name, size = block[:100].rstrip(b"\0").decode("ascii"), int(block[124:135], 8)
+        except ValueError:
+            return None
+        key, _, suffix = name.partition(".")
+        if size < 0 or block != _header(name, size) or name_problem(name) or key != entry.key:
+            return None
+        start = position + BLOCK
+        position = start + size + _padding(size)
+        if position > len(content) or not suffix or suffix in members:
+            return None
+        members[suffix] = content[start : start + size]
+    return members or None
 
 
 def _samples(file: io.BufferedIOBase, size: int, path: Path) -> Iterator[tuple[str, dict[str, bytes]]]:

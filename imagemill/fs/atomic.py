@@ -102,6 +102,21 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
     sync_folder(path.parent)
 
 
+def link_or_copy(source: Path, target: Path) -> None:
+    """Make `target` a hard link to a file, or a copy of it on a file system without hard links; durably, replacing `target`."""
+    temporary = temporary_path(target.parent)
+    try:
+        os.link(source, temporary)
+        os.replace(temporary, target)
+        sync_folder(target.parent)
+    except OSError:
+        with atomic_write(target) as copy, open(source, "rb") as file:
+            shutil.copyfileobj(file, copy, 1 << 20)
+    finally:
+        # Renaming one hard link onto another of the same file does nothing and leaves both names.
+        temporary.unlink(missing_ok=True)
+
+
 def write_bytes_atomic(path: Path, data: bytes) -> None:
     """Replace a file with these bytes, atomically and durably."""
     with atomic_write(path) as file:

@@ -153,8 +153,8 @@ def _still_hold(
 
 def _awaiting_captions(scan: Scan, ledger: Ledger) -> set[str]:
     """Return the images without a caption that wait for the captioner: it has neither refused nor failed them."""
-    asked = {p.item for p in ledger.problems() if p.asset == CAPTIONER}
-    return scan.sources.keys() - ledger.captions().keys() - asked
+    refused = {p.item for p in ledger.problems() if p.asset == CAPTIONER}
+    return scan.sources.keys() - ledger.captions().keys() - refused
 
 
 def embedded_images(changes: Mapping[str, Set[tuple[str, str]]]) -> set[str]:

@@ -114,6 +114,6 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def _cleaned(answer: object, clean: Callable[[str], str | None]) -> Answer:
     if not isinstance(answer, str):
-        return Unanswered("wrong_answers", f"the answer is no text: {type(answer).__name__}")
+        return Unanswered("wrong_answers", f"the answer is not text: {type(answer).__name__}")
     text = clean(answer)
     return Unanswered("blank_answer", "the answer is blank") if text is None else Answered(text)

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from imagemill.domain.buckets import assign_bucket
-from imagemill.domain.embedding_specs import T5_TOKENS, EmbeddingSpec, embedding_specs
+from imagemill.domain.embedding_specs import EmbeddingSpec, embedding_specs, mask_length
 from imagemill.domain.ids import member_key
 from imagemill.errors import NotEnoughSpace
 from imagemill.formats.npy import npy_header
@@ -80,12 +80,10 @@ def check_space(
         state: folder of ledger and history.
         shards: folder of shards, if this command also packs.
         sizes: of these images, if they have been measured.
-        threads: threads that read headers.
 
     Returns:
         the forecast, largest need first.
 
-    Raises:
     Raises:
         NotEnoughSpace: with the forecast, and how many images would fit.
     """
@@ -126,13 +124,10 @@ def work_of(spec: EmbeddingSpec, jobs: Sequence[Job], sizes: Sizes) -> dict[str,
     Progress is measured in it. An image that cannot be decoded counts as one pixel.
     """
     if spec.source == "caption":
-        return {job.image_id: _estimated_tokens(job.caption or "") for job in jobs}
+        # A token of English text is four characters; a caption is computed at the next multiple of 8 tokens.
+        most = mask_length([spec])
+        return {job.image_id: min(most, on_disk(len(job.caption or "") // 4 + 1, 8)) for job in jobs}
     return {job.image_id: max(1, spec.pixels_computed(*sizes.get(job.image_id, (1, 1)))) for job in jobs}
-
-
-def _estimated_tokens(caption: str) -> int:
-    # A token of English text is four characters; a caption is computed at the next multiple of 8 tokens.
-    return min(T5_TOKENS, on_disk(len(caption) // 4 + 1, 8))
 
 
 def forecast(jobs: Jobs, sizes: Sizes, derived: Path, *, state: Path, shards: Path | None = None) -> list[Need]:
@@ -149,7 +144,8 @@ def forecast(jobs: Jobs, sizes: Sizes, derived: Path, *, state: Path, shards: Pa
     looked_at = Counter(job.image_id for planned in jobs.values() for job in planned)
     needs.append(Need("history entries", state, {i: count * HISTORY_BYTES for i, count in looked_at.items()}))
     if shards is not None:
-        needs.append(_shard_need(records, sizes, shards))
+        in_force = {spec: spec for spec in jobs}
+        needs.append(_shard_need(records, sizes, [in_force.get(spec, spec) for spec in embedding_specs()], shards))
     return sorted((need for need in needs if need.items), key=lambda need: -need.bytes)
 
 
@@ -165,18 +161,18 @@ def _npy_need(spec: EmbeddingSpec, jobs: Sequence[Job], sizes: Sizes, folder: Pa
     return Need(spec.kind, folder, items, sum(heapq.nlargest(SIDE_BY_SIDE, replaced)))
 
 
-def _shard_need(records: Mapping[str, int], sizes: Sizes, output: Path) -> Need:
+def _shard_need(records: Mapping[str, int], sizes: Sizes, specs: Sequence[EmbeddingSpec], output: Path) -> Need:
     """Return the need of these images' samples. A new set coexists with the one it replaces, one bucket at a time."""
     touched = {assign_bucket(width, height) for height, width in sizes.values() if height}
     besides = [_bytes_of(bucket_folder(output, bucket).glob("*.tar")) + SET_BYTES for bucket in touched]
-    items = {i: _sample_bytes(i, records[i], *size) for i, size in sizes.items() if size[0]}
+    items = {i: _sample_bytes(i, records[i], specs, *size) for i, size in sizes.items() if size[0]}
     return Need("shards", output, items, max(besides, default=0))
 
 
-def _sample_bytes(image_id: str, record: int, height: int, width: int) -> int:
+def _sample_bytes(image_id: str, record: int, specs: Sequence[EmbeddingSpec], height: int, width: int) -> int:
     """Return the bytes of one sample in a tar and in the index: every member has a header and is padded to whole blocks."""
-    members = {JSON_MEMBER: record, MASK_MEMBER: T5_TOKENS + 2 * BLOCK}
-    members |= {spec.member: npy_bytes(spec, height, width) for spec in embedding_specs()}
+    members = {JSON_MEMBER: record, MASK_MEMBER: mask_length(specs) + 2 * BLOCK}
+    members |= {spec.member: npy_bytes(spec, height, width) for spec in specs}
     key = member_key(image_id)
     long = not key.isascii() or max(len(f"{key}.{member}") for member in members) > 100
     headers = len(members) * (3 if long else 1) * BLOCK  # a long name takes a header and a block of its own

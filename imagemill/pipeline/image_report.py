@@ -19,9 +19,11 @@ from imagemill.fs.fingerprints import signature_bytes
 from imagemill.pipeline.problem_list import current_problems, gone_images
 from imagemill.pipeline.session import Session
 from imagemill.pipeline.shards.shard_sets import INDEX, bucket_folder, read_tombstones, recorded_parameters
+from imagemill.pipeline.stage2.models_in_use import file_model_text
 from imagemill.pipeline.stage2.scan import SOURCE_ASSET, UNUSED_REASONS
 from imagemill.pipeline.status import ledger_of_runs
 from imagemill.store.ledger import Ledger
+from imagemill.store.provenance import read_identity
 from imagemill.text.close_names import name_hint
 
 
@@ -35,38 +37,38 @@ def explain(session: Session, image_id: str) -> dict[str, Any]:
     scan, ledger = inventory.scan, ledger_of_runs(session)
     source, facts = scan.sources.get(image_id), ledger.sources([image_id]).get(image_id)
     caption = ledger.captions([image_id]).get(image_id)
-    story: dict[str, Any] = {"image_id": image_id}
+    report: dict[str, Any] = {"image_id": image_id}
     if source:
-        story["source"] = {"file": f"approved/{source.file_name}", "bytes": signature_bytes(source.stat)}
+        report["source"] = {"file": f"approved/{source.file_name}", "bytes": signature_bytes(source.stat)}
     if facts:
-        story["source"] = {**story.get("source", {"file": f"approved/{facts.file_name}", "missing": True}),
+        report["source"] = {**report.get("source", {"file": f"approved/{facts.file_name}", "missing": True}),
                            "fingerprint": facts.fingerprint, "height": facts.height, "width": facts.width}  # fmt: skip
-        story["bucket"] = assign_bucket(facts.width, facts.height)
+        report["bucket"] = assign_bucket(facts.width, facts.height)
     if caption:
-        story["caption"] = {"text": caption.text, "origin": caption.origin, "truncated": caption.truncated}
-    story["embeddings"] = {spec.kind: _embedding(root, spec, image_id, ledger) for spec in embedding_specs()}
+        report["caption"] = {"text": caption.text, "origin": caption.origin, "truncated": caption.truncated}
+    report["embeddings"] = {spec.kind: _embedding(root, spec, image_id, ledger) for spec in embedding_specs()}
     span = inventory.recorded.lines.get(image_id)
-    story["record"] = span.number if span else None
-    story["shard"] = _shard_place(root.shards, image_id)
+    report["record"] = span.number if span else None
+    report["shard"] = _shard_place(root.shards, image_id)
     # Files refused by their names are listed by file name, all other inputs by image id.
     named = ((p, image_id_of(p.item) if p.asset == SOURCE_ASSET else p.item) for p in current_problems(scan, ledger))
     problems = [problem for problem, item in named if item == image_id]
     # Files of this id that are not used: of a collision, or of an unsupported type.
     of_id = (p for p in scan.problems if image_id_of(p.item) == image_id)
     if not source and (unused := [p for p in of_id if p.reason in UNUSED_REASONS]):
-        story["source"] = {"file": ", ".join(f"approved/{p.item}" for p in unused), "not used": unused[0].reason}
-    packable = story["record"] and all(story["embeddings"].values()) and not problems
-    if packable and story["shard"] is None and "bucket" in story:
+        report["source"] = {"file": ", ".join(f"approved/{p.item}" for p in unused), "not used": unused[0].reason}
+    packable = report["record"] and all(report["embeddings"].values()) and not problems
+    if packable and report["shard"] is None and "bucket" in report:
         # The number of samples that its packing was limited to, over all buckets.
-        recorded = recorded_parameters(bucket_folder(root.shards, story["bucket"]))
-        story |= {"limit": recorded.limit} if recorded and recorded.limit else {}
+        recorded = recorded_parameters(bucket_folder(root.shards, report["bucket"]))
+        report |= {"limit": recorded.limit} if recorded and recorded.limit else {}
     gone = ((SOURCE_ASSET, problem) for problem in gone_images(scan, ledger) if problem.item == image_id)
-    story["problems"] = [
+    report["problems"] = [
         {"asset": asset, "outcome": p.outcome, "reason": p.reason, "detail": p.detail, "do": p.remedy}
         for asset, p in (*((problem.asset, problem) for problem in problems), *gone)
     ]
-    if source or facts or problems or story["record"] or story["shard"]:
-        return story
+    if source or facts or problems or report["record"] or report["shard"]:
+        return report
     stems = {image_id_of(problem.item) for problem in scan.problems}
     recorded = {*ledger.ids("sources"), *ledger.ids("withdrawn"), *inventory.recorded.lines}
     known = {*scan.sources, *stems, *recorded}
@@ -85,7 +87,10 @@ def _embedding(root: DataRoot, spec: Any, image_id: str, ledger: Ledger) -> dict
     except (OSError, ValueError):  # no such file, or an id that cannot be a file name
         return None
     rows = [row for row in ledger.files(spec.kind, [image_id]).values() if row.stat == stat]
-    known = {"maker": rows[0].maker, "made from": rows[0].source} if rows else {"maker": "not in the ledger"}
+    known = {"maker": "not in the ledger"}
+    if rows:
+        model = file_model_text(rows[0].model_key, read_identity(ledger, spec.kind))
+        known = {"maker": rows[0].model_key, "model": model, "made from": rows[0].source}
     return {"file": f"derived/{spec.folder}/{path.name}", "bytes": signature_bytes(stat), **known}
 
 

@@ -38,9 +38,9 @@ def wait_for_claim(ledger: Ledger, asset: str, items: Sequence[str], run_id: str
         reported |= holders
         if time.monotonic() - began > MOST_SECONDS:
             raise StillHeld(
-                f"{asset}: after {MOST_SECONDS / 60:.0f} minutes still held by run {', '.join(sorted(holders))}",
+                f"{asset}: after {MOST_SECONDS / 60:.0f} minutes, still held by run {', '.join(sorted(holders))}",
                 where=ledger.path,
-                why="one partition is never worked on twice at once",
+                why="only one run at a time may work on a partition",
                 do="let that run end, or terminate it, then run the same command again",
             )
         time.sleep(POLL_SECONDS)

@@ -62,17 +62,17 @@ def _weighed(
     ahead: int,
 ) -> Iterator[tuple[T, int]]:
     """Yield items with their weights; measuring starts early enough not to queue behind the work on other items."""
-    asked: deque[tuple[T, int | Future[int]]] = deque()
+    requested: deque[tuple[T, int | Future[int]]] = deque()
     for item in items:
         weight = weigh(item)
-        asked.append((item, pool.submit(measure, item) if weight is None else weight))
-        if len(asked) > ahead:
-            yield _answered(*asked.popleft())
-    while asked:
-        yield _answered(*asked.popleft())
+        requested.append((item, pool.submit(measure, item) if weight is None else weight))
+        if len(requested) > ahead:
+            yield _measured(*requested.popleft())
+    while requested:
+        yield _measured(*requested.popleft())
 
 
-def _answered(item: T, weight: int | Future[int]) -> tuple[T, int]:
+def _measured(item: T, weight: int | Future[int]) -> tuple[T, int]:
     return item, weight if isinstance(weight, int) else weight.result()
 
 

@@ -11,6 +11,7 @@ Spec: docs/spec/conventions.md#no-silent-loss
 
 import shlex
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Literal
 
 import msgspec
@@ -30,10 +31,11 @@ from imagemill.store.ledger import Ledger, Problem
 
 SOURCE_MISSING, RENAMED = "source_missing", "renamed"
 
-# Assets of Stage 2 and of its shards. Public data and Stage-A have summaries of their own.
-STAGE2_ASSETS = frozenset(
-    {SOURCE_ASSET, SIDECARS, CAPTIONER, *(spec.kind for spec in embedding_specs()), RECORDS, SHARDS}
-)
+
+def stage2_assets() -> set[str]:
+    """Return the assets of Stage 2 and of its shards. Public data and Stage-A have summaries of their own."""
+    return {SOURCE_ASSET, SIDECARS, CAPTIONER, *(spec.kind for spec in embedding_specs()), RECORDS, SHARDS}
+
 
 # Reasons that are decisions of the user: listed, but not a fault.
 DECISIONS = frozenset({"withdrawn", "near_duplicate"})
@@ -139,8 +141,8 @@ def gone_images(scan: Scan, ledger: Ledger) -> Iterator[InputProblem]:
                 "gone",
                 RENAMED,
                 [SOURCE_ASSET],
-                f"the same bytes as {row.file_name}, which is gone; what was made from that is kept",
-                f"take the earlier name out of the shards: {withdraw}",
+                f"the same bytes as {row.file_name}, which no longer exists; the files made from it are kept",
+                f"remove the earlier name from the shards: {withdraw}",
             )
         else:
             yield InputProblem(
@@ -148,8 +150,8 @@ def gone_images(scan: Scan, ledger: Ledger) -> Iterator[InputProblem]:
                 "gone",
                 SOURCE_MISSING,
                 [SOURCE_ASSET],
-                f"{row.file_name} is no longer in approved/; what was made from it is kept",
-                f"put the image back, or take it out of the shards: {withdraw}",
+                f"{row.file_name} is no longer in approved/; the files made from it are kept",
+                f"restore the image, or remove it from the shards: {withdraw}",
             )
 
 
@@ -186,7 +188,7 @@ def problems_of_kind(inventory: Inventory, ledger: Ledger, spec: EmbeddingSpec) 
     held = _held(inventory, ledger, concerns)
     ids = sorted({problem.item for problem in held if problem.item in inventory.scan.sources})
     # List these files again: the inventory's listing may be from before this pass.
-    current = inventory.with_files(spec, _listing(inventory.store(spec), ids))
+    current = replace(inventory, listed={spec: _listing(inventory.store(spec), ids)})
     done = {row.image_id for row in plan_for(spec, ids, current, ledger).done}
     return _sorted(_of_ledger(problem for problem in held if problem.item not in done))
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from imagemill.domain.buckets import BUCKETS
-from imagemill.domain.embedding_specs import embedding_specs
+from imagemill.domain.embedding_specs import EmbeddingSpec, embedding_specs
 from imagemill.domain.layout import DataRoot
 from imagemill.domain.stage2_records import Record
 from imagemill.errors import ImagemillError, InvalidNpy, Refused
@@ -41,15 +41,16 @@ from imagemill.pipeline.stage2.scan import SourceFile, scan_approved
 from imagemill.store.ledger import BEGUN, SUPERSEDED, FileRow, Ledger, LedgerDamaged, SourceRow
 from imagemill.store.ledger.schema import wal_files
 from imagemill.store.locations import nothing_has_run
-from imagemill.store.provenance import ModelIdentity, maker_of_adopted, read_identity
+from imagemill.store.provenance import ModelIdentity, model_key_of_adopted, read_identity
 from imagemill.store.second_copy import newest, refresh
+from imagemill.text.strict_json import decode_json
 
 
 @dataclass(slots=True)
 class Packed:
-    """All samples in shards. `makers`: digest of a sample → keys of the models that made the files of its set, by kind."""
+    """All samples in shards. `model_keys`: digest of a sample → keys of the models that made the files of its set, by kind."""
 
-    makers: dict[str, Mapping[str, str]] = field(default_factory=dict)
+    model_keys: dict[str, Mapping[str, str]] = field(default_factory=dict)
     identities: dict[str, ModelIdentity] = field(default_factory=dict)
     withdrawn: set[str] = field(default_factory=set)
     unreadable: list[str] = field(default_factory=list)
@@ -85,9 +86,9 @@ class Repair:
         identities = {kind: self.settings.get(f"identity.{kind}") for kind in kinds}
         return {kind: one and msgspec.json.decode(one, type=ModelIdentity).key for kind, one in identities.items()}
 
-    def makers(self) -> Counter[tuple[str, str]]:
+    def model_key_counts(self) -> Counter[tuple[str, str]]:
         """Return how many files of each kind each model made."""
-        return Counter((row.kind, row.maker) for row in self.files)
+        return Counter((row.kind, row.model_key) for row in self.files)
 
 
 def plan_repair(root: DataRoot) -> Repair:
@@ -97,7 +98,7 @@ def plan_repair(root: DataRoot) -> Repair:
         return Repair(None)
     found, packed = newest(root), read_packed(root)
     copy = found.copy if found else None
-    if not (root.ledger.exists() or copy or packed.makers or root.derived.is_dir()):
+    if not (root.ledger.exists() or copy or packed.model_keys or root.derived.is_dir()):
         raise nothing_has_run(root)
     repair = Repair(
         damage, f"{found.written_at:%Y-%m-%d %H:%M:%S} UTC" if found else None, unreadable_sets=packed.unreadable
@@ -117,7 +118,7 @@ def plan_repair(root: DataRoot) -> Repair:
 def damage_of(root: DataRoot) -> str | None:
     """Return a description of the ledger's damage, None if every page, table and identity can be read."""
     if not root.ledger.exists():
-        return "the ledger is not there"
+        return "the ledger does not exist"
     try:
         with Ledger(root.ledger, read_only=True) as ledger:
             problem = ledger.check()
@@ -147,20 +148,20 @@ def read_packed(root: DataRoot) -> Packed:
         except ImagemillError:
             packed.unreadable.append(folder.name)
             continue
-        makers = {}
-        for kind, maker in manifest.provenance.items():
-            if maker.key and maker.facts is not None:
+        model_keys = {}
+        for kind, entry in manifest.provenance.items():
+            if entry.key and entry.facts is not None:
                 identity = ModelIdentity(
                     kind=kind,
-                    model=maker.model or "",
-                    revision=maker.revision,
-                    preview=bool(maker.preview),
-                    facts=maker.facts,
+                    model=entry.model or "",
+                    revision=entry.revision,
+                    preview=bool(entry.preview),
+                    facts=entry.facts,
                 )
                 packed.identities.setdefault(kind, identity)
-                if not maker.unknown_maker:
-                    makers[kind] = maker.key
-        packed.makers.update((line.digest, makers) for line in lines)
+                if not entry.unknown_maker:
+                    model_keys[kind] = entry.key
+        packed.model_keys.update((line.digest, model_keys) for line in lines)
         dead = {tombstone.place for tombstone in tombstones}
         live |= {line.image_id for line in lines if line.place not in dead}
         packed.withdrawn |= {tombstone.image_id for tombstone in tombstones if tombstone.why == "withdrawn"}
@@ -171,7 +172,7 @@ def read_packed(root: DataRoot) -> Packed:
 def _read_files(root: DataRoot, packed: Packed, repair: Repair) -> None:
     recorded = read_recorded(root.stage2_jsonl)
     scan = scan_approved(root.approved) if root.approved.is_dir() else None
-    stores = [NpyStore(root.derived / spec.folder, spec) for spec in embedding_specs()]
+    stores = [NpyStore(root.derived / spec.folder, _in_force(spec, repair)) for spec in embedding_specs()]
     listings = {store: store.listing() for store in stores}
     regenerated = repair.regenerated()
     for image_id, span in recorded.lines.items():
@@ -188,6 +189,12 @@ def _read_files(root: DataRoot, packed: Packed, repair: Repair) -> None:
     for store, listing in listings.items():
         if others := sum(1 for image_id in listing if image_id not in recorded.lines):
             repair.invalid[f"{store.spec.folder}: {others} files without a record"] = "looked at by the next run"
+
+
+def _in_force(spec: EmbeddingSpec, repair: Repair) -> EmbeddingSpec:
+    """Return a kind with the contract of its recorded model, which determines the shape of its files."""
+    identity = repair.settings.get(f"identity.{spec.kind}")
+    return spec.recorded(decode_json(identity.encode(), ModelIdentity).facts) if identity else spec
 
 
 def _source(root: DataRoot, source: SourceFile | None, record: Record) -> SourceRow | None:
@@ -216,7 +223,7 @@ def _file(
         repair.invalid[f"{spec.folder}/{image_id}.npy"] = getattr(error, "what", str(error))
         return
     made_from = recorded.captions.get(image_id) if spec.source == "caption" else source and source.fingerprint
-    yield FileRow(spec.kind, image_id, signature, made_from, content, maker_of_adopted(store, image_id))
+    yield FileRow(spec.kind, image_id, signature, made_from, content, model_key_of_adopted(store, image_id))
 
 
 def _with_makers(
@@ -231,13 +238,13 @@ def _with_makers(
         regenerated: kinds whose files are all being replaced, with the key of the new model; all others are superseded.
     """
     digest = sample_digest(encode_sorted(record), ((row.kind, row.content) for row in rows))
-    makers = packed.makers.get(digest, {})
+    model_keys = packed.model_keys.get(digest, {})
     for row in rows:
-        maker = makers.get(row.kind, row.maker)
-        if row.kind in regenerated and maker != regenerated[row.kind]:
-            yield msgspec.structs.replace(row, maker=SUPERSEDED, source=None)
+        model_key = model_keys.get(row.kind, row.model_key)
+        if row.kind in regenerated and model_key != regenerated[row.kind]:
+            yield msgspec.structs.replace(row, model_key=SUPERSEDED, source=None)
         else:
-            yield msgspec.structs.replace(row, maker=maker)
+            yield msgspec.structs.replace(row, model_key=model_key)
 
 
 def apply_repair(root: DataRoot, repair: Repair) -> Path | None:

@@ -16,10 +16,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from imagemill.config import Config, config_in_force, named_config
+from imagemill.domain.embedding_specs import EmbeddingSpec
 from imagemill.domain.layout import DEFAULT_ROOT, ROOT_VARIABLE, DataRoot
 from imagemill.errors import ImagemillError
 from imagemill.store.ledger import IN_MEMORY, Ledger
 from imagemill.store.locations import Place, put, remember, with_recorded
+from imagemill.store.provenance import spec_in_force
 from imagemill.store.second_copy import open_ledger
 
 if TYPE_CHECKING:  # the import loads numpy, which commands that list nothing do not need
@@ -47,6 +49,10 @@ class Session:
     def config(self) -> Config:
         """The configuration in force. Raises as `read_config`; a file that was named must exist."""
         return config_in_force(self.root, self._config_file)
+
+    def in_force(self, spec: EmbeddingSpec) -> EmbeddingSpec:
+        """Return a kind with its settings, and with the contract of its recorded model if there is one."""
+        return spec_in_force(spec, self.reading, self.config.encoder(spec))
 
     @property
     def captioned(self) -> bool:
@@ -94,7 +100,11 @@ class Session:
         """Return the listing of a step that only reads: as `inventory`, but a new listing is not recorded in the ledger."""
         from imagemill.pipeline.stage2.inventory import Inventory
 
-        return self.planned if self.planned and self._is_current(self.planned) else Inventory(self.root)
+        return (
+            self.planned
+            if self.planned and self._is_current(self.planned)
+            else Inventory(self.root, in_force=self.in_force)
+        )
 
     def _is_current(self, inventory: "Inventory") -> bool:
         return inventory.ledger_version == self.ledger.version_seen()
@@ -103,7 +113,7 @@ class Session:
         from imagemill.pipeline.stage2.image_metadata import adopt_captions
         from imagemill.pipeline.stage2.inventory import Inventory
 
-        inventory = Inventory(self.root, self.ledger.version_seen())
+        inventory = Inventory(self.root, self.ledger.version_seen(), in_force=self.in_force)
         inventory.survey(self.ledger)
         adopt_captions(inventory, self.ledger)
         return inventory

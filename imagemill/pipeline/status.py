@@ -13,9 +13,11 @@ import msgspec
 from imagemill.domain.buckets import BUCKETS
 from imagemill.errors import ImagemillError, MissingInput
 from imagemill.pipeline.accounting import ImageCounts, Standing
-from imagemill.pipeline.problem_list import DECISIONS, STAGE2_ASSETS, InputProblem, current_problems, list_problems
+from imagemill.pipeline.problem_list import DECISIONS, InputProblem, current_problems, list_problems, stage2_assets
 from imagemill.pipeline.session import Session
+from imagemill.pipeline.shards.shard_manifest import CropStatistics
 from imagemill.pipeline.shards.shard_sets import bucket_folder, load_manifest
+from imagemill.pipeline.stage2.models_in_use import preview_kinds
 from imagemill.store.ledger import Ledger
 from imagemill.store.locations import nothing_has_run
 from imagemill.store.second_copy import newest
@@ -30,7 +32,9 @@ class Status(msgspec.Struct, dict=True):
         records: lines of the file of records with an id; `stage1`: those that are not yet of version 2.
         truncated: captions that are longer than the text encoder's input.
         regenerating: kinds whose files are all being replaced.
+        previews: kinds with files of a preview model.
         buckets: samples and tars per bucket.
+        crops: per bucket, what training at the bucket's size sees of the images.
         unreadable: buckets whose manifest cannot be used, with the remedy.
         problems: one entry per input and reason, in order of items.
     """
@@ -41,7 +45,9 @@ class Status(msgspec.Struct, dict=True):
     stage1: int = 0
     truncated: int = 0
     regenerating: list[str] = []
+    previews: list[str] = []
     buckets: dict[str, tuple[int, int]] = {}
+    crops: dict[str, CropStatistics] = {}
     unreadable: dict[str, str] = {}
     problems: list[InputProblem] = []
 
@@ -52,7 +58,7 @@ class Status(msgspec.Struct, dict=True):
     @cached_property
     def stage2_problems(self) -> list[InputProblem]:
         """Problems of images, captions, records and shards: not those of public data and Stage-A."""
-        return [problem for problem in self.problems if STAGE2_ASSETS.intersection(problem.assets)]
+        return [problem for problem in self.problems if stage2_assets().intersection(problem.assets)]
 
     @property
     def complete(self) -> bool:
@@ -70,7 +76,7 @@ def ledger_of_runs(session: Session) -> Ledger:
         raise MissingInput(
             "the ledger is lost",
             where=root.ledger,
-            why=f"runs have left a second copy of its settings, of {found.written_at:%Y-%m-%d %H:%M:%S} UTC",
+            why=f"there is a second copy of its settings, written at {found.written_at:%Y-%m-%d %H:%M:%S} UTC",
             do="`imagemill repair` reports what can be rebuilt, `imagemill repair --apply` rebuilds it",
         )
     if not root.ledger.exists():
@@ -96,12 +102,15 @@ def read_status(session: Session, embedded: frozenset[str] | set[str] = frozense
         for spec, plan in standing.plans.items()
     }
     status.regenerating, status.truncated = sorted(ledger.regenerating()), ledger.truncated()
+    status.previews = preview_kinds(ledger)
     status.problems = list_problems(inventory, ledger, standing.problems)
     status.records, status.stage1 = len(inventory.recorded.lines), len(inventory.recorded.stage1)
     for bucket in BUCKETS:
         try:
             manifest = load_manifest(bucket_folder(session.root.shards, bucket))
             status.buckets[bucket] = (manifest.samples, len(manifest.shards))
+            if manifest.crop:
+                status.crops[bucket] = manifest.crop
         except MissingInput:
             continue
         except ImagemillError as error:

@@ -22,8 +22,22 @@ The documents of a set are described in pipeline/shards/shard_sets.py, the bytes
 Spec: docs/spec/shards.md#updating-a-set
 """
 
-from imagemill.reading.dataset import ShardDataset, ShardLoader
+from typing import TYPE_CHECKING, Any
+
+from imagemill.reading.dataset import ShardDataset
 from imagemill.reading.sets import Bucket, ShardSet
 from imagemill.reading.tars import ShardsReplaced
 
+if TYPE_CHECKING:
+    from imagemill.reading.loader import ShardLoader
+
 __all__ = ["Bucket", "ShardDataset", "ShardLoader", "ShardSet", "ShardsReplaced"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the loader on access, because it is a class of torch's."""
+    if name == "ShardLoader":
+        from imagemill.reading.loader import ShardLoader
+
+        return ShardLoader
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,6 +1,6 @@
 """An endless or epoch-wise source of batches from shards, with a position that can be saved and restored.
 
-    plan ──> pieces of this rank ──> webdataset.split_by_worker ──> BatchReader ──> batches     a webdataset.DataPipeline
+    plan ──> pieces of this rank ──> pieces of this worker ──> BatchReader ──> batches     a webdataset.DataPipeline
 
 This module composes the stages and handles ranks, position and state. Each stage is in its own module.
 
@@ -8,17 +8,23 @@ Reference: the names `state_dict` and `load_state_dict` are torch's.
 Spec: docs/spec/shards.md#updating-a-set
 """
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
 from imagemill.errors import WrongUsage
+from imagemill.pipeline.shards.shard_statistics import POOR_USE, is_poor, use_line
 from imagemill.reading.batches import Batch, BatchReader, Crop
 from imagemill.reading.latents import Fit
-from imagemill.reading.plan import BucketLayout, Order, Piece, Plan, Tail
-from imagemill.reading.sets import Bucket, open_buckets
+from imagemill.reading.plan import BUFFER, BucketLayout, Order, Piece, Plan, Tail
+from imagemill.reading.sets import Bucket, empty_caption, open_buckets
+
+if TYPE_CHECKING:
+    from imagemill.reading.loader import BatchPipeline, ShardLoader
 
 # Options of torch's DataLoader that the plan determines, with the alternative to each.
 _DECIDED = {
@@ -39,7 +45,8 @@ class ShardDataset:
 
         bucket    as `1024x1024`             epoch, step   its position in the plan
         image_id  list of ids                caption, json lists of texts and of whole records
-        vae       float16 (n, 16, h, w); float32 with `normalized`; a list of tensors with latents="as_stored"
+        vae       float16 (n, 16, h, w); float32 with `normalized`; with latents="as_stored" a list of tensors,
+                  except in a set made with `vae_latents: {size: bucket}`, where all have one size
         t5h       float16 (n, 77, 1024)      t5m           uint8 (n, 77), 1 for tokens of the caption
         dinov3    float32 (n, 1024), if requested
 
@@ -53,8 +60,9 @@ class ShardDataset:
         latents: `as_stored`; `crop` or `resize` to the bucket's own size (see `fit_latent`; resizing is approximate).
         crop: position of the window in a larger latent; `random` changes each epoch and is the same for the same seed.
         normalized: apply (z - shift_factor) * scaling_factor of the VAE in the manifest.
-        order: see `Plan`.
-        buffer: see `Plan`.
+        order: see `Plan`. Without it, `permutation`, or `stream` if `buffer` is given or a loaded state has it. Choose
+            `stream` for tars on a spinning disk, a network or an object store's mount, where random reads are slow.
+        buffer: see `Plan`; default 1000.
         tail: see `Plan`. For DDP choose "pad" or "drop", which give every rank equally many full batches.
         seed: see `Plan`.
         repeat: continue with the next epoch, without end.
@@ -79,8 +87,8 @@ class ShardDataset:
         latents: Fit = "as_stored",
         crop: Crop = "center",
         normalized: bool = False,
-        order: Order = "stream",
-        buffer: int = 1000,
+        order: Order | None = None,
+        buffer: int | None = None,
         tail: Tail = "short",
         seed: int = 0,
         repeat: bool = False,
@@ -89,6 +97,9 @@ class ShardDataset:
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
+        self._order_given = order is not None or buffer is not None
+        order = order or ("permutation" if buffer is None else "stream")
+        buffer = BUFFER if buffer is None else buffer
         _check_choices(latents=(latents, Fit), crop=(crop, Crop), order=(order, Order), tail=(tail, Tail))
         self.rank, world_size = _node(rank, world_size)
         _check_numbers(batch_size=(batch_size, 1), buffer=(buffer, 0), seed=(seed, 0))
@@ -103,6 +114,8 @@ class ShardDataset:
                 why=f"a step takes {self.plan.global_batch} samples of one bucket; there are {self.samples} in all",
                 do='choose tail="pad", a smaller batch or fewer ranks',
             )
+        if latents != "as_stored":
+            _warn_of_poor_use(self.buckets)
         self._reader = BatchReader.of(
             self.buckets, members, latents=latents, crop=crop, normalized=normalized, seed=seed
         )
@@ -125,6 +138,10 @@ class ShardDataset:
         """Iterate over batches in this process; scripts should use `loader`, which prefetches in worker processes."""
         return self._followed(self.pipeline())
 
+    def empty_caption(self, kind: str) -> np.ndarray:
+        """Return the state of the empty caption, see `ShardSet.empty_caption`."""
+        return empty_caption(self.buckets, kind)
+
     def loader(self, num_workers: int = 0, **options: Any) -> "ShardLoader":
         """Return a DataLoader over this dataset.
 
@@ -138,6 +155,8 @@ class ShardDataset:
         _check_numbers(num_workers=(num_workers, 0))
         if decided := [name for name in options if name in _DECIDED]:
             raise WrongUsage(f"loader(): {decided[0]} is no option", why="the plan decides it", do=_DECIDED[decided[0]])
+        from imagemill.reading.loader import ShardLoader
+
         return ShardLoader(self, num_workers, options)
 
     def __getitem__(self, _: object) -> Batch:
@@ -147,21 +166,22 @@ class ShardDataset:
         """
         raise WrongUsage(
             "a ShardDataset is read in its plan's order, not by number",
-            why="only its own loader hears in the trainer's process how far its workers' batches got",
-            do="for batch in dataset.loader(num_workers=4); where it must be a DataLoader: DataLoader(dataset.pipeline(), "
+            why="only its own loader knows, in the trainer's process, which batches of its workers have been delivered",
+            do="for batch in dataset.loader(num_workers=4); if it must be a DataLoader: DataLoader(dataset.pipeline(), "
             "batch_size=None), see `pipeline`; one sample: ShardSet.open(folder)[image_id]",
         )
 
-    def pipeline(self) -> Any:
+    def pipeline(self) -> "BatchPipeline":
         """Return a `webdataset.DataPipeline` of batches from the position on, to be extended by `.compose(…)`.
 
         A DataLoader over it (batch_size=None) yields the same batches in the same order with any number of workers. To
-        save the position, call `delivered` with each batch, because a worker's copy of the dataset cannot do this.
+        save the position, use torchdata's StatefulDataLoader, or call `delivered` with each batch, because a worker's
+        copy of the dataset cannot do this. A StatefulDataLoader does not move this dataset: choose `repeat`, or call
+        `set_epoch` before each epoch.
         """
-        from webdataset.pipeline import DataPipeline
-        from webdataset.shardlists import split_by_worker
+        from imagemill.reading.loader import BatchPipeline
 
-        return DataPipeline(self._pieces, split_by_worker, self._reader)
+        return BatchPipeline(self)
 
     def _pieces(self) -> Iterator[Piece]:
         epoch, step = self._epoch, self._step
@@ -195,26 +215,33 @@ class ShardDataset:
         Batches prefetched by workers are not counted, so that none are lost. The state is equal on all ranks at the
         same step. It may be loaded with another number of workers, or of ranks if world_size × batch_size is the same.
         """
-        return {"epoch": self._epoch, "step": self._step, **self._plan_state()}
+        return {"epoch": self._epoch, "step": self._step, **self._state_of(self.plan)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue exactly at the position of `state_dict`, without reading earlier samples.
 
+        If neither `order` nor `buffer` was given, the dataset continues in the order of the state. Earlier releases read
+        in the order `stream` by default.
+
         Raises:
             WrongUsage: if the state belongs to another plan or another set of samples.
         """
-        now = self._plan_state()
+        state = {"order": "stream", "buffer": BUFFER, **state}
+        plan = self.plan
+        if not self._order_given and state["order"] in get_args(Order):
+            plan = replace(plan, order=state["order"], buffer=state["buffer"] if state["order"] == "stream" else BUFFER)
+        now = self._state_of(plan)
         if differing := [name for name in now if state.get(name) != now[name]]:
             name = differing[0]
             raise WrongUsage(
-                f"this state is of another plan: {name} was {state.get(name)}, now {now[name]}",
+                f"this state belongs to another plan: {name} was {state.get(name)}, now {now[name]}",
                 why="a position means the same batch only in the same order of the same samples",
                 do="restore what differs, or begin the next epoch with set_epoch",
             )
+        self.plan = plan
         self._epoch, self._step = state["epoch"], state["step"]
 
-    def _plan_state(self) -> dict[str, Any]:
-        plan = self.plan
+    def _state_of(self, plan: Plan) -> dict[str, Any]:
         return {
             "seed": plan.seed,
             "order": plan.order,
@@ -223,29 +250,6 @@ class ShardDataset:
             "global_batch": plan.global_batch,
             "samples": self._samples_digest,
         }
-
-
-class ShardLoader:
-    """Batches prefetched by worker processes, in the plan's order; the position is kept in the dataset."""
-
-    def __init__(self, dataset: ShardDataset, num_workers: int, options: Mapping[str, Any]) -> None:
-        self.dataset = dataset
-        self._options = {"num_workers": num_workers, **options}
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __iter__(self) -> Iterator[Batch]:
-        from webdataset.compat import WebLoader
-
-        # A new loader for each iteration, whose workers start at the present position.
-        batches = WebLoader(self.dataset.pipeline(), batch_size=None, collate_fn=_unchanged, **self._options)
-        return self.dataset._followed(batches)
-
-
-def _unchanged(batch: Batch) -> Batch:
-    """Return the batch; torch's own function would visit every number of every record."""
-    return batch
 
 
 def _layout(bucket: Bucket) -> BucketLayout:
@@ -263,6 +267,13 @@ def _node(rank: int | None, world_size: int | None) -> tuple[int, int]:
     if not 0 <= rank < world_size:
         raise WrongUsage(f"rank {rank} of {world_size}", do="give both: rank from 0 to world_size - 1")
     return rank, world_size
+
+
+def _warn_of_poor_use(buckets: Sequence[Bucket]) -> None:
+    """Warn if latents of the images' own size serve training poorly at the bucket's size."""
+    for bucket in buckets:
+        if bucket.manifest.crop and is_poor(bucket.manifest.crop):
+            warnings.warn(f"{bucket.folder.name}: {use_line(bucket.manifest.crop)}. {POOR_USE}", stacklevel=3)
 
 
 def _check_choices(**given: tuple[object, Any]) -> None:

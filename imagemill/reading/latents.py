@@ -9,7 +9,7 @@ import numpy as np
 
 from imagemill.domain.embedding_specs import VAE
 from imagemill.errors import ImagemillError
-from imagemill.pipeline.shards.shard_manifest import Maker, Manifest
+from imagemill.pipeline.shards.shard_manifest import Manifest, ModelEntry
 
 Fit = Literal["as_stored", "crop", "resize"]
 
@@ -43,7 +43,7 @@ def fit_latent(
             "a latent is empty",
             where=where,
             why=f"its shape is {latent.shape}: a side of its image is shorter than one place of a latent",
-            do='imagemill withdraw ID takes the sample out; latents="as_stored" delivers it as it is',
+            do='imagemill withdraw ID removes the sample; latents="as_stored" delivers it as it is',
         )
     too_small = latent.shape[1] < size[0] or latent.shape[2] < size[1]
     if fit == "resize" or too_small:
@@ -77,13 +77,13 @@ def latent_factors(manifest: Manifest, where: object) -> tuple[float, float]:
     Raises:
         ImagemillError: if the manifest does not contain the scaling factor.
     """
-    facts = manifest.provenance.get(VAE.kind, Maker()).facts or {}
+    facts = manifest.provenance.get(VAE.kind, ModelEntry()).facts or {}
     scaling = facts.get("scaling_factor")
     if scaling is None:
         raise ImagemillError(
-            "the manifest does not say by what these latents are scaled",
+            "the manifest does not record how these latents are scaled",
             where=where,
-            why="another program made them, or their maker is not recorded",
+            why="another program made them, or their model is not recorded",
             do="leave normalized=False and apply your VAE's scaling_factor and shift_factor yourself",
         )
     return float(scaling), float(facts.get("shift_factor") or 0.0)

@@ -23,6 +23,9 @@ import numpy as np
 Order = Literal["stream", "permutation"]
 Tail = Literal["short", "drop", "pad"]
 
+# Default of `stream`, in samples. Saved states of earlier releases depend on it.
+BUFFER = 1000
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:
@@ -51,9 +54,10 @@ class Plan:
         batch_size: per rank.
         world_size: number of ranks.
         seed: of all random choices.
-        order: of the samples of a bucket in an epoch. `permutation`: every order is equally likely, and reads are
-            random. `stream`: tars in random order; within this stream no sample moves more than `buffer` places, as
-            with a shuffle buffer, and reads are sequential.
+        order: of the samples of a bucket in an epoch. `permutation`: every order is equally likely, so that each batch
+            is a random sample of the bucket; each sample is one read at a random position. `stream`: tars in random
+            order; within this stream no sample moves more than `buffer` places, as with a shuffle buffer. Reads are
+            almost sequential, but samples of one tar stay together.
         buffer: for `stream`, in samples.
         tail: treatment of a bucket's last samples if they do not fill a step. `short`: divided evenly, so that every
             sample occurs exactly once; a rank may get no samples at that step, and then has one batch less. `drop`:
@@ -65,8 +69,8 @@ class Plan:
     batch_size: int
     world_size: int = 1
     seed: int = 0
-    order: Order = "stream"
-    buffer: int = 1000
+    order: Order = "permutation"
+    buffer: int = BUFFER
     tail: Tail = "short"
 
     @property

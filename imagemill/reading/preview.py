@@ -5,10 +5,9 @@ The manifest that records the models is described in pipeline/shards/shard_manif
 
 from pathlib import Path
 
-from imagemill.domain.embedding_specs import embedding_specs
 from imagemill.domain.layout import DataRoot
 from imagemill.errors import ImagemillError
-from imagemill.pipeline.shards.shard_manifest import Maker, Manifest
+from imagemill.pipeline.shards.shard_manifest import Manifest, ModelEntry, specs_of_set
 from imagemill.pipeline.shards.shard_sets import MANIFEST
 from imagemill.store.ledger import Ledger
 from imagemill.store.provenance import read_identity
@@ -20,16 +19,16 @@ def refuse_preview(folder: Path, manifest: Manifest) -> None:
     A manifest without a digest may have been edited. Its models count only if the data root around the set records the
     same.
     """
-    if preview_kinds := [kind for kind, maker in manifest.provenance.items() if maker.preview]:
+    if preview_kinds := [kind for kind, entry in manifest.provenance.items() if entry.preview]:
         raise ImagemillError(
-            f"{folder.name} holds what a preview model made: {', '.join(preview_kinds)}",
+            f"{folder.name} contains output of a preview model: {', '.join(preview_kinds)}",
             where=folder / MANIFEST,
             why="preview models have the shapes of the real ones and random weights: nothing can be learned from them",
             do="run imagemill with real models, or pass allow_preview=True to try a pipeline out",
         )
     if not manifest.sealed and (unproven := _unproven(folder, manifest)):
         raise ImagemillError(
-            f"{folder.name} may hold what a preview model made: {', '.join(unproven)}",
+            f"{folder.name} may contain output of a preview model: {', '.join(unproven)}",
             where=folder / MANIFEST,
             why="an earlier release wrote this manifest without a digest, and no data root around it records the same models",
             do="pack the set again with `imagemill shards --overwrite`, or pass allow_preview=True if you know the models",
@@ -39,12 +38,12 @@ def refuse_preview(folder: Path, manifest: Manifest) -> None:
 def _unproven(folder: Path, manifest: Manifest) -> list[str]:
     """Return the kinds of the set whose recorded model differs from that of the data root."""
     root = DataRoot(folder.parent.parent)
-    kinds = [spec.kind for spec in embedding_specs() if spec.member in manifest.members]
+    kinds = dict.fromkeys([*(spec.kind for spec in specs_of_set(manifest)), *manifest.provenance])
     return [kind for kind in kinds if not _agrees(root, kind, manifest.provenance.get(kind))]
 
 
-def _agrees(root: DataRoot, kind: str, maker: Maker | None) -> bool:
-    if maker is None or not root.ledger.is_file():
+def _agrees(root: DataRoot, kind: str, entry: ModelEntry | None) -> bool:
+    if entry is None or not root.ledger.is_file():
         return False
     try:
         with Ledger(root.ledger, read_only=True) as ledger:
@@ -52,5 +51,5 @@ def _agrees(root: DataRoot, kind: str, maker: Maker | None) -> bool:
     except (OSError, ImagemillError):
         return False
     if identity is None:  # every file was adopted
-        return maker.key is None
-    return (identity.key, identity.model, identity.preview) == (maker.key, maker.model, maker.preview)
+        return entry.key is None
+    return (identity.key, identity.model, identity.preview) == (entry.key, entry.model, entry.preview)

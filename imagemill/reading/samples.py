@@ -1,4 +1,4 @@
-"""Decoding of one sample from its tar: the record as a dict, npy members as views of the bytes that were read.
+"""Decoding of one sample from its tar: the record as a dict, npy members as views of the buffer it was read into.
 
 Members have the names that training scripts use. Samples are located in sets.py, bytes are read in tars.py, and formats
 are in formats/tar.py and formats/npy.py.
@@ -11,7 +11,7 @@ from typing import Any
 from imagemill.errors import ImagemillError, WrongUsage
 from imagemill.formats.jsonl import parse_object
 from imagemill.formats.npy import parse_npy
-from imagemill.formats.tar import parse_sample
+from imagemill.formats.tar import view_sample
 from imagemill.pipeline.shards.shard_sets import IndexLine
 from imagemill.reading.tars import OpenedTars
 
@@ -35,27 +35,33 @@ def chosen_suffixes(names: Iterable[str], available: Sequence[str], where: Path)
     return [suffixes[name] for name in names]
 
 
-def read_members(tars: OpenedTars, line: IndexLine, suffixes: Sequence[str]) -> dict[str, Any]:
-    """Decode only these members of one sample, by short name: `json` as a dict, the rest as read-only arrays.
+def read_members(tars: OpenedTars, line: IndexLine, suffixes: Sequence[str], buffer: memoryview) -> dict[str, Any]:
+    """Decode only these members of one sample, by short name: `json` as a dict, the rest as arrays.
+
+    Args:
+        tars: tars of the set.
+        line: position of the sample.
+        suffixes: of the members.
+        buffer: of `line.size` bytes or more; the sample is read into it, and the arrays are views of it.
 
     Raises:
         ShardsReplaced: if the tar no longer belongs to this set.
         ImagemillError: if the sample is not at its position, or a member is missing or damaged.
     """
     path = tars.folder / line.shard
-    content = tars.read(line.shard, line.offset, line.size)
-    values = parse_sample(content, line.entry, path)
+    filled = tars.read_into(line.shard, line.offset, buffer[: line.size])
+    values = view_sample(buffer[:filled], line.entry, path)
     if missing := [suffix for suffix in suffixes if suffix not in values]:
         raise _damaged(path, line, f"it has no member {missing[0]}")
     return {short_name(suffix): _decoded(suffix, values[suffix], path, line) for suffix in suffixes}
 
 
-def _decoded(suffix: str, data: bytes, path: Path, line: IndexLine) -> Any:
+def _decoded(suffix: str, data: memoryview, path: Path, line: IndexLine) -> Any:
     if suffix != "json":
         return parse_npy(data, path / f"{line.key}.{suffix}")
-    record = parse_object(data)
+    record = parse_object(bytes(data))
     if record is None or not isinstance(record.get("caption"), str):
-        raise _damaged(path, line, "its json is no record with a caption")
+        raise _damaged(path, line, "its json is not a record with a caption")
     return record
 
 

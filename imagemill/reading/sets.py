@@ -22,13 +22,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from imagemill.domain.buckets import bucket_size
-from imagemill.domain.embedding_specs import latent_shape
+import numpy as np
+
+from imagemill.domain.buckets import bucket_crop, bucket_size
+from imagemill.domain.embedding_specs import VAE_DOWNSAMPLING, latent_shape
 from imagemill.domain.ids import member_key
 from imagemill.errors import ImagemillError, MissingInput
+from imagemill.formats.npy import read_npy
 from imagemill.fs.fingerprints import fingerprint_file, signature_bytes
 from imagemill.fs.swap import read_unswapped
-from imagemill.pipeline.shards.shard_manifest import Manifest
+from imagemill.pipeline.shards.shard_manifest import Manifest, empty_caption_name, latent_size
 from imagemill.pipeline.shards.shard_sets import MANIFEST, IndexLine, live_lines, load_manifest
 from imagemill.reading.preview import refuse_preview
 from imagemill.reading.samples import read_members
@@ -55,6 +58,17 @@ class Bucket:
         """(height, width) of a latent of the bucket's own size."""
         width, height = bucket_size(self.name)
         return latent_shape(height, width)[1:]
+
+    @property
+    def one_size(self) -> bool:
+        """Whether all latents as stored have the bucket's size. Spec: docs/spec/stage2.md#bucket-size."""
+        return latent_size(self.manifest.provenance) == "bucket"
+
+    def crop_box(self, width: int, height: int) -> tuple[int, int, int, int]:
+        """Return (left, top, right, bottom) of the part of an image that its latent as stored contains, in pixels."""
+        if self.one_size:
+            return bucket_crop(width, height, self.name)
+        return 0, 0, width // VAE_DOWNSAMPLING * VAE_DOWNSAMPLING, height // VAE_DOWNSAMPLING * VAE_DOWNSAMPLING
 
     @property
     def members(self) -> list[str]:
@@ -108,6 +122,28 @@ def open_buckets(folder: Path, *, allow_preview: bool = False, verify: bool = Fa
     return buckets
 
 
+def empty_caption(buckets: Sequence[Bucket], kind: str) -> np.ndarray:
+    """Return the state of the empty caption of a text kind, see `ShardSet.empty_caption`."""
+    states = {bucket.manifest.empty_captions.get(kind): bucket for bucket in buckets}
+    if found := [content for content in states if content is None]:
+        where, known = states[found[0]].folder, {kind for bucket in buckets for kind in bucket.manifest.empty_captions}
+        raise MissingInput(
+            f"the set has no state of the empty caption of {kind!r}",
+            where=where,
+            why=f"it has those of {', '.join(sorted(known)) or 'no kind'}; earlier releases stored none",
+            do=f"imagemill stage2 --regenerate {kind}, then imagemill shards --overwrite",
+        )
+    if len(states) > 1:
+        raise ImagemillError(
+            f"the buckets have different states of the empty caption of {kind!r}",
+            where=", ".join(bucket.folder.name for bucket in states.values()),
+            why="they were packed with different models",
+            do=_WRITE_AGAIN,
+        )
+    ((content, bucket),) = states.items()
+    return read_npy(bucket.folder / empty_caption_name(kind), content=content)
+
+
 def refuse_twice(buckets: Sequence[Bucket]) -> None:
     """Raise ImagemillError if an id is live twice, in one bucket or in two."""
     seen: dict[str, Bucket] = {}
@@ -125,7 +161,7 @@ def _live_twice(image_id: str, one: Bucket, other: Bucket) -> ImagemillError:
     return ImagemillError(
         f"{image_id!r} is live twice, in {places}",
         where=other.folder,
-        why="an id names one sample; a run that moves it between buckets was stopped, or a folder is of another time",
+        why="an id names one sample; a run that moves it between buckets was stopped, or the folders are from different times",
         do=f"run `imagemill run`, which finishes an interrupted run; else {_WRITE_AGAIN}",
     )
 
@@ -159,7 +195,7 @@ def _read_bucket(folder: Path) -> Bucket | None:
     bucket = Bucket(manifest.bucket, folder, manifest, live_lines(folder), OpenedTars.of(folder, manifest))
     if problem := _disagreement(bucket):
         raise ImagemillError(
-            f"{folder.name}: its documents and tars do not agree",
+            f"{folder.name}: its index files and tars do not match",
             where=folder,
             why=problem,
             do=f"copy the folder whole, or {_WRITE_AGAIN}",
@@ -203,6 +239,15 @@ class ShardSet(Mapping[str, dict[str, Any]]):
         """Open a shards folder or one of its bucket folders; arguments and errors as for `open_buckets`."""
         return cls(open_buckets(Path(folder), allow_preview=allow_preview, verify=verify))
 
+    def empty_caption(self, kind: str) -> np.ndarray:
+        """Return the state of the empty caption, for classifier-free guidance, as stored: float16 (77, 1024) for `t5_hidden`.
+
+        Raises:
+            MissingInput: if the set contains none of this kind.
+            ImagemillError: if the file is damaged, or if the buckets contain states of two models.
+        """
+        return empty_caption(self.buckets, kind)
+
     def __getitem__(self, image_id: str) -> dict[str, Any]:
         """Return one sample.
 
@@ -212,7 +257,7 @@ class ShardSet(Mapping[str, dict[str, Any]]):
             ImagemillError: if the tar is damaged.
         """
         bucket, line = self._places[image_id]
-        sample = read_members(bucket.tars, line, bucket.members)
+        sample = read_members(bucket.tars, line, bucket.members, memoryview(bytearray(line.size)))
         return {
             "image_id": image_id,
             "bucket": bucket.name,

@@ -13,7 +13,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 from imagemill.errors import ImagemillError
 from imagemill.fs.fingerprints import FileSignature, file_signature, fingerprint_file, is_copy
@@ -48,40 +47,52 @@ class OpenedTars:
             folder, checksums, {name: file_signature(folder / name) for name in checksums if (folder / name).is_file()}
         )
 
-    def read(self, name: str, offset: int, size: int) -> bytes:
-        """Return bytes of a tar, fewer only at its end; raise ShardsReplaced if the tar no longer belongs to this set."""
+    def read_into(self, name: str, offset: int, buffer: memoryview) -> int:
+        """Fill a buffer with bytes of a tar; return their number, which is smaller only at the end of the tar.
+
+        The tar is opened for each call: an open file for each tar would exceed the limit of a process in large sets.
+
+        Raises:
+            ShardsReplaced: if the tar no longer belongs to this set.
+        """
         try:
-            with open(self.folder / name, "rb") as file:
-                self._check(name, file)
-                file.seek(offset)
-                return file.read(size)
+            descriptor = os.open(self.folder / name, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                self._check(name, descriptor)
+                filled = count = os.preadv(descriptor, [buffer], offset)
+                while count and filled < len(buffer):  # interrupted by a signal, or more than one call can read
+                    count = os.preadv(descriptor, [buffer[filled:]], offset + filled)
+                    filled += count
+                return filled
+            finally:
+                os.close(descriptor)
         except OSError as error:
             if error.errno not in _GONE:
                 raise
             raise self._replaced(name, "is gone") from error
 
-    def _check(self, name: str, file: BinaryIO) -> None:
-        now = file_signature(os.fstat(file.fileno()))
+    def _check(self, name: str, descriptor: int) -> None:
+        now = file_signature(os.fstat(descriptor))
         if now != self.stats[name]:
-            if not self._is_equal(name, file, now):
-                raise self._replaced(name, "holds other bytes")
+            if not self._is_equal(name, descriptor, now):
+                raise self._replaced(name, "has other bytes")
             self.stats[name] = now
 
-    def _is_equal(self, name: str, file: BinaryIO, now: FileSignature) -> bool:
+    def _is_equal(self, name: str, descriptor: int, now: FileSignature) -> bool:
         """Return whether another file under this name has the same bytes as the opened one."""
         manifest = read_manifest(self.folder)
         if manifest is None or _checksums(manifest).get(name) != self.checksums[name]:
             return False
         # A copy with the same mtime comes from appending on a file system without hardlinks. Reading it in full would
         # cost an epoch.
-        return is_copy(now, self.stats[name]) or fingerprint_file(file.fileno()) == self.checksums[name]
+        return is_copy(now, self.stats[name]) or fingerprint_file(descriptor) == self.checksums[name]
 
     def _replaced(self, name: str, why: str) -> ShardsReplaced:
         return ShardsReplaced(
             f"the shards of {self.folder.name} were replaced or removed since this reader opened them",
             where=self.folder / name,
             why=f"{name} {why}; a reader delivers samples of one set, never of two",
-            do="open the reader again; load_state_dict says whether a saved state goes on in the set that is there now",
+            do="open the reader again; load_state_dict checks whether a saved state can continue in the current set",
         )
 
 

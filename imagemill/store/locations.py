@@ -79,7 +79,7 @@ def refuse_no_folder(name: Place, folder: str | os.PathLike[str]) -> None:
     place = local_path(folder, _OPTIONS[name])
     nearest = _nearest(place)
     if not nearest.is_dir():
-        raise _no_folder(name, place, f"{nearest} is a {'link to nothing' if nearest.is_symlink() else 'file'}")
+        raise _no_folder(name, place, f"{nearest} is a {'broken symlink' if nearest.is_symlink() else 'file'}")
     try:
         os.lstat(place)
     except FileNotFoundError:
@@ -119,7 +119,7 @@ def refuse_no_root(root: DataRoot, *, may_begin: bool = False) -> None:
     if root.is_begun or (may_begin and (root.path.is_dir() or root.path == DataRoot.resolve(DEFAULT_ROOT).path)):
         return
     raise MissingInput(
-        "no data root here" if root.path.is_dir() else "the data root does not exist",
+        "not a data root" if root.path.is_dir() else "the data root does not exist",
         where=root.path,
         why="nothing was written",
         do="check --data-root; for a new one, create the folder with your images in approved/",
@@ -167,9 +167,9 @@ def refuse_gone(root: DataRoot, name: Place) -> None:
     """Raise MissingInput if the recorded folder does not exist now."""
     if name in gone(root):
         raise MissingInput(
-            f"{name}: the remembered folder is not there",
+            f"{name}: the recorded folder does not exist",
             where=getattr(root, name),
-            do=f"bring it back, or name another by {_OPTIONS[name]}",
+            do=f"restore it, or give another with {_OPTIONS[name]}",
         )
 
 

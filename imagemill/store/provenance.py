@@ -5,33 +5,30 @@ identity from a model folder belongs in encoders/loading.py.
 """
 
 import hashlib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from imagemill.domain.embedding_specs import OLD_VALUES, EmbeddingSpec
+from imagemill.domain.encoder_settings import EncoderSettings
 from imagemill.errors import ImagemillError, ModelMismatch
 from imagemill.formats.npy import NpyStore
 from imagemill.store.ledger import SUPERSEDED, Ledger
 from imagemill.text.strict_json import NOT_JSON, decode_json
 
-# Makers of adopted files, for which no row records a model. The second marks files whose header contains a preview
+# Model keys of adopted files, for which no row records a model. The second marks files whose header contains a preview
 # model's comment.
 UNKNOWN, UNKNOWN_PREVIEW = "unknown", "unknown preview"
 _NO_MODEL = {UNKNOWN, UNKNOWN_PREVIEW, SUPERSEDED}
 
-SCHEME = 1
-"""Number of the present set of facts. A scheme that adds facts adds their old values below."""
+SCHEME = 3
+"""Number of the present set of facts. A scheme that adds facts adds their old values to `OLD_VALUES`.
 
-# Facts that a later scheme added, with the value implied by identities without them.
-OLD_VALUES: Mapping[str, Any] = {
-    "size": "original",
-    "tokens": 77,
-    "padding": "zero",
-    "preprocessing": "exact",
-    "memory_format": "channels_last",
-}
+In schemes 1 and 2, `weights_sha256` contains the sha256 of each weight file, by name; since 3, one sha256 over all tensors.
+"""
+
+_FILES_SCHEME = 2
 
 
 class ModelIdentity(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,6 +45,8 @@ class ModelIdentity(msgspec.Struct, frozen=True, kw_only=True):
         threads: CPU threads of the model's arithmetic; the VAE's last bits depend on it.
         facts: fingerprints of weights and configuration, dtypes, preprocessing version, scaling and shift factors, ….
         scheme: number of the set of facts.
+        libraries: versions of the libraries; None if an earlier release recorded the identity.
+        files_sha256: file name → sha256 of the weight files, which identities of schemes 1 and 2 compare.
     """
 
     kind: str
@@ -58,27 +57,44 @@ class ModelIdentity(msgspec.Struct, frozen=True, kw_only=True):
     threads: int = 1
     facts: dict[str, Any]
     scheme: int = 1
+    libraries: dict[str, str] | None = None
+    files_sha256: dict[str, str] | None = None
 
     @property
     def key(self) -> str:
         """16 hex digits; equal keys mean interchangeable files."""
         return hashlib.sha256(msgspec.json.encode(self.facts, order="sorted")).hexdigest()[:16]
 
+    @property
+    def former(self) -> "ModelIdentity":
+        """The identity that earlier releases gave to these files: that of the weight files instead of their tensors."""
+        if self.scheme <= _FILES_SCHEME or self.files_sha256 is None:
+            return self
+        facts = self.facts | {"weights_sha256": self.files_sha256}
+        return msgspec.structs.replace(self, scheme=_FILES_SCHEME, facts=facts, libraries=None, files_sha256=None)
+
+
+def empty_caption_file(kind: str, model_key: str) -> str:
+    """Return the name of the file with a model's state of the empty caption."""
+    return f"{kind}-{model_key}.npy"
+
 
 def differing_facts(recorded: ModelIdentity, requested: ModelIdentity) -> list[str]:
     """Return the names of the facts in which two identities differ; an empty list means that they are the same model.
 
     An identity of an older scheme equals a newer one if its facts are equal and every fact that it lacks has its old
-    value.
+    value. Weights are compared file by file if one of the identities knows only files.
     """
     missing = object()
+    older, newer = recorded.scheme < requested.scheme, recorded.scheme > requested.scheme
+    if min(recorded.scheme, requested.scheme) <= _FILES_SCHEME:
+        recorded, requested = recorded.former, requested.former
 
-    def value(identity: ModelIdentity, name: str, other: ModelIdentity) -> Any:
-        old = OLD_VALUES.get(name, missing) if identity.scheme < other.scheme else missing
-        return identity.facts.get(name, old)
+    def value(identity: ModelIdentity, name: str, is_older: bool) -> Any:
+        return identity.facts.get(name, OLD_VALUES.get(name, missing) if is_older else missing)
 
     names = recorded.facts.keys() | requested.facts.keys()
-    return sorted(name for name in names if value(recorded, name, requested) != value(requested, name, recorded))
+    return sorted(name for name in names if value(recorded, name, older) != value(requested, name, newer))
 
 
 def read_identity(ledger: Ledger, kind: str) -> ModelIdentity | None:
@@ -96,8 +112,15 @@ def read_identity(ledger: Ledger, kind: str) -> ModelIdentity | None:
         raise ImagemillError(
             f"{kind}: the recorded model cannot be read: {error}",
             where=ledger.path,
-            do="run `imagemill repair`, which takes it from its second copy",
+            do="run `imagemill repair`, which restores it from its second copy",
         ) from error
+
+
+def spec_in_force(spec: EmbeddingSpec, ledger: Ledger, settings: EncoderSettings | None = None) -> EmbeddingSpec:
+    """Return the spec with the contract of the recorded model; before the first file, with that of the settings."""
+    chosen = spec if settings is None else spec.requested(settings)
+    identity = read_identity(ledger, spec.kind)
+    return chosen.recorded(identity.facts) if identity else chosen
 
 
 def record_identity(ledger: Ledger, identity: ModelIdentity) -> None:
@@ -135,19 +158,20 @@ def guard_identity(ledger: Ledger, identity: ModelIdentity) -> ModelIdentity:
         ModelMismatch: with the facts that differ, or the files of another model if the record was lost.
     """
     with ledger.transaction():
-        makers = read_makers(ledger, identity.kind)
-        makers.check(identity)
-        if makers.recorded is None:
-            record_identity(ledger, identity)
-    return makers.recorded or identity
+        models = read_recorded_models(ledger, identity.kind)
+        models.check(identity)
+        in_force = models.in_force(identity)
+        if models.recorded is None:
+            record_identity(ledger, in_force)
+    return in_force
 
 
-class Makers(msgspec.Struct, frozen=True):
-    """Makers of the files of a kind, as recorded in the ledger; passed to workers, because they do not open the ledger.
+class RecordedModels(msgspec.Struct, frozen=True):
+    """Models of the files of a kind, as recorded in the ledger; passed to workers, because they do not open the ledger.
 
     Attributes:
         recorded: the recorded model, None before the first file, or if the record was lost.
-        keys: makers in the rows of the files.
+        keys: model keys in the rows of the files.
         ledger: its path, for messages.
     """
 
@@ -161,7 +185,7 @@ class Makers(msgspec.Struct, frozen=True):
             self._refuse_others(identity)
         elif fields := differing_facts(self.recorded, identity):
             raise ModelMismatch(
-                f"{identity.kind}: this run's model is not the one that made the files already there "
+                f"{identity.kind}: this run's model is not the one that made the existing files "
                 f"(recorded {self.recorded.model}, requested {identity.model}; differs in {', '.join(fields)})",
                 where=self.ledger,
                 why="one directory never mixes the vectors of two models",
@@ -169,9 +193,14 @@ class Makers(msgspec.Struct, frozen=True):
                 f"`imagemill stage2 --regenerate {identity.kind}`",
             )
 
+    def in_force(self, identity: ModelIdentity) -> ModelIdentity:
+        """Return the identity whose key new files get: the recorded one; if the record was lost, that of the files."""
+        former = identity.former
+        return self.recorded or (former if former.key in self.keys else identity)
+
     def _refuse_others(self, identity: ModelIdentity) -> None:
-        """Compare with the makers of the recorded files, if there is no recorded identity."""
-        others = sorted(self.keys - _NO_MODEL - {identity.key})
+        """Compare with the model keys of the recorded files, if there is no recorded identity."""
+        others = sorted(self.keys - _NO_MODEL - {identity.key, identity.former.key})
         if not identity.preview and UNKNOWN_PREVIEW in self.keys:
             others.append("a preview model")
         if others:
@@ -185,12 +214,12 @@ class Makers(msgspec.Struct, frozen=True):
             )
 
 
-def read_makers(ledger: Ledger, kind: str) -> Makers:
-    """Return the makers of the files of a kind. Raises ImagemillError if the recorded model cannot be read."""
+def read_recorded_models(ledger: Ledger, kind: str) -> RecordedModels:
+    """Return the models of the files of a kind. Raises ImagemillError if the recorded model cannot be read."""
     recorded = read_identity(ledger, kind)
-    return Makers(recorded, frozenset() if recorded else frozenset(ledger.makers(kind)), ledger.path)
+    return RecordedModels(recorded, frozenset() if recorded else frozenset(ledger.model_keys(kind)), ledger.path)
 
 
-def maker_of_adopted(store: NpyStore, image_id: str) -> str:
-    """Return the maker to record for a valid file without a row: only preview models are identified by the header."""
+def model_key_of_adopted(store: NpyStore, image_id: str) -> str:
+    """Return the model key to record for a valid file without a row: only preview models are identified by the header."""
     return UNKNOWN_PREVIEW if store.is_preview(image_id) else UNKNOWN

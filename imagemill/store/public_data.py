@@ -159,7 +159,7 @@ def no_dataset(dataset: Dataset, do: str) -> MissingInput:
     return MissingInput(
         f"no dataset {dataset.name}",
         where=dataset.path.parent,
-        why=f"datasets there: {', '.join(names)}" if names else "there is no dataset yet",
+        why=f"existing datasets: {', '.join(names)}" if names else "there is no dataset yet",
         do=f"check the dataset's name; {do}",
     )
 
@@ -172,7 +172,9 @@ def folder_name(name: str, what: str, *, taken: tuple[str, ...] = ()) -> str:
     """
     bad = not name or name.startswith(".") or "/" in name or "\\" in name or not name.isprintable() or name in taken
     if bad or name != name.strip():
-        raise WrongUsage(f"{name!r} is no name of a {what}", do="choose a plain folder name, such as rescale_32_768")
+        raise WrongUsage(
+            f"{name!r} is not a valid name of a {what}", do="choose a plain folder name, such as rescale_32_768"
+        )
     return name
 
 

@@ -125,7 +125,7 @@ def refresh(root: DataRoot, ledger: Ledger, *, required: bool = False) -> None:
                         what,
                         where=path,
                         why="without it, models and withdrawn images would be lost with the ledger",
-                        do="make room on the disk or check it, then run the same command again",
+                        do="free disk space or check the disk, then run the same command again",
                     ) from error
                 print(f"{what} ({path})", file=sys.stderr, flush=True)
 

@@ -115,7 +115,7 @@ def record_consent(files: Sequence[Path]) -> Path:
     try:
         write_bytes_atomic(store, json.dumps(consents, indent=2, sort_keys=True).encode() + b"\n")
     except OSError as error:
-        do = f"make {store.parent} writable, or set XDG_CONFIG_HOME to a folder that is"
+        do = f"make {store.parent} writable, or set XDG_CONFIG_HOME to a writable folder"
         raise ImagemillError("consent cannot be recorded", where=store, why=error.strerror, do=do) from error
     return store
 

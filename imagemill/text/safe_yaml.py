@@ -8,6 +8,7 @@ The values are interpreted in config.py and pipeline/presets/preset_config.py.
 """
 
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -106,16 +107,21 @@ def _check_nodes(path: Path, root: yaml.Node) -> None:
     def extent(node: yaml.Node, depth: int) -> tuple[int, int]:
         """Return the number of values of a node with its aliases resolved, and the number of its levels."""
         if id(node) in open_nodes:
-            raise _refused(path, node, "an alias of the value that contains it", "write the value out")
+            raise _refused(path, node, "an alias that refers to the value containing it", "write the value out")
         if id(node) not in known and depth <= MAX_DEPTH:
-            _check_node(path, node)
+            if isinstance(node, yaml.MappingNode):
+                _check_names(path, node)
+            elif isinstance(node, yaml.ScalarNode) and re.search("[\ud800-\udfff\0]", node.value):
+                raise _refused(
+                    path, node, "a character that is not valid in text: a lone surrogate or NUL", "remove it"
+                )
             open_nodes.add(id(node))
             inner = [extent(child, depth + 1) for child in _children(node)]
             open_nodes.discard(id(node))
             known[id(node)] = 1 + sum(size for size, _ in inner), 1 + max((height for _, height in inner), default=0)
         size, height = known.get(id(node), (1, MAX_DEPTH + 1))
         if height > MAX_DEPTH:
-            raise _refused(path, node, f"nested deeper than {MAX_DEPTH} levels", "write it flatter")
+            raise _refused(path, node, f"nested deeper than {MAX_DEPTH} levels", "reduce the nesting")
         if size > MAX_VALUES:
             raise _refused(path, node, f"more than {MAX_VALUES} values once aliases are resolved", "write fewer")
         return size, height
@@ -123,23 +129,15 @@ def _check_nodes(path: Path, root: yaml.Node) -> None:
     extent(root, 1)
 
 
-def _check_node(path: Path, node: yaml.Node) -> None:
-    if isinstance(node, yaml.ScalarNode):
-        if any("\ud800" <= character <= "\udfff" or character == "\0" for character in node.value):
-            raise _refused(path, node, "a character that no text has: a lone surrogate or a NUL", "remove it")
-    elif isinstance(node, yaml.MappingNode):
-        _check_names(path, node)
-
-
 def _check_names(path: Path, node: yaml.MappingNode) -> None:
     """Refuse names that are lists or mappings, and names that occur twice, of which PyYAML would use the last."""
     seen: dict[str, int] = {}
     for key, _ in node.value:
         if not isinstance(key, yaml.ScalarNode):
-            raise _refused(path, key, "a name that is no text", "write `name: value`")
+            raise _refused(path, key, "a name that is not text", "write `name: value`")
         line = key.start_mark.line + 1
         if key.value in seen:
-            raise _refused(path, key, f"{key.value!r} occurs in line {seen[key.value]} already", "keep one of them")
+            raise _refused(path, key, f"{key.value!r} already occurs in line {seen[key.value]}", "keep one of them")
         seen[key.value] = line
 
 

@@ -36,7 +36,12 @@ class _Fault(NamedTuple):
 
 
 def convert_settings(
-    value: Any, kind: type[T], *, where: object, line: Callable[[Sequence[str]], int] | None = None
+    value: Any,
+    kind: type[T],
+    *,
+    where: object,
+    line: Callable[[Sequence[str]], int] | None = None,
+    place: tuple[str, ...] = (),
 ) -> T:
     """Return the settings as a struct of this type.
 
@@ -45,6 +50,7 @@ def convert_settings(
         kind: the struct type.
         where: source of the settings, for messages.
         line: function that returns the line of a setting, given the names that lead to it.
+        place: names that lead to `value`.
 
     Raises:
         WrongUsage: for an unknown setting, and for a value that a setting cannot have.
@@ -52,7 +58,7 @@ def convert_settings(
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        fault = next(_faults(value, kind, ()), None) or _Fault((), str(error), None, "correct the value")
+        fault = next(_faults(value, kind, place), None) or _Fault(place, str(error), None, "correct the value")
         at = f"{Path(str(where)).name} line {line(fault.place)}: " if line and fault.place else ""
         raise WrongUsage(at + fault.what, where=where, why=fault.why, do=fault.do) from error
 

@@ -24,7 +24,7 @@ class Rule(NamedTuple):
     """One requirement. `severity`: an `error` fails the file, a `warning` does not."""
 
     kinds: tuple[str, ...]
-    says: str
+    description: str
     remedy: str
     severity: str = "error"
 
@@ -37,11 +37,11 @@ def _read_rules() -> Iterator[tuple[str, Rule]]:
     document = tomllib.loads(Path(__file__).with_name("rules.toml").read_text("utf-8"))
     for name, row in document.items():
         remedy = row["remedy"].format(buckets=", ".join(BUCKETS))
-        yield name, Rule(tuple(row["kinds"]), row["says"], remedy, row.get("severity", "error"))
-    for name, (says, remedy) in TEXT_WARNINGS.items():
-        yield name, Rule(("stage2", "preset"), says, remedy, "warning")
+        yield name, Rule(tuple(row["kinds"]), row["description"], remedy, row.get("severity", "error"))
+    for name, (description, remedy) in TEXT_WARNINGS.items():
+        yield name, Rule(("stage2", "preset"), description, remedy, "warning")
     for rules, severity in ((PRESET_RULES, "error"), (PRESET_WARNINGS, "warning")):
-        yield from ((name, Rule(("preset",), rule.says, rule.remedy, severity)) for name, rule in rules.items())
+        yield from ((name, Rule(("preset",), rule.description, rule.remedy, severity)) for name, rule in rules.items())
 
 
 RULES: dict[str, Rule] = dict(_read_rules())

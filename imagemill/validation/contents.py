@@ -8,25 +8,30 @@ values are checked in formats/npy.py.
 """
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
+from imagemill.domain.embedding_specs import EmbeddingSpec, embedding_specs
 from imagemill.errors import InvalidNpy
 from imagemill.formats.npy import NpyStore
 from imagemill.fs.fingerprints import fingerprint_file
 from imagemill.pipeline.stage2.damage import file_name
 from imagemill.store.ledger import FileRow, Ledger
+from imagemill.store.provenance import spec_in_force
 from imagemill.validation.catalogue import finding
 from imagemill.validation.findings import Finding
 
-_MESSAGE = "not the bytes that were recorded, though size, time and inode are"
+_MESSAGE = "not the recorded bytes, although size, time and inode are unchanged"
 
 
 class RecordedContents:
     """The ledger's rows of npy files, read once per kind; `damaged` collects (kind, image id) as files are compared."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, in_force: Callable[[EmbeddingSpec], EmbeddingSpec] | None = None) -> None:
         self._rows_of = functools.cache(ledger.files)
+        in_force = in_force or partial(spec_in_force, ledger=ledger)
+        self.in_force = {spec: in_force(spec) for spec in embedding_specs()}
         # Kinds whose files are being replaced: shards keep the earlier files until all new ones are written.
         self.regenerating = frozenset(ledger.regenerating())
         self.damaged: list[tuple[str, str]] = []

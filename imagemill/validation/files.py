@@ -21,7 +21,7 @@ def embedding_files(store: NpyStore, ledger: Ledger) -> Iterator[Finding | int]:
         at: dict[str, Any] = {"file": store.folder.name, "item": image_id}
         source = sources.get(image_id)
         if source is None:
-            yield finding("unknown_image", "a file of an image that was never seen", **at)
+            yield finding("unknown_image", "a file of an unknown image", **at)
             continue
         if (image_id, stat) in rows:
             continue

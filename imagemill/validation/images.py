@@ -64,7 +64,7 @@ class ImageLook:
             return
         shared = found if base is None else _stat(base / name)
         if base is not None and (isinstance(shared, str) or not os.path.samestat(shared, found)):
-            yield finding("not_shared", f"not the file of {base.name}", **at)
+            yield finding("not_shared", f"not a link to the file of {base.name}", **at)
         if self.mode == "open":
             yield from _opened(folder / name, (record["width"], record["height"]), upright=False, at=at)
 

@@ -55,7 +55,7 @@ def _judged(file: str, line: Line, lines: Lines) -> Iterator[Finding]:
     if line.value is None:
         yield finding("strict_json", line.problem or "no record", file=file, line=line.number)
     elif key := key_given_twice(line.raw, line.value):
-        yield finding("duplicate_key", f"{key!r} is there twice", file=file, line=line.number)
+        yield finding("duplicate_key", f"{key!r} occurs twice", file=file, line=line.number)
     else:
         yield from lines.judge(line.value, line.number)
 

@@ -117,5 +117,5 @@ def _sources(preset: PresetDir, split: str, manifest: Mapping[str, Any], base: P
     source = (PresetDir(base) if base else preset).jsonl(split)
     if not isinstance(recorded, str) or not source.is_file() or recorded == f"sha256:{sha256_file(source)}":
         return
-    message = f"norm and coord were made from other records than {source.parent.name}/{source.name} has now"
+    message = f"norm and coord were made from records other than {source.parent.name}/{source.name} has now"
     yield finding("base_changed" if base else "stale_split", message, file=preset.jsonl(split).name)

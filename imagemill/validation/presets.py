@@ -49,7 +49,7 @@ def preset_records(
     folder = jsonl.parent
     has_manifest = (folder / MANIFEST).exists() or (folder / MANIFEST).is_symlink()
     if (has_manifest or enforce_real_images_folder) and not is_real_directory(folder / IMAGES):
-        yield finding("images_folder", "a link, or no directory", file=jsonl.name, field=IMAGES)
+        yield finding("images_folder", "a link, or not a directory", file=jsonl.name, field=IMAGES)
     manifest: Mapping[str, Any] = {}
     if has_manifest:
         try:

@@ -24,27 +24,27 @@ def latent_statistics(derived: Path) -> Iterator[Finding | int]:
     for name, statistics in present.items():
         yield 1
         if statistics is None:
-            yield _finding(f"{name}.json", "unreadable", "not a document of ours", "latent_statistics")
+            yield _finding(f"{name}.json", "unreadable", "not a file that imagemill wrote", "latent_statistics")
             continue
         yield from _numbers(f"{name}.json", statistics)
     parts = {name: statistics for name, statistics in present.items() if name != ALL and statistics}
     merged = present.get(ALL)
     if parts and merged is None:
-        yield _finding(f"{ALL}.json", "missing_file", "buckets are there, their merge is not", "latent_statistics")
+        yield _finding(f"{ALL}.json", "missing_file", "there are buckets, but no merged file", "latent_statistics")
     elif merged and not _is_merge(merged, parts):
-        yield _finding(f"{ALL}.json", "not_the_merge", "differs from its buckets put together", "latent_statistics")
+        yield _finding(f"{ALL}.json", "not_the_merge", "differs from the merge of its buckets", "latent_statistics")
 
 
 def _numbers(file: str, statistics: LatentMoments) -> Iterator[Finding]:
     numbers = [*statistics.mean, *statistics.m2, *statistics.std]
     if not all(map(math.isfinite, numbers)) or any(value < 0 for value in [*statistics.m2, *statistics.std]):
-        yield _finding(file, "impossible", "a mean, m2 or std that no data has", "latent_statistics")
+        yield _finding(file, "impossible", "values of mean, m2 or std that no data can have", "latent_statistics")
     if not all(
         low <= mean <= high for low, mean, high in zip(statistics.min, statistics.mean, statistics.max, strict=True)
     ):
         yield _finding(file, "impossible", "a mean outside min and max", "latent_statistics")
     if flat := [n for n, std in enumerate(statistics.std) if std == 0]:
-        yield finding("constant_channel", f"channels {flat} have one value throughout", file=file)
+        yield finding("constant_channel", f"channels {flat} have a single value", file=file)
 
 
 def _is_merge(merged: LatentMoments, parts: dict[str, LatentMoments]) -> bool:
@@ -64,12 +64,14 @@ def near_duplicates(derived: Path) -> Iterator[Finding | int]:
     summary = read_summary(derived)
     if summary is None:
         if lines_path(derived).exists() or summary_path(derived).exists():
-            yield _finding(summary_path(derived).name, "unreadable", "not a document of ours", "near_duplicates")
+            yield _finding(
+                summary_path(derived).name, "unreadable", "not a file that imagemill wrote", "near_duplicates"
+            )
         return
     file = lines_path(derived).name
     groups = read_groups(derived, summary)
     if groups is None:
-        yield _finding(file, "not_the_summarys", "not the lines that the summary was written with", "near_duplicates")
+        yield _finding(file, "not_the_summarys", "not the lines that belong to the summary", "near_duplicates")
         return
     seen: set[str] = set()
     for group in groups:

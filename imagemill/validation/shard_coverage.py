@@ -68,10 +68,12 @@ def _placed(sample: ReadySample, sets: _Sets, file: str, *, growing: bool) -> It
     # It may be absent because of a limit, or be in a set that cannot be read.
     limited = sample.bucket in sets.limited or (sample.bucket not in sets.present and bool(sets.limited))
     if not found and growing and not (limited or sets.damaged):
-        yield finding("unpacked", f"ready for {_folder(sample.bucket)}, in no shard", file=file, item=sample.image_id)
+        yield finding(
+            "unpacked", f"ready for {_folder(sample.bucket)} but in no shard", file=file, item=sample.image_id
+        )
     for bucket in found:
         if bucket != sample.bucket:
-            message = f"live in {_folder(bucket)}, its record says {sample.bucket}"
+            message = f"live in {_folder(bucket)} but its record has {sample.bucket}"
             yield finding("other_bucket", message, file=file, item=sample.image_id)
 
 

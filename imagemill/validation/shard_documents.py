@@ -15,7 +15,7 @@ from imagemill.domain.ids import id_of_member_key
 from imagemill.errors import ImagemillError
 from imagemill.formats.energon import Place, Shard
 from imagemill.formats.jsonl import read_jsonl
-from imagemill.pipeline.shards.shard_manifest import SEAL, Manifest, decode_manifest, seal_is_broken
+from imagemill.pipeline.shards.shard_manifest import SEAL, Manifest, decode_manifest, latent_size, seal_is_broken
 from imagemill.pipeline.shards.shard_sets import (
     INDEX,
     MANIFEST,
@@ -28,7 +28,7 @@ from imagemill.pipeline.shards.shard_sets import (
     read_tombstones,
     set_digest,
 )
-from imagemill.pipeline.shards.shard_statistics import statistics_of
+from imagemill.pipeline.shards.shard_statistics import crop_statistics, statistics_of
 from imagemill.validation.catalogue import finding
 from imagemill.validation.findings import Finding
 
@@ -46,7 +46,7 @@ class Index:
 
 
 def checked_manifest(folder: Path) -> Generator[Finding, None, Manifest | None]:
-    """Yield the findings of the manifest document, then return the manifest; None if it is not one of ours.
+    """Yield the findings of the manifest document, then return the manifest; None if it was not written by imagemill.
 
     A manifest with a wrong digest is returned too, so that the other checks can show the differences.
     """
@@ -58,7 +58,7 @@ def checked_manifest(folder: Path) -> Generator[Finding, None, Manifest | None]:
         yield finding("manifest", f"{error.what}: {error.why}" if error.why else error.what, file=file)
         return None
     except msgspec.ValidationError as error:
-        yield finding("manifest", f"not a manifest of ours: {error}", file=file)
+        yield finding("manifest", f"not a valid manifest: {error}", file=file)
         return None
     if seal_is_broken(document):
         yield finding("manifest_digest", "changed after it was written", file=file, field=SEAL)
@@ -72,7 +72,7 @@ def documents(folder: Path, manifest: Manifest) -> Generator[Finding, None, Inde
     file = f"{folder.name}/{MANIFEST}"
     # Readers use the manifest's bucket, `load_dataset` and people the folder's.
     if folder.name != bucket_folder(folder.parent, manifest.bucket).name:
-        yield finding("set_bucket", f"says {manifest.bucket}, the folder is {folder.name}", file=file)
+        yield finding("set_bucket", f"bucket {manifest.bucket}, but the folder is {folder.name}", file=file)
     if not (folder / INDEX).is_file():
         yield finding("index", "no index", file=f"{folder.name}/{INDEX}")
         return Index()
@@ -83,11 +83,11 @@ def documents(folder: Path, manifest: Manifest) -> Generator[Finding, None, Inde
     number = {shard.name: n for n, shard in enumerate(manifest.shards)}
     order = [(number.get(shard, len(number)), offset) for shard, offset in index.places]
     if order != sorted(order):
-        yield finding("index_order", "lines in another order than their samples", file=f"{folder.name}/{INDEX}")
+        yield finding("index_order", "lines are not in the order of their samples", file=f"{folder.name}/{INDEX}")
     for tombstone in tombstones:
         line = index.places.get(tombstone.place)
         if line is None or line.image_id != tombstone.image_id:
-            message = f"one for {tombstone.shard} at {tombstone.offset}, where no sample of that id is"
+            message = f"one for {tombstone.shard} at {tombstone.offset}, where there is no sample with that id"
             yield finding("tombstones", message, file=f"{folder.name}/{TOMBSTONES}", item=tombstone.image_id)
     yield from _counted(file, manifest, live)
     return index
@@ -100,7 +100,7 @@ def _tombstones(folder: Path, manifest: Manifest) -> Generator[Finding, None, li
         yield finding("tombstones", str(error.why), file=f"{folder.name}/{TOMBSTONES}")
         return []
     if len(tombstones) != manifest.tombstones:
-        message = f"says {manifest.tombstones} tombstones, there are {len(tombstones)}"
+        message = f"{manifest.tombstones} tombstones recorded, {len(tombstones)} found"
         yield finding("tombstones", message, file=f"{folder.name}/{MANIFEST}")
     return tombstones
 
@@ -129,9 +129,14 @@ def _counted(file: str, manifest: Manifest, live: Mapping[str, IndexLine]) -> Ge
     """Compare the manifest's counts with the live samples. Sets of earlier releases have no statistics."""
     samples = manifest.samples
     if samples != len(live):
-        yield finding("live_samples", f"says {samples} samples, {len(live)} count", file=file, field="samples")
+        yield finding("live_samples", f"{samples} samples recorded, {len(live)} live", file=file, field="samples")
     elif manifest.digest != set_digest(entry.digest for entry in live.values()):
-        yield finding("live_samples", "of other samples than those of the index", file=file, field="digest")
+        yield finding("live_samples", "of samples other than those of the index", file=file, field="digest")
     statistics = manifest.statistics
     if statistics is not None and msgspec.to_builtins(statistics) != statistics_of(live.values()):
         yield finding("statistics", "not those of the index", file=file, field="statistics")
+    if manifest.crop is not None:
+        bucket = file.partition("/")[0].removeprefix("bucket_")
+        expected = crop_statistics(live.values(), bucket, latent_size(manifest.provenance))
+        if msgspec.to_builtins(manifest.crop) != expected:
+            yield finding("statistics", "not those of the index", file=file, field="crop")

@@ -6,14 +6,14 @@ formats/tar.py; the documents of a set are described in pipeline/shards/shard_se
 Spec: docs/spec/shards.md#updating-a-set, docs/spec/validation.md#checks
 """
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
-from imagemill.domain.embedding_specs import EmbeddingSpec, embedding_specs
+from imagemill.domain.embedding_specs import EmbeddingSpec, embedding_specs, mask_length
 from imagemill.domain.ids import id_of_member_key
 from imagemill.domain.stage2_records import violations
 from imagemill.errors import ImagemillError, InvalidNpy
@@ -21,7 +21,7 @@ from imagemill.formats.jsonl import parse_object
 from imagemill.formats.npy import NpyStore, parse_npy
 from imagemill.formats.tar import read_sample, read_shard
 from imagemill.fs.fingerprints import fingerprint, fingerprint_file
-from imagemill.pipeline.shards.shard_manifest import Manifest, ShardEntry
+from imagemill.pipeline.shards.shard_manifest import Manifest, ShardEntry, specs_of_set
 from imagemill.pipeline.shards.shard_sets import (
     INDEX,
     JSON_MEMBER,
@@ -54,6 +54,8 @@ class _Compared:
         if self.derived is None or (self.first is not None and nth > self.first):
             return
         for spec in embedding_specs():
+            if spec.member not in members:  # a kind that was added to the data root since
+                continue
             if self.contents and spec.kind in self.contents.regenerating:
                 continue
             store = NpyStore(self.derived / spec.folder, spec)
@@ -117,7 +119,7 @@ def _tars(folder: Path, index: Index, manifest: Manifest, compared: _Compared) -
         if path.is_file():
             yield from _shard(path, shard, index, manifest, compared)
         else:
-            yield finding("missing_shard", "named by the manifest, not there", file=f"{folder.name}/{path.name}")
+            yield finding("missing_shard", "named by the manifest, but missing", file=f"{folder.name}/{path.name}")
     extra = {tar.name for tar in folder.glob("*.tar")} - {shard.name for shard in manifest.shards}
     for name in sorted(extra):
         yield finding("foreign_shard", "not named by the manifest", file=f"{folder.name}/{name}")
@@ -138,7 +140,7 @@ def _shard(path: Path, shard: ShardEntry, index: Index, manifest: Manifest, comp
     expected = {place.key: place for place in index.places.values() if place.shard == path.name}
     if fingerprint_file(path) != shard.checksum:
         yield finding("checksum", "bytes differ from the manifest's checksum", file=name)
-    samples, seen = 0, set[str]()
+    samples, seen, specs = 0, set[str](), specs_of_set(manifest)
     try:
         for key, members in read_shard(path):
             yield 1
@@ -146,14 +148,14 @@ def _shard(path: Path, shard: ShardEntry, index: Index, manifest: Manifest, comp
             at: dict[str, Any] = {"file": name, "item": id_of_member_key(key)}
             place = expected.pop(key, None)
             if place is None or not _is_at(path, place, key, members):
-                message = "a second sample of this id in the tar" if key in seen else "not where the index says"
+                message = "a second sample of this id in the tar" if key in seen else "not at the position in the index"
                 yield finding("index", message, **at)
             seen.add(key)
             counts = place is None or index.places.pop(place.place).place not in index.dead
             if list(members) != manifest.members:
                 yield finding("members", ", ".join(members), **at)
                 continue
-            yield from _sample(members, place, at)
+            yield from _sample(members, place, at, specs)
             if counts:
                 yield from compared.findings(samples, members, at)
     except ImagemillError as error:
@@ -162,36 +164,47 @@ def _shard(path: Path, shard: ShardEntry, index: Index, manifest: Manifest, comp
         ("samples", samples, shard.samples), ("bytes", path.stat().st_size, shard.bytes),
     ):  # fmt: skip
         if count != expected_count:
-            yield finding("count", f"{count} {what}, manifest says {expected_count}", file=name)
+            yield finding("count", f"{count} {what}, the manifest records {expected_count}", file=name)
 
 
-def _sample(members: Mapping[str, bytes], place: IndexLine | None, at: dict[str, Any]) -> Findings:
+def _sample(
+    members: Mapping[str, bytes], place: IndexLine | None, at: dict[str, Any], specs: Sequence[EmbeddingSpec]
+) -> Findings:
     record = parse_object(members[JSON_MEMBER])
-    if record is None or violations(record) or record["image_id"] != at["item"]:
+    if record is None or violations(record, mask_length(specs)) or record["image_id"] != at["item"]:
         yield finding("record", "not a valid Stage 2 record of this sample", field=JSON_MEMBER, **at)
         return
     if f"bucket_{record['aspect_bucket']}" != Path(at["file"]).parent.name:
         yield finding("set_bucket", f"of {record['aspect_bucket']}", field=JSON_MEMBER, **at)
-    broken = list(_arrays(members, record, at))
+    broken = list(_arrays(members, record, at, specs))
     yield from broken
-    if not broken and place and (problem := _indexed_otherwise(place, members, record)):
+    if not broken and place and (problem := _indexed_otherwise(place, members, record, specs)):
         yield finding("indexed", problem, **at)
 
 
-def _arrays(members: Mapping[str, bytes], record: Mapping[str, Any], at: dict[str, Any]) -> Iterator[Finding]:
+def _arrays(
+    members: Mapping[str, bytes], record: Mapping[str, Any], at: dict[str, Any], specs: Sequence[EmbeddingSpec]
+) -> Iterator[Finding]:
     if problem := _mask_problem(members[MASK_MEMBER], record["t5_attention_mask"]):
         yield finding("mask", problem, field=MASK_MEMBER, remedy=RULES["record"].remedy, **at)
-    for spec in embedding_specs():
+    for spec in specs:
         if problem := _npy_problem(members[spec.member], spec, record):
             yield finding("npy", problem, field=spec.member, **at)
 
 
-def _indexed_otherwise(place: IndexLine, members: Mapping[str, bytes], record: Mapping[str, Any]) -> str | None:
-    """Return a difference between index and sample; sets of earlier releases have no measures."""
+def _indexed_otherwise(
+    place: IndexLine, members: Mapping[str, bytes], record: Mapping[str, Any], specs: Sequence[EmbeddingSpec]
+) -> str | None:
+    """Return a difference between index and sample; sets of earlier releases have no measures.
+
+    The digest names the kinds, so it is not compared if a kind of the set is not installed.
+    """
     recorded = (place.width, place.height, place.tokens)
     if recorded != (0, 0, 0) and recorded != measures_of(members[JSON_MEMBER], record["t5_attention_mask"]):
-        return f"the index says width, height, tokens {recorded}"
-    contents = ((spec.kind, fingerprint(members[spec.member])) for spec in embedding_specs())
+        return f"the index has width, height, tokens {recorded}"
+    contents = ((spec.kind, fingerprint(members[spec.member])) for spec in specs)
+    if len(specs) + len((JSON_MEMBER, MASK_MEMBER)) < len(members):
+        return None
     return None if place.digest == sample_digest(members[JSON_MEMBER], contents) else "the index has another digest"
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from imagemill.domain.buckets import assign_bucket, is_unusual_ratio
-from imagemill.domain.embedding_specs import embedding_specs
+from imagemill.domain.embedding_specs import T5_TOKENS, embedding_specs, mask_length
 from imagemill.domain.stage2_records import (
     DECODER,
     INLINE_VECTOR,
@@ -40,6 +40,7 @@ def stage2_records(
     images: ImageLook | None = None,
     data_root: Path | None = None,
     contents: "RecordedContents | None" = None,
+    tokens: int = T5_TOKENS,
 ) -> Findings:
     """Check every line of a Stage 2 record file; with `derived`, also read every npy file in full.
 
@@ -51,9 +52,10 @@ def stage2_records(
         images: which images to check.
         data_root: root of the images; without it, no images are checked.
         contents: with `derived`, the ledger's rows of the npy files.
+        tokens: length of masks, unless `contents` determines it.
     """
     look = images if data_root else None
-    lines = _Stage2Lines(jsonl.name, derived, migrating, look, data_root, contents)
+    lines = _Stage2Lines(jsonl.name, derived, migrating, look, data_root, contents, tokens)
     return check_lines(jsonl, lines, _parse_waiting if migrating else parse_line)
 
 
@@ -73,11 +75,13 @@ class _Stage2Lines:
         images: ImageLook | None,
         data_root: Path | None,
         contents: "RecordedContents | None",
+        tokens: int = T5_TOKENS,
     ) -> None:
         self._file, self._migrating, self._images, self._data_root = file, migrating, images, data_root
-        self._stores, self._contents = _stores(derived), contents
+        self._stores, self._contents = _stores(derived, contents), contents
         self._seen: dict[str, int] = {}
-        self._masks = usual_masks()
+        self._tokens = mask_length(contents.in_force.values()) if contents else tokens
+        self._masks = usual_masks(self._tokens)
 
     def accept(self, record: Stage2Record, number: int) -> bool:
         if self._stores or (self._images and self._images.wanted):
@@ -93,9 +97,9 @@ class _Stage2Lines:
         image_id = record.get("image_id")
         at: dict[str, Any] = {"file": self._file, "line": number, "item": image_id if isinstance(image_id, str) else ""}
         if self._migrating and is_stage1(record):
-            yield finding("stage1", "a record of Stage 1, which nothing packs", **at)
+            yield finding("stage1", "a Stage 1 record, which cannot be packed", **at)
             return
-        problems = violations(record)
+        problems = violations(record, self._tokens)
         yield from findings_of(problems, at)
         if isinstance(image_id, str):
             first = self._seen.setdefault(image_id, number)
@@ -117,12 +121,13 @@ class _Stage2Lines:
             yield from self._images.look_at_source(self._data_root, record, at)
 
 
-def _stores(derived: Path | None) -> list[Any]:
+def _stores(derived: Path | None, contents: "RecordedContents | None") -> list[Any]:
     if derived is None:
         return []
     from imagemill.formats.npy import NpyStore
 
-    return [NpyStore(derived / spec.folder, spec) for spec in embedding_specs()]
+    in_force = contents.in_force if contents else {}
+    return [NpyStore(derived / spec.folder, in_force.get(spec, spec)) for spec in embedding_specs()]
 
 
 @lru_cache(maxsize=1 << 14)

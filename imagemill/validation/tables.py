@@ -1,11 +1,11 @@
 """Validation of whole tables. Single records are checked in domain/stage2_records.py."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from imagemill.domain.embedding_specs import embedding_specs
+from imagemill.domain.embedding_specs import default_specs, embedding_specs
 from imagemill.domain.stage2_records import FIELD_RULES, FORMAT_VERSION, FieldRule, Record, is_stage1
 from imagemill.formats.jsonl import read_jsonl
 from imagemill.pipeline.shards.shard_sets import INDEX
@@ -35,13 +35,13 @@ def _keeps(rule: FieldRule, column: Any) -> Any:
     return column.map(lambda value: rule.problem(value) is None)
 
 
-def ledger_schemas():
-    """Return pandera schemas of the ledger's tables of images, captions, files and problems."""
+def ledger_schemas(kinds: Collection[str]):
+    """Return pandera schemas of the ledger's tables of images, captions, files and problems. `kinds`: permitted in `files`."""
     import pandera.pandas as pa
 
     text = pa.Check(lambda column: column.str.strip().str.len() > 0, name="not blank")
     side, fingerprint = pa.Column(int, pa.Check.gt(0)), pa.Column(str, pa.Check.str_contains(":"))
-    name, kinds = pa.Column(str, text), [spec.kind for spec in embedding_specs()]
+    name = pa.Column(str, text)
     return {
         "sources": pa.DataFrameSchema(
             {"image_id": pa.Column(str, text, unique=True), "file_name": name, "fingerprint": fingerprint, "height": side,
@@ -51,7 +51,7 @@ def ledger_schemas():
             {"image_id": pa.Column(str, text, unique=True), "text": name, "origin": name, "fingerprint": fingerprint}
         ),
         "files": pa.DataFrameSchema(
-            {"kind": pa.Column(str, pa.Check.isin(kinds)), "image_id": name, "content": name, "maker": name}
+            {"kind": pa.Column(str, pa.Check.isin(sorted(kinds))), "image_id": name, "content": name, "maker": name}
         ),
         "problems": pa.DataFrameSchema(
             {"item": name, "asset": name, "outcome": pa.Column(str, pa.Check.isin(["refused", "failed"])), "reason": name,
@@ -83,7 +83,10 @@ def validate_ledger_tables(ledger: Ledger) -> Findings:
     """Check the tables of `.imagemill/ledger.sqlite` against `ledger_schemas`, without writing to it."""
     import pandas as pd
 
-    for name, schema in ledger_schemas().items():
+    # A kind that was listed once has a recorded model; its files stay.
+    kinds = {spec.kind for spec in (*default_specs(), *embedding_specs())}
+    kinds |= {name.removeprefix("identity.") for name in ledger.settings() if name.startswith("identity.")}
+    for name, schema in ledger_schemas(kinds).items():
         columns = list(schema.columns)
         table = pd.DataFrame.from_records(ledger.cells(name, columns), columns=columns, coerce_float=True)
         key = "item" if name == "problems" else "image_id"

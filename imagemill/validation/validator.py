@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from imagemill.domain.embedding_specs import T5_TOKENS
 from imagemill.domain.preset_records import NO_LIMITS, PresetRules
 from imagemill.errors import ImagemillError, MissingInput, WrongUsage
 from imagemill.formats.jsonl import parse_object
@@ -41,6 +42,7 @@ class Options:
         sample: number of samples of each tar to compare; None or less than 1: all.
         data_root: root of the images of Stage 2 records; without it they are not checked.
         contents: the ledger's rows of the files below `derived`.
+        tokens: length of the masks of Stage 2 records, unless `contents` determines it.
     """
 
     limits: PresetRules = NO_LIMITS
@@ -51,6 +53,7 @@ class Options:
     sample: int | None = None
     data_root: Path | None = None
     contents: "RecordedContents | None" = None
+    tokens: int = T5_TOKENS
 
     def images(self) -> ImageLook:
         """Return a new counter of images to check."""
@@ -64,6 +67,7 @@ def _stage2(path: Path, options: Options) -> Findings:
         images=options.images(),
         data_root=options.data_root,
         contents=options.contents,
+        tokens=options.tokens,
     )
 
 
@@ -122,7 +126,7 @@ def kind_of(path: Path) -> str:
         return "shards"
     if path.suffix != ".jsonl":
         raise WrongUsage(
-            f"cannot tell what to validate {path.name} as", where=path, do=f"give --kind {'|'.join(KINDS)}"
+            f"cannot determine what to validate {path.name} as", where=path, do=f"give --kind {'|'.join(KINDS)}"
         )
     if path.name.endswith(SUFFIX):
         return "stage-a"

@@ -63,7 +63,7 @@ def counts(root, result):
         return ledger.counts([result.run_id])["bucket_shards"]
 
 
-def test_partitions_are_the_seven_buckets_in_the_seeds_order():
+def test_partitions_are_the_seven_buckets_in_specified_order():
     assert bucket_shards.partitions_def == buckets
     assert buckets.get_partition_keys() == list(BUCKETS)
 
@@ -84,8 +84,8 @@ def test_run_of_one_bucket_packs_that_bucket(root, instance):
     assert materialized(instance, "bucket_shards") == [TALL]
 
 
-def test_only_the_chosen_buckets_of_a_range_are_packed_and_reported(root, instance):
-    """A run has one range of partitions; the chosen ones may be scattered in it."""
+def test_only_chosen_buckets_of_a_range_are_packed_and_reported(root, instance):
+    """A run has one range of partitions, and the chosen ones may be scattered in it."""
     pack(root, instance, SQUARE, "1344x704", only=[SQUARE, "1344x704"])
 
     assert materialized(instance, "bucket_shards") == [SQUARE, "1344x704"]
@@ -110,8 +110,8 @@ def test_shard_size_of_the_configuration_file_is_the_default(root, instance):
     assert [len(shard) for shard in shards(root)] == [3, 1]
 
 
-def test_run_of_the_outcome_republishes_what_changed(root, instance):
-    """By default existing sets of ours are updated."""
+def test_second_run_republishes_changed_sets(root, instance):
+    """By default, a run updates existing sets written by imagemill."""
     pack(root, instance)
     before = os.stat(root.shards / f"bucket_{SQUARE}" / "shard-000000.tar")
     picture(root.approved / "tall.png", size=(24, 36))
@@ -121,7 +121,7 @@ def test_run_of_the_outcome_republishes_what_changed(root, instance):
     assert os.stat(root.shards / f"bucket_{SQUARE}" / "shard-000000.tar") == before
 
 
-def test_existing_shards_are_refused_before_a_byte_is_written_where_asked(root, instance):
+def test_existing_shards_are_refused_before_any_write_if_requested(root, instance):
     pack(root, instance, TALL)
 
     result = pack(root, instance, existing="refuse")
@@ -133,22 +133,22 @@ def test_existing_shards_are_refused_before_a_byte_is_written_where_asked(root, 
         assert claims(ledger) == []
 
 
-def test_existing_shards_are_replaced_where_asked(root, instance):
+def test_existing_shards_are_replaced_if_requested(root, instance):
     pack(root, instance, shard_size=1)
 
     assert pack(root, instance, existing="replace", shard_size=4).success
     assert shards(root) == [list("abcd")]
 
 
-def test_value_that_is_none_of_the_choices_is_refused(root, instance):
+def test_unknown_choice_is_refused(root, instance):
     with pytest.raises(dg.DagsterInvalidConfigError, match="Replace"):
         pack(root, instance, existing="Replace")
     assert "WrongUsage" in failure_of(pack(root, instance, only=["512x512"]), "bucket_shards")
     assert not root.shards.exists()
 
 
-def test_folder_given_for_the_shards_is_remembered(root, instance, tmp_path):
-    """A run with a folder other than the remembered one reports that. Spec: docs/spec/conventions.md#locations"""
+def test_configured_shards_folder_is_remembered(root, instance, tmp_path):
+    """A run whose folder differs from the remembered one reports it. Spec: docs/spec/conventions.md#locations"""
     elsewhere = tmp_path / "elsewhere"
     pack(root, instance, output_dir=str(elsewhere))
     assert (elsewhere / f"bucket_{SQUARE}").is_dir()
@@ -160,7 +160,7 @@ def test_folder_given_for_the_shards_is_remembered(root, instance, tmp_path):
         assert ledger.setting("place.shards") == str(elsewhere)
 
 
-def test_records_that_are_not_packed_have_a_row_until_they_are(root, instance):
+def test_unpacked_records_have_a_row_until_they_are_packed(root, instance):
     (root.derived / "vae_latents" / "a.npy").unlink()
     result = pack(root, instance)
     assert problems(root) == {("a", "missing_file")}
@@ -171,7 +171,7 @@ def test_records_that_are_not_packed_have_a_row_until_they_are(root, instance):
     assert problems(root) == set()
 
 
-def test_run_of_one_bucket_forgets_what_it_packs_and_nothing_of_the_others(root, instance):
+def test_run_of_one_bucket_removes_only_the_rows_of_its_packed_samples(root, instance):
     """Otherwise `explain` would report a sample in the shards as refused."""
     for image_id in ("a", "tall"):
         (root.derived / "vae_latents" / f"{image_id}.npy").unlink()
@@ -183,8 +183,8 @@ def test_run_of_one_bucket_forgets_what_it_packs_and_nothing_of_the_others(root,
     assert problems(root) == {("tall", "missing_file")}
 
 
-def test_files_of_another_program_are_adopted_with_the_packing(root, instance):
-    """They are not read again by the next run."""
+def test_packing_adopts_files_of_another_program(root, instance):
+    """The next run does not read them again."""
     photos(root, "new", size=(24, 24))
     embed(root)
     write_records(root)
@@ -196,7 +196,7 @@ def test_files_of_another_program_are_adopted_with_the_packing(root, instance):
     assert shards(root) == [[*"abcd", "new"]]
 
 
-def test_data_root_without_records_says_what_to_run(data_root, instance):
+def test_data_root_without_records_names_the_command_to_run(data_root, instance):
     result = pack(data_root, instance)
 
     assert "imagemill stage2" in failure_of(result, "bucket_shards")
@@ -204,7 +204,7 @@ def test_data_root_without_records_says_what_to_run(data_root, instance):
         assert claims(ledger) == []
 
 
-def test_progress_is_told_every_so_many_ready_records(root, instance, capfd):
+def test_progress_is_reported_at_intervals_of_ready_records(root, instance, capfd):
     pack(root, instance, progress_every=2)
 
     lines = [line for line in capfd.readouterr().out.splitlines() if line.startswith("total_records=")]
@@ -218,7 +218,7 @@ FLAGS = [{}, {"shuffle": True}, {"limit": 2}, {"shuffle": True, "limit": 3, "see
 
 
 @pytest.mark.parametrize("flags", FLAGS, ids=str)
-def test_run_of_one_partition_means_the_command_for_that_bucket(root, instance, flags):
+def test_run_of_one_partition_equals_the_command_for_that_bucket(root, instance, flags):
     """Shuffle and limit apply to all buckets of the run together. Spec: docs/spec/shards.md#order"""
     for bucket in (SQUARE, TALL):
         assert pack(root, instance, bucket, **flags).success
@@ -233,7 +233,7 @@ def test_run_of_one_partition_means_the_command_for_that_bucket(root, instance, 
 
 
 @pytest.mark.parametrize("flags", FLAGS, ids=str)
-def test_run_of_several_partitions_means_the_command_for_those_buckets(root, instance, flags, tmp_path):
+def test_run_of_several_partitions_equals_the_command_for_those_buckets(root, instance, flags, tmp_path):
     """The order is global: a limit of three applies to all buckets together, not to each."""
     assert pack(root, instance, SQUARE, TALL, **flags).success
     by_partitions = written(root.shards)
@@ -251,8 +251,8 @@ def option(name, value):
     return [flag] if value is True else [flag, value]
 
 
-def test_every_flag_of_the_command_has_its_field(root):
-    """The UI can do what the command does."""
+def test_every_flag_of_the_command_has_a_configuration_field(root):
+    """The UI offers every feature of the command."""
     named = {
         "chosen": "only",
         "overwrite": "existing",
@@ -266,7 +266,7 @@ def test_every_flag_of_the_command_has_its_field(root):
     assert {named.get(name, name) for name in flags} == fields
 
 
-def test_appended_and_repacked_by_run_configuration(root, instance):
+def test_run_configuration_appends_and_repacks(root, instance):
     pack(root, instance)
     first = written(root.shards)
     photos(root, "e", size=(24, 24))
@@ -277,7 +277,7 @@ def test_appended_and_repacked_by_run_configuration(root, instance):
     assert first.items() - written(root.shards).items() == {
         (path, content)
         for path, content in first.items()
-        if not path.endswith((".tar", ".tar.idx", "/dataset.yaml")) and not path.startswith(f"bucket_{TALL}")
+        if not path.endswith((".tar", ".tar.idx", "dataset.yaml", ".npy")) and not path.startswith(f"bucket_{TALL}")
     }
     assert shards(root) == [list("abcd"), ["e"]]
 
@@ -286,7 +286,7 @@ def test_appended_and_repacked_by_run_configuration(root, instance):
 
 
 @pytest.mark.parametrize("flag", ["--repack", "--append"])
-def test_set_keeps_its_shuffle_cut_and_limit_when_it_is_brought_up_to_date(root, flag):
+def test_updated_set_keeps_its_shuffle_shard_size_and_limit(root, flag):
     """As in `imagemill run` and in the UI, parameters that are not given stay unchanged."""
     product(root, "shards", "--bucket", SQUARE, "--shuffle", "--seed", 5, "--shard-size", 2, "--limit", 3)
     before = written(root.shards)
@@ -297,7 +297,7 @@ def test_set_keeps_its_shuffle_cut_and_limit_when_it_is_brought_up_to_date(root,
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_any_number_of_workers_writes_the_same(root, instance, workers, tmp_path):
+def test_number_of_workers_does_not_change_the_shards(root, instance, workers, tmp_path):
     pack(root, instance, shard_size=1, workers=workers)
     here = written(root.shards)
     pack(root, instance, shard_size=1, output_dir=str(tmp_path / "two"), workers=2)
@@ -309,7 +309,7 @@ def test_any_number_of_workers_writes_the_same(root, instance, workers, tmp_path
 # ---- dry runs
 
 
-def test_dry_run_tells_the_counters_and_touches_nothing(root, instance):
+def test_dry_run_reports_the_counters_and_writes_nothing(root, instance):
     before = snapshot(root.path)
 
     result = pack(root, instance, dry_run=True, shard_size=3)
@@ -325,7 +325,7 @@ def test_dry_run_tells_the_counters_and_touches_nothing(root, instance):
     ]
 
 
-def test_dry_run_fails_where_the_real_one_would_refuse(root, instance):
+def test_dry_run_fails_if_the_real_one_would_refuse(root, instance):
     pack(root, instance)
     before = snapshot(root.shards)
 
@@ -345,8 +345,8 @@ def test_dry_run_does_not_remember_the_folder(root, instance, tmp_path):
 # ---- as the UI launches it
 
 
-def test_run_of_the_job_as_the_ui_launches_it(root, instance):
-    """The launchpad's configuration, one partition by its key, in the repository's own job of all assets."""
+def test_job_runs_as_launched_by_the_ui(root, instance):
+    """Launchpad configuration and one partition key, in the repository's job of all assets."""
     job = build_definitions(resources_of(str(root.path))).resolve_implicit_global_asset_job_def()
     config = {"ops": {"bucket_shards": {"config": {"shuffle": "yes", "limit": 2, "existing": "replace", "workers": 1}}}}
 

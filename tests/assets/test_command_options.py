@@ -1,4 +1,4 @@
-"""assets/command_options.py: options that a command passes to its runs and the launchpad does not offer."""
+"""assets/command_options.py: options that a command passes to its runs but the launchpad does not offer."""
 
 import dagster as dg
 
@@ -6,7 +6,7 @@ from assets.command_options import OPTIONS_TAG, ImageOptions, RankOptions, Recor
 
 
 def read(options, tags):
-    """Return the options as an asset of a run with these tags reads them."""
+    """Return the options that an asset reads in a run with these tags."""
     found = []
 
     @dg.asset
@@ -17,7 +17,7 @@ def read(options, tags):
     return found[0]
 
 
-def test_options_of_a_command_reach_the_asset_by_the_tag():
+def test_options_of_a_command_reach_the_asset_through_the_tag():
     config, tags = split_options({"regenerate": True, "up_to": "b", "extract_only": None})
 
     assert config == {"regenerate": True}
@@ -31,7 +31,7 @@ def test_run_without_the_tag_has_the_defaults():
     assert read(RankOptions, {}) == RankOptions()
 
 
-def test_options_of_several_assets_of_one_run_are_read_by_each():
+def test_each_asset_of_a_run_reads_its_own_options():
     _, tags = split_options({"kinds": ["dinov3_npy"], "migrate": False, "up_to": "b"})
 
     assert read(ImageOptions, tags) == ImageOptions(up_to="b")

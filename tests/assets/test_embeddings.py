@@ -1,4 +1,7 @@
-"""Embedding assets run by Dagster: ranges, configuration, reasons to stop a step. Spec: docs/spec/conventions.md#command-line"""
+"""Embedding assets run by Dagster: ranges, configuration, errors that stop a step.
+
+Spec: docs/spec/conventions.md#command-line
+"""
 
 import subprocess
 import sys
@@ -6,7 +9,7 @@ import sys
 import dagster as dg
 import pytest
 
-from assets.embeddings import dinov3_npy, embedding_assets, t5_hidden, vae_latents
+from assets.embeddings import embedding_assets
 from assets.partitions import IMAGES_PER_RUN, images
 from imagemill.domain.embedding_specs import DINOV3, T5, embedding_specs
 from imagemill.fs.atomic import temporaries
@@ -15,6 +18,8 @@ from tests.helpers.product import PROJECT
 from tests.helpers.stage2 import embed, photos
 from tests.helpers.stubs import StubEncoder, stub_captioner
 from tests.helpers.wiring import claims, failure_of, history, materialize, materialized, stub_every_kind
+
+dinov3_npy, vae_latents, t5_hidden = embedding_assets
 
 KEYS = ["a", "b", "c", "d"]
 
@@ -34,7 +39,7 @@ def files(root, spec=DINOV3):
     return sorted(path.stem for path in (root.derived / spec.folder).glob("*.npy"))
 
 
-def test_every_kind_has_an_asset_of_its_name_in_the_order_of_the_specs():
+def test_every_kind_has_an_asset_with_its_name_in_the_order_of_the_specs():
     assert [asset.key.to_user_string() for asset in embedding_assets] == [spec.kind for spec in embedding_specs()]
     for asset in embedding_assets:
         assert asset.partitions_def == images
@@ -43,7 +48,7 @@ def test_every_kind_has_an_asset_of_its_name_in_the_order_of_the_specs():
 
 
 @pytest.mark.parametrize("deferred", [True, False])
-def test_range_of_good_images_is_embedded_and_materialised(data_root, instance, deferred):
+def test_range_of_valid_images_is_embedded_and_materialised(data_root, instance, deferred):
     photos(data_root, *KEYS)
 
     result = materialize(data_root, instance, dinov3_npy, vae_latents, t5_hidden, keys=KEYS, deferred=deferred)
@@ -54,8 +59,11 @@ def test_range_of_good_images_is_embedded_and_materialised(data_root, instance, 
         assert sorted(materialized(instance, spec.kind)) == KEYS, "once each"
 
 
-def test_range_with_a_bad_image_fails_without_the_tag_and_the_good_ones_are_reported(data_root, instance):
-    """If the step succeeded, Dagster would mark the whole range. Spec: docs/spec/conventions.md#completion-and-identity"""
+def test_range_with_an_invalid_image_fails_without_the_tag_after_reporting_valid_ones(data_root, instance):
+    """If the step succeeded, Dagster would mark the entire range.
+
+    Spec: docs/spec/conventions.md#completion-and-identity
+    """
     photos(data_root, *KEYS)
     (data_root.approved / "b.png").write_bytes(b"no picture")
 
@@ -69,7 +77,7 @@ def test_range_with_a_bad_image_fails_without_the_tag_and_the_good_ones_are_repo
 
 
 def test_range_with_a_refused_image_succeeds_with_the_tag(data_root, instance):
-    """Refusals never fail our own runs."""
+    """Refusals never fail command-line runs."""
     photos(data_root, *KEYS)
     (data_root.approved / "b.png").write_bytes(b"no picture")
 
@@ -80,7 +88,7 @@ def test_range_with_a_refused_image_succeeds_with_the_tag(data_root, instance):
 
 
 def test_range_with_a_failed_image_fails_with_the_tag_too(data_root, instance, monkeypatch):
-    """It fails after all other images are done."""
+    """The step fails after all other images are done."""
 
     class Encoder(StubEncoder):
         def encode(self, batch):
@@ -99,7 +107,7 @@ def test_range_with_a_failed_image_fails_with_the_tag_too(data_root, instance, m
     assert materialized(instance, "dinov3_npy") == ["a"]
 
 
-def test_partition_whose_image_is_gone_is_not_materialised(data_root, instance):
+def test_partition_without_its_image_is_not_materialised(data_root, instance):
     photos(data_root, "a", "c")
 
     assert materialize(data_root, instance, dinov3_npy, keys=KEYS, deferred=True).success
@@ -118,8 +126,8 @@ def test_only_images_of_the_range_are_embedded(data_root, instance):
     assert files(data_root) == ["b", "c"]
 
 
-def test_images_of_the_range_that_have_no_caption_are_captioned_first(data_root, instance, monkeypatch):
-    """Only T5's step captions, also in the UI. Spec: docs/spec/stage2.md#caption-sources"""
+def test_images_without_a_caption_are_captioned_first(data_root, instance, monkeypatch):
+    """Only the step of T5 captions, also in the UI. Spec: docs/spec/stage2.md#caption-sources"""
     stub_captioner(monkeypatch.setattr)
     photos(data_root, *KEYS, captions=False)
     (data_root.approved / "b.txt").write_text("mine")
@@ -138,8 +146,8 @@ def test_images_of_the_range_that_have_no_caption_are_captioned_first(data_root,
     assert any("real captioned 1 of 1 images without a caption" in message for message in logged)
 
 
-def test_images_behind_up_to_are_left_for_another_run(data_root, instance):
-    """`--limit N`: at most N images that still have work, in name order."""
+def test_images_beyond_the_limit_are_left_for_another_run(data_root, instance):
+    """`--limit N` selects at most N images that still have work, in name order."""
     photos(data_root, *KEYS)
 
     result = materialize(data_root, instance, dinov3_npy, keys=KEYS, deferred=True, dinov3_npy={"up_to": "b"})
@@ -148,7 +156,7 @@ def test_images_behind_up_to_are_left_for_another_run(data_root, instance):
     assert files(data_root) == ["a", "b"]
 
 
-def test_second_run_makes_nothing_and_loads_no_model(data_root, instance, monkeypatch):
+def test_second_run_writes_nothing_and_loads_no_model(data_root, instance, monkeypatch):
     photos(data_root, *KEYS)
     materialize(data_root, instance, dinov3_npy, keys=KEYS, deferred=True)
 
@@ -160,7 +168,7 @@ def test_second_run_makes_nothing_and_loads_no_model(data_root, instance, monkey
         assert ledger.counts([result.run_id])["dinov3_npy"] == {"kept": 4, "refused": 0, "absent": 0}
 
 
-def test_configured_model_that_is_not_the_recorded_one_is_refused_even_with_nothing_to_do(data_root, instance):
+def test_model_other_than_the_recorded_one_is_refused_even_without_work(data_root, instance):
     """Spec: docs/spec/conventions.md#provenance"""
     photos(data_root, *KEYS)
     embed(data_root)
@@ -172,7 +180,7 @@ def test_configured_model_that_is_not_the_recorded_one_is_refused_even_with_noth
     assert sorted(materialized(instance, "vae_latents")) == KEYS, "the other kind is still done"
 
 
-def test_settings_of_the_file_reach_the_encoder(data_root, instance, monkeypatch):
+def test_settings_of_the_configuration_file_reach_the_encoder(data_root, instance, monkeypatch):
     seen = []
 
     class Encoder(StubEncoder):
@@ -189,7 +197,7 @@ def test_settings_of_the_file_reach_the_encoder(data_root, instance, monkeypatch
     assert seen == [("org/m", 3, 2)]
 
 
-def test_leftovers_of_a_killed_run_are_swept(data_root, instance):
+def test_temporary_files_of_a_killed_run_are_removed(data_root, instance):
     """Only temporary files of dead runs are removed."""
     photos(data_root, "a")
     folder = data_root.derived / DINOV3.folder
@@ -204,8 +212,8 @@ def test_leftovers_of_a_killed_run_are_swept(data_root, instance):
 
 
 @pytest.mark.parametrize("why", ["no folder", "wrong configuration", "other model"])
-def test_step_that_cannot_begin_leaves_no_claim(data_root, instance, why):
-    """A remaining claim would make every other run wait."""
+def test_step_that_cannot_start_leaves_no_claim(data_root, instance, why):
+    """All other runs would wait for a remaining claim."""
     photos(data_root, "a")
     match why:
         case "no folder":
@@ -224,8 +232,11 @@ def test_step_that_cannot_begin_leaves_no_claim(data_root, instance, why):
         assert claims(ledger) == []
 
 
-def test_regeneration_is_run_configuration_and_ends_with_the_last_file(data_root, instance):
-    """Two chunks of a backfill with the same configuration make each file once. Spec: docs/spec/conventions.md#provenance"""
+def test_run_configuration_starts_a_regeneration_that_ends_with_the_last_file(data_root, instance):
+    """Two chunks of a backfill with equal configuration write each file once.
+
+    Spec: docs/spec/conventions.md#provenance
+    """
     photos(data_root, *KEYS)
     materialize(data_root, instance, dinov3_npy, keys=KEYS, deferred=True)
     chunks = [KEYS[:2], KEYS[2:]]
@@ -240,7 +251,7 @@ def test_regeneration_is_run_configuration_and_ends_with_the_last_file(data_root
             assert bool(ledger.regenerating()) == (number == 0)
 
 
-def test_job_that_the_disk_cannot_hold_stops_before_it_begins(data_root, instance, monkeypatch):
+def test_step_stops_before_any_work_if_the_disk_is_too_small(data_root, instance, monkeypatch):
     photos(data_root, *KEYS)
     monkeypatch.setattr("imagemill.pipeline.forecast.free_bytes", lambda folder: 1000)
 

@@ -55,7 +55,7 @@ def test_partitions_are_the_buckets():
 
 
 @pytest.mark.parametrize("deferred", [False, True])
-def test_run_writes_a_document_per_bucket_and_one_of_all(root, instance, deferred):
+def test_run_writes_a_document_per_bucket_and_a_merged_one(root, instance, deferred):
     result = count(root, instance, deferred=deferred)
 
     assert result.success
@@ -69,7 +69,7 @@ def test_run_writes_a_document_per_bucket_and_one_of_all(root, instance, deferre
         assert claims(ledger) == []
 
 
-def test_run_of_one_bucket_leaves_the_others_and_merges_what_is_there(root, instance):
+def test_run_of_one_bucket_keeps_the_others_and_merges_existing_documents(root, instance):
     count(root, instance, TALL)
     assert documents(root).keys() == {TALL, "all"}
     before = documents(root)[TALL].read_bytes(), documents(root)[TALL].stat().st_mtime_ns
@@ -105,7 +105,7 @@ def test_factors_of_the_recorded_model_are_used(root, instance):
     assert "mean scaled" in metadata(instance, SQUARE)["channels"]
 
 
-def test_broken_file_is_left_out_and_counted_in_the_metadata(root, instance):
+def test_damaged_file_is_left_out_and_counted_in_the_metadata(root, instance):
     (root.derived / "vae_latents" / "a.npy").write_bytes(b"torn")
 
     assert count(root, instance).success
@@ -122,12 +122,12 @@ def test_empty_data_root_has_documents_without_numbers(data_root, instance):
 # ---- the check
 
 
-def test_check_passes_where_nothing_was_counted(data_root, instance):
+def test_check_passes_without_documents(data_root, instance):
     assert check(data_root, instance, latent_statistics, statistics_agree)[NAME].passed
 
 
-def test_check_warns_of_a_channel_without_spread(data_root, instance):
-    """A stub fills each latent with one value, so a single image has no spread in any channel."""
+def test_check_warns_of_a_channel_with_zero_variance(data_root, instance):
+    """A stub fills each latent with one value, so a single image has zero variance in every channel."""
     photos(data_root, "a", size=(24, 24))
     embed(data_root)
     result = count(data_root, instance)
@@ -144,7 +144,7 @@ def test_check_warns_of_a_channel_without_spread(data_root, instance):
         ({"m2": [0.5] * 16}, "not_the_merge"), ({"std": [-1.0] * 16}, "impossible"),
     ],
 )  # fmt: skip
-def test_check_fails_where_a_document_was_spoilt(root, instance, change, rule):
+def test_check_fails_on_a_damaged_document(root, instance, change, rule):
     count(root, instance)
     path = documents(root)[SQUARE]
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
@@ -156,7 +156,7 @@ def test_check_fails_where_a_document_was_spoilt(root, instance, change, rule):
 
 
 @pytest.mark.parametrize("name", ["all", SQUARE])
-def test_check_fails_where_a_document_is_gone(root, instance, name):
+def test_check_fails_if_a_document_is_missing(root, instance, name):
     count(root, instance)
     documents(root)[name].unlink()
 

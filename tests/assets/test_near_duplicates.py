@@ -1,4 +1,4 @@
-"""The near-duplicate asset, its check, and shards that leave near duplicates out."""
+"""The near-duplicate asset, its check, and shards that exclude near duplicates."""
 
 import json
 
@@ -30,7 +30,7 @@ def instance():
 
 @pytest.fixture
 def root(data_root):
-    """Four samples, of which `b` and `copy` are nearly the same."""
+    """Four samples; `b` and `copy` are near duplicates."""
     stage2(data_root, "a", "b", "c", "copy", size=(24, 24))
     for n, image_id in enumerate(["a", "b", "c"]):
         point(data_root, image_id, np.eye(1024)[n])
@@ -73,7 +73,7 @@ def metadata(instance):
 
 
 @pytest.mark.parametrize("deferred", [False, True])
-def test_run_lists_groups_and_shows_them(root, instance, deferred):
+def test_run_writes_groups_and_their_preview(root, instance, deferred):
     result = find(root, instance, deferred=deferred)
 
     assert result.success
@@ -91,7 +91,7 @@ def test_run_lists_groups_and_shows_them(root, instance, deferred):
         assert claims(ledger) == []
 
 
-def test_threshold_of_the_configuration_file_and_of_the_run(root, instance):
+def test_run_configuration_overrides_the_threshold_of_the_file(root, instance):
     configure(root, threshold=0.999)
     find(root, instance)
     assert lines(root) == []
@@ -118,7 +118,7 @@ def test_empty_data_root_has_an_empty_report(data_root, instance):
     assert lines(data_root) == []
 
 
-def test_broken_file_is_left_out_and_counted(root, instance):
+def test_damaged_file_is_left_out_and_counted(root, instance):
     (root.derived / DINOV3.folder / "copy.npy").write_bytes(b"torn")
 
     assert find(root, instance).success
@@ -129,11 +129,11 @@ def test_broken_file_is_left_out_and_counted(root, instance):
 # ---- the check
 
 
-def test_check_passes_where_nothing_was_compared(data_root, instance):
+def test_check_passes_without_a_report(data_root, instance):
     assert check(data_root, instance, near_duplicates, groups_valid)[NAME].passed
 
 
-def test_check_fails_where_lines_or_summary_were_spoilt(root, instance):
+def test_check_fails_on_damaged_lines_or_summary(root, instance):
     find(root, instance)
     path = root.derived / "near_duplicates.jsonl"
     path.write_bytes(path.read_bytes() * 2)
@@ -155,7 +155,7 @@ def test_check_fails_where_lines_or_summary_were_spoilt(root, instance):
         (lambda group: [{**group, "members": [{**m, "cosine": 1.5} for m in group["members"]]}], "impossible"),
     ],
 )
-def test_check_fails_where_groups_are_not_what_they_should_be(root, instance, spoil, rule):
+def test_check_fails_on_invalid_groups(root, instance, spoil, rule):
     find(root, instance)
     data = b"".join(json.dumps(group).encode() + b"\n" for group in spoil(lines(root)[0]))
     (root.derived / "near_duplicates.jsonl").write_bytes(data)
@@ -176,15 +176,15 @@ def counts(root, result):
         return ledger.counts([result.run_id])["bucket_shards"]
 
 
-def test_shards_hold_near_duplicates_unless_asked(root, instance):
+def test_shards_contain_near_duplicates_by_default(root, instance):
     find(root, instance)
 
     assert pack(root, instance).success
     assert shards(root) == ["a", "b", "c", "copy"]
 
 
-def test_near_duplicates_are_left_out_where_asked_and_come_back(root, instance):
-    """An update republishes the set whose samples changed, in both directions."""
+def test_near_duplicates_are_excluded_on_request_and_included_again(root, instance):
+    """An update republishes the set if its samples changed, in both directions."""
     find(root, instance)
     pack(root, instance)
     configure(root, exclude=True)
@@ -201,7 +201,7 @@ def test_near_duplicates_are_left_out_where_asked_and_come_back(root, instance):
         assert ledger.problems() == []
 
 
-def test_explain_tells_what_stands_for_an_image_that_was_left_out(root, instance):
+def test_explain_names_the_representative_of_an_excluded_image(root, instance):
     configure(root, exclude=True)
     find(root, instance)
     pack(root, instance)
@@ -218,7 +218,7 @@ def test_explain_tells_what_stands_for_an_image_that_was_left_out(root, instance
     assert read_status(root).reasons() == {"near_duplicate": 1}
 
 
-def test_near_duplicates_of_other_buckets_are_filtered_like_any_other(root, instance):
+def test_near_duplicates_across_buckets_are_excluded_too(root, instance):
     configure(root, exclude=True)
     find(root, instance)
 
@@ -228,7 +228,7 @@ def test_near_duplicates_of_other_buckets_are_filtered_like_any_other(root, inst
 
 
 @pytest.mark.parametrize("report", ["missing", "older"])
-def test_shards_wait_for_a_report_of_these_vectors_where_asked(root, instance, report):
+def test_shards_require_a_current_report_if_duplicates_are_excluded(root, instance, report):
     configure(root, exclude=True)
     if report == "older":
         find(root, instance)
@@ -244,8 +244,8 @@ def test_shards_wait_for_a_report_of_these_vectors_where_asked(root, instance, r
     assert pack(root, instance).success
 
 
-def test_image_without_a_vector_does_not_make_the_report_older(root, instance):
-    """It is not a sample yet; only the pass that makes its vector requires another report."""
+def test_image_without_a_vector_does_not_outdate_the_report(root, instance):
+    """It is not a sample yet. A new report is required only after the pass that writes its vector."""
     configure(root, exclude=True)
     find(root, instance)
     photos(root, "new", size=(24, 24))
@@ -256,8 +256,8 @@ def test_image_without_a_vector_does_not_make_the_report_older(root, instance):
     assert shards(root) == ["a", "b", "c"]
 
 
-def test_report_and_shards_fit_into_one_run(root, instance):
-    """`imagemill run` does this if near duplicates are excluded: the report is made before it is read."""
+def test_one_run_makes_the_report_and_the_shards(root, instance):
+    """`imagemill run` does this if near duplicates are excluded: the report is written before it is read."""
     configure(root, exclude=True)
 
     result = materialize(root, instance, near_duplicates, bucket_shards, keys=[BUCKETS[0], BUCKETS[-1]])

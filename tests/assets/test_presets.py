@@ -1,4 +1,4 @@
-"""The assets of public data: partitions, parameters, the ledger, claims, what the UI shows.
+"""The assets of public data: partitions, parameters, ledger rows, claims, and metadata for the UI.
 
 Spec: docs/spec/presets.md#rescale-parameters
 """
@@ -63,8 +63,8 @@ def metadata(instance, asset):
 # ---- partitions
 
 
-def test_datasets_base_presets_and_presets_with_coordinates_are_three_kinds_of_partition():
-    """A derived preset is never rescaled, so it is not a partition of the asset that rescales."""
+def test_datasets_base_presets_and_coordinate_presets_have_separate_partitions():
+    """A derived preset is never rescaled, so the rescaling asset has no partition for it."""
     assert raw_dataset.partitions_def == partitions.datasets
     assert rescale_preset.partitions_def == partitions.presets
     assert derived_preset.partitions_def == partitions.coord_presets
@@ -83,7 +83,7 @@ def test_each_preset_has_its_own_history(data_root, instance, dataset):
 # ---- raw
 
 
-def test_raw_records_are_made_of_what_presets_yaml_names(data_root, instance):
+def test_raw_records_are_converted_from_sources_in_presets_yaml(data_root, instance):
     source = data_root.path / "source"
     coco_annotations(source)
     coco_annotations(source, SIZES[:1], split="val")
@@ -98,7 +98,7 @@ def test_raw_records_are_made_of_what_presets_yaml_names(data_root, instance):
     assert (found["train records"], found["val records"], found["train objects"]) == (3, 1, 6)
 
 
-def test_raw_records_are_made_of_what_a_run_names(data_root, instance):
+def test_raw_records_are_converted_from_sources_in_run_configuration(data_root, instance):
     annotations = coco_annotations(data_root.path / "source")
 
     result = make_here(
@@ -110,7 +110,7 @@ def test_raw_records_are_made_of_what_a_run_names(data_root, instance):
     assert public_data(data_root).dataset("coco").splits() == ["train"]
 
 
-def test_what_raw_records_leave_out_is_in_the_ui(data_root, instance):
+def test_dropped_raw_records_are_listed_in_the_ui(data_root, instance):
     annotations = coco_annotations(data_root.path / "source")
     (data_root.path / "source" / "images" / "train0.jpg").unlink()
     given = {
@@ -130,15 +130,15 @@ def test_what_raw_records_leave_out_is_in_the_ui(data_root, instance):
 # ---- parameters
 
 
-def test_object_order_of_a_run_is_recorded_and_another_one_is_refused(data_root, instance, dataset):
-    """The launchpad offers the existing orders; another name fails there."""
+def test_object_order_is_recorded_and_a_different_one_is_refused(data_root, instance, dataset):
+    """The launchpad offers only existing orders and rejects other names."""
     assert rescale(data_root, instance, object_order="top_left").success
     assert parameters(dataset)["object_order"] == "top_left"
     other = make_here(data_root, instance, derived_preset, "coco/p", object_order="annotation")
     assert "object_order is top_left, requested annotation" in str(failure_of(other, "derived_preset"))
 
 
-def test_parameters_are_those_of_presets_yaml_of_the_run_and_the_defaults(data_root, instance, dataset):
+def test_parameters_come_from_presets_yaml_the_run_and_the_defaults(data_root, instance, dataset):
     presets_yaml(data_root, "presets: {coco/p: {image_factor: 16, splits: [train]}}")
 
     assert rescale(data_root, instance, min_pixels=1024).success
@@ -148,7 +148,7 @@ def test_parameters_are_those_of_presets_yaml_of_the_run_and_the_defaults(data_r
     assert [(r["width"], r["height"]) for r in records_of(dataset.preset("p").jsonl("train"))][2] == (48, 48)
 
 
-def test_parameters_that_nobody_names_are_those_the_preset_was_made_with(data_root, instance, dataset):
+def test_omitted_parameters_equal_the_recorded_ones(data_root, instance, dataset):
     assert rescale(data_root, instance, image_factor=16).success
     before = snapshot(dataset.preset("p").path)
 
@@ -158,12 +158,12 @@ def test_parameters_that_nobody_names_are_those_the_preset_was_made_with(data_ro
     assert snapshot(dataset.preset("p").path) == before
 
 
-def test_run_that_differs_from_presets_yaml_fails_before_any_write_and_names_both(data_root, instance, dataset):
+def test_run_that_contradicts_presets_yaml_fails_before_any_write_and_names_both(data_root, instance, dataset):
     presets_yaml(data_root, "presets: {coco/p: {max_pixels: 786432}}")
 
     result = rescale(data_root, instance, max_pixels=602112)
 
-    assert "--max-pixels says 602112, presets.yaml says 786432" in failure_of(result, "rescale_preset")
+    assert "--max-pixels gives 602112, presets.yaml gives 786432" in failure_of(result, "rescale_preset")
     assert not dataset.preset("p").path.exists()
 
 
@@ -185,7 +185,7 @@ def test_run_with_other_parameters_than_recorded_fails_before_any_write(data_roo
 # ---- refused lines
 
 
-def test_refused_lines_stand_in_the_ledger_and_leave_it_after_the_repair(data_root, instance, dataset):
+def test_refused_lines_are_in_the_ledger_until_they_are_repaired(data_root, instance, dataset):
     put_records(dataset, [record("0.jpg", 101, 67), "{", record("1.jpg", 99, 64)])
 
     assert not rescale(data_root, instance).success
@@ -201,7 +201,7 @@ def test_refused_lines_stand_in_the_ledger_and_leave_it_after_the_repair(data_ro
     assert problems(data_root) == {}
 
 
-def test_refused_lines_of_another_split_or_preset_stay_until_it_is_looked_at(data_root, instance, dataset):
+def test_refused_lines_of_another_split_or_preset_are_kept_until_it_is_rescaled(data_root, instance, dataset):
     put_records(dataset, ["{"], split="val")
     assert not rescale(data_root, instance).success
     assert not rescale(data_root, instance, "coco/p2").success
@@ -223,7 +223,7 @@ def test_rescale_and_coord_of_one_base_wait_for_each_other(
     """Both write the base's manifest, and coord reads its records. Spec: docs/spec/conventions.md#leases"""
     assert rescale(data_root, instance).success
     with another_run(data_root, "presets", KEY) as process:
-        # The wait is over as soon as there is one.
+        # The wait ends as soon as there is one.
         monkeypatch.setattr(
             claims_module,
             "time",
@@ -247,7 +247,7 @@ def test_another_preset_of_the_dataset_does_not_wait(data_root, instance, datase
 # ---- metadata
 
 
-def test_materialisation_has_counts_and_the_contact_sheet(data_root, instance, dataset):
+def test_materialisation_has_counts_and_contact_sheet(data_root, instance, dataset):
     assert rescale(data_root, instance).success
 
     found = metadata(instance, "rescale_preset")
@@ -262,7 +262,7 @@ def test_materialisation_has_counts_and_the_contact_sheet(data_root, instance, d
     assert (dataset.preset("p").path / "contact_sheet.png").is_file()
 
 
-def test_counts_of_a_run_stand_in_the_ledger(data_root, instance, dataset):
+def test_ledger_records_the_counts_of_a_run(data_root, instance, dataset):
     result = rescale(data_root, instance)
 
     with Ledger(data_root.ledger) as ledger:

@@ -1,4 +1,4 @@
-"""The records asset: built from the ledger, completed if a pass is missing.
+"""The records asset: built from the ledger; missing passes are completed first.
 
 Spec: docs/spec/stage2.md#record-fields, docs/spec/stage2.md#pass-names
 """
@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from assets.embeddings import dinov3_npy
+from assets.embeddings import embedding_assets
 from assets.stage2_jsonl import stage2_jsonl
 from dagster_project.deployments import test_resources as resources_of
 from dagster_project.jobs import roll_back_to_stage1
@@ -20,6 +20,8 @@ from tests.helpers.stage1 import stage1_record, write_stage1
 from tests.helpers.stage2 import embed, photos, record_of, write_text
 from tests.helpers.stubs import StubEncoder
 from tests.helpers.wiring import claims, failure_of, history, materialize, stub_every_kind
+
+dinov3_npy = embedding_assets[0]
 
 
 @pytest.fixture
@@ -43,7 +45,7 @@ def problems(root):
 
 
 def test_record_needs_no_embedding(data_root, instance):
-    """It needs a decodable image, a caption, and a mask, which the tokenizer alone provides."""
+    """A record requires a decodable image, a caption, and a mask, which the tokenizer alone provides."""
     photos(data_root, "a", "b")
 
     assert materialize(data_root, instance, stage2_jsonl).success
@@ -53,7 +55,7 @@ def test_record_needs_no_embedding(data_root, instance):
 
 
 @pytest.mark.parametrize("passes", [[], [DINOV3], [T5], [VAE, T5]], ids=len)
-def test_records_are_the_same_whichever_passes_ran_before(data_root, instance, passes):
+def test_records_do_not_depend_on_the_passes_run_before(data_root, instance, passes):
     photos(data_root, "a")
     if passes:
         embed(data_root, *passes)
@@ -63,7 +65,7 @@ def test_records_are_the_same_whichever_passes_ran_before(data_root, instance, p
     assert records(data_root) == {"a": record_of("a", caption="noise called a")}
 
 
-def test_image_that_a_pass_has_opened_is_not_opened_again(data_root, instance, monkeypatch):
+def test_image_opened_by_a_pass_is_not_opened_again(data_root, instance, monkeypatch):
     photos(data_root, "a", "b")
     embed(data_root)
     monkeypatch.setattr(facts, "inspect_image", lambda *_: pytest.fail("opened"))
@@ -73,8 +75,8 @@ def test_image_that_a_pass_has_opened_is_not_opened_again(data_root, instance, m
     assert records(data_root).keys() == {"a", "b"}
 
 
-def test_run_that_is_not_to_complete_writes_what_is_known(data_root, instance, monkeypatch):
-    """After an interrupt all finished work is preserved, and no image is opened. Spec: docs/spec/stage2.md#merge"""
+def test_interrupted_run_writes_finished_records_without_opening_images(data_root, instance, monkeypatch):
+    """An interrupt preserves all finished work and opens no image. Spec: docs/spec/stage2.md#merge"""
     photos(data_root, "a")
     embed(data_root)
     photos(data_root, "b")
@@ -84,7 +86,7 @@ def test_run_that_is_not_to_complete_writes_what_is_known(data_root, instance, m
     assert records(data_root).keys() == {"a"}
 
 
-def test_inputs_that_get_no_record_have_a_row(data_root, instance):
+def test_inputs_without_a_record_have_a_row(data_root, instance):
     photos(data_root, "a", "uncaptioned", "torn")
     (data_root.approved / "uncaptioned.txt").unlink()
     (data_root.approved / "torn.png").write_bytes(b"no picture")
@@ -97,7 +99,7 @@ def test_inputs_that_get_no_record_have_a_row(data_root, instance):
     }  # fmt: skip
 
 
-def test_caption_of_a_record_serves_an_image_without_a_sidecar(data_root, instance):
+def test_caption_of_a_record_is_used_for_an_image_without_a_sidecar(data_root, instance):
     photos(data_root, "a", captions=False)
     write_text(
         data_root.stage2_jsonl, json.dumps({"image_path": "data/approved/a.png", "caption": "of  Stage 1", "x": 1})
@@ -110,7 +112,7 @@ def test_caption_of_a_record_serves_an_image_without_a_sidecar(data_root, instan
     assert violations(record) == []
 
 
-def test_data_root_without_images_says_what_to_do_and_leaves_no_claim(data_root, instance):
+def test_data_root_without_images_fails_with_a_remedy_and_no_claim(data_root, instance):
     data_root.approved.rmdir()
 
     result = materialize(data_root, instance, stage2_jsonl)
@@ -120,10 +122,10 @@ def test_data_root_without_images_says_what_to_do_and_leaves_no_claim(data_root,
         assert claims(ledger) == []
 
 
-# ---- Stage 1, from the UI: by run configuration
+# ---- Stage 1 from the UI: run configuration
 
 
-def test_migration_is_run_configuration_and_rollback_a_job(data_root, instance):
+def test_run_configuration_starts_a_migration_and_a_job_the_rollback(data_root, instance):
     """Both can be started from the UI."""
     before = write_stage1(data_root, [stage1_record(n) for n in range(2)])
     ids = ["photo0000", "photo0001"]
@@ -151,7 +153,7 @@ def test_migration_is_run_configuration_and_rollback_a_job(data_root, instance):
     assert data_root.stage2_jsonl.read_bytes() == before
 
 
-def test_counters_of_everything_since_the_last_merge_are_metadata(data_root, instance):
+def test_counters_since_the_last_merge_are_metadata(data_root, instance):
     photos(data_root, "a", "b")
     embed(data_root)
 
@@ -161,7 +163,7 @@ def test_counters_of_everything_since_the_last_merge_are_metadata(data_root, ins
         assert event.metadata["total (images)"].value == 2
 
 
-def test_caption_longer_than_the_text_encoder_sees_is_counted(data_root, instance):
+def test_caption_longer_than_the_text_encoder_limit_is_counted(data_root, instance):
     """Truncated captions are counted and shown."""
     photos(data_root, "a", "b")
     (data_root.approved / "a.txt").write_text("word " * 200)

@@ -1,4 +1,4 @@
-"""The assets of Stage-A: ranks as partitions, claims, the ledger, what the UI shows, the checks.
+"""The assets of Stage-A: ranks as partitions, claims, ledger rows, metadata for the UI, checks.
 
 Spec: docs/spec/stage-a.md#work, docs/spec/conventions.md#completion-and-identity
 """
@@ -48,7 +48,7 @@ def tickets(data_root):
 
 
 @pytest.mark.parametrize("mode", ["per_group", "per_image"])
-def test_ranks_one_after_another_as_partitions_are_merged_by_the_asset_downstream(tickets, instance, mode):
+def test_downstream_asset_merges_ranks_run_as_partitions_one_by_one(tickets, instance, mode):
     """ "Ranks run as Dagster partitions one after another"; the checks pass on their output."""
     for number in range(2):
         done = rank(tickets, instance, number, 2, lines_whole, mode=mode)
@@ -82,7 +82,7 @@ def test_range_of_ranks_is_one_run_and_each_has_its_own_counters(tickets, instan
     assert inferred == {keys[0]: 5, keys[1]: 1}
 
 
-def test_rank_that_dies_fails_its_partition_alone_and_the_merge_goes_on(tickets, instance):
+def test_dead_rank_fails_only_its_partition_and_the_merge_continues(tickets, instance):
     """Spec: docs/spec/conventions.md#refused-and-failed, docs/spec/stage-a.md#failed-groups"""
     ticket(tickets.stage_a_input, "pass", "b", "deadly.jpg")
     keys = [rank_key(MISSION, number, 2) for number in range(2)]
@@ -104,7 +104,7 @@ def test_rank_that_dies_fails_its_partition_alone_and_the_merge_goes_on(tickets,
     assert groups(tickets).keys() == {"a", "c"}
 
 
-def test_check_reads_the_lines_of_every_rank_of_its_run_in_whatever_order_they_were_registered(tickets, instance):
+def test_check_reads_all_ranks_of_its_run_in_any_order_of_registration(tickets, instance):
     ticket(tickets.stage_a_input, "pass", "other", "1.jpg", mission="other")
     rank(tickets, instance, 0, 1, mission="other")
     with rank_file(tickets.stage_a_output, "other", 0).open("a") as file:
@@ -118,7 +118,7 @@ def test_check_reads_the_lines_of_every_rank_of_its_run_in_whatever_order_they_w
     assert (evaluation.passed, evaluation.metadata["checked"].value) == (True, 6)
 
 
-def test_merge_takes_no_line_of_another_plan(tickets, instance):
+def test_merge_ignores_lines_of_another_plan(tickets, instance):
     """ "The merge trusts a line only if it fits": another world size is another plan."""
     assert rank(tickets, instance, 0, 1).success
 
@@ -132,19 +132,19 @@ def test_merge_takes_no_line_of_another_plan(tickets, instance):
 
 
 @pytest.mark.parametrize("keys", [["m"], ["m/1"], ["m/01of2"], ["m/0of2", "n/1of2"], ["m/0of2", "m/1of3"], ["m/0of0"]])
-def test_keys_that_are_no_ranks_of_one_mission_are_refused(keys):
+def test_keys_other_than_the_ranks_of_one_mission_are_refused(keys):
     with pytest.raises(WrongUsage, match="no ranks of one mission"):
         split_rank_keys(keys)
 
 
-def test_key_holds_mission_rank_and_world_size():
+def test_key_contains_mission_rank_and_world_size():
     assert split_rank_keys([rank_key("3of4/件", 0, 12), rank_key("3of4/件", 11, 12)]) == ("3of4/件", [0, 11], 12)
 
 
 # ---- metadata
 
 
-def test_failed_groups_stand_in_the_metadata_and_those_of_other_missions_stay(tickets, instance):
+def test_failed_groups_are_in_the_metadata_and_other_missions_keep_theirs(tickets, instance):
     """ "Group failures are listed with image and reason in the ledger, in the materialisation's metadata"."""
     other = "另一任务"
     for mission in (MISSION, other):
@@ -173,8 +173,8 @@ def test_mixed_ids_are_a_warning_in_the_metadata(tickets, instance):
         assert ledger.problems() == []
 
 
-def test_folders_of_a_run_are_its_own_whatever_another_command_has_remembered_since(tickets, instance, tmp_path):
-    """A command of another mission may remember an output folder while this mission's ranks run."""
+def test_folders_of_a_run_do_not_change_if_another_command_remembers_others(tickets, instance, tmp_path):
+    """A command for another mission may remember an output folder while ranks of this mission run."""
     folders = {"input_dir": str(tickets.stage_a_input), "output_dir": str(tmp_path / "mine")}
     assert rank(tickets, instance, 0, 1, lines_whole, **folders).success
     put(tickets, "stage_a_input", tmp_path / "its input")
@@ -188,7 +188,7 @@ def test_folders_of_a_run_are_its_own_whatever_another_command_has_remembered_si
     assert not any((tmp_path / "its output").iterdir())
 
 
-def test_check_finds_a_record_that_is_not_aligned(tickets, instance):
+def test_check_finds_a_misaligned_record(tickets, instance):
     record = {
         "group_id": "g",
         "mission": MISSION,
@@ -225,7 +225,7 @@ def test_mission_stays_claimed_between_ranks_and_merge_of_one_process(tickets, i
         assert claims(ledger) == []
 
 
-def test_run_that_fails_holds_no_claim(tickets, instance, monkeypatch):
+def test_failed_run_releases_its_claim(tickets, instance, monkeypatch):
     monkeypatch.setattr(Named, "__init__", lambda self: 1 / 0)
 
     assert not rank(tickets, instance, 0, 1, claim_stays=True).success
@@ -234,16 +234,14 @@ def test_run_that_fails_holds_no_claim(tickets, instance, monkeypatch):
         assert claims(ledger) == []
 
 
-def test_ranks_and_merge_of_a_mission_wait_for_another_run_and_those_of_another_mission_do_not(
-    tickets, instance, monkeypatch, capfd
-):
+def test_ranks_and_merge_wait_only_for_runs_of_the_same_mission(tickets, instance, monkeypatch, capfd):
     """ "Locks are per asset and partition"."""
     with another_run(tickets, "stage_a", "another mission"):
         assert rank(tickets, instance, 0, 1).success
     for work in (lambda: rank(tickets, instance, 0, 1), lambda: merge(tickets, instance)):
         assert "waiting" not in capfd.readouterr().err
         with another_run(tickets, "stage_a", MISSION) as process:
-            # The wait is over as soon as there is one.
+            # The wait ends as soon as there is one.
             monkeypatch.setattr(
                 claims_module,
                 "time",
@@ -277,8 +275,8 @@ def test_rank_of_another_start_has_not_ended(tickets, instance):
     assert metadata(instance, "stage_a_groups")["missing ranks"] == 1
 
 
-def test_images_that_come_while_ranks_work_are_told_and_nobody_waits_for_them(tickets, instance, monkeypatch):
-    """The ranks' lines belong to the mission at their start: no rank will end on the current plan."""
+def test_images_added_while_ranks_run_are_reported_without_waiting(tickets, instance, monkeypatch):
+    """The lines of the ranks belong to the mission at their start, so no rank would ever end on the current plan."""
     waits = []
     monkeypatch.setattr(stage_a_groups_module, "wait_for_ranks", lambda *_, **__: waits.append(1) or [])
     assert rank(tickets, instance, 0, 2, launch="one").success

@@ -20,7 +20,7 @@ SIZES = {"fail": (6, 1), "pass": (3, 4)}
 
 @pytest.fixture
 def tickets(data_root, coco128):
-    """Fourteen photographs as four tickets: jpg, jpeg and png in turn, and one folder without an id in its names."""
+    """Fourteen photographs as four tickets: jpg, jpeg and png in turn; one folder has no id in its file names."""
     photos = iter(sorted((coco128 / "images" / "train2017").iterdir()))
     for label, sizes in SIZES.items():
         for number, size in enumerate(sizes):
@@ -36,7 +36,7 @@ def tickets(data_root, coco128):
 
 
 def test_real_photos_give_the_same_groups_in_both_modes_on_one_two_and_four_ranks(tickets):
-    """Identical group sets, strict coverage, images aligned; every image is inferred in each of the two modes."""
+    """Group sets are identical, coverage is complete, images are aligned; both modes infer every image."""
     written, expected = {}, summaries_alone(tickets)
     with history() as instance:
         for mode, world_size, fresh in (("per_group", 1, True), ("per_image", 4, True), ("per_group", 2, False)):
@@ -50,7 +50,9 @@ def test_real_photos_give_the_same_groups_in_both_modes_on_one_two_and_four_rank
             written[mode, world_size] = summaries_written(tickets)
             assert metadata(instance, "stage_a_groups")["written (groups)"] == 4
             for asset in ("stage_a_ranks", "stage_a_groups"):
-                assert metadata(instance, asset)["preview"] == "preview model: these summaries describe nothing"
+                assert (
+                    metadata(instance, asset)["preview"] == "preview model: these summaries do not describe the images"
+                )
 
     assert all(summaries == expected for summaries in written.values()), "each image beside its own summary"
     assert {name: len(images) for name, images in expected.items()} == {

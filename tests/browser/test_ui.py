@@ -211,7 +211,7 @@ def test_refused_image_is_named_with_reason_and_remedy_after_a_run_of_the_comman
 
     text = row.inner_text()
     assert text.startswith(BROKEN)
-    assert "replace the file by a whole image" in text
+    assert "replace the file by a complete image" in text
     assert " UTC" in text
     assert watched.errors() == []
 
@@ -298,7 +298,7 @@ def test_run_of_the_ui_that_met_a_refused_image_shows_its_reason_and_no_stack_tr
     page.goto(f"{ui.url}/runs/{failed['runId']}")
     page.get_by_text(f"{BROKEN}: undecodable: ").first.wait_for()
     page.screenshot(path=tmp_path / "failed-run.png")
-    assert page.get_by_text("replace the file by a whole image").count() > 0
+    assert page.get_by_text("replace the file by a complete image").count() > 0
     assert page.get_by_text("Stack Trace").count() == 0
     assert page.get_by_text("npy.py").count() == 0
 

@@ -1,4 +1,4 @@
-"""Check of the shards: everything that the manifest states. Spec: docs/spec/shards.md#index-and-manifest"""
+"""The check of the shards, against everything in the manifest. Spec: docs/spec/shards.md#index-and-manifest"""
 
 import numpy as np
 import pytest
@@ -34,7 +34,7 @@ def check_shards(root, instance):
     return check(root, instance, bucket_shards, shards_valid)[NAME]
 
 
-def test_check_passes_again_without_reading(root, instance):
+def test_second_check_passes_without_reading(root, instance):
     evaluation = check_shards(root, instance)
 
     assert evaluation.passed
@@ -42,7 +42,7 @@ def test_check_passes_again_without_reading(root, instance):
 
 
 @pytest.mark.parametrize("position", [600, 5000, 150_000])
-def test_check_fails_where_a_byte_is_flipped(root, instance, position):
+def test_check_fails_if_a_byte_is_flipped(root, instance, position):
     tar = root.shards / "bucket_1024x1024" / "shard-000000.tar"
     data = bytearray(tar.read_bytes())
     data[position] ^= 1
@@ -57,20 +57,20 @@ def test_check_fails_where_a_byte_is_flipped(root, instance, position):
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "index.jsonl", "shard-000000.tar"])
-def test_check_fails_where_a_file_is_gone(root, instance, name):
+def test_check_fails_if_a_file_is_missing(root, instance, name):
     (root.shards / "bucket_832x1216" / name).unlink()
 
     assert not check_shards(root, instance).passed
 
 
-def test_set_packed_from_a_file_that_changed_since_passes_while_it_is_itself_the_same(root, instance):
+def test_unchanged_shards_pass_after_a_source_file_changed(root, instance):
     """The next packing detects stale samples; the check compares the set with its own manifest."""
     np.save(root.derived / "dinov3" / "a.npy", np.zeros(1024, np.float32))
 
     assert check_shards(root, instance).passed
 
 
-def test_check_passes_where_there_are_no_shards(tmp_path, instance):
+def test_check_passes_without_shards(tmp_path, instance):
     from imagemill.domain.layout import DataRoot
 
     assert check_shards(DataRoot(tmp_path / "data"), instance).passed

@@ -1,4 +1,4 @@
-"""Checks of the embedding assets: they pass on the output of a run, and fail on files damaged since.
+"""Checks of the embedding assets: they pass on the output of a run, and fail on files damaged later.
 
 Spec: docs/spec/conventions.md#completion-and-identity
 """
@@ -31,7 +31,7 @@ def test_every_kind_has_a_check():
     assert {key.to_user_string() for check in embedding_checks for key in check.check_keys} == EVERY_CHECK
 
 
-def test_checks_pass_on_what_a_run_made_and_fail_where_a_file_was_spoilt(data_root, instance):
+def test_checks_pass_on_output_of_a_run_and_fail_on_a_damaged_file(data_root, instance):
     photos(data_root, *KEYS)
     made = materialize(data_root, instance, *embedding_assets, *embedding_checks, keys=KEYS, deferred=True)
 
@@ -50,7 +50,7 @@ def test_checks_pass_on_what_a_run_made_and_fail_where_a_file_was_spoilt(data_ro
 
 
 @pytest.mark.parametrize("spec", embedding_specs(), ids=lambda spec: spec.kind)
-def test_check_fails_where_a_byte_is_missing(data_root, instance, spec):
+def test_check_fails_if_a_byte_is_missing(data_root, instance, spec):
     photos(data_root, *KEYS)
     embed(data_root)
     path = data_root.derived / spec.folder / "a.npy"
@@ -61,13 +61,13 @@ def test_check_fails_where_a_byte_is_missing(data_root, instance, spec):
     } == {f"{spec.kind}:files_valid"}
 
 
-def test_checks_pass_where_nothing_was_made(data_root, instance):
+def test_checks_pass_without_files(data_root, instance):
     assert all(
         evaluation.passed for evaluation in check(data_root, instance, *embedding_assets, *embedding_checks).values()
     )
 
 
-def test_refused_image_is_a_warning_of_every_kind_with_its_reason(data_root, instance):
+def test_refused_image_is_a_warning_with_its_reason_for_every_kind(data_root, instance):
     """The UI shows the image as missing, with the reason."""
     photos(data_root, *KEYS)
     (data_root.approved / "b.png").write_bytes(b"no picture")
@@ -83,8 +83,8 @@ def test_refused_image_is_a_warning_of_every_kind_with_its_reason(data_root, ins
         assert checks_of(made)[f"{spec.kind}:files_valid"].passed
 
 
-def test_unfinished_regeneration_is_a_warning_of_its_files(data_root, instance):
-    """The folder holds files of two models. Spec: docs/spec/conventions.md#provenance"""
+def test_unfinished_regeneration_is_a_warning(data_root, instance):
+    """The folder contains files of two models. Spec: docs/spec/conventions.md#provenance"""
     photos(data_root, *KEYS)
     embed(data_root, model="real")
     with Ledger(data_root.ledger) as ledger:

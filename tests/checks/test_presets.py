@@ -1,4 +1,4 @@
-"""Checks of public data: bad data is not passed downstream. Spec: docs/spec/validation.md#checks"""
+"""Checks of public data: invalid data is not passed downstream. Spec: docs/spec/validation.md#checks"""
 
 import dagster as dg
 import pytest
@@ -42,7 +42,7 @@ def alone(root, instance, asset, validity):
     return evaluation
 
 
-def test_checks_of_good_presets_pass_and_count_every_record(data_root, instance, dataset):
+def test_checks_of_valid_presets_pass_and_count_every_record(data_root, instance, dataset):
     result, found = evaluated(data_root, instance, rescale_preset, "coco/p", rescaled_valid)
     assert result.success
     assert found["rescaled_valid"].passed
@@ -52,7 +52,7 @@ def test_checks_of_good_presets_pass_and_count_every_record(data_root, instance,
     assert found["derived_valid"].metadata["checked"].value == 3 * 3 + 1, "three files of three records, and the folder"
 
 
-def test_check_of_raw_records_looks_at_every_split(data_root, instance):
+def test_check_of_raw_records_covers_every_split(data_root, instance):
     annotations = coco_annotations(data_root.path / "source")
     given = {
         "adapter": "coco",
@@ -76,7 +76,7 @@ def test_check_of_raw_records_looks_at_every_split(data_root, instance):
     ("asset", "validity", "key"),
     [(rescale_preset, rescaled_valid, "coco/p"), (derived_preset, derived_valid, "coco/p_max1")],
 )
-def test_bad_preset_fails_its_run_and_no_other(data_root, instance, dataset, asset, validity, key):
+def test_invalid_preset_fails_only_its_own_run(data_root, instance, dataset, asset, validity, key):
     folder = dataset.preset(key.partition("/")[2]).path
     (folder / "train.raw.jsonl").write_text("")
 
@@ -101,7 +101,7 @@ def test_copy_instead_of_a_link_is_found(data_root, instance, dataset):
     assert "images/0.jpg" in evaluation.metadata["first findings"].value
 
 
-def test_check_by_itself_looks_at_every_preset(data_root, instance, dataset):
+def test_check_without_a_partition_covers_every_preset(data_root, instance, dataset):
     (dataset.preset("q").path / "train.raw.jsonl").write_text("")
 
     found = alone(data_root, instance, rescale_preset, rescaled_valid)
@@ -110,7 +110,7 @@ def test_check_by_itself_looks_at_every_preset(data_root, instance, dataset):
     assert found.metadata["checked"].value > 10
 
 
-def test_outcome_of_a_run_of_ours_tells_the_findings(data_root, instance, dataset):
+def test_outcome_of_a_command_line_run_lists_the_findings(data_root, instance, dataset):
     (dataset.preset("q").path / "train.raw.jsonl").write_text("")
 
     with open_session(data_root.path) as session, open_command(session) as work:

@@ -25,12 +25,12 @@ def instance(monkeypatch):
 
 
 def check_lines(root, instance, *lines):
-    """Return the verdicts on a file of these lines."""
+    """Return the verdicts on a file that contains these lines."""
     write_text(root.stage2_jsonl, *(line if isinstance(line, bytes) else json.dumps(line) for line in lines))
     return check(root, instance, stage2_jsonl, records_valid, table_valid, inputs_accepted)
 
 
-def test_checks_pass_on_what_a_run_made(data_root, instance):
+def test_checks_pass_on_output_of_a_run(data_root, instance):
     photos(data_root, "a", "b")
     embed(data_root)
 
@@ -42,7 +42,7 @@ def test_checks_pass_on_what_a_run_made(data_root, instance):
     assert found[RECORDS].description == "no findings"
 
 
-def test_check_fails_where_a_line_is_malformed(data_root, instance):
+def test_check_fails_on_a_malformed_line(data_root, instance):
     found = check_lines(data_root, instance, record_of("a"), b"{", record_of("b"))
 
     assert not found[RECORDS].passed
@@ -51,7 +51,7 @@ def test_check_fails_where_a_line_is_malformed(data_root, instance):
     assert found[TABLE].passed, "the table is that of the records that can be read"
 
 
-def test_checks_fail_where_an_id_stands_twice(data_root, instance):
+def test_checks_fail_on_a_duplicate_id(data_root, instance):
     found = check_lines(data_root, instance, record_of("a"), record_of("a"))
 
     assert (found[RECORDS].passed, found[TABLE].passed) == (False, False)
@@ -79,14 +79,14 @@ def test_warnings_do_not_fail_a_check(data_root, instance):
     assert (found[RECORDS].metadata["warnings"].value, found[RECORDS].metadata["errors"].value) == (1, 0)
 
 
-def test_many_findings_are_counted_and_some_are_shown(data_root, instance):
+def test_all_findings_are_counted_and_only_the_first_are_shown(data_root, instance):
     found = check_lines(data_root, instance, *[b"{"] * 500)
 
     assert found[RECORDS].metadata["errors"].value == 500
     assert len(found[RECORDS].metadata["first findings"].value.splitlines()) <= 40
 
 
-def test_stage1_record_with_nan_in_its_vector_waits_like_any_other(data_root, instance):
+def test_stage1_record_with_nan_in_its_vector_is_pending_like_any_other(data_root, instance):
     old = {"image_path": "data/approved/a.jpg", "dinov3_embedding": [float("nan")], "caption": "c"}
     found = check_lines(data_root, instance, old)
 

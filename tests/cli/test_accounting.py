@@ -1,4 +1,4 @@
-"""Figures and sentences of `run`, `stage2`, `status` and `problems`, through the command line.
+"""Counts and messages of `run`, `stage2`, `status` and `problems` on the command line.
 
 Spec: docs/spec/conventions.md#no-silent-loss, docs/spec/conventions.md#refused-and-failed, docs/spec/conventions.md#summary
 """
@@ -22,7 +22,7 @@ NOTHING = "nothing to do: every image is embedded, and every record and every sh
 
 @pytest.fixture
 def root(data_root, monkeypatch):
-    """Three images with captions; nothing has run."""
+    """Three images with captions, before any run."""
     stub_every_kind(monkeypatch)
     stub_captioner(monkeypatch.setattr)
     photos(data_root, "a", "b", "c", size=(24, 24))
@@ -54,7 +54,7 @@ def images(text):
     return int(seen.split()[0]), counts
 
 
-def test_figures_add_up_with_refused_images_and_nothing_is_called_done(root):
+def test_counts_add_up_with_refused_images_and_the_run_is_not_called_done(root):
     spoil(root)
 
     first, again = called(root, "run"), called(root, "run")
@@ -69,7 +69,7 @@ def test_figures_add_up_with_refused_images_and_nothing_is_called_done(root):
     assert re.search("failed=0 refused=4$", again.text, re.MULTILINE)
 
 
-def test_complete_root_has_nothing_to_do_and_says_what_it_looked_at(root):
+def test_summary_of_a_complete_root_reports_no_work_and_its_counts(root):
     called(root, "run")
 
     assert NOTHING in called(root, "run").text
@@ -77,7 +77,7 @@ def test_complete_root_has_nothing_to_do_and_says_what_it_looked_at(root):
     assert images(called(root, "status").text) == (3, {"up to date": 3})
 
 
-def test_pass_that_has_nothing_to_do_does_not_speak_for_the_others(root):
+def test_pass_without_work_does_not_report_that_for_the_others(root):
     called(root, "stage2", "--pass", "dinov3")
 
     again = called(root, "stage2", "--pass", "dinov3").text
@@ -86,7 +86,7 @@ def test_pass_that_has_nothing_to_do_does_not_speak_for_the_others(root):
     assert images(again) == (3, {"waiting": 3})
 
 
-def test_images_beyond_the_limit_wait(root):
+def test_images_beyond_the_limit_are_pending(root):
     done = called(root, "stage2", "--limit", "1")
 
     assert images(done.text) == (3, {"embedded": 1, "waiting": 2})
@@ -95,7 +95,7 @@ def test_images_beyond_the_limit_wait(root):
     assert done.code == 0
 
 
-def test_failed_check_is_not_called_nothing_to_do(root):
+def test_failed_check_is_not_reported_as_no_work(root):
     called(root, "run")
     tar = next(root.shards.rglob("*.tar"))
     tar.write_bytes(tar.read_bytes() + b"x")
@@ -120,7 +120,7 @@ def test_one_is_singular_and_a_slow_rate_is_not_zero(data_root, monkeypatch):
 
 
 def test_photos_that_were_never_in_stage1_are_not_called_migrated(root):
-    """Only the specification's progress line uses that word for them."""
+    """Only the progress line, whose wording is specified, uses that word for them."""
     text = called(root, "run").text
 
     assert [line for line in text.splitlines() if "migrated" in line] == [
@@ -128,7 +128,7 @@ def test_photos_that_were_never_in_stage1_are_not_called_migrated(root):
     ]
 
 
-def test_groups_of_stage_a_do_not_count_among_images(root):
+def test_groups_of_stage_a_are_not_counted_as_images(root):
     from imagemill.store.ledger import Ledger, Problem
 
     called(root, "run")
@@ -176,7 +176,7 @@ def test_json_and_csv_have_the_same_entries(root):
     assert (status["complete"], status["reasons"]["id_collision"]) == (False, 2)
 
 
-def test_reason_chooses_and_an_unknown_one_is_answered_with_those_there_are(root):
+def test_reason_filters_and_an_unknown_one_lists_existing_reasons(root):
     spoil(root)
     called(root, "run")
 
@@ -186,14 +186,14 @@ def test_reason_chooses_and_an_unknown_one_is_answered_with_those_there_are(root
     assert called(root, "problems", "--json", "--csv").code == 2
 
 
-def test_renamed_image_is_named_with_the_command_that_cures_it(root):
+def test_renamed_image_is_reported_with_the_command_that_resolves_it(root):
     called(root, "run")
     for suffix in (".png", ".txt"):
         (root.approved / f"a{suffix}").rename(root.approved / f"new{suffix}")
 
     done = called(root, "run")
 
-    assert "new: the same bytes as a.png, which is gone" in done.text
+    assert "new: the same bytes as a.png, which no longer exists" in done.text
     (remedy,) = set(re.findall(r"`imagemill (withdraw \w+)`", done.text))
     assert called(root, *remedy.split()).code == 0
     assert "refused: withdrawn" in called(root, "problems").text
@@ -214,7 +214,7 @@ def test_quarantined_line_is_reported_with_file_and_number(root):
     assert called(root, "run", "--fail-on-skip").code == 1
 
 
-def test_folder_that_is_gone_is_named(root, tmp_path):
+def test_missing_folder_is_named(root, tmp_path):
     output = tmp_path / "shards"
     called(root, "run")
     text = called(root, "shards", "--output-dir", output, "--allow-preview").text
@@ -222,4 +222,4 @@ def test_folder_that_is_gone_is_named(root, tmp_path):
 
     shutil.rmtree(output)
 
-    assert f"gone        shards: the remembered folder {output} is not there" in called(root, "status").text
+    assert f"gone        shards: the recorded folder {output} does not exist" in called(root, "status").text

@@ -1,4 +1,4 @@
-"""Growing shards on the command line: --append, withdraw, --repack. Spec: docs/spec/shards.md#appending"""
+"""Growing sets of shards on the command line: --append, withdraw, --repack. Spec: docs/spec/shards.md#appending"""
 
 import os
 
@@ -26,8 +26,8 @@ def tars(root):
     return {path: content for path, content in snapshot(root.shards).items() if path.endswith(".tar")}
 
 
-def test_growing_set_is_appended_to_withdrawn_from_and_folded(root):
-    """Each step keeps the earlier files unchanged, until the last one folds them into a new set."""
+def test_set_supports_append_withdraw_and_repack(root):
+    """Each step keeps the earlier files unchanged, until the last one repacks them into a new set."""
     first = tars(root)
     photos(root.approved, 6)
     (root.approved / "photo0001.txt").write_text("edited")
@@ -35,7 +35,7 @@ def test_growing_set_is_appended_to_withdrawn_from_and_folded(root):
 
     said = product(root, "shards", "--append")
     assert "written_samples=3 written_shards=1" in said
-    assert "1 samples in the tars count no more" in said, "readers that ignore the index still see the old one"
+    assert "no longer part of the set: 1" in said, "readers that ignore the index still see the old one"
     assert first.items() <= tars(root).items()
     assert "6 samples in 2 shards" in product(root, "status")
     assert product(root, "verify")
@@ -58,8 +58,8 @@ def test_growing_set_is_appended_to_withdrawn_from_and_folded(root):
     assert "nothing to do" in product(root, "run")
 
 
-def test_restored_sample_whose_bucket_is_gone_is_said_to_be_in_no_shards(data_root):
-    """`--restore` undoes the withdrawal; samples that cannot be brought back are named with the remedy."""
+def test_restored_sample_without_a_bucket_is_reported_as_unpacked(data_root):
+    """`--restore` undoes the withdrawal. Samples that it cannot bring back are named with the remedy."""
     photos(data_root.approved, 1)
     product(data_root, "run")
     product(data_root, "withdraw", "photo0000")
@@ -67,7 +67,7 @@ def test_restored_sample_whose_bucket_is_gone_is_said_to_be_in_no_shards(data_ro
 
     said = product(data_root, "withdraw", "--restore", "photo0000")
 
-    assert "in no shards now: photo0000; `imagemill shards --append`" in said
+    assert "not in any shard now: photo0000; `imagemill shards --append`" in said
     assert "written_samples=1" in product(data_root, "shards", "--append")
 
 
@@ -80,7 +80,7 @@ def test_sample_is_withdrawn_while_a_kind_is_regenerated(data_root):
 
     said = product(data_root, "withdraw", "photo0001")
 
-    assert "1 samples in the tars count no more" in said
+    assert "samples in the tars that are no longer part of the set: 1" in said
     assert "counts no more withdrawn" in product(data_root, "explain", "photo0001")
     for path in (data_root.derived / "vae_latents").iterdir():
         os.utime(path)
@@ -96,5 +96,5 @@ def test_unknown_id_withdraws_nothing(root):
     assert snapshot(root.shards) == before
 
 
-def test_modes_that_contradict_each_other_are_refused(root):
+def test_contradictory_modes_are_refused(root):
     assert "--overwrite and --append contradict" in product(root, "shards", "--overwrite", "--append", code=2)

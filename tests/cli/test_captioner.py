@@ -62,19 +62,19 @@ def test_without_a_captioner_images_without_a_caption_are_refused(root):
     assert "missing_caption  photo0001" in product(root, "run")
 
 
-def test_preview_captions_are_packed_only_where_asked(root):
+def test_preview_captions_are_packed_only_on_request(root):
     configure(root)
 
     said = product(root, "run")
 
-    assert "a preview model: they describe nothing" in said
+    assert "made by a preview model: they do not describe the images" in said
     assert "preview_caption  photo0001" in said
     assert "1 sample in 1 shard" in said
     assert "ready_records=1 skipped_incomplete=4" in product(root, "shards", "--overwrite", "--dry-run")
     assert "ready_records=5 skipped_incomplete=0" in product(root, "shards", "--overwrite", "--allow-preview")
 
 
-def test_real_captioner_takes_over_from_the_preview_model(root):
+def test_real_captioner_replaces_captions_of_the_preview_model(root):
     configure(root)
     product(root, "run")
     configure(root, model="real", prompt="prompt.txt")
@@ -87,7 +87,7 @@ def test_real_captioner_takes_over_from_the_preview_model(root):
     assert "5 samples in 1 shard" in said
 
 
-def test_another_prompt_changes_captions_only_where_asked(root):
+def test_changed_prompt_replaces_captions_only_on_request(root):
     product(root, "run")
     (root.path / "prompt.txt").write_text("now:")
     assert "nothing to do" in product(root, "run")
@@ -100,7 +100,7 @@ def test_another_prompt_changes_captions_only_where_asked(root):
 
 
 def test_captions_belong_to_the_pass_of_t5(root):
-    """Passes in any order give the result of all at once; the others need no captioner."""
+    """Passes in any order give the result of `all`. The other passes need no captioner."""
     assert "captioned" not in product(root, "stage2", "--pass", "dinov3")
     assert "captions   2 captioned" in product(root, "stage2", "--pass", "t5", "--limit", "3")
     assert "captions   2 captioned" in product(root, "stage2", "--pass", "t5")
@@ -109,7 +109,7 @@ def test_captions_belong_to_the_pass_of_t5(root):
     )
 
 
-def test_replaced_image_gets_a_caption_of_its_own(root):
+def test_replaced_image_gets_a_new_caption(root):
     product(root, "run")
     before = records(root)
     Image.new("RGB", (48, 32), "red").save(root.approved / "photo0001.jpg")
@@ -121,7 +121,7 @@ def test_replaced_image_gets_a_caption_of_its_own(root):
 
 
 @pytest.mark.parametrize("passes", [("run",), ("stage2", "--pass", "t5")])
-def test_caption_of_another_picture_is_not_packed(root, passes):
+def test_caption_of_the_earlier_image_is_not_packed(root, passes):
     """The captioner is off in the second run. Spec: docs/spec/conventions.md#staleness"""
     product(root, "run")
     image, before = root.approved / "photo0001.jpg", records(root)
@@ -132,7 +132,7 @@ def test_caption_of_another_picture_is_not_packed(root, passes):
     said = product(root, *passes) + product(root, "run")
 
     assert "missing_caption  photo0001: " in said
-    assert "of the image that was there before" in said
+    assert "for an earlier image of this name" in said
     assert "4 samples in 1 shard" in said
     assert "ready_records=4 skipped_incomplete=1" in product(
         root, "shards", "--overwrite", "--allow-preview", "--dry-run"
@@ -145,8 +145,8 @@ def test_caption_of_another_picture_is_not_packed(root, passes):
     assert records(root) == before
 
 
-def test_killed_captioner_goes_on_where_it_was(root, tmp_path):
-    """Only images of the current batch are captioned twice. A few of the possible moments of kill -9 are tried."""
+def test_killed_captioner_resumes_with_the_unfinished_batch(root, tmp_path):
+    """Only images of the current batch are captioned twice. The test tries some of the possible moments of kill -9."""
     log = tmp_path / "captioned"
     photos(root.approved, 12)
     for sidecar in root.approved.glob("*.txt"):
@@ -169,8 +169,8 @@ def test_killed_captioner_goes_on_where_it_was(root, tmp_path):
     assert len(lines) <= 12 + 2 * 2
 
 
-def test_missing_model_is_told_before_anything_is_made(root):
-    """The real loading code, without a hub and without such a folder."""
+def test_missing_model_is_reported_before_any_file_is_written(root):
+    """This runs the real loading code, without a hub and without the configured folder."""
     configure(root, model="nowhere/at-all")
 
     said = product(root, "run", stub=False, code=1, HF_HUB_OFFLINE=1)
@@ -181,7 +181,10 @@ def test_missing_model_is_told_before_anything_is_made(root):
 
 
 def test_preview_model_captions_real_images(data_root):
-    """The real class with preview weights, which generate meaningless words. Spec: docs/spec/stage2.md#preview-models"""
+    """The real class with preview weights, which generate meaningless words.
+
+    Spec: docs/spec/stage2.md#preview-models
+    """
     photos(data_root.approved, 2)
     (data_root.approved / "photo0001.txt").unlink()
     configure(data_root, max_new_tokens=8)

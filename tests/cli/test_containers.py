@@ -1,4 +1,4 @@
-"""Containers on one data root: separate process namespaces and host names, one kernel, one folder."""
+"""Containers on one data root: separate process namespaces and host names, but one kernel and one folder."""
 
 import os
 import shutil
@@ -62,8 +62,8 @@ def leftovers(root):
     return [path for path in root.path.rglob(".tmp-*") if ".dagster" not in path.parts]
 
 
-def test_container_that_was_killed_and_restarted_under_another_name_goes_on(root, undisturbed):
-    """The dead holder's lease, temporary files and run are recognised at once."""
+def test_killed_container_resumes_after_a_restart_under_another_name(root, undisturbed):
+    """The lease, temporary files and run of the dead holder are recognised at once."""
     first = contained("one", "run", "--data-root", root.path, sleep="0.3")
     wait_for_files(root, first, 2)
     os.killpg(first.pid, signal.SIGKILL)
@@ -78,8 +78,8 @@ def test_container_that_was_killed_and_restarted_under_another_name_goes_on(root
     assert leftovers(root) == []
 
 
-def test_two_living_containers_with_one_host_name_give_the_result_of_one_run(root, undisturbed):
-    """Neither considers the other dead, although the other's process ids have no meaning in its own namespace."""
+def test_two_live_containers_with_one_host_name_give_the_result_of_one_run(root, undisturbed):
+    """Neither considers the other dead, although process ids of the other have no meaning in its own namespace."""
     first = contained("same", "run", "--data-root", root.path, sleep="0.3")
     wait_for_files(root, first, 2)
     second = contained("same", "run", "--data-root", root.path)

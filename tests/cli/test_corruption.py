@@ -1,4 +1,4 @@
-"""Each kind of file truncated, flipped, deleted or replaced by an older copy: the report, and whether the remedy is right.
+"""Each kind of file is truncated, flipped, deleted or replaced by an older copy: the report is checked, and the remedy.
 
 damage ──> verify names the file ──> the remedy of its first finding is executed ──> verify passes, bytes are as before
 """
@@ -24,7 +24,7 @@ OLD, NEW = "the first caption", "another caption"
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A finished data root of three images, after one caption was changed, and the earlier files."""
+    """A complete data root of three images after one caption changed, with a copy of the state before."""
     folder = tmp_path_factory.mktemp("corruption")
     root = DataRoot(folder / "data")
     root.approved.mkdir(parents=True)
@@ -44,7 +44,7 @@ def made(tmp_path_factory):
 
 @pytest.fixture
 def root(made, monkeypatch):
-    """The finished data root. Changes of a test are undone afterwards by copying, and the ledger is updated."""
+    """The complete data root. Changes made by a test are undone afterwards by copying, and the ledger is updated."""
     stub_every_kind(monkeypatch)
     stub_captioner(monkeypatch.setattr)
     good = contents(made)
@@ -57,7 +57,7 @@ def root(made, monkeypatch):
 
 
 def contents(root):
-    """Return the bytes of everything that a run makes, except SQLite's index, whose rows `verify` compares."""
+    """Return the bytes of all output files, except SQLite's index, whose rows `verify` compares."""
     folders = [root.derived, root.shards]
     files = [path for folder in folders for path in sorted(folder.rglob("*")) if path.is_file()]
     return {str(path.relative_to(root.path)): path.read_bytes() for path in files if path.suffix != ".sqlite"}
@@ -75,7 +75,7 @@ def deleted(path):
 
 DAMAGES = {"truncated": truncate, "flipped": flip, "deleted": deleted, "older": older}
 
-# File of a set → (name in verify's finding, by damage).
+# File of a set → name in the finding of verify, by kind of damage.
 SET_FILES = {
     "shard-000000.tar": {
         "truncated": "checksum",
@@ -133,7 +133,7 @@ def test_flipped_byte_of_a_tar_with_its_old_time_is_found_by_verify(root):
         ("shard-000000.tar", "truncated"),
     ],
 )
-def test_run_refuses_a_set_that_it_cannot_trust_and_names_the_remedy(root, name, damage):
+def test_run_refuses_an_inconsistent_set_and_names_the_remedy(root, name, damage):
     before = contents(root)
     DAMAGES[damage](root.shards / BUCKET / name)
 
@@ -145,7 +145,7 @@ def test_run_refuses_a_set_that_it_cannot_trust_and_names_the_remedy(root, name,
     assert contents(root) == before
 
 
-def test_run_writes_a_set_without_tars_again(root):
+def test_run_rewrites_a_set_with_a_missing_tar(root):
     before = contents(root)
     (root.shards / BUCKET / "shard-000000.tar").unlink()
 
@@ -159,11 +159,11 @@ def test_status_names_a_set_with_a_damaged_manifest(root):
     done = called(root, "status")
 
     assert done.code == 0
-    assert f"{BUCKET}/manifest.json is not one of ours" in done.text
+    assert f"{BUCKET}/manifest.json was not written by imagemill" in done.text
 
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "deleted"])
-def test_damaged_card_is_written_again_by_the_next_run(root, damage):
+def test_next_run_rewrites_a_damaged_card(root, damage):
     card = root.shards / "README.md"
     before = card.read_bytes()
     DAMAGES[damage](card)
@@ -173,7 +173,7 @@ def test_damaged_card_is_written_again_by_the_next_run(root, damage):
 
 
 @pytest.mark.parametrize("left", ["in both", "in none"])
-def test_image_that_a_killed_run_left_in_two_buckets_or_in_none_is_named_and_run_repairs_it(root, left):
+def test_run_repairs_an_image_left_in_two_buckets_or_none_by_a_kill(root, left):
     """The image changed its bucket, and only one of the two folders was exchanged."""
     picture(root.approved / "b.png", size=(32, 24), seed=7)
     assert called(root, "run").code == 0
@@ -200,7 +200,7 @@ def test_image_that_a_killed_run_left_in_two_buckets_or_in_none_is_named_and_run
 
 @pytest.mark.parametrize("spec", [DINOV3, VAE, T5], ids=lambda spec: spec.kind)
 @pytest.mark.parametrize("damage", ["truncated", "deleted"])
-def test_npy_file_that_is_cut_or_gone_is_made_again(root, spec, damage):
+def test_truncated_or_missing_npy_file_is_regenerated(root, spec, damage):
     before = contents(root)
     DAMAGES[damage](root.derived / spec.folder / "b.npy")
 
@@ -214,8 +214,8 @@ def test_npy_file_that_is_cut_or_gone_is_made_again(root, spec, damage):
 
 
 @pytest.mark.parametrize("spec", [DINOV3, VAE, T5], ids=lambda spec: spec.kind)
-def test_rotten_npy_file_is_named_and_the_remedy_restores_it_from_the_shard(root, spec):
-    """Size, time and inode are unchanged. The shard keeps the last good copy."""
+def test_damaged_npy_file_is_named_and_the_remedy_restores_it_from_the_shard(root, spec):
+    """Size, time and inode are unchanged. The shard contains the last intact copy."""
     before = contents(root)
     rot(root.derived / spec.folder / "b.npy")
     tar = (root.shards / BUCKET / "shard-000000.tar").read_bytes()
@@ -236,8 +236,8 @@ def test_rotten_npy_file_is_named_and_the_remedy_restores_it_from_the_shard(root
     assert (root.shards / BUCKET / "shard-000000.tar").read_bytes() == tar
 
 
-def test_rotten_npy_file_is_never_packed_and_its_shard_not_lost(root):
-    """An earlier remedy of verify was to overwrite the shards, which would have lost the good copy."""
+def test_damaged_npy_file_is_never_packed_and_its_shard_is_kept(root):
+    """An earlier remedy of verify overwrote the shards, which would have lost the intact copy."""
     before = contents(root)
     rot(root.derived / VAE.folder / "b.npy")
 
@@ -253,7 +253,7 @@ def test_rotten_npy_file_is_never_packed_and_its_shard_not_lost(root):
     assert contents(root) == before
 
 
-def test_older_npy_file_is_taken_as_it_is_and_packed(root):
+def test_older_npy_file_is_adopted_and_packed(root):
     """A valid file that is not in the ledger is adopted, because another program may have made it."""
     older(root.derived / T5.folder / "b.npy")
     file = (root.derived / T5.folder / "b.npy").read_bytes()
@@ -267,10 +267,10 @@ def test_older_npy_file_is_taken_as_it_is_and_packed(root):
 
 
 @pytest.mark.parametrize("damage", ["truncated", "deleted", "older"])
-def test_damaged_records_are_named_and_a_run_writes_them_again(root, damage):
-    """The ledger contains their values; captions with a sidecar are read from there.
+def test_damaged_records_are_named_and_rewritten_by_a_run(root, damage):
+    """The ledger contains their values. Captions with a sidecar are read from the sidecar.
 
-    An older file is a valid one with other captions: `verify` cannot distinguish it from an edit.
+    An older file is a valid file with other captions, so `verify` cannot distinguish it from an edit.
     """
     before = contents(root)
     DAMAGES[damage](root.stage2_jsonl)
@@ -287,7 +287,7 @@ def test_damaged_records_are_named_and_a_run_writes_them_again(root, damage):
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "deleted", "older"])
 @pytest.mark.parametrize("folder", ["derived", "shards"])
-def test_damaged_second_copy_is_written_again_by_the_next_run(root, folder, damage):
+def test_next_run_rewrites_a_damaged_second_copy(root, folder, damage):
     before = contents(root)
     copy = getattr(root, folder) / ".imagemill.json"
     DAMAGES[damage](copy)

@@ -1,4 +1,4 @@
-"""Runs killed at any moment and repeated: the result equals that of an undisturbed run."""
+"""Runs killed at random moments and repeated: the result equals that of an undisturbed run."""
 
 import os
 import random
@@ -52,7 +52,7 @@ def kill_and_rerun(root, undisturbed, seed):
     photos(root.approved, IMAGES)
     moment = random.Random(seed)
     process = start("run", "--data-root", root.path, IMAGEMILL_STUB_SLEEP=SLEEP)
-    # A fifth of the kills hit a run that has all its embeddings and writes records and shards.
+    # A fifth of the kills hit a run that has all embeddings and writes records and shards.
     files = moment.randrange(EMBEDDINGS * 5 // 4)
     wait_for_files(root, min(files, EMBEDDINGS), process)
     time.sleep(moment.uniform(0, 0.3 if files < EMBEDDINGS else 3))
@@ -65,8 +65,8 @@ def kill_and_rerun(root, undisturbed, seed):
     assert done.returncode == 0, done.stdout + done.stderr
     assert contents(root) == undisturbed
     with Ledger(root.ledger) as ledger:
-        makers = {row.maker for spec in embedding_specs() for row in ledger.files(spec.kind).values()}
-    assert "unknown" not in makers, "a killed run leaves no file whose maker is not known"
+        model_keys = {row.model_key for spec in embedding_specs() for row in ledger.files(spec.kind).values()}
+    assert "unknown" not in model_keys, "a killed run leaves no file whose model is not known"
     assert not [path for spec in embedding_specs() for path in temporaries(root.derived / spec.folder)]
 
 
@@ -79,12 +79,12 @@ def test_killed_run_is_completed_by_the_next_one(data_root, undisturbed, seed):
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(100, 120))
 def test_killed_run_is_completed_by_the_next_one_twenty_times(data_root, undisturbed, seed):
-    """The full count: 60 images, the whole process group, moments by seed from start to end."""
+    """The full count: 60 images, the entire process group, moments by seed from start to end."""
     kill_and_rerun(data_root, undisturbed, seed)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_signal_stops_in_seconds_keeps_the_work_and_says_how_to_resume(data_root, undisturbed, number, code):
+def test_signal_stops_in_seconds_keeps_the_work_and_names_the_command_to_resume(data_root, undisturbed, number, code):
     """Spec: docs/spec/conventions.md#exit-codes"""
     photos(data_root.approved, IMAGES)
     process = start("run", "--data-root", data_root.path, IMAGEMILL_STUB_SLEEP=0.1)
@@ -129,7 +129,7 @@ def test_run_of_a_dead_process_is_reported_by_the_next_command(data_root):
     assert any("killed; run again to resume" in message for message in messages)
 
 
-def test_two_runs_at_once_make_what_one_makes(data_root, undisturbed):
+def test_two_simultaneous_runs_give_the_result_of_one(data_root, undisturbed):
     """Nothing is damaged or lost if two commands run at once. Spec: docs/spec/conventions.md#leases"""
     photos(data_root.approved, IMAGES)
     both = [start("run", "--data-root", data_root.path) for _ in range(2)]

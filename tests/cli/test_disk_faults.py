@@ -1,4 +1,4 @@
-"""Writing commands that are killed, or fail, at one change of the disk: the next run makes the result of an undisturbed one.
+"""Writing commands killed or failed at one disk operation: the next run gives the result of an undisturbed run.
 
 `make soak SEED=1 N=1000` tries these faults in large numbers (tests/soak.py).
 """
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not 
 
 @pytest.fixture(scope="module")
 def workshop():
-    """Prepared roots in memory if the system has such a folder, because fsync costs nothing there."""
+    """Prepared roots, in memory if the system has a suitable folder, because fsync is free there."""
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     folder = Path(tempfile.mkdtemp(prefix="imagemill-faults-", dir=memory))
     shop = Workshop(folder)
@@ -49,8 +49,8 @@ def test_command_continues_after_each_fault(workshop, name, mode):
 
 
 @pytest.mark.parametrize("mode", ["kill", "enospc", "eio"])
-def test_fault_is_met(workshop, mode):
-    """Test of the harness: a fault at the first change ends the command before it has made anything."""
+def test_fault_is_triggered(workshop, mode):
+    """Test of the harness: a fault at the first operation ends the command before it writes anything."""
     trial = workshop.try_fault("stage2", Fault(mode, 1))
 
     assert trial.at
@@ -58,7 +58,7 @@ def test_fault_is_met(workshop, mode):
 
 
 def test_changed_output_is_a_failure(workshop, monkeypatch):
-    """Test of the harness: an output that differs from the undisturbed run is reported."""
+    """Test of the harness: output that differs from the undisturbed run is reported."""
     expected = workshop.undisturbed("shards")
     changed = dict(expected.after, extra=b"")
     monkeypatch.setitem(workshop._undisturbed, "shards", expected._replace(after=changed))

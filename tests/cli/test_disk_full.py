@@ -1,4 +1,4 @@
-"""A disk that fills up during work: a clear error, complete files, and the next run finishes once there is space.
+"""A disk that fills up during work: a clear error, complete files, and a next run that finishes once there is space.
 
 Spec: docs/spec/conventions.md#atomic-names, docs/spec/conventions.md#refused-and-failed
 """
@@ -22,7 +22,7 @@ MEGABYTE = 1 << 20
 
 
 class SmallDisk:
-    """A tmpfs of this many bytes, and ballast that leaves the amount of free space that a test needs."""
+    """A tmpfs of this many bytes, with ballast that leaves the free space that a test needs."""
 
     def __init__(self, path, size):
         self.path = path
@@ -41,7 +41,7 @@ class SmallDisk:
 
     def fill(self, *, leave):
         ballast = os.open(self.path / "ballast", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        # In pieces, because another process writes at the same time.
+        # Written in pieces, because another process writes at the same time.
         with contextlib.suppress(OSError):
             while (more := self.free() - leave) > 0:
                 os.write(ballast, bytes(min(more, 64 << 10)))
@@ -72,7 +72,7 @@ def undisturbed(tmp_path_factory):
 
 
 def run_until(root, count, *arguments):
-    """Start a command, and return when this many npy files have their final names."""
+    """Start a command, and return once this many npy files have their final names."""
     process = start(*arguments, "--data-root", root.path, IMAGEMILL_STUB_SLEEP=0.1)
     while process.poll() is None and sum(1 for _ in root.derived.glob("*/*.npy")) < count:
         time.sleep(0.01)
@@ -88,13 +88,13 @@ def output_of(process):
 
 
 def assert_told(output):
-    """Check that the message has cause and remedy. A pass that begins on a full disk is stopped by its forecast."""
+    """Check that the message has a cause and a remedy. The forecast stops a pass that starts on a full disk."""
     assert any(words in output for words in ("No space left on device", "disk is full", "this job needs about"))
     assert "free space" in output
 
 
 def assert_whole(root):
-    """Check every file under a final name, and that the ledger opens and records no file that does not exist."""
+    """Check every file under a final name, and that the ledger opens and has no row of a missing file."""
     for spec in embedding_specs():
         store = NpyStore(root.derived / spec.folder, spec)
         for image_id in store.listing():
@@ -118,7 +118,7 @@ def on(disk, root, name):
     (root.path / name).symlink_to(disk.path / name)
 
 
-def test_job_that_the_disk_cannot_take_is_stopped_before_it_begins(disk, data_root):
+def test_job_too_large_for_the_disk_is_stopped_before_it_starts(disk, data_root):
     """Spec: docs/spec/stage2.md#disk-forecast"""
     on(disk, data_root, "derived")
     photos(data_root.approved, IMAGES)
@@ -132,8 +132,8 @@ def test_job_that_the_disk_cannot_take_is_stopped_before_it_begins(disk, data_ro
     assert not list(data_root.derived.rglob("*.npy"))
 
 
-def test_outputs_disk_that_fills_in_the_middle_stops_the_pass_and_tears_nothing(disk, data_root, undisturbed):
-    """Files with final names stay, and the model is not called in vain for the remaining images."""
+def test_output_disk_that_fills_up_stops_the_pass_without_truncated_files(disk, data_root, undisturbed):
+    """Files with final names are kept, and the model is not called for the remaining images."""
     on(disk, data_root, "derived")
     photos(data_root.approved, 8)
     imagemill("run", "--data-root", data_root.path, stub=True)
@@ -159,7 +159,7 @@ def test_outputs_disk_that_fills_in_the_middle_stops_the_pass_and_tears_nothing(
 
 
 @pytest.mark.parametrize("leave", [0, 100_000, MEGABYTE])
-def test_data_root_on_a_full_disk_says_so_and_recovers(disk, undisturbed, leave):
+def test_full_disk_under_the_data_root_is_reported_and_the_next_run_recovers(disk, undisturbed, leave):
     """Ledger and Dagster history have no space either."""
     root = DataRoot(disk.path / "data")
     photos(root.approved, IMAGES)
@@ -169,13 +169,13 @@ def test_data_root_on_a_full_disk_says_so_and_recovers(disk, undisturbed, leave)
     output = output_of(process)
 
     assert_told(output)
-    disk.empty()  # reading the ledger needs space for SQLite's own files
+    disk.empty()  # Reading the ledger requires space for SQLite's own files.
     assert_whole(root)
     assert_rerun_completes(root, undisturbed)
 
 
 @pytest.mark.parametrize("command", [["run"], ["stage2"], ["shards", "--overwrite"]])
-def test_command_that_begins_on_a_full_disk_changes_nothing(disk, command):
+def test_command_that_starts_on_a_full_disk_changes_nothing(disk, command):
     root = DataRoot(disk.path / "data")
     photos(root.approved, 8)
     imagemill("run", "--data-root", root.path, stub=True)
@@ -191,7 +191,7 @@ def test_command_that_begins_on_a_full_disk_changes_nothing(disk, command):
     assert snapshot(root.derived, root.shards) == before
 
 
-def test_status_on_a_full_disk_answers_or_says_why_not(disk):
+def test_status_on_a_full_disk_succeeds_or_reports_the_cause(disk):
     """SQLite needs space beside the ledger if the index of its write-ahead log does not exist yet."""
     root = DataRoot(disk.path / "data")
     photos(root.approved, 8)
@@ -207,7 +207,7 @@ def test_status_on_a_full_disk_answers_or_says_why_not(disk):
         assert "8 images seen" in done.stdout
 
 
-def test_shards_on_a_full_disk_leave_the_old_set_whole(disk, data_root):
+def test_packing_on_a_full_disk_keeps_the_old_set_complete(disk, data_root):
     """Spec: docs/spec/shards.md#replacement"""
     on(disk, data_root, "shards")
     photos(data_root.approved, IMAGES)

@@ -1,4 +1,4 @@
-"""Captions edited in the records themselves: used byte for byte, in the shards too; nothing is lost.
+"""Captions edited in the records: used byte for byte, also in the shards, without any loss.
 
 Spec: docs/spec/stage2.md#edited-records
 """
@@ -75,7 +75,7 @@ def test_newer_stage1_export_replaces_the_captions(root):
     assert captions(root) == packed(root) == {"a": "second a", "b": "first b"}
 
 
-def test_rollback_brings_the_old_captions_back_for_good(root):
+def test_rollback_restores_the_old_captions_permanently(root):
     edit(root, "a", EDIT)
     assert called(root, "run").code == 0
     assert stage1_backup(root.stage2_jsonl).is_file()
@@ -86,7 +86,7 @@ def test_rollback_brings_the_old_captions_back_for_good(root):
     assert captions(root) == packed(root) == {"a": "first a", "b": "first b"}
 
 
-def test_sidecar_that_replaces_a_record_leaves_its_text_in_quarantine(root):
+def test_caption_of_a_record_replaced_by_a_sidecar_is_quarantined(root):
     (root.approved / "a.txt").write_text("from the sidecar")
 
     done = called(root, "run")

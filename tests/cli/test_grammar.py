@@ -37,7 +37,7 @@ def small(tmp_path_factory):
         ["nonsense"],
     ],
 )
-def test_wrong_usage_exits_with_2_and_says_what_is_wrong(tmp_path, arguments):
+def test_wrong_usage_exits_with_2_and_names_the_error(tmp_path, arguments):
     done = imagemill(*arguments, IMAGEMILL_DATA_ROOT=tmp_path / "data")
 
     assert done.returncode == 2
@@ -46,7 +46,7 @@ def test_wrong_usage_exits_with_2_and_says_what_is_wrong(tmp_path, arguments):
     assert not (tmp_path / "data" / "shards").exists()
 
 
-def test_multi_word_options_take_dash_and_underscore(small):
+def test_multi_word_options_accept_dash_and_underscore(small):
     assert (
         imagemill("shards", "--dry_run", "--overwrite", "--shard_size", "5", "--data_root", small.path).returncode == 0
     )
@@ -56,7 +56,7 @@ def test_multi_word_options_take_dash_and_underscore(small):
     "arguments",
     [["run"], ["stage2"], ["shards"], ["status"], ["explain", "x"], ["verify"], ["validate", "missing.jsonl"]],
 )
-def test_missing_input_exits_with_1_and_says_what_to_do(tmp_path, arguments):
+def test_missing_input_exits_with_1_and_a_remedy(tmp_path, arguments):
     done = imagemill(*arguments, "--data-root", tmp_path / "data", stub=True)
 
     assert done.returncode == 1
@@ -64,7 +64,7 @@ def test_missing_input_exits_with_1_and_says_what_to_do(tmp_path, arguments):
     assert "Traceback" not in done.stderr
 
 
-def test_configuration_that_is_wrong_is_named(small, tmp_path):
+def test_invalid_configuration_is_named(small, tmp_path):
     config = tmp_path / "imagemill.yaml"
     config.write_text("encoders: {vae_latents: {dtpye: float32}}\n")
 
@@ -75,7 +75,7 @@ def test_configuration_that_is_wrong_is_named(small, tmp_path):
     assert "Traceback" not in done.stderr
 
 
-def test_folder_of_images_without_captions_is_told_how_to_give_them(data_root):
+def test_error_for_images_without_captions_explains_how_to_add_them(data_root):
     photos(data_root.approved, 2)
     for caption in data_root.approved.glob("*.txt"):
         caption.unlink()
@@ -96,7 +96,7 @@ def test_fail_on_skip_makes_a_refused_input_an_error(small, tmp_path):
     assert imagemill("run", "--fail-on-skip", "--data-root", root.path, stub=True).returncode == 1
 
 
-def test_limit_takes_the_first_images_that_still_have_work_in_name_order(data_root):
+def test_limit_selects_the_first_images_with_work_in_name_order(data_root):
     """Spec: docs/spec/stage2.md#pass-names"""
     photos(data_root.approved, 6)
     folder = data_root.derived / "dinov3"
@@ -122,7 +122,7 @@ def test_any_order_of_passes_gives_the_result_of_all(data_root, tmp_path):
     assert contents(other) == contents(data_root)
 
 
-def test_seed_command_refuses_existing_shards_unless_told(small):
+def test_shards_command_refuses_existing_shards_without_an_option(small):
     """Spec: docs/spec/shards.md#existing-shards"""
     before = snapshot(small.shards)
 
@@ -152,7 +152,7 @@ def test_shards_in_another_folder_are_remembered(small, tmp_path):
     imagemill("shards", "--output-dir", small.shards, "--overwrite", "--data-root", small.path, stub=True)
 
 
-def test_edited_caption_and_replaced_image_renew_exactly_what_depends_on_them(data_root):
+def test_edited_caption_and_replaced_image_update_exactly_their_derived_data(data_root):
     """Spec: docs/spec/conventions.md#staleness"""
     photos(data_root.approved, 4)
     imagemill("run", "--data-root", data_root.path, stub=True)
@@ -174,7 +174,7 @@ def test_edited_caption_and_replaced_image_renew_exactly_what_depends_on_them(da
 
 
 def test_model_other_than_the_recorded_one_is_refused(data_root):
-    """One directory never mixes two models. Spec: docs/spec/conventions.md#provenance"""
+    """A folder never mixes two models. Spec: docs/spec/conventions.md#provenance"""
     photos(data_root.approved, 2)
     imagemill("run", "--data-root", data_root.path, stub=True)
     before = snapshot(data_root.derived)

@@ -41,7 +41,7 @@ def test_help_ends_with_two_examples_of_its_command(path):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A folder with a data root, photographs of a detection dataset, and a mission of Stage-A."""
+    """A folder with a data root, photographs of a detection dataset, and a Stage-A mission."""
     folder = tmp_path_factory.mktemp("examples")
     work = folder / "work"
     photos(work / "data" / "approved", 3)
@@ -64,7 +64,7 @@ EXAMPLES = list(dict.fromkeys(example for path in PAGES for example in examples_
 
 @pytest.mark.slow
 def test_examples_work_in_the_order_of_the_help(folder):
-    """Those of `imagemill ui` run until they are ended: tests/cli/test_ui.py."""
+    """Examples of `imagemill ui` run until terminated: tests/cli/test_ui.py."""
     failed = {}
     for example in EXAMPLES:
         arguments = shlex.split(example)[1:]

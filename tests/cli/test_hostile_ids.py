@@ -1,4 +1,4 @@
-"""Ids of records that could name a file outside the data root: refused by name, and nothing outside changes."""
+"""Ids of records that could name a file outside the data root: refused by name, without any change outside."""
 
 import json
 
@@ -106,7 +106,7 @@ def test_withdrawing_such_an_id_writes_nothing(root):
 
 
 def test_stage1_vectors_of_other_images_are_extracted(root):
-    """The refusal of one line does not affect the others."""
+    """The refusal of one line does not affect other lines."""
     root.derived.mkdir()
     root.stage2_jsonl.write_text("".join(f"{json.dumps(stage1(i))}\n" for i in (OUTSIDE, "gone1", "gone2")))
 

@@ -1,4 +1,4 @@
-"""Arbitrary contents of `approved/`: good images of every form become samples, the others are reported and stop nothing.
+"""Arbitrary contents of `approved/`: valid images of every form become samples, and all others are reported.
 
 Spec: docs/spec/conventions.md#no-silent-loss, docs/spec/conventions.md#refused-and-failed, docs/spec/stage2.md#inputs,
 docs/spec/stage2.md#image-id
@@ -30,7 +30,7 @@ def animated(image_format, **options):
 
 
 def good_images():
-    """File name → bytes; upright, all of them are 48x32."""
+    """Map file names to bytes. Upright, each image is 48x32."""
     grey, palette = PHOTO.convert("L"), PHOTO.convert("P")
     alpha = PHOTO.convert("RGBA")
     alpha.putalpha(grey)
@@ -60,7 +60,7 @@ def good_images():
 
 
 def bad_images():
-    """File name → (bytes, reason): refused once the file is opened."""
+    """Map file names to (bytes, reason) of images that are refused after opening."""
     jpeg, png_file = encoded(PHOTO, "JPEG"), encoded(PHOTO)
     return {
         "empty.jpg": (b"", "undecodable"),
@@ -78,7 +78,7 @@ def bad_images():
 
 
 def put_bad_entries(approved):
-    """Add entries that are refused by their names alone; return item → reason."""
+    """Add entries that are refused by name alone; return item → reason."""
     (approved / "folder.jpg").mkdir()
     (approved / "dangling.png").symlink_to(approved / "nowhere.png")
     os.mkfifo(approved / "pipe.jpg")
@@ -101,7 +101,7 @@ def put(approved, name, data, caption="a caption"):
 
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory):
-    """A data root with all of them after a run; its linked image counts as good."""
+    """A data root that contains all of them, after a run. Its linked image is valid."""
     root = DataRoot(tmp_path_factory.mktemp("mixed") / "data")
     for name, data in good_images().items():
         put(root.approved, name, data)
@@ -129,8 +129,8 @@ def rows_of(root):
     return rows
 
 
-def test_every_good_image_becomes_a_sample(mixed):
-    """The refused ones stop nothing: exit code 0."""
+def test_every_valid_image_becomes_a_sample(mixed):
+    """The refused ones do not stop the run: exit code 0."""
     root, done = mixed
 
     assert done.returncode == 0, done.stdout + done.stderr
@@ -149,15 +149,15 @@ def test_eight_orientations_of_one_photo_give_one_embedding(mixed):
     assert len(vectors) == 1
 
 
-def test_nothing_but_our_own_words_reaches_the_terminal(mixed):
-    """Libraries' warnings about files, which do not name the file, are not printed."""
+def test_warnings_of_libraries_are_not_printed(mixed):
+    """Warnings of libraries do not name the file."""
     _, done = mixed
     assert "Warning" not in done.stderr
     assert "Traceback" not in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("name", bad_images())
-def test_file_that_cannot_be_used_has_one_row_with_reason_and_remedy(mixed, name):
+def test_unusable_file_has_one_row_with_reason_and_remedy(mixed, name):
     root, _ = mixed
 
     (row,) = rows_of(root)[image_id_of(name)]
@@ -168,7 +168,7 @@ def test_file_that_cannot_be_used_has_one_row_with_reason_and_remedy(mixed, name
 
 
 def test_every_entry_refused_by_its_name_has_one_row_with_reason_and_remedy(mixed, tmp_path):
-    """Files with one stem are both refused, including extensions in another case."""
+    """Both of two files with one stem are refused, also if their extensions differ in case."""
     root, _ = mixed
     (tmp_path / "approved").mkdir()
     expected = put_bad_entries(tmp_path / "approved")
@@ -183,15 +183,15 @@ def test_every_entry_refused_by_its_name_has_one_row_with_reason_and_remedy(mixe
     assert not any("hidden" in item for item in rows)
 
 
-def test_nothing_else_is_refused(mixed):
-    """There are as many rows as inputs that were not used."""
+def test_no_other_input_is_refused(mixed):
+    """The number of rows equals that of unused inputs."""
     root, _ = mixed
     rows = [row for found in rows_of(root).values() for row in found]
     assert len(rows) == len(bad_images()) + len(["folder", "dangling", "pipe", "drawing", "alone"]) + 2 * 2 + 2
 
 
 @pytest.mark.parametrize("image_id", ["empty", "bomb", "flat", "folder", "dangling", "twin", "alone"])
-def test_explain_tells_reason_and_remedy(mixed, image_id):
+def test_explain_prints_reason_and_remedy(mixed, image_id):
     root, _ = mixed
     row = rows_of(root)[image_id][0]
 
@@ -203,7 +203,7 @@ def test_explain_tells_reason_and_remedy(mixed, image_id):
 
 
 def test_extreme_ratio_is_a_warning_and_never_a_failure(mixed):
-    """10:1 has its nearest bucket, a sample, and a finding. Spec: docs/spec/stage2.md#buckets"""
+    """An image of 10:1 has a nearest bucket, a sample, and a finding. Spec: docs/spec/stage2.md#buckets"""
     root, _ = mixed
     assert records_of(root)["wide"]["aspect_bucket"] == "1344x704"
     assert "wide" not in rows_of(root)
@@ -215,7 +215,7 @@ def test_extreme_ratio_is_a_warning_and_never_a_failure(mixed):
     assert '"errors":0' in found.stdout
 
 
-def test_second_run_tries_no_refused_image_again(mixed):
+def test_second_run_does_not_retry_refused_images(mixed):
     """Spec: docs/spec/conventions.md#refused-and-failed"""
     root, _ = mixed
     before = rows_of(root)
@@ -227,7 +227,7 @@ def test_second_run_tries_no_refused_image_again(mixed):
     assert rows_of(root).keys() == before.keys()
 
 
-def test_replaced_by_a_good_image_it_becomes_a_sample(data_root):
+def test_refused_image_becomes_a_sample_once_replaced_by_a_valid_one(data_root):
     put(data_root.approved, "a.png", b"broken")
     put(data_root.approved, "b.png", encoded(PHOTO))
     imagemill("run", "--data-root", data_root.path, stub=True)
@@ -240,7 +240,7 @@ def test_replaced_by_a_good_image_it_becomes_a_sample(data_root):
     assert imagemill("run", "--fail-on-skip", "--data-root", data_root.path, stub=True).returncode == 0
 
 
-def test_refused_input_fails_a_run_only_where_asked(mixed):
+def test_refused_input_fails_a_run_only_on_request(mixed):
     root, _ = mixed
     assert imagemill("run", "--fail-on-skip", "--data-root", root.path, stub=True).returncode == 1
 

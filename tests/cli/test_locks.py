@@ -1,4 +1,4 @@
-"""Two real processes on one data root: the same partitions one after the other, others at the same time.
+"""Two real processes on one data root: equal partitions run one after the other, different ones at the same time.
 
 Spec: docs/spec/conventions.md#leases
 """
@@ -22,7 +22,7 @@ from tests.helpers.product import PROJECT, contents, imagemill, photos, start
 
 IMAGES = 12
 WIDE, TALL = "1216x832", "832x1216"
-# One image per model call, so that the number of calls is that of images.
+# One image per model call makes the number of calls equal that of images.
 ONE_BY_ONE = "encoders: {" + ", ".join(f"{spec.kind}: {{batch_size: 1}}" for spec in embedding_specs()) + "}\n"
 
 
@@ -68,8 +68,8 @@ def waiting_for(process):
     raise AssertionError("".join(lines))
 
 
-def test_second_run_waits_for_the_first_and_every_image_is_made_once(root, undisturbed):
-    """It prints the first's run id; both exit with 0."""
+def test_second_run_waits_for_the_first_and_every_image_is_processed_once(root, undisturbed):
+    """It prints the run id of the first; both exit with 0."""
     first, run_id = begin(root)
     second = start("run", "--data-root", root.path)
 
@@ -84,8 +84,8 @@ def test_second_run_waits_for_the_first_and_every_image_is_made_once(root, undis
     assert contents(root) == undisturbed
 
 
-def test_waiting_run_takes_over_from_one_that_is_killed(root, undisturbed):
-    """A dead process's claim is ignored, and its finished work is kept."""
+def test_waiting_run_continues_after_the_other_is_killed(root, undisturbed):
+    """The claim of a dead process is ignored, and its finished work is kept."""
     first, run_id = begin(root)
     second = start("run", "--data-root", root.path)
     assert waiting_for(second) == run_id
@@ -121,7 +121,7 @@ def two_buckets(tmp_path_factory):
 
 @pytest.fixture
 def holder(two_buckets):
-    """A living process that works on the wide bucket."""
+    """A live process that holds a claim on the wide bucket."""
     script = f"""
         import time
         from pathlib import Path
@@ -163,7 +163,7 @@ def test_two_buckets_are_packed_side_by_side(two_buckets, tmp_path):
     assert folders == {f"bucket_{WIDE}", f"bucket_{TALL}"}
 
 
-def test_bucket_that_another_process_holds_waits_and_others_do_not(two_buckets, holder, tmp_path):
+def test_command_waits_only_for_a_bucket_claimed_by_another_process(two_buckets, holder, tmp_path):
     other = shards(two_buckets, TALL, output=tmp_path)
     output, _ = other.communicate(timeout=120)
     assert other.returncode == 0, output

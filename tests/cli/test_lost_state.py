@@ -1,4 +1,4 @@
-"""Loss of `.imagemill/`: models are not mixed, preview vectors stay preview, withdrawn samples stay out; all is reported.
+"""Loss of `.imagemill/`: models are not mixed, preview vectors and withdrawals stay marked, and the loss is reported.
 
 Spec: docs/spec/conventions.md#second-copies
 """
@@ -31,7 +31,7 @@ def finished(tmp_path_factory):
 
 @pytest.fixture
 def lost(finished, tmp_path):
-    """A data root without `.imagemill/`, with the second copies."""
+    """A data root without `.imagemill/`, but with the second copies."""
     shutil.copytree(finished.path, tmp_path / "data")
     root = DataRoot(tmp_path / "data")
     shutil.rmtree(root.state)
@@ -43,7 +43,7 @@ def forget_copies(root):
         (folder / ".imagemill.json").unlink()
 
 
-def test_another_model_is_refused_by_the_second_copy(lost):
+def test_second_copy_prevents_the_use_of_another_model(lost):
     before = snapshot(lost.derived)
     lost.config_file.write_text('{"encoders": {"vae_latents": {"model": "newer"}}}')
 
@@ -51,7 +51,7 @@ def test_another_model_is_refused_by_the_second_copy(lost):
 
     assert done.returncode == 1
     assert "was lost; taken from .imagemill.json" in done.stderr
-    assert "this run's model is not the one that made the files" in done.stdout + done.stderr
+    assert "this run's model is not the one that made the existing files" in done.stdout + done.stderr
     assert snapshot(lost.derived) == before
 
 
@@ -65,7 +65,7 @@ def test_withdrawn_sample_stays_out_and_preview_stays_preview(lost):
     assert set(ShardSet.open(lost.shards, allow_preview=True)) == {"photo0000", "photo0002"}
 
 
-def test_files_of_a_preview_model_are_known_by_their_header_alone(lost):
+def test_files_of_a_preview_model_are_recognised_by_their_header_alone(lost):
     """Without ledger and second copy, a newly packed set is still marked as preview."""
     forget_copies(lost)
     shutil.rmtree(lost.shards)
@@ -74,13 +74,13 @@ def test_files_of_a_preview_model_are_known_by_their_header_alone(lost):
 
     assert done.returncode == 0, done.stdout + done.stderr
     with Ledger(lost.ledger, read_only=True) as ledger:
-        assert ledger.makers(VAE.kind) == {"unknown preview"}
+        assert ledger.model_keys(VAE.kind) == {"unknown preview"}
     with pytest.raises(ImagemillError, match="preview model"):
         ShardSet.open(lost.shards)
 
 
 def test_real_model_replaces_files_that_a_preview_model_made(lost):
-    """They are never adopted beside those of a real model."""
+    """They are never adopted together with those of a real model."""
     forget_copies(lost)
     shutil.rmtree(lost.shards)
     models = ", ".join(f'"{kind}": {{"model": "real"}}' for kind in ("dinov3_npy", "vae_latents", "t5_hidden"))
@@ -94,7 +94,7 @@ def test_real_model_replaces_files_that_a_preview_model_made(lost):
     assert ShardSet.open(lost.shards)
 
 
-def test_reading_commands_say_that_the_ledger_is_lost(lost):
+def test_read_only_commands_report_the_lost_ledger(lost):
     for command in ("status", "verify"):
         done = imagemill(command, "--data-root", lost.path)
         assert done.returncode == 1
@@ -102,8 +102,8 @@ def test_reading_commands_say_that_the_ledger_is_lost(lost):
         assert "imagemill repair" in done.stderr
 
 
-def test_command_whose_second_copy_cannot_be_written_fails_and_the_next_one_writes_it(data_root, monkeypatch):
-    """Otherwise models and withdrawals would be lost with the ledger, although the command had reported success."""
+def test_command_that_cannot_write_the_second_copy_fails_and_the_next_one_writes_it(data_root, monkeypatch):
+    """Otherwise models and withdrawals would be lost with the ledger although the command reported success."""
     stub_every_kind(monkeypatch)
     small_photos(data_root, "a", size=(24, 24))
     (data_root.derived / NAME).mkdir(parents=True)

@@ -60,8 +60,8 @@ def test_every_photo_with_a_caption_becomes_a_sample_and_the_others_have_a_reaso
         assert "missing_caption" in imagemill("explain", image_id, "--data-root", root.path).stdout
 
 
-def test_shards_hold_every_npy_as_it_is_on_disk(coco_run):
-    """Read back by plain webdataset with decoding. Spec: docs/spec/shards.md#members"""
+def test_shards_contain_every_npy_file_byte_for_byte(coco_run):
+    """Read with plain webdataset and its decoding. Spec: docs/spec/shards.md#members"""
     root, _, _ = coco_run
 
     for image_id, sample in samples_of(root).items():
@@ -79,8 +79,8 @@ def test_shards_hold_every_npy_as_it_is_on_disk(coco_run):
             assert sample[spec.member] == (root.derived / spec.folder / f"{image_id}.npy").read_bytes()
 
 
-def test_photo_with_an_exif_rotation_comes_out_upright(coco_run):
-    """EXIF orientation is applied first; sizes are those after it. Spec: docs/spec/stage2.md#pixels"""
+def test_photo_with_an_exif_rotation_is_stored_upright(coco_run):
+    """EXIF orientation is applied first, and sizes are measured afterwards. Spec: docs/spec/stage2.md#pixels"""
     root, _, upright = coco_run
 
     record = next(line.value for line in read_jsonl(root.stage2_jsonl) if line.value["image_id"] == TURNED)
@@ -94,7 +94,7 @@ def test_photo_with_an_exif_rotation_comes_out_upright(coco_run):
     assert difference.mean() < 4, "only JPEG's own loss is left"
 
 
-def test_file_that_is_no_image_stops_nothing_and_alone_is_not_materialised(coco_run):
+def test_only_the_file_that_is_not_an_image_is_not_materialised(coco_run):
     """One ledger row, one line in the summary, exit 0. Spec: docs/spec/conventions.md#refused-and-failed"""
     root, done, _ = coco_run
     from dagster_project.internals.instance import open_instance
@@ -111,7 +111,7 @@ def test_file_that_is_no_image_stops_nothing_and_alone_is_not_materialised(coco_
 
 
 def test_second_run_calls_no_model_and_changes_no_file(coco_run):
-    """Valid files are never rewritten: bytes and mtime stay. Spec: docs/spec/conventions.md#completion"""
+    """Valid files are never rewritten: bytes and mtime do not change. Spec: docs/spec/conventions.md#completion"""
     root, _, _ = coco_run
     before = snapshot(root.derived, root.shards)
 
@@ -124,7 +124,7 @@ def test_second_run_calls_no_model_and_changes_no_file(coco_run):
 
 
 @pytest.mark.parametrize("spec", embedding_specs(), ids=lambda spec: spec.kind)
-def test_deleted_npy_takes_one_model_call_and_comes_back_the_same(coco_run, spec):
+def test_deleted_npy_is_regenerated_identically_with_one_model_call(coco_run, spec):
     root, _, _ = coco_run
     path = root.derived / spec.folder / "000000000025.npy"
     before = snapshot(root.derived)

@@ -37,7 +37,7 @@ def backup(root, stage="stage1"):
 
 @pytest.fixture(scope="module")
 def migrated(tmp_path_factory):
-    """Eight images, ten records: a short vector, one with NaN, one with Infinity, a wrong height, no caption, a broken line."""
+    """Eight images, ten records: a short vector, NaN, Infinity, a wrong height, no caption, and a broken line."""
     root = DataRoot(tmp_path_factory.mktemp("migrated") / "data")
     old = [stage1_record(n, score=n / 3, tags=["x"]) for n in range(10)]
     old[1]["dinov3_embedding"] = old[1]["dinov3_embedding"][:7]
@@ -53,7 +53,7 @@ def migrated(tmp_path_factory):
     return root, old, before, stage2(root)
 
 
-def test_vectors_come_out_bit_for_bit_and_only_unusable_ones_are_computed(migrated):
+def test_vectors_are_extracted_bit_for_bit_and_only_unusable_ones_computed(migrated):
     root, _, _, output = migrated
 
     for number in (0, 2, 3, 5, 6, 8, 9):
@@ -64,7 +64,7 @@ def test_vectors_come_out_bit_for_bit_and_only_unusable_ones_are_computed(migrat
     assert "7 extracted, 3 replaced" in output
 
 
-def test_records_become_version_2_and_keep_what_else_they_had(migrated):
+def test_records_become_version_2_and_keep_extra_fields(migrated):
     root, old, _, _ = migrated
     lines = {line.value.get("image_id", "photo0005"): line.value for line in read_jsonl(root.stage2_jsonl)}
 
@@ -78,7 +78,7 @@ def test_records_become_version_2_and_keep_what_else_they_had(migrated):
     assert lines["photo0005"] == old[5], "without a caption it stays as it is"
 
 
-def test_every_image_is_counted_once_and_corrections_are_told(migrated):
+def test_every_image_is_counted_once_and_corrections_are_reported(migrated):
     """Photos 8 and 9 do not exist, so their latents cannot be made."""
     _, _, _, output = migrated
 
@@ -119,7 +119,7 @@ def test_second_run_changes_nothing(migrated):
     assert "progress: 0 migrated, 0 enriched, 0 extracted, 9 skipped (total: 10) rate=0.0/s failed=1" in output
 
 
-def test_rollback_gives_the_original_back_and_migration_can_be_repeated(tmp_path):
+def test_rollback_restores_the_original_and_migration_can_be_repeated(tmp_path):
     root = DataRoot(tmp_path / "data")
     before = write_stage1(root, [stage1_record(0), b"{broken", stage1_record(1)])
     stage2(root)
@@ -180,7 +180,7 @@ def test_any_order_of_passes_gives_the_result_of_all(migrated, tmp_path, order):
 
 
 def test_migrate_pass_loads_no_embedding_model(tmp_path):
-    """Without models a record with an unusable vector stays, and names the pass that it needs. Real tokenizer, no models."""
+    """A record with an unusable vector is kept and names the required pass. Only the tokenizer is available."""
     root = DataRoot(tmp_path / "data")
     write_stage1(root, [stage1_record(0), stage1_record(1, dinov3_embedding=[0.5])])
     nowhere = {kind: {"model": str(tmp_path / "nowhere")} for kind in ("dinov3_npy", "vae_latents")}
@@ -195,7 +195,7 @@ def test_migrate_pass_loads_no_embedding_model(tmp_path):
     assert np.array_equal(read_npy(root.derived / "dinov3" / "photo0000.npy"), vector(0))
 
 
-def test_limit_migrates_so_many_records(tmp_path):
+def test_limit_migrates_the_given_number_of_records(tmp_path):
     root = DataRoot(tmp_path / "data")
     before = write_stage1(root, [stage1_record(n) for n in range(6)])
 
@@ -215,7 +215,7 @@ def test_limit_migrates_so_many_records(tmp_path):
     assert backup(root).read_bytes() == before
 
 
-def test_outputs_on_another_disk_take_the_records_along(tmp_path):
+def test_records_follow_outputs_on_another_disk(tmp_path):
     """Spec: docs/spec/migration.md#forward"""
     root, disk = DataRoot(tmp_path / "data"), tmp_path / "disk2" / "out"
     before = write_stage1(root, [stage1_record(n) for n in range(3)])

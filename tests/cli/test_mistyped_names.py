@@ -32,7 +32,7 @@ def root(tmp_path_factory):
         (["shards", "--bucket", "1024x1204", "--dry-run"], 2, "choose from 1024x1024, 832x1216, 1216x832"),
     ],
 )
-def test_mistyped_name_is_answered_with_similar_ones(root, arguments, code, expected):
+def test_error_for_a_mistyped_name_lists_similar_ones(root, arguments, code, expected):
     before = snapshot(root.derived, root.shards)
 
     done = called(root, *arguments)
@@ -42,7 +42,7 @@ def test_mistyped_name_is_answered_with_similar_ones(root, arguments, code, expe
     assert snapshot(root.derived, root.shards) == before
 
 
-def test_name_that_exists_is_accepted(root):
+def test_existing_name_is_accepted(root):
     """The suggested names are accepted."""
     assert called(root, "explain", "photo0001").code == 0
     assert called(root, "shards", "--bucket", "1024x1024", "--dry-run").code == 0

@@ -17,7 +17,7 @@ def product(root, *arguments, code=0):
 
 @pytest.fixture
 def root(tmp_path, coco128):
-    """Three photographs, one of them twice."""
+    """Three photographs and one copy."""
     root = DataRoot(tmp_path / "data")
     coco_photos(coco128, tmp_path / "all")
     root.approved.mkdir(parents=True)
@@ -30,7 +30,7 @@ def root(tmp_path, coco128):
     return root
 
 
-def test_copy_of_a_photo_is_left_out_when_asked_and_says_so(root):
+def test_copy_of_a_photo_is_excluded_on_request_and_reported(root):
     product(root, "run")
     root.config_file.write_text(json.dumps({"near_duplicates": {"threshold": 0.9999, "exclude": True}}))
 

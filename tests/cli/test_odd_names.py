@@ -1,4 +1,4 @@
-"""Unusual but real names: unicode, spaces, dots, percent signs, very long ones. Each image is packed under its true id."""
+"""Unusual names: unicode, spaces, dots, percent signs, great length. Each image is packed under its true id."""
 
 import shutil
 
@@ -25,7 +25,7 @@ NAMES = [
 ]
 
 
-def test_odd_names_arrive_in_the_shards_under_their_true_ids(data_root):
+def test_images_with_unusual_names_are_packed_under_their_true_ids(data_root):
     """Spec: docs/spec/shards.md#members"""
     photos(data_root.approved, len(NAMES))
     for n, name in enumerate(NAMES):
@@ -47,8 +47,8 @@ def test_odd_names_arrive_in_the_shards_under_their_true_ids(data_root):
     assert "bucket_" in imagemill("explain", "--data-root", data_root.path, "--", "-dash").stdout
 
 
-def test_copied_data_root_keeps_its_history_and_makes_nothing_again(data_root, tmp_path):
-    """Inodes and times differ, bytes are equal: nothing is stale, the makers are known, a new Dagster history gets every file."""
+def test_copied_data_root_keeps_its_provenance_and_regenerates_nothing(data_root, tmp_path):
+    """Only inodes and times differ: nothing is stale, the models are known, and a new history lists every file."""
     photos(data_root.approved, 6)
     imagemill("run", "--data-root", data_root.path, stub=True)
     copy = tmp_path / "copy" / "data"

@@ -10,7 +10,7 @@ from dagster_project.deployments import test_resources as resources_of
 from imagemill import options as declared
 from imagemill.options import CoordOptions, OptionSet, ShardOptions, StageAOptions
 
-# Options of commands with the name of another option, and their own meaning.
+# Options of commands that share their name with another option but have another meaning.
 OTHERS = {
     ("stage2", "--limit"): "images that have work",
     ("stage2", "--regenerate"): "kinds; each asset has its own switch",
@@ -53,8 +53,8 @@ COMMANDS = dict(commands(cli))
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_option_of_a_command_that_the_launchpad_has_is_derived(name):
-    """Each flag exists once in a command: a second click.option beside the derived one is refused too."""
+def test_option_shared_with_the_launchpad_is_derived(name):
+    """Each flag exists once per command: a second click.option beside the derived one is refused."""
     command = COMMANDS[name]
     model = getattr(command.callback, "options_model", OptionSet)
     flags = [flag for param in command.params if isinstance(param, click.Option) for flag in param.opts]
@@ -66,13 +66,13 @@ def test_option_of_a_command_that_the_launchpad_has_is_derived(name):
     assert fields <= set(flags)
 
 
-def test_list_of_other_options_is_true():
+def test_every_exception_in_the_list_exists():
     flags = {(name, flag) for name, command in COMMANDS.items() for param in command.params for flag in param.opts}
     assert OTHERS.keys() <= flags
 
 
-def test_launchpad_has_no_option_of_its_own(tmp_path):
-    """Configuration classes of assets and jobs only combine dg.Config with a model, without fields of their own."""
+def test_launchpad_declares_no_options_itself(tmp_path):
+    """Configuration classes of assets and jobs only combine dg.Config with a model, without additional fields."""
     definitions = build_definitions(resources_of(str(tmp_path)))
     nodes = [asset.op for asset in definitions.assets if hasattr(asset, "op")]
     nodes += [node.definition for job in definitions.jobs if hasattr(job, "nodes") for node in job.nodes]
@@ -92,7 +92,7 @@ def test_launchpad_has_no_option_of_its_own(tmp_path):
 
 
 def test_no_two_models_declare_the_same_option():
-    """Options of one name in two models would have different meanings, such as two kinds of workers or seeds."""
+    """Options with one name in two models would have different meanings, for example two kinds of workers or seeds."""
     for flag, owners in declarations().items():
         texts = [f.description for m in owners for n, f in m.model_fields.items() if flag_of(n, f) == flag]
         assert len(texts) == len(set(texts)), flag
@@ -110,7 +110,7 @@ def parse(model, *arguments):
     return found[0]
 
 
-def test_what_is_given_becomes_plain_run_configuration():
+def test_given_options_become_plain_run_configuration():
     given = parse(
         ShardOptions, "--shuffle", "--seed", "0", "--bucket", "512x512", "--bucket", "256x256", "--dry_run"
     ).given()
@@ -133,12 +133,12 @@ def test_values_keep_their_underscore():
         (StageAOptions, ["--fail-group-number", "-1"], "-1 is not in the range x>=0"),
     ],
 )
-def test_constraints_are_those_of_the_field(model, arguments, says):
+def test_constraints_equal_those_of_the_field(model, arguments, says):
     with pytest.raises(click.BadParameter, match=says):
         parse(model, *arguments)
 
 
-def test_options_of_one_model_are_chosen_for_its_run():
+def test_run_receives_only_the_options_of_its_model():
     ranks = parse(StageAOptions, "--batch-size", "2", "--world-size", "3", "--sample-seed", "7").given(
         declared.RanksOptions
     )

@@ -1,4 +1,4 @@
-"""`imagemill preset …`: a public dataset from its own annotations to validated presets, and wrong usage.
+"""`imagemill preset …`: from a public dataset with its annotations to validated presets, and wrong usage.
 
 Spec: docs/spec/conventions.md#command-line
 """
@@ -30,7 +30,7 @@ VARIABLE = MAX_OBJECTS_VARIABLE
 
 
 class Story:
-    """128 photographs through every step; `said` is the output of each command."""
+    """128 photographs through every step; `said` maps each command to its output."""
 
     def __init__(self, root, coco128):
         self.root, self.said = root, {}
@@ -65,7 +65,7 @@ def test_real_coco_passes_every_step(story):
     assert largest == 10, "dropped, never cut"
 
 
-def test_every_derived_image_has_its_bases_inode(story):
+def test_every_derived_image_shares_the_inode_of_its_base(story):
     named = {record["images"][0] for record in records_of(story.derived.jsonl("train"))}
 
     assert inodes(story.derived).keys() == named
@@ -94,7 +94,7 @@ def test_manifest_of_the_derived_preset_has_the_rescale_parameters(story):
     assert derived["base"]["preset"] == "rescale_32_768"
 
 
-def test_layout_is_the_contracts(story):
+def test_layout_matches_the_contract(story):
     names = {path.name for path in story.derived.path.iterdir()}
 
     assert names == {
@@ -103,7 +103,7 @@ def test_layout_is_the_contracts(story):
     }  # fmt: skip
 
 
-def test_each_preset_stands_in_the_history_by_itself(story):
+def test_each_preset_has_its_own_partition_in_the_history(story):
     import dagster as dg
 
     with open_session(story.root.path) as session, open_command(session) as work:
@@ -125,13 +125,13 @@ def test_second_run_of_every_step_changes_nothing(story):
 
 
 def is_ascending(record):
-    """The rule of CoordExp's trainer: objects are ascending by (min y, min x)."""
+    """The rule of CoordExp's trainer: objects are sorted by (min y, min x)."""
     shapes = [[int(token[8:-2]) for token in item["bbox_2d"]] for item in record["objects"]]
     keys = [(min(shape[1::2]), min(shape[0::2])) for shape in shapes]
     return keys == sorted(keys)
 
 
-def test_real_coco_in_top_left_order_is_what_the_original_trainer_accepts(story, data_root, coco128):
+def test_real_coco_in_top_left_order_is_accepted_by_the_original_trainer(story, data_root, coco128):
     source = ["--annotations", coco128 / "instances_train2017.json", "--images", coco128 / "images"]
     run(data_root, "convert", "coco", "--adapter", "coco", *source)
     run(data_root, "all", "coco", "--preset", "p", "--object-order", "top_left")
@@ -149,7 +149,7 @@ def test_real_coco_in_top_left_order_is_what_the_original_trainer_accepts(story,
     assert imagemill_here(data_root, "preset", "validate", "coco", "--preset", "p").returncode == 0
 
 
-# ---- small ones
+# ---- small datasets
 
 
 @pytest.fixture
@@ -174,7 +174,7 @@ def presets_yaml(root, text):
     (root.public_data / "presets.yaml").write_text(text)
 
 
-def test_all_is_rescale_and_coord_of_what_presets_yaml_names(data_root, dataset):
+def test_all_runs_rescale_and_coord_of_presets_in_presets_yaml(data_root, dataset):
     presets_yaml(data_root, "presets: {coco/p: {library: pillow, max_objects: 2}}")
 
     said = run(data_root, "all", "coco", "--preset", "p", "--workers", 1).stdout.splitlines()
@@ -194,7 +194,7 @@ def test_all_is_rescale_and_coord_of_what_presets_yaml_names(data_root, dataset)
         (["--preset", "p"], {VARIABLE: ""}),
     ],
 )
-def test_every_way_to_say_max_objects_makes_the_same_preset(data_root, dataset, arguments, environment):
+def test_every_way_to_set_max_objects_gives_the_same_preset(data_root, dataset, arguments, environment):
     rescaled(data_root)
     if environment == {VARIABLE: ""}:
         presets_yaml(data_root, "presets: {coco/p: {max_objects: 2}}")
@@ -204,7 +204,7 @@ def test_every_way_to_say_max_objects_makes_the_same_preset(data_root, dataset, 
     assert len(records_of(dataset.preset("p_max2").coord("train"))) == 2
 
 
-def test_limit_of_another_preset_whose_name_begins_alike_does_not_count(data_root, dataset):
+def test_limit_of_a_preset_with_a_common_prefix_is_not_used(data_root, dataset):
     presets_yaml(data_root, "presets: {coco/p: {max_objects: 2}}")
     rescaled(data_root, "p_maximal")
 
@@ -213,7 +213,7 @@ def test_limit_of_another_preset_whose_name_begins_alike_does_not_count(data_roo
     assert dataset.preset("p_maximal").coord("train").is_file()
 
 
-def test_coord_of_a_base_that_presets_yaml_limits_makes_both(data_root, dataset):
+def test_coord_of_a_base_limited_in_presets_yaml_makes_both_presets(data_root, dataset):
     presets_yaml(data_root, "presets: {coco/p: {max_objects: 2}}")
     rescaled(data_root)
 
@@ -225,7 +225,7 @@ def test_coord_of_a_base_that_presets_yaml_limits_makes_both(data_root, dataset)
 
 
 @pytest.mark.parametrize("text", ["", "datasets: {coco: {default_preset: p}}\npresets: {coco/other: {}}"])
-def test_command_without_a_preset_takes_the_default_or_the_only_one(data_root, dataset, text):
+def test_command_without_a_preset_uses_the_default_or_the_only_one(data_root, dataset, text):
     rescaled(data_root)
     presets_yaml(data_root, text)
 
@@ -236,7 +236,7 @@ def test_command_without_a_preset_takes_the_default_or_the_only_one(data_root, d
 
 
 @pytest.mark.parametrize(("text", "names"), [("", "no preset yet"), ("presets: {coco/b: {}, coco/a: {}}", "a, b")])
-def test_command_without_a_preset_lists_those_there_are(data_root, dataset, text, names):
+def test_command_without_a_preset_lists_existing_ones(data_root, dataset, text, names):
     presets_yaml(data_root, text)
 
     done = imagemill_here(data_root, "preset", "rescale", "coco")
@@ -249,17 +249,17 @@ def test_command_without_a_preset_lists_those_there_are(data_root, dataset, text
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["coord", "coco", "--preset", "q"], "presets there: p"),
-        (["coord", "coco", "--preset", "q_max2"], "presets there: p"),
-        (["validate", "coco", "--preset", "q"], "presets there: p"),
-        (["rescale", "cocoo", "--preset", "p"], "datasets there: coco"),
-        (["coord", "cocoo", "--preset", "p"], "datasets there: coco"),
-        (["validate", "cocoo", "--preset", "p"], "datasets there: coco"),
-        (["validate", "cocoo", "--raw-only"], "datasets there: coco"),
-        (["coord", "cocoo"], "datasets there: coco"),
+        (["coord", "coco", "--preset", "q"], "existing presets: p"),
+        (["coord", "coco", "--preset", "q_max2"], "existing presets: p"),
+        (["validate", "coco", "--preset", "q"], "existing presets: p"),
+        (["rescale", "cocoo", "--preset", "p"], "existing datasets: coco"),
+        (["coord", "cocoo", "--preset", "p"], "existing datasets: coco"),
+        (["validate", "cocoo", "--preset", "p"], "existing datasets: coco"),
+        (["validate", "cocoo", "--raw-only"], "existing datasets: coco"),
+        (["coord", "cocoo"], "existing datasets: coco"),
     ],
 )
-def test_mistyped_name_is_answered_with_those_that_exist(data_root, dataset, arguments, says):
+def test_error_for_a_mistyped_name_lists_existing_ones(data_root, dataset, arguments, says):
     rescaled(data_root)
 
     done = imagemill_here(data_root, "preset", *arguments)
@@ -269,7 +269,7 @@ def test_mistyped_name_is_answered_with_those_that_exist(data_root, dataset, arg
     assert "check" in done.stderr
 
 
-def test_object_order_comes_from_presets_yaml_and_a_flag_that_differs_is_refused(data_root, dataset):
+def test_object_order_comes_from_presets_yaml_and_a_different_flag_is_refused(data_root, dataset):
     presets_yaml(data_root, "presets: {coco/p: {library: pillow, object_order: top_left}}")
 
     run(data_root, "all", "coco", "--preset", "p", "--workers", 1)
@@ -279,7 +279,7 @@ def test_object_order_comes_from_presets_yaml_and_a_flag_that_differs_is_refused
     assert manifest["stage_stats"]["rescale"]["object_order"] == "top_left"
     done = imagemill_here(data_root, "preset", "coord", "coco", "--preset", "p", "--object-order", "annotation")
     assert done.returncode == 2
-    assert "--object-order says annotation, presets.yaml says top_left" in done.stderr
+    assert "--object-order gives annotation, presets.yaml gives top_left" in done.stderr
     presets_yaml(data_root, "")
     before = tree(data_root.public_data)
     for step in ("rescale", "coord"):
@@ -289,7 +289,7 @@ def test_object_order_comes_from_presets_yaml_and_a_flag_that_differs_is_refused
     assert tree(data_root.public_data) == before
 
 
-def test_what_convert_leaves_out_is_listed_on_the_terminal_and_in_a_file(data_root, tmp_path):
+def test_records_dropped_by_convert_are_listed_on_the_terminal_and_in_a_file(data_root, tmp_path):
     file = coco_annotations(tmp_path / "source", SIZES, objects=1)
     content = json.loads(file.read_text())
     content["annotations"][0] |= {"bbox": None}
@@ -329,7 +329,7 @@ def test_split_rule_is_in_the_manifest_of_every_preset(data_root, tmp_path):
         assert manifest["stage_stats"]["convert"] == {"split_rule": "id % 4 == 1"}
 
 
-def test_options_take_underscores_and_dashes(data_root, dataset):
+def test_options_accept_underscores_and_dashes(data_root, dataset):
     for name, spelled in {"a": ("--max_pixels", "--image_factor"), "b": ("--max-pixels", "--image-factor")}.items():
         run(data_root, "rescale", "coco", "--preset", name, spelled[0], 4096, spelled[1], 16, "--library", "pillow")
     one, other = (read_preset_manifest(dataset.preset(name)) for name in "ab")
@@ -340,7 +340,7 @@ def test_options_take_underscores_and_dashes(data_root, dataset):
     assert one["stage_stats"]["rescale"]["image_factor"] == 16
 
 
-def test_chosen_splits_alone_are_made(data_root, dataset):
+def test_only_chosen_splits_are_written(data_root, dataset):
     put_records(dataset, [record("0.jpg", *SIZES[0])], split="val")
 
     run(data_root, "all", "coco", "--preset", "p", "--split", "train", "--library", "pillow")
@@ -350,7 +350,7 @@ def test_chosen_splits_alone_are_made(data_root, dataset):
     assert dataset.preset("p").splits() == ["train", "val"]
 
 
-def test_convert_takes_everything_from_presets_yaml(data_root, tmp_path):
+def test_convert_reads_all_settings_from_presets_yaml(data_root, tmp_path):
     coco_annotations(tmp_path / "source")
     data_root.public_data.mkdir()
     source = f"{{adapter: coco, annotations: {{train: {tmp_path}/source/instances_train.json}}, "
@@ -361,7 +361,7 @@ def test_convert_takes_everything_from_presets_yaml(data_root, tmp_path):
     assert said == "coco: train_objects=6 train_records=3\n"
 
 
-def test_validate_fails_with_1_names_the_line_and_writes_nothing(data_root, dataset):
+def test_validate_exits_with_1_names_the_line_and_writes_nothing(data_root, dataset):
     rescaled(data_root)
     with dataset.preset("p").jsonl("train").open("a") as file:
         file.write("\n")
@@ -376,7 +376,7 @@ def test_validate_fails_with_1_names_the_line_and_writes_nothing(data_root, data
     assert snapshot(data_root.public_data) == before
 
 
-# ---- folders elsewhere
+# ---- custom folders
 
 
 def test_public_data_root_is_remembered(data_root, tmp_path):
@@ -395,7 +395,7 @@ def test_public_data_root_is_remembered(data_root, tmp_path):
     assert locate(data_root.path).public_data == elsewhere
 
 
-def test_public_data_root_of_a_command_that_is_wrong_usage_is_not_remembered(data_root, tmp_path):
+def test_public_data_root_is_not_remembered_after_wrong_usage(data_root, tmp_path):
     elsewhere = tmp_path / "disk2"
     public.raw_dataset(elsewhere / "coco", SIZES[:1])
     data_root.config_file.write_text("no_such_setting: 1")
@@ -439,12 +439,12 @@ WRONG = [
     (["rescale", "coco", "--preset", "p", "--split", "test"], {}, ["'test'", "train", "val"]),
     (["rescale", "coco", "--preset", "p", "--max-pixel", "5"], {}, ["No such option"]),
     (["rescale", "coco", "--preset", "p", "--max-pixels", "0"], {}, ["--max-pixels"]),
-    (["rescale", "coco", "--preset", "limited", "--max-pixels", "5000"], {}, ["says 5000", "presets.yaml says 602112"]),
+    (["rescale", "coco", "--preset", "limited", "--max-pixels", "5000"], {}, ["gives 5000", "presets.yaml gives 602112"]),
     (["rescale", "coco"], {}, ["--preset"]),
-    (["rescale", "../coco", "--preset", "p"], {}, ["no name of a dataset"]),
-    (["rescale", "coco", "--preset", "raw"], {}, ["no name of a preset"]),
-    (["rescale", "coco", "--preset", "../p", "--public-data-root", "elsewhere"], {}, ["no name of a preset"]),
-    (["convert", "coco"], {}, ["nothing says its adapter"]),
+    (["rescale", "../coco", "--preset", "p"], {}, ["not a valid name of a dataset"]),
+    (["rescale", "coco", "--preset", "raw"], {}, ["not a valid name of a preset"]),
+    (["rescale", "coco", "--preset", "../p", "--public-data-root", "elsewhere"], {}, ["not a valid name of a preset"]),
+    (["convert", "coco"], {}, ["no adapter given"]),
     (["convert", "coco", "--adapter", "yolo", "--annotations", "x", "--images", "x"], {}, ["no adapter 'yolo'"]),
     (["convert", "coco", "--split", "val"], {}, ["--split without --annotations"]),
     (["convert", "coco", "--split-rule", "id % 20"], {}, ["of the form id % N == K", "'id % 20 == 0'"]),
@@ -452,12 +452,12 @@ WRONG = [
       "id % 2 == 0"], {}, ["--split with a split rule"]),
     (["rescale", "coco", "--preset", "p", "--object-order", "size"], {}, ["annotation", "top_left"]),
     (["validate", "coco", "--raw-only", "--preset-only"], {}, ["leave one out"]),
-    (["convert", "named", "--adapter", "lvis"], {}, ["--adapter says lvis", "presets.yaml says coco"]),
+    (["convert", "named", "--adapter", "lvis"], {}, ["--adapter gives lvis", "presets.yaml gives coco"]),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("arguments", "environment", "says"), WRONG)
-def test_wrong_usage_is_2_and_nothing_is_written(data_root, dataset, arguments, environment, says):
+def test_wrong_usage_exits_with_2_and_writes_nothing(data_root, dataset, arguments, environment, says):
     presets_yaml(
         data_root,
         "datasets: {named: {adapter: coco, annotations: {train: x.json}, images: x}}\n"
@@ -481,7 +481,7 @@ def test_wrong_usage_is_2_and_nothing_is_written(data_root, dataset, arguments, 
         (["all", "nosuch", "--preset", "p"], "preset convert nosuch"),
     ],
 )
-def test_missing_input_is_1_names_the_command_to_run_and_leaves_no_partition(data_root, dataset, arguments, says):
+def test_missing_input_exits_with_1_names_the_command_and_adds_no_partition(data_root, dataset, arguments, says):
     before = tree(data_root.path)
 
     done = imagemill_here(data_root, "preset", *arguments)
@@ -491,7 +491,7 @@ def test_missing_input_is_1_names_the_command_to_run_and_leaves_no_partition(dat
     assert tree(data_root.path) == before
 
 
-def test_other_parameters_than_recorded_are_1_and_nothing_is_written(data_root, dataset):
+def test_parameters_other_than_recorded_exit_with_1_and_write_nothing(data_root, dataset):
     rescaled(data_root)
     before = tree(data_root.public_data)
 
@@ -503,8 +503,8 @@ def test_other_parameters_than_recorded_are_1_and_nothing_is_written(data_root, 
     assert tree(data_root.public_data) == before
 
 
-def test_refused_lines_are_1_all_named_and_the_repair_goes_on(data_root, dataset):
-    """Runs the real program once, as users start it."""
+def test_refused_lines_are_all_named_and_the_next_run_continues_after_repair(data_root, dataset):
+    """Run the real program once, as users start it."""
     lines = dataset.raw_jsonl("train").read_text()
     put_records(dataset, ["{", *lines.splitlines(), "null"])
     command = ["preset", "rescale", "coco", "--preset", "p", "--library", "pillow", "--workers", 1]

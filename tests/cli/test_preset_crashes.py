@@ -1,7 +1,7 @@
-"""Presets killed at any moment: the next run completes them to the result of a clean run, and repeats no work.
+"""Presets killed at random moments: the next run completes them to the result of a clean run, without repeating work.
 
-Coord and derived presets under kill -9 are tested in tests/pipeline/presets/test_derive.py; a kill at each rename in
-test_rescale.py there.
+tests/pipeline/presets/test_derive.py tests coord and derived presets under kill -9. test_rescale.py in that folder
+tests a kill at each rename.
 Spec: docs/spec/conventions.md#atomic-names, docs/spec/presets.md#strictness
 """
 
@@ -28,7 +28,7 @@ from tests.helpers.public import picture, put_image, put_records, record
 IMAGES = 160
 ENDS_WITHIN = 120  # seconds; detects a run that hangs, even on a busy machine
 
-# Two processes and few images in a batch give many different moments.
+# Two processes and small batches allow many different moments.
 RUN = """
 import sys
 from pathlib import Path
@@ -59,7 +59,7 @@ def crowded(folder, count=IMAGES, size=(400, 300)):
 
 
 def contents(preset):
-    """Return the bytes of every file under a final name, without the index, which is a cache of times and inodes."""
+    """Return the bytes of every file under a final name, except the index, which is a cache of times and inodes."""
     names = {str(path.relative_to(preset.path)): path.name for path in preset.path.rglob("*")}
     files = {at: preset.path / at for at, name in names.items() if not name.startswith(".tmp-") and name != INDEX}
     return {at: path.read_bytes() for at, path in files.items() if path.is_file()}
@@ -88,13 +88,13 @@ def start_rescale(dataset):
 
 
 def kill(process, *, alone):
-    """Kill a process alone, as the system kills the largest one; return its workers, which live on for a moment."""
+    """Kill only this process, as the out-of-memory killer does; return its workers, which survive for a moment."""
     workers = []
-    with suppress(psutil.NoSuchProcess, ProcessLookupError):  # it has ended already
+    with suppress(psutil.NoSuchProcess, ProcessLookupError):  # the process has already ended
         workers = psutil.Process(process.pid).children()
         os.kill(process.pid, signal.SIGKILL) if alone else os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    if not alone:  # one that waits for the disk dies a moment later
+    if not alone:  # a worker that waits for the disk dies a moment later
         psutil.wait_procs(workers, ENDS_WITHIN)
     return workers
 
@@ -136,7 +136,7 @@ def test_killed_rescale_is_completed_by_the_next_run_twenty_times(tmp_path, undi
 
 
 def start_until(root, preset, more):
-    """Start the command, and return it with its worker processes once it has published some images."""
+    """Start the command; return it with its worker processes once it has published some images."""
     before = len(inodes(preset))
     process = start(*COMMAND, "--workers", 2, "--data-root", root.path, stub=False)
     while len(inodes(preset)) < before + more:
@@ -149,8 +149,8 @@ def start_until(root, preset, more):
 COMMAND = ("preset", "rescale", "coco", "--preset", "p", "--library", "pillow")
 
 
-def test_command_survives_a_killed_worker_and_a_kill_of_its_own(tmp_path):
-    """A worker's death ends the run in bounded time with a clear error; after a kill of all, the next run continues."""
+def test_command_recovers_from_a_killed_worker_and_from_its_own_death(tmp_path):
+    """A dead worker ends the run in bounded time with a clear error. After a kill of all, the next run continues."""
     root = DataRoot(tmp_path / "data")
     dataset = crowded(root.public_data / "coco", 320, (800, 600))
     preset = dataset.preset("p")
@@ -188,8 +188,8 @@ def test_command_survives_a_killed_worker_and_a_kill_of_its_own(tmp_path):
     assert result(preset) == result(dataset.preset("clean"))
 
 
-def test_interrupted_command_says_so_and_the_next_run_goes_on(tmp_path):
-    """Exit codes 130 and 143; finished images stay. Spec: docs/spec/conventions.md#exit-codes"""
+def test_interrupted_command_reports_it_and_the_next_run_continues(tmp_path):
+    """Exit codes 130 and 143; finished images are kept. Spec: docs/spec/conventions.md#exit-codes"""
     root = DataRoot(tmp_path / "data")
     dataset = crowded(root.public_data / "coco", 320, (800, 600))
     preset, done = dataset.preset("p"), {}
@@ -214,6 +214,6 @@ def test_interrupted_command_says_so_and_the_next_run_goes_on(tmp_path):
 
 
 def result(preset):
-    """Return everything that does not name the preset: images, records, and the recorded results of the stages."""
+    """Return everything except the name of the preset: images, records, and recorded results of the stages."""
     made = {name: data for name, data in contents(preset).items() if name.startswith("images/") or name.endswith("l")}
     return made, (read_preset_manifest(preset) or {})["stage_stats"]

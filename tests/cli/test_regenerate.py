@@ -1,4 +1,4 @@
-"""Regeneration of every file of one kind by another model.
+"""Regeneration of all files of one kind with another model.
 
 Spec: docs/spec/conventions.md#provenance, docs/spec/conventions.md#staleness, docs/spec/conventions.md#regeneration,
 docs/spec/conventions.md#one-model-per-folder
@@ -34,9 +34,9 @@ def use_model(root, name, kind="vae_latents", **settings):
     root.config_file.write_text(json.dumps({"encoders": {kind: {"model": name, **settings}}}))
 
 
-def makers(root, kind="vae_latents"):
+def model_keys(root, kind="vae_latents"):
     with Ledger(root.ledger) as ledger:
-        return {row.maker for row in ledger.files(kind).values()}
+        return {row.model_key for row in ledger.files(kind).values()}
 
 
 @pytest.fixture
@@ -48,16 +48,16 @@ def root(data_root):
     return data_root
 
 
-def test_changed_model_is_refused_and_says_how_to_regenerate(root):
+def test_error_for_a_changed_model_names_the_command_to_regenerate(root):
     said = product(root, "run", code=1)
 
-    assert "model is not the one that made the files already there" in said
+    assert "model is not the one that made the existing files" in said
     assert "--regenerate vae_latents" in said
 
 
 @pytest.mark.parametrize("name", ["vae_latents", "vae"])
-def test_exactly_the_files_of_that_kind_are_made_anew(root, name):
-    before, old = snapshot(root.derived), makers(root)
+def test_exactly_the_files_of_that_kind_are_regenerated(root, name):
+    before, old = snapshot(root.derived), model_keys(root)
 
     said = product(root, "stage2", "--regenerate", name)
 
@@ -67,14 +67,14 @@ def test_exactly_the_files_of_that_kind_are_made_anew(root, name):
     after = snapshot(root.derived)
     changed = {path for path in before if before[path] != after[path]} - {str(root.derived / NAME)}
     assert changed == {str(root.derived / "vae_latents" / f"photo{n:04d}.npy") for n in range(6)}
-    assert len(makers(root)) == 1
-    assert makers(root).isdisjoint(old)
+    assert len(model_keys(root)) == 1
+    assert model_keys(root).isdisjoint(old)
     assert "6 samples" in product(root, "run")
     assert "nothing to do" in product(root, "run")
 
 
 def making_anew(root):
-    """A run of the earlier model that has replaced one of six deleted files, and continues slowly."""
+    """A run of the earlier model that has replaced one of six deleted files and continues slowly."""
     made = root.derived / "vae_latents"
     for path in made.glob("*.npy"):
         path.unlink()
@@ -86,8 +86,11 @@ def making_anew(root):
     return process
 
 
-def test_regeneration_waits_for_a_run_that_makes_files_of_the_kind(root):
-    """They would count as new ones, and one folder would hold two models. Spec: docs/spec/conventions.md#provenance"""
+def test_regeneration_waits_for_a_run_that_writes_files_of_the_kind(root):
+    """Its files would count as new ones, and one folder would contain two models.
+
+    Spec: docs/spec/conventions.md#provenance
+    """
     older = making_anew(root)
     use_model(root, "newer")
 
@@ -97,25 +100,25 @@ def test_regeneration_waits_for_a_run_that_makes_files_of_the_kind(root):
     older.communicate()
     assert "vae_latents: waiting for run" in said
     assert "vae_latents 6 made" in said
-    assert len(makers(root)) == 1
+    assert len(model_keys(root)) == 1
 
 
-def test_deleting_the_embeddings_waits_for_a_run_that_makes_some(root):
-    """Otherwise the files made after the deletion would have no recorded model."""
+def test_deleting_the_embeddings_waits_for_a_run_that_writes_some(root):
+    """Otherwise files written after the deletion would have no recorded model."""
     with Ledger(root.ledger) as ledger:
         ledger.record_setting(STAGE1, "migrated")
-    maker = making_anew(root)
+    model_key = making_anew(root)
 
     said = product(root, "stage2", "--rollback", "--delete-embeddings")
 
-    maker.communicate(timeout=60)
+    model_key.communicate(timeout=60)
     assert "vae_latents: waiting for run" in said
     assert not list(root.derived.glob("*/*.npy"))
-    assert makers(root) == set()
+    assert model_keys(root) == set()
 
 
-def test_unfinished_regeneration_packs_nothing_and_the_next_run_goes_on_with_it(root):
-    """A kind being regenerated is marked until its last file is replaced."""
+def test_unfinished_regeneration_prevents_packing_and_the_next_run_continues_it(root):
+    """A kind being regenerated stays marked until its last file is replaced."""
     said = product(root, "stage2", "--pass", "vae", "--regenerate", "vae", "--limit", "2")
     assert "vae_latents 2 made" in said
 
@@ -130,8 +133,8 @@ def test_unfinished_regeneration_packs_nothing_and_the_next_run_goes_on_with_it(
 
 
 def test_killed_regeneration_is_completed_by_the_same_command(root):
-    """Files made by the new model are not made twice."""
-    use_model(root, "newer", batch_size=2)  # several calls, so that files are published while the next ones are made
+    """Files of the new model are not written twice."""
+    use_model(root, "newer", batch_size=2)  # several calls: files are published between them
     folder = root.derived / "vae_latents"
     old = {path: path.stat().st_ino for path in folder.glob("*.npy")}
     process = start("stage2", "--regenerate", "vae", "--data-root", root.path, IMAGEMILL_STUB_SLEEP=2.5)
@@ -146,12 +149,12 @@ def test_killed_regeneration_is_completed_by_the_same_command(root):
 
     assert f"vae_latents {6 - len(new)} made" in said
     assert "6 samples" in product(root, "run")
-    assert len(makers(root)) == 1
-    assert len({row for spec in embedding_specs() for row in makers(root, spec.kind)}) == 3
+    assert len(model_keys(root)) == 1
+    assert len({row for spec in embedding_specs() for row in model_keys(root, spec.kind)}) == 3
 
 
-def test_same_model_may_make_its_files_anew(data_root):
-    """For a user who does not trust the files: the bytes are the same, and each file takes a model call."""
+def test_same_model_can_regenerate_its_files(data_root):
+    """For users who distrust the files: the bytes are the same, and each file takes a model call."""
     photos(data_root.approved, 3)
     product(data_root, "stage2")
     before = {path: data for path, (data, _) in made_files(data_root).items()}
@@ -161,8 +164,8 @@ def test_same_model_may_make_its_files_anew(data_root):
     assert {path: data for path, (data, _) in made_files(data_root).items()} == before
 
 
-def test_file_whose_image_is_gone_keeps_the_mark_until_someone_decides(root):
-    """One directory never mixes two models, and a deleted source deletes nothing, so the user must resolve it."""
+def test_file_of_a_missing_image_keeps_the_mark_until_the_user_resolves_it(root):
+    """A folder never mixes two models, and a deleted source deletes no files, so the user must resolve it."""
     (root.approved / "photo0003.jpg").unlink()
 
     said = product(root, "stage2", "--regenerate", "vae", code=1)
@@ -175,7 +178,7 @@ def test_file_whose_image_is_gone_keeps_the_mark_until_someone_decides(root):
     assert "5 samples" in product(root, "status")
 
 
-def test_regeneration_needs_its_pass(root):
+def test_regeneration_requires_the_pass_of_the_kind(root):
     assert "needs its pass" in product(root, "stage2", "--pass", "t5", "--regenerate", "vae", code=2)
 
 
@@ -185,35 +188,35 @@ def marked(root):
 
 
 def test_refused_regeneration_leaves_no_mark(root, tmp_path):
-    """A missing model is detected before anything is marked, so packing continues."""
+    """A missing model is detected before anything is marked, so packing remains possible."""
     use_model(root, str(tmp_path / "no such model"))
-    before = makers(root)
+    before = model_keys(root)
 
     said = product(root, "stage2", "--regenerate", "vae", code=1)
 
     assert "no such model" in said
     assert marked(root) == {}
-    assert makers(root) == before
+    assert model_keys(root) == before
     root.config_file.unlink()
-    assert "nothing to do" in product(root, "run") or makers(root) == before
+    assert "nothing to do" in product(root, "run") or model_keys(root) == before
 
 
-def test_cancelled_regeneration_leaves_every_file_as_it_was(root):
-    """This is possible until the first file has been replaced: the earlier model then continues, and packing is possible."""
-    before, files = makers(root), made_files(root)
+def test_cancelled_regeneration_changes_no_file(root):
+    """Cancelling is possible until the first file has been replaced. The earlier model and packing then work again."""
+    before, files = model_keys(root), made_files(root)
     with Ledger(root.ledger) as ledger:
         regenerate(ledger, "vae_latents", "killed at once")
 
     said = product(root, "stage2", "--regenerate", "vae", "--cancel")
 
-    assert "6 files count again" in said
-    assert (marked(root), makers(root)) == ({}, before)
+    assert "6 files are valid again" in said
+    assert (marked(root), model_keys(root)) == ({}, before)
     root.config_file.unlink()
     product(root, "run")
     assert made_files(root) == files
 
 
-def test_regeneration_that_has_replaced_a_file_is_not_cancelled(root):
+def test_regeneration_that_has_replaced_a_file_cannot_be_cancelled(root):
     product(root, "stage2", "--regenerate", "vae", "--limit", "1")
 
     said = product(root, "stage2", "--regenerate", "vae", "--cancel", code=1)
@@ -223,12 +226,12 @@ def test_regeneration_that_has_replaced_a_file_is_not_cancelled(root):
     assert "vae_latents 5 made" in product(root, "stage2")
 
 
-def test_cancelling_what_is_not_regenerated_is_wrong_usage(root):
+def test_cancelling_without_a_regeneration_is_wrong_usage(root):
     assert "is not being regenerated" in product(root, "stage2", "--regenerate", "vae", "--cancel", code=2)
     assert "--cancel needs the kind" in product(root, "stage2", "--cancel", code=2)
 
 
-def test_rollback_where_no_stage1_ever_was_changes_nothing(root):
+def test_rollback_without_stage1_data_changes_nothing(root):
     before = snapshot(root.derived)
 
     said = product(root, "stage2", "--rollback", code=1)

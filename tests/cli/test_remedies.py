@@ -1,7 +1,7 @@
-"""Twenty remedies, executed word for word: the fault is made, the command names the remedy, and the remedy removes the fault.
+"""Twenty remedies, executed word for word: the test causes a fault and follows the remedy in the error message.
 
-Drawn with `random.Random(15).sample` from the rows with a remedy in docs/reference/messages.csv, without those that need a broken
-disk, another user or a reader in a training process.
+The sample was drawn with `random.Random(15).sample` from the rows with a remedy in
+docs/reference/messages.csv, excluding those that require a broken disk, another user or a reader in a training process.
 """
 
 import json
@@ -36,7 +36,7 @@ def stubs(monkeypatch):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A finished data root of three images."""
+    """A complete data root of three images."""
     root = DataRoot(tmp_path_factory.mktemp("remedies") / "data")
     root.approved.mkdir(parents=True)
     with pytest.MonkeyPatch.context() as patch:
@@ -48,7 +48,7 @@ def made(tmp_path_factory):
 
 @pytest.fixture
 def root(made, tmp_path):
-    """A copy of it, for one test."""
+    """A copy of the complete data root for one test."""
     copy = DataRoot(tmp_path / "copy" / "data")
     shutil.copytree(made.path, copy.path, symlinks=True)
     assert called(copy, "run").code == 0
@@ -56,7 +56,7 @@ def root(made, tmp_path):
 
 
 def remedy_of(ended, *words):
-    """Return the remedy with these words in the output of a failed command."""
+    """Return the remedy that contains these words from the output of a failed command."""
     assert ended.code != 0, ended.text
     return shown_remedy(ended, *words)
 
@@ -97,8 +97,8 @@ def problems(root):
 # ---- shards
 
 
-def test_shards_that_are_there_are_replaced_by_overwrite(root):
-    remedy = remedy_of(called(root, "shards"), "shards are already there")
+def test_existing_shards_are_replaced_by_overwrite(root):
+    remedy = remedy_of(called(root, "shards"), "shards already exist")
 
     follow(root, remedy)
 
@@ -122,7 +122,7 @@ def test_manifest_of_another_program_is_replaced_by_overwrite(root, content):
     assert called(root, "validate", root.shards / SQUARE).code == 0
 
 
-def test_manifest_that_is_gone_is_written_by_overwrite(root):
+def test_missing_manifest_is_written_by_overwrite(root):
     (root.shards / SQUARE / "manifest.json").unlink()
     remedy = remedy_of(called(root, "validate", root.shards / SQUARE), "has no manifest.json")
 
@@ -131,7 +131,7 @@ def test_manifest_that_is_gone_is_written_by_overwrite(root):
     assert called(root, "validate", root.shards / SQUARE).code == 0
 
 
-def test_index_that_cannot_be_read_is_written_by_overwrite(root):
+def test_unreadable_index_is_written_by_overwrite(root):
     (root.shards / SQUARE / "index.jsonl").write_text("{\n")
     remedy = remedy_of(called(root, "validate", root.shards / SQUARE), "index")
 
@@ -140,11 +140,11 @@ def test_index_that_cannot_be_read_is_written_by_overwrite(root):
     assert called(root, "validate", root.shards / SQUARE).code == 0
 
 
-def test_sample_that_would_count_twice_is_packed_with_its_old_bucket(root):
+def test_sample_packed_in_two_buckets_is_resolved_by_packing_both(root):
     picture(root.approved / "a.png", size=(36, 24))
     assert called(root, "stage2").code == 0
     command = ["shards", "--overwrite", "--bucket", WIDE.removeprefix("bucket_")]
-    remedy = remedy_of(called(root, *command), "would count twice")
+    remedy = remedy_of(called(root, *command), "would be in two buckets")
 
     assert "or without any" in remedy
     assert called(root, "shards", "--overwrite").code == 0
@@ -156,7 +156,7 @@ def test_sample_that_would_count_twice_is_packed_with_its_old_bucket(root):
 # ---- records and files
 
 
-def test_blank_caption_of_a_record_is_cured_by_a_caption_beside_the_image(root):
+def test_blank_caption_of_a_record_is_resolved_by_a_sidecar(root):
     edit_record(root, "a", caption=" ")
     remedy = remedy_of(called(root, "validate", root.stage2_jsonl), "caption")
 
@@ -172,7 +172,7 @@ def test_damaged_file_is_restored_by_the_next_run(root):
     good = path.read_bytes()
     rot(path)
     assert called(root, "stage2", "--verify").code == 1
-    remedy = shown_remedy(called(root, "explain", "a"), "does not hold the bytes that were recorded")
+    remedy = shown_remedy(called(root, "explain", "a"), "does not contain the recorded bytes")
 
     follow(root, remedy)
 
@@ -180,7 +180,7 @@ def test_damaged_file_is_restored_by_the_next_run(root):
     assert ("a", "damaged") not in problems(root)
 
 
-def test_damage_that_verify_finds_is_noted_and_restored(root):
+def test_damage_found_by_verify_is_recorded_and_restored(root):
     """Two commands, in the order of the remedy."""
     path = root.derived / "vae_latents" / "b.npy"
     good = path.read_bytes()
@@ -202,8 +202,8 @@ def test_verify_alone_is_accepted(root):
     assert called(root, "stage2", "--verify").code == 0
 
 
-@pytest.mark.parametrize("way", ["put the image back", "delete"])
-def test_file_whose_image_is_gone_no_longer_stops_a_regeneration(root, way):
+@pytest.mark.parametrize("way", ["restore the image", "delete"])
+def test_file_of_a_missing_image_no_longer_stops_a_regeneration(root, way):
     image = (root.approved / "a.png").read_bytes()
     (root.approved / "a.png").unlink()
     root.config_file.write_text('{"encoders": {"vae_latents": {"model": "newer"}}}')
@@ -250,7 +250,7 @@ def test_image_with_too_many_pixels_is_scaled_down(root):
     assert "huge" in records(root)
 
 
-def test_folder_named_like_a_caption_makes_room_for_the_caption(root):
+def test_folder_named_like_a_sidecar_is_replaced_by_the_sidecar(root):
     sidecar = root.approved / "a.txt"
     sidecar.unlink()
     sidecar.mkdir()
@@ -283,7 +283,7 @@ def test_image_of_an_unsupported_type_is_converted(root):
 
 
 @pytest.mark.parametrize("command", [["status"], ["explain", "a"]])
-def test_command_for_a_root_without_a_run_is_the_run(data_root, command):
+def test_remedy_for_a_root_without_a_run_is_to_run(data_root, command):
     photos(data_root, "a", size=(24, 24))
     remedy = remedy_of(called(data_root, *command), "nothing has run on this data root yet")
 
@@ -310,11 +310,11 @@ def test_folder_without_images_becomes_a_data_root(tmp_path):
         (None, "cannot be read: Is a directory", "make it a readable file", "threads: 1"),
         ("threads: 99999999999999999999", "a number beyond 64 bits", "write a smaller number", "threads: 9"),
         (f"# {'x' * 65_536}\nthreads: 1", "longer than 65536 bytes", "shorten the file", "# x\nthreads: 1"),
-        ("? [a, b]\n: 1", "a name that is no text", "write `name: value`", "threads: 1"),
+        ("? [a, b]\n: 1", "a name that is not text", "write `name: value`", "threads: 1"),
     ],
     ids=["a folder", "a number", "length", "a name"],
 )
-def test_wrong_configuration_is_corrected(root, text, named, remedy, cured):
+def test_invalid_configuration_is_corrected(root, text, named, remedy, cured):
     if text is None:
         root.config_file.mkdir()
     else:
@@ -328,7 +328,7 @@ def test_wrong_configuration_is_corrected(root, text, named, remedy, cured):
     assert called(root, "run").code == 0
 
 
-def test_report_of_near_duplicates_is_made_by_the_next_run(root):
+def test_missing_report_of_near_duplicates_is_made_by_the_next_run(root):
     root.config_file.write_text('{"near_duplicates": {"exclude": true}}')
     remedy = remedy_of(called(root, "shards", "--overwrite"), "no report of near duplicates")
 
@@ -348,11 +348,13 @@ def test_mistyped_mission_is_corrected(root, monkeypatch):
     assert called(root, "stage-a", "--mission", "shelf").code == 0
 
 
-def test_preset_name_with_nothing_before_its_suffix_is_completed(root):
+def test_preset_name_that_is_only_a_suffix_is_completed(root):
     dataset = PublicData(root.public_data).dataset("demo")
     raw_dataset(dataset.path, [(64, 64)])
     assert called(root, "preset", "rescale", "demo", "--preset", "small").code == 0
-    remedy = remedy_of(called(root, "preset", "coord", "demo", "--preset", "_max3"), "nothing stands before the suffix")
+    remedy = remedy_of(
+        called(root, "preset", "coord", "demo", "--preset", "_max3"), "there is no name before the suffix"
+    )
 
     name = remedy.removeprefix("name it ").replace("<base preset>", "small").replace("{N}", "3")
     assert called(root, "preset", "coord", "demo", "--preset", name).code == 0

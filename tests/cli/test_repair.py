@@ -1,4 +1,4 @@
-"""A lost or damaged ledger: the messages of commands, and its reconstruction."""
+"""A lost or damaged ledger: error messages of commands, and its reconstruction."""
 
 import shutil
 import sqlite3
@@ -30,7 +30,7 @@ def finished(tmp_path_factory):
 
 @pytest.fixture
 def root(finished, tmp_path):
-    """A copy; its files keep their times and get other inodes, as after a restored backup."""
+    """A copy whose files keep their times but get other inodes, as after restoring a backup."""
     shutil.copytree(finished.path, tmp_path / "data")
     return DataRoot(tmp_path / "data")
 
@@ -38,7 +38,9 @@ def root(finished, tmp_path):
 def rows(root):
     with Ledger(root.ledger, read_only=True) as ledger:
         files = {
-            (row.kind, row.image_id): (row.content, row.maker) for kind in KINDS for row in ledger.files(kind).values()
+            (row.kind, row.image_id): (row.content, row.model_key)
+            for kind in KINDS
+            for row in ledger.files(kind).values()
         }
         sources = {row.image_id: (row.fingerprint, row.height, row.width) for row in ledger.sources().values()}
         return (
@@ -74,8 +76,8 @@ def _drop_tables(path):
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_repaired_ledger_knows_models_files_images_and_withdrawals(root, finished, damage):
-    """They are as before the damage; the next run calls no model and changes no byte."""
+def test_repaired_ledger_has_models_files_images_and_withdrawals(root, finished, damage):
+    """They equal those before the damage. The next run calls no model and changes no byte."""
     before, made = rows(finished), contents(root)
     DAMAGES[damage](root)
 
@@ -94,7 +96,7 @@ def test_repaired_ledger_knows_models_files_images_and_withdrawals(root, finishe
     assert "0 made in 0 model calls" in done.stdout or "nothing to do" in done.stdout
 
 
-def test_models_come_from_the_manifests_where_the_second_copy_is_lost_too(root, finished):
+def test_models_come_from_the_manifests_if_the_second_copy_is_lost_too(root, finished):
     before = rows(finished)
     shutil.rmtree(root.state)
     for folder in (root.derived, root.shards):
@@ -110,7 +112,7 @@ def test_models_come_from_the_manifests_where_the_second_copy_is_lost_too(root, 
 @pytest.mark.parametrize("damage", ["pages", "garbage", "empty tables", "truncated"])
 @pytest.mark.parametrize("command", ["status", "run", "verify", "shards"])
 def test_commands_name_the_damage_and_the_remedy(root, damage, command):
-    """There is never a traceback, and nothing is written."""
+    """There is no traceback, and nothing is written."""
     DAMAGES[damage](root)
     before = contents(root)
 
@@ -122,7 +124,7 @@ def test_commands_name_the_damage_and_the_remedy(root, damage, command):
     assert contents(root) == before
 
 
-def test_command_reports_first_and_writes_only_when_asked(root):
+def test_repair_reports_first_and_writes_only_on_request(root):
     DAMAGES["garbage"](root)
     damaged = root.ledger.read_bytes()
 
@@ -140,7 +142,7 @@ def test_command_reports_first_and_writes_only_when_asked(root):
 
 
 def test_lost_ledger_is_reported_and_models_and_withdrawals_survive(root):
-    """A run without `repair` adopts the files; it reads models and withdrawals from the second copy and reports that."""
+    """A run without `repair` adopts the files. It reads models and withdrawals from the second copy."""
     shutil.rmtree(root.state)
 
     done = imagemill("run", "--data-root", root.path, stub=True)
@@ -153,8 +155,8 @@ def test_lost_ledger_is_reported_and_models_and_withdrawals_survive(root):
         assert ledger.setting(f"identity.{VAE.kind}")
 
 
-def test_command_that_ended_before_it_read_the_second_copy_loses_nothing(root):
-    """The new ledger exists and is empty: the command was killed, or hit a disk error, between its creation and the copy."""
+def test_command_killed_before_reading_the_second_copy_loses_nothing(root):
+    """The new ledger exists but is empty: a kill or disk error came between its creation and the copy."""
     identities, withdrawals = rows(root)[3], rows(root)[2]
     shutil.rmtree(root.state)
     Ledger(root.ledger).close()
@@ -167,7 +169,7 @@ def test_command_that_ended_before_it_read_the_second_copy_loses_nothing(root):
     assert "was lost" not in imagemill("run", "--data-root", root.path, stub=True).stderr
 
 
-def test_whole_ledger_is_left_alone(root):
+def test_undamaged_ledger_is_not_changed(root):
     before = root.ledger.read_bytes()
 
     said = imagemill("repair", "--apply", "--data-root", root.path)
@@ -185,7 +187,7 @@ def test_folder_without_a_run_has_nothing_to_repair(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_ledger_of_a_root_that_is_in_use_is_not_replaced(data_root, monkeypatch):
+def test_ledger_of_a_root_in_use_is_not_replaced(data_root, monkeypatch):
     user = SimpleNamespace(pid=4711, host="elsewhere")
     monkeypatch.setattr(repair, "living", lambda folder: [user])
 

@@ -18,9 +18,10 @@ SETS = [f"shards/bucket_{bucket}" for bucket in BUCKETS]
 
 @pytest.fixture(scope="module")
 def counted(tmp_path_factory):
-    """The counts of a run over the 16 sample photographs, and of the next run, which has no work."""
+    """The counts of a run over the 16 sample photographs, and of a second run without work."""
     folder = tmp_path_factory.mktemp("counted")
     demo.main([str(folder / "data")])
+    DataRoot(folder / "data").config_file.write_text("threads: 2\n")
 
     def run(name):
         report = folder / f"{name}.json"
@@ -41,7 +42,7 @@ def test_command_opens_the_ledger_twice_at_most_and_resolves_once(counted, run):
 
 
 def test_first_run_lists_each_folder_once_per_pass(counted):
-    """Passes are embedding, records and shards, and the checks of a kind or of the shards, which read the current state."""
+    """Passes are embedding, records and shards, plus the checks, which read the current state."""
     listed = counted["first"]["listed"]
 
     assert listed["approved"] == 2
@@ -49,7 +50,7 @@ def test_first_run_lists_each_folder_once_per_pass(counted):
     assert {listed[folder] for folder in SETS} == {2}, "written, then checked"
 
 
-def test_run_with_nothing_to_do_lists_each_folder_once(counted):
+def test_run_without_work_lists_each_folder_once(counted):
     listed = counted["second"]["listed"]
 
     assert {listed[folder] for folder in ("approved", *KINDS)} == {1}

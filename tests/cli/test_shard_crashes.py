@@ -1,4 +1,4 @@
-"""Shards killed at any moment: a reader sees the complete old set or the complete new one. The next run completes.
+"""Shards killed at random moments: a reader sees the complete old or new set, and the next run completes the work.
 
 Spec: docs/spec/conventions.md#atomic-names, docs/spec/shards.md#replacement
 """
@@ -22,11 +22,11 @@ from tests.helpers.shard_runs import SQUARE, TALL, bucket_folders, packed_here, 
 from tests.helpers.stage2 import foreign, record_of
 
 BUCKETS = (SQUARE, TALL)
-SAMPLES = 100  # of each bucket: 16 MB
+SAMPLES = 100  # per bucket: 16 MB
 OLD, NEW = 40, 15  # samples per tar: three tars before, seven after
 
-# The work of `imagemill shards` after its start. It reports when this many samples have been packed, continues slowly, and waits
-# at its end, so that each kill hits the writing.
+# The work of `imagemill shards` after start-up. It reports when this many samples are packed, continues slowly, and
+# waits at the end, so that each kill hits the writing.
 WRITER = """
     import signal, sys, time
     from pathlib import Path
@@ -62,7 +62,7 @@ WRITER = """
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory):
-    """Records and files of two buckets in the ledger, and the output of undisturbed runs by samples per tar."""
+    """Records and files of two buckets in the ledger; the output of undisturbed runs by samples per tar."""
     root = DataRoot(tmp_path_factory.mktemp("prepared") / "data")
     sizes = {"square": (24, 24), "tall": (24, 36)}
     foreign(root, *(record_of(f"{name}{n:04d}", size=size) for name, size in sizes.items() for n in range(SAMPLES)))
@@ -98,7 +98,7 @@ def start_writer(root, shards, existing, moment):
 
 
 def kill_the_writer(root, shards, existing, seed):
-    """Kill half of the runs within a few samples of a random one, half near the end of a bucket: flush, index, exchange."""
+    """Kill half of the runs near a random sample, the others near the end of a bucket: flush, index, exchange."""
     choose = random.Random(seed)
     moment = choose.choice([choose.randint(1, 2 * SAMPLES), SAMPLES, 2 * SAMPLES])
     with start_writer(root, shards, existing, moment) as process:
@@ -135,7 +135,7 @@ def assert_old_or_new(shards, sets):
 
 
 def complete_and_clean(root, shards, expected, *, existing):
-    """Run again to the end."""
+    """Run again until completion."""
     assert packed_here(root, existing=existing, shard_size=NEW, output_dir=str(shards)).success
     assert sets_in(shards) == expected
     assert bucket_folders(shards) == sorted(expected), "no folder of another name, no temporary"

@@ -1,4 +1,4 @@
-"""Shards in other folders, and unexpected files in their place.
+"""Shards in other folders, and unexpected files under the names of folders.
 
 Spec: docs/spec/conventions.md#exit-codes, docs/spec/conventions.md#locations-outside-the-data-root
 """
@@ -25,7 +25,7 @@ def product(root, *arguments, code=0):
 
 @pytest.fixture
 def root(data_root):
-    """Two sets of one sample each, in the data root's own folder."""
+    """Two sets of one sample each, in the data root's default folder."""
     foreign(data_root, record_of("square", size=(24, 24)), record_of("tall", size=(24, 36)))
     product(data_root, "shards")
     return data_root
@@ -43,41 +43,41 @@ def test_file_as_output_folder_is_wrong_usage_and_never_remembered(root, tmp_pat
     assert f"{SQUARE}: passed" in product(root, "verify").stdout
 
 
-def test_remembered_folder_that_is_gone_is_told_by_every_command(root, tmp_path):
-    """Cases: a disk that is not mounted, and a file in its place."""
+def test_every_command_reports_a_missing_remembered_folder(root, tmp_path):
+    """Cases: a disk that is not mounted, and a file with the name of the folder."""
     disk = tmp_path / "disk"
     product(root, "shards", "--output-dir", disk)
     shutil.rmtree(disk)
 
     verified = product(root, "verify", code=1).stdout
-    assert "the remembered folder is not there" in verified
+    assert "the recorded folder does not exist" in verified
     assert "stage2, files read whole, 2 checked, 0 errors" in verified, "and the rest is verified"
-    assert "bring it back" in product(root, "withdraw", "square", code=1).stderr
+    assert "restore it" in product(root, "withdraw", "square", code=1).stderr
     disk.touch()
-    assert f"shards: the remembered folder {disk} is not there" in product(root, "status").stdout
-    assert "the remembered folder is not there" in product(root, "verify", code=1).stdout
+    assert f"shards: the recorded folder {disk} does not exist" in product(root, "status").stdout
+    assert "the recorded folder does not exist" in product(root, "verify", code=1).stdout
 
     product(root, "shards", "--output-dir", root.shards, "--overwrite")
     assert "2 checked" in product(root, "verify").stdout
 
 
-def test_file_or_link_to_nothing_in_a_buckets_place_is_refused_before_any_work(root):
-    """The other buckets' sets stay unchanged."""
+def test_file_or_dangling_link_named_like_a_bucket_is_refused_before_any_work(root):
+    """The sets of the other buckets do not change."""
     shutil.rmtree(root.shards / TALL)
     (root.shards / TALL).touch()
     before = snapshot(root.shards)
     for command in (["shards", "--overwrite"], ["shards", "--dry-run"], ["withdraw", "square"], ["verify"]):
         done = product(root, *command, code=1)
-        assert f"{TALL} is no folder" in done.stdout + done.stderr, command
+        assert f"{TALL} is not a folder" in done.stdout + done.stderr, command
     assert snapshot(root.shards) == before
 
     (root.shards / TALL).unlink()
     (root.shards / TALL).symlink_to("nothing")
-    assert "a link to nothing" in product(root, "shards", "--overwrite", code=1).stderr
+    assert "a broken symlink" in product(root, "shards", "--overwrite", code=1).stderr
     assert (root.shards / TALL).is_symlink()
 
 
-def test_linked_buckets_set_is_replaced_and_what_it_points_to_left_alone(root, tmp_path):
+def test_set_of_a_linked_bucket_is_replaced_without_changing_the_link_target(root, tmp_path):
     (root.shards / SQUARE).rename(tmp_path / "elsewhere")
     (root.shards / SQUARE).symlink_to(tmp_path / "elsewhere")
     before = {path: path.stat() for path in (tmp_path / "elsewhere").iterdir()}
@@ -93,8 +93,8 @@ def test_linked_buckets_set_is_replaced_and_what_it_points_to_left_alone(root, t
     assert "2 checked" in product(root, "verify").stdout
 
 
-def test_failed_check_is_named_with_its_findings_and_what_to_do(root):
-    """The check reads every set, including those that this run did not write. Spec: docs/spec/conventions.md#messages"""
+def test_failed_check_is_named_with_its_findings_and_remedy(root):
+    """The check reads every set, including those not written by this run. Spec: docs/spec/conventions.md#messages"""
     tar = root.shards / TALL / "shard-000000.tar"
     data = bytearray(tar.read_bytes())
     data[600] ^= 1

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM during work: stopped in seconds, finished work kept and recorded, resumed by the same command.
+"""SIGINT and SIGTERM during work: stopped in seconds, finished work recorded, resumed by the same command.
 
 tests/cli/test_crashes.py kills and stops `imagemill run`; this module tests the state after a stop, and a second signal.
 Spec: docs/spec/conventions.md#exit-codes, docs/spec/stage2.md#merge
@@ -19,7 +19,7 @@ from imagemill.store.ledger import Ledger
 from tests.helpers.product import contents, imagemill, photos, start
 
 IMAGES = 40
-# Generous, because the machine may be busy. Without a reaction to the signal the work would take ten times as long.
+# Generous, because the machine may be busy. If the signal were ignored, the work would take ten times as long.
 SECONDS = 20
 
 
@@ -38,7 +38,7 @@ def made(root):
 
 
 def begin(root, *arguments):
-    """Start a command, and wait until it has published its first files; the rest would take minutes."""
+    """Start a command, and wait until it has published its first files. The remaining files would take minutes."""
     photos(root.approved, IMAGES)
     process = start(*arguments, "--data-root", root.path, IMAGEMILL_STUB_SLEEP=4)
     while process.poll() is None and not made(root):
@@ -78,8 +78,8 @@ def leftovers(root):
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_stopped_pass_leaves_its_files_and_their_records_and_nothing_else(data_root, undisturbed, number, code):
-    """Images that were finished but not published at the signal are included; a running model call is not finished."""
+def test_stopped_pass_leaves_only_its_files_and_their_records(data_root, undisturbed, number, code):
+    """Images finished but not yet published at the signal are included. A running model call is not completed."""
     process = begin(data_root, "stage2", "--pass", "t5")
     before = made(data_root)
 
@@ -100,7 +100,7 @@ def test_stopped_pass_leaves_its_files_and_their_records_and_nothing_else(data_r
 
 @pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
 def test_second_signal_while_stopping_loses_nothing(data_root, undisturbed, second):
-    """People press Ctrl-C again, and supervisors send SIGTERM after it."""
+    """Users press Ctrl-C again, and supervisors send SIGTERM afterwards."""
     process = begin(data_root, "run")
     before = made(data_root)
 
@@ -112,8 +112,8 @@ def test_second_signal_while_stopping_loses_nothing(data_root, undisturbed, seco
     assert_resumed(data_root, undisturbed)
 
 
-def test_signal_before_the_first_file_leaves_a_root_that_runs(data_root, undisturbed):
-    """The signal arrives during start, listing or loading."""
+def test_signal_before_the_first_file_leaves_a_usable_root(data_root, undisturbed):
+    """The signal arrives during start-up, listing or loading."""
     photos(data_root.approved, IMAGES)
     process = start("stage2", "--data-root", data_root.path, IMAGEMILL_STUB_SLEEP=4)
     while process.poll() is None and not data_root.ledger.exists():
@@ -126,12 +126,12 @@ def test_signal_before_the_first_file_leaves_a_root_that_runs(data_root, undistu
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_stopped_packing_says_so(data_root, number, code):
+def test_stopped_packing_is_reported(data_root, number, code):
     """A run that was stopped without an error has no counters to print."""
     photos(data_root.approved, 1)
     assert imagemill("stage2", "--data-root", data_root.path, stub=True).returncode == 0
     with Ledger(data_root.ledger) as ledger:
-        assert not ledger.claim("bucket_shards", BUCKETS, "another run")  # by this process: the command waits for it
+        assert not ledger.claim("bucket_shards", BUCKETS, "another run")  # the command waits for this claim
     process = start("shards", "--data-root", data_root.path)
     assert "waiting for run another run" in next(line for line in process.stdout if "waiting" in line)
 

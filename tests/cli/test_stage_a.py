@@ -1,4 +1,4 @@
-"""`imagemill stage-a …`: ranks one by one, in processes and under torchrun; death and resume; wrong usage.
+"""`imagemill stage-a …`: ranks one by one, in processes and under torchrun; death and resumption; wrong usage.
 
 Spec: docs/spec/conventions.md#command-line
 """
@@ -61,7 +61,7 @@ def groups(root):
 
 
 def counts(done):
-    """The counters that a command printed."""
+    """Return the counters printed by a command."""
     words = [word.partition("=") for word in done.stdout.split() if "=" in word]
     return {name: int(value) for name, _, value in words}
 
@@ -71,7 +71,7 @@ def counts(done):
 
 @pytest.fixture
 def shared(monkeypatch):
-    """Return the number of processes that share the machine, for each run's summarizers."""
+    """Return, for each run's summarizers, the number of processes that share the machine."""
     asked, factory = [], SummarizerResource.factory
     monkeypatch.setattr(
         SummarizerResource, "factory", lambda self, processes=1: (asked.append(processes), factory(self, processes))[1]
@@ -103,7 +103,7 @@ def test_every_world_size_and_mode_gives_the_same_groups(tickets, tmp_path, shar
 
 
 def test_ranks_registered_in_any_order_are_all_run(tickets):
-    """Partitions keep the order of registration, which the UI or a deletion can change."""
+    """Partitions keep their order of registration, which the UI or a deletion can change."""
     with open_instance(tickets) as instance:
         instance.add_dynamic_partitions(ranks.name, [f"{MISSION}/1of2", "other/0of1"])
 
@@ -143,8 +143,8 @@ def test_torchrun_runs_each_process_as_one_rank_and_the_first_merges(tickets, tm
     assert len(groups(tickets)) == 4
 
 
-def test_rank_of_torchrun_says_which_image_ended_its_process(tickets, tmp_path):
-    """The second start processes the image in a separate process, so the rank survives and rank 0 merges."""
+def test_rank_of_torchrun_names_the_image_that_ended_its_process(tickets, tmp_path):
+    """The second start processes that image in a separate process, so the rank survives and rank 0 merges."""
     ticket(tickets.stage_a_input, "fail", "c", "deadly.jpg")
     for _ in range(2):
         said, _ = torchrun(tickets, "--summarizer", f"{MODULE}:Deadly", ASKED=tmp_path / "asked").communicate()
@@ -156,8 +156,8 @@ def test_rank_of_torchrun_says_which_image_ended_its_process(tickets, tmp_path):
 
 
 @pytest.mark.soak
-def test_two_starts_of_torchrun_at_a_time_do_not_touch_each_others_ranks(tickets, tmp_path):
-    """The second start waits with all its ranks: each start writes every group, and no image is inferred twice. Decision 35.
+def test_simultaneous_starts_of_torchrun_do_not_affect_each_other(tickets, tmp_path):
+    """The second start waits with all its ranks: each start writes every group, and no image is inferred twice.
 
     Decision 35.
     """
@@ -176,8 +176,8 @@ def test_two_starts_of_torchrun_at_a_time_do_not_touch_each_others_ranks(tickets
     assert sorted(name for batches in asked(log).values() for batch in batches for name in batch) == ALL_IMAGES
 
 
-def test_rank_that_another_start_has_overtaken_stops_without_an_end_mark(tickets, monkeypatch):
-    """Its mark would confirm the lines of the other start. Decision 35. Decision 35."""
+def test_rank_superseded_by_another_start_stops_without_an_end_mark(tickets, monkeypatch):
+    """Its end mark would confirm the lines of the other start. Decision 35."""
     assert stage_a(tickets, "--wait-seconds", 0, RANK=0, WORLD_SIZE=2).returncode == 0
     first = read_mark(tickets.stage_a_output, MISSION, 0)
     marks = iter([first, RankMark("any plan", "another start", False)])
@@ -186,20 +186,20 @@ def test_rank_that_another_start_has_overtaken_stops_without_an_end_mark(tickets
     done = stage_a(tickets, RANK=1, WORLD_SIZE=2)
 
     assert done.returncode == 1
-    assert "another start of the ranks has begun" in done.stderr
+    assert "the ranks have been started again" in done.stderr
     assert not read_mark(tickets.stage_a_output, MISSION, 1).ended
 
 
-def test_rank_does_nothing_before_the_first_of_its_start_has_the_mission(tickets):
-    """Rank 0 claims for all; ranks without a claim would overwrite those of the active run. Decision 35. Decision 35."""
+def test_rank_does_nothing_before_rank_0_of_its_start_has_claimed_the_mission(tickets):
+    """Rank 0 claims for all ranks. Ranks without a claim would overwrite those of the active run. Decision 35."""
     done = stage_a(tickets, "--wait-seconds", 0, RANK=1, WORLD_SIZE=2)
 
     assert done.returncode == 1
-    assert "rank 0 of this start has not begun within 0 s" in done.stderr
+    assert "rank 0 did not start within 0 s" in done.stderr
     assert rank_files(tickets.stage_a_output, MISSION) == {}
 
 
-def test_first_rank_names_ranks_that_do_not_come_and_merges_what_is_there(tickets, shared):
+def test_rank_0_names_missing_ranks_and_merges_the_others(tickets, shared):
     """ "Waits a bounded time for the other ranks' end marks (missing ranks named)"."""
     first = stage_a(tickets, "--wait-seconds", 0, RANK=0, WORLD_SIZE=2, LOCAL_WORLD_SIZE=2)
     assert first.returncode == 0, first.stderr
@@ -214,11 +214,11 @@ def test_first_rank_names_ranks_that_do_not_come_and_merges_what_is_there(ticket
     assert (counts(again)["missing_ranks"], counts(again)["written"]) == (0, 4)
 
 
-# ---- death and resume
+# ---- death and resumption
 
 
 def kill_one_rank(root, log, *, seconds, rng):
-    """Run two ranks on single images, and kill one some time after both have begun; return exit code and output."""
+    """Run two ranks on single images, and kill one some time after both have started; return exit code and output."""
     arguments = [
         "--data-root",
         root.path,
@@ -236,14 +236,14 @@ def kill_one_rank(root, log, *, seconds, rng):
     while len(asked(log)) < 2 and time.monotonic() < until:
         time.sleep(0.05)
     time.sleep(seconds)
-    with suppress(ProcessLookupError):  # it has ended already
+    with suppress(ProcessLookupError):  # the process has already ended
         os.kill(rng.choice(sorted(asked(log))), signal.SIGKILL)
     said, _ = process.communicate(timeout=60)
     return process.returncode, said
 
 
 def finished(root):
-    """Return the names of the images whose summaries are kept."""
+    """Return the names of the images with finished summaries."""
     store = root.state / "stage_a" / MISSION
     lines = [line for path in store.glob("*.jsonl") for line in path.read_bytes().splitlines()]
     return {json.loads(line)["image"].rpartition("/")[2] for line in lines}
@@ -256,7 +256,7 @@ def resume(root, log, **options):
     return [name for batches in asked(log).values() for batch in batches for name in batch]
 
 
-def test_killed_rank_costs_the_batch_at_hand_and_no_finished_image_is_inferred_again(tickets, tmp_path):
+def test_killed_rank_loses_only_its_current_batch(tickets, tmp_path):
     """ "Kill -9 one of two ranks …, rerun, merge: the same groups as an uninterrupted run"; the other rank continues."""
     code, said = kill_one_rank(tickets, tmp_path / "asked", seconds=0.6, rng=Random(1))
 
@@ -273,7 +273,7 @@ def test_killed_rank_costs_the_batch_at_hand_and_no_finished_image_is_inferred_a
 
 
 @pytest.mark.parametrize("world", [1, 2])
-def test_image_that_kills_its_process_costs_its_group_alone_after_a_rerun(tickets, tmp_path, world):
+def test_only_the_group_of_a_deadly_image_is_missing_after_a_rerun(tickets, tmp_path, world):
     """ "A killed worker: retried by the next run, and this run exits 1 after all the rest is done"."""
     ticket(tickets.stage_a_input, "pass", "b", "b1.jpg", "deadly.jpg")
     given = [
@@ -307,7 +307,7 @@ def test_image_that_kills_its_process_costs_its_group_alone_after_a_rerun(ticket
 
 @pytest.mark.soak
 def test_ten_random_moments_to_kill_a_rank_all_end_in_the_same_groups(tickets, tmp_path):
-    """The same rule, ten times: no run infers an image that an earlier one has finished."""
+    """The same rule, tested ten times: no run infers an image that an earlier one has finished."""
     rng = Random(7)
     for trial in range(10):
         for folder in (tickets.stage_a_output, tickets.state):
@@ -344,7 +344,7 @@ def test_failed_group_is_listed_and_the_others_are_written(tickets):
         assert ledger.problems() == []
 
 
-def test_nothing_written_is_exit_1_and_the_previous_output_stays(tickets):
+def test_command_without_written_groups_exits_with_1_and_keeps_the_output(tickets):
     """ "1 when none could be written, and the previous output stays"."""
     assert stage_a(tickets, "--pass-group-number", 1, "--fail_group_number", 0).returncode == 0
     before = output_file(tickets.stage_a_output, MISSION).read_bytes()
@@ -385,7 +385,7 @@ def test_missing_mission_lists_those_found_and_writes_nothing(tickets):
     assert not tickets.dagster_home.exists()
 
 
-# ---- makers
+# ---- models
 
 
 @pytest.mark.parametrize(
@@ -398,8 +398,8 @@ def test_missing_mission_lists_those_found_and_writes_nothing(tickets):
         ("summarizer: {prompts: {default: absent.txt}}", "absent.txt"),
     ],
 )
-def test_model_that_is_not_there_is_told_before_any_run(tickets, config, message):
-    """ "A missing model is an error, never a template answer"; no Dagster history exists afterwards."""
+def test_missing_model_is_reported_before_any_run(tickets, config, message):
+    """ "A missing model is an error, never a template answer". No Dagster history exists afterwards."""
     tickets.config_file.write_text(config)
 
     done = stage_a(tickets, summarizer="transformers")
@@ -411,20 +411,22 @@ def test_model_that_is_not_there_is_told_before_any_run(tickets, config, message
     assert not tickets.stage_a_output.exists()
 
 
-def test_summary_names_the_maker_and_says_what_a_preview_model_is_worth(data_root):
-    """The number of summaries alone does not show which model made them."""
-    (data_root.stage_a_input / MISSION).mkdir(parents=True)  # no group: no model is loaded
+def test_summary_names_the_model_and_has_the_note_of_preview_models(data_root):
+    """The number of summaries alone does not reveal which model made them."""
+    (data_root.stage_a_input / MISSION).mkdir(parents=True)  # without groups no model is loaded
 
     assert stage_a(data_root).stdout.startswith(f"summarizer: {NAMED}\nstage_a_groups ")
     preview = stage_a(data_root, summarizer="transformers").stdout
-    assert preview.startswith("summarizer: preview\npreview model: these summaries describe nothing\nstage_a_groups ")
+    assert preview.startswith(
+        "summarizer: preview\npreview model: these summaries do not describe the images\nstage_a_groups "
+    )
 
 
 # ---- folders, usage
 
 
-def test_folders_elsewhere_are_used_and_remembered(data_root, tmp_path):
-    """`--input_dir`, `--output_dir`."""
+def test_custom_folders_are_used_and_remembered(data_root, tmp_path):
+    """Options `--input_dir` and `--output_dir`."""
     given, out = tmp_path / "photos", tmp_path / "lines"
     ticket(given, "pass", TICKET, f"{TICKET}-001.jpeg")
 
@@ -437,8 +439,8 @@ def test_folders_elsewhere_are_used_and_remembered(data_root, tmp_path):
     assert list(rank_files(out, MISSION)) == []
 
 
-def test_folder_that_cannot_be_made_is_told_before_any_work_and_not_remembered(tickets, tmp_path):
-    """Otherwise records could not be written after hours of inference, and the next command would use the folder too."""
+def test_folder_that_cannot_be_created_is_refused_before_any_work_and_not_remembered(tickets, tmp_path):
+    """Otherwise writing would fail after hours of inference, and the next command would use the folder too."""
     (tmp_path / "file").touch()
 
     done = stage_a(tickets, "--output_dir", tmp_path / "file" / "out")
@@ -468,14 +470,14 @@ def test_folder_that_cannot_be_made_is_told_before_any_work_and_not_remembered(t
         (["--pass_group_number", "-1"], "-1"),
         (["--batch-size", "0"], "0"),
         (["--summarizer", "nowhere:Class"], "nowhere:Class"),
-        (["--summarizer", "json:loads"], "no class"),
+        (["--summarizer", "json:loads"], "not a summarizer class"),
         (["--summarizer", "vllm"], "where: --summarizer"),
-        (["--summarizer", "tests.helpers.summarizers:asked"], "no class"),
+        (["--summarizer", "tests.helpers.summarizers:asked"], "not a summarizer class"),
         (["--world-size", "3"], "two world sizes"),
     ],
 )
-def test_wrong_usage_is_told_before_any_work(tickets, options, message):
-    """`--batching_mode` is refused with a hint …; abbreviations are not accepted."""
+def test_wrong_usage_is_reported_before_any_work(tickets, options, message):
+    """`--batching_mode` is refused with a hint, and abbreviations are not accepted."""
     environment = {"WORLD_SIZE": 2} if "3" in options else {}
 
     done = stage_a(tickets, *options, **environment)

@@ -22,7 +22,7 @@ EXTENSIONS = (".jpg", ".jpeg", ".png", ".JPG")
 
 @pytest.fixture
 def tickets(data_root, coco128):
-    """Thirteen tickets of 1 to 20 photographs, labels and extensions in turn; every third without an id in its names."""
+    """Thirteen tickets of 1 to 20 photographs, labels and extensions in turn; every third has no id."""
     photos = iter(sorted((coco128 / "images" / "train2017").iterdir()))
     extensions = cycle(EXTENSIONS)
     for number, size in enumerate(SIZES):
@@ -40,7 +40,7 @@ def tickets(data_root, coco128):
 
 @pytest.mark.soak
 def test_all_photos_give_the_same_groups_in_both_modes_on_one_two_and_four_ranks(tickets):
-    """Identical group sets, strict coverage, each image beside its own summary; every run infers every image."""
+    """Identical group sets, complete coverage, each image with its own summary; every run infers every image."""
     summaries = summaries_alone(tickets)
     assert sorted(len(images) for images in summaries.values()) == sorted(SIZES)
     assert len({text for images in summaries.values() for text in images.values()}) > 100, "texts differ"
@@ -51,7 +51,7 @@ def test_all_photos_give_the_same_groups_in_both_modes_on_one_two_and_four_ranks
             done = imagemill("stage-a", "--data-root", tickets.path, *arguments)
             assert done.returncode == 0, done.stderr
             assert "inferred=128 reused=0 failed=0" in done.stdout
-            assert "preview model: these summaries describe nothing" in done.stdout
+            assert "preview model: these summaries do not describe the images" in done.stdout
             output = output_file(tickets.stage_a_output, MISSION)
             assert summaries_written(tickets) == summaries, (mode, world_size)
             assert validate(output).passed

@@ -24,7 +24,7 @@ ALL_BUT_BLANK = 6
 
 @pytest.fixture
 def earlier(tmp_path):
-    """Ledger of version 3, six finished summaries in three files, rank files of a run in which `blank.png` failed."""
+    """A ledger of version 3, six finished summaries in three files, rank files of a run that failed `blank.png`."""
     with tarfile.open(FIXTURE) as archive:
         archive.extractall(tmp_path, filter="data")
     root = DataRoot(tmp_path / "data")
@@ -47,8 +47,8 @@ def recorded(root):
 
 
 @pytest.mark.parametrize("lost", ["nothing", "rank files", "summaries"])
-def test_root_of_an_earlier_release_goes_on_without_a_manual_step(earlier, tmp_path, lost):
-    """Its files of summaries, or else its rank files, become rows; the output keeps its bytes."""
+def test_root_of_an_earlier_release_is_upgraded_without_a_manual_step(earlier, tmp_path, lost):
+    """Its summary files, or else its rank files, are imported as rows; the output keeps its bytes."""
     output, store = output_file(earlier.stage_a_output, "BBU"), summaries_folder(earlier.state, "BBU")
     before = output.read_bytes()
     if lost == "rank files":
@@ -68,7 +68,7 @@ def test_root_of_an_earlier_release_goes_on_without_a_manual_step(earlier, tmp_p
 
 
 @pytest.mark.parametrize("loss", ["removed", "damaged and repaired"])
-def test_lost_ledger_costs_no_summary(earlier, tmp_path, loss):
+def test_lost_ledger_loses_no_summary(earlier, tmp_path, loss):
     run(earlier, tmp_path / "asked")
     rows = recorded(earlier)
     for path in earlier.stage_a_output.glob("*rank*"):

@@ -1,4 +1,4 @@
-"""Lines of the summary that appear only with many problems or long captions, and messages of system errors."""
+"""Lines of the summary that appear only with many problems or long captions, and messages for system errors."""
 
 import errno
 
@@ -18,7 +18,7 @@ def stubs(monkeypatch):
     stub_captioner(monkeypatch.setattr)
 
 
-def test_more_problems_than_the_summary_shows_are_counted(data_root, stubs):
+def test_problems_beyond_those_shown_in_the_summary_are_counted(data_root, stubs):
     photos(data_root, "good", size=(24, 24))
     for n in range(12):
         (data_root.approved / f"movie{n:02}.gif").write_bytes(b"x")
@@ -29,7 +29,7 @@ def test_more_problems_than_the_summary_shows_are_counted(data_root, stubs):
     assert "movie11.gif" in called(data_root, "problems", "--reason", "unsupported_type").text, "where the summary says"
 
 
-def test_captions_beyond_the_text_encoder_are_counted(data_root, stubs):
+def test_captions_beyond_the_text_encoder_limit_are_counted(data_root, stubs):
     photos(data_root, "a", "b", size=(24, 24))
     (data_root.approved / "a.txt").write_text("word " * 100)
 
@@ -38,7 +38,7 @@ def test_captions_beyond_the_text_encoder_are_counted(data_root, stubs):
     assert "captions   1 is longer than the text encoder's 77 tokens; only the beginning is used" in text
 
 
-def test_dry_run_prints_the_conflicts_of_the_real_one(data_root, stubs):
+def test_dry_run_prints_the_conflicts_of_the_real_run(data_root, stubs):
     photos(data_root, "a", size=(24, 24))
     assert called(data_root, "run").code == 0
 
@@ -59,7 +59,7 @@ def test_dry_run_prints_the_conflicts_of_the_real_one(data_root, stubs):
         (["preset", "convert", "coco", "--split", "val"], "--split without --annotations"),
     ],
 )
-def test_options_that_do_not_go_together_are_wrong_usage(data_root, arguments, words):
+def test_incompatible_options_are_wrong_usage(data_root, arguments, words):
     photos(data_root, "a", size=(24, 24))
 
     done = called(data_root, *arguments)
@@ -76,7 +76,7 @@ def test_options_that_do_not_go_together_are_wrong_usage(data_root, arguments, w
         (errno.EIO, FAILED_DISK),
     ],
 )
-def test_error_of_the_system_names_the_file_and_what_to_do(monkeypatch, capsys, number, remedy):
+def test_message_for_a_system_error_names_the_file_and_the_remedy(monkeypatch, capsys, number, remedy):
     def fails(**given):
         raise OSError(number, "the system's words", "/some/file")
 

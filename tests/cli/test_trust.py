@@ -18,7 +18,7 @@ COMMANDS = [["run"], ["shards"], ["ui", "--port", "39272"]]
 
 @pytest.fixture
 def foreign(tmp_path):
-    """A data root whose `dagster.yaml` creates a file when Dagster reads it; returns root and file."""
+    """Create a data root whose `dagster.yaml` creates a file when Dagster reads it; return root and file."""
     root, marker = DataRoot(tmp_path / "data"), tmp_path / "executed"
     photos(root.approved, 1)
     root.dagster_home.mkdir()
@@ -46,7 +46,7 @@ def test_class_in_dagster_yaml_is_not_constructed(foreign, arguments):
     assert os.listdir(root.dagster_home) == ["dagster.yaml"]
 
 
-def test_consent_is_shown_recorded_and_ends_with_a_change_of_the_file(foreign):
+def test_consent_is_displayed_recorded_and_invalidated_by_a_change_of_the_file(foreign):
     root, marker = foreign
 
     done = imagemill("trust", root.path)
@@ -63,13 +63,13 @@ def test_consent_is_shown_recorded_and_ends_with_a_change_of_the_file(foreign):
     assert imagemill("run", "--data-root", root.path, stub=True).returncode == 1
 
 
-def test_dagster_home_is_consent(foreign):
+def test_dagster_home_implies_consent(foreign):
     root, marker = foreign
     imagemill("run", "--data-root", root.path, stub=True, DAGSTER_HOME=root.dagster_home)
     assert marker.exists()
 
 
-def test_root_without_such_settings_needs_no_consent(data_root, tmp_path):
+def test_root_without_such_settings_requires_no_consent(data_root, tmp_path):
     done = imagemill("trust", data_root.path)
     assert (done.returncode, "needs consent" in done.stdout) == (0, True)
     assert os.listdir(data_root.path) == ["approved"]
@@ -80,7 +80,7 @@ def test_root_without_such_settings_needs_no_consent(data_root, tmp_path):
 
 
 def test_module_of_the_current_folder_is_not_imported(tmp_path, monkeypatch):
-    """`python -m` puts the current folder first in sys.path."""
+    """`python -m` adds the current folder at the start of sys.path."""
     (tmp_path / "planted.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')\nclass Mine: pass\n")
     images = tmp_path / "data" / "stage_a" / "input" / "m" / "审核通过" / "g"
     photos(images, 1)

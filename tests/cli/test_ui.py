@@ -1,4 +1,4 @@
-"""`imagemill ui` started by a script (`&`): its answers to foreign pages, and the end of its processes."""
+"""`imagemill ui` started by a script (`&`): its responses to foreign pages, and the end of its processes."""
 
 import base64
 import json
@@ -22,23 +22,23 @@ from tests.helpers.product import PROJECT, SEARCH_PATH, imagemill, photos
 from tests.helpers.ui import STUBBED, Ui, free_port, wait_until
 
 READY_SECONDS = 180
-# Generous: the machine may be busy.
+# generous, because the machine may be busy
 END_SECONDS = 15
 
-# A shell without job control, such as a script, starts `&` with SIGINT ignored.
+# A shell without job control, such as a script, starts `&` jobs with SIGINT ignored.
 SCRIPT = 'cd "$FOLDER"; "$@" & echo $! > "$FOLDER/pid"; wait $!; echo $? > "$FOLDER/code"'
 
 
 @contextmanager
 def started(tmp_path, *options, files=()):
-    """A UI started by a script in a separate folder; yields (Ui, pid, folder)."""
+    """Start a UI from a script in a separate folder; yield (Ui, pid, folder)."""
     root, port = DataRoot(tmp_path / "data"), free_port()
     photos(root.approved, 2)
     folder = tmp_path / "current"
     folder.mkdir()
     for name, text in files:
         (folder / name).write_text(text)
-    # -P: as the console script, which has no current folder on its path.
+    # -P, because the console script has no current folder on its path either.
     command = [
         sys.executable,
         "-P",
@@ -71,7 +71,7 @@ def started(tmp_path, *options, files=()):
 
 
 def processes_of(tmp_path):
-    """Return every living process of the UI: all have the folder of this test in their environment."""
+    """Return every live process of the UI. All have the folder of this test in their environment."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -156,7 +156,7 @@ def test_sigterm_ends_everything_with_143(tmp_path):
         assert assert_ended(tmp_path, folder) == 143
 
 
-def test_no_process_outlives_a_killed_command(tmp_path):
+def test_no_process_survives_a_killed_command(tmp_path):
     """This includes processes started by Dagster, such as the code server's child."""
     with started(tmp_path) as (_, pid, folder):
         os.kill(pid, signal.SIGKILL)
@@ -175,7 +175,7 @@ def test_service_that_dies_ends_the_others_and_is_named(tmp_path):
     assert "SIGKILL" in text
 
 
-def test_port_in_use_and_wrong_names_are_wrong_usage(data_root):
+def test_occupied_port_and_invalid_names_are_wrong_usage(data_root):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -190,7 +190,7 @@ def test_port_in_use_and_wrong_names_are_wrong_usage(data_root):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_other_commands_started_by_a_script_can_be_stopped_too(tmp_path, number):
-    """Dagster gives SIGTERM the handler of SIGINT, which such a script has set to "ignored"."""
+    """Dagster installs the SIGINT handler for SIGTERM, and such a script has set it to "ignored"."""
     root = DataRoot(tmp_path / "data")
     photos(root.approved, 12)
     command = [sys.executable, str(Path(__file__).parents[1] / "helpers" / "stubs.py"), "run", "--data-root", root.path]

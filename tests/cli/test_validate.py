@@ -1,4 +1,4 @@
-"""`imagemill validate`: options reach the validator, text for people, JSON for programs.
+"""`imagemill validate`: options reach the validator; text output for people, JSON for programs.
 
 Spec: docs/spec/conventions.md#command-line
 """
@@ -18,7 +18,7 @@ from tests.helpers.stage2 import picture
 
 @pytest.fixture
 def validate(monkeypatch, tmp_path):
-    """Run the command in this process; with --json return the reports too."""
+    """Run the command in this process; with --json also return the reports."""
     monkeypatch.setenv("IMAGEMILL_DATA_ROOT", str(tmp_path / "data"))
 
     def run(*arguments):
@@ -52,7 +52,7 @@ def test_limits_and_image_checks_are_options(validate, tmp_path):
     ]
 
 
-def test_real_images_directory_is_demanded_with_the_flag(validate, tmp_path):
+def test_real_images_directory_is_required_with_the_flag(validate, tmp_path):
     write_jsonl(tmp_path / "train.jsonl", [PRESET_RECORD])
     (tmp_path / "images").symlink_to("nowhere")
 
@@ -62,8 +62,8 @@ def test_real_images_directory_is_demanded_with_the_flag(validate, tmp_path):
     ) == [{"images_folder": 1}]  # fmt: skip
 
 
-def test_every_file_is_told_whatever_the_first_one_is(validate, tmp_path):
-    """Several files in one process: one call reports all of them."""
+def test_every_file_is_reported_regardless_of_the_first_one(validate, tmp_path):
+    """One call reports several files."""
     folder = preset(tmp_path)
     (tmp_path / "bad.jsonl").write_text("{\n")
 
@@ -91,7 +91,7 @@ def test_json_has_every_key_always(validate, tmp_path):
     }  # fmt: skip
 
 
-def test_text_says_line_rule_message_and_remedy(validate, tmp_path):
+def test_text_has_line_rule_message_and_remedy(validate, tmp_path):
     (tmp_path / "bad.jsonl").write_text("\n")
 
     done, _ = validate(tmp_path / "bad.jsonl")
@@ -100,14 +100,14 @@ def test_text_says_line_rule_message_and_remedy(validate, tmp_path):
     assert done.stdout.splitlines()[:2] == ["bad.jsonl:1: strict_json: blank", "  do: repair or remove the line"]
 
 
-def test_warnings_alone_exit_0(validate, tmp_path):
+def test_warnings_alone_exit_with_0(validate, tmp_path):
     root = stage2_folder(tmp_path)
     (root.approved / "a.png").unlink()
 
     assert rules_of(validate, root.stage2_jsonl) == [{"source_missing": 1}]
 
 
-def test_samples_of_shards_are_compared_where_asked(validate, tmp_path):
+def test_samples_of_shards_are_compared_on_request(validate, tmp_path):
     root = shards(tmp_path)
     path = root.derived / "dinov3" / "a.npy"
     path.write_bytes(path.read_bytes()[:-4] + b"\0\0\0\0")
@@ -122,13 +122,13 @@ def test_samples_of_shards_are_compared_where_asked(validate, tmp_path):
     [["--kind", "nonsense"], ["--max-pixels", "0"], ["--multiple-of", "x"], ["--image-check-mode", "look"],
      ["--image-check-n", "many"], ["--nonsense"]],
 )  # fmt: skip
-def test_bad_value_is_wrong_usage(validate, tmp_path, options):
+def test_invalid_value_is_wrong_usage(validate, tmp_path, options):
     (tmp_path / "x.jsonl").touch()
 
     assert validate(tmp_path / "x.jsonl", *options)[0].exit_code == 2
 
 
-def test_records_say_that_no_npy_file_was_opened(validate, tmp_path):
+def test_report_of_records_states_that_no_npy_file_was_opened(validate, tmp_path):
     root = stage2_folder(tmp_path)
     (root.derived / "vae_latents" / "a.npy").write_bytes(b"")
 
@@ -138,7 +138,7 @@ def test_records_say_that_no_npy_file_was_opened(validate, tmp_path):
     assert "the npy files were not opened; `imagemill verify` reads them" in done.stdout
 
 
-def test_sampled_shards_name_a_damaged_file_and_not_the_tar(validate, tmp_path):
+def test_sampled_shards_report_a_damaged_file_instead_of_the_tar(validate, tmp_path):
     root = shards(tmp_path)
     rot(root.derived / "vae_latents" / "a.npy")
 

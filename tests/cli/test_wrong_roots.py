@@ -59,7 +59,7 @@ def test_url_is_wrong_usage_and_creates_no_folder(data_root, tmp_path, monkeypat
 
 
 def called(monkeypatch, arguments):
-    """Run a command in this process, which is faster and uses monkeypatches; return exit code and messages."""
+    """Run a command in this process, which is faster and allows monkeypatching; return exit code and messages."""
     said = []
     monkeypatch.setattr(sys, "argv", ["imagemill", *map(str, arguments)])
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -77,7 +77,7 @@ def test_url_in_the_environment_is_wrong_usage(monkeypatch):
 
 @pytest.mark.parametrize("exists", [False, True])
 @pytest.mark.parametrize("arguments", [*WRITING, *READING], ids=" ".join)
-def test_mistyped_data_root_is_left_as_it_is(tmp_path, monkeypatch, arguments, exists):
+def test_mistyped_data_root_is_not_changed(tmp_path, monkeypatch, arguments, exists):
     root = tmp_path / "mistyped"
     if exists:
         root.mkdir()
@@ -94,7 +94,7 @@ def test_mistyped_data_root_is_left_as_it_is(tmp_path, monkeypatch, arguments, e
     "arguments", [["run"], ["stage2"], ["shards"], ["withdraw", "a"], ["ui", "--port", "39271"]], ids=" ".join
 )
 def test_read_only_data_root_is_one_message(data_root, monkeypatch, arguments):
-    """The system's answer is replaced, because tests may run as root, which may write anywhere."""
+    """The system's error is simulated, because tests may run as root, which can write anywhere."""
     photos(data_root.approved, 1)
     data_root.shards.mkdir()
     monkeypatch.setattr(os, "access", lambda path, mode: not mode & os.W_OK)
@@ -107,7 +107,7 @@ def test_read_only_data_root_is_one_message(data_root, monkeypatch, arguments):
     assert {".imagemill", ".dagster"}.isdisjoint(os.listdir(data_root.path))
 
 
-def test_error_of_permission_without_a_message_of_its_own_is_one(data_root, monkeypatch):
+def test_permission_error_without_a_specific_message_gives_one_message(data_root, monkeypatch):
     def refuse(*_):
         raise PermissionError(13, "Permission denied", "/data/.imagemill/ledger.sqlite")
 
@@ -122,7 +122,7 @@ def test_error_of_permission_without_a_message_of_its_own_is_one(data_root, monk
 @pytest.mark.parametrize(
     ("number", "remedy"), [(errno.EIO, "run the same command again"), (errno.ENOSPC, "free space")]
 )
-def test_error_of_a_disk_without_a_message_of_its_own_is_one(data_root, monkeypatch, number, remedy):
+def test_disk_error_without_a_specific_message_gives_one_message(data_root, monkeypatch, number, remedy):
     def fail(*_):
         raise OSError(number, os.strerror(number), "/data/.imagemill/ledger.sqlite")
 
@@ -141,7 +141,7 @@ DEAD = subprocess.run(
 
 
 def test_temporary_files_of_dead_processes_are_removed_everywhere(tmp_path):
-    """Those of a living process (this one) stay."""
+    """Files of a live process (this one) are kept."""
     from imagemill.fs.atomic import temporary_path
 
     root = DataRoot(tmp_path / "data")

@@ -124,7 +124,7 @@ def test_error_of_the_ledger_is_not_called_one_of_the_history(tmp_path):
         raise sqlite3.DatabaseError("file is not a database")
 
 
-def test_step_that_met_a_damaged_history_says_so(monkeypatch, tmp_path):
+def test_step_that_met_a_damaged_history_is_reported(monkeypatch, tmp_path):
     from dagster_shared.error import SerializableErrorInfo
 
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))

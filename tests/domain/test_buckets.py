@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imagemill.domain.buckets import BUCKETS, assign_bucket, bucket_size, is_unusual_ratio
+from imagemill.domain.buckets import (
+    BUCKETS,
+    assign_bucket,
+    bucket_crop,
+    bucket_size,
+    is_unusual_ratio,
+    use_of_crop,
+    use_of_window,
+)
 
 sides = st.integers(8, 20_000)
 
@@ -83,3 +91,49 @@ def test_first_bucket_in_the_seed_s_order_wins_a_tie(width, height, bucket, scal
 def test_ratio_is_unusual_only_outside_its_limits(width, height, unusual):
     """Spec: docs/spec/stage2.md#buckets"""
     assert is_unusual_ratio(width, height) is unusual
+
+
+# ---- the crop of a bucket
+
+
+@pytest.mark.parametrize(
+    ("size", "box"),
+    [
+        ((1024, 1024), (0, 0, 1024, 1024)),
+        ((640, 426), (8, 0, 631, 426)),  # 1216x832: round(426 * 1216 / 832) = 623 columns, the odd one at the right
+        ((640, 480), (0, 21, 640, 459)),  # 1216x832: round(640 * 832 / 1216) = 438 rows
+        ((4000, 3000), (0, 131, 4000, 2868)),
+        ((480, 640), (21, 0, 459, 640)),
+    ],
+)
+def test_crop_is_centred_with_the_smaller_margin_at_left_and_top(size, box):
+    """Spec: docs/spec/stage2.md#bucket-size"""
+    assert bucket_crop(*size) == box
+
+
+@given(width=sides, height=sides)
+def test_crop_has_the_ratio_of_the_bucket_and_all_of_one_side(width, height):
+    """Spec: docs/spec/stage2.md#bucket-size"""
+    wide, high = bucket_size(assign_bucket(width, height))
+    left, top, right, bottom = bucket_crop(width, height)
+
+    assert 0 <= left < right <= width
+    assert 0 <= top < bottom <= height
+    assert 0 <= (width - right) - left <= 1
+    assert 0 <= (height - bottom) - top <= 1
+    assert right - left == width or bottom - top == height
+    assert abs((right - left) * high - (bottom - top) * wide) <= max(wide, high)
+
+
+@given(width=sides, height=sides)
+def test_use_of_a_picture_is_a_share_of_it(width, height):
+    for use in (use_of_crop(width, height), use_of_window(width, height)):
+        assert 0 < use.coverage <= 1 + 1e-9
+        assert use.enlargement > 0
+    assert use_of_crop(width, height).coverage >= use_of_window(width, height).coverage - 1 / min(width, height)
+
+
+def test_window_of_a_large_photo_shows_little_of_it_and_its_crop_most():
+    """A photo of 12 megapixels."""
+    assert use_of_window(4032, 3024).coverage == pytest.approx(0.083, abs=0.001)
+    assert use_of_crop(4032, 3024).coverage == pytest.approx(0.912, abs=0.001)

@@ -43,7 +43,7 @@ def test_limits_are_kept_where_given(limits, rules):
     assert [problem.rule for problem in violations(RECORD, "pixel", PresetRules(**limits))] == rules
 
 
-def test_everything_wrong_is_told_at_once():
+def test_everything_wrong_is_reported_at_once():
     record = {"images": [], "objects": [7, {"desc": "", "bbox": 1}], "width": 0, "height": True}
 
     assert [(problem.rule, problem.field) for problem in violations(record, "pixel")] == [

@@ -5,7 +5,9 @@ Spec: docs/spec/stage2.md#record-fields, docs/spec/shards.md#readiness
 
 import pytest
 
+from imagemill.domain.buckets import bucket_crop
 from imagemill.domain.stage2_records import (
+    CROP_BOX,
     RECORD_FIELDS,
     build_record,
     mask_problem,
@@ -61,6 +63,30 @@ def test_record_of_a_file_under_another_name_gets_its_path():
     )  # fmt: skip
 
     assert built["image_path"] == "data/approved/a.png"
+
+
+def cropped(base=None, *, size=(1024, 768), wanted=True):
+    return build_record(
+        image_id="abc", image_path="abc.jpg", caption="A ball.", mask=MASK, height=size[1], width=size[0],
+        cropped=wanted, base=base,
+    )  # fmt: skip
+
+
+def test_record_has_its_crop_box_only_while_the_vae_encodes_it():
+    """Spec: docs/spec/stage2.md#bucket-size"""
+    record = cropped()
+
+    assert tuple(record) == (*RECORD_FIELDS, CROP_BOX)
+    assert record[CROP_BOX] == list(bucket_crop(1024, 768))
+    assert violations(record) == []
+    assert CROP_BOX not in cropped(record, wanted=False)
+    assert cropped(record, size=(768, 1024))[CROP_BOX] == list(bucket_crop(768, 1024))
+
+
+def test_extra_field_called_crop_box_keeps_its_value_until_the_feature_writes_it():
+    """Spec: docs/spec/stage2.md#record-fields"""
+    assert cropped({CROP_BOX: "mine"}, wanted=False)[CROP_BOX] == "mine"
+    assert cropped({CROP_BOX: "mine"})[CROP_BOX] == list(bucket_crop(1024, 768))
 
 
 def test_complete_record_has_no_problem():

@@ -6,30 +6,33 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.numpy import load_file, save_file
 
-from imagemill.config import EncoderSettings
+from imagemill.domain.buckets import assign_bucket, bucket_crop, bucket_size
 from imagemill.domain.embedding_specs import VAE
+from imagemill.domain.encoder_settings import VaeSettings
 from imagemill.encoders import flux_vae
 from imagemill.encoders.flux_vae import FluxVaeEncoder
 from imagemill.encoders.preview import ensure_preview
 from imagemill.errors import NonFiniteEmbedding, Refused
+from imagemill.store.provenance import differing_facts
 
-# Of the float64 reference, which is the same with any number of threads, any batch and any instruction set.
+# Value of the float64 reference, which is the same for any number of threads, batch, and instruction set.
 GOLDEN = "88602b50e751a5ce4ddf603d544b9adc4730e9d51a519ae7525a7655a9eb861b"
 
 
 def image(height, width, seed="image"):
-    """Smooth colours with some grain, the same on every machine."""
+    """Smooth colours with some grain, identical on every machine."""
     y, x = np.mgrid[:height, :width]
     smooth = np.stack([y * 200 // height, x * 200 // width, (x + y) * 200 // (height + width)], axis=2)
     grain = np.frombuffer(hashlib.shake_256(seed.encode()).digest(smooth.size), np.uint8).reshape(smooth.shape)
     return (smooth + grain // 5).astype(np.uint8)
 
 
-def load(preview_root, *, model="preview", threads=1, dtype="float32"):
-    settings = EncoderSettings(model=str(model), device="cpu", dtype=dtype)
-    return FluxVaeEncoder.load(settings, spec=VAE, threads=threads, preview_root=preview_root)
+def load(preview_root, *, model="preview", threads=1, dtype="float32", spec=VAE, **settings):
+    settings = VaeSettings(model=str(model), device="cpu", dtype=dtype, **settings)
+    return FluxVaeEncoder.load(settings, spec=spec, threads=threads, preview_root=preview_root)
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +42,7 @@ def encoder(preview_root):
 
 @pytest.fixture(scope="module")
 def plain(preview_root):
-    """The model as diffusers loads it, with none of our settings."""
+    """The model as loaded by diffusers, without imagemill's settings."""
     from diffusers import AutoencoderKL
 
     folder = ensure_preview(VAE, preview_root)
@@ -48,7 +51,7 @@ def plain(preview_root):
 
 @pytest.fixture
 def spoilt(preview_root, tmp_path):
-    """A copy of the preview model with one value of one tensor replaced."""
+    """Copy the preview model with one value of one tensor replaced."""
 
     def spoil(key, value):
         folder = shutil.copytree(ensure_preview(VAE, preview_root), tmp_path / "model")
@@ -103,16 +106,52 @@ def test_side_under_eight_pixels_is_refused_before_the_model(height, width, enco
     assert caught.value.reason == "too_small"
 
 
-def test_item_that_is_no_rgb_image_is_refused(encoder):
+def test_item_other_than_an_rgb_image_is_refused(encoder):
     with pytest.raises(TypeError, match=r"vae_latents takes uint8 pixels \(height, width, 3\), not uint8 \(9, 9, 4\)"):
         encoder.prepare(np.zeros((9, 9, 4), np.uint8))
+
+
+# ---- the bucket's crop
+
+
+@pytest.mark.parametrize("size", [(426, 640), (640, 427), (375, 500), (64, 64), (1536, 2048)])
+def test_bucket_latent_is_that_of_the_crop_resized_by_pillow(size, preview_root, plain):
+    """Equal to `AutoencoderKL.encode` of the same crop, value for value. Spec: docs/spec/stage2.md#bucket-size"""
+    pixels = image(*size)
+    wide, high = bucket_size(assign_bucket(size[1], size[0]))
+    crop = Image.fromarray(pixels).crop(bucket_crop(size[1], size[0]))
+    picture = crop.resize((wide, high), Image.Resampling.LANCZOS, reducing_gap=3.0)
+
+    [latent] = encode(load(preview_root, size="bucket"), pixels)
+
+    assert latent.shape == (16, high // 8, wide // 8) == VAE.requested(VaeSettings(size="bucket")).shape(*size)
+    np.testing.assert_array_equal(latent, plain_mean(plain, np.asarray(picture)).astype(np.float16))
+
+
+def test_size_and_filter_are_part_of_the_identity(preview_root):
+    original, bucket = load(preview_root).identity, load(preview_root, size="bucket").identity
+
+    assert differing_facts(original, bucket) == ["filter", "size"]
+
+
+def test_root_with_a_recorded_model_keeps_its_memory_format(preview_root):
+    """torch's group norm on the CPU loses three digits in channels_last. Spec: docs/spec/stage2.md#vae-latents"""
+    old = load(preview_root, spec=VAE.recorded({}))
+    new = load(preview_root)
+    pixels = image(512, 512)
+
+    assert (old.identity.facts["memory_format"], new.identity.facts["memory_format"]) == (
+        "channels_last",
+        "contiguous_format",
+    )
+    assert not np.array_equal(encode(old, pixels), encode(new, pixels))
 
 
 # ---- preparation
 
 
-def test_image_is_cropped_at_right_and_bottom(encoder):
-    """Decoding the latent gives exactly the cropped picture. Spec: docs/spec/stage2.md#vae-latents"""
+def test_image_is_cropped_on_the_right_and_bottom(encoder):
+    """Decoding the latent gives exactly the cropped image. Spec: docs/spec/stage2.md#vae-latents"""
     pixels = image(45, 61)
 
     prepared = encoder.prepare(pixels)
@@ -121,15 +160,15 @@ def test_image_is_cropped_at_right_and_bottom(encoder):
     np.testing.assert_array_equal(encode(encoder, pixels[:40, :56]), encode(encoder, pixels))
 
 
-def test_images_of_one_latent_size_share_a_call_and_cost_their_pixels(encoder):
-    """Group is the latent's size; the pixel budget counts what the model sees."""
+def test_images_of_one_latent_size_share_a_call_within_the_pixel_budget(encoder):
+    """The group is the size of the latent; the pixel budget counts cropped pixels."""
     groups = [(prepared.group, prepared.pixels) for prepared in map(encoder.prepare, (image(47, 63), image(40, 56)))]
 
     assert groups == [((5, 7, False), 40 * 56)] * 2
     assert encoder.prepare(image(56, 40)).group != groups[0][0]
 
 
-def test_pixels_may_be_read_only_and_are_not_held(encoder, recwarn):
+def test_pixels_may_be_read_only_and_are_released(encoder, recwarn):
     """np.asarray of a PIL image is read-only."""
     pixels = image(40, 56)
     pixels.flags.writeable = False
@@ -152,8 +191,8 @@ def test_latent_is_the_raw_mean_of_the_posterior(encoder, plain):
     np.testing.assert_allclose(expected, encode(encoder, pixels)[0].astype(np.float32), atol=2e-3)
 
 
-def test_latent_does_not_depend_on_company_or_repetition(encoder):
-    """Batch of 4, batches of 1, and again: the same bits."""
+def test_latent_does_not_depend_on_batch_or_repetition(encoder):
+    """A batch of 4, batches of 1, and a repetition give the same bits."""
     images = [image(120, 88, str(n)) for n in range(4)]
 
     together = encode(encoder, *images)
@@ -165,7 +204,7 @@ def test_latent_does_not_depend_on_company_or_repetition(encoder):
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_float64_reference_has_its_golden_value(threads, preview_root):
-    """Bit-stable over threads, batches and instruction sets."""
+    """Bit-stable over threads, batches, and instruction sets."""
     encoder = load(preview_root, threads=threads, dtype="float64")
 
     latents = encode(encoder, image(77, 123, "a"), image(77, 123, "b"))
@@ -175,15 +214,15 @@ def test_float64_reference_has_its_golden_value(threads, preview_root):
 
 
 def test_bfloat16_is_close_and_stored_as_float16(encoder, preview_root):
-    """Within 0.1."""
+    """The difference is at most 0.1."""
     latent = encode(load(preview_root, dtype="bfloat16"), image(64, 96))
 
     assert np.float16 == latent.dtype
     np.testing.assert_allclose(encode(encoder, image(64, 96)).astype(np.float32), latent.astype(np.float32), atol=0.1)
 
 
-def test_attention_in_the_middle_gives_the_same_bits_in_company(preview_root, tmp_path):
-    """The real model has it; a batch's memory layout would change its last bits."""
+def test_attention_in_the_middle_block_gives_the_same_bits_in_a_batch(preview_root, tmp_path):
+    """The real model has such a block. The memory layout of a batch must not change the last bits."""
     from diffusers import AutoencoderKL
 
     torch.manual_seed(0)
@@ -211,15 +250,15 @@ def test_attention_in_the_middle_gives_the_same_bits_in_company(preview_root, tm
 
 @pytest.mark.parametrize(("height", "width", "tiled"), [(2048, 2048, False), (2048, 2055, False), (2056, 2048, True)])
 def test_tiling_is_chosen_by_pixel_count_alone(height, width, tiled, encoder):
-    """Over 4 MP of what the model sees. Spec: docs/spec/stage2.md#vae-latents"""
+    """Tiling starts above 4 MP after cropping. Spec: docs/spec/stage2.md#vae-latents"""
     prepared = encoder.prepare(np.zeros((height, width, 3), np.uint8))
 
     assert (height // 8, width // 8, tiled) == prepared.group
 
 
 @pytest.mark.parametrize(("height", "width"), [(1100, 772), (776, 1544)])
-def test_tiled_latent_has_the_shape_of_a_whole_one(height, width, encoder, plain, monkeypatch):
-    """These sizes make diffusers' tiling raise without the crop."""
+def test_tiled_latent_has_the_shape_of_an_untiled_one(height, width, encoder, plain, monkeypatch):
+    """Without the crop, diffusers' tiling raises for these sizes."""
     monkeypatch.setattr(flux_vae, "TILED_ABOVE_PIXELS", 500_000)
     pixels = image(height, width)
     plain.enable_tiling()
@@ -235,11 +274,11 @@ def test_tiled_latent_has_the_shape_of_a_whole_one(height, width, encoder, plain
     assert not np.array_equal(whole, latent), "tiled and whole latents differ: hence a rule"
 
 
-# ---- the rest
+# ---- other rules
 
 
-def test_decoder_is_not_held(encoder):
-    """Encode only: 50 of 84 million parameters are the decoder's."""
+def test_decoder_is_not_loaded(encoder):
+    """Only encoding is needed: 50 of 84 million parameters belong to the decoder."""
     assert not hasattr(encoder._model, "decoder")
 
 
@@ -254,16 +293,16 @@ def test_calls_are_counted(preview_root):
     assert counts == [0, 1, 2]
 
 
-def test_weights_that_are_not_numbers_give_no_latent(spoilt, preview_root):
-    """Finite before the cast. Spec: docs/spec/stage2.md#vae-latents"""
+def test_non_finite_weights_give_no_latent(spoilt, preview_root):
+    """Values must be finite before the cast. Spec: docs/spec/stage2.md#vae-latents"""
     encoder = load(preview_root, model=spoilt("encoder.conv_out.bias", np.nan))
 
     with pytest.raises(NonFiniteEmbedding, match="vae_latents: the model produced NaN or infinity"):
         encode(encoder, image(16, 24))
 
 
-def test_latent_beyond_float16_is_refused(spoilt, preview_root):
-    """Finite after the cast too: 100,000 is a number in float32 only."""
+def test_latent_outside_the_float16_range_is_refused(spoilt, preview_root):
+    """Values must be finite after the cast too: 100,000 is finite only in float32."""
     encoder = load(preview_root, model=spoilt("encoder.conv_out.bias", 1e5))
 
     with pytest.raises(NonFiniteEmbedding, match=r"vae_latents: a value of 1e\+05|vae_latents: a value of 1000"):

@@ -1,4 +1,4 @@
-"""From settings to a folder, its fingerprints, and only whole checkpoints of the right kind.
+"""From settings to a folder, its fingerprints, and complete checkpoints of the right kind only.
 
 Spec: docs/spec/conventions.md#preview-models
 """
@@ -19,8 +19,8 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
-from imagemill.config import EncoderSettings
 from imagemill.domain.embedding_specs import DINOV3, T5, VAE
+from imagemill.domain.encoder_settings import EncoderSettings
 from imagemill.encoders import loading
 from imagemill.encoders.preview import ensure_preview
 from imagemill.errors import ModelUnusable, NonFiniteEmbedding
@@ -42,13 +42,13 @@ def forget_snapshots():
 
 @pytest.fixture
 def given(preview_root):
-    """Arguments of every encoder's class methods besides the settings."""
+    """Return the arguments of every encoder's class methods besides the settings."""
     return lambda spec: {"spec": spec, "threads": 1, "preview_root": preview_root}
 
 
 @pytest.fixture
 def copy_of(preview_root, tmp_path):
-    """A copy of a kind's preview folder, to be spoilt."""
+    """Copy the preview folder of a kind, which a test may damage."""
 
     def copy(spec):
         return shutil.copytree(ensure_preview(spec, preview_root), tmp_path / spec.kind)
@@ -72,7 +72,7 @@ def edit_config(folder, **changes):
 
 
 def hub_cache(cache, repo, folder, inner=""):
-    """Lay a folder out as huggingface_hub caches it: blobs by sha256, a snapshot of links, a branch."""
+    """Lay out a folder as huggingface_hub caches it: blobs by sha256, a snapshot of links, a branch."""
     store = cache / f"models--{repo.replace('/', '--')}"
     snapshot = store / "snapshots" / COMMIT / inner
     for part in (store / "blobs", store / "refs", snapshot):
@@ -85,11 +85,11 @@ def hub_cache(cache, repo, folder, inner=""):
     return snapshot
 
 
-# ---- where a model is
+# ---- location of a model
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=by_kind)
-def test_folder_that_holds_a_preview_is_recorded_as_one_under_its_own_path(spec, given, copy_of):
+def test_folder_with_a_preview_model_is_recorded_as_preview_under_its_path(spec, given, copy_of):
     """Preview models can never be mistaken for real ones. Spec: docs/spec/conventions.md#provenance"""
     folder = copy_of(spec)
 
@@ -101,7 +101,7 @@ def test_folder_that_holds_a_preview_is_recorded_as_one_under_its_own_path(spec,
     assert by_path.key == by_name.key
 
 
-def test_folder_without_marker_is_no_preview(given, copy_of):
+def test_folder_without_marker_is_not_a_preview(given, copy_of):
     folder = copy_of(T5)
     (folder / "PREVIEW.json").unlink()
 
@@ -116,7 +116,7 @@ def test_subfolder_of_a_folder_is_used(given, copy_of, tmp_path):
     assert VAE.encoder_class().identify(settings, **given(VAE)).preview
 
 
-def test_folder_whose_model_lies_in_the_default_subfolder_is_refused_with_the_setting(given, copy_of, tmp_path):
+def test_folder_with_the_model_in_the_default_subfolder_is_refused_with_the_setting(given, copy_of, tmp_path):
     (tmp_path / "flux").mkdir()
     copy_of(VAE).rename(tmp_path / "flux" / "vae")
 
@@ -129,7 +129,7 @@ def test_folder_whose_model_lies_in_the_default_subfolder_is_refused_with_the_se
 
 @pytest.mark.parametrize("spec", SPECS, ids=by_kind)
 def test_path_that_does_not_exist_is_refused_with_model_device_and_remedy(spec, given, tmp_path):
-    """A model that cannot run here fails in seconds with its name and the device. Spec: docs/spec/stage2.md#embeddings"""
+    """A model that cannot run fails in seconds with its name and device. Spec: docs/spec/stage2.md#embeddings"""
     settings = EncoderSettings(model=str(tmp_path / "nowhere"), device="cpu")
 
     with pytest.raises(ModelUnusable) as caught:
@@ -142,26 +142,26 @@ def test_path_that_does_not_exist_is_refused_with_model_device_and_remedy(spec, 
     )
 
 
-def test_model_of_the_hub_that_is_not_cached_offline_is_refused_with_licence_and_token(given):
+def test_uncached_hub_model_offline_is_refused_with_licence_and_token(given):
     """FLUX.1-dev and DINOv3 are gated."""
     with pytest.raises(ModelUnusable) as caught:
         DINOV3.encoder_class().load(EncoderSettings(model=DINOV3.default_model, device="cpu"), **given(DINOV3))
 
     message = str(caught.value)
     assert f"dinov3_npy: model {DINOV3.default_model} cannot be used on cpu: " in message
-    assert "HF_HUB_OFFLINE is set, so only the local cache was asked" in message
+    assert "HF_HUB_OFFLINE is set, so only the local cache was searched" in message
     assert f"accept its licence at https://huggingface.co/{DINOV3.default_model}" in message
     assert "hf auth login" in message
 
 
-def test_refusal_survives_a_worker_process(given, tmp_path):
+def test_refusal_survives_pickling_to_a_worker(given, tmp_path):
     with pytest.raises(ModelUnusable) as caught:
         T5.encoder_class().identify(EncoderSettings(model=str(tmp_path / "nowhere")), **given(T5))
 
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 
 
-def test_model_of_the_hub_is_taken_from_the_cache_with_its_commit(given, copy_of, tmp_path, monkeypatch):
+def test_cached_hub_model_is_used_with_its_commit(given, copy_of, tmp_path, monkeypatch):
     """HF_HUB_OFFLINE is respected; the revision recorded is the resolved commit. Reference: ModelIdentity."""
     hub_cache(tmp_path / "cache", "someone/flux", copy_of(VAE), inner="vae")
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
@@ -192,7 +192,7 @@ def asked(monkeypatch, tmp_path):
 
 @pytest.fixture
 def hub(monkeypatch, copy_of, tmp_path):
-    """A hub that can be reached and has copies of the preview models, as someone/<kind>; the patterns of each request."""
+    """A reachable hub with copies of the preview models as someone/<kind>; yields the patterns of each request."""
     requests = []
     folders = {f"someone/{spec.kind}": copy_of(spec) for spec in SPECS}
 
@@ -211,8 +211,8 @@ def hub(monkeypatch, copy_of, tmp_path):
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=by_kind)
-def test_looking_up_a_model_of_the_hub_fetches_no_weights(spec, given, hub):
-    """All models are looked up before any work; gigabytes come later."""
+def test_looking_up_a_hub_model_fetches_no_weights(spec, given, hub):
+    """All models are looked up before any work; their gigabytes are fetched later."""
     settings = EncoderSettings(model=f"someone/{spec.kind}")
 
     assert spec.encoder_class().look_up(settings, **given(spec)) is None
@@ -224,7 +224,7 @@ def test_looking_up_a_model_of_the_hub_fetches_no_weights(spec, given, hub):
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=by_kind)
-def test_looking_up_a_model_on_this_machine_gives_its_identity(spec, given, copy_of):
+def test_looking_up_a_local_model_gives_its_identity(spec, given, copy_of):
     for settings in (EncoderSettings(), EncoderSettings(model=str(copy_of(spec)))):
         encoder = spec.encoder_class()
 
@@ -232,8 +232,8 @@ def test_looking_up_a_model_on_this_machine_gives_its_identity(spec, given, copy
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=by_kind)
-def test_looking_up_refuses_what_loading_would_refuse_without_weights(spec, given, hub, tmp_path):
-    """A folder without weights, a configuration of another model, on this machine or on the hub."""
+def test_looking_up_refuses_models_that_loading_would_refuse(spec, given, hub, tmp_path):
+    """A folder without weights and a configuration of another model, both local and on the hub."""
     look_up = spec.encoder_class().look_up
     folder = tmp_path / "local"
     shutil.copytree(hub.folders[f"someone/{spec.kind}"], folder)
@@ -244,13 +244,13 @@ def test_looking_up_refuses_what_loading_would_refuse_without_weights(spec, give
     edit_config(folder, model_type="bert", _class_name="Other")
     edit_config(hub.folders[f"someone/{spec.kind}"], model_type="bert", _class_name="Other")
     for model in (str(folder), f"someone/{spec.kind}"):
-        with pytest.raises(ModelUnusable, match=r"config\.json says"):
+        with pytest.raises(ModelUnusable, match=r"config\.json has"):
             look_up(EncoderSettings(model=model), **given(spec))
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=by_kind)
-def test_weights_that_nothing_can_fetch_are_missing_at_once(spec, given, hub, monkeypatch):
-    """HF_HUB_OFFLINE: what the cache lacks will not come."""
+def test_weights_that_cannot_be_fetched_are_missing_at_once(spec, given, hub, monkeypatch):
+    """With HF_HUB_OFFLINE, files missing from the cache cannot be fetched."""
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
 
     with pytest.raises(ModelUnusable, match=r"it has no \S+\.safetensors"):
@@ -258,7 +258,7 @@ def test_weights_that_nothing_can_fetch_are_missing_at_once(spec, given, hub, mo
 
 
 def test_only_needed_files_of_one_subfolder_are_fetched(given, asked):
-    """Fetch only `vae/*` of FLUX; never pickled weights."""
+    """Fetch only `vae/*` of FLUX, and never pickled weights."""
     settings = EncoderSettings(model="black-forest-labs/FLUX.1-dev", subfolder="vae", revision="main")
 
     with pytest.raises(ModelUnusable, match="nothing here"):
@@ -294,14 +294,14 @@ def test_device_auto_takes_cuda_then_mps_then_cpu(cuda, mps, expected, given, mo
     assert expected == T5.encoder_class().identify(EncoderSettings(), **given(T5)).device
 
 
-def test_device_that_is_not_there_is_refused(given, monkeypatch):
+def test_unavailable_device_is_refused(given, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
     with pytest.raises(ModelUnusable, match=r"t5_hidden: model preview cannot be used on cuda: .* has no cuda"):
         T5.encoder_class().load(EncoderSettings(device="cuda"), **given(T5))
 
 
-def test_device_on_which_loading_fails_is_named(given, monkeypatch):
+def test_device_is_named_if_loading_fails(given, monkeypatch):
     def out_of_memory(self, *args, **kwargs):
         raise torch.OutOfMemoryError("tried to allocate 2 GiB")
 
@@ -315,36 +315,36 @@ def test_device_on_which_loading_fails_is_named(given, monkeypatch):
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=by_kind)
-def test_identity_names_everything_that_decides_the_bytes(spec, given):
+def test_identity_contains_everything_that_determines_the_bytes(spec, given):
     """Spec: docs/spec/conventions.md#provenance"""
     identity = spec.encoder_class().identify(EncoderSettings(), **given(spec))
     shared = {"weights_sha256", "config_sha256", "compute_dtype", "stored_dtype", "preprocessing", "output"}
     own = {
         DINOV3: {"preprocessor_sha256"},
-        VAE: {"scaled", "scaling_factor", "shift_factor", "crop_to_multiple_of", "tiling"},
-        T5: {"tokenizer_sha256", "pad_rows", "padding", "tokens"},
+        VAE: {"size", "memory_format", "scaled", "scaling_factor", "shift_factor", "crop_to_multiple_of", "tiling"},
+        T5: {"tokenizer_sha256", "pad_rows", "padding", "tokens", "width"},
     }
 
     assert identity.facts.keys() == shared | own[spec]
     assert ("float32", spec.dtype) == (identity.facts["compute_dtype"], identity.facts["stored_dtype"])
-    # Facts recorded as JSON must compare equal after they are read back.
+    # Facts recorded as JSON must still compare equal after reading.
     assert json.loads(json.dumps(identity.facts)) == identity.facts
 
 
-def test_vae_identity_holds_the_factors_that_decoding_needs(given):
+def test_vae_identity_contains_the_factors_for_decoding(given):
     facts = VAE.encoder_class().identify(EncoderSettings(), **given(VAE)).facts
 
     assert (facts["scaling_factor"], facts["shift_factor"], facts["scaled"]) == (0.3611, 0.1159, False)
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=by_kind)
-def test_identity_before_loading_is_that_of_the_loaded_model(spec, given):
+def test_identity_before_loading_equals_that_of_the_loaded_model(spec, given):
     encoder = spec.encoder_class().load(EncoderSettings(), **given(spec))
 
     assert spec.encoder_class().identify(EncoderSettings(), **given(spec)) == encoder.identity
 
 
-def test_other_weights_config_tokenizer_or_dtype_are_another_model(given, copy_of):
+def test_weights_config_tokenizer_and_dtype_change_the_identity(given, copy_of):
     folder = copy_of(T5)
     settings = EncoderSettings(model=str(folder))
     identify = T5.encoder_class().identify
@@ -362,8 +362,8 @@ def test_other_weights_config_tokenizer_or_dtype_are_another_model(given, copy_o
     assert len(keys) == len(set(keys)) == 5
 
 
-def test_layout_of_json_and_traces_of_libraries_are_the_same_model(given, copy_of):
-    """config.json minus volatile keys."""
+def test_json_layout_and_library_versions_do_not_change_the_identity(given, copy_of):
+    """The identity uses config.json without volatile keys."""
     folder = copy_of(T5)
     settings = EncoderSettings(model=str(folder))
     before = T5.encoder_class().identify(settings, **given(T5)).key
@@ -375,7 +375,7 @@ def test_layout_of_json_and_traces_of_libraries_are_the_same_model(given, copy_o
     assert before == T5.encoder_class().identify(settings, **given(T5)).key
 
 
-def test_threads_and_device_are_recorded_beside_the_key(given):
+def test_threads_and_device_are_recorded_outside_the_key(given):
     identify = T5.encoder_class().identify
 
     one, two = (identify(EncoderSettings(), **{**given(T5), "threads": threads}) for threads in (1, 2))
@@ -383,8 +383,8 @@ def test_threads_and_device_are_recorded_beside_the_key(given):
     assert (1, 2, one.key) == (one.threads, two.threads, two.key)
 
 
-def test_weights_in_parts_are_all_fingerprinted(given, copy_of):
-    """Sharded checkpoints: the index names the parts."""
+def test_all_parts_of_sharded_weights_are_fingerprinted(given, copy_of):
+    """The index of a sharded checkpoint names the parts."""
     folder = copy_of(T5)
     tensors = load_file(weights_of(folder))
     weights_of(folder).unlink()
@@ -398,7 +398,8 @@ def test_weights_in_parts_are_all_fingerprinted(given, copy_of):
     encoder = T5.encoder_class().load(EncoderSettings(model=str(folder)), **given(T5))
     whole = T5.encoder_class().load(EncoderSettings(), **given(T5))
 
-    assert set(parts) == set(encoder.identity.facts["weights_sha256"])
+    assert set(parts) == set(encoder.identity.files_sha256)
+    assert whole.identity.key == encoder.identity.key, "resharded weights are the same model"
     caption = "a red bird"
     np.testing.assert_array_equal(whole.encode([whole.prepare(caption)]), encoder.encode([encoder.prepare(caption)]))
     (folder / "model-00002-of-00002.safetensors").unlink()
@@ -407,7 +408,7 @@ def test_weights_in_parts_are_all_fingerprinted(given, copy_of):
 
 
 def test_sha256_of_a_cached_blob_is_its_name(tmp_path):
-    """Free for files of the hub's cache."""
+    """No hashing is needed for files of the hub's cache."""
     (tmp_path / "blobs").mkdir()
     blob = tmp_path / "blobs" / ("ab" * 32)
     blob.write_bytes(b"never read")
@@ -417,7 +418,7 @@ def test_sha256_of_a_cached_blob_is_its_name(tmp_path):
     assert loading.file_sha256(link) == "ab" * 32
 
 
-def test_sha256_of_other_files_is_read_again_only_when_they_change(tmp_path, monkeypatch):
+def test_sha256_of_other_files_is_computed_again_only_if_they_change(tmp_path, monkeypatch):
     path = tmp_path / "model.safetensors"
     path.write_bytes(b"one")
     loading.file_sha256(path)
@@ -433,20 +434,20 @@ def test_sha256_of_other_files_is_read_again_only_when_they_change(tmp_path, mon
     assert (unread, len(reads)) == (0, 1)
 
 
-# ---- only whole checkpoints of the right kind
+# ---- only complete checkpoints of the right kind
 
 
 @pytest.mark.parametrize(
     ("spec", "other", "reason"),
     [
-        (DINOV3, T5, "config.json says model_type 't5', needed is 'dinov3_vit'"),
-        (T5, DINOV3, "config.json says model_type 'dinov3_vit', needed is 't5'"),
-        (VAE, T5, "config.json says _class_name None, needed is 'AutoencoderKL'"),
+        (DINOV3, T5, "config.json has model_type 't5', expected 'dinov3_vit'"),
+        (T5, DINOV3, "config.json has model_type 'dinov3_vit', expected 't5' or 'umt5'"),
+        (VAE, T5, "config.json has _class_name None, expected 'AutoencoderKL'"),
     ],
     ids=["t5 as dinov3", "dinov3 as t5", "t5 as vae"],
 )
 def test_folder_of_another_kind_is_refused(spec, other, reason, given, preview_root):
-    """`from_pretrained` would load it, with random weights."""
+    """`from_pretrained` would load it with random weights."""
     folder = ensure_preview(other, preview_root)
 
     for call in (spec.encoder_class().identify, spec.encoder_class().load):
@@ -458,10 +459,9 @@ def test_folder_of_another_kind_is_refused(spec, other, reason, given, preview_r
 @pytest.mark.parametrize(
     ("spec", "change", "reason"),
     [
-        (DINOV3, {"hidden_size": 384}, "hidden_size 384, needed is 1024"),
-        (VAE, {"latent_channels": 4}, "latent_channels 4, needed is 16"),
-        (VAE, {"down_block_types": ["DownEncoderBlock2D"] * 3}, "4 times smaller, needed is 8"),
-        (T5, {"d_model": 768}, "d_model 768, needed is 1024"),
+        (DINOV3, {"hidden_size": 384}, "hidden_size 384, expected 1024"),
+        (VAE, {"latent_channels": 4}, "latent_channels 4, expected 16"),
+        (VAE, {"down_block_types": ["DownEncoderBlock2D"] * 3}, "4 times smaller; required is 8"),
     ],
 )
 def test_model_of_another_size_is_refused(spec, change, reason, given, copy_of):
@@ -474,7 +474,7 @@ def test_model_of_another_size_is_refused(spec, change, reason, given, copy_of):
 
 @pytest.mark.parametrize("spec", SPECS, ids=by_kind)
 def test_checkpoint_with_a_missing_tensor_is_refused(spec, given, copy_of):
-    """It would be random, and another one on each run."""
+    """The tensor would be random and differ in each run."""
     folder = copy_of(spec)
     gone = {
         DINOV3: "layer.0.attention.o_proj.weight",
@@ -483,7 +483,7 @@ def test_checkpoint_with_a_missing_tensor_is_refused(spec, given, copy_of):
     }[spec]
     edit_weights(folder, lambda tensors: tensors.pop(gone))
 
-    with pytest.raises(ModelUnusable, match=r"its weights are not whole: missing keys .*weight"):
+    with pytest.raises(ModelUnusable, match=r"its weights are incomplete: missing keys .*weight"):
         spec.encoder_class().load(EncoderSettings(model=str(folder)), **given(spec))
 
 
@@ -493,7 +493,7 @@ def test_checkpoint_with_a_tensor_of_another_shape_is_refused(spec, given, copy_
     key = {DINOV3: "norm.weight", VAE: "encoder.conv_out.bias", T5: "encoder.final_layer_norm.weight"}[spec]
     edit_weights(folder, lambda tensors: tensors.update({key: np.ones(3, np.float16)}))
 
-    with pytest.raises(ModelUnusable, match=rf"its weights are not whole: mismatched keys .*{re.escape(key)}"):
+    with pytest.raises(ModelUnusable, match=rf"its weights are incomplete: mismatched keys .*{re.escape(key)}"):
         spec.encoder_class().load(EncoderSettings(model=str(folder), device="cpu"), **given(spec))
 
 
@@ -523,7 +523,7 @@ def test_folder_without_a_file_it_needs_is_refused(name, reason, given, copy_of)
 
 
 def test_pickled_weights_are_not_read(given, copy_of):
-    """Loading a pickle runs what is in it."""
+    """Loading a pickle executes code in it."""
     folder = copy_of(T5)
     weights_of(folder).rename(folder / "pytorch_model.bin")
 
@@ -532,7 +532,7 @@ def test_pickled_weights_are_not_read(given, copy_of):
 
 
 @pytest.mark.parametrize("text", ["{", "[]", ""])
-def test_config_that_is_no_json_object_is_refused(text, given, copy_of):
+def test_config_other_than_a_json_object_is_refused(text, given, copy_of):
     folder = copy_of(T5)
     (folder / "config.json").write_text(text)
 
@@ -540,15 +540,15 @@ def test_config_that_is_no_json_object_is_refused(text, given, copy_of):
         T5.encoder_class().identify(EncoderSettings(model=str(folder)), **given(T5))
 
 
-def test_decoder_of_the_full_t5_checkpoint_is_no_fault(given, copy_of):
-    """t5-large holds both halves; only the encoder is loaded."""
+def test_decoder_of_the_full_t5_checkpoint_is_ignored(given, copy_of):
+    """t5-large contains encoder and decoder; only the encoder is loaded."""
     folder = copy_of(T5)
     edit_weights(folder, lambda t: t.update({"decoder.final_layer_norm.weight": np.ones(1024, np.float16)}))
 
     T5.encoder_class().load(EncoderSettings(model=str(folder)), **given(T5)).close()
 
 
-# ---- arithmetic and surroundings
+# ---- arithmetic and environment
 
 
 def test_loading_sets_threads_and_true_float32(given):
@@ -564,7 +564,7 @@ def test_loading_sets_threads_and_true_float32(given):
 
 @pytest.mark.parametrize("spec", SPECS, ids=by_kind)
 def test_loading_prints_nothing(spec, given, capfd, recwarn):
-    """Progress bars and advice of the libraries are silenced."""
+    """Progress bars and hints of the libraries are silenced."""
     spec.encoder_class().load(EncoderSettings(), **given(spec)).close()
 
     assert capfd.readouterr() == ("", "")
@@ -572,7 +572,7 @@ def test_loading_prints_nothing(spec, given, capfd, recwarn):
 
 
 def test_value_beyond_the_stored_dtype_is_refused():
-    """Finite before the cast and after it. Spec: docs/spec/stage2.md#vae-latents"""
+    """Values must be finite before and after the cast. Spec: docs/spec/stage2.md#vae-latents"""
     with pytest.raises(NonFiniteEmbedding, match="vae_latents: a value of 70000 does not fit into float16"):
         loading.to_stored(torch.tensor([1.0, -70000.0]), VAE)
 
@@ -582,14 +582,16 @@ def test_nan_before_the_cast_is_refused():
         loading.to_stored(torch.tensor([1.0, float("nan")]), VAE)
 
 
-def test_torchvision_of_another_torch_is_named(tmp_path, monkeypatch):
-    """Its import breaks every model class, with messages that do not say so."""
+def test_torchvision_built_for_another_torch_is_named(tmp_path, monkeypatch):
+    """Its import breaks every model class, with error messages that do not mention torchvision."""
     (tmp_path / "torchvision").mkdir()
     text = "raise RuntimeError('operator torchvision::nms does not exist')"
     (tmp_path / "torchvision" / "__init__.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
 
-    with pytest.raises(ModelUnusable, match=r"torchvision does not fit torch .*: operator torchvision::nms") as caught:
+    with pytest.raises(
+        ModelUnusable, match=r"torchvision does not match torch .*: operator torchvision::nms"
+    ) as caught:
         loading.check_torchvision()
 
     assert "uninstall torchvision" in caught.value.do
@@ -601,8 +603,8 @@ def test_machine_without_torchvision_passes(monkeypatch):
     assert loading.check_torchvision() is None
 
 
-def test_nothing_in_the_shared_rooms_lists_the_kinds():
-    """A kind added by a user works the same."""
+def test_shared_modules_do_not_list_the_kinds():
+    """Kinds added by users work without changes to these modules."""
     folder = Path(loading.__file__).parent
 
     for name in ("loading.py", "preview.py"):

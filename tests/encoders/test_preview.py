@@ -1,4 +1,4 @@
-"""Preview checkpoints: same bytes everywhere, built once, whole or not at all."""
+"""Preview checkpoints: the same bytes on every machine, built once, atomically."""
 
 import hashlib
 import json
@@ -47,7 +47,7 @@ def toy_spec(encoder="toy_encoder:ToyEncoder"):
         member="toy.npy",
         source="pixels",
         dtype="float32",
-        shape=lambda height, width: (4,),
+        array_shape=lambda contract, height, width: (4,),
         encoder=encoder,
         default_model="someone/toy",
     )
@@ -55,7 +55,7 @@ def toy_spec(encoder="toy_encoder:ToyEncoder"):
 
 @pytest.fixture
 def toy(tmp_path, monkeypatch):
-    """A kind that imagemill does not know, as a user would add one."""
+    """Register a kind that is not part of imagemill, as a user would."""
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "toy_encoder.py").write_text(TOY)
     monkeypatch.syspath_prepend(tmp_path / "code")
@@ -69,7 +69,7 @@ def contents(folder):
 
 @pytest.mark.parametrize("spec", WEIGHTS, ids=lambda spec: spec.kind)
 def test_preview_weights_have_the_same_bytes_everywhere(spec, preview_root):
-    """SHAKE-256 over keys, no random generator. Spec: docs/spec/stage2.md#preview-models"""
+    """Weights come from SHAKE-256 over keys, without a random generator. Spec: docs/spec/stage2.md#preview-models"""
     name, expected = WEIGHTS[spec]
 
     folder = ensure_preview(spec, preview_root)
@@ -78,7 +78,7 @@ def test_preview_weights_have_the_same_bytes_everywhere(spec, preview_root):
 
 
 @pytest.mark.parametrize("spec", WEIGHTS, ids=lambda spec: spec.kind)
-def test_preview_is_marked_and_says_what_it_stands_for(spec, preview_root):
+def test_preview_is_marked_and_names_the_real_model(spec, preview_root):
     """Preview models can never be mistaken for real ones. Spec: docs/spec/conventions.md#provenance"""
     folder = ensure_preview(spec, preview_root)
 
@@ -89,12 +89,12 @@ def test_preview_is_marked_and_says_what_it_stands_for(spec, preview_root):
     assert set(marker["files"]) == {path.name for path in folder.iterdir()} - {"PREVIEW.json"}
 
 
-def test_folder_without_marker_is_no_preview(tmp_path):
+def test_folder_without_marker_is_not_a_preview(tmp_path):
     assert not is_preview(tmp_path)
 
 
-def test_preview_config_carries_no_library_version(preview_root):
-    """Another version of the library writes the same model."""
+def test_preview_config_contains_no_library_version(preview_root):
+    """Other versions of the library write the same model."""
     for spec in WEIGHTS:
         config = json.loads((ensure_preview(spec, preview_root) / "config.json").read_text())
         assert not config.keys() & {"transformers_version", "_diffusers_version", "dtype"}
@@ -106,7 +106,7 @@ def test_second_build_of_a_preview_gives_the_same_folder(tmp_path, preview_root)
     assert contents(ensure_preview(VAE, preview_root)) == contents(again)
 
 
-def test_building_a_preview_leaves_the_callers_random_numbers_alone(tmp_path):
+def test_building_a_preview_does_not_change_the_random_state(tmp_path):
     torch.manual_seed(7)
     expected = torch.rand(3)
     torch.manual_seed(7)
@@ -116,8 +116,8 @@ def test_building_a_preview_leaves_the_callers_random_numbers_alone(tmp_path):
     assert torch.equal(expected, torch.rand(3))
 
 
-def test_kind_of_a_user_gets_its_preview_from_its_own_encoder(toy, tmp_path):
-    """Adding a kind is one spec and one encoder file."""
+def test_custom_kind_gets_its_preview_from_its_own_encoder(toy, tmp_path):
+    """A new kind consists of one spec and one encoder file."""
     folder = ensure_preview(toy, tmp_path / "previews")
 
     assert tmp_path / "previews" / "toy" == folder
@@ -125,7 +125,7 @@ def test_kind_of_a_user_gets_its_preview_from_its_own_encoder(toy, tmp_path):
     assert json.loads((folder / "PREVIEW.json").read_text())["stands_for"] == "someone/toy"
 
 
-def test_whole_preview_is_not_built_again(toy, tmp_path):
+def test_complete_preview_is_not_built_again(toy, tmp_path):
     folder = ensure_preview(toy, tmp_path)
     before = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
 
@@ -158,8 +158,8 @@ def test_damaged_preview_is_built_again(toy, tmp_path, damage, monkeypatch):
     assert good == contents(folder)
 
 
-def test_preview_built_by_several_at_once_is_whole_and_leaves_nothing_behind(toy, tmp_path):
-    """A temporary folder, renamed: one wins, all get the same bytes."""
+def test_preview_built_concurrently_is_complete_without_temporary_files(toy, tmp_path):
+    """Each process renames a temporary folder: one wins, and all get the same bytes."""
     toy.encoder_class().together = threading.Barrier(4)
 
     with ThreadPoolExecutor(4) as pool:
@@ -170,7 +170,7 @@ def test_preview_built_by_several_at_once_is_whole_and_leaves_nothing_behind(toy
     assert preview._is_whole(folders[0])
 
 
-def test_preview_that_fails_half_way_leaves_no_folder(toy, tmp_path, monkeypatch):
+def test_failed_build_of_a_preview_leaves_no_folder(toy, tmp_path, monkeypatch):
     def break_off(folder):
         (folder / "config.json").write_text("{")
         raise OSError("disk full")
@@ -183,8 +183,8 @@ def test_preview_that_fails_half_way_leaves_no_folder(toy, tmp_path, monkeypatch
     assert list((tmp_path / "previews").iterdir()) == []
 
 
-def test_folder_left_by_a_killed_build_is_swept(toy, tmp_path):
-    """Only those of dead processes are removed. Spec: docs/spec/conventions.md#completion-and-identity"""
+def test_folder_left_by_a_killed_build_is_removed(toy, tmp_path):
+    """Only folders of dead processes are removed. Spec: docs/spec/conventions.md#completion-and-identity"""
     from imagemill.fs.atomic import temporary_path
 
     folder = temporary_path(tmp_path).name.removeprefix(".tmp-").partition("-")[0]

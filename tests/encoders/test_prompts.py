@@ -1,4 +1,4 @@
-"""Prompts of the model: the package's, or those named in the configuration."""
+"""Prompts of the model: from the package or from files named in the configuration."""
 
 import pytest
 
@@ -16,15 +16,15 @@ def test_known_mission_has_its_own_prompt_and_others_the_default():
 
 
 @pytest.mark.parametrize("mission", [MISSION, "BBU安装方式检查", "BBU接地线检查", "BBU线缆布放要求", "other"])
-def test_every_prompt_asks_for_one_line_and_names_the_answer_for_other_images(mission):
-    """A Chinese single-line summary; 无关图片."""
+def test_every_prompt_requires_one_line_and_defines_the_answer_for_irrelevant_images(mission):
+    """The answer is a single-line summary in Chinese, or 无关图片 for irrelevant images."""
     prompt = Prompts({}).of(mission)
 
     assert "一行" in prompt
     assert prompt.endswith("无关图片")
 
 
-def test_configured_files_go_before_ours(tmp_path):
+def test_configured_files_take_precedence_over_the_package(tmp_path):
     (tmp_path / "mine.txt").write_text("\ufeff 问 \n", "utf-8")
     (tmp_path / "rest.txt").write_text("其他", "utf-8")
 
@@ -35,25 +35,25 @@ def test_configured_files_go_before_ours(tmp_path):
     assert (both.of(MISSION), both.of("other"), both.of("BBU接地线检查")) == ("问", "其他", "其他")
 
 
-def test_mission_that_looks_like_a_path_reads_nothing_else():
+def test_mission_that_looks_like_a_path_reads_no_other_file():
     assert Prompts({}).of("default") == Prompts({}).of("../caption")
 
 
-def test_caption_prompt_is_ours_or_the_configured_one(tmp_path):
+def test_caption_prompt_is_the_default_or_the_configured_one(tmp_path):
     (tmp_path / "ask.txt").write_text("describe")
 
     assert "one dense paragraph" in caption_prompt()
     assert caption_prompt(str(tmp_path / "ask.txt")) == "describe"
 
 
-def test_prompt_file_that_is_absent_names_its_setting(tmp_path):
+def test_error_of_a_missing_prompt_file_names_its_setting(tmp_path):
     with pytest.raises(MissingInput, match="prompt file cannot be read: No such file") as caught:
         Prompts.read({MISSION: str(tmp_path / "absent.txt")})
 
     assert f"summarizer.prompts, {MISSION}" in caught.value.do
 
 
-@pytest.mark.parametrize(("content", "reason"), [(b" \n", "blank"), (b"\xff\xfe", "no UTF-8 text")])
+@pytest.mark.parametrize(("content", "reason"), [(b" \n", "blank"), (b"\xff\xfe", "not UTF-8 text")])
 def test_unusable_prompt_file_is_refused(tmp_path, content, reason):
     (tmp_path / "bad.txt").write_bytes(content)
 

@@ -1,4 +1,4 @@
-"""T5: tokens and masks as transformers makes them, hidden states that do not depend on neighbours."""
+"""T5: tokens and masks equal those of transformers, and hidden states do not depend on neighbours."""
 
 import hashlib
 import shutil
@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
-from imagemill.config import EncoderSettings
 from imagemill.domain.embedding_specs import T5
+from imagemill.domain.encoder_settings import EncoderSettings
 from imagemill.encoders.preview import ensure_preview
 from imagemill.encoders.t5 import CaptionTokenizer, T5Encoder
 from imagemill.errors import ModelUnusable, NonFiniteEmbedding
 
-# Of the float64 reference, which is the same with any number of threads, any batch and any instruction set.
+# Value of the float64 reference, which is the same for any number of threads, batch, and instruction set.
 GOLDEN = "164f6b9b8419d80f7b9774fd9d04dc39c2001dd4897500cdaa056badc27d9b34"
 
 SHORT = "a photo of a dog"
@@ -54,7 +54,7 @@ def tokenizer(preview_root):
 
 @pytest.fixture(scope="module")
 def reference(preview_root):
-    """transformers' own call, which sets padding and truncation itself."""
+    """Call transformers' tokenizer with its own padding and truncation."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(ensure_preview(T5, preview_root))
@@ -69,7 +69,7 @@ def encode(encoder, *captions):
 
 
 @pytest.mark.parametrize("caption", CAPTIONS)
-def test_tokens_and_mask_are_those_of_transformers(caption, encoder, tokenizer, reference):
+def test_tokens_and_mask_equal_those_of_transformers(caption, encoder, tokenizer, reference):
     """77 tokens, padded and truncated. Spec: docs/spec/stage2.md#t5"""
     expected = reference(caption)
 
@@ -83,7 +83,7 @@ def test_tokens_and_mask_are_those_of_transformers(caption, encoder, tokenizer, 
 
 @settings(max_examples=200, deadline=None)
 @given(st.text(max_size=200))
-def test_any_text_has_tokens_that_transformers_agrees_with(tokenizer, reference, caption):
+def test_tokens_of_any_text_equal_those_of_transformers(tokenizer, reference, caption):
     expected = reference(caption)
 
     ids, truncated = tokenizer.encode(caption)
@@ -94,8 +94,8 @@ def test_any_text_has_tokens_that_transformers_agrees_with(tokenizer, reference,
 
 
 @pytest.mark.parametrize(("tokens", "truncated"), [(76, False), (77, False), (78, True), (200, True)])
-def test_caption_is_cut_to_77_tokens_of_which_the_last_ends_it(tokens, truncated, encoder, tokenizer):
-    """Exactly 77 tokens with the end token are not cut; one more is, and is said to be."""
+def test_caption_is_truncated_to_77_tokens_including_the_end_token(tokens, truncated, encoder, tokenizer):
+    """A caption of exactly 77 tokens with the end token is kept; a longer one is truncated and reported."""
     caption = "dog " * (tokens - 1)
 
     ids, cut = tokenizer.encode(caption)
@@ -108,8 +108,8 @@ def test_caption_is_cut_to_77_tokens_of_which_the_last_ends_it(tokens, truncated
     )
 
 
-def test_mask_is_77_plain_integers(tokenizer):
-    """It goes into JSON as it is. Spec: docs/spec/stage2.md#record-fields"""
+def test_mask_is_77_python_integers(tokenizer):
+    """It is serialised to JSON without conversion. Spec: docs/spec/stage2.md#record-fields"""
     [(mask, truncated)] = tokenizer.masks([SHORT])
 
     assert {int} == {type(value) for value in mask}
@@ -120,13 +120,16 @@ def test_empty_caption_still_has_its_end_token(tokenizer):
     assert tokenizer.masks([""]) == [([1] + [0] * 76, False)]
 
 
-def test_lone_surrogate_in_a_caption_stops_nothing(encoder, tokenizer):
-    """A JSON escape can bring one; one bad item never stops the others. Spec: docs/spec/conventions.md#completion-and-identity"""
+def test_lone_surrogate_in_a_caption_is_accepted(encoder, tokenizer):
+    """A JSON escape can produce one. One bad item never stops the others.
+
+    Spec: docs/spec/conventions.md#completion-and-identity
+    """
     assert tokenizer.encode("a ? dog") == tokenizer.encode("a \ud800 dog")
     assert encode(encoder, "a \ud800 dog")[0].shape == (77, 1024)
 
 
-def test_tokenizer_reached_through_the_spec_needs_no_weights(preview_root, tmp_path):
+def test_tokenizer_of_the_spec_needs_no_weights(preview_root, tmp_path):
     """The mask comes from the tokenizer alone, which any pass may load. Spec: docs/spec/stage2.md#record-fields"""
     folder = shutil.copytree(ensure_preview(T5, preview_root), tmp_path / "model")
     (folder / "model.safetensors").unlink()
@@ -138,8 +141,8 @@ def test_tokenizer_reached_through_the_spec_needs_no_weights(preview_root, tmp_p
     assert sum(tokenizer.masks([SHORT])[0][0]) == 6
 
 
-def test_tokenizer_with_settings_baked_in_pads_and_cuts_all_the_same(preview_root, tmp_path, tokenizer):
-    """Files saved after use carry truncation and padding; they must not add to ours."""
+def test_saved_tokenizer_settings_do_not_change_padding_and_truncation(preview_root, tmp_path, tokenizer):
+    """Files saved after use contain truncation and padding settings, which must not be combined with imagemill's."""
     from tokenizers import Tokenizer
 
     folder = shutil.copytree(ensure_preview(T5, preview_root), tmp_path / "model")
@@ -153,7 +156,7 @@ def test_tokenizer_with_settings_baked_in_pads_and_cuts_all_the_same(preview_roo
     assert tokenizer.masks([SHORT, LONG]) == other.masks([SHORT, LONG])
 
 
-def test_tokenizer_that_does_not_end_captions_is_refused(preview_root, tmp_path):
+def test_tokenizer_without_an_end_token_is_refused(preview_root, tmp_path):
     folder = shutil.copytree(ensure_preview(T5, preview_root), tmp_path / "model")
     from transformers import GPT2Tokenizer
 
@@ -164,7 +167,7 @@ def test_tokenizer_that_does_not_end_captions_is_refused(preview_root, tmp_path)
 
 
 def test_tokenizer_larger_than_its_model_is_refused(preview_root, tmp_path):
-    """Its last pieces would crash the model in the middle of a pass."""
+    """Its last tokens would crash the model in the middle of a pass."""
     import json
 
     folder = shutil.copytree(ensure_preview(T5, preview_root), tmp_path / "model")
@@ -178,8 +181,8 @@ def test_tokenizer_larger_than_its_model_is_refused(preview_root, tmp_path):
         load(preview_root, model=folder)
 
 
-def test_preparing_on_many_threads_gives_what_one_gives(encoder):
-    """`prepare` runs on decode threads; transformers' own call is not safe there."""
+def test_preparation_gives_equal_results_on_one_and_many_threads(encoder):
+    """`prepare` runs on decode threads, where transformers' own call is not safe."""
     captions = [f"{caption} {n}" for n in range(40) for caption in CAPTIONS]
     expected = [encoder.prepare(caption) for caption in captions]
     interval = sys.getswitchinterval()
@@ -193,7 +196,7 @@ def test_preparing_on_many_threads_gives_what_one_gives(encoder):
     assert expected == prepared
 
 
-def test_item_that_is_no_text_is_refused(encoder):
+def test_item_other_than_text_is_refused(encoder):
     with pytest.raises(TypeError, match="t5_hidden takes a caption, not bytes"):
         encoder.prepare(b"caption")
 
@@ -202,8 +205,8 @@ def test_item_that_is_no_text_is_refused(encoder):
 
 
 @pytest.mark.parametrize("caption", CAPTIONS)
-def test_rows_of_padding_hold_zeros_and_rows_of_tokens_do_not(caption, encoder):
-    """float16 (77, 1024); zeros where the mask is 0. Spec: docs/spec/stage2.md#t5"""
+def test_only_rows_of_padding_are_zero(caption, encoder):
+    """Shape (77, 1024), float16; zeros where the mask is 0. Spec: docs/spec/stage2.md#t5"""
     prepared = encoder.prepare(caption)
     [hidden] = encoder.encode([prepared])
     mask = np.array(prepared.facts["mask"], bool)
@@ -214,8 +217,8 @@ def test_rows_of_padding_hold_zeros_and_rows_of_tokens_do_not(caption, encoder):
     assert np.isfinite(hidden).all()
 
 
-def test_hidden_state_is_that_of_the_caption_without_padding(encoder):
-    """The mask reaches the model: without it real tokens change by up to 2.9."""
+def test_hidden_state_equals_that_of_the_unpadded_caption(encoder):
+    """The model receives the mask: without it, real tokens change by up to 2.9."""
     prepared = encoder.prepare(SHORT)
     with torch.inference_mode():
         expected = encoder._model(input_ids=torch.tensor([prepared.payload])).last_hidden_state[0].numpy()
@@ -226,8 +229,8 @@ def test_hidden_state_is_that_of_the_caption_without_padding(encoder):
 
 
 @pytest.mark.parametrize(("words", "length"), [(0, 8), (7, 8), (8, 16), (70, 72), (76, 80), (500, 80)])
-def test_captions_are_grouped_by_their_own_multiple_of_eight(words, length, encoder):
-    """Each caption is padded to its own multiple of 8. Spec: docs/spec/stage2.md#t5"""
+def test_captions_are_grouped_by_length_rounded_up_to_eight(words, length, encoder):
+    """Each caption is padded to the next multiple of 8. Spec: docs/spec/stage2.md#t5"""
     prepared = encoder.prepare("dog " * words)
 
     assert (length, 0) == (prepared.group, prepared.pixels)
@@ -244,17 +247,36 @@ def test_hidden_state_does_not_depend_on_neighbours_or_repetition(encoder):
     assert len({hidden.tobytes() for hidden in together}) == 4
 
 
-def test_equal_captions_are_computed_once(encoder, monkeypatch):
-    """Unique captions once per batch."""
+@pytest.mark.parametrize(("length", "rows"), [(8, 8), (64, 8), (72, 4)])
+def test_calls_on_the_cpu_have_a_fixed_number_of_rows_per_length(length, rows, encoder, monkeypatch):
+    """The last bits depend on the number of rows at the model's full size. Spec: docs/spec/stage2.md#t5"""
+    shapes = []
+    forward = encoder._model.forward
+    monkeypatch.setattr(
+        encoder._model, "forward", lambda **given: shapes.append(tuple(given["input_ids"].shape)) or forward(**given)
+    )
+
+    captions = [f"{'dog ' * (length - 3)}{word}" for word in ["the", "of", "in", "on", "at", "with", "and", "or", "is"]]
+    for count in (1, 3, 9):
+        encode(encoder, *captions[:count])
+
+    assert set(shapes) == {(rows, length)}
+    assert len(shapes) == sum(-(-count // rows) for count in (1, 3, 9))
+
+
+def test_equal_captions_of_a_batch_are_computed_once(encoder, monkeypatch):
+    """A call on the CPU has a fixed number of rows; the rows after the distinct captions repeat the last one."""
     sizes = []
     forward = encoder._model.forward
     monkeypatch.setattr(
-        encoder._model, "forward", lambda **given: sizes.append(len(given["input_ids"])) or forward(**given)
+        encoder._model,
+        "forward",
+        lambda **given: sizes.append(given["input_ids"].unique(dim=0).shape) or forward(**given),
     )
 
     dog, bird, again, spaced = encode(encoder, "a dog", "a bird", "a dog", "a  dog")
 
-    assert sizes == [2]
+    assert sizes == [(2, 8)]
     np.testing.assert_array_equal(dog, again)
     np.testing.assert_array_equal(dog, spaced)
     assert (dog != bird).any()
@@ -262,7 +284,7 @@ def test_equal_captions_are_computed_once(encoder, monkeypatch):
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_float64_reference_has_its_golden_value(threads, preview_root):
-    """Bit-stable over threads, batches and instruction sets."""
+    """Bit-stable over threads, batches, and instruction sets."""
     encoder = load(preview_root, threads=threads, dtype="float64")
     captions = ["a photo of a dog", "two cats near a red car"]
 
@@ -275,7 +297,7 @@ def test_float64_reference_has_its_golden_value(threads, preview_root):
 
 
 def test_float32_is_close_to_the_float64_reference(encoder, preview_root):
-    """Within 1e-4, and the step of float16 between neighbours."""
+    """The tolerance is 1e-4 plus one float16 step."""
     reference = load(preview_root, dtype="float64")
 
     expected, hidden = (encode(one, LONG).astype(np.float32) for one in (reference, encoder))
@@ -283,7 +305,7 @@ def test_float32_is_close_to_the_float64_reference(encoder, preview_root):
     np.testing.assert_allclose(expected, hidden, rtol=2**-9, atol=1e-4)
 
 
-def test_bfloat16_points_the_same_way(encoder, preview_root):
+def test_bfloat16_hidden_state_has_nearly_the_same_direction(encoder, preview_root):
     expected, hidden = (
         encode(e, SHORT)[0, :6].astype(np.float32) for e in (encoder, load(preview_root, dtype="bfloat16"))
     )
@@ -302,7 +324,7 @@ def test_calls_are_counted(preview_root):
     assert counts == [0, 1, 2]
 
 
-def test_weights_that_are_not_numbers_give_no_hidden_state(preview_root, tmp_path):
+def test_non_finite_weights_give_no_hidden_state(preview_root, tmp_path):
     """Spec: docs/spec/conventions.md#refused-and-failed"""
     folder = shutil.copytree(ensure_preview(T5, preview_root), tmp_path / "model")
     tensors = load_file(folder / "model.safetensors")

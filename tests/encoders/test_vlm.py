@@ -24,7 +24,7 @@ from imagemill.pipeline.stage_a.summaries import summarize_batch
 
 WEIGHTS = "6dc73ace59b360f7d27cb058a8b14449e662197c69789d3afae7d6d85c2cecaf"
 PROMPT = "请用一行中文概括这张图片。"
-# Of different shapes, so that a batch of them is padded.
+# The shapes differ, so a batch of them is padded.
 SIZES = [(40, 64), (256, 256), (300, 90), (33, 700), (1, 1), (900, 700)]
 
 
@@ -53,7 +53,7 @@ def model(preview_root):
 
 @pytest.fixture
 def folder(preview_root, tmp_path):
-    """A copy of the preview model, as a folder that someone else wrote."""
+    """A copy of the preview model as another program would have written it."""
     return shutil.copytree(ensure_preview(SUMMARIZER, preview_root), tmp_path / "model")
 
 
@@ -72,7 +72,7 @@ def test_every_image_has_one_line_of_text(model):
 
 
 def test_answer_depends_on_the_image(model):
-    """Otherwise no test would see answers of two images exchanged."""
+    """Without this, no test would detect exchanged answers of two images."""
     answers = model.generate(IMAGES, PROMPT)
 
     assert len(IMAGES) == len(set(answers))
@@ -82,8 +82,8 @@ def test_answer_depends_on_the_prompt(model):
     assert model.generate(IMAGES[:1], PROMPT) != model.generate(IMAGES[:1], "描述标签。")
 
 
-def test_batch_says_of_each_image_what_it_says_of_it_alone(model):
-    """Left padding: right padding changed three of four answers. In float32 only."""
+def test_answers_of_a_batch_equal_those_of_single_images(model):
+    """Padding is on the left: right padding changed three of four answers. This holds in float32 only."""
     alone = [model.generate([one], PROMPT)[0] for one in IMAGES]
 
     assert alone == model.generate(IMAGES, PROMPT)
@@ -106,8 +106,8 @@ def test_padding_is_on_the_left(model):
     assert 0 in mask
 
 
-def test_processor_that_pads_on_the_right_is_refused(preview_root):
-    """Only warned about by the library, and answers change silently."""
+def test_processor_with_right_padding_is_refused(preview_root):
+    """The library only warns, and answers change silently."""
     model = load(preview_root)
     model._processor.tokenizer.padding_side = "right"
 
@@ -121,8 +121,8 @@ def test_tokenizer_saved_with_right_padding_pads_on_the_left(preview_root, folde
     assert model.generate(IMAGES, PROMPT) == load(preview_root, folder).generate(IMAGES, PROMPT)
 
 
-def test_images_larger_than_configured_are_scaled_down(preview_root, model):
-    """A patch has 16x16 pixels; its own limit, 256x256, holds too."""
+def test_images_above_the_configured_size_are_scaled_down(preview_root, model):
+    """A patch has 16x16 pixels. The model's own limit of 256x256 applies too."""
     small = load(preview_root, max_pixels=64 * 64)
 
     assert len(small._inputs([image((900, 900), 0)], PROMPT)["pixel_values"]) == 4 * 4
@@ -130,7 +130,7 @@ def test_images_larger_than_configured_are_scaled_down(preview_root, model):
 
 
 def test_bfloat16_gives_valid_answers(preview_root):
-    """Shape and validity; ties may flip there, so the words are not compared."""
+    """Only shape and validity are checked, because ties can resolve differently in bfloat16."""
     answers = load(preview_root, dtype="bfloat16").generate(IMAGES, PROMPT)
 
     assert len(answers) == len(IMAGES)
@@ -140,8 +140,8 @@ def test_bfloat16_gives_valid_answers(preview_root):
 # ---- generation
 
 
-def test_generation_is_greedy_whatever_the_model_prefers(preview_root, folder, model, capfd, recwarn):
-    """Published Qwen3-VL models ask for sampling in their own settings."""
+def test_generation_is_greedy_despite_settings_of_the_model(preview_root, folder, model, capfd, recwarn):
+    """Published Qwen3-VL models enable sampling in their own settings."""
     edit(folder / "generation_config.json", do_sample=True, temperature=0.7, top_p=0.8, top_k=20)
 
     answers = load(preview_root, folder).generate(IMAGES, PROMPT)
@@ -151,14 +151,14 @@ def test_generation_is_greedy_whatever_the_model_prefers(preview_root, folder, m
     assert [str(warning.message) for warning in recwarn] == []
 
 
-def test_temperature_draws_tokens(preview_root):
+def test_temperature_enables_sampling(preview_root):
     model = load(preview_root, temperature=5.0)
 
     assert len({model.generate(IMAGES[:1], PROMPT)[0] for _ in range(4)}) > 1
 
 
-def test_settings_of_drawing_reach_the_model(preview_root, model):
-    """Only the likeliest token is left to draw from."""
+def test_sampling_settings_reach_the_model(preview_root, model):
+    """They leave only the most likely token to sample from."""
     drawing = load(preview_root, temperature=5.0, top_p=1e-6, repetition_penalty=1.5)
 
     assert drawing._generation.repetition_penalty == 1.5
@@ -166,7 +166,7 @@ def test_settings_of_drawing_reach_the_model(preview_root, model):
     assert model.generate(IMAGES, PROMPT) == drawing.generate(IMAGES, PROMPT)
 
 
-def test_longest_answer_is_the_configured_one_else_the_models_own(preview_root, folder):
+def test_answer_length_limit_is_configured_or_taken_from_the_model(preview_root, folder):
     edit(folder / "generation_config.json", max_new_tokens=5)
 
     own, given = load(preview_root, folder), load(preview_root, folder, max_new_tokens=3)
@@ -174,7 +174,7 @@ def test_longest_answer_is_the_configured_one_else_the_models_own(preview_root, 
     assert [len(model.generate(IMAGES[:1], PROMPT)[0].split()) for model in (own, given)] == [5, 3]
 
 
-def test_model_without_a_limit_stops_at_ours(preview_root, folder):
+def test_model_without_a_length_limit_uses_the_default(preview_root, folder):
     path = folder / "generation_config.json"
     path.write_text(json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k != "max_new_tokens"}))
 
@@ -185,14 +185,14 @@ def test_model_without_a_limit_stops_at_ours(preview_root, folder):
 
 
 def test_preview_weights_have_the_same_bytes_everywhere(preview_root):
-    """SHAKE-256 over keys, no random generator. Spec: docs/spec/stage2.md#preview-models"""
+    """Weights come from SHAKE-256 over keys, without a random generator. Spec: docs/spec/stage2.md#preview-models"""
     folder = ensure_preview(SUMMARIZER, preview_root)
 
     assert hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest() == WEIGHTS
     assert sum(path.stat().st_size for path in folder.iterdir()) < 1_000_000
 
 
-def test_preview_is_marked_wherever_it_is_copied(preview_root, folder):
+def test_copied_preview_is_still_marked(preview_root, folder):
     """Preview models can never be mistaken for real ones. Spec: docs/spec/conventions.md#provenance"""
     assert is_preview(folder)
     assert (identify(preview_root).preview, identify(preview_root, folder).preview) == (True, True)
@@ -200,21 +200,21 @@ def test_preview_is_marked_wherever_it_is_copied(preview_root, folder):
     assert not identify(preview_root, folder).preview
 
 
-def test_preview_files_carry_no_library_version(preview_root):
+def test_preview_files_contain_no_library_version(preview_root):
     for path in ensure_preview(SUMMARIZER, preview_root).glob("*.json"):
         if path.name != "PREVIEW.json":
             assert "transformers_version" not in path.read_text()
 
 
-def test_no_torchvision_is_imported(model):
-    """Its builds fit one build of torch each."""
+def test_torchvision_is_not_imported(model):
+    """Each build of torchvision fits one build of torch only."""
     model.generate(IMAGES[:1], PROMPT)
 
     assert "torchvision" not in sys.modules
 
 
 def test_missing_model_is_an_error_that_names_its_setting(preview_root, tmp_path):
-    """Never a template answer."""
+    """A template answer is never used instead."""
     for call in (load, identify):
         with pytest.raises(ModelUnusable) as caught:
             call(preview_root, tmp_path / "nowhere")
@@ -222,7 +222,7 @@ def test_missing_model_is_an_error_that_names_its_setting(preview_root, tmp_path
         assert "summarizer.model" in caught.value.do
 
 
-def test_error_of_the_captioner_names_its_own_setting(preview_root, tmp_path):
+def test_error_of_the_captioner_names_the_captioner_setting(preview_root, tmp_path):
     with pytest.raises(ModelUnusable) as caught:
         identify(preview_root, tmp_path / "nowhere", spec=CAPTIONER)
 
@@ -232,7 +232,7 @@ def test_error_of_the_captioner_names_its_own_setting(preview_root, tmp_path):
 def test_model_of_another_kind_is_refused(preview_root, folder):
     edit(folder / "config.json", model_type="t5")
 
-    with pytest.raises(ModelUnusable, match=r"config\.json says model_type 't5', needed is 'qwen3_vl'"):
+    with pytest.raises(ModelUnusable, match=r"config\.json has model_type 't5', expected 'qwen3_vl'"):
         load(preview_root, folder)
 
 
@@ -253,7 +253,7 @@ def test_folder_without_a_file_it_needs_is_refused(preview_root, folder, name, r
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "preprocessor_config.json", "tokenizer.json"])
-def test_missing_file_is_told_before_anything_is_loaded(preview_root, folder, name):
+def test_missing_file_is_reported_before_anything_is_loaded(preview_root, folder, name):
     (folder / name).unlink()
 
     with pytest.raises(ModelUnusable, match=f"it has no {name}"):
@@ -261,12 +261,12 @@ def test_missing_file_is_told_before_anything_is_loaded(preview_root, folder, na
 
 
 def test_checkpoint_with_a_missing_tensor_is_refused(preview_root, folder):
-    """It would be random, and another one on each run."""
+    """The tensor would be random and differ in each run."""
     tensors = load_file(folder / "model.safetensors")
     del tensors["model.visual.merger.linear_fc1.weight"]
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
-    with pytest.raises(ModelUnusable, match=r"its weights are not whole: missing keys .*merger\.linear_fc1"):
+    with pytest.raises(ModelUnusable, match=r"its weights are incomplete: missing keys .*merger\.linear_fc1"):
         load(preview_root, folder)
 
 
@@ -281,8 +281,8 @@ def test_tokenizer_larger_than_its_model_is_refused(preview_root, folder):
         load(preview_root, folder)
 
 
-def test_not_a_number_is_an_error_and_no_answer(preview_root, folder):
-    """Its likeliest token is always the same one: an answer of exclamation marks."""
+def test_non_finite_logits_are_an_error(preview_root, folder):
+    """Its most likely token would always be the same, and the answer a row of exclamation marks."""
     tensors = load_file(folder / "model.safetensors")
     tensors["model.language_model.norm.weight"] = np.full(64, np.nan, np.float16)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
@@ -304,8 +304,8 @@ def test_loading_prints_nothing(preview_root, capfd, recwarn):
 # ---- identity
 
 
-def test_folder_as_the_hub_has_it_is_loaded(preview_root, folder, model):
-    """With a video half, which needs torchvision, and the template in JSON."""
+def test_folder_in_the_hub_layout_is_loaded(preview_root, folder, model):
+    """It has a video processor, which needs torchvision, and the chat template in JSON."""
     template = folder / "chat_template.jinja"
     (folder / "chat_template.json").write_text(json.dumps({"chat_template": template.read_text()}))
     template.unlink()
@@ -320,7 +320,7 @@ def test_folder_as_the_hub_has_it_is_loaded(preview_root, folder, model):
 @pytest.mark.parametrize(
     ("device", "local_rank", "taken"), [("cuda", "5", [1]), ("cuda", "0", [0]), ("cuda", None, []), ("cpu", "1", [])]
 )
-def test_each_process_of_torchrun_takes_its_own_gpu(device, local_rank, taken, monkeypatch):
+def test_each_process_of_torchrun_uses_its_own_gpu(device, local_rank, taken, monkeypatch):
     chosen = []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
@@ -333,8 +333,8 @@ def test_each_process_of_torchrun_takes_its_own_gpu(device, local_rank, taken, m
     assert taken == chosen
 
 
-def test_same_files_elsewhere_are_the_same_model(preview_root, folder):
-    """Paths are recorded beside the key, not in it."""
+def test_copied_files_have_the_same_identity(preview_root, folder):
+    """Paths are recorded outside the key."""
     edit(folder / "config.json", transformers_version="9.9")
 
     assert identify(preview_root).key == identify(preview_root, folder).key
@@ -349,13 +349,13 @@ def test_same_files_elsewhere_are_the_same_model(preview_root, folder):
         ("tokenizer_config.json", {"eos_token": "<|im_end|>"}),
     ],
 )
-def test_another_file_is_another_model(preview_root, folder, name, changes):
+def test_changed_file_changes_the_identity(preview_root, folder, name, changes):
     edit(folder / name, **changes)
 
     assert identify(preview_root).key != identify(preview_root, folder).key
 
 
-def test_another_template_is_another_model(preview_root, folder):
+def test_changed_template_changes_the_identity(preview_root, folder):
     (folder / "chat_template.jinja").write_text("{{ messages }}")
 
     assert identify(preview_root).key != identify(preview_root, folder).key
@@ -374,15 +374,18 @@ def test_another_template_is_another_model(preview_root, folder):
     ],
     ids=lambda settings: next(iter(settings)),
 )
-def test_another_setting_or_prompt_is_another_identity(preview_root, settings):
-    """Finished summaries are reused for an equal model, prompt and settings. Spec: docs/spec/stage-a.md#reuse-of-summaries"""
+def test_changed_setting_or_prompt_changes_the_identity(preview_root, settings):
+    """Finished summaries are reused if model, prompt and settings are equal.
+
+    Spec: docs/spec/stage-a.md#reuse-of-summaries
+    """
     assert identify(preview_root).key != identify(preview_root, **settings).key
 
 
 # ---- summarizer, captioner, one model per process
 
 
-def test_summarizer_asks_the_prompt_of_the_mission(model):
+def test_summarizer_uses_the_prompt_of_the_mission(model):
     summarizer = VlmSummarizer(model, Prompts({"甲": "一", "乙": "二"}))
     named = [NamedImage(f"{index}.jpg", one) for index, one in enumerate(IMAGES)]
 
@@ -391,7 +394,7 @@ def test_summarizer_asks_the_prompt_of_the_mission(model):
 
 
 def test_summaries_of_the_preview_model_are_clean(model):
-    """Through the pipeline that Stage-A uses, batch and all."""
+    """They pass through the same pipeline as in Stage-A, including batches."""
     named = [NamedImage(f"{index}.jpg", one) for index, one in enumerate(IMAGES)]
 
     answers = summarize_batch(VlmSummarizer(model, Prompts({})), named, "挡风板安装检查")
@@ -399,8 +402,8 @@ def test_summaries_of_the_preview_model_are_clean(model):
     assert [Answered] * len(IMAGES) == [type(answer) for answer in answers]
 
 
-def test_image_that_the_model_refuses_costs_only_itself(model):
-    """Longer than 200 times its height: the processor raises for the whole batch."""
+def test_only_the_image_refused_by_the_model_fails(model):
+    """The image is over 200 times wider than high, so the processor raises for the entire batch."""
     named = [NamedImage(f"{index}.jpg", one) for index, one in enumerate([*IMAGES[:2], image((900, 4), 1)])]
 
     answers = summarize_batch(VlmSummarizer(model, Prompts({})), named, "挡风板安装检查")
@@ -410,13 +413,13 @@ def test_image_that_the_model_refuses_costs_only_itself(model):
 
 
 def test_caption_is_one_paragraph(model, monkeypatch):
-    """Whitespace runs, line breaks too, become one space. Spec: docs/spec/stage2.md#caption-sources"""
+    """Runs of whitespace, including line breaks, become one space. Spec: docs/spec/stage2.md#caption-sources"""
     monkeypatch.setattr(model, "generate", lambda images, prompt: [f"{prompt}\n\n  a\u2028 dog"] * len(images))
 
     assert VlmCaptioner(model, "ask").caption(IMAGES[:2]) == ["ask a dog"] * 2
 
 
-def test_model_is_loaded_once_per_process_and_another_takes_its_place(preview_root):
+def test_model_is_loaded_once_per_process_until_another_replaces_it(preview_root):
     chosen = VlmSettings(device="cpu")
     first = vlm.held(chosen, SUMMARIZER, 1, preview_root)
 

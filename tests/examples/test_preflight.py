@@ -49,7 +49,7 @@ def test_job_runs_after_one_look_at_all_files(preflight, data):
     assert done.stderr.count(": passed: ") == len(data) + 1, "a preset's folder has a report of its own"
 
 
-def test_job_does_not_run_on_bad_data_and_every_file_is_told(preflight, data, tmp_path):
+def test_job_does_not_run_on_bad_data_and_every_file_is_reported(preflight, data, tmp_path):
     bad = tmp_path / "train.coord.jsonl"
     bad.write_text("{\n")
 

@@ -241,22 +241,22 @@ def test_uuid_is_another_one_when_samples_or_places_are_others(tmp_path):
 # ---- names, and the blend
 
 
-def test_names_written_here_are_told_from_others():
+def test_names_written_here_are_reported_from_others():
     assert [is_energon(n) for n in (".nv-meta", "shard-000000.tar.idx", "shard-000000.tar", "notes.idx", "a.txt")] == [
         True, True, False, False, False,
     ]  # fmt: skip
 
 
-def test_metadataset_blends_buckets_by_their_samples():
-    """Metadataset v2: paths are relative to the file, weights are numbers in proportion."""
-    assert yaml.safe_load(metadataset({"bucket_1024x1024": 300, "bucket_832x1216": 100})) == {
+def test_metadataset_mounts_every_sample_of_each_bucket_once_an_epoch():
+    """Metadataset v2: paths are relative to the file. Energon refuses weights where a dataset is not repeated."""
+    assert yaml.safe_load(metadataset(["bucket_1024x1024", "bucket_832x1216"])) == {
         "__module__": "megatron.energon",
         "__class__": "MetadatasetV2",
         "splits": {
             "train": {
-                "blend": [
-                    {"path": "./bucket_1024x1024", "weight": 300.0},
-                    {"path": "./bucket_832x1216", "weight": 100.0},
+                "blend_epochized": [
+                    {"path": "./bucket_1024x1024", "repetitions": 1},
+                    {"path": "./bucket_832x1216", "repetitions": 1},
                 ]
             }
         },

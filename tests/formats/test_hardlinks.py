@@ -129,7 +129,7 @@ def test_image_that_the_base_lost_after_it_was_linked_is_refused(base, derived):
     assert list(refusals(base, derived).refused) == [NAMES[3]]
 
 
-def test_all_refusals_are_told_at_once(base, derived):
+def test_all_refusals_are_reported_at_once(base, derived):
     """Both reasons and both remedies are reported; nothing is linked. Spec: docs/spec/presets.md#strictness"""
     (base / NAMES[0]).unlink()
     (derived / "images").mkdir(parents=True)
@@ -196,7 +196,7 @@ def test_trial_link_leaves_nothing(base, tmp_path):
     assert os.listdir(tmp_path) == ["base"]
 
 
-def test_file_system_without_hardlinks_is_told_with_the_remedy(base, tmp_path, monkeypatch):
+def test_file_system_without_hardlinks_is_reported_with_the_remedy(base, tmp_path, monkeypatch):
     """Bytes are not copied instead. Spec: docs/spec/presets.md#hardlinks"""
 
     def refuse(*_, **__):
@@ -210,7 +210,7 @@ def test_file_system_without_hardlinks_is_told_with_the_remedy(base, tmp_path, m
 
 
 @pytest.mark.skipif(not os.path.isdir("/dev/shm") or not os.access("/dev/shm", os.W_OK), reason="no second file system")
-def test_two_file_systems_are_told_with_the_remedy(base, tmp_path_factory):
+def test_two_file_systems_are_reported_with_the_remedy(base, tmp_path_factory):
     """Spec: docs/spec/presets.md#hardlinks"""
     if os.stat("/dev/shm").st_dev == base.stat().st_dev:
         pytest.skip("temporary files are on it, too")

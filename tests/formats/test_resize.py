@@ -82,12 +82,12 @@ def test_other_formats_are_refused_with_their_name():
     assert refused.value.reason == "unsupported_type"
 
 
-def test_unknown_library_is_told_with_the_known_ones():
+def test_unknown_library_is_reported_with_the_known_ones():
     with pytest.raises(WrongUsage, match=r"(?s)'opencv'.*torch, pillow"):
         resizer("opencv")
 
 
-def test_library_without_the_filter_is_never_stepped_in_for(monkeypatch):
+def test_library_without_the_filter_is_never_replaced_by_another(monkeypatch):
     def old_torch(pixels, size):
         raise NotImplementedError("Input Error: got lanczos")
 
@@ -95,5 +95,5 @@ def test_library_without_the_filter_is_never_stepped_in_for(monkeypatch):
 
     with pytest.raises(ImagemillError, match="torch cannot resize") as error:
         check_library("torch")
-    assert "choose the library pillow" in str(error.value)
+    assert "choose library pillow" in str(error.value)
     check_library("pillow")

@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import struct
 import subprocess
 import tarfile
@@ -18,7 +19,7 @@ from imagemill.errors import ImagemillError
 from imagemill.formats import tar
 from imagemill.formats.jsonl import encode_sorted
 from imagemill.formats.npy import npy_header
-from imagemill.formats.tar import IndexEntry, Sample, read_sample, read_shard, write_shard
+from imagemill.formats.tar import IndexEntry, Sample, parse_sample, read_sample, read_shard, view_sample, write_shard
 
 BLOCK = 512
 
@@ -177,7 +178,7 @@ def test_file_that_changes_its_length_while_it_is_packed_is_an_error(tmp_path, s
                 )
             yield sample
 
-    with pytest.raises(ImagemillError, match="changed its length") as caught:
+    with pytest.raises(ImagemillError, match="the length of a file changed") as caught:
         write_shard(shard, changing())
     assert caught.value.where == victim
     assert not shard.exists()
@@ -419,6 +420,59 @@ def test_index_of_another_shard_is_an_error_not_other_values(shard, entry):
     write_shard(shard, few())
     with pytest.raises(ImagemillError, match="not a readable shard"):
         read_sample(shard, entry)
+
+
+@given(shards)
+@settings(max_examples=30, deadline=None)
+@example([("k" * 90, [("json", b"{}"), ("vae.npy", b"v" * 700)])])
+def test_views_of_a_sample_are_its_values(tmp_path_factory, samples):
+    """Names with and without PAX headers."""
+    path = tmp_path_factory.mktemp("tar") / "shard.tar"
+    entries = write_shard(path, samples)
+    data = memoryview(path.read_bytes())
+    views = [view_sample(data[entry.offset : entry.offset + entry.size], entry, path) for entry in entries]
+    assert views == [values for _, values in as_values(samples)]
+    if samples and samples[0][0] == "k" * 90:
+        assert all(view.obj is data.obj for view in views[0].values())  # nothing was copied
+
+
+ONE = IndexEntry("s000", 0, 5 * BLOCK)
+
+
+@given(
+    st.lists(
+        st.tuples(st.one_of(st.integers(0, BLOCK), st.integers(0, 5 * BLOCK - 1)), st.binary(min_size=1, max_size=40)),
+        max_size=3,
+    ),
+    st.booleans(),
+)
+@settings(max_examples=300, deadline=None)
+@example([(0, b"s000.js/n")], True)
+@example([(0, b"s000.js\\n")], True)
+@example([(0, b"s000.\0\0\0\0\0")], True)
+@example([(0, b"s001")], True)
+@example([(2 * BLOCK, b"s000.json" + bytes(9))], True)
+@example([(124, b"-0000000777")], True)
+@example([(124, b"00000077777")], True)
+@example([(156, b"5")], True)
+def test_views_are_given_or_refused_as_copies_are(patches, checksums):
+    """For any bytes at a sample's position, also with valid checksums."""
+    content = bytearray(WHOLE[: ONE.size])
+    for at, patch in patches:
+        content[at : at + len(patch)] = patch
+    del content[ONE.size :]
+    if checksums:
+        for start in (0, 2 * BLOCK):
+            header = content[start : start + BLOCK]
+            header[148:156] = b" " * 8
+            content[start + 148 : start + 156] = b"%06o\0 " % sum(header)
+    try:
+        expected = parse_sample(bytes(content), ONE, Path("shard.tar"))
+    except ImagemillError as error:
+        with pytest.raises(ImagemillError, match=re.escape(str(error))):
+            view_sample(memoryview(content), ONE, Path("shard.tar"))
+    else:
+        assert view_sample(memoryview(content), ONE, Path("shard.tar")) == expected
 
 
 def test_flush_comes_before_the_caller_may_rename(tmp_path, shard, monkeypatch):

@@ -113,7 +113,7 @@ def test_file_that_comes_beside_changes_no_place(tmp_path):
     assert len(looks) == 1
 
 
-def test_folder_that_never_stays_is_told(tmp_path):
+def test_folder_that_never_stays_is_reported(tmp_path):
     place = make(tmp_path / "place", "old")
 
     with pytest.raises(ImagemillError, match="place was replaced 10 times"):

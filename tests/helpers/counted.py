@@ -6,6 +6,7 @@ folders    resolutions of the data root's folders
 listed     path below the data root → number of listings
 """
 
+import functools
 import json
 import os
 import sys
@@ -39,7 +40,7 @@ def counting(name, function):
 
 
 if __name__ == "__main__":
-    config.read_config = counting("config", config.read_config)
+    config._read = functools.lru_cache(counting("config", config._read.__wrapped__))
     session.with_recorded = counting("folders", session.with_recorded)
     sys.addaudithook(note)
     sys.argv = ["imagemill", *ARGUMENTS, "--data-root", ROOT]

@@ -9,15 +9,15 @@ import sys
 import time
 from pathlib import Path
 
-from imagemill.config import EncoderSettings
 from imagemill.domain.embedding_specs import VAE, embedding_specs
+from imagemill.domain.encoder_settings import EncoderSettings
 from imagemill.domain.layout import DataRoot
 from imagemill.formats.npy import NpyStore
 from imagemill.models import Prepared
 from imagemill.pipeline.stage2.embed import EmbedWorker
 from imagemill.store.ledger import Ledger
 from tests.helpers.passes import run_pass
-from tests.helpers.stage2 import makers_of, plan_of, with_encoder
+from tests.helpers.stage2 import models_of, plan_of, with_encoder
 from tests.helpers.stubs import StubEncoder
 
 
@@ -53,7 +53,7 @@ def main(kind, root, preview_root, decode_threads, decode_ahead_pixels):
         spec=spec,
         approved=root.approved,
         store=NpyStore(root.derived / spec.folder, spec),
-        makers=makers_of(root, spec.kind),
+        recorded_models=models_of(root, spec.kind),
         preview_root=Path(preview_root),
         settings=EncoderSettings(device="cpu"),
         threads=1,

@@ -35,9 +35,11 @@ def shard_set(folder, sizes, *, shard_size=3, preview=False):
     plans = plan_shards(
         ready(root, BUCKETS).ready, list(BUCKETS), root.shards, ShardParameters(shard_size=shard_size), "replace"
     )
-    makers = {s.kind: ModelIdentity(kind=s.kind, model="m", preview=preview, facts=FACTORS) for s in embedding_specs()}
+    model_keys = {
+        s.kind: ModelIdentity(kind=s.kind, model="m", preview=preview, facts=FACTORS) for s in embedding_specs()
+    }
     for plan in plans.plans:
-        write_bucket(plans, plan, root.derived, makers)
+        write_bucket(plans, plan, root.derived, model_keys)
     return root
 
 

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 import numpy as np
 from PIL import Image
 
-from imagemill.config import EncoderSettings
 from imagemill.domain.buckets import BUCKETS
 from imagemill.domain.embedding_specs import EmbeddingSpec, embedding_specs
 from imagemill.domain.stage2_records import build_record
@@ -22,7 +21,7 @@ from imagemill.pipeline.stage2.embed import EmbedWorker
 from imagemill.pipeline.stage2.inventory import Inventory
 from imagemill.pipeline.stage2.plan import plan_for
 from imagemill.store.ledger import Ledger
-from imagemill.store.provenance import read_identity, read_makers, record_identity
+from imagemill.store.provenance import read_identity, read_recorded_models, record_identity
 from tests.helpers.passes import run_pass
 from tests.helpers.stubs import StubEncoder, StubTokenizer
 
@@ -56,9 +55,9 @@ def with_encoder(spec, encoder):
 def worker_of(root, spec, *, decode_threads=2, write_threads=2, **settings):
     """Return a worker of a spec that has its encoder already (`with_encoder`)."""
     return EmbedWorker(
-        spec=spec, approved=root.approved, store=NpyStore(root.derived / spec.folder, spec), makers=makers_of(root, spec.kind),
-        preview_root=root.preview_models, settings=EncoderSettings(**settings), threads=1, decode_threads=decode_threads,
-        write_threads=write_threads,
+        spec=spec, approved=root.approved, store=NpyStore(root.derived / spec.folder, spec),
+        recorded_models=models_of(root, spec.kind), preview_root=root.preview_models,
+        settings=spec.settings_class(**settings), threads=1, decode_threads=decode_threads, write_threads=write_threads,
     )  # fmt: skip
 
 
@@ -146,10 +145,10 @@ def identity_of(root, kind):
         return read_identity(ledger, kind)
 
 
-def makers_of(root, kind):
-    """Return the makers of a kind's files, as a worker gets them."""
+def models_of(root, kind):
+    """Return the models of a kind's files, as a worker gets them."""
     with Ledger(root.ledger) as ledger:
-        return read_makers(ledger, kind)
+        return read_recorded_models(ledger, kind)
 
 
 def record_identity_of(root, identity):

@@ -36,8 +36,13 @@ class StubEncoder:
             model=settings.model,
             preview=settings.model == "preview",
             threads=threads,
-            facts={"stub": spec.kind, "model": settings.model},
+            facts={"stub": spec.kind, "model": settings.model}
+            | ({"size": settings.size} if hasattr(settings, "size") else {}),
         )
+
+    @classmethod
+    def in_force(cls, settings, *, spec, threads, preview_root):
+        return spec.requested(settings)
 
     @classmethod
     def look_up(cls, settings, **given):

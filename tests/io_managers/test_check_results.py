@@ -1,4 +1,4 @@
-"""Reports as one check result."""
+"""Several reports combined into one check result."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def metadata(result):
     return {name: value.value for name, value in result.metadata.items()}
 
 
-def test_no_report_is_no_finding():
+def test_no_reports_give_no_findings():
     result = as_result()
 
     assert result.passed
@@ -32,11 +32,11 @@ def test_no_report_is_no_finding():
         ([report("a", "error"), report("b")], False),
     ],
 )  # fmt: skip
-def test_one_report_that_fails_fails_the_check(reports, passed):
+def test_one_failed_report_fails_the_check(reports, passed):
     assert as_result(*reports).passed is passed
 
 
-def test_counters_and_rules_of_all_reports_are_added():
+def test_counters_and_rules_of_all_reports_are_summed():
     result = as_result(report("a", "error", "error"), report("b", "warning"), report("c", "error", rule="id"))
 
     found = metadata(result)

@@ -1,9 +1,9 @@
-"""io_managers/figures.py: counters as the UI shows them."""
+"""io_managers/figures.py: counters as displayed in the UI."""
 
 from io_managers.figures import kilobytes, megabytes, with_units
 
 
-def test_counters_have_their_unit_in_their_name():
+def test_names_of_counters_contain_the_unit():
     counts = {"records": 3, "mask_corrected": 1, "truncated_captions": 2}
 
     assert with_units(counts, "records", truncated_captions="captions") == {

@@ -41,7 +41,7 @@ def metadata(result):
     return {name: value.value for name, value in event.materialization.metadata.items()}
 
 
-def test_base_preset_gets_its_records_in_place_and_no_image_is_touched(data_root, instance, dataset):
+def test_base_preset_gets_records_in_place_without_changing_images(data_root, instance, dataset):
     base = dataset.preset("p")
     before = inodes(base)
 
@@ -53,7 +53,7 @@ def test_base_preset_gets_its_records_in_place_and_no_image_is_touched(data_root
     assert "boxes" not in metadata(result), "its sheet is rescale's"
 
 
-def test_derived_preset_shares_the_images_of_its_records_alone(data_root, instance, dataset):
+def test_derived_preset_shares_only_the_images_of_its_records(data_root, instance, dataset):
     result = coord(data_root, instance, "coco/p_max2")
 
     base, derived = dataset.preset("p"), dataset.preset("p_max2")
@@ -70,7 +70,7 @@ def test_derived_preset_shares_the_images_of_its_records_alone(data_root, instan
     assert found["path"] == str(derived.path)
 
 
-def test_derived_preset_has_a_sheet_of_its_own(data_root, instance, dataset):
+def test_derived_preset_has_its_own_contact_sheet(data_root, instance, dataset):
     found = metadata(coord(data_root, instance, "coco/p_max2"))
 
     assert "](data:image/" in found["boxes"]
@@ -86,7 +86,7 @@ def test_counts_are_recorded_and_a_second_run_has_nothing_to_write(data_root, in
     assert (second["linked"], second["present"], second["files_written"]) == (0, 2, 0)
 
 
-def test_chosen_splits_alone_are_made(data_root, instance, dataset):
+def test_only_chosen_splits_are_written(data_root, instance, dataset):
     put_records(dataset, [record("0.jpg", *SIZES[0])], split="val")
     assert make_here(data_root, instance, rescale_preset, "coco/p", library="pillow", workers=1).success
 
@@ -96,7 +96,7 @@ def test_chosen_splits_alone_are_made(data_root, instance, dataset):
     assert not dataset.preset("p").coord("train").exists()
 
 
-def test_failed_run_releases_its_claims_and_tells_why(data_root, instance, dataset):
+def test_failed_run_releases_its_claims_and_reports_the_cause(data_root, instance, dataset):
     os.unlink(dataset.preset("p").images / "1.jpg")
 
     result = coord(data_root, instance, "coco/p_max2")

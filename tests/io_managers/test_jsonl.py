@@ -1,4 +1,4 @@
-"""io_managers/jsonl.py: a merge writes the file in one rename, and only if a byte changed.
+"""io_managers/jsonl.py: a merge replaces the file with one rename, and only if a byte changed.
 
 Spec: docs/spec/conventions.md#jsonl-input, docs/spec/stage2.md#merge
 """
@@ -52,7 +52,7 @@ def test_records_are_written_and_counted(root, instance):
     assert event.metadata["path"].value == str(root.stage2_jsonl)
 
 
-def test_file_that_nothing_changed_keeps_bytes_and_mtime(root, instance):
+def test_unchanged_file_keeps_bytes_and_mtime(root, instance):
     materialize(root, instance, stage2_jsonl)
     before = root.stage2_jsonl.stat().st_mtime_ns, root.stage2_jsonl.read_bytes()
 
@@ -62,7 +62,7 @@ def test_file_that_nothing_changed_keeps_bytes_and_mtime(root, instance):
     assert counts(root, result)["rewritten"] == 0
 
 
-def test_lines_that_were_taken_out_go_to_the_quarantine(root, instance):
+def test_removed_lines_go_to_the_quarantine(root, instance):
     write_text(root.stage2_jsonl, "{", json.dumps(record_of("elsewhere", note=1)), json.dumps(record_of("elsewhere")))
 
     result = materialize(root, instance, stage2_jsonl)
@@ -75,7 +75,7 @@ def test_lines_that_were_taken_out_go_to_the_quarantine(root, instance):
     ]
 
 
-def test_unfinished_file_is_never_left_and_never_the_main_one(root, instance, monkeypatch):
+def test_failed_write_leaves_no_file_and_keeps_the_old_one(root, instance, monkeypatch):
     """Updates are written to a temporary file first."""
     materialize(root, instance, stage2_jsonl)
     before = root.stage2_jsonl.read_bytes()
@@ -97,7 +97,7 @@ def test_unfinished_file_is_never_left_and_never_the_main_one(root, instance, mo
         assert claims(ledger) == [], "the next run does not wait for this one"
 
 
-def test_leftover_of_a_killed_run_is_taken_away(root, instance):
+def test_temporary_file_of_a_killed_run_is_removed(root, instance):
     write_text(root.stage2_jsonl.with_name("approved_image_dataset.jsonl.tmp"), '{"image_id": "torn')
 
     materialize(root, instance, stage2_jsonl)

@@ -1,4 +1,4 @@
-"""io_managers/npy.py: files are renamed, exactly those are reported to Dagster, and the ledger records the counts."""
+"""io_managers/npy.py: renames files, reports exactly those to Dagster, and records the counts in the ledger."""
 
 import dagster as dg
 import numpy as np
@@ -6,7 +6,7 @@ import pytest
 from dagster._core.definitions.data_version import extract_data_provenance_from_entry, extract_data_version_from_entry
 from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
 
-from assets.embeddings import dinov3_npy, t5_hidden
+from assets.embeddings import embedding_assets
 from checks.embeddings import embedding_checks
 from imagemill.domain.embedding_specs import DINOV3, T5
 from imagemill.formats.npy import NpyStore
@@ -17,6 +17,8 @@ from io_managers.embedding_results import FILES, INPUTS
 from tests.helpers.stage2 import embed, photos
 from tests.helpers.stubs import StubEncoder
 from tests.helpers.wiring import claims, failure_of, history, materialize, materialized, stub_every_kind
+
+dinov3_npy, _, t5_hidden = embedding_assets
 
 KEYS = ["a", "b", "c"]
 
@@ -38,7 +40,7 @@ def counts(root, result, kind="dinov3_npy"):
 
 
 def test_event_carries_the_versions_of_the_file_and_its_image(data_root, instance):
-    """Dagster distinguishes fresh from stale by them."""
+    """Dagster uses these versions to distinguish fresh from stale."""
     photos(data_root, "a")
     materialize(data_root, instance, dinov3_npy, keys=["a", "a"], deferred=True)
 
@@ -56,8 +58,8 @@ def test_event_carries_the_versions_of_the_file_and_its_image(data_root, instanc
     )
 
 
-def test_file_of_an_unfinished_regeneration_says_how_far_it_was(data_root, instance):
-    """The page of the asset shows the latest event."""
+def test_event_of_an_unfinished_regeneration_has_its_progress(data_root, instance):
+    """The page of the asset displays the latest event."""
     photos(data_root, *KEYS)
     embed(data_root, DINOV3)
 
@@ -70,7 +72,7 @@ def test_file_of_an_unfinished_regeneration_says_how_far_it_was(data_root, insta
     assert "regeneration (at that time)" not in latest()
 
 
-def test_ledger_keeps_the_counters_of_the_run(data_root, instance):
+def test_ledger_records_the_counters_of_the_run(data_root, instance):
     photos(data_root, *KEYS)
     (data_root.approved / "b.png").write_bytes(b"no picture")
 
@@ -80,7 +82,7 @@ def test_ledger_keeps_the_counters_of_the_run(data_root, instance):
     assert (made["computed"], made["refused"], made["kept"], made["calls"]) == (2, 1, 0, 2)
 
 
-def test_refusals_known_before_are_counted_without_being_met_again(data_root, instance):
+def test_recorded_refusals_are_counted_without_opening_the_images_again(data_root, instance):
     photos(data_root, *KEYS)
     (data_root.approved / "b.png").write_bytes(b"no picture")
     embed(data_root, DINOV3)
@@ -90,7 +92,7 @@ def test_refusals_known_before_are_counted_without_being_met_again(data_root, in
     assert counts(data_root, result) == {"kept": 2, "refused": 1, "absent": 0}
 
 
-def test_image_without_a_caption_has_a_row_of_the_kind_that_wants_one(data_root, instance):
+def test_image_without_a_caption_has_a_row_for_the_kind_that_requires_one(data_root, instance):
     photos(data_root, *KEYS)
     (data_root.approved / "b.txt").unlink()
 
@@ -99,8 +101,8 @@ def test_image_without_a_caption_has_a_row_of_the_kind_that_wants_one(data_root,
         assert [(p.item, p.asset, p.reason) for p in ledger.problems()] == [("b", T5.kind, "missing_caption")]
 
 
-def test_files_that_dagster_does_not_know_are_reported_once(data_root, instance):
-    """A history may be newer than the files."""
+def test_files_without_an_event_in_dagster_are_reported_once(data_root, instance):
+    """The Dagster history may be newer than the files."""
     photos(data_root, *KEYS)
     embed(data_root, DINOV3)
 
@@ -120,7 +122,7 @@ def test_replaced_file_is_reported_again(data_root, instance):
     assert counts(data_root, result)["replaced"] == 1
 
 
-def test_many_missing_images_are_counted_and_some_are_named(data_root):
+def test_all_missing_images_are_counted_and_only_the_first_are_named(data_root):
     keys = [f"i{n:02d}" for n in range(12)]
     photos(data_root, "good")
     with history("good", *keys) as instance:
@@ -132,7 +134,7 @@ def test_many_missing_images_are_counted_and_some_are_named(data_root):
 
 
 def test_failure_of_images_shows_reason_and_remedy_without_a_stack_trace(data_root, instance):
-    """The failure of one bad photograph is not an error of the program."""
+    """A failed photograph is not a program error."""
     photos(data_root, *KEYS)
     (data_root.approved / "b.png").write_bytes(b"no picture")
 
@@ -147,7 +149,7 @@ def test_failure_of_images_shows_reason_and_remedy_without_a_stack_trace(data_ro
 
 
 def test_step_that_fails_for_its_images_evaluates_its_checks(data_root, instance):
-    """Dagster skips the checks of a failed step, but the table is needed there."""
+    """Dagster skips the checks of a failed step, but their table of problems is needed in that case."""
     photos(data_root, *KEYS)
     (data_root.approved / "b.png").write_bytes(b"no picture")
 
@@ -162,8 +164,8 @@ def test_step_that_fails_for_its_images_evaluates_its_checks(data_root, instance
     assert files.status is AssetCheckExecutionRecordStatus.SUCCEEDED, "the files that are there are valid"
 
 
-def test_approved_image_counts_as_materialised_once_it_was_opened(data_root, instance):
-    """It is reported once, by the first kind that opens it, and again after its file was read again."""
+def test_approved_image_is_materialised_once_it_was_opened(data_root, instance):
+    """The first kind that opens it reports it once, and again after its file was read again."""
     photos(data_root, *KEYS)
     (data_root.approved / "b.png").write_bytes(b"no picture")
     for asset in (dinov3_npy, t5_hidden, dinov3_npy):
@@ -175,7 +177,7 @@ def test_approved_image_counts_as_materialised_once_it_was_opened(data_root, ins
     assert materialized(instance, "approved_images") == ["a", "c", "c"]
 
 
-def test_opened_images_of_a_failed_step_are_told_too(data_root, instance):
+def test_opened_images_of_a_failed_step_are_reported_too(data_root, instance):
     """In a run of the UI a broken image fails the step."""
     photos(data_root, *KEYS)
     (data_root.approved / "b.png").write_bytes(b"no picture")
@@ -196,7 +198,7 @@ def test_claims_are_released_when_the_step_ends(data_root, instance, bad):
         assert claims(ledger) == []
 
 
-def test_interrupted_step_keeps_what_is_finished_and_releases_its_claims(data_root, instance, monkeypatch):
+def test_interrupted_step_keeps_finished_files_and_releases_its_claims(data_root, instance, monkeypatch):
     class Encoder(StubEncoder):
         def encode(self, batch):
             if self.calls:
@@ -215,7 +217,7 @@ def test_interrupted_step_keeps_what_is_finished_and_releases_its_claims(data_ro
 
 
 def test_downstream_asset_gets_a_handle_to_the_files(data_root, instance):
-    """A folder and a spec, never gigabytes."""
+    """The handle contains a folder and a spec, not gigabytes of arrays."""
 
     @dg.asset(ins={"dinov3_npy": dg.AssetIn(partition_mapping=dg.AllPartitionMapping())}, io_manager_key="plain")
     def norms(dinov3_npy):

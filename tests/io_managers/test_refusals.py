@@ -1,4 +1,4 @@
-"""io_managers/refusals.py: problems as a check's result."""
+"""io_managers/refusals.py: problems as a check result."""
 
 import dagster as dg
 import pytest
@@ -16,7 +16,7 @@ def rows(result):
     return [record.data for record in result.metadata["inputs"].records]
 
 
-def test_no_problem_passes():
+def test_check_without_problems_passes():
     result = inputs_accepted([])
 
     assert result.passed
@@ -39,7 +39,7 @@ def test_problem_is_a_warning_with_reason_remedy_and_first_time(outcome):
     ]  # fmt: skip
 
 
-def test_table_is_bounded_and_the_description_counts_all():
+def test_table_is_bounded_and_the_description_gives_the_total():
     result = inputs_accepted([problem(f"i{n:03d}") for n in range(SHOWN + 1)])
 
     assert len(rows(result)) == SHOWN

@@ -1,4 +1,4 @@
-"""io_managers/report.py: reports become files as they are made, and metadata of their partitions."""
+"""io_managers/report.py: reports are written to files one by one, and become metadata of their partitions."""
 
 import dagster as dg
 import pytest
@@ -23,7 +23,7 @@ def instance():
 
 
 def partitioned(root, stream):
-    """An asset over the buckets whose reports come from a function of its partition keys."""
+    """Define an asset partitioned by bucket; a function maps its partition keys to reports."""
 
     @dg.asset(
         partitions_def=buckets, backfill_policy=dg.BackfillPolicy.single_run(), io_manager_key="report_io",
@@ -61,7 +61,7 @@ def metadata(instance):
 
 
 @pytest.mark.parametrize("deferred", [False, True])
-def test_each_report_is_written_and_told_with_its_partition(data_root, instance, deferred):
+def test_each_report_is_written_and_materialised_with_its_partition(data_root, instance, deferred):
     result = materialize(
         data_root, instance, partitioned(data_root, one_each(data_root)), keys=[FIRST, SECOND], deferred=deferred
     )
@@ -83,7 +83,7 @@ def test_each_report_is_written_and_told_with_its_partition(data_root, instance,
         assert claims(ledger) == []
 
 
-def test_reports_made_before_a_failure_stay(data_root, instance):
+def test_reports_made_before_a_failure_are_kept(data_root, instance):
     def stream(keys):
         yield from list(one_each(data_root)(keys[:1]))[:1]
         raise OSError("the disk is gone")
@@ -97,7 +97,7 @@ def test_reports_made_before_a_failure_stay(data_root, instance):
         assert claims(ledger) == [], "the next run does not wait for this one"
 
 
-def test_file_that_holds_its_bytes_is_not_written_again(tmp_path):
+def test_unchanged_file_is_not_written_again(tmp_path):
     path, other = tmp_path / "folder" / "a.json", tmp_path / "b.png"
     assert write_report(CurationReport("v", files={path: b"same", other: b"one"})) == 2
     before = path.stat().st_mtime_ns
@@ -106,7 +106,7 @@ def test_file_that_holds_its_bytes_is_not_written_again(tmp_path):
     assert (path.stat().st_mtime_ns, other.read_bytes()) == (before, b"two")
 
 
-def test_downstream_asset_gets_the_place(data_root, instance):
+def test_downstream_asset_gets_the_folder(data_root, instance):
     @dg.asset(
         partitions_def=buckets, ins={"thing": dg.AssetIn()}, io_manager_key="plain",
         backfill_policy=dg.BackfillPolicy.single_run(),

@@ -1,4 +1,4 @@
-"""io_managers/tar.py: planned buckets become sets, each reported when it is published.
+"""io_managers/tar.py: planned buckets become sets, and each is reported when it is published.
 
 Spec: docs/spec/shards.md#updating-a-set
 """
@@ -35,7 +35,7 @@ def root(data_root):
 
 
 def pack(root, instance, *chosen, deferred=True, **config):
-    """Run as the command line does: the range spans the chosen buckets, and only they are reported."""
+    """Run as the command line does: the range spans the chosen buckets, but only those are reported."""
     chosen = chosen or BUCKETS
     return materialize(
         root, instance, bucket_shards, keys=[chosen[0], chosen[-1]], deferred=deferred, bucket_shards={**config}
@@ -47,7 +47,7 @@ def written(root, result):
         return ledger.counts([result.run_id])["written"]
 
 
-def test_counters_tell_what_was_written(root, instance):
+def test_counters_equal_what_was_written(root, instance):
     result = pack(root, instance)
 
     assert result.success
@@ -101,7 +101,7 @@ def test_bucket_that_fails_leaves_the_earlier_ones_in_place_and_reported(root, i
 
 
 def test_downstream_asset_gets_the_urls_of_its_buckets(root, instance):
-    """For a WebDataset pipeline."""
+    """The URLs are for a WebDataset pipeline."""
 
     @dg.asset(partitions_def=buckets, io_manager_key="plain")
     def urls(bucket_shards):
@@ -119,8 +119,8 @@ def test_downstream_asset_gets_the_urls_of_its_buckets(root, instance):
     ]  # fmt: skip
 
 
-def test_damaged_file_fails_the_run_after_everything_else_and_is_noted(root, instance):
-    """No tar contains its recorded bytes yet: the sample is left out, and the other bucket is written."""
+def test_damaged_file_is_recorded_and_fails_the_run_after_all_other_work(root, instance):
+    """No tar contains its recorded bytes: the sample is left out, and the other bucket is written."""
     rot(root.derived / "vae_latents" / "a.npy")
 
     result = pack(root, instance)
@@ -135,8 +135,8 @@ def test_damaged_file_fails_the_run_after_everything_else_and_is_noted(root, ins
 
 
 @pytest.mark.parametrize("deferred", [True, False])
-def test_bucket_shows_its_own_figures_and_folder(root, instance, deferred):
-    """The totals of the run are never shown, with and without the defer tag."""
+def test_bucket_has_its_own_counters_and_folder(root, instance, deferred):
+    """The totals of the run are never displayed, with or without the defer tag."""
     pack(root, instance, deferred=deferred)
 
     records = instance.fetch_materializations(dg.AssetKey("bucket_shards"), limit=100).records

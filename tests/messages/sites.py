@@ -23,7 +23,7 @@ _FOREIGN = {name: ["message"] for name in ("BadParameter", "UsageError", "Failur
 # Modules whose generators yield lines that a command prints.
 _PRINTED = ("dagster_project/cli/", "dagster_project/summary.py")
 _ROOT_ERROR = "ImagemillError"
-_MESSAGE = ("what", "detail", "message", "text", "problem", "says", "why_not")
+_MESSAGE = ("what", "detail", "message", "text", "problem", "description", "why_not")
 _REMEDY = ("do", "remedy")
 _REASON = ("reason", "rule", "code")
 _TELLING_FIELDS = {"detail", "remedy", "message"}
@@ -78,7 +78,7 @@ def sites() -> tuple[Site, ...]:
     found = [site for file, tree in modules().items() for site in _sites_of(file, tree, makers)]
     rules = tomllib.loads((ROOT / RULES).read_text("utf-8"))
     found += [
-        Site(RULES, name, number, 0, "Rule", "", row["says"], "", row["remedy"])
+        Site(RULES, name, number, 0, "Rule", "", row["description"], "", row["remedy"])
         for number, (name, row) in enumerate(rules.items())
     ]
     return tuple(sorted(found, key=lambda site: (site.file, site.line, site.column)))

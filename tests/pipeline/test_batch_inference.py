@@ -57,7 +57,7 @@ def test_exception_costs_only_the_image_at_fault():
 
 
 @pytest.mark.parametrize("error", [ValueError("bad"), MemoryError()])
-def test_summarizer_that_changes_its_list_changes_nobody_else_s(error):
+def test_summarizer_that_changes_its_list_changes_no_one_else_s(error):
     """It has no more than its arguments to work with, and may empty them on the way."""
 
     class Eater(Scripted):

@@ -86,7 +86,7 @@ def test_names_of_any_length_and_script_stay_within_their_tile(tmp_path):
     assert caption.min() == 255, "the gap behind a long name is blank"
 
 
-def test_sheet_without_groups_says_so():
+def test_sheet_without_groups_is_reported():
     sheet = sheet_of()
 
     assert np.asarray(sheet).min() < 100, "something is written"

@@ -209,7 +209,7 @@ def _pack(root, ids):
 # ---- whether it is there
 
 
-def test_job_that_fits_is_let_through_and_told(data_root):
+def test_job_that_fits_is_let_through_and_reported(data_root):
     picture(data_root.approved / "a.png")
     found = file_signature(data_root.approved / "a.png")
     jobs = {VAE: [job("a", stat=found)]}

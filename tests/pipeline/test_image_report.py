@@ -9,7 +9,7 @@ import shutil
 import numpy as np
 import pytest
 
-from dagster_project.cli.explain import story_lines
+from dagster_project.cli.explain import report_lines
 from imagemill.domain.embedding_specs import DINOV3, VAE, embedding_specs
 from imagemill.errors import MissingInput
 from imagemill.pipeline.stage2.image_metadata import note_missing_captions
@@ -74,12 +74,12 @@ def test_changed_sample_is_shown_where_its_new_bytes_are(root):
     assert (shard["tar"], "counts no more" in shard) == ("bucket_1216x832/shard-000001.tar", False)
 
 
-def test_image_beyond_the_limit_of_its_set_says_so(root):
+def test_image_beyond_the_limit_of_its_set_is_reported(root):
     """Why is this image not in the shards? Nothing is wrong with it."""
     pack(root, limit=1)
 
     assert explain(root, "b")["shard"] is None
-    assert "packed with a limit of 1 samples" in "\n".join(story_lines(explain(root, "b")))
+    assert "packed with a limit of 1 samples" in "\n".join(report_lines(explain(root, "b")))
     assert "limit" not in explain(root, "a")
     (root.derived / "dinov3" / "b.npy").unlink()
     assert "limit" not in explain(root, "b"), "the missing file is the reason"
@@ -137,7 +137,7 @@ def test_files_that_are_there_and_not_used_are_named(root, names, source):
     with Ledger(root.ledger) as ledger:
         survey(root.approved, ledger)
 
-    assert f"  source     {source}" in list(story_lines(explain(root, names[0].partition(".")[0])))
+    assert f"  source     {source}" in list(report_lines(explain(root, names[0].partition(".")[0])))
 
 
 def test_image_that_another_file_joined_is_not_missing(root):
@@ -183,7 +183,7 @@ def test_stale_sample_says_that_it_was_not_packed(root):
     assert story["shard"] is None
 
 
-def test_problem_of_earlier_bytes_is_not_told_any_more(root):
+def test_problem_of_earlier_bytes_is_not_reported_any_more(root):
     photos(root, "c")
     whole = (root.approved / "c.png").read_bytes()
     (root.approved / "c.png").write_bytes(b"no picture")
@@ -194,7 +194,7 @@ def test_problem_of_earlier_bytes_is_not_told_any_more(root):
     assert explain(root, "c")["problems"] == []
 
 
-def test_caption_that_is_not_utf8_is_told_while_it_is_there(root):
+def test_caption_that_is_not_utf8_is_reported_while_it_is_there(root):
     (root.approved / "a.txt").write_bytes(b"caf\xe9")
     with Ledger(root.ledger) as ledger:
         survey(root.approved, ledger)
@@ -243,6 +243,6 @@ def test_damaged_index_stops_no_story(root, line):
 
 
 @pytest.mark.parametrize("image_id", ["missing", "../a", "a" * 300, "a\x00b", "", "derived/a"])
-def test_id_that_nobody_has_heard_of_is_said(root, image_id):
+def test_id_that_no_one_has_heard_of_is_said(root, image_id):
     with pytest.raises(MissingInput, match="no image"):
         explain(root, image_id)

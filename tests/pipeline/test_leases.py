@@ -54,7 +54,7 @@ def test_partition_that_a_living_process_holds_is_not_claimed_and_others_are(pat
         process.wait()
 
 
-def test_whole_asset_is_claimed_only_where_nobody_holds_a_part_and_keeps_every_part(path):
+def test_whole_asset_is_claimed_only_where_no_one_holds_a_part_and_keeps_every_part(path):
     """Replacing all files of a kind, and deleting them, must meet no run that makes some."""
     process = holder(path, ["a"], "time.sleep(60)")
     try:

@@ -181,7 +181,7 @@ def test_renamed_image_is_listed_under_its_new_name_until_the_old_one_is_withdra
     found = entries(root)
 
     assert list(found) == [("c", "renamed")]
-    assert "the same bytes as b.png, which is gone" in found["c", "renamed"].detail
+    assert "the same bytes as b.png, which no longer exists" in found["c", "renamed"].detail
     assert "`imagemill withdraw b`" in found["c", "renamed"].remedy
     assert ("gone", "renamed") in {(p["outcome"], p["reason"]) for p in explain(root, "c")["problems"]}
     with Ledger(root.ledger) as ledger:

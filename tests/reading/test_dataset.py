@@ -18,7 +18,7 @@ from imagemill.errors import ImagemillError, WrongUsage
 from imagemill.formats.manifest import read_json
 from imagemill.reading import ShardDataset, ShardSet, batches
 from tests.helpers.product import PROJECT
-from tests.helpers.shard_sets import FACTORS, bury, change_manifest, change_values, publish
+from tests.helpers.shard_sets import FACTORS, bury, change_manifest, change_values, publish, shard_set
 from tests.reading.conftest import SIZES
 
 
@@ -66,7 +66,7 @@ def test_shapes_and_dtypes_are_those_of_the_docstring(dataset):
 def test_only_members_asked_for_are_delivered(dataset):
     batch = next(iter(dataset(members=("t5h",))))
 
-    assert set(batch) == {"epoch", "step", "bucket", "image_id", "t5h"}
+    assert set(batch) == {"epoch", "step", "bucket", "image_id", "original_size", "crop_box", "t5h"}
 
 
 def test_latents_as_stored_come_as_a_list_whatever_their_sizes(dataset):
@@ -88,13 +88,33 @@ def test_latents_fitted_to_the_bucket_have_one_shape_per_bucket(dataset, fit):
 def test_tensors_are_writable_without_a_warning(root, fit):
     """A tensor over the bytes that were read causes one warning by torch per process, and could modify them."""
     code = f"from imagemill.reading import ShardDataset; list(ShardDataset({str(root.shards)!r}, 2, latents={fit!r}))"
+    ignored = "ignore:bucket_:UserWarning"  # of these small images, enlarged many times
 
-    done = subprocess.run([sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-W", ignored, "-c", code], cwd=PROJECT, capture_output=True, text=True, check=False
+    )
 
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_latent_without_a_value_is_told_with_its_sample(own_root, monkeypatch):
+@pytest.mark.parametrize("fit", ["as_stored", "crop"])
+def test_sample_with_a_pax_header_gives_no_warning_in_a_worker(tmp_path, fit):
+    """Its values are copied when the header is parsed; torch warns about tensors over read-only bytes."""
+    root = shard_set(tmp_path / "data", {"日本": (64, 64), "x" * 120: (64, 64)})
+    code = (
+        "from imagemill.reading import ShardDataset; "
+        f"list(ShardDataset({str(root.shards)!r}, 2, latents={fit!r}).loader(num_workers=1))"
+    )
+    ignored = "ignore:bucket_:UserWarning"  # of these small images, enlarged many times
+
+    done = subprocess.run(
+        [sys.executable, "-W", ignored, "-c", code], cwd=PROJECT, capture_output=True, text=True, check=False
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_latent_without_a_value_is_reported_with_its_sample(own_root, monkeypatch):
     """A record of another program may describe an image with a side below 8 pixels."""
     monkeypatch.setattr(batches, "read_members", lambda *_: {"vae": np.zeros((16, 0, 12), np.float16)})
 
@@ -137,7 +157,7 @@ def test_normalizing_by_unknown_factors_is_refused_at_once(own_root):
     bucket = own_root.shards / "bucket_1024x1024"
     change_manifest(bucket, provenance={"vae_latents": {"facts": None}})
 
-    with pytest.raises(ImagemillError, match="does not say by what"):
+    with pytest.raises(ImagemillError, match="does not record how"):
         ShardDataset(own_root.shards, 2, normalized=True)
 
 
@@ -224,7 +244,7 @@ def test_bad_settings_are_refused_with_what_to_do(dataset, settings):
         dataset(**settings)
 
 
-def test_step_that_no_bucket_can_fill_is_told(dataset):
+def test_step_that_no_bucket_can_fill_is_reported(dataset):
     with pytest.raises(WrongUsage, match=r"(?s)no batch for rank 0.*a step takes 8 samples.*11 in all.*pad"):
         dataset(8, tail="drop")
 
@@ -340,10 +360,60 @@ def test_state_goes_on_with_other_ranks_where_a_step_has_the_same_samples(datase
     ids=str,
 )  # fmt: skip
 def test_state_of_another_plan_is_refused(dataset, changes, message):
-    state = dataset().state_dict()
+    state = dataset(order="stream").state_dict()
 
     with pytest.raises(WrongUsage, match=rf"(?s)another plan: {message}.*set_epoch"):
         dataset(**changes).load_state_dict(state)
+
+
+@pytest.mark.parametrize("absent", [(), ("order",), ("order", "buffer")], ids=str)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_state_of_an_earlier_release_continues_in_its_own_order(dataset, absent, workers):
+    """Its default order was `stream`."""
+    earlier = dataset(order="stream")
+    expected = ids(itertools.chain(earlier, earlier))
+    samples = dataset().state_dict()["samples"]
+    state = {
+        "epoch": 0, "step": 2, "seed": 0, "order": "stream", "buffer": 1000, "tail": "short", "global_batch": 2,
+        "samples": samples,
+    }  # fmt: skip
+    now = dataset()
+
+    now.load_state_dict({name: value for name, value in state.items() if name not in absent})
+
+    assert now.state_dict() == state
+    assert ids(itertools.chain(now.loader(num_workers=workers), now.loader(num_workers=workers))) == expected[2:]
+    with pytest.raises(WrongUsage, match="order was stream, now permutation"):
+        dataset(order="permutation").load_state_dict(state)
+
+
+def test_state_continues_in_its_own_order_and_buffer(dataset):
+    state = dataset(buffer=0).state_dict()
+    now = dataset()
+    permuted = ids(dataset())
+
+    now.load_state_dict(state)
+
+    assert (state["order"], state["buffer"]) == ("stream", 0)
+    assert ids(now) == ids(dataset(order="stream", buffer=0)) != permuted
+
+
+def test_refused_state_changes_nothing(dataset):
+    now = dataset()
+    expected = ids(dataset())
+
+    for state in ({**dataset(seed=5, order="stream").state_dict(), "step": 3}, {**now.state_dict(), "order": "sorted"}):
+        with pytest.raises(WrongUsage, match="another plan"):
+            now.load_state_dict(state)
+
+    assert ids(now) == expected
+
+
+def test_samples_are_permuted_unless_a_buffer_is_given(dataset):
+    permuted, streamed = ids(dataset(order="permutation")), ids(dataset(order="stream", buffer=0))
+
+    assert ids(dataset()) == permuted != streamed
+    assert ids(dataset(buffer=0)) == streamed
 
 
 def test_state_of_another_set_of_samples_is_refused(own_root):

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from imagemill.errors import ImagemillError
-from imagemill.pipeline.shards.shard_manifest import FORMAT, Maker, Manifest, ShardParameters
+from imagemill.pipeline.shards.shard_manifest import FORMAT, Manifest, ModelEntry, ShardParameters
 from imagemill.reading.latents import fit_latent, latent_factors
 
 sides = st.integers(1, 40)
@@ -82,10 +82,10 @@ def test_resize_shrinks_by_averages_and_keeps_proportions():
 def test_factors_are_those_of_the_maker(shift, expected):
     facts = {"scaling_factor": 0.3, "shift_factor": shift}
 
-    assert latent_factors(manifest(vae_latents=Maker(facts=facts)), "here") == expected
+    assert latent_factors(manifest(vae_latents=ModelEntry(facts=facts)), "here") == expected
 
 
-@pytest.mark.parametrize("maker", [None, Maker(), Maker(facts={}), Maker(facts={"shift_factor": 1.0})])
-def test_factors_that_nobody_recorded_are_not_guessed(maker):
-    with pytest.raises(ImagemillError, match=r"(?s)does not say.*normalized=False"):
+@pytest.mark.parametrize("maker", [None, ModelEntry(), ModelEntry(facts={}), ModelEntry(facts={"shift_factor": 1.0})])
+def test_factors_that_no_one_recorded_are_not_guessed(maker):
+    with pytest.raises(ImagemillError, match=r"(?s)does not record.*normalized=False"):
         latent_factors(manifest(**({"vae_latents": maker} if maker else {})), "here")

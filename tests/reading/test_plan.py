@@ -53,7 +53,7 @@ def test_every_sample_comes_exactly_once_over_ranks_and_workers(counts, batch_si
 
 
 @given(layouts, st.integers(1, 4), st.integers(1, 5), st.sampled_from(["short", "drop", "pad"]))
-def test_lengths_told_are_the_lengths_delivered(counts, batch_size, world, tail):
+def test_lengths_reported_are_the_lengths_delivered(counts, batch_size, world, tail):
     plan = plan_of(counts, batch_size, world_size=world, tail=tail)
 
     per_rank = [list(plan.pieces(0, rank)) for rank in range(world)]
@@ -144,20 +144,39 @@ def test_order_is_that_of_seed_and_epoch(order):
 
 def test_order_is_the_same_on_every_machine():
     """A saved position remains valid after an upgrade: only raw bits and `random.random` are used, which never change."""
-    plan = plan_of([[4, 3], [3]], batch_size=2, seed=11)
+    plan = plan_of([[4, 3], [3]], batch_size=2, seed=11, order="stream")
 
     assert places(plan, 2) == [
         (0, 0, [2, 0]), (1, 0, [5, 1]), (2, 0, [6, 4]), (3, 0, [3]), (4, 1, [1, 2]), (5, 1, [0]),
     ]  # fmt: skip
 
 
+def test_default_order_is_the_same_on_every_machine():
+    plan = plan_of([[4, 3], [3]], batch_size=2, seed=11)
+
+    assert places(plan, 2) == [
+        (0, 0, [2, 0]), (1, 0, [5, 1]), (2, 0, [6, 4]), (3, 0, [3]), (4, 1, [1, 2]), (5, 1, [0]),
+    ]  # fmt: skip
+    assert places(plan, 2) != places(plan_of([[4, 3], [3]], batch_size=2, seed=11, order="stream", buffer=0), 2)
+
+
+def test_default_order_mixes_classes_that_are_sorted_over_the_tars():
+    """60,000 samples of 1,000 classes: 256 random samples have 227 distinct classes on average."""
+    plan = plan_of([[1000] * 60], batch_size=256)
+
+    classes = [len({int(row) // 60 for row in piece.rows}) for piece in plan.pieces(0, 0)][:-1]
+
+    assert np.mean(classes) >= 225
+    assert min(classes) >= 200
+
+
 @given(layouts, st.integers(0, 12), st.integers(0, 100))
 def test_stream_moves_a_sample_no_further_than_the_buffer(counts, buffer, seed):
-    plan = plan_of(counts, buffer=buffer, seed=seed)
+    plan = plan_of(counts, order="stream", buffer=buffer, seed=seed)
     for bucket in plan.buckets:
         order = plan._samples_in_order(bucket, 0)
         # Without a buffer, tars are read one after the other, in the same order of tars.
-        streamed = plan_of(counts, buffer=0, seed=seed)._samples_in_order(bucket, 0)
+        streamed = plan_of(counts, order="stream", buffer=0, seed=seed)._samples_in_order(bucket, 0)
 
         places = {int(row): place for place, row in enumerate(streamed)}
         assert all(abs(places[int(row)] - place) <= buffer for place, row in enumerate(order))
@@ -165,7 +184,7 @@ def test_stream_moves_a_sample_no_further_than_the_buffer(counts, buffer, seed):
 
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=6), st.integers(0, 100))
 def test_stream_without_buffer_reads_each_tar_once_from_its_beginning(counts, seed):
-    plan = plan_of([counts], buffer=0, seed=seed)
+    plan = plan_of([counts], order="stream", buffer=0, seed=seed)
 
     shards = [int(plan.buckets[0].shards[row]) for row in plan._samples_in_order(plan.buckets[0], 0)]
 

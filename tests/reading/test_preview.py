@@ -69,7 +69,7 @@ def test_set_without_a_digest_counts_as_preview_if_nothing_confirms_its_models(o
         record_models(own_root, **recorded)
     as_of_an_earlier_release(own_root, **vae)
 
-    with pytest.warns(UserWarning, match="earlier release"), pytest.raises(ImagemillError, match="may hold"):
+    with pytest.warns(UserWarning, match="earlier release"), pytest.raises(ImagemillError, match="may contain"):
         ShardSet.open(own_root.shards)
     with pytest.warns(UserWarning, match="earlier release"):
         assert len(ShardSet.open(own_root.shards, allow_preview=True)) == 5
@@ -82,5 +82,5 @@ def test_kind_that_the_manifest_leaves_out_is_not_confirmed(own_root):
     del document[SEAL], document["provenance"]["vae_latents"]
     write_json(path, document)
 
-    with pytest.warns(UserWarning, match="earlier"), pytest.raises(ImagemillError, match=r"may hold .*vae_latents"):
+    with pytest.warns(UserWarning, match="earlier"), pytest.raises(ImagemillError, match=r"may contain .*vae_latents"):
         ShardSet.open(own_root.shards)

@@ -137,7 +137,7 @@ def test_tar_of_other_bytes_under_the_old_manifest_is_refused(own_root):
         opened["a"]
 
 
-def test_repacked_set_is_told_as_such(own_root):
+def test_repacked_set_is_reported_as_such(own_root):
     """Positions differ; the remedy is to open the set again, not to repack it."""
     publish(own_root, "withdraw", withdrawn=["a"])
     opened = ShardSet.open(own_root.shards)
@@ -152,7 +152,7 @@ def test_repacked_set_is_told_as_such(own_root):
     [lambda bucket: (bucket / "shard-000000.tar").unlink(), shutil.rmtree, lambda bucket: bucket.rename("elsewhere")],
     ids=["tar", "bucket", "moved"],
 )
-def test_tar_that_is_gone_is_told(own_root, remove, tmp_path, monkeypatch):
+def test_tar_that_is_gone_is_reported(own_root, remove, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     opened = ShardSet.open(own_root.shards)
     remove(own_root.shards / SQUARE)

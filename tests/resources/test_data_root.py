@@ -1,4 +1,4 @@
-"""The data root of a deployment: location of the shards in commands and the UI. Spec: docs/spec/conventions.md#locations"""
+"""The data root of a deployment: folder of the shards. Spec: docs/spec/conventions.md#locations"""
 
 import pytest
 
@@ -14,7 +14,7 @@ def resource(data_root):
         yield DataRootResource(path=str(data_root.path), config_file="", output_base_dir="")
 
 
-def test_shards_go_where_the_run_says_and_from_then_on(resource, data_root, tmp_path):
+def test_shards_folder_of_a_run_is_remembered(resource, data_root, tmp_path):
     assert resource.shards_folder() == data_root.shards
 
     assert resource.shards_folder(str(tmp_path / "disk")) == resource.shards_folder() == tmp_path / "disk"
@@ -30,20 +30,20 @@ def test_file_as_shards_folder_is_refused_and_not_remembered(resource, data_root
     assert locate(data_root.path).shards == resource.shards_folder() == data_root.shards
 
 
-@pytest.mark.parametrize("make", ["file", "link to nothing"])
-def test_bucket_that_is_no_folder_is_refused_before_any_work(resource, data_root, make):
+@pytest.mark.parametrize("make", ["file", "broken symlink"])
+def test_bucket_that_is_not_a_folder_is_refused_before_any_work(resource, data_root, make):
     data_root.shards.mkdir(parents=True)
     place = data_root.shards / "bucket_1024x1024"
     place.touch() if make == "file" else place.symlink_to("nothing")
 
-    with pytest.raises(ImagemillError, match="bucket_1024x1024 is no folder") as caught:
+    with pytest.raises(ImagemillError, match="bucket_1024x1024 is not a folder") as caught:
         resource.shards_folder()
 
     assert make in caught.value.why
     assert caught.value.do
 
 
-def test_bucket_that_is_a_link_to_a_folder_is_one(resource, data_root, tmp_path):
+def test_link_to_a_folder_is_accepted_as_a_bucket(resource, data_root, tmp_path):
     data_root.shards.mkdir(parents=True)
     (data_root.shards / "bucket_1024x1024").symlink_to(tmp_path)
 

@@ -1,4 +1,4 @@
-"""Execution engines with one interface."""
+"""Execution engines behind one interface."""
 
 import os
 import signal
@@ -48,12 +48,12 @@ def test_number_of_workers_is_chosen_per_run():
     assert (LocalProcesses().with_workers(3).workers, LocalProcesses().workers) == (3, 1)
 
 
-def test_no_keys_start_no_process():
+def test_no_process_starts_without_keys():
     assert list(two.map_batches(Broken, [])) == []
 
 
-def test_keys_are_taken_as_they_are_needed(tmp_path):
-    """Only a window of batches is read, not the whole plan, so that memory does not grow."""
+def test_keys_are_consumed_on_demand(tmp_path):
+    """Memory stays bounded: only a window of batches is read, not the whole plan."""
     taken = []
     keys = (taken.append(key) or key for key in range(1000))
 
@@ -77,8 +77,8 @@ def test_killed_worker_ends_the_run_and_is_named():
 
 
 @pytest.mark.parametrize("keys", [[1, 13, 2, 3, 4, 5, 13], [13]])
-def test_killed_worker_costs_its_key_alone_where_the_caller_says_what_becomes_of_it(keys):
-    """Keys that waited behind it are processed by another process."""
+def test_only_the_key_of_a_killed_worker_fails_if_the_caller_handles_deaths(keys):
+    """Another process handles the keys that were queued behind it."""
     for engine, apart in ((two, False), (LocalProcesses(workers=1), True)):
         rows = list(engine.map_keys(Poisoned, keys, lambda key, how: f"{key} {how}", apart=apart))
 
@@ -86,14 +86,14 @@ def test_killed_worker_costs_its_key_alone_where_the_caller_says_what_becomes_of
         assert children() == []
 
 
-def test_one_worker_stays_in_this_process_where_nothing_speaks_against_it():
+def test_one_worker_with_a_death_handler_stays_in_this_process():
     rows = LocalProcesses(workers=1).map_keys(Doubling, [1], lambda key, how: None)
 
     assert [row[2] for row in rows] == [os.getpid()]
 
 
-def test_batch_of_a_dead_worker_runs_again_twice_and_then_key_by_key(tmp_path):
-    """Every other key has its row when the key that kills its process is reported."""
+def test_batch_of_a_dead_worker_is_retried_twice_and_then_key_by_key(tmp_path):
+    """All other keys have their rows before the key that kills its process is reported."""
     rows = []
     with pytest.raises(WorkerDied) as died:
         for row in two.map_batches(Counted, [*range(14), *range(16, 40)], batch_size=4, log=tmp_path):
@@ -107,7 +107,7 @@ def test_batch_of_a_dead_worker_runs_again_twice_and_then_key_by_key(tmp_path):
     assert children() == []
 
 
-def test_worker_killed_from_outside_costs_no_row():
+def test_worker_killed_from_outside_loses_no_row():
     rows = two.map_batches(Doubling, range(400), batch_size=1, nap=0.01)
     first = next(rows)
     os.kill(first[2], signal.SIGKILL)
@@ -118,8 +118,8 @@ def test_worker_killed_from_outside_costs_no_row():
 
 @pytest.mark.parametrize("verb", ["map_batches", "map_keys"])
 @pytest.mark.parametrize("count", [4, 12])
-def test_worker_killed_between_two_batches_costs_no_row(verb, count):
-    """Its caller takes no rows in the meantime, so the worker is idle."""
+def test_worker_killed_between_two_batches_loses_no_row(verb, count):
+    """The worker is idle because the caller takes no rows in the meantime."""
     more = {"batch_size": 1} if verb == "map_batches" else {"died": lambda key, how: pytest.fail(f"{key} {how}")}
     rows = getattr(two, verb)(Doubling, range(count), **more)
     first = next(rows)
@@ -140,18 +140,18 @@ def test_worker_that_ends_its_process_without_an_error_is_named():
     assert children() == []
 
 
-def test_work_that_only_kills_its_processes_ends_early(tmp_path):
+def test_stream_ends_early_if_every_worker_dies(tmp_path):
     with pytest.raises(WorkerDied) as died:
         list(two.map_batches(Deadly, range(1000), batch_size=4, log=tmp_path))
 
     assert len(died.value.keys) == 3
-    # Four batches in hand run three times each, then three keys alone; the pool may start one more process per death.
+    # Each of four batches in flight runs three times, then three keys run alone; each death may start one more process.
     assert len(list(tmp_path.iterdir())) <= 2 * (4 * 3 + 3)
     assert children() == []
 
 
-def test_interrupt_that_reaches_a_worker_alone_is_not_its_business():
-    """A terminal sends it to every process of the group; the caller handles its own."""
+def test_interrupt_of_a_worker_alone_is_ignored():
+    """A terminal sends the interrupt to every process of the group; only the caller handles it."""
     rows = two.map_batches(Doubling, range(200), batch_size=2, nap=0.005)
     os.kill(next(rows)[2], signal.SIGINT)
 
@@ -159,20 +159,20 @@ def test_interrupt_that_reaches_a_worker_alone_is_not_its_business():
 
 
 @pytest.mark.parametrize(("key", "kind", "says"), [(14, DiskFull, "no space"), (15, ImagemillError, "Local: strange")])
-def test_exception_of_a_worker_arrives_with_its_facts(key, kind, says):
+def test_exception_of_a_worker_keeps_its_attributes(key, kind, says):
     with pytest.raises(kind, match=says):
         list(two.map_batches(Poisoned, [1, 2, key, 3], batch_size=1))
     assert children() == []
 
 
-def test_worker_that_cannot_be_built_ends_the_run_with_its_reason():
+def test_worker_construction_error_ends_the_run_with_its_reason():
     with pytest.raises(ValueError, match="no model"):
         list(two.map_batches(Broken, range(10)))
     assert children() == []
 
 
 def test_consumer_that_stops_leaves_no_process():
-    """An interrupt closes the stream."""
+    """An interrupt closes the stream in the same way."""
     rows = two.map_batches(Doubling, range(1000), batch_size=2, nap=0.01)
     next(rows)
     assert len(children()) == 2
@@ -182,7 +182,7 @@ def test_consumer_that_stops_leaves_no_process():
     assert children() == []
 
 
-def test_large_rows_and_large_batches_do_not_wait_for_each_other():
+def test_large_rows_and_large_batches_do_not_deadlock():
     keys = ["k" * 10_000] * 64
     rows = run_on_processes(Wordy, keys, workers=2, batch_size=16, options={})
     assert len(list(rows)) == 64
@@ -203,7 +203,7 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def caller(tmp_path):
-    """A program that keeps two workers busy, as the leader of a process group; and the workers' ids."""
+    """Start a program with two busy workers as the leader of a process group; yield it and the ids of the workers."""
     script = tmp_path / "caller.py"
     script.write_text(CALLER)
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
@@ -225,15 +225,15 @@ def assert_gone(workers):
     assert not any(psutil.pid_exists(pid) for pid in workers)
 
 
-def test_workers_of_a_killed_caller_end_by_themselves(caller):
+def test_workers_of_a_killed_caller_exit(caller):
     program, workers = caller
     program.kill()
     program.wait()
     assert_gone(workers)
 
 
-def test_interrupt_of_the_terminal_ends_caller_and_workers_without_a_word_of_theirs(caller):
-    """It reaches every process of the group; only the caller reports it."""
+def test_interrupt_of_the_terminal_ends_caller_and_silent_workers(caller):
+    """The interrupt reaches every process of the group; only the caller reports it."""
     program, workers = caller
     os.killpg(program.pid, signal.SIGINT)
     out, err = program.communicate(timeout=60)

@@ -42,7 +42,7 @@ def resource(data_root, preview_root):
 
 @pytest.fixture
 def module(tmp_path, monkeypatch):
-    """A module of a user on PYTHONPATH, outside the current folder."""
+    """Write a user's module to a folder on PYTHONPATH that is not the current folder."""
     (tmp_path / "mine_summarizer.py").write_text(
         "class Mine:\n    identity = 'v1'\n"
         "    def summarize(self, images, mission):\n        return [f'{mission} {i.name}' for i in images]\n"
@@ -61,7 +61,7 @@ def module(tmp_path, monkeypatch):
 # ---- the model
 
 
-def test_configured_model_answers_after_a_journey_to_a_worker(resource):
+def test_configured_model_answers_after_pickling(resource):
     """The factory is picklable, and ranks of one process share the model."""
     factory = pickle.loads(pickle.dumps(resource().factory()))
     images = [NamedImage(f"{index}.jpg", Image.effect_noise((40, 40), 90).convert("RGB")) for index in range(3)]
@@ -74,8 +74,8 @@ def test_configured_model_answers_after_a_journey_to_a_worker(resource):
     assert one._model is two._model
 
 
-def test_recipe_of_the_model_brings_neither_torch_nor_dagster_to_a_worker(resource):
-    """A worker that finds every summary finished loads no model."""
+def test_factory_of_the_model_imports_neither_torch_nor_dagster_in_a_worker(resource):
+    """A worker loads no model if every summary is finished."""
     data = pickle.dumps(resource().factory())
     code = "import pickle, sys; pickle.loads(sys.stdin.buffer.read()); print({'torch', 'dagster'} & set(sys.modules))"
 
@@ -84,7 +84,7 @@ def test_recipe_of_the_model_brings_neither_torch_nor_dagster_to_a_worker(resour
     assert done.stdout == b"set()\n"
 
 
-def test_identity_stays_for_equal_settings_and_names_the_preview(resource):
+def test_identity_is_equal_for_equal_settings_and_names_the_preview_model(resource):
     first, second = resource(), resource("threads: 3\nsummarizer: {batch_size: 2}")
 
     assert first.identity(MISSION) == second.identity(MISSION)
@@ -96,7 +96,7 @@ def test_identity_stays_for_equal_settings_and_names_the_preview(resource):
     ["summarizer: {max_new_tokens: 9}", "summarizer: {temperature: 0.7}", "summarizer: {dtype: bfloat16}",
      "summarizer: {prompts: {挡风板安装检查: ask.txt}}", "summarizer: {prompts: {default: ask.txt}}"],
 )  # fmt: skip
-def test_another_setting_or_prompt_is_another_summarizer(resource, data_root, text):
+def test_setting_or_prompt_changes_the_identity(resource, data_root, text):
     """Lines are reused if model or class, prompt and settings are the same. Spec: docs/spec/stage-a.md#reuse-of-summaries"""
     (data_root.path / "ask.txt").write_text("问", "utf-8")
     before = resource().identity(MISSION)
@@ -104,7 +104,7 @@ def test_another_setting_or_prompt_is_another_summarizer(resource, data_root, te
     assert before != resource(text).identity(MISSION)
 
 
-def test_another_model_is_another_summarizer(resource, preview_root, tmp_path):
+def test_model_changes_the_identity(resource, preview_root, tmp_path):
     folder = shutil.copytree(ensure_preview(vlm.SUMMARIZER, preview_root), tmp_path / "model")
     same = resource(f"summarizer: {{model: '{folder}'}}").identity(MISSION)
     (folder / "chat_template.jinja").write_text("{{ messages }}")
@@ -114,7 +114,7 @@ def test_another_model_is_another_summarizer(resource, preview_root, tmp_path):
     assert resource().identity(MISSION) == same != other
 
 
-def test_prompt_of_one_mission_leaves_the_others_alone(resource, data_root):
+def test_prompt_of_one_mission_does_not_affect_the_others(resource, data_root):
     (data_root.path / "ask.txt").write_text("问", "utf-8")
     before, after = resource(), f"summarizer: {{prompts: {{{MISSION}: ask.txt}}}}"
     kept, changed = before.identity(OTHER), before.identity(MISSION)
@@ -123,7 +123,7 @@ def test_prompt_of_one_mission_leaves_the_others_alone(resource, data_root):
     assert changed != resource(after).identity(MISSION)
 
 
-def test_prompt_file_edited_is_another_summarizer(resource, data_root):
+def test_edited_prompt_file_changes_the_identity(resource, data_root):
     asking = resource("summarizer: {prompts: {default: ask.txt}}")
     (data_root.path / "ask.txt").write_text("问", "utf-8")
     before = asking.identity(MISSION)
@@ -133,7 +133,7 @@ def test_prompt_file_edited_is_another_summarizer(resource, data_root):
 
 
 def test_missing_model_is_an_error(resource):
-    """Template answers are never used instead."""
+    """A template answer is never used instead."""
     absent = resource("summarizer: {model: /nowhere/at-all}")
 
     with pytest.raises(ModelUnusable, match="/nowhere/at-all cannot be used"):
@@ -142,19 +142,19 @@ def test_missing_model_is_an_error(resource):
         absent.factory()()
 
 
-def test_missing_prompt_file_is_told_before_a_worker_starts(resource):
+def test_missing_prompt_file_is_reported_before_a_worker_starts(resource):
     with pytest.raises(MissingInput, match="prompt file cannot be read"):
         resource("summarizer: {prompts: {default: absent.txt}}").factory()
 
 
-def test_run_overrides_the_file(resource):
+def test_run_configuration_overrides_the_file(resource):
     settings = resource("summarizer: {batch_size: 2, max_new_tokens: 9}", overrides={"max_new_tokens": 4}).settings()
 
     assert (settings.batch_size, settings.max_new_tokens) == (2, 4)
 
 
 @pytest.mark.parametrize("overrides", [{"modle": "x"}, {"batch_size": 0}, {"kind": "vllm"}])
-def test_wrong_override_is_refused_and_named(resource, overrides):
+def test_invalid_override_is_refused_and_named(resource, overrides):
     with pytest.raises(WrongUsage, match=next(iter(overrides)) if "kind" not in overrides else "vllm") as caught:
         resource(overrides=overrides).settings()
 
@@ -162,7 +162,7 @@ def test_wrong_override_is_refused_and_named(resource, overrides):
 
 
 @pytest.mark.parametrize(("processes", "threads"), [(1, 5), (2, 2), (5, 1), (9, 1)])
-def test_ranks_of_one_machine_share_its_threads_and_the_identity_stays(resource, monkeypatch, processes, threads):
+def test_ranks_of_one_machine_share_its_threads_with_the_same_identity(resource, monkeypatch, processes, threads):
     """Each process loads its own model; the number of threads is not part of its identity."""
     monkeypatch.setattr(vlm, "held", lambda settings, spec, threads, preview_root: threads)
     expected = resource().identity(MISSION)
@@ -172,22 +172,22 @@ def test_ranks_of_one_machine_share_its_threads_and_the_identity_stays(resource,
     assert shared.identity(MISSION) == expected
 
 
-def test_maker_is_the_model_as_configured_and_whether_it_is_a_stand_in(resource, preview_root, tmp_path):
+def test_model_is_described_as_configured_with_its_preview_flag(resource, preview_root, tmp_path):
     folder = shutil.copytree(ensure_preview(vlm.SUMMARIZER, preview_root), tmp_path / "model")
     settings = f"summarizer: {{model: '{folder}'}}"
     key = resource().made_by(MISSION).key
 
-    assert resource().maker(MISSION) == {"summarizer": "preview", "key": key, "preview": PREVIEW_NOTE}
-    assert resource(settings).maker(MISSION) == {"summarizer": str(folder), "key": key, "preview": PREVIEW_NOTE}
+    assert resource().metadata(MISSION) == {"summarizer": "preview", "key": key, "preview": PREVIEW_NOTE}
+    assert resource(settings).metadata(MISSION) == {"summarizer": str(folder), "key": key, "preview": PREVIEW_NOTE}
     (folder / "PREVIEW.json").unlink()
-    assert resource(settings).maker(MISSION) == {"summarizer": str(folder), "key": key}
+    assert resource(settings).metadata(MISSION) == {"summarizer": str(folder), "key": key}
 
 
-def test_maker_has_a_revision_where_the_model_has_one(resource, monkeypatch):
+def test_model_description_has_the_revision_if_there_is_one(resource, monkeypatch):
     made_by = ModelIdentity(kind="vision_language", model="Qwen/Qwen3-VL-4B-Instruct", revision="89644892", facts={})
     monkeypatch.setattr(SummarizerResource, "made_by", lambda self, mission: made_by)
 
-    assert resource().maker(MISSION) == {
+    assert resource().metadata(MISSION) == {
         "summarizer": "Qwen/Qwen3-VL-4B-Instruct", "revision": "89644892", "key": made_by.key,
     }  # fmt: skip
 
@@ -196,7 +196,7 @@ def test_maker_has_a_revision_where_the_model_has_one(resource, monkeypatch):
 
 
 @pytest.mark.parametrize("how", ["file", "run"])
-def test_class_of_ones_own_takes_the_models_place(resource, module, how):
+def test_custom_class_replaces_the_model(resource, module, how):
     named = f"{module}:Mine"
     mine = resource(f"summarizer: {{kind: '{named}'}}") if how == "file" else resource(kind=named)
     if how == "file":
@@ -210,15 +210,15 @@ def test_class_of_ones_own_takes_the_models_place(resource, module, how):
     assert made.summarize([NamedImage("a.jpg", Image.new("RGB", (1, 1)))], MISSION) == [f"{MISSION} a.jpg"]
     assert mine.identity(MISSION) == f"{named}:v1"
     assert mine.made_by(MISSION) is None
-    assert mine.maker(MISSION) == {"summarizer": f"{named}:v1"}
+    assert mine.metadata(MISSION) == {"summarizer": f"{named}:v1"}
 
 
-def test_run_may_go_back_to_the_model(resource, module):
+def test_run_can_select_the_model_again(resource, module):
     assert resource(f"summarizer: {{kind: '{module}:Mine'}}", kind="transformers").made_by(MISSION).preview
 
 
 def test_module_of_the_current_folder_is_not_found(resource, tmp_path, monkeypatch):
-    """A data root may contain modules too."""
+    """Modules in a data root must not be imported."""
     (tmp_path / "planted.py").write_text("class Mine:\n    def summarize(self, images, mission):\n        return []\n")
     monkeypatch.chdir(tmp_path)
 
@@ -229,19 +229,19 @@ def test_module_of_the_current_folder_is_not_found(resource, tmp_path, monkeypat
 @pytest.mark.parametrize(
     ("named", "reason"),
     [("nowhere_to_be_found:Mine", "No module named"), ("mine_summarizer:Absent", "Absent"),
-     ("mine_summarizer:Mute", "is no class of a summarizer"), ("mine_summarizer", "no summarizer is called"),
+     ("mine_summarizer:Mute", "is not a summarizer class"), ("mine_summarizer", "unknown summarizer"),
      ("mine_summarizer:Needy", "Needy.path.: missing a required argument"),
      ("mine_summarizer:Narrow", "Narrow.summarize.self, images.: too many"), ("no_python:Mine", "SyntaxError")],
 )  # fmt: skip
-def test_class_that_cannot_be_used_is_refused_before_a_worker_starts(resource, module, named, reason):
+def test_unusable_class_is_refused_before_a_worker_starts(resource, module, named, reason):
     for use in (lambda made: made.factory(), lambda made: made.identity(MISSION)):
         with pytest.raises(WrongUsage, match=reason) as caught:
             use(resource(kind=named))
         assert "summarize(images, mission) -> list[str]" in caught.value.do
 
 
-def test_class_that_cannot_be_made_is_named(resource, module):
-    """An error raised in its `__init__` would not mention a summarizer."""
+def test_class_that_cannot_be_constructed_is_named(resource, module):
+    """An error raised in its `__init__` would not mention the summarizer."""
     factory = resource(kind=f"{module}:Broken").factory()
 
     with pytest.raises(ModelUnusable, match="mine_summarizer:Broken cannot be made") as caught:
@@ -249,5 +249,5 @@ def test_class_that_cannot_be_made_is_named(resource, module):
     assert caught.value.why == "OSError: no licence"
 
 
-def test_static_method_is_as_good(resource, module):
+def test_static_method_is_accepted(resource, module):
     assert resource(kind=f"{module}:Static").factory()().summarize([], MISSION) == []

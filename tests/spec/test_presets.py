@@ -552,7 +552,7 @@ def test_invariant_missing_manifest_fails_fast(dataset, base, left):
 
     said = refused_untouched(PresetConflict, dataset, rescale_here)
 
-    assert "nothing says with which parameters it was made" in said
+    assert "the parameters it was made with are not recorded" in said
     assert "delete the preset directory" in said
 
 

@@ -91,11 +91,11 @@ def test_layout_of_another_program_is_packed_verbatim(other):
             assert members[spec.member] == (other.derived / spec.folder / f"{image_id}.npy").read_bytes()
         assert np.load(io.BytesIO(members["vae.npy"])).shape == (16, 3, 3)
     with Ledger(other.ledger) as ledger:
-        assert {row.maker for spec in embedding_specs() for row in ledger.files(spec.kind).values()} == {"unknown"}
+        assert {row.model_key for spec in embedding_specs() for row in ledger.files(spec.kind).values()} == {"unknown"}
 
 
 @pytest.mark.filterwarnings("ignore:Stored array in format")
-def test_layout_of_another_program_is_told_what_is_wrong_with_it(other):
+def test_layout_of_another_program_is_reported_what_is_wrong_with_it(other):
     """Values in Fortran order would be read transposed by who skips the header; a file in other bytes is its owner's to mend."""
     latent = other.derived / VAE.folder / "plain.npy"
     np.save(latent, np.asfortranarray(np.ones((16, 3, 3), np.float16)))

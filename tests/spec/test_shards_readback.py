@@ -190,6 +190,13 @@ def test_energon_blends_buckets_in_batches_of_one(appended, energon):
     assert {check_sample(appended, sample) for batch in batches for sample in batch} == LIVE
 
 
+def test_energon_reads_every_sample_of_all_buckets_once(root, energon):
+    """metadataset.yaml with `repeat=False`, as for an evaluation."""
+    batches = crude_samples(energon, root.shards / METADATASET, repeat=False)
+
+    assert Counter(check_sample(root, sample) for batch in batches for sample in batch) == Counter(list(SIZES))
+
+
 def test_energon_finds_samples_by_key(appended, energon):
     """index.sqlite, as joins and auxiliary datasets use it."""
     from megatron.energon.cache.file_store import WebdatasetFileStore

@@ -106,7 +106,7 @@ def test_problem_recorded_again_keeps_its_first_time(ledger):
     assert ledger.problems() == [problem(at=FIRST, detail="truncated")]
 
 
-def test_problem_with_another_reason_begins_anew(ledger):
+def test_problem_with_another_reason_begins_again(ledger):
     ledger.record_problems([problem(at=FIRST)])
     ledger.record_problems([problem(reason="too_small", at=LATER)])
 
@@ -193,7 +193,7 @@ def test_processes_that_meet_in_a_new_root_make_one_ledger(tmp_path):
         for n in range(40):
             Ledger(Path(sys.argv[1], str(n), "ledger.sqlite")).close()
     """
-    makers = [
+    model_keys = [
         subprocess.Popen(
             [sys.executable, "-c", textwrap.dedent(script), str(tmp_path)],
             stdin=subprocess.PIPE,
@@ -201,12 +201,12 @@ def test_processes_that_meet_in_a_new_root_make_one_ledger(tmp_path):
         )
         for _ in range(4)
     ]
-    for maker in makers:
-        assert maker.stdout.readline()
-    for maker in makers:
-        maker.stdin.close()
+    for model_key in model_keys:
+        assert model_key.stdout.readline()
+    for model_key in model_keys:
+        model_key.stdin.close()
 
-    assert [maker.wait(timeout=120) for maker in makers] == [0] * 4
+    assert [model_key.wait(timeout=120) for model_key in model_keys] == [0] * 4
 
 
 def test_ledger_in_memory_leaves_no_file(tmp_path, monkeypatch):

@@ -79,7 +79,7 @@ def test_folder_that_is_not_there_is_made_but_not_by_a_look(tmp_path, no_folders
     assert (tmp_path / "a" / "b").is_dir()
 
 
-def test_remembered_folder_that_is_not_there_is_told(tmp_path):
+def test_remembered_folder_that_is_not_there_is_reported(tmp_path):
     root = DataRoot(tmp_path / "data")
     assert gone(root) == {}
     root = put(put(root, "shards", tmp_path / "disk"), "derived", tmp_path / "other")

@@ -1,5 +1,6 @@
 """One folder never mixes two models, and identities of earlier schemes remain valid."""
 
+import msgspec
 import pytest
 
 from imagemill.errors import ImagemillError, ModelMismatch
@@ -29,8 +30,8 @@ def identity(**changes):
     return ModelIdentity(**{**given, **changes})
 
 
-def made_by(ledger, maker):
-    ledger.record_files([FileRow("vae_latents", "a", posix_signature(1, 2, 3), "s", "c", maker)])
+def made_by(ledger, model_key):
+    ledger.record_files([FileRow("vae_latents", "a", posix_signature(1, 2, 3), "s", "c", model_key)])
 
 
 def test_first_model_is_recorded_and_the_same_one_passes(ledger):
@@ -56,7 +57,7 @@ def test_same_weights_from_a_mirror_on_another_device_are_the_same_model(ledger)
 
 
 def test_another_model_is_refused_where_only_the_record_of_the_first_is_lost(ledger):
-    """The rows of the files still contain their maker."""
+    """The rows of the files still contain their model key."""
     made_by(ledger, identity().key)
 
     with pytest.raises(ModelMismatch, match="files of another model are there"):
@@ -90,16 +91,59 @@ def test_identity_of_an_older_scheme_equals_one_that_adds_old_values(monkeypatch
     assert differing_facts(old, identity(facts={**old.facts, "novel": 1}, scheme=2)) == ["novel"]
     assert differing_facts(new, old) == []
     assert differing_facts(old, identity(facts={**old.facts, **size})) == ["size"], "of one scheme, a fact is a fact"
-    assert provenance.SCHEME == 1
+    assert provenance.SCHEME == 3
 
 
 def test_recorded_identity_of_an_older_scheme_stays_in_force(ledger):
-    """Files made before and after the new scheme have one maker."""
+    """Files made before and after the new scheme have one model key."""
     guard_identity(ledger, identity())
 
     new = identity(facts={**identity().facts, "size": "original"}, scheme=2)
     assert guard_identity(ledger, new) == identity()
     assert read_identity(ledger, "vae_latents") == identity()
+
+
+FILES = {"model.safetensors": "ab"}
+
+
+def of_tensors(weights="tensors", files=FILES):
+    facts = {"weights_sha256": weights, "dtype": "float32", "size": "original"}
+    return identity(facts=facts, scheme=3, files_sha256=files, libraries={"torch": "2.13.0"})
+
+
+@pytest.mark.parametrize("scheme", [1, 2])
+def test_identity_of_weight_files_stays_in_force_for_the_same_files(ledger, scheme):
+    """Schemes 1 and 2 recorded the weight files. Spec: docs/spec/conventions.md#provenance"""
+    size = {"size": "original"} if scheme == 2 else {}
+    old = identity(facts={"weights_sha256": FILES, "dtype": "float32", **size}, scheme=scheme)
+    provenance.record_identity(ledger, old)
+    stored = ledger.setting("identity.vae_latents")
+
+    assert guard_identity(ledger, of_tensors()) == old
+    assert ledger.setting("identity.vae_latents") == stored, "never rewritten"
+    with pytest.raises(ModelMismatch, match="differs in weights_sha256"):
+        guard_identity(ledger, of_tensors(files={"model.safetensors": "cd"}))
+    with pytest.raises(ModelMismatch, match="differs in weights_sha256"):
+        guard_identity(ledger, of_tensors(files={"model-00001-of-00001.safetensors": "ef"}))
+
+
+def test_identity_of_tensors_does_not_depend_on_files_and_libraries(ledger):
+    guard_identity(ledger, of_tensors())
+
+    resharded = of_tensors(files={"a.safetensors": "1", "b.safetensors": "2"})
+    assert guard_identity(ledger, msgspec.structs.replace(resharded, libraries={"torch": "9"})) == of_tensors()
+    with pytest.raises(ModelMismatch, match="differs in weights_sha256"):
+        guard_identity(ledger, of_tensors("others"))
+
+
+def test_lost_record_of_a_model_by_files_is_restored_from_the_keys_of_its_files(ledger):
+    """New files get the key of the existing ones."""
+    former = of_tensors().former
+    made_by(ledger, former.key)
+
+    assert guard_identity(ledger, of_tensors()) == former == read_identity(ledger, "vae_latents")
+    assert former.scheme == 2
+    assert former.libraries is None
 
 
 def test_forgotten_identity_can_be_recalled(ledger):
@@ -119,3 +163,13 @@ def test_record_of_a_model_that_cannot_be_read_names_the_repair(ledger):
         read_identity(ledger, "vae_latents")
 
     assert "`imagemill repair`" in str(caught.value.do)
+
+
+@pytest.mark.parametrize(("width", "differing"), [(1024, []), (4096, ["width"])])
+@pytest.mark.parametrize("scheme", [1, 2])
+def test_fact_that_the_newest_scheme_adds_has_its_old_value_in_both_older_ones(scheme, width, differing):
+    old = identity(facts={"weights_sha256": FILES, "tokens": 77}, scheme=scheme)
+    facts = {"weights_sha256": "of tensors", "tokens": 77, "width": width}
+    new = identity(facts=facts, scheme=3, files_sha256=FILES)
+
+    assert differing_facts(old, new) == differing_facts(new, old) == differing

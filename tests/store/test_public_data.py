@@ -46,7 +46,7 @@ def test_splits_are_those_with_records(tmp_path, preset):
     ("name", "space"),
     [("train.jsonl", "pixel"), ("a/b/val.norm.jsonl", "norm"), ("val.coord.jsonl", "coord"), ("coord.jsonl", "pixel")],
 )
-def test_space_is_told_by_the_name(name, space):
+def test_space_is_reported_by_the_name(name, space):
     assert space == space_of(name)
 
 
@@ -69,7 +69,7 @@ def test_relative_folder_becomes_absolute(tmp_path, monkeypatch):
     assert tmp_path / "public" == PublicData.at("public").path
 
 
-def test_manifest_that_is_missing_is_none_and_one_that_is_broken_is_told(preset):
+def test_manifest_that_is_missing_is_none_and_one_that_is_broken_is_reported(preset):
     assert read_preset_manifest(preset) is None
 
     preset.path.mkdir(parents=True)

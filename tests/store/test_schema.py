@@ -30,7 +30,7 @@ def test_every_row_survives_the_upgrade(tmp_path, name):
             (r.image_id, r.file_name, r.stat, r.fingerprint, r.height, r.width) for r in ledger.sources().values()
         }
         files = {
-            (row.kind, row.image_id, row.stat, row.source, row.content, row.maker)
+            (row.kind, row.image_id, row.stat, row.source, row.content, row.model_key)
             for kind in FOLDERS for row in ledger.files(kind).values()
         }  # fmt: skip
         assert sources == {(*r[:2], posix_signature(*r[2:5]), *r[5:]) for r in before["sources"]}
@@ -46,7 +46,7 @@ def test_every_row_survives_the_upgrade(tmp_path, name):
 
 
 @pytest.mark.parametrize(("name", "command"), [("schema1", "stage2"), ("schema2", "run")])
-def test_root_of_an_earlier_release_goes_on_without_making_anything_anew(tmp_path, name, command):
+def test_root_of_an_earlier_release_goes_on_without_making_anything_again(tmp_path, name, command):
     """No byte or time of a file, record or tar changes. Shard sets of the first schema were never released."""
     root = unpacked(tmp_path, name)
     if command == "stage2":

@@ -25,7 +25,7 @@ def known(root):
         return ledger.settings(), set(ledger.withdrawals())
 
 
-def test_lost_ledger_takes_everything_from_the_copy_and_says_so(root, capsys):
+def test_lost_ledger_takes_everything_from_the_copy_and_is_reported(root, capsys):
     root.ledger.unlink()
 
     assert known(root) == ({"begun": "1", "identity.k": "{}"}, {"a"})

@@ -385,7 +385,7 @@ def test_broken_rule_is_found_with_its_remedy_and_severity(tmp_path, rule):
     assert report.passed == all(RULES[name].severity == "warning" for name in report.rules)
 
 
-def test_what_is_not_there_is_told_as_a_report(tmp_path):
+def test_what_is_not_there_is_reported_as_a_report(tmp_path):
     (tmp_path / "here.jsonl").touch()
     assert validate(tmp_path / "here.jsonl").passed
 
@@ -399,7 +399,7 @@ def test_what_is_not_there_is_told_as_a_report(tmp_path):
 def test_row_says_what_it_demands_and_what_to_do(rule):
     row = RULES[rule]
 
-    assert row.says
+    assert row.description
     assert row.remedy
     assert row.kinds
     assert row.severity in {"error", "warning"}

@@ -13,7 +13,9 @@ from imagemill.validation.findings import KEPT_FINDINGS, Finding, Report, as_jso
 
 
 def finding(**changes):
-    return Finding(**{"file": "x.jsonl", "rule": "mask", "message": "holds no 1", "remedy": "run imagemill", **changes})
+    return Finding(
+        **{"file": "x.jsonl", "rule": "mask", "message": "contains no 1", "remedy": "run imagemill", **changes}
+    )
 
 
 def test_ints_count_what_was_checked_and_findings_what_is_wrong():
@@ -56,9 +58,9 @@ def test_reports_do_not_share_their_lists():
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({}, "x.jsonl: mask: holds no 1\n  do: run imagemill"),
-        ({"line": 3, "item": "a"}, "x.jsonl:3: mask: a: holds no 1\n  do: run imagemill"),
-        ({"line": 3, "item": "a", "field": "t5"}, "x.jsonl:3: mask: a t5: holds no 1\n  do: run imagemill"),
+        ({}, "x.jsonl: mask: contains no 1\n  do: run imagemill"),
+        ({"line": 3, "item": "a"}, "x.jsonl:3: mask: a: contains no 1\n  do: run imagemill"),
+        ({"line": 3, "item": "a", "field": "t5"}, "x.jsonl:3: mask: a t5: contains no 1\n  do: run imagemill"),
     ],
 )  # fmt: skip
 def test_finding_says_where_which_rule_what_and_what_to_do(changes, text):
@@ -84,7 +86,7 @@ def test_report_is_json_for_programs():
     assert msgspec.json.decode(as_json(report)) == {
         "passed": False, "file": "x", "kind": "stage2", "checked": 1, "errors": 1, "warnings": 0, "rules": {"mask": 1},
         "findings": [
-            {"file": "x.jsonl", "rule": "mask", "message": "holds no 1", "remedy": "run imagemill", "line": 2, "field": "",
+            {"file": "x.jsonl", "rule": "mask", "message": "contains no 1", "remedy": "run imagemill", "line": 2, "field": "",
              "item": "a", "severity": "error"}
         ],
     }  # fmt: skip

@@ -279,7 +279,7 @@ def test_set_of_before_samples_were_measured_passes(packed):
         packed, lambda lines: [json.dumps({key: json.loads(line)[key] for key in kept}).encode() for line in lines]
     )
     manifest = read_json(folder_of(packed) / "manifest.json")
-    del manifest["statistics"]
+    del manifest["statistics"], manifest["crop"]
     write_json(folder_of(packed) / "manifest.json", sealed(manifest))
 
     assert check_set(packed).findings == []
@@ -290,6 +290,10 @@ def test_set_of_before_samples_were_measured_passes(packed):
     [
         ({"tombstones": 3}, "tombstones"),
         ({"statistics": {"caption_tokens": {"5": 99}}}, "statistics"),
+        (
+            {"crop": {"size": "original", "median_coverage": 1, "median_enlargement": 1, "most_enlargement": 1}},
+            "statistics",
+        ),
         ({"bucket": "832x1216"}, "set_bucket"),
     ],
 )

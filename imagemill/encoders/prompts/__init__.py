@@ -56,13 +56,13 @@ def read_prompt(path: Path, setting: str) -> str:
     Raises:
         MissingInput: there is no such file. WrongUsage: it is blank, or no UTF-8 text.
     """
-    do = f"put the prompt there as UTF-8 text, or correct {setting} in imagemill.yaml"
+    do = f"save the prompt there as UTF-8 text, or correct {setting} in imagemill.yaml"
     try:
         text = path.read_text("utf-8-sig").strip()
     except OSError as error:
         raise MissingInput(f"prompt file cannot be read: {error.strerror}", where=path, do=do) from error
     except UnicodeDecodeError as error:
-        raise WrongUsage(f"prompt file is no UTF-8 text: {error}", where=path, do=do) from error
+        raise WrongUsage(f"prompt file is not UTF-8 text: {error}", where=path, do=do) from error
     if not text:
         raise WrongUsage("prompt file is blank", where=path, do=do)
     return text

@@ -312,7 +312,7 @@ def excluded_images(derived: Path, ledger: Ledger, settings: NearDuplicateSettin
         return {}
     summary = read_summary(derived)
     groups = read_groups(derived, summary)
-    why = "imagemill.yaml says near_duplicates.exclude: true"
+    why = "imagemill.yaml sets near_duplicates.exclude: true"
     do = "run `imagemill run`, or materialize near_duplicates in the UI; or set near_duplicates.exclude: false"
     if summary is None or groups is None:
         raise MissingInput("no report of near duplicates", where=summary_path(derived), why=why, do=do)

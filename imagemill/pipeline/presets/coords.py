@@ -52,11 +52,12 @@ def is_plainly_valid(record: Record) -> bool:
 def to_norm(record: Record) -> list[tuple[Record, str, list[int]]]:
     """Convert a valid record's geometry to 0…999 in place; return each object with its key and bins."""
     objects: list[Record] = record["objects"]
-    geometries = []
-    for item, bins in zip(objects, quantise_objects(objects, record["width"], record["height"]), strict=True):
-        key = "bbox_2d" if "bbox_2d" in item else "poly"
+    quantised = quantise_objects(objects, record["width"], record["height"])
+    geometries = [
+        (item, "bbox_2d" if "bbox_2d" in item else "poly", bins) for item, bins in zip(objects, quantised, strict=True)
+    ]
+    for item, key, bins in geometries:
         item[key] = bins
-        geometries.append((item, key, bins))
     return geometries
 
 

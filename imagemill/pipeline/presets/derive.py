@@ -230,7 +230,7 @@ def check_preset_exists(preset: PresetDir) -> None:
     raise MissingInput(
         f"no preset {preset.name} in {dataset.name}",
         where=dataset.path,
-        why=f"presets there: {', '.join(names)}" if names else "there is no preset yet",
+        why=f"existing presets: {', '.join(names)}" if names else "there is no preset yet",
         do=f"check --preset; a new one is made by imagemill preset rescale {dataset.name} --preset {base}",
     )
 
@@ -281,7 +281,7 @@ def _derived_manifest(base: PresetDir, derived: PresetDir, manifest: Manifest, o
     made_of = (existing_manifest or {}).get("base")
     if existing_manifest is None or not isinstance(made_of, dict) or made_of.get("preset") != base.name:
         raise ImagemillError(
-            f"{derived.name} is there and was not derived from {base.name}",
+            f"{derived.name} exists and was not derived from {base.name}",
             where=derived.manifest,
             why="a derived preset appears together with its manifest, and nothing in it is ever replaced",
             do="rename or delete that directory, then run coord again",
@@ -312,7 +312,7 @@ def _refuse_changed(
 
 def _base_changed(base: PresetDir, derived: PresetDir, what: str) -> BaseChanged:
     return BaseChanged(
-        f"{base.name} has changed since {derived.name} was made from it: {what}",
+        f"{base.name} has changed since {derived.name} was derived from it: {what}",
         where=derived.manifest,
         why="images of a derived preset are never removed or replaced, so it cannot follow",
         do=f"delete {derived.path} and run coord again (the base keeps its images)",
@@ -348,6 +348,6 @@ def _refuse_problems(base: PresetDir, drafts: Iterable[SplitDraft], plan: LinkPl
         " and ".join(counted),
         problems,
         where=base.path,
-        why="a split is published when all of it is good",
+        why="a split is published only if it is complete and valid",
         do="; ".join(repairs + ([remedy(plan)] if plan and refused else [])),
     )

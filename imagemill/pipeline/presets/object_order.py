@@ -71,7 +71,7 @@ def choose_order(
         WrongUsage: if the requested order is unknown.
     """
     if requested not in (None, *ORDERS):
-        raise WrongUsage(f"no object_order {requested!r}", do=f"choose from {', '.join(ORDERS)}")
+        raise WrongUsage(f"unknown object_order {requested!r}", do=f"choose from {', '.join(ORDERS)}")
     recorded = recorded_order(base, manifest)
     if not is_foreign(manifest) or recorded == "annotation":
         return ChosenOrder(_agreed(base, recorded, requested) or DEFAULT_ORDER)

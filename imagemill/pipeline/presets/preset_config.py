@@ -36,7 +36,7 @@ from imagemill.adapters.convert import adapter_names, parse_split_rule
 from imagemill.adapters.source import Geometry
 from imagemill.domain.geometry import IMAGE_FACTOR, MAX_PIXELS, MIN_PIXELS, check_limits
 from imagemill.domain.preset_names import derived_name, parse_preset
-from imagemill.domain.preset_records import ObjectOrder
+from imagemill.domain.preset_records import ObjectOrder, ResizeLibrary
 from imagemill.errors import ImagemillError, WrongUsage
 from imagemill.store.public_data import Dataset, folder_name, no_dataset
 from imagemill.text.safe_yaml import read_yaml
@@ -81,7 +81,7 @@ class PresetSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     image_factor: Positive | None = None
     max_pixels: Positive | None = None
     min_pixels: Positive | None = None
-    library: Literal["torch", "pillow"] | None = None
+    library: ResizeLibrary | None = None
     splits: list[Split] | None = None
     max_objects: Positive | None = None
     object_order: ObjectOrder | None = None
@@ -136,7 +136,7 @@ class Presets(msgspec.Struct, frozen=True, kw_only=True):
 
     def difference(self, of: str, name: str, flag: object, stated: object, *, do: str) -> WrongUsage:
         """Return the error for a flag that differs from the file."""
-        what = f"{of}: --{name.replace('_', '-')} says {flag}, {self.path.name} says {stated}"
+        what = f"{of}: --{name.replace('_', '-')} gives {flag}, {self.path.name} gives {stated}"
         return WrongUsage(what, where=self.path, do=do)
 
     def default_preset(self, dataset: Dataset) -> str:
@@ -172,7 +172,7 @@ def split_key(key: str) -> tuple[str, str]:
     """Return the dataset and preset of a partition key; raise WrongUsage if it is invalid."""
     dataset, slash, preset = key.partition("/")
     if not slash:
-        raise WrongUsage(f"{key!r} names no preset", do="write <dataset>/<preset>")
+        raise WrongUsage(f"{key!r} is not the key of a preset", do="write <dataset>/<preset>")
     return folder_name(dataset, "dataset"), folder_name(preset, "preset", taken=("raw",))
 
 

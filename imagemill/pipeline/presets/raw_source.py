@@ -28,13 +28,13 @@ class RawSource(NamedTuple):
     split_rule: SplitRule | None
 
 
-def raw_source(configured: Presets, dataset: str, asked: Mapping[str, Any]) -> RawSource:
+def raw_source(configured: Presets, dataset: str, requested: Mapping[str, Any]) -> RawSource:
     """Return a dataset's source.
 
     Args:
         configured: `presets.yaml`.
         dataset: name of the dataset.
-        asked: requested fields of RawSource, paths as text; None if not given. `annotations` may contain a subset of
+        requested: requested fields of RawSource, paths as text; None if not given. `annotations` may contain a subset of
             the file's splits.
 
     Raises:
@@ -42,7 +42,7 @@ def raw_source(configured: Presets, dataset: str, asked: Mapping[str, Any]) -> R
     """
     settings = configured.datasets.get(dataset)
     stated = _typed({name: getattr(settings, name) for name in RawSource._fields} if settings else {}, configured.place)
-    given = _typed(asked, Path)
+    given = _typed(requested, Path)
     for name, value in given.items():
         in_file = stated.get(name, value)
         same = value.items() <= in_file.items() if isinstance(value, dict) else value == in_file
@@ -52,7 +52,7 @@ def raw_source(configured: Presets, dataset: str, asked: Mapping[str, Any]) -> R
     source = {"geometry": "boxes", "split_rule": None, **stated, **given}
     if missing := [name for name in RawSource._fields if name not in source]:
         raise WrongUsage(
-            f"{dataset}: nothing says its {missing[0]}",
+            f"{dataset}: no {missing[0]} given",
             where=configured.path,
             do=f"give --{missing[0].replace('_', '-')}, or name the dataset in {configured.path.name}",
         )

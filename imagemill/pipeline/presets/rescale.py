@@ -6,7 +6,7 @@
     plan = plan_rescale(dataset, "rescale_32_768", choose_parameters(preset, max_pixels=602112))      # writes nothing
     report = run_rescale(plan, engine.map_batches)
 
-Presets are strict: one refused line or image fails the run, after all problems are listed; finished images stay.
+Presets are strict: one refused line or image fails the run, after all problems are listed; finished images are kept.
 
 The preset's folder appears with its manifest before the first image is written.
 
@@ -90,7 +90,7 @@ class RescaleFailed(ImagemillError):
         super().__init__(
             "\n".join([f"{plan.dataset.name}/{plan.preset.name}: {counts}", *shown]),
             where=plan.dataset.raw,
-            why=f"a preset is published whole: not written: {', '.join(unpublished)}; finished images stay",
+            why=f"a preset is published whole: not written: {', '.join(unpublished)}; finished images are kept",
             do="; ".join([*problems.remedies(), "then run the same command again"]),
         )
 
@@ -149,7 +149,7 @@ def _open_preset(dataset: Dataset, preset: PresetDir, parameters: RescaleParamet
         raise PresetConflict(
             f"{preset.name}/{IMAGES} is not a real folder",
             where=preset.images,
-            why="what is written through a link ends in another place, over files of others",
+            why="files written through a link would replace files in another place",
             do=REBUILD,
         )
     preset.images.mkdir(exist_ok=True)
@@ -244,5 +244,7 @@ def _rescaled(plan: RescalePlan, record: Mapping[str, Any] | None, raw: Path) ->
 
 def _changed(raw: Path) -> ImagemillError:
     return ImagemillError(
-        f"{raw.name} changed while it was rescaled", where=raw, do="run the same command again; finished images stay"
+        f"{raw.name} changed while it was rescaled",
+        where=raw,
+        do="run the same command again; finished images are kept",
     )

@@ -86,14 +86,14 @@ class RescaleParameters(msgspec.Struct, frozen=True, kw_only=True):
     object_order: str = DEFAULT_ORDER
 
 
-def choose_parameters(preset: PresetDir, **asked: int | str | None) -> RescaleParameters:
+def choose_parameters(preset: PresetDir, **requested: int | str | None) -> RescaleParameters:
     """Return the requested parameters; those that are None are as the preset was made, else the default.
 
     Raises:
         PresetConflict: if the preset was made with others, or exists without a record of them.
         WrongUsage: if parameters are impossible.
     """
-    given = {key: value for key, value in asked.items() if value is not None}
+    given = {key: value for key, value in requested.items() if value is not None}
     stats = (read_preset_manifest(preset) or {}).get("stage_stats", {}).get("rescale")
     # Presets of earlier releases keep the order of the annotations, and do not record it.
     recorded = {"object_order": DEFAULT_ORDER, **stats} if isinstance(stats, dict) else None
@@ -106,14 +106,14 @@ def choose_parameters(preset: PresetDir, **asked: int | str | None) -> RescalePa
     check_limits(parameters.image_factor, parameters.max_pixels, parameters.min_pixels)
     check_library(parameters.library)
     if parameters.object_order not in ORDERS:
-        raise WrongUsage(f"no object_order {parameters.object_order!r}", do=f"choose from {', '.join(ORDERS)}")
+        raise WrongUsage(f"unknown object_order {parameters.object_order!r}", do=f"choose from {', '.join(ORDERS)}")
     return parameters
 
 
 def _check_agreement(preset: PresetDir, recorded: Mapping[str, Any] | None, requested: Mapping[str, Any]) -> None:
     if recorded is None:
         raise PresetConflict(
-            f"{preset.name} is there, and nothing says with which parameters it was made",
+            f"{preset.name} exists, and the parameters it was made with are not recorded",
             where=f"{preset.manifest}, stage_stats.rescale",
             why=f"{IMMUTABLE}, and parameters are not guessed from them",
             do=REBUILD,

@@ -223,14 +223,14 @@ def _row_if_taken(row: RescaleRow, final: Path) -> RescaleRow:
             return msgspec.structs.replace(row, status="adopted", known=entry)
     except OSError:
         pass
-    return _refusal_row(row.name, _refuse_replacing(row.name, "appeared", "it appeared while this run made it"))
+    return _refusal_row(row.name, _refuse_replacing(row.name, "appeared", "another program created it during this run"))
 
 
 def _read(raw: Path) -> tuple[bytes, FileSignature]:
     try:
         return read_signed(raw)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
-        what = "is a folder" if isinstance(error, IsADirectoryError) else "is not there"
+        what = "is a folder" if isinstance(error, IsADirectoryError) else "does not exist"
         raise Refused(
             "missing_image", f"the raw image {what}", where=raw, do="put the file there, or correct the record"
         ) from error
@@ -243,11 +243,11 @@ def _check_size(job: RescaleJob, header: StoredHeader) -> None:
     turned = header.turned and stored == declared[::-1]
     raise Refused(
         "size_mismatch",
-        f"declared {declared[0]}x{declared[1]}, the file holds {stored[0]}x{stored[1]}"
-        + (f" and an EXIF orientation tag ({header.orientation}) that turns it" if turned else ""),
+        f"declared {declared[0]}x{declared[1]}, the file has {stored[0]}x{stored[1]}"
+        + (f" and an EXIF orientation tag ({header.orientation}) that rotates it" if turned else ""),
         where=job.name,
-        why="boxes and sizes mean stored pixels: EXIF orientation is never applied" if turned else None,
-        do="turn the raw image's pixels and drop its EXIF tag, or record stored sizes and boxes"
+        why="boxes and sizes refer to stored pixels; EXIF orientation is never applied" if turned else None,
+        do="rotate the raw image's pixels and remove its EXIF tag, or record stored sizes and boxes"
         if turned
         else "correct width and height in the record, or replace the raw image",
     )
@@ -264,13 +264,13 @@ def _check_made(job: RescaleJob, pixels: bytes, raw: bytes) -> None:
         size = f"{header.width}x{header.height}, expected {job.target[0]}x{job.target[1]}"
         raise _refuse_replacing(job.name, "preset_image_bad", f"it is {size}")
     if job.size == job.target and pixels != raw:
-        raise _refuse_replacing(job.name, "raw_changed", "it differs from the raw image, of which it has to be a copy")
+        raise _refuse_replacing(job.name, "raw_changed", "it differs from the raw image, of which it must be a copy")
 
 
 def _refuse_replacing(name: str, reason: str, what: str) -> Refused:
     return Refused(
         reason,
-        f"the preset's image stays as it is, and {what}",
+        f"the preset's image is kept, and {what}",
         where=name,
         why="preset images are never replaced",
         do="delete that file in the preset and rescale again, or choose a new preset name",

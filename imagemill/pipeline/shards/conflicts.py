@@ -21,6 +21,7 @@ from imagemill.pipeline.shards.shard_sets import (
     load_manifest,
     read_manifest,
     read_tombstones,
+    set_members,
 )
 
 
@@ -47,14 +48,14 @@ def refuse_conflicts(shard_set: PackPlan) -> None:
     """Raise ShardExists with the first conflict of one type and the number of the others."""
     if existing := _existing_conflicts(shard_set):
         raise ShardExists(
-            f"shards are already there: {_summarize(existing, 'buckets')}",
+            f"shards already exist: {_summarize(existing, 'buckets')}",
             where=shard_set.output,
-            why="existing shards are never replaced unless asked",
+            why="existing shards are replaced only on request",
             do="`imagemill shards --overwrite` replaces each chosen bucket's whole set",
         )
     if duplicates := list(_duplicates(shard_set)):
         raise ShardExists(
-            f"a sample would count twice: {_summarize(duplicates, 'samples')}",
+            f"a sample would be in two buckets: {_summarize(duplicates, 'samples')}",
             where=shard_set.output,
             why="its old bucket is not among the chosen ones",
             do="pack the old bucket too, or first: the same command with that --bucket, or without any",
@@ -79,9 +80,11 @@ def _conflict(shard_set: PackPlan, plan: BucketPlan) -> str | None:
     try:
         manifest = load_manifest(folder)
     except MissingInput:
-        return f"{folder.name} holds shards without our manifest"
+        return f"{folder.name} contains shards without a manifest of imagemill"
     except ImagemillError as error:
-        return f"{folder.name} holds shards without a usable manifest: {error.what}"
+        return f"{folder.name} contains shards without a usable manifest: {error.what}"
+    if shard_set.existing == "append" and manifest.members != (expected := set_members()):
+        return f"{folder.name} contains {', '.join(manifest.members)}; the kinds in use give {', '.join(expected)}"
     return None if agrees(tars, manifest) else f"{folder.name}: the tars are not those of its manifest"
 
 
@@ -93,4 +96,4 @@ def _duplicates(shard_set: PackPlan) -> Iterator[str]:
         with suppress(ImagemillError):  # a damaged set: validators report it
             for line in live_lines(folder) if read_manifest(folder) else ():
                 if line.image_id in new:
-                    yield f"{line.image_id} belongs to {new[line.image_id]} now, and still counts in {folder.name}"
+                    yield f"{line.image_id} belongs to {new[line.image_id]} now, and is still live in {folder.name}"

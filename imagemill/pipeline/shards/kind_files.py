@@ -6,10 +6,10 @@ Spec: docs/spec/conventions.md#completion, docs/spec/shards.md#readiness
 """
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
 
 import msgspec
 
+from imagemill.domain.embedding_specs import Refusal
 from imagemill.errors import InvalidNpy
 from imagemill.formats.npy import NpyStore, check_npy_header
 from imagemill.fs.fingerprints import FileSignature
@@ -35,11 +35,7 @@ class PackingRecord(msgspec.Struct, frozen=True, gc=False):
     member: bytes
 
 
-class Refusal(NamedTuple):
-    """The reason why a file is not packed."""
-
-    reason: str
-    detail: str
+_AGAIN = "run `imagemill stage2`"
 
 
 class KindFiles:
@@ -72,13 +68,15 @@ class KindFiles:
             source: the ledger row of its image, if known.
         """
         image_id = record.image_id
+        if refused := self.spec.refuses(record.height, record.width):
+            return refused
         expected_source = record.caption if self._of_caption else source.fingerprint if source else None
         try:
             row = self._unchanged.get(image_id)
             if row is None:
                 listed_as = self._listing.get(image_id)
                 if listed_as is None:
-                    return Refusal("missing_file", f"no {self.spec.folder}/{image_id}.npy")
+                    return Refusal("missing_file", f"no {self.spec.folder}/{image_id}.npy", _AGAIN)
                 row = self._adopt(record, listed_as, expected_source)
                 self.adopted.append(row)
             elif source is None or source.height != record.height or source.width != record.width:
@@ -87,12 +85,12 @@ class KindFiles:
                 if source is None or self.spec.shape(source.height, source.width) != shape:
                     check_npy_header(self.store.path(image_id), shape, self.spec.dtype)
         except InvalidNpy as invalid:
-            return Refusal(invalid.reason, invalid.what)
+            return Refusal(invalid.reason, invalid.what, _AGAIN)
         except OSError as error:
-            return Refusal(READ_ERROR, str(error))
+            return Refusal(READ_ERROR, str(error), _AGAIN)
         if row.source is not None and row.source != expected_source:
             earlier = "caption" if self._of_caption else "image"
-            return Refusal("stale", f"{self.spec.folder}/{image_id}.npy was made from an earlier {earlier}")
+            return Refusal("stale", f"{self.spec.folder}/{image_id}.npy was made from an earlier {earlier}", _AGAIN)
         return row
 
     def _adopt(self, record: PackingRecord, listed_as: FileSignature, expected_source: str | None) -> FileRow:

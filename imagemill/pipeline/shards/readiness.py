@@ -10,12 +10,13 @@ Spec: docs/spec/shards.md#readiness
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
 import msgspec
 
-from imagemill.domain.embedding_specs import EmbeddingSpec, embedding_specs
+from imagemill.domain.embedding_specs import EmbeddingSpec, Refusal, embedding_specs, mask_length
 from imagemill.domain.stage2_records import (
     DECODER,
     INLINE_VECTOR,
@@ -30,9 +31,10 @@ from imagemill.formats.jsonl import encode_line, encode_sorted, parse_line, read
 from imagemill.formats.npy import SUFFIX, NpyStore
 from imagemill.fs.fingerprints import FileSignature, fingerprint
 from imagemill.fs.listing import start_listing
-from imagemill.pipeline.shards.kind_files import READ_ERROR, KindFiles, PackingRecord, Refusal
+from imagemill.pipeline.shards.kind_files import READ_ERROR, KindFiles, PackingRecord
 from imagemill.pipeline.stage2.plan import OUTDATED_CAPTION
 from imagemill.store.ledger import FileRow, Ledger, Problem
+from imagemill.store.provenance import spec_in_force
 
 ASSET = "bucket_shards"
 
@@ -91,6 +93,7 @@ def find_ready(
     allow_preview: bool = False,
     on_ready: Callable[[Readiness], None] = lambda found: None,
     listed: Mapping[EmbeddingSpec, Mapping[str, FileSignature]] = MappingProxyType({}),
+    in_force: Callable[[EmbeddingSpec], EmbeddingSpec] | None = None,
 ) -> Readiness:
     """Read the records and match them with the files on disk.
 
@@ -103,6 +106,7 @@ def find_ready(
         allow_preview: pack captions of preview models too.
         on_ready: called after each ready record, for progress.
         listed: files of the kinds whose folder was listed already.
+        in_force: kind as declared → kind with the data root's settings and contract; by default that of the recorded model.
 
     Raises:
         MissingInput: if the record file does not exist.
@@ -110,11 +114,13 @@ def find_ready(
     if not jsonl.is_file():
         raise MissingInput("no Stage 2 records", where=jsonl, do="run `imagemill stage2` first")
     found = Readiness()
-    stores = [NpyStore(derived / spec.folder, spec) for spec in embedding_specs()]
+    chosen_specs = in_force or partial(spec_in_force, ledger=ledger)
+    stores = [NpyStore(derived / spec.folder, chosen_specs(spec)) for spec in embedding_specs()]
     listings = lambda: [listed.get(store.spec) or store.listing() for store in stores]  # noqa: E731
     if jsonl.stat().st_size > _LARGE and not listed:
         listings = start_listing([store.folder for store in stores], SUFFIX)
-    latest, sources = _latest_records(jsonl, found), ledger.sources()
+    tokens = mask_length(store.spec for store in stores)
+    latest, sources = _latest_records(jsonl, found, tokens), ledger.sources()
     rows = [list(ledger.file_rows(store.spec.kind)) for store in stores]
     kinds = [KindFiles(*files, ledger) for files in zip(stores, listings(), rows, strict=True)]
     chosen, left_out = set(buckets), _left_out(ledger, excluded, allow_preview)
@@ -134,7 +140,7 @@ def find_ready(
         for kind in kinds:
             file = kind.find(record, source)
             if isinstance(file, Refusal):
-                _skip(found, record.image_id, *file, "run `imagemill stage2`")
+                _skip(found, record.image_id, *file)
                 break
             files.append(file)
         else:
@@ -171,7 +177,7 @@ def progress_lines(every: int) -> Callable[[Readiness], None]:
     return print_counts
 
 
-def _latest_records(jsonl: Path, found: Readiness) -> dict[str, PackingRecord | Violation]:
+def _latest_records(jsonl: Path, found: Readiness, tokens: int) -> dict[str, PackingRecord | Violation]:
     """Return the last record of each id, or the violation found in it, in file order.
 
     Lines without an id are keyed by their place in the file. All other records are counted as incomplete.
@@ -179,7 +185,7 @@ def _latest_records(jsonl: Path, found: Readiness) -> dict[str, PackingRecord | 
     # Ordered by the lines that count: a later record of the same id is removed and inserted again.
     latest: dict[str, PackingRecord | Violation] = {}
     lines: dict[str, int] = {}
-    for number, item, record in _records(jsonl, found):
+    for number, item, record in _records(jsonl, found, tokens):
         found.total_records += 1
         if record is None:
             continue
@@ -191,13 +197,13 @@ def _latest_records(jsonl: Path, found: Readiness) -> dict[str, PackingRecord | 
     return latest
 
 
-def _records(jsonl: Path, found: Readiness) -> Iterator[tuple[int, str, PackingRecord | Violation | None]]:
+def _records(jsonl: Path, found: Readiness, tokens: int) -> Iterator[tuple[int, str, PackingRecord | Violation | None]]:
     """Yield line number, id and record of each line that is not blank; the record is None if the line is not a JSON object."""
-    masks = usual_masks()
+    masks = usual_masks(tokens)
     for number, record in enumerate(read_typed(jsonl, DECODER), start=1):
         if isinstance(record, bytes):
             if record.strip():
-                yield number, *_verdict(jsonl, number, record, found)
+                yield number, *_verdict(jsonl, number, record, found, tokens)
         elif is_plain(record, masks):
             mask = masks[bytes(record.t5_attention_mask)]
             caption = fingerprint(record.caption.encode())
@@ -208,10 +214,12 @@ def _records(jsonl: Path, found: Readiness) -> Iterator[tuple[int, str, PackingR
                 PackingRecord(record.image_id, record.aspect_bucket, mask, *sizes, caption, encode_sorted(record)),
             )
         else:
-            yield number, *_verdict(jsonl, number, encode_line(record), found)
+            yield number, *_verdict(jsonl, number, encode_line(record), found, tokens)
 
 
-def _verdict(jsonl: Path, number: int, raw: bytes, found: Readiness) -> tuple[str, PackingRecord | Violation | None]:
+def _verdict(
+    jsonl: Path, number: int, raw: bytes, found: Readiness, tokens: int
+) -> tuple[str, PackingRecord | Violation | None]:
     place, line = f"{jsonl.name}:{number}", parse_line(number, raw)
     if line.value is None:
         _skip(found, place, "malformed", line.problem or "", "repair or remove the line")
@@ -220,7 +228,7 @@ def _verdict(jsonl: Path, number: int, raw: bytes, found: Readiness) -> tuple[st
         return place, None
     image_id = line.value.get("image_id")
     item = image_id if isinstance(image_id, str) and image_id else place
-    if wrong := _stage1_problem(line.value) or next(iter(violations(line.value)), None):
+    if wrong := _stage1_problem(line.value) or next(iter(violations(line.value, tokens)), None):
         return item, wrong
     bucket, mask, height, width, caption = (line.value[name] for name in _PACKED)
     content = fingerprint(caption.encode())

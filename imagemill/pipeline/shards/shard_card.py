@@ -22,11 +22,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from imagemill.domain.buckets import BUCKETS, USUAL_RATIOS, bucket_size
-from imagemill.domain.embedding_specs import T5_TOKENS, embedding_specs
+from imagemill.domain.embedding_specs import T5, mask_length
 from imagemill.formats.energon import METADATASET, metadataset
 from imagemill.fs.atomic import write_bytes_atomic
-from imagemill.pipeline.shards.shard_manifest import Manifest
+from imagemill.pipeline.shards.shard_manifest import CropStatistics, Manifest, recorded_spec, specs_of_set
 from imagemill.pipeline.shards.shard_sets import Tombstone, bucket_folder, read_manifest, read_tombstones
+from imagemill.pipeline.shards.shard_statistics import POOR_USE, is_poor
 
 CARD = "README.md"
 # Name of the card if README.md is a user's file.
@@ -91,14 +92,14 @@ def write_card(output: Path, *, licence: str | None = None) -> Path | None:
 
 def write_metadataset(output: Path) -> Path | None:
     """Write Energon's blend of the buckets below `output`; return None without sets, or if the file is a user's."""
-    weights = {bucket_folder(output, one.bucket).name: one.manifest.samples for one in read_sets(output)}
+    folders = [bucket_folder(output, one.bucket).name for one in read_sets(output) if one.manifest.samples]
     path = output / METADATASET
     if not _may_be_written(path):
         return None
-    if not weights:
+    if not folders:
         path.unlink(missing_ok=True)
         return None
-    _write(path, f"# {MARKER}\n".encode() + metadataset(weights))
+    _write(path, f"# {MARKER}\n".encode() + metadataset(folders))
     return path
 
 
@@ -127,6 +128,7 @@ def card(sets: Sequence[Set], licence: str | None = None) -> str:
 
     manifests = [one.manifest for one in sets]
     samples = sum(manifest.samples for manifest in manifests)
+    most_tokens = mask_length([recorded_spec(T5, manifests[0].provenance)])
     tokens, ratios, megapixels = (
         _summed(manifests, name) for name in ("caption_tokens", "aspect_ratios", "megapixels")
     )
@@ -147,12 +149,15 @@ def card(sets: Sequence[Set], licence: str | None = None) -> str:
         marker=MARKER,
         sets=sets,
         samples=samples,
-        preview_kinds=sorted({kind for each in manifests for kind, maker in each.provenance.items() if maker.preview}),
-        members=list(_member_rows(sets)),
+        crops=[_crop_row(one.bucket, one.manifest.crop) for one in sets if one.manifest.crop],
+        poor=[one.bucket for one in sets if one.manifest.crop and is_poor(one.manifest.crop)],
+        poor_use=POOR_USE,
+        preview_kinds=sorted({kind for each in manifests for kind, entry in each.provenance.items() if entry.preview}),
+        members=list(_member_rows(sets, most_tokens)),
         models=_model_rows(manifests),
-        most_tokens=T5_TOKENS,
-        cut_off=tokens[str(T5_TOKENS)],
-        tokens=_token_classes(tokens),
+        most_tokens=most_tokens,
+        cut_off=tokens[str(most_tokens)],
+        tokens=_token_classes(tokens, most_tokens),
         ratios=_ratio_classes(ratios),
         megapixels=dict(sorted(megapixels.items(), key=lambda item: (float(item[0].lstrip("<>=")), item[0]))),
         not_counted=samples - tokens.total(),
@@ -161,19 +166,25 @@ def card(sets: Sequence[Set], licence: str | None = None) -> str:
     return str(DatasetCard(text))
 
 
+def _crop_row(bucket: str, crop: CropStatistics) -> tuple[str, ...]:
+    source = "the image" if crop.size == "original" else "the bucket's crop"
+    enlargements = (f"{times:.2f}" for times in (crop.median_enlargement, crop.most_enlargement))
+    return bucket, source, f"{crop.median_coverage:.0%}", *enlargements
+
+
 def _files(folder: str) -> list[dict[str, str]]:
     return [{"split": "train", "path": f"{folder}/shard-*.tar"}]
 
 
-def _member_rows(sets: Sequence[Set]) -> Iterator[tuple[str, ...]]:
-    specs = {spec.member: spec for spec in embedding_specs()}
+def _member_rows(sets: Sequence[Set], most_tokens: int) -> Iterator[tuple[str, ...]]:
+    specs = {spec.member: spec for one in sets for spec in specs_of_set(one.manifest)}
     width, height = bucket_size(sets[0].bucket)
     for member in dict.fromkeys(member for one in sets for member in one.manifest.members):
         dtype = shape = what = ""
         if member == "json":
             what = "the record: `image_id`, `caption`, `width`, `height`, `aspect_bucket`, `t5_attention_mask`"
         elif member == "t5m.npy":
-            dtype, shape, what = "uint8", f"({T5_TOKENS},)", "the caption's attention mask: 1 where there is text"
+            dtype, shape, what = "uint8", f"({most_tokens},)", "the caption's attention mask: 1 where there is text"
         elif spec := specs.get(member):
             shape = str(spec.shape(height, width))
             if spec.shape(2 * height, 2 * width) != spec.shape(height, width):
@@ -184,10 +195,10 @@ def _member_rows(sets: Sequence[Set]) -> Iterator[tuple[str, ...]]:
 
 def _model_rows(manifests: Sequence[Manifest]) -> list[tuple[str, ...]]:
     unknown_counts: Counter[tuple[str, ...]] = Counter()
-    for kind, maker in (item for manifest in manifests for item in manifest.provenance.items()):
-        names = (f"`{value}`" if value else "not recorded" for value in (maker.model, maker.revision, maker.key))
-        preview = {True: "**preview: random weights**", False: "no", None: "unknown"}[maker.preview]
-        unknown_counts[kind, *names, preview] += maker.unknown_maker
+    for kind, entry in (item for manifest in manifests for item in manifest.provenance.items()):
+        names = (f"`{value}`" if value else "not recorded" for value in (entry.model, entry.revision, entry.key))
+        preview = {True: "**preview: random weights**", False: "no", None: "unknown"}[entry.preview]
+        unknown_counts[kind, *names, preview] += entry.unknown_maker
     return [(*row, f"{unknown:,}") for row, unknown in unknown_counts.items()]
 
 
@@ -199,12 +210,12 @@ def _summed(manifests: Sequence[Manifest], name: str) -> Counter[str]:
     return total
 
 
-def _token_classes(tokens: Mapping[str, int]) -> dict[str, int]:
+def _token_classes(tokens: Mapping[str, int], most: int) -> dict[str, int]:
     classes: Counter[int] = Counter()
     for number, count in tokens.items():
         classes[(int(number) - 1) // _TOKEN_STEP] += count
     return {
-        f"{n * _TOKEN_STEP + 1}–{min((n + 1) * _TOKEN_STEP, T5_TOKENS)}": classes[n]
+        f"{n * _TOKEN_STEP + 1}–{min((n + 1) * _TOKEN_STEP, most)}": classes[n]
         for n in range(min(classes, default=0), max(classes, default=-1) + 1)
     }
 

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from imagemill.domain.buckets import BUCKETS
+from imagemill.domain.embedding_specs import VAE, EmbeddingSpec, default_specs, embedding_specs
 
 FORMAT = "imagemill-shards/2"
 
@@ -48,10 +49,11 @@ class ShardEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     checksum: str
 
 
-class Maker(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ModelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The recorded model of one kind; fields are None if no model is recorded.
 
-    `unknown_maker`: samples in the tars whose file was adopted.
+    `unknown_maker`: samples in the tars whose file was adopted. `libraries`: their versions when the model was recorded;
+    absent for identities of releases that did not record them.
     """
 
     model: str | None = None
@@ -60,6 +62,7 @@ class Maker(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     preview: bool | None = None
     facts: dict[str, Any] | None = None
     unknown_maker: _Count = 0
+    libraries: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
 
 
 class SetStatistics(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -71,11 +74,28 @@ class SetStatistics(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     unmeasured: _Count = 0
 
 
+class CropStatistics(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Use of the live samples' images by training at the bucket's size, see `shard_statistics.crop_statistics`.
+
+    Attributes:
+        size: `original` or `bucket`, the picture that the VAE encoded.
+        median_coverage: share of an image's pixels, from 0 to 1.
+        median_enlargement: how many times they are enlarged.
+        most_enlargement: of all samples.
+    """
+
+    size: Literal["original", "bucket"]
+    median_coverage: float
+    median_enlargement: float
+    most_enlargement: float
+
+
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The manifest of a set.
 
     `digest`: of the live samples. `manifest_digest`: of all other fields, None in sets of earlier releases.
-    `statistics`: None in sets of releases that did not count samples.
+    `empty_captions`: text kind → fingerprint of `empty-<kind>.npy`, the state of the empty caption.
+    `statistics`: None in sets of releases that did not count samples; `crop`: None if samples are not measured.
     """
 
     format: Literal["imagemill-shards/2"]
@@ -87,8 +107,10 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     members: list[_Member]
     shards: list[ShardEntry]
     parameters: ShardParameters
-    provenance: dict[_Kind, Maker]
+    provenance: dict[_Kind, ModelEntry]
+    empty_captions: dict[_Kind, str] = {}
     statistics: SetStatistics | None = None
+    crop: CropStatistics | None = None
     manifest_digest: str | None = None
 
     @property
@@ -100,6 +122,32 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     def bytes(self) -> int:
         """Total size of all tars, in bytes."""
         return sum(shard.bytes for shard in self.shards)
+
+
+def empty_caption_name(kind: str) -> str:
+    """Return the name of the file with a text kind's state of the empty caption, in a set's folder."""
+    return f"empty-{kind}.npy"
+
+
+def is_empty_caption(name: str) -> bool:
+    """Return whether a file of a set's folder has a name of `empty_caption_name`."""
+    return name.startswith("empty-") and name.endswith(".npy")
+
+
+def latent_size(provenance: Mapping[str, ModelEntry]) -> str:
+    """Return the picture that the VAE of a set encoded: `original` or `bucket`."""
+    return recorded_spec(VAE, provenance).contract["size"]
+
+
+def specs_of_set(manifest: Manifest) -> list[EmbeddingSpec]:
+    """Return the kinds of a set, in the order of its members, with their contracts; kinds that are not installed are left out."""
+    known = {spec.member: spec for spec in (*default_specs(), *embedding_specs())}
+    return [recorded_spec(known[member], manifest.provenance) for member in manifest.members if member in known]
+
+
+def recorded_spec(spec: EmbeddingSpec, provenance: Mapping[str, ModelEntry]) -> EmbeddingSpec:
+    """Return a kind with the contract of the model in a set's provenance."""
+    return spec.recorded(provenance.get(spec.kind, ModelEntry()).facts or {})
 
 
 def decode_manifest(document: Any) -> Manifest:

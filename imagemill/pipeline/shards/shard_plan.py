@@ -65,12 +65,16 @@ class BucketPlan:
 
 @dataclass(slots=True)
 class PackPlan:
-    """The plans of all chosen buckets of one run. `workers`: number of tars written concurrently."""
+    """The plans of all chosen buckets of one run.
+
+    `workers`: number of tars written concurrently. `empty_captions`: folder of states of the empty caption.
+    """
 
     output: Path
     plans: list[BucketPlan] = field(default_factory=list)
     existing: WriteMode = "refuse"
     workers: int = 1
+    empty_captions: Path | None = None
     _tars: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def tars(self, bucket: str) -> dict[str, int]:
@@ -96,7 +100,7 @@ def plan_shards(
     parameters: ShardParameters,
     existing: WriteMode = "refuse",
     *,
-    asked: Mapping[str, Any] | None = None,
+    requested: Mapping[str, Any] | None = None,
     withdrawn: Set[str] = frozenset(),
 ) -> PackPlan:
     """Choose buckets, shuffle, limit, group, cut: in this order.
@@ -107,7 +111,7 @@ def plan_shards(
         output: parent of the bucket folders.
         parameters: used for buckets without recorded parameters.
         existing: how existing shards are treated.
-        asked: if given, a bucket with a set of ours keeps the parameters of its manifest except for these, so that
+        requested: if given, a bucket with a set of ours keeps the parameters of its manifest except for these, so that
             updating or repacking a shuffled or limited set does not undo that. Buckets with equal parameters are
             shuffled and limited together, as they were before.
         withdrawn: ids that the user withdrew; they are not in `ready`.
@@ -119,8 +123,8 @@ def plan_shards(
         raise WrongUsage(f"unknown existing={existing!r}", do=f"choose from {', '.join(get_args(WriteMode))}")
     groups: dict[ShardParameters, list[str]] = {}
     for bucket in buckets:
-        recorded = None if asked is None else recorded_parameters(bucket_folder(output, bucket))
-        given = msgspec.structs.replace(recorded, **(asked or {})) if recorded else parameters
+        recorded = None if requested is None else recorded_parameters(bucket_folder(output, bucket))
+        given = msgspec.structs.replace(recorded, **(requested or {})) if recorded else parameters
         groups.setdefault(given, []).append(bucket)
     plans: list[BucketPlan] = []
     for given, group in groups.items():

@@ -24,6 +24,7 @@ from typing import Annotated, Any
 import msgspec
 
 from imagemill.domain.buckets import BUCKETS
+from imagemill.domain.embedding_specs import embedding_specs
 from imagemill.domain.geometry import MAX_SIDE
 from imagemill.domain.ids import id_problem
 from imagemill.errors import ImagemillError, MissingInput
@@ -47,6 +48,12 @@ MANIFEST = "manifest.json"
 # Members of a sample besides its npy files.
 JSON_MEMBER = "json"
 MASK_MEMBER = "t5m.npy"
+
+
+def set_members() -> list[str]:
+    """Return the members of each sample of a new set, in order: the kinds in use determine them."""
+    return [JSON_MEMBER, *(spec.member for spec in embedding_specs()), MASK_MEMBER]
+
 
 _RESTORE = "restore the file, or write the set again: `imagemill shards --overwrite`"
 
@@ -121,10 +128,10 @@ def refuse_no_sets(output: Path) -> None:
     for folder in (output, *(bucket_folder(output, bucket) for bucket in BUCKETS)):
         if os.path.lexists(folder) and not folder.is_dir():
             raise ImagemillError(
-                f"{folder.name} is no folder",
+                f"{folder.name} is not a folder",
                 where=folder,
-                why="a link to nothing" if folder.is_symlink() else "a file is in its place",
-                do="move it away; of a link, bring back what it points to",
+                why="a broken symlink" if folder.is_symlink() else "a file has its name",
+                do="move it away; if it is a link, restore its target",
             )
 
 
@@ -138,20 +145,20 @@ def load_manifest(folder: Path) -> Manifest:
 
     Raises:
         MissingInput: if the file is missing.
-        ImagemillError: if it is not a manifest of ours, or was changed after it was written.
+        ImagemillError: if it is not a valid manifest, or was changed after it was written.
     """
     path = folder / MANIFEST
     document = read_manifest_document(folder)
     try:
         manifest = decode_manifest(document)
     except msgspec.ValidationError as error:
-        what = f"{folder.name}/{MANIFEST} is not one of ours"
+        what = f"{folder.name}/{MANIFEST} was not written by imagemill"
         raise ImagemillError(what, where=path, why=str(error), do=_RESTORE) from error
     if seal_is_broken(document):
         raise ImagemillError(
             f"{folder.name}/{MANIFEST} was changed after it was written",
             where=path,
-            why=f"its {SEAL} belongs to other content",
+            why=f"its {SEAL} does not match its content",
             do=_RESTORE,
         )
     return manifest
@@ -167,7 +174,7 @@ def read_manifest_document(folder: Path) -> Any:
         what, do = f"cannot read {folder.name}/{MANIFEST}", "make it a readable file; else " + _RESTORE
         raise ImagemillError(what, where=folder, why=str(error), do=do) from error
     except ImagemillError as error:
-        what = f"{folder.name}/{MANIFEST} is not one of ours"
+        what = f"{folder.name}/{MANIFEST} was not written by imagemill"
         raise ImagemillError(what, where=folder / MANIFEST, why=error.why, do=_RESTORE) from error
 
 

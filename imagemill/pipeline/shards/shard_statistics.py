@@ -8,10 +8,13 @@ Spec: docs/spec/shards.md#updating-a-set
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import median
 from typing import Any, NamedTuple
 
 import msgspec
 
+from imagemill.domain.buckets import use_of_crop, use_of_window
+from imagemill.pipeline.shards.shard_manifest import CropStatistics
 from imagemill.pipeline.shards.shard_sets import IndexLine
 
 # Upper limits of the size classes, in megapixels; the last class has no upper limit.
@@ -68,6 +71,49 @@ def statistics_of(samples: Iterable[Measures | IndexLine]) -> dict[str, Any]:
         ),
         "unmeasured": unmeasured,
     }
+
+
+def crop_statistics(samples: Iterable[IndexLine], bucket: str, size: str) -> dict[str, Any] | None:
+    """Return the use of the samples' images at the bucket's size, None if no sample is measured.
+
+    Args:
+        samples: the live samples.
+        bucket: of the samples.
+        size: the picture that the VAE encoded, `original` or `bucket`.
+
+    Returns:
+        the fields of `CropStatistics`; values are rounded to three decimals.
+    """
+    use = use_of_crop if size == "bucket" else use_of_window
+    sizes = Counter((sample.width, sample.height) for sample in samples if sample.width and sample.height)
+    if not sizes:
+        return None
+    coverages, enlargements = zip(*(use(*size, bucket) for size in sizes.elements()), strict=True)
+    return {
+        "size": size,
+        "median_coverage": round(median(coverages), 3),
+        "median_enlargement": round(median(enlargements), 3),
+        "most_enlargement": round(max(enlargements), 3),
+    }
+
+
+# With latents of the images' own size, below this coverage or above this enlargement, `size: bucket` serves training better.
+LEAST_COVERAGE, MOST_ENLARGEMENT = 0.8, 1.2
+POOR_USE = (
+    "at the bucket's size, training would see a small part of the pictures, or enlarged latents; "
+    "set encoders.vae_latents.size: bucket in imagemill.yaml, then `imagemill stage2 --regenerate vae`"
+)
+
+
+def is_poor(crop: CropStatistics) -> bool:
+    """Return whether `size: bucket` would serve training better than these latents of the images' own size."""
+    poor = crop.median_coverage < LEAST_COVERAGE or crop.median_enlargement > MOST_ENLARGEMENT
+    return crop.size == "original" and poor
+
+
+def use_line(crop: CropStatistics) -> str:
+    """Return the statistics for people."""
+    return f"median {crop.median_coverage:.0%} of the picture, enlarged {crop.median_enlargement:.2f} times"
 
 
 def _counts(

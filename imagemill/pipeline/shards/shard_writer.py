@@ -31,18 +31,22 @@ from imagemill.formats.manifest import write_json
 from imagemill.formats.npy import npy_header
 from imagemill.formats.tar import DamagedFile, IndexEntry, KnownFile, Sample, StoredSample, write_shard
 from imagemill.fs.atomic import sync_folder, temporary_path
-from imagemill.fs.fingerprints import RunningFingerprint, signature_bytes
+from imagemill.fs.fingerprints import RunningFingerprint, fingerprint_file, signature_bytes
 from imagemill.fs.swap import remove_folder, replace_folder
 from imagemill.pipeline.shards.conflicts import stays
 from imagemill.pipeline.shards.readiness import ReadySample
 from imagemill.pipeline.shards.rotten_files import FileKey, RottenFiles, find_rotten, without
 from imagemill.pipeline.shards.shard_manifest import (
     FORMAT,
-    Maker,
+    CropStatistics,
     Manifest,
+    ModelEntry,
     SetStatistics,
     ShardEntry,
     document_of,
+    empty_caption_name,
+    is_empty_caption,
+    latent_size,
     sealed,
 )
 from imagemill.pipeline.shards.shard_plan import BucketPlan, PackPlan, digest_of
@@ -57,10 +61,11 @@ from imagemill.pipeline.shards.shard_sets import (
     entries_by_shard,
     read_index,
     read_manifest,
+    set_members,
     shard_name,
 )
-from imagemill.pipeline.shards.shard_statistics import measures_of, statistics_of
-from imagemill.store.provenance import UNKNOWN, UNKNOWN_PREVIEW, ModelIdentity
+from imagemill.pipeline.shards.shard_statistics import crop_statistics, measures_of, statistics_of
+from imagemill.store.provenance import UNKNOWN, UNKNOWN_PREVIEW, ModelIdentity, empty_caption_file
 
 # Files of a set besides its tars.
 OURS = {INDEX, TOMBSTONES, MANIFEST}
@@ -164,7 +169,7 @@ def _remove(folder: Path, plan: BucketPlan) -> BucketResult:
 def _carry_foreign(folder: Path, staging: Path) -> None:
     """Link foreign files and folders into the new set; tars that are not in the set's manifest are dropped."""
     for path in folder.iterdir() if folder.is_dir() else ():
-        if path.name in OURS or path.suffix == ".tar" or is_energon(path.name):
+        if path.name in OURS or path.suffix == ".tar" or is_energon(path.name) or is_empty_caption(path.name):
             continue
         if path.is_dir() and not path.is_symlink():
             shutil.copytree(path, staging / path.name, symlinks=True, copy_function=_link)
@@ -233,6 +238,10 @@ class _SetWriter:
         # A withdrawal keeps samples whose model may have been replaced since: the earlier manifest describes their
         # tars.
         inherited = before if self.shard_set.existing == "withdraw" else None
+        provenance = inherited.provenance if inherited else _provenance(plan, self.identities, before)
+        empty = dict(_write_empty_captions(self.shard_set.empty_captions, old, folder, provenance))
+        live = [line for line in index if line.place not in dead]
+        crop = crop_statistics(live, plan.bucket, latent_size(provenance))
         manifest = Manifest(
             format=FORMAT,
             bucket=plan.bucket,
@@ -240,11 +249,13 @@ class _SetWriter:
             samples=plan.live,
             tombstones=len(tombstones),
             appended=before is not None,
-            members=[JSON_MEMBER, *(spec.member for spec in embedding_specs()), MASK_MEMBER],
+            members=inherited.members if inherited else set_members(),
             shards=[*kept, *(shard.entry for shard in written)],
-            statistics=msgspec.convert(statistics_of(line for line in index if line.place not in dead), SetStatistics),
+            empty_captions=empty,
+            statistics=msgspec.convert(statistics_of(live), SetStatistics),
+            crop=msgspec.convert(crop, CropStatistics | None),
             parameters=plan.parameters,
-            provenance=inherited.provenance if inherited else _provenance(plan, self.identities, before),
+            provenance=provenance,
         )
         document = document_of(manifest)
         # A digest would make the unverified provenance of an earlier release look verified.
@@ -293,20 +304,50 @@ def mask_npy(mask: tuple[int, ...]) -> bytes:
     return npy_header((len(mask),), "uint8") + bytes(mask)
 
 
-def _provenance(plan: BucketPlan, identities: Mapping[str, ModelIdentity], before: Manifest | None) -> dict[str, Maker]:
+def _write_empty_captions(
+    made: Path | None, old: Path, folder: Path, provenance: Mapping[str, ModelEntry]
+) -> Iterator[tuple[str, str]]:
+    """Put the state of the empty caption of each text kind into a set's folder; yield kind and fingerprint.
+
+    `made`: folder of the states. One that is missing is taken from the set that is being replaced, if the same model made it.
+    """
+    before = read_manifest(old)
+    for kind, entry in provenance.items():
+        name, known = empty_caption_name(kind), before.empty_captions.get(kind) if before else None
+        new = made / empty_caption_file(kind, entry.key) if made and entry.key else None
+        kept = old / name if before and known and before.provenance[kind].key == entry.key else None
+        with suppress(FileNotFoundError):
+            source = new if new and new.is_file() else kept
+            if source is None or (content := fingerprint_file(source)) != (known if source == kept else content):
+                continue
+            _link(source, folder / name)
+            yield kind, content
+
+
+def _provenance(
+    plan: BucketPlan, identities: Mapping[str, ModelIdentity], before: Manifest | None
+) -> dict[str, ModelEntry]:
     """Return the provenance by kind; `unknown_maker` counts samples with an adopted file, including those in earlier tars."""
     by_kind = {}
     for n, spec in enumerate(embedding_specs()):
-        makers = [sample.files[n].maker for shard in plan.shards for sample in shard]
-        earlier = before.provenance.get(spec.kind, Maker()) if before else Maker()
-        unknown = earlier.unknown_maker + makers.count(UNKNOWN) + makers.count(UNKNOWN_PREVIEW)
+        keys = [sample.files[n].model_key for shard in plan.shards for sample in shard]
+        earlier = before.provenance.get(spec.kind, ModelEntry()) if before else ModelEntry()
+        unknown = earlier.unknown_maker + keys.count(UNKNOWN) + keys.count(UNKNOWN_PREVIEW)
         identity = identities.get(spec.kind)
-        maker = (
-            Maker(identity.model, identity.revision, identity.key, identity.preview, identity.facts, unknown)
+        entry = (
+            ModelEntry(
+                identity.model,
+                identity.revision,
+                identity.key,
+                identity.preview,
+                identity.facts,
+                unknown,
+                identity.libraries or msgspec.UNSET,
+            )
             if identity
-            else Maker(unknown_maker=unknown)
+            else ModelEntry(unknown_maker=unknown)
         )
         by_kind[spec.kind] = (
-            msgspec.structs.replace(maker, preview=True) if earlier.preview or UNKNOWN_PREVIEW in makers else maker
+            msgspec.structs.replace(entry, preview=True) if earlier.preview or UNKNOWN_PREVIEW in keys else entry
         )
     return by_kind

@@ -13,7 +13,7 @@ Spec: docs/spec/stage2.md#caption-sources
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,7 +64,7 @@ class CaptionedImage:
 
 
 def caption_jobs(
-    ids: Iterable[str], scan: Scan, ledger: Ledger, *, preview: bool, replacing: str | None = None
+    ids: Iterable[str], scan: Scan, ledger: Ledger, *, preview: bool, replacing: Collection[str] | None = None
 ) -> list[CaptionJob]:
     """Return the images to caption, those whose captioning failed before last.
 
@@ -73,11 +73,11 @@ def caption_jobs(
         scan: contents of `approved/`.
         ledger: captions, sources and problems recorded so far.
         preview: whether the captioner is a preview model, whose captions never replace those of a real one.
-        replacing: key of the captioner, if captions by every other captioner are to be replaced.
+        replacing: keys of the captioner, if captions by every other captioner are to be replaced.
     """
-    asked = list(ids)
-    known, captioned = LedgerSnapshot.read(ledger, asked), ledger.captioned()
-    sources = [source for i in asked if (source := scan.sources.get(i)) and not refused_image(source, known)]
+    chosen = list(ids)
+    known, captioned = LedgerSnapshot.read(ledger, chosen), ledger.captioned()
+    sources = [source for i in chosen if (source := scan.sources.get(i)) and not refused_image(source, known)]
     jobs: list[CaptionJob] = []
     for source in sources:
         caption, made = known.captions.get(source.image_id), captioned.get(source.image_id)
@@ -86,7 +86,7 @@ def caption_jobs(
             jobs.append(CaptionJob(source.image_id, source.file_name, source.stat))
         elif made and (outdated or (caption and caption.origin in _BY_A_MODEL and not _describes(made, source, known))):
             jobs.append(CaptionJob(source.image_id, source.file_name, source.stat, made.image))
-    behind = {p.item for p in ledger.problems(asked) if p.asset == CAPTIONER and p.outcome == "failed"
+    behind = {p.item for p in ledger.problems(chosen) if p.asset == CAPTIONER and p.outcome == "failed"
               and p.reason != UNUSABLE}  # fmt: skip
     # Otherwise the same few failing images would stop each run before it reached the others.
     return sorted(jobs, key=lambda job: job.image_id in behind)
@@ -104,11 +104,11 @@ def look_again(ids: Iterable[str], scan: Scan, ledger: Ledger, approved: Path) -
         complete_facts(approved, Scan({i: scan.sources[i] for i in changed}, []), ledger)
 
 
-def _is_replaced(caption: CaptionRow, made: Captioned | None, preview: bool, replacing: str | None) -> bool:
+def _is_replaced(caption: CaptionRow, made: Captioned | None, preview: bool, replacing: Collection[str] | None) -> bool:
     """Return True if a caption is to be replaced even though its image has not changed."""
     if caption.origin.startswith("preview") and not preview:
         return True
-    return replacing is not None and caption.origin in _BY_A_MODEL and (made is None or made.maker != replacing)
+    return replacing is not None and caption.origin in _BY_A_MODEL and (made is None or made.model_key not in replacing)
 
 
 def _describes(made: Captioned, source: SourceFile, known: LedgerSnapshot) -> bool:
@@ -246,7 +246,7 @@ def keep_captions(
     rows: Iterable[CaptionedImage],
     ledger: Ledger,
     *,
-    maker: str,
+    model_key: str,
     preview: bool,
     run_id: str = "",
     on_row: Callable[[], None] = lambda: None,
@@ -256,7 +256,7 @@ def keep_captions(
     Args:
         rows: results of `CaptionWorker.stream`.
         ledger: receives sources, captions and problems.
-        maker: key of the captioner.
+        model_key: key of the captioner.
         preview: whether the captioner is a preview model.
         run_id: the run that is recorded with problems.
         on_row: called after each row, for progress.
@@ -268,7 +268,7 @@ def keep_captions(
             ledger.record_sources([row.source] if row.source else [])
             if row.text is not None and row.source is not None:
                 ledger.record_captions([caption_row(job.image_id, row.text, origin)])
-                ledger.record_captioned([Captioned(job.image_id, row.source.fingerprint, maker)])
+                ledger.record_captioned([Captioned(job.image_id, row.source.fingerprint, model_key)])
             if row.reason:
                 ledger.record_problems([_problem(row, run_id)])
             else:

@@ -23,8 +23,8 @@ def damaged_file(kind: str, image_id: str, run_id: str = "") -> Problem:
         kind,
         "failed",
         DAMAGED,
-        f"{file_name(kind, image_id)} does not hold the bytes that were recorded",
-        "run `imagemill run`: it restores the file from the shards, or makes it again",
+        f"{file_name(kind, image_id)} does not contain the recorded bytes",
+        "run `imagemill run`: it restores the file from the shards or recomputes it",
         run_id=run_id,
     )
 

@@ -26,8 +26,9 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import msgspec
 import numpy as np
 
-from imagemill.config import DECODE_AHEAD_PIXELS, PREVIEW, EncoderSettings
+from imagemill.config import DECODE_AHEAD_PIXELS
 from imagemill.domain.embedding_specs import EmbeddingSpec
+from imagemill.domain.encoder_settings import PREVIEW, EncoderSettings
 from imagemill.errors import (
     FULL_DISK,
     DiskFull,
@@ -39,6 +40,7 @@ from imagemill.errors import (
     is_disk_full,
 )
 from imagemill.formats.npy import NpyStore, npy_header
+from imagemill.fs.atomic import write_bytes_atomic
 from imagemill.fs.fingerprints import FileSignature, file_signature, fingerprint, has_content
 from imagemill.models import Encoder, Prepared
 from imagemill.pipeline.batch_inference import infer_in_parts
@@ -49,7 +51,7 @@ from imagemill.pipeline.stage2.image_metadata import inspect_image, size_or_none
 from imagemill.pipeline.stage2.plan import EmbeddingPlan, Job, adopted_row
 from imagemill.pipeline.stage2.stage1 import Unusable, read_vector
 from imagemill.store.ledger import FileRow, SourceRow
-from imagemill.store.provenance import UNKNOWN, UNKNOWN_PREVIEW, Makers, ModelIdentity
+from imagemill.store.provenance import UNKNOWN, UNKNOWN_PREVIEW, ModelIdentity, RecordedModels, empty_caption_file
 
 T = TypeVar("T")
 Outcome = Literal["computed", "extracted", "restored", "kept", "adopted", "refused", "failed"]
@@ -120,13 +122,14 @@ class EmbedWorker:
         spec: the kind.
         approved: folder of images.
         store: folder of the files.
-        makers: models of the existing files; a model other than the recorded one is refused before any call.
+        recorded_models: models of the existing files; a model other than the recorded one is refused before any call.
         preview_root: for the encoder.
         settings: for the encoder.
         threads: for the encoder.
         decode_threads: threads that open and prepare images.
         write_threads: threads that write files.
         decode_ahead_pixels: most pixels of images opened ahead of the model.
+        empty_captions: folder of states of the empty caption; None keeps none.
         extract_only: take vectors out of Stage 1 records and load no model.
         regenerate: make every file again, even if a valid one exists.
     """
@@ -137,21 +140,22 @@ class EmbedWorker:
         spec: EmbeddingSpec,
         approved: Path,
         store: NpyStore,
-        makers: Makers,
+        recorded_models: RecordedModels,
         preview_root: Path,
         settings: EncoderSettings,
         threads: int,
         decode_threads: int = 2,
         write_threads: int = 8,
         decode_ahead_pixels: int = DECODE_AHEAD_PIXELS,
+        empty_captions: Path | None = None,
         extract_only: bool = False,
         regenerate: bool = False,
     ) -> None:
-        self.spec, self.approved, self.store, self.makers = spec, approved, store, makers
+        self.spec, self.approved, self.store, self.recorded_models = spec, approved, store, recorded_models
         self.preview_root, self.settings, self.threads = preview_root, settings, threads
         self.decode_threads, self.write_threads = decode_threads, write_threads
         self.decode_ahead_pixels = decode_ahead_pixels
-        self.extract_only, self.regenerate = extract_only, regenerate
+        self.empty_captions, self.extract_only, self.regenerate = empty_captions, extract_only, regenerate
         self._encoder: Encoder | None = None
         self._identity: ModelIdentity | None = None
         self._loading = threading.Lock()
@@ -207,8 +211,8 @@ class EmbedWorker:
         try:
             encoder_class: type[Encoder] = self.spec.encoder_class()
             identity = encoder_class.identify(self.settings, **given)
-            self.makers.check(identity)
-            self._identity = self.makers.recorded or identity
+            self.recorded_models.check(identity)
+            self._identity = self.recorded_models.in_force(identity)
             return encoder_class.load(self.settings, **given)
         except ImagemillError:
             raise
@@ -263,6 +267,8 @@ class EmbedWorker:
         facts, pixels = job.facts, None
         if facts is None and job.stat is not None:
             facts, pixels = inspect_image(self.approved, job)
+        if facts and (refused := self.spec.refuses(facts.height, facts.width)):
+            raise Refused(refused.reason, refused.detail, do=refused.remedy)
         wanted = facts.fingerprint if self.spec.source == "pixels" and facts else job.caption_fingerprint
         if job.suspect and not self.regenerate and (settled := self._settle(job, facts, wanted)):
             return settled
@@ -280,9 +286,7 @@ class EmbedWorker:
                 return _row(job, "extracted", facts, *staged, replaced)
             except Unusable as unusable:
                 if self.extract_only or job.stat is None:
-                    do = (
-                        "run imagemill stage2 --pass dinov3" if job.stat else "put the image back, or repair the record"
-                    )
+                    do = "run imagemill stage2 --pass dinov3" if job.stat else "restore the image, or repair the record"
                     return _failure(job, "unusable_vector", f"the record's {unusable}", do)
                 replaced = "unusable_vector"
         encoder = self.encoder()
@@ -306,7 +310,7 @@ class EmbedWorker:
             row = msgspec.structs.replace(recorded, stat=file_signature(staged))
             return _row(job, "restored", facts, row, staged, DAMAGED)
         if job.stat is None and not job.inline and self.spec.source == "pixels":
-            remedy = "put the image or a good copy of the file back, then run imagemill again"
+            remedy = "restore the image or a valid copy of the file, then run imagemill again"
             return _failure(job, DAMAGED, damaged_file(self.spec.kind, job.image_id).detail, remedy)
         return None
 
@@ -323,7 +327,7 @@ class EmbedWorker:
                 return None, invalid.reason
             row = adopted_row(self.store, job.image_id, job.known, content, job.present, wanted)
             if row.source is None:  # no earlier file had the same bytes
-                if row.maker == UNKNOWN_PREVIEW and self.settings.model != PREVIEW:
+                if row.model_key == UNKNOWN_PREVIEW and self.settings.model != PREVIEW:
                     return None, "preview"
                 row = msgspec.structs.replace(row, source=wanted)
         return (row, None) if row.source == wanted else (None, "stale")
@@ -370,11 +374,25 @@ class EmbedWorker:
             if isinstance(made, Exception):
                 yield _done(self._model_failure(part[0], made, encoder))
                 continue
-            self._succeeded = True
-            calls, before = encoder.calls - before, encoder.calls
+            calls = encoder.calls - before
+            if not self._succeeded and self.spec.source == "caption":
+                self._keep_empty_caption(encoder)
+            self._succeeded, before = True, encoder.calls
             for number, (item, array) in enumerate(made):
                 item.prepared.payload = None  # free the pixels before the file is written
                 yield _Write(writers.submit(self._write, item, array, 0 if number else calls), array.nbytes)
+
+    def _keep_empty_caption(self, encoder: Encoder) -> None:
+        """Write the state of the empty caption, unless this model's exists. Spec: docs/spec/stage2.md#empty-caption."""
+        assert self._identity
+        if self.empty_captions is None:
+            return
+        path = self.empty_captions / empty_caption_file(self.spec.kind, self._identity.key)
+        if not path.exists():
+            (state,) = encoder.encode([encoder.prepare("")])
+            path.parent.mkdir(parents=True, exist_ok=True)
+            header = npy_header(state.shape, state.dtype, preview=self._identity.preview)
+            write_bytes_atomic(path, header + state.tobytes())
 
     def _model_failure(self, item: _Item, error: Exception, encoder: Encoder) -> EmbedRow:
         self._failures += not item.job.failed
@@ -416,11 +434,11 @@ class EmbedWorker:
         self, job: Job, array: np.ndarray, source: str | None, identity: ModelIdentity | None
     ) -> tuple[FileRow, Path]:
         """Stage an array and return its row. `identity`: of the model that made the array, None if it is unknown."""
-        preview, maker = (identity.preview, identity.key) if identity else (False, UNKNOWN)
+        preview, model_key = (identity.preview, identity.key) if identity else (False, UNKNOWN)
         staged = self.store.stage(array, preview=preview)
         header = npy_header(array.shape, array.dtype, preview=preview)
         content = fingerprint(header, np.ascontiguousarray(array).data.cast("B"))
-        return FileRow(self.spec.kind, job.image_id, file_signature(staged), source, content, maker), staged
+        return FileRow(self.spec.kind, job.image_id, file_signature(staged), source, content, model_key), staged
 
 
 def _done(row: EmbedRow) -> _Write:

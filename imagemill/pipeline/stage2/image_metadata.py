@@ -13,6 +13,7 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
+from imagemill.domain.embedding_specs import T5_TOKENS
 from imagemill.domain.layout import DataRoot
 from imagemill.errors import Refused
 from imagemill.formats.images import decode_rgb, header_size
@@ -35,7 +36,7 @@ _OF_RECORDS = UNMIGRATED | {"missing_caption"}
 
 T = TypeVar("T")
 
-# Maps captions to (mask of 77 ints, whether the caption was truncated); needs the tokenizer only.
+# Maps captions to (mask, one int per position, whether the caption was truncated); needs the tokenizer only.
 Masks = Callable[[Sequence[str]], Sequence[tuple[list[int], bool]]]
 
 
@@ -90,8 +91,8 @@ def complete_facts(approved: Path, scan: Scan, ledger: Ledger, *, threads: int =
         image_id for image_id, problems in known.refusals.items()
         for p in problems if p.reason in IMAGE_REASONS and image_id in scan.sources and p.stat == scan.sources[image_id].stat
     }  # fmt: skip
-    asked = [s for s in scan.sources.values() if up_to is None or s.image_id <= up_to]
-    todo = [s for s in asked if known.facts(s) is None and s.image_id not in refused]
+    chosen = [s for s in scan.sources.values() if up_to is None or s.image_id <= up_to]
+    todo = [s for s in chosen if known.facts(s) is None and s.image_id not in refused]
     with ThreadPoolExecutor(threads, "inspect") as pool:
         for chunk in _chunks(todo):
             results = list(pool.map(lambda source: _facts_or_problem(approved, source), chunk))
@@ -173,9 +174,9 @@ def _recorded_caption(image_id: str, span: Span, origin: str) -> CaptionRow | No
     return caption_row(image_id, caption, origin) if isinstance(caption, str) and caption.strip() else None
 
 
-def complete_masks(ledger: Ledger, masks: Callable[[], Masks]) -> None:
-    """Tokenise captions without a mask. `masks` loads the tokenizer: it is called only if there are any."""
-    todo = [row for row in ledger.captions().values() if row.mask is None]
+def complete_masks(ledger: Ledger, masks: Callable[[], Masks], tokens: int = T5_TOKENS) -> None:
+    """Tokenise captions without a mask of this length. `masks` loads the tokenizer: it is called only if there are any."""
+    todo = [row for row in ledger.captions().values() if row.mask is None or len(row.mask) != tokens]
     if not todo:
         return
     tokenise = masks()

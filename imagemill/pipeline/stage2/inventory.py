@@ -3,8 +3,8 @@
 A command lists them once for all its steps; a step of a run in the UI lists them for itself after acquiring its lease.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from imagemill.domain.embedding_specs import EmbeddingSpec
 from imagemill.domain.layout import DataRoot
@@ -20,14 +20,17 @@ class Inventory:
     """The contents of a data root's folders, each listed on first use.
 
     Attributes:
+        root: the data root.
         ledger_version: `Ledger.version_seen` before the listing.
         listed: the result of `files`, for the kinds that it was called for.
+        in_force: kind as declared → kind with the data root's settings and contract.
     """
 
     root: DataRoot
     ledger_version: int = 0
     _scan: Scan | None = None
     listed: dict[EmbeddingSpec, Mapping[str, FileSignature]] = field(default_factory=dict)
+    in_force: Callable[[EmbeddingSpec], EmbeddingSpec] = lambda spec: spec
 
     @property
     def scan(self) -> Scan:
@@ -36,10 +39,6 @@ class Inventory:
             listed = self.root.approved.is_dir() or not self.root.ledger.exists()
             self._scan = scan_approved(self.root.approved) if listed else Scan({}, [])
         return self._scan
-
-    def with_files(self, spec: EmbeddingSpec, files: Mapping[str, FileSignature]) -> "Inventory":
-        """Return a copy with these files of a kind."""
-        return replace(self, listed={spec: files})
 
     def survey(self, ledger: Ledger) -> None:
         """List `approved/`, read the captions that are new, and record both in the ledger.
@@ -56,7 +55,7 @@ class Inventory:
 
     def store(self, spec: EmbeddingSpec) -> NpyStore:
         """Return the npy store of a kind."""
-        return NpyStore(self.root.derived / spec.folder, spec)
+        return NpyStore(self.root.derived / spec.folder, self.in_force(spec))
 
     def files(self, spec: EmbeddingSpec) -> Mapping[str, FileSignature]:
         """Return the signature of each file of a kind by image id."""

@@ -13,21 +13,29 @@ docs/spec/migration.md#forward
 """
 
 import heapq
-import os
 from collections import Counter
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 
 from imagemill.domain.buckets import is_unusual_ratio
-from imagemill.domain.embedding_specs import DINOV3
+from imagemill.domain.embedding_specs import DINOV3, VAE
 from imagemill.domain.layout import DataRoot
-from imagemill.domain.stage2_records import INLINE_VECTOR, Record, build_record, is_side, is_stage1
+from imagemill.domain.stage2_records import (
+    CROP_BOX,
+    INLINE_VECTOR,
+    Record,
+    build_record,
+    is_crop_box,
+    is_side,
+    is_stage1,
+)
 from imagemill.errors import ImagemillError
 from imagemill.formats.jsonl import encode_line, encode_sorted, replace_lines
-from imagemill.fs.atomic import temporary_path
+from imagemill.fs.atomic import link_or_copy, temporary_path
 from imagemill.fs.fingerprints import FileSignature
 from imagemill.pipeline.stage2.inventory import Inventory
 from imagemill.pipeline.stage2.quarantine import BAD_ID, CAPTION, QuarantinedLine, quarantine
@@ -54,7 +62,7 @@ ADDED, MIGRATED, CHANGED = "added", "migrated", "changed"
 _COUNTS = ("records", ADDED, MIGRATED, CHANGED, "stage1", "quarantined", "rewritten")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Merge:
     """Parameters of a merge.
 
@@ -71,6 +79,11 @@ class Merge:
     migrate: bool = True
     up_to: str | None = None
     captioned: bool = False
+
+    @cached_property
+    def cropped(self) -> bool:
+        """Whether the VAE encodes the bucket's crop of each image."""
+        return self.inventory.in_force(VAE).contract.get("size") == "bucket"
 
     @property
     def root(self) -> DataRoot:
@@ -170,7 +183,7 @@ def _line(
                 outcome, remedy = "failed" if why == "missing_vector" else "refused", remedy.format(id=image_id)
                 merged.problems.append(Problem(image_id, ASSET, outcome, why, detail, remedy))
             return _with_vector(image_id, old, recorded, raw)
-    record = _record(old, source, caption, merge.root)
+    record = _record(old, source, caption, merge)
     # Compare bytes: Python considers 24.0 and True equal to ints, but a valid record needs ints.
     if record is None or (old is not None and encode_sorted(record) == encode_sorted(old)):
         return raw + b"\n"
@@ -216,7 +229,7 @@ def _stays(
 
 _WHY = {
     "missing_caption": ("the Stage 1 record has no caption", "write one line of text to {id}.txt beside the image"),
-    "missing_size": ("the image is gone and the record lacks its height or width", "put the image back"),
+    "missing_size": ("the image is gone and the record lacks its height or width", "restore the image"),
     "missing_vector": (
         "its inline vector is not in a valid npy file yet, so it stays in the record",
         "run imagemill stage2 --pass dinov3",
@@ -236,7 +249,7 @@ def _with_vector(image_id: str, old: Record, recorded: Recorded, raw: bytes) -> 
     return encode_line({**old, INLINE_VECTOR: span.record().get(INLINE_VECTOR)})
 
 
-def _record(old: Record | None, source: SourceRow | None, caption: CaptionRow | None, root: DataRoot) -> Record | None:
+def _record(old: Record | None, source: SourceRow | None, caption: CaptionRow | None, merge: Merge) -> Record | None:
     """Build the record from the ledger's rows; None if they are not sufficient, or if a version 2 record's image is gone."""
     if caption is None or caption.mask is None or (source is None and (old is None or not is_stage1(old))):
         return None
@@ -244,11 +257,12 @@ def _record(old: Record | None, source: SourceRow | None, caption: CaptionRow | 
     height, width = (source.height, source.width) if source else (old["height"], old["width"])
     return build_record(
         image_id=caption.image_id,
-        image_path=root.image_path(source.file_name) if source else old.get("image_path", ""),
+        image_path=merge.root.image_path(source.file_name) if source else old.get("image_path", ""),
         caption=caption.text,
         mask=caption.mask,
         height=height,
         width=width,
+        cropped=merge.cropped,
         base=old,
     )
 
@@ -260,6 +274,13 @@ def _corrections(old: Record | None, new: Record) -> Iterator[str]:
     for name in ("height", "width"):
         if old and name in old and old[name] != new[name]:
             yield f"{name}_corrected"
+    if (
+        old
+        and CROP_BOX in old
+        and CROP_BOX in new
+        and not is_crop_box(old[CROP_BOX], old.get("width"), old.get("height"))
+    ):
+        yield "crop_box_replaced"
     if old and "caption" in old and old["caption"] != new["caption"]:
         yield CAPTION_REPLACED
     elif old and "t5_attention_mask" in old and old["t5_attention_mask"] != new["t5_attention_mask"]:
@@ -278,10 +299,4 @@ def _back_up(jsonl: Path) -> None:
     """Link the Stage 1 file to its backup name before the merged file replaces it. Made once, never overwritten."""
     backup = stage1_backup(jsonl)
     if not backup.exists():
-        try:
-            os.link(jsonl, backup)
-        except FileExistsError:
-            return
-        except OSError:  # a file system without hard links
-            with open(jsonl, "rb") as lines:
-                replace_lines(backup, lines)
+        link_or_copy(jsonl, backup)

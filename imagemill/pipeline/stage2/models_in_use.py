@@ -1,13 +1,13 @@
 """The models that made the files of each kind, as text: preview models and unfinished regenerations are named as such."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from imagemill.domain.embedding_specs import embedding_specs
 from imagemill.store.ledger import SUPERSEDED, Ledger
 from imagemill.store.provenance import UNKNOWN_PREVIEW, ModelIdentity, read_identity
 
-PREVIEW_TEXT = "preview model (random weights, not for training)"
+PREVIEW_TEXT = "preview weights: not for training"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,8 @@ class ModelInUse:
 
 def model_in_use(ledger: Ledger, kind: str) -> ModelInUse:
     """Return the model that made the files of a kind."""
-    identity, makers = read_identity(ledger, kind), ledger.maker_counts(kind)
-    preview = bool(identity and identity.preview and identity.key in makers) or UNKNOWN_PREVIEW in makers
+    identity, counts = read_identity(ledger, kind), ledger.model_key_counts(kind)
+    preview = bool(identity and identity.preview and identity.key in counts) or UNKNOWN_PREVIEW in counts
     progress = regeneration_progress(ledger, kind)
     regeneration = progress and (
         f"regeneration not finished: {progress}, the others are of the earlier model; "
@@ -46,8 +46,8 @@ def regeneration_progress(ledger: Ledger, kind: str) -> str | None:
     """Return the progress of a regeneration; None if no file is waiting to be replaced."""
     if kind not in ledger.regenerating():
         return None
-    makers = ledger.maker_counts(kind)
-    total, old = sum(makers.values()), makers.get(SUPERSEDED, 0)
+    counts = ledger.model_key_counts(kind)
+    total, old = sum(counts.values()), counts.get(SUPERSEDED, 0)
     return f"{total - old} of {total} files replaced" if old else None
 
 
@@ -60,11 +60,22 @@ def model_text(identity: ModelIdentity | None) -> str:
     return identity.model + (f" at revision {identity.revision[:12]}" if identity.revision else "")
 
 
-def maker_text(maker: str, identity: ModelIdentity | None) -> str:
-    """Return the name of the model of one file. `maker`: from the file's row; `identity`: the recorded one of its kind."""
-    if identity is not None and maker == identity.key:
+def file_model_text(model_key: str, identity: ModelIdentity | None) -> str:
+    """Return the name of the model of one file. `model_key`: from the file's row; `identity`: the recorded one of its kind."""
+    if identity is not None and model_key == identity.key:
         return model_text(identity)
-    return PREVIEW_TEXT if maker == UNKNOWN_PREVIEW else maker
+    return PREVIEW_TEXT if model_key == UNKNOWN_PREVIEW else model_key
+
+
+def preview_kinds(ledger: Ledger) -> list[str]:
+    """Return the kinds that have files of a preview model."""
+    return [spec.kind for spec in embedding_specs() if model_in_use(ledger, spec.kind).preview]
+
+
+def preview_notice(kinds: Sequence[str]) -> Iterator[str]:
+    """Yield the line that begins and ends a command whose files of these kinds are made by preview models."""
+    if kinds:
+        yield f"{PREVIEW_TEXT} ({', '.join(kinds)})"
 
 
 def model_lines(ledger: Ledger) -> Iterator[str]:

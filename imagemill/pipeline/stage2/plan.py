@@ -2,7 +2,6 @@
 
 An image is *done* if the ledger has a row with its file's signature, and the row's source is the current one. It is *refused* if
 the ledger records a refusal of the same bytes. Everything else is a job: the worker opens what it needs and keeps, adopts or
-the ledger records a refusal of the same bytes. Everything else is a job: the worker opens what it needs and keeps, adopts or
 makes the file. For an image that is gone, its record still provides the inputs that need no pixels: the vector inside a Stage 1
 record, and the caption.
 Spec: docs/spec/conventions.md#completion, docs/spec/conventions.md#staleness, docs/spec/conventions.md#refused-and-failed
@@ -23,11 +22,11 @@ from imagemill.pipeline.stage2.inventory import Inventory
 from imagemill.pipeline.stage2.record_index import Recorded, Span
 from imagemill.pipeline.stage2.scan import SIDECARS, Scan, SourceFile
 from imagemill.store.ledger import SUPERSEDED, CaptionRow, FileRow, Ledger, Problem, SourceRow
-from imagemill.store.provenance import maker_of_adopted
+from imagemill.store.provenance import model_key_of_adopted
 
 NOTHING_RECORDED = Recorded()
 
-OUTDATED_CAPTION = "its caption is by a model, of the image that was there before"
+OUTDATED_CAPTION = "its caption was generated for an earlier image of this name"
 
 # Failures of the model on one item.
 MODEL_REASONS = frozenset({"model_error", "non_finite"})
@@ -169,7 +168,7 @@ def plan_embedding(
             row
             and not waits
             and not suspect
-            and row.maker != SUPERSEDED
+            and row.model_key != SUPERSEDED
             and _is_current(row, spec, source, facts, caption)
         ):
             plan.done.append(row)
@@ -206,7 +205,7 @@ def _is_current(
 def adopted_row(
     store: NpyStore, image_id: str, rows: Iterable[FileRow], content: str, stat: FileSignature, wanted: str | None
 ) -> FileRow:
-    """Return the row of a valid file without one; if an earlier file had equal bytes, keep its maker and source.
+    """Return the row of a valid file without one; if an earlier file had equal bytes, keep its model key and source.
 
     Args:
         store: the folder of the kind.
@@ -220,7 +219,7 @@ def adopted_row(
     found = next((row for row in same if row.source == wanted), same[0] if same else None)
     if found:
         return msgspec.structs.replace(found, stat=stat)
-    return FileRow(store.spec.kind, image_id, stat, None, content, maker_of_adopted(store, image_id))
+    return FileRow(store.spec.kind, image_id, stat, None, content, model_key_of_adopted(store, image_id))
 
 
 def _refusal(
@@ -228,6 +227,9 @@ def _refusal(
 ) -> Problem | None:
     if problem := refused_image(source, known):
         return problem
+    facts = known.facts(source)
+    if facts and (refused := spec.refuses(facts.height, facts.width)):
+        return Problem(source.image_id, spec.kind, "refused", *refused, source.stat)
     if spec.source == "caption" and caption is None:
         outdated = source.image_id in known.outdated
         return unusable_sidecar(source, known.sidecars) or missing_caption(spec.kind, source, outdated=outdated)
@@ -264,7 +266,7 @@ def plan_for(
     spec: EmbeddingSpec, ids: Sequence[str], inventory: Inventory, ledger: Ledger, awaited: Set[str] = frozenset()
 ) -> EmbeddingPlan:
     """Call `plan_embedding` with the inventory's listings and the ledger's rows for these images."""
-    known, files = LedgerSnapshot.read(ledger, ids), ledger.files(spec.kind, ids)
+    spec, known, files = inventory.in_force(spec), LedgerSnapshot.read(ledger, ids), ledger.files(spec.kind, ids)
     return plan_embedding(spec, ids, inventory.scan, known, files, inventory.files(spec), inventory.recorded, awaited)
 
 
@@ -274,7 +276,7 @@ def all_jobs(
     """Return, per kind, jobs for missing, invalid and stale files; for images that are gone too, if they have records."""
     sources = inventory.scan.sources
     ids = [*sources, *(image_id for image_id in inventory.recorded.lines if image_id not in sources)]
-    return {spec: plan_for(spec, ids, inventory, ledger, awaited).jobs for spec in specs}
+    return {inventory.in_force(spec): plan_for(spec, ids, inventory, ledger, awaited).jobs for spec in specs}
 
 
 def ids_of(jobs: Mapping[EmbeddingSpec, Iterable[Job]]) -> list[str]:

@@ -15,7 +15,7 @@ from pathlib import Path, PurePath
 from typing import NamedTuple
 
 from imagemill.domain.ids import id_problem
-from imagemill.domain.stage2_records import INLINE_VECTOR, RECORD_FIELDS, Record, is_stage1
+from imagemill.domain.stage2_records import CROP_BOX, INLINE_VECTOR, RECORD_FIELDS, Record, is_stage1
 from imagemill.formats.jsonl import Line, encode_sorted, parse_tolerating, read_jsonl, tolerate
 from imagemill.fs.fingerprints import FileSignature, file_signature, fingerprint
 from imagemill.pipeline.stage2.quarantine import BAD_ID, DUPLICATE, MALFORMED
@@ -124,7 +124,7 @@ def _take(found: Recorded, path: Path, line: Line) -> None:
 
 def _holds_all_of(old: Record, new: Record) -> bool:
     """Return True if an interrupted merge wrote this line from that record: all fields not derived from the image are equal."""
-    derived = {*RECORD_FIELDS, INLINE_VECTOR} - {"caption", "image_path"}
+    derived = {*RECORD_FIELDS, CROP_BOX, INLINE_VECTOR} - {"caption", "image_path"}
     kept = {key: value for key, value in old.items() if key not in derived}
     return encode_sorted(kept) == encode_sorted({key: new.get(key) for key in kept})
 

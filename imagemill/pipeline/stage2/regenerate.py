@@ -49,7 +49,7 @@ def _continues(ledger: Ledger, kind: str, identity: ModelIdentity | None) -> boo
 
 
 def cancel(ledger: Ledger, kind: str, run_id: str) -> int:
-    """Remove the mark from a kind if none of its files has been replaced yet; return how many files count again.
+    """Remove the mark from a kind if none of its files has been replaced yet; return how many files are valid again.
 
     Raises:
         WrongUsage: if the kind is not being regenerated.
@@ -94,7 +94,7 @@ def finish(ledger: Ledger, store: NpyStore, present: Iterable[str]) -> list[str]
     if kind not in ledger.regenerating():
         return []
     rows = ledger.files(kind)
-    old = {i for i, stat in store.listing().items() if (i, stat) not in rows or rows[i, stat].maker == SUPERSEDED}
+    old = {i for i, stat in store.listing().items() if (i, stat) not in rows or rows[i, stat].model_key == SUPERSEDED}
     if not old:
         ledger.note_regeneration(kind, None)
     stuck = sorted(old.difference(present))
@@ -102,8 +102,8 @@ def finish(ledger: Ledger, store: NpyStore, present: Iterable[str]) -> list[str]
     for image_id in stuck:
         file = f"{store.folder.name}/{image_id}.npy"
         detail, remedy = (
-            f"{file} is of the earlier model, and its image is gone",
-            f"put the image back, or delete {file}",
+            f"{file} was made by the earlier model, and its image no longer exists",
+            f"restore the image, or delete {file}",
         )
         problems.append(Problem(image_id, kind, "failed", _REASON, detail, remedy))
     ledger.replace_problems(kind, problems, lambda problem: problem.reason == _REASON)
@@ -116,5 +116,5 @@ def refuse_regenerating(ledger: Ledger) -> None:
         raise ImagemillError(
             f"{', '.join(kinds)}: being regenerated, and not every file is replaced yet",
             why="one set of shards never mixes the arrays of two models",
-            do="run `imagemill stage2` again: it goes on with it; `imagemill status` names what is in the way",
+            do="run `imagemill stage2` again: this continues the regeneration; `imagemill status` lists what blocks it",
         )

@@ -20,7 +20,7 @@ from imagemill.domain.stage2_records import is_stage1
 from imagemill.errors import ImagemillError, InvalidNpy, MissingInput
 from imagemill.formats.jsonl import encode_line, read_jsonl, replace_lines
 from imagemill.formats.npy import NpyStore, read_npy
-from imagemill.fs.atomic import sync_folder, temporary_path
+from imagemill.fs.atomic import link_or_copy, sync_folder
 from imagemill.fs.fingerprints import FileSignature
 from imagemill.pipeline.leases import claimed
 from imagemill.pipeline.stage2.merge import STAGE1, stage1_backup
@@ -72,17 +72,7 @@ def _keep_version_2(jsonl: Path) -> None:
     """Link the current file to its backup name, replacing a backup of an earlier rollback; skip a file of Stage 1 only."""
     if not jsonl.is_file() or all(line.value is None or is_stage1(line.value) for line in read_jsonl(jsonl)):
         return
-    temporary = temporary_path(jsonl.parent)
-    try:
-        os.link(jsonl, temporary)
-        os.replace(temporary, stage2_backup(jsonl))
-        sync_folder(jsonl.parent)
-    except OSError:  # a file system without hard links
-        with open(jsonl, "rb") as lines:
-            replace_lines(stage2_backup(jsonl), lines)
-    finally:
-        # Renaming one hard link onto another of the same file does nothing and leaves both names.
-        temporary.unlink(missing_ok=True)
+    link_or_copy(jsonl, stage2_backup(jsonl))
 
 
 def _from_backup(jsonl: Path, backup: Path) -> dict[str, int]:
@@ -93,25 +83,20 @@ def _from_backup(jsonl: Path, backup: Path) -> dict[str, int]:
 
 def _from_files(jsonl: Path, derived: Path, ledger: Ledger) -> dict[str, int]:
     store, recorded = NpyStore(derived / DINOV3.folder, DINOV3), ledger.files(DINOV3.kind)
-    missing = [image_id for image_id in _lacking(jsonl) if not _has_vector(store, image_id, recorded)]
+    separate = (line.value for line in read_jsonl(jsonl) if line.value is not None and not is_stage1(line.value))
+    ids = (image_id for value in separate if (image_id := record_id(value)))
+    missing = [image_id for image_id in ids if not _has_vector(store, image_id, recorded)]
     if missing:
         shown = ", ".join(missing[:_SHOWN]) + (f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else "")
         raise ImagemillError(
-            f"{len(missing)} records have no valid vector to put back: {shown}",
+            f"{len(missing)} records have no valid vector to restore: {shown}",
             where=store.folder,
-            why="the backup of Stage 1 is gone, so every vector has to come from its npy file",
+            why="the Stage 1 backup does not exist, so every vector has to come from its npy file",
             do="run `imagemill stage2 --verify`, which notes damaged files, then `imagemill stage2 --pass dinov3`",
         )
     counts = {"records": 0, "from_backup": 0}
     replace_lines(jsonl, _rebuilt(jsonl, store, counts))
     return counts
-
-
-def _lacking(jsonl: Path) -> Iterator[str]:
-    """Yield ids of the records whose vector is not inline."""
-    for line in read_jsonl(jsonl):
-        if line.value is not None and not is_stage1(line.value) and (image_id := record_id(line.value)):
-            yield image_id
 
 
 def _has_vector(store: NpyStore, image_id: str, recorded: Mapping[tuple[str, FileSignature], FileRow]) -> bool:

@@ -120,8 +120,8 @@ def _refuse_entry(entry: os.DirEntry[str]) -> Problem | None:
     if entry.is_dir():
         return _refusal(name, "sub_folder", *_folder(entry))
     if not entry.is_file():
-        kind = "a symlink to nothing" if entry.is_symlink() else "neither a file nor a link to one"
-        return _refusal(name, "not_a_file", kind, "remove it, or put the file there")
+        kind = "a broken symlink" if entry.is_symlink() else "neither a file nor a link to one"
+        return _refusal(name, "not_a_file", kind, "remove it, or restore the file")
     if PurePath(name).suffix.lower() == CAPTION_SUFFIX and not _is_sidecar(name):
         return _refusal(name, "caption_extension", *_other_case(entry))
     if not is_image(name) and not _is_sidecar(name):
@@ -159,7 +159,7 @@ def _look_up(entry: os.DirEntry[str]) -> os.stat_result | Problem:
         return _refuse_entry(entry) or entry.stat()
     except OSError as error:
         if error.errno == errno.ELOOP:
-            kind, remedy = "a symlink that leads back to itself", "remove it, or put the file there"
+            kind, remedy = "a symlink that leads back to itself", "remove it, or restore the file"
         else:
             kind, remedy = f"cannot be looked up: {error.strerror}", "make it readable, or move it elsewhere"
         return _refusal(entry.name, "not_a_file", kind, remedy)

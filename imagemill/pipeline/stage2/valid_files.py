@@ -22,6 +22,7 @@ from imagemill.formats.npy import NpyStore, read_npy
 from imagemill.fs.fingerprints import FileSignature
 from imagemill.pipeline.stage2.plan import adopted_row
 from imagemill.store.ledger import SUPERSEDED, FileRow, Ledger, SourceRow
+from imagemill.store.provenance import spec_in_force
 
 # Most files in memory at once.
 _AHEAD = 256
@@ -53,7 +54,7 @@ class CurrentFiles:
 
 def current_files(spec: EmbeddingSpec, derived: Path, ledger: Ledger) -> CurrentFiles:
     """Match the folder of a kind with the ledger; check files without a row and record them."""
-    found = CurrentFiles(NpyStore(derived / spec.folder, spec), sources=ledger.sources())
+    found = CurrentFiles(NpyStore(derived / spec.folder, spec_in_force(spec, ledger)), sources=ledger.sources())
     listing, rows = found.store.listing(), ledger.files(spec.kind)
     known: dict[str, list[FileRow]] = defaultdict(list)
     for row in rows.values():
@@ -71,8 +72,8 @@ def current_files(spec: EmbeddingSpec, derived: Path, ledger: Ledger) -> Current
                 found.left_out[image_id] = row
                 continue
             adopted.append(row)
-        if row.maker == SUPERSEDED or (row.source is not None and row.source != source.fingerprint):
-            found.left_out[image_id] = "superseded" if row.maker == SUPERSEDED else "stale"
+        if row.model_key == SUPERSEDED or (row.source is not None and row.source != source.fingerprint):
+            found.left_out[image_id] = "superseded" if row.model_key == SUPERSEDED else "stale"
             continue
         found.files.append(CurrentFile(source, row.content))
     ledger.record_files(adopted)

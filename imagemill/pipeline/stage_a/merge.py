@@ -241,7 +241,7 @@ class _Lines:
 
     def _result(self, place: int, name: str) -> str | ImageFailure:
         if place == _NOWHERE:
-            return ImageFailure(name, "missing_line", "no rank has a line of it")
+            return ImageFailure(name, "missing_line", "no rank wrote a line for it")
         file = self._files[place >> _OFFSET_BITS]
         file.seek(place & ((1 << _OFFSET_BITS) - 1))
         line = parse_rank_line(file.readline())
@@ -251,7 +251,9 @@ class _Lines:
             reason, _, detail = (line.error or "failed").partition(": ")
             return ImageFailure(name, reason, detail)
         if not is_summary(line.summary):
-            return ImageFailure(name, "blank_answer", "its line holds no summary, or not one line of text")
+            return ImageFailure(
+                name, "blank_answer", "its line contains no summary, or one that is not a single line of text"
+            )
         return str(line.summary)
 
 
@@ -267,7 +269,7 @@ def _fits(line: RankLine, group: ImageGroup) -> bool:
 
 # ---- report
 
-_REPLACE = "replace the file by a whole image of at least 8 by 8 pixels, or take it out of its group"
+_REPLACE = "replace the file by a complete image of at least 8 by 8 pixels, or remove it from its group"
 _AGAIN = "run again: what is finished is not inferred again"
 
 # Reasons with their cause in the image; every other reason is a failure of the run.

@@ -103,7 +103,9 @@ def discover(root: Path, mission: str) -> Discovery:
         MissingInput: if there is no such mission; the message names similar ones.
     """
     if problem := name_problem(mission):
-        raise WrongUsage(f"{mission!r} is no mission's name: {problem}", do="give the name of a folder of the input")
+        raise WrongUsage(
+            f"{mission!r} is not a valid mission name: {problem}", do="give the name of a folder of the input"
+        )
     folder = root / mission
     if not folder.is_dir():
         raise _no_mission(root, mission)
@@ -113,7 +115,8 @@ def discover(root: Path, mission: str) -> Discovery:
         if entry.name not in names:
             found.problems.append(_not_a_label(entry))
         elif not _is_folder(entry):
-            found.problems.append(_problem(entry.name, "not_a_folder", "the label's name, and no folder", "remove it"))
+            detail = "it has the name of a label and is not a folder"
+            found.problems.append(_problem(entry.name, "not_a_folder", detail, "remove it"))
     for label, label_folder in LABEL_FOLDERS.items():
         if (folder / label_folder).is_dir():
             _list_label(found, label)
@@ -193,7 +196,7 @@ def _list_label(found: Discovery, label: Label) -> None:
         if first is group:
             found.groups.append(group)
         else:
-            what = f"{group.group_id} is the id of {first.place} already; {group.place} has no record"
+            what = f"{group.group_id} is already the id of {first.place}; {group.place} has no record"
             found.problems.append(
                 _failed(place, "duplicate_group", what, "rename the images of one, or put both in one")
             )
@@ -214,7 +217,7 @@ def _list_group(found: Discovery, label: Label, name: str) -> ImageGroup | None:
     group_id = group_id_in(images[0]) or name
     why = "not UTF-8" if _no_text(name) else id_problem(group_id) or (None if group_id.strip() else "blank")
     if why:
-        found.problems.append(_failed(place, "bad_name", f"its name cannot be a group's: {why}", "rename it"))
+        found.problems.append(_failed(place, "bad_name", f"its name is not valid for a group: {why}", "rename it"))
         return None
     found.problems.extend(_mixed(place, group_id, images))
     return ImageGroup(label, name, group_id, tuple(images))
@@ -234,7 +237,7 @@ def _list_images(found: Discovery, place: str) -> tuple[list[str], list[str]]:
             found.problems.append(_problem(inside, "bad_name", "its name is not UTF-8", "rename it"))
             unusable.append(entry.name)
         elif not _answers(entry.is_file):
-            found.problems.append(_problem(inside, "not_a_file", "a link to nothing, or no file", "replace it"))
+            found.problems.append(_problem(inside, "not_a_file", "a broken link, or not a file", "replace it"))
             unusable.append(entry.name)
         else:
             images.append(entry.name)
@@ -313,6 +316,6 @@ def _no_mission(root: Path, mission: str) -> MissingInput:
         f"no mission {mission!r}",
         where=root,
         why=name_hint(mission, [printable(name) for name in found])
-        or ("there is no mission in it" if root.is_dir() else "there is no such folder"),
+        or ("it contains no missions" if root.is_dir() else "there is no such folder"),
         do="check --mission and --input_dir",
     )

@@ -23,6 +23,7 @@ class StageAPlan:
     Attributes:
         folder: of the mission.
         identity: of the summarizer: model, prompt of this mission, settings.
+        former: the identity that earlier releases gave to this summarizer; its summaries are used as well.
         digest: equal for equal images (name, size, time), groups, ranks and summarizer.
     """
 
@@ -32,6 +33,7 @@ class StageAPlan:
     ranks: RankPlan
     identity: str
     digest: str
+    former: str | None = None
 
     def image(self, job: ImageJob) -> str:
         """Return a job's image, relative to the mission's folder."""
@@ -60,12 +62,13 @@ def plan_stage_a(
     passes: int | None = None,
     fails: int | None = None,
     seed: int = DEFAULT_SEED,
+    former: str | None = None,
 ) -> StageAPlan:
     """Sample groups, then divide them among ranks. Looks up each image's size and time; opens none."""
     groups = tuple(sample_groups(found.groups, passes=passes, fails=fails, seed=seed))
     ranks = plan_ranks([len(group.images) for group in groups], mode, world_size)
     digest = _digest(found, groups, mode, world_size, identity)
-    return StageAPlan(found.mission, found.folder, groups, ranks, identity, digest)
+    return StageAPlan(found.mission, found.folder, groups, ranks, identity, digest, former)
 
 
 def _digest(found: Discovery, groups: Iterable[ImageGroup], mode: str, world_size: int, identity: str) -> str:

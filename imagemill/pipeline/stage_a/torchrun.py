@@ -40,10 +40,10 @@ def wait_for_first(folder: Path, mission: str, plan: str, launch: str, *, second
     while not ((mark := read_mark(folder, mission, FIRST)) and (mark.plan, mark.launch) == (plan, launch)):
         if time.monotonic() >= until:
             raise ImagemillError(
-                f"rank {FIRST} of this start has not begun within {seconds:g} s",
+                f"rank {FIRST} did not start within {seconds:g} s",
                 where=mark_file(folder, mission, FIRST),
-                why="it waits for another run of the mission, has ended, or was given other options or images",
-                do="see what rank 0 says, then start all ranks again; --wait-seconds is how long the others wait",
+                why="it waits for another run of the mission, it ended, or it has other options or images",
+                do="read the output of rank 0, then start all ranks again; --wait-seconds sets how long the other ranks wait",
             )
         time.sleep(POLL_SECONDS)
 
@@ -53,7 +53,7 @@ def stop_if_superseded(folder: Path, mission: str, launch: str) -> None:
     mark = read_mark(folder, mission, FIRST)
     if mark is not None and mark.launch != launch:
         raise ImagemillError(
-            "another start of the ranks has begun: this one's rank 0 has merged without this rank, or was killed",
+            "the ranks have been started again: rank 0 of this start merged without this rank, or was killed",
             where=mark_file(folder, mission, FIRST),
-            do="nothing: what this rank has finished is kept, and is not inferred again",
+            do="nothing: the finished images of this rank are kept and will not be inferred again",
         )

@@ -161,23 +161,28 @@ class RankWorker:
             path = plan.folder / image
             stat = file_signature(path)
             if content := self._known.content(image, stat):
-                known_by = summary_fingerprint(name, content, plan.identity)
-                if known := self._known.find(known_by):
-                    return rank_line(plan, job, known_by, known.summary, (stat, content, known.at)), "reused"
+                for known_by in self._known_by(name, content):
+                    if known := self._known.find(known_by):
+                        return rank_line(plan, job, known_by, known.summary, (stat, content, known.at)), "reused"
             self._flight.begin(image)
             data, stat = read_signed(path)
             content = fingerprint(data)
-            known_by = summary_fingerprint(name, content, plan.identity)
-            if known := self._known.find(known_by):
-                return rank_line(plan, job, known_by, known.summary, (stat, content, time.time_ns())), "reused"
+            for known_by in self._known_by(name, content):
+                if known := self._known.find(known_by):
+                    return rank_line(plan, job, known_by, known.summary, (stat, content, time.time_ns())), "reused"
             return _Ready(job, stat, content, known_by, NamedImage(name, Image.fromarray(decode_rgb(data, name))))
         except Refused as refusal:
             why = Unanswered(refusal.reason, refusal.what)
         except OSError as error:
             why = Unanswered("read_error", str(error))
         except MemoryError as error:
-            why = Unanswered("out_of_memory", str(error) or "memory ran out while the image was decoded")
+            why = Unanswered("out_of_memory", str(error) or "out of memory while the image was being decoded")
         return rank_line(plan, job, known_by, why), "failed"
+
+    def _known_by(self, name: str, content: str) -> list[str]:
+        """Return the keys of an image's summary by this summarizer; the last one is that of new summaries."""
+        identities = filter(None, (self._plan.former, self._plan.identity))
+        return [summary_fingerprint(name, content, identity) for identity in identities]
 
     def _infer(self, batch: list[_Ready]) -> list[_Outcome]:
         """Return the lines of a batch and empty it: its images are not held while its lines are written."""
@@ -277,7 +282,7 @@ class RankRunner:
                     progress.advance(free=row.how == "reused")
                     if parent is not None and not parent.is_alive():  # the last check comes before the rank's end mark
                         raise ImagemillError(
-                            "the run that this rank is of has been killed", do="run it again; what is finished stays"
+                            "the run of this rank was killed", do="run it again; finished images are kept"
                         )
                     if self._go_on:
                         self._go_on()

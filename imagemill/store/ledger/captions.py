@@ -46,7 +46,7 @@ class Captioned(msgspec.Struct, frozen=True):
 
     image_id: str
     image: str
-    maker: str
+    model_key: str = msgspec.field(name="maker")
 
 
 def mask_text(mask: Sequence[int] | None) -> str | None:

@@ -14,6 +14,8 @@ from imagemill.fs.mounts import refuse_network_folder
 from imagemill.store.ledger.schema import VERSION, migrate
 from imagemill.store.ledger.table import Table
 
+_DAMAGED = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_ERROR")
+
 R = TypeVar("R", bound=msgspec.Struct)
 
 # An in-memory ledger, for read-only work on a data root without one.
@@ -138,7 +140,8 @@ def ledger_errors(path: Path) -> Iterator[None]:
         with disk_full_reported(path):
             yield
     except sqlite3.OperationalError as error:
-        if _is_damage(error):
+        # A missing table, a malformed schema, invalid text.
+        if _name_of(error).startswith(_DAMAGED) or "Could not decode" in str(error):
             raise LedgerDamaged.at(path, error) from error
         if _name_of(error).startswith("SQLITE_IOERR"):
             raise ImagemillError(
@@ -150,7 +153,7 @@ def ledger_errors(path: Path) -> Iterator[None]:
         raise ImagemillError(
             f"the ledger cannot be used: {error}",
             where=path,
-            why="its folder cannot be written to, or another program holds the file",
+            why="its folder cannot be written to, or another program has locked the file",
             do="make the folder writable or end the other program, then run the same command again",
         ) from error
     except sqlite3.ProgrammingError:
@@ -161,13 +164,6 @@ def ledger_errors(path: Path) -> Iterator[None]:
 
 def _name_of(error: sqlite3.OperationalError) -> str:
     return getattr(error, "sqlite_errorname", None) or ""
-
-
-def _is_damage(error: sqlite3.OperationalError) -> bool:
-    """Return whether an operational error comes from the file's contents: a missing table, a malformed schema, invalid text."""
-    return _name_of(error).startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_ERROR")) or "Could not decode" in str(
-        error
-    )
 
 
 def _connect(path: Path, read_only: bool) -> sqlite3.Connection:

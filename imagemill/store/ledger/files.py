@@ -12,7 +12,7 @@ from imagemill.fs.fingerprints import FileSignature
 from imagemill.store.ledger.database import Database
 from imagemill.store.ledger.table import Table
 
-# Maker of an existing file whose kind is being regenerated.
+# ModelEntry of an existing file whose kind is being regenerated.
 SUPERSEDED = "superseded"
 
 
@@ -25,7 +25,7 @@ class FileRow(msgspec.Struct, frozen=True, gc=False):
         stat: the file's signature.
         source: fingerprint of its input, None if unknown.
         content: fingerprint of the file's bytes.
-        maker: key of the model's identity, or `unknown` for adopted files.
+        model_key: key of the model's identity, or `unknown` for adopted files.
     """
 
     kind: str
@@ -33,7 +33,7 @@ class FileRow(msgspec.Struct, frozen=True, gc=False):
     stat: FileSignature = msgspec.field(name="signature")
     source: str | None
     content: str
-    maker: str
+    model_key: str = msgspec.field(name="maker")
 
 
 FILES = Table("files", FileRow)
@@ -53,12 +53,12 @@ class Files(Database):
         """
         return self._select(FILES, ids, "kind = ?", (kind,))
 
-    def makers(self, kind: str) -> set[str]:
-        """Return the makers of a kind's files: keys of identities, `unknown`, `superseded`."""
-        return {maker for (maker,) in self._rows("SELECT DISTINCT maker FROM files WHERE kind = ?", (kind,))}
+    def model_keys(self, kind: str) -> set[str]:
+        """Return the model keys of a kind's files: keys of identities, `unknown`, `superseded`."""
+        return {model_key for (model_key,) in self._rows("SELECT DISTINCT maker FROM files WHERE kind = ?", (kind,))}
 
-    def maker_counts(self, kind: str) -> dict[str, int]:
-        """Return the number of files of a kind by maker."""
+    def model_key_counts(self, kind: str) -> dict[str, int]:
+        """Return the number of files of a kind by model key."""
         return dict(self._rows("SELECT maker, count(*) FROM files WHERE kind = ? GROUP BY maker", (kind,)))  # type: ignore[arg-type]
 
     def record_files(self, rows: Iterable[FileRow]) -> None:

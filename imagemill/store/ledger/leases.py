@@ -83,8 +83,8 @@ class Leases(Database):
             raise LeaseLost(
                 f"{asset}: {f'run {holder.holder}' if holder else 'another run'} has taken over {lost[0]}",
                 where=self.path,
-                why="this process was taken for dead",
-                do="nothing was published twice; when that run has ended, run the same command again",
+                why="this process was considered dead",
+                do="nothing was published twice; run the same command again when that run has ended",
             )
 
     def leases(self) -> list[Lease]:

@@ -20,7 +20,7 @@ class SupersededFile(msgspec.Struct, frozen=True):
     image_id: str
     stat: FileSignature = msgspec.field(name="signature")
     source: str | None
-    maker: str
+    model_key: str = msgspec.field(name="maker")
 
 
 SUPERSEDED_FILES = Table("superseded", SupersededFile)

@@ -22,7 +22,7 @@ def _import_identities(db: sqlite3.Connection, ledger: Path) -> None:
         try:
             identity = json.loads(path.read_bytes())
         except (ValueError, RecursionError):
-            continue  # a damaged identity is unknown; the makers of the recorded files then decide
+            continue  # a damaged identity is unknown; the model keys of the recorded files then decide
         if "." not in kind and isinstance(identity, dict) and isinstance(identity.get("facts"), dict):
             row = (f"identity.{kind}", json.dumps(identity, sort_keys=True, ensure_ascii=False))
             db.execute("INSERT OR REPLACE INTO settings VALUES (?, ?)", row)

@@ -220,7 +220,7 @@ def test_queued_run_is_terminated_in_the_queue(instance):
     assert instance.get_run_by_id(run.run_id).status is dg.DagsterRunStatus.CANCELED
 
 
-def test_run_of_a_command_that_is_executed_again_says_so(instance):
+def test_run_of_a_command_that_is_executed_again_is_reported(instance):
     """Tags are inherited, but this run was not started by a command."""
     _, run = created(instance, tags={COMMAND_TAG: "imagemill run"})
 

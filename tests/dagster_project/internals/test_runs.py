@@ -117,7 +117,7 @@ def test_console_stays_free_for_our_own_progress(instance, capfd, monkeypatch):
 # ---- failures
 
 
-def test_our_error_is_told_in_its_own_words(instance, monkeypatch):
+def test_our_error_is_reported_in_its_own_words(instance, monkeypatch):
     """The message has what, where, why and do, without Dagster's frames; other steps are done.
 
     Spec: docs/spec/conventions.md#completion-and-identity
@@ -145,7 +145,7 @@ def test_foreign_error_keeps_its_frames(instance, monkeypatch):
 @pytest.mark.parametrize(
     "message", ["OSError: [Errno 28] No space left on device\n", "sqlite3.OperationalError: database or disk is full\n"]
 )
-def test_full_disk_in_a_step_is_told_with_its_remedy(message):
+def test_full_disk_in_a_step_is_reported_with_its_remedy(message):
     """Dagster keeps only the text of an exception. Spec: docs/spec/conventions.md#atomic-names"""
     failure = _explained("dinov3_npy", SerializableErrorInfo(message, ["frames"], message.partition(":")[0]))
 
@@ -154,7 +154,7 @@ def test_full_disk_in_a_step_is_told_with_its_remedy(message):
     assert "free space" in failure.text
 
 
-def test_broken_resource_is_told_though_no_step_ran(instance, monkeypatch):
+def test_broken_resource_is_reported_though_no_step_ran(instance, monkeypatch):
     monkeypatch.setenv("TOY_BREAK", "resource")
     outcome = run(instance, "totals")
 

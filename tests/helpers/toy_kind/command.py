@@ -2,11 +2,11 @@
 
 from imagemill.domain.embedding_specs import EmbeddingSpec
 from tests.helpers.stubs import StubEncoder
-from tests.helpers.toy_kind.asset import TOY
+from tests.helpers.toy_kind.spec import TOY
 
 if __name__ == "__main__":
     from dagster_project.cli.main import main
 
     own_encoder = EmbeddingSpec.encoder_class
-    EmbeddingSpec.encoder_class = lambda self: own_encoder(self) if self is TOY else StubEncoder
+    EmbeddingSpec.encoder_class = lambda self: own_encoder(self) if self == TOY else StubEncoder
     main()

@@ -1,4 +1,4 @@
-"""Second of the three files that add an embedding kind: its encoder, with the recipe of its preview model."""
+"""Second of the two files that add an embedding kind: its encoder, with the recipe of its preview model."""
 
 import json
 

@@ -171,7 +171,7 @@ def test_second_count_of_the_same_files_reads_none_and_writes_none(root, monkeyp
     assert "left out" not in str(reports[0].counts)
 
 
-def test_bucket_is_counted_anew_where_a_latent_of_it_changed_and_only_that_bucket(root):
+def test_bucket_is_counted_again_where_a_latent_of_it_changed_and_only_that_bucket(root):
     count(root)
     before = statistics_path(root.derived, TALL).stat().st_mtime_ns
     np.save(root.derived / VAE.folder / "a.npy", np.full((16, 3, 3), 7, np.float16))

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from imagemill.config import EncoderSettings, NearDuplicateSettings
+from imagemill.config import NearDuplicateSettings
 from imagemill.domain.embedding_specs import DINOV3
+from imagemill.domain.encoder_settings import EncoderSettings
 from imagemill.encoders.dinov3 import DinoV3Encoder
 from imagemill.errors import ImagemillError, InvalidNpy, MissingInput
 from imagemill.formats.images import open_rgb
@@ -274,7 +275,7 @@ def test_second_report_of_the_same_vectors_reads_none_and_writes_none(data_root,
 
 
 @pytest.mark.parametrize("spoil", ["lines", "sheet", "summary", "other lines"])
-def test_report_with_a_file_missing_or_foreign_is_made_anew(data_root, spoil):
+def test_report_with_a_file_missing_or_foreign_is_made_again(data_root, spoil):
     vectors(data_root, a=0, b=0)
     report(data_root)
     before = lines_path(data_root.derived).read_bytes()

@@ -212,13 +212,13 @@ BAD = {
 
 
 @pytest.mark.parametrize("bad", BAD.values(), ids=BAD.keys())
-def test_bad_line_is_told_by_its_number(base, derived, bad):
+def test_bad_line_is_reported_by_its_number(base, derived, bad):
     """Spec: docs/spec/presets.md#strictness"""
     split = draft(base, derived, [line(0), bad, line(1)])
     assert [problem.split(":")[0] for problem in split.problems] == ["line 2"]
 
 
-def test_all_bad_lines_are_told(base, derived):
+def test_all_bad_lines_are_reported(base, derived):
     split = draft(base, derived, [piece for bad in BAD.values() for piece in (line(), bad)])
     assert [problem.split(":")[0] for problem in split.problems] == [f"line {2 * n}" for n in range(1, len(BAD) + 1)]
     split.discard()
@@ -284,7 +284,7 @@ def test_fast_verdict_accepts_what_is_usual():
 
 @given(raw=st.binary(max_size=60) | records.map(lambda value: json.dumps(value).encode()))
 @settings(max_examples=300, deadline=None)
-def test_any_line_is_transformed_or_told(raw):
+def test_any_line_is_transformed_or_reported(raw):
     """Any bytes give a record or a problem, never a traceback."""
     chunk = transform(1, [raw], 2)
     assert bool(chunk.problems) != (chunk.counts.dropped or chunk.pixel != b"")

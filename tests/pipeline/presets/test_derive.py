@@ -154,7 +154,7 @@ def test_run_on_what_is_there_already_touches_nothing(dataset, name):
 
 
 @pytest.mark.parametrize("name", [BASE, DERIVED])
-def test_missing_base_or_split_is_told_with_the_command(dataset, base, name):
+def test_missing_base_or_split_is_reported_with_the_command(dataset, base, name):
     for split in ("train", "val"):
         os.rename(base.jsonl(split), base.path / f"{split}.renamed")
         assert f"x has no {split}.jsonl" in refused(MissingInput, dataset, name, splits=[split])
@@ -166,7 +166,7 @@ def test_missing_base_or_split_is_told_with_the_command(dataset, base, name):
     write_json(dataset.preset("y").manifest, {})
     message = refused(MissingInput, dataset, name)
     assert "no preset x in coco" in message
-    assert "presets there: y" in message
+    assert "existing presets: y" in message
     assert "imagemill preset rescale coco --preset x" in message
 
 
@@ -245,7 +245,7 @@ def test_changed_base_is_refused_with_the_remedy(dataset, base, derived, split):
     coord(dataset, DERIVED)
     write_records(base, split, 5)
     message = refused(BaseChanged, dataset, splits=["train"])
-    assert f"x has changed since x_max2 was made from it: {split}.jsonl" in message
+    assert f"x has changed since x_max2 was derived from it: {split}.jsonl" in message
     assert f"delete {derived.path} and run coord again" in message
     shutil.rmtree(derived.path)
     assert coord(dataset, DERIVED).counts[split].records == 5
@@ -285,7 +285,7 @@ def test_validator_finds_splits_made_from_other_records(dataset, base, derived):
     assert (rules(base), rules(derived)) == ({}, {"base_changed": 1})
 
 
-def test_base_rescaled_anew_is_refused(dataset, base):
+def test_base_rescaled_again_is_refused(dataset, base):
     coord(dataset, DERIVED)
     changed = {**RESCALE, "max_pixels": 602112}
     write_json(base.manifest, {"format": 1, "dataset": "coco", "preset": "x", "stage_stats": {"rescale": changed}})
@@ -307,7 +307,7 @@ def test_directory_that_was_not_derived_from_this_base_is_refused(dataset, deriv
     assert "was not derived from x" in refused(ImagemillError, dataset)
 
 
-def test_bad_lines_of_all_splits_and_missing_images_are_told_at_once(dataset, base, derived):
+def test_bad_lines_of_all_splits_and_missing_images_are_reported_at_once(dataset, base, derived):
     """Spec: docs/spec/presets.md#strictness"""
     with base.jsonl("train").open("a") as train, base.jsonl("val").open("a") as val:
         train.write("\n[]\n")
@@ -342,7 +342,7 @@ def test_another_file_system_is_refused_before_anything_is_written(dataset, monk
     refused(NotLinkable, dataset)
 
 
-def test_full_disk_is_told_and_the_next_run_finishes(dataset, derived, monkeypatch):
+def test_full_disk_is_reported_and_the_next_run_finishes(dataset, derived, monkeypatch):
     def full(_):
         raise OSError(28, "No space left on device")
 

@@ -58,15 +58,15 @@ def test_no_file_and_an_empty_one_name_no_preset(tmp_path, read):
         (3, "presets:\n  coco/a:\n    max_pixels: many", "presets.coco/a.max_pixels: Expected `int"),
         (2, "presets:\n  coco/a: {max_pixels: 0}", "max_pixels"),
         (2, "presets:\n  coco/a: {max_pixels: true}", "max_pixels"),
-        (2, "presets:\n  coco/a: {max_pixels: 100}", "leaves room for no image"),
+        (2, "presets:\n  coco/a: {max_pixels: 100}", "allows no image"),
         (2, "presets:\n  coco/a: {splits: [test]}", "splits"),
         (2, "presets:\n  coco/a_max60: {}", "base presets.*write coco/a with max_objects: 60"),
         (1, "2: {}", "`datasets`"),
         (2, "presets:\n  coco/a_max_60: {}", "_max60"),
         (2, "presets:\n  coco: {}", "<dataset>/<preset>"),
-        (2, "presets:\n  coco/raw: {}", "no name of a preset"),
-        (2, "presets:\n  a/b/c: {}", "no name of a preset"),
-        (3, "presets:\n  coco/a: {}\n  coco/a: {}", "'coco/a' occurs in line 2 already"),
+        (2, "presets:\n  coco/raw: {}", "not a valid name of a preset"),
+        (2, "presets:\n  a/b/c: {}", "not a valid name of a preset"),
+        (3, "presets:\n  coco/a: {}\n  coco/a: {}", "'coco/a' already occurs in line 2"),
         (1, "presets: [coco/a]", "not a mapping"),
         (1, "preset: {}", "`datasets` and `presets`"),
         (1, "- coco/a", "not a mapping"),
@@ -76,16 +76,16 @@ def test_no_file_and_an_empty_one_name_no_preset(tmp_path, read):
             "coco, lvis, visual_genome",
         ),
         (2, "datasets:\n  c: {adapter: coco, images: b}", "annotations"),
-        (2, "datasets:\n  ../c: {adapter: coco, annotations: {train: a}, images: b}", "no name of a dataset"),
+        (2, "datasets:\n  ../c: {adapter: coco, annotations: {train: a}, images: b}", "not a valid name of a dataset"),
         (2, "datasets:\n  c: {adapter: coco, annotations: {test: a}, images: b}", "test"),
     ],
 )
-def test_mistake_is_told_with_its_line_and_the_right_words(read, line, text, says):
+def test_mistake_is_reported_with_its_line_and_the_right_words(read, line, text, says):
     with pytest.raises(WrongUsage, match=rf"(?s)presets\.yaml line {line}: .*{says}"):
         read(text)
 
 
-def test_text_that_is_no_yaml_is_told(read, tmp_path):
+def test_text_that_is_no_yaml_is_reported(read, tmp_path):
     with pytest.raises(WrongUsage, match="line 2"):
         read("presets:\n  {")
     with pytest.raises(WrongUsage, match="not YAML"):
@@ -120,8 +120,8 @@ def test_preset_that_the_file_does_not_name_takes_flags_alone(read):
 
 @pytest.mark.parametrize(
     ("flag", "says"),
-    [({"max_pixels": 5000}, "--max-pixels says 5000, presets.yaml says 602112"),
-     ({"splits": ["val"]}, r"--split says \['val'\], presets.yaml says \['train'\]")],
+    [({"max_pixels": 5000}, "--max-pixels gives 5000, presets.yaml gives 602112"),
+     ({"splits": ["val"]}, r"--split gives \['val'\], presets.yaml gives \['train'\]")],
 )  # fmt: skip
 def test_flag_that_differs_from_the_file_names_both(read, flag, says):
     with pytest.raises(WrongUsage, match=says):

@@ -79,7 +79,7 @@ def test_image_that_is_gone_and_a_name_of_any_script_are_no_error(tmp_path):
     assert draw_preset_sheet(dataset, preset).mode == "RGB"
 
 
-def test_preset_without_records_says_so(tmp_path):
+def test_preset_without_records_is_reported(tmp_path):
     dataset = raw_dataset(tmp_path, [])
     assert (np.asarray(draw_preset_sheet(dataset, rescaled(dataset))) < 100).any()
 

@@ -42,10 +42,10 @@ def test_one_split_of_the_file_may_be_asked_for(configured, tmp_path):
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
-        ({"adapter": "lvis"}, "--adapter says lvis, presets.yaml says coco"),
-        ({"images": "/other"}, "--images says /other, presets.yaml says /data/coco"),
-        ({"geometry": "polygons"}, "--geometry says polygons, presets.yaml says boxes"),
-        ({"annotations": {"train": "/x.json"}}, "--annotations says train: /x.json, presets.yaml says train: "),
+        ({"adapter": "lvis"}, "--adapter gives lvis, presets.yaml gives coco"),
+        ({"images": "/other"}, "--images gives /other, presets.yaml gives /data/coco"),
+        ({"geometry": "polygons"}, "--geometry gives polygons, presets.yaml gives boxes"),
+        ({"annotations": {"train": "/x.json"}}, "--annotations gives train: /x.json, presets.yaml gives train: "),
     ],
 )
 def test_difference_names_both(configured, asked, says):
@@ -56,8 +56,8 @@ def test_difference_names_both(configured, asked, says):
 
 
 @pytest.mark.parametrize("missing", ["adapter", "annotations", "images"])
-def test_what_nobody_says_is_named(configured, missing):
-    with pytest.raises(WrongUsage, match=f"nothing says its {missing}"):
+def test_what_no_one_says_is_named(configured, missing):
+    with pytest.raises(WrongUsage, match=f"no {missing} given"):
         raw_source(configured, "lvis", {**FLAGS, missing: None})
 
 

@@ -353,7 +353,7 @@ def test_folder_that_records_no_parameters_fails_before_any_write(dataset, manif
         (path / "pipeline_manifest.json").write_text(json.dumps(manifest))
     before = snapshot(path)
 
-    with pytest.raises(PresetConflict, match="nothing says"):
+    with pytest.raises(PresetConflict, match="are not recorded"):
         rescale(dataset)
 
     assert snapshot(path) == before
@@ -385,13 +385,13 @@ def test_name_that_is_none_of_a_base_preset_is_refused(dataset, name):
         plan_rescale(dataset, name, choose_parameters(preset_of(dataset), library="pillow"))
 
 
-def test_splits_that_are_not_there_are_told(tmp_path, dataset):
+def test_splits_that_are_not_there_are_reported(tmp_path, dataset):
     parameters = choose_parameters(preset_of(dataset), library="pillow")
     with pytest.raises(MissingInput, match="val"):
         plan_rescale(dataset, PRESET, parameters, ["val"])
     with pytest.raises(WrongUsage, match="test"):
         plan_rescale(dataset, PRESET, parameters, ["test"])
-    with pytest.raises(MissingInput, match=f"(?s)no dataset nothing.*datasets there: {dataset.name}"):
+    with pytest.raises(MissingInput, match=f"(?s)no dataset nothing.*existing datasets: {dataset.name}"):
         plan_rescale(Dataset(dataset.path.parent / "nothing"), PRESET, parameters)
 
 
@@ -741,7 +741,7 @@ def test_folder_of_a_run_that_died_unborn_is_swept(dataset):
     assert not (dataset.path / dead).exists()
 
 
-def test_raw_records_that_change_during_the_run_are_told(dataset):
+def test_raw_records_that_change_during_the_run_are_reported(dataset):
     plan = plan_of(dataset)
     put_records(dataset, [record("0.jpg", 101, 67)])
 

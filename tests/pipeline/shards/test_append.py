@@ -128,7 +128,7 @@ def root(data_root):
     return data_root
 
 
-def test_old_tars_stay_as_they_are_and_changed_samples_are_written_anew(root):
+def test_old_tars_stay_as_they_are_and_changed_samples_are_written_again(root):
     folder = bucket_folder(root.shards, BUCKET)
     tar = folder / "shard-000000.tar"
     before = tar.stat().st_ino, tar.stat().st_mtime_ns, tar.read_bytes()
@@ -226,7 +226,7 @@ def test_withdrawing_says_no_other_model_of_tars_that_stay(root):
     pack(root, "withdraw", real)
 
     assert read_manifest(folder).provenance == before
-    assert all(maker.preview for maker in before.values())
+    assert all(entry.preview for entry in before.values())
 
 
 def test_index_of_another_program_cannot_be_appended_to(root):

@@ -42,10 +42,10 @@ def test_records_of_stage_1_are_refused_and_the_remedy_migrates_them(root, exist
     before = snapshot(root.shards)
     write_stage1(root, [stage1_record(0), stage1_record(1)])
 
-    with pytest.raises(ImagemillError, match=r"no record is of version 2: 2 of Stage 1") as error:
+    with pytest.raises(ImagemillError, match=r"no record has version 2: 2 of Stage 1") as error:
         plan(root, existing)
     assert "imagemill run" in error.value.do
-    with pytest.raises(ImagemillError, match="no record is of version 2"):
+    with pytest.raises(ImagemillError, match="no record has version 2"):
         rehearse(root, Config(), packing(root, existing))
     assert snapshot(root.shards) == before
 
@@ -76,7 +76,7 @@ def parameters(shard_set):
     return {bucket.bucket: bucket.parameters for bucket in shard_set.plans}
 
 
-def test_what_nobody_asked_for_is_the_configuration_s(root):
+def test_what_no_one_asked_for_is_the_configuration_s(root):
     asked = parameters(plan(root, shuffle=True, seed=3))
 
     assert set(asked.values()) == {ShardParameters(shard_size=3, shuffle=True, seed=3)}
@@ -93,7 +93,7 @@ def test_set_of_ours_keeps_what_it_was_written_with(root, existing):
 
 
 @pytest.mark.parametrize("existing", ["replace", "refuse"])
-def test_set_written_anew_keeps_nothing(root, existing):
+def test_set_written_again_keeps_nothing(root, existing):
     pack(root, shuffle=True, shard_size=2)
 
     assert set(parameters(plan(root, existing)).values()) == {ShardParameters(shard_size=3)}
@@ -165,7 +165,7 @@ def test_image_that_changed_its_bucket_never_counts_twice(root, existing):
 
     alone = plan(root, existing, buckets=[TALL])
 
-    conflict = f"a belongs to {TALL} now, and still counts in bucket_{SQUARE}"
+    conflict = f"a belongs to {TALL} now, and is still live in bucket_{SQUARE}"
     assert rehearse(root, Config(shard_size=3), packing(root, existing, buckets=[TALL])).conflicts == [conflict]
     with pytest.raises(ShardExists, match=conflict):
         refuse_conflicts(alone)

@@ -175,7 +175,7 @@ def test_malformed_jsonl_line_is_skipped_gracefully(data_root, caplog, line):
     assert "approved_image_dataset.jsonl:2" in warning.getMessage()
 
 
-def test_many_malformed_lines_are_counted_and_the_first_ones_told(data_root, caplog):
+def test_many_malformed_lines_are_counted_and_the_first_ones_reported(data_root, caplog):
     write_text(data_root.stage2_jsonl, *["{"] * 1000)
 
     found = look(data_root)
@@ -307,7 +307,7 @@ def test_layout_that_another_program_wrote_is_packed_and_adopted(data_root):
     found = look(data_root)
 
     assert ids(found) == ["a", "b"]
-    assert {file.maker for sample in found.ready for file in sample.files} == {UNKNOWN}
+    assert {file.model_key for sample in found.ready for file in sample.files} == {UNKNOWN}
     assert len(found.adopted) == 6
 
 
@@ -345,7 +345,7 @@ def test_record_of_another_size_than_its_files_is_not_packed(data_root, how):
     assert reasons(found) == {"a": "wrong_shape"}
 
 
-def test_files_of_a_replaced_image_are_stale_until_they_are_made_anew(data_root):
+def test_files_of_a_replaced_image_are_stale_until_they_are_made_again(data_root):
     stage2(data_root, "a", "b")
     picture(data_root.approved / "a.png")
     embed(data_root, VAE)
@@ -388,7 +388,7 @@ def test_touched_file_keeps_its_maker(data_root):
 
     identity = identity_of(data_root, VAE.kind)
     assert identity
-    assert sample.files[1].maker == identity.key
+    assert sample.files[1].model_key == identity.key
 
 
 def test_touched_file_of_a_replaced_image_is_still_stale(data_root):

@@ -97,7 +97,7 @@ def test_front_matter_has_the_hubs_class_of_size(tmp_path, samples, expected):
     assert front_matter(written(tmp_path))["size_categories"] == [expected]
 
 
-def test_licence_stands_in_front_matter_where_one_is_configured(tmp_path):
+def test_licence_is_in_front_matter_where_one_is_configured(tmp_path):
     bucket_set(tmp_path)
 
     assert front_matter(written(tmp_path, licence="cc-by-4.0"))["license"] == "cc-by-4.0"
@@ -107,7 +107,7 @@ def test_licence_stands_in_front_matter_where_one_is_configured(tmp_path):
 # ---- sections
 
 
-def test_counts_are_told_by_bucket_and_in_all(tmp_path):
+def test_counts_are_reported_by_bucket_and_in_all(tmp_path):
     bucket_set(tmp_path, samples=1500, shards=((1000, 2_000_000), (500, 1_000_000)))
     bucket_set(tmp_path, TALL, samples=7, shards=((7, 500),))
 
@@ -118,7 +118,7 @@ def test_counts_are_told_by_bucket_and_in_all(tmp_path):
     assert rows(text, "**all**") == ["**all**", "**1,507**", "3", "3 MB"]
 
 
-def test_members_are_told_with_dtype_and_shape(tmp_path):
+def test_members_are_reported_with_dtype_and_shape(tmp_path):
     """Height precedes width; the bucket is named width x height."""
     bucket_set(tmp_path, TALL)
 
@@ -135,7 +135,7 @@ def test_member_of_an_unknown_kind_is_listed(tmp_path):
     assert rows(written(tmp_path), "`pose.npy`")[0] == "`pose.npy`"
 
 
-def test_models_are_told_and_what_nobody_recorded(tmp_path):
+def test_models_are_reported_and_what_no_one_recorded(tmp_path):
     bucket_set(tmp_path, provenance={"vae_latents": maker(unknown_maker=2)})
     bucket_set(
         tmp_path, TALL, provenance={"vae_latents": maker(unknown_maker=3), "t5_hidden": maker(model=None, preview=None)}
@@ -148,7 +148,7 @@ def test_models_are_told_and_what_nobody_recorded(tmp_path):
     assert "NOT FOR TRAINING" not in text
 
 
-def test_preview_models_are_told_before_anything_else(tmp_path):
+def test_preview_models_are_reported_before_anything_else(tmp_path):
     bucket_set(tmp_path, provenance={"vae_latents": maker(preview=True)})
 
     text = written(tmp_path)
@@ -174,7 +174,7 @@ def test_histograms_sum_the_buckets(tmp_path):
     assert "captions that fill all 77, and may be cut off: 1" in text
 
 
-def test_sets_without_statistics_are_told_about(tmp_path):
+def test_sets_without_statistics_are_reported_about(tmp_path):
     bucket_set(tmp_path, samples=4)
     assert "## Histograms" not in written(tmp_path)
 
@@ -264,7 +264,7 @@ def test_card_follows_its_sets(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == [folder.name]
 
 
-def test_readme_of_somebody_else_stays(tmp_path):
+def test_readme_of_someone_else_stays(tmp_path):
     bucket_set(tmp_path)
     (tmp_path / CARD).write_text("mine")
 
@@ -283,7 +283,7 @@ def test_card_comes_home_when_the_other_readme_is_gone(tmp_path):
     assert not (tmp_path / OTHER_CARD).exists()
 
 
-def test_nothing_of_somebody_else_is_touched(tmp_path):
+def test_nothing_of_someone_else_is_touched(tmp_path):
     bucket_set(tmp_path)
     theirs = [tmp_path / name for name in (CARD, OTHER_CARD, METADATASET)]
     for path in theirs:
@@ -313,19 +313,19 @@ def test_link_to_a_card_of_ours_is_not_ours(tmp_path):
     assert (shards / CARD).is_symlink()
 
 
-def test_metadataset_weighs_buckets_by_their_samples(tmp_path):
+def test_metadataset_names_every_bucket_with_samples(tmp_path):
     bucket_set(tmp_path, samples=30)
     bucket_set(tmp_path, TALL, samples=10)
 
-    blend = yaml.safe_load(write_metadataset(tmp_path).read_text())["splits"]["train"]["blend"]
+    blend = yaml.safe_load(write_metadataset(tmp_path).read_text())["splits"]["train"]["blend_epochized"]
 
-    assert {one["path"]: one["weight"] for one in blend} == {"./bucket_1024x1024": 30, "./bucket_832x1216": 10}
+    assert {one["path"]: one["repetitions"] for one in blend} == {"./bucket_1024x1024": 1, "./bucket_832x1216": 1}
 
 
 # ---- beside another run
 
 
-def test_bucket_that_another_run_publishes_meanwhile_is_told_of(tmp_path, monkeypatch):
+def test_bucket_that_another_run_publishes_meanwhile_is_reported_of(tmp_path, monkeypatch):
     """Runs lease buckets, not the folder: the last run to check describes all of them."""
     bucket_set(tmp_path)
     write = shard_card.card

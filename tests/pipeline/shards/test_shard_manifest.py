@@ -122,7 +122,7 @@ def test_digest_binds_every_value(document, name, value):
 
 
 @pytest.mark.parametrize("preview", [True, False])
-def test_edited_manifest_is_refused_and_says_so(folder, preview):
+def test_edited_manifest_is_refused_and_is_reported(folder, preview):
     document = read_json(folder / "manifest.json")
     document["provenance"]["vae_latents"]["preview"] = preview
     document["provenance"]["vae_latents"]["model"] = "another/model"

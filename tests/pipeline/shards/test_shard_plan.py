@@ -194,7 +194,7 @@ def test_bringing_up_to_date_keeps_the_parameters_of_a_set(root, parameters):
     before = snapshot(root.shards)
     chosen = list(BUCKETS)
 
-    again = plan_shards(ready(root, chosen).ready, chosen, root.shards, ShardParameters(), "update", asked={})
+    again = plan_shards(ready(root, chosen).ready, chosen, root.shards, ShardParameters(), "update", requested={})
     for planned in again.plans:
         write_bucket(again, planned, root.derived, {})
 
@@ -507,7 +507,7 @@ def test_manifest_that_says_nonsense_is_not_ours(root, nonsense, existing):
     path = folder_of(root) / "manifest.json"
     write_json(path, read_json(path) | dict([nonsense]))
 
-    planned = plan_shards([], [SQUARE], root.shards, ShardParameters(), existing, asked={})
+    planned = plan_shards([], [SQUARE], root.shards, ShardParameters(), existing, requested={})
 
     assert "without a usable manifest" in conflicts(planned)[0]
     assert pack(root, SQUARE, existing="replace")[SQUARE].status == "written"
@@ -555,7 +555,7 @@ def test_update_refuses_tars_without_our_manifest(root):
     (folder_of(root) / "manifest.json").unlink()
     before = mtimes(root.shards)
 
-    with pytest.raises(ShardExists, match="without our manifest"):
+    with pytest.raises(ShardExists, match="without a manifest of imagemill"):
         pack(root, existing="update")
     assert mtimes(root.shards) == before
 
@@ -576,7 +576,7 @@ def test_update_refuses_tars_that_are_not_those_of_the_manifest(root, damage):
         pack(root, existing="update", shard_size=2)
 
 
-def test_update_writes_tars_that_somebody_deleted(root):
+def test_update_writes_tars_that_someone_deleted(root):
     """A manifest alone is not a set."""
     pack(root, existing="update")
     (folder_of(root) / "shard-000000.tar").unlink()
@@ -585,7 +585,7 @@ def test_update_writes_tars_that_somebody_deleted(root):
     assert (folder_of(root) / "shard-000000.tar").is_file()
 
 
-def test_update_writes_an_index_that_somebody_deleted(root):
+def test_update_writes_an_index_that_someone_deleted(root):
     pack(root, existing="update")
     (folder_of(root) / "index.jsonl").unlink()
 
@@ -714,7 +714,7 @@ def test_unknown_makers_are_counted(data_root):
     path = data_root.derived / "dinov3" / "a.npy"
     np.save(path, np.zeros(1024, np.float32))
     found = ready(data_root, [SQUARE])
-    assert [s.files[0].maker == UNKNOWN for s in found.ready] == [True, False]
+    assert [s.files[0].model_key == UNKNOWN for s in found.ready] == [True, False]
     pack(data_root, SQUARE)
 
     manifest = read_manifest(folder_of(data_root))

@@ -1,4 +1,7 @@
-"""Captions by a model for images that have none. Spec: docs/spec/conventions.md#staleness, docs/spec/stage2.md#caption-sources"""
+"""Model captions for images without a caption.
+
+Spec: docs/spec/conventions.md#staleness, docs/spec/stage2.md#caption-sources
+"""
 
 import json
 import os
@@ -16,7 +19,7 @@ from tests.helpers.stage2 import photos, picture, record_identity_of, record_of,
 
 
 class Model:
-    """Answers "a picture" and its number of the day; `fails`: what it raises, by the size of the batch."""
+    """A captioner with given answers, or "a picture" and the size. `fails` maps a batch to the error to raise."""
 
     def __init__(self, *answers, fails=None):
         self.answers, self.fails, self.batches, self.closed = list(answers), fails, [], False
@@ -39,13 +42,13 @@ def ledger(data_root):
 
 def jobs(root, ledger, *, preview=False, replacing=None):
     scan = survey(root.approved, ledger)
-    return caption_jobs(scan.sources, scan, ledger, preview=preview, replacing=replacing)
+    return caption_jobs(scan.sources, scan, ledger, preview=preview, replacing=replacing and {replacing})
 
 
-def run(root, ledger, model, *, preview=False, replacing=None, maker="key", images_per_call=8):
+def run(root, ledger, model, *, preview=False, replacing=None, model_key="key", images_per_call=8):
     asked = jobs(root, ledger, preview=preview, replacing=replacing)
     worker = CaptionWorker(approved=root.approved, captioner=lambda: model, images_per_call=images_per_call)
-    counts = keep_captions(worker.stream(asked), ledger, maker=maker, preview=preview)
+    counts = keep_captions(worker.stream(asked), ledger, model_key=model_key, preview=preview)
     worker.close()
     return dict(counts)
 
@@ -78,7 +81,7 @@ def test_only_images_without_a_caption_are_captioned(data_root, ledger):
     assert jobs(data_root, ledger) == []
 
 
-def test_sidecar_that_appears_replaces_the_models_caption_and_stays(data_root, ledger):
+def test_new_sidecar_replaces_the_model_caption_for_good(data_root, ledger):
     photos(data_root, "a", captions=False)
     run(data_root, ledger, Model())
     (data_root.approved / "a.txt").write_text("what I see")
@@ -87,7 +90,7 @@ def test_sidecar_that_appears_replaces_the_models_caption_and_stays(data_root, l
     assert texts(ledger) == {"a": "what I see"}
 
 
-def test_caption_of_a_replaced_image_is_made_anew_and_of_a_touched_one_is_kept(data_root, ledger):
+def test_caption_is_regenerated_for_a_replaced_image_and_kept_for_a_touched_one(data_root, ledger):
     photos(data_root, "a", "b", captions=False)
     run(data_root, ledger, Model("one", "two"))
     picture(data_root.approved / "a.png")
@@ -100,7 +103,7 @@ def test_caption_of_a_replaced_image_is_made_anew_and_of_a_touched_one_is_kept(d
     assert jobs(data_root, ledger) == []
 
 
-def test_caption_of_a_replaced_image_does_not_count_where_nobody_makes_another(data_root, ledger):
+def test_caption_of_a_replaced_image_is_outdated_without_a_captioner(data_root, ledger):
     """Spec: docs/spec/conventions.md#staleness"""
     photos(data_root, "a", "b", "mine", captions=False)
     run(data_root, ledger, Model("one", "two", "three"))
@@ -119,7 +122,7 @@ def test_caption_of_a_replaced_image_does_not_count_where_nobody_makes_another(d
     assert [image_id for image_id, _, _ in ledger.facts()] == ["a", "b", "mine"], "its record follows the image's size"
     note_missing_captions(scan, ledger)
     (problem,) = [p for p in ledger.problems(["a"]) if p.reason == "missing_caption"]
-    assert "of the image that was there before" in problem.detail
+    assert "for an earlier image of this name" in problem.detail
 
     (data_root.approved / "a.png").write_bytes(old)
     scan = survey(data_root.approved, ledger)
@@ -127,7 +130,7 @@ def test_caption_of_a_replaced_image_does_not_count_where_nobody_makes_another(d
     assert texts(ledger)["a"] == "one"
 
 
-def test_caption_that_a_replaced_image_had_is_not_taken_out_of_its_record(data_root, ledger):
+def test_outdated_caption_of_a_replaced_image_stays_in_its_record(data_root, ledger):
     photos(data_root, "a", captions=False)
     run(data_root, ledger, Model("one"))
     write_text(data_root.stage2_jsonl, json.dumps(record_of("a", caption="one")))
@@ -141,7 +144,7 @@ def test_caption_that_a_replaced_image_had_is_not_taken_out_of_its_record(data_r
     assert ids(jobs(data_root, ledger)) == ["a"]
 
 
-def test_real_model_replaces_captions_of_a_preview_model_and_never_the_other_way(data_root, ledger):
+def test_real_model_replaces_preview_captions_and_never_vice_versa(data_root, ledger):
     photos(data_root, "a", captions=False)
     run(data_root, ledger, Model("preview"), preview=True)
     assert ledger.captions()["a"].origin == FROM_PREVIEW
@@ -154,18 +157,18 @@ def test_real_model_replaces_captions_of_a_preview_model_and_never_the_other_way
     assert jobs(data_root, ledger, preview=True) == []
 
 
-def test_another_captioner_replaces_captions_only_where_asked(data_root, ledger):
+def test_another_captioner_replaces_captions_only_on_request(data_root, ledger):
     photos(data_root, "a", "b", captions=False)
-    run(data_root, ledger, Model("one", "two"), maker="old")
+    run(data_root, ledger, Model("one", "two"), model_key="old")
 
     assert jobs(data_root, ledger) == []
     assert ids(jobs(data_root, ledger, replacing="new")) == ["a", "b"]
-    run(data_root, ledger, Model("three", "four"), maker="new", replacing="new")
+    run(data_root, ledger, Model("three", "four"), model_key="new", replacing="new")
     assert texts(ledger) == {"a": "three", "b": "four"}
     assert jobs(data_root, ledger, replacing="new") == []
 
 
-def test_image_refused_for_its_bytes_is_not_asked_for(data_root, ledger):
+def test_undecodable_image_is_not_captioned(data_root, ledger):
     photos(data_root, "a", captions=False)
     (data_root.approved / "b.png").write_bytes(b"no image")
     scan = survey(data_root.approved, ledger)
@@ -177,7 +180,7 @@ def test_image_refused_for_its_bytes_is_not_asked_for(data_root, ledger):
 # ---- the worker
 
 
-def test_first_image_goes_alone_and_the_others_in_batches(data_root, ledger):
+def test_first_image_is_a_batch_of_one_before_full_batches(data_root, ledger):
     photos(data_root, *"abcdef", captions=False)
     model = Model()
 
@@ -187,7 +190,7 @@ def test_first_image_goes_alone_and_the_others_in_batches(data_root, ledger):
     assert model.closed
 
 
-def test_undecodable_image_is_refused_and_costs_only_itself(data_root, ledger):
+def test_only_the_undecodable_image_is_refused(data_root, ledger):
     photos(data_root, "a", "c", captions=False)
     (data_root.approved / "b.png").write_bytes(b"no image")
 
@@ -196,7 +199,7 @@ def test_undecodable_image_is_refused_and_costs_only_itself(data_root, ledger):
     assert (problem.item, problem.outcome, problem.reason) == ("b", "refused", "undecodable")
 
 
-def test_batch_out_of_memory_is_halved_down_to_one_which_fails_alone(data_root, ledger):
+def test_batch_out_of_memory_is_halved_until_one_image_fails_alone(data_root, ledger):
     photos(data_root, *"abcd", captions=False)
     photos(data_root, "e", captions=False, size=(64, 64))
 
@@ -214,7 +217,7 @@ def test_batch_out_of_memory_is_halved_down_to_one_which_fails_alone(data_root, 
     assert ledger.problems(["e"]) == []
 
 
-def test_blank_answer_is_a_failure_and_no_caption(data_root, ledger):
+def test_blank_answer_is_a_failure(data_root, ledger):
     photos(data_root, "a", "b", captions=False)
 
     assert run(data_root, ledger, Model("  \n ", "b")) == {"failed": 1, "captioned": 1}
@@ -225,8 +228,11 @@ def problems(ledger):
     return {p.item: p.reason for p in ledger.problems() if p.asset == CAPTIONER}
 
 
-def test_model_that_fails_every_image_stops_captioning_and_each_image_that_waits_is_named(data_root, ledger):
-    """Three tries: the first image alone may be one that no model takes. Spec: docs/spec/conventions.md#refused-and-failed"""
+def test_model_that_fails_every_image_stops_captioning_and_fails_pending_images(data_root, ledger):
+    """It stops after three images, because the first one may be one that no model accepts.
+
+    Spec: docs/spec/conventions.md#refused-and-failed
+    """
     photos(data_root, *"abcde", captions=False)
     model = Model(fails=lambda images: RuntimeError("no kernel image"))
 
@@ -237,7 +243,7 @@ def test_model_that_fails_every_image_stops_captioning_and_each_image_that_waits
     assert all("no kernel image" in problem.detail for problem in ledger.problems(["c", "e"]))
 
 
-def test_model_that_cannot_be_loaded_fails_each_image_that_waits(data_root, ledger):
+def test_model_that_cannot_be_loaded_fails_each_pending_image(data_root, ledger):
     photos(data_root, "a", "b", captions=False)
     made = []
 
@@ -255,7 +261,7 @@ def test_model_that_cannot_be_loaded_fails_each_image_that_waits(data_root, ledg
     assert len(made) == 1
 
 
-def test_blank_answers_do_not_stop_a_model_that_runs(data_root, ledger):
+def test_blank_answers_do_not_stop_captioning(data_root, ledger):
     photos(data_root, *"abcde", captions=False)
 
     assert run(data_root, ledger, Model(*" " * 4, "at last")) == {"failed": 4, "captioned": 1}
@@ -263,8 +269,8 @@ def test_blank_answers_do_not_stop_a_model_that_runs(data_root, ledger):
     assert problems(ledger) == dict.fromkeys("abcd", "blank_answer")
 
 
-def test_images_at_fault_are_behind_the_others_in_the_next_run(data_root, ledger):
-    """Else the same three would stop every run before it came to those that can be captioned."""
+def test_failed_images_come_last_in_the_next_run(data_root, ledger):
+    """Otherwise the same three images would stop every run before the other images are captioned."""
     photos(data_root, *"abcd", captions=False, size=(64, 64))
     photos(data_root, "e", captions=False)
     model = Model(fails=lambda images: RuntimeError("no") if images[0].size == (64, 64) else None)
@@ -276,7 +282,7 @@ def test_images_at_fault_are_behind_the_others_in_the_next_run(data_root, ledger
     assert texts(ledger).keys() == {"e"}
 
 
-def test_nothing_is_loaded_where_nothing_is_to_do(data_root, ledger):
+def test_model_is_not_loaded_without_work(data_root, ledger):
     photos(data_root, "a", captions=False)
     (data_root.approved / "b.png").write_bytes(b"no image")
     run(data_root, ledger, Model())
@@ -293,7 +299,7 @@ def test_nothing_is_loaded_where_nothing_is_to_do(data_root, ledger):
 # ---- the ledger
 
 
-def test_finished_captions_stay_when_the_run_is_stopped(data_root, ledger):
+def test_finished_captions_are_kept_if_the_run_is_stopped(data_root, ledger):
     photos(data_root, "a", "b", captions=False)
     model = Model("one", fails=lambda images: KeyboardInterrupt() if len(model.batches) == 2 else None)
 
@@ -303,7 +309,7 @@ def test_finished_captions_stay_when_the_run_is_stopped(data_root, ledger):
     assert ids(jobs(data_root, ledger)) == ["b"]
 
 
-def test_problems_of_images_that_no_longer_wait_are_forgotten(data_root, ledger):
+def test_problems_of_images_that_are_no_longer_pending_are_removed(data_root, ledger):
     photos(data_root, "a", "b", captions=False)
     run(data_root, ledger, Model("a caption", " "))
     assert ids_of_problems(ledger) == ["b"]
@@ -315,8 +321,8 @@ def test_problems_of_images_that_no_longer_wait_are_forgotten(data_root, ledger)
 
 
 @pytest.mark.parametrize("preview", [True, False])
-def test_without_its_ledger_no_caption_counts_as_real_where_a_preview_model_worked(data_root, preview):
-    """A record does not say where its caption came from. Spec: docs/spec/stage2.md#preview-models"""
+def test_lost_ledger_makes_captions_preview_if_the_captioner_was_a_preview_model(data_root, preview):
+    """A record does not contain the origin of its caption. Spec: docs/spec/stage2.md#preview-models"""
     photos(data_root, "a", captions=False)
     write_text(data_root.stage2_jsonl, json.dumps(record_of("a")))
     record_identity_of(data_root, ModelIdentity(kind=CAPTIONER, model="m", preview=preview, facts={}))

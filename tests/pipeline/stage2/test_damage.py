@@ -1,4 +1,4 @@
-"""npy files with other bytes than recorded, though size, time and inode are the recorded ones."""
+"""npy files whose bytes differ from the recorded ones, although size, time and inode are equal."""
 
 import numpy as np
 import pytest
@@ -48,7 +48,7 @@ def noted(root, *damaged):
 
 
 def embedded_again(root, spec):
-    """One pass of a kind, as its asset does it; the counters and the plan."""
+    """Run one pass of a kind like its asset; return the counters and the plan."""
     with Ledger(root.ledger) as ledger:
         plan = plan_of(root, spec, ledger)
         jobs = with_copies(plan.jobs, root.shards)
@@ -68,21 +68,21 @@ def test_verification_names_the_damaged_file(root, spec, position):
     assert damaged == [(spec.kind, "b")]
 
 
-def test_whole_files_give_no_finding(root):
+def test_undamaged_files_give_no_finding(root):
     report, damaged = verified(root)
 
     assert (report.findings, damaged) == ([], [])
 
 
-def test_file_that_another_program_replaced_is_not_called_damaged(root):
-    """It has no row in the ledger, and the next run reads it whole."""
+def test_file_replaced_by_another_program_is_not_damaged(root):
+    """It has no row in the ledger, and the next run reads all of it."""
     path = file_of(root, VAE, "b")
     np.save(path, np.zeros((16, 3, 3), np.float16))
 
     assert verified(root)[1] == []
 
 
-def test_shards_name_the_damaged_file_and_not_the_tar(root):
+def test_packing_error_names_the_damaged_file_instead_of_the_tar(root):
     pack(root)
     rot(file_of(root, VAE, "b"))
     contents = recorded_contents(root)
@@ -94,7 +94,7 @@ def test_shards_name_the_damaged_file_and_not_the_tar(root):
 
 
 @pytest.mark.parametrize("spec", embedding_specs(), ids=lambda spec: spec.kind)
-def test_noted_file_is_restored_bit_for_bit_from_the_shard(root, spec):
+def test_recorded_damage_is_restored_bit_for_bit_from_the_shard(root, spec):
     path = file_of(root, spec, "b")
     before = path.read_bytes()
     with Ledger(root.ledger) as ledger:
@@ -109,13 +109,13 @@ def test_noted_file_is_restored_bit_for_bit_from_the_shard(root, spec):
     assert path.read_bytes() == before
     with Ledger(root.ledger) as ledger:
         (row,) = ledger.files(spec.kind, ["b"]).values()
-        assert (row.content, row.maker, row.source) == (recorded.content, recorded.maker, recorded.source)
+        assert (row.content, row.model_key, row.source) == (recorded.content, recorded.model_key, recorded.source)
         assert row.stat == NpyStore(path.parent, spec).stat("b")
         assert ledger.problems() == []
 
 
 @pytest.mark.parametrize("spec", embedding_specs(), ids=lambda spec: spec.kind)
-def test_noted_file_without_a_copy_is_made_again(root, spec):
+def test_damaged_file_without_a_copy_is_regenerated(root, spec):
     path = file_of(root, spec, "b")
     before = path.read_bytes()
     rot(path)
@@ -142,13 +142,13 @@ def test_copy_with_the_same_damage_is_not_used(root):
 
 
 def path_in_tar(root, path):
-    """Return the position of the file's last byte in the tar that holds it."""
+    """Return the position of the file's last byte in the tar that contains it."""
     tar = (root.shards / f"bucket_{SQUARE}" / "shard-000000.tar").read_bytes()
     data = path.read_bytes()
     return tar.index(data) + len(data) - 1
 
 
-def test_file_that_is_right_after_all_is_kept(root):
+def test_file_recorded_as_damaged_with_correct_bytes_is_kept(root):
     before = file_of(root, VAE, "b").stat()
     noted(root, (VAE.kind, "b"))
 
@@ -160,8 +160,8 @@ def test_file_that_is_right_after_all_is_kept(root):
         assert damaged_files(ledger.problems()) == set()
 
 
-def test_file_of_a_replaced_image_is_made_anew_and_not_restored(root):
-    """The recorded bytes are of the earlier picture."""
+def test_file_of_a_replaced_image_is_regenerated_instead_of_restored(root):
+    """The recorded bytes belong to the earlier image."""
     pack(root)
     rot(file_of(root, VAE, "b"))
     noted(root, (VAE.kind, "b"))
@@ -172,8 +172,8 @@ def test_file_of_a_replaced_image_is_made_anew_and_not_restored(root):
     assert counts["computed"] == 1
 
 
-def test_file_of_an_image_that_is_gone_is_restored(root):
-    """A missing source makes nothing stale, and its file cannot be made again."""
+def test_file_of_a_missing_image_is_restored(root):
+    """A missing source makes nothing stale, and its file cannot be regenerated."""
     path = file_of(root, VAE, "b")
     before = path.read_bytes()
     pack(root)
@@ -186,7 +186,7 @@ def test_file_of_an_image_that_is_gone_is_restored(root):
     assert (counts["restored"], path.read_bytes()) == (1, before)
 
 
-def test_file_of_an_image_that_is_gone_without_a_copy_stays_and_is_reported(root):
+def test_file_of_a_missing_image_without_a_copy_is_kept_and_reported(root):
     path = file_of(root, DINOV3, "b")
     rot(path)
     damaged = path.read_bytes()
@@ -199,7 +199,7 @@ def test_file_of_an_image_that_is_gone_without_a_copy_stays_and_is_reported(root
     with Ledger(root.ledger) as ledger:
         (problem,) = [problem for problem in ledger.problems() if problem.asset == DINOV3.kind]
     assert (problem.reason, problem.item) == (DAMAGED, "b")
-    assert "put the image" in problem.remedy
+    assert "restore the image" in problem.remedy
 
 
 # ---- packing
@@ -207,7 +207,7 @@ def test_file_of_an_image_that_is_gone_without_a_copy_stays_and_is_reported(root
 
 @pytest.mark.parametrize("existing", ["replace", "repack"])
 @pytest.mark.parametrize("spec", embedding_specs(), ids=lambda spec: spec.kind)
-def test_packing_takes_the_recorded_bytes_from_the_old_shard(root, spec, existing):
+def test_packing_uses_the_recorded_bytes_of_the_old_shard(root, spec, existing):
     pack(root)
     tars = {tar.name: tar.read_bytes() for tar in root.shards.rglob("*.tar")}
     rot(file_of(root, spec, "b"))
@@ -221,7 +221,7 @@ def test_packing_takes_the_recorded_bytes_from_the_old_shard(root, spec, existin
     assert (root.shards / f"bucket_{SQUARE}" / "shard-000000.tar").read_bytes() == tars["shard-000000.tar"]
 
 
-def test_packing_leaves_a_sample_out_whose_recorded_bytes_are_nowhere(root):
+def test_packing_excludes_a_sample_without_its_recorded_bytes(root):
     rot(file_of(root, VAE, "b"))
 
     result = pack(root)
@@ -231,8 +231,8 @@ def test_packing_leaves_a_sample_out_whose_recorded_bytes_are_nowhere(root):
     assert (report.findings, report.checked) == ([], 2)
 
 
-def test_packing_nothing_but_damage_keeps_what_is_there(root):
-    """No sample can be packed: the set of earlier bytes stays."""
+def test_packing_only_damaged_samples_keeps_the_existing_set(root):
+    """No sample can be packed, so the set with the earlier bytes stays."""
     pack(root)
     before = {path: path.read_bytes() for path in root.shards.rglob("*") if path.is_file()}
     for image_id in "abc":
@@ -246,7 +246,7 @@ def test_packing_nothing_but_damage_keeps_what_is_there(root):
     assert {path for path in root.shards.rglob("*") if path.is_file()} == before.keys()
 
 
-def test_appending_checks_what_it_reads(root):
+def test_appending_checks_the_bytes_it_reads(root):
     pack(root)
     stage2(root, "d", size=(24, 24))
     rot(file_of(root, VAE, "d"))

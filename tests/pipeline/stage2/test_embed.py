@@ -1,4 +1,4 @@
-"""The stream from images to npy files: batches, isolation of what fails, adoption, publication, interrupts.
+"""The stream from images to npy files: batches, isolation of failures, adoption, publication, interrupts.
 
 Spec: docs/spec/stage2.md#determinism, docs/spec/stage2.md#folders-and-files
 """
@@ -52,9 +52,9 @@ from tests.helpers.stubs import StubEncoder
 
 
 def recording(encode=None, prepare=None):
-    """A stub encoder of its own, which notes what it is given; `encode` and `prepare` may raise or return other arrays.
+    """A stub encoder that records its input; `encode` and `prepare` may raise or return other arrays.
 
-    `.batches`: the batches of every call; `.loads`: how often it was loaded.
+    `.batches`: the batches of every call; `.loads`: the number of loads.
     """
 
     class Encoder(StubEncoder):
@@ -91,7 +91,7 @@ def unusable(settings, **given):
 
 
 class NoEncoder(StubEncoder):
-    """For passes that must not need a model."""
+    """An encoder for passes that must not need a model."""
 
     load = classmethod(lambda cls, settings, **given: unusable(settings))
 
@@ -109,7 +109,7 @@ def problems(root):
 
 
 def value_of(image_id, root, spec=DINOV3):
-    """The stub's output for an image: one number."""
+    """Return the stub's output for an image: one number."""
     return float(read_npy(NpyStore(root.derived / spec.folder, spec).path(image_id)).flat[0])
 
 
@@ -126,7 +126,7 @@ def ledger(data_root):
 # ---- batches
 
 
-def test_first_batch_is_a_single_image_and_the_others_are_full(data_root):
+def test_first_batch_is_a_single_image_before_full_batches(data_root):
     """A model that cannot run here fails early. Spec: docs/spec/stage2.md#first-image"""
     photos(data_root, *map(str, range(10)))
     encoder = recording()
@@ -137,8 +137,8 @@ def test_first_batch_is_a_single_image_and_the_others_are_full(data_root):
     assert (counts["computed"], counts["calls"]) == (10, 4)
 
 
-def test_rows_of_a_long_call_arrive_before_the_next_call_begins(data_root, monkeypatch):
-    """Progress follows every model call."""
+def test_rows_of_a_call_arrive_before_the_next_call_starts(data_root, monkeypatch):
+    """Progress is reported after every model call."""
     monkeypatch.setattr(embed_module, "_LONG_CALL", 0.0)
     monkeypatch.setattr(embed_module, "_PATIENCE", 1e6)
     photos(data_root, *map(str, range(5)))
@@ -164,7 +164,7 @@ def test_only_images_of_one_shape_share_a_call(data_root):
         NpyStore(data_root.derived / VAE.folder, VAE).check(image_id, *((24, 32) if image_id in "aceg" else (32, 24)))
 
 
-def test_batch_holds_no_more_pixels_than_its_budget(data_root):
+def test_batch_contains_no_more_pixels_than_its_budget(data_root):
     photos(data_root, *map(str, range(10)), size=(16, 16))
     encoder = recording()
 
@@ -173,7 +173,7 @@ def test_batch_holds_no_more_pixels_than_its_budget(data_root):
     assert sizes(encoder) == [1, 3, 3, 3]
 
 
-def test_image_above_the_budget_goes_alone(data_root):
+def test_image_above_the_budget_is_a_batch_of_one(data_root):
     photos(data_root, *"abc", size=(32, 32))
     encoder = recording()
 
@@ -184,7 +184,7 @@ def test_image_above_the_budget_goes_alone(data_root):
 
 @pytest.mark.parametrize("one_shape", [True, False])
 def test_stream_prepares_a_bounded_number_of_images_ahead_of_the_model(data_root, one_shape):
-    """Memory does not grow with the number of images, of any shapes."""
+    """Memory does not grow with the number of images or of their shapes."""
     for n in range(80):
         picture(
             data_root.approved / f"{n:03d}.png", size=(16, 16) if one_shape else (8 + 8 * (n // 9), 8 + 8 * (n % 9))
@@ -204,7 +204,7 @@ def test_stream_prepares_a_bounded_number_of_images_ahead_of_the_model(data_root
 
 
 def test_stream_writes_a_bounded_number_of_arrays_behind_the_model(data_root, monkeypatch):
-    """A slow disk slows the model down instead of filling the memory."""
+    """A slow disk slows down the model instead of filling the memory."""
     photos(data_root, *(f"{n:03d}" for n in range(60)), size=(8, 8))
     stage, written, behind = NpyStore.stage, [], []
 
@@ -225,7 +225,7 @@ def test_stream_writes_a_bounded_number_of_arrays_behind_the_model(data_root, mo
 
 
 def test_stream_writes_a_bounded_number_of_bytes_behind_the_model(data_root, monkeypatch):
-    """Latents of large photos are megabytes each."""
+    """Latents of large photos take megabytes each."""
     photos(data_root, *(f"{n:03d}" for n in range(30)), size=(64, 64))
     latent = 16 * 8 * 8 * 2
     stage, written, behind = NpyStore.stage, [], []
@@ -247,7 +247,7 @@ def test_stream_writes_a_bounded_number_of_bytes_behind_the_model(data_root, mon
     assert 0 < max(behind) <= 3
 
 
-def test_pixels_are_let_go_before_their_array_is_written(data_root):
+def test_pixels_are_released_before_their_array_is_written(data_root):
     photos(data_root, *"abc")
     encoder = recording()
 
@@ -256,8 +256,8 @@ def test_pixels_are_let_go_before_their_array_is_written(data_root):
     assert {item.payload for batch in encoder.batches for item in batch} == {None}
 
 
-def test_captions_of_one_length_share_a_call_and_equal_ones_stand_together(data_root):
-    """In any order of the images, batches are full, and a text that many images share goes to the model together."""
+def test_captions_of_one_length_share_a_call_and_equal_ones_are_adjacent(data_root):
+    """For any order of the images, batches are full, and equal texts go to the model together."""
     captions = ["a dog", "a much longer caption of one of them", "a dog", "a cat"]
     for n in range(12):
         photos(data_root, f"{n:02d}")
@@ -270,7 +270,7 @@ def test_captions_of_one_length_share_a_call_and_equal_ones_stand_together(data_
     assert texts == ["a cat"] * 3 + ["a dog"] * 6 + ["a much longer caption of one of them"] * 3
 
 
-def test_model_is_loaded_once_and_only_if_a_file_has_to_be_made(data_root):
+def test_model_is_loaded_once_and_only_if_a_file_is_missing(data_root):
     photos(data_root, *"abcdef")
     encoder = recording()
 
@@ -280,11 +280,11 @@ def test_model_is_loaded_once_and_only_if_a_file_has_to_be_made(data_root):
     assert encoder.loads == 1
 
 
-# ---- what fails, and what that does to the others
+# ---- failures and their effect on other images
 
 
 def failing_for(root, *bad, error=None):
-    """An `encode` that raises whenever one of these images is in the batch."""
+    """Return an `encode` that raises if one of these images is in the batch."""
     error = error or RuntimeError("out of memory")
     values = {value_of_image(root, image_id) for image_id in bad}
 
@@ -302,7 +302,7 @@ def value_of_image(root, image_id):
     return StubEncoder(DINOV3, None).prepare(open_rgb(root.approved / f"{image_id}.png")).payload[0]
 
 
-def test_batch_that_raises_is_halved_until_the_culprit_is_alone(data_root):
+def test_batch_that_raises_is_halved_until_the_failing_image_is_alone(data_root):
     """One bad item never stops the others. Spec: docs/spec/conventions.md#refused-and-failed"""
     photos(data_root, *"abcdefghi")
     encoder = recording(failing_for(data_root, "e"))
@@ -315,8 +315,8 @@ def test_batch_that_raises_is_halved_until_the_culprit_is_alone(data_root):
     assert {p.stem for p in (data_root.derived / DINOV3.folder).iterdir()} == set("abcdfghi")
 
 
-def test_failed_image_is_tried_again_and_its_problem_goes(data_root):
-    """*Failed* is retried by the next run."""
+def test_failed_image_is_retried_and_its_problem_removed(data_root):
+    """The next run retries *failed* images."""
     photos(data_root, *"abc")
     embed(data_root, DINOV3, encoder=recording(failing_for(data_root, "b")))
     assert problems(data_root) == {("b", "failed", "model_error")}
@@ -326,8 +326,8 @@ def test_failed_image_is_tried_again_and_its_problem_goes(data_root):
 
 
 @pytest.mark.parametrize("error", [RuntimeError("no kernel image"), NonFiniteEmbedding("NaN", do="use float32")])
-def test_model_that_never_works_is_named_with_its_device(data_root, error):
-    """It fails in seconds instead of failing every image. Spec: docs/spec/stage2.md#first-image"""
+def test_model_that_fails_every_image_is_named_with_its_device(data_root, error):
+    """The pass ends in seconds instead of failing every image. Spec: docs/spec/stage2.md#first-image"""
 
     def encode(batch, arrays):
         raise error
@@ -343,8 +343,8 @@ def test_model_that_never_works_is_named_with_its_device(data_root, error):
     assert not list((data_root.derived / DINOV3.folder).iterdir())
 
 
-def test_first_image_that_fails_alone_does_not_condemn_the_model(data_root):
-    """Else one image that the model cannot take, first by name, would stop every run for ever."""
+def test_first_image_that_fails_alone_does_not_stop_the_pass(data_root):
+    """Otherwise one image that the model rejects, first by name, would stop every run."""
     photos(data_root, *"abcdef")
 
     counts = embed(data_root, DINOV3, encoder=recording(failing_for(data_root, "a")))[DINOV3.kind]
@@ -356,8 +356,11 @@ def test_first_image_that_fails_alone_does_not_condemn_the_model(data_root):
     assert "out of memory" in problem.detail
 
 
-def test_images_the_model_cannot_take_stop_the_others_for_one_run_at_most(data_root):
-    """They come last in the next run and do not count against the model. Spec: docs/spec/conventions.md#refused-and-failed"""
+def test_images_rejected_by_the_model_stop_at_most_one_run(data_root):
+    """In the next run they come last and do not count as model failures.
+
+    Spec: docs/spec/conventions.md#refused-and-failed
+    """
     photos(data_root, *"abcdef")
     encoder = recording(failing_for(data_root, *"abcd"))
     with pytest.raises(ModelUnusable):
@@ -373,8 +376,8 @@ def test_images_the_model_cannot_take_stop_the_others_for_one_run_at_most(data_r
     assert (counts["computed"], counts["failed"]) == (0, 4), "each is counted"
 
 
-def test_model_that_cannot_be_loaded_is_named_and_not_tried_for_every_image(data_root):
-    """Any exception of its library is converted."""
+def test_model_that_cannot_be_loaded_is_named_and_loaded_only_once(data_root):
+    """Any exception of the model's library is converted."""
     photos(data_root, *"abcdef")
     tries = []
 
@@ -390,8 +393,8 @@ def test_model_that_cannot_be_loaded_is_named_and_not_tried_for_every_image(data
     assert len(tries) <= 1 + 8 + 2, "at most what was under way"
 
 
-def test_full_disk_ends_the_pass_with_what_was_finished(data_root, monkeypatch):
-    """No file more would fit: the model is not called for every other image in vain.
+def test_full_disk_ends_the_pass_and_keeps_finished_files(data_root, monkeypatch):
+    """No other file would fit, so the model is not called for the remaining images.
 
     Spec: docs/spec/conventions.md#atomic-names
     """
@@ -420,8 +423,8 @@ class Pressed(BaseException):
 
 
 @pytest.mark.parametrize("moment", ["consumer", "publishing"])
-def test_interrupt_outside_the_stream_still_publishes_what_the_stream_has_finished(data_root, monkeypatch, moment):
-    """Wherever the main thread is when Ctrl-C comes."""
+def test_interrupt_outside_the_stream_still_publishes_finished_files(data_root, monkeypatch, moment):
+    """Ctrl-C can arrive at any position of the main thread."""
     photos(data_root, *(f"i{n:03d}" for n in range(40)))
     spec = with_encoder(DINOV3, StubEncoder)
     monkeypatch.setattr("imagemill.pipeline.stage2.publish.PUBLISH_ROWS", 1)
@@ -447,7 +450,7 @@ def test_interrupt_outside_the_stream_still_publishes_what_the_stream_has_finish
 
 
 def interrupt_first(batches, rows, *, raising):
-    """Consume as the IO manager does: take batches; an interrupt after the first is passed on, and the rest is taken."""
+    """Consume as the IO manager does: after an interrupt, take the remaining batches, then re-raise."""
     try:
         for batch in batches:
             rows += batch
@@ -459,7 +462,7 @@ def interrupt_first(batches, rows, *, raising):
         raise
 
 
-def test_value_that_is_not_finite_fails_its_image_alone(data_root):
+def test_non_finite_value_fails_only_its_image(data_root):
     photos(data_root, *"abcd")
     bad = failing_for(data_root, "c", error=NonFiniteEmbedding("the model produced NaN"))
 
@@ -484,8 +487,8 @@ def test_array_of_another_shape_or_dtype_is_not_written(data_root, wrong):
 
 
 @pytest.mark.parametrize("answer", [lambda arrays: arrays[:-1], lambda arrays: [*arrays, *arrays], lambda arrays: []])
-def test_wrong_number_of_arrays_gives_no_image_anothers_vector(data_root, answer):
-    """A batch that came back with too few or too many is taken apart like one that raised."""
+def test_wrong_number_of_arrays_never_assigns_a_vector_to_another_image(data_root, answer):
+    """A batch with too few or too many arrays is split like one that raised."""
     photos(data_root, *"abcdef")
     encoder = recording(lambda batch, arrays: arrays if len(batch) == 1 else answer(arrays))
 
@@ -497,8 +500,8 @@ def test_wrong_number_of_arrays_gives_no_image_anothers_vector(data_root, answer
 
 
 @pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error"), MemoryError("no memory")])
-def test_file_that_cannot_be_written_fails_its_image_alone(data_root, monkeypatch, error):
-    """Disk and memory are ours to answer for: failed, and tried again."""
+def test_file_that_cannot_be_written_fails_only_its_image(data_root, monkeypatch, error):
+    """Disk and memory errors are failures rather than refusals, and are retried."""
     photos(data_root, *"abcd")
     stage, wrong = NpyStore.stage, value_of_image(data_root, "b")
 
@@ -516,8 +519,8 @@ def test_file_that_cannot_be_written_fails_its_image_alone(data_root, monkeypatc
     assert embed(data_root, DINOV3)[DINOV3.kind]["computed"] == 1
 
 
-def test_file_that_cannot_get_its_name_fails_its_image_alone(data_root):
-    """A folder of that name, say."""
+def test_file_that_cannot_be_renamed_fails_only_its_image(data_root):
+    """For example, a folder with that name exists."""
     photos(data_root, *"abc")
     (data_root.derived / DINOV3.folder / "b.npy").mkdir(parents=True)
 
@@ -529,8 +532,8 @@ def test_file_that_cannot_get_its_name_fails_its_image_alone(data_root):
 
 
 @pytest.mark.parametrize("count", [3, 40])
-def test_file_that_the_disk_does_not_take_never_gets_its_name(data_root, monkeypatch, count):
-    """A disk may be full, or broken, only when it is flushed: a failed image, not a truncated file. Few files or many."""
+def test_file_that_cannot_be_flushed_is_never_renamed(data_root, monkeypatch, count):
+    """A disk error may occur only at the flush. The image fails and leaves no truncated file, for few and many files."""
     ids = [f"{n:02d}" for n in range(count)]
     photos(data_root, *ids)
     wrong, flush = value_of_image(data_root, "01"), durable.flush
@@ -552,8 +555,11 @@ def test_file_that_the_disk_does_not_take_never_gets_its_name(data_root, monkeyp
     assert embed(data_root, DINOV3)[DINOV3.kind]["computed"] == len(bad)
 
 
-def test_files_are_durable_before_the_ledger_and_their_names_know_them(data_root, monkeypatch):
-    """Otherwise a power cut leaves a row for a file of zeros. Spec: docs/spec/conventions.md#completion-and-identity"""
+def test_files_are_durable_before_their_ledger_rows_and_final_names(data_root, monkeypatch):
+    """Otherwise a power failure leaves a row for a file of zeros.
+
+    Spec: docs/spec/conventions.md#completion-and-identity
+    """
     photos(data_root, *"abc")
     order, replace = [], os.replace
 
@@ -574,7 +580,7 @@ def test_files_are_durable_before_the_ledger_and_their_names_know_them(data_root
     assert order == [("flush", 3, 0), "name", "name", "name"]
 
 
-def test_image_that_cannot_be_read_is_failed_and_one_that_does_not_open_refused(data_root, ledger):
+def test_unreadable_image_fails_and_undecodable_one_is_refused(data_root, ledger):
     photos(data_root, "gone", "good", "torn")
     whole = (data_root.approved / "torn.png").read_bytes()
     (data_root.approved / "torn.png").write_bytes(whole[:60])
@@ -588,7 +594,7 @@ def test_image_that_cannot_be_read_is_failed_and_one_that_does_not_open_refused(
     assert all(problem.remedy and problem.stat for problem in ledger.problems())
 
 
-def test_refused_image_is_taken_when_it_is_replaced(data_root):
+def test_refused_image_is_embedded_once_it_is_replaced(data_root):
     photos(data_root, "a")
     whole = (data_root.approved / "a.png").read_bytes()
     (data_root.approved / "a.png").write_bytes(b"")
@@ -600,7 +606,7 @@ def test_refused_image_is_taken_when_it_is_replaced(data_root):
     assert problems(data_root) == set()
 
 
-def test_image_that_an_encoder_refuses_is_refused_with_its_reason(data_root):
+def test_image_refused_by_an_encoder_has_its_reason(data_root):
     def prepare(encoder, item):
         raise Refused("too_small", "a side is under 8 pixels", do="replace the image")
 
@@ -612,7 +618,7 @@ def test_image_that_an_encoder_refuses_is_refused_with_its_reason(data_root):
 
 
 def test_other_model_than_the_recorded_one_is_refused_before_any_call(data_root):
-    """One directory never mixes two models. Spec: docs/spec/conventions.md#provenance"""
+    """A folder never mixes two models. Spec: docs/spec/conventions.md#provenance"""
     photos(data_root, "a")
     embed(data_root, DINOV3, model="org/one")
     photos(data_root, "b")
@@ -633,7 +639,7 @@ OUTCOMES = {"good": "computed", "undecodable": "refused"}
 
 @settings(deadline=None, max_examples=25)
 @given(st.lists(st.sampled_from(FATES), max_size=14), st.integers(1, 5), st.integers(1, 3), st.data())
-def test_every_job_has_exactly_one_row_whatever_becomes_of_it(tmp_path_factory, fates, batch_size, threads, data):
+def test_every_job_has_exactly_one_row_for_any_outcome(tmp_path_factory, fates, batch_size, threads, data):
     """Each row contains the outcome of its own image."""
     root = DataRoot(tmp_path_factory.mktemp("fates") / "data")
     root.approved.mkdir(parents=True)
@@ -680,19 +686,22 @@ def test_every_job_has_exactly_one_row_whatever_becomes_of_it(tmp_path_factory, 
     assert {path.stem for path in worker.store.folder.iterdir()} == {i for i, fate in wanted.items() if fate == "good"}
 
 
-# ---- what is there already
+# ---- existing files
 
 
 def adopted_root(root):
-    """Images whose embeddings another program has made."""
+    """Images with embeddings made by another program."""
     photos(root, "a", "b")
     embed(root)
     shutil.rmtree(root.state)
 
 
 @pytest.mark.parametrize("spec", embedding_specs(), ids=lambda spec: spec.kind)
-def test_valid_file_that_the_ledger_does_not_know_is_adopted_byte_for_byte(data_root, spec):
-    """Kept, its source fingerprinted now, its maker `unknown`. Spec: docs/spec/conventions.md#adoption"""
+def test_valid_file_without_a_ledger_row_is_adopted_byte_for_byte(data_root, spec):
+    """The file is kept, its source fingerprinted now, and its model key `unknown`.
+
+    Spec: docs/spec/conventions.md#adoption
+    """
     adopted_root(data_root)
     before = snapshot(data_root.derived / spec.folder)
 
@@ -702,7 +711,7 @@ def test_valid_file_that_the_ledger_does_not_know_is_adopted_byte_for_byte(data_
     assert snapshot(data_root.derived / spec.folder) == before
     with Ledger(data_root.ledger) as ledger:
         rows, sources, captions = ledger.files(spec.kind), ledger.sources(), ledger.captions()
-        assert {row.maker for row in rows.values()} == {UNKNOWN_PREVIEW}, "the header shows the preview model"
+        assert {row.model_key for row in rows.values()} == {UNKNOWN_PREVIEW}, "the header shows the preview model"
         for image_id in "ab":
             row = rows[image_id, file_signature(data_root.derived / spec.folder / f"{image_id}.npy")]
             wanted = sources if spec.source == "pixels" else captions
@@ -711,8 +720,8 @@ def test_valid_file_that_the_ledger_does_not_know_is_adopted_byte_for_byte(data_
         assert plan_of(data_root, spec, ledger).jobs == []
 
 
-def test_file_that_packing_has_adopted_is_kept_and_gets_its_source(data_root):
-    """Packing opens no image; the next pass fingerprints it."""
+def test_file_adopted_by_packing_is_kept_and_gets_its_source(data_root):
+    """Packing opens no image, so the next pass fingerprints it."""
     adopted_root(data_root)
     write_text(data_root.stage2_jsonl, *(json.dumps(record_of(image_id)) for image_id in "ab"))
     ready(data_root, BUCKETS)
@@ -761,7 +770,7 @@ def not_finite(path):
     ],
     ids=lambda value: value if isinstance(value, str) else value.__name__,
 )  # fmt: skip
-def test_file_that_is_not_what_its_contract_says_is_replaced_and_reported(data_root, spoil, reason):
+def test_file_that_violates_its_contract_is_replaced_and_reported(data_root, spoil, reason):
     """Completion is validity, not existence. Spec: docs/spec/conventions.md#completion-and-identity"""
     photos(data_root, "a", "b")
     embed(data_root, VAE)
@@ -778,8 +787,8 @@ def test_file_that_is_not_what_its_contract_says_is_replaced_and_reported(data_r
     assert store.stat("b") == other
 
 
-def test_file_of_a_replaced_image_is_made_anew_and_the_others_stay(data_root):
-    """A replaced image makes exactly what depends on it stale. Spec: docs/spec/conventions.md#staleness"""
+def test_file_of_a_replaced_image_is_regenerated_and_others_are_kept(data_root):
+    """A replaced image makes exactly its derived data stale. Spec: docs/spec/conventions.md#staleness"""
     photos(data_root, "a", "b")
     embed(data_root)
     folder = data_root.derived / DINOV3.folder
@@ -809,7 +818,7 @@ def test_edited_caption_makes_only_its_t5_file_stale(data_root):
         assert sum(ledger.captions()["a"].mask) == 6, "five words and the end: the mask is of the new caption"
 
 
-def test_touched_image_is_read_once_and_its_files_stay(data_root):
+def test_touched_image_is_read_once_and_its_files_are_kept(data_root):
     """Equal bytes are not stale."""
     photos(data_root, "a")
     embed(data_root)
@@ -823,15 +832,15 @@ def test_touched_image_is_read_once_and_its_files_stay(data_root):
 
 
 def copied(root, to):
-    """As `cp -r` does: other inodes, other times, the same bytes."""
+    """Copy like `cp -r`: other inodes and times, the same bytes."""
     shutil.copytree(root.path, to, copy_function=shutil.copyfile)
     for number, path in enumerate(sorted(to.rglob("*"))):
         os.utime(path, ns=(number, number))
     return DataRoot(to)
 
 
-def test_copied_data_root_keeps_the_makers_of_its_files(data_root, tmp_path):
-    """Equal bytes are the same file, independent of its inode and times."""
+def test_copied_data_root_keeps_the_model_keys_of_its_files(data_root, tmp_path):
+    """A file with equal bytes is the same file, independent of inode and times."""
     photos(data_root, "a", "b")
     embed(data_root)
     copy = copied(data_root, tmp_path / "copy" / "data")
@@ -844,13 +853,13 @@ def test_copied_data_root_keeps_the_makers_of_its_files(data_root, tmp_path):
             identity = identity_of(copy, spec.kind)
             assert identity
             rows = ledger.files(spec.kind)
-            assert {row.maker for row in rows.values()} == {identity.key}
+            assert {row.model_key for row in rows.values()} == {identity.key}
             assert len(rows) == 2, "no row of the place it was copied from stays"
             assert plan_of(copy, spec, ledger).jobs == []
 
 
 def test_stale_file_of_a_copied_data_root_is_still_stale(data_root, tmp_path):
-    """Copying must not make an old vector pass for the new image's."""
+    """After copying, an old vector must not count as that of the new image."""
     photos(data_root, "a")
     embed(data_root)
     copy = copied(data_root, tmp_path / "copy" / "data")
@@ -864,7 +873,7 @@ def test_stale_file_of_a_copied_data_root_is_still_stale(data_root, tmp_path):
 # ---- publication
 
 
-def test_row_vouches_for_exactly_the_file_on_disk(data_root):
+def test_row_matches_exactly_the_file_on_disk(data_root):
     photos(data_root, "a")
     embed(data_root, VAE)
     store = NpyStore(data_root.derived / VAE.folder, VAE)
@@ -874,13 +883,13 @@ def test_row_vouches_for_exactly_the_file_on_disk(data_root):
         source = ledger.sources()["a"]
     identity = identity_of(data_root, VAE.kind)
     assert identity
-    assert (row.content, row.maker) == (fingerprint(store.path("a").read_bytes()), identity.key)
+    assert (row.content, row.model_key) == (fingerprint(store.path("a").read_bytes()), identity.key)
     assert row.source == source.fingerprint == fingerprint((data_root.approved / "a.png").read_bytes())
     assert (source.height, source.width) == (24, 32)
     assert row.content == store.check("a", 24, 32)
 
 
-def test_ledger_knows_a_file_before_it_has_its_name(data_root, monkeypatch):
+def test_ledger_row_exists_before_the_final_name(data_root, monkeypatch):
     """A kill between the two leaves no file of an unknown model.
 
     Reference: ledger.py.
@@ -909,8 +918,8 @@ def test_ledger_knows_a_file_before_it_has_its_name(data_root, monkeypatch):
     assert (counts["computed"], counts["adopted"]) == (1, 0)
 
 
-def test_interrupt_of_the_model_publishes_what_is_finished(data_root):
-    """All work up to the interruption is preserved. Spec: docs/spec/stage2.md#merge"""
+def test_interrupt_of_the_model_publishes_finished_files(data_root):
+    """All work before the interrupt is preserved. Spec: docs/spec/stage2.md#merge"""
     calls = []
 
     def encode(batch, arrays):
@@ -929,7 +938,7 @@ def test_interrupt_of_the_model_publishes_what_is_finished(data_root):
     assert counts == {"computed": 5, "calls": 2, "replaced": 0}
 
 
-def test_interrupt_while_a_batch_is_taken_apart_keeps_its_first_half(data_root):
+def test_interrupt_while_a_batch_is_split_keeps_its_first_half(data_root):
     photos(data_root, *"abcde")
 
     def encode(batch, arrays):
@@ -946,7 +955,7 @@ def test_interrupt_while_a_batch_is_taken_apart_keeps_its_first_half(data_root):
     assert {path.stem for path in (data_root.derived / DINOV3.folder).glob("*.npy")} == set("abc")
 
 
-def test_stream_that_nobody_reads_to_its_end_stops_its_threads(data_root, ledger):
+def test_abandoned_stream_stops_its_threads(data_root, ledger):
     photos(data_root, *map(str, range(10)))
     worker = worker_of(data_root, with_encoder(DINOV3, StubEncoder))
     stream = worker.stream(plan_of(data_root, DINOV3, ledger).jobs)
@@ -956,8 +965,8 @@ def test_stream_that_nobody_reads_to_its_end_stops_its_threads(data_root, ledger
     assert not [t for t in threading.enumerate() if t.name.startswith(("decode", "write"))]
 
 
-def test_finished_files_get_their_names_while_the_stream_goes_on(data_root, ledger, monkeypatch):
-    """A kill -9 loses at most a second of work, or a hundred files."""
+def test_finished_files_are_renamed_while_the_stream_continues(data_root, ledger, monkeypatch):
+    """A kill -9 loses at most one second of work or one hundred files."""
     monkeypatch.setattr(publish_module, "PUBLISH_ROWS", 3)
     photos(data_root, *map(str, range(7)))
     worker = worker_of(data_root, with_encoder(DINOV3, StubEncoder))
@@ -970,7 +979,7 @@ def test_finished_files_get_their_names_while_the_stream_goes_on(data_root, ledg
     assert published == [3, 3, 1]
 
 
-def test_slow_rows_do_not_wait_for_company(data_root, ledger, monkeypatch):
+def test_slow_rows_are_published_individually(data_root, ledger, monkeypatch):
     monkeypatch.setattr(publish_module, "PUBLISH_SECONDS", 0.0)
     photos(data_root, *"abc")
     worker = worker_of(data_root, with_encoder(DINOV3, StubEncoder))
@@ -980,7 +989,7 @@ def test_slow_rows_do_not_wait_for_company(data_root, ledger, monkeypatch):
     assert [len(batch) for batch in batches] == [1, 1, 1]
 
 
-def test_problems_carry_the_run_that_met_them(data_root, ledger):
+def test_problems_contain_their_run(data_root, ledger):
     row = EmbedRow("a", "failed", file_signature(data_root.approved), reason="model_error", detail="why", remedy="do")
     store = NpyStore(data_root.derived / DINOV3.folder, DINOV3)
 
@@ -990,7 +999,7 @@ def test_problems_carry_the_run_that_met_them(data_root, ledger):
     assert (problem.asset, problem.run_id, problem.detail, problem.remedy) == (DINOV3.kind, "run-7", "why", "do")
 
 
-def test_counters_add_up_outcomes_calls_and_replacements():
+def test_counters_sum_outcomes_calls_and_replacements():
     stat = SimpleNamespace()
     rows = [
         EmbedRow("a", "computed", stat, calls=2, replaced="stale"), EmbedRow("b", "computed", stat),
@@ -1013,7 +1022,7 @@ def test_t5_records_the_mask_it_used(data_root):
         assert ledger.captions()["a"].mask == [1] * 4 + [0] * 73
 
 
-def test_closed_worker_gives_its_model_back(data_root):
+def test_closed_worker_closes_its_model(data_root):
     closed = []
 
     class Encoder(StubEncoder):
@@ -1028,8 +1037,8 @@ def test_closed_worker_gives_its_model_back(data_root):
     assert closed == [1], "once where it was loaded, never where it was not"
 
 
-def test_vector_of_an_image_that_is_gone_has_no_source(data_root):
-    """A caption is never recorded as the source of a file made from pixels. Spec: docs/spec/conventions.md#staleness"""
+def test_vector_of_a_missing_image_has_no_source(data_root):
+    """A caption is never the recorded source of a file made from pixels. Spec: docs/spec/conventions.md#staleness"""
     path = data_root.stage2_jsonl
     path.parent.mkdir(parents=True)
     line = json.dumps({"image_path": "data/approved/a.jpg", "dinov3_embedding": [0.5] * 1024, "caption": "A."}).encode()

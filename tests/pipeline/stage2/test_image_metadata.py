@@ -1,4 +1,4 @@
-"""Metadata of records besides embeddings, after any combination of passes.
+"""Metadata of records, except embeddings, after any combination of passes.
 
 Spec: docs/spec/stage2.md#caption-sources, docs/spec/stage2.md#record-fields, docs/spec/stage2.md#pass-names
 """
@@ -36,7 +36,7 @@ def ledger(data_root):
 
 @pytest.fixture
 def opened(monkeypatch):
-    """File names of the images that were opened."""
+    """Record the file names of opened images."""
     names, original = [], facts.inspect_image
 
     def noting(approved, source):
@@ -68,7 +68,7 @@ def test_image_is_read_once_for_fingerprint_size_and_pixels(data_root):
     assert row.fingerprint == fingerprint((data_root.approved / "a.png").read_bytes())
 
 
-def test_image_that_does_not_open_is_refused(data_root):
+def test_undecodable_image_is_refused(data_root):
     (data_root.approved / "a.png").write_bytes(b"no picture")
 
     with pytest.raises(Refused) as caught:
@@ -76,7 +76,7 @@ def test_image_that_does_not_open_is_refused(data_root):
     assert caught.value.reason == "undecodable"
 
 
-def test_only_images_that_no_pass_has_opened_are_opened(data_root, ledger, opened):
+def test_images_opened_by_a_pass_are_not_opened_again(data_root, ledger, opened):
     photos(data_root, "a", "b")
     embed(data_root, DINOV3)
     photos(data_root, "c")
@@ -100,7 +100,7 @@ def test_replaced_image_is_opened_again(data_root, ledger, opened):
     assert ledger.sources()["a"].width == 16
 
 
-def test_refused_image_is_recorded_once_and_opened_when_it_changes(data_root, ledger, opened):
+def test_refused_image_is_recorded_once_and_opened_again_only_after_a_change(data_root, ledger, opened):
     (data_root.approved / "a.png").write_bytes(b"no picture")
 
     for _ in range(2):
@@ -114,7 +114,7 @@ def test_refused_image_is_recorded_once_and_opened_when_it_changes(data_root, le
     assert "a" in ledger.sources()
 
 
-def test_image_that_an_embedding_pass_refused_is_not_opened_again(data_root, ledger, opened):
+def test_image_refused_by_an_embedding_pass_is_not_opened_again(data_root, ledger, opened):
     (data_root.approved / "a.png").write_bytes(b"no picture")
     embed(data_root, DINOV3)
 
@@ -124,8 +124,8 @@ def test_image_that_an_embedding_pass_refused_is_not_opened_again(data_root, led
 
 
 @pytest.mark.parametrize("opened_by", ["the next records", "an embedding pass"])
-def test_disk_error_is_a_failure_that_goes_when_the_image_can_be_read(data_root, ledger, monkeypatch, opened_by):
-    """*Failed* is retried by the next run, and must not be reported for ever."""
+def test_disk_error_is_a_failure_until_the_image_can_be_read(data_root, ledger, monkeypatch, opened_by):
+    """The next run retries a *failed* image and removes its problem."""
 
     def fail(approved, source):
         raise OSError(errno.EIO, "input/output error")
@@ -144,7 +144,7 @@ def test_disk_error_is_a_failure_that_goes_when_the_image_can_be_read(data_root,
     assert ledger.sources().keys() == {"a", "b"}
 
 
-def test_one_bad_image_does_not_stop_the_others(data_root, ledger):
+def test_one_undecodable_image_does_not_stop_the_others(data_root, ledger):
     photos(data_root, *map(str, range(9)))
     (data_root.approved / "4.png").write_bytes(b"")
 
@@ -165,7 +165,7 @@ def adopt(root, ledger):
     adopt_captions(Inventory(root, 0, scan), ledger)
 
 
-def test_image_without_a_sidecar_takes_the_caption_of_its_record_byte_for_byte(data_root, ledger):
+def test_image_without_a_sidecar_uses_the_caption_of_its_record_byte_for_byte(data_root, ledger):
     """A Stage 1 caption is kept byte for byte."""
     photos(data_root, "a", "b", captions=False)
     stage1 = {"image_path": "data/approved/b.png", "caption": "two\nlines  "}
@@ -176,7 +176,7 @@ def test_image_without_a_sidecar_takes_the_caption_of_its_record_byte_for_byte(d
     assert captions(ledger) == {"a": ("  one ", "record"), "b": ("two\nlines  ", "record")}
 
 
-def test_sidecar_goes_before_the_record_whenever_it_appears(data_root, ledger):
+def test_sidecar_always_takes_precedence_over_the_record(data_root, ledger):
     photos(data_root, "a", "b")
     (data_root.approved / "b.txt").unlink()
     write_text(data_root.stage2_jsonl, *(json.dumps(record_of(i, caption="of the record")) for i in "ab"))
@@ -190,7 +190,7 @@ def test_sidecar_goes_before_the_record_whenever_it_appears(data_root, ledger):
 
 
 def test_last_of_several_records_gives_the_caption(data_root, ledger):
-    """Of duplicates the last wins. Spec: docs/spec/migration.md#forward"""
+    """The last of duplicate records wins. Spec: docs/spec/migration.md#forward"""
     photos(data_root, "a", captions=False)
     write_text(data_root.stage2_jsonl, *(json.dumps(record_of("a", caption=text)) for text in ("first", "last")))
 
@@ -202,7 +202,7 @@ def test_last_of_several_records_gives_the_caption(data_root, ledger):
 @pytest.mark.parametrize(
     "line", ["", "null", "[1]", "{", b"\xff", '{"image_id": "a", "caption": 7}', '{"image_id": "a", "caption": " "}']
 )
-def test_line_without_a_caption_gives_none(data_root, ledger, line):
+def test_line_without_a_caption_sets_no_caption(data_root, ledger, line):
     photos(data_root, "a", captions=False)
     write_text(data_root.stage2_jsonl, line)
 
@@ -211,8 +211,8 @@ def test_line_without_a_caption_gives_none(data_root, ledger, line):
     assert captions(ledger) == {}
 
 
-def test_record_of_an_image_that_is_gone_gives_its_caption_too(data_root, ledger):
-    """Its hidden state needs no pixels, and its record may still have to migrate."""
+def test_record_of_a_missing_image_provides_its_caption_too(data_root, ledger):
+    """Its hidden state requires no pixels, and its record may still have to migrate."""
     photos(data_root, "a", captions=False)
     write_text(data_root.stage2_jsonl, json.dumps(record_of("gone", caption=" as it was")))
 
@@ -222,12 +222,12 @@ def test_record_of_an_image_that_is_gone_gives_its_caption_too(data_root, ledger
 
 
 def merged(root, ledger):
-    """As if the records on disk were what the last merge wrote."""
+    """Mark the records on disk as the output of the last merge."""
     ledger.record_recorded_captions(read_recorded(root.stage2_jsonl).captions)
 
 
-def test_caption_edited_in_the_record_replaces_the_ledgers_copy(data_root, ledger):
-    """Without a sidecar, the caption is that of the records on disk; the text that it had goes to quarantine."""
+def test_caption_edited_in_the_record_replaces_the_copy_in_the_ledger(data_root, ledger):
+    """Without a sidecar, the records on disk define the caption; the replaced text goes to quarantine."""
     photos(data_root, "a", captions=False)
     write_text(data_root.stage2_jsonl, json.dumps(record_of("a", caption="old")))
     adopt(data_root, ledger)
@@ -242,8 +242,8 @@ def test_caption_edited_in_the_record_replaces_the_ledgers_copy(data_root, ledge
     assert '\\"caption\\":\\"old\\"' in kept.read_text()
 
 
-def test_records_of_a_newer_export_replace_captions_that_were_never_merged(data_root, ledger):
-    """A Stage 1 file that was written again, or put back by a rollback."""
+def test_records_of_a_newer_export_replace_unmerged_captions(data_root, ledger):
+    """Cases: a Stage 1 file that was written again or restored by a rollback."""
     photos(data_root, "a", captions=False)
     write_text(data_root.stage2_jsonl, json.dumps(record_of("a", caption="first export")))
     adopt(data_root, ledger)
@@ -254,7 +254,7 @@ def test_records_of_a_newer_export_replace_captions_that_were_never_merged(data_
     assert captions(ledger) == {"a": ("second export", "record")}
 
 
-def test_sidecar_stays_where_only_the_record_was_edited(data_root, ledger):
+def test_sidecar_still_takes_precedence_if_the_record_was_edited(data_root, ledger):
     photos(data_root, "a")
     write_text(data_root.stage2_jsonl, json.dumps(record_of("a", caption="edited")))
 
@@ -263,8 +263,8 @@ def test_sidecar_stays_where_only_the_record_was_edited(data_root, ledger):
     assert captions(ledger) == {"a": ("noise called a", "sidecar")}
 
 
-def test_caption_of_a_removed_sidecar_comes_from_the_record_afterwards(data_root, ledger):
-    """It was merged there; edits of the record count from then on."""
+def test_caption_comes_from_the_record_after_its_sidecar_is_removed(data_root, ledger):
+    """The caption was merged into the record; later edits of the record are used."""
     photos(data_root, "a")
     adopt(data_root, ledger)
     write_text(data_root.stage2_jsonl, json.dumps(record_of("a", caption="noise called a")))
@@ -279,8 +279,8 @@ def test_caption_of_a_removed_sidecar_comes_from_the_record_afterwards(data_root
     assert captions(ledger) == {"a": ("edited", "record")}
 
 
-def test_caption_by_a_model_is_not_replaced_by_the_one_it_has_just_replaced(data_root, ledger):
-    """The record still has the earlier text until the merge: that is no edit."""
+def test_model_caption_is_not_replaced_by_the_text_it_replaced(data_root, ledger):
+    """The record contains the earlier text until the merge, which is not an edit."""
     photos(data_root, "a", captions=False)
     write_text(data_root.stage2_jsonl, json.dumps(record_of("a", caption="by the old model")))
     adopt(data_root, ledger)
@@ -292,8 +292,8 @@ def test_caption_by_a_model_is_not_replaced_by_the_one_it_has_just_replaced(data
     assert captions(ledger) == {"a": ("by the new model", "captioner")}
 
 
-def test_caption_that_is_blanked_in_the_record_is_kept(data_root, ledger):
-    """A blank text is no caption; nothing is lost by it."""
+def test_caption_blanked_in_the_record_is_kept(data_root, ledger):
+    """A blank text is not a caption, so the existing one is kept."""
     photos(data_root, "a", captions=False)
     write_text(data_root.stage2_jsonl, json.dumps(record_of("a", caption="old")))
     adopt(data_root, ledger)
@@ -305,7 +305,7 @@ def test_caption_that_is_blanked_in_the_record_is_kept(data_root, ledger):
 
 
 def test_image_without_any_caption_has_a_row_until_it_gets_one(data_root, ledger):
-    """No image is lost silently, after any combination of passes."""
+    """No image is lost silently after any combination of passes."""
     photos(data_root, "a", "b", captions=False)
     (data_root.approved / "b.png").write_bytes(b"no picture")
     complete(data_root, ledger)
@@ -319,8 +319,8 @@ def test_image_without_any_caption_has_a_row_until_it_gets_one(data_root, ledger
     assert problems(ledger) == {("b", ASSET, "refused", "undecodable")}
 
 
-def test_problem_that_still_holds_keeps_its_first_time(data_root, ledger):
-    """Each run looks again at what opens, what has a caption, and what is refused by its name."""
+def test_persistent_problem_keeps_its_first_time(data_root, ledger):
+    """Each run checks again whether images open, have a caption, and are refused by name."""
     photos(data_root, "a", "b", captions=False)
     (data_root.approved / "b.png").write_bytes(b"no picture")
     (data_root.approved / "x.gif").write_bytes(b"")
@@ -365,7 +365,7 @@ def test_tokenizer_is_loaded_only_for_captions_without_a_mask(data_root, ledger)
     assert ledger.captions()["b"].mask == ledger.captions()["a"].mask == [1] * 4 + [0] * 73
 
 
-def test_order_of_passes_never_shows_in_what_is_known(data_root, ledger, tmp_path):
+def test_order_of_passes_does_not_change_the_ledger(data_root, ledger, tmp_path):
     """Any order of passes gives the same result as `all`. Spec: docs/spec/stage2.md#pass-names"""
     photos(data_root, "a", "b")
     embed(data_root)

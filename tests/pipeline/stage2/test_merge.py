@@ -1,4 +1,4 @@
-"""Ledger and JSONL brought together; nothing is dropped.
+"""The merge of ledger and JSONL, which drops nothing.
 
 Spec: docs/spec/conventions.md#jsonl-input, docs/spec/stage2.md#record-fields, docs/spec/stage2.md#merge,
 docs/spec/migration.md#forward, docs/spec/conventions.md#image-paths
@@ -43,13 +43,13 @@ def root(tmp_path):
 
 
 def merge(root, *lines, **known):
-    """Merge with a file of these lines: bytes, text, or objects."""
+    """Merge with a file that contains these lines: bytes, text, or objects."""
     write_text(root.stage2_jsonl, *(line if isinstance(line, bytes | str) else json.dumps(line) for line in lines))
     return merge_file(root, **known)
 
 
 def merge_file(root, *, sources=(), captions=(), **options):
-    """Merge the file there is with what a new ledger knows; the result has the next file's lines too."""
+    """Merge the existing file with the data of a new ledger; the result also has the lines of the new file."""
     with Ledger(root.path / "ledger.sqlite") as ledger:
         ledger.record_sources(sources)
         ledger.record_captions(captions)
@@ -70,7 +70,7 @@ def quarantined(root):
     return [(e["line"], e["why"], bytes.fromhex(e["hex"]) if "hex" in e else e["text"].encode()) for e in entries]
 
 
-# ---- what is added
+# ---- added records
 
 
 def test_image_with_a_caption_and_a_mask_becomes_a_valid_record(root):
@@ -88,11 +88,11 @@ def test_image_with_a_caption_and_a_mask_becomes_a_valid_record(root):
     [([], [caption("a")]), ([source("a")], []), ([source("a")], [caption("a", mask=None)])],
     ids=["not opened", "no caption", "no mask"],
 )
-def test_image_that_lacks_something_has_no_record_yet(root, sources, captions):
+def test_incomplete_image_has_no_record_yet(root, sources, captions):
     assert values(merge(root, sources=sources, captions=captions)) == []
 
 
-def test_lines_stand_in_order_of_id(root):
+def test_lines_are_sorted_by_id(root):
     merged = merge(
         root, record_of("c"), record_of("Z"), sources=[source("b"), source("a")], captions=[caption("a"), caption("b")]
     )  # fmt: skip
@@ -100,11 +100,11 @@ def test_lines_stand_in_order_of_id(root):
     assert [record["image_id"] for record in values(merged)] == ["Z", "a", "b", "c"]
 
 
-# ---- what is kept
+# ---- kept records
 
 
-def test_record_that_nothing_changed_keeps_its_bytes(root):
-    """In its own spelling and order of keys."""
+def test_unchanged_record_keeps_its_bytes(root):
+    """Spelling and order of its keys are kept."""
     odd = json.dumps(dict(sorted(record_of("a", caption="nöise").items())), indent=None, separators=(" ,  ", ":"))
 
     merged = merge(root, odd, sources=[source("a")], captions=[caption("a", "nöise")])
@@ -113,20 +113,20 @@ def test_record_that_nothing_changed_keeps_its_bytes(root):
     assert merged.changed == []
 
 
-def test_record_of_an_image_we_do_not_know_is_kept_as_it_is(root):
+def test_record_of_an_unknown_image_is_kept_unchanged(root):
     line = b'{"image_id": "elsewhere",   "anything": [1.50, null]}'
 
     assert merge(root, line).lines == [line + b"\n"]
 
 
-def test_line_endings_of_another_system_become_one_newline(root):
+def test_foreign_line_endings_become_one_newline(root):
     line = json.dumps(record_of("a")).encode()
 
     assert merge(root, line + b"\r").lines == [line + b"\n"]
 
 
 def test_extra_fields_and_the_path_of_an_earlier_record_are_kept(root):
-    """Any extra fields a Stage 1 record had."""
+    """Extra fields of Stage 1 records are kept too."""
     old = record_of("a", caption="old", image_path="elsewhere/a.png", score=0.5, tags=["x", {"y": None}])
 
     merged = merge(root, old, sources=[source("a")], captions=[caption("a", "new")])
@@ -135,8 +135,8 @@ def test_extra_fields_and_the_path_of_an_earlier_record_are_kept(root):
     assert merged.changed == ["a"]
 
 
-def test_path_that_is_none_is_replaced(root):
-    """Else the record could never become valid."""
+def test_invalid_path_is_replaced(root):
+    """Otherwise the record could never become valid."""
     for path in (7, "", "  ", None, ["a.png"]):
         merged = merge(root, record_of("a", image_path=path), sources=[source("a")], captions=[caption("a")])
         assert values(merged) == [record_of("a")]
@@ -150,15 +150,15 @@ def test_path_that_is_none_is_replaced(root):
         ("aspect_bucket", "1024x1024"), ("format_version", 1), ("format_version", 2.0), ("format_version", True),
     ],
 )  # fmt: skip
-def test_field_that_image_or_tokenizer_know_better_is_corrected(root, field, value):
-    """24.0 and true are no ints, though Python calls them equal: such a record would never be ready."""
+def test_field_that_contradicts_image_or_tokenizer_is_corrected(root, field, value):
+    """Python considers 24.0 and true equal to ints, but a record with them would never be ready."""
     merged = merge(root, record_of("a", **{field: value}), sources=[source("a")], captions=[caption("a")])
 
     assert values(merged) == [record_of("a")]
     assert violations(values(merged)[0]) == []
     assert merged.changed + merged.migrated == ["a"]
     counter = {"t5_attention_mask": "mask_corrected"}.get(field, f"{field}_corrected")
-    # What Python calls equal is another spelling of the same value.
+    # Values that are equal in Python differ in spelling only.
     assert merged.counts[counter] == (
         field in {"height", "width", "t5_attention_mask"} and value != record_of("a")[field]
     )
@@ -174,15 +174,15 @@ def stage1_line(image_id="a", **changes):
 
 
 def with_vector(root, image_id="a"):
-    """Add a valid DINOv3 file with a row in the ledger."""
+    """Add a valid DINOv3 file with its row in the ledger."""
     path = root.derived / "dinov3" / f"{image_id}.npy"
     write_npy(path, np.full(1024, 0.25, np.float32))
     with Ledger(root.path / "ledger.sqlite") as ledger:
         ledger.record_files([FileRow("dinov3_npy", image_id, file_signature(path), "pixels", "content", "unknown")])
 
 
-def test_stage_1_record_waits_for_its_vectors_file_untouched(root):
-    """The inline value leaves the JSONL only after a valid npy exists."""
+def test_stage_1_record_is_unchanged_until_its_vector_has_a_file(root):
+    """The inline vector leaves the JSONL only after a valid npy file exists."""
     line = stage1_line()
 
     merged = merge(root, line, sources=[source("a")], captions=[caption("a")])
@@ -194,7 +194,7 @@ def test_stage_1_record_waits_for_its_vectors_file_untouched(root):
 
 
 def test_stage_1_record_with_its_vector_in_a_file_becomes_version_2(root):
-    """And the file gets its backup, bit for bit."""
+    """The backup of the JSONL is identical bit for bit."""
     with_vector(root)
     line = stage1_line(score=0.5)
 
@@ -215,8 +215,8 @@ def test_backup_is_never_overwritten(root):
     assert stage1_backup(root.stage2_jsonl).read_bytes() == b"the first one"
 
 
-def test_stage_1_record_stays_where_no_migration_was_asked_for(root):
-    """A pass for one kind leaves the records of Stage 1 alone."""
+def test_stage_1_record_is_kept_without_a_migration(root):
+    """A pass for one kind does not change Stage 1 records."""
     with_vector(root)
     line = stage1_line()
 
@@ -225,7 +225,7 @@ def test_stage_1_record_stays_where_no_migration_was_asked_for(root):
     assert (merged.lines, merged.problems) == ([line + b"\n"], [])
 
 
-def test_stage_1_records_behind_the_limit_wait(root):
+def test_stage_1_records_beyond_the_limit_are_pending(root):
     with_vector(root, "a"), with_vector(root, "b")
 
     merged = merge(root, stage1_line("a"), stage1_line("b"), captions=[caption("a"), caption("b")], up_to="a")
@@ -233,7 +233,7 @@ def test_stage_1_records_behind_the_limit_wait(root):
     assert (merged.migrated, merged.counts["stage1"]) == (["a"], 1)
 
 
-def test_stage_1_record_of_an_image_that_is_gone_migrates_by_its_own_size(root):
+def test_stage_1_record_of_a_missing_image_migrates_with_its_own_size(root):
     with_vector(root)
 
     merged = merge(root, stage1_line(), captions=[caption("a")])
@@ -249,7 +249,7 @@ def test_stage_1_record_of_an_image_that_is_gone_migrates_by_its_own_size(root):
         ({"width": "32"}, ["a"], "missing_size"),
     ],
 )  # fmt: skip
-def test_stage_1_record_that_lacks_something_stays_as_it_is_and_failed(root, changes, known, reason):
+def test_incomplete_stage_1_record_is_kept_and_reported_as_failed(root, changes, known, reason):
     with_vector(root)
     line = stage1_line(**changes)
 
@@ -274,8 +274,8 @@ def test_size_and_mask_of_a_stage_1_record_are_corrected_and_counted(root):
     )
 
 
-def test_vector_of_a_record_that_an_interrupted_writer_replaced_is_not_lost(root):
-    """Its newer line has no vector: until the vector is in a file, the two are combined."""
+def test_vector_of_a_record_replaced_by_an_interrupted_writer_is_not_lost(root):
+    """The newer line has no vector. Both lines are combined until the vector has a file."""
     root.derived.mkdir(parents=True)
     unfinished(root.stage2_jsonl).write_bytes(json.dumps(record_of("a", image_path="old/a.png")).encode() + b"\n")
 
@@ -287,7 +287,7 @@ def test_vector_of_a_record_that_an_interrupted_writer_replaced_is_not_lost(root
     assert values(again) == [record_of("a", image_path="old/a.png")]
 
 
-def test_record_without_an_id_takes_its_images_stem(root):
+def test_record_without_an_id_uses_the_stem_of_its_image(root):
     assert record_id({"image_path": "data/approved/abc123xyz.jpg"}) == "abc123xyz"
     assert record_id({"image_id": "", "image_path": "x/a.b.png"}) == "a.b"
     assert record_id({"image_id": 7}) is None
@@ -298,10 +298,10 @@ def test_record_without_an_id_takes_its_images_stem(root):
     assert values(merged) == [{**record_of("a"), "note": 1}]
 
 
-# ---- what is taken out
+# ---- removed records
 
 
-def test_last_of_several_records_wins_and_the_earlier_ones_are_quarantined(root):
+def test_last_duplicate_record_wins_and_earlier_ones_are_quarantined(root):
     first, last = record_of("a", note=1), record_of("a", note=2)
 
     merged = merge(root, first, record_of("b"), last)
@@ -318,7 +318,7 @@ def test_last_of_several_records_wins_and_the_earlier_ones_are_quarantined(root)
         ('{"image_id": 7}', "no image_id and no image_path"),
     ],
 )  # fmt: skip
-def test_line_that_is_no_record_is_quarantined_with_its_number(root, line, why):
+def test_invalid_line_is_quarantined_with_its_number(root, line, why):
     merged = merge(root, record_of("a"), line, record_of("b"))
 
     assert len(merged.lines) == 2
@@ -328,7 +328,7 @@ def test_line_that_is_no_record_is_quarantined_with_its_number(root, line, why):
     assert raw == (line if isinstance(line, bytes) else line.encode())
 
 
-# ---- all of it
+# ---- all rules together
 
 ids = st.sampled_from(["a", "b", "c.d", "ü", "elsewhere"])
 scalars = (
@@ -390,12 +390,12 @@ def test_no_line_is_lost_and_a_second_merge_changes_nothing(tmp_path_factory, ra
 
 
 @given(records)
-def test_line_we_write_reads_back_as_the_same_record(record):
+def test_written_line_parses_to_the_same_record(record):
     assert parse_object(encode_line(record)) == record
 
 
-def test_records_an_interrupted_writer_left_are_merged_and_a_torn_tail_loses_its_last_line(root):
-    """A torn `.tmp` tail loses only its last line. Spec: docs/spec/stage2.md#merge"""
+def test_records_of_an_interrupted_writer_are_merged_except_a_truncated_last_line(root):
+    """A truncated `.tmp` file loses only its last line. Spec: docs/spec/stage2.md#merge"""
     write_text(root.stage2_jsonl, '{"image_id":"a","note":1}', '{"image_id":"b"}')
     unfinished(root.stage2_jsonl).write_bytes(b'{"image_id":"a","note":2}\n{"image_id":"c"}\n{"image_id":"d","no')
 
@@ -407,7 +407,7 @@ def test_records_an_interrupted_writer_left_are_merged_and_a_torn_tail_loses_its
 
 
 def test_file_that_changes_while_it_is_merged_is_not_replaced(root, monkeypatch):
-    """Another program appended a record meanwhile: its line would be lost."""
+    """Replacing it would lose a record that another program appended during the merge."""
     write_text(root.stage2_jsonl, json.dumps(record_of("a", height=1)))
 
     def append(*_):

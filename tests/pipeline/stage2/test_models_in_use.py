@@ -1,9 +1,9 @@
-"""pipeline/stage2/models_in_use.py: what made the files, as text. Spec: docs/spec/conventions.md#provenance"""
+"""pipeline/stage2/models_in_use.py: the models of existing files, as text. Spec: docs/spec/conventions.md#provenance"""
 
 import pytest
 
 from imagemill.domain.embedding_specs import DINOV3, VAE
-from imagemill.pipeline.stage2.models_in_use import PREVIEW_TEXT, maker_text, model_in_use, model_lines, model_text
+from imagemill.pipeline.stage2.models_in_use import PREVIEW_TEXT, file_model_text, model_in_use, model_lines, model_text
 from imagemill.pipeline.stage2.regenerate import regenerate
 from imagemill.store.ledger import Ledger
 from imagemill.store.provenance import UNKNOWN, UNKNOWN_PREVIEW, ModelIdentity
@@ -29,7 +29,7 @@ def test_files_of_a_real_model_need_no_note(data_root, ledger):
     assert list(model_lines(ledger)) == []
 
 
-def test_files_of_a_preview_model_are_named_as_such(data_root, ledger):
+def test_files_of_a_preview_model_have_a_note(data_root, ledger):
     photos(data_root, "a")
     embed(data_root, DINOV3)
 
@@ -57,7 +57,7 @@ def test_model_of_a_file_is_that_of_its_own_row():
     real = identity(revision="0123456789abcdef")
 
     assert model_text(real) == "facebook/dinov3 at revision 0123456789ab"
-    assert maker_text(real.key, real) == model_text(real)
-    assert maker_text(UNKNOWN, real) == UNKNOWN
-    assert maker_text(UNKNOWN_PREVIEW, real) == maker_text(UNKNOWN_PREVIEW, None) == PREVIEW_TEXT
+    assert file_model_text(real.key, real) == model_text(real)
+    assert file_model_text(UNKNOWN, real) == UNKNOWN
+    assert file_model_text(UNKNOWN_PREVIEW, real) == file_model_text(UNKNOWN_PREVIEW, None) == PREVIEW_TEXT
     assert model_text(identity(preview=True)) == PREVIEW_TEXT

@@ -57,7 +57,7 @@ def plan(
     )
 
 
-def test_image_without_a_file_is_a_job_with_what_is_known_of_it():
+def test_image_without_a_file_is_a_job_with_its_ledger_rows():
     planned = plan(known=[facts()])
 
     (job,) = planned.jobs
@@ -67,15 +67,15 @@ def test_image_without_a_file_is_a_job_with_what_is_known_of_it():
     assert (planned.done, planned.refused, planned.absent) == ([], [], [])
 
 
-def test_file_that_the_ledger_vouches_for_is_done():
+def test_file_that_matches_its_ledger_row_is_done():
     planned = plan(known=[facts()], files=[made(DINOV3)], listing={"a": FILE})
 
     assert planned.done == [made(DINOV3)]
     assert planned.jobs == []
 
 
-def test_caption_kind_is_done_where_its_caption_is_still_the_same():
-    """A caption, not the picture, makes a T5 file stale."""
+def test_caption_kind_is_done_if_its_caption_is_unchanged():
+    """A changed caption makes a T5 file stale; a changed image does not."""
     same = plan(
         T5, known=[facts()], captions=[caption()], files=[made(T5, source="words")], listing={"a": FILE}
     )  # fmt: skip
@@ -98,8 +98,8 @@ def test_file_made_from_other_bytes_is_a_job(spec):
     assert planned.done == []
 
 
-def test_image_with_another_mtime_is_looked_at_again_without_being_called_stale():
-    """Equal bytes are not stale: only the worker, which reads them, can tell."""
+def test_image_with_a_new_mtime_is_a_job_but_not_stale():
+    """Equal bytes are not stale. Only the worker reads the bytes and can compare them."""
     planned = plan(sources=[source(stat=TOUCHED)], known=[facts(stat=IMAGE)], files=[made(DINOV3)], listing={"a": FILE})
 
     (job,) = planned.jobs
@@ -108,20 +108,20 @@ def test_image_with_another_mtime_is_looked_at_again_without_being_called_stale(
 
 
 @pytest.mark.parametrize("listing", [{"a": OTHER_FILE}, {}])
-def test_file_that_is_not_the_one_the_ledger_knows_is_a_job(listing):
+def test_file_that_differs_from_its_ledger_row_is_a_job(listing):
     planned = plan(known=[facts()], files=[made(DINOV3)], listing=listing)
 
     assert [job.present for job in planned.jobs] == [listing.get("a")]
 
 
 def test_file_that_was_adopted_without_a_source_is_a_job():
-    """Packing adopts files without opening an image: whom it was made from is looked at by the next pass."""
+    """Packing adopts files without opening an image, so the next pass determines the source."""
     planned = plan(known=[facts()], files=[made(DINOV3, source=None)], listing={"a": FILE})
 
     assert [job.known for job in planned.jobs] == [(made(DINOV3, source=None),)]
 
 
-def test_job_knows_every_row_of_its_image_and_no_other():
+def test_job_contains_exactly_the_rows_of_its_image():
     rows = [made(DINOV3), made(DINOV3, stat=OTHER_FILE, source="old"), made(DINOV3, image_id="b")]
 
     (job,) = plan(files=rows).jobs
@@ -129,7 +129,7 @@ def test_job_knows_every_row_of_its_image_and_no_other():
     assert sorted(row.stat for row in job.known) == [FILE, OTHER_FILE]
 
 
-def test_image_that_is_not_in_the_folder_is_absent():
+def test_image_missing_from_the_folder_is_absent():
     planned = plan(ids=["a", "gone"], known=[facts()])
 
     assert planned.absent == ["gone"]
@@ -141,16 +141,16 @@ def test_image_that_is_not_in_the_folder_is_absent():
 
 @pytest.mark.parametrize("reason", ["undecodable", "too_small", "too_large"])
 @pytest.mark.parametrize("spec", [DINOV3, VAE, T5])
-def test_image_that_one_asset_could_not_open_is_refused_by_every_kind(spec, reason):
-    """`too_small` refuses the whole image, captions too. Spec: docs/spec/stage2.md#vae-latents"""
+def test_image_that_one_asset_could_not_open_is_refused_for_every_kind(spec, reason):
+    """`too_small` refuses the image for every kind, including captions. Spec: docs/spec/stage2.md#vae-latents"""
     planned = plan(spec, captions=[caption()], problems=[refusal(reason)])
 
     assert planned.refused == [refusal(reason)]
     assert planned.jobs == []
 
 
-def test_refusal_is_forgotten_when_the_file_changes():
-    """Tried again only when the input changes."""
+def test_refusal_is_dropped_if_the_file_changes():
+    """A refused input is retried only after it changes."""
     planned = plan(sources=[source(stat=TOUCHED)], problems=[refusal(stat=IMAGE)])
 
     assert planned.refused == []
@@ -160,19 +160,19 @@ def test_refusal_is_forgotten_when_the_file_changes():
 @pytest.mark.parametrize(
     "problem", [refusal(outcome="failed", reason="read_error"), refusal("missing_caption"), refusal("bad_caption")]
 )
-def test_what_is_not_the_images_own_fault_is_tried_again(problem):
+def test_problem_not_caused_by_the_image_is_retried(problem):
     planned = plan(problems=[problem])
 
     assert planned.refused == []
     assert len(planned.jobs) == 1
 
 
-def test_image_without_a_caption_is_refused_by_the_caption_kind_alone():
+def test_image_without_a_caption_is_refused_only_for_the_caption_kind():
     assert [problem.reason for problem in plan(T5).refused] == ["missing_caption"]
     assert len(plan(DINOV3).jobs) == 1
 
 
-def test_missing_and_blank_captions_say_which_they_are():
+def test_missing_and_blank_captions_are_distinguished():
     missing, blank = missing_caption("t5_hidden", source()), missing_caption("t5_hidden", source(caption=FILE))
 
     assert missing.detail == "no caption for a.png"
@@ -181,7 +181,7 @@ def test_missing_and_blank_captions_say_which_they_are():
     assert "a.txt" in missing.remedy
 
 
-def test_known_takes_only_refusals_and_forgets_facts_of_another_stat(tmp_path):
+def test_snapshot_reads_only_refusals_and_drops_sources_with_another_stat(tmp_path):
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
         ledger.record_sources([facts(), facts("b")])
         ledger.record_problems([refusal(), refusal(asset="dinov3_npy", outcome="failed"), refusal(image_id="b")])
@@ -194,7 +194,7 @@ def test_known_takes_only_refusals_and_forgets_facts_of_another_stat(tmp_path):
     assert known.facts(source("b")) is None
 
 
-# ---- all of it
+# ---- all rules together
 
 stats = st.sampled_from([IMAGE, TOUCHED])
 file_stats = st.sampled_from([FILE, OTHER_FILE])
@@ -227,14 +227,14 @@ def test_every_image_is_in_exactly_one_list(wanted, sources, known, captions, pr
 # ---- on disk
 
 
-def test_images_with_work_are_those_that_lack_something_in_name_order(data_root):
+def test_images_with_work_are_the_incomplete_ones_in_name_order(data_root):
     photos(data_root, "b", "a", "c")
     embed(data_root)
     photos(data_root, "f", "e")
     (data_root.derived / DINOV3.folder / "c.npy").unlink()
     picture(data_root.approved / "broken.png")
     (data_root.approved / "broken.png").write_bytes(b"no picture")
-    embed(data_root, VAE)  # meets the broken one, and makes latents of e and f
+    embed(data_root, VAE)  # Refuses the broken image, and writes latents of e and f.
 
     with Ledger(data_root.ledger) as ledger:
         inventory = surveyed(data_root, ledger)

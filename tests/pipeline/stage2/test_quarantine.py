@@ -1,4 +1,4 @@
-"""Lines taken out of a JSONL file are kept with their reason. Spec: docs/spec/conventions.md#jsonl-input"""
+"""Lines removed from a JSONL file are kept with their reason. Spec: docs/spec/conventions.md#jsonl-input"""
 
 from imagemill.formats.jsonl import read_jsonl
 from imagemill.pipeline.stage2.quarantine import MALFORMED, QuarantinedLine, quarantine, quarantined
@@ -24,7 +24,7 @@ def test_every_line_is_kept_once_and_new_ones_are_counted(tmp_path):
     ]  # fmt: skip
 
 
-def test_no_lines_leave_no_file(tmp_path):
+def test_no_file_is_written_without_lines(tmp_path):
     assert quarantine(tmp_path / "q", "x.jsonl", []) == 0
     assert not (tmp_path / "q").exists()
     assert list(quarantined(tmp_path / "q")) == []

@@ -1,4 +1,4 @@
-"""The mark on a kind whose files are all being replaced. Spec: docs/spec/conventions.md#provenance"""
+"""The regeneration mark of a kind while all its files are replaced. Spec: docs/spec/conventions.md#provenance"""
 
 from contextlib import contextmanager
 
@@ -32,7 +32,7 @@ def store(root):
     return NpyStore(root.derived / DINOV3.folder, DINOV3)
 
 
-def test_begun_regeneration_makes_every_file_a_job_and_forgets_the_model(root, ledger):
+def test_started_regeneration_makes_every_file_a_job_and_drops_the_model(root, ledger):
     assert regenerate(ledger, DINOV3.kind, "run")
 
     assert [job.image_id for job in plan_of(root, DINOV3, ledger).jobs] == ["a", "b"]
@@ -42,17 +42,17 @@ def test_begun_regeneration_makes_every_file_a_job_and_forgets_the_model(root, l
         refuse_regenerating(ledger)
 
 
-def test_asking_again_goes_on_and_does_not_begin_anew(root, ledger):
+def test_second_request_continues_the_regeneration(root, ledger):
     regenerate(ledger, DINOV3.kind, "run")
     (row, *_) = ledger.files(DINOV3.kind).values()
-    ledger.record_files([msgspec.structs.replace(row, maker="newer", source="pixels")])
+    ledger.record_files([msgspec.structs.replace(row, model_key="newer", source="pixels")])
 
     assert not regenerate(ledger, DINOV3.kind, "run")
-    assert "newer" in {row.maker for row in ledger.files(DINOV3.kind).values()}
+    assert "newer" in {row.model_key for row in ledger.files(DINOV3.kind).values()}
 
 
-def test_regeneration_that_another_began_meanwhile_goes_on(root, ledger, monkeypatch):
-    """Files that the other process has made are not superseded."""
+def test_regeneration_started_by_another_process_continues(root, ledger, monkeypatch):
+    """Files made by the other process are not superseded."""
 
     @contextmanager
     def waited(ledger, kind, items, run_id):
@@ -62,11 +62,11 @@ def test_regeneration_that_another_began_meanwhile_goes_on(root, ledger, monkeyp
     monkeypatch.setattr("imagemill.pipeline.stage2.regenerate.claimed", waited)
 
     assert not regenerate(ledger, DINOV3.kind, "run")
-    assert SUPERSEDED not in {row.maker for row in ledger.files(DINOV3.kind).values()}
+    assert SUPERSEDED not in {row.model_key for row in ledger.files(DINOV3.kind).values()}
 
 
-def test_beginning_that_was_killed_is_completed(root, ledger):
-    """Between the mark and the model's record: else the next run would refuse the new model."""
+def test_interrupted_start_of_a_regeneration_is_completed(root, ledger):
+    """The kill is between the mark and the model's record. Otherwise the next run would refuse the new model."""
     ledger.supersede_files(DINOV3.kind, "begun")
     assert identity_of(root, DINOV3.kind) is not None
 
@@ -75,23 +75,23 @@ def test_beginning_that_was_killed_is_completed(root, ledger):
     assert identity_of(root, DINOV3.kind) is None
 
 
-def test_mark_goes_with_the_last_old_file_and_takes_rows_of_replaced_ones_along(root, ledger):
-    """A kill between a rename and the ledger's clean-up leaves such a row."""
+def test_mark_and_leftover_rows_are_removed_with_the_last_old_file(root, ledger):
+    """A kill between a rename and the clean-up of the ledger leaves such a row."""
     regenerate(ledger, DINOV3.kind, "run")
     assert finish(ledger, store(root), ["a", "b"]) == []
     assert DINOV3.kind in ledger.regenerating()
 
     for (image_id, _), row in ledger.files(DINOV3.kind).items():
-        ledger.record_files([msgspec.structs.replace(row, maker="newer")])
-        ledger.record_files([msgspec.structs.replace(row, stat=posix_signature(1, 1, 1), maker=SUPERSEDED)])
+        ledger.record_files([msgspec.structs.replace(row, model_key="newer")])
+        ledger.record_files([msgspec.structs.replace(row, stat=posix_signature(1, 1, 1), model_key=SUPERSEDED)])
         assert image_id in "ab"
     assert finish(ledger, store(root), ["a", "b"]) == []
 
     assert ledger.regenerating() == {}
-    assert {row.maker for row in ledger.files(DINOV3.kind).values()} == {"newer"}
+    assert {row.model_key for row in ledger.files(DINOV3.kind).values()} == {"newer"}
 
 
-def test_old_file_of_an_image_that_is_gone_is_named_until_it_is_decided(root, ledger):
+def test_old_file_of_a_missing_image_is_reported_until_resolved(root, ledger):
     regenerate(ledger, DINOV3.kind, "run")
 
     assert finish(ledger, store(root), ["a"]) == ["b"]
@@ -102,8 +102,8 @@ def test_old_file_of_an_image_that_is_gone_is_named_until_it_is_decided(root, le
     assert ledger.problems() == []
 
 
-def test_regeneration_of_a_root_whose_earlier_rows_are_not_known_is_not_cancelled(root, ledger):
-    """One that an earlier release began: nothing would keep another model out of the folder."""
+def test_regeneration_without_earlier_rows_cannot_be_cancelled(root, ledger):
+    """An earlier release started it: nothing would prevent another model from writing to the folder."""
     regenerate(ledger, DINOV3.kind, "run")
     ledger._change("DELETE FROM superseded", ())
 
@@ -112,17 +112,17 @@ def test_regeneration_of_a_root_whose_earlier_rows_are_not_known_is_not_cancelle
     assert DINOV3.kind in ledger.regenerating()
 
 
-def test_regeneration_begins_again_for_another_model(root, ledger):
-    """If the first one cannot be used any more: every file is replaced, so nothing is mixed."""
+def test_regeneration_restarts_for_another_model(root, ledger):
+    """The first model may have become unusable. Every file is replaced, so no models are mixed."""
     first = ModelIdentity(kind=DINOV3.kind, model="b", facts={"weights": "b"})
     assert regenerate(ledger, DINOV3.kind, "run", first)
     guard_identity(ledger, first)
     row = next(iter(ledger.files(DINOV3.kind).values()))
-    ledger.record_files([msgspec.structs.replace(row, maker=first.key, source="pixels")])
+    ledger.record_files([msgspec.structs.replace(row, model_key=first.key, source="pixels")])
     assert not regenerate(ledger, DINOV3.kind, "run", first), "the same model continues"
 
     other = ModelIdentity(kind=DINOV3.kind, model="c", facts={"weights": "c"})
     assert regenerate(ledger, DINOV3.kind, "run", other)
 
-    assert {row.maker for row in ledger.files(DINOV3.kind).values()} == {SUPERSEDED}
+    assert {row.model_key for row in ledger.files(DINOV3.kind).values()} == {SUPERSEDED}
     assert guard_identity(ledger, other) == other

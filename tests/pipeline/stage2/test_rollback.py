@@ -1,4 +1,4 @@
-"""Back to Stage 1.
+"""Rollback to Stage 1.
 
 Spec: docs/spec/migration.md#rollback, docs/spec/migration.md#restoring-stage-1, docs/spec/migration.md#backup
 """
@@ -35,7 +35,7 @@ def version_2(root, *ids):
         ledger.record_setting(STAGE1, "migrated")
 
 
-def test_backup_gets_its_name_back_and_the_version_2_file_is_kept(data_root):
+def test_backup_is_restored_and_the_version_2_file_is_kept(data_root):
     version_2(data_root, "a")
     newer = data_root.stage2_jsonl.read_bytes()
     stage1_backup(data_root.stage2_jsonl).write_bytes(b'{"image_path": "as it was"}\n{torn')
@@ -49,7 +49,7 @@ def test_backup_gets_its_name_back_and_the_version_2_file_is_kept(data_root):
     assert len(list(data_root.derived.rglob("*.npy"))) == 2, "npy files stay"
 
 
-def test_without_a_backup_the_vectors_come_from_their_files_bit_for_bit(data_root):
+def test_rollback_without_a_backup_inlines_the_vectors_bit_for_bit(data_root):
     version_2(data_root, "a", "b")
 
     assert back(data_root) == {"records": 2, "from_backup": 0}
@@ -59,20 +59,20 @@ def test_without_a_backup_the_vectors_come_from_their_files_bit_for_bit(data_roo
         assert line.value.keys() == stage1_record(0).keys()
 
 
-def test_record_whose_vector_is_nowhere_stops_the_rollback_before_anything_changes(data_root):
+def test_record_without_a_vector_stops_the_rollback_before_any_change(data_root):
     version_2(data_root, "a", "b", "c")
     (data_root.derived / "dinov3" / "a.npy").unlink()
     (data_root.derived / "dinov3" / "b.npy").write_bytes(b"torn")
     before = data_root.stage2_jsonl.read_bytes()
 
-    with pytest.raises(ImagemillError, match="2 records have no valid vector to put back: a, b"):
+    with pytest.raises(ImagemillError, match="2 records have no valid vector to restore: a, b"):
         back(data_root)
 
     assert data_root.stage2_jsonl.read_bytes() == before
 
 
-def test_damaged_vector_is_not_put_back(data_root):
-    """Its size, time and inode are the recorded ones, and its values valid: only the bytes tell."""
+def test_damaged_vector_is_not_restored(data_root):
+    """Size, time and inode match, and the values are valid: only the hash reveals the damage."""
     version_2(data_root, "a", "b")
     store = NpyStore(data_root.derived / "dinov3", DINOV3)
     with Ledger(data_root.ledger) as ledger:
@@ -81,7 +81,7 @@ def test_damaged_vector_is_not_put_back(data_root):
         )
     rot(store.path("a"))
 
-    with pytest.raises(ImagemillError, match="1 records have no valid vector to put back: a") as error:
+    with pytest.raises(ImagemillError, match="1 records have no valid vector to restore: a") as error:
         back(data_root)
     assert "imagemill stage2 --verify" in error.value.do
 
@@ -95,7 +95,7 @@ def test_rolled_back_file_is_not_rolled_back_again(data_root):
     assert data_root.stage2_jsonl.read_bytes() == before
 
 
-def test_embeddings_go_only_when_told(data_root):
+def test_embeddings_are_deleted_only_on_request(data_root):
     version_2(data_root, "a", "b")
 
     counts = back(data_root, delete_embeddings=True)
@@ -108,6 +108,6 @@ def test_embeddings_go_only_when_told(data_root):
     ]
 
 
-def test_nothing_to_roll_back_is_said(data_root):
+def test_root_without_a_migration_is_reported(data_root):
     with pytest.raises(MissingInput, match="no records to roll back"):
         back(data_root)

@@ -1,4 +1,4 @@
-"""What `approved/` holds, by names alone.
+"""The contents of `approved/`, classified by file names alone.
 
 Spec: docs/spec/stage2.md#inputs, docs/spec/stage2.md#image-id, docs/spec/stage2.md#caption-sources
 """
@@ -30,7 +30,7 @@ def reasons(scan):
     return {problem.item: problem.reason for problem in scan.problems}
 
 
-def test_images_are_listed_in_name_order_whatever_the_case_of_their_extension(tmp_path):
+def test_images_are_listed_in_name_order_for_any_case_of_the_extension(tmp_path):
     touch(tmp_path, "c.JPG", "a.png", "b.WebP", "d.jpeg", ".hidden.jpg")
 
     scan = scan_approved(tmp_path)
@@ -40,7 +40,7 @@ def test_images_are_listed_in_name_order_whatever_the_case_of_their_extension(tm
 
 
 def test_two_files_with_one_stem_are_both_refused(tmp_path):
-    """Neither is processed, both reported. Spec: docs/spec/stage2.md#image-id"""
+    """Neither is processed, and both are reported. Spec: docs/spec/stage2.md#image-id"""
     touch(tmp_path, "a.jpg", "a.png", "b.jpg")
 
     scan = scan_approved(tmp_path)
@@ -54,7 +54,7 @@ def test_two_files_with_one_stem_are_both_refused(tmp_path):
     ("names", "remedy"),
     [(("a.jpg", "a.png"), "rename one of them"), (("a.jpg", "a.png", "a.webp"), "rename all but one of them")],
 )
-def test_remedy_of_a_collision_leaves_one_file_with_the_id(tmp_path, names, remedy):
+def test_remedy_of_a_collision_keeps_one_file_with_the_id(tmp_path, names, remedy):
     touch(tmp_path, *names)
 
     problems = scan_approved(tmp_path).problems
@@ -62,8 +62,8 @@ def test_remedy_of_a_collision_leaves_one_file_with_the_id(tmp_path, names, reme
     assert [problem.remedy for problem in problems] == [f"{remedy}: the id is the name without extension"] * len(names)
 
 
-def test_entry_that_cannot_be_looked_up_is_not_to_be_removed(tmp_path):
-    """A network folder without permission: the file may be good."""
+def test_remedy_for_an_inaccessible_entry_is_not_its_removal(tmp_path):
+    """The file may be valid, for example on a network folder without permission."""
 
     class Entry:
         name, path = "a.jpg", str(tmp_path / "a.jpg")
@@ -78,7 +78,7 @@ def test_entry_that_cannot_be_looked_up_is_not_to_be_removed(tmp_path):
 
 
 def test_every_other_entry_has_a_row(tmp_path):
-    """Nothing disappears silently: sub-folders and sidecars without an image have one too."""
+    """Nothing is lost silently, including sub-folders and sidecars without an image."""
     touch(tmp_path, "a.gif", "lonely.txt", "ok.jpg", "ok.txt")
     (tmp_path / "folder").mkdir()
     (tmp_path / "gone.jpg").symlink_to(tmp_path / "nothing")
@@ -91,7 +91,7 @@ def test_every_other_entry_has_a_row(tmp_path):
     }
 
 
-def test_symlink_to_an_image_is_taken(tmp_path):
+def test_symlink_to_an_image_is_accepted(tmp_path):
     real = tmp_path / "elsewhere" / "x.jpg"
     real.parent.mkdir()
     real.write_bytes(b"x")
@@ -102,7 +102,7 @@ def test_symlink_to_an_image_is_taken(tmp_path):
     assert list(scan_approved(approved).sources) == ["linked"]
 
 
-def test_name_with_a_control_character_or_broken_bytes_is_refused_and_recorded(tmp_path):
+def test_name_with_control_characters_or_invalid_bytes_is_refused_and_recorded(tmp_path):
     touch(tmp_path, "a\nb.jpg")
     os.close(os.open(os.fsencode(tmp_path) + b"/\xff.jpg", os.O_CREAT))
 
@@ -112,13 +112,13 @@ def test_name_with_a_control_character_or_broken_bytes_is_refused_and_recorded(t
         assert len(ledger.problems()) == 3
 
 
-def test_missing_folder_says_what_to_do(tmp_path):
+def test_error_of_a_missing_folder_has_a_remedy(tmp_path):
     with pytest.raises(MissingInput, match="put images there"):
         scan_approved(tmp_path / "nowhere")
 
 
 @given(st.text())
-def test_caption_is_one_line_without_runs_of_space(text):
+def test_caption_is_one_line_without_runs_of_spaces(text):
     normal = normalise_caption(text)
 
     assert normal == normalise_caption(normal)
@@ -128,7 +128,7 @@ def test_caption_is_one_line_without_runs_of_space(text):
 
 
 def test_sidecar_is_read_once_and_again_when_it_changes(tmp_path):
-    """A sidecar that differs from what was read replaces the caption. Spec: docs/spec/stage2.md#caption-sources"""
+    """A changed sidecar replaces the caption. Spec: docs/spec/stage2.md#caption-sources"""
     approved = tmp_path / "approved"
     approved.mkdir()
     touch(approved, "a.jpg")
@@ -170,7 +170,7 @@ def test_sidecar_that_is_not_utf8_is_reported_and_not_used(tmp_path):
     ids=["not UTF-8", "too long", "a folder"],
 )
 def test_unusable_sidecar_is_the_only_row_of_its_image(data_root, content, reason, remedy):
-    """One row per input, with the true reason: the caption is not blank.
+    """Each input has one row with the true reason: the caption is not blank.
 
     Spec: docs/spec/conventions.md#completion-and-identity
     """
@@ -201,7 +201,7 @@ def test_unusable_sidecar_replaces_the_row_of_an_image_that_had_no_caption(data_
     assert [p.reason for p in problems] == ["bad_caption"]
 
 
-def test_sidecar_that_cannot_be_read_is_not_called_blank(data_root, monkeypatch):
+def test_unreadable_sidecar_is_not_reported_as_blank(data_root, monkeypatch):
     photos(data_root, "a")
 
     def unreadable(path, source):
@@ -251,14 +251,14 @@ def test_remedy_of_a_folder_names_what_it_contains(tmp_path, names, detail, reme
     assert (problem.reason, problem.detail, problem.remedy) == ("sub_folder", detail, remedy)
 
 
-def test_folder_named_like_a_sidecar_without_an_image_is_a_folder(tmp_path):
+def test_folder_named_like_a_sidecar_without_an_image_is_reported_as_a_folder(tmp_path):
     (tmp_path / "a.txt").mkdir()
 
     assert reasons(scan_approved(tmp_path)) == {"a.txt": "sub_folder"}
 
 
-def test_sidecar_with_an_extension_in_upper_case_is_not_called_an_image(tmp_path):
-    """Sidecars are `{image_id}.txt`, by their exact names. Spec: docs/spec/conventions.md#locations"""
+def test_sidecar_with_an_upper_case_extension_is_not_reported_as_an_image(tmp_path):
+    """Sidecars have the exact name `{image_id}.txt`. Spec: docs/spec/conventions.md#locations"""
     touch(tmp_path, "up.jpg", "UP.TXT", "both.jpg", "both.Txt", "both.txt")
 
     problems = {p.item: (p.reason, p.remedy) for p in scan_approved(tmp_path).problems}
@@ -269,7 +269,7 @@ def test_sidecar_with_an_extension_in_upper_case_is_not_called_an_image(tmp_path
     }
 
 
-def test_sidecar_that_becomes_blank_keeps_its_caption_and_is_reported(tmp_path):
+def test_blanked_sidecar_keeps_the_caption_and_is_reported(tmp_path):
     """Reference: docs/decisions/0021."""
     approved = tmp_path / "approved"
     approved.mkdir()
@@ -290,7 +290,7 @@ def test_sidecar_that_becomes_blank_keeps_its_caption_and_is_reported(tmp_path):
         assert (ledger.captions()["a"].text, ledger.problems()) == ("A blue ball", [])
 
 
-def test_symlink_that_leads_back_to_itself_is_refused_and_stops_nothing(tmp_path):
+def test_symlink_to_itself_is_refused_and_the_scan_continues(tmp_path):
     touch(tmp_path, "a.jpg")
     for name in ("loop.jpg", "a.txt", "folder"):
         (tmp_path / name).symlink_to(name)
@@ -303,7 +303,7 @@ def test_symlink_that_leads_back_to_itself_is_refused_and_stops_nothing(tmp_path
 
 
 @pytest.mark.slow
-def test_caption_of_more_than_a_mebibyte_is_refused_without_being_read(tmp_path):
+def test_caption_over_a_mebibyte_is_refused_without_reading_it(tmp_path):
     touch(tmp_path, "a.jpg", "b.jpg")
     with open(tmp_path / "a.txt", "wb") as file:
         file.truncate(1536 * 1024 * 1024)

@@ -1,4 +1,4 @@
-"""Vectors of Stage 1 records, out and back bit for bit. Spec: docs/spec/migration.md#forward"""
+"""Vectors of Stage 1 records, extracted and restored bit for bit. Spec: docs/spec/migration.md#forward"""
 
 import json
 
@@ -19,8 +19,8 @@ vectors = arrays(np.float32, 1024, elements=st.floats(width=32, allow_nan=False,
 
 @settings(deadline=None, max_examples=25)
 @given(vectors, st.sampled_from([json.dumps, lambda value: encode_line(value).decode()]))
-def test_vector_comes_out_of_the_text_bit_for_bit(vector, dump):
-    """Written by Python's json or by ours; includes denormals and minus zero."""
+def test_vector_is_parsed_from_the_text_bit_for_bit(vector, dump):
+    """The text is written by Python's json or by imagemill, and includes denormals and minus zero."""
     text = dump({"dinov3_embedding": vector.astype(float).tolist()})
 
     assert as_vector(parse_object(text.strip().encode())["dinov3_embedding"]).tobytes() == vector.tobytes()
@@ -34,7 +34,7 @@ def test_rollback_of_a_migrated_record_gives_the_same_bits(vector):
     assert as_vector(parse_object(line.strip())["dinov3_embedding"]).tobytes() == vector.tobytes()
 
 
-def test_integers_among_the_numbers_are_numbers():
+def test_integers_are_accepted_in_a_vector():
     assert as_vector([0, 1] * 512).tolist() == [0.0, 1.0] * 512
 
 
@@ -47,12 +47,12 @@ def test_integers_among_the_numbers_are_numbers():
         ([1e39] + [0.5] * 1023, "beyond float32"), ([10**400] + [0.5] * 1023, "beyond float32"),
     ],
 )  # fmt: skip
-def test_value_that_is_no_vector_is_unusable_and_says_why(value, why):
+def test_value_other_than_a_vector_is_unusable_with_a_reason(value, why):
     with pytest.raises(Unusable, match=why):
         as_vector(value)
 
 
-def test_record_gets_back_its_six_fields_and_what_else_it_had():
+def test_restored_record_has_its_six_fields_and_extra_ones():
     record = record_of("a", caption="c", score=[1]) | {"image_path": "x/a.png"}
 
     old = stage1_record(record, np.zeros(1024, np.float32))
@@ -60,8 +60,8 @@ def test_record_gets_back_its_six_fields_and_what_else_it_had():
     assert list(old) == ["image_path", "dinov3_embedding", "caption", "t5_attention_mask", "height", "width", "score"]
 
 
-def test_record_that_has_moved_since_is_not_taken_for_another(tmp_path):
-    """Another run merged meanwhile: this image is tried again, not given a neighbour's vector."""
+def test_moved_record_is_not_confused_with_another(tmp_path):
+    """Another run merged in the meantime: this image is retried instead of receiving another image's vector."""
     path = tmp_path / "records.jsonl"
     line = json.dumps(old_record(1)).encode()
     path.write_bytes(line)

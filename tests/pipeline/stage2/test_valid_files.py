@@ -42,23 +42,26 @@ def test_files_come_in_order_of_id_with_the_fingerprint_of_their_bytes(root):
     assert found.left_out == {}
 
 
-def test_file_that_the_ledger_vouches_for_is_not_opened(root, monkeypatch):
+def test_file_that_matches_its_ledger_row_is_not_opened(root, monkeypatch):
     monkeypatch.setattr(NpyStore, "check", lambda *_: pytest.fail("read"))
 
     assert len(look(root).files) == 2
 
 
-def test_valid_file_that_the_ledger_does_not_know_is_adopted(root):
-    """Kept, its maker recorded as unknown, and not read again. Spec: docs/spec/conventions.md#adoption"""
+def test_valid_file_without_a_ledger_row_is_adopted(root):
+    """The file is kept, its model is recorded as unknown, and it is not read again.
+
+    Spec: docs/spec/conventions.md#adoption
+    """
     np.save(npy(root, "a"), np.ones(1024, np.float32))
 
     assert len(look(root).files) == 2
     with Ledger(root.ledger) as ledger:
-        makers = {row.maker for row in ledger.files(DINOV3.kind, ["a"]).values()}
-    assert UNKNOWN in makers
+        model_keys = {row.model_key for row in ledger.files(DINOV3.kind, ["a"]).values()}
+    assert UNKNOWN in model_keys
 
 
-def test_copied_folder_keeps_its_fingerprints_and_its_makers(root):
+def test_copied_folder_keeps_its_fingerprints_and_model_keys(root):
     before = [file.content for file in look(root).files]
     for image_id in "ab":
         data = npy(root, image_id).read_bytes()
@@ -67,7 +70,7 @@ def test_copied_folder_keeps_its_fingerprints_and_its_makers(root):
 
     assert [file.content for file in look(root).files] == before
     with Ledger(root.ledger) as ledger:
-        assert UNKNOWN not in {row.maker for row in ledger.files(DINOV3.kind).values()}
+        assert UNKNOWN not in {row.model_key for row in ledger.files(DINOV3.kind).values()}
 
 
 def test_file_made_from_an_earlier_image_is_left_out(root):
@@ -78,7 +81,7 @@ def test_file_made_from_an_earlier_image_is_left_out(root):
     assert look(root).left_out == {"a": "stale"}
 
 
-def test_file_of_a_kind_that_is_being_made_anew_is_left_out(root):
+def test_old_file_of_a_kind_being_regenerated_is_left_out(root):
     with Ledger(root.ledger) as ledger:
         ledger.supersede_files(DINOV3.kind, "begun")
 
@@ -92,14 +95,14 @@ def test_image_without_a_file_and_file_without_an_image_are_left_out(root):
     assert look(root).left_out == {"a": "missing_file", "stranger": "unknown_image"}
 
 
-def test_image_that_is_gone_keeps_its_file(root):
-    """A vanished source makes nothing stale. Spec: docs/spec/conventions.md#completion-and-identity"""
+def test_file_of_a_missing_image_is_kept(root):
+    """A missing source makes nothing stale. Spec: docs/spec/conventions.md#completion-and-identity"""
     (root.approved / "a.png").unlink()
 
     assert len(look(root).files) == 2
 
 
-def test_reading_keeps_the_order_and_leaves_out_what_is_no_array_of_the_kind(root):
+def test_reading_keeps_the_order_and_skips_invalid_arrays(root):
     found = look(root)
     stat = os.stat(npy(root, "a"))
     np.save(npy(root, "a"), np.zeros(1024, np.float64))
@@ -107,12 +110,12 @@ def test_reading_keeps_the_order_and_leaves_out_what_is_no_array_of_the_kind(roo
     read = list(measured(found, found.files[::-1], lambda array, path: (path.stem, array.shape), threads=2))
 
     assert [(file.image_id, result) for file, result in read] == [("b", ("b", (1024,)))]
-    assert found.left_out == {"a": "damaged"}, "not the bytes that were recorded, before anything else"
+    assert found.left_out == {"a": "damaged"}, "not the recorded bytes, before anything else"
     assert stat.st_size != os.stat(npy(root, "a")).st_size
 
 
 def test_recorded_file_of_another_shape_is_left_out(root):
-    """Its bytes are recorded, but they are not an array of the kind."""
+    """Its bytes match the recorded ones, but they are not an array of the kind."""
     array = np.zeros(512, np.float32)
     np.save(npy(root, "a"), array)
     with Ledger(root.ledger) as ledger:

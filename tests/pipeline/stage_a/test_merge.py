@@ -1,4 +1,4 @@
-"""From rank files to groups: strict, group by group. Spec: docs/spec/stage-a.md#failed-groups"""
+"""From rank files to groups: strict, one group at a time. Spec: docs/spec/stage-a.md#failed-groups"""
 
 import random
 from itertools import chain
@@ -38,7 +38,7 @@ def written(path):
 
 @pytest.fixture
 def merge(tmp_path):
-    """Merge these lines of each rank; the result and the groups that were written."""
+    """Merge these lines of each rank; return the result and the written groups."""
 
     def merged(*ranks, groups=(A, B), **options):
         files = {}
@@ -96,7 +96,7 @@ def test_missing_image_result_causes_group_failure_only(merge):
         (line(A, 0, 2, image_index=-1), "foreign_line"),
     ],
 )
-def test_line_too_many_fails_its_group_alone(merge, extra, reason):
+def test_extra_line_fails_only_its_group(merge, extra, reason):
     result, groups = merge([*good([A, B])], [extra])
 
     assert {("b", "fail")} == groups.keys()
@@ -114,14 +114,14 @@ def test_line_too_many_fails_its_group_alone(merge, extra, reason):
         ({"summary": "\u200b"}, "blank_answer"),
     ],
 )
-def test_failed_or_blank_line_fails_its_group_alone(merge, fields, reason):
+def test_failed_or_blank_line_fails_only_its_group(merge, fields, reason):
     result, groups = merge([line(A, 0, 1), line(A, 0, 2, **fields), line(A, 0, 3), line(B, 1, 1)])
 
     assert {("b", "fail")} == groups.keys()
     assert {("a", "a-2.jpg", reason)} == failures(result)
 
 
-def test_reason_of_a_failed_line_is_told_whole(merge):
+def test_reason_of_a_failed_line_is_reported_in_full(merge):
     result, _ = merge([line(A, 0, index, ok=False, error="undecodable: cannot: be") for index in (1, 2, 3)])
 
     assert {"cannot: be"} == {image.detail for image in result.failures[0].images}
@@ -129,14 +129,14 @@ def test_reason_of_a_failed_line_is_told_whole(merge):
 
 
 @pytest.mark.parametrize("junk", [b"\n", b"null\n", b"\xff\xfe\n", b'{"group_seq":0}\n', b'{"group_seq":0,"grou'])
-def test_unreadable_line_is_counted_and_harms_nobody(merge, junk):
+def test_unreadable_line_is_counted_and_fails_no_group(merge, junk):
     result, groups = merge([*good([A, B]), junk])
 
     assert (len(groups), result.unreadable) == (2, 1)
 
 
 @pytest.mark.parametrize("seq", [-1, 2, 10**9])
-def test_line_that_names_no_group_is_counted_and_harms_nobody(merge, seq):
+def test_line_of_an_unknown_group_is_counted_and_fails_no_group(merge, seq):
     result, groups = merge([*good([A, B]), line(A, seq, 1)])
 
     assert (len(groups), result.strays) == (2, 1)
@@ -150,7 +150,7 @@ def test_same_id_under_both_labels_is_two_groups(merge):
     assert {("a", "fail"), ("a", "pass")} == groups.keys()
 
 
-def test_previous_output_stays_where_no_group_could_be_written(merge):
+def test_previous_output_is_kept_if_no_group_could_be_written(merge):
     """Spec: docs/spec/stage-a.md#exit-codes-of-stage-a"""
     merge(good([A, B]))
     result, groups = merge([])
@@ -159,7 +159,7 @@ def test_previous_output_stays_where_no_group_could_be_written(merge):
     assert len(groups) == 2
 
 
-def test_no_output_appears_where_no_group_could_be_written(merge):
+def test_no_output_is_created_if_no_group_could_be_written(merge):
     result, groups = merge([line(A, 0, 1)])
 
     assert (result.exit_code, groups) == (1, None)
@@ -173,7 +173,7 @@ def test_mission_without_groups_gives_an_empty_file(merge):
     assert merge.path.read_bytes() == b""
 
 
-def test_mission_of_which_every_group_failed_before_keeps_its_output(merge):
+def test_output_is_kept_if_every_group_failed_before_the_merge(merge):
     merge(good([A, B]))
     result, groups = merge(groups=(), failed=2)
 
@@ -193,7 +193,7 @@ plans = st.tuples(
 
 
 @given(plans, st.randoms(use_true_random=False))
-def test_groups_are_the_same_for_any_world_size_mode_and_order_of_lines(tmp_path_factory, plan, order):
+def test_groups_do_not_depend_on_world_size_mode_or_order_of_lines(tmp_path_factory, plan, order):
     """Scenario: Same groups, different texts are allowed; Merge order is not a correctness criterion."""
     sizes, mode, world = plan
     folder = tmp_path_factory.mktemp("merge")
@@ -215,8 +215,8 @@ def test_groups_are_the_same_for_any_world_size_mode_and_order_of_lines(tmp_path
 
 
 @given(plans, st.integers(0, 2**32))
-def test_whatever_becomes_of_lines_only_whole_groups_with_their_own_summaries_are_written(tmp_path_factory, plan, seed):
-    """Lines are dropped, doubled, torn and taken from another input: no summary ever lands beside another image."""
+def test_corrupted_lines_never_give_partial_groups_or_misplaced_summaries(tmp_path_factory, plan, seed):
+    """Lines are dropped, duplicated, truncated, or foreign. No summary is ever paired with another image."""
     sizes, _, world = plan
     chance, folder = random.Random(seed), tmp_path_factory.mktemp("chaos")
     groups = [group(f"g{number}", size) for number, size in enumerate(sizes)]
@@ -250,12 +250,12 @@ def test_whatever_becomes_of_lines_only_whole_groups_with_their_own_summaries_ar
         assert expected == found[g.group_id, "pass"]["per_image"]
 
 
-def test_validator_and_maker_agree_on_names():
+def test_validator_and_writer_use_the_same_names():
     assert (set(rules.LABELS), rules.EXTENSIONS) == (set(LABEL_FOLDERS), EXTENSIONS)
     assert output_file(Path(), "m").name == f"m{rules.SUFFIX}"
 
 
-# ---- behind the ranks
+# ---- clean-up after the ranks
 
 
 @pytest.fixture
@@ -289,8 +289,8 @@ def test_intermediate_files_stay_after_a_failed_group(bench):
     assert list(rank_files(bench.output, MISSION)) == [0, 1]
 
 
-def test_files_of_ranks_there_are_no_more_are_used_and_removed(bench):
-    """Also what they hold of groups that this run has no part of stays known."""
+def test_files_of_superfluous_ranks_are_used_and_removed(bench):
+    """Their lines for groups outside this run are kept too."""
     bench.infer(bench.plan(world_size=4))
     for path in bench.store.iterdir():
         path.unlink()
@@ -301,7 +301,7 @@ def test_files_of_ranks_there_are_no_more_are_used_and_removed(bench):
     assert later.asked == []
 
 
-def test_rank_that_did_not_end_is_named_and_what_it_finished_is_merged(bench):
+def test_unfinished_rank_is_named_and_its_finished_lines_are_merged(bench):
     plan = bench.plan(mode="per_image", world_size=2)
     list(bench.rank(plan, 0, Recorder()))
     died = bench.rank(plan, 1, Recorder(), batch_size=1)
@@ -315,7 +315,7 @@ def test_rank_that_did_not_end_is_named_and_what_it_finished_is_merged(bench):
 
 
 def test_lines_of_another_plan_are_never_merged(bench):
-    """The image changed, its name did not."""
+    """The image changed but kept its name."""
     bench.infer(bench.plan(world_size=2))
     ticket(bench.input, "pass", "b", "1.jpg")
     plan = bench.plan(world_size=2)
@@ -337,7 +337,7 @@ def test_rank_of_an_earlier_start_is_missing(bench):
     assert bench.finish(plan).missing_ranks == []
 
 
-def test_mission_that_became_empty_has_an_empty_output_and_no_missing_rank(bench):
+def test_emptied_mission_has_an_empty_output_and_no_missing_rank(bench):
     bench.run()
     plan = bench.plan(passes=0)
 
@@ -346,7 +346,7 @@ def test_mission_that_became_empty_has_an_empty_output_and_no_missing_rank(bench
     assert (merged.exit_code, merged.missing_ranks, bench.result.read_bytes()) == (0, [], b"")
 
 
-def test_unended_mark_of_this_plan_lets_its_lines_count(bench):
+def test_lines_of_an_unfinished_rank_of_this_plan_are_merged(bench):
     plan = bench.plan()
     bench.infer(plan)
     write_mark(bench.output, MISSION, 0, RankMark(plan.digest, "", False))

@@ -1,4 +1,4 @@
-"""Rows of the ledger for what has no place in the output. Spec: docs/spec/conventions.md#no-silent-loss"""
+"""Ledger rows for inputs missing from the output. Spec: docs/spec/conventions.md#no-silent-loss"""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ def rows(*failures, problems=()):
     return {row.item: row for row in stage_a_problems(found, MergeResult(failures=list(failures)))}
 
 
-def test_group_and_each_image_at_fault_have_a_row():
+def test_group_and_each_failing_image_have_a_row():
     found = rows(failed("undecodable", "missing_line"))
 
     assert {item: (row.outcome, row.reason) for item, row in found.items()} == {
@@ -38,12 +38,12 @@ def test_group_and_each_image_at_fault_have_a_row():
     assert all(row.remedy and row.asset == ASSET for row in found.values())
 
 
-def test_group_is_refused_where_each_image_at_fault_is():
+def test_group_is_refused_if_each_failing_image_is_refused():
     assert rows(failed("undecodable", "too_small"))[PLACE].outcome == "refused"
 
 
-def test_what_is_told_of_an_image_is_printable():
-    """A name may hold what begins a line of its own, or moves a terminal's cursor."""
+def test_message_about_an_image_is_printable():
+    """A file name may contain line breaks or sequences that move the cursor of a terminal."""
     image = ImageFailure("x\nfailed: pass fake\x1b[31m.jpg", "undecodable", "of \x1b[31m.jpg\u2028")
     failure = GroupFailure(ImageGroup("pass", "a\x07", "a", (image.image_name,)), (image,))
 
@@ -58,7 +58,7 @@ def test_image_with_two_reasons_has_one_row_with_the_first():
     assert rows(GroupFailure(group("a", 1), images))[f"{PLACE}/a-1.jpg"].reason == "foreign_line"
 
 
-def test_what_was_not_processed_has_a_row_and_a_warning_has_none():
+def test_unprocessed_input_has_a_row_and_a_warning_has_none():
     found = rows(
         problems=[
             MissionProblem("审核通过/x.jpg", "refused", "outside_groups", "why", "move it"),
@@ -73,7 +73,7 @@ def test_what_was_not_processed_has_a_row_and_a_warning_has_none():
     }
 
 
-def test_ledger_takes_the_rows(tmp_path):
+def test_ledger_accepts_the_rows(tmp_path):
     given = rows(failed("model_error"))
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
         ledger.record_problems(given.values())
@@ -81,7 +81,7 @@ def test_ledger_takes_the_rows(tmp_path):
         assert given.keys() == {row.item for row in ledger.problems()}
 
 
-def test_failed_group_is_told_with_image_and_reason():
+def test_failed_group_is_reported_with_image_and_reason():
     text = format_failure(failed("undecodable", *["missing_line"] * 6))
 
     assert text.startswith("pass a: a-1.jpg: undecodable (why); a-2.jpg: missing_line (why)")

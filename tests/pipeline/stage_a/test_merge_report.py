@@ -41,7 +41,7 @@ def test_groups_that_failed_before_and_in_the_merge_are_counted_and_listed():
     assert warnings(found(TWICE, MIXED)) == ["审核通过/c: two ids"]
 
 
-def test_ranks_that_are_late_are_named():
+def test_late_ranks_are_named():
     assert late_ranks(MergeResult()) == []
     assert late_ranks(MergeResult(missing_ranks=[0, 2])) == ["ranks that have not come to their end: 0, 2"]
     late, changed = late_ranks(MergeResult(missing_ranks=[0, 1, 2], other_plan=[1]))
@@ -50,7 +50,7 @@ def test_ranks_that_are_late_are_named():
     assert "run stage-a again" in changed
 
 
-def test_error_lists_the_first_groups_and_says_how_many_more():
+def test_error_lists_the_first_groups_and_the_number_of_others():
     failures = [failure(f"g{n}") for n in range(LISTED + 2)]
 
     lines = nothing_written(found(), MergeResult(groups=LISTED + 2, failures=failures, missing_ranks=[1])).splitlines()

@@ -1,4 +1,4 @@
-"""Listing of a mission's folder.
+"""Listing of a mission folder.
 
 Spec: docs/spec/stage-a.md#group-records, docs/spec/stage-a.md#group-id, docs/spec/stage-a.md#missions-and-groups
 """
@@ -19,7 +19,7 @@ from tests.helpers.stage_a import MISSION, TICKET, group, touch
 
 @pytest.fixture
 def mission(tmp_path):
-    """Lays out empty files: `lay("pass", "a/1.jpg")`."""
+    """Return a function that creates empty files: `lay("pass", "a/1.jpg")`."""
     (tmp_path / MISSION).mkdir()
 
     def lay(label, *places):
@@ -46,13 +46,13 @@ def test_basic_directory_with_three_images_in_one_group(mission):
     assert f"审核通过/x/{TICKET}-002.jpeg" == found.image_place(2)
 
 
-def test_images_are_in_natural_order_and_ties_in_order_of_name(mission):
+def test_images_are_in_natural_order_with_ties_sorted_by_name(mission):
     mission("pass", "x/10.jpg", "x/9.jpg", "x/009.jpg", "x/1.png")
 
     assert mission.find().groups[0].images == ("1.png", "009.jpg", "9.jpg", "10.jpg")
 
 
-def test_fail_groups_come_first_each_in_order_of_name(mission):
+def test_fail_groups_come_first_and_each_label_is_sorted_by_name(mission):
     mission("pass", "10/1.jpg", "9/1.jpg")
     mission("fail", "b/1.jpg", "a/1.jpg")
 
@@ -71,7 +71,7 @@ def test_fail_groups_come_first_each_in_order_of_name(mission):
         ("QC-T-2025011٨-1.jpg", None), ("QC-T-20250118-.jpg", None), ("1.jpg", None),
     ],
 )  # fmt: skip
-def test_group_id_begins_the_file_name(name, expected):
+def test_group_id_is_the_prefix_of_the_file_name(name, expected):
     assert expected == group_id_in(name)
 
 
@@ -84,7 +84,7 @@ def test_group_without_id_in_its_first_image_is_named_after_its_folder(mission):
     assert {("warning", "mixed_ids", "审核通过/folder")} == reported(found)
 
 
-def test_mixed_ids_are_a_warning_and_the_first_counts(mission):
+def test_mixed_ids_are_a_warning_and_the_first_is_used(mission):
     mission("pass", "x/QC-A-20250118-1-1.jpg", "x/QC-A-20250118-2-1.jpg", "x/z.jpg")
 
     found = mission.find()
@@ -94,7 +94,7 @@ def test_mixed_ids_are_a_warning_and_the_first_counts(mission):
     assert {("warning", "mixed_ids", "审核通过/x")} == reported(found)
 
 
-def test_one_id_twice_under_one_label_fails_the_later_and_names_both(mission):
+def test_duplicate_id_under_one_label_fails_the_later_group_and_names_both(mission):
     mission("pass", f"b/{TICKET}-1.jpg", f"a/{TICKET}-2.jpg")
     mission("fail", f"c/{TICKET}-1.jpg")
 
@@ -107,7 +107,7 @@ def test_one_id_twice_under_one_label_fails_the_later_and_names_both(mission):
     assert "审核通过/b" in problem.detail
 
 
-def test_what_is_no_image_of_a_group_is_told_and_not_processed(mission):
+def test_entry_other_than_an_image_of_a_group_is_reported_and_skipped(mission):
     mission(
         "pass", "x/1.JPG", "x/2.png", "x/3.webp", "x/.4.jpg", "x/deep/5.jpg", "6.jpg", "empty/.keep", ".hidden/7.jpg"
     )
@@ -129,7 +129,7 @@ def test_what_is_no_image_of_a_group_is_told_and_not_processed(mission):
 
 
 @pytest.mark.parametrize("name", ["pass", "通过", "审核 通过"])
-def test_folder_that_is_not_named_as_a_label_is_answered_with_the_two_names(mission, name):
+def test_error_for_an_unknown_label_folder_lists_the_two_names(mission, name):
     touch(mission.folder / name / "x" / "1.jpg")
 
     (problem,) = mission.find().problems
@@ -140,7 +140,7 @@ def test_folder_that_is_not_named_as_a_label_is_answered_with_the_two_names(miss
 
 @pytest.mark.parametrize("images", [["x/1.jpg", "x/2.jpg"], []])
 def test_group_with_an_image_that_cannot_be_opened_or_named_has_no_record(mission, images):
-    """A record without it would be partial. Spec: docs/spec/stage-a.md#failed-groups"""
+    """A record without this image would be partial. Spec: docs/spec/stage-a.md#failed-groups"""
     mission("pass", "whole/1.jpg", *images)
     for name in ("8.jpg", os.fsdecode(b"\xff.jpg")):
         (mission.folder / "审核通过" / "x").mkdir(exist_ok=True)
@@ -168,8 +168,8 @@ def test_group_with_an_image_that_cannot_be_opened_or_named_has_no_record(missio
         ({"fails": 1}, ["c", "z"]),
     ],
 )
-def test_group_at_fault_that_sampling_passes_by_is_no_failure(mission, wanted, failed):
-    """As many as are wanted can be processed. Spec: docs/spec/stage-a.md#sampling"""
+def test_invalid_group_outside_the_sample_is_not_a_failure(mission, wanted, failed):
+    """Enough valid groups exist for the requested sample. Spec: docs/spec/stage-a.md#sampling"""
     mission("pass", "a/1.jpg", "deep/er/1.jpg")
     for label, folder in (("pass", "z"), ("fail", "c")):
         touch(mission.folder / LABEL_FOLDERS[label] / folder / "1.jpg")
@@ -184,8 +184,8 @@ def test_group_at_fault_that_sampling_passes_by_is_no_failure(mission, wanted, f
     assert selected.groups == found.groups
 
 
-def test_what_is_told_of_a_group_is_printable(mission):
-    """A name may hold what moves a terminal's cursor."""
+def test_message_about_a_group_is_printable(mission):
+    """A file name may contain sequences that move the cursor of a terminal."""
     mission("pass", f"a\x1b[2J/{TICKET}-1.jpg", f"b\n/{TICKET}-2.jpg")
 
     (problem,) = mission.find().failed
@@ -193,7 +193,7 @@ def test_what_is_told_of_a_group_is_printable(mission):
     assert (problem.place + problem.detail).isprintable()
 
 
-def test_names_that_no_output_can_hold_are_told(mission):
+def test_names_that_cannot_be_written_to_the_output_are_reported(mission):
     folder = mission.folder / "审核通过"
     touch(folder / os.fsdecode(b"\xff") / f"{TICKET}-1.jpg")
     touch(folder / " " / "1.jpg")
@@ -210,15 +210,15 @@ def test_names_that_no_output_can_hold_are_told(mission):
     } == reported(found)
 
 
-def test_file_in_the_place_of_a_label_is_refused(mission):
+def test_file_with_the_name_of_a_label_folder_is_refused(mission):
     touch(mission.root / MISSION / LABEL_FOLDERS["pass"])
 
     (problem,) = mission.find().problems
 
-    assert (problem.reason, problem.detail) == ("not_a_folder", "the label's name, and no folder")
+    assert (problem.reason, problem.detail) == ("not_a_folder", "it has the name of a label and is not a folder")
 
 
-def test_group_folder_that_cannot_be_listed_fails_and_stops_no_other(mission, monkeypatch):
+def test_group_folder_that_cannot_be_listed_fails_only_its_group(mission, monkeypatch):
     for name in ("a", "b"):
         touch(mission.root / MISSION / LABEL_FOLDERS["pass"] / name / "1.jpg")
     entries = missions._entries
@@ -235,7 +235,7 @@ def test_group_folder_that_cannot_be_listed_fails_and_stops_no_other(mission, mo
     assert [(problem.outcome, problem.reason) for problem in found.problems] == [("failed", "read_error")]
 
 
-def test_missing_mission_is_an_error_that_names_similar_ones(mission):
+def test_error_of_a_missing_mission_lists_similar_names(mission):
     (mission.root / "乙").mkdir()
     (mission.root / ".git").mkdir()
     touch(mission.root / "file")
@@ -252,12 +252,12 @@ def test_missing_mission_is_an_error_that_names_similar_ones(mission):
     assert caught.value.why == "there is no such folder"
 
 
-def test_mission_without_groups_has_none(mission):
+def test_mission_without_groups_gives_an_empty_list(mission):
     assert (mission.find().groups, mission.find().problems) == ([], [])
 
 
 @pytest.mark.parametrize("name", ["", " ", "..", "a/b", ".dagster", "检" * 80, "a\nb"])
-def test_name_that_no_mission_can_have_is_refused(tmp_path, name):
+def test_invalid_mission_name_is_refused(tmp_path, name):
     with pytest.raises(WrongUsage):
         discover(tmp_path, name)
 
@@ -265,7 +265,7 @@ def test_name_that_no_mission_can_have_is_refused(tmp_path, name):
 POPULATION = [group(f"f{n}", 1, "fail") for n in range(20)] + [group(f"p{n}", 1) for n in range(30)]
 
 
-def test_sample_is_that_of_the_label_s_own_generator():
+def test_sample_uses_the_random_generator_of_the_label():
     """Spec: docs/spec/stage-a.md#sampling"""
     fails, passes = range(20), range(20, 50)
     expected = sorted(Random(43).sample(fails, 3)) + sorted(Random(42).sample(passes, 5))
@@ -275,7 +275,7 @@ def test_sample_is_that_of_the_label_s_own_generator():
 
 @given(st.none() | st.integers(0, 40), st.none() | st.integers(0, 40), st.integers(0, 5))
 def test_sample_keeps_order_and_counts(passes, fails, seed):
-    """Scenario: Sampling preserves group counts. None takes all, 0 none, more than there are takes all."""
+    """Scenario: Sampling preserves group counts. None takes all, 0 takes none, and an excessive number takes all."""
     sampled = sample_groups(POPULATION, passes=passes, fails=fails, seed=seed)
 
     assert [g for g in POPULATION if g in sampled] == sampled
@@ -284,7 +284,7 @@ def test_sample_keeps_order_and_counts(passes, fails, seed):
     assert sampled == sample_groups(POPULATION, passes=passes, fails=fails, seed=seed)
 
 
-def test_one_label_s_sample_does_not_depend_on_the_other_s():
+def test_sample_of_one_label_does_not_depend_on_the_other():
     alone, both = (sample_groups(POPULATION, passes=5, fails=fails) for fails in (0, 7))
 
     assert alone == [g for g in both if g.label == "pass"]

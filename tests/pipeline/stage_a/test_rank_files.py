@@ -1,4 +1,4 @@
-"""Rank files: names, lines that outlive a kill, marks. Spec: docs/spec/stage-a.md#rank-files"""
+"""Rank files: names, lines that survive a kill, marks. Spec: docs/spec/stage-a.md#rank-files"""
 
 import json
 
@@ -30,7 +30,7 @@ def line(index=1, **fields):
     return RankLine(**given, **{"ok": True, "summary": "甲", "fingerprint": "xxh3:0", **fields})
 
 
-def test_line_has_the_agreed_fields():
+def test_line_has_the_specified_fields():
     """Spec: docs/spec/stage-a.md#rank-files"""
     first = ["group_seq", "group_id", "label", "image_index", "image_name", "ok"]
     failed = RankLine(
@@ -46,7 +46,7 @@ def test_line_has_the_agreed_fields():
     "raw",
     [b"", b"null", b"[]", b"{}", b"\xff", b'{"group_seq":"0"}', encode_line(line()).replace(b'"ok":true', b'"ok":1')],
 )
-def test_what_is_no_line_is_passed_over(raw):
+def test_invalid_line_is_skipped(raw):
     assert parse_rank_line(raw) is None
 
 
@@ -54,7 +54,7 @@ def test_file_is_named_after_mission_and_rank(tmp_path):
     assert rank_file(tmp_path, "m", 3).name == "m_stage_a.images.rank3.jsonl"
 
 
-def test_only_this_mission_s_files_are_found_and_removed(tmp_path):
+def test_only_files_of_the_mission_are_found_and_removed(tmp_path):
     wanted = [rank_file(tmp_path, "m[1]", rank) for rank in (0, 2, 10)]
     others = [
         rank_file(tmp_path, "m1", 0), rank_file(tmp_path, "xm[1]", 0), tmp_path / "m[1]_stage_a.jsonl",
@@ -70,8 +70,8 @@ def test_only_this_mission_s_files_are_found_and_removed(tmp_path):
 
 
 @given(st.integers(0, 400))
-def test_lines_before_and_after_a_cut_are_read(tmp_path_factory, cut):
-    """A kill truncates the last line at any byte; lines appended later are not lost."""
+def test_lines_before_and_after_a_truncated_one_are_read(tmp_path_factory, cut):
+    """A kill truncates the last line at any byte. Lines appended later are not lost."""
     path = tmp_path_factory.mktemp("cut") / "lines"
     data = b"".join(encode_line(line(index)) for index in (1, 2))
     path.write_bytes(data[:cut])
@@ -84,7 +84,7 @@ def test_lines_before_and_after_a_cut_are_read(tmp_path_factory, cut):
     assert [*[1, 2][:whole], 3] == [each.image_index for each in read_rank_lines(path)]
 
 
-def test_flushed_lines_are_on_disk_before_the_end(tmp_path):
+def test_flushed_lines_are_on_disk_before_the_file_is_closed(tmp_path):
     with LineAppender(tmp_path / "deep" / "lines") as appender:
         appender.append(line())
         appender.flush()
@@ -92,8 +92,8 @@ def test_flushed_lines_are_on_disk_before_the_end(tmp_path):
         assert [line()] == list(read_rank_lines(tmp_path / "deep" / "lines"))
 
 
-def test_beginning_anew_leaves_an_earlier_writer_its_own_file(tmp_path):
-    """A process thought dead does not write into its successor's file."""
+def test_restarted_rank_does_not_share_its_file_with_an_earlier_writer(tmp_path):
+    """A process presumed dead must not write to the file of its successor."""
     path = tmp_path / "lines"
     with LineAppender(path) as earlier, new_rank_file(path) as later:
         earlier.append(line(1))
@@ -102,7 +102,7 @@ def test_beginning_anew_leaves_an_earlier_writer_its_own_file(tmp_path):
     assert [each.image_index for each in read_rank_lines(path)] == [2]
 
 
-def test_mark_counts_for_its_plan_and_start(tmp_path):
+def test_mark_applies_only_to_its_plan_and_start(tmp_path):
     write_mark(tmp_path, "m", 0, MARK)
     write_mark(tmp_path, "m", 1, RankMark("plan", "start", False))
     write_mark(tmp_path, "m", 2, RankMark("other plan", "start", True))

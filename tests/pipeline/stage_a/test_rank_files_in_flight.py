@@ -1,4 +1,4 @@
-"""Images that a dead rank leaves behind, and their order. Spec: docs/spec/conventions.md#refused-and-failed"""
+"""Images in flight when a rank died, and their order. Spec: docs/spec/conventions.md#refused-and-failed"""
 
 import pytest
 
@@ -6,14 +6,14 @@ from imagemill.pipeline.stage_a.rank_files import InFlight, forget, in_flight, l
 
 
 def dies_at(store, rank, *places):
-    """A process that ends without a word."""
+    """Simulate a process that dies while it handles these images."""
     hands = InFlight(store, rank)
     for place in places:
         hands.begin(place)
     hands._file.close()
 
 
-def test_rank_that_ends_well_leaves_nothing(tmp_path):
+def test_rank_that_succeeds_leaves_nothing(tmp_path):
     with InFlight(tmp_path, 0) as hands:
         hands.begin("审核通过/a/1.jpg")
         hands.done()
@@ -22,7 +22,7 @@ def test_rank_that_ends_well_leaves_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_rank_that_an_exception_ends_has_killed_nothing(tmp_path):
+def test_rank_ended_by_an_exception_leaves_nothing(tmp_path):
     with pytest.raises(KeyError), InFlight(tmp_path, 0) as hands:
         hands.begin("a")
         raise KeyError
@@ -30,7 +30,7 @@ def test_rank_that_an_exception_ends_has_killed_nothing(tmp_path):
     assert left_behind(tmp_path) == []
 
 
-def test_model_that_exits_has_killed_its_process(tmp_path):
+def test_image_is_recorded_if_the_model_exits_the_process(tmp_path):
     with pytest.raises(SystemExit), InFlight(tmp_path, 0) as hands:
         hands.begin("a")
         raise SystemExit(3)
@@ -38,7 +38,7 @@ def test_model_that_exits_has_killed_its_process(tmp_path):
     assert left_behind(tmp_path) == ["a"]
 
 
-def test_dead_rank_leaves_what_it_had_in_its_hands(tmp_path):
+def test_dead_rank_leaves_its_images_in_flight(tmp_path):
     hands = InFlight(tmp_path, 1)
     hands.begin("done\nwith this")
     hands.done()
@@ -50,7 +50,7 @@ def test_dead_rank_leaves_what_it_had_in_its_hands(tmp_path):
     assert in_flight(tmp_path, 0) == []
 
 
-def test_image_that_kills_again_goes_to_the_end(tmp_path):
+def test_image_in_flight_at_a_second_death_comes_last(tmp_path):
     dies_at(tmp_path, 0, "a", "b", "c")
     dies_at(tmp_path, 0, "a")
 
@@ -58,8 +58,8 @@ def test_image_that_kills_again_goes_to_the_end(tmp_path):
     assert left_behind(tmp_path) == ["b", "c", "a"]
 
 
-def test_what_was_left_outlives_a_rank_that_ends_well(tmp_path):
-    """Until a merge says what became of it: it may be another rank's by now."""
+def test_images_left_by_a_dead_rank_remain_after_a_successful_rank(tmp_path):
+    """They remain until a merge has settled them, because another rank may own them now."""
     dies_at(tmp_path, 0, "a")
     with InFlight(tmp_path, 0) as hands:
         hands.begin("b")
@@ -67,7 +67,7 @@ def test_what_was_left_outlives_a_rank_that_ends_well(tmp_path):
     assert left_behind(tmp_path) == ["a"]
 
 
-def test_place_cut_short_by_the_death_is_passed_over(tmp_path):
+def test_entry_truncated_by_the_death_is_skipped(tmp_path):
     dies_at(tmp_path, 0, "a", "b")
     path = tmp_path / "rank0.at_work"
     path.write_bytes(path.read_bytes()[:-2])
@@ -77,7 +77,7 @@ def test_place_cut_short_by_the_death_is_passed_over(tmp_path):
     assert left_behind(tmp_path) == ["a", "c"]
 
 
-def test_what_was_overcome_is_forgotten_and_the_rest_stays_in_order(tmp_path):
+def test_finished_images_are_removed_and_the_rest_keeps_its_order(tmp_path):
     dies_at(tmp_path, 0, "a", "b")
     dies_at(tmp_path, 3, "c", "d")
 

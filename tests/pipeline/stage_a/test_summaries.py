@@ -56,7 +56,7 @@ def test_answer_becomes_one_line(answer, expected):
     assert clean_answer(answer) == expected
 
 
-def test_last_object_with_statistics_is_kept_whole():
+def test_last_object_with_statistics_is_kept_unchanged():
     first, last = {"统计": [1]}, {"统计": [{"类别": "BBU设备", "品牌": {"华为": 1}}], "备注": "甲\n乙"}
     answer = f'<DOMAIN=BBU><TASK=SUMMARY>\n{json.dumps(first)}\n{json.dumps(last, indent=2)}\n完 {{"a": "b"}}'
 
@@ -66,17 +66,17 @@ def test_last_object_with_statistics_is_kept_whole():
     assert "统计" in cleaned
 
 
-def test_line_break_inside_an_object_s_text_does_no_harm():
+def test_line_break_inside_the_text_of_an_object_is_accepted():
     assert json.loads(clean_answer('{"统计": "甲\u2028乙"}')) == {"统计": "甲\n乙"}
 
 
 @pytest.mark.parametrize("answer", ['{"a":' * 5000, "[" * 5000 + '{"统计":', '{"统计":' + "[" * 100_000, "{" * 20_000])
-def test_endless_answer_is_text(answer):
+def test_unclosed_nested_json_is_treated_as_text(answer):
     assert clean_answer(answer) == answer
 
 
 @pytest.mark.parametrize("text", ["", " ", "a\n", "a\u2028b", None, 3, "\u200b"])
-def test_what_is_not_one_visible_line_is_no_summary(text):
+def test_text_other_than_one_visible_line_is_not_a_summary(text):
     assert not is_summary(text)
 
 
@@ -104,7 +104,7 @@ plain = st.text('甲a1"\\{}', max_size=6)
 
 
 @given(st.dictionaries(plain, plain | st.integers() | st.lists(plain)), st.text("甲乙\n ", max_size=5))
-def test_statistics_survive_whatever_stands_around(value, around):
+def test_statistics_are_found_inside_any_text(value, around):
     value = {**value, "统计": value}
 
     assert json.loads(clean_answer(around + json.dumps(value) + around)) == value

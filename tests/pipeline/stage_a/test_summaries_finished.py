@@ -1,4 +1,7 @@
-"""Finished summaries, kept from run to run. Spec: docs/spec/conventions.md#completion, docs/spec/stage-a.md#reuse-of-summaries"""
+"""Finished summaries, kept between runs.
+
+Spec: docs/spec/conventions.md#completion, docs/spec/stage-a.md#reuse-of-summaries
+"""
 
 import pytest
 from hypothesis import given
@@ -43,7 +46,7 @@ def text(index, wanted):
 
 
 def imported(store, output=None, ledger=None):
-    """Import into a data root's ledger, which is beside the store; its rows."""
+    """Import into the ledger of a data root beside the store; return its rows."""
     with Ledger(ledger or store.parent / "ledger.sqlite") as opened:
         import_summaries(opened, "m", output or store / "none", store)
         return list(opened.summaries("m"))
@@ -54,7 +57,7 @@ def store(tmp_path):
     return tmp_path / "store"
 
 
-def test_summary_is_known_by_name_bytes_and_summarizer():
+def test_summary_is_identified_by_name_bytes_and_summarizer():
     base = ("1.jpg", "xxh3:0", "model")
 
     assert summary_fingerprint(*base) == summary_fingerprint(*base)
@@ -64,7 +67,7 @@ def test_summary_is_known_by_name_bytes_and_summarizer():
         assert summary_fingerprint(*other) != summary_fingerprint(*base)
 
 
-def test_kept_summary_is_found_by_fingerprint_and_its_file_by_stat(store):
+def test_summary_is_found_by_fingerprint_and_its_file_by_stat(store):
     write(store, SNAPSHOT, row("known", 1, image="pass/x/1.jpg", stat=STAT, content="content", summary="甲"))
 
     with known(store) as index:
@@ -75,7 +78,7 @@ def test_kept_summary_is_found_by_fingerprint_and_its_file_by_stat(store):
         assert index.content("pass/x/2.jpg", STAT) is None
 
 
-def test_equal_hashes_are_told_apart(store, monkeypatch):
+def test_summaries_with_equal_hashes_are_distinguished(store, monkeypatch):
     monkeypatch.setattr(summaries, "hash", lambda _: 0, raising=False)
     write(store, SNAPSHOT, row("k", 1, stat=STAT, content="content"))
 
@@ -84,7 +87,7 @@ def test_equal_hashes_are_told_apart(store, monkeypatch):
         assert (text(index, "k"), index.content("a", STAT)) == ("k 1", "content")
 
 
-def test_newest_summary_counts_whichever_file_holds_it(store):
+def test_newest_summary_is_used_from_any_file(store):
     write(store, "rank0.jsonl", row("k", 9), row("k", 4))
     write(store, "rank1.jsonl", row("k", 7))
     write(store, SNAPSHOT, row("k", 8))
@@ -94,8 +97,8 @@ def test_newest_summary_counts_whichever_file_holds_it(store):
         assert text(index, "k") == "k 9"
 
 
-def test_lines_of_rank_files_count_where_the_store_has_none(tmp_path, store):
-    """Lines of earlier releases have no time. Spec: docs/spec/conventions.md#adoption"""
+def test_lines_of_rank_files_are_used_if_the_store_has_none(tmp_path, store):
+    """Lines of earlier releases have no timestamp. Spec: docs/spec/conventions.md#adoption"""
     output = tmp_path / "output"
     write(store, "rank0.jsonl", row("both", 2))
     write(
@@ -115,7 +118,7 @@ def test_lines_of_rank_files_count_where_the_store_has_none(tmp_path, store):
 
 
 def test_line_of_a_rank_file_contains_the_state_of_the_image(tmp_path, store):
-    """The rank that read the file has written its signature into the line."""
+    """The rank that read the file has written its signature to the line."""
     output = tmp_path / "output"
     write(
         output, rank_file(output, "m", 0).name,
@@ -127,8 +130,8 @@ def test_line_of_a_rank_file_contains_the_state_of_the_image(tmp_path, store):
         assert index.content("pass/x/1.jpg", STAT) == "content"
 
 
-def test_older_line_of_a_rank_file_replaces_no_newer_summary(tmp_path, store):
-    """A rank file of an earlier run can outlive several later ones."""
+def test_older_line_of_a_rank_file_does_not_replace_a_newer_summary(tmp_path, store):
+    """A rank file can outlive several later runs."""
     output = tmp_path / "output"
     write(store, "rank0.jsonl", row("k", 9))
     write(output, rank_file(output, "m", 3).name, line(1, fingerprint="k", summary="old", image="a", at=5))
@@ -136,7 +139,7 @@ def test_older_line_of_a_rank_file_replaces_no_newer_summary(tmp_path, store):
     assert imported(store, output) == imported(store, output) == [row("k", 9)]
 
 
-def test_damaged_lines_are_passed_over(store):
+def test_damaged_lines_are_skipped(store):
     good = encode_line(row("k", 1))
     write(store, SNAPSHOT)
     (store / SNAPSHOT).write_bytes(
@@ -149,7 +152,7 @@ def test_damaged_lines_are_passed_over(store):
     assert imported(store) == [row("k", 1)]
 
 
-def test_store_that_is_not_there_knows_nothing(store):
+def test_missing_store_is_empty(store):
     with known(store) as index:
         assert text(index, "k") is None
         assert index.content("a", STAT) is None
@@ -157,8 +160,8 @@ def test_store_that_is_not_there_knows_nothing(store):
     assert not store.exists()
 
 
-def test_replaced_file_is_still_read_as_it_was(store):
-    """A rank replaces its own file while its index still points into the old one."""
+def test_open_file_is_read_unchanged_after_its_replacement(store):
+    """A rank replaces its own file while its index still refers to the old one."""
     write(store, SNAPSHOT, row("k", 1))
     with known(store) as index:
         (store / SNAPSHOT).unlink()
@@ -173,8 +176,8 @@ kept = st.lists(
 
 
 @given(kept, kept)
-def test_compaction_keeps_the_newest_few_of_each_image(tmp_path_factory, one, other):
-    """The file that a summary was in makes no difference."""
+def test_compaction_keeps_the_newest_few_summaries_of_each_image(tmp_path_factory, one, other):
+    """The file that contained a summary makes no difference."""
     store = tmp_path_factory.mktemp("root") / "store"
     write(store, "rank0.jsonl", *(row(key, at, image=image) for image, key, at in one))
     write(store, "rank1.jsonl", *(row(key, 2000 + at, image=image) for image, key, at in other))
@@ -194,8 +197,8 @@ def test_compaction_keeps_the_newest_few_of_each_image(tmp_path_factory, one, ot
     assert len(expected) == sum(len(list(read_jsonl(path))) for path in store.glob(f"*{SNAPSHOT}"))
 
 
-def test_equal_images_of_one_name_are_each_kept_with_their_state(store):
-    """They have one fingerprint, and are two files."""
+def test_equal_images_with_one_name_are_both_kept_with_their_state(store):
+    """They are two files with one fingerprint."""
     rows = [row("k", at, image=image, stat=STAT, content="content", summary="甲") for at, image in enumerate("ab", 1)]
     write(store, "rank0.jsonl", *rows)
 
@@ -205,7 +208,7 @@ def test_equal_images_of_one_name_are_each_kept_with_their_state(store):
 # ---- files of earlier releases, kills, a lost ledger
 
 
-def test_files_of_an_earlier_release_are_removed_once_they_are_in_the_table(store):
+def test_files_of_an_earlier_release_are_removed_once_imported(store):
     write(store, SNAPSHOT, row("old", 1, image="b"))
     write(store, "rank0.jsonl", row("k", 2), row("k", 3))
 
@@ -219,7 +222,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("moment", ["before the snapshot", "before the commit", "before the files are removed"])
-def test_import_that_is_killed_loses_nothing_and_goes_on(store, monkeypatch, moment):
+def test_killed_import_loses_nothing_and_is_resumed(store, monkeypatch, moment):
     write(store, SNAPSHOT, row("old", 1, image="b"))
     write(store, "rank0.jsonl", row("k", 2))
     write_jsonl, unlink = summaries.write_jsonl, summaries.Path.unlink
@@ -248,8 +251,8 @@ def test_import_that_is_killed_loses_nothing_and_goes_on(store, monkeypatch, mom
         assert [text(index, key) for key in ("old", "k")] == ["old 1", "k 2"]
 
 
-def test_lost_ledger_and_lost_snapshot_are_made_again_from_each_other(tmp_path, store):
-    """ "Finished summaries are also kept in `.imagemill/`": each copy is enough."""
+def test_lost_ledger_and_lost_snapshot_are_rebuilt_from_each_other(tmp_path, store):
+    """ "Finished summaries are also kept in `.imagemill/`": each copy suffices."""
     write(store, "rank0.jsonl", row("k", 2), row("other", 3, image="b"))
     before = imported(store)
 
@@ -258,7 +261,7 @@ def test_lost_ledger_and_lost_snapshot_are_made_again_from_each_other(tmp_path, 
     assert imported(store, ledger=tmp_path / "new.sqlite") == before
 
 
-def test_ledger_from_a_backup_takes_over_what_only_the_snapshot_has(tmp_path, store):
+def test_ledger_from_a_backup_imports_summaries_found_only_in_the_snapshot(tmp_path, store):
     write(store, "rank0.jsonl", row("k", 2))
     imported(store)
     write(store, "rank0.jsonl", row("later", 3, image="b"))
@@ -268,7 +271,7 @@ def test_ledger_from_a_backup_takes_over_what_only_the_snapshot_has(tmp_path, st
     assert [each.fingerprint for each in imported(store)] == ["k", "later", "latest"]
 
 
-def test_import_without_anything_new_leaves_the_snapshot_alone(store):
+def test_import_without_new_summaries_does_not_change_the_snapshot(store):
     write(store, "rank0.jsonl", row("k", 2))
     imported(store)
     before = (store / SNAPSHOT).stat()

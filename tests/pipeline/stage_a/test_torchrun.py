@@ -1,4 +1,7 @@
-"""Ranks of one start by torchrun, and those of another. Spec: docs/spec/conventions.md#leases, docs/spec/stage-a.md#torchrun"""
+"""Ranks of one torchrun start and of another one.
+
+Spec: docs/spec/conventions.md#leases, docs/spec/stage-a.md#torchrun
+"""
 
 from functools import partial
 from types import SimpleNamespace
@@ -17,8 +20,8 @@ def clock(monkeypatch, monotonic, sleep):
     monkeypatch.setattr(torchrun, "time", SimpleNamespace(monotonic=monotonic, sleep=sleep))
 
 
-def test_rank_begins_once_the_first_has_the_mission(tmp_path, monkeypatch):
-    """Rank 0 claims for all of them: a mark of another start, or of another plan, is not its word."""
+def test_rank_starts_once_rank_0_has_claimed_the_mission(tmp_path, monkeypatch):
+    """Rank 0 claims for all of them. A mark of another start or another plan is ignored."""
     now = [0.0]
     marks = {
         2: RankMark("plan", "other start", False),
@@ -38,12 +41,12 @@ def test_rank_begins_once_the_first_has_the_mission(tmp_path, monkeypatch):
     assert now[0] == 6
 
 
-def test_rank_whose_first_does_not_begin_says_what_it_waited_for(tmp_path, monkeypatch):
-    """The wait is bounded: processes that were started by hand are not ended by anything."""
+def test_rank_reports_the_cause_if_rank_0_does_not_start(tmp_path, monkeypatch):
+    """The wait is bounded, because nothing ends processes that were started manually."""
     now = iter(range(100))
     clock(monkeypatch, lambda: next(now), lambda _: None)
 
-    with pytest.raises(ImagemillError, match="rank 0 of this start has not begun within 3 s") as caught:
+    with pytest.raises(ImagemillError, match="rank 0 did not start within 3 s") as caught:
         wait_for_first(tmp_path, "m", "plan", "start", seconds=3)
 
     assert "another run" in caught.value.why
@@ -51,7 +54,7 @@ def test_rank_whose_first_does_not_begin_says_what_it_waited_for(tmp_path, monke
 
 
 class _TakenOver(Recorder):
-    """While it answers for `a2.jpg`, rank 0 of another start begins."""
+    """A summarizer: rank 0 of another start begins while this one handles `a2.jpg`."""
 
     def __init__(self, bench):
         super().__init__()
@@ -63,8 +66,8 @@ class _TakenOver(Recorder):
         return super().summarize(images, mission)
 
 
-def test_rank_stops_where_another_start_has_the_mission(tmp_path):
-    """Its end mark would apply to the file of the other start's rank; finished summaries are kept."""
+def test_rank_stops_if_another_start_has_claimed_the_mission(tmp_path):
+    """Its end mark would confirm the file of the other start's rank. Finished summaries are kept."""
     bench = Bench(tmp_path)
     ticket(bench.input, "pass", "a", "a1.jpg", "a2.jpg", "a3.jpg")
     plan, summarizer = bench.plan(), _TakenOver(bench)
@@ -74,7 +77,7 @@ def test_rank_stops_where_another_start_has_the_mission(tmp_path):
     }  # fmt: skip
     go_on = partial(stop_if_superseded, bench.output, MISSION, "one")
 
-    with pytest.raises(ImagemillError, match="another start"):
+    with pytest.raises(ImagemillError, match="started again"):
         list(RankRunner(options, go_on).stream([0]))
 
     assert summarizer.asked == ["a1.jpg", "a2.jpg"]
@@ -85,7 +88,7 @@ def test_rank_stops_where_another_start_has_the_mission(tmp_path):
     assert share == [RankResult(0, 1, 2, 0)]
 
 
-def test_waiting_ends_with_the_last_rank_or_the_time(tmp_path, monkeypatch):
+def test_wait_ends_with_the_last_rank_or_the_timeout(tmp_path, monkeypatch):
     """Spec: docs/spec/stage-a.md#torchrun"""
     now = [0.0]
 

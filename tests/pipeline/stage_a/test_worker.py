@@ -1,4 +1,4 @@
-"""One rank's share: what is inferred, in which batches, and what is used again. Spec: docs/spec/stage-a.md#work"""
+"""The share of one rank: inferred images, their batches, and reused summaries. Spec: docs/spec/stage-a.md#work"""
 
 import gc
 import json
@@ -56,7 +56,7 @@ def test_every_image_is_inferred_once(bench, mode, world):
 
 
 def test_skewed_groups_are_spread_in_per_image_mode(tmp_path):
-    """A skewed set (20 + 1 images), by counts: the slowest rank has half the work."""
+    """In a skewed set of 20 + 1 images, the slowest rank has half of the images."""
     bench = Bench(tmp_path)
     ticket(bench.input, "pass", "a", *names(20))
     ticket(bench.input, "pass", "b", "1.jpeg")
@@ -69,7 +69,7 @@ def test_skewed_groups_are_spread_in_per_image_mode(tmp_path):
 
 
 def test_per_group_batching_is_group_local(bench):
-    """Scenario: per_group batching is group-local. Names tell the groups apart."""
+    """Scenario: per_group batching is group-local. File names distinguish the groups."""
     (summarizer,), _ = bench.run(mode="per_group", batch_size=16)
 
     assert [["1.PNG", "2.png", "10.png"], names(16), names(4, 17), ["1.jpeg"]] == summarizer.batches
@@ -83,8 +83,8 @@ def test_per_image_batches_are_full(bench):
 
 @pytest.mark.parametrize("size", [1, 4])
 @pytest.mark.parametrize("mode", MODES)
-def test_at_most_a_batch_of_decoded_images_is_held(bench, mode, size, monkeypatch):
-    """Scenario: "keeping at most batch_size images in flight"; counted at each decoding, over images still alive."""
+def test_at_most_a_batch_of_decoded_images_is_in_memory(bench, mode, size, monkeypatch):
+    """Scenario: "keeping at most batch_size images in flight". Each decoding counts the images still referenced."""
     alive, most = [], []
     made = Image.fromarray
 
@@ -119,7 +119,7 @@ def test_images_are_upright_rgb(tmp_path):
     assert seen == [((20, 40), "RGB", MISSION)]
 
 
-def test_second_run_infers_nothing_and_leaves_the_output_alone(bench):
+def test_second_run_infers_nothing_and_does_not_change_the_output(bench):
     bench.run()
     before = bench.result.stat()
 
@@ -131,7 +131,7 @@ def test_second_run_infers_nothing_and_leaves_the_output_alone(bench):
 
 
 @pytest.mark.parametrize(("mode", "world"), [("per_image", 3), ("per_group", 1), ("per_image", 1)])
-def test_finished_images_of_a_dead_rank_are_used_by_any_world_and_mode(bench, mode, world):
+def test_finished_images_of_a_dead_rank_are_reused_for_any_world_size_and_mode(bench, mode, world):
     """Spec: docs/spec/stage-a.md#reuse-of-summaries"""
     plan = bench.plan(mode="per_group", world_size=2)
     first = Recorder()
@@ -148,7 +148,7 @@ def test_finished_images_of_a_dead_rank_are_used_by_any_world_and_mode(bench, mo
 
 
 class Killed(Recorder):
-    """Ends its process as SIGKILL does, in its third batch."""
+    """A summarizer that ends its process in its third batch, like SIGKILL."""
 
     def summarize(self, images, mission):
         if len(self.batches) == 2:
@@ -157,7 +157,7 @@ class Killed(Recorder):
 
 
 @pytest.mark.parametrize("lost", ["state", "store", "output"])
-def test_rank_that_is_killed_loses_only_the_batch_at_hand(bench, lost):
+def test_killed_rank_loses_only_its_current_batch(bench, lost):
     """Spec: docs/spec/stage-a.md#reuse-of-summaries"""
     program = (
         "import sys; from pathlib import Path; from tests.helpers.stage_a import Bench\n"
@@ -165,7 +165,7 @@ def test_rank_that_is_killed_loses_only_the_batch_at_hand(bench, lost):
         "bench = Bench(Path(sys.argv[1])); bench.infer(bench.plan(mode='per_image'), Killed(), batch_size=5)"
     )
     killed = subprocess.run([sys.executable, "-c", program, bench.input.parent], cwd=PROJECT, check=False)
-    bench.import_summaries()  # as after the death of a rank
+    bench.import_summaries()  # rank 0 does this after the death of a rank
     shutil.rmtree(getattr(bench, lost))
 
     made, merged = bench.run(mode="per_image", world_size=2)
@@ -176,7 +176,7 @@ def test_rank_that_is_killed_loses_only_the_batch_at_hand(bench, lost):
 
 
 @pytest.mark.parametrize("lost", ["state", "store", "ledger", "rank files"])
-def test_finished_lines_survive_the_loss_of_one_of_their_two_places(bench, lost):
+def test_finished_summaries_survive_the_loss_of_one_of_their_copies(bench, lost):
     bench.infer(bench.plan(mode="per_group", world_size=4))
     if lost == "ledger":
         (bench.state / "ledger.sqlite").unlink()
@@ -190,7 +190,7 @@ def test_finished_lines_survive_the_loss_of_one_of_their_two_places(bench, lost)
     assert merged.written == 3
 
 
-def test_rank_opens_no_ledger_and_writes_its_own_files_alone(bench, monkeypatch):
+def test_rank_opens_no_ledger_and_writes_only_its_own_files(bench, monkeypatch):
     """Ranks write only their rank file and one in-flight line, and never open the ledger."""
     monkeypatch.setattr("imagemill.store.ledger.database._connect", None)
     worker = RankWorker(plan=bench.plan(), summarizer=Recorder, output=bench.output, store=bench.store)
@@ -204,8 +204,8 @@ def test_rank_opens_no_ledger_and_writes_its_own_files_alone(bench, monkeypatch)
     }  # fmt: skip
 
 
-def test_rank_reuses_lines_that_were_written_after_the_snapshot(bench):
-    """A rank of a start that was superseded can finish a batch while rank 0 of the next one imports."""
+def test_rank_reuses_lines_written_after_the_snapshot(bench):
+    """A rank of a superseded start can finish a batch while rank 0 of the next start imports."""
     plan = bench.plan(mode="per_image", world_size=2)
     worker = RankWorker(plan=plan, summarizer=Recorder, output=bench.output, store=bench.store)
 
@@ -213,7 +213,7 @@ def test_rank_reuses_lines_that_were_written_after_the_snapshot(bench):
     assert {row.how for row in worker.stream([1])} == {"reused"}
 
 
-def test_torn_last_line_costs_its_image_alone(bench):
+def test_truncated_last_line_loses_only_its_image(bench):
     bench.infer(bench.plan(mode="per_image"))
     shutil.rmtree(bench.state)
     path = rank_file(bench.output, MISSION, 0)
@@ -237,7 +237,17 @@ def test_unchanged_file_is_not_read_again(bench, monkeypatch):
     assert read == []
 
 
-def test_touched_file_is_read_once_and_its_summary_used_again(bench, monkeypatch):
+def test_summaries_of_the_identity_of_an_earlier_release_are_reused(bench):
+    """Schemes 1 and 2 of identities hash files. Spec: docs/spec/stage-a.md#reuse-of-summaries"""
+    bench.run(identity="of files")
+
+    continued, _ = bench.run(identity="of tensors", former="of files")
+    other, _ = bench.run(identity="of tensors", former="of other files")
+
+    assert ([], everything()) == (total(continued), total(other))
+
+
+def test_touched_file_is_read_once_and_its_summary_reused(bench, monkeypatch):
     from imagemill.pipeline.stage_a import worker as rank_worker
 
     bench.run()
@@ -252,7 +262,7 @@ def test_touched_file_is_read_once_and_its_summary_used_again(bench, monkeypatch
     assert read == [image]
 
 
-def test_changed_image_alone_is_inferred_again(bench):
+def test_only_the_changed_image_is_inferred_again(bench):
     bench.run()
     ticket(bench.input, "fail", "c", "2.png")
     ticket(bench.input, "pass", "d", "9.jpg")
@@ -264,7 +274,7 @@ def test_changed_image_alone_is_inferred_again(bench):
 
 
 def test_renamed_image_is_inferred_again(bench):
-    """A summary is of an image under its name: the summarizer sees the name."""
+    """A summary belongs to an image and its name, because the summarizer receives the name."""
     bench.run()
     image = bench.input / MISSION / "审核通过" / "b" / "1.jpeg"
     image.rename(image.with_name("2.jpeg"))
@@ -274,7 +284,7 @@ def test_renamed_image_is_inferred_again(bench):
     assert total(made) == ["2.jpeg"]
 
 
-def test_another_summarizer_infers_all_and_the_first_is_remembered(bench):
+def test_another_summarizer_infers_all_and_summaries_of_the_first_are_kept(bench):
     bench.run(identity="one")
     other, _ = bench.run(identity="two")
     again, _ = bench.run(identity="one")
@@ -283,7 +293,7 @@ def test_another_summarizer_infers_all_and_the_first_is_remembered(bench):
     assert total(again) == []
 
 
-def test_fresh_infers_all_and_its_summaries_count_from_then_on(bench):
+def test_fresh_run_infers_all_and_later_runs_use_its_summaries(bench):
     bench.run(Recorder({"2.png": "旧"}), world_size=2)
     fresh, _ = bench.run(Recorder({"2.png": "新"}), fresh=True)
     after, _ = bench.run(world_size=2)
@@ -294,7 +304,7 @@ def test_fresh_infers_all_and_its_summaries_count_from_then_on(bench):
     assert record["per_image"]["image_2"] == "新"
 
 
-def test_image_that_cannot_be_read_is_a_failed_line(bench):
+def test_unreadable_image_gives_a_failed_line(bench):
     folder = bench.input / MISSION / "审核通过" / "b"
     (folder / "2.jpeg").write_bytes(b"no image")
     Image.new("RGB", (7, 30)).save(folder / "3.jpeg")
@@ -310,7 +320,7 @@ def test_image_that_cannot_be_read_is_a_failed_line(bench):
     assert everything() == sorted(summarizer.asked)
 
 
-def test_image_that_vanishes_is_a_failed_line(bench):
+def test_image_deleted_during_the_run_gives_a_failed_line(bench):
     plan = bench.plan()
     (bench.input / MISSION / "审核通过" / "b" / "1.jpeg").unlink()
 
@@ -321,7 +331,7 @@ def test_image_that_vanishes_is_a_failed_line(bench):
     assert failed.error.startswith("read_error: ")
 
 
-def test_failed_image_is_tried_again(bench):
+def test_failed_image_is_retried(bench):
     bench.run(Recorder({"2.png": " "}))
     made, merged = bench.run()
 
@@ -329,7 +339,7 @@ def test_failed_image_is_tried_again(bench):
     assert merged.written == 3
 
 
-def test_summarizer_is_made_once_per_rank_and_only_where_there_is_work(bench):
+def test_summarizer_is_created_once_per_rank_and_only_if_there_is_work(bench):
     """Spec: docs/spec/stage-a.md#summarizers"""
     made = []
 
@@ -348,7 +358,7 @@ def test_summarizer_is_made_once_per_rank_and_only_where_there_is_work(bench):
     assert len(made) == 2
 
 
-def test_model_that_cannot_work_ends_the_rank_without_its_mark(bench):
+def test_unusable_model_ends_the_rank_without_a_mark(bench):
     class Broken:
         def summarize(self, images, mission):
             raise ModelUnusable("no model")
@@ -366,8 +376,8 @@ def test_batch_size_below_one_is_refused(bench):
         bench.infer(bench.plan(), batch_size=0)
 
 
-def test_plan_is_another_where_anything_differs(bench):
-    """Purpose of a mark: lines of another plan are never merged."""
+def test_digest_of_the_plan_changes_with_every_parameter(bench):
+    """The digest exists so that lines of another plan are never merged."""
     plans = [
         bench.plan(), bench.plan(identity="other"), bench.plan(mode="per_image"), bench.plan(world_size=2),
         bench.plan(passes=1),
@@ -379,14 +389,14 @@ def test_plan_is_another_where_anything_differs(bench):
     assert plans[-1].digest == bench.plan().digest
 
 
-def test_plan_survives_the_way_to_another_process(bench):
+def test_plan_survives_pickling(bench):
     plan = bench.plan(mode="per_image", world_size=2)
 
     assert plan == pickle.loads(pickle.dumps(plan))
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_only_sampled_groups_are_worked_on(bench, mode):
+def test_only_sampled_groups_are_processed(bench, mode):
     """Scenario: Sampling preserves group counts in per_image mode."""
     made, merged = bench.run(mode=mode, world_size=2, passes=0, fails=1)
 
@@ -395,7 +405,7 @@ def test_only_sampled_groups_are_worked_on(bench, mode):
 
 
 @pytest.mark.parametrize("keep", [False, True])
-def test_rank_files_stay_where_a_group_failed_before_there_was_a_plan(bench, keep):
+def test_rank_files_are_kept_if_a_group_failed_before_planning(bench, keep):
     """Spec: docs/spec/stage-a.md#intermediate-files"""
     bench.infer(bench.plan())
 
@@ -415,7 +425,7 @@ def test_store_does_not_grow_with_fresh_runs(bench):
     assert rank_files(bench.output, MISSION) == {}
 
 
-def test_lines_carry_what_the_contract_names(bench):
+def test_lines_contain_the_specified_fields(bench):
     bench.infer(bench.plan(mode="per_image", world_size=2))
 
     lines = [json.loads(raw) for raw in rank_file(bench.output, MISSION, 1).read_text().splitlines()]
@@ -431,7 +441,7 @@ def test_lines_carry_what_the_contract_names(bench):
     assert f"{MISSION} 2.png" == lines[0]["summary"]
 
 
-def test_image_whose_decoding_takes_more_memory_than_there_is_fails_alone(bench, monkeypatch):
+def test_image_too_large_for_memory_fails_alone(bench, monkeypatch):
     def decode(data, name):
         if name == "2.jpg":
             raise MemoryError
@@ -444,4 +454,4 @@ def test_image_whose_decoding_takes_more_memory_than_there_is_fails_alone(bench,
     of_images = {
         (image.image_name, image.reason, image.detail) for failure in merged.failures for image in failure.images
     }
-    assert of_images == {("2.jpg", "out_of_memory", "memory ran out while the image was decoded")}
+    assert of_images == {("2.jpg", "out_of_memory", "out of memory while the image was being decoded")}

@@ -1,4 +1,4 @@
-"""A rank that dies costs what it had not finished, and a rerun costs only the image at fault.
+"""A dead rank loses only its unfinished images, and a rerun loses only the image that kills it.
 
 Spec: docs/spec/conventions.md#refused-and-failed, docs/spec/stage-a.md#failed-groups
 """
@@ -11,11 +11,11 @@ from tests.helpers.stage_a import Bench, Recorder, ticket
 
 
 class Death(BaseException):
-    """Simulates the end of the process."""
+    """Simulated end of the process."""
 
 
 class Deadly(Recorder):
-    """Dies of images with `die` in their name."""
+    """A summarizer that dies on images with `die` in their name."""
 
     def summarize(self, images, mission):
         if any("die" in image.name for image in images):
@@ -36,7 +36,7 @@ def bench(tmp_path):
 
 @pytest.fixture(autouse=True)
 def death(monkeypatch):
-    """A process that dies closes nothing: what it had in its hands stays written."""
+    """Simulate death without clean-up: the record of images in flight remains on disk."""
     from imagemill.pipeline.stage_a.rank_files import InFlight
 
     leave = InFlight.__exit__
@@ -46,7 +46,7 @@ def death(monkeypatch):
 
 
 def attempt(bench, **options):
-    """One rank for all, closed where it dies; what the summarizer was asked, the rank's share, the merge."""
+    """Run all images on one rank until it dies; return the summarizer, the rank's share, and the merge."""
     plan, summarizer, share = bench.plan(), Deadly(), None
     try:
         for _ in bench.rank(plan, 0, summarizer, **options):
@@ -63,7 +63,7 @@ def failed(merged):
     }
 
 
-def test_dead_rank_costs_what_it_had_not_finished_and_names_it(bench):
+def test_dead_rank_loses_only_unfinished_images_and_names_them(bench):
     _, share, merged = attempt(bench, batch_size=8)
 
     assert (merged.written, merged.missing_ranks) == (1, [])
@@ -77,7 +77,7 @@ def test_dead_rank_costs_what_it_had_not_finished_and_names_it(bench):
     assert details["d1.jpg"].endswith("was ended by SIGKILL before it had finished this image")
 
 
-def test_reruns_come_to_every_group_but_those_of_the_images_at_fault(bench):
+def test_reruns_finish_every_group_without_a_deadly_image(bench):
     attempt(bench, batch_size=8)
     attempt(bench, batch_size=8)
     summarizer, _, merged = attempt(bench, batch_size=8)
@@ -91,7 +91,7 @@ def test_reruns_come_to_every_group_but_those_of_the_images_at_fault(bench):
     assert (summarizer.asked, failed(again)) == (["die2.jpg"], failed(merged))
 
 
-def test_what_was_left_behind_is_looked_at_last_and_alone(bench):
+def test_images_in_flight_at_a_death_are_retried_last_and_alone(bench):
     attempt(bench, batch_size=8)
 
     assert left_behind(bench.store) == [f"审核通过/b/{name}.jpg" for name in ("b1", "b2", "die1")]
@@ -100,7 +100,7 @@ def test_what_was_left_behind_is_looked_at_last_and_alone(bench):
     assert summarizer.batches == [["die2.jpg"]], "the first one not tried yet"
 
 
-def test_nothing_is_left_behind_once_the_images_are_gone(bench):
+def test_record_of_images_in_flight_is_removed_with_the_images(bench):
     attempt(bench, batch_size=8)
     (bench.input / "挡风板安装检查/审核通过/c/die2.jpg").unlink()
     (bench.input / "挡风板安装检查/审核通过/b/die1.jpg").unlink()
@@ -111,8 +111,8 @@ def test_nothing_is_left_behind_once_the_images_are_gone(bench):
     assert left_behind(bench.store) == []
 
 
-def test_rank_that_died_before_its_first_line_leaves_none_of_another_plan(bench):
-    """Its file may still be of an earlier plan: those lines are not merged."""
+def test_rank_that_died_before_its_first_line_contributes_no_old_lines(bench):
+    """Its file may contain lines of an earlier plan, which are not merged."""
     bench.infer(bench.plan(passes=1))
     plan = bench.plan()
 

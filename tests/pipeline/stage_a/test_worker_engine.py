@@ -1,4 +1,4 @@
-"""Ranks as an engine runs them. Spec: docs/spec/stage-a.md#sharding-modes"""
+"""Ranks run by an engine. Spec: docs/spec/stage-a.md#sharding-modes"""
 
 import os
 from types import SimpleNamespace
@@ -24,7 +24,7 @@ def worker(bench, plan, summarizer, **options):
     return RankRunner({**given, "batch_size": 1, **options})
 
 
-def test_each_rank_is_one_row_with_what_became_of_its_images(bench):
+def test_each_rank_is_one_row_with_the_outcome_of_its_images(bench):
     plan = bench.plan(mode="per_image", world_size=2)
     summarizer = Recorder({"a3.jpg": ""})
 
@@ -35,9 +35,9 @@ def test_each_rank_is_one_row_with_what_became_of_its_images(bench):
 
 
 @pytest.mark.parametrize(("alive", "ended"), [(True, True), (False, False)])
-def test_rank_whose_run_was_killed_stops_after_the_batch_at_hand(bench, monkeypatch, alive, ended):
-    """The next run may be processing the same rank; the mark would claim lines that do not exist."""
-    monkeypatch.setenv("LOCAL_RANK", "")  # put back afterwards
+def test_rank_of_a_killed_run_stops_after_its_current_batch(bench, monkeypatch, alive, ended):
+    """The next run may already process this rank, so an end mark would confirm lines that do not exist."""
+    monkeypatch.setenv("LOCAL_RANK", "")  # restored after the test
     plan, summarizer = bench.plan(), Recorder()
     parent = SimpleNamespace(is_alive=lambda: alive)
     monkeypatch.setattr(rank_worker.multiprocessing, "parent_process", lambda: parent)
@@ -47,14 +47,14 @@ def test_rank_whose_run_was_killed_stops_after_the_batch_at_hand(bench, monkeypa
     if ended:
         assert list(rows) == [RankResult(0, 3, 0, 0)]
     else:
-        with pytest.raises(ImagemillError, match="has been killed"):
+        with pytest.raises(ImagemillError, match="was killed"):
             list(rows)
         assert summarizer.asked == ["a1.jpg"]
     assert (unfinished_ranks(bench.output, MISSION, [0], plan.digest, None) == []) is ended
 
 
-def test_rank_in_a_process_of_our_own_is_named_as_torchrun_names_it(bench, monkeypatch):
-    """Models choose their GPU by it; a process that runs ranks in itself is not a rank."""
+def test_rank_in_its_own_process_has_the_environment_of_torchrun(bench, monkeypatch):
+    """Models choose their GPU by these variables. A process that runs ranks in itself does not set them."""
     monkeypatch.setenv("LOCAL_RANK", "unset")
     list(worker(bench, bench.plan(), Recorder()).stream([0]))
     assert os.environ["LOCAL_RANK"] == "unset"

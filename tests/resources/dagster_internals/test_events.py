@@ -1,4 +1,4 @@
-"""resources/dagster_internals/events.py: events of exactly the images whose files arrived, each stored once."""
+"""resources/dagster_internals/events.py: events of exactly the images with a new file, each stored once."""
 
 import signal
 import sys
@@ -48,7 +48,7 @@ def instance(data_root):
 
 
 def events_of(instance, asset=STREAMED):
-    """Materialisations of an asset, oldest first."""
+    """Return the materialisations of an asset, oldest first."""
     return list(reversed(instance.fetch_materializations(asset, limit=1000).records))
 
 
@@ -59,8 +59,8 @@ def keys_of(instance, asset=STREAMED):
 # ---- what is reported
 
 
-def test_deferred_run_reports_exactly_the_images_that_arrived(instance, monkeypatch):
-    """They are reported in order, each once, and no others; the run succeeds."""
+def test_deferred_run_reports_exactly_the_published_images(instance, monkeypatch):
+    """Each is reported once, in order, and no others; the run succeeds."""
     monkeypatch.setenv("TOY_MISSING", f"{KEYS[3]},{KEYS[7]}")
     outcome = run(instance, "dinov3_npy", partition_range=WHOLE, deferred=True)
 
@@ -70,7 +70,7 @@ def test_deferred_run_reports_exactly_the_images_that_arrived(instance, monkeypa
 
 
 def test_event_carries_versions_and_provenance(instance):
-    """Without them the UI shows "unsynced"."""
+    """The UI shows "unsynced" without them."""
     pointer = instance.event_log_storage.get_maximum_record_id()
     assert pointer is None
     report_without_run(instance, [dg.AssetObservation(SOURCE, partition=KEYS[0])])
@@ -85,8 +85,8 @@ def test_event_carries_versions_and_provenance(instance):
     assert record.asset_materialization.metadata["n"].value == 1
 
 
-def test_event_looks_like_one_of_dagsters_own(instance):
-    """UI, sensors and run pages read streamed events like any others."""
+def test_event_equals_one_of_dagster(instance):
+    """UI, sensors and run pages read streamed events like all others."""
     one = (KEYS[0], KEYS[0])
     run(instance, "dinov3_npy", partition_range=one, deferred=True)
     run(instance, "plain", partition_range=one)
@@ -103,7 +103,7 @@ def test_event_looks_like_one_of_dagsters_own(instance):
     assert ours.dagster_event.partition == theirs.dagster_event.partition
 
 
-def test_run_without_the_tag_leaves_whole_ranges_to_dagster(instance):
+def test_run_without_the_tag_leaves_complete_ranges_to_dagster(instance):
     """There is one event per image, not two."""
     outcome = run(instance, "dinov3_npy", partition_range=WHOLE)
 
@@ -111,8 +111,8 @@ def test_run_without_the_tag_leaves_whole_ranges_to_dagster(instance):
     assert sorted(keys_of(instance)) == KEYS
 
 
-def test_run_without_the_tag_fails_where_images_are_missing(instance, monkeypatch):
-    """Dagster would mark the missing ones too; those that arrived are reported first."""
+def test_run_without_the_tag_fails_if_images_are_missing(instance, monkeypatch):
+    """Dagster would also mark the missing ones. The published ones are reported first."""
     monkeypatch.setenv("TOY_MISSING", KEYS[3])
     outcome = run(instance, "dinov3_npy", partition_range=WHOLE)
 
@@ -120,8 +120,8 @@ def test_run_without_the_tag_fails_where_images_are_missing(instance, monkeypatc
     assert keys_of(instance) == [key for key in KEYS if key != KEYS[3]]
 
 
-def test_ephemeral_run_reports_too(monkeypatch):
-    """Unit tests of assets use `dg.materialize`, without batching storage or command line."""
+def test_ephemeral_run_reports_events_too(monkeypatch):
+    """Unit tests of assets use `dg.materialize`, without batching storage or a command line."""
     import toy_defs
 
     monkeypatch.setenv("TOY_MISSING", KEYS[1])
@@ -142,7 +142,7 @@ def test_ephemeral_run_reports_too(monkeypatch):
 
 
 def batches_of(monkeypatch):
-    """Sizes of the batches stored from now on."""
+    """Record the sizes of the batches that are stored from now on."""
     sizes = []
     stored = BatchSqliteEventLogStorage.store_event_batch
 
@@ -155,13 +155,13 @@ def batches_of(monkeypatch):
 
 
 def limits(monkeypatch, **given):
-    """Give every StreamedEvents these limits."""
+    """Apply these limits to every StreamedEvents."""
     for name, value in given.items():
         monkeypatch.setattr(events, f"BATCH_{name.upper()}", value)
 
 
-def test_events_are_stored_by_the_batch(instance, monkeypatch):
-    """Batches have the given size, except the last; single events cost forty times as much."""
+def test_events_are_stored_in_batches(instance, monkeypatch):
+    """Every batch except the last has the given size; single events take forty times as long."""
     limits(monkeypatch, events=8)
     sizes = batches_of(monkeypatch)
     run(instance, "dinov3_npy", partition_range=WHOLE, deferred=True)
@@ -171,7 +171,7 @@ def test_events_are_stored_by_the_batch(instance, monkeypatch):
 
 
 def test_events_of_a_slow_stream_are_stored_before_the_batch_is_full(instance, monkeypatch):
-    """kill -9 loses a second of work, not five hundred images."""
+    """A kill -9 loses a second of work, not five hundred images."""
     limits(monkeypatch, seconds=0.1)
     monkeypatch.setenv("TOY_SLEEP", "0.03")
     sizes = batches_of(monkeypatch)
@@ -185,8 +185,8 @@ def test_events_of_a_slow_stream_are_stored_before_the_batch_is_full(instance, m
 
 
 @pytest.mark.parametrize("moment", ["before", "inside", "after"])
-def test_interrupt_during_a_flush_neither_loses_nor_doubles_events(instance, monkeypatch, moment):
-    """An interrupt inside the insert, followed by another flush, would lock the index for ever."""
+def test_interrupt_during_a_flush_neither_loses_nor_duplicates_events(instance, monkeypatch, moment):
+    """An interrupt inside the insert, followed by another flush, would lock the index forever."""
     limits(monkeypatch, events=10)
     stored, tagged = BatchSqliteEventLogStorage.store_event_batch, BatchSqliteEventLogStorage._store_asset_event_tags
     flushes = []
@@ -211,7 +211,7 @@ def test_interrupt_during_a_flush_neither_loses_nor_doubles_events(instance, mon
     assert outcome.signal == signal.SIGINT
     assert outcome.run.status is dg.DagsterRunStatus.FAILURE
     assert (outcome.failures, outcome.error) == ((), None)
-    # The first twenty, each once, in the index and in the run's own log.
+    # The first twenty are stored once each, in the index and in the log of the run.
     assert keys_of(instance) == KEYS[:20]
     in_run = instance.all_logs(outcome.run_id, of_type=dg.DagsterEventType.ASSET_MATERIALIZATION)
     assert [entry.dagster_event.partition for entry in in_run] == KEYS[:20]
@@ -219,7 +219,7 @@ def test_interrupt_during_a_flush_neither_loses_nor_doubles_events(instance, mon
     assert run(instance, "dinov3_npy", partition_range=WHOLE, deferred=True).success
 
 
-def test_interrupt_between_flushes_still_tells_what_arrived(instance, monkeypatch):
+def test_events_between_flushes_survive_an_interrupt(instance, monkeypatch):
     """The rows since the last batch are stored on exit."""
     added = StreamedEvents.add
 
@@ -235,7 +235,7 @@ def test_interrupt_between_flushes_still_tells_what_arrived(instance, monkeypatc
     assert keys_of(instance) == KEYS[:12]
 
 
-def test_log_line_interrupted_inside_its_insert_is_stored_first(instance):
+def test_interrupted_insert_of_a_log_line_is_completed_first(instance):
     """`context.log` in an asset writes to the same database, outside any flush."""
     met = []
 
@@ -257,8 +257,8 @@ def test_log_line_interrupted_inside_its_insert_is_stored_first(instance):
     assert keys_of(instance) == []
 
 
-def test_interrupt_is_held_until_the_block_is_over():
-    """Then it has its usual effect, and the handlers are restored."""
+def test_interrupt_is_deferred_until_the_block_ends():
+    """Afterwards it has its usual effect, and the handlers are restored."""
     steps = []
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     with pytest.raises(KeyboardInterrupt):
@@ -270,8 +270,8 @@ def test_interrupt_is_held_until_the_block_is_over():
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
-def test_termination_is_held_until_the_block_is_over():
-    """The signal raised at the end is the one that was received."""
+def test_termination_is_deferred_until_the_block_ends():
+    """The signal raised at the end equals the received one."""
     steps = []
     before = signal.signal(signal.SIGTERM, lambda number, _: steps.append(number))
     try:
@@ -284,7 +284,7 @@ def test_termination_is_held_until_the_block_is_over():
     assert steps == ["went on", signal.SIGTERM]
 
 
-def test_interrupt_held_over_a_failing_block_keeps_its_error_as_context():
+def test_interrupt_deferred_over_a_failing_block_has_the_error_as_context():
     with pytest.raises(KeyboardInterrupt) as caught:
         with interrupts_held():
             signal.raise_signal(signal.SIGINT)
@@ -293,8 +293,8 @@ def test_interrupt_held_over_a_failing_block_keeps_its_error_as_context():
     assert isinstance(caught.value.__context__, ZeroDivisionError)
 
 
-def test_held_interrupts_nest():
-    """Storage delays them inside a flush that also delays them."""
+def test_deferred_interrupts_nest():
+    """Storage delays interrupts inside a flush that delays them too."""
     steps = []
     with pytest.raises(KeyboardInterrupt):
         with interrupts_held():
@@ -304,7 +304,7 @@ def test_held_interrupts_nest():
     assert steps == ["outer block went on"]
 
 
-def test_other_threads_hold_nothing():
+def test_other_threads_defer_nothing():
     """Only the main thread may touch signal handlers."""
     seen = []
 
@@ -322,7 +322,7 @@ def test_other_threads_hold_nothing():
 # ---- without a run
 
 
-def test_events_without_a_run_are_stored_by_the_batch(instance, monkeypatch):
+def test_events_without_a_run_are_stored_in_batches(instance, monkeypatch):
     """0.14 ms each; Dagster's own call takes 9 ms."""
     sizes = batches_of(monkeypatch)
     keys = [f"s{n:04d}" for n in range(2 * BATCH_EVENTS + 1)]
@@ -335,7 +335,7 @@ def test_events_without_a_run_are_stored_by_the_batch(instance, monkeypatch):
     assert report_without_run(instance, []) == 0
 
 
-def test_event_without_a_run_equals_dagsters_own(instance):
+def test_event_without_a_run_equals_one_of_dagster(instance):
     """Level, names and payload. Reference: `DagsterInstance.report_runless_asset_event`."""
     event = dg.AssetMaterialization(SOURCE, partition="a", metadata={"n": 1})
     report_without_run(instance, [event])
@@ -353,7 +353,7 @@ def staleness(instance, key):
 
 
 def test_observed_change_of_a_source_makes_exactly_its_image_stale(instance):
-    """v1 → v2 is stale, v1 → v1 fresh, made again fresh. Dagster compares observations."""
+    """v1 → v2 is stale, v1 → v1 is fresh, and a new materialisation is fresh. Dagster compares observations."""
 
     def observe(key, version):
         tags = {"dagster/data_version": version}
@@ -374,7 +374,7 @@ def test_observed_change_of_a_source_makes_exactly_its_image_stale(instance):
 
 @given(st.dictionaries(st.from_regex(r"[a-z_]{1,9}(/[a-z_]{1,9})?", fullmatch=True), st.text(min_size=1), max_size=3))
 def test_version_tags_are_read_back_by_dagster(inputs):
-    """Any names of upstream assets are possible."""
+    """Names of upstream assets can be arbitrary."""
     from dagster._core.definitions.data_version import DataProvenance
 
     provenance = DataProvenance.from_tags(version_tags("d", code_version="c", inputs=inputs, pointer=None))
@@ -386,7 +386,7 @@ def test_version_tags_are_read_back_by_dagster(inputs):
     assert (provenance.code_version, provenance.is_user_provided) == ("c", True)
 
 
-def test_our_own_run_names_its_process_once(instance):
+def test_command_line_run_records_its_process_once(instance):
     """`run_here` tags the run when it is created; the stream finds the tag."""
     outcome = run(instance, "dinov3_npy", partition_range=WHOLE, deferred=True)
 

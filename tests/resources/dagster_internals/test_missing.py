@@ -1,4 +1,4 @@
-"""A Dagster release without a private name: every command reports it and works, more slowly."""
+"""A Dagster release without a private name: every command reports it and works, but more slowly."""
 
 import os
 
@@ -8,7 +8,7 @@ import pytest
 from dagster_project.internals.instance import open_instance
 from tests.helpers.product import SEARCH_PATH, imagemill, photos
 
-# Renamed in its definition and in all of Dagster's own uses.
+# The name is renamed in its definition and wherever Dagster uses it.
 RENAMED_METHOD = """
 from dagster._core.storage.event_log.sql_event_log import SqlEventLogStorage
 from dagster._core.storage.event_log.sqlite.sqlite_event_log import SqliteEventLogStorage
@@ -24,7 +24,7 @@ REMOVED_TABLE = """
 import dagster, dagster._core.storage.event_log.schema as schema
 del schema.DynamicPartitionsTable
 """
-# Dagster imports some names inside functions, so these are missing for imagemill's own modules only.
+# Dagster imports some names inside functions, so these are missing only for imagemill's own modules.
 REMOVED_NAME = """
 import builtins
 def without_name(name, globals=None, locals=None, fromlist=(), level=0, imports=builtins.__import__):
@@ -51,7 +51,6 @@ builtins.__import__ = without_name
     ids=["method", "table", "constant", "class", "origin"],
 )
 def test_missing_private_name_is_reported_and_the_run_succeeds(data_root, tmp_path, removed, name, switched_off):
-    """"""
     photos(data_root.approved, 2)
     (tmp_path / "sitecustomize.py").write_text(removed)
 
@@ -67,8 +66,8 @@ def test_missing_private_name_is_reported_and_the_run_succeeds(data_root, tmp_pa
             assert instance.get_materialized_partitions(dg.AssetKey(asset)) == {"photo0000", "photo0001"}
 
 
-def test_name_that_nothing_replaces_is_a_message(data_root, tmp_path):
-    """Runs of the command line cannot be created without it."""
+def test_missing_name_without_a_replacement_is_an_error_message(data_root, tmp_path):
+    """Command-line runs cannot be created without it."""
     photos(data_root.approved, 1)
     (tmp_path / "sitecustomize.py").write_text(REMOVED_NAME.format(name="execute_run"))
 

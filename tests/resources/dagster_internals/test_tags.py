@@ -29,7 +29,7 @@ OF_EVENTS = {
 @pytest.mark.parametrize(
     ("module", "names"), [(run_tags, OF_RUNS), (data_version, OF_EVENTS)], ids=["of runs", "of events"]
 )
-def test_tags_are_those_that_dagster_reads(module, names):
+def test_tags_equal_those_that_dagster_reads(module, names):
     """Histories contain them, so imagemill does not support a release with other names."""
     assert {ours: getattr(tags, ours) for ours in names} == {ours: getattr(module, of) for ours, of in names.items()}
 

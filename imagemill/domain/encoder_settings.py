@@ -1,0 +1,75 @@
+"""Settings of models and of the encoders of embedding kinds, as `imagemill.yaml` contains them.
+
+The whole configuration is in imagemill/config.py.
+"""
+
+from typing import Annotated, Literal
+
+import msgspec
+
+PREVIEW = "preview"
+
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Model, and the device and dtype that it runs with.
+
+    Attributes:
+        model: hub id or folder written by `save_pretrained`; `preview` for the small stand-in.
+        revision: branch, tag or commit on the hub.
+        subfolder: folder inside the model repository.
+        device: device of the model; `auto` selects cuda (including ROCm), then mps, then cpu.
+        dtype: compute dtype, `float32`, `bfloat16`, `float16` or `float64`.
+    """
+
+    model: str = PREVIEW
+    revision: str | None = None
+    subfolder: str | None = None
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    dtype: Literal["float32", "bfloat16", "float16", "float64"] = "float32"
+
+
+class EncoderSettings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of the encoder of one embedding kind.
+
+    Attributes:
+        batch_size: maximum number of items in one model call.
+        batch_pixels: maximum number of pixels in one model call, for kinds whose cost grows with the image.
+    """
+
+    batch_size: Positive = 8
+    batch_pixels: Positive = 4 * 1024 * 1024
+
+
+class T5Settings(EncoderSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of `t5_hidden`, for encoders of the T5 and UMT5 architectures of any width.
+
+    Attributes:
+        tokenizer_subfolder: folder of the tokenizer inside the model repository; if unset, that of the model.
+        tokens: number of positions of a stored state, from 8 to 512; longer captions are truncated.
+        padding: `zero`: the model sees the caption alone, and rows after its end are zeros. `attended`: the model also sees the
+            padding and all rows are kept, as the FLUX and SD3 pipelines compute them.
+    """
+
+    tokenizer_subfolder: str | None = None
+    tokens: Annotated[int, msgspec.Meta(ge=8, le=512)] = 77
+    padding: Literal["zero", "attended"] = "zero"
+
+    @property
+    def pad_rows(self) -> str:
+        """`padding`, under its name in the facts of an identity."""
+        return self.padding
+
+
+class VaeSettings(EncoderSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of `vae_latents`.
+
+    Attributes:
+        size: size of the picture that the VAE encodes: `original`, or `bucket` for the centred crop of the bucket's aspect ratio,
+            resized to the bucket.
+        max_upscale: with `bucket`, images that would be enlarged more than this many times are refused; if unset, none is.
+    """
+
+    size: Literal["original", "bucket"] = "original"
+    max_upscale: Annotated[float, msgspec.Meta(ge=1)] | None = None
