@@ -22,7 +22,7 @@ from imagemill.domain.encoder_settings import EncoderSettings, ModelSettings, Po
 from imagemill.domain.layout import DataRoot
 from imagemill.errors import ImagemillError, MissingInput, UnknownKind, WrongUsage
 from imagemill.fs.fingerprints import FileSignature, file_signature
-from imagemill.kinds import chosen_specs
+from imagemill.kinds import KindEntry, chosen_specs
 from imagemill.text.safe_yaml import read_yaml
 from imagemill.text.settings import convert_settings
 
@@ -116,7 +116,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """
 
     encoders: dict[str, dict[str, Any]] = {}
-    kinds: list[str] | None = None
+    kinds: list[KindEntry] | None = None
     threads: Annotated[int, msgspec.Meta(ge=0)] = 0
     decode_threads: Positive = 2
     write_threads: Positive = 8

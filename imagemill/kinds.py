@@ -1,6 +1,8 @@
 """Embedding kinds of a data root: those that `kinds` in imagemill.yaml lists, shipped or from an installed package.
 
-    kinds: [vae_latents, t5_hidden, patch_tokens]
+    kinds: [vae_latents, t5_hidden, patch_tokens, {clip_l: clip_text}, {clip_g: clip_text}]
+
+An entry `{name: kind}` lists a kind under another name, which is also that of its pass, folder and members.
 
 A package offers a kind by an entry point whose object is an `EmbeddingSpec`:
 
@@ -12,29 +14,41 @@ Spec: docs/spec/stage2.md#kinds
 """
 
 import functools
+from collections import Counter
 from collections.abc import Iterable
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
-from imagemill.domain.embedding_specs import EmbeddingSpec, check_specs, default_specs
+from imagemill.domain.embedding_specs import EmbeddingSpec, check_specs, default_specs, shipped_specs
 from imagemill.errors import UnknownKind
 
 GROUP = "imagemill.kinds"
 
 
-def chosen_specs(names: Iterable[str] | None, *, where: Path) -> tuple[EmbeddingSpec, ...]:
+KindEntry = str | dict[str, str]
+"""A kind, or a kind under another name."""
+
+
+def chosen_specs(entries: Iterable[KindEntry] | None, *, where: Path) -> tuple[EmbeddingSpec, ...]:
     """Return the kinds of a configuration; without a list, the default ones.
 
     Args:
-        names: as configured, in the order of members in a shard.
+        entries: as configured, in the order of members in a shard.
         where: the configuration file, for messages.
 
     Raises:
         UnknownKind: if no installed package has a kind of this name, its package cannot be imported, or two kinds use one name.
     """
-    if names is None:
+    if entries is None:
         return default_specs()
-    specs = [_spec(name, where) for name in dict.fromkeys(names)]
+    named = [_named(entry, where) for entry in entries]
+    if twice := [name for name, count in Counter(name for name, _ in named).items() if count > 1]:
+        raise UnknownKind(
+            f"kinds lists {twice[0]!r} twice",
+            where=where,
+            do="remove one of the two, or list it under another name: {clip_g: clip_text}",
+        )
+    specs = [_spec(kind, where) if name == kind else _spec(kind, where).named(name) for name, kind in named]
     if not specs:
         raise UnknownKind("kinds is empty", where=where, do="list at least one kind, or remove the setting")
     try:
@@ -46,8 +60,19 @@ def chosen_specs(names: Iterable[str] | None, *, where: Path) -> tuple[Embedding
     return tuple(specs)
 
 
+def _named(entry: KindEntry, where: Path) -> tuple[str, str]:
+    """Return the name of a kind in this data root, and the kind."""
+    if isinstance(entry, str):
+        return entry, entry
+    if len(entry) != 1:
+        raise UnknownKind(
+            f"kinds has an entry of {len(entry)} names", where=where, do="write one per entry: {clip_l: clip_text}"
+        )
+    return next(iter(entry.items()))
+
+
 def _spec(name: str, where: Path) -> EmbeddingSpec:
-    shipped = {spec.kind: spec for spec in default_specs()}
+    shipped = {spec.kind: spec for spec in shipped_specs()}
     if name in shipped:
         return shipped[name]
     offered = _offered()

@@ -10,10 +10,13 @@ import importlib
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from imagemill.domain.buckets import assign_bucket, bucket_size, use_of_crop
-from imagemill.domain.encoder_settings import EncoderSettings, T5Settings, VaeSettings
+from imagemill.domain.encoder_settings import ClipTextSettings, EncoderSettings, T5Settings, VaeSettings
+
+if TYPE_CHECKING:
+    import numpy as np
 
 DINOV3_WIDTH = 1024
 VAE_CHANNELS = 16
@@ -25,6 +28,8 @@ TILE_PIXELS = 1024
 TILE_OVERLAP = 0.25
 T5_TOKENS = 77
 T5_WIDTH = 1024
+CLIP_TOKENS = 77
+CLIP_WIDTH = 768
 
 # Settings of a kind that determine its arrays' shape or content, by name, as in the facts of a model's identity.
 Contract = Mapping[str, Any]
@@ -65,6 +70,20 @@ class Refusal(NamedTuple):
     remedy: str
 
 
+class Part(NamedTuple):
+    """One of several arrays that one forward call gives, and one file contains.
+
+    Attributes:
+        name: field of the file's structured array.
+        ending: what the member's name has after that of the kind: "_pooled" for `clip_pooled.npy`.
+        array_shape: (contract, height, width of the oriented image in pixels) → shape.
+    """
+
+    name: str
+    ending: str
+    array_shape: Callable[[Contract, int, int], tuple[int, ...]]
+
+
 def no_refusal(settings: EncoderSettings, height: int, width: int) -> None:
     """Refuse nothing."""
 
@@ -84,9 +103,12 @@ class EmbeddingSpec(ModelSpec):
         pass_name: its name for `--pass`.
         folder: folder below `derived/` with one `{image_id}.npy` per image.
         member: tar member suffix in a shard (`dinov3.npy`).
+        parts: arrays of a file that has several: its npy is a structured array without dimensions, with a field for each, and
+            each is a member of its own in a shard. Empty for a file of one array.
         source: the input, a change of which makes the file stale: the image's pixels or its caption.
         dtype: NumPy name of the stored dtype.
-        array_shape: (contract, height, width of the oriented image in pixels) → shape of the stored array.
+        array_shape: (contract, height, width of the oriented image in pixels) → shape of the stored array; of a kind with parts,
+            of the first.
         work_pixels: (contract, height, width) → pixels that the model computes, by which progress is measured.
         settings_class: class of its settings in the configuration.
         contract: settings in force that determine shape or content; a name that is absent has its default.
@@ -98,6 +120,7 @@ class EmbeddingSpec(ModelSpec):
         default_model: hub id for real runs, with `default_subfolder` inside it.
         default_subfolder: folder of the model in its repository, if any.
         inline_field: field of a Stage 1 record that contained this array, if any.
+        declared_as: kind of the declaration, for one that a data root lists under another name.
     """
 
     description: str = ""
@@ -115,6 +138,8 @@ class EmbeddingSpec(ModelSpec):
     settings: EncoderSettings | None = None
     refusal: Callable[[EncoderSettings, int, int], Refusal | None] = no_refusal
     inline_field: str | None = None
+    parts: tuple[Part, ...] = ()
+    declared_as: str | None = None
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, EmbeddingSpec) and other.kind == self.kind
@@ -125,6 +150,38 @@ class EmbeddingSpec(ModelSpec):
     def shape(self, height: int, width: int) -> tuple[int, ...]:
         """Return the shape of the array of an image; height and width in pixels, after orientation."""
         return self.array_shape(self.contract, height, width)
+
+    def layout(self, height: int, width: int) -> tuple[tuple[int, ...], "np.dtype"]:
+        """Return shape and dtype of the npy file of an image."""
+        import numpy as np  # not by the validator, which launch scripts call
+
+        if not self.parts:
+            return self.shape(height, width), np.dtype(self.dtype)
+        fields = [(part.name, self.dtype, part.array_shape(self.contract, height, width)) for part in self.parts]
+        return (), np.dtype(fields)
+
+    @property
+    def members(self) -> list[str]:
+        """Tar member suffixes of the file's arrays, in order."""
+        stem = self.member.removesuffix(".npy")
+        return [f"{stem}{part.ending}.npy" for part in self.parts] or [self.member]
+
+    def shapes(self, height: int, width: int) -> dict[str, tuple[int, ...]]:
+        """Return the shape of each member of an image."""
+        shapes = [part.array_shape(self.contract, height, width) for part in self.parts]
+        return dict(zip(self.members, shapes or [self.shape(height, width)], strict=True))
+
+    def named(self, name: str) -> "EmbeddingSpec":
+        """Return the kind under another name, which is also that of its pass, folder and members."""
+        return replace(
+            self,
+            kind=name,
+            pass_name=name,
+            folder=name,
+            member=f"{name}.npy",
+            description=self.description.replace(f"derived/{self.folder}/", f"derived/{name}/"),
+            declared_as=self.declared_as or self.kind,
+        )
 
     def pixels_computed(self, height: int, width: int) -> int:
         """Return the pixels that the model computes for an image, by which progress is measured."""
@@ -207,6 +264,16 @@ def text_shape(contract: Contract, height: int, width: int) -> tuple[int, int]:
     return contract.get("tokens", T5_TOKENS), contract.get("width", T5_WIDTH)
 
 
+def clip_hidden_shape(contract: Contract, height: int, width: int) -> tuple[int, int]:
+    """Return (tokens, width of the model), both from its configuration."""
+    return contract.get("tokens", CLIP_TOKENS), contract.get("width", CLIP_WIDTH)
+
+
+def clip_pooled_shape(contract: Contract, height: int, width: int) -> tuple[int]:
+    """Return (width of the pooled state,)."""
+    return (contract.get("pooled_width", CLIP_WIDTH),)
+
+
 _SPECS: dict[str, EmbeddingSpec] = {}
 
 
@@ -217,6 +284,7 @@ NAME = r"[A-Za-z0-9_][A-Za-z0-9_-]*\Z"
 _RESERVED = {
     "kind": {"approved_images", "stage2_jsonl", "bucket_shards", "captions", "captioner"},
     "pass_name": {"migrate", "all"},
+    "folder": {"latent_statistics"},
     "member": {"json", "t5m.npy"},
 }
 
@@ -227,8 +295,8 @@ def check_specs(specs: Iterable[EmbeddingSpec]) -> None:
         (name, value): "imagemill" for name, values in _RESERVED.items() for value in values
     }
     for spec in specs:
-        for name in _RESERVED:
-            value = getattr(spec, name)
+        used = {"kind": [spec.kind], "pass_name": [spec.pass_name], "folder": [spec.folder], "member": spec.members}
+        for name, value in [(name, value) for name, values in used.items() for value in values]:
             if not re.match(NAME, value.removesuffix(".npy") if name == "member" else value):
                 raise ValueError(
                     f"embedding kind {spec.kind}: {name} {value!r} contains characters other than A-Z a-z 0-9 _ -"
@@ -254,6 +322,11 @@ def embedding_specs() -> tuple[EmbeddingSpec, ...]:
 def default_specs() -> tuple[EmbeddingSpec, ...]:
     """Return the kinds of a data root whose configuration lists none."""
     return tuple(_SPECS.values())
+
+
+def shipped_specs() -> tuple[EmbeddingSpec, ...]:
+    """Return the default kinds, and those that a configuration has to list."""
+    return (*_SPECS.values(), CLIP_TEXT)
 
 
 def use_kinds(specs: Iterable[EmbeddingSpec]) -> None:
@@ -319,4 +392,22 @@ T5 = register(
         encoder="imagemill.encoders.t5:T5Encoder",
         default_model="google-t5/t5-large",
     )
+)
+CLIP_TEXT = EmbeddingSpec(
+    kind="clip_text",
+    description="CLIP text states of each caption, float16, `hidden` (77, width) and `pooled` (width,) of one forward call, in "
+    "`derived/clip_text/{image_id}.npy`.",
+    pass_name="clip",
+    folder="clip_text",
+    member="clip.npy",
+    source="caption",
+    dtype="float16",
+    array_shape=clip_hidden_shape,
+    parts=(Part("hidden", "", clip_hidden_shape), Part("pooled", "_pooled", clip_pooled_shape)),
+    settings_class=ClipTextSettings,
+    contract_names=("layer", "pooled", "tokens", "width", "pooled_width"),
+    model_names=("tokens", "width", "pooled_width"),
+    encoder="imagemill.encoders.clip_text:ClipTextEncoder",
+    default_model="black-forest-labs/FLUX.1-dev",
+    default_subfolder="text_encoder",
 )

@@ -42,17 +42,25 @@ class EncoderSettings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_f
     batch_pixels: Positive = 4 * 1024 * 1024
 
 
-class T5Settings(EncoderSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings of `t5_hidden`, for encoders of the T5 and UMT5 architectures of any width.
+class TextSettings(EncoderSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of an encoder of captions.
 
     Attributes:
         tokenizer_subfolder: folder of the tokenizer inside the model repository; if unset, that of the model.
+    """
+
+    tokenizer_subfolder: str | None = None
+
+
+class T5Settings(TextSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of `t5_hidden`, for encoders of the T5 and UMT5 architectures of any width.
+
+    Attributes:
         tokens: number of positions of a stored state, from 8 to 512; longer captions are truncated.
         padding: `zero`: the model sees the caption alone, and rows after its end are zeros. `attended`: the model also sees the
             padding and all rows are kept, as the FLUX and SD3 pipelines compute them.
     """
 
-    tokenizer_subfolder: str | None = None
     tokens: Annotated[int, msgspec.Meta(ge=8, le=512)] = 77
     padding: Literal["zero", "attended"] = "zero"
 
@@ -60,6 +68,18 @@ class T5Settings(EncoderSettings, frozen=True, kw_only=True, forbid_unknown_fiel
     def pad_rows(self) -> str:
         """`padding`, under its name in the facts of an identity."""
         return self.padding
+
+
+class ClipTextSettings(TextSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of `clip_text`.
+
+    Attributes:
+        layer: `last`: the states of the last layer, normalised. `penultimate`: those of the layer before it, as SDXL and SD3 use.
+        pooled: `eos`: the normalised state at the end token, as FLUX uses. `projected`: its projection, as SDXL and SD3 use.
+    """
+
+    layer: Literal["last", "penultimate"] = "last"
+    pooled: Literal["eos", "projected"] = "eos"
 
 
 class VaeSettings(EncoderSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):

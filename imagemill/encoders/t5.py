@@ -5,7 +5,7 @@ Spec: docs/spec/stage2.md#t5
 """
 
 import string
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,8 +15,9 @@ import numpy as np
 import torch
 
 from imagemill.domain.embedding_specs import OLD_VALUES, T5_WIDTH, EmbeddingSpec
-from imagemill.domain.encoder_settings import PREVIEW, EncoderSettings, T5Settings
+from imagemill.domain.encoder_settings import EncoderSettings
 from imagemill.encoders.base import CheckpointEncoder
+from imagemill.encoders.captions import CaptionTokenizer, encode_in_equal_calls, required_text, tokenizer_folder
 from imagemill.encoders.loading import Checkpoint, json_sha256, library, load_model, resolve, to_device, to_stored
 from imagemill.encoders.preview import save_preview
 from imagemill.models import Prepared
@@ -26,16 +27,13 @@ PREPROCESSING = "t5-1"
 # Each caption is computed padded to its own multiple of this: its bytes do not depend on its neighbours.
 LENGTH_STEP = 8
 
-# Rows of one call on a CPU, by the largest padded length that they hold for: the last bits depend on the number of rows.
-_ROWS = {64: 8, 128: 4, 256: 2}
-
 _ARCHITECTURES = {"t5": "T5EncoderModel", "umt5": "UMT5EncoderModel"}
 
 _TOKENIZER = "tokenizer.json"
 _TOKENIZER_FILES = ("config.json", _TOKENIZER, "tokenizer_config.json", "special_tokens_map.json")
 
 
-class CaptionTokenizer:
+class T5Tokenizer(CaptionTokenizer):
     """Captions → token ids and masks, without the model's weights. Safe on several threads.
 
     Args:
@@ -44,47 +42,7 @@ class CaptionTokenizer:
     """
 
     def __init__(self, checkpoint: Checkpoint, spec: EmbeddingSpec) -> None:
-        self.tokens: int = spec.shape(0, 0)[0]
-        checkpoint = _tokenizer_folder(checkpoint)
-        with checkpoint.loading():
-            tokenizer = library("transformers").AutoTokenizer.from_pretrained(checkpoint.path, local_files_only=True)
-            self._backend = tokenizer.backend_tokenizer
-        # Calling the transformers object sets truncation and padding on this shared backend at each call, which threads
-        # would see of each other. Without both, encoding reads only.
-        self._backend.no_truncation()
-        self._backend.no_padding()
-        self.pad_id: int = tokenizer.pad_token_id
-        self.vocabulary_size = len(tokenizer)
-        if self._backend.encode("").ids != [tokenizer.eos_token_id]:
-            raise checkpoint.unusable("its tokenizer does not end a caption with the end token")
-
-    def encode(self, caption: str) -> tuple[list[int], bool]:
-        """Return token ids, at most `tokens`, the last of them the end token; and whether the caption was truncated."""
-        # A lone surrogate, which a JSON escape may produce, is not a character of any vocabulary.
-        ids = self._backend.encode(caption.encode("utf-8", "replace").decode("utf-8")).ids
-        if len(ids) <= self.tokens:
-            return ids, False
-        return [*ids[: self.tokens - 1], ids[-1]], True
-
-    def masks(self, captions: Iterable[str]) -> list[tuple[list[int], bool]]:
-        """Return the mask of each caption, `tokens` numbers, 1 for a token, 0 for padding; and whether it was truncated."""
-        return [(self.mask_of(ids), truncated) for ids, truncated in map(self.encode, captions)]
-
-    def mask_of(self, ids: Sequence[int]) -> list[int]:
-        """Return the attention mask of these token ids, padded to `tokens`."""
-        return [1] * len(ids) + [0] * (self.tokens - len(ids))
-
-
-def _tokenizer_folder(checkpoint: Checkpoint) -> Checkpoint:
-    """Return the folder of a model's tokenizer: its own subfolder if one is configured. Raises ModelUnusable."""
-    settings = checkpoint.settings
-    if not isinstance(settings, T5Settings) or settings.tokenizer_subfolder is None or settings.model == PREVIEW:
-        return checkpoint
-    settings = msgspec.structs.replace(
-        settings, subfolder=settings.tokenizer_subfolder, revision=checkpoint.revision or settings.revision
-    )
-    folder = checkpoint.path.parent  # of preview models, which this is not
-    return resolve(settings, spec=checkpoint.spec, preview_root=folder, files=_TOKENIZER_FILES, config=_TOKENIZER)
+        super().__init__(checkpoint, spec.shape(0, 0)[0], files=_TOKENIZER_FILES, config=_TOKENIZER)
 
 
 class T5Encoder(CheckpointEncoder):
@@ -95,7 +53,7 @@ class T5Encoder(CheckpointEncoder):
 
     files = _TOKENIZER_FILES
     config: ClassVar = {"model_type": tuple(_ARCHITECTURES)}
-    host_class = CaptionTokenizer
+    host_class = T5Tokenizer
 
     @classmethod
     def _contract(cls, checkpoint: Checkpoint, spec: EmbeddingSpec) -> EmbeddingSpec:
@@ -107,7 +65,7 @@ class T5Encoder(CheckpointEncoder):
             "zero": f"each caption to its own multiple of {LENGTH_STEP}",
             "attended": "to `tokens`, without a mask",
         }
-        vocabulary = _tokenizer_folder(checkpoint).json(_TOKENIZER)
+        vocabulary = tokenizer_folder(checkpoint, _TOKENIZER_FILES, _TOKENIZER).json(_TOKENIZER)
         return {
             "output": "last hidden state",
             "padding": padding[spec.contract.get("pad_rows", "zero")],
@@ -117,19 +75,16 @@ class T5Encoder(CheckpointEncoder):
         }
 
     @classmethod
-    def _model_of(cls, checkpoint: Checkpoint, host: CaptionTokenizer, spec: EmbeddingSpec) -> Any:
+    def _model_of(cls, checkpoint: Checkpoint, host: T5Tokenizer, spec: EmbeddingSpec) -> Any:
         model_class = getattr(library("transformers"), _ARCHITECTURES[checkpoint.json()["model_type"]])
         model = load_model(model_class, checkpoint).to(checkpoint.device)
-        if host.vocabulary_size > model.config.vocab_size:
-            raise checkpoint.unusable(
-                f"its tokenizer knows {host.vocabulary_size} pieces, its model {model.config.vocab_size}"
-            )
+        host.check_fits(model, checkpoint)
         return model
 
     @classmethod
     def tokenizer(
         cls, settings: EncoderSettings, *, spec: EmbeddingSpec, threads: int, preview_root: Path
-    ) -> CaptionTokenizer:
+    ) -> T5Tokenizer:
         """Return the tokenizer alone; of a hub model only its files are fetched. Raises ModelUnusable.
 
         `threads` is not used: every class method of an encoder takes the same arguments.
@@ -138,32 +93,21 @@ class T5Encoder(CheckpointEncoder):
         settings = msgspec.structs.replace(settings, subfolder=own or settings.subfolder)
         files = _TOKENIZER_FILES
         checkpoint = resolve(settings, spec=spec, preview_root=preview_root, files=files, config=_TOKENIZER)
-        return CaptionTokenizer(checkpoint, spec)
+        return T5Tokenizer(checkpoint, spec)
 
     def prepare(self, item: np.ndarray | str) -> Prepared:
         """Tokenise one caption."""
-        if not isinstance(item, str):
-            raise TypeError(f"{self._spec.kind} takes a caption, not {type(item).__name__}")
-        ids, truncated = self._host.encode(item)
+        ids, truncated = self._host.encode(required_text(item, self._spec))
         facts = {"mask": self._host.mask_of(ids), "truncated": truncated}
         return Prepared(ids, group=self._padded_length(ids), facts=facts)
 
     @torch.inference_mode()
     def encode(self, batch: Sequence[Prepared]) -> list[np.ndarray]:
-        """Encode captions of one padded length; float16 (tokens, width) each. Raises NonFiniteEmbedding.
-
-        On a CPU, calls have a fixed number of rows per length, so that a state does not depend on the other captions.
-        """
-        captions = list({tuple(item.payload): None for item in batch})
-        length, size = self._padded_length(captions[0]), len(captions)
-        if self._checkpoint.device == "cpu":
-            size = next((rows for most, rows in _ROWS.items() if length <= most), 1)
-        states: dict[tuple[int, ...], np.ndarray] = {}
-        for start in range(0, len(captions), size):
-            part = captions[start : start + size]
-            filled = part + part[-1:] * (size - len(part))
-            states.update(zip(part, self._states(filled, length), strict=False))
-        return [states[tuple(item.payload)] for item in batch]
+        """Encode captions of one padded length; float16 (tokens, width) each. Raises NonFiniteEmbedding."""
+        length = self._padded_length(batch[0].payload)
+        return encode_in_equal_calls(
+            batch, length, self._checkpoint.device, lambda captions: self._states(captions, length)
+        )
 
     def _states(self, captions: Sequence[Sequence[int]], length: int) -> np.ndarray:
         """Call the model once; return float16 (captions, tokens, width)."""
@@ -212,7 +156,7 @@ class T5Encoder(CheckpointEncoder):
         )
 
 
-_PREVIEW_WORDS = """
+PREVIEW_WORDS = """
     a the of in on at with and or is are was by for from to an its one two three many some no not
     photo picture image painting drawing portrait view close background foreground light dark bright
     man woman child boy girl people person face hand dog cat bird horse animal tree flower grass forest
@@ -229,7 +173,7 @@ def _preview_vocabulary() -> list[tuple[str, float]]:
     letters = string.digits + string.ascii_letters + string.punctuation
     pieces = {"<pad>": 0.0, "</s>": 0.0, "<unk>": 0.0, "\u2581": -3.0}
     for group, score in (
-        ([f"\u2581{w}" for w in _PREVIEW_WORDS.split()], -5.0),
+        ([f"\u2581{w}" for w in PREVIEW_WORDS.split()], -5.0),
         (_PREVIEW_ENDINGS, -7.0),
         (letters, -10.0),
     ):

@@ -32,6 +32,8 @@ SUFFIX = ".npy"
 
 # NumPy refuses header text above 10,000 characters; a version 1 header cannot be longer than this.
 _LONGEST_HEADER = 1 << 16
+# Of a preview model's file, whose header is written by `npy_header`.
+_LONGEST_PREVIEW_HEADER = 1024
 
 # ---- writing
 
@@ -241,17 +243,25 @@ def _check_header(
     if not head.startswith(expected):  # our and NumPy's header; parsing costs more than reading a small file
         header = _parse_header(head, path)
         _check_contract(header, shape, np.dtype(dtype), path)
+        if header.dtype.names and not head.startswith(npy_header(shape, dtype, preview=True)):
+            # A shard contains the parts, from which this header cannot be restored.
+            raise InvalidNpy("wrong_dtype", path, "the header of a file with several arrays is not that of np.save")
     _check_size(header, size, path)
     return header
 
 
 def _check_contract(header: _Header, shape: tuple[int, ...], dtype: np.dtype, path: Path) -> None:
     if header.dtype != dtype:
-        raise InvalidNpy("wrong_dtype", path, f"{header.dtype.str}, expected {dtype.str}")
+        raise InvalidNpy("wrong_dtype", path, f"{dtype_text(header.dtype)}, expected {dtype_text(dtype)}")
     if header.shape != shape:
         raise InvalidNpy("wrong_shape", path, f"{header.shape}, expected {shape}")
     if header.fortran_order and sum(side > 1 for side in shape) > 1:
         raise InvalidNpy("fortran_order", path, "values in Fortran order, expected C order")
+
+
+def dtype_text(dtype: np.dtype) -> str:
+    """Return a dtype as a header has it: `<f2`, or fields with their shapes."""
+    return dtype.str if dtype.names is None else str(dtype)
 
 
 def _check_size(header: _Header, size: int, path: Path) -> None:
@@ -280,12 +290,60 @@ def _parse_header(head: bytes | bytearray | memoryview, path: Path) -> _Header:
 
 
 def _all_finite(values: np.ndarray) -> bool:
+    if values.dtype.names:
+        return all(_all_finite(values[name]) for name in values.dtype.names)
     if values.dtype.kind not in "fc" or not values.size:
         return True
     if values.dtype == np.float16:
         # By the bits: 15 times faster than isfinite, which converts each half-precision value first.
         return int((values.view(np.uint16) & 0x7FFF).max()) < 0x7C00
     return bool(np.isfinite(values).all())
+
+
+# ---- members of a sample
+
+
+def split_npy(data: bytes | bytearray, spec: EmbeddingSpec) -> list[tuple[str, bytes]]:
+    """Return the members of a sample that the bytes of a kind's file become: the file itself, or one npy file for each part.
+
+    Raises:
+        InvalidNpy: as `parse_npy`, and `wrong_dtype` if a part is missing.
+    """
+    if not spec.parts:
+        return [(spec.member, bytes(data))]
+    array, preview = parse_npy(data), _is_preview(data)
+    if array.dtype.names != tuple(part.name for part in spec.parts):
+        raise InvalidNpy("wrong_dtype", Path(spec.member), f"{dtype_text(array.dtype)}, expected fields for each part")
+    members = []
+    for member, part in zip(spec.members, spec.parts, strict=True):
+        values = np.ascontiguousarray(array[part.name])
+        members.append((member, npy_header(values.shape, values.dtype, preview=preview) + values.tobytes()))
+    return members
+
+
+def join_npy(members: Mapping[str, bytes], spec: EmbeddingSpec) -> bytes | None:
+    """Return the bytes of a kind's file from the members of a sample; None if a member is missing.
+
+    They are the bytes that were split if these had the header that NumPy or imagemill writes.
+
+    Raises:
+        InvalidNpy: as `parse_npy`.
+    """
+    found = [members[member] for member in spec.members if member in members]
+    if len(found) < len(spec.members):
+        return None
+    if not spec.parts:
+        return found[0]
+    arrays = [parse_npy(data) for data in found]
+    fields = [(part.name, array.dtype, array.shape) for part, array in zip(spec.parts, arrays, strict=True)]
+    joined = np.zeros((), np.dtype(fields))
+    for part, array in zip(spec.parts, arrays, strict=True):
+        joined[part.name] = array
+    return npy_header((), joined.dtype, preview=_is_preview(found[0])) + joined.tobytes()
+
+
+def _is_preview(head: bytes | bytearray) -> bool:
+    return PREVIEW_COMMENT.encode() in head[:_LONGEST_PREVIEW_HEADER].partition(b"\n")[0]
 
 
 # ---- a folder of them
@@ -316,12 +374,12 @@ class NpyStore:
 
     def check(self, image_id: str, height: int, width: int) -> str:
         """Check this image's file by `check_npy` and its spec; height and width in pixels, after orientation."""
-        return check_npy(self.path(image_id), self.spec.shape(height, width), self.spec.dtype)
+        return check_npy(self.path(image_id), *self.spec.layout(height, width))
 
     def is_preview(self, image_id: str) -> bool:
         """Return whether the header of this image's file has the comment of a preview model."""
         with open(self.path(image_id), "rb") as file:
-            return PREVIEW_COMMENT.encode() in file.read(256).partition(b"\n")[0]
+            return _is_preview(file.read(_LONGEST_PREVIEW_HEADER))
 
     def stage(self, array: np.ndarray, *, preview: bool = False) -> Path:
         """Stage an array in this folder by `stage_npy`."""

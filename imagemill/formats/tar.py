@@ -25,8 +25,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from imagemill.domain.embedding_specs import EmbeddingSpec
 from imagemill.domain.ids import name_problem
 from imagemill.errors import ImagemillError
+from imagemill.formats.npy import join_npy
 from imagemill.fs.durable import begin_writing_back, flush
 from imagemill.fs.fingerprints import FileSignature, RunningFingerprint, file_signature, fingerprint
 
@@ -168,6 +170,18 @@ class _OpenFile(NamedTuple):
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_WILLNEED)
         return cls(path, handle, status.st_size, content)
+
+
+def read_known(file: KnownFile) -> bytes:
+    """Return the bytes of a file that is unchanged since its last check. Raises as `write_shard`."""
+    opened = _OpenFile.open_ahead(file)
+    data = bytearray(opened.size)
+    try:
+        _read_exactly(opened, memoryview(data))
+    finally:
+        os.close(opened.handle)
+    _refuse_damage(opened, memoryview(data))
+    return bytes(data)
 
 
 def _changed(path: str | Path) -> ImagemillError:
@@ -331,13 +345,13 @@ class StoredSample(NamedTuple):
     path: Path
     entry: IndexEntry
 
-    def member(self, suffix: str, content: str) -> bytes | None:
-        """Return the values of one member if their fingerprint is `content`; None otherwise, or if the sample cannot be read."""
+    def file(self, spec: EmbeddingSpec, content: str) -> bytes | None:
+        """Return the bytes of a kind's file if their fingerprint is `content`; None otherwise, also for an unreadable sample."""
         try:
-            values = read_sample(self.path, self.entry).get(suffix)
+            data = join_npy(read_sample(self.path, self.entry), spec)
         except (ImagemillError, OSError):
             return None
-        return values if values is not None and fingerprint(values) == content else None
+        return data if data is not None and fingerprint(data) == content else None
 
 
 def parse_sample(content: bytes, entry: IndexEntry, path: Path) -> dict[str, bytes]:

@@ -18,8 +18,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from imagemill.domain.buckets import assign_bucket
 from imagemill.domain.embedding_specs import EmbeddingSpec, embedding_specs, mask_length
 from imagemill.domain.ids import member_key
@@ -103,8 +101,8 @@ def on_disk(size: int, block: int) -> int:
 
 def npy_bytes(spec: EmbeddingSpec, height: int, width: int) -> int:
     """Return the length of the npy file of one image; height and width in pixels, after orientation."""
-    shape = spec.shape(height, width)
-    return len(npy_header(shape, spec.dtype)) + math.prod(shape) * np.dtype(spec.dtype).itemsize
+    shape, dtype = spec.layout(height, width)
+    return len(npy_header(shape, dtype)) + math.prod(shape) * dtype.itemsize
 
 
 def measure_sizes(jobs: Jobs, approved: Path, *, threads: int = 4) -> Sizes:
@@ -172,7 +170,9 @@ def _shard_need(records: Mapping[str, int], sizes: Sizes, specs: Sequence[Embedd
 def _sample_bytes(image_id: str, record: int, specs: Sequence[EmbeddingSpec], height: int, width: int) -> int:
     """Return the bytes of one sample in a tar and in the index: every member has a header and is padded to whole blocks."""
     members = {JSON_MEMBER: record, MASK_MEMBER: mask_length(specs) + 2 * BLOCK}
+    # The header of each part of a file is counted once; the others are less than a block.
     members |= {spec.member: npy_bytes(spec, height, width) for spec in specs}
+    members |= {member: BLOCK for spec in specs for member in spec.members[1:]}
     key = member_key(image_id)
     long = not key.isascii() or max(len(f"{key}.{member}") for member in members) > 100
     headers = len(members) * (3 if long else 1) * BLOCK  # a long name takes a header and a block of its own

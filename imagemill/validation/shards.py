@@ -18,7 +18,7 @@ from imagemill.domain.ids import id_of_member_key
 from imagemill.domain.stage2_records import violations
 from imagemill.errors import ImagemillError, InvalidNpy
 from imagemill.formats.jsonl import parse_object
-from imagemill.formats.npy import NpyStore, parse_npy
+from imagemill.formats.npy import NpyStore, join_npy, parse_npy, split_npy
 from imagemill.formats.tar import read_sample, read_shard
 from imagemill.fs.fingerprints import fingerprint, fingerprint_file
 from imagemill.pipeline.shards.shard_manifest import Manifest, ShardEntry, specs_of_set
@@ -54,15 +54,24 @@ class _Compared:
         if self.derived is None or (self.first is not None and nth > self.first):
             return
         for spec in embedding_specs():
-            if spec.member not in members:  # a kind that was added to the data root since
+            if spec.members[0] not in members:  # a kind that was added to the data root since
                 continue
             if self.contents and spec.kind in self.contents.regenerating:
                 continue
             store = NpyStore(self.derived / spec.folder, spec)
             path = store.path(at["item"])
-            if path.is_file() and path.read_bytes() != members[spec.member]:
+            if path.is_file() and not _holds(members, path, spec):
                 damage = self.contents.find_damage(store, at["item"]) if self.contents else None
                 yield damage or finding("verbatim", "not the bytes of the file on disk", field=spec.member, **at)
+
+
+def _holds(members: Mapping[str, bytes], path: Path, spec: EmbeddingSpec) -> bool:
+    """Return whether the members of a kind are those of its file."""
+    try:
+        expected = split_npy(path.read_bytes(), spec)
+    except InvalidNpy:
+        return False
+    return all(members.get(member) == data for member, data in expected)
 
 
 _T = TypeVar("_T")
@@ -188,8 +197,9 @@ def _arrays(
     if problem := _mask_problem(members[MASK_MEMBER], record["t5_attention_mask"]):
         yield finding("mask", problem, field=MASK_MEMBER, remedy=RULES["record"].remedy, **at)
     for spec in specs:
-        if problem := _npy_problem(members[spec.member], spec, record):
-            yield finding("npy", problem, field=spec.member, **at)
+        for member, shape in spec.shapes(record["height"], record["width"]).items():
+            if problem := _npy_problem(members[member], shape, spec.dtype):
+                yield finding("npy", problem, field=member, **at)
 
 
 def _indexed_otherwise(
@@ -202,8 +212,8 @@ def _indexed_otherwise(
     recorded = (place.width, place.height, place.tokens)
     if recorded != (0, 0, 0) and recorded != measures_of(members[JSON_MEMBER], record["t5_attention_mask"]):
         return f"the index has width, height, tokens {recorded}"
-    contents = ((spec.kind, fingerprint(members[spec.member])) for spec in specs)
-    if len(specs) + len((JSON_MEMBER, MASK_MEMBER)) < len(members):
+    contents = ((spec.kind, fingerprint(join_npy(members, spec) or b"")) for spec in specs)
+    if sum(len(spec.members) for spec in specs) + len((JSON_MEMBER, MASK_MEMBER)) < len(members):
         return None
     return None if place.digest == sample_digest(members[JSON_MEMBER], contents) else "the index has another digest"
 
@@ -216,12 +226,11 @@ def _mask_problem(data: bytes, mask: list[int]) -> str | None:
     return None if array.dtype == np.uint8 and array.tolist() == mask else "not the record's mask"
 
 
-def _npy_problem(data: bytes, spec: EmbeddingSpec, record: Mapping[str, Any]) -> str | None:
+def _npy_problem(data: bytes, shape: tuple[int, ...], dtype: str) -> str | None:
     try:
         array = parse_npy(data)
     except InvalidNpy as invalid:
         return invalid.what
-    shape = spec.shape(record["height"], record["width"])
-    if array.shape != shape or array.dtype != np.dtype(spec.dtype):
-        return f"{array.dtype.str} {array.shape}, expected {spec.dtype} {shape}"
+    if array.shape != shape or array.dtype != np.dtype(dtype):
+        return f"{array.dtype.str} {array.shape}, expected {dtype} {shape}"
     return None if np.isfinite(array).all() else "NaN or infinity among the values"

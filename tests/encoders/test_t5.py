@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 from imagemill.domain.embedding_specs import T5
 from imagemill.domain.encoder_settings import EncoderSettings
 from imagemill.encoders.preview import ensure_preview
-from imagemill.encoders.t5 import CaptionTokenizer, T5Encoder
+from imagemill.encoders.t5 import T5Encoder, T5Tokenizer
 from imagemill.errors import ModelUnusable, NonFiniteEmbedding
 
 # Value of the float64 reference, which is the same for any number of threads, batch, and instruction set.
@@ -137,7 +137,7 @@ def test_tokenizer_of_the_spec_needs_no_weights(preview_root, tmp_path):
 
     tokenizer = T5.encoder_class().tokenizer(chosen, spec=T5, threads=1, preview_root=preview_root)
 
-    assert isinstance(tokenizer, CaptionTokenizer)
+    assert isinstance(tokenizer, T5Tokenizer)
     assert sum(tokenizer.masks([SHORT])[0][0]) == 6
 
 

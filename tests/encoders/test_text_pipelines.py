@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from imagemill.domain.embedding_specs import T5
-from imagemill.domain.encoder_settings import T5Settings
+from imagemill.domain.embedding_specs import CLIP_TEXT, T5
+from imagemill.domain.encoder_settings import ClipTextSettings, T5Settings
+from imagemill.encoders.clip_text import ClipTextEncoder
 from imagemill.encoders.preview import ensure_preview
 from imagemill.encoders.t5 import T5Encoder
+from imagemill.errors import ModelUnusable
 
 CAPTIONS = ["a red bird on a green tree near the old bridge", "dog", "two cats near a car " * 40]
 WIDTH = 48
@@ -138,3 +140,127 @@ def test_any_number_of_tokens_gives_states_and_masks_of_this_length(saved, token
     assert {state.shape for state in stored} == {(tokens, WIDTH)}
     assert {len(mask) for mask in masks} == {tokens}
     assert masks[-1].all() == (tokens < 200), "the last caption is the longest"
+
+
+# ---- CLIP
+
+
+def save_clip(folder, preview_root, number, *, width, projected, pad="<|endoftext|>"):
+    """Save a random CLIP text encoder and its tokenizer as a pipeline does; return both. `number`: as in `text_encoder_2`."""
+    import transformers
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(ensure_preview(CLIP_TEXT, preview_root), pad_token=pad)
+    torch.manual_seed(width)
+    config = transformers.CLIPTextConfig(
+        vocab_size=len(tokenizer), hidden_size=width, projection_dim=width, intermediate_size=32, num_hidden_layers=3,
+        num_attention_heads=2, bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id,
+    )  # fmt: skip
+    model_class = transformers.CLIPTextModelWithProjection if projected else transformers.CLIPTextModel
+    model = model_class(config).eval()
+    for parameter in model.parameters():
+        parameter.data.normal_(0, 0.3)
+    model.save_pretrained(folder / f"text_encoder{number}")
+    tokenizer.save_pretrained(folder / f"tokenizer{number}")
+    return model, tokenizer
+
+
+def clip_states(folder, number, **settings):
+    chosen = ClipTextSettings(
+        model=str(folder), subfolder=f"text_encoder{number}", tokenizer_subfolder=f"tokenizer{number}", device="cpu",
+        **settings,
+    )  # fmt: skip
+    encoder = ClipTextEncoder.load(chosen, spec=CLIP_TEXT, threads=torch.get_num_threads(), preview_root=folder)
+    return [encoder.encode([encoder.prepare(caption)])[0] for caption in CAPTIONS]
+
+
+@torch.inference_mode()
+def test_clip_and_t5_states_equal_those_of_encode_prompt_of_flux(saved, preview_root):
+    from diffusers import FluxPipeline
+
+    folder, *t5 = saved("text_encoder_2", "tokenizer_2")
+    clip = save_clip(folder, preview_root, "", width=16, projected=False)
+    pipeline = FluxPipeline(None, None, *clip, *t5, None)
+
+    stored, _ = states(folder, "text_encoder_2", "tokenizer_2", tokens=512, padding="attended")
+    pooled = clip_states(folder, "", pooled="eos")
+
+    for caption, long, short in zip(CAPTIONS, stored, pooled, strict=True):
+        expected, expected_pooled, _ = pipeline.encode_prompt(caption, None, device="cpu", max_sequence_length=512)
+        assert within_one_step(long, expected[0])
+        assert within_one_step(short["pooled"], expected_pooled[0])
+
+
+@torch.inference_mode()
+def test_clip_and_t5_states_equal_those_of_encode_prompt_of_stable_diffusion_3(saved, preview_root):
+    from diffusers import StableDiffusion3Pipeline
+
+    folder, *t5 = saved("text_encoder_3", "tokenizer_3")
+    first = save_clip(folder, preview_root, "", width=16, projected=True)
+    second = save_clip(folder, preview_root, "_2", width=20, projected=True, pad="!")
+    pipeline = StableDiffusion3Pipeline(None, None, None, *first, *second, *t5)
+
+    stored, _ = states(folder, "text_encoder_3", "tokenizer_3", tokens=256, padding="attended")
+    small, large = (clip_states(folder, number, layer="penultimate", pooled="projected") for number in ("", "_2"))
+
+    for caption, long, one, two in zip(CAPTIONS, stored, small, large, strict=True):
+        expected, _, expected_pooled, _ = pipeline.encode_prompt(
+            caption, None, None, device="cpu", do_classifier_free_guidance=False, max_sequence_length=256
+        )
+        hidden = np.concatenate([one["hidden"], two["hidden"]], 1)
+        together = np.concatenate([np.pad(hidden, ((0, 0), (0, WIDTH - hidden.shape[1]))), long])
+        assert within_one_step(together, expected[0])
+        assert within_one_step(np.concatenate([one["pooled"], two["pooled"]]), expected_pooled[0])
+
+
+@torch.inference_mode()
+def test_clip_states_equal_those_of_encode_prompt_of_sdxl(preview_root, tmp_path):
+    from diffusers import StableDiffusionXLPipeline
+
+    first = save_clip(tmp_path, preview_root, "", width=16, projected=False)
+    second = save_clip(tmp_path, preview_root, "_2", width=20, projected=True, pad="!")
+    encoders, tokenizers = zip(first, second, strict=True)
+    pipeline = StableDiffusionXLPipeline(None, *encoders, *tokenizers, None, None, add_watermarker=False)
+
+    small = clip_states(tmp_path, "", layer="penultimate")
+    large = clip_states(tmp_path, "_2", layer="penultimate", pooled="projected")
+
+    for caption, one, two in zip(CAPTIONS, small, large, strict=True):
+        expected, _, expected_pooled, _ = pipeline.encode_prompt(
+            caption, device="cpu", do_classifier_free_guidance=False
+        )
+        assert within_one_step(np.concatenate([one["hidden"], two["hidden"]], 1), expected[0])
+        assert within_one_step(two["pooled"], expected_pooled[0])
+
+
+def test_states_of_a_clip_model_without_projection_can_be_those_at_the_end_token_only(preview_root, tmp_path):
+    save_clip(tmp_path, preview_root, "", width=16, projected=False)
+
+    with pytest.raises(ModelUnusable, match="text_projection"):
+        clip_states(tmp_path, "", pooled="projected")
+
+
+def test_states_at_the_end_token_of_a_model_with_projection(preview_root, tmp_path):
+    model, _ = save_clip(tmp_path, preview_root, "", width=16, projected=True)
+
+    states = clip_states(tmp_path, "", pooled="eos")
+    projected = clip_states(tmp_path, "", pooled="projected")
+
+    for eos, other in zip(states, projected, strict=True):
+        with torch.inference_mode():
+            expected = model.text_projection(torch.from_numpy(eos["pooled"].astype(np.float32)))
+        assert np.allclose(expected, other["pooled"], atol=2e-2)
+        assert np.array_equal(eos["hidden"], other["hidden"])
+
+
+def test_clip_states_do_not_depend_on_the_batch(preview_root):
+    settings = ClipTextSettings(device="cpu", layer="penultimate", pooled="projected")
+    encoder = ClipTextEncoder.load(settings, spec=CLIP_TEXT, threads=torch.get_num_threads(), preview_root=preview_root)
+    captions = [*CAPTIONS, "", "a", "a bridge near a river", "an old house"]
+    prepared = [encoder.prepare(caption) for caption in captions]
+
+    together = encoder.encode(prepared)
+
+    for one, state in zip(prepared, together, strict=True):
+        assert encoder.encode([one])[0].tobytes() == state.tobytes()
+    assert len({state.tobytes() for state in together}) == len(captions)
+    assert [one.facts["truncated"] for one in prepared] == [False, False, True, False, False, False, False]

@@ -1,5 +1,6 @@
 """npy files, compared with NumPy's own writer and reader."""
 
+import dataclasses
 import io
 import math
 import os
@@ -14,16 +15,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from imagemill.domain.embedding_specs import DINOV3, T5, VAE
+from imagemill.domain.embedding_specs import CLIP_TEXT, DINOV3, T5, VAE, check_specs
 from imagemill.errors import InvalidNpy
 from imagemill.formats import npy
 from imagemill.formats.npy import (
     NpyStore,
     check_npy,
     check_npy_header,
+    join_npy,
     npy_header,
     parse_npy,
     read_npy,
+    split_npy,
     stage_npy,
 )
 from imagemill.fs.atomic import temporaries
@@ -368,3 +371,81 @@ def test_largest_latent_is_reported_by_length_alone(tmp_path):
     path.write_bytes(npy_header(shape, "float16"))
     os.truncate(path, len(npy_header(shape, "float16")) + 2 * math.prod(shape))
     check_npy_header(path, shape, "float16")
+
+
+# ---- files with several arrays
+
+clip_values = st.tuples(
+    hnp.arrays("float16", (3, 2), elements=st.floats(-8, 8, width=16)),
+    hnp.arrays("float16", (4,), elements=st.floats(-8, 8, width=16)),
+)
+CLIP = dataclasses.replace(CLIP_TEXT, contract={"tokens": 3, "width": 2, "pooled_width": 4})
+
+
+def clip_file(hidden, pooled):
+    state = np.zeros((), CLIP.layout(0, 0)[1])
+    state["hidden"], state["pooled"] = hidden, pooled
+    return state
+
+
+@given(clip_values, st.booleans())
+def test_parts_are_members_of_their_own_from_which_the_file_is_restored(values, preview):
+    state = clip_file(*values)
+    data = npy_header((), state.dtype, preview=preview) + state.tobytes()
+
+    members = dict(split_npy(data, CLIP))
+
+    assert list(members) == ["clip.npy", "clip_pooled.npy"]
+    for member, value in zip(members.values(), values, strict=True):
+        assert np.array_equal(np.load(io.BytesIO(member)), value)
+        assert (b"imagemill-preview" in member) == preview
+    assert join_npy(members, CLIP) == data
+    assert join_npy({"clip.npy": members["clip.npy"]}, CLIP) is None
+
+
+@given(clip_values)
+def test_structured_file_is_what_numpy_saves(tmp_path_factory, values):
+    store = NpyStore(tmp_path_factory.mktemp("clip"), CLIP)
+    expected = io.BytesIO()
+    np.save(expected, clip_file(*values))
+
+    staged = store.stage(clip_file(*values))
+
+    assert staged.read_bytes() == expected.getvalue()
+    staged.rename(store.path("a"))
+    store.check("a", 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda data: data[:-1], "truncated"),
+        (lambda data: data[:-2] + b"\x00\x7c", "non_finite"),
+        (lambda data: data.replace(b"'pooled'", b"'looped'"), "wrong_dtype"),
+        (lambda data: data.replace(b"(3, 2)", b"(2, 3)"), "wrong_dtype"),
+        (lambda data: data.replace(b"'fortran_order': False, 'shape'", b"'fortran_order':False,  'shape'"), "wrong_dtype"),
+    ],
+)  # fmt: skip
+def test_structured_file_that_breaks_its_contract_is_refused(tmp_path, change, reason):
+    store = NpyStore(tmp_path, CLIP)
+    store.stage(clip_file(np.ones((3, 2)), np.ones(4))).rename(store.path("a"))
+    store.path("a").write_bytes(change(store.path("a").read_bytes()))
+
+    with pytest.raises(InvalidNpy) as refused:
+        store.check("a", 0, 0)
+
+    assert refused.value.reason == reason
+
+
+def test_file_without_a_part_has_no_members():
+    state = np.zeros((), [("hidden", "float16", (3, 2))])
+
+    with pytest.raises(InvalidNpy, match="expected fields for each part"):
+        split_npy(npy_header((), state.dtype) + state.tobytes(), CLIP)
+
+
+def test_names_of_all_members_are_checked():
+    one, other = CLIP_TEXT.named("clip_l"), dataclasses.replace(T5, member="clip_l_pooled.npy")
+
+    with pytest.raises(ValueError, match="npy' belongs to clip_l"):
+        check_specs([one, other])

@@ -81,9 +81,9 @@ class KindFiles:
                 self.adopted.append(row)
             elif source is None or source.height != record.height or source.width != record.width:
                 # The ledger row proves the file valid, but not for this record's size.
-                shape = self.spec.shape(record.height, record.width)
-                if source is None or self.spec.shape(source.height, source.width) != shape:
-                    check_npy_header(self.store.path(image_id), shape, self.spec.dtype)
+                layout = self.spec.layout(record.height, record.width)
+                if source is None or self.spec.layout(source.height, source.width) != layout:
+                    check_npy_header(self.store.path(image_id), *layout)
         except InvalidNpy as invalid:
             return Refusal(invalid.reason, invalid.what, _AGAIN)
         except OSError as error:

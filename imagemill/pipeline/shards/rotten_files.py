@@ -52,7 +52,7 @@ def find_rotten(plan: BucketPlan, derived: Path, output: Path) -> RottenFiles:
     copies: dict[FileKey, StoredSample] = {}
     for spec, row in damaged:
         for sample in samples.get(row.image_id, ()):
-            if sample.member(spec.member, row.content) is not None:
+            if sample.file(spec, row.content) is not None:
                 copies[spec.kind, row.image_id] = sample
                 break
     return RottenFiles(tuple((spec.kind, row.image_id) for spec, row in damaged), copies)

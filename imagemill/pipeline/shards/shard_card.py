@@ -177,7 +177,7 @@ def _files(folder: str) -> list[dict[str, str]]:
 
 
 def _member_rows(sets: Sequence[Set], most_tokens: int) -> Iterator[tuple[str, ...]]:
-    specs = {spec.member: spec for one in sets for spec in specs_of_set(one.manifest)}
+    specs = {member: spec for one in sets for spec in specs_of_set(one.manifest) for member in spec.members}
     width, height = bucket_size(sets[0].bucket)
     for member in dict.fromkeys(member for one in sets for member in one.manifest.members):
         dtype = shape = what = ""
@@ -186,8 +186,8 @@ def _member_rows(sets: Sequence[Set], most_tokens: int) -> Iterator[tuple[str, .
         elif member == "t5m.npy":
             dtype, shape, what = "uint8", f"({most_tokens},)", "the caption's attention mask: 1 where there is text"
         elif spec := specs.get(member):
-            shape = str(spec.shape(height, width))
-            if spec.shape(2 * height, 2 * width) != spec.shape(height, width):
+            shape = str(spec.shapes(height, width)[member])
+            if spec.shapes(2 * height, 2 * width) != spec.shapes(height, width):
                 shape += "; follows the image's own size"
             dtype, what = spec.dtype, f"`{spec.kind}`, of the {spec.source}"
         yield f"`{member}`", dtype, shape, what

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from imagemill.domain.buckets import BUCKETS
-from imagemill.domain.embedding_specs import VAE, EmbeddingSpec, default_specs, embedding_specs
+from imagemill.domain.embedding_specs import VAE, EmbeddingSpec, embedding_specs, shipped_specs
 
 FORMAT = "imagemill-shards/2"
 
@@ -53,7 +53,8 @@ class ModelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The recorded model of one kind; fields are None if no model is recorded.
 
     `unknown_maker`: samples in the tars whose file was adopted. `libraries`: their versions when the model was recorded;
-    absent for identities of releases that did not record them.
+    absent for identities of releases that did not record them. `declared_as`: kind of the declaration, of one under another
+    name.
     """
 
     model: str | None = None
@@ -63,6 +64,7 @@ class ModelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     facts: dict[str, Any] | None = None
     unknown_maker: _Count = 0
     libraries: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
+    declared_as: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class SetStatistics(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -141,7 +143,13 @@ def latent_size(provenance: Mapping[str, ModelEntry]) -> str:
 
 def specs_of_set(manifest: Manifest) -> list[EmbeddingSpec]:
     """Return the kinds of a set, in the order of its members, with their contracts; kinds that are not installed are left out."""
-    known = {spec.member: spec for spec in (*default_specs(), *embedding_specs())}
+    shipped = {spec.kind: spec for spec in shipped_specs()}
+    named = [
+        shipped[declared].named(kind)
+        for kind, entry in manifest.provenance.items()
+        if isinstance(declared := entry.declared_as, str) and declared in shipped
+    ]
+    known = {spec.members[0]: spec for spec in (*shipped.values(), *named, *embedding_specs())}
     return [recorded_spec(known[member], manifest.provenance) for member in manifest.members if member in known]
 
 

@@ -52,7 +52,7 @@ MASK_MEMBER = "t5m.npy"
 
 def set_members() -> list[str]:
     """Return the members of each sample of a new set, in order: the kinds in use determine them."""
-    return [JSON_MEMBER, *(spec.member for spec in embedding_specs()), MASK_MEMBER]
+    return [JSON_MEMBER, *(member for spec in embedding_specs() for member in spec.members), MASK_MEMBER]
 
 
 _RESTORE = "restore the file, or write the set again: `imagemill shards --overwrite`"

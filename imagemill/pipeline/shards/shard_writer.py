@@ -28,8 +28,8 @@ from imagemill.errors import disk_full_reported
 from imagemill.formats.energon import is_energon, write_energon
 from imagemill.formats.jsonl import write_jsonl
 from imagemill.formats.manifest import write_json
-from imagemill.formats.npy import npy_header
-from imagemill.formats.tar import DamagedFile, IndexEntry, KnownFile, Sample, StoredSample, write_shard
+from imagemill.formats.npy import npy_header, split_npy
+from imagemill.formats.tar import DamagedFile, IndexEntry, KnownFile, Sample, StoredSample, read_known, write_shard
 from imagemill.fs.atomic import sync_folder, temporary_path
 from imagemill.fs.fingerprints import RunningFingerprint, fingerprint_file, signature_bytes
 from imagemill.fs.swap import remove_folder, replace_folder
@@ -277,14 +277,18 @@ class _SetWriter:
 
     def _members(self, samples: Sequence[ReadySample]) -> Iterator[Sample]:
         """Yield the members of each sample: files by their recorded bytes, or from `copies` if the file is damaged."""
-        kinds = [(spec.member, f"{self.derived / spec.folder}{os.sep}") for spec in embedding_specs()]
+        kinds = [(spec, f"{self.derived / spec.folder}{os.sep}") for spec in embedding_specs()]
         for sample in samples:
             name = f"{sample.image_id}.npy"
             files: list[tuple[str, bytes | KnownFile]] = []
-            for (suffix, folder), file in zip(kinds, sample.files, strict=True):
+            for (spec, folder), file in zip(kinds, sample.files, strict=True):
+                known = KnownFile(folder + name, file.stat, file.content)
                 copy = self.copies.get((file.kind, file.image_id))
-                data = copy.member(suffix, file.content) if copy else None
-                files.append((suffix, KnownFile(folder + name, file.stat, file.content) if data is None else data))
+                data = copy.file(spec, file.content) if copy else None
+                if spec.parts:
+                    files.extend(split_npy(read_known(known) if data is None else data, spec))
+                else:
+                    files.append((spec.member, known if data is None else data))
             members = [(JSON_MEMBER, sample.record), *files, (MASK_MEMBER, mask_npy(sample.mask))]
             yield member_key(sample.image_id), members
             self.on_sample(sample_bytes(sample))
@@ -347,6 +351,8 @@ def _provenance(
             if identity
             else ModelEntry(unknown_maker=unknown)
         )
+        if spec.declared_as:
+            entry = msgspec.structs.replace(entry, declared_as=spec.declared_as)
         by_kind[spec.kind] = (
             msgspec.structs.replace(entry, preview=True) if earlier.preview or UNKNOWN_PREVIEW in keys else entry
         )

@@ -304,7 +304,7 @@ class EmbedWorker:
             return None
         if has_content(self.store.path(job.image_id), recorded.content):
             return _row(job, "kept", facts, recorded)
-        copies = (sample.member(self.spec.member, recorded.content) for sample in job.copies)
+        copies = (sample.file(self.spec, recorded.content) for sample in job.copies)
         if data := next((copy for copy in copies if copy is not None), None):
             staged = self.store.stage_bytes(data)
             row = msgspec.structs.replace(recorded, stat=file_signature(staged))
@@ -408,7 +408,7 @@ class EmbedWorker:
 
     def _write(self, item: _Item, array: np.ndarray, calls: int) -> EmbedRow:
         size = (item.source.height, item.source.width) if item.source else (0, 0)
-        expected = (self.spec.shape(*size), np.dtype(self.spec.dtype))
+        expected = self.spec.layout(*size)
         if (array.shape, array.dtype) != expected:
             return _failure(item.job, "wrong_shape", ValueError(f"{array.shape} {array.dtype}, expected {expected}"))
         try:
@@ -437,7 +437,7 @@ class EmbedWorker:
         preview, model_key = (identity.preview, identity.key) if identity else (False, UNKNOWN)
         staged = self.store.stage(array, preview=preview)
         header = npy_header(array.shape, array.dtype, preview=preview)
-        content = fingerprint(header, np.ascontiguousarray(array).data.cast("B"))
+        content = fingerprint(header, np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
         return FileRow(self.spec.kind, job.image_id, file_signature(staged), source, content, model_key), staged
 
 

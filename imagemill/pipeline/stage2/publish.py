@@ -19,6 +19,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Literal, TypeVar
 
+from imagemill.domain.embedding_specs import T5
 from imagemill.formats.npy import NpyStore
 from imagemill.fs.atomic import sync_folder
 from imagemill.fs.durable import flush_files
@@ -123,7 +124,9 @@ def _publish_batch(
     files = [row.file for row in batch if row.file]
     good = [row.image_id for row in batch if row.file]
     masks = [
-        (r.image_id, r.caption_fingerprint, r.facts["mask"], r.facts["truncated"]) for r in batch if "mask" in r.facts
+        (r.image_id, r.caption_fingerprint, r.facts["mask"], r.facts["truncated"])
+        for r in batch
+        if kind == T5.kind and "mask" in r.facts
     ]
     with ledger.transaction():
         if leased:

@@ -129,7 +129,7 @@ def measured(
 
 def _array(store: NpyStore, file: CurrentFile, path: Path) -> np.ndarray:
     # The content is compared although the file is recorded: a disk error must not lead to a wrong statistic.
-    array, shape = read_npy(path, content=file.content), store.spec.shape(file.source.height, file.source.width)
-    if array.shape != shape or array.dtype != np.dtype(store.spec.dtype):
-        raise InvalidNpy("wrong_shape", path, f"{array.dtype} {array.shape}, expected {store.spec.dtype} {shape}")
+    array = read_npy(path, content=file.content)
+    if (array.shape, array.dtype) != (layout := store.spec.layout(file.source.height, file.source.width)):
+        raise InvalidNpy("wrong_shape", path, f"{array.dtype} {array.shape}, expected {layout[1]} {layout[0]}")
     return array
