@@ -124,6 +124,8 @@ def _captions(work: CommandSession, counts: Mapping[str, int]) -> Iterator[str]:
         return
     parts = [f"{counts[name]:,} {name}" for name in ("captioned", "kept", "refused", "failed") if counts.get(name)]
     yield f"  captions   {', '.join(parts)} by {identity.model}"
+    if cut := counts.get("cut_off"):
+        yield f"             {counted(cut, 'caption')} not finished: raise captioner.max_new_tokens, or ask for a shorter one"
     if identity.preview and counts.get("captioned"):
         yield "             made by a preview model: they do not describe the images, and are packed only with --allow-preview"
 

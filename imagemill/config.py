@@ -68,10 +68,13 @@ class SummarizerSettings(VlmSettings, frozen=True, kw_only=True, forbid_unknown_
 class CaptionerSettings(VlmSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of the captioner of Stage 2 images that have no caption.
 
+    If `max_new_tokens` is unset, it is twice the `tokens` of `t5_hidden`.
+
     Attributes:
         enabled: whether such images are captioned.
         batch_size: maximum number of images in one model call.
-        prompt: text file with its prompt, relative to the configuration file; if unset, the built-in prompt.
+        prompt: text file with its prompt, relative to the configuration file; if unset, the built-in prompt, which asks for as
+            many words as the text encoder reads.
     """
 
     enabled: bool = False

@@ -39,11 +39,17 @@ class Summarizer(Protocol):
         ...
 
 
+class CutShort(str):
+    """An answer that ended at the most tokens that the model may write."""
+
+    __slots__ = ()
+
+
 class Captioner(Protocol):
     """A loaded model that describes images."""
 
     def caption(self, images: Sequence[Image.Image]) -> list[str]:
-        """Return one paragraph per image, in order."""
+        """Return one paragraph per image, in order; CutShort if it ended at the most tokens that the model may write."""
         ...
 
     def close(self) -> None:

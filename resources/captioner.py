@@ -12,6 +12,7 @@ import dagster as dg
 import msgspec
 
 from imagemill.config import CaptionerSettings
+from imagemill.domain.embedding_specs import T5, mask_length
 from imagemill.domain.encoder_settings import PREVIEW
 from imagemill.encoders.prompts import caption_prompt
 from imagemill.encoders.recipes import make_captioner
@@ -19,7 +20,7 @@ from imagemill.models import CAPTIONER
 from imagemill.pipeline.stage2.caption import CaptionJob, caption_jobs
 from imagemill.pipeline.stage2.scan import Scan
 from imagemill.store.ledger import Ledger
-from imagemill.store.provenance import ModelIdentity
+from imagemill.store.provenance import ModelIdentity, spec_in_force
 from resources.data_root import DataRootResource
 from resources.vlm import vlm_identity
 
@@ -30,8 +31,16 @@ class CaptionerResource(dg.ConfigurableResource):
     data_root: dg.ResourceDependency[DataRootResource]
 
     def settings(self) -> CaptionerSettings:
-        """Return the captioner's settings."""
-        return self.data_root.session.config.captioner
+        """Return the captioner's settings; `max_new_tokens` of a real model follows the text encoder's limit if it is not set."""
+        settings = self.data_root.session.config.captioner
+        if settings.max_new_tokens is not None or settings.model == PREVIEW:
+            return settings
+        # Room for the end of the sentence; the text encoder reads no more than its own limit.
+        return msgspec.structs.replace(settings, max_new_tokens=2 * self._tokens())
+
+    def _tokens(self) -> int:
+        session = self.data_root.session
+        return mask_length([spec_in_force(T5, session.ledger, session.config.encoder(T5))])
 
     def jobs(self, ids: Iterable[str], scan: Scan, ledger: Ledger, *, recaption: bool = False) -> list[CaptionJob]:
         """Return the images to caption; empty if the captioner is disabled.
@@ -52,13 +61,13 @@ class CaptionerResource(dg.ConfigurableResource):
     def made_by(self) -> ModelIdentity:
         """Return the identity of the model with its prompt, read from its files. Raises ModelUnusable."""
         settings = self.settings()
-        identity = vlm_identity(self.data_root, settings, "captioner", caption_prompt(settings.prompt))
+        identity = vlm_identity(self.data_root, settings, "captioner", caption_prompt(settings.prompt, self._tokens()))
         return msgspec.structs.replace(identity, kind=CAPTIONER)
 
     def worker_options(self) -> dict[str, Any]:
         """Return the arguments of a CaptionWorker."""
         root, config, settings = self.data_root.root(), self.data_root.session.config, self.settings()
-        prompt = caption_prompt(settings.prompt)
+        prompt = caption_prompt(settings.prompt, self._tokens())
         return {
             "approved": root.approved,
             "captioner": partial(make_captioner, settings, prompt, config.model_threads, root.preview_models),

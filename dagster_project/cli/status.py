@@ -38,7 +38,11 @@ def status_lines(status: Status) -> Iterator[str]:
     yield f"images      {status.images}"
     for kind, counts in status.kinds.items():
         yield f"{kind:<11} " + ", ".join(f"{count:,} {name}" for name, count in counts.items())
-    parts = ((status.stage1, "of Stage 1"), (status.truncated, "with a caption longer than the text encoder's input"))
+    parts = (
+        (status.stage1, "of Stage 1"),
+        (status.truncated, "with a caption longer than the text encoder's input"),
+        (status.cut_off, "with a caption that the captioner did not finish"),
+    )
     yield ", ".join([f"records     {status.records:,}", *(f"{count:,} {words}" for count, words in parts if count)])
     for line in preview_notice(status.previews):
         yield f"model       {line}"

@@ -36,7 +36,7 @@ from imagemill.encoders.prompts import Prompts
 from imagemill.encoders.vlm_preview import write_preview
 from imagemill.encoders.vlm_processor import image_size, load_processor, pads_right, require_one_vocabulary
 from imagemill.errors import NonFiniteEmbedding
-from imagemill.models import NamedImage
+from imagemill.models import CutShort, NamedImage
 from imagemill.store.provenance import ModelIdentity
 
 PREPROCESSING = "qwen3-vl-1"
@@ -110,7 +110,7 @@ class VisionLanguageModel:
 
     @torch.inference_mode()
     def generate(self, images: Sequence[Image.Image], prompt: str) -> list[str]:
-        """Answer the prompt for RGB images in one call; return the model's answers, stripped.
+        """Answer the prompt for RGB images in one call; return the model's answers, stripped, CutShort where one is.
 
         Raises:
             ModelUnusable: if its processor does not pad on the left.
@@ -126,7 +126,11 @@ class VisionLanguageModel:
             logits_processor=[self._require_numbers],
         )
         answers = tokens[:, inputs["input_ids"].shape[1] :]
-        return [text.strip() for text in self._processor.tokenizer.batch_decode(answers, skip_special_tokens=True)]
+        texts = self._processor.tokenizer.batch_decode(answers, skip_special_tokens=True)
+        ended = (
+            torch.isin(answers, torch.as_tensor(self._generation.eos_token_id, device=answers.device)).any(1).tolist()
+        )
+        return [text.strip() if end else CutShort(text.strip()) for text, end in zip(texts, ended, strict=True)]
 
     def _inputs(self, images: Sequence[Image.Image], prompt: str) -> Any:
         """Return token ids and masks (images, longest prompt); patches of all images, one after another."""
@@ -180,8 +184,8 @@ class VlmCaptioner:
         self.identity = model.identity
 
     def caption(self, images: Sequence[Image.Image]) -> list[str]:
-        """Return one paragraph per image, runs of whitespace as one space; blank if the model's answer is."""
-        return [" ".join(text.split()) for text in self._model.generate(images, self._prompt)]
+        """Return one paragraph per image, runs of whitespace as one space; blank or CutShort if the model's answer is."""
+        return [type(text)(" ".join(text.split())) for text in self._model.generate(images, self._prompt)]
 
     def close(self) -> None:
         """Free the model's memory, which the next step needs."""

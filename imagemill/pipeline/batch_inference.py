@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
 from imagemill.errors import ModelUnusable
+from imagemill.models import CutShort
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -45,9 +46,10 @@ def infer_in_parts(
 
 
 class Answered(NamedTuple):
-    """The text that a model returned for an image."""
+    """The text that a model returned for an image. `cut_off`: whether it ended at the most tokens that the model may write."""
 
     text: str
+    cut_off: bool = False
 
 
 class Unanswered(NamedTuple):
@@ -116,4 +118,8 @@ def _cleaned(answer: object, clean: Callable[[str], str | None]) -> Answer:
     if not isinstance(answer, str):
         return Unanswered("wrong_answers", f"the answer is not text: {type(answer).__name__}")
     text = clean(answer)
-    return Unanswered("blank_answer", "the answer is blank") if text is None else Answered(text)
+    return (
+        Unanswered("blank_answer", "the answer is blank")
+        if text is None
+        else Answered(text, isinstance(answer, CutShort))
+    )

@@ -46,6 +46,8 @@ def explain(session: Session, image_id: str) -> dict[str, Any]:
         report["bucket"] = assign_bucket(facts.width, facts.height)
     if caption:
         report["caption"] = {"text": caption.text, "origin": caption.origin, "truncated": caption.truncated}
+        if image_id in ledger.cut_off():
+            report["caption"]["cut off"] = "at captioner.max_new_tokens"
     report["embeddings"] = {spec.kind: _embedding(root, spec, image_id, ledger) for spec in embedding_specs()}
     span = inventory.recorded.lines.get(image_id)
     report["record"] = span.number if span else None

@@ -31,6 +31,7 @@ class Status(msgspec.Struct, dict=True):
         kinds: per embedding kind, counts of done, missing (`to do`) and refused files.
         records: lines of the file of records with an id; `stage1`: those that are not yet of version 2.
         truncated: captions that are longer than the text encoder's input.
+        cut_off: captions of a model that ended at the most tokens that it may write.
         regenerating: kinds whose files are all being replaced.
         previews: kinds with files of a preview model.
         buckets: samples and tars per bucket.
@@ -44,6 +45,7 @@ class Status(msgspec.Struct, dict=True):
     records: int = 0
     stage1: int = 0
     truncated: int = 0
+    cut_off: int = 0
     regenerating: list[str] = []
     previews: list[str] = []
     buckets: dict[str, tuple[int, int]] = {}
@@ -102,7 +104,7 @@ def read_status(session: Session, embedded: frozenset[str] | set[str] = frozense
         for spec, plan in standing.plans.items()
     }
     status.regenerating, status.truncated = sorted(ledger.regenerating()), ledger.truncated()
-    status.previews = preview_kinds(ledger)
+    status.previews, status.cut_off = preview_kinds(ledger), len(ledger.cut_off())
     status.problems = list_problems(inventory, ledger, standing.problems)
     status.records, status.stage1 = len(inventory.recorded.lines), len(inventory.recorded.stage1)
     for bucket in BUCKETS:

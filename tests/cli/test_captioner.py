@@ -8,7 +8,10 @@ import time
 import pytest
 from PIL import Image
 
+from imagemill.pipeline.session import open_session
 from imagemill.store.ledger import Ledger
+from resources.captioner import CaptionerResource
+from resources.data_root import DataRootResource
 from tests.helpers.product import imagemill, photos, start
 
 
@@ -54,6 +57,31 @@ def test_images_without_a_caption_are_captioned_and_packed(root):
     assert len(set(made.values())) == 5, "each caption is of its own image"
     assert captions(root)["photo0001"] == (made["photo0001"], "captioner")
     assert "nothing to do" in product(root, "run")
+
+
+def test_captions_that_the_model_did_not_finish_are_counted_and_named(root):
+    said = product(root, "run", IMAGEMILL_STUB_CUT_OFF="1")
+
+    assert "4 captions not finished: raise captioner.max_new_tokens, or ask for a shorter one" in said
+    assert "4 with a caption that the captioner did not finish" in product(root, "status")
+    assert "cut off at captioner.max_new_tokens" in product(root, "explain", "photo0001")
+    assert "cut off" not in product(root, "explain", "photo0000")
+    (root.approved / "photo0001.txt").write_text("a whole caption")
+    configure(root, model="another", prompt="prompt.txt")
+    product(root, "stage2", "--regenerate", "captions")
+    assert "did not finish" not in product(root, "status")
+
+
+def test_prompt_and_length_of_captions_follow_the_tokens_of_the_text_encoder(root):
+    settings = {"captioner": {"enabled": True, "model": "real"}, "encoders": {"t5_hidden": {"tokens": 240}}}
+    root.config_file.write_text(json.dumps(settings))
+    with open_session(str(root.path)):
+        resource = DataRootResource(path=str(root.path), config_file="", output_base_dir="")
+        assert CaptionerResource(data_root=resource).settings().max_new_tokens == 480
+
+    product(root, "stage2")
+
+    assert all("of at most 160 words" in text for text, origin in captions(root).values() if origin == "captioner")
 
 
 def test_without_a_captioner_images_without_a_caption_are_refused(root):

@@ -42,8 +42,13 @@ def test_mission_that_looks_like_a_path_reads_no_other_file():
 def test_caption_prompt_is_the_default_or_the_configured_one(tmp_path):
     (tmp_path / "ask.txt").write_text("describe")
 
-    assert "one dense paragraph" in caption_prompt()
-    assert caption_prompt(str(tmp_path / "ask.txt")) == "describe"
+    assert "one dense paragraph" in caption_prompt(None, 77)
+    assert caption_prompt(str(tmp_path / "ask.txt"), 77) == "describe"
+
+
+@pytest.mark.parametrize(("tokens", "words"), [(8, 5), (77, 51), (256, 170), (512, 200)])
+def test_default_caption_prompt_asks_for_as_many_words_as_the_text_encoder_reads(tokens, words):
+    assert f"of at most {words} words." in caption_prompt(None, tokens)
 
 
 def test_error_of_a_missing_prompt_file_names_its_setting(tmp_path):
@@ -58,6 +63,6 @@ def test_unusable_prompt_file_is_refused(tmp_path, content, reason):
     (tmp_path / "bad.txt").write_bytes(content)
 
     with pytest.raises(WrongUsage, match=reason) as caught:
-        caption_prompt(str(tmp_path / "bad.txt"))
+        caption_prompt(str(tmp_path / "bad.txt"), 77)
 
     assert "captioner.prompt" in caught.value.do

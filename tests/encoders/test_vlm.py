@@ -18,7 +18,7 @@ from imagemill.encoders.preview import ensure_preview, is_preview
 from imagemill.encoders.prompts import Prompts
 from imagemill.encoders.vlm import CAPTIONER, SUMMARIZER, VisionLanguageModel, VlmCaptioner, VlmSummarizer
 from imagemill.errors import ModelUnusable, NonFiniteEmbedding
-from imagemill.models import NamedImage
+from imagemill.models import CutShort, NamedImage
 from imagemill.pipeline.batch_inference import Answered
 from imagemill.pipeline.stage_a.summaries import summarize_batch
 
@@ -172,6 +172,15 @@ def test_answer_length_limit_is_configured_or_taken_from_the_model(preview_root,
     own, given = load(preview_root, folder), load(preview_root, folder, max_new_tokens=3)
 
     assert [len(model.generate(IMAGES[:1], PROMPT)[0].split()) for model in (own, given)] == [5, 3]
+
+
+def test_answer_that_ends_at_the_limit_is_marked_and_one_that_the_model_ended_is_not(preview_root):
+    """The preview model uses no word twice, so that it ends before 300 of them."""
+    cut = load(preview_root, max_new_tokens=3).generate(IMAGES, PROMPT)
+    whole = load(preview_root, max_new_tokens=300).generate(IMAGES, PROMPT)
+
+    assert [type(answer) for answer in cut] == [CutShort] * len(IMAGES)
+    assert [type(answer) for answer in whole] == [str] * len(IMAGES)
 
 
 def test_model_without_a_length_limit_uses_the_default(preview_root, folder):
@@ -417,6 +426,14 @@ def test_caption_is_one_paragraph(model, monkeypatch):
     monkeypatch.setattr(model, "generate", lambda images, prompt: [f"{prompt}\n\n  a\u2028 dog"] * len(images))
 
     assert VlmCaptioner(model, "ask").caption(IMAGES[:2]) == ["ask a dog"] * 2
+
+
+def test_caption_that_ended_at_the_limit_stays_marked(model, monkeypatch):
+    monkeypatch.setattr(model, "generate", lambda images, prompt: [CutShort("a\n dog"), "a cat"])
+
+    assert [(text, type(text)) for text in VlmCaptioner(model, "ask").caption(IMAGES[:2])] == [
+        ("a dog", CutShort), ("a cat", str),
+    ]  # fmt: skip
 
 
 def test_model_is_loaded_once_per_process_until_another_replaces_it(preview_root):

@@ -14,7 +14,7 @@ import numpy as np
 
 from imagemill.domain.embedding_specs import EmbeddingSpec
 from imagemill.errors import ModelUnusable
-from imagemill.models import Prepared
+from imagemill.models import CutShort, Prepared
 from imagemill.store.provenance import ModelIdentity
 
 
@@ -97,7 +97,8 @@ class StubCaptioner:
         if log := os.environ.get("IMAGEMILL_STUB_CAPTIONED"):
             with open(log, "a") as file:
                 file.writelines(f"{line}\n" for line in said)
-        return said
+        cut = os.environ.get("IMAGEMILL_STUB_CUT_OFF")
+        return [CutShort(line) if cut else line for line in said]
 
     def close(self):
         pass
@@ -109,7 +110,7 @@ def stub_captioner(set_attribute=setattr):
 
     def identity(resource):
         settings = resource.settings()
-        return StubCaptioner.identify(settings, room.caption_prompt(settings.prompt))
+        return StubCaptioner.identify(settings, room.caption_prompt(settings.prompt, resource._tokens()))
 
     set_attribute(room, "make_captioner", lambda settings, prompt, threads, root: StubCaptioner(prompt))
     set_attribute(room.CaptionerResource, "made_by", identity)

@@ -7,7 +7,7 @@ from contextlib import closing
 import pytest
 
 from imagemill.fs.fingerprints import posix_signature
-from imagemill.store.ledger import VERSION, Ledger
+from imagemill.store.ledger import VERSION, Captioned, Ledger
 from imagemill.store.provenance import read_identity
 from tests.helpers.earlier_roots import FOLDERS, PATHS, RELEASED, unpacked
 from tests.helpers.product import imagemill
@@ -73,6 +73,21 @@ def test_ledger_of_version_2_without_a_table_that_came_later_is_upgraded(tmp_pat
 
     with Ledger(root.ledger) as ledger:
         assert ledger.captioned() == {}
+
+
+def test_captions_of_models_in_a_ledger_of_version_4_count_as_whole(tmp_path, monkeypatch):
+    from imagemill.store.ledger import schema
+
+    path = tmp_path / "ledger.sqlite"
+    with monkeypatch.context() as earlier, closing(sqlite3.connect(path, isolation_level=None)) as db:
+        earlier.setattr(schema, "VERSION", 4)
+        earlier.setattr(schema, "_STEPS", {n: file for n, file in schema._STEPS.items() if n <= 4})
+        schema.migrate(db, path)
+        db.execute("INSERT INTO captioned (image_id, image, maker) VALUES ('a', 'xxh3:1', 'key')")
+
+    with Ledger(path) as ledger:
+        assert ledger.captioned() == {"a": Captioned("a", "xxh3:1", "key", cut_off=False)}
+        assert ledger.cut_off() == set()
 
 
 def test_upgrade_that_is_interrupted_leaves_the_old_schema(tmp_path, monkeypatch):

@@ -22,6 +22,9 @@ DEFAULT = "default"
 
 _FOLDER = files(__name__)
 
+# Of a caption. An English word is about 1.4 tokens.
+_MOST_WORDS = 200
+
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
@@ -43,11 +46,17 @@ class Prompts:
         return given or ours.get(mission) or ours[DEFAULT]
 
 
-def caption_prompt(path: str | None = None) -> str:
-    """Return the captioner's prompt: that of the configured file, else the default. Raises as `read_prompt` does."""
+def caption_prompt(path: str | None, tokens: int) -> str:
+    """Return the captioner's prompt: that of the configured file, else the default. Raises as `read_prompt` does.
+
+    Args:
+        path: the configured file.
+        tokens: most tokens of a caption that the text encoder reads, which determines the length that the default asks for.
+    """
     if path is not None:
         return read_prompt(Path(path), "captioner.prompt")
-    return _FOLDER.joinpath("caption.txt").read_text("utf-8").strip()
+    words = min(_MOST_WORDS, tokens * 2 // 3)
+    return _FOLDER.joinpath("caption.txt").read_text("utf-8").strip().format(words=words)
 
 
 def read_prompt(path: Path, setting: str) -> str:

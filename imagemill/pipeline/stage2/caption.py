@@ -52,12 +52,17 @@ class CaptionJob(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class CaptionedImage:
-    """The outcome of one job. `text`: the new caption; None without one, or if the existing caption still describes the image."""
+    """The outcome of one job.
+
+    `text`: the new caption; None without one, or if the existing caption still describes the image. `cut_off`: whether it
+    ended at the most tokens that the model may write.
+    """
 
     job: CaptionJob
     outcome: Literal["captioned", "kept", "refused", "failed"]
     source: SourceRow | None = None
     text: str | None = None
+    cut_off: bool = False
     reason: str = ""
     detail: str = ""
     remedy: str = "run imagemill again"
@@ -200,7 +205,7 @@ class CaptionWorker:
             elif isinstance(answer, Unanswered):
                 yield CaptionedImage(opened.job, "failed", opened.source, reason=answer.reason, detail=answer.detail)
             elif answer is not None:
-                yield CaptionedImage(opened.job, "captioned", opened.source, answer.text)
+                yield CaptionedImage(opened.job, "captioned", opened.source, answer.text, answer.cut_off)
 
     def _answers(self, batch: Sequence["_Opened"]) -> "Sequence[Answer | None]":
         """Return one answer per image; None for each if the model is unusable."""
@@ -251,7 +256,7 @@ def keep_captions(
     run_id: str = "",
     on_row: Callable[[], None] = lambda: None,
 ) -> Counter[str]:
-    """Record each row as it arrives; a kill loses only the batch in the model. Return counts by outcome.
+    """Record each row as it arrives; a kill loses only the batch in the model. Return counts by outcome, and of `cut_off`.
 
     Args:
         rows: results of `CaptionWorker.stream`.
@@ -268,12 +273,14 @@ def keep_captions(
             ledger.record_sources([row.source] if row.source else [])
             if row.text is not None and row.source is not None:
                 ledger.record_captions([caption_row(job.image_id, row.text, origin)])
-                ledger.record_captioned([Captioned(job.image_id, row.source.fingerprint, model_key)])
+                ledger.record_captioned([Captioned(job.image_id, row.source.fingerprint, model_key, row.cut_off)])
             if row.reason:
                 ledger.record_problems([_problem(row, run_id)])
             else:
                 ledger.clear_problems(CAPTIONER, [job.image_id])
         counts[row.outcome] += 1
+        if row.cut_off:
+            counts["cut_off"] += 1
         on_row()
     return counts
 
