@@ -1051,3 +1051,23 @@ def test_vector_of_a_missing_image_has_no_source(data_root):
     assert row.outcome == "extracted"
     assert row.file
     assert row.file.source is None
+
+
+def test_mask_of_another_kind_of_captions_is_not_that_of_the_record(data_root):
+    """Facts that an encoder returns belong to its kind. Spec: docs/spec/stage2.md#kinds"""
+    photos(data_root, "a")
+    embed(data_root)
+    with Ledger(data_root.ledger) as ledger:
+        before = ledger.captions()["a"].mask
+    other = T5.named("other_text")
+
+    class Encoder(StubEncoder):
+        def prepare(self, item):
+            made = super().prepare(item)
+            made.facts["mask"] = [1, 0]
+            return made
+
+    embed(data_root, other, encoder=Encoder)
+
+    with Ledger(data_root.ledger) as ledger:
+        assert ledger.captions()["a"].mask == before
