@@ -9,13 +9,15 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import click
+
 from dagster_project.work import CommandSession
 from imagemill.domain.embedding_specs import T5, embedding_specs, mask_length
 from imagemill.models import CAPTIONER
 from imagemill.pipeline.accounting import progress_line
 from imagemill.pipeline.problem_list import DECISIONS, InputProblem
 from imagemill.pipeline.stage2.models_in_use import model_lines, preview_kinds, preview_notice
-from imagemill.pipeline.status import Status
+from imagemill.pipeline.status import Status, read_status
 from imagemill.store.provenance import read_identity
 from imagemill.text.units import as_duration, as_rate, counted
 
@@ -161,6 +163,14 @@ def _checks(work: CommandSession) -> str:
     warned = f", {len(work.warnings())} with warnings" if work.warnings() else ""
     passed = f"{len(checks) - len(failed)} of {len(checks)} passed{warned}"
     return passed + (f"; failed: {', '.join(failed)}" if failed else "")
+
+
+def report(work: CommandSession, *, fail_on_skip: bool) -> int:
+    """Print the summary of a command that embedded images; return its exit code."""
+    status = read_status(work.session, work.embedded)
+    for line in summary_lines(work, status):
+        click.echo(line)
+    return exit_code(work, status, fail_on_skip=fail_on_skip)
 
 
 def exit_code(work: CommandSession, status: Status, *, fail_on_skip: bool = False) -> int:

@@ -181,9 +181,8 @@ def _read(path: Path, _: FileSignature) -> Config:
             where=path,
             do=f"choose from {', '.join(sorted(known))}",
         )
-    for spec in specs.values():
-        place = ("encoders", spec.kind)
-        given = config.encoders.get(spec.kind, {})
+    for kind, spec in specs.items():
+        given, place = config.encoders.get(kind, {}), ("encoders", kind)
         convert_settings(given, spec.settings_class, where=path, line=document.line, place=place)
     check_kind(config.summarizer.kind, where=f"{path}, summarizer.kind")
     return _with_prompts_from(path.parent, config)

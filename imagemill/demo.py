@@ -21,6 +21,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
+import jinja2
 import msgspec
 from PIL import Image
 
@@ -36,10 +37,6 @@ _ORIENTATION_TAG = 0x0112
 _STORED_LYING_LEFT = 6
 
 _BROKEN_NAME = "not_a_photograph.jpg"
-_BROKEN_TEXT = (
-    "This file is text, in spite of its name. It is among the sample photographs to show that a file\n"
-    "that is not an image stops nothing: imagemill reports it and processes all the others.\n"
-)
 
 
 class ForeignFolder(WrongUsage):
@@ -104,13 +101,16 @@ def write_demo(approved: Path) -> tuple[Photograph, ...]:
     originals = {source: _packaged_bytes(source) for source in dict.fromkeys(source for source, _ in missing)}
     approved.mkdir(parents=True, exist_ok=True)
     sweep_temporaries(approved)
-    _write_absent(approved.parent / CREDITS_NAME, _credits_page().encode())
+    page = jinja2.Template(
+        Path(__file__).with_name("demo_credits.md.jinja").read_text("utf-8"), keep_trailing_newline=True
+    )
+    _write_absent(approved.parent / CREDITS_NAME, page.render(photographs=PHOTOGRAPHS).encode())
     # Captions come first, so that a sensor that runs in between finds no image without one.
     for _, sample in _SAMPLES:
         _write_absent(approved / sample.caption_name, f"{sample.caption}\n".encode())
     for source, sample in missing:
         write_bytes_atomic(approved / sample.name, _sample_bytes(originals[source], sample))
-    _write_absent(approved / _BROKEN_NAME, _BROKEN_TEXT.encode())
+    _write_absent(approved / _BROKEN_NAME, Path(__file__).with_name("demo_not_a_photograph.txt").read_bytes())
     return PHOTOGRAPHS
 
 
@@ -164,22 +164,6 @@ def _sample_bytes(data: bytes, sample: Sample) -> bytes:
     else:
         changed.save(buffer, "JPEG", quality=95, subsampling=0, icc_profile=profile, exif=exif)
     return buffer.getvalue()
-
-
-def _credits_page() -> str:
-    head = (
-        "# Credits of the sample photographs\n\n"
-        "They come from the installed packages scikit-image and scikit-learn. Author and licence are quoted from\n"
-        "the file of the package that is named; the captions beside the images are imagemill's own.\n"
-    )
-    return head + "".join(
-        f"\n## {credit.title}\n\n"
-        f"- author: {credit.author}\n"
-        f"- licence: {credit.licence}\n"
-        f"- from: `{credit.source}`, terms stated in `{credit.stated_in}`\n"
-        f"- here: {', '.join(credit.files)}\n"
-        for credit in PHOTOGRAPHS
-    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:

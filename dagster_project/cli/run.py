@@ -25,9 +25,8 @@ def split_names(context: click.Context, option: click.Parameter, given: str) -> 
 @root_options
 def command(session: Session, passes: tuple[str, ...], fail_on_skip: bool) -> None:
     """Bring everything up to date: only what is missing, invalid or stale is made."""
-    from dagster_project.summary import exit_code, summary_lines
+    from dagster_project.summary import report
     from dagster_project.work import open_command
-    from imagemill.pipeline.status import read_status
 
     refuse_no_images(session.root)
     with open_command(session) as work:
@@ -37,7 +36,4 @@ def command(session: Session, passes: tuple[str, ...], fail_on_skip: bool) -> No
             work.write_records(chosen)
         else:
             work.publish(chosen)
-        status = read_status(session, work.embedded)
-        for line in summary_lines(work, status):
-            click.echo(line)
-        sys.exit(exit_code(work, status, fail_on_skip=fail_on_skip))
+        sys.exit(report(work, fail_on_skip=fail_on_skip))

@@ -83,9 +83,8 @@ def command(
         sys.exit(_roll_back(session, options))
     if cancel:
         sys.exit(_cancel(session, regenerate))
-    from dagster_project.summary import exit_code, summary_lines
+    from dagster_project.summary import report
     from dagster_project.work import open_command
-    from imagemill.pipeline.status import read_status
 
     chosen = Passes.named(names)
     kinds, recaption = [kind for kind in regenerate if kind != CAPTIONS], CAPTIONS in regenerate
@@ -95,10 +94,7 @@ def command(
     with open_command(session) as work:
         work.embed(chosen, limit=limit, regenerate=kinds, recaption=recaption)
         work.write_records(chosen)
-        status = read_status(session, work.embedded)
-        for line in summary_lines(work, status):
-            click.echo(line)
-        sys.exit(exit_code(work, status, fail_on_skip=fail_on_skip))
+        sys.exit(report(work, fail_on_skip=fail_on_skip))
 
 
 def _refuse_contradictions(verify: bool, rollback: bool, delete_embeddings: bool, *, makes: bool) -> None:

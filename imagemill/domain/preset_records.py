@@ -14,7 +14,9 @@ Spec: docs/spec/presets.md#preset-records, docs/spec/validation.md#rules-of-pres
 
 import math
 import re
+import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar, get_args
 
 import msgspec
@@ -98,49 +100,16 @@ class PresetRule(NamedTuple):
     remedy: str
 
 
-_RAW = "repair the raw record and make the preset again"
-_CORNERS = "write [x1, y1, x2, y2] in the raw record, where x2 is x + width and y2 is y + height; make the preset again"
-PRESET_RULES: dict[str, PresetRule] = {
-    "images": PresetRule("images is a list of exactly one path", "write one record per image"),
-    "image_path": PresetRule(
-        "a path is relative to its file's folder and stays in it: not empty, no '..', no backslash, no folder",
-        "name the image relative to the folder of this file, with /",
-    ),
-    "image_size": PresetRule(f"width and height are ints from 1 to {MAX_SIDE}", "write the size of the image file"),
-    "max_pixels": PresetRule("width times height is within the preset's max_pixels", "rescale into a preset with this limit"),
-    "multiple_of": PresetRule("width and height are multiples of the image factor", "rescale into a preset with this factor"),
-    "objects": PresetRule("objects is a list of objects", _RAW),
-    "desc": PresetRule("an object has a desc that is not blank", _RAW),
-    "legacy_key": PresetRule(
-        "no bbox, polygon, line or line_points",
-        "write a box as bbox_2d [x1, y1, x2, y2] and an outline as poly [x, y, x, y, …]; remove lines",
-    ),
-    "geometry": PresetRule("an object has exactly one of bbox_2d and poly", _RAW),
-    "bbox": PresetRule("bbox_2d is [x1, y1, x2, y2]", _RAW),
-    "out_of_range": PresetRule(f"no coordinate is beyond {MAX_SIDE}, the longest side that an image can have", _RAW),
-    "inverted": PresetRule("x2 is above x1 and y2 above y1", _CORNERS),
-    "poly": PresetRule("poly is a flat list of x and y, at least three points; poly_points counts them", _RAW),
-    "space": PresetRule(
-        "numbers in .jsonl, ints 0…999 in .norm.jsonl, tokens in .coord.jsonl, never mixed",
-        "write the values of one space; imagemill preset coord makes norm and coord of pixels",
-    ),
-}  # fmt: skip
-# A record that violates only these is valid.
-PRESET_WARNINGS: dict[str, PresetRule] = {
-    "outside_image": PresetRule("geometry overlaps the image", "repair the raw record: rescale refuses it"),
-    "beyond_edge": PresetRule(
-        "geometry lies within the image", "inspect the object; norm and coord clip it at the edge"
-    ),
-}
-
-# A box under `bbox` may have either form, and the record does not show which.
-_LEGACY_REMEDIES = {
-    "bbox": "write bbox_2d [x1, y1, x2, y2]: from [x, y, width, height], as in COCO, x2 is x + width and y2 is y + height; "
-    "rename the key only if the box is [x1, y1, x2, y2] already",
-    "polygon": "rename polygon to poly if it is one flat list [x, y, x, y, …]",
-    "line": "remove the line: an object has a box or a polygon",
-    "line_points": "remove line_points: an object has a box or a polygon",
-}
+_TABLES = tomllib.loads(Path(__file__).with_name("preset_rules.toml").read_text("utf-8"))
+# A record that violates only warnings is valid.
+PRESET_RULES, PRESET_WARNINGS = (
+    {
+        name: PresetRule(row["description"].format(max_side=MAX_SIDE), row["remedy"])
+        for name, row in _TABLES[part].items()
+    }
+    for part in ("rules", "warnings")
+)
+_LEGACY_REMEDIES: Mapping[str, str] = _TABLES["legacy_keys"]
 _Problems = Iterator[Violation]
 
 

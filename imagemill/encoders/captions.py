@@ -4,7 +4,7 @@ Spec: docs/spec/stage2.md#text-encoders
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
@@ -21,16 +21,21 @@ _ROWS = {64: 8, 128: 4, 256: 2}
 class CaptionTokenizer:
     """Captions → token ids and masks, without the model's weights. Safe on several threads.
 
-    Args:
-        checkpoint: folder of the model, or of the tokenizer if it has its own.
-        tokens: length of masks.
+    Attributes:
         files: the tokenizer's files.
         config: the one of them that must exist.
+
+    Args:
+        checkpoint: folder of the model, or of the tokenizer if it has its own.
+        spec: `tokens` of its contract is the length of masks.
     """
 
-    def __init__(self, checkpoint: Checkpoint, tokens: int, *, files: Sequence[str], config: str) -> None:
-        self.tokens = tokens
-        checkpoint = tokenizer_folder(checkpoint, files, config)
+    files: ClassVar[tuple[str, ...]]
+    config: ClassVar[str]
+
+    def __init__(self, checkpoint: Checkpoint, spec: EmbeddingSpec) -> None:
+        self.tokens: int = spec.shape(0, 0)[0]
+        checkpoint = self.folder(checkpoint)
         with checkpoint.loading():
             tokenizer = library("transformers").AutoTokenizer.from_pretrained(checkpoint.path, local_files_only=True)
             self._backend = tokenizer.backend_tokenizer
@@ -42,6 +47,18 @@ class CaptionTokenizer:
         self.vocabulary_size = len(tokenizer)
         if self._backend.encode("").ids[-1:] != [tokenizer.eos_token_id]:
             raise checkpoint.unusable("its tokenizer does not end a caption with the end token")
+
+    @classmethod
+    def folder(cls, checkpoint: Checkpoint) -> Checkpoint:
+        """Return the folder of a model's tokenizer: its own subfolder if one is configured. Raises ModelUnusable."""
+        settings = checkpoint.settings
+        if not isinstance(settings, TextSettings) or settings.tokenizer_subfolder is None or settings.model == PREVIEW:
+            return checkpoint
+        settings = msgspec.structs.replace(
+            settings, subfolder=settings.tokenizer_subfolder, revision=checkpoint.revision or settings.revision
+        )
+        folder = checkpoint.path.parent  # of preview models, which this is not
+        return resolve(settings, spec=checkpoint.spec, preview_root=folder, files=cls.files, config=cls.config)
 
     def check_fits(self, model: Any, checkpoint: Checkpoint) -> None:
         """Raise ModelUnusable if the model has no embedding for a token of this tokenizer."""
@@ -65,18 +82,6 @@ class CaptionTokenizer:
     def mask_of(self, ids: Sequence[int]) -> list[int]:
         """Return the attention mask of these token ids, padded to `tokens`."""
         return [1] * len(ids) + [0] * (self.tokens - len(ids))
-
-
-def tokenizer_folder(checkpoint: Checkpoint, files: Sequence[str], config: str) -> Checkpoint:
-    """Return the folder of a model's tokenizer: its own subfolder if one is configured. Raises ModelUnusable."""
-    settings = checkpoint.settings
-    if not isinstance(settings, TextSettings) or settings.tokenizer_subfolder is None or settings.model == PREVIEW:
-        return checkpoint
-    settings = msgspec.structs.replace(
-        settings, subfolder=settings.tokenizer_subfolder, revision=checkpoint.revision or settings.revision
-    )
-    folder = checkpoint.path.parent  # of preview models, which this is not
-    return resolve(settings, spec=checkpoint.spec, preview_root=folder, files=files, config=config)
 
 
 def required_text(item: np.ndarray | str, spec: EmbeddingSpec) -> str:

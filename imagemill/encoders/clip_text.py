@@ -16,10 +16,9 @@ import torch
 
 from imagemill.domain.embedding_specs import CLIP_WIDTH, EmbeddingSpec
 from imagemill.encoders.base import CheckpointEncoder
-from imagemill.encoders.captions import CaptionTokenizer, encode_in_equal_calls, required_text, tokenizer_folder
+from imagemill.encoders.captions import CaptionTokenizer, encode_in_equal_calls, required_text
 from imagemill.encoders.loading import Checkpoint, json_sha256, library, load_model, to_device, to_stored
-from imagemill.encoders.preview import save_preview
-from imagemill.encoders.t5 import PREVIEW_WORDS
+from imagemill.encoders.preview import preview_data, save_preview
 from imagemill.formats.manifest import sha256_file
 from imagemill.models import Prepared
 
@@ -31,15 +30,10 @@ _FILES = ("config.json", _TOKENIZER, "special_tokens_map.json", *_VOCABULARY)
 
 
 class ClipTokenizer(CaptionTokenizer):
-    """Captions → token ids, without the model's weights. Safe on several threads.
+    """The tokenizer of CLIP."""
 
-    Args:
-        checkpoint: folder of the model, or of the tokenizer if it has its own.
-        spec: `tokens` of its contract is the number of positions.
-    """
-
-    def __init__(self, checkpoint: Checkpoint, spec: EmbeddingSpec) -> None:
-        super().__init__(checkpoint, spec.shape(0, 0)[0], files=_FILES, config=_TOKENIZER)
+    files = _FILES
+    config = _TOKENIZER
 
 
 class ClipTextEncoder(CheckpointEncoder):
@@ -61,7 +55,7 @@ class ClipTextEncoder(CheckpointEncoder):
 
     @classmethod
     def _facts(cls, checkpoint: Checkpoint, spec: EmbeddingSpec) -> dict[str, Any]:
-        folder = tokenizer_folder(checkpoint, _FILES, _TOKENIZER).path
+        folder = ClipTokenizer.folder(checkpoint).path
         vocabulary = {name: sha256_file(folder / name) for name in _VOCABULARY[:2] if (folder / name).is_file()}
         vocabulary = vocabulary or {name: sha256_file(folder / name) for name in _VOCABULARY[2:]}
         return {
@@ -127,7 +121,7 @@ def _preview_vocabulary() -> tuple[dict[str, int], list[tuple[str, str]]]:
     letters = sorted(ByteLevel.alphabet())
     pieces = [*letters, *(f"{letter}</w>" for letter in letters)]
     merges: dict[tuple[str, str], None] = {}
-    for word in PREVIEW_WORDS.split():
+    for word in preview_data("words.txt").split():
         *parts, last = word
         rest = [*parts, f"{last}</w>"]
         begun = rest[0]

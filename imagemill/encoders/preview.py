@@ -58,6 +58,11 @@ def ensure_preview(spec: ModelSpec, root: Path) -> Path:
     return folder
 
 
+def preview_data(name: str) -> str:
+    """Return the text of a file in preview_data/, from which preview models are made."""
+    return Path(__file__).with_name("preview_data").joinpath(name).read_text("utf-8")
+
+
 def is_preview(folder: Path) -> bool:
     """Return True if the checkpoint in this folder is a preview, even if it was copied."""
     return (folder / MARKER).exists()

@@ -17,9 +17,9 @@ import torch
 from imagemill.domain.embedding_specs import OLD_VALUES, T5_WIDTH, EmbeddingSpec
 from imagemill.domain.encoder_settings import EncoderSettings
 from imagemill.encoders.base import CheckpointEncoder
-from imagemill.encoders.captions import CaptionTokenizer, encode_in_equal_calls, required_text, tokenizer_folder
+from imagemill.encoders.captions import CaptionTokenizer, encode_in_equal_calls, required_text
 from imagemill.encoders.loading import Checkpoint, json_sha256, library, load_model, resolve, to_device, to_stored
-from imagemill.encoders.preview import save_preview
+from imagemill.encoders.preview import preview_data, save_preview
 from imagemill.models import Prepared
 
 PREPROCESSING = "t5-1"
@@ -34,15 +34,10 @@ _TOKENIZER_FILES = ("config.json", _TOKENIZER, "tokenizer_config.json", "special
 
 
 class T5Tokenizer(CaptionTokenizer):
-    """Captions → token ids and masks, without the model's weights. Safe on several threads.
+    """The tokenizer of T5 and UMT5."""
 
-    Args:
-        checkpoint: folder of the model, or of the tokenizer if it has its own.
-        spec: `tokens` of its contract is the length of masks.
-    """
-
-    def __init__(self, checkpoint: Checkpoint, spec: EmbeddingSpec) -> None:
-        super().__init__(checkpoint, spec.shape(0, 0)[0], files=_TOKENIZER_FILES, config=_TOKENIZER)
+    files = _TOKENIZER_FILES
+    config = _TOKENIZER
 
 
 class T5Encoder(CheckpointEncoder):
@@ -65,7 +60,7 @@ class T5Encoder(CheckpointEncoder):
             "zero": f"each caption to its own multiple of {LENGTH_STEP}",
             "attended": "to `tokens`, without a mask",
         }
-        vocabulary = tokenizer_folder(checkpoint, _TOKENIZER_FILES, _TOKENIZER).json(_TOKENIZER)
+        vocabulary = T5Tokenizer.folder(checkpoint).json(_TOKENIZER)
         return {
             "output": "last hidden state",
             "padding": padding[spec.contract.get("pad_rows", "zero")],
@@ -156,15 +151,6 @@ class T5Encoder(CheckpointEncoder):
         )
 
 
-PREVIEW_WORDS = """
-    a the of in on at with and or is are was by for from to an its one two three many some no not
-    photo picture image painting drawing portrait view close background foreground light dark bright
-    man woman child boy girl people person face hand dog cat bird horse animal tree flower grass forest
-    mountain river sea water sky cloud sun snow rain night day city street house building room window
-    door table chair food fruit car boat train road bridge sign book
-    red green blue yellow black white brown grey orange pink purple small large old young long round
-    standing sitting walking running holding wearing looking near under over behind between
-"""
 _PREVIEW_ENDINGS = ("s", "es", "ed", "ing", "er", "est", "ly", "y", "en", "al", "ion", "ness", "ment", "th")
 
 
@@ -173,7 +159,7 @@ def _preview_vocabulary() -> list[tuple[str, float]]:
     letters = string.digits + string.ascii_letters + string.punctuation
     pieces = {"<pad>": 0.0, "</s>": 0.0, "<unk>": 0.0, "\u2581": -3.0}
     for group, score in (
-        ([f"\u2581{w}" for w in PREVIEW_WORDS.split()], -5.0),
+        ([f"\u2581{w}" for w in preview_data("words.txt").split()], -5.0),
         (_PREVIEW_ENDINGS, -7.0),
         (letters, -10.0),
     ):

@@ -11,6 +11,7 @@ Spec: docs/spec/stage2.md#caption-sources, docs/spec/stage-a.md#summaries
 import os
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -40,6 +41,8 @@ from imagemill.models import CutShort, NamedImage
 from imagemill.store.provenance import ModelIdentity
 
 PREPROCESSING = "qwen3-vl-1"
+# Settings in the facts of an identity.
+_SETTINGS = ("max_pixels", "max_new_tokens", "temperature", "top_p", "repetition_penalty")
 DEFAULT_MAX_NEW_TOKENS = 512
 
 _WEIGHTS = "model"
@@ -63,15 +66,12 @@ _NEEDED = (("tokenizer.json", "vocab.json"), ("preprocessor_config.json", "proce
 
 
 # Uses of the model, identified by their sections of the configuration.
-SUMMARIZER, CAPTIONER = (
-    ModelSpec(
-        kind="vision_language",
-        own_section=section,
-        encoder="imagemill.encoders.vlm:VisionLanguageModel",
-        default_model="Qwen/Qwen3-VL-4B-Instruct",
-    )
-    for section in ("summarizer", "captioner")
+_MODEL = ModelSpec(
+    kind="vision_language",
+    encoder="imagemill.encoders.vlm:VisionLanguageModel",
+    default_model="Qwen/Qwen3-VL-4B-Instruct",
 )
+SUMMARIZER, CAPTIONER = (replace(_MODEL, own_section=section) for section in ("summarizer", "captioner"))
 
 
 class VisionLanguageModel:
@@ -268,10 +268,6 @@ def _identify(checkpoint: Checkpoint, settings: VlmSettings, threads: int, **fac
             for path in parts
         },
         preprocessing=PREPROCESSING,
-        max_pixels=settings.max_pixels,
-        max_new_tokens=settings.max_new_tokens,
-        temperature=settings.temperature,
-        top_p=settings.top_p,
-        repetition_penalty=settings.repetition_penalty,
+        **{name: getattr(settings, name) for name in _SETTINGS},
         **facts,
     )

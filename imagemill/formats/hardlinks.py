@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from imagemill.errors import ImagemillError, is_disk_full
 from imagemill.fs.atomic import sync_folder, temporary_path
+from imagemill.fs.listing import nearest_existing
 
 _MISSING = "not in the base preset"
 _FOREIGN = "there already, and not the base's file"
@@ -198,7 +199,7 @@ def _folder_problem(folder: str, source: Path, target: Path) -> str | None:
     parts = folder.split("/")
     if parts[0] != "images":
         return "not under images/"
-    base, device = _look(source / folder), _device(target / folder)
+    base, device = _look(source / folder), os.lstat(nearest_existing(target / folder)).st_dev
     if base is None:
         return _MISSING
     for place, missing_is_fine in ((source, False), (target, True)):
@@ -210,12 +211,6 @@ def _folder_problem(folder: str, source: Path, target: Path) -> str | None:
             if found is None or not stat.S_ISDIR(found.st_mode):
                 return f"{path} is no real folder"
     return None if base.st_dev == device else "base and derived preset are on two file systems"
-
-
-def _device(path: Path) -> int:
-    """Return the device of a path, or of its nearest existing parent."""
-    found = _look(path)
-    return found.st_dev if found else _device(path.parent)
 
 
 def _look(path: Path) -> os.stat_result | None:

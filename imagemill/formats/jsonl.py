@@ -9,7 +9,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, BinaryIO, NamedTuple, Self, TypeVar
 
 import msgspec
 
@@ -45,14 +45,40 @@ class Line(NamedTuple):
     offset: int = 0
 
 
+class Span(NamedTuple):
+    """Position of a line in a file: its number from 1, its offset in bytes, its length in bytes without the line ending."""
+
+    path: Path
+    number: int
+    offset: int
+    length: int
+
+    def read(self) -> bytes:
+        """Return the line's bytes; fewer if the file has been replaced. Raises OSError if the file is gone."""
+        with open(self.path, "rb", buffering=0) as file:
+            return os.pread(file.fileno(), self.length, self.offset)
+
+
+def lines_with_offsets(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """Yield offset and bytes of every line of a file, with its ending. `line_at` reads it again."""
+    offset = 0
+    for whole in file:
+        yield offset, whole
+        offset += len(whole)
+
+
+def line_at(file: BinaryIO, offset: int) -> bytes:
+    """Return the line that begins at this offset, with its ending."""
+    file.seek(offset)
+    return file.readline()
+
+
 def read_jsonl(path: Path) -> Iterator[Line]:
     """Yield every line of a file, good or bad, in order. Memory does not grow with the number of lines."""
     with open(path, "rb") as file:
-        offset = 0
-        for number, whole in enumerate(file, start=1):
+        for number, (offset, whole) in enumerate(lines_with_offsets(file), start=1):
             raw = whole.removesuffix(b"\n").removesuffix(b"\r")
             yield Line(number, raw, *_parse(raw), offset)
-            offset += len(whole)
 
 
 def read_raw(path: Path) -> Iterator[tuple[int, bytes]]:

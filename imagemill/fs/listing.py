@@ -66,3 +66,9 @@ def start_listing(folders: Sequence[Path], suffix: str) -> Callable[[], list[dic
 if __name__ == "__main__":
     suffix, *folders = sys.argv[1:]
     sys.stdout.buffer.write(marshal.dumps([list_files(Path(folder), suffix) for folder in folders]))
+
+
+def nearest_existing(path: Path) -> Path:
+    """Return the path itself, or its nearest parent that exists; a broken symlink exists."""
+    absolute = Path(os.path.abspath(path))
+    return next(place for place in (absolute, *absolute.parents) if os.path.lexists(place))

@@ -25,6 +25,7 @@ from imagemill.errors import NotEnoughSpace
 from imagemill.formats.npy import npy_header
 from imagemill.formats.tar import BLOCK
 from imagemill.fs.fingerprints import signature_bytes
+from imagemill.fs.listing import nearest_existing
 from imagemill.pipeline.shards.shard_sets import JSON_MEMBER, MASK_MEMBER, bucket_folder
 from imagemill.pipeline.stage2.image_metadata import size_or_none
 from imagemill.pipeline.stage2.plan import Job
@@ -190,7 +191,7 @@ def require_space(needs: Iterable[Need]) -> None:
     """Raise NotEnoughSpace if the needs on one disk add up to more than its free space."""
     disks: dict[int, list[Need]] = {}
     for need in needs:
-        disks.setdefault(_nearest(need.folder).stat().st_dev, []).append(need)
+        disks.setdefault(nearest_existing(need.folder).stat().st_dev, []).append(need)
     for together in disks.values():
         needed, free = sum(need.bytes for need in together), free_bytes(together[0].folder)
         if needed > free:
@@ -206,20 +207,14 @@ def require_space(needs: Iterable[Need]) -> None:
 
 def free_bytes(folder: Path) -> int:
     """Return the bytes an ordinary user may still write there; for a missing folder, those of its nearest existing parent."""
-    disk = os.statvfs(_nearest(folder))
+    disk = os.statvfs(nearest_existing(folder))
     # Some file systems have no limit and report a size of 0.
     return disk.f_bavail * disk.f_frsize if disk.f_blocks else sys.maxsize
 
 
 def block_size(folder: Path) -> int:
     """Return the allocation unit of files there, in bytes."""
-    return os.statvfs(_nearest(folder)).f_frsize
-
-
-def _nearest(folder: Path) -> Path:
-    """Return the folder, or its nearest existing parent."""
-    absolute = Path(os.path.abspath(folder))
-    return next(path for path in (absolute, *absolute.parents) if path.exists())
+    return os.statvfs(nearest_existing(folder)).f_frsize
 
 
 def _remedy(needs: Sequence[Need], free: int) -> str:

@@ -36,7 +36,7 @@ from imagemill.pipeline.shards.shard_sets import (
     sample_digest,
 )
 from imagemill.pipeline.stage2.merge import STAGE1, stage1_backup
-from imagemill.pipeline.stage2.record_index import Recorded, read_recorded
+from imagemill.pipeline.stage2.record_index import Recorded, read_recorded, record_at
 from imagemill.pipeline.stage2.scan import SourceFile, scan_approved
 from imagemill.store.ledger import BEGUN, SUPERSEDED, FileRow, Ledger, LedgerDamaged, SourceRow
 from imagemill.store.ledger.schema import wal_files
@@ -176,7 +176,7 @@ def _read_files(root: DataRoot, packed: Packed, repair: Repair) -> None:
     listings = {store: store.listing() for store in stores}
     regenerated = repair.regenerated()
     for image_id, span in recorded.lines.items():
-        record = span.record()
+        record = record_at(span)
         source = _source(root, scan.sources.get(image_id) if scan else None, record)
         if source:
             repair.sources.append(source)

@@ -21,6 +21,7 @@ from imagemill.domain.embedding_specs import embedding_specs
 from imagemill.domain.layout import DEFAULT_ROOT, DataRoot, local_path
 from imagemill.errors import ImagemillError, MissingInput, WrongUsage
 from imagemill.fs.atomic import atomic_write, sweep_temporaries
+from imagemill.fs.listing import nearest_existing
 from imagemill.store.ledger import Ledger
 from imagemill.store.second_copy import refresh
 
@@ -77,7 +78,7 @@ def remember(root: DataRoot, ledger: Ledger, name: Place) -> None:
 def refuse_no_folder(name: Place, folder: str | os.PathLike[str]) -> None:
     """Raise WrongUsage if there is not and cannot be a folder, because a file is in the way. Creates nothing."""
     place = local_path(folder, _OPTIONS[name])
-    nearest = _nearest(place)
+    nearest = nearest_existing(place)
     if not nearest.is_dir():
         raise _no_folder(name, place, f"{nearest} is a {'broken symlink' if nearest.is_symlink() else 'file'}")
     try:
@@ -88,18 +89,13 @@ def refuse_no_folder(name: Place, folder: str | os.PathLike[str]) -> None:
         raise _no_folder(name, place, error.strerror) from error
 
 
-def _nearest(place: Path) -> Path:
-    """Return the path itself, or the nearest parent that exists."""
-    return next(path for path in (place, *place.parents) if os.path.lexists(path))
-
-
 class ReadOnly(ImagemillError, PermissionError):
     """A folder that a command has to write to is read-only for this user."""
 
 
 def refuse_read_only(folder: Path) -> None:
     """Raise ReadOnly if this user cannot create files in the folder, or cannot create the folder. Creates nothing."""
-    nearest = _nearest(folder)
+    nearest = nearest_existing(folder)
     if nearest.is_dir() and not os.access(nearest, os.W_OK | os.X_OK):
         raise ReadOnly(
             "the data root is read-only",

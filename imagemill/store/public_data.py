@@ -72,14 +72,6 @@ class PresetDir:
         """Records in pixels."""
         return self.records(split, "pixel")
 
-    def norm(self, split: str) -> Path:
-        """Records as ints 0…999."""
-        return self.records(split, "norm")
-
-    def coord(self, split: str) -> Path:
-        """Records as tokens."""
-        return self.records(split, "coord")
-
     def filter_stats(self, split: str) -> Path:
         """Counts of kept and dropped records of a derived preset."""
         return self.path / f"{split}.filter_stats.json"

@@ -4,6 +4,7 @@ Spec: docs/spec/stage2.md#bucket-size
 """
 
 import json
+import math
 import os
 import random
 import signal
@@ -174,12 +175,30 @@ def torch_threads():
     torch.set_num_threads(before)
 
 
+def large_photos(coco128, folder):
+    """Write 40 photographs of 12 and 24 megapixels: enlarged, with seeded noise, so that JPEG 95 has details to keep."""
+    chance = np.random.default_rng(18)
+    for number, path in enumerate(sorted((coco128 / "images").rglob("*.jpg"))[:40]):
+        image = Image.open(path).convert("RGB")
+        times = math.sqrt((12, 24)[number % 2] * 1e6 / (image.width * image.height))
+        image = image.resize((round(image.width * times), round(image.height * times)), Image.Resampling.BICUBIC)
+        noise = chance.integers(-6, 7, (image.height, image.width, 3), np.int16)
+        pixels = np.clip(np.asarray(image, np.int16) + noise, 0, 255).astype(np.uint8)
+        Image.fromarray(pixels).save(folder / path.name, quality=95)
+        (folder / path.name).with_suffix(".txt").write_text(f"photograph {number}")
+
+
 @pytest.mark.slow
-def test_latents_of_real_photos_equal_those_of_pillow_and_diffusers(data_root, coco128, preview_root, torch_threads):
+@pytest.mark.parametrize(
+    ("photographs", "count"), [(coco_photos, 128), pytest.param(large_photos, 40, marks=pytest.mark.soak)]
+)
+def test_latents_of_real_photos_equal_those_of_pillow_and_diffusers(
+    data_root, coco128, preview_root, torch_threads, photographs, count
+):
     """Every photograph; then plain webdataset and the reader stack full batches of one shape."""
     from diffusers import AutoencoderKL
 
-    coco_photos(coco128, data_root.approved)
+    photographs(coco128, data_root.approved)
     use_model(data_root, "preview", **BUCKET)
     done = imagemill("run", "--data-root", data_root.path)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -198,7 +217,7 @@ def test_latents_of_real_photos_equal_those_of_pillow_and_diffusers(data_root, c
         with torch.inference_mode():
             expected = vae.encode(values.contiguous()).latent_dist.mean[0].numpy().astype(np.float16)
         equal += np.array_equal(expected, np.load(data_root.derived / "vae_latents" / f"{path.stem}.npy"))
-    assert equal == 128
+    assert equal == count
 
     for bucket in BUCKETS:
         tars = sorted(map(str, (data_root.shards / f"bucket_{bucket}").glob("*.tar")))

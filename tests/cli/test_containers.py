@@ -91,4 +91,4 @@ def test_two_live_containers_with_one_host_name_give_the_result_of_one_run(root,
     assert contents(root) == undisturbed
     assert leftovers(root) == []
     with Ledger(root.ledger, read_only=True) as ledger:
-        assert ledger.leases() == []
+        assert ledger.cells("leases", ["item"]) == []

@@ -137,9 +137,11 @@ def test_real_coco_in_top_left_order_is_accepted_by_the_original_trainer(story, 
     run(data_root, "all", "coco", "--preset", "p", "--object-order", "top_left")
 
     preset = PublicData(data_root.public_data).dataset("coco").preset("p")
-    records = records_of(preset.coord("train"))
+    records = records_of(preset.records("train", "coord"))
     assert (len(records), sum(map(is_ascending, records))) == (128, 128)
-    assert sum(map(is_ascending, records_of(story.base.coord("train")))) == 29, "in the order of the annotations"
+    assert sum(map(is_ascending, records_of(story.base.records("train", "coord")))) == 29, (
+        "in the order of the annotations"
+    )
     names = [
         [[item["desc"] for item in one["objects"]] for one in records_of(preset.records("train", space))]
         for space in SPACES
@@ -201,7 +203,7 @@ def test_every_way_to_set_max_objects_gives_the_same_preset(data_root, dataset, 
 
     run(data_root, "coord", "coco", *arguments, **environment)
 
-    assert len(records_of(dataset.preset("p_max2").coord("train"))) == 2
+    assert len(records_of(dataset.preset("p_max2").records("train", "coord"))) == 2
 
 
 def test_limit_of_a_preset_with_a_common_prefix_is_not_used(data_root, dataset):
@@ -210,7 +212,7 @@ def test_limit_of_a_preset_with_a_common_prefix_is_not_used(data_root, dataset):
 
     run(data_root, "coord", "coco", "--preset", "p_maximal")
 
-    assert dataset.preset("p_maximal").coord("train").is_file()
+    assert dataset.preset("p_maximal").records("train", "coord").is_file()
 
 
 def test_coord_of_a_base_limited_in_presets_yaml_makes_both_presets(data_root, dataset):
@@ -220,8 +222,8 @@ def test_coord_of_a_base_limited_in_presets_yaml_makes_both_presets(data_root, d
     said = run(data_root, "coord", "coco", "--preset", "p").stdout.splitlines()
 
     assert [line.partition(":")[0] for line in said] == ["coco/p", "coco/p_max2"]
-    assert len(records_of(dataset.preset("p").coord("train"))) == 3
-    assert len(records_of(dataset.preset("p_max2").coord("train"))) == 2
+    assert len(records_of(dataset.preset("p").records("train", "coord"))) == 3
+    assert len(records_of(dataset.preset("p_max2").records("train", "coord"))) == 2
 
 
 @pytest.mark.parametrize("text", ["", "datasets: {coco: {default_preset: p}}\npresets: {coco/other: {}}"])
@@ -231,7 +233,7 @@ def test_command_without_a_preset_uses_the_default_or_the_only_one(data_root, da
 
     run(data_root, "coord", "coco")
 
-    assert dataset.preset("p").coord("train").is_file()
+    assert dataset.preset("p").records("train", "coord").is_file()
     assert "passed" in run(data_root, "validate", "coco").stdout
 
 
@@ -321,7 +323,7 @@ def test_split_rule_is_in_the_manifest_of_every_preset(data_root, tmp_path):
     run(data_root, "coord", "coco", "--preset", "p_max6")
 
     coco = PublicData(data_root.public_data).dataset("coco")
-    ids = [one["metadata"]["image_id"] for one in records_of(coco.preset("p").coord("val"))]
+    ids = [one["metadata"]["image_id"] for one in records_of(coco.preset("p").records("val", "coord"))]
     assert ids == [1, 5, 9]
     for name in ("p", "p_max6"):
         manifest = read_preset_manifest(coco.preset(name))

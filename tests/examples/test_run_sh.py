@@ -52,8 +52,8 @@ def test_runner_passes_words_behind_the_dashes_on_and_takes_the_default_preset(r
     done, _ = runner("./public_data/run.sh coco coord")
 
     assert done.returncode == 0, done.stderr
-    assert base.coord("train").is_file()
-    assert dataset.preset("rescale_32_768_bbox_max60").coord("train").is_file()
+    assert base.records("train", "coord").is_file()
+    assert dataset.preset("rescale_32_768_bbox_max60").records("train", "coord").is_file()
     done, _ = runner("./public_data/run.sh coco validate --skip-image-check --preset-only")
     assert done.returncode == 0, done.stdout + done.stderr
     done, _ = runner("./public_data/run.sh coco validate --raw-only")

@@ -80,4 +80,4 @@ def checks_of(result):
 
 
 def claims(ledger):
-    return [(lease.asset, lease.item) for lease in ledger.leases()]
+    return ledger.cells("leases", ["asset", "item"])

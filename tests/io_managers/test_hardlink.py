@@ -92,8 +92,8 @@ def test_only_chosen_splits_are_written(data_root, instance, dataset):
 
     assert coord(data_root, instance, "coco/p", splits=["val"]).success
 
-    assert dataset.preset("p").coord("val").is_file()
-    assert not dataset.preset("p").coord("train").exists()
+    assert dataset.preset("p").records("val", "coord").is_file()
+    assert not dataset.preset("p").records("train", "coord").exists()
 
 
 def test_failed_run_releases_its_claims_and_reports_the_cause(data_root, instance, dataset):

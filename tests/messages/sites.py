@@ -32,7 +32,8 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 # A table of messages, which no call makes.
-RULES = "imagemill/validation/rules.toml"
+# Files of rules, and their tables.
+RULES = {"imagemill/validation/rules.toml": (), "imagemill/domain/preset_rules.toml": ("rules", "warnings")}
 
 
 class Site(NamedTuple):
@@ -76,11 +77,13 @@ def sites() -> tuple[Site, ...]:
     """All messages, by file and line."""
     makers = _all_makers()
     found = [site for file, tree in modules().items() for site in _sites_of(file, tree, makers)]
-    rules = tomllib.loads((ROOT / RULES).read_text("utf-8"))
-    found += [
-        Site(RULES, name, number, 0, "Rule", "", row["description"], "", row["remedy"])
-        for number, (name, row) in enumerate(rules.items())
-    ]
+    for file, parts in RULES.items():
+        document = tomllib.loads((ROOT / file).read_text("utf-8"))
+        rules = [row for part in parts for row in document[part].items()] if parts else list(document.items())
+        found += [
+            Site(file, name, number, 0, "Rule", "", row["description"], "", row["remedy"])
+            for number, (name, row) in enumerate(rules)
+        ]
     return tuple(sorted(found, key=lambda site: (site.file, site.line, site.column)))
 
 

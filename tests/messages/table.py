@@ -25,7 +25,7 @@ COLUMNS = ("file", "function", "made_by", "reason", "message", "why", "do", "tes
 
 # The rules of these files are data that one test walks through.
 _RULES = (
-    RULES,
+    *RULES,
     "imagemill/validation/catalogue.py",
     "imagemill/domain/preset_records.py",
     "imagemill/domain/stage2_records.py",

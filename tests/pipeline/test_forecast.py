@@ -14,6 +14,7 @@ from PIL import Image
 from imagemill.domain.buckets import BUCKETS
 from imagemill.domain.embedding_specs import DINOV3, T5, VAE, embedding_specs
 from imagemill.errors import ImagemillError, NotEnoughSpace
+from imagemill.formats.jsonl import Span
 from imagemill.fs.fingerprints import file_signature, posix_signature
 from imagemill.pipeline import forecast as module
 from imagemill.pipeline.forecast import (
@@ -30,7 +31,6 @@ from imagemill.pipeline.shards.shard_plan import plan_shards
 from imagemill.pipeline.shards.shard_sets import ShardParameters
 from imagemill.pipeline.shards.shard_writer import write_bucket
 from imagemill.pipeline.stage2.plan import Job
-from imagemill.pipeline.stage2.record_index import Span
 from imagemill.store.ledger import Ledger, SourceRow
 from tests.helpers.stage2 import embed, picture, plan_of, ready, stage2, write_records
 
@@ -49,7 +49,9 @@ def disk_of(monkeypatch, free, *, device=lambda path: 1):
     """One disk (or several, by `device`) with this much free, blocks of 4096."""
     full = SimpleNamespace(f_bavail=free // 4096, f_frsize=4096, f_blocks=10**9)
     monkeypatch.setattr(module.os, "statvfs", lambda path: full)
-    monkeypatch.setattr(module, "_nearest", lambda p: SimpleNamespace(stat=lambda: SimpleNamespace(st_dev=device(p))))
+    monkeypatch.setattr(
+        module, "nearest_existing", lambda p: SimpleNamespace(stat=lambda: SimpleNamespace(st_dev=device(p)))
+    )
 
 
 # ---- what it takes

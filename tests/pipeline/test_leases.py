@@ -102,7 +102,7 @@ def test_body_that_raises_leaves_no_claim(path):
     with Ledger(path) as ledger:
         with pytest.raises(RuntimeError):
             fail(ledger)
-        assert ledger.leases() == []
+        assert ledger.cells("leases", ["item"]) == []
 
 
 def test_claims_of_many_threads_are_all_or_nothing(path):
@@ -119,7 +119,7 @@ def test_claims_of_many_threads_are_all_or_nothing(path):
     for thread in threads:
         thread.join()
     with Ledger(path) as ledger:
-        assert len(ledger.leases()) == 400
+        assert len(ledger.cells("leases", ["item"])) == 400
 
 
 def test_wait_is_bounded_and_names_the_holder(path, monkeypatch):

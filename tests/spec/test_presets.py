@@ -95,7 +95,7 @@ def test_note_variable_remains_the_knob(data_root, dataset, base):
     done = imagemill_here(data_root, "preset", "coord", "coco", "--preset", "p", PUBLIC_DATA_MAX_OBJECTS=2)
 
     assert done.returncode == 0, done.stderr
-    assert len(records_of(dataset.preset("p_max2").coord("train"))) == 2
+    assert len(records_of(dataset.preset("p_max2").records("train", "coord"))) == 2
 
 
 def test_note_identical_values_proceed():
@@ -284,7 +284,7 @@ def test_hardlink_contract_every_path_is_there(derived):
 
     And no other: what was dropped leaves none.
     """
-    named = {record["images"][0] for record in records_of(derived.coord("train"))}
+    named = {record["images"][0] for record in records_of(derived.records("train", "coord"))}
     assert inodes(derived).keys() == named == {"images/0.jpg", "images/1.jpg"}
 
 
@@ -334,7 +334,7 @@ def found_by(report):
 def test_decision_5_unified_validation_boundary(data_root, dataset, base):
     """Decision 5: Unified validation boundary. Pipeline, preflight and `preset validate` find the same, by one implementation."""
     coord_here(dataset)
-    file = base.coord("train")
+    file = base.records("train", "coord")
     file.write_text(file.read_text().replace("<|coord_", "<|coord", 1))
     (report,) = [report for report in validate_preset(base.path) if report.file == str(file)]
     assert not report.passed
@@ -630,7 +630,7 @@ def test_acceptance_preflight_enforces_max_pixels_and_multiple_of(runner):
     assert "max_pixels" in done.stderr
     assert "multiple_of" in done.stderr
 
-    file = dataset.preset("rescale_32_768_bbox_max60").coord("train")
+    file = dataset.preset("rescale_32_768_bbox_max60").records("train", "coord")
     file.write_text(file.read_text().replace('"width":96', '"width":97').replace('"height":64', '"height":640000'))
     done, _ = runner(f"{preflight} {files} -- echo training")
     assert (done.returncode, done.stdout) == (1, "")

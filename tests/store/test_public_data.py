@@ -14,7 +14,7 @@ def preset(tmp_path):
 
 def test_layout_is_the_contracts(tmp_path, preset):
     relative = [
-        preset.jsonl("train"), preset.norm("val"), preset.coord("val"), preset.filter_stats("val"),
+        preset.jsonl("train"), preset.records("val", "norm"), preset.records("val", "coord"), preset.filter_stats("val"),
         preset.images, preset.manifest,
     ]  # fmt: skip
     dataset = PublicData(tmp_path).dataset("coco")
@@ -36,7 +36,7 @@ def test_splits_are_those_with_records(tmp_path, preset):
     dataset.raw_jsonl("val").touch()
     dataset.raw_jsonl("train").touch()
     preset.path.mkdir()
-    preset.norm("train").touch()
+    preset.records("train", "norm").touch()
     preset.jsonl("val").touch()
 
     assert (dataset.splits(), preset.splits()) == (["train", "val"], ["val"])

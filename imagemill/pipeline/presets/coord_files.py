@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from imagemill.domain.preset_records import DEFAULT_ORDER, ObjectOrder
+from imagemill.domain.preset_records import DEFAULT_ORDER, ObjectOrder, Space
 from imagemill.formats.diff_writer import Draft
 from imagemill.formats.manifest import json_bytes
 from imagemill.pipeline.presets.coords import Chunk, RecordCounts, transform
@@ -113,7 +113,8 @@ def draft_split(
         advance: called with the number of records done since the last call.
     """
     target, result = PresetDir(folder), SplitDraft(split)
-    names = [target.norm(split), target.coord(split), *([target.jsonl(split)] if max_objects is not None else [])]
+    written: list[Space] = ["norm", "coord"] if max_objects is None else ["norm", "coord", "pixel"]
+    names = [target.records(split, space) for space in written]
     result.drafts = [] if keep_files else [Draft(folder, path.name) for path in names]
     try:
         digest = hashlib.sha256()

@@ -109,10 +109,10 @@ def _compare(base: PresetDir, split: str) -> Literal["equal", "ordered", "other"
         `other` if a file is missing or not in `top_left` order throughout; `equal` if, besides, only the order of objects
         differs from ours; else `ordered`.
     """
-    if not (base.norm(split).is_file() and base.coord(split).is_file()):
+    if not (base.records(split, "norm").is_file() and base.records(split, "coord").is_file()):
         return "other"
     equal = True
-    lines = (read_raw(path) for path in (base.jsonl(split), base.norm(split), base.coord(split)))
+    lines = (read_raw(path) for path in (base.jsonl(split), base.records(split, "norm"), base.records(split, "coord")))
     for (_, pixel), (_, norm), (_, coord) in zip_longest(*lines, fillvalue=(0, b"")):
         found = parse_object(norm)
         if found is None or not _is_ordered(found):

@@ -337,23 +337,11 @@ def _provenance(
         keys = [sample.files[n].model_key for shard in plan.shards for sample in shard]
         earlier = before.provenance.get(spec.kind, ModelEntry()) if before else ModelEntry()
         unknown = earlier.unknown_maker + keys.count(UNKNOWN) + keys.count(UNKNOWN_PREVIEW)
-        identity = identities.get(spec.kind)
-        entry = (
-            ModelEntry(
-                identity.model,
-                identity.revision,
-                identity.key,
-                identity.preview,
-                identity.facts,
-                unknown,
-                identity.libraries or msgspec.UNSET,
-            )
-            if identity
-            else ModelEntry(unknown_maker=unknown)
-        )
-        if spec.declared_as:
-            entry = msgspec.structs.replace(entry, declared_as=spec.declared_as)
-        by_kind[spec.kind] = (
-            msgspec.structs.replace(entry, preview=True) if earlier.preview or UNKNOWN_PREVIEW in keys else entry
-        )
+        entry = ModelEntry(unknown_maker=unknown, declared_as=spec.declared_as or msgspec.UNSET)
+        if made := identities.get(spec.kind):
+            named = {name: getattr(made, name) for name in ("model", "revision", "key", "preview", "facts")}
+            entry = msgspec.structs.replace(entry, **named, libraries=made.libraries or msgspec.UNSET)
+        if earlier.preview or UNKNOWN_PREVIEW in keys:
+            entry = msgspec.structs.replace(entry, preview=True)
+        by_kind[spec.kind] = entry
     return by_kind

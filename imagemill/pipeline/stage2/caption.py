@@ -122,6 +122,7 @@ def _describes(made: Captioned, source: SourceFile, known: LedgerSnapshot) -> bo
     return facts is not None and facts.fingerprint == made.image
 
 
+@dataclass(kw_only=True, eq=False)
 class CaptionWorker:
     """A captioner of images. Built once per process; the model is loaded when the first image needs it.
 
@@ -133,17 +134,13 @@ class CaptionWorker:
         decode_ahead_pixels: most pixels of images opened ahead of the model.
     """
 
-    def __init__(
-        self,
-        *,
-        approved: Path,
-        captioner: Callable[[], Captioner],
-        images_per_call: int = 8,
-        decode_threads: int = 2,
-        decode_ahead_pixels: int = DECODE_AHEAD_PIXELS,
-    ) -> None:
-        self._approved, self._make, self._most = approved, captioner, images_per_call
-        self._decode_threads, self._decode_ahead_pixels = decode_threads, decode_ahead_pixels
+    approved: Path
+    captioner: Callable[[], Captioner]
+    images_per_call: int = 8
+    decode_threads: int = 2
+    decode_ahead_pixels: int = DECODE_AHEAD_PIXELS
+
+    def __post_init__(self) -> None:
         self._captioner: Captioner | None = None
         self._answered, self._failures = False, 0
         self._unusable: str | None = None
@@ -156,7 +153,7 @@ class CaptionWorker:
 
     def stream(self, jobs: Iterable[CaptionJob]) -> Iterator[CaptionedImage]:
         """Yield one row per job, in order. If the model cannot be loaded or run, the remaining jobs fail without a call."""
-        with ThreadPoolExecutor(self._decode_threads, "decode") as pool:
+        with ThreadPoolExecutor(self.decode_threads, "decode") as pool:
             batch: list[_Opened] = []
             for opened in self._opened_ahead(pool, jobs):
                 if isinstance(opened, CaptionedImage):
@@ -164,7 +161,7 @@ class CaptionWorker:
                     continue
                 batch.append(opened)
                 # The first batch has one image, so that a model that cannot run here fails within seconds.
-                if len(batch) == (self._most if self._answered else 1):
+                if len(batch) == (self.images_per_call if self._answered else 1):
                     yield from self._caption(batch)
                     batch = []
             if batch:
@@ -178,17 +175,17 @@ class CaptionWorker:
             self._open,
             jobs,
             weigh=lambda job: None,
-            measure=lambda job: math.prod(size_or_none(self._approved / job.file_name) or (0,)),
+            measure=lambda job: math.prod(size_or_none(self.approved / job.file_name) or (0,)),
             keeps=lambda opened: opened.pixels if isinstance(opened, _Opened) else 0,
-            most=self._most + 2 * self._decode_threads,
-            budget=self._decode_ahead_pixels,
+            most=self.images_per_call + 2 * self.decode_threads,
+            budget=self.decode_ahead_pixels,
         )
 
     def _open(self, job: CaptionJob) -> "CaptionedImage | _Opened":
         if self._unusable is not None and job.described is None:
             return _unasked(job, self._unusable)
         try:
-            source, pixels = inspect_image(self._approved, job)
+            source, pixels = inspect_image(self.approved, job)
         except Refused as refusal:
             remedy = refusal.do or "replace the image"
             return CaptionedImage(job, "refused", reason=refusal.reason, detail=refusal.what, remedy=remedy)
@@ -211,7 +208,7 @@ class CaptionWorker:
         """Return one answer per image; None for each if the model is unusable."""
         if self._unusable is None:
             try:
-                self._captioner = self._captioner or self._make()
+                self._captioner = self._captioner or self.captioner()
                 images = [Image.fromarray(opened.image) for opened in batch]
                 answers = answer_batch(
                     self._captioner.caption, images, lambda answer: normalise_caption(answer) or None

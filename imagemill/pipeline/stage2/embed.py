@@ -115,6 +115,7 @@ class _Write(NamedTuple):
     bytes: int
 
 
+@dataclass(kw_only=True, eq=False)
 class EmbedWorker:
     """A worker that makes files of one kind. Built once per process; the model is loaded when the first file has to be made.
 
@@ -134,28 +135,21 @@ class EmbedWorker:
         regenerate: make every file again, even if a valid one exists.
     """
 
-    def __init__(
-        self,
-        *,
-        spec: EmbeddingSpec,
-        approved: Path,
-        store: NpyStore,
-        recorded_models: RecordedModels,
-        preview_root: Path,
-        settings: EncoderSettings,
-        threads: int,
-        decode_threads: int = 2,
-        write_threads: int = 8,
-        decode_ahead_pixels: int = DECODE_AHEAD_PIXELS,
-        empty_captions: Path | None = None,
-        extract_only: bool = False,
-        regenerate: bool = False,
-    ) -> None:
-        self.spec, self.approved, self.store, self.recorded_models = spec, approved, store, recorded_models
-        self.preview_root, self.settings, self.threads = preview_root, settings, threads
-        self.decode_threads, self.write_threads = decode_threads, write_threads
-        self.decode_ahead_pixels = decode_ahead_pixels
-        self.empty_captions, self.extract_only, self.regenerate = empty_captions, extract_only, regenerate
+    spec: EmbeddingSpec
+    approved: Path
+    store: NpyStore
+    recorded_models: RecordedModels
+    preview_root: Path
+    settings: EncoderSettings
+    threads: int
+    decode_threads: int = 2
+    write_threads: int = 8
+    decode_ahead_pixels: int = DECODE_AHEAD_PIXELS
+    empty_captions: Path | None = None
+    extract_only: bool = False
+    regenerate: bool = False
+
+    def __post_init__(self) -> None:
         self._encoder: Encoder | None = None
         self._identity: ModelIdentity | None = None
         self._loading = threading.Lock()

@@ -17,14 +17,14 @@ from imagemill.domain.embedding_specs import T5_TOKENS
 from imagemill.domain.layout import DataRoot
 from imagemill.errors import Refused
 from imagemill.formats.images import decode_rgb, header_size
-from imagemill.formats.jsonl import encode_line
+from imagemill.formats.jsonl import Span, encode_line
 from imagemill.fs.fingerprints import FileSignature, fingerprint
 from imagemill.models import CAPTIONER
 from imagemill.pipeline.stage2.inventory import Inventory
 from imagemill.pipeline.stage2.merge import ASSET, UNMIGRATED
 from imagemill.pipeline.stage2.plan import IMAGE_REASONS, LedgerSnapshot, missing_caption, unusable_sidecar
 from imagemill.pipeline.stage2.quarantine import CAPTION, QuarantinedLine, quarantine
-from imagemill.pipeline.stage2.record_index import Recorded, Span
+from imagemill.pipeline.stage2.record_index import Recorded, record_at
 from imagemill.pipeline.stage2.scan import SIDECARS, Scan, SourceFile, caption_row
 from imagemill.store.ledger import FROM_PREVIEW_RECORD, FROM_RECORD, CaptionRow, Ledger, Problem, SourceRow
 from imagemill.store.provenance import read_identity
@@ -170,7 +170,7 @@ def _keep_replaced(root: DataRoot, recorded: Recorded, ledger: Ledger, edited: S
 
 
 def _recorded_caption(image_id: str, span: Span, origin: str) -> CaptionRow | None:
-    caption = span.record().get("caption")
+    caption = record_at(span).get("caption")
     return caption_row(image_id, caption, origin) if isinstance(caption, str) and caption.strip() else None
 
 

@@ -43,6 +43,7 @@ from imagemill.pipeline.stage2.record_index import (
     Recorded,
     parse_record,
     read_recorded,
+    record_at,
     record_id,
     state_of,
     unfinished,
@@ -246,7 +247,7 @@ def _with_vector(image_id: str, old: Record, recorded: Recorded, raw: bytes) -> 
     span = recorded.vectors.get(image_id)
     if INLINE_VECTOR in old or span is None:
         return raw + b"\n"
-    return encode_line({**old, INLINE_VECTOR: span.record().get(INLINE_VECTOR)})
+    return encode_line({**old, INLINE_VECTOR: record_at(span).get(INLINE_VECTOR)})
 
 
 def _record(old: Record | None, source: SourceRow | None, caption: CaptionRow | None, merge: Merge) -> Record | None:

@@ -14,12 +14,13 @@ from dataclasses import dataclass, field
 import msgspec
 
 from imagemill.domain.embedding_specs import EmbeddingSpec
+from imagemill.formats.jsonl import Span
 from imagemill.formats.npy import NpyStore
 from imagemill.formats.tar import StoredSample
 from imagemill.fs.fingerprints import FileSignature
 from imagemill.pipeline.stage2.damage import damaged_files
 from imagemill.pipeline.stage2.inventory import Inventory
-from imagemill.pipeline.stage2.record_index import Recorded, Span
+from imagemill.pipeline.stage2.record_index import Recorded
 from imagemill.pipeline.stage2.scan import SIDECARS, Scan, SourceFile
 from imagemill.store.ledger import SUPERSEDED, CaptionRow, FileRow, Ledger, Problem, SourceRow
 from imagemill.store.provenance import model_key_of_adopted

@@ -9,40 +9,17 @@ Spec: docs/spec/conventions.md#jsonl-input, docs/spec/stage2.md#merge, docs/spec
 """
 
 import functools
-import os
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
-from typing import NamedTuple
 
 from imagemill.domain.ids import id_problem
 from imagemill.domain.stage2_records import CROP_BOX, INLINE_VECTOR, RECORD_FIELDS, Record, is_stage1
-from imagemill.formats.jsonl import Line, encode_sorted, parse_tolerating, read_jsonl, tolerate
+from imagemill.formats.jsonl import Line, Span, encode_sorted, parse_tolerating, read_jsonl, tolerate
 from imagemill.fs.fingerprints import FileSignature, file_signature, fingerprint
 from imagemill.pipeline.stage2.quarantine import BAD_ID, DUPLICATE, MALFORMED
 
 # Most characters of a refused id in messages.
 _SHOWN = 80
-
-
-class Span(NamedTuple):
-    """Position of a line in a file: its number from 1, its offset in bytes, its length in bytes without the line ending."""
-
-    path: Path
-    number: int
-    offset: int
-    length: int
-
-    def read(self) -> bytes:
-        """Return the line's bytes; fewer if the file has been replaced. Raises OSError if the file is gone."""
-        handle = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            return os.pread(handle, self.length, self.offset)
-        finally:
-            os.close(handle)
-
-    def record(self) -> Record:
-        """Return the record; empty if it can no longer be parsed because the file has been replaced."""
-        return parse_record(self.read()) or {}
 
 
 @dataclass(slots=True)
@@ -91,6 +68,11 @@ def _read(jsonl: Path, _: object) -> Recorded:
     return found
 
 
+def record_at(span: Span) -> Record:
+    """Return a record; empty if it can no longer be parsed because the file has been replaced."""
+    return parse_record(span.read()) or {}
+
+
 def parse_record(raw: bytes) -> Record | None:
     """Parse a record of either stage; only an inline vector may contain NaN and infinity."""
     return parse_tolerating(raw, INLINE_VECTOR)
@@ -106,7 +88,7 @@ def _take(found: Recorded, path: Path, line: Line) -> None:
         found.set_aside.append((BAD_ID, f"bad image id {image_id[:_SHOWN]!r}: {problem}", span))
         return
     earlier = found.lines.get(image_id)
-    if earlier and not (earlier.path != path and _holds_all_of(earlier.record(), line.value)):
+    if earlier and not (earlier.path != path and _holds_all_of(record_at(earlier), line.value)):
         found.set_aside.append((DUPLICATE, f"replaced by line {line.number}", earlier))
     found.lines[image_id] = span
     caption = line.value.get("caption")

@@ -14,7 +14,8 @@ import numpy as np
 
 from imagemill.domain.embedding_specs import DINOV3_WIDTH
 from imagemill.domain.stage2_records import INLINE_VECTOR, Record
-from imagemill.pipeline.stage2.record_index import Span, record_id
+from imagemill.formats.jsonl import Span
+from imagemill.pipeline.stage2.record_index import record_at, record_id
 
 # Fields of a Stage 2 record that a Stage 1 record does not have.
 _STAGE2_FIELDS = ("image_id", "aspect_bucket", "format_version")
@@ -32,7 +33,7 @@ def read_vector(span: Span, image_id: str) -> np.ndarray:
         Unusable: if the length is wrong, or values are not numbers or not finite.
         OSError: if the record is no longer at this position, because another run has merged meanwhile.
     """
-    record = span.record()
+    record = record_at(span)
     if record_id(record) != image_id or INLINE_VECTOR not in record:
         raise FileNotFoundError(f"the record of {image_id} has moved in {span.path.name}; run again")
     return as_vector(record[INLINE_VECTOR])

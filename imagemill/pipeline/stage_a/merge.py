@@ -21,7 +21,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from imagemill.formats.jsonl import encode_line, replace_lines
+from imagemill.formats.jsonl import encode_line, line_at, lines_with_offsets, replace_lines
 from imagemill.pipeline.stage_a.missions import Discovery, ImageGroup, printable
 from imagemill.pipeline.stage_a.plan import StageAPlan
 from imagemill.pipeline.stage_a.rank_files import (
@@ -202,16 +202,14 @@ class _Lines:
         self._places = array("q", [_NOWHERE]) * self._begins[-1]
         self._wrong: defaultdict[int, list[ImageFailure]] = defaultdict(list)
         for number, file in enumerate(files):
-            place = number << _OFFSET_BITS
-            for raw in file:
+            for offset, raw in lines_with_offsets(file):
                 line = parse_rank_line(raw)
                 if line is None:
                     merged.unreadable += 1
                 elif not 0 <= line.group_seq < len(groups):
                     merged.strays += 1
                 else:
-                    self._add(line, place)
-                place += len(raw)
+                    self._add(line, number << _OFFSET_BITS | offset)
 
     def _add(self, line: RankLine, place: int) -> None:
         group = self._groups[line.group_seq]
@@ -242,9 +240,7 @@ class _Lines:
     def _result(self, place: int, name: str) -> str | ImageFailure:
         if place == _NOWHERE:
             return ImageFailure(name, "missing_line", "no rank wrote a line for it")
-        file = self._files[place >> _OFFSET_BITS]
-        file.seek(place & ((1 << _OFFSET_BITS) - 1))
-        line = parse_rank_line(file.readline())
+        line = parse_rank_line(line_at(self._files[place >> _OFFSET_BITS], place & ((1 << _OFFSET_BITS) - 1)))
         if line is None:  # it has changed since the first pass
             return ImageFailure(name, "missing_line", "its line changed while it was merged")
         if not line.ok:

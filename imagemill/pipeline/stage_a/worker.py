@@ -15,6 +15,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -74,6 +75,7 @@ class _Ready(NamedTuple):
     image: NamedImage
 
 
+@dataclass(kw_only=True, eq=False)
 class RankWorker:
     """A worker that runs ranks one after another. Built once per process.
 
@@ -84,22 +86,17 @@ class RankWorker:
         fresh: infer every image.
     """
 
-    def __init__(
-        self,
-        *,
-        plan: StageAPlan,
-        summarizer: Callable[[], Summarizer],
-        output: Path,
-        store: Path,
-        batch_size: int = DEFAULT_BATCH_SIZE,
-        launch: str = "",
-        fresh: bool = False,
-    ) -> None:
-        if batch_size < 1:
-            raise WrongUsage(f"--batch-size is {batch_size}", do="give 1 or more")
-        self._plan, self._make_summarizer = plan, summarizer
-        self._output, self._store = output, store
-        self._batch_size, self._launch, self._fresh = batch_size, launch, fresh
+    plan: StageAPlan
+    summarizer: Callable[[], Summarizer]
+    output: Path
+    store: Path
+    batch_size: int = DEFAULT_BATCH_SIZE
+    launch: str = ""
+    fresh: bool = False
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise WrongUsage(f"--batch-size is {self.batch_size}", do="give 1 or more")
 
     def stream(self, ranks: Iterable[int]) -> Iterator[ImageRow]:
         """Yield one row per image of these ranks.
@@ -108,22 +105,22 @@ class RankWorker:
             DiskFull. ModelUnusable: from the summarizer. Every other failure is a row.
         """
         for rank in ranks:
-            with disk_full_reported(self._output):
+            with disk_full_reported(self.output):
                 yield from self._run(rank)
 
     def _run(self, rank: int) -> Iterator[ImageRow]:
-        plan, path = self._plan, rank_file(self._output, self._plan.mission, rank)
+        plan, path = self.plan, rank_file(self.output, self.plan.mission, rank)
         # The rank's own file may have lines that were written after the snapshot, by a process of an earlier start.
-        with KnownSummaries([] if self._fresh else [path, self._store / SNAPSHOT]) as self._known:
+        with KnownSummaries([] if self.fresh else [path, self.store / SNAPSHOT]) as self._known:
             # In this order, so that a mark never names a plan other than that of the lines.
-            mark_file(self._output, plan.mission, rank).unlink(missing_ok=True)
-            behind = left_behind(self._store)
-            with new_rank_file(path) as lines, InFlight(self._store, rank) as self._flight:
+            mark_file(self.output, plan.mission, rank).unlink(missing_ok=True)
+            behind = left_behind(self.store)
+            with new_rank_file(path) as lines, InFlight(self.store, rank) as self._flight:
                 self._mark(rank, ended=False)
                 self._summarizer: Summarizer | None = None
                 jobs, last = plan.split_jobs(rank, behind)
                 # The last ones are done one by one, after all others are written.
-                for rows in chain(self._batches(jobs, self._batch_size), *(self._batches([job], 1) for job in last)):
+                for rows in chain(self._batches(jobs, self.batch_size), *(self._batches([job], 1) for job in last)):
                     for line, _ in rows:
                         lines.append(line)
                     lines.flush()
@@ -131,13 +128,13 @@ class RankWorker:
         self._mark(rank, ended=True)
 
     def _mark(self, rank: int, *, ended: bool) -> None:
-        write_mark(self._output, self._plan.mission, rank, RankMark(self._plan.digest, self._launch, ended))
+        write_mark(self.output, self.plan.mission, rank, RankMark(self.plan.digest, self.launch, ended))
 
     def _batches(self, jobs: Iterable[ImageJob], size: int) -> Iterator[list[_Outcome]]:
         """Yield lists of lines: each must be written before the next is requested."""
         batch: list[_Ready] = []
         for job in jobs:
-            if batch and not self._plan.ranks.mixes_groups and batch[-1].job.group_seq != job.group_seq:
+            if batch and not self.plan.ranks.mixes_groups and batch[-1].job.group_seq != job.group_seq:
                 yield self._infer(batch)
                 self._flight.done()
             found = self._look(job)
@@ -155,7 +152,7 @@ class RankWorker:
 
     def _look(self, job: ImageJob) -> _Ready | _Outcome:
         """Return the line of an image whose summary is known or that cannot be read, else the image."""
-        plan, image = self._plan, self._plan.image(job)
+        plan, image = self.plan, self.plan.image(job)
         name, known_by = plan.groups[job.group_seq].images[job.image_index - 1], ""
         try:
             path = plan.folder / image
@@ -181,23 +178,23 @@ class RankWorker:
 
     def _known_by(self, name: str, content: str) -> list[str]:
         """Return the keys of an image's summary by this summarizer; the last one is that of new summaries."""
-        identities = filter(None, (self._plan.former, self._plan.identity))
+        identities = filter(None, (self.plan.former, self.plan.identity))
         return [summary_fingerprint(name, content, identity) for identity in identities]
 
     def _infer(self, batch: list[_Ready]) -> list[_Outcome]:
         """Return the lines of a batch and empty it: its images are not held while its lines are written."""
         if self._summarizer is None:
-            self._summarizer = self._make_summarizer()
-        answers = summarize_batch(self._summarizer, [ready.image for ready in batch], self._plan.mission)
+            self._summarizer = self.summarizer()
+        answers = summarize_batch(self._summarizer, [ready.image for ready in batch], self.plan.mission)
         done = [ready._replace(image=None) for ready in batch]
         batch.clear()
         outcomes: list[_Outcome] = []
         for ready, answer in zip(done, answers, strict=True):
             if isinstance(answer, Answered):
                 read = ready.stat, ready.content, time.time_ns()
-                outcomes.append((rank_line(self._plan, ready.job, ready.known_by, answer.text, read), "inferred"))
+                outcomes.append((rank_line(self.plan, ready.job, ready.known_by, answer.text, read), "inferred"))
             else:
-                outcomes.append((rank_line(self._plan, ready.job, ready.known_by, answer), "failed"))
+                outcomes.append((rank_line(self.plan, ready.job, ready.known_by, answer), "failed"))
         return outcomes
 
 

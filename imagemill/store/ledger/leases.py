@@ -87,10 +87,6 @@ class Leases(Database):
                 do="nothing was published twice; run the same command again when that run has ended",
             )
 
-    def leases(self) -> list[Lease]:
-        """Return all leases."""
-        return list(self._select(LEASES))
-
     def _owner(self) -> Owner:
         if self.path == IN_MEMORY:
             return Owner("memory", "", 0, "", "")

@@ -135,7 +135,7 @@ def test_three_spaces_of_one_record(base, derived):
 
     write_split(base, derived, [source])
 
-    norm, coord = read(derived.norm("train"))[0], read(derived.coord("train"))[0]
+    norm, coord = read(derived.records("train", "norm"))[0], read(derived.records("train", "coord"))[0]
     assert derived.jsonl("train").read_bytes() == source
     assert norm["objects"] == [
         {"desc": "dog", "poly": [0, 0, 999, 0, 999, 999], "poly_points": 3},
@@ -157,7 +157,7 @@ def test_record_with_more_objects_is_dropped_whole(base, derived):
 
     split = write_split(base, derived, lines, max_objects=2)
 
-    for path in (derived.jsonl("train"), derived.norm("train"), derived.coord("train")):
+    for path in (derived.jsonl("train"), derived.records("train", "norm"), derived.records("train", "coord")):
         assert [len(one["objects"]) for one in read(path)] == [0, 1, 2]
     assert derived.jsonl("train").read_bytes() == b"".join(lines[:3])
     assert list(split.images) == ["images/0.jpg", "images/1.jpg", "images/2.jpg"]
@@ -310,11 +310,11 @@ def test_damaged_file_alone_is_made_again(base, derived):
     """Completion means validity, not existence. Spec: docs/spec/conventions.md#completion-and-identity"""
     lines = [line(n) for n in range(50)]
     write_split(base, derived, lines)
-    whole = derived.norm("train").read_bytes()
-    derived.norm("train").write_bytes(whole[:-20])
+    whole = derived.records("train", "norm").read_bytes()
+    derived.records("train", "norm").write_bytes(whole[:-20])
 
     assert write_split(base, derived, lines).changed == ["train.norm.jsonl"]
-    assert derived.norm("train").read_bytes() == whole
+    assert derived.records("train", "norm").read_bytes() == whole
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])

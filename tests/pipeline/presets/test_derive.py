@@ -129,12 +129,12 @@ def test_base_whose_records_changed_is_done_again(dataset, base):
     write_records(base, "train", 5)
     result = coord(dataset, BASE)
     assert result.changed == ["train.norm.jsonl", "train.coord.jsonl", "pipeline_manifest.json"]
-    assert len(base.norm("train").read_text().splitlines()) == 5
+    assert len(base.records("train", "norm").read_text().splitlines()) == 5
 
 
 def test_one_split_leaves_the_others_as_they_are(dataset, base):
     coord(dataset, BASE, splits=["val"])
-    assert not base.norm("train").exists()
+    assert not base.records("train", "norm").exists()
     coord(dataset, BASE, splits=["train"])
     manifest = read_preset_manifest(base)
     assert manifest
@@ -185,7 +185,7 @@ def test_derived_preset_has_the_kept_records_and_links_to_their_images(dataset, 
     assert not derived.images.is_symlink()
     assert result.linked == len(kept)
     for split in ("train", "val"):
-        for path in (derived.jsonl(split), derived.norm(split), derived.coord(split)):
+        for path in (derived.jsonl(split), derived.records(split, "norm"), derived.records(split, "coord")):
             named = [json.loads(line)["images"][0] for line in path.read_text().splitlines()]
             assert named == [name for name in kept if split in name]
     assert sorted(p.name for p in derived.path.iterdir() if p.is_file()) == sorted(

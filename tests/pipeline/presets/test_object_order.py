@@ -194,8 +194,8 @@ def test_preset_derived_from_one_of_the_original_system_is_top_left(dataset, ori
 
 def test_sorted_files_with_other_values_are_replaced_in_the_same_order(dataset, original):
     """A trainer that accepted the order of the old files also accepts that of the new ones."""
-    text = original.norm("train").read_text()
-    original.norm("train").write_text(text.replace('"desc": "low"', '"desc": "lower"'))
+    text = original.records("train", "norm").read_text()
+    original.records("train", "norm").write_text(text.replace('"desc": "low"', '"desc": "lower"'))
 
     coord_here(dataset)
 

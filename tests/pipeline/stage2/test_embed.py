@@ -23,6 +23,7 @@ from imagemill.domain.buckets import BUCKETS
 from imagemill.domain.embedding_specs import DINOV3, T5, VAE, embedding_specs
 from imagemill.domain.layout import DataRoot
 from imagemill.errors import DiskFull, ModelMismatch, ModelUnusable, NonFiniteEmbedding, Refused
+from imagemill.formats.jsonl import Span
 from imagemill.formats.npy import NpyStore, read_npy
 from imagemill.fs import durable
 from imagemill.fs.atomic import temporaries
@@ -32,7 +33,6 @@ from imagemill.pipeline.stage2 import publish as publish_module
 from imagemill.pipeline.stage2.embed import EmbedRow
 from imagemill.pipeline.stage2.plan import Job
 from imagemill.pipeline.stage2.publish import after_interrupt, count_rows, publish
-from imagemill.pipeline.stage2.record_index import Span
 from imagemill.store.ledger import Ledger
 from imagemill.store.provenance import UNKNOWN_PREVIEW
 from tests.helpers.passes import run_pass

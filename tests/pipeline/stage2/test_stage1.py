@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from imagemill.formats.jsonl import encode_line, parse_object
-from imagemill.pipeline.stage2.record_index import Span
+from imagemill.formats.jsonl import Span, encode_line, parse_object
 from imagemill.pipeline.stage2.stage1 import Unusable, as_vector, read_vector, stage1_record
 from tests.helpers.stage1 import stage1_record as old_record
 from tests.helpers.stage2 import record_of
