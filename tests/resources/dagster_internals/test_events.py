@@ -257,6 +257,14 @@ def test_interrupted_insert_of_a_log_line_is_completed_first(instance):
     assert keys_of(instance) == []
 
 
+@pytest.fixture(autouse=True)
+def sigint_as_in_a_terminal():
+    """A suite that a shell starts with `&` ignores SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def test_interrupt_is_deferred_until_the_block_ends():
     """Afterwards it has its usual effect, and the handlers are restored."""
     steps = []
