@@ -112,6 +112,7 @@ def test_unknown_setting_is_answered_with_similar_ones(tmp_path, text, why):
         ("encoders: {vae: {}}", "vae"),
         ("encoders: {vae_latents: {dtpye: float32}}", "dtpye"),
         ("encoders: {vae_latents: {device: tpu}}", "tpu"),
+        ("encoders: {vae_latents: {device: 'cuda:x'}}", "choose from auto, cpu, cuda, cuda:1, mps"),
         ("encoders: {vae_latents: {batch_size: 0}}", "batch_size"),
         ("threads: -1", "threads"),
         ("near_duplicates: {threshold: 1.1}", "threshold"),

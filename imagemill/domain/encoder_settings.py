@@ -10,6 +10,9 @@ import msgspec
 PREVIEW = "preview"
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
+Device = Annotated[
+    str, msgspec.Meta(pattern=r"^(auto|cpu|mps|cuda(:[0-9]+)?)\Z", examples=["auto", "cpu", "cuda", "cuda:1", "mps"])
+]
 
 
 class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -19,14 +22,14 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         model: hub id or folder written by `save_pretrained`; `preview` for the small stand-in.
         revision: branch, tag or commit on the hub.
         subfolder: folder inside the model repository.
-        device: device of the model; `auto` selects cuda (including ROCm), then mps, then cpu.
+        device: `auto`, `cpu`, `mps`, `cuda` or one GPU as `cuda:1`; `auto` selects cuda (including ROCm), then mps, then cpu.
         dtype: compute dtype, `float32`, `bfloat16`, `float16` or `float64`.
     """
 
     model: str = PREVIEW
     revision: str | None = None
     subfolder: str | None = None
-    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    device: Device = "auto"
     dtype: Literal["float32", "bfloat16", "float16", "float64"] = "float32"
 
 

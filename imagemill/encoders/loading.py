@@ -57,7 +57,7 @@ class Checkpoint:
         settings: as configured.
         path: the folder with `config.json`.
         revision: commit on the hub; None for a folder.
-        device: device to run on, resolved: `cuda`, `mps` or `cpu`.
+        device: device to run on, resolved: `cuda`, `cuda:1`, `mps` or `cpu`.
         digests: folder of known digests of weights.
     """
 
@@ -205,12 +205,14 @@ def _unusable(
 
 def _pick_device(spec: ModelSpec, settings: ModelSettings) -> str:
     """Return the device: `auto` takes cuda (ROCm too), then mps, then cpu; a device requested by name must exist."""
-    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+    there = [*(["cuda"] if gpus else []), *(["mps"] if torch.backends.mps.is_available() else []), "cpu"]
     if settings.device == "auto":
-        return next(name for name, usable in there.items() if usable)
-    if not there[settings.device]:
+        return there[0]
+    if settings.device not in {*there, *gpus}:
         reason = f"this machine or this build of torch ({torch.__version__}) has no {settings.device}"
-        raise _unusable(spec, settings, settings.device, reason, do=f"set {spec.section}.device: auto")
+        do = f"set {spec.section}.device: auto, or choose from {', '.join([*there, *gpus])}"
+        raise _unusable(spec, settings, settings.device, reason, do=do)
     return settings.device
 
 
@@ -368,7 +370,7 @@ def require_pixels(kind: str, item: object) -> np.ndarray:
 
 def to_device(values: torch.Tensor, device: str) -> torch.Tensor:
     """Copy values to a device, asynchronously to cuda."""
-    return values.pin_memory().to(device, non_blocking=True) if device == "cuda" else values.to(device)
+    return values.pin_memory().to(device, non_blocking=True) if device.startswith("cuda") else values.to(device)
 
 
 def to_stored(values: torch.Tensor, spec: EmbeddingSpec) -> np.ndarray:

@@ -91,10 +91,16 @@ def _leaf_fault(value: Any, kind: Any, place: tuple[str, ...]) -> Iterator[_Faul
         msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         name = ".".join(place) or "the configuration"
-        if get_origin(kind) is Literal:
-            choices = ", ".join(map(str, get_args(kind)))
-            yield _Fault(place, f"{name} cannot be {value!r}", None, f"choose from {choices}")
+        if choices := get_args(kind) if get_origin(kind) is Literal else _examples(kind):
+            yield _Fault(place, f"{name} cannot be {value!r}", None, f"choose from {', '.join(map(str, choices))}")
             return
         expected = str(error).partition(" - at ")[0].replace("`", "")
         expected = re.sub(r"\w+", lambda word: _WORDS.get(word[0], word[0]), expected).replace(" | ", " or ")
         yield _Fault(place, f"{name} cannot be {value!r:.80}: {expected}", None, "correct the value")
+
+
+def _examples(kind: Any) -> Sequence[Any]:
+    """Return the examples of an annotated type."""
+    return (
+        next((one.examples for one in getattr(kind, "__metadata__", ()) if isinstance(one, msgspec.Meta)), None) or ()
+    )

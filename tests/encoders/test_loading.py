@@ -289,6 +289,7 @@ def test_tokenizer_alone_is_fetched_without_weights(given, asked):
 def test_device_auto_takes_cuda_then_mps_then_cpu(cuda, mps, expected, given, monkeypatch):
     """Reference: EncoderSettings.device."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
 
     assert expected == T5.encoder_class().identify(EncoderSettings(), **given(T5)).device
@@ -299,6 +300,16 @@ def test_unavailable_device_is_refused(given, monkeypatch):
 
     with pytest.raises(ModelUnusable, match=r"t5_hidden: model preview cannot be used on cuda: .* has no cuda"):
         T5.encoder_class().load(EncoderSettings(device="cuda"), **given(T5))
+
+
+def test_gpu_is_chosen_by_its_number_and_one_that_does_not_exist_is_refused_with_the_others(given, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+
+    assert T5.encoder_class().identify(EncoderSettings(device="cuda:1"), **given(T5)).device == "cuda:1"
+    with pytest.raises(ModelUnusable, match=r"cannot be used on cuda:2: .* has no cuda:2") as refused:
+        T5.encoder_class().load(EncoderSettings(device="cuda:2"), **given(T5))
+    assert refused.value.do == "set encoders.t5_hidden.device: auto, or choose from cuda, cpu, cuda:0, cuda:1"
 
 
 def test_device_is_named_if_loading_fails(given, monkeypatch):
