@@ -151,6 +151,7 @@ def _embedding_counts(counts: Mapping[str, int]) -> str:
         for name, words in (
             ("extracted", "extracted"), ("restored", "restored"), ("adopted", "adopted"), ("kept", "up to date"),
             ("refused", "refused"), ("failed", "failed"), ("replaced", "replaced"),
+            ("divided", "too large for memory: lower batch_size"),
         )
         if counts.get(name)
     ]  # fmt: skip

@@ -3,6 +3,7 @@
 Spec: docs/spec/conventions.md#refused-and-failed, docs/spec/stage-a.md#summarizers
 """
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
@@ -112,6 +113,13 @@ def is_out_of_memory(error: BaseException) -> bool:
     return bool(names & {"OutOfMemoryError", "MemoryError"}) or (
         isinstance(error, RuntimeError) and "out of memory" in str(error).lower()
     )
+
+
+def free_device_memory() -> None:
+    """Return the memory that torch keeps for later to the GPU, if torch is loaded and uses one."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def _cleaned(answer: object, clean: Callable[[str], str | None]) -> Answer:

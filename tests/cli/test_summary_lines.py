@@ -8,7 +8,7 @@ from dagster_project.cli import main
 from imagemill.errors import FAILED_DISK, FULL_DISK
 from tests.helpers.commands import called
 from tests.helpers.stage2 import photos
-from tests.helpers.stubs import stub_captioner
+from tests.helpers.stubs import StubEncoder, stub_captioner
 from tests.helpers.wiring import stub_every_kind
 
 
@@ -36,6 +36,23 @@ def test_captions_beyond_the_text_encoder_limit_are_counted(data_root, stubs):
     text = called(data_root, "run").text
 
     assert "captions   1 is longer than the text encoder's 77 tokens; only the beginning is used" in text
+
+
+def test_batches_that_do_not_fit_into_memory_are_counted(data_root, stubs, monkeypatch):
+    photos(data_root, *"abcdefghi", size=(24, 24))
+    encode = StubEncoder.encode
+
+    def out_of_memory(encoder, batch):
+        if len(batch) > 4:
+            raise MemoryError("out of memory")
+        return encode(encoder, batch)
+
+    monkeypatch.setattr(StubEncoder, "encode", out_of_memory)
+
+    done = called(data_root, "run")
+
+    assert "9 made in 3 model calls, 1 too large for memory: lower batch_size" in done.text
+    assert done.code == 0
 
 
 def test_dry_run_prints_the_conflicts_of_the_real_run(data_root, stubs):

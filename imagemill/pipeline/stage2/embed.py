@@ -43,7 +43,7 @@ from imagemill.formats.npy import NpyStore, npy_header
 from imagemill.fs.atomic import write_bytes_atomic
 from imagemill.fs.fingerprints import FileSignature, file_signature, fingerprint, has_content
 from imagemill.models import Encoder, Prepared
-from imagemill.pipeline.batch_inference import infer_in_parts
+from imagemill.pipeline.batch_inference import free_device_memory, infer_in_parts, is_out_of_memory
 from imagemill.pipeline.malloc_tuning import reuse_freed_memory
 from imagemill.pipeline.prefetch import bounded_map
 from imagemill.pipeline.stage2.damage import DAMAGED, damaged_file
@@ -79,7 +79,8 @@ class EmbedRow:
 
     `stat`: of the image, None if it is gone. `replaced`: why the previous data was rejected (a file: `truncated`, `stale`, …; a
     Stage 1 record's vector: `unusable_vector`). `staged`: the temporary file to publish. `calls`: model calls that this row's
-    batch took, on one row of each batch. `identity`: of the model that made the file in this pass.
+    batch took, on one row of each batch; `divided`: 1 there if the batch did not fit into memory. `identity`: of the model that
+    made the file in this pass.
     """
 
     image_id: str
@@ -94,6 +95,7 @@ class EmbedRow:
     detail: str = ""
     remedy: str = ""
     calls: int = 0
+    divided: int = 0
     facts: dict[str, Any] = field(default_factory=dict)
     identity: ModelIdentity | None = None
 
@@ -154,6 +156,8 @@ class EmbedWorker:
         self._identity: ModelIdentity | None = None
         self._loading = threading.Lock()
         self._succeeded, self._failures, self._disk_full = False, 0, False
+        # Most items of a group that fit into memory, where a larger batch did not.
+        self._fits: dict[Any, int] = {}
 
     # ---- the stream
 
@@ -346,7 +350,8 @@ class EmbedWorker:
     def _is_full(self, group: Sequence[_Item]) -> bool:
         pixels = sum(item.prepared.pixels for item in group)
         next_pixels = pixels + group[-1].prepared.pixels
-        return len(group) >= self.settings.batch_size or next_pixels > self.settings.batch_pixels
+        most = self._fits.get(group[0].prepared.group, self.settings.batch_size)
+        return len(group) >= most or next_pixels > self.settings.batch_pixels
 
     def _is_crowded(self, groups: Iterable[Sequence[_Item]]) -> bool:
         """Return True if so many items wait that the largest group is passed on incomplete."""
@@ -358,13 +363,20 @@ class EmbedWorker:
 
     def _make(self, batch: list[_Item], writers: ThreadPoolExecutor) -> Iterator[_Write]:
         """Encode a batch and submit each array to a writer. A failing batch is halved until the failing items are isolated."""
-        encoder = self.encoder()
-        before = encoder.calls
+        encoder, group = self.encoder(), batch[0].prepared.group
+        before, divided, noted = encoder.calls, False, False
+
+        def half(error: Exception, size: int) -> int:
+            nonlocal divided
+            if is_out_of_memory(error) and size > 1:
+                free_device_memory()
+                divided, self._fits[group] = True, (size + 1) // 2
+            return (size + 1) // 2
 
         def encode(part: Sequence[_Item]) -> list[tuple[_Item, np.ndarray]]:
             return list(zip(part, encoder.encode([item.prepared for item in part]), strict=True))
 
-        for part, made in infer_in_parts(encode, batch):
+        for part, made in infer_in_parts(encode, batch, half):
             if isinstance(made, Exception):
                 yield _done(self._model_failure(part[0], made, encoder))
                 continue
@@ -374,7 +386,9 @@ class EmbedWorker:
             self._succeeded, before = True, encoder.calls
             for number, (item, array) in enumerate(made):
                 item.prepared.payload = None  # free the pixels before the file is written
-                yield _Write(writers.submit(self._write, item, array, 0 if number else calls), array.nbytes)
+                first = (0, 0) if number else (calls, int(divided and not noted))
+                yield _Write(writers.submit(self._write, item, array, *first), array.nbytes)
+            noted = divided
 
     def _keep_empty_caption(self, encoder: Encoder) -> None:
         """Write the state of the empty caption, unless this model's exists. Spec: docs/spec/stage2.md#empty-caption."""
@@ -400,13 +414,13 @@ class EmbedWorker:
 
     # ---- write threads
 
-    def _write(self, item: _Item, array: np.ndarray, calls: int) -> EmbedRow:
+    def _write(self, item: _Item, array: np.ndarray, calls: int, divided: int) -> EmbedRow:
         size = (item.source.height, item.source.width) if item.source else (0, 0)
         expected = self.spec.layout(*size)
         if (array.shape, array.dtype) != expected:
             return _failure(item.job, "wrong_shape", ValueError(f"{array.shape} {array.dtype}, expected {expected}"))
         try:
-            return self._stage(item, array, calls)
+            return self._stage(item, array, calls, divided)
         except Exception as error:  # disk or memory error: the next run tries this image again
             self._disk_full = self._disk_full or is_disk_full(error)
             return _failure(item.job, "write_error", error)
@@ -416,12 +430,12 @@ class EmbedWorker:
         if self._disk_full:
             raise DiskFull("the disk is full: No space left on device", where=self.store.folder, do=FULL_DISK)
 
-    def _stage(self, item: _Item, array: np.ndarray, calls: int) -> EmbedRow:
+    def _stage(self, item: _Item, array: np.ndarray, calls: int, divided: int) -> EmbedRow:
         job = item.job
         wanted = item.source.fingerprint if self.spec.source == "pixels" and item.source else job.caption_fingerprint
         file, staged = self._staged(job, array, wanted, self._identity)
         row = _row(job, "computed", item.source, file, staged, item.replaced)
-        row.calls, row.facts, row.identity = calls, item.prepared.facts, self._identity
+        row.calls, row.divided, row.facts, row.identity = calls, divided, item.prepared.facts, self._identity
         return row
 
     def _staged(

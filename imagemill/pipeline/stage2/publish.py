@@ -171,8 +171,10 @@ def problem_of(row: EmbedRow, asset: str, run_id: str) -> Problem:
 
 
 def count_rows(counts: Counter[str], batch: Iterable[EmbedRow]) -> None:
-    """Add a batch to a pass's counters: outcomes, `calls`, and `replaced` files."""
+    """Add a batch to a pass's counters: outcomes, `calls`, `divided` batches, and `replaced` files."""
     for row in batch:
         counts[row.outcome] += 1
         counts["calls"] += row.calls
+        if row.divided:
+            counts["divided"] += row.divided
         counts["replaced"] += row.replaced is not None

@@ -10,6 +10,7 @@ import os
 import shutil
 import threading
 import time
+import weakref
 from collections import Counter
 from types import SimpleNamespace
 from typing import ClassVar
@@ -313,6 +314,27 @@ def test_batch_that_raises_is_halved_until_the_failing_image_is_alone(data_root)
     assert problems(data_root) == {("e", "failed", "model_error")}
     assert sizes(encoder) == [1, 8, 4, 2, 2, 1, 1, 4]
     assert {p.stem for p in (data_root.derived / DINOV3.folder).iterdir()} == set("abcdfghi")
+
+
+def test_size_that_fits_into_memory_is_remembered(data_root):
+    """The failed batch is freed before it is divided; later batches have the size that fitted."""
+    photos(data_root, *(f"i{n:02d}" for n in range(17)))
+    living = []
+
+    def encode(batch, arrays):
+        assert not [one for one in living if one() is not None], "an earlier batch is still in memory"
+        values = np.zeros((len(batch), 1000))
+        living.append(weakref.ref(values))
+        if len(batch) > 3:
+            raise MemoryError("out of memory")
+        return arrays
+
+    encoder = recording(encode)
+
+    counts = embed(data_root, DINOV3, encoder=encoder, batch_size=8)[DINOV3.kind]
+
+    assert (counts["computed"], counts["failed"], counts["divided"]) == (17, 0, 1)
+    assert sizes(encoder) == [1, 8, 4, 2, 2, 4, 2, 2, 2, 2, 2, 2]
 
 
 def test_failed_image_is_retried_and_its_problem_removed(data_root):
