@@ -20,6 +20,7 @@ import hypothesis  # noqa: E402
 import pytest  # noqa: E402
 
 from imagemill.domain.layout import ROOT_VARIABLE, DataRoot  # noqa: E402
+from tests.helpers.product import shards_of_photos  # noqa: E402
 
 hypothesis.settings.register_profile("ci", deadline=None)
 if os.environ.get("CI") or os.environ.get("IMAGEMILL_NO_SKIP"):
@@ -74,3 +75,12 @@ def coco128() -> Path:
     if not folder:
         pytest.skip("IMAGEMILL_COCO128 names no folder with the 128 photographs")
     return Path(folder)
+
+
+@pytest.fixture(scope="session")
+def square_set(tmp_path_factory, coco128) -> DataRoot:
+    """A data root with shards of the 128 photographs by stub encoders; latents have the sizes of their buckets."""
+    root = DataRoot(tmp_path_factory.mktemp("bucket") / "data")
+    root.approved.mkdir(parents=True)
+    shards_of_photos(coco128, root, size="bucket")
+    return root

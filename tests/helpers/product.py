@@ -71,6 +71,15 @@ def coco_photos(coco128, approved):
             (approved / f"{image.stem}.txt").write_text(f"a photo of {', '.join(sorted(set(found)))}")
 
 
+def shards_of_photos(coco128, root, **vae_latents):
+    """Write shards of the 128 photographs with stub encoders, and with these settings of `vae_latents`."""
+    coco_photos(coco128, root.approved)
+    settings = {"encoders": {"vae_latents": {"model": "preview", **vae_latents}}}
+    root.config_file.write_text(json.dumps(settings))
+    done = imagemill("run", "--data-root", root.path, stub=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def snapshot(*folders):
     """Return bytes and modification time of every file below some folders."""
     files = [path for folder in folders for path in sorted(folder.rglob("*")) if path.is_file()]

@@ -4,37 +4,17 @@ Megatron-Energon by imagemill's cooker and task encoder, webdataset and Hugging 
 Spec: docs/spec/stage2.md#bucket-size
 """
 
-import json
-
 import numpy as np
 import pytest
 import torch
 import webdataset
 
 from imagemill.domain.buckets import bucket_size
-from imagemill.domain.layout import DataRoot
 from imagemill.reading import ShardSet
-from tests.helpers.product import coco_photos, imagemill
+from tests.helpers.product import shards_of_photos
 
 energon = pytest.importorskip("megatron.energon", reason="megatron-energon is not installed: pip install '.[dev]'")
 FatalSampleError = pytest.importorskip("megatron.energon.errors").FatalSampleError
-
-
-def made(root, coco128, **settings):
-    """Write shards of the 128 photographs with stub encoders."""
-    coco_photos(coco128, root.approved)
-    root.config_file.write_text(json.dumps({"encoders": {"vae_latents": {"model": "preview", **settings}}}))
-    done = imagemill("run", "--data-root", root.path, stub=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-@pytest.fixture(scope="module")
-def square_set(tmp_path_factory, coco128):
-    """A data root whose latents have the sizes of their buckets."""
-    root = DataRoot(tmp_path_factory.mktemp("bucket") / "data")
-    root.approved.mkdir(parents=True)
-    made(root, coco128, size="bucket")
-    return root
 
 
 def batches(root, count, **options):
@@ -106,7 +86,7 @@ def test_batches_of_hugging_face_datasets_are_tensors(square_set, tmp_path, monk
 
 @pytest.mark.slow
 def test_latents_of_the_original_size_are_refused_with_the_setting(data_root, coco128):
-    made(data_root, coco128)
+    shards_of_photos(coco128, data_root)
 
     with pytest.raises(FatalSampleError) as caught:
         batches(data_root, 100)
