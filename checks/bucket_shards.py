@@ -8,7 +8,7 @@ from assets.bucket_shards import bucket_shards
 from imagemill.fs.swap import read_unswapped
 from imagemill.pipeline.shards.shard_sets import INDEX
 from imagemill.validation.findings import Report, broken, collect
-from imagemill.validation.shard_sets import set_folders, validate_shards
+from imagemill.validation.shard_sets import is_verified, set_folders, validate_shards
 from imagemill.validation.tables import validate_index_table
 from io_managers.check_results import as_result
 from resources.data_root import DataRootResource
@@ -16,12 +16,13 @@ from resources.data_root import DataRootResource
 
 @dg.asset_check(asset=bucket_shards)
 def shards_valid(data_root: DataRootResource) -> dg.AssetCheckResult:
-    """Every tar matches its manifest, every sample is where the index says, and every npy member equals its file."""
-    folders = set_folders(data_root.shards_folder())
-    return as_result(
-        *validate_shards(folders, data_root.root().derived, data_root.session.ledger),
-        *map(_index_table, folders),
-    )
+    """Every tar matches its manifest, every sample is where the index says, and every npy member equals its file.
+
+    Sets are read if a file changed since they were written or last read; `imagemill verify` reads all of them.
+    """
+    folders, ledger = set_folders(data_root.shards_folder()), data_root.session.ledger
+    unread = [folder for folder in folders if not is_verified(folder, ledger)]
+    return as_result(*validate_shards(folders, data_root.root().derived, ledger), *map(_index_table, unread))
 
 
 def _index_table(folder: Path) -> Report:

@@ -16,6 +16,7 @@ from imagemill.domain.embedding_specs import T5, embedding_specs, mask_length
 from imagemill.models import CAPTIONER
 from imagemill.pipeline.accounting import progress_line
 from imagemill.pipeline.problem_list import DECISIONS, InputProblem
+from imagemill.pipeline.shards.packing import change_lines
 from imagemill.pipeline.stage2.models_in_use import model_lines, preview_kinds, preview_notice
 from imagemill.pipeline.status import Status, read_status
 from imagemill.store.provenance import read_identity
@@ -68,6 +69,8 @@ def summary_lines(work: CommandSession, status: Status) -> Iterator[str]:
     yield from _records(work, status, counts.get("stage2_jsonl", {}))
     for bucket, (samples, shards) in status.buckets.items():
         yield f"  bucket     {bucket:<10} {counted(samples, 'sample')} in {counted(shards, 'shard')}"
+    for line in change_lines(counts.get("written", {})):
+        yield f"  shards     {line}"
     yield f"  checks     {_checks(work)}"
     findings = [text for text in work.findings() if text not in (work.error or "")]
     yield from (f"    {line}" for text in findings for line in text.splitlines())

@@ -32,6 +32,9 @@ CONFIG_VARIABLE = "IMAGEMILL_CONFIG"
 # Enough for two photos of 24 megapixels and one of 16, or for a batch of 64 images of one megapixel.
 DECODE_AHEAD_PIXELS = 64 * 1024 * 1024
 
+# Default of `repack_share`.
+REPACK_SHARE = 0.2
+
 
 class VlmSettings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of a vision-language model and of its text generation.
@@ -109,6 +112,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         decode_ahead_pixels: maximum number of pixels of images opened ahead of the model, at up to 20 bytes each; one image is
             always allowed.
         shard_size: maximum number of samples in one tar.
+        repack_share: a set of at least five tars is packed from scratch if an update would leave more than this share of them
+            less than half full; the last one is not counted.
         pack_threads: tars written at a time.
         rescale_workers: processes that rescale images of a preset; 0 for the number of processors.
         stage_a_ranks: number of ranks that share a Stage-A mission, each a process with its own model.
@@ -125,6 +130,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     write_threads: Positive = 8
     decode_ahead_pixels: Positive = DECODE_AHEAD_PIXELS
     shard_size: Positive = 1000
+    repack_share: Annotated[float, msgspec.Meta(ge=0, le=1)] = REPACK_SHARE
     pack_threads: Positive = 2
     rescale_workers: Annotated[int, msgspec.Meta(ge=0)] = 0
     stage_a_ranks: Positive = 1

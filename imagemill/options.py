@@ -140,8 +140,8 @@ class ShardOptions(OptionSet):
     limit: int | None = option(0, "Samples over all buckets of the run, after the shuffle", unset="all", ge=1)
     existing: WriteMode = option(
         "update",
-        "Shards already there: `update` the sets that changed, `replace` all, `refuse` to touch them; `append` new "
-        "tars and tombstones, `repack` to fold these in, `withdraw` to apply withdrawals alone",
+        "Shards already there: `update` (or `append`) writes the tars whose samples changed, `replace` packs all sets from "
+        "scratch, `repack` those that were updated; `refuse` touches none, `withdraw` applies withdrawals alone",
         flag=None,
     )
     dry_run: bool = option(False, "Count and report conflicts; write nothing, materialize nothing")

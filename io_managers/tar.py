@@ -1,5 +1,6 @@
 """IO manager of shard sets. Byte logic is in formats/tar.py and pipeline/shards/shard_writer.py."""
 
+from collections import Counter
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ from imagemill.domain.embedding_specs import embedding_specs
 from imagemill.pipeline.leases import Leased
 from imagemill.pipeline.shards.readiness import ASSET
 from imagemill.pipeline.shards.shard_card import write_beside
-from imagemill.pipeline.shards.shard_plan import PackPlan
+from imagemill.pipeline.shards.shard_plan import SCRATCH, PackPlan
 from imagemill.pipeline.shards.shard_sets import bucket_folder
 from imagemill.pipeline.shards.shard_writer import BucketResult, sample_bytes, write_bucket
 from imagemill.pipeline.stage2.damage import damaged_file, file_name
@@ -21,11 +22,15 @@ from imagemill.progress import Progress
 from imagemill.store.ledger import Ledger
 from imagemill.store.provenance import ModelIdentity, read_identity
 from imagemill.store.second_copy import refresh
+from imagemill.validation.shard_sets import is_verified, record_written
 from io_managers.figures import megabytes
 from resources.dagster_internals.events import StreamedEvents, images_failed
 from resources.data_root import DataRootResource
 
 SHOWN = 5
+
+# Changes of a set that are counted, in samples.
+CHANGES = ("added", "changed", "removed")
 
 
 class TarIOManager(dg.ConfigurableIOManager):
@@ -37,7 +42,7 @@ class TarIOManager(dg.ConfigurableIOManager):
         """Write the planned sets, record counts, and fail if damaged files were found."""
         ledger = obj.ledger
         with obj.claimed() as plan:
-            results = self._write(context, plan, _identities(ledger))
+            results = self._write(context, plan, ledger)
             counts = _counts(results)
             ledger.record_counts(context.run_id, "written", counts)
             _note_damage(ledger, results, context.run_id)
@@ -46,19 +51,21 @@ class TarIOManager(dg.ConfigurableIOManager):
         context.log.info(f"all buckets of this run, in {plan.output}: {totals}")
         _fail_if_damaged(results)
 
-    def _write(
-        self, context: dg.OutputContext, shard_set: PackPlan, identities: Mapping[str, ModelIdentity]
-    ) -> list[BucketResult]:
+    def _write(self, context: dg.OutputContext, shard_set: PackPlan, ledger: Ledger) -> list[BucketResult]:
         """Write one bucket after another; each is reported when it is published."""
-        derived, results = self.data_root.root().derived, []
+        derived, identities, results = self.data_root.root().derived, _identities(ledger), []
         sizes = [sample_bytes(sample) for plan in shard_set.plans for shard in plan.shards for sample in shard]
         with (
             Progress("bucket_shards", len(sizes), unit="sample", work=sum(sizes), work_unit="B") as progress,
             StreamedEvents(context) as events,
         ):
             for plan in shard_set.plans:
+                folder = bucket_folder(shard_set.output, plan.bucket)
+                verified = is_verified(folder, ledger)
                 result = write_bucket(shard_set, plan, derived, identities, on_sample=partial(progress.advance, 1))
-                metadata = _metadata(result, bucket_folder(shard_set.output, plan.bucket), identities)
+                if result.status == "written" and (verified or len(result.written) == result.shards):
+                    record_written(folder, ledger)
+                metadata = _metadata(result, folder, identities)
                 # Without the defer tag Dagster writes the event itself, with the metadata that is added here.
                 context.step_context.add_asset_metadata(metadata, partition_key=plan.bucket)
                 events.add(plan.bucket, data_version=plan.digest, metadata=metadata)
@@ -105,8 +112,11 @@ def _fail_if_damaged(results: list[BucketResult]) -> None:
 def _metadata(result: BucketResult, folder: Path, identities: Mapping[str, ModelIdentity]) -> dict[str, Any]:
     """Return the metadata of one bucket, not of the whole run."""
     models = ", ".join(f"{kind}: {model_text(identity)}" for kind, identity in sorted(identities.items()))
-    counts = {"samples": result.samples, "shards": result.shards, "new shards": result.new_shards}
-    shown = {"status": result.status, **counts, "tombstones (samples)": result.tombstones, **megabytes(result.bytes)}
+    tars = {"shards": result.shards, "shards written": len(result.written)}
+    change = {f"samples {name}": getattr(result.change, name) for name in CHANGES}
+    shown = {"status": result.status, "samples": result.samples, **tars, **change, **megabytes(result.bytes)}
+    if result.scratch:
+        shown["packed from scratch"] = SCRATCH[result.scratch]
     if result.shards:
         shown |= {"models": models, "path": dg.MetadataValue.path(str(folder))}
     return shown
@@ -115,9 +125,14 @@ def _metadata(result: BucketResult, folder: Path, identities: Mapping[str, Model
 def _counts(results: list[BucketResult]) -> dict[str, int]:
     written = [r for r in results if r.status == "written"]
     return {
-        "written_samples": sum(r.new_samples for r in written),
-        "written_shards": sum(r.new_shards for r in written),
+        "written_samples": sum(r.written_samples for r in written),
+        "written_shards": sum(len(r.written) for r in written),
+        "written_bytes": sum(r.written_bytes for r in written),
+        "kept_shards": sum(r.shards - len(r.written) for r in written),
         "written_buckets": len(written),
+        "updated_buckets": sum(r.updates for r in written),
         "unchanged_buckets": sum(r.status == "unchanged" for r in results),
-        **{name: sum(getattr(r, name) for r in results) for name in ("tombstones", "samples", "shards", "bytes")},
+        **{name: sum(getattr(r.change, name) for r in written) for name in CHANGES},
+        **{name: sum(getattr(r, name) for r in results) for name in ("samples", "shards", "bytes")},
+        **Counter(f"scratch_{r.scratch}" for r in written if r.scratch),
     }

@@ -12,7 +12,7 @@ from imagemill.domain.layout import local_path
 from imagemill.errors import WrongUsage
 from imagemill.options import ShardOptions
 from imagemill.pipeline.session import Session
-from imagemill.pipeline.shards.packing import PackRequest, dry_run
+from imagemill.pipeline.shards.packing import PackRequest, change_lines, dry_run
 from imagemill.pipeline.shards.shard_plan import WriteMode
 from imagemill.pipeline.shards.shard_sets import refuse_no_sets
 from imagemill.store.locations import refuse_no_folder
@@ -21,8 +21,8 @@ from imagemill.store.locations import refuse_no_folder
 @click.command("shards")
 @options(ShardOptions)
 @click.option("--overwrite", is_flag=True, help="Replace each chosen bucket's whole set.")
-@click.option("--append", is_flag=True, help="New tars and tombstones over sets that stay; nothing is rewritten.")
-@click.option("--repack", is_flag=True, help="Pack sets again that were appended to or have tombstones.")
+@click.option("--append", is_flag=True, help="Bring sets up to date; tars without a change stay.")
+@click.option("--repack", is_flag=True, help="Pack sets from scratch that were brought up to date in place.")
 @root_options
 def command(session: Session, options: ShardOptions, **modes: bool) -> None:
     """Pack every ready sample into WebDataset tars, bucket by bucket."""
@@ -56,11 +56,7 @@ def _existing(modes: Mapping[str, bool]) -> WriteMode:
 
 def result_lines(counts: dict[str, int]) -> Iterator[str]:
     """Yield the result of a packing command; the line of counters is the last one."""
-    if dead := counts.get("tombstones"):
-        yield (
-            f"samples in the tars that are no longer part of the set: {dead}. imagemill.reading skips them (tombstones.jsonl); "
-            "readers that take every member of a tar still see them until `imagemill shards --repack`"
-        )
+    yield from change_lines(counts)
     yield counters(counts)
 
 

@@ -1,4 +1,4 @@
-"""`imagemill withdraw ID…`: exclude samples from the shards without rewriting a tar."""
+"""`imagemill withdraw ID…`: take samples out of the shards; only the tars that contain them are written again."""
 
 import click
 

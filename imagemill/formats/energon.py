@@ -20,12 +20,14 @@ metadataset/metadataset_v2.py.
 
 import hashlib
 import itertools
+import os
 import sqlite3
 import tarfile
 import uuid
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -47,6 +49,14 @@ Shard = tuple[str, Sequence[IndexEntry]]
 Members = tuple[tuple[str, int, int], ...]
 # A tar's name and a sample's offset in it.
 Place = tuple[str, int]
+
+
+class Earlier(NamedTuple):
+    """The set that a set continues: its folder, and the name there of each tar that both have."""
+
+    folder: Path
+    names: Mapping[str, str]
+
 
 _LOADER = {"__module__": "megatron.energon", "__class__": "CrudeWebdataset"}
 
@@ -81,17 +91,17 @@ def is_energon(name: str) -> bool:
 
 
 def write_energon(
-    folder: Path, shards: Sequence[Shard], *, bucket: str, dead: Collection[Place] = (), earlier: Path | None = None
+    folder: Path, shards: Sequence[Shard], *, bucket: str, dead: Collection[Place] = (), earlier: Earlier | None = None
 ) -> None:
     """Write and flush energon's files beside the tars, in a folder that has none of them yet.
 
     Args:
         folder: folder of the set.
-        shards: every tar of the set with every sample in it. Members of entries without `members` are taken from the index in
+        shards: every tar of the set with every sample in it. Members of entries without `members` are taken from the index of
             `earlier`, else read from their tar.
         bucket: bucket name such as `1024x1024`; energon passes it to training code as the subflavor `bucket`.
-        dead: samples that no longer count.
-        earlier: folder of the set that this one continues.
+        dead: samples that no longer count, which sets of earlier releases have.
+        earlier: the set that this one continues; None if all tars are new.
 
     Raises:
         ImagemillError: if a sample is not at the position of its entry.
@@ -101,8 +111,9 @@ def write_energon(
     indices = {}
     for name, entries in shards:
         ends = [entries[-1].offset + entries[-1].size] if entries else [0]
-        offsets = np.asarray([*(entry.offset for entry in entries), *ends], "<u8")
-        indices[folder / f"{name}{TAR_INDEX_SUFFIX}"] = offsets.tobytes()
+        offsets = np.asarray([*(entry.offset for entry in entries), *ends], "<u8").tobytes()
+        if earlier is None or not _is_linked(earlier, name, folder, offsets):
+            indices[folder / f"{name}{TAR_INDEX_SUFFIX}"] = offsets
     counts = _json({"shard_counts": {name: len(entries) for name, entries in shards}})
     documents = {
         meta / ".info.json": counts,
@@ -126,6 +137,18 @@ def metadataset(folders: Iterable[str]) -> bytes:
     blend = [{"path": f"./{name}", "repetitions": 1} for name in folders]
     splits = {"train": {"blend_epochized": blend}}
     return _json({"__module__": "megatron.energon", "__class__": "MetadatasetV2", "splits": splits})
+
+
+def _is_linked(earlier: Earlier, name: str, folder: Path, content: bytes) -> bool:
+    """Link the index of a tar that both sets have into the new folder; return False if it is missing or differs."""
+    try:
+        index = earlier.folder / f"{earlier.names[name]}{TAR_INDEX_SUFFIX}"
+        if index.read_bytes() != content:
+            return False
+        os.link(index, folder / f"{name}{TAR_INDEX_SUFFIX}")
+    except (KeyError, OSError):
+        return False
+    return True
 
 
 # ---- documents
@@ -176,15 +199,17 @@ def _write_sqlite(
         database.executescript(_INDICES)  # commits the rows first
 
 
-def _recorded_members(folder: Path | None) -> dict[Place, Members]:
+def _recorded_members(earlier: Earlier | None) -> dict[Place, Members]:
     """Return members by the position of their sample, from the index of an earlier set; empty if it has no readable index."""
-    if folder is None or not (folder / META / SQLITE).is_file():
+    if earlier is None or not (earlier.folder / META / SQLITE).is_file():
         return {}
-    location = (folder / META / SQLITE).resolve().as_uri()
+    location = (earlier.folder / META / SQLITE).resolve().as_uri()
+    now = {before: name for name, before in earlier.names.items()}
     try:
-        names = list(read_json(folder / META / ".info.json")["shard_counts"])
+        names = list(read_json(earlier.folder / META / ".info.json")["shard_counts"])
         with closing(sqlite3.connect(f"{location}?mode=ro&immutable=1", uri=True)) as database:
-            places = itertools.groupby(database.execute(_RECORDED), key=lambda row: (names[row[0]], row[1]))
+            rows = (row for row in database.execute(_RECORDED) if names[row[0]] in now)
+            places = itertools.groupby(rows, key=lambda row: (now[names[row[0]]], row[1]))
             return {place: tuple(row[2:] for row in members) for place, members in places}
     except (sqlite3.Error, ImagemillError, LookupError, TypeError):
         return {}

@@ -1,6 +1,6 @@
 """The tars of a set as of its opening: reads return bytes of that set or fail, even if other sets are published later.
 
-    imagemill shards --append, withdraw    keep the tars as the same files: the reader continues
+    imagemill run, withdraw                tars without a change stay, perhaps with another number: the reader continues
     imagemill shards --overwrite, --repack other tars get their names: ShardsReplaced, unless the bytes are equal
 
 Consistency of the documents is checked in sets.py; bytes are decoded in samples.py and formats/tar.py.
@@ -11,7 +11,7 @@ Spec: docs/spec/shards.md#replacement
 import errno
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from imagemill.errors import ImagemillError
@@ -32,12 +32,13 @@ class OpenedTars:
     """A set's tars by name; may be pickled and used in another process, or on another machine with the same files.
 
     `checksums`: of the manifest. `stats`: signatures as of the set's opening, or of files with the same bytes found
-    since.
+    since. `names`: present names of tars that were renamed because an earlier one was removed.
     """
 
     folder: Path
     checksums: Mapping[str, str]
     stats: dict[str, FileSignature]
+    names: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, folder: Path, manifest: Manifest) -> "OpenedTars":
@@ -56,7 +57,15 @@ class OpenedTars:
             ShardsReplaced: if the tar no longer belongs to this set.
         """
         try:
-            descriptor = os.open(self.folder / name, os.O_RDONLY | os.O_CLOEXEC)
+            return self._read_into(name, offset, buffer)
+        except ShardsReplaced:
+            if not self._find(name):
+                raise
+        return self._read_into(name, offset, buffer)
+
+    def _read_into(self, name: str, offset: int, buffer: memoryview) -> int:
+        try:
+            descriptor = os.open(self.folder / self.names.get(name, name), os.O_RDONLY | os.O_CLOEXEC)
             try:
                 self._check(name, descriptor)
                 filled = count = os.preadv(descriptor, [buffer], offset)
@@ -71,6 +80,16 @@ class OpenedTars:
                 raise
             raise self._replaced(name, "is gone") from error
 
+    def _find(self, name: str) -> bool:
+        """Look up a tar under another name in the present set; return whether there is one with its checksum."""
+        manifest = read_manifest(self.folder)
+        present = {checksum: now for now, checksum in _checksums(manifest).items()} if manifest else {}
+        now = present.get(self.checksums[name])
+        if now is None or now == self.names.get(name, name):
+            return False
+        self.names[name] = now
+        return True
+
     def _check(self, name: str, descriptor: int) -> None:
         now = file_signature(os.fstat(descriptor))
         if now != self.stats[name]:
@@ -81,9 +100,9 @@ class OpenedTars:
     def _is_equal(self, name: str, descriptor: int, now: FileSignature) -> bool:
         """Return whether another file under this name has the same bytes as the opened one."""
         manifest = read_manifest(self.folder)
-        if manifest is None or _checksums(manifest).get(name) != self.checksums[name]:
+        if manifest is None or _checksums(manifest).get(self.names.get(name, name)) != self.checksums[name]:
             return False
-        # A copy with the same mtime comes from appending on a file system without hardlinks. Reading it in full would
+        # A copy with the same mtime comes from an update on a file system without hardlinks. Reading it in full would
         # cost an epoch.
         return is_copy(now, self.stats[name]) or fingerprint_file(descriptor) == self.checksums[name]
 

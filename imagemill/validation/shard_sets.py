@@ -1,6 +1,6 @@
-"""Validation of all sets below a shards folder; a set is read again only if a file changed since its last full check.
+"""Validation of all sets below a shards folder; a set is read only if a file changed since it was written or fully checked.
 
-The full check is in shards.py; its result is recorded by imagemill/store/ledger/.
+The full check is in shards.py; its result is recorded by imagemill/store/ledger/. Every byte is read by `imagemill verify`.
 
 Spec: docs/spec/conventions.md#completion
 """
@@ -31,6 +31,16 @@ def validate_shards(folders: Iterable[Path], derived: Path, ledger: Ledger) -> I
             yield report
 
 
+def is_verified(folder: Path, ledger: Ledger) -> bool:
+    """Return whether no file of a set changed since it was written or fully checked."""
+    return folder.is_dir() and ledger.verified(folder) == _signature(folder)
+
+
+def record_written(folder: Path, ledger: Ledger) -> None:
+    """Record a set that this process has just written, with tars of a verified set or none: its checksums are known."""
+    ledger.record_verified(folder, _signature(folder))
+
+
 def set_folders(output: Path) -> list[Path]:
     """Return the bucket folders that contain part of a set, but not those with only foreign files."""
     folders = sorted(path for path in output.glob("bucket_*") if path.is_dir())
@@ -43,10 +53,10 @@ def _report(folder: Path, derived: Path, ledger: Ledger, contents: RecordedConte
     """Return the report of one set; None if it was removed meanwhile."""
     if not folder.exists():
         return None
-    signature = _signature(folder)
-    if ledger.verified(folder) == signature:
+    if is_verified(folder, ledger):
         manifest = read_manifest(folder)
         return Report(str(folder), KIND, checked=manifest.samples if manifest else 0)
+    signature = _signature(folder)
     report = validate(folder, kind=KIND, options=Options(derived=derived, contents=contents))
     if report.passed:
         ledger.record_verified(folder, signature)

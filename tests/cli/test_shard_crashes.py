@@ -3,8 +3,10 @@
 Spec: docs/spec/conventions.md#atomic-names, docs/spec/shards.md#replacement
 """
 
+import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +19,7 @@ from imagemill.domain.layout import DataRoot
 from imagemill.fs.atomic import temporaries
 from imagemill.fs.fingerprints import fingerprint_file
 from imagemill.pipeline.shards.shard_sets import agrees, list_tars, read_manifest
+from imagemill.store.ledger import Ledger
 from tests.helpers.product import PROJECT, imagemill, start
 from tests.helpers.shard_runs import SQUARE, TALL, bucket_folders, packed_here, written
 from tests.helpers.stage2 import foreign, record_of
@@ -97,10 +100,10 @@ def start_writer(root, shards, existing, moment):
     return process
 
 
-def kill_the_writer(root, shards, existing, seed):
+def kill_the_writer(root, shards, existing, seed, samples=2 * SAMPLES):
     """Kill half of the runs near a random sample, the others near the end of a bucket: flush, index, exchange."""
     choose = random.Random(seed)
-    moment = choose.choice([choose.randint(1, 2 * SAMPLES), SAMPLES, 2 * SAMPLES])
+    moment = choose.choice([choose.randint(1, samples), samples // 2, samples])
     with start_writer(root, shards, existing, moment) as process:
         time.sleep(choose.uniform(0, 0.03))
         process.kill()
@@ -127,11 +130,61 @@ def killed_during_overwrite(prepared, shards, seed):
     complete_and_clean(root, shards, sets[NEW], existing="replace")
 
 
+@pytest.fixture(scope="module")
+def updated(prepared, tmp_path_factory):
+    """A folder of sets without every ninth sample; and its sets before and after an undisturbed update by these samples."""
+    root, _ = prepared
+    left_out = [line["image_id"] for n, line in enumerate(map(json.loads, root.stage2_jsonl.open())) if n % 9 == 4]
+    with Ledger(root.ledger) as ledger:
+        ledger.withdraw(left_out[::2])
+    shards = tmp_path_factory.mktemp("updated") / "shards"
+    assert packed_here(root, shard_size=NEW, output_dir=str(shards)).success
+    before = sets_in(shards)
+    with Ledger(root.ledger) as ledger:
+        ledger.restore(left_out[::2])
+        ledger.withdraw(left_out[1::2])
+    after = shards.with_name("after")
+    shutil.copytree(shards, after, copy_function=os.link)
+    assert packed_here(root, existing="update", output_dir=str(after)).success
+    yield root, shards, before, sets_in(after)
+    with Ledger(root.ledger) as ledger:
+        ledger.restore(left_out)
+
+
+def killed_during_update(updated, shards, seed):
+    """Tars that are kept, written again and new; the update of each bucket is one step."""
+    root, old, before, after = updated
+    shutil.copytree(old, shards, copy_function=os.link)
+
+    kill_the_writer(root, shards, "update", seed, samples=samples_written(before, after))
+
+    assert_one_of(shards, before, after)
+    complete_and_clean(root, shards, after, existing="update")
+    assert packed_here(root, existing="repack", shard_size=NEW, output_dir=str(shards)).success
+    scratch = shards.with_name("scratch")
+    assert packed_here(root, shard_size=NEW, output_dir=str(scratch)).success
+    assert sets_in(shards) == sets_in(scratch)
+
+
+def samples_written(before, after):
+    """Return the number of samples in the tars that the update writes."""
+    count = 0
+    for name, files in after.items():
+        kept = {shard["checksum"] for shard in json.loads(before[name]["manifest.json"])["shards"]}
+        shards = json.loads(files["manifest.json"])["shards"]
+        count += sum(shard["samples"] for shard in shards if shard["checksum"] not in kept)
+    return count
+
+
 def assert_old_or_new(shards, sets):
+    assert_one_of(shards, sets[OLD], sets[NEW])
+
+
+def assert_one_of(shards, before, after):
     found = sets_in(shards)
-    assert found.keys() == sets[OLD].keys()
+    assert found.keys() == before.keys()
     for name, files in found.items():
-        assert files in (sets[OLD][name], sets[NEW][name]), f"{name} is neither the old set nor the new one"
+        assert files in (before[name], after[name]), f"{name} is neither the old set nor the new one"
 
 
 def complete_and_clean(root, shards, expected, *, existing):
@@ -150,6 +203,18 @@ def test_killed_write_is_completed_by_the_next_one(prepared, tmp_path, seed):
 @pytest.mark.parametrize("seed", [0, 1])
 def test_killed_overwrite_leaves_the_old_set_or_the_new_one(prepared, tmp_path, seed):
     killed_during_overwrite(prepared, tmp_path / "shards", seed)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_killed_update_leaves_the_old_set_or_the_new_one(updated, tmp_path, seed):
+    killed_during_update(updated, tmp_path / "shards", seed)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(100, 200))
+def test_killed_update_leaves_the_old_set_or_the_new_one_a_hundred_times(updated, tmp_path, seed):
+    """The full count."""
+    killed_during_update(updated, tmp_path / "shards", seed)
 
 
 @pytest.mark.soak

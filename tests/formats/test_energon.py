@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from imagemill.errors import ImagemillError
-from imagemill.formats.energon import META, SQLITE, is_energon, metadataset, write_energon
+from imagemill.formats.energon import META, SQLITE, Earlier, is_energon, metadataset, write_energon
 from imagemill.formats.tar import IndexEntry, write_shard
 
 BUCKET = "1024x1024"
@@ -170,6 +170,10 @@ def test_excluded_name_survives_brace_expansion(tmp_path_factory, key):
 # ---- sets that continue another one
 
 
+def same_names(folder, shards_):
+    return Earlier(folder, {name: name for name, _ in shards_})
+
+
 @pytest.mark.parametrize("damage", [None, "no index", "no database", "no info"])
 def test_members_of_earlier_tars_are_those_of_the_tar(tmp_path, damage):
     """The rows from the earlier set's index equal those from the tar's headers, which are read if that index is unreadable."""
@@ -184,7 +188,12 @@ def test_members_of_earlier_tars_are_those_of_the_tar(tmp_path, damage):
         (old / META / ".info.json").unlink()
     shards(new, ["a", "é" * 60, "b"], ["c"])
 
-    write_energon(new, [*bare(written[:1]), *written[1:]], bucket=BUCKET, earlier=old)
+    write_energon(
+        new,
+        [*bare(written[:1]), *written[1:]],
+        bucket=BUCKET,
+        earlier=same_names(old, written),
+    )
 
     _, samples, parts = prepared(new, "shard-000000.tar", "shard-000001.tar")
     assert (samples, parts) == (rows(new, "samples"), rows(new, "sample_parts"))
@@ -197,9 +206,24 @@ def test_earlier_index_spares_the_tars(tmp_path):
     write_energon(old, written, bucket=BUCKET)
     new.mkdir()  # has no tar
 
-    write_energon(new, bare(written), bucket=BUCKET, earlier=old)
+    write_energon(new, bare(written), bucket=BUCKET, earlier=same_names(old, written))
 
     assert rows(old, "sample_parts") == rows(new, "sample_parts")
+
+
+def test_tar_with_another_number_has_the_members_and_the_index_of_the_earlier_one(tmp_path):
+    old, new = tmp_path / "old", tmp_path / "new"
+    first, second = shards(old, ["a", "b"], ["c"])
+    write_energon(old, [first, second], bucket=BUCKET)
+    new.mkdir()
+    (new / "shard-000000.tar").write_bytes((old / "shard-000001.tar").read_bytes())
+
+    (moved,) = bare([("shard-000000.tar", second[1])])
+    write_energon(new, [moved], bucket=BUCKET, earlier=Earlier(old, {"shard-000000.tar": "shard-000001.tar"}))
+
+    _, samples, parts = prepared(new, "shard-000000.tar")
+    assert (samples, parts) == (rows(new, "samples"), rows(new, "sample_parts"))
+    assert (new / "shard-000000.tar.idx").stat().st_ino == (old / "shard-000001.tar.idx").stat().st_ino
 
 
 @pytest.mark.parametrize("wrong", [IndexEntry("b", 0, 512), IndexEntry("a", 512, 512), IndexEntry("a", 10**6, 512)])
@@ -221,7 +245,13 @@ def test_equal_sets_give_equal_bytes_wherever_their_members_come_from(tmp_path):
 
     write_energon(tmp_path / "one", written, bucket=BUCKET, dead=dead)
     write_energon(tmp_path / "two", bare(written), bucket=BUCKET, dead=dead)
-    write_energon(tmp_path / "three", bare(written), bucket=BUCKET, dead=dead, earlier=tmp_path / "one")
+    write_energon(
+        tmp_path / "three",
+        bare(written),
+        bucket=BUCKET,
+        dead=dead,
+        earlier=same_names(tmp_path / "one", written),
+    )
 
     assert files(tmp_path / "one") == files(tmp_path / "two") == files(tmp_path / "three")
 

@@ -1,16 +1,26 @@
 """Sets of shards written by the product from records of another program."""
 
 import json
+import shutil
 
 import numpy as np
 
 from imagemill.domain.buckets import BUCKETS
 from imagemill.domain.embedding_specs import DINOV3, VAE, embedding_specs, latent_shape
 from imagemill.domain.layout import DataRoot
+from imagemill.formats.energon import META, write_energon
 from imagemill.formats.manifest import read_json, write_json
 from imagemill.pipeline.shards.shard_manifest import sealed
 from imagemill.pipeline.shards.shard_plan import plan_shards
-from imagemill.pipeline.shards.shard_sets import MANIFEST, ShardParameters
+from imagemill.pipeline.shards.shard_sets import (
+    MANIFEST,
+    ShardParameters,
+    entries_by_shard,
+    load_manifest,
+    read_index,
+    set_digest,
+)
+from imagemill.pipeline.shards.shard_statistics import crop_statistics, statistics_of
 from imagemill.pipeline.shards.shard_writer import write_bucket
 from imagemill.store.provenance import ModelIdentity
 from tests.helpers.stage2 import foreign, ready, record_of
@@ -65,9 +75,19 @@ def change_manifest(folder, **changes):
 
 
 def bury(bucket, *image_ids):
-    """Write tombstones for these ids, and count the rest in the manifest."""
+    """Write tombstones for these ids as earlier releases did, Energon's files too, and count the rest in the manifest."""
     lines = [json.loads(line) for line in (bucket / "index.jsonl").read_text().splitlines()]
     dead = [line for line in lines if line["image_id"] in image_ids]
     tombstones = [{key: line[key] for key in ("image_id", "shard", "offset")} | {"why": "withdrawn"} for line in dead]
     (bucket / "tombstones.jsonl").write_text("".join(json.dumps(tombstone) + "\n" for tombstone in tombstones))
-    change_manifest(bucket, samples=len(lines) - len(dead), tombstones=len(dead))
+    digest = set_digest(line["digest"] for line in lines if line not in dead)
+    live = [line for line in read_index(bucket) if line.image_id not in image_ids]
+    change_manifest(
+        bucket, samples=len(live), tombstones=len(dead), digest=digest, statistics=statistics_of(live),
+        crop=crop_statistics(live, bucket.name.removeprefix("bucket_"), "original"),
+    )  # fmt: skip
+    for path in (bucket / META, *bucket.glob("*.idx")):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    shards = entries_by_shard(load_manifest(bucket).shards, read_index(bucket))
+    places = {(line["shard"], line["offset"]) for line in dead}
+    write_energon(bucket, shards, bucket=bucket.name.removeprefix("bucket_"), dead=places)

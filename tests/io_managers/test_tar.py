@@ -147,9 +147,11 @@ def test_bucket_has_its_own_counters_and_folder(root, instance, deferred):
     size = sum(tar.stat().st_size for tar in folder.glob("*.tar"))
     preview = ", ".join(f"{kind}: {PREVIEW_TEXT}" for kind in ("dinov3_npy", "t5_hidden", "vae_latents"))
     assert shown[SQUARE] == {
-        "status": "written", "samples": 2, "shards": 1, "new shards": 1, "tombstones (samples)": 0,
+        "status": "written", "samples": 2, "shards": 1, "shards written": 1,
+        "samples added": 2, "samples changed": 0, "samples removed": 0,
         "size (MB)": round(size / 1e6, 3), "models": preview, "path": str(folder),
     }  # fmt: skip
     assert shown["704x1344"] == {
-        "status": "empty", "samples": 0, "shards": 0, "new shards": 0, "tombstones (samples)": 0, "size (MB)": 0.0,
+        "status": "empty", "samples": 0, "shards": 0, "shards written": 0,
+        "samples added": 0, "samples changed": 0, "samples removed": 0, "size (MB)": 0.0,
     }  # fmt: skip

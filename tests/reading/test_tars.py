@@ -76,24 +76,34 @@ def test_pickled_reader_keeps_to_the_set_that_was_opened(own_root):
         pickle.loads(opened)["a"]
 
 
-@pytest.mark.parametrize("existing", ["append", "withdraw"])
+@pytest.mark.parametrize("existing", ["update", "append", "withdraw"])
 @pytest.mark.parametrize("hardlinks", [True, False], ids=["hardlinks", "copies"])
-def test_appending_and_withdrawing_do_not_disturb_an_open_reader(own_root, monkeypatch, existing, hardlinks):
-    """The reader's tars are kept, as copies on a file system without hardlinks; only later readers see added samples."""
-    dataset, opened = ShardDataset(own_root.shards, 1, members=("dinov3",)), ShardSet.open(own_root.shards)
-    if existing == "append":
-        change_values(own_root, "b")
+def test_tars_that_an_update_keeps_are_read_on(own_root, monkeypatch, existing, hardlinks):
+    """Also as copies on a file system without hardlinks, and under another number: the first tar was emptied."""
+    opened = ShardSet.open(own_root.shards)
     if not hardlinks:
         monkeypatch.setattr(os, "link", _no_links)
-    publish(own_root, existing, withdrawn=["a"])
+    publish(own_root, existing, withdrawn=["a", "b", "c"])
+    assert not (own_root.shards / SQUARE / "shard-000001.tar").exists()
     fingerprints = _counted(monkeypatch)
 
-    delivered = {batch["image_id"][0]: is_new(batch["dinov3"]) for batch in dataset}
-
-    assert delivered == dict.fromkeys("abcde", False)
-    assert not is_new(opened["b"]["dinov3"])
+    assert [opened[image_id]["image_id"] for image_id in "de"] == ["d", "e"]
+    assert pickle.loads(pickle.dumps(opened))["d"]["image_id"] == "d"
+    with pytest.raises(ShardsReplaced):
+        opened["a"]
     assert fingerprints == []  # a copy with the same time is not read in full in each worker and epoch
-    assert sorted(ShardSet.open(own_root.shards)) == list("bcde")
+    assert sorted(ShardSet.open(own_root.shards)) == list("de")
+
+
+def test_tar_that_an_update_writes_is_not_read_on(own_root):
+    """The sample itself did not change, but its tar did."""
+    opened = ShardSet.open(own_root.shards)
+    change_values(own_root, "b")
+    publish(own_root, "update")
+
+    assert opened["d"]["image_id"] == "d"
+    with pytest.raises(ShardsReplaced, match="has other bytes"):
+        opened["a"]
 
 
 def _no_links(*_, **__):

@@ -20,9 +20,10 @@ from imagemill.pipeline.shards.shard_sets import (
     live_lines,
     load_manifest,
     read_manifest,
-    read_tombstones,
-    set_members,
 )
+
+# Modes besides `update` in which a set that is as planned stays.
+_COMPARED = {"append", "withdraw", "repack"}
 
 
 def stays(shard_set: PackPlan, plan: BucketPlan) -> bool:
@@ -32,11 +33,9 @@ def stays(shard_set: PackPlan, plan: BucketPlan) -> bool:
     indices = (folder / INDEX, folder / META / SQLITE)
     if not (manifest and agrees(shard_set.tars(plan.bucket), manifest) and all(path.is_file() for path in indices)):
         return False
-    if plan.overlay:
-        return not plan.shards and list(plan.overlay.tombstones) == read_tombstones(folder)
     same = (manifest.digest, manifest.parameters) == (plan.digest, plan.parameters)
-    folded = not (manifest.appended or manifest.tombstones)
-    return same and (shard_set.existing == "update" or (shard_set.existing == "repack" and folded))
+    folded = not (manifest.tombstones or (manifest.appended and shard_set.existing == "repack"))
+    return same and (shard_set.existing == "update" or (shard_set.existing in _COMPARED and folded))
 
 
 def conflicts(shard_set: PackPlan) -> list[str]:
@@ -83,14 +82,12 @@ def _conflict(shard_set: PackPlan, plan: BucketPlan) -> str | None:
         return f"{folder.name} contains shards without a manifest of imagemill"
     except ImagemillError as error:
         return f"{folder.name} contains shards without a usable manifest: {error.what}"
-    if shard_set.existing == "append" and manifest.members != (expected := set_members()):
-        return f"{folder.name} contains {', '.join(manifest.members)}; the kinds in use give {', '.join(expected)}"
     return None if agrees(tars, manifest) else f"{folder.name}: the tars are not those of its manifest"
 
 
 def _duplicates(shard_set: PackPlan) -> Iterator[str]:
     """Yield samples that would be live in two buckets: the image changed its bucket, and the old bucket is not chosen."""
-    new = {sample.image_id: plan.bucket for plan in shard_set.plans for shard in plan.shards for sample in shard}
+    new = {sample.image_id: plan.bucket for plan in shard_set.plans for sample in plan.packed}
     for bucket in set(BUCKETS) - {plan.bucket for plan in shard_set.plans} if new else ():
         folder = bucket_folder(shard_set.output, bucket)
         with suppress(ImagemillError):  # a damaged set: validators report it

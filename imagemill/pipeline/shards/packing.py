@@ -6,7 +6,7 @@ ledger rows.
 Spec: docs/spec/shards.md#dry-run
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,12 @@ from imagemill.errors import ImagemillError
 from imagemill.pipeline.curation.near_duplicates import excluded_images
 from imagemill.pipeline.shards.conflicts import conflicts, stays
 from imagemill.pipeline.shards.readiness import Readiness, find_ready, progress_lines
-from imagemill.pipeline.shards.shard_plan import PackPlan, WriteMode, plan_shards
+from imagemill.pipeline.shards.shard_plan import SCRATCH, PackPlan, WriteMode, plan_shards
 from imagemill.pipeline.shards.shard_sets import ShardParameters
 from imagemill.pipeline.stage2.inventory import Inventory
 from imagemill.pipeline.stage2.regenerate import refuse_regenerating
 from imagemill.store.ledger import Ledger
+from imagemill.text.units import as_size, counted
 
 # Modes in which the request alone decides the parameters; the other modes keep those of the existing set's manifest.
 _WITHOUT_RECORDED_PARAMETERS = {"refuse", "replace"}
@@ -63,7 +64,7 @@ def plan_packing(
         WrongUsage: if `existing` is unknown.
         ImagemillError: if a kind is being regenerated, or no record has format version 2.
     """
-    if packing.existing != "withdraw":  # a withdrawal packs nothing and need not wait
+    if packing.existing != "withdraw":  # a withdrawal packs no file of another model, and need not wait
         refuse_regenerating(ledger)
     root = inventory.root
     excluded = excluded_images(root.derived, ledger, config.near_duplicates)
@@ -78,7 +79,7 @@ def plan_packing(
     requested = None if packing.existing in _WITHOUT_RECORDED_PARAMETERS else packing.requested
     shard_set = plan_shards(
         found.ready, packing.buckets, packing.output, parameters, packing.existing,
-        requested=requested, withdrawn=ledger.ids("withdrawn"),
+        requested=requested, withdrawn=ledger.ids("withdrawn"), repack_share=config.repack_share,
     )  # fmt: skip
     return found, shard_set
 
@@ -103,6 +104,17 @@ def scanned(found: Readiness) -> dict[str, int]:
         "skipped_incomplete": found.skipped_incomplete,
         "filtered": found.filtered,
     }
+
+
+def change_lines(counts: Mapping[str, int]) -> Iterator[str]:
+    """Yield what a run did to present sets, from its counters: tars kept and written, samples, and sets packed from scratch."""
+    if counts.get("updated_buckets"):
+        samples = ", ".join(f"{counts[name]:,} {name}" for name in ("added", "changed", "removed"))
+        tars = f"{counted(counts['kept_shards'], 'tar')} kept, {counts['written_shards']:,} written"
+        yield f"{tars} ({as_size(counts['written_bytes'])}); samples: {samples}"
+    for why, words in SCRATCH.items():
+        if number := counts.get(f"scratch_{why}"):
+            yield f"{counted(number, 'set')} packed from scratch: {words}"
 
 
 def dry_run(inventory: Inventory, config: Config, ledger: Ledger, packing: PackRequest) -> DryRun:

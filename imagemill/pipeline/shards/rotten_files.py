@@ -8,7 +8,7 @@ Refusing a damaged file while packing is in formats/tar.py; its ledger row is ha
 """
 
 import dataclasses
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,8 +16,7 @@ from imagemill.domain.embedding_specs import embedding_specs
 from imagemill.formats.tar import StoredSample
 from imagemill.fs.fingerprints import has_content
 from imagemill.pipeline.shards.copies import find_copies
-from imagemill.pipeline.shards.shard_plan import BucketPlan, digest_of
-from imagemill.pipeline.shards.shard_sets import set_digest
+from imagemill.pipeline.shards.shard_plan import BucketPlan
 
 # Kind and image id of a file.
 FileKey = tuple[str, str]
@@ -43,8 +42,7 @@ def find_rotten(plan: BucketPlan, derived: Path, output: Path) -> RottenFiles:
     """Read every file of the plan's new samples, and look up copies of the damaged ones in all sets below `output`."""
     damaged = [
         (spec, row)
-        for shard in plan.shards
-        for sample in shard
+        for sample in plan.packed
         for spec, row in zip(embedding_specs(), sample.files, strict=True)
         if not has_content(derived / spec.folder / f"{row.image_id}.npy", row.content)
     ]
@@ -56,14 +54,3 @@ def find_rotten(plan: BucketPlan, derived: Path, output: Path) -> RottenFiles:
                 copies[spec.kind, row.image_id] = sample
                 break
     return RottenFiles(tuple((spec.kind, row.image_id) for spec, row in damaged), copies)
-
-
-def without(plan: BucketPlan, lost: Set[str]) -> BucketPlan:
-    """Return the plan without the new samples of these images; the other samples stay in their tars."""
-    if not lost:
-        return plan
-    kept = [tuple(sample for sample in shard if sample.image_id not in lost) for shard in plan.shards]
-    shards = tuple(shard for shard in kept if shard)
-    live = plan.overlay.live if plan.overlay else ()
-    digest = set_digest([*live, *(digest_of(sample) for shard in shards for sample in shard)])
-    return dataclasses.replace(plan, shards=shards, digest=digest)

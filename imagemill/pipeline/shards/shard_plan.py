@@ -1,66 +1,132 @@
 """Assignment of samples to shards: order, limit and grouping.
 
 Plans are compared with the disk in conflicts.py and written in shard_writer.py. The set on disk is described in
-shard_sets.py, appending in append.py, and the choice of packable samples in readiness.py.
+shard_sets.py, incremental changes in update.py, and the choice of packable samples in readiness.py.
 
 Spec: docs/spec/shards.md#updating-a-set
 """
 
 import random
-from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import msgspec
 
+from imagemill.config import REPACK_SHARE
 from imagemill.domain.buckets import BUCKETS
-from imagemill.errors import WrongUsage
-from imagemill.pipeline.shards.append import Overlay, plan_append
+from imagemill.errors import ImagemillError, WrongUsage
 from imagemill.pipeline.shards.readiness import ReadySample
+from imagemill.pipeline.shards.shard_manifest import Manifest
 from imagemill.pipeline.shards.shard_sets import (
+    INDEX,
+    IndexLine,
     ShardParameters,
+    agrees,
     bucket_folder,
     list_tars,
+    live_lines,
     read_index,
     read_manifest,
     read_tombstones,
     recorded_parameters,
-    sample_digest,
     set_digest,
+    set_members,
 )
+from imagemill.pipeline.shards.update import PlannedSample, SetChange, TarPlan, cut, digest_of, is_thin, plan_update
 from imagemill.text.close_names import name_hint
 
 # Treatment of existing shards:
 # `refuse` them, or `replace` them;
-# `update` sets of ours by rewriting them, and `repack`, which also folds in appended tars;
-# `append` new tars and tombstones, and `withdraw`, which applies only withdrawals.
+# `update` sets of ours incrementally; `append` is the same on request, and also folds in tombstones;
+# `repack` updated sets from scratch;
+# `withdraw` only takes out withdrawn samples, and packs those that are in no set.
 WriteMode = Literal["refuse", "replace", "update", "repack", "append", "withdraw"]
-OVERLAYS = {"append", "withdraw"}
+INCREMENTAL = {"update", "append", "withdraw"}
+
+# Reasons for packing a present set from scratch instead of updating it, with their words.
+SCRATCH = {
+    "parameters": "its parameters changed",
+    "shuffled": "a shuffled or limited set has no place for new samples",
+    "kinds": "the embedding kinds changed",
+    "thin": "too many tars would have been less than half full (repack_share)",
+    "index": "its index cannot be used",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class BucketPlan:
-    """One bucket's set: its samples by shard, a digest of the samples, and its parameters.
+    """The planned set of one bucket.
 
-    `overlay`: the change of an existing set, if it is kept; `shards` are then the new ones only.
+    Attributes:
+        bucket: the bucket.
+        change: its tars, and the difference from the present set.
+        digest: of the samples.
+        parameters: of the set.
+        ready: all samples of the set, from which it can be packed from scratch; None if only withdrawals are applied, which
+            needs no files.
+        scratch: key of `SCRATCH` if the present set is packed from scratch for that reason.
+        updates: whether the plan changes a present set.
     """
 
     bucket: str
-    shards: tuple[tuple[ReadySample, ...], ...]
+    change: SetChange
     digest: str
     parameters: ShardParameters
-    overlay: Overlay | None = None
+    ready: tuple[ReadySample, ...] | None = None
+    scratch: str = ""
+    updates: bool = False
+
+    @property
+    def shards(self) -> list[tuple[PlannedSample, ...]]:
+        """The samples of each tar that is written."""
+        return [tar.samples for tar in self.change.tars if not tar.kept]
 
     @property
     def samples(self) -> int:
-        """Number of samples that this plan writes."""
+        """Number of samples in the tars that are written."""
         return sum(map(len, self.shards))
 
     @property
-    def live(self) -> int:
-        """Number of live samples afterwards."""
-        return self.samples + (len(self.overlay.live) if self.overlay else 0)
+    def packed(self) -> list[ReadySample]:
+        """The samples that are packed from their files."""
+        return [sample for samples in self.shards for sample in samples if isinstance(sample, ReadySample)]
+
+    @property
+    def total(self) -> int:
+        """Number of samples of the set."""
+        return sum(len(tar.samples) for tar in self.change.tars)
+
+    @property
+    def is_from_scratch(self) -> bool:
+        """Whether every tar contains the samples that it would contain if the set were packed from scratch."""
+        if self.ready is None:
+            return False
+        tars = cut(self.ready, self.parameters.shard_size)
+        return [_ids(tar) for tar in self.change.tars] == [_ids(tar) for tar in tars]
+
+    def from_files(self, tar: str) -> "BucketPlan":
+        """Return the plan that packs the samples of this present tar from their files instead of copying them."""
+        ready = {sample.image_id: sample for sample in self.ready or ()}
+
+        def source(sample: PlannedSample) -> PlannedSample:
+            return ready[sample.image_id] if isinstance(sample, IndexLine) and sample.shard == tar else sample
+
+        tars = (each if each.kept else TarPlan(tuple(map(source, each.samples))) for each in self.change.tars)
+        return replace(self, change=replace(self.change, tars=tuple(tars)))
+
+    def without(self, lost: Set[str]) -> "BucketPlan":
+        """Return the plan without the samples of these images that would be packed from files."""
+
+        def is_lost(sample: PlannedSample) -> bool:
+            return isinstance(sample, ReadySample) and sample.image_id in lost
+
+        rest = (TarPlan(tuple(s for s in tar.samples if not is_lost(s)), tar.kept) for tar in self.change.tars)
+        tars = tuple(tar for tar in rest if tar.samples)
+        digest = set_digest(digest_of(sample) for tar in tars for sample in tar.samples)
+        ready = None if self.ready is None else tuple(sample for sample in self.ready if sample.image_id not in lost)
+        return replace(self, change=replace(self.change, tars=tars), digest=digest, ready=ready)
 
 
 @dataclass(slots=True)
@@ -102,6 +168,7 @@ def plan_shards(
     *,
     requested: Mapping[str, Any] | None = None,
     withdrawn: Set[str] = frozenset(),
+    repack_share: float = REPACK_SHARE,
 ) -> PackPlan:
     """Choose buckets, shuffle, limit, group, cut: in this order.
 
@@ -115,6 +182,7 @@ def plan_shards(
             updating or repacking a shuffled or limited set does not undo that. Buckets with equal parameters are
             shuffled and limited together, as they were before.
         withdrawn: ids that the user withdrew; they are not in `ready`.
+        repack_share: an incremental update packs a set from scratch if more than this share of its tars would be thin.
 
     Raises:
         WrongUsage: if `existing` is unknown.
@@ -133,44 +201,102 @@ def plan_shards(
             random.Random(given.seed).shuffle(chosen)
         chosen = chosen[: given.limit]
         for bucket in group:
-            samples = [sample for sample in chosen if sample.bucket == bucket]
-            plans.append(
-                BucketPlan(bucket, _cut(samples, given.shard_size), set_digest(map(digest_of, samples)), given)
-            )
-    if existing in OVERLAYS:
-        ids: dict[str, set[str]] = {bucket: set() for bucket in buckets}
-        for sample in ready:
-            ids[sample.bucket].add(sample.image_id)
-        plans = [
-            _as_overlay(plan, bucket_folder(output, plan.bucket), existing, withdrawn, ids[plan.bucket])
-            for plan in plans
-        ]
-    return PackPlan(output, sorted(plans, key=lambda plan: list(buckets).index(plan.bucket)), existing)
+            samples = tuple(sample for sample in chosen if sample.bucket == bucket)
+            digest = set_digest(map(digest_of, samples))
+            plans.append(BucketPlan(bucket, SetChange(cut(samples, given.shard_size)), digest, given, samples))
+    plans.sort(key=lambda plan: list(buckets).index(plan.bucket))
+    if existing == "withdraw":
+        plans = _withdrawals(plans, output, withdrawn)
+    elif existing in INCREMENTAL:
+        plans = [_as_update(plan, bucket_folder(output, plan.bucket), existing, repack_share) for plan in plans]
+    return PackPlan(output, plans, existing)
 
 
-def _as_overlay(
-    plan: BucketPlan, folder: Path, existing: WriteMode, withdrawn: Set[str], ready: Set[str]
-) -> BucketPlan:
-    """Return the plan as a change of the existing set.
+def _as_update(plan: BucketPlan, folder: Path, existing: WriteMode, repack_share: float) -> BucketPlan:
+    """Return the plan as a change of the present set, or from scratch if there is none or it cannot be continued."""
+    manifest = read_manifest(folder)
+    if manifest is None or not agrees(list_tars(folder), manifest):
+        return replace(plan, change=replace(plan.change, added=plan.total))
+    same = (manifest.digest, manifest.parameters) == (plan.digest, plan.parameters)
+    if same and (existing == "update" or not manifest.tombstones):
+        return plan
+    assert plan.ready is not None
+    planned = {sample.image_id: sample for sample in plan.ready}
+    try:
+        change = plan_update(*_present(folder, manifest), planned, plan.parameters.shard_size)
+    except ImagemillError:
+        return replace(plan, scratch="index", updates=True)
+    if why := _why_from_scratch(plan, manifest, change, repack_share):
+        return replace(plan, change=replace(change, tars=plan.change.tars), scratch=why, updates=True)
+    return replace(plan, change=change, updates=True)
 
-    Without an existing set, return the plan itself for `append`, and an empty plan for `withdraw`.
+
+def _why_from_scratch(plan: BucketPlan, manifest: Manifest, change: SetChange, repack_share: float) -> str | None:
+    given = plan.parameters
+    reasons = {
+        "parameters": manifest.parameters != given,
+        "shuffled": given.shuffle or given.limit is not None,
+        "kinds": manifest.members != set_members(),
+        "thin": is_thin(change.tars, given.shard_size, repack_share),
+    }
+    return next((why for why, holds in reasons.items() if holds), None)
+
+
+def _withdrawals(plans: Sequence[BucketPlan], output: Path, withdrawn: Set[str]) -> list[BucketPlan]:
+    """Return the present sets without the withdrawn samples, and with ready samples that are in no set.
+
+    A sample that was made by another model than the set's waits for the next update, as do changed samples.
     """
-    if read_manifest(folder) is None:
-        return plan if existing == "append" else BucketPlan(plan.bucket, (), "", plan.parameters)
-    by_id = {sample.image_id: sample for shard in plan.shards for sample in shard}
-    overlay = plan_append(
-        read_index(folder), read_tombstones(folder), {i: digest_of(sample) for i, sample in by_id.items()}, withdrawn,
-        ready=ready, withdrawals_only=existing == "withdraw",
-    )  # fmt: skip
-    new = [by_id[image_id] for image_id in overlay.missing]
-    digest = set_digest([*overlay.live, *map(digest_of, new)])
-    return BucketPlan(plan.bucket, _cut(new, plan.parameters.shard_size), digest, plan.parameters, overlay)
+    sets = {bucket: manifest for bucket in BUCKETS if (manifest := read_manifest(bucket_folder(output, bucket)))}
+    live = {bucket: live_lines(bucket_folder(output, bucket)) for bucket in sets}
+    present = {line.image_id for lines in live.values() for line in lines}
+    changed = []
+    for plan in plans:
+        manifest = sets.get(plan.bucket)
+        if manifest is None:
+            changed.append(replace(plan, change=SetChange(), ready=None))
+            continue
+        planned: dict[str, PlannedSample] = {
+            line.image_id: line for line in live[plan.bucket] if line.image_id not in withdrawn
+        }
+        joining = _of_the_models(plan.ready or (), manifest)
+        planned |= {sample.image_id: sample for sample in joining if sample.image_id not in present}
+        change = plan_update(
+            *_present(bucket_folder(output, plan.bucket), manifest), planned, manifest.parameters.shard_size
+        )
+        digest = set_digest(map(digest_of, planned.values()))
+        changed.append(BucketPlan(plan.bucket, change, digest, manifest.parameters, updates=True))
+    return changed
 
 
-def _cut(samples: Sequence[ReadySample], size: int) -> tuple[tuple[ReadySample, ...], ...]:
-    return tuple(tuple(samples[i : i + size]) for i in range(0, len(samples), size))
+def _of_the_models(samples: Iterable[ReadySample], manifest: Manifest) -> Iterator[ReadySample]:
+    """Yield the samples that may join a set without another change: its models made them, and it takes all samples in order."""
+    keys = {kind: entry.key for kind, entry in manifest.provenance.items()}
+    if not manifest.parameters.shuffle and manifest.parameters.limit is None:
+        for sample in samples:
+            if {file.kind: file.model_key for file in sample.files} == keys:
+                yield sample
 
 
-def digest_of(sample: ReadySample) -> str:
-    """Return the digest of a sample that is to be packed, see `sample_digest`."""
-    return sample_digest(sample.record, ((file.kind, file.content) for file in sample.files))
+def _present(folder: Path, manifest: Manifest) -> tuple[list[tuple[str, list[IndexLine]]], set[tuple[str, int]]]:
+    """Return the tars of a set with their samples, and the places of those with a tombstone.
+
+    Raises:
+        ImagemillError: if the index cannot be read, or is not that of the manifest's tars.
+    """
+    lines: dict[str, list[IndexLine]] = {shard.name: [] for shard in manifest.shards}
+    for line in read_index(folder):
+        lines.setdefault(line.shard, []).append(line)
+    if [(shard.name, shard.samples) for shard in manifest.shards] != [
+        (tar, len(found)) for tar, found in lines.items()
+    ]:
+        raise ImagemillError(
+            f"{INDEX} does not list the samples of the manifest's tars",
+            where=folder / INDEX,
+            do="run `imagemill shards --overwrite`",
+        )
+    return list(lines.items()), {tombstone.place for tombstone in read_tombstones(folder)}
+
+
+def _ids(tar: TarPlan) -> list[str]:
+    return [sample.image_id for sample in tar.samples]

@@ -12,7 +12,7 @@ A sample is *live* if the index contains it and no tombstone does. At most one s
 Sets are planned in shard_plan.py and written in shard_writer.py; tars are in formats/tar.py, reading samples is in
 reading/.
 
-Spec: docs/spec/shards.md#appending
+Spec: docs/spec/shards.md#incremental-updates
 """
 
 import hashlib

@@ -10,7 +10,6 @@ Spec: docs/spec/shards.md#updating-a-set
 """
 
 import functools
-import itertools
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,18 +23,26 @@ import msgspec
 
 from imagemill.domain.embedding_specs import embedding_specs
 from imagemill.domain.ids import member_key
-from imagemill.errors import disk_full_reported
-from imagemill.formats.energon import is_energon, write_energon
+from imagemill.errors import ImagemillError, disk_full_reported
+from imagemill.formats.energon import Earlier, is_energon, write_energon
 from imagemill.formats.jsonl import write_jsonl
 from imagemill.formats.manifest import write_json
 from imagemill.formats.npy import npy_header, split_npy
-from imagemill.formats.tar import DamagedFile, IndexEntry, KnownFile, Sample, StoredSample, read_known, write_shard
+from imagemill.formats.tar import (
+    DamagedFile,
+    IndexEntry,
+    KnownFile,
+    Sample,
+    StoredSample,
+    read_known,
+    read_sample,
+    write_shard,
+)
 from imagemill.fs.atomic import sync_folder, temporary_path
 from imagemill.fs.fingerprints import RunningFingerprint, fingerprint_file, signature_bytes
 from imagemill.fs.swap import remove_folder, replace_folder
 from imagemill.pipeline.shards.conflicts import stays
-from imagemill.pipeline.shards.readiness import ReadySample
-from imagemill.pipeline.shards.rotten_files import FileKey, RottenFiles, find_rotten, without
+from imagemill.pipeline.shards.rotten_files import FileKey, RottenFiles, find_rotten
 from imagemill.pipeline.shards.shard_manifest import (
     FORMAT,
     CropStatistics,
@@ -49,7 +56,7 @@ from imagemill.pipeline.shards.shard_manifest import (
     latent_size,
     sealed,
 )
-from imagemill.pipeline.shards.shard_plan import BucketPlan, PackPlan, digest_of
+from imagemill.pipeline.shards.shard_plan import BucketPlan, PackPlan
 from imagemill.pipeline.shards.shard_sets import (
     INDEX,
     JSON_MEMBER,
@@ -58,13 +65,12 @@ from imagemill.pipeline.shards.shard_sets import (
     TOMBSTONES,
     IndexLine,
     bucket_folder,
-    entries_by_shard,
-    read_index,
     read_manifest,
     set_members,
     shard_name,
 )
-from imagemill.pipeline.shards.shard_statistics import crop_statistics, measures_of, statistics_of
+from imagemill.pipeline.shards.shard_statistics import Measures, crop_statistics, measures_of, statistics_of
+from imagemill.pipeline.shards.update import PlannedSample, SetChange, TarPlan, digest_of
 from imagemill.store.provenance import UNKNOWN, UNKNOWN_PREVIEW, ModelIdentity, empty_caption_file
 
 # Files of a set besides its tars.
@@ -75,19 +81,46 @@ OURS = {INDEX, TOMBSTONES, MANIFEST}
 class BucketResult:
     """The outcome for one bucket.
 
-    `samples`, `shards`, `bytes`: of its whole set. `new_samples`, `new_shards`: written by this run. `rotten`: npy
-    files that were not packed because their bytes differ from the recorded ones.
+    Attributes:
+        bucket: the bucket.
+        status: `written`, `unchanged`, `removed` or `empty`.
+        samples: samples of its whole set, as are `shards` and `bytes`.
+        shards: tars.
+        bytes: size of the tars.
+        written_samples: samples in the tars that this run wrote.
+        written: names of these tars; the other tars are those of the earlier set.
+        written_bytes: their size.
+        change: samples that the run added, changed and removed.
+        updates: whether a present set was changed.
+        scratch: reason for packing an earlier set from scratch, see `SCRATCH`.
+        rotten: npy files that were not packed because their bytes differ from the recorded ones.
     """
 
     bucket: str
     status: Literal["written", "unchanged", "removed", "empty"]
-    new_samples: int = 0
-    new_shards: int = 0
-    tombstones: int = 0
     samples: int = 0
     shards: int = 0
     bytes: int = 0
+    written_samples: int = 0
+    written: tuple[str, ...] = ()
+    written_bytes: int = 0
+    change: SetChange = field(default_factory=SetChange)
+    updates: bool = False
+    scratch: str = ""
     rotten: RottenFiles = field(default_factory=RottenFiles)
+
+
+class DamagedTar(ImagemillError):
+    """A present tar whose samples were to be copied does not have the bytes that the manifest records; `tar` is its name."""
+
+    def __init__(self, path: Path, why: str) -> None:
+        self.tar = path.name
+        super().__init__(
+            "a tar is damaged",
+            where=path,
+            why=why,
+            do="run `imagemill shards --overwrite`, which packs the set again from the npy files",
+        )
 
 
 def write_bucket(
@@ -101,7 +134,7 @@ def write_bucket(
     """Write one bucket's set to a temporary folder and publish it in one step. Call `refuse_conflicts` first.
 
     A damaged file is never packed. Its recorded bytes are taken from a tar that contains them, else its sample is left
-    out.
+    out. Samples of a damaged tar are packed from their files.
 
     Args:
         shard_set: the plans of the run.
@@ -112,22 +145,29 @@ def write_bucket(
 
     Raises:
         DiskFull: if the disk is full; the old set stays in place.
+        DamagedTar: if a damaged tar is to be copied for a withdrawal, which packs no files.
     """
     folder = bucket_folder(shard_set.output, plan.bucket)
     manifest = read_manifest(folder)
     if manifest and stays(shard_set, plan):
         return _result(plan, "unchanged", manifest)
-    if not plan.live:
-        return _remove(folder, plan)
     if manifest is None and shard_set.existing == "withdraw":
         return BucketResult(plan.bucket, "empty")
+    if not plan.total:
+        return _remove(folder, plan)
     writer = _SetWriter(shard_set, derived, identities, on_sample)
-    try:
-        return writer.publish(plan)
-    except DamagedFile:
-        rotten = find_rotten(plan, derived, shard_set.output)
-    rest = without(plan, rotten.lost)
-    if rest.live:
+    while True:
+        try:
+            return writer.publish(plan)
+        except DamagedTar as damage:
+            if plan.ready is None:
+                raise
+            plan = plan.from_files(damage.tar)
+        except DamagedFile:
+            break
+    rotten = find_rotten(plan, derived, shard_set.output)
+    rest = plan.without(rotten.lost)
+    if rest.total:
         writer.copies = rotten.copies
         result = writer.publish(rest)
     else:  # an existing set may contain the last good bytes
@@ -137,10 +177,13 @@ def write_bucket(
 
 
 def _result(plan: BucketPlan, status: Literal["written", "unchanged"], manifest: Manifest) -> BucketResult:
-    new = (plan.samples, len(plan.shards)) if status == "written" else (0, 0)
-    return BucketResult(
-        plan.bucket, status, *new, manifest.tombstones, manifest.samples, len(manifest.shards), manifest.bytes
-    )
+    result = BucketResult(plan.bucket, status, manifest.samples, len(manifest.shards), manifest.bytes)
+    if status == "written":
+        written = [shard for shard, tar in zip(manifest.shards, plan.change.tars, strict=True) if not tar.kept]
+        result.written = tuple(shard.name for shard in written)
+        result.written_samples, result.written_bytes = plan.samples, sum(shard.bytes for shard in written)
+        result.change, result.updates, result.scratch = plan.change, plan.updates, plan.scratch
+    return result
 
 
 def _discard(folder: Path) -> None:
@@ -184,8 +227,8 @@ def _link(source: str | Path, target: str | Path) -> None:
         shutil.copy2(source, target, follow_symlinks=False)
 
 
-class _Written(NamedTuple):
-    """One new tar. `entry`: its entry in the manifest."""
+class _Tar(NamedTuple):
+    """One tar of the new set: its samples for Energon, for the index, and its entry in the manifest."""
 
     entries: list[IndexEntry]
     lines: list[IndexLine]
@@ -203,7 +246,7 @@ class _SetWriter:
     copies: Mapping[FileKey, StoredSample] = field(default_factory=dict)
 
     def publish(self, plan: BucketPlan) -> BucketResult:
-        """Write one set and publish it. Raises DamagedFile, in which case the old set stays in place."""
+        """Write one set and publish it. Raises DamagedFile or DamagedTar, in which case the old set stays in place."""
         folder = bucket_folder(self.shard_set.output, plan.bucket)
         staging = temporary_path(self.shard_set.output)
         try:
@@ -217,42 +260,42 @@ class _SetWriter:
         return _result(plan, "written", manifest)
 
     def _write_set(self, folder: Path, old: Path, plan: BucketPlan) -> Manifest:
-        """Write all files of a set: kept tars, new tars, index, tombstones, and the manifest last."""
-        before = read_manifest(old) if plan.overlay else None
-        kept = before.shards if before else []
-        for shard in kept:
-            _link(old / shard.name, folder / shard.name)
-        first = 1 + max((int(shard.name[len("shard-") : -len(".tar")]) for shard in kept), default=-1)
-        paths = (folder / shard_name(number) for number in itertools.count(first))
+        """Write all files of a set: kept tars, new tars, index, and the manifest last."""
+        before = read_manifest(old)
+        present = {shard.name: shard for shard in before.shards} if before else {}
+        moved = {shard_name(number): tar.kept for number, tar in enumerate(plan.change.tars) if tar.kept}
         with ThreadPoolExecutor(self.shard_set.workers, "pack") as pool:
-            written = list(pool.map(self._write_one, paths, plan.shards))
-        earlier = read_index(old) if before else []
-        index = [*earlier, *(line for shard in written for line in shard.lines)]
+            tars = [
+                pool.submit(self._link_one, old / tar.kept, folder / shard_name(number), tar, present[tar.kept])
+                if tar.kept
+                else pool.submit(self._write_one, folder / shard_name(number), old, tar.samples, present)
+                for number, tar in enumerate(plan.change.tars)
+            ]
+            try:
+                written = [tar.result() for tar in tars]
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
+        index = [line for tar in written for line in tar.lines]
         write_jsonl(folder / INDEX, index)
-        tombstones = plan.overlay.tombstones if plan.overlay else ()
-        if tombstones:
-            write_jsonl(folder / TOMBSTONES, tombstones)
-        dead = {tombstone.place for tombstone in tombstones}
-        shards = [*entries_by_shard(kept, earlier), *((shard.entry.name, shard.entries) for shard in written)]
-        write_energon(folder, shards, bucket=plan.bucket, dead=dead, earlier=old if before else None)
-        # A withdrawal keeps samples whose model may have been replaced since: the earlier manifest describes their
-        # tars.
-        inherited = before if self.shard_set.existing == "withdraw" else None
-        provenance = inherited.provenance if inherited else _provenance(plan, self.identities, before)
+        earlier = Earlier(old, moved) if moved else None
+        write_energon(folder, [(tar.entry.name, tar.entries) for tar in written], bucket=plan.bucket, earlier=earlier)
+        # Only withdrawals are applied without ready samples: the earlier manifest describes the models of the others.
+        inherited = before if plan.ready is None else None
+        provenance = inherited.provenance if inherited else _provenance(plan, self.identities)
         empty = dict(_write_empty_captions(self.shard_set.empty_captions, old, folder, provenance))
-        live = [line for line in index if line.place not in dead]
-        crop = crop_statistics(live, plan.bucket, latent_size(provenance))
+        crop = crop_statistics(index, plan.bucket, latent_size(provenance))
         manifest = Manifest(
             format=FORMAT,
             bucket=plan.bucket,
             digest=plan.digest,
-            samples=plan.live,
-            tombstones=len(tombstones),
-            appended=before is not None,
+            samples=plan.total,
+            tombstones=0,
+            appended=not plan.is_from_scratch,
             members=inherited.members if inherited else set_members(),
-            shards=[*kept, *(shard.entry for shard in written)],
+            shards=[tar.entry for tar in written],
             empty_captions=empty,
-            statistics=msgspec.convert(statistics_of(live), SetStatistics),
+            statistics=msgspec.convert(statistics_of(index), SetStatistics),
             crop=msgspec.convert(crop, CropStatistics | None),
             parameters=plan.parameters,
             provenance=provenance,
@@ -263,22 +306,34 @@ class _SetWriter:
         write_json(folder / MANIFEST, document if unproven else sealed(document))
         return manifest
 
-    def _write_one(self, path: Path, samples: Sequence[ReadySample]) -> _Written:
+    def _link_one(self, source: Path, path: Path, tar: TarPlan, entry: ShardEntry) -> _Tar:
+        _link(source, path)
+        lines = [msgspec.structs.replace(line, shard=path.name) for line in tar.samples if isinstance(line, IndexLine)]
+        return _Tar([line.entry for line in lines], lines, msgspec.structs.replace(entry, name=path.name))
+
+    def _write_one(
+        self, path: Path, old: Path, samples: Sequence[PlannedSample], present: Mapping[str, ShardEntry]
+    ) -> _Tar:
+        for name in {sample.shard for sample in samples if isinstance(sample, IndexLine)}:
+            _refuse_damaged(old / name, present[name].checksum)
         checksum = RunningFingerprint()
-        entries = write_shard(path, self._members(samples), checksum=checksum)
+        entries = write_shard(path, self._members(samples, old), checksum=checksum)
         lines = [
             IndexLine(
-                sample.image_id, entry.key, path.name, entry.offset, entry.size, digest_of(sample),
-                *measures_of(sample.record, sample.mask),
+                sample.image_id, entry.key, path.name, entry.offset, entry.size, digest_of(sample), *_measures(sample)
             )
             for sample, entry in zip(samples, entries, strict=True)
-        ]  # fmt: skip
-        return _Written(entries, lines, ShardEntry(path.name, len(samples), path.stat().st_size, str(checksum)))
+        ]
+        return _Tar(entries, lines, ShardEntry(path.name, len(samples), path.stat().st_size, str(checksum)))
 
-    def _members(self, samples: Sequence[ReadySample]) -> Iterator[Sample]:
-        """Yield the members of each sample: files by their recorded bytes, or from `copies` if the file is damaged."""
+    def _members(self, samples: Sequence[PlannedSample], old: Path) -> Iterator[Sample]:
+        """Yield the members of each sample, from the present set or from its files; a damaged file's from `copies`."""
         kinds = [(spec, f"{self.derived / spec.folder}{os.sep}") for spec in embedding_specs()]
         for sample in samples:
+            if isinstance(sample, IndexLine):
+                yield sample.key, list(read_sample(old / sample.shard, sample.entry).items())
+                self.on_sample(sample.size)
+                continue
             name = f"{sample.image_id}.npy"
             files: list[tuple[str, bytes | KnownFile]] = []
             for (spec, folder), file in zip(kinds, sample.files, strict=True):
@@ -294,8 +349,26 @@ class _SetWriter:
             self.on_sample(sample_bytes(sample))
 
 
-def sample_bytes(sample: ReadySample) -> int:
-    """Return the bytes that a sample adds to a tar, without headers."""
+def _refuse_damaged(tar: Path, checksum: str) -> None:
+    """Raise DamagedTar unless a present tar has its recorded bytes."""
+    try:
+        found = fingerprint_file(tar)
+    except OSError as error:
+        raise DamagedTar(tar, str(error)) from error
+    if found != checksum:
+        raise DamagedTar(tar, "its bytes differ from the checksum in the manifest")
+
+
+def _measures(sample: PlannedSample) -> Measures:
+    if isinstance(sample, IndexLine):
+        return Measures(sample.width, sample.height, sample.tokens)
+    return measures_of(sample.record, sample.mask)
+
+
+def sample_bytes(sample: PlannedSample) -> int:
+    """Return the bytes that a sample adds to a tar, without headers if it is packed from its files."""
+    if isinstance(sample, IndexLine):
+        return sample.size
     return sum([signature_bytes(file.stat) for file in sample.files]) + len(sample.record)
 
 
@@ -328,20 +401,17 @@ def _write_empty_captions(
             yield kind, content
 
 
-def _provenance(
-    plan: BucketPlan, identities: Mapping[str, ModelIdentity], before: Manifest | None
-) -> dict[str, ModelEntry]:
-    """Return the provenance by kind; `unknown_maker` counts samples with an adopted file, including those in earlier tars."""
+def _provenance(plan: BucketPlan, identities: Mapping[str, ModelIdentity]) -> dict[str, ModelEntry]:
+    """Return the provenance by kind; `unknown_maker` counts samples with an adopted file."""
     by_kind = {}
     for n, spec in enumerate(embedding_specs()):
-        keys = [sample.files[n].model_key for shard in plan.shards for sample in shard]
-        earlier = before.provenance.get(spec.kind, ModelEntry()) if before else ModelEntry()
-        unknown = earlier.unknown_maker + keys.count(UNKNOWN) + keys.count(UNKNOWN_PREVIEW)
+        keys = [sample.files[n].model_key for sample in plan.ready or ()]
+        unknown = keys.count(UNKNOWN) + keys.count(UNKNOWN_PREVIEW)
         entry = ModelEntry(unknown_maker=unknown, declared_as=spec.declared_as or msgspec.UNSET)
         if made := identities.get(spec.kind):
             named = {name: getattr(made, name) for name in ("model", "revision", "key", "preview", "facts")}
             entry = msgspec.structs.replace(entry, **named, libraries=made.libraries or msgspec.UNSET)
-        if earlier.preview or UNKNOWN_PREVIEW in keys:
+        if UNKNOWN_PREVIEW in keys:
             entry = msgspec.structs.replace(entry, preview=True)
         by_kind[spec.kind] = entry
     return by_kind

@@ -1,4 +1,4 @@
-"""`verified`: shard sets that passed a full check, with the signature of their files at that time."""
+"""`verified`: shard sets that were written or passed a full check, with the signature of their files at that time."""
 
 from pathlib import Path
 

@@ -8,7 +8,7 @@ from imagemill.errors import ImagemillError, MissingInput, ShardExists, WrongUsa
 from imagemill.pipeline.session import open_session
 from imagemill.pipeline.shards.conflicts import refuse_conflicts
 from imagemill.pipeline.shards.packing import PackRequest, dry_run, plan_packing
-from imagemill.pipeline.shards.shard_sets import ShardParameters, bucket_folder, read_tombstones
+from imagemill.pipeline.shards.shard_sets import ShardParameters, bucket_folder, live_lines
 from imagemill.pipeline.shards.shard_writer import write_bucket
 from imagemill.pipeline.stage2.inventory import Inventory
 from imagemill.store.ledger import Ledger
@@ -173,14 +173,16 @@ def test_image_that_changed_its_bucket_never_counts_twice(root, existing):
     refuse_conflicts(plan(root, existing))
 
 
-def test_image_that_changed_its_bucket_is_beyond_no_limit(root):
+def test_image_that_changed_its_bucket_is_in_its_new_set_alone(root):
     pack(root)
     foreign(root, *(record_of(i, size=(24, 24)) for i in "bcd"), *(record_of(i, size=(24, 36)) for i in ("a", "tall")))
 
     pack(root, "append")
 
-    why = {tombstone.image_id: tombstone.why for tombstone in read_tombstones(bucket_folder(root.shards, SQUARE))}
-    assert why["a"] == "not_ready"
+    live = {
+        bucket: [line.image_id for line in live_lines(bucket_folder(root.shards, bucket))] for bucket in (SQUARE, TALL)
+    }
+    assert live == {SQUARE: ["b", "c", "d"], TALL: ["tall", "a"]}
 
 
 def test_damaged_set_of_another_bucket_is_in_nobodys_way(root):

@@ -36,6 +36,7 @@ from imagemill.pipeline.shards.shard_plan import (
 )
 from imagemill.pipeline.shards.shard_sets import ShardParameters, read_manifest, shard_name
 from imagemill.pipeline.shards.shard_writer import write_bucket
+from imagemill.pipeline.shards.update import SetChange, TarPlan
 from imagemill.store.ledger import FileRow
 from imagemill.store.provenance import UNKNOWN
 from tests.helpers.product import PROJECT, snapshot
@@ -546,7 +547,7 @@ def test_update_follows_a_sample_that_changes_its_bucket(root):
 
     assert statuses(pack(root, existing="update")) == {SQUARE: "written", TALL: "written"}
     keys = [key for key, _ in read_shard(folder_of(root, TALL) / "shard-000000.tar")]
-    assert keys == ["a", "tall"]
+    assert keys == ["tall", "a"], "new samples follow those of the set"
 
 
 def test_update_refuses_tars_without_our_manifest(root):
@@ -701,8 +702,10 @@ def test_set_of_a_living_writer_is_not_swept(root):
 
 
 def test_bucket_plan_counts_its_samples():
-    assert BucketPlan(SQUARE, ((sample("a"), sample("b")), (sample("c"),)), "", ShardParameters()).samples == 3
-    assert BucketPlan(SQUARE, (), "", ShardParameters()).samples == 0
+    tars = TarPlan((sample("a"), sample("b"))), TarPlan((sample("c"),), "shard-000003.tar")
+    plan = BucketPlan(SQUARE, SetChange(tars), "", ShardParameters())
+    assert (plan.samples, plan.total) == (2, 3)
+    assert BucketPlan(SQUARE, SetChange(), "", ShardParameters()).total == 0
 
 
 def test_unknown_makers_are_counted(data_root):
