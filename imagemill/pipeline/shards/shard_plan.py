@@ -213,7 +213,7 @@ def plan_shards(
 
 
 def _as_update(plan: BucketPlan, folder: Path, existing: WriteMode, repack_share: float) -> BucketPlan:
-    """Return the plan as a change of the present set, or from scratch if there is none or it cannot be continued."""
+    """Return the plan as a change of the present set, or from scratch if no set is there or it cannot be continued."""
     manifest = read_manifest(folder)
     if manifest is None or not agrees(list_tars(folder), manifest):
         return replace(plan, change=replace(plan.change, added=plan.total))

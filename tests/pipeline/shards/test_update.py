@@ -291,7 +291,6 @@ def test_update_that_gives_the_bytes_of_packing_from_scratch_need_not_be_repacke
     before = snapshot(root.shards)
     assert pack(root, "repack").status == "unchanged"
     pack(root, "replace")
-    # index.jsonl and all others; index.sqlite is written anew.
     assert {p: data for p, (data, _) in snapshot(root.shards).items()} == {p: data for p, (data, _) in before.items()}
 
 
