@@ -17,7 +17,8 @@ from imagemill.pipeline.stage2.scan import survey
 from imagemill.store.ledger import Ledger
 from imagemill.store.provenance import UNKNOWN
 from tests.helpers.sessions import explain, locate
-from tests.helpers.stage2 import embed, pack, photos, picture, record_of, stage2, write_records, write_text
+from tests.helpers.shard_sets import bury
+from tests.helpers.stage2 import embed, pack, photos, picture, record_of, stage2, write_text
 
 KINDS = {spec.kind for spec in embedding_specs()}
 
@@ -54,24 +55,20 @@ def test_image_that_went_all_the_way_has_a_place_at_every_station(root):
     assert explain(root, "b")["shard"]["offset"] == story["shard"]["size"]
 
 
-def test_sample_that_counts_no_more_is_not_shown_as_if_it_did(root):
+def test_withdrawn_sample_is_in_no_shard(root):
     with Ledger(root.ledger) as ledger:
         ledger.withdraw(["a"])
     pack(root, existing="withdraw")
 
+    assert explain(root, "a")["shard"] is None
+    assert explain(root, "b")["shard"]["offset"] == 0
+
+
+def test_sample_with_a_tombstone_of_an_earlier_release_is_not_shown_as_if_it_counted(root):
+    bury(root.shards / "bucket_1216x832", "a")
+
     assert explain(root, "a")["shard"]["counts no more"] == "withdrawn"
     assert "counts no more" not in explain(root, "b")["shard"]
-
-
-def test_changed_sample_is_shown_where_its_new_bytes_are(root):
-    write_text(root.approved / "a.txt", "another caption")
-    embed(root)
-    write_records(root)
-    pack(root, existing="append")
-
-    shard = explain(root, "a")["shard"]
-
-    assert (shard["tar"], "counts no more" in shard) == ("bucket_1216x832/shard-000001.tar", False)
 
 
 def test_image_beyond_the_limit_of_its_set_is_reported(root):

@@ -270,9 +270,9 @@ def _withdrawals(plans: Sequence[BucketPlan], output: Path, withdrawn: Set[str])
 
 
 def _of_the_models(samples: Iterable[ReadySample], manifest: Manifest) -> Iterator[ReadySample]:
-    """Yield the samples that may join a set without another change: its models made them, and it takes all samples in order."""
+    """Yield the samples that may join a set without another change: its models made them, and it has no limit."""
     keys = {kind: entry.key for kind, entry in manifest.provenance.items()}
-    if not manifest.parameters.shuffle and manifest.parameters.limit is None:
+    if manifest.parameters.limit is None:
         for sample in samples:
             if {file.kind: file.model_key for file in sample.files} == keys:
                 yield sample
