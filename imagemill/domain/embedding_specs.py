@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from imagemill.domain.buckets import assign_bucket, bucket_size, use_of_crop
-from imagemill.domain.encoder_settings import ClipTextSettings, EncoderSettings, T5Settings, VaeSettings
+from imagemill.domain.encoder_settings import ClipTextSettings, DinoV3Settings, EncoderSettings, T5Settings, VaeSettings
 
 if TYPE_CHECKING:
     import numpy as np
@@ -206,7 +206,7 @@ OLD_VALUES: Contract = {
     "tokens": T5_TOKENS,
     "width": T5_WIDTH,
     "pad_rows": "zero",
-    "preprocessing": "exact",
+    "resize": "exact",
     "memory_format": "channels_last",
 }
 """Facts of an identity that later releases added, with the value implied by identities without them."""
@@ -350,6 +350,8 @@ DINOV3 = register(
         source="pixels",
         dtype="float32",
         array_shape=vector_shape,
+        settings_class=DinoV3Settings,
+        contract_names=("resize",),
         encoder="imagemill.encoders.dinov3:DinoV3Encoder",
         default_model="facebook/dinov3-vitl16-pretrain-lvd1689m",
         inline_field="dinov3_embedding",

@@ -33,14 +33,18 @@ PREPROCESSING = "dinov3-1"
 _PROCESSOR = "preprocessor_config.json"
 _BILINEAR = 2
 
+# Rows that are resized together: their floats stay in the processor's cache, which halves the time for large images.
+_ROWS = 128
+
 
 class DinoV3Preprocessor:
     """Preprocessor: uint8 RGB pixels → normalised tensor of the model's size, as transformers' DINOv3ViTImageProcessor.
 
-    In the same order: rescale, resize (aspect not kept, antialiased), normalise.
+    In the same order: rescale, resize (aspect not kept, antialiased), normalise. If the spec's contract has `resize: fast`, the
+    pixels are resized before they are rescaled, and rounded to whole grey levels.
     """
 
-    def __init__(self, checkpoint: Checkpoint, _: EmbeddingSpec) -> None:
+    def __init__(self, checkpoint: Checkpoint, spec: EmbeddingSpec) -> None:
         config = checkpoint.json(_PROCESSOR)
         steps = {name: config.get(name, True) for name in ("do_resize", "do_rescale", "do_normalize")}
         if (
@@ -60,6 +64,7 @@ class DinoV3Preprocessor:
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise checkpoint.unusable(f"{_PROCESSOR} lacks a usable value: {error!r}") from error
         self.dtype = checkpoint.host_dtype
+        self.resize = self._fast if spec.contract.get("resize") == "fast" else self._exact
         self._values = {name: config[name] for name in ("rescale_factor", "image_mean", "image_std")}
 
     @property
@@ -69,12 +74,29 @@ class DinoV3Preprocessor:
 
     def __call__(self, pixels: np.ndarray) -> torch.Tensor:
         """Convert uint8 (H, W, 3) to float32 (3, height, width), or float64 if the model computes in it."""
-        # One pass to planes of floats, scaled in place: half the time of a copy per step, and the same bits.
         planes = torch.from_numpy(np.require(pixels, requirements=["C", "W"])).permute(2, 0, 1)
-        values = planes.to(self.dtype, memory_format=torch.contiguous_format).mul_(self.scale)
-        if tuple(values.shape[1:]) != self.size:
-            values = interpolate(values[None], self.size, mode="bilinear", align_corners=False, antialias=True)[0]
-        return (values - self.mean) / self.std
+        return (self.resize(planes) - self.mean) / self.std
+
+    def _exact(self, planes: torch.Tensor) -> torch.Tensor:
+        """Rescale and resize; torch resizes the width first, row by row, so that blocks of rows give the same bits."""
+        rows, size = planes.shape[1], self.size
+        if tuple(planes.shape[1:]) == size:
+            return self._rescaled(planes)
+        narrow = torch.empty(3, rows, size[1], dtype=self.dtype)
+        for start in range(0, rows, _ROWS):
+            block = self._rescaled(planes[:, start : start + _ROWS])
+            narrow[:, start : start + _ROWS] = _resized(block, (block.shape[1], size[1]))
+        return _resized(narrow, size)
+
+    def _fast(self, planes: torch.Tensor) -> torch.Tensor:
+        return self._rescaled(_resized(planes, self.size))
+
+    def _rescaled(self, planes: torch.Tensor) -> torch.Tensor:
+        return planes.to(self.dtype, memory_format=torch.contiguous_format).mul_(self.scale)
+
+
+def _resized(planes: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
+    return interpolate(planes[None], size, mode="bilinear", align_corners=False, antialias=True)[0]
 
 
 class DinoV3Encoder(CheckpointEncoder):
@@ -89,6 +111,7 @@ class DinoV3Encoder(CheckpointEncoder):
         return {
             "output": "class token after the final norm",
             "preprocessing": PREPROCESSING,
+            **({"resize": "fast"} if spec.contract.get("resize") == "fast" else {}),
             "preprocessor_sha256": DinoV3Preprocessor(checkpoint, spec).sha256,
         }
 

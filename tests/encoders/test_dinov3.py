@@ -1,4 +1,4 @@
-"""DINOv3: preprocessing value by value, one float32 vector per image."""
+"""DINOv3: preprocessing value by value, one float32 vector per image. Spec: docs/spec/stage2.md#dinov3"""
 
 import hashlib
 import json
@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file, save_file
+from torch.nn.functional import interpolate
 
 from imagemill.domain.embedding_specs import DINOV3
-from imagemill.domain.encoder_settings import EncoderSettings
+from imagemill.domain.encoder_settings import DinoV3Settings, EncoderSettings
 from imagemill.encoders.dinov3 import DinoV3Encoder
 from imagemill.encoders.preview import ensure_preview
 from imagemill.errors import ModelUnusable, NonFiniteEmbedding
+from imagemill.store.provenance import differing_facts
 
 # Value of the float64 reference, which is the same for any number of threads, batch, and instruction set.
 GOLDEN = "023e0e3bd1b186082e2c5beaacdc9a4a536425b96119a4c54e3176ad6a6c7bc0"
@@ -173,6 +175,54 @@ def test_pixels_may_be_read_only_or_a_view(flag, encoder, recwarn):
 
     assert torch.equal(expected, encoder.prepare(pixels).payload)
     assert not recwarn.list
+
+
+@pytest.mark.parametrize(
+    ("height", "width"), [(769, 1023), (128, 300), (129, 40), (300, 224), (224, 300), (1, 1), (3000, 64)]
+)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_resize_in_blocks_of_rows_has_the_bits_of_one_resize(height, width, dtype, preview_root):
+    pixels, encoder = image(height, width), load(preview_root, dtype=dtype)
+    host = encoder._host
+    values = torch.tensor(pixels).permute(2, 0, 1).contiguous().to(host.dtype) * host.scale
+    resized = interpolate(values[None], (224, 224), mode="bilinear", align_corners=False, antialias=True)[0]
+
+    assert torch.equal((resized - host.mean) / host.std, encoder.prepare(pixels).payload)
+
+
+# ---- fast preprocessing
+
+
+def fast(preview_root, **changes):
+    settings = DinoV3Settings(device="cpu", preprocessing="fast", **changes)
+    return DinoV3Encoder.load(settings, spec=DINOV3.requested(settings), threads=1, preview_root=preview_root)
+
+
+@pytest.mark.parametrize(("height", "width"), [(769, 1023), (100, 37), (1, 1), (64, 2000)])
+def test_fast_preprocessing_differs_by_at_most_one_grey_level(height, width, encoder, preview_root):
+    """Before normalisation, in units of 1/255."""
+    pixels, model = image(height, width), fast(preview_root)
+
+    difference = (model.prepare(pixels).payload - encoder.prepare(pixels).payload) * encoder._host.std * 255
+
+    assert difference.abs().max() <= 1.001
+    assert not torch.equal(model.prepare(pixels).payload, encoder.prepare(pixels).payload) or (height, width) == (1, 1)
+
+
+def test_vector_of_fast_preprocessing_has_nearly_the_same_direction(encoder, preview_root):
+    [expected], [vector] = encode(encoder, image(769, 1023)), encode(fast(preview_root), image(769, 1023))
+
+    assert expected @ vector / np.linalg.norm(expected) / np.linalg.norm(vector) > 0.9999
+    assert not np.array_equal(expected, vector)
+
+
+def test_fast_preprocessing_is_another_identity(encoder, preview_root):
+    """Vectors of the two are never mixed; an identity without the fact is that of exact preprocessing."""
+    exact, other = encoder.identity, fast(preview_root).identity
+
+    assert differing_facts(exact, other) == differing_facts(other, exact) == ["resize"]
+    assert DINOV3.recorded(exact.facts).contract == {"resize": "exact"}
+    assert DINOV3.recorded(other.facts).contract == {"resize": "fast"}
 
 
 @pytest.mark.parametrize(
