@@ -11,6 +11,7 @@ from tests.helpers.product import PROJECT
 SMALL = {
     "bookkeeping": ["--images", "2", "--stock-images", "2"],
     "coords": ["--records", "50", "--rounds", "1"],
+    "device_busy": ["--images", "8", "--photos", "4", "--rounds", "1"],
     "dinov3_preprocessing": ["--rounds", "1"],
     "embedding_efficiency": ["--rounds", "1", "--images", "1", "--latents", "1", "--side", "32", "--caption-count", "2"],
     "embedding_stream": ["--images", "2", "--rounds", "1"],

@@ -1,0 +1,103 @@
+"""The command with a simulated device: `python -m benchmarks.common.simulated MILLISECONDS PREPARED REPORT ARGS…`.
+
+Each item takes MILLISECONDS on a device that computes while the processor does other work, as a GPU does: `launch` returns at
+once, and the batches run one after the other. With PREPARED `1`, images are neither read nor decoded. When the model is closed,
+the figures are written to REPORT as JSON.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from imagemill.domain.embedding_specs import EmbeddingSpec
+from imagemill.fs.fingerprints import fingerprint
+from imagemill.models import Prepared
+from imagemill.pipeline.stage2 import embed
+from imagemill.pipeline.stage2.plan import Job
+from imagemill.store.ledger import SourceRow
+from tests.helpers.stubs import StubEncoder
+
+SIDE = 1024
+
+
+class SimulatedEncoder(StubEncoder):
+    """An encoder whose calls take time and no processor.
+
+    Attributes:
+        seconds: time of one item on the device.
+        report: file that gets the figures.
+    """
+
+    overlaps = True
+    seconds = 0.0
+    report = Path("/dev/null")
+
+    def prepare(self, item):
+        if isinstance(item, str):
+            return super().prepare(item)
+        shape = self.spec.shape(*item.shape[:2])
+        return Prepared((1, shape), shape, pixels=item.shape[0] * item.shape[1])
+
+    def launch(self, batch: Sequence[Prepared]) -> Callable[[], list[np.ndarray]]:
+        """Start a batch on the device; the result waits for its end."""
+        now = time.monotonic()
+        if not self.calls:
+            self.began, self.free_at, self.busy, self.items, self.cpu = now, now, 0.0, 0, time.process_time()
+        self.calls += 1
+        duration = self.seconds * len(batch)
+        self.free_at = end = max(now, self.free_at) + duration
+        self.busy, self.items = self.busy + duration, self.items + len(batch)
+        shapes = [(item.payload[1], item.payload[0]) for item in batch]
+
+        def collect() -> list[np.ndarray]:
+            time.sleep(max(0.0, end - time.monotonic()))
+            self.ended = time.monotonic()
+            return [np.full(shape, value, self.spec.dtype) for shape, value in shapes]
+
+        return collect
+
+    def encode(self, batch: Sequence[Prepared]) -> list[np.ndarray]:
+        return self.launch(batch)()
+
+    def close(self) -> None:
+        if not self.calls:
+            return
+        figures = {
+            "busy": self.busy,
+            "wall": self.ended - self.began,
+            "items": self.items,
+            "cpu": time.process_time() - self.cpu,
+        }
+        with self.report.open("a") as file:
+            file.write(json.dumps(figures) + "\n")
+
+
+def prepared_image(approved: Path, job: Job) -> tuple[SourceRow, np.ndarray]:
+    """Return facts and pixels of an image without opening it."""
+    assert job.stat
+    facts = SourceRow(job.image_id, job.file_name, job.stat, fingerprint(job.image_id.encode()), SIDE, SIDE)
+    return facts, _PIXELS
+
+
+_PIXELS = np.zeros((SIDE, SIDE, 3), np.uint8)
+
+
+def use_simulated(milliseconds: float, prepared: bool, report: Path) -> None:
+    """Give every embedding kind a simulated device, in this process."""
+    SimulatedEncoder.seconds, SimulatedEncoder.report = milliseconds / 1000, report
+    EmbeddingSpec.encoder_class = lambda self: SimulatedEncoder
+    if prepared:
+        embed.inspect_image = prepared_image
+
+
+if __name__ == "__main__":
+    from dagster_project.cli.main import main
+
+    milliseconds, prepared, report, *arguments = sys.argv[1:]
+    use_simulated(float(milliseconds), prepared == "1", Path(report))
+    sys.argv[1:] = arguments
+    main()
