@@ -17,7 +17,7 @@ from imagemill.pipeline.leases import Leased
 from imagemill.pipeline.stage2.embed import EmbeddingStream, EmbedRow
 from imagemill.pipeline.stage2.models_in_use import file_model_text, regeneration_progress
 from imagemill.pipeline.stage2.plan import EmbeddingPlan
-from imagemill.pipeline.stage2.publish import after_interrupt, count_rows, publish
+from imagemill.pipeline.stage2.publish import count_rows, publish_on_thread
 from imagemill.pipeline.stage2.regenerate import finish
 from imagemill.pipeline.stage2.scan import SOURCE_ASSET
 from imagemill.progress import Progress
@@ -31,7 +31,6 @@ from resources.dagster_internals.events import (
     announced,
     deferred,
     images_failed,
-    interrupts_held,
     launched_in_ui,
     report_without_run,
 )
@@ -89,6 +88,7 @@ class NpyIOManager(dg.ConfigurableIOManager):
     ) -> set[str]:
         """Publish every row; return the ids of images without a new file."""
         missing: set[str] = set()
+        refreshed = False
         spec, work = obj.store.spec, obj.work
         unit = {"unit": "caption", "work_unit": "token"} if spec.source == "caption" else {}
         with Progress(spec.kind, len(obj.plan.jobs), work=sum(work.values()) if work else None, **unit) as progress:
@@ -96,29 +96,22 @@ class NpyIOManager(dg.ConfigurableIOManager):
             def advance(row: EmbedRow) -> None:
                 progress.advance(1, work.get(row.image_id), free=row.outcome in ("kept", "adopted", "extracted"))
 
-            batches = publish(
-                obj.rows, obj.store, ledger, run_id=context.run_id, held=interrupts_held, leased=True, on_row=advance
+            def take(batch: list[EmbedRow], connection: Ledger) -> None:
+                nonlocal refreshed
+                if not refreshed:  # the model's identity has been recorded by now
+                    refresh(self.data_root.root(), connection)
+                    refreshed = True
+                count_rows(counts, batch)
+                used = _metadata_of_model(connection, spec.kind)
+                for row in batch:
+                    if row.file:
+                        _report(events, row.file, used)
+                    else:
+                        missing.add(row.image_id)
+
+            publish_on_thread(
+                obj.rows, obj.store, ledger.path, take, run_id=context.run_id, leased=True, on_row=advance
             )
-
-            def take(batch: list[EmbedRow]) -> None:
-                with interrupts_held():
-                    count_rows(counts, batch)
-                    used = _metadata_of_model(ledger, obj.store.spec.kind)  # recorded when the model was loaded
-                    for row in batch:
-                        if row.file:
-                            _report(events, row.file, used)
-                        else:
-                            missing.add(row.image_id)
-
-            try:
-                for number, batch in enumerate(batches):
-                    take(batch)
-                    if number == 0:  # the model's identity has been recorded by now
-                        refresh(self.data_root.root(), ledger)
-            except BaseException as interrupt:
-                for batch in after_interrupt(batches, interrupt):
-                    take(batch)
-                raise
         return missing
 
     def _end(

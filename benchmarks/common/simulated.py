@@ -35,6 +35,7 @@ class SimulatedEncoder(StubEncoder):
     overlaps = True
     seconds = 0.0
     report = Path("/dev/null")
+    ended = 0.0
 
     def prepare(self, item):
         if isinstance(item, str):

@@ -122,6 +122,13 @@ def free_device_memory() -> None:
         torch.cuda.empty_cache()
 
 
+def use_intraop_threads(count: int) -> None:
+    """Set the number of threads with which torch computes for this thread, if torch is loaded."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.get_num_threads() != count:
+        torch.set_num_threads(count)
+
+
 def _cleaned(answer: object, clean: Callable[[str], str | None]) -> Answer:
     if not isinstance(answer, str):
         return Unanswered("wrong_answers", f"the answer is not text: {type(answer).__name__}")

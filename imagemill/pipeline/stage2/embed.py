@@ -1,13 +1,15 @@
 """The stream that turns images into npy files: decode ahead, infer, write behind. Memory does not grow with the image count.
 
-    jobs ──decode threads──> prepared items ──groups──> model ──write threads──> staged files ──publish──> final names
-              (open, hash, check what is there)   (equal shapes,                 (.tmp-…, on disk)  (ledger row, then rename)
-                                                   pixel budget)
+    jobs ──decode threads──> prepared items ─groups─> device thread ─write threads─> staged files ─publish─> final names
+              (open, hash,          (equal shapes,         (model)          (.tmp-…, on disk)      (ledger row,
+               check what is there)  pixel budget)                                                  then rename)
 
-Besides the model and its working memory for one batch, memory holds at most
+Decoding, the model, writing and publishing run at the same time. Besides the model and its working memory for one batch, or for
+two where the device works by itself, memory holds at most
     20 bytes x `decode_ahead_pixels`: images while they are opened and prepared (1.3 GB by default); one image is always allowed
     3 bytes x 4 x `batch_pixels`: images that wait for others of their shape (50 MB by default), and the last one to arrive
-    64 MiB of arrays waiting to be written, and those of one batch
+    3 bytes x 3 x `batch_pixels`: batches that are ready, and the one that the model computes (38 MB by default)
+    64 MiB of arrays waiting to be written, and those of two batches
     64 MiB in each decode thread, freed and kept for its next arrays (imagemill/pipeline/malloc_tuning.py).
 
 Jobs are chosen in plan.py; publish.py does final names and the ledger, io_managers/npy.py Dagster events. Models: encoders/.
@@ -15,13 +17,15 @@ Jobs are chosen in plan.py; publish.py does final names and the ledger, io_manag
 
 import math
 import threading
-import time
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from queue import SimpleQueue
+from typing import Any, Literal, NoReturn
 
 import msgspec
 import numpy as np
@@ -43,7 +47,14 @@ from imagemill.formats.npy import NpyStore, npy_header
 from imagemill.fs.atomic import write_bytes_atomic
 from imagemill.fs.fingerprints import FileSignature, file_signature, fingerprint, has_content
 from imagemill.models import Encoder, Prepared
-from imagemill.pipeline.batch_inference import free_device_memory, infer_in_parts, is_out_of_memory
+from imagemill.pipeline.batch_inference import (
+    free_device_memory,
+    infer_in_parts,
+    is_out_of_memory,
+    use_intraop_threads,
+)
+from imagemill.pipeline.byte_budget import ByteBudget
+from imagemill.pipeline.device_thread import DeviceThread
 from imagemill.pipeline.malloc_tuning import reuse_freed_memory
 from imagemill.pipeline.prefetch import bounded_map
 from imagemill.pipeline.stage2.damage import DAMAGED, damaged_file
@@ -53,7 +64,6 @@ from imagemill.pipeline.stage2.stage1 import Unusable, read_vector
 from imagemill.store.ledger import FileRow, SourceRow
 from imagemill.store.provenance import UNKNOWN, UNKNOWN_PREVIEW, ModelIdentity, RecordedModels, empty_caption_file
 
-T = TypeVar("T")
 Outcome = Literal["computed", "extracted", "restored", "kept", "adopted", "refused", "failed"]
 
 # Upper bound on the bytes that a pixel counted against `decode_ahead_pixels` takes while it is decoded, rotated and converted to
@@ -63,10 +73,13 @@ BYTES_PER_PIXEL_AHEAD = 20
 # Most bytes of arrays that wait to be written; the arrays of a single batch may exceed it.
 WRITE_BEHIND_BYTES = 64 * 1024 * 1024
 
-# After a model call that took at least so many seconds, its rows are yielded before the next call begins, if their files are
-# written within this part of the call's time. Otherwise progress would lag behind by one call, which may take minutes.
-_LONG_CALL = 1.0
-_PATIENCE = 0.01
+# Batches that are ready for the device while it computes one.
+READY_BATCHES = 2
+
+# A write thread gets files together up to so many bytes, and so many files: to hand over a file costs as much as to write a
+# small one.
+_WRITE_BYTES = 256 * 1024
+_WRITE_FILES = 8
 
 # If the model fails this many images one by one before its first success, it cannot run on this machine. A single failure is not
 # enough: an image that the model cannot process, first by name, would stop every run. Failures of earlier runs do not count.
@@ -110,13 +123,6 @@ class _Item:
     replaced: str | None
 
 
-class _Write(NamedTuple):
-    """A row whose file is being written, and the bytes of its array."""
-
-    row: Future[EmbedRow]
-    bytes: int
-
-
 @dataclass(kw_only=True, eq=False)
 class EmbedWorker:
     """A worker that makes files of one kind. Built once per process; the model is loaded when the first file has to be made.
@@ -158,6 +164,7 @@ class EmbedWorker:
         self._succeeded, self._failures, self._disk_full = False, 0, False
         # Most items of a group that fit into memory, where a larger batch did not.
         self._fits: dict[Any, int] = {}
+        self._calls = 0  # that rows have reported
 
     # ---- the stream
 
@@ -165,31 +172,64 @@ class EmbedWorker:
         """Yield one row per job, in any order. On interrupt, yield the rows already begun, then re-raise."""
         reuse_freed_memory()
         self.store.folder.mkdir(parents=True, exist_ok=True)
-        writes: deque[_Write] = deque()
+        # From the threads: rows of written files, None for a batch that the device has finished, or an error.
+        self._rows: SimpleQueue[list[EmbedRow] | BaseException | None] = SimpleQueue()
+        self._written: deque[EmbedRow] = deque()
+        self._behind = ByteBudget(WRITE_BEHIND_BYTES)
         with (
-            ThreadPoolExecutor(self.decode_threads, "decode") as decoders,
+            ThreadPoolExecutor(
+                self.decode_threads, "decode", initializer=use_intraop_threads, initargs=(1,)
+            ) as decoders,
             ThreadPoolExecutor(self.write_threads, "write") as writers,
+            DeviceThread(partial(self._launch, writers=writers), self._rows.put) as device,
         ):
-            ahead = self._decode_ahead(decoders, self._in_order(jobs))
             try:
-                for batch in self._batches(ahead):
-                    self._stop_where_full()
-                    if isinstance(batch, EmbedRow):
-                        yield batch
-                        continue
-                    began = time.monotonic()
-                    writes.extend(self._make(batch, writers))
-                    if (took := time.monotonic() - began) >= _LONG_CALL:
-                        wait([write.row for write in writes], timeout=_PATIENCE * took)
-                    yield from _finished(writes, most=2 * self.write_threads, most_bytes=WRITE_BEHIND_BYTES)
-                yield from _finished(writes)
-                self._stop_where_full()
+                yield from self._arriving(device, self._batches(self._decode_ahead(decoders, self._in_order(jobs))))
             except GeneratorExit:
+                self._behind.close()
                 raise
             except BaseException:
                 decoders.shutdown(wait=False, cancel_futures=True)
-                yield from _finished(writes)
+                self._behind.close()
+                device.stop()
+                writers.shutdown()
+                yield from self._finished()
                 raise
+
+    def _arriving(
+        self, device: DeviceThread[list[_Item]], batches: Iterable[list[_Item] | EmbedRow]
+    ) -> Iterator[EmbedRow]:
+        """Pass batches to the device, and yield rows as their files are written."""
+        running = pending = 0  # batches at the device, and rows that have not arrived
+        for batch in chain(batches, [None]):
+            self._stop_where_full()
+            if isinstance(batch, EmbedRow):
+                yield batch
+                continue
+            if batch is not None:
+                device.put(batch)
+                running, pending = running + 1, pending + len(batch)
+            # Until the model has succeeded once, the next batch depends on the result.
+            most = READY_BATCHES if batch is not None and self._succeeded else 0
+            while running > most or (batch is None and pending) or not self._rows.empty():
+                arrived = self._rows.get()
+                if isinstance(arrived, BaseException):
+                    raise arrived
+                if arrived is None:
+                    running -= 1
+                else:
+                    pending -= len(arrived)
+                    self._written.extend(arrived)
+                    while self._written:
+                        yield self._written.popleft()
+        self._stop_where_full()
+
+    def _finished(self) -> Iterator[EmbedRow]:
+        """Yield the rows that an interrupt left behind."""
+        while not self._rows.empty():
+            if isinstance(arrived := self._rows.get(), list):
+                self._written.extend(arrived)
+        yield from self._written
 
     def close(self) -> None:
         """Close the model if it was loaded."""
@@ -237,7 +277,7 @@ class EmbedWorker:
             weigh=self._known_pixels,
             measure=lambda job: math.prod(size_or_none(self.approved / job.file_name) or (0,)),
             keeps=lambda made: made.prepared.pixels if isinstance(made, _Item) else 0,
-            most=self.settings.batch_size + 2 * self.decode_threads,
+            most=(1 + READY_BATCHES) * self.settings.batch_size + 2 * self.decode_threads,
             budget=self.decode_ahead_pixels,
         )
 
@@ -292,6 +332,7 @@ class EmbedWorker:
             item: np.ndarray | str = job.caption or ""
         else:
             item = pixels if pixels is not None else inspect_image(self.approved, job)[1]
+        use_intraop_threads(1)  # as many threads as cores decode already
         return _Item(job, facts, encoder.prepare(item), replaced)
 
     def _settle(self, job: Job, facts: SourceRow | None, wanted: str | None) -> EmbedRow | None:
@@ -361,10 +402,36 @@ class EmbedWorker:
 
     # ---- the model
 
-    def _make(self, batch: list[_Item], writers: ThreadPoolExecutor) -> Iterator[_Write]:
-        """Encode a batch and submit each array to a writer. A failing batch is halved until the failing items are isolated."""
+    def _launch(self, batch: list[_Item], writers: ThreadPoolExecutor) -> Callable[[], None] | None:
+        """Start a batch, on the device thread; return a function that waits for its end if the device works by itself."""
+        encoder = self.encoder()
+        use_intraop_threads(self.threads)
+        most = self._fits.get(batch[0].prepared.group, len(batch))
+        launch = getattr(encoder, "launch", None) if getattr(encoder, "overlaps", False) else None
+        if launch is None or len(batch) > most:
+            for begin in range(
+                0, len(batch), most
+            ):  # a batch may have been formed before its size was found not to fit
+                self._make(batch[begin : begin + most], writers)
+            return None
+        try:
+            collect = launch([item.prepared for item in batch])
+        except Exception as error:
+            collect = partial(_raise, error.with_traceback(None))
+        return partial(self._make, batch, writers, collect)
+
+    def _make(
+        self, batch: list[_Item], writers: ThreadPoolExecutor, collect: Callable[[], list[np.ndarray]] | None = None
+    ) -> None:
+        """Encode a batch and pass each array to a writer. A failing batch is halved until the failing items are isolated.
+
+        Args:
+            batch: items of one group.
+            writers: write the files.
+            collect: returns the arrays of a batch that was launched.
+        """
         encoder, group = self.encoder(), batch[0].prepared.group
-        before, divided, noted = encoder.calls, False, False
+        divided, noted = False, False
 
         def half(error: Exception, size: int) -> int:
             nonlocal divided
@@ -374,21 +441,37 @@ class EmbedWorker:
             return (size + 1) // 2
 
         def encode(part: Sequence[_Item]) -> list[tuple[_Item, np.ndarray]]:
-            return list(zip(part, encoder.encode([item.prepared for item in part]), strict=True))
+            nonlocal collect
+            launched, collect = collect, None
+            arrays = launched() if launched else encoder.encode([item.prepared for item in part])
+            return list(zip(part, arrays, strict=True))
 
         for part, made in infer_in_parts(encode, batch, half):
             if isinstance(made, Exception):
-                yield _done(self._model_failure(part[0], made, encoder))
+                self._rows.put([self._model_failure(part[0], made, encoder)])
                 continue
-            calls = encoder.calls - before
+            calls, self._calls = encoder.calls - self._calls, encoder.calls
             if not self._succeeded and self.spec.source == "caption":
                 self._keep_empty_caption(encoder)
-            self._succeeded, before = True, encoder.calls
-            for number, (item, array) in enumerate(made):
-                item.prepared.payload = None  # free the pixels before the file is written
-                first = (0, 0) if number else (calls, int(divided and not noted))
-                yield _Write(writers.submit(self._write, item, array, *first), array.nbytes)
+                self._calls = encoder.calls
+            self._succeeded = True
+            self._submit(made, writers, calls, int(divided and not noted))
             noted = divided
+
+    def _submit(
+        self, made: Sequence[tuple[_Item, np.ndarray]], writers: ThreadPoolExecutor, calls: int, divided: int
+    ) -> None:
+        """Pass arrays to writers, several small ones at a time; wait while too many bytes are pending."""
+        some, size = [], 0
+        for number, (item, array) in enumerate(made):
+            item.prepared.payload = None  # free the pixels before the file is written
+            if some and (size >= _WRITE_BYTES or len(some) >= _WRITE_FILES or not self._behind.has_room(array.nbytes)):
+                writers.submit(self._write_some, some)
+                some, size = [], 0
+            self._behind.acquire(array.nbytes)
+            some.append((item, array, *((0, 0) if number else (calls, divided))))
+            size += array.nbytes
+        writers.submit(self._write_some, some)
 
     def _keep_empty_caption(self, encoder: Encoder) -> None:
         """Write the state of the empty caption, unless this model's exists. Spec: docs/spec/stage2.md#empty-caption."""
@@ -413,6 +496,19 @@ class EmbedWorker:
         return _failure(item.job, "non_finite" if isinstance(error, NonFiniteEmbedding) else "model_error", error)
 
     # ---- write threads
+
+    def _write_some(self, some: list[tuple[_Item, np.ndarray, int, int]]) -> None:
+        rows: list[EmbedRow] = []
+        try:
+            while some:
+                item, array, calls, divided = some.pop(0)
+                try:
+                    rows.append(self._write(item, array, calls, divided))
+                finally:
+                    self._behind.release(array.nbytes)
+        except BaseException as error:
+            self._rows.put(error)
+        self._rows.put(rows)
 
     def _write(self, item: _Item, array: np.ndarray, calls: int, divided: int) -> EmbedRow:
         size = (item.source.height, item.source.width) if item.source else (0, 0)
@@ -449,16 +545,8 @@ class EmbedWorker:
         return FileRow(self.spec.kind, job.image_id, file_signature(staged), source, content, model_key), staged
 
 
-def _done(row: EmbedRow) -> _Write:
-    future: Future[EmbedRow] = Future()
-    future.set_result(row)
-    return _Write(future, 0)
-
-
-def _finished(writes: deque[_Write], *, most: int = 0, most_bytes: int = 0) -> Iterator[EmbedRow]:
-    """Yield rows of the oldest writes; wait for them while more than `most` writes or `most_bytes` bytes are pending."""
-    while writes and (writes[0].row.done() or len(writes) > most or sum(write.bytes for write in writes) > most_bytes):
-        yield writes.popleft().row.result()
+def _raise(error: Exception) -> NoReturn:
+    raise error
 
 
 def _row(

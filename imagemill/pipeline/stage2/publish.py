@@ -2,6 +2,8 @@
 
     rows ──128 or one second──> flush the files ──> ledger rows, one transaction ──> renames ──> flush the folder
 
+While a pass runs, this happens on a thread of its own, with its own connection to the ledger.
+
 The ledger row precedes the rename, so a kill at any moment leaves no file under a final name without a row.
 
 The files are made in embed.py; Dagster events are in io_managers/npy.py.
@@ -12,17 +14,20 @@ Spec: docs/spec/conventions.md#atomic-names
 
 import contextlib
 import os
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Literal, TypeVar
 
 from imagemill.domain.embedding_specs import T5
 from imagemill.formats.npy import NpyStore
 from imagemill.fs.atomic import sync_folder
 from imagemill.fs.durable import flush_files
+from imagemill.fs.fingerprints import signature_bytes
+from imagemill.pipeline.byte_budget import ByteBudget
 from imagemill.pipeline.stage2.embed import EmbedRow
 from imagemill.store.ledger import Ledger, Problem
 from imagemill.store.provenance import guard_identity
@@ -33,14 +38,17 @@ T = TypeVar("T")
 PUBLISH_ROWS = 128
 PUBLISH_SECONDS = 1.0
 
+# Most bytes of staged files that wait for their names, and what a row counts for itself.
+PUBLISH_BEHIND_BYTES = 256 * 1024 * 1024
+_ROW_BYTES = 4096
+
 
 def publish(
-    rows: Iterable[EmbedRow],
+    rows: Iterable[EmbedRow | None],
     store: NpyStore,
     ledger: Ledger,
     *,
     run_id: str = "",
-    held: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
     leased: bool = False,
     on_row: Callable[[EmbedRow], None] = lambda row: None,
 ) -> Iterator[list[EmbedRow]]:
@@ -49,11 +57,10 @@ def publish(
     On interrupt, it still publishes the rows it holds and those the stream has finished, then re-raises.
 
     Args:
-        rows: results of `EmbedWorker.stream`.
+        rows: results of `EmbedWorker.stream`; None lets a batch that waits for more rows be published.
         store: folder of the kind.
         ledger: receives sources, files, masks, changes and problems.
         run_id: the run that is recorded with problems.
-        held: context that defers interrupts while a batch is published; a deferred interrupt is raised when it ends.
         leased: whether this run leases its images, which each batch then checks.
         on_row: called for each row as it arrives, which is before its batch is published.
 
@@ -62,21 +69,129 @@ def publish(
         ModelMismatch: if another process has recorded another model meanwhile; nothing of that batch is published.
     """
     batches = _timely_batches(rows, on_row)
-    unreported: list[list[EmbedRow]] = []
     try:
         for batch in batches:
-            with held():
-                _publish_batch(batch, store, ledger, run_id, leased)
-                unreported.append(batch)
-            yield unreported.pop()
+            _publish_batch(batch, store, ledger, run_id, leased)
+            yield batch
     except GeneratorExit:
         raise
     except BaseException as interrupt:
-        yield from unreported  # published before the interrupt was raised
         for batch in after_interrupt(batches, interrupt):
             _publish_batch(batch, store, ledger, run_id, leased)
             yield batch
         raise
+
+
+def publish_on_thread(
+    rows: Iterable[EmbedRow],
+    store: NpyStore,
+    ledger: Path,
+    take: Callable[[list[EmbedRow], Ledger], None],
+    *,
+    run_id: str = "",
+    leased: bool = False,
+    on_row: Callable[[EmbedRow], None] = lambda row: None,
+) -> None:
+    """Publish rows on a thread of its own, while the caller's thread makes more of them and handles signals.
+
+    An interrupt of the caller's thread never reaches a batch that is being published: the rows that exist are published and
+    taken, then the interrupt is raised. A second interrupt ends publishing after the current batch.
+
+    Args:
+        rows: results of `EmbedWorker.stream`.
+        store: folder of the kind.
+        ledger: file of the ledger, to which the thread has a connection of its own.
+        take: called on the thread with each published batch, and the connection.
+        run_id: as for `publish`.
+        leased: as for `publish`.
+        on_row: called on the caller's thread for each row.
+
+    Raises:
+        LeaseLost, ModelMismatch: as `publish`.
+    """
+    queue, failures = _StagedRows(), []
+
+    def work() -> None:
+        try:
+            with Ledger(ledger) as connection:
+                for batch in publish(queue, store, connection, run_id=run_id, leased=leased):
+                    take(batch, connection)
+        except BaseException as error:
+            failures.append(error)
+            queue.abandon()
+
+    thread = threading.Thread(target=work, name="publish")
+    thread.start()
+    interrupted = False
+    try:
+        for row in rows:
+            queue.put(row)
+            on_row(row)
+            if failures:
+                break
+    except BaseException as interrupt:
+        interrupted = True
+        for row in after_interrupt(rows, interrupt):
+            queue.put(row)
+        raise
+    finally:
+        queue.end()
+        _join(thread, queue, interrupted=interrupted)
+        if failures and isinstance(rows, Generator):
+            rows.close()
+    if failures:
+        raise failures[0]
+
+
+def _join(thread: threading.Thread, queue: "_StagedRows", *, interrupted: bool) -> None:
+    """Wait until all rows are published; after a second interrupt, until the current batch is."""
+    interrupt: BaseException | None = None
+    while thread.is_alive():
+        try:
+            thread.join()
+        except BaseException as error:
+            if interrupted:
+                queue.abandon()
+            interrupt, interrupted = error, True
+    if interrupt:
+        raise interrupt
+
+
+class _StagedRows:
+    """A queue of rows whose files are staged, limited by the bytes of these files. Yields None if no row arrives for a while."""
+
+    def __init__(self) -> None:
+        self._rows: SimpleQueue[tuple[EmbedRow | None, int]] = SimpleQueue()
+        self._bytes = ByteBudget(PUBLISH_BEHIND_BYTES)
+        self._abandoned = False
+
+    def put(self, row: EmbedRow) -> None:
+        """Add a row, then wait until the files of all rows are within the limit."""
+        size = _ROW_BYTES + (signature_bytes(row.file.stat) if row.file and row.staged else 0)
+        self._rows.put((row, size))
+        self._bytes.acquire(size)
+
+    def end(self) -> None:
+        """Let the iteration end after the rows that were added."""
+        self._rows.put((None, 0))
+
+    def abandon(self) -> None:
+        """Let the iteration end at once, and nothing wait."""
+        self._abandoned = True
+        self._bytes.close()
+        self.end()
+
+    def __iter__(self) -> Iterator[EmbedRow | None]:
+        while not self._abandoned:
+            try:
+                row, size = self._rows.get(timeout=PUBLISH_SECONDS)
+            except Empty:
+                yield None
+                continue
+            self._bytes.release(size)
+            if row is None:
+                return
+            yield row
 
 
 def after_interrupt(stream: Iterable[T], interrupt: BaseException) -> Iterator[T]:
@@ -92,21 +207,22 @@ def after_interrupt(stream: Iterable[T], interrupt: BaseException) -> Iterator[T
             yield next(stream)
 
 
-def _timely_batches(rows: Iterable[EmbedRow], on_row: Callable[[EmbedRow], None]) -> Iterator[list[EmbedRow]]:
+def _timely_batches(rows: Iterable[EmbedRow | None], on_row: Callable[[EmbedRow], None]) -> Iterator[list[EmbedRow]]:
     batch: list[EmbedRow] = []
     began = time.monotonic()
     try:
         for row in rows:
-            on_row(row)
-            batch.append(row)
-            if len(batch) >= PUBLISH_ROWS or time.monotonic() - began >= PUBLISH_SECONDS:
+            if row is not None:
+                on_row(row)
+                batch.append(row)
+            if batch and (len(batch) >= PUBLISH_ROWS or time.monotonic() - began >= PUBLISH_SECONDS):
                 ready, batch = batch, []
                 yield ready
                 began = time.monotonic()
     except GeneratorExit:
         raise
     except BaseException as interrupt:
-        batch += after_interrupt(rows, interrupt)
+        batch += (row for row in after_interrupt(rows, interrupt) if row is not None)
         if batch:
             yield batch
         raise

@@ -31,10 +31,10 @@ from imagemill.fs.atomic import temporaries
 from imagemill.fs.fingerprints import file_signature, fingerprint
 from imagemill.pipeline.stage2 import embed as embed_module
 from imagemill.pipeline.stage2 import publish as publish_module
-from imagemill.pipeline.stage2.embed import EmbedRow
+from imagemill.pipeline.stage2.embed import READY_BATCHES, EmbedRow
 from imagemill.pipeline.stage2.plan import Job
-from imagemill.pipeline.stage2.publish import after_interrupt, count_rows, publish
-from imagemill.store.ledger import Ledger
+from imagemill.pipeline.stage2.publish import after_interrupt, count_rows, publish, publish_on_thread
+from imagemill.store.ledger import LeaseLost, Ledger
 from imagemill.store.provenance import UNKNOWN_PREVIEW
 from tests.helpers.passes import run_pass
 from tests.helpers.stage2 import (
@@ -138,18 +138,24 @@ def test_first_batch_is_a_single_image_before_full_batches(data_root):
     assert (counts["computed"], counts["calls"]) == (10, 4)
 
 
-def test_rows_of_a_call_arrive_before_the_next_call_starts(data_root, monkeypatch):
-    """Progress is reported after every model call."""
-    monkeypatch.setattr(embed_module, "_LONG_CALL", 0.0)
-    monkeypatch.setattr(embed_module, "_PATIENCE", 1e6)
-    photos(data_root, *map(str, range(5)))
-    encoder = recording()
+def test_rows_of_a_call_arrive_while_later_calls_run(data_root):
+    """Progress is reported during long calls: at most the batches that are ready and the one before them are outstanding."""
+    photos(data_root, *map(str, range(9)))
+    arrived, late = threading.Semaphore(0), []
+
+    def encode(batch, arrays):
+        if len(encoder.batches) > 2 + READY_BATCHES and not arrived.acquire(timeout=10):
+            late.append(len(encoder.batches))
+        return arrays
+
+    encoder = recording(encode)
     worker = worker_of(data_root, with_encoder(DINOV3, encoder), batch_size=1)
 
     with Ledger(data_root.ledger) as ledger:
-        arrived = [len(encoder.batches) for _ in worker.stream(plan_of(data_root, DINOV3, ledger).jobs)]
+        for _ in worker.stream(plan_of(data_root, DINOV3, ledger).jobs):
+            arrived.release()
 
-    assert arrived == [1, 2, 3, 4, 5]
+    assert (len(encoder.batches), late) == (9, [])
 
 
 def test_only_images_of_one_shape_share_a_call(data_root):
@@ -199,34 +205,13 @@ def test_stream_prepares_a_bounded_number_of_images_ahead_of_the_model(data_root
     encoder = recording(encode)
     embed(data_root, VAE, encoder=encoder, batch_size=2, decode_threads=2)
 
-    decoding, waiting = 2 + 2 * 2, 4 * 2
-    assert max(ahead) <= decoding + waiting
+    decoding, waiting, ready = (1 + READY_BATCHES) * 2 + 2 * 2, 4 * 2, (1 + READY_BATCHES) * 2
+    assert max(ahead) <= decoding + waiting + ready
     assert sum(sizes(encoder)) == 80
 
 
-def test_stream_writes_a_bounded_number_of_arrays_behind_the_model(data_root, monkeypatch):
-    """A slow disk slows down the model instead of filling the memory."""
-    photos(data_root, *(f"{n:03d}" for n in range(60)), size=(8, 8))
-    stage, written, behind = NpyStore.stage, [], []
-
-    def slowly(self, array, **marks):
-        time.sleep(0.005)
-        written.append(1)
-        return stage(self, array, **marks)
-
-    def encode(batch, arrays):
-        behind.append(sum(sizes(encoder)) - len(batch) - len(written))
-        return arrays
-
-    monkeypatch.setattr(NpyStore, "stage", slowly)
-    encoder = recording(encode)
-    embed(data_root, DINOV3, encoder=encoder, batch_size=2, write_threads=2)
-
-    assert max(behind) <= 2 * 2 + 2 + 2
-
-
 def test_stream_writes_a_bounded_number_of_bytes_behind_the_model(data_root, monkeypatch):
-    """Latents of large photos take megabytes each."""
+    """A slow disk slows down the model instead of filling the memory."""
     photos(data_root, *(f"{n:03d}" for n in range(30)), size=(64, 64))
     latent = 16 * 8 * 8 * 2
     stage, written, behind = NpyStore.stage, [], []
@@ -444,31 +429,82 @@ class Pressed(BaseException):
     """An interrupt."""
 
 
-@pytest.mark.parametrize("moment", ["consumer", "publishing"])
-def test_interrupt_outside_the_stream_still_publishes_finished_files(data_root, monkeypatch, moment):
+def test_interrupt_outside_the_stream_still_publishes_finished_files(data_root, monkeypatch):
     """Ctrl-C can arrive at any position of the main thread."""
     photos(data_root, *(f"i{n:03d}" for n in range(40)))
-    spec = with_encoder(DINOV3, StubEncoder)
-    monkeypatch.setattr("imagemill.pipeline.stage2.publish.PUBLISH_ROWS", 1)
+    monkeypatch.setattr(publish_module, "PUBLISH_ROWS", 1)
     rows = []
-
-    @contextlib.contextmanager
-    def interrupted():
-        yield
-        if moment == "publishing" and not rows:
-            raise Pressed
-
     with Ledger(data_root.ledger) as ledger:
         jobs = plan_of(data_root, DINOV3, ledger).jobs
-        worker = worker_of(data_root, spec, write_threads=4)
-        batches = publish(worker.stream(jobs), worker.store, ledger, held=interrupted)
+        worker = worker_of(data_root, with_encoder(DINOV3, StubEncoder), write_threads=4)
         with pytest.raises(Pressed):
-            interrupt_first(batches, rows, raising=moment == "consumer")
+            interrupt_first(publish(worker.stream(jobs), worker.store, ledger), rows, raising=True)
 
     folder = data_root.derived / DINOV3.folder
     assert not temporaries(folder)
-    assert 0 < len(list(folder.glob("*.npy"))) < 40
-    assert len(rows) == len(list(folder.glob("*.npy"))), "every published file is counted and reported"
+    assert 0 < len(rows) == len(list(folder.glob("*.npy"))) < 40, "every published file is counted and reported"
+
+
+def publish_all(root, ledger, take, on_row=lambda row: None, encoder=StubEncoder):
+    """Publish a pass over every image on the publishing thread."""
+    worker = worker_of(root, with_encoder(DINOV3, encoder))
+    jobs = plan_of(root, DINOV3, ledger).jobs
+    publish_on_thread(worker.stream(jobs), worker.store, ledger.path, take, on_row=on_row)
+
+
+def test_interrupt_loses_no_batch_that_its_thread_publishes(data_root, ledger, monkeypatch):
+    """Files, ledger rows and reported rows agree, although the interrupt arrives while other threads publish."""
+    photos(data_root, *(f"i{n:03d}" for n in range(40)))
+    monkeypatch.setattr(publish_module, "PUBLISH_ROWS", 1)
+    taken, seen = [], []
+
+    def interrupt(row):
+        seen.append(row)
+        if len(seen) == 5:
+            raise Pressed
+
+    with pytest.raises(Pressed):
+        publish_all(data_root, ledger, lambda batch, _: taken.extend(row.image_id for row in batch), interrupt)
+
+    folder = data_root.derived / DINOV3.folder
+    assert not temporaries(folder)
+    assert 5 <= len(taken) < 40
+    assert sorted(taken) == sorted(path.stem for path in folder.glob("*.npy"))
+    assert {image_id for image_id, _ in ledger.files(DINOV3.kind)} == set(taken)
+
+
+def test_rows_are_published_on_a_thread_with_its_own_connection(data_root, ledger):
+    photos(data_root, *"abc")
+    threads, connections = set(), set()
+
+    def take(batch, connection):
+        threads.add(threading.current_thread().name)
+        connections.add(connection is ledger)
+
+    publish_all(data_root, ledger, take)
+
+    assert (threads, connections) == ({"publish"}, {False})
+
+
+def test_error_of_publishing_stops_the_model(data_root, ledger, monkeypatch):
+    photos(data_root, *(f"i{n:03d}" for n in range(40)))
+    monkeypatch.setattr(publish_module, "PUBLISH_ROWS", 1)
+    seen = []
+
+    def lost(batch, _):
+        failed.set()
+        raise LeaseLost("another run has taken over")
+
+    def wait(row):
+        seen.append(row)
+        failed.wait(10)
+
+    failed = threading.Event()
+    with pytest.raises(LeaseLost):
+        publish_all(data_root, ledger, lost, wait)
+
+    assert len(seen) < 40
+    assert not [t for t in threading.enumerate() if t.name.startswith(("decode", "write", "device", "publish"))]
 
 
 def interrupt_first(batches, rows, *, raising):
@@ -984,7 +1020,7 @@ def test_abandoned_stream_stops_its_threads(data_root, ledger):
     next(stream)
     stream.close()
 
-    assert not [t for t in threading.enumerate() if t.name.startswith(("decode", "write"))]
+    assert not [t for t in threading.enumerate() if t.name.startswith(("decode", "write", "device"))]
 
 
 def test_finished_files_are_renamed_while_the_stream_continues(data_root, ledger, monkeypatch):
