@@ -33,7 +33,7 @@ def latent_statistics(context: dg.AssetExecutionContext, data_root: DataRootReso
 
     def plan() -> Reports:
         plan = plan_statistics(derived, ledger, read_identity(ledger, VAE.kind), context.partition_keys)
-        stream = statistics_reports(plan, threads=session.config.decode_threads, before_merge=claim_all)
+        stream = statistics_reports(plan, threads=session.config.decoders, before_merge=claim_all)
         return Reports(derived / ASSET, stream)
 
     return Leased(ledger, ASSET, context.partition_keys, run_id, plan)

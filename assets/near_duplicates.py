@@ -36,7 +36,7 @@ def near_duplicates(
 
     def plan() -> Reports:
         plan = plan_near_duplicates(root.derived, session.ledger, settings)
-        stream = near_duplicate_reports(plan, root.approved, threads=given.decode_threads, search=given.model_threads)
+        stream = near_duplicate_reports(plan, root.approved, threads=given.decoders, search=given.model_threads)
         return Reports(lines_path(root.derived), stream)
 
     return Leased(session.ledger, ASSET, ["all"], context.run.run_id, plan)

@@ -31,7 +31,7 @@ def stage2_jsonl(context: dg.AssetExecutionContext, data_root: DataRootResource,
     def plan() -> Merge:
         inventory = session.inventory()
         if given.complete:
-            threads = session.config.decode_threads
+            threads = session.config.decoders
             complete_facts(session.root.approved, inventory.scan, ledger, threads=threads, up_to=given.up_to)
             complete_masks(ledger, encoders.masks, mask_length([session.in_force(T5)]))
         note_missing_captions(inventory.scan, ledger)

@@ -168,7 +168,7 @@ def _stream(spec: EmbeddingSpec, folder: Path, settings: EncoderSettings) -> flo
             preview_root=root.preview_models,
             settings=settings,
             threads=config.model_threads,
-            decode_threads=config.decode_threads,
+            decode_threads=config.decoders,
             write_threads=config.write_threads,
             decode_ahead_pixels=config.decode_ahead_pixels,
         )

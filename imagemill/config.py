@@ -107,7 +107,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             `dinov3_npy`, `vae_latents` and `t5_hidden`.
         encoders: settings per embedding kind, in the form of its settings class; a kind left out uses its preview model.
         threads: CPU threads of a model's own arithmetic; 0 for the number of processors.
-        decode_threads: threads that open and prepare images ahead of the model.
+        decode_threads: threads that open and prepare images ahead of the model; 0 for the number of processors.
         write_threads: threads that write files behind the model.
         decode_ahead_pixels: maximum number of pixels of images opened ahead of the model, at up to 20 bytes each; one image is
             always allowed.
@@ -126,7 +126,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     encoders: dict[str, dict[str, Any]] = {}
     kinds: list[KindEntry] | None = None
     threads: Annotated[int, msgspec.Meta(ge=0)] = 0
-    decode_threads: Positive = 2
+    decode_threads: Annotated[int, msgspec.Meta(ge=0)] = 0
     write_threads: Positive = 8
     decode_ahead_pixels: Positive = DECODE_AHEAD_PIXELS
     shard_size: Positive = 1000
@@ -150,6 +150,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def model_threads(self) -> int:
         """CPU threads of a model, at least 1."""
         return self.threads or os.cpu_count() or 1
+
+    @property
+    def decoders(self) -> int:
+        """Threads that open images, at least 1."""
+        return self.decode_threads or os.cpu_count() or 1
 
 
 def read_config(path: Path, *, required: bool = False) -> Config:

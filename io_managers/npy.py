@@ -88,7 +88,7 @@ class NpyIOManager(dg.ConfigurableIOManager):
     ) -> set[str]:
         """Publish every row; return the ids of images without a new file."""
         missing: set[str] = set()
-        refreshed = False
+        refreshed, root = False, self.data_root.root()
         spec, work = obj.store.spec, obj.work
         unit = {"unit": "caption", "work_unit": "token"} if spec.source == "caption" else {}
         with Progress(spec.kind, len(obj.plan.jobs), work=sum(work.values()) if work else None, **unit) as progress:
@@ -99,7 +99,7 @@ class NpyIOManager(dg.ConfigurableIOManager):
             def take(batch: list[EmbedRow], connection: Ledger) -> None:
                 nonlocal refreshed
                 if not refreshed:  # the model's identity has been recorded by now
-                    refresh(self.data_root.root(), connection)
+                    refresh(root, connection)
                     refreshed = True
                 count_rows(counts, batch)
                 used = _metadata_of_model(connection, spec.kind)

@@ -72,6 +72,6 @@ class CaptionerResource(dg.ConfigurableResource):
             "approved": root.approved,
             "captioner": partial(make_captioner, settings, prompt, config.model_threads, root.preview_models),
             "images_per_call": settings.batch_size,
-            "decode_threads": config.decode_threads,
+            "decode_threads": config.decoders,
             "decode_ahead_pixels": config.decode_ahead_pixels,
         }

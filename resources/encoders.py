@@ -28,10 +28,16 @@ class Encoders(dg.ConfigurableResource):
     )
 
     def settings(self, spec: EmbeddingSpec) -> EncoderSettings:
-        """Return the file's settings with this run's overrides. Raises WrongUsage for an unknown field or a bad value."""
+        """Return the file's settings with this run's overrides; `dtype: auto` is that of the recorded model, if there is one.
+
+        Raises WrongUsage for an unknown field or a bad value.
+        """
         base = msgspec.to_builtins(self.data_root.session.config.encoder(spec))
         where = f"run configuration, resources.encoders.overrides.{spec.kind}"
-        return convert_settings({**base, **self.overrides.get(spec.kind, {})}, spec.settings_class, where=where)
+        settings = convert_settings({**base, **self.overrides.get(spec.kind, {})}, spec.settings_class, where=where)
+        recorded = read_identity(self.data_root.session.ledger, spec.kind) if settings.dtype == "auto" else None
+        dtype = recorded.facts.get("compute_dtype", settings.dtype) if recorded else settings.dtype
+        return msgspec.structs.replace(settings, dtype=dtype)
 
     def in_force(self, spec: EmbeddingSpec) -> EmbeddingSpec:
         """Return a kind with the contract of its recorded model; before the first file, of the configured one.
@@ -56,7 +62,7 @@ class Encoders(dg.ConfigurableResource):
             "empty_captions": root.empty_captions,
             "settings": settings,
             "threads": config.model_threads,
-            "decode_threads": config.decode_threads,
+            "decode_threads": config.decoders,
             "write_threads": config.write_threads,
             "decode_ahead_pixels": config.decode_ahead_pixels,
         }

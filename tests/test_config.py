@@ -85,7 +85,7 @@ def test_value_that_a_setting_cannot_have_is_answered_with_those_that_it_can(tmp
     assert str(caught.value) == (
         "imagemill.yaml line 3: encoders.vae_latents.dtype cannot be 'bf16'\n"
         f"  where: {tmp_path}/imagemill.yaml\n"
-        "  do:    choose from float32, bfloat16, float16, float64"
+        "  do:    choose from auto, float32, bfloat16, float16, float64"
     )
 
 

@@ -57,7 +57,7 @@ def embed(spec: EmbeddingSpec, inventory: Inventory, ledger: Ledger) -> None:
         preview_root=root.preview_models,
         settings=config.encoder(spec),
         threads=config.model_threads,
-        decode_threads=config.decode_threads,
+        decode_threads=config.decoders,
         write_threads=config.write_threads,
         decode_ahead_pixels=config.decode_ahead_pixels,
     )

@@ -23,14 +23,15 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         revision: branch, tag or commit on the hub.
         subfolder: folder inside the model repository.
         device: `auto`, `cpu`, `mps`, `cuda` or one GPU as `cuda:1`; `auto` selects cuda (including ROCm), then mps, then cpu.
-        dtype: compute dtype, `float32`, `bfloat16`, `float16` or `float64`.
+        dtype: compute dtype, `float32`, `bfloat16`, `float16` or `float64`; `auto` is that of the existing files, and before the
+            first file `bfloat16` on cuda and `float32` elsewhere.
     """
 
     model: str = PREVIEW
     revision: str | None = None
     subfolder: str | None = None
     device: Device = "auto"
-    dtype: Literal["float32", "bfloat16", "float16", "float64"] = "float32"
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = "auto"
 
 
 class EncoderSettings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -623,3 +623,17 @@ def test_shared_modules_do_not_list_the_kinds():
         assert not [
             word for spec in SPECS for word in (spec.encoder, f'"{spec.kind}"', spec.default_model) if word in code
         ]
+
+
+@pytest.mark.parametrize(
+    ("device", "expected"), [("cuda", "bfloat16"), ("cuda:1", "bfloat16"), ("cpu", "float32"), ("mps", "float32")]
+)
+def test_auto_dtype_follows_the_device(device, expected):
+    assert expected == loading.auto_dtype(device)
+
+
+def test_identity_contains_the_dtype_that_auto_selected(given):
+    settings = DINOV3.settings_class(device="cpu")
+
+    assert settings.dtype == "auto"
+    assert DINOV3.encoder_class().identify(settings, **given(DINOV3)).facts["compute_dtype"] == "float32"
