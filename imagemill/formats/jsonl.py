@@ -81,6 +81,19 @@ def read_jsonl(path: Path) -> Iterator[Line]:
             yield Line(number, raw, *_parse(raw), offset)
 
 
+def read_mentions(path: Path, text: str) -> Iterator[Line]:
+    """Yield, as `read_jsonl` does, every line with a string that contains `text`, and possibly others.
+
+    Most other lines are skipped undecoded: they contain neither these characters nor an escape that could stand for one.
+    """
+    wanted = text.encode("utf-8", "surrogatepass")
+    with open(path, "rb") as file:
+        for number, (offset, whole) in enumerate(lines_with_offsets(file), start=1):
+            if wanted in whole or b"\\" in whole:
+                raw = whole.removesuffix(b"\n").removesuffix(b"\r")
+                yield Line(number, raw, *_parse(raw), offset)
+
+
 def read_raw(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yield the number and the bytes of every line, undecoded, for callers with a fast check. `parse_line` decodes a line."""
     with open(path, "rb") as file:

@@ -13,13 +13,14 @@ from imagemill.domain.embedding_specs import embedding_specs
 from imagemill.domain.ids import image_id_of
 from imagemill.domain.layout import DataRoot
 from imagemill.errors import MissingInput
-from imagemill.formats.jsonl import read_jsonl
+from imagemill.formats.jsonl import read_mentions
 from imagemill.formats.npy import NpyStore
 from imagemill.fs.fingerprints import signature_bytes
 from imagemill.pipeline.problem_list import current_problems, gone_images
 from imagemill.pipeline.session import Session
 from imagemill.pipeline.shards.shard_sets import INDEX, bucket_folder, read_tombstones, recorded_parameters
 from imagemill.pipeline.stage2.models_in_use import file_model_text
+from imagemill.pipeline.stage2.record_index import find_record
 from imagemill.pipeline.stage2.scan import SOURCE_ASSET, UNUSED_REASONS
 from imagemill.pipeline.status import ledger_of_runs
 from imagemill.store.ledger import Ledger
@@ -34,8 +35,11 @@ def explain(session: Session, image_id: str) -> dict[str, Any]:
         MissingInput: if no stage has any record of the image.
     """
     root, inventory = session.root, session.overview()
-    scan, ledger = inventory.scan, ledger_of_runs(session)
+    scan, ledger = inventory.scan_of({image_id}), ledger_of_runs(session)
     source, facts = scan.sources.get(image_id), ledger.sources([image_id]).get(image_id)
+    same_bytes = ledger.sources_like(facts.fingerprint) if facts else {}
+    if len(same_bytes) > 1:  # under its earlier name, if it was renamed
+        scan = inventory.scan_of(same_bytes)
     caption = ledger.captions([image_id]).get(image_id)
     report: dict[str, Any] = {"image_id": image_id}
     if source:
@@ -49,12 +53,12 @@ def explain(session: Session, image_id: str) -> dict[str, Any]:
         if image_id in ledger.cut_off():
             report["caption"]["cut off"] = "at captioner.max_new_tokens"
     report["embeddings"] = {spec.kind: _embedding(root, spec, image_id, ledger) for spec in embedding_specs()}
-    span = inventory.recorded.lines.get(image_id)
+    span = find_record(root.stage2_jsonl, image_id)
     report["record"] = span.number if span else None
     report["shard"] = _shard_place(root.shards, image_id)
     # Files refused by their names are listed by file name, all other inputs by image id.
-    named = ((p, image_id_of(p.item) if p.asset == SOURCE_ASSET else p.item) for p in current_problems(scan, ledger))
-    problems = [problem for problem, item in named if item == image_id]
+    named = ((p, image_id_of(p.item) if p.asset == SOURCE_ASSET else p.item) for p in ledger.problems())
+    problems = current_problems(scan, ledger, [problem for problem, item in named if item == image_id])
     # Files of this id that are not used: of a collision, or of an unsupported type.
     of_id = (p for p in scan.problems if image_id_of(p.item) == image_id)
     if not source and (unused := [p for p in of_id if p.reason in UNUSED_REASONS]):
@@ -64,13 +68,14 @@ def explain(session: Session, image_id: str) -> dict[str, Any]:
         # The number of samples that its packing was limited to, over all buckets.
         recorded = recorded_parameters(bucket_folder(root.shards, report["bucket"]))
         report |= {"limit": recorded.limit} if recorded and recorded.limit else {}
-    gone = ((SOURCE_ASSET, problem) for problem in gone_images(scan, ledger) if problem.item == image_id)
+    gone = ((SOURCE_ASSET, problem) for problem in gone_images(scan, ledger, same_bytes) if problem.item == image_id)
     report["problems"] = [
         {"asset": asset, "outcome": p.outcome, "reason": p.reason, "detail": p.detail, "do": p.remedy}
         for asset, p in (*((problem.asset, problem) for problem in problems), *gone)
     ]
     if source or facts or problems or report["record"] or report["shard"]:
         return report
+    scan = inventory.scan
     stems = {image_id_of(problem.item) for problem in scan.problems}
     recorded = {*ledger.ids("sources"), *ledger.ids("withdrawn"), *inventory.recorded.lines}
     known = {*scan.sources, *stems, *recorded}
@@ -101,7 +106,7 @@ def _shard_place(output: Path, image_id: str) -> dict[str, Any] | None:
     found: dict[str, Any] | None = None
     for index in sorted(output.glob(f"bucket_*/{INDEX}")):
         dead = {tombstone.place: tombstone.why for tombstone in read_tombstones(index.parent)}
-        for line in read_jsonl(index):
+        for line in read_mentions(index, image_id):
             if not line.value or line.value.get("image_id") != image_id:
                 continue
             name, offset, size = (line.value.get(field) for field in ("shard", "offset", "size"))

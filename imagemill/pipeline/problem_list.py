@@ -10,7 +10,7 @@ Spec: docs/spec/conventions.md#no-silent-loss
 """
 
 import shlex
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Literal
 
@@ -27,7 +27,7 @@ from imagemill.pipeline.stage2.merge import ASSET as RECORDS
 from imagemill.pipeline.stage2.plan import IMAGE_REASONS, plan_for
 from imagemill.pipeline.stage2.quarantine import BAD_ID, DUPLICATE, MALFORMED, REPLACED_TEXTS, quarantined
 from imagemill.pipeline.stage2.scan import SIDECARS, SOURCE_ASSET, Scan, is_image
-from imagemill.store.ledger import Ledger, Problem
+from imagemill.store.ledger import Ledger, Problem, SourceRow
 
 SOURCE_MISSING, RENAMED = "source_missing", "renamed"
 
@@ -126,9 +126,15 @@ def _of_ledger(problems: Iterable[Problem]) -> Iterator[InputProblem]:
         )
 
 
-def gone_images(scan: Scan, ledger: Ledger) -> Iterator[InputProblem]:
-    """Yield the images that were deleted or renamed, except withdrawn ones."""
-    sources, withdrawn = ledger.sources(), ledger.withdrawals()
+def gone_images(scan: Scan, ledger: Ledger, among: Mapping[str, SourceRow] | None = None) -> Iterator[InputProblem]:
+    """Yield the images that were deleted or renamed, except withdrawn ones.
+
+    Args:
+        scan: contents of `approved/`.
+        ledger: sources and withdrawals.
+        among: the rows to compare with the folder, by image id; unset: all.
+    """
+    sources, withdrawn = ledger.sources() if among is None else among, ledger.withdrawals()
     gone = [row for image_id, row in sources.items() if image_id not in scan.sources and image_id not in withdrawn]
     # Present images whose recorded signature is current, by the fingerprint of their bytes.
     found = scan.sources if gone else {}

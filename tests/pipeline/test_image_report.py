@@ -4,6 +4,7 @@ Spec: docs/spec/conventions.md#missing-sources, docs/spec/conventions.md#no-sile
 """
 
 import json
+import os
 import shutil
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from dagster_project.cli.explain import report_lines
 from imagemill.domain.embedding_specs import DINOV3, VAE, embedding_specs
 from imagemill.errors import MissingInput
+from imagemill.pipeline.stage2 import record_index, scan
 from imagemill.pipeline.stage2.image_metadata import note_missing_captions
 from imagemill.pipeline.stage2.scan import survey
 from imagemill.store.ledger import Ledger
@@ -243,3 +245,52 @@ def test_damaged_index_stops_no_story(root, line):
 def test_id_that_no_one_has_heard_of_is_said(root, image_id):
     with pytest.raises(MissingInput, match="no image"):
         explain(root, image_id)
+
+
+# ---- cost
+
+
+def test_report_examines_the_entries_of_its_image_only(root, monkeypatch):
+    """The cost of a report does not grow with the images of the folder, except for their names."""
+    photos(root, "a.b", "ab")
+    examined, look_up = [], scan._look_up
+    monkeypatch.setattr(scan, "_look_up", lambda entry: examined.append(entry.name) or look_up(entry))
+    monkeypatch.setattr(record_index, "read_recorded", lambda _: pytest.fail("every record was read"))
+
+    explain(root, "a")
+
+    assert examined == ["a.png", "a.txt"]
+
+
+def test_renamed_image_is_reported_under_its_new_name(root):
+    """The report finds the earlier name by the bytes of the image."""
+    (root.approved / "b.png").rename(root.approved / "c.png")
+    (root.approved / "b.txt").rename(root.approved / "c.txt")
+    embed(root)
+
+    assert reasons(explain(root, "c")) == {("approved_images", "renamed")}
+    assert explain(root, "b")["problems"] == []
+    assert explain(root, "b")["source"]["missing"] is True
+
+
+@pytest.mark.parametrize("spelling", ["caf\\u00e9", "café", "\\u0063af\\u00e9"])
+def test_record_is_found_in_any_spelling_of_its_id(root, spelling):
+    """JSON has several spellings of a character."""
+    line = json.dumps(record_of("a") | {"image_id": "placeholder"}).replace("placeholder", spelling)
+    write_text(root.stage2_jsonl, json.dumps(record_of("a")), line)
+
+    assert explain(root, "café")["record"] == 2
+    assert explain(root, "a")["record"] == 1
+
+
+@pytest.mark.parametrize("name", [b"bad\xff.png", b"line\nbreak.png"])
+def test_name_that_cannot_be_printed_is_found_as_it_is_listed(root, name):
+    """Problems show such names with escapes, and the shown id is what a user can type."""
+    (root.approved / os.fsdecode(name)).write_bytes(b"x")
+    with Ledger(root.ledger) as ledger:
+        (problem,) = survey(root.approved, ledger).problems
+
+    story = explain(root, problem.item.removesuffix(".png"))
+
+    assert reasons(story) == {("approved_images", "bad_id")}
+    assert story["source"]["not used"] == "bad_id"

@@ -3,7 +3,7 @@
 A command lists them once for all its steps; a step of a run in the UI lists them for itself after acquiring its lease.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from imagemill.domain.embedding_specs import EmbeddingSpec
@@ -36,9 +36,13 @@ class Inventory:
     def scan(self) -> Scan:
         """Images and captions of `approved/`; empty without that folder if there is a ledger (public data or Stage A only)."""
         if self._scan is None:
-            listed = self.root.approved.is_dir() or not self.root.ledger.exists()
-            self._scan = scan_approved(self.root.approved) if listed else Scan({}, [])
+            self._scan = self.scan_of(None)
         return self._scan
+
+    def scan_of(self, ids: Collection[str] | None) -> Scan:
+        """Return the entries of `approved/` with these image ids, as `scan` does for all (None). Listed at each call."""
+        listed = self.root.approved.is_dir() or not self.root.ledger.exists()
+        return scan_approved(self.root.approved, ids) if listed else Scan({}, [])
 
     def survey(self, ledger: Ledger) -> None:
         """List `approved/`, read the captions that are new, and record both in the ledger.

@@ -9,12 +9,13 @@ Spec: docs/spec/conventions.md#jsonl-input, docs/spec/stage2.md#merge, docs/spec
 """
 
 import functools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 
 from imagemill.domain.ids import id_problem
 from imagemill.domain.stage2_records import CROP_BOX, INLINE_VECTOR, RECORD_FIELDS, Record, is_stage1
-from imagemill.formats.jsonl import Line, Span, encode_sorted, parse_tolerating, read_jsonl, tolerate
+from imagemill.formats.jsonl import Line, Span, encode_sorted, parse_tolerating, read_jsonl, read_mentions, tolerate
 from imagemill.fs.fingerprints import FileSignature, file_signature, fingerprint
 from imagemill.pipeline.stage2.quarantine import BAD_ID, DUPLICATE, MALFORMED
 
@@ -60,9 +61,18 @@ def state_of(jsonl: Path) -> tuple[FileSignature | None, FileSignature | None]:
 
 @functools.lru_cache(maxsize=1)
 def _read(jsonl: Path, _: object) -> Recorded:
+    return _index(jsonl, read_jsonl)
+
+
+def find_record(jsonl: Path, image_id: str) -> Span | None:
+    """Return the position of one image's record as in `read_recorded`, without decoding the records of other images."""
+    return _index(jsonl, functools.partial(read_mentions, text=image_id)).lines.get(image_id)
+
+
+def _index(jsonl: Path, read: Callable[[Path], Iterator[Line]]) -> Recorded:
     found = Recorded()
     for path in (jsonl, unfinished(jsonl)):
-        for line in read_jsonl(path) if path.is_file() else ():
+        for line in read(path) if path.is_file() else ():
             # A Stage 1 record may have NaN in its vector: the vector is recomputed, the other fields are kept.
             _take(found, path, tolerate(line, INLINE_VECTOR))
     return found

@@ -9,7 +9,7 @@ import errno
 import os
 import unicodedata
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
@@ -66,8 +66,12 @@ class Scan:
         return len(self.sources) + len(self.refused_images)
 
 
-def scan_approved(folder: Path) -> Scan:
+def scan_approved(folder: Path, only: Collection[str] | None = None) -> Scan:
     """List the top level of a folder of approved images.
+
+    Args:
+        folder: the folder.
+        only: examine only the entries of these image ids; an entry's id is also the stem of its name as problems show it.
 
     Raises:
         MissingInput: if the folder does not exist.
@@ -81,7 +85,8 @@ def scan_approved(folder: Path) -> Scan:
     folders: dict[str, Problem] = {}
     problems: list[Problem] = []
     with os.scandir(folder) as entries:
-        for entry in sorted(entries, key=lambda e: e.name):
+        listed = entries if only is None else (entry for entry in entries if _has_id(entry.name, only))
+        for entry in sorted(listed, key=lambda e: e.name):
             if entry.name.startswith("."):
                 continue
             found = _look_up(entry)
@@ -104,6 +109,13 @@ def scan_approved(folder: Path) -> Scan:
     orphans = (name for image_id, (name, _) in captions.items() if image_id not in images)
     problems.extend(folders.get(name) or _orphan(name) for name in orphans)
     return Scan(sources, problems)
+
+
+def _has_id(name: str, ids: Collection[str]) -> bool:
+    # Comparing the first characters costs a tenth of taking the stem.
+    if name.isprintable():
+        return name.startswith(tuple(ids)) and image_id_of(name) in ids
+    return image_id_of(name) in ids or image_id_of(_printable(name)) in ids
 
 
 def is_image(name: str) -> bool:
@@ -183,10 +195,14 @@ def _orphan(name: str) -> Problem:
 
 
 def _refusal(name: str, reason: str, detail: str, remedy: str) -> Problem:
+    return Problem(_printable(name), SOURCE_ASSET, "refused", reason, detail, remedy)
+
+
+def _printable(name: str) -> str:
+    """Return a file name as problems show it."""
     # Names that are not UTF-8 arrive as lone surrogates, which SQLite cannot store; a line break would split a summary.
     visible = "".join(repr(c)[1:-1] if unicodedata.category(c) == "Cc" else c for c in name)
-    printable = visible.encode("utf-8", "backslashreplace").decode()
-    return Problem(printable, SOURCE_ASSET, "refused", reason, detail, remedy)
+    return visible.encode("utf-8", "backslashreplace").decode()
 
 
 def normalise_caption(text: str) -> str:

@@ -30,6 +30,10 @@ class Sources(Database):
         """Return the images by id, or only those of `ids`."""
         return {row.image_id: row for row in self._select(SOURCES, ids)}
 
+    def sources_like(self, fingerprint: str) -> dict[str, SourceRow]:
+        """Return the images with these bytes, by id."""
+        return {row.image_id: row for row in self._select(SOURCES, where="fingerprint = ?", given=(fingerprint,))}
+
     def record_sources(self, rows: Iterable[SourceRow]) -> None:
         """Insert or replace rows of images."""
         self._insert(SOURCES, rows)
