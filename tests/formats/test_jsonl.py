@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from imagemill.formats import diff_writer
+from imagemill.formats import diff_writer, jsonl
 from imagemill.formats.jsonl import (
     Line,
     encode_line,
@@ -339,3 +339,16 @@ def test_line_is_nested_at_most_a_hundred_levels(raw):
     assert shallow.problem is None
     wide = parse_line(1, b'{"a":[' + b",".join([b"[]"] * 500) + b"]}")
     assert wide.problem is None
+
+
+def test_lines_that_mention_a_text_are_found_in_any_spelling_without_decoding_the_others(tmp_path, monkeypatch):
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(b'{"id": "b"}\n{"id": "\xc3\xa9"}\r\n{"id": "\\u00e9"}\nbroken \xc3\xa9\n')
+    decoded, parse = [], jsonl._parse
+    monkeypatch.setattr(jsonl, "_parse", lambda raw: decoded.append(raw) or parse(raw))
+
+    found = list(jsonl.read_mentions(path, "é"))
+
+    assert [(line.number, line.value) for line in found] == [(2, {"id": "é"}), (3, {"id": "é"}), (4, None)]
+    assert found == [line for line in jsonl.read_jsonl(path) if line.number > 1]
+    assert b'{"id": "b"}' not in decoded[:3]
