@@ -21,7 +21,7 @@ from imagemill.domain.embedding_specs import DINOV3, T5, EmbeddingSpec, embeddin
 from imagemill.models import CAPTIONER
 from imagemill.pipeline.stage2.inventory import Inventory
 from imagemill.pipeline.stage2.merge import ADDED, ASSET, MIGRATED, Merge
-from imagemill.pipeline.stage2.plan import EmbeddingPlan, plan_for
+from imagemill.pipeline.stage2.plan import EmbeddingPlan, plans_for
 from imagemill.pipeline.stage2.scan import Scan
 from imagemill.store.ledger import Ledger, Problem
 from imagemill.text.units import counted
@@ -97,7 +97,7 @@ class Standing:
         if records_only:
             ids += [image_id for image_id in inventory.recorded.lines if image_id not in sources]
         awaited = _awaiting_captions(inventory.scan, ledger) if captioned else frozenset[str]()
-        plans = {spec: plan_for(spec, ids, inventory, ledger, awaited) for spec in embedding_specs()}
+        plans = plans_for(embedding_specs(), ids, inventory, ledger, awaited)
         return cls(inventory.scan, plans, _still_hold(problems, plans, awaited), frozenset(inventory.recorded.stage1))
 
     def outcomes(

@@ -267,8 +267,24 @@ def plan_for(
     spec: EmbeddingSpec, ids: Sequence[str], inventory: Inventory, ledger: Ledger, awaited: Set[str] = frozenset()
 ) -> EmbeddingPlan:
     """Call `plan_embedding` with the inventory's listings and the ledger's rows for these images."""
-    spec, known, files = inventory.in_force(spec), LedgerSnapshot.read(ledger, ids), ledger.files(spec.kind, ids)
-    return plan_embedding(spec, ids, inventory.scan, known, files, inventory.files(spec), inventory.recorded, awaited)
+    return plans_for([spec], ids, inventory, ledger, awaited)[spec]
+
+
+def plans_for(
+    specs: Iterable[EmbeddingSpec],
+    ids: Sequence[str],
+    inventory: Inventory,
+    ledger: Ledger,
+    awaited: Set[str] = frozenset(),
+) -> dict[EmbeddingSpec, EmbeddingPlan]:
+    """Call `plan_embedding` for several kinds, with one reading of the ledger's rows for these images."""
+    scan, recorded, known = inventory.scan, inventory.recorded, LedgerSnapshot.read(ledger, ids)
+    plans: dict[EmbeddingSpec, EmbeddingPlan] = {}
+    for declared in specs:
+        spec = inventory.in_force(declared)
+        files, listing = ledger.files(spec.kind, ids), inventory.files(spec)
+        plans[declared] = plan_embedding(spec, ids, scan, known, files, listing, recorded, awaited)
+    return plans
 
 
 def all_jobs(
@@ -277,7 +293,8 @@ def all_jobs(
     """Return, per kind, jobs for missing, invalid and stale files; for images that are gone too, if they have records."""
     sources = inventory.scan.sources
     ids = [*sources, *(image_id for image_id in inventory.recorded.lines if image_id not in sources)]
-    return {inventory.in_force(spec): plan_for(spec, ids, inventory, ledger, awaited).jobs for spec in specs}
+    plans = plans_for(specs, ids, inventory, ledger, awaited)
+    return {inventory.in_force(spec): plan.jobs for spec, plan in plans.items()}
 
 
 def ids_of(jobs: Mapping[EmbeddingSpec, Iterable[Job]]) -> list[str]:

@@ -241,3 +241,16 @@ def test_images_with_work_are_the_incomplete_ones_in_name_order(data_root):
         assert ids_of(all_jobs([DINOV3, VAE, T5], inventory, ledger)) == ["c", "e", "f"]
         assert ids_of(all_jobs([VAE], inventory, ledger)) == []
         assert [problem.item for problem in plan_of(data_root, DINOV3, ledger).refused] == ["broken"]
+
+
+def test_ledger_is_read_once_for_all_kinds(data_root, monkeypatch):
+    """Images, captions and problems do not depend on the kind."""
+    photos(data_root, "a")
+    read, readings = LedgerSnapshot.read, []
+    monkeypatch.setattr(LedgerSnapshot, "read", lambda *given: readings.append(given) or read(*given))
+
+    with Ledger(data_root.ledger) as ledger:
+        jobs = all_jobs([DINOV3, VAE, T5], surveyed(data_root, ledger), ledger)
+
+    assert [[job.image_id for job in of_kind] for of_kind in jobs.values()] == [["a"]] * 3
+    assert len(readings) == 1
