@@ -129,8 +129,8 @@ def _concerns_one_asset(event: EventLogEntry) -> bool:
 def _is_of_partition(event: EventLogEntry) -> bool:
     """Return True for the materialisation of one partition.
 
-    Partitions, assets and their history are read from the index. A run's own file is what the page of a run lists, where a line per
-    image only makes the page slow and the history twice as large: of a batch, the last line of each asset is kept there.
+    Pages of partitions and assets read the index. The page of a run lists the run's own file, where a line per image would
+    double the history and slow the page.
     """
     of_asset = event.get_dagster_event()
     return of_asset.event_type is DagsterEventType.ASSET_MATERIALIZATION and of_asset.partition is not None
@@ -144,7 +144,10 @@ def _by_run(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Mapping[str, An
 
 
 def _last_of_each_asset(events: Sequence[EventLogEntry], ids: Sequence[int]) -> Iterable[tuple[EventLogEntry, int]]:
-    """Return, with their ids, the events that determine an asset's row: the last of each type, because each type sets other columns."""
+    """Return the events that determine an asset's row, with their ids.
+
+    They are the last of each type, because each type sets other columns.
+    """
     last: dict[object, tuple[EventLogEntry, int]] = {}
     for event, row_id in zip(events, ids, strict=True):
         key = event.get_dagster_event().asset_key, event.dagster_event_type

@@ -84,7 +84,7 @@ def read_jsonl(path: Path) -> Iterator[Line]:
 def read_mentions(path: Path, text: str) -> Iterator[Line]:
     """Yield, as `read_jsonl` does, every line with a string that contains `text`, and possibly others.
 
-    Most other lines are skipped undecoded: they contain neither these characters nor an escape sequence.
+    Lines with neither these characters nor a backslash, which may begin an escaped spelling of them, are skipped undecoded.
     """
     wanted = text.encode("utf-8", "surrogatepass")
     with open(path, "rb") as file:
