@@ -13,8 +13,15 @@ from imagemill.options import CaptionedOptions, EmbeddingOptions
 from imagemill.pipeline.forecast import check_space, measure_sizes, work_of
 from imagemill.pipeline.leases import Leased
 from imagemill.pipeline.shards.copies import with_copies
-from imagemill.pipeline.stage2.caption import CaptionJob, CaptionWorker, forget_problems, keep_captions, look_again
-from imagemill.pipeline.stage2.embed import EmbeddingStream, EmbedWorker
+from imagemill.pipeline.stage2.caption import (
+    CaptionJob,
+    CaptionWorker,
+    forget_problems,
+    keep_captions,
+    look_again,
+    lost_caption,
+)
+from imagemill.pipeline.stage2.embed import EmbeddingStream, EmbedWorker, lost_row
 from imagemill.pipeline.stage2.plan import plan_for
 from imagemill.pipeline.stage2.regenerate import regenerate, resume
 from imagemill.progress import Progress
@@ -25,6 +32,9 @@ from resources.captioner import CaptionerResource
 from resources.data_root import DataRootResource
 from resources.encoders import Encoders
 from resources.engine import Engine
+
+# Batches that a worker process gets together, so that its device seldom waits for the next ones.
+BATCHES_AT_ONCE = 8
 
 
 class ImageConfig(dg.Config, EmbeddingOptions):
@@ -69,9 +79,11 @@ def embedding_asset(spec: EmbeddingSpec) -> dg.AssetsDefinition:
         def plan() -> EmbeddingStream:
             regenerating = resume(ledger, spec.kind)
             encoders.check_recorded(spec)
-            options = {
-                **encoders.worker_options(spec), "extract_only": given.extract_only, "regenerate": regenerating
-            }  # fmt: skip
+            each = [
+                {**own, "extract_only": given.extract_only, "regenerate": regenerating}
+                for own in encoders.options_of_devices(spec)
+            ]
+            options = each[0]
             options["store"].sweep()
             inventory = session.inventory()
             scan = inventory.scan
@@ -88,7 +100,13 @@ def embedding_asset(spec: EmbeddingSpec) -> dg.AssetsDefinition:
             jobs = {options["spec"]: plan.jobs}
             sizes = measure_sizes(jobs, root.approved)
             check_space(jobs, root.approved, root.derived, state=root.state, sizes=sizes)
-            rows = engine.map_batches(EmbedWorker, plan.jobs, batch_size=options["settings"].batch_size, **options)
+            rows = engine.map_devices(
+                EmbedWorker,
+                plan.jobs,
+                each=each,
+                batch_size=BATCHES_AT_ONCE * options["settings"].batch_size,
+                lost_key=lost_row,
+            )
             work = work_of(options["spec"], plan.jobs, sizes)
             return EmbeddingStream(options["store"], plan, rows, scan.sources.keys(), work)
 
@@ -108,9 +126,15 @@ def caption(
     forget_problems(jobs, ledger)
     if not jobs:
         return
-    made_by, options = captioner.made_by(), captioner.worker_options()
+    made_by, each = captioner.made_by(), captioner.options_of_devices()
     record_identity(ledger, made_by)
-    rows = engine.map_batches(CaptionWorker, jobs, batch_size=options["images_per_call"], **options)
+    rows = engine.map_devices(
+        CaptionWorker,
+        jobs,
+        each=each,
+        batch_size=each[0]["images_per_call"],  # a call takes seconds, and a kill loses the calls of one batch
+        lost_key=lost_caption,
+    )
     with Progress("captions", len(jobs)) as progress:
         counts = keep_captions(
             rows,

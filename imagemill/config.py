@@ -13,7 +13,7 @@ Spec: docs/spec/conventions.md#command-line
 import functools
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -107,6 +107,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             `dinov3_npy`, `vae_latents` and `t5_hidden`.
         encoders: settings per embedding kind, in the form of its settings class; a kind left out uses its preview model.
         threads: CPU threads of a model's own arithmetic; 0 for the number of processors.
+        devices: `all` for every GPU of this machine, or a list of GPU numbers and device names; each has a worker process with
+            its own copy of the models whose `device` is `auto`. If unset, one device is used, by the process of the run.
         decode_threads: threads that open and prepare images ahead of the model; 0 for the number of processors.
         write_threads: threads that write files behind the model.
         decode_ahead_pixels: maximum number of pixels of images opened ahead of the model, at up to 20 bytes each; one image is
@@ -126,6 +128,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     encoders: dict[str, dict[str, Any]] = {}
     kinds: list[KindEntry] | None = None
     threads: Annotated[int, msgspec.Meta(ge=0)] = 0
+    devices: (
+        Literal["all"] | Annotated[list[Annotated[int, msgspec.Meta(ge=0)] | str], msgspec.Meta(min_length=1)] | None
+    ) = None
     decode_threads: Annotated[int, msgspec.Meta(ge=0)] = 0
     write_threads: Positive = 8
     decode_ahead_pixels: Positive = DECODE_AHEAD_PIXELS

@@ -22,6 +22,7 @@ from imagemill.pipeline.stage2.scan import Scan
 from imagemill.store.ledger import Ledger
 from imagemill.store.provenance import ModelIdentity, spec_in_force
 from resources.data_root import DataRootResource
+from resources.devices import devices_in_use
 from resources.vlm import vlm_identity
 
 
@@ -64,9 +65,18 @@ class CaptionerResource(dg.ConfigurableResource):
         identity = vlm_identity(self.data_root, settings, "captioner", caption_prompt(settings.prompt, self._tokens()))
         return msgspec.structs.replace(identity, kind=CAPTIONER)
 
-    def worker_options(self) -> dict[str, Any]:
+    def options_of_devices(self) -> list[dict[str, Any]]:
+        """Return the arguments of the CaptionWorker of each device in use. Raises WrongUsage for a device that does not exist."""
+        config, settings = self.data_root.session.config, self.settings()
+        devices = devices_in_use(config, settings)
+        share = {"decode_threads": max(1, config.decoders // len(devices))}
+        return [
+            {**self._worker_options(msgspec.structs.replace(settings, device=device)), **share} for device in devices
+        ]
+
+    def _worker_options(self, settings: CaptionerSettings) -> dict[str, Any]:
         """Return the arguments of a CaptionWorker."""
-        root, config, settings = self.data_root.root(), self.data_root.session.config, self.settings()
+        root, config = self.data_root.root(), self.data_root.session.config
         prompt = caption_prompt(settings.prompt, self._tokens())
         return {
             "approved": root.approved,

@@ -12,11 +12,13 @@ from pydantic import Field
 from imagemill.domain.embedding_specs import T5, EmbeddingSpec
 from imagemill.domain.encoder_settings import EncoderSettings
 from imagemill.formats.npy import NpyStore
+from imagemill.fs.owners import owner_name
 from imagemill.models import Encoder
 from imagemill.pipeline.stage2.image_metadata import Masks
 from imagemill.store.provenance import ModelIdentity, guard_identity, read_identity, read_recorded_models, spec_in_force
 from imagemill.text.settings import convert_settings
 from resources.data_root import DataRootResource
+from resources.devices import devices_in_use
 
 
 class Encoders(dg.ConfigurableResource):
@@ -67,6 +69,29 @@ class Encoders(dg.ConfigurableResource):
             "decode_ahead_pixels": config.decode_ahead_pixels,
         }
 
+    def options_of_devices(self, spec: EmbeddingSpec) -> list[dict[str, Any]]:
+        """Return the arguments of the EmbedWorker of each device in use.
+
+        Raises:
+            WrongUsage: if a configured device does not exist.
+        """
+        options = self.worker_options(spec)
+        devices = devices_in_use(self.data_root.session.config, options["settings"])
+        # The files of several workers belong to this process, which publishes them.
+        share = (
+            {}
+            if len(devices) == 1
+            else {
+                "owner": owner_name(),
+                "decode_threads": max(1, options["decode_threads"] // len(devices)),
+                "decode_ahead_pixels": max(1, options["decode_ahead_pixels"] // len(devices)),
+            }
+        )
+        return [
+            {**options, **share, "settings": msgspec.structs.replace(options["settings"], device=device)}
+            for device in devices
+        ]
+
     def check_recorded(self, spec: EmbeddingSpec) -> None:
         """Refuse a configured model that did not make the existing files, even if nothing is left to make.
 
@@ -87,10 +112,13 @@ class Encoders(dg.ConfigurableResource):
         Weights are neither downloaded nor loaded. A model whose weights are not on this machine is compared after their download.
 
         Raises:
+            WrongUsage: if a configured device does not exist.
             ModelUnusable: if the model does not exist, or is of another kind.
             ModelMismatch: if it is not the recorded model.
         """
-        identity = self.encoder_class(spec).look_up(self.settings(spec), **self._given(spec))
+        settings = self.settings(spec)
+        devices_in_use(self.data_root.session.config, settings)
+        identity = self.encoder_class(spec).look_up(settings, **self._given(spec))
         if identity is not None:
             read_recorded_models(self.data_root.session.ledger, spec.kind).check(identity)
 

@@ -3,7 +3,7 @@
 Workers are implemented in imagemill/pipeline/; the device of a model is set in imagemill.yaml.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -30,6 +30,45 @@ class Engine(dg.ConfigurableResource):
         """
         with closing(worker_class(**options)) as worker:
             yield from worker.stream(keys)
+
+    def map_devices(
+        self,
+        worker_class: type[Any],
+        keys: Sequence[Any],
+        *,
+        each: Sequence[Mapping[str, Any]],
+        batch_size: int,
+        lost_key: Callable[[Any, str], Any] | None = None,
+    ) -> Iterator[Any]:
+        """Yield one row per key, from one worker process per device; a single worker runs in this process.
+
+        A killed worker is replaced and its keys run again.
+
+        Args:
+            worker_class: class that is constructed once per worker. It writes files; the caller alone publishes them.
+            keys: small picklable values.
+            each: arguments of the worker of each device.
+            batch_size: keys that a worker's `stream` gets at a time.
+            lost_key: return the row of a key whose worker died each time, given how it ended.
+        """
+        if len(each) == 1:
+            yield from self.map_batches(worker_class, keys, batch_size=batch_size, **each[0])
+            return
+
+        def row(key: object, death: WorkerDied) -> object:
+            assert lost_key
+            return lost_key(key, death.how)
+
+        # At least one batch for each worker, of the same size.
+        size = max(1, min(batch_size, -(-len(keys) // len(each))))
+        yield from run_on_processes(
+            worker_class,
+            keys,
+            workers=len(each),
+            batch_size=size,
+            options=each,
+            lost_key=row if lost_key else None,
+        )
 
 
 class LocalProcesses(Engine):

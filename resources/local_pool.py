@@ -13,7 +13,7 @@ This module must not import Dagster, because every worker would import it too. T
 import pickle
 import signal
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
@@ -61,8 +61,9 @@ def run_on_processes(
     *,
     workers: int,
     batch_size: int,
-    options: Mapping[str, Any],
+    options: Mapping[str, Any] | Sequence[Mapping[str, Any]],
     died: Callable[[list[Any], WorkerDied], Iterable[Any]] | None = None,
+    lost_key: Callable[[Any, WorkerDied], Any] | None = None,
 ) -> Iterator[Any]:
     """Run `worker_class(**options).stream(batch)` on batches of the keys in worker processes; yield the rows as they arrive.
 
@@ -73,34 +74,37 @@ def run_on_processes(
         keys: small picklable values.
         workers: number of processes.
         batch_size: keys per batch.
-        options: arguments of `worker_class`.
+        options: arguments of `worker_class`, or those of each process; the process that replaces a dead one gets its arguments.
         died: return the rows of a batch whose process died; the batch does not run again. None: it runs again.
+        lost_key: return the row of a key whose process died each time. None: such keys are reported at the end.
 
     Raises:
-        WorkerDied: at the end, with every key whose process died each time; earlier after several deaths without a success.
+        WorkerDied: at the end, with every lost key without a row; earlier after several deaths without a success.
     """
     remaining = iter(keys)
     todo: Iterator[_Batch] = map(_Batch, iter(lambda: list(islice(remaining, batch_size)), []))
     most = BATCHES_AHEAD if died is None else 1
-    work = worker_class, dict(options), current_folder()
+    each = [dict(options)] * workers if isinstance(options, Mapping) else [dict(own) for own in options]
     pools: dict[ProcessPool, _Spawn] = {}
     running: dict[Future[list[Any]], tuple[ProcessPool, _Batch]] = {}
     lost: list[Any] = []
     lost_in_a_row, death = 0, None
 
-    def fill(pool: ProcessPool | None, most: int) -> None:
+    def fill(pool: ProcessPool | None, most: int, number: int) -> None:
         for batch in islice(todo, most - sum(its_pool is pool for its_pool, _ in running.values())):
             if pool is None:
                 spawn = _Spawn()
+                spawn.number = number
+                work = worker_class, each[number], current_folder()
                 pool = ProcessPool(1, initializer=_begin, initargs=work, context=spawn)
                 pools[pool] = spawn
             running[pool.schedule(_stream, args=(batch.keys,))] = pool, batch
 
     try:
-        for _ in range(workers):
-            fill(None, 1)
-        for pool in list(pools):
-            fill(pool, most)
+        for number in range(workers):
+            fill(None, 1, number)
+        for pool, spawn in list(pools.items()):
+            fill(pool, most, spawn.number)
         while running and lost_in_a_row < LOST_IN_A_ROW:
             wait(running, CHECK_SECONDS, FIRST_COMPLETED)
             for future in [
@@ -112,22 +116,24 @@ def run_on_processes(
                 error = future.exception() if future.done() else BrokenProcessPool()
                 if is_dead := isinstance(error, ProcessExpired | BrokenProcessPool):
                     death = WorkerDied(pools[pool].process.pid, pools[pool].process.exitcode, batch.keys)
-                    rows = died(batch.keys, death) if died else []
-                    if not died and batch.deaths > RERUNS:
-                        lost, lost_in_a_row = lost + batch.keys, lost_in_a_row + 1
-                    elif not died:
-                        parts = [batch.keys] if batch.deaths < RERUNS else [[key] for key in batch.keys]
-                        todo = chain([_Batch(part, batch.deaths + 1) for part in parts], todo)
+                    again, rows = _after_death(batch, death, died, lost_key)
+                    todo = chain(again, todo)
+                    if not again and not died:
+                        lost, lost_in_a_row = lost + ([] if lost_key else batch.keys), lost_in_a_row + 1
                 else:
                     rows, lost_in_a_row = future.result(), 0
+                number = pools[pool].number
                 if is_dead or pools[pool].is_dead(pool):
                     # pebble would start another process in this pool, but half a message may be left in the pipe.
                     _stop([pool])
                     del pools[pool]
                     waiting = [running.pop(other)[1] for other, (its_pool, _) in [*running.items()] if its_pool is pool]
                     pool, todo = None, chain(waiting, todo)
-                fill(pool, most)
+                fill(pool, most, number)
                 yield from rows
+        lost = lost or [
+            key for _, batch in running.values() for key in batch.keys
+        ]  # running only if the work stopped early
         if lost and death:
             raise WorkerDied(death.pid, death.exitcode, lost)
         wait([pool.schedule(_close) for pool, spawn in pools.items() if not spawn.is_dead(pool)], CLOSE_SECONDS)
@@ -135,10 +141,26 @@ def run_on_processes(
         _stop(pools)
 
 
+def _after_death(
+    batch: _Batch,
+    death: WorkerDied,
+    died: Callable[[list[Any], WorkerDied], Iterable[Any]] | None,
+    lost_key: Callable[[Any, WorkerDied], Any] | None,
+) -> tuple[list[_Batch], Iterable[Any]]:
+    """Return the batches that run again after the death of a process, and the rows of those that do not."""
+    if died:
+        return [], died(batch.keys, death)
+    if batch.deaths > RERUNS:
+        return [], [lost_key(key, death) for key in batch.keys] if lost_key else []
+    parts = [batch.keys] if batch.deaths < RERUNS else [[key] for key in batch.keys]
+    return [_Batch(part, batch.deaths + 1) for part in parts], []
+
+
 class _Spawn(SpawnContext):
-    """The spawn context of one pool, which keeps the first process that it creates."""
+    """The spawn context of one pool, which keeps the first process that it creates, and the number of its arguments."""
 
     process: Any = None
+    number: int = 0
 
     def Process(self, *args: Any, **kwargs: Any) -> SpawnProcess:  # pyright: ignore[reportIncompatibleVariableOverride]  # noqa: N802
         """Create a process, and keep it if it is the first."""

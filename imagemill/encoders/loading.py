@@ -32,7 +32,7 @@ from imagemill.domain.embedding_specs import EmbeddingSpec, ModelSpec
 from imagemill.domain.encoder_settings import PREVIEW, ModelSettings
 from imagemill.encoders.preview import LIBRARY_KEYS, MARKER, ensure_preview, is_preview
 from imagemill.encoders.weight_digests import blob_sha256, weight_digests
-from imagemill.errors import ModelUnusable, NonFiniteEmbedding, WeightsMissing
+from imagemill.errors import ModelUnusable, NonFiniteEmbedding, WeightsMissing, WrongUsage
 from imagemill.formats.manifest import sha256_file
 from imagemill.fs.fingerprints import FileSignature, file_signature
 from imagemill.store.provenance import SCHEME, ModelIdentity
@@ -213,15 +213,44 @@ def _unusable(
 
 def _pick_device(spec: ModelSpec, settings: ModelSettings) -> str:
     """Return the device: `auto` takes cuda (ROCm too), then mps, then cpu; a device requested by name must exist."""
-    gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
-    there = [*(["cuda"] if gpus else []), *(["mps"] if torch.backends.mps.is_available() else []), "cpu"]
+    there = existing_devices()
     if settings.device == "auto":
         return there[0]
-    if settings.device not in {*there, *gpus}:
+    if settings.device not in there:
         reason = f"this machine or this build of torch ({torch.__version__}) has no {settings.device}"
-        do = f"set {spec.section}.device: auto, or choose from {', '.join([*there, *gpus])}"
+        do = f"set {spec.section}.device: auto, or choose from {', '.join(there)}"
         raise _unusable(spec, settings, settings.device, reason, do=do)
     return settings.device
+
+
+def existing_devices() -> list[str]:
+    """Return the names of the devices of this machine, the one that `auto` takes first."""
+    gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+    return [*(["cuda"] if gpus else []), *(["mps"] if torch.backends.mps.is_available() else []), "cpu", *gpus]
+
+
+def chosen_devices(chosen: Literal["all"] | Sequence[int | str] | None, existing: Sequence[str]) -> list[str]:
+    """Return the device of each worker process; `auto` alone for one worker on the device that it selects.
+
+    Args:
+        chosen: `devices` of the configuration.
+        existing: names of the devices of this machine.
+
+    Raises:
+        WrongUsage: if a chosen device does not exist.
+    """
+    if chosen is None:
+        return ["auto"]
+    if chosen == "all":
+        return [name for name in existing if name.startswith("cuda:")] or ["auto"]
+    names = [f"cuda:{device}" if isinstance(device, int) else device for device in chosen]
+    if missing := [name for name in names if name not in existing]:
+        raise WrongUsage(
+            f"devices: this machine or this build of torch ({torch.__version__}) has no {missing[0]}",
+            where="imagemill.yaml",
+            do=f"choose from {', '.join(existing)}, or write devices: all",
+        )
+    return names
 
 
 def fetches_weights(checkpoint: Checkpoint) -> bool:

@@ -60,6 +60,7 @@ class _Held(msgspec.Struct):
 _held: OrderedDict[Path, _Held] = OrderedDict()
 _folders: dict[str, Path] = {}
 _current: list[Path] = []
+_acting_for: list[str] = []
 
 
 def use(folder: Path) -> Owner:
@@ -72,8 +73,15 @@ def use(folder: Path) -> Owner:
     return _owner(folder).owner
 
 
+def act_for(owner: str) -> None:
+    """Let the temporary files of this process belong to another one, which gives them their final names."""
+    _acting_for[:] = [owner]
+
+
 def owner_name() -> str:
-    """Return the name of this process's lock file, in the folder most recently passed to `use`."""
+    """Return the name of this process's lock file, in the folder most recently passed to `use`, or that of `act_for`."""
+    if _acting_for:
+        return _acting_for[0]
     return _owner(_current[0] if _current else _default_folder()).owner.name
 
 

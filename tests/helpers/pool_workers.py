@@ -4,6 +4,8 @@ import os
 import signal
 import time
 
+from imagemill.pipeline.stage2.embed import EmbedWorker
+
 
 class Doubling:
     """Rows (key, twice the key, process id, serial number of the worker's batch)."""
@@ -82,3 +84,22 @@ class Wordy(Doubling):
 
     def stream(self, keys):
         return iter(["x" * 300_000 for _ in keys])
+
+
+class KilledEmbedWorker(EmbedWorker):
+    """Kills its process in the middle of a batch, for the image `dies`; the first `times` times."""
+
+    def __init__(self, *, log, dies, times, **options):
+        super().__init__(**options)
+        self.log, self.dies, self.times = log, dies, times
+
+    def stream(self, jobs):
+        (self.log / f"device-{os.getpid()}").write_text(self.settings.device)
+        rows = super().stream(jobs)
+        for row in rows:
+            if any(job.image_id == self.dies for job in jobs):
+                deaths = len(list(self.log.glob("death-*")))
+                if deaths < self.times:
+                    (self.log / f"death-{deaths}").touch()
+                    os.kill(os.getpid(), signal.SIGKILL)
+            yield row

@@ -234,6 +234,12 @@ def _unasked(job: CaptionJob, why: str, source: SourceRow | None = None) -> Capt
     return CaptionedImage(job, "failed", source, reason=UNUSABLE, detail=why, remedy=do)
 
 
+def lost_caption(job: CaptionJob, how: str) -> CaptionedImage:
+    """Return the row of a job whose worker process died each time, given how it ended."""
+    detail = f"its worker process {how} each time"
+    return CaptionedImage(job, "failed", reason="worker_died", detail=detail, remedy="run imagemill again")
+
+
 class _Opened(msgspec.Struct):
     job: CaptionJob
     source: SourceRow

@@ -46,6 +46,7 @@ from imagemill.errors import (
 from imagemill.formats.npy import NpyStore, npy_header
 from imagemill.fs.atomic import write_bytes_atomic
 from imagemill.fs.fingerprints import FileSignature, file_signature, fingerprint, has_content
+from imagemill.fs.owners import act_for
 from imagemill.models import Encoder, Prepared
 from imagemill.pipeline.batch_inference import (
     free_device_memory,
@@ -141,6 +142,7 @@ class EmbedWorker:
         empty_captions: folder of states of the empty caption; None keeps none.
         extract_only: take vectors out of Stage 1 records and load no model.
         regenerate: make every file again, even if a valid one exists.
+        owner: the process that publishes the files, if it is another one.
     """
 
     spec: EmbeddingSpec
@@ -156,6 +158,7 @@ class EmbedWorker:
     empty_captions: Path | None = None
     extract_only: bool = False
     regenerate: bool = False
+    owner: str | None = None
 
     def __post_init__(self) -> None:
         self._encoder: Encoder | None = None
@@ -171,6 +174,8 @@ class EmbedWorker:
     def stream(self, jobs: Iterable[Job]) -> Iterator[EmbedRow]:
         """Yield one row per job, in any order. On interrupt, yield the rows already begun, then re-raise."""
         reuse_freed_memory()
+        if self.owner:
+            act_for(self.owner)
         self.store.folder.mkdir(parents=True, exist_ok=True)
         # From the threads: rows of written files, None for a batch that the device has finished, or an error.
         self._rows: SimpleQueue[list[EmbedRow] | BaseException | None] = SimpleQueue()
@@ -558,6 +563,11 @@ def _row(
     replaced: str | None = None,
 ) -> EmbedRow:
     return EmbedRow(job.image_id, outcome, job.stat, source, job.caption_fingerprint, file, staged, replaced)
+
+
+def lost_row(job: Job, how: str) -> EmbedRow:
+    """Return the row of a job whose worker process died each time, given how it ended."""
+    return _failure(job, "worker_died", f"its worker process {how} each time")
 
 
 def _failure(job: Job, reason: str, problem: Exception | str, remedy: str = "run imagemill again") -> EmbedRow:

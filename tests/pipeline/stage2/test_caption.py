@@ -9,8 +9,17 @@ import os
 import pytest
 
 from imagemill.errors import ModelUnusable
+from imagemill.fs.fingerprints import posix_signature
 from imagemill.models import CAPTIONER
-from imagemill.pipeline.stage2.caption import CaptionWorker, caption_jobs, forget_problems, keep_captions, look_again
+from imagemill.pipeline.stage2.caption import (
+    CaptionJob,
+    CaptionWorker,
+    caption_jobs,
+    forget_problems,
+    keep_captions,
+    look_again,
+    lost_caption,
+)
 from imagemill.pipeline.stage2.image_metadata import adopt_captions, complete_facts, note_missing_captions
 from imagemill.pipeline.stage2.scan import survey
 from imagemill.store.ledger import FROM_CAPTIONER, FROM_PREVIEW, FROM_PREVIEW_RECORD, FROM_RECORD, Ledger
@@ -333,3 +342,12 @@ def test_lost_ledger_makes_captions_preview_if_the_captioner_was_a_preview_model
         assert bool(ledger.preview_captions()) == preview
         assert bool(jobs(data_root, ledger)) == preview, "a real captioner replaces it"
         assert jobs(data_root, ledger, preview=True) == []
+
+
+def test_image_that_kills_its_workers_has_a_row():
+    job = CaptionJob("a", "a.png", posix_signature(1, 2, 3))
+
+    row = lost_caption(job, "was ended by SIGKILL")
+
+    assert (row.job, row.outcome, row.reason) == (job, "failed", "worker_died")
+    assert "SIGKILL" in row.detail
