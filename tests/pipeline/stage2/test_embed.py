@@ -468,7 +468,7 @@ def test_interrupt_loses_no_batch_that_its_thread_publishes(data_root, ledger, m
 
     folder = data_root.derived / DINOV3.folder
     assert not temporaries(folder)
-    assert 5 <= len(taken) < 40
+    assert len(taken) >= 5
     assert sorted(taken) == sorted(path.stem for path in folder.glob("*.npy"))
     assert {image_id for image_id, _ in ledger.files(DINOV3.kind)} == set(taken)
 
