@@ -109,9 +109,7 @@ class NpyIOManager(dg.ConfigurableIOManager):
                     else:
                         missing.add(row.image_id)
 
-            publish_on_thread(
-                obj.rows, obj.store, ledger.path, take, run_id=context.run_id, leased=True, on_row=advance
-            )
+            publish_on_thread(obj.rows, obj.store, ledger, take, run_id=context.run_id, leased=True, on_row=advance)
         return missing
 
     def _end(

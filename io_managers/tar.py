@@ -61,7 +61,7 @@ class TarIOManager(dg.ConfigurableIOManager):
         ):
             for plan in shard_set.plans:
                 folder = bucket_folder(shard_set.output, plan.bucket)
-                verified = is_verified(folder, ledger)
+                verified = plan.updates and is_verified(folder, ledger)
                 result = write_bucket(shard_set, plan, derived, identities, on_sample=partial(progress.advance, 1))
                 if result.status == "written" and (verified or len(result.written) == result.shards):
                     record_written(folder, ledger)

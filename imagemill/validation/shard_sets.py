@@ -6,7 +6,7 @@ Spec: docs/spec/conventions.md#completion
 """
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -23,12 +23,20 @@ from imagemill.validation.validator import Options, validate
 KIND = "shards"
 
 
-def validate_shards(folders: Iterable[Path], derived: Path, ledger: Ledger) -> Iterator[Report]:
-    """Yield a report for each of these sets, see `set_folders`; an unchanged set is not read again."""
+def validate_shards(
+    folders: Iterable[Path], derived: Path, ledger: Ledger, *, also: Callable[[Path], Report] | None = None
+) -> Iterator[Report]:
+    """Yield a report for each of these sets, see `set_folders`; an unchanged set is not read again.
+
+    Args:
+        folders: the sets.
+        derived: folder of the embedding files that npy members must equal.
+        ledger: remembers the sets that were fully checked, and the contents of the files.
+        also: returns another report on a set that is read.
+    """
     contents = RecordedContents(ledger)
     for folder in folders:
-        if report := read_unswapped(folder, partial(_report, folder, derived, ledger, contents)):
-            yield report
+        yield from read_unswapped(folder, partial(_reports, folder, derived, ledger, contents, also))
 
 
 def is_verified(folder: Path, ledger: Ledger) -> bool:
@@ -49,18 +57,20 @@ def set_folders(output: Path) -> list[Path]:
     ]
 
 
-def _report(folder: Path, derived: Path, ledger: Ledger, contents: RecordedContents) -> Report | None:
-    """Return the report of one set; None if it was removed meanwhile."""
-    if not folder.exists():
-        return None
-    if is_verified(folder, ledger):
-        manifest = read_manifest(folder)
-        return Report(str(folder), KIND, checked=manifest.samples if manifest else 0)
+def _reports(
+    folder: Path, derived: Path, ledger: Ledger, contents: RecordedContents, also: Callable[[Path], Report] | None
+) -> list[Report]:
+    """Return the reports of one set; none if it was removed meanwhile."""
+    if not folder.is_dir():
+        return []
     signature = _signature(folder)
+    if ledger.verified(folder) == signature:
+        manifest = read_manifest(folder)
+        return [Report(str(folder), KIND, checked=manifest.samples if manifest else 0)]
     report = validate(folder, kind=KIND, options=Options(derived=derived, contents=contents))
     if report.passed:
         ledger.record_verified(folder, signature)
-    return report
+    return [report, *([also(folder)] if also else [])]
 
 
 def _signature(folder: Path) -> str:

@@ -12,6 +12,7 @@ from imagemill.options import CoordOptions, OptionSet, ShardOptions, StageAOptio
 
 # Options of commands that share their name with another option but have another meaning.
 OTHERS = {
+    ("bench", "--images"): "a number; presets take a folder",
     ("stage2", "--limit"): "images that have work",
     ("stage2", "--regenerate"): "kinds; each asset has its own switch",
     ("stage2", "--rollback"): "the job itself",

@@ -316,3 +316,23 @@ def test_ledger_that_cannot_be_opened_is_a_message_with_a_remedy(tmp_path):
     with pytest.raises(ImagemillError, match="the ledger cannot be used: unable to open database file") as caught:
         Ledger(tmp_path / "ledger.sqlite")
     assert "make the folder writable" in caught.value.do
+
+
+def test_changes_of_the_helper_do_not_count_as_those_of_another_connection(tmp_path):
+    path = tmp_path / "ledger.sqlite"
+    with Ledger(path) as ledger, Ledger(path) as other:
+        before = ledger.version_seen()
+        with ledger.helper() as helper:
+            helper.record_setting("a", "1")
+        assert ledger.version_seen() == before
+
+        with ledger.helper() as helper:
+            helper.record_setting("a", "2")
+            other.record_setting("b", "1")
+        assert ledger.version_seen() != before, "another process may have changed anything"
+
+        seen = ledger.version_seen()
+        other.record_setting("b", "2")
+        with ledger.helper() as helper:
+            helper.record_setting("a", "3")
+        assert ledger.version_seen() != seen, "changed before the helper began"

@@ -207,15 +207,17 @@ def plan_shards(
     plans.sort(key=lambda plan: list(buckets).index(plan.bucket))
     if existing == "withdraw":
         plans = _withdrawals(plans, output, withdrawn)
-    elif existing in INCREMENTAL:
-        plans = [_as_update(plan, bucket_folder(output, plan.bucket), existing, repack_share) for plan in plans]
-    return PackPlan(output, plans, existing)
+    shard_set = PackPlan(output, plans, existing)
+    if existing in INCREMENTAL:
+        shard_set.plans = [_as_update(shard_set, plan, repack_share) for plan in plans]
+    return shard_set
 
 
-def _as_update(plan: BucketPlan, folder: Path, existing: WriteMode, repack_share: float) -> BucketPlan:
+def _as_update(shard_set: PackPlan, plan: BucketPlan, repack_share: float) -> BucketPlan:
     """Return the plan as a change of the present set, or from scratch if no set is there or it cannot be continued."""
+    folder, existing = bucket_folder(shard_set.output, plan.bucket), shard_set.existing
     manifest = read_manifest(folder)
-    if manifest is None or not agrees(list_tars(folder), manifest):
+    if manifest is None or not agrees(shard_set.tars(plan.bucket), manifest):
         return replace(plan, change=replace(plan.change, added=plan.total))
     same = (manifest.digest, manifest.parameters) == (plan.digest, plan.parameters)
     if same and (existing == "update" or not manifest.tombstones):

@@ -85,7 +85,7 @@ def publish(
 def publish_on_thread(
     rows: Iterable[EmbedRow],
     store: NpyStore,
-    ledger: Path,
+    ledger: Ledger,
     take: Callable[[list[EmbedRow], Ledger], None],
     *,
     run_id: str = "",
@@ -100,7 +100,7 @@ def publish_on_thread(
     Args:
         rows: results of `EmbedWorker.stream`.
         store: folder of the kind.
-        ledger: file of the ledger, to which the thread has a connection of its own.
+        ledger: the ledger, to which the thread has a connection of its own.
         take: called on the thread with each published batch, and the connection.
         run_id: as for `publish`.
         leased: as for `publish`.
@@ -111,34 +111,34 @@ def publish_on_thread(
     """
     queue, failures = _StagedRows(), []
 
-    def work() -> None:
+    def work(connection: Ledger) -> None:
         try:
-            with Ledger(ledger) as connection:
-                for batch in publish(queue, store, connection, run_id=run_id, leased=leased):
-                    take(batch, connection)
+            for batch in publish(queue, store, connection, run_id=run_id, leased=leased):
+                take(batch, connection)
         except BaseException as error:
             failures.append(error)
             queue.abandon()
 
-    thread = threading.Thread(target=work, name="publish")
-    thread.start()
-    interrupted = False
-    try:
-        for row in rows:
-            queue.put(row)
-            on_row(row)
-            if failures:
-                break
-    except BaseException as interrupt:
-        interrupted = True
-        for row in after_interrupt(rows, interrupt):
-            queue.put(row)
-        raise
-    finally:
-        queue.end()
-        _join(thread, queue, interrupted=interrupted)
-        if failures and isinstance(rows, Generator):
-            rows.close()
+    with ledger.helper() as connection:
+        thread = threading.Thread(target=work, args=(connection,), name="publish")
+        thread.start()
+        interrupted = False
+        try:
+            for row in rows:
+                queue.put(row)
+                on_row(row)
+                if failures:
+                    break
+        except BaseException as interrupt:
+            interrupted = True
+            for row in after_interrupt(rows, interrupt):
+                queue.put(row)
+            raise
+        finally:
+            queue.end()
+            _join(thread, queue, interrupted=interrupted)
+            if failures and isinstance(rows, Generator):
+                rows.close()
     if failures:
         raise failures[0]
 

@@ -47,6 +47,8 @@ class Database:
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
         self.path = path
+        self._helper: Self | None = None
+        self._as_before: dict[int, int] = {}
         with self._errors():
             self._db = _connect(path, read_only)
 
@@ -57,7 +59,9 @@ class Database:
         self.close()
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connection, and that of `helper`."""
+        if self._helper:
+            self._helper.close()
         self._db.close()
 
     @contextmanager
@@ -78,7 +82,26 @@ class Database:
             raise
 
     def version_seen(self) -> int:
-        """Return a number that changes whenever another connection has changed the ledger."""
+        """Return a number that changes whenever another connection has changed the ledger, except those of `helper`."""
+        version = self._data_version()
+        return self._as_before.get(version, version)
+
+    @contextmanager
+    def helper(self) -> Iterator[Self]:
+        """Yield a second connection, for a thread that ends before the block does. It is opened once.
+
+        Its changes do not count as those of another connection, unless this connection or another one made changes as well.
+        """
+        self._helper = connection = self._helper or type(self)(self.path)
+        of_helper, before = connection._data_version(), self.version_seen()
+        try:
+            yield connection
+        finally:
+            after = self._data_version()
+            if connection._data_version() == of_helper:  # so only the helper has made changes
+                self._as_before[after] = before
+
+    def _data_version(self) -> int:
         row = self._one("PRAGMA data_version")
         assert row
         return int(row[0])
@@ -186,7 +209,8 @@ def _connect(path: Path, read_only: bool) -> sqlite3.Connection:
             return _connect(path, read_only=True)
         return db
     path.parent.mkdir(parents=True, exist_ok=True)
-    db = sqlite3.connect(path, timeout=60, isolation_level=None)
+    # One thread at a time uses a connection: that of `helper` is opened in one thread and used in another.
+    db = sqlite3.connect(path, timeout=60, isolation_level=None, check_same_thread=False)
     try:
         # FULL: a row is on disk before the file that it describes gets its name.
         db.execute("PRAGMA synchronous = FULL")

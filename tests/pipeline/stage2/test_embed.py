@@ -449,7 +449,7 @@ def publish_all(root, ledger, take, on_row=lambda row: None, encoder=StubEncoder
     """Publish a pass over every image on the publishing thread."""
     worker = worker_of(root, with_encoder(DINOV3, encoder))
     jobs = plan_of(root, DINOV3, ledger).jobs
-    publish_on_thread(worker.stream(jobs), worker.store, ledger.path, take, on_row=on_row)
+    publish_on_thread(worker.stream(jobs), worker.store, ledger, take, on_row=on_row)
 
 
 def test_interrupt_loses_no_batch_that_its_thread_publishes(data_root, ledger, monkeypatch):
