@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 
 import dagster as dg
+import msgspec
 
 from assets.partitions import IMAGES_PER_RUN, buckets, images
 from assets.presets import derived_preset, public_data, raw_dataset, rescale_preset
@@ -18,11 +19,13 @@ from dagster_project.internals.coordinator import embeds
 from dagster_project.jobs import embed_images, publish_shards, published
 from dagster_project.partitions import register, register_missions, register_presets
 from imagemill.domain.embedding_specs import embedding_specs
+from imagemill.fs.fingerprints import fingerprint
 from imagemill.pipeline.presets.preset_config import read_presets
 from imagemill.pipeline.stage2.plan import all_jobs, ids_of
 from imagemill.pipeline.stage2.ranges import KeyRange, plan_ranges
 from imagemill.pipeline.stage2.scan import Scan
 from imagemill.pipeline.stage_a.missions import missions, name_problem
+from imagemill.store.ledger.database import state_of_files
 from resources.captioner import CaptionerResource
 from resources.dagster_internals.events import is_command_line_run
 from resources.dagster_internals.tags import range_tags
@@ -52,16 +55,38 @@ def new_images(
 ) -> Iterator[dg.RunRequest | dg.SkipReason]:
     """Publish the results of the last embedding run, including one launched in the UI; otherwise embed new images.
 
-    The cursor is the id of the latest embedding run whose records and shards were requested.
+    The cursor names the latest embedding run whose records and shards were requested, and the state of `approved/`, ledger and
+    configuration in which a tick had nothing left to request: in that state, a tick lists `approved/` and ends.
     """
     working, newest = _embedding_runs(context.instance)
+    cursor = _Cursor.read(context.cursor)
     if working:
         yield dg.SkipReason(f"run {working.run_id} is embedding images")
-    elif newest and newest.run_id != context.cursor:
-        context.update_cursor(newest.run_id)
+    elif newest and newest.run_id != cursor.published:
+        context.update_cursor(_Cursor(newest.run_id).text)
         yield _publish(newest.run_id, excluding=data_root.session.config.near_duplicates.exclude)
     else:
-        yield from _embed(context, data_root)
+        yield from _embed(context, data_root, cursor)
+
+
+class _Cursor(msgspec.Struct, frozen=True):
+    """The memory of earlier ticks: the run whose results were published, and the state with nothing left to request."""
+
+    published: str | None = None
+    idle: str | None = None
+
+    @classmethod
+    def read(cls, text: str | None) -> "_Cursor":
+        """Return a cursor from its text. That of earlier releases is the id of the run."""
+        try:
+            return msgspec.json.decode(text or "{}", type=cls)
+        except msgspec.DecodeError:
+            return cls(text)
+
+    @property
+    def text(self) -> str:
+        """The cursor as Dagster keeps it."""
+        return msgspec.json.encode(self).decode()
 
 
 def _embedding_runs(instance: dg.DagsterInstance) -> tuple[dg.DagsterRun | None, dg.DagsterRun | None]:
@@ -90,13 +115,23 @@ def _publish(run_id: str, *, excluding: bool) -> dg.RunRequest:
     )
 
 
-def _embed(context: dg.SensorEvaluationContext, data_root: DataRootResource) -> Iterator[dg.RunRequest | dg.SkipReason]:
+def _embed(
+    context: dg.SensorEvaluationContext, data_root: DataRootResource, cursor: _Cursor
+) -> Iterator[dg.RunRequest | dg.SkipReason]:
     session = data_root.session
+    looked = session.look()
+    state = f"{looked.scan.digest} {state_of_files(session.root.ledger)} {fingerprint(repr(session.config).encode())}"
+    if state == cursor.idle:
+        yield dg.SkipReason(f"nothing new among {looked.scan.seen} images")
+        return
     ledger, inventory = session.ledger, session.inventory()
     scan = inventory.scan
     awaited = {job.image_id for job in CaptionerResource(data_root=data_root).jobs(scan.sources, scan, ledger)}
     ids = ids_of(all_jobs(embedding_specs(), inventory, ledger, awaited))
+    waiting = len(ids)
     ids = still_images(ids, scan, time.time_ns())[:IMAGES_PER_TICK]
+    if len(ids) == waiting:
+        context.update_cursor(_Cursor(cursor.published, state).text)
     if vanished := len(ledger.sources().keys() - scan.sources.keys()):
         approved = session.root.approved
         context.log.warning(f"{vanished} images are no longer in {approved}; the files made from them are kept")

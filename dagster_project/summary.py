@@ -11,8 +11,9 @@ from pathlib import Path
 
 import click
 
-from dagster_project.work import CommandSession
+from dagster_project.snapshot import Ended, Unchanged, write_snapshot
 from imagemill.domain.embedding_specs import T5, embedding_specs, mask_length
+from imagemill.domain.layout import DataRoot
 from imagemill.models import CAPTIONER
 from imagemill.pipeline.accounting import progress_line
 from imagemill.pipeline.problem_list import DECISIONS, InputProblem
@@ -49,7 +50,7 @@ _OTHER_INPUTS = {
 SHOWN_PROBLEMS = 3
 
 
-def summary_lines(work: CommandSession, status: Status) -> Iterator[str]:
+def summary_lines(work: Ended, status: Status) -> Iterator[str]:
     """Yield the summary of `imagemill run` and `imagemill stage2`.
 
     Args:
@@ -58,7 +59,7 @@ def summary_lines(work: CommandSession, status: Status) -> Iterator[str]:
     """
     counts = work.counts()
     yield ""
-    yield f"imagemill: {work.root.path}"
+    yield f"imagemill: {work.session.root.path}"
     yield f"  images     {status.images}"
     yield from _other_inputs(status)
     yield from _problems(status)
@@ -67,8 +68,7 @@ def summary_lines(work: CommandSession, status: Status) -> Iterator[str]:
     yield from model_lines(work.session.reading)
     yield from _captions(work, counts.get(CAPTIONER, {}))
     yield from _records(work, status, counts.get("stage2_jsonl", {}))
-    for bucket, (samples, shards) in status.buckets.items():
-        yield f"  bucket     {bucket:<10} {counted(samples, 'sample')} in {counted(shards, 'shard')}"
+    yield from _buckets(status)
     for line in change_lines(counts.get("written", {})):
         yield f"  shards     {line}"
     yield f"  checks     {_checks(work)}"
@@ -80,15 +80,26 @@ def summary_lines(work: CommandSession, status: Status) -> Iterator[str]:
     yield f"  time       {as_duration(work.seconds())}{embedded}"
     if nothing := _nothing_new(work, status, counts):
         yield f"  {nothing}"
+    if isinstance(work, Unchanged):
+        yield f"  unchanged  since the run that ended at {work.snapshot.time}, whose checks these are; no Dagster run was started"
     if work.interrupted:
         yield f"  stopped    by {signal.Signals(work.interrupted).name}; finished work is kept, run the same command to resume"
     elif work.error:
         yield from (f"  {'failed' if n == 0 else '':<10} {line}" for n, line in enumerate(work.error.splitlines()))
-    yield f"  look       {_program()} ui --data-root {shlex.quote(str(_shown(work.root.path)))}"
+    yield _look(work.session.root)
     yield from preview_notice(preview_kinds(work.session.reading))
 
 
-def _nothing_new(work: CommandSession, status: Status, counts: Mapping[str, Mapping[str, int]]) -> str | None:
+def _buckets(status: Status) -> Iterator[str]:
+    for bucket, (samples, shards) in status.buckets.items():
+        yield f"  bucket     {bucket:<10} {counted(samples, 'sample')} in {counted(shards, 'shard')}"
+
+
+def _look(root: DataRoot) -> str:
+    return f"  look       {_program()} ui --data-root {shlex.quote(str(_shown(root.path)))}"
+
+
+def _nothing_new(work: Ended, status: Status, counts: Mapping[str, Mapping[str, int]]) -> str | None:
     """Return the line of a command that changed nothing, else None. Its statement holds for the whole data root."""
     made = sum(counts.get(spec.kind, {}).get(name, 0) for spec in embedding_specs() for name in MADE)
     packed = counts.get("written")
@@ -110,7 +121,7 @@ def _other_inputs(status: Status) -> Iterator[str]:
         yield f"  other      {', '.join(parts)}"
 
 
-def _records(work: CommandSession, status: Status, counts: Mapping[str, int]) -> Iterator[str]:
+def _records(work: Ended, status: Status, counts: Mapping[str, int]) -> Iterator[str]:
     parts = [f"{counts[name]:,} {words}" for name, words in _OF_RECORDS.items() if counts.get(name)]
     if taken_out := counts.get("quarantined"):
         parts.append(f"{counted(taken_out, 'line')} put into quarantine")
@@ -121,7 +132,7 @@ def _records(work: CommandSession, status: Status, counts: Mapping[str, int]) ->
         yield f"  captions   {cut:,} {verb} longer than the text encoder's {tokens} tokens; only the beginning is used"
 
 
-def _captions(work: CommandSession, counts: Mapping[str, int]) -> Iterator[str]:
+def _captions(work: Ended, counts: Mapping[str, int]) -> Iterator[str]:
     if not counts:
         return
     identity = read_identity(work.session.reading, CAPTIONER)
@@ -161,7 +172,7 @@ def _embedding_counts(counts: Mapping[str, int]) -> str:
     return ", ".join(parts)
 
 
-def _checks(work: CommandSession) -> str:
+def _checks(work: Ended) -> str:
     checks = work.checks()
     failed = sorted(name for name, passed in checks.items() if not passed)
     warned = f", {len(work.warnings())} with warnings" if work.warnings() else ""
@@ -169,30 +180,35 @@ def _checks(work: CommandSession) -> str:
     return passed + (f"; failed: {', '.join(failed)}" if failed else "")
 
 
-def report(work: CommandSession, *, fail_on_skip: bool) -> int:
-    """Print the summary of a command that embedded images; return its exit code."""
+def report(work: Ended, *, fail_on_skip: bool, everything: bool = False) -> int:
+    """Print the summary of a command that embedded images, record its end, and return its exit code.
+
+    `everything`: whether the command brings the whole data root up to date.
+    """
     status = read_status(work.session, work.embedded)
     for line in summary_lines(work, status):
+        click.echo(line)
+    write_snapshot(work, status, everything=everything)
+    return exit_code(work, status, fail_on_skip=fail_on_skip)
+
+
+def report_unchanged(work: Unchanged, *, fail_on_skip: bool) -> int:
+    """Print the summary of a run that had nothing to do; return its exit code."""
+    status = work.snapshot.status
+    for line in (*preview_notice(status.previews), *summary_lines(work, status)):
         click.echo(line)
     return exit_code(work, status, fail_on_skip=fail_on_skip)
 
 
-def exit_code(work: CommandSession, status: Status, *, fail_on_skip: bool = False) -> int:
+def exit_code(work: Ended, status: Status, *, fail_on_skip: bool = False) -> int:
     """Return 0 on success; 1 if work or a check failed, or if every image was refused; 128 + the number of the signal."""
     if work.interrupted:
         return 128 + work.interrupted
     outcomes = {p.outcome for p in status.stage2_problems if p.reason not in DECISIONS}
     all_refused = status.images.seen == status.images.refused > 0
     refused = "refused" in outcomes or status.images.refused > 0
-    if (
-        work.error
-        or "failed" in outcomes
-        or all_refused
-        or not all(work.checks().values())
-        or (fail_on_skip and refused)
-    ):
-        return 1
-    return 0
+    failed = work.error or "failed" in outcomes or all_refused or not all(work.checks().values())
+    return int(bool(failed) or (fail_on_skip and refused))
 
 
 def _program() -> str:

@@ -25,10 +25,14 @@ def split_names(context: click.Context, option: click.Parameter, given: str) -> 
 @root_options
 def command(session: Session, passes: tuple[str, ...], fail_on_skip: bool) -> None:
     """Bring everything up to date: only what is missing, invalid or stale is made."""
-    from dagster_project.summary import report
-    from dagster_project.work import open_command
+    from dagster_project.snapshot import Unchanged, settled_snapshot
+    from dagster_project.summary import report, report_unchanged
 
     refuse_no_images(session.root)
+    if not passes and (snapshot := settled_snapshot(session)):
+        sys.exit(report_unchanged(Unchanged(session, snapshot), fail_on_skip=fail_on_skip))
+    from dagster_project.work import open_command
+
     with open_command(session) as work:
         chosen = Passes.named(passes)
         work.embed(chosen, packs=True)
@@ -36,4 +40,4 @@ def command(session: Session, passes: tuple[str, ...], fail_on_skip: bool) -> No
             work.write_records(chosen)
         else:
             work.publish(chosen)
-        sys.exit(report(work, fail_on_skip=fail_on_skip))
+        sys.exit(report(work, fail_on_skip=fail_on_skip, everything=not passes))

@@ -6,6 +6,7 @@ import click
 import msgspec
 
 from dagster_project.cli.options import root_options
+from dagster_project.snapshot import names_state, read_snapshot
 from imagemill.pipeline.session import Session
 from imagemill.pipeline.shards.shard_statistics import POOR_USE, is_poor, use_line
 from imagemill.pipeline.stage2.models_in_use import preview_notice
@@ -17,16 +18,29 @@ SHOWN = 20
 
 
 @click.command("status")
+@click.option("--fresh", is_flag=True, help="Look at every file instead of reporting the end of the last command.")
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 @root_options
-def command(session: Session, as_json: bool) -> None:
-    """Count images, embeddings, records, shards, and inputs that did not reach the output."""
-    status, lost = read_status(session), gone(session.root)
+def command(session: Session, fresh: bool, as_json: bool) -> None:
+    """Count images, embeddings, records, shards, and inputs that did not reach the output.
+
+    The state is that at the end of the last command; only the names in approved/ are compared with it.
+    """
+    snapshot = None if fresh or not session.root.approved.is_dir() else read_snapshot(session.root)
+    status, lost = snapshot.status if snapshot else read_status(session), gone(session.root)
+    changed = bool(snapshot and snapshot.names != names_state(session.root))
     if as_json:
         document = {**msgspec.to_builtins(status), "reasons": status.reasons(), "complete": status.complete,
-                    "folders_gone": {name: str(place) for name, place in lost.items()}}  # fmt: skip
+                    "folders_gone": {name: str(place) for name, place in lost.items()},
+                    "as_of": snapshot.written_at if snapshot else None, "names_changed": changed}  # fmt: skip
         click.echo(msgspec.json.format(msgspec.json.encode(document)).decode())
         return
+    if snapshot:
+        click.echo(f"state       at the end of the last command, {snapshot.time}; --fresh looks at every file")
+    if changed:
+        click.echo(
+            "changed     files were added to approved/ or removed since; `imagemill run` brings everything up to date"
+        )
     for line in status_lines(status):
         click.echo(line)
     for name, place in lost.items():

@@ -22,8 +22,9 @@ from dagster._serdes import serialize_value
 from dagster._utils.env import environ
 
 from dagster_project.history_errors import config_unusable, history_errors
+from dagster_project.internals.history_state import HOME_VARIABLE, home_of
 from dagster_project.internals.runs import sweep
-from imagemill.domain.layout import ROOT_VARIABLE, DataRoot, local_path
+from imagemill.domain.layout import ROOT_VARIABLE, DataRoot
 from imagemill.errors import WrongUsage, disk_full_reported
 from imagemill.fs.atomic import sweep_temporaries, write_bytes_atomic
 from imagemill.fs.mounts import refuse_network_folder
@@ -31,7 +32,6 @@ from imagemill.fs.owners import use
 from imagemill.store.locations import refuse_read_only
 from imagemill.store.trust import DAGSTER_CONFIG, dagster_demands, read_mapping, refuse_untrusted
 
-HOME_VARIABLE = "DAGSTER_HOME"
 TEMPLATE = Path(__file__).parents[1] / "dagster.yaml"
 
 # Output of our own runs goes directly to their terminal. Stock capture would send it through a file and four child processes:
@@ -42,12 +42,6 @@ _TO_THE_TERMINAL = {
         "class": "NoOpComputeLogManager",
     }
 }
-
-
-def home_of(root: DataRoot) -> Path:
-    """Return $DAGSTER_HOME, else `.dagster` in the data root, as an absolute path."""
-    given = os.environ.get(HOME_VARIABLE)
-    return local_path(given, HOME_VARIABLE) if given else root.dagster_home
 
 
 def prepare_home(root: DataRoot) -> Path:

@@ -43,6 +43,7 @@ class Session:
         self._read_only = Ledger(root.ledger, read_only=True) if root.ledger.is_file() else None
         self.root = with_recorded(root, self._read_only.setting) if self._read_only else root
         self.planned: Inventory | None = None
+        self._looked: tuple[Inventory, int] | None = None
         self.users = 0
 
     @cached_property
@@ -81,6 +82,14 @@ class Session:
         self.root = put(self.root, name, folder)
         remember(self.root, self.ledger, name)
 
+    def look(self) -> "Inventory":
+        """Return a listing without recording it; the next `plan` continues with it."""
+        from imagemill.pipeline.stage2.inventory import Inventory
+
+        inventory = Inventory(self.root, in_force=self.in_force)
+        self._looked = inventory, self.reading.version_seen()
+        return inventory
+
     def plan(self) -> "Inventory":
         """List the folders for the runs that a command executes next, and record what is new."""
         self.planned = self._listed()
@@ -113,7 +122,11 @@ class Session:
         from imagemill.pipeline.stage2.image_metadata import adopt_captions
         from imagemill.pipeline.stage2.inventory import Inventory
 
-        inventory = Inventory(self.root, self.ledger.version_seen(), in_force=self.in_force)
+        version, looked, self._looked = self.ledger.version_seen(), self._looked, None
+        inventory = Inventory(self.root, in_force=self.in_force)
+        if looked and self._read_only and self._read_only.version_seen() == looked[1]:
+            inventory = looked[0]
+        inventory.ledger_version = version
         inventory.survey(self.ledger)
         adopt_captions(inventory, self.ledger)
         return inventory

@@ -1,5 +1,6 @@
 """Sensors: new and changed images."""
 
+import json
 import re
 import time
 
@@ -124,8 +125,40 @@ def test_images_embedded_by_a_backfill_of_the_ui_are_published(data_root, instan
     instance.report_run_failed(run)
     (follow,), _, cursor = tick(data_root, instance)
 
-    assert (follow.job_name, cursor) == ("publish_shards", run.run_id)
+    assert (follow.job_name, json.loads(cursor)["published"]) == ("publish_shards", run.run_id)
     assert tick(data_root, instance, cursor)[0] == []
+    assert tick(data_root, instance, run.run_id)[0] == [], "the cursor of earlier releases is the id of the run"
+
+
+def test_tick_without_news_lists_only_the_images(data_root, instance, still, monkeypatch):
+    photos(data_root.approved, 3)
+    assert imagemill("run", "--data-root", data_root.path, stub=True).returncode == 0
+    requests, _, cursor = tick(data_root, instance)
+    assert requests == []
+
+    def refuse(*_):
+        raise AssertionError("planned without news")
+
+    with monkeypatch.context() as without:
+        without.setattr(sensors, "all_jobs", refuse)
+        requests, skipped, again = tick(data_root, instance, cursor)
+    assert (requests, skipped, again) == ([], "nothing new among 3 images", cursor)
+
+    (data_root.approved / "photo0001.txt").write_text("another caption")
+    (request,), _, later = tick(data_root, instance, cursor)
+    assert request.tags[ASSET_PARTITION_RANGE_START_TAG] == "photo0001"
+    assert later != cursor
+
+
+def test_image_that_is_not_still_yet_is_requested_by_a_later_tick(data_root, instance, monkeypatch):
+    photos(data_root.approved, 1)
+    monkeypatch.setattr(sensors, "STILL_SECONDS", 1000.0)
+    requests, _, cursor = tick(data_root, instance)
+    assert requests == []
+
+    monkeypatch.setattr(sensors, "STILL_SECONDS", 0.0)
+
+    assert len(tick(data_root, instance, cursor)[0]) == 1
 
 
 def _job():

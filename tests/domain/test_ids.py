@@ -1,12 +1,13 @@
 """Image ids: derivation from file names, and conversion to tar member names and back."""
 
 import re
+from pathlib import PurePath
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from imagemill.domain.ids import id_of_member_key, id_problem, image_id_of, member_key
+from imagemill.domain.ids import id_of_member_key, id_problem, image_id_of, member_key, suffix_of
 
 # WebDataset's own rule for splitting a member name into key and suffix (tariterators.base_plus_ext).
 WEBDATASET_SPLIT = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$", re.DOTALL)
@@ -76,3 +77,8 @@ def test_usual_id_has_no_problem(image_id):
 def test_id_that_could_leave_the_folder_or_break_a_name_is_refused(image_id, problem):
     """Spec: docs/spec/shards.md#names"""
     assert id_problem(image_id) == problem
+
+
+@given(st.text(alphabet="a.bé%", min_size=1, max_size=8).filter(lambda name: name not in (".", "..")))
+def test_suffix_and_stem_are_those_of_pathlib(name):
+    assert (image_id_of(name), suffix_of(name)) == (PurePath(name).stem, PurePath(name).suffix)

@@ -208,7 +208,7 @@ def plan_shards(
     if existing == "withdraw":
         plans = _withdrawals(plans, output, withdrawn)
     shard_set = PackPlan(output, plans, existing)
-    if existing in INCREMENTAL:
+    if existing in INCREMENTAL and existing != "withdraw":
         shard_set.plans = [_as_update(shard_set, plan, repack_share) for plan in plans]
     return shard_set
 

@@ -45,12 +45,12 @@ class Inventory:
         return scan_approved(self.root.approved, ids) if listed else Scan({}, [])
 
     def survey(self, ledger: Ledger) -> None:
-        """List `approved/`, read the captions that are new, and record both in the ledger.
+        """List `approved/` unless it has been listed, read the captions that are new, and record both in the ledger.
 
         Raises:
             MissingInput: if the folder does not exist.
         """
-        self._scan = survey(self.root.approved, ledger)
+        self._scan = survey(self.root.approved, ledger, self._scan)
 
     @property
     def recorded(self) -> Recorded:

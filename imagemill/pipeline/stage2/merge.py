@@ -36,7 +36,7 @@ from imagemill.domain.stage2_records import (
 from imagemill.errors import ImagemillError
 from imagemill.formats.jsonl import encode_line, encode_sorted, replace_lines
 from imagemill.fs.atomic import link_or_copy, temporary_path
-from imagemill.fs.fingerprints import FileSignature
+from imagemill.fs.fingerprints import FileSignature, file_signature
 from imagemill.pipeline.stage2.inventory import Inventory
 from imagemill.pipeline.stage2.quarantine import BAD_ID, CAPTION, QuarantinedLine, quarantine
 from imagemill.pipeline.stage2.record_index import (
@@ -97,6 +97,7 @@ class Merged:
     """Result of a merge: counters, rows of the journal, problems, and replaced lines.
 
     `vectors`: ids with a valid DINOv3 file; only their inline vectors may be removed from records.
+    `written`: signature of the new file, None if the old one stays.
     """
 
     vectors: Set[str] = frozenset()
@@ -104,6 +105,7 @@ class Merged:
     changes: list[tuple[str, str]] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     replaced: list[QuarantinedLine] = field(default_factory=list)
+    written: FileSignature | None = None
 
 
 def write_records(merge: Merge, ledger: Ledger) -> Merged:
@@ -123,8 +125,10 @@ def write_records(merge: Merge, ledger: Ledger) -> Merged:
         jsonl,
         merged_lines(merge, recorded, ledger, merged),
         temporary=temporary,
-        before=lambda: _make_way(merge.root, began, merged, ledger),
+        before=lambda: _make_way(merge.root, temporary, began, merged, ledger),
     )
+    if state := merged.written or began[0]:
+        ledger.record_verified(jsonl, state)
     left.unlink(missing_ok=True)
     merged.counts["rewritten"] = int(rewritten)
     ledger.record_recorded_captions(read_recorded(jsonl).captions)
@@ -133,9 +137,9 @@ def write_records(merge: Merge, ledger: Ledger) -> Merged:
     return merged
 
 
-def _make_way(root: DataRoot, began: Sequence[FileSignature | None], merged: Merged, ledger: Ledger) -> None:
-    """Save the content that exists only in the old file, before it is replaced."""
-    jsonl = root.stage2_jsonl
+def _make_way(root: DataRoot, new: Path, began: Sequence[FileSignature | None], merged: Merged, ledger: Ledger) -> None:
+    """Save the content that exists only in the old file, before the new one replaces it."""
+    jsonl, merged.written = root.stage2_jsonl, file_signature(new)
     if state_of(jsonl)[0] != began[0]:
         raise _meanwhile(jsonl)
     quarantine(root.quarantine, jsonl.name, merged.replaced)

@@ -13,9 +13,9 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
-from imagemill.domain.ids import id_problem, image_id_of
+from imagemill.domain.ids import id_problem, image_id_of, suffix_of
 from imagemill.errors import MissingInput
-from imagemill.fs.fingerprints import FileSignature, file_signature, fingerprint
+from imagemill.fs.fingerprints import FileSignature, RunningFingerprint, file_signature, fingerprint
 from imagemill.store.ledger import FROM_SIDECAR, CaptionRow, Ledger, Problem
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp"})
@@ -50,10 +50,24 @@ class SourceFile:
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """Contents of `approved/`: images that may be processed, in name order, and a problem for every other entry."""
+    """Contents of `approved/`: images that may be processed, in name order, and a problem for every other entry.
+
+    `names`: `fingerprint_names` of all names in the folder, blank if only some ids were examined.
+    """
 
     sources: dict[str, SourceFile]
     problems: list[Problem]
+    names: str = ""
+
+    @property
+    def digest(self) -> str:
+        """A fingerprint of all entries: names, signatures and problems."""
+        digest = RunningFingerprint()
+        for source in self.sources.values():
+            digest.update(f"{source.file_name}\0{source.stat}\0{source.caption}\n".encode("utf-8", "surrogateescape"))
+        for problem in self.problems:
+            digest.update(f"{problem.item}\0{problem.reason}\0{problem.detail}\n".encode())
+        return str(digest)
 
     @property
     def refused_images(self) -> list[Problem]:
@@ -85,8 +99,10 @@ def scan_approved(folder: Path, only: Collection[str] | None = None) -> Scan:
     folders: dict[str, Problem] = {}
     problems: list[Problem] = []
     with os.scandir(folder) as entries:
-        listed = entries if only is None else (entry for entry in entries if _has_id(entry.name, only))
-        for entry in sorted(listed, key=lambda e: e.name):
+        listed = sorted(
+            entries if only is None else (entry for entry in entries if _has_id(entry.name, only)), key=lambda e: e.name
+        )
+        for entry in listed:
             if entry.name.startswith("."):
                 continue
             found = _look_up(entry)
@@ -108,7 +124,12 @@ def scan_approved(folder: Path, only: Collection[str] | None = None) -> Scan:
             sources[image_id] = _source(image_id, *files[0], captions.get(image_id))
     orphans = (name for image_id, (name, _) in captions.items() if image_id not in images)
     problems.extend(folders.get(name) or _orphan(name) for name in orphans)
-    return Scan(sources, problems)
+    return Scan(sources, problems, fingerprint_names(entry.name for entry in listed) if only is None else "")
+
+
+def fingerprint_names(names: Iterable[str]) -> str:
+    """Return a fingerprint of file names, which does not depend on their order."""
+    return fingerprint("\0".join(sorted(names)).encode("utf-8", "surrogateescape"))
 
 
 def _has_id(name: str, ids: Collection[str]) -> bool:
@@ -120,11 +141,11 @@ def _has_id(name: str, ids: Collection[str]) -> bool:
 
 def is_image(name: str) -> bool:
     """Return True if a name has an image's extension, in any case."""
-    return PurePath(name).suffix.lower() in IMAGE_SUFFIXES
+    return suffix_of(name).lower() in IMAGE_SUFFIXES
 
 
 def _is_sidecar(name: str) -> bool:
-    return PurePath(name).suffix == CAPTION_SUFFIX
+    return suffix_of(name) == CAPTION_SUFFIX
 
 
 def _refuse_entry(entry: os.DirEntry[str]) -> Problem | None:
@@ -134,7 +155,7 @@ def _refuse_entry(entry: os.DirEntry[str]) -> Problem | None:
     if not entry.is_file():
         kind = "a broken symlink" if entry.is_symlink() else "neither a file nor a link to one"
         return _refusal(name, "not_a_file", kind, "remove it, or restore the file")
-    if PurePath(name).suffix.lower() == CAPTION_SUFFIX and not _is_sidecar(name):
+    if suffix_of(name).lower() == CAPTION_SUFFIX and not _is_sidecar(name):
         return _refusal(name, "caption_extension", *_other_case(entry))
     if not is_image(name) and not _is_sidecar(name):
         return _refusal(name, "unsupported_type", "not jpg, jpeg, png or webp", "convert it, or move it elsewhere")
@@ -280,9 +301,9 @@ def _refused_caption(source: SourceFile, reason: str, detail: str, remedy: str) 
     return Problem(source.image_id, SIDECARS, "refused", reason, detail, remedy, source.caption)
 
 
-def survey(folder: Path, ledger: Ledger) -> Scan:
-    """Scan the folder, read new and changed sidecars, and record both in the ledger."""
-    scan = scan_approved(folder)
+def survey(folder: Path, ledger: Ledger, scan: Scan | None = None) -> Scan:
+    """Scan the folder unless its scan is given, read new and changed sidecars, and record both in the ledger."""
+    scan = scan or scan_approved(folder)
     captions, problems = read_captions(folder, scan.sources.values(), ledger.captions())
     with ledger.transaction():
         ledger.record_captions(captions)

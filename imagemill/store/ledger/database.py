@@ -10,6 +10,7 @@ from typing import Any, Self, TypeVar
 import msgspec
 
 from imagemill.errors import ImagemillError, disk_full_reported
+from imagemill.fs.fingerprints import file_signature
 from imagemill.fs.mounts import refuse_network_folder
 from imagemill.store.ledger.schema import VERSION, migrate
 from imagemill.store.ledger.table import Table
@@ -101,6 +102,12 @@ class Database:
             if connection._data_version() == of_helper:  # so only the helper has made changes
                 self._as_before[after] = before
 
+    def file_state(self) -> str:
+        """Write the log into the database, unless another connection reads it; return a text that each later change changes."""
+        with self._errors():
+            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        return state_of_files(self.path)
+
     def _data_version(self) -> int:
         row = self._one("PRAGMA data_version")
         assert row
@@ -148,6 +155,13 @@ class Database:
             given = (*given, msgspec.json.encode(ids).decode())
         with self._errors():
             yield from table.rows(self._rows(f"SELECT {table.columns} FROM {table.name} WHERE {where}", given))
+
+
+def state_of_files(path: Path) -> str:
+    """Return a text that changes whenever a ledger's content does, without opening the ledger; "" if it does not exist."""
+    log = path.with_name(f"{path.name}-wal")
+    states = [file_signature(file) for file in (path, log) if file.exists() and file.stat().st_size]
+    return " ".join(states)
 
 
 @contextmanager

@@ -62,9 +62,13 @@ class Problems(Database):
         self, asset: str, rows: Iterable[Problem], among: Callable[[Problem], bool] = lambda problem: True
     ) -> None:
         """Replace those of the asset's problems that `among` selects by these."""
-        rows = list(rows)
-        recorded = {row.item for row in rows}
+        last = {row.item: row for row in rows}
         with self.transaction():
-            before = self._select(PROBLEMS, where="asset = ?", given=(asset,))
-            self.clear_problems(asset, [p.item for p in before if p.item not in recorded and among(p)])
-            self.record_problems(rows)
+            before = {p.item: p for p in self._select(PROBLEMS, where="asset = ?", given=(asset,))}
+            self.clear_problems(asset, [p.item for p in before.values() if p.item not in last and among(p)])
+            self.record_problems(row for row in last.values() if not _is_recorded(row, before.get(row.item)))
+
+
+def _is_recorded(row: Problem, before: Problem | None) -> bool:
+    """Return whether recording this problem would change nothing, so that a pass without news does not write."""
+    return before is not None and msgspec.structs.replace(row, at=before.at) == before

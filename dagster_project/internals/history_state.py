@@ -1,0 +1,42 @@
+"""Where the Dagster history of a data root is, and what it knows of the data root; read without importing Dagster."""
+
+import os
+import sqlite3
+from pathlib import Path
+
+from imagemill.domain.layout import DataRoot, local_path
+from imagemill.fs.fingerprints import fingerprint
+
+HOME_VARIABLE = "DAGSTER_HOME"
+
+# The index of the event log, below the history's folder.
+_INDEX = Path("history", "runs", "index.db")
+
+_WHAT_IT_KNOWS = (
+    "SELECT asset_key, wipe_timestamp FROM asset_keys ORDER BY asset_key",
+    "SELECT partitions_def_name, count(*), max(id) FROM dynamic_partitions GROUP BY 1 ORDER BY 1",
+)
+
+
+def home_of(root: DataRoot) -> Path:
+    """Return $DAGSTER_HOME, else `.dagster` in the data root, as an absolute path."""
+    given = os.environ.get(HOME_VARIABLE)
+    return local_path(given, HOME_VARIABLE) if given else root.dagster_home
+
+
+def history_state(root: DataRoot) -> str | None:
+    """Return a text that differs for another history, and after assets are wiped or partitions deleted in the UI.
+
+    None if the history is not kept in SQLite files, or cannot be read.
+    """
+    index = home_of(root) / _INDEX
+    try:
+        inode = index.stat().st_ino
+        connection = sqlite3.connect(f"{index.as_uri()}?mode=ro", uri=True)
+        try:
+            known = [connection.execute(sql).fetchall() for sql in _WHAT_IT_KNOWS]
+        finally:
+            connection.close()
+    except (OSError, sqlite3.Error):
+        return None
+    return fingerprint(repr((str(index), inode, known)).encode())

@@ -1,0 +1,276 @@
+"""The state of a data root at the end of the last command, in `.imagemill/snapshot.json`.
+
+    command ends ──> snapshot ──> `imagemill status`: the counts, without looking at the files again
+                             └──> `imagemill run`: nothing to do, if nothing has changed since
+
+A snapshot holds for one content of the ledger: once another command, or a run of the UI, has changed the ledger, it is not used.
+
+Its second use needs more. A run may end at once only if it would read what the last run read, and the last run left nothing to
+do. The digest of what a run reads is therefore made from the listings that the last run planned with, from the records as it
+merged them and from the sets as it verified them, never from a later look at the disk.
+
+Reference: docs/decisions/0103-snapshot.md.
+"""
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from dagster_project.internals.history_state import history_state
+from imagemill.config import Config
+from imagemill.domain.embedding_specs import embedding_specs
+from imagemill.domain.layout import DataRoot
+from imagemill.errors import ImagemillError
+from imagemill.fs.atomic import write_bytes_atomic
+from imagemill.fs.fingerprints import RunningFingerprint, file_signature
+from imagemill.pipeline.session import Session
+from imagemill.pipeline.stage2.inventory import Inventory
+from imagemill.pipeline.stage2.scan import fingerprint_names
+from imagemill.pipeline.status import Status
+from imagemill.store.ledger import Ledger
+from imagemill.store.ledger.database import state_of_files
+from imagemill.validation.shard_sets import is_verified, set_folders
+
+NAME = "snapshot.json"
+
+
+class Ended(Protocol):
+    """A command that has ended, and what its runs did."""
+
+    session: Session
+    embedded: set[str]
+
+    @property
+    def interrupted(self) -> int | None:
+        """Number of the signal that stopped a run, or None."""
+
+    @property
+    def error(self) -> str | None:
+        """The messages of failed runs, None if no run failed."""
+
+    def counts(self) -> Mapping[str, Mapping[str, int]]:
+        """Return the counters of the runs, per asset."""
+        ...
+
+    def checks(self) -> dict[str, bool]:
+        """Return whether each check passed, by name."""
+        ...
+
+    def warnings(self) -> list[str]:
+        """Return the names of the checks that warned."""
+        ...
+
+    def findings(self) -> list[str]:
+        """Return the messages of failed checks."""
+        ...
+
+    def seconds(self) -> float:
+        """Return the duration of the command so far."""
+        ...
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """The state of a data root.
+
+    Attributes:
+        release: release of imagemill that wrote it; that of another release is not used.
+        ledger: state of the ledger's file.
+        names: fingerprint of the names in `approved/`.
+        status: counts and problems.
+        inputs: `total` and `refused` of the last merge of the records.
+        checks: name → whether the check passed; `warnings`: those that warned.
+        settled: fingerprint of all that a run reads, if a run would change nothing; else blank.
+        written_at: seconds since the epoch.
+    """
+
+    release: str
+    ledger: str
+    names: str
+    status: Status
+    inputs: dict[str, int]
+    checks: dict[str, bool]
+    warnings: list[str]
+    settled: str
+    written_at: float
+
+    @property
+    def time(self) -> str:
+        """When it was written, for people."""
+        return f"{datetime.fromtimestamp(self.written_at, UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def read_snapshot(root: DataRoot) -> Snapshot | None:
+    """Return the snapshot; None if there is none, it cannot be read, or the ledger has changed since."""
+    with contextlib.suppress(OSError, msgspec.DecodeError, ValueError):
+        found = msgspec.json.decode((root.state / NAME).read_bytes(), type=Snapshot)
+        if (found.release, found.ledger) == (version("imagemill"), state_of_files(root.ledger)):
+            return found
+    return None
+
+
+def write_snapshot(work: Ended, status: Status, *, everything: bool) -> None:
+    """Record the state at the end of a command. A disk that is full is ignored here, because every writer reports it.
+
+    Args:
+        work: the command.
+        status: state after the command.
+        everything: whether the command was to bring the whole data root up to date.
+    """
+    session, root, checks = work.session, work.session.root, work.checks()
+    passed = everything and not (work.interrupted or work.error) and all(checks.values())
+    settled = _settled(session) if passed and _is_idle(status) else None
+    images = status.images
+    status = msgspec.structs.replace(
+        status, images=msgspec.structs.replace(images, embedded=0, up_to_date=images.up_to_date + images.embedded)
+    )
+    merged = work.counts().get("stage2_jsonl", {})
+    found = Snapshot(
+        release=version("imagemill"),
+        ledger=session.ledger.file_state(),
+        names=session.planned.scan.names if session.planned else names_state(root),
+        status=status,
+        inputs={name: merged[name] for name in ("total", "refused") if name in merged},
+        checks=checks,
+        warnings=work.warnings(),
+        settled=settled or "",
+        written_at=datetime.now(UTC).timestamp(),
+    )
+    with contextlib.suppress(OSError, ImagemillError):
+        write_bytes_atomic(root.state / NAME, msgspec.json.encode(found))
+
+
+def names_state(root: DataRoot) -> str:
+    """Return a fingerprint of the names in `approved/`, which are listed but not looked up; of no names without the folder."""
+    try:
+        return fingerprint_names(os.listdir(root.approved))
+    except FileNotFoundError:
+        return fingerprint_names([])
+
+
+def settled_snapshot(session: Session) -> Snapshot | None:
+    """Return the snapshot if a run would change nothing; list the folders only if it may.
+
+    The listings are kept for the run that follows otherwise.
+    """
+    found = read_snapshot(session.root)
+    if found is None or not found.settled:
+        return None
+    here = _Read(session.look(), _signature(session.root.stage2_jsonl), _sets(session.root, session.reading))
+    return found if _digest(session, here) == found.settled else None
+
+
+class Unchanged:
+    """A run that found nothing changed since the last one."""
+
+    def __init__(self, session: Session, snapshot: Snapshot) -> None:
+        self.session, self.snapshot = session, snapshot
+        self.embedded: set[str] = set()
+        self.interrupted = self.error = None
+        self._began = time.monotonic()
+
+    def counts(self) -> Mapping[str, Mapping[str, int]]:
+        """Return the counters of the last merge, as a run without news would count them."""
+        inputs = {"total": 0, "refused": 0, **self.snapshot.inputs}
+        unchanged = dict.fromkeys(("migrated_new", "enriched", "extracted", "failed", "waiting"), 0)
+        merged = {**unchanged, **inputs, "skipped": inputs["total"] - inputs["refused"]}
+        return {
+            "stage2_jsonl": {**merged, "truncated_captions": self.snapshot.status.truncated},
+            "written": {"written_buckets": 0},
+        }
+
+    def checks(self) -> dict[str, bool]:
+        """Return the checks of the last run."""
+        return self.snapshot.checks
+
+    def warnings(self) -> list[str]:
+        """Return the names of the checks that warned in the last run."""
+        return self.snapshot.warnings
+
+    def findings(self) -> list[str]:
+        """Return nothing: all checks passed."""
+        return []
+
+    def seconds(self) -> float:
+        """Return the duration of the command so far."""
+        return time.monotonic() - self._began
+
+
+# ---- what a run reads
+
+
+class _Read(NamedTuple):
+    """What a run reads, beside the ledger. `sets`: name → verified signature; None if one is not verified."""
+
+    inventory: Inventory
+    records: str | None
+    sets: list[str] | None
+
+
+def _is_idle(status: Status) -> bool:
+    """Return whether every image has its files and record, or is refused because of its own bytes."""
+    waiting = status.images.waiting + status.images.failed + sum(counts["to do"] for counts in status.kinds.values())
+    failed = any(problem.outcome == "failed" for problem in status.stage2_problems)
+    return not (waiting or failed or status.regenerating or status.unreadable)
+
+
+def _settled(session: Session) -> str | None:
+    """Return the digest of what the command's last run read and wrote; None if another process may have changed it."""
+    root, ledger = session.root, session.ledger
+    merged = ledger.verified(root.stage2_jsonl)
+    inventory = session.planned
+    if inventory is None or session.overview() is not inventory or merged != _signature(root.stage2_jsonl):
+        return None
+    # The check of the sets has just compared them with these signatures.
+    return _digest(session, _Read(inventory, merged, _recorded_sets(root, ledger)))
+
+
+def _digest(session: Session, read: _Read) -> str | None:
+    history = history_state(session.root)
+    if read.sets is None or history is None or session.config.near_duplicates.exclude:
+        return None
+    digest = RunningFingerprint()
+    for part in (*_settings(session.config), history, str(read.records), *read.sets, *_listed(read.inventory)):
+        digest.update(f"{part}\n".encode("utf-8", "surrogateescape"))
+    return str(digest)
+
+
+def _settings(config: Config) -> Iterator[str]:
+    yield version("imagemill")
+    yield repr(config)
+    yield from (repr((spec.kind, spec.folder, spec.contract)) for spec in embedding_specs())
+
+
+def _listed(inventory: Inventory) -> Iterator[str]:
+    """Yield the digest of `approved/`, and a line per file of each kind."""
+    yield inventory.scan.digest
+    for spec in embedding_specs():
+        yield spec.folder
+        yield from (f"{image_id} {signature}" for image_id, signature in inventory.files(spec).items())
+
+
+def _sets(root: DataRoot, ledger: Ledger) -> list[str] | None:
+    """Return `_recorded_sets`; None if a set changed since it was verified."""
+    verified = all(is_verified(folder, ledger) for folder in set_folders(root.shards))
+    return _recorded_sets(root, ledger) if verified else None
+
+
+def _recorded_sets(root: DataRoot, ledger: Ledger) -> list[str]:
+    """Return the signatures of the sets when they were verified, and of the files beside them."""
+    folders = set_folders(root.shards)
+    beside = sorted(path for path in root.shards.glob("*") if path.is_file()) if root.shards.is_dir() else []
+    return [*(f"{folder} {ledger.verified(folder)}" for folder in folders), *map(_signature_of, beside)]
+
+
+def _signature_of(path: Path) -> str:
+    return f"{path} {_signature(path)}"
+
+
+def _signature(path: Path) -> str | None:
+    return file_signature(path) if path.is_file() else None
