@@ -8,7 +8,13 @@ import dagster as dg
 import dagster_project  # noqa: F401 (first, because workspace.yaml names this file instead of a module)
 from dagster_project.configured_kinds import KIND_CHECKS, without_kinds  # before the assets, which follow the kinds
 from dagster_project.deployments import Resources, chosen_resources
-from dagster_project.jobs import embed_images, publish_shards, roll_back_to_stage1, verify_stage2_files
+from dagster_project.jobs import (
+    embed_images,
+    embed_range,
+    publish_shards,
+    roll_back_to_stage1,
+    verify_stage2_files,
+)
 from dagster_project.sensors import configured_presets, found_missions, new_images
 
 
@@ -21,7 +27,7 @@ def build_definitions(resources: Resources) -> dg.Definitions:
     return dg.Definitions(
         assets=assets,
         asset_checks=[*checks, *KIND_CHECKS],
-        jobs=[embed_images, publish_shards, verify_stage2_files, roll_back_to_stage1],
+        jobs=[embed_images, embed_range, publish_shards, verify_stage2_files, roll_back_to_stage1],
         sensors=[new_images, configured_presets, found_missions],
         resources=resources,
         # The multiprocess executor costs seconds per step, and its children outlive a killed run.

@@ -9,7 +9,7 @@ from assets.bucket_shards import bucket_shards
 from assets.embeddings import embedding_assets
 from assets.near_duplicates import near_duplicates
 from assets.stage2_jsonl import stage2_jsonl
-from dagster_project.internals.coordinator import EMBED_JOB, PUBLISH_JOB
+from dagster_project.internals.coordinator import EMBED_JOB, EMBED_RANGE_JOB, PUBLISH_JOB
 from imagemill.domain.embedding_specs import DINOV3, embedding_specs
 from imagemill.options import RollbackOptions
 from imagemill.pipeline.leases import claimed
@@ -28,6 +28,14 @@ embed_images = dg.define_asset_job(
     selection=dg.AssetSelection.assets(*embedding_assets),
     tags={DEFER_TAG: "true"},
     description="All embeddings of a range of images.",
+)
+
+# Of the runs of a command over several ranges, all but the last: checks look at whole folders, so those of the last are enough.
+embed_range = dg.define_asset_job(
+    EMBED_RANGE_JOB,
+    selection=dg.AssetSelection.assets(*embedding_assets).without_checks(),
+    tags={DEFER_TAG: "true"},
+    description="All embeddings of one range of several; without checks, which follow with the last range.",
 )
 
 

@@ -21,7 +21,7 @@ from assets.stage_a_groups import RANKS, rank_key
 from dagster_project.command_line import command_tags
 from dagster_project.internals.instance import open_instance
 from dagster_project.internals.runs import RunOutcome, run_here
-from dagster_project.jobs import published, roll_back_records, roll_back_to_stage1
+from dagster_project.jobs import embed_range, published, roll_back_records, roll_back_to_stage1
 from dagster_project.partitions import register, register_missions
 from imagemill.domain.embedding_specs import EmbeddingSpec, embedding_specs
 from imagemill.domain.encoder_settings import PREVIEW
@@ -238,11 +238,14 @@ class CommandSession:
         specs = passes.kinds_to_run()
         up_to = {} if self.up_to is None else {"up_to": self.up_to}
         config = {**({} if passes.specs else {"extract_only": True}), **up_to}
-        for part in plan_ranges(self.instance.get_dynamic_partitions(images.name), ids, IMAGES_PER_RUN):
+        parts = list(plan_ranges(self.instance.get_dynamic_partitions(images.name), ids, IMAGES_PER_RUN))
+        for number, part in enumerate(parts, 1):
             if self.interrupted or not self.only_images_failed:  # the next range would fail in the same way
                 return
+            whole = number < len(parts) and specs == embedding_specs()
             self._run(
-                [spec.kind for spec in specs],
+                [] if whole else [spec.kind for spec in specs],
+                **({"job": embed_range.name} if whole else {}),
                 deferred=True,
                 partition_range=(part.first, part.last),
                 **_run_options(

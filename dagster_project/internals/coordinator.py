@@ -21,7 +21,7 @@ from resources.dagster_internals.tags import (
     range_tags,
 )
 
-EMBED_JOB, PUBLISH_JOB = "embed_images", "publish_shards"
+EMBED_JOB, EMBED_RANGE_JOB, PUBLISH_JOB = "embed_images", "embed_range", "publish_shards"
 
 _LAUNCHED_BY_DAEMON = {SENSOR_NAME_TAG, SCHEDULE_NAME_TAG}
 _REPEATED = " (executed again in the UI)"
@@ -59,7 +59,7 @@ class DeferCoordinator(QueuedRunCoordinator):
 
 def embeds(run: dg.DagsterRun) -> bool:
     """Return whether a run makes embeddings, by its job or by the selected assets."""
-    return run.job_name == EMBED_JOB or not streamed_assets().isdisjoint(run.asset_selection or ())
+    return run.job_name in (EMBED_JOB, EMBED_RANGE_JOB) or not streamed_assets().isdisjoint(run.asset_selection or ())
 
 
 def _embedding_tags(run: dg.DagsterRun) -> dict[str, str]:

@@ -9,8 +9,11 @@ import json
 import re
 import shutil
 
+import dagster as dg
 import pytest
 
+from dagster_project import work
+from dagster_project.internals.instance import open_instance
 from tests.helpers.commands import called
 from tests.helpers.stage2 import photos
 from tests.helpers.stubs import stub_captioner
@@ -223,3 +226,19 @@ def test_missing_folder_is_named(root, tmp_path):
     shutil.rmtree(output)
 
     assert f"gone        shards: the recorded folder {output} does not exist" in called(root, "status").text
+
+
+def test_checks_are_evaluated_by_the_last_of_several_runs_over_ranges(root, monkeypatch):
+    """They look at whole folders: evaluating them after each range would make the cost of a range depend on the others."""
+    monkeypatch.setattr(work, "IMAGES_PER_RUN", 1)
+    ended = []
+    ran = work.run_here
+    monkeypatch.setattr(work, "run_here", lambda *args, **how: ended.append(ran(*args, **how)) or ended[-1])
+
+    done = called(root, "run")
+
+    assert done.code == 0
+    assert [len(outcome.checks) for outcome in ended] == [0, 0, 6, 4]
+    assert "checks     10 of 10 passed" in done.text
+    with open_instance(root) as instance:
+        assert instance.get_materialized_partitions(dg.AssetKey("t5_hidden")) == {"a", "b", "c"}
