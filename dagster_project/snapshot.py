@@ -107,7 +107,7 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 
 def read_snapshot(root: DataRoot) -> Snapshot | None:
-    """Return the snapshot; None if there is none, it cannot be read, or the ledger has changed since."""
+    """Return the snapshot; None if it does not exist, cannot be read, or the ledger has changed since."""
     with contextlib.suppress(OSError, msgspec.DecodeError, ValueError):
         found = msgspec.json.decode((root.state / NAME).read_bytes(), type=Snapshot)
         if (found.release, found.ledger) == (version("imagemill"), state_of_files(root.ledger)):
@@ -206,7 +206,7 @@ class Unchanged:
 
 
 class _Read(NamedTuple):
-    """What a run reads, beside the ledger. `sets`: name → verified signature; None if one is not verified."""
+    """The input of a run, beside the ledger. `sets`: a line per verified set and file; None if a set is not verified."""
 
     inventory: Inventory
     records: str | None

@@ -1,4 +1,4 @@
-"""Where the Dagster history of a data root is, and what it knows of the data root; read without importing Dagster."""
+"""Location and state of the Dagster history of a data root, read without importing Dagster."""
 
 import os
 import sqlite3
@@ -12,7 +12,7 @@ HOME_VARIABLE = "DAGSTER_HOME"
 # The index of the event log, below the history's folder.
 _INDEX = Path("history", "runs", "index.db")
 
-_WHAT_IT_KNOWS = (
+_STATE = (
     "SELECT asset_key, wipe_timestamp FROM asset_keys ORDER BY asset_key",
     "SELECT partitions_def_name, count(*), max(id) FROM dynamic_partitions GROUP BY 1 ORDER BY 1",
 )
@@ -34,7 +34,7 @@ def history_state(root: DataRoot) -> str | None:
         inode = index.stat().st_ino
         connection = sqlite3.connect(f"{index.as_uri()}?mode=ro", uri=True)
         try:
-            known = [connection.execute(sql).fetchall() for sql in _WHAT_IT_KNOWS]
+            known = [connection.execute(sql).fetchall() for sql in _STATE]
         finally:
             connection.close()
     except (OSError, sqlite3.Error):
