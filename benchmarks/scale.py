@@ -6,7 +6,9 @@
 CPU seconds, user and system, children included, with encoders without cost on images of 64 x 64 pixels. The files
 are in memory if there is room, because the CPU time of a disk is noisy.
 
-Goals at 60,000 images; a run with nothing to do is compared with the limit at any number.
+Goals at 60,000 images; a run with nothing to do, bytes, and the growth of the marginal cost are compared at any number.
+
+`--tiny`: three kinds of 16 bytes instead of the shipped ones (benchmarks/tiny_kinds), for a million images on one disk.
 """
 
 import argparse
@@ -14,71 +16,90 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
 from benchmarks.common.inputs import noise_photos, scratch
-from benchmarks.common.processes import PROJECT, cpu_seconds
+from benchmarks.common.processes import PROJECT, Cost, cost
 from imagemill.domain.embedding_specs import embedding_specs
 from imagemill.domain.layout import DataRoot
 from imagemill.formats.jsonl import read_jsonl
 
 OURS = ("-m", "benchmarks.common.ours")
 SIDE = 64
-BYTES_PER_IMAGE = 550_000  # npy files, their copies in the tars of two sets while one replaces the other, the history
+TINY = PROJECT / "benchmarks" / "tiny_kinds"
+TINY_KINDS = ("tiny_a", "tiny_b", "tiny_c")
+BYTES_PER_IMAGE, BYTES_PER_TINY = (
+    550_000,
+    60_000,
+)  # npy files, their copies in the tars of two sets while one replaces the other, the history
 FULL = 60_000
 STATUS_SECONDS, EXPLAIN_SECONDS, TICK_SECONDS = 1.5, 0.7, 1.0
 NOTHING_RATIO, NEW_RATIO, MARGINAL_MS, HISTORY_KB = 2.5, 3.0, 3.0, 10.0
+GROWTH_RATIO, PEAK_GB, SHARD_SIZE = 1.1, 1.5, 1000
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--images", type=int, default=2000)
     parser.add_argument("--new", type=int, default=100, help="images that are added")
+    parser.add_argument("--tiny", action="store_true", help="three kinds of 16 bytes")
     arguments = parser.parse_args()
-    with scratch(in_memory_bytes=BYTES_PER_IMAGE * arguments.images * 3 // 2) as folder:
-        return 0 if all(list(_measured(folder, arguments.images, arguments.new))) else 1
+    size = BYTES_PER_TINY if arguments.tiny else BYTES_PER_IMAGE
+    with scratch(in_memory_bytes=size * arguments.images * 2) as folder:
+        return 0 if all(list(_measured(folder, arguments.images, arguments.new, tiny=arguments.tiny))) else 1
 
 
-def _measured(folder: Path, images: int, new: int) -> Iterator[bool]:
+def _measured(folder: Path, images: int, new: int, *, tiny: bool) -> Iterator[bool]:
     """Print each figure with its goal; yield whether the goals that hold at this number of images are reached."""
-    few, half, root = (DataRoot(folder / name) for name in ("few", "half", "whole"))
-    for place, count in ((few, new), (half, images // 2), (root, images)):
+    single, few, quarter, half, root = (DataRoot(folder / name) for name in ("one", "few", "quarter", "half", "whole"))
+    kinds = TINY_KINDS if tiny else [spec.folder for spec in embedding_specs()]
+    for place, count in ((single, 1), (few, new), (quarter, images // 4), (half, images // 2), (root, images)):
         _fill(place, 0, count)
+        if tiny:
+            place.config_file.write_text(f"kinds: [{', '.join(TINY_KINDS)}]\n")
     print(
-        f"{images:,} images of {SIDE} x {SIDE} pixels, {len(embedding_specs())} kinds, in {folder.parent}; CPU seconds",
-        flush=True,
+        f"{images:,} images of {SIDE} x {SIDE} pixels, {len(kinds)} kinds, in {folder.parent}; CPU seconds", flush=True
     )
-    start = cpu_seconds([*OURS, "--help"])
-    first_few, first_half, first = (_run(place) for place in (few, half, root))
+    start = _command("--help").cpu_seconds
+    costs = [_run(place) for place in (single, few, quarter, half, root)]
+    first_single, first_few, first_quarter, first_half, first = (each.cpu_seconds for each in costs)
     history = _bytes_below(root.path / ".dagster") / images / 1000
-    limit = _limit(root)
+    limit = _limit(root, kinds)
     _line("limit", limit)
     _line("start", start)
     _line("first run", first)
     marginal = 1000 * (first - first_half) / (images - images // 2)
     yield _line("  marginal cost per image, ms", marginal, MARGINAL_MS)
+    before = 1000 * (first_half - first_quarter) / (images // 2 - images // 4)
+    yield _line("  the same, relative to half as many", marginal / before, GROWTH_RATIO) or images < 4 * SHARD_SIZE
+    yield _line("  peak memory, GB", costs[-1].peak_bytes / 1e9, PEAK_GB)
     yield _line("  history per image, kB", history, HISTORY_KB)
-    _run(root)  # the first run after the one that made files may still record what it made
-    nothing = _run(root)
+    nothing = _run(root).cpu_seconds
     yield _line("run, nothing to do", nothing, NOTHING_RATIO * limit + start)
     at_full = images >= FULL
-    yield _line("status", cpu_seconds([*OURS, "status", "--data-root", root.path]), STATUS_SECONDS) or not at_full
+    yield _line("status", _command("status", "--data-root", root.path).cpu_seconds, STATUS_SECONDS) or not at_full
     one = f"photo{images // 2:06d}"
-    yield (
-        _line("explain", cpu_seconds([*OURS, "explain", one, "--data-root", root.path]), EXPLAIN_SECONDS) or not at_full
-    )
+    explained = _command("explain", one, "--data-root", root.path).cpu_seconds
+    yield _line("explain", explained, EXPLAIN_SECONDS) or not at_full
     yield _line("sensor tick, nothing new", _tick(root), TICK_SECONDS) or not at_full
-    for name, count, change in (
+    of_sample = sum(_tars(root).values()) / images
+    for name, added, change in (
         (f"{new} new images", new, lambda: _fill(root, images, new)),
-        ("one edited caption", 1, lambda: (root.approved / f"{one}.txt").write_text("an edited caption")),
+        ("one edited caption", 0, lambda: (root.approved / f"{one}.txt").write_text("an edited caption")),
     ):
         seconds, written = _changed(root, change)
-        _line(f"  {name}: MB written to shards", written / 1e6)
-        yield _line(name, seconds, nothing + NEW_RATIO * (first_few if count == new else start))
+        yield _line(name, seconds, nothing + NEW_RATIO * (first_few if added else first_single))
+        # One tar of the bucket, the new samples, and the two blocks that end each tar.
+        yield _line("  MB written to tars", written / 1e6, ((SHARD_SIZE + added) * of_sample + 4 * 10_240) / 1e6)
+
+
+def _command(*words: object, **environment: str) -> Cost:
+    paths = os.pathsep.join(map(str, (PROJECT, TINY)))
+    return cost([*OURS, *words], PYTHONPATH=paths, **environment)
 
 
 def _line(name: str, value: float, goal: float | None = None) -> bool:
@@ -99,30 +120,30 @@ def _fill(root: DataRoot, begin: int, count: int) -> None:
         (root.approved / f"photo{number:06d}.txt").write_text(f"noise, number {number}")
 
 
-def _run(root: DataRoot) -> float:
-    return cpu_seconds([*OURS, "run", "--data-root", root.path], DAGSTER_HOME=str(root.path / ".dagster"))
+def _run(root: DataRoot) -> Cost:
+    return _command("run", "--data-root", root.path, DAGSTER_HOME=str(root.path / ".dagster"))
 
 
 def _changed(root: DataRoot, change: Callable[[], object]) -> tuple[float, int]:
-    """Return the CPU seconds of a run after a change, and the bytes of the files of shards that it wrote."""
-    before = _inodes(root.shards)
+    """Return the CPU seconds of a run after a change, and the bytes of the tars that it wrote."""
+    before = _tars(root)
     change()
-    seconds = _run(root)
-    return seconds, sum(size for inode, size in _inodes(root.shards).items() if inode not in before)
+    seconds = _run(root).cpu_seconds
+    return seconds, sum(size for inode, size in _tars(root).items() if inode not in before)
 
 
-def _inodes(folder: Path) -> dict[int, int]:
-    return {stat.st_ino: stat.st_size for stat in (path.stat() for path in folder.rglob("*") if path.is_file())}
+def _tars(root: DataRoot) -> dict[int, int]:
+    return {stat.st_ino: stat.st_size for stat in (path.stat() for path in root.shards.rglob("*.tar"))}
 
 
 def _bytes_below(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def _limit(root: DataRoot) -> float:
+def _limit(root: DataRoot, kinds: Sequence[str]) -> float:
     """Return the CPU seconds of stat for every file of the images, and of decoding the records."""
     began = time.process_time()
-    for folder in (root.approved, *(root.derived / spec.folder for spec in embedding_specs())):
+    for folder in (root.approved, *(root.derived / kind for kind in kinds)):
         with os.scandir(folder) as entries:
             for entry in entries:
                 entry.stat()
@@ -133,7 +154,8 @@ def _limit(root: DataRoot) -> float:
 
 def _tick(root: DataRoot) -> float:
     command = [sys.executable, "-m", "benchmarks.common.tick", str(root.path)]
-    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=True)
+    paths = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (PROJECT, TINY)))}
+    done = subprocess.run(command, cwd=PROJECT, env=paths, capture_output=True, text=True, check=True)
     return float(done.stdout.splitlines()[-1])
 
 

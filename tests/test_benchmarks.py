@@ -23,14 +23,15 @@ SMALL = {
         "--rounds", "1", "--seconds", "0.1",
     ],
     "rescale": ["--images", "64", "--rounds", "1", "--compared", "1", "--worker-rounds", "1", "--repeat", "2"],
-    "scale": ["--images", "8", "--new", "2"],
+    "scale": ["--images", "8", "--new", "2", "--tiny"],
+    "ui_start": ["--images", "8", "--rounds", "1"],
     "shards": ["--samples", "4", "--records", "40", "--rounds", "1"],
     "stage_a": ["--lines", "200", "--rounds", "1"],
     "system_calls": ["--samples", "2", "--rounds", "1"],
     "validation": ["--records", "50", "--presets", "50", "--rounds", "1"],
 }  # fmt: skip
 # Full-size weights of gigabytes; nine runs of the command, and eight; images enough for two workers to get going.
-SLOW = {"embedding_efficiency", "bookkeeping", "rescale", "scale"}
+SLOW = {"embedding_efficiency", "bookkeeping", "rescale", "scale", "ui_start"}
 
 
 def test_every_benchmark_is_tried() -> None:

@@ -6,14 +6,17 @@ import time
 import dagster as dg
 
 from benchmarks.common.encoders import use_free_encoders
-from dagster_project.internals.instance import open_instance
-from dagster_project.sensors import new_images
+from imagemill.config import use_configured_kinds
 from imagemill.domain.layout import DataRoot
-from resources.data_root import DataRootResource
 
 
 def tick(path: str) -> float:
     """Evaluate the sensor twice; return the CPU seconds of the second time. Raises RuntimeError if it requests a run."""
+    use_configured_kinds(DataRoot.resolve(path))
+    from dagster_project.internals.instance import open_instance
+    from dagster_project.sensors import new_images
+    from resources.data_root import DataRootResource
+
     resources = {"data_root": DataRootResource(path=path, config_file=None, output_base_dir=None)}
     cursor, seconds = None, 0.0
     with open_instance(DataRoot.resolve(path)) as instance:
