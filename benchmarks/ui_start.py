@@ -96,8 +96,8 @@ def _loaded(port: int) -> bool:
 def _ask(port: int, query: str) -> dict:
     body = json.dumps({"query": query}).encode()
     headers = {"Content-Type": "application/json"}
-    request = urllib.request.Request(f"http://127.0.0.1:{port}/graphql", body, headers)  # noqa: S310
-    with urllib.request.urlopen(request, timeout=120) as answer:  # noqa: S310
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/graphql", body, headers)
+    with urllib.request.urlopen(request, timeout=120) as answer:
         return json.load(answer)
 
 
