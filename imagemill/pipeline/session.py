@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING
 
 from imagemill.config import Config, config_in_force, named_config
 from imagemill.domain.embedding_specs import EmbeddingSpec
+from imagemill.domain.inputs import InputSettings
 from imagemill.domain.layout import DEFAULT_ROOT, ROOT_VARIABLE, DataRoot
 from imagemill.errors import ImagemillError
-from imagemill.store.ledger import IN_MEMORY, Ledger
+from imagemill.store.inputs import first_inputs, recorded_inputs
+from imagemill.store.ledger import BEGUN, IN_MEMORY, Ledger
 from imagemill.store.locations import Place, put, remember, with_recorded
 from imagemill.store.provenance import spec_in_force
-from imagemill.store.second_copy import open_ledger
+from imagemill.store.second_copy import newest, open_ledger
 
 if TYPE_CHECKING:  # the import loads numpy, which commands that list nothing do not need
     from imagemill.pipeline.stage2.inventory import Inventory
@@ -36,6 +38,7 @@ class Session:
     Attributes:
         root: the data root, with the folders recorded by the last runs.
         planned: a command's listing for the runs that it executes; None if each step makes its own.
+        input_changes: what the configuration has changed in the recorded input settings, one line each.
     """
 
     def __init__(self, root: DataRoot, config_file: str | None) -> None:
@@ -43,6 +46,7 @@ class Session:
         self._read_only = Ledger(root.ledger, read_only=True) if root.ledger.is_file() else None
         self.root = with_recorded(root, self._read_only.setting) if self._read_only else root
         self.planned: Inventory | None = None
+        self.input_changes: list[str] = []
         self.users = 0
 
     @cached_property
@@ -61,6 +65,20 @@ class Session:
             return self.config.captioner.enabled
         except ImagemillError:
             return False
+
+    @property
+    def inputs(self) -> InputSettings:
+        """Input settings of this data root: those recorded; before anything is recorded, those of the first run."""
+        setting = self.reading.setting
+        if setting(BEGUN) is not None:
+            return recorded_inputs(setting)
+        found = newest(self.root)
+        first = first_inputs(self.root, copied=found is not None)
+        recorded = recorded_inputs((found.copy.settings if found else {}).get, first)
+        try:
+            return self.config.inputs_in_force(recorded)
+        except ImagemillError:  # reported on the use of the configuration
+            return recorded
 
     @cached_property
     def ledger(self) -> Ledger:
@@ -103,7 +121,7 @@ class Session:
         return (
             self.planned
             if self.planned and self._is_current(self.planned)
-            else Inventory(self.root, in_force=self.in_force)
+            else Inventory(self.root, in_force=self.in_force, formats=self.inputs.formats)
         )
 
     def _is_current(self, inventory: "Inventory") -> bool:
@@ -111,9 +129,12 @@ class Session:
 
     def _listed(self) -> "Inventory":
         from imagemill.pipeline.stage2.image_metadata import adopt_captions
+        from imagemill.pipeline.stage2.input_settings import apply_inputs
         from imagemill.pipeline.stage2.inventory import Inventory
 
-        inventory = Inventory(self.root, self.ledger.version_seen(), in_force=self.in_force)
+        self.input_changes += apply_inputs(self.config, self.root.approved, self.ledger)
+        inputs, version = self.inputs, self.ledger.version_seen()
+        inventory = Inventory(self.root, version, in_force=self.in_force, formats=inputs.formats)
         inventory.survey(self.ledger)
         adopt_captions(inventory, self.ledger)
         return inventory
