@@ -11,6 +11,7 @@ from pathlib import Path
 
 import click
 
+from dagster_project.cli.status import input_lines
 from dagster_project.work import CommandSession
 from imagemill.domain.embedding_specs import T5, embedding_specs, mask_length
 from imagemill.models import CAPTIONER
@@ -61,6 +62,8 @@ def summary_lines(work: CommandSession, status: Status) -> Iterator[str]:
     yield f"imagemill: {work.root.path}"
     yield f"  images     {status.images}"
     yield from _other_inputs(status)
+    yield from (f"  {label:<10} {line}" for label, line in input_lines(status))
+    yield from (f"  inputs     {line}" for line in work.session.input_changes)
     yield from _problems(status)
     for spec in embedding_specs():
         yield f"  {spec.kind:<10} {_embedding_counts(counts.get(spec.kind, {}))}"

@@ -6,6 +6,7 @@ import click
 import msgspec
 
 from dagster_project.cli.options import root_options
+from imagemill.pipeline.colours import colour_lines
 from imagemill.pipeline.session import Session
 from imagemill.pipeline.shards.shard_statistics import POOR_USE, is_poor, use_line
 from imagemill.pipeline.stage2.models_in_use import preview_notice
@@ -33,9 +34,18 @@ def command(session: Session, as_json: bool) -> None:
         click.echo(f"gone        {name}: the recorded folder {place} does not exist")
 
 
+def input_lines(status: Status) -> Iterator[tuple[str, str]]:
+    """Yield label and line for what is to be said about colours and formats."""
+    for n, line in enumerate(colour_lines(status.colours, status.first_frames)):
+        yield "" if n else "colours", line
+    if status.old_inputs:
+        yield "inputs", f"as in an earlier release; {status.old_inputs}"
+
+
 def status_lines(status: Status) -> Iterator[str]:
     """Yield the report for people."""
     yield f"images      {status.images}"
+    yield from (f"{label:<11} {line}" for label, line in input_lines(status))
     for kind, counts in status.kinds.items():
         yield f"{kind:<11} " + ", ".join(f"{count:,} {name}" for name, count in counts.items())
     parts = (

@@ -59,10 +59,12 @@ class PictureFacts(NamedTuple):
     Attributes:
         colour: the colours of the picture that is used.
         first_frame: whether the file has more pictures, which are not used.
+        format: of the content, as Pillow names it.
     """
 
     colour: Colour = Colour()
     first_frame: bool = False
+    format: str = ""
 
     @property
     def columns(self) -> tuple[str, str, int]:
@@ -105,7 +107,7 @@ def decode(data: bytes, name: str, color: ColorSetting) -> Decoded:
     with _opened(data, name, MIN_SIDE) as image:
         description, facts = _facts(image, io.BytesIO(data))
         if facts.colour.state == HDR_TRANSFER and color == SRGB:
-            raise _hdr(name, facts.colour)
+            raise hdr_refusal(name, facts.colour)
         converted = description if facts.colour.converts and color == SRGB else None
         rgb, turn = _to_rgb(image, converted), _TO_UPRIGHT.get(_orientation(image))
         return Decoded(np.array(rgb if turn is None else rgb.transpose(turn)), facts)
@@ -130,7 +132,8 @@ def _facts(image: Image.Image, file: BinaryIO) -> tuple[Description | None, Pict
     colour = judge(description, image.mode)
     first_frame = _has_more_frames(image, file)
     file.seek(position)
-    return description, PictureFacts(colour, first_frame)
+    form = image.format or ""
+    return description, PictureFacts(colour, first_frame, "JPEG" if form == "MPO" else form)
 
 
 def _has_more_frames(image: Image.Image, file: BinaryIO) -> bool:
@@ -370,7 +373,8 @@ def _undecodable(name: str, why: str) -> Refused:
     return Refused("undecodable", f"cannot be decoded: {why}", where=name, do="replace the file by a complete image")
 
 
-def _hdr(name: str, colour: Colour) -> Refused:
+def hdr_refusal(name: str, colour: Colour) -> Refused:
+    """Return the refusal of a picture of high dynamic range, which has no equivalent in sRGB."""
     return Refused(
         "hdr_transfer",
         f"colours of high dynamic range: {colour.profile}",

@@ -74,13 +74,6 @@ class Sources(Database):
         """Return the state of the colours, and the name of the description, by image id."""
         return {i: (color, profile) for i, color, profile in self._rows("SELECT image_id, color, profile FROM sources")}
 
-    def colour_counts(self) -> list[tuple[str | None, str, int, int]]:
-        """Return (state, name of the description, images, images with `first_frame`) of all images."""
-        statement = (
-            "SELECT color, profile, count(*), sum(first_frame) FROM sources GROUP BY color, profile ORDER BY 2, 1"
-        )
-        return [(*row,) for row in self._rows(statement)]  # type: ignore[misc]
-
     def forget_sources(self, ids: Iterable[str]) -> None:
         """Delete the rows of these images, which are then opened again."""
         self._change_each("DELETE FROM sources WHERE image_id = ?", ((image_id,) for image_id in ids))
