@@ -11,7 +11,6 @@ from pathlib import Path
 
 import click
 
-from dagster_project.cli.status import input_lines
 from dagster_project.work import CommandSession
 from imagemill.domain.embedding_specs import T5, embedding_specs, mask_length
 from imagemill.models import CAPTIONER
@@ -19,7 +18,7 @@ from imagemill.pipeline.accounting import progress_line
 from imagemill.pipeline.problem_list import DECISIONS, InputProblem
 from imagemill.pipeline.shards.packing import change_lines
 from imagemill.pipeline.stage2.models_in_use import model_lines, preview_kinds, preview_notice
-from imagemill.pipeline.status import Status, read_status
+from imagemill.pipeline.status import Status, input_lines, read_status
 from imagemill.store.provenance import read_identity
 from imagemill.text.units import as_duration, as_rate, counted
 

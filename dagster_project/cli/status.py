@@ -6,11 +6,10 @@ import click
 import msgspec
 
 from dagster_project.cli.options import root_options
-from imagemill.pipeline.colours import colour_lines
 from imagemill.pipeline.session import Session
 from imagemill.pipeline.shards.shard_statistics import POOR_USE, is_poor, use_line
 from imagemill.pipeline.stage2.models_in_use import preview_notice
-from imagemill.pipeline.status import Status, read_status
+from imagemill.pipeline.status import Status, input_lines, read_status
 from imagemill.store.locations import gone
 from imagemill.text.units import counted
 
@@ -32,14 +31,6 @@ def command(session: Session, as_json: bool) -> None:
         click.echo(line)
     for name, place in lost.items():
         click.echo(f"gone        {name}: the recorded folder {place} does not exist")
-
-
-def input_lines(status: Status) -> Iterator[tuple[str, str]]:
-    """Yield label and line for what is to be said about colours and formats."""
-    for n, line in enumerate(colour_lines(status.colours, status.first_frames)):
-        yield "" if n else "colours", line
-    if status.old_inputs:
-        yield "inputs", f"as in an earlier release; {status.old_inputs}"
 
 
 def status_lines(status: Status) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""How a data root reads its inputs: the colours of pixels, and the formats of image files.
+"""Input settings of a data root: the colours of pixels, and the formats of image files.
 
 Where the values of a data root are recorded is in store/inputs.py.
 

@@ -40,8 +40,9 @@ class ColourCounts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def line(self) -> str | None:
         """The counts for people; None if no picture has a colour description."""
-        parts = [f"{count:,} {name}" for name, count in list(self.profiles.items())[:_SHOWN]]
-        if more := sum(list(self.profiles.values())[_SHOWN:]):
+        ordered = _by_count(self.profiles)
+        parts = [f"{count:,} {name}" for name, count in list(ordered.items())[:_SHOWN]]
+        if more := sum(list(ordered.values())[_SHOWN:]):
             parts.append(f"{more:,} with other profiles")
         if not parts and not self.unknown:
             return None
@@ -65,10 +66,13 @@ def sum_colours(counts: Iterable[tuple[str | None, str, int]], color: ColorSetti
             profiles[profile] += number
         name = "unknown" if state is None else "converts" if converts(state) else state
         states[name] += number
-    ordered = dict(sorted(profiles.items(), key=lambda item: (-item[1], item[0])))
     return ColourCounts(
-        color, ordered, states["converts"], states[BAD_PROFILE], states[HDR_TRANSFER], states["unknown"]
+        color, _by_count(profiles), states["converts"], states[BAD_PROFILE], states[HDR_TRANSFER], states["unknown"]
     )
+
+
+def _by_count(profiles: Mapping[str, int]) -> dict[str, int]:
+    return dict(sorted(profiles.items(), key=lambda item: (-item[1], item[0])))
 
 
 def colours_of(ledger: Ledger, present: Mapping[str, object], color: ColorSetting) -> tuple[ColourCounts, int]:

@@ -6,6 +6,7 @@ Images are counted in accounting.py; the report on one image is in image_report.
 """
 
 from collections import Counter
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import PurePath
 
@@ -15,7 +16,7 @@ from imagemill.domain.buckets import BUCKETS
 from imagemill.domain.inputs import FORMATS, InputSettings
 from imagemill.errors import ImagemillError, MissingInput
 from imagemill.pipeline.accounting import ImageCounts, Standing
-from imagemill.pipeline.colours import ColourCounts, colours_of, old_inputs_line
+from imagemill.pipeline.colours import ColourCounts, colour_lines, colours_of, old_inputs_line
 from imagemill.pipeline.problem_list import DECISIONS, InputProblem, current_problems, list_problems, stage2_assets
 from imagemill.pipeline.session import Session
 from imagemill.pipeline.shards.shard_manifest import CropStatistics
@@ -137,3 +138,11 @@ def read_status(session: Session, embedded: frozenset[str] | set[str] = frozense
         except ImagemillError as error:
             status.unreadable[bucket] = f"{error.what}; {error.do}"
     return status
+
+
+def input_lines(status: Status) -> Iterator[tuple[str, str]]:
+    """Yield label and text of each line about colours and formats, for people."""
+    for n, line in enumerate(colour_lines(status.colours, status.first_frames)):
+        yield "" if n else "colours", line
+    if status.old_inputs:
+        yield "inputs", f"as in an earlier release; {status.old_inputs}"
