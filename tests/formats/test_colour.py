@@ -416,6 +416,24 @@ def test_threads_with_many_profiles_decode_what_one_thread_does():
     assert len({array.tobytes() for array in alone}) > 150
 
 
+# ---- photographs
+
+
+@pytest.mark.parametrize(("name", "limit"), [("P3", 0.3), ("Adobe RGB", 0.3), ("ProPhoto", 0.7)])
+def test_photograph_in_a_wide_space_has_the_colours_of_its_original(name, limit):
+    """Mean CIEDE2000; `python -m benchmarks.colour` measures five photographs and all codecs."""
+    color = pytest.importorskip("skimage.color")
+    skimage = pytest.importorskip("skimage")
+    original = Image.open(Path(skimage.__file__).parent / "data" / "chelsea.png").convert("RGB")
+    data = encoded(profiles.in_space(original, WIDE[name]), icc_profile=WIDE[name])
+
+    def difference(pixels):
+        return color.deltaE_ciede2000(color.rgb2lab(np.asarray(original)), color.rgb2lab(pixels)).mean()
+
+    assert difference(decode_rgb(data, "photo", SRGB)) < limit
+    assert difference(decode_rgb(data, "photo", IGNORE)) > 1
+
+
 # ---- damaged descriptions
 
 
