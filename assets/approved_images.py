@@ -11,7 +11,7 @@ approved_images = dg.AssetSpec(
     kinds={"file"},
     owners=["team:imagemill"],
     description=(
-        "One partition per image of `approved/`: jpg, jpeg, png or webp at its top level, its caption beside it as "
+        "One partition per image of `approved/`, of a format of `inputs.formats`, at its top level, its caption beside it as "
         "`{image_id}.txt`. Read only. New files become partitions through `imagemill run` or the sensor, and count as "
         "materialized once they were opened; `imagemill explain ID` shows why one is not."
     ),

@@ -202,6 +202,7 @@ def rank_options(
         "batch_size": config.batch_size or summarizer.settings().batch_size,
         "launch": launch,
         "fresh": config.fresh,
+        "color": summarizer.data_root.session.inputs.color,
     }
 
 

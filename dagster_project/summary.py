@@ -19,7 +19,7 @@ from imagemill.pipeline.accounting import progress_line
 from imagemill.pipeline.problem_list import DECISIONS, InputProblem
 from imagemill.pipeline.shards.packing import change_lines
 from imagemill.pipeline.stage2.models_in_use import model_lines, preview_kinds, preview_notice
-from imagemill.pipeline.status import Status, read_status
+from imagemill.pipeline.status import Status, input_lines, read_status
 from imagemill.store.provenance import read_identity
 from imagemill.text.units import as_duration, as_rate, counted
 
@@ -62,6 +62,8 @@ def summary_lines(work: Ended, status: Status) -> Iterator[str]:
     yield f"imagemill: {work.session.root.path}"
     yield f"  images     {status.images}"
     yield from _other_inputs(status)
+    yield from (f"  {label:<10} {line}" for label, line in input_lines(status))
+    yield from (f"  inputs     {line}" for line in work.session.input_changes)
     yield from _problems(status)
     for spec in embedding_specs():
         yield f"  {spec.kind:<10} {_embedding_counts(counts.get(spec.kind, {}))}"

@@ -19,6 +19,7 @@ import msgspec
 
 from imagemill.domain.embedding_specs import DINOV3, T5, EmbeddingSpec, use_kinds
 from imagemill.domain.encoder_settings import EncoderSettings, ModelSettings, Positive
+from imagemill.domain.inputs import ColorSetting, Format, InputSettings
 from imagemill.domain.layout import DataRoot
 from imagemill.errors import ImagemillError, MissingInput, UnknownKind, WrongUsage
 from imagemill.fs.fingerprints import FileSignature, file_signature
@@ -99,6 +100,28 @@ class NearDuplicateSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_un
     probes: Positive = 16
 
 
+class PixelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of the pixels that models get.
+
+    Attributes:
+        color: `srgb` converts pictures whose colours are described otherwise to sRGB, `ignore` uses the stored values; if unset,
+            what the data root records: `srgb` for a new one, `ignore` for one of an earlier release.
+    """
+
+    color: ColorSetting | None = None
+
+
+class InputFiles(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of the files of `approved/`.
+
+    Attributes:
+        formats: extensions that make a file an image; if unset, what the data root records: all for a new one, jpg, jpeg, png
+            and webp for one of an earlier release.
+    """
+
+    formats: Annotated[tuple[Format, ...], msgspec.Meta(min_length=1)] | None = None
+
+
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Contents of `imagemill.yaml`.
 
@@ -119,6 +142,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         pack_threads: tars written at a time.
         rescale_workers: processes that rescale images of a preset; 0 for the number of processors.
         stage_a_ranks: number of ranks that share a Stage-A mission, each a process with its own model.
+        pixels: colours of the pixels that models get.
+        inputs: files of `approved/` that are images.
         near_duplicates: search for near duplicates, and whether shards leave them out.
         summarizer: summarizer of Stage-A images.
         captioner: captioner of images that have no caption; off by default.
@@ -139,6 +164,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     pack_threads: Positive = 2
     rescale_workers: Annotated[int, msgspec.Meta(ge=0)] = 0
     stage_a_ranks: Positive = 1
+    pixels: PixelSettings = PixelSettings()
+    inputs: InputFiles = InputFiles()
     near_duplicates: NearDuplicateSettings = NearDuplicateSettings()
     summarizer: SummarizerSettings = SummarizerSettings()
     captioner: CaptionerSettings = CaptionerSettings()
@@ -150,6 +177,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         if settings.model == spec.default_model and settings.subfolder is None:
             return msgspec.structs.replace(settings, subfolder=spec.default_subfolder)
         return settings
+
+    def inputs_in_force(self, recorded: InputSettings) -> InputSettings:
+        """Return how inputs are read: as configured; where the configuration says nothing, as recorded."""
+        return InputSettings(self.pixels.color or recorded.color, self.inputs.formats or recorded.formats)
 
     @property
     def model_threads(self) -> int:

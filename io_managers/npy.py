@@ -187,6 +187,8 @@ def _report_sources(instance: dg.DagsterInstance, plan: EmbeddingPlan, ledger: L
 def _source_event(row: SourceRow) -> dg.AssetMaterialization:
     size = kilobytes(signature_bytes(row.stat))
     facts = {"file": row.file_name, **size, "width (px)": row.width, "height (px)": row.height}
+    if row.profile:
+        facts |= {"colour profile": row.profile, "conversion to sRGB changes it": row.converts}
     return dg.AssetMaterialization(SOURCE_ASSET, partition=row.image_id, metadata=facts)
 
 

@@ -14,7 +14,7 @@ from imagemill.pipeline.leases import Leased
 from imagemill.pipeline.shards.readiness import ASSET
 from imagemill.pipeline.shards.shard_card import write_beside
 from imagemill.pipeline.shards.shard_plan import SCRATCH, PackPlan
-from imagemill.pipeline.shards.shard_sets import bucket_folder
+from imagemill.pipeline.shards.shard_sets import bucket_folder, read_manifest
 from imagemill.pipeline.shards.shard_writer import BucketResult, sample_bytes, write_bucket
 from imagemill.pipeline.stage2.damage import damaged_file, file_name
 from imagemill.pipeline.stage2.models_in_use import model_text
@@ -118,6 +118,8 @@ def _metadata(result: BucketResult, folder: Path, identities: Mapping[str, Model
     if result.scratch:
         shown["packed from scratch"] = SCRATCH[result.scratch]
     if result.shards:
+        pixels = manifest.pixels if (manifest := read_manifest(folder)) else None
+        shown |= {"pixels.color": pixels.color, "colours": pixels.line or "no profiles"} if pixels else {}
         shown |= {"models": models, "path": dg.MetadataValue.path(str(folder))}
     return shown
 

@@ -84,4 +84,5 @@ class CaptionerResource(dg.ConfigurableResource):
             "images_per_call": settings.batch_size,
             "decode_threads": config.decoders,
             "decode_ahead_pixels": config.decode_ahead_pixels,
+            "color": self.data_root.session.inputs.color,
         }

@@ -15,6 +15,7 @@ from imagemill.formats.npy import NpyStore
 from imagemill.fs.owners import owner_name
 from imagemill.models import Encoder
 from imagemill.pipeline.stage2.image_metadata import Masks
+from imagemill.store.inputs import PixelRule
 from imagemill.store.provenance import ModelIdentity, guard_identity, read_identity, read_recorded_models, spec_in_force
 from imagemill.text.settings import convert_settings
 from resources.data_root import DataRootResource
@@ -66,6 +67,7 @@ class Encoders(dg.ConfigurableResource):
             "threads": config.model_threads,
             "decode_threads": config.decoders,
             "write_threads": config.write_threads,
+            "pixels": PixelRule.read(ledger),
             "decode_ahead_pixels": config.decode_ahead_pixels,
         }
 

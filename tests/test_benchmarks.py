@@ -10,6 +10,7 @@ from tests.helpers.product import PROJECT
 
 SMALL = {
     "bookkeeping": ["--images", "2", "--stock-images", "2"],
+    "colour": ["--rounds", "1", "--photographs", "1"],
     "coords": ["--records", "50", "--rounds", "1"],
     "device_busy": ["--images", "8", "--photos", "4", "--rounds", "1"],
     "dinov3_preprocessing": ["--rounds", "1"],

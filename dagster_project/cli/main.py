@@ -19,8 +19,8 @@ from imagemill.errors import FAILED_DISK, FULL_DISK, ImagemillError, WrongUsage,
 
 # In the order of the help; the module of a command has its name, with `_` for `-`.
 COMMANDS = (
-    "run", "stage2", "shards", "withdraw", "preset", "stage-a", "validate", "verify", "explain", "status", "problems", "repair",
-    "trust", "bench", "ui",
+    "run", "stage2", "shards", "withdraw", "preset", "stage-a", "validate", "verify", "scan", "explain", "status", "problems",
+    "repair", "trust", "bench", "ui",
 )  # fmt: skip
 
 _PERMISSIONS = "make the file or folder accessible to this user, or give another --data-root"

@@ -10,7 +10,7 @@ from dagster_project.snapshot import names_state, read_snapshot
 from imagemill.pipeline.session import Session
 from imagemill.pipeline.shards.shard_statistics import POOR_USE, is_poor, use_line
 from imagemill.pipeline.stage2.models_in_use import preview_notice
-from imagemill.pipeline.status import Status, read_status
+from imagemill.pipeline.status import Status, input_lines, read_status
 from imagemill.store.locations import gone
 from imagemill.text.units import counted
 
@@ -50,6 +50,7 @@ def command(session: Session, fresh: bool, as_json: bool) -> None:
 def status_lines(status: Status) -> Iterator[str]:
     """Yield the report for people."""
     yield f"images      {status.images}"
+    yield from (f"{label:<11} {line}" for label, line in input_lines(status))
     for kind, counts in status.kinds.items():
         yield f"{kind:<11} " + ", ".join(f"{count:,} {name}" for name, count in counts.items())
     parts = (

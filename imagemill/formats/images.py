@@ -1,23 +1,39 @@
 """Image decoding: upright 8-bit RGB pixels, or a refusal with its reason.
 
-Resizing and normalisation for a model belong in encoders/.
-Spec: docs/spec/stage2.md#pixels, docs/spec/stage2.md#vae-latents
+Colours are described and converted in formats/colour.py. Resizing and normalisation for a model belong in encoders/.
+Spec: docs/spec/stage2.md#pixels, docs/spec/stage2.md#colour, docs/spec/stage2.md#vae-latents
 """
 
 import io
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 from PIL import Image, PngImagePlugin
 
+from imagemill.domain.inputs import HDR_TRANSFER, HEIF_EXTRA, SRGB, ColorSetting
 from imagemill.errors import Refused
+from imagemill.formats.colour import (
+    Colour,
+    Description,
+    as_samples,
+    judge,
+    read_description,
+    to_srgb,
+)
 
-# Accepted formats of a file named .jpg, .png or .webp. Pillow opens many more, and for some it starts other programs.
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
+# Accepted formats, for any file name. Pillow opens many more, and for some it starts other programs.
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
+
+# Brands of a HEIF file's first box; an AVIF file may have the general ones, too.
+_HEIF_BRANDS = {b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs", b"mif1", b"msf1"}
+_AVIF_BRANDS = {b"avif", b"avis"}
+_BRANDS_WITHIN = 256
 
 # Below MIN_SIDE a VAE latent has no cell. MAX_PIXELS bounds the memory that a small file can demand: 512 MiB of RGB, the size
 # that Pillow itself treats as an attack, and more than any camera produces.
@@ -37,30 +53,98 @@ _TO_UPRIGHT = {
 _TURNED = {5, 6, 7, 8}
 
 
-def open_rgb(path: Path) -> np.ndarray:
+class PictureFacts(NamedTuple):
+    """Facts of an image file that its header contains.
+
+    Attributes:
+        colour: the colours of the picture that is used.
+        first_frame: whether the file has more pictures, which are not used.
+        format: of the content, as Pillow names it.
+    """
+
+    colour: Colour = Colour()
+    first_frame: bool = False
+    format: str = ""
+
+    @property
+    def columns(self) -> tuple[str, str, int]:
+        """State, profile and `first_frame`, as the ledger stores them."""
+        return self.colour.state, self.colour.profile, int(self.first_frame)
+
+
+class Decoded(NamedTuple):
+    """A decoded image file. `pixels`: uint8, shape (H, W, 3), C order, writable."""
+
+    pixels: np.ndarray
+    facts: PictureFacts
+
+
+def open_rgb(path: Path, color: ColorSetting = SRGB) -> np.ndarray:
     """Read a file and decode it as `decode_rgb` does. OSErrors propagate; they are not treated as bad input."""
-    return decode_rgb(path.read_bytes(), path.name)
+    return decode_rgb(path.read_bytes(), path.name, color)
 
 
-def decode_rgb(data: bytes, name: str) -> np.ndarray:
-    """Decode an image file held in memory; of an animation, the first frame.
+def decode_rgb(data: bytes, name: str, color: ColorSetting = SRGB) -> np.ndarray:
+    """Return the pixels of `decode`."""
+    return decode(data, name, color).pixels
 
-    EXIF orientation is applied, alpha is composited over white, 16-bit samples are scaled to 8, everything else is
-    converted to RGB.
+
+def decode(data: bytes, name: str, color: ColorSetting) -> Decoded:
+    """Decode an image file held in memory; of an animation, the first frame; of a HEIF file, the primary image.
+
+    Orientation is applied, colours are converted to sRGB, alpha is composited over white, 16-bit samples are scaled to 8,
+    everything else is converted to RGB.
 
     Args:
         data: the bytes of the file.
         name: the file's name, for messages.
-
-    Returns:
-        uint8, shape (H, W, 3), C order, writable.
+        color: `ignore` leaves the colours as they are stored.
 
     Raises:
-        Refused: `undecodable`, `too_small` or `too_large`.
+        Refused: `undecodable`, `too_small` or `too_large`; `unsupported_type` if the format needs a library that is not
+            installed; with `srgb`, `hdr_transfer`.
     """
     with _opened(data, name, MIN_SIDE) as image:
-        rgb, turn = _to_rgb(image), _TO_UPRIGHT.get(_orientation(image))
-        return np.array(rgb if turn is None else rgb.transpose(turn))
+        description, facts = _facts(image, io.BytesIO(data))
+        if facts.colour.state == HDR_TRANSFER and color == SRGB:
+            raise hdr_refusal(name, facts.colour)
+        converted = description if facts.colour.converts and color == SRGB else None
+        rgb, turn = _to_rgb(image, converted), _TO_UPRIGHT.get(_orientation(image))
+        return Decoded(np.array(rgb if turn is None else rgb.transpose(turn)), facts)
+
+
+def read_facts(path: Path) -> PictureFacts:
+    """Return the facts of an image file from its header, without decoding pixels.
+
+    Raises:
+        Refused: as `decode`, but not `hdr_transfer`, whose state the facts contain.
+        OSError: if the file cannot be read.
+    """
+    with open(path, "rb") as file, _refusals(path.name), _opened_file(file, path.name) as image:
+        _refuse_size(image.size, path.name, MIN_SIDE)
+        return _facts(image, file)[1]
+
+
+def _facts(image: Image.Image, file: BinaryIO) -> tuple[Description | None, PictureFacts]:
+    """Return the colour description of an opened image, and its facts. Pixels are not decoded."""
+    position = file.tell()
+    description = read_description(image, file)
+    colour = judge(description, image.mode)
+    first_frame = _has_more_frames(image, file)
+    file.seek(position)
+    form = image.format or ""
+    return description, PictureFacts(colour, first_frame, "JPEG" if form == "MPO" else form)
+
+
+def _has_more_frames(image: Image.Image, file: BinaryIO) -> bool:
+    with suppress(Exception):  # of a damaged file; decoding the first frame decides
+        if image.format == "GIF":
+            # Pillow reads ahead to answer, which would change the state of `image`.
+            file.seek(0)
+            with Image.open(io.BytesIO(file.read()), formats=["GIF"]) as other:
+                return bool(getattr(other, "is_animated", False))
+        return bool(getattr(image, "is_animated", False))
+    return False
 
 
 def decode_stored(data: bytes, name: str) -> np.ndarray:
@@ -70,7 +154,7 @@ def decode_stored(data: bytes, name: str) -> np.ndarray:
         Refused: `undecodable` or `too_large`.
     """
     with _opened(data, name) as image:
-        return np.array(_to_rgb(image))
+        return np.array(_to_rgb(image, None))
 
 
 class StoredHeader(NamedTuple):
@@ -117,9 +201,42 @@ def _opened(data: bytes, name: str, smallest: int = 1) -> Iterator[Image.Image]:
     with _refusals(name):
         if not data:
             raise _undecodable(name, "the file is empty")
-        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+        with _opened_file(io.BytesIO(data), name) as image:
             _refuse_size(image.size, name, smallest)
             yield image
+
+
+def _opened_file(file: BinaryIO, name: str) -> Image.Image:
+    """Open an image file whose content decides on its format. Call it within `_refusals`."""
+    if not _is_heif(file):
+        return Image.open(file, formats=FORMATS)
+    if not heif_is_installed():
+        raise Refused(
+            "unsupported_type",
+            "a HEIC picture, whose decoder is not installed",
+            where=name,
+            do=f"install imagemill[{HEIF_EXTRA}], then run imagemill again",
+        )
+    from pi_heif import HeifImageFile
+
+    # Read first: it closes a file that it was given open.
+    return HeifImageFile(io.BytesIO(file.read()))
+
+
+def _is_heif(file: BinaryIO) -> bool:
+    head = file.read(_BRANDS_WITHIN)
+    file.seek(0)
+    if head[4:8] != b"ftyp":
+        return False
+    end = min(int.from_bytes(head[:4], "big"), len(head))
+    brands = {head[8:12], *(head[at : at + 4] for at in range(16, end, 4))}
+    return bool(brands & _HEIF_BRANDS) and not brands & _AVIF_BRANDS
+
+
+@cache
+def heif_is_installed() -> bool:
+    """Return whether HEIC files can be decoded. The library is not imported."""
+    return find_spec("pi_heif") is not None
 
 
 def header_size(path: Path) -> tuple[int, int]:
@@ -128,7 +245,7 @@ def header_size(path: Path) -> tuple[int, int]:
     The orientation of a PNG that stores it behind its pixels is ignored. Raises the errors of `decode_rgb`, also if the header
     cannot be read, and an OSError if the file cannot be opened.
     """
-    with open(path, "rb") as file, _refusals(path.name), Image.open(file, formats=FORMATS) as image:
+    with open(path, "rb") as file, _refusals(path.name), _opened_file(file, path.name) as image:
         _refuse_size(image.size, path.name, MIN_SIDE)
         width, height = image.size
         # For a TIFF, Pillow returns the upright size itself.
@@ -191,9 +308,12 @@ def _refuse_size(size: tuple[int, int], name: str, smallest: int) -> None:
         raise _too_large(name, f"{width}x{height} is more than {MAX_PIXELS} pixels")
 
 
-def _to_rgb(image: Image.Image) -> Image.Image:
+def _to_rgb(image: Image.Image, description: Description | None) -> Image.Image:
+    """Return an opened image as RGB, converted to sRGB if a description is given."""
     _transparent_at_eight_bits(image)
     image.load()
+    if description is not None:
+        image = _converted(image, description)
     if image.mode.startswith("I;16"):
         image = _to_8_bit(image)
     if image.mode in {"I", "F"}:
@@ -202,6 +322,15 @@ def _to_rgb(image: Image.Image) -> Image.Image:
         return _over_white(image)
     # Converting RGB to RGB copies it: 2 of 13 ms for a megapixel photo.
     return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def _converted(image: Image.Image, description: Description) -> Image.Image:
+    if image.mode.startswith("I;16") and "transparency" in image.info:
+        alpha = _to_8_bit(image).getchannel("A")
+        rgb = to_srgb(as_samples(image), description)
+        rgb.putalpha(alpha)
+        return rgb
+    return to_srgb(as_samples(image), description)
 
 
 def _to_8_bit(image: Image.Image) -> Image.Image:
@@ -242,6 +371,16 @@ def _orientation(image: Image.Image, *, header_only: bool = False) -> int:
 
 def _undecodable(name: str, why: str) -> Refused:
     return Refused("undecodable", f"cannot be decoded: {why}", where=name, do="replace the file by a complete image")
+
+
+def hdr_refusal(name: str, colour: Colour) -> Refused:
+    """Return the refusal of a picture of high dynamic range, which has no equivalent in sRGB."""
+    return Refused(
+        "hdr_transfer",
+        f"colours of high dynamic range: {colour.profile}",
+        where=name,
+        do="export it as an sRGB or Display P3 picture, or set pixels.color: ignore",
+    )
 
 
 def _too_large(name: str, why: str) -> Refused:

@@ -23,6 +23,7 @@ import msgspec
 import numpy as np
 
 from imagemill.domain.embedding_specs import EmbeddingSpec
+from imagemill.domain.inputs import ColorSetting
 from imagemill.domain.layout import DataRoot
 from imagemill.errors import ImagemillError, MissingInput
 from imagemill.formats.images import open_rgb
@@ -150,7 +151,7 @@ def measure(
         worker = EmbedWorker(**{**own, "store": store})
         try:
             encoder = worker.encoder()
-            prepared, prepare = _prepare(spec, jobs, encoder, root, options["decode_threads"])
+            prepared, prepare = _prepare(spec, jobs, encoder, root, options["decode_threads"], options["pixels"].color)
             arrays, model = _encode(prepared, encoder, options["settings"].batch_size)
             write = _write(arrays, store, options["write_threads"])
             identity = encoder.identity
@@ -169,11 +170,11 @@ def measure(
 
 
 def _prepare(
-    spec: EmbeddingSpec, jobs: Sequence[Job], encoder: Encoder, root: DataRoot, threads: int
+    spec: EmbeddingSpec, jobs: Sequence[Job], encoder: Encoder, root: DataRoot, threads: int, color: ColorSetting
 ) -> tuple[list[Prepared], float]:
     def one(job: Job) -> Prepared | None:
         try:
-            item = job.caption or "" if spec.source == "caption" else open_rgb(root.approved / job.file_name)
+            item = job.caption or "" if spec.source == "caption" else open_rgb(root.approved / job.file_name, color)
             return encoder.prepare(item)
         except (ImagemillError, OSError):  # refused in a run, too
             return None

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
+from PIL.PngImagePlugin import PngInfo
 
+from imagemill.domain.inputs import SRGB, ColorSetting
 from imagemill.errors import Refused
 from imagemill.formats.images import open_rgb
 
@@ -40,8 +42,14 @@ class Row:
     tiles: Sequence[Tile]
 
 
-def draw_sheet(rows: Sequence[Row], *, empty: str) -> Image.Image:
-    """Return the sheet, RGB, as wide as its longest row. `empty`: text of a sheet without rows."""
+def draw_sheet(rows: Sequence[Row], *, empty: str, color: ColorSetting = SRGB) -> Image.Image:
+    """Return the sheet, RGB, as wide as its longest row, with the pixels that models get.
+
+    Args:
+        rows: of the sheet.
+        empty: text of a sheet without rows.
+        color: how pixels are read.
+    """
     height, columns = _LINE + TILE + _LINE + _GAP, min(PER_ROW, max([2, *(len(row.tiles) for row in rows)]))
     sheet = Image.new("RGB", (_GAP + columns * (TILE + _GAP), _GAP + max(len(rows) * height, _LINE + _GAP)), _WHITE)
     draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(12)
@@ -56,15 +64,22 @@ def draw_sheet(rows: Sequence[Row], *, empty: str) -> Image.Image:
             if hidden > 1 and place == PER_ROW - 1:
                 _more(draw, font, corner, hidden)
             else:
-                _tile(sheet, draw, font, corner, tile, framed=place == 0)
+                _tile(sheet, draw, font, corner, tile, color, framed=place == 0)
     return sheet
 
 
 def _tile(
-    sheet: Image.Image, draw: ImageDraw.ImageDraw, font, corner: tuple[int, int], tile: Tile, *, framed: bool
+    sheet: Image.Image,
+    draw: ImageDraw.ImageDraw,
+    font,
+    corner: tuple[int, int],
+    tile: Tile,
+    color: ColorSetting,
+    *,
+    framed: bool,
 ) -> None:
     left, top = corner
-    picture = _thumbnail(tile.path)
+    picture = _thumbnail(tile.path, color)
     sheet.paste(picture, (left + (TILE - picture.width) // 2, top + (TILE - picture.height) // 2))
     if framed:
         draw.rectangle((left - 2, top - 2, left + TILE + 1, top + TILE + 1), outline=_FRAME, width=2)
@@ -77,10 +92,10 @@ def _more(draw: ImageDraw.ImageDraw, font, corner: tuple[int, int], hidden: int)
     draw.text((left + TILE // 2, top + TILE // 2), f"and {hidden} more", _BLACK, font, anchor="mm")
 
 
-def _thumbnail(path: Path) -> Image.Image:
+def _thumbnail(path: Path, color: ColorSetting) -> Image.Image:
     """Return the image upright, at most TILE pixels a side; a grey square if it cannot be opened."""
     try:
-        picture = Image.fromarray(open_rgb(path))
+        picture = Image.fromarray(open_rgb(path, color))
     except (Refused, OSError):
         return Image.new("RGB", (TILE, TILE), _GREY)
     picture.thumbnail((TILE, TILE))
@@ -101,10 +116,12 @@ def _fitting(name: str, font) -> str:
 # ---- encoding
 
 
-def as_png(sheet: Image.Image) -> bytes:
-    """Return the sheet as PNG bytes."""
-    buffer = io.BytesIO()
-    sheet.save(buffer, "PNG")
+def as_png(sheet: Image.Image, *, tagged: bool = False) -> bytes:
+    """Return the sheet as PNG bytes. `tagged`: state that its colours are sRGB."""
+    buffer, chunks = io.BytesIO(), PngInfo()
+    if tagged:
+        chunks.add(b"sRGB", b"\1")  # relative colorimetric
+    sheet.save(buffer, "PNG", pnginfo=chunks)
     return buffer.getvalue()
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from imagemill.domain.buckets import assign_bucket
 from imagemill.domain.embedding_specs import embedding_specs
 from imagemill.domain.ids import image_id_of
+from imagemill.domain.inputs import BAD_PROFILE, HDR_TRANSFER, SRGB, ColorSetting
 from imagemill.domain.layout import DataRoot
 from imagemill.errors import MissingInput
 from imagemill.formats.jsonl import read_mentions
@@ -23,7 +24,7 @@ from imagemill.pipeline.stage2.models_in_use import file_model_text
 from imagemill.pipeline.stage2.record_index import find_record
 from imagemill.pipeline.stage2.scan import SOURCE_ASSET, UNUSED_REASONS
 from imagemill.pipeline.status import ledger_of_runs
-from imagemill.store.ledger import Ledger
+from imagemill.store.ledger import Ledger, SourceRow
 from imagemill.store.provenance import read_identity
 from imagemill.text.close_names import name_hint
 
@@ -47,6 +48,7 @@ def explain(session: Session, image_id: str) -> dict[str, Any]:
     if facts:
         report["source"] = {**report.get("source", {"file": f"approved/{facts.file_name}", "missing": True}),
                            "fingerprint": facts.fingerprint, "height": facts.height, "width": facts.width}  # fmt: skip
+        report["colours"] = _colours(facts, session.inputs.color)
         report["bucket"] = assign_bucket(facts.width, facts.height)
     if caption:
         report["caption"] = {"text": caption.text, "origin": caption.origin, "truncated": caption.truncated}
@@ -85,6 +87,19 @@ def explain(session: Session, image_id: str) -> dict[str, Any]:
         why=name_hint(image_id, known),
         do="check the id: it is the name of the image file without its extension",
     )
+
+
+def _colours(facts: SourceRow, color: ColorSetting) -> dict[str, Any]:
+    """Return the colour description of an image, and what happens to its pixels."""
+    if facts.color is None:
+        return {"profile": "not examined", "pixels.color": color}
+    if not facts.converts:
+        pixels = "as stored"
+    else:
+        pixels = "converted to sRGB" if color == SRGB else "as stored; pixels.color: srgb would convert them"
+    state = {BAD_PROFILE: {"unusable": True}, HDR_TRANSFER: {"high dynamic range": True}}.get(facts.color, {})
+    frames = {"pictures in the file": "several; the first, or the primary one, is used"} if facts.first_frame else {}
+    return {"profile": facts.profile or "none", **state, "pixels": pixels, **frames, "pixels.color": color}
 
 
 def _embedding(root: DataRoot, spec: Any, image_id: str, ledger: Ledger) -> dict[str, Any] | None:

@@ -188,7 +188,7 @@ def problems_of_kind(inventory: Inventory, ledger: Ledger, spec: EmbeddingSpec) 
     assets = {spec.kind} | (_OF_CAPTIONS if spec.source == "caption" else set())
 
     def concerns(problem: Problem) -> bool:
-        is_source = problem.asset == SOURCE_ASSET and is_image(problem.item)
+        is_source = problem.asset == SOURCE_ASSET and problem.reason != "unsupported_type" and is_image(problem.item)
         return problem.asset in assets or is_source or _is_of_image(problem)
 
     held = _held(inventory, ledger, concerns)

@@ -19,10 +19,11 @@ import msgspec
 
 from imagemill.domain.buckets import BUCKETS
 from imagemill.domain.embedding_specs import EmbeddingSpec, embedding_specs
+from imagemill.domain.inputs import IGNORE
 from imagemill.domain.layout import DataRoot
 from imagemill.domain.stage2_records import Record
 from imagemill.errors import ImagemillError, InvalidNpy, Refused
-from imagemill.formats.images import header_size
+from imagemill.formats.images import header_size, read_facts
 from imagemill.formats.jsonl import encode_sorted
 from imagemill.formats.npy import NpyStore
 from imagemill.fs.atomic import temporary_path
@@ -38,11 +39,12 @@ from imagemill.pipeline.shards.shard_sets import (
 from imagemill.pipeline.stage2.merge import STAGE1, stage1_backup
 from imagemill.pipeline.stage2.record_index import Recorded, read_recorded, record_at
 from imagemill.pipeline.stage2.scan import SourceFile, scan_approved
+from imagemill.store.inputs import COLOR, PixelRule, first_inputs, recorded_inputs
 from imagemill.store.ledger import BEGUN, SUPERSEDED, FileRow, Ledger, LedgerDamaged, SourceRow
 from imagemill.store.ledger.schema import wal_files
 from imagemill.store.locations import nothing_has_run
 from imagemill.store.provenance import ModelIdentity, model_key_of_adopted, read_identity
-from imagemill.store.second_copy import newest, refresh
+from imagemill.store.second_copy import newest, record_inputs_of_copy, refresh
 from imagemill.text.strict_json import decode_json
 
 
@@ -171,7 +173,11 @@ def read_packed(root: DataRoot) -> Packed:
 
 def _read_files(root: DataRoot, packed: Packed, repair: Repair) -> None:
     recorded = read_recorded(root.stage2_jsonl)
-    scan = scan_approved(root.approved) if root.approved.is_dir() else None
+    otherwise = first_inputs(root, copied=repair.copied_at is not None)
+    inputs = recorded_inputs(repair.settings.get, otherwise)
+    # Files count as made in the way that the second copy records.
+    rule = PixelRule(inputs.color, inputs.color if COLOR in repair.settings else IGNORE)
+    scan = scan_approved(root.approved, formats=inputs.formats) if root.approved.is_dir() else None
     stores = [NpyStore(root.derived / spec.folder, _in_force(spec, repair)) for spec in embedding_specs()]
     listings = {store: store.listing() for store in stores}
     regenerated = repair.regenerated()
@@ -182,7 +188,7 @@ def _read_files(root: DataRoot, packed: Packed, repair: Repair) -> None:
             repair.sources.append(source)
         found = [
             row for store in stores if image_id in listings[store]
-            for row in _file(store, image_id, record, source, recorded, repair)
+            for row in _file(store, image_id, record, source, recorded, repair, rule)
         ]  # fmt: skip
         repair.files.extend(_with_makers(record, found, packed, regenerated))
     # Files without a record are left to the next run, which adopts or replaces them.
@@ -203,16 +209,22 @@ def _source(root: DataRoot, source: SourceFile | None, record: Record) -> Source
         return None
     path = root.approved / source.file_name
     try:
-        size, content = header_size(path), fingerprint_file(path)
+        size, content, facts = header_size(path), fingerprint_file(path), read_facts(path)
     except (Refused, OSError):
         return None
     if size != (record.get("height"), record.get("width")):
         return None
-    return SourceRow(source.image_id, source.file_name, source.stat, content, *size)
+    return SourceRow(source.image_id, source.file_name, source.stat, content, *size, *facts.columns)
 
 
 def _file(
-    store: NpyStore, image_id: str, record: Record, source: SourceRow | None, recorded: Recorded, repair: Repair
+    store: NpyStore,
+    image_id: str,
+    record: Record,
+    source: SourceRow | None,
+    recorded: Recorded,
+    repair: Repair,
+    rule: PixelRule,
 ) -> Iterator[FileRow]:
     spec, height, width = store.spec, record.get("height"), record.get("width")
     if not isinstance(height, int) or not isinstance(width, int):
@@ -222,7 +234,7 @@ def _file(
     except (InvalidNpy, OSError) as error:
         repair.invalid[f"{spec.folder}/{image_id}.npy"] = getattr(error, "what", str(error))
         return
-    made_from = recorded.captions.get(image_id) if spec.source == "caption" else source and source.fingerprint
+    made_from = recorded.captions.get(image_id) if spec.source == "caption" else source and rule.made_from(None, source)
     yield FileRow(spec.kind, image_id, signature, made_from, content, model_key_of_adopted(store, image_id))
 
 
@@ -266,6 +278,7 @@ def apply_repair(root: DataRoot, repair: Repair) -> Path | None:
             ledger.record_setting(BEGUN, "1")
             for name, value in repair.settings.items():
                 ledger.record_setting(name, value)
+            record_inputs_of_copy(root, ledger, repair.settings, copied=repair.copied_at is not None)
             ledger.record_withdrawals(repair.withdrawn)
             ledger.record_sources(repair.sources)
             ledger.record_files(repair.files)

@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING
 
 from imagemill.config import Config, config_in_force, named_config
 from imagemill.domain.embedding_specs import EmbeddingSpec
+from imagemill.domain.inputs import InputSettings
 from imagemill.domain.layout import DEFAULT_ROOT, ROOT_VARIABLE, DataRoot
 from imagemill.errors import ImagemillError
-from imagemill.store.ledger import IN_MEMORY, Ledger
+from imagemill.store.inputs import first_inputs, recorded_inputs
+from imagemill.store.ledger import BEGUN, IN_MEMORY, Ledger
 from imagemill.store.locations import Place, put, remember, with_recorded
 from imagemill.store.provenance import spec_in_force
-from imagemill.store.second_copy import open_ledger
+from imagemill.store.second_copy import newest, open_ledger
 
 if TYPE_CHECKING:  # the import loads numpy, which commands that list nothing do not need
     from imagemill.pipeline.stage2.inventory import Inventory
@@ -36,6 +38,7 @@ class Session:
     Attributes:
         root: the data root, with the folders recorded by the last runs.
         planned: a command's listing for the runs that it executes; None if each step makes its own.
+        input_changes: what the configuration has changed in the recorded input settings, one line each.
     """
 
     def __init__(self, root: DataRoot, config_file: str | None) -> None:
@@ -44,6 +47,7 @@ class Session:
         self.root = with_recorded(root, self._read_only.setting) if self._read_only else root
         self.planned: Inventory | None = None
         self._looked: tuple[Inventory, int] | None = None
+        self.input_changes: list[str] = []
         self.users = 0
 
     @cached_property
@@ -62,6 +66,20 @@ class Session:
             return self.config.captioner.enabled
         except ImagemillError:
             return False
+
+    @property
+    def inputs(self) -> InputSettings:
+        """Input settings of this data root: those recorded; before anything is recorded, those of the first run."""
+        setting = self.reading.setting
+        if setting(BEGUN) is not None:
+            return recorded_inputs(setting)
+        found = newest(self.root)
+        first = first_inputs(self.root, copied=found is not None)
+        recorded = recorded_inputs((found.copy.settings if found else {}).get, first)
+        try:
+            return self.config.inputs_in_force(recorded)
+        except ImagemillError:  # reported on the use of the configuration
+            return recorded
 
     @cached_property
     def ledger(self) -> Ledger:
@@ -84,9 +102,7 @@ class Session:
 
     def look(self) -> "Inventory":
         """Return a listing without recording it; the next `plan` continues with it."""
-        from imagemill.pipeline.stage2.inventory import Inventory
-
-        inventory = Inventory(self.root, in_force=self.in_force)
+        inventory = self._inventory()
         self._looked = inventory, self.reading.version_seen()
         return inventory
 
@@ -107,24 +123,26 @@ class Session:
 
     def overview(self) -> "Inventory":
         """Return the listing of a step that only reads: as `inventory`, but a new listing is not recorded in the ledger."""
+        return self.planned if self.planned and self._is_current(self.planned) else self._inventory()
+
+    def _inventory(self) -> "Inventory":
         from imagemill.pipeline.stage2.inventory import Inventory
 
-        return (
-            self.planned
-            if self.planned and self._is_current(self.planned)
-            else Inventory(self.root, in_force=self.in_force)
-        )
+        return Inventory(self.root, in_force=self.in_force, formats=self.inputs.formats)
 
     def _is_current(self, inventory: "Inventory") -> bool:
         return inventory.ledger_version == self.ledger.version_seen()
 
     def _listed(self) -> "Inventory":
         from imagemill.pipeline.stage2.image_metadata import adopt_captions
-        from imagemill.pipeline.stage2.inventory import Inventory
+        from imagemill.pipeline.stage2.input_settings import apply_inputs
 
+        self.input_changes += apply_inputs(self.config, self.root.approved, self.ledger)
         version, looked, self._looked = self.ledger.version_seen(), self._looked, None
-        inventory = Inventory(self.root, in_force=self.in_force)
-        if looked and self._read_only and self._read_only.version_seen() == looked[1]:
+        inventory = self._inventory()
+        if (
+            looked and self._read_only and self._read_only.version_seen() == looked[1]
+        ):  # the ledger has not changed since
             inventory = looked[0]
         inventory.ledger_version = version
         inventory.survey(self.ledger)

@@ -6,13 +6,17 @@ Images are counted in accounting.py; the report on one image is in image_report.
 """
 
 from collections import Counter
+from collections.abc import Iterator
 from functools import cached_property
+from pathlib import PurePath
 
 import msgspec
 
 from imagemill.domain.buckets import BUCKETS
+from imagemill.domain.inputs import FORMATS, InputSettings
 from imagemill.errors import ImagemillError, MissingInput
 from imagemill.pipeline.accounting import ImageCounts, Standing
+from imagemill.pipeline.colours import ColourCounts, colour_lines, colours_of, old_inputs_line
 from imagemill.pipeline.problem_list import DECISIONS, InputProblem, current_problems, list_problems, stage2_assets
 from imagemill.pipeline.session import Session
 from imagemill.pipeline.shards.shard_manifest import CropStatistics
@@ -34,6 +38,9 @@ class Status(msgspec.Struct, dict=True):
         cut_off: captions of a model that ended at the most tokens that it may write.
         regenerating: kinds whose files are all being replaced.
         previews: kinds with files of a preview model.
+        colours: of the images of `approved/`, and how pixels are read.
+        first_frames: images whose file has more pictures than the one that is used.
+        old_inputs: what the input settings of a new data root would add, if this one has those of an earlier release.
         buckets: samples and tars per bucket.
         crops: per bucket, what training at the bucket's size sees of the images.
         unreadable: buckets whose manifest cannot be used, with the remedy.
@@ -48,6 +55,9 @@ class Status(msgspec.Struct, dict=True):
     cut_off: int = 0
     regenerating: list[str] = []
     previews: list[str] = []
+    colours: ColourCounts = ColourCounts()
+    first_frames: int = 0
+    old_inputs: str | None = None
     buckets: dict[str, tuple[int, int]] = {}
     crops: dict[str, CropStatistics] = {}
     unreadable: dict[str, str] = {}
@@ -86,6 +96,12 @@ def ledger_of_runs(session: Session) -> Ledger:
     return session.reading
 
 
+def _is_left_out(name: str, inputs: InputSettings) -> bool:
+    """Return whether a file has an image format that the data root does not read."""
+    extension = PurePath(name).suffix[1:].lower()
+    return extension in FORMATS and extension not in inputs.formats
+
+
 def read_status(session: Session, embedded: frozenset[str] | set[str] = frozenset()) -> Status:
     """Gather the state of a data root from listings, ledger, records and manifests.
 
@@ -103,6 +119,10 @@ def read_status(session: Session, embedded: frozenset[str] | set[str] = frozense
         spec.kind: {"done": len(plan.done), "to do": len(plan.jobs), "refused": len(plan.refused)}
         for spec, plan in standing.plans.items()
     }
+    inputs = session.inputs
+    status.colours, status.first_frames = colours_of(ledger, scan.sources, inputs.color)
+    unread = sum(1 for p in scan.problems if p.reason == "unsupported_type" and _is_left_out(p.item, inputs))
+    status.old_inputs = old_inputs_line(inputs, status.colours, unread)
     status.regenerating, status.truncated = sorted(ledger.regenerating()), ledger.truncated()
     status.previews, status.cut_off = preview_kinds(ledger), len(ledger.cut_off())
     status.problems = list_problems(inventory, ledger, standing.problems)
@@ -118,3 +138,11 @@ def read_status(session: Session, embedded: frozenset[str] | set[str] = frozense
         except ImagemillError as error:
             status.unreadable[bucket] = f"{error.what}; {error.do}"
     return status
+
+
+def input_lines(status: Status) -> Iterator[tuple[str, str]]:
+    """Yield label and text of each line about colours and formats, for people."""
+    for n, line in enumerate(colour_lines(status.colours, status.first_frames)):
+        yield "" if n else "colours", line
+    if status.old_inputs:
+        yield "inputs", f"as in an earlier release; {status.old_inputs}"

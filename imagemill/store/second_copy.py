@@ -9,7 +9,7 @@ earlier runs, because `.imagemill/` was lost. Restored values are reported.
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -20,6 +20,7 @@ from imagemill.domain.layout import DataRoot
 from imagemill.errors import ImagemillError
 from imagemill.fs.atomic import write_bytes_atomic
 from imagemill.fs.owners import use
+from imagemill.store.inputs import ADOPTED, COLOR, FORMATS, first_inputs, record_inputs, recorded_inputs
 from imagemill.store.ledger import BEGUN, Ledger
 
 NAME = ".imagemill.json"
@@ -72,8 +73,23 @@ def restore(root: DataRoot, ledger: Ledger) -> FoundCopy | None:
         for name, value in copy.settings.items():
             if ledger.setting(name) is None and not name.startswith("place."):
                 ledger.record_setting(name, value)
+        record_inputs_of_copy(root, ledger, copy.settings, copied=found is not None)
         ledger.record_withdrawals({**copy.withdrawn, **ledger.withdrawals()})
-    return found if copy.withdrawn or copy.settings.keys() - {BEGUN} else None
+    return found if copy.withdrawn or copy.settings.keys() - {BEGUN, COLOR, FORMATS} else None
+
+
+def record_inputs_of_copy(root: DataRoot, ledger: Ledger, settings: Mapping[str, str], *, copied: bool) -> None:
+    """Record the input settings of a ledger that lacks them, and how the arrays that it will adopt were made.
+
+    Args:
+        root: the data root.
+        ledger: its new ledger, with the settings of the copy.
+        settings: of the copy.
+        copied: whether there is a copy.
+    """
+    record_inputs(ledger, recorded_inputs(ledger.setting, first_inputs(root, copied=copied)))
+    if COLOR in settings:
+        ledger.record_setting(ADOPTED, settings[COLOR])
 
 
 def report_restored(root: DataRoot, found: FoundCopy | None) -> None:

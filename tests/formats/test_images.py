@@ -6,6 +6,7 @@ import struct
 import warnings
 import zlib
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,12 +14,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageCms, PngImagePlugin
 
+from imagemill.domain.inputs import FORMATS as INPUT_FORMATS
 from imagemill.errors import Refused
 from imagemill.formats import images as pixels
-from imagemill.formats.images import check_decodable, decode_rgb, decode_stored, header_size, open_rgb, stored_header
+from imagemill.formats.images import (
+    check_decodable,
+    decode_rgb,
+    decode_stored,
+    header_size,
+    open_rgb,
+    read_facts,
+    stored_header,
+)
 from tests.helpers.images import ROW_0_COLUMN_0, encoded, exif, png, stored_form, ycck
 
 HEIGHT, WIDTH = 12, 20
+HEIC = Path(__file__).parents[1] / "data" / "heic"
 RED, GREEN, BLUE, WHITE, GREY = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255), (128, 128, 128)
 
 
@@ -440,3 +451,36 @@ def test_file_that_is_cut_is_found_without_making_its_pixels(form):
     for cut in (0, 1, len(data) // 2, len(data) - 200):
         with pytest.raises(Refused):
             check_decodable(data[:cut], "x")
+
+
+# ---- names
+
+
+_CONTENT = {
+    "JPEG": {"quality": 100, "subsampling": 0}, "PNG": {}, "WEBP": {"lossless": True}, "GIF": {}, "BMP": {}, "TIFF": {},
+    "AVIF": {"quality": 100},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [f"photo.{extension}" for extension in INPUT_FORMATS])
+@pytest.mark.parametrize("form", [*_CONTENT, "HEIF"])
+def test_content_decides_how_a_file_is_decoded(tmp_path, form, name):
+    """A PNG named `.webp`, a HEIC named `.jpg`, and every other pair."""
+    if form == "HEIF":
+        pytest.importorskip("pi_heif")
+        data, size = (HEIC / "srgb.heic").read_bytes(), (64, 96)
+    else:
+        data, size = encoded(Image.fromarray(corners()), form, **_CONTENT[form]), (HEIGHT, WIDTH)
+    (tmp_path / name).write_bytes(data)
+
+    assert open_rgb(tmp_path / name).shape == (*size, 3)
+    assert header_size(tmp_path / name) == size
+    assert read_facts(tmp_path / name).format == form
+
+
+def test_heic_is_refused_with_the_extra_if_its_library_is_missing(monkeypatch):
+    monkeypatch.setattr(pixels, "heif_is_installed", lambda: False)
+    with pytest.raises(Refused, match="a HEIC picture, whose decoder is not installed") as caught:
+        decode_rgb((HEIC / "srgb.heic").read_bytes(), "photo.jpg")
+    assert caught.value.reason == "unsupported_type"
+    assert "imagemill[heic]" in (caught.value.do or "")

@@ -25,6 +25,7 @@ from PIL import Image
 
 from imagemill.config import NearDuplicateSettings
 from imagemill.domain.embedding_specs import DINOV3, DINOV3_WIDTH
+from imagemill.domain.inputs import SRGB, ColorSetting
 from imagemill.errors import ImagemillError, InvalidNpy, MissingInput
 from imagemill.formats.jsonl import encode_line
 from imagemill.formats.manifest import json_bytes, read_document
@@ -42,6 +43,7 @@ from imagemill.pipeline.curation.similarity import (
 )
 from imagemill.pipeline.stage2.valid_files import CurrentFile, CurrentFiles, current_files, measured
 from imagemill.progress import Progress
+from imagemill.store.inputs import PixelRule
 from imagemill.store.ledger import Ledger
 
 ASSET = "near_duplicates"
@@ -109,13 +111,23 @@ def summary_path(derived: Path) -> Path:
 
 @dataclass(slots=True)
 class DuplicatesPlan:
-    """The vectors to compare, the ids of images that may be packed (a caption, not withdrawn), and the report's version."""
+    """The vectors to compare, and the report's version.
+
+    Attributes:
+        derived: parent of the reports.
+        found: the vectors.
+        captioned: ids of images that may be packed: with a caption, and not withdrawn.
+        settings: of the search.
+        version: of the report.
+        color: how the sheet reads pixels.
+    """
 
     derived: Path
     found: CurrentFiles
     captioned: Container[str]
     settings: NearDuplicateSettings
     version: str
+    color: ColorSetting = SRGB
 
 
 def plan_near_duplicates(derived: Path, ledger: Ledger, settings: NearDuplicateSettings) -> DuplicatesPlan:
@@ -128,7 +140,7 @@ def plan_near_duplicates(derived: Path, ledger: Ledger, settings: NearDuplicateS
         facts = source.file_name, source.fingerprint, file.content, source.image_id in captioned
         lines.append(f"{source.image_id} {' '.join(map(str, facts))}")
     version = fingerprint("\n".join(lines).encode())
-    return DuplicatesPlan(derived, found, captioned, settings, version)
+    return DuplicatesPlan(derived, found, captioned, settings, version, PixelRule.read(ledger).color)
 
 
 # ---- the report
@@ -152,13 +164,15 @@ def near_duplicate_reports(
     if summary is None or groups is None or sheet is None:
         groups = find_groups(plan, threads=threads, search=search)
         sheet = draw_sheet(
-            [_row(approved, group) for group in striking(groups)[:SHEET_GROUPS]], empty="no near duplicates"
+            [_row(approved, group) for group in striking(groups)[:SHEET_GROUPS]],
+            empty="no near duplicates",
+            color=plan.color,
         )
         lines = b"".join(map(encode_line, groups))
         summary = _summary(plan, groups, lines)
         files = {
             lines_path(plan.derived): lines,
-            sheet_path(plan.derived): as_png(sheet),
+            sheet_path(plan.derived): as_png(sheet, tagged=True),
             summary_path(plan.derived): json_bytes(summary),
         }
     yield CurationReport(

@@ -14,6 +14,7 @@ from imagemill.errors import InvalidNpy
 from imagemill.formats.npy import NpyStore, check_npy_header
 from imagemill.fs.fingerprints import FileSignature
 from imagemill.pipeline.stage2.plan import adopted_row
+from imagemill.store.inputs import PixelRule
 from imagemill.store.ledger import FileRow, Ledger, SourceRow
 
 # Reason code of a file that could not be read: a disk error, not a fault of the record.
@@ -56,6 +57,7 @@ class KindFiles:
     ) -> None:
         self.spec, self.store, self.ledger = store.spec, store, ledger
         self.adopted: list[FileRow] = []
+        self._pixels = PixelRule.read(ledger)
         self._of_caption = store.spec.source == "caption"
         self._listing = listing
         self._unchanged = {row.image_id: row for row in rows if listing.get(row.image_id) == row.stat}
@@ -70,7 +72,7 @@ class KindFiles:
         image_id = record.image_id
         if refused := self.spec.refuses(record.height, record.width):
             return refused
-        expected_source = record.caption if self._of_caption else source.fingerprint if source else None
+        expected_source = record.caption if self._of_caption else source and source.pixel_input(self._pixels.color)
         try:
             row = self._unchanged.get(image_id)
             if row is None:
@@ -88,10 +90,15 @@ class KindFiles:
             return Refusal(invalid.reason, invalid.what, _AGAIN)
         except OSError as error:
             return Refusal(READ_ERROR, str(error), _AGAIN)
-        if row.source is not None and row.source != expected_source:
-            earlier = "caption" if self._of_caption else "image"
-            return Refusal("stale", f"{self.spec.folder}/{image_id}.npy was made from an earlier {earlier}", _AGAIN)
+        if not self._is_current(row, source, expected_source):
+            earlier = "an earlier caption" if self._of_caption else "an earlier image, or its pixels with other colours"
+            return Refusal("stale", f"{self.spec.folder}/{image_id}.npy was made from {earlier}", _AGAIN)
         return row
+
+    def _is_current(self, row: FileRow, source: SourceRow | None, expected_source: str | None) -> bool:
+        if self._of_caption or source is None:
+            return row.source is None or row.source == expected_source
+        return self._pixels.is_current(row.source, source)
 
     def _adopt(self, record: PackingRecord, listed_as: FileSignature, expected_source: str | None) -> FileRow:
         """Check a file without a current ledger row.

@@ -25,6 +25,7 @@ from imagemill.domain.buckets import BUCKETS, USUAL_RATIOS, bucket_size
 from imagemill.domain.embedding_specs import T5, mask_length
 from imagemill.formats.energon import METADATASET, metadataset
 from imagemill.fs.atomic import write_bytes_atomic
+from imagemill.pipeline.colours import ColourCounts
 from imagemill.pipeline.shards.shard_manifest import CropStatistics, Manifest, recorded_spec, specs_of_set
 from imagemill.pipeline.shards.shard_sets import Tombstone, bucket_folder, read_manifest, read_tombstones
 from imagemill.pipeline.shards.shard_statistics import POOR_USE, is_poor
@@ -150,6 +151,7 @@ def card(sets: Sequence[Set], licence: str | None = None) -> str:
         sets=sets,
         samples=samples,
         crops=[_crop_row(one.bucket, one.manifest.crop) for one in sets if one.manifest.crop],
+        colours=[_colour_row(one.bucket, one.manifest.pixels) for one in sets if one.manifest.pixels],
         poor=[one.bucket for one in sets if one.manifest.crop and is_poor(one.manifest.crop)],
         poor_use=POOR_USE,
         preview_kinds=sorted({kind for each in manifests for kind, entry in each.provenance.items() if entry.preview}),
@@ -170,6 +172,10 @@ def _crop_row(bucket: str, crop: CropStatistics) -> tuple[str, ...]:
     source = "the image" if crop.size == "original" else "the bucket's crop"
     enlargements = (f"{times:.2f}" for times in (crop.median_enlargement, crop.most_enlargement))
     return bucket, source, f"{crop.median_coverage:.0%}", *enlargements
+
+
+def _colour_row(bucket: str, pixels: ColourCounts) -> tuple[str, ...]:
+    return bucket, f"`{pixels.color}`", pixels.line or "no colour profiles: sRGB"
 
 
 def _files(folder: str) -> list[dict[str, str]]:

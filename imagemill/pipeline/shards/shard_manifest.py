@@ -16,6 +16,7 @@ import msgspec
 
 from imagemill.domain.buckets import BUCKETS
 from imagemill.domain.embedding_specs import VAE, EmbeddingSpec, embedding_specs, shipped_specs
+from imagemill.pipeline.colours import ColourCounts
 
 FORMAT = "imagemill-shards/2"
 
@@ -97,7 +98,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     `digest`: of the live samples. `manifest_digest`: of all other fields, None in sets of earlier releases.
     `empty_captions`: text kind → fingerprint of `empty-<kind>.npy`, the state of the empty caption.
-    `statistics`: None in sets of releases that did not count samples; `crop`: None if samples are not measured.
+    `statistics`: None in sets of releases that did not count samples; `crop`: None if samples are not measured. `pixels`: how
+    the pixels behind the arrays were read, and the colours of the images; None in sets of releases that did not record it.
     """
 
     format: Literal["imagemill-shards/2"]
@@ -113,6 +115,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     empty_captions: dict[_Kind, str] = {}
     statistics: SetStatistics | None = None
     crop: CropStatistics | None = None
+    pixels: ColourCounts | None = None
     manifest_digest: str | None = None
 
     @property

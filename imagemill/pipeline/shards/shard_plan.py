@@ -16,7 +16,9 @@ import msgspec
 
 from imagemill.config import REPACK_SHARE
 from imagemill.domain.buckets import BUCKETS
+from imagemill.domain.inputs import SRGB, ColorSetting
 from imagemill.errors import ImagemillError, WrongUsage
+from imagemill.pipeline.colours import ColourCounts, count_colours
 from imagemill.pipeline.shards.readiness import ReadySample
 from imagemill.pipeline.shards.shard_manifest import Manifest
 from imagemill.pipeline.shards.shard_sets import (
@@ -133,7 +135,8 @@ class BucketPlan:
 class PackPlan:
     """The plans of all chosen buckets of one run.
 
-    `workers`: number of tars written concurrently. `empty_captions`: folder of states of the empty caption.
+    `workers`: number of tars written concurrently. `empty_captions`: folder of states of the empty caption. `color`: how pixels
+    are read. `colours`: state and name of the colours by image id, for the manifests; None states nothing.
     """
 
     output: Path
@@ -141,7 +144,16 @@ class PackPlan:
     existing: WriteMode = "refuse"
     workers: int = 1
     empty_captions: Path | None = None
+    color: ColorSetting = SRGB
+    colours: Mapping[str, tuple[str | None, str]] | None = None
     _tars: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    def colours_of(self, ids: Iterable[str]) -> ColourCounts | None:
+        """Return the colours of the images of a set."""
+        known = self.colours
+        return (
+            None if known is None else count_colours((known.get(image_id, (None, "")) for image_id in ids), self.color)
+        )
 
     def tars(self, bucket: str) -> dict[str, int]:
         """Return the tars (name → size in bytes) in the bucket's folder before this run writes to it."""

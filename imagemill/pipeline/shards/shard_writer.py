@@ -297,6 +297,7 @@ class _SetWriter:
             empty_captions=empty,
             statistics=msgspec.convert(statistics_of(index), SetStatistics),
             crop=msgspec.convert(crop, CropStatistics | None),
+            pixels=self.shard_set.colours_of(line.image_id for line in index),
             parameters=plan.parameters,
             provenance=provenance,
         )

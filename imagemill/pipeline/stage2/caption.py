@@ -24,6 +24,7 @@ import numpy as np
 from PIL import Image
 
 from imagemill.config import DECODE_AHEAD_PIXELS
+from imagemill.domain.inputs import SRGB, ColorSetting
 from imagemill.errors import ModelUnusable, Refused
 from imagemill.fs.fingerprints import FileSignature
 from imagemill.models import CAPTIONER, Captioner
@@ -132,6 +133,7 @@ class CaptionWorker:
         images_per_call: most images in one call of the model.
         decode_threads: threads that open images.
         decode_ahead_pixels: most pixels of images opened ahead of the model.
+        color: how pixels are read.
     """
 
     approved: Path
@@ -139,6 +141,7 @@ class CaptionWorker:
     images_per_call: int = 8
     decode_threads: int = 2
     decode_ahead_pixels: int = DECODE_AHEAD_PIXELS
+    color: ColorSetting = SRGB
 
     def __post_init__(self) -> None:
         self._captioner: Captioner | None = None
@@ -185,7 +188,7 @@ class CaptionWorker:
         if self._unusable is not None and job.described is None:
             return _unasked(job, self._unusable)
         try:
-            source, pixels = inspect_image(self.approved, job)
+            source, pixels = inspect_image(self.approved, job, self.color)
         except Refused as refusal:
             remedy = refusal.do or "replace the image"
             return CaptionedImage(job, "refused", reason=refusal.reason, detail=refusal.what, remedy=remedy)

@@ -62,6 +62,7 @@ from imagemill.pipeline.stage2.damage import DAMAGED, damaged_file
 from imagemill.pipeline.stage2.image_metadata import inspect_image, size_or_none
 from imagemill.pipeline.stage2.plan import EmbeddingPlan, Job, adopted_row
 from imagemill.pipeline.stage2.stage1 import Unusable, read_vector
+from imagemill.store.inputs import PixelRule
 from imagemill.store.ledger import FileRow, SourceRow
 from imagemill.store.provenance import UNKNOWN, UNKNOWN_PREVIEW, ModelIdentity, RecordedModels, empty_caption_file
 
@@ -143,6 +144,7 @@ class EmbedWorker:
         extract_only: take vectors out of Stage 1 records and load no model.
         regenerate: make every file again, even if a valid one exists.
         owner: the process that publishes the files, if it is another one.
+        pixels: how pixels are read, and the input that files must have.
     """
 
     spec: EmbeddingSpec
@@ -159,6 +161,7 @@ class EmbedWorker:
     extract_only: bool = False
     regenerate: bool = False
     owner: str | None = None
+    pixels: PixelRule = field(default_factory=PixelRule)
 
     def __post_init__(self) -> None:
         self._encoder: Encoder | None = None
@@ -309,10 +312,10 @@ class EmbedWorker:
         """Keep or adopt an existing file, take the vector of a Stage 1 record, or prepare the image for the model."""
         facts, pixels = job.facts, None
         if facts is None and job.stat is not None:
-            facts, pixels = inspect_image(self.approved, job)
+            facts, pixels = inspect_image(self.approved, job, self.pixels.color)
         if facts and (refused := self.spec.refuses(facts.height, facts.width)):
             raise Refused(refused.reason, refused.detail, do=refused.remedy)
-        wanted = facts.fingerprint if self.spec.source == "pixels" and facts else job.caption_fingerprint
+        wanted = self._wanted(job, facts)
         if job.suspect and not self.regenerate and (settled := self._settle(job, facts, wanted)):
             return settled
         replaced = None
@@ -321,22 +324,25 @@ class EmbedWorker:
             if row:
                 outcome: Outcome = "kept" if any(known.content == row.content for known in job.known) else "adopted"
                 return _row(job, outcome, facts, row)
-        if job.inline and not self.regenerate:
+        adopted = facts and self.pixels.made_from(None, facts)
+        if job.inline and not self.regenerate and (adopted == wanted or self.extract_only or facts is None):
             try:
                 vector = read_vector(job.inline, job.image_id)
                 # The vector is copied bit for bit; its model is not recorded.
-                staged = self._staged(job, vector, facts.fingerprint if facts else None, None)
+                staged = self._staged(job, vector, adopted, None)
                 return _row(job, "extracted", facts, *staged, replaced)
             except Unusable as unusable:
                 if self.extract_only or job.stat is None:
                     do = "run imagemill stage2 --pass dinov3" if job.stat else "restore the image, or repair the record"
                     return _failure(job, "unusable_vector", f"the record's {unusable}", do)
                 replaced = "unusable_vector"
+        elif job.inline and not self.regenerate:
+            replaced = "stale"
         encoder = self.encoder()
         if self.spec.source == "caption":
             item: np.ndarray | str = job.caption or ""
         else:
-            item = pixels if pixels is not None else inspect_image(self.approved, job)[1]
+            item = pixels if pixels is not None else inspect_image(self.approved, job, self.pixels.color)[1]
         use_intraop_threads(1)  # as many threads as cores decode already
         return _Item(job, facts, encoder.prepare(item), replaced)
 
@@ -344,7 +350,7 @@ class EmbedWorker:
         """Keep a suspect file that contains its recorded bytes, or restore it from a shard; None if it has to be made again."""
         recorded = next((known for known in job.known if known.stat == job.present), None)
         made_from = wanted if facts or self.spec.source == "caption" else None
-        if recorded is None or (made_from and recorded.source not in (None, made_from)):
+        if recorded is None or (made_from and self._made_from(recorded.source, facts) not in (None, made_from)):
             return None
         if has_content(self.store.path(job.image_id), recorded.content):
             return _row(job, "kept", facts, recorded)
@@ -357,6 +363,18 @@ class EmbedWorker:
             remedy = "restore the image or a valid copy of the file, then run imagemill again"
             return _failure(job, DAMAGED, damaged_file(self.spec.kind, job.image_id).detail, remedy)
         return None
+
+    def _wanted(self, job: Job, facts: SourceRow | None) -> str | None:
+        """Return the fingerprint of the input that this job's file must have."""
+        if self.spec.source == "pixels" and facts:
+            return facts.pixel_input(self.pixels.color)
+        return job.caption_fingerprint
+
+    def _made_from(self, source: str | None, facts: SourceRow | None) -> str | None:
+        """Return the input of a file, that of an adopted one if none is recorded."""
+        if self.spec.source == "pixels" and facts:
+            return self.pixels.made_from(source, facts)
+        return source
 
     def _existing(self, job: Job, facts: SourceRow | None, wanted: str | None) -> tuple[FileRow | None, str | None]:
         """Return the row of a file that may stay, or the reason for replacing it."""
@@ -373,7 +391,8 @@ class EmbedWorker:
             if row.source is None:  # no earlier file had the same bytes
                 if row.model_key == UNKNOWN_PREVIEW and self.settings.model != PREVIEW:
                     return None, "preview"
-                row = msgspec.structs.replace(row, source=wanted)
+                made_from = self._made_from(None, facts)
+                row = msgspec.structs.replace(row, source=wanted if made_from is None else made_from)
         return (row, None) if row.source == wanted else (None, "stale")
 
     # ---- groups
@@ -533,7 +552,7 @@ class EmbedWorker:
 
     def _stage(self, item: _Item, array: np.ndarray, calls: int, divided: int) -> EmbedRow:
         job = item.job
-        wanted = item.source.fingerprint if self.spec.source == "pixels" and item.source else job.caption_fingerprint
+        wanted = self._wanted(job, item.source)
         file, staged = self._staged(job, array, wanted, self._identity)
         row = _row(job, "computed", item.source, file, staged, item.replaced)
         row.calls, row.divided, row.facts, row.identity = calls, divided, item.prepared.facts, self._identity

@@ -14,15 +14,16 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from imagemill.domain.embedding_specs import T5_TOKENS
+from imagemill.domain.inputs import SRGB, ColorSetting
 from imagemill.domain.layout import DataRoot
 from imagemill.errors import Refused
-from imagemill.formats.images import decode_rgb, header_size
+from imagemill.formats.images import decode, header_size
 from imagemill.formats.jsonl import Span, encode_line
 from imagemill.fs.fingerprints import FileSignature, fingerprint
 from imagemill.models import CAPTIONER
 from imagemill.pipeline.stage2.inventory import Inventory
 from imagemill.pipeline.stage2.merge import ASSET, UNMIGRATED
-from imagemill.pipeline.stage2.plan import IMAGE_REASONS, LedgerSnapshot, missing_caption, unusable_sidecar
+from imagemill.pipeline.stage2.plan import LedgerSnapshot, missing_caption, refused_image, unusable_sidecar
 from imagemill.pipeline.stage2.quarantine import CAPTION, QuarantinedLine, quarantine
 from imagemill.pipeline.stage2.record_index import Recorded, record_at
 from imagemill.pipeline.stage2.scan import SIDECARS, Scan, SourceFile, caption_row
@@ -59,21 +60,27 @@ class ImageFile(Protocol):
         ...
 
 
-def inspect_image(approved: Path, source: ImageFile) -> tuple[SourceRow, np.ndarray]:
+def inspect_image(approved: Path, source: ImageFile, color: ColorSetting = SRGB) -> tuple[SourceRow, np.ndarray]:
     """Read an image once.
 
+    Args:
+        approved: folder of the images.
+        source: the image.
+        color: `ignore` leaves its colours as they are stored.
+
     Returns:
-        its source row with fingerprint and oriented size, and its pixels, uint8 (H, W, 3).
+        its source row with fingerprint, oriented size and colours, and its pixels, uint8 (H, W, 3).
 
     Raises:
-        Refused: if it cannot be decoded, or is too small or too large.
+        Refused: as `formats.images.decode`.
         OSError: if the disk fails.
     """
     data = (approved / source.file_name).read_bytes()
-    pixels = decode_rgb(data, source.file_name)
+    pixels, facts = decode(data, source.file_name, color)
     height, width = pixels.shape[:2]
     assert source.stat  # callers pass existing images only
-    return SourceRow(source.image_id, source.file_name, source.stat, fingerprint(data), height, width), pixels
+    row = SourceRow(source.image_id, source.file_name, source.stat, fingerprint(data), height, width, *facts.columns)
+    return row, pixels
 
 
 def size_or_none(path: Path) -> tuple[int, int] | None:
@@ -87,15 +94,12 @@ def size_or_none(path: Path) -> tuple[int, int] | None:
 def complete_facts(approved: Path, scan: Scan, ledger: Ledger, *, threads: int = 2, up_to: str | None = None) -> None:
     """Open the images that no pass has opened yet, up to an id; record their metadata, or why they cannot be decoded."""
     known = LedgerSnapshot.read(ledger)
-    refused = {
-        image_id for image_id, problems in known.refusals.items()
-        for p in problems if p.reason in IMAGE_REASONS and image_id in scan.sources and p.stat == scan.sources[image_id].stat
-    }  # fmt: skip
     chosen = [s for s in scan.sources.values() if up_to is None or s.image_id <= up_to]
-    todo = [s for s in chosen if known.facts(s) is None and s.image_id not in refused]
+    todo = [s for s in chosen if known.facts(s) is None and not refused_image(s, known)]
+    color = known.pixels.color
     with ThreadPoolExecutor(threads, "inspect") as pool:
         for chunk in _chunks(todo):
-            results = list(pool.map(lambda source: _facts_or_problem(approved, source), chunk))
+            results = list(pool.map(lambda source: _facts_or_problem(approved, source, color), chunk))
             with ledger.transaction():
                 ledger.record_sources(r for r in results if isinstance(r, SourceRow))
                 ledger.record_problems(r for r in results if isinstance(r, Problem))
@@ -111,9 +115,9 @@ def _forget_overcome(scan: Scan, ledger: Ledger) -> None:
     )
 
 
-def _facts_or_problem(approved: Path, source: SourceFile) -> SourceRow | Problem:
+def _facts_or_problem(approved: Path, source: SourceFile, color: ColorSetting) -> SourceRow | Problem:
     try:
-        return inspect_image(approved, source)[0]
+        return inspect_image(approved, source, color)[0]
     except Refused as refusal:
         return Problem(
             source.image_id,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from imagemill.domain.embedding_specs import EmbeddingSpec
+from imagemill.domain.inputs import FORMATS, Format
 from imagemill.domain.layout import DataRoot
 from imagemill.formats.npy import NpyStore
 from imagemill.fs.fingerprints import FileSignature
@@ -24,6 +25,7 @@ class Inventory:
         ledger_version: `Ledger.version_seen` before the listing.
         listed: the result of `files`, for the kinds that it was called for.
         in_force: kind as declared → kind with the data root's settings and contract.
+        formats: extensions of images.
     """
 
     root: DataRoot
@@ -31,6 +33,7 @@ class Inventory:
     _scan: Scan | None = None
     listed: dict[EmbeddingSpec, Mapping[str, FileSignature]] = field(default_factory=dict)
     in_force: Callable[[EmbeddingSpec], EmbeddingSpec] = lambda spec: spec
+    formats: tuple[Format, ...] = FORMATS
 
     @property
     def scan(self) -> Scan:
@@ -42,7 +45,7 @@ class Inventory:
     def scan_of(self, ids: Collection[str] | None) -> Scan:
         """Return the entries of `approved/` with these image ids, as `scan` does for all (None). Listed at each call."""
         listed = self.root.approved.is_dir() or not self.root.ledger.exists()
-        return scan_approved(self.root.approved, ids) if listed else Scan({}, [])
+        return scan_approved(self.root.approved, ids, formats=self.formats) if listed else Scan({}, [])
 
     def survey(self, ledger: Ledger) -> None:
         """List `approved/` unless it has been listed, read the captions that are new, and record both in the ledger.
@@ -50,7 +53,7 @@ class Inventory:
         Raises:
             MissingInput: if the folder does not exist.
         """
-        self._scan = survey(self.root.approved, ledger, self._scan)
+        self._scan = survey(self.root.approved, ledger, self._scan, formats=self.formats)
 
     @property
     def recorded(self) -> Recorded:

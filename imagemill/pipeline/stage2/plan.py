@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from imagemill.domain.embedding_specs import EmbeddingSpec
+from imagemill.domain.inputs import SRGB
+from imagemill.formats.images import heif_is_installed
 from imagemill.formats.jsonl import Span
 from imagemill.formats.npy import NpyStore
 from imagemill.formats.tar import StoredSample
@@ -22,6 +24,7 @@ from imagemill.pipeline.stage2.damage import damaged_files
 from imagemill.pipeline.stage2.inventory import Inventory
 from imagemill.pipeline.stage2.record_index import Recorded
 from imagemill.pipeline.stage2.scan import SIDECARS, Scan, SourceFile
+from imagemill.store.inputs import PixelRule
 from imagemill.store.ledger import SUPERSEDED, CaptionRow, FileRow, Ledger, Problem, SourceRow
 from imagemill.store.provenance import model_key_of_adopted
 
@@ -33,7 +36,7 @@ OUTDATED_CAPTION = "its caption was generated for an earlier image of this name"
 MODEL_REASONS = frozenset({"model_error", "non_finite"})
 
 # Refusals of the image itself, which hold for every kind made from it.
-IMAGE_REASONS = frozenset({"undecodable", "too_small", "too_large"})
+IMAGE_REASONS = frozenset({"undecodable", "too_small", "too_large", "hdr_transfer", "unsupported_type"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +89,7 @@ class LedgerSnapshot:
 
     `outdated`: all images whose caption describes an earlier image; `failures`: kind, image and file signature on which a model
     failed. `damaged`: kind and image of files whose bytes differ from the recorded ones. `sidecars`: per image, why its sidecar
-    is not used.
+    is not used. `pixels`: the input that arrays of pixels must have.
     """
 
     sources: Mapping[str, SourceRow]
@@ -96,6 +99,7 @@ class LedgerSnapshot:
     failures: Set[tuple[str, str, FileSignature | None]] = frozenset()
     damaged: Set[tuple[str, str]] = frozenset()
     sidecars: Mapping[str, Problem] = field(default_factory=dict)
+    pixels: PixelRule = field(default_factory=PixelRule)
 
     @classmethod
     def read(cls, ledger: Ledger, ids: Sequence[str] | None = None) -> "LedgerSnapshot":
@@ -116,12 +120,13 @@ class LedgerSnapshot:
             failures,
             damaged_files(problems),
             {problem.item: problem for problem in problems if problem.asset == SIDECARS},
+            PixelRule.read(ledger),
         )
 
     def facts(self, source: SourceFile) -> SourceRow | None:
-        """Return the source as last read, if it has not changed since."""
+        """Return the source as last read, if it has not changed since and everything is known that planning needs."""
         row = self.sources.get(source.image_id)
-        return row if row and row.stat == source.stat else None
+        return row if row and row.stat == source.stat and row.is_read(self.pixels.color) else None
 
 
 def plan_embedding(
@@ -170,7 +175,7 @@ def plan_embedding(
             and not waits
             and not suspect
             and row.model_key != SUPERSEDED
-            and _is_current(row, spec, source, facts, caption)
+            and _is_current(row, spec, source, facts, caption, known.pixels)
         ):
             plan.done.append(row)
             continue
@@ -195,11 +200,16 @@ def plan_embedding(
 
 
 def _is_current(
-    row: FileRow, spec: EmbeddingSpec, source: SourceFile | None, facts: SourceRow | None, caption: CaptionRow | None
+    row: FileRow,
+    spec: EmbeddingSpec,
+    source: SourceFile | None,
+    facts: SourceRow | None,
+    caption: CaptionRow | None,
+    pixels: PixelRule,
 ) -> bool:
     """Return True if a recorded file was made from the current source; if the image is gone, its pixels cannot have changed."""
     if spec.source == "pixels":
-        return source is None or (facts is not None and row.source == facts.fingerprint)
+        return source is None or (facts is not None and row.source is not None and pixels.is_current(row.source, facts))
     return (source is None or facts is not None) and caption is not None and row.source == caption.fingerprint
 
 
@@ -240,7 +250,16 @@ def _refusal(
 def refused_image(source: SourceFile, known: LedgerSnapshot) -> Problem | None:
     """Return the refusal of this image's current bytes, by any asset."""
     refusals = known.refusals.get(source.image_id, ())
-    return next((p for p in refusals if p.stat == source.stat and p.reason in IMAGE_REASONS), None)
+    return next((p for p in refusals if p.stat == source.stat and _still_refuses(p.reason, known.pixels)), None)
+
+
+def _still_refuses(reason: str, pixels: PixelRule) -> bool:
+    """Return whether a recorded refusal of an image holds with today's settings and libraries."""
+    if reason == "hdr_transfer":
+        return pixels.color == SRGB
+    if reason == "unsupported_type":
+        return not heif_is_installed()
+    return reason in IMAGE_REASONS
 
 
 def unusable_sidecar(source: SourceFile, sidecars: Mapping[str, Problem]) -> Problem | None:

@@ -13,12 +13,16 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
+import msgspec
+
 from imagemill.domain.ids import id_problem, image_id_of, suffix_of
+from imagemill.domain.inputs import FORMATS, HEIF_EXTRA, HEIF_FORMATS, Format, formats_text
 from imagemill.errors import MissingInput
+from imagemill.formats.images import heif_is_installed
 from imagemill.fs.fingerprints import FileSignature, RunningFingerprint, file_signature, fingerprint
 from imagemill.store.ledger import FROM_SIDECAR, CaptionRow, Ledger, Problem
 
-IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp"})
+IMAGE_SUFFIXES = frozenset(f".{name}" for name in FORMATS)
 CAPTION_SUFFIX = ".txt"
 
 # A longer sidecar is refused; not more than this is read.
@@ -34,8 +38,7 @@ _OF_NAMES = frozenset({"bad_id", "id_collision"})
 UNUSED_REASONS = frozenset({"id_collision", "unsupported_type", "bad_id", "not_a_file"})
 
 
-@dataclass(frozen=True, slots=True)
-class SourceFile:
+class SourceFile(msgspec.Struct, frozen=True, gc=False):
     """One approved image as listed; `caption` is its sidecar's signature, None without one.
 
     `changed_ns`: the latest of the modification and change times of image and sidecar, in nanoseconds.
@@ -80,11 +83,12 @@ class Scan:
         return len(self.sources) + len(self.refused_images)
 
 
-def scan_approved(folder: Path, only: Collection[str] | None = None) -> Scan:
+def scan_approved(folder: Path, only: Collection[str] | None = None, *, formats: tuple[Format, ...] = FORMATS) -> Scan:
     """List the top level of a folder of approved images.
 
     Args:
         folder: the folder.
+        formats: extensions of images, in lower case.
         only: examine only the entries of these image ids; an entry's id is also the stem of its name as problems show it.
 
     Raises:
@@ -98,31 +102,38 @@ def scan_approved(folder: Path, only: Collection[str] | None = None) -> Scan:
     captions: dict[str, tuple[str, os.stat_result]] = {}
     folders: dict[str, Problem] = {}
     problems: list[Problem] = []
+    unread: set[str] = set()  # ids of images of formats that are not read
     with os.scandir(folder) as entries:
         listed = sorted(
             entries if only is None else (entry for entry in entries if _has_id(entry.name, only)), key=lambda e: e.name
         )
         for entry in listed:
-            if entry.name.startswith("."):
+            name = entry.name
+            if name.startswith("."):
                 continue
-            found = _look_up(entry)
-            if isinstance(found, Problem) and found.reason == "sub_folder" and _is_sidecar(entry.name):
+            suffix = suffix_of(name)
+            image_id = name.removesuffix(suffix)
+            found = _look_up(entry, image_id, suffix, formats)
+            if not isinstance(found, Problem):
+                if suffix == CAPTION_SUFFIX:
+                    captions[image_id] = name, found
+                else:
+                    images[image_id].append((name, found))
+            elif found.reason == "sub_folder" and suffix == CAPTION_SUFFIX:
                 # A folder with a sidecar's name: the caption cannot be read, which `read_captions` reports.
-                captions[image_id_of(entry.name)] = entry.name, entry.stat()
-                folders[entry.name] = found
-            elif isinstance(found, Problem):
-                problems.append(found)
-            elif is_image(entry.name):
-                images[image_id_of(entry.name)].append((entry.name, found))
+                captions[image_id] = name, entry.stat()
+                folders[name] = found
             else:
-                captions[image_id_of(entry.name)] = (entry.name, found)
+                problems.append(found)
+                if found.reason == "unsupported_type" and is_image(name):
+                    unread.add(image_id)
     sources = {}
     for image_id, files in images.items():
         if len(files) > 1:
             problems.extend(_collision(name, [other for other, _ in files if other != name]) for name, _ in files)
         else:
             sources[image_id] = _source(image_id, *files[0], captions.get(image_id))
-    orphans = (name for image_id, (name, _) in captions.items() if image_id not in images)
+    orphans = (name for image_id, (name, _) in captions.items() if image_id not in images and image_id not in unread)
     problems.extend(folders.get(name) or _orphan(name) for name in orphans)
     return Scan(sources, problems, fingerprint_names(entry.name for entry in listed) if only is None else "")
 
@@ -140,7 +151,7 @@ def _has_id(name: str, ids: Collection[str]) -> bool:
 
 
 def is_image(name: str) -> bool:
-    """Return True if a name has an image's extension, in any case."""
+    """Return True if a name has the extension of an image format, in any case, whether or not the data root reads it."""
     return suffix_of(name).lower() in IMAGE_SUFFIXES
 
 
@@ -148,19 +159,33 @@ def _is_sidecar(name: str) -> bool:
     return suffix_of(name) == CAPTION_SUFFIX
 
 
-def _refuse_entry(entry: os.DirEntry[str]) -> Problem | None:
+def _refuse_entry(entry: os.DirEntry[str], image_id: str, suffix: str, formats: tuple[Format, ...]) -> Problem | None:
     name = entry.name
     if entry.is_dir():
         return _refusal(name, "sub_folder", *_folder(entry))
     if not entry.is_file():
         kind = "a broken symlink" if entry.is_symlink() else "neither a file nor a link to one"
         return _refusal(name, "not_a_file", kind, "remove it, or restore the file")
-    if suffix_of(name).lower() == CAPTION_SUFFIX and not _is_sidecar(name):
-        return _refusal(name, "caption_extension", *_other_case(entry))
-    if not is_image(name) and not _is_sidecar(name):
-        return _refusal(name, "unsupported_type", "not jpg, jpeg, png or webp", "convert it, or move it elsewhere")
-    if problem := id_problem(image_id_of(name)):
+    if suffix != CAPTION_SUFFIX:
+        if suffix.lower() == CAPTION_SUFFIX:
+            return _refusal(name, "caption_extension", *_other_case(entry))
+        if unread := _unread(suffix[1:].lower(), formats):
+            return _refusal(name, "unsupported_type", *unread)
+    if problem := id_problem(image_id):
         return _refusal(name, "bad_id", f"the id {problem}", "rename the file")
+    return None
+
+
+def _unread(extension: str, formats: tuple[Format, ...]) -> tuple[str, str] | None:
+    """Return why files with this extension are not read as images, and what to do; None if they are."""
+    if extension not in formats:
+        if extension in FORMATS:
+            remedy = f"add {extension} to inputs.formats in imagemill.yaml, or move it elsewhere"
+            return f"inputs.formats of this data root does not contain {extension}", remedy
+        return f"not {formats_text(formats)}", "convert it, or move it elsewhere"
+    if extension in HEIF_FORMATS and not heif_is_installed():
+        remedy = f"install imagemill[{HEIF_EXTRA}], then run imagemill again"
+        return "a HEIC picture, whose decoder is not installed", remedy
     return None
 
 
@@ -186,10 +211,12 @@ def _other_case(entry: os.DirEntry[str]) -> tuple[str, str]:
     return f"captions are read from files that end in {CAPTION_SUFFIX}, in lower case", remedy
 
 
-def _look_up(entry: os.DirEntry[str]) -> os.stat_result | Problem:
+def _look_up(
+    entry: os.DirEntry[str], image_id: str, suffix: str, formats: tuple[Format, ...]
+) -> os.stat_result | Problem:
     """Return the entry's status, or why it is refused, for example because the system cannot look it up."""
     try:
-        return _refuse_entry(entry) or entry.stat()
+        return _refuse_entry(entry, image_id, suffix, formats) or entry.stat()
     except OSError as error:
         if error.errno == errno.ELOOP:
             kind, remedy = "a symlink that leads back to itself", "remove it, or restore the file"
@@ -199,10 +226,13 @@ def _look_up(entry: os.DirEntry[str]) -> os.stat_result | Problem:
 
 
 def _source(image_id: str, name: str, stat: os.stat_result, caption: tuple[str, os.stat_result] | None) -> SourceFile:
-    stats = [stat] + ([caption[1]] if caption else [])
     # Include the change time: a copy that preserves modification times is still being written although it looks old.
-    changed = max(max(s.st_mtime_ns, s.st_ctime_ns) for s in stats)
-    return SourceFile(image_id, name, file_signature(stat), file_signature(caption[1]) if caption else None, changed)
+    changed = max(stat.st_mtime_ns, stat.st_ctime_ns)
+    if caption is None:
+        return SourceFile(image_id, name, file_signature(stat), None, changed)
+    of_caption = caption[1]
+    changed = max(changed, of_caption.st_mtime_ns, of_caption.st_ctime_ns)
+    return SourceFile(image_id, name, file_signature(stat), file_signature(of_caption), changed)
 
 
 def _collision(name: str, others: list[str]) -> Problem:
@@ -301,9 +331,9 @@ def _refused_caption(source: SourceFile, reason: str, detail: str, remedy: str) 
     return Problem(source.image_id, SIDECARS, "refused", reason, detail, remedy, source.caption)
 
 
-def survey(folder: Path, ledger: Ledger, scan: Scan | None = None) -> Scan:
+def survey(folder: Path, ledger: Ledger, scan: Scan | None = None, *, formats: tuple[Format, ...] = FORMATS) -> Scan:
     """Scan the folder unless its scan is given, read new and changed sidecars, and record both in the ledger."""
-    scan = scan or scan_approved(folder)
+    scan = scan or scan_approved(folder, formats=formats)
     captions, problems = read_captions(folder, scan.sources.values(), ledger.captions())
     with ledger.transaction():
         ledger.record_captions(captions)

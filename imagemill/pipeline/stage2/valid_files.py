@@ -21,6 +21,7 @@ from imagemill.errors import InvalidNpy
 from imagemill.formats.npy import NpyStore, read_npy
 from imagemill.fs.fingerprints import FileSignature
 from imagemill.pipeline.stage2.plan import adopted_row
+from imagemill.store.inputs import PixelRule
 from imagemill.store.ledger import SUPERSEDED, FileRow, Ledger, SourceRow
 from imagemill.store.provenance import spec_in_force
 
@@ -55,6 +56,7 @@ class CurrentFiles:
 def current_files(spec: EmbeddingSpec, derived: Path, ledger: Ledger) -> CurrentFiles:
     """Match the folder of a kind with the ledger; check files without a row and record them."""
     found = CurrentFiles(NpyStore(derived / spec.folder, spec_in_force(spec, ledger)), sources=ledger.sources())
+    pixels = PixelRule.read(ledger)
     listing, rows = found.store.listing(), ledger.files(spec.kind)
     known: dict[str, list[FileRow]] = defaultdict(list)
     for row in rows.values():
@@ -67,12 +69,12 @@ def current_files(spec: EmbeddingSpec, derived: Path, ledger: Ledger) -> Current
             continue
         row = rows.get((image_id, present))
         if row is None:
-            row = _adopt(found.store, source, present, known[image_id])
+            row = _adopt(found.store, source, present, known[image_id], pixels)
             if isinstance(row, str):
                 found.left_out[image_id] = row
                 continue
             adopted.append(row)
-        if row.model_key == SUPERSEDED or (row.source is not None and row.source != source.fingerprint):
+        if row.model_key == SUPERSEDED or not pixels.is_current(row.source, source):
             found.left_out[image_id] = "superseded" if row.model_key == SUPERSEDED else "stale"
             continue
         found.files.append(CurrentFile(source, row.content))
@@ -80,7 +82,9 @@ def current_files(spec: EmbeddingSpec, derived: Path, ledger: Ledger) -> Current
     return found
 
 
-def _adopt(store: NpyStore, source: SourceRow, present: FileSignature, known: Iterable[FileRow]) -> FileRow | str:
+def _adopt(
+    store: NpyStore, source: SourceRow, present: FileSignature, known: Iterable[FileRow], pixels: PixelRule
+) -> FileRow | str:
     """Return a row for a file that is not in the ledger, or the reason why it is not valid."""
     try:
         content = store.check(source.image_id, source.height, source.width)
@@ -88,7 +92,7 @@ def _adopt(store: NpyStore, source: SourceRow, present: FileSignature, known: It
         return invalid.reason
     except OSError:
         return "read_error"
-    return adopted_row(store, source.image_id, known, content, present, source.fingerprint)
+    return adopted_row(store, source.image_id, known, content, present, source.pixel_input(pixels.color))
 
 
 def measured(

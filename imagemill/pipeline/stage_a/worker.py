@@ -23,6 +23,7 @@ from typing import Any, Literal, NamedTuple
 from msgspec import UNSET
 from PIL import Image
 
+from imagemill.domain.inputs import SRGB, ColorSetting
 from imagemill.domain.ranks import ImageJob
 from imagemill.errors import ImagemillError, Refused, WrongUsage, disk_full_reported
 from imagemill.formats.images import decode_rgb
@@ -84,6 +85,7 @@ class RankWorker:
         output, store: the folders of rank files, and of the snapshot and in-flight files.
         launch: name that this start's ranks have in common (see `launch_of`).
         fresh: infer every image.
+        color: how pixels are read.
     """
 
     plan: StageAPlan
@@ -93,6 +95,7 @@ class RankWorker:
     batch_size: int = DEFAULT_BATCH_SIZE
     launch: str = ""
     fresh: bool = False
+    color: ColorSetting = SRGB
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
@@ -167,7 +170,8 @@ class RankWorker:
             for known_by in self._known_by(name, content):
                 if known := self._known.find(known_by):
                     return rank_line(plan, job, known_by, known.summary, (stat, content, time.time_ns())), "reused"
-            return _Ready(job, stat, content, known_by, NamedImage(name, Image.fromarray(decode_rgb(data, name))))
+            image = Image.fromarray(decode_rgb(data, name, self.color))
+            return _Ready(job, stat, content, known_by, NamedImage(name, image))
         except Refused as refusal:
             why = Unanswered(refusal.reason, refusal.what)
         except OSError as error:

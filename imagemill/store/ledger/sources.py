@@ -4,13 +4,26 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from imagemill.domain.inputs import IGNORE, UNCHANGED, ColorSetting, converts
 from imagemill.fs.fingerprints import FileSignature
 from imagemill.store.ledger.database import Database
 from imagemill.store.ledger.table import Table
 
 
 class SourceRow(msgspec.Struct, frozen=True, gc=False):
-    """An approved image as last read. `height` and `width` in pixels, after EXIF orientation."""
+    """An approved image as last read.
+
+    Attributes:
+        image_id: of the image.
+        file_name: its name in `approved/`.
+        stat: signature of the file.
+        fingerprint: of its bytes.
+        height: in pixels, after orientation.
+        width: in pixels, after orientation.
+        color: state of its colours, see `formats.colour.Colour`; None if unknown.
+        profile: name of its colour description, empty without one.
+        first_frame: 1 if the file has more pictures than the one that is used.
+    """
 
     image_id: str
     file_name: str
@@ -18,6 +31,29 @@ class SourceRow(msgspec.Struct, frozen=True, gc=False):
     fingerprint: str
     height: int
     width: int
+    color: str | None = None
+    profile: str = ""
+    first_frame: int = 0
+
+    @property
+    def converts(self) -> bool:
+        """Whether conversion to sRGB changes the pixels; False if it is not known."""
+        return self.color is not None and converts(self.color)
+
+    def is_read(self, color: ColorSetting) -> bool:
+        """Whether everything is known that the setting needs. If not, the image has to be opened."""
+        return color == IGNORE or self.color is not None
+
+    def pixel_input(self, color: ColorSetting) -> str | None:
+        """Return the fingerprint of the input of an array made from the pixels; None if none can be made, or it is unknown.
+
+        It is that of the bytes and, if conversion changes pixels, also of the setting and the colour description.
+
+        Spec: docs/spec/conventions.md#staleness
+        """
+        if color == IGNORE or (self.color is not None and self.color in UNCHANGED):
+            return self.fingerprint
+        return f"{self.fingerprint}+{color}:{self.color}" if self.converts else None
 
 
 SOURCES = Table("sources", SourceRow)
@@ -33,6 +69,14 @@ class Sources(Database):
     def sources_like(self, fingerprint: str) -> dict[str, SourceRow]:
         """Return the images with these bytes, by id."""
         return {row.image_id: row for row in self._select(SOURCES, where="fingerprint = ?", given=(fingerprint,))}
+
+    def colours(self) -> dict[str, tuple[str | None, str]]:
+        """Return the state of the colours, and the name of the description, by image id."""
+        return {i: (color, profile) for i, color, profile in self._rows("SELECT image_id, color, profile FROM sources")}
+
+    def forget_sources(self, ids: Iterable[str]) -> None:
+        """Delete the rows of these images, which are then opened again."""
+        self._change_each("DELETE FROM sources WHERE image_id = ?", ((image_id,) for image_id in ids))
 
     def record_sources(self, rows: Iterable[SourceRow]) -> None:
         """Insert or replace rows of images."""

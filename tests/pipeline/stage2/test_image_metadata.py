@@ -39,9 +39,9 @@ def opened(monkeypatch):
     """Record the file names of opened images."""
     names, original = [], facts.inspect_image
 
-    def noting(approved, source):
+    def noting(approved, source, color):
         names.append(source.file_name)
-        return original(approved, source)
+        return original(approved, source, color)
 
     monkeypatch.setattr(facts, "inspect_image", noting)
     return names
@@ -127,7 +127,7 @@ def test_image_refused_by_an_embedding_pass_is_not_opened_again(data_root, ledge
 def test_disk_error_is_a_failure_until_the_image_can_be_read(data_root, ledger, monkeypatch, opened_by):
     """The next run retries a *failed* image and removes its problem."""
 
-    def fail(approved, source):
+    def fail(approved, source, color):
         raise OSError(errno.EIO, "input/output error")
 
     photos(data_root, "a", "b")
@@ -323,7 +323,7 @@ def test_persistent_problem_keeps_its_first_time(data_root, ledger):
     """Each run checks again whether images open, have a caption, and are refused by name."""
     photos(data_root, "a", "b", captions=False)
     (data_root.approved / "b.png").write_bytes(b"no picture")
-    (data_root.approved / "x.gif").write_bytes(b"")
+    (data_root.approved / "x.psd").write_bytes(b"")
 
     def look():
         complete(data_root, ledger)
@@ -335,7 +335,7 @@ def test_persistent_problem_keeps_its_first_time(data_root, ledger):
     look()
 
     assert {(p.item, p.reason): p.at for p in ledger.problems()} == {
-        ("a", "missing_caption"): first, ("b", "undecodable"): first, ("x.gif", "unsupported_type"): first,
+        ("a", "missing_caption"): first, ("b", "undecodable"): first, ("x.psd", "unsupported_type"): first,
     }  # fmt: skip
 
 

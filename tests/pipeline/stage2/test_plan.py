@@ -25,7 +25,7 @@ def source(image_id="a", stat=IMAGE, caption=None):
 
 
 def facts(image_id="a", stat=IMAGE, fingerprint="pixels"):
-    return SourceRow(image_id, f"{image_id}.png", stat, fingerprint, 24, 32)
+    return SourceRow(image_id, f"{image_id}.png", stat, fingerprint, 24, 32, "none")
 
 
 def caption(image_id="a", fingerprint="words"):

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from imagemill.domain.embedding_specs import T5
+from imagemill.domain.inputs import FORMATS
 from imagemill.errors import MissingInput
 from imagemill.pipeline.problem_list import current_problems
 from imagemill.pipeline.stage2 import scan
@@ -71,7 +72,7 @@ def test_remedy_for_an_inaccessible_entry_is_not_its_removal(tmp_path):
         def is_dir(self):
             raise PermissionError(errno.EACCES, "Permission denied")
 
-    problem = scan._look_up(Entry())
+    problem = scan._look_up(Entry(), FORMATS)
 
     assert (problem.reason, problem.detail) == ("not_a_file", "cannot be looked up: Permission denied")
     assert problem.remedy == "make it readable, or move it elsewhere"
@@ -79,12 +80,12 @@ def test_remedy_for_an_inaccessible_entry_is_not_its_removal(tmp_path):
 
 def test_every_other_entry_has_a_row(tmp_path):
     """Nothing is lost silently, including sub-folders and sidecars without an image."""
-    touch(tmp_path, "a.gif", "lonely.txt", "ok.jpg", "ok.txt")
+    touch(tmp_path, "a.psd", "lonely.txt", "ok.jpg", "ok.txt")
     (tmp_path / "folder").mkdir()
     (tmp_path / "gone.jpg").symlink_to(tmp_path / "nothing")
 
     assert reasons(scan_approved(tmp_path)) == {
-        "a.gif": "unsupported_type",
+        "a.psd": "unsupported_type",
         "folder": "sub_folder",
         "gone.jpg": "not_a_file",
         "lonely.txt": "orphan_caption",

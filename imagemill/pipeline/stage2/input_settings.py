@@ -1,0 +1,78 @@
+"""Changes of the input settings: a configuration that differs from what the data root records is applied by the next run.
+
+    imagemill.yaml ──Config.inputs_in_force──> InputSettings ──apply_inputs──> ledger rows of the images, then the settings
+
+Whether an array is stale then follows from the ledger's rows (store/inputs.py).
+
+Spec: docs/spec/stage2.md#colour, docs/spec/conventions.md#old-data-roots
+"""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+
+from imagemill.config import Config
+from imagemill.domain.inputs import HDR_TRANSFER, SRGB, InputSettings
+from imagemill.errors import Refused
+from imagemill.formats.images import read_facts
+from imagemill.fs.fingerprints import file_signature
+from imagemill.store.inputs import record_inputs, recorded_inputs
+from imagemill.store.ledger import Ledger, SourceRow
+
+# Rows per ledger transaction.
+_CHUNK = 512
+
+
+def apply_inputs(config: Config, approved: Path, ledger: Ledger) -> list[str]:
+    """Record the settings in force. A process that is killed before the end changes nothing but rows that were unknown.
+
+    If `pixels.color` changes, the colours of images for which they are not known are read from file headers first.
+
+    Returns:
+        a line for each setting that changed.
+    """
+    recorded = recorded_inputs(ledger.setting)
+    wanted = config.inputs_in_force(recorded)
+    if wanted == recorded:
+        return []
+    if wanted.color != recorded.color:
+        _fill_colours(approved, ledger, threads=config.decoders)
+    with ledger.transaction():
+        if wanted.color == SRGB != recorded.color:
+            _reopen_hdr(ledger)
+        record_inputs(ledger, wanted)
+    return list(_changes(recorded, wanted))
+
+
+def _changes(recorded: InputSettings, wanted: InputSettings) -> Iterator[str]:
+    if wanted.color != recorded.color:
+        yield f"pixels.color is now {wanted.color}, it was {recorded.color}"
+    if wanted.formats != recorded.formats:
+        yield f"inputs.formats is now {', '.join(wanted.formats)}; it was {', '.join(recorded.formats)}"
+
+
+def _reopen_hdr(ledger: Ledger) -> None:
+    """Let the next pass open pictures of high dynamic range again, which `srgb` refuses."""
+    ledger.forget_sources(row.image_id for row in ledger.sources().values() if row.color == HDR_TRANSFER)
+
+
+def _fill_colours(approved: Path, ledger: Ledger, *, threads: int) -> None:
+    """Record the colours of unchanged images for which they are not known."""
+    unknown = [row for row in ledger.sources().values() if row.color is None]
+    with ThreadPoolExecutor(threads, "inspect") as pool:
+        for at in range(0, len(unknown), _CHUNK):
+            filled = pool.map(lambda row: _filled(approved, row), unknown[at : at + _CHUNK])
+            ledger.record_sources(row for row in filled if row)
+
+
+def _filled(approved: Path, row: SourceRow) -> SourceRow | None:
+    path = approved / row.file_name
+    try:
+        if file_signature(path) != row.stat:
+            return None
+        state, profile, first_frame = read_facts(path).columns
+    except (Refused, OSError):
+        return None
+    return msgspec.structs.replace(row, color=state, profile=profile, first_frame=first_frame)

@@ -1,0 +1,89 @@
+"""Input settings that a data root records, and the rule that follows from them: which pixels an array was made from.
+
+They are settings of the ledger, `pixels.color` and `inputs.formats`, with the second copy of all settings. A new data root
+records the defaults, one that is older than a setting records the way of its time.
+
+Values are in domain/inputs.py. A changed configuration is applied in pipeline/stage2/input_settings.py.
+
+Spec: docs/spec/conventions.md#old-data-roots, docs/spec/conventions.md#staleness
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from imagemill.domain.inputs import IGNORE, NEW_INPUTS, OLD_INPUTS, SRGB, ColorSetting, Format, InputSettings
+from imagemill.domain.layout import DataRoot
+from imagemill.store.ledger import Ledger, SourceRow
+
+COLOR, FORMATS = "pixels.color", "inputs.formats"
+
+# Colours of arrays that are adopted: present if the ledger was lost, and its second copy says how they were made.
+ADOPTED = "adopted.color"
+
+
+class PixelRule(NamedTuple):
+    """The input that an array of pixels must have.
+
+    Attributes:
+        color: how pixels are read.
+        adopted: how the pixels of an array without a recorded input were read.
+    """
+
+    color: ColorSetting = SRGB
+    adopted: ColorSetting = IGNORE
+
+    @classmethod
+    def read(cls, ledger: Ledger) -> "PixelRule":
+        """Return the rule of a data root."""
+        return cls(recorded_inputs(ledger.setting).color, SRGB if ledger.setting(ADOPTED) == SRGB else IGNORE)
+
+    def made_from(self, source: str | None, image: SourceRow) -> str | None:
+        """Return the recorded input of an array, that of an adopted one if it is None."""
+        return image.pixel_input(self.adopted) if source is None else source
+
+    def is_current(self, source: str | None, image: SourceRow) -> bool:
+        """Return whether an array with this recorded input was made from the pixels that the image has now."""
+        wanted = image.pixel_input(self.color)
+        return wanted is not None and self.made_from(source, image) == wanted
+
+
+def recorded_inputs(setting: Callable[[str], str | None], otherwise: InputSettings = NEW_INPUTS) -> InputSettings:
+    """Return the recorded settings. `setting` returns a setting by name; `otherwise` has the values of those it lacks."""
+    color, formats = setting(COLOR), setting(FORMATS)
+    return InputSettings(
+        otherwise.color if color is None else msgspec.convert(color, ColorSetting),
+        otherwise.formats if formats is None else msgspec.json.decode(formats, type=tuple[Format, ...]),
+    )
+
+
+def record_inputs(ledger: Ledger, inputs: InputSettings) -> None:
+    """Record the settings."""
+    with ledger.transaction():
+        ledger.record_setting(COLOR, inputs.color)
+        ledger.record_setting(FORMATS, msgspec.json.encode(inputs.formats).decode())
+
+
+def first_inputs(root: DataRoot, *, copied: bool) -> InputSettings:
+    """Return the settings of a data root that has recorded none.
+
+    Args:
+        root: the data root.
+        copied: whether there is a second copy of its settings.
+    """
+    is_old = copied or root.stage2_jsonl.exists() or _has_files(root)
+    return OLD_INPUTS if is_old else NEW_INPUTS
+
+
+def _has_files(root: DataRoot) -> bool:
+    """Return whether there are arrays or shards: a folder with something in it, apart from hidden files."""
+    folders = [root.shards, *(path for path in _listed(root.derived) if path.is_dir())]
+    return any(not path.name.startswith(".") for folder in folders for path in _listed(folder))
+
+
+def _listed(folder: Path) -> Iterator[Path]:
+    with suppress(OSError):
+        yield from folder.iterdir()
