@@ -61,7 +61,7 @@ def test_inputs_without_a_record_are_a_warning_with_their_reasons(data_root, ins
     """Refusals are shown with the records."""
     photos(data_root, "a", "b")
     (data_root.approved / "b.png").write_bytes(b"no picture")
-    (data_root.approved / "x.gif").write_bytes(b"")
+    (data_root.approved / "x.psd").write_bytes(b"")
 
     result = materialize(data_root, instance, stage2_jsonl, records_valid, table_valid, inputs_accepted)
 
@@ -69,7 +69,7 @@ def test_inputs_without_a_record_are_a_warning_with_their_reasons(data_root, ins
     evaluation = checks_of(result)[INPUTS]
     assert (evaluation.passed, evaluation.severity) == (False, dg.AssetCheckSeverity.WARN)
     named = [(row.data["image"], row.data["reason"].split(":")[0]) for row in evaluation.metadata["inputs"].records]
-    assert named == [("b", "undecodable"), ("x.gif", "unsupported_type")]
+    assert named == [("b", "undecodable"), ("x.psd", "unsupported_type")]
 
 
 def test_warnings_do_not_fail_a_check(data_root, instance):

@@ -267,13 +267,13 @@ def test_folder_named_like_a_sidecar_is_replaced_by_the_sidecar(root):
 
 
 def test_image_of_an_unsupported_type_is_converted(root):
-    Image.new("RGB", (24, 24)).save(root.approved / "d.gif")
+    Image.new("RGB", (24, 24)).save(root.approved / "d.tga")
     (root.approved / "d.txt").write_text("black")
     called(root, "run")
     assert shown_remedy(called(root, "explain", "d"), "unsupported_type").startswith("convert it")
 
-    Image.open(root.approved / "d.gif").convert("RGB").save(root.approved / "d.png")
-    (root.approved / "d.gif").unlink()
+    Image.open(root.approved / "d.tga").convert("RGB").save(root.approved / "d.png")
+    (root.approved / "d.tga").unlink()
 
     assert called(root, "run").code == 0
     assert "d" in records(root)

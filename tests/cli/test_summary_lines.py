@@ -21,12 +21,12 @@ def stubs(monkeypatch):
 def test_problems_beyond_those_shown_in_the_summary_are_counted(data_root, stubs):
     photos(data_root, "good", size=(24, 24))
     for n in range(12):
-        (data_root.approved / f"movie{n:02}.gif").write_bytes(b"x")
+        (data_root.approved / f"movie{n:02}.mov").write_bytes(b"x")
 
     done = called(data_root, "run")
 
     assert "and 9 more: `imagemill problems --reason unsupported_type` lists them all" in done.text
-    assert "movie11.gif" in called(data_root, "problems", "--reason", "unsupported_type").text, "where the summary says"
+    assert "movie11.mov" in called(data_root, "problems", "--reason", "unsupported_type").text, "where the summary says"
 
 
 def test_captions_beyond_the_text_encoder_limit_are_counted(data_root, stubs):

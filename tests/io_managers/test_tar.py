@@ -150,6 +150,7 @@ def test_bucket_has_its_own_counters_and_folder(root, instance, deferred):
         "status": "written", "samples": 2, "shards": 1, "shards written": 1,
         "samples added": 2, "samples changed": 0, "samples removed": 0,
         "size (MB)": round(size / 1e6, 3), "models": preview, "path": str(folder),
+        "pixels.color": "ignore", "colours": "no profiles",
     }  # fmt: skip
     assert shown["704x1344"] == {
         "status": "empty", "samples": 0, "shards": 0, "shards written": 0,

@@ -112,7 +112,7 @@ def test_image_without_a_caption_says_so_until_it_has_one(root):
 @pytest.mark.parametrize("image_id", ["twin", "movie", "lonely"])
 def test_name_that_was_refused_is_found_by_its_stem(root, image_id):
     """`explain` answers for what has no id of its own too."""
-    for name in ("twin.jpg", "twin.png", "movie.gif", "lonely.txt"):
+    for name in ("twin.jpg", "twin.png", "movie.mov", "lonely.txt"):
         (root.approved / name).write_bytes(b"x")
     with Ledger(root.ledger) as ledger:
         survey(root.approved, ledger)
@@ -125,7 +125,7 @@ def test_name_that_was_refused_is_found_by_its_stem(root, image_id):
     ("names", "source"),
     [
         (["twin.jpg", "twin.png"], "file approved/twin.jpg, approved/twin.png, not used id_collision"),
-        (["movie.gif"], "file approved/movie.gif, not used unsupported_type"),
+        (["movie.mov"], "file approved/movie.mov, not used unsupported_type"),
         (["lonely.txt"], "no image in approved/"),
     ],
 )
@@ -254,7 +254,7 @@ def test_report_examines_the_entries_of_its_image_only(root, monkeypatch):
     """The cost of a report does not grow with the images of the folder, except for their names."""
     photos(root, "a.b", "ab")
     examined, look_up = [], scan._look_up
-    monkeypatch.setattr(scan, "_look_up", lambda entry: examined.append(entry.name) or look_up(entry))
+    monkeypatch.setattr(scan, "_look_up", lambda entry, formats: examined.append(entry.name) or look_up(entry, formats))
     monkeypatch.setattr(record_index, "_read", lambda *_: pytest.fail("every record was read"))
 
     explain(root, "a")

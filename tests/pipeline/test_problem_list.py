@@ -57,12 +57,12 @@ def test_image_without_a_caption_concerns_the_text_encoder_and_the_records(data_
 def test_names_that_are_refused_concern_every_kind_if_they_are_of_images(data_root, ledger):
     photos(data_root, "a")
     (data_root.approved / "a.jpg").write_bytes(b"")
-    (data_root.approved / "x.gif").write_bytes(b"")
+    (data_root.approved / "x.psd").write_bytes(b"")
     survey(data_root.approved, ledger)
 
     of_kind = [item for item, _ in named(problems_of_kind(Inventory(data_root), ledger, DINOV3))]
     assert of_kind == ["a.jpg", "a.png"]
-    assert [item for item, _ in named(problems_of_records(Inventory(data_root), ledger))] == [*of_kind, "x.gif"]
+    assert [item for item, _ in named(problems_of_records(Inventory(data_root), ledger))] == [*of_kind, "x.psd"]
 
 
 def test_failure_that_has_been_overcome_is_not_named(data_root, ledger):
