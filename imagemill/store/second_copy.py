@@ -112,7 +112,7 @@ def refresh(root: DataRoot, ledger: Ledger, *, required: bool = False) -> None:
     """Bring the copies up to date. A folder that does not exist yet gets no copy.
 
     A ledger that never looked for a copy does not replace one. Folders outside the data root are not part of it: a copy
-    may be in another data root by now.
+    may be in another data root by now. Neither is the setting of adopted arrays, which a new ledger takes from the copy.
 
     Args:
         root: the data root.
@@ -125,7 +125,7 @@ def refresh(root: DataRoot, ledger: Ledger, *, required: bool = False) -> None:
     settings, withdrawn = ledger.settings(), ledger.withdrawals()
     if BEGUN not in settings:
         return
-    settings = {name: value for name, value in settings.items() if not name.startswith("place.")}
+    settings = {name: value for name, value in settings.items() if not name.startswith("place.") and name != ADOPTED}
     for path in _paths(root):
         if not path.parent.is_dir():
             continue

@@ -254,7 +254,7 @@ def test_report_examines_the_entries_of_its_image_only(root, monkeypatch):
     """The cost of a report does not grow with the images of the folder, except for their names."""
     photos(root, "a.b", "ab")
     examined, look_up = [], scan._look_up
-    monkeypatch.setattr(scan, "_look_up", lambda entry, formats: examined.append(entry.name) or look_up(entry, formats))
+    monkeypatch.setattr(scan, "_look_up", lambda entry, *given: examined.append(entry.name) or look_up(entry, *given))
     monkeypatch.setattr(record_index, "_read", lambda *_: pytest.fail("every record was read"))
 
     explain(root, "a")
