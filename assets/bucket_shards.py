@@ -51,7 +51,6 @@ def _packing(context: dg.AssetExecutionContext, config: ShardConfig, data_root: 
     def plan() -> PackPlan:
         found, shard_set = plan_packing(session.overview(), session.config, session.ledger, packing)
         _record(session.ledger, run_id, found, adopting=packing.existing != "withdraw")
-        shard_set.color, shard_set.colours = session.inputs.color, session.ledger.colours()
         shard_set.empty_captions = session.root.empty_captions
         shard_set.workers = config.workers or session.config.pack_threads
         sweep_temporaries(packing.output, folders=True)

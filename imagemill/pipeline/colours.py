@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
-from imagemill.domain.inputs import BAD_PROFILE, HDR_TRANSFER, SRGB, ColorSetting, InputSettings, converts
+from imagemill.domain.inputs import BAD_PROFILE, HDR_TRANSFER, SRGB, ColorSetting, converts
 from imagemill.store.ledger import Ledger
 from imagemill.text.units import counted
 
@@ -81,16 +81,16 @@ def colours_of(ledger: Ledger, present: Mapping[str, object], color: ColorSettin
     return count_colours(((row.color, row.profile) for row in rows), color), sum(row.first_frame for row in rows)
 
 
-def old_inputs_line(inputs: InputSettings, colours: ColourCounts, unread: int) -> str | None:
+def old_inputs_line(color: ColorSetting, colours: ColourCounts, unread: int) -> str | None:
     """Return what the values of a new data root would add to one with those of an earlier release; None for nothing known.
 
     Args:
-        inputs: recorded settings.
+        color: recorded setting; `srgb` also if the user has chosen another one.
         colours: of the present images.
-        unread: files of image formats that `inputs.formats` leaves out.
+        unread: files of image formats that `inputs.formats` leaves out, and that would become images.
     """
     parts = []
-    if inputs.color != SRGB and (colours.converts or colours.unknown):
+    if color != SRGB and (colours.converts or colours.unknown):
         unknown = f" ({counted(colours.unknown, 'image')} not examined)" if colours.unknown else ""
         parts.append(f"pixels.color: srgb would convert {counted(colours.converts, 'image')}{unknown}")
     if unread:

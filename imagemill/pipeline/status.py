@@ -8,12 +8,12 @@ Images are counted in accounting.py; the report on one image is in image_report.
 from collections import Counter
 from collections.abc import Iterator
 from functools import cached_property
-from pathlib import PurePath
 
 import msgspec
 
 from imagemill.domain.buckets import BUCKETS
-from imagemill.domain.inputs import FORMATS, InputSettings
+from imagemill.domain.ids import image_id_of, suffix_of
+from imagemill.domain.inputs import FORMATS, SRGB, InputSettings
 from imagemill.errors import ImagemillError, MissingInput
 from imagemill.pipeline.accounting import ImageCounts, Standing
 from imagemill.pipeline.colours import ColourCounts, colour_lines, colours_of, old_inputs_line
@@ -22,7 +22,8 @@ from imagemill.pipeline.session import Session
 from imagemill.pipeline.shards.shard_manifest import CropStatistics
 from imagemill.pipeline.shards.shard_sets import bucket_folder, load_manifest
 from imagemill.pipeline.stage2.models_in_use import preview_kinds
-from imagemill.store.ledger import Ledger
+from imagemill.pipeline.stage2.scan import Scan
+from imagemill.store.ledger import Ledger, Problem
 from imagemill.store.locations import nothing_has_run
 from imagemill.store.second_copy import newest
 
@@ -96,10 +97,21 @@ def ledger_of_runs(session: Session) -> Ledger:
     return session.reading
 
 
-def _is_left_out(name: str, inputs: InputSettings) -> bool:
-    """Return whether a file has an image format that the data root does not read."""
-    extension = PurePath(name).suffix[1:].lower()
-    return extension in FORMATS and extension not in inputs.formats
+def _old_inputs(session: Session, inputs: InputSettings, scan: Scan, colours: ColourCounts) -> str | None:
+    """Return `old_inputs_line` for the settings that the configuration leaves open."""
+    try:
+        chosen_color, chosen_formats = session.config.pixels.color, session.config.inputs.formats
+    except ImagemillError:  # reported on the use of the configuration
+        return None
+    unread = 0 if chosen_formats else sum(_is_left_out(p, inputs, scan) for p in scan.problems)
+    return old_inputs_line(SRGB if chosen_color else inputs.color, colours, unread)
+
+
+def _is_left_out(problem: Problem, inputs: InputSettings, scan: Scan) -> bool:
+    """Return whether a file has an image format that the data root does not read, and an id that no image has."""
+    extension = suffix_of(problem.item)[1:].lower()
+    unread = problem.reason == "unsupported_type" and extension in FORMATS and extension not in inputs.formats
+    return unread and image_id_of(problem.item) not in scan.sources
 
 
 def read_status(session: Session, embedded: frozenset[str] | set[str] = frozenset()) -> Status:
@@ -121,8 +133,7 @@ def read_status(session: Session, embedded: frozenset[str] | set[str] = frozense
     }
     inputs = session.inputs
     status.colours, status.first_frames = colours_of(ledger, scan.sources, inputs.color)
-    unread = sum(1 for p in scan.problems if p.reason == "unsupported_type" and _is_left_out(p.item, inputs))
-    status.old_inputs = old_inputs_line(inputs, status.colours, unread)
+    status.old_inputs = _old_inputs(session, inputs, scan, status.colours)
     status.regenerating, status.truncated = sorted(ledger.regenerating()), ledger.truncated()
     status.previews, status.cut_off = preview_kinds(ledger), len(ledger.cut_off())
     status.problems = list_problems(inventory, ledger, standing.problems)

@@ -33,7 +33,7 @@ def stays(shard_set: PackPlan, plan: BucketPlan) -> bool:
     indices = (folder / INDEX, folder / META / SQLITE)
     if not (manifest and agrees(shard_set.tars(plan.bucket), manifest) and all(path.is_file() for path in indices)):
         return False
-    same = (manifest.digest, manifest.parameters) == (plan.digest, plan.parameters)
+    same = shard_set.is_same(manifest, plan)
     folded = not (manifest.tombstones or (manifest.appended and shard_set.existing == "repack"))
     return same and (shard_set.existing == "update" or (shard_set.existing in _COMPARED and folded))
 

@@ -21,6 +21,7 @@ from imagemill.pipeline.shards.shard_plan import SCRATCH, PackPlan, WriteMode, p
 from imagemill.pipeline.shards.shard_sets import ShardParameters
 from imagemill.pipeline.stage2.inventory import Inventory
 from imagemill.pipeline.stage2.regenerate import refuse_regenerating
+from imagemill.store.inputs import recorded_inputs
 from imagemill.store.ledger import Ledger
 from imagemill.text.units import as_size, counted
 
@@ -80,6 +81,7 @@ def plan_packing(
     shard_set = plan_shards(
         found.ready, packing.buckets, packing.output, parameters, packing.existing,
         requested=requested, withdrawn=ledger.ids("withdrawn"), repack_share=config.repack_share,
+        color=recorded_inputs(ledger.setting).color, colours=ledger.colours(),
     )  # fmt: skip
     return found, shard_set
 

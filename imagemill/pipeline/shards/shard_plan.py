@@ -16,7 +16,7 @@ import msgspec
 
 from imagemill.config import REPACK_SHARE
 from imagemill.domain.buckets import BUCKETS
-from imagemill.domain.inputs import SRGB, ColorSetting
+from imagemill.domain.inputs import IGNORE, SRGB, ColorSetting
 from imagemill.errors import ImagemillError, WrongUsage
 from imagemill.pipeline.colours import ColourCounts, count_colours
 from imagemill.pipeline.shards.readiness import ReadySample
@@ -155,6 +155,14 @@ class PackPlan:
             None if known is None else count_colours((known.get(image_id, (None, "")) for image_id in ids), self.color)
         )
 
+    def is_same(self, manifest: Manifest, plan: BucketPlan) -> bool:
+        """Return whether a set has the samples and parameters of a plan, and states how pixels are read now.
+
+        A manifest that states nothing is of the time of `ignore`.
+        """
+        stated = self.colours is None or (manifest.pixels.color if manifest.pixels else IGNORE) == self.color
+        return stated and (manifest.digest, manifest.parameters) == (plan.digest, plan.parameters)
+
     def tars(self, bucket: str) -> dict[str, int]:
         """Return the tars (name → size in bytes) in the bucket's folder before this run writes to it."""
         if bucket not in self._tars:
@@ -181,6 +189,8 @@ def plan_shards(
     requested: Mapping[str, Any] | None = None,
     withdrawn: Set[str] = frozenset(),
     repack_share: float = REPACK_SHARE,
+    color: ColorSetting = SRGB,
+    colours: Mapping[str, tuple[str | None, str]] | None = None,
 ) -> PackPlan:
     """Choose buckets, shuffle, limit, group, cut: in this order.
 
@@ -195,6 +205,8 @@ def plan_shards(
             shuffled and limited together, as they were before.
         withdrawn: ids that the user withdrew; they are not in `ready`.
         repack_share: an incremental update packs a set from scratch if more than this share of its tars would be thin.
+        color: as for PackPlan.
+        colours: as for PackPlan.
 
     Raises:
         WrongUsage: if `existing` is unknown.
@@ -219,7 +231,7 @@ def plan_shards(
     plans.sort(key=lambda plan: list(buckets).index(plan.bucket))
     if existing == "withdraw":
         plans = _withdrawals(plans, output, withdrawn)
-    shard_set = PackPlan(output, plans, existing)
+    shard_set = PackPlan(output, plans, existing, color=color, colours=colours)
     if existing in INCREMENTAL and existing != "withdraw":
         shard_set.plans = [_as_update(shard_set, plan, repack_share) for plan in plans]
     return shard_set
@@ -231,7 +243,7 @@ def _as_update(shard_set: PackPlan, plan: BucketPlan, repack_share: float) -> Bu
     manifest = read_manifest(folder)
     if manifest is None or not agrees(shard_set.tars(plan.bucket), manifest):
         return replace(plan, change=replace(plan.change, added=plan.total))
-    same = (manifest.digest, manifest.parameters) == (plan.digest, plan.parameters)
+    same = shard_set.is_same(manifest, plan)
     if same and (existing == "update" or not manifest.tombstones):
         return plan
     assert plan.ready is not None
