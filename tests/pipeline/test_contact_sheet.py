@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 
 from imagemill.pipeline.contact_sheet import PER_ROW, TILE, Row, Tile, as_data_uri, as_png, draw_sheet
+from tests.helpers.profiles import P3, in_space
 
 RED, GREEN, GREY = (220, 0, 0), (0, 160, 0), (190, 190, 190)
 
@@ -108,3 +109,16 @@ def test_link_holds_a_picture_within_its_limit():
     assert len(uri) <= 200_000
     assert Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2]))).format == "JPEG"
     assert as_data_uri(noise, 100) is None
+
+
+def test_sheet_shows_the_pixels_of_the_models_and_is_tagged_as_srgb(tmp_path):
+    stored = in_space(Image.new("RGB", (64, 64), (200, 40, 60)), P3)
+    stored.save(tmp_path / "p3.png", icc_profile=P3)
+    rows = [Row("title", [Tile(tmp_path / "p3.png", "p3")])]
+
+    converted, as_stored = (draw_sheet(rows, empty="", color=color) for color in ("srgb", "ignore"))
+
+    assert near(converted.getpixel((80, 110)), (200, 40, 60))
+    assert as_stored.getpixel((80, 110)) == stored.getpixel((0, 0)) != converted.getpixel((80, 110))
+    assert b"sRGB\1" in as_png(converted, tagged=True)
+    assert b"sRGB" not in as_png(converted)
