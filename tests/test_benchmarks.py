@@ -13,6 +13,7 @@ SMALL = {
     "colour": ["--rounds", "1", "--photographs", "1"],
     "coords": ["--records", "50", "--rounds", "1"],
     "device_busy": ["--images", "8", "--photos", "4", "--rounds", "1"],
+    "device_scaling": ["--images", "16", "--rounds", "1"],
     "dinov3_preprocessing": ["--rounds", "1"],
     "embedding_efficiency": ["--rounds", "1", "--images", "1", "--latents", "1", "--side", "32", "--caption-count", "2"],
     "embedding_stream": ["--images", "2", "--rounds", "1"],
@@ -32,7 +33,7 @@ SMALL = {
     "validation": ["--records", "50", "--presets", "50", "--rounds", "1"],
 }  # fmt: skip
 # Full-size weights of gigabytes; nine runs of the command, and eight; images enough for two workers to get going.
-SLOW = {"embedding_efficiency", "bookkeeping", "rescale", "scale", "ui_start"}
+SLOW = {"embedding_efficiency", "bookkeeping", "rescale", "scale", "ui_start", "device_scaling"}
 
 
 def test_every_benchmark_is_tried() -> None:
