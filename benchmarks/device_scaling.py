@@ -1,7 +1,7 @@
 """Images per second of one, two and four simulated devices under the command `imagemill stage2`, one worker process each.
 
-A device takes 100 ms for a batch of eight, and no processor. The rate is that of the files between the first and the last tenth, so
-that the start of the processes does not count.
+A device takes 100 ms for a batch of eight, and no processor. The rate is that of the files between the first and the last tenth:
+the start of the processes does not count.
 
 Goal: each worker reaches at least 95 % of the rate of a single one.
 """

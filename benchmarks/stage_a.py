@@ -73,7 +73,7 @@ def _slowest(folder: Path, mode: ShardingMode) -> float:
     """Return the seconds of the slowest rank. Ranks are independent, so they run one after another."""
     plan = plan_stage_a(discover(folder / "input", MISSION), "slow", mode=mode, world_size=RANKS)
     output, store = folder / "output", folder / "store"
-    worker = RankWorker(plan=plan, summarizer=Slow, output=output, store=store, batch_size=4, fresh=True)
+    worker = RankWorker(plan=plan, summarizer=lambda rank: Slow(), output=output, store=store, batch_size=4, fresh=True)
     seconds = []
     for rank in range(RANKS):
         began = time.perf_counter()

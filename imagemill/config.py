@@ -131,7 +131,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         encoders: settings per embedding kind, in the form of its settings class; a kind left out uses its preview model.
         threads: CPU threads of a model's own arithmetic; 0 for the number of processors.
         devices: `all` for every GPU of this machine, or a list of GPU numbers and device names; each has a worker process with
-            its own copy of the models whose `device` is `auto`. If unset, one device is used, by the process of the run.
+            its own copy of the models whose `device` is `auto`. Ranks of Stage-A use them in turn: rank 2 of two devices the
+            first. If unset, one device is used, by the process of the run.
         decode_threads: threads that open and prepare images ahead of the model; 0 for the number of processors.
         write_threads: threads that write files behind the model.
         decode_ahead_pixels: maximum number of pixels of images opened ahead of the model, at up to 20 bytes each; one image is

@@ -21,6 +21,7 @@ from imagemill.store.provenance import ModelIdentity
 from imagemill.store.trust import SUMMARIZER, config_demands, refuse_untrusted
 from imagemill.text.settings import convert_settings
 from resources.data_root import DataRootResource
+from resources.devices import devices_in_use
 from resources.vlm import vlm_identity
 
 PREVIEW_NOTE = "preview model: these summaries do not describe the images"
@@ -89,8 +90,10 @@ class SummarizerResource(dg.ConfigurableResource):
         known["preview"] = PREVIEW_NOTE if made_by.preview else None
         return {name: value for name, value in known.items() if value}
 
-    def factory(self, processes: int = 1) -> Callable[[], Summarizer]:
-        """Return a picklable function that constructs the summarizer in the process that uses it. A missing class raises here.
+    def factory(self, processes: int = 1) -> Callable[[int], Summarizer]:
+        """Return a picklable function that constructs the summarizer of a rank, in the process that uses it.
+
+        A missing class, and a device that does not exist, raise here. With `devices`, ranks use them in turn.
 
         Args:
             processes: number of processes on this machine that construct one; they share the machine's threads.
@@ -99,7 +102,7 @@ class SummarizerResource(dg.ConfigurableResource):
         if settings.kind != TRANSFORMERS:
             import_class(settings.kind)
             return partial(make_class, settings.kind)
-        threads = max(self.data_root.session.config.model_threads // processes, 1)
-        return partial(
-            make_vlm, settings, Prompts.read(settings.prompts), threads, self.data_root.root().preview_models
-        )
+        config, preview_root = self.data_root.session.config, self.data_root.root().preview_models
+        threads = max(config.model_threads // processes, 1)
+        devices = devices_in_use(config, settings)
+        return partial(make_vlm, settings, Prompts.read(settings.prompts), threads, preview_root, devices)

@@ -1,7 +1,7 @@
 """Recipes for making a summarizer in a worker process: picklable and small, because torch is imported only there.
 
     partial(make_class, "module:Mine")                     a class given by the user
-    partial(make_vlm, settings, prompts, threads, root)    the vision-language model, one per process
+    partial(make_vlm, settings, prompts, threads, root, devices)    the vision-language model, one per process
     partial(make_captioner, settings, prompt, threads, root)    the same model, captioning
 
 The summarizer of a deployment is chosen in resources/summarizer.py; the model is in encoders/vlm.py.
@@ -11,8 +11,11 @@ Spec: docs/spec/stage-a.md#summarizers
 
 import importlib
 import inspect
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from imagemill.config import VlmSettings
 from imagemill.encoders.prompts import Prompts
@@ -25,10 +28,25 @@ _HINT = (
 )
 
 
-def make_vlm(settings: VlmSettings, prompts: Prompts, threads: int, preview_root: Path) -> Summarizer:
-    """Return the vision-language model as a summarizer; ranks of one process share its weights. Raises ModelUnusable."""
+def make_vlm(
+    settings: VlmSettings, prompts: Prompts, threads: int, preview_root: Path, devices: Sequence[str], rank: int
+) -> Summarizer:
+    """Return the vision-language model as the summarizer of a rank. Ranks of one process and device share its weights.
+
+    Args:
+        settings: of the model.
+        prompts: of the missions.
+        threads: CPU threads of the model.
+        preview_root: folder of preview models.
+        devices: of the ranks, in turn.
+        rank: number of the rank.
+
+    Raises:
+        ModelUnusable: if the model does not exist, or is of another kind.
+    """
     from imagemill.encoders.vlm import SUMMARIZER, VlmSummarizer, held
 
+    settings = msgspec.structs.replace(settings, device=devices[rank % len(devices)])
     return VlmSummarizer(held(settings, SUMMARIZER, threads, preview_root), prompts)
 
 
@@ -39,8 +57,8 @@ def make_captioner(settings: VlmSettings, prompt: str, threads: int, preview_roo
     return VlmCaptioner(held(settings, CAPTIONER, threads, preview_root), prompt)
 
 
-def make_class(named: str) -> Summarizer:
-    """Construct a summarizer from its class name, without arguments. Raises ModelUnusable if the constructor raises."""
+def make_class(named: str, rank: int) -> Summarizer:
+    """Construct the summarizer of a rank from its class name, without arguments. Raises ModelUnusable if that raises."""
     try:
         return import_class(named)()
     except ImagemillError:

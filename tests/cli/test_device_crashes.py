@@ -29,7 +29,7 @@ KILLS = 3
 
 
 class Setting:
-    """How runs of one trial make their files. `environment`: of each run."""
+    """Configuration and environment of the runs of one trial."""
 
     def __init__(self, batch_size=4, *, stub=True, sleep=0.05):
         kinds = "".join(f"  {spec.kind}: {{batch_size: {batch_size}}}\n" for spec in embedding_specs())

@@ -64,7 +64,9 @@ class Bench:
 
     def rank(self, plan, rank, summarizer, **options):
         self.import_summaries()
-        worker = RankWorker(plan=plan, summarizer=lambda: summarizer, output=self.output, store=self.store, **options)
+        worker = RankWorker(
+            plan=plan, summarizer=lambda rank: summarizer, output=self.output, store=self.store, **options
+        )
         return worker.stream([rank])
 
     def infer(self, plan, summarizer=None, **options):

@@ -68,7 +68,7 @@ def summaries_written(root):
 
 def summaries_alone(root):
     """Return the preview model's answers for single images, without ranks, batches, lines or a merge."""
-    model = make_vlm(SummarizerSettings(), Prompts({}), 1, root.preview_models)
+    model = make_vlm(SummarizerSettings(), Prompts({}), 1, root.preview_models, ["auto"], 0)
     found = discover(root.stage_a_input, MISSION)
     expected = {}
     for group in found.groups:

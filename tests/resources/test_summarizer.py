@@ -9,7 +9,7 @@ from contextlib import ExitStack
 import pytest
 from PIL import Image
 
-from imagemill.encoders import vlm
+from imagemill.encoders import loading, vlm
 from imagemill.encoders.preview import ensure_preview
 from imagemill.errors import MissingInput, ModelUnusable, WrongUsage
 from imagemill.models import NamedImage
@@ -66,7 +66,7 @@ def test_configured_model_answers_after_pickling(resource):
     factory = pickle.loads(pickle.dumps(resource().factory()))
     images = [NamedImage(f"{index}.jpg", Image.effect_noise((40, 40), 90).convert("RGB")) for index in range(3)]
 
-    one, two = factory(), factory()
+    one, two = factory(0), factory(0)
 
     answers = one.summarize(images, MISSION)
     assert len(answers) == 3
@@ -139,7 +139,7 @@ def test_missing_model_is_an_error(resource):
     with pytest.raises(ModelUnusable, match="/nowhere/at-all cannot be used"):
         absent.identity(MISSION)
     with pytest.raises(ModelUnusable, match="/nowhere/at-all cannot be used"):
-        absent.factory()()
+        absent.factory()(0)
 
 
 def test_missing_prompt_file_is_reported_before_a_worker_starts(resource):
@@ -168,7 +168,7 @@ def test_ranks_of_one_machine_share_its_threads_with_the_same_identity(resource,
     expected = resource().identity(MISSION)
     shared = resource("threads: 5")
 
-    assert shared.factory(processes)()._model == threads
+    assert shared.factory(processes)(0)._model == threads
     assert shared.identity(MISSION) == expected
 
 
@@ -205,7 +205,7 @@ def test_custom_class_replaces_the_model(resource, module, how):
         assert "mine_summarizer" not in sys.modules, "nothing of the module was executed"
         record_consent([mine.data_root.root().config_file])
 
-    made = pickle.loads(pickle.dumps(mine.factory()))()
+    made = pickle.loads(pickle.dumps(mine.factory()))(0)
 
     assert made.summarize([NamedImage("a.jpg", Image.new("RGB", (1, 1)))], MISSION) == [f"{MISSION} a.jpg"]
     assert mine.identity(MISSION) == f"{named}:v1"
@@ -245,9 +245,26 @@ def test_class_that_cannot_be_constructed_is_named(resource, module):
     factory = resource(kind=f"{module}:Broken").factory()
 
     with pytest.raises(ModelUnusable, match="mine_summarizer:Broken cannot be made") as caught:
-        factory()
+        factory(0)
     assert caught.value.why == "OSError: no licence"
 
 
 def test_static_method_is_accepted(resource, module):
-    assert resource(kind=f"{module}:Static").factory()().summarize([], MISSION) == []
+    assert resource(kind=f"{module}:Static").factory()(0).summarize([], MISSION) == []
+
+
+def test_ranks_use_the_devices_in_turn(resource, monkeypatch):
+    """A device per rank, of those that exist; the function goes to the processes of the ranks."""
+    monkeypatch.setattr(loading, "existing_devices", lambda: ["cuda:0", "cuda:1", "cpu"])
+    loaded = []
+    monkeypatch.setattr(vlm, "held", lambda settings, *rest: loaded.append(settings.device))
+
+    make = pickle.loads(pickle.dumps(resource("devices: [0, 1]").factory(2)))
+    for rank in (0, 1, 2, 5):
+        make(rank)
+    assert loaded == ["cuda:0", "cuda:1", "cuda:0", "cuda:1"]
+
+    resource("devices: [0, 1]\nsummarizer: {device: cpu}").factory()(3)
+    assert loaded[-1] == "cpu"
+    with pytest.raises(WrongUsage, match="cuda:7"):
+        resource("devices: [7]").factory()

@@ -81,7 +81,7 @@ class RankWorker:
     """A worker that runs ranks one after another. Built once per process.
 
     Args:
-        summarizer: constructs one; called once per rank, and only if an image has to be inferred.
+        summarizer: constructs that of a rank; called once per rank, and only if an image has to be inferred.
         output, store: the folders of rank files, and of the snapshot and in-flight files.
         launch: name that this start's ranks have in common (see `launch_of`).
         fresh: infer every image.
@@ -89,7 +89,7 @@ class RankWorker:
     """
 
     plan: StageAPlan
-    summarizer: Callable[[], Summarizer]
+    summarizer: Callable[[int], Summarizer]
     output: Path
     store: Path
     batch_size: int = DEFAULT_BATCH_SIZE
@@ -113,6 +113,7 @@ class RankWorker:
 
     def _run(self, rank: int) -> Iterator[ImageRow]:
         plan, path = self.plan, rank_file(self.output, self.plan.mission, rank)
+        self._rank = rank
         # The rank's own file may have lines that were written after the snapshot, by a process of an earlier start.
         with KnownSummaries([] if self.fresh else [path, self.store / SNAPSHOT]) as self._known:
             # In this order, so that a mark never names a plan other than that of the lines.
@@ -188,7 +189,7 @@ class RankWorker:
     def _infer(self, batch: list[_Ready]) -> list[_Outcome]:
         """Return the lines of a batch and empty it: its images are not held while its lines are written."""
         if self._summarizer is None:
-            self._summarizer = self.summarizer()
+            self._summarizer = self.summarizer(self._rank)
         answers = summarize_batch(self._summarizer, [ready.image for ready in batch], self.plan.mission)
         done = [ready._replace(image=None) for ready in batch]
         batch.clear()

@@ -72,7 +72,7 @@ def test_rank_stops_if_another_start_has_claimed_the_mission(tmp_path):
     ticket(bench.input, "pass", "a", "a1.jpg", "a2.jpg", "a3.jpg")
     plan, summarizer = bench.plan(), _TakenOver(bench)
     options = {
-        "plan": plan, "summarizer": lambda: summarizer, "output": bench.output, "store": bench.store,
+        "plan": plan, "summarizer": lambda rank: summarizer, "output": bench.output, "store": bench.store,
         "batch_size": 1, "launch": "one",
     }  # fmt: skip
     go_on = partial(stop_if_superseded, bench.output, MISSION, "one")

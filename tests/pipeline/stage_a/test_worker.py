@@ -193,7 +193,7 @@ def test_finished_summaries_survive_the_loss_of_one_of_their_copies(bench, lost)
 def test_rank_opens_no_ledger_and_writes_only_its_own_files(bench, monkeypatch):
     """Ranks write only their rank file and one in-flight line, and never open the ledger."""
     monkeypatch.setattr("imagemill.store.ledger.database._connect", None)
-    worker = RankWorker(plan=bench.plan(), summarizer=Recorder, output=bench.output, store=bench.store)
+    worker = RankWorker(plan=bench.plan(), summarizer=lambda rank: Recorder(), output=bench.output, store=bench.store)
 
     rows = list(worker.stream([0]))
 
@@ -207,7 +207,7 @@ def test_rank_opens_no_ledger_and_writes_only_its_own_files(bench, monkeypatch):
 def test_rank_reuses_lines_written_after_the_snapshot(bench):
     """A rank of a superseded start can finish a batch while rank 0 of the next start imports."""
     plan = bench.plan(mode="per_image", world_size=2)
-    worker = RankWorker(plan=plan, summarizer=Recorder, output=bench.output, store=bench.store)
+    worker = RankWorker(plan=plan, summarizer=lambda rank: Recorder(), output=bench.output, store=bench.store)
 
     assert {row.how for row in worker.stream([1])} == {"inferred"}
     assert {row.how for row in worker.stream([1])} == {"reused"}
@@ -345,14 +345,14 @@ def test_summarizer_is_created_once_per_rank_and_only_if_there_is_work(bench):
 
     def ran(plan):
         worker = RankWorker(
-            plan=plan, summarizer=lambda: made.append(1) or Recorder(), output=bench.output, store=bench.store,
+            plan=plan, summarizer=lambda rank: made.append(rank) or Recorder(), output=bench.output, store=bench.store,
             batch_size=2,
         )  # fmt: skip
         return list(worker.stream(range(2)))
 
     rows = ran(bench.plan(world_size=2))
 
-    assert len(made) == 2
+    assert made == [0, 1]
     assert {("inferred", 0), ("inferred", 1)} == {(row.how, row.rank) for row in rows}
     assert {"reused"} == {row.how for row in ran(bench.plan(world_size=2))}
     assert len(made) == 2
@@ -442,10 +442,10 @@ def test_lines_contain_the_specified_fields(bench):
 
 
 def test_image_too_large_for_memory_fails_alone(bench, monkeypatch):
-    def decode(data, name):
+    def decode(data, name, color):
         if name == "2.jpg":
             raise MemoryError
-        return decode_rgb(data, name)
+        return decode_rgb(data, name, color)
 
     monkeypatch.setattr("imagemill.pipeline.stage_a.worker.decode_rgb", decode)
 

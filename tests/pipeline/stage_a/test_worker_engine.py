@@ -20,7 +20,7 @@ def bench(tmp_path):
 
 
 def worker(bench, plan, summarizer, **options):
-    given = {"plan": plan, "summarizer": lambda: summarizer, "output": bench.output, "store": bench.store}
+    given = {"plan": plan, "summarizer": lambda rank: summarizer, "output": bench.output, "store": bench.store}
     return RankRunner({**given, "batch_size": 1, **options})
 
 
