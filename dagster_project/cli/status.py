@@ -50,6 +50,7 @@ def command(session: Session, fresh: bool, as_json: bool) -> None:
 def status_lines(status: Status) -> Iterator[str]:
     """Yield the report for people."""
     yield f"images      {status.images}"
+    yield f"pixels      pixels.color: {status.colours.color}"
     yield from (f"{label:<11} {line}" for label, line in input_lines(status))
     for kind, counts in status.kinds.items():
         yield f"{kind:<11} " + ", ".join(f"{count:,} {name}" for name, count in counts.items())

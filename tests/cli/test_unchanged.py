@@ -249,3 +249,7 @@ def test_status_looks_at_the_files_after_another_process_has_changed_the_ledger(
     called(settled, "withdraw", "c")
 
     assert "state  " not in called(settled, "status").text
+
+
+def test_status_states_how_pixels_are_read(settled):
+    assert "pixels      pixels.color: srgb" in called(settled, "status").text
