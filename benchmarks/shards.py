@@ -30,6 +30,7 @@ from benchmarks.common.inputs import scratch
 from benchmarks.common.samples import SIZES, make_samples, pack, record_of
 from imagemill.domain.buckets import BUCKETS, assign_bucket
 from imagemill.domain.embedding_specs import EmbeddingSpec, embedding_specs
+from imagemill.domain.inputs import NO_DESCRIPTION
 from imagemill.domain.layout import DataRoot
 from imagemill.formats.jsonl import write_jsonl
 from imagemill.formats.npy import npy_header
@@ -167,7 +168,9 @@ def make_records(root: DataRoot, count: int) -> None:
     for n in range(count):
         image_id, size = f"image{n:07d}", SIZES[n % len(SIZES)]
         pixels = fingerprint(image_id.encode())
-        sources.append(SourceRow(image_id, f"{image_id}.jpg", file_signature(Path(__file__)), pixels, *size))
+        sources.append(
+            SourceRow(image_id, f"{image_id}.jpg", file_signature(Path(__file__)), pixels, *size, NO_DESCRIPTION)
+        )
         records.append(record_of(image_id, size))
         for spec, of_kind in rows.items():
             path = root.derived / spec.folder / f"{image_id}.npy"

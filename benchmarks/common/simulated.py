@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from imagemill.domain.embedding_specs import EmbeddingSpec
+from imagemill.domain.inputs import NO_DESCRIPTION
 from imagemill.fs.fingerprints import fingerprint
 from imagemill.models import Prepared
 from imagemill.pipeline.stage2 import embed
@@ -77,10 +78,12 @@ class SimulatedEncoder(StubEncoder):
             file.write(json.dumps(figures) + "\n")
 
 
-def prepared_image(approved: Path, job: Job) -> tuple[SourceRow, np.ndarray]:
+def prepared_image(approved: Path, job: Job, color: str) -> tuple[SourceRow, np.ndarray]:
     """Return facts and pixels of an image without opening it."""
     assert job.stat
-    facts = SourceRow(job.image_id, job.file_name, job.stat, fingerprint(job.image_id.encode()), SIDE, SIDE)
+    facts = SourceRow(
+        job.image_id, job.file_name, job.stat, fingerprint(job.image_id.encode()), SIDE, SIDE, NO_DESCRIPTION
+    )
     return facts, _PIXELS
 
 

@@ -14,6 +14,7 @@ from imagemill.options import CoordOptions, OptionSet, ShardOptions, StageAOptio
 OTHERS = {
     ("bench", "--images"): "a number; presets take a folder",
     ("stage2", "--limit"): "images that have work",
+    ("status", "--fresh"): "the report; ranks make summaries afresh",
     ("stage2", "--regenerate"): "kinds; each asset has its own switch",
     ("stage2", "--rollback"): "the job itself",
     ("preset convert", "--annotations"): "one file; the launchpad takes one of each split",

@@ -24,6 +24,8 @@ from tests.encoders.test_text_pipelines import WIDTH, save_clip, save_pipeline
 from tests.helpers.product import PROJECT, coco_photos, imagemill
 
 STEPS = 4
+# The reference opens photographs with Pillow alone.
+AS_STORED = {"pixels": {"color": "ignore"}}
 ATTENDED = {"tokens": 128, "padding": "attended"}
 pytestmark = pytest.mark.slow
 
@@ -46,7 +48,7 @@ def root(pipeline, coco128, tmp_path_factory):
         path.with_suffix(".txt").unlink(missing_ok=True)
     text = {"model": str(pipeline[0]), "subfolder": "text_encoder", "tokenizer_subfolder": "tokenizer", "tokens": 120}
     encoders = {"vae_latents": {"size": "bucket"}, "t5_hidden": text}
-    root.config_file.write_text(json.dumps({"kinds": ["vae_latents", "t5_hidden"], "encoders": encoders}))
+    root.config_file.write_text(json.dumps({"kinds": ["vae_latents", "t5_hidden"], "encoders": encoders, **AS_STORED}))
     done = imagemill("run", "--data-root", root.path)
     assert done.returncode == 0, done.stdout + done.stderr
     return root
@@ -149,7 +151,9 @@ def remade(root, folder, kinds, **encoders):
     copy_of = DataRoot(folder / "data")
     shutil.copytree(root.path, copy_of.path, symlinks=True)
     encoders = {"vae_latents": {"size": "bucket"}, **encoders}
-    copy_of.config_file.write_text(json.dumps({"kinds": ["vae_latents", "t5_hidden", *kinds], "encoders": encoders}))
+    copy_of.config_file.write_text(
+        json.dumps({"kinds": ["vae_latents", "t5_hidden", *kinds], "encoders": encoders, **AS_STORED})
+    )
     for command in (["stage2", "--regenerate", "t5"], ["run"]):
         done = imagemill(*command, "--data-root", copy_of.path)
         assert done.returncode == 0, done.stdout + done.stderr

@@ -72,7 +72,7 @@ def test_remedy_for_an_inaccessible_entry_is_not_its_removal(tmp_path):
         def is_dir(self):
             raise PermissionError(errno.EACCES, "Permission denied")
 
-    problem = scan._look_up(Entry(), FORMATS)
+    problem = scan._look_up(Entry(), "a", ".png", FORMATS)
 
     assert (problem.reason, problem.detail) == ("not_a_file", "cannot be looked up: Permission denied")
     assert problem.remedy == "make it readable, or move it elsewhere"
