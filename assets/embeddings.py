@@ -33,8 +33,10 @@ from resources.data_root import DataRootResource
 from resources.encoders import Encoders
 from resources.engine import Engine
 
-# Batches that a worker process gets together, so that its device seldom waits for the next ones.
+# Batches that a worker process gets together, so that its device seldom waits for the next ones, and images if it finds the size
+# of batches itself.
 BATCHES_AT_ONCE = 8
+IMAGES_AT_ONCE = 256
 
 
 class ImageConfig(dg.Config, EmbeddingOptions):
@@ -85,6 +87,7 @@ def embedding_asset(spec: EmbeddingSpec) -> dg.AssetsDefinition:
             ]
             options = each[0]
             options["store"].sweep()
+            size = options["settings"].batch_size
             inventory = session.inventory()
             scan = inventory.scan
             if isinstance(config, CaptionedConfig):
@@ -104,7 +107,7 @@ def embedding_asset(spec: EmbeddingSpec) -> dg.AssetsDefinition:
                 EmbedWorker,
                 plan.jobs,
                 each=each,
-                batch_size=BATCHES_AT_ONCE * options["settings"].batch_size,
+                batch_size=IMAGES_AT_ONCE if size == "auto" else BATCHES_AT_ONCE * size,
                 lost_key=lost_row,
             )
             work = work_of(options["spec"], plan.jobs, sizes)

@@ -34,6 +34,7 @@ from imagemill.domain.embedding_specs import DINOV3, T5, T5_TOKENS, VAE, Embeddi
 from imagemill.domain.encoder_settings import EncoderSettings
 from imagemill.domain.layout import DataRoot
 from imagemill.encoders.loading import library
+from imagemill.pipeline.batch_size import FIRST
 from imagemill.pipeline.stage2.embed import EmbedWorker
 from imagemill.pipeline.stage2.image_metadata import complete_facts
 from imagemill.pipeline.stage2.inventory import Inventory
@@ -69,7 +70,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--dtype", default="bfloat16", help="of weights and arithmetic")
     parser.add_argument("--threads", type=int, default=Config().model_threads, help="of the model's arithmetic")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--batch-size", type=int, default=EncoderSettings().batch_size)
+    parser.add_argument("--batch-size", type=int, default=FIRST)
     parser.add_argument("--images", type=int, default=9, help="photographs of 1 MP for DINOv3")
     parser.add_argument("--latents", type=int, default=3, help="images for the VAE")
     parser.add_argument("--side", type=int, default=256, help="their height and width in pixels")

@@ -33,6 +33,7 @@ from imagemill.domain.encoder_settings import EncoderSettings
 from imagemill.domain.layout import DataRoot
 from imagemill.formats.images import open_rgb
 from imagemill.models import Encoder
+from imagemill.pipeline.batch_size import FIRST
 from imagemill.pipeline.stage2.inventory import Inventory
 from imagemill.store.ledger import Ledger
 
@@ -97,7 +98,7 @@ def plain_loop(spec: EmbeddingSpec, root: DataRoot) -> None:
 def data_loader(spec: EmbeddingSpec, root: DataRoot) -> None:
     encoder, output = _encoder_and_folder(spec, root)
     images = Images(sorted(root.approved.glob("*.jpg")))
-    batch_size, workers = EncoderSettings().batch_size, os.cpu_count() or 2
+    batch_size, workers = FIRST, os.cpu_count() or 2
     for batch in DataLoader(images, batch_size=batch_size, num_workers=workers, collate_fn=list):
         arrays = encoder.encode([encoder.prepare(pixels.numpy()) for _, pixels in batch])
         for (name, _), array in zip(batch, arrays, strict=True):

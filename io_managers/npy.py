@@ -7,6 +7,7 @@ Files are made and published in imagemill/pipeline/stage2/embed.py; events are s
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 
 import dagster as dg
 
@@ -59,7 +60,7 @@ class NpyIOManager(dg.ConfigurableIOManager):
         try:
             with StreamedEvents(context) as events:
                 used = _metadata_of_model(ledger, kind)
-                for row in self._news(context, plan):
+                for row in self._news(context, obj, ledger):
                     _report(events, row, used)
                 failed = self._drain(context, obj, ledger, events, counts)
                 _report_sources(context.step_context.instance, plan, ledger)
@@ -138,16 +139,21 @@ class NpyIOManager(dg.ConfigurableIOManager):
                 events.add_check(evaluation)
             raise _failure(kind, sorted(problems, key=lambda problem: problem.item), absent)
 
-    def _news(self, context: dg.OutputContext, plan: EmbeddingPlan) -> Iterator[FileRow]:
+    def _news(self, context: dg.OutputContext, obj: EmbeddingStream, ledger: Ledger) -> Iterator[FileRow]:
         """Yield the existing files that Dagster does not know yet.
 
         A backfill counts a partition that its run does not report as failed, so a run of the UI reports all files.
         """
-        if not plan.done:
+        if not obj.plan.done:
             return
         instance = context.step_context.instance
         known = frozenset() if announced(context) else instance.get_materialized_partitions(context.asset_key)
-        yield from (row for row in plan.done if row.image_id not in known)
+        news = [image_id for image_id in obj.plan.done if image_id not in known]
+        rows = ledger.files(obj.store.spec.kind, news)
+        for image_id in news:
+            with suppress(FileNotFoundError):
+                if row := rows.get((image_id, obj.store.stat(image_id))):
+                    yield row
 
 
 def _metadata_of_model(ledger: Ledger, kind: str) -> Callable[[FileRow], dict[str, str]]:
@@ -175,7 +181,7 @@ def _report_sources(instance: dg.DagsterInstance, plan: EmbeddingPlan, ledger: L
     graph. Observations of single images would take part in version comparisons: a replaced image would mark its T5 file stale,
     although that is made from the caption alone. Staleness is tracked in the ledger.
     """
-    opened = ledger.sources([*(row.image_id for row in plan.done), *(job.image_id for job in plan.jobs)])
+    opened = ledger.sources([*plan.done, *(job.image_id for job in plan.jobs)])
     reread = {job.image_id for job in plan.jobs if job.facts is None}
     known = instance.get_materialized_partitions(dg.AssetKey(SOURCE_ASSET))
     news = [row for row in opened.values() if row.image_id in reread or row.image_id not in known]

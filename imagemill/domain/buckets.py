@@ -4,6 +4,7 @@ Spec: docs/spec/stage2.md#buckets
 """
 
 from fractions import Fraction
+from functools import lru_cache
 from typing import NamedTuple
 
 # Ties are broken by this order.
@@ -12,6 +13,9 @@ BUCKETS = ("1024x1024", "832x1216", "1216x832", "768x1280", "1280x768", "704x134
 # Outside this range of width / height an image still gets its nearest bucket, with a warning.
 USUAL_RATIOS = (Fraction(2, 5), Fraction(5, 2))
 
+# Image sizes for which results are kept: few photographs have a size of their own.
+_SIZES = 1 << 16
+
 
 def bucket_size(bucket: str) -> tuple[int, int]:
     """Return (width, height) in pixels."""
@@ -19,6 +23,7 @@ def bucket_size(bucket: str) -> tuple[int, int]:
     return int(width), int(height)
 
 
+@lru_cache(maxsize=_SIZES)
 def assign_bucket(width: int, height: int) -> str:
     """Return the bucket whose width/height is nearest to the image's; on a tie, the first in BUCKETS."""
     # Exact arithmetic, because the last bit of rounded quotients would break ties. All distances are scaled by the
@@ -33,6 +38,7 @@ def is_unusual_ratio(width: int, height: int) -> bool:
     return not low <= Fraction(width, height) <= high
 
 
+@lru_cache(maxsize=_SIZES)
 def bucket_crop(width: int, height: int, bucket: str | None = None) -> tuple[int, int, int, int]:
     """Return (left, top, right, bottom) of the centred crop of an image that has its bucket's aspect ratio, in whole pixels.
 

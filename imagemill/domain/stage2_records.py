@@ -97,7 +97,7 @@ def build_record(
 
 def is_crop_box(value: object, width: Any, height: Any) -> bool:
     """Return whether a field is the crop of an image's bucket, as this format writes it, rather than an extra field."""
-    return is_side(width) and is_side(height) and value == list(bucket_crop(width, height))
+    return isinstance(value, list) and is_side(width) and is_side(height) and value == list(bucket_crop(width, height))
 
 
 def is_stage1(record: Record) -> bool:
@@ -107,7 +107,7 @@ def is_stage1(record: Record) -> bool:
 
 def _kept_path(old: object, path: str) -> str:
     """Return the old path, regardless of its folder, if it has the same file name; else the new path."""
-    return old if isinstance(old, str) and PurePath(old).name == PurePath(path).name else path
+    return old if isinstance(old, str) and (old == path or PurePath(old).name == PurePath(path).name) else path
 
 
 # ---- validity

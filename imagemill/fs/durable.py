@@ -47,8 +47,13 @@ def flush_files(paths: Sequence[Path]) -> dict[Path, OSError]:
     if len(paths) >= TOGETHER_FROM and _may_flush_together(paths) and _sync_file_system(paths[0].parent):
         return {}
     with ThreadPoolExecutor(_THREADS, "flush") as pool:
-        errors = pool.map(_flush_one, paths)
-        return {path: error for path, error in zip(paths, errors, strict=True) if error}
+        # One task per thread: to hand over a file costs more than to flush it where nothing has to be written.
+        parts = pool.map(_flush_each, (paths[number::_THREADS] for number in range(min(_THREADS, len(paths)))))
+        return {path: error for part in parts for path, error in part}
+
+
+def _flush_each(paths: Sequence[Path]) -> list[tuple[Path, OSError]]:
+    return [(path, error) for path in paths if (error := _flush_one(path))]
 
 
 def _flush_one(path: Path) -> OSError | None:
@@ -66,11 +71,13 @@ def _flush_one(path: Path) -> OSError | None:
 def _may_flush_together(paths: Sequence[Path]) -> bool:
     """Return whether these files are on a local disk, and little other data waits to be written."""
     try:
-        stats = [os.stat(path) for path in paths]
+        # File systems without a device have the number 0.
+        if not os.major(os.stat(paths[0]).st_dev) or not _reports_errors():
+            return False
+        size = sum(os.stat(path).st_size for path in paths)
     except OSError:  # a file is missing: flushing each one reports which
         return False
-    on_disk = os.major(stats[0].st_dev) != 0  # file systems without a device have the number 0
-    return on_disk and _reports_errors() and _waiting_bytes() <= sum(s.st_size for s in stats) + OTHERS_BYTES
+    return _waiting_bytes() <= size + OTHERS_BYTES
 
 
 def _waiting_bytes() -> int:

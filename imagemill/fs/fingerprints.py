@@ -39,6 +39,22 @@ def read_signed(path: Path) -> tuple[bytes, FileSignature]:
         return file.read(), signature
 
 
+def read_whole(path: Path) -> bytes:
+    """Return a file's bytes: `Path.read_bytes` in half as many system calls, after each of which a thread may have to wait."""
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        size = os.fstat(handle).st_size
+        data = os.read(handle, size + 1)
+        if len(data) == size:
+            return data
+        parts = [data]
+        while data := os.read(handle, 1 << 20):
+            parts.append(data)
+        return b"".join(parts)
+    finally:
+        os.close(handle)
+
+
 def is_copy(one: FileSignature, other: FileSignature) -> bool:
     """Return whether two signatures differ at most in the inode, as those of a copy that kept its modification time do."""
     return one.rpartition(":")[0] == other.rpartition(":")[0]

@@ -22,6 +22,7 @@ from imagemill.models import CAPTIONER
 from imagemill.pipeline.stage2.inventory import Inventory
 from imagemill.pipeline.stage2.merge import ADDED, ASSET, MIGRATED, Merge
 from imagemill.pipeline.stage2.plan import EmbeddingPlan, plans_for
+from imagemill.pipeline.stage2.record_index import state_of
 from imagemill.pipeline.stage2.scan import Scan
 from imagemill.store.ledger import Ledger, Problem
 from imagemill.text.units import counted
@@ -30,6 +31,8 @@ Outcome = Literal["refused", "failed", "waiting", "embedded", "up_to_date"]
 
 COUNTERS = ("refused", "failed", "waiting", "skipped", "migrated_new", "extracted", "enriched")
 EXTRACTED = (DINOV3.kind, "extracted")
+# Tables of the ledger that plans are made from.
+_PLANNED_FROM = ("sources", "captions", "captioned", "files", "problems", "settings")
 _NEW = {(ASSET, ADDED), (ASSET, MIGRATED)}
 
 
@@ -93,11 +96,12 @@ class Standing:
             records_only: include images that exist only in records.
         """
         sources = inventory.scan.sources
-        ids = list(sources)
-        if records_only:
-            ids += [image_id for image_id in inventory.recorded.lines if image_id not in sources]
         awaited = _awaiting_captions(inventory.scan, ledger) if captioned else frozenset[str]()
-        plans = plans_for(embedding_specs(), ids, inventory, ledger, awaited)
+        plans = _plans(inventory, ledger, awaited)
+        if records_only:
+            others = [image_id for image_id in inventory.recorded.lines if image_id not in sources]
+            of_others = plans_for(embedding_specs(), others, inventory, ledger, awaited) if others else {}
+            plans = {spec: plan + of_others[spec] if others else plan for spec, plan in plans.items()}
         return cls(inventory.scan, plans, _still_hold(problems, plans, awaited), frozenset(inventory.recorded.stage1))
 
     def outcomes(
@@ -134,10 +138,19 @@ class Standing:
         return ImageCounts.of(seen, len(self.scan.refused_images))
 
 
+def _plans(inventory: Inventory, ledger: Ledger, awaited: Set[str]) -> dict[EmbeddingSpec, EmbeddingPlan]:
+    """Return the plans of the images of `approved/`: those made before, as long as nothing that they depend on has changed."""
+    depends_on = (id(ledger), ledger.state_of_tables(*_PLANNED_FROM), state_of(inventory.root.stage2_jsonl), awaited)
+    if inventory.kept is None or inventory.kept[0] != depends_on:
+        plans = plans_for(embedding_specs(), list(inventory.scan.sources), inventory, ledger, awaited)
+        inventory.kept = depends_on, plans
+    return inventory.kept[1]
+
+
 def _planned(plans: Iterable[EmbeddingPlan]) -> Iterator[str]:
     for plan in plans:
         yield from (job.image_id for job in plan.jobs)
-        yield from (row.image_id for row in plan.done)
+        yield from plan.done
         yield from (problem.item for problem in plan.refused)
         yield from plan.absent
 
@@ -146,7 +159,7 @@ def _still_hold(
     problems: Iterable[Problem], plans: Mapping[EmbeddingSpec, EmbeddingPlan], awaited: Set[str]
 ) -> list[Problem]:
     """Drop the problems of kinds that have a valid, current file, and missing captions that the captioner will write."""
-    done = {spec.kind: {row.image_id for row in plan.done} for spec, plan in plans.items()}
+    done = {spec.kind: set(plan.done) for spec, plan in plans.items()}
     rest = (p for p in problems if p.item not in done.get(p.asset, ()))
     return [p for p in rest if p.reason != "missing_caption" or p.item not in awaited]
 
@@ -183,7 +196,7 @@ def count_merge(merge: Merge, ledger: Ledger, problems: Sequence[Problem]) -> di
     outcomes = standing.outcomes(merge.kinds, migrate=merge.migrate)
     outcomes.update((image_id, "failed") for image_id in failed)
     # Images whose record became version 2 and whose files are all valid.
-    done = [{row.image_id for row in plan.done} for plan in standing.plans.values()]
+    done = [plan.done for plan in standing.plans.values()]
     complete = {image_id for image_id, made in changes.items() if made & _NEW}.intersection(*done)
     counts = Counter(_counter(outcomes[i], changes.get(i, frozenset()), i in complete) for i in outcomes)
     counts["refused"] += len(standing.scan.refused_images)

@@ -152,7 +152,7 @@ def measure(
         try:
             encoder = worker.encoder()
             prepared, prepare = _prepare(spec, jobs, encoder, root, options["decode_threads"], options["pixels"].color)
-            arrays, model = _encode(prepared, encoder, options["settings"].batch_size)
+            arrays, model = _encode(prepared, encoder, worker.batch_size)
             write = _write(arrays, store, options["write_threads"])
             identity = encoder.identity
             stream, busy = _stream(worker, jobs, store, folder)

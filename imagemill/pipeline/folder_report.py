@@ -16,6 +16,7 @@ from imagemill.domain.inputs import HDR_TRANSFER, SRGB, InputSettings
 from imagemill.errors import Refused
 from imagemill.formats.images import PictureFacts, hdr_refusal, read_facts
 from imagemill.pipeline.colours import ColourCounts, count_colours
+from imagemill.pipeline.prefetch import map_on
 from imagemill.pipeline.stage2.scan import Scan, scan_approved
 from imagemill.store.ledger import Problem
 
@@ -65,7 +66,7 @@ def report_folder(folder: Path, inputs: InputSettings, *, threads: int = 2) -> F
     scan = scan_approved(folder, formats=inputs.formats)
     sources = list(scan.sources.values())
     with ThreadPoolExecutor(threads, "inspect") as pool:
-        found = list(pool.map(lambda source: _facts(folder / source.file_name, inputs), sources))
+        found = list(map_on(pool, lambda source: _facts(folder / source.file_name, inputs), sources))
     return _report(folder, scan, found, inputs)
 
 

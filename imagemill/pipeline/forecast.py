@@ -26,6 +26,7 @@ from imagemill.formats.npy import npy_header
 from imagemill.formats.tar import BLOCK
 from imagemill.fs.fingerprints import signature_bytes
 from imagemill.fs.listing import nearest_existing
+from imagemill.pipeline.prefetch import map_on
 from imagemill.pipeline.shards.shard_sets import JSON_MEMBER, MASK_MEMBER, bucket_folder
 from imagemill.pipeline.stage2.image_metadata import size_or_none
 from imagemill.pipeline.stage2.plan import Job
@@ -112,7 +113,7 @@ def measure_sizes(jobs: Jobs, approved: Path, *, threads: int = 4) -> Sizes:
     sizes = {i: (job.facts.height, job.facts.width) if job.facts else (0, 0) for i, job in by_id.items()}
     unread = [job for job in by_id.values() if not job.facts and job.stat]
     with ThreadPoolExecutor(threads, "header") as pool:
-        found = pool.map(lambda job: size_or_none(approved / job.file_name), unread)
+        found = map_on(pool, lambda job: size_or_none(approved / job.file_name), unread)
         read = {job.image_id: size for job, size in zip(unread, found, strict=True)}
     return {image_id: size for image_id, size in (sizes | read).items() if size}
 

@@ -4,12 +4,36 @@ The work itself and its weights are defined by callers (pipeline/stage2/embed.py
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from itertools import chain, islice
+from typing import Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+_NOTHING: Future[list[int]] = Future()
+_NOTHING.set_result([])
+
+# Light items are passed to a thread several at a time: to pass one costs about as much as to open a small image. A task has at
+# most so many items, and so small a part of the budget.
+_ITEMS_PER_TASK = 8
+_BUDGET_PER_TASK = 1 / 64
+
+
+class _Task(NamedTuple, Generic[R]):
+    """Items at work. `future`: their results in order, and the error that ended the work, if any."""
+
+    future: Future[tuple[list[R], BaseException | None]]
+    items: int
+    weight: int
+
+
+def map_on(pool: ThreadPoolExecutor, work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
+    """Yield `work(item)` of each item, in order: `pool.map` for items that take little time each. All items are taken at once."""
+    remaining = iter(items)
+    parts = iter(lambda: list(islice(remaining, _ITEMS_PER_TASK)), [])
+    return chain.from_iterable(pool.map(lambda part: [work(item) for item in part], parts))
 
 
 def bounded_map(
@@ -38,20 +62,52 @@ def bounded_map(
         most: most items pending at once.
         budget: largest total weight.
     """
-    running: deque[tuple[Future[R], int]] = deque()
-    begun = 0
-    for item, weight in _weighed(pool, weigh, measure, items, most):
+    running: deque[_Task[R]] = deque()
+    begun = pending = 0
+    together = max(1, min(_ITEMS_PER_TASK, most // 4))
+    for part, weight in _parts(_weighed(pool, weigh, measure, items, most, together), together, budget):
         # `begun` is never less than the weight held, and known without examining each future.
         while running and (
-            len(running) >= most or (begun + weight > budget and _held(running, keeps) + weight > budget)
+            pending + len(part) > most or (begun + weight > budget and _held(running, keeps) + weight > budget)
         ):
-            future, taken = running.popleft()
-            begun -= taken
-            yield future.result()
-        running.append((pool.submit(work, item), weight))
-        begun += weight
+            task = running.popleft()
+            yield from _results(task)
+            begun, pending = begun - task.weight, pending - task.items
+        running.append(_Task(pool.submit(_work_on, work, part), len(part), weight))
+        begun, pending = begun + weight, pending + len(part)
     while running:
-        yield running.popleft()[0].result()
+        yield from _results(running.popleft())
+
+
+def _work_on(work: Callable[[T], R], items: Sequence[T]) -> tuple[list[R], BaseException | None]:
+    made: list[R] = []
+    try:
+        for item in items:
+            made.append(work(item))
+    except BaseException as error:  # raised by the caller's thread, after the results before it
+        return made, error
+    return made, None
+
+
+def _results(task: _Task[R]) -> Iterator[R]:
+    made, error = task.future.result()
+    yield from made
+    if error is not None:
+        raise error
+
+
+def _parts(weighed: Iterable[tuple[T, int]], most: int, budget: int) -> Iterator[tuple[list[T], int]]:
+    """Yield the items of each task, and their weight."""
+    part: list[T] = []
+    total = 0
+    for item, weight in weighed:
+        if part and (len(part) == most or total + weight > budget * _BUDGET_PER_TASK):
+            yield part, total
+            part, total = [], 0
+        part.append(item)
+        total += weight
+    if part:
+        yield part, total
 
 
 def _weighed(
@@ -60,23 +116,32 @@ def _weighed(
     measure: Callable[[T], int],
     items: Iterable[T],
     ahead: int,
+    together: int,
 ) -> Iterator[tuple[T, int]]:
     """Yield items with their weights; measuring starts early enough not to queue behind the work on other items."""
-    requested: deque[tuple[T, int | Future[int]]] = deque()
-    for item in items:
-        weight = weigh(item)
-        requested.append((item, pool.submit(measure, item) if weight is None else weight))
-        if len(requested) > ahead:
-            yield _measured(*requested.popleft())
+    requested: deque[tuple[list[T], list[int | None], Future[list[int]]]] = deque()
+    remaining, count = iter(items), 0
+    while part := list(islice(remaining, together)):
+        weights = [weigh(item) for item in part]
+        unknown = [item for item, weight in zip(part, weights, strict=True) if weight is None]
+        requested.append((part, weights, pool.submit(_measure, measure, unknown) if unknown else _NOTHING))
+        count += len(part)
+        while count > ahead:
+            count -= len(requested[0][0])
+            yield from _measured(*requested.popleft())
     while requested:
-        yield _measured(*requested.popleft())
+        yield from _measured(*requested.popleft())
 
 
-def _measured(item: T, weight: int | Future[int]) -> tuple[T, int]:
-    return item, weight if isinstance(weight, int) else weight.result()
+def _measure(measure: Callable[[T], int], items: Sequence[T]) -> list[int]:
+    return [measure(item) for item in items]
 
 
-def _held(running: Iterable[tuple[Future[R], int]], keeps: Callable[[R], int]) -> int:
-    return sum(
-        keeps(future.result()) if future.done() and not future.exception() else weight for future, weight in running
-    )
+def _measured(items: list[T], weights: list[int | None], measured: Future[list[int]]) -> Iterator[tuple[T, int]]:
+    missing = iter(measured.result())
+    for item, weight in zip(items, weights, strict=True):
+        yield item, next(missing) if weight is None else weight
+
+
+def _held(running: Iterable[_Task[R]], keeps: Callable[[R], int]) -> int:
+    return sum(sum(map(keeps, task.future.result()[0])) if task.future.done() else task.weight for task in running)

@@ -195,7 +195,7 @@ def problems_of_kind(inventory: Inventory, ledger: Ledger, spec: EmbeddingSpec) 
     ids = sorted({problem.item for problem in held if problem.item in inventory.scan.sources})
     # List these files again: the inventory's listing may be from before this pass.
     current = replace(inventory, listed={spec: _listing(inventory.store(spec), ids)})
-    done = {row.image_id for row in plan_for(spec, ids, current, ledger).done}
+    done = set(plan_for(spec, ids, current, ledger).done)
     return _sorted(_of_ledger(problem for problem in held if problem.item not in done))
 
 

@@ -46,6 +46,7 @@ class ModelIdentity(msgspec.Struct, frozen=True, kw_only=True):
         facts: fingerprints of weights and configuration, dtypes, preprocessing version, scaling and shift factors, ….
         scheme: number of the set of facts.
         libraries: versions of the libraries; None if an earlier release recorded the identity.
+        batch_size: most items of a model call, once it is known.
         files_sha256: file name → sha256 of the weight files, which identities of schemes 1 and 2 compare.
     """
 
@@ -58,6 +59,7 @@ class ModelIdentity(msgspec.Struct, frozen=True, kw_only=True):
     facts: dict[str, Any]
     scheme: int = 1
     libraries: dict[str, str] | None = None
+    batch_size: int | None = None
     files_sha256: dict[str, str] | None = None
 
     @property
@@ -162,6 +164,9 @@ def guard_identity(ledger: Ledger, identity: ModelIdentity) -> ModelIdentity:
         models.check(identity)
         in_force = models.in_force(identity)
         if models.recorded is None:
+            record_identity(ledger, in_force)
+        elif models.recorded.batch_size is None and identity.batch_size is not None:
+            in_force = msgspec.structs.replace(in_force, batch_size=identity.batch_size)
             record_identity(ledger, in_force)
     return in_force
 

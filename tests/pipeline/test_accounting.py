@@ -10,12 +10,14 @@ from hypothesis import strategies as st
 
 from imagemill.config import read_config
 from imagemill.domain.embedding_specs import DINOV3, VAE, embedding_specs
+from imagemill.pipeline import accounting
 from imagemill.pipeline.accounting import COUNTERS, ImageCounts, Standing, count_merge, embedded_images, progress_line
 from imagemill.pipeline.problem_list import current_problems
+from imagemill.pipeline.stage2.inventory import Inventory
 from imagemill.pipeline.stage2.merge import Merge
-from imagemill.pipeline.stage2.plan import EmbeddingPlan, Job
+from imagemill.pipeline.stage2.plan import EmbeddingPlan, Job, plans_for
 from imagemill.pipeline.stage2.scan import Scan, SourceFile
-from imagemill.store.ledger import FileRow, Ledger, Problem
+from imagemill.store.ledger import Ledger, Problem
 from tests.helpers.stage2 import embed, photos, stage2, surveyed, write_records, write_text
 
 KINDS = [spec.kind for spec in embedding_specs()]
@@ -31,7 +33,7 @@ def standing(done=(), jobs=(), refused=(), failed=(), left=()):
     """One state for all kinds: which images are done, have work, or are refused by the plan."""
     plan = EmbeddingPlan(
         jobs=[Job(i, f"{i}.png", None, None, None, None, None) for i in sorted(jobs)],
-        done=[FileRow(VAE.kind, i, "s", None, "c", "m") for i in sorted(done)],
+        done=sorted(done),
         refused=[problem(i, "refused") for i in sorted(refused)],
     )
     sources = {i: SourceFile(i, f"{i}.png", "s", None, 0) for i in {*done, *jobs, *refused}}
@@ -173,3 +175,35 @@ def test_progress_line_is_the_one_of_the_seed():
     assert progress_line(counts, 4.0) == line
     assert progress_line({**counts, "refused": 3, "waiting": 2}, 4.0) == f"{line} refused=3 waiting=2"
     assert "rate=0.0/s" in progress_line(counts, 0.0)
+
+
+def test_plans_are_made_again_only_after_a_change_that_concerns_them(data_root, monkeypatch):
+    """The end of a run reports the state that its last step has planned for."""
+    photos(data_root, "a", "b")
+    made = []
+    monkeypatch.setattr(accounting, "plans_for", lambda *given: made.append(given) or plans_for(*given))
+    with Ledger(data_root.ledger) as ledger:
+        inventory = Inventory(data_root)
+        inventory.survey(ledger)
+
+        def plans():
+            made.clear()
+            standing = Standing.read(inventory, ledger, ())
+            return len(made), {len(plan.jobs) + len(plan.refused) for plan in standing.plans.values()}
+
+        assert plans() == (1, {2})
+        ledger.record_counts("run", "asset", {"images": 2})
+        ledger.record_captions([])
+        assert plans() == (0, {2})
+        for change in (
+            lambda: ledger.record_problems([Problem("a", VAE.kind, "failed", "model_error", "why", "do")]),
+            lambda: ledger.record_setting("pixels.color", "ignore"),
+            lambda: ledger.forget_setting("pixels.color"),
+            lambda: write_text(data_root.stage2_jsonl, "{}"),
+        ):
+            change()
+            assert plans()[0] == 1
+            assert plans()[0] == 0
+        with Ledger(data_root.ledger) as other:
+            other.record_setting("pixels.color", "ignore")
+        assert plans()[0] == 1

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from imagemill.pipeline.prefetch import bounded_map
+from imagemill.pipeline.prefetch import bounded_map, map_on
 
 
 def run(weights, *, threads=2, most=6, budget=10, keeps=lambda made: 0, known=lambda weight: weight, work=lambda x: x):
@@ -136,3 +136,42 @@ def test_item_of_unknown_weight_is_measured_on_the_pool():
 
     assert len(measured) == 1
     assert here not in measured
+
+
+def test_light_items_share_tasks_and_heavy_ones_have_their_own():
+    """To pass an item to a thread costs about as much as to open a small image."""
+    sizes = []
+
+    class Pool(ThreadPoolExecutor):
+        def submit(self, work, *given):
+            sizes.append(len(given[1]))
+            return super().submit(work, *given)
+
+    with Pool(2) as pool:
+        list(bounded_map(
+            pool, lambda x: x, [1] * 32 + [64] * 3, weigh=lambda x: x, measure=int, keeps=lambda x: 0, most=100, budget=640,
+        ))  # fmt: skip
+
+    assert sizes == [8, 8, 8, 8, 1, 1, 1]
+
+
+def test_results_before_a_failing_item_of_the_same_task_are_yielded():
+    def work(item):
+        if item == 5:
+            raise OSError("no such file")
+        return item
+
+    with ThreadPoolExecutor(1) as pool:
+        results = bounded_map(
+            pool, work, range(8), weigh=lambda x: 0, measure=int, keeps=lambda x: 0, most=100, budget=1
+        )  # fmt: skip
+
+        assert [next(results) for _ in range(5)] == [0, 1, 2, 3, 4]
+        with pytest.raises(OSError, match="no such file"):
+            next(results)
+
+
+@given(st.lists(st.integers()))
+def test_items_mapped_on_a_pool_keep_their_order(items):
+    with ThreadPoolExecutor(2) as pool:
+        assert list(map_on(pool, lambda item: item + 1, items)) == [item + 1 for item in items]

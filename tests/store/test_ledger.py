@@ -30,7 +30,7 @@ def file_row(stat, source="s1", image_id="a"):
 def test_rows_come_back_as_they_were_recorded(ledger):
     """Every typed row survives the round trip, including masks and missing stats."""
     source = SourceRow("ü.b", "ü.b.jpg", OLD, "xxh3:1", 30, 40)
-    caption = CaptionRow("ü.b", None, "two\u2028words", "record", "xxh3:2", [1] * 76 + [0], True)
+    caption = CaptionRow("ü.b", None, "two\u2028words", "record", "xxh3:2", "1" * 76 + "0", True)
     problem = Problem(
         "x.gif", "approved_images", "refused", "unsupported_type", "d", "r", None, "run", "2026-01-01T00:00:00+00:00"
     )
@@ -65,7 +65,7 @@ def test_mask_of_an_earlier_caption_is_not_recorded(ledger):
     assert ledger.captions()["a"].mask is None
 
     ledger.record_masks([("a", "xxh3:new", [1] * 77, True)])
-    assert (ledger.captions()["a"].mask, ledger.captions()["a"].truncated) == ([1] * 77, True)
+    assert (ledger.captions()["a"].tokens, ledger.captions()["a"].truncated) == ([1] * 77, True)
 
 
 def test_selection_by_ids_takes_more_than_sqlite_has_parameters(ledger):

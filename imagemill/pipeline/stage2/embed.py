@@ -17,6 +17,7 @@ Jobs are chosen in plan.py; publish.py does final names and the ledger, io_manag
 
 import math
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -54,6 +55,7 @@ from imagemill.pipeline.batch_inference import (
     is_out_of_memory,
     use_intraop_threads,
 )
+from imagemill.pipeline.batch_size import BatchSize
 from imagemill.pipeline.byte_budget import ByteBudget
 from imagemill.pipeline.device_thread import DeviceThread
 from imagemill.pipeline.malloc_tuning import reuse_freed_memory
@@ -81,7 +83,9 @@ READY_BATCHES = 2
 # A write thread gets files together up to so many bytes, and so many files: to hand over a file costs as much as to write a
 # small one.
 _WRITE_BYTES = 256 * 1024
-_WRITE_FILES = 8
+_WRITE_FILES = 32
+
+_MORE_MEMORY = "free memory on the device, choose another one, or scale the image down, then run imagemill again"
 
 # If the model fails this many images one by one before its first success, it cannot run on this machine. A single failure is not
 # enough: an image that the model cannot process, first by name, would stop every run. Failures of earlier runs do not count.
@@ -170,6 +174,8 @@ class EmbedWorker:
         self._succeeded, self._failures, self._disk_full = False, 0, False
         # Most items of a group that fit into memory, where a larger batch did not.
         self._fits: dict[Any, int] = {}
+        self._size = BatchSize(self.settings.batch_size)
+        self._ended = 0.0  # when the device finished its last batch
         self._calls = 0  # that rows have reported
 
     # ---- the stream
@@ -239,6 +245,11 @@ class EmbedWorker:
                 self._written.extend(arrived)
         yield from self._written
 
+    @property
+    def batch_size(self) -> int:
+        """Most items of the next model call."""
+        return self._size.size
+
     def close(self) -> None:
         """Close the model if it was loaded."""
         if self._encoder is not None:
@@ -259,6 +270,8 @@ class EmbedWorker:
             identity = encoder_class.identify(self.settings, **given)
             self.recorded_models.check(identity)
             self._identity = self.recorded_models.in_force(identity)
+            self._size = self._batch_size(identity.device)
+            self._note_size()
             return encoder_class.load(self.settings, **given)
         except ImagemillError:
             raise
@@ -267,6 +280,17 @@ class EmbedWorker:
                 f"{self.spec.kind}: {self.settings.model} cannot be loaded: {type(error).__name__}: {error}",
                 do="check model, device and dtype in imagemill.yaml",
             ) from error
+
+    def _batch_size(self, device: str) -> BatchSize:
+        """Return the size of batches on a device. One that was found for another type of device is not used."""
+        recorded, on_cpu = self.recorded_models.recorded, device == "cpu"
+        known = recorded.batch_size if recorded and (recorded.device == "cpu") == on_cpu else None
+        return BatchSize(self.settings.batch_size, known, fixed=on_cpu)
+
+    def _note_size(self) -> None:
+        """Let the next rows carry the size of batches once it is final."""
+        if self._identity and self._size.settled and self._identity.batch_size is None:
+            self._identity = msgspec.structs.replace(self._identity, batch_size=self._size.size)
 
     def _in_order(self, jobs: Iterable[Job]) -> Iterable[Job]:
         """Sort captions by length and text: full batches, and few equal texts are computed twice."""
@@ -285,7 +309,7 @@ class EmbedWorker:
             weigh=self._known_pixels,
             measure=lambda job: math.prod(size_or_none(self.approved / job.file_name) or (0,)),
             keeps=lambda made: made.prepared.pixels if isinstance(made, _Item) else 0,
-            most=(1 + READY_BATCHES) * self.settings.batch_size + 2 * self.decode_threads,
+            most=(1 + READY_BATCHES) * self._size.largest + 2 * self.decode_threads,
             budget=self.decode_ahead_pixels,
         )
 
@@ -415,14 +439,14 @@ class EmbedWorker:
     def _is_full(self, group: Sequence[_Item]) -> bool:
         pixels = sum(item.prepared.pixels for item in group)
         next_pixels = pixels + group[-1].prepared.pixels
-        most = self._fits.get(group[0].prepared.group, self.settings.batch_size)
+        most = self._fits.get(group[0].prepared.group, self._size.size)
         return len(group) >= most or next_pixels > self.settings.batch_pixels
 
     def _is_crowded(self, groups: Iterable[Sequence[_Item]]) -> bool:
         """Return True if so many items wait that the largest group is passed on incomplete."""
         items = [item for group in groups for item in group]
         pixels = sum(item.prepared.pixels for item in items)
-        return len(items) >= 4 * self.settings.batch_size or pixels >= 4 * self.settings.batch_pixels
+        return len(items) >= 4 * self._size.size or pixels >= 4 * self.settings.batch_pixels
 
     # ---- the model
 
@@ -438,14 +462,19 @@ class EmbedWorker:
             ):  # a batch may have been formed before its size was found not to fit
                 self._make(batch[begin : begin + most], writers)
             return None
+        began = time.monotonic()
         try:
             collect = launch([item.prepared for item in batch])
         except Exception as error:
             collect = partial(_raise, error.with_traceback(None))
-        return partial(self._make, batch, writers, collect)
+        return partial(self._make, batch, writers, collect, began)
 
     def _make(
-        self, batch: list[_Item], writers: ThreadPoolExecutor, collect: Callable[[], list[np.ndarray]] | None = None
+        self,
+        batch: list[_Item],
+        writers: ThreadPoolExecutor,
+        collect: Callable[[], list[np.ndarray]] | None = None,
+        began: float = 0.0,
     ) -> None:
         """Encode a batch and pass each array to a writer. A failing batch is halved until the failing items are isolated.
 
@@ -453,6 +482,7 @@ class EmbedWorker:
             batch: items of one group.
             writers: write the files.
             collect: returns the arrays of a batch that was launched.
+            began: when it was launched, by the monotonic clock.
         """
         encoder, group = self.encoder(), batch[0].prepared.group
         divided, noted = False, False
@@ -462,12 +492,18 @@ class EmbedWorker:
             if is_out_of_memory(error) and size > 1:
                 free_device_memory()
                 divided, self._fits[group] = True, (size + 1) // 2
+                self._size.does_not_fit(size)
             return (size + 1) // 2
 
         def encode(part: Sequence[_Item]) -> list[tuple[_Item, np.ndarray]]:
             nonlocal collect
             launched, collect = collect, None
+            start = began if launched else time.monotonic()
             arrays = launched() if launched else encoder.encode([item.prepared for item in part])
+            # A batch that was launched during the one before it has the device from the end of that one.
+            start, self._ended = max(start, self._ended), time.monotonic()
+            self._size.note(len(part), self._ended - start)
+            self._note_size()
             return list(zip(part, arrays, strict=True))
 
         for part, made in infer_in_parts(encode, batch, half):
@@ -510,6 +546,9 @@ class EmbedWorker:
             write_bytes_atomic(path, header + state.tobytes())
 
     def _model_failure(self, item: _Item, error: Exception, encoder: Encoder) -> EmbedRow:
+        if is_out_of_memory(error) and self._succeeded:
+            detail = f"one image of this size does not fit into the memory of {encoder.identity.device}"
+            return _failure(item.job, "out_of_memory", detail, _MORE_MEMORY)
         self._failures += not item.job.failed
         if not self._succeeded and self._failures >= _TRIES:
             raise ModelUnusable(

@@ -19,14 +19,16 @@ from imagemill.domain.layout import DataRoot
 from imagemill.errors import Refused
 from imagemill.formats.images import decode, header_size
 from imagemill.formats.jsonl import Span, encode_line
-from imagemill.fs.fingerprints import FileSignature, fingerprint
+from imagemill.fs.fingerprints import FileSignature, fingerprint, read_whole
 from imagemill.models import CAPTIONER
+from imagemill.pipeline.prefetch import map_on
 from imagemill.pipeline.stage2.inventory import Inventory
 from imagemill.pipeline.stage2.merge import ASSET, UNMIGRATED
 from imagemill.pipeline.stage2.plan import LedgerSnapshot, missing_caption, refused_image, unusable_sidecar
 from imagemill.pipeline.stage2.quarantine import CAPTION, QuarantinedLine, quarantine
 from imagemill.pipeline.stage2.record_index import Recorded, record_at
 from imagemill.pipeline.stage2.scan import SIDECARS, Scan, SourceFile, caption_row
+from imagemill.store.inputs import PixelRule
 from imagemill.store.ledger import FROM_PREVIEW_RECORD, FROM_RECORD, CaptionRow, Ledger, Problem, SourceRow
 from imagemill.store.provenance import read_identity
 
@@ -75,7 +77,7 @@ def inspect_image(approved: Path, source: ImageFile, color: ColorSetting = SRGB)
         Refused: as `formats.images.decode`.
         OSError: if the disk fails.
     """
-    data = (approved / source.file_name).read_bytes()
+    data = read_whole(approved / source.file_name)
     pixels, facts = decode(data, source.file_name, color)
     height, width = pixels.shape[:2]
     assert source.stat  # callers pass existing images only
@@ -93,13 +95,14 @@ def size_or_none(path: Path) -> tuple[int, int] | None:
 
 def complete_facts(approved: Path, scan: Scan, ledger: Ledger, *, threads: int = 2, up_to: str | None = None) -> None:
     """Open the images that no pass has opened yet, up to an id; record their metadata, or why they cannot be decoded."""
-    known = LedgerSnapshot.read(ledger)
+    opened, color = ledger.sources(), PixelRule.read(ledger).color
     chosen = [s for s in scan.sources.values() if up_to is None or s.image_id <= up_to]
-    todo = [s for s in chosen if known.facts(s) is None and not refused_image(s, known)]
-    color = known.pixels.color
+    unknown = [s for s in chosen if not s.is_known(opened.get(s.image_id), color)]
+    known = LedgerSnapshot.read(ledger, [source.image_id for source in unknown])
+    todo = [source for source in unknown if not refused_image(source, known)]
     with ThreadPoolExecutor(threads, "inspect") as pool:
         for chunk in _chunks(todo):
-            results = list(pool.map(lambda source: _facts_or_problem(approved, source, color), chunk))
+            results = list(map_on(pool, lambda source: _facts_or_problem(approved, source, color), chunk))
             with ledger.transaction():
                 ledger.record_sources(r for r in results if isinstance(r, SourceRow))
                 ledger.record_problems(r for r in results if isinstance(r, Problem))
@@ -108,8 +111,8 @@ def complete_facts(approved: Path, scan: Scan, ledger: Ledger, *, threads: int =
 
 def _forget_overcome(scan: Scan, ledger: Ledger) -> None:
     """Remove problems of images that were opened successfully since, here or in an embedding pass."""
-    opened = ledger.sources()
     noted = [p.item for p in ledger.problems() if p.asset == ASSET and p.reason not in _OF_RECORDS]
+    opened = ledger.sources(noted)
     ledger.clear_problems(
         ASSET, [i for i in noted if i in opened and i in scan.sources and opened[i].stat == scan.sources[i].stat]
     )
@@ -180,7 +183,7 @@ def _recorded_caption(image_id: str, span: Span, origin: str) -> CaptionRow | No
 
 def complete_masks(ledger: Ledger, masks: Callable[[], Masks], tokens: int = T5_TOKENS) -> None:
     """Tokenise captions without a mask of this length. `masks` loads the tokenizer: it is called only if there are any."""
-    todo = [row for row in ledger.captions().values() if row.mask is None or len(row.mask) != tokens]
+    todo = ledger.unmasked(tokens)
     if not todo:
         return
     tokenise = masks()
@@ -191,7 +194,7 @@ def complete_masks(ledger: Ledger, masks: Callable[[], Masks], tokens: int = T5_
 
 def note_missing_captions(scan: Scan, ledger: Ledger) -> None:
     """Record one problem per readable image without a caption, so that no image is lost silently in any order of passes."""
-    captions, opened, outdated = ledger.captions(), ledger.sources(), ledger.outdated_captions()
+    captions, opened, outdated = ledger.captioned_ids(), ledger.source_ids(), ledger.outdated_captions()
     absent = [s for s in scan.sources.values() if s.image_id in opened and s.image_id not in captions]
     sidecars = {p.item: p for p in ledger.problems() if p.asset == SIDECARS}
     absent = [source for source in absent if not unusable_sidecar(source, sidecars)]

@@ -18,6 +18,7 @@ from imagemill.domain.inputs import HDR_TRANSFER, SRGB, InputSettings
 from imagemill.errors import Refused
 from imagemill.formats.images import read_facts
 from imagemill.fs.fingerprints import file_signature
+from imagemill.pipeline.prefetch import map_on
 from imagemill.store.inputs import record_inputs, recorded_inputs
 from imagemill.store.ledger import Ledger, SourceRow
 
@@ -63,7 +64,7 @@ def _fill_colours(approved: Path, ledger: Ledger, *, threads: int) -> None:
     unknown = [row for row in ledger.sources().values() if row.color is None]
     with ThreadPoolExecutor(threads, "inspect") as pool:
         for at in range(0, len(unknown), _CHUNK):
-            filled = pool.map(lambda row: _filled(approved, row), unknown[at : at + _CHUNK])
+            filled = map_on(pool, lambda row: _filled(approved, row), unknown[at : at + _CHUNK])
             ledger.record_sources(row for row in filled if row)
 
 

@@ -5,6 +5,7 @@ A command lists them once for all its steps; a step of a run in the UI lists the
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from imagemill.domain.embedding_specs import EmbeddingSpec
 from imagemill.domain.inputs import FORMATS, Format
@@ -26,6 +27,7 @@ class Inventory:
         listed: the result of `files`, for the kinds that it was called for.
         in_force: kind as declared → kind with the data root's settings and contract.
         formats: extensions of images.
+        kept: the last plans that were made of this listing, and the state that they depend on (pipeline/accounting.py).
     """
 
     root: DataRoot
@@ -34,6 +36,7 @@ class Inventory:
     listed: dict[EmbeddingSpec, Mapping[str, FileSignature]] = field(default_factory=dict)
     in_force: Callable[[EmbeddingSpec], EmbeddingSpec] = lambda spec: spec
     formats: tuple[Format, ...] = FORMATS
+    kept: tuple[object, Any] | None = None
 
     @property
     def scan(self) -> Scan:

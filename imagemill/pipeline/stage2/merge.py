@@ -264,7 +264,7 @@ def _record(old: Record | None, source: SourceRow | None, caption: CaptionRow | 
         image_id=caption.image_id,
         image_path=merge.root.image_path(source.file_name) if source else old.get("image_path", ""),
         caption=caption.text,
-        mask=caption.mask,
+        mask=caption.tokens,
         height=height,
         width=width,
         cropped=merge.cropped,

@@ -33,7 +33,7 @@ NOTHING_RECORDED = Recorded()
 OUTDATED_CAPTION = "its caption was generated for an earlier image of this name"
 
 # Failures of the model on one item.
-MODEL_REASONS = frozenset({"model_error", "non_finite"})
+MODEL_REASONS = frozenset({"model_error", "non_finite", "out_of_memory"})
 
 # Refusals of the image itself, which hold for every kind made from it.
 IMAGE_REASONS = frozenset({"undecodable", "too_small", "too_large", "hdr_transfer", "unsupported_type"})
@@ -78,9 +78,15 @@ class EmbeddingPlan:
     """Result of planning one pass; every id is in exactly one list."""
 
     jobs: list[Job] = field(default_factory=list)
-    done: list[FileRow] = field(default_factory=list)
+    done: list[str] = field(default_factory=list)
     refused: list[Problem] = field(default_factory=list)
     absent: list[str] = field(default_factory=list)
+
+    def __add__(self, other: "EmbeddingPlan") -> "EmbeddingPlan":
+        """Return the plan of the images of both."""
+        return EmbeddingPlan(
+            self.jobs + other.jobs, self.done + other.done, self.refused + other.refused, self.absent + other.absent
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +132,7 @@ class LedgerSnapshot:
     def facts(self, source: SourceFile) -> SourceRow | None:
         """Return the source as last read, if it has not changed since and everything is known that planning needs."""
         row = self.sources.get(source.image_id)
-        return row if row and row.stat == source.stat and row.is_read(self.pixels.color) else None
+        return row if source.is_known(row, self.pixels.color) else None
 
 
 def plan_embedding(
@@ -177,7 +183,7 @@ def plan_embedding(
             and row.model_key != SUPERSEDED
             and _is_current(row, spec, source, facts, caption, known.pixels)
         ):
-            plan.done.append(row)
+            plan.done.append(image_id)
             continue
         plan.jobs.append(
             Job(
@@ -297,11 +303,14 @@ def plans_for(
     awaited: Set[str] = frozenset(),
 ) -> dict[EmbeddingSpec, EmbeddingPlan]:
     """Call `plan_embedding` for several kinds, with one reading of the ledger's rows for these images."""
-    scan, recorded, known = inventory.scan, inventory.recorded, LedgerSnapshot.read(ledger, ids)
+    scan, recorded = inventory.scan, inventory.recorded
+    # To read all rows takes less time than to look up most of them.
+    rows = None if 2 * len(ids) > len(scan.sources) else ids
+    known = LedgerSnapshot.read(ledger, rows)
     plans: dict[EmbeddingSpec, EmbeddingPlan] = {}
     for declared in specs:
         spec = inventory.in_force(declared)
-        files, listing = ledger.files(spec.kind, ids), inventory.files(spec)
+        files, listing = ledger.files(spec.kind, rows), inventory.files(spec)
         plans[declared] = plan_embedding(spec, ids, scan, known, files, listing, recorded, awaited)
     return plans
 

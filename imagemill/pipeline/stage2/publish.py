@@ -16,10 +16,9 @@ import contextlib
 import os
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import Literal, TypeVar
 
 from imagemill.domain.embedding_specs import T5
@@ -158,22 +157,31 @@ def _join(thread: threading.Thread, queue: "_StagedRows", *, interrupted: bool) 
 
 
 class _StagedRows:
-    """A queue of rows whose files are staged, limited by the bytes of these files. Yields None if no row arrives for a while."""
+    """A queue of rows whose files are staged, limited by the bytes of these files. Yields None if no row arrives for a while.
+
+    The reader is woken for a whole batch of rows, not for each: to wake a thread costs as much as to publish a row.
+    """
 
     def __init__(self) -> None:
-        self._rows: SimpleQueue[tuple[EmbedRow | None, int]] = SimpleQueue()
+        self._rows: deque[tuple[EmbedRow, int]] = deque()
         self._bytes = ByteBudget(PUBLISH_BEHIND_BYTES)
-        self._abandoned = False
+        self._wake = threading.Event()
+        self._ended = self._abandoned = False
 
     def put(self, row: EmbedRow) -> None:
-        """Add a row, then wait until the files of all rows are within the limit."""
+        """Add a row, after waiting until the files of all rows are within the limit."""
         size = _ROW_BYTES + (signature_bytes(row.file.stat) if row.file and row.staged else 0)
-        self._rows.put((row, size))
+        if not self._bytes.has_room(size):
+            self._wake.set()
         self._bytes.acquire(size)
+        self._rows.append((row, size))
+        if len(self._rows) >= PUBLISH_ROWS:
+            self._wake.set()
 
     def end(self) -> None:
         """Let the iteration end after the rows that were added."""
-        self._rows.put((None, 0))
+        self._ended = True
+        self._wake.set()
 
     def abandon(self) -> None:
         """Let the iteration end at once, and nothing wait."""
@@ -183,15 +191,16 @@ class _StagedRows:
 
     def __iter__(self) -> Iterator[EmbedRow | None]:
         while not self._abandoned:
-            try:
-                row, size = self._rows.get(timeout=PUBLISH_SECONDS)
-            except Empty:
-                yield None
-                continue
-            self._bytes.release(size)
-            if row is None:
+            self._wake.wait(PUBLISH_SECONDS)
+            self._wake.clear()
+            ended = self._ended  # read before the rows: those added earlier are among them
+            while self._rows and not self._abandoned:
+                row, size = self._rows.popleft()
+                self._bytes.release(size)
+                yield row
+            if ended:
                 return
-            yield row
+            yield None
 
 
 def after_interrupt(stream: Iterable[T], interrupt: BaseException) -> Iterator[T]:

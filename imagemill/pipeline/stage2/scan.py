@@ -16,11 +16,11 @@ from pathlib import Path, PurePath
 import msgspec
 
 from imagemill.domain.ids import id_problem, image_id_of, suffix_of
-from imagemill.domain.inputs import FORMATS, HEIF_EXTRA, HEIF_FORMATS, Format, formats_text
+from imagemill.domain.inputs import FORMATS, HEIF_EXTRA, HEIF_FORMATS, ColorSetting, Format, formats_text
 from imagemill.errors import MissingInput
 from imagemill.formats.images import heif_is_installed
 from imagemill.fs.fingerprints import FileSignature, RunningFingerprint, file_signature, fingerprint
-from imagemill.store.ledger import FROM_SIDECAR, CaptionRow, Ledger, Problem
+from imagemill.store.ledger import FROM_SIDECAR, CaptionRow, Ledger, Problem, SourceRow
 
 IMAGE_SUFFIXES = frozenset(f".{name}" for name in FORMATS)
 CAPTION_SUFFIX = ".txt"
@@ -49,6 +49,10 @@ class SourceFile(msgspec.Struct, frozen=True, gc=False):
     stat: FileSignature
     caption: FileSignature | None
     changed_ns: int
+
+    def is_known(self, row: SourceRow | None, color: ColorSetting) -> bool:
+        """Return whether the ledger's row has this file's state, and everything that planning needs."""
+        return row is not None and row.stat == self.stat and row.is_read(color)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,10 @@ _OUTDATED = f"""origin IN ('{FROM_CAPTIONER}', '{FROM_PREVIEW}') AND EXISTS (
     WHERE m.image_id = captions.image_id AND s.fingerprint != m.image)"""
 
 
+# The codes of the digits, as numbers: a mask is decoded in one call instead of one per token.
+_DIGITS = bytes.maketrans(b"01", b"\0\1")
+
+
 class CaptionRow(msgspec.Struct, frozen=True):
     """A caption as written to the record.
 
@@ -28,7 +32,7 @@ class CaptionRow(msgspec.Struct, frozen=True):
         text: of the caption.
         origin: one of the constants above.
         fingerprint: of the text.
-        mask: one int per token.
+        mask: one character per token, as `mask_text` writes it; reading all captions converts none.
         truncated: whether the text encoder sees only the first tokens.
     """
 
@@ -37,8 +41,13 @@ class CaptionRow(msgspec.Struct, frozen=True):
     text: str
     origin: str
     fingerprint: str
-    mask: list[int] | None = None
+    mask: str | None = None
     truncated: bool = False
+
+    @property
+    def tokens(self) -> list[int]:
+        """The mask as one int per token; empty without one."""
+        return [] if self.mask is None else list(self.mask.encode().translate(_DIGITS))
 
 
 class Captioned(msgspec.Struct, frozen=True):
@@ -62,15 +71,7 @@ def mask_text(mask: Sequence[int] | None) -> str | None:
     return None if mask is None else "".join("1" if bit else "0" for bit in mask)
 
 
-# The codes of the digits, as numbers: a mask is decoded in one call instead of one per token.
-_DIGITS = bytes.maketrans(b"01", b"\0\1")
-
-
-def _mask(text: str | None) -> list[int] | None:
-    return None if text is None else list(text.encode().translate(_DIGITS))
-
-
-CAPTIONS = Table("captions", CaptionRow, mask=Codec(mask_text, _mask), truncated=Codec(int, bool))
+CAPTIONS = Table("captions", CaptionRow)
 CAPTIONED = Table("captioned", Captioned, cut_off=Codec(int, bool))
 
 
@@ -127,6 +128,15 @@ class Captions(Database):
     def captions(self, ids: Sequence[str] | None = None, *, outdated: bool = False) -> dict[str, CaptionRow]:
         """Return the captions by image id; those that a model generated from an earlier image only if `outdated`."""
         return {row.image_id: row for row in self._select(CAPTIONS, ids, "1" if outdated else f"NOT ({_OUTDATED})")}
+
+    def captioned_ids(self) -> set[str]:
+        """Return the images with a caption that is not outdated."""
+        return {image_id for (image_id,) in self._rows(f"SELECT image_id FROM captions WHERE NOT ({_OUTDATED})")}
+
+    def unmasked(self, tokens: int) -> list[CaptionRow]:
+        """Return the captions without a mask of this length, except outdated ones."""
+        where = f"(mask IS NULL OR length(mask) != ?) AND NOT ({_OUTDATED})"
+        return list(self._select(CAPTIONS, where=where, given=(tokens,)))
 
     def captioned(self) -> dict[str, Captioned]:
         """Return every image that a model has captioned, even if its present caption comes from another source."""

@@ -1,7 +1,9 @@
 """The SQLite connection of a ledger: opening, transactions, selection by ids."""
 
 import os
+import re
 import sqlite3
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -16,6 +18,9 @@ from imagemill.store.ledger.schema import VERSION, migrate
 from imagemill.store.ledger.table import Table
 
 _DAMAGED = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_ERROR")
+
+# The table of a statement that changes rows.
+_TABLE_OF = re.compile(r"\s*(?:INSERT(?: OR \w+)? INTO|UPDATE(?: OR \w+)?|DELETE FROM)\s+(\w+)").match
 
 R = TypeVar("R", bound=msgspec.Struct)
 
@@ -50,6 +55,7 @@ class Database:
         self.path = path
         self._helper: Self | None = None
         self._as_before: dict[int, int] = {}
+        self._changes: Counter[str] = Counter()  # of this connection, by the beginning of the statement
         with self._errors():
             self._db = _connect(path, read_only)
 
@@ -102,6 +108,10 @@ class Database:
             if connection._data_version() == of_helper:  # so only the helper has made changes
                 self._as_before[after] = before
 
+    def state_of_tables(self, *names: str) -> tuple[int, ...]:
+        """Return numbers that change whenever the rows of these tables, or anything by another connection, may have changed."""
+        return (self._data_version(), *(self._changes[name] for name in names))
+
     def file_state(self) -> str:
         """Write the log into the database, unless another connection reads it; return a text that each later change changes."""
         with self._errors():
@@ -130,12 +140,17 @@ class Database:
     def _change(self, sql: str, given: Sequence[Any] = ()) -> int:
         """Execute one statement in a transaction; return the number of changed rows."""
         with self.transaction(), self._errors():
-            return self._db.execute(sql, given).rowcount
+            return self._counted(sql, self._db.execute(sql, given).rowcount)
 
     def _change_each(self, sql: str, rows: Iterable[Sequence[Any]]) -> int:
         """Execute one statement for each row, in a transaction; return the number of changed rows."""
         with self.transaction(), self._errors():
-            return self._db.executemany(sql, rows).rowcount
+            return self._counted(sql, self._db.executemany(sql, rows).rowcount)
+
+    def _counted(self, sql: str, rows: int) -> int:
+        if rows > 0:
+            self._changes[_TABLE_OF(sql)[1]] += rows  # type: ignore[index]
+        return rows
 
     def _insert(self, table: Table[R], rows: Iterable[R]) -> None:
         self._change_each(table.insert, table.values(rows))

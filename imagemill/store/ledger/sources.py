@@ -66,6 +66,10 @@ class Sources(Database):
         """Return the images by id, or only those of `ids`."""
         return {row.image_id: row for row in self._select(SOURCES, ids)}
 
+    def source_ids(self) -> set[str]:
+        """Return the ids of all images that were opened."""
+        return {image_id for (image_id,) in self._rows("SELECT image_id FROM sources")}
+
     def sources_like(self, fingerprint: str) -> dict[str, SourceRow]:
         """Return the images with these bytes, by id."""
         return {row.image_id: row for row in self._select(SOURCES, where="fingerprint = ?", given=(fingerprint,))}

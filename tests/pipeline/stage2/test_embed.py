@@ -15,6 +15,7 @@ from collections import Counter
 from types import SimpleNamespace
 from typing import ClassVar
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -296,7 +297,7 @@ def test_batch_that_raises_is_halved_until_the_failing_image_is_alone(data_root)
     counts = embed(data_root, DINOV3, encoder=encoder, batch_size=8)[DINOV3.kind]
 
     assert (counts["computed"], counts["failed"]) == (8, 1)
-    assert problems(data_root) == {("e", "failed", "model_error")}
+    assert problems(data_root) == {("e", "failed", "out_of_memory")}
     assert sizes(encoder) == [1, 8, 4, 2, 2, 1, 1, 4]
     assert {p.stem for p in (data_root.derived / DINOV3.folder).iterdir()} == set("abcdfghi")
 
@@ -322,11 +323,86 @@ def test_size_that_fits_into_memory_is_remembered(data_root):
     assert sizes(encoder) == [1, 8, 4, 2, 2, 4, 2, 2, 2, 2, 2, 2]
 
 
+def test_image_that_does_not_fit_into_memory_alone_is_named(data_root):
+    """It is not tiled: which images are tiled depends on their pixels alone. The others are made."""
+    photos(data_root, *"abcde")
+    big = value_of_image(data_root, "d")
+
+    def encode(batch, arrays):
+        if any(item.payload[0] == big for item in batch):
+            raise MemoryError("out of memory")
+        return arrays
+
+    counts = embed(data_root, DINOV3, encoder=recording(encode), batch_size=2)[DINOV3.kind]
+
+    assert (counts["computed"], counts["failed"]) == (4, 1)
+    with Ledger(data_root.ledger) as ledger:
+        (problem,) = ledger.problems()
+    assert (problem.item, problem.reason) == ("d", "out_of_memory")
+    assert problem.detail == "one image of this size does not fit into the memory of cpu"
+    embed(data_root, DINOV3, encoder=recording())
+    assert problems(data_root) == set()
+
+
+def on_a_gpu(monkeypatch, *, best):
+    """An encoder of another device, which computes up to `best` images in one second of a clock of its own."""
+    clock = [0.0]
+
+    def encode(batch, arrays):
+        clock[0] += max(1, len(batch) / best)
+        return arrays
+
+    class Encoder(recording(encode)):
+        @classmethod
+        def identify(cls, settings, **given):
+            return msgspec.structs.replace(super().identify(settings, **given), device="cuda")
+
+    monkeypatch.setattr(embed_module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    return Encoder
+
+
+def test_fastest_size_of_batches_is_found_and_recorded(data_root, monkeypatch):
+    photos(data_root, *(f"i{n:03d}" for n in range(520)))
+    encoder = on_a_gpu(monkeypatch, best=16)
+
+    embed(data_root, DINOV3, encoder=encoder)
+
+    found = sizes(encoder)
+    assert found[:4] == [1, 8, 8, 8]
+    assert found[-2] == 16, "the last batch is the rest"
+    assert max(found) == 32
+    assert identity_of(data_root, DINOV3.kind).batch_size == 16
+
+    photos(data_root, *(f"j{n:03d}" for n in range(40)))
+    again = on_a_gpu(monkeypatch, best=1000)
+    embed(data_root, DINOV3, encoder=again)
+    assert sizes(again) == [1, 16, 16, 7], "the recorded size holds"
+
+
+def test_size_of_batches_on_a_processor_is_not_that_of_a_gpu(data_root, monkeypatch):
+    photos(data_root, *(f"i{n:03d}" for n in range(520)))
+    embed(data_root, DINOV3, encoder=on_a_gpu(monkeypatch, best=16))
+    photos(data_root, *(f"j{n:03d}" for n in range(20)))
+    encoder = recording()
+
+    embed(data_root, DINOV3, encoder=encoder)
+
+    assert sizes(encoder) == [1, 8, 8, 3]
+
+
+def test_configured_size_is_recorded(data_root):
+    photos(data_root, *"abc")
+
+    embed(data_root, DINOV3, encoder=recording(), batch_size=2)
+
+    assert identity_of(data_root, DINOV3.kind).batch_size == 2
+
+
 def test_failed_image_is_retried_and_its_problem_removed(data_root):
     """The next run retries *failed* images."""
     photos(data_root, *"abc")
     embed(data_root, DINOV3, encoder=recording(failing_for(data_root, "b")))
-    assert problems(data_root) == {("b", "failed", "model_error")}
+    assert problems(data_root) == {("b", "failed", "out_of_memory")}
 
     assert embed(data_root, DINOV3)[DINOV3.kind]["computed"] == 1
     assert problems(data_root) == set()
@@ -873,7 +949,7 @@ def test_edited_caption_makes_only_its_t5_file_stale(data_root):
 
     assert {kind: c["computed"] for kind, c in made.items()} == {DINOV3.kind: 0, VAE.kind: 0, T5.kind: 1}
     with Ledger(data_root.ledger) as ledger:
-        assert sum(ledger.captions()["a"].mask) == 6, "five words and the end: the mask is of the new caption"
+        assert sum(ledger.captions()["a"].tokens) == 6, "five words and the end: the mask is of the new caption"
 
 
 def test_touched_image_is_read_once_and_its_files_are_kept(data_root):
@@ -992,7 +1068,7 @@ def test_interrupt_of_the_model_publishes_finished_files(data_root):
 
     assert len(list((data_root.derived / DINOV3.folder).glob("*.npy"))) == 5, "a single one and two pairs"
     assert not temporaries(data_root.derived / DINOV3.folder)
-    counts = embed(data_root, DINOV3)[DINOV3.kind]
+    counts = embed(data_root, DINOV3, batch_size=8)[DINOV3.kind]
     assert counts == {"computed": 5, "calls": 2, "replaced": 0}
 
 
@@ -1077,7 +1153,7 @@ def test_t5_records_the_mask_it_used(data_root):
     embed(data_root, T5)
 
     with Ledger(data_root.ledger) as ledger:
-        assert ledger.captions()["a"].mask == [1] * 4 + [0] * 73
+        assert ledger.captions()["a"].tokens == [1] * 4 + [0] * 73
 
 
 def test_closed_worker_closes_its_model(data_root):

@@ -362,7 +362,7 @@ def test_tokenizer_is_loaded_only_for_captions_without_a_mask(data_root, ledger)
     survey(data_root.approved, ledger)
     complete_masks(ledger, masks)
     assert asked == [["noise called b"]]
-    assert ledger.captions()["b"].mask == ledger.captions()["a"].mask == [1] * 4 + [0] * 73
+    assert ledger.captions()["b"].mask == ledger.captions()["a"].mask == "1" * 4 + "0" * 73
 
 
 def test_order_of_passes_does_not_change_the_ledger(data_root, ledger, tmp_path):

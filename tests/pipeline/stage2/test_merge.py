@@ -22,6 +22,7 @@ from imagemill.pipeline.stage2.merge import Merge, stage1_backup, write_records
 from imagemill.pipeline.stage2.record_index import record_id, unfinished
 from imagemill.pipeline.stage2.scan import Scan
 from imagemill.store.ledger import CaptionRow, FileRow, Ledger, SourceRow
+from imagemill.store.ledger.captions import mask_text
 from tests.helpers.npy_files import write_npy
 from tests.helpers.stage2 import record_of, write_text
 
@@ -34,7 +35,7 @@ def source(image_id, size=(32, 24)):
 
 
 def caption(image_id, text="noise", mask=MASK):
-    return CaptionRow(image_id, STAT, text, "sidecar", "words", mask)
+    return CaptionRow(image_id, STAT, text, "sidecar", "words", mask_text(mask))
 
 
 @pytest.fixture

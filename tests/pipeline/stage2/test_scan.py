@@ -142,7 +142,7 @@ def test_sidecar_is_read_once_and_again_when_it_changes(tmp_path):
 
         os.utime(approved / "a.txt", ns=(1, 1))
         survey(approved, ledger)
-        assert ledger.captions()["a"].mask == [1] * 77, "same text keeps its mask"
+        assert ledger.captions()["a"].mask == "1" * 77, "same text keeps its mask"
 
         (approved / "a.txt").write_text("A blue ball")
         survey(approved, ledger)
