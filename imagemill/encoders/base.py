@@ -7,9 +7,11 @@ Each step is implemented in loading.py; the protocol is in imagemill/models.py.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
+
+import numpy as np
 
 from imagemill.domain.embedding_specs import EmbeddingSpec
 from imagemill.domain.encoder_settings import EncoderSettings
@@ -24,6 +26,7 @@ from imagemill.encoders.loading import (
     weight_patterns,
 )
 from imagemill.errors import WeightsMissing
+from imagemill.models import Prepared
 from imagemill.store.provenance import ModelIdentity
 
 
@@ -133,3 +136,20 @@ class CheckpointEncoder(ABC):
     @abstractmethod
     def _model_of(cls, checkpoint: Checkpoint, host: Any, spec: EmbeddingSpec) -> Any:
         """Return the model on its device. Raises ModelUnusable."""
+
+
+class LaunchedEncoder(CheckpointEncoder):
+    """An encoder whose batches can be launched: a GPU then computes one while the results of the one before are collected."""
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether the device works by itself after a launch."""
+        return self._checkpoint.device.startswith("cuda")
+
+    @abstractmethod
+    def launch(self, batch: Sequence[Prepared]) -> Callable[[], list[np.ndarray]]:
+        """Start the model on items of one group; return a function that waits for the arrays, and raises NonFiniteEmbedding."""
+
+    def encode(self, batch: Sequence[Prepared]) -> list[np.ndarray]:
+        """Return the arrays of a launched batch. Raises NonFiniteEmbedding."""
+        return self.launch(batch)()

@@ -91,13 +91,13 @@ def required_text(item: np.ndarray | str, spec: EmbeddingSpec) -> str:
     return item
 
 
-def encode_in_equal_calls(
+def launch_equal_calls(
     batch: Sequence[Prepared],
     length: int,
     device: str,
-    call: Callable[[Sequence[tuple[int, ...]]], Iterable[np.ndarray]],
-) -> list[np.ndarray]:
-    """Call a model with the different captions of a batch, and return the state of each item.
+    call: Callable[[Sequence[tuple[int, ...]]], Callable[[], Iterable[np.ndarray]]],
+) -> Callable[[], list[np.ndarray]]:
+    """Start a model on the different captions of a batch; return a function that waits for the state of each item.
 
     On a CPU, calls have a fixed number of rows per length, so that a state does not depend on the other captions.
 
@@ -105,15 +105,21 @@ def encode_in_equal_calls(
         batch: items whose payload is the token ids.
         length: positions at which the captions are computed.
         device: device of the model.
-        call: (token ids of captions) → their states.
+        call: (token ids of captions) → a function that waits for their states.
     """
     captions = list({tuple(item.payload): None for item in batch})
     size = len(captions)
     if device == "cpu":
         size = next((rows for most, rows in _ROWS.items() if length <= most), 1)
-    states: dict[tuple[int, ...], np.ndarray] = {}
+    launched = []
     for start in range(0, len(captions), size):
         part = captions[start : start + size]
-        filled = part + part[-1:] * (size - len(part))
-        states.update(zip(part, call(filled), strict=False))
-    return [states[tuple(item.payload)] for item in batch]
+        launched.append((part, call(part + part[-1:] * (size - len(part)))))
+
+    def collect() -> list[np.ndarray]:
+        states: dict[tuple[int, ...], np.ndarray] = {}
+        for part, computed in launched:
+            states.update(zip(part, computed(), strict=False))
+        return [states[tuple(item.payload)] for item in batch]
+
+    return collect

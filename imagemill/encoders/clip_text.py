@@ -6,7 +6,7 @@ model are computed without a mask, and padding follows the end token.
 Spec: docs/spec/stage2.md#clip-text
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,9 +15,9 @@ import numpy as np
 import torch
 
 from imagemill.domain.embedding_specs import CLIP_WIDTH, EmbeddingSpec
-from imagemill.encoders.base import CheckpointEncoder
-from imagemill.encoders.captions import CaptionTokenizer, encode_in_equal_calls, required_text
-from imagemill.encoders.loading import Checkpoint, json_sha256, library, load_model, to_device, to_stored
+from imagemill.encoders.base import LaunchedEncoder
+from imagemill.encoders.captions import CaptionTokenizer, launch_equal_calls, required_text
+from imagemill.encoders.loading import Checkpoint, begin_storing, json_sha256, library, load_model, to_device
 from imagemill.encoders.preview import preview_data, save_preview
 from imagemill.formats.manifest import sha256_file
 from imagemill.models import Prepared
@@ -36,7 +36,7 @@ class ClipTokenizer(CaptionTokenizer):
     config = _TOKENIZER
 
 
-class ClipTextEncoder(CheckpointEncoder):
+class ClipTextEncoder(LaunchedEncoder):
     """Caption → float16 `hidden` (tokens, width) and `pooled` (pooled width,)."""
 
     files = _FILES
@@ -81,22 +81,26 @@ class ClipTextEncoder(CheckpointEncoder):
         return Prepared([*ids, *padding], group=self._host.tokens, facts={"truncated": truncated})
 
     @torch.inference_mode()
-    def encode(self, batch: Sequence[Prepared]) -> list[np.ndarray]:
-        """Encode captions; one structured array each. Raises NonFiniteEmbedding."""
-        return encode_in_equal_calls(batch, self._host.tokens, self._checkpoint.device, self._states)
+    def launch(self, batch: Sequence[Prepared]) -> Callable[[], list[np.ndarray]]:
+        """Start the calls for captions; their arrays are structured."""
+        return launch_equal_calls(batch, self._host.tokens, self._checkpoint.device, self._states)
 
-    def _states(self, captions: Sequence[Sequence[int]]) -> list[np.ndarray]:
-        """Call the model once."""
+    def _states(self, captions: Sequence[Sequence[int]]) -> Callable[[], list[np.ndarray]]:
+        """Start one call."""
         self.calls += 1
         given = to_device(torch.tensor(captions), self._checkpoint.device)
         output = self._model(input_ids=given, output_hidden_states=True)
         last = self._spec.contract.get("layer", "last") == "last"
-        hidden = to_stored(output.last_hidden_state if last else output.hidden_states[-2], self._spec)
+        hidden = begin_storing(output.last_hidden_state if last else output.hidden_states[-2], self._spec)
         projected = self._spec.contract.get("pooled") == "projected"
-        pooled = to_stored(output.text_embeds if projected else output.pooler_output, self._spec)
-        states = np.zeros(len(captions), self._spec.layout(0, 0)[1])
-        states["hidden"], states["pooled"] = hidden, pooled
-        return [np.array(state) for state in states]
+        pooled = begin_storing(output.text_embeds if projected else output.pooler_output, self._spec)
+
+        def collect() -> list[np.ndarray]:
+            states = np.zeros(len(captions), self._spec.layout(0, 0)[1])
+            states["hidden"], states["pooled"] = hidden(), pooled()
+            return [np.array(state) for state in states]
+
+        return collect
 
     @staticmethod
     def write_preview(folder: Path) -> None:

@@ -6,7 +6,7 @@ torch each.
 Spec: docs/spec/stage2.md#dinov3
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,15 +15,15 @@ import torch
 from torch.nn.functional import interpolate
 
 from imagemill.domain.embedding_specs import DINOV3_WIDTH, EmbeddingSpec
-from imagemill.encoders.base import CheckpointEncoder
+from imagemill.encoders.base import LaunchedEncoder
 from imagemill.encoders.loading import (
     Checkpoint,
+    begin_storing,
     json_sha256,
     library,
     load_model,
     require_pixels,
     to_device,
-    to_stored,
 )
 from imagemill.encoders.preview import save_preview, write_json
 from imagemill.models import Prepared
@@ -99,7 +99,7 @@ def _resized(planes: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
     return interpolate(planes[None], size, mode="bilinear", align_corners=False, antialias=True)[0]
 
 
-class DinoV3Encoder(CheckpointEncoder):
+class DinoV3Encoder(LaunchedEncoder):
     """Pixels → float32 (1024,), not normalised."""
 
     files = ("config.json", _PROCESSOR)
@@ -124,12 +124,13 @@ class DinoV3Encoder(CheckpointEncoder):
         return Prepared(self._host(require_pixels(self._spec.kind, item)), group=self._host.size)
 
     @torch.inference_mode()
-    def encode(self, batch: Sequence[Prepared]) -> list[np.ndarray]:
-        """Encode a batch in one call; float32 (1024,) each. Raises NonFiniteEmbedding."""
+    def launch(self, batch: Sequence[Prepared]) -> Callable[[], list[np.ndarray]]:
+        """Start one call; its arrays are float32 (1024,) each."""
         values = to_device(torch.stack([item.payload for item in batch]), self._checkpoint.device)
         self.calls += 1
         pooled = self._model(pixel_values=values.to(self._checkpoint.torch_dtype)).pooler_output
-        return list(to_stored(pooled, self._spec))
+        stored = begin_storing(pooled, self._spec)
+        return lambda: list(stored())
 
     @staticmethod
     def write_preview(folder: Path) -> None:

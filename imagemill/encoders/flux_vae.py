@@ -4,7 +4,7 @@ The module has the crop, the scaling of pixels, the tiling rule, the forward cal
 Spec: docs/spec/stage2.md#vae-latents
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,8 +21,8 @@ from imagemill.domain.embedding_specs import (
     VAE_DOWNSAMPLING,
     EmbeddingSpec,
 )
-from imagemill.encoders.base import CheckpointEncoder
-from imagemill.encoders.loading import Checkpoint, library, load_model, require_pixels, to_device, to_stored
+from imagemill.encoders.base import LaunchedEncoder
+from imagemill.encoders.loading import Checkpoint, begin_storing, library, load_model, require_pixels, to_device
 from imagemill.encoders.preview import save_preview
 from imagemill.errors import Refused
 from imagemill.models import Prepared
@@ -46,7 +46,7 @@ def bucket_picture(pixels: np.ndarray) -> np.ndarray:
     return np.asarray(crop.resize(bucket_size(bucket), Image.Resampling.LANCZOS, reducing_gap=3.0))
 
 
-class FluxVaeEncoder(CheckpointEncoder):
+class FluxVaeEncoder(LaunchedEncoder):
     """Pixels → float16 (16, H // 8, W // 8): the posterior's mean, neither scaled nor shifted.
 
     The image is cropped at right and bottom to multiples of 8, so that the decoded latent is exactly the cropped picture.
@@ -119,8 +119,8 @@ class FluxVaeEncoder(CheckpointEncoder):
         return Prepared(torch.from_numpy(np.array(pixels[:height, :width], order="C")), group, height * width)
 
     @torch.inference_mode()
-    def encode(self, batch: Sequence[Prepared]) -> list[np.ndarray]:
-        """Encode images of one size in one call; float16 (16, H // 8, W // 8) each. Raises NonFiniteEmbedding."""
+    def launch(self, batch: Sequence[Prepared]) -> Callable[[], list[np.ndarray]]:
+        """Start one call on images of one size; its arrays are float16 (16, H // 8, W // 8) each."""
         pixels = to_device(torch.stack([item.payload for item in batch]), self._checkpoint.device)
         values = pixels.to(self._checkpoint.host_dtype).div_(127.5).sub_(1)
         # Height, width, colour in memory is what channels_last means: then nothing is moved.
@@ -128,7 +128,8 @@ class FluxVaeEncoder(CheckpointEncoder):
         self._model.use_tiling = batch[0].pixels > TILED_ABOVE_PIXELS
         self.calls += 1
         mean = self._model.encode(values).latent_dist.mean
-        return list(np.ascontiguousarray(to_stored(mean, self._spec)))
+        stored = begin_storing(mean, self._spec)
+        return lambda: list(np.ascontiguousarray(stored()))
 
     @staticmethod
     def write_preview(folder: Path) -> None:

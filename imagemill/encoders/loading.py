@@ -18,7 +18,7 @@ import importlib.metadata
 import importlib.util
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -405,28 +405,65 @@ def require_pixels(kind: str, item: object) -> np.ndarray:
     return item
 
 
+@functools.lru_cache(maxsize=64)
+def _copies(device: str) -> Any:
+    """Return the stream of a GPU on which inputs are copied while the batch before them is computed."""
+    return torch.cuda.Stream(device)
+
+
 def to_device(values: torch.Tensor, device: str) -> torch.Tensor:
-    """Copy values to a device, asynchronously to cuda."""
-    return values.pin_memory().to(device, non_blocking=True) if device.startswith("cuda") else values.to(device)
+    """Copy values to a device, to cuda without waiting for what it computes."""
+    if not device.startswith("cuda"):
+        return values.to(device)
+    with torch.cuda.stream(_copies(device)):
+        copied = values.pin_memory().to(device, non_blocking=True)
+    computing = torch.cuda.current_stream(copied.device)
+    computing.wait_stream(_copies(device))
+    copied.record_stream(computing)  # its memory is used again only after the model has read it
+    return copied
 
 
 def to_stored(values: torch.Tensor, spec: EmbeddingSpec) -> np.ndarray:
-    """Cast to the stored dtype.
+    """Return `begin_storing` of these values, after waiting for the device."""
+    return begin_storing(values, spec)()
 
-    Raises:
+
+def begin_storing(values: torch.Tensor, spec: EmbeddingSpec) -> Callable[[], np.ndarray]:
+    """Cast to the stored dtype and copy to the host; return a function that waits for both, once, and returns the array.
+
+    It raises:
         NonFiniteEmbedding: if a value is NaN or infinite, or becomes infinite by the cast.
     """
     stored = values.to(getattr(torch, spec.dtype))
-    # A single synchronisation covers both: a value that was not finite before the cast is not finite after it.
-    if torch.isfinite(stored).all():
-        return stored.cpu().numpy()
+    # A value that was not finite before the cast is not finite after it.
+    on_host, is_finite, done = stored, torch.isfinite(stored).all(), None
+    if stored.is_cuda:
+        on_host, is_finite = _to_host(stored), _to_host(is_finite)
+        done = torch.cuda.Event()
+        done.record(torch.cuda.current_stream(stored.device))
+
+    def collect() -> np.ndarray:
+        if done is not None:
+            done.synchronize()
+        if not is_finite:
+            raise _not_finite(values, spec)
+        return on_host.cpu().numpy()
+
+    return collect
+
+
+def _to_host(values: torch.Tensor) -> torch.Tensor:
+    return torch.empty(values.shape, dtype=values.dtype, pin_memory=True).copy_(values, non_blocking=True)
+
+
+def _not_finite(values: torch.Tensor, spec: EmbeddingSpec) -> NonFiniteEmbedding:
     if torch.isfinite(values).all():
         largest = values.abs().max().item()
-        raise NonFiniteEmbedding(
+        return NonFiniteEmbedding(
             f"{spec.kind}: a value of {largest:g} does not fit into {spec.dtype}",
             do=f"check the model: one made for {spec.kind} produces smaller values",
         )
-    raise NonFiniteEmbedding(
+    return NonFiniteEmbedding(
         f"{spec.kind}: the model produced NaN or infinity",
         do=f"set {spec.section}.dtype: float32, or check the model's weights",
     )

@@ -5,7 +5,7 @@ Spec: docs/spec/stage2.md#t5
 """
 
 import string
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,9 +16,9 @@ import torch
 
 from imagemill.domain.embedding_specs import OLD_VALUES, T5_WIDTH, EmbeddingSpec
 from imagemill.domain.encoder_settings import EncoderSettings
-from imagemill.encoders.base import CheckpointEncoder
-from imagemill.encoders.captions import CaptionTokenizer, encode_in_equal_calls, required_text
-from imagemill.encoders.loading import Checkpoint, json_sha256, library, load_model, resolve, to_device, to_stored
+from imagemill.encoders.base import LaunchedEncoder
+from imagemill.encoders.captions import CaptionTokenizer, launch_equal_calls, required_text
+from imagemill.encoders.loading import Checkpoint, begin_storing, json_sha256, library, load_model, resolve, to_device
 from imagemill.encoders.preview import preview_data, save_preview
 from imagemill.models import Prepared
 
@@ -40,7 +40,7 @@ class T5Tokenizer(CaptionTokenizer):
     config = _TOKENIZER
 
 
-class T5Encoder(CheckpointEncoder):
+class T5Encoder(LaunchedEncoder):
     """Caption → float16 (tokens, width), (77, 1024) by default.
 
     With `pad_rows` zero, rows whose mask is 0 contain zeros; with `attended`, the states of the padding.
@@ -97,28 +97,33 @@ class T5Encoder(CheckpointEncoder):
         return Prepared(ids, group=self._padded_length(ids), facts=facts)
 
     @torch.inference_mode()
-    def encode(self, batch: Sequence[Prepared]) -> list[np.ndarray]:
-        """Encode captions of one padded length; float16 (tokens, width) each. Raises NonFiniteEmbedding."""
+    def launch(self, batch: Sequence[Prepared]) -> Callable[[], list[np.ndarray]]:
+        """Start the calls for captions of one padded length; their arrays are float16 (tokens, width) each."""
         length = self._padded_length(batch[0].payload)
-        return encode_in_equal_calls(
+        return launch_equal_calls(
             batch, length, self._checkpoint.device, lambda captions: self._states(captions, length)
         )
 
-    def _states(self, captions: Sequence[Sequence[int]], length: int) -> np.ndarray:
-        """Call the model once; return float16 (captions, tokens, width)."""
+    def _states(self, captions: Sequence[Sequence[int]], length: int) -> Callable[[], np.ndarray]:
+        """Start one call; its array is float16 (captions, tokens, width)."""
         ids, mask = self._padded(captions, length)
         device = self._checkpoint.device
         ids, mask = to_device(ids, device), to_device(mask, device)
         self.calls += 1
         if self._attended:
-            return to_stored(self._model(input_ids=ids).last_hidden_state, self._spec)
+            return begin_storing(self._model(input_ids=ids).last_hidden_state, self._spec)
         # Without the mask, padding would change the real tokens' states.
         hidden = self._model(input_ids=ids, attention_mask=mask).last_hidden_state
         hidden = hidden.masked_fill(mask[..., None] == 0, 0)[:, : self._host.tokens]
-        stored = to_stored(hidden, self._spec)
-        rows = np.zeros((len(captions), *self._spec.shape(0, 0)), stored.dtype)
-        rows[:, : stored.shape[1]] = stored
-        return rows
+        begun = begin_storing(hidden, self._spec)
+
+        def padded() -> np.ndarray:
+            stored = begun()
+            rows = np.zeros((len(captions), *self._spec.shape(0, 0)), stored.dtype)
+            rows[:, : stored.shape[1]] = stored
+            return rows
+
+        return padded
 
     @property
     def _attended(self) -> bool:

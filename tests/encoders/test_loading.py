@@ -637,3 +637,29 @@ def test_identity_contains_the_dtype_that_auto_selected(given):
 
     assert settings.dtype == "auto"
     assert DINOV3.encoder_class().identify(settings, **given(DINOV3)).facts["compute_dtype"] == "float32"
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=by_kind)
+def test_launched_batches_give_the_arrays_of_single_ones(spec, given):
+    """A batch is launched before the results of the one before it are collected."""
+    encoder = spec.encoder_class().load(EncoderSettings(), **given(spec))
+    items = ["a red cube", "a blue ball on a chair"] if spec.source == "caption" else [noise(1), noise(2)]
+    batches = [[encoder.prepare(item)] for item in items]
+
+    first, second = [encoder.launch(batch) for batch in batches]
+
+    for collect, batch in ((second, batches[1]), (first, batches[0])):
+        (launched,), (encoded,) = collect(), encoder.encode(batch)
+        assert launched.tobytes() == encoded.tobytes()
+    assert encoder.overlaps is False, "a CPU computes within the call"
+
+
+def noise(seed):
+    return np.random.default_rng(seed).integers(0, 256, (48, 64, 3), dtype=np.uint8)
+
+
+def test_error_of_a_launched_batch_is_raised_where_it_is_collected():
+    collect = loading.begin_storing(torch.tensor([1.0, float("inf")]), VAE)
+
+    with pytest.raises(NonFiniteEmbedding):
+        collect()
