@@ -13,12 +13,13 @@ tests/dagster_project/internals/test_storage.py compares every table with stock 
 import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Self
 
-from dagster import DagsterEventType, EventLogEntry
+from dagster import AssetKey, DagsterEventType, EventLogEntry
 from dagster._core.storage.event_log.sqlite.sqlite_event_log import SqliteEventLogStorage
 from dagster._core.storage.sqlite_storage import DagsterSqliteStorage
 from dagster._serdes import ConfigurableClassData
@@ -157,6 +158,29 @@ class BatchSqliteEventLogStorage(SqliteEventLogStorage):
             known = stamp, tuple(super().get_dynamic_partitions(partitions_def_name))
             self._partition_keys[partitions_def_name] = known
         return list(known[1])
+
+    def get_existing_dynamic_partitions(
+        self, partitions_def_name: str, partition_keys: Sequence[str]
+    ) -> AbstractSet[str]:
+        """Return those of the keys that are registered: from the cache, instead of a query for each 1,000 keys."""
+        return set(partition_keys).intersection(self.get_dynamic_partitions(partitions_def_name))
+
+    def get_materialized_partitions(
+        self, asset_key: AssetKey, before_cursor: int | None = None, after_cursor: int | None = None
+    ) -> set[str]:
+        """Return the partitions with a materialisation: the names alone, where Dagster also selects the newest event of each."""
+        details = self._get_assets_details([asset_key]) if hasattr(self, "_get_assets_details") else [None]
+        if _MISSING or any(each and each.last_wipe_timestamp for each in details):
+            return super().get_materialized_partitions(asset_key, before_cursor, after_cursor)
+        bounds = [("id > ?", after_cursor), ("id < ?", before_cursor)]
+        given = [(text, number) for text, number in bounds if number]
+        where = " AND ".join(
+            ["asset_key = ?", "dagster_event_type = ?", "partition IS NOT NULL", *(t for t, _ in given)]
+        )
+        values = (asset_key.to_string(), DagsterEventType.ASSET_MATERIALIZATION.value, *(number for _, number in given))
+        with self.index_connection() as connection:
+            rows = connection.exec_driver_sql(f"SELECT DISTINCT partition FROM event_logs WHERE {where}", values)
+            return set(rows.scalars())
 
     def _partitions_stamp(self, partitions_def_name: str) -> object:
         """Return newest id, its key, and the count, which change whenever any process adds or deletes keys.

@@ -272,3 +272,35 @@ def test_databases_of_the_history_wait_for_whoever_writes_them(tmp_path):
             assert connection.exec_driver_sql("PRAGMA busy_timeout").scalar() == 60_000
         with instance.event_log_storage.index_connection() as connection:
             assert connection.exec_driver_sql("PRAGMA busy_timeout").scalar() == 60_000
+
+
+# ---- partitions
+
+
+def test_partitions_are_those_that_stock_storage_finds(tmp_path):
+    """With any cursors, after a wipe, and for keys that are not registered."""
+    (tmp_path / "home").mkdir()
+    with open_instance(DataRoot(tmp_path / "home")) as instance:
+        _everything_dagster_writes(instance)
+        ours = instance.event_log_storage
+        stock = SqliteEventLogStorage(ours._base_dir)
+        stock.register_instance(instance)
+        assets = [dg.AssetKey(name) for name in ("dinov3_npy", "approved_images", "watched", "nothing")]
+        newest = ours.get_maximum_record_id()
+
+        def compare():
+            for asset in assets:
+                for before, after in [(None, None), (newest, 1), (newest - 5, None), (None, newest - 20), (3, 0)]:
+                    found = ours.get_materialized_partitions(asset, before, after)
+                    assert found == stock.get_materialized_partitions(asset, before, after)
+
+        compare()
+        assert len(ours.get_materialized_partitions(assets[0])) == len(KEYS)
+        keys = [*KEYS[:3], "unknown"]
+        assert ours.get_existing_dynamic_partitions("images", keys) == set(KEYS[:3])
+        assert ours.get_existing_dynamic_partitions("images", keys) == stock.get_existing_dynamic_partitions(
+            "images", keys
+        )
+        instance.wipe_assets(assets[:1])
+        assert ours.get_materialized_partitions(assets[0]) == set()
+        compare()
