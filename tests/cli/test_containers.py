@@ -32,20 +32,22 @@ def contained(host, *arguments, sleep="0"):
     )  # fmt: skip
 
 
+def prepare(root):
+    photos(root.approved, IMAGES)
+    root.config_file.write_text('{"encoders": {"dinov3_npy": {"batch_size": 1}}}')
+    return root
+
+
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    root = DataRoot(tmp_path_factory.mktemp("undisturbed") / "data")
-    photos(root.approved, IMAGES)
+    root = prepare(DataRoot(tmp_path_factory.mktemp("undisturbed") / "data"))
     assert imagemill("run", "--data-root", root.path, stub=True).returncode == 0
     return contents(root)
 
 
 @pytest.fixture
 def root(tmp_path):
-    root = DataRoot(tmp_path / "data")
-    photos(root.approved, IMAGES)
-    root.config_file.write_text('{"encoders": {"dinov3_npy": {"batch_size": 1}}}')
-    return root
+    return prepare(DataRoot(tmp_path / "data"))
 
 
 def wait_for_files(root, process, count):

@@ -71,7 +71,7 @@ def mask_text(mask: Sequence[int] | None) -> str | None:
     return None if mask is None else "".join("1" if bit else "0" for bit in mask)
 
 
-CAPTIONS = Table("captions", CaptionRow)
+CAPTIONS = Table("captions", CaptionRow, truncated=Codec(int, bool))
 CAPTIONED = Table("captioned", Captioned, cut_off=Codec(int, bool))
 
 
