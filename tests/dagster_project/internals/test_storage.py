@@ -298,9 +298,10 @@ def test_partitions_are_those_that_stock_storage_finds(tmp_path):
         assert len(ours.get_materialized_partitions(assets[0])) == len(KEYS)
         keys = [*KEYS[:3], "unknown"]
         assert ours.get_existing_dynamic_partitions("images", keys) == set(KEYS[:3])
-        assert ours.get_existing_dynamic_partitions("images", keys) == stock.get_existing_dynamic_partitions(
-            "images", keys
-        )
+        if theirs := getattr(
+            stock, "get_existing_dynamic_partitions", None
+        ):  # not in the oldest Dagster that is permitted
+            assert ours.get_existing_dynamic_partitions("images", keys) == theirs("images", keys)
         instance.wipe_assets(assets[:1])
         assert ours.get_materialized_partitions(assets[0]) == set()
         compare()
