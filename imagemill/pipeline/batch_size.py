@@ -32,11 +32,6 @@ class BatchSize:
         self._rate = 0.0
         self._seconds: list[float] = []
 
-    @property
-    def largest(self) -> int:
-        """Most items of any later batch."""
-        return self.size if self.settled else LARGEST
-
     def note(self, items: int, seconds: float) -> None:
         """Take the time of a batch into account. The fastest of a few counts, because others may wait for their inputs."""
         if self.settled or items != self.size:

@@ -44,12 +44,12 @@ def bounded_map(
     weigh: Callable[[T], int | None],
     measure: Callable[[T], int],
     keeps: Callable[[R], int],
-    most: int,
+    most: Callable[[], int],
     budget: int,
 ) -> Iterator[R]:
     """Yield `work(item)` of each item, in order.
 
-    An item is started once fewer than `most` are pending and their weights leave room for its own; a single item may have any
+    An item is started once fewer than `most()` are pending and their weights leave room for its own; a single item may have any
     weight. Only the caller's thread decides, and it holds no lock while it waits, so there is no deadlock.
 
     Args:
@@ -59,16 +59,16 @@ def bounded_map(
         weigh: returns the weight of an item from its start; None if only `measure` can determine it.
         measure: returns the weight of an item; called on the pool.
         keeps: returns the weight of a result until it is yielded.
-        most: most items pending at once.
+        most: returns the number of items that may be pending at once, which may change.
         budget: largest total weight.
     """
     running: deque[_Task[R]] = deque()
     begun = pending = 0
-    together = max(1, min(_ITEMS_PER_TASK, most // 4))
+    together = max(1, min(_ITEMS_PER_TASK, most() // 4))
     for part, weight in _parts(_weighed(pool, weigh, measure, items, most, together), together, budget):
         # `begun` is never less than the weight held, and known without examining each future.
         while running and (
-            pending + len(part) > most or (begun + weight > budget and _held(running, keeps) + weight > budget)
+            pending + len(part) > most() or (begun + weight > budget and _held(running, keeps) + weight > budget)
         ):
             task = running.popleft()
             yield from _results(task)
@@ -115,7 +115,7 @@ def _weighed(
     weigh: Callable[[T], int | None],
     measure: Callable[[T], int],
     items: Iterable[T],
-    ahead: int,
+    ahead: Callable[[], int],
     together: int,
 ) -> Iterator[tuple[T, int]]:
     """Yield items with their weights; measuring starts early enough not to queue behind the work on other items."""
@@ -126,7 +126,7 @@ def _weighed(
         unknown = [item for item, weight in zip(part, weights, strict=True) if weight is None]
         requested.append((part, weights, pool.submit(_measure, measure, unknown) if unknown else _NOTHING))
         count += len(part)
-        while count > ahead:
+        while count > ahead():
             count -= len(requested[0][0])
             yield from _measured(*requested.popleft())
     while requested:

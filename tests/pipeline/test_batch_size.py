@@ -43,7 +43,7 @@ def test_incomplete_batches_are_not_compared():
     for _ in range(10):
         size.note(FIRST - 1, 1)
 
-    assert (size.size, size.settled, size.largest) == (FIRST, False, LARGEST)
+    assert (size.size, size.settled) == (FIRST, False)
 
 
 def test_size_that_does_not_fit_is_the_limit():
@@ -68,7 +68,7 @@ def test_known_size_stays(size, expected):
     for _ in range(10):
         size.note(expected, 1)
 
-    assert (size.size, size.settled, size.largest) == (expected, True, expected)
+    assert (size.size, size.settled) == (expected, True)
 
 
 @given(st.lists(st.tuples(st.integers(1, LARGEST), st.floats(0, 10), st.booleans())))
@@ -79,4 +79,4 @@ def test_size_is_always_a_power_of_two_up_to_the_largest(batches):
             size.note(items, seconds)
         else:
             size.does_not_fit(min(items, size.size))
-        assert 1 <= size.size <= size.largest <= LARGEST
+        assert 1 <= size.size <= LARGEST

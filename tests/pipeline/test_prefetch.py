@@ -15,7 +15,14 @@ def run(weights, *, threads=2, most=6, budget=10, keeps=lambda made: 0, known=la
     """Results, each item being its own weight."""
     with ThreadPoolExecutor(threads) as pool:
         yield from bounded_map(
-            pool, work, weights, weigh=known, measure=lambda weight: weight, keeps=keeps, most=most, budget=budget
+            pool,
+            work,
+            weights,
+            weigh=known,
+            measure=lambda weight: weight,
+            keeps=keeps,
+            most=lambda: most,
+            budget=budget,
         )
 
 
@@ -74,15 +81,16 @@ def test_results_that_weigh_nothing_make_room_before_they_are_taken(keeps, start
 
     def source():
         for number in range(1, 8):
-            deadline = time.monotonic() + 10
-            while len(done) < number - most - 1 and time.monotonic() < deadline:
+            deadline = time.monotonic() + 60
+            while len(done) < number - most - 2:  # those started by now
+                assert time.monotonic() < deadline
                 time.sleep(0.001)
             yield number
 
     with ThreadPoolExecutor(1) as pool:
         results = bounded_map(
             pool, lambda number: done.append(number) or number, source(), weigh=lambda number: 4, measure=int,
-            keeps=lambda made: keeps, most=most, budget=4,
+            keeps=lambda made: keeps, most=lambda: most, budget=4,
         )  # fmt: skip
         next(results)
         assert done[: len(started)] == started
@@ -130,7 +138,7 @@ def test_item_of_unknown_weight_is_measured_on_the_pool():
     with ThreadPoolExecutor(2) as pool:
         results = bounded_map(
             pool, lambda x: x, [1, 2, 3], weigh=lambda x: None if x == 2 else x, measure=measure, keeps=lambda x: 0,
-            most=2, budget=5,
+            most=lambda: 2, budget=5,
         )  # fmt: skip
         assert list(results) == [1, 2, 3]
 
@@ -149,7 +157,8 @@ def test_light_items_share_tasks_and_heavy_ones_have_their_own():
 
     with Pool(2) as pool:
         list(bounded_map(
-            pool, lambda x: x, [1] * 32 + [64] * 3, weigh=lambda x: x, measure=int, keeps=lambda x: 0, most=100, budget=640,
+            pool, lambda x: x, [1] * 32 + [64] * 3, weigh=lambda x: x, measure=int, keeps=lambda x: 0, most=lambda: 100,
+            budget=640,
         ))  # fmt: skip
 
     assert sizes == [8, 8, 8, 8, 1, 1, 1]
@@ -163,7 +172,7 @@ def test_results_before_a_failing_item_of_the_same_task_are_yielded():
 
     with ThreadPoolExecutor(1) as pool:
         results = bounded_map(
-            pool, work, range(8), weigh=lambda x: 0, measure=int, keeps=lambda x: 0, most=100, budget=1
+            pool, work, range(8), weigh=lambda x: 0, measure=int, keeps=lambda x: 0, most=lambda: 100, budget=1
         )  # fmt: skip
 
         assert [next(results) for _ in range(5)] == [0, 1, 2, 3, 4]

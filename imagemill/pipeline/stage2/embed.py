@@ -309,7 +309,7 @@ class EmbedWorker:
             weigh=self._known_pixels,
             measure=lambda job: math.prod(size_or_none(self.approved / job.file_name) or (0,)),
             keeps=lambda made: made.prepared.pixels if isinstance(made, _Item) else 0,
-            most=(1 + READY_BATCHES) * self._size.largest + 2 * self.decode_threads,
+            most=lambda: (1 + READY_BATCHES) * self._size.size + 2 * self.decode_threads,
             budget=self.decode_ahead_pixels,
         )
 

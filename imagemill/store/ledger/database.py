@@ -55,7 +55,7 @@ class Database:
         self.path = path
         self._helper: Self | None = None
         self._as_before: dict[int, int] = {}
-        self._changes: Counter[str] = Counter()  # of this connection, by the beginning of the statement
+        self._changes: Counter[str] = Counter()  # rows changed by this connection, by table
         with self._errors():
             self._db = _connect(path, read_only)
 

@@ -390,6 +390,24 @@ def test_size_of_batches_on_a_processor_is_not_that_of_a_gpu(data_root, monkeypa
     assert sizes(encoder) == [1, 8, 8, 3]
 
 
+def test_images_are_prepared_ahead_of_the_batches_in_use_not_of_the_largest(data_root):
+    """Prepared images of kinds that count no pixels are limited by their number alone."""
+    photos(data_root, *(f"i{n:03d}" for n in range(200)))
+    prepared = []
+
+    class Encoder(recording(prepare=lambda encoder, item: prepared.append(item))):
+        def encode(self, batch):
+            if len(self.batches) == 1:
+                time.sleep(0.5)  # long enough to prepare everything that is allowed
+                ahead.append(len(prepared))
+            return super().encode(batch)
+
+    ahead = []
+    embed(data_root, DINOV3, encoder=Encoder)
+
+    assert ahead[0] <= (2 + READY_BATCHES) * 8 + 2 * 16 + 1
+
+
 def test_configured_size_is_recorded(data_root):
     photos(data_root, *"abc")
 
