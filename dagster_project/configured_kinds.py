@@ -13,7 +13,7 @@ from imagemill.config import use_configured_kinds
 from imagemill.domain.embedding_specs import default_specs, embedding_specs, use_kinds
 from imagemill.domain.layout import DataRoot
 from imagemill.errors import UnknownKind
-from imagemill.pipeline.stage2.scan import SOURCE_ASSET
+from imagemill.inputs.scan import SOURCE_ASSET
 
 
 def _failing_check(problem: UnknownKind) -> dg.AssetChecksDefinition:

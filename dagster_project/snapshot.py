@@ -30,9 +30,9 @@ from imagemill.domain.layout import DataRoot
 from imagemill.errors import ImagemillError
 from imagemill.fs.atomic import write_bytes_atomic
 from imagemill.fs.fingerprints import RunningFingerprint, file_signature
+from imagemill.inputs.scan import fingerprint_names
 from imagemill.pipeline.session import Session
 from imagemill.pipeline.stage2.inventory import Inventory
-from imagemill.pipeline.stage2.scan import fingerprint_names
 from imagemill.pipeline.status import Status
 from imagemill.store.ledger import Ledger
 from imagemill.store.ledger.database import state_of_files

@@ -26,6 +26,7 @@ from dagster_project.partitions import register, register_missions
 from imagemill.domain.embedding_specs import EmbeddingSpec, embedding_specs
 from imagemill.domain.encoder_settings import PREVIEW
 from imagemill.domain.layout import DataRoot
+from imagemill.inputs.scan import Scan
 from imagemill.options import RollbackOptions
 from imagemill.pipeline.accounting import embedded_images
 from imagemill.pipeline.forecast import check_space
@@ -36,7 +37,6 @@ from imagemill.pipeline.stage2.passes import Passes
 from imagemill.pipeline.stage2.plan import Job, LedgerSnapshot, all_jobs, ids_of, plan_embedding
 from imagemill.pipeline.stage2.ranges import plan_ranges
 from imagemill.pipeline.stage2.regenerate import cancel, finish, regenerate, resume
-from imagemill.pipeline.stage2.scan import Scan
 from imagemill.pipeline.stage_a.merge import ASSET as GROUPS
 from imagemill.store.ledger import Ledger
 from imagemill.store.locations import refuse_no_folder, refuse_no_root, refuse_read_only, sweep_state

@@ -19,7 +19,7 @@ import msgspec
 
 from imagemill.domain.embedding_specs import DINOV3, T5, EmbeddingSpec, use_kinds
 from imagemill.domain.encoder_settings import EncoderSettings, ModelSettings, Positive
-from imagemill.domain.inputs import ColorSetting, Format, InputSettings
+from imagemill.domain.inputs import ColorSetting, Format, InputSettings, Lines, Sidecars
 from imagemill.domain.layout import DataRoot
 from imagemill.errors import ImagemillError, MissingInput, UnknownKind, WrongUsage
 from imagemill.fs.fingerprints import FileSignature, file_signature
@@ -117,9 +117,30 @@ class InputFiles(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     Attributes:
         formats: extensions that make a file an image; if unset, what the data root records: all for a new one, jpg, jpeg, png
             and webp for one of an earlier release.
+        companions: whether `x-masklabel.*` and `x-condlabel.*` beside an image `x` are left out; if unset, what the data root
+            records: true for a new one, false for one of an earlier release.
+        exclude: patterns of names that are ignored, such as `*.HEIC` or `draft-*`; case matters, and `*` matches any text.
     """
 
     formats: Annotated[tuple[Format, ...], msgspec.Meta(min_length=1)] | None = None
+    companions: bool | None = None
+    exclude: tuple[Annotated[str, msgspec.Meta(min_length=1)], ...] | None = None
+
+
+class CaptionTexts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of the captions in text files beside the images.
+
+    Attributes:
+        sidecars: extensions of these files in order of preference: `{image_id}.txt`, `{image_id}.caption`, then
+            `{file name}.txt`; if unset, what the data root records: txt and caption for a new one; for one of an earlier release,
+            files named exactly `{image_id}.txt`.
+        lines: `join` makes one line of a text of several lines, `first` uses the first line.
+        encoding: encoding of texts that are neither UTF-8 nor UTF-16, such as cp1252; if unset, such texts are refused.
+    """
+
+    sidecars: tuple[Annotated[str, msgspec.Meta(pattern="^[a-z0-9_-]+$")], ...] | None = None
+    lines: Lines | None = None
+    encoding: Annotated[str, msgspec.Meta(min_length=1)] | None = None
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -145,6 +166,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         stage_a_ranks: number of ranks that share a Stage-A mission, each a process with its own model.
         pixels: colours of the pixels that models get.
         inputs: files of `approved/` that are images.
+        captions: files beside the images that are captions.
         near_duplicates: search for near duplicates, and whether shards leave them out.
         summarizer: summarizer of Stage-A images.
         captioner: captioner of images that have no caption; off by default.
@@ -167,6 +189,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     stage_a_ranks: Positive = 1
     pixels: PixelSettings = PixelSettings()
     inputs: InputFiles = InputFiles()
+    captions: CaptionTexts = CaptionTexts()
     near_duplicates: NearDuplicateSettings = NearDuplicateSettings()
     summarizer: SummarizerSettings = SummarizerSettings()
     captioner: CaptionerSettings = CaptionerSettings()
@@ -179,9 +202,24 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             return msgspec.structs.replace(settings, subfolder=spec.default_subfolder)
         return settings
 
+    @property
+    def chosen_inputs(self) -> dict[str, Any]:
+        """The input settings that the configuration contains, by field of InputSettings."""
+        inputs, captions = self.inputs, self.captions
+        given = {
+            "color": self.pixels.color,
+            "formats": inputs.formats,
+            "companions": inputs.companions,
+            "exclude": inputs.exclude,
+            "sidecars": None if captions.sidecars is None else Sidecars(captions.sidecars),
+            "lines": captions.lines,
+            "encoding": captions.encoding,
+        }
+        return {name: value for name, value in given.items() if value is not None}
+
     def inputs_in_force(self, recorded: InputSettings) -> InputSettings:
         """Return how inputs are read: as configured; where the configuration says nothing, as recorded."""
-        return InputSettings(self.pixels.color or recorded.color, self.inputs.formats or recorded.formats)
+        return msgspec.structs.replace(recorded, **self.chosen_inputs)
 
     @property
     def model_threads(self) -> int:
@@ -223,6 +261,12 @@ def _read(path: Path, _: FileSignature) -> Config:
             where=path,
             do=f"add {DINOV3.kind} to kinds, or remove near_duplicates.exclude",
         )
+    if (encoding := config.captions.encoding) and not _is_encoding(encoding):
+        raise WrongUsage(
+            f"{path.name} line {document.line(['captions', 'encoding'])}: unknown encoding {encoding!r}",
+            where=path,
+            do="name an encoding of text that Python knows, such as cp1252, shift_jis or gb18030",
+        )
     if unknown := sorted(set(config.encoders) - known):
         raise WrongUsage(
             f"{path.name} line {document.line(['encoders', unknown[0]])}: unknown embedding kind {unknown[0]!r}",
@@ -234,6 +278,14 @@ def _read(path: Path, _: FileSignature) -> Config:
         convert_settings(given, spec.settings_class, where=path, line=document.line, place=place)
     check_kind(config.summarizer.kind, where=f"{path}, summarizer.kind")
     return _with_prompts_from(path.parent, config)
+
+
+def _is_encoding(name: str) -> bool:
+    try:
+        b"".decode(name)
+        return isinstance("".encode(name), bytes)
+    except (LookupError, UnicodeError):  # also raised for codecs that are not encodings of text
+        return False
 
 
 def config_in_force(root: DataRoot, given: str | None = None) -> Config:

@@ -14,13 +14,13 @@ import dagster as dg
 from imagemill.domain.embedding_specs import embedding_specs
 from imagemill.formats.npy import NpyStore
 from imagemill.fs.fingerprints import signature_bytes
+from imagemill.inputs.scan import SOURCE_ASSET
 from imagemill.pipeline.leases import Leased
 from imagemill.pipeline.stage2.embed import EmbeddingStream, EmbedRow
 from imagemill.pipeline.stage2.models_in_use import file_model_text, regeneration_progress
 from imagemill.pipeline.stage2.plan import EmbeddingPlan
 from imagemill.pipeline.stage2.publish import count_rows, publish_on_thread
 from imagemill.pipeline.stage2.regenerate import finish
-from imagemill.pipeline.stage2.scan import SOURCE_ASSET
 from imagemill.progress import Progress
 from imagemill.store.ledger import FileRow, Ledger, Problem, SourceRow
 from imagemill.store.provenance import read_identity

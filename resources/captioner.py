@@ -16,9 +16,9 @@ from imagemill.domain.embedding_specs import T5, mask_length
 from imagemill.domain.encoder_settings import PREVIEW
 from imagemill.encoders.prompts import caption_prompt
 from imagemill.encoders.recipes import make_captioner
+from imagemill.inputs.scan import Scan
 from imagemill.models import CAPTIONER
 from imagemill.pipeline.stage2.caption import CaptionJob, caption_jobs
-from imagemill.pipeline.stage2.scan import Scan
 from imagemill.store.ledger import Ledger
 from imagemill.store.provenance import ModelIdentity, spec_in_force
 from resources.data_root import DataRootResource

@@ -94,7 +94,7 @@ def test_value_that_a_setting_cannot_have_is_answered_with_those_that_it_can(tmp
     [
         ("summarizer: {modle: a/b}", "similar names: model"),
         ("encoders: {dinov3_npy: {batchsize: 4}}", "similar names: batch_size, batch_pixels"),
-        ("captoiner: {enabled: true}", "similar names: captioner"),
+        ("captoiner: {enabled: true}", "similar names: captioner, captions"),
     ],
 )
 def test_unknown_setting_is_answered_with_similar_ones(tmp_path, text, why):
@@ -140,3 +140,13 @@ def test_unknown_setting_is_answered_with_similar_ones(tmp_path, text, why):
 def test_wrong_configuration_is_refused_and_named(tmp_path, text, named):
     with pytest.raises(WrongUsage, match=named):
         read_config(write(tmp_path, text))
+
+
+@pytest.mark.parametrize("encoding", ["no-such", "hex", "undefined"])
+def test_unknown_encoding_is_refused_before_a_text_is_read(tmp_path, encoding):
+    with pytest.raises(WrongUsage, match=f"imagemill.yaml line 1: unknown encoding '{encoding}'"):
+        read_config(write(tmp_path, f"captions: {{encoding: {encoding}}}"))
+
+
+def test_known_encoding_is_accepted(tmp_path):
+    assert read_config(write(tmp_path, "captions: {encoding: cp1252}")).chosen_inputs == {"encoding": "cp1252"}

@@ -48,7 +48,11 @@ def report_lines(report: FolderReport) -> Iterator[str]:
     formats = ", ".join(f"{count:,} {name}" for name, count in report.formats.items())
     yield f"folder      {Path(report.folder)}"
     yield f"images      {report.images:,}" + (f": {formats}" if formats else "")
-    yield f"captions    {counted(report.captions, 'file')}"
+    yield f"captions    {counted(report.captions, 'image')} with a caption"
+    if report.companions:
+        yield f"companions  {counted(report.companions, 'file')} that accompany an image (masks, control images)"
+    if report.ignored:
+        yield f"ignored     {counted(report.ignored, 'input')}"
     yield f"pixels      pixels.color: {report.colours.color}"
     for n, line in enumerate(colour_lines(report.colours, report.first_frames)):
         yield f"{'' if n else 'colours':<11} {line}"

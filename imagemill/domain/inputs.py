@@ -1,10 +1,11 @@
-"""Input settings of a data root: the colours of pixels, and the formats of image files.
+"""Input settings of a data root: the colours of pixels, which files are images, and which texts are captions.
 
-Where the values of a data root are recorded is in store/inputs.py.
+Where the values of a data root are recorded is in store/inputs.py. Files are matched and sorted in inputs/.
 
 Spec: docs/spec/stage2.md#colour, docs/spec/stage2.md#inputs, docs/spec/conventions.md#old-data-roots
 """
 
+import unicodedata
 from typing import Final, Literal, get_args
 
 import msgspec
@@ -30,23 +31,74 @@ HEIF_FORMATS: Final = frozenset({"heic", "heif", "hif"})
 HEIF_EXTRA: Final = "heic"
 
 
-class InputSettings(msgspec.Struct, frozen=True):
+Lines = Literal["join", "first"]
+JOIN: Final = "join"
+FIRST: Final = "first"
+
+
+class Sidecars(msgspec.Struct, frozen=True):
+    """Which text files beside an image are captions.
+
+    Attributes:
+        extensions: in lower case and without the dot, in order of preference.
+        exact: only `{image_id}.{extension}`, letter by letter, as before this setting existed.
+    """
+
+    extensions: tuple[str, ...] = ("txt", "caption")
+    exact: bool = False
+
+    def __str__(self) -> str:
+        return (", ".join(self.extensions) or "none") + (" (exact names)" if self.exact else "")
+
+
+class InputSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of the inputs of a data root.
 
     Attributes:
         color: `srgb` converts pixels whose colours are described otherwise to sRGB; `ignore` uses them as they are stored.
         formats: extensions, in lower case and without the dot, that make a file an image.
+        companions: whether masks and control images beside an image are left out (`x-masklabel.png`, `x-condlabel.png`).
+        exclude: patterns of names that are ignored, as in `fnmatch.fnmatchcase`.
+        sidecars: which text files are captions.
+        lines: what a text of several lines gives: all of them as one line, or the first.
+        encoding: of texts that are not Unicode; empty: such texts are refused.
     """
 
     color: ColorSetting = SRGB
     formats: tuple[Format, ...] = FORMATS
+    companions: bool = True
+    exclude: tuple[str, ...] = ()
+    sidecars: Sidecars = Sidecars()
+    lines: Lines = JOIN
+    encoding: str = ""
 
 
 NEW_INPUTS: Final = InputSettings()
 """Values of new data roots."""
 
-OLD_INPUTS: Final = InputSettings(IGNORE, ("jpg", "jpeg", "png", "webp"))
+OLD_INPUTS: Final = InputSettings(
+    color=IGNORE, formats=("jpg", "jpeg", "png", "webp"), companions=False, sidecars=Sidecars(("txt",), exact=True)
+)
 """Values of data roots that are older than these settings."""
+
+
+def composed(text: str) -> str:
+    """Return the text in Unicode's composed form (NFC): macOS may store names decomposed."""
+    return text if text.isascii() else unicodedata.normalize("NFC", text)
+
+
+def folded(text: str) -> str:
+    """Return the text as it compares regardless of case and of Unicode form."""
+    return (
+        text.lower() if text.isascii() else unicodedata.normalize("NFC", unicodedata.normalize("NFC", text).casefold())
+    )
+
+
+def setting_text(value: object) -> str:
+    """Return the value of a setting for people."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return (", ".join(value) if isinstance(value, tuple) else str(value)) or "none"
 
 
 def converts(state: str) -> bool:

@@ -18,12 +18,12 @@ from typing import Literal
 import msgspec
 
 from imagemill.domain.embedding_specs import DINOV3, T5, EmbeddingSpec, embedding_specs
+from imagemill.inputs.scan import Scan
 from imagemill.models import CAPTIONER
 from imagemill.pipeline.stage2.inventory import Inventory
 from imagemill.pipeline.stage2.merge import ADDED, ASSET, MIGRATED, Merge
 from imagemill.pipeline.stage2.plan import EmbeddingPlan, plans_for
 from imagemill.pipeline.stage2.record_index import state_of
-from imagemill.pipeline.stage2.scan import Scan
 from imagemill.store.ledger import Ledger, Problem
 from imagemill.text.units import counted
 

@@ -32,12 +32,12 @@ from imagemill.fs.atomic import sweep_temporaries, temporary_path
 from imagemill.fs.durable import flush_files
 from imagemill.fs.listing import nearest_existing
 from imagemill.fs.swap import remove_folder
+from imagemill.inputs.sidecars import read_captions
 from imagemill.models import Encoder, Prepared
 from imagemill.pipeline.stage2.embed import EmbedWorker
 from imagemill.pipeline.stage2.inventory import Inventory
 from imagemill.pipeline.stage2.plan import Job
 from imagemill.pipeline.stage2.publish import publish
-from imagemill.pipeline.stage2.scan import read_captions
 from imagemill.store.ledger import CaptionRow, Ledger
 from imagemill.store.provenance import RecordedModels
 
@@ -107,7 +107,7 @@ def sample_jobs(spec: EmbeddingSpec, inventory: Inventory, known: Mapping[str, C
     sources = list(inventory.scan.sources.values())
     captions = known
     if spec.source == "caption":
-        read, _ = read_captions(inventory.root.approved, sources, known)
+        read, _ = read_captions(inventory.root.approved, sources, known, inventory.inputs)
         captions = {**known, **{row.image_id: row for row in read}}
         sources = [source for source in sources if source.image_id in captions]
     if not sources:

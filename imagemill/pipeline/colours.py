@@ -81,13 +81,14 @@ def colours_of(ledger: Ledger, present: Mapping[str, object], color: ColorSettin
     return count_colours(((row.color, row.profile) for row in rows), color), sum(row.first_frame for row in rows)
 
 
-def old_inputs_line(color: ColorSetting, colours: ColourCounts, unread: int) -> str | None:
+def old_inputs_line(color: ColorSetting, colours: ColourCounts, unread: int, masks: int = 0) -> str | None:
     """Return what the values of a new data root would add to one with those of an earlier release; None for nothing known.
 
     Args:
         color: recorded setting; `srgb` also if the user has chosen another one.
         colours: of the present images.
         unread: files of image formats that `inputs.formats` leaves out, and that would become images.
+        masks: masks and control images beside an image, which are images by the values of the earlier release.
     """
     parts = []
     if color != SRGB and (colours.converts or colours.unknown):
@@ -95,6 +96,8 @@ def old_inputs_line(color: ColorSetting, colours: ColourCounts, unread: int) -> 
         parts.append(f"pixels.color: srgb would convert {counted(colours.converts, 'image')}{unknown}")
     if unread:
         parts.append(f"inputs.formats of a new data root would add {counted(unread, 'file')}")
+    if masks:
+        parts.append(f"inputs.companions: true would leave out {counted(masks, 'image')} as masks or control images")
     return "; ".join(parts) or None
 
 

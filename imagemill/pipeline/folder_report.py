@@ -15,9 +15,9 @@ import msgspec
 from imagemill.domain.inputs import HDR_TRANSFER, SRGB, InputSettings
 from imagemill.errors import Refused
 from imagemill.formats.images import PictureFacts, hdr_refusal, read_facts
+from imagemill.inputs.scan import Scan, scan_approved
 from imagemill.pipeline.colours import ColourCounts, count_colours
 from imagemill.pipeline.prefetch import map_on
-from imagemill.pipeline.stage2.scan import Scan, scan_approved
 from imagemill.store.ledger import Problem
 
 
@@ -37,6 +37,9 @@ class FolderReport(msgspec.Struct, frozen=True, kw_only=True):
         folder: the folder.
         images: images that a run would open.
         captions: those with a caption file.
+        caption_files: caption files that belong to an image.
+        companions: masks and control images beside an image.
+        ignored: entries that are ignored.
         formats: number of images by the format of their content.
         colours: of the images, and how pixels would be read.
         first_frames: files of which only one of several pictures is used.
@@ -46,6 +49,9 @@ class FolderReport(msgspec.Struct, frozen=True, kw_only=True):
     folder: str
     images: int
     captions: int
+    caption_files: int
+    companions: int
+    ignored: int
     formats: dict[str, int]
     colours: ColourCounts
     first_frames: int
@@ -63,7 +69,7 @@ def report_folder(folder: Path, inputs: InputSettings, *, threads: int = 2) -> F
     Raises:
         MissingInput: if the folder does not exist.
     """
-    scan = scan_approved(folder, formats=inputs.formats)
+    scan = scan_approved(folder, inputs)
     sources = list(scan.sources.values())
     with ThreadPoolExecutor(threads, "inspect") as pool:
         found = list(map_on(pool, lambda source: _facts(folder / source.file_name, inputs), sources))
@@ -92,6 +98,9 @@ def _report(
         folder=str(folder),
         images=len(facts),
         captions=sum(source.caption is not None for source in scan.sources.values()),
+        caption_files=scan.captions,
+        companions=len(scan.companions),
+        ignored=scan.ignored,
         formats=dict(sorted(formats.items(), key=lambda item: (-item[1], item[0]))),
         colours=count_colours(((each.colour.state, each.colour.profile) for each in facts), inputs.color),
         first_frames=sum(each.first_frame for each in facts),

@@ -17,12 +17,12 @@ from imagemill.errors import MissingInput
 from imagemill.formats.jsonl import read_mentions
 from imagemill.formats.npy import NpyStore
 from imagemill.fs.fingerprints import signature_bytes
+from imagemill.inputs.scan import SOURCE_ASSET, UNUSED_REASONS
 from imagemill.pipeline.problem_list import current_problems, gone_images
 from imagemill.pipeline.session import Session
 from imagemill.pipeline.shards.shard_sets import INDEX, bucket_folder, read_tombstones, recorded_parameters
 from imagemill.pipeline.stage2.models_in_use import file_model_text
 from imagemill.pipeline.stage2.record_index import find_record
-from imagemill.pipeline.stage2.scan import SOURCE_ASSET, UNUSED_REASONS
 from imagemill.pipeline.status import ledger_of_runs
 from imagemill.store.ledger import Ledger, SourceRow
 from imagemill.store.provenance import read_identity

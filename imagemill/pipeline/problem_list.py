@@ -20,13 +20,14 @@ from imagemill.domain.embedding_specs import EmbeddingSpec, embedding_specs
 from imagemill.domain.layout import DataRoot
 from imagemill.formats.npy import NpyStore
 from imagemill.fs.fingerprints import FileSignature
+from imagemill.inputs.scan import SOURCE_ASSET, Scan, is_image
+from imagemill.inputs.sidecars import SIDECARS
 from imagemill.models import CAPTIONER
 from imagemill.pipeline.shards.readiness import ASSET as SHARDS
 from imagemill.pipeline.stage2.inventory import Inventory
 from imagemill.pipeline.stage2.merge import ASSET as RECORDS
 from imagemill.pipeline.stage2.plan import IMAGE_REASONS, plan_for
 from imagemill.pipeline.stage2.quarantine import BAD_ID, DUPLICATE, MALFORMED, REPLACED_TEXTS, quarantined
-from imagemill.pipeline.stage2.scan import SIDECARS, SOURCE_ASSET, Scan, is_image
 from imagemill.store.ledger import Ledger, Problem, SourceRow
 
 SOURCE_MISSING, RENAMED = "source_missing", "renamed"

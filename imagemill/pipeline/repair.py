@@ -29,6 +29,7 @@ from imagemill.formats.npy import NpyStore
 from imagemill.fs.atomic import temporary_path
 from imagemill.fs.fingerprints import fingerprint, fingerprint_file
 from imagemill.fs.owners import living
+from imagemill.inputs.scan import SourceFile, scan_approved
 from imagemill.pipeline.shards.shard_sets import (
     bucket_folder,
     read_index,
@@ -38,7 +39,6 @@ from imagemill.pipeline.shards.shard_sets import (
 )
 from imagemill.pipeline.stage2.merge import STAGE1, stage1_backup
 from imagemill.pipeline.stage2.record_index import Recorded, read_recorded, record_at
-from imagemill.pipeline.stage2.scan import SourceFile, scan_approved
 from imagemill.store.inputs import COLOR, PixelRule, first_inputs, recorded_inputs
 from imagemill.store.ledger import BEGUN, SUPERSEDED, FileRow, Ledger, LedgerDamaged, SourceRow
 from imagemill.store.ledger.schema import wal_files
@@ -177,7 +177,7 @@ def _read_files(root: DataRoot, packed: Packed, repair: Repair) -> None:
     inputs = recorded_inputs(repair.settings.get, otherwise)
     # Files count as made in the way that the second copy records.
     rule = PixelRule(inputs.color, inputs.color if COLOR in repair.settings else IGNORE)
-    scan = scan_approved(root.approved, formats=inputs.formats) if root.approved.is_dir() else None
+    scan = scan_approved(root.approved, inputs) if root.approved.is_dir() else None
     stores = [NpyStore(root.derived / spec.folder, _in_force(spec, repair)) for spec in embedding_specs()]
     listings = {store: store.listing() for store in stores}
     regenerated = repair.regenerated()

@@ -128,7 +128,7 @@ class Session:
     def _inventory(self) -> "Inventory":
         from imagemill.pipeline.stage2.inventory import Inventory
 
-        return Inventory(self.root, in_force=self.in_force, formats=self.inputs.formats)
+        return Inventory(self.root, in_force=self.in_force, inputs=self.inputs)
 
     def _is_current(self, inventory: "Inventory") -> bool:
         return inventory.ledger_version == self.ledger.version_seen()

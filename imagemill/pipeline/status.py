@@ -15,6 +15,8 @@ from imagemill.domain.buckets import BUCKETS
 from imagemill.domain.ids import image_id_of, suffix_of
 from imagemill.domain.inputs import FORMATS, SRGB, InputSettings
 from imagemill.errors import ImagemillError, MissingInput
+from imagemill.inputs.listing import is_companion
+from imagemill.inputs.scan import Scan
 from imagemill.pipeline.accounting import ImageCounts, Standing
 from imagemill.pipeline.colours import ColourCounts, colour_lines, colours_of, old_inputs_line
 from imagemill.pipeline.problem_list import DECISIONS, InputProblem, current_problems, list_problems, stage2_assets
@@ -22,7 +24,6 @@ from imagemill.pipeline.session import Session
 from imagemill.pipeline.shards.shard_manifest import CropStatistics
 from imagemill.pipeline.shards.shard_sets import bucket_folder, load_manifest
 from imagemill.pipeline.stage2.models_in_use import preview_kinds
-from imagemill.pipeline.stage2.scan import Scan
 from imagemill.store.ledger import Ledger, Problem
 from imagemill.store.locations import nothing_has_run
 from imagemill.store.second_copy import newest
@@ -100,11 +101,14 @@ def ledger_of_runs(session: Session) -> Ledger:
 def _old_inputs(session: Session, inputs: InputSettings, scan: Scan, colours: ColourCounts) -> str | None:
     """Return `old_inputs_line` for the settings that the configuration leaves open."""
     try:
-        chosen_color, chosen_formats = session.config.pixels.color, session.config.inputs.formats
+        chosen = session.config.chosen_inputs
     except ImagemillError:  # reported on the use of the configuration
         return None
-    unread = 0 if chosen_formats else sum(_is_left_out(p, inputs, scan) for p in scan.problems)
-    return old_inputs_line(SRGB if chosen_color else inputs.color, colours, unread)
+    unread = 0 if "formats" in chosen else sum(_is_left_out(p, inputs, scan) for p in scan.problems)
+    masks = (
+        0 if inputs.companions or "companions" in chosen else sum(is_companion(i, scan.sources) for i in scan.sources)
+    )
+    return old_inputs_line(SRGB if "color" in chosen else inputs.color, colours, unread, masks)
 
 
 def _is_left_out(problem: Problem, inputs: InputSettings, scan: Scan) -> bool:

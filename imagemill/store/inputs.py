@@ -1,7 +1,7 @@
 """Input settings that a data root records, and the rule that follows from them: which pixels an array was made from.
 
-They are settings of the ledger, `pixels.color` and `inputs.formats`, with the second copy of all settings. A new data root
-records the defaults, one that is older than a setting records the way of its time.
+They are settings of the ledger with the second copy of all settings. A new data root records the defaults, one that is older
+than a setting records the value of its time.
 
 Values are in domain/inputs.py. A changed configuration is applied in pipeline/stage2/input_settings.py.
 
@@ -11,15 +11,27 @@ Spec: docs/spec/conventions.md#old-data-roots, docs/spec/conventions.md#stalenes
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from imagemill.domain.inputs import IGNORE, NEW_INPUTS, OLD_INPUTS, SRGB, ColorSetting, Format, InputSettings
+from imagemill.domain.inputs import IGNORE, NEW_INPUTS, OLD_INPUTS, SRGB, ColorSetting, InputSettings, setting_text
 from imagemill.domain.layout import DataRoot
 from imagemill.store.ledger import Ledger, SourceRow
 
-COLOR, FORMATS = "pixels.color", "inputs.formats"
+COLOR = "pixels.color"
+
+# Name of each setting, in imagemill.yaml and in the ledger, by field of InputSettings.
+NAMES: Final = {
+    "color": COLOR,
+    "formats": "inputs.formats",
+    "companions": "inputs.companions",
+    "exclude": "inputs.exclude",
+    "sidecars": "captions.sidecars",
+    "lines": "captions.lines",
+    "encoding": "captions.encoding",
+}
+_TYPES: Final = {field.name: field.type for field in msgspec.structs.fields(InputSettings)}
 
 # Colours of arrays that are adopted: present if the ledger was lost, and its second copy says how they were made.
 ADOPTED = "adopted.color"
@@ -53,18 +65,34 @@ class PixelRule(NamedTuple):
 
 def recorded_inputs(setting: Callable[[str], str | None], otherwise: InputSettings = NEW_INPUTS) -> InputSettings:
     """Return the recorded settings. `setting` returns a setting by name; `otherwise` has the values of those it lacks."""
-    color, formats = setting(COLOR), setting(FORMATS)
-    return InputSettings(
-        otherwise.color if color is None else msgspec.convert(color, ColorSetting),
-        otherwise.formats if formats is None else msgspec.json.decode(formats, type=tuple[Format, ...]),
-    )
+    found = {field: setting(name) for field, name in NAMES.items()}
+    known = {field: _decoded(field, text) for field, text in found.items() if text is not None}
+    return msgspec.structs.replace(otherwise, **known)
 
 
 def record_inputs(ledger: Ledger, inputs: InputSettings) -> None:
     """Record the settings."""
     with ledger.transaction():
-        ledger.record_setting(COLOR, inputs.color)
-        ledger.record_setting(FORMATS, msgspec.json.encode(inputs.formats).decode())
+        for field, name in NAMES.items():
+            ledger.record_setting(name, _encoded(getattr(inputs, field)))
+
+
+def changes(before: InputSettings, now: InputSettings) -> Iterator[str]:
+    """Yield a line for people for each setting that differs."""
+    for field, name in NAMES.items():
+        old, new = getattr(before, field), getattr(now, field)
+        if old != new:
+            yield f"{name} is now {setting_text(new)}; it was {setting_text(old)}"
+
+
+def _encoded(value: object) -> str:
+    """Return the value as the ledger stores it: text as it is, everything else as JSON."""
+    return value if isinstance(value, str) else msgspec.json.encode(value, order="sorted").decode()
+
+
+def _decoded(field: str, text: str) -> Any:
+    is_text = isinstance(getattr(NEW_INPUTS, field), str)
+    return msgspec.convert(text, _TYPES[field]) if is_text else msgspec.json.decode(text, type=_TYPES[field])
 
 
 def first_inputs(root: DataRoot, *, copied: bool) -> InputSettings:

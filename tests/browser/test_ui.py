@@ -16,8 +16,8 @@ from dagster_project.partitions import register
 from dagster_project.sensors import STILL_SECONDS
 from imagemill.domain.embedding_specs import embedding_specs
 from imagemill.domain.layout import DataRoot
+from imagemill.inputs.scan import scan_approved
 from imagemill.pipeline.stage2.models_in_use import PREVIEW_TEXT
-from imagemill.pipeline.stage2.scan import scan_approved
 from io_managers.embedding_results import FILES, INPUTS
 from tests.helpers.product import imagemill, photos, snapshot, start
 from tests.helpers.ui import CHROMIUM, browser, node, open_graph, open_group, running_ui, wait_until, watched_page

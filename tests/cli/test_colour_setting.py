@@ -21,6 +21,7 @@ from PIL import Image
 from imagemill.domain.layout import DataRoot
 from imagemill.formats.images import decode_rgb
 from imagemill.pipeline.shards.shard_sets import read_manifest
+from imagemill.store.inputs import NAMES
 from imagemill.store.ledger import Ledger
 from tests.helpers.images import encoded
 from tests.helpers.product import imagemill, photos, start
@@ -60,15 +61,18 @@ def make(root, *, stage1=True):
 
 
 def as_of_earlier_release(root):
-    """Take away from the ledger, and from its second copies, what version 6 added."""
+    """Take away from the ledger, and from its second copies, what versions 6 and 7 added."""
+    names = (*NAMES.values(), "adopted.color")
     with sqlite3.connect(root.ledger) as db:
         for column in ("color", "profile", "first_frame"):
             db.execute(f"ALTER TABLE sources DROP COLUMN {column}")
-        db.execute("DELETE FROM settings WHERE name IN ('pixels.color', 'inputs.formats', 'adopted.color')")
+        for column in ("lines", "conflict"):
+            db.execute(f"ALTER TABLE captions DROP COLUMN {column}")
+        db.executemany("DELETE FROM settings WHERE name = ?", [(name,) for name in names])
         db.execute("PRAGMA user_version = 5")
     for copy in root.path.glob("*/.imagemill.json"):
         document = json.loads(copy.read_bytes())
-        for name in ("pixels.color", "inputs.formats"):
+        for name in names:
             document["settings"].pop(name, None)
         copy.write_text(json.dumps(document))
 
@@ -166,7 +170,7 @@ def test_old_root_keeps_every_byte_until_it_is_changed_and_then_exactly_the_conv
 
     in_srgb = written(old)
     assert {name for name in changed(before, in_srgb) if name.endswith(".npy")} == expected
-    assert "pixels.color is now srgb, it was ignore" in second
+    assert "pixels.color is now srgb; it was ignore" in second
     assert packed(old) == arrays(old)
 
     set_color(old, "ignore")

@@ -43,7 +43,7 @@ def test_report_for_people(folder):
     assert lines == [
         f"folder      {folder}",
         "images      5: 2 JPEG, 2 PNG, 1 GIF",
-        "captions    1 file",
+        "captions    1 image with a caption",
         "pixels      pixels.color: srgb",
         "colours     1 Display P3, 1 unreadable profile; 1 converted to sRGB, 1 with an unusable profile",
         "            1 file with several pictures: the first, or the primary one, is used",
@@ -125,7 +125,7 @@ def test_heic_without_its_library_names_the_extra(tmp_path, monkeypatch, name):
     """Under any name, and its caption is no orphan."""
     (tmp_path / name).write_bytes((PROJECT / "tests/data/heic/srgb.heic").read_bytes())
     (tmp_path / "a.txt").write_text("a gradient")
-    for module in (images, sys.modules["imagemill.pipeline.stage2.scan"]):
+    for module in (images, sys.modules["imagemill.inputs.scan"]):
         monkeypatch.setattr(module, "heif_is_installed", lambda: False)
 
     report = folder_report.report_folder(tmp_path, folder_report.InputSettings())

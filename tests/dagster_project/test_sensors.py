@@ -15,7 +15,7 @@ from dagster._core.storage.tags import (
 from assets.partitions import images
 from dagster_project import sensors
 from dagster_project.internals.instance import open_instance
-from imagemill.pipeline.stage2.scan import scan_approved
+from imagemill.inputs.scan import scan_approved
 from resources.data_root import DataRootResource
 from tests.helpers.product import imagemill, photos
 

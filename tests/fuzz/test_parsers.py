@@ -27,6 +27,8 @@ from imagemill.errors import ImagemillError
 from imagemill.formats.jsonl import encode_line
 from imagemill.formats.npy import check_npy, read_npy
 from imagemill.formats.tar import read_shard
+from imagemill.inputs.scan import scan_approved
+from imagemill.inputs.sidecars import read_captions
 from imagemill.pipeline.presets.coords import transform
 from imagemill.pipeline.presets.preset_config import read_presets
 from imagemill.pipeline.presets.preset_images import INDEX as PRESET_INDEX
@@ -34,7 +36,6 @@ from imagemill.pipeline.presets.preset_images import read_known
 from imagemill.pipeline.presets.rescale_plan import choose_parameters, plan_rescale
 from imagemill.pipeline.shards.shard_sets import live_lines, read_manifest
 from imagemill.pipeline.stage2.record_index import read_recorded
-from imagemill.pipeline.stage2.scan import read_captions, scan_approved
 from imagemill.pipeline.stage2.stage1 import Unusable, read_vector
 from imagemill.pipeline.stage_a.rank_files import RankLine, RankMark, mark_file, read_mark, read_rank_lines
 from imagemill.pipeline.stage_a.summaries import SNAPSHOT, KnownSummaries, import_summaries

@@ -71,10 +71,10 @@ def test_message_is_found_with_its_texts(source, expected):
 
 
 def test_function_that_passes_text_on_is_not_a_message_and_its_calls_are():
-    """`_refusal(name, "sub_folder", …)` makes the message; the Problem inside `_refusal` only forwards it."""
-    in_scan = [site for site in sites.sites() if site.file == "imagemill/pipeline/stage2/scan.py"]
+    """`_refuse(name, "bad_id", …)` makes the message; the Problem inside `_refusal` only forwards it."""
+    in_scan = [site for site in sites.sites() if site.file == "imagemill/inputs/scan.py"]
 
-    assert "rename the file" in {site.do for site in in_scan if site.made_by == "_refusal"}
+    assert "rename the file" in {site.do for site in in_scan if site.made_by == "_refuse"}
     assert not [site for site in in_scan if site.function == "_refusal"]
 
 
@@ -90,9 +90,9 @@ def test_row_keeps_its_test_and_verdict_until_its_words_change():
 
 
 def test_test_of_the_module_itself_is_preferred():
-    site = next(site for site in sites.sites() if site.file == "imagemill/pipeline/stage2/scan.py")
+    site = next(site for site in sites.sites() if site.file == "imagemill/inputs/scan.py")
     nearest, others = (
-        "tests/pipeline/stage2/test_scan.py::test_x",
+        "tests/inputs/test_scan.py::test_x",
         ["tests/a/test_a.py::test_a", "tests/cli/test_c.py::test_c"],
     )
 

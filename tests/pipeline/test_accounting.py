@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from imagemill.config import read_config
 from imagemill.domain.embedding_specs import DINOV3, VAE, embedding_specs
+from imagemill.inputs.scan import Scan, SourceFile
 from imagemill.pipeline import accounting
 from imagemill.pipeline.accounting import COUNTERS, ImageCounts, Standing, count_merge, embedded_images, progress_line
 from imagemill.pipeline.problem_list import current_problems
 from imagemill.pipeline.stage2.inventory import Inventory
 from imagemill.pipeline.stage2.merge import Merge
 from imagemill.pipeline.stage2.plan import EmbeddingPlan, Job, plans_for
-from imagemill.pipeline.stage2.scan import Scan, SourceFile
 from imagemill.store.ledger import Ledger, Problem
 from tests.helpers.stage2 import embed, photos, stage2, surveyed, write_records, write_text
 

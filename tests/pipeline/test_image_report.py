@@ -13,9 +13,10 @@ import pytest
 from dagster_project.cli.explain import report_lines
 from imagemill.domain.embedding_specs import DINOV3, VAE, embedding_specs
 from imagemill.errors import MissingInput
-from imagemill.pipeline.stage2 import record_index, scan
+from imagemill.inputs import listing
+from imagemill.inputs.survey import survey
+from imagemill.pipeline.stage2 import record_index
 from imagemill.pipeline.stage2.image_metadata import note_missing_captions
-from imagemill.pipeline.stage2.scan import survey
 from imagemill.store.ledger import Ledger
 from imagemill.store.provenance import UNKNOWN
 from tests.helpers.sessions import explain, locate
@@ -253,8 +254,8 @@ def test_id_that_no_one_has_heard_of_is_said(root, image_id):
 def test_report_examines_the_entries_of_its_image_only(root, monkeypatch):
     """The cost of a report does not grow with the images of the folder, except for their names."""
     photos(root, "a.b", "ab")
-    examined, look_up = [], scan._look_up
-    monkeypatch.setattr(scan, "_look_up", lambda entry, *given: examined.append(entry.name) or look_up(entry, *given))
+    examined, look_up = [], listing._entry
+    monkeypatch.setattr(listing, "_entry", lambda entry, *given: examined.append(entry.name) or look_up(entry, *given))
     monkeypatch.setattr(record_index, "_read", lambda *_: pytest.fail("every record was read"))
 
     explain(root, "a")

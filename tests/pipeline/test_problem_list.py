@@ -4,10 +4,10 @@ import msgspec
 import pytest
 
 from imagemill.domain.embedding_specs import DINOV3, T5, VAE
+from imagemill.inputs.survey import survey
 from imagemill.pipeline.problem_list import problems_of_kind, problems_of_records
 from imagemill.pipeline.stage2.image_metadata import complete_facts, note_missing_captions
 from imagemill.pipeline.stage2.inventory import Inventory
-from imagemill.pipeline.stage2.scan import survey
 from imagemill.store.ledger import Ledger, Problem
 from tests.helpers.stage2 import embed, photos
 

@@ -12,9 +12,9 @@ from imagemill.domain.embedding_specs import DINOV3, T5, VAE, embedding_specs
 from imagemill.domain.layout import DataRoot
 from imagemill.errors import MissingInput
 from imagemill.fs.fingerprints import file_signature
+from imagemill.inputs.survey import survey
 from imagemill.pipeline.accounting import ImageCounts
 from imagemill.pipeline.stage2.image_metadata import complete_facts
-from imagemill.pipeline.stage2.scan import survey
 from imagemill.store.ledger import Ledger, Problem
 from tests.helpers.sessions import explain, read_status
 from tests.helpers.stage2 import embed, pack, photos, record_of, stage2, write_records, write_text

@@ -6,7 +6,7 @@ The ledger records each caption with the fingerprint of its image and the key of
 if the image changed, if a preview model wrote its caption and a real one is configured, or if the run requests it because
 the captioner changed.
 
-Sidecars and records take precedence: scan.py, image_metadata.py. The model is in encoders/vlm.py.
+Sidecars and records take precedence: inputs/sidecars.py, image_metadata.py. The model is in encoders/vlm.py.
 
 Spec: docs/spec/stage2.md#caption-sources
 """
@@ -27,12 +27,13 @@ from imagemill.config import DECODE_AHEAD_PIXELS
 from imagemill.domain.inputs import SRGB, ColorSetting
 from imagemill.errors import ModelUnusable, Refused
 from imagemill.fs.fingerprints import FileSignature
+from imagemill.inputs.scan import Scan, SourceFile
+from imagemill.inputs.sidecars import caption_row, normalise_caption
 from imagemill.models import CAPTIONER, Captioner
 from imagemill.pipeline.batch_inference import Answer, Unanswered, answer_batch
 from imagemill.pipeline.prefetch import bounded_map
 from imagemill.pipeline.stage2.image_metadata import complete_facts, inspect_image, size_or_none
 from imagemill.pipeline.stage2.plan import LedgerSnapshot, refused_image
-from imagemill.pipeline.stage2.scan import Scan, SourceFile, caption_row, normalise_caption
 from imagemill.store.ledger import FROM_CAPTIONER, FROM_PREVIEW, Captioned, CaptionRow, Ledger, Problem, SourceRow
 
 _BY_A_MODEL = {FROM_CAPTIONER, FROM_PREVIEW}

@@ -20,6 +20,8 @@ from imagemill.errors import Refused
 from imagemill.formats.images import decode, header_size
 from imagemill.formats.jsonl import Span, encode_line
 from imagemill.fs.fingerprints import FileSignature, fingerprint, read_whole
+from imagemill.inputs.scan import Scan, SourceFile
+from imagemill.inputs.sidecars import SIDECARS, caption_row
 from imagemill.models import CAPTIONER
 from imagemill.pipeline.prefetch import map_on
 from imagemill.pipeline.stage2.inventory import Inventory
@@ -27,7 +29,6 @@ from imagemill.pipeline.stage2.merge import ASSET, UNMIGRATED
 from imagemill.pipeline.stage2.plan import LedgerSnapshot, missing_caption, refused_image, unusable_sidecar
 from imagemill.pipeline.stage2.quarantine import CAPTION, QuarantinedLine, quarantine
 from imagemill.pipeline.stage2.record_index import Recorded, record_at
-from imagemill.pipeline.stage2.scan import SIDECARS, Scan, SourceFile, caption_row
 from imagemill.store.inputs import PixelRule
 from imagemill.store.ledger import FROM_PREVIEW_RECORD, FROM_RECORD, CaptionRow, Ledger, Problem, SourceRow
 from imagemill.store.provenance import read_identity

@@ -7,19 +7,18 @@ Whether an array is stale then follows from the ledger's rows (store/inputs.py).
 Spec: docs/spec/stage2.md#colour, docs/spec/conventions.md#old-data-roots
 """
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
 
 from imagemill.config import Config
-from imagemill.domain.inputs import HDR_TRANSFER, SRGB, InputSettings
+from imagemill.domain.inputs import HDR_TRANSFER, SRGB
 from imagemill.errors import Refused
 from imagemill.formats.images import read_facts
 from imagemill.fs.fingerprints import file_signature
 from imagemill.pipeline.prefetch import map_on
-from imagemill.store.inputs import record_inputs, recorded_inputs
+from imagemill.store.inputs import changes, record_inputs, recorded_inputs
 from imagemill.store.ledger import Ledger, SourceRow
 
 # Rows per ledger transaction.
@@ -43,15 +42,10 @@ def apply_inputs(config: Config, approved: Path, ledger: Ledger) -> list[str]:
     with ledger.transaction():
         if wanted.color == SRGB != recorded.color:
             _reopen_hdr(ledger)
+        if (wanted.lines, wanted.encoding) != (recorded.lines, recorded.encoding):
+            ledger.read_sidecars_again(only_several_lines=wanted.encoding == recorded.encoding)
         record_inputs(ledger, wanted)
-    return list(_changes(recorded, wanted))
-
-
-def _changes(recorded: InputSettings, wanted: InputSettings) -> Iterator[str]:
-    if wanted.color != recorded.color:
-        yield f"pixels.color is now {wanted.color}, it was {recorded.color}"
-    if wanted.formats != recorded.formats:
-        yield f"inputs.formats is now {', '.join(wanted.formats)}; it was {', '.join(recorded.formats)}"
+    return list(changes(recorded, wanted))
 
 
 def _reopen_hdr(ledger: Ledger) -> None:

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from imagemill.domain.embedding_specs import EmbeddingSpec
-from imagemill.domain.inputs import FORMATS, Format
+from imagemill.domain.inputs import NEW_INPUTS, InputSettings
 from imagemill.domain.layout import DataRoot
 from imagemill.formats.npy import NpyStore
 from imagemill.fs.fingerprints import FileSignature
+from imagemill.inputs.scan import Scan, scan_approved
+from imagemill.inputs.survey import survey
 from imagemill.pipeline.stage2.record_index import Recorded, read_recorded
-from imagemill.pipeline.stage2.scan import Scan, scan_approved, survey
 from imagemill.store.ledger import Ledger
 
 
@@ -26,7 +27,7 @@ class Inventory:
         ledger_version: `Ledger.version_seen` before the listing.
         listed: the result of `files`, for the kinds that it was called for.
         in_force: kind as declared → kind with the data root's settings and contract.
-        formats: extensions of images.
+        inputs: how `approved/` is read.
         kept: the last plans that were made of this listing, and the state that they depend on (pipeline/accounting.py).
     """
 
@@ -35,7 +36,7 @@ class Inventory:
     _scan: Scan | None = None
     listed: dict[EmbeddingSpec, Mapping[str, FileSignature]] = field(default_factory=dict)
     in_force: Callable[[EmbeddingSpec], EmbeddingSpec] = lambda spec: spec
-    formats: tuple[Format, ...] = FORMATS
+    inputs: InputSettings = NEW_INPUTS
     kept: tuple[object, Any] | None = None
 
     @property
@@ -48,7 +49,7 @@ class Inventory:
     def scan_of(self, ids: Collection[str] | None) -> Scan:
         """Return the entries of `approved/` with these image ids, as `scan` does for all (None). Listed at each call."""
         listed = self.root.approved.is_dir() or not self.root.ledger.exists()
-        return scan_approved(self.root.approved, ids, formats=self.formats) if listed else Scan({}, [])
+        return scan_approved(self.root.approved, self.inputs, ids) if listed else Scan({}, [])
 
     def survey(self, ledger: Ledger) -> None:
         """List `approved/` unless it has been listed, read the captions that are new, and record both in the ledger.
@@ -56,7 +57,7 @@ class Inventory:
         Raises:
             MissingInput: if the folder does not exist.
         """
-        self._scan = survey(self.root.approved, ledger, self._scan, formats=self.formats)
+        self._scan = survey(self.root.approved, ledger, self._scan, inputs=self.inputs)
 
     @property
     def recorded(self) -> Recorded:

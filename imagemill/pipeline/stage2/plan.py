@@ -20,10 +20,11 @@ from imagemill.formats.jsonl import Span
 from imagemill.formats.npy import NpyStore
 from imagemill.formats.tar import StoredSample
 from imagemill.fs.fingerprints import FileSignature
+from imagemill.inputs.scan import Scan, SourceFile
+from imagemill.inputs.sidecars import SIDECARS
 from imagemill.pipeline.stage2.damage import damaged_files
 from imagemill.pipeline.stage2.inventory import Inventory
 from imagemill.pipeline.stage2.record_index import Recorded
-from imagemill.pipeline.stage2.scan import SIDECARS, Scan, SourceFile
 from imagemill.store.inputs import PixelRule
 from imagemill.store.ledger import SUPERSEDED, CaptionRow, FileRow, Ledger, Problem, SourceRow
 from imagemill.store.provenance import model_key_of_adopted
@@ -276,7 +277,7 @@ def unusable_sidecar(source: SourceFile, sidecars: Mapping[str, Problem]) -> Pro
 
 def missing_caption(asset: str, source: SourceFile, *, outdated: bool = False) -> Problem:
     """Return the problem of an image without a caption. `outdated`: its caption describes an earlier image."""
-    lacking = f"no caption for {source.file_name}" if source.caption is None else f"{source.image_id}.txt is blank"
+    lacking = f"no caption for {source.file_name}" if source.caption is None else f"{source.captions[0]} is blank"
     return Problem(
         source.image_id,
         asset,

@@ -34,6 +34,8 @@ class CaptionRow(msgspec.Struct, frozen=True):
         fingerprint: of the text.
         mask: one character per token, as `mask_text` writes it; reading all captions converts none.
         truncated: whether the text encoder sees only the first tokens.
+        lines: number of lines with text in the sidecar, 0 if unknown.
+        conflict: whether another sidecar of the image, of a lower rank, has another text.
     """
 
     image_id: str
@@ -43,6 +45,8 @@ class CaptionRow(msgspec.Struct, frozen=True):
     fingerprint: str
     mask: str | None = None
     truncated: bool = False
+    lines: int = 0
+    conflict: bool = False
 
     @property
     def tokens(self) -> list[int]:
@@ -71,7 +75,7 @@ def mask_text(mask: Sequence[int] | None) -> str | None:
     return None if mask is None else "".join("1" if bit else "0" for bit in mask)
 
 
-CAPTIONS = Table("captions", CaptionRow, truncated=Codec(int, bool))
+CAPTIONS = Table("captions", CaptionRow, truncated=Codec(int, bool), conflict=Codec(int, bool))
 CAPTIONED = Table("captioned", Captioned, cut_off=Codec(int, bool))
 
 
@@ -124,6 +128,11 @@ class Captions(Database):
             "UPDATE captions SET signature = NULL, origin = ? WHERE image_id = ? AND origin = ?",
             ((FROM_RECORD, image_id, FROM_SIDECAR) for image_id in ids),
         )
+
+    def read_sidecars_again(self, *, only_several_lines: bool) -> None:
+        """Let the next survey read sidecars as if they had changed: all of them, or those that may have several lines."""
+        several = " AND lines != 1" if only_several_lines else ""
+        self._change(f"UPDATE captions SET signature = 'to be read' WHERE origin = ?{several}", (FROM_SIDECAR,))
 
     def captions(self, ids: Sequence[str] | None = None, *, outdated: bool = False) -> dict[str, CaptionRow]:
         """Return the captions by image id; those that a model generated from an earlier image only if `outdated`."""

@@ -10,6 +10,7 @@ import pytest
 
 from imagemill.errors import ModelUnusable
 from imagemill.fs.fingerprints import posix_signature
+from imagemill.inputs.survey import survey
 from imagemill.models import CAPTIONER
 from imagemill.pipeline.stage2.caption import (
     CaptionJob,
@@ -21,7 +22,6 @@ from imagemill.pipeline.stage2.caption import (
     lost_caption,
 )
 from imagemill.pipeline.stage2.image_metadata import adopt_captions, complete_facts, note_missing_captions
-from imagemill.pipeline.stage2.scan import survey
 from imagemill.store.ledger import FROM_CAPTIONER, FROM_PREVIEW, FROM_PREVIEW_RECORD, FROM_RECORD, Ledger
 from imagemill.store.provenance import ModelIdentity
 from tests.helpers.stage2 import photos, picture, record_identity_of, record_of, surveyed, write_text

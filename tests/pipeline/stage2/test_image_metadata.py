@@ -11,6 +11,9 @@ import pytest
 from imagemill.domain.embedding_specs import DINOV3, T5
 from imagemill.errors import Refused
 from imagemill.fs.fingerprints import fingerprint
+from imagemill.inputs.scan import scan_approved
+from imagemill.inputs.sidecars import caption_row
+from imagemill.inputs.survey import survey
 from imagemill.pipeline.stage2 import image_metadata as facts
 from imagemill.pipeline.stage2.image_metadata import (
     ASSET,
@@ -22,7 +25,6 @@ from imagemill.pipeline.stage2.image_metadata import (
 )
 from imagemill.pipeline.stage2.inventory import Inventory
 from imagemill.pipeline.stage2.record_index import read_recorded
-from imagemill.pipeline.stage2.scan import caption_row, scan_approved, survey
 from imagemill.store.ledger import FROM_CAPTIONER, Ledger
 from tests.helpers.stage2 import embed, photos, picture, record_of, write_text
 from tests.helpers.stubs import StubTokenizer

@@ -17,10 +17,10 @@ from imagemill.domain.stage2_records import RECORD_FIELDS, violations
 from imagemill.errors import ImagemillError
 from imagemill.formats.jsonl import encode_line, parse_object, read_jsonl
 from imagemill.fs.fingerprints import file_signature, posix_signature
+from imagemill.inputs.scan import Scan
 from imagemill.pipeline.stage2.inventory import Inventory
 from imagemill.pipeline.stage2.merge import Merge, stage1_backup, write_records
 from imagemill.pipeline.stage2.record_index import record_id, unfinished
-from imagemill.pipeline.stage2.scan import Scan
 from imagemill.store.ledger import CaptionRow, FileRow, Ledger, SourceRow
 from imagemill.store.ledger.captions import mask_text
 from tests.helpers.npy_files import write_npy

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from imagemill.domain.embedding_specs import DINOV3, T5, VAE
 from imagemill.fs.fingerprints import posix_signature
+from imagemill.inputs.scan import Scan, SourceFile
 from imagemill.pipeline.stage2.plan import LedgerSnapshot, all_jobs, ids_of, missing_caption, plan_embedding
-from imagemill.pipeline.stage2.scan import Scan, SourceFile
 from imagemill.store.ledger import CaptionRow, FileRow, Ledger, Problem, SourceRow
 from tests.helpers.stage2 import embed, photos, picture, plan_of, surveyed
 
@@ -21,7 +21,7 @@ FILE, OTHER_FILE = posix_signature(4224, 3, 8), posix_signature(4224, 4, 9)
 
 
 def source(image_id="a", stat=IMAGE, caption=None):
-    return SourceFile(image_id, f"{image_id}.png", stat, caption, 0)
+    return SourceFile(image_id, f"{image_id}.png", stat, caption, 0, () if caption is None else (f"{image_id}.txt",))
 
 
 def facts(image_id="a", stat=IMAGE, fingerprint="pixels"):

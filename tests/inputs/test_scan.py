@@ -12,12 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from imagemill.domain.embedding_specs import T5
-from imagemill.domain.inputs import FORMATS
+from imagemill.domain.inputs import OLD_INPUTS, InputSettings
 from imagemill.errors import MissingInput
+from imagemill.inputs import listing, sidecars
+from imagemill.inputs.scan import classify, scan_approved
+from imagemill.inputs.sidecars import MAX_CAPTION_BYTES, normalise_caption
+from imagemill.inputs.survey import survey
 from imagemill.pipeline.problem_list import current_problems
-from imagemill.pipeline.stage2 import scan
 from imagemill.pipeline.stage2.image_metadata import note_missing_captions
-from imagemill.pipeline.stage2.scan import MAX_CAPTION_BYTES, normalise_caption, scan_approved, survey
 from imagemill.store.ledger import Ledger
 from tests.helpers.stage2 import embed, photos, plan_of
 
@@ -69,10 +71,10 @@ def test_remedy_for_an_inaccessible_entry_is_not_its_removal(tmp_path):
     class Entry:
         name, path = "a.jpg", str(tmp_path / "a.jpg")
 
-        def is_dir(self):
+        def is_file(self):
             raise PermissionError(errno.EACCES, "Permission denied")
 
-    problem = scan._look_up(Entry(), "a", ".png", FORMATS)
+    (problem,) = classify([listing._entry(Entry(), ())]).problems
 
     assert (problem.reason, problem.detail) == ("not_a_file", "cannot be looked up: Permission denied")
     assert problem.remedy == "make it readable, or move it elsewhere"
@@ -164,7 +166,11 @@ def test_sidecar_that_is_not_utf8_is_reported_and_not_used(tmp_path):
 @pytest.mark.parametrize(
     ("content", "reason", "remedy"),
     [
-        (b"caf\xe9", "bad_caption", "save the caption as UTF-8"),
+        (
+            b"caf\xe9",
+            "bad_caption",
+            "save the caption as UTF-8, or name its encoding as captions.encoding in imagemill.yaml",
+        ),
         (b"x" * (MAX_CAPTION_BYTES + 1), "caption_too_long", "write one line of text"),
         (None, "bad_caption", "rename or move the folder, then write the caption to a file a.txt"),
     ],
@@ -205,10 +211,10 @@ def test_unusable_sidecar_replaces_the_row_of_an_image_that_had_no_caption(data_
 def test_unreadable_sidecar_is_not_reported_as_blank(data_root, monkeypatch):
     photos(data_root, "a")
 
-    def unreadable(path, source):
-        return scan._read_error(source, path.name, "Input/output error")
+    def unreadable(path, source, inputs):
+        return sidecars._read_error(source, path.name, "Input/output error")
 
-    monkeypatch.setattr(scan, "_read_sidecar", unreadable)
+    monkeypatch.setattr(sidecars, "_read_file", unreadable)
     embed(data_root)
     with Ledger(data_root.ledger) as ledger:
         note_missing_captions(survey(data_root.approved, ledger), ledger)
@@ -258,11 +264,11 @@ def test_folder_named_like_a_sidecar_without_an_image_is_reported_as_a_folder(tm
     assert reasons(scan_approved(tmp_path)) == {"a.txt": "sub_folder"}
 
 
-def test_sidecar_with_an_upper_case_extension_is_not_reported_as_an_image(tmp_path):
-    """Sidecars have the exact name `{image_id}.txt`. Spec: docs/spec/conventions.md#locations"""
+def test_sidecar_of_a_root_of_an_earlier_release_has_the_exact_name(tmp_path):
+    """Sidecars have the exact name `{image_id}.txt`. Spec: docs/spec/conventions.md#old-data-roots"""
     touch(tmp_path, "up.jpg", "UP.TXT", "both.jpg", "both.Txt", "both.txt")
 
-    problems = {p.item: (p.reason, p.remedy) for p in scan_approved(tmp_path).problems}
+    problems = {p.item: (p.reason, p.remedy) for p in scan_approved(tmp_path, OLD_INPUTS).problems}
 
     assert problems == {
         "UP.TXT": ("caption_extension", "rename it to UP.txt"),
@@ -321,3 +327,39 @@ def test_caption_over_a_mebibyte_is_refused_without_reading_it(tmp_path):
         assert (problem.item, problem.reason, problem.remedy) == ("a", "caption_too_long", "write one line of text")
         assert current_problems(scan_approved(tmp_path), ledger).count(problem) == 1
     assert most < 16 * MAX_CAPTION_BYTES
+
+
+def test_every_entry_counts_once(tmp_path):
+    """Images, captions, companions, ignored entries and problems add up. Spec: docs/spec/stage2.md#inputs"""
+    touch(tmp_path, "a.jpg", "a.txt", "a.json", "a-masklabel.png", "a-condlabel.png", "lonely-masklabel.png")
+    touch(tmp_path, "b.JPG", "b.caption", "b.npz", "00000.parquet", "00000_stats.json", "Thumbs.db", ".DS_Store")
+    touch(tmp_path, "c.jpg", "c.png", "c.txt", "orphan.txt", "data.json", "images.tar.gz", "notes.psd")
+    for name in ("__MACOSX", "_latent_cache", "10_cat"):
+        (tmp_path / name).mkdir()
+
+    scan = scan_approved(tmp_path)
+
+    assert list(scan.sources) == ["a", "b", "lonely-masklabel"]
+    assert scan.companions == ("a-condlabel.png", "a-masklabel.png")
+    assert (scan.captions, scan.ignored) == (3, 8)
+    assert reasons(scan) == {
+        "c.jpg": "id_collision", "c.png": "id_collision", "orphan.txt": "orphan_caption", "data.json": "unsupported_type",
+        "images.tar.gz": "archive", "notes.psd": "unsupported_type", "10_cat": "sub_folder",
+    }  # fmt: skip
+    entries = len(list(tmp_path.iterdir()))
+    assert len(scan.sources) + scan.captions + len(scan.companions) + scan.ignored + len(scan.problems) == entries
+
+
+def test_excluded_names_are_ignored(tmp_path):
+    touch(tmp_path, "a.jpg", "IMG_1.HEIC", "IMG_1.JPG")
+
+    scan = scan_approved(tmp_path, InputSettings(exclude=("*.HEIC",)))
+
+    assert (list(scan.sources), scan.problems, scan.ignored) == (["IMG_1", "a"], [], 1)
+
+
+def test_masks_of_a_root_of_an_earlier_release_stay_images(tmp_path):
+    """Spec: docs/spec/conventions.md#old-data-roots"""
+    touch(tmp_path, "a.jpg", "a-masklabel.png")
+
+    assert list(scan_approved(tmp_path, OLD_INPUTS).sources) == ["a-masklabel", "a"]

@@ -1,0 +1,142 @@
+"""Which image a caption file belongs to, by names alone.
+
+Spec: docs/spec/stage2.md#caption-sources
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
+from typing import NamedTuple
+
+from imagemill.domain.ids import suffix_of
+from imagemill.domain.inputs import Sidecars, composed, folded
+
+
+class Text(NamedTuple):
+    """A caption file.
+
+    Attributes:
+        base: its name without the extension.
+        rank: of the extension in `captions.sidecars`, from 0.
+        plain: whether the extension is in lower case.
+    """
+
+    name: str
+    base: str
+    rank: int
+    plain: bool
+
+
+def as_text(name: str, sidecars: Sidecars) -> Text | None:
+    """Return a file as a caption file; None if its extension is not one of them."""
+    suffix = suffix_of(name)
+    extension = suffix[1:] if sidecars.exact else suffix[1:].lower()
+    if extension not in sidecars.extensions:
+        return None
+    return Text(name, name.removesuffix(suffix), sidecars.extensions.index(extension), suffix[1:] == extension)
+
+
+class Matched(NamedTuple):
+    """Caption files by the image that they belong to.
+
+    Attributes:
+        by_image: names by image id, in order of preference: `{image_id}.{extension}` by the order of the extensions, then
+            `{file name}.{extension}`.
+        orphans: names of those that belong to no image.
+        shared: name → ids of the images that it could belong to.
+        doubles: name → the name that is read in its place.
+        ties: name → a name that belongs to the image just as well, so that neither is read.
+    """
+
+    by_image: dict[str, tuple[str, ...]]
+    orphans: list[str]
+    shared: dict[str, list[str]]
+    doubles: dict[str, str]
+    ties: dict[str, str]
+
+
+def match_texts(texts: Iterable[Text], images: Mapping[str, list[str]], *, exact: bool = False) -> Matched:
+    """Assign caption files to images.
+
+    A name is compared with the images' file names, then with their ids, first letter by letter, then as Unicode composes it
+    (NFC), then regardless of case; only where exactly one image matches.
+
+    Args:
+        texts: caption files, in name order.
+        images: file names by image id, of all images, also of refused ones.
+        exact: compare with ids, letter by letter, only.
+    """
+    found: dict[str, dict[tuple[bool, int], list[tuple[int, Text]]]] = defaultdict(lambda: defaultdict(list))
+    result = Matched({}, [], {}, {}, {})
+    index = _Index(images)
+    for text in texts:
+        # Nearly every caption is named after its image.
+        if text.base in images and (exact or text.base not in index.file_names):
+            match = _Match([text.base])
+        else:
+            match = _Match([]) if exact else index.find(text.base)
+        if not match.ids:
+            result.orphans.append(text.name)
+        elif len(match.ids) > 1:
+            result.shared[text.name] = match.ids
+        else:
+            found[match.ids[0]][match.of_file, text.rank].append((2 * match.level + (not text.plain), text))
+    for image_id, slots in found.items():
+        names = [name for slot in sorted(slots) if (name := _best(sorted(slots[slot]), result))]
+        if names:
+            result.by_image[image_id] = tuple(names)
+    return result
+
+
+def _best(texts: list[tuple[int, Text]], result: Matched) -> str | None:
+    """Return the name of the closest match, and note the others; None if two are equally close."""
+    (closest, first), *others = texts
+    tied = [text.name for level, text in others if level == closest]
+    if tied:
+        result.ties[first.name] = tied[0]
+        result.ties.update((text.name, first.name) for _, text in others)
+        return None
+    result.doubles.update((text.name, first.name) for _, text in others)
+    return first.name
+
+
+class _Match(NamedTuple):
+    """Ids of images with a name; whether it is a file's name; and how far it is from letter by letter."""
+
+    ids: list[str]
+    of_file: bool = False
+    level: int = 0
+
+
+class _Index:
+    """Images by file name and id, as they are and in the two other forms, made for the first name that no image has."""
+
+    def __init__(self, images: Mapping[str, list[str]]) -> None:
+        self._images = images
+        self._forms: dict[Callable[[str], str], tuple[dict[str, set[str]], dict[str, set[str]]]] = {}
+
+    @cached_property
+    def file_names(self) -> dict[str, str]:
+        return {name: image_id for image_id, names in self._images.items() for name in names}
+
+    def find(self, base: str) -> _Match:
+        """Return the images of this file name, or with a name or id that is equal in another form."""
+        if base in self.file_names:
+            return _Match([self.file_names[base]], of_file=True)
+        for level, form in enumerate((composed, folded), 1):
+            by_file, by_id = self._in(form)
+            wanted = form(base)
+            if ids := by_file.get(wanted):
+                return _Match(sorted(ids), True, level)
+            if ids := by_id.get(wanted):
+                return _Match(sorted(ids), False, level)
+        return _Match([])
+
+    def _in(self, form: Callable[[str], str]) -> tuple[dict[str, set[str]], dict[str, set[str]]]:
+        if form not in self._forms:
+            by_file, by_id = self._forms[form] = defaultdict(set), defaultdict(set)
+            for image_id, names in self._images.items():
+                by_id[form(image_id)].add(image_id)
+                for name in names:
+                    by_file[form(name)].add(image_id)
+        return self._forms[form]

@@ -1,0 +1,325 @@
+"""Classification of a folder of approved images: images with their captions, companions, and entries refused by name or type.
+
+Spec: docs/spec/stage2.md#inputs, docs/spec/stage2.md#image-id, docs/spec/stage2.md#caption-sources
+"""
+
+import unicodedata
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from imagemill.domain.ids import id_problem, image_id_of, suffix_of
+from imagemill.domain.inputs import (
+    FORMATS,
+    HEIF_EXTRA,
+    HEIF_FORMATS,
+    NEW_INPUTS,
+    ColorSetting,
+    InputSettings,
+    formats_text,
+)
+from imagemill.errors import MissingInput
+from imagemill.formats.images import heif_is_installed
+from imagemill.fs.fingerprints import FileSignature, RunningFingerprint, file_signature, fingerprint
+from imagemill.inputs.listing import FOLDER, IGNORED, OTHER, Entry, concerns, is_companion, list_entries
+from imagemill.inputs.matching import Matched, Text, as_text, match_texts
+from imagemill.store.ledger import Problem, SourceRow
+
+IMAGE_SUFFIXES = frozenset(f".{name}" for name in FORMATS)
+
+# Asset of the problems of names and types.
+SOURCE_ASSET = "approved_images"
+
+# Reasons for which a file is refused by its name alone.
+_OF_NAMES = frozenset({"bad_id", "id_collision"})
+
+# Reasons for which an image, or a file that may be one, is present but not used.
+UNUSED_REASONS = frozenset({"id_collision", "unsupported_type", "bad_id", "not_a_file"})
+
+_ARCHIVES: Final = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".zip", ".7z", ".rar")
+
+# Extensions that trainers use for captions.
+_CAPTIONS: Final = frozenset({"txt", "caption"})
+
+
+class SourceFile(msgspec.Struct, frozen=True, gc=False):
+    """One approved image as listed.
+
+    Attributes:
+        image_id: its id.
+        file_name: its name in the folder.
+        stat: its signature.
+        caption: the signatures of its caption files, joined by a space; None without one.
+        changed_ns: the latest of the modification and change times of the image and its captions, in nanoseconds.
+        captions: the names of its caption files, the preferred one first.
+    """
+
+    image_id: str
+    file_name: str
+    stat: FileSignature
+    caption: FileSignature | None
+    changed_ns: int
+    captions: tuple[str, ...] = ()
+
+    def is_known(self, row: SourceRow | None, color: ColorSetting) -> bool:
+        """Return whether the ledger's row has this file's state, and everything that planning needs."""
+        return row is not None and row.stat == self.stat and row.is_read(color)
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """Contents of `approved/`. Every entry counts once: as an image, a caption, a companion, ignored, or a problem.
+
+    Attributes:
+        sources: images that may be processed, in name order.
+        problems: one for every entry that is of no use.
+        names: `fingerprint_names` of all names in the folder, blank if only some ids were examined.
+        captions: number of caption files that belong to an image.
+        companions: names of masks and control images beside an image.
+        ignored: number of entries that are ignored.
+    """
+
+    sources: dict[str, SourceFile]
+    problems: list[Problem]
+    names: str = ""
+    captions: int = 0
+    companions: tuple[str, ...] = ()
+    ignored: int = 0
+
+    @property
+    def digest(self) -> str:
+        """A fingerprint of all entries: names, signatures and problems."""
+        digest = RunningFingerprint()
+        for source in self.sources.values():
+            digest.update(f"{source.file_name}\0{source.stat}\0{source.caption}\n".encode("utf-8", "surrogateescape"))
+        for problem in self.problems:
+            digest.update(f"{problem.item}\0{problem.reason}\0{problem.detail}\n".encode())
+        return str(digest)
+
+    @property
+    def refused_images(self) -> list[Problem]:
+        """Image files that are refused by their names; folders and dangling links with an image's name are not included."""
+        return [p for p in self.problems if p.reason in _OF_NAMES and is_image(p.item)]
+
+    @property
+    def seen(self) -> int:
+        """Number of image files in the folder, including those refused by name."""
+        return len(self.sources) + len(self.refused_images)
+
+    def of(self, ids: Collection[str]) -> "Scan":
+        """Return the part with these image ids; that of a problem is the stem of its name."""
+        return replace(
+            self,
+            sources={image_id: source for image_id, source in self.sources.items() if image_id in ids},
+            problems=[problem for problem in self.problems if image_id_of(problem.item) in ids],
+            names="",
+        )
+
+
+def scan_approved(folder: Path, inputs: InputSettings = NEW_INPUTS, only: Collection[str] | None = None) -> Scan:
+    """List the top level of a folder of approved images.
+
+    Args:
+        folder: the folder.
+        inputs: which files are images, captions, companions, or ignored.
+        only: examine only the entries of these image ids; an entry's id is also the stem of its name as problems show it.
+
+    Raises:
+        MissingInput: if the folder does not exist.
+    """
+    if not folder.is_dir():
+        raise MissingInput(
+            "no folder of approved images", where=folder, do="put images there, captions beside them as {image_id}.txt"
+        )
+    if only is None:
+        entries = list_entries(folder, inputs.exclude)
+        return replace(classify(entries, inputs), names=fingerprint_names(entry.name for entry in entries))
+    return classify(list_entries(folder, inputs.exclude, wanted=concerns(only)), inputs).of(only)
+
+
+def classify(entries: Iterable[Entry], inputs: InputSettings = NEW_INPUTS) -> Scan:
+    """Return what each entry of a folder is. Entries are in name order."""
+    folder = _Folder(inputs)
+    for entry in entries:
+        folder.add(entry)
+    return folder.scan()
+
+
+class _Folder:
+    """Entries of a folder, sorted by their names alone; then against each other."""
+
+    def __init__(self, inputs: InputSettings) -> None:
+        self._inputs = inputs
+        self._formats = frozenset(inputs.formats)
+        self._ignored = 0
+        self._images: dict[str, list[Entry]] = defaultdict(list)
+        # Images by id that are refused by their names, or have formats that are not read.
+        self._refused: dict[str, list[str]] = defaultdict(list)
+        self._texts: dict[str, tuple[Text, Entry]] = {}
+        self._tables: list[Entry] = []
+        self._other_case: list[str] = []
+        self._problems: list[Problem] = []
+
+    def add(self, entry: Entry) -> None:
+        name = entry.name
+        suffix = suffix_of(name)
+        stem, extension = name.removesuffix(suffix), suffix[1:].lower()
+        if entry.kind == IGNORED:
+            self._ignored += 1
+        elif entry.kind == OTHER:
+            self._refuse(name, "not_a_file", entry.why, entry.do)
+        elif text := as_text(name, self._inputs.sidecars):
+            # A folder with a caption's name: the caption cannot be read, which `read_captions` reports.
+            if problem := id_problem(stem):
+                self._refuse(name, "bad_id", f"the id {problem}", "rename the file")
+            else:
+                self._texts[name] = text, entry
+        elif entry.kind == FOLDER:
+            self._refuse(name, "sub_folder", *_contents(entry))
+        elif extension == "json":
+            self._tables.append(entry)
+        elif self._inputs.sidecars.exact and extension in self._inputs.sidecars.extensions:
+            self._other_case.append(name)
+        elif extension not in FORMATS:
+            self._refuse(name, *_unused(name, extension, self._inputs))
+        elif unread := _unread(extension, self._formats):
+            self._refused[stem].append(name)
+            self._refuse(name, "unsupported_type", *unread)
+        elif problem := id_problem(stem):
+            self._refused[stem].append(name)
+            self._refuse(name, "bad_id", f"the id {problem}", "rename the file")
+        else:
+            self._images[stem].append(entry)
+
+    def scan(self) -> Scan:
+        """Return what the entries are, once all have been added."""
+        companions = self._take_companions() if self._inputs.companions else ()
+        images = {image_id: [file.name for file in files] for image_id, files in self._images.items()}
+        for image_id, files in self._refused.items():
+            images[image_id] = images.get(image_id, []) + files
+        for entry in self._tables:
+            if image_id_of(entry.name) in images:
+                self._ignored += 1
+            else:
+                self._refuse(entry.name, *_unused(entry.name, "json", self._inputs))
+        texts = (text for text, _ in self._texts.values())
+        matched = match_texts(texts, images, exact=self._inputs.sidecars.exact)
+        sources = {}
+        for image_id, files in self._images.items():
+            if len(files) > 1:
+                for file in files:
+                    self._problems.append(_collision(file.name, [other.name for other in files if other is not file]))
+            else:
+                sources[image_id] = _source(image_id, files[0], self._captions(matched, image_id))
+        self._refuse_texts(matched, images)
+        captions = sum(map(len, matched.by_image.values()))
+        return Scan(sources, self._problems, captions=captions, companions=companions, ignored=self._ignored)
+
+    def _captions(self, matched: Matched, image_id: str) -> list[Entry]:
+        return [self._texts[name][1] for name in matched.by_image.get(image_id, ())]
+
+    def _take_companions(self) -> tuple[str, ...]:
+        # Compare with all stems before any is taken out.
+        present = self._images.keys() | self._refused.keys()
+        found = [image_id for image_id in self._images if is_companion(image_id, present)]
+        return tuple(sorted(file.name for image_id in found for file in self._images.pop(image_id)))
+
+    def _refuse_texts(self, matched: Matched, images: Mapping[str, list[str]]) -> None:
+        for name in self._other_case:
+            extension = suffix_of(name)[1:].lower()
+            wanted = f"{image_id_of(name)}.{extension}"
+            do = f"remove it: {wanted} is read" if wanted in self._texts else f"rename it to {wanted}"
+            self._refuse(
+                name, "caption_extension", f"captions are read from files that end in .{extension}, in lower case", do
+            )
+        for name in matched.orphans:
+            _, entry = self._texts[name]
+            if entry.kind == FOLDER:
+                self._refuse(name, "sub_folder", *_contents(entry))
+            else:
+                self._refuse(
+                    name, "orphan_caption", "a caption without an image", "add the image, or remove the caption"
+                )
+        for name, ids in matched.shared.items():
+            files = " or ".join(file for image_id in ids for file in images[image_id])
+            do = "rename it to the exact name of its image"
+            self._refuse(name, "caption_collision", f"it may be the caption of {files}", do)
+        for name, read in matched.doubles.items():
+            self._refuse(name, "caption_collision", f"{read} is read as the caption of the same image", "remove it")
+        for name, other in matched.ties.items():
+            why = f"{other} may be the caption of the same image, so neither is read"
+            self._refuse(name, "caption_collision", why, "remove one of them, or give one the exact name of the image")
+
+    def _refuse(self, name: str, reason: str, detail: str, remedy: str) -> None:
+        self._problems.append(_refusal(name, reason, detail, remedy))
+
+
+def fingerprint_names(names: Iterable[str]) -> str:
+    """Return a fingerprint of file names, which does not depend on their order."""
+    return fingerprint("\0".join(sorted(names)).encode("utf-8", "surrogateescape"))
+
+
+def is_image(name: str) -> bool:
+    """Return True if a name has the extension of an image format, in any case, whether or not the data root reads it."""
+    return suffix_of(name).lower() in IMAGE_SUFFIXES
+
+
+def _unused(name: str, extension: str, inputs: InputSettings) -> tuple[str, str, str]:
+    """Return the reason, detail and remedy of a file that is neither an image nor a caption."""
+    if extension in _CAPTIONS:
+        remedy = f"add {extension} to captions.sidecars in imagemill.yaml, or move it elsewhere"
+        return "unsupported_type", f"captions.sidecars of this data root does not contain {extension}", remedy
+    if name.lower().endswith(_ARCHIVES):
+        return "archive", "an archive", "unpack it into the folder, then remove it"
+    return "unsupported_type", f"not {formats_text(inputs.formats)}", "convert it, or move it elsewhere"
+
+
+def _unread(extension: str, formats: Collection[str]) -> tuple[str, str] | None:
+    """Return why files with this extension are not read as images, and what to do; None if they are."""
+    if extension not in formats:
+        remedy = f"add {extension} to inputs.formats in imagemill.yaml, or move it elsewhere"
+        return f"inputs.formats of this data root does not contain {extension}", remedy
+    if extension in HEIF_FORMATS and not heif_is_installed():
+        remedy = f"install imagemill[{HEIF_EXTRA}], then run imagemill again"
+        return "a HEIC picture, whose decoder is not installed", remedy
+    return None
+
+
+def _contents(entry: Entry) -> tuple[str, str]:
+    """Return what a folder directly contains, and what to do with it."""
+    images = any(map(is_image, entry.names))
+    captions = any(suffix_of(name)[1:].lower() in _CAPTIONS for name in entry.names)
+    if images or captions:
+        what = " and ".join(word for word, found in (("images", images), ("captions", captions)) if found)
+        return f"a folder below approved/ that contains {what}", f"move its {what} to the top level of approved/"
+    return "a folder below approved/", "move its images to the top level of approved/, or move the folder elsewhere"
+
+
+def _source(image_id: str, image: Entry, captions: list[Entry]) -> SourceFile:
+    stats = [stat for each in (image, *captions) if (stat := each.stat) is not None]
+    # Include the change time: a copy that preserves modification times is still being written although it looks old.
+    changed = max(max(stat.st_mtime_ns, stat.st_ctime_ns) for stat in stats)
+    signature, *of_captions = map(file_signature, stats)
+    caption = FileSignature(" ".join(of_captions)) if of_captions else None
+    return SourceFile(image_id, image.name, signature, caption, changed, tuple(each.name for each in captions))
+
+
+def _collision(name: str, others: list[str]) -> Problem:
+    most = "one" if len(others) == 1 else "all but one"
+    remedy = f"rename {most} of them: the id is the name without extension"
+    return _refusal(name, "id_collision", f"the same id as {', '.join(others)}", remedy)
+
+
+def _refusal(name: str, reason: str, detail: str, remedy: str) -> Problem:
+    return Problem(_printable(name), SOURCE_ASSET, "refused", reason, detail, remedy)
+
+
+def _printable(name: str) -> str:
+    """Return a file name as problems show it."""
+    # Names that are not UTF-8 arrive as lone surrogates, which SQLite cannot store; a line break would split a summary.
+    visible = "".join(repr(c)[1:-1] if unicodedata.category(c) == "Cc" else c for c in name)
+    return visible.encode("utf-8", "backslashreplace").decode()

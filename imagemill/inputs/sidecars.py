@@ -1,0 +1,177 @@
+"""The text of caption files beside images: encoding, lines, and texts that are not captions.
+
+Spec: docs/spec/stage2.md#caption-sources, docs/spec/stage2.md#caption-text
+"""
+
+import codecs
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+
+from imagemill.domain.inputs import FIRST, NEW_INPUTS, InputSettings
+from imagemill.fs.fingerprints import FileSignature, fingerprint
+from imagemill.inputs.scan import SourceFile
+from imagemill.store.ledger import FROM_SIDECAR, CaptionRow, Problem
+
+# A longer caption file is refused; not more than this is read.
+MAX_CAPTION_BYTES = 1 << 20
+
+# Asset of the problems of caption files.
+SIDECARS = "captions"
+
+_NUMBER: Final = r"(?:0(?:\.[0-9]*)?|1(?:\.0*)?|\.[0-9]+|[0-9](?:\.[0-9]+)?[eE]-[0-9]+)"
+# A line of YOLO labels: the class, then a box or a polygon in units of the picture's size.
+_LABELS: Final = re.compile(rf"[0-9]+(?:[ \t]+{_NUMBER}){{4,}}").fullmatch
+
+
+class BadEncoding(ValueError):
+    """Bytes that are not text in a known encoding."""
+
+
+class Text(NamedTuple):
+    """A caption, and the number of lines with text in its file."""
+
+    caption: str
+    lines: int
+
+
+def normalise_caption(text: str) -> str:
+    """Replace every run of white space, including line breaks, by one space, and strip both ends."""
+    return " ".join(text.split())
+
+
+def decode_text(data: bytes, otherwise: str = "") -> str:
+    """Return the text of a file.
+
+    A byte-order mark decides; else the places of zero bytes; else UTF-8; else the encoding `otherwise`, if there is one.
+
+    Raises:
+        BadEncoding: if it is in none of them.
+    """
+    try:
+        if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            return data.decode("utf-16")
+        if b"\0" in data and not data.startswith(codecs.BOM_UTF8):
+            return data.decode(_utf16(data))
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        if not otherwise or b"\0" in data:
+            raise BadEncoding(f"is not {error.encoding.upper()}: {error.reason}") from error
+    try:
+        return data.decode(otherwise)
+    except UnicodeError as error:  # some codecs raise no UnicodeDecodeError
+        raise BadEncoding(f"is neither UTF-8 nor {otherwise}: {error}") from error
+
+
+def _utf16(data: bytes) -> str:
+    """Return the byte order of UTF-16 without a mark: most characters have a zero byte, always the same one."""
+    even, odd = 0 in data[::2], 0 in data[1::2]
+    if even and odd:
+        raise BadEncoding("has zero bytes that UTF-16 does not explain")
+    return "utf-16-be" if even else "utf-16-le"
+
+
+def read_lines(text: str, *, first: bool) -> Text:
+    """Return the caption of a text: all lines as one, or the first line with text."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    return Text(normalise_caption(lines[0] if first and lines else text), len(lines))
+
+
+def is_annotation(text: str) -> bool:
+    """Return whether every line with text is an integer and four or more numbers from 0 to 1, as YOLO's labels are."""
+    if not text[:1000].lstrip()[:1].isdigit():
+        return False
+    lines = [stripped for line in text.splitlines() if (stripped := line.strip())]
+    return all(map(_LABELS, lines))
+
+
+def caption_row(image_id: str, text: str, origin: str, stat: FileSignature | None = None) -> CaptionRow:
+    """Return the ledger's row of a caption, with the fingerprint of its text."""
+    return CaptionRow(image_id, stat, text, origin, fingerprint(text.encode("utf-8")))
+
+
+def read_captions(
+    folder: Path, sources: Iterable[SourceFile], known: Mapping[str, CaptionRow], inputs: InputSettings = NEW_INPUTS
+) -> tuple[list[CaptionRow], list[Problem]]:
+    """Read the caption files that are new or changed. Of several of one image, the first with text is its caption.
+
+    Returns:
+        rows to record (a mask survives only if the text did not change), and a problem per image whose caption file cannot
+        be read, is too long, is not text, or contains labels. No other file takes the place of such a one.
+    """
+    rows: list[CaptionRow] = []
+    problems: list[Problem] = []
+    for source in sources:
+        old = known.get(source.image_id)
+        if source.caption is None or (old and old.stat == source.caption):
+            continue
+        found = _read_source(folder, source, inputs)
+        if isinstance(found, Problem):
+            problems.append(found)
+        elif found is not None:
+            same = old is not None and old.fingerprint == found.fingerprint
+            rows.append(
+                msgspec.structs.replace(found, mask=old.mask, truncated=old.truncated) if old and same else found
+            )
+        elif old:
+            detail = f"{source.captions[0]} is blank; the caption it had, or the record's, is still used"
+            problems.append(_refused(source, "blank_caption", detail, "write one line of text"))
+    return rows, problems
+
+
+def _read_source(folder: Path, source: SourceFile, inputs: InputSettings) -> CaptionRow | Problem | None:
+    """Return the caption of an image from its files; None if all are blank or have just disappeared."""
+    row: CaptionRow | None = None
+    for name in source.captions:
+        try:
+            found = _read_file(folder / name, source, inputs)
+        except FileNotFoundError:
+            continue
+        if row is None and isinstance(found, Problem):
+            return found
+        if isinstance(found, Problem) or not found.caption:
+            continue
+        if row is None:
+            row = caption_row(source.image_id, found.caption, FROM_SIDECAR, source.caption)
+            row = msgspec.structs.replace(row, lines=found.lines)
+        elif found.caption != row.text:
+            row = msgspec.structs.replace(row, conflict=True)
+    return row
+
+
+def _read_file(path: Path, source: SourceFile, inputs: InputSettings) -> Text | Problem:
+    """Read a caption of at most `MAX_CAPTION_BYTES`. Raises FileNotFoundError if the file has just disappeared."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read(MAX_CAPTION_BYTES + 1)
+        if len(data) > MAX_CAPTION_BYTES:
+            limit = f"{path.name} is longer than {MAX_CAPTION_BYTES} bytes"
+            return _refused(source, "caption_too_long", limit, "write one line of text")
+        text = decode_text(data, inputs.encoding)
+    except FileNotFoundError:
+        raise
+    except IsADirectoryError:
+        remedy = f"rename or move the folder, then write the caption to a file {path.name}"
+        return _refused(source, "bad_caption", f"{path.name} is a folder", remedy)
+    except BadEncoding as error:
+        remedy = "save the caption as UTF-8, or name its encoding as captions.encoding in imagemill.yaml"
+        return _refused(source, "bad_caption", f"{path.name} {error}", remedy)
+    except OSError as error:
+        return _read_error(source, path.name, error.strerror)
+    if is_annotation(text):
+        detail = f"{path.name} contains numbers as in YOLO's labels, no caption"
+        return _refused(source, "annotation_not_caption", detail, "write a caption to it, or move the labels elsewhere")
+    return read_lines(text, first=inputs.lines == FIRST)
+
+
+def _read_error(source: SourceFile, name: str, why: str | None) -> Problem:
+    remedy = "make the file readable, then run imagemill again"
+    detail = f"{name} cannot be read: {why}"
+    return Problem(source.image_id, SIDECARS, "failed", "read_error", detail, remedy, source.caption)
+
+
+def _refused(source: SourceFile, reason: str, detail: str, remedy: str) -> Problem:
+    return Problem(source.image_id, SIDECARS, "refused", reason, detail, remedy, source.caption)
