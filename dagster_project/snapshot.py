@@ -13,7 +13,6 @@ Reference: docs/decisions/0103-snapshot.md.
 """
 
 import contextlib
-import os
 import time
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
@@ -30,6 +29,7 @@ from imagemill.domain.layout import DataRoot
 from imagemill.errors import ImagemillError
 from imagemill.fs.atomic import write_bytes_atomic
 from imagemill.fs.fingerprints import RunningFingerprint, file_signature
+from imagemill.inputs.listing import list_paths
 from imagemill.inputs.scan import fingerprint_names
 from imagemill.pipeline.session import Session
 from imagemill.pipeline.stage2.inventory import Inventory
@@ -134,7 +134,7 @@ def write_snapshot(work: Ended, status: Status, *, everything: bool) -> None:
     found = Snapshot(
         release=version("imagemill"),
         ledger=session.ledger.file_state(),
-        names=session.planned.scan.names if session.planned else names_state(root),
+        names=session.planned.scan.names if session.planned else names_state(session),
         status=status,
         inputs={name: merged[name] for name in ("total", "refused") if name in merged},
         checks=checks,
@@ -146,10 +146,11 @@ def write_snapshot(work: Ended, status: Status, *, everything: bool) -> None:
         write_bytes_atomic(root.state / NAME, msgspec.json.encode(found))
 
 
-def names_state(root: DataRoot) -> str:
-    """Return a fingerprint of the names in `approved/`, which are listed but not looked up; of no names without the folder."""
+def names_state(session: Session) -> str:
+    """Return a fingerprint of the paths in `approved/`, which are listed but not looked up; without the folder, of no paths."""
+    root = session.root
     try:
-        return fingerprint_names(os.listdir(root.approved))
+        return fingerprint_names(list_paths(root.approved, session.inputs, root.other_folders))
     except FileNotFoundError:
         return fingerprint_names([])
 

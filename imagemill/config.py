@@ -117,12 +117,16 @@ class InputFiles(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     Attributes:
         formats: extensions that make a file an image; if unset, what the data root records: all for a new one, jpg, jpeg, png
             and webp for one of an earlier release.
+        recursive: whether sub-folders are read; if unset, what the data root records: true for a new one, false for one of an
+            earlier release.
         companions: whether `x-masklabel.*` and `x-condlabel.*` beside an image `x` are left out; if unset, what the data root
             records: true for a new one, false for one of an earlier release.
-        exclude: patterns of names that are ignored, such as `*.HEIC` or `draft-*`; case matters, and `*` matches any text.
+        exclude: patterns of paths below `approved/` that are ignored, such as `*.HEIC` or `drafts/*`; case matters, and `*`
+            matches any text, `/` included.
     """
 
     formats: Annotated[tuple[Format, ...], msgspec.Meta(min_length=1)] | None = None
+    recursive: bool | None = None
     companions: bool | None = None
     exclude: tuple[Annotated[str, msgspec.Meta(min_length=1)], ...] | None = None
 
@@ -209,6 +213,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         given = {
             "color": self.pixels.color,
             "formats": inputs.formats,
+            "recursive": inputs.recursive,
             "companions": inputs.companions,
             "exclude": inputs.exclude,
             "sidecars": None if captions.sidecars is None else Sidecars(captions.sidecars),

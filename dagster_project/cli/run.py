@@ -7,7 +7,7 @@ import click
 from dagster_project.cli.options import fail_on_skip, root_options
 from imagemill.pipeline.session import Session
 from imagemill.pipeline.stage2.passes import Passes, pass_names
-from imagemill.store.locations import refuse_no_images
+from imagemill.store.locations import refuse_no_images, refuse_no_root
 from imagemill.store.second_copy import refresh
 
 
@@ -21,14 +21,18 @@ def split_names(context: click.Context, option: click.Parameter, given: str) -> 
 
 
 @click.command("run")
+@click.option("--approved", metavar="DIR", help="Folder of the images instead of approved/; only read, and remembered.")
 @click.option("--passes", callback=split_names, default="", metavar="A,B", help="Embedding passes (default: all).")
 @fail_on_skip
 @root_options
-def command(session: Session, passes: tuple[str, ...], fail_on_skip: bool) -> None:
+def command(session: Session, approved: str | None, passes: tuple[str, ...], fail_on_skip: bool) -> None:
     """Bring everything up to date: only what is missing, invalid or stale is made."""
     from dagster_project.snapshot import Unchanged, settled_snapshot
     from dagster_project.summary import report, report_unchanged
 
+    if approved:
+        refuse_no_root(session.root, may_begin=True)
+        session.put("approved", approved)
     refuse_no_images(session.root)
     if not passes and (snapshot := settled_snapshot(session)):
         refresh(session.root, session.reading, required=True)  # the last command may have failed to write a second copy

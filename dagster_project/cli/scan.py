@@ -13,6 +13,7 @@ from imagemill.domain.layout import DataRoot, local_path
 from imagemill.pipeline.colours import colour_lines
 from imagemill.pipeline.folder_report import FolderReport, report_folder
 from imagemill.pipeline.session import open_session
+from imagemill.store.locations import refuse_no_images
 from imagemill.text.units import counted
 
 SHOWN = 20
@@ -28,7 +29,9 @@ def _command(root: DataRoot, folder: str | None, as_json: bool) -> None:
         report = report_folder(local_path(folder, "FOLDER"), NEW_INPUTS, threads=threads)
     else:
         with open_session() as session:
-            report = report_folder(session.root.approved, session.inputs, threads=threads)
+            refuse_no_images(session.root)
+            own = session.root.other_folders
+            report = report_folder(session.root.approved, session.inputs, own, threads=threads)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(report)).decode())
         return

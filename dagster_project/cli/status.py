@@ -28,7 +28,7 @@ def command(session: Session, fresh: bool, as_json: bool) -> None:
     """
     snapshot = None if fresh or not session.root.approved.is_dir() else read_snapshot(session.root)
     status, lost = snapshot.status if snapshot else read_status(session), gone(session.root)
-    changed = bool(snapshot and snapshot.names != names_state(session.root))
+    changed = bool(snapshot and snapshot.names != names_state(session))
     if as_json:
         document = {**msgspec.to_builtins(status), "reasons": status.reasons(), "complete": status.complete,
                     "folders_gone": {name: str(place) for name, place in lost.items()},

@@ -71,7 +71,7 @@ def command(
             sample=sample,
             contents=contents,
             tokens=mask_length([session.in_force(T5)]),
-            data_root=session.root.path if path.absolute() == session.root.stage2_jsonl.absolute() else None,
+            data_root=session.root if path.absolute() == session.root.stage2_jsonl.absolute() else None,
         )
         try:
             code |= show(validate_each(path, kind=kind, options=options), as_lines=as_lines)

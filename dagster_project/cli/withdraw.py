@@ -6,6 +6,7 @@ from dagster_project.cli.exit_codes import leave_by_checks, leave_if_ended
 from dagster_project.cli.options import root_options
 from dagster_project.cli.shards import result_lines
 from imagemill.domain.buckets import BUCKETS
+from imagemill.domain.ids import image_id_of
 from imagemill.domain.layout import DataRoot
 from imagemill.errors import MissingInput
 from imagemill.pipeline.session import Session
@@ -21,14 +22,17 @@ from imagemill.text.close_names import MOST, name_hint
 @click.option("--restore", is_flag=True, help="Undo: they count again.")
 @root_options
 def command(session: Session, ids: tuple[str, ...], restore: bool) -> None:
-    """Take images out of the shards, or bring them back. Their files and records stay."""
+    """Take images out of the shards, or bring them back. Their files and records stay.
+
+    An ID is that of an image, or the path of its file below `approved/`.
+    """
     root = session.root
     refuse_gone(root, "shards")
     refuse_no_sets(root.shards)
     from dagster_project.work import open_command
 
     with open_command(session) as work:
-        _refuse_unknown(root, session.ledger, ids)
+        ids = _known_ids(root, session.ledger, ids)
         (session.ledger.restore if restore else session.ledger.withdraw)(ids)
         work.pack(BUCKETS, existing="withdraw")
         leave_if_ended(work)
@@ -43,11 +47,13 @@ def command(session: Session, ids: tuple[str, ...], restore: bool) -> None:
         leave_by_checks(work)
 
 
-def _refuse_unknown(root: DataRoot, ledger: Ledger, ids: tuple[str, ...]) -> None:
-    """Refuse unknown ids: a typing error must not look like a withdrawn sample."""
+def _known_ids(root: DataRoot, ledger: Ledger, given: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the ids that are meant. Unknown ones are refused: a typing error must not look like a withdrawn sample."""
     known = {*ledger.ids("sources"), *ledger.ids("withdrawn"), *read_recorded(root.stage2_jsonl).lines}
-    unknown = set(ids) - known
-    if unknown and (unknown := unknown - _counting(root)):
+    if not known.issuperset(given):
+        known |= _counting(root)
+    ids = tuple(each if each in known else image_id_of(each) for each in given)
+    if unknown := {each for each, image_id in zip(given, ids, strict=True) if image_id not in known}:
         similar = [f"for {one!r}, {name_hint(one, known) or 'there are no images'}" for one in sorted(unknown)[:MOST]]
         raise MissingInput(
             f"no image {', '.join(sorted(unknown))}",
@@ -55,6 +61,7 @@ def _refuse_unknown(root: DataRoot, ledger: Ledger, ids: tuple[str, ...]) -> Non
             why="nothing was withdrawn or restored",
             do="; ".join(["check the ids", *similar]),
         )
+    return ids
 
 
 def _counting(root: DataRoot) -> set[str]:

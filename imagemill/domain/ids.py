@@ -3,6 +3,7 @@
 Spec: docs/spec/stage2.md#image-id, docs/spec/shards.md#members
 """
 
+import hashlib
 import re
 from typing import NewType
 
@@ -13,6 +14,10 @@ ImageId = NewType("ImageId", str)
 
 # A file name may have 255 bytes on every common file system; the longest suffix added to an id is `.npy`.
 _LONGEST = 255 - len(".npy")
+
+# A nested id of more bytes is cut after this many, and ends in a digest of the path.
+_LONGEST_NESTED, _KEPT = 240, 200
+_SHORTENED = re.compile(r".*~[0-9a-f]{16}", re.DOTALL).fullmatch
 
 
 class InvalidImageId(ImagemillError, ValueError):
@@ -34,19 +39,69 @@ def image_id(value: object) -> ImageId:
     return ImageId(str(value))
 
 
-def image_id_of(file_name: str) -> str:
-    """Return the file's stem: `abc123xyz.jpg` → `abc123xyz`, `a.b.png` → `a.b`."""
-    return file_name.removesuffix(suffix_of(file_name))
+def image_id_of(path: str) -> str:
+    """Return the id of a file from its path below the folder of images, whose parts are separated by `/`.
+
+    At the top level, the id is the file's stem. In a sub-folder, the parts of the path are joined by `%2F`, with `%25` for `%`.
+
+    >>> image_id_of("abc123xyz.jpg"), image_id_of("a.b.png"), image_id_of("10_dog/50%/a.jpg")
+    ('abc123xyz', 'a.b', '10_dog%2F50%25%2Fa')
+    """
+    stem = stem_of(path)
+    if "/" not in stem:
+        return stem
+    encoded = stem.replace("%", "%25").replace("/", "%2F")
+    if len(encoded) <= _LONGEST_NESTED // 4 or len(_bytes(encoded)) <= _LONGEST_NESTED:
+        return encoded
+    return f"{_beginning(_bytes(encoded))}~{hashlib.sha256(_bytes(stem)).hexdigest()[:16]}"
 
 
-def suffix_of(file_name: str) -> str:
+def path_of_id(image_id: str) -> str | None:
+    """Return the path without its extension that a nested id was made from; None for an id that does not tell it.
+
+    >>> path_of_id("10_dog%2F50%25%2Fa"), path_of_id("a")
+    ('10_dog/50%/a', None)
+    """
+    if "%2F" not in image_id or _SHORTENED(image_id):
+        return None
+    return image_id.replace("%2F", "/").replace("%25", "%")
+
+
+def path_problem(path: str) -> str | None:
+    """Return the reason why a file with this path below the folder of images cannot have an id; None if it can."""
+    stem = stem_of(path)
+    if "/" not in stem:
+        return id_problem(stem)
+    return next((problem for part in stem.split("/") if (problem := name_problem(part))), None)
+
+
+def stem_of(path: str) -> str:
+    """Return a path without the extension of its last part."""
+    return path.removesuffix(suffix_of(path))
+
+
+def suffix_of(path: str) -> str:
     """Return the extension of a file's name with its dot, as `PurePath.suffix` does, in a tenth of the time.
 
-    >>> suffix_of("a.b.png"), suffix_of(".png"), suffix_of("a.")
-    ('.png', '', '')
+    >>> suffix_of("a.b.png"), suffix_of(".png"), suffix_of("a."), suffix_of("a.b/c")
+    ('.png', '', '', '')
     """
-    dot = file_name.rfind(".")
-    return file_name[dot:] if 0 < dot < len(file_name) - 1 else ""
+    dot = path.rfind(".")
+    return path[dot:] if path.rfind("/") + 1 < dot < len(path) - 1 else ""
+
+
+def _bytes(text: str) -> bytes:
+    """Return a name as bytes on disk."""
+    return text.encode("utf-8", "surrogateescape")
+
+
+def _beginning(encoded: bytes) -> str:
+    """Return the first bytes of a nested id, without cutting a character or an escape."""
+    end = _KEPT
+    while encoded[end] & 0xC0 == 0x80:
+        end -= 1
+    escape = encoded.rfind(b"%", end - 2, end)
+    return encoded[: end if escape < 0 else escape].decode("utf-8", "surrogateescape")
 
 
 def member_key(image_id: str) -> str:

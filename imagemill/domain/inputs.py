@@ -57,8 +57,9 @@ class InputSettings(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         color: `srgb` converts pixels whose colours are described otherwise to sRGB; `ignore` uses them as they are stored.
         formats: extensions, in lower case and without the dot, that make a file an image.
+        recursive: whether sub-folders are read.
         companions: whether masks and control images beside an image are left out (`x-masklabel.png`, `x-condlabel.png`).
-        exclude: patterns of names that are ignored, as in `fnmatch.fnmatchcase`.
+        exclude: patterns of paths that are ignored, as in `fnmatch.fnmatchcase`: `*` also matches `/`.
         sidecars: which text files are captions.
         lines: what a text of several lines gives: all of them as one line, or the first.
         encoding: of texts that are not Unicode; empty: such texts are refused.
@@ -66,6 +67,7 @@ class InputSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     color: ColorSetting = SRGB
     formats: tuple[Format, ...] = FORMATS
+    recursive: bool = True
     companions: bool = True
     exclude: tuple[str, ...] = ()
     sidecars: Sidecars = Sidecars()
@@ -77,7 +79,11 @@ NEW_INPUTS: Final = InputSettings()
 """Values of new data roots."""
 
 OLD_INPUTS: Final = InputSettings(
-    color=IGNORE, formats=("jpg", "jpeg", "png", "webp"), companions=False, sidecars=Sidecars(("txt",), exact=True)
+    color=IGNORE,
+    formats=("jpg", "jpeg", "png", "webp"),
+    recursive=False,
+    companions=False,
+    sidecars=Sidecars(("txt",), exact=True),
 )
 """Values of data roots that are older than these settings."""
 

@@ -1,7 +1,7 @@
 """Paths of files and folders below one data root. Nothing here accesses the disk, except `is_begun`.
 
     data/
-    ├─ approved/       {image_id}.jpg  {image_id}.txt          (may be a symlink; only read)
+    ├─ approved/       {image_id}.jpg  {image_id}.txt          (may be elsewhere; only read)
     ├─ derived/        approved_image_dataset.jsonl  dinov3/  vae_latents/  t5_hidden/
     ├─ shards/         bucket_<bucket>/shard-NNNNNN.tar  index.jsonl  manifest.json
     ├─ public_data/    presets.yaml  <dataset>/raw/  <dataset>/<preset>/
@@ -47,6 +47,7 @@ class DataRoot:
     """One data root, as an absolute path; the fields ending in `_at` are folders located elsewhere, if any."""
 
     path: Path
+    approved_at: Path | None = None
     derived_at: Path | None = None
     shards_at: Path | None = None
     public_data_at: Path | None = None
@@ -68,7 +69,13 @@ class DataRoot:
     @property
     def approved(self) -> Path:
         """Approved images and their captions; only read."""
-        return self.path / "approved"
+        return self.approved_at or self.path / "approved"
+
+    @property
+    def other_folders(self) -> tuple[Path, ...]:
+        """The folders of the data root, except that of the approved images."""
+        folders = (self.derived, self.shards, self.public_data, self.path / "stage_a")
+        return (*folders, self.stage_a_input, self.stage_a_output, self.state, self.dagster_home)
 
     @property
     def derived(self) -> Path:
@@ -141,5 +148,5 @@ class DataRoot:
         return self.path / ".dagster"
 
     def image_path(self, file_name: str) -> str:
-        """Return a record's `image_path`: relative to the data root's parent, with `/`."""
+        """Return a record's `image_path`: relative to the data root's parent, with `/`, wherever the images are."""
         return f"{self.path.name}/approved/{file_name}"

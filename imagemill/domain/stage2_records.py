@@ -74,7 +74,7 @@ def build_record(
 ) -> Record:
     """Return a Stage 2 record; with `cropped`, including the crop that the VAE encodes.
 
-    Other fields of `base` are appended after these; its `image_path` is kept if it refers to the same file name.
+    Other fields of `base` are appended after these; its `image_path` is kept if it ends in the same path below `approved/`.
     """
     base = base or {}
     record: Record = {
@@ -106,8 +106,11 @@ def is_stage1(record: Record) -> bool:
 
 
 def _kept_path(old: object, path: str) -> str:
-    """Return the old path, regardless of its folder, if it has the same file name; else the new path."""
-    return old if isinstance(old, str) and (old == path or PurePath(old).name == PurePath(path).name) else path
+    """Return the old path if it ends in the new one below `approved/`, wherever the data root was; else the new path."""
+    if not isinstance(old, str) or old == path:
+        return path
+    below = PurePath(path.partition("/approved/")[2] or PurePath(path).name).parts
+    return old if PurePath(old).parts[-len(below) :] == below else path
 
 
 # ---- validity

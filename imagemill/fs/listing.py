@@ -15,6 +15,15 @@ from pathlib import Path
 from imagemill.fs.fingerprints import FileSignature, file_signature
 
 
+def is_inside(path: str, folder: str) -> bool:
+    """Return whether a path leads into a folder. Both are absolute, without links.
+
+    >>> is_inside("/a/b", "/a"), is_inside("/ab", "/a"), is_inside("/a", "/a")
+    (True, False, False)
+    """
+    return path.startswith(folder.rstrip("/") + "/")
+
+
 def list_files(folder: Path, suffix: str) -> dict[str, FileSignature]:
     """Return the signatures of the regular files (and links to such) with a suffix, by name without the suffix, sorted by name.
 

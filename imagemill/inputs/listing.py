@@ -4,17 +4,20 @@ Spec: docs/spec/stage2.md#inputs
 """
 
 import errno
+import heapq
 import os
 import re
-from collections.abc import Callable, Collection, Container
+from collections import defaultdict
+from collections.abc import Callable, Collection, Container, Iterator, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
-from imagemill.domain.ids import image_id_of, suffix_of
-from imagemill.domain.inputs import FORMATS, folded
+from imagemill.domain.ids import image_id_of, path_of_id, stem_of, suffix_of
+from imagemill.domain.inputs import FORMATS, InputSettings, folded
+from imagemill.fs.listing import is_inside
 
 FILE, FOLDER, OTHER, IGNORED = "file", "folder", "other", "ignored"
 
@@ -36,18 +39,18 @@ _CACHES: Final = re.compile(r".*\.(npz|safetensors)|[0-9]+\.parquet|[0-9]+_stats
 
 
 class Entry(msgspec.Struct, frozen=True, gc=False):
-    """One name in a folder.
+    """One file or folder below the folder of images.
 
     Attributes:
-        name: as on disk.
-        kind: a file, a folder, something else (or something that cannot be looked up), or ignored by its name.
+        path: relative to the folder, as on disk, its parts separated by `/`.
+        kind: a file, a folder that is not entered, something else (or something that cannot be looked up), or ignored.
         stat: of a file or folder; of the target of a link.
         names: what a folder directly contains.
-        why: of something else: what it is.
-        do: of something else: what to do.
+        why: of something else, or of a folder that cannot be entered: why.
+        do: what to do in that case.
     """
 
-    name: str
+    path: str
     kind: Literal["file", "folder", "other", "ignored"]
     stat: os.stat_result | None = None
     names: tuple[str, ...] = ()
@@ -55,41 +58,146 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     do: str = ""
 
 
-def is_ignored(name: str, exclude: Collection[str] = ()) -> bool:
-    """Return whether a name alone is a reason to ignore an entry.
+def is_ignored(path: str, exclude: Collection[str] = ()) -> bool:
+    """Return whether a path alone is a reason to ignore an entry.
 
-    >>> is_ignored(".DS_Store"), is_ignored("00000.parquet"), is_ignored("a.jpg"), is_ignored("a.jpg", ["a.*"])
+    >>> is_ignored("a/.DS_Store"), is_ignored("00000.parquet"), is_ignored("a.jpg"), is_ignored("b/a.jpg", ["b/*"])
     (True, True, False, True)
     """
+    name = path[path.rfind("/") + 1 :]
     if name.startswith("."):
         return True
     lower = name.lower()
-    return lower in _LITTER or _CACHES(lower) is not None or any(fnmatchcase(name, each) for each in exclude)
+    return lower in _LITTER or _CACHES(lower) is not None or any(fnmatchcase(path, each) for each in exclude)
 
 
 def list_entries(
-    folder: Path, exclude: Collection[str] = (), *, wanted: Callable[[str], bool] | None = None
+    folder: Path,
+    inputs: InputSettings,
+    own: Collection[Path] = (),
+    *,
+    wanted: Callable[[str], bool] | None = None,
 ) -> list[Entry]:
-    """Return the entries at the top level of a folder, in name order.
+    """Return the entries of a folder, in order of their paths; with `inputs.recursive` those of its sub-folders, too.
+
+    A folder that is entered is no entry. Every real folder is entered once: first those that are no links, then links.
 
     Args:
         folder: the folder.
-        exclude: patterns of names to ignore.
-        wanted: returns whether a name is listed at all; unset: every one is.
+        inputs: whether sub-folders are entered, and which entries are ignored.
+        own: folders of the data root, which links must not lead into.
+        wanted: returns whether an entry with a path is listed at all; unset: every one is.
 
     Raises:
         OSError: if the folder cannot be listed.
     """
-    with os.scandir(folder) as entries:
-        listed = sorted(
-            entries if wanted is None else (entry for entry in entries if wanted(entry.name)), key=lambda e: e.name
-        )
-        return [_entry(entry, exclude) for entry in listed]
+    found = (each for each in _walk(folder, inputs, own) if wanted is None or wanted(each.path))
+    return sorted(map(_entry, found), key=lambda entry: entry.path)
+
+
+def list_paths(folder: Path, inputs: InputSettings, own: Collection[Path] = ()) -> list[str]:
+    """Return the paths of `list_entries` in any order, without looking up files.
+
+    Raises:
+        OSError: if the folder cannot be listed.
+    """
+    return [each.path for each in _walk(folder, inputs, own)]
+
+
+class _Found(NamedTuple):
+    """A path, what is there, whether it is ignored, and why a folder is not entered although it should be."""
+
+    path: str
+    entry: os.DirEntry[str]
+    ignored: bool = False
+    why: str = ""
+    do: str = ""
+
+
+def _walk(folder: Path, inputs: InputSettings, own: Collection[Path]) -> Iterator[_Found]:
+    """Yield what is in a folder, and in its sub-folders if they are entered."""
+    own_folders = {os.path.realpath(each): _identity(os.stat(each)) for each in own if os.path.isdir(each)}
+    # By device and inode: the path at which each real folder was entered.
+    entered: dict[tuple[int, int], str] = {_identity(os.stat(folder)): "."}
+    folders: list[tuple[str, os.DirEntry[str] | None]] = [("", None)]
+    links: list[tuple[str, os.DirEntry[str]]] = []
+    while folders or links:
+        path, at = folders.pop() if folders else heapq.heappop(links)
+        try:
+            if at is not None and (refusal := _refused_folder(at, entered, own_folders)):
+                yield _Found(path, at, False, *refusal)
+                continue
+            if at is not None:
+                entered[_identity(at.stat())] = path
+            with os.scandir(folder if at is None else at) as inner:
+                entries = list(inner)
+        except OSError as error:
+            if at is None:
+                raise
+            yield _Found(path, at, False, f"a folder that cannot be listed: {error.strerror}", _READABLE)
+            continue
+        prefix = f"{path}/" if path else ""
+        for entry in entries:
+            inside = prefix + entry.name
+            if is_ignored(inside, inputs.exclude):
+                yield _Found(inside, entry, ignored=True)
+            elif not inputs.recursive or not _is_folder(entry):
+                yield _Found(inside, entry)
+            elif entry.is_symlink():
+                heapq.heappush(links, (inside, entry))
+            else:
+                folders.append((inside, entry))
+
+
+_READABLE: Final = "make it readable, or move it elsewhere"
+
+
+def _refused_folder(
+    at: os.DirEntry[str], entered: Mapping[tuple[int, int], str], own: Mapping[str, tuple[int, int]]
+) -> tuple[str, str] | None:
+    """Return why a folder must not be entered, and what to do; None if it may be."""
+    identity = _identity(at.stat())
+    target = os.path.realpath(at.path) if at.is_symlink() else None
+    for path, each in own.items():
+        if identity == each or (target and (is_inside(target, path) or is_inside(path, target))):
+            return f"a folder that leads to {path}, which belongs to the data root", "move it elsewhere"
+    if (place := entered.get(identity)) is not None:
+        return f"a folder that is already read as {place}", "remove the link to it"
+    return None
+
+
+def _identity(stat: os.stat_result) -> tuple[int, int]:
+    return stat.st_dev, stat.st_ino
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
 
 
 def concerns(ids: Collection[str]) -> Callable[[str], bool]:
-    """Return a function that tells whether an entry may be needed to classify these ids: theirs, or one that it belongs to."""
-    stems = {folded(each) for each in ids}
+    """Return a function that tells whether a path may be needed to classify these ids: theirs, or one that it belongs to."""
+    in_folder: dict[str, set[str]] = defaultdict(set)
+    for each in ids:
+        for path in {each, path_of_id(each) or each}:
+            folder, _, stem = path.rpartition("/")
+            in_folder[folder].add(stem)
+    by_folder = {folder: _concerns(stems) for folder, stems in in_folder.items()}
+    cut = frozenset(each for each in ids if path_of_id(each) is None and "%2F" in each)
+
+    def concerned(path: str) -> bool:
+        folder, _, name = path.rpartition("/")
+        here = by_folder.get(folder)
+        return (here is not None and here(name)) or (bool(cut) and image_id_of(path) in cut)
+
+    return concerned
+
+
+def _concerns(stems: Collection[str]) -> Callable[[str], bool]:
+    """Return `concerns` for the names in one folder."""
+    stems = {folded(each) for each in stems}
     # An image is only a companion if the image that it accompanies exists.
     stems |= {base for base in map(companion_base, stems) if base}
     starts = tuple(f"{stem}." for stem in stems)
@@ -101,14 +209,14 @@ def concerns(ids: Collection[str]) -> Callable[[str], bool]:
         if name.startswith(escaped) or name in stems:
             return True
         # The first comparison is a tenth of the others.
-        return name.startswith(starts) and ((stem := image_id_of(name)) in stems or _image_of(stem) in stems)
+        return name.startswith(starts) and ((stem := stem_of(name)) in stems or _image_of(stem) in stems)
 
     return concerned
 
 
 def _image_of(name: str) -> str | None:
-    """Return the id of an image file's name, whose caption may be named after it: `x.jpg.txt`."""
-    return image_id_of(name) if suffix_of(name)[1:] in FORMATS else None
+    """Return the stem of an image file's name, whose caption may be named after it: `x.jpg.txt`."""
+    return stem_of(name) if suffix_of(name)[1:] in FORMATS else None
 
 
 def companion_base(stem: str) -> str | None:
@@ -129,21 +237,23 @@ def is_companion(stem: str, stems: Container[str]) -> bool:
     return base is not None and base in stems
 
 
-def _entry(entry: os.DirEntry[str], exclude: Collection[str]) -> Entry:
-    name = entry.name
-    if is_ignored(name, exclude):
-        return Entry(name, IGNORED)
+def _entry(found: _Found) -> Entry:
+    path, entry = found.path, found.entry
+    if found.ignored:
+        return Entry(path, IGNORED)
+    if found.why:
+        return Entry(path, FOLDER, why=found.why, do=found.do)
     try:
         if entry.is_file():
-            return Entry(name, FILE, entry.stat())
+            return Entry(path, FILE, entry.stat())
         if entry.is_dir():
             with os.scandir(entry) as inner:
-                return Entry(name, FOLDER, entry.stat(), tuple(each.name for each in inner))
+                return Entry(path, FOLDER, entry.stat(), tuple(each.name for each in inner))
         kind = "a broken symlink" if entry.is_symlink() else "neither a file nor a link to one"
-        return Entry(name, OTHER, why=kind, do="remove it, or restore the file")
+        return Entry(path, OTHER, why=kind, do="remove it, or restore the file")
     except OSError as error:
         if error.errno == errno.ELOOP:
             why, do = "a symlink that leads back to itself", "remove it, or restore the file"
         else:
-            why, do = f"cannot be looked up: {error.strerror}", "make it readable, or move it elsewhere"
-        return Entry(name, OTHER, why=why, do=do)
+            why, do = f"cannot be looked up: {error.strerror}", _READABLE
+        return Entry(path, OTHER, why=why, do=do)

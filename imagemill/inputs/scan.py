@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from imagemill.domain.ids import id_problem, image_id_of, suffix_of
+from imagemill.domain.ids import image_id_of, path_problem, stem_of, suffix_of
 from imagemill.domain.inputs import (
     FORMATS,
     HEIF_EXTRA,
@@ -25,7 +25,7 @@ from imagemill.domain.inputs import (
 from imagemill.errors import MissingInput
 from imagemill.formats.images import heif_is_installed
 from imagemill.fs.fingerprints import FileSignature, RunningFingerprint, file_signature, fingerprint
-from imagemill.inputs.listing import FOLDER, IGNORED, OTHER, Entry, concerns, is_companion, list_entries
+from imagemill.inputs.listing import FOLDER, IGNORED, Entry, concerns, is_companion, list_entries
 from imagemill.inputs.matching import Matched, Text, as_text, match_texts
 from imagemill.store.ledger import Problem, SourceRow
 
@@ -42,6 +42,8 @@ UNUSED_REASONS = frozenset({"id_collision", "unsupported_type", "bad_id", "not_a
 
 _ARCHIVES: Final = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".zip", ".7z", ".rar")
 
+_RECURSIVE: Final = "set inputs.recursive: true in imagemill.yaml to read it and its sub-folders"
+
 # Extensions that trainers use for captions.
 _CAPTIONS: Final = frozenset({"txt", "caption"})
 
@@ -51,11 +53,11 @@ class SourceFile(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         image_id: its id.
-        file_name: its name in the folder.
+        file_name: its path below the folder, as on disk.
         stat: its signature.
         caption: the signatures of its caption files, joined by a space; None without one.
         changed_ns: the latest of the modification and change times of the image and its captions, in nanoseconds.
-        captions: the names of its caption files, the preferred one first.
+        captions: the paths of its caption files, the preferred one first.
     """
 
     image_id: str
@@ -72,14 +74,14 @@ class SourceFile(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """Contents of `approved/`. Every entry counts once: as an image, a caption, a companion, ignored, or a problem.
+    """Contents of a folder of images. Every entry counts once: as an image, a caption, a companion, ignored, or a problem.
 
     Attributes:
-        sources: images that may be processed, in name order.
+        sources: images that may be processed, in order of their paths.
         problems: one for every entry that is of no use.
-        names: `fingerprint_names` of all names in the folder, blank if only some ids were examined.
+        names: `fingerprint_names` of the paths of all entries, blank if only some ids were examined.
         captions: number of caption files that belong to an image.
-        companions: names of masks and control images beside an image.
+        companions: paths of masks and control images beside an image.
         ignored: number of entries that are ignored.
     """
 
@@ -111,7 +113,7 @@ class Scan:
         return len(self.sources) + len(self.refused_images)
 
     def of(self, ids: Collection[str]) -> "Scan":
-        """Return the part with these image ids; that of a problem is the stem of its name."""
+        """Return the part with these image ids; that of a problem is made from its path."""
         return replace(
             self,
             sources={image_id: source for image_id, source in self.sources.items() if image_id in ids},
@@ -120,13 +122,19 @@ class Scan:
         )
 
 
-def scan_approved(folder: Path, inputs: InputSettings = NEW_INPUTS, only: Collection[str] | None = None) -> Scan:
-    """List the top level of a folder of approved images.
+def scan_approved(
+    folder: Path,
+    inputs: InputSettings = NEW_INPUTS,
+    only: Collection[str] | None = None,
+    own: Collection[Path] = (),
+) -> Scan:
+    """List a folder of approved images.
 
     Args:
         folder: the folder.
-        inputs: which files are images, captions, companions, or ignored.
-        only: examine only the entries of these image ids; an entry's id is also the stem of its name as problems show it.
+        inputs: which files are images, captions, companions, or ignored, and whether sub-folders are read.
+        only: examine only the entries of these image ids; an entry's id is also made from its path as problems show it.
+        own: folders of the data root, which links must not lead into.
 
     Raises:
         MissingInput: if the folder does not exist.
@@ -136,52 +144,82 @@ def scan_approved(folder: Path, inputs: InputSettings = NEW_INPUTS, only: Collec
             "no folder of approved images", where=folder, do="put images there, captions beside them as {image_id}.txt"
         )
     if only is None:
-        entries = list_entries(folder, inputs.exclude)
-        return replace(classify(entries, inputs), names=fingerprint_names(entry.name for entry in entries))
-    return classify(list_entries(folder, inputs.exclude, wanted=concerns(only)), inputs).of(only)
+        entries = list_entries(folder, inputs, own)
+        return replace(classify(entries, inputs), names=fingerprint_names(entry.path for entry in entries))
+    return classify(list_entries(folder, inputs, own, wanted=concerns(only)), inputs).of(only)
 
 
 def classify(entries: Iterable[Entry], inputs: InputSettings = NEW_INPUTS) -> Scan:
-    """Return what each entry of a folder is. Entries are in name order."""
-    folder = _Folder(inputs)
+    """Return what each entry is. Entries are in order of their paths."""
+    folders: dict[str, _Folder] = {}
     for entry in entries:
+        prefix = entry.path[: entry.path.rfind("/") + 1]
+        if (folder := folders.get(prefix)) is None:
+            folder = folders[prefix] = _Folder(prefix, inputs)
         folder.add(entry)
-    return folder.scan()
+    shared = _shared_ids(folders)
+    scans = [folder.scan(shared) for folder in folders.values()]
+    if len(scans) == 1:
+        return scans[0]
+    sources = {source.file_name: source for scan in scans for source in scan.sources.values()}
+    return Scan(
+        {sources[path].image_id: sources[path] for path in sorted(sources)},
+        [problem for scan in scans for problem in scan.problems],
+        captions=sum(scan.captions for scan in scans),
+        companions=tuple(sorted(path for scan in scans for path in scan.companions)),
+        ignored=sum(scan.ignored for scan in scans),
+    )
+
+
+def _shared_ids(folders: Mapping[str, "_Folder"]) -> dict[str, list[str]]:
+    """Return the paths of images by id, of ids that one at the top level and one in a sub-folder have."""
+    found: dict[str, list[str]] = defaultdict(list)
+    like_nested = {each for each in folders[""].ids if "%2F" in each} if "" in folders else ()
+    for folder in folders.values() if like_nested else ():
+        for image_id, stem in folder.ids.items():
+            if image_id in like_nested:
+                found[image_id] += folder.paths(stem)
+    return found
 
 
 class _Folder:
-    """Entries of a folder, sorted by their names alone; then against each other."""
+    """Entries of one folder, sorted by their names alone; then against each other.
 
-    def __init__(self, inputs: InputSettings) -> None:
+    Attributes:
+        prefix: what the paths of its entries begin with.
+    """
+
+    def __init__(self, prefix: str, inputs: InputSettings) -> None:
+        self.prefix = prefix
         self._inputs = inputs
         self._formats = frozenset(inputs.formats)
         self._ignored = 0
         self._images: dict[str, list[Entry]] = defaultdict(list)
-        # Images by id that are refused by their names, or have formats that are not read.
+        # Images by stem that are refused by their names, or have formats that are not read.
         self._refused: dict[str, list[str]] = defaultdict(list)
         self._texts: dict[str, tuple[Text, Entry]] = {}
-        self._tables: list[Entry] = []
+        self._tables: list[str] = []
         self._other_case: list[str] = []
         self._problems: list[Problem] = []
 
     def add(self, entry: Entry) -> None:
-        name = entry.name
+        name = self._name(entry)
         suffix = suffix_of(name)
         stem, extension = name.removesuffix(suffix), suffix[1:].lower()
         if entry.kind == IGNORED:
             self._ignored += 1
-        elif entry.kind == OTHER:
-            self._refuse(name, "not_a_file", entry.why, entry.do)
+        elif entry.why:
+            self._refuse(name, "sub_folder" if entry.kind == FOLDER else "not_a_file", entry.why, entry.do)
         elif text := as_text(name, self._inputs.sidecars):
             # A folder with a caption's name: the caption cannot be read, which `read_captions` reports.
-            if problem := id_problem(stem):
+            if problem := path_problem(entry.path):
                 self._refuse(name, "bad_id", f"the id {problem}", "rename the file")
             else:
                 self._texts[name] = text, entry
         elif entry.kind == FOLDER:
             self._refuse(name, "sub_folder", *_contents(entry))
         elif extension == "json":
-            self._tables.append(entry)
+            self._tables.append(name)
         elif self._inputs.sidecars.exact and extension in self._inputs.sidecars.extensions:
             self._other_case.append(name)
         elif extension not in FORMATS:
@@ -189,49 +227,65 @@ class _Folder:
         elif unread := _unread(extension, self._formats):
             self._refused[stem].append(name)
             self._refuse(name, "unsupported_type", *unread)
-        elif problem := id_problem(stem):
+        elif problem := path_problem(entry.path):
             self._refused[stem].append(name)
             self._refuse(name, "bad_id", f"the id {problem}", "rename the file")
         else:
             self._images[stem].append(entry)
 
-    def scan(self) -> Scan:
-        """Return what the entries are, once all have been added."""
+    @property
+    def ids(self) -> dict[str, str]:
+        """The ids of its images, also of those that share theirs; each with the stem of its file's name."""
+        return {image_id_of(files[0].path): stem for stem, files in self._images.items()}
+
+    def paths(self, stem: str) -> list[str]:
+        """Return the paths of the images with a stem."""
+        return [file.path for file in self._images[stem]]
+
+    def scan(self, shared: Mapping[str, list[str]]) -> Scan:
+        """Return what the entries are, once all have been added.
+
+        Args:
+            shared: paths of images by id, of ids that images in several folders have.
+        """
         companions = self._take_companions() if self._inputs.companions else ()
-        images = {image_id: [file.name for file in files] for image_id, files in self._images.items()}
-        for image_id, files in self._refused.items():
-            images[image_id] = images.get(image_id, []) + files
-        for entry in self._tables:
-            if image_id_of(entry.name) in images:
+        images = {stem: [self._name(file) for file in files] for stem, files in self._images.items()}
+        for stem, files in self._refused.items():
+            images[stem] = images.get(stem, []) + files
+        for name in self._tables:
+            if stem_of(name) in images:
                 self._ignored += 1
             else:
-                self._refuse(entry.name, *_unused(entry.name, "json", self._inputs))
+                self._refuse(name, *_unused(name, "json", self._inputs))
         texts = (text for text, _ in self._texts.values())
         matched = match_texts(texts, images, exact=self._inputs.sidecars.exact)
         sources = {}
-        for image_id, files in self._images.items():
-            if len(files) > 1:
+        for stem, files in self._images.items():
+            image_id = image_id_of(files[0].path)
+            paths = shared.get(image_id) or self.paths(stem)
+            if len(paths) > 1:
                 for file in files:
-                    self._problems.append(_collision(file.name, [other.name for other in files if other is not file]))
+                    self._problems.append(_collision(file.path, [other for other in paths if other != file.path]))
             else:
-                sources[image_id] = _source(image_id, files[0], self._captions(matched, image_id))
+                captions = [self._texts[name][1] for name in matched.by_image.get(stem, ())]
+                sources[image_id] = _source(image_id, files[0], captions)
         self._refuse_texts(matched, images)
         captions = sum(map(len, matched.by_image.values()))
         return Scan(sources, self._problems, captions=captions, companions=companions, ignored=self._ignored)
 
-    def _captions(self, matched: Matched, image_id: str) -> list[Entry]:
-        return [self._texts[name][1] for name in matched.by_image.get(image_id, ())]
+    def _name(self, entry: Entry) -> str:
+        return entry.path[len(self.prefix) :]
 
     def _take_companions(self) -> tuple[str, ...]:
         # Compare with all stems before any is taken out.
         present = self._images.keys() | self._refused.keys()
-        found = [image_id for image_id in self._images if is_companion(image_id, present)]
-        return tuple(sorted(file.name for image_id in found for file in self._images.pop(image_id)))
+        found = [stem for stem in self._images if is_companion(stem, present)]
+        return tuple(sorted(file.path for stem in found for file in self._images.pop(stem)))
 
     def _refuse_texts(self, matched: Matched, images: Mapping[str, list[str]]) -> None:
         for name in self._other_case:
             extension = suffix_of(name)[1:].lower()
-            wanted = f"{image_id_of(name)}.{extension}"
+            wanted = f"{stem_of(name)}.{extension}"
             do = f"remove it: {wanted} is read" if wanted in self._texts else f"rename it to {wanted}"
             self._refuse(
                 name, "caption_extension", f"captions are read from files that end in .{extension}, in lower case", do
@@ -255,7 +309,7 @@ class _Folder:
             self._refuse(name, "caption_collision", why, "remove one of them, or give one the exact name of the image")
 
     def _refuse(self, name: str, reason: str, detail: str, remedy: str) -> None:
-        self._problems.append(_refusal(name, reason, detail, remedy))
+        self._problems.append(_refusal(self.prefix + name, reason, detail, remedy))
 
 
 def fingerprint_names(names: Iterable[str]) -> str:
@@ -290,13 +344,13 @@ def _unread(extension: str, formats: Collection[str]) -> tuple[str, str] | None:
 
 
 def _contents(entry: Entry) -> tuple[str, str]:
-    """Return what a folder directly contains, and what to do with it."""
+    """Return what a folder that is not read directly contains, and what to do with it."""
     images = any(map(is_image, entry.names))
     captions = any(suffix_of(name)[1:].lower() in _CAPTIONS for name in entry.names)
     if images or captions:
         what = " and ".join(word for word, found in (("images", images), ("captions", captions)) if found)
-        return f"a folder below approved/ that contains {what}", f"move its {what} to the top level of approved/"
-    return "a folder below approved/", "move its images to the top level of approved/, or move the folder elsewhere"
+        return f"a folder below approved/ that contains {what}", _RECURSIVE
+    return "a folder below approved/", f"{_RECURSIVE}; or move the folder elsewhere"
 
 
 def _source(image_id: str, image: Entry, captions: list[Entry]) -> SourceFile:
@@ -305,12 +359,12 @@ def _source(image_id: str, image: Entry, captions: list[Entry]) -> SourceFile:
     changed = max(max(stat.st_mtime_ns, stat.st_ctime_ns) for stat in stats)
     signature, *of_captions = map(file_signature, stats)
     caption = FileSignature(" ".join(of_captions)) if of_captions else None
-    return SourceFile(image_id, image.name, signature, caption, changed, tuple(each.name for each in captions))
+    return SourceFile(image_id, image.path, signature, caption, changed, tuple(each.path for each in captions))
 
 
 def _collision(name: str, others: list[str]) -> Problem:
     most = "one" if len(others) == 1 else "all but one"
-    remedy = f"rename {most} of them: the id is the name without extension"
+    remedy = f"rename {most} of them, or leave it out with inputs.exclude in imagemill.yaml: the id is the name without extension"
     return _refusal(name, "id_collision", f"the same id as {', '.join(others)}", remedy)
 
 

@@ -6,7 +6,7 @@ Spec: docs/spec/stage2.md#scan
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -58,33 +58,34 @@ class FolderReport(msgspec.Struct, frozen=True, kw_only=True):
     problems: list[FolderProblem]
 
 
-def report_folder(folder: Path, inputs: InputSettings, *, threads: int = 2) -> FolderReport:
+def report_folder(folder: Path, inputs: InputSettings, own: Collection[Path] = (), *, threads: int = 2) -> FolderReport:
     """Read the headers of all images of a folder.
 
     Args:
         folder: the folder.
         inputs: how a run would read it.
+        own: folders of the data root, which links must not lead into.
         threads: threads that open files.
 
     Raises:
         MissingInput: if the folder does not exist.
     """
-    scan = scan_approved(folder, inputs)
+    scan = scan_approved(folder, inputs, own=own)
     sources = list(scan.sources.values())
     with ThreadPoolExecutor(threads, "inspect") as pool:
-        found = list(map_on(pool, lambda source: _facts(folder / source.file_name, inputs), sources))
+        found = list(map_on(pool, lambda source: _facts(folder, source.file_name, inputs), sources))
     return _report(folder, scan, found, inputs)
 
 
-def _facts(path: Path, inputs: InputSettings) -> PictureFacts | FolderProblem:
+def _facts(folder: Path, name: str, inputs: InputSettings) -> PictureFacts | FolderProblem:
     try:
-        facts = read_facts(path)
+        facts = read_facts(folder / name)
         if facts.colour.state == HDR_TRANSFER and inputs.color == SRGB:
-            raise hdr_refusal(path.name, facts.colour)
+            raise hdr_refusal(name, facts.colour)
     except Refused as refusal:
-        return FolderProblem(path.name, refusal.reason, refusal.what, refusal.do or "replace the image")
+        return FolderProblem(name, refusal.reason, refusal.what, refusal.do or "replace the image")
     except OSError as error:
-        return FolderProblem(path.name, "read_error", str(error), "make the file readable")
+        return FolderProblem(name, "read_error", str(error), "make the file readable")
     return facts
 
 

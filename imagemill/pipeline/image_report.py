@@ -32,6 +32,10 @@ from imagemill.text.close_names import name_hint
 def explain(session: Session, image_id: str) -> dict[str, Any]:
     """Return the report on one image: the data of every stage, and why it went no further.
 
+    Args:
+        session: the session of the data root.
+        image_id: the image, or the path of its file below `approved/`.
+
     Raises:
         MissingInput: if no stage has any record of the image.
     """
@@ -81,11 +85,13 @@ def explain(session: Session, image_id: str) -> dict[str, Any]:
     stems = {image_id_of(problem.item) for problem in scan.problems}
     recorded = {*ledger.ids("sources"), *ledger.ids("withdrawn"), *inventory.recorded.lines}
     known = {*scan.sources, *stems, *recorded}
+    if image_id not in known and (named := image_id_of(image_id)) in known:
+        return explain(session, named)
     raise MissingInput(
         f"no image {image_id!r}",
         where=root.approved,
         why=name_hint(image_id, known),
-        do="check the id: it is the name of the image file without its extension",
+        do="check the id, or the path below approved/: the id is the name of the image file without its extension",
     )
 
 

@@ -177,7 +177,7 @@ def _read_files(root: DataRoot, packed: Packed, repair: Repair) -> None:
     inputs = recorded_inputs(repair.settings.get, otherwise)
     # Files count as made in the way that the second copy records.
     rule = PixelRule(inputs.color, inputs.color if COLOR in repair.settings else IGNORE)
-    scan = scan_approved(root.approved, inputs) if root.approved.is_dir() else None
+    scan = scan_approved(root.approved, inputs, own=root.other_folders) if root.approved.is_dir() else None
     stores = [NpyStore(root.derived / spec.folder, _in_force(spec, repair)) for spec in embedding_specs()]
     listings = {store: store.listing() for store in stores}
     regenerated = repair.regenerated()

@@ -25,6 +25,7 @@ COLOR = "pixels.color"
 NAMES: Final = {
     "color": COLOR,
     "formats": "inputs.formats",
+    "recursive": "inputs.recursive",
     "companions": "inputs.companions",
     "exclude": "inputs.exclude",
     "sidecars": "captions.sidecars",

@@ -1,6 +1,6 @@
 """Folders outside the data root that a run was given by an option, recorded for later commands.
 
-    derived   --output-base-dir      shards   --output-dir      public_data   --public-data-root
+    approved   --approved      derived   --output-base-dir      shards   --output-dir      public_data   --public-data-root
     stage_a_input   --input_dir      stage_a_output   --output_dir
 
 Locations below a root are defined in layout.py.
@@ -21,13 +21,14 @@ from imagemill.domain.embedding_specs import embedding_specs
 from imagemill.domain.layout import DEFAULT_ROOT, DataRoot, local_path
 from imagemill.errors import ImagemillError, MissingInput, WrongUsage
 from imagemill.fs.atomic import atomic_write, sweep_temporaries
-from imagemill.fs.listing import nearest_existing
+from imagemill.fs.listing import is_inside, nearest_existing
 from imagemill.store.ledger import Ledger
 from imagemill.store.second_copy import refresh
 
-Place = Literal["derived", "shards", "public_data", "stage_a_input", "stage_a_output"]
+Place = Literal["approved", "derived", "shards", "public_data", "stage_a_input", "stage_a_output"]
 
 _OPTIONS: dict[Place, str] = {
+    "approved": "--approved",
     "derived": "--output-base-dir",
     "shards": "--output-dir",
     "public_data": "--public-data-root",
@@ -35,7 +36,7 @@ _OPTIONS: dict[Place, str] = {
     "stage_a_output": "--output_dir",
 }
 _PLACE = "place."
-_ONLY_READ = {"stage_a_input"}
+_ONLY_READ = {"approved", "stage_a_input"}
 
 
 def with_recorded(root: DataRoot, setting: Callable[[str], str | None]) -> DataRoot:
@@ -55,11 +56,13 @@ def put(root: DataRoot, name: Place, folder: str | os.PathLike[str]) -> DataRoot
     A change is printed, and records in the old folder are copied into the new one.
 
     Raises:
-        WrongUsage: if the folder does not exist and cannot be created.
+        WrongUsage: if the folder does not exist and cannot be created, or cannot be a folder of images.
     """
     now, before = at(root, name, folder), getattr(root, name)
     place = getattr(now, name)
     refuse_no_folder(name, place)
+    if name == "approved":
+        _refuse_images_in(now)
     if name not in _ONLY_READ:
         _make(name, place)
     if place != before:
@@ -70,9 +73,11 @@ def put(root: DataRoot, name: Place, folder: str | os.PathLike[str]) -> DataRoot
 
 
 def remember(root: DataRoot, ledger: Ledger, name: Place) -> None:
-    """Record the location of this folder for later commands."""
-    ledger.record_setting(f"{_PLACE}{name}", str(getattr(root, name)))
-    refresh(root, ledger)
+    """Record the location of this folder for later commands, unless it is recorded already."""
+    setting, place = f"{_PLACE}{name}", str(getattr(root, name))
+    if ledger.setting(setting) != place:
+        ledger.record_setting(setting, place)
+        refresh(root, ledger)
 
 
 def refuse_no_folder(name: Place, folder: str | os.PathLike[str]) -> None:
@@ -129,12 +134,13 @@ def nothing_has_run(root: DataRoot) -> MissingInput:
 
 
 def refuse_no_images(root: DataRoot) -> None:
-    """Raise MissingInput if there is no `approved/`. Creates nothing."""
+    """Raise MissingInput if there is no folder of approved images. Creates nothing."""
+    refuse_gone(root, "approved")
     if not root.approved.is_dir():
         raise MissingInput(
             "no folder of approved images",
             where=root.approved,
-            do="check --data-root; put images there, captions beside them as {image_id}.txt",
+            do="check --data-root; put images there, captions beside them as {image_id}.txt, or name the folder by --approved",
         )
 
 
@@ -167,6 +173,22 @@ def refuse_gone(root: DataRoot, name: Place) -> None:
             where=getattr(root, name),
             do=f"restore it, or give another with {_OPTIONS[name]}",
         )
+
+
+def _refuse_images_in(root: DataRoot) -> None:
+    """Raise WrongUsage if the folder of images does not exist, contains the data root, or is part of another folder of it."""
+    if not root.approved.is_dir():
+        raise WrongUsage("approved: there is no such folder", where=root.approved, do="give the folder of the images")
+    place = os.path.realpath(root.approved)
+    for folder in (root.path, *root.other_folders):
+        other = os.path.realpath(folder)
+        if place == other or is_inside(other, place) or (folder != root.path and is_inside(place, other)):
+            relation = "is" if place == other else "contains" if is_inside(other, place) else "is part of"
+            raise WrongUsage(
+                f"approved: {root.approved} {relation} {folder}",
+                why=f"imagemill writes to {folder}, and only reads the folder of images",
+                do="give the folder of the images, or another --data-root",
+            )
 
 
 def _make(name: Place, place: Path) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
+from imagemill.domain.layout import DataRoot
 from imagemill.errors import Refused
 from imagemill.validation.catalogue import finding
 from imagemill.validation.findings import Finding
@@ -68,12 +69,14 @@ class ImageLook:
         if self.mode == "open":
             yield from _opened(folder / name, (record["width"], record["height"]), upright=False, at=at)
 
-    def look_at_source(self, data_root: Path, record: dict[str, Any], line: dict[str, Any]) -> Iterator[Finding]:
-        """Check the image of a valid Stage 2 record, at its recorded path or under its name in `approved/`."""
+    def look_at_source(self, root: DataRoot, record: dict[str, Any], line: dict[str, Any]) -> Iterator[Finding]:
+        """Check the image of a valid Stage 2 record: at its recorded path, or in the folder of images."""
         at = {**line, "field": "image_path"}
+        name = PurePosixPath(record["image_path"]).name
         places = (
-            data_root.parent / record["image_path"],
-            data_root / "approved" / PurePosixPath(record["image_path"]).name,
+            root.path.parent / record["image_path"],
+            root.approved / (record["image_path"].partition("/approved/")[2] or name),
+            root.approved / name,
         )
         found = [(path, _stat(path)) for path in places]
         path, result = next((pair for pair in found if pair[1] != "image_missing"), found[0])

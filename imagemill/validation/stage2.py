@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from imagemill.domain.buckets import assign_bucket, is_unusual_ratio
 from imagemill.domain.embedding_specs import T5_TOKENS, embedding_specs, mask_length
+from imagemill.domain.layout import DataRoot
 from imagemill.domain.stage2_records import (
     DECODER,
     INLINE_VECTOR,
@@ -38,7 +39,7 @@ def stage2_records(
     derived: Path | None = None,
     migrating: bool = False,
     images: ImageLook | None = None,
-    data_root: Path | None = None,
+    data_root: DataRoot | None = None,
     contents: "RecordedContents | None" = None,
     tokens: int = T5_TOKENS,
 ) -> Findings:
@@ -50,7 +51,7 @@ def stage2_records(
         migrating: report a Stage 1 record as a warning, because it may wait for an embedding pass, a caption or its
             image.
         images: which images to check.
-        data_root: root of the images; without it, no images are checked.
+        data_root: the data root of the images; without it, no images are checked.
         contents: with `derived`, the ledger's rows of the npy files.
         tokens: length of masks, unless `contents` determines it.
     """
@@ -73,7 +74,7 @@ class _Stage2Lines:
         derived: Path | None,
         migrating: bool,
         images: ImageLook | None,
-        data_root: Path | None,
+        data_root: DataRoot | None,
         contents: "RecordedContents | None",
         tokens: int = T5_TOKENS,
     ) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from imagemill.domain.embedding_specs import T5_TOKENS
+from imagemill.domain.layout import DataRoot
 from imagemill.domain.preset_records import NO_LIMITS, PresetRules
 from imagemill.errors import ImagemillError, MissingInput, WrongUsage
 from imagemill.formats.jsonl import parse_object
@@ -40,7 +41,7 @@ class Options:
         enforce_real_images_folder: require a real `images/` even without a manifest beside the records.
         derived: parent of the npy folders; if given, files on disk are read, or compared with the shards' members.
         sample: number of samples of each tar to compare; None or less than 1: all.
-        data_root: root of the images of Stage 2 records; without it they are not checked.
+        data_root: the data root of the images of Stage 2 records; without it they are not checked.
         contents: the ledger's rows of the files below `derived`.
         tokens: length of the masks of Stage 2 records, unless `contents` determines it.
     """
@@ -51,7 +52,7 @@ class Options:
     enforce_real_images_folder: bool = False
     derived: Path | None = None
     sample: int | None = None
-    data_root: Path | None = None
+    data_root: DataRoot | None = None
     contents: "RecordedContents | None" = None
     tokens: int = T5_TOKENS
 

@@ -48,7 +48,7 @@ def stage2_folder(tmp: Path) -> DataRoot:
 
 
 def check_stage2(root: DataRoot) -> Report:
-    return validate(root.stage2_jsonl, options=Options(derived=root.derived, data_root=root.path))
+    return validate(root.stage2_jsonl, options=Options(derived=root.derived, data_root=root))
 
 
 def check_contents(root: DataRoot) -> Report:

@@ -62,7 +62,9 @@ def test_remedy_of_a_collision_keeps_one_file_with_the_id(tmp_path, names, remed
 
     problems = scan_approved(tmp_path).problems
 
-    assert [problem.remedy for problem in problems] == [f"{remedy}: the id is the name without extension"] * len(names)
+    assert [problem.remedy for problem in problems] == [
+        f"{remedy}, or leave it out with inputs.exclude in imagemill.yaml: the id is the name without extension"
+    ] * len(names)
 
 
 def test_remedy_for_an_inaccessible_entry_is_not_its_removal(tmp_path):
@@ -74,21 +76,19 @@ def test_remedy_for_an_inaccessible_entry_is_not_its_removal(tmp_path):
         def is_file(self):
             raise PermissionError(errno.EACCES, "Permission denied")
 
-    (problem,) = classify([listing._entry(Entry(), ())]).problems
+    (problem,) = classify([listing._entry(listing._Found("a.jpg", Entry()))]).problems
 
     assert (problem.reason, problem.detail) == ("not_a_file", "cannot be looked up: Permission denied")
     assert problem.remedy == "make it readable, or move it elsewhere"
 
 
 def test_every_other_entry_has_a_row(tmp_path):
-    """Nothing is lost silently, including sub-folders and sidecars without an image."""
+    """Nothing is lost silently, including sidecars without an image."""
     touch(tmp_path, "a.psd", "lonely.txt", "ok.jpg", "ok.txt")
-    (tmp_path / "folder").mkdir()
     (tmp_path / "gone.jpg").symlink_to(tmp_path / "nothing")
 
     assert reasons(scan_approved(tmp_path)) == {
         "a.psd": "unsupported_type",
-        "folder": "sub_folder",
         "gone.jpg": "not_a_file",
         "lonely.txt": "orphan_caption",
     }
@@ -111,8 +111,8 @@ def test_name_with_control_characters_or_invalid_bytes_is_refused_and_recorded(t
 
     with Ledger(tmp_path / "state" / "ledger.sqlite") as ledger:
         scan = survey(tmp_path, ledger)
-        assert set(reasons(scan).values()) == {"bad_id", "sub_folder"}
-        assert len(ledger.problems()) == 3
+        assert [problem.reason for problem in scan.problems if problem.item.endswith(".jpg")] == ["bad_id", "bad_id"]
+        assert len(ledger.problems()) == len(scan.problems)
 
 
 def test_error_of_a_missing_folder_has_a_remedy(tmp_path):
@@ -172,9 +172,8 @@ def test_sidecar_that_is_not_utf8_is_reported_and_not_used(tmp_path):
             "save the caption as UTF-8, or name its encoding as captions.encoding in imagemill.yaml",
         ),
         (b"x" * (MAX_CAPTION_BYTES + 1), "caption_too_long", "write one line of text"),
-        (None, "bad_caption", "rename or move the folder, then write the caption to a file a.txt"),
     ],
-    ids=["not UTF-8", "too long", "a folder"],
+    ids=["not UTF-8", "too long"],
 )
 def test_unusable_sidecar_is_the_only_row_of_its_image(data_root, content, reason, remedy):
     """Each input has one row with the true reason: the caption is not blank.
@@ -182,11 +181,7 @@ def test_unusable_sidecar_is_the_only_row_of_its_image(data_root, content, reaso
     Spec: docs/spec/conventions.md#completion-and-identity
     """
     photos(data_root, "a", captions=False)
-    sidecar = data_root.approved / "a.txt"
-    if content is None:
-        sidecar.mkdir()
-    else:
-        sidecar.write_bytes(content)
+    (data_root.approved / "a.txt").write_bytes(content)
 
     embed(data_root)
     with Ledger(data_root.ledger) as ledger:
@@ -229,39 +224,37 @@ def plan_of_captions(root):
 
 
 @pytest.mark.parametrize(
-    ("names", "detail", "remedy"),
+    ("names", "detail"),
     [
-        (["a.jpg"], "a folder below approved/ that contains images", "move its images to the top level of approved/"),
-        (
-            ["a.txt"],
-            "a folder below approved/ that contains captions",
-            "move its captions to the top level of approved/",
-        ),
-        (
-            ["a.jpg", "a.txt"],
-            "a folder below approved/ that contains images and captions",
-            "move its images and captions to the top level of approved/",
-        ),
-        (
-            [],
-            "a folder below approved/",
-            "move its images to the top level of approved/, or move the folder elsewhere",
-        ),
+        (["a.jpg"], "a folder below approved/ that contains images"),
+        (["a.txt"], "a folder below approved/ that contains captions"),
+        (["a.jpg", "a.txt"], "a folder below approved/ that contains images and captions"),
+        ([], "a folder below approved/"),
     ],
 )
-def test_remedy_of_a_folder_names_what_it_contains(tmp_path, names, detail, remedy):
+def test_folder_that_is_not_read_is_reported_with_what_it_contains(tmp_path, names, detail):
     (tmp_path / "folder").mkdir()
     touch(tmp_path / "folder", *names)
 
-    (problem,) = scan_approved(tmp_path).problems
+    (problem,) = scan_approved(tmp_path, InputSettings(recursive=False)).problems
 
-    assert (problem.reason, problem.detail, problem.remedy) == ("sub_folder", detail, remedy)
+    assert (problem.item, problem.reason, problem.detail) == ("folder", "sub_folder", detail)
+    assert "inputs.recursive: true" in problem.remedy
 
 
-def test_folder_named_like_a_sidecar_without_an_image_is_reported_as_a_folder(tmp_path):
+def test_folder_named_like_a_caption_is_reported_where_folders_are_not_read(tmp_path):
+    """Without an image it is a folder; with one, the caption cannot be read."""
     (tmp_path / "a.txt").mkdir()
+    flat = InputSettings(recursive=False)
+    assert reasons(scan_approved(tmp_path, flat)) == {"a.txt": "sub_folder"}
 
-    assert reasons(scan_approved(tmp_path)) == {"a.txt": "sub_folder"}
+    touch(tmp_path, "a.jpg")
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        survey(tmp_path, ledger, inputs=flat)
+        (problem,) = (each for each in ledger.problems() if each.item == "a")
+
+    assert (problem.reason, problem.detail) == ("bad_caption", "a.txt is a folder")
+    assert problem.remedy == "rename or move the folder, then write the caption to a file a.txt"
 
 
 def test_sidecar_of_a_root_of_an_earlier_release_has_the_exact_name(tmp_path):
@@ -336,15 +329,16 @@ def test_every_entry_counts_once(tmp_path):
     touch(tmp_path, "c.jpg", "c.png", "c.txt", "orphan.txt", "data.json", "images.tar.gz", "notes.psd")
     for name in ("__MACOSX", "_latent_cache", "10_cat"):
         (tmp_path / name).mkdir()
+        touch(tmp_path / name, "x.jpg")
 
     scan = scan_approved(tmp_path)
 
-    assert list(scan.sources) == ["a", "b", "lonely-masklabel"]
+    assert list(scan.sources) == ["10_cat%2Fx", "a", "b", "lonely-masklabel"]
     assert scan.companions == ("a-condlabel.png", "a-masklabel.png")
     assert (scan.captions, scan.ignored) == (3, 8)
     assert reasons(scan) == {
         "c.jpg": "id_collision", "c.png": "id_collision", "orphan.txt": "orphan_caption", "data.json": "unsupported_type",
-        "images.tar.gz": "archive", "notes.psd": "unsupported_type", "10_cat": "sub_folder",
+        "images.tar.gz": "archive", "notes.psd": "unsupported_type",
     }  # fmt: skip
     entries = len(list(tmp_path.iterdir()))
     assert len(scan.sources) + scan.captions + len(scan.companions) + scan.ignored + len(scan.problems) == entries

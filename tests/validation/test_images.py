@@ -173,7 +173,7 @@ def test_image_of_a_derived_preset_is_the_bases_own(tmp_path, mode):
 
 
 def check_sources(root, **options):
-    return validate(root.stage2_jsonl, options=Options(data_root=root.path, **options))
+    return validate(root.stage2_jsonl, options=Options(data_root=root, **options))
 
 
 def test_images_of_stage_2_records_are_found_in_approved_wherever_the_record_was_made(tmp_path):

@@ -16,6 +16,7 @@ from imagemill.inputs.scan import Scan, scan_approved
 from imagemill.inputs.survey import survey
 from imagemill.pipeline.stage2.record_index import Recorded, read_recorded
 from imagemill.store.ledger import Ledger
+from imagemill.store.locations import refuse_gone
 
 
 @dataclass(slots=True)
@@ -48,8 +49,9 @@ class Inventory:
 
     def scan_of(self, ids: Collection[str] | None) -> Scan:
         """Return the entries of `approved/` with these image ids, as `scan` does for all (None). Listed at each call."""
+        refuse_gone(self.root, "approved")
         listed = self.root.approved.is_dir() or not self.root.ledger.exists()
-        return scan_approved(self.root.approved, self.inputs, ids) if listed else Scan({}, [])
+        return scan_approved(self.root.approved, self.inputs, ids, self.root.other_folders) if listed else Scan({}, [])
 
     def survey(self, ledger: Ledger) -> None:
         """List `approved/` unless it has been listed, read the captions that are new, and record both in the ledger.
@@ -57,7 +59,8 @@ class Inventory:
         Raises:
             MissingInput: if the folder does not exist.
         """
-        self._scan = survey(self.root.approved, ledger, self._scan, inputs=self.inputs)
+        scan = self._scan or scan_approved(self.root.approved, self.inputs, None, self.root.other_folders)
+        self._scan = survey(self.root.approved, ledger, scan, inputs=self.inputs)
 
     @property
     def recorded(self) -> Recorded:
