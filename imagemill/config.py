@@ -19,7 +19,7 @@ import msgspec
 
 from imagemill.domain.embedding_specs import DINOV3, T5, EmbeddingSpec, use_kinds
 from imagemill.domain.encoder_settings import EncoderSettings, ModelSettings, Positive
-from imagemill.domain.inputs import ColorSetting, Format, InputSettings, Lines, Sidecars
+from imagemill.domain.inputs import AUTO, OFF, ColorSetting, Format, InputSettings, Lines, Sidecars
 from imagemill.domain.layout import DataRoot
 from imagemill.errors import ImagemillError, MissingInput, UnknownKind, WrongUsage
 from imagemill.fs.fingerprints import FileSignature, file_signature
@@ -140,11 +140,23 @@ class CaptionTexts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             files named exactly `{image_id}.txt`.
         lines: `join` makes one line of a text of several lines, `first` uses the first line.
         encoding: encoding of texts that are neither UTF-8 nor UTF-16, such as cp1252; if unset, such texts are refused.
+        metadata: `auto` reads captions from metadata.jsonl, metadata.csv, metadata.parquet or captions.json in the nearest folder
+            that has one, for images without a caption file; a path, absolute or below `approved/`, names one file that precedes
+            caption files; `off` reads none; if unset, what the data root records: auto for a new one, off for one of an earlier
+            release.
+        file_column: column with the path of the image; if unset, the first of file_name, image_path, image, filename, file, path
+            and key.
+        text_column: column with the caption; if unset, the first of text, caption, captions, prompt and description.
+        strip_prefix: what paths in metadata files begin with, in front of the path below `approved/`.
     """
 
     sidecars: tuple[Annotated[str, msgspec.Meta(pattern="^[a-z0-9_-]+$")], ...] | None = None
     lines: Lines | None = None
     encoding: Annotated[str, msgspec.Meta(min_length=1)] | None = None
+    metadata: Annotated[str, msgspec.Meta(min_length=1)] | bool | None = None
+    file_column: Annotated[str, msgspec.Meta(min_length=1)] | None = None
+    text_column: Annotated[str, msgspec.Meta(min_length=1)] | None = None
+    strip_prefix: Annotated[str, msgspec.Meta(min_length=1)] | None = None
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -219,6 +231,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             "sidecars": None if captions.sidecars is None else Sidecars(captions.sidecars),
             "lines": captions.lines,
             "encoding": captions.encoding,
+            "metadata": OFF if captions.metadata is False else AUTO if captions.metadata is True else captions.metadata,
+            "file_column": captions.file_column,
+            "text_column": captions.text_column,
+            "strip_prefix": captions.strip_prefix,
         }
         return {name: value for name, value in given.items() if value is not None}
 

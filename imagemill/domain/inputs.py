@@ -36,6 +36,11 @@ JOIN: Final = "join"
 FIRST: Final = "first"
 
 
+# Values of `captions.metadata` that name no file.
+AUTO: Final = "auto"
+OFF: Final = "off"
+
+
 class Sidecars(msgspec.Struct, frozen=True):
     """Which text files beside an image are captions.
 
@@ -63,6 +68,10 @@ class InputSettings(msgspec.Struct, frozen=True, kw_only=True):
         sidecars: which text files are captions.
         lines: what a text of several lines gives: all of them as one line, or the first.
         encoding: of texts that are not Unicode; empty: such texts are refused.
+        metadata: `auto`, `off`, or the path of a metadata file: below the folder of images, or absolute.
+        file_column: column of a metadata file with the path of an image; empty: found by name.
+        text_column: column with its caption; empty: found by name.
+        strip_prefix: what paths in metadata files begin with, in front of the path below the folder of images.
     """
 
     color: ColorSetting = SRGB
@@ -73,6 +82,10 @@ class InputSettings(msgspec.Struct, frozen=True, kw_only=True):
     sidecars: Sidecars = Sidecars()
     lines: Lines = JOIN
     encoding: str = ""
+    metadata: str = AUTO
+    file_column: str = ""
+    text_column: str = ""
+    strip_prefix: str = ""
 
 
 NEW_INPUTS: Final = InputSettings()
@@ -84,6 +97,7 @@ OLD_INPUTS: Final = InputSettings(
     recursive=False,
     companions=False,
     sidecars=Sidecars(("txt",), exact=True),
+    metadata=OFF,
 )
 """Values of data roots that are older than these settings."""
 
@@ -98,6 +112,11 @@ def folded(text: str) -> str:
     return (
         text.lower() if text.isascii() else unicodedata.normalize("NFC", unicodedata.normalize("NFC", text).casefold())
     )
+
+
+def normalise_caption(text: str) -> str:
+    """Replace every run of white space, including line breaks, by one space, and strip both ends."""
+    return " ".join(text.split())
 
 
 def setting_text(value: object) -> str:

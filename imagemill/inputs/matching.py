@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from typing import NamedTuple
 
-from imagemill.domain.ids import suffix_of
+from imagemill.domain.ids import stem_of, suffix_of
 from imagemill.domain.inputs import Sidecars, composed, folded
 
 
@@ -140,3 +140,40 @@ class _Index:
                 for name in names:
                     by_file[form(name)].add(image_id)
         return self._forms[form]
+
+
+class PathIndex:
+    """Images by path, for the rows of metadata files.
+
+    Args:
+        paths: of all images, below the folder of images.
+    """
+
+    def __init__(self, paths: Iterable[str]) -> None:
+        self._paths = frozenset(paths)
+        self._forms: dict[Callable[[str], str], dict[str, list[str]]] = {}
+
+    def find(self, path: str) -> list[str]:
+        """Return the images of a path: of this path, else with this stem, then in the other two forms."""
+        if path in self._paths:
+            return [path]
+        for form in (str, composed, folded):
+            index = self._in(form)
+            wanted = form(path)
+            for key in (wanted, f"{stem_of(wanted)}{_STEM}", f"{wanted}{_STEM}"):
+                if found := index.get(key):
+                    return found
+        return []
+
+    def _in(self, form: Callable[[str], str]) -> dict[str, list[str]]:
+        if form not in self._forms:
+            index = self._forms[form] = defaultdict(list)
+            for path in self._paths:
+                changed = form(path)
+                index[changed].append(path)
+                index[f"{stem_of(changed)}{_STEM}"].append(path)
+        return self._forms[form]
+
+
+# What distinguishes a path without its extension from a path.
+_STEM = "\0"

@@ -3,6 +3,7 @@
 Spec: docs/spec/stage2.md#inputs, docs/spec/stage2.md#image-id, docs/spec/stage2.md#caption-sources
 """
 
+import os
 import unicodedata
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
@@ -14,10 +15,12 @@ import msgspec
 
 from imagemill.domain.ids import image_id_of, path_problem, stem_of, suffix_of
 from imagemill.domain.inputs import (
+    AUTO,
     FORMATS,
     HEIF_EXTRA,
     HEIF_FORMATS,
     NEW_INPUTS,
+    OFF,
     ColorSetting,
     InputSettings,
     formats_text,
@@ -25,8 +28,10 @@ from imagemill.domain.inputs import (
 from imagemill.errors import MissingInput
 from imagemill.formats.images import heif_is_installed
 from imagemill.fs.fingerprints import FileSignature, RunningFingerprint, file_signature, fingerprint
-from imagemill.inputs.listing import FOLDER, IGNORED, Entry, concerns, is_companion, list_entries
+from imagemill.fs.listing import is_inside
+from imagemill.inputs.listing import FILE, FOLDER, IGNORED, Entry, concerns, is_companion, list_entries
 from imagemill.inputs.matching import Matched, Text, as_text, match_texts
+from imagemill.inputs.metadata.rows import file_names
 from imagemill.store.ledger import Problem, SourceRow
 
 IMAGE_SUFFIXES = frozenset(f".{name}" for name in FORMATS)
@@ -72,6 +77,27 @@ class SourceFile(msgspec.Struct, frozen=True, gc=False):
         return row is not None and row.stat == self.stat and row.is_read(color)
 
 
+class MetadataFile(msgspec.Struct, frozen=True, gc=False):
+    """A file whose rows are captions of images.
+
+    Attributes:
+        path: below the folder of images, or absolute.
+        stat: its signature.
+        changed_ns: the later of its modification and change times, in nanoseconds.
+        first: whether `captions.metadata` names it, so that it precedes caption files and applies to all images.
+    """
+
+    path: str
+    stat: FileSignature
+    changed_ns: int
+    first: bool = False
+
+    @property
+    def folder(self) -> str:
+        """The folder whose images it applies to, and to which the paths in it are relative."""
+        return "" if self.path.startswith("/") else self.path.rpartition("/")[0]
+
+
 @dataclass(frozen=True, slots=True)
 class Scan:
     """Contents of a folder of images. Every entry counts once: as an image, a caption, a companion, ignored, or a problem.
@@ -80,9 +106,10 @@ class Scan:
         sources: images that may be processed, in order of their paths.
         problems: one for every entry that is of no use.
         names: `fingerprint_names` of the paths of all entries, blank if only some ids were examined.
-        captions: number of caption files that belong to an image.
+        captions: number of caption files that belong to an image, and of metadata files.
         companions: paths of masks and control images beside an image.
         ignored: number of entries that are ignored.
+        metadata: files with rows of captions.
     """
 
     sources: dict[str, SourceFile]
@@ -91,6 +118,7 @@ class Scan:
     captions: int = 0
     companions: tuple[str, ...] = ()
     ignored: int = 0
+    metadata: tuple[MetadataFile, ...] = ()
 
     @property
     def digest(self) -> str:
@@ -98,6 +126,8 @@ class Scan:
         digest = RunningFingerprint()
         for source in self.sources.values():
             digest.update(f"{source.file_name}\0{source.stat}\0{source.caption}\n".encode("utf-8", "surrogateescape"))
+        for file in self.metadata:
+            digest.update(f"{file.path}\0{file.stat}\n".encode("utf-8", "surrogateescape"))
         for problem in self.problems:
             digest.update(f"{problem.item}\0{problem.reason}\0{problem.detail}\n".encode())
         return str(digest)
@@ -143,10 +173,42 @@ def scan_approved(
         raise MissingInput(
             "no folder of approved images", where=folder, do="put images there, captions beside them as {image_id}.txt"
         )
+    inputs = _with_metadata_below(inputs, folder)
     if only is None:
         entries = list_entries(folder, inputs, own)
-        return replace(classify(entries, inputs), names=fingerprint_names(entry.path for entry in entries))
-    return classify(list_entries(folder, inputs, own, wanted=concerns(only)), inputs).of(only)
+        scan = replace(classify(entries, inputs), names=fingerprint_names(entry.path for entry in entries))
+    else:
+        scan = classify(list_entries(folder, inputs, own, wanted=concerns(only)), inputs).of(only)
+    named = _named_metadata(folder, inputs.metadata)
+    return replace(scan, metadata=(named,)) if named else scan
+
+
+def _with_metadata_below(inputs: InputSettings, folder: Path) -> InputSettings:
+    """Return the settings with the path of a named metadata file below the folder, if it is inside."""
+    if inputs.metadata in (AUTO, OFF):
+        return inputs
+    path = os.path.abspath(folder / inputs.metadata)
+    inside = next((each for each in (str(folder), os.path.realpath(folder)) if is_inside(path, each)), None)
+    return msgspec.structs.replace(inputs, metadata=path[len(inside) + 1 :] if inside else path)
+
+
+def _named_metadata(folder: Path, path: str) -> MetadataFile | None:
+    if path in (AUTO, OFF):
+        return None
+    try:
+        stat = os.stat(folder / path)
+    except OSError as error:
+        raise MissingInput(
+            "the metadata file cannot be read",
+            where=folder / path,
+            why=error.strerror,
+            do="restore it, or change captions.metadata in imagemill.yaml",
+        ) from error
+    return _metadata_file(path, stat, first=True)
+
+
+def _metadata_file(path: str, stat: os.stat_result, *, first: bool = False) -> MetadataFile:
+    return MetadataFile(path, file_signature(stat), max(stat.st_mtime_ns, stat.st_ctime_ns), first)
 
 
 def classify(entries: Iterable[Entry], inputs: InputSettings = NEW_INPUTS) -> Scan:
@@ -168,6 +230,7 @@ def classify(entries: Iterable[Entry], inputs: InputSettings = NEW_INPUTS) -> Sc
         captions=sum(scan.captions for scan in scans),
         companions=tuple(sorted(path for scan in scans for path in scan.companions)),
         ignored=sum(scan.ignored for scan in scans),
+        metadata=tuple(file for scan in scans for file in scan.metadata),
     )
 
 
@@ -199,6 +262,7 @@ class _Folder:
         self._refused: dict[str, list[str]] = defaultdict(list)
         self._texts: dict[str, tuple[Text, Entry]] = {}
         self._tables: list[str] = []
+        self._metadata: list[Entry] = []
         self._other_case: list[str] = []
         self._problems: list[Problem] = []
 
@@ -210,6 +274,8 @@ class _Folder:
             self._ignored += 1
         elif entry.why:
             self._refuse(name, "sub_folder" if entry.kind == FOLDER else "not_a_file", entry.why, entry.do)
+        elif entry.kind == FILE and (entry.path == self._inputs.metadata or name in file_names()):
+            self._metadata.append(entry)
         elif text := as_text(name, self._inputs.sidecars):
             # A folder with a caption's name: the caption cannot be read, which `read_captions` reports.
             if problem := path_problem(entry.path):
@@ -224,7 +290,12 @@ class _Folder:
             self._other_case.append(name)
         elif extension not in FORMATS:
             self._refuse(name, *_unused(name, extension, self._inputs))
-        elif unread := _unread(extension, self._formats):
+        else:
+            self._add_image(entry, stem, extension)
+
+    def _add_image(self, entry: Entry, stem: str, extension: str) -> None:
+        name = self._name(entry)
+        if unread := _unread(extension, self._formats):
             self._refused[stem].append(name)
             self._refuse(name, "unsupported_type", *unread)
         elif problem := path_problem(entry.path):
@@ -270,8 +341,32 @@ class _Folder:
                 captions = [self._texts[name][1] for name in matched.by_image.get(stem, ())]
                 sources[image_id] = _source(image_id, files[0], captions)
         self._refuse_texts(matched, images)
-        captions = sum(map(len, matched.by_image.values()))
-        return Scan(sources, self._problems, captions=captions, companions=companions, ignored=self._ignored)
+        metadata, used = self._metadata_in_use()
+        captions = sum(map(len, matched.by_image.values())) + used
+        return Scan(sources, self._problems, "", captions, companions, self._ignored, metadata)
+
+    def _metadata_in_use(self) -> tuple[tuple[MetadataFile, ...], int]:
+        """Return the metadata files of the folder that are used, and the number of those that count as caption sources."""
+        setting, found = self._inputs.metadata, self._metadata
+        if setting == AUTO and len(found) == 1:
+            assert found[0].stat
+            return (_metadata_file(found[0].path, found[0].stat),), 1
+        used = 0
+        for entry in found:
+            if entry.path == setting:
+                used = 1
+                continue
+            if setting == AUTO:
+                others = " and ".join(self._name(other) for other in found if other is not entry)
+                why = "two_metadata_files", f"{others} beside it may be meant as well, so neither is read"
+                do = "remove one of them, or name one as captions.metadata in imagemill.yaml"
+            elif setting == OFF:
+                why = "metadata_not_read", "captions.metadata of this data root is off"
+                do = "set captions.metadata: auto in imagemill.yaml to read it, or move it elsewhere"
+            else:
+                why, do = ("metadata_not_read", f"captions.metadata names {setting}"), "move it elsewhere"
+            self._refuse(self._name(entry), *why, do)
+        return (), used
 
     def _name(self, entry: Entry) -> str:
         return entry.path[len(self.prefix) :]

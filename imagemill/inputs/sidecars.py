@@ -3,7 +3,6 @@
 Spec: docs/spec/stage2.md#caption-sources, docs/spec/stage2.md#caption-text
 """
 
-import codecs
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -11,10 +10,11 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from imagemill.domain.inputs import FIRST, NEW_INPUTS, InputSettings
+from imagemill.domain.inputs import FIRST, NEW_INPUTS, InputSettings, normalise_caption
 from imagemill.fs.fingerprints import FileSignature, fingerprint
 from imagemill.inputs.scan import SourceFile
-from imagemill.store.ledger import FROM_SIDECAR, CaptionRow, Problem
+from imagemill.store.ledger import FROM_METADATA, FROM_SIDECAR, CaptionRow, Problem
+from imagemill.text.encodings import BadEncoding, decode_text
 
 # A longer caption file is refused; not more than this is read.
 MAX_CAPTION_BYTES = 1 << 20
@@ -27,51 +27,11 @@ _NUMBER: Final = r"(?:0(?:\.[0-9]*)?|1(?:\.0*)?|\.[0-9]+|[0-9](?:\.[0-9]+)?[eE]-
 _LABELS: Final = re.compile(rf"[0-9]+(?:[ \t]+{_NUMBER}){{4,}}").fullmatch
 
 
-class BadEncoding(ValueError):
-    """Bytes that are not text in a known encoding."""
-
-
 class Text(NamedTuple):
     """A caption, and the number of lines with text in its file."""
 
     caption: str
     lines: int
-
-
-def normalise_caption(text: str) -> str:
-    """Replace every run of white space, including line breaks, by one space, and strip both ends."""
-    return " ".join(text.split())
-
-
-def decode_text(data: bytes, otherwise: str = "") -> str:
-    """Return the text of a file.
-
-    A byte-order mark decides; else the places of zero bytes; else UTF-8; else the encoding `otherwise`, if there is one.
-
-    Raises:
-        BadEncoding: if it is in none of them.
-    """
-    try:
-        if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-            return data.decode("utf-16")
-        if b"\0" in data and not data.startswith(codecs.BOM_UTF8):
-            return data.decode(_utf16(data))
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        if not otherwise or b"\0" in data:
-            raise BadEncoding(f"is not {error.encoding.upper()}: {error.reason}") from error
-    try:
-        return data.decode(otherwise)
-    except UnicodeError as error:  # some codecs raise no UnicodeDecodeError
-        raise BadEncoding(f"is neither UTF-8 nor {otherwise}: {error}") from error
-
-
-def _utf16(data: bytes) -> str:
-    """Return the byte order of UTF-16 without a mark: most characters have a zero byte, always the same one."""
-    even, odd = 0 in data[::2], 0 in data[1::2]
-    if even and odd:
-        raise BadEncoding("has zero bytes that UTF-16 does not explain")
-    return "utf-16-be" if even else "utf-16-le"
 
 
 def read_lines(text: str, *, first: bool) -> Text:
@@ -94,7 +54,12 @@ def caption_row(image_id: str, text: str, origin: str, stat: FileSignature | Non
 
 
 def read_captions(
-    folder: Path, sources: Iterable[SourceFile], known: Mapping[str, CaptionRow], inputs: InputSettings = NEW_INPUTS
+    folder: Path,
+    sources: Iterable[SourceFile],
+    known: Mapping[str, CaptionRow],
+    inputs: InputSettings = NEW_INPUTS,
+    *,
+    after_metadata: bool = False,
 ) -> tuple[list[CaptionRow], list[Problem]]:
     """Read the caption files that are new or changed. Of several of one image, the first with text is its caption.
 
@@ -108,6 +73,9 @@ def read_captions(
         old = known.get(source.image_id)
         if source.caption is None or (old and old.stat == source.caption):
             continue
+        of_row = old is not None and old.origin == FROM_METADATA
+        if of_row and after_metadata:
+            continue
         found = _read_source(folder, source, inputs)
         if isinstance(found, Problem):
             problems.append(found)
@@ -116,7 +84,7 @@ def read_captions(
             rows.append(
                 msgspec.structs.replace(found, mask=old.mask, truncated=old.truncated) if old and same else found
             )
-        elif old:
+        elif old and not of_row:
             detail = f"{source.captions[0]} is blank; the caption it had, or the record's, is still used"
             problems.append(_refused(source, "blank_caption", detail, "write one line of text"))
     return rows, problems

@@ -6,6 +6,7 @@ Spec: docs/spec/stage2.md#inputs
 from pathlib import Path
 
 from imagemill.domain.inputs import NEW_INPUTS, InputSettings
+from imagemill.inputs.row_captions import read_metadata
 from imagemill.inputs.scan import SOURCE_ASSET, Scan, scan_approved
 from imagemill.inputs.sidecars import SIDECARS, read_captions
 from imagemill.store.ledger import Ledger
@@ -14,9 +15,14 @@ from imagemill.store.ledger import Ledger
 def survey(folder: Path, ledger: Ledger, scan: Scan | None = None, *, inputs: InputSettings = NEW_INPUTS) -> Scan:
     """Scan the folder unless its scan is given, read new and changed captions, and record both in the ledger."""
     scan = scan or scan_approved(folder, inputs)
-    captions, problems = read_captions(folder, scan.sources.values(), ledger.captions(), inputs)
+    first = any(file.first for file in scan.metadata)
+    if first:
+        read_metadata(folder, scan, ledger, inputs)
+    captions, problems = read_captions(folder, scan.sources.values(), ledger.captions(), inputs, after_metadata=first)
     with ledger.transaction():
         ledger.record_captions(captions)
         ledger.replace_problems(SOURCE_ASSET, scan.problems)
         ledger.replace_problems(SIDECARS, problems)
+    if not first:
+        read_metadata(folder, scan, ledger, inputs)
     return scan

@@ -20,6 +20,7 @@ from imagemill.domain.embedding_specs import EmbeddingSpec, embedding_specs
 from imagemill.domain.layout import DataRoot
 from imagemill.formats.npy import NpyStore
 from imagemill.fs.fingerprints import FileSignature
+from imagemill.inputs.row_captions import METADATA
 from imagemill.inputs.scan import SOURCE_ASSET, Scan, is_image
 from imagemill.inputs.sidecars import SIDECARS
 from imagemill.models import CAPTIONER
@@ -35,7 +36,7 @@ SOURCE_MISSING, RENAMED = "source_missing", "renamed"
 
 def stage2_assets() -> set[str]:
     """Return the assets of Stage 2 and of its shards. Public data and Stage-A have summaries of their own."""
-    return {SOURCE_ASSET, SIDECARS, CAPTIONER, *(spec.kind for spec in embedding_specs()), RECORDS, SHARDS}
+    return {SOURCE_ASSET, SIDECARS, METADATA, CAPTIONER, *(spec.kind for spec in embedding_specs()), RECORDS, SHARDS}
 
 
 # Reasons that are decisions of the user: listed, but not a fault.

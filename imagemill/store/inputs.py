@@ -31,6 +31,10 @@ NAMES: Final = {
     "sidecars": "captions.sidecars",
     "lines": "captions.lines",
     "encoding": "captions.encoding",
+    "metadata": "captions.metadata",
+    "file_column": "captions.file_column",
+    "text_column": "captions.text_column",
+    "strip_prefix": "captions.strip_prefix",
 }
 _TYPES: Final = {field.name: field.type for field in msgspec.structs.fields(InputSettings)}
 

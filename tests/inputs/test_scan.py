@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from imagemill.domain.embedding_specs import T5
-from imagemill.domain.inputs import OLD_INPUTS, InputSettings
+from imagemill.domain.inputs import OLD_INPUTS, InputSettings, normalise_caption
 from imagemill.errors import MissingInput
 from imagemill.inputs import listing, sidecars
 from imagemill.inputs.scan import classify, scan_approved
-from imagemill.inputs.sidecars import MAX_CAPTION_BYTES, normalise_caption
+from imagemill.inputs.sidecars import MAX_CAPTION_BYTES
 from imagemill.inputs.survey import survey
 from imagemill.pipeline.problem_list import current_problems
 from imagemill.pipeline.stage2.image_metadata import note_missing_captions

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from imagemill.domain.inputs import FIRST, NEW_INPUTS
 from imagemill.inputs.scan import scan_approved
-from imagemill.inputs.sidecars import BadEncoding, decode_text, is_annotation, read_captions, read_lines
+from imagemill.inputs.sidecars import is_annotation, read_captions, read_lines
+from imagemill.text.encodings import BadEncoding, decode_text
 
 TEXT = "a café by the sea"
 

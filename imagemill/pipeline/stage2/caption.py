@@ -24,11 +24,11 @@ import numpy as np
 from PIL import Image
 
 from imagemill.config import DECODE_AHEAD_PIXELS
-from imagemill.domain.inputs import SRGB, ColorSetting
+from imagemill.domain.inputs import SRGB, ColorSetting, normalise_caption
 from imagemill.errors import ModelUnusable, Refused
 from imagemill.fs.fingerprints import FileSignature
 from imagemill.inputs.scan import Scan, SourceFile
-from imagemill.inputs.sidecars import caption_row, normalise_caption
+from imagemill.inputs.sidecars import caption_row
 from imagemill.models import CAPTIONER, Captioner
 from imagemill.pipeline.batch_inference import Answer, Unanswered, answer_batch
 from imagemill.pipeline.prefetch import bounded_map

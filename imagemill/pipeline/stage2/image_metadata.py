@@ -30,7 +30,15 @@ from imagemill.pipeline.stage2.plan import LedgerSnapshot, missing_caption, refu
 from imagemill.pipeline.stage2.quarantine import CAPTION, QuarantinedLine, quarantine
 from imagemill.pipeline.stage2.record_index import Recorded, record_at
 from imagemill.store.inputs import PixelRule
-from imagemill.store.ledger import FROM_PREVIEW_RECORD, FROM_RECORD, CaptionRow, Ledger, Problem, SourceRow
+from imagemill.store.ledger import (
+    FROM_METADATA,
+    FROM_PREVIEW_RECORD,
+    FROM_RECORD,
+    CaptionRow,
+    Ledger,
+    Problem,
+    SourceRow,
+)
 from imagemill.store.provenance import read_identity
 
 _CHUNK = 512
@@ -138,7 +146,7 @@ def _facts_or_problem(approved: Path, source: SourceFile, color: ColorSetting) -
 
 
 def adopt_captions(inventory: Inventory, ledger: Ledger) -> None:
-    """Record the captions of records, byte for byte, for images without a sidecar, including images that are gone.
+    """Record the captions of records, byte for byte, for images without another caption, including images that are gone.
 
     If a record was edited since the last merge, its caption replaces the ledger's, whose text goes to the quarantine file.
     """
@@ -149,7 +157,11 @@ def adopt_captions(inventory: Inventory, ledger: Ledger) -> None:
     origin = FROM_PREVIEW_RECORD if captioner and captioner.preview else FROM_RECORD
     sidecars = {i: source.caption for i, source in scan.sources.items() if source.caption is not None}
     without = {
-        i: row for i, row in known.items() if i in recorded.captions and not (i in sidecars and row.stat == sidecars[i])
+        i: row
+        for i, row in known.items()
+        if i in recorded.captions
+        and not (i in sidecars and row.stat == sidecars[i])
+        and not (i in scan.sources and row.origin == FROM_METADATA)
     }
     edited = {i for i, row in without.items() if recorded.captions[i] not in (row.fingerprint, merged.get(i))}
     _keep_replaced(inventory.root, recorded, ledger, edited)

@@ -11,6 +11,7 @@ from imagemill.store.ledger.captions import (
     CAPTIONED,
     CAPTIONS,
     FROM_CAPTIONER,
+    FROM_METADATA,
     FROM_PREVIEW,
     FROM_PREVIEW_RECORD,
     FROM_RECORD,
@@ -62,7 +63,7 @@ class Ledger(Sources, Captions, Files, Problems, Counts, Regenerations, Withdraw
 
 
 __all__ = [
-    "BEGUN", "EVERY", "FROM_CAPTIONER", "FROM_PREVIEW", "FROM_PREVIEW_RECORD", "FROM_RECORD", "FROM_SIDECAR", "IN_MEMORY",
-    "SUPERSEDED", "VERSION", "CaptionKey", "CaptionRow", "Captioned", "FileRow", "FinishedSummary", "Lease",
-    "LeaseLost", "Ledger", "LedgerDamaged", "Problem", "SourceRow",
+    "BEGUN", "EVERY", "FROM_CAPTIONER", "FROM_METADATA", "FROM_PREVIEW", "FROM_PREVIEW_RECORD", "FROM_RECORD",
+    "FROM_SIDECAR", "IN_MEMORY", "SUPERSEDED", "VERSION", "CaptionKey", "CaptionRow", "Captioned", "FileRow",
+    "FinishedSummary", "Lease", "LeaseLost", "Ledger", "LedgerDamaged", "Problem", "SourceRow",
 ]  # fmt: skip

@@ -10,7 +10,7 @@ from imagemill.store.ledger.sources import SOURCES, SourceRow
 from imagemill.store.ledger.table import Codec, Table, qualified, split_columns
 
 # Origins of a caption. One that begins with `preview` keeps the sample out of shards.
-FROM_SIDECAR, FROM_RECORD, FROM_CAPTIONER = "sidecar", "record", "captioner"
+FROM_SIDECAR, FROM_METADATA, FROM_RECORD, FROM_CAPTIONER = "sidecar", "metadata", "record", "captioner"
 FROM_PREVIEW, FROM_PREVIEW_RECORD = "preview captioner", "preview record"
 
 # Selects captions that a model generated from an earlier version of the image.
@@ -28,14 +28,15 @@ class CaptionRow(msgspec.Struct, frozen=True):
 
     Attributes:
         image_id: the image.
-        stat: the sidecar's signature, None for other origins.
-        text: of the caption.
+        stat: the sidecar's signature, or the path of the metadata file; None for other origins.
+        text: of the caption, of several ones the first.
         origin: one of the constants above.
         fingerprint: of the text.
         mask: one character per token, as `mask_text` writes it; reading all captions converts none.
         truncated: whether the text encoder sees only the first tokens.
         lines: number of lines with text in the sidecar, 0 if unknown.
-        conflict: whether another sidecar of the image, of a lower rank, has another text.
+        conflict: whether another sidecar of the image, or a row of a metadata file, of a lower rank has another text.
+        texts: all captions if there are several.
     """
 
     image_id: str
@@ -47,6 +48,12 @@ class CaptionRow(msgspec.Struct, frozen=True):
     truncated: bool = False
     lines: int = 0
     conflict: bool = False
+    texts: tuple[str, ...] = ()
+
+    @property
+    def all_texts(self) -> tuple[str, ...]:
+        """All captions."""
+        return self.texts or (self.text,)
 
     @property
     def tokens(self) -> list[int]:
@@ -75,7 +82,16 @@ def mask_text(mask: Sequence[int] | None) -> str | None:
     return None if mask is None else "".join("1" if bit else "0" for bit in mask)
 
 
-CAPTIONS = Table("captions", CaptionRow, truncated=Codec(int, bool), conflict=Codec(int, bool))
+def _texts_column(texts: tuple[str, ...]) -> str | None:
+    return msgspec.json.encode(texts).decode() if texts else None
+
+
+def _texts(column: str | None) -> tuple[str, ...]:
+    return msgspec.json.decode(column, type=tuple[str, ...]) if column else ()
+
+
+_TEXTS = Codec(_texts_column, _texts)
+CAPTIONS = Table("captions", CaptionRow, truncated=Codec(int, bool), conflict=Codec(int, bool), texts=_TEXTS)
 CAPTIONED = Table("captioned", Captioned, cut_off=Codec(int, bool))
 
 
@@ -90,16 +106,17 @@ class RecordedCaption(msgspec.Struct, frozen=True):
 
 
 class CaptionKey(msgspec.Struct, frozen=True):
-    """The identifying fields of a caption, without its text and mask."""
+    """The identifying fields of a caption, without its mask, and without its text unless there are several."""
 
     image_id: str
     stat: FileSignature | None = msgspec.field(name="signature")
     origin: str
     fingerprint: str
+    texts: tuple[str, ...] = ()
 
 
 RECORDED_CAPTIONS = Table("recorded_captions", RecordedCaption)
-_KEYS = Table("captions", CaptionKey)
+_KEYS = Table("captions", CaptionKey, texts=_TEXTS)
 
 
 class Captions(Database):
@@ -121,6 +138,23 @@ class Captions(Database):
             self._change_each("DELETE FROM recorded_captions WHERE image_id = ?", ((image_id,) for image_id in gone))
             changed = (item for item in fingerprints.items() if known.get(item[0]) != item[1])
             self._insert(RECORDED_CAPTIONS, (RecordedCaption(*item) for item in changed))
+
+    def metadata_in_use(self) -> bool:
+        """Return whether any caption comes from a metadata file."""
+        return self._one("SELECT 1 FROM captions WHERE origin = ? LIMIT 1", (FROM_METADATA,)) is not None
+
+    def forget_rows(self, ids: Iterable[str]) -> None:
+        """Change the origin of these captions from metadata to record, because their rows no longer exist."""
+        self._change_each(
+            "UPDATE captions SET signature = NULL, origin = ? WHERE image_id = ? AND origin = ?",
+            ((FROM_RECORD, image_id, FROM_METADATA) for image_id in ids),
+        )
+
+    def note_conflict(self, image_id: str, conflict: bool) -> None:
+        """Record whether a source of a lower rank has another text."""
+        self._change(
+            "UPDATE captions SET conflict = ? WHERE image_id = ? AND conflict != ?", (conflict, image_id, conflict)
+        )
 
     def forget_sidecars(self, ids: Iterable[str]) -> None:
         """Change the origin of these captions from sidecar to record, because their sidecars no longer exist."""
