@@ -19,7 +19,17 @@ import msgspec
 
 from imagemill.domain.embedding_specs import DINOV3, T5, EmbeddingSpec, use_kinds
 from imagemill.domain.encoder_settings import EncoderSettings, ModelSettings, Positive
-from imagemill.domain.inputs import AUTO, OFF, ColorSetting, Format, InputSettings, Lines, Sidecars
+from imagemill.domain.inputs import (
+    AUTO,
+    KOHYA,
+    OFF,
+    ColorSetting,
+    Format,
+    InputSettings,
+    Lines,
+    Repeats,
+    Sidecars,
+)
 from imagemill.domain.layout import DataRoot
 from imagemill.errors import ImagemillError, MissingInput, UnknownKind, WrongUsage
 from imagemill.fs.fingerprints import FileSignature, file_signature
@@ -123,12 +133,15 @@ class InputFiles(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             records: true for a new one, false for one of an earlier release.
         exclude: patterns of paths below `approved/` that are ignored, such as `*.HEIC` or `drafts/*`; case matters, and `*`
             matches any text, `/` included.
+        repeats: `kohya` takes how often training draws a sample in an epoch from folders such as `10_dog` directly below
+            `approved/`; `off`, the default, draws each sample once.
     """
 
     formats: Annotated[tuple[Format, ...], msgspec.Meta(min_length=1)] | None = None
     recursive: bool | None = None
     companions: bool | None = None
     exclude: tuple[Annotated[str, msgspec.Meta(min_length=1)], ...] | None = None
+    repeats: Repeats | bool | None = None
 
 
 class CaptionTexts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -138,7 +151,7 @@ class CaptionTexts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         sidecars: extensions of these files in order of preference: `{image_id}.txt`, `{image_id}.caption`, then
             `{file name}.txt`; if unset, what the data root records: txt and caption for a new one; for one of an earlier release,
             files named exactly `{image_id}.txt`.
-        lines: `join` makes one line of a text of several lines, `first` uses the first line.
+        lines: `join` makes one line of a text of several lines, `first` uses the first line, `each` makes a caption of each line.
         encoding: encoding of texts that are neither UTF-8 nor UTF-16, such as cp1252; if unset, such texts are refused.
         metadata: `auto` reads captions from metadata.jsonl, metadata.csv, metadata.parquet or captions.json in the nearest folder
             that has one, for images without a caption file; a path, absolute or below `approved/`, names one file that precedes
@@ -148,6 +161,7 @@ class CaptionTexts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             and key.
         text_column: column with the caption; if unset, the first of text, caption, captions, prompt and description.
         strip_prefix: what paths in metadata files begin with, in front of the path below `approved/`.
+        folder: whether the name of the folder, without a number such as `10_`, is the caption of images without another one.
     """
 
     sidecars: tuple[Annotated[str, msgspec.Meta(pattern="^[a-z0-9_-]+$")], ...] | None = None
@@ -157,6 +171,12 @@ class CaptionTexts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     file_column: Annotated[str, msgspec.Meta(min_length=1)] | None = None
     text_column: Annotated[str, msgspec.Meta(min_length=1)] | None = None
     strip_prefix: Annotated[str, msgspec.Meta(min_length=1)] | None = None
+    folder: bool | None = None
+
+
+def _word(value: str | bool | None, on: str) -> str | None:
+    """Return a setting that YAML may have read as a Boolean, because `off` and `on` are Booleans there."""
+    return value if value is None or isinstance(value, str) else on if value else OFF
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -231,10 +251,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             "sidecars": None if captions.sidecars is None else Sidecars(captions.sidecars),
             "lines": captions.lines,
             "encoding": captions.encoding,
-            "metadata": OFF if captions.metadata is False else AUTO if captions.metadata is True else captions.metadata,
+            "metadata": _word(captions.metadata, AUTO),
             "file_column": captions.file_column,
             "text_column": captions.text_column,
             "strip_prefix": captions.strip_prefix,
+            "folder": captions.folder,
+            "repeats": _word(inputs.repeats, KOHYA),
         }
         return {name: value for name, value in given.items() if value is not None}
 

@@ -5,7 +5,9 @@ Where the values of a data root are recorded is in store/inputs.py. Files are ma
 Spec: docs/spec/stage2.md#colour, docs/spec/stage2.md#inputs, docs/spec/conventions.md#old-data-roots
 """
 
+import re
 import unicodedata
+from collections.abc import Iterable
 from typing import Final, Literal, get_args
 
 import msgspec
@@ -31,10 +33,13 @@ HEIF_FORMATS: Final = frozenset({"heic", "heif", "hif"})
 HEIF_EXTRA: Final = "heic"
 
 
-Lines = Literal["join", "first"]
+Lines = Literal["join", "first", "each"]
 JOIN: Final = "join"
 FIRST: Final = "first"
+EACH: Final = "each"
 
+Repeats = Literal["off", "kohya"]
+KOHYA: Final = "kohya"
 
 # Values of `captions.metadata` that name no file.
 AUTO: Final = "auto"
@@ -66,12 +71,14 @@ class InputSettings(msgspec.Struct, frozen=True, kw_only=True):
         companions: whether masks and control images beside an image are left out (`x-masklabel.png`, `x-condlabel.png`).
         exclude: patterns of paths that are ignored, as in `fnmatch.fnmatchcase`: `*` also matches `/`.
         sidecars: which text files are captions.
-        lines: what a text of several lines gives: all of them as one line, or the first.
+        lines: what a text of several lines gives: all of them as one line, the first, or each as a caption.
         encoding: of texts that are not Unicode; empty: such texts are refused.
         metadata: `auto`, `off`, or the path of a metadata file: below the folder of images, or absolute.
         file_column: column of a metadata file with the path of an image; empty: found by name.
         text_column: column with its caption; empty: found by name.
         strip_prefix: what paths in metadata files begin with, in front of the path below the folder of images.
+        folder: whether the name of a folder is the caption of images without another one.
+        repeats: `kohya` takes how often a sample is drawn from folders named `10_words`; `off` draws each once.
     """
 
     color: ColorSetting = SRGB
@@ -86,6 +93,8 @@ class InputSettings(msgspec.Struct, frozen=True, kw_only=True):
     file_column: str = ""
     text_column: str = ""
     strip_prefix: str = ""
+    folder: bool = False
+    repeats: Repeats = OFF
 
 
 NEW_INPUTS: Final = InputSettings()
@@ -114,9 +123,41 @@ def folded(text: str) -> str:
     )
 
 
+# Most repeats of a folder. A number with more digits is part of the name, such as a date.
+MAX_REPEATS: Final = 99_999
+_KOHYA_FOLDER: Final = re.compile(r"([0-9]{1,5})_(.*)", re.DOTALL).fullmatch
+
+
+def folder_repeats(path: str) -> int | None:
+    """Return the repeats of an image by kohya's rule: the number in front of the name of its folder at the top level.
+
+    >>> folder_repeats("10_sks dog/a.jpg"), folder_repeats("dogs/10_sks/a.jpg"), folder_repeats("10_a.jpg")
+    (10, None, None)
+    """
+    folder, slash, _ = path.partition("/")
+    found = _KOHYA_FOLDER(folder) if slash else None
+    return int(found[1]) if found and int(found[1]) else None
+
+
+def folder_words(path: str) -> str:
+    """Return the caption that the innermost folder of an image gives: its name, without the number of kohya's rule.
+
+    >>> folder_words("10_sks dog/a.jpg"), folder_words("dogs/brown/a.jpg"), folder_words("a.jpg")
+    ('sks dog', 'brown', '')
+    """
+    name = path.rpartition("/")[0].rpartition("/")[2]
+    found = _KOHYA_FOLDER(name)
+    return normalise_caption(found[2] if found else name)
+
+
 def normalise_caption(text: str) -> str:
     """Replace every run of white space, including line breaks, by one space, and strip both ends."""
     return " ".join(text.split())
+
+
+def distinct_captions(texts: Iterable[str]) -> tuple[str, ...]:
+    """Return captions with white space normalised, each once, without blank ones."""
+    return tuple(dict.fromkeys(normal for text in texts if (normal := normalise_caption(text))))
 
 
 def setting_text(value: object) -> str:

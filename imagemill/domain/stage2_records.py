@@ -26,6 +26,7 @@ from imagemill.domain.embedding_specs import (
 )
 from imagemill.domain.geometry import MAX_SIDE
 from imagemill.domain.ids import id_problem
+from imagemill.domain.inputs import folder_repeats
 from imagemill.domain.violations import Violation
 
 FORMAT_VERSION = 2
@@ -53,12 +54,17 @@ class Stage2Record(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=
     aspect_bucket: Literal[BUCKETS]  # type: ignore[valid-type]
     format_version: Literal[FORMAT_VERSION]  # type: ignore[valid-type]
     crop_box: tuple[int, int, int, int] | msgspec.UnsetType = msgspec.UNSET
+    captions: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
+    repeats: int | msgspec.UnsetType = msgspec.UNSET
 
 
-CROP_BOX = "crop_box"
+CROP_BOX, CAPTIONS, REPEATS = "crop_box", "captions", "repeats"
 
-# The fields of every record; `crop_box` is added if latents have the size of the bucket.
-RECORD_FIELDS: tuple[str, ...] = tuple(name for name in Stage2Record.__struct_fields__ if name != CROP_BOX)
+# Fields that are added where they apply: latents of the bucket's size, several captions, folders with repeats.
+OPTIONAL_FIELDS: tuple[str, ...] = (CROP_BOX, CAPTIONS, REPEATS)
+
+# The fields of every record.
+RECORD_FIELDS: tuple[str, ...] = tuple(name for name in Stage2Record.__struct_fields__ if name not in OPTIONAL_FIELDS)
 
 
 def build_record(
@@ -70,13 +76,26 @@ def build_record(
     height: int,
     width: int,
     cropped: bool = False,
+    captions: Sequence[str] = (),
+    repeats: int | None = None,
     base: Record | None = None,
 ) -> Record:
-    """Return a Stage 2 record; with `cropped`, including the crop that the VAE encodes.
+    """Return a Stage 2 record.
 
-    Other fields of `base` are appended after these; its `image_path` is kept if it ends in the same path below `approved/`.
+    Args:
+        image_id: id of the image.
+        image_path: its path; that of `base` is kept if it ends in the same path below `approved/`.
+        caption: its caption, the first one of several.
+        mask: attention mask of the caption.
+        height: of the oriented image, in pixels.
+        width: the same.
+        cropped: whether the record names the crop that the VAE encodes.
+        captions: all captions if there are several.
+        repeats: how often training draws the sample in an epoch; None if the data root does not say.
+        base: a record whose other fields are appended, except optional fields that this format wrote.
     """
     base = base or {}
+    ours = {name for name, is_ours in _WRITTEN_HERE.items() if is_ours(base)}
     record: Record = {
         "image_id": image_id,
         "image_path": _kept_path(base.get("image_path"), image_path),
@@ -89,15 +108,55 @@ def build_record(
     }
     if cropped:
         record[CROP_BOX] = list(bucket_crop(width, height))
-    elif is_crop_box(base.get(CROP_BOX), width, height):
-        base = {key: value for key, value in base.items() if key != CROP_BOX}
-    record.update((key, value) for key, value in base.items() if key not in record and key != INLINE_VECTOR)
+    if len(captions) > 1:
+        record[CAPTIONS] = list(captions)
+    if repeats is not None:
+        record[REPEATS] = repeats
+    gone = {*record, *ours, INLINE_VECTOR}
+    record.update((key, value) for key, value in base.items() if key not in gone)
     return record
 
 
-def is_crop_box(value: object, width: Any, height: Any) -> bool:
-    """Return whether a field is the crop of an image's bucket, as this format writes it, rather than an extra field."""
+def replaced_extras(old: Record, new: Record) -> list[str]:
+    """Return the optional fields of a record that another program wrote and that the new record replaces."""
+    return [name for name, is_ours in _WRITTEN_HERE.items() if name in new and name in old and not is_ours(old)]
+
+
+def _has_crop_box(record: Record) -> bool:
+    """Return whether `crop_box` is the crop of the image's bucket, as this format writes it, rather than an extra field."""
+    value, width, height = record.get(CROP_BOX), record.get("width"), record.get("height")
     return isinstance(value, list) and is_side(width) and is_side(height) and value == list(bucket_crop(width, height))
+
+
+def _has_captions(record: Record) -> bool:
+    """Return whether `captions` is a list of several captions whose first one is the record's, as this format writes it."""
+    value = record.get(CAPTIONS)
+    if not isinstance(value, list) or len(value) < 2 or not all(isinstance(each, str) for each in value):
+        return False
+    return value[0] == record.get("caption") and len({*value}) == len(value)
+
+
+def captions_of(record: Record) -> tuple[str, ...]:
+    """Return all captions of a record that has a caption."""
+    return tuple(record[CAPTIONS]) if _has_captions(record) else (record["caption"],)
+
+
+def _has_repeats(record: Record) -> bool:
+    """Return whether `repeats` is the number in the name of the image's folder, as this format writes it."""
+    value, path = record.get(REPEATS), record.get("image_path")
+    return type(value) is int and isinstance(path, str) and value == folder_repeats(path.partition("/approved/")[2])
+
+
+def repeats_of(record: Record) -> int:
+    """Return how often training draws a sample in an epoch: 1 unless the record says otherwise, by its image's folder."""
+    return record[REPEATS] if _has_repeats(record) else 1
+
+
+_WRITTEN_HERE: Mapping[str, Callable[[Record], bool]] = {
+    CROP_BOX: _has_crop_box,
+    CAPTIONS: _has_captions,
+    REPEATS: _has_repeats,
+}
 
 
 def is_stage1(record: Record) -> bool:

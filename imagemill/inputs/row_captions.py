@@ -21,9 +21,9 @@ from imagemill.domain.inputs import InputSettings
 from imagemill.fs.fingerprints import FileSignature, RunningFingerprint
 from imagemill.inputs.matching import PathIndex
 from imagemill.inputs.metadata.rows import BadRow, Columns, Row, Unreadable, format_of
-from imagemill.inputs.scan import MetadataFile, Scan
-from imagemill.inputs.sidecars import caption_row
-from imagemill.store.ledger import FROM_METADATA, CaptionKey, CaptionRow, Ledger, Problem
+from imagemill.inputs.scan import MetadataFile, Scan, SourceFile
+from imagemill.inputs.sidecars import BLANK, SIDECARS, caption_row, read_source, unusable_sidecars
+from imagemill.store.ledger import FROM_METADATA, CaptionKey, CaptionRow, Ledger, Problem, fingerprint_texts
 
 # Asset of the problems of metadata files.
 METADATA: Final = "metadata"
@@ -45,28 +45,35 @@ def read_metadata(folder: Path, scan: Scan, ledger: Ledger, inputs: InputSetting
     if not scan.metadata and not ledger.metadata_in_use():
         return
     keys = ledger.caption_keys()
-    unusable = {problem.item for problem in ledger.problems() if problem.asset == "captions"}
+    unusable = unusable_sidecars(ledger)
     below = _images_of(scan)
     problems: list[Problem] = []
     read: set[str] = set()
+    seen: set[str] = set()
     for file in scan.metadata:
         images = [i for i in below.get(file.path, ()) if file.first or not _has_text(i, scan, keys, unusable)]
-        state = _state(file, inputs, (i for i in images if keys.get(i) is None or keys[i].stat != file.path))
-        if ledger.verified(Path(METADATA, file.path)) == state:
+        has_row = {i for i in images if (key := keys.get(i)) and key.stat == file.path}
+        if ledger.verified(Path(METADATA, file.path)) == _state(file, inputs, (i for i in images if i not in has_row)):
             continue
         read.add(file.path)
-        reading = _Reading(file, folder, scan, ledger, inputs, keys, frozenset(images))
-        if problem := reading.run():
+        reading = _Reading(file, folder, {i: scan.sources[i] for i in below.get(file.path, ())}, images, keys)
+        problem = reading.run(ledger, inputs, _refused_stems(scan))
+        if problem:
             problems.append(problem)
-        keys |= ledger.caption_keys()
-        lacking = (i for i in images if keys.get(i) is None or keys[i].stat != file.path)
-        ledger.record_verified(Path(METADATA, file.path), _state(file, inputs, lacking))
+        seen |= reading.seen
+        has_row = reading.seen if reading.whole else has_row | reading.seen
+        ledger.record_verified(Path(METADATA, file.path), _state(file, inputs, (i for i in images if i not in has_row)))
     place = {image_id: path for path, ids in below.items() for image_id in ids}
-    ledger.forget_rows(
-        i for i, key in keys.items() if key.origin == FROM_METADATA and i in scan.sources and key.stat != place.get(i)
-    )
+    rows = ((i, key) for i, key in keys.items() if key.origin == FROM_METADATA and i in scan.sources and i not in seen)
+    ledger.forget_source(FROM_METADATA, (i for i, key in rows if key.stat != place.get(i)))
     left = {file.path for file in scan.metadata} - read
     ledger.replace_problems(METADATA, problems, lambda problem: problem.item not in left)
+    ledger.clear_problems(SIDECARS, (p.item for p in ledger.problems() if p.reason == BLANK and p.item in seen))
+
+
+def _refused_stems(scan: Scan) -> frozenset[str]:
+    """Return the paths without extension of what is not used: a row of such an image is no row without an image."""
+    return frozenset(stem_of(problem.item) for problem in scan.problems)
 
 
 def _images_of(scan: Scan) -> dict[str, list[str]]:
@@ -122,106 +129,126 @@ class _Faults:
 
 
 class _Reading:
-    """One pass over a metadata file."""
+    """One pass over a metadata file.
+
+    Args:
+        file: the file.
+        folder: the folder of images.
+        sources: the images that its rows may belong to, by id.
+        images: those of them that have no caption file, or all if the file precedes caption files.
+        keys: the ledger's captions before the pass.
+
+    Attributes:
+        seen: images with a row that has text.
+        whole: whether every row was read.
+    """
 
     def __init__(
         self,
         file: MetadataFile,
         folder: Path,
-        scan: Scan,
-        ledger: Ledger,
-        inputs: InputSettings,
+        sources: Mapping[str, SourceFile],
+        images: Iterable[str],
         keys: Mapping[str, CaptionKey],
-        images: Collection[str],
     ) -> None:
-        self._file, self._folder, self._ledger, self._inputs, self._keys = file, folder, ledger, inputs, keys
-        self._images, self._sources = images, scan.sources
-        self._ids = {source.file_name: image_id for image_id, source in scan.sources.items()}
-        self._refused = frozenset(stem_of(problem.item) for problem in scan.problems)
+        self._file, self._folder, self._sources, self._keys = file, folder, sources, keys
+        self._images = frozenset(images)
+        self._ids = {source.file_name: image_id for image_id, source in sources.items()}
         self._index = PathIndex(self._ids)
-        self._prefix = inputs.strip_prefix.replace("\\", "/")
         self._roots = tuple(dict.fromkeys((str(folder), os.path.realpath(folder))))
         self._rows: dict[str, CaptionRow] = {}
-        self._seen: set[str] = set()
+        self._conflicts: dict[str, bool] = {}
+        self.seen: set[str] = set()
+        self.whole = False
         self._bad, self._outside, self._without = _Faults(), _Faults(), _Faults()
 
-    def run(self) -> Problem | None:
-        """Record the captions of all rows; return the problem of the file, if it has one."""
+    def run(self, ledger: Ledger, inputs: InputSettings, refused: Collection[str]) -> Problem | None:
+        """Record the captions of all rows; return the problem of the file, if it has one.
+
+        `refused`: paths without extension of images that are not used.
+        """
+        prefix = inputs.strip_prefix.replace("\\", "/")
         try:
-            for row in self._read():
+            for row in self._read(inputs):
                 if isinstance(row, BadRow):
                     self._bad.add(f"{row.number}: {row.why}")
                 else:
-                    self._take(row)
+                    self._take(row, self._place(row.path.replace("\\", "/"), prefix), ledger, refused)
                 if len(self._rows) >= _CHUNK:
-                    self._flush()
+                    self._flush(ledger)
         except Unreadable as error:
             return self._problem("bad_metadata", error.what, error.do or "repair it")
         except OSError as error:
             return self._problem("read_error", f"it cannot be read: {error.strerror}", "make it readable", failed=True)
         finally:
-            self._flush()
+            self._flush(ledger)
+        self.whole = True
         path = self._file.path
-        self._ledger.forget_rows(i for i, k in self._keys.items() if k.stat == path and i not in self._seen)
+        gone = (i for i, key in self._keys.items() if key.stat == path and i not in self.seen)
+        ledger.forget_source(FROM_METADATA, gone)
+        if self._file.first:
+            ledger.record_conflicts(dict(self._differing(ledger, inputs)))
         return self._faults()
 
-    def _read(self) -> Iterator[Row | BadRow]:
+    def _read(self, inputs: InputSettings) -> Iterator[Row | BadRow]:
         chosen = format_of(self._file.path)
         if chosen is None:
             raise Unreadable("its format is not known", do="name a file .jsonl, .csv, .parquet or .json")
-        columns = Columns(self._inputs.file_column, self._inputs.text_column)
-        return chosen.read_rows(self._folder / self._file.path, columns, self._inputs.encoding)
+        columns = Columns(inputs.file_column, inputs.text_column)
+        return chosen.read_rows(self._folder / self._file.path, columns, inputs.encoding)
 
-    def _take(self, row: Row) -> None:
-        place = self._place(row.path.replace("\\", "/"))
+    def _take(self, row: Row, place: _Place, ledger: Ledger, refused: Collection[str]) -> None:
         if place.bad:
             self._outside.add(f"{row.number}: {row.path[:80]}")
             return
         found = next((ids for path in place.paths if (ids := self._index.find(path))), [])
         if len(found) != 1:
-            if found or not any(stem_of(path) in self._refused for path in place.paths):
+            if found or not any(stem_of(path) in refused for path in place.paths):
                 several = f", which may be {' or '.join(sorted(found)[:_SHOWN])}" if found else ""
                 self._without.add(f"{row.number}: {row.path[:80]}{several}")
             return
         image_id = self._ids[found[0]]
         if not row.captions:
             return
+        key = self._keys.get(image_id)
         if image_id not in self._images:
-            self._compare(image_id, row)
+            # Its caption file precedes the row.
+            if key and key.conflict != (differs := key.of_texts != fingerprint_texts(row.captions)):
+                self._conflicts[image_id] = differs
             return
         earlier = self._rows.get(image_id)
-        if earlier is None and image_id in self._seen:
-            self._flush()
-            earlier = self._ledger.captions([image_id], outdated=True)[image_id]
-        self._seen.add(image_id)
+        if earlier is None and image_id in self.seen:
+            self._flush(ledger)
+            earlier = ledger.captions([image_id], outdated=True)[image_id]
+        self.seen.add(image_id)
         texts = tuple(dict.fromkeys((*(earlier.all_texts if earlier else ()), *row.captions)))
-        made = caption_row(image_id, texts[0], FROM_METADATA, FileSignature(self._file.path))
-        made = msgspec.structs.replace(made, texts=texts if len(texts) > 1 else ())
-        if earlier is None and self._is_recorded(made):
+        made = caption_row(image_id, texts, FROM_METADATA, FileSignature(self._file.path))
+        if earlier is None and key and (key.stat, key.of_texts) == (made.stat, made.of_texts):
             return
         self._rows[image_id] = made
 
-    def _is_recorded(self, row: CaptionRow) -> bool:
-        key = self._keys.get(row.image_id)
-        return key is not None and (key.stat, key.fingerprint, key.texts) == (row.stat, row.fingerprint, row.texts)
+    def _differing(self, ledger: Ledger, inputs: InputSettings) -> Iterator[tuple[str, bool]]:
+        """Yield the images whose caption file has another text than their row, which precedes it, and those that had."""
+        with_file = [i for i in self.seen if self._sources[i].caption is not None]
+        for start in range(0, len(with_file), _CHUNK):
+            for image_id, row in ledger.captions(with_file[start : start + _CHUNK], outdated=True).items():
+                found = read_source(self._folder, self._sources[image_id], inputs)
+                differs = isinstance(found, CaptionRow) and found.of_texts != row.of_texts
+                if differs != row.conflict:
+                    yield image_id, differs
 
-    def _compare(self, image_id: str, row: Row) -> None:
-        """Note whether the text of a caption file differs from the row's, which it precedes."""
-        key = self._keys.get(image_id)
-        if key and key.origin != FROM_METADATA:
-            differs = caption_row(image_id, row.captions[0], FROM_METADATA).fingerprint != key.fingerprint
-            self._ledger.note_conflict(image_id, differs)
-
-    def _flush(self) -> None:
-        known = self._ledger.captions(list(self._rows), outdated=True) if self._rows else {}
-        with self._ledger.transaction():
-            self._ledger.record_captions(_with_mask(row, known.get(row.image_id)) for row in self._rows.values())
+    def _flush(self, ledger: Ledger) -> None:
+        known = ledger.captions(list(self._rows), outdated=True) if self._rows else {}
+        with ledger.transaction():
+            ledger.record_captions(_with_mask(row, known.get(row.image_id)) for row in self._rows.values())
+            ledger.record_conflicts(self._conflicts)
         self._rows.clear()
+        self._conflicts.clear()
 
-    def _place(self, path: str) -> _Place:
+    def _place(self, path: str, prefix: str) -> _Place:
         """Return where a path leads: relative to the file's folder, then to the folder of images."""
-        if self._prefix and path.startswith(self._prefix):
-            path, folder = path[len(self._prefix) :].lstrip("/"), ""
+        if prefix and path.startswith(prefix):
+            path, folder = path[len(prefix) :].lstrip("/"), ""
         elif _ABSOLUTE(path):
             inside = next((root for root in self._roots if path.startswith(f"{root}/")), None)
             if inside is None:

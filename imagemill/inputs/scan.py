@@ -275,7 +275,7 @@ class _Folder:
         elif entry.why:
             self._refuse(name, "sub_folder" if entry.kind == FOLDER else "not_a_file", entry.why, entry.do)
         elif entry.kind == FILE and (entry.path == self._inputs.metadata or name in file_names()):
-            self._metadata.append(entry)
+            self._add_metadata(entry)
         elif text := as_text(name, self._inputs.sidecars):
             # A folder with a caption's name: the caption cannot be read, which `read_captions` reports.
             if problem := path_problem(entry.path):
@@ -292,6 +292,12 @@ class _Folder:
             self._refuse(name, *_unused(name, extension, self._inputs))
         else:
             self._add_image(entry, stem, extension)
+
+    def _add_metadata(self, entry: Entry) -> None:
+        if problem := path_problem(entry.path):
+            self._refuse(self._name(entry), "bad_id", f"the path {problem}", "rename the file or its folder")
+        else:
+            self._metadata.append(entry)
 
     def _add_image(self, entry: Entry, stem: str, extension: str) -> None:
         name = self._name(entry)

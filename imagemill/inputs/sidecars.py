@@ -4,16 +4,16 @@ Spec: docs/spec/stage2.md#caption-sources, docs/spec/stage2.md#caption-text
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import msgspec
 
-from imagemill.domain.inputs import FIRST, NEW_INPUTS, InputSettings, normalise_caption
+from imagemill.domain.inputs import FIRST, JOIN, NEW_INPUTS, InputSettings, Lines, distinct_captions
 from imagemill.fs.fingerprints import FileSignature, fingerprint
 from imagemill.inputs.scan import SourceFile
-from imagemill.store.ledger import FROM_METADATA, FROM_SIDECAR, CaptionRow, Problem
+from imagemill.store.ledger import FROM_METADATA, FROM_SIDECAR, CaptionRow, Ledger, Problem
 from imagemill.text.encodings import BadEncoding, decode_text
 
 # A longer caption file is refused; not more than this is read.
@@ -22,22 +22,26 @@ MAX_CAPTION_BYTES = 1 << 20
 # Asset of the problems of caption files.
 SIDECARS = "captions"
 
+# Reason of a caption file without text, which does not keep lower sources from being used.
+BLANK: Final = "blank_caption"
+
 _NUMBER: Final = r"(?:0(?:\.[0-9]*)?|1(?:\.0*)?|\.[0-9]+|[0-9](?:\.[0-9]+)?[eE]-[0-9]+)"
 # A line of YOLO labels: the class, then a box or a polygon in units of the picture's size.
 _LABELS: Final = re.compile(rf"[0-9]+(?:[ \t]+{_NUMBER}){{4,}}").fullmatch
 
 
 class Text(NamedTuple):
-    """A caption, and the number of lines with text in its file."""
+    """The captions of a file, none if it is blank, and the number of lines with text."""
 
-    caption: str
+    captions: tuple[str, ...]
     lines: int
 
 
-def read_lines(text: str, *, first: bool) -> Text:
-    """Return the caption of a text: all lines as one, or the first line with text."""
+def read_lines(text: str, setting: Lines = JOIN) -> Text:
+    """Return the captions of a text: all lines as one, the first line with text, or each one."""
     lines = [line for line in text.splitlines() if line.strip()]
-    return Text(normalise_caption(lines[0] if first and lines else text), len(lines))
+    chosen = [text] if setting == JOIN else lines[:1] if setting == FIRST else lines
+    return Text(distinct_captions(chosen), len(lines))
 
 
 def is_annotation(text: str) -> bool:
@@ -48,9 +52,13 @@ def is_annotation(text: str) -> bool:
     return all(map(_LABELS, lines))
 
 
-def caption_row(image_id: str, text: str, origin: str, stat: FileSignature | None = None) -> CaptionRow:
-    """Return the ledger's row of a caption, with the fingerprint of its text."""
-    return CaptionRow(image_id, stat, text, origin, fingerprint(text.encode("utf-8")))
+def caption_row(
+    image_id: str, captions: str | Sequence[str], origin: str, stat: FileSignature | None = None
+) -> CaptionRow:
+    """Return the ledger's row of one caption or several, with the fingerprint of the first."""
+    texts = (captions,) if isinstance(captions, str) else tuple(captions)
+    of_first = fingerprint(texts[0].encode("utf-8"))
+    return CaptionRow(image_id, stat, texts[0], origin, of_first, texts=texts if len(texts) > 1 else ())
 
 
 def read_captions(
@@ -76,7 +84,7 @@ def read_captions(
         of_row = old is not None and old.origin == FROM_METADATA
         if of_row and after_metadata:
             continue
-        found = _read_source(folder, source, inputs)
+        found = read_source(folder, source, inputs)
         if isinstance(found, Problem):
             problems.append(found)
         elif found is not None:
@@ -86,11 +94,16 @@ def read_captions(
             )
         elif old and not of_row:
             detail = f"{source.captions[0]} is blank; the caption it had, or the record's, is still used"
-            problems.append(_refused(source, "blank_caption", detail, "write one line of text"))
+            problems.append(_refused(source, BLANK, detail, "write one line of text"))
     return rows, problems
 
 
-def _read_source(folder: Path, source: SourceFile, inputs: InputSettings) -> CaptionRow | Problem | None:
+def unusable_sidecars(ledger: Ledger) -> set[str]:
+    """Return the images with a caption file that cannot be used, in whose place no lower source is used."""
+    return {p.item for p in ledger.problems() if p.asset == SIDECARS and p.reason != BLANK}
+
+
+def read_source(folder: Path, source: SourceFile, inputs: InputSettings) -> CaptionRow | Problem | None:
     """Return the caption of an image from its files; None if all are blank or have just disappeared."""
     row: CaptionRow | None = None
     for name in source.captions:
@@ -100,12 +113,12 @@ def _read_source(folder: Path, source: SourceFile, inputs: InputSettings) -> Cap
             continue
         if row is None and isinstance(found, Problem):
             return found
-        if isinstance(found, Problem) or not found.caption:
+        if isinstance(found, Problem) or not found.captions:
             continue
         if row is None:
-            row = caption_row(source.image_id, found.caption, FROM_SIDECAR, source.caption)
+            row = caption_row(source.image_id, found.captions, FROM_SIDECAR, source.caption)
             row = msgspec.structs.replace(row, lines=found.lines)
-        elif found.caption != row.text:
+        elif found.captions != row.all_texts:
             row = msgspec.structs.replace(row, conflict=True)
     return row
 
@@ -132,7 +145,7 @@ def _read_file(path: Path, source: SourceFile, inputs: InputSettings) -> Text | 
     if is_annotation(text):
         detail = f"{path.name} contains numbers as in YOLO's labels, no caption"
         return _refused(source, "annotation_not_caption", detail, "write a caption to it, or move the labels elsewhere")
-    return read_lines(text, first=inputs.lines == FIRST)
+    return read_lines(text, inputs.lines)
 
 
 def _read_error(source: SourceFile, name: str, why: str | None) -> Problem:

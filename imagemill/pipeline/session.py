@@ -134,6 +134,7 @@ class Session:
         return inventory.ledger_version == self.ledger.version_seen()
 
     def _listed(self) -> "Inventory":
+        from imagemill.inputs.folder_words import caption_by_folder
         from imagemill.pipeline.stage2.image_metadata import adopt_captions
         from imagemill.pipeline.stage2.input_settings import apply_inputs
 
@@ -147,6 +148,7 @@ class Session:
         inventory.ledger_version = version
         inventory.survey(self.ledger)
         adopt_captions(inventory, self.ledger)
+        caption_by_folder(inventory.scan, self.ledger, inventory.inputs)
         return inventory
 
     def close(self) -> None:

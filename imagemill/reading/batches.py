@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from imagemill.domain.embedding_specs import VAE
+from imagemill.domain.stage2_records import Record, captions_of, repeats_of
 from imagemill.pipeline.shards.shard_sets import IndexLine
 from imagemill.reading.latents import Fit, fit_latent, latent_factors
 from imagemill.reading.plan import Piece
@@ -18,6 +19,7 @@ from imagemill.reading.samples import chosen_suffixes, read_members, short_name
 from imagemill.reading.sets import Bucket
 
 Crop = Literal["center", "random"]
+Captions = Literal["first", "random"]
 Batch = dict[str, Any]
 
 _LATENT = short_name(VAE.member)
@@ -25,7 +27,18 @@ _LATENT = short_name(VAE.member)
 
 @dataclass(frozen=True, slots=True)
 class BatchReader:
-    """A reader of pieces. `suffixes`: of the members to decode, for each bucket."""
+    """A reader of pieces.
+
+    Attributes:
+        buckets: of the set.
+        suffixes: of the members to decode, for each bucket.
+        latents: see `fit_latent`.
+        crop: position of the window in a larger latent.
+        factors: scaling and shift of the VAE, for each bucket; None to leave latents as stored.
+        seed: of windows and captions.
+        captions: which of several captions is `caption` in a batch.
+        repeated: whether a sample may be drawn several times in an epoch: each draw then has its own window and caption.
+    """
 
     buckets: Sequence[Bucket]
     suffixes: Sequence[Sequence[str]]
@@ -33,10 +46,21 @@ class BatchReader:
     crop: Crop
     factors: Sequence[tuple[float, float]] | None
     seed: int
+    captions: Captions = "first"
+    repeated: bool = False
 
     @classmethod
     def of(
-        cls, buckets: Sequence[Bucket], members: Sequence[str], *, latents: Fit, crop: Crop, normalized: bool, seed: int
+        cls,
+        buckets: Sequence[Bucket],
+        members: Sequence[str],
+        *,
+        latents: Fit,
+        crop: Crop,
+        normalized: bool,
+        seed: int,
+        captions: Captions = "first",
+        repeated: bool = False,
     ) -> "BatchReader":
         """Build a reader for the named members.
 
@@ -44,7 +68,7 @@ class BatchReader:
         """
         suffixes = [chosen_suffixes(members, bucket.members, bucket.folder) for bucket in buckets]
         factors = [latent_factors(bucket.manifest, bucket.folder) for bucket in buckets] if normalized else None
-        return cls(buckets, suffixes, latents, crop, factors, seed)
+        return cls(buckets, suffixes, latents, crop, factors, seed, captions, repeated)
 
     def __call__(self, pieces: Iterable[Piece]) -> Iterator[Batch]:
         """Read pieces as batches, in order."""
@@ -74,12 +98,30 @@ class BatchReader:
         for name in map(short_name, suffixes):
             values = [sample[name] for sample in samples]
             if name == "json":
-                batch |= {"json": values, "caption": [record["caption"] for record in values]}
+                batch |= {"json": values, **self._texts(values, piece)}
             elif name == _LATENT:
                 batch[name] = self._latents(values, piece, batch["image_id"])
             else:
                 batch[name] = _stacked(values)
         return batch
+
+    def _texts(self, records: Sequence[Record], piece: Piece) -> Batch:
+        """Return `caption`, `captions` and `repeats` of records."""
+        captions = [list(captions_of(record)) for record in records]
+        if self.captions == "first":
+            chosen = [texts[0] for texts in captions]
+        else:
+            ids = (record["image_id"] for record in records)
+            chosen = [
+                texts[int(self._chance(piece, f"{image_id}/caption", row).random() * len(texts))]
+                for row, (image_id, texts) in enumerate(zip(ids, captions, strict=True))
+            ]
+        return {"caption": chosen, "captions": captions, "repeats": [repeats_of(record) for record in records]}
+
+    def _chance(self, piece: Piece, what: str, row: int) -> random.Random:
+        """Return random numbers for one sample of a batch, independent of the reading process."""
+        draw = f"/{piece.step}/{piece.first + row}" if self.repeated else ""
+        return random.Random(f"{self.seed}/{piece.epoch}{draw}/{what}")
 
     @staticmethod
     def _pictures(bucket: Bucket, lines: Sequence[IndexLine]) -> Batch:
@@ -97,8 +139,8 @@ class BatchReader:
         if self.latents != "as_stored":
             size, where = bucket.latent_size, str(bucket.folder)
             latents = [
-                fit_latent(z, size, self.latents, self._corner(piece.epoch, image_id), where=f"{where}, {image_id!r}")
-                for z, image_id in zip(latents, image_ids, strict=True)
+                fit_latent(z, size, self.latents, self._corner(piece, image_id, row), where=f"{where}, {image_id!r}")
+                for row, (z, image_id) in enumerate(zip(latents, image_ids, strict=True))
             ]
         if self.factors:
             scaling, shift = self.factors[piece.bucket]
@@ -106,11 +148,11 @@ class BatchReader:
         # Always a list where sizes may differ, also for a batch in which they do not.
         return _each(latents) if self.latents == "as_stored" and not bucket.one_size else _stacked(latents)
 
-    def _corner(self, epoch: int, image_id: str) -> tuple[float, float] | None:
-        """Return the corner of this sample in this epoch, independent of the reading process; None for the center."""
+    def _corner(self, piece: Piece, image_id: str, row: int) -> tuple[float, float] | None:
+        """Return the corner of this sample in this epoch; None for the center."""
         if self.crop == "center":
             return None
-        chance = random.Random(f"{self.seed}/{epoch}/{image_id}")
+        chance = self._chance(piece, image_id, row)
         return chance.random(), chance.random()
 
 

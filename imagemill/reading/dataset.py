@@ -17,10 +17,13 @@ from typing import TYPE_CHECKING, Any, get_args
 import numpy as np
 
 from imagemill.errors import WrongUsage
+from imagemill.pipeline.shards.shard_manifest import specs_of_set
+from imagemill.pipeline.shards.shard_sets import MASK_MEMBER
 from imagemill.pipeline.shards.shard_statistics import POOR_USE, is_poor, use_line
-from imagemill.reading.batches import Batch, BatchReader, Crop
+from imagemill.reading.batches import Batch, BatchReader, Captions, Crop
 from imagemill.reading.latents import Fit
 from imagemill.reading.plan import BUFFER, BucketLayout, Order, Piece, Plan, Tail
+from imagemill.reading.samples import short_name
 from imagemill.reading.sets import Bucket, empty_caption, open_buckets
 
 if TYPE_CHECKING:
@@ -38,6 +41,10 @@ _DECIDED = {
 }
 
 
+# Options that a state names only if they have other values, so that states of earlier releases stay equal.
+_DEFAULTS = {"repeats": False, "captions": "first"}
+
+
 class ShardDataset:
     """Batches of one bucket each, over every live sample of a set.
 
@@ -45,6 +52,7 @@ class ShardDataset:
 
         bucket    as `1024x1024`             epoch, step   its position in the plan
         image_id  list of ids                caption, json lists of texts and of whole records
+        captions  list of lists of all texts repeats       list of how often an epoch draws each, by its record
         vae       float16 (n, 16, h, w); float32 with `normalized`; with latents="as_stored" a list of tensors,
                   except in a set made with `vae_latents: {size: bucket}`, where all have one size
         t5h       float16 (n, 77, 1024)      t5m           uint8 (n, 77), 1 for tokens of the caption
@@ -56,7 +64,8 @@ class ShardDataset:
     Args:
         folder: `shards/`, or one bucket folder in it.
         batch_size: per rank.
-        members: to decode: `json` (which adds `caption`), `vae`, `t5h`, `t5m`, `dinov3`, and further kinds.
+        members: to decode: `json` (which adds `caption`, `captions` and `repeats`), `vae`, `t5h`, `t5m`, `dinov3`, and further
+            kinds. Without it `json`, `vae`, `t5h` and `t5m`; with captions="random" `json` and `vae`.
         latents: `as_stored`; `crop` or `resize` to the bucket's own size (see `fit_latent`; resizing is approximate).
         crop: position of the window in a larger latent; `random` changes each epoch and is the same for the same seed.
         normalized: apply (z - shift_factor) * scaling_factor of the VAE in the manifest.
@@ -65,6 +74,9 @@ class ShardDataset:
         buffer: see `Plan`; default 1000.
         tail: see `Plan`. For DDP choose "pad" or "drop", which give every rank equally many full batches.
         seed: see `Plan`.
+        captions: which of several captions of an image is `caption`. `random`: each draw has its own, from the seed; states
+            and masks of texts, which are those of the first caption, are not delivered.
+        repeats: draw each sample as often as its record says (`inputs.repeats`); otherwise once.
         repeat: continue with the next epoch, without end.
         allow_preview: also read sets of preview models.
         verify: read every tar once on opening and compare its checksum; sizes are always compared.
@@ -83,7 +95,7 @@ class ShardDataset:
         folder: str | Path,
         batch_size: int,
         *,
-        members: Sequence[str] = ("json", "vae", "t5h", "t5m"),
+        members: Sequence[str] | None = None,
         latents: Fit = "as_stored",
         crop: Crop = "center",
         normalized: bool = False,
@@ -91,6 +103,8 @@ class ShardDataset:
         buffer: int | None = None,
         tail: Tail = "short",
         seed: int = 0,
+        captions: Captions = "first",
+        repeats: bool = False,
         repeat: bool = False,
         allow_preview: bool = False,
         verify: bool = False,
@@ -100,12 +114,18 @@ class ShardDataset:
         self._order_given = order is not None or buffer is not None
         order = order or ("permutation" if buffer is None else "stream")
         buffer = BUFFER if buffer is None else buffer
-        _check_choices(latents=(latents, Fit), crop=(crop, Crop), order=(order, Order), tail=(tail, Tail))
+        _check_choices(
+            latents=(latents, Fit),
+            crop=(crop, Crop),
+            order=(order, Order),
+            tail=(tail, Tail),
+            captions=(captions, Captions),
+        )
         self.rank, world_size = _node(rank, world_size)
         _check_numbers(batch_size=(batch_size, 1), buffer=(buffer, 0), seed=(seed, 0))
         self.buckets = open_buckets(Path(folder), allow_preview=allow_preview, verify=verify)
         self.plan = Plan(
-            [_layout(bucket) for bucket in self.buckets], batch_size, world_size, seed, order, buffer, tail
+            [_layout(bucket, repeats) for bucket in self.buckets], batch_size, world_size, seed, order, buffer, tail
         )
         if not len(self):
             raise WrongUsage(
@@ -117,9 +137,16 @@ class ShardDataset:
         if latents != "as_stored":
             _warn_of_poor_use(self.buckets)
         self._reader = BatchReader.of(
-            self.buckets, members, latents=latents, crop=crop, normalized=normalized, seed=seed
+            self.buckets,
+            _chosen_members(members, captions, self.buckets),
+            latents=latents,
+            crop=crop,
+            normalized=normalized,
+            seed=seed,
+            captions=captions,
+            repeated=repeats,
         )
-        self._repeat = repeat
+        self._repeat, self._repeats, self._captions = repeat, repeats, captions
         self._samples_digest = {bucket.name: bucket.digest() for bucket in self.buckets}
         self._epoch, self._step = 0, 0
 
@@ -226,11 +253,11 @@ class ShardDataset:
         Raises:
             WrongUsage: if the state belongs to another plan or another set of samples.
         """
-        state = {"order": "stream", "buffer": BUFFER, **state}
+        state = {"order": "stream", "buffer": BUFFER, **_DEFAULTS, **state}
         plan = self.plan
         if not self._order_given and state["order"] in get_args(Order):
             plan = replace(plan, order=state["order"], buffer=state["buffer"] if state["order"] == "stream" else BUFFER)
-        now = self._state_of(plan)
+        now = {**_DEFAULTS, **self._state_of(plan)}
         if differing := [name for name in now if state.get(name) != now[name]]:
             name = differing[0]
             raise WrongUsage(
@@ -242,6 +269,7 @@ class ShardDataset:
         self._epoch, self._step = state["epoch"], state["step"]
 
     def _state_of(self, plan: Plan) -> dict[str, Any]:
+        options = {"repeats": self._repeats, "captions": self._captions}
         return {
             "seed": plan.seed,
             "order": plan.order,
@@ -249,12 +277,37 @@ class ShardDataset:
             "tail": plan.tail,
             "global_batch": plan.global_batch,
             "samples": self._samples_digest,
+            **{name: value for name, value in options.items() if value != _DEFAULTS[name]},
         }
 
 
-def _layout(bucket: Bucket) -> BucketLayout:
+def _layout(bucket: Bucket, repeats: bool) -> BucketLayout:
     numbers = {shard.name: number for number, shard in enumerate(bucket.manifest.shards)}
-    return BucketLayout(bucket.name, np.array([numbers[line.shard] for line in bucket.lines], np.int64))
+    shards = np.array([numbers[line.shard] for line in bucket.lines], np.int64)
+    return BucketLayout(
+        bucket.name, shards, np.array([line.repeats or 1 for line in bucket.lines], np.int64) if repeats else None
+    )
+
+
+def _chosen_members(members: Sequence[str] | None, captions: Captions, buckets: Sequence[Bucket]) -> Sequence[str]:
+    """Return the members to decode. Raises WrongUsage for those that do not go with random captions."""
+    if captions == "first":
+        return ("json", "vae", "t5h", "t5m") if members is None else members
+    if members is None:
+        return "json", "vae"
+    specs = {spec for bucket in buckets for spec in specs_of_set(bucket.manifest) if spec.source == "caption"}
+    of_texts = {short_name(suffix) for suffix in (MASK_MEMBER, *(name for spec in specs for name in spec.members))}
+    if wrong := [name for name in members if name in of_texts]:
+        raise WrongUsage(
+            f'captions="random" with the member {wrong[0]!r}',
+            why="it is made from the first caption alone",
+            do=f'leave {wrong[0]!r} out and encode the captions while training, or choose captions="first"',
+        )
+    if "json" not in members:
+        raise WrongUsage(
+            "no member 'json'", why="it contains the captions", do='add "json", or choose captions="first"'
+        )
+    return members
 
 
 def _node(rank: int | None, world_size: int | None) -> tuple[int, int]:

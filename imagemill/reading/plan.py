@@ -29,20 +29,43 @@ BUFFER = 1000
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One batch of one rank. `bucket`: its number; `rows`: its samples' numbers in the bucket's index."""
+    """One batch of one rank.
+
+    `bucket`: its number; `rows`: its samples' numbers in the bucket's index; `first`: how many samples of the step precede them
+    on other ranks.
+    """
 
     epoch: int
     step: int
     bucket: int
     rows: np.ndarray
+    first: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class BucketLayout:
-    """The data of a bucket that a plan uses. `shards`: the number of each sample's tar, in index order."""
+    """The data of a bucket that a plan uses.
+
+    Attributes:
+        name: of the bucket.
+        shards: the number of each sample's tar, in index order.
+        repeats: how often each sample is drawn in an epoch; None: once.
+    """
 
     name: str
     shards: np.ndarray
+    repeats: np.ndarray | None = None
+
+    @property
+    def rows(self) -> np.ndarray:
+        """The samples' numbers in the index, each as often as it is drawn."""
+        rows = np.arange(len(self.shards))
+        return rows if self.repeats is None else np.repeat(rows, self.repeats)
+
+    @property
+    def draws(self) -> int:
+        """Number of samples drawn in an epoch."""
+        return len(self.shards) if self.repeats is None else int(self.repeats.sum())
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +124,11 @@ class Plan:
             first, stop = self._share(size, rank)
             if stop > first:
                 # Indices beyond the end occur only if a tail is padded.
-                yield Piece(epoch, step, bucket, orders[bucket][np.arange(start + first, start + stop) % count])
+                yield Piece(epoch, step, bucket, orders[bucket][np.arange(start + first, start + stop) % count], first)
 
     def _usable(self) -> list[int]:
         """Return the number of samples of each bucket that occur at least once in an epoch."""
-        counts = [len(bucket.shards) for bucket in self.buckets]
+        counts = [bucket.draws for bucket in self.buckets]
         return [count - count % self.global_batch for count in counts] if self.tail == "drop" else counts
 
     def _share(self, size: int, rank: int) -> tuple[int, int]:
@@ -127,15 +150,16 @@ class Plan:
 
     def _samples_in_order(self, bucket: BucketLayout, epoch: int) -> np.ndarray:
         """Return the bucket's row numbers in this epoch's order, which does not depend on other buckets."""
-        count = len(bucket.shards)
+        rows = bucket.rows
+        count = len(rows)
         bits = np.random.PCG64([self.seed, epoch, zlib.crc32(bucket.name.encode())])
         noise = _uniform(bits, count)
         if self.order == "permutation":
-            return np.argsort(noise, kind="stable")
-        _, number = np.unique(bucket.shards, return_inverse=True)
+            return rows[np.argsort(noise, kind="stable")]
+        _, number = np.unique(bucket.shards[rows], return_inverse=True)
         places = _uniform(bits, count and int(number.max()) + 1)
         stream = np.argsort(places[number], kind="stable")
-        return stream[np.argsort(np.arange(count) + self.buffer * noise, kind="stable")]
+        return rows[stream[np.argsort(np.arange(count) + self.buffer * noise, kind="stable")]]
 
 
 def _uniform(bits: np.random.PCG64, count: int) -> np.ndarray:

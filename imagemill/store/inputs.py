@@ -35,6 +35,8 @@ NAMES: Final = {
     "file_column": "captions.file_column",
     "text_column": "captions.text_column",
     "strip_prefix": "captions.strip_prefix",
+    "folder": "captions.folder",
+    "repeats": "inputs.repeats",
 }
 _TYPES: Final = {field.name: field.type for field in msgspec.structs.fields(InputSettings)}
 

@@ -28,7 +28,7 @@ from imagemill.pipeline.shards.shard_sets import (
     read_tombstones,
     set_digest,
 )
-from imagemill.pipeline.shards.shard_statistics import crop_statistics, statistics_of
+from imagemill.pipeline.shards.shard_statistics import crop_statistics, statistics_of, summed_repeats
 from imagemill.validation.catalogue import finding
 from imagemill.validation.findings import Finding
 
@@ -135,6 +135,8 @@ def _counted(file: str, manifest: Manifest, live: Mapping[str, IndexLine]) -> Ge
     statistics = manifest.statistics
     if statistics is not None and msgspec.to_builtins(statistics) != statistics_of(live.values()):
         yield finding("statistics", "not those of the index", file=file, field="statistics")
+    if manifest.repeats != summed_repeats(live.values()):
+        yield finding("statistics", "not those of the index", file=file, field="repeats")
     if manifest.crop is not None:
         bucket = file.partition("/")[0].removeprefix("bucket_")
         expected = crop_statistics(live.values(), bucket, latent_size(manifest.provenance))

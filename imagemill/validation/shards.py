@@ -29,7 +29,7 @@ from imagemill.pipeline.shards.shard_sets import (
     IndexLine,
     sample_digest,
 )
-from imagemill.pipeline.shards.shard_statistics import measures_of
+from imagemill.pipeline.shards.shard_statistics import measures_of, repeats_in
 from imagemill.validation.catalogue import RULES, finding
 from imagemill.validation.contents import RecordedContents
 from imagemill.validation.energon_files import energon_files
@@ -212,6 +212,8 @@ def _indexed_otherwise(
     recorded = (place.width, place.height, place.tokens)
     if recorded != (0, 0, 0) and recorded != measures_of(members[JSON_MEMBER], record["t5_attention_mask"]):
         return f"the index has width, height, tokens {recorded}"
+    if (place.repeats or 1) != (repeats := repeats_in(members[JSON_MEMBER])):
+        return f"the index has {place.repeats or 1} repeats, the record {repeats}"
     contents = ((spec.kind, fingerprint(join_npy(members, spec) or b"")) for spec in specs)
     if sum(len(spec.members) for spec in specs) + len((JSON_MEMBER, MASK_MEMBER)) < len(members):
         return None

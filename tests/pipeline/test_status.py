@@ -243,7 +243,7 @@ def test_folder_or_dangling_link_named_like_an_image_is_not_an_image_seen(root):
     status = read_status(root)
 
     assert status.images.seen == 2
-    assert status.reasons() == {"not_a_file": 1, "sub_folder": 1}
+    assert status.reasons() == {"not_a_file": 1}
 
 
 def test_problems_of_other_work_are_listed_but_do_not_concern_stage2(root):

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
-from imagemill.domain.inputs import normalise_caption
+from imagemill.domain.inputs import distinct_captions
 from imagemill.errors import ImagemillError
 
 # The first of these that a file has is used, unless a setting names another.
@@ -131,9 +131,4 @@ def captioned(number: int, path: str, text: Any, name: str) -> Row | BadRow:
     texts = [] if text is None else [text] if isinstance(text, str) else text
     if not isinstance(texts, (list, tuple)) or not all(isinstance(each, str) for each in texts):
         return BadRow(number, f"{name} is neither text nor a list of texts")
-    return Row(number, path, distinct(texts))
-
-
-def distinct(texts: Iterable[str]) -> tuple[str, ...]:
-    """Return captions with white space normalised, each once, without blank ones."""
-    return tuple(dict.fromkeys(normal for text in texts if (normal := normalise_caption(text))))
+    return Row(number, path, distinct_captions(texts))

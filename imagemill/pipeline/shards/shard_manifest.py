@@ -100,6 +100,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     `empty_captions`: text kind → fingerprint of `empty-<kind>.npy`, the state of the empty caption.
     `statistics`: None in sets of releases that did not count samples; `crop`: None if samples are not measured. `pixels`: how
     the pixels behind the arrays were read, and the colours of the images; None in sets of releases that did not record it.
+    `repeats`: draws in an epoch over the live samples, if some are drawn more than once.
     """
 
     format: Literal["imagemill-shards/2"]
@@ -116,6 +117,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     statistics: SetStatistics | None = None
     crop: CropStatistics | None = None
     pixels: ColourCounts | None = None
+    repeats: _Count | msgspec.UnsetType = msgspec.UNSET
     manifest_digest: str | None = None
 
     @property

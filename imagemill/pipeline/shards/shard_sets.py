@@ -27,6 +27,7 @@ from imagemill.domain.buckets import BUCKETS
 from imagemill.domain.embedding_specs import embedding_specs
 from imagemill.domain.geometry import MAX_SIDE
 from imagemill.domain.ids import id_problem
+from imagemill.domain.inputs import MAX_REPEATS
 from imagemill.errors import ImagemillError, MissingInput
 from imagemill.formats.jsonl import read_jsonl
 from imagemill.formats.manifest import read_json
@@ -58,6 +59,7 @@ def set_members() -> list[str]:
 _RESTORE = "restore the file, or write the set again: `imagemill shards --overwrite`"
 
 _Measure = Annotated[int, msgspec.Meta(ge=0, le=MAX_SIDE)]
+_Repeats = Annotated[int, msgspec.Meta(ge=1, le=MAX_REPEATS)]
 
 
 class IndexLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -65,7 +67,7 @@ class IndexLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Decoding refuses image ids and tar names that are not valid file names. `digest`: of its record and files, see
     `sample_digest`. `width`, `height`: of its image in pixels. `tokens`: of its caption. These three are 0 in sets of
-    earlier releases.
+    earlier releases. `repeats`: how often training draws the sample in an epoch, if not once.
     """
 
     image_id: str
@@ -77,6 +79,7 @@ class IndexLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     width: _Measure = 0
     height: _Measure = 0
     tokens: _Measure = 0
+    repeats: _Repeats | msgspec.UnsetType = msgspec.UNSET
 
     def __post_init__(self) -> None:
         _check_id(self.image_id)

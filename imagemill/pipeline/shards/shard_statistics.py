@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from imagemill.domain.buckets import use_of_crop, use_of_window
+from imagemill.domain.stage2_records import repeats_of
 from imagemill.pipeline.shards.shard_manifest import CropStatistics
 from imagemill.pipeline.shards.shard_sets import IndexLine
 
@@ -33,18 +34,32 @@ class Measures(NamedTuple):
     tokens: int
 
 
-class _Size(msgspec.Struct):
+class _Drawn(msgspec.Struct):
     width: int
     height: int
+    image_path: str
+    repeats: Any = None
 
 
-_decode_size = msgspec.json.Decoder(_Size).decode
+_decode = msgspec.json.Decoder(_Drawn).decode
 
 
 def measures_of(record: bytes, mask: Sequence[int]) -> Measures:
     """Return the measures of a sample to be packed, from its json member (a valid record) and its T5 mask."""
-    size = _decode_size(record)
+    size = _decode(record)
     return Measures(size.width, size.height, sum(mask))
+
+
+def repeats_in(record: bytes) -> int:
+    """Return how often training draws a sample in an epoch, from its json member (a valid record)."""
+    drawn = _decode(record)
+    return 1 if drawn.repeats is None else repeats_of({"image_path": drawn.image_path, "repeats": drawn.repeats})
+
+
+def summed_repeats(samples: Iterable[IndexLine]) -> int | msgspec.UnsetType:
+    """Return the number of draws in an epoch over the live samples; UNSET if no sample has repeats."""
+    counted = Counter(sample.repeats for sample in samples)
+    return sum(int(repeats or 1) * count for repeats, count in counted.items()) if any(counted) else msgspec.UNSET
 
 
 def statistics_of(samples: Iterable[Measures | IndexLine]) -> dict[str, Any]:

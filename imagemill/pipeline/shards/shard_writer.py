@@ -69,7 +69,14 @@ from imagemill.pipeline.shards.shard_sets import (
     set_members,
     shard_name,
 )
-from imagemill.pipeline.shards.shard_statistics import Measures, crop_statistics, measures_of, statistics_of
+from imagemill.pipeline.shards.shard_statistics import (
+    Measures,
+    crop_statistics,
+    measures_of,
+    repeats_in,
+    statistics_of,
+    summed_repeats,
+)
 from imagemill.pipeline.shards.update import PlannedSample, SetChange, TarPlan, digest_of
 from imagemill.store.provenance import UNKNOWN, UNKNOWN_PREVIEW, ModelIdentity, empty_caption_file
 
@@ -298,6 +305,7 @@ class _SetWriter:
             statistics=msgspec.convert(statistics_of(index), SetStatistics),
             crop=msgspec.convert(crop, CropStatistics | None),
             pixels=self.shard_set.colours_of(line.image_id for line in index),
+            repeats=summed_repeats(index),
             parameters=plan.parameters,
             provenance=provenance,
         )
@@ -321,7 +329,14 @@ class _SetWriter:
         entries = write_shard(path, self._members(samples, old), checksum=checksum)
         lines = [
             IndexLine(
-                sample.image_id, entry.key, path.name, entry.offset, entry.size, digest_of(sample), *_measures(sample)
+                sample.image_id,
+                entry.key,
+                path.name,
+                entry.offset,
+                entry.size,
+                digest_of(sample),
+                *_measures(sample),
+                _repeats(sample),
             )
             for sample, entry in zip(samples, entries, strict=True)
         ]
@@ -364,6 +379,12 @@ def _measures(sample: PlannedSample) -> Measures:
     if isinstance(sample, IndexLine):
         return Measures(sample.width, sample.height, sample.tokens)
     return measures_of(sample.record, sample.mask)
+
+
+def _repeats(sample: PlannedSample) -> int | msgspec.UnsetType:
+    if isinstance(sample, IndexLine):
+        return sample.repeats
+    return repeats if (repeats := repeats_in(sample.record)) != 1 else msgspec.UNSET
 
 
 def sample_bytes(sample: PlannedSample) -> int:

@@ -16,6 +16,7 @@ import numpy as np
 from imagemill.domain.embedding_specs import T5_TOKENS
 from imagemill.domain.inputs import SRGB, ColorSetting
 from imagemill.domain.layout import DataRoot
+from imagemill.domain.stage2_records import CAPTIONS, captions_of
 from imagemill.errors import Refused
 from imagemill.formats.images import decode, header_size
 from imagemill.formats.jsonl import Span, encode_line
@@ -34,6 +35,8 @@ from imagemill.store.ledger import (
     FROM_METADATA,
     FROM_PREVIEW_RECORD,
     FROM_RECORD,
+    FROM_SIDECAR,
+    CaptionKey,
     CaptionRow,
     Ledger,
     Problem,
@@ -163,20 +166,22 @@ def adopt_captions(inventory: Inventory, ledger: Ledger) -> None:
         and not (i in sidecars and row.stat == sidecars[i])
         and not (i in scan.sources and row.origin == FROM_METADATA)
     }
-    edited = {i for i, row in without.items() if recorded.captions[i] not in (row.fingerprint, merged.get(i))}
+    texts = recorded.texts
+    edited = {i for i, row in without.items() if texts[i] not in (row.of_texts, merged.get(i))}
     _keep_replaced(inventory.root, recorded, ledger, edited)
     rows = (
-        _recorded_caption(image_id, recorded.lines[image_id], FROM_RECORD if image_id in edited else origin)
-        for image_id in recorded.captions
-        if image_id not in known or image_id in edited
+        _recorded_caption(i, recorded.lines[i], FROM_RECORD if i in edited else origin, known.get(i))
+        for i in recorded.captions
+        if i not in known or i in edited
     )
     with ledger.transaction():
         ledger.record_captions(row for row in rows if row)
-        agreed = {i: row.fingerprint for i, row in known.items() if recorded.captions.get(i) == row.fingerprint}
+        agreed = {i: row.of_texts for i, row in known.items() if texts.get(i) == row.of_texts}
         ledger.record_recorded_captions(
             {**merged, **agreed}
         )  # a kill may have separated the replacement of the file from this row
-        ledger.forget_sidecars(i for i, row in without.items() if row.stat and recorded.captions[i] == row.fingerprint)
+        gone = (i for i, row in without.items() if row.stat and texts[i] == row.of_texts)
+        ledger.forget_source(FROM_SIDECAR, gone)
 
 
 def _keep_replaced(root: DataRoot, recorded: Recorded, ledger: Ledger, edited: Set[str]) -> None:
@@ -189,9 +194,16 @@ def _keep_replaced(root: DataRoot, recorded: Recorded, ledger: Ledger, edited: S
         quarantine(root.quarantine, root.stage2_jsonl.name, lines)
 
 
-def _recorded_caption(image_id: str, span: Span, origin: str) -> CaptionRow | None:
-    caption = record_at(span).get("caption")
-    return caption_row(image_id, caption, origin) if isinstance(caption, str) and caption.strip() else None
+def _recorded_caption(image_id: str, span: Span, origin: str, known: CaptionKey | None) -> CaptionRow | None:
+    record = record_at(span)
+    caption = record.get("caption")
+    if not isinstance(caption, str) or not caption.strip():
+        return None
+    texts = captions_of(record)
+    if known and known.texts and record.get(CAPTIONS) == list(known.texts):
+        # Only the first of several captions was edited, in the field `caption`.
+        texts = tuple(dict.fromkeys((caption, *known.texts[1:])))
+    return caption_row(image_id, texts, origin)
 
 
 def complete_masks(ledger: Ledger, masks: Callable[[], Masks], tokens: int = T5_TOKENS) -> None:

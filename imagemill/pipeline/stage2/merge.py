@@ -23,15 +23,16 @@ from pathlib import Path
 
 from imagemill.domain.buckets import is_unusual_ratio
 from imagemill.domain.embedding_specs import DINOV3, VAE
+from imagemill.domain.inputs import KOHYA, folder_repeats
 from imagemill.domain.layout import DataRoot
 from imagemill.domain.stage2_records import (
-    CROP_BOX,
     INLINE_VECTOR,
     Record,
     build_record,
-    is_crop_box,
+    captions_of,
     is_side,
     is_stage1,
+    replaced_extras,
 )
 from imagemill.errors import ImagemillError
 from imagemill.formats.jsonl import encode_line, encode_sorted, replace_lines
@@ -131,7 +132,7 @@ def write_records(merge: Merge, ledger: Ledger) -> Merged:
         ledger.record_verified(jsonl, state)
     left.unlink(missing_ok=True)
     merged.counts["rewritten"] = int(rewritten)
-    ledger.record_recorded_captions(read_recorded(jsonl).captions)
+    ledger.record_recorded_captions(read_recorded(jsonl).texts)
     if stage1_backup(jsonl).is_file() and ledger.setting(STAGE1) is None:  # migrated by a release without this setting
         ledger.record_setting(STAGE1, "migrated")
     return merged
@@ -268,6 +269,8 @@ def _record(old: Record | None, source: SourceRow | None, caption: CaptionRow | 
         height=height,
         width=width,
         cropped=merge.cropped,
+        captions=caption.texts,
+        repeats=folder_repeats(source.file_name) if source and merge.inventory.inputs.repeats == KOHYA else None,
         base=old,
     )
 
@@ -279,14 +282,9 @@ def _corrections(old: Record | None, new: Record) -> Iterator[str]:
     for name in ("height", "width"):
         if old and name in old and old[name] != new[name]:
             yield f"{name}_corrected"
-    if (
-        old
-        and CROP_BOX in old
-        and CROP_BOX in new
-        and not is_crop_box(old[CROP_BOX], old.get("width"), old.get("height"))
-    ):
-        yield "crop_box_replaced"
-    if old and "caption" in old and old["caption"] != new["caption"]:
+    for name in replaced_extras(old or {}, new):
+        yield f"{name}_replaced"
+    if old and "caption" in old and (old["caption"] != new["caption"] or {*captions_of(old)} - {*captions_of(new)}):
         yield CAPTION_REPLACED
     elif old and "t5_attention_mask" in old and old["t5_attention_mask"] != new["t5_attention_mask"]:
         yield "mask_corrected"

@@ -14,10 +14,18 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 
 from imagemill.domain.ids import id_problem
-from imagemill.domain.stage2_records import CROP_BOX, INLINE_VECTOR, RECORD_FIELDS, Record, is_stage1
+from imagemill.domain.stage2_records import (
+    INLINE_VECTOR,
+    OPTIONAL_FIELDS,
+    RECORD_FIELDS,
+    Record,
+    captions_of,
+    is_stage1,
+)
 from imagemill.formats.jsonl import Line, Span, encode_sorted, parse_tolerating, read_jsonl, read_mentions, tolerate
 from imagemill.fs.fingerprints import FileSignature, file_signature, fingerprint
 from imagemill.pipeline.stage2.quarantine import BAD_ID, DUPLICATE, MALFORMED
+from imagemill.store.ledger import fingerprint_texts
 
 # Most characters of a refused id in messages.
 _SHOWN = 80
@@ -29,7 +37,8 @@ class Recorded:
 
     `lines`: the last record of each id. `vectors`: for ids with an inline vector in any of their records, the last such record.
     `stage1`: ids whose record is of Stage 1. `set_aside`: lines that do not count, each with a reason code of quarantine.py
-    and the reason in words. `captions`: fingerprint of the caption of each record that has one.
+    and the reason in words. `captions`: fingerprint of the caption of each record that has one. `several`: `fingerprint_texts` of
+    those that have several.
     """
 
     lines: dict[str, Span] = field(default_factory=dict)
@@ -37,6 +46,12 @@ class Recorded:
     stage1: set[str] = field(default_factory=set)
     set_aside: list[tuple[str, str, Span]] = field(default_factory=list)
     captions: dict[str, str] = field(default_factory=dict)
+    several: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """`fingerprint_texts` of the captions of each record that has one."""
+        return {**self.captions, **self.several}
 
 
 def unfinished(jsonl: Path) -> Path:
@@ -106,6 +121,10 @@ def _take(found: Recorded, path: Path, line: Line) -> None:
         found.captions[image_id] = fingerprint(caption.encode("utf-8"))
     else:
         found.captions.pop(image_id, None)
+    if image_id in found.captions and len(texts := captions_of(line.value)) > 1:
+        found.several[image_id] = fingerprint_texts(texts)
+    else:
+        found.several.pop(image_id, None)
     if INLINE_VECTOR in line.value:
         found.vectors[image_id] = span
     if is_stage1(line.value):
@@ -116,7 +135,7 @@ def _take(found: Recorded, path: Path, line: Line) -> None:
 
 def _holds_all_of(old: Record, new: Record) -> bool:
     """Return True if an interrupted merge wrote this line from that record: all fields not derived from the image are equal."""
-    derived = {*RECORD_FIELDS, CROP_BOX, INLINE_VECTOR} - {"caption", "image_path"}
+    derived = {*RECORD_FIELDS, *OPTIONAL_FIELDS, INLINE_VECTOR} - {"caption", "image_path"}
     kept = {key: value for key, value in old.items() if key not in derived}
     return encode_sorted(kept) == encode_sorted({key: new.get(key) for key in kept})
 

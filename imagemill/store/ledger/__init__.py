@@ -11,6 +11,7 @@ from imagemill.store.ledger.captions import (
     CAPTIONED,
     CAPTIONS,
     FROM_CAPTIONER,
+    FROM_FOLDER,
     FROM_METADATA,
     FROM_PREVIEW,
     FROM_PREVIEW_RECORD,
@@ -21,6 +22,7 @@ from imagemill.store.ledger.captions import (
     CaptionKey,
     CaptionRow,
     Captions,
+    fingerprint_texts,
 )
 from imagemill.store.ledger.counts import CHANGES, COUNTS, Counts
 from imagemill.store.ledger.database import IN_MEMORY, LedgerDamaged
@@ -63,7 +65,8 @@ class Ledger(Sources, Captions, Files, Problems, Counts, Regenerations, Withdraw
 
 
 __all__ = [
-    "BEGUN", "EVERY", "FROM_CAPTIONER", "FROM_METADATA", "FROM_PREVIEW", "FROM_PREVIEW_RECORD", "FROM_RECORD",
-    "FROM_SIDECAR", "IN_MEMORY", "SUPERSEDED", "VERSION", "CaptionKey", "CaptionRow", "Captioned", "FileRow",
-    "FinishedSummary", "Lease", "LeaseLost", "Ledger", "LedgerDamaged", "Problem", "SourceRow",
+    "BEGUN", "EVERY", "FROM_CAPTIONER", "FROM_FOLDER", "FROM_METADATA", "FROM_PREVIEW", "FROM_PREVIEW_RECORD",
+    "FROM_RECORD", "FROM_SIDECAR", "IN_MEMORY", "SUPERSEDED", "VERSION", "CaptionKey", "CaptionRow", "Captioned",
+    "FileRow", "FinishedSummary", "Lease", "LeaseLost", "Ledger", "LedgerDamaged", "Problem", "SourceRow",
+    "fingerprint_texts",
 ]  # fmt: skip

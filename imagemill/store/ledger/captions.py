@@ -4,13 +4,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from imagemill.fs.fingerprints import FileSignature
+from imagemill.fs.fingerprints import FileSignature, fingerprint
 from imagemill.store.ledger.database import Database
 from imagemill.store.ledger.sources import SOURCES, SourceRow
 from imagemill.store.ledger.table import Codec, Table, qualified, split_columns
 
 # Origins of a caption. One that begins with `preview` keeps the sample out of shards.
 FROM_SIDECAR, FROM_METADATA, FROM_RECORD, FROM_CAPTIONER = "sidecar", "metadata", "record", "captioner"
+FROM_FOLDER = "folder"
 FROM_PREVIEW, FROM_PREVIEW_RECORD = "preview captioner", "preview record"
 
 # Selects captions that a model generated from an earlier version of the image.
@@ -56,6 +57,11 @@ class CaptionRow(msgspec.Struct, frozen=True):
         return self.texts or (self.text,)
 
     @property
+    def of_texts(self) -> str:
+        """`fingerprint_texts` of all captions."""
+        return fingerprint_texts(self.texts) if self.texts else self.fingerprint
+
+    @property
     def tokens(self) -> list[int]:
         """The mask as one int per token; empty without one."""
         return [] if self.mask is None else list(self.mask.encode().translate(_DIGITS))
@@ -75,6 +81,11 @@ class Captioned(msgspec.Struct, frozen=True):
     image: str
     model_key: str = msgspec.field(name="maker")
     cut_off: bool = False
+
+
+def fingerprint_texts(texts: Sequence[str]) -> str:
+    """Return a fingerprint of all captions of an image; of a single one, the fingerprint of its text."""
+    return fingerprint(texts[0].encode("utf-8") if len(texts) == 1 else msgspec.json.encode(texts))
 
 
 def mask_text(mask: Sequence[int] | None) -> str | None:
@@ -112,11 +123,17 @@ class CaptionKey(msgspec.Struct, frozen=True):
     stat: FileSignature | None = msgspec.field(name="signature")
     origin: str
     fingerprint: str
+    conflict: bool = False
     texts: tuple[str, ...] = ()
+
+    @property
+    def of_texts(self) -> str:
+        """`fingerprint_texts` of all captions."""
+        return fingerprint_texts(self.texts) if self.texts else self.fingerprint
 
 
 RECORDED_CAPTIONS = Table("recorded_captions", RecordedCaption)
-_KEYS = Table("captions", CaptionKey, texts=_TEXTS)
+_KEYS = Table("captions", CaptionKey, conflict=Codec(int, bool), texts=_TEXTS)
 
 
 class Captions(Database):
@@ -143,24 +160,25 @@ class Captions(Database):
         """Return whether any caption comes from a metadata file."""
         return self._one("SELECT 1 FROM captions WHERE origin = ? LIMIT 1", (FROM_METADATA,)) is not None
 
-    def forget_rows(self, ids: Iterable[str]) -> None:
-        """Change the origin of these captions from metadata to record, because their rows no longer exist."""
+    def record_conflicts(self, conflicts: Mapping[str, bool]) -> None:
+        """Record by image whether a source of a lower rank has another text."""
+        self._change_each("UPDATE captions SET conflict = ? WHERE image_id = ?", ((c, i) for i, c in conflicts.items()))
+
+    def conflicts(self) -> int:
+        """Return the number of captions of which a source of a lower rank has another text."""
+        row = self._one("SELECT count(*) FROM captions WHERE conflict")
+        return row[0] if row else 0
+
+    def several_lines(self) -> int:
+        """Return the number of captions whose file has several lines."""
+        row = self._one("SELECT count(*) FROM captions WHERE lines > 1")
+        return row[0] if row else 0
+
+    def forget_source(self, origin: str, ids: Iterable[str]) -> None:
+        """Change this origin of these captions to record, because their sidecars or rows no longer exist."""
         self._change_each(
             "UPDATE captions SET signature = NULL, origin = ? WHERE image_id = ? AND origin = ?",
-            ((FROM_RECORD, image_id, FROM_METADATA) for image_id in ids),
-        )
-
-    def note_conflict(self, image_id: str, conflict: bool) -> None:
-        """Record whether a source of a lower rank has another text."""
-        self._change(
-            "UPDATE captions SET conflict = ? WHERE image_id = ? AND conflict != ?", (conflict, image_id, conflict)
-        )
-
-    def forget_sidecars(self, ids: Iterable[str]) -> None:
-        """Change the origin of these captions from sidecar to record, because their sidecars no longer exist."""
-        self._change_each(
-            "UPDATE captions SET signature = NULL, origin = ? WHERE image_id = ? AND origin = ?",
-            ((FROM_RECORD, image_id, FROM_SIDECAR) for image_id in ids),
+            ((FROM_RECORD, image_id, origin) for image_id in ids),
         )
 
     def read_sidecars_again(self, *, only_several_lines: bool) -> None:
