@@ -1,13 +1,15 @@
 """`imagemill scan [FOLDER]`: what a run would find in a folder of images."""
 
 import os
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import click
 import msgspec
 
 from dagster_project.cli.options import root_options
+from imagemill.config import config_in_force
 from imagemill.domain.inputs import NEW_INPUTS
 from imagemill.domain.layout import DataRoot, local_path
 from imagemill.pipeline.colours import colour_lines
@@ -20,13 +22,15 @@ SHOWN = 20
 
 
 def _command(root: DataRoot, folder: str | None, as_json: bool) -> None:
-    """List what a run would find in FOLDER, by default `approved/` of the data root, from file headers.
+    """List what a run would find in FOLDER, by default `approved/` of the data root, from file headers and captions.
 
-    No model is needed, nothing is written, and FOLDER need not be part of a data root.
+    No model is needed, nothing is written, and FOLDER need not be part of a data root. Its settings are those of imagemill.yaml,
+    if there is one. The lines that the report ends with would use what it lists as not used.
     """
     threads = os.cpu_count() or 1
     if folder is not None:
-        report = report_folder(local_path(folder, "FOLDER"), NEW_INPUTS, threads=threads)
+        inputs = config_in_force(root).inputs_in_force(NEW_INPUTS)
+        report = report_folder(local_path(folder, "FOLDER"), inputs, threads=threads)
     else:
         with open_session() as session:
             refuse_no_images(session.root)
@@ -50,23 +54,42 @@ def report_lines(report: FolderReport) -> Iterator[str]:
     """Yield the report for people."""
     formats = ", ".join(f"{count:,} {name}" for name, count in report.formats.items())
     yield f"folder      {Path(report.folder)}"
+    yield from _labelled("layout", report.layouts)
     yield f"images      {report.images:,}" + (f": {formats}" if formats else "")
-    yield f"captions    {counted(report.captions, 'image')} with a caption"
-    if report.companions:
-        yield f"companions  {counted(report.companions, 'file')} that accompany an image (masks, control images)"
-    if report.ignored:
-        yield f"ignored     {counted(report.ignored, 'input')}"
+    yield f"captions    {', '.join(f'{count:,} {source}' for source, count in report.captions.items()) or '0'}"
+    yield from _labelled("", _caption_lines(report))
+    counts = report.counts
+    if companions := counts.get("companion"):
+        yield f"companions  {counted(companions, 'file')} that accompany an image (masks, control images)"
+    if ignored := counts.get("ignored"):
+        yield f"ignored     {counted(ignored, 'input')}"
     yield f"pixels      pixels.color: {report.colours.color}"
-    for n, line in enumerate(colour_lines(report.colours, report.first_frames)):
-        yield f"{'' if n else 'colours':<11} {line}"
+    yield from _labelled("colours", colour_lines(report.colours, report.first_frames))
     if not report.colours.profiles:
         yield "colours     no image has a colour profile: sRGB"
-    reasons: dict[str, int] = {}
-    for problem in report.problems:
-        reasons[problem.reason] = reasons.get(problem.reason, 0) + 1
-    for reason, count in sorted(reasons.items()):
+    for reason, count in sorted(Counter(problem.reason for problem in report.problems).items()):
         yield f"problem     {reason:<18} {counted(count, 'input')}"
     for problem in report.problems[:SHOWN]:
         yield f"  {problem.item}: {problem.reason}: {problem.detail}; {problem.remedy}"
     if len(report.problems) > SHOWN:
         yield f"  and {len(report.problems) - SHOWN:,} more: `imagemill scan --json` lists them all"
+    if report.settings:
+        yield "settings    these lines in imagemill.yaml would use what is not used:"
+        yield from report.settings
+
+
+def _labelled(label: str, lines: Iterable[str]) -> Iterator[str]:
+    for n, line in enumerate(lines):
+        yield f"{'' if n else label:<11} {line}"
+
+
+def _caption_lines(report: FolderReport) -> Iterator[str]:
+    if report.without_caption:
+        first = report.without_caption[0]
+        yield f"{counted(len(report.without_caption), 'image')} without a caption, the first {first}"
+    if report.several_captions:
+        yield f"{counted(report.several_captions, 'image')} with several captions"
+    if report.several_lines:
+        yield f"{counted(report.several_lines, 'text')} of several lines: see captions.lines"
+    if report.conflicts:
+        yield f"{counted(report.conflicts, 'image')} with another caption in a source of a lower rank (caption_conflict)"

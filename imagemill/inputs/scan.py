@@ -106,18 +106,18 @@ class Scan:
         sources: images that may be processed, in order of their paths.
         problems: one for every entry that is of no use.
         names: `fingerprint_names` of the paths of all entries, blank if only some ids were examined.
-        captions: number of caption files that belong to an image, and of metadata files.
+        captions: paths of caption files that belong to an image, and of metadata files.
         companions: paths of masks and control images beside an image.
-        ignored: number of entries that are ignored.
+        ignored: paths of entries that are ignored.
         metadata: files with rows of captions.
     """
 
     sources: dict[str, SourceFile]
     problems: list[Problem]
     names: str = ""
-    captions: int = 0
+    captions: tuple[str, ...] = ()
     companions: tuple[str, ...] = ()
-    ignored: int = 0
+    ignored: tuple[str, ...] = ()
     metadata: tuple[MetadataFile, ...] = ()
 
     @property
@@ -227,9 +227,9 @@ def classify(entries: Iterable[Entry], inputs: InputSettings = NEW_INPUTS) -> Sc
     return Scan(
         {sources[path].image_id: sources[path] for path in sorted(sources)},
         [problem for scan in scans for problem in scan.problems],
-        captions=sum(scan.captions for scan in scans),
+        captions=tuple(path for scan in scans for path in scan.captions),
         companions=tuple(sorted(path for scan in scans for path in scan.companions)),
-        ignored=sum(scan.ignored for scan in scans),
+        ignored=tuple(path for scan in scans for path in scan.ignored),
         metadata=tuple(file for scan in scans for file in scan.metadata),
     )
 
@@ -256,7 +256,7 @@ class _Folder:
         self.prefix = prefix
         self._inputs = inputs
         self._formats = frozenset(inputs.formats)
-        self._ignored = 0
+        self._ignored: list[str] = []
         self._images: dict[str, list[Entry]] = defaultdict(list)
         # Images by stem that are refused by their names, or have formats that are not read.
         self._refused: dict[str, list[str]] = defaultdict(list)
@@ -271,7 +271,7 @@ class _Folder:
         suffix = suffix_of(name)
         stem, extension = name.removesuffix(suffix), suffix[1:].lower()
         if entry.kind == IGNORED:
-            self._ignored += 1
+            self._ignored.append(entry.path)
         elif entry.why:
             self._refuse(name, "sub_folder" if entry.kind == FOLDER else "not_a_file", entry.why, entry.do)
         elif entry.kind == FILE and (entry.path == self._inputs.metadata or name in file_names()):
@@ -331,7 +331,7 @@ class _Folder:
             images[stem] = images.get(stem, []) + files
         for name in self._tables:
             if stem_of(name) in images:
-                self._ignored += 1
+                self._ignored.append(self.prefix + name)
             else:
                 self._refuse(name, *_unused(name, "json", self._inputs))
         texts = (text for text, _ in self._texts.values())
@@ -348,19 +348,19 @@ class _Folder:
                 sources[image_id] = _source(image_id, files[0], captions)
         self._refuse_texts(matched, images)
         metadata, used = self._metadata_in_use()
-        captions = sum(map(len, matched.by_image.values())) + used
-        return Scan(sources, self._problems, "", captions, companions, self._ignored, metadata)
+        captions = (*(self.prefix + name for names in matched.by_image.values() for name in names), *used)
+        return Scan(sources, self._problems, "", captions, companions, tuple(self._ignored), metadata)
 
-    def _metadata_in_use(self) -> tuple[tuple[MetadataFile, ...], int]:
-        """Return the metadata files of the folder that are used, and the number of those that count as caption sources."""
+    def _metadata_in_use(self) -> tuple[tuple[MetadataFile, ...], tuple[str, ...]]:
+        """Return the metadata files of the folder by `captions.metadata: auto`, and the paths of those that are used."""
         setting, found = self._inputs.metadata, self._metadata
         if setting == AUTO and len(found) == 1:
             assert found[0].stat
-            return (_metadata_file(found[0].path, found[0].stat),), 1
-        used = 0
+            return (_metadata_file(found[0].path, found[0].stat),), (found[0].path,)
+        used: tuple[str, ...] = ()
         for entry in found:
             if entry.path == setting:
-                used = 1
+                used = (entry.path,)
                 continue
             if setting == AUTO:
                 others = " and ".join(self._name(other) for other in found if other is not entry)
