@@ -20,11 +20,13 @@ from dagster_project.jobs import embed_images, publish_shards, published
 from dagster_project.partitions import register, register_missions, register_presets
 from imagemill.domain.embedding_specs import embedding_specs
 from imagemill.fs.fingerprints import fingerprint
+from imagemill.inputs.row_captions import images_below
 from imagemill.inputs.scan import Scan
 from imagemill.pipeline.presets.preset_config import read_presets
 from imagemill.pipeline.stage2.plan import all_jobs, ids_of
 from imagemill.pipeline.stage2.ranges import KeyRange, plan_ranges
 from imagemill.pipeline.stage_a.missions import missions, name_problem
+from imagemill.store.ledger import FROM_METADATA, Ledger
 from imagemill.store.ledger.database import state_of_files
 from resources.captioner import CaptionerResource
 from resources.dagster_internals.events import is_command_line_run
@@ -142,19 +144,33 @@ def _embed(
     for part in plan_ranges(context.instance.get_dynamic_partitions(images.name or ""), ids, IMAGES_PER_RUN):
         yield dg.RunRequest(
             job_name=embed_images.name,
-            run_key=_run_key(part, ids, scan),
+            run_key=_run_key(part, ids, scan, ledger),
             tags={**range_tags(part.first, part.last), SENSOR_TAG: new_images.name},
         )
 
 
 def still_images(ids: list[str], scan: Scan, now_ns: int) -> list[str]:
-    """Return the existing images whose file and caption have not changed for `STILL_SECONDS`."""
-    return [i for i in ids if i in scan.sources and now_ns - scan.sources[i].changed_ns >= STILL_SECONDS * 1e9]
+    """Return the existing images whose file and caption have not changed for `STILL_SECONDS`.
+
+    A metadata file is the caption of the images below it that have no caption file, or of all if it precedes caption files.
+    """
+    latest = now_ns - STILL_SECONDS * 1e9
+    files = {file.path: file for file in scan.metadata if file.changed_ns > latest}
+    moving = {
+        image_id
+        for path, below in (images_below(scan) if files else {}).items()
+        if path in files
+        for image_id in below
+        if files[path].first or scan.sources[image_id].caption is None
+    }
+    return [i for i in ids if i in scan.sources and scan.sources[i].changed_ns <= latest and i not in moving]
 
 
-def _run_key(part: KeyRange, ids: list[str], scan: Scan) -> str:
+def _run_key(part: KeyRange, ids: list[str], scan: Scan, ledger: Ledger) -> str:
     """Return a key of these images in this state: a failed run is not repeated at every tick, but after a change it is."""
-    state = "\n".join(f"{i} {scan.sources[i].stat} {scan.sources[i].caption}" for i in ids)
+    keys = ledger.caption_keys() if scan.metadata else {}
+    rows = {i: key.fingerprint for i in ids if (key := keys.get(i)) and key.origin == FROM_METADATA}
+    state = "\n".join(f"{i} {scan.sources[i].stat} {rows.get(i, scan.sources[i].caption)}" for i in ids)
     return f"{part.first} … {part.last} {hashlib.sha256(state.encode()).hexdigest()[:12]}"
 
 

@@ -34,6 +34,9 @@ _OF_RECORDS = {
     "width_corrected": "with a corrected width",
     "mask_corrected": "with a corrected mask",
     "caption_replaced": "with a replaced caption",
+    "crop_box_replaced": "whose extra field crop_box was replaced",
+    "captions_replaced": "whose extra field captions was replaced",
+    "repeats_replaced": "whose extra field repeats was replaced",
     "unusual_ratio": "of unusual aspect ratio",
     "stage1": "still of Stage 1",
 }

@@ -22,9 +22,11 @@ from imagemill.inputs.matching import PathIndex
 from imagemill.inputs.metadata.rows import Columns, Row, Unreadable, format_of
 from imagemill.inputs.scan import Scan
 from imagemill.store.ledger import Problem
+from imagemill.text.units import counted
 
 # Rows of a table that are compared with the images, and bytes of a table that is looked at.
 _ROWS: Final = 200
+_SHOWN: Final = 20
 _MAX_BYTES: Final = 256 << 20
 
 # Reasons of files that may be tables of captions.
@@ -51,10 +53,8 @@ def recognise(scan: Scan) -> list[str]:
 
 
 def _layouts(scan: Scan) -> Iterator[str]:
-    numbered = _numbered_folders(source.file_name for source in scan.sources.values())
-    if numbered:
-        what = "folder" if len(numbered) == 1 else "folders"
-        yield f"kohya: {len(numbered)} {what}, repeats {', '.join(map(str, numbered.values()))}"
+    numbered = kohya_layout(scan)
+    yield from numbered
     tables = [path for path in scan.ignored if path.lower().endswith(("_stats.json", ".parquet"))]
     if tables:
         yield f"img2dataset: {len(tables)} files with its tables or counts"
@@ -75,6 +75,14 @@ def _layouts(scan: Scan) -> Iterator[str]:
     folders = {source.file_name.rpartition("/")[0] for source in scan.sources.values()} - {""}
     if folders and not numbered:
         yield f"sub-folders: {len(folders)} with images"
+
+
+def kohya_layout(scan: Scan) -> list[str]:
+    """Return the line of kohya's layout, if the folder has it."""
+    found = _numbered_folders(source.file_name for source in scan.sources.values())
+    repeats = list(map(str, found.values()))
+    shown = ", ".join(repeats[:_SHOWN]) + (", …" if len(repeats) > _SHOWN else "")
+    return [f"kohya: {counted(len(found), 'folder')}, repeats {shown}"] if found else []
 
 
 def _numbered_folders(paths: Iterable[str]) -> dict[str, int]:
@@ -110,7 +118,8 @@ def _table_of_captions(folder: Path, scan: Scan, inputs: InputSettings) -> dict[
             rows = _first_rows(path, Columns(inputs.file_column, inputs.text_column), inputs.encoding)
             prefix = _prefix([row.path for row in rows], index, problem)
             if prefix is not None:
-                return {"metadata": problem.item} | ({"strip_prefix": prefix} if prefix else {})
+                found: dict[str, str | bool] = {"metadata": problem.item}
+                return {**found, "strip_prefix": prefix} if prefix else found
     return None
 
 

@@ -46,7 +46,7 @@ def read_metadata(folder: Path, scan: Scan, ledger: Ledger, inputs: InputSetting
         return
     keys = ledger.caption_keys()
     unusable = unusable_sidecars(ledger)
-    below = _images_of(scan)
+    below = images_below(scan)
     problems: list[Problem] = []
     read: set[str] = set()
     seen: set[str] = set()
@@ -76,8 +76,10 @@ def _refused_stems(scan: Scan) -> frozenset[str]:
     return frozenset(stem_of(problem.item) for problem in scan.problems)
 
 
-def _images_of(scan: Scan) -> dict[str, list[str]]:
-    """Return the images that each metadata file may have rows for: those for which no other is nearer."""
+def images_below(scan: Scan) -> dict[str, list[str]]:
+    """Return the images by the metadata file that may have rows for them: the one that a setting names, else the nearest."""
+    if named := next((file.path for file in scan.metadata if file.first), None):
+        return {named: list(scan.sources)}
     by_folder = {file.folder: file.path for file in scan.metadata}
     nearest: dict[str, str | None] = {}
 

@@ -81,23 +81,29 @@ def colours_of(ledger: Ledger, present: Mapping[str, object], color: ColorSettin
     return count_colours(((row.color, row.profile) for row in rows), color), sum(row.first_frame for row in rows)
 
 
-def old_inputs_line(color: ColorSetting, colours: ColourCounts, unread: int, masks: int = 0) -> str | None:
+# What the value of a new data root would add, by setting.
+_ADDED = {
+    "formats": ("inputs.formats of a new data root would add", "file"),
+    "recursive": ("inputs.recursive: true would read", "sub-folder"),
+    "companions": ("inputs.companions: true would leave out masks and control images:", "image"),
+    "sidecars": ("captions.sidecars: [txt, caption] would add", "caption file"),
+    "metadata": ("captions.metadata: auto would read", "metadata file"),
+}
+
+
+def old_inputs_line(color: ColorSetting, colours: ColourCounts, unread: Mapping[str, int]) -> str | None:
     """Return what the values of a new data root would add to one with those of an earlier release; None for nothing known.
 
     Args:
         color: recorded setting; `srgb` also if the user has chosen another one.
         colours: of the present images.
-        unread: files of image formats that `inputs.formats` leaves out, and that would become images.
-        masks: masks and control images beside an image, which are images by the values of the earlier release.
+        unread: number of inputs that each other setting would add.
     """
     parts = []
     if color != SRGB and (colours.converts or colours.unknown):
         unknown = f" ({counted(colours.unknown, 'image')} not examined)" if colours.unknown else ""
         parts.append(f"pixels.color: srgb would convert {counted(colours.converts, 'image')}{unknown}")
-    if unread:
-        parts.append(f"inputs.formats of a new data root would add {counted(unread, 'file')}")
-    if masks:
-        parts.append(f"inputs.companions: true would leave out {counted(masks, 'image')} as masks or control images")
+    parts += [f"{_ADDED[name][0]} {counted(count, _ADDED[name][1])}" for name, count in unread.items() if count]
     return "; ".join(parts) or None
 
 

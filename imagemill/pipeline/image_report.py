@@ -24,7 +24,7 @@ from imagemill.pipeline.shards.shard_sets import INDEX, bucket_folder, read_tomb
 from imagemill.pipeline.stage2.models_in_use import file_model_text
 from imagemill.pipeline.stage2.record_index import find_record
 from imagemill.pipeline.status import ledger_of_runs
-from imagemill.store.ledger import Ledger, SourceRow
+from imagemill.store.ledger import FROM_METADATA, Ledger, SourceRow
 from imagemill.store.provenance import read_identity
 from imagemill.text.close_names import name_hint
 
@@ -56,6 +56,12 @@ def explain(session: Session, image_id: str) -> dict[str, Any]:
         report["bucket"] = assign_bucket(facts.width, facts.height)
     if caption:
         report["caption"] = {"text": caption.text, "origin": caption.origin, "truncated": caption.truncated}
+        if caption.origin == FROM_METADATA:
+            report["caption"]["file"] = str(caption.stat)
+        if caption.texts:
+            report["caption"]["others"] = list(caption.texts[1:])
+        if caption.conflict:
+            report["caption"]["conflict"] = "a source of a lower rank has another text"
         if image_id in ledger.cut_off():
             report["caption"]["cut off"] = "at captioner.max_new_tokens"
     report["embeddings"] = {spec.kind: _embedding(root, spec, image_id, ledger) for spec in embedding_specs()}

@@ -6,15 +6,16 @@ Images are counted in accounting.py; the report on one image is in image_report.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import cached_property
 
 import msgspec
 
 from imagemill.domain.buckets import BUCKETS
 from imagemill.domain.ids import image_id_of, suffix_of
-from imagemill.domain.inputs import FORMATS, SRGB, InputSettings
+from imagemill.domain.inputs import FORMATS, JOIN, NEW_INPUTS, OFF, SRGB, InputSettings
 from imagemill.errors import ImagemillError, MissingInput
+from imagemill.inputs.layouts import kohya_layout
 from imagemill.inputs.listing import is_companion
 from imagemill.inputs.scan import Scan
 from imagemill.pipeline.accounting import ImageCounts, Standing
@@ -27,6 +28,7 @@ from imagemill.pipeline.stage2.models_in_use import preview_kinds
 from imagemill.store.ledger import Ledger, Problem
 from imagemill.store.locations import nothing_has_run
 from imagemill.store.second_copy import newest
+from imagemill.text.units import counted
 
 
 class Status(msgspec.Struct, dict=True):
@@ -42,6 +44,8 @@ class Status(msgspec.Struct, dict=True):
         previews: kinds with files of a preview model.
         colours: of the images of `approved/`, and how pixels are read.
         first_frames: images whose file has more pictures than the one that is used.
+        conflicts: images of which a caption source of a lower rank has another text.
+        unused: what a setting that is not set would use, with the setting.
         old_inputs: what the input settings of a new data root would add, if this one has those of an earlier release.
         buckets: samples and tars per bucket.
         crops: per bucket, what training at the bucket's size sees of the images.
@@ -59,6 +63,8 @@ class Status(msgspec.Struct, dict=True):
     previews: list[str] = []
     colours: ColourCounts = ColourCounts()
     first_frames: int = 0
+    conflicts: int = 0
+    unused: list[str] = []
     old_inputs: str | None = None
     buckets: dict[str, tuple[int, int]] = {}
     crops: dict[str, CropStatistics] = {}
@@ -98,17 +104,43 @@ def ledger_of_runs(session: Session) -> Ledger:
     return session.reading
 
 
-def _old_inputs(session: Session, inputs: InputSettings, scan: Scan, colours: ColourCounts) -> str | None:
-    """Return `old_inputs_line` for the settings that the configuration leaves open."""
+def _chosen_inputs(session: Session) -> Collection[str] | None:
+    """Return the input settings that the configuration contains; None if it cannot be read, which its use reports."""
     try:
-        chosen = session.config.chosen_inputs
-    except ImagemillError:  # reported on the use of the configuration
+        return session.config.chosen_inputs
+    except ImagemillError:
         return None
-    unread = 0 if "formats" in chosen else sum(_is_left_out(p, inputs, scan) for p in scan.problems)
-    masks = (
-        0 if inputs.companions or "companions" in chosen else sum(is_companion(i, scan.sources) for i in scan.sources)
-    )
-    return old_inputs_line(SRGB if "color" in chosen else inputs.color, colours, unread, masks)
+
+
+def _old_inputs(chosen: Collection[str], inputs: InputSettings, scan: Scan, colours: ColourCounts) -> str | None:
+    """Return `old_inputs_line` for the settings that the configuration leaves open."""
+    counts = Counter(problem.reason for problem in scan.problems)
+    texts = counts["caption_extension"] + sum(_is_unread_caption(problem) for problem in scan.problems)
+    found = {
+        "formats": sum(_is_left_out(problem, inputs, scan) for problem in scan.problems),
+        "recursive": 0 if inputs.recursive else counts["sub_folder"],
+        "companions": 0 if inputs.companions else sum(is_companion(i, scan.sources) for i in scan.sources),
+        "sidecars": texts if inputs.sidecars.exact else 0,
+        "metadata": counts["metadata_not_read"] if inputs.metadata == OFF else 0,
+    }
+    unread = {name: count for name, count in found.items() if name not in chosen}
+    return old_inputs_line(SRGB if "color" in chosen else inputs.color, colours, unread)
+
+
+def _is_unread_caption(problem: Problem) -> bool:
+    extension = suffix_of(problem.item)[1:].lower()
+    return problem.reason == "unsupported_type" and extension in NEW_INPUTS.sidecars.extensions
+
+
+def _unused(chosen: Collection[str], inputs: InputSettings, scan: Scan, several_lines: int) -> Iterator[str]:
+    """Yield what the folder contains and no setting uses."""
+    if several_lines and "lines" not in chosen and inputs.lines == JOIN:
+        yield (
+            f"{counted(several_lines, 'caption file')} with several lines, which are joined; captions.lines: each makes a "
+            "caption of each line, first uses the first line, join keeps this without the notice"
+        )
+    if "repeats" not in chosen and inputs.repeats == OFF:
+        yield from (f"{layout}; inputs.repeats: kohya records them" for layout in kohya_layout(scan))
 
 
 def _is_left_out(problem: Problem, inputs: InputSettings, scan: Scan) -> bool:
@@ -137,7 +169,11 @@ def read_status(session: Session, embedded: frozenset[str] | set[str] = frozense
     }
     inputs = session.inputs
     status.colours, status.first_frames = colours_of(ledger, scan.sources, inputs.color)
-    status.old_inputs = _old_inputs(session, inputs, scan, status.colours)
+    chosen = _chosen_inputs(session)
+    if chosen is not None:
+        status.old_inputs = _old_inputs(chosen, inputs, scan, status.colours)
+        status.unused = list(_unused(chosen, inputs, scan, ledger.several_lines()))
+    status.conflicts = ledger.conflicts()
     status.regenerating, status.truncated = sorted(ledger.regenerating()), ledger.truncated()
     status.previews, status.cut_off = preview_kinds(ledger), len(ledger.cut_off())
     status.problems = list_problems(inventory, ledger, standing.problems)
@@ -159,5 +195,13 @@ def input_lines(status: Status) -> Iterator[tuple[str, str]]:
     """Yield label and text of each line about colours and formats, for people."""
     for n, line in enumerate(colour_lines(status.colours, status.first_frames)):
         yield "" if n else "colours", line
+    if status.conflicts:
+        images = counted(status.conflicts, "image")
+        yield (
+            "captions",
+            f"{images} with another text in a source of a lower rank (caption_conflict); `imagemill scan` lists the sources",
+        )
+    for line in status.unused:
+        yield "unused", line
     if status.old_inputs:
         yield "inputs", f"as in an earlier release; {status.old_inputs}"

@@ -1,4 +1,4 @@
-"""Folders as trainers and datasets have them: scanned, configured with the lines that `imagemill scan` prints, run, and trained from.
+"""Folders as trainers and datasets have them: scanned, run with the lines that `imagemill scan` prints, and trained from.
 
 Spec: docs/spec/stage2.md#inputs, docs/spec/stage2.md#caption-sources, docs/spec/stage2.md#scan
 """
@@ -6,7 +6,7 @@ Spec: docs/spec/stage2.md#inputs, docs/spec/stage2.md#caption-sources, docs/spec
 import csv
 import json
 import unicodedata
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -42,8 +42,8 @@ class Folder(NamedTuple):
     make: Callable[[Path], object]
     captions: Mapping[str, list[str]]
     classes: Mapping[str, list[str]] = {}
-    layout: list[str] = []
-    settings: list[str] = []
+    layout: Sequence[str] = ()
+    settings: Sequence[str] = ()
     repeats: Mapping[str, int] = {}
     problems: Mapping[str, str] = {}
 
@@ -249,8 +249,8 @@ def test_folder_becomes_shards_with_the_lines_that_scan_prints(name, tmp_path, d
     entries = {entry["path"]: entry["entry"] for entry in report["entries"]}
     assert set(entries) == {path for path in before if is_entry(path, entries, folder)}
     assert sum(report["counts"].values()) == len(entries)
-    assert report["layouts"] == case.layout
-    assert report["settings"] == case.settings
+    assert report["layouts"] == list(case.layout)
+    assert report["settings"] == list(case.settings)
     assert len(report["settings"]) <= 3
 
     data_root.path.mkdir(exist_ok=True)

@@ -1,8 +1,10 @@
 """Sensors: new and changed images."""
 
 import json
+import os
 import re
 import time
+from dataclasses import replace
 
 import dagster as dg
 import pytest
@@ -11,6 +13,7 @@ from dagster._core.storage.tags import (
     ASSET_PARTITION_RANGE_START_TAG,
     GRPC_INFO_TAG,
 )
+from msgspec import structs
 
 from assets.partitions import images
 from dagster_project import sensors
@@ -18,6 +21,7 @@ from dagster_project.internals.instance import open_instance
 from imagemill.inputs.scan import scan_approved
 from resources.data_root import DataRootResource
 from tests.helpers.product import imagemill, photos
+from tests.helpers.stage2 import picture
 
 
 @pytest.fixture
@@ -95,6 +99,46 @@ def test_same_state_has_the_same_run_key_and_a_new_state_another(data_root, inst
 
     assert first == again
     assert tick(data_root, instance)[0][0].run_key != first
+
+
+def test_metadata_file_that_changed_within_ten_seconds_delays_the_images_without_a_caption_file(data_root):
+    """Spec: docs/spec/stage2.md#metadata-files"""
+    (data_root.approved / "dog").mkdir(parents=True)
+    for name in ("a.png", "b.png", "dog/c.png"):
+        picture(data_root.approved / name, size=(24, 24))
+    (data_root.approved / "b.txt").write_text("b")
+    old = time.time() - 60
+    for path in data_root.approved.rglob("*"):
+        os.utime(path, (old, old))
+    (data_root.approved / "metadata.csv").write_text("file_name,text\na.png,a\n")
+    scan = scan_approved(data_root.approved)
+    # The change times of these files cannot be set.
+    scan = replace(scan, sources={i: structs.replace(s, changed_ns=int(old * 1e9)) for i, s in scan.sources.items()})
+    ids, now = ["a", "b", "dog%2Fc"], scan.metadata[0].changed_ns
+
+    assert sensors.still_images(ids, scan, now) == ["b"]
+    assert sensors.still_images(ids, scan, now + int(11e9)) == ids
+    named = replace(scan, metadata=(structs.replace(scan.metadata[0], first=True),))
+    assert sensors.still_images(ids, named, now) == []
+
+
+def test_edited_row_of_a_metadata_file_starts_exactly_its_image(data_root, instance, still):
+    photos(data_root.approved, 3)
+    for path in data_root.approved.glob("*.txt"):
+        path.unlink()
+    rows = {f"photo000{n}.jpg": f"photograph {n}" for n in range(3)}
+    (data_root.approved / "captions.json").write_text(json.dumps(rows))
+    assert imagemill("run", "--data-root", data_root.path, stub=True).returncode == 0
+    assert tick(data_root, instance)[0] == []
+
+    keys = set()
+    for text in ("another caption", "a third one"):
+        (data_root.approved / "captions.json").write_text(json.dumps(rows | {"photo0001.jpg": text}))
+        (request,) = tick(data_root, instance)[0]
+        ends = ASSET_PARTITION_RANGE_START_TAG, ASSET_PARTITION_RANGE_END_TAG
+        assert [request.tags[end] for end in ends] == ["photo0001"] * 2
+        keys.add(request.run_key)
+    assert len(keys) == 2
 
 
 def test_records_and_shards_follow_an_embedding_run_once(data_root, instance, still):

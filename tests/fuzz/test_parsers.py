@@ -23,12 +23,15 @@ from hypothesis import strategies as st
 
 from imagemill.adapters.convert import convert
 from imagemill.config import read_config
+from imagemill.domain.inputs import InputSettings
 from imagemill.errors import ImagemillError
 from imagemill.formats.jsonl import encode_line
 from imagemill.formats.npy import check_npy, read_npy
 from imagemill.formats.tar import read_shard
 from imagemill.inputs.scan import scan_approved
 from imagemill.inputs.sidecars import read_captions
+from imagemill.inputs.survey import survey
+from imagemill.pipeline.folder_report import report_folder
 from imagemill.pipeline.presets.coords import transform
 from imagemill.pipeline.presets.preset_config import read_presets
 from imagemill.pipeline.presets.preset_images import INDEX as PRESET_INDEX
@@ -84,6 +87,49 @@ def caption(folder: Path, data: bytes) -> None:
     written(folder, "approved/a.txt", data)
     scan = scan_approved(folder / "approved")
     read_captions(folder / "approved", scan.sources.values(), {})
+
+
+def rows_of(name: str) -> Read:
+    def read(folder: Path, data: bytes) -> None:
+        for image in ("a.jpg", "dog/b.png", "é.jpg"):
+            written(folder, f"approved/{image}", b"x")
+        written(folder, f"approved/{name}", data)
+        with Ledger(IN_MEMORY) as ledger:
+            scan = survey(folder / "approved", ledger, inputs=InputSettings(strip_prefix="/x"))
+            assert scan.metadata
+            unread = ledger.verified(Path("metadata", name)) is None
+            assert unread or all(row.text.strip() for row in ledger.captions().values())
+        report_folder(folder / "approved", InputSettings(metadata="off"))
+
+    return read
+
+
+ROWS = [
+    {"file_name": "a.jpg", "text": "a dog"},
+    {"file_name": "dog/b.png", "text": ["b", "c"]},
+    {"file_name": "/x/e\u0301.JPG", "text": "é"},
+]
+CSV_ROWS = [
+    b'file_name,text\r\na.jpg,a dog\r\ndog/b.png,"b, ""c""\r\nd"\r\n',
+    "file_name,text\na.jpg,é\n".encode("utf-16"),
+]
+BY_PATH = [
+    json.dumps({"a.jpg": ["a", "b"], "dog/b.png": "c"}).encode(),
+    json.dumps({"/x/a.jpg": {"caption": "a", "tags": "t"}, "b": {"tags": "u"}}).encode(),
+    json.dumps(ROWS).encode(),
+]
+
+
+def parquet_rows() -> list[bytes]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    found = []
+    for text in (["a", None], [["a", "b"], []]):
+        stream = io.BytesIO()
+        pq.write_table(pa.table({"image": ["a.jpg", "dog/b.png"], "caption": text, "n": [1, 2]}), stream)
+        found.append(stream.getvalue())
+    return found
 
 
 def stage1_lines(folder: Path, data: bytes) -> None:
@@ -271,6 +317,10 @@ PRESETS = [
 
 PARSERS = {
     "caption": Parser([b"a red ball\n", "ein Bild\r\nmit „Text“".encode(), b"\xef\xbb\xbfx"], caption),
+    "metadata.jsonl": Parser([lines(*ROWS)], rows_of("metadata.jsonl")),
+    "metadata.csv": Parser(CSV_ROWS, rows_of("metadata.csv")),
+    "captions.json": Parser(BY_PATH, rows_of("captions.json")),
+    "metadata.parquet": Parser(parquet_rows(), rows_of("metadata.parquet")),
     "Stage 1 lines": Parser(STAGE1_LINES, stage1_lines),
     "Stage 2 lines": Parser([STAGE2_LINES, STAGE1_LINES[0]], stage2_lines),
     "imagemill.yaml": Parser(CONFIG, settings_file(read_config)),

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imagemill.domain.inputs import FIRST, NEW_INPUTS
+from imagemill.domain.inputs import NEW_INPUTS
 from imagemill.inputs.scan import scan_approved
 from imagemill.inputs.sidecars import is_annotation, read_captions, read_lines
 from imagemill.text.encodings import BadEncoding, decode_text
@@ -54,11 +54,13 @@ def test_any_bytes_are_text_or_refused(data, otherwise):
         assert str(refused)
 
 
-def test_lines_are_joined_or_the_first_is_taken():
-    text = "\n one cat \n\n two\tcats\n"
+def test_lines_are_joined_or_the_first_is_taken_or_each_is_a_caption():
+    text = "\n one cat \n\n two\tcats\none  cat\n"
 
-    assert read_lines(text, first=False) == ("one cat two cats", 2)
-    assert read_lines(text, first=True) == ("one cat", 2)
+    assert read_lines(text) == (("one cat two cats one cat",), 3)
+    assert read_lines(text, "first") == (("one cat",), 3)
+    assert read_lines(text, "each") == (("one cat", "two cats"), 3)
+    assert read_lines(" \n", "each") == ((), 0)
 
 
 @pytest.mark.parametrize(
@@ -114,4 +116,4 @@ def test_blank_caption_gives_way_and_another_text_is_counted(tmp_path):
         (tmp_path / name).write_text(text)
 
     assert read(tmp_path)[0] == {"a": ("a cat", 1, False), "b": ("one two", 2, True), "c": ("same", 1, False)}
-    assert read(tmp_path, lines=FIRST)[0]["b"] == ("one", 2, False)
+    assert read(tmp_path, lines="first")[0]["b"] == ("one", 2, False)
