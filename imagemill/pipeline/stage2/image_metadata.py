@@ -167,15 +167,13 @@ def adopt_captions(inventory: Inventory, ledger: Ledger) -> None:
         and not (i in scan.sources and row.origin == FROM_METADATA)
     }
     texts = recorded.texts
-    edited = {i for i, row in without.items() if texts[i] not in (row.of_texts, merged.get(i))}
-    _keep_replaced(inventory.root, recorded, ledger, edited)
-    rows = (
-        _recorded_caption(i, recorded.lines[i], FROM_RECORD if i in edited else origin, known.get(i))
-        for i in recorded.captions
-        if i not in known or i in edited
-    )
+    changed = (i for i, row in without.items() if texts[i] not in (row.of_texts, merged.get(i)))
+    rows = {i: _recorded_caption(i, recorded.lines[i], FROM_RECORD, known[i]) for i in changed}
+    edited = {i: row for i, row in rows.items() if row and row.of_texts != known[i].of_texts}
+    _keep_replaced(inventory.root, recorded, ledger, edited.keys())
+    new = (_recorded_caption(i, recorded.lines[i], origin) for i in recorded.captions if i not in known)
     with ledger.transaction():
-        ledger.record_captions(row for row in rows if row)
+        ledger.record_captions((*edited.values(), *(row for row in new if row)))
         agreed = {i: row.of_texts for i, row in known.items() if texts.get(i) == row.of_texts}
         ledger.record_recorded_captions(
             {**merged, **agreed}
@@ -194,14 +192,15 @@ def _keep_replaced(root: DataRoot, recorded: Recorded, ledger: Ledger, edited: S
         quarantine(root.quarantine, root.stage2_jsonl.name, lines)
 
 
-def _recorded_caption(image_id: str, span: Span, origin: str, known: CaptionKey | None) -> CaptionRow | None:
+def _recorded_caption(image_id: str, span: Span, origin: str, known: CaptionKey | None = None) -> CaptionRow | None:
     record = record_at(span)
     caption = record.get("caption")
     if not isinstance(caption, str) or not caption.strip():
         return None
     texts = captions_of(record)
-    if known and known.texts and record.get(CAPTIONS) == list(known.texts):
-        # Only the first of several captions was edited, in the field `caption`.
+    listed = record.get(CAPTIONS)
+    if known and known.texts and isinstance(listed, list) and listed[1:] == list(known.texts[1:]):
+        # At most the first of several captions was edited, in the field `caption`.
         texts = tuple(dict.fromkeys((caption, *known.texts[1:])))
     return caption_row(image_id, texts, origin)
 
