@@ -56,11 +56,11 @@ def report_lines(report: FolderReport) -> Iterator[str]:
     yield f"folder      {Path(report.folder)}"
     yield from _labelled("layout", report.layouts)
     yield f"images      {report.images:,}" + (f": {formats}" if formats else "")
-    yield f"captions    {', '.join(f'{count:,} {source}' for source, count in report.captions.items()) or '0'}"
+    yield f"captions    {', '.join(_of_source(source, count) for source, count in report.captions.items()) or 'none'}"
     yield from _labelled("", _caption_lines(report))
     counts = report.counts
     if companions := counts.get("companion"):
-        yield f"companions  {counted(companions, 'file')} that accompany an image (masks, control images)"
+        yield f"companions  {counted(companions, 'companion image')} (masks, control images)"
     if ignored := counts.get("ignored"):
         yield f"ignored     {counted(ignored, 'input')}"
     yield f"pixels      pixels.color: {report.colours.color}"
@@ -76,6 +76,10 @@ def report_lines(report: FolderReport) -> Iterator[str]:
     if report.settings:
         yield "settings    these lines in imagemill.yaml would use what is not used:"
         yield from report.settings
+
+
+def _of_source(source: str, count: int) -> str:
+    return f"{count:,} without" if source == "none" else f"{count:,} from {source}"
 
 
 def _labelled(label: str, lines: Iterable[str]) -> Iterator[str]:

@@ -57,9 +57,9 @@ def _layouts(scan: Scan) -> Iterator[str]:
     yield from numbered
     tables = [path for path in scan.ignored if path.lower().endswith(("_stats.json", ".parquet"))]
     if tables:
-        yield f"img2dataset: {len(tables)} files with its tables or counts"
+        yield f"img2dataset: {counted(len(tables), 'file')} with its tables or counts"
     if scan.companions:
-        yield f"OneTrainer: {len(scan.companions)} masks or control images"
+        yield f"OneTrainer: {counted(len(scan.companions), 'companion image')} (masks, control images)"
     names = Counter(posixpath.basename(file.path) for file in scan.metadata)
     for name, count in sorted(names.items()):
         tool = (

@@ -175,5 +175,5 @@ class PathIndex:
         return self._forms[form]
 
 
-# What distinguishes a path without its extension from a path.
+# Marks a path without its extension in an index of paths.
 _STEM = "\0"

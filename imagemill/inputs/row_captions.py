@@ -24,6 +24,7 @@ from imagemill.inputs.metadata.rows import BadRow, Columns, Row, Unreadable, for
 from imagemill.inputs.scan import MetadataFile, Scan, SourceFile
 from imagemill.inputs.sidecars import BLANK, SIDECARS, caption_row, read_source, unusable_sidecars
 from imagemill.store.ledger import FROM_METADATA, CaptionKey, CaptionRow, Ledger, Problem, fingerprint_texts
+from imagemill.text.units import counted
 
 # Asset of the problems of metadata files.
 METADATA: Final = "metadata"
@@ -111,7 +112,7 @@ def _state(file: MetadataFile, inputs: InputSettings, lacking: Iterable[str]) ->
 
 
 class _Place(NamedTuple):
-    """Where a row's path leads: paths below the folder of images to try, or why it leads nowhere."""
+    """Paths below the folder of images that the path of a row may mean; `bad`: it leads outside."""
 
     paths: tuple[str, ...]
     bad: bool = False
@@ -264,19 +265,21 @@ class _Reading:
 
     def _faults(self) -> Problem | None:
         """Return one problem for all rows that are not used."""
-        told = {
-            "bad_row": (self._bad, "rows that cannot be read", "repair them"),
+        by_reason = {
+            "bad_row": (self._bad, "that cannot be read", "repair them"),
             "bad_path": (
                 self._outside,
-                "paths outside the folder of images",
+                "with a path outside the folder of images",
                 "set captions.strip_prefix in imagemill.yaml to what they begin with",
             ),
-            "row_without_image": (self._without, "rows without an image", "add the images, or remove the rows"),
+            "row_without_image": (self._without, "without an image", "add the images, or remove the rows"),
         }
-        found = {reason: each for reason, each in told.items() if each[0].count}
+        found = {reason: each for reason, each in by_reason.items() if each[0].count}
         if not found:
             return None
-        parts = [f"{faults.count:,} {what} ({'; '.join(faults.first)})" for faults, what, _ in found.values()]
+        parts = [
+            f"{counted(faults.count, 'row')} {what} ({'; '.join(faults.first)})" for faults, what, _ in found.values()
+        ]
         return self._problem(next(iter(found)), ", ".join(parts), "; ".join(do for *_, do in found.values()))
 
     def _problem(self, reason: str, detail: str, remedy: str, *, failed: bool = False) -> Problem:

@@ -81,7 +81,7 @@ def colours_of(ledger: Ledger, present: Mapping[str, object], color: ColorSettin
     return count_colours(((row.color, row.profile) for row in rows), color), sum(row.first_frame for row in rows)
 
 
-# What the value of a new data root would add, by setting.
+# Texts about the values of a new data root, by setting.
 _ADDED = {
     "formats": ("inputs.formats of a new data root would add", "file"),
     "recursive": ("inputs.recursive: true would read", "sub-folder"),

@@ -43,7 +43,8 @@ def test_report_for_people(folder):
     assert lines == [
         f"folder      {folder}",
         "images      5: 2 JPEG, 2 PNG, 1 GIF",
-        "captions    1 image with a caption",
+        "captions    1 from text files, 4 without",
+        "            4 images without a caption, the first b.PNG",
         "pixels      pixels.color: srgb",
         "colours     1 Display P3, 1 unreadable profile; 1 converted to sRGB, 1 with an unusable profile",
         "            1 file with several pictures: the first, or the primary one, is used",
@@ -64,7 +65,7 @@ def test_report_for_programs_has_every_problem(folder):
 
     report = json.loads(imagemill("scan", folder, "--json").stdout)
 
-    assert (report["images"], report["captions"], report["first_frames"]) == (5, 1, 1)
+    assert (report["images"], report["captions"], report["first_frames"]) == (5, {"text files": 1, "none": 4}, 1)
     assert report["formats"] == {"JPEG": 2, "PNG": 2, "GIF": 1}
     assert (report["colours"]["converts"], report["colours"]["bad_profile"]) == (1, 1)
     assert len(report["problems"]) == 28

@@ -186,7 +186,7 @@ FOLDERS = {
         one_trainer,
         {"a": ["a dog"], "b": ["a cat"]},
         {"caption": ["a.txt", "b.txt"], "companion": ["a-masklabel.png", "b-condlabel.png"]},
-        ["OneTrainer: 2 masks or control images"],
+        ["OneTrainer: 2 companion images (masks, control images)"],
     ),
     "diffusion-pipe": Folder(
         diffusion_pipe,

@@ -162,7 +162,7 @@ def test_absolute_paths_are_resolved_below_the_folder(folder, ledger):
     assert list(texts(folder, ledger)) == ["dog%2Fa"]
     assert problems(ledger) == {("metadata.jsonl", "bad_path")}
     found = detail(ledger, "metadata.jsonl")
-    assert "3 paths outside the folder of images (2: /elsewhere/train/b.jpg; 3: C:" in found
+    assert "3 rows with a path outside the folder of images (2: /elsewhere/train/b.jpg; 3: C:" in found
     assert "set captions.strip_prefix in imagemill.yaml" in found
 
     assert set(texts(folder, ledger, strip_prefix="/elsewhere/train")) == {"dog%2Fa", "b"}

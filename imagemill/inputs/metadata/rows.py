@@ -1,4 +1,4 @@
-"""What every format of a metadata file yields, and the columns that contain it.
+"""Rows of metadata files, which every format yields, and the columns that contain their values.
 
 Spec: docs/spec/stage2.md#metadata-files
 """
@@ -93,7 +93,7 @@ def file_names() -> frozenset[str]:
 
 
 def format_of(path: str) -> Format | None:
-    """Return the format of a file by its extension; None if there is none."""
+    """Return the format of a file by its extension, or None."""
     return next((each for each in formats() if path.lower().endswith(each.SUFFIXES)), None)
 
 
