@@ -134,3 +134,45 @@ def test_heic_without_its_library_names_the_extra(tmp_path, monkeypatch, name):
     (problem,) = report.problems
     assert (problem.item, problem.reason) == (name, "unsupported_type")
     assert problem.remedy == "install imagemill[heic], then run imagemill again"
+
+
+def test_captions_are_reported_by_source(tmp_path):
+    for name in ("3_dog/a.jpg", "3_dog/b.jpg", "c.jpg", "d.jpg", "d-masklabel.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(encoded(PICTURE, "JPEG"))
+    (tmp_path / "3_dog/a.txt").write_text("one\ntwo")
+    (tmp_path / "Thumbs.db").touch()
+    rows = [{"file_name": "c.jpg", "text": ["c", "another c"]}, {"file_name": "3_dog/a.jpg", "text": "of the row"}]
+    (tmp_path / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    assert imagemill("scan", tmp_path).stdout.splitlines() == [
+        f"folder      {tmp_path}",
+        "layout      kohya: 1 folder, repeats 3",
+        "            OneTrainer: 1 companion image (masks, control images)",
+        "            Hugging Face imagefolder: metadata.jsonl",
+        "images      4: 4 JPEG",
+        "captions    1 from metadata.jsonl, 1 from text files, 2 without",
+        "            2 images without a caption, the first 3_dog/b.jpg",
+        "            1 image with several captions",
+        "            1 text of several lines: see captions.lines",
+        "            1 image with another caption in a source of a lower rank (caption_conflict)",
+        "companions  1 companion image (masks, control images)",
+        "ignored     1 input",
+        "pixels      pixels.color: srgb",
+        "colours     no image has a colour profile: sRGB",
+        "settings    these lines in imagemill.yaml would use what is not used:",
+        "inputs: {repeats: kohya}",
+        "captions: {lines: each, folder: true}",
+    ]
+
+
+def test_folder_is_read_as_imagemill_yaml_says(tmp_path, data_root):
+    (tmp_path / "a.jpg").write_bytes(encoded(PICTURE, "JPEG"))
+    (tmp_path / "a.txt").write_text("one\ntwo")
+    data_root.path.mkdir(exist_ok=True)
+    data_root.config_file.write_text("captions: {lines: each}\n")
+
+    report = json.loads(imagemill("scan", tmp_path, "--data-root", data_root.path, "--json").stdout)
+
+    assert (report["several_captions"], report["settings"]) == (1, [])
+    assert not data_root.state.exists()
