@@ -21,8 +21,8 @@ from PIL import Image
 from imagemill.domain.layout import DataRoot
 from imagemill.formats.images import decode_rgb
 from imagemill.pipeline.shards.shard_sets import read_manifest
-from imagemill.store.inputs import NAMES
 from imagemill.store.ledger import Ledger
+from tests.helpers.earlier_release import as_of_earlier_release
 from tests.helpers.images import encoded
 from tests.helpers.product import imagemill, photos, start
 from tests.helpers.profiles import ADOBE, P3, SRGB, in_space
@@ -58,23 +58,6 @@ def make(root, *, stage1=True):
         "dinov3_embedding": STAGE1_VECTOR,
     }  # fmt: skip
     root.stage2_jsonl.write_text(json.dumps(record) + "\n")
-
-
-def as_of_earlier_release(root):
-    """Take away from the ledger, and from its second copies, what versions 6 and 7 added."""
-    names = (*NAMES.values(), "adopted.color")
-    with sqlite3.connect(root.ledger) as db:
-        for column in ("color", "profile", "first_frame"):
-            db.execute(f"ALTER TABLE sources DROP COLUMN {column}")
-        for column in ("lines", "conflict"):
-            db.execute(f"ALTER TABLE captions DROP COLUMN {column}")
-        db.executemany("DELETE FROM settings WHERE name = ?", [(name,) for name in names])
-        db.execute("PRAGMA user_version = 5")
-    for copy in root.path.glob("*/.imagemill.json"):
-        document = json.loads(copy.read_bytes())
-        for name in names:
-            document["settings"].pop(name, None)
-        copy.write_text(json.dumps(document))
 
 
 def run(root, *, code=0):

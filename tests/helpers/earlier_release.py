@@ -1,0 +1,23 @@
+"""Data roots as earlier releases left them."""
+
+import json
+import sqlite3
+
+from imagemill.store.inputs import NAMES
+
+
+def as_of_earlier_release(root):
+    """Remove from the ledger, and from its second copies, what versions 6 to 9 added."""
+    names = (*NAMES.values(), "adopted.color")
+    with sqlite3.connect(root.ledger) as db:
+        for column in ("color", "profile", "first_frame"):
+            db.execute(f"ALTER TABLE sources DROP COLUMN {column}")
+        for column in ("lines", "conflict", "texts"):
+            db.execute(f"ALTER TABLE captions DROP COLUMN {column}")
+        db.executemany("DELETE FROM settings WHERE name = ?", [(name,) for name in names])
+        db.execute("PRAGMA user_version = 5")
+    for copy in root.path.glob("*/.imagemill.json"):
+        document = json.loads(copy.read_bytes())
+        for name in names:
+            document["settings"].pop(name, None)
+        copy.write_text(json.dumps(document))
