@@ -120,7 +120,9 @@ def _embed(
 ) -> Iterator[dg.RunRequest | dg.SkipReason]:
     session = data_root.session
     looked = session.look()
-    state = f"{looked.scan.digest} {state_of_files(session.root.ledger)} {fingerprint(repr(session.config).encode())}"
+    state = (
+        f"{looked.approved.digest} {state_of_files(session.root.ledger)} {fingerprint(repr(session.config).encode())}"
+    )
     if state == cursor.idle:
         yield dg.SkipReason(f"nothing new among {looked.scan.seen} images")
         return

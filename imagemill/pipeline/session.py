@@ -136,6 +136,7 @@ class Session:
     def _listed(self) -> "Inventory":
         from imagemill.pipeline.stage2.image_metadata import adopt_captions
         from imagemill.pipeline.stage2.input_settings import apply_inputs
+        from imagemill.pipeline.stage2.record_index import state_of
 
         self.input_changes += apply_inputs(self.config, self.root.approved, self.ledger)
         version, looked, self._looked = self.ledger.version_seen(), self._looked, None
@@ -146,6 +147,7 @@ class Session:
             inventory = looked[0]
         inventory.ledger_version = version
         inventory.survey(self.ledger)
+        inventory.records_state = state_of(self.root.stage2_jsonl)
         adopt_captions(inventory, self.ledger)
         return inventory
 
