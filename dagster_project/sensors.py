@@ -70,10 +70,17 @@ def new_images(
 
 
 class _Cursor(msgspec.Struct, frozen=True):
-    """The memory of earlier ticks: the run whose results were published, and the state with nothing left to request."""
+    """The memory of earlier ticks.
+
+    Attributes:
+        published: the run whose results were published.
+        idle: the state with nothing left to request.
+        images: the number of images in that state.
+    """
 
     published: str | None = None
     idle: str | None = None
+    images: int = 0
 
     @classmethod
     def read(cls, text: str | None) -> "_Cursor":
@@ -124,7 +131,7 @@ def _embed(
         f"{looked.approved.digest} {state_of_files(session.root.ledger)} {fingerprint(repr(session.config).encode())}"
     )
     if state == cursor.idle:
-        yield dg.SkipReason(f"nothing new among {looked.scan.seen} images")
+        yield dg.SkipReason(f"nothing new among {cursor.images} images")
         return
     ledger, inventory = session.ledger, session.inventory()
     scan = inventory.scan
@@ -133,7 +140,7 @@ def _embed(
     waiting = len(ids)
     ids = still_images(ids, scan, time.time_ns())[:IMAGES_PER_TICK]
     if len(ids) == waiting:
-        context.update_cursor(_Cursor(cursor.published, state).text)
+        context.update_cursor(_Cursor(cursor.published, state, scan.seen).text)
     if vanished := len(ledger.sources().keys() - scan.sources.keys()):
         approved = session.root.approved
         context.log.warning(f"{vanished} images are no longer in {approved}; the files made from them are kept")

@@ -173,6 +173,8 @@ class CommandSession:
                 if any(job.needs_model for job in of_kind):
                     self.encoders.look_up(spec)
             self._check_space(jobs, packs)
+            for spec in (spec for spec, of_kind in jobs.items() if not of_kind):  # no step sweeps its folder
+                inventory.store(spec).sweep()
             for spec in passes.specs:  # if nothing is left to make, no run will finish the regeneration
                 finish(ledger, inventory.store(spec), scan.sources)
             unreported = self._unreported(passes.specs, ledger, scan.sources) if limit is None else set()

@@ -187,7 +187,7 @@ class ListedFolder:
 
     @property
     def scan(self) -> Scan:
-        """What the entries are."""
+        """The classified entries."""
         if self._scan is None:
             metadata = {"metadata": (self._named,)} if self._named else {}
             self._scan = replace(classify(self._entries, self._inputs), names=self.names, **metadata)

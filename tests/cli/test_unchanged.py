@@ -220,6 +220,16 @@ def test_record_that_is_edited_during_the_passes_counts_at_once(settled, monkeyp
     assert captions_of(settled)["b"] == "by hand"
 
 
+def test_staged_file_of_a_killed_run_is_removed_although_its_kind_has_no_work(settled):
+    """A worker may outlive its killed run, and stage a file after the next run has swept the folder."""
+    left = settled.derived / "dinov3" / ".tmp-0123abcd-1-2-99x000001"
+    left.write_bytes(b"part")
+    (settled.approved / "a.txt").write_text("edited")
+
+    assert called(settled, "run").code == 0
+    assert not left.exists()
+
+
 class FailsOnce(StubEncoder):
     """Fails for every image until `well` is set."""
 

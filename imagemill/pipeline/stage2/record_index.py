@@ -100,7 +100,7 @@ class NextIndex:
     """The index of the next file, made while its lines are written.
 
     Attributes:
-        index: the lines so far; None if a record contains its vector, is of Stage 1 or is set aside. The file is then read.
+        index: the lines so far; None if a record contains its vector, is of Stage 1, or is in quarantine. The file is then read.
 
     Args:
         jsonl: the file.
