@@ -22,7 +22,8 @@ from imagemill.domain.embedding_specs import embedding_specs
 from imagemill.fs.fingerprints import fingerprint
 from imagemill.inputs.scan import Scan
 from imagemill.pipeline.presets.preset_config import read_presets
-from imagemill.pipeline.stage2.plan import all_jobs, ids_of
+from imagemill.pipeline.stage2.current_plans import all_jobs
+from imagemill.pipeline.stage2.plan import ids_of
 from imagemill.pipeline.stage2.ranges import KeyRange, plan_ranges
 from imagemill.pipeline.stage_a.missions import missions, name_problem
 from imagemill.store.ledger.database import state_of_files

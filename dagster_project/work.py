@@ -32,9 +32,10 @@ from imagemill.pipeline.accounting import embedded_images
 from imagemill.pipeline.forecast import check_space
 from imagemill.pipeline.session import Session
 from imagemill.pipeline.stage2.caption import forget_problems
+from imagemill.pipeline.stage2.current_plans import all_jobs
 from imagemill.pipeline.stage2.models_in_use import preview_kinds, preview_notice
 from imagemill.pipeline.stage2.passes import Passes
-from imagemill.pipeline.stage2.plan import Job, LedgerSnapshot, all_jobs, ids_of, plan_embedding
+from imagemill.pipeline.stage2.plan import Job, LedgerSnapshot, ids_of, plan_embedding
 from imagemill.pipeline.stage2.ranges import plan_ranges
 from imagemill.pipeline.stage2.record_index import state_of
 from imagemill.pipeline.stage2.regenerate import cancel, finish, regenerate, resume

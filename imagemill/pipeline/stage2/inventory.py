@@ -31,7 +31,8 @@ class Inventory:
         records_state: signatures of the file of records when its captions were adopted.
         in_force: kind as declared → kind with the data root's settings and contract.
         inputs: how `approved/` is read.
-        kept: the last plans that were made of this listing, and the state that they depend on (pipeline/accounting.py).
+        kept: the last plans that were made of this listing (current_plans.py).
+        worked_on: images whose rows and files steps may have changed since the listing.
     """
 
     root: DataRoot
@@ -42,7 +43,8 @@ class Inventory:
     records_state: tuple[FileSignature | None, FileSignature | None] = (None, None)
     in_force: Callable[[EmbeddingSpec], EmbeddingSpec] = lambda spec: spec
     inputs: InputSettings = NEW_INPUTS
-    kept: tuple[object, Any] | None = None
+    kept: Any = None
+    worked_on: set[str] = field(default_factory=set)
 
     @property
     def approved(self) -> ListedFolder:

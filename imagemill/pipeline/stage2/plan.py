@@ -321,16 +321,6 @@ def plans_for(
     return plans
 
 
-def all_jobs(
-    specs: Sequence[EmbeddingSpec], inventory: Inventory, ledger: Ledger, awaited: Set[str] = frozenset()
-) -> dict[EmbeddingSpec, list[Job]]:
-    """Return, per kind, jobs for missing, invalid and stale files; for images that are gone too, if they have records."""
-    sources = inventory.scan.sources
-    ids = [*sources, *(image_id for image_id in inventory.recorded.lines if image_id not in sources)]
-    plans = plans_for(specs, ids, inventory, ledger, awaited)
-    return {inventory.in_force(spec): plan.jobs for spec, plan in plans.items()}
-
-
 def ids_of(jobs: Mapping[EmbeddingSpec, Iterable[Job]]) -> list[str]:
     """Return the image ids of all jobs, sorted, each once."""
     return sorted({job.image_id for of_kind in jobs.values() for job in of_kind})
