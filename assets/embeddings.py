@@ -89,6 +89,7 @@ def embedding_asset(spec: EmbeddingSpec) -> dg.AssetsDefinition:
             options["store"].sweep()
             size = options["settings"].batch_size
             inventory = session.inventory()
+            inventory.worked_on.update(ids)
             scan = inventory.scan
             if isinstance(config, CaptionedConfig):
                 if not captioner.settings().enabled:

@@ -23,7 +23,8 @@ from imagemill.fs.fingerprints import fingerprint
 from imagemill.inputs.row_captions import images_below
 from imagemill.inputs.scan import Scan
 from imagemill.pipeline.presets.preset_config import read_presets
-from imagemill.pipeline.stage2.plan import all_jobs, ids_of
+from imagemill.pipeline.stage2.current_plans import all_jobs
+from imagemill.pipeline.stage2.plan import ids_of
 from imagemill.pipeline.stage2.ranges import KeyRange, plan_ranges
 from imagemill.pipeline.stage_a.missions import missions, name_problem
 from imagemill.store.ledger import FROM_METADATA, Ledger
@@ -72,10 +73,17 @@ def new_images(
 
 
 class _Cursor(msgspec.Struct, frozen=True):
-    """The memory of earlier ticks: the run whose results were published, and the state with nothing left to request."""
+    """The memory of earlier ticks.
+
+    Attributes:
+        published: the run whose results were published.
+        idle: the state with nothing left to request.
+        images: the number of images in that state.
+    """
 
     published: str | None = None
     idle: str | None = None
+    images: int = 0
 
     @classmethod
     def read(cls, text: str | None) -> "_Cursor":
@@ -122,9 +130,11 @@ def _embed(
 ) -> Iterator[dg.RunRequest | dg.SkipReason]:
     session = data_root.session
     looked = session.look()
-    state = f"{looked.scan.digest} {state_of_files(session.root.ledger)} {fingerprint(repr(session.config).encode())}"
+    state = (
+        f"{looked.approved.digest} {state_of_files(session.root.ledger)} {fingerprint(repr(session.config).encode())}"
+    )
     if state == cursor.idle:
-        yield dg.SkipReason(f"nothing new among {looked.scan.seen} images")
+        yield dg.SkipReason(f"nothing new among {cursor.images} images")
         return
     ledger, inventory = session.ledger, session.inventory()
     scan = inventory.scan
@@ -133,7 +143,7 @@ def _embed(
     waiting = len(ids)
     ids = still_images(ids, scan, time.time_ns())[:IMAGES_PER_TICK]
     if len(ids) == waiting:
-        context.update_cursor(_Cursor(cursor.published, state).text)
+        context.update_cursor(_Cursor(cursor.published, state, scan.seen).text)
     if vanished := len(ledger.sources().keys() - scan.sources.keys()):
         approved = session.root.approved
         context.log.warning(f"{vanished} images are no longer in {approved}; the files made from them are kept")

@@ -134,7 +134,7 @@ def write_snapshot(work: Ended, status: Status, *, everything: bool) -> None:
     found = Snapshot(
         release=version("imagemill"),
         ledger=session.ledger.file_state(),
-        names=session.planned.scan.names if session.planned else names_state(session),
+        names=session.planned.approved.names if session.planned else names_state(session),
         status=status,
         inputs={name: merged[name] for name in ("total", "refused") if name in merged},
         checks=checks,
@@ -250,7 +250,7 @@ def _settings(config: Config) -> Iterator[str]:
 
 def _listed(inventory: Inventory) -> Iterator[str]:
     """Yield the digest of `approved/`, and a line per file of each kind."""
-    yield inventory.scan.digest
+    yield inventory.approved.digest
     for spec in embedding_specs():
         yield spec.folder
         yield from (f"{image_id} {signature}" for image_id, signature in inventory.files(spec).items())

@@ -32,10 +32,12 @@ from imagemill.pipeline.accounting import embedded_images
 from imagemill.pipeline.forecast import check_space
 from imagemill.pipeline.session import Session
 from imagemill.pipeline.stage2.caption import forget_problems
+from imagemill.pipeline.stage2.current_plans import all_jobs
 from imagemill.pipeline.stage2.models_in_use import preview_kinds, preview_notice
 from imagemill.pipeline.stage2.passes import Passes
-from imagemill.pipeline.stage2.plan import Job, LedgerSnapshot, all_jobs, ids_of, plan_embedding
+from imagemill.pipeline.stage2.plan import Job, LedgerSnapshot, ids_of, plan_embedding
 from imagemill.pipeline.stage2.ranges import plan_ranges
+from imagemill.pipeline.stage2.record_index import state_of
 from imagemill.pipeline.stage2.regenerate import cancel, finish, regenerate, resume
 from imagemill.pipeline.stage_a.merge import ASSET as GROUPS
 from imagemill.store.ledger import Ledger
@@ -172,6 +174,8 @@ class CommandSession:
                 if any(job.needs_model for job in of_kind):
                     self.encoders.look_up(spec)
             self._check_space(jobs, packs)
+            for spec in (spec for spec, of_kind in jobs.items() if not of_kind):  # no step sweeps its folder
+                inventory.store(spec).sweep()
             for spec in passes.specs:  # if nothing is left to make, no run will finish the regeneration
                 finish(ledger, inventory.store(spec), scan.sources)
             unreported = self._unreported(passes.specs, ledger, scan.sources) if limit is None else set()
@@ -260,13 +264,14 @@ class CommandSession:
         """Return images with a file that Dagster does not know: after a kill before the last events, or with a new history."""
         missing: set[str] = set()
         for spec in specs:
-            reported = self.instance.get_materialized_partitions(dg.AssetKey(spec.kind))
-            missing.update(image_id for image_id, _ in ledger.files(spec.kind) if image_id not in reported)
+            missing |= ledger.ids_with_file(spec.kind) - self.instance.get_materialized_partitions(
+                dg.AssetKey(spec.kind)
+            )
         return {image_id for image_id in missing if image_id in present}
 
     def publish(self, passes: Passes) -> None:
         """Write the records, and the shards of every bucket whose samples changed."""
-        self._plan_again()
+        self._list_made_files()
         keys = buckets.get_partition_keys()
         self._run(
             published(excluding=self.session.config.near_duplicates.exclude),
@@ -276,16 +281,24 @@ class CommandSession:
 
     def write_records(self, passes: Passes) -> None:
         """Write the records. After an interrupt only finished images are written, without opening others."""
-        self._plan_again()
+        self._list_made_files()
         self._run(["stage2_jsonl"], **_run_options({"stage2_jsonl": self._records_config(passes)}))
 
     def roll_back(self, options: RollbackOptions) -> None:
         """Restore the Stage 1 file."""
         self._run([], job=roll_back_to_stage1.name, **_run_options({roll_back_records.name: options.given()}))
 
-    def _plan_again(self) -> None:
-        """List the folders again after runs that may have made files."""
-        if self.outcomes:
+    def _list_made_files(self) -> None:
+        """List the folders again in which runs have made files. Images that have been added meanwhile wait for the next run.
+
+        If the file of records has been edited meanwhile, everything is listed again: its captions replace the ledger's.
+        """
+        if not self.outcomes:
+            return
+        inventory = self.session.inventory()
+        if inventory.records_state == state_of(self.root.stage2_jsonl):
+            inventory.forget_outdated()
+        else:
             self.session.plan()
 
     def _records_config(self, passes: Passes) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 import dagster as dg
 
 from imagemill.domain.embedding_specs import EmbeddingSpec
-from imagemill.formats.npy import NpyStore
 from imagemill.pipeline.problem_list import problems_of_kind
 from imagemill.pipeline.session import Session
 from imagemill.pipeline.stage2.models_in_use import model_in_use
@@ -23,9 +22,10 @@ FILES, INPUTS = "files_valid", "inputs_accepted"
 
 def files_result(session: Session, spec: EmbeddingSpec) -> dg.AssetCheckResult:
     """Check every file, and name the model. Valid files of an unfinished regeneration give a warning."""
-    root, ledger = session.root, session.ledger
-    store, used = NpyStore(root.derived / spec.folder, session.in_force(spec)), model_in_use(ledger, spec.kind)
-    result = as_result(collect(spec.folder, spec.kind, embedding_files(store, ledger)))
+    inventory, ledger = session.overview(), session.ledger
+    store, used = inventory.store(spec), model_in_use(ledger, spec.kind)
+    listing = inventory.current_files(store.spec)
+    result = as_result(collect(spec.folder, spec.kind, embedding_files(store, ledger, listing)))
     warns = result.passed and used.regeneration is not None
     return dg.AssetCheckResult(
         passed=result.passed and not warns,

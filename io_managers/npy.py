@@ -62,6 +62,7 @@ class NpyIOManager(dg.ConfigurableIOManager):
                 used = _metadata_of_model(ledger, kind)
                 for row in self._news(context, obj, ledger):
                     _report(events, row, used)
+                self._note_listing(kind, plan)
                 failed = self._drain(context, obj, ledger, events, counts)
                 _report_sources(context.step_context.instance, plan, ledger)
                 stuck = finish(ledger, obj.store, obj.present)
@@ -138,6 +139,11 @@ class NpyIOManager(dg.ConfigurableIOManager):
             for evaluation in evaluations(context.asset_key, self.data_root.session, obj.store.spec):
                 events.add_check(evaluation)
             raise _failure(kind, sorted(problems, key=lambda problem: problem.item), absent)
+
+    def _note_listing(self, kind: str, plan: EmbeddingPlan) -> None:
+        """Note that the command's listing of a kind will no longer be that of its folder."""
+        if plan.jobs and (planned := self.data_root.session.planned):
+            planned.outdated.add(kind)
 
     def _news(self, context: dg.OutputContext, obj: EmbeddingStream, ledger: Ledger) -> Iterator[FileRow]:
         """Yield the existing files that Dagster does not know yet.

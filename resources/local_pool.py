@@ -5,11 +5,12 @@
            ──batch──▶ worker 2   ...
 
 Processes are spawned because many libraries that start threads do not work after a fork. If a process dies, its batch runs
-again, and the other workers continue. Workers whose caller was killed end after their batch.
+again, and the other workers continue. Workers whose caller was killed end after their batch, and begin no other.
 
 This module must not import Dagster, because every worker would import it too. The engine for assets is resources/engine.py.
 """
 
+import os
 import pickle
 import signal
 import warnings
@@ -96,7 +97,7 @@ def run_on_processes(
                 spawn = _Spawn()
                 spawn.number = number
                 work = worker_class, each[number], current_folder()
-                pool = ProcessPool(1, initializer=_begin, initargs=work, context=spawn)
+                pool = ProcessPool(1, initializer=_begin, initargs=(os.getpid(), *work), context=spawn)
                 pools[pool] = spawn
             running[pool.schedule(_stream, args=(batch.keys,))] = pool, batch
 
@@ -182,13 +183,13 @@ def _stop(pools: Iterable[ProcessPool]) -> None:
 
 # ---- in the worker process
 
-# `work`: worker class, options, and folder of owners; `worker` after the first batch.
+# `caller`: pid of the caller; `work`: worker class, options, and folder of owners; `worker` after the first batch.
 _process: dict[str, Any] = {}
 
 
-def _begin(*work: Any) -> None:
+def _begin(caller: int, *work: Any) -> None:
     """Initialise the process. pebble ignores SIGINT: an interrupt reaches the whole process group, and the caller handles it."""
-    _process["work"] = work
+    _process.update(caller=caller, work=work)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     warnings.filterwarnings("ignore", module=r"PIL\.")  # as the command does
 
@@ -200,6 +201,8 @@ def _stream(batch: list[Any]) -> list[Any]:
             if owners is not None:
                 use(owners)  # temporary files name this process: they are removed after its death
             _process["worker"] = worker_class(**options)
+        if os.getppid() != _process["caller"]:
+            os._exit(1)  # the caller was killed; the next run makes these files, and has swept the folder already
         return list(_process["worker"].stream(batch))
     except Exception as error:
         try:

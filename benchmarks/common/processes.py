@@ -20,9 +20,13 @@ class Cost(NamedTuple):
 
 
 def cost(arguments: Sequence[object], **environment: str) -> Cost:
-    """Run `python ARGUMENTS…` to its end. Raises with its output if it fails."""
+    """Run `python ARGUMENTS…` to its end. Raises with its output if it fails.
+
+    Python may write bytecode: without it, each command compiles its modules, which takes longer than most commands.
+    """
     words = [str(argument) for argument in arguments]
     variables = {**os.environ, "PYTHONPATH": str(PROJECT), **environment}
+    variables.pop("PYTHONDONTWRITEBYTECODE", None)
     began = time.perf_counter()
     with subprocess.Popen(
         [sys.executable, *words], cwd=PROJECT, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT

@@ -19,7 +19,6 @@ metadataset/metadataset_v2.py.
 """
 
 import hashlib
-import itertools
 import os
 import sqlite3
 import tarfile
@@ -78,10 +77,17 @@ CREATE INDEX idx_sample_parts_seq ON sample_parts(tar_file_id, sample_index, con
 CREATE INDEX idx_sample_parts_full
     ON sample_parts(tar_file_id, sample_index, part_name, content_byte_offset, content_byte_size);
 """
-_RECORDED = """
-SELECT tar_file_id, byte_offset, part_name, content_byte_offset, content_byte_size
-FROM samples JOIN sample_parts USING (tar_file_id, sample_index)
-ORDER BY tar_file_id, sample_index, content_byte_offset
+_EARLIER_SAMPLES = """
+SELECT sample_key, sample_index, byte_offset, byte_size FROM earlier.samples WHERE tar_file_id = ? ORDER BY sample_index
+"""
+_WITH_PARTS = "SELECT count(DISTINCT sample_index) FROM earlier.sample_parts WHERE tar_file_id = ?"
+_COPY_SAMPLES = """
+INSERT INTO samples SELECT ?, sample_key, sample_index, byte_offset, byte_size
+FROM earlier.samples WHERE tar_file_id = ? ORDER BY sample_index
+"""
+_COPY_PARTS = """
+INSERT INTO sample_parts SELECT ?, sample_index, part_name, content_byte_offset, content_byte_size
+FROM earlier.sample_parts WHERE tar_file_id = ? ORDER BY sample_index, content_byte_offset
 """
 
 
@@ -124,7 +130,7 @@ def write_energon(
     }
     for path, content in {**indices, **documents}.items():
         path.write_bytes(content)
-    _write_sqlite(meta / SQLITE, folder, shards, frozenset(dead), _recorded_members(earlier))
+    _write_sqlite(meta / SQLITE, folder, shards, frozenset(dead), earlier)
     # `flush_files` takes the files of one folder.
     for paths in (list(indices), [*documents, meta / SQLITE]):
         for error in flush_files(paths).values():
@@ -182,37 +188,61 @@ def _uuid(shards: Sequence[Shard], dead: Collection[Place]) -> str:
 
 
 def _write_sqlite(
-    path: Path, folder: Path, shards: Sequence[Shard], dead: Collection[Place], recorded: Mapping[Place, Members]
+    path: Path, folder: Path, shards: Sequence[Shard], dead: Collection[Place], earlier: Earlier | None
 ) -> None:
     """Write the live samples only. The key column is unique, and of the samples with one key at most one is live."""
-    with closing(sqlite3.connect(path)) as database:
+    try:
+        _write_rows(path, folder, shards, dead, earlier)
+    except sqlite3.Error:
+        if earlier is None:
+            raise
+        path.unlink(missing_ok=True)  # the index of the earlier set may be damaged
+        _write_rows(path, folder, shards, dead, None)
+
+
+def _write_rows(
+    path: Path, folder: Path, shards: Sequence[Shard], dead: Collection[Place], earlier: Earlier | None
+) -> None:
+    with closing(sqlite3.connect(path.resolve().as_uri(), uri=True)) as database:
         # No journal is needed: no reader opens the file before it is complete and flushed.
         database.executescript(_PRAGMAS + _TABLES)
+        attached = _attach(database, earlier)
         for tar, (name, entries) in enumerate(shards):
-            for number, entry in enumerate(entries):
-                if (name, entry.offset) not in dead:
-                    sample = tar, entry.key, number, entry.offset, entry.size
-                    database.execute("INSERT INTO samples VALUES (?, ?, ?, ?, ?)", sample)
-                    members = entry.members or recorded.get((name, entry.offset)) or _walk(folder / name, entry)
-                    parts = ((tar, number, *member) for member in members)
-                    database.executemany("INSERT INTO sample_parts VALUES (?, ?, ?, ?, ?)", parts)
+            # Equal sets give equal bytes only if the rows of both tables arrive in the same order.
+            live = [(n, entry) for n, entry in enumerate(entries) if (name, entry.offset) not in dead]
+            if name in attached and _has_rows(database, live, attached[name]):
+                database.execute(_COPY_SAMPLES, (tar, attached[name]))
+                database.execute(_COPY_PARTS, (tar, attached[name]))
+                continue
+            rows = ((tar, entry.key, n, entry.offset, entry.size) for n, entry in live)
+            database.executemany("INSERT INTO samples VALUES (?, ?, ?, ?, ?)", rows)
+            members = ((n, entry.members or _walk(folder / name, entry)) for n, entry in live)
+            parts = ((tar, n, *member) for n, of_sample in members for member in of_sample)
+            database.executemany("INSERT INTO sample_parts VALUES (?, ?, ?, ?, ?)", parts)
         database.executescript(_INDICES)  # commits the rows first
 
 
-def _recorded_members(earlier: Earlier | None) -> dict[Place, Members]:
-    """Return members by the position of their sample, from the index of an earlier set; empty if it has no readable index."""
+def _attach(database: sqlite3.Connection, earlier: Earlier | None) -> dict[str, int]:
+    """Attach the index of an earlier set; return the numbers there of the tars that both sets have, none without an index."""
     if earlier is None or not (earlier.folder / META / SQLITE).is_file():
         return {}
     location = (earlier.folder / META / SQLITE).resolve().as_uri()
-    now = {before: name for name, before in earlier.names.items()}
     try:
-        names = list(read_json(earlier.folder / META / ".info.json")["shard_counts"])
-        with closing(sqlite3.connect(f"{location}?mode=ro&immutable=1", uri=True)) as database:
-            rows = (row for row in database.execute(_RECORDED) if names[row[0]] in now)
-            places = itertools.groupby(rows, key=lambda row: (now[names[row[0]]], row[1]))
-            return {place: tuple(row[2:] for row in members) for place, members in places}
-    except (sqlite3.Error, ImagemillError, LookupError, TypeError):
+        numbers = {name: n for n, name in enumerate(read_json(earlier.folder / META / ".info.json")["shard_counts"])}
+    except (ImagemillError, LookupError, TypeError):
         return {}
+    database.execute("ATTACH ? AS earlier", (f"{location}?mode=ro&immutable=1",))
+    return {name: numbers[before] for name, before in earlier.names.items() if before in numbers}
+
+
+def _has_rows(database: sqlite3.Connection, live: Sequence[tuple[int, IndexEntry]], before: int) -> bool:
+    """Return whether the rows of a tar in the attached index are those of its live samples.
+
+    SQLite copies them in a fifth of the time that rows take through Python.
+    """
+    found = database.execute(_EARLIER_SAMPLES, (before,)).fetchall()
+    (with_parts,) = database.execute(_WITH_PARTS, (before,)).fetchone()
+    return with_parts == len(live) and found == [(entry.key, n, entry.offset, entry.size) for n, entry in live]
 
 
 def _walk(path: Path, entry: IndexEntry) -> Members:

@@ -55,8 +55,29 @@ class Span(NamedTuple):
 
     def read(self) -> bytes:
         """Return the line's bytes; fewer if the file has been replaced. Raises OSError if the file is gone."""
-        with open(self.path, "rb", buffering=0) as file:
-            return os.pread(file.fileno(), self.length, self.offset)
+        with SpanReader() as reader:
+            return reader.read(self)
+
+
+class SpanReader:
+    """A reader of many lines, which opens each file once. A file that is replaced meanwhile is read as it was."""
+
+    def __init__(self) -> None:
+        self._files: dict[Path, BinaryIO] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for file in self._files.values():
+            file.close()
+
+    def read(self, span: Span) -> bytes:
+        """Return `Span.read`."""
+        file = self._files.get(span.path)
+        if file is None:
+            file = self._files[span.path] = open(span.path, "rb", buffering=0)  # noqa: SIM115
+        return os.pread(file.fileno(), span.length, span.offset)
 
 
 def lines_with_offsets(file: BinaryIO) -> Iterator[tuple[int, bytes]]:

@@ -121,18 +121,6 @@ class Scan:
     metadata: tuple[MetadataFile, ...] = ()
 
     @property
-    def digest(self) -> str:
-        """A fingerprint of all entries: names, signatures and problems."""
-        digest = RunningFingerprint()
-        for source in self.sources.values():
-            digest.update(f"{source.file_name}\0{source.stat}\0{source.caption}\n".encode("utf-8", "surrogateescape"))
-        for file in self.metadata:
-            digest.update(f"{file.path}\0{file.stat}\n".encode("utf-8", "surrogateescape"))
-        for problem in self.problems:
-            digest.update(f"{problem.item}\0{problem.reason}\0{problem.detail}\n".encode())
-        return str(digest)
-
-    @property
     def refused_images(self) -> list[Problem]:
         """Image files that are refused by their names; folders and dangling links with an image's name are not included."""
         return [p for p in self.problems if p.reason in _OF_NAMES and is_image(p.item)]
@@ -169,18 +157,75 @@ def scan_approved(
     Raises:
         MissingInput: if the folder does not exist.
     """
+    _refuse_missing(folder)
+    if only is None:
+        return list_approved(folder, inputs, own).scan
+    inputs = _with_metadata_below(inputs, folder)
+    scan = classify(list_entries(folder, inputs, own, wanted=concerns(only)), inputs).of(only)
+    named = _named_metadata(folder, inputs.metadata)
+    return replace(scan, metadata=(named,)) if named else scan
+
+
+class ListedFolder:
+    """The entries of a folder of approved images, each looked up once. They are classified on first use of `scan`.
+
+    Attributes:
+        names: `fingerprint_names` of the paths of all entries.
+        digest: a fingerprint of all that the classification depends on: entries, settings, and whether HEIC is decoded.
+
+    Args:
+        entries: in order of their paths.
+        inputs: the settings, with the path of a named metadata file below the folder.
+        named: the metadata file that the settings name.
+    """
+
+    def __init__(self, entries: list[Entry], inputs: InputSettings, named: MetadataFile | None = None) -> None:
+        self.names = fingerprint_names(entry.path for entry in entries)
+        self.digest = _digest(entries, inputs, named)
+        self._entries, self._inputs, self._named = entries, inputs, named
+        self._scan: Scan | None = None
+
+    @property
+    def scan(self) -> Scan:
+        """The classified entries."""
+        if self._scan is None:
+            metadata = {"metadata": (self._named,)} if self._named else {}
+            self._scan = replace(classify(self._entries, self._inputs), names=self.names, **metadata)
+            self._entries = []  # what `os.stat` returned takes more memory than the scan
+        return self._scan
+
+
+def list_approved(folder: Path, inputs: InputSettings = NEW_INPUTS, own: Collection[Path] = ()) -> ListedFolder:
+    """List a folder of approved images for `ListedFolder.scan`, which takes two thirds of the time of `scan_approved`.
+
+    Args:
+        folder: as for `scan_approved`.
+        inputs: as for `scan_approved`.
+        own: as for `scan_approved`.
+
+    Raises:
+        MissingInput: if the folder does not exist.
+    """
+    _refuse_missing(folder)
+    inputs = _with_metadata_below(inputs, folder)
+    return ListedFolder(list_entries(folder, inputs, own), inputs, _named_metadata(folder, inputs.metadata))
+
+
+def _digest(entries: Iterable[Entry], inputs: InputSettings, named: MetadataFile | None) -> str:
+    digest = RunningFingerprint()
+    digest.update(f"{inputs} {heif_is_installed()} {named}\n".encode("utf-8", "surrogateescape"))
+    for entry in entries:
+        signature = file_signature(entry.stat) if entry.stat else ""
+        inside = "\0".join((entry.why, *entry.names))
+        digest.update(f"{entry.path}\0{entry.kind}\0{signature}\0{inside}\n".encode("utf-8", "surrogateescape"))
+    return str(digest)
+
+
+def _refuse_missing(folder: Path) -> None:
     if not folder.is_dir():
         raise MissingInput(
             "no folder of approved images", where=folder, do="put images there, captions beside them as {image_id}.txt"
         )
-    inputs = _with_metadata_below(inputs, folder)
-    if only is None:
-        entries = list_entries(folder, inputs, own)
-        scan = replace(classify(entries, inputs), names=fingerprint_names(entry.path for entry in entries))
-    else:
-        scan = classify(list_entries(folder, inputs, own, wanted=concerns(only)), inputs).of(only)
-    named = _named_metadata(folder, inputs.metadata)
-    return replace(scan, metadata=(named,)) if named else scan
 
 
 def _with_metadata_below(inputs: InputSettings, folder: Path) -> InputSettings:

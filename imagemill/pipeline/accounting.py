@@ -20,10 +20,10 @@ import msgspec
 from imagemill.domain.embedding_specs import DINOV3, T5, EmbeddingSpec, embedding_specs
 from imagemill.inputs.scan import Scan
 from imagemill.models import CAPTIONER
+from imagemill.pipeline.stage2.current_plans import current_plans
 from imagemill.pipeline.stage2.inventory import Inventory
 from imagemill.pipeline.stage2.merge import ADDED, ASSET, MIGRATED, Merge
 from imagemill.pipeline.stage2.plan import EmbeddingPlan, plans_for
-from imagemill.pipeline.stage2.record_index import state_of
 from imagemill.store.ledger import Ledger, Problem
 from imagemill.text.units import counted
 
@@ -31,8 +31,6 @@ Outcome = Literal["refused", "failed", "waiting", "embedded", "up_to_date"]
 
 COUNTERS = ("refused", "failed", "waiting", "skipped", "migrated_new", "extracted", "enriched")
 EXTRACTED = (DINOV3.kind, "extracted")
-# Tables of the ledger that plans are made from.
-_PLANNED_FROM = ("sources", "captions", "captioned", "files", "problems", "settings")
 _NEW = {(ASSET, ADDED), (ASSET, MIGRATED)}
 
 
@@ -97,7 +95,7 @@ class Standing:
         """
         sources = inventory.scan.sources
         awaited = _awaiting_captions(inventory.scan, ledger) if captioned else frozenset[str]()
-        plans = _plans(inventory, ledger, awaited)
+        plans = current_plans(inventory, ledger, awaited)
         if records_only:
             others = [image_id for image_id in inventory.recorded.lines if image_id not in sources]
             of_others = plans_for(embedding_specs(), others, inventory, ledger, awaited) if others else {}
@@ -136,15 +134,6 @@ class Standing:
         outcomes = self.outcomes([spec.kind for spec in self.plans], embedded, migrate=True)
         seen: list[Outcome] = [outcomes[image_id] for image_id in outcomes if image_id in self.scan.sources]
         return ImageCounts.of(seen, len(self.scan.refused_images))
-
-
-def _plans(inventory: Inventory, ledger: Ledger, awaited: Set[str]) -> dict[EmbeddingSpec, EmbeddingPlan]:
-    """Return the plans of the images of `approved/`: those made before, as long as nothing that they depend on has changed."""
-    depends_on = (id(ledger), ledger.state_of_tables(*_PLANNED_FROM), state_of(inventory.root.stage2_jsonl), awaited)
-    if inventory.kept is None or inventory.kept[0] != depends_on:
-        plans = plans_for(embedding_specs(), list(inventory.scan.sources), inventory, ledger, awaited)
-        inventory.kept = depends_on, plans
-    return inventory.kept[1]
 
 
 def _planned(plans: Iterable[EmbeddingPlan]) -> Iterator[str]:

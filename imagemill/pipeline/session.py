@@ -137,6 +137,7 @@ class Session:
         from imagemill.inputs.folder_words import caption_by_folder
         from imagemill.pipeline.stage2.image_metadata import adopt_captions
         from imagemill.pipeline.stage2.input_settings import apply_inputs
+        from imagemill.pipeline.stage2.record_index import state_of
 
         self.input_changes += apply_inputs(self.config, self.root.approved, self.ledger)
         version, looked, self._looked = self.ledger.version_seen(), self._looked, None
@@ -145,8 +146,9 @@ class Session:
             looked and self._read_only and self._read_only.version_seen() == looked[1]
         ):  # the ledger has not changed since
             inventory = looked[0]
-        inventory.ledger_version = version
+        inventory.ledger_version, inventory.kept = version, None
         inventory.survey(self.ledger)
+        inventory.records_state = state_of(self.root.stage2_jsonl)
         adopt_captions(inventory, self.ledger)
         caption_by_folder(inventory.scan, self.ledger, inventory.inputs)
         return inventory

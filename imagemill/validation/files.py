@@ -1,28 +1,37 @@
 """Validation of the npy files of one kind on disk, using the ledger's rows."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from imagemill.formats.npy import NpyStore
+from imagemill.fs.fingerprints import FileSignature
 from imagemill.store.ledger import Ledger
 from imagemill.validation.catalogue import finding
 from imagemill.validation.contents import check_file
 from imagemill.validation.findings import Finding
 
 
-def embedding_files(store: NpyStore, ledger: Ledger) -> Iterator[Finding | int]:
+def embedding_files(
+    store: NpyStore, ledger: Ledger, listing: Mapping[str, FileSignature] | None = None
+) -> Iterator[Finding | int]:
     """Check every file of a kind.
 
     A file whose signature matches its ledger row was read in full before and is not read again.
+
+    Args:
+        store: folder of the kind.
+        ledger: rows of images and files.
+        listing: the files that exist; unset: they are listed.
     """
-    sources, rows = ledger.sources(), ledger.files(store.spec.kind)
-    for image_id, stat in sorted(store.listing().items()):
-        yield 1
+    listing = store.listing() if listing is None else listing
+    unknown = listing.keys() - ledger.source_ids()
+    unread = {image_id for image_id, _ in listing.items() - ledger.file_states(store.spec.kind)} - unknown
+    sources = ledger.sources(sorted(unread))
+    yield len(listing)
+    for image_id in sorted(unknown | unread):
         at: dict[str, Any] = {"file": store.folder.name, "item": image_id}
-        source = sources.get(image_id)
-        if source is None:
+        if image_id in unknown:
             yield finding("unknown_image", "a file of an unknown image", **at)
             continue
-        if (image_id, stat) in rows:
-            continue
+        source = sources[image_id]
         yield from check_file(store, image_id, (source.height, source.width), at)

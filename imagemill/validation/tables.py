@@ -1,13 +1,14 @@
 """Validation of whole tables. Single records are checked in domain/stage2_records.py."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from imagemill.domain.embedding_specs import default_specs, embedding_specs
-from imagemill.domain.stage2_records import FIELD_RULES, FORMAT_VERSION, FieldRule, Record, is_stage1
-from imagemill.formats.jsonl import read_jsonl
+from imagemill.domain.stage2_records import DECODER, FIELD_RULES, FORMAT_VERSION, FieldRule, Record, is_stage1
+from imagemill.formats.jsonl import parse_object, read_jsonl, read_typed
 from imagemill.pipeline.shards.shard_sets import INDEX
 from imagemill.store.ledger import Ledger
 from imagemill.validation.catalogue import finding
@@ -74,9 +75,18 @@ def index_schema():
 
 def validate_stage2_table(jsonl: Path, *, migrating: bool = False) -> Findings:
     """Check the table of all parsable records against `stage2_schema`; with `migrating`, leave out Stage 1 records."""
-    lines = (line.value for line in read_jsonl(jsonl) if line.value is not None)
-    records = (record for record in lines if not (migrating and is_stage1(record)))
-    yield from _checked("table", jsonl.name, _table(records, COLUMNS, object), stage2_schema(), "image_id")
+    rows = _record_rows(jsonl, migrating=migrating)
+    yield from _checked("table", jsonl.name, _data_frame(rows, COLUMNS, object), stage2_schema(), "image_id")
+
+
+def _record_rows(jsonl: Path, *, migrating: bool) -> Iterator[Sequence[str | int | None]]:
+    """Yield the cells of each record. Masks, which are most of a canonical line, are not parsed."""
+    cells = attrgetter(*COLUMNS)
+    for record in read_typed(jsonl, DECODER):
+        if not isinstance(record, bytes):
+            yield cells(record)
+        elif (value := parse_object(record)) is not None and not (migrating and is_stage1(value)):
+            yield [_cell(value, name) for name in COLUMNS]
 
 
 def validate_ledger_tables(ledger: Ledger) -> Findings:
@@ -97,15 +107,15 @@ def validate_index_table(folder: Path) -> Findings:
     """Check the index of one set against `index_schema`; shards.py compares it with the tars."""
     records = (line.value or {} for line in read_jsonl(folder / INDEX))
     schema = index_schema()
-    table = _table(records, tuple(schema.columns))
+    columns = tuple(schema.columns)
+    table = _data_frame(([_cell(record, name) for name in columns] for record in records), columns)
     yield from _checked("index_table", f"{folder.name}/{INDEX}", table, schema, "image_id")
 
 
-def _table(records: Iterable[Record], columns: Sequence[str], dtype: type | None = None):
+def _data_frame(rows: Iterable[Sequence[str | int | None]], columns: Sequence[str], dtype: type | None = None):
     import pandas as pd
 
-    rows = [[_cell(record, name) for name in columns] for record in records]
-    return pd.DataFrame(rows, columns=list(columns), dtype=dtype)
+    return pd.DataFrame(list(rows), columns=list(columns), dtype=dtype)
 
 
 def _checked(rule: str, file: str, table: Any, schema: Any, key: str) -> Findings:

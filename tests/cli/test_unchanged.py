@@ -180,6 +180,56 @@ def test_change_while_a_run_works_is_found_by_the_next_run(settled, monkeypatch)
         assert is_unchanged(settled), f"after {name}"
 
 
+def captions_of(root):
+    with root.stage2_jsonl.open() as lines:
+        return {record["image_id"]: record["caption"] for record in map(json.loads, lines)}
+
+
+def run_and_change_after_the_passes(root, monkeypatch, change):
+    embedded = CommandSession.embed
+
+    def embed_then_change(work, *arguments, **options):
+        embedded(work, *arguments, **options)
+        change(root)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CommandSession, "embed", embed_then_change)
+        assert called(root, "run").code == 0
+
+
+def test_image_and_caption_that_come_during_the_passes_wait_for_the_next_run(settled, monkeypatch):
+    def change(root):
+        photos(root, "late", size=(24, 24))
+        (root.approved / "a.txt").write_text("late")
+
+    photos(settled, "d", size=(24, 24))
+    run_and_change_after_the_passes(settled, monkeypatch, change)
+    assert captions_of(settled) == {name: f"noise called {name}" for name in "abcd"}
+
+    assert not is_unchanged(settled)
+    assert captions_of(settled) == {"a": "late"} | {name: f"noise called {name}" for name in ("b", "c", "d", "late")}
+    assert is_unchanged(settled)
+
+
+def test_record_that_is_edited_during_the_passes_counts_at_once(settled, monkeypatch):
+    """A merge with the earlier caption would replace the edit."""
+    (settled.approved / "b.txt").unlink()
+    photos(settled, "d", size=(24, 24))
+    run_and_change_after_the_passes(settled, monkeypatch, edited_record)
+
+    assert captions_of(settled)["b"] == "by hand"
+
+
+def test_staged_file_of_a_killed_run_is_removed_although_its_kind_has_no_work(settled):
+    """A worker may outlive its killed run, and stage a file after the next run has swept the folder."""
+    left = settled.derived / "dinov3" / ".tmp-0123abcd-1-2-99x000001"
+    left.write_bytes(b"part")
+    (settled.approved / "a.txt").write_text("edited")
+
+    assert called(settled, "run").code == 0
+    assert not left.exists()
+
+
 class FailsOnce(StubEncoder):
     """Fails for every image until `well` is set."""
 

@@ -174,7 +174,7 @@ def same_names(folder, shards_):
     return Earlier(folder, {name: name for name, _ in shards_})
 
 
-@pytest.mark.parametrize("damage", [None, "no index", "no database", "no info"])
+@pytest.mark.parametrize("damage", [None, "no index", "no database", "no info", "no parts"])
 def test_members_of_earlier_tars_are_those_of_the_tar(tmp_path, damage):
     """The rows from the earlier set's index equal those from the tar's headers, which are read if that index is unreadable."""
     new, old = tmp_path / "new", tmp_path / "old"
@@ -184,6 +184,12 @@ def test_members_of_earlier_tars_are_those_of_the_tar(tmp_path, damage):
         (old / META / SQLITE).unlink()
     elif damage == "no database":
         (old / META / SQLITE).write_bytes(b"x" * 5000)
+    elif damage == "no parts":
+        with closing(sqlite3.connect(old / META / SQLITE)) as database:
+            (page,) = database.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'sample_parts'").fetchone()
+        with open(old / META / SQLITE, "r+b") as file:
+            file.seek((page - 1) * 4096)
+            file.write(b"x" * 4096)
     elif damage == "no info":
         (old / META / ".info.json").unlink()
     shards(new, ["a", "é" * 60, "b"], ["c"])

@@ -15,7 +15,7 @@ from imagemill.domain.embedding_specs import T5
 from imagemill.domain.inputs import OLD_INPUTS, InputSettings, normalise_caption
 from imagemill.errors import MissingInput
 from imagemill.inputs import listing, sidecars
-from imagemill.inputs.scan import classify, scan_approved
+from imagemill.inputs.scan import classify, list_approved, scan_approved
 from imagemill.inputs.sidecars import MAX_CAPTION_BYTES
 from imagemill.inputs.survey import survey
 from imagemill.pipeline.problem_list import current_problems
@@ -40,6 +40,34 @@ def test_images_are_listed_in_name_order_for_any_case_of_the_extension(tmp_path)
 
     assert list(scan.sources) == ["a", "b", "c", "d"]
     assert scan.problems == []
+
+
+CHANGED = {
+    "another image": lambda folder: touch(folder, "b.jpg"),
+    "another name": lambda folder: (folder / "a.txt").rename(folder / "b.txt"),
+    "other bytes": lambda folder: (folder / "a.txt").write_bytes(b"xy"),
+    "another time": lambda folder: os.utime(folder / "a.jpg", (1, 1)),
+    "an ignored file": lambda folder: touch(folder, ".ignored"),
+    "a table of captions": lambda folder: touch(folder, "metadata.jsonl"),
+    "a broken link": lambda folder: (folder / "c.jpg").symlink_to("nowhere"),
+    "a folder": lambda folder: (folder / "d").mkdir(),
+    "an image in a folder": lambda folder: touch(folder / "d", "a.jpg"),
+}
+
+
+@pytest.mark.parametrize("recursive", [False, True])
+def test_digest_of_a_listing_changes_with_every_entry_and_setting(tmp_path, recursive):
+    inputs = InputSettings(recursive=recursive)
+    touch(tmp_path, "a.jpg", "a.txt")
+    digests = [list_approved(tmp_path, inputs).digest]
+    assert list_approved(tmp_path, inputs).digest == digests[0]
+
+    for change, make in CHANGED.items():
+        make(tmp_path)
+        digests.append(list_approved(tmp_path, inputs).digest)
+        # An empty folder is entered, and has no entry.
+        assert digests[-1] not in digests[:-1] or (recursive and change == "a folder"), change
+    assert list_approved(tmp_path, InputSettings(recursive=not recursive)).digest not in digests
 
 
 def test_two_files_with_one_stem_are_both_refused(tmp_path):

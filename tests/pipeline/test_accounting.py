@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from imagemill.config import read_config
 from imagemill.domain.embedding_specs import DINOV3, VAE, embedding_specs
 from imagemill.inputs.scan import Scan, SourceFile
-from imagemill.pipeline import accounting
 from imagemill.pipeline.accounting import COUNTERS, ImageCounts, Standing, count_merge, embedded_images, progress_line
 from imagemill.pipeline.problem_list import current_problems
+from imagemill.pipeline.stage2 import current_plans
 from imagemill.pipeline.stage2.inventory import Inventory
 from imagemill.pipeline.stage2.merge import Merge
 from imagemill.pipeline.stage2.plan import EmbeddingPlan, Job, plans_for
@@ -181,7 +181,7 @@ def test_plans_are_made_again_only_after_a_change_that_concerns_them(data_root, 
     """The end of a run reports the state that its last step has planned for."""
     photos(data_root, "a", "b")
     made = []
-    monkeypatch.setattr(accounting, "plans_for", lambda *given: made.append(given) or plans_for(*given))
+    monkeypatch.setattr(current_plans, "plans_for", lambda *given: made.append(given) or plans_for(*given))
     with Ledger(data_root.ledger) as ledger:
         inventory = Inventory(data_root)
         inventory.survey(ledger)

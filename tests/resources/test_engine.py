@@ -5,12 +5,15 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from imagemill.errors import DiskFull, ImagemillError
+from resources import local_pool
 from resources.engine import Engine, LocalProcesses
 from resources.local_pool import WorkerDied, run_on_processes
 from tests.helpers.pool_workers import Broken, Counted, Deadly, Doubling, Poisoned, Quitting, Wordy
@@ -230,6 +233,21 @@ def test_workers_of_a_killed_caller_exit(caller):
     program.kill()
     program.wait()
     assert_gone(workers)
+
+
+def test_worker_whose_caller_was_killed_while_it_started_processes_nothing(monkeypatch):
+    def leave(code):
+        raise SystemExit(code)
+
+    processed = []
+    worker = SimpleNamespace(stream=lambda batch: processed.append(batch) or batch)
+    monkeypatch.setattr(local_pool.os, "_exit", leave)
+    for caller, expected in ((os.getppid(), [["a"]]), (os.getppid() + 1, [])):
+        processed.clear()
+        monkeypatch.setattr(local_pool, "_process", {"caller": caller, "worker": worker})
+        with suppress(SystemExit):
+            local_pool._stream(["a"])
+        assert processed == expected
 
 
 def test_interrupt_of_the_terminal_ends_caller_and_silent_workers(caller):

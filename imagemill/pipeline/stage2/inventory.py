@@ -12,7 +12,7 @@ from imagemill.domain.inputs import NEW_INPUTS, InputSettings
 from imagemill.domain.layout import DataRoot
 from imagemill.formats.npy import NpyStore
 from imagemill.fs.fingerprints import FileSignature
-from imagemill.inputs.scan import Scan, scan_approved
+from imagemill.inputs.scan import ListedFolder, Scan, list_approved, scan_approved
 from imagemill.inputs.survey import survey
 from imagemill.pipeline.stage2.record_index import Recorded, read_recorded
 from imagemill.store.ledger import Ledger
@@ -27,28 +27,44 @@ class Inventory:
         root: the data root.
         ledger_version: `Ledger.version_seen` before the listing.
         listed: the result of `files`, for the kinds that it was called for.
+        outdated: kinds of which files have been made since their folder was listed.
+        records_state: signatures of the file of records when its captions were adopted.
         in_force: kind as declared → kind with the data root's settings and contract.
         inputs: how `approved/` is read.
-        kept: the last plans that were made of this listing, and the state that they depend on (pipeline/accounting.py).
+        kept: the last plans that were made of this listing (current_plans.py).
+        worked_on: images whose rows and files steps may have changed since the listing.
     """
 
     root: DataRoot
     ledger_version: int = 0
-    _scan: Scan | None = None
+    _approved: ListedFolder | None = None
     listed: dict[EmbeddingSpec, Mapping[str, FileSignature]] = field(default_factory=dict)
+    outdated: set[str] = field(default_factory=set)
+    records_state: tuple[FileSignature | None, FileSignature | None] = (None, None)
     in_force: Callable[[EmbeddingSpec], EmbeddingSpec] = lambda spec: spec
     inputs: InputSettings = NEW_INPUTS
-    kept: tuple[object, Any] | None = None
+    kept: Any = None
+    worked_on: set[str] = field(default_factory=set)
+
+    @property
+    def approved(self) -> ListedFolder:
+        """The entries of `approved/`; none without that folder if there is a ledger (public data or Stage A only)."""
+        if self._approved is None:
+            refuse_gone(self.root, "approved")
+            listed = self.root.approved.is_dir() or not self.root.ledger.exists()
+            self._approved = self._list_approved() if listed else ListedFolder([], self.inputs)
+        return self._approved
+
+    def _list_approved(self) -> ListedFolder:
+        return list_approved(self.root.approved, self.inputs, self.root.other_folders)
 
     @property
     def scan(self) -> Scan:
-        """Images and captions of `approved/`; empty without that folder if there is a ledger (public data or Stage A only)."""
-        if self._scan is None:
-            self._scan = self.scan_of(None)
-        return self._scan
+        """Images and captions of `approved/`."""
+        return self.approved.scan
 
-    def scan_of(self, ids: Collection[str] | None) -> Scan:
-        """Return the entries of `approved/` with these image ids, as `scan` does for all (None). Listed at each call."""
+    def scan_of(self, ids: Collection[str]) -> Scan:
+        """Return the entries of `approved/` with these image ids, as `scan` does for all. Listed at each call."""
         refuse_gone(self.root, "approved")
         listed = self.root.approved.is_dir() or not self.root.ledger.exists()
         return scan_approved(self.root.approved, self.inputs, ids, self.root.other_folders) if listed else Scan({}, [])
@@ -59,8 +75,8 @@ class Inventory:
         Raises:
             MissingInput: if the folder does not exist.
         """
-        scan = self._scan or scan_approved(self.root.approved, self.inputs, None, self.root.other_folders)
-        self._scan = survey(self.root.approved, ledger, scan, inputs=self.inputs)
+        self._approved = self._approved or self._list_approved()
+        survey(self.root.approved, ledger, self._approved.scan, inputs=self.inputs)
 
     @property
     def recorded(self) -> Recorded:
@@ -76,3 +92,17 @@ class Inventory:
         if spec not in self.listed:
             self.listed[spec] = self.store(spec).listing()
         return self.listed[spec]
+
+    def current_files(self, spec: EmbeddingSpec) -> Mapping[str, FileSignature]:
+        """Return `files` after listing the folder again if files of the kind have been made since it was listed."""
+        self._forget_outdated([spec.kind])
+        return self.files(spec)
+
+    def forget_outdated(self) -> None:
+        """List the folders of all kinds again, on their next use, of which files have been made since they were listed."""
+        self._forget_outdated(list(self.outdated))
+
+    def _forget_outdated(self, kinds: Collection[str]) -> None:
+        for spec in [spec for spec in self.listed if spec.kind in self.outdated and spec.kind in kinds]:
+            del self.listed[spec]
+        self.outdated.difference_update(kinds)

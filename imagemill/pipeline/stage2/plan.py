@@ -163,19 +163,21 @@ def plan_embedding(
     for row in files.values():
         rows[row.image_id].append(row)
     vectors = recorded.vectors if spec.inline_field else {}
+    of_caption = spec.source == "caption"
     for image_id in ids:
         source, caption = scan.sources.get(image_id), known.captions.get(image_id)
         inline, present = vectors.get(image_id), listing.get(image_id)
         suspect = present is not None and (spec.kind, image_id) in known.damaged
-        from_record = spec.source == "caption" and caption is not None and image_id in recorded.lines
-        if source is None and not (inline or suspect or from_record):
-            plan.absent.append(image_id)
-            continue
-        waits = spec.source == "caption" and image_id in awaited
-        if source and not waits and (refusal := _refusal(spec, source, caption, known)):
+        if source is None:
+            from_record = of_caption and caption is not None and image_id in recorded.lines
+            if not (inline or suspect or from_record):
+                plan.absent.append(image_id)
+                continue
+        waits = of_caption and image_id in awaited
+        facts = known.facts(source) if source else None
+        if source and not waits and (refusal := _refusal(spec, source, facts, caption, known)):
             plan.refused.append(refusal)
             continue
-        facts = known.facts(source) if source else None
         row = files.get((image_id, present)) if present else None
         if (
             row
@@ -241,11 +243,14 @@ def adopted_row(
 
 
 def _refusal(
-    spec: EmbeddingSpec, source: SourceFile, caption: CaptionRow | None, known: LedgerSnapshot
+    spec: EmbeddingSpec,
+    source: SourceFile,
+    facts: SourceRow | None,
+    caption: CaptionRow | None,
+    known: LedgerSnapshot,
 ) -> Problem | None:
-    if problem := refused_image(source, known):
+    if source.image_id in known.refusals and (problem := refused_image(source, known)):
         return problem
-    facts = known.facts(source)
     if facts and (refused := spec.refuses(facts.height, facts.width)):
         return Problem(source.image_id, spec.kind, "refused", *refused, source.stat)
     if spec.source == "caption" and caption is None:
@@ -314,16 +319,6 @@ def plans_for(
         files, listing = ledger.files(spec.kind, rows), inventory.files(spec)
         plans[declared] = plan_embedding(spec, ids, scan, known, files, listing, recorded, awaited)
     return plans
-
-
-def all_jobs(
-    specs: Sequence[EmbeddingSpec], inventory: Inventory, ledger: Ledger, awaited: Set[str] = frozenset()
-) -> dict[EmbeddingSpec, list[Job]]:
-    """Return, per kind, jobs for missing, invalid and stale files; for images that are gone too, if they have records."""
-    sources = inventory.scan.sources
-    ids = [*sources, *(image_id for image_id in inventory.recorded.lines if image_id not in sources)]
-    plans = plans_for(specs, ids, inventory, ledger, awaited)
-    return {inventory.in_force(spec): plan.jobs for spec, plan in plans.items()}
 
 
 def ids_of(jobs: Mapping[EmbeddingSpec, Iterable[Job]]) -> list[str]:

@@ -22,13 +22,25 @@ from imagemill.domain.stage2_records import (
     captions_of,
     is_stage1,
 )
-from imagemill.formats.jsonl import Line, Span, encode_sorted, parse_tolerating, read_jsonl, read_mentions, tolerate
+from imagemill.formats.jsonl import (
+    Line,
+    Span,
+    encode_sorted,
+    parse_line,
+    parse_tolerating,
+    read_jsonl,
+    read_mentions,
+    tolerate,
+)
 from imagemill.fs.fingerprints import FileSignature, file_signature, fingerprint
 from imagemill.pipeline.stage2.quarantine import BAD_ID, DUPLICATE, MALFORMED
 from imagemill.store.ledger import fingerprint_texts
 
 # Most characters of a refused id in messages.
 _SHOWN = 80
+
+# The last index, by its file and the state of the file.
+_LAST: dict[tuple[Path, tuple[FileSignature | None, FileSignature | None]], "Recorded"] = {}
 
 
 @dataclass(slots=True)
@@ -65,18 +77,24 @@ def read_recorded(jsonl: Path) -> Recorded:
     Returns:
         about 300 bytes per record; treat it as read-only.
     """
-    return _read(jsonl, state_of(jsonl))
+    key = jsonl, state_of(jsonl)
+    found = _LAST.get(key)
+    if found is None:
+        _LAST.clear()  # before the next one is read, because two take twice the memory
+        found = _LAST[key] = _index(jsonl, read_jsonl)
+    return found
+
+
+def remember(jsonl: Path, state: FileSignature | None, index: Recorded) -> None:
+    """Let `read_recorded` return the index of a file that this process has written, as long as the file has this state."""
+    _LAST.clear()
+    _LAST[jsonl, (state, None)] = index
 
 
 def state_of(jsonl: Path) -> tuple[FileSignature | None, FileSignature | None]:
     """Return the signatures of the file and of the temporary file, None for one that does not exist."""
     main, left = (file_signature(path) if path.is_file() else None for path in (jsonl, unfinished(jsonl)))
     return main, left
-
-
-@functools.lru_cache(maxsize=1)
-def _read(jsonl: Path, _: object) -> Recorded:
-    return _index(jsonl, read_jsonl)
 
 
 def find_record(jsonl: Path, image_id: str) -> Span | None:
@@ -91,6 +109,38 @@ def _index(jsonl: Path, read: Callable[[Path], Iterator[Line]]) -> Recorded:
             # A Stage 1 record may have NaN in its vector: the vector is recomputed, the other fields are kept.
             _take(found, path, tolerate(line, INLINE_VECTOR))
     return found
+
+
+class NextIndex:
+    """The index of the next file, made while its lines are written.
+
+    Attributes:
+        index: the lines so far; None if a record contains its vector, is of Stage 1, or is in quarantine. The file is then read.
+
+    Args:
+        jsonl: the file.
+        old: the index of the present file.
+    """
+
+    def __init__(self, jsonl: Path, old: Recorded) -> None:
+        special = old.vectors or old.stage1 or old.set_aside
+        self.index = None if special else Recorded()
+        self._jsonl, self._old, self._offset = jsonl, old, 0
+
+    def add(self, image_id: str, line: bytes, *, unchanged: bool) -> None:
+        """Add the next line, with its ending. `unchanged`: whether it is the image's line in the present file."""
+        if self.index is None:
+            return
+        number = len(self.index.lines) + 1
+        if unchanged:
+            self.index.lines[image_id] = Span(self._jsonl, number, self._offset, len(line) - 1)
+            if caption := self._old.captions.get(image_id):
+                self.index.captions[image_id] = caption
+            if texts := self._old.several.get(image_id):
+                self.index.several[image_id] = texts
+        else:
+            _take(self.index, self._jsonl, parse_line(number, line)._replace(offset=self._offset))
+        self._offset += len(line)
 
 
 def record_at(span: Span) -> Record:

@@ -235,8 +235,8 @@ class Captions(Database):
         )
         for row in joined:
             caption_values, source_values = split_columns(row, CAPTIONS, SOURCES)
-            (caption,) = CAPTIONS.rows([caption_values])
-            source = next(SOURCES.rows([source_values])) if source_values[0] is not None else None
+            caption = CAPTIONS.row(caption_values)
+            source = SOURCES.row(source_values) if source_values[0] is not None else None
             yield caption.image_id, source, caption
 
     def record_captions(self, rows: Iterable[CaptionRow]) -> None:

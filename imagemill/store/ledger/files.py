@@ -53,6 +53,14 @@ class Files(Database):
         """
         return self._select(FILES, ids, "kind = ?", (kind,))
 
+    def ids_with_file(self, kind: str) -> set[str]:
+        """Return the images with a valid file of a kind."""
+        return {image_id for (image_id,) in self._rows("SELECT image_id FROM files WHERE kind = ?", (kind,))}
+
+    def file_states(self, kind: str) -> set[tuple[str, FileSignature]]:
+        """Return image id and signature of each valid file of a kind."""
+        return set(self._rows("SELECT image_id, signature FROM files WHERE kind = ?", (kind,)))  # type: ignore[arg-type]
+
     def model_keys(self, kind: str) -> set[str]:
         """Return the model keys of a kind's files: keys of identities, `unknown`, `superseded`."""
         return {model_key for (model_key,) in self._rows("SELECT DISTINCT maker FROM files WHERE kind = ?", (kind,))}

@@ -44,6 +44,10 @@ class Table(Generic[R]):
             return itertools.starmap(self._row, values)
         return (self._row(*self._converted(row, encode=False)) for row in values)
 
+    def row(self, values: tuple[Any, ...]) -> R:
+        """Return the typed row of one tuple of `columns`."""
+        return self._row(*(self._converted(values, encode=False) if self._codecs else values))
+
     def _converted(self, values: tuple[Any, ...], *, encode: bool) -> tuple[Any, ...]:
         converted = list(values)
         for n, codec in self._codecs.items():
@@ -60,6 +64,7 @@ def split_columns(row: tuple[Any, ...], *tables: Table[Any]) -> list[tuple[Any, 
     """Split a joined row into the values of each table."""
     parts, start = [], 0
     for table in tables:
-        parts.append(row[start : start + len(table.names)])
-        start += len(table.names)
+        end = start + len(table.names)
+        parts.append(row[start:end])
+        start = end
     return parts

@@ -163,8 +163,9 @@ def captions(ledger):
 
 
 def adopt(root, ledger):
-    scan = survey(root.approved, ledger)
-    adopt_captions(Inventory(root, 0, scan), ledger)
+    inventory = Inventory(root)
+    inventory.survey(ledger)
+    adopt_captions(inventory, ledger)
 
 
 def test_image_without_a_sidecar_uses_the_caption_of_its_record_byte_for_byte(data_root, ledger):

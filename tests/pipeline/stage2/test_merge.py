@@ -12,15 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from imagemill.domain.inputs import NEW_INPUTS
 from imagemill.domain.layout import DataRoot
 from imagemill.domain.stage2_records import RECORD_FIELDS, violations
 from imagemill.errors import ImagemillError
 from imagemill.formats.jsonl import encode_line, parse_object, read_jsonl
 from imagemill.fs.fingerprints import file_signature, posix_signature
-from imagemill.inputs.scan import Scan
+from imagemill.inputs.scan import ListedFolder
 from imagemill.pipeline.stage2.inventory import Inventory
 from imagemill.pipeline.stage2.merge import Merge, stage1_backup, write_records
-from imagemill.pipeline.stage2.record_index import record_id, unfinished
+from imagemill.pipeline.stage2.record_index import _index, read_recorded, record_id, unfinished
 from imagemill.store.ledger import CaptionRow, FileRow, Ledger, SourceRow
 from imagemill.store.ledger.captions import mask_text
 from tests.helpers.npy_files import write_npy
@@ -54,7 +55,8 @@ def merge_file(root, *, sources=(), captions=(), **options):
     with Ledger(root.path / "ledger.sqlite") as ledger:
         ledger.record_sources(sources)
         ledger.record_captions(captions)
-        merged = write_records(Merge(Inventory(root, 0, Scan({}, [])), **options), ledger)
+        merged = write_records(Merge(Inventory(root, 0, ListedFolder([], NEW_INPUTS)), **options), ledger)
+    assert read_recorded(root.stage2_jsonl) == _index(root.stage2_jsonl, read_jsonl), "the index made while writing"
     return SimpleNamespace(
         lines=root.stage2_jsonl.read_bytes().splitlines(keepends=True), counts=merged.counts, problems=merged.problems,
         **{what: [i for i, done in merged.changes if done == what] for what in ("added", "changed", "migrated")},

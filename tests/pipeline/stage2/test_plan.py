@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from imagemill.domain.embedding_specs import DINOV3, T5, VAE
 from imagemill.fs.fingerprints import posix_signature
 from imagemill.inputs.scan import Scan, SourceFile
-from imagemill.pipeline.stage2.plan import LedgerSnapshot, all_jobs, ids_of, missing_caption, plan_embedding
+from imagemill.pipeline.stage2.current_plans import all_jobs
+from imagemill.pipeline.stage2.plan import LedgerSnapshot, ids_of, missing_caption, plan_embedding
 from imagemill.store.ledger import CaptionRow, FileRow, Ledger, Problem, SourceRow
 from tests.helpers.stage2 import embed, photos, picture, plan_of, surveyed
 
