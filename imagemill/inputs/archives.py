@@ -95,7 +95,7 @@ def assign_folders(archives: Iterable[Path], exclude: Collection[str] = ()) -> d
             raise WrongUsage(
                 f"two archives would be unpacked into approved/{stem}",
                 where=f"{other}, {archive}",
-                why="keys repeat between archives, so each needs a folder of its own",
+                why="keys may repeat between archives, so each needs a folder of its own",
                 do="rename one of them",
             )
     return {archive: stem for stem, archive in folders.items()}

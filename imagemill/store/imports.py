@@ -54,7 +54,7 @@ def record_import(root: DataRoot, archive: Path, folder: str) -> None:
         raise OtherArchive(
             f"approved/{folder} was unpacked from another archive",
             where=archive,
-            why=f"{before.archive} has the same name, and keys repeat between archives",
+            why=f"{before.archive} has the same name, and keys may repeat between archives",
             do=f"rename this archive; or, to replace the images, remove approved/{folder} first",
         )
     sweep_temporaries(place.parent)
