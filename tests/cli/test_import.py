@@ -92,6 +92,22 @@ def test_archive_of_webdataset_with_other_members(data_root, tars):
     assert "unsupported_type" in done.text
 
 
+def test_members_are_used_as_the_guide_says(data_root, tars):
+    """docs/how-to/from-img2dataset.md, "Other tars of WebDataset"."""
+    (_, picture), *_ = img2dataset(1)
+    (_, other), *_ = img2dataset(1, first=1)
+    members = [("a.left.jpg", picture), ("a.left.txt", b"left"), ("a.left.json", b"{}"), ("a.left.cls", b"7")]
+    members += [("b.jpg", other), ("b.txt", b""), ("b.json", b"{}")]
+    data_root.config_file.write_text('inputs: {exclude: ["*.cls"]}\n')
+
+    assert called(data_root, "import", tars("0.tar", *members)).code == 0
+    called(data_root, "run")
+
+    assert captions(data_root) == {"0%2Fa.left": "left"}
+    listed = json.loads(called(data_root, "problems", "--json").text)
+    assert {(each["item"], each["reason"]) for each in listed} == {("0%2Fb", "missing_caption")}
+
+
 def test_second_import_writes_nothing(data_root, tars):
     archive = tars("0.tar", *img2dataset(3))
     called(data_root, "import", archive)
