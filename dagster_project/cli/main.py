@@ -5,6 +5,7 @@ Exit codes: 0 success; 1 the work or a validation failed; 2 wrong usage; 130 and
 
 import gc
 import importlib
+import keyword
 import os
 import signal
 import sys
@@ -18,16 +19,22 @@ import click
 from dagster_project.command_line import note_arguments
 from imagemill.errors import FAILED_DISK, FULL_DISK, ImagemillError, WrongUsage, is_disk_full
 
-# In the order of the help; the module of a command has its name, with `_` for `-`.
+# In the order of the help.
 COMMANDS = (
-    "run", "stage2", "shards", "withdraw", "preset", "stage-a", "validate", "verify", "scan", "explain", "status", "problems",
-    "repair", "trust", "bench", "ui",
+    "run", "stage2", "shards", "withdraw", "preset", "stage-a", "validate", "verify", "scan", "import", "explain", "status",
+    "problems", "repair", "trust", "bench", "ui",
 )  # fmt: skip
 
 # New objects before the youngest generation is collected, then collections of each generation before that of the next.
 GARBAGE_THRESHOLDS = (10_000, 20, 50)
 
 _PERMISSIONS = "make the file or folder accessible to this user, or give another --data-root"
+
+
+def module_of(command: str) -> str:
+    """Return the name of a command's module: that of the command with `_` for `-`, and after a name that Python reserves."""
+    name = command.replace("-", "_")
+    return f"dagster_project.cli.{name}{'_' if keyword.iskeyword(name) else ''}"
 
 
 class _Commands(click.Group):
@@ -43,7 +50,7 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        found: click.Command = importlib.import_module(f"dagster_project.cli.{cmd_name.replace('-', '_')}").command
+        found: click.Command = importlib.import_module(module_of(cmd_name)).command
         examples = tomllib.loads(Path(__file__).with_name("examples.toml").read_text(encoding="utf-8"))
         found.epilog = _shown(examples[cmd_name])
         for name, subcommand in getattr(found, "commands", {}).items():

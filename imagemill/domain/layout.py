@@ -68,7 +68,7 @@ class DataRoot:
 
     @property
     def approved(self) -> Path:
-        """Approved images and their captions; only read."""
+        """Approved images and their captions; only `imagemill import` writes here."""
         return self.approved_at or self.path / "approved"
 
     @property

@@ -1,6 +1,9 @@
-"""Folders of approved images: which entries are images and captions, and what the caption files contain.
+"""Folders of approved images: which entries are images and captions, and what the captions are.
 
-    listing ──Entry──> scan, matching ──Scan──> sidecars ──captions, problems──> survey ──> ledger
+    listing ──Entry──> scan, matching ──Scan──> sidecars, metadata/ with row_captions, folder_words ──captions──> survey ──> ledger
+                                          └───> layouts ──settings that use more──> imagemill scan
+
+    archives ──Target──> unpacking ──files──> the folder                                              (imagemill import)
 
 Images are opened in pipeline/stage2/embed.py; staleness is decided in pipeline/stage2/plan.py.
 """

@@ -29,6 +29,7 @@ from imagemill.errors import MissingInput
 from imagemill.formats.images import heif_is_installed
 from imagemill.fs.fingerprints import FileSignature, RunningFingerprint, file_signature, fingerprint
 from imagemill.fs.listing import is_inside
+from imagemill.inputs.archives import archive_remedy, is_tar
 from imagemill.inputs.listing import FILE, FOLDER, IGNORED, Entry, concerns, is_companion, list_entries
 from imagemill.inputs.matching import Matched, Text, as_text, match_texts
 from imagemill.inputs.metadata.rows import file_names
@@ -334,7 +335,7 @@ class _Folder:
         elif self._inputs.sidecars.exact and extension in self._inputs.sidecars.extensions:
             self._other_case.append(name)
         elif extension not in FORMATS:
-            self._refuse(name, *_unused(name, extension, self._inputs))
+            self._refuse(name, *_unused(self.prefix + name, extension, self._inputs))
         else:
             self._add_image(entry, stem, extension)
 
@@ -378,7 +379,7 @@ class _Folder:
             if stem_of(name) in images:
                 self._ignored.append(self.prefix + name)
             else:
-                self._refuse(name, *_unused(name, "json", self._inputs))
+                self._refuse(name, *_unused(self.prefix + name, "json", self._inputs))
         texts = (text for text, _ in self._texts.values())
         matched = match_texts(texts, images, exact=self._inputs.sidecars.exact)
         sources = {}
@@ -468,13 +469,14 @@ def is_image(name: str) -> bool:
     return suffix_of(name).lower() in IMAGE_SUFFIXES
 
 
-def _unused(name: str, extension: str, inputs: InputSettings) -> tuple[str, str, str]:
+def _unused(path: str, extension: str, inputs: InputSettings) -> tuple[str, str, str]:
     """Return the reason, detail and remedy of a file that is neither an image nor a caption."""
     if extension in _CAPTIONS:
         remedy = f"add {extension} to captions.sidecars in imagemill.yaml, or move it elsewhere"
         return "unsupported_type", f"captions.sidecars of this data root does not contain {extension}", remedy
-    if name.lower().endswith(_ARCHIVES):
-        return "archive", "an archive", "unpack it into the folder, then remove it"
+    if path.lower().endswith(_ARCHIVES):
+        remedy = archive_remedy(path) if is_tar(path) else "unpack it into the folder, then remove it"
+        return "archive", "an archive", remedy
     return "unsupported_type", f"not {formats_text(inputs.formats)}", "convert it, or move it elsewhere"
 
 

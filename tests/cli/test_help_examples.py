@@ -8,6 +8,7 @@ import click
 import pytest
 
 from dagster_project.cli.main import cli
+from tests.helpers.archives import img2dataset, tar_of
 from tests.helpers.product import _environment, command, photos
 
 
@@ -48,6 +49,9 @@ def folder(tmp_path_factory):
     photos(work / "photos", 1, size=(640, 480))
     group = work / "data" / "stage_a" / "input" / "roof" / "审核通过" / "QC-TEMP-20250118-0015956"
     photos(group, 2)
+    (work / "tars").mkdir()
+    for number in range(2):
+        (work / "tars" / f"{number:05d}.tar").write_bytes(tar_of(*img2dataset(1, first=number)))
     (folder / "colleague" / "data" / ".imagemill").mkdir(parents=True)
     annotation = {"id": 5, "image_id": 1, "category_id": 17, "bbox": [10, 20, 190, 260], "iscrowd": 0}
     document = {

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from imagemill.pipeline.stage2.regenerate import regenerate
 from imagemill.store.ledger import Ledger
+from tests.helpers.archives import img2dataset, tar_of
 from tests.helpers.earlier_roots import unpacked
 from tests.helpers.presets import coco_annotations
 from tests.helpers.stage1 import stage1_record, write_stage1
@@ -149,6 +150,12 @@ def of_earlier_schema(root, run):
     unpacked(root.path.parent, "schema2")
 
 
+def archived(root, run):
+    """An archive as img2dataset writes it, with a folder in it."""
+    root.approved.mkdir(parents=True, exist_ok=True)
+    (root.path / "00000.tar").write_bytes(tar_of(*img2dataset(4), ("more/a.txt", b"a")))
+
+
 CONVERT = ("preset", "convert", "coco", "--adapter", "coco", "--annotations", "{root}/source/instances_train.json",
            "--images", "{root}/source/images")  # fmt: skip
 
@@ -179,6 +186,7 @@ COMMANDS = {
         Command("shards --repack", ("shards", "--repack"), appended),
         Command("withdraw", ("withdraw", "photo0001", "photo0002"), finished),
         Command("withdraw --restore", ("withdraw", "photo0001", "--restore"), withdrawn),
+        Command("import", ("import", "{root}/00000.tar"), archived, then=("run",)),
         Command("preset convert", CONVERT, annotated, check=()),
         Command("preset rescale", _preset("rescale", "--workers", "1"), converted, check=()),
         Command("preset coord", _preset("coord", "--max-objects", "2"), rescaled, check=_preset("validate")),

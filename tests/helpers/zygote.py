@@ -23,7 +23,7 @@ def serve():
     """Answer requests until stdin ends."""
     stub_captioner()
     EmbeddingSpec.encoder_class = lambda self: StubEncoder
-    for name in (*IMPORTED, *(f"dagster_project.cli.{name.replace('-', '_')}" for name in product.COMMANDS)):
+    for name in (*IMPORTED, *map(product.module_of, product.COMMANDS)):
         importlib.import_module(name)
     gc.freeze()  # the pages of imported modules stay shared
     answers = os.fdopen(os.dup(1), "w")
