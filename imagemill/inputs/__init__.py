@@ -1,6 +1,6 @@
 """Folders of approved images: which entries are images and captions, and what the captions are.
 
-    listing ──Entry──> scan, matching ──Scan──> sidecars, metadata/ with row_captions, folder_words ──captions──> survey ──> ledger
+    listing ──Entry──> scan, matching ──Scan──> sidecars, metadata/, folder_words ──captions──> survey ──> ledger
                                           └───> layouts ──settings that use more──> imagemill scan
 
     archives ──Target──> unpacking ──files──> the folder                                              (imagemill import)
