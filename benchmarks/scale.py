@@ -79,35 +79,35 @@ def _measured(folder: Path, images: int, new: int, *, tiny: bool) -> Iterator[bo
     first_single, first_few, first_1000, first_2000, first_quarter, first_half, first = (c.cpu_seconds for c in costs)
     history = _bytes_below(root.path / ".dagster") / images / 1000
     limit = _limit(root, kinds)
-    _line("limit", limit)
-    _line("start", start)
-    _line("first run", first)
+    line_of("limit", limit)
+    line_of("start", start)
+    line_of("first run", first)
     marginal = 1000 * (first - first_half) / (images - images // 2)
-    yield _line("  marginal cost per image, ms", marginal, MARGINAL_MS)
+    yield line_of("  marginal cost per image, ms", marginal, MARGINAL_MS)
     before = 1000 * (first_half - first_quarter) / (images // 2 - images // 4)
     of_thousand = 1000 * (first_2000 - first_1000) / SHARD_SIZE
-    yield _line("  the same, relative to half as many", marginal / before, GROWTH_RATIO) or images < 4 * SHARD_SIZE
-    yield _line("  the same, relative to 1,000", marginal / of_thousand, GROWTH_RATIO) or images < 4 * SHARD_SIZE
-    yield _line("  peak memory, GB", costs[-1].peak_bytes / 1e9, PEAK_GB)
-    yield _line("  history per image, kB", history, HISTORY_KB)
+    yield line_of("  the same, relative to half as many", marginal / before, GROWTH_RATIO) or images < 4 * SHARD_SIZE
+    yield line_of("  the same, relative to 1,000", marginal / of_thousand, GROWTH_RATIO) or images < 4 * SHARD_SIZE
+    yield line_of("  peak memory, GB", costs[-1].peak_bytes / 1e9, PEAK_GB)
+    yield line_of("  history per image, kB", history, HISTORY_KB)
     nothing = _run(root).cpu_seconds
-    yield _line("run, nothing to do", nothing, NOTHING_RATIO * limit + start)
+    yield line_of("run, nothing to do", nothing, NOTHING_RATIO * limit + start)
     at_full, more = images >= FULL, max(1.0, images / FULL)
     seconds = _command("status", "--data-root", root.path).cpu_seconds
-    yield _line("status", seconds, more * STATUS_SECONDS) or not at_full
+    yield line_of("status", seconds, more * STATUS_SECONDS) or not at_full
     one = f"photo{images // 2:06d}"
     explained = _command("explain", one, "--data-root", root.path).cpu_seconds
-    yield _line("explain", explained, more * EXPLAIN_SECONDS) or not at_full
-    yield _line("sensor tick, nothing new", _tick(root), more * TICK_SECONDS) or not at_full
+    yield line_of("explain", explained, more * EXPLAIN_SECONDS) or not at_full
+    yield line_of("sensor tick, nothing new", tick_seconds(root), more * TICK_SECONDS) or not at_full
     of_sample = sum(_tars(root).values()) / images
     for name, added, change in (
         (f"{new} new images", new, lambda: _fill(root, images, new)),
         ("one edited caption", 0, lambda: (root.approved / f"{one}.txt").write_text("an edited caption")),
     ):
         seconds, written = _changed(root, change)
-        yield _line(name, seconds, nothing + NEW_RATIO * (first_few if added else first_single))
+        yield line_of(name, seconds, nothing + NEW_RATIO * (first_few if added else first_single))
         # One tar of the bucket, the new samples, and the two blocks that end each tar.
-        yield _line("  MB written to tars", written / 1e6, ((SHARD_SIZE + added) * of_sample + 4 * 10_240) / 1e6)
+        yield line_of("  MB written to tars", written / 1e6, ((SHARD_SIZE + added) * of_sample + 4 * 10_240) / 1e6)
 
 
 def _command(*words: object, **environment: str) -> Cost:
@@ -115,7 +115,7 @@ def _command(*words: object, **environment: str) -> Cost:
     return cost([*OURS, *words], PYTHONPATH=paths, **environment)
 
 
-def _line(name: str, value: float, goal: float | None = None) -> bool:
+def line_of(name: str, value: float, goal: float | None = None) -> bool:
     """Print one figure; return whether the goal is reached."""
     ends = "" if goal is None else f"   (goal: at most {goal:.2f}{'' if value <= goal else ', missed'})"
     print(f"{name:<40}{value:>10.2f}{ends}", flush=True)
@@ -165,7 +165,7 @@ def _limit(root: DataRoot, kinds: Sequence[str]) -> float:
     return time.process_time() - began
 
 
-def _tick(root: DataRoot) -> float:
+def tick_seconds(root: DataRoot) -> float:
     command = [sys.executable, "-m", "benchmarks.common.tick", str(root.path)]
     paths = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (PROJECT, TINY)))}
     done = subprocess.run(command, cwd=PROJECT, env=paths, capture_output=True, text=True, check=True)

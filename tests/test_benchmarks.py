@@ -18,6 +18,7 @@ SMALL = {
     "embedding_efficiency": ["--rounds", "1", "--images", "1", "--latents", "1", "--side", "32", "--caption-count", "2"],
     "embedding_stream": ["--images", "2", "--rounds", "1"],
     "hardlinks": ["--images", "20", "--rounds", "1"],
+    "inputs": ["--images", "8", "--rows", "50"],
     "migration": ["--records", "20"],
     "npy_writes": ["--samples", "2", "--rounds", "1"],
     "reading": [
@@ -34,7 +35,7 @@ SMALL = {
     "validation": ["--records", "50", "--presets", "50", "--rounds", "1"],
 }  # fmt: skip
 # Full-size weights of gigabytes; nine runs of the command, and eight; images enough for two workers to get going.
-SLOW = {"embedding_efficiency", "bookkeeping", "rescale", "scale", "ui_start", "device_scaling"}
+SLOW = {"embedding_efficiency", "bookkeeping", "inputs", "rescale", "scale", "ui_start", "device_scaling"}
 
 
 def test_every_benchmark_is_tried() -> None:

@@ -30,12 +30,12 @@ def _command(root: DataRoot, folder: str | None, as_json: bool) -> None:
     threads = os.cpu_count() or 1
     if folder is not None:
         inputs = config_in_force(root).inputs_in_force(NEW_INPUTS)
-        report = report_folder(local_path(folder, "FOLDER"), inputs, threads=threads)
+        report = report_folder(local_path(folder, "FOLDER"), inputs, threads=threads, entries=as_json)
     else:
         with open_session() as session:
             refuse_no_images(session.root)
             own = session.root.other_folders
-            report = report_folder(session.root.approved, session.inputs, own, threads=threads)
+            report = report_folder(session.root.approved, session.inputs, own, threads=threads, entries=as_json)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(report)).decode())
         return

@@ -3,6 +3,7 @@
 Spec: docs/spec/stage2.md#caption-sources, docs/spec/stage2.md#caption-text
 """
 
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -108,7 +109,7 @@ def read_source(folder: Path, source: SourceFile, inputs: InputSettings) -> Capt
     row: CaptionRow | None = None
     for name in source.captions:
         try:
-            found = _read_file(folder / name, source, inputs)
+            found = _read_file(f"{folder}/{name}", source, inputs)
         except FileNotFoundError:
             continue
         if row is None and isinstance(found, Problem):
@@ -123,27 +124,29 @@ def read_source(folder: Path, source: SourceFile, inputs: InputSettings) -> Capt
     return row
 
 
-def _read_file(path: Path, source: SourceFile, inputs: InputSettings) -> Text | Problem:
+def _read_file(path: str, source: SourceFile, inputs: InputSettings) -> Text | Problem:
     """Read a caption of at most `MAX_CAPTION_BYTES`. Raises FileNotFoundError if the file has just disappeared."""
+    name = path[path.rfind("/") + 1 :]
     try:
-        with open(path, "rb") as file:
-            data = file.read(MAX_CAPTION_BYTES + 1)
+        with open(path, "rb", buffering=0) as file:
+            # A read of the largest size would allocate that much for every caption.
+            data = file.read(min(os.fstat(file.fileno()).st_size, MAX_CAPTION_BYTES) + 1)
         if len(data) > MAX_CAPTION_BYTES:
-            limit = f"{path.name} is longer than {MAX_CAPTION_BYTES} bytes"
+            limit = f"{name} is longer than {MAX_CAPTION_BYTES} bytes"
             return _refused(source, "caption_too_long", limit, "write one line of text")
         text = decode_text(data, inputs.encoding)
     except FileNotFoundError:
         raise
     except IsADirectoryError:
-        remedy = f"rename or move the folder, then write the caption to a file {path.name}"
-        return _refused(source, "bad_caption", f"{path.name} is a folder", remedy)
+        remedy = f"rename or move the folder, then write the caption to a file {name}"
+        return _refused(source, "bad_caption", f"{name} is a folder", remedy)
     except BadEncoding as error:
         remedy = "save the caption as UTF-8, or name its encoding as captions.encoding in imagemill.yaml"
-        return _refused(source, "bad_caption", f"{path.name} {error}", remedy)
+        return _refused(source, "bad_caption", f"{name} {error}", remedy)
     except OSError as error:
-        return _read_error(source, path.name, error.strerror)
+        return _read_error(source, name, error.strerror)
     if is_annotation(text):
-        detail = f"{path.name} contains numbers as in YOLO's labels, no caption"
+        detail = f"{name} contains numbers as in YOLO's labels, no caption"
         return _refused(source, "annotation_not_caption", detail, "write a caption to it, or move the labels elsewhere")
     return read_lines(text, inputs.lines)
 

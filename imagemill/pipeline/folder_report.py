@@ -63,7 +63,7 @@ class FolderReport(msgspec.Struct, frozen=True, kw_only=True):
         first_frames: files of which only one of several pictures is used.
         problems: inputs that would be refused, or not used as they are; each once.
         settings: lines for imagemill.yaml that would use what is not used.
-        entries: every entry.
+        entries: every entry, if requested.
     """
 
     folder: str
@@ -83,7 +83,9 @@ class FolderReport(msgspec.Struct, frozen=True, kw_only=True):
     entries: list[FolderEntry]
 
 
-def report_folder(folder: Path, inputs: InputSettings, own: Collection[Path] = (), *, threads: int = 2) -> FolderReport:
+def report_folder(
+    folder: Path, inputs: InputSettings, own: Collection[Path] = (), *, threads: int = 2, entries: bool = True
+) -> FolderReport:
     """Read the headers of all images of a folder, and its captions.
 
     Args:
@@ -91,6 +93,7 @@ def report_folder(folder: Path, inputs: InputSettings, own: Collection[Path] = (
         inputs: how a run would read it.
         own: folders of the data root, which links must not lead into.
         threads: threads that open files.
+        entries: whether the report lists every entry.
 
     Raises:
         MissingInput: if the folder does not exist.
@@ -104,7 +107,7 @@ def report_folder(folder: Path, inputs: InputSettings, own: Collection[Path] = (
         caption_by_folder(scan, ledger, inputs)
         captions = ledger.captions()
         of_texts = [problem for problem in ledger.problems() if problem.asset != "approved_images"]
-    return _report(folder, scan, found, captions, of_texts, inputs)
+    return _report(folder, scan, found, captions, of_texts, inputs, entries=entries)
 
 
 def _facts(folder: Path, name: str, inputs: InputSettings) -> PictureFacts | FolderProblem:
@@ -126,6 +129,8 @@ def _report(
     captions: dict[str, CaptionRow],
     of_texts: Iterable[Problem],
     inputs: InputSettings,
+    *,
+    entries: bool,
 ) -> FolderReport:
     found = list(found)
     facts = [each for each in found if isinstance(each, PictureFacts)]
@@ -137,12 +142,18 @@ def _report(
     # An image has one problem: its own before that of its caption.
     problems = {path: _problem(each, path) for each in of_texts for path in [_path(each, scan)]}
     problems |= {each.item: _problem(each, each.item) for each in scan.problems} | refused
-    entries = sorted(_entries(scan, refused.values()), key=lambda entry: entry.path)
+    counts: dict[Class, int] = {
+        "sample": len(used),
+        "caption": len(scan.captions),
+        "companion": len(scan.companions),
+        "ignored": len(scan.ignored),
+        "problem": len(scan.problems) + len(refused),
+    }
     settings = suggest(folder, scan, inputs, Captioned(several_lines, len(without)))
     return FolderReport(
         folder=str(folder),
         layouts=recognise(scan),
-        counts=dict(Counter(entry.entry for entry in entries)),
+        counts=counts,
         images=len(facts),
         captions=_by_source(used, captions),
         several_lines=several_lines,
@@ -154,7 +165,7 @@ def _report(
         first_frames=sum(each.first_frame for each in facts),
         problems=[problems[item] for item in sorted(problems)],
         settings=yaml_lines(settings),
-        entries=entries,
+        entries=sorted(_entries(scan, refused.values()), key=lambda entry: entry.path) if entries else [],
     )
 
 

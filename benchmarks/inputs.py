@@ -1,0 +1,158 @@
+"""Cost of folders and captions: `imagemill scan`, metadata files, and sub-folders.
+
+    limit of scan      os.scandir of the folders, and Image.open of each image
+    limit of a run     scandir and stat of the files of each image, and decoding of the records
+
+CPU seconds, user and system, children included. Kinds of 16 bytes (benchmarks/tiny_kinds), without models.
+
+    python -m benchmarks.inputs --images 60000
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from PIL import Image
+
+from benchmarks.common.inputs import noise_photos, scratch
+from benchmarks.common.processes import PROJECT, Cost, cost
+from benchmarks.scale import NOTHING_RATIO, TICK_SECONDS, TINY, TINY_KINDS, line_of, tick_seconds
+from imagemill.domain.layout import DataRoot
+from imagemill.formats.jsonl import read_jsonl
+
+OURS = ("-m", "benchmarks.common.ours")
+SIDE = 64
+PER_FOLDER = 100
+FULL = 60_000
+SCAN_RATIO, ROWS, ROWS_MB = 3.0, 1_000_000, 500.0
+BYTES_PER_IMAGE = 60_000
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--images", type=int, default=6000)
+    parser.add_argument("--rows", type=int, default=ROWS, help="rows of the largest metadata file")
+    arguments = parser.parse_args()
+    with scratch(in_memory_bytes=BYTES_PER_IMAGE * arguments.images) as folder:
+        reached = [
+            *_scanned(folder, arguments.images // 2),
+            *_run(folder, arguments.images),
+            *_long(folder, arguments.rows),
+        ]
+    return 0 if all(reached) else 1
+
+
+def _command(*words: object, **environment: str) -> Cost:
+    return cost([*OURS, *words], PYTHONPATH=os.pathsep.join(map(str, (PROJECT, TINY))), **environment)
+
+
+# ---- scan
+
+
+def _scanned(folder: Path, images: int) -> Iterator[bool]:
+    photos = folder / "photos"
+    noise_photos(photos, images, width=SIDE, height=SIDE, smooth=8)
+    print(f"{images:,} images and {images:,} texts in one folder", flush=True)
+    noise_photos(folder / "one_photo", 1, width=SIDE, height=SIDE)
+    one, all_of_them = (
+        _command("scan", each, "--data-root", folder / "none") for each in (folder / "one_photo", photos)
+    )
+    seconds = all_of_them.cpu_seconds - one.cpu_seconds
+    began = time.process_time()
+    with os.scandir(photos) as entries:
+        for entry in entries:
+            if entry.name.endswith(".jpg"):
+                Image.open(entry.path).close()
+    limit = time.process_time() - began
+    line_of("scandir and Image.open", limit)
+    yield line_of("scan, beyond that of one image", seconds, SCAN_RATIO * limit)
+
+
+# ---- a run on images in sub-folders, with one metadata file
+
+
+def _run(folder: Path, images: int) -> Iterator[bool]:
+    root = DataRoot(folder / "whole")
+    root.path.mkdir()
+    root.config_file.write_text(f"kinds: [{', '.join(TINY_KINDS)}]\n")
+    noise_photos(folder / "made", images, width=SIDE, height=SIDE, smooth=8)
+    texts = _move_to_folders(folder / "made", root.approved)
+    _write_rows(root.approved / "metadata.jsonl", texts)
+    folders = -(-images // PER_FOLDER)
+    print(f"\n{images:,} images in {folders:,} folders, {len(texts):,} rows of captions", flush=True)
+    home = {"DAGSTER_HOME": str(root.path / ".dagster")}
+    first = _command("run", "--data-root", root.path, **home).cpu_seconds
+    line_of("first run", first)
+    limit, start = _limit(root), _command("--help").cpu_seconds
+    line_of("limit", limit)
+    nothing = _command("run", "--data-root", root.path, **home).cpu_seconds
+    yield line_of("run, nothing to do", nothing, NOTHING_RATIO * limit + start)
+    yield line_of("sensor tick, nothing new", tick_seconds(root), TICK_SECONDS) or images < FULL
+    before = _edited(root)
+    path = sorted(texts)[images // 2]
+    _write_rows(root.approved / "metadata.jsonl", {**texts, path: "an edited caption"})
+    line_of("run, one edited row", _command("run", "--data-root", root.path, **home).cpu_seconds)
+    yield line_of("  records changed", _edited(root) - before, 1)
+
+
+def _move_to_folders(made: Path, approved: Path) -> dict[str, str]:
+    """Move images to folders of `PER_FOLDER`; return the captions by path, whose files are removed."""
+    texts = {}
+    for number, image in enumerate(sorted(made.glob("*.jpg"))):
+        target = approved / f"{number // PER_FOLDER:05d}" / image.name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        image.rename(target)
+        texts[f"{target.parent.name}/{image.name}"] = image.with_suffix(".txt").read_text()
+    return texts
+
+
+def _write_rows(path: Path, texts: dict[str, str]) -> None:
+    path.write_text("".join(json.dumps({"file_name": name, "text": text}) + "\n" for name, text in texts.items()))
+
+
+def _edited(root: DataRoot) -> int:
+    """Return the number of records with the edited caption."""
+    return sum(line.value["caption"] == "an edited caption" for line in read_jsonl(root.stage2_jsonl) if line.value)
+
+
+def _limit(root: DataRoot) -> float:
+    began = time.process_time()
+    for folder in (root.approved, *(path for path in root.approved.iterdir() if path.is_dir()), *_of_kinds(root)):
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                entry.stat()
+    for _ in read_jsonl(root.stage2_jsonl):
+        pass
+    return time.process_time() - began
+
+
+def _of_kinds(root: DataRoot) -> list[Path]:
+    return [root.derived / kind for kind in TINY_KINDS]
+
+
+# ---- a long metadata file
+
+
+def _long(folder: Path, rows: int) -> Iterator[bool]:
+    peaks = []
+    for count in (1000, rows):
+        images = folder / f"rows{count}"
+        noise_photos(images, 1000, width=SIDE, height=SIDE, smooth=8)
+        for text in images.glob("*.txt"):
+            text.unlink()
+        with open(images / "metadata.jsonl", "w") as file:
+            for number in range(count):
+                file.write(
+                    json.dumps({"file_name": f"photo{number:06d}.jpg", "text": f"noise, number {number}"}) + "\n"
+                )
+        peaks.append(_command("scan", images, "--data-root", folder / "none").peak_bytes)
+    print(f"\n{rows:,} rows in one metadata file", flush=True)
+    yield line_of("memory beyond that of 1,000 rows, MB", (peaks[1] - peaks[0]) / 1e6, ROWS_MB)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
