@@ -235,7 +235,7 @@ def test_unreadable_sidecar_is_not_reported_as_blank(data_root, monkeypatch):
     photos(data_root, "a")
 
     def unreadable(path, source, inputs):
-        return sidecars._read_error(source, path.name, "Input/output error")
+        return sidecars._read_error(source, os.path.basename(path), "Input/output error")
 
     monkeypatch.setattr(sidecars, "_read_file", unreadable)
     embed(data_root)
