@@ -23,6 +23,7 @@ from imagemill.inputs.archives import (
     plan_member,
     printable,
 )
+from imagemill.inputs.scan import scan_approved
 
 
 def planned(name, kind="file", **fields):
@@ -152,6 +153,20 @@ def test_remedy_names_the_command_with_a_path_for_the_shell():
         False,
         False,
     ]
+
+
+def test_problem_of_an_archive_has_the_remedy_for_its_format(tmp_path):
+    (tmp_path / "sub").mkdir()
+    for name in ("sub/00000.tar", "photos.zip", "photos.tar.xz"):
+        (tmp_path / name).touch()
+
+    problems = {each.item: (each.reason, each.remedy) for each in scan_approved(tmp_path).problems}
+
+    assert problems == {
+        "sub/00000.tar": ("archive", archive_remedy("sub/00000.tar")),
+        "photos.zip": ("archive", "unpack it into the folder, then remove it"),
+        "photos.tar.xz": ("archive", "unpack it into the folder, then remove it"),
+    }
 
 
 def test_long_and_unprintable_names_are_shortened_and_escaped():
