@@ -12,7 +12,7 @@ from imagemill.domain.ids import stem_of, suffix_of
 from imagemill.domain.inputs import Sidecars, composed, folded
 
 
-class Text(NamedTuple):
+class CaptionFile(NamedTuple):
     """A caption file.
 
     Attributes:
@@ -27,13 +27,13 @@ class Text(NamedTuple):
     plain: bool
 
 
-def as_text(name: str, sidecars: Sidecars) -> Text | None:
+def as_text(name: str, sidecars: Sidecars) -> CaptionFile | None:
     """Return a file as a caption file; None if its extension is not one of them."""
     suffix = suffix_of(name)
     extension = suffix[1:] if sidecars.exact else suffix[1:].lower()
     if extension not in sidecars.extensions:
         return None
-    return Text(name, name.removesuffix(suffix), sidecars.extensions.index(extension), suffix[1:] == extension)
+    return CaptionFile(name, name.removesuffix(suffix), sidecars.extensions.index(extension), suffix[1:] == extension)
 
 
 class Matched(NamedTuple):
@@ -55,7 +55,7 @@ class Matched(NamedTuple):
     ties: dict[str, str]
 
 
-def match_texts(texts: Iterable[Text], images: Mapping[str, list[str]], *, exact: bool = False) -> Matched:
+def match_texts(texts: Iterable[CaptionFile], images: Mapping[str, list[str]], *, exact: bool = False) -> Matched:
     """Assign caption files to images.
 
     A name is compared with the images' file names, then with their ids, first letter by letter, then as Unicode composes it
@@ -66,7 +66,7 @@ def match_texts(texts: Iterable[Text], images: Mapping[str, list[str]], *, exact
         images: file names by image id, of all images, also of refused ones.
         exact: compare with ids, letter by letter, only.
     """
-    found: dict[str, dict[tuple[bool, int], list[tuple[int, Text]]]] = defaultdict(lambda: defaultdict(list))
+    found: dict[str, dict[tuple[bool, int], list[tuple[int, CaptionFile]]]] = defaultdict(lambda: defaultdict(list))
     result = Matched({}, [], {}, {}, {})
     index = _Index(images)
     for text in texts:
@@ -88,7 +88,7 @@ def match_texts(texts: Iterable[Text], images: Mapping[str, list[str]], *, exact
     return result
 
 
-def _best(texts: list[tuple[int, Text]], result: Matched) -> str | None:
+def _best(texts: list[tuple[int, CaptionFile]], result: Matched) -> str | None:
     """Return the name of the closest match, and note the others; None if two are equally close."""
     (closest, first), *others = texts
     tied = [text.name for level, text in others if level == closest]

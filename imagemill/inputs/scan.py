@@ -31,7 +31,7 @@ from imagemill.fs.fingerprints import FileSignature, RunningFingerprint, file_si
 from imagemill.fs.listing import is_inside
 from imagemill.inputs.archives import archive_remedy, is_tar
 from imagemill.inputs.listing import FILE, FOLDER, IGNORED, Entry, concerns, is_companion, list_entries
-from imagemill.inputs.matching import Matched, Text, as_text, match_texts
+from imagemill.inputs.matching import CaptionFile, Matched, as_text, match_texts
 from imagemill.inputs.metadata.rows import file_names
 from imagemill.store.ledger import Problem, SourceRow
 
@@ -159,10 +159,12 @@ def scan_approved(
         MissingInput: if the folder does not exist.
     """
     _refuse_missing(folder)
-    if only is None:
-        return list_approved(folder, inputs, own).scan
     inputs = _with_metadata_below(inputs, folder)
-    scan = classify(list_entries(folder, inputs, own, wanted=concerns(only)), inputs).of(only)
+    if only is None:
+        entries = list_entries(folder, inputs, own)
+        scan = replace(classify(entries, inputs), names=fingerprint_names(entry.path for entry in entries))
+    else:
+        scan = classify(list_entries(folder, inputs, own, wanted=concerns(only)), inputs).of(only)
     named = _named_metadata(folder, inputs.metadata)
     return replace(scan, metadata=(named,)) if named else scan
 
@@ -306,7 +308,7 @@ class _Folder:
         self._images: dict[str, list[Entry]] = defaultdict(list)
         # Images by stem that are refused by their names, or have formats that are not read.
         self._refused: dict[str, list[str]] = defaultdict(list)
-        self._texts: dict[str, tuple[Text, Entry]] = {}
+        self._texts: dict[str, tuple[CaptionFile, Entry]] = {}
         self._tables: list[str] = []
         self._metadata: list[Entry] = []
         self._other_case: list[str] = []

@@ -31,18 +31,18 @@ _NUMBER: Final = r"(?:0(?:\.[0-9]*)?|1(?:\.0*)?|\.[0-9]+|[0-9](?:\.[0-9]+)?[eE]-
 _LABELS: Final = re.compile(rf"[0-9]+(?:[ \t]+{_NUMBER}){{4,}}").fullmatch
 
 
-class Text(NamedTuple):
+class CaptionText(NamedTuple):
     """The captions of a file, none if it is blank, and the number of lines with text."""
 
     captions: tuple[str, ...]
     lines: int
 
 
-def read_lines(text: str, setting: Lines = JOIN) -> Text:
+def read_lines(text: str, setting: Lines = JOIN) -> CaptionText:
     """Return the captions of a text: all lines as one, the first line with text, or each one."""
     lines = [line for line in text.splitlines() if line.strip()]
     chosen = [text] if setting == JOIN else lines[:1] if setting == FIRST else lines
-    return Text(distinct_captions(chosen), len(lines))
+    return CaptionText(distinct_captions(chosen), len(lines))
 
 
 def is_annotation(text: str) -> bool:
@@ -124,7 +124,7 @@ def read_source(folder: Path, source: SourceFile, inputs: InputSettings) -> Capt
     return row
 
 
-def _read_file(path: str, source: SourceFile, inputs: InputSettings) -> Text | Problem:
+def _read_file(path: str, source: SourceFile, inputs: InputSettings) -> CaptionText | Problem:
     """Read a caption of at most `MAX_CAPTION_BYTES`. Raises FileNotFoundError if the file has just disappeared."""
     name = path[path.rfind("/") + 1 :]
     try:
