@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 from imagemill.domain.ids import suffix_of
 from imagemill.domain.inputs import AUTO, JOIN, KOHYA, OFF, InputSettings, folder_repeats, folder_words
 from imagemill.inputs.matching import PathIndex
-from imagemill.inputs.metadata.rows import Columns, ImageRow, Unreadable, format_of
+from imagemill.inputs.metadata.rows import Columns, MetadataRow, Unreadable, format_of
 from imagemill.inputs.scan import Scan
 from imagemill.store.ledger import Problem
 from imagemill.text.units import counted
@@ -35,7 +35,7 @@ _UNREAD: Final = frozenset({"unsupported_type", "metadata_not_read"})
 Settings = dict[str, dict[str, str | bool]]
 
 
-class Captioned(NamedTuple):
+class CaptionCounts(NamedTuple):
     """Captions of a folder.
 
     Attributes:
@@ -91,7 +91,7 @@ def _numbered_folders(paths: Iterable[str]) -> dict[str, int]:
     return dict(sorted(found.items()))
 
 
-def suggest(folder: Path, scan: Scan, inputs: InputSettings, captioned: Captioned) -> Settings:
+def suggest(folder: Path, scan: Scan, inputs: InputSettings, captioned: CaptionCounts) -> Settings:
     """Return settings for imagemill.yaml that would use what the folder contains and `inputs` leave unused."""
     files: dict[str, str | bool] = {}
     texts: dict[str, str | bool] = {}
@@ -123,13 +123,13 @@ def _table_of_captions(folder: Path, scan: Scan, inputs: InputSettings) -> dict[
     return None
 
 
-def _first_rows(path: Path, columns: Columns, encoding: str) -> list[ImageRow]:
+def _first_rows(path: Path, columns: Columns, encoding: str) -> list[MetadataRow]:
     chosen = format_of(path.name)
     try:
         if chosen is None or os.stat(path).st_size > _MAX_BYTES:
             return []
         found = islice(chosen.read_rows(path, columns, encoding), _ROWS)
-        return [row for row in found if isinstance(row, ImageRow) and row.captions]
+        return [row for row in found if isinstance(row, MetadataRow) and row.captions]
     except (Unreadable, OSError):
         return []
 

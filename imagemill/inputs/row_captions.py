@@ -20,7 +20,7 @@ from imagemill.domain.ids import stem_of
 from imagemill.domain.inputs import InputSettings
 from imagemill.fs.fingerprints import FileSignature, RunningFingerprint
 from imagemill.inputs.matching import PathIndex
-from imagemill.inputs.metadata.rows import BadRow, Columns, ImageRow, Unreadable, format_of
+from imagemill.inputs.metadata.rows import BadRow, Columns, MetadataRow, Unreadable, format_of
 from imagemill.inputs.scan import MetadataFile, Scan, SourceFile
 from imagemill.inputs.sidecars import BLANK, SIDECARS, caption_row, read_source, unusable_sidecars
 from imagemill.store.ledger import FROM_METADATA, CaptionKey, CaptionRow, Ledger, Problem, fingerprint_texts
@@ -193,14 +193,14 @@ class _Reading:
             ledger.record_conflicts(dict(self._differing(ledger, inputs)))
         return self._faults()
 
-    def _read(self, inputs: InputSettings) -> Iterator[ImageRow | BadRow]:
+    def _read(self, inputs: InputSettings) -> Iterator[MetadataRow | BadRow]:
         chosen = format_of(self._file.path)
         if chosen is None:
             raise Unreadable("its format is not known", do="name a file .jsonl, .csv, .parquet or .json")
         columns = Columns(inputs.file_column, inputs.text_column)
         return chosen.read_rows(self._folder / self._file.path, columns, inputs.encoding)
 
-    def _take(self, row: ImageRow, place: _Place, ledger: Ledger, refused: Collection[str]) -> None:
+    def _take(self, row: MetadataRow, place: _Place, ledger: Ledger, refused: Collection[str]) -> None:
         if place.bad:
             self._outside.add(f"{row.number}: {row.path[:80]}")
             return

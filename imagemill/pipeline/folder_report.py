@@ -18,7 +18,7 @@ from imagemill.domain.inputs import HDR_TRANSFER, SRGB, InputSettings
 from imagemill.errors import Refused
 from imagemill.formats.images import PictureFacts, hdr_refusal, read_facts
 from imagemill.inputs.folder_words import caption_by_folder
-from imagemill.inputs.layouts import Captioned, recognise, suggest, yaml_lines
+from imagemill.inputs.layouts import CaptionCounts, recognise, suggest, yaml_lines
 from imagemill.inputs.scan import Scan, scan_approved
 from imagemill.inputs.survey import survey
 from imagemill.pipeline.colours import ColourCounts, count_colours
@@ -149,7 +149,7 @@ def _report(
         "ignored": len(scan.ignored),
         "problem": len(scan.problems) + len(refused),
     }
-    settings = suggest(folder, scan, inputs, Captioned(several_lines, len(without)))
+    settings = suggest(folder, scan, inputs, CaptionCounts(several_lines, len(without)))
     return FolderReport(
         folder=str(folder),
         layouts=recognise(scan),

@@ -1,6 +1,6 @@
 """Captions in metadata files: a row per image, in one module per format.
 
-    metadata.jsonl ──jsonl.read_rows──> ImageRow, BadRow ──row_captions.py──> ledger
+    metadata.jsonl ──jsonl.read_rows──> MetadataRow, BadRow ──row_captions.py──> ledger
 
 Each format is a module here with FILE_NAMES, SUFFIXES and `read_rows`; adding one touches no other file.
 

@@ -4,14 +4,14 @@ import csv
 from collections.abc import Iterator
 from pathlib import Path
 
-from imagemill.inputs.metadata.rows import BadRow, Columns, ImageRow, Unreadable, find_columns, row_of
+from imagemill.inputs.metadata.rows import BadRow, Columns, MetadataRow, Unreadable, find_columns, row_of
 from imagemill.inputs.metadata.text_files import MAX_FIELD, open_text
 
 FILE_NAMES = ("metadata.csv",)
 SUFFIXES = (".csv",)
 
 
-def read_rows(path: Path, columns: Columns, encoding: str) -> Iterator[ImageRow | BadRow]:
+def read_rows(path: Path, columns: Columns, encoding: str) -> Iterator[MetadataRow | BadRow]:
     """Yield the rows; their numbers are those of the lines at which they end."""
     csv.field_size_limit(MAX_FIELD)
     with open_text(path, encoding) as file:

@@ -14,7 +14,7 @@ from imagemill.inputs.metadata.rows import (
     TEXT_COLUMNS,
     BadRow,
     Columns,
-    ImageRow,
+    MetadataRow,
     Unreadable,
     captioned,
     find_columns,
@@ -29,7 +29,7 @@ SUFFIXES = (".json",)
 MAX_BYTES = 256 << 20
 
 
-def read_rows(path: Path, columns: Columns, encoding: str) -> Iterator[ImageRow | BadRow]:
+def read_rows(path: Path, columns: Columns, encoding: str) -> Iterator[MetadataRow | BadRow]:
     """Yield the rows; their numbers are their positions."""
     if path.stat().st_size > MAX_BYTES:
         raise Unreadable("it is larger than 256 MiB", do="write it as JSON Lines, one object per line")
@@ -52,7 +52,7 @@ def read_rows(path: Path, columns: Columns, encoding: str) -> Iterator[ImageRow 
         )
 
 
-def _captions_of(number: int, path: str, value: Any, columns: Columns) -> ImageRow | BadRow:
+def _captions_of(number: int, path: str, value: Any, columns: Columns) -> MetadataRow | BadRow:
     """Return the row of one path, whose value is a caption, a list of captions, or an object with one."""
     if not isinstance(value, dict):
         return captioned(number, path, value, f"the value of {path[:80]}")

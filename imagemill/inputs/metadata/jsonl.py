@@ -5,14 +5,14 @@ from pathlib import Path
 
 import msgspec
 
-from imagemill.inputs.metadata.rows import BadRow, Columns, ImageRow, Unreadable, find_columns, row_of
+from imagemill.inputs.metadata.rows import BadRow, Columns, MetadataRow, Unreadable, find_columns, row_of
 from imagemill.inputs.metadata.text_files import open_text
 
 FILE_NAMES = ("metadata.jsonl",)
 SUFFIXES = (".jsonl", ".ndjson")
 
 
-def read_rows(path: Path, columns: Columns, encoding: str) -> Iterator[ImageRow | BadRow]:
+def read_rows(path: Path, columns: Columns, encoding: str) -> Iterator[MetadataRow | BadRow]:
     """Yield the rows. A line that is no object is a bad row; the first object decides which columns are used."""
     found: Columns | None = None
     with open_text(path, encoding) as file:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from imagemill.inputs.metadata.rows import BadRow, Columns, ImageRow, Unreadable, find_columns, row_of
+from imagemill.inputs.metadata.rows import BadRow, Columns, MetadataRow, Unreadable, find_columns, row_of
 
 FILE_NAMES = ("metadata.parquet",)
 SUFFIXES = (".parquet",)
@@ -12,7 +12,7 @@ SUFFIXES = (".parquet",)
 _BATCH = 4096
 
 
-def read_rows(path: Path, columns: Columns, encoding: str) -> Iterator[ImageRow | BadRow]:
+def read_rows(path: Path, columns: Columns, encoding: str) -> Iterator[MetadataRow | BadRow]:
     """Yield the rows; their numbers are their positions. Text in Parquet is UTF-8, so `encoding` has no effect."""
     try:
         import pyarrow

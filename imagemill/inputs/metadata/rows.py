@@ -27,7 +27,7 @@ class Columns(NamedTuple):
     text: str = ""
 
 
-class ImageRow(NamedTuple):
+class MetadataRow(NamedTuple):
     """One row.
 
     Attributes:
@@ -63,7 +63,7 @@ class Format(Protocol):
     FILE_NAMES: tuple[str, ...]
     SUFFIXES: tuple[str, ...]
 
-    def read_rows(self, path: Path, columns: Columns, encoding: str) -> Iterator[ImageRow | BadRow]:
+    def read_rows(self, path: Path, columns: Columns, encoding: str) -> Iterator[MetadataRow | BadRow]:
         """Yield the rows of a file, streaming.
 
         Args:
@@ -118,7 +118,7 @@ def _find(setting: str, chosen: str, usual: Iterable[str], present: Collection[s
     return found
 
 
-def row_of(number: int, values: Mapping[Any, Any], columns: Columns) -> ImageRow | BadRow:
+def row_of(number: int, values: Mapping[Any, Any], columns: Columns) -> MetadataRow | BadRow:
     """Return a row with named values."""
     path, text = values.get(columns.file), values.get(columns.text)
     if not isinstance(path, str) or not path:
@@ -126,9 +126,9 @@ def row_of(number: int, values: Mapping[Any, Any], columns: Columns) -> ImageRow
     return captioned(number, path, text, columns.text)
 
 
-def captioned(number: int, path: str, text: Any, name: str) -> ImageRow | BadRow:
+def captioned(number: int, path: str, text: Any, name: str) -> MetadataRow | BadRow:
     """Return the row of a path, with one caption, a list of captions, or none."""
     texts = [] if text is None else [text] if isinstance(text, str) else text
     if not isinstance(texts, (list, tuple)) or not all(isinstance(each, str) for each in texts):
         return BadRow(number, f"{name} is neither text nor a list of texts")
-    return ImageRow(number, path, distinct_captions(texts))
+    return MetadataRow(number, path, distinct_captions(texts))
