@@ -126,9 +126,9 @@ def test_first_known_column_is_used_unless_a_setting_names_one(folder, ledger):
 
 def test_file_without_known_columns_lists_those_present(folder, ledger):
     put(folder, "a.jpg")
-    write(folder, "metadata.csv", {"foto": "a.jpg", "note": "x"})
+    write(folder, "metadata.csv", {"picture": "a.jpg", "note": "x"})
     assert texts(folder, ledger) == {}
-    assert "it has foto, note; name the column as captions.file_column in imagemill.yaml" in detail(
+    assert "it has note, picture; name the column as captions.file_column in imagemill.yaml" in detail(
         ledger, "metadata.csv"
     )
 
