@@ -289,7 +289,7 @@ class CommandSession:
         self._run([], job=roll_back_to_stage1.name, **_run_options({roll_back_records.name: options.given()}))
 
     def _list_made_files(self) -> None:
-        """List the folders again in which runs have made files. Images that have been added meanwhile wait for the next run.
+        """Bring the listings up to date after runs. Images that have been added meanwhile wait for the next run.
 
         If the file of records has been edited meanwhile, everything is listed again: its captions replace the ledger's.
         """
@@ -297,7 +297,7 @@ class CommandSession:
             return
         inventory = self.session.inventory()
         if inventory.records_state == state_of(self.root.stage2_jsonl):
-            inventory.forget_outdated()
+            inventory.refresh()
         else:
             self.session.plan()
 

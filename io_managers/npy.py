@@ -39,6 +39,9 @@ from resources.data_root import DataRootResource
 
 SHOWN = 5
 
+# Most partitions that are looked up by name, which for more takes longer than to list those of the asset.
+LOOKED_UP = 1000
+
 # Detail and remedy of a partition without an image.
 _ABSENT = ("no image in approved/ has this id", "restore the image, or leave the partition out")
 
@@ -153,7 +156,7 @@ class NpyIOManager(dg.ConfigurableIOManager):
         if not obj.plan.done:
             return
         instance = context.step_context.instance
-        known = frozenset() if announced(context) else instance.get_materialized_partitions(context.asset_key)
+        known = frozenset() if announced(context) else _materialized(instance, context.asset_key, obj.plan.done)
         news = [image_id for image_id in obj.plan.done if image_id not in known]
         rows = ledger.files(obj.store.spec.kind, news)
         for image_id in news:
@@ -189,11 +192,19 @@ def _report_sources(instance: dg.DagsterInstance, plan: EmbeddingPlan, ledger: L
     """
     opened = ledger.sources([*plan.done, *(job.image_id for job in plan.jobs)])
     reread = {job.image_id for job in plan.jobs if job.facts is None}
-    known = instance.get_materialized_partitions(dg.AssetKey(SOURCE_ASSET))
+    known = _materialized(instance, dg.AssetKey(SOURCE_ASSET), list(opened))
     news = [row for row in opened.values() if row.image_id in reread or row.image_id not in known]
     if news:
         together = dg.AssetObservation(SOURCE_ASSET, metadata={"opened (images)": len(news)})
         report_without_run(instance, [*map(_source_event, news), together])
+
+
+def _materialized(instance: dg.DagsterInstance, asset_key: dg.AssetKey, partitions: Sequence[str]) -> Collection[str]:
+    """Return the partitions of an asset with a materialisation, at least those of these partitions."""
+    if not 0 < len(partitions) <= LOOKED_UP:
+        return instance.get_materialized_partitions(asset_key)
+    materialized, log = dg.DagsterEventType.ASSET_MATERIALIZATION, instance.event_log_storage
+    return log.get_latest_storage_id_by_partition(asset_key, materialized, set(partitions)).keys()
 
 
 def _source_event(row: SourceRow) -> dg.AssetMaterialization:

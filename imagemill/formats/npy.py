@@ -13,7 +13,7 @@ import functools
 import io
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -367,6 +367,16 @@ class NpyStore:
     def listing(self) -> Mapping[str, FileSignature]:
         """Return the existing files by image id, from one directory listing; empty if the folder does not exist."""
         return list_files(self.folder, SUFFIX)
+
+    def signatures(self, ids: Iterable[str]) -> dict[str, FileSignature]:
+        """Return the signatures of the files of these images that exist."""
+        found = {}
+        for image_id in ids:
+            try:
+                found[image_id] = self.stat(image_id)
+            except (OSError, ValueError):  # no file, or an id that cannot be a file name
+                continue
+        return found
 
     def sweep(self) -> int:
         """Remove files staged by dead processes; return their number."""

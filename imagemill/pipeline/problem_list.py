@@ -18,7 +18,6 @@ import msgspec
 
 from imagemill.domain.embedding_specs import EmbeddingSpec, embedding_specs
 from imagemill.domain.layout import DataRoot
-from imagemill.formats.npy import NpyStore
 from imagemill.fs.fingerprints import FileSignature
 from imagemill.inputs.row_captions import METADATA
 from imagemill.inputs.scan import SOURCE_ASSET, Scan, is_image
@@ -196,7 +195,7 @@ def problems_of_kind(inventory: Inventory, ledger: Ledger, spec: EmbeddingSpec) 
     held = _held(inventory, ledger, concerns)
     ids = sorted({problem.item for problem in held if problem.item in inventory.scan.sources})
     # List these files again: the inventory's listing may be from before this pass.
-    current = replace(inventory, listed={spec: _listing(inventory.store(spec), ids)})
+    current = replace(inventory, listed={spec: inventory.store(spec).signatures(ids)})
     done = set(plan_for(spec, ids, current, ledger).done)
     return _sorted(_of_ledger(problem for problem in held if problem.item not in done))
 
@@ -221,13 +220,3 @@ def _held(inventory: Inventory, ledger: Ledger, concerns: Callable[[Problem], bo
     """Return the current problems that the predicate selects. The folder is listed only if there are any."""
     rows = [problem for problem in ledger.problems() if concerns(problem)]
     return current_problems(inventory.scan, ledger, rows) if rows else []
-
-
-def _listing(store: NpyStore, ids: Iterable[str]) -> dict[str, FileSignature]:
-    found = {}
-    for image_id in ids:
-        try:
-            found[image_id] = store.stat(image_id)
-        except (OSError, ValueError):  # no file, or an id that cannot be a file name
-            continue
-    return found

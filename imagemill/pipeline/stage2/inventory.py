@@ -94,15 +94,20 @@ class Inventory:
         return self.listed[spec]
 
     def current_files(self, spec: EmbeddingSpec) -> Mapping[str, FileSignature]:
-        """Return `files` after listing the folder again if files of the kind have been made since it was listed."""
-        self._forget_outdated([spec.kind])
+        """Return `files` with those that steps have made since the folder was listed."""
+        self._refresh([spec.kind])
         return self.files(spec)
 
-    def forget_outdated(self) -> None:
-        """List the folders of all kinds again, on their next use, of which files have been made since they were listed."""
-        self._forget_outdated(list(self.outdated))
+    def refresh(self) -> None:
+        """Bring the listings of all kinds up to date in which steps have made files since."""
+        self._refresh(list(self.outdated))
 
-    def _forget_outdated(self, kinds: Collection[str]) -> None:
+    def _refresh(self, kinds: Collection[str]) -> None:
+        """Look up the files of the images that steps have worked on; list the folder if they are more than a tenth."""
         for spec in [spec for spec in self.listed if spec.kind in self.outdated and spec.kind in kinds]:
-            del self.listed[spec]
+            listing = self.listed.pop(spec)
+            if 10 * len(self.worked_on) < len(listing):
+                found = self.store(spec).signatures(self.worked_on)
+                kept = {image_id: stat for image_id, stat in listing.items() if image_id not in self.worked_on}
+                self.listed[spec] = dict(sorted({**kept, **found}.items()))
         self.outdated.difference_update(kinds)

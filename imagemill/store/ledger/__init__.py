@@ -4,7 +4,8 @@ There is one module per table, with its typed rows, reads and writes; `schema.py
 nowhere else. Decisions based on the rows are made in pipeline/.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from enum import Enum
 from typing import Any, Literal
 
 from imagemill.store.ledger.captions import (
@@ -44,6 +45,21 @@ _TABLES: tuple[Table[Any], ...] = (
 )  # fmt: skip
 
 
+class Rule(Enum):
+    """A rule for the values of a column: a text that is not blank, a text with a colon, a positive integer.
+
+    The value is a condition of SQL that proves the rule; a value that it does not prove may keep the rule as well.
+    """
+
+    TEXT = "typeof({0}) = 'text' AND {0} GLOB '*[!-~]*'"
+    FINGERPRINT = "typeof({0}) = 'text' AND instr({0}, ':')"
+    POSITIVE = "typeof({0}) = 'integer' AND {0} > 0"
+
+
+# A rule, or the texts that a column may contain.
+ColumnRule = Rule | tuple[str, ...]
+
+
 class Ledger(Sources, Captions, Files, Problems, Counts, Regenerations, Withdrawals, Leases, VerifiedSets, Summaries):
     """One connection to a data root's ledger. Use as a context manager; `transaction()` groups writes."""
 
@@ -59,6 +75,20 @@ class Ledger(Sources, Captions, Files, Problems, Counts, Regenerations, Withdraw
         """Return these columns of every row of a table, as stored."""
         return list(self._rows(f"SELECT {', '.join(columns)} FROM {table}"))
 
+    def unusual_rows(self, table: str, columns: Mapping[str, ColumnRule]) -> tuple[int, list[tuple[Any, ...]]]:
+        """Return the number of a table's rows, and these columns, as stored, of each row that may break a rule."""
+        conditions, given = [], []
+        for name, rule in columns.items():
+            if isinstance(rule, Rule):
+                conditions.append(rule.value.format(name))
+            else:
+                conditions.append(f"{name} IN ({', '.join('?' * len(rule))})")
+                given += rule
+        count = self._one(f"SELECT count(*) FROM {table}")
+        where = f"({' AND '.join(conditions)}) IS NOT TRUE"
+        rows = self._rows(f"SELECT {', '.join(columns)} FROM {table} WHERE {where}", given)
+        return (count[0] if count else 0), list(rows)
+
     def ids(self, table: Literal["sources", "captions", "withdrawn"]) -> set[str]:
         """Return the image ids of a table."""
         return {image_id for (image_id,) in self._rows(f"SELECT image_id FROM {table}")}
@@ -67,6 +97,6 @@ class Ledger(Sources, Captions, Files, Problems, Counts, Regenerations, Withdraw
 __all__ = [
     "BEGUN", "EVERY", "FROM_CAPTIONER", "FROM_FOLDER", "FROM_METADATA", "FROM_PREVIEW", "FROM_PREVIEW_RECORD",
     "FROM_RECORD", "FROM_SIDECAR", "IN_MEMORY", "SUPERSEDED", "VERSION", "CaptionKey", "CaptionRow", "Captioned",
-    "FileRow", "FinishedSummary", "Lease", "LeaseLost", "Ledger", "LedgerDamaged", "Problem", "SourceRow",
-    "fingerprint_texts",
+    "ColumnRule", "FileRow", "FinishedSummary", "Lease", "LeaseLost", "Ledger", "LedgerDamaged", "Problem", "Rule",
+    "SourceRow", "fingerprint_texts",
 ]  # fmt: skip

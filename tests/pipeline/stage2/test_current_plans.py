@@ -49,8 +49,8 @@ def embed_new(root, inventory, ledger):
         jobs = plans_for([spec], ["new"], inventory, ledger)[spec].jobs
         run_pass(worker_of(root, with_encoder(spec, StubEncoder)), jobs, ledger)
         inventory.outdated.add(spec.kind)
-    inventory.forget_outdated()
     inventory.worked_on.add("new")
+    inventory.refresh()
 
 
 def test_only_images_that_steps_have_worked_on_are_planned_again(planned):
