@@ -23,7 +23,7 @@ from imagemill.pipeline.status import Status, input_lines, read_status
 from imagemill.store.provenance import read_identity
 from imagemill.text.units import as_duration, as_rate, counted
 
-MADE = ("computed", "extracted", "restored", "adopted")
+MADE = ("computed", "linked", "extracted", "restored", "adopted")
 
 # Counters of records that are printed, with their words: only those that a user may want to act on.
 _OF_RECORDS = {
@@ -165,7 +165,7 @@ def _embedding_counts(counts: Mapping[str, int]) -> str:
     parts += [
         f"{counts[name]:,} {words}"
         for name, words in (
-            ("extracted", "extracted"), ("restored", "restored"), ("adopted", "adopted"), ("kept", "up to date"),
+            ("linked", "linked from files of equal inputs"), ("extracted", "extracted"), ("restored", "restored"), ("adopted", "adopted"), ("kept", "up to date"),
             ("refused", "refused"), ("failed", "failed"), ("replaced", "replaced"),
             ("divided", "too large for memory: lower batch_size"),
         )

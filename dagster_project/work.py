@@ -37,7 +37,9 @@ from imagemill.pipeline.stage2.passes import Passes
 from imagemill.pipeline.stage2.plan import Job, LedgerSnapshot, all_jobs, ids_of, plan_embedding
 from imagemill.pipeline.stage2.ranges import plan_ranges
 from imagemill.pipeline.stage2.regenerate import cancel, finish, regenerate, resume
+from imagemill.pipeline.stage2.reuse import find_donors, mark_linkable
 from imagemill.pipeline.stage_a.merge import ASSET as GROUPS
+from imagemill.store.inputs import PixelRule
 from imagemill.store.ledger import Ledger
 from imagemill.store.locations import refuse_no_folder, refuse_no_root, refuse_read_only, sweep_state
 from imagemill.store.provenance import ModelIdentity
@@ -168,6 +170,7 @@ class CommandSession:
                 with_work = sorted({*ids_of(jobs), *(inventory.recorded.stage1 if passes.migrate else ())})
                 self.up_to = with_work[:limit][-1] if with_work else ""
                 jobs = {spec: [job for job in of_kind if job.image_id <= self.up_to] for spec, of_kind in jobs.items()}
+            jobs = {spec: self._with_links(spec, of_kind) for spec, of_kind in jobs.items()}
             for spec, of_kind in jobs.items():  # refuse an unusable model before the first image is opened
                 if any(job.needs_model for job in of_kind):
                     self.encoders.look_up(spec)
@@ -190,6 +193,12 @@ class CommandSession:
         if jobs:
             captioner.made_by()  # a missing model raises before anything is made
         return {job.image_id for job in jobs}
+
+    def _with_links(self, spec: EmbeddingSpec, jobs: Sequence[Job]) -> list[Job]:
+        """Return the jobs; those for which a file of equal input can be linked are marked."""
+        ledger = self.session.ledger
+        donors = find_donors(spec, jobs, ledger, preview=self.encoders.settings(spec).model == PREVIEW)
+        return mark_linkable(spec, jobs, donors, PixelRule.read(ledger))
 
     def _previews(self, specs: Sequence[EmbeddingSpec]) -> list[str]:
         """Return the kinds that preview models have made, or will make."""

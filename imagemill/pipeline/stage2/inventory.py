@@ -29,6 +29,7 @@ class Inventory:
         listed: the result of `files`, for the kinds that it was called for.
         in_force: kind as declared → kind with the data root's settings and contract.
         inputs: how `approved/` is read.
+        ended: former ids of renamed images whose records are not written yet; `recorded` does not contain them.
         kept: the last plans that were made of this listing, and the state that they depend on (pipeline/accounting.py).
     """
 
@@ -38,6 +39,7 @@ class Inventory:
     listed: dict[EmbeddingSpec, Mapping[str, FileSignature]] = field(default_factory=dict)
     in_force: Callable[[EmbeddingSpec], EmbeddingSpec] = lambda spec: spec
     inputs: InputSettings = NEW_INPUTS
+    ended: frozenset[str] = frozenset()
     kept: tuple[object, Any] | None = None
 
     @property
@@ -65,7 +67,7 @@ class Inventory:
     @property
     def recorded(self) -> Recorded:
         """The index of the records, as they are now."""
-        return read_recorded(self.root.stage2_jsonl)
+        return read_recorded(self.root.stage2_jsonl).without(self.ended)
 
     def store(self, spec: EmbeddingSpec) -> NpyStore:
         """Return the npy store of a kind."""

@@ -9,7 +9,7 @@ Spec: docs/spec/conventions.md#jsonl-input, docs/spec/stage2.md#merge, docs/spec
 """
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 
@@ -37,6 +37,16 @@ class Recorded:
     stage1: set[str] = field(default_factory=set)
     set_aside: list[tuple[str, str, Span]] = field(default_factory=list)
     captions: dict[str, str] = field(default_factory=dict)
+
+    def without(self, ids: Set[str]) -> "Recorded":
+        """Return the records of the other images; all of them, without a copy, if there are no ids."""
+        if not ids:
+            return self
+        lines, vectors, captions = (
+            {image_id: value for image_id, value in each.items() if image_id not in ids}
+            for each in (self.lines, self.vectors, self.captions)
+        )
+        return Recorded(lines, vectors, self.stage1 - ids, self.set_aside, captions)
 
 
 def unfinished(jsonl: Path) -> Path:
