@@ -37,10 +37,12 @@ from imagemill.pipeline.stage2.passes import Passes
 from imagemill.pipeline.stage2.plan import Job, LedgerSnapshot, all_jobs, ids_of, plan_embedding
 from imagemill.pipeline.stage2.ranges import plan_ranges
 from imagemill.pipeline.stage2.regenerate import cancel, finish, regenerate, resume
+from imagemill.pipeline.stage2.renames import Renamed
 from imagemill.pipeline.stage2.reuse import find_donors, mark_linkable
+from imagemill.pipeline.stage2.takeover import accept_renames
 from imagemill.pipeline.stage_a.merge import ASSET as GROUPS
 from imagemill.store.inputs import PixelRule
-from imagemill.store.ledger import Ledger
+from imagemill.store.ledger import DONE, RECORDED, Ledger
 from imagemill.store.locations import refuse_no_folder, refuse_no_root, refuse_read_only, sweep_state
 from imagemill.store.provenance import ModelIdentity
 from imagemill.store.second_copy import refresh
@@ -63,6 +65,7 @@ class CommandSession:
         outcomes: outcomes of the runs so far.
         up_to: last image id that `--limit` includes.
         embedded: images for which a file was made since the last merge.
+        accepted: renames that this command accepted.
     """
 
     session: Session
@@ -71,6 +74,7 @@ class CommandSession:
     outcomes: list[RunOutcome] = field(default_factory=list)
     up_to: str | None = None
     embedded: set[str] = field(default_factory=set)
+    accepted: list[Renamed] = field(default_factory=list)
 
     @property
     def root(self) -> DataRoot:
@@ -127,6 +131,26 @@ class CommandSession:
     def encoders(self) -> Encoders:
         """Encoders of the data root's configuration."""
         return Encoders(data_root=self._data_root, overrides={})
+
+    # ---- renamed images
+
+    def accept_renames(self) -> None:
+        """Let renamed images take over captions and withdrawals of their earlier names; records follow with `publish`."""
+        scan, ledger = self.session.plan().scan, self.session.ledger
+        threads = self.session.config.decoders
+        self.accepted = accept_renames(self.root, scan, ledger, f"of process {os.getpid()}", threads=threads)
+        refresh(self.root, ledger)
+
+    def end_former_names(self) -> None:
+        """Delete the partitions of earlier names whose records have been written under the new ones."""
+        ledger = self.session.ledger
+        if not (ended := [rename.former for rename in ledger.renames(RECORDED)]):
+            return
+        assert images.name
+        present = self.session.overview().scan.sources
+        for former in set(ended).difference(present).intersection(self.instance.get_dynamic_partitions(images.name)):
+            self.instance.delete_dynamic_partition(images.name, former)
+        ledger.advance_renames(ended, DONE)
 
     # ---- the two halves
 

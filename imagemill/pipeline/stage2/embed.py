@@ -394,7 +394,7 @@ class EmbedWorker:
         return None
 
     def _link(self, job: Job, facts: SourceRow | None, wanted: str | None, replaced: str | None) -> EmbedRow | None:
-        """Stage a link to a valid file with the same input; None if there is none. Spec: docs/spec/stage2.md#reuse."""
+        """Stage a link to a valid file with the same input, or return None. Spec: docs/spec/stage2.md#reuse."""
         if wanted is None or self.regenerate or (facts is None and self.spec.source == "pixels"):
             return None
         for donor in self.donors.get(wanted, ()):

@@ -15,7 +15,8 @@ from imagemill.fs.fingerprints import FileSignature
 from imagemill.inputs.scan import Scan, scan_approved
 from imagemill.inputs.survey import survey
 from imagemill.pipeline.stage2.record_index import Recorded, read_recorded
-from imagemill.store.ledger import Ledger
+from imagemill.pipeline.stage2.renames import note_arrivals
+from imagemill.store.ledger import ACCEPTED, Ledger
 from imagemill.store.locations import refuse_gone
 
 
@@ -58,11 +59,15 @@ class Inventory:
     def survey(self, ledger: Ledger) -> None:
         """List `approved/` unless it has been listed, read the captions that are new, and record both in the ledger.
 
+        New images are compared with those that are gone.
+
         Raises:
             MissingInput: if the folder does not exist.
         """
         scan = self._scan or scan_approved(self.root.approved, self.inputs, None, self.root.other_folders)
         self._scan = survey(self.root.approved, ledger, scan, inputs=self.inputs)
+        note_arrivals(self._scan, ledger)
+        self.ended = frozenset(rename.former for rename in ledger.renames(ACCEPTED))
 
     @property
     def recorded(self) -> Recorded:

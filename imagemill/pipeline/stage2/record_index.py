@@ -42,10 +42,10 @@ class Recorded:
         """Return the records of the other images; all of them, without a copy, if there are no ids."""
         if not ids:
             return self
-        lines, vectors, captions = (
-            {image_id: value for image_id, value in each.items() if image_id not in ids}
-            for each in (self.lines, self.vectors, self.captions)
+        lines, vectors = (
+            {i: span for i, span in spans.items() if i not in ids} for spans in (self.lines, self.vectors)
         )
+        captions = {image_id: text for image_id, text in self.captions.items() if image_id not in ids}
         return Recorded(lines, vectors, self.stage1 - ids, self.set_aside, captions)
 
 

@@ -68,7 +68,7 @@ class Renames(Database):
             compared: new images.
             equal: those of them with the bytes of an image that is gone, and that image.
         """
-        now = datetime.now(UTC).isoformat(timespec="seconds")
+        now = datetime.now(UTC).isoformat(timespec="microseconds")
         with self.transaction():
             self._change_each("DELETE FROM arrivals WHERE image_id = ? AND at = ''", ((each,) for each in compared))
             self._insert(ARRIVALS, (Arrival(each, now) for each in equal))
@@ -114,8 +114,8 @@ class Renames(Database):
         self._change_each("UPDATE renames SET state = ? WHERE former = ?", ((state, each) for each in former))
 
     def forget_renames(self, former: Iterable[str]) -> None:
-        """Delete renames that are done, because there is an image with the former id again."""
-        self._change_each("DELETE FROM renames WHERE former = ? AND state = ?", ((each, DONE) for each in former))
+        """Delete renames whose records are written, because there is an image with the former id again."""
+        self._change_each("DELETE FROM renames WHERE former = ? AND state != ?", ((each, ACCEPTED) for each in former))
 
     def copy_masks(self, donors: Mapping[str, str]) -> None:
         """Give captions the mask of another image's equal caption.
